@@ -2,9 +2,10 @@
 """A proposer for `flashcore evolve --proposer`: a hill climber that needs nothing but Python.
 
 It reads one JSON object (the brief) on standard input and answers with one on standard output;
-docs/src/reference/proposers.md says what is in them. It starts from the fastest plan that it is told of and changes one gene to a value nearby. Every fourth answer is a
-whole kernel: the incumbent's PTX with another bound on its registers, so that more CTAs fit on a multiprocessor. Replace
-`propose` by a question to a language model and the rest can stay.
+docs/src/reference/proposers.md says what is in them. It starts from the fastest plan in its input and changes
+one gene to a value nearby. Every fourth answer is a whole kernel: the incumbent's PTX with another bound on
+its registers, so that more CTAs fit on a multiprocessor. Replace `propose` by a question to a language model
+and the rest can stay.
 """
 
 import json

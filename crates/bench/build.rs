@@ -1,5 +1,6 @@
-//! Records the compiler's version, which stands beside every figure measured with native kernels, and the
-//! commit that `cargo xtask evidence` builds, for programs that run where there is no repository.
+//! Records two facts for the program: the version of the compiler, which is stored with every figure measured
+//! with native kernels, and the commit that `cargo xtask evidence` builds, because a program may run where
+//! there is no repository.
 
 use std::process::Command;
 

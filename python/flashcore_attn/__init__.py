@@ -1,4 +1,4 @@
-"""FlashCore: fused attention that needs only the NVIDIA driver, and runs without one.
+"""FlashCore: fused attention that needs only the NVIDIA driver, and also runs on CPUs.
 
 >>> import numpy as np, flashcore_attn
 >>> q = np.random.rand(1, 128, 8, 64).astype(np.float16)  # batch, sequence, heads, head_dim
@@ -7,7 +7,7 @@
 (1, 128, 8, 64)
 
 :func:`flash_attn_func` follows FlashAttention, :func:`scaled_dot_product_attention` follows PyTorch. Both take PyTorch
-tensors (on a GPU or not), NumPy arrays, and whatever speaks DLPack, and return the same kind where its library can make
+tensors (on a GPU or not), NumPy arrays, and arrays with DLPack, and return the same kind where its library can make
 one from DLPack, else NumPy arrays or, on a GPU, PyTorch tensors. Nothing is copied as long as the last dimension is
 contiguous. Element types are float16, bfloat16 and float32; sums are always float32.
 :func:`flash_attn_func` also takes sliding windows and caps on the scores; :func:`flash_attn_qkvpacked_func` and

@@ -14,7 +14,7 @@ class BlockSparseTensors(NamedTuple):
 
     ``mask_block_cnt`` is ``(batch, heads, row blocks)``, int32: how many blocks of keys each block of rows sees in
     part. ``mask_block_idx`` is ``(batch, heads, row blocks, most)``: their indices. ``full_block_cnt`` and
-    ``full_block_idx`` are those of the blocks of which every row sees every key. Batch and heads may be 1. The other
+    ``full_block_idx`` are those of the blocks in which every row sees every key. Batch and heads may be 1. The other
     fields are those of FlashAttention-4's backward pass and are not read.
     """
 
@@ -72,8 +72,11 @@ def block_sparse_mask(mask_mod: Any, tensors: Any, block_size: tuple[int, int] |
 
 
 def kinds(partial: tuple[Any, Any], full: tuple[Any, Any], blocks: int) -> Any:
-    """Of each block of ``(batch, heads, row blocks, blocks)``: 0 if it is in neither list, 1 if it is seen in part, 2
-    if it is full. A list is counts and indices; both may be None. An index outside ``blocks`` is no block."""
+    """The kind of each block ``(batch, heads, row blocks, blocks)``.
+
+    0: in neither list, 1: seen in part, 2: full. A list is counts and indices; both may be None. An index outside
+    ``blocks`` is ignored.
+    """
     import torch
 
     counts, indices = partial if partial[0] is not None else full

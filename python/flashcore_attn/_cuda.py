@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 FP8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 SIZES = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4, torch.float8_e4m3fn: 1, torch.float8_e5m2: 1}
-# Four bits for each of q, k, v and out, of which all have this type.
+# Four bits for each of q, k, v and out; all four have this type.
 _CODES = {torch.float16: 0x0000, torch.bfloat16: 0x1111, torch.float32: 0x2222}
 _DIGITS = {
     torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float8_e4m3fn: 3, torch.float8_e5m2: 4,
@@ -58,10 +58,10 @@ def attend(
     except DeviceMemoryError:
         if torch.cuda.is_current_stream_capturing():  # a capture may not free memory
             raise
-        torch.cuda.empty_cache()  # what a kernel needs at its first call may lie in PyTorch's allocator, unused
+        torch.cuda.empty_cache()  # PyTorch's allocator may hold unused memory that the first call of a kernel needs
         return _launch(q, k, v, heads, terms, want_lse, features, device, code)
     except RuntimeError:
-        check(q, k, v)  # a layout without strides or addresses is refused by name
+        check(q, k, v)  # the error names a layout without strides or addresses
         raise
 
 
@@ -124,7 +124,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms) -> dict[s
 
 
 def first_byte(name: str, x: Tensor, storage: torch.UntypedStorage) -> int:
-    """The byte offset of a tensor in its storage. Refuses a tensor that ends beyond it: its memory was released."""
+    """The byte offset of a tensor in its storage. Rejects a tensor that ends beyond it: its memory was released."""
     (a, b, c, d), (e, f, g, h), size = x.shape, x.stride(), SIZES[x.dtype]
     first = x.storage_offset() * size
     last = first + ((a - 1) * e + (b - 1) * f + (c - 1) * g + (d - 1) * h + 1) * size
@@ -161,7 +161,7 @@ def host_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, torch.dtype]:
 
 
 def output_type(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
-    """The output's type: q's, with 8-bit q and k that of v, or bfloat16. Refuses types that do not fit."""
+    """The output's type: q's, with 8-bit q and k that of v, or bfloat16. Rejects types that do not fit."""
     if q.dtype not in FP8:
         check(q, k, v)
         return q.dtype
@@ -186,7 +186,7 @@ def clear(out: Tensor, lse: Tensor | None, features: Features | None) -> None:
 
 
 def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None = None) -> Tensor:
-    """A tensor that a program reads, in a type that programs know. A mask ``like`` q has bool, q's type or float32."""
+    """A tensor that a program reads, in a supported type. A mask ``like`` q has bool, q's type or float32."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
     dtype = x.dtype
@@ -257,7 +257,7 @@ def describe(features: Features, q: Tensor) -> DescribedFeatures:
 
 
 def _inside(x: Tensor) -> int:
-    """The address of a table. Refuses one that ends beyond its storage: its memory was released."""
+    """The address of a table. Rejects one that ends beyond its storage: its memory was released."""
     reach = sum((extent - 1) * stride for extent, stride in zip(x.shape, x.stride()))
     last = (x.storage_offset() + reach + 1) * x.element_size()
     if last > x.untyped_storage().nbytes() and 0 not in x.shape:
@@ -279,7 +279,7 @@ def _check_placed(name: str, x: Tensor, q: Tensor) -> None:
 
 
 def check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuses layouts, element types and devices that do not fit."""
+    """Rejects layouts, element types and devices that do not fit."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_layout(name, x)
         if x.dtype not in DTYPES:

@@ -1,4 +1,4 @@
-"""The parts of this machine that FlashCore can use, and the use of each."""
+"""Prints which parts of this machine FlashCore can use, and for what."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["doctor"]
 
 
 def doctor(file: Any = None) -> dict[str, str]:
-    """Prints what this machine can do, one line a subject, and returns the lines by subject.
+    """Prints what this machine can do, one line per subject, and returns the lines by subject.
 
     Args:
         file: where to print, ``sys.stdout`` if None.

@@ -24,12 +24,12 @@ class ArgumentError(FlashCoreError, ValueError):
 
 
 def invalid(argument: str, value: object, expected: str) -> ArgumentError:
-    """A value that an argument cannot have."""
+    """The error for a value that an argument cannot have."""
     return ArgumentError(invalid_words(argument, value, expected))
 
 
 def invalid_words(argument: str, value: Any, expected: str) -> str:
-    """The words of such an error. Long values are cut."""
+    """The message of such an error. Long values are cut."""
     if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to print very long integers
         text = f"an integer of {value.bit_length()} bits"
     else:
@@ -43,7 +43,7 @@ class DTypeError(FlashCoreError, TypeError):
 
 
 class UnsupportedError(FlashCoreError, NotImplementedError):
-    """A feature, device or combination that is not there (yet). ``flashcore_attn.compat`` falls back on it.
+    """A feature, device or combination that is not supported (yet). ``flashcore_attn.compat`` falls back on it.
 
     ``reason`` is the short form that :func:`flashcore_attn.compat.stats` counts.
     """
@@ -54,7 +54,7 @@ class UnsupportedError(FlashCoreError, NotImplementedError):
 
 
 class DeviceError(FlashCoreError, RuntimeError):
-    """The GPU or its driver refused: too old a driver, no memory, no permission."""
+    """An error of the GPU or its driver: the driver is too old, no memory, no permission."""
 
 
 class DeviceMemoryError(DeviceError, MemoryError):
@@ -62,4 +62,4 @@ class DeviceMemoryError(DeviceError, MemoryError):
 
 
 class LedgerError(FlashCoreError, OSError):
-    """The ledger cannot be read or written: no ledger, a newer one, damaged, locked, no room."""
+    """The ledger cannot be read or written: missing, newer, damaged, locked, or the disk is full."""

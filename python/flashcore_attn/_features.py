@@ -1,4 +1,4 @@
-"""What a call has beside q, k and v: lengths, sinks, and programs for the score and the mask."""
+"""The optional parts of a call besides q, k and v: lengths, sinks, and programs for the score and the mask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POSITIONS = ("b", "h", "q", "k")
 
 
 class Features(NamedTuple):
-    """The features of a call. Programs are texts, of which Rust knows the language; an empty text is none."""
+    """The features of a call. Programs are texts that Rust parses; an empty text means no program."""
 
     lengths: tuple[Any, Any, Any, Any, Any] = NO_LENGTHS
     batch: int = 0
@@ -84,7 +84,7 @@ def chunk(parts: Parts, length: int) -> None:
 def scores(parts: Parts, backend: Any, mask: Any, shape: tuple[int, int, int, int]) -> None:
     """A mask (of truth values) or a bias (of floats) that has been expanded to ``(batch, heads, L, S)``."""
     kept = [i for i, extent in enumerate(shape) if extent > 1 and backend.strides(mask)[i] != 0]
-    # A dimension that repeats is not read, so that a kernel sees on what the mask depends.
+    # A repeated dimension has stride 0, which shows on which dimensions the mask depends.
     read = mask[tuple(slice(None) if i in kept else 0 for i in range(4))] if 0 not in shape else mask
     index = ", ".join(_POSITIONS[i] for i in kept) if kept else "0"
     if 0 in shape:
@@ -98,20 +98,20 @@ def scores(parts: Parts, backend: Any, mask: Any, shape: tuple[int, int, int, in
 
 
 def check_sink(name: str, sink: Any, heads: int) -> None:
-    """Refuses sinks that are not one per query head."""
+    """Rejects sinks that are not one per query head."""
     if tuple(sink.shape) != (heads,):
         raise invalid(f"the shape of {name}", tuple(sink.shape), f"({heads},), a logit per query head")
 
 
 def check_scale(name: str, factors: Any, batch: int, heads: int) -> None:
-    """Refuses descale factors that are not one per batch entry and KV head."""
+    """Rejects descale factors that are not one per batch entry and KV head."""
     if tuple(factors.shape) != (batch, heads):
         expected = f"(batch, heads_k) = ({batch}, {heads}), a factor per batch entry and KV head"
         raise invalid(f"the shape of {name}", tuple(factors.shape), expected)
 
 
 def check_length_array(name: str, array: Any, elements: int) -> None:
-    """Refuses an array of lengths with another number of elements."""
+    """Rejects an array of lengths with a wrong number of elements."""
     shape = tuple(array.shape)
     if len(shape) != 1 or shape[0] != elements:
         raise ArgumentError(f"{name} has shape {shape}; expected ({elements},)")

@@ -1,4 +1,4 @@
-"""The public functions, for every kind of tensor: they check what was asked for and hand on 4-D tensors."""
+"""The public functions, for every kind of tensor: they check the arguments and pass 4-D tensors on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
 
 _NO_WINDOW = (-1, -1)
-# The most keys to either side of a query's own that a window can state: Rust counts them in 32 bits.
+# The maximum number of keys on each side of the query's own in a window: Rust counts them in 32 bits.
 _WIDEST = 2**32 - 1
 _INFINITY = math.inf
 
@@ -331,7 +331,7 @@ def _band_and_cap(causal: Any, window_size: Any, softcap: Any) -> tuple[int, int
 def _window(size: Any) -> tuple[int, int]:
     try:
         before, after = (-1 if keys is None else keys for keys in size)
-        # `operator.index` would make a constant of a number that varies in a compiled graph.
+        # `operator.index` would turn a number that varies in a compiled graph into a constant.
         before = before if type(before) is int else operator.index(before)
         after = after if type(after) is int else operator.index(after)
     except (TypeError, ValueError):
@@ -464,7 +464,7 @@ def _check_dims(q: Any, k: Any, v: Any) -> None:
 
 
 def _unsupported(*arguments: tuple[str, Any, Any]) -> UnsupportedError:
-    """Names each argument that has another value than the only one that there is."""
+    """Rejects each argument that differs from its only supported value; the error names them."""
     wrong = [(name, value, only) for name, value, only in arguments if value != only]
     told = "; ".join(invalid_words(name, value, f"{only}, no other is supported yet") for name, value, only in wrong)
     return UnsupportedError(told, ", ".join(name for name, _, _ in wrong))

@@ -11,7 +11,7 @@ _CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 
 
 def call(function: Any, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
-    """``function(*tensors, **options)`` on views; what it returns is of the first one's library again."""
+    """``function(*tensors, **options)`` on views; the results are converted back to the first one's library."""
     kinds = [_kind(name, tensor) for name, tensor in tensors.items()]
     if len(set(kinds)) > 1:
         raise ArgumentError(f"{', '.join(tensors)} are on {', '.join(kinds)}; they must be on one device")
@@ -52,7 +52,7 @@ def _on_cuda(like: Any) -> tuple[Any, Any]:
     try:
         import torch
     except ImportError as error:
-        raise UnsupportedError("CUDA arrays of other libraries are viewed by PyTorch; install it", "device") from error
+        raise UnsupportedError("CUDA arrays of other libraries need PyTorch; install PyTorch", "device") from error
 
     def back(tensor: Any) -> Any:
         namespace = getattr(like, "__array_namespace__", None)

@@ -40,7 +40,7 @@ def reshape(array: np.ndarray[Any, Any], shape: tuple[int, ...]) -> np.ndarray[A
 
 
 def check_kinds(q: Any, k: Any, v: Any) -> None:
-    """Refuses a mixture of NumPy arrays and others."""
+    """Rejects a mixture of NumPy arrays and others."""
     for name, array in (("k", k), ("v", v)):
         if not isinstance(array, np.ndarray):
             raise ArgumentError(f"{name} is a {type(array).__name__}, q a NumPy array; they must be of one kind")
@@ -76,7 +76,7 @@ def attend(
     """Attention of 4-D views whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         _check(name, array)
-    # From here on only the memory counts. A subclass could report another shape.
+    # From here on only the memory is used. A subclass could report another shape.
     q, k, v = (array if type(array) is Array else Array.view(array, Array) for array in (q, k, v))
     dtypes, kind = _DTYPES[q.dtype.name], q.dtype
     if kind.name in _FP8:
@@ -108,7 +108,7 @@ def attend(
 
 
 def _bfloat16() -> np.dtype[Any]:
-    """The dtype of outputs of 8-bit inputs. Their dtype is of ml_dtypes, too."""
+    """The dtype of outputs of 8-bit inputs. It is a dtype of ml_dtypes, as the inputs' dtype is."""
     import ml_dtypes
 
     return np.dtype(ml_dtypes.bfloat16)
@@ -119,7 +119,7 @@ _CONVERTED = {"float64": np.float32, "int64": np.int32, "int16": np.int32, "int8
 
 
 def as_table(name: str, x: Any, floating: bool = False, like: Any = None) -> np.ndarray[Any, Any]:
-    """An array that a program reads, in a type that programs know. A mask ``like`` q has bool, q's type or float32."""
+    """An array that a program reads, in a supported type. A mask ``like`` q has bool, q's type or float32."""
     if not isinstance(x, np.ndarray):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a NumPy array")
     kind = x.dtype.name
@@ -176,7 +176,7 @@ class Tracing:
         return self.kind_of_dtype(array.dtype) or _trace.INT
 
     def kind_of_dtype(self, dtype: Any) -> str | None:
-        """The kind of a dtype's numbers; None of what is no dtype."""
+        """The kind of a dtype's numbers; None if the argument is not a dtype."""
         if dtype is None or isinstance(dtype, (bool, int, float)):
             return None
         try:
@@ -190,7 +190,7 @@ class Tracing:
         return {_trace.FLOAT: np.float32, _trace.INT: np.int32, _trace.BOOL: np.bool_}[kind]
 
     def recording(self, recorder: _trace.Trace) -> Any:
-        """Nothing: tracers record NumPy's functions by themselves."""
+        """Does nothing: tracers record NumPy's functions by themselves."""
         return contextlib.nullcontext()
 
 

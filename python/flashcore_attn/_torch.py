@@ -48,7 +48,7 @@ def attend(
             "requires_grad",
         )
     if _forward_ad._current_level >= 0:
-        raise UnsupportedError("forward-mode derivatives are being taken, and there are none yet", "forward_ad")
+        raise UnsupportedError("forward-mode derivatives are not supported yet", "forward_ad")
     if _is_compiling():
         return _dispatched(q, k, v, heads, terms, want_lse, features)
     if _is_plain(q, k, v):
@@ -73,7 +73,7 @@ def _dispatched(
     else:
         lengths, batch, max_q, max_k, sink, *programs, tables, scales = features
         if any(x is not None for x in scales):
-            raise UnsupportedError("descale factors are for plain tensors in eager mode so far", "descale")
+            raise UnsupportedError("descale factors are supported only for plain tensors in eager mode", "descale")
         out, lse = torch.ops.flashcore_attn.attention_with(
             q, k, v, heads, *terms, want_lse, *lengths, batch, max_q, max_k, sink, *programs, list(tables)
         )
@@ -144,7 +144,7 @@ class Tracing:
         return self.kind_of_dtype(array.dtype) or _trace.INT
 
     def kind_of_dtype(self, dtype: Any) -> str | None:
-        """The kind of a dtype's numbers; None of what is no dtype."""
+        """The kind of a dtype's numbers; None if the argument is not a dtype."""
         if not isinstance(dtype, torch.dtype):
             return None
         if dtype.is_floating_point:
@@ -170,7 +170,7 @@ class _Recording(TorchFunctionMode):  # type: ignore[misc]
         if is_recorded:
             return result
         result = function(*args, **(kwargs or {}))
-        # A number that was read from a tensor is a constant of this trace alone.
+        # A number that was read from a tensor is a constant of this trace only.
         if not isinstance(result, Tensor) and getattr(function, "__name__", "") not in ("__get__", "size", "dim"):
             self.recorder.once = True
         return result
@@ -202,7 +202,7 @@ def reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def check_kinds(q: Any, k: Any, v: Any) -> None:
-    """Refuses a mixture of PyTorch tensors and others."""
+    """Rejects a mixture of PyTorch tensors and others."""
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
         name, other = ("v", v) if isinstance(k, Tensor) else ("k", k)
         raise ArgumentError(f"{name} is a {type(other).__name__}, q a PyTorch tensor; they must be of one kind")
@@ -284,8 +284,8 @@ def _describe(
 
 
 def _both(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """O and the LSE, which is empty where it is not wanted: an operator returns tensors only."""
-    # Only the memory counts here. A subclass could report another shape.
+    """O and the LSE. The LSE is empty if it was not requested, because an operator returns tensors only."""
+    # Only the memory is used here. A subclass could report another shape.
     with torch._C.DisableTorchFunctionSubclass():
         q, k, v = (x if type(x) is Tensor else Tensor.as_subclass(x, Tensor) for x in (q, k, v))
     out, lse = _now(q, k, v, *rest)
@@ -295,7 +295,7 @@ def _both(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 @library.custom_op(
     "flashcore_attn::attention",
     mutates_args=(),
-    # A window is symbolic where it changes from call to call, so that a compiled graph serves all of them.
+    # A window is symbolic if it changes from call to call, so that one compiled graph serves all calls.
     schema="(Tensor q, Tensor k, Tensor v, int heads, bool top_left, SymInt before, SymInt after, float? scale, "
     "float softcap, bool want_lse) -> (Tensor, Tensor)",
 )

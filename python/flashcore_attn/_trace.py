@@ -52,7 +52,7 @@ class Tracer:
             return _ATTRIBUTES[name](self)
         if name in FUNCTIONS and not name.startswith("_"):
             return functools.partial(_call_method, name, self)
-        if name.startswith("__"):  # what Python and libraries look for
+        if name.startswith("__"):  # attributes that Python and libraries look for
             raise AttributeError(name)
         raise refused(f"the attribute {name}", _ACCEPTED)
 
@@ -97,13 +97,13 @@ for _word, _own in {"neg": "neg", "pos": "clone", "abs": "abs", "invert": "bitwi
 
 
 class Trace:
-    """A program in the making."""
+    """A program that is being recorded."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
         self.statements: list[str] = []
         self.known: dict[str, Tracer] = {}
-        #: What the program's tables are: arrays of the caller, unconverted.
+        #: The program's tables: arrays of the caller, not converted.
         self.arrays: list[Any] = []
         #: Whether the program depends on more than what the function has captured.
         self.once = False
@@ -220,7 +220,7 @@ def look_up(trace: Trace, array: Any, index: tuple[Any, ...]) -> Any:
 
 
 def _unwrapped(index: Any) -> Any:
-    """An array of one integer stays a table; what is as good as an int becomes one."""
+    """An array of one integer stays a table; other objects that stand for an int become one."""
     if isinstance(index, (Tracer, slice, type(Ellipsis), type(None))) or is_array(index):
         return index
     return operator.index(index)
@@ -234,7 +234,7 @@ def table(array: Any) -> Any:
         array: a NumPy array of 1 to 4 dimensions.
 
     Returns:
-        What can be indexed with one position for each dimension: ``slopes = table(array)``, then ``slopes[h]``.
+        An object that is indexed with one position per dimension: ``slopes = table(array)``, then ``slopes[h]``.
     """
     return Table(array)
 
@@ -333,7 +333,7 @@ def literal(value: float | int) -> str:
 
 
 def refused(what: str, hint: str = "") -> UnsupportedError:
-    """The error for what a program cannot state, with the line of the user's function."""
+    """The error for an operation that programs do not support, with the line of the user's function."""
     hint = f"; {hint}" if hint else ""
     return UnsupportedError(f"{_line()}: {what} cannot be part of a program{hint}", "program")
 

@@ -1,4 +1,4 @@
-"""Programs of functions: a function is traced once, until its code or a value that it has captured changes."""
+"""Programs of functions: a function is traced again only if its code or a captured value has changed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Reference:
         return View(array) if self.is_view and array is not None else array
 
 
-#: Programs by what their functions consist of. The oldest is dropped.
+#: Programs by the contents of their functions. The oldest one is dropped.
 _known: dict[Any, _Traced] = {}
 _MOST = 256
 

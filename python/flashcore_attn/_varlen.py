@@ -54,7 +54,7 @@ def flash_attn_varlen_func(
         k: ``(total_k, heads_k, head_dim)``; without ``cu_seqlens_k``, ``(batch, seqlen_k, heads_k, head_dim)``.
         v: ``(total_k, heads_k, head_dim_v)``; without ``cu_seqlens_k``, ``(batch, seqlen_k, heads_k, head_dim_v)``.
         cu_seqlens_q: ``(batch + 1,)``, int32: the first row of each sequence of q, and the end of the last.
-        cu_seqlens_k: ``(batch + 1,)``, int32: the same of k and v.
+        cu_seqlens_k: ``(batch + 1,)``, int32: the same for k and v.
         max_seqlen_q: the longest sequence of q, or more; None means ``total_q``. It bounds the work and does not
             change the result.
         max_seqlen_k: the longest sequence of k, or more; None means ``total_k``.
@@ -229,7 +229,7 @@ def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
     of_q = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else q.shape[0]
     of_k = len(cu_seqlens_k) - 1 if cu_seqlens_k is not None else k.shape[0]
     if of_q != of_k or of_q < 0:
-        raise ArgumentError(f"q has {of_q} sequences, k has {of_k}; they must be as many")
+        raise ArgumentError(f"q has {of_q} sequences, k has {of_k}; the numbers must be equal")
     return int(of_q)
 
 

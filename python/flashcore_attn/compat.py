@@ -39,15 +39,15 @@ __all__ = ["disable", "enable", "enabled", "reset_stats", "stats"]
 
 _lock = threading.Lock()
 _torch: Any = None  # `flashcore_attn._torch` from the first `enable` on
-_original: Any = None  # PyTorch's function while ours stands in its place
+_original: Any = None  # PyTorch's function, while FlashCore's replaces it
 _original_flex: Any = None  # its FlexAttention, likewise
-_depth = 0  # how often `enable` has been called without its `disable`
+_depth = 0  # number of calls of `enable` without a matching `disable`
 _served = 0
 _fallbacks: Counter[str] = Counter()
 
 
 def enable() -> None:
-    """Puts FlashCore in the place of ``torch.nn.functional.scaled_dot_product_attention``, in the whole process,
+    """Replaces ``torch.nn.functional.scaled_dot_product_attention`` by FlashCore, in the whole process,
     whatever its other threads call. Calls nest.
 
     Raises:
@@ -79,7 +79,7 @@ def enable() -> None:
 def disable() -> None:
     """Undoes one :func:`enable`. The last one restores PyTorch's functions. Without one it does nothing."""
     global _original, _original_flex, _depth
-    if _depth == 0:  # nor does it need PyTorch
+    if _depth == 0:  # this case does not need PyTorch
         return
     import torch.nn.attention.flex_attention as flex
     import torch.nn.functional as functional
@@ -97,7 +97,7 @@ def disable() -> None:
 
 @contextmanager
 def enabled() -> Iterator[None]:
-    """:func:`enable` for the length of a ``with`` block, in the whole process."""
+    """Calls :func:`enable` for the duration of a ``with`` block, in the whole process."""
     enable()
     try:
         yield
@@ -144,10 +144,10 @@ def _attention(
     def fall_back() -> Any:
         return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
-    if _depth == 0:  # someone kept this function when `disable` put PyTorch's back
+    if _depth == 0:  # a caller kept this function after `disable` had restored PyTorch's
         return fall_back()
     reason = _unsupported_reason(torch, query, key, value, attn_mask, dropout_p)
-    if torch.compiler.is_compiling():  # nothing is tried twice, and nothing counted
+    if torch.compiler.is_compiling():  # nothing is tried twice, and the call is not counted
         if reason is not None:
             return fall_back()
         return scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
@@ -166,7 +166,7 @@ def _counted(ours: Any, fall_back: Any, reason: str | None) -> Any:
             out = ours()
         except UnsupportedError as error:
             reason = error.reason
-        except FlashCoreError as error:  # PyTorch may accept it, or words its own complaint
+        except FlashCoreError as error:  # PyTorch may accept the call, or raises its own error
             reason = type(error).__name__
         else:
             with _lock:

@@ -13,7 +13,7 @@ on it.
 Where evaluations go:
 
 - ``device="h200"`` (or another machine of the time model's table): predicted, on any processor of the cluster.
-- ``device="cuda"``: timings with ``num_gpus=1`` each, one at a time on a card; candidates are built and checked by
+- ``device="cuda"``: timings with ``num_gpus=1`` each, one at a time on a GPU; candidates are built and checked by
   tasks that need no GPU.
 - ``device="cpu"``: measured on the processor of the driver's own node, one at a time; times of different machines do
   not compare.
@@ -163,7 +163,7 @@ def _whole(value: object) -> bool:
 
 
 def _words(name: str, value: object) -> list[str]:
-    """A list of strings. A single string is refused, because it would count as a list of its letters."""
+    """A list of strings. A single string is rejected, because it would be read as a list of its letters."""
     words = list(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
     fits = words is not None and all(isinstance(word, str) for word in words)
     _check(name, value, fits, "a list of texts, also of one")
@@ -178,7 +178,7 @@ def _check(name: str, value: object, holds: bool, expected: str) -> None:
 def evaluate(task: str, number: int, begun: Any, version: str) -> str:
     """Evaluates a task in a Ray worker process: JSON in, JSON out. Reports to ``begun`` first."""
     if version != _flashcore.__version__:
-        raise UnsupportedError(f"a node has flashcore-attn {_flashcore.__version__}, the driver's has {version}")
+        raise UnsupportedError(f"a node has flashcore-attn {_flashcore.__version__}, the driver's node has {version}")
     begun.tell.remote(number)
     return _flashcore.evaluate(task)
 
@@ -255,7 +255,7 @@ class _Cluster:
 
 
 def _flashcore_card() -> str:
-    # Ray shows a task only the card that it was given.
+    # A task sees only the GPU that Ray has assigned to it.
     return _flashcore.describe_card(0)
 
 
@@ -330,7 +330,7 @@ class _Drive:
             return outcome
         except ray.exceptions.RayError as error:
             if isinstance(getattr(error, "cause", None), UnsupportedError):
-                raise error.cause from error  # by that node, and no fault of the candidate's
+                raise error.cause from error  # a fault of that node, not of the candidate
             # The workers died at each attempt, or their device is unusable: this rejects the candidate and
             # does not end the run.
             why = str(getattr(error, "cause", None) or error).strip().splitlines()

@@ -164,8 +164,8 @@ impl Race {
         suites::calls(&self.problem)
     }
 
-    /// Adds FlashCore with the kernel that a user gets, or the best of the suite's own family. The inputs are
-    /// dense.
+    /// Adds FlashCore with the kernel that a user gets, or with the best kernel of the suite's family. The
+    /// inputs are dense.
     fn ours(&mut self, suite: &str, q: u64, k: u64, v: u64) -> Result<(), Error> {
         let session = self.session.get();
         let family = Suite::named(suite).and_then(Suite::family);

@@ -35,7 +35,7 @@ struct Key {
     ordinal: i32,
 }
 
-/// What a call needs besides the addresses.
+/// The prepared kernel of a call and everything else that the call needs, except the addresses.
 #[derive(Clone)]
 struct Known {
     gpu: Arc<Gpu>,

@@ -16,7 +16,7 @@ use problem::ProblemError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-/// Why a call was refused or failed.
+/// Why a call was rejected or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A value that no implementation could accept (`ArgumentError`, a `ValueError`).
@@ -44,7 +44,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// A value that an argument cannot have.
+    /// The error for a value that an argument cannot have.
     pub fn invalid(argument: &str, value: &str, expected: &str) -> Error {
         Error::Argument(format!("invalid value '{value}' for {argument}: expected {expected}"))
     }

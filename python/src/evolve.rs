@@ -1,5 +1,5 @@
-//! The evolution for programs that distribute its evaluations over processes and machines. Tasks and outcomes
-//! are JSON.
+//! Runs the evolution for programs that distribute its evaluations over processes and machines. Tasks and
+//! outcomes are JSON.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -62,7 +62,7 @@ struct Place {
     environment: Environment,
     arch: Option<Arch>,
     limits: Limits,
-    /// Where a GPU's candidates are screened and checked: by the model of the same GPU, which needs none.
+    /// Where a GPU's candidates are screened and checked: on any CPU, with the time model of the same GPU.
     host: Option<Target>,
 }
 
@@ -219,7 +219,7 @@ fn shapes(argument: &str, words: &[String]) -> Result<Vec<Shape>, Error> {
     words.iter().map(shape).collect()
 }
 
-/// Checks that every text states a problem. Called before a cluster is started.
+/// Checks that every text describes a problem. Called before a cluster is started.
 #[pyfunction]
 pub fn check_problems(argument: &str, words: Vec<String>) -> Result<(), Error> {
     shapes(argument, &words).map(|_| ())

@@ -1,4 +1,5 @@
-//! What a call has beside Q, K and V, as the package describes it: lengths, sinks, programs and their tables.
+//! The optional parts of a call besides Q, K and V, as the package describes them: lengths, sinks, programs
+//! and their tables.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
@@ -70,7 +71,7 @@ impl Features {
             Ok(Table { dtype, extents: extents.clone(), strides: strides.clone() })
         };
         let lengths = lengths.as_ref().map(|&(batch, max_q, max_kv, arrays)| {
-            // A problem has a row and a key, if only as an upper bound.
+            // A problem has at least one row and one key, even if these are only upper bounds.
             (batch, [max_q.max(1), max_kv], arrays.map(|array| array.is_some()))
         });
         Ok(Features {
@@ -88,7 +89,7 @@ impl Features {
     /// States the features in a problem that was made from the shapes of tensors.
     ///
     /// # Errors
-    /// When a text is no program.
+    /// When a text is not a valid program.
     pub fn apply(&self, problem: &mut Problem) -> Result<(), Error> {
         if let Some((batch, [max_q, max_kv], [packed_q, packed_kv, used_q, used_kv, left_padded])) =
             self.lengths
@@ -123,7 +124,7 @@ fn layout(described: &Option<DescribedScales>) -> Option<ScaleLayout> {
     Some(ScaleLayout { rows: (rows > 0).then_some(rows), batch, head, block })
 }
 
-/// The address and the size in bytes of each operand beside Q, K and V.
+/// The address and the size in bytes of each operand other than Q, K and V.
 pub fn operands(
     (lengths, sink, _, _, _, _, tables, scales): &Described,
     problem: &Problem,
@@ -146,7 +147,7 @@ pub fn operands(
 /// Largest number of cached programs. A full cache is emptied.
 const MOST: usize = 1024;
 
-/// The program of a text, which is parsed once; none of an empty text.
+/// The program of a text, which is parsed once. `None` for an empty text.
 fn program(text: &str) -> Result<Option<Program>, Error> {
     static KNOWN: LazyLock<Mutex<HashMap<String, Arc<Program>>>> = LazyLock::new(Mutex::default);
     if text.is_empty() {

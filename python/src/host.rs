@@ -1,4 +1,4 @@
-//! Attention on host memory.
+//! Computes attention on host memory.
 #![allow(unsafe_code, reason = "slices over the memory of the caller's tensors")]
 
 use std::ptr::NonNull;
@@ -18,7 +18,7 @@ use crate::tensor::{Described, Terms, band_and_score, is_empty, problem_of};
 
 /// Computes attention of tensors on the host into `out`, and the log-sum-exp into `lse` if that is given (the
 /// address of `batch * heads_q * seq_q` floats). If `threads` is given, the caller is PyTorch, and at most
-/// that many of its own threads compute. `features` are those of the call beside its tensors and terms.
+/// that many of its own threads compute. `features` are those of the call other than its tensors and terms.
 /// Releases the interpreter during the computation.
 #[pyfunction]
 #[pyo3(signature = (q, k, v, out, lse, dtype, terms, threads=None, features=None))]
@@ -134,7 +134,7 @@ impl Addresses {
         Ok(attention_with_on(executor, problem, [q, k, v], &operands, out, lse, plan)?)
     }
 
-    /// The operands beside Q, K, V and tables.
+    /// The operands other than Q, K, V and tables.
     fn others<'a>(&'a self, tables: &'a [TableData<'a>]) -> Result<Operands<'a>, Error> {
         let mut others = Operands { tables, ..Operands::default() };
         let lengths = &mut others.lengths;
@@ -182,7 +182,7 @@ impl Addresses {
     }
 }
 
-/// The elements of an operand beside Q, K and V.
+/// The elements of an operand other than Q, K and V.
 fn elements<'a, T>(operand: Operand, address: usize, bytes: usize) -> Result<&'a [T], Error> {
     if bytes == 0 {
         return Ok(&[]);

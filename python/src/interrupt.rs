@@ -1,5 +1,5 @@
-//! Ctrl-C during a long call. Python's own signal handler only sets a flag. The handlers written in Python
-//! run when the main thread asks for them, which it does not do while it computes here.
+//! Handles Ctrl-C during a long call. Python's own signal handler only sets a flag. The handlers written in
+//! Python run when the main thread asks for them, which it does not do while it computes here.
 #![allow(unsafe_code, reason = "the numbers that the system gives threads")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

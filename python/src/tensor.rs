@@ -1,4 +1,4 @@
-//! Tensors as the package describes them, and the problem of four tensors.
+//! Tensors as the package describes them, and the problem that four tensors define.
 
 use problem::{Band, Corner, DTypes, Layout, Problem, ProblemError, Score, Strides};
 
@@ -42,7 +42,7 @@ pub fn problem_of(
     for (tensor, what, value, other, expected) in pairs {
         if value != expected {
             let message =
-                format!("{tensor} has {what} = {value}, {other} has {expected}; they must be equal");
+                format!("{tensor} has {what} = {value}, but {other} has {expected}; they must be equal");
             return Err(Error::Argument(message));
         }
     }
@@ -66,7 +66,8 @@ pub fn problem_of(
     Ok(problem)
 }
 
-/// Rejects tensors of another batch extent than the problem's: 1 if they are packed.
+/// Rejects tensors whose batch extent differs from the problem's; packed tensors must have a batch extent of
+/// 1.
 fn check_batch(problem: &Problem, tensors: [(&str, usize); 2], packed: [bool; 2]) -> Result<(), Error> {
     for ((tensor, batch), packed) in tensors.into_iter().zip(packed) {
         let (other, expected) = if packed { ("a packed tensor", 1) } else { ("q", problem.batch) };
@@ -81,7 +82,7 @@ fn check_batch(problem: &Problem, tensors: [(&str, usize); 2], packed: [bool; 2]
 /// The band and the score of a call.
 ///
 /// # Errors
-/// When a bound of the band is no number of keys, or the cap is not positive in f32.
+/// When a bound of the band is not a valid number of keys, or the cap is not positive in f32.
 pub fn band_and_score((top_left, before, after, scale, cap): Terms) -> Result<(Band, Score), Error> {
     let corner = if top_left { Corner::TopLeft } else { Corner::BottomRight };
     let band = Band { corner, before: bound("before", before)?, after: bound("after", after)? };

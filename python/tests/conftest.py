@@ -37,7 +37,7 @@ def bf16():
 
 @pytest.fixture
 def pretended_gpu(monkeypatch):
-    """The way of a CUDA call, with the CPU kernels where Rust would launch: tensors say that they are on device -1."""
+    """Runs the code of a CUDA call with the CPU kernels in place of launches: tensors report the device -1."""
     from flashcore_attn import _cuda, _flashcore, _torch
 
     def enqueue(q, k, v, out, lse, heads, code, terms, device, stream, features=None):
@@ -62,7 +62,7 @@ def pretended_gpu(monkeypatch):
     monkeypatch.setattr(_torch, "_now", _cuda.attend)
 
 
-# `pretended` takes the way of a CUDA tensor up to the launch, for which the CPU's kernels stand in.
+# `pretended` runs the code of a CUDA tensor up to the launch, which the CPU kernels replace.
 TENSORS = ["numpy"]
 if importlib.util.find_spec("torch") is not None:
     TENSORS += ["torch", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)]
@@ -124,7 +124,7 @@ def pytest_collection_modifyitems(items):
     from flashcore_attn import UnsupportedError
 
     for item in items:
-        if "float32-cuda" in item.name:  # on GPUs f32 needs a plan, which Python does not take
+        if "float32-cuda" in item.name:  # on GPUs f32 needs a plan, which Python cannot pass
             item.add_marker(pytest.mark.xfail(raises=UnsupportedError, strict=True))
     marked = [item for item in items if item.get_closest_marker("needs_cuda")]
     if marked and not _has_cuda():

@@ -47,7 +47,7 @@ def attention(q, k, v, left=-1, right=-1, scale=None, softcap=0.0):
 @pytest.mark.parametrize("shape", SHAPES, ids="{0[0]}x{0[1]}".format)
 def test_windows_and_caps(tensors, dtype, softcap, shape):
     q, k, v = tensors.three(*shape, dtype)
-    scale = 0.3  # scores of standard deviation above 1: a cap of 2.5 bends them
+    scale = 0.3  # scores of standard deviation above 1, so that a cap of 2.5 changes them
     for left, right in WINDOWS:
         for causal in (False, True):
             asked = {"window_size": (left, right), "causal": causal, "softcap": softcap, "softmax_scale": scale}
@@ -158,7 +158,7 @@ def test_numbers_of_other_kinds(tensors):
 
 
 class OnlyDlpack:
-    """An array of which nothing is known but DLPack."""
+    """An array that supports only DLPack."""
 
     def __init__(self, array):
         self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__

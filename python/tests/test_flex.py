@@ -133,7 +133,7 @@ def test_contents_of_captured_tensors_are_read_at_each_call():
     second = flashcore_attn.flex_attention(q, k, v, function)
     assert torch.equal(second, flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s * 3.0))
     assert not torch.equal(first, second)
-    # A number that was read from a tensor while tracing is of that trace alone.
+    # A number that was read from a tensor while tracing belongs to that trace only.
     read = lambda score, b, h, q, k: score * bias[0].item()  # noqa: E731
     before = flashcore_attn.flex_attention(q, k, v, read)
     bias.fill_(5.0)

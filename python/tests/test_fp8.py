@@ -72,7 +72,7 @@ def test_wrong_types_and_factors_are_named():
         flash_attn_func(*half, descale_q=dq)
 
 
-# `pretended` takes the way of a CUDA tensor up to the launch, for which the CPU's kernels stand in.
+# `pretended` runs the code of a CUDA tensor up to the launch, which the CPU kernels replace.
 @pytest.mark.parametrize("where", ["cpu", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
 def test_torch(where, kind, request):

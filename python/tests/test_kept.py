@@ -1,4 +1,4 @@
-"""The package reads the user's kept plans, and a damaged file costs a warning and no result."""
+"""The package reads the user's kept plans, and a damaged file causes a warning and changes no result."""
 
 from __future__ import annotations
 

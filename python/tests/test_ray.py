@@ -53,7 +53,7 @@ print(json.dumps({
 
 
 def counted(ledger):
-    """Asserts that a ledger is sound, every candidate has an end, and no answer is there twice; returns its counts."""
+    """Asserts that a ledger is sound, with one end per candidate and no repeated answer; returns its counts."""
     check = json.loads(_flashcore.ledger_check(os.fspath(ledger)))
     assert check["sound"], check["found"]
     look = subprocess.run([sys.executable, "-c", LOOK, os.fspath(ledger)], capture_output=True, text=True, check=True)
@@ -203,7 +203,7 @@ def test_a_wheel_without_the_search_says_how_to_build_one(monkeypatch, tmp_path)
 
 
 def test_a_node_of_another_version_is_told():
-    with pytest.raises(flashcore_attn.UnsupportedError, match="the driver's has 0.0.0"):
+    with pytest.raises(flashcore_attn.UnsupportedError, match="the driver's node has 0.0.0"):
         flashcore_attn.ray.evaluate("{}", 1, None, "0.0.0")
 
 

@@ -356,7 +356,7 @@ def test_what_a_gpu_lacks_is_known_beforehand(monkeypatch):
         assert lacks(torch.float16, 64) == "UnsupportedError"
 
 
-@pytest.mark.filterwarnings("ignore")  # PyTorch's own, that tracing to TorchScript will go
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own warning that tracing to TorchScript is deprecated
 def test_traced_by_torch_jit(slow_path):
     inputs, others = three("cpu", torch.float32), [x.roll(1, 1) for x in three("cpu", torch.float32)]
     traced = torch.jit.trace(lambda q, k, v: flashcore_attn.scaled_dot_product_attention(q, k, v), inputs)

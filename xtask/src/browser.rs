@@ -1,4 +1,4 @@
-//! The pages in a real browser: headless Chromium, driven by Playwright.
+//! Tests the pages in a real browser: headless Chromium, driven by Playwright.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,7 +20,8 @@ const NAMES: [&str; 6] = [
     "google-chrome",
 ];
 
-/// The package of Chromium in Debian and Ubuntu, and fonts: without fonts a page shows no letters.
+/// The package of Chromium in Debian and Ubuntu, and a package of fonts: without fonts a page shows no
+/// letters.
 const PACKAGES: [&str; 2] = ["chromium-headless-shell", "fonts-liberation"];
 
 /// Builds the command line and the demonstration ledger, and tests the pages that they show. Screenshots go

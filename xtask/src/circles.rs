@@ -1,6 +1,6 @@
-//! Circles of imports inside a crate. Modules of one folder import each other in one direction, except for
-//! the circles that ARCHITECTURE.md lists with their reasons. A folder and its own files may import each
-//! other.
+//! Finds circles of imports inside a crate. Modules of one folder may import each other in one direction
+//! only, except for the circles that ARCHITECTURE.md lists with their reasons. A folder and its own files may
+//! import each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,13 +16,13 @@ type Module = Vec<String>;
 /// The names that a module exports from others, with the modules that define them.
 type Exports = BTreeMap<Module, BTreeMap<String, Module>>;
 
-/// A folder of modules, and those of its modules that import each other.
+/// A circle: a folder of modules, and those of its modules that import each other.
 type Circle = (String, BTreeSet<String>);
 
 /// Compares the circles of all crates with the list.
 ///
 /// # Errors
-/// The circles that are not listed, and the listed ones that are none.
+/// The circles that are not listed, and the listed circles that do not exist.
 pub fn check(root: &Path) -> Result<(), XtaskError> {
     let path = root.join("ARCHITECTURE.md");
     let text = fs::read_to_string(&path).map_err(|source| XtaskError::Io { path: path.clone(), source })?;
@@ -219,7 +219,7 @@ fn resolve(
     Some((at, rest.to_vec()))
 }
 
-/// The largest sets of modules of which each reaches each other.
+/// The largest sets of modules in which each module reaches every other one.
 fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<BTreeSet<String>> {
     let reached = |from: &String| {
         let (mut all, mut open) = (BTreeSet::new(), vec![from]);

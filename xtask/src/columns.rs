@@ -11,7 +11,7 @@ use crate::book::{self, File};
 /// The width limit, as in `rustfmt.toml`.
 const COLUMNS: usize = 110;
 
-/// Files and folders that are held to the limit, relative to the root. A folder stands for its Markdown, Rust
+/// Files and folders whose lines are checked, relative to the root. A folder stands for its Markdown, Rust
 /// and Python files.
 const HELD: [&str; 9] = [
     "crates",
@@ -25,7 +25,7 @@ const HELD: [&str; 9] = [
     "python",
 ];
 
-/// The lines that are too long, one line a fault.
+/// The lines that are too long, one line per fault.
 ///
 /// # Errors
 /// When a file cannot be read.

@@ -78,7 +78,7 @@ struct Known {
     cure: Option<String>,
 }
 
-/// What a check that does not pass means.
+/// The meaning of a check that does not pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Class {
@@ -87,7 +87,7 @@ enum Class {
     Bug,
     /// A fault by the PTX memory model that no GPU is known to show.
     Letter,
-    /// The kernel is right, and the check fails.
+    /// The kernel is correct, and the check fails.
     FalseAlarm,
     Incomplete,
     /// Nothing is known about this result.
@@ -113,7 +113,7 @@ struct Row {
 /// Runs the checks.
 ///
 /// # Errors
-/// When a list cannot be read, or a result is not the known one.
+/// When a list cannot be read, or a result differs from the known one.
 pub fn check(root: &Path, args: &Corpus) -> Result<(), XtaskError> {
     let lists = lists(root)?;
     let mut rows = read_rows(root);
@@ -181,7 +181,7 @@ impl Repository {
         })
     }
 
-    /// What a result means, by what is known about the kernel.
+    /// The class of a result, from what is known about the kernel.
     fn class(&self, row: &Row) -> Class {
         let named = |kind: &String| row.reasons.iter().any(|reason| reason.starts_with(kind.as_str()));
         match (row.verdict.as_str(), self.known(row)) {

@@ -33,7 +33,7 @@ struct Bans {
     skip: Vec<Skip>,
 }
 
-/// A version that is allowed beside a newer version of the crate.
+/// A version that is allowed in addition to a newer version of the crate.
 #[derive(Debug, Deserialize)]
 struct Skip {
     /// `name@version`
@@ -185,7 +185,8 @@ fn metadata(root: &Path, target: &str, features: &str) -> Result<Metadata, Xtask
     serde_json::from_slice(&found.stdout).map_err(|error| XtaskError::Check(format!("`{text}`: {error}")))
 }
 
-/// The crates that `begin` reaches over the followed dependencies, `begin` included.
+/// The crates that `begin` depends on, directly or indirectly, over the followed kinds of dependencies;
+/// `begin` is included.
 fn reached(
     metadata: &Metadata,
     mut begin: Vec<String>,

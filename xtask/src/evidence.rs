@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::{XtaskError, run};
 
-/// Examples with their packages. The head of each file says what it measures.
+/// Examples with their packages. The top of each file says what it measures.
 const PROGRAMS: [(&str, &[&str]); 4] = [
     ("flashcore-calibrate", &["tensor_cores", "probes", "approx"]),
     ("flashcore-climb", &["rungs", "forecast"]),
@@ -21,7 +21,7 @@ const COMMAND: &str = "flashcore";
 /// Builds the programs in release mode and puts them into `.device/`.
 ///
 /// # Errors
-/// Uncommitted changes, or a build that fails.
+/// When there are uncommitted changes, or a build fails.
 pub fn build(root: &Path) -> Result<(), XtaskError> {
     let commit = commit(root)?;
     let mut cargo = Command::new(env!("CARGO"));
@@ -48,7 +48,7 @@ pub fn build(root: &Path) -> Result<(), XtaskError> {
 /// The commit of a clean checkout.
 ///
 /// # Errors
-/// The uncommitted changes.
+/// When there are uncommitted changes.
 pub fn commit(root: &Path) -> Result<String, XtaskError> {
     let git = |args: &[&str]| -> Result<String, XtaskError> {
         let output = Command::new("git").current_dir(root).args(args).output();

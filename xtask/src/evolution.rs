@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use crate::{XtaskError, quoted, run, target, wheel};
 
-/// Length of the search. It makes about a hundred candidates on two cores, and each of them must have its
-/// end: a longer one shows nothing more.
+/// Length of the search, minutes. The search makes about a hundred candidates on two cores, and each of them
+/// must end with a result. A longer search would not test more.
 const MINUTES: &str = "0.75";
-/// Time limit of a run: enough for a busy machine, and the end of a run that hangs.
+/// Time limit of a run: enough for a busy machine. A run that hangs is ended then.
 const PATIENCE: Duration = Duration::from_secs(10 * 60);
 /// Time between two checks whether a command has ended.
 const LOOK: Duration = Duration::from_millis(100);
@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// `target/evolution`.
 ///
 /// # Errors
-/// The failing command, or what is missing from its results.
+/// When a command fails or something is missing from its results.
 pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     run(cargo().args(["build", "--workspace", "--features", wheel::ALL, "--quiet", "--bin", "flashcore"]))?;
     let target = target(root)?;

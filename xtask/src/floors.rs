@@ -1,5 +1,6 @@
-//! Holds the crates of the workspace to the layers of `ARCHITECTURE.md`: a crate may use only the crates on
-//! lines below its own, in its tests and build scripts too. With that, no two crates use each other.
+//! Checks the crates of the workspace against the layers of `ARCHITECTURE.md`: a crate may use only the
+//! crates on lines below its own, in its tests and build scripts too. It follows that no two crates use each
+//! other.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +9,7 @@ use serde::Deserialize;
 
 use crate::XtaskError;
 
-/// The heading of the picture, and that of the section behind it.
+/// The heading of the layer diagram, and the heading of the section after it.
 const SECTION: [&str; 2] = ["\n## Crate layers\n", "\n## "];
 
 /// The parts of a `Cargo.toml` that are read here.
@@ -30,10 +31,10 @@ impl Manifest {
     }
 }
 
-/// Compares the manifests of all crates with the picture.
+/// Compares the manifests of all crates with the diagram.
 ///
 /// # Errors
-/// Crates that the picture lacks or has twice, and dependencies that do not point downwards.
+/// Crates that the diagram lacks or contains twice, and dependencies that do not point downwards.
 pub fn check(root: &Path) -> Result<(), XtaskError> {
     let read = |path: &Path| {
         std::fs::read_to_string(path).map_err(|source| XtaskError::Io { path: path.to_path_buf(), source })
@@ -61,7 +62,7 @@ pub fn check(root: &Path) -> Result<(), XtaskError> {
     Ok(())
 }
 
-/// The line of each crate in the picture, counted from the top.
+/// The line of each crate in the diagram, counted from the top.
 fn lines(architecture: &str) -> Vec<(&str, usize)> {
     let section = architecture.split_once(SECTION[0]).map_or("", |(_, rest)| rest);
     let section = section.split_once(SECTION[1]).map_or(section, |(section, _)| section);
@@ -76,7 +77,7 @@ fn lines(architecture: &str) -> Vec<(&str, usize)> {
     crates.collect()
 }
 
-/// Imports that disagree with the picture.
+/// Imports that disagree with the diagram.
 fn faults(architecture: &str, crates: &BTreeMap<String, Manifest>) -> Vec<String> {
     let lines = lines(architecture);
     let line = |name: &str| lines.iter().find(|(other, _)| *other == name).map(|(_, at)| *at);

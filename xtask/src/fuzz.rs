@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: hostile kernels, launch files and tensor files, for as long as asked.
+//! The command `cargo xtask fuzz`: runs the fuzzer on hostile kernels, launch files and tensor files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,7 +19,7 @@ pub struct Fuzz {
     replay: Option<PathBuf>,
 }
 
-/// Runs the harness of `calibrate` in the profile of the tests: optimised, with every arithmetic check.
+/// Runs the fuzzer of `calibrate` in the profile of the tests: optimised, with checks of arithmetic overflow.
 /// Faults go to `target/fuzz`.
 ///
 /// # Errors

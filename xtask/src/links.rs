@@ -1,6 +1,6 @@
-//! The links of the documents. A relative link or image leads to a file of the repository, and an anchor to a
-//! heading. A page of the book is named in the summary and links to no file outside the book, because the
-//! built book has no such file.
+//! Checks the links of the documents. A relative link or image must lead to a file of the repository, and an
+//! anchor to a heading. A page of the book must be named in the summary and must not link to files outside
+//! the book, because the built book does not contain them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::book::File;
 const BOOK: &str = "docs/src/";
 const SUMMARY: &str = "docs/src/SUMMARY.md";
 
-/// The faults of the links of these pages, one line each.
+/// The faults of the links of these pages, one line per fault.
 pub fn faults(root: &Path, pages: &[File]) -> Vec<String> {
     let outlines: BTreeMap<&str, Outline> =
         pages.iter().map(|page| (page.path.as_str(), outline(&page.text))).collect();

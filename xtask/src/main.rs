@@ -64,7 +64,7 @@ enum Task {
     /// workspace and the circles of imports against ARCHITECTURE.md, and write the licence texts that the
     /// wheels carry into python/licenses and crates/cli/licenses (part of `test`)
     Dependencies,
-    /// Update the tables of the documents, and the pictures beside them, from the rows in evidence/
+    /// Update the tables of the documents, and their pictures, from the rows in evidence/
     Tables {
         /// Change nothing; fail if a table differs from its rows
         #[arg(long)]

@@ -24,7 +24,7 @@ impl Linked {
         Linked { package: "flashcore-python", features, folder: "python/licenses" }
     }
 
-    /// The command.
+    /// The wheel of the command.
     pub const COMMAND: Linked =
         Linked { package: "flashcore-cli", features: "search", folder: "crates/cli/licenses" };
 }
@@ -92,7 +92,7 @@ pub fn check(root: &Path, python: &Path, wheel: &Path, linked: Linked) -> Result
     Err(XtaskError::Check(format!("{} has no licence text of {}", wheel.display(), unnamed.join(", "))))
 }
 
-/// Whether a crate is listed, and every text to which its line refers is present.
+/// Whether the list contains a crate, and every text that its line refers to is present.
 fn is_told(text: &str, package: &Package) -> bool {
     let name = format!("{} {}, ", package.name, package.version);
     let Some(line) = text.lines().find(|line| line.starts_with(&name)) else { return false };
@@ -105,7 +105,7 @@ fn heading(number: &str) -> String {
     format!("======== [{number}] ========")
 }
 
-/// The list of the crates, one a line, and then the texts.
+/// The list of the crates, one per line, followed by the texts.
 fn notices(crates: &[Package], mit: &str) -> Result<String, XtaskError> {
     let (mut list, mut texts) = (String::new(), Texts::default());
     for package in crates {
@@ -200,7 +200,7 @@ mod tests {
         let crates = linked(crate::wheel::SEARCH);
         let names: Vec<&str> = crates.iter().map(|package| package.name.as_str()).collect();
         assert!(names.contains(&"pyo3") && names.contains(&"rusqlite"), "{names:?}");
-        // The ordinary wheel stores nothing and draws no pages.
+        // The ordinary wheel has neither the ledger nor the pages.
         let ordinary = linked(crate::wheel::ATTENTION);
         let stores = |package: &Package| ["rusqlite", "parquet", "maud"].contains(&package.name.as_str());
         assert!(!ordinary.iter().any(stores) && ordinary.iter().any(|package| package.name == "pyo3"));

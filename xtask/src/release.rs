@@ -1,4 +1,5 @@
-//! `cargo xtask release`: everything that a release consists of, checked and built into `target/dist`.
+//! The command `cargo xtask release`: checks everything that a release consists of, and builds it into
+//! `target/dist`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,14 +18,14 @@ pub struct Release {
 
 /// The largest accepted binary, bytes, without debug information.
 const LARGEST: u64 = 20_000_000;
-/// Files that lie beside the binary in its archive, relative to the root.
+/// Files that are packed with the binary into its archive, relative to the root.
 const BESIDE: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
 /// Checks versions, changelog and packages, and builds the wheel and the archive of the command. Then tags
 /// the commit, unless this is a dry run. Publishing is left to the workflow that the tag starts.
 ///
 /// # Errors
-/// What a release lacks, or the failing command.
+/// When a part of the release is missing or a command fails.
 pub fn release(root: &Path, args: &Release) -> Result<(), XtaskError> {
     let packages = packages(root)?;
     let version = version(&packages)?;
@@ -135,7 +136,7 @@ fn version(packages: &[Package]) -> Result<String, XtaskError> {
     }
 }
 
-/// What the manifests of published crates lack, one line a fault.
+/// What the manifests of published crates lack, one line per fault.
 fn faults(packages: &[Package]) -> Vec<String> {
     let is_published = |package: &&Package| package.publish.as_ref().is_none_or(|to| !to.is_empty());
     packages.iter().filter(is_published).flat_map(lacks).collect()
@@ -156,7 +157,7 @@ fn lacks(package: &Package) -> Vec<String> {
     let mut faults: Vec<String> = missing
         .map(|(field, _)| format!("{name}: no {field}; expected `{field}.workspace = true`"))
         .collect();
-    // A test's dependency without a version is left out of the package.
+    // cargo leaves a test's dependency without a version out of the package.
     let inner = package.dependencies.iter().filter(|d| d.path.is_some() && d.kind.as_deref() != Some("dev"));
     for dependency in inner.filter(|d| !d.req.ends_with(package.version.as_str())) {
         let Dependency { name: on, req, .. } = dependency;
@@ -165,7 +166,7 @@ fn lacks(package: &Package) -> Vec<String> {
     faults
 }
 
-/// The text of a version in the changelog: what stands between its heading and the next.
+/// The text of a version in the changelog, from its heading to the next one.
 fn notes<'t>(changelog: &'t str, version: &str) -> Option<&'t str> {
     let heading =
         |line: &str| line.strip_prefix("## ").map(|rest| rest.split_whitespace().next() == Some(version));

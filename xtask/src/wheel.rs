@@ -1,4 +1,4 @@
-//! The Python wheel: maturin builds it, and this module checks its size, its platform tag and its tests.
+//! Builds the Python wheel with maturin, and checks its size, its platform tag and its tests.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -58,13 +58,14 @@ const LARGEST_SEARCH: u64 = 10_000_000;
 /// The newest glibc that a released wheel may require: that of RHEL 8 and of PyTorch's wheels. A wheel for
 /// the tests is linked by this machine's own linker, for its own glibc.
 const NEWEST_GLIBC: (u32, u32) = (2, 28);
-/// How a wheel is linked for that glibc.
+/// The options that link a wheel for that glibc.
 const PORTABLE: [&str; 3] = ["--zig", "--compatibility", "manylinux_2_28"];
 
-/// Builds the wheel in release mode into `target/wheels`, and puts its tests and their packages beside it.
+/// Builds the wheel in release mode into `target/wheels`, and puts its tests and the packages that they need
+/// next to it.
 ///
 /// # Errors
-/// A build that fails, or a wheel that is too large or not portable.
+/// When a build fails, or the wheel is too large or not portable.
 pub fn release(root: &Path, features: &'static str) -> Result<(), XtaskError> {
     let python = environment(root)?;
     let out = root.join("target/wheels");
@@ -97,11 +98,11 @@ pub fn release(root: &Path, features: &'static str) -> Result<(), XtaskError> {
 /// The largest accepted wheel of the command, bytes.
 const LARGEST_COMMAND: u64 = 20_000_000;
 
-/// Builds the wheel of the command into `target/wheels`, installs it into a virtual environment of its own
-/// and runs it there. The command is several times as large as the library, so it has a wheel of its own.
+/// Builds the wheel of the command into `target/wheels`, installs it into a separate virtual environment and
+/// runs it there. The command is several times as large as the library, so it has a separate wheel.
 ///
 /// # Errors
-/// A build that fails, a wheel that is too large or not portable, or a command that does not start.
+/// When a build fails, the wheel is too large or not portable, or the command does not start.
 pub fn command(root: &Path) -> Result<(), XtaskError> {
     let python = environment(root)?;
     let out = root.join("target/wheels/command");
@@ -141,7 +142,7 @@ pub fn command(root: &Path) -> Result<(), XtaskError> {
 /// tests. The tests of PyTorch tensors run in an environment with PyTorch.
 ///
 /// # Errors
-/// The failing command.
+/// When a command fails.
 pub fn test(root: &Path) -> Result<(), XtaskError> {
     let python = environment(root)?;
     let package = root.join("python");
@@ -251,7 +252,7 @@ fn environment(root: &Path) -> Result<PathBuf, XtaskError> {
 /// The virtual environment under `.tools/` that has PyTorch.
 ///
 /// # Errors
-/// When PyTorch cannot be installed. Leaving its tests out would look like tests that pass.
+/// When PyTorch cannot be installed. Skipping its tests would look like passing them.
 fn torch(root: &Path) -> Result<PathBuf, XtaskError> {
     let folder = root.join(".tools/torch");
     installed(&folder, &[], &TORCH).map_err(|error| {

@@ -1,15 +1,15 @@
-//! Sequence lengths that differ between batch entries, read from arrays on the device. The values are cut as
-//! [`problem::Problem::sequences`] cuts them, so that no value leads outside a tensor.
+//! Sequence lengths that differ between batch entries, read from arrays in device memory. The values are
+//! clamped as in [`problem::Problem::sequences`], so that no value leads outside a tensor.
 
 use problem::Tensor;
 use ptx::{Builder, CmpOp, Global, R32};
 use tile::{Locate, Spans, WorkTile, divide};
 
-/// Where the lengths of one side, the queries or the keys and values, come from.
+/// The sources of the lengths of one side (queries, or keys and values).
 #[derive(Clone, Copy, Debug)]
 pub struct SideLengths {
     /// The array of cumulative lengths (`batch + 1` elements) and the number of rows of the packed tensor;
-    /// `None` if each batch entry has rows of its own.
+    /// `None` if the tensor is not packed.
     pub packed: Option<(Global, R32)>,
     /// The array of used lengths (`batch` elements); `None` if all rows are used.
     pub used: Option<Global>,
@@ -17,12 +17,12 @@ pub struct SideLengths {
     pub longest: R32,
 }
 
-/// Where the lengths of a problem come from.
+/// The sources of the lengths of a problem.
 #[derive(Clone, Copy, Debug)]
 pub struct Lengths {
-    /// Of the queries.
+    /// Lengths of the queries.
     pub q: SideLengths,
-    /// Of the keys and values.
+    /// Lengths of the keys and values.
     pub kv: SideLengths,
     /// The array of numbers of padding rows before the first key (`batch` elements), if there is one.
     pub left_pad: Option<Global>,
@@ -33,7 +33,7 @@ pub struct Lengths {
 /// The rows of a batch entry on one side.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceRows {
-    /// The first row among those of the tensor's batch entry; `None` if it is row 0.
+    /// The first row within the tensor's batch entry; `None` for row 0.
     pub start: Option<R32>,
     /// Number of rows.
     pub len: R32,
@@ -72,14 +72,14 @@ impl SideLengths {
         SequenceRows { start, len }
     }
 
-    /// Rows of the tensor, in each of its batch entries.
+    /// Number of rows in each batch entry of the tensor.
     pub fn tensor_rows(&self) -> R32 {
         self.packed.map_or(self.longest, |(_, rows)| rows)
     }
 }
 
 impl SequenceRows {
-    /// Row `row` of the sequence among the rows of the tensor's batch entry.
+    /// The row of the tensor's batch entry that holds row `row` of the sequence.
     pub fn row(&self, k: &mut Builder, row: R32) -> R32 {
         self.start.map_or(row, |start| k.add(row, start))
     }
@@ -109,7 +109,7 @@ impl Lengths {
     }
 
     /// The sequence of a tile of `rows` query rows, and the tile's index in the sequence. `tile` is the index
-    /// among the tiles of batch entry `batch`, or among all tiles if the queries are packed. With pack-GQA a
+    /// among the tiles of batch entry `batch`, or among all tiles if the queries are packed. With pack-GQA, a
     /// position has `heads` rows. For a tile without rows, both lengths and the index are 0.
     ///
     /// Packed sequence `b` owns the tiles from `⌊start_b / rows⌋ + b` on (with starts counted in rows of
@@ -131,8 +131,8 @@ impl Lengths {
         (sequence, k.selp(index, 0, exists))
     }
 
-    /// The batch entry that owns a tile of packed queries, and the tile's index in the sequence, by a binary
-    /// search. Any contents of the array end the search at a batch entry.
+    /// Finds the batch entry that owns a tile of packed queries, and the tile's index in the sequence, by a
+    /// binary search. The search ends at a batch entry for any array contents.
     fn owner(
         &self,
         k: &mut Builder,
@@ -168,13 +168,13 @@ impl Lengths {
         (batch, k.sub(tile, first))
     }
 
-    /// Number of tiles of `rows` rows that hold any `batch` sequences of together `packed` rows.
+    /// Number of tiles of `rows` rows that suffice for any `batch` sequences with `packed` rows in total.
     pub const fn tile_count(packed: u64, batch: u64, rows: u64) -> u64 {
         packed / rows + batch
     }
 }
 
-/// [`Lengths`] and the tiles for which a tile scheduler asks.
+/// The sequence lengths and tile sizes from which a tile scheduler finds the rows of a tile.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceTiles {
     pub lengths: Lengths,
@@ -201,13 +201,13 @@ fn times(k: &mut Builder, n: R32, by: u32) -> R32 {
     if by == 1 { n } else { k.mul(n, by) }
 }
 
-/// The array element at `at`, cut to `0..=limit`.
+/// The array element at `at`, clamped to `0..=limit`.
 fn cut_element(k: &mut Builder, at: Global, limit: R32) -> R32 {
     let value = k.ld(at);
     cut(k, value, limit)
 }
 
-/// `n`, signed, cut to `0..=limit`.
+/// Clamps the signed number `n` to `0..=limit`.
 fn cut(k: &mut Builder, n: R32, limit: R32) -> R32 {
     let n = k.max_s(n, 0);
     k.min_s(n, limit)
@@ -217,8 +217,8 @@ fn cut(k: &mut Builder, n: R32, limit: R32) -> R32 {
 mod tests {
     use super::Lengths;
 
-    /// Tiles that sequences of these lengths need, and the number of all tiles. Panics where two sequences
-    /// meet.
+    /// The number of tiles that sequences of these lengths need, and the total number of tiles. Panics if the
+    /// tiles of two sequences overlap.
     fn tiles(lengths: &[u64], rows: u64) -> (u64, u64) {
         let total: u64 = lengths.iter().sum();
         let (mut start, mut taken, mut needed) = (0, 0, 0);

@@ -1,11 +1,12 @@
-//! Attention in tiles: the online softmax, the band of visible keys, the walk over the KV blocks, the merge
-//! of split keys, and changes of the scores.
+//! Attention on tiles: the online softmax, the band of visible keys, the main loop over KV blocks, the merge
+//! of split keys, and score programs.
 //!
-//! The crate states attention with the tiles, products and pipelines of `tile`. [`Bound`] gives the KV blocks
-//! that a CTA visits and [`Masker`] hides the keys that a row does not see. [`OnlineSoftmax`] holds the row
-//! max and the row sums. [`KvPipeline`] visits the blocks on every GPU, with a ring of `cp.async` stages, and
-//! [`MainLoop`] on sm_90a, in a consumer warpgroup with keys and values from TMA. [`Exchange`],
-//! [`StreamKMerge`], [`Partials`] and [`OnlineSoftmax::merge`] merge results over different keys.
+//! The crate builds attention from the tiles, products and pipelines of `tile`. [`Bound`] gives the KV blocks
+//! that a CTA visits, and [`Masker`] hides the keys that a row does not see. [`OnlineSoftmax`] holds the row
+//! max and the row sums. Two types implement the main loop: [`KvPipeline`] on every GPU, with a ring of
+//! `cp.async` stages, and [`MainLoop`] on sm_90a, in a consumer warpgroup with keys and values loaded by TMA.
+//! [`Exchange`], [`StreamKMerge`], [`Partials`] and [`OnlineSoftmax::merge`] merge results over different
+//! keys.
 
 mod band;
 mod lengths;

@@ -1,6 +1,6 @@
-//! Pack-GQA: which query heads the rows of a tile belong to.
+//! Pack-GQA: the assignment of a tile's rows to query heads.
 
-/// The rows of a tile.
+/// The query heads of a tile's rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Packing {

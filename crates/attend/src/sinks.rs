@@ -1,27 +1,27 @@
-//! Attention sinks: a logit per query head that takes part in the denominator and has no value.
+//! Attention sinks: a logit per query head that is part of the softmax's denominator and has no value row.
 
 use ptx::{Builder, F32, Global, R32, Type};
 use tile::Threads;
 
 use crate::RowRange;
 
-/// The sinks of a lane's rows, in powers of two.
+/// The sinks of a lane's rows, multiplied by log2 e.
 #[derive(Clone, Debug)]
 pub struct Sinks {
     pub(crate) of_rows: Vec<F32>,
 }
 
 impl Sinks {
-    /// The sink of a query head. `start` points at that of head 0.
+    /// The sink of a query head. `start` points at the sink of head 0.
     pub fn of_head(k: &mut Builder, start: Global, head: R32) -> F32 {
         let at = k.index(start, head, 4);
         let logit: F32 = k.ld_read_only(Type::F32, at);
         k.mul(logit, std::f32::consts::LOG2_E)
     }
 
-    /// Loads the sinks of the rows of warps that hold `warp_rows` rows of the range each. `start` points at
-    /// the sink of head 0; `head` is the query head, or the group of packed heads. They are needed once, at
-    /// the end of a tile, so they occupy no registers before.
+    /// Loads the sinks for warps that hold `warp_rows` rows of the range each. `start` points at the sink of
+    /// head 0; `head` is the query head, or the group of packed heads. The sinks are loaded at the end of a
+    /// tile, where they are needed, so that they occupy no registers in the main loop.
     pub fn load(
         k: &mut Builder,
         start: Global,

@@ -1,7 +1,6 @@
-//! Predicts the chosen plan of every problem of a suite for a machine that need not be available:
-//! `predict ROWS.jsonl MACHINE SUITE`. Prints one line per problem. A build of `cargo xtask evidence` also
-//! appends one row per problem with the mode `predicted`, which tables show beside measurements of other
-//! machines.
+//! Predicts the default plan of every problem of a suite for a machine that need not be available: `predict
+//! ROWS.jsonl MACHINE SUITE`. Prints one line per problem. A build of `cargo xtask evidence` also appends one
+//! row per problem with the mode `predicted`. Tables show these rows next to measurements of other machines.
 
 use std::path::Path;
 use std::process::ExitCode;

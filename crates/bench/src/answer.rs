@@ -25,7 +25,7 @@ pub fn dense(problem: &Problem) -> Problem {
     problem.clone().with_layout(Layout::Bhsd)
 }
 
-/// FLOP that the oracle may spend on one draw: the whole mission problem fits.
+/// Maximum number of FLOP that the oracle may spend on one draw; the whole reference problem fits.
 const ORACLE_FLOPS: f64 = 6e8;
 /// Rows per block of a large problem. A problem so long that a block would cost the oracle many times
 /// `ORACLE_FLOPS` takes `LONG_BLOCK_ROWS`.

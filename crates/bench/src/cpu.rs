@@ -29,11 +29,11 @@ pub enum BenchError {
     #[error("invalid value '0' for contestants: expected at least one")]
     Nobody,
     /// A native kernel was disqualified.
-    #[error("{name} is out: {fault}")]
+    #[error("{name} cannot race: {fault}")]
     Out { name: String, fault: super::Fault },
 }
 
-/// The problems that `bench` races by default: the mission problem and a longer one, in each dtype.
+/// The problems that `bench` races by default: the reference problem and a longer one, in each dtype.
 pub fn suite() -> Vec<Problem> {
     let mission = DType::OUTPUTS.map(|dtype| Problem::new(1, 8, 512, 64, dtype));
     let long = DType::OUTPUTS.map(|dtype| Problem::new(1, 8, 2048, 64, dtype));

@@ -8,31 +8,31 @@ use serde::Serialize;
 pub enum Fault {
     /// The output was filled with NaN before the timed work and read right after its end.
     #[error(
-        "{elements} of {of} output elements were not written when the timed work was over: work was left out, or goes on \
-         where no event waits for it"
+        "{elements} of {of} output elements were not written when the timed work ended: the work is \
+        incomplete, or part of it continues unseen by the timing events"
     )]
     Unwritten { elements: usize, of: usize },
     #[error("the output is wrong: {reasons}")]
     Wrong { reasons: String },
-    #[error(
-        "the output answers the inputs before these, which lay at the same addresses: it was kept, not computed"
-    )]
+    #[error("the output belongs to the previous inputs at the same addresses: it was cached, not computed")]
     Stale,
     #[error(
-        "{fresh_us:.2} µs a call on inputs not seen before and {seen_us:.2} µs on inputs seen: answers are kept"
+        "{fresh_us:.2} µs per call on new inputs, but {seen_us:.2} µs on repeated inputs: results are cached"
     )]
     FasterOnSeenInputs { fresh_us: f64, seen_us: f64 },
     #[error(
-        "{calls} calls in a row take {us:.2} µs each and one alone {single_us:.2} µs: they are not {calls} calls' work"
+        "{calls} calls in a row take {us:.2} µs each, but a single call takes {single_us:.2} µs: the \
+        calls do not do their full work"
     )]
     Batched { calls: u32, us: f64, single_us: f64 },
     #[error(
-        "the events say {us:.2} µs and the host's clock {host_us:.2} µs: one of them does not tell the time"
+        "the device's events measure {us:.2} µs, but the host's clock measures {host_us:.2} µs: one of \
+        the two clocks is wrong"
     )]
     TimerDisagrees { us: f64, host_us: f64 },
     #[error(
-        "{us:.3} µs is under the floor of {floor_us:.3} µs (arithmetic {flops_us:.3} µs, traffic {bytes_us:.3} µs at the \
-         data sheet's peaks): the work was not done"
+        "{us:.3} µs is under the floor of {floor_us:.3} µs (arithmetic {flops_us:.3} µs, traffic \
+        {bytes_us:.3} µs at the data sheet's peaks): the kernel cannot have done the work"
     )]
     UnderFloor { us: f64, floor_us: f64, flops_us: f64, bytes_us: f64 },
 }

@@ -1,5 +1,5 @@
-//! The least time of a call on a device: the arithmetic at peak rate or the traffic at peak bandwidth. A
-//! shorter time is a measurement error.
+//! The shortest possible time of a call on a device: the arithmetic at peak rate or the traffic at peak
+//! bandwidth, whichever takes longer. A shorter measured time is a measurement error.
 
 use predict::Gpu;
 use problem::{DType, Problem};
@@ -43,7 +43,7 @@ impl Peaks {
         })
     }
 
-    /// The least time of one call.
+    /// The shortest possible time of one call.
     pub fn floor(&self, problem: &Problem, mode: Mode) -> Floor {
         // f32 inputs are computed as tf32 at half the rate, 8-bit ones at twice the rate, each product at its
         // own.
@@ -70,7 +70,7 @@ impl Peaks {
     }
 }
 
-/// The least time of one call.
+/// The shortest possible time of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Floor {
     /// Time of the arithmetic at peak, µs.

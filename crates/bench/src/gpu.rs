@@ -25,7 +25,7 @@ pub enum ContestantError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// The kernel takes a buffer that is not one of the problem's tensors.
-    #[error("buffer {0} is none of q, k, v, out and lse; the race feeds and reads no others")]
+    #[error("invalid buffer {0}: expected q, k, v, out or lse, the only buffers that a race fills and reads")]
     Buffer(String),
     /// A tensor's size differs from the span of its strides.
     #[error(
@@ -38,7 +38,10 @@ pub enum ContestantError {
         expected: usize,
     },
     /// The kernel comes without a problem, so its output cannot be judged.
-    #[error("the kernel has no problem, so its output cannot be judged: expected one launched for a problem")]
+    #[error(
+        "the kernel was prepared without a problem, so its output cannot be checked: expected a \
+    kernel prepared for a problem"
+    )]
     NoProblem,
     /// A library has a name that is reserved for FlashCore kernels.
     #[error(transparent)]
@@ -385,9 +388,10 @@ impl Stage for GpuStage<'_> {
 pub enum WorkbenchError {
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// No kernel was prepared under this number.
+    /// No kernel with this number was prepared.
     #[error(
-        "invalid value '{number}' for the number of a kernel: expected less than {count}, as many as were prepared"
+        "invalid value '{number}' for the number of a kernel: expected less than {count}, the number of \
+        prepared kernels"
     )]
     Number {
         number: usize,

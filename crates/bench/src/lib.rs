@@ -1,6 +1,6 @@
-//! Timing under one set of rules: one process, one operation and the same inputs for all contestants. Peers
-//! are measured again in every run. Turns are interleaved and paired, an A/A control runs beside them, and
-//! every sample is kept. No contestant's own statement counts.
+//! Timing of kernels and libraries under one set of rules: one process, one operation and the same inputs for
+//! all contestants. Peers are measured again in every run. Turns are interleaved and paired, an A/A control
+//! runs in every race, and every sample is kept. Times that a contestant reports about itself do not count.
 //!
 //! [`race()`] implements the rules without knowing a device: it drives a [`Stage`], which is this machine's
 //! CPU, a GPU or a simulated device of the tests. Results of the tests about the rules therefore hold for

@@ -49,7 +49,7 @@ impl Load {
     }
 }
 
-/// The counters at one moment. Linux only; elsewhere nothing is known.
+/// The counters of the system at one moment. They are read on Linux only.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadMeter {
     began: Instant,
@@ -101,7 +101,7 @@ impl Counters {
         let [busy, idle, steal, own] =
             [passed(|c| c.busy), passed(|c| c.idle), passed(|c| c.steal), passed(|c| c.own)];
         let all = busy + idle + steal;
-        // A few ticks say nothing.
+        // Too few ticks give no usable share.
         if all < 10.0 {
             return None;
         }
@@ -121,14 +121,15 @@ fn machine_wide(stat: &str) -> Option<Counters> {
     (ticks.len() >= 4).then_some(Counters { busy, idle, steal: at(7), ..Counters::default() })
 }
 
-/// User and system time of a process: fields 14 and 15 of its `stat`. The name before them may hold anything.
+/// User and system time of a process: fields 14 and 15 of its `stat`. The name before them may contain any
+/// character.
 fn own(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_whitespace().skip(11).map(str::parse::<u64>);
     Some(fields.next()?.ok()? + fields.next()?.ok()?)
 }
 
-/// Minimum number of samples of which two modes can be told apart.
+/// Minimum number of samples for a search for two modes.
 const LEAST: usize = 12;
 /// Minimum share of the smaller mode.
 const SHARE: f64 = 0.15;
@@ -139,7 +140,7 @@ const APART: f64 = 5.0;
 const GAP: f64 = 0.05;
 
 /// The two modes of samples of time: the mean of each and the share of the slower one. `None` if the samples
-/// have one mode. Times that lie in two groups come from a machine that does two things.
+/// have one mode. Two modes show that the machine was in two different states during the measurement.
 pub fn two_modes(samples: &[f64]) -> Option<[f64; 3]> {
     let mut logs: Vec<f64> = samples.iter().filter(|us| **us > 0.0).map(|us| us.ln()).collect();
     if logs.len() < LEAST {
@@ -208,7 +209,8 @@ mod tests {
     fn two_modes_are_found_and_one_is_not_cut_in_two() {
         let mut rng = SmallRng::seed_from_u64(1);
         let mut noisy = |middle: f64, spread: f64| middle * (1.0 + spread * (rng.random::<f64>() - 0.5));
-        // The samples of the review: one of two virtual processors belongs to somebody else now and then.
+        // Samples of a machine one of whose two virtual processors is sometimes used by another virtual
+        // machine.
         let seen = [1795.0, 2535.0, 1804.0, 3560.0, 1837.0, 3469.0];
         let share = |i: usize| if i.is_multiple_of(3) { 3500.0 } else { 1800.0 };
         let samples: Vec<f64> = (0..24).map(|i| noisy(share(i), 0.1)).collect();
@@ -219,7 +221,7 @@ mod tests {
             let samples: Vec<f64> = (0..60).map(|_| noisy(1800.0, spread)).collect();
             assert_eq!(two_modes(&samples), None, "{spread}");
         }
-        // One outlier is no mode.
+        // One outlier does not form a mode.
         let mut samples: Vec<f64> = (0..30).map(|_| noisy(100.0, 0.02)).collect();
         samples[3] = 400.0;
         assert_eq!(two_modes(&samples), None);

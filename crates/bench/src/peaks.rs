@@ -1,6 +1,6 @@
-//! Measured peaks of this machine's processor, the counterpart of a GPU's data sheet: products in registers,
-//! and reads of a buffer as large as the problem's inputs, by all threads at once on an otherwise idle
-//! machine. No kernel is faster.
+//! Measured peaks of this machine's processor, the counterpart of a GPU's data sheet: the rate of products in
+//! registers, and the rate of reads of a buffer as large as the problem's inputs. All threads measure at once
+//! on an otherwise idle machine. No kernel exceeds these rates.
 
 use std::time::Instant;
 
@@ -65,7 +65,8 @@ impl CpuPeaks {
         CpuPeaks { threads: rayon::current_num_threads(), products, reads }
     }
 
-    /// The least time of one call and the product rate behind it; `None` for a type that was not measured.
+    /// The shortest possible time of one call and the product rate behind it; `None` for a type that was not
+    /// measured.
     pub fn floor(&self, problem: &Problem) -> Option<(Floor, Products)> {
         let products = *self.products.iter().find(|known| Some(known.dtype) == problem.dtypes.one())?;
         let bytes = inputs(problem);

@@ -1,4 +1,4 @@
-//! Where a figure comes from: commit, device, clocks, compiler and time.
+//! The origin of a figure: commit, device, clocks, compiler and time.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-/// The provenance that is stored beside each measured figure.
+/// The provenance that is stored with each measured figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Provenance {
     /// The processor's name as the system reports it, with the number of cores used.
@@ -49,8 +49,8 @@ impl Provenance {
     }
 
     /// The provenance of this process on this machine; `root` is a folder of the repository. The commit is
-    /// the one that `cargo xtask evidence` built, if the repository stands there. For any other build it is
-    /// the repository's commit, if the work tree is clean.
+    /// the one that `cargo xtask evidence` built, if the repository is there. For any other build it is the
+    /// repository's commit, if the work tree is clean.
     pub fn of_cpu(root: &Path, threads: usize) -> Provenance {
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
@@ -88,8 +88,8 @@ fn commit(built: &str, root: &Path) -> Option<String> {
     };
     let head = git(root, &["rev-parse", "--short=12", "HEAD"]);
     if !built.is_empty() {
-        // The repository's evidence takes no rows of another commit. Elsewhere there may be no repository at
-        // all.
+        // The repository's evidence must not contain rows of another commit. Outside a repository, the commit
+        // of the build is used.
         return head.is_none_or(|head| head == built).then(|| built.to_owned());
     }
     let top = git(root, &["rev-parse", "--show-toplevel"])?;

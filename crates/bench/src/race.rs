@@ -35,7 +35,7 @@ pub struct RaceInputs {
 }
 
 impl RaceInputs {
-    /// Draws the inputs. Races of one problem in several modes may share a drawn.
+    /// Draws the inputs. Races of one problem in several modes may share one [`RaceInputs`].
     ///
     /// # Errors
     /// When the oracle rejects the problem.
@@ -60,17 +60,18 @@ pub struct Rules {
     pub mode: Mode,
     /// Seed of the order of turns and of the choice of checked turns.
     pub seed: u64,
-    /// A race ends with the round in which this time is over, s ...
+    /// The race ends with the round in which this time has passed, s, subject to the limits on the number of
+    /// rounds.
     pub seconds: f64,
-    /// ... but not before this number of rounds ...
+    /// Minimum number of rounds.
     pub least_rounds: usize,
-    /// ... nor after this number ...
+    /// Maximum number of rounds.
     pub most_rounds: usize,
-    /// ... and may end once every interval of ratios is this narrow (width in logarithms). The width ends the
-    /// race, never the verdict, so that looking at intermediate results favours no verdict (Chow & Robbins
-    /// 1965).
+    /// The race may end early, after `least_rounds`, when every interval of ratios is this narrow (width in
+    /// logarithms). Only the width decides about the end, never the verdict, so that looking at intermediate
+    /// results favours no verdict (Chow & Robbins 1965).
     pub width: f64,
-    /// The device's peaks. Without them the race has no least time.
+    /// The device's peaks. Without them no shortest possible time is known.
     pub peaks: Option<Peaks>,
 }
 
@@ -122,7 +123,8 @@ pub struct Measurement {
     pub looked_at: usize,
     /// Why the times do not count.
     pub fault: Option<Fault>,
-    /// The first contestant against this one. For the first contestant itself: against its twin.
+    /// The comparison of the first contestant with this one. For the first contestant itself: the comparison
+    /// with its twin.
     pub comparison: Option<Comparison>,
 }
 
@@ -152,7 +154,7 @@ pub struct Race {
     pub rounds: usize,
     /// Number of output rows that were judged in each check.
     pub judged_rows: usize,
-    /// The least time of a call; `None` when the device's peaks are unknown.
+    /// The shortest possible time of a call; `None` when the device's peaks are unknown.
     pub floor: Option<Floor>,
     /// The contestants in the given order. All are compared with the first.
     pub measurements: Vec<Measurement>,
@@ -219,7 +221,7 @@ struct Run<'a, S> {
     /// One lane per contestant and one for the first contestant's twin. Each round that counts adds two times
     /// to a lane.
     lanes: Vec<Vec<f64>>,
-    /// The least time of a single call, for contestants whose calls come in batches.
+    /// The shortest measured time of a single call, for contestants whose calls come in batches.
     singles: Vec<f64>,
     /// The work of each contestant in a turn.
     work: Vec<Work>,
@@ -233,7 +235,7 @@ pub const SUSTAINED_US: f64 = 3e5;
 /// Maximum number of batches of a sustained run. Kernels shorter than the launch overhead would need more to
 /// last [`SUSTAINED_US`].
 const MOST_BATCHES: f64 = 1e4;
-/// Number of runs of which the least time is taken.
+/// Number of runs of which the shortest time is taken.
 const FEW: usize = 5;
 /// A batch whose time per call is below this part of a single call's time was not executed call by call. The
 /// time of a single call includes the launch and the events, and calls in a batch may overlap, so correct
@@ -297,7 +299,7 @@ impl<'a, S: Stage> Run<'a, S> {
         Ok(())
     }
 
-    /// The least of a few times that count nowhere else.
+    /// The shortest of a few times, which are not samples of the race.
     fn least_us(&mut self, who: usize, work: Work) -> Result<f64, S::Error> {
         let mut least = f64::INFINITY;
         for _ in 0..FEW {
@@ -320,7 +322,7 @@ impl<'a, S: Stage> Run<'a, S> {
         Ok(())
     }
 
-    /// Whether the next round, with new inputs once more, is the last.
+    /// Whether the race ends with the next round, which has new inputs again.
     fn is_enough(&self, seconds: f64) -> bool {
         let (rounds, rules) = (self.rounds, self.rules);
         let narrow = || {

@@ -30,10 +30,10 @@ impl Mode {
         }
     }
 
-    /// The smallest relative difference that counts as one. A kernel that is prepared twice lies at different
-    /// addresses, hence in different L2 slices and memory channels. The resulting advantage or disadvantage
-    /// lasts through a race, and neither rounds nor the twin average it out. `bench --control` prepares anew
-    /// for each race and shows its size.
+    /// The smallest relative difference that counts as a difference. A kernel that is prepared twice lies at
+    /// different addresses, hence in different L2 slices and memory channels. The resulting advantage or
+    /// disadvantage lasts through a race, and neither more rounds nor the twin average it out. `bench
+    /// --control` prepares the kernel anew for each race and shows the size of this effect.
     pub const fn margin(self) -> f64 {
         match self {
             Mode::Warm | Mode::Sustained => 0.01,
@@ -108,7 +108,7 @@ pub struct Timing {
     pub host_us: f64,
 }
 
-/// One of two staging areas for inputs beside the live ones.
+/// One of two staging areas for inputs, separate from the live inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slot {
     A,
@@ -127,50 +127,50 @@ impl Slot {
 /// Runs contestants, which are known by their index. All work happens in the order of the calls, on one
 /// stream. Only [`Stage::time`] and [`Stage::output`] wait for it.
 pub trait Stage {
-    /// After an error the stage cannot be used any more.
+    /// The error of the device. After an error the stage cannot be used any more.
     type Error: std::error::Error;
 
     /// Copies inputs into a staging area, so that a later load does not wait for the host.
     ///
     /// # Errors
-    /// The stage's own.
+    /// The error of the stage.
     fn stage(&mut self, slot: Slot, inputs: &Inputs) -> Result<(), Self::Error>;
 
     /// Copies a staging area into the live inputs, whose addresses the contestants have known from the start.
     ///
     /// # Errors
-    /// The stage's own.
+    /// The error of the stage.
     fn load(&mut self, slot: Slot) -> Result<(), Self::Error>;
 
     /// Fills the caches with other data and releases persisting cache lines.
     ///
     /// # Errors
-    /// The stage's own.
+    /// The error of the stage.
     fn flush(&mut self) -> Result<(), Self::Error>;
 
     /// Fills a contestant's output with NaN.
     ///
     /// # Errors
-    /// The stage's own.
+    /// The error of the stage.
     fn poison(&mut self, who: usize) -> Result<(), Self::Error>;
 
     /// Runs a contestant, untimed.
     ///
     /// # Errors
-    /// The stage's own.
+    /// The error of the stage.
     fn run(&mut self, who: usize, work: Work) -> Result<(), Self::Error>;
 
     /// Runs a contestant between two events and waits for the second.
     ///
     /// # Errors
-    /// The stage's own.
+    /// The error of the stage.
     fn time(&mut self, who: usize, work: Work) -> Result<Timing, Self::Error>;
 
     /// Reads a contestant's output, dense as `[batch, head, row, dim]`, waiting only for earlier work on the
     /// race's own stream.
     ///
     /// # Errors
-    /// The stage's own.
+    /// The error of the stage.
     fn output(&mut self, who: usize) -> Result<Values, Self::Error>;
 
     /// Reads clocks, power, temperature and throttle state.

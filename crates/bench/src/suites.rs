@@ -153,9 +153,9 @@ pub enum WordsError {
     #[error("{}", FORM)]
     Form,
     /// The form is right, but no such problem can be computed.
-    #[error("a problem that can be computed ({0})")]
+    #[error("a valid problem ({0})")]
     Problem(#[from] ProblemError),
-    /// A search and the ledger know a problem by its shape, which has neither softcap nor LSE.
+    /// Searches and the ledger identify a problem by its shape, which has neither softcap nor LSE.
     #[error("a problem without softcap and lse")]
     NoShape,
 }

@@ -1,5 +1,6 @@
-//! PyTorch's CPU attention as a peer: a child process that answers each JSON line with one, so that its runs
-//! interleave with the native kernels'. The child times itself, so the pipe is not in the times.
+//! PyTorch's CPU attention as a peer. It runs in a child process that answers each JSON line with one, so
+//! that its runs interleave with those of the native kernels. The child times itself, so that the times do
+//! not include the pipe.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -24,8 +25,8 @@ pub enum TorchError {
     Missing(String),
     #[error("PyTorch: {0}")]
     Refused(String),
-    /// The child ended or sent something else than an answer.
-    #[error("the python3 child process ended or gave no answer: {0}")]
+    /// The child ended or sent something other than an answer.
+    #[error("the python3 child process ended without an answer: {0}")]
     Broken(String),
     #[error("{0}")]
     Store(#[from] host::store::StoreError),
@@ -175,7 +176,7 @@ impl Drop for Torch {
 }
 
 /// The first and the last key that query 0 sees; each later query sees one key further. Either may be
-/// negative; `None` is no bound.
+/// negative; `None` means no bound.
 fn diagonals(problem: &Problem) -> [Option<i64>; 2] {
     let level = problem.band.shift(problem.seq_q, problem.seq_kv);
     let Band { before, after, .. } = problem.band;

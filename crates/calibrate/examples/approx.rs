@@ -1,8 +1,8 @@
-//! Dumps a GPU's approximations: `approx FOLDER [SAMPLES]`. For each instruction it prints the distance of
-//! the emulator from the device on SAMPLES (65536; a power of two) mantissas of every sign and exponent. The
-//! folder gets `facts.json` with these figures and with what repeats from octave to octave, and samples of
-//! results from which exact tables are made: zlib streams of the results' distance to [`baseline`],
-//! zigzag-encoded, as four planes of bytes.
+//! Records how a GPU computes its approximate instructions: `approx FOLDER [SAMPLES]`. For each instruction
+//! it prints the distance of the emulator from the device on SAMPLES (65536; a power of two) mantissas of
+//! every sign and exponent. The folder gets `facts.json`, which holds these figures and the properties that
+//! repeat from octave to octave, and samples of results from which exact tables are made. The samples are
+//! zlib streams of the results' distance to [`baseline`], zigzag-encoded, as four planes of bytes.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -197,7 +197,7 @@ fn scaled(bits: u32, power: i32, negative: bool) -> u32 {
     }
 }
 
-/// The results for values in the tables of the PTX ISA, and for some others.
+/// The results for the special values that the tables of the PTX ISA list, and for some others.
 fn special(gpu: &mut Gpu, target: Target, subject: Subject) -> Result<Value, Box<dyn std::error::Error>> {
     let magnitudes = [
         0u32,
@@ -245,8 +245,8 @@ fn dump<M: Machine<Error: 'static>>(
     Ok(())
 }
 
-/// The rounded true value, or 0 where a dump holds the results themselves. It is computed from f64 products
-/// and sums alone, so that every machine gets the same value.
+/// The correctly rounded value, or 0 where a dump holds the results themselves. It is computed from f64
+/// products and sums alone, so that every machine gets the same value.
 fn baseline(subject: Subject, x: u32) -> u32 {
     let Subject::F32 { function, .. } = subject else { return 0 };
     let x = f64::from(f32::from_bits(x));

@@ -64,7 +64,7 @@ fn replay_case(file: &Path) -> ExitCode {
 
 fn fuzz(time: Duration, seed: u64, folder: &Path) -> Result<usize, Box<dyn std::error::Error>> {
     std::fs::create_dir_all(folder)?;
-    // A single thread leaves the machine to others during hours of fuzzing, and makes runs reproducible.
+    // A single thread leaves the other cores free during hours of fuzzing, and makes runs reproducible.
     rayon::ThreadPoolBuilder::new().num_threads(1).build_global()?;
     let seeds = kernels(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests"))?;
     let mut campaign = Campaign::new(seeds, seed);

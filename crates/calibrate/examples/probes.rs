@@ -1,7 +1,7 @@
-//! Measures the constants of the time model, each beside the model's prediction for the same kernel:
-//! `probes ROWS.jsonl [WORD]`, only those with WORD in their name. Prints one line per probe, and a build of
-//! `cargo xtask evidence` appends a row for each. `probes --forecast MACHINE` prints the predictions without
-//! a GPU; `probes --ptx FOLDER SM` writes the kernels.
+//! Measures the constants of the time model and compares each with the model's prediction for the same
+//! kernel: `probes ROWS.jsonl [WORD]`; WORD selects the probes with this word in their name. Prints one line
+//! per probe, and a build of `cargo xtask evidence` appends a row for each. `probes --forecast MACHINE`
+//! prints the predictions without a GPU; `probes --ptx FOLDER SM` writes the kernels.
 
 use std::path::Path;
 use std::process::ExitCode;

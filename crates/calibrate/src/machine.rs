@@ -12,7 +12,7 @@ use host::store::{self, StoreError};
 pub enum MachineFileError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The file is not such a JSON description.
+    /// The file is not a JSON description of a machine.
     #[error("{path}: {error}; expected the JSON that `flashcore lab microbench --out` writes")]
     Malformed { path: PathBuf, error: serde_json::Error },
     /// The described machine is impossible.

@@ -1,8 +1,8 @@
-//! Times a whole check: the runs in the emulator, and apart from it the references of one run.
-//! `cargo run --release -p flashcore-check --example check_time -- mma 1,8,4096,64` checks the default plan
-//! of a family (`mma` on sm_80, `wgmma` on sm_90a) on f16 inputs; `-- FILE.ptx FILE.toml` checks a kernel. An
-//! argument `quick` behind it makes the runs of `--quick`, and `runs=N` the first N. `RAYON_NUM_THREADS=1`
-//! takes one core.
+//! Times a whole check: the runs in the emulator, and separately the references of one run. `cargo run
+//! --release -p flashcore-check --example check_time -- mma 1,8,4096,64` checks the default plan of a family
+//! (`mma` on sm_80, `wgmma` on sm_90a) on f16 inputs; `-- FILE.ptx FILE.toml` checks a kernel. A further
+//! argument `quick` selects the runs of `--quick`, and `runs=N` the first N runs. `RAYON_NUM_THREADS=1` uses
+//! one core.
 
 use std::process::ExitCode;
 use std::time::Instant;

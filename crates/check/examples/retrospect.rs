@@ -1,6 +1,6 @@
 //! Forecasts every plan that was timed: `retrospect ROWS.jsonl MACHINE`, for rows of one device
-//! (`evidence/h200.jsonl`, `crates/kernels/tuned/h200.jsonl`). Prints a line for each warm row of FlashCore,
-//! and the quality of the forecasts for each family.
+//! (`evidence/h200.jsonl`, `crates/kernels/tuned/h200.jsonl`). Prints one line for each row of FlashCore with
+//! warm L2, and the quality of the forecasts for each family.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! Predicted times of small grids in each family, with even and with uneven lengths: what a packed batch
-//! costs because the families for small grids compute even lengths only. `cargo run --example uneven -p
-//! flashcore-check`.
+//! Predicts times of small grids in each family, with even and with uneven lengths. The difference is the
+//! cost of a packed batch, because the families for small grids support only even lengths. `cargo run
+//! --example uneven -p flashcore-check`.
 
 use check::forecast;
 use flashcore_check as check;

@@ -1,22 +1,23 @@
-//! The error of forward attention on 8-bit inputs over the number of keys, as tensor cores of sm_90 sum.
+//! The error of forward attention on 8-bit inputs as a function of the number of keys, with the sums of sm_90
+//! tensor cores.
 //!
 //! [`errors`] computes [`ROWS`] query rows of one head block by block, with the arithmetic of a kernel:
 //! scores and P V by the emulator's tensor-core numerics, the online softmax in f32, P rounded to e4m3. It
-//! does not run a kernel, so that a million keys take seconds. The sums of O are computed by several
-//! [`Scheme`]s from the same P. The error is that against attention in f64 on the same 8-bit inputs.
+//! does not run a kernel, so a million keys take only seconds. The sums of O are computed by several
+//! [`Scheme`]s from the same P. The error is the difference from attention in f64 on the same 8-bit inputs.
 
 use emu::numerics::Lanes32;
 use emu::numerics::tensor::{Accumulator, Input, MmaKind, Shape, TensorRules, mma};
 use problem::E4m3;
 use serde::Serialize;
 
-/// Query rows: those of one tensor-core tile.
+/// Number of query rows: the rows of one tensor-core tile.
 pub const ROWS: usize = 16;
 /// Columns of V.
 pub const COLUMNS: usize = 16;
 /// Head dim of Q and K.
 pub const DIM: usize = 128;
-/// Products of a tensor-core sum.
+/// Number of products in a tensor-core sum.
 pub const STEP: usize = 32;
 /// Columns of a tensor-core tile.
 const TILE: usize = 8;
@@ -25,13 +26,13 @@ const TILE: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheme {
-    /// P V of each block in an accumulator of its own, added to O in f32: two-level sums.
+    /// P V of each block in a separate accumulator, which is added to O in f32: two-level sums.
     ByBlock,
     /// One accumulator over all blocks, of 128 keys.
     Running,
     /// One accumulator over all blocks, of FlashAttention-3's 224 keys.
     FlashAttention3,
-    /// Exact sums of the same P: the rounding of P alone.
+    /// Exact sums of the same P, which show the rounding of P alone.
     Exact,
 }
 
@@ -57,7 +58,7 @@ impl Scheme {
     }
 }
 
-/// Where the inputs are drawn from.
+/// The distribution from which the inputs are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Draw {
@@ -94,7 +95,7 @@ pub struct Point {
     pub keys: usize,
     /// How O was summed.
     pub scheme: Scheme,
-    /// Root mean square of the error over that of the output.
+    /// Root mean square of the error divided by that of the output.
     pub relative: f64,
 }
 
@@ -120,7 +121,7 @@ type Row<T, const N: usize> = [T; N];
 type Queries = Vec<Row<E4m3, DIM>>;
 type Output = Vec<Row<f64, COLUMNS>>;
 
-/// Inputs that are drawn again wherever they are needed: each key and value from its index.
+/// Inputs that are drawn again whenever they are needed: each key and value depends only on its index.
 struct Inputs {
     draw: Draw,
     keys: usize,
@@ -153,7 +154,8 @@ impl Inputs {
 
     fn key(&self, index: usize) -> Row<E4m3, DIM> {
         let mut random = self.numbers(2, index);
-        // A key along the sum of the queries has a score of about √(16 · 128) · size / √128 with each.
+        // A key in the direction of the sum of the queries has a score of about √(16 · 128) · size / √128
+        // with each query.
         if self.draw == Draw::HeavyKey && index == self.keys / 3 {
             let queries = self.queries();
             let weight = (self.keys as f64).ln() + 0.5;
@@ -199,7 +201,7 @@ impl Inputs {
         rows.into_iter().map(|(_, sum, out)| out.map(|out| out / sum)).collect()
     }
 
-    /// Attention as a kernel computes it.
+    /// Attention with the arithmetic of a kernel.
     fn attention(&self, queries: &Queries, scheme: Scheme) -> Output {
         /// P lies this many powers of two above the weight relative to the row max.
         const POWERS: f32 = 8.0;
@@ -257,7 +259,7 @@ impl Inputs {
         (0..ROWS).map(out).collect()
     }
 
-    /// Q Kᵀ of some keys, by key.
+    /// Q Kᵀ of some keys, key by key.
     fn scores(&self, queries: &Queries, keys: std::ops::Range<usize>) -> Vec<[f32; ROWS]> {
         let keys: Vec<_> = keys.map(|index| self.key(index)).collect();
         let mut scores = vec![[0.0; ROWS]; keys.len()];
@@ -275,7 +277,7 @@ impl Inputs {
     }
 }
 
-/// Adds P V to `sums`, as a tensor core does.
+/// Adds P V to `sums` with the arithmetic of a tensor core.
 fn add_product(probs: &[[E4m3; ROWS]], values: &[Row<E4m3, COLUMNS>], sums: &mut [[f32; COLUMNS]; ROWS]) {
     for (probs, values) in probs.chunks(STEP).zip(values.chunks(STEP)) {
         for first in (0..COLUMNS).step_by(TILE) {
@@ -338,7 +340,7 @@ impl Random {
         random
     }
 
-    /// Between 0 and 1, both excluded.
+    /// A number between 0 and 1, excluding both.
     fn uniform(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -364,10 +366,10 @@ impl Random {
 mod tests {
     use super::*;
 
-    /// Two-level sums cost at most a fifth over the rounding of P, except where columns of V have a mean:
-    /// their blocks are truncated in one direction. A single accumulator loses more, the more keys there
-    /// are: at 16k keys less than 1 % for normal draws, and a factor of two beside a heavy key, whose
-    /// product makes the accumulator large from the beginning.
+    /// Two-level sums add at most a fifth to the error of rounding P, except if columns of V have a mean:
+    /// then the blocks are truncated in one direction. The error of a single accumulator grows with the
+    /// number of keys. At 16k keys it is less than 1 % for normal draws. With a heavy key it is a factor of
+    /// two, because the product of that key makes the accumulator large from the beginning.
     #[test]
     fn two_levels_keep_what_one_loses() {
         for draw in Draw::ALL {

@@ -1,4 +1,4 @@
-//! The hazards of a check, each cause once: the lines that a loop unrolls to, and the lanes that repeat a
+//! Groups the hazards of a check by cause: lines that come from unrolling one loop, and lanes that repeat a
 //! fault, are one cause.
 
 use std::collections::HashMap;
@@ -11,14 +11,15 @@ use crate::names::demangle;
 use crate::sources::{SourceLine, Sources};
 
 /// One cause: hazards of one kind at one pair of source lines. Without line information: hazards of one kind
-/// on one variable with one line of the other access. If there is no other access, their messages are equal.
+/// on one variable with one line of the other access. If there is no other access, hazards with equal
+/// messages.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Cause {
     /// `race`, `uninitialised_read`, ….
     pub kind: HazardKind,
     /// The event in words, with demangled names.
     pub message: String,
-    /// How to cure it.
+    /// How to fix it.
     pub cure: &'static str,
     /// Number of occurrences over all threads.
     pub count: u64,
@@ -33,27 +34,27 @@ pub struct Cause {
     /// The PTX of `line` and of `other_line`.
     pub text: Option<String>,
     pub other_text: Option<String>,
-    /// The source of `line` and of `other_line`, where the PTX has line information.
+    /// The source of `line` and of `other_line`, if the PTX has line information.
     pub source: Option<SourceLine>,
     pub other_source: Option<SourceLine>,
     /// All pairs of PTX lines of this cause; `line` and `other_line` are the first.
     pub ptx_lines: Vec<(u32, Option<u32>)>,
 }
 
-/// The place of a hazard, by which hazards are grouped.
+/// The place of a hazard, which determines its group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Spot {
     Source(String, u32),
     Ptx(u32),
-    /// Any PTX line where this happens to this variable.
+    /// Any PTX line at which this hazard occurs on this variable.
     Any {
         variable: String,
         message: String,
     },
 }
 
-/// The causes of some hazards, the worst first. A cause that can have another one as its consequence comes
-/// before it.
+/// The causes of some hazards, the worst first. A cause comes before another cause that may be its
+/// consequence.
 pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
     let text = sources.ptx_lines();
     let text = |line: u32| (line as usize).checked_sub(1).and_then(|at| text.get(at)).map(|&t| t.to_owned());
@@ -76,7 +77,8 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
             continue;
         }
         known.insert(key, found.len());
-        // Where lines of the source are named, a line that the message itself names must say of what it is.
+        // If source lines are named, a line number inside the message itself must say whether it is a PTX
+        // line.
         let message = match &lines.0 {
             Some(_) if hazard.kind != HazardKind::AssertionFailed => {
                 hazard.message.replace(" line ", " PTX line ")
@@ -110,7 +112,7 @@ fn spot(ptx_line: u32, source: &Option<SourceLine>) -> Spot {
     }
 }
 
-/// Without a source line nothing says which PTX lines belong together, so what happens decides.
+/// Without a source line, nothing says which PTX lines belong together, so the hazard itself decides.
 fn general(spot: Spot, hazard: &Hazard) -> Spot {
     match spot {
         Spot::Source(..) | Spot::Any { .. } => spot,
@@ -121,7 +123,7 @@ fn general(spot: Spot, hazard: &Hazard) -> Spot {
     }
 }
 
-/// The order of kinds: first what can have the others as its consequences.
+/// The order of kinds: a kind comes before kinds that may be its consequences.
 const fn rank(kind: HazardKind) -> u32 {
     match kind {
         HazardKind::OutOfBounds | HazardKind::Misaligned => 0,
@@ -138,7 +140,7 @@ const fn rank(kind: HazardKind) -> u32 {
     }
 }
 
-/// The usual cure of a hazard.
+/// The usual fix of a hazard.
 fn cure(hazard: &Hazard) -> &'static str {
     match hazard.kind {
         HazardKind::Race => cure_of_race(hazard),
@@ -184,7 +186,7 @@ fn cure(hazard: &Hazard) -> &'static str {
     }
 }
 
-/// A race is cured by what orders the two threads, or by a wait for what runs asynchronously.
+/// A race is fixed by an operation that orders the two threads, or by a wait for the asynchronous operation.
 fn cure_of_race(hazard: &Hazard) -> &'static str {
     let shared = hazard.place.as_ref().is_some_and(|place| place.space == Space::Shared);
     let says = |word: &str| hazard.message.contains(word);
@@ -258,7 +260,7 @@ mod tests {
         );
         assert!(causes[0].cure.contains("__syncthreads()"), "{}", causes[0].cure);
         assert_eq!(causes[0].other_source.as_ref().unwrap().name(), "a.cu:6");
-        // Without line information the line of the other access tells races on one variable apart.
+        // Without line information, the line of the other access distinguishes races on one variable.
         let plain = Sources::from(ptx.replace(".loc", "//"));
         let shown: Vec<_> = super::causes(&hazards, &plain).iter().map(|c| c.ptx_lines.clone()).collect();
         let racing = vec![(6, Some(9)), (7, Some(9)), (9, Some(6))];

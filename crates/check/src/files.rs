@@ -26,11 +26,11 @@ pub enum FileError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The extension is neither `.npy` nor `.safetensors`.
-    #[error("{0}: tensors are read from .npy and .safetensors files")]
+    #[error("invalid file {0}: expected a .npy or .safetensors file")]
     Extension(PathBuf),
     #[error("{path}: {reason}")]
     Malformed { path: PathBuf, reason: String },
-    /// An element type that attention does not take.
+    /// An element type that attention does not support.
     #[error("{path}: tensor {name} has elements of type {dtype}: expected {accepted}")]
     DType {
         path: PathBuf,
@@ -39,7 +39,7 @@ pub enum FileError {
         /// Accepted element types.
         accepted: &'static str,
     },
-    /// The file has no tensor of the requested name.
+    /// The file has no tensor with the requested name.
     #[error("{path} has no tensor \"{name}\"; it has: {present}")]
     Absent {
         path: PathBuf,
@@ -139,8 +139,8 @@ fn parse_npy(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, FileError>
     Ok(Tensor { values: values.map_err(|e| malformed(path, e))?, shape })
 }
 
-/// The header of a `.npy` file (the text of a Python dictionary) and the data after the header. The header's
-/// length is checked against the file's length before anything is allocated.
+/// The header of a `.npy` file (the text of a Python dictionary) and the data after it. The header's length
+/// is checked against the file's length before memory is allocated.
 pub(crate) fn npy_header(bytes: &[u8]) -> Result<(&str, &[u8]), String> {
     let rest = bytes.strip_prefix(b"\x93NUMPY").ok_or("the file does not begin with \\x93NUMPY")?;
     let (&[version, _], rest) = rest.split_first_chunk().ok_or("the file ends within its first bytes")?;
@@ -224,8 +224,8 @@ fn parse_safetensors(path: &Path, bytes: &[u8], name: &str) -> Result<Tensor, Fi
     Ok(Tensor { values: Values::from_bytes(dtype, tensor.data()), shape: tensor.shape().to_vec() })
 }
 
-/// Writes all tensors to a `.safetensors` file, or one tensor to a `.npy` file. The file appears whole or not
-/// at all.
+/// Writes all tensors to a `.safetensors` file, or one tensor to a `.npy` file. The file is written
+/// completely or not at all.
 ///
 /// # Errors
 /// When the file cannot be written, or a `.npy` file is given several tensors or a type that NumPy lacks.
@@ -347,7 +347,7 @@ mod tests {
         assert!(load(&scratch.path("absent.npy"), "q").unwrap_err().to_string().contains("cannot read"));
     }
 
-    /// A file of a few bytes may claim a header of 4 GB. The reader does not allocate it.
+    /// A file of a few bytes may claim a header of 4 GB. The reader must not allocate that.
     #[test]
     fn a_header_is_no_longer_than_its_file() {
         for version in [2, 3] {

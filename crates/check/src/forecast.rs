@@ -1,5 +1,5 @@
 //! Forecasts of plans and their quality: a fixed set of plans of the fused family, split into calibration and
-//! test, and the figures by which a forecast is judged.
+//! test, and the measures of a forecast's quality.
 
 use attend::Order;
 use kernels::forward::mma::{MmaPlan, QueryHome};
@@ -13,10 +13,10 @@ use crate::gate::{Recorded, bind};
 use crate::launchfile::Bound;
 use crate::study::{self, RecordError};
 
-/// CTAs that are recorded when one head is run.
+/// Number of CTAs that are recorded when one head is run.
 pub const RECORDED: u64 = 6;
-/// CTAs that are recorded of a whole grid in the Hopper families, where CTAs share the tiles that are handed
-/// out.
+/// Number of CTAs that are recorded for a whole grid of the Hopper families, in which CTAs take tiles from a
+/// common sequence.
 pub const SKETCHED: u64 = 4;
 
 /// Why there is no forecast of a plan.
@@ -45,9 +45,8 @@ impl ForecastError {
     }
 }
 
-/// Predicts the time of a plan on a problem from a few CTAs. The CTAs are those of one head where each CTA
-/// does the same work in any grid, and those of the whole problem where tiles are handed out to persistent
-/// CTAs.
+/// Predicts the time of a plan on a problem from a few CTAs. If each CTA does the same work in any grid, one
+/// head is run; if persistent CTAs take tiles, the whole problem.
 ///
 /// # Errors
 /// When the plan yields no kernel, or the machine cannot run it.
@@ -75,8 +74,8 @@ pub struct Basis {
     pub recorded: Vec<Recorded>,
 }
 
-/// Like [`of_plan`] for a program that was emitted already, with `times` as many recorded CTAs. `resources`
-/// are those of each kernel.
+/// Like [`of_plan`], for a program that has already been emitted, with `times` as many recorded CTAs.
+/// `resources` are those of each kernel.
 ///
 /// # Errors
 /// As for [`of_plan`].
@@ -112,7 +111,7 @@ fn one_head(problem: &Problem) -> Problem {
     Problem { seq_kv: p.seq_kv, head_dim_v: p.head_dim_v, programs, ..head }.with_layout(layout)
 }
 
-/// Registers and shared memory of each kernel, from ptxas where it is present, else estimated. `None` if an
+/// Registers and shared memory of each kernel, from ptxas if it is present, else estimated. `None` if an
 /// entry has no body.
 pub fn resources(bound: &Bound, ptxas: Option<&Ptxas>) -> Option<Vec<Resources>> {
     let text = bound.kernel.module.to_string();
@@ -128,15 +127,16 @@ pub fn target(bound: &Bound) -> String {
     architecture(bound.kernel.module.target.sm)
 }
 
-/// ptxas's name of an architecture. Hopper's is `sm_90a`, the one with Hopper's own instructions.
+/// ptxas's name of an architecture. Hopper's is `sm_90a`, the name with the instructions that only Hopper
+/// has.
 pub fn architecture(sm: u32) -> String {
     if sm == 90 { "sm_90a".to_owned() } else { format!("sm_{sm}") }
 }
 
-/// A plan on a problem, of the fixed set that forecasts are judged by.
+/// A plan on a problem, from the fixed set on which forecasts are tested.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// The change against the default plan.
+    /// The change from the default plan.
     pub name: &'static str,
     pub problem: Problem,
     pub plan: MmaPlan,
@@ -218,7 +218,7 @@ impl Trial {
     }
 }
 
-/// How well forecasts fit measured times.
+/// The quality of forecasts against measured times.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Fit {
     /// Number of pairs.
@@ -278,8 +278,8 @@ mod tests {
     use super::*;
     use crate::study::{forecast_steps, record};
 
-    /// A persistent kernel that takes tiles from a counter: the time grows in proportion to the work, and the
-    /// rate lies between about a third of the tensor cores' peak and the peak.
+    /// A persistent kernel takes tiles from a counter: the time grows in proportion to the work, and the rate
+    /// lies between about a third of the tensor cores' peak and the peak.
     #[test]
     fn a_persistent_kernel_is_forecast_from_a_few_of_its_ctas() {
         let of = |batch: usize| {
@@ -308,8 +308,8 @@ mod tests {
         }
     }
 
-    /// In a causal problem a few recorded CTAs of one head represent the grid: the forecast hardly depends on
-    /// their number.
+    /// In a causal problem, a few recorded CTAs of one head represent the grid: the forecast hardly depends
+    /// on their number.
     #[test]
     fn a_few_recorded_ctas_stand_for_the_grid() {
         let trial = trials(&Arch::SM_90).into_iter().find(|t| t.problem.band == Band::CAUSAL).unwrap();

@@ -1,4 +1,4 @@
-//! Sets genes of a plan by their serde names, so that a list of variations is data.
+//! Sets genes of a plan by their serde names, so that variations of a plan can be given as data.
 
 use kernels::Plan;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub enum GeneError {
     #[error("invalid value '{0}' for genes: expected an object as in {{\"block_n\":128}}")]
     NotGenes(Value),
-    #[error("the family {family} has no gene {gene}; its genes are {accepted}")]
+    #[error("invalid value '{gene}' for a gene of family {family}: expected one of {accepted}")]
     Unknown {
         gene: String,
         family: &'static str,
@@ -78,7 +78,10 @@ mod tests {
         assert_eq!((changed.block_n, changed.queries), (48, kernels::forward::mma::QueryHome::Shared));
         assert_eq!(with_genes(&plan, &json!({})).unwrap(), plan);
         for (genes, message) in [
-            (json!({ "block_x": 1 }), "the family mma has no gene block_x; its genes are block_m, block_n"),
+            (
+                json!({ "block_x": 1 }),
+                "invalid value 'block_x' for a gene of family mma: expected one of block_m, block_n",
+            ),
             (json!({ "block_n": "many" }), "invalid type: string \"many\""),
             (json!(7), "expected an object"),
         ] {

@@ -1,13 +1,14 @@
 //! Checks kernels and explains their time.
 //!
 //! - [`gate`]: runs a kernel in the emulator and judges its outputs by the f64 oracle.
-//! - [`launchfile`]: how a kernel without host code is launched; a kernel with its buffers and its problem.
-//! - [`mod@reference`]: what else judges outputs: built-in operations, kernels, files, Python functions.
+//! - [`launchfile`]: describes how a kernel without host code is launched: the kernel with its buffers and
+//!   its problem.
+//! - [`mod@reference`]: further judges of outputs: built-in operations, kernels, files, Python functions.
 //! - [`study`]: check, resources, predicted times and root causes of one kernel.
 //! - [`diagnose`]: the root causes.
-//! - [`causes`]: the hazards of a check, each cause once, with a cure.
+//! - [`causes`]: the hazards of a check, grouped by cause, each with a fix.
 //! - [`sources`] and [`names`]: source lines behind PTX lines, and readable C++ names.
-//! - [`forecast`]: predicted times of plans, and how good they are.
+//! - [`forecast`]: predicted times of plans, and their quality.
 //! - [`accuracy`]: the error of 8-bit attention over the number of keys.
 //! - [`values`] and [`files`]: tensors in host memory and in files; [`numbers`]: arrays of any type in files.
 

@@ -1,4 +1,4 @@
-//! Readable names: C++ names in messages as the source spells them.
+//! Demangles C++ names in messages.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -7,11 +7,11 @@ use std::ops::Range;
 
 use cpp_demangle::{BorrowedSymbol, DemangleOptions};
 
-/// Maximum length of a mangled name and of the readable name made from it, in bytes. A short mangled name can
-/// stand for a readable one of any length.
+/// Maximum length of a mangled name and of its readable form, in bytes. A short mangled name can have a
+/// readable form of any length.
 const LONGEST: usize = 4096;
 
-/// A string that refuses to grow beyond [`LONGEST`] bytes.
+/// A string that does not grow beyond [`LONGEST`] bytes.
 struct Bounded(String);
 
 impl fmt::Write for Bounded {
@@ -25,7 +25,7 @@ impl fmt::Write for Bounded {
 }
 
 /// The text with each mangled C++ name (Itanium ABI: `_Z…`) replaced by the name in the source, without
-/// parameters: `_ZZ3rowE7partial[0x0]` becomes `row::partial[0x0]`. Other words stay as they are.
+/// parameters: `_ZZ3rowE7partial[0x0]` becomes `row::partial[0x0]`. Other words are not changed.
 pub fn demangle(text: &str) -> Cow<'_, str> {
     let found = mangled(text);
     if found.is_empty() {

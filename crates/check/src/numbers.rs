@@ -19,7 +19,7 @@ pub struct Numbers {
     pub bytes: Vec<u8>,
 }
 
-/// NumPy's names of the element types. `?` are bytes of 0 and 1.
+/// NumPy's names of the element types. `?` elements are bytes of 0 and 1.
 const TYPES: [(&str, BufferType); 12] = [
     ("|u1", BufferType::U8),
     ("|i1", BufferType::I8),
@@ -38,7 +38,7 @@ const TYPES: [(&str, BufferType); 12] = [
 const ACCEPTED: &str = "|u1, |i1, <u2, <i2, <u4, <i4, <u8, <i8, <f2, <f4, <f8, |b1";
 
 impl Numbers {
-    /// An array that NumPy can hold: types that it lacks become f32.
+    /// An array that NumPy can represent: types that it lacks become f32.
     pub fn of(dtype: BufferType, shape: &[usize], bytes: &[u8]) -> Numbers {
         let known = TYPES.iter().any(|(_, known)| *known == dtype);
         let bytes = match known {
@@ -55,7 +55,7 @@ impl Numbers {
     /// only tensor.
     ///
     /// # Errors
-    /// When the file cannot be read, is neither, or holds something else than numbers in C order.
+    /// When the file cannot be read, has another format, or holds something other than numbers in C order.
     pub fn load(path: &Path) -> Result<Numbers, FileError> {
         if let Some((file, name)) = tensor_of(path) {
             return Numbers::of_safetensors(&file, &read(&file)?, name.as_deref());
@@ -130,7 +130,7 @@ impl Numbers {
                 });
             }
         };
-        // The crate has checked that the data is as long as the shape says.
+        // The crate has checked that the length of the data matches the shape.
         Ok(Numbers { dtype, shape: tensor.shape().to_vec(), bytes: tensor.data().to_vec() })
     }
 

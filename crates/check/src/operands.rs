@@ -1,4 +1,4 @@
-//! Values of a problem's operands beside Q, K and V.
+//! Values of a problem's operands other than Q, K and V.
 
 use half::{bf16, f16};
 use kernels::{LengthArray, Operand};
@@ -40,7 +40,7 @@ impl TableValues {
     }
 }
 
-/// Values of a problem's operands beside Q, K and V. Those that the problem does not have are empty.
+/// Values of a problem's operands other than Q, K and V. An operand that the problem does not have is empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OtherInputs {
     pub cumulative_q: Vec<i32>,
@@ -56,8 +56,8 @@ pub struct OtherInputs {
 }
 
 impl OtherInputs {
-    /// Random values. Lengths are uneven: there are one of no row and one of the longest length after
-    /// each other, and one of a single row if the batch has room.
+    /// Random values. Lengths are uneven: a length of no rows is followed by the maximum length and, if the
+    /// batch has room, by a length of one row.
     pub fn draw(problem: &Problem, seed: u64) -> OtherInputs {
         let mut rng = SmallRng::seed_from_u64(seed ^ 0x6c65_6e67_7468_7321);
         let rng = &mut rng;
@@ -96,8 +96,8 @@ impl OtherInputs {
         OtherInputs { cumulative_q, cumulative_kv, used_q, used_kv, left_pad, sinks, tables, scales }
     }
 
-    /// Makes a factor of Q and one of K 0, negative, infinite or NaN. The only factor of a tensor becomes 0,
-    /// so that some outputs stay finite.
+    /// Makes a factor of Q and one of K 0, negative, infinite or NaN. If a tensor has only one factor, it
+    /// becomes 0, so that some outputs stay finite.
     pub fn spoil_factors(&mut self, seed: u64) {
         const BAD: [f32; 4] = [f32::NAN, -1.0, f32::INFINITY, 0.0];
         for (i, factors) in self.scales[..2].iter_mut().enumerate() {
@@ -131,7 +131,7 @@ impl OtherInputs {
         }
     }
 
-    /// The contents of an operand's buffer; `None` for operands that are no input of this kind.
+    /// The contents of an operand's buffer; `None` for operands that are not such inputs.
     pub fn bytes(&self, operand: Operand) -> Option<Vec<u8>> {
         let ints = |x: &[i32]| Some(x.iter().flat_map(|x| x.to_le_bytes()).collect());
         let floats = |x: &[f32]| Some(x.iter().flat_map(|x| x.to_le_bytes()).collect());

@@ -1,4 +1,4 @@
-//! The source lines behind the lines of a PTX text.
+//! The source lines from which the lines of a PTX text were compiled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ const LARGEST_FILE: u64 = 1 << 24;
 /// Maximum number of source files that are read.
 const MOST_FILES: usize = 256;
 
-/// Endings of files that are read. PTX names its source files itself, so that foreign PTX could name any file
-/// of the machine.
+/// Extensions of files that are read. PTX names its source files itself, so untrusted PTX could otherwise
+/// name any file of the machine.
 const ENDINGS: [&str; 14] =
     ["cu", "cuh", "h", "hh", "hpp", "hxx", "inl", "inc", "c", "cc", "cpp", "cxx", "py", "ptx"];
 
-/// A PTX text, and the source that it was compiled from as far as its line information names it.
+/// A PTX text, and the source files that its line information names.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     ptx: String,
@@ -42,7 +42,7 @@ struct File {
 /// A line of the source, with the calls around it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SourceLine {
-    /// The file, relative to the working directory if it lies there.
+    /// The file, relative to the working directory if it lies within it.
     pub file: String,
     /// The line, from 1.
     pub line: u32,
@@ -99,8 +99,8 @@ impl From<String> for Sources {
 }
 
 impl Sources {
-    /// Reads the source files that the line information of `ptx` names. A file that is not where the PTX was
-    /// compiled is looked for in the folder `beside`.
+    /// Reads the source files that the line information of `ptx` names. A file that is not at the path in the
+    /// PTX is searched for in the folder `beside`.
     pub fn new(ptx: String, beside: Option<&Path>) -> Sources {
         let table = LineTable::of(&ptx);
         let here = std::env::current_dir().unwrap_or_default();
@@ -125,7 +125,8 @@ impl Sources {
         self.ptx.lines().map(str::trim).collect()
     }
 
-    /// The source line of a PTX line: the innermost one that belongs to no library, else the innermost one.
+    /// The source line of a PTX line: the innermost line that belongs to no library, or else the innermost
+    /// line.
     pub fn line(&self, ptx_line: u32) -> Option<SourceLine> {
         let frames = self.table.frames(ptx_line);
         let of_library = |frame: &SourceFrame| self.files.get(frame.file).is_some_and(|file| file.library);
@@ -214,7 +215,7 @@ impl File {
     }
 }
 
-/// The text of a source file; `None` if it is no file or cannot be read.
+/// The text of a source file; `None` if it is not a file or cannot be read.
 fn read(path: &Path) -> Option<String> {
     let ending = path.extension()?.to_str()?.to_ascii_lowercase();
     let found = std::fs::metadata(path).ok()?;
@@ -230,8 +231,7 @@ fn relative(path: &Path, here: &Path) -> String {
 }
 
 /// Whether a file belongs to CUDA's headers or to an installed Python package, such as Triton's own library:
-/// its path has the folder `include` below one that is called `cuda…` or `cu13`, or the folder
-/// `site-packages`.
+/// its path contains the folder `include` below a folder `cuda…` or `cu13`, or the folder `site-packages`.
 fn is_library(path: &Path) -> bool {
     let mut cuda = false;
     path.components().any(|part| {

@@ -17,7 +17,7 @@ pub struct Study {
     pub bound: Bound,
     /// The gate's verdict.
     pub check: CheckReport,
-    /// Registers, spills and shared memory of the first kernel, from ptxas where it is present.
+    /// Registers, spills and shared memory of the first kernel, from ptxas if it is present.
     pub resources: Option<Resources>,
     /// One predicted time of all kernels per requested machine, or the reason why there is none.
     pub predictions: Vec<Result<Prediction, ModelError>>,
@@ -26,7 +26,7 @@ pub struct Study {
     pub lines: Vec<LineCost>,
     /// The loops, the most expensive first; empty without a prediction.
     pub loops: Vec<LoopCost>,
-    /// The cost of source lines, where the PTX has line information.
+    /// The cost of source lines, if the PTX has line information.
     pub source_lines: Vec<SourceCost>,
     /// The PTX text that line numbers refer to, with its source.
     pub sources: Sources,
@@ -39,8 +39,8 @@ impl Study {
     }
 }
 
-/// Checks, predicts and diagnoses a program. `sources` has the PTX that line numbers refer to; `None` prints
-/// the module. A program that failed the check is predicted and diagnosed too if all its kernels ran.
+/// Checks, predicts and diagnoses a program. `sources` has the PTX to which line numbers refer; `None` prints
+/// the module. A program that failed the check is also predicted and diagnosed if all its kernels ran.
 ///
 /// # Errors
 /// When a kernel cannot be launched.
@@ -55,8 +55,9 @@ pub fn study(
     Ok(analyse(bound, None, sources, check, machines, ptxas))
 }
 
-/// Predicts and diagnoses a program that was checked already. The prediction is for the launches of `whole`,
-/// which may have more CTAs of the recorded kind (more heads) than the run had; `None` is the program itself.
+/// Predicts and diagnoses a program that was already checked. The prediction is for the launches of `whole`,
+/// which may have more CTAs of the recorded kind (more heads) than the run had; `None` means the program
+/// itself.
 pub fn analyse(
     bound: Bound,
     whole: Option<&Bound>,
@@ -164,8 +165,8 @@ fn subject<'a>(
 }
 
 /// Like [`record`], but only for times: matrix products are not computed, buffers hold zeros, and a CTA that
-/// takes its tiles from a counter gets its share. The kernels' control flow must not depend on data, or zeros
-/// must be typical.
+/// takes its tiles from a counter gets its share. The control flow of the kernels must not depend on data, or
+/// zeros must be typical data.
 ///
 /// # Errors
 /// When a kernel cannot be launched or does not end.
@@ -174,8 +175,8 @@ pub fn sketch(bound: &Bound, count: u64) -> Result<Vec<Recorded>, RecordError> {
     run_some(bound, count, Fidelity::Sketch, Options::default().step_limit, &mut buffers)
 }
 
-/// Runs and records a few CTAs of each kernel, spread evenly over the grid, and no others. A forecast needs
-/// no more.
+/// Runs and records a few CTAs of each kernel, spread evenly over the grid, and no other CTAs. A forecast
+/// needs no more.
 ///
 /// # Errors
 /// When a kernel cannot be launched or does not end.
@@ -198,8 +199,8 @@ pub enum RecordError {
 /// The buffer of block lists ([`kernels::forward::Visits`]).
 const LISTS: &str = kernels::forward::BLOCK_LISTS;
 
-/// Warp instructions that a recorded CTA may issue. A trace keeps the addresses of each, so an endless loop
-/// would use up all memory.
+/// Limit of warp instructions of a recorded CTA. A trace stores the addresses of each instruction, so an
+/// endless loop would use up all memory.
 pub const RECORDED_STEPS: u64 = 8_000_000;
 
 fn run_some(
@@ -211,7 +212,7 @@ fn run_some(
 ) -> Result<Vec<Recorded>, RecordError> {
     let of_step = |kernel: &Kernel| {
         let ctas = sample_ctas(kernel.launch.grid.count(), count);
-        // Which blocks a CTA of the next kernel visits depends on all lists.
+        // The blocks that a CTA of the next kernel visits depend on all lists.
         let lists = |b: &BufferSpec| b.name == LISTS && b.access != Access::Read;
         let writes_lists = kernel.buffers.iter().any(lists);
         let checks = Checks { races: false, uninitialised: false, unwritten: false };

@@ -1,4 +1,5 @@
-//! `flashcore accuracy`.
+//! The command `flashcore accuracy`: prints or draws the error of attention on 8-bit inputs over the number
+//! of keys.
 
 use std::io::Write;
 
@@ -12,7 +13,7 @@ use crate::progress::Progress;
 use crate::terminal::one_line;
 use crate::{Status, source, table, unless_closed};
 
-/// Fewest keys of a curve, and most.
+/// Smallest and largest number of keys of a curve.
 const FEWEST: usize = 512;
 const MOST: usize = 1 << 20;
 

@@ -15,8 +15,8 @@ pub use plans::{PlansAdd, PlansCheck, PlansClear, PlansCommand, PlansList};
 pub use run::Run;
 
 /// The exit codes of [`crate::Status`].
-const EXIT_CODES: &str = "Exit codes: 0 done, and right as far as it was to be judged; 1 something is wrong; 2 something could not be \
-     judged, or a fault of FlashCore's; 3 bad usage, or a file, ledger or device that cannot be used.";
+const EXIT_CODES: &str = "Exit codes: 0 success; 1 a check or comparison failed; 2 no verdict was \
+possible, or a bug in FlashCore; 3 bad usage, or a file, ledger or device that cannot be used.";
 
 /// Fused attention, and an automated search that tunes it.
 #[derive(Debug, Parser)]
@@ -28,7 +28,7 @@ pub struct Cli {
     pub output: Output,
 }
 
-/// Options of every command. They may stand before or after the command.
+/// Options of every command. They may be given before or after the command.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
 pub struct Output {
@@ -106,7 +106,8 @@ pub enum Command {
     /// machine's processor
     #[command(subcommand)]
     Plans(PlansCommand),
-    /// Record what an idea is expected to bring, and score the forecasts of people and of the time model
+    /// Record the time that an idea is expected to give, and score the forecasts of people and of the time
+    /// model
     #[command(subcommand)]
     Forecast(ForecastCommand),
     /// Export the facts of a ledger, check it, or list its runs
@@ -170,7 +171,7 @@ pub struct Climb {
     /// Device to measure on: cpu (times are predicted), cuda, cuda:N, or auto (a GPU if there is one)
     #[arg(long, default_value = "auto")]
     pub device: String,
-    /// File of the page, or - for standard output in place of the table
+    /// File for the page, or - for standard output instead of the table
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     pub out: PathBuf,
     #[arg(from_global)]
@@ -218,7 +219,8 @@ pub struct Bench {
     /// both
     #[arg(long)]
     pub mode: Option<String>,
-    /// GPU: race the first plan against itself N times, loaded anew each time, and count the undecided races
+    /// GPU: race the first plan against itself N times, loading it again each time, and count the undecided
+    /// races
     #[arg(long, value_name = "N", value_parser = positive)]
     pub control: Option<u32>,
 }
@@ -245,7 +247,7 @@ pub struct Accuracy {
     /// Most keys: a power of two from 512 to 1048576
     #[arg(long, value_parser = count::<usize>, value_name = "N", default_value_t = 131_072)]
     pub keys: usize,
-    /// Write a page with the curves, or - for standard output in place of the table
+    /// File for a page with the curves, or - for standard output instead of the table
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }
@@ -261,7 +263,7 @@ pub struct Selftest {
     /// Run fewer checks: seconds instead of minutes
     #[arg(long)]
     pub quick: bool,
-    /// Only kernels of this family: mma, wgmma, small_streamed or small_at_once; repeatable
+    /// Use only kernels of this family: mma, wgmma, small_streamed or small_at_once; repeatable
     #[arg(long, value_name = "NAME", value_parser = family)]
     pub family: Vec<kernels::Family>,
     #[arg(from_global)]
@@ -269,13 +271,13 @@ pub struct Selftest {
     /// Number of the GPU, from 0
     #[arg(long, value_parser = whole::<i32>, value_name = "N", default_value_t = 0)]
     pub device: i32,
-    /// Leave out compute-sanitizer
+    /// Do not run compute-sanitizer
     #[arg(long)]
     pub no_sanitizer: bool,
     /// Append a row to FILE; refused unless the commit is known
     #[arg(long, value_name = "FILE")]
     pub evidence: Option<PathBuf>,
-    /// Use the emulator in place of a GPU, to test the self-test
+    /// Use the emulator instead of a GPU, to test the self-test
     #[arg(long)]
     pub emulator: bool,
     /// Run the short list, which the sanitizer watches
@@ -304,7 +306,7 @@ pub struct Worker {
     /// Machine description, as `lab microbench --out` writes it; the time model uses it
     #[arg(long, value_name = "FILE.json")]
     pub machine: Option<PathBuf>,
-    /// Use the emulator in place of a GPU, to test the search
+    /// Use the emulator instead of a GPU, to test the search
     #[arg(long)]
     pub emulator: bool,
     /// Print a time limit before each step, so that the parent process can end a worker that hangs
@@ -502,7 +504,7 @@ pub struct Report {
     /// Number of the run; default: the latest
     #[arg(long, value_parser = whole::<i64>, value_name = "N")]
     pub run: Option<i64>,
-    /// File of the page, or - for standard output
+    /// File for the page, or - for standard output
     #[arg(long, value_name = "FILE", default_value = "evolution.html")]
     pub out: PathBuf,
 }
@@ -537,7 +539,7 @@ pub struct Evolve {
     /// Time limit of the search with its races, minutes; default: 2, or none if --candidates is given
     #[arg(long, value_parser = number::<f64>)]
     pub minutes: Option<f64>,
-    /// Largest number of candidates, the random samples included
+    /// Maximum number of candidates, including random samples
     #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub candidates: Option<usize>,
     /// Kind of search: full (from the best of every bound and tile shape, every operator), insight (from the
@@ -550,10 +552,10 @@ pub struct Evolve {
     /// Plan (JSON, as `explain --problem` or `topk` prints it) that is the only seed and the baseline
     #[arg(long, value_name = "FILE.json")]
     pub seed_plan: Option<PathBuf>,
-    /// Only kernels of this family: mma, wgmma, small_streamed or small_at_once; repeatable
+    /// Use only kernels of this family: mma, wgmma, small_streamed or small_at_once; repeatable
     #[arg(long, value_name = "NAME")]
     pub family: Vec<String>,
-    /// Fraction of the candidates that are random samples, to show what the search gains
+    /// Fraction of the candidates that are random samples, a control group that shows what the search gains
     #[arg(long, value_parser = number::<f64>, value_name = "SHARE", default_value_t = 0.5)]
     pub random_share: f64,
     /// Program that proposes kernels: it reads a JSON object on standard input and answers with one (see the
@@ -571,7 +573,7 @@ pub struct Evolve {
     /// File or folder that a proposer in a sandbox may read; repeatable
     #[arg(long, value_name = "PATH", requires = "proposer_sandbox")]
     pub proposer_read: Vec<PathBuf>,
-    /// Time of the best library on the first problem, µs; the advice at the end compares with it
+    /// Time of the best library on the first problem, µs, for the advice at the end
     #[arg(long = "library-us", value_parser = number::<f64>, value_name = "US")]
     pub peer_us: Option<f64>,
     /// Use the whole budget, even if no further gain is expected
@@ -587,8 +589,8 @@ pub struct Evolve {
     /// Price of an hour of the device
     #[arg(long, value_parser = number::<f64>, visible_alias = "price-per-hour", value_name = "PRICE")]
     pub price: Option<f64>,
-    /// Threads that build and check candidates beside the device; default: all cores but one (with --device
-    /// cpu: one)
+    /// Threads that build and check candidates while the device measures; default: all cores but one (with
+    /// --device cpu: one)
     #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub jobs: Option<usize>,
     /// CPU: do not keep a promoted plan for `run`, the Rust API and the Python package (see `flashcore
@@ -603,7 +605,7 @@ pub struct Evolve {
     pub evidence: Option<PathBuf>,
     #[arg(from_global)]
     pub json: bool,
-    /// Use the emulator in place of a GPU, with times from the time model, to test the search
+    /// Use the emulator instead of a GPU, with times from the time model, to test the search
     #[arg(long, hide = true)]
     pub emulator: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `flashcore check`.
+//! The command `flashcore check`: checks a kernel in the emulator.
 
 use std::io::Write;
 use std::path::Path;
@@ -73,7 +73,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let launch = bound.kernel.launch;
     let sources = Sources::new(text, args.file.parent());
     let mut study = analyse(bound, None, Some(sources), check, std::slice::from_ref(gpu), ptxas.as_ref());
-    // A check is made with a small launch, whatever the kernel's real one is.
+    // A check uses a small launch, however large the kernel's real launch is.
     study.findings.retain(|finding| finding.name != SMALL_GRID);
     if let Some(resources @ Resources { source: Source::Ptxas(_), .. }) = &study.resources {
         study.check.require_room(&launch, resources, gpu);
@@ -99,7 +99,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     })
 }
 
-/// The files that are read, by their arguments.
+/// The input files with the arguments that name them.
 fn inputs(args: &Check) -> Vec<(&'static str, &Path)> {
     let launch = args.launch.as_deref().map(|launch| ("--launch", launch));
     let others = args.compiling.others.iter().map(|other| ("--with", other.as_path()));
@@ -116,8 +116,7 @@ fn suggest(args: &Check, origin: Origin<'_>) -> Result<Status, CliError> {
     Ok(Status::Passed)
 }
 
-/// The GPU whose time and resources are meant: the one that `--gpu` names, else the first that runs the
-/// target.
+/// The GPU for the time and the resources: the one that `--gpu` names, else the first that runs the target.
 fn gpu(name: Option<&str>, target: ptx::Target) -> Result<&'static Gpu, CliError> {
     let Some(name) = name else {
         let runs = |gpu: &&Gpu| target.runs_on(gpu.sm);
@@ -134,13 +133,13 @@ fn gpu(name: Option<&str>, target: ptx::Target) -> Result<&'static Gpu, CliError
     })
 }
 
-/// The files for other programs that a check writes beside its output.
+/// The files for other programs that a check writes in addition to its output.
 struct Reports<'a> {
     args: &'a Check,
 }
 
 impl Reports<'_> {
-    /// Refuses files that cannot be written, before the kernel is run.
+    /// Rejects files that cannot be written, before the kernel is run.
     fn planned(args: &Check) -> Result<Reports<'_>, CliError> {
         let reports = Reports { args };
         let mut inputs = inputs(args);

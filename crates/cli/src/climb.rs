@@ -110,7 +110,7 @@ fn print(out: &mut impl Write, climb: &Climb) -> Result<(), CliError> {
     if climb.card.is_some() {
         table::print(out, &header, &rows)?;
     } else {
-        // Nothing was measured: the column is left out.
+        // Without measured times, the column is left out.
         let header: Vec<&str> = header.into_iter().filter(|name| *name != "measured µs").collect();
         let without =
             |row: Vec<String>| row.into_iter().enumerate().filter(|(i, _)| *i != 4).map(|(_, c)| c).collect();

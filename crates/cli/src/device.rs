@@ -1,4 +1,4 @@
-//! Reads `--device`.
+//! Reads the value of `--device`.
 
 use std::str::FromStr;
 

@@ -1,4 +1,4 @@
-//! `flashcore doctor`: what this machine has, and what that enables.
+//! The command `flashcore doctor`: says what this machine has, and which commands can use it.
 
 use std::io::Write;
 use std::path::Path;

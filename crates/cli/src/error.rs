@@ -1,3 +1,5 @@
+//! The error type of the command.
+
 use std::path::PathBuf;
 
 /// Why a command stopped. The message names the argument, its value and what is accepted.
@@ -18,10 +20,8 @@ pub enum CliError {
     /// The environment names no folder for the file of kept plans.
     #[error("missing a folder for kept plans: set FLASHCORE_CONFIG_DIR, XDG_CONFIG_HOME or HOME")]
     NoConfigFolder,
-    /// A command whose output is for another program and has no JSON form.
-    #[error(
-        "invalid value '--json' for {0}: expected no --json, since its output is the input of another program"
-    )]
+    /// The command writes for another program and has no JSON output.
+    #[error("invalid value '--json' for {0}: expected no --json, because another program reads the output")]
     NoJson(&'static str),
     /// The value of an argument is not accepted.
     #[error(
@@ -35,13 +35,14 @@ pub enum CliError {
     Missing { argument: &'static str, why: &'static str },
     /// An output file would replace an input file.
     #[error(
-        "{argument} {path} is the same file as {input} {source_path}; name another file, so that the input is kept"
+        "{argument} {path} is the same file as {input} {source_path}; name another file, so that the \
+        input is not overwritten"
     )]
     Overwrites { argument: &'static str, path: PathBuf, input: &'static str, source_path: PathBuf },
     /// PTX that does not parse.
     #[error("{path}: {error}")]
     Parse { path: PathBuf, error: ptx::ParseError },
-    /// The launched kernel uses what the emulator does not know.
+    /// The launched kernel uses a feature that the emulator does not support.
     #[error(
         "incomplete: {} of {path} cannot be judged: {}", ptx::quote::cut(&left_out.function), left_out.error
     )]
@@ -54,17 +55,18 @@ pub enum CliError {
         "{path}: the PTX is invalid ({} error{}):\n{violations}", violations.0.len(), if violations.0.len() == 1 { "" } else { "s" }
     )]
     Verify { path: PathBuf, violations: ptx::Violations },
-    /// The verifier refuses a kernel that the command generated.
-    #[error("a kernel of this command breaks the rules of PTX, which is a fault of FlashCore: {0}")]
+    /// The verifier rejects a kernel that the command generated.
+    #[error("a kernel that this command generated is invalid PTX, which is a bug in FlashCore: {0}")]
     Generator(#[from] ptx::Violations),
     /// An internal error of FlashCore.
     #[error(
-        "internal error: {0}\nThis is a fault of FlashCore, not of the input, and there is no verdict. Please report it \
+        "internal error: {0}\nThis is a bug in FlashCore, not an error in the input, and there is no \
+        verdict. Please report it \
          at {repository}/issues, with the files and this command; RUST_BACKTRACE=1 prints a backtrace.",
         repository = env!("CARGO_PKG_REPOSITORY")
     )]
     Internal(host::panics::Panic),
-    /// A tensor of the wrong rank.
+    /// A tensor has the wrong number of dimensions.
     #[error("{tensor} has shape {}; expected four dimensions, [batch, heads, sequence, dim]", dims(shape))]
     Rank { tensor: &'static str, shape: Vec<usize> },
     /// Tensors of different element types.
@@ -115,21 +117,23 @@ pub enum CliError {
     Extension(PathBuf),
     /// The repository is not at a clean commit, so the rows could not name one.
     #[error(
-        "--evidence: the commit is not known: this folder's repository has changes that are not committed, or is at another commit \
-         than the program was built from, or there is none; commit first, or leave --evidence out"
+        "--evidence: the commit is unknown, because this folder is not in a repository, its repository \
+        has uncommitted changes, or the program was built from another commit; commit the changes and \
+        build again, or omit --evidence"
     )]
     Unclean,
     /// The program was built without a known commit. Rows from a GPU machine name the commit of the build,
     /// because that machine need not have the repository.
     #[error(
-        "--evidence: the commit of this program is not known; build it with `cargo xtask evidence`, or leave --evidence out"
+        "--evidence: the commit of this program is unknown; build it with `cargo xtask evidence`, or omit \
+        --evidence"
     )]
     Unbuilt,
     /// The system cannot provide the sandbox that was asked for.
-    #[error("a proposer cannot be put into a sandbox: {0}")]
+    #[error("cannot set up the sandbox for a proposer: {0}")]
     Sandbox(String),
     /// The device failed during a race.
-    #[error("the race stopped: {0}")]
+    #[error("the race failed: {0}")]
     Race(#[from] bench::RaceError<driver::DriverError>),
     #[error(transparent)]
     Driver(#[from] driver::DriverError),

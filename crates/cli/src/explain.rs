@@ -1,4 +1,4 @@
-//! `flashcore explain`.
+//! The command `flashcore explain`: predicts the time of a kernel and says what limits it.
 
 use std::io::Write;
 use std::path::Path;
@@ -132,7 +132,7 @@ const SMALL: f64 = 0.02;
 /// Width of the bar of a unit that is always busy, characters.
 const BAR: f64 = 40.0;
 
-/// Bars of the units (what Nsight Compute calls speed of light), then what the warps wait for.
+/// Prints a bar for each unit (what Nsight Compute calls speed of light), then what the warps wait for.
 fn print_prediction(out: &mut Out, p: &Prediction) -> Result<(), CliError> {
     let Prediction { machine, us, us_low, us_high, bound, .. } = p;
     writeln!(
@@ -249,7 +249,7 @@ fn print(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliError> {
     print_lines(out, study, lines)
 }
 
-/// Most loops that are listed.
+/// Maximum number of loops that are listed.
 const LOOPS: usize = 4;
 
 /// The loops with their shares of the warps' time.
@@ -282,7 +282,7 @@ fn print_lines(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliErro
     };
     let header =
         |first, last| [first, "% of time", "% issued", "issues", "lanes", "conflicts", "sectors", last];
-    // By time where it is predicted, else by issues.
+    // By time if it is predicted, else by number of issued instructions.
     let by_cost = |a: &LineCost, b: &LineCost| {
         let stall = |cost: &LineCost| cost.stall.unwrap_or(0.0);
         stall(b).total_cmp(&stall(a)).then(b.issues.cmp(&a.issues)).then(a.line.cmp(&b.line))

@@ -1,4 +1,4 @@
-//! The findings of a check in source lines: as text and as JSON.
+//! Prints the findings of a check by source line, as text and as JSON.
 
 use std::io::Write;
 
@@ -16,13 +16,13 @@ use crate::terminal::{Out, Tone, is_verbose};
 /// The number of causes and of uncovered lines that are shown unless `--verbose` is given.
 const SHOWN: usize = 8;
 
-/// What a check found, the worst first.
+/// The findings of a check, the worst first.
 pub struct Found {
     /// The causes of the failure.
     pub causes: Vec<Cause>,
     /// Causes that do not fail the check.
     pub notes: Vec<Cause>,
-    /// Why the check did not pass apart from hazards.
+    /// Reasons other than hazards why the check did not pass.
     pub reasons: Vec<String>,
     /// Questions that the runs left open.
     pub warnings: Vec<String>,
@@ -73,7 +73,7 @@ pub fn sentence(cause: &Cause) -> String {
     said
 }
 
-/// Prints the causes, each with its lines and its cure, then the other reasons, notes and warnings.
+/// Prints the causes, each with its lines and its fix, then the other reasons, notes and warnings.
 pub fn print(out: &mut Out, found: &Found) -> Result<(), CliError> {
     let most = if is_verbose() { usize::MAX } else { SHOWN };
     for (number, cause) in found.causes.iter().take(most).enumerate() {

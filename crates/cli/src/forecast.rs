@@ -1,4 +1,4 @@
-//! `flashcore forecast`: forecasts of people, and how accurate people and the time model are.
+//! The command `flashcore forecast`: records forecasts, and scores those of people and of the time model.
 
 use std::io::Write;
 
@@ -40,7 +40,7 @@ fn add(args: &ForecastAdd) -> Result<Status, CliError> {
         candidate: args.candidate.map(CandidateId),
         hypothesis: args.hypothesis.trim().to_owned(),
         author: args.author.trim().to_owned(),
-        // Empty for a candidate: the ledger knows the candidate's device.
+        // The device is empty for a candidate, because the ledger knows the candidate's device.
         device: String::new(),
         problem,
         low_us: args.low.unwrap_or(args.us * (1.0 - DEFAULT_MARGIN)),
@@ -67,7 +67,7 @@ fn add(args: &ForecastAdd) -> Result<Status, CliError> {
     Ok(Status::Passed)
 }
 
-/// Refuses an empty hypothesis, an author that is not a person, times that are not positive, and an empty
+/// Rejects an empty hypothesis, an author that is not a person, times that are not positive, and an empty
 /// device.
 fn check(args: &ForecastAdd) -> Result<(), CliError> {
     let refuse = |argument, value: &str, accepted: &str| {
@@ -105,8 +105,8 @@ fn own_name(device: &str) -> Result<String, CliError> {
     }
 }
 
-/// One name for all spellings of a device, so that its forecasts are scored together: the name in the ledger,
-/// or else the name in the time model.
+/// A common name for all spellings of a device, so that its forecasts are scored together: the name in the
+/// ledger, or else the name in the time model.
 fn common_name(ledger: &Ledger, name: String) -> Result<String, CliError> {
     match ledger.device_called(&name) {
         Err(LedgerError::Unknown { .. }) => {

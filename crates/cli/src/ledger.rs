@@ -1,4 +1,4 @@
-//! `flashcore ledger`: exports the facts of a ledger, checks its pages, and lists its runs.
+//! The command `flashcore ledger`: exports the facts of a ledger, checks its pages, and lists its runs.
 
 use std::io::Write;
 
@@ -36,7 +36,8 @@ fn export(args: &LedgerExport) -> Result<Status, CliError> {
             .iter()
             .filter(|e| e.rows > 0 || e.broken.is_some())
             .map(|e| {
-                let end = e.broken.as_ref().map_or(String::new(), |why| format!("ends in damage: {why}"));
+                let end =
+                    e.broken.as_ref().map_or(String::new(), |why| format!("incomplete, damaged: {why}"));
                 vec![e.table.to_owned(), e.rows.to_string(), end]
             })
             .collect();
@@ -63,13 +64,13 @@ fn to_standard_output(ledger: &Ledger, args: &LedgerExport) -> Result<Status, Cl
     let copied = std::io::copy(&mut facts, &mut std::io::stdout().lock());
     unless_closed(copied.map(drop).map_err(CliError::from))?;
     for damaged in exported.iter().filter_map(|e| Some((e.table, e.broken.as_ref()?))) {
-        fault(format_args!("{} ends in damage: {}", damaged.0, damaged.1));
+        fault(format_args!("{} is incomplete, the rest of the table is damaged: {}", damaged.0, damaged.1));
     }
     Ok(if exported.iter().all(|e| e.broken.is_none()) { Status::Passed } else { Status::Failed })
 }
 
-/// The usual message for a damaged ledger advises to export it. Here the export itself has failed, so the
-/// message is another one.
+/// The usual message for a damaged ledger advises the user to export it. Here the export itself failed, so
+/// another message is returned.
 fn beyond(error: LedgerError) -> CliError {
     match error {
         LedgerError::Damaged { path, what } => CliError::BeyondExport { path, what },

@@ -1,7 +1,7 @@
 //! The `flashcore` command: attention, and the automated search that tunes it, from the terminal.
 //!
-//! The search and its ledger are behind the feature `search`. They bring SQLite, Parquet and a web server,
-//! for which `climb`, `check` and `explain` need not wait.
+//! The search and its ledger are behind the feature `search`. It adds SQLite, Parquet and a web server to the
+//! build; `climb`, `check` and `explain` do not need them.
 #![cfg_attr(not(feature = "search"), allow(dead_code, reason = "parts that only the search uses"))]
 
 mod accuracy;
@@ -59,8 +59,8 @@ use terminal::tell;
 ///
 /// | code | meaning | commands |
 /// |---|---|---|
-/// | 0 | done, and right as far as it was to be judged | all |
-/// | 1 | something is wrong: a kernel failed, is out of its race or not as expected, a failed probe, a ledger that disagrees, a stale table | `check`, `bench`, `climb`, `ledger check`, `lab selftest`, `lab microbench`, `lab tables --check` |
+/// | 0 | success; a check or comparison passed | all |
+/// | 1 | a check or comparison failed: a kernel failed, was disqualified or gave an unexpected result, a probe failed, a ledger is inconsistent, a table is stale | `check`, `bench`, `climb`, `ledger check`, `lab selftest`, `lab microbench`, `lab tables --check` |
 /// | 2 | no verdict: something could not be judged | `check`, `lab selftest` |
 /// | 2 | an internal error of FlashCore | all |
 /// | 3 | bad usage, or a file, ledger or device that cannot be used | all |
@@ -157,7 +157,7 @@ const fn run_search(_: &Command) -> Result<Status, CliError> {
     Err(CliError::NoSearch)
 }
 
-/// `flashcore lab tables`.
+/// Updates or checks the tables in documents (`flashcore lab tables`).
 fn tables(args: &args::Tables) -> Result<Status, CliError> {
     let (stale, rewritten) = if args.check {
         match ::report::tables::check(&args.root, &args.documents) {
@@ -183,8 +183,8 @@ fn tables(args: &args::Tables) -> Result<Status, CliError> {
     })
 }
 
-/// The exit code and the message of an outcome. A panic is an internal error of FlashCore and no verdict on
-/// the input.
+/// The exit code and the message of an outcome. A panic is an internal error of FlashCore; it is not a
+/// verdict on the input.
 fn conclude(outcome: Result<Result<Status, CliError>, Panic>) -> (Status, Option<String>) {
     match outcome {
         Ok(Ok(status)) => (status, None),
@@ -215,7 +215,7 @@ mod tests {
         let (status, message) = conclude(host::panics::contain(|| panic!("index 7 of {}", 5)));
         let message = message.unwrap();
         assert_eq!(status, Status::Incomplete);
-        for part in ["index 7 of 5", "lib.rs:", "fault of FlashCore,", "/issues"] {
+        for part in ["index 7 of 5", "lib.rs:", "bug in FlashCore,", "/issues"] {
             assert!(message.contains(part), "{part}: {message}");
         }
         assert_eq!(conclude(Ok(Ok(Status::Failed))), (Status::Failed, None));

@@ -1,4 +1,4 @@
-//! The `flashcore` command.
+//! The `flashcore` program: calls the library.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `flashcore lab microbench`.
+//! The command `flashcore lab microbench`: measures the unit costs of a GPU.
 
 use std::io::Write;
 
@@ -25,7 +25,7 @@ const LAUNCHES: u32 = 200;
 const ROUNDS: usize = 9;
 /// Largest data of a probe on the emulator, bytes. The DRAM probes use more and are left out.
 const EMULATED_BYTES: usize = 16 << 20;
-/// SM count of the emulated device. The emulator has no count of its own.
+/// Number of SMs of the emulated device. The emulator itself has no such number.
 const EMULATED_SMS: u32 = 2;
 
 pub fn microbench(args: &Microbench) -> Result<Status, CliError> {

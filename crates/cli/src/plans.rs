@@ -1,4 +1,5 @@
-//! `flashcore plans`: the plans of the CPU kernels that are kept in the user's configuration folder.
+//! The command `flashcore plans`: manages the plans of the CPU kernels that are kept in the user's
+//! configuration folder.
 
 use std::path::{Path, PathBuf};
 
@@ -52,7 +53,7 @@ pub fn keep(plan: KeptPlan) -> Result<PathBuf, CliError> {
     Ok(file)
 }
 
-/// Whether calls of this machine use a line's plan, and if not, why.
+/// Whether calls on this machine use a line's plan, and if not, why.
 fn use_of(line: &Line) -> String {
     match &line.plan {
         Err(why) => format!("no: {why}"),
@@ -158,7 +159,7 @@ fn changed(json: bool, file: &Path, plans: &KeptPlans, mut told: Value) -> Resul
     Ok(Status::Passed)
 }
 
-/// Races each plan that calls here use against the built-in choice.
+/// Races each plan that calls on this machine use against the built-in choice.
 fn check(args: &PlansCheck) -> Result<Status, CliError> {
     let file = file()?;
     let plans = read(&file)?;
@@ -188,7 +189,7 @@ fn check(args: &PlansCheck) -> Result<Status, CliError> {
     };
     let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
     if rows.is_empty() {
-        tell(format_args!("{} keeps no plan that calls on this machine use", file.display()));
+        tell(format_args!("{} has no plan that is used on this machine", file.display()));
         return Ok(status);
     }
     let header = ["problem", "over the built-in choice", "interval", "noise", "verdict"];

@@ -22,7 +22,7 @@ pub struct Progress(Shown);
 /// The bar on the terminal. Other lines must suspend it while they are written.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Writes to standard error while the bar is suspended.
+/// Hides the bar while `write` writes to standard error.
 pub fn beside(write: impl FnOnce()) {
     let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
     match bar {
@@ -55,8 +55,8 @@ impl Progress {
         Progress(Shown::Bar(bar))
     }
 
-    /// Starts a display of work that is often short: it appears after a second. `json`: only on a terminal,
-    /// since a program reads the output.
+    /// Starts a display of work that is often short: it appears after a second. With `json` set, it appears
+    /// on a terminal only.
     pub fn after_a_second(json: bool) -> Progress {
         if is_quiet() || json && !std::io::stderr().is_terminal() {
             return Progress::silent();

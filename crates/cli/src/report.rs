@@ -1,4 +1,4 @@
-//! `flashcore report`: writes a run as one page.
+//! The command `flashcore report`: writes a run as one page.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! `flashcore run`: attention on tensors in files.
+//! The command `flashcore run`: computes attention on tensors in files.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -44,7 +44,7 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
     let q = tensor(&mut stdin, &args.q, "q")?;
     let k = tensor(&mut stdin, &in_q(&args.k), "k")?;
     let v = tensor(&mut stdin, &in_q(&args.v), "v")?;
-    // Standard output gets the format of the queries.
+    // The output to standard output has the format of the queries.
     let out_path = if to_stdout { stdin.named(&args.q)? } else { args.out.clone() };
     let extension = out_path.extension().and_then(|extension| extension.to_str());
     let problem = problem_of(args, layout, &q, &k, &v)?;

@@ -32,7 +32,8 @@ mod linux {
 
     use crate::args::Sandboxed;
 
-    /// The oldest Landlock interface that suffices (Linux 6.2). Earlier ones cannot forbid truncating a file.
+    /// The oldest Landlock interface that the sandbox accepts (Linux 6.2). Earlier ones cannot forbid
+    /// truncating a file.
     const LEAST: ABI = ABI::V3;
     /// The newest Landlock interface whose rights are used (Linux 6.12): device control, signals, abstract
     /// sockets.

@@ -1,4 +1,4 @@
-//! The result of a check as SARIF 2.1.0, which code hosts show beside the source lines
+//! The result of a check as SARIF 2.1.0, which code hosts show next to the source lines
 //! (<https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html>).
 
 use std::path::Path;

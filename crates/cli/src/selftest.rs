@@ -1,4 +1,4 @@
-//! `flashcore lab selftest`.
+//! The command `flashcore lab selftest`: compares a GPU with the emulator.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -106,7 +106,7 @@ fn on_machine<M: Machine>(
     }
 }
 
-/// Without a GPU: tests the self-test itself.
+/// Runs the checks on the emulator, which tests the self-test itself without a GPU.
 fn on_emulator(settings: &Settings, log: &mut Log) -> Report {
     let mut report = Report::default();
     let checks = Checks { races: false, uninitialised: false, unwritten: false };
@@ -130,7 +130,8 @@ fn on_gpu(gpu: &mut Gpu, args: &Selftest, settings: &Settings, log: &mut Log) ->
         report.checks.extend(attention::torture(gpu, &arch, settings, &mut |check| log.check(check)));
         return Ok(report);
     }
-    // The kernels with planted faults run in the emulator, on a thread beside the checks on the GPU.
+    // The kernels with planted faults run in the emulator, on a second thread while the checks run on the
+    // GPU.
     let faulty = std::thread::scope(|scope| {
         let faulty = scope.spawn(|| mutants::mutants(&arch, settings, &mut |_| ()));
         on_machine(gpu, &arch, settings, &mut report, log);

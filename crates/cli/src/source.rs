@@ -29,9 +29,9 @@ struct Kernels {
     module: Verified,
     /// The PTX.
     text: String,
-    /// The template instances that were asked for, and their names in the PTX.
+    /// The requested template instances, and their names in the PTX.
     names: BTreeMap<String, String>,
-    /// Functions that use what the emulator does not know.
+    /// Functions that were omitted, because they use a feature that the emulator does not support.
     left_out: Vec<LeftOut>,
     /// Dynamic shared memory of a Triton kernel in bytes.
     shared: Option<u32>,
@@ -75,7 +75,7 @@ impl Origin<'_> {
         self.bind(spec, Path::new("."), self.file)
     }
 
-    /// A first launch file.
+    /// Proposes a launch file for the kernel.
     pub fn suggest(&self, entry: Option<&str>) -> Result<String, CliError> {
         let Kernels { module, names, .. } = self.module(None)?;
         let entry = entry.map(|entry| names.get(entry).map_or(entry, String::as_str));
@@ -95,12 +95,12 @@ impl Origin<'_> {
             spec.complete_triton(shared, parameters);
         }
         for step in &mut spec.launches {
-            // A template instance, by the words of --instantiate.
+            // The launch may name a template instance as `--instantiate` does.
             if let Some(name) = step.entry.as_ref().and_then(|entry| names.get(entry)) {
                 step.entry = Some(name.clone());
             }
         }
-        // A launch may name an entry as the source does.
+        // The launch may also name an entry as the source does.
         let chosen = |name: &str| {
             let is = |entry: &str| entry == name || entry == demangle(name);
             spec.launches.iter().any(|step| step.entry.as_deref().is_some_and(is))
@@ -112,7 +112,7 @@ impl Origin<'_> {
         spec.read_files(folder).map_err(refuse)?;
         let mut references = Vec::new();
         let (include, define) = (self.compiling.include.clone(), self.compiling.define.clone());
-        // Instances and further files are those of the checked kernel.
+        // The options about instances and further files apply to the checked kernel only.
         let compiling = Compiling { include, define, ..Compiling::default() };
         for file in spec.reference_kernels() {
             references.push(
@@ -214,7 +214,7 @@ impl Origin<'_> {
     }
 }
 
-/// The file and the function of `FILE.py:FUNCTION`.
+/// Splits `FILE.py:FUNCTION` into the file and the function.
 fn triton_function(file: &Path) -> Option<(PathBuf, String)> {
     let (file, function) = file.to_str()?.rsplit_once(':')?;
     file.ends_with(".py").then(|| (PathBuf::from(file), function.to_owned()))
@@ -225,7 +225,7 @@ fn not_stated(error: LaunchError) -> CliError {
     CliError::Stated(Box::new(error))
 }
 
-/// Refuses a file for `--keep-ptx` that cannot be written, before the kernel is run.
+/// Rejects a file for `--keep-ptx` that cannot be written, before the kernel is run.
 pub fn keepable(file: Option<&Path>, inputs: &[(&'static str, &Path)]) -> Result<(), CliError> {
     let Some(file) = file else { return Ok(()) };
     if store::is_standard(file) {
@@ -239,7 +239,7 @@ pub fn keepable(file: Option<&Path>, inputs: &[(&'static str, &Path)]) -> Result
     Ok(store::writable(file)?)
 }
 
-/// Refuses `-` as an output file beside an output that goes to standard output anyway.
+/// Rejects `-` as an output file when another output already goes to standard output.
 pub fn not_beside_json(argument: &'static str, output: &Path, json: bool) -> Result<(), CliError> {
     if !(json && store::is_standard(output)) {
         return Ok(());
@@ -248,7 +248,7 @@ pub fn not_beside_json(argument: &'static str, output: &Path, json: bool) -> Res
     Err(CliError::Argument { argument, value: "-".to_owned(), accepted })
 }
 
-/// Refuses an output file that is also an input file, under whatever name: writing it would destroy the
+/// Rejects an output file that is also an input file, under whatever name: writing it would destroy the
 /// input.
 pub fn distinct(
     argument: &'static str,

@@ -18,7 +18,7 @@ use crate::progress;
 /// not raise it.
 pub const SCHEMA: u32 = 1;
 
-/// How much to print, and where in colour.
+/// What to print, and which outputs are coloured.
 #[derive(Debug, Default)]
 struct Settings {
     quiet: bool,
@@ -108,8 +108,8 @@ pub fn out() -> Out {
 }
 
 impl Out {
-    /// Prints an object as one line of JSON, with the name and version of its schema. Another value becomes
-    /// `rows` of such an object.
+    /// Prints an object as one line of JSON, with the name and version of its schema. A value that is not an
+    /// object becomes `rows` of such an object.
     pub fn json(&mut self, name: &str, value: &Value) -> std::io::Result<()> {
         let mut object = match value {
             Value::Object(_) => value.clone(),
@@ -138,9 +138,9 @@ impl Write for Out {
     }
 }
 
-/// Prints a note on standard error, beside the result, unless `--quiet` was given. Words that are longer than
-/// a message may quote are cut. Lines after the first are indented, so that quoted text never stands where a
-/// message of the program begins. A closed standard error is no error.
+/// Prints a note on standard error, in addition to the result, unless `--quiet` was given. Quoted text that
+/// is too long is cut. Lines after the first are indented, so that quoted text never stands where a message
+/// of the program begins. Errors of standard error itself are ignored.
 pub fn tell(message: impl Display) {
     if !is_quiet() {
         message_line(Tone::Name, message);

@@ -1,4 +1,4 @@
-//! `flashcore topk`: the best plans for a problem in the ledger.
+//! The command `flashcore topk`: lists the best plans for a problem in the ledger.
 
 use std::io::Write;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub fn topk(args: &Topk) -> Result<Status, CliError> {
     Ok(Status::Passed)
 }
 
-/// Refuses a list of 0 entries.
+/// Rejects a list of 0 entries.
 pub fn at_least_one(argument: &'static str, count: usize) -> Result<(), CliError> {
     match count {
         0 => Err(CliError::Argument { argument, value: "0".to_owned(), accepted: "1 or more".to_owned() }),

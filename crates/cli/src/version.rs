@@ -1,4 +1,4 @@
-//! `flashcore version`.
+//! The command `flashcore version`: prints the version of this build.
 
 use std::io::Write;
 

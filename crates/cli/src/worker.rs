@@ -1,4 +1,5 @@
-//! `flashcore worker`: evaluates candidates for a run, in a process that the run can lose without harm.
+//! The command `flashcore worker`: evaluates candidates for a run in a separate process. If this process
+//! crashes, the run continues.
 
 use evolve::evaluate::cuda::Allow;
 use evolve::evaluate::model::Model;

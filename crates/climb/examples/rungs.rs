@@ -1,5 +1,5 @@
-//! Times every rung on the GPU beside the time model's forecast: `rungs ROWS.jsonl [HEADS …]`, with the
-//! mission problem's shape for each number of heads (default 8). Prints one line per rung, and a build of
+//! Times every rung on the GPU next to the time model's forecast: `rungs ROWS.jsonl [HEADS …]`, with the
+//! reference problem's shape for each number of heads (default 8). Prints one line per rung, and a build of
 //! `cargo xtask evidence` appends a row for each.
 
 use std::path::Path;
@@ -106,7 +106,7 @@ fn line(s: &Subject, heads: usize) -> String {
 
 /// The evidence row: all times, and the forecast that preceded them.
 fn row(s: &Subject, problem: &Problem, provenance: &Provenance) -> Value {
-    // The types of the rung on 8-bit inputs are its own.
+    // A rung on 8-bit inputs has element types of its own.
     let problem = Problem { dtypes: s.rung.dtypes(problem), ..problem.clone() };
     let mut row = json!({
         "suite": "rungs", "impl": "flashcore", "kernel": s.rung.name, "problem": problem_json(&problem),

@@ -1,4 +1,4 @@
-//! Times the rungs on a device, in turns, beside the model's predictions.
+//! Times the rungs on a device, in turns, for a comparison with the model's predictions.
 
 use bench::gpu::{Workbench, WorkbenchError};
 use bench::schedule::palindrome;
@@ -73,9 +73,9 @@ const SEED: u64 = 1;
 /// When the oracle rejects a problem.
 pub fn measure<C: Card>(card: &mut C, kernels: &[&Bound]) -> Result<Vec<Measured>, GateError> {
     let mut measured = vec![Measured::default(); kernels.len()];
-    // The device's numbers of the accepted kernels.
+    // The numbers of the accepted kernels on the device.
     let (mut numbers, mut taken) = (vec![None; kernels.len()], 0);
-    // Every kernel accepts normal draws, quantised ones too.
+    // Every kernel accepts normally distributed inputs, quantised ones too.
     let feeds: Vec<Option<Feed>> =
         kernels.iter().map(|bound| Feed::draw(bound, Style::Normal, SEED)).collect();
     for (index, (bound, feed)) in kernels.iter().zip(&feeds).enumerate() {

@@ -1,6 +1,6 @@
-//! The climb: studies the rungs of the ladder on the mission problem, one after the other. Each rung is
-//! checked, timed or predicted, and diagnosed. The original kernels' own figures stand beside, marked as
-//! quoted.
+//! The climb studies the rungs of the ladder on the reference problem, one after the other. Each rung is
+//! checked, timed or predicted, and diagnosed. The published times of the original kernels are shown with
+//! them, marked as quoted.
 
 mod card;
 mod record;
@@ -37,11 +37,11 @@ pub struct Rung {
     /// The kernel on the whole problem, for the predicted time.
     pub whole: Bound,
     pub expected: Verdict,
-    /// For a rung that must fail: a word of the expected reason.
+    /// For a rung that must fail: a word that the reason must contain.
     pub reason: Option<String>,
     /// The time stated by the original kernels.
     pub quoted: Option<Quoted>,
-    /// The forecast that was made at that time, µs.
+    /// The forecast that was published with the quoted time, µs.
     pub forecast_us: Option<(f64, f64)>,
 }
 
@@ -58,7 +58,7 @@ pub struct Climbed {
 }
 
 impl Rung {
-    /// The element types of its inputs and output, in a climb of `problem`.
+    /// The element types of the rung's inputs and output, in a climb of `problem`.
     pub fn dtypes(&self, problem: &Problem) -> DTypes {
         self.whole.problem.as_ref().map_or(problem.dtypes, |own| own.dtypes)
     }
@@ -271,7 +271,7 @@ pub fn climb<C: Card>(
     Ok(Climb { problem: options.problem.clone(), machines, rungs: climbed, cpu, ptxas, card })
 }
 
-/// Measures all rungs. Their forecasts exist by now.
+/// Measures all rungs. Their forecasts were made before.
 fn measure_all<C: Card>(card: &mut C, climbed: &mut [Climbed]) -> Result<(), GateError> {
     let kernels: Vec<&Bound> = climbed.iter().map(|c| &c.rung.whole).collect();
     let measured = measure(card, &kernels)?;
@@ -333,9 +333,9 @@ pub fn fused(problem: &Problem, arch: &Arch) -> Result<Rung, KernelError> {
     rung("fused", story, &Plan::default_for(problem, arch)?, problem, arch)
 }
 
-/// The rung of the family `mma` on the problem with e4m3 inputs, beside the log's kernels that store 8 bits
-/// and compute in f32; `None` on an architecture without 8-bit products. The oracle judges it on the
-/// dequantised inputs.
+/// The rung of the family `mma` on the problem with e4m3 inputs, for comparison with the log's kernels that
+/// store 8 bits and compute in f32; `None` on an architecture without 8-bit products. The oracle judges it on
+/// the dequantised inputs.
 pub fn fp8_mma(problem: &Problem, arch: &Arch) -> Option<Result<Rung, KernelError>> {
     let story = "8-bit products on tensor cores; the log's 8-bit storage with scalar arithmetic took 2047 µs";
     let dtypes = DTypes { out: problem.dtypes.out, ..DType::E4m3.into() };

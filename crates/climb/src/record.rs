@@ -1,4 +1,4 @@
-//! The original kernels' measured times beside the model's predictions for an L4.
+//! Compares the original kernels' measured times with the model's predictions for an L4.
 //!
 //! A quoted time is compared with the prediction for the problem that was timed. The first session of the log
 //! timed two batches, the later sessions one ([`kernels::ladder::RungPlan::quoted_batch`] gives the sources),
@@ -76,7 +76,7 @@ pub struct Record {
 }
 
 impl Climb {
-    /// The log's table beside the predictions for an L4. `None` when the climb is on another problem.
+    /// The log's table with the predictions for an L4. `None` when the climb is on another problem.
     pub fn record(&self) -> Option<Record> {
         let on_l4 = |rung: &Climbed| {
             let machines = rung.study.predictions.iter().filter_map(|p| p.as_ref().ok());

@@ -1,4 +1,5 @@
-//! The book agrees with the code and the rows: figures of the time model, genes and hazards.
+//! Tests that the book agrees with the code and the evidence rows: figures of the time model, genes and
+//! hazards.
 
 use check::forecast::Fit;
 use cpu::CpuPlan;

@@ -1,10 +1,10 @@
-//! Times every plan of a bounded space against the default plan on some problems. Prints how far the default
-//! is from the best plan, and how far the default is ahead of the rule that it replaced:
-//! `cargo run --release -p flashcore-cpu --example exhaustive [SECONDS [PROBLEM…]]`.
+//! Times every plan of a bounded space against the default plan on some problems. Prints the distance of the
+//! default from the best plan, and its gain over the rule that it replaced: `cargo run --release -p
+//! flashcore-cpu --example exhaustive [SECONDS [PROBLEM…]]`.
 //!
-//! The number of plans is quartered until eight are left. In each round, each plan is timed beside the
-//! default, alternately A B and B A, and the fastest quarter gets three times as many rounds next. The best
-//! plan is then timed again, because the best of many is also the luckiest.
+//! The number of plans is quartered until eight are left. In each round, each plan is timed in turns with the
+//! default (A B, then B A), and the fastest quarter gets three times as many rounds next. The best plan is
+//! then timed again, because the best of many is also the luckiest.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -181,7 +181,7 @@ fn search<T: Element>(name: &str, problem: &Problem, seconds: f64) {
         field = order.into_iter().map(|i| field[i]).collect();
         rounds = (rounds * 3).min(27);
     }
-    // The remaining time is for the finalists, and the same time again for the best of them.
+    // The remaining time is for the finalists, and the same time again for the best finalist.
     let round = 2.0 * once * (stage.calls + 1) as f64;
     let ratios = stage.ratios(&field, &default, ((seconds / round) as usize / field.len()).clamp(15, 300));
     let best =

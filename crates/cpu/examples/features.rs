@@ -104,7 +104,7 @@ fn main() {
     packed();
 }
 
-/// One sequence of 2048 tokens and 63 of 100, against the sum of their times alone.
+/// One sequence of 2048 tokens and 63 of 100, compared with the sum of their separate times.
 fn packed() {
     let lengths: Vec<usize> = std::iter::once(2048).chain([100; 63]).collect();
     let mut sums = vec![0];

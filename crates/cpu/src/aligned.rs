@@ -1,3 +1,5 @@
+//! Buffers that are aligned to cache lines.
+
 /// A growing buffer of f32 that starts at a multiple of 64 bytes, so that no vector load straddles two cache
 /// lines.
 #[derive(Default)]

@@ -12,7 +12,7 @@ use crate::{Element, Elements};
 pub(crate) trait Arithmetic: Copy {
     /// The number of lanes of a panel is a multiple of this.
     const LANES: usize;
-    /// Whether the lanes of a panel are its query rows. Q and O are then transposed in the panel.
+    /// Whether the lanes of a panel are its query rows. If so, Q and O are transposed in the panel.
     const TRANSPOSED: bool = true;
 
     /// Number of words of a row of Q or K with `dim` elements.
@@ -55,9 +55,9 @@ pub(crate) trait Faster: Sync {
     where
         Self: 'a;
 
-    /// Calls `work` with the arithmetic for the query heads of a task, the first of which is `head`, while
-    /// the processor is set up for the arithmetic. Returns false without calling `work` if no faster
-    /// arithmetic is accurate enough. The task is then computed in f32.
+    /// Calls `work` with the arithmetic for the query heads of a task, beginning with `head`, while the
+    /// processor is set up for that arithmetic. Returns false without calling `work` if no faster arithmetic
+    /// is accurate enough; the task is then computed in f32.
     fn compute(&self, batch: usize, head: usize, work: impl FnOnce(Self::Arithmetic<'_>)) -> bool;
 }
 
@@ -122,7 +122,7 @@ pub(crate) struct HeadsOf<'a, T> {
     pub together: usize,
     /// Whether the plan's instruction set computes the problem in its own arithmetic.
     pub fits: bool,
-    /// The largest factor on a product of a query and a key beside the softmax scale.
+    /// The largest factor on a product of a query and a key, apart from the softmax scale.
     pub largest_factor: f32,
     /// Whether there are such factors.
     pub has_factors: bool,

@@ -1,9 +1,8 @@
-//! The cost of a plan, counted from the work that it executes. The default plan is chosen by this cost, and
-//! forecasts use it.
+//! The cost of a plan, counted from the work that it executes. The default plan and forecasts use this cost.
 //!
 //! The unit is a cycle of one core. The rates are those of processors with two vector FMAs and two vector
-//! loads per cycle. `bench` measures how long a cycle takes and how far a machine is from these rates. The
-//! choice of a plan needs neither.
+//! loads per cycle. `bench` measures how long a cycle takes and how far a machine deviates from these rates;
+//! the choice of a plan needs neither.
 
 use std::borrow::Cow;
 
@@ -36,15 +35,15 @@ const STEP: f64 = 60.0;
 /// The fraction of a task by which the last thread ends late, because other programs use the machine too.
 const JITTER: f64 = 0.05;
 const CALL: f64 = 4000.0;
-/// Cycles to wake another thread and to learn that it has ended: about 8 µs.
+/// Cycles to wake another thread and to notice that it has ended: about 8 µs.
 const WAKE: f64 = 24_000.0;
-/// Bytes of K and V per cycle that a core loads from its own cache, and from farther away.
+/// Bytes of K and V per cycle that a core loads from its own cache, and from beyond it.
 const NEAR: f64 = 40.0;
 const FAR: f64 = 10.0;
 /// Size of a core's own cache in bytes.
 const CACHE: f64 = 1.5e6;
 
-/// Tasks and cost of a call.
+/// The tasks and the cost of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
     /// Tasks.
@@ -136,7 +135,8 @@ impl CpuPlan {
             }
             Band::FULL => (tasks as f64 / threads).ceil() * task,
             _ if threads == 1.0 => even,
-            // With the longest tasks first, short tasks fill the gaps. Otherwise a long task may be the last.
+            // If the longest tasks come first, short tasks fill the gaps. Otherwise a long task may come
+            // last.
             _ if self.order == Order::Longest => even.max(2.0 * task),
             _ => even + task,
         };
@@ -197,8 +197,8 @@ impl CpuPlan {
         (fma, rest)
     }
 
-    /// Cycles to load a task's keys and values: from the core's own cache to registers, which the core waits
-    /// for, and from farther away, which overlaps with computation.
+    /// Cycles to load a task's keys and values: from the core's own cache to registers, for which the core
+    /// waits, and from beyond it, which overlaps with computation.
     fn transfer(&self, p: &Problem, keys: f64) -> (f64, f64) {
         let element = if computed_type(p) == DType::F32 { 4.0 } else { 2.0 };
         let row = (p.head_dim + p.head_dim_v) as f64 * element;
@@ -208,8 +208,8 @@ impl CpuPlan {
     }
 }
 
-/// A problem of equal sequences, as long as those of `problem` are on average. Used lengths, which a problem
-/// does not know, count as the longest.
+/// A problem of equal sequences, with the mean length of those of `problem`. Used lengths are not part of a
+/// problem, so they count as the maximum.
 fn mean_sequence(problem: &Problem) -> Cow<'_, Problem> {
     let Lengths { q, kv, .. } = problem.lengths;
     if problem.lengths.is_even() {
@@ -235,15 +235,15 @@ fn mean_keys(p: &Problem, rows: usize) -> f64 {
     let mean = match p.band {
         Band::FULL => return keys,
         band if !band.is_causal() => mean_of_samples(p, band),
-        // The first row sees one key, and each row sees one key more than the row before, until all keys are
-        // seen.
+        // The first row sees one key, and each row sees one more key than the previous row, until all keys
+        // are visible.
         Band::CAUSAL_TOP_LEFT if queries > keys => keys - keys * keys / (2.0 * queries),
         Band::CAUSAL_TOP_LEFT => queries / 2.0,
-        // The last row sees all keys, and each row sees one key less than the row after.
+        // The last row sees all keys, and each row sees one key less than the next row.
         _ if keys > queries => keys - queries / 2.0,
         _ => keys * keys / (2.0 * queries),
     };
-    // A panel reads the keys up to those of its last row.
+    // A panel reads all keys up to those of its last row.
     (mean + rows as f64 / 2.0).min(keys)
 }
 

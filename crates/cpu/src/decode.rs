@@ -1,8 +1,8 @@
-//! 8-bit inputs as 16-bit or f32 tensors, which the arithmetics compute with.
+//! Converts 8-bit inputs to 16-bit or f32 tensors for the computation.
 //!
-//! Each 8-bit number is a bf16 and an f16 exactly. Inputs with one descale factor per KV head become such
-//! numbers, and the factors enter the softmax scale and the normalisation of O. Inputs with factors per
-//! block of rows become f32, multiplied by their factors.
+//! Each 8-bit number is exactly representable in bf16 and in f16. Inputs with one descale factor per KV head
+//! are converted to such numbers, and the factors are applied in the softmax scale and the normalisation of
+//! O. Inputs with factors per block of rows are converted to f32 and multiplied by their factors.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -37,7 +37,7 @@ pub(crate) struct Decoded<T> {
     /// The problem with dense inputs of type `T` and without factors.
     pub problem: Problem,
     pub factors: Factors,
-    /// Q, K and V; `None` if the input had the type already and is read in place.
+    /// Q, K and V; `None` if the input already had the type and is read in place.
     rooms: [Option<Vec<T>>; 3],
 }
 
@@ -87,7 +87,7 @@ impl<T: Element + Default> Decoded<T> {
         Decoded { problem: inner, factors, rooms }
     }
 
-    /// Q, K and V: the decoded ones, and those of `inputs` that were not decoded.
+    /// Q, K and V: the decoded tensors, and those of `inputs` that were not decoded.
     pub(crate) fn inputs<'a>(&'a self, inputs: [Input<'a>; 3]) -> [Input<'a>; 3] {
         let mut all = inputs;
         for (to, room) in all.iter_mut().zip(&self.rooms) {
@@ -99,8 +99,8 @@ impl<T: Element + Default> Decoded<T> {
     }
 }
 
-/// The factors of every batch entry and KV head. The rows of a head with a refused factor are decoded as NaN,
-/// so that its factor does not count here.
+/// The factors of every batch entry and KV head. The rows of a head with an invalid factor are decoded as
+/// NaN, so its factor is not applied here.
 fn of_heads(problem: &Problem, values: &ScaleValues<'_>) -> Factors {
     let heads = || (0..problem.batch).flat_map(|b| (0..problem.heads_kv).map(move |h| [b, h, 0]));
     let accepted = |tensor, at| {
@@ -132,7 +132,7 @@ struct Job<'a, T> {
 }
 
 impl<T: Element> Job<'_, T> {
-    /// Decodes one head of one sequence after the other.
+    /// Decodes one head of one sequence after another.
     #[allow(unsafe_code)] // as in `forward`: each row is written by the one task that decodes it
     fn run(&self, next: &AtomicUsize, executor: &dyn Executor) {
         let [_, heads, _, dim] = self.problem.extents(self.tensor);
@@ -169,7 +169,7 @@ impl<T: Element> Job<'_, T> {
         }
     }
 
-    /// The factor by which a row is multiplied. NaN if a factor of Q or K is refused.
+    /// The factor by which a row is multiplied. NaN if a factor of Q or K is invalid.
     fn factor(&self, entry: usize, head: usize, row: usize) -> f32 {
         let group = if self.tensor == Tensor::Q { self.problem.group_size() } else { 1 };
         let factor = self.problem.descale(self.scales, self.tensor, [entry, head / group, row]);

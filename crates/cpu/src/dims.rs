@@ -1,13 +1,13 @@
-//! The online softmax for few query rows, as in decoding. Lanes of query rows would be idle there, so the
-//! lanes are along the head dim. S is computed as sums over the lanes of products, sixteen at a time. A row
-//! of P is contiguous. O is a plain matrix product.
+//! The online softmax for few query rows, as in decoding. If lanes were query rows, many would be idle, so
+//! the lanes are along the head dim. S is computed as sums over the lanes of products, sixteen at a time. A
+//! row of P is contiguous. O is a plain matrix product.
 
 use crate::programs::{self, Layout};
 use crate::simd::{Added, MAX_LANES, Part, Rows, Simd, gemm_part};
 use crate::softcap::cap_logits;
 use crate::tile::{Block, LAZY_GROWTH, Panel, Step};
 
-/// Query rows of a panel. Each block of K and V is read from the cache once for all of them.
+/// Query rows of a panel. Each block of K and V is read from the cache once for all rows.
 pub(crate) const PANEL_ROWS: usize = 8;
 
 /// S = Q Kᵀ; P = exp2(S·c − m); O = O·α + P V for one panel and one block. Rows of Q, K, V and O are whole
@@ -63,8 +63,8 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
     }
 }
 
-/// [`crate::tile::accumulate_seen`] for rows: O += P V with a check of every key. The sums are those of the
-/// product of all keys, to the last bit.
+/// [`crate::tile::accumulate_seen`] for rows: O += P V with a check of every key. The sums equal those of the
+/// product of all keys, bit for bit.
 #[inline(always)]
 fn accumulate_seen<S: Simd>(
     s: S,
@@ -139,7 +139,7 @@ fn dots<S: Simd, const ROWS: usize, const KEYS: usize>(
     };
     for first in (0..keys).step_by(KEYS) {
         let mut acc = [[s.splat(0.0); KEYS]; ROWS];
-        // The last key stands in for keys beyond it.
+        // Keys beyond the last one are replaced by the last key.
         let key: [usize; KEYS] = std::array::from_fn(|j| (first + j).min(keys - 1));
         for at in (0..dim).step_by(S::LANES) {
             let q: [S::V; ROWS] = std::array::from_fn(|row| line(q, row, at));
@@ -159,7 +159,7 @@ fn dots<S: Simd, const ROWS: usize, const KEYS: usize>(
     ROWS
 }
 
-/// The largest logit. Any logit if one is NaN.
+/// The largest logit; any logit if one is NaN.
 #[inline(always)]
 fn largest<S: Simd>(s: S, logits: &[f32]) -> f32 {
     let mut max = s.splat(f32::NEG_INFINITY);
@@ -175,7 +175,7 @@ fn largest<S: Simd>(s: S, logits: &[f32]) -> f32 {
 #[inline(always)]
 fn raise_maximum<S: Simd>(s: S, panel: &mut Panel, row: usize, scale: f32, max: f32) {
     let old = panel.max[row];
-    // False for NaN, which results from a NaN logit and from −∞ minus −∞.
+    // The condition is false for NaN, which results from a NaN logit and from −∞ minus −∞.
     let grows = (max - old) * scale > LAZY_GROWTH;
     if !grows {
         return;

@@ -1,3 +1,5 @@
+//! The reasons why a call is rejected.
+
 use problem::{DType, ProblemError, TableType};
 
 use crate::Isa;
@@ -22,7 +24,7 @@ pub enum CpuError {
         /// The largest accepted value, by the tensor's rows and the problem's longest sequence.
         high: usize,
     },
-    /// A table has elements of another type than the problem states.
+    /// The element type of a table differs from that in the problem.
     #[error("table {table} holds {given:?}, but the problem states {expected:?}")]
     TableType {
         /// The table, as programs name it.
@@ -43,7 +45,7 @@ pub enum CpuError {
         problem: DType,
     },
     /// A buffer is shorter than its tensor.
-    #[error("{tensor} has {len} elements; its shape and strides reach over {needed}")]
+    #[error("{tensor} has {len} elements; its shape and strides need {needed}")]
     BufferTooShort {
         /// The tensor: q, k, v, out, lse, or a table (t0 to t7).
         tensor: &'static str,
@@ -62,7 +64,7 @@ pub enum CpuError {
         /// The largest accepted value, given the plan's other fields.
         most: usize,
     },
-    /// The plan asks for lanes along the head dim, but its instruction set needs query rows as lanes.
+    /// The plan has its lanes along the head dim, but its instruction set supports only query rows as lanes.
     #[error("invalid value 'dims' for plan.lanes with plan.isa = {0}: expected queries, or isa = avx512")]
     QueryLanes(Isa),
     /// The processor does not support the plan's instruction set.
@@ -73,7 +75,7 @@ pub enum CpuError {
         /// The supported instruction sets as text.
         available: String,
     },
-    /// The executor ended the call early.
+    /// The executor stopped the call.
     #[error("the call was stopped before its outputs were complete")]
     Stopped,
 }

@@ -1,4 +1,5 @@
-//! Attention on slices: checks, threads, and the loop of one task over its keys.
+//! Attention on slices: checks the arguments, distributes tasks over threads, and runs the loop of a task
+//! over its keys.
 
 mod tasks;
 
@@ -32,7 +33,7 @@ use tasks::Task;
 /// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, if `lse` is given, the LSE (`[batch, heads_q, seq_q]`,
 /// natural logarithm). Each slice starts at the tensor's lowest element in memory, as [`Problem::span`]
 /// describes. If the calling thread is a worker of a rayon pool, that pool computes, else
-/// [`Pool::shared`](crate::Pool::shared). The problem has no operands beside Q, K and V.
+/// [`Pool::shared`](crate::Pool::shared). The problem must not have operands other than Q, K and V.
 ///
 /// # Errors
 /// A [`CpuError`] if the problem, a buffer or the plan is rejected. Nothing has been written then.
@@ -101,8 +102,8 @@ pub fn attention_with_on<O: Element>(
     compute(executor, problem, inputs, operands, O::elements_mut(out), lse, plan)
 }
 
-/// Computes with the kernels of the element type. This function is not generic, so the kernels of all types
-/// are compiled once, in this crate, and not again in each crate that calls [`attention`].
+/// Computes with the kernels of the element type. This function is not generic, so that the kernels of all
+/// types are compiled once, in this crate, and not again in each crate that calls [`attention`].
 fn compute(
     executor: &dyn Executor,
     problem: &Problem,
@@ -136,7 +137,7 @@ fn compute_as<T: Element + Default>(
         Any::new(problem, Tensor::K, k)?,
         Any::new(problem, Tensor::V, v)?,
     ];
-    // The canonical problem has the same tensors' origins, and the same operands.
+    // The canonical problem has the same origins of tensors and the same operands.
     let problem = &*problem.canonical();
     let sequences = problem.sequences(&operands.lengths)?;
     operands::check(problem, operands)?;
@@ -228,7 +229,7 @@ struct Call<'a, T> {
     plan: &'a CpuPlan,
 }
 
-/// How products of queries and keys become exponents.
+/// The factors that turn products of queries and keys into exponents.
 struct Scale {
     /// The factor that turns a product, or the tanh of a cap, into a logit.
     factor: f32,
@@ -322,8 +323,8 @@ impl<T: Element> Call<'_, T> {
         let tasks = self.tasks();
         let next = AtomicUsize::new(0);
         let work = || {
-            // The scratch is taken, not borrowed: an executor that runs other code in `is_stopped` may call
-            // `attention` there.
+            // The scratch is taken out of the thread-local cell, not borrowed: an executor that runs other
+            // code in `is_stopped` may call `attention` there.
             let mut scratch = SCRATCH.take();
             while !self.executor.is_stopped()
                 && let Some(&task) = tasks.get(next.fetch_add(1, Ordering::Relaxed))
@@ -338,8 +339,8 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// Runs a task, some blocks of keys at a time. Between these, the processor is not set up for an
-    /// arithmetic, so an executor may run other code in `is_stopped`.
+    /// Runs a task, some blocks of keys at a time. In between, the processor is not set up for an arithmetic,
+    /// so an executor may run other code in `is_stopped`.
     fn run_task<S: Simd>(
         &self,
         simd: S,
@@ -479,7 +480,7 @@ impl<T: Element> Call<'_, T> {
         Scale { factor: factor as f32, scale, cap: softcap.map(|softcap| (logit / softcap) as f32) }
     }
 
-    /// Evaluates what programs compute from the rows of a task.
+    /// Evaluates the values of programs that depend only on the rows of a task.
     fn place_panels<S: Simd>(&self, simd: S, task: Task, scratch: &mut Scratch) {
         let Scratch { panels, scores, masks, .. } = scratch;
         let Sequence { q, kv } = self.sequences[task.batch];
@@ -534,8 +535,8 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// Normalises a panel, whose first row is the `index`-th row of the task, and writes its rows of O and
-    /// LSE. If the keys are split, the unnormalised rows are stored as parts instead.
+    /// Normalises a panel, whose first row is row `index` of the task, and writes its rows of O and LSE. If
+    /// the keys are split, the unnormalised rows are stored as parts instead.
     #[allow(unsafe_code)] // as in `write`
     fn finish<S: Simd, A: Arithmetic>(
         &self,
@@ -593,8 +594,8 @@ impl<T: Element> Call<'_, T> {
     }
 }
 
-/// Evaluates a mask for the first `keys` keys of a block and a panel with its number. Returns a word for each
-/// weight, where the panel sees some of the keys only.
+/// Evaluates a mask for the first `keys` keys of a block and the panel with the given number. Returns a word
+/// for each weight if the panel sees only some of the keys.
 fn show<'s, S: Simd, A: Arithmetic>(
     simd: S,
     mask: &Compiled<'_>,

@@ -1,8 +1,8 @@
-//! Plans that a search found for this machine, in a file of the user's configuration folder. The command, the
-//! façade and the wheel read it ([`chosen`]), so that a search on a CPU has a use.
+//! Plans that a search found for this machine, in a file in the user's configuration folder. The command, the
+//! Rust API and the Python wheel read the file ([`chosen`]), so that later calls use the result of a search.
 //!
-//! The file is `plans.jsonl`, one JSON object per line ([`KeptPlan`]). A line that cannot be used costs a
-//! warning and never a result: the default plan takes its place.
+//! The file is `plans.jsonl`, one JSON object per line ([`KeptPlan`]). A line that cannot be used causes a
+//! warning, and calls use the default plan instead.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -21,18 +21,18 @@ use crate::plan::MAX_THREADS;
 pub struct KeptPlan {
     /// The processor's name ([`processor`]).
     pub processor: String,
-    /// Threads that the calls have for which the plan was found.
+    /// Number of threads of the calls for which the plan was found.
     pub threads: usize,
-    /// What the plan computes.
+    /// The problem for which the plan was found.
     pub problem: Shape,
     /// The plan.
     pub plan: CpuPlan,
-    /// The speed of the default plan's call relative to this plan's, as a race measured it: above 1, the plan
-    /// is faster. `None` for a plan that was added by hand.
+    /// The speed-up of this plan over the default plan, as measured in a race: above 1, this plan is faster.
+    /// `None` for a plan that was added by hand.
     pub speedup: Option<f64>,
-    /// Where the plan comes from.
+    /// The origin of the plan.
     pub source: String,
-    /// When it was kept, UTC, ISO 8601.
+    /// The time at which the plan was added, UTC, ISO 8601.
     pub when: String,
 }
 
@@ -59,11 +59,11 @@ impl KeptPlan {
     }
 }
 
-/// A line of the file: its text, and the plan or what is wrong with it.
+/// A line of the file: its text, and the plan or the reason why the line cannot be used.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     text: String,
-    /// The plan, or what is wrong with the line.
+    /// The plan, or the reason why the line cannot be used.
     pub plan: Result<KeptPlan, String>,
 }
 
@@ -73,23 +73,23 @@ pub struct KeptPlans {
     lines: Vec<Line>,
 }
 
-/// The largest file that is read, in bytes: far above any user's.
+/// Maximum size of a file that is read, in bytes; real files are much smaller.
 const LONGEST: u64 = 8 << 20;
 
 impl KeptPlans {
     /// The file of this user: `plans.jsonl` in `FLASHCORE_CONFIG_DIR`, else in `flashcore` under
     /// `XDG_CONFIG_HOME`, else in `flashcore` under `.config` of the home folder (`APPDATA` on Windows).
-    /// `None` if the environment names no folder.
+    /// `None` if no such environment variable is set.
     pub fn file() -> Option<PathBuf> {
         let variable =
             |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Some(folder_of(variable)?.join("plans.jsonl"))
     }
 
-    /// Reads a file. A file that does not exist has no lines.
+    /// Reads a file. A file that does not exist counts as empty.
     ///
     /// # Errors
-    /// When the file cannot be read, is no regular file, or is longer than 8 MiB.
+    /// When the file cannot be read, is not a regular file, or is longer than 8 MiB.
     pub fn read(path: &Path) -> std::io::Result<KeptPlans> {
         match std::fs::metadata(path) {
             Ok(found) if !found.is_file() => return Err(std::io::Error::other("it is not a regular file")),
@@ -104,7 +104,7 @@ impl KeptPlans {
         Ok(KeptPlans::parse(&String::from_utf8_lossy(&bytes)))
     }
 
-    /// Reads the contents of a file. Empty lines are left out.
+    /// Parses the contents of a file. Empty lines are ignored.
     pub fn parse(text: &str) -> KeptPlans {
         let line = |text: &str| {
             let plan = serde_json::from_str(text).map_err(|error| error.to_string());
@@ -114,7 +114,7 @@ impl KeptPlans {
         KeptPlans { lines: text.lines().filter(|text| !text.trim().is_empty()).map(line).collect() }
     }
 
-    /// The contents of the file. Lines that cannot be used are kept as they are: a newer version may have
+    /// The contents of the file. Lines that cannot be used are kept unchanged: a newer version may have
     /// written them.
     pub fn text(&self) -> String {
         self.lines.iter().map(|line| format!("{}\n", line.text)).collect()
@@ -125,10 +125,10 @@ impl KeptPlans {
         &self.lines
     }
 
-    /// Adds a plan in place of the one for the same problem, processor and number of threads.
+    /// Adds a plan, replacing the one for the same problem, processor and number of threads.
     ///
     /// # Errors
-    /// What is wrong with the plan.
+    /// The reason why the plan cannot be used.
     pub fn put(&mut self, plan: KeptPlan) -> Result<(), String> {
         plan.check()?;
         let text = serde_json::to_string(&plan).map_err(|error| error.to_string())?;
@@ -137,7 +137,7 @@ impl KeptPlans {
         Ok(())
     }
 
-    /// Removes the lines that `wanted` accepts, and returns their number.
+    /// Removes the lines for which `wanted` is true, and returns their number.
     pub fn remove(&mut self, wanted: impl Fn(&Line) -> bool) -> usize {
         let before = self.lines.len();
         self.lines.retain(|line| !wanted(line));
@@ -157,7 +157,7 @@ fn folder_of(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
         .or_else(|| Some(variable("APPDATA")?.join("flashcore")))
 }
 
-/// The name of this machine's processor, as the system gives it.
+/// The name of this machine's processor, as the operating system reports it.
 pub fn processor() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| {
@@ -172,15 +172,15 @@ pub fn processor() -> &'static str {
 pub struct Choice {
     /// The plan.
     pub plan: CpuPlan,
-    /// The kept plan, if the plan is one.
+    /// The kept plan, if the call uses one.
     pub kept: Option<&'static KeptPlan>,
 }
 
-/// The plan that a call of `problem` on at most `threads` threads gets: the plan kept for the problem, the
+/// The plan for a call of `problem` on at most `threads` threads: the plan kept for the problem, the
 /// processor and this number of threads, else the default ([`CpuPlan::for_threads`]).
 ///
-/// A plan is kept for a plain problem: sequences of one length, and a score without softcap, sink and
-/// programs. The file is read once, by the first call of the process.
+/// Kept plans are for plain problems: sequences of one length, and scores without softcap, sink and programs.
+/// The file is read once, by the first call of the process.
 pub fn chosen(problem: &Problem, threads: usize) -> Choice {
     let kept = user().get(problem, threads);
     let plan = kept.map_or_else(|| CpuPlan::for_threads(problem, threads), |kept| kept.plan);
@@ -200,7 +200,7 @@ impl Usable {
                 Ok(kept) if kept.processor != processor => {}
                 Ok(kept) => match kept.plan.check(&kept.problem.problem()) {
                     Err(why) => warn(index + 1, &why.to_string()),
-                    // The last line of a problem counts.
+                    // The last line for a problem is used.
                     Ok(()) => drop(usable.insert((key(&kept.problem.problem()), kept.threads), kept.clone())),
                 },
             }
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(usable.get(&problem, 2), Some(&last));
         assert_eq!(usable.get(&problem, 1).map(|kept| kept.plan.block_q), Some(8));
         assert_eq!(usable.get(&problem, 3), None);
-        // Two lines for one problem, as two programs may write them.
+        // Two lines for one problem, as two programs may write at the same time.
         let twice = KeptPlans::parse(&format!("{}{}", plans.text(), serde_json::to_string(&first).unwrap()));
         assert_eq!(Usable::of(&twice, "here", |_, _| ()).get(&problem, 2), Some(&first));
         assert_eq!(plans.remove(|line| line.plan.as_ref().is_ok_and(|kept| kept.is_for("here", 2))), 1);
@@ -319,7 +319,7 @@ mod tests {
             let mut warnings = Vec::new();
             let usable = Usable::of(&plans, "here", |line, why| warnings.push((line, why.to_owned())));
             assert!(usable.get(&problem, 2).is_some() && warnings.len() == 1, "{line}: {warnings:?}");
-            // A damaged line is not lost when another one is added.
+            // A damaged line is kept when another line is added.
             assert!(plans.text().starts_with(&line));
         }
         let mut plans = KeptPlans::default();

@@ -1,4 +1,4 @@
-//! Attention without a GPU: native kernels.
+//! Attention on the CPU with native kernels.
 //!
 //! [`attention`] computes on the CPU: f32, f16 and bf16 in and out, 8-bit floats in, f32 accumulation,
 //! online softmax over blocks of keys, memory linear in the sequence length. A [`CpuPlan`] (plain data)

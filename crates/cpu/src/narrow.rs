@@ -200,7 +200,7 @@ fn rows_are_fine(roundoff: f64, columns: &[Column], least: f32, loudest: f32) ->
     of_values <= SHARE * roundoff * least && weight_error(loudest) <= WEIGHTS_SHARE * roundoff * least
 }
 
-/// The factors of every head of a problem. Each is computed on first use.
+/// The factors of every head of a problem. Each is computed when it is first used.
 pub(crate) struct Heads<'a, T, P> {
     pairs: P,
     /// The query heads of one task share one factor.
@@ -212,11 +212,11 @@ pub(crate) struct Heads<'a, T, P> {
 }
 
 impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
-    /// `None` if 16 bits do not pay for the problem: its type is f32, or it has so few rows that converting K
-    /// and V is most of the work.
+    /// Returns `None` if 16 bits are not worthwhile for the problem: its type is f32, or it has so few rows
+    /// that converting K and V is most of the work.
     pub(crate) fn new(pairs: P, of: HeadsOf<'a, T>, plan: &CpuPlan) -> Option<Self> {
         let p = of.problem;
-        // The bounds do not know factors.
+        // The error bounds do not cover descale factors.
         let fits = of.fits && p.head_dim <= MAX_DIM && !of.has_factors;
         let (queries, kv_heads) = (p.batch * p.heads_q / of.together, p.batch * p.heads_kv);
         fits.then(|| Heads {
@@ -272,7 +272,8 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
         for range in self.windows(values.range) {
             of(&mut sums, range);
             columns.add_window(&sums);
-            // The last window of a block may have fewer keys. The keys before it then complete the sequence.
+            // The last window of a block may have fewer keys. The keys before it then complete the sequence
+            // of keys.
             let is_long = range.end >= values.range.start + WINDOW;
             if range.len() < WINDOW && is_long {
                 of(&mut sums, KeyRange { start: range.end - WINDOW, end: range.end });

@@ -1,4 +1,4 @@
-//! Checks of a call's operands beside Q, K and V.
+//! Checks the operands of a call other than Q, K and V.
 
 use problem::{Operands, Problem, ProblemError, SideLengths, TableData, TableType};
 

@@ -1,4 +1,4 @@
-//! Rows of one tensor that several threads write.
+//! Access to the rows of one tensor that several threads write.
 #![allow(unsafe_code)] // rows of different tasks interleave in memory, which slices cannot express
 
 use std::marker::PhantomData;

@@ -4,8 +4,8 @@ use problem::{Problem, Strides};
 
 use crate::output::OutputRows;
 
-/// Unfinished rows. For each row and part: what was subtracted in the exponents, the sum of the weights, and
-/// O before normalisation.
+/// Unfinished rows. For each row and part: the shift that was subtracted in the exponents, the sum of the
+/// weights, and O before normalisation.
 pub(crate) struct Parts<'a> {
     rows: OutputRows<'a, f32>,
 }
@@ -44,7 +44,7 @@ impl<'a> Parts<'a> {
 pub(crate) fn join(row: &mut [f32], parts: usize) -> (&[f32], f32, f32) {
     let (first, others) = row.split_at_mut(row.len() / parts);
     for other in others.chunks_exact(first.len()) {
-        // A part without mass has no shift, and its O is meaningless.
+        // A part without mass has no shift, and its O has no meaning.
         if other[1] == 0.0 {
             continue;
         }

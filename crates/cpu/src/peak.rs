@@ -1,6 +1,6 @@
-//! Measures the peak rates of a core, with loops that do nothing else: products in registers, and reads. No
-//! kernel of this crate multiplies or reads faster on the same core, so a problem's work divided by these
-//! rates is a lower bound of the time.
+//! Measures the peak rates of a core with loops that only multiply in registers or only read. No kernel of
+//! this crate multiplies or reads faster on the same core, so a problem's work divided by these rates is a
+//! lower bound of the time.
 
 use std::hint::black_box;
 

@@ -1,3 +1,5 @@
+//! Plans of the native kernels: how a problem is computed on the CPU, and the default choice.
+
 use problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
@@ -6,66 +8,72 @@ use crate::dims;
 use crate::threads::threads;
 use crate::{CpuError, Isa};
 
-/// How to compute: pure data, comparable and serialisable, so that a search can range over it. Every field is
-/// a gene: it changes what is executed, and what is computed only within the rounding of f32 sums.
+/// How a problem is computed. A plan is pure data, comparable and serialisable, so that a search can range
+/// over plans. Every field is a gene: it changes how the result is computed, and the result itself only
+/// within the rounding of f32 sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "Written")]
 pub struct CpuPlan {
     /// Instruction set of the kernels.
     pub isa: Isa,
-    /// Threads that share the work, at most; 1 computes on the calling thread.
+    /// Maximum number of threads that share the work; 1 computes on the calling thread.
     pub threads: usize,
-    /// Query rows that one task carries through all keys; they share each widened block of K and V.
+    /// Query rows of one task. A task goes through all keys with these rows, which share each widened block
+    /// of K and V.
     pub block_q: usize,
     /// Keys per step of the online softmax.
     pub block_kv: usize,
-    /// What the lanes of a vector are.
+    /// The elements that the lanes of a vector hold.
     pub lanes: Lanes,
-    /// Vectors side by side in the register tile: along the query rows of a panel, or along the head
-    /// dimension.
+    /// Number of vectors side by side in the register tile: along the query rows of a panel, or along the
+    /// head dimension.
     pub vectors: usize,
-    /// Rows of the register tile, which are unrolled: keys or columns of V, or query rows.
+    /// Rows of the register tile, which are unrolled: keys or columns of V if lanes are query rows, otherwise
+    /// query rows.
     pub tile_rows: usize,
-    /// Whose query rows a task may hold.
+    /// The heads whose query rows a task may combine.
     pub rows: Rows,
-    /// Which tasks come first.
+    /// The order in which tasks are started.
     pub order: Order,
-    /// Parts that the keys are cut into, each a task of its own; what they find is put together at the end.
+    /// Number of parts into which the keys are split. Each part is a separate task, and the partial results
+    /// are merged at the end.
     pub splits: usize,
 }
 
-/// What the lanes of a vector are.
+/// The elements that the lanes of a vector hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lanes {
-    /// Query rows: no horizontal sums, but lanes without a row idle.
+    /// Query rows. No horizontal sums are needed, but lanes without a row are idle.
     Queries,
-    /// Numbers of one row: nothing idles with a single query row, but logits are horizontal sums.
+    /// Elements of one row. No lane is idle with a single query row, but logits need horizontal sums.
     Dims,
 }
 
-/// Whose query rows a task may hold.
+/// The heads whose query rows a task may combine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rows {
-    /// One query head's.
+    /// Rows of one query head.
     Head,
-    /// Those of all query heads that share a key head, laid end to end.
+    /// Rows of all query heads that share a key head, concatenated.
     Group,
 }
 
-/// Which tasks come first.
+/// The order in which tasks are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
-    /// The last rows of every head, then those before them: under a causal mask the longest tasks, so that
-    /// threads end together.
+    /// The last rows of every head first, then those before them. Under a causal mask the longest tasks come
+    /// first, so that the threads end at about the same time.
     Longest,
-    /// All rows of a head, the last first, then the next head's: its keys and values are still in the cache.
+    /// All rows of one head, the last rows first, then those of the next head: the keys and values of the
+    /// head are still in the cache.
     Heads,
 }
 
-/// A plan as text has it. Fields that came later may be missing, and mean what was computed before they came.
+/// A plan in its text form. Fields that were added later may be missing, and then mean the behaviour before
+/// they were added.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -101,22 +109,22 @@ impl From<Written> for CpuPlan {
     }
 }
 
-/// Keys of a step by default, where nothing smaller fits better; from 128 to 512 nothing changes by more than
-/// 2 %.
+/// Default number of keys in a step, if no smaller number is better. From 128 to 512, the time changes by
+/// less than 2 %.
 const BLOCK_KV: usize = 128;
-/// As above, with AMX, whose steps have chunks of their own.
+/// Default number of keys in a step with AMX, whose steps are divided into chunks.
 const AMX_BLOCK_KV: usize = 256;
-/// Bytes of a panel's weights in f32 that leave room for Q and O in the first cache.
+/// Maximum size in bytes of a panel's weights in f32 that leaves room for Q and O in the L1 cache.
 const WEIGHT_BYTES: usize = 1 << 14;
-/// Largest `block_q` and `block_kv`: keeps a thread's scratch memory in megabytes.
+/// Maximum of `block_q` and `block_kv`. It limits a thread's scratch memory to some megabytes.
 const MAX_BLOCK: usize = 4096;
-/// Largest number of threads: far beyond any machine, small enough that starting them is not the work.
+/// Maximum number of threads: more than any machine has, and few enough that starting them does not dominate.
 pub(crate) const MAX_THREADS: usize = 1024;
-/// Most parts of the keys: their unfinished outputs are kept.
+/// Maximum number of parts of the keys, because the partial outputs of all parts are stored.
 const MAX_SPLITS: usize = 64;
 
 impl CpuPlan {
-    /// A good plan for `problem` on this machine, for the threads of a call that names no executor
+    /// A good plan for `problem` on this machine, with the number of threads of a call without an executor
     /// ([`threads`]).
     pub fn for_problem(problem: &Problem) -> CpuPlan {
         CpuPlan::for_threads(problem, threads())
@@ -130,13 +138,13 @@ impl CpuPlan {
         CpuPlan::with_isa_and_threads(problem, isa.unwrap_or(Isa::Portable), threads)
     }
 
-    /// A good plan for `problem` with the instructions of `isa`, for the threads of a call that names no
-    /// executor ([`threads`]).
+    /// A good plan for `problem` with the instructions of `isa`, with the number of threads of a call without
+    /// an executor ([`threads`]).
     pub fn with_isa(problem: &Problem, isa: Isa) -> CpuPlan {
         CpuPlan::with_isa_and_threads(problem, isa, threads())
     }
 
-    /// Of a few plans that differ in how the work is cut, the one that costs least ([`CpuPlan::cost`]).
+    /// The plan with the lowest cost ([`CpuPlan::cost`]) among several ways of dividing the work.
     fn with_isa_and_threads(problem: &Problem, isa: Isa, threads: usize) -> CpuPlan {
         let problem = &*problem.canonical();
         let threads = threads.clamp(1, MAX_THREADS);
@@ -153,27 +161,28 @@ impl CpuPlan {
         best.unwrap_or(CpuPlan::widest(isa, threads, isa.panel_rows(), BLOCK_KV))
     }
 
-    /// Ways to cut a problem into tasks for so many threads.
+    /// Several ways to divide a problem into tasks for this number of threads.
     fn cuts(problem: &Problem, isa: Isa, threads: usize) -> Vec<CpuPlan> {
         let rows = CpuPlan::rows_for(problem, isa);
         let together = if rows == Rows::Group { problem.group_size() } else { 1 };
-        // No rows at all are cut as one would be.
+        // A problem without rows is divided like one with a single row.
         let all = (problem.seq_q * together).max(1);
         let (panel, lanes) = (isa.panel_rows(), isa.lanes());
-        // Making integers or terms of K and V is dearer than widening them, and AMX's panels are half as
+        // Converting K and V to integers or terms costs more than widening them, and AMX's panels are half as
         // wide.
         let (most, block_kv) = match isa {
             Isa::Amx | Isa::PortableTerms => (64, AMX_BLOCK_KV),
             Isa::Avx512Vnni | Isa::PortableIntegers => (16, BLOCK_KV),
             _ => (8, BLOCK_KV.min(WEIGHT_BYTES / size_of::<f32>() / panel)),
         };
-        // Equal blocks of whole vectors, from as few as fit in a task to as many as keep every thread busy.
+        // Equal blocks of whole vectors: from the smallest number of blocks that tasks can hold to the number
+        // that keeps every thread busy.
         let fewest = all.div_ceil(most * panel);
         let blocks = fewest..=all.div_ceil(lanes).min(fewest + 8 * threads);
         let cut = |blocks| {
             let vectors = all.div_ceil(blocks).div_ceil(lanes);
             let plan = CpuPlan::widest(isa, threads, vectors * lanes, block_kv);
-            // Panels of equal width: one vector that is left over alone costs more loads than products.
+            // Panels of equal width: a single remaining vector would need more loads than products.
             let vectors = vectors.div_ceil(vectors.div_ceil(plan.vectors));
             CpuPlan { vectors, tile_rows: isa.tile_rows(vectors), ..plan }
         };
@@ -192,30 +201,30 @@ impl CpuPlan {
         splits.flat_map(|splits| tiles.iter().map(move |plan| CpuPlan { rows, splits, ..*plan })).collect()
     }
 
-    /// Keys of a step where lanes are dims: two blocks are to stay in the first cache, together with the
-    /// widened copies that 16-bit inputs have.
+    /// Number of keys in a step if the lanes are along the head dim: two blocks must fit in the L1 cache,
+    /// together with the widened copies of 16-bit inputs.
     fn dims_block_kv(problem: &Problem) -> usize {
         let bytes = if computed_type(problem) == DType::F32 { 1 << 16 } else { 1 << 14 };
         let row = size_of::<f32>() * (problem.head_dim + problem.head_dim_v);
-        // Heads may have no dimensions at all.
+        // The head dimension may be 0.
         (bytes / row.max(1) / 16 * 16).clamp(16, BLOCK_KV)
     }
 
-    /// The plan with these blocks and the widest register tile of `isa`, its lanes query rows of one head
-    /// each.
+    /// The plan with these block sizes and the widest register tile of `isa`, with query rows of one head as
+    /// lanes.
     pub fn widest(isa: Isa, threads: usize, block_q: usize, block_kv: usize) -> CpuPlan {
         let (vectors, tile_rows) = isa.tile();
         let (lanes, rows, order) = (Lanes::Queries, Rows::Head, Order::Longest);
         CpuPlan { isa, threads, block_q, block_kv, lanes, vectors, tile_rows, rows, order, splits: 1 }
     }
 
-    /// Short sequences of the query heads that share a key head are laid end to end, so that decoding fills
+    /// Short sequences of the query heads that share a key head are concatenated, so that decoding fills the
     /// lanes with heads.
     fn rows_for(problem: &Problem, isa: Isa) -> Rows {
         if problem.seq_q < isa.panel_rows() { Rows::Group } else { Rows::Head }
     }
 
-    /// Query rows of a panel, which go through each block of keys together.
+    /// Query rows of a panel. They go through each block of keys together.
     pub fn panel_rows(&self) -> usize {
         match self.lanes {
             Lanes::Queries => self.vectors * self.isa.lanes(),
@@ -223,9 +232,9 @@ impl CpuPlan {
         }
     }
 
-    /// The plan that does the same for `problem` with no value larger than it takes effect, and every gene
-    /// that has none as in
-    /// [`CpuPlan::widest`]: equal for plans that run the same code.
+    /// The canonical form of the plan for `problem`, equal for all plans that run the same code: each value
+    /// is reduced to the largest one that has an effect, and each gene without effect has its value of
+    /// [`CpuPlan::widest`].
     pub fn canonical(&self, problem: &Problem) -> CpuPlan {
         let p = &*problem.canonical();
         let mut plan = *self;
@@ -249,7 +258,7 @@ impl CpuPlan {
         plan
     }
 
-    /// Whether this plan can compute `problem` here.
+    /// Checks that this plan can compute `problem` on this machine.
     ///
     /// # Errors
     /// [`CpuError::Plan`] or [`CpuError::Isa`] with the field, its value and what is accepted, or the
@@ -263,7 +272,7 @@ impl CpuPlan {
         Ok(())
     }
 
-    /// Whether this plan can compute `problem` on a processor that has its instruction set.
+    /// Checks that this plan can compute `problem` on a processor that supports its instruction set.
     pub(crate) fn check_fields(&self, problem: &Problem) -> Result<(), CpuError> {
         problem.check()?;
         let fields = [
@@ -307,7 +316,7 @@ mod tests {
                 (Lanes::Dims, Lanes::Dims, Lanes::Queries)
             );
         }
-        // Widened blocks of K and V: 16 kB each of 16-bit inputs.
+        // Widened blocks of K and V: 16 kB each for 16-bit inputs.
         assert_eq!((of(1, DType::F32).block_kv, of(1, DType::Bf16).block_kv), (128, 32));
         let integers = CpuPlan::with_isa(&keys(Problem::new(1, 8, 1, 64, DType::F16), 2048), Isa::Avx512Vnni);
         assert_eq!((integers.isa, integers.lanes), (Isa::Avx512, Lanes::Dims));
@@ -317,7 +326,7 @@ mod tests {
     fn heads_without_dimensions_or_rows_have_plans() {
         let problems = [(1, 0, DType::F32), (64, 0, DType::F16), (0, 8, DType::F32), (0, 0, DType::Bf16)];
         for problem in problems.map(|(rows, dim, dtype)| Problem::new(1, 2, rows, dim, dtype)) {
-            // Without key heads nothing can be computed, which is for `attention` to say.
+            // A problem without key heads is invalid; `attention` reports this.
             for problem in [Problem { heads_kv: 0, ..problem.clone() }, problem] {
                 let plan = CpuPlan::for_problem(&problem);
                 assert!(plan.block_q >= 1 && plan.block_kv >= 1, "{plan:?}");
@@ -329,13 +338,13 @@ mod tests {
     fn threads_have_equal_shares_and_enough_to_do() {
         for threads in [1, 2, 3, 8] {
             let plan = |p: &Problem| CpuPlan::with_isa_and_threads(p, Isa::Avx512, threads);
-            // Not worth a thread's waking.
+            // The problem is too small to wake another thread.
             assert_eq!(plan(&Problem::new(1, 4, 32, 32, DType::F32)).threads, 1);
-            // One head's rows in as many equal parts as there are threads, or a multiple.
+            // The rows of one head are divided into as many equal parts as there are threads, or a multiple.
             let p = keys(Problem::new(1, 1, 96 * threads, 64, DType::F32), 4096);
             let tasks = plan(&p).cost(&p).tasks;
             assert!(tasks.is_multiple_of(threads), "{tasks} tasks, {threads} threads");
-            // One row: its keys.
+            // With a single row, the keys are divided.
             let one = keys(Problem::new(1, 1, 1, 128, DType::F32), 1 << 16);
             assert!(plan(&one).splits >= threads && plan(&one).threads == threads, "{:?}", plan(&one));
         }

@@ -16,11 +16,12 @@ pub struct Quantization {
     /// the query heads of a KV head.
     pub rows: Option<u32>,
     /// Rotates rows of Q and K by a Hadamard matrix with random signs, which this seed determines. The
-    /// rotation spreads outliers over the head dim. It must be the same for Q and K: it is orthogonal, so
-    /// that their products stay the same. Blocks have the largest power of two that divides the head dim.
+    /// rotation spreads outliers over the head dim. It must be the same for Q and K: it is orthogonal, so it
+    /// does not change their products. Its blocks have the size of the largest power of two that divides the
+    /// head dim.
     pub hadamard: Option<u64>,
-    /// Subtracts from each key the mean of the head's keys. Every logit of a row changes by the same number,
-    /// which the softmax does not see; the LSE changes by it.
+    /// Subtracts the mean of the head's keys from each key. Every logit of a row changes by the same number,
+    /// which does not affect the softmax; the LSE changes by that number.
     pub smooth_keys: bool,
 }
 
@@ -73,8 +74,8 @@ impl From<ProblemError> for QuantizeError {
 /// largest number.
 ///
 /// # Errors
-/// A [`QuantizeError`] that names the option, or a problem with lengths: the rows of a packed tensor belong
-/// to sequences that only the arrays of a call state.
+/// A [`QuantizeError`] that names the option. Problems with lengths are rejected too, because the rows of a
+/// packed tensor belong to sequences that only the arrays of a call define.
 pub fn quantize<T: Element>(
     problem: &Problem,
     tensor: Tensor,
@@ -127,8 +128,8 @@ pub fn quantize<T: Element>(
     Ok(Quantized { codes: codes.concat(), factors: factors.concat(), layout })
 }
 
-/// The problem that computes with quantised tensors: dense inputs of the codes' type with factors. `of` has
-/// what [`quantize`] made of Q, K and V. Without [`Problem::dtypes`] of 16 or 32 bits, O is bf16.
+/// The problem for quantised tensors: dense inputs of the codes' type with factors. `of` contains the results
+/// of [`quantize`] for Q, K and V. If [`Problem::dtypes`] has no output of 16 or 32 bits, O is bf16.
 pub fn quantized_problem(problem: &Problem, dtype: DType, of: [&Quantized; 3]) -> Problem {
     let mut quantised = problem.clone();
     quantised.dtypes = problem::DTypes { out: problem.dtypes.out, ..dtype.into() };
@@ -140,7 +141,7 @@ pub fn quantized_problem(problem: &Problem, dtype: DType, of: [&Quantized; 3]) -
     }
     let [q, k, v] = of.map(|quantised| Some(quantised.layout));
     quantised.scales = problem::Scales { q, k, v };
-    // The default scale depends on nothing that quantisation changes.
+    // The default scale does not depend on anything that quantisation changes.
     quantised
 }
 

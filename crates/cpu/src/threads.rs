@@ -1,4 +1,4 @@
-//! Which threads compute a call.
+//! Executors: the threads that compute a call.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,22 +9,22 @@ use crate::plan::MAX_THREADS;
 
 /// Runs the work of a call on several threads.
 pub trait Executor: Sync {
-    /// Threads that can share a call, the calling thread among them.
+    /// Number of threads that can share a call, including the calling thread.
     fn threads(&self) -> usize;
 
-    /// Calls `work` on the calling thread, and at the same time on at most `threads - 1` others. Returns when
-    /// all of them have returned. A panic of one of them is passed on to the caller.
+    /// Calls `work` on the calling thread, and at the same time on at most `threads - 1` other threads.
+    /// Returns when all of these calls have returned. A panic in one of them is passed on to the caller.
     fn run(&self, threads: usize, work: &(dyn Fn() + Sync));
 
-    /// Whether the call is to end before its outputs are complete. Every thread asks between parts of its
-    /// work, each of which takes about a millisecond; the call then fails with
+    /// Whether the call should end before its outputs are complete. Every thread calls this between parts of
+    /// its work, each of which takes about a millisecond; the call then fails with
     /// [`CpuError::Stopped`](crate::CpuError::Stopped).
     fn is_stopped(&self) -> bool {
         false
     }
 }
 
-/// The calling thread alone.
+/// Only the calling thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CallingThread;
 
@@ -45,27 +45,29 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool for calls on `threads` threads, one of which is the caller's own.
+    /// A pool for calls on `threads` threads, including the caller's.
     ///
     /// # Errors
-    /// When the system gives no threads.
+    /// When the operating system cannot start the threads.
     pub fn new(threads: usize) -> Result<Pool, ThreadPoolBuildError> {
         let helpers = threads.clamp(2, MAX_THREADS) - 1;
         let named = |index| format!("flashcore-{index}");
-        // rayon's threads share a collector of freed memory, which the first thread that looks for work would
-        // make behind a `Once`. A child made by `fork` meanwhile would wait for that `Once` forever: its
-        // parent's thread does not exist there. So the collector is made here, before the threads exist.
+        // rayon's threads share a collector of freed memory. The first thread that looks for work would
+        // create it inside a `Once`. A child process forked at that moment would wait for the `Once` forever,
+        // because the creating thread does not exist in the child. Therefore the collector is created here,
+        // before the threads.
         drop(crossbeam_epoch::pin());
         Ok(Pool { helpers: ThreadPoolBuilder::new().num_threads(helpers).thread_name(named).build()? })
     }
 
-    /// The pool that all calls of this process share; `None` where one thread is enough ([`threads`]), or the
-    /// system gives no more. A child made by `fork` has a copy of its parent's pool without the threads, and
-    /// gets a pool of its own.
+    /// The pool that all calls of this process share; `None` if one thread is enough ([`threads`]), or if the
+    /// operating system cannot start more. A child made by `fork` has a copy of its parent's pool without the
+    /// threads, so it gets a new pool.
     pub fn shared() -> Option<Arc<Pool>> {
         static SHARED: Mutex<Option<(u32, Arc<Pool>)>> = Mutex::new(None);
         let process = std::process::id();
-        // A pool is made without the lock: a thread that forks meanwhile leaves no locked lock to its child.
+        // A pool is created without holding the lock, so that a thread that forks at that moment does not
+        // leave its child a locked lock.
         let lock = || SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let of_process = |shared: &Option<(u32, Arc<Pool>)>| {
             shared.as_ref().filter(|(owner, _)| *owner == process).map(|(_, pool)| pool.clone())
@@ -118,8 +120,9 @@ impl Executor for OwnPool {
     }
 }
 
-/// Calls `work` with the executor of a caller that names none: the rayon pool of which this thread is a
-/// worker, else [`Pool::shared`], else the calling thread. Never starts or waits for rayon's global pool.
+/// Calls `work` with the executor for a caller that names none: the rayon pool of which this thread is a
+/// worker, else [`Pool::shared`], else the calling thread. This never starts or waits for rayon's global
+/// pool.
 pub(crate) fn with_default<R>(work: impl FnOnce(&dyn Executor) -> R) -> R {
     if rayon::current_thread_index().is_some() {
         return work(&OwnPool);
@@ -130,8 +133,8 @@ pub(crate) fn with_default<R>(work: impl FnOnce(&dyn Executor) -> R) -> R {
     }
 }
 
-/// Threads that share a call whose caller names no executor: those of the rayon pool of which this thread is
-/// a worker, else `RAYON_NUM_THREADS`, else one for each core that this process may use. Starts none of them.
+/// Number of threads for a call without an executor: those of the rayon pool of which this thread is a
+/// worker, else `RAYON_NUM_THREADS`, else one for each core that this process may use. No thread is started.
 pub fn threads() -> usize {
     let threads = match rayon::current_thread_index() {
         Some(_) => rayon::current_num_threads(),
@@ -140,9 +143,9 @@ pub fn threads() -> usize {
     threads.clamp(1, MAX_THREADS)
 }
 
-/// Threads of a pool that nobody has given a size. Kept from call to call: to ask the system takes tens of
-/// microseconds. Two threads may ask at once and find the same; a lock could be left locked to a child made
-/// by `fork`.
+/// Default number of threads of a pool, cached between calls because asking the operating system takes tens
+/// of microseconds. Two threads may ask at the same time and find the same number; a lock is not used,
+/// because it could stay locked in a child made by `fork`.
 fn default_threads() -> usize {
     static KNOWN: AtomicUsize = AtomicUsize::new(0);
     match KNOWN.load(Ordering::Relaxed) {

@@ -17,7 +17,7 @@ use crate::softcap::cap_logits;
 pub(crate) const MAX_WIDTH: usize = 64;
 
 /// Lazy rescale: the running maximum is raised only when it grows by more than this (in log2). Weights stay
-/// below 2⁸, sums far below f32's range, and O is seldom rescaled.
+/// below 2⁸, sums far below f32's range, and O is rarely rescaled.
 pub(crate) const LAZY_GROWTH: f32 = 8.0;
 
 /// One panel: up to `width` query rows and their running softmax. Matrices are dense with `width` numbers per
@@ -104,21 +104,21 @@ pub(crate) struct Block<'a> {
     pub v: Rows<'a>,
     /// Number of elements of a row of V.
     pub dim_v: usize,
-    /// Whether all words of V are finite, once a step has asked.
+    /// Whether all words of V are finite; computed when a step first needs it.
     pub is_finite: &'a OnceCell<bool>,
 }
 
 impl Block<'_> {
-    /// The block without the keys from `end` on.
+    /// The block with only the keys before `end`.
     pub(crate) fn up_to(self, end: usize) -> Self {
         let keys = KeyRange { start: self.keys.start, end: self.keys.end.min(end) };
         Block { keys, ..self }
     }
 
-    /// Whether all words of V are finite numbers. Only for words that are f32 numbers.
+    /// Whether all words of V are finite numbers. Valid only if the words are f32 numbers.
     #[inline(always)]
     pub(crate) fn is_finite(&self) -> bool {
-        // All words are looked at, so that the loop is vectorised.
+        // All words are read, so that the loop is vectorised.
         let all = || self.v.data.iter().fold(true, |all, x| all & x.is_finite());
         *self.is_finite.get_or_init(all)
     }
@@ -244,8 +244,8 @@ pub(crate) fn maximum<S: Simd, const VECTORS: usize>(s: S, logits: &[f32]) -> [S
     max
 }
 
-/// Raises the running maximum to the largest new logit where it grows by more than [`LAZY_GROWTH`], and
-/// rescales O and the sum.
+/// Raises the running maximum to the largest new logit if it grows by more than [`LAZY_GROWTH`], and rescales
+/// O and the sum.
 #[inline(always)]
 pub(crate) fn raise_maximum<S: Simd, const VECTORS: usize>(
     s: S,
@@ -286,8 +286,8 @@ fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f
     let lanes = S::LANES;
     let scale = s.splat(scale);
     let mut minus_shift = [s.splat(0.0); VECTORS];
-    // Each block has its own sum: one long chain of additions would have a larger error than everything else
-    // in a row.
+    // Each block has its own sum: one long chain of additions would have a larger error than all other errors
+    // of a row.
     let mut sum = minus_shift;
     for (v, shift) in minus_shift.iter_mut().enumerate() {
         *shift = s.sub(s.splat(0.0), s.load(&panel.shift[v * lanes..]));
@@ -306,7 +306,7 @@ fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f
 }
 
 /// O += P V with a check of every key: if V is not finite, the weight 0 of a hidden key must not be
-/// multiplied by it. The sums are those of the product of all keys, to the last bit.
+/// multiplied by it. The sums equal those of the product of all keys, bit for bit.
 #[inline(always)]
 fn accumulate_seen<S: Simd>(
     s: S,

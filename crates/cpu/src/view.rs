@@ -1,4 +1,4 @@
-//! Rows of input tensors.
+//! Access to the rows of input tensors.
 #![allow(unsafe_code)] // a slice over a whole tensor would cover the gaps between its rows too
 
 use std::marker::PhantomData;
@@ -9,9 +9,9 @@ use problem::{DType, E4m3, E5m2, Problem, ProblemError, Strides, Tensor};
 
 use crate::{CpuError, Element, Elements};
 
-/// The memory of an input tensor, from its lowest element to its highest. A slice is such memory. For a
-/// tensor whose rows have gaps, [`Input::from_raw_parts`] asks nothing of the gaps: another thread may write
-/// them.
+/// The memory of an input tensor, from its lowest element to its highest. A slice is such memory. If the rows
+/// of a tensor have gaps, [`Input::from_raw_parts`] makes no assumption about the gaps: another thread may
+/// write them.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
     start: NonNull<u8>,
@@ -61,7 +61,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// An [`Input`] of a known type.
+/// An [`Input`] of a known element type.
 #[derive(Clone, Copy)]
 struct Memory<'a, T> {
     start: NonNull<T>,
@@ -78,11 +78,11 @@ impl<'a, T> Memory<'a, T> {
     /// `count` elements from index `first` on.
     ///
     /// # Panics
-    /// If they reach beyond the input.
+    /// If the range exceeds the input.
     fn slice(&self, first: usize, count: usize) -> &'a [T] {
         assert!(first.checked_add(count).is_some_and(|end| end <= self.len), "row outside its buffer");
-        // SAFETY: inside the range by the assertion, and part of rows that nobody writes by the promise made
-        // to `from_raw_parts`; a view asks for rows of the problem only.
+        // SAFETY: inside the range by the assertion, and part of rows that no thread writes, by the contract
+        // of `from_raw_parts`; a view accesses only rows of the problem.
         unsafe { std::slice::from_raw_parts(self.start.add(first).as_ptr(), count) }
     }
 }

@@ -1,4 +1,4 @@
-//! Every feature of a problem, compared with the oracle, on every instruction set of this machine.
+//! Tests every feature of a problem against the oracle, on every instruction set of this machine.
 
 mod common;
 mod narrow;
@@ -95,7 +95,7 @@ fn strides_zero_negative_and_padded() {
     p.out = Strides { batch: -4000, head: 17, row: 40 };
     check_everywhere(&p, 5, 1.0);
     check_everywhere(&p.clone().with_band(Band::CAUSAL), 5, 1.0);
-    // Keys that no row sees: after the others in memory, before them, or in the same place.
+    // Keys that no row sees are stored after the others in memory, before them, or in the same place.
     for row in [19, -19, 0] {
         (p.seq_kv, p.k.row) = (90, row);
         check_everywhere(&p.clone().with_band(Band::CAUSAL_TOP_LEFT), 5, 1.0);
@@ -226,7 +226,7 @@ fn genes_change_what_is_summed_with_what_and_nothing_else() {
         CpuPlan { block_kv: 25, ..plan },
     ];
     assert!(others.iter().all(|other| run(p, &inputs, other) != bits));
-    // Plans with the same sums, at other times or on other threads.
+    // Plans with the same sums, executed in another order or on other threads.
     let same = [
         CpuPlan { vectors: 1, tile_rows: 1, ..plan },
         CpuPlan { rows: Rows::Head, ..plan },
@@ -264,7 +264,7 @@ fn results_do_not_depend_on_threads_or_neighbours() {
     for threads in [2, 3, 8] {
         assert!(run(&p, &inputs, &CpuPlan { threads, ..plan }) == one, "{threads} threads give other bits");
     }
-    // The result does not depend on which rows share a panel either.
+    // The result does not depend on which rows share a panel.
     assert!(run(&p, &inputs, &CpuPlan { block_q: 7, ..plan }) == one);
 }
 

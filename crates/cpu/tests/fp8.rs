@@ -1,4 +1,4 @@
-//! 8-bit inputs with descale factors, against the oracle, and quantisation.
+//! Tests of 8-bit inputs with descale factors against the oracle, and of quantisation.
 
 use flashcore_cpu::{
     CpuError, CpuPlan, Input, Isa, Quantization, QuantizeError, Quantized, attention_with, quantize,
@@ -289,8 +289,8 @@ fn smoothing_lowers_the_error_of_a_shifted_head_dim() {
     assert!(b < 0.5 * a, "plain {a:.3}, smooth {b:.3}");
 }
 
-/// A rotation of both Q and K leaves the products as they are. The error stays about that of inputs that are
-/// not rotated, since e4m3 has a relative precision.
+/// A rotation of both Q and K does not change their products. The error stays about the same as without
+/// rotation, because e4m3 has a relative precision.
 #[test]
 fn rotated_queries_and_keys_have_the_same_products() {
     let problem = Problem::new(1, 4, 100, 64, DType::F32).with_heads_kv(2, Layout::Bshd);
@@ -304,7 +304,7 @@ fn rotated_queries_and_keys_have_the_same_products() {
     let blocks = Quantization { rows: Some(64), ..rotated };
     let by_block = with(&blocks, &blocks);
     assert!(by_block < 1.5 * c, "rotated {c:.3}, by block {by_block:.3}");
-    // One side alone would be another product.
+    // Rotating only one of the two gives another product.
     let one_side = with(&plain, &rotated);
     assert!(one_side > 2.0 * c, "rotated {c:.3}, one side {one_side:.3}");
 }

@@ -1,5 +1,5 @@
-//! One large element of Q, K or V, visible or hidden: on every instruction set of this machine, and on the
-//! twins.
+//! Tests with one large element of Q, K or V, visible or hidden, on every instruction set of this machine and
+//! on the twins.
 
 #[path = "../examples/outliers/problems.rs"]
 mod problems;
@@ -13,7 +13,7 @@ fn everywhere() -> impl Iterator<Item = Isa> {
     Isa::available().into_iter().chain(Isa::TWINS)
 }
 
-/// A causal problem that is computed with integers and terms. With one of the corners it has more keys than
+/// A causal problem that is computed with integers and terms. For one of the corners it has more keys than
 /// rows.
 fn causal(dtype: DType, mask: Band) -> Problem {
     let keys = if mask == Band::CAUSAL { 160 } else { 130 };
@@ -72,7 +72,7 @@ fn every_tensor_and_place_and_size() {
     }
 }
 
-/// The first row of a top-left causal problem sees the first key only.
+/// The first row of a top-left causal problem sees only the first key.
 fn first_row<T: Element>() {
     let problem = causal(T::DTYPE, Band::CAUSAL_TOP_LEFT);
     let none = case(&problem, Tensor::Q, 7, 1.0);

@@ -1,4 +1,4 @@
-//! Executors: the threads that a call uses, and how a call is stopped.
+//! Tests of executors: the threads that a call uses, and how a call is stopped.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -89,6 +89,6 @@ fn calls_leave_rayons_global_pool_alone() {
     let plan = CpuPlan { threads: 2, ..CpuPlan::for_problem(&problem) };
     attention(&problem, &x, &x, &x, &mut out, None, &plan).unwrap();
     assert!(out.iter().all(|x| (x - 0.5).abs() < 1e-5));
-    // A global pool can be created only if nobody has started one.
+    // A global pool can be created only if none has been started.
     rayon::ThreadPoolBuilder::new().num_threads(1).build_global().unwrap();
 }

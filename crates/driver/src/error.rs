@@ -1,3 +1,5 @@
+//! The error type of this crate.
+
 use std::fmt;
 
 /// Errors of the CUDA driver and of this crate.
@@ -19,7 +21,8 @@ pub enum DriverError {
         needed: i32,
     },
     /// The library lacks a function that its version should contain.
-    #[error("the CUDA driver library lacks {name}, which CUDA {} has; the installation is damaged", Version(*version))]
+    #[error("the CUDA driver library lacks {name}, which is part of CUDA {}; the installation is \
+    damaged", Version(*version))]
     MissingSymbol {
         /// The function.
         name: &'static str,
@@ -36,8 +39,8 @@ pub enum DriverError {
     },
     /// This process was forked from one that had used CUDA. The driver does not work in such a child.
     #[error(
-        "CUDA was started before this process was forked, and does not work in a forked child; start processes \
-         that use the GPU with `spawn` or `forkserver`, or fork before the first use of the GPU"
+        "CUDA was initialised before this process was forked, and does not work in a forked child; start \
+        processes that use the GPU with `spawn` or `forkserver`, or fork before the first use of the GPU"
     )]
     Forked,
     /// The system or the driver denies access.
@@ -57,7 +60,8 @@ pub enum DriverError {
     /// A kernel or the hardware failed in a way that makes the GPU unusable for the process (CUDA Driver API,
     /// `CUresult`: "the process must be terminated and relaunched").
     #[error(
-        "the GPU context is unusable since {cause} (told by {call}); restart the process to use this GPU again"
+        "the GPU context is unusable after {cause} (reported by {call}); restart the process to use this \
+        GPU again"
     )]
     Poisoned {
         /// The call that first returned the error.
@@ -74,7 +78,7 @@ pub enum DriverError {
         message: String,
     },
     /// The driver's compiler rejected the module.
-    #[error("the driver's compiler refused the module for {target}: {log}")]
+    #[error("the driver's compiler rejected the module for {target}: {log}")]
     Compile {
         /// The module's target.
         target: String,
@@ -110,7 +114,7 @@ pub enum DriverError {
         room: usize,
     },
     /// Objects of different contexts were used together.
-    #[error("{what} belongs to device {found}, the call is for device {expected}")]
+    #[error("{what} belongs to device {found}, but the call is for device {expected}")]
     OtherDevice {
         /// The argument.
         what: &'static str,

@@ -37,7 +37,7 @@ pub struct Resources {
 pub struct Expect {
     /// Maximum registers per thread.
     pub max_registers: u32,
-    /// Maximum local memory per thread in bytes; `None` is no limit.
+    /// Maximum local memory per thread in bytes; `None` means no limit.
     pub local_bytes: Option<u32>,
     /// Maximum dynamic shared memory of a launch in bytes.
     pub dynamic_shared: u32,

@@ -1,3 +1,5 @@
+//! A GPU as a machine for checks: launches kernels one after the other and waits for each.
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +11,17 @@ use crate::{
     Stream,
 };
 
-/// A kernel that takes longer on a machine for checks is taken to wait for ever.
+/// Time limit of a kernel on a machine for checks. A kernel that takes longer is considered to be in an
+/// endless loop.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A GPU as a machine that runs kernels, one after the other, on the default stream: the second
-/// implementation of [`ptx::Machine`], for checks and measurements. [`Function`] is the fast, asynchronous
-/// way.
+/// A GPU as a machine that runs kernels, one after the other, on the default stream. It implements
+/// [`ptx::Machine`], as the emulator does, for checks and measurements. [`Function`] is the fast,
+/// asynchronous way.
 pub struct Gpu {
     context: Arc<Context>,
     stream: Stream,
-    /// The key is PTX text and entry.
+    /// The loaded functions, by PTX text and name of the entry.
     loaded: HashMap<(String, String), Function>,
 }
 

@@ -1,5 +1,5 @@
 //! Rejects CUDA calls in a forked child. The driver's state does not survive `fork` (CUDA C++ Programming
-//! Guide, "Initialization"), and a call in the child may wait for ever.
+//! Guide, "Initialization"), and a call in the child may never return.
 #![allow(unsafe_code, reason = "a handler of fork")]
 
 use std::sync::Once;

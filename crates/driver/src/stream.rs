@@ -71,8 +71,8 @@ impl Stream {
         Ok(Stream::of(context, raw, true))
     }
 
-    /// The context's default stream, which PyTorch uses unless told otherwise. The default stream cannot be
-    /// captured.
+    /// The context's default stream, which PyTorch uses unless another stream is given. The default stream
+    /// cannot be captured.
     pub fn default_of(context: &Arc<Context>) -> Stream {
         Stream::of(context, std::ptr::null_mut(), false)
     }

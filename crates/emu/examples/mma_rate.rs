@@ -34,7 +34,7 @@ fn show(time: Option<f64>) -> String {
     time.map_or("-".into(), |t| format!("{t:.0}"))
 }
 
-/// Nanoseconds per `mma`, the shortest of several rounds; `None` where the architecture lacks the kind.
+/// Nanoseconds per `mma`, the shortest of several rounds; `None` if the architecture lacks the kind.
 fn nanoseconds(kind: MmaKind, rules: TensorRules) -> Result<Option<f64>, Box<dyn std::error::Error>> {
     const REPEATS: u32 = 2_000;
     if kind.check(rules).is_err() {

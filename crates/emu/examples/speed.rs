@@ -1,8 +1,8 @@
 //! Measures the emulator with all checks: thread instructions per second on the fused attention kernel of the
-//! corpus, for the mission problem (batch 1, 8 heads, 512 × 64, f16).
+//! corpus, for the reference problem (batch 1, 8 heads, 512 × 64, f16).
 //!
-//! `cargo run --release -p flashcore-emu --example speed`, with `RAYON_NUM_THREADS=1` for the rate of one
-//! core.
+//! Run with `cargo run --release -p flashcore-emu --example speed`; set `RAYON_NUM_THREADS=1` for the rate of
+//! one core.
 
 use std::time::Instant;
 

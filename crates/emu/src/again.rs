@@ -1,4 +1,5 @@
-//! Runs that are made again, on copies of the buffers and with the same course, to tell kinds of races apart.
+//! Runs a kernel and, if the first run finds races, repeats the run on copies of the buffers with the same
+//! schedule, to tell different kinds of races apart.
 
 use std::collections::HashSet;
 
@@ -65,7 +66,7 @@ fn in_a_warp(h: &Hazard) -> bool {
         && matches!(h.threads[..], [a, b] if (a.cta, a.warp) == (b.cta, b.warp) && a.lane != b.lane)
 }
 
-/// Makes a race a matter of warp order if it is gone when collectives order memory.
+/// Reports a race as [`HazardKind::WarpOrder`] if it disappears when collectives order memory.
 fn tell_warp_order(
     kernel: &Kernel,
     copies: &[Buffer],
@@ -84,8 +85,8 @@ fn tell_warp_order(
     Ok(())
 }
 
-/// Makes the races of reads a note if nothing depends on what these reads returned. One run collects the
-/// reads that race, the next one follows their values.
+/// Reports races of reads as notes if nothing depends on the values that these reads returned. One run
+/// collects the racing reads, the next run follows their values.
 fn tell_unused_reads(
     kernel: &Kernel,
     copies: &[Buffer],
@@ -151,7 +152,7 @@ fn may_be_common(space: Space) -> bool {
     matches!(space, Space::Generic | Space::Global | Space::Shared | Space::SharedCluster)
 }
 
-/// Whether the entry or a callee has a warp-wide instruction that orders no memory.
+/// Whether the entry or a callee has a warp-wide instruction that does not order memory.
 fn has_collectives(kernel: &Kernel) -> bool {
     statements(kernel).any(|statement| {
         matches!(statement, Statement::Inst(inst) if matches!(

@@ -1,4 +1,4 @@
-//! Checks of a launch before it runs: the contract, tensor maps, the cluster, and the limits of the emulator.
+//! Checks a launch before it runs: the contract, tensor maps, the cluster, and the limits of the emulator.
 
 use ptx::{Arg, Function, Kernel};
 
@@ -54,7 +54,8 @@ pub(crate) fn check_contract<'k>(
     Ok(entry)
 }
 
-/// Limits of compute capability 8.0 and later (CUDA C++ Programming Guide, "Compute Capabilities").
+/// Checks the limits of compute capability 8.0 and later (CUDA C++ Programming Guide, "Compute
+/// Capabilities").
 fn check_launch(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     let launch = &kernel.launch;
     let wrong = |what, given: String, accepted: &str| {
@@ -107,8 +108,8 @@ fn check_maps(kernel: &Kernel) -> Result<(), EmuError> {
     Ok(())
 }
 
-/// Limits from PTX ISA, "Cluster Dimension Directives", and CUDA C++ Programming Guide, "Thread Block
-/// Clusters" (16 CTAs where the launch allows non-portable sizes).
+/// Checks the limits of PTX ISA, "Cluster Dimension Directives", and CUDA C++ Programming Guide, "Thread
+/// Block Clusters" (16 CTAs if the launch allows non-portable sizes).
 fn check_cluster(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     let (cluster, grid, sm) = (kernel.launch.cluster, kernel.launch.grid, kernel.module.target.sm);
     let wrong =
@@ -132,7 +133,7 @@ fn check_cluster(kernel: &Kernel, entry: &Function) -> Result<(), EmuError> {
     }
 }
 
-/// The race check numbers the agents that access memory with 32 bits.
+/// Checks that 32-bit numbers suffice for the agents of the race check.
 pub(crate) fn check_agents(context: &Context) -> Result<(), EmuError> {
     let grid = context.launch.grid;
     let agents = (grid.count() / context.ranks()).saturating_mul(context.actors.total() as u64);
@@ -168,7 +169,7 @@ pub(crate) fn shadow_bytes(context: &Context) -> u64 {
     DenseShadow::most_bytes(bytes, context.program.granules[0], context.actors)
 }
 
-/// Limit of shared memory per CTA (CUDA C++ Programming Guide, table of technical specifications).
+/// Checks the limit of shared memory per CTA (CUDA C++ Programming Guide, table of technical specifications).
 pub(crate) fn check_shared(bytes: u32, sm: u32) -> Result<(), EmuError> {
     let limit = match sm {
         80 | 87 => 163 * 1024,

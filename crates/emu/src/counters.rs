@@ -1,4 +1,4 @@
-//! Counters of a run.
+//! Counters of a run: instructions, memory accesses, wavefronts and floating-point operations.
 
 use ptx::{BinaryOp, MmaShape, Op, Precision, TernaryOp, Type, UnaryOp};
 
@@ -9,7 +9,7 @@ use crate::trace::{atomic_passes, shared_passes};
 pub struct Counter {
     /// Line of the PTX text.
     pub line: u32,
-    /// Warp instructions issued, those with no active lane included.
+    /// Warp instructions issued, including those without an active lane.
     pub issues: u64,
     /// Active lanes, summed over the issues.
     pub lanes: u64,
@@ -44,7 +44,7 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Adds the counts of another instruction, and takes its line.
+    /// Adds the counts of another instruction and takes over its line.
     pub fn add(&mut self, other: &Counter) {
         self.line = other.line;
         self.issues += other.issues;
@@ -95,8 +95,8 @@ impl Counter {
         }
     }
 
-    /// The number of wavefronts divided by the number without bank conflicts; 1 where shared memory is not
-    /// accessed.
+    /// The number of wavefronts divided by the number without bank conflicts; 1 for an instruction that does
+    /// not access shared memory.
     pub fn conflict_degree(&self) -> f64 {
         if self.shared_ideal == 0 { 1.0 } else { self.shared_passes as f64 / self.shared_ideal as f64 }
     }
@@ -127,8 +127,8 @@ fn is_special(op: UnaryOp) -> bool {
     matches!(op, Rcp | Sqrt | Rsqrt | Sin | Cos | Lg2 | Ex2 | Tanh)
 }
 
-/// [`shared_passes`] without allocation for the common case of aligned units of 4, 8 or 16 bytes. Such a unit
-/// occupies whole banks. Two units conflict when their addresses differ and their banks are equal.
+/// [`shared_passes`] without allocation, for the common case of aligned units of 4, 8 or 16 bytes. Such a
+/// unit occupies whole banks. Two units conflict when their addresses differ and they share a bank.
 fn passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
     let unit = u64::from(bytes.max(4));
     if !matches!(unit, 4 | 8 | 16) || lanes == 0 {
@@ -181,12 +181,13 @@ fn sectors(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
     ascending_sectors(lanes, addresses, bytes).unwrap_or_else(|| sorted_sectors(lanes, addresses, bytes))
 }
 
-/// [`sectors`] of addresses that do not descend from lane to lane; `None` for others.
+/// [`sectors`] for addresses that do not descend from lane to lane; `None` for other addresses.
 fn ascending_sectors(lanes: u32, addresses: &[u64; 32], bytes: u32) -> Option<u64> {
     let (mut count, mut end) = (0, None);
     for lane in (0..32).filter(|l| lanes >> l & 1 == 1) {
         let (first, last) = (addresses[lane] / 32, addresses[lane].saturating_add(u64::from(bytes) - 1) / 32);
-        // An access has its first and its last sector, as all accesses of up to 32 bytes have.
+        // An access touches the sectors of its first and last byte, and no others, because it has at most 32
+        // bytes.
         count += match end {
             Some(end) if first < end => return None,
             Some(end) if first == end => u64::from(last > end),

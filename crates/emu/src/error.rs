@@ -1,17 +1,19 @@
-/// Why a kernel could not be run. A kernel that runs and misbehaves is not an error: the run returns a
-/// [`Report`](crate::Report) with hazards.
+//! The reasons why a kernel cannot be run.
+
+/// Why a kernel could not be run. A kernel that runs with hazards is not an error: the run returns a
+/// [`Report`](crate::Report) with the hazards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EmuError {
-    /// The module has no entry of that name.
+    /// The module has no entry with that name.
     #[error("the module has no entry `{name}`; its entries: {}", ptx::quote::list(available))]
     NoEntry {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// The entries of the module.
         available: Vec<String>,
     },
     /// The number of arguments in the launch contract differs from the number of parameters of the entry.
-    #[error("entry `{entry}` takes {expected} arguments, the launch contract gives {given}")]
+    #[error("the launch contract gives {given} arguments, but entry `{entry}` takes {expected}")]
     ArgumentCount {
         /// The entry.
         entry: String,
@@ -21,7 +23,7 @@ pub enum EmuError {
         given: usize,
     },
     /// The size of an argument differs from the size of its parameter.
-    #[error("argument {index} has {given} bytes, parameter `{name}` takes {expected}")]
+    #[error("argument {index} has {given} bytes, but parameter `{name}` has {expected}")]
     ArgumentSize {
         /// Position of the argument, from 0.
         index: usize,
@@ -33,7 +35,7 @@ pub enum EmuError {
         given: u32,
     },
     /// An argument names a buffer that the contract does not list.
-    #[error("argument {index} names buffer {buffer}, the launch contract lists {buffers}")]
+    #[error("argument {index} names buffer {buffer}, but the launch contract lists {buffers} buffers")]
     NoSuchBuffer {
         /// Position of the argument, from 0.
         index: usize,
@@ -43,7 +45,7 @@ pub enum EmuError {
         buffers: usize,
     },
     /// The number of buffers given by the caller differs from the number in the contract.
-    #[error("the launch contract lists {expected} buffers, {given} were given")]
+    #[error("{given} buffers were given, but the launch contract lists {expected}")]
     BufferCount {
         /// Number of buffers in the contract.
         expected: usize,
@@ -51,7 +53,7 @@ pub enum EmuError {
         given: usize,
     },
     /// A buffer is smaller than the contract says, or a transfer is larger than its buffer.
-    #[error("buffer `{name}` has {given} bytes, {expected} are needed")]
+    #[error("buffer `{name}` has {given} bytes, but {expected} are needed")]
     BufferSize {
         /// The name of the buffer.
         name: String,
@@ -107,8 +109,8 @@ pub enum EmuError {
     },
     /// All CTAs together issued more than the budget of the grid. There is no verdict.
     #[error(
-        "{done} of {ctas} CTAs issued {steps} warp instructions, beyond the budget of {limit} for a grid; \
-         launch a smaller grid, or a smaller problem of the same kind"
+        "{done} of {ctas} CTAs issued {steps} warp instructions, which exceeds the budget of {limit} for \
+        a grid; launch a smaller grid, or a smaller problem of the same kind"
     )]
     GridLimit {
         /// CTAs that ended.
@@ -120,10 +122,10 @@ pub enum EmuError {
         /// The budget in warp instructions.
         limit: u64,
     },
-    /// The fixed cost of starting all CTAs alone exceeds the budget. Nothing was run.
+    /// The fixed cost of starting all CTAs already exceeds the budget. No CTA was run.
     #[error(
-        "the grid has {ctas} CTAs; starting them costs {least} warp instructions, beyond the budget of {limit} \
-         for a grid; launch a smaller grid, or a smaller problem of the same kind"
+        "the grid has {ctas} CTAs; starting them costs {least} warp instructions, which exceeds the \
+        budget of {limit} for a grid; launch a smaller grid, or a smaller problem of the same kind"
     )]
     GridSize {
         /// CTAs of the grid.
@@ -133,14 +135,14 @@ pub enum EmuError {
         /// The budget in warp instructions.
         limit: u64,
     },
-    /// The time limit of [`Options::stopwatch`](crate::Options::stopwatch) is over. There is no verdict.
-    #[error("the time limit of {} s is over; give more time, or launch a smaller grid", limit.as_secs_f64())]
+    /// The time limit of [`Options::stopwatch`](crate::Options::stopwatch) was exceeded. There is no verdict.
+    #[error("the time limit of {} s was exceeded; allow more time, or launch a smaller grid", limit.as_secs_f64())]
     TimeLimit {
         /// The limit.
         limit: std::time::Duration,
     },
-    /// In a grid whose CTAs communicate, the race check needs more memory for the record of reads than its
-    /// limit. There is no verdict.
+    /// The CTAs of the grid communicate, and the race check needs more memory for its records of reads than
+    /// the limit. There is no verdict.
     #[error(
         "after {done} of {ctas} CTAs, the race check needs more than {limit} bytes for its records of reads; \
          launch a smaller grid, or a smaller problem of the same kind"
@@ -153,7 +155,7 @@ pub enum EmuError {
         /// The limit in bytes.
         limit: u64,
     },
-    /// Only from [`Machine::launch`](ptx::Machine::launch): the kernel ran and had hazards.
+    /// Returned only by [`Machine::launch`](ptx::Machine::launch): the kernel ran and had hazards.
     #[error("the kernel is not correct: {first} ({count} findings)")]
     Hazards {
         /// The first finding.

@@ -21,10 +21,10 @@ use crate::report::{
 use crate::stopwatch::Stopwatch;
 use crate::trace::CtaTrace;
 
-/// The most CTAs that are resident at a time when CTAs communicate. This is more than any GPU holds.
+/// Maximum number of CTAs that are resident at the same time when CTAs communicate. No GPU has more.
 const RESIDENT: usize = 4096;
 
-/// Cost of starting a CTA, in warp instructions. The cost bounds the time for a huge grid of empty CTAs.
+/// Cost of starting a CTA, in warp instructions. The cost limits the time for a huge grid of empty CTAs.
 const START_STEPS: u64 = 64;
 
 /// Bytes that the race check may use for records of reads when CTAs communicate.
@@ -58,7 +58,7 @@ impl<'a> Budget<'a> {
         self.spend(START_STEPS * ctas)
     }
 
-    /// Notes that CTAs have ended.
+    /// Counts CTAs that have ended.
     fn finish(&self, ctas: u64) {
         self.done.fetch_add(ctas, Ordering::Relaxed);
         if let Some(stopwatch) = self.stopwatch {
@@ -84,8 +84,8 @@ impl<'a> Budget<'a> {
     }
 }
 
-/// Whether CTAs of a kernel may communicate: the entry or a callee has atomics or strong accesses to global
-/// memory. Such CTAs may wait for each other, so a run of some of them says nothing.
+/// Whether the CTAs of a kernel may communicate: the entry or a callee has atomics or strong accesses to
+/// global memory. Such CTAs may wait for each other, so a run of only some of them has no meaning.
 ///
 /// # Errors
 /// When the kernel does not fit its contract.
@@ -96,9 +96,9 @@ pub fn communicates(kernel: &Kernel, options: &Options) -> Result<bool, EmuError
 /// The result of one run.
 pub(crate) struct Once {
     pub report: Report,
-    /// Where they are collected: the reads that race.
+    /// The reads that race, if they are collected.
     pub doubts: Doubts,
-    /// Whether the kernel stored to a quiet buffer. The run says nothing then.
+    /// Whether the kernel stored to a quiet buffer. If so, the run is not valid.
     pub broken: bool,
 }
 
@@ -112,7 +112,7 @@ pub(crate) fn run_once(
 ) -> Result<Once, EmuError> {
     let entry = check_contract(kernel, buffers)?;
     let mut program = decode(kernel, kernel.buffers.len(), options, matches!(follow, Follow::Values(_)))?;
-    // Only the order of the whole grid names the lanes of other CTAs.
+    // Only the order of the whole grid identifies the lanes of other CTAs.
     program.communicates |= !follow.is_nothing();
     (program.params, program.maps) = parameters(kernel, entry);
     let sm = options.sm.unwrap_or(kernel.module.target.sm);
@@ -159,7 +159,7 @@ pub(crate) fn run_once(
     drop(global);
     keep_written(kernel, buffers, fresh);
     let mut doubts = std::mem::take(&mut total.doubts);
-    // A value that a call passes in a register is not followed.
+    // The values that a call passes in registers cannot be followed.
     doubts.overflow |= program.passes_registers();
     let mut report = Report { changed: changed(&program, &variables), ..total.report(&program, kernel) };
     report.survey.neighbours = neighbours;
@@ -239,7 +239,8 @@ impl Total {
         self
     }
 
-    /// Renumbers the counters by the instructions of the module. The returns that decoding adds are left out.
+    /// Renumbers the counters by the instructions of the module. The `ret` instructions that decoding adds
+    /// are left out.
     fn report(mut self, program: &Program, kernel: &Kernel) -> Report {
         let count =
             program.functions.iter().map(|f| f.end - f.start - u32::from(f.end > f.start)).sum::<u32>();
@@ -275,7 +276,7 @@ impl Total {
     }
 }
 
-/// A set of instructions by their place in the program, as a set by their number in the module.
+/// Converts a set of instructions from positions in the program to numbers in the module.
 fn renumber(executed: &mut Vec<u64>, program: &Program, count: usize) {
     let mut numbered = vec![0; count.div_ceil(64)];
     for info in program.functions.iter().filter(|f| f.end > f.start) {
@@ -288,7 +289,7 @@ fn renumber(executed: &mut Vec<u64>, program: &Program, count: usize) {
     *executed = numbered;
 }
 
-/// The instructions of which a lane was active, as a set.
+/// The set of instructions that were executed by at least one lane.
 fn executed(counters: &Counters) -> Vec<u64> {
     let chunks = counters.instructions.chunks(64);
     chunks
@@ -296,7 +297,7 @@ fn executed(counters: &Counters) -> Vec<u64> {
         .collect()
 }
 
-/// Pairs of clusters that wrote to a line of global memory, each once.
+/// Pairs of clusters that wrote to the same line of global memory, each pair once.
 fn neighbours(context: &Context) -> Vec<(u64, u64)> {
     let mut found = std::collections::BTreeSet::new();
     for region in &context.global.regions {
@@ -345,7 +346,7 @@ fn maps_within(arg: &Arg, at: usize, maps: &mut Vec<std::ops::Range<usize>>) {
     }
 }
 
-/// The bytes of an argument as the emulator passes them to a kernel. A buffer that is uploaded may hold such
+/// The bytes of an argument as the emulator passes them to a kernel. An uploaded buffer may contain such
 /// bytes too: the addresses of other buffers, or a tensor map.
 pub fn argument_bytes(arg: &Arg) -> Vec<u8> {
     match arg {
@@ -419,7 +420,7 @@ fn map_buffers<'a>(
     GlobalMemory { regions }
 }
 
-/// Runs clusters that do not communicate: in parallel, in any order.
+/// Runs clusters that do not communicate, in parallel and in any order.
 fn run_apart(context: &Context, clusters: &Clusters, total: &mut Total) -> Result<(), EmuError> {
     let granule = context.program.granules[1];
     let budget = Budget::new(context, clusters.count() * context.ranks())?;
@@ -446,7 +447,8 @@ fn run_apart(context: &Context, clusters: &Clusters, total: &mut Total) -> Resul
     Ok(())
 }
 
-/// Runs clusters that communicate in turns, so that a cluster that waits for another one sees it arrive.
+/// Runs clusters that communicate in turns, so that a cluster that waits for another cluster sees its
+/// arrival.
 fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Result<(), EmuError> {
     let mut order = GlobalOrder::new(context.program.granules[1]);
     let mut next = 0;
@@ -472,8 +474,8 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
             spinning = if cluster.is_spinning() { spinning + 1 } else { 0 };
             resident.push_back(cluster);
             if spinning > resident.len() {
-                // Every resident cluster waits for an arrival that does not happen, or for a cluster that
-                // finds no room.
+                // Every resident cluster waits for an arrival that never happens, or for a cluster that is
+                // not resident.
                 for mut cluster in resident.drain(..) {
                     cluster.report_deadlock();
                     total.add(cluster.finish().0);
@@ -497,7 +499,7 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
 fn resident_clusters(context: &Context) -> usize {
     let warps = context.actors.threads();
     let [w32, w64, _] = context.program.sizes;
-    // Local memory takes a word for each lane, and for each byte a mask of the lanes that have written it.
+    // Local memory needs a word for each lane, and for each byte a mask of the lanes that have written it.
     // The frames of nested calls add up.
     let frames: usize = context.program.functions.iter().map(|f| f.frame as usize).sum();
     let local = context.actors.ctas * context.actors.warps * frames / 4 * 144;
@@ -507,15 +509,15 @@ fn resident_clusters(context: &Context) -> usize {
     room.min(usize::try_from(held).unwrap_or(RESIDENT)).max(1)
 }
 
-/// Checks that a grid which overlaps with the previous one waits for its end somewhere. If it does not, it
-/// may end first, and the next grid's wait for this one says nothing about the previous one.
+/// Checks that a grid which overlaps with the previous one has a thread that waits for its end. Without one,
+/// the grid may end first, and the wait of the next grid does not cover the previous grid.
 fn check_grid_after_next(context: &Context, options: &Options, total: &mut Total) {
     let waits = |(inst, counter): (&Inst, &Counter)| {
         matches!(inst.op, Op::Griddepcontrol(GridDependency::Wait)) && counter.lanes > 0
     };
     let waited = context.program.code.iter().zip(&total.counters.instructions).any(waits);
     if context.launch.overlapping && options.checks.races && options.only.is_none() && !waited
-        // Accesses of such a grid are findings of their own.
+        // Accesses of such a grid are reported as separate findings.
         && !total.findings.has(HazardKind::BeforeGridWait)
     {
         total.findings.report(HazardKind::BeforeGridWait, 0, None, || {
@@ -526,8 +528,8 @@ fn check_grid_after_next(context: &Context, options: &Options, total: &mut Total
     }
 }
 
-/// Checks that need the end of all CTAs: races between CTAs that ran one after the other, and outputs that
-/// were not written.
+/// Makes the checks that are possible only after all CTAs have ended: races between CTAs that ran one after
+/// the other, and outputs that were not written.
 fn after_checks(context: &Context, kernel: &Kernel, options: &Options, findings: &mut Findings) {
     let line = |pc: u32| context.program.code[pc as usize].line;
     for region in &context.global.regions {
@@ -589,7 +591,7 @@ fn check_written(
     }
 }
 
-/// Marks what the kernel wrote as initialised for later launches.
+/// Marks the bytes that the kernel wrote as initialised for later launches.
 fn keep_written(kernel: &Kernel, buffers: &mut [&mut Buffer], fresh: Vec<Bitmap>) {
     for ((spec, buffer), fresh) in kernel.buffers.iter().zip(buffers).zip(fresh) {
         if spec.access == Access::Write {

@@ -2,13 +2,14 @@
 //! not report.
 //!
 //! - [`numerics`]: the arithmetic, exact where the hardware is specified or known.
-//! - `decode`: PTX to a flat list of instructions on register slots.
+//! - `decode`: converts PTX to a flat list of instructions on register slots.
 //! - `memory`: address spaces. Gaps between buffers make every access out of bounds visible.
 //! - `order`: happens-before by vector clocks, and the last accesses of every memory location.
 //! - `exec`: warps of 32 lanes that diverge and reconverge, barriers, asynchronous copies, atomics.
-//! - [`trace`]: the instructions that a CTA issued, which the time model replays.
+//! - [`trace`]: records the instructions that a CTA issued, which the time model replays.
 //!
-//! [`run`] runs a kernel and returns a report with all findings. [`Emulator`] does so as a [`ptx::Machine`].
+//! [`run`] runs a kernel and returns a report with all findings. [`Emulator`] is the same as a
+//! [`ptx::Machine`].
 
 mod again;
 mod contract;

@@ -1,3 +1,5 @@
+//! The emulator as an implementation of [`Machine`].
+
 use ptx::{Kernel, Machine};
 
 use crate::report::{Options, Report};

@@ -1,7 +1,8 @@
-//! Buffers that a kernel seems only to read, though its contract lets it write them. Reads of such a *quiet*
-//! buffer race with nothing, so a run does not record them. The guess follows the parameters to the addresses
-//! of stores, without regard to the order of instructions. A pointer that comes from memory is not followed.
-//! A guess may thus be wrong: a run that stores to a quiet buffer is made again with its reads recorded.
+//! Finds *quiet* buffers: buffers that a kernel seems only to read, although its contract lets it write them.
+//! Reads of a quiet buffer race with nothing, so a run does not record them. The guess follows the parameters
+//! to the addresses of stores, without regard to the order of instructions. It does not follow pointers
+//! loaded from memory, so it may be wrong: a run that stores to a quiet buffer is repeated with all reads
+//! recorded.
 
 use std::collections::HashMap;
 
@@ -9,7 +10,7 @@ use ptx::{
     Access, Address, Arg, Base, Function, Instruction, Kernel, Name, Op, Operand, Reg, Space, Statement,
 };
 
-/// Whether each buffer of the contract seems only to be read.
+/// For each buffer of the contract, whether the kernel seems only to read it.
 pub(crate) fn quiet_buffers(kernel: &Kernel) -> Vec<bool> {
     let is_entry = |function: &&Function| *function.name == *kernel.entry && function.body.is_some();
     let stored = kernel.module.functions().find(is_entry).map(stored_params).unwrap_or_default();
@@ -35,8 +36,8 @@ fn buffers_of(kernel: &Kernel, arg: &Arg, found: &mut impl FnMut(usize)) {
     }
 }
 
-/// Whether each parameter reaches the address of an instruction that may store to global memory. Parameters
-/// from the 64th on count as one.
+/// For each parameter, whether it reaches the address of an instruction that may store to global memory.
+/// Parameters from the 64th on share one bit.
 fn stored_params(entry: &Function) -> Vec<bool> {
     let bit = |at: usize| 1u64 << at.min(63);
     let names: HashMap<&Name, u64> =
@@ -61,7 +62,8 @@ fn stored_params(entry: &Function) -> Vec<bool> {
             break;
         }
     }
-    // Of a store, the value does not matter. Other instructions that store have few operands; all count.
+    // The stored value of a store does not matter. Other storing instructions have few operands, and all of
+    // them count.
     let places = instructions().filter(|inst| stores(&inst.op)).fold(0, |set, inst| {
         let address = inst.operands.iter().filter(|operand| match inst.op {
             Op::St(_) | Op::Atom(_) | Op::Red(_) => matches!(operand, Operand::Address(_)),
@@ -72,7 +74,7 @@ fn stored_params(entry: &Function) -> Vec<bool> {
     (0..entry.params.len()).map(|at| places & bit(at) != 0).collect()
 }
 
-/// The parameters that the value of each register may come from.
+/// The parameters from which the value of each register may come.
 struct Origins<'a> {
     names: HashMap<&'a Name, u64>,
     registers: HashMap<Reg, u64>,

@@ -1,4 +1,4 @@
-//! Options and report of a run.
+//! Options and report of a run, and the kinds of findings.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,11 +10,11 @@ use crate::counters::Counters;
 use crate::stopwatch::Stopwatch;
 use crate::trace::CtaTrace;
 
-/// The order of events where the machine leaves the order open.
+/// The order of events that the machine leaves open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Schedule {
     /// Warps run in index order, each until it waits. Asynchronous copies complete when they are waited for,
-    /// which is the last legal moment.
+    /// the latest time that PTX allows.
     #[default]
     Late,
     /// Warps are permuted and switched at random. Asynchronous copies complete at once.
@@ -50,21 +50,21 @@ pub enum Fidelity {
     /// Results are exact, bit for bit.
     #[default]
     Exact,
-    /// Only what a trace needs. Matrix products add nothing to their accumulators. When a CTA adds to an
-    /// integer in global memory, the emulator also adds the share of the CTAs that do not run, so that a CTA
-    /// which takes its work from a counter gets its own share. Results have no meaning.
+    /// Only the results that a trace needs. Matrix products add nothing to their accumulators. When a CTA
+    /// adds to an integer in global memory, the emulator also adds the contributions of the CTAs that do not
+    /// run, so that a CTA which takes its work from a counter gets its own share. Results have no meaning.
     Sketch,
 }
 
-/// Where the variables of shared memory lie.
+/// Where the variables of shared memory are placed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// Where ptxas 13.0 places them: one after the other, each at its declared alignment, from an address on
-    /// that is a multiple of 1024. Dynamic shared memory lies at a multiple of 16 at least.
+    /// Where ptxas 13.0 places them: one after the other, each at its declared alignment, from a multiple of
+    /// 1024 on. Dynamic shared memory is aligned to at least 16 bytes.
     #[default]
     Ptxas,
-    /// At addresses that have the declared alignment and no larger one, so that an access which needs more
-    /// is misaligned.
+    /// At addresses that have the declared alignment but no larger one, so that an access that needs a larger
+    /// one is misaligned.
     Declared,
 }
 
@@ -73,14 +73,13 @@ pub enum Placement {
 pub struct Options {
     /// Seed of the schedule.
     pub seed: u64,
-    /// The order of events where the machine leaves the order open.
+    /// The order of events that the machine leaves open.
     pub schedule: Schedule,
     /// Which findings to look for.
     pub checks: Checks,
     /// Whether results are needed or only a trace.
     pub fidelity: Fidelity,
-    /// Architecture, as in `sm_NN`, whose tensor-core rules and limits apply. `None`: the target of the
-    /// module.
+    /// Architecture `sm_NN` whose tensor-core rules and limits apply. `None` means the target of the module.
     pub sm: Option<u32>,
     /// Where the variables of shared memory lie.
     pub placement: Placement,
@@ -88,8 +87,8 @@ pub struct Options {
     /// `bar.warp.sync` does. PTX does not say so, and races that depend on it are reported as
     /// [`HazardKind::WarpOrder`].
     pub collectives_order: bool,
-    /// The most CTAs that are resident at a time when CTAs communicate; `None`: as many as the host's memory
-    /// holds. A kernel that needs more deadlocks.
+    /// Maximum number of CTAs that are resident at the same time when CTAs communicate. `None` means as many
+    /// as fit in the host's memory. A kernel that needs more deadlocks.
     pub resident: Option<u64>,
     /// Whether the launch is cooperative: the kernel may then use a barrier of the whole grid.
     pub cooperative: bool,
@@ -98,17 +97,17 @@ pub struct Options {
     pub weak: bool,
     /// Linear indices of the CTAs to record.
     pub traced_ctas: Vec<u64>,
-    /// Linear indices of the CTAs to run, each once; `None`: all. With a subset of CTAs, unwritten outputs
+    /// Linear indices of the CTAs to run, each once. `None` means all CTAs. With a subset, unwritten outputs
     /// are not reported.
     pub only: Option<Vec<u64>>,
-    /// Whether the report has a [`Survey`]. A run of some CTAs then tells kinds of races apart as a run of
-    /// all CTAs does; without it, such a run is for tracing, not for a check.
+    /// Whether the report has a [`Survey`]. With a survey, a run of some CTAs distinguishes the same kinds of
+    /// races as a run of all CTAs. Without one, such a run is for tracing, not for a check.
     pub survey: bool,
     /// Warp instructions that one CTA may issue.
     pub step_limit: u64,
     /// Warp instructions that all CTAs together may issue, including a fixed cost for the start of each CTA.
     pub grid_limit: u64,
-    /// The time limit and the progress of the run, where the caller wants them.
+    /// The time limit and the progress of the run, if the caller wants them.
     pub stopwatch: Option<Arc<Stopwatch>>,
     /// Byte ranges, per index of a buffer in the contract, that the kernel must write. A `Write` buffer that
     /// is not listed must be written completely.
@@ -168,13 +167,13 @@ pub enum HazardKind {
     AssertionFailed,
     /// A relaxed or volatile read that returned an older value.
     WeakOrder,
-    /// A read that races, and on whose value nothing depends.
+    /// A read that races, but on whose value nothing depends.
     UnusedRead,
 }
 
 impl HazardKind {
-    /// Whether the finding fails a check unless the caller says otherwise. The others are right on the GPUs
-    /// of today and hold by no promise.
+    /// Whether the finding fails a check unless the caller says otherwise. The other kinds work on current
+    /// GPUs but rely on behaviour that PTX does not guarantee.
     pub const fn fails(self) -> bool {
         !matches!(self, HazardKind::UnpromisedAlignment | HazardKind::UnusedRead)
     }
@@ -228,7 +227,7 @@ impl fmt::Display for ThreadId {
 pub struct Place {
     /// State space.
     pub space: Space,
-    /// The buffer or variable; empty when the address belongs to none.
+    /// The buffer or variable; empty if the address belongs to none.
     pub name: String,
     /// Byte offset from the start of the buffer or variable; negative or beyond the end when out of bounds.
     pub offset: i64,
@@ -289,7 +288,7 @@ impl fmt::Display for Hazard {
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     /// Whether a store to shared or to global memory was not carried out because its address is wrong. A
-    /// later read of unwritten memory is then no finding of its own.
+    /// later read of unwritten memory is then not reported as a finding.
     pub lost_shared: bool,
     pub lost_global: bool,
     list: Vec<Hazard>,
@@ -297,7 +296,7 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    /// Counts a finding. `describe` is called for the first finding of a key only.
+    /// Counts a finding. `describe` is called only for the first finding with the same key.
     pub fn report(
         &mut self,
         kind: HazardKind,
@@ -380,7 +379,7 @@ pub struct Footprint {
 pub struct Report {
     /// All findings, one for each (kind, line, other line), sorted by line.
     pub hazards: Vec<Hazard>,
-    /// What was counted.
+    /// The counters of the run.
     pub counters: Counters,
     /// The traces of the recorded CTAs, in the order of their indices.
     pub traces: Vec<CtaTrace>,
@@ -393,6 +392,6 @@ pub struct Report {
     /// Names of the module's `.global` variables that the launch changed. The next launch would see the
     /// changed values.
     pub changed: Vec<String>,
-    /// With [`Options::survey`]: what each cluster did.
+    /// What each cluster did, if [`Options::survey`] is set.
     pub survey: Survey,
 }

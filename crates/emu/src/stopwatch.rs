@@ -1,11 +1,11 @@
-//! A time limit that several runs share, and the progress of the present run.
+//! A time limit that several runs share, and the progress of the current run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::EmuError;
 
-/// A wall-clock limit for runs, and the progress of the present run. Other threads may read the progress.
+/// A wall-clock limit for runs, and the progress of the current run. Other threads may read the progress.
 #[derive(Debug, Default)]
 pub struct Stopwatch {
     limit: Option<(Duration, Instant)>,
@@ -16,12 +16,12 @@ pub struct Stopwatch {
 impl Stopwatch {
     /// Starts now. Runs that have not ended after `limit` stop with [`EmuError::TimeLimit`].
     pub fn start(limit: Duration) -> Stopwatch {
-        // A limit beyond the range of the clock is no limit.
+        // A limit beyond the range of the clock means no limit.
         let limit = Instant::now().checked_add(limit).map(|end| (limit, end));
         Stopwatch { limit, ..Stopwatch::default() }
     }
 
-    /// The number of CTAs of the present run that have ended, and the number of CTAs that the run has in all.
+    /// The number of CTAs of the current run that have ended, and the total number of its CTAs.
     pub fn progress(&self) -> (u64, u64) {
         (self.done.load(Ordering::Relaxed), self.ctas.load(Ordering::Relaxed))
     }
@@ -34,7 +34,7 @@ impl Stopwatch {
         }
     }
 
-    /// Forgets the progress of the last run, before the next run begins.
+    /// Resets the progress before the next run begins.
     pub fn reset(&self) {
         self.begin(0);
     }

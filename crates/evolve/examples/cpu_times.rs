@@ -1,6 +1,6 @@
-//! Times random plans of the native kernels' search space, to fit and to judge the time model of the CPU.
-//! Prints one JSON object a plan: the problem, the plan, its time in turns with the default plan, and the
-//! default's.
+//! Times random plans of the native kernels' search space, to fit and to evaluate the time model of the CPU.
+//! Prints one JSON object per plan: the problem, the plan, its time, and the time of the default plan
+//! measured in turns with it.
 //!
 //! ```text
 //! cargo run -p flashcore-evolve --example cpu_times -- [PLANS_A_PROBLEM [SEED]] > times.jsonl

@@ -5,9 +5,9 @@
 //! ideas ROWS.jsonl [--seconds S] [--gene NAME …] PROBLEM …
 //! ```
 //!
-//! All variants of a problem, or those of the named genes, run in one race, L2 warm. Their rows have the
-//! suite `ideas_FAMILY` and the names `flashcore GENE VALUE`, beside `flashcore`.
-//! `<!-- table:DEVICE/ideas_FAMILY -->` in a document shows them.
+//! All variants of a problem, or those of the named genes, run in one race with warm L2. Their rows have the
+//! suite `ideas_FAMILY` and the names `flashcore GENE VALUE`; the row `flashcore` is the plan itself. `<!--
+//! table:DEVICE/ideas_FAMILY -->` in a document shows them.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

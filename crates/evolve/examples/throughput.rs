@@ -1,11 +1,11 @@
 //! Measures how fast candidates are made: plans drawn, checked and identified per second, PTX emitted and
-//! assembled per second, and where there is a GPU, kernels of a small problem judged and timed per second.
+//! assembled per second and, with a GPU, kernels of a small problem checked and timed per second.
 //!
 //! ```text
 //! cargo run --release -p flashcore-evolve --example throughput [-- ROWS.jsonl]
 //! ```
 //!
-//! A build that knows its commit appends a row for each rate, with the machine: the GPU where there is one.
+//! A build that knows its commit appends a row for each rate, with the machine: the GPU if there is one.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 
 /// Duration of each measurement, s.
 const SECONDS: f64 = 5.0;
-/// Number of kernels that a GPU judges and times. `TIMING` is the duration of a timing, s, as in an
+/// Number of kernels that are checked and timed on a GPU. `TIMING` is the duration of a timing, s, as in an
 /// evolution.
 const JUDGED: usize = 60;
 const TIMING: f64 = 0.05;
@@ -132,7 +132,7 @@ fn host(rates: &mut Rates) {
     }
 }
 
-/// Rates of kernels through the gate and a short timing on a GPU. The kernels are compiled before.
+/// Rates of kernels through the gate and a short timing on a GPU. The kernels are compiled beforehand.
 fn judged(card: GpuCard, rates: &mut Rates) {
     let (problem, arch, name) = (Problem::mission(), card.arch(), card.info().name.clone());
     let space = Space::gpu(&problem, &arch, &[]);
@@ -157,7 +157,7 @@ fn judged(card: GpuCard, rates: &mut Rates) {
         }
     }
     rates.say(&name, "kernels compiled on one thread", JUDGED as f64, began, "");
-    // The first candidate of a problem waits for the references.
+    // The first candidate of a problem waits for the reference results.
     evaluator.evaluate(&task(0, Stage::Microbench, &compiled[0]));
     let (began, mut timed, mut held) = (Instant::now(), 0, 0.0);
     for (number, plan) in compiled.iter().enumerate() {

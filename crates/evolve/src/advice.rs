@@ -1,5 +1,5 @@
-//! Advice on continuing a search: the possible gain by the roofline, and the expected gain by the search's
-//! own curve.
+//! Advice on continuing a search, from the possible gain by the roofline and the expected gain by the
+//! search's own curve.
 //!
 //! The expected gain of twice as many candidates is the mean of two estimates:
 //! - The tail of the times. Assume that the logarithms of good times fall off exponentially (the Gumbel
@@ -8,8 +8,8 @@
 //!   large quantiles based on the k largest observations", JASA 1978; Coles, "An Introduction to Statistical
 //!   Modeling of Extreme Values", 2001, §4.3). The tail of real kernels ends at the roofline, so the true
 //!   gain is smaller.
-//! - The improvement of the second half of the candidates over the first. In a search that slows down, gains
-//!   only get smaller.
+//! - The improvement of the second half of the candidates over the first. In a search that slows down, later
+//!   gains are smaller.
 
 use problem::Problem;
 use serde::Serialize;
@@ -59,14 +59,14 @@ pub struct Row {
     pub says: String,
 }
 
-/// The advice with the table that supports it.
+/// The advice with the figures that support it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
     pub what: What,
     /// The reason in a sentence.
     pub why: String,
     pub rows: Vec<Row>,
-    /// The least time that the device allows, µs.
+    /// The shortest time that the device allows, µs.
     pub floor_us: Option<f64>,
     /// The speed-up of a perfect kernel.
     pub possible: Option<f64>,
@@ -107,14 +107,14 @@ pub(super) fn of(evolution: &Evolution, case: usize) -> Advice {
     weigh(population, roof(&evolution.config, &problem), peer_us)
 }
 
-/// The least time of a problem, and its source.
+/// The shortest possible time of a problem, and its source.
 #[derive(Clone, Debug, PartialEq)]
 struct Roof {
     us: f64,
     by: String,
 }
 
-/// The roof by a GPU's data sheet, or by this machine's measured peaks.
+/// The roofline from a GPU's data sheet, or from this machine's measured peaks.
 fn roof(config: &Config, problem: &Problem) -> Option<Roof> {
     if let Some(peaks) = Peaks::of(&config.device) {
         return Some(Roof { us: peaks.floor(problem, Mode::Warm).us(), by: "by its data sheet".to_owned() });

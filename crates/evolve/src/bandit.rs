@@ -2,8 +2,8 @@
 //!
 //! UCB1 over a sliding window (Garivier & Moulines, "On Upper-Confidence Bound Policies for Switching Bandit
 //! Problems", ALT 2011). An operator's reward changes during a search: random restarts pay early, small steps
-//! late. Only the last pulls therefore count. A pull counts when the candidate is made, its reward when the
-//! time is known, so that operators with open candidates wait.
+//! late. Therefore only the last pulls count. A pull is counted when the candidate is made, its reward when
+//! the time is known. An operator with open candidates is thus chosen less often.
 
 use ledger::Operator;
 use serde::Serialize;
@@ -106,7 +106,7 @@ mod tests {
             |which: Operator| move |o: Operator, key: i64| if o == which && key % 2 == 0 { 1.0 } else { 0.0 };
         let early = shares(&mut bandit, 0, 200, pays(Operator::Restart));
         assert!(early[2] > 2 * early[0] && early[2] > 2 * early[1], "{early:?}");
-        // No operator is starved.
+        // Every operator is still chosen from time to time.
         assert!(early.iter().all(|&pulls| pulls > 2), "{early:?}");
         shares(&mut bandit, 200, 60, pays(Operator::Mutate));
         let late = shares(&mut bandit, 260, 200, pays(Operator::Mutate));

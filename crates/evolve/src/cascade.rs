@@ -49,14 +49,14 @@ pub fn screened(member: &Member, standard: Option<[f64; 3]>) -> Option<Rejection
     })
 }
 
-/// One in so many candidates for a CPU is timed whatever its prediction says.
+/// For a CPU, one in this many candidates is timed whatever its prediction is.
 const AUDIT: i64 = 6;
-/// An audit leaves out candidates that are predicted to take longer than this many times the fastest: their
-/// timing would take seconds.
+/// An audit skips candidates that are predicted to take more than this many times as long as the fastest:
+/// their timing would take seconds.
 const AUDITED: f64 = 8.0;
 
-/// Whether a candidate is timed even if its prediction is hopeless. Forecasts are then scored over slow
-/// plans, too, and a model that rejects good plans is found out.
+/// Whether a candidate is timed despite a bad prediction. Forecasts are then also scored on slow plans, and a
+/// model that rejects good plans is detected.
 pub fn is_audited(member: &Member, standard: &[f64; 3]) -> bool {
     let is_cpu = matches!(member.candidate, Candidate::Cpu(_));
     let predicted = member.predicted.map_or(f64::INFINITY, |predicted| predicted[1]);

@@ -1,6 +1,6 @@
-//! Untrusted child processes. Each one leads its own process group and carries a mark in its environment.
-//! Processes that it started end with it, and their total memory is limited. This protects against accidents,
-//! not against malice: a process that clears the mark and leaves the group escapes.
+//! Runs untrusted child processes. Each one leads its own process group and has a mark in its environment.
+//! All processes that it started end with it, and their total memory is limited. This protects against
+//! accidents, not against malice: a process that clears the mark and leaves the group escapes.
 //!
 //! No system call beyond the standard library is needed: `sh` sets limits and sends signals, and `/proc`
 //! reports memory. Without `/proc`, memory is limited by `ulimit -v` alone.
@@ -95,7 +95,7 @@ fn signal(targets: &[String]) {
     let _ = kill.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
 }
 
-/// Running processes of a group or with the mark. Zombies hold no memory and do not count.
+/// Running processes that belong to a group or have the mark. Zombies use no memory and do not count.
 fn members(mark: &str, leader: u32) -> Vec<u32> {
     let mark = format!("{MARK}={mark}").into_bytes();
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -139,7 +139,7 @@ pub struct Limits {
     pub output: usize,
 }
 
-/// The result of a program that kept its limits.
+/// The result of a program that stayed within its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
     pub status: ExitStatus,
@@ -151,20 +151,23 @@ pub struct Said {
 /// Why a program was killed or did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Confinement {
-    #[error("it cannot be started: {0}")]
+    #[error("the program cannot be started: {0}")]
     Start(std::io::Error),
     /// The program exceeded its time limit.
-    #[error("it did not end within {0} s")]
+    #[error("the program did not end within {0} s")]
     Time(f64),
     /// The program and its children exceeded the memory limit.
-    #[error("invalid value '{held}' for MB of memory of it and its children: expected at most {limit}")]
+    #[error(
+        "invalid value '{held}' for MB of memory of the program and its children: expected at most \
+    {limit}"
+    )]
     Memory {
         /// Memory that they held, MB.
         held: u64,
         limit: u64,
     },
     /// The program exceeded its output limit.
-    #[error("it wrote more than {0} bytes")]
+    #[error("the program wrote more than {0} bytes")]
     Output(usize),
 }
 
@@ -174,7 +177,7 @@ const COMPLAINT: usize = 4096;
 const LOOK: Duration = Duration::from_millis(5);
 /// Checks of the program per check of its memory, which is more expensive: one every half second.
 const MEMORY_EVERY: u32 = 100;
-/// How long to wait for remaining output after the end of a program.
+/// How long to wait for remaining output after a program has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Runs a shell command line to its end, through [`run_command`].
@@ -244,7 +247,7 @@ impl Reader {
         let shared = kept.clone();
         let thread = std::thread::spawn(move || {
             let mut part = vec![0; 64 << 10];
-            // A read error ends the stream like its end.
+            // A read error is treated like the end of the stream.
             while let Ok(read @ 1..) = stream.read(&mut part) {
                 let mut kept = shared.lock().unwrap_or_else(PoisonError::into_inner);
                 if !keep(&mut kept, &part[..read]) {
@@ -396,8 +399,8 @@ mod tests {
         assert!(!lives(left));
     }
 
-    /// A process that cleared the mark and left the group keeps the pipes open. The run does not wait for it
-    /// and keeps the output so far.
+    /// A process that cleared the mark and left the group keeps the pipes open. The run does not wait for
+    /// this process, and keeps the output so far.
     #[test]
     fn who_gets_away_is_not_waited_for() {
         let began = Instant::now();

@@ -13,16 +13,16 @@ use super::task::Target;
 use bench::{CpuPeaks, Load};
 use ledger::{Candidate, MadeBy, Operator};
 
-/// The traverse techniques of EvoEngineer (arXiv 2510.03760): the guidance and the population behind a new
-/// candidate.
+/// The search strategies, after the traverse techniques of EvoEngineer (arXiv 2510.03760): the guidance and
+/// the population behind a new candidate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Configuration {
-    /// From the best candidate alone, by random changes.
+    /// Random changes of the best candidate alone.
     Free,
-    /// From the best candidate, with values that helped elsewhere and the diagnosis.
+    /// Changes of the best candidate, guided by values that helped elsewhere and by the diagnosis.
     Insight,
-    /// From the elites of all niches, with crossover, steps and insights.
+    /// Changes of the elites of all niches, with crossover, steps and insights.
     #[default]
     Full,
 }
@@ -43,7 +43,7 @@ impl Configuration {
         Configuration::ALL.into_iter().find(|configuration| configuration.name() == name)
     }
 
-    /// The operators of this configuration. A proposer is added where one is given.
+    /// The operators of this configuration. If a proposer is given, it is added to these.
     pub const fn operators(self) -> &'static [Operator] {
         match self {
             Configuration::Free => &[Operator::Mutate, Operator::Restart],
@@ -64,7 +64,7 @@ impl Configuration {
     }
 }
 
-/// A problem of a run with its start and its references.
+/// A problem of a run with its initial candidates and its references.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Case {
     pub problem: Shape,
@@ -72,9 +72,9 @@ pub struct Case {
     pub baseline: Candidate,
     /// The initial candidates, each with its source.
     pub seeds: Vec<(MadeBy, Candidate)>,
-    /// Number of additional random samples, of which the time model's best continue.
+    /// Number of additional random samples. Those with the best predictions continue.
     pub draws: usize,
-    /// Held-out problems on which a winner is tried before its promotion, each with the candidate to beat
+    /// Held-out problems on which a winner is tested before its promotion, each with the candidate to beat
     /// there.
     pub held_out: Vec<(Shape, Candidate)>,
     /// The shipped plan for the problem, if it is not the baseline. The winner is raced against it too.
@@ -91,12 +91,13 @@ pub struct Config {
     pub device: String,
     /// The architecture of the kernels; `None` for a CPU.
     pub arch: Option<Arch>,
-    /// The problems. Each has its own search, and gene values that help in one are tried in the others.
+    /// The problems. Each has its own search, and gene values that help in one search are tried in the
+    /// others.
     pub cases: Vec<Case>,
     pub configuration: Configuration,
     /// The random seed.
     pub seed: u64,
-    /// Number of candidates of both arms over all problems. Without this limit, `seconds` ends the run.
+    /// Number of candidates of both arms over all problems. Without this limit, the run ends after `seconds`.
     pub candidates: Option<usize>,
     /// Duration of the whole run, s.
     pub seconds: Option<f64>,
@@ -119,8 +120,8 @@ pub struct Config {
     pub early_stop: bool,
     /// The time of the best library on the first problem, µs, if it is known.
     pub peer_us: Option<f64>,
-    /// The program that began the run. Only results of the same program are taken over. Without a name, the
-    /// commit identifies the program.
+    /// The program that began the run. Results of earlier runs are used only if they come from the same
+    /// program. Without a name, the commit identifies the program.
     #[serde(default)]
     pub program: Option<String>,
     /// Measured peaks of this machine's processor at the start of the run. A GPU's peaks come from data
@@ -191,12 +192,12 @@ pub fn neighbours(shape: &Shape) -> Vec<Shape> {
 pub struct Limits {
     /// Maximum number of tasks that need no device.
     pub host: usize,
-    /// Maximum number of tasks that need the device: one that is being timed and one that waits.
+    /// Maximum number of tasks that need the device: one that is being timed, and one that waits.
     pub device: usize,
     /// Maximum number of tasks of both kinds together.
     pub together: usize,
-    /// Maximum number of candidates that are neither timed nor rejected. Candidates that passed the gate wait
-    /// for the device, so that the device does not wait for them.
+    /// Maximum number of candidates that are neither timed nor rejected. Candidates that passed the gate are
+    /// kept waiting for the device, so that the device is not idle.
     pub open: usize,
 }
 

@@ -23,7 +23,7 @@ fn genes(problem: &Problem) -> Vec<Gene> {
     let threads = rayon::current_num_threads();
     let rows = p.seq_q * p.group_size();
     let up_to = |most: usize, values: &[usize]| -> Vec<Value> {
-        // The first value that is at least the extent represents all larger ones.
+        // The first value that reaches the extent represents all larger ones.
         let last = values.iter().copied().find(|&value| value >= most);
         values.iter().copied().filter(|&value| value < most).chain(last).map(Value::from).collect()
     };
@@ -50,7 +50,7 @@ fn genes(problem: &Problem) -> Vec<Gene> {
     genes.into_iter().map(|(name, values)| Gene { name, values, cures: cures(name) }).collect()
 }
 
-/// The findings that a gene cures.
+/// The findings that a change of the gene may cure.
 fn cures(gene: &str) -> &'static [Cure] {
     match gene {
         "block_q" => &[("redundant loads", Turn::Up)],
@@ -60,8 +60,8 @@ fn cures(gene: &str) -> &'static [Cure] {
     }
 }
 
-/// The vector instruction sets with an own method for the problem. Portable Rust only where there is no
-/// other.
+/// The vector instruction sets with a special method for the problem. Portable Rust is included only if there
+/// are no others.
 fn isas(problem: &Problem) -> Vec<Isa> {
     let mut isas = Isa::available();
     isas.retain(|isa| isa.is_for(problem));
@@ -71,9 +71,9 @@ fn isas(problem: &Problem) -> Vec<Isa> {
     isas
 }
 
-/// Genes that are useful only in combination. A register tile is as tall as its width and the instruction set
-/// allow. Lanes along the head dimension suit few rows, small key blocks, and instruction sets that support
-/// them.
+/// Genes that are useful only in combination. The height of a register tile follows from its width and the
+/// instruction set. Lanes along the head dimension suit few rows, small key blocks, and instruction sets that
+/// support them.
 fn moves(problem: &Problem) -> Vec<Value> {
     let isas = isas(problem);
     let tiles = isas.iter().flat_map(|isa| {

@@ -13,7 +13,7 @@ use super::task::Stage;
 use super::{advice, finals};
 use ledger::{Arm, MadeBy, Operator};
 
-/// Maximum number of open questions to a proposer, which may take minutes for each.
+/// Maximum number of open questions to a proposer. Each may take minutes.
 const QUESTIONS: usize = 1;
 /// Maximum number of consecutive drafts that repeat known candidates.
 const REPEATS: usize = 64;
@@ -26,7 +26,7 @@ impl Evolution {
         host < self.limits.host && host + device < self.limits.together && open < self.limits.open
     }
 
-    /// The cases in the order in which they get a candidate: the one with the fewest first.
+    /// The cases in the order in which they get a candidate: the case with the fewest candidates first.
     pub(super) fn turns(&self) -> Vec<usize> {
         let mut cases: Vec<usize> = (0..self.searches.len()).collect();
         cases.sort_by_key(|&case| members_made(&self.searches[case].population));
@@ -36,7 +36,7 @@ impl Evolution {
     /// Whether a case's budget allows another candidate.
     fn budget_left(&self, case: usize) -> bool {
         let search = &self.searches[case];
-        // An open question becomes a candidate in any case.
+        // Every open question will become a candidate.
         let made = members_made(&search.population) + search.asked();
         let cases = self.searches.len();
         let share = |all: usize| all / cases + usize::from(case < all % cases);
@@ -45,7 +45,7 @@ impl Evolution {
 
     /// Creates a candidate for a case and the task that screens it; `None` when none can be made now.
     pub(super) fn create(&mut self, case: usize) -> Result<Option<Ask>, EvolveError> {
-        // Random samples may repeat known candidates and count all the same.
+        // Random samples may repeat known candidates, and still count.
         for _ in 0..REPEATS {
             match self.draft(case) {
                 Made::Draft(draft) => {
@@ -74,7 +74,8 @@ impl Evolution {
         Ok(None)
     }
 
-    /// The next draft of a case. Each candidate has its own random stream, independent of earlier draws.
+    /// The next draft of a case. Each candidate has its own random stream, which does not depend on earlier
+    /// draws.
     fn draft(&mut self, case: usize) -> Made {
         let (config, plan) = (&self.config, &self.config.cases[case]);
         let population = &self.searches[case].population;
@@ -126,7 +127,7 @@ impl Evolution {
         }
         let may_ask = self.config.proposer.is_some() && search.asked() < QUESTIONS;
         let operators = configuration.operators().iter().copied();
-        // A proposer that the user names is asked in every configuration.
+        // A proposer named by the user is asked in every configuration.
         let mut among: Vec<Operator> = operators.chain(may_ask.then_some(Operator::Propose)).collect();
         while let Some(operator) = population.bandit.choose(&among) {
             if operator == Operator::Propose {

@@ -1,10 +1,10 @@
-//! Results of earlier runs in the ledger for kernels of this run, so that no kernel is checked or timed
+//! Uses results of earlier runs in the ledger for kernels of this run, so that no kernel is checked or timed
 //! twice.
 //!
 //! A verdict holds wherever the same kernel computes the same problem. A time does not, because clocks,
-//! temperature and other load differ. The ratio to the baseline's kernel within the earlier run is taken over
-//! instead. This ratio and the baseline's time in this run give the time for ranking. Races are always run
-//! anew.
+//! temperature and other load differ. Instead of the time, the ratio to the baseline's kernel within the
+//! earlier run is used: this ratio and the baseline's time in this run give the time for ranking. Races are
+//! always run again.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ use ledger::{
     Trial,
 };
 
-/// The beginning of the text that names the origin of a result.
+/// The beginning of the text that states the origin of a result.
 const TAKEN_OVER: &str = "taken over from";
 
 /// The kernels of earlier runs for one problem.
@@ -68,12 +68,12 @@ impl Earlier {
         self.same(member).find(|kernel| kernel.passed)
     }
 
-    /// Whether a time may be taken over once the baseline has its own.
+    /// Whether there is a time that may be used once the baseline has its own time.
     pub(super) fn has_time(&self, member: &Member) -> bool {
         self.same(member).any(|kernel| kernel.us.is_some())
     }
 
-    /// The time from the latest run that timed both kernels.
+    /// The time from the latest run that timed both the candidate's and the baseline's kernel.
     fn time<'a>(&'a self, member: &'a Member, baseline: &'a Member) -> Option<Timed<'a>> {
         let of = |kernel: &'a EarlierKernel| {
             let [low, us, high] = kernel.us?;
@@ -85,7 +85,7 @@ impl Earlier {
     }
 }
 
-/// Whether an outcome was taken over from an earlier run.
+/// Whether an outcome comes from an earlier run.
 pub(super) fn is_taken_over(outcome: &Outcome) -> bool {
     match &outcome.finding {
         Finding::Timed { measurement, .. } => measurement.samples.is_empty(),
@@ -127,7 +127,7 @@ fn verdict(ledger: &Ledger, earlier: &Earlier, member: &Member) -> Result<Option
     Ok(check(ledger, kernel.candidate, Stage::Check, words(kernel))?.map(Finding::Judged))
 }
 
-/// The verdict of a stage on an earlier candidate, with a text that names its origin. The emulator's verdict
+/// The verdict of a stage on an earlier candidate, with a text that states its origin. The emulator's verdict
 /// comes first, the device's last.
 fn check(
     ledger: &Ledger,
@@ -161,7 +161,7 @@ fn time(
         trial: Trial::Microbench,
         kind,
         problem: member.problem,
-        // Nothing was timed in this run.
+        // No sample was measured in this run.
         samples: Vec::new(),
         us: baseline_us / ratio,
         low_us: baseline_us / high,
@@ -171,7 +171,7 @@ fn time(
     Ok(check.map(|check| Finding::Timed { check: Some(check), measurement }))
 }
 
-/// Numbers of results that a search took over from earlier runs.
+/// Numbers of results of earlier runs that a search used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TakenOver {
     pub verdicts: usize,

@@ -1,6 +1,6 @@
-//! The engine of the search: it gives out tasks and receives outcomes. It has no threads, device or clock, so
-//! a run is determined by its configuration and the order of the outcomes. An outcome is written to the
-//! ledger as a whole before the engine continues, so an interrupted run resumes from there.
+//! The engine of the search: it hands out tasks and receives outcomes. It has no threads, device or clock, so
+//! a run is determined by its configuration and the order of the outcomes. Each outcome is written to the
+//! ledger completely before the engine continues, so an interrupted run can be resumed from the ledger.
 
 use std::collections::HashSet;
 
@@ -42,9 +42,9 @@ pub struct Question {
     /// The proposer's standard input: problem, device, incumbent with its source, findings, insights and
     /// history.
     pub brief: Value,
-    /// Time of the question, seconds after the start or resumption of the run.
+    /// Time of the question, in seconds after the start or resumption of the run.
     pub asked: f64,
-    /// Time limit of the proposer's program, s, where a longer run would disturb the races.
+    /// Time limit of the proposer's program, s; set if a longer run of the program would disturb the races.
     pub seconds: Option<f64>,
 }
 
@@ -52,14 +52,14 @@ pub struct Question {
 pub(super) struct Search {
     pub(super) population: Population,
     pub(super) space: Space,
-    /// Results of earlier runs; `taken_over` counts those that were used.
+    /// Results of earlier runs. `taken_over` counts those that were used.
     pub(super) earlier: Earlier,
     pub(super) taken_over: TakenOver,
     /// Number of questions asked, and number of answers.
     pub(super) questions: [usize; 2],
-    /// The operators find nothing new.
+    /// Whether the operators find no new candidates any more.
     pub(super) exhausted: bool,
-    /// The search ended before its budget because no gain was expected.
+    /// Whether the search ended before its budget because no gain was expected.
     pub(super) flat: bool,
     /// Duration of the longest evaluation on the device that gave a time, s.
     pub(super) longest: f64,
@@ -82,7 +82,7 @@ pub struct Evolution {
     pub(super) insights: Insights,
     under_way: HashSet<(CandidateId, Stage, Shape)>,
     reported: HashSet<(CandidateId, Stage, Shape)>,
-    /// Seconds of evaluators, and the part of these with the device.
+    /// Seconds spent by evaluators, and the part of these during which they held the device.
     pub(super) spent: [f64; 2],
     /// Seconds since the start or resumption of the run.
     pub(super) elapsed: f64,
@@ -112,7 +112,7 @@ impl Evolution {
             let (what, accepted) = ("no random samples", "a share above 0: they show what the search gains");
             return Err(EvolveError::Nothing { what, accepted });
         }
-        // Problems that the run itself searches are not held out.
+        // Problems that the run itself searches are not used as held-out problems.
         let searched: Vec<Shape> = config.cases.iter().map(|case| case.problem).collect();
         for case in &mut config.cases {
             case.held_out.retain(|(shape, _)| !searched.contains(shape));
@@ -131,7 +131,7 @@ impl Evolution {
     /// # Errors
     /// When the ledger has no such run, another process drives it, or its configuration cannot be read.
     pub fn resume(ledger: Ledger, run: RunId, limits: Limits) -> Result<Evolution, EvolveError> {
-        // The claim comes first, so that no other process adds facts after the reading.
+        // The run is claimed first, so that no other process adds facts after they are read.
         ledger.claim(run)?;
         let known = ledger.resume(run)?;
         let finished = ledger.events(run)?.last().is_some_and(|(_, event)| *event == RunEvent::Finished);
@@ -149,7 +149,7 @@ impl Evolution {
         for known in &known.candidates {
             evolution.admit(known.id, &known.new, failed.contains(&known.id));
         }
-        // The engine's own conclusions from an outcome are derived again.
+        // The engine derives its own conclusions from each outcome again.
         for outcome in &known.outcomes {
             evolution.learn(outcome);
         }
@@ -245,8 +245,8 @@ impl Evolution {
                 }
             }
         }
-        // After the time is up, open questions are dropped. On a machine where races need all cores, the
-        // engine waits for them, because a program at work would disturb the races.
+        // After the time limit, open questions are dropped. If races need all cores of this machine, the
+        // engine waits for the questions instead, because a running program would disturb the races.
         let waits = self.in_time() || self.limits == Limits::ALONE && !self.is_over();
         if !self.under_way.is_empty() || self.questions() > 0 && waits {
             return Ok(Ask::Wait);
@@ -254,7 +254,7 @@ impl Evolution {
         if let Some(task) = finals::next(self)? {
             return Ok(self.hand_out(task));
         }
-        // No further evaluation could show whether the candidate was at fault.
+        // No later evaluation can show whether the candidate was at fault.
         if let Some(error) = self.is_unclear() {
             self.stop()?;
             return Err(error);
@@ -276,8 +276,8 @@ impl Evolution {
     /// Receives the outcome of a task. A repeated outcome counts once.
     ///
     /// # Errors
-    /// When the ledger cannot be written. Then it has nothing of the outcome, and the run can only be
-    /// [resumed](Evolution::resume).
+    /// When the ledger cannot be written. The ledger then contains nothing of the outcome, and the run can
+    /// only be [resumed](Evolution::resume).
     pub fn tell(&mut self, outcome: &Outcome) -> Result<(), EvolveError> {
         let task = (outcome.candidate, outcome.stage, outcome.problem);
         let was_asked = self.under_way.remove(&task);
@@ -319,14 +319,14 @@ impl Evolution {
         stage.is_of_device() && !matches!(self.config.target, Target::Model { .. })
     }
 
-    /// Ends the use of the device by a task whose outcome came.
+    /// Ends the use of the device by a task whose outcome has arrived.
     fn used(&mut self, outcome: &Outcome, device_seconds: f64) {
         if self.holds(outcome.stage) {
             self.holding.end(self.elapsed, device_seconds);
         }
     }
 
-    /// Writes the device's idle time that the ledger does not have yet.
+    /// Writes the device's idle time that is not yet in the ledger.
     fn let_go(&mut self) -> Result<(), EvolveError> {
         if let Some(seconds) = self.holding.waited(true) {
             self.ledger.spent(self.run, seconds, WAITED)?;
@@ -334,13 +334,13 @@ impl Evolution {
         Ok(())
     }
 
-    /// Stops the run: no task is begun, and the run can be resumed.
+    /// Stops the run: no new task is started, and the run can be resumed.
     ///
     /// # Errors
     /// When the ledger cannot be written.
     pub fn stop(&mut self) -> Result<(), EvolveError> {
         self.let_go()?;
-        // Tasks that failed are tried again after a resumption, but their device time is spent.
+        // Failed tasks are repeated after a resumption, but their device time is spent.
         let lost: f64 = self.faults.all().iter().map(|outcome| outcome.device_seconds).sum();
         if lost > 0.0 {
             self.ledger.spent(self.run, lost, WAITED)?;
@@ -407,7 +407,7 @@ impl Evolution {
     /// Number of open tasks without and with the device.
     pub(super) fn open_tasks(&self) -> [usize; 2] {
         let device = self.under_way.iter().filter(|(_, stage, _)| stage.is_of_device()).count();
-        // A proposer at work would disturb timings on this machine's processor.
+        // A running proposer would disturb timings on this machine's processor.
         let asked = if self.limits == Limits::ALONE { self.questions() } else { 0 };
         [self.under_way.len() - device + asked, device]
     }
@@ -422,7 +422,7 @@ impl Evolution {
         self.config.seconds.is_none_or(|seconds| self.elapsed < seconds - finals::reserve(self))
     }
 
-    /// Whether the time is up even for races.
+    /// Whether no time is left even for races.
     fn is_over(&self) -> bool {
         self.config.seconds.is_some_and(|seconds| self.elapsed >= seconds)
     }
@@ -467,8 +467,8 @@ impl Evolution {
         ready.first().and_then(|&(stage, _, _, id, case)| self.task(case, id, stage))
     }
 
-    /// At the end: baseline or control failed, and nothing has succeeded since. Without them races are
-    /// meaningless.
+    /// At the end of a run: whether the baseline or the control failed and nothing has succeeded since.
+    /// Without them, races have no meaning.
     fn is_unclear(&self) -> Option<EvolveError> {
         let is_measure = |outcome: &&Outcome| {
             let population = self.owner(outcome.candidate).map(|search| &search.population);
@@ -477,7 +477,7 @@ impl Evolution {
         self.faults.held().iter().find(is_measure).and_then(|outcome| self.faults.row_of(outcome))
     }
 
-    /// A rejected baseline leaves nothing to compare with.
+    /// The error if the baseline was rejected: there is nothing to compare with.
     fn bad_baseline(&self) -> Option<EvolveError> {
         self.searches.iter().find_map(|search| {
             let population = &search.population;
@@ -487,7 +487,7 @@ impl Evolution {
         })
     }
 
-    /// Finishes a run that cannot succeed, so that resuming the latest run does not select it.
+    /// Finishes a run that cannot succeed, so that a command that resumes the latest run does not select it.
     fn fail(&mut self, error: &EvolveError) -> Result<(), EvolveError> {
         if self.finished {
             return Ok(());

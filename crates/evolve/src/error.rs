@@ -9,18 +9,20 @@ pub enum EvolveError {
     Ledger(#[from] LedgerError),
     /// The baseline itself was rejected.
     #[error(
-        "the baseline for {problem} cannot be evaluated ({reason}: {detail}); name another with --seed-plan, or another problem"
+        "the baseline for {problem} cannot be evaluated ({reason}: {detail}); name another plan with \
+        --seed-plan, or another problem"
     )]
     Baseline { problem: String, reason: Reason, detail: String },
-    /// The run's configuration in the ledger does not parse.
+    /// The configuration of the run in the ledger cannot be parsed.
     #[error(
-        "run {run} of the ledger cannot go on: its configuration is not one of this FlashCore's ({error})"
+        "run {run} of the ledger cannot be resumed: this version of FlashCore cannot read its \
+        configuration ({error})"
     )]
     Config { run: i64, error: serde_json::Error },
-    /// Evaluations fail one after the other, independent of the candidate: the infrastructure is at fault.
+    /// Evaluations fail one after another, whatever the candidate is: the infrastructure is at fault.
     #[error(
-        "the last {count} {place} all failed ({reason}: {detail}); mend that and go on with --resume: the run is stopped, and \
-         nothing is lost"
+        "the last {count} {place} all failed ({reason}: {detail}); the run is stopped and nothing is \
+        lost: fix the cause and continue with --resume"
     )]
     Faults {
         /// Number of failures.

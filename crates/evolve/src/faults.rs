@@ -1,7 +1,7 @@
 //! Detects failures of the infrastructure: a lost device, a worker that cannot be started, an incumbent that
 //! cannot race. Later evaluations show whether the candidate is at fault: a candidate that fails twice while
-//! a later one succeeds is itself at fault. Several failures in a row are not the candidates' fault; without
-//! this rule they would reject every candidate.
+//! a later one succeeds is itself at fault. Several failures in a row are not the fault of the candidates;
+//! without this rule, every candidate would be rejected.
 
 use std::collections::HashSet;
 
@@ -13,8 +13,8 @@ use ledger::{CandidateId, Reason, Rejection};
 
 /// Reasons that do not count against a candidate when they come in a row.
 const REASONS: [Reason; 3] = [Reason::Crashed, Reason::Device, Reason::Incumbent];
-/// Number of failures in a row that are not chance: of kernels that passed the gate, hardly one in a hundred
-/// makes its worker fail.
+/// Number of failures in a row that cannot be chance: of the kernels that passed the gate, fewer than one in
+/// a hundred makes its worker fail.
 const MOST: usize = 5;
 
 #[derive(Debug, Default)]
@@ -30,9 +30,9 @@ pub struct Faults {
 /// What to do with an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// Accept the outcome: it says something about the candidate.
+    /// Accept the outcome: it is a result of the candidate.
     Answer,
-    /// Give the task out once more.
+    /// Hand out the task once more.
     TryAgain,
     /// Hold the outcome back until the cause is known: the task failed again.
     HeldBack,
@@ -78,7 +78,7 @@ impl Faults {
         &self.held
     }
 
-    /// Releases the failures that this success shows to be their candidates' fault.
+    /// Releases the failures that this success shows to be the fault of their candidates.
     pub fn shown_by(&mut self, success: &Outcome) -> Vec<Outcome> {
         self.held.extract_if(.., |held| place_of(held) == place_of(success)).collect()
     }

@@ -1,6 +1,6 @@
-//! The end of a run. The fastest few, the best of each arm and the control race against the baseline. The
-//! winner races once more, then on held-out problems, and against the shipped plan. With a time limit, a race
-//! starts only if the remaining time suffices.
+//! The races at the end of a run. The fastest few candidates, the best of each arm and the control race
+//! against the baseline. The winner then runs a second race, races on held-out problems, and a race against
+//! the shipped plan. With a time limit, a race starts only if the remaining time suffices.
 
 use kernels::select::Shape;
 use serde::Serialize;
@@ -26,14 +26,14 @@ pub fn reserve(evolution: &Evolution) -> f64 {
     (0..evolution.searches.len()).map(|case| share(evolution, case)).sum()
 }
 
-/// Seconds of all races of a case.
+/// Seconds that all races of a case need.
 fn wanted(evolution: &Evolution, case: usize) -> f64 {
     // The best of both arms, and the control.
     let first = most_finalists(evolution.config.finalists) + 3;
     (first + closing(evolution, case)) as f64 * cost(evolution, case)
 }
 
-/// Number of the winner's races: once more, on the held-out problems, and against the shipped plan.
+/// Number of the winner's further races: the second race, the held-out problems, and the shipped plan.
 fn closing(evolution: &Evolution, case: usize) -> usize {
     let case = &evolution.config.cases[case];
     1 + case.held_out.len() + usize::from(case.shipped.is_some())
@@ -44,14 +44,14 @@ fn cost(evolution: &Evolution, case: usize) -> f64 {
     (evolution.config.timing[1] * AROUND).max(evolution.searches[case].longest)
 }
 
-/// A case's part of the reserved time: all that it needs, or its proportion of the maximum.
+/// The part of the reserved time that a case gets: all that it needs, or its proportion of the maximum.
 fn share(evolution: &Evolution, case: usize) -> f64 {
     let all: f64 = (0..evolution.searches.len()).map(|case| wanted(evolution, case)).sum();
     let kept = MOST * evolution.config.seconds.unwrap_or(f64::INFINITY);
     wanted(evolution, case) * (kept / all).min(1.0)
 }
 
-/// Whether `races` more races of a case end before the other cases' reserved time begins.
+/// Whether `races` more races of a case fit before the reserved time of the other cases begins.
 fn in_time(evolution: &Evolution, case: usize, races: usize) -> bool {
     let Some(seconds) = evolution.config.seconds else { return true };
     let of_others: f64 = (case + 1..evolution.searches.len()).map(|other| share(evolution, other)).sum();
@@ -70,8 +70,8 @@ pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveErro
         if let Some(task) = held_out(evolution, case)? {
             return Ok(Some(task));
         }
-        // Without a winner so far, the time reserved for one goes to candidates that have not raced. One of
-        // them may still win, and the shipped plan races only once.
+        // While there is no winner, the time reserved for the winner's races goes to candidates that have not
+        // raced. One of them may still win, and the shipped plan races only once.
         if contender(evolution, case).is_none()
             && let Some(task) = first_race(evolution, case, 0)
         {
@@ -84,7 +84,7 @@ pub(super) fn next(evolution: &mut Evolution) -> Result<Option<Task>, EvolveErro
     Ok(None)
 }
 
-/// The next first race. Beyond the first two, a race starts only if it leaves time for `kept` races of the
+/// The next first race. After the first two, a race starts only if it leaves time for `kept` races of the
 /// winner.
 fn first_race(evolution: &Evolution, case: usize, kept: usize) -> Option<Task> {
     let population = &evolution.searches[case].population;
@@ -113,7 +113,7 @@ fn racers(population: &Population, finalists: usize) -> Vec<CandidateId> {
     racers
 }
 
-/// Maximum number of finalists, when times of further candidates overlap with the last one's.
+/// Maximum number of finalists if times of further candidates overlap with that of the last finalist.
 const fn most_finalists(finalists: usize) -> usize {
     2 * finalists
 }
@@ -128,8 +128,9 @@ fn fastest(population: &Population, count: usize) -> Vec<CandidateId> {
     among.take(most_finalists(count)).map(|(_, m)| m.id).collect()
 }
 
-/// The candidates that beat the baseline, best first. Of those that the noise of the best one's race does not
-/// tell from it, the one with the fewest changed genes comes first: a change that gains nothing is left out.
+/// The candidates that beat the baseline, best first. Among candidates that the noise of the best one's race
+/// does not distinguish from it, the one with the fewest changed genes comes first: a change without gain is
+/// dropped.
 fn victors(population: &Population) -> Vec<&Member> {
     let faster = |m: &&Member| m.counts() && m.race.is_some_and(|race| race.verdict == SpeedVerdict::Faster);
     let mut all: Vec<&Member> = population.members.values().filter(faster).collect();
@@ -143,7 +144,8 @@ fn victors(population: &Population) -> Vec<&Member> {
     all
 }
 
-/// The number of genes in which a candidate differs from the baseline; a kernel of its own counts as most.
+/// The number of genes in which a candidate differs from the baseline. A whole kernel counts as the largest
+/// number.
 fn changed(population: &Population, member: &Member) -> usize {
     let baseline = population.baseline.and_then(|id| population.members.get(&id));
     let changes = baseline.map(|baseline| space::changes(&baseline.candidate, &member.candidate));
@@ -180,7 +182,7 @@ pub(super) fn fate(evolution: &Evolution, member: &Member, shape: &Shape) -> Hel
     }
 }
 
-/// A reason against the promotion of a winner, as far as it was raced.
+/// A reason against promoting a winner, given its races so far.
 #[derive(Clone, Debug, PartialEq)]
 enum Objection {
     /// The baseline differs from itself in the A/A control.
@@ -219,7 +221,7 @@ fn objection(evolution: &Evolution, case: usize, member: &Member) -> Option<Obje
 }
 
 /// The first winner without an objection. The fastest of several races is subject to selection bias; only its
-/// second race gives an unbiased ratio. There is none when the A/A control of the baseline fails.
+/// second race gives an unbiased ratio. There is no winner if the A/A control of the baseline fails.
 fn contender(evolution: &Evolution, case: usize) -> Option<&Member> {
     let population = &evolution.searches[case].population;
     is_sound(population).filter(|sound| *sound)?;
@@ -281,7 +283,7 @@ impl Objection {
     }
 }
 
-/// The open races of a winner, in words.
+/// The races of a winner that are still open, in words.
 fn open_races(evolution: &Evolution, case: usize, member: &Member) -> Vec<String> {
     let mut open = Vec::new();
     if fate(evolution, member, &member.problem) == HeldOut::Open {
@@ -341,7 +343,7 @@ fn held_out(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, Evol
         if !is_open || evolution.was_reported(id, Stage::HeldOut, &shape) {
             continue;
         }
-        // A baseline of another case of this run serves as well.
+        // The baseline of another case of this run can be used too.
         let mut members = evolution.searches.iter().flat_map(|search| search.population.members.values());
         let known = members.find(|m| m.arm == Arm::Baseline && m.problem == shape && m.candidate == theirs);
         let incumbent = match known.map(|m| m.id) {
@@ -354,8 +356,8 @@ fn held_out(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, Evol
     Ok(None)
 }
 
-/// A race of the shipped plan against the candidate to promote, or else against the best, if the run started
-/// elsewhere.
+/// The race of the shipped plan against the candidate to promote or, without one, against the best candidate,
+/// if the run started from another plan.
 fn against_shipped(evolution: &mut Evolution, case: usize) -> Result<Option<Task>, EvolveError> {
     let Some(plan) = evolution.config.cases[case].shipped.clone() else { return Ok(None) };
     let population = &evolution.searches[case].population;
@@ -381,7 +383,7 @@ pub(super) fn shipped(population: &Population) -> Option<&Member> {
 /// The figures behind a promotion or its refusal.
 #[derive(Clone, Debug, Serialize)]
 pub struct Evidence {
-    /// The race that counts: the second one, if there is one.
+    /// The race that decides: the second race if there was one, else the first.
     pub race: Option<Against>,
     pub first_race: Option<Against>,
     pub us: Option<f64>,

@@ -1,17 +1,17 @@
 //! Measures how long a run holds its device, from the first use to the last. Outcomes account for the tasks'
-//! part. The rest, in which the device was held but idle, is written to the ledger separately.
+//! part. The remaining time, in which the device was held but idle, is written to the ledger separately.
 
 /// The name of the idle time in the ledger.
 pub(super) const WAITED: &str = "between tasks";
 /// Idle seconds that a crash may lose.
 const UNWRITTEN: f64 = 10.0;
 
-/// The holding of one process, by its clock, s.
+/// The time for which one process holds the device, by its clock, s.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Holding {
     since: Option<f64>,
     until: f64,
-    /// Seconds that the ledger has already.
+    /// Seconds that are already in the ledger.
     counted: f64,
 }
 

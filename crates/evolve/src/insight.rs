@@ -38,7 +38,8 @@ impl Insights {
         }
     }
 
-    /// The values that helped a family, best first, with their mean log-gain. A single pair counts for half.
+    /// The values that helped a family, best first, with their mean log-gain. A value with a single pair
+    /// counts half.
     pub fn helped(&self, family: &str) -> Vec<(&str, &str, f64)> {
         let of = self.effects.iter().filter(|(key, _)| key.0 == family);
         let mut found: Vec<_> = of
@@ -49,7 +50,8 @@ impl Insights {
         found
     }
 
-    /// The plan with a value that helped elsewhere and that it does not have yet, with the change's name.
+    /// The plan with a value that helped elsewhere and that the plan does not have yet, with the name of the
+    /// change.
     pub fn apply(&self, plan: &Candidate, space: &Space, rng: &mut impl Rng) -> Option<(Candidate, String)> {
         let own = genome(plan);
         let mut options = Vec::new();
@@ -62,15 +64,15 @@ impl Insights {
                 }
             }
         }
-        // One of the best four, better ones with higher probability.
+        // Draws one of the best four, better ones with higher probability.
         options.truncate(4);
         let place = rng.random_range(0..options.len().max(1)).min(rng.random_range(0..options.len().max(1)));
         (place < options.len()).then(|| options.swap_remove(place))
     }
 }
 
-/// Findings that no gene cures, because the kernel is built differently: on scalar units, by one thread, byte
-/// by byte. The cure is a random sample of the named family.
+/// Findings that no gene cures, because they follow from how the kernel is built: scalar arithmetic, work by
+/// a single thread, single-byte accesses. The cure is a random sample of the named family.
 const CURED_BY_FAMILY: [(&str, &str); 8] = [
     ("tensor cores unused", "mma"),
     ("tensor cores hardly used", "mma"),
@@ -94,7 +96,7 @@ pub fn cure(
     let named = findings.as_array().into_iter().flatten().filter_map(|finding| finding["name"].as_str());
     let names: Vec<&str> = named.chain(bound).collect();
     let mut order: Vec<usize> = (0..names.len()).collect();
-    // The finding with the largest promise usually comes first, sometimes another.
+    // The finding with the largest potential gain usually comes first, sometimes another one.
     if order.len() > 1 && rng.random_bool(0.5) {
         order.rotate_left(rng.random_range(1..names.len()));
     }
@@ -108,7 +110,7 @@ pub fn cure(
     })
 }
 
-/// The plan with one gene changed as the finding's cure says.
+/// The plan with one gene changed in the direction that the finding's cure states.
 fn turned(plan: &Candidate, finding: &str, space: &Space, rng: &mut impl Rng) -> Option<Candidate> {
     let own = genome(plan);
     let mut options = Vec::new();

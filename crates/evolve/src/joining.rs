@@ -1,4 +1,4 @@
-//! How candidates join a run: drafts, references and proposers' answers, also when a run is resumed.
+//! Adds candidates to a run: drafts, references and proposers' answers, also when a run is resumed.
 
 use kernels::select::Shape;
 use serde_json::json;
@@ -13,7 +13,7 @@ use super::task::{Finding, Outcome, Stage};
 use ledger::{Arm, CandidateId, Forecast, NewCandidate, Operator, Reason, Rejection};
 use ledger::{Candidate, Language, Source};
 
-/// What a proposer reports beside its candidate.
+/// The proposer's report, apart from its candidate.
 #[derive(Default)]
 pub(super) struct Said {
     /// Why the answer contains no candidate.
@@ -24,7 +24,8 @@ pub(super) struct Said {
     forecast: Option<(String, f64)>,
 }
 
-/// Relative half-width of the interval of a proposer's forecast, as for people who state none.
+/// Relative half-width of the interval of a proposer's forecast; the same as for a person's forecast without
+/// an interval.
 const MARGIN: f64 = 0.1;
 
 fn forecast(id: CandidateId, hypothesis: &str, us: f64, device: &str, problem: Shape) -> Forecast {
@@ -61,7 +62,7 @@ impl Evolution {
                 }
                 candidate
             }
-            // A rejection needs a candidate: the answer's raw text.
+            // A rejection needs a candidate, so the raw text of the answer is stored as one.
             Err(rejection) => {
                 let (text, launch) = (rejection.detail.clone(), String::new());
                 said.failure = Some(rejection);
@@ -75,7 +76,7 @@ impl Evolution {
         Ok(())
     }
 
-    /// Adds a candidate that serves for comparison and is not judged.
+    /// Adds a candidate that serves only for comparison.
     pub(super) fn add_reference(
         &mut self,
         case: usize,
@@ -97,9 +98,10 @@ impl Evolution {
         Ok(id)
     }
 
-    /// Adds a candidate from the ledger again. With `is_failure`, its rejection follows with the outcomes.
+    /// Adds a candidate from the ledger again. If `is_failure`, its rejection follows with the outcomes.
     pub(super) fn admit(&mut self, id: CandidateId, new: &NewCandidate, is_failure: bool) {
-        // A problem that a case searches belongs to that case, a held-out problem to the case that lists it.
+        // A searched problem belongs to the case that searches it, a held-out problem to the case that lists
+        // it.
         let names = |case: &Case| case.held_out.iter().any(|(shape, _)| *shape == new.problem);
         let is_parent =
             |search: &Search| new.parents.iter().any(|id| search.population.members.contains_key(id));

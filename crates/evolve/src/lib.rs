@@ -1,11 +1,11 @@
 //! The search that improves kernels automatically.
 //!
-//! An [`Evolution`] gives out tasks ([`Evolution::ask`]) and receives outcomes ([`Evolution::tell`]). An
+//! An [`Evolution`] hands out tasks ([`Evolution::ask`]) and receives outcomes ([`Evolution::tell`]). An
 //! [`Evaluator`] carries out a task, in a thread, in a process that may crash, or on another machine.
 //! Candidates pass through a cascade of stages ([`cascade`]), the cheapest first. Those that pass are ranked,
-//! and the fastest race against the baseline. Two further arms run beside the evolution's own: random
-//! samples, which show what the search gains over chance, and a control, the baseline treated as a new
-//! candidate, which shows the noise.
+//! and the fastest race against the baseline. Besides the evolution's own arm there are two more: random
+//! samples, which show what the search gains over chance, and a control (the baseline treated as a new
+//! candidate), which shows the noise.
 
 pub mod advice;
 pub mod bandit;

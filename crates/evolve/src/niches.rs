@@ -1,12 +1,12 @@
 //! The population's elites: the fastest candidate of each niche (MAP-Elites; Mouret & Clune, "Illuminating
-//! search spaces by mapping elites", 2015). A niche is a kernel's bound and the shape of its tile. Kernels of
-//! a different kind are kept until they have been improved, however slow they are at first.
+//! search spaces by mapping elites", 2015). A niche is a kernel's predicted bottleneck and the shape of its
+//! tile. Kernels of a different kind are thus kept and can be improved, however slow they are at first.
 
 use std::collections::BTreeMap;
 
 use ledger::CandidateId;
 
-/// The bound and the tile.
+/// The predicted bottleneck and the tile.
 pub type Niche = (String, String);
 
 /// The fastest candidate of a niche.
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(enter(niche("tensor", "64x64"), 1, 10.0), Entry::First);
         assert_eq!(enter(niche("tensor", "64x64"), 2, 11.0), Entry::None);
         assert_eq!(enter(niche("tensor", "64x64"), 3, 9.0), Entry::Better);
-        // Slower than all others, but alone in its niche.
+        // Slower than all others, but the only one in its niche.
         assert_eq!(enter(niche("latency", "16x256"), 4, 50.0), Entry::First);
         let order: Vec<i64> = niches.ranked().iter().map(|(_, elite)| elite.candidate.0).collect();
         assert_eq!((order, niches.len()), (vec![3, 4], 2));

@@ -41,7 +41,7 @@ impl Draft {
         Draft { candidate, arm: Arm::Evolution, operator, parents, changes }
     }
 
-    /// The draft with the changed genes in the operator's detail.
+    /// The draft, with the names of the changed genes in the operator's detail.
     fn naming_genes(mut self) -> Draft {
         let changed = self.changes.as_object().into_iter().flatten();
         self.operator.detail = changed.map(|(gene, _)| gene.as_str()).collect::<Vec<_>>().join("+");
@@ -49,7 +49,7 @@ impl Draft {
     }
 }
 
-/// What an operator works with.
+/// The data from which an operator makes candidates.
 pub struct Workshop<'a> {
     pub population: &'a Population,
     pub space: &'a Space,
@@ -71,22 +71,23 @@ impl Workshop<'_> {
                 Operator::Restart => {
                     self.space.random(rng).map(|plan| Draft::of(plan, Arm::Evolution, Operator::Restart))
                 }
-                // `neighbour` returned above, and the proposer is asked elsewhere. The others only name
-                // candidates that no operator makes.
+                // `neighbour` returned above, and the proposer is asked elsewhere. The remaining operators
+                // only label candidates that no operator makes.
                 _ => None,
             }?;
             (!self.population.knows(&draft.candidate)).then_some(draft)
         })
     }
 
-    /// The candidates that can be parents, fastest first. Without rivals this is the baseline alone.
+    /// The candidates that can be parents, fastest first; only the baseline if there are no others.
     pub fn parents(&self) -> Vec<&Member> {
         let members = &self.population.members;
         let elites = self.population.niches.ranked();
         elites.iter().filter_map(|(_, elite)| members.get(&elite.candidate)).filter(|m| m.is_fit()).collect()
     }
 
-    /// Chooses a parent: the best; with niches, one of the best few or any elite with equal probability.
+    /// Chooses a parent: the best candidate; with niches, one of the best few or any elite, with equal
+    /// probability.
     fn parent(&self, rng: &mut impl Rng) -> Option<&Member> {
         let all = self.parents();
         if !self.configuration.has_niches() {
@@ -118,7 +119,7 @@ impl Workshop<'_> {
         })
     }
 
-    /// A finding's cure or a value that helped elsewhere, with equal probability.
+    /// A cure for a finding, or a value that helped elsewhere, with equal probability.
     fn insight<R: Rng>(&self, rng: &mut R) -> Option<Draft> {
         let parent = self.parent(rng)?;
         let bound = parent.screening.as_ref().and_then(|s| s.bound.as_deref());

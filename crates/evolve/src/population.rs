@@ -1,5 +1,5 @@
-//! The state of one problem's candidates: a fold over the ledger's facts, which gives the same state when the
-//! facts are read again after a crash.
+//! The state of one problem's candidates, computed by applying the ledger's facts in order. Reading the facts
+//! again after a crash gives the same state.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -65,7 +65,7 @@ pub struct Member {
     pub is_taken_over: bool,
     /// The result of its race against the baseline.
     pub race: Option<Against>,
-    /// The factor by which its race's samples may mislead, if they have two modes.
+    /// The factor by which samples of the candidate's race may be misleading, if they have two modes.
     pub modes: Option<f64>,
     /// The median of its last race against the baseline, µs.
     pub race_us: Option<f64>,
@@ -131,12 +131,12 @@ impl Member {
         self.time.is_some() && self.place == Place::Timed
     }
 
-    /// Whether the time counts: the candidate is correct, even if it lost its race.
+    /// Whether the time is valid: the candidate is correct, even if it lost its race.
     pub fn is_timed(&self) -> bool {
         self.is_fit() || self.time.is_some() && self.race.is_some()
     }
 
-    /// The time, or else the predicted one, by which candidates are ordered for the next stage.
+    /// The time or, without one, the predicted time, by which candidates are ordered for the next stage.
     pub fn expected_us(&self) -> f64 {
         self.time.map(|time| time.us).or(self.predicted.map(|p| p[1])).unwrap_or(f64::INFINITY)
     }
@@ -148,8 +148,8 @@ impl Member {
     }
 }
 
-/// The factor by which a race's trimmed means may differ if one contestant meets the slower of two modes more
-/// often; `None` if the samples have one mode.
+/// The factor by which the trimmed means of a race may differ if one contestant meets the slower of two modes
+/// more often; `None` if the samples have one mode.
 fn misled(samples: &[f64]) -> Option<f64> {
     let [fast, slow, share] = bench::two_modes(samples)?;
     Some((slow / fast).powf(share.min(1.0 - share)))
@@ -232,9 +232,9 @@ impl Population {
         Some(self.members.get(&self.baseline?)?.time?.us)
     }
 
-    /// The noise floor of this run's races, as a ratio: differences below it cannot be told from noise. It is
-    /// the largest of the races' own floors, the distance of the A/A control from 1, and what two modes of
-    /// samples may feign.
+    /// The noise floor of this run's races, as a ratio: differences below it cannot be distinguished from
+    /// noise. It is the largest of the races' own floors, the distance of the A/A control from 1, and the
+    /// possible effect of samples with two modes.
     pub fn noise_floor(&self) -> Option<f64> {
         let control = self.control.and_then(|id| self.members.get(&id)?.race);
         let control = control.map(|race| race.ratio.max(1.0 / race.ratio));
@@ -254,7 +254,7 @@ impl Population {
             }
             Arm::Control => self.control = Some(id),
             Arm::Evolution | Arm::Random => member.same_as = self.plans.get(&member.hash).copied(),
-            // A reference is compared with at the end only.
+            // A reference takes part only in comparisons at the end.
             Arm::Baseline => member.place = Place::Timed,
         }
         let rejection = member.same_as.map(|first| cascade::identical(first, Stage::Screen));
@@ -292,12 +292,12 @@ impl Population {
             Finding::Rejected(rejection) if outcome.stage == Stage::HeldOut => {
                 self.note_held_out(id, &outcome.problem, Err(rejection.reason));
                 if let Some(member) = self.members.get_mut(&id) {
-                    // The rejection is kept, but the time still counts: it does not depend on another
+                    // The rejection is stored, but the time remains valid: it does not depend on another
                     // problem.
                     member.rejection.get_or_insert_with(|| rejection.clone());
                 }
             }
-            // The ledger has this rejection with the outcome.
+            // The ledger stores this rejection together with the outcome.
             Finding::Rejected(rejection) => {
                 self.kill(id, rejection.clone());
                 self.take_over(id);
@@ -404,8 +404,8 @@ impl Population {
                 cascade::identical(first, Stage::Screen)
             }),
             _ if member.counts() => {
-                // At least one random sample passes, however slow, so that the arm has a time to compare
-                // with.
+                // At least one random sample passes, however slow, so that the arm has a time for the
+                // comparison.
                 let standard = self.standard().filter(|_| member.arm != Arm::Random || self.draws_beside(id));
                 cascade::screened(member, standard.filter(|standard| !cascade::is_audited(member, standard)))
             }
@@ -416,7 +416,7 @@ impl Population {
         }
         match rejection {
             Some(rejection) => {
-                // Rejected at once, so that it is not picked from its draw.
+                // Rejected at once, so that it cannot be picked from its draw.
                 self.kill(id, rejection.clone());
                 rejected.push((id, rejection));
             }
@@ -456,7 +456,7 @@ impl Population {
         rejected
     }
 
-    /// The prediction for comparison: that of the fastest known candidate, else the baseline's.
+    /// The prediction for comparison: that of the fastest known candidate or, without one, the baseline's.
     fn standard(&self) -> Option<[f64; 3]> {
         let of = |id: CandidateId| self.members.get(&id).and_then(|m| m.predicted);
         let fit = self.members.values().filter(|m| m.is_fit());
@@ -465,9 +465,9 @@ impl Population {
         fastest.or_else(|| self.baseline.and_then(of))
     }
 
-    /// Normalises a short timing in turns with the baseline: the baseline's own time over the ratio, so that
-    /// a slow phase of the machine does not count against the candidate. The ledger stores the normalised
-    /// time.
+    /// Normalises a short timing in turns with the baseline: the baseline's own time divided by the ratio, so
+    /// that a slow phase of the machine does not count against the candidate. The ledger stores the
+    /// normalised time.
     pub fn normalised(&self, outcome: &Outcome) -> Outcome {
         let mut outcome = outcome.clone();
         if let (Stage::Microbench, Finding::Timed { measurement: m, .. }, Some(us)) =
@@ -503,8 +503,9 @@ impl Population {
         Some(self.members.get(member.parents.first()?)?.time?.us)
     }
 
-    /// The search repeated a plan of a random sample: that candidate's time and niche now also belong to the
-    /// search. Only the first such repeat is credited, so that a kernel is in the archive once.
+    /// Called when the search repeats a plan of a random sample: that sample's time and niche then also
+    /// belong to the search. Only the first such repeat is credited, so that a kernel is in the archive only
+    /// once.
     fn take_over(&mut self, id: CandidateId) {
         let first = self.members.get(&id).filter(|m| m.same_as.is_some()).map(|m| self.origin(m));
         let Some(first) = first.filter(|first| first.arm == Arm::Random && first.time.is_some()) else {
@@ -522,8 +523,8 @@ impl Population {
         own.filter(|m| m.rejection.is_some() && self.origin(m).id == first).map(|m| m.id).collect()
     }
 
-    /// The kernel that a candidate repeats, or itself. A repeated plan may itself have the kernel of an
-    /// earlier one.
+    /// The candidate whose kernel a candidate repeats, or the candidate itself. A repeated plan may itself
+    /// have the kernel of an earlier one.
     fn origin<'a>(&'a self, member: &'a Member) -> &'a Member {
         let mut first = member;
         while let Some(earlier) = first.same_as.and_then(|id| self.members.get(&id)) {
@@ -532,7 +533,7 @@ impl Population {
         first
     }
 
-    /// Enters a timed kernel into the archive and credits the operator that made it.
+    /// Enters a timed kernel into the archive, and credits the operator that made it.
     fn credit(&mut self, id: CandidateId, maker: CandidateId) {
         let Some(member) = self.members.get(&id).filter(|m| m.is_fit()) else { return };
         let (niche, us, is_baseline) = (member.niche(), member.expected_us(), member.arm == Arm::Baseline);
@@ -547,7 +548,7 @@ impl Population {
         if is_best {
             self.best = Some(id);
         }
-        // The reward for a best candidate is given only if it also beats the baseline.
+        // The reward for a new best candidate requires that it also beats the baseline.
         let beats = self.baseline_us().is_none_or(|baseline| us < baseline);
         let earned = match () {
             () if is_best && beats => reward::BEST,

@@ -1,4 +1,4 @@
-//! The brief for a proposer: what a person would want to know before writing a better kernel.
+//! The brief for a proposer: the information that a person would need to write a faster kernel.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ use ledger::{Candidate, Source};
 
 /// Number of latest candidates in the history.
 const HISTORY: usize = 20;
-/// Lines of a kernel in the history; `WIDTH` is the number of characters of each.
+/// Number of a kernel's lines in the history; `WIDTH` is the number of characters of each line.
 const LINES: usize = 4;
 const WIDTH: usize = 120;
 /// Number of insights.
@@ -44,7 +44,8 @@ pub(super) fn brief(evolution: &Evolution, case: usize) -> Value {
     })
 }
 
-/// The incumbent: its plan with the kernel, and the launch file with which its text can be submitted again.
+/// The incumbent: its plan with the kernel's text, and a launch file with which the text can be submitted
+/// again.
 fn shown(evolution: &Evolution, member: &Member) -> Value {
     let (source, launch) = match (&member.candidate, evolution.config.arch) {
         (Candidate::Gpu(plan), Some(arch)) => {

@@ -1,8 +1,9 @@
-//! The order of candidates, which the ledger, its pages and `topk` use too (`standing.grade`, `standing.us`).
+//! The order of candidates. The ledger, its pages and `topk` use this order too (`standing.grade`,
+//! `standing.us`).
 //!
 //! Confirmed winners come first: a second race removes the selection bias. Then come the other candidates
-//! that raced, by the ratio of the last race against the incumbent, then those with a short timing alone, by
-//! that time. Baselines, controls and references are unranked.
+//! that raced, by the ratio of the last race against the incumbent, then candidates with only a short timing,
+//! by that time. Baselines, controls and references are not ranked.
 
 use std::cmp::Ordering;
 
@@ -35,13 +36,14 @@ fn grade(member: &Member) -> Grade {
     }
 }
 
-/// A candidate's time, µs: the baseline's time over the ratio of its race, else the short timing.
+/// A candidate's time, µs: the baseline's time divided by the ratio of its race or, without a race, the short
+/// timing.
 pub fn us(population: &Population, member: &Member) -> Option<f64> {
     let raced = race(member).zip(population.baseline_us()).map(|(race, baseline)| baseline / race.ratio);
     raced.or(member.time.map(|time| time.us))
 }
 
-/// Better candidates first; equal ones by age.
+/// Better candidates come first; equal ones are ordered by age.
 fn better(a: &Member, b: &Member) -> Ordering {
     let by_time = match (race(a), race(b)) {
         (Some(a), Some(b)) => b.ratio.total_cmp(&a.ratio),

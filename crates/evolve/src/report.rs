@@ -1,4 +1,4 @@
-//! The report of a run, which is JSON too, and its progress.
+//! The report of a run, which is also written as JSON, and its progress.
 
 mod types;
 
@@ -40,7 +40,7 @@ pub struct Progress {
 /// What the evolution arm gained over random samples.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Gain {
-    /// Time of the best random sample over that of the evolution's best.
+    /// Time of the best random sample divided by that of the evolution's best.
     pub ratio: f64,
     /// Lower end of the 95 % interval.
     pub low: f64,
@@ -55,7 +55,8 @@ pub struct Gain {
 /// log-errors add. `floor` is the noise floor of the run's races, as a ratio.
 pub fn gain(ours: &Against, random: &Against, floor: f64) -> Gain {
     let ratio = (ours.ratio / random.ratio).ln();
-    // Not `hypot`: since glibc 2.35 it has a new symbol version, which a wheel for older systems cannot use.
+    // `hypot` is not used: since glibc 2.35 it has a new symbol version, which a wheel for older systems
+    // cannot use.
     let both = |a: f64, b: f64| (a.ln().powi(2) + b.ln().powi(2)).sqrt();
     let down = both(ours.ratio / ours.low, random.high / random.ratio);
     let up = both(ours.high / ours.ratio, random.ratio / random.low);
@@ -85,7 +86,7 @@ impl Evolution {
         }
     }
 
-    /// The report of the run as it stands.
+    /// The report on the present state of the run.
     pub fn report(&self) -> Report {
         let mut cases: Vec<CaseReport> =
             (0..self.searches.len()).map(|case| self.case_report(case)).collect();
@@ -152,7 +153,8 @@ impl Evolution {
         }
     }
 
-    /// The promoted candidate with its races and its row of the tuned table, or the reason why it has none.
+    /// The promoted candidate with its races and its row of the tuned table, or the reason why there is no
+    /// row.
     fn promoted_as(&self, case: usize, member: &Member) -> Winner {
         let row = self.row(case, member, &Environment::default(), "", "");
         Winner {
@@ -246,7 +248,7 @@ impl Evolution {
     }
 }
 
-/// A winner, as what can be made of it.
+/// The form in which a winner can be kept.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Promoted {
     /// A row of the tuned table of GPU kernels.
@@ -306,8 +308,8 @@ pub(super) fn random_arm(population: &Population) -> RandomArm {
     }
 }
 
-/// Whether the candidate was given as a seed: from the tuned table, the ledger or a family's default. The
-/// time model's picks from random samples are not seeds.
+/// Whether the candidate was given as a seed: from the tuned table, the ledger or a family's default. Random
+/// samples that the time model picked are not seeds.
 fn is_seed(member: &Member) -> bool {
     member.operator.operator == Operator::Seed && !member.is_drawn() || member.arm == Arm::Baseline
 }
@@ -346,8 +348,8 @@ fn counts(population: &Population) -> Counts {
     }
 }
 
-/// The score of the forecasts on times that this run measured afterwards. With predicted times there is no
-/// score.
+/// The score of the forecasts of times that this run measured afterwards. If the times themselves are
+/// predicted, there is no score.
 fn forecasts(population: &Population) -> Forecasts {
     let count = population.members.values().filter(|m| m.predicted.is_some()).count();
     let is_new = |m: &&Member| m.kind == Some(TimeKind::Measured) && !m.is_taken_over && m.counts();

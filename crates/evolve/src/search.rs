@@ -1,5 +1,5 @@
-//! The plans that a search for the fastest one tries. Genes form groups, the coarse ones first. In each group
-//! every combination is applied to the fastest plans so far, and the fastest results go on to the next group.
+//! The plans that an exhaustive search tries. Genes form groups, the coarse ones first. In each group every
+//! combination is applied to the fastest plans so far, and the fastest results go on to the next group.
 
 use kernels::{Arch, Family, Plan};
 use problem::Problem;
@@ -13,7 +13,7 @@ pub const KEPT: usize = 2;
 /// The gene groups of a family.
 pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
     let genes = genes(family, problem);
-    // The values of a gene that the family declares, as objects.
+    // The declared values of a gene, as objects.
     let of = |gene: &str| match genes.iter().find(|(name, _)| *name == gene) {
         Some((name, searched)) => values(name, searched.iter().cloned()),
         None => Vec::new(),
@@ -43,9 +43,9 @@ type Declared<'a> = &'a dyn Fn(&str) -> Vec<Value>;
 
 fn wgmma(of: Declared<'_>) -> Vec<Vec<Value>> {
     let alone = product(&[values("resident_ctas", [1]), of("consumers"), of("block_n"), of("turns")]);
-    // Several CTAs of an SM hide one another's latency.
+    // Several CTAs on an SM hide one another's latency.
     let together = product(&[values("resident_ctas", [2, 3]), values("consumers", [1, 2]), of("block_n")]);
-    // The tiles of the last round can be shared by a static schedule of tiles of equal length.
+    // The tiles of the last wave can be shared by a static schedule of tiles of equal length.
     let tails = of("tail").into_iter().map(|tail| match tail["tail"].as_str() {
         Some("shared") => json!({ "tail": "shared", "handout": "static", "ends": "common" }),
         _ => tail,
@@ -129,8 +129,8 @@ const STREAMS: [(u32, u32, u32, u32, u32); 18] = [
     (4, 1, 1, 64, 1),
 ];
 
-/// The plans that differ from `plan` in a single gene, each named by the gene and its value: they show what
-/// each gene is worth. `named` restricts the genes, if it is not empty. The values are those that a search
+/// The plans that differ from `plan` in a single gene, each named by the gene and its value: they show the
+/// effect of each gene. `named` restricts the genes, if it is not empty. The values are those that a search
 /// tries.
 pub fn ideas(plan: &Plan, problem: &Problem, arch: &Arch, named: &[String]) -> Vec<(String, Plan)> {
     let mut genes = Family::named(plan.family()).map(|family| genes(family, problem)).unwrap_or_default();
@@ -145,7 +145,7 @@ pub fn ideas(plan: &Plan, problem: &Problem, arch: &Arch, named: &[String]) -> V
     found
 }
 
-/// A value in words: `lazy slack 8`.
+/// A value in words, such as `lazy slack 8`.
 fn plain(value: &Value) -> String {
     match value {
         Value::String(word) => word.clone(),

@@ -116,7 +116,7 @@ fn apart(a: &Shape, b: &Shape) -> Option<f64> {
     })
 }
 
-/// The seeds without duplicates, without the baseline, and only those that support the problem.
+/// The seeds without duplicates and without the baseline, and only those that support the problem.
 fn distinct(
     seeds: Vec<(MadeBy, Candidate)>,
     baseline: &Candidate,

@@ -1,4 +1,4 @@
-//! Begins and resumes runs: turns a user's wishes and the ledger's content into a configuration. The command
+//! Begins and resumes runs: turns a user's request and the ledger's content into a configuration. The command
 //! and the Python package share this module.
 
 use std::time::Duration;
@@ -20,11 +20,11 @@ use ledger::{Environment, Ledger, LedgerError, RunEvent, RunId};
 
 /// Number of wins of other runs that a search uses.
 const WINS: usize = 50;
-/// Maximum number of random samples from which the time model picks; one per `CANDIDATES_A_DRAW` of the
-/// budget.
+/// Maximum number of random samples from which the time model picks. There is one for every
+/// `CANDIDATES_A_DRAW` candidates of the budget.
 const DRAWS: usize = 8;
 const CANDIDATES_A_DRAW: usize = 16;
-/// How long the processor is observed before a run on it.
+/// How long the load of the processor is measured before a run on it.
 const OBSERVED: Duration = Duration::from_millis(500);
 /// The default budget, s.
 const SECONDS: f64 = 120.0;
@@ -40,7 +40,7 @@ pub struct Wanted {
     pub only: Option<Candidate>,
     /// Maximum number of candidates.
     pub candidates: Option<usize>,
-    /// Maximum duration, minutes. Without either limit, two minutes.
+    /// Maximum duration, minutes. If neither limit is given, two minutes.
     pub minutes: Option<f64>,
     /// The random seed.
     pub seed: u64,
@@ -75,14 +75,15 @@ pub enum SetupError {
         problem: String,
         /// Size of its tensors, GB.
         needed: f64,
-        /// How often an evaluation holds them.
+        /// Number of copies of the tensors that an evaluation holds.
         times: u64,
         /// Maximum size, GB.
         most: f64,
     },
-    /// The run would be resumed in a different environment than it was begun in.
+    /// The environment differs from the one in which the run was begun.
     #[error(
-        "run {run} cannot go on here: {what}; its figures are stated as those of what began it. Go on with that, or begin a new run"
+        "run {run} cannot be resumed here: {what}; all figures of a run must come from one program, \
+        device and driver. Resume the run in its original environment, or begin a new run"
     )]
     Changed {
         run: i64,
@@ -91,8 +92,8 @@ pub enum SetupError {
     },
 }
 
-/// How often an evaluation holds a problem's tensors: drawn, rounded, staged for a race, in the oracle, and
-/// for cached problems. A prediction holds them in the emulator and in its inputs.
+/// Number of copies of a problem's tensors that an evaluation holds: drawn, rounded, staged for a race, in
+/// the oracle, and for cached problems. A prediction holds them in the emulator and in its inputs.
 const COPIES: u64 = 16;
 const COPIES_EMULATED: u64 = 6;
 
@@ -226,7 +227,7 @@ const fn copies(target: &Target) -> u64 {
     }
 }
 
-/// Maximum size of a problem's tensors, bytes: half of this machine's memory over the number of copies.
+/// Maximum size of a problem's tensors, bytes: half of this machine's memory divided by the number of copies.
 fn most(target: &Target) -> u64 {
     memory() / 2 / copies(target)
 }
@@ -273,9 +274,9 @@ pub fn kept(ledger: &Ledger, run: RunId) -> Result<Config, EvolveError> {
     serde_json::from_value(ledger.run(run)?.config).map_err(|error| EvolveError::Config { run: run.0, error })
 }
 
-/// Checks that a run is resumed in the environment in which it was begun. All figures of a run are attributed
-/// to one program on one device with one driver. A finished run measures nothing more, so anyone may report
-/// it.
+/// Checks that a run is resumed in the environment in which it was begun: all figures of a run belong to one
+/// program on one device with one driver. A finished run measures nothing more, so its report can be made in
+/// any environment.
 ///
 /// # Errors
 /// When they differ (the error names the differences), or the ledger cannot be read.

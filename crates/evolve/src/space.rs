@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::search;
 use ledger::Candidate;
 
-/// Number of random samples until one must fit. If none does, genes are changed one by one.
+/// Number of random samples of which one must fit. If none does, genes are changed one by one.
 const DRAWS: usize = 400;
 /// Attempts at a variation that fits and differs.
 const TRIES: usize = 60;
@@ -57,14 +57,14 @@ pub struct Gene {
     pub name: &'static str,
     /// Numeric values ascend.
     pub values: Vec<Value>,
-    /// Findings and bounds that another value cures.
+    /// Findings and bottlenecks that another value may cure.
     pub cures: &'static [Cure],
 }
 
 /// The genes of one family.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FamilySpace {
-    /// The name in plans; `cpu` for the native kernels.
+    /// The name of the family in plans; `cpu` for the native kernels.
     pub name: &'static str,
     /// A valid plan, which provides the fields that are not genes.
     pub template: Candidate,
@@ -127,8 +127,8 @@ fn written(candidate: &Candidate) -> Option<Value> {
 fn read(like: &Candidate, genes: &Value) -> Option<Candidate> {
     match like {
         Candidate::Gpu(plan) => {
-            // Deserialises the family's own type: the tagged enum parses twice, and random sampling is mostly
-            // parsing.
+            // Deserialises the family's own type: the tagged enum would parse twice, and random sampling is
+            // mostly parsing.
             let plan = match plan {
                 Plan::Mma(_) => Deserialize::deserialize(genes).map(Plan::Mma),
                 Plan::Wgmma(_) => Deserialize::deserialize(genes).map(Plan::Wgmma),
@@ -155,7 +155,7 @@ pub fn changes(from: &Candidate, to: &Candidate) -> Value {
 }
 
 impl Space {
-    /// The space of a GPU's families; with a non-empty `only`, of those named there.
+    /// The space of the families for a GPU. If `only` is not empty, the space of the families named there.
     pub fn gpu(problem: &Problem, arch: &Arch, only: &[String]) -> Space {
         let wanted = |family: &Family| only.is_empty() || only.iter().any(|name| name == family.name());
         let families = Family::ALL.into_iter().filter(wanted).filter_map(|family| {
@@ -214,8 +214,8 @@ impl Space {
         plan
     }
 
-    /// The plan with some genes drawn anew: each with probability one over their number, and at least one.
-    /// One time in four it is a combination of genes instead.
+    /// The plan with some genes redrawn: each with a probability of one over their number, and at least one.
+    /// One time in four, a combination of genes is changed instead.
     pub fn mutate(&self, parent: &Candidate, rng: &mut impl Rng) -> Option<Candidate> {
         let space = self.family_of(parent)?;
         let own = genome(parent);
@@ -230,7 +230,7 @@ impl Space {
         })
     }
 
-    /// A plan with each gene from one of two plans of a family.
+    /// A plan that takes each gene from one of two plans of a family.
     pub fn cross(&self, mother: &Candidate, father: &Candidate, rng: &mut impl Rng) -> Option<Candidate> {
         if family(mother) != family(father) {
             return None;
@@ -265,7 +265,7 @@ impl Space {
 }
 
 impl FamilySpace {
-    /// A family's space. Duplicate values are removed, and the template's own values are added.
+    /// The space of a family. Duplicate values are removed, and the values of the template are added.
     pub fn new(name: &'static str, template: Candidate, genes: Vec<Gene>, moves: Vec<Value>) -> FamilySpace {
         let own = genome(&template);
         let genes = genes.into_iter().map(|gene| {

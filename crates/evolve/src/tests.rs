@@ -27,13 +27,13 @@ mod rules;
 
 use cuts::essence;
 
-/// A pseudo-random number in [0, 1) from a text.
+/// A pseudo-random number in [0, 1) derived from a text.
 fn chance(text: &str) -> f64 {
     u32::from_str_radix(&hash(text.as_bytes())[..8], 16).unwrap_or(0) as f64 / 4_294_967_296.0
 }
 
 /// A landscape of times: a product of effects of single genes and of neighbouring genes. Some candidates are
-/// wrong, some do not build, and one gene in each family has no effect.
+/// wrong, some cannot be built, and one gene in each family has no effect.
 struct Landscape {
     seed: u64,
     /// Relative scatter of the times.
@@ -41,7 +41,7 @@ struct Landscape {
     /// Number of evaluations by stage and kernel.
     seen: HashMap<(Stage, String), usize>,
     looks: usize,
-    /// The kernel that never fails: the baseline.
+    /// The kernel that never fails, used as the baseline.
     spared: String,
     /// Whether there is a time model.
     predicts: bool,
@@ -49,7 +49,7 @@ struct Landscape {
     panics: f64,
 }
 
-/// The gene without effect, where a family has it.
+/// The gene without effect, in families that have it.
 const NEUTRAL: &str = "queries_ahead";
 
 impl Landscape {
@@ -121,7 +121,7 @@ impl Evaluator for Landscape {
                     return Err(Rejection { stage: Stage::Screen, reason, detail });
                 }
                 assert!(!fails(self.panics, "panics"), "a fault of the evaluator's");
-                // The model is off by up to a tenth.
+                // The model's predictions deviate by up to a tenth.
                 let us = self.us(subject) * (0.9 + 0.2 * chance(&format!("model {own}")));
                 let screening = Screening {
                     ptx_hash: own.clone(),
@@ -252,7 +252,7 @@ fn problems() -> [Problem; 5] {
 fn it_beats_blind_draws_at_equal_budget() {
     let mut better = 0;
     let mut gains = Vec::new();
-    // One landscape may favour either; together they do not.
+    // A single landscape may favour either arm; all of them together do not.
     let landscapes: Vec<Problem> = (0..4).flat_map(|_| problems()).collect();
     for (seed, problem) in landscapes.iter().enumerate() {
         let page = Page::new(&format!("beats-{seed}"));
@@ -266,7 +266,8 @@ fn it_beats_blind_draws_at_equal_budget() {
         better += usize::from(arm["gain"]["verdict"] == "FASTER");
         gains.push(arm["gain"]["ratio"].as_f64().unwrap_or(f64::NAN));
         assert_eq!(report["control"]["verdict"], "UNDECIDED", "{}", report["control"]);
-        // A kernel is checked and timed once; the baseline twice, because the control is the same kernel.
+        // A kernel is checked and timed once. The baseline is timed twice, because the control is the same
+        // kernel.
         for ((stage, own), count) in &landscape.seen {
             let most = if *own == Landscape::identity(&config.cases[0].baseline) { 2 } else { 1 };
             let once = [Stage::Check, Stage::Microbench].contains(stage);
@@ -323,7 +324,8 @@ fn every_candidate_has_an_end_with_its_reason() {
     assert!(!report["held_out"].as_array().unwrap().is_empty());
 }
 
-/// Rows at the same distance are chosen by their times, so the row must not have a lucky short timing.
+/// Rows at the same distance are chosen by their times, so the time of a row must not be that of a lucky
+/// short timing.
 #[test]
 fn a_promoted_row_has_the_time_of_its_race() {
     let page = Page::new("row");
@@ -347,7 +349,7 @@ fn a_promoted_row_has_the_time_of_its_race() {
     assert!(report["forecasts"]["bias"].as_f64() > Some(0.5), "{}", report["forecasts"]);
 }
 
-/// Two processes would make the same candidates without knowing of each other.
+/// Without the claim, two processes would make the same candidates without knowing of each other.
 #[test]
 fn a_run_is_driven_by_one_at_a_time() {
     let page = Page::new("driven");
@@ -464,7 +466,8 @@ fn a_baseline_that_is_no_good_is_said_at_once() {
     assert_eq!(ledger.events(run).unwrap().len(), 1);
 }
 
-/// From a kernel without genes, the findings of the diagnosis lead to a family, and there to a fast plan.
+/// From a kernel without genes, the findings of the diagnosis lead to a family, and in that family to a fast
+/// plan.
 #[test]
 fn from_a_rung_alone_a_family_is_found() {
     let page = Page::new("rung");
@@ -632,7 +635,7 @@ fn gains_over_blind_draws_know_their_doubt() {
     assert_eq!(gain(&against(1.1, 1.045), &against(1.045, 1.01), 1.0).verdict, SpeedVerdict::Undecided);
     let same = against(1.2, 1.05);
     assert_eq!(gain(&same, &same, 1.0).verdict, SpeedVerdict::Undecided);
-    // A control that missed 1 by more than the difference makes it noise.
+    // If the control deviates from 1 by more than the difference, the difference is noise.
     let doubtful = gain(&against(1.3, 1.02), &against(1.1, 1.02), 1.3);
     assert_eq!((doubtful.verdict, doubtful.noise), (SpeedVerdict::Undecided, 1.3));
 }

@@ -1,9 +1,8 @@
-//! Evaluations in child processes: a kernel that hangs, breaks its context or crashes its process ends only a
-//! worker. The candidate is rejected, another worker starts, and the run continues.
+//! Runs evaluations in child processes, so that a kernel that hangs, breaks its context or crashes its
+//! process ends only a worker. The candidate is rejected, another worker starts, and the run continues.
 //!
 //! A worker reads one [`Task`] per line and writes one [`Outcome`] per line, in the same order. Before an
-//! outcome it may write `{"allow": 8.0}`: it asks for this number of seconds, after which it counts as
-//! hanging.
+//! outcome it may write `{"allow": 8.0}`: this requests 8 seconds, after which the worker counts as hanging.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -35,7 +34,7 @@ struct Allowance {
 pub enum ServeError {
     #[error("cannot read standard input: {0}")]
     Input(std::io::Error),
-    #[error("invalid task in line {line} of standard input ({error}): expected one task a line, as JSON")]
+    #[error("invalid task in line {line} of standard input ({error}): expected one task per line, as JSON")]
     Task {
         /// Line number, from 1.
         line: usize,
@@ -66,8 +65,8 @@ pub fn serve(
     Ok(())
 }
 
-/// Ends this process after its parent has ended. Otherwise a hanging kernel would keep it forever, without a
-/// reader.
+/// Ends this process after its parent has ended. Otherwise a hanging kernel would keep the process alive
+/// forever.
 pub fn end_with_parent() {
     let parent = parent();
     std::thread::spawn(move || {
@@ -125,7 +124,7 @@ fn share_of_memory() -> u64 {
     (memory() / 4).min(16 << 30)
 }
 
-/// This machine's memory, bytes; a small default where the system does not report it.
+/// This machine's memory, bytes; a small default if the system does not report it.
 pub(super) fn memory() -> u64 {
     const SMALL: u64 = 16 << 30;
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -191,7 +190,7 @@ impl Worker {
         Ok(Running { group, stdin, lines, complaint, listener })
     }
 
-    /// The outcome from a running worker.
+    /// Sends the task to a running worker and returns the outcome.
     fn ask(&mut self, task: &Task) -> Result<Outcome, Fault> {
         let line = serde_json::to_string(task).map_err(|error| Fault::new(Reason::Crashed, error))?;
         // A worker that ended while idle is replaced without a rejection.
@@ -206,7 +205,7 @@ impl Worker {
             if attempt == 0 && !matches!(running.group.ended(), Ok(None)) {
                 continue;
             }
-            // A failed write shows as a missing outcome.
+            // A failed write is noticed when the outcome does not arrive.
             let _ = writeln!(running.stdin, "{line}").and_then(|()| running.stdin.flush());
             let answer = running.answer(task, &self.program);
             let is_sound = answer.as_ref().is_ok_and(|outcome| !is_lost(outcome));
@@ -313,8 +312,9 @@ impl Evaluator for Worker {
     }
 }
 
-/// Evaluators that work in parallel, each on its thread: some compile and check, others measure. Tasks of the
-/// device wait only for each other, so that the device is not idle while there is work.
+/// Evaluators that work in parallel, each on its own thread: some compile and check, others measure. A task
+/// for the device waits only for other tasks of the device, so that the device is not idle while there is
+/// work.
 pub struct WorkerPool {
     queues: Arc<Queues>,
     outcomes: Receiver<Outcome>,

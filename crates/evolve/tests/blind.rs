@@ -1,5 +1,5 @@
-//! Random samples from the whole search space of the evolution. Every plan that passes the plan check must
-//! pass the gate; otherwise a generator has a bug.
+//! Tests random samples from the whole search space of the evolution. Every plan that passes the plan check
+//! must pass the gate; otherwise a generator has a bug.
 
 use check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_evolve::Candidate;
@@ -13,7 +13,7 @@ use rayon::prelude::*;
 /// Number of samples for each problem.
 const DRAWS: u64 = 24;
 
-/// More tiles than the architecture has SMs, ragged ends, and grouped heads.
+/// Problems with more tiles than the architecture has SMs, ragged ends, and grouped heads.
 fn problems() -> [Problem; 4] {
     let rectangle = |heads, seq_q: usize, seq_kv: usize, dim, dtype| {
         Problem::new(1, heads, seq_q, dim, dtype).with_seq_kv(seq_kv, Layout::Bhsd)

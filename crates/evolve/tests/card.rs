@@ -1,5 +1,5 @@
-//! Candidates on a GPU's driver without a GPU: the driver is the fake one of `flashcore-driver`'s tests, and
-//! its launches run in the emulator where a scenario asks for it.
+//! Tests candidates on a GPU's driver without a GPU: the driver is the fake one of `flashcore-driver`'s
+//! tests, and its launches run in the emulator if a scenario requests it.
 #![cfg(target_os = "linux")]
 
 #[path = "../../driver/tests/fake/harness.rs"]
@@ -98,7 +98,7 @@ fn cascade() {
     assert!(outcome.device_seconds > 0.0);
 }
 
-/// A device that launches nothing: no output is written, and both gate and race reject that.
+/// A device that does not run launches: no output is written, and both the gate and the race reject that.
 fn unwritten() {
     let card = card();
     let plan = plan(&card);
@@ -113,7 +113,8 @@ fn unwritten() {
     }
 }
 
-/// A kernel that breaks the context: the outcome says so, and that the process has lost its GPU.
+/// A kernel that breaks the GPU's context: the outcome reports the failure, and that the process can no
+/// longer use the GPU.
 fn crash() {
     let card = card();
     let plan = plan(&card);

@@ -1,4 +1,4 @@
-//! The example proposer, asked as in a run.
+//! Tests the example proposer, asked as in a run.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn problem() -> Problem {
     Problem::new(1, 1, 64, 64, DType::F16)
 }
 
-/// A run's brief: an incumbent with its source, and the history.
+/// The brief of a run: an incumbent with its source, and the history.
 fn brief(candidate: &Candidate, history: &[Value]) -> Value {
     let kernel = bound(candidate, &problem(), &ARCH).unwrap();
     json!({

@@ -1,16 +1,16 @@
 //! The harness of the text tests in `filetests/`, for tests of other crates.
 //!
-//! The folder of a file is its purpose and decides which crate tests the file: `parse`, `verify` and `emit`
-//! belong to `ptx`, `run` and `hazard` to `emu`, the `.txt` files of `emit` to `kernels`. A test passes its
-//! purposes to [`main`], each with a function that judges one case. Every case is a separate test, so that
-//! `cargo test -p flashcore-ptx --test filetests -- parse/mma` runs a subset.
+//! The folder of a file says what is tested and decides which crate tests the file: `parse`, `verify` and
+//! `emit` belong to `ptx`, `run` and `hazard` to `emu`, the `.txt` files of `emit` to `kernels`. A test
+//! passes its purposes to [`main`], each with a function that judges one case. Every case is a separate test,
+//! so that `cargo test -p flashcore-ptx --test filetests -- parse/mma` runs a subset.
 //!
 //! A file whose name begins with `cases_` holds several cases: a preamble, then the cases, each after a line
 //! `//# name`. The preamble is put before each case. A brace that the preamble leaves open is closed after
 //! the case.
 //!
-//! Expected errors stand in comments on the line of the error, see [`expected_errors`]. Expected output
-//! stands in a separate file, see [`golden`].
+//! Expected errors are given in comments on the line of the error, see [`expected_errors`]. Expected output
+//! is in a separate file, see [`golden`].
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -91,7 +91,7 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Whether an actual error is the expected one.
+    /// Whether an actual error matches the expected one.
     pub fn fits(&self, line: u32, message: &str) -> bool {
         self.line == line && message.contains(&self.text)
     }

@@ -59,7 +59,7 @@ pub struct Attention<'a, Q, K = Q, V = Q> {
     band: Band,
     score: Score,
     features: Features<'a>,
-    /// `None` means [`Device::best`], with the CPU as fallback.
+    /// `None` selects [`Device::best`], with the CPU as fallback.
     device: Option<Device>,
 }
 

@@ -1,3 +1,5 @@
+//! The error type of this crate.
+
 use cpu::CpuError;
 use driver::DriverError;
 use kernels::KernelError;
@@ -26,7 +28,7 @@ pub enum AttentionError {
         strides: String,
     },
     /// A dimension of two tensors must be equal and differs.
-    #[error("{tensor} has {what} = {value}, {other} has {expected}; they must be equal")]
+    #[error("{tensor} has {what} = {value}, but {other} has {expected}; they must be equal")]
     Shape {
         /// The tensor that does not fit.
         tensor: &'static str,
@@ -77,15 +79,15 @@ pub enum AttentionError {
         /// The table's shape.
         shape: Vec<usize>,
     },
-    /// An expression is no program.
+    /// An expression is not a valid program.
     #[error("invalid {what} program: {error}")]
     Program {
         /// `score` or `mask`.
         what: &'static str,
-        /// Why.
+        /// The reason.
         error: ProgramError,
     },
-    /// An operand of a prepared kernel is missing, or is given and not taken.
+    /// An operand of a prepared kernel is missing, or is given although the kernel does not take it.
     #[error(
         "{operand} is {}",
         if *wanted { "missing: the problem has it" } else { "given, but the problem has none" }
@@ -132,9 +134,9 @@ pub enum AttentionError {
     /// The library does not support this.
     #[error("invalid value '{value}' for {argument}: expected {accepted}")]
     Unsupported {
-        /// The choice that failed: the device, the plan, ….
+        /// The setting that failed, such as the device or the plan.
         argument: &'static str,
-        /// The choice that is not supported.
+        /// The value that is not supported.
         value: String,
         /// The accepted values.
         accepted: String,

@@ -1,4 +1,4 @@
-//! What a call has beside Q, K and V: lengths, sinks, biases, masks and programs.
+//! The optional parts of a call besides Q, K and V: lengths, sinks, biases, masks and programs.
 
 use problem::program::{Input, library};
 use problem::{
@@ -123,7 +123,7 @@ impl<'a> Features<'a> {
     }
 }
 
-/// `term`, which adds to the score, on top of a score program.
+/// The program that adds `term` to the result of a score program.
 fn on_top(score: Option<Expr>, term: Expr) -> Expr {
     match score {
         None => term,
@@ -131,7 +131,7 @@ fn on_top(score: Option<Expr>, term: Expr) -> Expr {
     }
 }
 
-/// The table of slopes `[heads]` or `[batch, heads]`.
+/// The table of slopes, `[heads]` or `[batch, heads]`.
 fn slopes_table(len: usize, batch: usize, heads: usize) -> Result<Table, AttentionError> {
     let batch_stride = match len {
         _ if len == heads => 0,
@@ -153,7 +153,8 @@ fn wrong_type(argument: &'static str, dtype: TableType, expected: &str) -> Atten
     AttentionError::Operand { argument, what: "element type", value, expected: expected.to_owned() }
 }
 
-/// Batch entries and the longest sequence of one side. `shape` is the tensor's batch extent and its rows.
+/// The number of batch entries and the longest sequence of one side. `shape` is the tensor's batch extent and
+/// its rows.
 fn side(
     argument: &'static str,
     tensor: &'static str,

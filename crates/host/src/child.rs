@@ -1,4 +1,4 @@
-//! Child processes that may hang: their output is followed line by line, and a silent child is killed.
+//! Runs child processes that may hang: reads their output line by line, and kills a silent child.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitStatus, Stdio};
@@ -25,7 +25,7 @@ pub fn follow(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)
     let output = child.stdout.take().ok_or_else(|| std::io::Error::other("the child has no output"))?;
     let (tell, lines) = channel();
     let reader = std::thread::spawn(move || {
-        // A read error ends the output like the end of the pipe.
+        // A read error is treated like the end of the pipe.
         let _ = BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| tell.send(line));
     });
     let ended = loop {
@@ -40,7 +40,7 @@ pub fn follow(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)
         }
     };
     drop(lines);
-    // The reader ends with the child's output. A grandchild may hold the pipe open; then the thread is not
+    // The reader thread ends with the child's output. If a grandchild holds the pipe open, the thread is not
     // joined.
     if reader.is_finished() {
         let _ = reader.join();
@@ -48,13 +48,13 @@ pub fn follow(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)
     Ok(ended)
 }
 
-/// Runs a command to its end and returns its status and what it printed, errors included. `None` when it did
-/// not end within the limit and was killed.
+/// Runs a command and returns its exit status with its standard output and error. Returns `None` if the
+/// command exceeded the limit and was killed.
 ///
 /// # Errors
 /// When the child cannot be started or waited for.
 pub fn within(command: &mut Command, limit: Duration) -> std::io::Result<Option<(ExitStatus, String)>> {
-    // A file, unlike a pipe, never fills up and ends with the child even if a grandchild lives on.
+    // The output goes to a file: a pipe could fill up, or stay open as long as a grandchild lives.
     let scratch = Scratch::new().map_err(std::io::Error::other)?;
     let said = scratch.path("said");
     let output = std::fs::File::create(&said)?;
@@ -74,7 +74,7 @@ pub fn within(command: &mut Command, limit: Duration) -> std::io::Result<Option<
     }
 }
 
-/// The time between two looks at a child.
+/// Interval between two checks whether a child has ended.
 const POLL: Duration = Duration::from_millis(10);
 
 #[cfg(test)]

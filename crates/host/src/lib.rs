@@ -1,5 +1,5 @@
-//! What programs need of the host: files that are written whole, scratch folders, child processes that may
-//! hang, panics that are reported, and the compilers of CUDA C++ and of Triton kernels.
+//! Services of the host: atomic file writes, scratch folders, child processes that may hang, reports of
+//! panics, and the compilers of CUDA C++ and Triton kernels.
 
 pub mod child;
 pub mod cuda;

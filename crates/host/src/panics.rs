@@ -1,5 +1,6 @@
-//! A panic is a bug in this project. Where untrusted input may reach it, the outermost caller catches the
-//! panic and reports it with its source line. Everywhere else, in tests above all, it stays a panic.
+//! Catches and reports panics. A panic is a bug in this project. Where untrusted input may cause one, the
+//! outermost caller catches the panic and reports it with its source line. Elsewhere, and in tests, panics
+//! are not caught.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, Once, PoisonError};
@@ -26,7 +27,7 @@ fn watch() -> std::sync::MutexGuard<'static, Watch> {
     SEEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `work` and catches its panic without printing it: the caller reports it.
+/// Runs `work` and catches its panic without printing it; the caller reports the panic.
 ///
 /// # Errors
 /// The first panic, with its source line.
@@ -35,7 +36,7 @@ pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             let mut watch = watch();
-            // The usual message is printed too when a backtrace is requested, and always in tests.
+            // Rust's usual message is also printed when a backtrace is requested, and always in tests.
             let asked = cfg!(test) || std::env::var_os("RUST_BACKTRACE").is_some_and(|v| v != "0");
             if watch.depth == 0 || asked {
                 usual(info);
@@ -51,8 +52,8 @@ pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
     });
     {
         let mut watch = watch();
-        // Drops panics that an inner caller has already caught, so that a later one is not reported with
-        // their place.
+        // Drops panics that an inner caller has already caught, so that a later panic is not reported with
+        // their source lines.
         let outermost = watch.depth == 0;
         watch.seen.retain(|(thread, _)| !outermost && *thread != thread::current().id());
         watch.depth += 1;
@@ -62,7 +63,7 @@ pub fn contain<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
     watch.depth -= 1;
     outcome.map_err(|_| {
         let lost = || Panic { message: "no message".into(), place: "unknown place".into() };
-        // Prefers this thread's panic to the first one of its worker threads.
+        // A panic of this thread takes precedence over the first one of the worker threads.
         let own = watch.seen.iter().position(|(thread, _)| *thread == thread::current().id()).unwrap_or(0);
         let found = watch.seen.get(own).map(|(_, panic)| panic.clone());
         watch.seen.clear();

@@ -1,4 +1,4 @@
-//! Files that are written whole or not at all, and scratch folders that are removed on drop.
+//! Files that are written completely or not at all, and scratch folders that are removed on drop.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -18,18 +18,19 @@ pub fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// The maximum length of a text file, in bytes: above any kernel, launch file, plan or machine description.
+/// The maximum length of a text file, in bytes. Kernels, launch files, plans and machine descriptions are
+/// much shorter.
 const LONGEST: u64 = 64 << 20;
 
-/// Reads a text file that a user wrote, or for `-` standard input. A byte order mark at its beginning is
+/// Reads a text file that a user wrote, or standard input for `-`. A byte order mark at the beginning is
 /// skipped.
 ///
 /// # Errors
-/// When the file cannot be read, is longer than 64 MiB or is not a text.
+/// When the file cannot be read, is longer than 64 MiB or is not text.
 pub fn read_text(path: &Path) -> Result<String, StoreError> {
     let fail = |source| StoreError::Read { path: path.to_path_buf(), source };
     let mut bytes = Vec::new();
-    // The read is bounded whatever length the file reports: a device or a pipe may have no end.
+    // The read is bounded even if the file reports a small length: a device or a pipe may have no end.
     let read = match is_standard(path) {
         true => std::io::stdin().lock().take(LONGEST + 1).read_to_end(&mut bytes),
         false => std::fs::File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_end(&mut bytes)),
@@ -53,10 +54,10 @@ fn unique() -> String {
     format!("{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Writes a file whole or not at all, through a [`Draft`]. For `-` writes to standard output.
+/// Writes a file completely or not at all, through a [`Draft`]. The path `-` means standard output.
 ///
 /// # Errors
-/// When the file cannot be written; then nothing is left behind.
+/// When the file cannot be written; no partial file is left behind.
 pub fn write(path: &Path, contents: &[u8]) -> Result<(), StoreError> {
     let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
     if is_standard(path) {
@@ -68,9 +69,9 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<(), StoreError> {
     draft.keep()
 }
 
-/// A file that is written piece by piece under a temporary name in the same folder and is renamed when it is
-/// complete, so that no reader sees half of it. Dropping an unfinished draft removes it. A symbolic link
-/// stays a link; a device or a pipe is written directly.
+/// A file that is written in pieces under a temporary name in its folder, and renamed when it is complete, so
+/// that no reader sees a partial file. Dropping an unfinished draft removes the temporary file. A symbolic
+/// link is kept and its target is written. A device or a pipe is written directly.
 #[derive(Debug)]
 pub struct Draft {
     file: std::io::BufWriter<std::fs::File>,
@@ -109,8 +110,8 @@ impl Draft {
     }
 }
 
-/// The path of the regular file that is there or will be, with links resolved; `None` for a device, a pipe or
-/// a socket.
+/// The path of the regular file that exists or will be created, with links resolved. `None` for a device, a
+/// pipe or a socket.
 fn place(path: &Path) -> std::io::Result<Option<PathBuf>> {
     match std::fs::metadata(path) {
         Ok(found) if found.is_file() => std::fs::canonicalize(path).map(Some),
@@ -119,7 +120,7 @@ fn place(path: &Path) -> std::io::Result<Option<PathBuf>> {
         }
         Ok(_) => Ok(None),
         Err(_) if path.is_symlink() => Err(std::io::Error::other("it is a link that leads nowhere")),
-        // Any other error shows when the draft is created.
+        // Any other error is reported when the draft is created.
         Err(_) => Ok(Some(path.to_path_buf())),
     }
 }
@@ -152,7 +153,7 @@ pub fn writable(path: &Path) -> Result<(), StoreError> {
         return Ok(());
     }
     let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
-    // A device or a pipe is not tried: opening a pipe would wait for its reader.
+    // A device or a pipe is not opened here: opening a pipe would block until there is a reader.
     let Some(name) = place(path).map_err(fail)? else { return Ok(()) };
     let draft = draft(&name)?;
     std::fs::write(&draft, b"").and_then(|()| std::fs::remove_file(&draft)).map_err(fail)
@@ -169,7 +170,8 @@ pub fn appendable(path: &Path) -> Result<(), StoreError> {
         Some(file) if file.exists() => {
             std::fs::OpenOptions::new().append(true).open(file).map(drop).map_err(fail)
         }
-        // Missing folders are created with the first line, so the nearest existing one is tried.
+        // Missing folders are created when the first line is written, so the nearest existing folder is
+        // tested.
         Some(file) => {
             let above = file.ancestors().skip(1).find(|folder| folder.exists());
             let draft = draft(&above.unwrap_or(Path::new("")).join("x"))?;
@@ -178,7 +180,7 @@ pub fn appendable(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// The temporary name of a file until it is complete.
+/// The temporary name of a file that is not complete yet.
 fn draft(path: &Path) -> Result<PathBuf, StoreError> {
     let Some(name) = path.file_name() else {
         let source = std::io::Error::other("it does not name a file");
@@ -187,7 +189,8 @@ fn draft(path: &Path) -> Result<PathBuf, StoreError> {
     Ok(path.with_file_name(format!(".{}.{}", name.to_string_lossy(), unique())))
 }
 
-/// Appends one line to a file. If the line cannot be written whole, the file keeps its old length.
+/// Appends one line to a file. If the line cannot be written completely, the file is cut back to its old
+/// length.
 ///
 /// # Errors
 /// When the file cannot be opened or written.
@@ -197,7 +200,7 @@ pub fn append_line(path: &Path, line: &str) -> Result<(), StoreError> {
         std::fs::create_dir_all(folder).map_err(fail)?;
     }
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
-    // A single write call keeps the rows of two processes apart.
+    // A single write call keeps the lines of two processes from mixing.
     let before = file.metadata().map_err(fail)?.len();
     file.write_all(format!("{line}\n").as_bytes()).map_err(|source| {
         // The first error is the one to report.
@@ -292,7 +295,7 @@ mod tests {
         write(&pipe, b"third").unwrap();
         assert!(std::fs::metadata(&pipe).unwrap().file_type().is_fifo());
         assert_eq!(reader.join().unwrap(), b"third");
-        // Nothing else was written beside them.
+        // No other file remains in the folder.
         assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 4);
     }
 }

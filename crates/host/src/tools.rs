@@ -1,4 +1,4 @@
-//! Finds Python, and NVIDIA's NVRTC, which compiles CUDA C++. (For ptxas see `predict::resources::Ptxas`.)
+//! Finds Python and NVIDIA's NVRTC, which compiles CUDA C++. (`predict::resources::Ptxas` finds ptxas.)
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,22 +12,26 @@ use crate::cuda::Compiled;
 pub enum NvrtcError {
     #[error(
         "CUDA C++ needs NVRTC, which was not found: set FLASHCORE_NVRTC to libnvrtc.so, or fetch it with \
-         `cargo xtask tools`; or compile to PTX elsewhere and check that"
+         `cargo xtask tools`; or compile to PTX elsewhere and check the PTX"
     )]
     NotFound,
-    /// NVRTC is loaded by a python3 process, and that process does not start.
-    #[error("NVRTC is loaded through `{python}`, which does not start: {source}; set FLASHCORE_PYTHON")]
+    /// The python3 process that loads NVRTC could not be started.
+    #[error(
+        "NVRTC is loaded by `{python}`, which does not start: {source}; set FLASHCORE_PYTHON to a \
+    working Python 3"
+    )]
     Python { python: String, source: std::io::Error },
     #[error("{library} cannot be loaded: {reason}")]
     Load { library: PathBuf, reason: String },
     /// The source includes CUDA headers that are not installed.
     #[error(
-        "the source includes <{header}>, and there are no CUDA headers beside NVRTC: fetch them with `cargo xtask tools`, or \
+        "the source includes <{header}>, but there are no CUDA headers beside NVRTC: fetch them with \
+        `cargo xtask tools`, or \
          set FLASHCORE_CUDA_INCLUDE to the folder that holds {header}"
     )]
     NoHeaders { header: String },
     /// NVRTC rejects the source.
-    #[error("NVRTC refuses the source:\n{0}")]
+    #[error("NVRTC rejects the source:\n{0}")]
     Source(String),
 }
 
@@ -61,8 +65,8 @@ fn find_nvrtc(folder: &Path) -> Option<PathBuf> {
     None
 }
 
-/// Folders of CUDA's headers: `FLASHCORE_CUDA_INCLUDE`, else beside libnvrtc (`…/lib/libnvrtc.so` and
-/// `…/include`).
+/// Folders of CUDA's headers: `FLASHCORE_CUDA_INCLUDE`, else in the folders next to libnvrtc
+/// (`…/lib/libnvrtc.so` and `…/include`).
 pub(crate) fn headers(library: &Path) -> Vec<PathBuf> {
     let named = std::env::var_os("FLASHCORE_CUDA_INCLUDE").map(PathBuf::from);
     let beside = || Some(library.parent()?.parent()?.join("include"));
@@ -72,13 +76,14 @@ pub(crate) fn headers(library: &Path) -> Vec<PathBuf> {
     folders.filter(|dir| dir.is_dir()).collect()
 }
 
-/// The header that NVRTC did not find. The message says "could not open", from version 13 "cannot open".
+/// The name of the header that NVRTC did not find. The message says "could not open", since version 13
+/// "cannot open".
 pub(crate) fn missing_header(log: &str) -> Option<&str> {
     let (_, rest) = log.split_once(" open source file \"")?;
     rest.split_once('"').map(|(header, _)| header)
 }
 
-/// Compiles CUDA C++ that is device code alone to PTX, for an architecture like `compute_80`.
+/// Compiles CUDA C++ that contains only device code to PTX, for an architecture like `compute_80`.
 ///
 /// # Errors
 /// When NVRTC is not found or rejects the source.
@@ -100,7 +105,7 @@ pub fn compile_cuda(source: &str, arch: &str) -> Result<String, NvrtcError> {
     }
 }
 
-/// One call of NVRTC.
+/// One compilation by NVRTC.
 pub(crate) struct Request {
     pub source: String,
     /// The name of the source in messages.
@@ -130,7 +135,7 @@ impl Request {
             "expressions": self.expressions,
         });
         if let Some(mut input) = child.stdin.take() {
-            // A child that ended early reports the reason on its standard error.
+            // A write error is ignored: a child that ended early reports the reason on its standard error.
             let _ = input.write_all(request.to_string().as_bytes());
         }
         let output = child.wait_with_output().map_err(start)?;

@@ -12,14 +12,15 @@ use crate::tools::python;
 pub enum TritonError {
     /// The Python that was found has no Triton.
     #[error(
-        "a Triton kernel needs Triton, and `{python}` has none ({reason}): install it with `pip install triton` (no GPU is \
+        "a Triton kernel needs Triton, but `{python}` does not have it ({reason}): install it with `pip \
+        install triton` (no GPU is \
          needed), and set FLASHCORE_PYTHON to that Python"
     )]
     Missing { python: String, reason: String },
-    /// Python does not start, or its answer cannot be read.
-    #[error("Triton runs in `{python}`, which fails: {reason}; set FLASHCORE_PYTHON")]
+    /// Python does not start, or its output cannot be parsed.
+    #[error("Triton runs in `{python}`, which fails: {reason}; set FLASHCORE_PYTHON to a working Python 3")]
     Python { python: String, reason: String },
-    /// Triton refuses the kernel.
+    /// Triton rejects the kernel.
     #[error("Triton does not compile {function} of {file}:\n{said}")]
     Refused { file: PathBuf, function: String, said: String },
 }
@@ -29,7 +30,7 @@ pub enum TritonError {
 pub struct Request {
     pub file: PathBuf,
     pub function: String,
-    /// The type of each parameter that is no constant, such as `*fp16:16` or `i32`.
+    /// The type of each parameter that is not a constant, such as `*fp16:16` or `i32`.
     pub types: Vec<String>,
     /// Names and values of the parameters that are constants.
     pub constants: Vec<(String, String)>,
@@ -46,18 +47,18 @@ pub struct Compiled {
     pub entry: String,
     /// Dynamic shared memory in bytes.
     pub shared: u32,
-    /// Threads of a CTA.
+    /// Threads per CTA.
     pub threads: u32,
 }
 
-/// The time that a compilation may take.
+/// Time limit of a compilation.
 const LIMIT: Duration = Duration::from_secs(300);
 
 impl Request {
     /// Compiles the kernel.
     ///
     /// # Errors
-    /// When Triton is not installed, or refuses the kernel.
+    /// When Triton is not installed or rejects the kernel.
     pub fn compile(&self) -> Result<Compiled, TritonError> {
         let python = python();
         let fail = |reason: String| TritonError::Python { python: python.clone(), reason };
@@ -104,7 +105,7 @@ impl Request {
     }
 }
 
-/// The end of what a process said: the exception of a traceback is on the last lines.
+/// The last lines of a process's output, which contain the exception of a traceback.
 fn last_lines(said: &str) -> String {
     let lines: Vec<&str> = said.trim_end().lines().collect();
     lines[lines.len().saturating_sub(8)..].join("\n")

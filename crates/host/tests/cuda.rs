@@ -1,4 +1,4 @@
-//! CUDA files with host code go through NVRTC, where it is present.
+//! Tests that NVRTC, where installed, compiles CUDA files that contain host code.
 
 use flashcore_host::cuda::{Compiled, Options, Source, compile_files, templates};
 use flashcore_host::store::Scratch;
@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
 const PART: &str = "#pragma once\n#include <vector>\ninline void show(library::Handle handle) { handle.show(); }\n\
     template <typename T> __device__ T twice(T x) { return x + x; }\n";
 
-/// The compiled files of a scratch folder; `None` without NVRTC.
+/// Compiles files in a scratch folder. Returns `None` without NVRTC.
 fn compile(files: &[(&str, &str)], options: Options) -> Option<Result<Compiled, String>> {
     let scratch = Scratch::new().unwrap();
     let mut sources = Vec::new();

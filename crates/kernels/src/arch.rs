@@ -1,12 +1,14 @@
+//! The GPU architectures for which kernels are emitted.
+
 use serde::{Deserialize, Serialize};
 
-/// What generators and plan checks need to know of a GPU (CUDA C++ Programming Guide, "Compute
+/// Properties of a GPU that generators and plan checks use (CUDA C++ Programming Guide, "Compute
 /// Capabilities").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Arch {
     /// Compute capability times ten.
     pub sm: u32,
-    /// Number of SMs: decides how small tiles must be to occupy all of them.
+    /// Number of SMs. Tiles must be small enough to occupy all of them.
     pub multiprocessors: u32,
     /// Largest shared memory of one CTA, in bytes.
     pub shared_per_cta: u32,

@@ -1,4 +1,4 @@
-//! The launch contract of a kernel under construction: one call declares a parameter and its argument.
+//! Builds the launch contract of a kernel: one call declares a parameter and its argument.
 
 use std::fmt;
 
@@ -35,7 +35,7 @@ impl LengthArray {
         LengthArray::LeftPad,
     ];
 
-    /// The array's name as FlashAttention's arguments have it.
+    /// The array's name in FlashAttention's interface.
     pub const fn name(self) -> &'static str {
         match self {
             LengthArray::CumulativeQ => "cu_seqlens_q",
@@ -77,14 +77,15 @@ pub enum Operand {
     Descale(Tensor),
     /// An input tensor quantised to u8, head by head.
     Codes(Tensor),
-    /// The scales of quantised inputs, f32: of each head of Q, then of K, then of V.
+    /// The scales of quantised inputs, f32: one for each head of Q, then of K, then of V.
     Scales,
     /// Counters that the kernel uses across launches: zero before each launch and after it.
     Counter,
     /// Memory that the kernel uses within a launch. Its contents before and after are arbitrary.
     Scratch,
-    /// Memory by which the kernels of a program pass results on. Temporaries of one name are one buffer in
-    /// all kernels of a program. The contents before and after the program are arbitrary.
+    /// Memory through which a kernel passes results to later kernels of the program. Temporaries with the
+    /// same name are one buffer in all kernels of a program. The contents before and after the program are
+    /// arbitrary.
     Temporary(&'static str),
 }
 
@@ -116,8 +117,8 @@ impl Operand {
         }
     }
 
-    /// Whether all kernels of a program have the same buffer for this operand. Each kernel has counters and
-    /// scratch of its own.
+    /// Whether all kernels of a program share one buffer for this operand. Counters and scratch memory belong
+    /// to a single kernel.
     pub(crate) const fn is_shared(self) -> bool {
         !matches!(self, Operand::Counter | Operand::Scratch)
     }
@@ -129,7 +130,7 @@ impl fmt::Display for Operand {
     }
 }
 
-/// Bytes of a tensor's buffer: what the problem's strides span.
+/// Bytes of a tensor's buffer: the span of the problem's strides.
 pub(crate) fn span_bytes(problem: &Problem, tensor: Tensor) -> usize {
     problem.span(tensor).map_or(0, |(elements, _)| elements * problem.dtypes.of(tensor).bytes())
 }
@@ -139,7 +140,7 @@ pub(crate) fn origin(problem: &Problem, tensor: Tensor) -> u64 {
     (problem.span(tensor).map_or(0, |(_, origin)| origin) * problem.dtypes.of(tensor).bytes()) as u64
 }
 
-/// A launch contract under construction. Each method declares the kernel's next parameter and gives its
+/// A launch contract under construction. Each method declares the kernel's next parameter and states its
 /// argument.
 #[derive(Debug)]
 pub(crate) struct Contract<'a> {
@@ -184,7 +185,7 @@ impl<'a> Contract<'a> {
 
     /// The address of the LSE of row (0, 0, 0).
     pub fn lse(&mut self, k: &mut Builder) -> Global {
-        // Rows that belong to no sequence keep their values.
+        // With uneven lengths, rows that belong to no sequence keep their values.
         let even = self.problem.lengths.is_even();
         let access = if even { Access::Write } else { Access::ReadWrite };
         self.memory(k, Operand::Lse, 4 * self.problem.lse_len(), access)
@@ -281,14 +282,14 @@ impl<'a> Contract<'a> {
         Program { kernel, then: Vec::new(), operands }
     }
 
-    /// A buffer of its own, in a parameter of the operand's name.
+    /// A separate buffer, in a parameter with the operand's name.
     fn memory(&mut self, k: &mut Builder, operand: Operand, bytes: usize, access: Access) -> Global {
         let index = self.buffer(operand, bytes, access);
         self.args.push(Arg::Buffer { index, offset: 0 });
         k.param_pointer(operand.name())
     }
 
-    /// The index of a tensor's buffer, of the size that the problem's strides span.
+    /// The index of a tensor's buffer, whose size is the span of the problem's strides.
     fn tensor_buffer(&mut self, tensor: Tensor) -> usize {
         let operand = Operand::Tensor(tensor);
         if let Some(known) = self.operands.iter().position(|&o| o == operand) {
@@ -299,7 +300,7 @@ impl<'a> Contract<'a> {
         let dense = bytes_of_element * self.problem.extents(tensor).iter().product::<usize>();
         let access = match tensor {
             Tensor::Out if dense == bytes && self.problem.lengths.is_even() => Access::Write,
-            // Elements between the rows must keep their values.
+            // Elements between the rows must keep their values, so the output is also read.
             Tensor::Out => Access::ReadWrite,
             _ => Access::Read,
         };

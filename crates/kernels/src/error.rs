@@ -1,3 +1,5 @@
+//! The reasons why no kernel can be emitted.
+
 use problem::{Band, DTypes, ProblemError};
 use ptx::Violations;
 
@@ -10,10 +12,10 @@ pub enum KernelError {
     /// The plan does not fit the problem or the architecture.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The plan is a kernel of the [ladder](crate::ladder), which is shown and measured but not used.
+    /// The plan is a kernel of the [ladder](crate::ladder). Such kernels are only shown and measured.
     #[error(
-        "invalid value '{rung}' for plan: expected a plan of {accepted}; kernels of the ladder are shown and \
-         measured only, and some have races"
+        "invalid value '{rung}' for plan: expected a plan of {accepted}; kernels of the ladder are only \
+        shown and measured, and some have races"
     )]
     Ladder {
         /// The kernel's name.
@@ -21,16 +23,16 @@ pub enum KernelError {
         /// The families whose plans are accepted.
         accepted: String,
     },
-    /// The verifier refuses what the generator wrote: a fault of the generator.
+    /// The verifier rejects the generator's output: a bug in the generator.
     #[allow(missing_docs, reason = "the message says what the fields are")]
     #[error(
-        "the generator of {family} wrote PTX that breaks its rules: {violations}; please report the plan and the \
-         problem"
+        "the generator of {family} wrote invalid PTX: {violations}; this is a bug in FlashCore, please \
+        report the plan and the problem"
     )]
     Generator { family: &'static str, violations: Violations },
 }
 
-/// Why a plan does not fit. Each variant names the gene or argument, its value and what would be accepted.
+/// Why a plan does not fit. Each variant names the gene or argument, its value and what is accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// The family does not compute these element types.
@@ -39,8 +41,8 @@ pub enum PlanError {
     /// The family does not support a property of the problem.
     #[error("invalid value '{value}' for {what} with family {family}: expected {accepted}")]
     Problem { family: &'static str, what: String, value: String, accepted: String },
-    /// The family does not compute a feature of the problem.
-    #[error("family {family} does not compute {name}")]
+    /// The family does not support a feature of the problem.
+    #[error("family {family} does not support {name}")]
     Feature { family: &'static str, name: &'static str },
     /// A number is outside its range, or not a multiple of the required number.
     #[error("invalid value '{value}' for {what}: expected {accepted}")]
@@ -55,13 +57,14 @@ pub enum PlanError {
     NotDense { family: &'static str, tensor: &'static str },
     /// The plan needs more shared memory than a CTA can have.
     #[error(
-        "{bytes} bytes of shared memory are needed, {limit} are there on sm_{sm}; take smaller tiles, fewer stages or \
-         fewer resident CTAs"
+        "{bytes} bytes of shared memory are needed, but sm_{sm} has {limit}; use smaller tiles, fewer \
+        stages or fewer resident CTAs"
     )]
     SharedMemory { bytes: u64, limit: u32, sm: u32 },
     /// The plan needs more registers than a thread can have.
     #[error(
-        "about {registers} registers per thread are needed, {limit} are there; take fewer rows per warp, \
+        "about {registers} registers per thread are needed, but {limit} are available; use fewer rows per \
+        warp, \
          a smaller block_n, queries in shared memory, or fewer resident CTAs"
     )]
     Registers { registers: u32, limit: u32 },

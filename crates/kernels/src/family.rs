@@ -1,4 +1,4 @@
-//! The families of forward attention: what each can do ([`FamilyPlan`]), and their registry ([`Family`]).
+//! The families of forward attention: their common trait ([`FamilyPlan`]) and their registry ([`Family`]).
 
 use problem::Problem;
 use ptx::Violations;
@@ -13,22 +13,23 @@ use crate::{Arch, Features, KernelError, Plan, PlanError, Program};
 
 /// A family of kernels, implemented by its plan. Problems are [canonical](Problem::canonical).
 pub(crate) trait FamilyPlan {
-    /// The features that the family computes.
+    /// The features that the family supports.
     fn features() -> Features
     where
         Self: Sized;
 
-    /// A good plan for the problem where nothing was measured, unchecked: a starting point for a search.
+    /// A good plan for a problem without measurements. The plan is unchecked: it is a starting point for a
+    /// search.
     fn default_for(problem: &Problem, arch: &Arch) -> Self
     where
         Self: Sized;
 
-    /// Whether the problem's grid is of the kind that the family was made for.
+    /// Whether the family was designed for grids like the problem's.
     fn suits(problem: &Problem, arch: &Arch) -> bool
     where
         Self: Sized;
 
-    /// The plan's genes, each field once. Values without an effect on the problem are left out.
+    /// The genes of the plan, one for each field. Gene values without an effect on the problem are left out.
     fn genes(problem: &Problem) -> Vec<Gene>
     where
         Self: Sized;
@@ -36,26 +37,26 @@ pub(crate) trait FamilyPlan {
     /// Whether a kernel can be emitted.
     ///
     /// # Errors
-    /// The first reason why not.
+    /// The first reason why no kernel can be emitted.
     fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError>;
 
-    /// The kernels of a plan that was checked.
+    /// Emits the kernels of a plan that was checked.
     ///
     /// # Errors
-    /// When the verifier refuses what the generator wrote.
+    /// When the verifier rejects the generator's output.
     fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations>;
 
     /// The plan with the nearest genes that the problem allows. A plan that was found for another shape also
-    /// loses the genes that fill tiles with queries or the GPU with CTAs. Plans are found without a
-    /// softcap, so the softcap's instructions are the default ones.
+    /// loses the genes that fill tiles with queries or the GPU with CTAs. Tuned plans were measured without a
+    /// softcap, so the softcap's instructions are set to the default.
     #[must_use]
     fn adapted(self, problem: &Problem, arch: &Arch, own_shape: bool) -> Self
     where
         Self: Sized;
 }
 
-/// The registry: one line a family, with its name in files. Families with the lowest requirements on the GPU
-/// come first.
+/// The registry: one line per family, with its name in files. Families with the lowest requirements on the
+/// GPU come first.
 macro_rules! families {
     ($($(#[$doc:meta])* $family:ident($plan:ty) = $name:literal;)*) => {
         /// The families of forward attention for which a default plan can be made.
@@ -66,7 +67,7 @@ macro_rules! families {
             /// All families; those with the lowest requirements on the GPU come first.
             pub const ALL: [Family; [$($name),*].len()] = [$(Family::$family),*];
 
-            /// The name as it is written in plans.
+            /// The name of the family in plans.
             pub const fn name(self) -> &'static str {
                 match self { $(Family::$family => $name),* }
             }
@@ -95,7 +96,7 @@ macro_rules! families {
         }
 
         impl Plan {
-            /// The plan's family and its genes, or else the kernel of the ladder.
+            /// The plan's family and its genes. For a kernel of the ladder, the kernel itself.
             pub(crate) fn of_family(&self) -> Result<(Family, &dyn FamilyPlan), RungPlan> {
                 match self {
                     $(Plan::$family(plan) => Ok((Family::$family, plan)),)*
@@ -121,18 +122,19 @@ macro_rules! families {
 }
 
 families! {
-    /// On `mma.sync`, for every GPU since sm_80, with 8-bit inputs since sm_89.
+    /// On `mma.sync`, for every GPU since sm_80; with 8-bit inputs since sm_89.
     Mma(MmaPlan) = "mma";
     /// For large grids, on `wgmma` and TMA.
     Wgmma(WgmmaPlan) = "wgmma";
     /// For small grids, optimised for latency, on `wgmma` and TMA: KV blocks stream.
     SmallStreamed(StreamedPlan) = "small_streamed";
-    /// For small grids, optimised for latency, on `wgmma` and TMA: all keys of a warpgroup are held at once.
+    /// For small grids, optimised for latency, on `wgmma` and TMA: each warpgroup holds the scores of all its
+    /// keys at once.
     SmallAtOnce(AtOncePlan) = "small_at_once";
 }
 
 impl Family {
-    /// The family of that name.
+    /// The family with this name.
     pub fn named(name: &str) -> Option<Family> {
         Family::ALL.into_iter().find(|family| family.name() == name)
     }
@@ -140,7 +142,7 @@ impl Family {
     /// The family's default for the problem.
     ///
     /// # Errors
-    /// When the problem cannot be stated or the family does not compute it on the architecture.
+    /// When the problem is invalid, or the family does not support it on the architecture.
     pub fn default_for(self, problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
         problem.check()?;
         let plan = self.proposal(problem, arch);
@@ -150,14 +152,15 @@ impl Family {
 }
 
 impl Plan {
-    /// A good plan for the problem on the architecture, where nothing was measured: on sm_90 the first of
-    /// `small_at_once`, `small_streamed`, `wgmma` and `mma` that computes it and suits its grid. Where rows
-    /// are few and keys many, `mma` comes first with [`splits`](crate::forward::mma::MmaPlan::splits): it
-    /// alone divides the keys over more CTAs than a cluster has. With 8-bit inputs, the other families come
-    /// first on any grid: `mma.sync` multiplies them on sm_90 as fast as 16 bits.
+    /// A good plan for the problem on the architecture, without measurements. On sm_90 the first of
+    /// `small_at_once`, `small_streamed`, `wgmma` and `mma` is taken that supports the problem and suits its
+    /// grid. With few rows and many keys, `mma` comes first with
+    /// [`splits`](crate::forward::mma::MmaPlan::splits): only this family divides the keys among more CTAs
+    /// than a cluster has. With 8-bit inputs, the other families come first on any grid, because on sm_90
+    /// `mma.sync` multiplies 8-bit types no faster than 16-bit types.
     ///
     /// # Errors
-    /// When the problem cannot be stated or no family computes it.
+    /// When the problem is invalid, or no family supports it.
     pub fn default_for(problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
         let [universal, specific @ ..] = Family::ALL;
         let default = universal.default_for(problem, arch);
@@ -176,7 +179,7 @@ impl Plan {
     }
 }
 
-/// Row tiles of `rows` rows over all heads.
+/// Number of tiles of `rows` query rows, over all heads.
 pub(crate) fn row_tiles(problem: &Problem, rows: u32) -> u64 {
     let [tiles, batch] = row_blocks(problem, rows, 1);
     tiles * batch * problem.heads_q as u64

@@ -1,10 +1,10 @@
-//! The features of problems that each family computes.
+//! The features of problems that families support.
 
 use problem::Problem;
 
 use crate::PlanError;
 
-/// Parts of a problem that not every family computes.
+/// Features of a problem that not every family supports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// Sequence lengths that differ between batch entries ([`problem::Lengths`]).
@@ -34,7 +34,7 @@ impl Features {
         }
     }
 
-    /// The first of the `wanted` features that this set lacks.
+    /// The name of the first of the `wanted` features that this set lacks.
     fn lacks(self, wanted: Features) -> Option<&'static str> {
         [
             ("uneven lengths", wanted.lengths && !self.lengths),
@@ -48,12 +48,12 @@ impl Features {
         .find_map(|(name, lacks)| lacks.then_some(name))
     }
 
-    /// Whether the set has all features that a problem needs.
+    /// Whether the set contains all features that a problem needs.
     pub fn cover(self, problem: &Problem) -> bool {
         self.lacks(Features::of(problem)).is_none()
     }
 
-    /// Refuses a problem that needs more than this set.
+    /// Rejects a problem that needs a feature outside this set.
     pub(crate) fn check(self, problem: &Problem, family: &'static str) -> Result<(), PlanError> {
         match self.lacks(Features::of(problem)) {
             None => Ok(()),

@@ -1,22 +1,23 @@
-//! Genes as data: what a search may change in a plan, and what for. Each family declares its genes once,
-//! beside its plan (`forward/*/family.rs`).
+//! Genes: the fields of a plan that a search may change, with the values to try and the findings that a
+//! change may cure. Each family declares its genes once, next to its plan (`forward/*/family.rs`).
 
 use serde_json::Value;
 
-/// A gene: a field of a plan's serde form, with the values worth trying.
+/// A gene: a field of a plan's serde form, with the values to try.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gene {
     /// The field's name.
     pub name: &'static str,
-    /// The values that an exhaustive search tries; empty if it leaves the gene alone.
+    /// The values that an exhaustive search tries; empty if the search does not change the gene.
     pub searched: Vec<Value>,
-    /// Further values for an evolution, so that unexpected plans can be found.
+    /// Additional values that an evolution tries, so that it can find unexpected plans.
     pub wider: Vec<Value>,
-    /// The findings of the diagnosis, and the bounds of kernels, that another value cures.
+    /// The findings of the diagnosis, and the bottlenecks of kernels, that another value may cure.
     pub cures: &'static [Cure],
 }
 
-/// A finding or a bound, by its name in `explain --json`, and the direction in which the gene should change.
+/// A finding or a bottleneck, by its name in `explain --json`, and the direction in which the gene should
+/// change.
 pub type Cure = (&'static str, Turn);
 
 /// The direction in which a gene should change.
@@ -33,7 +34,7 @@ pub enum Turn {
 use Turn::{Down, To, Up};
 
 impl Gene {
-    /// A gene that no search changes yet.
+    /// Creates a gene that no search changes yet.
     pub(crate) const fn new(name: &'static str) -> Gene {
         Gene { name, searched: Vec::new(), wider: Vec::new(), cures: &[] }
     }
@@ -50,14 +51,14 @@ impl Gene {
         self
     }
 
-    /// States what the gene cures.
+    /// States the findings that the gene may cure.
     pub(crate) const fn curing(mut self, cures: &'static [Cure]) -> Gene {
         self.cures = cures;
         self
     }
 }
 
-/// Cures of the keys of a KV block.
+/// Findings that the number of keys of a KV block may cure.
 pub(crate) const BLOCK_N: &[Cure] = &[
     ("low occupancy", Down),
     ("barriers", Up),
@@ -68,7 +69,7 @@ pub(crate) const BLOCK_N: &[Cure] = &[
     ("issue", Up),
 ];
 
-/// Cures of the number of KV blocks in shared memory.
+/// Findings that the number of KV blocks in shared memory may cure.
 pub(crate) const STAGES: &[Cure] = &[
     ("low occupancy", Down),
     ("barriers", Up),
@@ -77,23 +78,23 @@ pub(crate) const STAGES: &[Cure] = &[
     ("serial", Up),
 ];
 
-/// Cures of the interleaving of the products of successive KV blocks.
+/// Findings that the interleaving of the products of successive KV blocks may cure.
 pub(crate) const PRODUCTS: &[Cure] = &[
     ("register spills", To("in_turn")),
     ("no overlap of copies", To("scores_ahead")),
     ("latency", To("scores_ahead")),
 ];
 
-/// Cures of the number of resident CTAs per SM.
+/// Findings that the number of resident CTAs per SM may cure.
 pub(crate) const RESIDENT_CTAS: &[Cure] =
     &[("low occupancy", Up), ("register spills", Down), ("local memory", Down), ("latency", Up)];
 
-/// Cures of the CTAs of a cluster.
+/// Findings that the number of CTAs of a cluster may cure.
 pub(crate) const CLUSTER: &[Cure] = &[("small grid", Up), ("redundant loads", Up), ("l2", Up), ("dram", Up)];
 
-/// Cures of packing the heads of a group.
+/// Findings that packing the heads of a group may cure.
 pub(crate) const PACKING: &[Cure] = &[("dram", To("packed"))];
 
-/// Cures of ping-pong between warpgroups.
+/// Findings that ping-pong between warpgroups may cure.
 pub(crate) const TURNS: &[Cure] =
     &[("serial", To("ping_pong")), ("mufu", To("ping_pong")), ("tensor", To("ping_pong"))];

@@ -1,6 +1,6 @@
-//! Kernel families. A [`Plan`] says how a [`Problem`](problem::Problem) is computed on an [`Arch`]; [`emit`]
-//! turns the three into a [`Program`]: its kernels and what their buffers hold. Nothing else changes a
-//! kernel: no environment, no global, no device.
+//! Kernel families. A [`Plan`] says how a [`Problem`](problem::Problem) is computed on an [`Arch`]. [`emit`]
+//! turns these three into a [`Program`]: its kernels and the contents of their buffers. A kernel depends on
+//! nothing else, such as environment variables, global state or a device.
 //!
 //! ```
 //! # use flashcore_kernels as kernels;

@@ -1,3 +1,5 @@
+//! Plans: a kernel family with its genes.
+
 use problem::Problem;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -8,8 +10,8 @@ use crate::forward::wgmma::WgmmaPlan;
 use crate::ladder::RungPlan;
 use crate::{Arch, Features, KernelError, PlanError, Program};
 
-/// How a problem is computed: a kernel family and its genes. Pure data, and the only input of a generator
-/// besides the problem and the architecture.
+/// How a problem is computed: a kernel family and its genes. A plan is pure data. A generator has no other
+/// input besides the problem and the architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "family", rename_all = "snake_case", try_from = "Stored")]
 pub enum Plan {
@@ -17,20 +19,20 @@ pub enum Plan {
     Mma(MmaPlan),
     /// Forward attention for large grids on `wgmma` and TMA, for sm_90a only.
     Wgmma(WgmmaPlan),
-    /// Forward attention for small grids, optimised for latency, on `wgmma` and TMA, for sm_90a only; KV
-    /// blocks stream.
+    /// Forward attention for small grids, optimised for latency, on `wgmma` and TMA, for sm_90a only. KV
+    /// blocks are streamed.
     SmallStreamed(StreamedPlan),
-    /// Forward attention for small grids, optimised for latency, on `wgmma` and TMA, for sm_90a only; all
-    /// keys of a warpgroup are held at once.
+    /// Forward attention for small grids, optimised for latency, on `wgmma` and TMA, for sm_90a only. Each
+    /// warpgroup holds the scores of all its keys at once.
     SmallAtOnce(AtOncePlan),
     /// A kernel of the [ladder](crate::ladder).
     Ladder {
-        /// Which one.
+        /// The kernel.
         rung: RungPlan,
     },
 }
 
-/// A plan as files hold it: also of the former family `small`, which was divided into two.
+/// A plan as stored in files, including plans of the former family `small`, which was split into two.
 #[derive(Deserialize)]
 #[serde(tag = "family", rename_all = "snake_case")]
 enum Stored {
@@ -75,7 +77,7 @@ impl Plan {
     /// Whether a kernel can be emitted.
     ///
     /// # Errors
-    /// The first reason why not.
+    /// The first reason why no kernel can be emitted.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         let problem = &*problem.canonical();
         match self.of_family() {
@@ -92,8 +94,8 @@ impl Plan {
 }
 
 /// Emits the kernels of a plan with their launch contracts, for the [canonical](Problem::canonical) form of
-/// the problem, so keys that no row sees cost nothing. Buffers of tensors and of the LSE have exactly the
-/// size that the problem's strides span.
+/// the problem, in which keys that no row sees cost nothing. The buffers of tensors and of the LSE have
+/// exactly the size that the problem's strides span.
 ///
 /// # Errors
 ///

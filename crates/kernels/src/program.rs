@@ -1,4 +1,4 @@
-//! What a plan emits: one kernel or several, launched one after the other.
+//! The result of emitting a plan: one or more kernels that are launched one after another.
 
 use problem::Problem;
 use ptx::{Access, Arg, Kernel, Violations};
@@ -6,10 +6,10 @@ use ptx::{Access, Arg, Kernel, Violations};
 use crate::Operand;
 use crate::contract::span_bytes;
 
-/// The kernels of a plan, which one call launches in order, and what their buffers hold.
+/// The kernels of a plan, which one call launches in order, and the contents of their buffers.
 ///
 /// All kernels are entries of one module and take the same buffers in the same order, so a machine binds the
-/// buffers once. A kernel that does not use a buffer has it with [`Access::Read`]. Most programs are one
+/// buffers once. A kernel declares buffers that it does not use with [`Access::Read`]. Most programs have one
 /// kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
@@ -17,8 +17,8 @@ pub struct Program {
     pub kernel: Kernel,
     /// The kernels that are launched after it, in order.
     pub then: Vec<Kernel>,
-    /// One per buffer of each kernel, in order. Buffers may share an operand, except for tensors, the LSE and
-    /// temporaries.
+    /// The operand of each buffer, in order. Several buffers may have the same operand, except for tensors,
+    /// the LSE and temporaries.
     pub operands: Vec<Operand>,
 }
 
@@ -36,11 +36,11 @@ impl Program {
         })
     }
 
-    /// The program with the kernels of `next` appended. Both are for one target, and their entries have
-    /// different names.
+    /// The program with the kernels of `next` appended. Both programs must have the same target, and their
+    /// entries different names.
     ///
     /// # Errors
-    /// When the verifier refuses the joint module.
+    /// When the verifier rejects the combined module.
     pub(crate) fn followed_by(mut self, next: Program) -> Result<Program, Violations> {
         let [own, added] = [&self.kernel, &next.kernel].map(|kernel| kernel.module.clone().into_module());
         let module = own.joined_with(added).verify()?;
@@ -66,7 +66,7 @@ impl Program {
         Ok(self)
     }
 
-    /// The indices of buffers of another program among this program's, which gets those that it lacks.
+    /// The indices of another program's buffers in this program, to which missing buffers are added.
     fn make_room(&mut self, operands: &[Operand], buffers: &[ptx::BufferSpec]) -> Vec<usize> {
         let own = self.operands.len();
         let place = |(&operand, buffer): (&Operand, &ptx::BufferSpec)| {
@@ -82,7 +82,7 @@ impl Program {
         operands.iter().zip(buffers).map(place).collect()
     }
 
-    /// Gives the buffers of tensors the size that the strides of `problem` span.
+    /// Sets the sizes of tensor buffers to the span of the strides of `problem`.
     pub(crate) fn span_tensors_of(&mut self, problem: &Problem) {
         for kernel in std::iter::once(&mut self.kernel).chain(&mut self.then) {
             for (buffer, operand) in kernel.buffers.iter_mut().zip(&self.operands) {

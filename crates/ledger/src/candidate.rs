@@ -23,14 +23,14 @@ pub struct Source {
     pub launch: String,
 }
 
-/// Maximum length of a kernel's text, bytes: ten times FlashCore's longest.
+/// Maximum length of a kernel's text in bytes, ten times FlashCore's longest kernel.
 const LONGEST_TEXT: usize = 8 << 20;
 /// Maximum length of a launch file, bytes.
 const LONGEST_LAUNCH: usize = 64 << 10;
 
 /// Source text over the size limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("invalid value '{length}' for bytes of its {what}: expected at most {most}")]
+#[error("invalid value '{length}' for the length of the {what} in bytes: expected at most {most}")]
 pub struct TooLong {
     what: &'static str,
     length: usize,
@@ -41,7 +41,7 @@ impl Source {
     /// Checks the lengths of the text and the launch file.
     ///
     /// # Errors
-    /// When one of them is too long.
+    /// When the text or the launch file is too long.
     pub fn check_lengths(&self) -> Result<(), TooLong> {
         let text = ("text", self.text.len(), LONGEST_TEXT);
         let launch = ("launch file", self.launch.len(), LONGEST_LAUNCH);

@@ -1,4 +1,5 @@
-//! Checks that a ledger is sound: its pages, rows and references, and its summaries against the facts.
+//! Checks the integrity of a ledger: its pages, rows, references and checksums, and its summaries against the
+//! facts.
 
 use serde::Serialize;
 
@@ -11,8 +12,7 @@ pub struct Soundness {
     pub facts: Vec<(&'static str, i64)>,
     /// Number of rows with references to missing rows.
     pub dangling: i64,
-    /// Rows that disagree with their checksums, and definitions that differ from those of a ledger of this
-    /// version.
+    /// Rows that disagree with their checksums, and table definitions that differ from those of a new ledger.
     pub altered: Altered,
     /// Summaries that differ from the facts.
     pub disagreements: Vec<Disagreement>,
@@ -22,13 +22,13 @@ pub struct Soundness {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Disagreement {
     pub what: &'static str,
-    /// The count by the facts.
+    /// The count according to the facts.
     pub facts: i64,
-    /// The count by the summary.
+    /// The count according to the summary.
     pub summary: i64,
 }
 
-/// The counts that are compared: a name, a query on the facts and a query on the summaries.
+/// The counts to compare: a name, a query on the facts and a query on the summaries.
 const COUNTS: [(&str, &str, &str); 12] = [
     ("candidates that stand", "SELECT count(*) FROM candidate", "SELECT count(*) FROM standing"),
     ("candidates", "SELECT count(*) FROM candidate", "SELECT coalesce(sum(candidates), 0) FROM tally"),
@@ -83,13 +83,12 @@ impl Soundness {
 }
 
 impl Ledger {
-    /// Checks every page, row, reference and summary. This takes seconds for a large ledger.
+    /// Checks every page, row, reference and summary. The check takes seconds for a large ledger.
     ///
     /// # Errors
-    /// When pages are damaged, or the ledger cannot be read. The error names altered rows that were still
-    /// readable.
+    /// When pages are damaged, or the ledger cannot be read. The error names the altered rows found so far.
     pub fn check(&self) -> Result<Soundness, LedgerError> {
-        // A transaction makes all counts refer to one moment, however many processes write.
+        // Inside a transaction all counts refer to the same state, however many processes write.
         let moment = self.connection.unchecked_transaction().map_err(|e| self.error(e))?;
         let altered = self.altered()?;
         self.sound("integrity_check(5)").map_err(|error| match error {

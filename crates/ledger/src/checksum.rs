@@ -1,5 +1,5 @@
-//! Checksums of rows. Each table has a column `checksum`, which SQLite computes from the other columns
-//! whenever a row is written. A bit that flips in the file later makes the row disagree with its checksum.
+//! Checksums of rows. Each table has a column `checksum`, which SQLite computes from the other columns when a
+//! row is written. If a bit in the file flips later, the row no longer matches its checksum.
 
 use rusqlite::Connection;
 use rusqlite::functions::{Context, FunctionFlags};
@@ -34,7 +34,7 @@ fn checksum(row: &Context<'_>) -> i64 {
             }
             ValueRef::Real(x) => {
                 bytes.push(2);
-                // SQLite stores −0.0 as 0.0, so both must give one checksum.
+                // SQLite stores −0.0 as 0.0, so both must have the same checksum.
                 bytes.extend((x + 0.0).to_le_bytes());
             }
             ValueRef::Text(text) => sized(&mut bytes, 3, text),
@@ -52,14 +52,14 @@ fn sized(bytes: &mut Vec<u8>, kind: u8, value: &[u8]) {
 
 /// The SQL call of the function for a table's columns.
 fn call(connection: &Connection, table: &str) -> rusqlite::Result<String> {
-    // `table_info` omits generated columns, hence also `checksum`.
+    // `table_info` omits generated columns, and `checksum` is one.
     let sql = "SELECT group_concat(name, ', ' ORDER BY cid) FROM pragma_table_info(?)";
     let columns: String = connection.query_row(sql, [table], |row| row.get(0))?;
     Ok(format!("{FUNCTION}('{table}', {columns})"))
 }
 
 /// Adds the column `checksum` to every table. A stored generated column cannot be added to an existing table,
-/// so each table is created anew and its rows are copied. Foreign keys must be off: a table is dropped while
+/// so each table is created again and its rows are copied. Foreign keys must be off: a table is dropped while
 /// rows of other tables refer to it.
 pub(super) fn add(connection: &Connection) -> rusqlite::Result<()> {
     let parts = schema(connection)?;
@@ -91,8 +91,7 @@ fn rebuild(connection: &Connection, table: &Part) -> rusqlite::Result<()> {
     ))
 }
 
-/// A table, an index, a trigger or a view in SQLite's schema. An index that a constraint creates has no SQL
-/// text.
+/// A table, index, trigger or view in SQLite's schema. An index that a constraint creates has no SQL text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
     kind: String,
@@ -111,11 +110,11 @@ fn schema(connection: &Connection) -> rusqlite::Result<Vec<Part>> {
     parts.collect()
 }
 
-/// Rows that differ from what was written.
+/// Rows that no longer match their checksums.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Altered {
     pub rows: u64,
-    /// Table and primary key of the first of these rows.
+    /// Table and primary key of the first altered rows.
     pub named: Vec<String>,
 }
 
@@ -136,10 +135,11 @@ impl Ledger {
         Ok(altered)
     }
 
-    /// Rows of a ledger of any version that do not agree with their checksums; earlier versions had none.
+    /// Rows that do not match their checksums, in a ledger of any version. The first versions had no
+    /// checksums.
     pub(super) fn altered_rows(&self) -> Result<Altered, LedgerError> {
         let mut altered = Altered::default();
-        // One moment: another process may bring the ledger to this version.
+        // All tables are read in one state: another process may upgrade the ledger in the meantime.
         let moment = self.connection.unchecked_transaction().map_err(|e| self.error(e))?;
         let parts = schema(&self.connection).map_err(|e| self.error(e))?;
         let has_checksums = |part: &&Part| part.sql.as_ref().is_some_and(|sql| sql.contains(FUNCTION));

@@ -1,8 +1,8 @@
-//! Claims on runs: one process at a time drives a run, however many processes share the ledger.
+//! Claims on runs. Only one process at a time drives a run, however many processes share the ledger.
 //!
-//! A claim is a lock on a separate file beside the ledger (`LEDGER.run-N.lock`). The system releases the lock
-//! when the process that holds it ends for any reason. The file stays until the run has finished. A lock on
-//! the ledger's own file would not work: closing that file would release SQLite's locks.
+//! A claim is a lock on a separate file in the folder of the ledger (`LEDGER.run-N.lock`). The system
+//! releases the lock when the process that holds it ends for any reason. The file stays until the run has
+//! finished. A lock on the ledger's own file would not work: closing that file would release SQLite's locks.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::ErrorKind;
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use super::{Ledger, LedgerError, RunEvent, RunId};
 
-/// A claimed run of this process.
+/// A run that this process has claimed.
 #[derive(Debug)]
 pub(super) struct Claim {
     run: RunId,
     path: PathBuf,
-    /// Holds the lock until it is closed.
+    /// The open lock file. Closing it releases the lock.
     _file: File,
 }
 
@@ -30,7 +30,7 @@ impl Ledger {
         if self.claims.borrow().iter().any(|claim| claim.run == run) {
             return Ok(());
         }
-        // The canonical path gives one lock, whichever link leads to the ledger.
+        // The canonical path makes the lock independent of symbolic links to the ledger.
         let fault = |source| LedgerError::File { path: self.path.clone(), source };
         let path = lock_of(&self.path.canonicalize().map_err(fault)?, run);
         let fault = |source| LedgerError::File { path: path.clone(), source };
@@ -40,7 +40,7 @@ impl Ledger {
             Err(TryLockError::WouldBlock) => {
                 return Err(LedgerError::Driven { path: self.path.clone(), run: run.0, lock: path });
             }
-            // The file system has no such locks, so other processes cannot be excluded.
+            // The file system does not support locks, so other processes cannot be excluded.
             Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
             Err(TryLockError::Error(source)) => return Err(fault(source)),
         }
@@ -48,8 +48,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Releases a run, so that another process may claim it. For a finished run the lock file is deleted too.
-    /// A process that opened the file before and locks it now sees that the run is finished.
+    /// Releases a run, so that another process may claim it. The lock file of a finished run is deleted. A
+    /// process that opened the lock file earlier and locks it now sees that the run has finished.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -65,12 +65,12 @@ impl Ledger {
     }
 }
 
-/// How long to wait for a lock that another process holds; `PAUSE` lies between two attempts.
+/// How long to wait for a lock that another process holds. `PAUSE` is the time between two attempts.
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Locks a file. A child process holds its parent's locks between fork and exec, so a released lock may be
-/// held a moment longer.
+/// Locks a file. A child process holds its parent's locks between fork and exec, so a released lock may stay
+/// held for a moment.
 fn lock(file: &File) -> Result<(), TryLockError> {
     let start = Instant::now();
     loop {
@@ -81,7 +81,7 @@ fn lock(file: &File) -> Result<(), TryLockError> {
     }
 }
 
-/// `flashcore.ledger.run-3.lock`
+/// The path of the lock file, such as `flashcore.ledger.run-3.lock`.
 fn lock_of(ledger: &Path, run: RunId) -> PathBuf {
     let mut name = ledger.as_os_str().to_owned();
     name.push(format!(".run-{}.lock", run.0));
@@ -136,7 +136,7 @@ mod tests {
         two.claim(second).unwrap();
         assert!(matches!(one.claim(RunId(9)), Err(LedgerError::Unknown { .. })));
         assert!(!lock_of(&path, RunId(9)).exists());
-        // The claim is dropped as in a crash: the file stays, the lock does not.
+        // Dropping the claim simulates a crash: the lock file stays and the lock is released.
         drop(one);
         assert!(lock_of(&path, first).exists());
         two.claim(first).unwrap();

@@ -1,5 +1,5 @@
-//! Tests with processes that write a ledger and are killed: every acknowledged fact is there once, and the
-//! ledger is sound.
+//! Tests with child processes that write a ledger and are killed. Every acknowledged fact is stored once, and
+//! the ledger stays intact.
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
@@ -16,12 +16,12 @@ use super::{Arm, CandidateId, Ledger, LedgerError, RunId, Trial};
 use crate::Stage;
 use host::store::Scratch;
 
-/// Environment variables with the child's ledger and its name in the candidates.
+/// Environment variables for the child: the path of the ledger, and a name that its candidates contain.
 const LEDGER: &str = "FLASHCORE_TEST_LEDGER";
 const NAME: &str = "FLASHCORE_TEST_NAME";
 
-/// Not a test on its own: the child process of the tests below. It writes until it is killed or the ledger
-/// refuses, and prints each commit.
+/// The child process of the tests below, not a test of its own. It adds facts until it is killed or the
+/// ledger returns an error, and prints each commit.
 #[test]
 fn child() {
     let (Ok(path), Ok(name)) = (std::env::var(LEDGER), std::env::var(NAME)) else { return };
@@ -31,7 +31,7 @@ fn child() {
             Some(first) => first.id,
             None => begin(&ledger),
         };
-        // Outcomes from before the crash are sent again and must not count twice.
+        // Outcomes from before the crash are stored again and must not count twice.
         for known in ledger.candidates(run, CandidateId(0), usize::MAX)?.iter().rev().take(2) {
             tell(&ledger, known.id)?;
         }
@@ -76,7 +76,7 @@ fn spawn(path: &Path, name: &str, limit: Option<u32>) -> Child {
         .unwrap()
 }
 
-/// Acknowledged facts: kind and candidate. The last line may be incomplete.
+/// The acknowledged facts: kind and candidate. The last line may be incomplete.
 fn acknowledged(lines: &str) -> Vec<(String, i64)> {
     let whole = lines.rfind('\n').map_or("", |end| &lines[..end]);
     let facts = whole.lines().filter_map(|line| line.split_once(' '));
@@ -84,7 +84,7 @@ fn acknowledged(lines: &str) -> Vec<(String, i64)> {
     facts.filter_map(|(kind, n)| Some((kind.to_owned(), n.parse().ok()?))).collect()
 }
 
-/// Runs several children and kills each after a while of writing.
+/// Starts several children and kills each of them after a while.
 fn killed(path: &Path, round: usize, children: usize, rng: &mut SmallRng) -> Vec<(String, i64)> {
     let lines = (0..children)
         .map(|child| {
@@ -158,11 +158,11 @@ fn a_disk_that_fills_up_is_told_and_what_came_before_is_kept() {
     let output = child.wait_with_output().unwrap();
     let lines = String::from_utf8(output.stdout).unwrap();
     let error = lines.lines().find_map(|line| line.strip_prefix("error "));
-    assert!(error.is_some_and(|e| e.contains("no room for another fact")), "{lines}");
+    assert!(error.is_some_and(|e| e.contains("no space for another fact")), "{lines}");
     let told = acknowledged(&lines);
     let ledger = Ledger::open(&path).unwrap();
     assert!(ledger.check().unwrap().is_sound());
     assert_eq!(told.into_iter().collect::<HashSet<_>>(), kept(&ledger));
-    // With free space the ledger accepts writes again.
+    // Once there is free space, the ledger accepts writes again.
     add(&ledger, RunId(1), "after", Arm::Evolution, &[]);
 }

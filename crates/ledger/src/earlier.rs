@@ -14,9 +14,9 @@ pub struct EarlierKernel {
     pub hashes: Vec<String>,
     /// Whether it passed its check.
     pub passed: bool,
-    /// Why it failed, on the device too: the reason of the rejection, and its detail.
+    /// Why the candidate failed, possibly on the device: the reason of the rejection and its detail.
     pub failed: Option<(Reason, String)>,
-    /// The short timing, µs: low, expected, high. A time that was itself taken over from another run is not
+    /// The short timing, µs: low, expected, high. A time that was itself copied from another run is not
     /// included.
     pub us: Option<[f64; 3]>,
 }

@@ -1,4 +1,4 @@
-//! Errors of a ledger: which file, what happened, and what to do.
+//! The errors of a ledger. Each names the file, the problem and the remedy.
 
 use std::path::{Path, PathBuf};
 
@@ -7,11 +7,11 @@ use rusqlite::ErrorCode;
 /// Why the ledger could not be opened, read or written. A failed operation changes nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// The file does not exist, and the caller only reads.
-    #[error("{path}: there is no ledger here; `flashcore evolve --ledger {path}` begins one")]
+    /// The file does not exist, and the caller wants to read it.
+    #[error("{path}: there is no ledger; `flashcore evolve --ledger {path}` creates one")]
     Missing { path: PathBuf },
-    /// The file is empty, and the caller only reads.
-    #[error("{path} is empty: there is no ledger in it yet; `flashcore evolve --ledger {path}` begins one")]
+    /// The file is empty, and the caller wants to read it.
+    #[error("{path} is empty: it contains no ledger yet; `flashcore evolve --ledger {path}` creates one")]
     Empty { path: PathBuf },
     #[error("{path} is not a FlashCore ledger: {what}; name another file with --ledger")]
     NotALedger {
@@ -21,8 +21,8 @@ pub enum LedgerError {
     },
     /// A newer FlashCore wrote the file.
     #[error(
-        "{path} is a ledger of version {found}, and this FlashCore knows versions up to {known}; use the newer FlashCore that wrote it, or another \
-         file with --ledger"
+        "{path} is a ledger of version {found}, but this FlashCore reads versions up to {known}; use the \
+        newer FlashCore that wrote it, or name another file with --ledger"
     )]
     Newer {
         path: PathBuf,
@@ -32,7 +32,8 @@ pub enum LedgerError {
     },
     /// The database pages are inconsistent.
     #[error(
-        "{path} is damaged: {what}; nothing more is written to it. Restore it from a copy, or save what is readable with `flashcore ledger export \
+        "{path} is damaged: {what}; no more data is written to it. Restore it from a copy, or save what \
+        is readable with `flashcore ledger export \
          FILE.jsonl --ledger {path}`"
     )]
     Damaged {
@@ -42,8 +43,9 @@ pub enum LedgerError {
     },
     /// Another process held the write lock for too long.
     #[error(
-        "{path} was locked by another process for more than {seconds} s; end it (`fuser {path}` names it), or try again once it is done; a run \
-         that this one ended goes on with `flashcore evolve --resume --ledger {path}`"
+        "{path} was locked by another process for more than {seconds} s; end that process (`fuser {path}` \
+        names it), or try again later; to continue a run that this error stopped, use `flashcore evolve \
+        --resume --ledger {path}`"
     )]
     Locked {
         path: PathBuf,
@@ -51,8 +53,8 @@ pub enum LedgerError {
         seconds: f64,
     },
     #[error(
-        "run {run} of {path} goes on in another process, which holds {lock}; end that one first (`fuser {lock}` names it), or go on with \
-         another run"
+        "run {run} of {path} is driven by another process, which holds {lock}; end that process first \
+        (`fuser {lock}` names it), or resume another run"
     )]
     Driven {
         path: PathBuf,
@@ -60,16 +62,18 @@ pub enum LedgerError {
         /// The lock file that the other process holds.
         lock: PathBuf,
     },
-    /// The path leads to no file, or to a different one than was opened.
+    /// The path leads to no file, or to a file other than the opened one.
     #[error(
-        "{path} was {what} while this process had it open: what was written last is lost, and nothing more is \
-         written. Restore the ledger from a copy, or begin a new one; {path}-wal and {path}-shm, where they were \
-         left behind, belong to the lost file and may be deleted"
+        "{path} was {what} while this process had it open: the latest data is lost, and no more data is \
+        written. Restore the ledger from a copy, or begin a new one; {path}-wal and {path}-shm, if they \
+        still exist, belong to the lost file and can be deleted"
     )]
     Gone { path: PathBuf, what: &'static str },
-    /// The disk is full or the file has reached a size limit.
+    /// The disk is full, or the file has reached a size limit.
     #[error(
-        "{path}: no room for another fact ({what}); free some, then go on with `flashcore evolve --resume --ledger {path}`"
+        "{path}: no space for another fact ({what}); free some space, then continue with `flashcore \
+        evolve --resume \
+        --ledger {path}`"
     )]
     Full {
         path: PathBuf,
@@ -78,24 +82,25 @@ pub enum LedgerError {
     },
     /// The file or its folder is not writable.
     #[error(
-        "{path} cannot be written ({what}): the file and its folder must be writable, as SQLite keeps its log beside it"
+        "{path} cannot be written ({what}): the file and its folder must be writable, because SQLite \
+        writes its log beside the file"
     )]
     ReadOnly {
         path: PathBuf,
         /// SQLite's message.
         what: String,
     },
-    /// The ledger has no row of this number.
+    /// The ledger has no row with this number.
     #[error("{path} has no {what}")]
     Unknown {
         path: PathBuf,
         /// The missing row in words.
         what: String,
     },
-    /// The forecast of an idea has an outcome already.
+    /// The forecast already has an outcome.
     #[error(
-        "forecast {forecast} of {path} has an outcome already, {us} µs: expected one outcome; state a new forecast for \
-         a new one"
+        "forecast {forecast} of {path} already has an outcome, {us} µs: expected a forecast without an \
+        outcome; add a new forecast for a new measurement"
     )]
     CameOut {
         path: PathBuf,
@@ -103,7 +108,7 @@ pub enum LedgerError {
         /// The stored outcome, µs.
         us: f64,
     },
-    /// The forecast belongs to a candidate, whose measurement is the outcome.
+    /// The forecast belongs to a candidate, so its outcome is the candidate's measurement.
     #[error(
         "invalid value '{forecast}' for a forecast of {path}: expected a forecast of an idea; the outcome of this one \
          is the measurement of candidate {candidate}"
@@ -118,7 +123,7 @@ pub enum LedgerError {
         /// Accepted values.
         accepted: &'static str,
     },
-    /// The system's error for a file beside the ledger.
+    /// The operating system's error for a file in the folder of the ledger.
     #[error("{path}: {source}")]
     File { path: PathBuf, source: std::io::Error },
     /// Any other error of SQLite.
@@ -145,7 +150,7 @@ impl LedgerError {
             }
             Some((ErrorCode::NotADatabase, _)) => LedgerError::NotALedger { path, what },
             Some((ErrorCode::DatabaseCorrupt, _)) => LedgerError::Damaged { path, what },
-            // A stored value that does not parse was not written so.
+            // A stored value that cannot be parsed is damage: FlashCore never writes such a value.
             None if matches!(error, rusqlite::Error::FromSqlConversionFailure(..)) => {
                 LedgerError::Damaged { path, what }
             }

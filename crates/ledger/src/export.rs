@@ -1,5 +1,5 @@
-//! Exports the facts for other programs, as JSON lines or as one Parquet file per table. Summaries are left
-//! out, because they follow from the facts.
+//! Exports the facts for other programs, as JSON lines or as one Parquet file per table. Summaries are not
+//! exported, because they can be computed from the facts.
 
 use std::io::Write;
 use std::path::Path;
@@ -36,15 +36,15 @@ pub struct Exported {
     pub table: &'static str,
     /// Number of rows written.
     pub rows: u64,
-    /// The damage at which the export of this table stopped.
+    /// The damage at which the export of this table stopped, if any.
     pub broken: Option<String>,
 }
 
-/// Rows per row group of a Parquet file. Bounds the memory of the export.
+/// Rows per row group of a Parquet file. Limits the memory that an export uses.
 const GROUP: usize = 20_000;
 
 impl Ledger {
-    /// Writes all facts as of one moment. From a damaged ledger it writes the readable rows;
+    /// Writes all facts in one consistent state. From a damaged ledger, the readable rows are written, and
     /// [`Exported::broken`] says where they end.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ impl Ledger {
         let mut exported = Exported { table, rows: 0, broken: None };
         let written = self.each_row(table, &columns, sink, &mut exported.rows);
         match written {
-            // The readable rows of a damaged table are kept.
+            // The readable rows of a damaged table are exported.
             Err(LedgerError::Damaged { what, .. }) => exported.broken = Some(what),
             other => other?,
         }
@@ -113,7 +113,7 @@ impl Ledger {
     }
 
     fn columns(&self, table: &str) -> Result<Vec<Column>, LedgerError> {
-        // Checksums are left out, because `table_info` omits generated columns.
+        // `table_info` omits generated columns, so checksums are not exported.
         let sql = "SELECT name, type, \"notnull\" OR pk > 0 FROM pragma_table_info(?) ORDER BY cid";
         self.rows(sql, [table], |row| {
             let (name, declared): (String, String) = (row.get(0)?, row.get(1)?);
@@ -146,7 +146,7 @@ enum Kind {
     Samples,
 }
 
-/// The destination of rows, value by value.
+/// Receives rows value by value.
 trait Sink {
     fn value(&mut self, at: usize, column: &Column, value: ValueRef<'_>) -> Result<(), LedgerError>;
     fn row(&mut self) -> Result<(), LedgerError>;
@@ -168,7 +168,7 @@ impl Sink for Lines<'_> {
             (kind, ValueRef::Text(bytes)) => {
                 let text = String::from_utf8_lossy(bytes);
                 match kind {
-                    // Invalid JSON is damage; the export keeps the text.
+                    // Invalid JSON means damage; the export keeps its text.
                     Kind::Json => serde_json::from_str(&text).unwrap_or_else(|_| json!(text)),
                     _ => json!(text),
                 }
@@ -191,8 +191,8 @@ struct Columns<'a> {
     rows: usize,
 }
 
-/// Values of a column with Parquet's definition and repetition levels (Dremel), which mark missing values and
-/// the starts of lists.
+/// The values of a column with Parquet's definition and repetition levels (Dremel), which mark missing values
+/// and the beginnings of lists.
 #[derive(Default)]
 struct Gathered {
     required: bool,

@@ -1,5 +1,4 @@
-//! The facts of the ledger. A fact is written once and never changed. Every type is a row of one table, as it
-//! is written.
+//! The facts of the ledger. A fact is written once and never changed. Each type is a row of one table.
 
 use kernels::select::Shape;
 use serde::{Deserialize, Serialize};
@@ -21,7 +20,8 @@ pub struct CandidateId(pub i64);
 /// A search with its configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// The device whose times are optimised, by the name of its driver or of the time model's table.
+    /// The device for which times are optimised: the name given by its driver, or its name in the time
+    /// model's table.
     pub device: String,
     /// The whole configuration of the search, so that the run can be resumed.
     pub config: Value,
@@ -31,7 +31,7 @@ pub struct Run {
     pub price_per_hour: Option<f64>,
 }
 
-/// Where the figures of a run come from.
+/// The software and hardware that produced the results of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Environment {
     pub device: String,
@@ -51,8 +51,7 @@ pub enum RunEvent {
     Finished,
 }
 
-/// Why a candidate is in a run: it belongs to the search, to a control group, or to what the search is
-/// compared with.
+/// The role of a candidate in a run: the search itself, a control group, or the baseline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arm {
@@ -77,9 +76,9 @@ pub struct NewCandidate {
     pub arm: Arm,
     /// The operator that made the candidate.
     pub operator: MadeBy,
-    /// The parents: none for a seed, one for a mutation, two for a crossover.
+    /// The parents: none for a seed, one after a mutation, two after a crossover.
     pub parents: Vec<CandidateId>,
-    /// The changes against the first parent, gene by gene: `{"block_n": [64, 128]}`.
+    /// The changes from the first parent, gene by gene: `{"block_n": [64, 128]}`.
     pub changes: Value,
 }
 
@@ -96,7 +95,7 @@ pub struct Screening {
     pub spill_bytes: Option<u32>,
     /// Shared memory per CTA, bytes.
     pub shared_bytes: Option<u32>,
-    /// The bound that the time model predicts, one coordinate of the niche.
+    /// The bottleneck that the time model predicts, one coordinate of the candidate's niche.
     pub bound: Option<String>,
     /// Rows × keys of the tile, the other coordinate of the niche.
     pub tile: Option<String>,
@@ -157,7 +156,7 @@ pub struct CheckFact {
     pub seconds: f64,
 }
 
-/// The kind of trial behind a time.
+/// How a time was obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Trial {
@@ -186,8 +185,8 @@ pub struct MeasurementFact {
     pub problem: Shape,
     /// Every sample, µs per call. Empty for a time taken over from an earlier run.
     pub samples: Vec<f64>,
-    /// The median, µs. For a short timing in turns with the baseline: the baseline's own time over the
-    /// measured ratio.
+    /// The median, µs. For a short timing in turns with the baseline: the baseline's own time divided by the
+    /// measured speed-up.
     pub us: f64,
     /// Lower end of the interval, µs.
     pub low_us: f64,
@@ -211,12 +210,12 @@ pub struct Against {
     pub verdict: SpeedVerdict,
 }
 
-/// Why and at which stage a candidate was rejected.
+/// The reason and the stage of a candidate's rejection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rejection {
     pub stage: Stage,
-    /// Only candidates without a rejection, with one of [`Reason::RANKED`] and a time, are ranked. A
-    /// rejection on a held-out problem does not count.
+    /// A rejected candidate is ranked only if it has a time and its reason is one of [`Reason::RANKED`]. A
+    /// rejection on a held-out problem is ignored.
     pub reason: Reason,
     /// The reason in words.
     pub detail: String,

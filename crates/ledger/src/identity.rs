@@ -1,5 +1,5 @@
-//! Detects that the path of a ledger no longer leads to the open file. A process can write to a deleted file,
-//! and the system discards everything written there once the process ends.
+//! Detects that the path of a ledger no longer leads to the open file. Without this check, a process could go
+//! on writing to a deleted file, which the system discards when the process ends.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
 //! Tests of damage: single flipped bits in the file, and a file that is deleted or replaced while a process
-//! writes.
+//! writes to it.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -109,8 +109,8 @@ fn an_altered_row_is_named() {
     assert_eq!((found.altered.rows, found.altered.named), (1, vec![format!("decision: id {id}")]));
 }
 
-/// Checksums survive reading back: values whose stored form could differ from the written one agree with
-/// them.
+/// Values whose stored form may differ from the written form still match their checksums when they are read
+/// back.
 #[test]
 fn values_are_the_same_when_they_are_read_back() {
     let (_folder, path) = scratch();
@@ -135,7 +135,7 @@ fn a_file_that_is_deleted_or_replaced_is_told() {
     std::fs::write(&path, "").unwrap();
     let gone = ledger.event(run, RunEvent::Stopped).unwrap_err();
     assert!(matches!(gone, LedgerError::Gone { what: "replaced by another file", .. }), "{gone}");
-    // Also while a transaction is open.
+    // The change of the file is also detected while a transaction is open.
     std::fs::rename(folder.path("elsewhere"), &path).unwrap();
     let gone = ledger
         .together(|ledger| {

@@ -2,12 +2,12 @@
 //! processes share.
 //!
 //! Facts are only ever added (`facts.rs`, one record type per table), each in its own transaction. An
-//! [`Outcome`] is stored whole and at most once ([`Ledger::tell`]). A killed process loses only the write in
-//! progress. Commits wait for the operating system, not for the disk (`synchronous = NORMAL`): a power
-//! failure may lose the last commits, never the ledger. `schema.rs` describes the tables.
+//! [`Outcome`] is stored completely and at most once ([`Ledger::tell`]). A process that is killed loses only
+//! the write in progress. Commits wait for the operating system, not for the disk (`synchronous = NORMAL`): a
+//! power failure may lose the last commits, but does not damage the ledger. `schema.rs` describes the tables.
 //!
-//! POSIX locks belong to a process, not to a file handle. Another copy of SQLite (such as Python's `sqlite3`)
-//! must not open a ledger in a process that writes it through this module: within one process, each copy
+//! POSIX locks belong to a process, not to a file handle. A process that writes a ledger through this crate
+//! must not open it with another copy of SQLite, such as Python's `sqlite3`: within one process, each copy
 //! releases the other's locks.
 //!
 //! [`Outcome`]: crate::Outcome
@@ -58,11 +58,11 @@ pub use score::{ByHand, Recalibration, SCORED, Score};
 pub use stage::Stage;
 pub use totals::{Corner, Cost, CostItem, Earnings, Entered, Niche, Pair, RejectionCount, Tally};
 
-/// Default time that a writer waits for another one.
+/// Default time that a writer waits for another writer.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Ledgers up to this many bytes are checked when they are opened. Larger ones are left to
-/// `flashcore ledger check`.
+/// Ledgers up to this size in bytes are checked when they are opened. Larger ones are checked by `flashcore
+/// ledger check` only.
 const LOOKED_OVER: u64 = 16 << 20;
 
 /// An open ledger. It can be sent to another thread but not shared, so each thread opens its own.
@@ -72,13 +72,14 @@ pub struct Ledger {
     path: PathBuf,
     patience: Duration,
     together: Cell<bool>,
-    /// Which file was opened for writing.
+    /// The file that was opened for writing.
     identity: Option<identity::Identity>,
     claims: RefCell<Vec<claim::Claim>>,
-    /// Of an older ledger that is read: its altered rows, since the copy in this version has new checksums.
+    /// The altered rows of an older ledger that is read through an upgraded copy. The copy has new checksums
+    /// and would hide them.
     altered_before: Altered,
-    /// The folder of the upgraded copy that is read in place of an older ledger. The connection closes before
-    /// its removal.
+    /// The folder of the upgraded copy that is read instead of an older ledger. The connection is closed
+    /// before the folder is removed.
     _copy: Option<Scratch>,
 }
 
@@ -86,7 +87,8 @@ impl Ledger {
     /// Opens a ledger for writing and reading. Creates the ledger if there is no file.
     ///
     /// # Errors
-    /// When the file is no ledger, a newer one, damaged, locked for [`PATIENCE`], or not writable.
+    /// When the file is not a ledger, is a newer or damaged one, stays locked for [`PATIENCE`], or is not
+    /// writable.
     pub fn open(path: &Path) -> Result<Ledger, LedgerError> {
         Ledger::open_patient(path, PATIENCE)
     }
@@ -94,13 +96,13 @@ impl Ledger {
     /// Like [`Ledger::open`] for an existing ledger; never creates one.
     ///
     /// # Errors
-    /// When the file is missing or empty, or as for [`Ledger::open`].
+    /// When the file is missing or empty, and as for [`Ledger::open`].
     pub fn open_existing(path: &Path) -> Result<Ledger, LedgerError> {
         must_exist(path)?;
         Ledger::open(path)
     }
 
-    /// Like [`Ledger::open`] with another limit on the wait for other writers.
+    /// Like [`Ledger::open`], with another limit on the time to wait for other writers.
     ///
     /// # Errors
     /// As for [`Ledger::open`].
@@ -117,11 +119,11 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Opens a ledger for reading. Nothing is written to the file and writers are not blocked. For an older
-    /// version, an upgraded copy is read, which shows the ledger at the time of opening.
+    /// Opens a ledger for reading. The file is not written, and writers are not blocked. An older ledger is
+    /// read through an upgraded copy, which shows the state at the time of opening.
     ///
     /// # Errors
-    /// When the file is missing or empty, or as for [`Ledger::open`].
+    /// When the file is missing or empty, and as for [`Ledger::open`].
     pub fn read(path: &Path) -> Result<Ledger, LedgerError> {
         must_exist(path)?;
         recognise(path)?;
@@ -139,7 +141,7 @@ impl Ledger {
         }
     }
 
-    /// A temporary copy of an older ledger, upgraded to the current version.
+    /// Opens a temporary copy of an older ledger, upgraded to the current version.
     fn brought_forward(&self) -> Result<Ledger, LedgerError> {
         let fault = |error: StoreError| LedgerError::File {
             path: self.path.clone(),
@@ -159,7 +161,7 @@ impl Ledger {
         &self.path
     }
 
-    /// Runs several writes in one transaction: all of them take effect or, on an error, none.
+    /// Runs several writes in one transaction: either all of them take effect, or none after an error.
     ///
     /// # Errors
     /// The error of the first failed write; [`LedgerError::Gone`] when the file was deleted or replaced.
@@ -189,7 +191,8 @@ impl Ledger {
         Ledger::with(connection, path, patience)
     }
 
-    /// Opens a ledger in a folder that is not writable. Nobody writes to it, so there is no log to read.
+    /// Opens a ledger in a folder that is not writable. No process writes there, so no write-ahead log has to
+    /// be read.
     fn connect_unwritable(path: &Path) -> Result<Ledger, LedgerError> {
         let escaped: String = path
             .to_string_lossy()
@@ -226,13 +229,12 @@ impl Ledger {
             c.busy_timeout(patience)?;
             c.set_prepared_statement_cache_capacity(96);
             c.pragma_update(None, "foreign_keys", true)?;
-            // REPLACE deletes rows, and without this setting it does not fire the triggers that forbid
-            // deletion.
+            // REPLACE deletes rows. Without this setting it does not fire the triggers that forbid deletion.
             c.pragma_update(None, "recursive_triggers", true)?;
             c.pragma_update(None, "synchronous", "NORMAL")?;
             c.pragma_update(None, "cache_size", -65_536)?;
             c.pragma_update(None, "temp_store", "MEMORY")?;
-            // The first read of the file itself, which shows errors.
+            // This statement is the first to read the file, and reports any error in it.
             c.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))
         };
         set(&ledger.connection).map_err(|e| ledger.error(e))?;
@@ -249,13 +251,13 @@ impl Ledger {
         if found == schema::VERSION {
             return Ok(());
         }
-        // A table that is made anew gets new checksums, which would hide an altered row.
+        // The upgrade computes new checksums for a table that it rebuilds, which would hide an altered row.
         let altered = self.altered_rows()?;
         if altered.rows > 0 {
             let what = format!("altered, so it is not brought to version {}: {altered}", schema::VERSION);
             return Err(LedgerError::Damaged { path: self.path.clone(), what });
         }
-        // When two processes create one ledger, the second finds it complete.
+        // If two processes create one ledger at the same time, the second finds it complete.
         schema::migrate(&self.connection).map_err(|e| self.error(e))?;
         match self.version()? {
             found if found > schema::VERSION => Err(self.newer(found)),
@@ -263,7 +265,7 @@ impl Ledger {
         }
     }
 
-    /// Switches to a write-ahead log. The switch needs exclusive access, and SQLite does not wait for that.
+    /// Switches to a write-ahead log. The switch needs exclusive access, for which SQLite does not wait.
     fn log_ahead(&self) -> Result<(), LedgerError> {
         let begun = Instant::now();
         loop {
@@ -297,7 +299,8 @@ impl Ledger {
     }
 
     fn version(&self) -> Result<i64, LedgerError> {
-        // A single statement sees one moment: between two statements another process may create the ledger.
+        // A single statement reads one consistent state: between two statements another process may create
+        // the ledger.
         const HEAD: &str = "SELECT (SELECT count(*) FROM sqlite_schema), application_id, user_version
              FROM pragma_application_id, pragma_user_version";
         let (tables, application, version): (i64, i64, i64) = self

@@ -1,4 +1,4 @@
-//! Tests of file recognition, permissions and a full disk.
+//! Tests of opening files: recognition, permissions, upgrades and a full disk.
 
 use crate::Reason;
 use serde_json::Value;
@@ -71,8 +71,8 @@ fn a_newer_ledger_is_refused_with_both_versions() {
     }
 }
 
-/// A ledger of an older version with the facts of another ledger, told in the same order and in the words of
-/// that time: a check was a `proof`, its stage `prove`, its verdicts `proven` and `refuted`.
+/// A ledger of an older version with the facts of another ledger, stored in the same order and with the words
+/// of that version: a check was called a `proof`, its stage `prove`, its verdicts `proven` and `refuted`.
 fn older(path: &Path, version: i64, facts: &Ledger) -> Ledger {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
     let old = Ledger::connect(path, flags, PATIENCE).unwrap();
@@ -113,7 +113,7 @@ fn older(path: &Path, version: i64, facts: &Ledger) -> Ledger {
     old
 }
 
-/// A run with every verdict that a check can give; the candidate that failed its check comes last.
+/// Adds a run with every possible verdict of a check. The candidate that failed its check comes last.
 fn verdicts(ledger: &Ledger) -> (RunId, [CandidateId; 6]) {
     let (run, [seed, child, wrong, crossing, control], _) = story(ledger);
     let failed = add(ledger, run, "e", Arm::Random, &[]);
@@ -127,8 +127,8 @@ fn verdicts(ledger: &Ledger) -> (RunId, [CandidateId; 6]) {
     (run, [seed, child, wrong, crossing, control, failed])
 }
 
-/// The upgrade replaces the words of former versions and computes summaries that the older version lacked, as
-/// if they had been there from the start.
+/// The upgrade replaces the words of former versions. It also computes the summaries that the older version
+/// did not have.
 #[test]
 fn an_older_ledger_says_and_counts_what_a_new_one_does() {
     let (_new, path) = scratch();
@@ -170,13 +170,13 @@ fn an_older_ledger_says_and_counts_what_a_new_one_does() {
         assert_eq!(corners(&old), corners(&new), "version {version}");
         let found = old.check().unwrap();
         assert!(found.is_sound(), "version {version}: {found:?}");
-        // It goes on in the present words.
+        // New facts are stored with the current words.
         let (run, _) = verdicts(&old);
         assert!(old.check().unwrap().is_sound() && old.rejections_by_reason(run).unwrap().len() == 3);
     }
 }
 
-/// A ledger of the oldest version can be read completely, and its file does not change.
+/// A ledger of the oldest version can be read completely, and reading does not change its file.
 #[test]
 fn an_older_ledger_is_read_and_left_as_it_is() {
     let (_new, path) = scratch();
@@ -200,7 +200,8 @@ fn an_older_ledger_is_read_and_left_as_it_is() {
     }
 }
 
-/// The upgrade computes new checksums for a table that it rewrites, so an altered row must be found before.
+/// The upgrade computes new checksums for each table that it rewrites, so an altered row must be found
+/// earlier.
 #[test]
 fn an_altered_row_of_an_older_ledger_is_not_brought_forward() {
     let (_new, path) = scratch();

@@ -8,7 +8,7 @@ use rusqlite::ToSql;
 use rusqlite::types::{FromSql, FromSqlResult, ToSqlOutput, ValueRef};
 use serde::{Deserialize, Serialize};
 
-/// The ways in which a candidate comes into a run.
+/// How a candidate came into a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operator {
@@ -20,23 +20,23 @@ pub enum Operator {
     Shipped,
     /// The plan of a held-out problem, for comparison.
     HeldOut,
-    /// An initial candidate. The detail says from where: `tuned`, `ledger`, `default` or `model`.
+    /// An initial candidate. The detail names its source: `tuned`, `ledger`, `default` or `model`.
     Seed,
     /// A random sample of the control group.
     Random,
-    /// Draws genes of an elite anew.
+    /// Redraws genes of an elite.
     Mutate,
     /// Combines genes of two elites.
     Cross,
-    /// Takes one step from the best.
+    /// Changes one gene of the best candidate by one step.
     Neighbour,
-    /// Applies a gene that helped elsewhere, or a finding's cure.
+    /// Applies a gene value that helped another candidate, or the cure of a finding.
     Insight,
     /// Draws a candidate at random.
     Restart,
-    /// Asks the proposer.
+    /// Asks the external proposer.
     Propose,
-    /// An operator that this version does not know; the detail is its whole name.
+    /// An operator that this version does not know. The detail is its full name.
     Other,
 }
 
@@ -57,7 +57,7 @@ impl Operator {
         Operator::Propose,
     ];
 
-    /// The operators among which the bandit of a search chooses.
+    /// The operators from which the bandit of a search chooses.
     pub const CHOSEN: [Operator; 6] = [
         Operator::Mutate,
         Operator::Cross,
@@ -67,7 +67,7 @@ impl Operator {
         Operator::Propose,
     ];
 
-    /// The word for it in the ledger; empty for an unknown operator.
+    /// The operator's name in the ledger; empty for an unknown operator.
     pub const fn name(self) -> &'static str {
         match self {
             Operator::Baseline => "baseline",
@@ -86,29 +86,29 @@ impl Operator {
         }
     }
 
-    /// The operator with a detail: the changed genes, the finding, or where a seed is from.
+    /// The operator with a detail: the changed genes, the finding, or the source of a seed.
     pub fn with(self, detail: impl Into<String>) -> MadeBy {
         MadeBy { operator: self, detail: detail.into() }
     }
 }
 
-/// The operator that made a candidate, with its detail. As text, in the ledger and in JSON, the parts are
-/// joined by a colon: `mutate:block_n+stages`.
+/// The operator that made a candidate, with its detail. The text form, used in the ledger and in JSON, joins
+/// both with a colon: `mutate:block_n+stages`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", from = "String")]
 pub struct MadeBy {
     pub operator: Operator,
-    /// Empty if there is none.
+    /// Empty if the operator has no detail.
     pub detail: String,
 }
 
 impl MadeBy {
-    /// Whether the candidate is a random sample from which the time model picks.
+    /// Whether the candidate is one of the random samples from which the time model picks the fastest.
     pub fn is_drawn(&self) -> bool {
         *self == MadeBy::drawn()
     }
 
-    /// The operator of random samples from which the time model picks.
+    /// The operator of the random samples from which the time model picks the fastest.
     pub fn drawn() -> MadeBy {
         Operator::Seed.with("model")
     }
@@ -176,7 +176,7 @@ impl FromSql for MadeBy {
 mod tests {
     use super::*;
 
-    /// Text of every form survives, that of operators of other versions too.
+    /// Every form of the text is read back unchanged, also the names of unknown operators.
     #[test]
     fn what_made_a_candidate_survives_as_text() {
         for (text, operator, detail) in [

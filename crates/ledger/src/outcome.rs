@@ -1,4 +1,4 @@
-//! The outcome of a task, as plain data.
+//! The outcome of a task.
 
 use kernels::select::Shape;
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,7 @@ pub enum Finding {
         findings: serde_json::Value,
     },
     Judged(CheckFact),
-    /// Times; on a GPU after the gate on the device.
+    /// Times. On a GPU, they follow the gate on the device.
     Timed {
         /// The verdict of the gate on the device.
         #[serde(alias = "proof")]
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
     use check::gate::Verdict;
 
-    /// Outcomes that were written before verdicts were passed and failed.
+    /// Outcomes with the former words for *passed* and *failed* can be read.
     #[test]
     fn former_words_are_read() {
         let read = |verdict: &str| {

@@ -1,4 +1,4 @@
-//! Queries of the report's pages: paged lists and examples.
+//! Queries for the report's pages: candidates page by page, and examples.
 
 use kernels::select::Shape;
 use rusqlite::params;
@@ -9,7 +9,7 @@ use super::write::text;
 use super::{Arm, CandidateId, Ledger, LedgerError, MadeBy, Reason, RunId};
 use crate::Stage;
 
-/// The baselines of a run are among its first candidates, up to this number.
+/// The baselines of a run are among its first candidates, up to this count.
 const EARLY: i64 = 1000;
 
 /// A candidate in a list.
@@ -51,7 +51,7 @@ impl Ledger {
         span.ok_or_else(|| self.unknown(format!("run {}", run.0)))
     }
 
-    /// Candidates of a run, newest first, before a given candidate or from the end.
+    /// Candidates of a run, newest first, beginning before a given candidate or at the end.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -78,8 +78,8 @@ impl Ledger {
         })
     }
 
-    /// The baseline of a run on a problem: the first candidate of the baseline arm. Later ones of the arm
-    /// serve for comparison.
+    /// The baseline of a run on a problem: the first candidate of the baseline arm. Later candidates of that
+    /// arm serve for comparison.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -94,8 +94,8 @@ impl Ledger {
     /// # Errors
     /// When the ledger cannot be read.
     pub fn forecasters(&self) -> Result<Vec<(String, String)>, LedgerError> {
-        // Steps from one (author, device) to the next through the index, so the number of forecasts does not
-        // matter.
+        // Steps from one (author, device) to the next through the index, so that the number of forecasts does
+        // not matter.
         let sql = "SELECT author, device, (SELECT name FROM device WHERE id = next.device) FROM (
               SELECT * FROM (SELECT author, device FROM pair WHERE author = ?1 AND device > ?2 ORDER BY device LIMIT 1)
               UNION ALL SELECT * FROM (SELECT author, device FROM pair WHERE author > ?1 ORDER BY author, device LIMIT 1)

@@ -1,4 +1,4 @@
-//! Queries for the best candidates, their ancestry and their useful changes.
+//! Queries for the best candidates, their ancestry and the changes that made them faster.
 
 use std::collections::HashSet;
 
@@ -27,10 +27,11 @@ pub struct Ranked {
     pub kind: TimeKind,
     /// The trial behind the time. A race outranks a short timing.
     pub trial: Trial,
-    /// Whether the time was taken over from an earlier run, as a ratio to the baseline's.
+    /// Whether the time was derived from an earlier run: that run's ratio to the baseline, times this run's
+    /// baseline.
     pub taken_over: bool,
-    /// The time, µs. For a candidate that raced: the incumbent's time over the ratio of the last race, so
-    /// that times of different races are comparable.
+    /// The time, µs. For a candidate that raced, the incumbent's time divided by the ratio of the last race,
+    /// so that times from different races are comparable.
     pub us: f64,
     /// Lower end of the interval, µs.
     pub low_us: f64,
@@ -48,7 +49,7 @@ pub struct Ranked {
     pub promoted: bool,
 }
 
-/// A candidate in the line of first parents of another one.
+/// A candidate in another candidate's line of first parents.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ancestor {
     pub candidate: CandidateId,
@@ -58,7 +59,7 @@ pub struct Ancestor {
     pub operator: MadeBy,
     /// The changes against the first parent.
     pub changes: Value,
-    /// The time of the short timing, µs, or where there is none, the time of the ranking.
+    /// The time of the short timing, µs; without one, the time of the ranking.
     pub us: Option<f64>,
 }
 
@@ -70,7 +71,7 @@ pub struct Win {
     pub subject: Candidate,
     /// The changes against the first parent.
     pub changes: Value,
-    /// time(first parent) / time(candidate) by their short timings: the gain of the changes.
+    /// time(first parent) / time(candidate), both from short timings: the gain of the changes.
     pub gain: f64,
 }
 
@@ -89,10 +90,10 @@ pub(super) fn sound() -> String {
 const CANDIDATES: [Arm; 2] = [Arm::Evolution, Arm::Random];
 
 impl Ledger {
-    /// The best candidates for a problem on the devices of a name. Measured times come before predicted ones.
-    /// Within each, winners of a second race come first, then candidates that raced, then those with a short
-    /// timing, each group by time. A plan is listed once, however often it was tried. Wrong candidates,
-    /// baselines and controls are left out.
+    /// The best candidates for a problem on all devices with this name. Measured times come before predicted
+    /// ones. Within each kind, winners of a second race come first, then other candidates that raced, then
+    /// those with a short timing; each group is sorted by time. Equal plans are listed once. Failed
+    /// candidates, baselines and controls are not listed.
     ///
     /// # Errors
     /// When no device of the ledger has that name, or the ledger cannot be read.
@@ -120,8 +121,8 @@ impl Ledger {
         Ok(best)
     }
 
-    /// The fastest candidates, each subject once and none in `known`. Walks a rank index only as far as
-    /// necessary.
+    /// The fastest candidates, each plan or kernel once, without those in `known`. Reads the rank index only
+    /// as far as necessary.
     fn fastest(
         &self,
         sql: &str,
@@ -147,7 +148,7 @@ impl Ledger {
         Ok(fastest)
     }
 
-    /// Merges the results of several walks and keeps the first `k`, each subject once.
+    /// Merges the results of several index scans and keeps the first `k`, each plan or kernel once.
     fn first(
         &self,
         mut found: Vec<Fastest>,
@@ -185,8 +186,8 @@ impl Ledger {
         arms: &[Arm],
         k: usize,
     ) -> Result<Vec<Ranked>, LedgerError> {
-        // Each arm is read on its own, as the index is sorted: the best of a slow arm would come after
-        // thousands of another arm.
+        // Each arm is queried separately, because the index is sorted by arm: the best candidate of a slow
+        // arm would come after thousands of candidates of another arm.
         let sql = format!(
             "SELECT s.grade, s.us, s.candidate, s.subject FROM standing s
              WHERE s.run = ? AND s.problem = (SELECT id FROM problem WHERE shape = ?) AND s.arm = ? AND s.us IS NOT NULL AND {}
@@ -228,8 +229,8 @@ impl Ledger {
         Ok(best)
     }
 
-    /// The race winners on a device, one per problem: the fastest promoted one, or where none is promoted,
-    /// the fastest.
+    /// The race winners on a device, one per problem: the fastest promoted candidate, or without a promoted
+    /// one the fastest.
     ///
     /// # Errors
     /// When the ledger cannot be read. An unknown device has no winners.
@@ -275,7 +276,7 @@ impl Ledger {
         Err(self.unknown(format!("device {name:?}; its devices: {known}")))
     }
 
-    /// A candidate and its line of first parents, the candidate first, at most `most` entries.
+    /// The candidate and its line of first parents, at most `most` entries in all.
     ///
     /// # Errors
     /// When there is no such candidate, or the ledger cannot be read.
@@ -303,7 +304,7 @@ impl Ledger {
     }
 
     /// The newest races on a device that a candidate won, for any problem, with the gain of the candidate's
-    /// changes. These changes are worth trying for other candidates.
+    /// changes. A search tries these changes on other candidates.
     ///
     /// # Errors
     /// When the ledger cannot be read. An unknown device has no wins.

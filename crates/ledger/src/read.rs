@@ -1,4 +1,4 @@
-//! Reads facts back: runs, the state for resuming a run, and dossiers of candidates.
+//! Reads facts: runs, the state from which a run is resumed, and everything about a candidate.
 
 use kernels::select::Shape;
 use rusqlite::types::{Type, ValueRef};
@@ -23,7 +23,7 @@ pub struct RunLine {
     pub device: String,
     /// The last event and its time, ms since 1970.
     pub last: Option<(i64, RunEvent)>,
-    /// Number of candidates. Baselines and controls do not count, here and below.
+    /// Number of candidates. Baselines and controls are not counted, here and in the fields below.
     pub candidates: i64,
     /// Number of candidates with a time.
     pub timed: i64,
@@ -78,7 +78,7 @@ pub struct Dossier {
     pub checks: Vec<CheckFact>,
     pub measurements: Vec<MeasurementFact>,
     pub rejections: Vec<Rejection>,
-    /// The candidates that have it as a parent.
+    /// The candidates that have this candidate as a parent.
     pub children: Vec<CandidateId>,
 }
 
@@ -195,7 +195,7 @@ impl Ledger {
         Ok(known)
     }
 
-    /// Outcomes of a run after a given number (0: all), in the order of arrival, each with its number.
+    /// Outcomes of a run after a given number (0 for all), in the order of arrival, each with its number.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -290,8 +290,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// A number that grows with every write to the ledger. A page polls it to see whether it must be
-    /// refreshed.
+    /// A number that grows with every write to the ledger. A page polls this number to find out whether to
+    /// refresh.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -421,13 +421,13 @@ pub(super) fn parse<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqli
         .map_err(|e| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(e)))
 }
 
-/// Parses the word of an enumeration in a column.
+/// Parses an enumeration value that a column stores as a word.
 pub(super) fn unword<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
     serde_json::from_value(Value::String(row.get(column)?))
         .map_err(|e| rusqlite::Error::FromSqlConversionFailure(column, Type::Text, Box::new(e)))
 }
 
-/// As [`unword`], for a column that may be NULL.
+/// Like [`unword`], for a column that may be NULL.
 pub(super) fn maybe<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<T>> {
     match row.get_ref(column)? {
         ValueRef::Null => Ok(None),

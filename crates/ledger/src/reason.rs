@@ -1,10 +1,10 @@
-//! Why candidates are rejected, as the ledger counts them.
+//! The reasons for which candidates are rejected.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The reason of a rejection. The detail of the rejection says more.
+/// The reason of a rejection. [`Rejection::detail`](crate::Rejection::detail) says more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
@@ -12,52 +12,52 @@ pub enum Reason {
     Proposer,
     /// The plan does not fit its problem or device.
     Plan,
-    /// No kernel could be generated.
+    /// No kernel could be generated for the plan.
     Emit,
-    /// The source does not compile, or it is not valid PTX.
+    /// The source does not compile or is not valid PTX.
     Source,
     /// The compiler of the source is missing or cannot be used.
     Compiler,
     /// The launch does not fit the kernel.
     Launch,
-    /// The kernel is for another problem, or its problem cannot be judged.
+    /// The kernel computes another problem, or the gate does not support its problem.
     Problem,
-    /// It is the kernel of an earlier candidate.
+    /// The kernel is identical to that of an earlier candidate.
     Identical,
-    /// ptxas refuses the kernel.
+    /// ptxas rejects the kernel.
     Ptxas,
-    /// Too many registers are spilled.
+    /// The kernel spills too many registers.
     Spills,
-    /// Its predicted time is too far behind.
+    /// The predicted time is too long.
     PredictedSlow,
-    /// The time model cannot predict its time.
+    /// The time model cannot predict the kernel.
     NoPrediction,
-    /// The budget ended before it was evaluated or raced.
+    /// The budget ended before the candidate was evaluated or raced.
     Budget,
-    /// The gate in the emulator found it wrong.
+    /// The gate in the emulator found the kernel wrong.
     #[serde(alias = "refuted")]
     Failed,
-    /// The gate could not judge it.
+    /// The gate gave no verdict.
     Incomplete,
-    /// The driver refuses the kernel.
+    /// The driver rejects the kernel.
     Compile,
-    /// It needs more resources than the device has.
+    /// The kernel needs more resources than the device has.
     Resources,
-    /// It needs more memory than the device has.
+    /// The problem needs more memory than the device has.
     Memory,
-    /// Its outputs are wrong on the device, or in a race.
+    /// The outputs are wrong on the device or in a race.
     Wrong,
-    /// Its times in a race do not count.
+    /// The times of the race are not valid.
     Fault,
-    /// It did not end within its time.
+    /// The kernel did not end within the time limit.
     Hangs,
-    /// Its evaluation ended with an error.
+    /// The evaluation ended with an error.
     Crashed,
     /// The device cannot be used.
     Device,
-    /// The incumbent of its race is at fault.
+    /// The incumbent of the race is at fault.
     Incumbent,
-    /// It was slower than the baseline, or than the candidates that were raced.
+    /// The candidate was slower than the baseline or than the candidates that were chosen for races.
     Slower,
 }
 
@@ -90,12 +90,12 @@ impl Reason {
         Reason::Incumbent,
         Reason::Slower,
     ];
-    /// Reasons that leave a candidate's time valid, so that it is ranked.
+    /// Reasons that leave a candidate's time valid: the candidate is still ranked.
     pub const RANKED: [Reason; 2] = [Reason::Slower, Reason::Budget];
-    /// Reasons that show a candidate to be wrong wherever it runs.
+    /// Reasons that reject a kernel on every device.
     pub const ANYWHERE: [Reason; 2] = [Reason::Failed, Reason::Wrong];
 
-    /// The word for it in the ledger.
+    /// The reason's name in the ledger.
     pub const fn name(self) -> &'static str {
         match self {
             Reason::Proposer => "proposer",
@@ -126,12 +126,12 @@ impl Reason {
         }
     }
 
-    /// The reason with this word.
+    /// The reason with this name.
     pub fn named(word: &str) -> Option<Reason> {
         Reason::ALL.into_iter().find(|reason| reason.name() == word)
     }
 
-    /// Reasons as a list for SQL: `'slower', 'budget'`.
+    /// The names of reasons as a list for SQL: `'slower', 'budget'`.
     pub(crate) fn listed(reasons: &[Reason]) -> String {
         let quoted: Vec<String> = reasons.iter().map(|reason| format!("'{reason}'")).collect();
         quoted.join(", ")

@@ -1,7 +1,7 @@
 //! The ledger's tables, and the upgrade of an older ledger to this version.
 //!
 //! A ledger is one SQLite file (`PRAGMA application_id` = [`APPLICATION_ID`], `PRAGMA user_version` =
-//! [`VERSION`]) with its write-ahead log beside it. It has two kinds of tables.
+//! [`VERSION`]) with its write-ahead log in the same folder. It has two kinds of tables.
 //!
 //! **Facts**: each row is written once, and triggers reject every UPDATE and DELETE.
 //!
@@ -25,33 +25,35 @@
 //! | `decision` | a decision and the figures behind it |
 //! | `spending` | device time that belongs to no task |
 //!
-//! **Summaries** are kept by triggers in the transaction of the fact from which they follow, so that every
-//! page and query is fast on a ledger of a million candidates: `standing` (one row per candidate: last stage,
-//! rank and the time by which it is ranked), `tally` (counts per run, problem and arm), `passage` (outcomes
-//! counted by arm and stage), `operator_tally` (gains of operators; baselines and controls do not count),
-//! `death` (rejections counted, and the latest of each reason), `cost` (seconds counted), `progress` (the
-//! candidates that were the best so far: the corners of a curve), `niche` (elites), `pair` (each forecast
-//! with the time measured after it). Rejected candidates appear neither in `progress` nor in `niche`.
-//! Summaries contain nothing beyond the facts; `flashcore ledger check` recounts them. The view `race` holds
-//! the times that races give: the incumbent's time over the ratio.
+//! **Summaries** are kept by triggers, in the transaction of the fact from which they are computed. They make
+//! every page and query fast on a ledger of a million candidates: `standing` (one row per candidate: last
+//! stage, rank and the time by which it is ranked), `tally` (counts per run, problem and arm), `passage`
+//! (outcomes counted by arm and stage), `operator_tally` (gains of operators; baselines and controls are not
+//! counted), `death` (rejections counted, with the latest of each reason), `cost` (seconds counted),
+//! `progress` (the candidates that were the best so far: the corners of the progress curve), `niche`
+//! (elites), `pair` (each forecast with the time measured after it). Rejected candidates appear neither in
+//! `progress` nor in `niche`. Summaries contain no information beyond the facts; `flashcore ledger check`
+//! recomputes and compares them. The view `race` holds the times that follow from races: the incumbent's time
+//! divided by the ratio.
 //!
-//! Each row of every table carries a checksum over its columns (`checksum.rs`), which SQLite computes when
-//! the row is written. Other programs can therefore read a ledger, but only this module can write one.
+//! Each row of every table has a checksum over its columns (`checksum.rs`), which SQLite computes when the
+//! row is written. Other programs can therefore read a ledger, but only this crate can write one.
 //!
-//! Times of writing (`at`) are milliseconds since 1970, UTC. Words are those of the records in `facts.rs`.
+//! Times of writing (`at`) are milliseconds since 1970, UTC. Enumeration values are the words of the types in
+//! `facts.rs`.
 
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 
 use super::checksum;
 
-/// "FCLG", by which `file` and other programs recognise a ledger.
+/// The letters "FCLG", by which `file` and other programs recognise a ledger.
 pub const APPLICATION_ID: i64 = 0x4643_4c47;
 
 /// Version of the schema below.
 pub const VERSION: i64 = MIGRATIONS.len() as i64;
 
-/// The steps from each version to the next. The first one turns an empty file into a ledger. Released steps
-/// are never edited.
+/// The upgrades from each version to the next. The first one turns an empty file into a ledger. Upgrades of
+/// released versions are never edited.
 const MIGRATIONS: [Step; 7] = [
     Step::Sql(include_str!("schema/1_first.sql")),
     Step::Sql(include_str!("schema/2_races.sql")),
@@ -70,7 +72,7 @@ enum Step {
     Checksums,
 }
 
-/// Tables whose rows are never changed, ordered so that references follow the rows they refer to.
+/// Tables whose rows are never changed. A table comes after the tables to which it refers.
 pub const FACTS: [&str; 17] = [
     "problem",
     "device",
@@ -106,8 +108,8 @@ pub const JSON: [&str; 10] = [
 ];
 
 /// Upgrades a ledger or an empty file to this version in one transaction. A ledger of this or a newer version
-/// is left as it is. Must be called outside of any transaction, because foreign keys can only be switched off
-/// there.
+/// is not changed. The function must be called outside of any transaction, because foreign keys can only be
+/// switched off there.
 pub(super) fn migrate(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "foreign_keys", false)?;
     let migrated = (|| {
@@ -178,7 +180,7 @@ mod tests {
         assert_eq!(row, (1, 2), "each step once");
     }
 
-    /// The upgrade ranks candidates by their last race, and a rejection on another problem does not count.
+    /// The upgrade ranks candidates by their last race. A rejection on another problem is ignored.
     #[test]
     fn an_older_ledger_is_ranked() {
         let connection = Connection::open_in_memory().unwrap();

@@ -1,4 +1,4 @@
-//! Scores of forecasts, the model's and people's alike, and a correction that improves an author's later
+//! Scores the forecasts of the time model and of people, and fits a correction for an author's later
 //! forecasts.
 
 use rusqlite::Row;
@@ -40,21 +40,21 @@ pub struct Recalibration {
     /// Lower end of the new interval, as a factor on the corrected time: 5 % of the older half's measured
     /// times lie below.
     pub low: f64,
-    /// Upper end: 5 % of the older half's measured times lie above.
+    /// Upper end of the new interval, as a factor: 5 % of the older half's measured times lie above.
     pub high: f64,
     /// Number of pairs in the older half.
     pub calibrated_on: usize,
-    /// The score of the newer half as forecast.
+    /// The score of the newer half before the correction.
     pub before: Score,
-    /// The score of the newer half after correction.
+    /// The score of the newer half after the correction.
     pub after: Score,
-    /// Whether the correction improved the newer half: a smaller error, and no fewer times within the
-    /// interval. Only then are later forecasts stored with the correction too, under another author name
-    /// ([`Ledger::tell`]). The search itself uses the author's own forecasts.
+    /// Whether the correction improved the newer half: a smaller error, and at least as many times within the
+    /// interval. Only then are later forecasts also stored with the correction, under another author name
+    /// ([`Ledger::tell`]). The search itself uses the uncorrected forecasts.
     pub adopted: bool,
 }
 
-/// A person's forecast, which did not come with the result of a task, and its outcome.
+/// A forecast that a person added, with its outcome.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ByHand {
     pub id: i64,
@@ -127,7 +127,7 @@ impl Recalibration {
             })
             .collect();
         map.after = Score::of(author, device, &mapped);
-        // A falling map would reverse the order of candidates, whatever its errors.
+        // A map with a negative slope would reverse the order of candidates, whatever its errors.
         map.adopted = slope > 0.0
             && map.after.median_error < map.before.median_error
             && map.after.coverage >= map.before.coverage;
@@ -138,7 +138,7 @@ impl Recalibration {
         (self.intercept + self.slope * us.ln()).exp()
     }
 
-    /// A corrected forecast: low, expected, high.
+    /// The corrected forecast: low, expected, high.
     pub fn apply(&self, us: f64) -> [f64; 3] {
         let us = self.expected(us);
         [us * self.low, us, us * self.high]
@@ -146,7 +146,7 @@ impl Recalibration {
 }
 
 impl Ledger {
-    /// The scores of all authors for all devices, over the newest [`SCORED`] forecasts of each.
+    /// The scores of all authors for all devices, each over the author's newest [`SCORED`] forecasts.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -159,8 +159,8 @@ impl Ledger {
             .collect()
     }
 
-    /// Fits and judges a correction of an author's forecasts for a device and stores it as a fact, adopted or
-    /// not. The newest one is in force. `None` when too few forecasts have outcomes.
+    /// Fits and evaluates a correction of an author's forecasts for a device and stores it as a fact, adopted
+    /// or not. The newest correction is the valid one. Returns `None` when too few forecasts have outcomes.
     ///
     /// # Errors
     /// When the ledger has no such device, or cannot be read or written.
@@ -246,8 +246,8 @@ impl Ledger {
         found.ok_or_else(|| self.unknown(format!("forecast {number} that someone added")))
     }
 
-    /// Finds a device by a user's words: an exact name in any case, or the only device whose name contains
-    /// the words.
+    /// Finds a device by the name that a user typed: an exact name in any case, or the only device whose name
+    /// contains all the words.
     ///
     /// # Errors
     /// When no device or several match (the error lists the devices), or the ledger cannot be read.
@@ -271,7 +271,7 @@ impl Ledger {
     }
 }
 
-/// Selects forecasts that did not come with the result of a task.
+/// Selects forecasts that people added.
 const BY_HAND: &str = "SELECT f.id, f.at, f.candidate, f.hypothesis, f.author, d.name, p.shape, f.low_us, f.us, f.high_us, r.measured_us, o.note
    FROM forecast f JOIN device d ON d.id = f.device LEFT JOIN problem p ON p.id = f.problem
    LEFT JOIN pair r ON (r.author, r.device, r.forecast) = (f.author, f.device, f.id)
@@ -316,7 +316,7 @@ mod tests {
         Pair { forecast: 0, candidate, low_us: us * 0.9, us, high_us: us * 1.1, measured_us }
     }
 
-    /// Pairs with measured times from 10 to 1000 µs and the forecasts of `of`.
+    /// Pairs of times: measured from 10 to 1000 µs, and forecast by `of`.
     fn pairs(count: usize, of: impl Fn(usize, f64) -> f64) -> Vec<Pair> {
         let times = (0..count).map(|i| 10.0 * 100f64.powf(((i * 7) % count) as f64 / count as f64));
         times.enumerate().map(|(i, measured)| pair(of(i, measured), measured)).collect()
@@ -342,8 +342,8 @@ mod tests {
         assert_eq!(map.after.spearman, map.before.spearman, "order is kept");
     }
 
-    /// A constant error in the older half gives a narrow interval, outside which the newer half's varying
-    /// times lie.
+    /// In the older half the forecasts have a constant error, so the fitted interval is narrow. The newer
+    /// half's errors vary and leave that interval.
     #[test]
     fn a_map_whose_interval_does_not_hold_is_not_adopted() {
         let wavering = |i: usize, us: f64| match (i < 100, i % 2) {

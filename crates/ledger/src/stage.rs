@@ -1,4 +1,4 @@
-//! The stages of an evolution.
+//! The stages through which a search takes a candidate.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,13 +17,12 @@ pub enum Stage {
     Microbench,
     /// A race against the incumbent under the rules of `bench`.
     Race,
-    /// A race on problems that the search never used; before that, the winner's second race on its own
-    /// problem.
+    /// A race on problems that the search never used. The winner first runs a second race on its own problem.
     HeldOut,
 }
 
 impl Stage {
-    /// Whether the stage needs the device for itself.
+    /// Whether the stage needs exclusive use of the device.
     pub const fn is_of_device(self) -> bool {
         match self {
             Stage::Propose | Stage::Screen | Stage::Check => false,

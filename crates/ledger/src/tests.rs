@@ -100,7 +100,7 @@ fn an_answer_that_comes_twice_counts_once() {
     let candidate = add(&ledger, run, "a", Arm::Evolution, &[]);
     let answer = outcome(candidate, Stage::Screen, screened("p", 10.0));
     assert!(ledger.tell(&answer).unwrap());
-    // A second report of an outcome is ignored, from another process or this one, even with other contents.
+    // A second report of an outcome is ignored, even if another process sends it or its contents differ.
     let other = Ledger::open(&path).unwrap();
     assert!(!other.tell(&answer).unwrap());
     assert!(
@@ -109,7 +109,7 @@ fn an_answer_that_comes_twice_counts_once() {
     for (table, rows) in [("outcome", 1), ("screening", 1), ("forecast", 1), ("rejection", 0)] {
         assert_eq!(ledger.count(&format!("SELECT count(*) FROM {table}")).unwrap(), rows, "{table}");
     }
-    // The same stage on another problem has an outcome of its own.
+    // The outcome of this stage on another problem is stored separately.
     let held_out = Outcome {
         problem: shape(256),
         ..outcome(candidate, Stage::HeldOut, rejection(Stage::HeldOut, Reason::Slower))
@@ -151,8 +151,8 @@ fn summaries_follow_from_the_facts() {
     assert_eq!(row("SELECT concat_ws(' ', sum(tasks), sum(device_seconds)) FROM cost"), "7 1.75");
 }
 
-/// A timed candidate that is rejected loses its niche and its corners. The next best candidate takes its
-/// place, and so can later ones.
+/// A timed candidate that is rejected later loses its niche and its corners of the progress curve. The next
+/// best candidates take its places.
 #[test]
 fn who_is_out_leaves_niche_and_curve() {
     let (_folder, path) = scratch();
@@ -175,7 +175,7 @@ fn who_is_out_leaves_niche_and_curve() {
     assert_eq!((niche(), corners()), (vec![sound], vec![(first, 1, 1), (middle, 3, 3), (sound, 4, 4)]));
     let later = time("e", 7.0);
     assert_eq!((niche(), corners().last().copied()), (vec![later], Some((later, 5, 5))));
-    // Being slower than the baseline does not invalidate a time.
+    // A candidate that is rejected as slower than the baseline keeps its valid time.
     ledger.tell(&outcome(later, Stage::Race, rejection(Stage::Race, Reason::Slower))).unwrap();
     assert_eq!(niche(), [later]);
     for candidate in [first, middle, sound, later] {
@@ -185,7 +185,7 @@ fn who_is_out_leaves_niche_and_curve() {
     assert!(ledger.check().unwrap().is_sound());
 }
 
-/// A time from an earlier run was known before the forecast, so it gives no pair.
+/// A time from an earlier run was known before the forecast, so it does not form a pair with the forecast.
 #[test]
 fn a_time_that_was_taken_over_is_no_pair() {
     let (_folder, path) = scratch();
@@ -200,7 +200,7 @@ fn a_time_that_was_taken_over_is_no_pair() {
     ledger.tell(&outcome(candidate, Stage::Microbench, known)).unwrap();
     let pairs = || ledger.pairs_of_run(run, "model", 9).unwrap();
     assert_eq!(pairs(), []);
-    // The ranking says whether a time was taken over.
+    // The ranking says whether a time comes from an earlier run.
     let is_taken_over = || ledger.topk(&shape(128), "L4", 1).unwrap()[0].taken_over;
     assert!(is_taken_over());
     ledger.tell(&outcome(candidate, Stage::Race, timed(Trial::Race, 11.0, None))).unwrap();
@@ -271,10 +271,11 @@ fn forecasts_are_in_order_and_come_out_once() {
     let came = ForecastOutcome { forecast: number, us: 13.0, note: String::new() };
     ledger.forecast_outcome(&came).unwrap();
     let again = ledger.forecast_outcome(&came).unwrap_err().to_string();
-    assert!(again.contains("forecast 1 of") && again.contains("has an outcome already, 13 µs"), "{again}");
+    assert!(again.contains("forecast 1 of") && again.contains("already has an outcome, 13 µs"), "{again}");
     let none = ledger.forecast_outcome(&ForecastOutcome { forecast: 40, ..came.clone() });
     assert!(matches!(none, Err(LedgerError::Unknown { .. })));
-    // A candidate's forecast gets the candidate's device and problem, and the measurement is its outcome.
+    // A candidate's forecast gets the candidate's device and problem. Its outcome is the candidate's
+    // measurement.
     let run = begin(&ledger);
     let candidate = Some(add(&ledger, run, "a", Arm::Evolution, &[]));
     let device = "H200".to_owned();
@@ -355,7 +356,7 @@ pub fn story(ledger: &Ledger) -> (RunId, [CandidateId; 5], Vec<Outcome>) {
     (run, [seed, child, wrong, crossing, control], outcomes)
 }
 
-/// An operator's gain counts once, not again after a race, and the control never holds a niche.
+/// An operator's gain is counted once, not again after a race. The control never becomes an elite.
 #[test]
 fn a_step_of_an_operator_counts_once() {
     let (_folder, path) = scratch();
@@ -381,8 +382,8 @@ fn a_step_of_an_operator_counts_once() {
     assert_eq!(niches.iter().map(|niche| niche.candidate).collect::<Vec<_>>(), [child]);
 }
 
-/// Baseline and control pass the stages but do not count as candidates. Each reason shows its latest
-/// rejection.
+/// Baseline and control pass through the stages but are not counted as candidates. Each reason shows its
+/// latest rejection.
 #[test]
 fn what_is_compared_with_is_counted_by_itself() {
     let (_folder, path) = scratch();
@@ -406,7 +407,7 @@ fn what_is_compared_with_is_counted_by_itself() {
     };
     assert_eq!(told(Arm::Evolution), (2, crossing, "the later one"));
     assert_eq!(told(Arm::Control), (1, control, "the later one"));
-    // An operator name that baseline and control share with candidates counts the candidates only.
+    // The baseline and the control share an operator name with candidates; only the candidates are counted.
     let seed = add(&ledger, run, "h", Arm::Evolution, &[]);
     ledger.tell(&outcome(seed, Stage::Microbench, timed(Trial::Microbench, 11.0, None))).unwrap();
     let counts = |e: &Earnings| (e.candidates, e.timed, e.faster, e.rejected);
@@ -533,7 +534,8 @@ fn a_check_counts_the_summaries_after() {
     assert_eq!(found.disagreements, [Disagreement { what: "candidates", facts: 5, summary: 6 }]);
 }
 
-/// The model's forecasts are 1.5 times too long. After the recalibration, later forecasts are stored twice.
+/// The model's forecasts are 1.5 times too long. After the recalibration, each later forecast is stored
+/// twice: uncorrected and corrected.
 #[test]
 fn a_recalibration_is_kept_and_used_by_later_forecasts() {
     let (_folder, path) = scratch();

@@ -1,5 +1,5 @@
-//! Summaries: tallies, rejections, operators' gains, cost, curves, niches, and pairs of forecast and measured
-//! time.
+//! Queries of the summaries: counts, rejections, operators' gains, cost, progress curves, niches, and pairs
+//! of forecast and measured time.
 
 use kernels::select::Shape;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use super::read::{parse, rows, unword};
 use super::{Arm, CandidateId, Ledger, LedgerError, MadeBy, Reason, RunId, Trial};
 use crate::Stage;
 
-/// Counts of an arm on a problem.
+/// Counts of candidates in an arm on a problem.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tally {
     pub problem: Shape,
@@ -35,7 +35,7 @@ pub struct RejectionCount {
     pub detail: String,
 }
 
-/// How often a stage was carried out for an arm.
+/// How many candidates of an arm went through a stage.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Entered {
     pub arm: Arm,
@@ -109,9 +109,9 @@ pub struct Corner {
 /// A niche and its elite.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Niche {
-    /// The bound of the niche's candidates.
+    /// The predicted bottleneck of the niche's candidates.
     pub bound: String,
-    /// The tile of the niche's candidates.
+    /// The tile size of the niche's candidates.
     pub tile: String,
     /// Number of timed candidates in the niche.
     pub timed: i64,
@@ -232,9 +232,9 @@ impl Ledger {
         Ok(Cost { items, device_seconds, price_per_hour, price })
     }
 
-    /// The best time so far over the number of candidates, by arm and trial. Only improvements are listed, so
-    /// that a curve has few points however many candidates there were. A curve ends at the arm's count in
-    /// [`Ledger::tallies`].
+    /// The best time so far as a function of the number of candidates, by arm and trial. Only improvements
+    /// are listed, so that a curve has few points however many candidates there were. The curve ends at the
+    /// arm's count in [`Ledger::tallies`].
     ///
     /// # Errors
     /// When the ledger cannot be read.

@@ -1,4 +1,4 @@
-//! Adds facts.
+//! Writes facts to the ledger.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -70,9 +70,9 @@ impl Ledger {
         })
     }
 
-    /// Stores the outcome of a task, whole and once. Returns `false` when the outcome of this (candidate,
-    /// stage, problem) is known already. A screening with a predicted time also stores the model's forecast
-    /// and, if there is a recalibration, the recalibrated one.
+    /// Stores the outcome of a task, completely and once. Returns `false` if the outcome of this (candidate,
+    /// stage, problem) is already stored. A screening with a predicted time also stores the model's forecast
+    /// and, after a recalibration, the corrected forecast.
     ///
     /// # Errors
     /// When the ledger has no such candidate, a value is not acceptable, or the ledger cannot be written.
@@ -129,7 +129,7 @@ impl Ledger {
     /// stored with the candidate's own device and problem, whatever the forecast says.
     ///
     /// # Errors
-    /// When the times are not positive and in order, the ledger has no such candidate, or it cannot be
+    /// When the times are not positive and ascending, the ledger has no such candidate, or it cannot be
     /// written.
     pub fn forecast(&self, forecast: &Forecast) -> Result<i64, LedgerError> {
         self.together(|l| l.expected(None, forecast))
@@ -138,8 +138,8 @@ impl Ledger {
     /// Stores the outcome of an idea's forecast.
     ///
     /// # Errors
-    /// When there is no such forecast, it belongs to a candidate, its outcome is known, or the ledger cannot
-    /// be written.
+    /// When there is no such forecast, it belongs to a candidate, its outcome is already stored, or the
+    /// ledger cannot be written.
     pub fn forecast_outcome(&self, outcome: &ForecastOutcome) -> Result<(), LedgerError> {
         number("measured time (µs)", outcome.us, f64::MIN_POSITIVE)?;
         self.together(|l| {
@@ -195,7 +195,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Adds device time that belongs to no task, such as waiting.
+    /// Adds device time that belongs to no task, such as time spent waiting.
     ///
     /// # Errors
     /// When the ledger has no such run, or cannot be written.
@@ -216,7 +216,7 @@ impl Forecast {
     /// Checks the times of the forecast.
     ///
     /// # Errors
-    /// When the times are not positive and in order.
+    /// When the times are not positive and ascending.
     pub fn check(&self) -> Result<(), LedgerError> {
         for (what, value) in [("low_us", self.low_us), ("us", self.us), ("high_us", self.high_us)] {
             number(what, value, f64::MIN_POSITIVE)?;
@@ -232,7 +232,7 @@ impl Forecast {
     }
 }
 
-/// Inserts single rows within a transaction. `outcome_id` is the outcome with which the rows came.
+/// Inserts single rows within a transaction. `outcome_id` is the outcome to which the rows belong.
 impl Ledger {
     fn screening(
         &self,
@@ -414,7 +414,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// The row number of a shape, which is added if it is new.
+    /// The row number of a shape. A new shape is added.
     pub(super) fn problem(&self, shape: &Shape) -> Result<i64, LedgerError> {
         self.named(
             "SELECT id FROM problem WHERE shape = ?1",
@@ -423,7 +423,7 @@ impl Ledger {
         )
     }
 
-    /// The row number of a device, which is added if it is new.
+    /// The row number of a device. A new device is added.
     pub(super) fn device(&self, name: &str) -> Result<i64, LedgerError> {
         self.named("SELECT id FROM device WHERE name = ?1", "INSERT INTO device (name) VALUES (?1)", name)
     }
@@ -478,7 +478,7 @@ impl Ledger {
     }
 }
 
-/// Checks for a finite number of at least `least`.
+/// Rejects a number that is not finite or is less than `least`.
 pub(super) fn number(what: &'static str, value: f64, least: f64) -> Result<(), LedgerError> {
     if value.is_finite() && value >= least {
         return Ok(());

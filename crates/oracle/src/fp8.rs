@@ -1,22 +1,22 @@
-//! 8-bit products as tensor cores sum them.
+//! 8-bit products with the summation of tensor cores.
 //!
 //! A tensor core aligns the products of a sum, and the number to which it adds them, to the largest of their
-//! exponents, and drops what lies more than 13 bits below. The result keeps 13 bits below its leading one. A
-//! sum of sm_89 has 16 products (`mma.sync`), one of sm_90 has 32 (`wgmma`). The models of the emulator and
-//! their sources are in `emu::numerics::tensor`; this one shares no code with them.
+//! exponents, and drops bits that lie more than 13 bits below. The result keeps 13 bits below its leading
+//! one. A sum of sm_89 has 16 products (`mma.sync`), one of sm_90 has 32 (`wgmma`). The models of the
+//! emulator and their sources are in `emu::numerics::tensor`; this module shares no code with them.
 
 use problem::{E4m3, Tensor};
 
 use crate::{Arithmetic, LANES, Place};
 
-/// Products in one sum: those of sm_89, whose error is larger.
+/// Number of products in one sum. The number of sm_89 is used, whose error is larger.
 const CHUNK: usize = 16;
 
 /// Bits that a sum keeps below its largest exponent.
 const FRACTION_BITS: i32 = 13;
 
-/// Keys whose products with P are summed by the tensor core, before the sum is added in f32. Without such a
-/// limit the dropped bits, which all have one sign, would grow with the number of keys.
+/// Number of keys whose products with P the tensor core sums before the result is added in f32. Without such
+/// a limit, the dropped bits, which all have one sign, would grow with the number of keys.
 pub const SUM_KEYS: usize = 128;
 
 /// The factor on P = exp(S − max) before it is rounded to e4m3: the largest power of two that leaves P below
@@ -35,7 +35,7 @@ fn fused(start: f64, products: impl Iterator<Item = f64> + Clone) -> f64 {
     if sum == 0.0 { 0.0 } else { (sum / unit_of(sum)).trunc() * unit_of(sum) }
 }
 
-/// The last bit that is kept of numbers whose largest is `x`.
+/// The value of the last bit that is kept when the largest number is `x`.
 fn unit_of(x: f64) -> f64 {
     let exponent = (x.to_bits() >> 52) as i32 & 0x7ff;
     f64::from_bits(((exponent - FRACTION_BITS).max(1) as u64) << 52)
@@ -80,7 +80,7 @@ pub(crate) fn multiply_values<A: Arithmetic>(
                     total = fused(total, products);
                 }
                 let normalised = A::narrow(total) / (sum[lane] * A::real(WEIGHT_FACTOR));
-                // A lane without visible keys among these has no product, also with a factor of NaN.
+                // A lane that sees none of these keys has no product, even if a factor is NaN.
                 if (first..last).any(|key| visible[key][lane]) {
                     out[lane] = out[lane] + normalised * factor;
                 }
@@ -93,7 +93,7 @@ pub(crate) fn multiply_values<A: Arithmetic>(
 mod tests {
     use super::*;
 
-    /// Sums that an H200's tensor cores would give: what lies 14 bits below the largest term is lost.
+    /// Sums like those of an H200's tensor cores: bits that lie 14 bits below the largest term are lost.
     #[test]
     fn small_terms_are_dropped() {
         let sum = |start: f64, of: &[f64]| fused(start, of.iter().copied());

@@ -52,7 +52,7 @@ pub enum OracleError {
         expected: usize,
     },
     /// A slice is shorter than its tensor.
-    #[error("{tensor} has {len} elements; its shape and strides reach over {needed}")]
+    #[error("{tensor} has {len} elements; its shape and strides need {needed}")]
     BufferTooShort {
         /// The tensor: q, k or v.
         tensor: &'static str,
@@ -74,7 +74,7 @@ pub struct Reference {
 }
 
 /// Attention in f64 on the given inputs, which are already rounded to their types. The problem has no
-/// operands beside Q, K and V.
+/// operands other than Q, K and V.
 ///
 /// # Errors
 /// An [`OracleError`] if the problem or a buffer is rejected.
@@ -114,7 +114,7 @@ pub fn oracle_of_rows(
 }
 
 /// Standard attention in the precision of its inputs, like the reference of FlashAttention's tests. Twice its
-/// distance from [`oracle`] serves as a tolerance. The problem has no operands beside Q, K and V.
+/// distance from [`oracle`] serves as a tolerance. The problem has no operands other than Q, K and V.
 ///
 /// - With 16- and 32-bit inputs, Q·scale, S, P and O are rounded to their type; sums and the softmax are f32.
 /// - With 8-bit Q and K, S = Q Kᵀ is summed as tensor cores sum 8-bit products, and is f32 from there on.
@@ -205,7 +205,7 @@ trait Arithmetic {
     fn exp(x: Self::Real) -> Self::Real;
     fn ln(x: Self::Real) -> Self::Real;
     fn tanh(x: Self::Real) -> Self::Real;
-    /// A number that was computed in f64: a program's result, a sum of 8-bit products.
+    /// Converts a number that was computed in f64: a program's result, or a sum of 8-bit products.
     fn narrow(x: f64) -> Self::Real;
     /// Rounding of O.
     fn output(x: Self::Real, dtype: DType) -> f64;
@@ -361,7 +361,7 @@ fn check_operands(problem: &Problem, operands: &Operands<'_>) -> Result<(), Orac
     Ok(())
 }
 
-/// Where a block of rows is.
+/// The location of a block of rows.
 struct Place<'a> {
     problem: &'a Problem,
     operands: &'a Operands<'a>,
@@ -436,7 +436,7 @@ fn row_block<A: Arithmetic>(
     // Padding lanes see no key.
     let visible = place.visible(rows.len());
     let (scale, cap) = (A::real(problem.softmax_scale()), problem.score.softcap.map(A::real));
-    // 8-bit queries are multiplied as they are; the scale follows.
+    // 8-bit queries are multiplied without change; the scale is applied later.
     let fp8 = problem.dtypes.q.is_fp8();
     let of_query = if fp8 { A::real(1.0) } else { scale };
     let mut query = vec![[A::Real::default(); LANES]; dim];
@@ -451,7 +451,7 @@ fn row_block<A: Arithmetic>(
     let mut weights = Vec::with_capacity(visible.len());
     let mut max = [sink.unwrap_or(A::NEG_INFINITY); LANES];
     let mut scratch = Vec::new();
-    // The products with the keys that some row sees, and with those between them.
+    // The products with the keys between the first and the last one that any row sees.
     let sees = |visible: &[bool; LANES]| visible.contains(&true);
     let first = visible.iter().position(sees).unwrap_or(0);
     let end = visible.iter().rposition(sees).map_or(first, |last| last + 1);
@@ -539,7 +539,7 @@ fn exponentiate<A: Arithmetic>(
     fp8: bool,
     sees: impl Fn(usize, usize) -> bool,
 ) -> [A::Real; LANES] {
-    // A sink of −∞ has no weight, as a logit of −∞.
+    // A sink of −∞ has no weight, like a logit of −∞.
     let of_sink = |max: A::Real| match sink {
         Some(sink) if sink != A::NEG_INFINITY => A::exp(sink - max),
         _ => A::Real::default(),

@@ -1,6 +1,6 @@
 //! The inner loops of standard attention, compiled for the vector instructions of the processor. A vector
-//! holds the query rows of a block. The sum of each row is made in the order of the dimensions, or of the
-//! keys, without fused multiply-adds: its bits do not depend on the instructions.
+//! holds the query rows of a block. Each row is summed in the order of the dimensions, or of the keys,
+//! without fused multiply-adds: the bits of the sum do not depend on the instructions.
 
 use std::ops::{Add, Mul};
 
@@ -8,7 +8,8 @@ use pulp::{Arch, Simd, WithSimd};
 
 use crate::LANES;
 
-/// Number of keys whose sums are made side by side, so that an addition does not wait for the one before.
+/// Number of keys whose sums are computed in parallel, so that an addition does not wait for the previous
+/// one.
 const KEYS: usize = 4;
 
 /// A number of the loops.
@@ -28,7 +29,7 @@ pub(crate) fn add_weighted<R: Real>(acc: &mut [[R; LANES]], weights: &[[R; LANES
     Arch::new().dispatch(Weighted { acc, weights, values });
 }
 
-/// The arguments as structs: unlike a closure, the body is certain to be compiled for the chosen
+/// The arguments are a struct: unlike a closure, its method is certain to be compiled for the chosen
 /// instructions.
 struct Dots<'a, R> {
     query: &'a [[R; LANES]],
@@ -50,7 +51,8 @@ impl<R: Real> WithSimd for Dots<'_, R> {
                 [s0, s1, s2, s3] => {
                     let (first, second) = keys.split_at(2 * dim);
                     let ((k0, k1), (k2, k3)) = (first.split_at(dim), second.split_at(dim));
-                    // Locals stay in registers: memory could be that of the query.
+                    // Local variables stay in registers. The compiler would have to assume that memory
+                    // overlaps the query.
                     let [mut a, mut b, mut c, mut d] = [[R::default(); LANES]; KEYS];
                     for ((((q, &x0), &x1), &x2), &x3) in self.query.iter().zip(k0).zip(k1).zip(k2).zip(k3) {
                         for lane in 0..LANES {
@@ -126,7 +128,8 @@ impl<R: Real> WithSimd for Weighted<'_, R> {
 mod tests {
     use super::*;
 
-    /// The sums have the bits of loops in order, for every number of keys beside a multiple of [`KEYS`].
+    /// The sums have the same bits as loops in order, for every number of keys, also those that are not a
+    /// multiple of [`KEYS`].
     #[test]
     fn sums_are_made_in_order() {
         let number = |i: usize| ((i * 7919 + 13) % 1009) as f32 / 333.0 - 1.5;

@@ -1,5 +1,5 @@
-//! Integer values as sums of registers. With them the compiler folds addresses and joins loads of adjacent
-//! words.
+//! Integer values as linear sums of registers. With these sums, the model can fold addresses and join loads
+//! of adjacent words as the compiler does.
 
 use std::collections::HashMap;
 
@@ -138,8 +138,8 @@ fn low_zeros(module: &Module, body: &Body, instruction: &Instruction, zeros: &[u
     }
 }
 
-/// For each load of a straight run, the earlier load that it becomes part of. ptxas joins loads of adjacent
-/// elements to one load of two or four elements, up to 16 bytes, where it can derive the alignment.
+/// For each load of a straight run, the earlier load with which it is merged. ptxas joins loads of adjacent
+/// elements to one load of two or four elements, up to 16 bytes, if it can derive the alignment.
 pub(super) fn joined_loads(nodes: &[Lowered], alignment: &[u8]) -> Vec<Option<usize>> {
     let mut values: HashMap<u32, Linear> = HashMap::new();
     let mut roots: HashMap<u32, u8> = HashMap::new();

@@ -14,7 +14,7 @@ use emu::trace::fragment_accesses;
 /// rates such as 6.45 clocks per mma are represented.
 pub(super) const TICK: u64 = 16;
 
-/// The pipe that an instruction occupies besides its issue slot.
+/// The pipe that an instruction occupies in addition to its issue slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Pipe {
     /// No pipe.
@@ -34,7 +34,7 @@ pub(super) const PIPES: usize = 7;
 /// The cost of an instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cost {
-    /// Machine instructions, each of which takes an issue slot. 0: ptxas removes the instruction.
+    /// Machine instructions, each of which takes an issue slot. 0 means that ptxas removes the instruction.
     pub slots: u32,
     /// The pipe of the instruction's main part.
     pub pipe: Pipe,
@@ -96,8 +96,8 @@ impl Costs<'_> {
         Cost { latency: latency.predicate, early: latency.predicate - latency.alu, ..self.alu(slots) }
     }
 
-    /// `around` FMA-pipe instructions and `special` MUFU instructions. The critical path has all of the
-    /// latter and `chain` of the former.
+    /// `around` FMA-pipe instructions and `special` MUFU instructions. All of the MUFU instructions and
+    /// `chain` of the FMA-pipe instructions are on the critical path.
     fn special(&self, special: u32, around: u32, chain: u32) -> Cost {
         let mufu = special * self.warp_ticks(self.0.rates.mufu);
         let latency = special * self.0.latency.mufu + chain * self.0.latency.alu;
@@ -109,7 +109,7 @@ impl Costs<'_> {
     }
 }
 
-/// The cost of an instruction on its own, before it is folded into its neighbours.
+/// The cost of an instruction by itself, before it is folded into its neighbours.
 pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
     let c = Costs(gpu);
     let operands = &instruction.operands;

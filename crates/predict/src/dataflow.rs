@@ -1,4 +1,4 @@
-//! Lists of the registers that an instruction reads and writes.
+//! The registers that an instruction reads and writes.
 
 use ptx::{Instruction, Reg};
 use smallvec::SmallVec;

@@ -1,4 +1,4 @@
-//! Machines that are described in a file by their microbenchmarks instead of in the table.
+//! Machines that a file describes by their microbenchmarks, instead of machines of the table.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -12,8 +12,7 @@ pub type Name = &'static str;
 /// A list with static lifetime.
 pub type List = &'static [u32];
 
-/// Machines are described once and used until the program ends. Each name that is read is therefore leaked
-/// once.
+/// Reads a name. Machines are described once and used until the program ends, so each name is leaked once.
 pub(super) fn kept_name<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
     static KEPT: Mutex<BTreeSet<Name>> = Mutex::new(BTreeSet::new());
     let name = String::deserialize(from)?;
@@ -26,7 +25,7 @@ pub(super) fn kept_name<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::E
     Ok(name)
 }
 
-/// As [`kept_name`], for a list.
+/// Like [`kept_name`], for a list.
 pub(super) fn kept_list<'de, D: Deserializer<'de>>(from: D) -> Result<List, D::Error> {
     static KEPT: Mutex<BTreeSet<List>> = Mutex::new(BTreeSet::new());
     let list = Vec::<u32>::deserialize(from)?;
@@ -39,7 +38,7 @@ pub(super) fn kept_list<'de, D: Deserializer<'de>>(from: D) -> Result<List, D::E
     Ok(list)
 }
 
-/// A value in a description that no machine can have.
+/// An impossible value in a machine description.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("machine {machine}: invalid value '{value}' for {field}: expected a finite number above 0")]
 pub struct MachineError {

@@ -1,11 +1,11 @@
-//! The time model: it predicts how long a kernel takes on a described machine, what bounds it, and how the
-//! time divides.
+//! The time model: it predicts how long a kernel takes on a described machine, which resource limits it, and
+//! how the time is divided among causes.
 //!
 //! Its inputs are the PTX, the launch, the traces of a few CTAs ([`emu::trace`]) and the resources of a CTA
 //! on an SM ([`resources`]). The steps are:
 //!
-//! 1. `lower`: each PTX instruction is mapped to what ptxas generates for it: slots, pipe, latency,
-//!    registers.
+//! 1. `lower`: each PTX instruction is mapped to the machine instructions that ptxas generates for it: slots,
+//!    pipe, latency, registers.
 //! 2. `schedule`: blocks are unrolled, renamed and ordered as ptxas would order them.
 //! 3. `replay`: one SM, the busiest, issues its CTAs at their occupancy through four schedulers, with a
 //!    scoreboard, pipes, shared-memory passes, barriers, copies, and its share of L2 and DRAM.

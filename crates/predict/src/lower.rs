@@ -1,10 +1,10 @@
-//! A module in the form that the replay uses: every instruction with its cost, its registers and its memory
-//! access, after the foldings that ptxas makes within a function.
+//! Lowers a module to the form that the replay uses: every instruction with its cost, its registers and its
+//! memory access, after the foldings that ptxas makes within a function.
 //!
 //! - Copies, address-space conversions, loads of parameters and unpacking are removed (cost table).
-//! - An `add` of a constant whose result only addresses read becomes the offset of the access.
-//! - A `mul` or `shl` whose result only one `add` of the same block reads is merged into FFMA, IMAD,
-//!   IMAD.WIDE or LEA.
+//! - An `add` of a constant becomes the offset of an access if only addresses read its result.
+//! - A `mul` or `shl` is merged into FFMA, IMAD, IMAD.WIDE or LEA if only one `add` of the same block reads
+//!   its result.
 
 use ptx::{
     Address, BarKind, Base, BinaryOp, Body, BulkCopy, BulkReduce, BulkRoute, CacheOp, ClusterBarrier, Imm,
@@ -21,7 +21,7 @@ use super::machine::Gpu;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Arithmetic,
-    /// Uses the load-store unit without memory: shuffles.
+    /// Uses the load-store unit without accessing memory: shuffles.
     Exchange,
     Shared(Direction),
     /// Global, local, constant or generic memory.
@@ -213,8 +213,8 @@ impl Program {
 fn unroll_factor(len: u32, trips: Option<Trips>) -> (u32, bool) {
     let most = if len <= 16 { 1024 } else { 640 };
     match trips {
-        // The replay needs runs long enough to have loads of later iterations in flight. A few hundred
-        // instructions suffice.
+        // The replay needs runs that are long enough to have loads of later iterations in flight. A few
+        // hundred instructions suffice.
         Some(t) if t.count.saturating_mul(len) <= most => {
             let shown = t.count.min((320 / len).max(1));
             (if shown < t.count { 1 << shown.ilog2() } else { shown }, t.from_zero)
@@ -256,7 +256,7 @@ fn constant_trips(instructions: &[&Instruction], body: std::ops::Range<usize>) -
 
 pub(super) fn ends_block(action: Action) -> bool {
     use Action as A;
-    // After such a wait come instructions that depend on it, although no register shows that to the compiler.
+    // The instructions after such a wait depend on it, although no register shows that to the compiler.
     let waits = matches!(action, A::WgmmaWait(_) | A::BulkWait(_) | A::ClusterWait);
     waits || matches!(action, A::Branch | A::Barrier(_))
 }
@@ -265,7 +265,7 @@ fn lower(instruction: &Instruction, gpu: &Gpu, base: u32) -> Lowered {
     let mut sources: Registers = reads(instruction).into_iter().map(|r| base + r.0).collect();
     let results: Registers = writes(instruction).into_iter().map(|r| base + r.0).collect();
     if instruction.guard.is_some() {
-        // Where the guard is false the result keeps its old value, so it is also a source.
+        // If the guard is false, the result keeps its old value, so the result is also a source.
         sources.extend(results.iter().copied());
     }
     Lowered {

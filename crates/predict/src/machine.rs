@@ -1,6 +1,6 @@
-//! The machines for which time can be predicted, as a table of public constants.
+//! The table of machines for which times can be predicted, built from public constants.
 //!
-//! Sources, with the letter that stands beside a figure:
+//! Sources, with the letter that marks a figure in this file:
 //! - **D** data sheets and architecture white papers (A100, H100, H200, L4, Ada GPU architecture).
 //! - **G** CUDA C++ Programming Guide, "Arithmetic Instructions" (results per clock and SM) and "Compute
 //!   Capabilities".
@@ -206,9 +206,8 @@ pub struct Gpu {
 /// Fixed latencies from P: FFMA, IADD3 and IMAD 4; HFMA2 5; ISETP to a guard or branch 13. A branch holds its
 /// warp for 5 clocks; a taken branch also refills the instruction buffer, assumed as another 5. A: MUFU 18 to
 /// 23, SHFL 23. Z: a barrier takes 20 to 22 for a few warps and about two clocks for each further warp. S:
-/// shared 23, each further pass 2 for one warp; several sub-partitions together get one pass per clock. M on
-/// an H200 agrees with FFMA, IMAD, barriers and shared memory to the clock.
-/// memory to the clock.
+/// shared 23, each further pass 2 for one warp; several sub-partitions together get one pass per clock. M: on
+/// an H200, FFMA, IMAD, barriers and shared memory agree to the clock.
 const COMMON: Latencies = Latencies {
     alu: 4,
     half2: 5,

@@ -1,7 +1,8 @@
-//! The memory system from the view of one SM: its load-store unit, its L1, and its share of L2 and DRAM.
+//! Models the memory system from the view of one SM: its load-store unit, its L1, and its share of L2 and
+//! DRAM.
 //!
 //! Each level is a server with a rate. A request waits for earlier requests, then takes its bytes divided by
-//! the rate, then the latency of the level that answers. The active SMs share L2 and DRAM, so a server has
+//! the rate, plus the latency of the level that answers. The active SMs share L2 and DRAM, so a server has
 //! the share of one SM.
 
 use super::cost::TICK;
@@ -12,22 +13,22 @@ use emu::trace::CacheFootprint;
 
 /// Bytes of a sector.
 const SECTOR: u64 = 32;
-/// Backlog of the load-store unit, in clocks, at which its queue is full and a warp cannot issue to it.
+/// Backlog of the load-store unit, in clocks, at which its queue is full and no warp can issue to it.
 const QUEUE: u64 = 32;
 
 /// The caches' contents at the launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheState {
-    /// An earlier launch used the same buffers: what fits in L2 is in L2.
+    /// An earlier launch used the same buffers: L2 holds as much of them as fits.
     #[default]
     Warm,
     /// L2 holds none of the buffers.
     Cold,
 }
 
-/// Clocks for which an access holds the port of a sub-partition (rows "ld.shared.b32 rate", "st.shared.b32
-/// rate" and "shfl rate" at 1, 4 and 16 warps).
+/// Clocks for which an access holds the port of a sub-partition (measured: rows "ld.shared.b32 rate",
+/// "st.shared.b32 rate" and "shfl rate" at 1, 4 and 16 warps).
 const PORT: u64 = 4;
 /// Additional clocks of an atomic in shared memory, compared with a load.
 const ATOMIC: u64 = 3;
@@ -91,9 +92,10 @@ pub(super) struct MemorySystem<'a> {
     unit_free: u64,
     /// For each sub-partition, the tick at which its port to the unit is free.
     port_free: Vec<u64>,
-    /// For each warp, the tick at which its next access can start: its accesses pass one after another.
+    /// For each warp, the tick at which its next access can start: the accesses of a warp are served one
+    /// after another.
     warp_free: Vec<u64>,
-    /// Ticks for which the unit was busy: with shared memory and exchanges, and with the caches.
+    /// Ticks for which the unit was busy: with shared memory and shuffles, and with the caches.
     pub unit_busy: [u64; 2],
     l2: Server,
     dram: Server,
@@ -118,10 +120,10 @@ pub(super) struct MemorySystem<'a> {
 pub(super) struct Residency {
     /// Number of SMs that have work.
     pub active_sms: u32,
-    /// Number of CTAs on an SM at a time.
+    /// Number of CTAs on an SM at the same time.
     pub ctas: u32,
-    /// Shared memory in bytes of as many CTAs as fit on an SM. The driver reserves it before it knows how
-    /// many CTAs the SM gets.
+    /// Shared memory in bytes of the largest number of CTAs that fit on an SM. The driver reserves it before
+    /// it knows how many CTAs the SM gets.
     pub shared: u64,
     /// Fraction of the sectors new to a CTA that come from DRAM.
     pub cold: f64,
@@ -158,7 +160,7 @@ impl<'a> MemorySystem<'a> {
     }
 
     /// Occupies the load-store unit and returns the tick at which the access starts. The unit makes one pass
-    /// per clock, but for a single warp only one pass in `shared_pass` clocks. Several warps, also of one
+    /// per clock, but a single warp gets only one pass in `shared_pass` clocks. Several warps, also of one
     /// sub-partition, are served in turns.
     fn occupy(&mut self, at: At, hold: Hold, kind: usize) -> u64 {
         if self.warp_free.len() <= at.warp {
@@ -242,7 +244,7 @@ impl<'a> MemorySystem<'a> {
     }
 
     /// The global read and the shared write of `cp.async`. A request that bypasses L1 does not use its banks
-    /// on the way out. The returned data is written to shared memory, one pass per clock.
+    /// on the way to L2. The returned data is written to shared memory, one pass per clock.
     pub(super) fn copy(&mut self, at: At, source: &CacheFootprint, passes: u64) -> Answer {
         let passes = passes.max(self.addressing());
         let start = self.occupy(at, Hold { passes, port: PORT }, 1);
@@ -292,7 +294,7 @@ impl<'a> MemorySystem<'a> {
         }
     }
 
-    /// The number of sectors new to the CTA that no other CTA has brought to L2 yet: the fraction `cold`,
+    /// The number of sectors new to the CTA that no other CTA has loaded into L2 yet: the fraction `cold`,
     /// with the remainder carried over.
     fn cold_sectors(&mut self, fresh: u64) -> u64 {
         self.owed += fresh as f64 * self.cold;

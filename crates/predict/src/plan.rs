@@ -1,4 +1,4 @@
-//! Divides a trace into scheduled runs.
+//! Divides a trace into runs that are scheduled as a whole.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -42,8 +42,8 @@ impl<'a> Planned<'a> {
     }
 }
 
-/// Removes the failed polls of an mbarrier. Their number depends on the emulator's schedule; in the replay
-/// the warp waits instead. The events from one negative answer up to the next poll are removed.
+/// Removes the unsuccessful polls of an mbarrier. Their number depends on the emulator's schedule; in the
+/// replay, the warp waits instead. The events from one unsuccessful poll up to the next poll are removed.
 fn without_vain_waits(events: &[Event]) -> Cow<'_, [Event]> {
     let question = |e: &Event| match e.detail {
         Detail::Wait { at, parity, done } => Some((at, parity, done)),
@@ -81,7 +81,8 @@ impl<'a> Layouts<'a> {
         Layouts { program, gpu, all: Vec::new(), known: HashMap::new() }
     }
 
-    /// Registers that a warp needs: those of the program, and the most that a layout adds.
+    /// Number of registers that a warp needs: the registers of the program, plus the maximum that a layout
+    /// adds.
     pub(super) fn registers(&self) -> usize {
         let most = self.all.iter().map(|l| l.temporaries).max().unwrap_or(0);
         (self.program.registers + most) as usize

@@ -16,24 +16,24 @@ use super::replay::{Outcome, replay};
 use crate::resources::{Occupancy, OccupancyError, Resources, Source, occupancy};
 use emu::trace::{CtaTrace, Detail};
 
-/// Limit of replayed events. They take about half a second.
+/// Maximum number of replayed events. They take about half a second.
 const BUDGET: u64 = 6_000_000;
-/// Limit of CTAs that are assigned to SMs one by one.
+/// Maximum number of CTAs that are assigned to SMs one by one.
 const MOST_CTAS: u64 = 1 << 18;
-/// Fraction of the time from which a busy unit counts as the bound.
+/// Fraction of the time from which a busy unit counts as the bottleneck.
 const SATURATED: f64 = 0.65;
-/// Relative uncertainty in the best case. It covers the public latencies and the imitation of ptxas.
+/// Relative uncertainty in the best case. It covers the public latencies and the approximation of ptxas.
 const BASE_UNCERTAINTY: f64 = 0.30;
 
 /// The kernel and launch to predict.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
-    /// The module that the traces were recorded from.
+    /// The module from which the traces were recorded.
     pub module: &'a Module,
     /// The launch to predict.
     pub launch: &'a Launch,
-    /// The grid that the traces were recorded from: the grid of the launch, or a smaller one of the same work
-    /// with a smaller extent (for example one head of many). Positions along that extent repeat.
+    /// The grid from which the traces were recorded: the grid of the launch, or a smaller one that repeats
+    /// along one extent (for example one head of many).
     pub traced: Dim3,
     /// Traces of some CTAs of that grid, in any order. A CTA without a trace is assumed to behave like the
     /// nearest traced one.
@@ -58,7 +58,7 @@ pub enum ModelError {
         reason: OccupancyError,
     },
     /// No CTA was recorded.
-    #[error("none of the {grid} CTAs was traced: at least one trace is needed")]
+    #[error("no CTA of the grid ({grid} CTAs) was traced: expected at least one trace")]
     NoTrace {
         /// Number of CTAs of the grid.
         grid: u64,
@@ -124,7 +124,7 @@ fn busiest_sm(subject: &Subject, gpu: &Gpu, occupancy: &Occupancy, works: &[u64]
     }
     let last = (0..queues.len()).max_by_key(|sm| (done[*sm], Reverse(*sm))).unwrap_or(0);
     let mut queue = queues.swap_remove(last);
-    // The CTAs beyond the limit are assumed to be like the middle of the grid.
+    // The CTAs beyond the limit are assumed to behave like those in the middle of the grid.
     let beyond = grid.saturating_sub(MOST_CTAS).div_ceil(sms) as usize;
     queue.resize(queue.len() + beyond, nearest(grid / 2));
     queue
@@ -338,8 +338,8 @@ fn clock_mhz(gpu: &Gpu, load: f64) -> f64 {
     gpu.clock_mhz.min(gpu.loaded_clock_mhz / load.cbrt())
 }
 
-/// The unit that is busy nearly all the time, otherwise what warps wait for most. A memory that is busy gives
-/// way to a pipe that warps wait for longer.
+/// The unit that is busy nearly all the time, otherwise the main cause of waiting. If memory is busy but
+/// warps wait longer for a pipe, the pipe is chosen.
 fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Bound {
     let share =
         |wanted: &[Cause]| split.iter().filter(|(c, _)| wanted.contains(c)).map(|(_, s)| s).sum::<f64>();

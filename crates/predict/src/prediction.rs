@@ -1,4 +1,4 @@
-//! The result of a prediction.
+//! The result of a prediction: the time of a kernel, its causes and the utilisation of each unit.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use crate::resources::Occupancy;
 
 macro_rules! causes {
     ($($variant:ident = $name:literal, $doc:literal;)*) => {
-        /// Where the time of a warp goes.
+        /// A cause to which time of a warp is assigned.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
         #[serde(rename_all = "snake_case")]
         pub enum Cause { $(#[doc = $doc] $variant),* }
@@ -80,7 +80,7 @@ pub enum Bound {
     Latency,
     /// Most warps wait at barriers for a few warps that work.
     Serial,
-    /// The kernel takes hardly longer than an empty one.
+    /// The kernel takes hardly longer than an empty kernel.
     Launch,
 }
 
@@ -122,7 +122,7 @@ pub struct Utilisation {
     pub dram: f64,
 }
 
-/// A kernel's place under the roofline.
+/// A kernel's position under the roofline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Roofline {
     /// Operations of active lanes over the whole grid.
@@ -190,7 +190,7 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// The time of kernels that run one after the other: times, traffic and operations are sums, shares are
+    /// The time of kernels that run one after another: times, traffic and operations are sums, shares are
     /// means weighted by time, and occupancy, waves and bound are those of the longest kernel. `None` without
     /// a kernel.
     pub fn in_a_row(steps: &[Prediction]) -> Option<Prediction> {

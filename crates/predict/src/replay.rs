@@ -1,4 +1,4 @@
-//! The replay: one SM issues the scheduled runs of its CTAs.
+//! The replay: simulates how one SM issues the scheduled runs of its CTAs.
 //!
 //! Each warp issues in order. An instruction issues when its registers are ready (scoreboard), its scheduler
 //! has a free slot and its pipe is free. A warp whose load-store queue is full waits. A scheduler issues the
@@ -26,7 +26,8 @@ pub(super) struct Outcome {
     pub end: u64,
     /// Warp ticks by [`Cause`].
     pub waits: Vec<u64>,
-    /// Warp ticks by instruction: from the previous issue of the warp to the end of the instruction's own.
+    /// Warp ticks by instruction: from the previous issue of the warp to the end of the instruction's own
+    /// issue.
     pub stalls: Vec<u64>,
     /// Issue slots used.
     pub slots: u64,
@@ -71,7 +72,7 @@ pub(super) fn replay(
     sm.finish()
 }
 
-/// The tick at which a register can be read, and the cause of a wait for it.
+/// The tick at which a register can be read, and the cause of waiting for it.
 #[derive(Clone, Copy)]
 struct Ready {
     at: u64,
@@ -92,8 +93,8 @@ struct Warp {
     scheduler: usize,
     run: usize,
     step: usize,
-    /// Tick from which the next instruction can issue by the warp's own conditions, and the cause of the
-    /// wait.
+    /// The earliest tick at which the next instruction can issue by the warp's own conditions, and the cause
+    /// of the wait.
     from: Ready,
     /// End of the last issue. Waits are counted from here.
     since: u64,
@@ -251,7 +252,7 @@ impl<'a> Sm<'a> {
             let choices = (0..self.schedulers.len()).filter_map(|s| Some((self.choose(s)?, s)));
             match choices.min() {
                 Some(((at, warp), scheduler)) => self.issue(scheduler, warp, at),
-                // Only warps at barriers are left, because the trace was cut before the other warps arrived.
+                // Only warps at barriers remain, because the trace was cut before the other warps arrived.
                 None if !self.release_stranded() && self.vacant.is_empty() => break,
                 None => {}
             }
@@ -324,8 +325,7 @@ impl<'a> Sm<'a> {
         self.outcome.events += 1;
     }
 
-    /// Charges the time since the last issue: first up to the tick when the warp itself was ready, then the
-    /// rest.
+    /// Charges the time since the last issue: first the time until the warp itself was ready, then the rest.
     fn charge(&mut self, id: usize, at: u64, [alone, units]: [Ready; 2]) {
         let since = self.warps[id].since;
         let ready = alone.at.clamp(since, at.max(since));
@@ -570,7 +570,7 @@ enum Effect {
     Result(Ready),
     /// The warp cannot issue before then.
     Wait(Ready),
-    /// The warp waited for others and may already continue.
+    /// The warp waited for other warps, and may already continue.
     Barrier,
 }
 

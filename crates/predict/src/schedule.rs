@@ -1,10 +1,10 @@
-//! The order in which ptxas lays out a block, and the result of unrolling.
+//! Computes the order in which ptxas lays out a block, and the result of unrolling.
 //!
-//! The replay issues in order, as the hardware does, but in the compiler's order, not in that of the PTX.
+//! The replay issues in order, as the hardware does, but in the compiler's order instead of that of the PTX.
 //! Every block is therefore scheduled here as ptxas would schedule it. Registers are renamed. Merged
 //! iterations of a loop are concatenated, their address arithmetic and loop control are folded, and loads of
 //! adjacent words are joined. Then list scheduling orders the instructions by the longest latency to the end,
-//! within a window that stands for the registers ptxas is willing to use.
+//! within a window that represents the registers that ptxas is willing to use.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use super::machine::Gpu;
 /// Number of instructions from which the scheduler chooses.
 const WINDOW: usize = 48;
 
-/// One machine instruction of a scheduled run, or what remains of a PTX instruction.
+/// One machine instruction of a scheduled run, or the remainder of a PTX instruction that ptxas folds.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub cost: Cost,
@@ -58,8 +58,8 @@ pub(super) fn layout(program: &Program, block: &Block, copies: u32, gpu: &Gpu) -
     emit(&nodes, &order, temporaries)
 }
 
-/// Low zero bits of the registers at the start of the run. A counter that the compiler knows is a multiple of
-/// what a whole run adds to it.
+/// The low zero bits of the registers at the start of the run. A counter that the compiler knows is a
+/// multiple of its increment over a whole run.
 fn known_alignment(program: &Program, block: &Block, copies: u32) -> Vec<u8> {
     let mut known = program.alignment.clone();
     if block.counted {
@@ -100,7 +100,7 @@ fn emit(nodes: &[Lowered], order: &[usize], temporaries: u32) -> Layout {
     layout
 }
 
-/// The iterations one after another. Instructions that unrolling and hoisting remove have no cost.
+/// The iterations, one after another. Instructions that unrolling and hoisting remove have no cost.
 fn unrolled(program: &Program, block: &Block, copies: u32) -> Vec<Lowered> {
     let body = &program.code[block.start as usize..(block.start + block.len) as usize];
     if !block.is_loop {
@@ -114,7 +114,7 @@ fn unrolled(program: &Program, block: &Block, copies: u32) -> Vec<Lowered> {
         for (i, instruction) in body.iter().enumerate() {
             let last = copy + 1 == copies;
             let mut node = instruction.clone();
-            // Loop control and the counters' increments are needed once, at the end; addresses once, at the
+            // Loop control and the increments of counters are needed once, at the end; addresses once, at the
             // start.
             let folded = if control[i] || node.is_induction() { !last } else { affine[i] && copy > 0 };
             if invariant[i] || folded {
@@ -181,8 +181,8 @@ fn loop_control(body: &[Lowered], affine: &[bool]) -> Vec<bool> {
     control
 }
 
-/// Gives every value a register of its own, except that the last value of each register keeps its name.
-/// Returns the number of added registers.
+/// Gives every value its own register, except that the last value of each register keeps its name. Returns
+/// the number of added registers.
 fn rename(nodes: &mut [Lowered], base: u32) -> u32 {
     let mut last_write = std::collections::HashMap::new();
     for (i, node) in nodes.iter().enumerate() {
@@ -208,7 +208,7 @@ fn rename(nodes: &mut [Lowered], base: u32) -> u32 {
     next - base
 }
 
-/// A node that must come before another, and whether the other one needs its result.
+/// A node that must come before another node, and whether the other node needs its result.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Edge {
     from: u32,
@@ -232,7 +232,7 @@ fn dependencies(nodes: &[Lowered]) -> Vec<Vec<Edge>> {
         }
         for r in &node.writes {
             // The last value keeps the register's name, so instructions that read the value from before the
-            // run go first.
+            // run come first.
             order.extend(readers_of_old.remove(r).unwrap_or_default());
             writer.insert(*r, i);
         }

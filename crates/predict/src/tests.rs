@@ -1,4 +1,4 @@
-//! Micro-kernels with a known time, on the machines of the table.
+//! Tests with micro-kernels whose time is known, on the machines of the table.
 
 use ptx::*;
 
@@ -184,7 +184,7 @@ fn bank_conflicts_take_a_wavefront_each() {
     near(cycles(&L4, 128), 1600.0 * 8.0 * 32.0, 0.05);
 }
 
-/// One warp gets a pass in two clocks. A second warp of the same sub-partition uses the passes between
+/// One warp gets a pass every two clocks. A second warp of the same sub-partition uses the passes in between
 /// (observed on an H200).
 #[test]
 fn two_warps_of_a_sub_partition_share_the_banks() {

@@ -1,3 +1,5 @@
+//! The band of keys that each query row sees: full, causal or a sliding window.
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -27,9 +29,9 @@ pub enum Corner {
 pub struct Band {
     /// The corner to which the diagonal is aligned. [`Corner::BottomRight`] when neither bound exists.
     pub corner: Corner,
-    /// Number of visible keys before the level key; `None` is no bound.
+    /// Number of visible keys before the level key; `None` means no bound.
     pub before: Option<u32>,
-    /// Number of visible keys after the level key; `None` is no bound.
+    /// Number of visible keys after the level key; `None` means no bound.
     pub after: Option<u32>,
 }
 
@@ -61,7 +63,7 @@ impl Band {
     pub const CAUSAL: Band = Band { corner: Corner::BottomRight, before: None, after: Some(0) };
     /// Causal, aligned to the top left. When `seq_kv > seq_q`, no row sees the last keys.
     pub const CAUSAL_TOP_LEFT: Band = Band { corner: Corner::TopLeft, before: None, after: Some(0) };
-    /// The bands that have a short name, in the order in which messages list them.
+    /// The bands that have a short name, in the order of error messages.
     pub const NAMED: [Band; 3] = [Band::FULL, Band::CAUSAL, Band::CAUSAL_TOP_LEFT];
     /// The names that [`Band::from_str`] accepts.
     const ACCEPTED: &str = "none, causal, causal-top-left, window:BEFORE:AFTER, window-top-left:BEFORE:AFTER, \
@@ -145,8 +147,8 @@ impl Band {
     /// always stays.
     #[must_use]
     pub const fn simplified_up_to(self, seq_q: usize, seq_kv: usize) -> Band {
-        // Aligned to the bottom right, the level keys lie between `keys − queries` and `keys − 1`; aligned to
-        // the top left, between 0 and `queries − 1`.
+        // The key level with a query lies between `keys − queries` and `keys − 1` for bottom-right bands, and
+        // between 0 and `queries − 1` for top-left bands.
         let (keys_before, keys_after) = match self.corner {
             Corner::BottomRight => (seq_kv, seq_q),
             Corner::TopLeft => (seq_q, seq_kv),
@@ -164,7 +166,7 @@ impl Band {
     }
 }
 
-/// `n` cut to `0..=limit`.
+/// Clamps `n` to `0..=limit`.
 const fn clamp(n: i64, limit: usize) -> usize {
     if n < 0 {
         0
@@ -253,7 +255,7 @@ mod tests {
     ];
     const LENGTHS: [(usize, usize); 7] = [(1, 1), (7, 4), (4, 7), (3, 0), (5, 5), (2, 11), (11, 2)];
 
-    /// The definition, key by key.
+    /// Whether a query row sees a key, evaluated directly from the definition.
     fn sees(band: Band, row: usize, key: usize, seq_q: usize, seq_kv: usize) -> bool {
         let level =
             row as i64 + if band.corner == Corner::TopLeft { 0 } else { seq_kv as i64 - seq_q as i64 };

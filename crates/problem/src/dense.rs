@@ -1,11 +1,13 @@
+//! The shape of a dense problem, the key of the tables of tuned plans.
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Band, DTypes, Layout, Problem};
 
-/// The properties of a problem that decide which plan is fast: everything except strides and scale. Tables of
-/// tuned plans and the facts of a search are keyed by it.
+/// The properties of a problem that decide which plan is fast: everything except strides and scale. The
+/// tables of tuned plans and the search use the shape as a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shape {
@@ -15,13 +17,13 @@ pub struct Shape {
     pub heads_q: usize,
     /// Heads of K and V.
     pub heads_kv: usize,
-    /// Rows of Q.
+    /// Query positions.
     pub seq_q: usize,
-    /// Rows of K and V.
+    /// Key positions.
     pub seq_kv: usize,
-    /// Numbers of a row of Q and K.
+    /// Elements of a query or key row.
     pub head_dim: usize,
-    /// Numbers of a row of V.
+    /// Elements of a value row.
     pub head_dim_v: usize,
     /// Element types. In files the field is called `dtype`.
     #[serde(rename = "dtype")]
@@ -46,7 +48,7 @@ impl Shape {
         }
     }
 
-    /// The dense problem of this shape.
+    /// A problem of this shape with dense strides.
     pub fn problem(&self) -> Problem {
         let problem = Problem {
             heads_kv: self.heads_kv,
@@ -73,8 +75,8 @@ fn pair(a: usize, b: usize, between: char) -> String {
     if a == b { a.to_string() } else { format!("{a}{between}{b}") }
 }
 
-/// The shape in words, as commands read it: `4,32/8,1x8192,128,bf16,causal`. Equal extents of queries and
-/// keys, and of keys and values, are written once.
+/// The shape in the form that commands read: `4,32/8,1x8192,128,bf16,causal`. Query and key extents that are
+/// equal are written once; so are those of keys and values.
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let heads = pair(self.heads_q, self.heads_kv, '/');

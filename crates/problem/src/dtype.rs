@@ -1,3 +1,5 @@
+//! Element types of tensors, and the combinations of types that a problem may have.
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -22,7 +24,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every element type, in the order in which messages list them.
+    /// Every element type, in the order of error messages.
     pub const ALL: [DType; 5] = [DType::F16, DType::Bf16, DType::F32, DType::E4m3, DType::E5m2];
 
     /// The element types of O. All four tensors of a problem can have one of these types.
@@ -116,7 +118,7 @@ impl DTypes {
         DTypes { q: dtype, k: dtype, v: dtype, out: dtype }
     }
 
-    /// The type of all four tensors, if they have one.
+    /// The common type of all four tensors, or `None` if they differ.
     pub fn one(self) -> Option<DType> {
         (self == DTypes::uniform(self.q)).then_some(self.q)
     }
@@ -136,8 +138,8 @@ impl DTypes {
         self.q.is_fp8() || self.k.is_fp8() || self.v.is_fp8()
     }
 
-    /// The type to which kernels round the weights P before they multiply V. P is e4m3 for either 8-bit
-    /// type of V: P is not negative and at most 1, so that e5m2's exponents would only cost a bit.
+    /// The type to which kernels round the weights P before P·V. P is e4m3 for either 8-bit type of V: P lies
+    /// in 0..=1, so the wider exponent range of e5m2 would only cost one bit of precision.
     pub const fn weights(self) -> DType {
         if self.v.is_fp8() { DType::E4m3 } else { self.v }
     }
@@ -152,13 +154,13 @@ impl DTypes {
         Err(ProblemError::DTypes { value: self.in_full() })
     }
 
-    /// The text form with the types of all four tensors.
+    /// The text form that names the types of all four tensors.
     fn in_full(self) -> String {
         format!("{}/{}/{}:{}", self.q, self.k, self.v, self.out)
     }
 }
 
-/// The inputs have this type. O has the type too, or bf16 if the inputs have an 8-bit type.
+/// The inputs have this type. O has it too, except that O is bf16 for 8-bit inputs.
 impl From<DType> for DTypes {
     fn from(dtype: DType) -> DTypes {
         DTypes { out: if dtype.is_fp8() { DType::Bf16 } else { dtype }, ..DTypes::uniform(dtype) }

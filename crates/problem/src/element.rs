@@ -1,4 +1,4 @@
-//! The element types of tensors in host memory.
+//! Slices of tensor elements in host memory, and the Rust types of the elements.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -29,7 +29,7 @@ pub enum Elements<'a> {
     E5m2(&'a [E5m2]),
 }
 
-/// Runs `$body` with `$x` bound to the slice of either enum.
+/// Matches on either enum and runs `$body` with `$x` bound to the slice.
 macro_rules! each {
     ($enum:ident, $elements:expr, $x:ident => $body:expr) => {
         match $elements {
@@ -62,12 +62,12 @@ impl<'a> Elements<'a> {
     /// The elements from index `start` to `end`.
     ///
     /// # Panics
-    /// If the slice is shorter.
+    /// If `end` exceeds the length of the slice.
     pub fn range(self, start: usize, end: usize) -> Elements<'a> {
         each!(Elements, self, x => Element::elements(&x[start..end]))
     }
 
-    /// Writes the values, which is exact, to `to`, up to the shorter length.
+    /// Writes the values to `to` as f32, up to the shorter length. The conversion is exact.
     pub fn widen(self, to: &mut [f32]) {
         each!(Elements, self, x => for (to, &x) in to.iter_mut().zip(x) {
             *to = Element::to_f32(x);
@@ -124,7 +124,7 @@ pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
     /// The name of this type in a [`Problem`](crate::Problem).
     const DTYPE: DType;
 
-    /// The value in f32, which is exact.
+    /// The value in f32. The conversion is exact.
     fn to_f32(self) -> f32;
 
     /// The nearest value of this type, ties to even. The 8-bit types saturate ([`E4m3::from_f32`]).
@@ -133,10 +133,10 @@ pub trait Element: Copy + Send + Sync + 'static + sealed::Sealed {
     /// Rounds `factor · from` into `to`, which has the same length as `from`.
     fn narrow_scaled(from: &[f32], factor: f32, to: &mut [Self]);
 
-    /// The slice with its type as data.
+    /// The slice as an [`Elements`].
     fn elements(from: &[Self]) -> Elements<'_>;
 
-    /// The mutable slice with its type as data.
+    /// The slice as an [`ElementsMut`].
     fn elements_mut(to: &mut [Self]) -> ElementsMut<'_>;
 }
 
@@ -266,7 +266,7 @@ impl Element for E5m2 {
     }
 }
 
-/// Passes `factor · from` to `convert` in chunks that fit the stack.
+/// Passes `factor · from` to `convert` in chunks that fit on the stack.
 fn scaled_chunks<T>(from: &[f32], factor: f32, to: &mut [T], convert: impl Fn(&mut [T], &[f32])) {
     const PIECE: usize = 64;
     let mut scaled = [0.0; PIECE];

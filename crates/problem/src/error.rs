@@ -1,3 +1,5 @@
+//! The reasons why a problem is rejected.
+
 /// Why a [`Problem`](crate::Problem) is rejected. Each message names the argument, its value and what is
 /// accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,7 +39,7 @@ pub enum ProblemError {
         value: String,
     },
     /// The tensor has more elements, or its strides reach further, than 64-bit byte offsets can address.
-    #[error("{tensor} is too large: its shape and strides reach over 2^60 elements or more")]
+    #[error("{tensor} is too large: its shape and strides span 2^60 elements or more")]
     TooLarge {
         /// The tensor's name.
         tensor: &'static str,
@@ -55,9 +57,9 @@ pub enum ProblemError {
     Lengths {
         /// The array's name.
         argument: &'static str,
-        /// Its elements.
+        /// The number of elements given.
         len: usize,
-        /// The accepted number.
+        /// The accepted number of elements.
         expected: usize,
     },
     /// An element of an array of lengths is out of range.
@@ -72,12 +74,12 @@ pub enum ProblemError {
         /// The accepted values.
         expected: String,
     },
-    /// Lengths on one side that no kernel can compute.
+    /// Lengths of the queries or of the keys that no kernel supports.
     #[error("invalid lengths of {argument}: {reason}")]
     Side {
         /// `q` or `kv`.
         argument: &'static str,
-        /// Why, and what is accepted.
+        /// The reason, and what is accepted.
         reason: &'static str,
     },
     /// A score or mask program that does not fit the problem.
@@ -85,10 +87,10 @@ pub enum ProblemError {
     Program {
         /// `score`, `mask` or `tables`.
         what: &'static str,
-        /// Why, and what is accepted.
+        /// The reason, and what is accepted.
         reason: String,
     },
-    /// Element types that no implementation computes together.
+    /// A combination of element types that no implementation supports.
     #[error(
         "invalid value '{value}' for the element types of q/k/v:out: expected f16, bf16 or f32 for all four tensors, or \
          e4m3 or e5m2 for q and k with v in e4m3, e5m2, f16 or bf16 and out in f16, bf16 or f32"
@@ -97,18 +99,18 @@ pub enum ProblemError {
         /// The types as text.
         value: String,
     },
-    /// Descale factors that no kernel reads.
+    /// Descale factors that no kernel supports.
     #[error("invalid factors {argument}: {reason}")]
     Scales {
         /// `descale_q`, `descale_k` or `descale_v`.
         argument: &'static str,
-        /// Why, and what is accepted.
+        /// The reason, and what is accepted.
         reason: &'static str,
     },
-    /// A name that is not in the accepted list.
+    /// An unknown name.
     #[error("invalid value '{value}' for {what}: expected {accepted}")]
     UnknownName {
-        /// What is named: `mask`, `dtype` or `layout`.
+        /// The kind of name: `mask`, `dtype` or `layout`.
         what: &'static str,
         /// The name that was given.
         value: String,

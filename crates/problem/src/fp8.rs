@@ -7,7 +7,8 @@ use bytemuck::{Pod, Zeroable};
 #[repr(transparent)]
 pub struct E4m3(u8);
 
-/// e5m2: 3 significant bits, magnitudes from 2⁻¹⁶ to 57344, the upper byte of an f16. It has infinities.
+/// e5m2: 3 significant bits, magnitudes from 2⁻¹⁶ to 57344. A number is the upper byte of the same number in
+/// f16. The type has infinities.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
 #[repr(transparent)]
 pub struct E5m2(u8);
@@ -15,7 +16,7 @@ pub struct E5m2(u8);
 macro_rules! float8 {
     ($name:ident, $mantissa:expr, $bias:expr, $largest:expr) => {
         impl $name {
-            /// NaN, as the hardware's conversion writes it.
+            /// The NaN code that the hardware's conversion produces.
             pub const NAN: $name = $name(0x7f);
             /// The largest finite number.
             pub const MAX: $name = $name($largest);
@@ -30,7 +31,7 @@ macro_rules! float8 {
                 self.0
             }
 
-            /// The value in f32, which is exact.
+            /// The value in f32. The conversion is exact.
             pub const fn to_f32(self) -> f32 {
                 const VALUES: [f32; 256] = {
                     let mut values = [0.0; 256];
@@ -50,7 +51,8 @@ macro_rules! float8 {
                 $name(encoded(value, $mantissa, $bias, $largest))
             }
 
-            /// The bounds of the numbers that round to this one; the largest numbers have no outer bound.
+            /// The interval of the real numbers that round to this number. The largest numbers have no outer
+            /// bound.
             pub fn rounded_from(self) -> (f64, f64) {
                 let at = |code: u8| f64::from($name(code).to_f32());
                 let (code, sign) = (self.0 & 0x7f, self.0 & 0x80);
@@ -88,7 +90,7 @@ const fn decoded(code: u8, mantissa: u32, bias: i32, largest: u8) -> f32 {
     }
     let field = magnitude as u32 & ((1 << mantissa) - 1);
     let exponent = magnitude as i32 >> mantissa;
-    // In units of the smallest number; every factor is a power of two, so that no step rounds.
+    // The value in units of the smallest number. Every factor is a power of two, so that no step rounds.
     let (steps, power) = match exponent {
         0 => (field, 1 - bias),
         _ => (field + (1 << mantissa), exponent - bias),
@@ -105,7 +107,7 @@ const fn encoded(value: f32, mantissa: u32, bias: i32, largest: u8) -> u8 {
         return 0x7f;
     }
     let exponent = (magnitude >> 23) as i32 - 127;
-    // Numbers below the normal ones have the spacing of the smallest normal one.
+    // Subnormal numbers have the spacing of the smallest normal number.
     let power = if exponent < 1 - bias { 1 - bias } else { exponent };
     let shift = 23 - mantissa + (power - exponent) as u32;
     if shift > 24 {
@@ -144,7 +146,7 @@ mod tests {
             assert_eq!(E4m3::from_bits(code).to_f32(), value, "{code:#x}");
         }
         assert!(E4m3::from_bits(0x7f).is_nan() && E4m3::from_bits(0xff).is_nan());
-        // e5m2 is the upper byte of an f16.
+        // The code of an e5m2 number is the upper byte of the f16 number.
         for code in 0..=255u8 {
             let wide = half::f16::from_bits(u16::from(code) << 8).to_f32();
             let ours = E5m2::from_bits(code).to_f32();
@@ -153,7 +155,7 @@ mod tests {
         }
     }
 
-    /// Every number is its own nearest number, and the middle between two neighbours goes to the even one.
+    /// Every number rounds to itself, and the midpoint of two neighbours rounds to the even one.
     #[test]
     fn rounding_is_to_the_nearest_even_number() {
         fn rounds(largest: u8, value: impl Fn(u8) -> f32, code: impl Fn(f32) -> u8) {

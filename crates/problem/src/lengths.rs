@@ -4,20 +4,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Problem, ProblemError};
 
-/// How the rows of one side, the queries or the keys and values, belong to batch entries.
+/// How the rows of one side (queries, or keys and values) are distributed over the batch entries.
 ///
-/// Without either field, every batch entry has all rows of the tensor. The values of the arrays are operands
-/// of a call ([`Operands`](crate::Operands)); they lie on the device and never change the code.
+/// Without either field, every batch entry has all rows of the tensor. The array values are operands of a
+/// call ([`Operands`](crate::Operands)): they lie in device memory, and kernels do not depend on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SideLengths {
-    /// The sequences of all batch entries follow each other in a tensor of this many rows, without padding:
-    /// extents `[1, heads, packed, dim]`. An array of `batch + 1` cumulative lengths (`cu_seqlens`) gives the
-    /// first row of each sequence and the end of the last. The batch stride is not used. `None` means that
-    /// each batch entry has rows of its own.
+    /// Number of rows of a packed tensor, in which the sequences of all batch entries follow each other
+    /// without padding: extents `[1, heads, packed, dim]`. An array of `batch + 1` cumulative lengths
+    /// (`cu_seqlens`) gives the first row of each sequence and the end of the last. The batch stride is not
+    /// used. `None` means that the tensor is not packed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packed: Option<usize>,
-    /// An array of `batch` lengths (`seqused`) gives the number of rows that are used of each sequence, from
-    /// its first row on.
+    /// Whether an array of `batch` lengths (`seqused`) limits each sequence to its first rows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub used: bool,
 }
@@ -38,8 +37,8 @@ pub struct Lengths {
     /// Lengths of the keys and values.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kv: SideLengths,
-    /// An array of `batch` numbers of padding rows before the first key of each sequence (`leftpad_k`).
-    /// These rows count in the used length, as in FlashAttention-3, but are not keys.
+    /// Whether an array of `batch` numbers (`leftpad_k`) gives the padding rows before the first key of each
+    /// sequence. The padding rows count towards the used length, as in FlashAttention-3, but are not keys.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left_padded: bool,
 }
@@ -62,7 +61,7 @@ impl Lengths {
     }
 }
 
-/// The rows of one batch entry on one side: `start..start + len` of the tensor's rows.
+/// The rows of one batch entry in one tensor: rows `start..start + len`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The tensor's batch index: 0 if the tensor is packed.
@@ -73,7 +72,7 @@ pub struct Span {
     pub len: usize,
 }
 
-/// The rows of one batch entry.
+/// The rows of one batch entry in all tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sequence {
     /// Rows of Q and O.
@@ -82,7 +81,7 @@ pub struct Sequence {
     pub kv: Span,
 }
 
-/// Values of the arrays of lengths. An array that the problem does not have is empty.
+/// Values of the arrays of lengths. An array that the problem does not use is empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LengthValues<'a> {
     /// `batch + 1` cumulative lengths of packed queries.
@@ -100,8 +99,8 @@ pub struct LengthValues<'a> {
 impl Problem {
     /// The rows of each batch entry.
     ///
-    /// Values that reach outside a tensor are cut to it, as kernels cut them: with `n` rows in the tensor,
-    /// a cumulative length becomes `min(max(c, 0), n)`, and a length `min(max(length, 0), seq, rows left)`.
+    /// Values outside the tensor are clamped, as in the kernels: with `n` rows in the tensor, a cumulative
+    /// length becomes `min(max(c, 0), n)`, and a length becomes `min(max(length, 0), seq, rows left)`.
     ///
     /// # Errors
     /// [`ProblemError::Lengths`] if an array has the wrong number of elements.
@@ -134,12 +133,12 @@ impl Problem {
 }
 
 impl Problem {
-    /// Rejects lengths that a caller cannot mean: cumulative lengths that descend, lengths that reach beyond
-    /// a tensor or the longest sequence, and negative ones. For values that the host can read;
-    /// [`Problem::sequences`] cuts others.
+    /// Rejects lengths that are certainly mistakes: cumulative lengths that descend, lengths that exceed the
+    /// tensor or the longest sequence, and negative lengths. This check is for values that the host can read;
+    /// [`Problem::sequences`] clamps all other values.
     ///
     /// # Errors
-    /// [`ProblemError::Length`], and those of [`Problem::sequences`].
+    /// [`ProblemError::Length`], and the errors of [`Problem::sequences`].
     pub fn check_length_values(&self, values: &LengthValues<'_>) -> Result<(), ProblemError> {
         self.sequences(values)?;
         let Lengths { q, kv, .. } = self.lengths;
@@ -202,7 +201,7 @@ fn span(b: usize, side: SideLengths, seq: usize, cumulative: &[i32], used: &[i32
     Span { batch, start, len: if side.used { cut(used[b], len) } else { len } }
 }
 
-/// `n` cut to `0..=limit`.
+/// Clamps `n` to `0..=limit`.
 fn cut(n: i32, limit: usize) -> usize {
     usize::try_from(n).unwrap_or(0).min(limit)
 }

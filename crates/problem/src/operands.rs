@@ -1,10 +1,10 @@
-//! The operands of a call beside Q, K and V, as the host holds them.
+//! The operands of a call other than Q, K and V, in host memory.
 
 use half::{bf16, f16};
 
 use crate::{LengthValues, ScaleValues, TableType};
 
-/// The operands of a problem beside Q, K and V. Those that the problem does not have are empty.
+/// The operands of a problem other than Q, K and V. An operand that the problem does not have is empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Operands<'a> {
     /// Arrays of lengths.
@@ -14,7 +14,7 @@ pub struct Operands<'a> {
     /// A logit per query head ([`Score::sink`](crate::Score::sink)).
     pub sinks: &'a [f32],
     /// The contents of the programs' tables, in the order of [`Programs::tables`](crate::Programs::tables).
-    /// A slice holds what the table's strides span, from its first element on.
+    /// Each slice covers the span of the table's strides, beginning with its first element.
     pub tables: &'a [TableData<'a>],
 }
 
@@ -44,7 +44,7 @@ macro_rules! conversions {
 }
 conversions! { F32 f32, F16 f16, Bf16 bf16, I32 i32, U8 u8 }
 
-/// As bytes, 1 for true.
+/// Bytes with 1 for true and 0 for false.
 impl<'a> From<&'a [bool]> for TableData<'a> {
     fn from(elements: &'a [bool]) -> TableData<'a> {
         TableData::U8(bytemuck::cast_slice(elements))

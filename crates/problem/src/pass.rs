@@ -1,14 +1,16 @@
+//! The pass of a problem: which outputs are computed.
+
 use serde::{Deserialize, Serialize};
 
-/// What is computed of a problem's tensors.
+/// Which outputs are computed from the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pass {
     /// `O = softmax(scale · Q Kᵀ) V`.
     Forward {
-        /// Whether the LSE of each row is returned as well: f32, natural logarithm, `[batch][head][row]`.
-        /// GPU kernels return it exactly if this is set. On the CPU, a caller who passes a buffer for the LSE
-        /// gets it in any case.
+        /// Whether the LSE of each row is returned as well: f32, natural logarithm, `[batch][head][row]`. GPU
+        /// kernels return the LSE if and only if this flag is set. CPU kernels also return it to a caller
+        /// that passes a buffer for the LSE.
         lse: bool,
     },
 }
@@ -21,7 +23,7 @@ impl Pass {
         }
     }
 
-    /// Whether this is the forward pass without the LSE, which files do not state.
+    /// Whether this is the forward pass without the LSE. Files omit this default.
     pub(crate) fn is_default(&self) -> bool {
         *self == Pass::default()
     }

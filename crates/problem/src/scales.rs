@@ -1,4 +1,4 @@
-//! Factors by which elements of 8-bit inputs are multiplied.
+//! Descale factors of 8-bit inputs.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,11 +6,11 @@ use crate::{Problem, ProblemError, Tensor};
 
 /// The descale factors of a problem's inputs. Element `x` of an input stands for `factor · x`.
 ///
-/// Factors are f32 and operands of a call ([`ScaleValues`]). The factors of a query and a key multiply their
-/// product before the softmax scale, the cap and the score program. They must be finite and not negative; the
-/// logits of a query or key with another factor are NaN, and with them the rows that see the key. A factor of
-/// 0 makes the logits 0. The factor of a value may be negative, and must be finite; otherwise O is NaN in the
-/// rows that see the value.
+/// Factors are f32 and operands of a call ([`ScaleValues`]). The product of a query and a key is multiplied
+/// by both factors before the softmax scale, the cap and the score program. Factors of queries and keys must
+/// be finite and not negative; otherwise the logits of that query or key are NaN, and so are the rows that
+/// see the key. A factor of 0 makes the logits 0. The factor of a value may be negative and must be finite;
+/// otherwise O is NaN in the rows that see the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Scales {
     /// Factors of Q. `None` means 1.
@@ -24,14 +24,14 @@ pub struct Scales {
     pub v: Option<ScaleLayout>,
 }
 
-/// Where the factors of one tensor are.
+/// Layout of the factors of one tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ScaleLayout {
     /// Rows that share a factor: 64 or 128. Row `i` of a sequence belongs to block `i / rows`. `None` means
     /// that all rows of a batch entry and KV head share a factor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<u32>,
-    /// Elements from one batch entry to the next; not negative. 0 repeats the factors.
+    /// Distance in elements from one batch entry to the next. Not negative; 0 broadcasts.
     pub batch: i64,
     /// Elements from one **KV** head to the next, for Q too, as in FlashAttention-3: the query heads that
     /// share a KV head share a factor.
@@ -60,7 +60,7 @@ impl ScaleLayout {
         ScaleLayout { rows: Some(rows), batch: heads_kv as i64 * blocks, head: blocks, block: 1 }
     }
 
-    /// The index of the factor of row `row` of a sequence.
+    /// The index of the factor that belongs to row `row` of a sequence.
     pub const fn index(self, batch: usize, head_kv: usize, row: usize) -> usize {
         let block = match self.rows {
             Some(rows) => row / rows as usize,
@@ -81,7 +81,7 @@ impl Scales {
         }
     }
 
-    /// The three inputs with their factors.
+    /// The inputs that have factors, with the layout of the factors.
     pub fn each(&self) -> impl Iterator<Item = (Tensor, ScaleLayout)> + use<> {
         let all = [(Tensor::Q, self.q), (Tensor::K, self.k), (Tensor::V, self.v)];
         all.into_iter().filter_map(|(tensor, layout)| Some((tensor, layout?)))
@@ -92,13 +92,13 @@ impl Scales {
         *self == Scales::default()
     }
 
-    /// Whether an input has a factor per block of rows.
+    /// Whether any input has one factor per block of rows.
     pub fn are_per_block(&self) -> bool {
         self.each().any(|(_, layout)| layout.rows.is_some())
     }
 }
 
-/// Values of the factors. An array that the problem does not have is empty.
+/// Values of the factors. An array that the problem does not use is empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScaleValues<'a> {
     /// Factors of Q (`descale_q`).
@@ -110,7 +110,7 @@ pub struct ScaleValues<'a> {
 }
 
 impl<'a> ScaleValues<'a> {
-    /// The factors of a tensor; none for O.
+    /// The factors of a tensor; an empty slice for O.
     pub const fn of(&self, tensor: Tensor) -> &'a [f32] {
         match tensor {
             Tensor::Q => self.q,
@@ -121,7 +121,7 @@ impl<'a> ScaleValues<'a> {
     }
 }
 
-/// The name of a tensor's factors, as FlashAttention-3 has it.
+/// The name of a tensor's factors in FlashAttention-3.
 pub const fn descale_name(tensor: Tensor) -> &'static str {
     match tensor {
         Tensor::Q => "descale_q",
@@ -132,14 +132,14 @@ pub const fn descale_name(tensor: Tensor) -> &'static str {
 }
 
 impl Problem {
-    /// Elements that the factors of a tensor reach over, from the first; 0 without factors.
+    /// Number of elements from the first factor of a tensor to the last; 0 without factors.
     pub fn scale_len(&self, tensor: Tensor) -> usize {
         let Some(layout) = self.scales.of(tensor) else { return 0 };
         let seq = if tensor == Tensor::Q { self.seq_q } else { self.seq_kv };
         layout.index(self.batch.max(1) - 1, self.heads_kv.max(1) - 1, seq.max(1) - 1) + 1
     }
 
-    /// The factor of row `row` of a sequence, 1 without factors.
+    /// The factor that belongs to row `row` of a sequence; 1 without factors.
     pub fn descale(&self, values: &ScaleValues<'_>, tensor: Tensor, at: [usize; 3]) -> f32 {
         let [batch, head_kv, row] = at;
         self.scales.of(tensor).map_or(1.0, |layout| values.of(tensor)[layout.index(batch, head_kv, row)])

@@ -1,3 +1,5 @@
+//! The score function: scale, softcap and attention sink.
+
 use serde::{Deserialize, Serialize};
 
 use crate::ProblemError;
@@ -11,9 +13,9 @@ pub struct Score {
     /// Upper bound of the logits' magnitude. `None` means no cap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub softcap: Option<f32>,
-    /// Whether each query head has an attention sink: a logit that takes part in the softmax's denominator
-    /// and has no value (GPT-OSS). It is neither scaled nor capped, and enters the LSE. A row that sees no
-    /// key has O = 0 and LSE = the sink. The logits are an operand of a call, f32, `[head]`.
+    /// Whether each query head has an attention sink: a logit that is part of the softmax's denominator and
+    /// has no value row (GPT-OSS). The sink is neither scaled nor capped, and is part of the LSE. A row that
+    /// sees no key has O = 0 and LSE = the sink. The sinks are an operand of a call: f32, `[head]`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sink: bool,
 }

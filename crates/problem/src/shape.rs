@@ -1,3 +1,5 @@
+//! The attention problem with its shapes and strides.
+
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
@@ -20,8 +22,8 @@ pub struct Strides {
 }
 
 impl Strides {
-    /// Offset in elements of the first element of row (`batch`, `head`, `row`). Only for indices within the
-    /// extents that [`Problem::check`] accepted: that check guarantees that no offset overflows.
+    /// Offset in elements of the first element of row (`batch`, `head`, `row`). The indices must lie within
+    /// the extents that [`Problem::check`] accepted; the check guarantees that no offset overflows.
     pub const fn offset(self, batch: usize, head: usize, row: usize) -> i64 {
         batch as i64 * self.batch + head as i64 * self.head + row as i64 * self.row
     }
@@ -109,7 +111,7 @@ impl Tensor {
 /// [`Problem::check`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Problem {
-    /// What is computed.
+    /// Which outputs are computed.
     #[serde(default, skip_serializing_if = "Pass::is_default")]
     pub pass: Pass,
     /// Batch entries.
@@ -155,8 +157,8 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A dense `[batch, head, sequence, dim]` self-attention problem without mask. One [`DType`] is the type
-    /// of the inputs; O then has the type of [`DTypes::from`].
+    /// A self-attention problem without mask, with dense `[batch, head, sequence, dim]` tensors. If `dtypes`
+    /// is one [`DType`], it is the type of the inputs, and O has the type of [`DTypes::from`].
     pub fn new(
         batch: usize,
         heads: usize,
@@ -210,7 +212,7 @@ impl Problem {
         self
     }
 
-    /// Asks for the LSE, or not.
+    /// Sets whether the LSE is returned.
     pub fn with_lse(mut self, lse: bool) -> Problem {
         self.pass = Pass::Forward { lse };
         self
@@ -299,18 +301,19 @@ impl Problem {
             if reach < 0 { low += reach } else { high += reach }
         }
         let elements = high - low + 1;
-        // Byte offsets must stay addressable too.
+        // Byte offsets must fit in 64 bits too.
         (elements <= (i64::MAX / 8) as i128).then_some((elements as usize, (-low) as usize))
     }
 
-    /// The problem in the form that plans and kernels take, with the same results.
+    /// An equivalent problem in the canonical form that plans and kernels take.
     ///
     /// - Bounds that the mask program states become bounds of the band.
     /// - Bounds of the band that exclude no key are dropped.
     /// - A top-left band over equal lengths is aligned to the bottom right.
     /// - With a top-left causal bound, the keys after the last visible key are cut off. They stay when the
-    ///   row stride of K or V is negative: the last row is then the first of the buffer, and every remaining
-    ///   row must keep its place in memory. They also stay with programs, which may read the number of keys.
+    ///   row stride of K or V is negative, because the last row is then the first one in the buffer, and the
+    ///   remaining rows must keep their place in memory. They also stay with programs, which may read the
+    ///   number of keys.
     pub fn canonical(&self) -> Cow<'_, Problem> {
         if self.programs.mask.is_some() {
             let (band, mask) = self.programs.split_band(self);
@@ -342,8 +345,8 @@ impl Problem {
         Cow::Owned(Problem { band, seq_kv, ..self.clone() })
     }
 
-    /// Floating-point operations of the two matrix products, without those of masked scores. A causal square
-    /// counts as half, as is usual in the field.
+    /// Floating-point operations of the two matrix products. Masked scores are not counted. A causal square
+    /// counts as half, which is the convention of FlashAttention's benchmarks.
     pub fn flops(&self) -> f64 {
         let (rows, keys) = (self.seq_q, self.seq_kv);
         let scores: f64 = match self.band.simplified(rows, keys) {
@@ -371,7 +374,7 @@ impl Problem {
         Tensor::ALL.into_iter().map(of).sum()
     }
 
-    /// Rejects what no implementation can compute.
+    /// Rejects a problem that no implementation supports.
     ///
     /// # Errors
     /// A [`ProblemError`] that names the argument, its value and what is accepted.
@@ -428,8 +431,7 @@ impl Problem {
         Ok(())
     }
 
-    /// The strides of the output are sorted by size. Each must step over everything that the smaller ones
-    /// reach.
+    /// Sorts the strides of the output by size. Each stride must exceed the span of the smaller ones.
     fn check_output_rows(&self) -> Result<(), ProblemError> {
         let [b, h, s, d] = self.extents(Tensor::Out);
         let mut dims = [(b, self.out.batch), (h, self.out.head), (s, self.out.row)];
@@ -460,8 +462,8 @@ mod tests {
         assert_eq!(p.softmax_scale(), 0.125);
     }
 
-    /// Scores of a causal rectangle are counted one by one, a causal square as half. Keys that no row sees
-    /// are not counted.
+    /// The scores of a causal rectangle are counted one by one, those of a causal square as half. Keys that
+    /// no row sees are not counted.
     #[test]
     fn masked_work_is_not_counted() {
         let of = |band, seq_q, seq_kv| {

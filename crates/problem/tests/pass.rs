@@ -1,9 +1,9 @@
-//! The pass of a problem in files.
+//! Tests how files state the pass of a problem, and with it whether the LSE is returned.
 
 use flashcore_problem::{Pass, Problem};
 use serde_json::{from_value, json};
 
-/// Problems of files that were written before there was a pass do not ask for the LSE.
+/// A file from before passes existed describes a problem without the LSE.
 #[test]
 fn files_state_the_pass_where_the_lse_is_wanted() {
     let without = Problem::mission();

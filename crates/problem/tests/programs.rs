@@ -1,4 +1,4 @@
-//! Programs: text, types, values, and the bands that masks contain.
+//! Tests of programs: text, types, values, and the bands of masks.
 
 use flashcore_problem::program::{Input, Op, Point, Precision, Range, Value, library as lib};
 use flashcore_problem::{
@@ -28,7 +28,7 @@ fn value(program: &Program, programs: &Programs, tables: &[TableData<'_>], point
     program.evaluate(programs, tables, &point, Precision::Exact, &mut Vec::new())
 }
 
-/// Parameters and tables that all texts accept.
+/// The parameters and tables that the texts use.
 fn programs() -> Programs {
     Programs {
         floats: vec![7.5],
@@ -55,7 +55,7 @@ fn an_operation_that_is_read_twice_is_stored_and_written_once() {
     let program = Program::new(&(level.clone() - lib::key()).le(level.clone() * level)).unwrap();
     let text = program.to_string();
     assert_eq!(text.matches("k_len").count(), 1, "{text}");
-    // Sixty doublings of one shared expression would be 2^60 operations without sharing.
+    // Sixty doublings of a shared expression would need 2^60 operations if sharing were lost.
     let doubled = (0..60).fold(lib::score(), |x, _| x.clone() + x);
     let program = Program::new(&doubled).unwrap();
     assert_eq!(program.ops().len(), 61);
@@ -159,7 +159,8 @@ fn problems_refuse_programs_that_do_not_fit() {
     }
 }
 
-/// Every mask and its band with the rest show the same keys, at both length orders.
+/// The band and the rest of every split mask show the same keys as the mask, with more queries than keys and
+/// with fewer.
 #[test]
 fn the_bounds_of_a_mask_become_a_band() {
     let masks = [
@@ -206,7 +207,8 @@ fn the_bounds_of_a_mask_become_a_band() {
     }
 }
 
-/// The buckets of `transformers`' T5: exact up to half of them, then logarithmic, the farthest shared.
+/// The T5 buckets of `transformers`: exact in the first half, then logarithmic, and shared beyond the
+/// farthest distance.
 #[test]
 fn t5_buckets_grow_with_the_distance() {
     let bias: Vec<f32> = (0..32u8).map(f32::from).collect();
@@ -240,7 +242,7 @@ fn rust_operators_build_the_same_program() {
     assert_eq!(Program::new(&lib::alibi(0)).unwrap(), Program::new(&built).unwrap());
 }
 
-/// The expressions of the library's table in `docs/src/reference/programs.md`.
+/// The table in `docs/src/reference/programs.md` shows the expressions of the library.
 #[test]
 fn the_library_is_what_the_reference_says() {
     let level = "level = q + k_len - q_len; ";
@@ -261,7 +263,8 @@ fn the_library_is_what_the_reference_says() {
     }
 }
 
-/// Ranges of an operation from measured ranges of those before it, as kernels use them for a tile.
+/// The range of an operation is computed from measured ranges of earlier operations, as kernels do for a
+/// tile.
 #[test]
 fn ranges_of_a_tile_decide_masks() {
     let decide = |text: &str, query: (i64, i64), key: (i64, i64)| {

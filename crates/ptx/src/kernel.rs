@@ -1,3 +1,5 @@
+//! A kernel with its launch contract: grid, buffers, tensor maps and arguments.
+
 use std::fmt;
 
 use crate::{TensorMapSpec, Verified};

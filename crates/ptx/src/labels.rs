@@ -1,4 +1,4 @@
-//! Renumbering of the labels of a body.
+//! Renumbers the labels of a body.
 
 use crate::{Body, Label, Name, Operand, Statement};
 

@@ -7,7 +7,7 @@
 //! modifiers and requirement. The printer, the parser and the verifier read the rows. Other crates read them
 //! through [`Op::signature`] and [`Op::requirement`].
 //!
-//! "PTX ISA" in the documentation is NVIDIA's *Parallel Thread Execution ISA*. A quoted name beside it is a
+//! "PTX ISA" in the documentation is NVIDIA's *Parallel Thread Execution ISA*. A quoted name after it is a
 //! section of that document.
 #![warn(missing_docs)]
 

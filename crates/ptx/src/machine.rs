@@ -1,3 +1,5 @@
+//! The interface of a machine that runs kernels.
+
 use crate::Kernel;
 
 /// A machine that runs kernels: the emulator or a GPU. A kernel that runs on one runs unchanged on the other.

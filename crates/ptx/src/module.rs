@@ -1,3 +1,5 @@
+//! The data model of a PTX module: variables, functions, bodies and instructions.
+
 use std::str::FromStr;
 
 use smallvec::SmallVec;

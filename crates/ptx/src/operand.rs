@@ -1,3 +1,5 @@
+//! The data model of operands: registers, immediates, addresses and special registers.
+
 use std::sync::Arc;
 
 /// A name of a variable, parameter or function.

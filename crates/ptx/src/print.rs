@@ -330,7 +330,7 @@ impl Instruction {
         Ok(())
     }
 
-    /// The position of a tensor map that is followed by its coordinates, so that both stand in one pair of
+    /// The position of a tensor map that is followed by its coordinates; both are printed in one pair of
     /// brackets.
     fn boxed(&self) -> Option<usize> {
         let map = self.op.tensor_map_operand()?;

@@ -1,4 +1,4 @@
-//! Shortens pieces of a file for messages, which stay short however long the file is.
+//! Shortens quoted text in messages, so that a message stays short however long the file is.
 
 use std::borrow::Cow;
 

@@ -1,5 +1,5 @@
-//! What a launch of one entry needs of its module: the functions that the entry may call, and the shared
-//! memory that they name.
+//! Finds the parts of a module that a launch of one entry needs: the functions that the entry may call, and
+//! the shared memory that they name.
 
 use std::collections::HashSet;
 
@@ -114,8 +114,8 @@ mod tests {
 }
 ";
 
-    /// The names and the order in which ptxas 13.0 places them: own at 0, module at 24, inner at 36, and 156
-    /// bytes in all.
+    /// ptxas 13.0 places the variables in this order: own at 0, module at 24, inner at 36, and 156 bytes in
+    /// all.
     #[test]
     fn shared_memory_of_one_entry() {
         let module = crate::parse(MODULE).unwrap();

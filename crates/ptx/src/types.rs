@@ -1,3 +1,5 @@
+//! The types and the state spaces of PTX.
+
 use std::fmt;
 
 /// A PTX type: the fundamental types, and the packed and alternate formats that only some instructions name

@@ -1,6 +1,6 @@
-//! The verifier and NVIDIA's assembler agree on which instructions are valid. Thousands of one-line forms of
-//! the sm_90a instructions, valid and invalid, get the same verdict from both. Without `FLASHCORE_PTXAS`
-//! nothing is compared.
+//! Tests that the verifier and NVIDIA's assembler agree on which instructions are valid. Thousands of
+//! one-line forms of the sm_90a instructions, valid and invalid, must get the same verdict from both. Without
+//! `FLASHCORE_PTXAS` nothing is compared.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,7 +40,7 @@ fn prelude(version: &str) -> String {
     )
 }
 
-/// The verifier's or parser's error for a form, if any.
+/// The error of the verifier or the parser for a form, if any.
 fn refused(version: &str, form: &str) -> Option<String> {
     let module = match parse(&text(version, &[form])) {
         Ok(module) => module,

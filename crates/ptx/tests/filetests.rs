@@ -5,7 +5,7 @@
 //!   trip through the printer, and be accepted by ptxas, both as written and as printed.
 //! - `filetests/verify/*.ptx` is parsed and verified. Each `// error: RULE: TEXT` expects a violation on its
 //!   line, each `//! error: RULE: TEXT` one outside instructions. Any other violation fails the test.
-//! - `filetests/emit/*.ptx` is parsed and printed. The text must equal the `.out` file beside it.
+//! - `filetests/emit/*.ptx` is parsed and printed. The text must equal the `.out` file of the same name.
 
 mod ptxas;
 

@@ -1,4 +1,4 @@
-//! Line costs and root causes of a candidate's kernel, computed on demand from a few of its CTAs.
+//! Line costs and root causes of a candidate's kernel, computed on demand by running a few of its CTAs.
 
 use emu::trace::sample_ctas;
 use emu::{Buffer, Checks, EmuError, Fidelity, Options};
@@ -33,7 +33,7 @@ pub enum AnatomyError {
     #[error("a plan of the native CPU kernels has no PTX to show")]
     Native,
     /// The candidate is CUDA C++, which would have to be compiled first.
-    #[error("the kernel is kept as CUDA C++; PTX alone is shown line by line")]
+    #[error("the kernel is stored as CUDA C++; only PTX is shown line by line")]
     Compiled,
     /// The device is not in the time model's table.
     #[error("invalid value '{0}' for the device: expected {accepted}", accepted = machine::MACHINES.map(|gpu| gpu.name).join(", "))]
@@ -81,7 +81,7 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
             let arch = Arch::of(gpu.sm).ok_or_else(no_device)?;
             let arch = Arch { multiprocessors: gpu.sms, ..arch };
             let whole = bind(plan, &shape.problem(), &arch)?;
-            // As in a forecast: families that hand out tiles at run time need the whole grid, the others one
+            // As in a forecast, families that assign tiles at run time need the whole grid, the others one
             // head.
             match plan {
                 Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) => {
@@ -99,8 +99,8 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
     }
 }
 
-/// Runs CTAs of `bound` and predicts for the launches of `whole`. `text` is the PTX source of a kernel that
-/// no generator emitted.
+/// Runs CTAs of `bound` and predicts the time of the launches of `whole`. `text` is the PTX source of a
+/// kernel that no generator emitted.
 fn examine(
     bound: &Bound,
     whole: &Bound,
@@ -135,7 +135,7 @@ fn examine(
     };
     let resources: Vec<Resources> = bound.steps().map_while(of_step).collect();
     let steps = forecast_steps(bound, whole, &recorded, &resources, gpu).unwrap_or_default();
-    // A prediction of some of the kernels is none.
+    // A prediction for only some of the kernels would be wrong.
     let steps = if steps.len() == recorded.len() { steps } else { Vec::new() };
     let Diagnosis { findings, lines, .. } = diagnose_steps(bound, &recorded, &steps, &resources, None);
     Ok(Anatomy { text, lines, findings, prediction: Prediction::in_a_row(&steps) })

@@ -1,9 +1,9 @@
-//! Charts as inline SVG without script or network. Colours come from the page's style sheet, so that they
-//! follow light and dark mode.
+//! Charts as inline SVG without scripts or network access. Colours come from the page's style sheet, so that
+//! they follow light and dark mode.
 
 use maud::{Markup, html};
 
-/// A bar: a name, a value with its uncertainty, and a mark for a quoted figure.
+/// A bar: a name, a value with its uncertainty, and a marker for a quoted figure.
 pub struct Bar<'a> {
     pub name: &'a str,
     /// The value; `None` leaves the row empty.
@@ -98,7 +98,7 @@ fn bars_within(bars: &[Bar], width: f64) -> Markup {
     let values = bars.iter().flat_map(|b| [b.value, b.quoted, b.range.map(|r| r.0), b.range.map(|r| r.1)]);
     let axis = Log::over(values.flatten());
     let start = start(bars.iter().map(|bar| bar.name));
-    // The longest bar leaves room for its label.
+    // The space right of the longest bar is needed for its label.
     let room = bars.iter().map(|bar| text_width(&bar.label()) + 24.0).fold(70.0, f64::max);
     let x = |value: f64| start + axis.at(value) * (width - start - room);
     let height = ROW * bars.len() as f64 + 26.0;
@@ -261,8 +261,8 @@ struct Label<'a> {
     at: (f64, f64),
 }
 
-/// Names to the right of their points, moved until none covers another: downwards above `middle`, upwards
-/// below it.
+/// Places names to the right of their points, and moves them until none covers another: downwards above
+/// `middle`, upwards below it.
 fn labels<'a>(
     points: &[Point<'a>],
     place: impl Fn(&Point) -> (f64, f64),

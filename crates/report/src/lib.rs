@@ -1,4 +1,5 @@
-//! The page of a climb: one file without script or network, for screen and print, light and dark mode.
+//! The HTML pages of a climb and of searches: single files without scripts or network access, for screen and
+//! print, in light and dark mode.
 
 pub mod accuracy;
 #[cfg(feature = "search")]

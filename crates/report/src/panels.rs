@@ -7,7 +7,7 @@ use super::chart::{CHARACTER, WIDTH, short};
 pub struct Panel {
     /// The common properties of its problems.
     pub title: String,
-    /// A line per contestant, with the contestant's number in the legend: size and rate.
+    /// One line per contestant: the contestant's number in the legend, and points of size and rate.
     pub lines: Vec<(usize, Vec<(f64, f64)>)>,
 }
 
@@ -18,8 +18,8 @@ const LEGEND: f64 = 30.0;
 const TITLE: f64 = 22.0;
 const FOOT: f64 = 34.0;
 
-/// Panels with a common scale: rates upwards from 0, sizes doubling to the right. The legend's first name is
-/// drawn boldest.
+/// Panels with a common scale: rates upwards from 0, sizes doubling to the right. The line of the first name
+/// in the legend is the boldest.
 pub fn panels(panels: &[Panel], legend: &[String], unit: &str) -> Markup {
     let rows = panels.len().div_ceil(COLUMNS) as f64;
     let height = LEGEND + rows * (TITLE + HEIGHT + FOOT);

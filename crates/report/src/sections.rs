@@ -1,4 +1,4 @@
-//! The sections of the page.
+//! The sections of the page of a climb.
 
 use maud::{Markup, html};
 use predict::Cause;
@@ -100,8 +100,8 @@ pub(super) fn progress(climb: &Climb) -> Markup {
     }
 }
 
-/// Why a version fails whose `max_diff` is no larger than that of any version that passes: it stands out in
-/// the table of versions.
+/// Explains why some version fails although its `max_diff` is no larger than that of any version that passes:
+/// this is unexpected in the table of versions.
 fn small_and_wrong(climb: &Climb) -> Markup {
     let difference = |rung: &Climbed| rung.study.check.error.map(|error| error.max_diff);
     let (passed, others): (Vec<_>, Vec<_>) =
@@ -154,7 +154,7 @@ pub(super) fn times(climb: &Climb) -> Markup {
     }
 }
 
-/// Number of causes with a colour of their own. The rest is grey.
+/// Number of causes with their own colour. The others are grey.
 const SHOWN: usize = 8;
 
 pub(super) fn causes(climb: &Climb) -> Markup {
@@ -248,7 +248,7 @@ pub(super) fn forecasts(climb: &Climb) -> Markup {
     }
 }
 
-/// The time model's forecasts beside the measured times.
+/// The time model's forecasts together with the measured times.
 fn outcomes(climb: &Climb) -> Markup {
     let (Some(card), Some(score)) = (&climb.card, climb.score()) else { return html! {} };
     let rows = climb.rungs.iter().filter_map(|r| Some((r, r.study.prediction()?, r.measured_us()?)));

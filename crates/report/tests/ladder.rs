@@ -1,4 +1,4 @@
-//! The rungs get the expected verdicts, reasons and root causes without hints.
+//! Tests that the ladder's kernels get the expected verdicts, reasons and root causes, without hints.
 
 use bench::gpu::Workbench;
 use check::gate::Settings;
@@ -63,7 +63,7 @@ fn every_rung_gets_its_verdict_and_its_cause() {
     assert_eq!(page.matches("<li><a href=\"#").count(), page.matches("<h2 id=").count());
 }
 
-/// The log's measured table against the model of an L4, each time for the timed problem.
+/// Compares the log's measured table with the model of an L4, each time for the problem that was timed.
 #[test]
 fn the_model_orders_the_seeds_table() {
     let problem = Problem::new(1, 8, 512, 64, DType::F16);

@@ -1,5 +1,5 @@
-//! CTAs of a cluster that read the same tiles. Each CTA requests a part of the rows of every tile by
-//! multicast to all of them, so a tile is read from L2 once.
+//! Clusters of CTAs that read the same tiles. Each CTA requests a part of the rows of every tile by multicast
+//! to all CTAs, so that a tile is read from L2 once.
 
 use ptx::{Builder, CmpOp, Pred, R16, R32, SpecialReg};
 
@@ -41,13 +41,13 @@ impl Cluster {
         self.mask
     }
 
-    /// The elected lanes of a consumer warp, which arrive on mbarriers for the warp: one for each CTA.
+    /// The elected lanes of a consumer warp. Each of them arrives for the warp on the mbarriers of one CTA.
     pub(crate) fn elected(&self, k: &mut Builder, consumer: &Consumer) -> Pred {
         k.setp_u(CmpOp::Lt, consumer.threads.lane, self.ctas)
     }
 
-    /// Cluster barrier of all threads at the start: afterwards the mbarriers of every CTA are initialised,
-    /// which a fence has made visible.
+    /// Cluster barrier of all threads at the start. Afterwards the mbarriers of every CTA are initialised
+    /// and, by a fence, visible.
     pub fn sync_at_start(&self, k: &mut Builder) {
         k.cluster_arrive_relaxed();
         k.cluster_wait();

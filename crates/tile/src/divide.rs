@@ -1,11 +1,10 @@
-//! Division by a constant known when the kernel is emitted. `ptxas` does not specialise `div.u32` for
-//! constants: even for an immediate power of two it emits the reciprocal sequence (I2F, MUFU.RCP, F2I and
-//! corrections).
+//! Division by a constant that is known when the kernel is emitted. `ptxas` does not optimise `div.u32` for
+//! constants: even for a power of two it emits the reciprocal sequence (I2F, MUFU.RCP, F2I and corrections).
 
 use ptx::{Builder, R32};
 
-/// `⌊a / by⌋` for `a < 2^31` and `by > 0`: by multiplication with a rounded-up reciprocal (Granlund &
-/// Montgomery 1994, "Division by Invariant Integers using Multiplication", Theorem 4.2 with N = 31).
+/// `⌊a / by⌋` for `a < 2^31` and `by > 0`, computed by multiplication with a rounded-up reciprocal (Granlund
+/// & Montgomery 1994, "Division by Invariant Integers using Multiplication", Theorem 4.2 with N = 31).
 pub fn divide(k: &mut Builder, a: R32, by: u32) -> R32 {
     if by.is_power_of_two() {
         return if by == 1 { a } else { k.shr_u(a, by.trailing_zeros()) };

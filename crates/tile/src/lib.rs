@@ -1,6 +1,6 @@
 //! Building blocks above single instructions: tiles, copies, products, pipelines and tile schedulers.
 //!
-//! A kernel is written in tiles of rows, and this crate turns them into lanes, addresses and instructions:
+//! A kernel is written in tiles of rows, and this crate translates them to lanes, addresses and instructions:
 //! [`TileLayout`] places a tile in shared memory without bank conflicts, [`TileCopy`] fills it from global
 //! memory, [`MatrixReader`] reads it as tensor-core operands, and [`AccTile`] holds accumulators in
 //! registers.

@@ -14,7 +14,7 @@ from .. import _flashcore
 from .._errors import FlashCoreError
 from ._problem import EXPECTED, OURS, Problem
 
-#: Suites of features beside even lengths: ``features`` on a CPU, the others on a GPU.
+#: Suites of features other than even lengths: ``features`` on a CPU, the others on a GPU.
 FEATURES = ("features", "softcap", "sinks", "packed", "documents", "bias")
 
 _EPILOG = """\
@@ -59,7 +59,7 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command; 0 if everybody raced, 1 if FlashCore itself failed somewhere, 2 if nothing could start."""
+    """Runs the command; returns 0 if all contestants raced, 1 if FlashCore failed, 2 if nothing could start."""
     suites = {name: [Problem(*p[0], *p[1:]) for p in problems] for name, problems in _flashcore.bench_suites()}
     parser = arguments([*suites, *FEATURES])
     args = parser.parse_args(argv)
@@ -154,7 +154,7 @@ def _session(args: argparse.Namespace) -> Any:
             raise ValueError(
                 "evidence comes from a clean commit, and this wheel was built from none; leave out --evidence"
             )
-        args.evidence.open("a").close()  # better now than after the run
+        args.evidence.open("a").close()  # checked now, so that the run is not lost
     for missing in session.missing():
         print(f"flashcore_attn.bench: {missing}", file=sys.stderr)
     return session

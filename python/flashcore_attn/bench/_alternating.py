@@ -1,4 +1,4 @@
-"""Races the suites of features: everybody in turn, in one process, on the same values."""
+"""Races the suites of features: all contestants in turn, in one process, on the same values."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def race(suite: str, work: _features.Work, seconds: float, device: str, only: li
                 out = work.output(name, call())
                 row["err"], row["err_allowed"] = _judged(work, out)
                 ready.append((row, Contestant(name, call, device)))
-        except Exception as error:  # a library that does not import or refuses has a row that says so
+        except Exception as error:  # the library cannot be imported or rejects the problem
             row["fault"] = f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]
             continue
         if not row["err"] <= row["err_allowed"]:
@@ -134,7 +134,7 @@ def _versioned(name: str) -> str:
 
 
 def run(args: Any) -> int:
-    """0 if FlashCore was right everywhere, 1 if not, 2 if nothing could start."""
+    """0 if all outputs of FlashCore were correct, 1 if not, 2 if nothing could start."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     only = None if args.peers is None else args.peers.split(",")
     session: Any = (

@@ -54,7 +54,7 @@ class Captured:
                 for _ in range(count):
                     outputs.add(describe(call(), layout))
             except BaseException:
-                with suppress(RuntimeError):  # the first error is the one to tell
+                with suppress(RuntimeError):  # the first error is the one to report
                     graph.capture_end()
                 raise
             graph.capture_end()

@@ -1,4 +1,4 @@
-"""Suites of features beside even lengths and a causal mask: what is computed, and how each library is called."""
+"""Suites of features other than even lengths and a causal mask: what is computed, and how each library is called."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Call = Callable[[], Any]
 
 @dataclasses.dataclass
 class Work:
-    """A problem with values, and everybody who computes it.
+    """A problem with values, and the contestants that compute it.
 
     ``q``, ``k`` and ``v`` are ``(batch, heads, sequence, head_dim)``. ``score`` and ``mask`` are FlexAttention's
     functions, from which the reference follows. ``calls`` returns, by name, the loaders of the contestants: a loader
@@ -40,7 +40,7 @@ class Work:
 
     @property
     def flops(self) -> float:
-        """Of both products, over visible pairs."""
+        """FLOP of both products, over visible pairs."""
         return 2.0 * self.pairs * self.q.shape[1] * (self.q.shape[3] + self.v.shape[3])
 
     def output(self, who: str, result: Any) -> Tensor:
@@ -49,8 +49,7 @@ class Work:
         return self.as_heads.get(who, lambda x: x)(out)
 
     def error(self, out: Tensor, rows: int = 32) -> tuple[float, float]:
-        """The largest error of some rows of some heads against float64, and the largest of attention in the inputs'
-        type, which is the measure."""
+        """The largest error of some rows against float64, and that of attention in the inputs' type."""
         worst = plain = 0.0
         generator = torch.Generator().manual_seed(1)
         batch, heads, length, dim = self.q.shape
@@ -169,7 +168,7 @@ def _dense(work: Work) -> Tensor | None:
 
 
 def _sdpa_peer(work: Work, backend: str | None = None) -> Callable[[], Call]:
-    """PyTorch's SDPA with ``attn_mask``, made before. Scores that are no sums, and sinks, it does not have."""
+    """PyTorch's SDPA with an ``attn_mask`` that was made before. It supports no sinks and only sums."""
 
     def load() -> Call:
         mask, gqa = _dense(work), work.q.shape[1] != work.k.shape[1]
@@ -198,7 +197,7 @@ def _flash_attention(version: int, name: str = "flash_attn_func") -> Any:
     return getattr(module, name)
 
 
-# ---- Problems. ``shrunk`` divides lengths, so that a CPU can try what a GPU races.
+# ---- Problems. ``shrunk`` divides lengths, so that a CPU can run the problems of a GPU.
 
 
 def _simple(
@@ -262,7 +261,7 @@ def sinks(device: str, dtype: torch.dtype, shrunk: int, length: int = 8192, keys
 
 
 def lengths_of(mean: int, total: int) -> list[int]:
-    """Uneven lengths of about that mean, from a tenth of it to thrice it, that sum to ``total``."""
+    """Uneven lengths of about that mean, from a tenth to three times the mean, that sum to ``total``."""
     generator = torch.Generator().manual_seed(mean)
     found: list[int] = []
     while sum(found) < total:

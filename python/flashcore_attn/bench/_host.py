@@ -17,7 +17,7 @@ from ._race import Row, Run, inputs, reason
 
 Call = Callable[[], Any]
 
-CALLS = 50  # in a row: far fewer than what a stream queues before a launch waits
+CALLS = 50  # calls in a row: far fewer than a stream queues before a launch waits
 
 
 def host(run: Run, problem: Problem) -> list[Row]:
@@ -40,7 +40,7 @@ def host(run: Run, problem: Problem) -> list[Row]:
                     call()
                 torch.cuda.synchronize()
                 calls[peer.name] = (call, peer.context)
-            except Exception as error:  # a peer may fail in any way it likes
+            except Exception as error:  # a peer may raise any exception
                 why = reason(error)
                 rows.append(json.loads(run.session.failed("host", peer.name, problem.stated, "warm", why)))
         run.say("timing")

@@ -19,7 +19,7 @@ from ._race import Row
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
-# Rows are no evidence if other programs used more than this fraction of the CPU during their race.
+# Rows do not count as evidence if other programs used more than this fraction of the CPU during their race.
 MOST_BY_OTHERS = 0.1
 
 Stated = tuple[tuple[int, int, int, int, int, int], str, str, float | None]
@@ -112,7 +112,7 @@ def rows(
 
 
 def run(args: Any) -> int:
-    """``python -m flashcore_attn.bench model``: 0 if all races count, 1 if FlashCore was wrong or others were busy."""
+    """``python -m flashcore_attn.bench model``: 0 if all races count, 1 if an output was wrong or the CPU was busy."""
     from ._table import summary, table
 
     session = _flashcore.CpuSession(torch.get_num_threads())

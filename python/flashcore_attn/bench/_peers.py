@@ -19,7 +19,7 @@ class Peer:
 
     ``layout`` is its order of dimensions, ``bhsd`` or ``bshd``. ``load`` imports it and returns a function of q, k and
     v for a problem, or raises an error that says why it cannot compute the problem. ``context`` is entered around
-    calls. ``out`` is the type of its output where that is not the problem's.
+    calls. ``out`` is the type of its output if that is not the problem's.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ def _flash_attention_3(problem: Problem) -> Attention:
     _needs_bottom_right(problem)
     options: dict[str, Any] = {"window_size": problem.window or (-1, -1), "softcap": problem.softcap or 0.0}
     if problem.dtype in FP8:
-        # Builds for inference leave 8-bit kernels out; those of the upstream package have them.
+        # Builds for inference omit 8-bit kernels; builds of the upstream package have them.
         from flash_attn_interface import flash_attn_func
 
         ones = torch.ones(problem.batch, problem.heads_kv, device="cuda", dtype=torch.float32)

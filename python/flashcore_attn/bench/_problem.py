@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from .._errors import invalid
 
-OURS = "flashcore"  # the name that rows give to our own kernels, and to nobody else
+OURS = "flashcore"  # the name in rows that is reserved for FlashCore's kernels
 
 EXPECTED = (
     "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, "

@@ -78,7 +78,7 @@ def _race(run: Run, suite: str, problem: Problem) -> Iterator[Row]:
         run.say(f"{peer.key}: warming up (the first time it may compile)")
         try:
             held.append(_enter(field, peer, problem, tensors[peer.layout]))
-        except Exception as error:  # a peer may fail in any way it likes; the others race on
+        except Exception as error:  # a peer may raise any exception; the others continue
             absent.append((peer.name, reason(error)))
             torch.cuda.empty_cache()
     for mode in run.modes:
@@ -89,7 +89,7 @@ def _race(run: Run, suite: str, problem: Problem) -> Iterator[Row]:
             torch.cuda.synchronize()  # the race has a stream of its own
             torch.cuda.empty_cache()  # and memory
             yield from (json.loads(row) for row in field.run(suite, mode, run.seconds))
-    del field, held  # the graphs outlive those who launch them
+    del field, held  # the graphs must live longer than the code that launches them
 
 
 def _enter(field: Any, peer: Peer, problem: Problem, tensors: tuple[Tensor, Tensor, Tensor]) -> Captured:

@@ -6,11 +6,11 @@
 Importing the module registers ``"flashcore"`` with ``AttentionInterface`` and ``AttentionMaskInterface``. Grouped heads
 are read in place. Soft caps, attention sinks (GPT-OSS), position biases (T5), causal masks, windows, chunks and padding
 are computed by the kernel. There is no way back to another implementation: what FlashCore does not compute (gradients,
-dropout) is refused by name.
+dropout) raises an error that names it.
 
 ``transformers`` takes every name with "flash" in it for a variant of the package ``flash-attn``, which it imports or
 replaces. :func:`register` exempts this name. Models that hand cumulative lengths to such variants (the vision towers of
-Qwen) hand them to this one, too.
+Qwen) pass them to this one as well.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAME = "flashcore"
 
 
 def register() -> None:
-    """Registers the implementation. Importing the module has called it already."""
+    """Registers the implementation. Importing the module calls this function."""
     AttentionInterface.register(NAME, attention)
     # A mask of truth values, `(batch, 1, L, S)`, or none where attention is causal or full.
     AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -94,7 +94,9 @@ def attention(
     if dropout:
         raise UnsupportedError(f"invalid value '{dropout}' for dropout: expected 0.0, no other is supported yet")
     if others.get("output_attentions"):
-        raise UnsupportedError("output_attentions needs the weights, which are never formed; use eager attention")
+        raise UnsupportedError(
+            "output_attentions is not supported: FlashCore does not store the weights; use eager attention"
+        )
     backend = backend_of(query)
     q, k, v = backend.admit(query, key, value)
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])

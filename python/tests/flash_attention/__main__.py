@@ -32,7 +32,7 @@ FILES = (
     "tests/cute/test_flash_attn_varlen.py",
 )
 
-# Tests of what FlashCore's forward pass does not have, by words of their names.
+# Words in the names of tests of features that FlashCore's forward pass does not have.
 NOT_APPLICABLE = {
     "kvcache": "keys appended to a cache",
     "paged": "paged keys",

@@ -25,7 +25,7 @@ class ForwardDone(Exception):
 
 
 def not_applicable(reason: str) -> None:
-    """Ends a test that asks for what is no part of the forward pass."""
+    """Ends a test of a feature that is not part of the forward pass."""
     pytest.skip(NOT_APPLICABLE + reason)
 
 
@@ -61,7 +61,7 @@ def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# ---- FlashAttention-4: score and mask functions of CuTe have twins of torch, which the tests compare them
+# ---- FlashAttention-4: score and mask functions of CuTe have counterparts in torch; the tests compare them
 # with.
 
 

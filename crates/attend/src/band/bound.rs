@@ -1,11 +1,11 @@
-//! The KV blocks of which the rows see a key, and those that need a mask.
+//! The range of KV blocks that a CTA visits, and which of them need a mask.
 
 use ptx::{Builder, R32, Src};
 use tile::divide;
 
 use super::{KeyBand, RowRange};
 
-/// How much of a KV block the rows see.
+/// Whether all rows see all keys of a KV block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Coverage {
     /// Every row of the CTA sees every key: no mask needed.
@@ -16,30 +16,28 @@ pub enum Coverage {
 
 /// The KV blocks that a CTA visits, from the last to the first: partial blocks down to `full_to`, full blocks
 /// down to `full_from`, partial blocks down to `from`. Each of the three ranges may be empty. If the band is
-/// narrower than a block, no block is full and `full_from` may exceed `full_to`.
+/// narrower than a block, no block is full, and `full_from` may exceed `full_to`.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
-    /// The first block to visit, and the first block of which all rows see the first key; `None` where both
-    /// are 0.
+    /// The lower end of the blocks and of the full blocks; `None` if both are 0.
     pub lower: Option<Lower>,
-    /// All rows see the last key of the blocks below this one; `None` if that holds for all blocks.
+    /// Every row sees the last key of each block below this one; `None` if that holds for all blocks.
     pub full: Option<R32>,
     /// One past the last block of which any row sees a key.
     pub end: R32,
 }
 
-/// The lower end of the KV blocks, for a band with a lower bound or keys that CTAs divide.
+/// The lower end of the KV blocks, for a band with a lower bound or for split keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Lower {
-    /// The first block to visit: of which any row sees a key.
+    /// The first block to visit: the first one in which any row sees a key.
     pub from: R32,
-    /// The first block of which every row sees the first key; `None` if that holds for all blocks from `from`
-    /// on.
+    /// The first block whose first key every row sees; `None` if that holds for all blocks from `from` on.
     pub full_from: Option<R32>,
 }
 
 impl Bound {
-    /// The KV blocks of a band. `divides` means that `block_n` divides `seq_kv`.
+    /// The KV blocks of a band. `divides` states that `block_n` divides `seq_kv`.
     pub fn new(k: &mut Builder, band: &KeyBand, rows: &RowRange, block_n: u32, divides: bool) -> Bound {
         let [by_all, by_any] = rows.keys_seen(k, band);
         let every_block = band.after.is_none() && divides;
@@ -63,8 +61,8 @@ impl Bound {
         Bound { lower, end, ..self }
     }
 
-    /// The blocks of one of `splits` CTAs that divide them: parts of equal length in the order of the keys,
-    /// of which the last ones may be shorter or empty.
+    /// The blocks of one of `splits` CTAs that divide the keys. The parts are in the order of the keys and
+    /// have equal length, except that the last ones may be shorter or empty.
     #[must_use]
     pub fn split(self, k: &mut Builder, index: R32, splits: u32) -> Bound {
         let count = k.sub(self.end, self.from());

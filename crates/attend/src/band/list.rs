@@ -1,10 +1,10 @@
-//! Lists of the KV blocks that the rows of a tile see, for masks that are no band.
+//! Lists of the KV blocks that the rows of a tile see, for masks that no band can express.
 //!
 //! A list is an array of 32-bit integers: the number of blocks, the number of full blocks, then the block
-//! indices. Full blocks stand at the front of the rest in ascending order, and partial blocks at its end in
-//! descending order. A *position* counts full blocks from 0 on, then partial blocks from the lowest on. A
-//! walk goes down from the last position: it visits partial blocks first, from the highest one, which is the
-//! only one that can be ragged.
+//! indices. The indices of full blocks are stored from the front in ascending order, those of partial blocks
+//! from the end in descending order. A *position* counts the full blocks from 0 on, then the partial blocks
+//! from the lowest on. The main loop goes down from the last position, so it visits partial blocks first,
+//! beginning with the highest one, which is the only block that can be ragged.
 
 use ptx::{Builder, CmpOp, Global, Guard, Pointer, Pred, R32, Shared};
 
@@ -12,17 +12,18 @@ use super::Bound;
 
 /// Integers before the block indices.
 const HEADER: u32 = 2;
-/// Codes of blocks while a list is written.
+/// Codes that classify a block while a list is written.
 const PARTIAL: u32 = 1;
 const FULL: u32 = 2;
 
-/// Where the lists of a problem lie: `[batch][head][tile]`.
+/// Location of the lists of a problem: `[batch][head][tile]`.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockLists {
     pub start: Global,
     /// The largest number of blocks of a list.
     pub capacity: R32,
-    /// Lists from one batch entry, and from one head, to the next; 0 where they share lists.
+    /// Number of lists from one batch entry to the next, and from one head to the next; 0 if they share
+    /// lists.
     pub batch_step: R32,
     pub head_step: R32,
 }
@@ -32,7 +33,7 @@ pub struct BlockLists {
 pub struct BlockList {
     /// The first block index.
     blocks: Global,
-    /// The last place for a block index.
+    /// The last slot for a block index.
     last: R32,
     /// Number of full blocks.
     pub full: R32,
@@ -56,7 +57,8 @@ impl BlockLists {
         k.advance(self.start, bytes)
     }
 
-    /// The list of a tile. If the tile has no rows, it lists one block, which the caller has to mask.
+    /// Reads the list of a tile. For a tile without rows, the list has one block, which the caller has to
+    /// mask.
     pub fn read(&self, k: &mut Builder, at: [R32; 3], exists: Option<Pred>) -> BlockList {
         let list = self.list(k, at);
         let mut count: R32 = k.ld(list);
@@ -69,10 +71,10 @@ impl BlockLists {
         BlockList { blocks: list.at(4 * i64::from(HEADER)), last, full, count }
     }
 
-    /// Writes the list of a tile, by all threads of a CTA of `warps` warps. `judge` says for a block, in all
-    /// lanes of a warp, whether any row sees any of its keys, and whether each row sees each key, as 1 or 0.
-    /// `bound` are the blocks that the band leaves. With `at_least_one`, a list where no row sees any key has
-    /// block 0, as a partial one. `codes` is memory for `warps` integers.
+    /// Writes the list of a tile; run by all threads of a CTA of `warps` warps. `judge` classifies a block,
+    /// in all lanes of a warp: whether any row sees any of the keys, and whether every row sees every key,
+    /// each as 1 or 0. `bound` holds the blocks of the band. With `at_least_one`, a list without visible keys
+    /// contains block 0 as a partial block. `codes` is shared memory for `warps` integers.
     pub fn write(
         &self,
         k: &mut Builder,
@@ -133,7 +135,7 @@ impl BlockLists {
             append(k, PARTIAL, partial, true);
             k.bar_sync();
         });
-        // One thread writes the numbers.
+        // One thread writes the two counts.
         let first_warp = k.setp_u(CmpOp::Eq, warp, 0);
         let writes = k.and_pred(first_warp, speaks);
         k.if_(writes, |k| {
@@ -164,7 +166,7 @@ impl BlockList {
         k.ld(at)
     }
 
-    /// The positions to visit, as blocks: partial ones from `full` on.
+    /// The positions to visit, in the form of a bound on blocks: positions from `full` on are partial.
     pub const fn bound(&self) -> Bound {
         Bound { lower: None, full: Some(self.full), end: self.count }
     }

@@ -1,4 +1,4 @@
-//! The mask of a block: scores that a row does not see become −∞.
+//! The mask of a block: sets scores that a row does not see to −∞.
 
 use ptx::{Builder, CmpOp, F32, R32};
 use tile::{AccTile, Threads};
@@ -26,7 +26,8 @@ pub struct Masker {
 }
 
 impl Masker {
-    /// For warps that hold `warp_rows` rows of the range each, and `warp_keys` keys of each block.
+    /// Creates the masker for warps that hold `warp_rows` rows of the range and `warp_keys` keys of each
+    /// block.
     pub fn new(
         k: &mut Builder,
         band: &KeyBand,
@@ -43,8 +44,8 @@ impl Masker {
         Masker { band: *band, test: Test::Columns, rows: *rows, row: k.add(first, threads.quad), column }
     }
 
-    /// Masks with bits: fewer instructions, some more registers. ptxas turns seven bits into predicates with
-    /// one R2P.
+    /// Masks with one bit per column: fewer instructions, but some more registers. ptxas turns seven bits
+    /// into predicates with one R2P.
     #[must_use]
     pub const fn by_bits(self) -> Masker {
         Masker { test: Test::Bits, ..self }
@@ -68,7 +69,7 @@ impl Masker {
         }
     }
 
-    /// One past the last key that the lane's row `i` sees; may be negative.
+    /// One past the last key that row `i` of the lane sees. The value may be negative.
     fn keys_end(&self, k: &mut Builder, i: u32) -> R32 {
         let Some(after) = self.band.after else { return self.rows.seq_kv };
         let level = self.level_key(k, i, 1);
@@ -76,14 +77,14 @@ impl Masker {
         k.min_s(end, self.rows.seq_kv)
     }
 
-    /// The first key that the lane's row `i` sees, which may be negative; `None` without a lower bound.
+    /// The first key that row `i` of the lane sees; `None` without a lower bound. The value may be negative.
     fn keys_start(&self, k: &mut Builder, i: u32) -> Option<R32> {
         let before = self.band.before?;
         let level = self.level_key(k, i, 0);
         Some(k.sub(level, before))
     }
 
-    /// The key on the diagonal of the lane's row `i`, plus `plus`.
+    /// The key on the diagonal of row `i` of the lane, plus `plus`.
     fn level_key(&self, k: &mut Builder, i: u32, plus: u32) -> R32 {
         let shift = self.rows.shift(k, self.band.corner);
         let below = i / 2 * 16 + i % 2 * 8;
@@ -99,8 +100,8 @@ impl Masker {
     }
 }
 
-/// Hides the elements of a row before column `hidden`, if given, and from column `left` on. A lane holds two
-/// of every eight columns.
+/// Hides the elements of a row before column `hidden`, if given, and the elements from column `left` on. A
+/// lane holds two of every eight columns.
 fn hide_by_columns(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32) {
     for (i, &score) in (0..).zip(scores) {
         let column = i / 2 * 8 + i % 2;

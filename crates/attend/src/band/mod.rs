@@ -1,4 +1,4 @@
-//! Which keys a query row sees, and which KV blocks are therefore skipped, full or partial.
+//! The band of keys that query rows see, and the classification of KV blocks as skipped, full or partial.
 
 mod bound;
 mod list;
@@ -13,7 +13,7 @@ pub use list::{BlockList, BlockLists};
 pub use mask::Masker;
 pub use rows::RowRange;
 
-/// Which keys a query row sees, as far as the code depends on this: the alignment and which bounds exist
+/// The properties of a band on which the code depends: the alignment and which bounds exist
 /// ([`problem::Band`] has the definition). The sizes of the bounds are launch parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyBand {
@@ -23,8 +23,8 @@ pub struct KeyBand {
     pub before: Option<R32>,
     /// Number of keys after the diagonal that a row sees; `None` for all.
     pub after: Option<After>,
-    /// Whether programs read tables by the positions of keys. A full block must then have existing keys only,
-    /// also for rows beyond the queries, whose diagonal lies beyond the keys.
+    /// Whether programs read tables at key positions. Then a full block must contain existing keys only, also
+    /// for rows beyond the queries, whose diagonal lies beyond the keys.
     pub indexes_tables: bool,
 }
 
@@ -33,7 +33,7 @@ pub struct KeyBand {
 pub enum After {
     /// No key after the diagonal: the upper bound of a causal mask. Needs no parameter.
     Diagonal,
-    /// This number of keys after the diagonal.
+    /// This number of keys after the diagonal is visible.
     Keys(R32),
 }
 
@@ -53,7 +53,7 @@ fn shifted(k: &mut Builder, position: R32, shift: Option<R32>) -> R32 {
     shift.map_or(position, |shift| k.add(position, shift))
 }
 
-/// One past the band's last key for a row whose diagonal is at `key`.
+/// One past the last visible key of a row whose diagonal is at `key`.
 fn further(k: &mut Builder, key: R32, after: After) -> R32 {
     match after {
         After::Diagonal => key,

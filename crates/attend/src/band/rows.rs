@@ -1,4 +1,4 @@
-//! The query rows of a CTA, and the keys that they see.
+//! The query rows of a CTA, and the range of keys that they see.
 
 use problem::Corner;
 use ptx::{Builder, R32};
@@ -11,7 +11,7 @@ use super::{After, KeyBand, further, shifted};
 pub struct RowRange {
     /// First row.
     pub first: R32,
-    /// Rows of the tile. Rows at or beyond `seq_q` are computed and not stored.
+    /// Number of rows of the tile. Rows at or beyond `seq_q` are computed but not stored.
     pub rows: u32,
     /// Sequence length of the queries.
     pub seq_q: R32,
@@ -28,7 +28,7 @@ impl RowRange {
         divide(k, row, self.heads)
     }
 
-    /// The query head of a row, and its position. `head` counts heads, or groups of packed heads.
+    /// The query head and the sequence position of a row. `head` counts heads, or groups of packed heads.
     pub fn head_and_position(&self, k: &mut Builder, head: R32, row: R32) -> [R32; 2] {
         if self.heads == 1 {
             return [head, row];
@@ -39,14 +39,14 @@ impl RowRange {
         [k.mad(head, self.heads, in_group), position]
     }
 
-    /// By the band's upper bound: one past the last key that all of the rows see, and one past the last key
-    /// that any of them sees.
+    /// Evaluates the upper bound of the band: one past the last key that all rows see, and one past the last
+    /// key that any row sees.
     pub fn keys_seen(&self, k: &mut Builder, band: &KeyBand) -> [R32; 2] {
         let Some(after) = band.after else { return [self.seq_kv; 2] };
         let shift = self.shift(k, band.corner);
-        // Without keys after the diagonal, one of the two limits holds without a comparison. Aligned
-        // to the bottom right, the last row ends at the last key, but first rows may end before key 0.
-        // Aligned to the top left, the first row starts at key 0, but last rows may end beyond the last key.
+        // For a band without keys after the diagonal, one of the two limits holds without a comparison. In a
+        // bottom-right band, the last row ends at the last key, but the first rows may end before key 0. In a
+        // top-left band, the first row starts at key 0, but the last rows may end beyond the last key.
         let within = |k: &mut Builder, end: R32| match (band.corner, after) {
             (Corner::BottomRight, After::Diagonal) if !band.indexes_tables => k.max_s(end, 0),
             (Corner::TopLeft, _) => k.min_u(end, self.seq_kv),
@@ -66,8 +66,8 @@ impl RowRange {
         [within(k, first), by_any]
     }
 
-    /// By the band's lower bound: the first key that any of the rows sees, and the first key from which on
-    /// all of them see. `None` without a lower bound.
+    /// Evaluates the lower bound of the band: the first key that any row sees, and the first key from which
+    /// on all rows see. Returns `None` without a lower bound.
     pub(super) fn keys_skipped(&self, k: &mut Builder, band: &KeyBand) -> Option<[R32; 2]> {
         let before = band.before?;
         let shift = self.shift(k, band.corner);
@@ -81,7 +81,7 @@ impl RowRange {
         }))
     }
 
-    /// One past the position of the last row that exists.
+    /// One past the position of the last existing row.
     fn past_last(&self, k: &mut Builder) -> R32 {
         let past_last = k.add(self.first, self.rows + self.heads - 1);
         let past_last = self.position(k, past_last);

@@ -1,8 +1,8 @@
 //! Bounds of a mask program's values over a tile: interval analysis in registers.
 //!
-//! Values that depend on the query alone, or on the key alone, have exact bounds: the least and the largest
-//! over the tile's rows or columns. Bounds of other values follow from those of their operands. A truth value
-//! has the bounds 0 and 1.
+//! A value that depends on the query alone, or on the key alone, has exact bounds: its minimum and maximum
+//! over the tile's rows or columns. Bounds of other values follow from the bounds of their operands. A truth
+//! value has the bounds 0 and 1.
 
 use problem::program::{BinaryOp, Comparison, Id, Op, Range, UnaryOp};
 use ptx::{Builder, CmpOp, R32};
@@ -11,7 +11,7 @@ use super::emit::{Division, Value, binary};
 use super::lower::{Code, Node, Place};
 use super::program::Scope;
 
-/// The least and the largest value, or numbers beyond them.
+/// A lower and an upper bound of a value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub low: R32,
@@ -39,7 +39,7 @@ impl Bounds {
         Bounds::truth(k.mov(0), k.mov(1))
     }
 
-    /// Makes the bounds those of all lanes' values.
+    /// Extends the bounds to the values of all lanes.
     fn over_lanes(self, k: &mut Builder) -> Bounds {
         let Bounds { mut low, mut high, is_truth } = self;
         for distance in [16, 8, 4, 2, 1] {
@@ -49,16 +49,16 @@ impl Bounds {
         Bounds { low, high, is_truth }
     }
 
-    /// The bounds of two sets of values of one node together.
+    /// The bounds of the union of two sets of values of one node.
     fn with(self, k: &mut Builder, other: Bounds) -> Bounds {
         Bounds { low: k.min_s(self.low, other.low), high: k.max_s(self.high, other.high), ..self }
     }
 }
 
-/// The bounds of some nodes.
+/// The bounds of each node, if known.
 pub(super) type BoundsOf = Vec<Option<Bounds>>;
 
-/// The nodes of rows, or of columns, whose bounds those of the mask need.
+/// The per-row and per-column nodes whose bounds determine the bounds of the mask.
 pub(super) fn leaves(code: &Code, place: Place) -> Vec<Id> {
     let mut found = Vec::new();
     let mut left: Vec<Id> = code.mask.into_iter().collect();
@@ -76,7 +76,7 @@ pub(super) fn leaves(code: &Code, place: Place) -> Vec<Id> {
     found
 }
 
-/// The values from which a value is computed: for the element of a table, the indices.
+/// The operands of a node; for an element of a table, the indices.
 fn operands(code: &Code, id: Id) -> Vec<Id> {
     match &code.nodes[id] {
         Node::Op(op) => op.reads(),
@@ -86,7 +86,7 @@ fn operands(code: &Code, id: Id) -> Vec<Id> {
     }
 }
 
-/// The bounds of `leaves` over all lanes and over the positions that `positions` sets, one after the other.
+/// The bounds of `leaves` over all lanes and over the positions that `positions` sets one after another.
 pub(super) fn of_leaves(
     k: &mut Builder,
     at: &mut Scope,
@@ -113,12 +113,12 @@ pub(super) fn of_leaves(
 pub(super) struct TileBounds<'a, 'b> {
     pub code: &'a Code,
     pub at: &'a mut Scope<'b>,
-    /// The bounds of leaves, and those computed so far.
+    /// The bounds of the leaves, and the bounds computed so far.
     pub known: BoundsOf,
 }
 
 impl TileBounds<'_, '_> {
-    /// The bounds of a node; `None` if there are none.
+    /// The bounds of a node; `None` if they are unknown.
     pub fn of(&mut self, k: &mut Builder, id: Id) -> Option<Bounds> {
         if self.known[id].is_some() {
             return self.known[id];
@@ -175,7 +175,8 @@ impl TileBounds<'_, '_> {
                 let low = pick(k, a.low, b.low, either.low);
                 Some(Bounds { low, high: pick(k, a.high, b.high, either.high), ..a })
             }
-            // Integers wrap: bounds follow from those of the operands only where no value can.
+            // Integers wrap. Bounds follow from the operands' bounds only for an operation that cannot
+            // overflow.
             _ if !self.code.fits(id) => None,
             Op::Unary(op, a) => {
                 let a = self.of(k, a)?;
@@ -224,7 +225,7 @@ impl TileBounds<'_, '_> {
         Some(Bounds { low, high, is_truth: false })
     }
 
-    /// The element of a table, if the whole tile reads one element: a mask of coarse blocks.
+    /// The bounds of a table element, if the whole tile reads a single element: a mask of coarse blocks.
     fn element(&mut self, k: &mut Builder, id: Id, table: usize) -> Option<Bounds> {
         let Node::Load { parts, .. } = &self.code.nodes[id] else { return None };
         let indices = parts.iter().flat_map(|&part| match &self.code.nodes[part] {
@@ -256,7 +257,7 @@ fn compare(k: &mut Builder, op: Comparison, a: Bounds, b: Bounds) -> Bounds {
         k.selp(1, 0, both)
     };
     match op {
-        // All values are one where each lies below the other.
+        // All comparisons have one result if one range lies below the other.
         Comparison::Eq | Comparison::Ne => {
             let always = both(CmpOp::Le, a.high, b.low, b.high, a.low);
             let possible = both(CmpOp::Le, a.low, b.high, b.low, a.high);

@@ -1,4 +1,5 @@
-//! How much of a KV block the rows of a tile see, by the mask program: computed by one warp.
+//! Classifies KV blocks by the mask program: whether the rows of a tile see none, some or all of the keys.
+//! One warp computes this.
 
 use problem::program::Id;
 use ptx::{Builder, CmpOp, R32};
@@ -8,7 +9,7 @@ use super::lower::Place;
 use super::program::{Memo, Scope, ScorePrograms};
 use crate::{Coverage, RowRange};
 
-/// The mask program over the rows of a tile, for a warp that judges KV blocks.
+/// The mask program over the rows of a tile, for a warp that classifies KV blocks.
 pub struct TileMask<'a> {
     programs: &'a ScorePrograms,
     mask: Id,
@@ -39,7 +40,7 @@ impl ScorePrograms {
         });
         let mut at = Scope::new(self, rows);
         (at.head, at.batch) = (Some(head), Some(batch));
-        // Code under branches reads these values.
+        // Code in conditional branches reads these values, so they are computed here.
         for id in self.code.needed_at(Place::Once) {
             at.value(k, id);
         }
@@ -55,7 +56,7 @@ impl ScorePrograms {
     }
 }
 
-/// Moves to a row of the tile, or to a row of the last position if there is no such row.
+/// Moves to a row of the tile. A row that does not exist is replaced by a row of the last position.
 fn set_row(k: &mut Builder, at: &mut Scope, (rows, head, last): (&RowRange, R32, R32), row: R32) {
     let [head, position] = rows.head_and_position(k, head, row);
     at.head = Some(head);
@@ -64,8 +65,8 @@ fn set_row(k: &mut Builder, at: &mut Scope, (rows, head, last): (&RowRange, R32,
 }
 
 impl TileMask<'_> {
-    /// Whether any row sees a key among the `block_n` keys from `origin` on, and whether each row sees each
-    /// of those keys that exist: 1 or 0. All lanes have the result. At least one of the keys exists.
+    /// Returns, as 1 or 0, whether any row sees any of the `block_n` keys from `origin` on, and whether every
+    /// row sees all of these keys that exist. All lanes have the result. At least one of the keys exists.
     pub fn judge(&self, k: &mut Builder, origin: R32, block_n: u32) -> [R32; 2] {
         let code = &self.programs.code;
         let mut at = Scope::new(self.programs, &self.rows);
@@ -94,7 +95,7 @@ impl TileMask<'_> {
         [any, all]
     }
 
-    /// Evaluates the mask of element after element, until a visible and a hidden one are found.
+    /// Evaluates the mask for one element after another, until a visible and a hidden one are found.
     fn judge_elements(&self, k: &mut Builder, at: &mut Scope, parts: u32, [any, all]: [R32; 2]) {
         let of_columns: Vec<Memo> = (0..parts)
             .map(|part| {
@@ -132,7 +133,7 @@ impl TileMask<'_> {
             k.selp_to(all, all, 0, every);
             k.add_to(row, row, 1);
             let more = k.setp_u(CmpOp::Lt, row, end);
-            // Until both are known: any = 1 and all = 0.
+            // The search continues until both answers are known: any = 1 and all = 0.
             let open = k.setp_s(CmpOp::Le, any, all);
             k.and_pred(open, more)
         });

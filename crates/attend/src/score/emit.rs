@@ -1,5 +1,6 @@
-//! PTX of single operations of programs. Floats are f32 with approximate functions: `exp2` and `log2` within
-//! two units in the last place, reciprocals and square roots within one; subnormals count as zero there.
+//! Emits PTX for single operations of programs. Floats are f32 with approximate functions: `exp2` and `log2`
+//! within two units in the last place, reciprocals and square roots within one. Subnormal operands of these
+//! functions count as zero.
 
 use problem::program::{BinaryOp, Comparison, UnaryOp};
 use ptx::{Builder, CmpOp, F32, Global, Pred, R32, Rounding};
@@ -14,7 +15,7 @@ pub(super) enum Value {
     At(Global),
 }
 
-/// A program's types are checked when it is made.
+/// A program's types are checked when the program is built.
 const TYPED: &str = "programs are typed";
 
 impl Value {
@@ -75,7 +76,7 @@ pub(super) fn unary(k: &mut Builder, op: UnaryOp, value: Value) -> Value {
     }
 }
 
-/// `1 − 2 / (exp2(2 · log2 e · x) + 1)`, as in [`crate::Softcap`].
+/// `1 − 2 / (exp2(2 · log2 e · x) + 1)`, as for [`crate::Softcap`].
 fn tanh(k: &mut Builder, x: F32) -> F32 {
     let doubled = k.mul(x, 2.0 * std::f32::consts::LOG2_E);
     let power = k.ex2(doubled);
@@ -163,7 +164,7 @@ pub(super) fn compare(k: &mut Builder, op: Comparison, a: Value, b: Value) -> Pr
     if let (Value::Float(a), Value::Float(b)) = (a, b) {
         let op = match op {
             Comparison::Eq => CmpOp::Eq,
-            // True if one is NaN.
+            // `Neu` is true if an argument is NaN.
             Comparison::Ne => CmpOp::Neu,
             Comparison::Lt => CmpOp::Lt,
             Comparison::Le => CmpOp::Le,

@@ -1,4 +1,4 @@
-//! Score and mask programs as one list of nodes, each with the place where its value is computed.
+//! Lowers score and mask programs to one list of nodes, each with the place where its value is computed.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,8 @@ use problem::{Problem, Program};
 /// Integers up to this magnitude are exact in f32.
 const EXACT: i64 = 1 << 24;
 
-/// Where a value is computed: as rarely as the score's position allows.
+/// Where a value is computed. Each value is computed at the first place that its operands allow, which is the
+/// least frequent one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {
     /// Once for all rows of a tile.
@@ -22,7 +23,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// The place of a value that depends on values of both places.
+    /// The place of a value that depends on values of two places.
     fn with(self, other: Place) -> Place {
         match (self, other) {
             (Place::Row, Place::Column) | (Place::Column, Place::Row) => Place::Element,
@@ -31,14 +32,14 @@ impl Place {
     }
 }
 
-/// An index of a table that is read.
+/// An index into a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Index {
     pub dimension: usize,
     pub value: Id,
-    /// The index may be negative.
+    /// Whether the index may be negative.
     pub clamp_low: bool,
-    /// The index may be too large.
+    /// Whether the index may exceed the extent.
     pub clamp_high: bool,
 }
 
@@ -49,10 +50,10 @@ pub(super) enum Node {
     Op(Op),
     /// The reciprocal of a float.
     Reciprocal(Id),
-    /// The address of a table, or a distance from it, by some of the indices.
+    /// The address of a table element, or an offset to it, from some of the indices.
     Address {
         table: usize,
-        /// The table's first element is the origin; else 0.
+        /// Whether the table's start is added; otherwise the result is an offset.
         from_start: bool,
         indices: Vec<Index>,
     },
@@ -83,12 +84,12 @@ pub(super) struct Code {
     /// Bounds of integer nodes; `None` for other nodes.
     ranges: Vec<Option<Range>>,
     known: HashMap<Node, Id>,
-    /// Rows of one tile belong to several heads.
+    /// Whether the rows of a tile belong to several heads.
     packed: bool,
 }
 
 impl Code {
-    /// The programs of a problem. `packed` says whether the rows of a tile belong to several heads.
+    /// Lowers the programs of a problem. `packed` states whether the rows of a tile belong to several heads.
     pub fn new(problem: &Problem, packed: bool) -> Code {
         let mut code = Code { packed, ..Code::default() };
         let programs = &problem.programs;
@@ -108,7 +109,7 @@ impl Code {
                         dimension,
                         value: ids[read],
                         clamp_low: ranges[read].low < 0,
-                        // A problem with a position outside its table is refused.
+                        // `Problem::check` rejects a table that is smaller than the positions that index it.
                         clamp_high: !ranges[read].position && program.ops()[read] != Op::Int(0),
                     });
                     self.load(*table as usize, indices.collect())
@@ -131,7 +132,7 @@ impl Code {
         ids[ids.len() - 1]
     }
 
-    /// A read of a table: indices of one place form one part of the address.
+    /// A read of a table. The indices of one place form one part of the address.
     fn load(&mut self, table: usize, indices: Vec<Index>) -> Id {
         let mut parts = Vec::new();
         for place in [Place::Once, Place::Row, Place::Column, Place::Element] {
@@ -149,8 +150,8 @@ impl Code {
         self.push(Node::Op(Op::Unary(UnaryOp::ToFloat, integer)), None)
     }
 
-    /// An integer as a float, without a conversion for each score: its operands are converted instead, where
-    /// all values are exact in f32. A conversion has a quarter of an addition's rate or less.
+    /// An integer as a float without a conversion for each score: the operands are converted instead, if all
+    /// values are exact in f32. A conversion has at most a quarter of the throughput of an addition.
     fn as_float(&mut self, integer: Id) -> Option<Id> {
         let exact = |range: Range| -EXACT <= range.low && range.high <= EXACT;
         if !self.ranges[integer].is_some_and(exact) {
@@ -191,7 +192,7 @@ impl Code {
         id
     }
 
-    /// The values of rows that are used in blocks, and so are computed before them.
+    /// The per-row values that are used inside blocks, and so are computed before the blocks.
     pub fn of_rows(&self) -> Vec<Id> {
         let is_of_rows = |&id: &Id| self.places[id] <= Place::Row;
         let of_blocks = self.needed().into_iter().filter(|id| !is_of_rows(id));
@@ -202,14 +203,14 @@ impl Code {
         found
     }
 
-    /// The nodes of a place that the results depend on, in the order of evaluation.
+    /// The nodes of a place on which the results depend, in the order of evaluation.
     pub fn needed_at(&self, place: Place) -> Vec<Id> {
         let mut found: Vec<Id> = self.needed().into_iter().filter(|&id| self.places[id] == place).collect();
         found.sort_unstable();
         found
     }
 
-    /// The nodes that the results depend on.
+    /// The nodes on which the results depend.
     fn needed(&self) -> Vec<Id> {
         let mut needed = vec![false; self.nodes.len()];
         for root in self.score.iter().chain(&self.mask) {
@@ -225,7 +226,7 @@ impl Code {
         found
     }
 
-    /// The constant integer that a node is.
+    /// The value of a node that is a constant integer.
     pub fn constant(&self, id: Id) -> Option<i32> {
         match self.nodes[id] {
             Node::Op(Op::Int(x)) => Some(x),
@@ -233,7 +234,7 @@ impl Code {
         }
     }
 
-    /// Whether an operation's values are integers that never leave 32 bits, for any values of its operands.
+    /// Whether an operation yields integers that cannot overflow 32 bits, whatever its operands are.
     pub fn fits(&self, id: Id) -> bool {
         self.ranges[id].is_some_and(|range| range.low > Range::ALL.low && range.high < Range::ALL.high)
     }
@@ -254,7 +255,7 @@ impl Code {
     }
 }
 
-/// An operation with other numbers for those that it reads.
+/// The operation with its operands renumbered by `ids`.
 fn renumbered(op: &Op, ids: &[Id]) -> Op {
     match *op {
         Op::Unary(op, a) => Op::Unary(op, ids[a]),

@@ -1,5 +1,5 @@
-//! Changes of the scores between Q Kᵀ and the softmax: the softcap, then the score program, then the mask
-//! program.
+//! Transformations of the scores between Q Kᵀ and the softmax: the softcap, then the score program, then the
+//! mask program.
 
 mod bounds;
 mod coverage;

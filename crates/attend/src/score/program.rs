@@ -1,9 +1,9 @@
-//! Score and mask programs on tiles of scores.
+//! Emits score and mask programs on tiles of scores.
 //!
-//! A value that depends on the query, the head or the batch entry alone is computed once for each of the
-//! lane's rows, before the KV blocks. A value that depends on the key alone is computed once for each of the
-//! lane's columns of a block.
-//! Parameters of programs, strides and extents of tables are launch parameters.
+//! A value that depends only on the query, the head or the batch entry is computed once for each of the
+//! lane's rows, before the KV blocks. A value that depends only on the key is computed once for each of the
+//! lane's columns of a block. Parameters of programs, and strides and extents of tables, are launch
+//! parameters.
 //!
 //! A row beyond the queries, or a column beyond the keys, reads tables at the last position. Its scores are
 //! hidden or not stored.
@@ -28,8 +28,8 @@ pub struct TableParams {
     pub strides: Vec<Option<R64>>,
     /// The last index in each dimension.
     pub lasts: Vec<R32>,
-    /// Whether two neighbours in the last dimension may be read as one word; `None` where their type or their
-    /// stride excludes it.
+    /// Whether two neighbours in the last dimension may be read as one word; `None` if their type or stride
+    /// excludes it.
     pub pairs: Option<Pred>,
 }
 
@@ -51,11 +51,11 @@ pub struct ProgramParams {
 pub struct ScorePrograms {
     pub(super) code: Code,
     params: ProgramParams,
-    /// The mask program is run in full blocks, too.
+    /// Whether the mask program also runs in full blocks.
     masks_full: bool,
 }
 
-/// The values of nodes, where they were computed.
+/// The values of the nodes that were computed so far.
 pub(super) type Memo = Vec<Option<Value>>;
 
 /// The programs for the rows of a tile, with the values that depend on the rows alone.
@@ -72,25 +72,25 @@ pub struct RowPrograms<'a> {
 }
 
 impl ScorePrograms {
-    /// The programs of a problem. `packed` says whether the rows of a tile belong to several heads.
+    /// Creates the programs of a problem. `packed` states whether the rows of a tile belong to several heads.
     pub fn new(problem: &Problem, packed: bool, params: ProgramParams) -> ScorePrograms {
         ScorePrograms { code: Code::new(problem, packed), params, masks_full: true }
     }
 
-    /// Leaves the mask program out of full blocks: for blocks whose coverage takes the mask program into
-    /// account.
+    /// Omits the mask program in full blocks. Correct if the coverage of the blocks takes the mask program
+    /// into account.
     #[must_use]
     pub fn masking_partial_blocks(self) -> ScorePrograms {
         ScorePrograms { masks_full: false, ..self }
     }
 
-    /// Whether there is a score program: the softmax then takes logits, in units of the natural logarithm.
+    /// Whether there is a score program. If so, the softmax gets logits in units of the natural logarithm.
     pub const fn shapes_scores(&self) -> bool {
         self.code.score.is_some()
     }
 
-    /// For warps that hold `warp_rows` rows of the range each, and `warp_keys` keys of each block. `head` is
-    /// the tile's query head, or group of packed heads.
+    /// The programs for warps that hold `warp_rows` rows of the range and `warp_keys` keys of each block.
+    /// `head` is the tile's query head, or group of packed heads.
     pub fn for_rows(
         &self,
         k: &mut Builder,
@@ -130,8 +130,8 @@ impl ScorePrograms {
 }
 
 impl RowPrograms<'_> {
-    /// Turns the products of a tile's queries with the keys from `origin` on, which may be capped, into
-    /// logits, and hides the keys that the mask program hides.
+    /// Turns the products of the tile's queries with the keys from `origin` on into logits, and hides the
+    /// keys that the mask program hides. The products may have been capped before.
     pub fn apply(&self, k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage) {
         let code = &self.programs.code;
         let mask = code.mask.filter(|_| self.programs.masks_full || coverage == Coverage::Partial);
@@ -160,8 +160,8 @@ impl RowPrograms<'_> {
         tables.reduce(|a, b| k.and_pred(a, b))
     }
 
-    /// Like [`RowPrograms::apply`], with the mask program that is run here and whether neighbouring elements
-    /// of tables are read together.
+    /// Implementation of [`RowPrograms::apply`]. `mask` is the mask program to run, and the pair flag states
+    /// whether neighbouring elements of tables are read together.
     fn columns(
         &self,
         k: &mut Builder,
@@ -177,7 +177,7 @@ impl RowPrograms<'_> {
         at.in_pairs = in_pairs;
         let rows: Vec<Vec<F32>> = (0..s.lane_rows()).map(|i| s.row(i).collect()).collect();
         let none: Memo = vec![None; code.nodes.len()];
-        // The elements of each row that were read together with those of the column before.
+        // For each row, the elements that were read together with the elements of the previous column.
         let mut read = vec![none.clone(); rows.len()];
         for column in 0..rows[0].len() {
             at.offset = column as u32 / 2 * 8 + column as u32 % 2;
@@ -208,8 +208,8 @@ impl ScorePrograms {
         self.params.tables[*table].as_ref()
     }
 
-    /// Whether the element of a table that a node reads is followed in memory by that of the next key, and
-    /// may be read with it as one word.
+    /// Whether the element that a node reads is followed in memory by the element of the next key, so that
+    /// both may be read as one word.
     fn is_along_keys(&self, id: Id) -> bool {
         let Node::Load { parts, .. } = &self.code.nodes[id] else { return false };
         let Some(table) = self.table_of(id) else { return false };
@@ -222,7 +222,7 @@ impl ScorePrograms {
     }
 }
 
-/// A point of evaluation: the positions that are known, and the values computed so far at each place.
+/// A point of evaluation: the known positions, and the values computed so far for each place.
 pub(super) struct Scope<'a> {
     programs: &'a ScorePrograms,
     rows: &'a RowRange,
@@ -232,7 +232,7 @@ pub(super) struct Scope<'a> {
     /// The key of the lane's first column, and whether all keys of the block exist.
     pub first_key: Option<(R32, Coverage)>,
     pub last_key: Option<R32>,
-    /// The column, from the lane's first.
+    /// Offset of the column from the lane's first column.
     pub offset: u32,
     /// The register of the score.
     score: Option<F32>,
@@ -240,13 +240,13 @@ pub(super) struct Scope<'a> {
     pub row: Memo,
     pub column: Memo,
     pub element: Memo,
-    /// Elements of tables are read together with those of the next column.
+    /// Whether elements of tables are read together with those of the next column.
     in_pairs: bool,
-    /// The elements that were read for the next column.
+    /// The elements that were read in advance for the next column.
     next: Memo,
 }
 
-/// Values of a place are only asked for where the place's positions are known.
+/// A value is requested only where the positions of its place are known.
 const KNOWN: &str = "the position is known at this place";
 
 impl<'a> Scope<'a> {
@@ -281,7 +281,7 @@ impl<'a> Scope<'a> {
         &mut of_place[id]
     }
 
-    /// The value of a node: computed here, unless it was computed before.
+    /// The value of a node, computed once and then reused.
     pub fn value(&mut self, k: &mut Builder, id: Id) -> Value {
         if let Some(known) = *self.memo(id) {
             return known;
@@ -358,7 +358,7 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// The logit plus a value, in one FMA with the scale.
+    /// The logit plus a value. The FMA also applies the scale.
     fn logit_plus(&self, k: &mut Builder, other: F32) -> F32 {
         k.mad(self.score.expect(KNOWN), self.programs.params.factor, other)
     }
@@ -392,7 +392,7 @@ impl<'a> Scope<'a> {
         self.programs.params.tables[table].as_ref().expect("declared")
     }
 
-    /// The element of a table at indices in all dimensions, each cut to its extent.
+    /// The element of a table at the indices, each clamped to its extent.
     pub fn element(&mut self, k: &mut Builder, table: usize, indices: &[(usize, R32)]) -> Value {
         let params = self.table(table);
         let mut at = params.start;
@@ -430,7 +430,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// `at + i · stride` bytes, from 0 if there is no `at`.
+/// `at + i · stride` in bytes. Without `at`, the sum starts at 0.
 fn further(k: &mut Builder, at: Option<Global>, i: R32, stride: Option<R64>, element: u32) -> Global {
     let offset = at.map_or(0, |at| at.offset);
     let base = match (at, stride) {
@@ -447,7 +447,7 @@ fn further(k: &mut Builder, at: Option<Global>, i: R32, stride: Option<R64>, ele
     Global { base, offset }
 }
 
-/// The 16-bit float type of a table's elements, if they have one.
+/// The 16-bit float type of a table's elements; `None` for other types.
 const fn half_of(dtype: TableType) -> Option<Half> {
     match dtype {
         TableType::F16 => Some(Half::F16),

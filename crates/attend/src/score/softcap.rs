@@ -4,7 +4,7 @@ use ptx::{Builder, F32};
 use serde::{Deserialize, Serialize};
 use tile::AccTile;
 
-/// The instructions that compute the hyperbolic tangent.
+/// How the hyperbolic tangent is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tanh {
@@ -12,8 +12,9 @@ pub enum Tanh {
     /// roundings of numbers up to 1 (about 2⁻²²).
     #[default]
     Exp2,
-    /// `tanh.approx.f32`: one MUFU operation, with a relative error of up to 2⁻¹¹ (PTX ISA, "tanh"). That is
-    /// a quarter of the error with which standard attention in bf16 rounds a logit, and as much as in f16.
+    /// `tanh.approx.f32`: one MUFU operation with a relative error of up to 2⁻¹¹ (PTX ISA, "tanh"). This is a
+    /// quarter of the error with which standard attention rounds a logit to bf16, and equal to the error for
+    /// f16.
     Approx,
 }
 

@@ -5,8 +5,8 @@ use ptx::{Builder, F32, R32};
 /// Coefficients of `2^f − 1` over f for |f| ≤ ½: the cubic without constant term that minimises the maximum
 /// relative error of `2^f`, 1.0e-4.
 const CUBIC: [f32; 3] = [0.693_282_9, 0.242_210_76, 0.055_008_747];
-/// 1.5 · 2^23. Adding it rounds a number of magnitude below 2^22 to an integer, which then stands in the
-/// lowest bits of the sum.
+/// 1.5 · 2^23. Adding it rounds a number of magnitude below 2^22 to an integer, which is then in the lowest
+/// bits of the sum.
 const TO_INTEGER: f32 = 12_582_912.0;
 
 /// `x = 2^x` on the FMA and integer pipes (Cody & Waite 1980; FlashAttention-4 does this on Blackwell): `x =

@@ -9,10 +9,11 @@ use super::reduce::fold_rows;
 use super::{Chains, OnlineSoftmax, Sums};
 
 impl OnlineSoftmax {
-    /// `s = exp2(s · c − m)` in place. Returns the lane's part of each row's sum of the block, or nothing if
-    /// a product computes the sums.
+    /// `s = exp2(s · c − m)` in place. Returns the lane's part of each row's sum over the block, or nothing
+    /// if a product computes the sums.
     pub fn exponentials(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> Vec<F32> {
-        // In e4m3, the rounding of P (up to 2^-4) hides the polynomial's error in every block.
+        // In e4m3, the rounding of P (up to 2^-4) exceeds the polynomial's error, so every block may use the
+        // FMA pipe.
         let by_fma = if self.weights == OperandType::E4m3 { self.by_fma } else { 0 };
         self.exponentials_by(k, s, chains, by_fma)
     }

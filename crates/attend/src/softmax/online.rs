@@ -21,18 +21,19 @@ pub struct OnlineSoftmax {
     /// last raised, plus the headroom; [`NO_MAX`] until a score above −∞ was seen. With [`Rescale::Beyond`],
     /// and after speculative blocks, m is stale: later scores may exceed it.
     pub(crate) row_max: Vec<F32>,
-    /// The lane's own part of each row's sum. The parts of the quad are added at the end.
+    /// The lane's part of each row's sum. The parts of a quad are added at the end.
     pub(crate) sum: Vec<F32>,
     pub(crate) sums: Sums,
-    /// Powers of two by which m lies above the largest score when m is raised.
+    /// The row max m is set this many powers of two above the largest score.
     pub(crate) headroom: f32,
-    /// How many of eight exponentials of a speculative block, in e4m3 of every block, run on the FMA pipe.
+    /// How many of eight exponentials run on the FMA pipe: in speculative blocks, and for e4m3 in every
+    /// block.
     pub(crate) by_fma: u32,
-    /// Factor of O beside the inverse of the sum; `None` for 1.
+    /// Factor of O in addition to the inverse of the sum; `None` for 1.
     pub(crate) output_factor: Option<F32>,
 }
 
-/// The result of the softmax at the end, one value per row.
+/// The final result of the softmax, one value per row.
 #[derive(Clone, Debug)]
 pub struct Finished {
     /// `ln Σ exp(scale · s)`; −∞ for a row that saw no key.
@@ -66,22 +67,22 @@ impl OnlineSoftmax {
         }
     }
 
-    /// The row sums come from a product ([`OnlineSoftmax::take_sums`]), and m lies `headroom` powers of two
+    /// Takes the row sums from a product ([`OnlineSoftmax::take_sums`]), and sets m `headroom` powers of two
     /// above the largest score. Rescale thresholds still count from the largest score.
     #[must_use]
     pub fn summed_by_products(self, headroom: u8) -> OnlineSoftmax {
         OnlineSoftmax { sums: Sums::Product, headroom: headroom.into(), ..self }
     }
 
-    /// `of_eight` of eight exponentials of a speculative block run on the FMA pipe; in e4m3, those of every
-    /// block. In a speculative block, their result is large,
-    /// not infinite or NaN, on overflow; such a block is recomputed.
+    /// Runs `of_eight` of eight exponentials on the FMA pipe: in speculative blocks, and for e4m3 in every
+    /// block. On overflow these exponentials are large, not infinite or NaN; a speculative block with such a
+    /// value is recomputed.
     #[must_use]
     pub fn with_exponentials_by_fma(self, of_eight: u32) -> OnlineSoftmax {
         OnlineSoftmax { by_fma: of_eight, ..self }
     }
 
-    /// O is multiplied by `factor` too when it is divided by the sums.
+    /// Also multiplies O by `factor` when O is divided by the sums.
     #[must_use]
     pub fn with_output_factor(self, factor: Option<F32>) -> OnlineSoftmax {
         OnlineSoftmax { output_factor: factor, ..self }
@@ -94,7 +95,7 @@ impl OnlineSoftmax {
         s.round(k, self.weights)
     }
 
-    /// Like [`OnlineSoftmax::probabilities`], without rounding: for products of f32.
+    /// Like [`OnlineSoftmax::probabilities`], but without rounding, for products of f32.
     pub fn probabilities_in_f32(&self, k: &mut Builder, s: &AccTile) -> OperandTile {
         self.exponentiate_all(k, s);
         s.words(k)
@@ -118,14 +119,15 @@ impl OnlineSoftmax {
         k.add_to(sum, sum, own);
     }
 
-    /// Completes the sums, adds the sinks, and divides `o` by them. A row that saw no key keeps its zeros.
+    /// Completes the sums, adds the sinks, and divides `o` by the sums. A row that saw no key keeps its
+    /// zeros.
     pub fn finish(&self, k: &mut Builder, o: &AccTile, sinks: Option<&Sinks>) -> Finished {
         self.gather_sums(k);
         self.normalize(k, o, sinks);
         Finished { lse: self.lse(k) }
     }
 
-    /// Adds the sinks to sums that are complete but for them, and divides `o` by the sums.
+    /// Adds the sinks to sums that are otherwise complete, and divides `o` by the sums.
     pub fn normalize(&self, k: &mut Builder, o: &AccTile, sinks: Option<&Sinks>) {
         for (i, inverse) in (0..).zip(self.inverses(k, sinks)) {
             let factor = self.output_factor.map_or(inverse, |factor| k.mul(inverse, factor));
@@ -143,8 +145,8 @@ impl OnlineSoftmax {
         }
     }
 
-    /// The factors that normalise O, from sums that are complete but for the sinks: 1 for a row that saw no
-    /// key. The sinks are added to the sums.
+    /// Adds the sinks to sums that are otherwise complete, and returns the factors that normalise O: 1 for a
+    /// row that saw no key.
     pub(crate) fn inverses(&self, k: &mut Builder, sinks: Option<&Sinks>) -> Vec<F32> {
         let alphas = sinks.map(|sinks| self.add_sinks(k, sinks));
         let inverses: Vec<F32> = self.sum.iter().map(|&sum| inverse(k, sum)).collect();
@@ -156,8 +158,8 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Adds the sinks to sums that are otherwise complete; returns the rescale factors for O. A sink may lie
-    /// far above the row max, which is then raised to it.
+    /// Adds the sinks to sums that are otherwise complete, and returns the rescale factors for O. A sink may
+    /// lie far above the row max; the row max is then raised to the sink.
     fn add_sinks(&self, k: &mut Builder, sinks: &Sinks) -> Vec<F32> {
         let add = |((&row_max, &sum), &sink): ((&F32, &F32), &F32)| {
             let next = k.max(row_max, sink);

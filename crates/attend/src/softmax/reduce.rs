@@ -7,17 +7,16 @@ use tile::AccTile;
 /// each at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Chains {
-    /// Of the maximum.
+    /// Chains of the maximum.
     pub max: u32,
-    /// Of the sum.
+    /// Chains of the sum.
     pub sum: u32,
 }
 
-/// Lane masks of the butterfly shuffles within a quad; the four lanes of a quad share a row.
+/// Lane masks of the butterfly shuffles within a quad. The four lanes of a quad share their rows.
 pub(super) const QUAD: [u32; 2] = [1, 2];
 
-/// Each row's largest score among those that one lane holds, collected tile by tile while later tiles are
-/// computed.
+/// The largest score of each row among the scores that one lane holds, accumulated tile by tile.
 #[derive(Clone, Debug)]
 pub struct LaneMaxima(pub(crate) Vec<F32>);
 
@@ -27,14 +26,14 @@ impl LaneMaxima {
         LaneMaxima((0..s.lane_rows()).map(|i| reduce(k, s.row(i), |k, a, b| k.max(a, b))).collect())
     }
 
-    /// Combined with the maxima of another tile of the same rows.
+    /// Combines the maxima with those of another tile of the same rows.
     #[must_use]
     pub fn and(self, k: &mut Builder, other: &LaneMaxima) -> LaneMaxima {
         LaneMaxima(self.0.iter().zip(&other.0).map(|(&a, &b)| k.max(a, b)).collect())
     }
 }
 
-/// Reduces in four independent chains, which hide the latency of one.
+/// Reduces values in four independent chains, which hide the instruction latency.
 pub(super) fn reduce(
     k: &mut Builder,
     values: impl Iterator<Item = F32>,
@@ -68,7 +67,8 @@ pub(super) fn quad_reduce(
 }
 
 impl LaneMaxima {
-    /// The maxima of one tile of scores, columns in order and rows interleaved, with `chains` chains per row.
+    /// The maxima of one tile of scores. Columns are taken in order, rows are interleaved, and each row has
+    /// `chains` chains.
     pub(super) fn in_chains(k: &mut Builder, s: &AccTile, chains: u32) -> LaneMaxima {
         LaneMaxima(fold_rows(
             k,
@@ -81,8 +81,8 @@ impl LaneMaxima {
     }
 }
 
-/// Reduces each row of a tile, columns in order and rows interleaved. `map` prepares an element, `fold` adds
-/// it to one of `chains` chains, `join` combines the chains.
+/// Reduces each row of a tile; columns are taken in order and rows are interleaved. `map` prepares an
+/// element, `fold` adds it to one of `chains` chains, and `join` combines the chains.
 pub(super) fn fold_rows(
     k: &mut Builder,
     s: &AccTile,

@@ -1,4 +1,4 @@
-//! The row max m that exponentials subtract: when it is raised, and the rescale of O and l that follows. With
+//! The row max m that exponentials subtract: when it is raised, and how O and l are rescaled then. With
 //! [`Rescale::Beyond`] (lazy rescaling, FlashAttention-4) the stored row max may be stale.
 
 use ptx::{Builder, CmpOp, F32, Half, Pred};
@@ -13,24 +13,25 @@ use super::{Chains, LaneMaxima, OnlineSoftmax};
 pub enum Rescale {
     /// At every block.
     Always,
-    /// When a row of the warp exceeds its stored row max by more than this many powers of two (lazy
-    /// rescaling). Until then probabilities may reach `2^threshold`, which f16 holds up to 15; numerator and
-    /// denominator share the factor.
+    /// When the row max of any row of the warp exceeds the stored one by more than this many powers of two
+    /// (lazy rescaling). Until then, probabilities may reach `2^threshold`; f16 holds powers up to 15.
+    /// Numerator and denominator share the factor.
     Beyond(u8),
 }
 
 impl Rescale {
-    /// The most powers of two that probabilities may grow by in f16: a maximum weighs 2^7 there, and 2^15 is
-    /// the last power of two.
+    /// The largest threshold for f16. A row's maximum has the weight 2^7 there, and 2^15 is the largest power
+    /// of two.
     pub const MOST_IN_F16: u8 = F16_LARGEST_POWER - F16_BELOW_MAXIMA;
-    /// The most powers of two that probabilities may grow by in e4m3. Each of them takes one from the range
-    /// below a row's maximum.
+    /// The largest threshold for e4m3. Each step removes one power of two from the range below a row's
+    /// maximum.
     pub const MOST_IN_E4M3: u8 = E4M3_LARGEST_POWER;
 }
 
-/// Powers of two by which stored maxima lie below the row max where probabilities are f16, whose smallest
-/// number is 2^-24: what weighs less than 2^-25 of a stored maximum is lost to P V, while its row's sum
-/// counts it. So that is 2^-32 of the maximum. A bf16 has the exponents of an f32.
+/// For f16 probabilities, stored maxima lie this many powers of two below the row max. The smallest number of
+/// f16 is 2^-24, so weights below 2^-25 of a stored maximum are lost in P V while the row's sum counts them.
+/// The shift lowers this limit to 2^-32 of the maximum. bf16 has the exponent range of f32 and needs no
+/// shift.
 const F16_BELOW_MAXIMA: u8 = 7;
 /// The last power of two in f16.
 pub(super) const F16_LARGEST_POWER: u8 = 15;
@@ -40,10 +41,10 @@ const E4M3_LARGEST_POWER: u8 = 8;
 /// The largest number in e4m3.
 pub(super) const E4M3_LARGEST: f32 = 448.0;
 
-/// Powers of two by which stored maxima lie above the row max, where nothing else asks for more.
+/// Powers of two by which stored maxima lie above the row max, unless a variant needs more.
 ///
-/// The smallest number of e4m3 is 2^-9, so a row's largest probability is the last power of two that a rise
-/// of the maximum within the threshold does not take out of the range: 2^8 without a threshold, as in
+/// The smallest number of e4m3 is 2^-9. A row's largest probability is therefore the largest power of two
+/// that stays in range when the maximum rises within the threshold: 2^8 without a threshold, as in
 /// FlashAttention-3.
 pub(super) const fn usual_headroom(weights: OperandType, rescale: Rescale) -> f32 {
     match (weights, rescale) {
@@ -56,12 +57,12 @@ pub(super) const fn usual_headroom(weights: OperandType, rescale: Rescale) -> f3
     }
 }
 
-/// The stored row max of a row that has seen only −∞, from the mask or from the inputs. It is finite, so −∞
-/// minus it is −∞ and the weight is 0, as in the oracle; −∞ − (−∞) would be NaN. No finite score lies below
-/// it.
+/// The stored row max of a row that has seen only −∞, from the mask or from the inputs. It is finite, so that
+/// −∞ minus it is −∞ and the weight is 0, as in the oracle; −∞ − (−∞) would be NaN. No finite score is
+/// smaller.
 pub(crate) const NO_MAX: f32 = f32::MIN;
 
-/// A rescale of O that waits until the product that adds to O is complete.
+/// A rescale of O that waits for the product that adds to O.
 #[derive(Clone, Debug)]
 pub struct DeferredRescale {
     /// Whether any row max of the warp was raised; `None` if O is rescaled at every block.
@@ -113,7 +114,7 @@ impl OnlineSoftmax {
         }
     }
 
-    /// Sets the row maxima from the first block, when nothing has to be rescaled.
+    /// Sets the row maxima from the first block. Nothing has to be rescaled there.
     pub fn set_row_max(&self, k: &mut Builder, maxima: &LaneMaxima) {
         for (&row_max, maximum) in self.row_max.iter().zip(self.scaled(k, maxima)) {
             k.max_to(row_max, row_max, maximum);
@@ -126,7 +127,7 @@ impl OnlineSoftmax {
         (0..).zip(maxima).map(|(i, maximum)| self.raise_row(k, i, maximum)).collect()
     }
 
-    /// Raises the row maxima to those of a block, as [`Rescale`] says, and rescales the running sums.
+    /// Raises the row maxima to those of a block according to [`Rescale`], and rescales the running sums.
     pub fn update_row_max(&self, k: &mut Builder, s: &AccTile, chains: Chains) -> DeferredRescale {
         let maxima = LaneMaxima::in_chains(k, s, chains.max);
         match self.when {
@@ -147,8 +148,8 @@ impl OnlineSoftmax {
         DeferredRescale { raised: None, factors: self.raise_to(k, &maxima) }
     }
 
-    /// Whether one of the lane's own scores exceeds its row's stored max by more than `threshold`. A warp
-    /// vote over this needs no shuffles for the row max. NaN does not exceed.
+    /// Whether one of the lane's own scores exceeds the stored max of its row by more than `threshold`. A
+    /// warp vote on this result needs no shuffles for the row max. NaN does not exceed a threshold.
     fn lane_exceeds(&self, k: &mut Builder, maxima: &LaneMaxima, threshold: f32) -> Pred {
         let mut exceeds: Option<Pred> = None;
         for (&row_max, &maximum) in self.row_max.iter().zip(&maxima.0) {
@@ -162,7 +163,7 @@ impl OnlineSoftmax {
         exceeds.expect("a tile has rows")
     }
 
-    /// The scaled row maxima, with the headroom, from the maxima of the lanes.
+    /// The scaled row maxima plus the headroom, computed from the maxima of the lanes.
     fn scaled(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
         let of_row = |&own: &F32| {
             let row = quad_reduce(k, own, |k, a, b| k.max(a, b));
@@ -180,7 +181,8 @@ impl OnlineSoftmax {
         f32::from(threshold) - self.headroom
     }
 
-    /// Whether a row's maximum exceeds its stored row max by more than `threshold`. NaN does not.
+    /// Whether the maximum of any row exceeds its stored row max by more than `threshold`. NaN does not
+    /// exceed a threshold.
     fn exceeds(&self, k: &mut Builder, maxima: &[F32], threshold: f32) -> Pred {
         let growth = k.mov(f32::NEG_INFINITY);
         for (&row_max, &maximum) in self.row_max.iter().zip(maxima) {

@@ -1,5 +1,5 @@
-//! The speculative row max: a block's exponentials subtract the row max of earlier blocks, and a check of the
-//! result says whether the block must be recomputed with its own row max.
+//! The speculative row max. A block's exponentials subtract the row max of earlier blocks, and a check of the
+//! result decides whether the block must be recomputed with its own row max.
 
 use ptx::{Builder, CmpOp, F32, Half, Pred};
 use tile::{OperandTile, OperandType, WarpgroupVote};
@@ -11,16 +11,16 @@ use super::{OnlineSoftmax, Rescale, Sums};
 /// and the assumption is checked afterwards.
 #[derive(Clone, Copy, Debug)]
 pub struct SpeculativeMax {
-    /// Upper bound of a lane's sum of a block's probabilities. Where a product makes the sums, the bound is 2
-    /// for each probability.
+    /// Upper bound of a lane's sum of a block's probabilities. If a product computes the sums, the bound for
+    /// each probability is 2.
     limit: f32,
-    /// The vote of the warpgroup, which issues products together.
+    /// The vote of the warpgroup, whose warps issue products together.
     vote: WarpgroupVote,
 }
 
 impl SpeculativeMax {
-    /// That a lane's sum of a block's probabilities stays below `2^limit` times that of a maximum, and in f16
-    /// and e4m3 within the type's range. `rescale` is that of the softmax.
+    /// Assumes that a lane's sum of a block's probabilities stays below `2^limit` times the weight of a
+    /// maximum and, in f16 and e4m3, within the range of the type. `rescale` is the mode of the softmax.
     pub fn new(
         weights: impl Into<OperandType>,
         rescale: Rescale,
@@ -30,11 +30,12 @@ impl SpeculativeMax {
         SpeculativeMax { limit: largest_sum(weights.into(), rescale, limit), vote }
     }
 
-    /// Runs `recompute` unless the assumption holds for a block in all rows of the warpgroup, by the lane's
-    /// sums of the block or by the rounded probabilities.
+    /// Runs `recompute` unless the assumption holds for a block in all rows of the warpgroup. The check uses
+    /// the lane's sums of the block, or the rounded probabilities.
     ///
-    /// In e4m3 the bound of the sums lies little above a single maximum, so that flat rows reach it. Then the
-    /// probabilities themselves decide: the conversion has turned what lies outside the range into 448.
+    /// In e4m3 the bound of the sums is little more than a single maximum, so rows of equal scores exceed it.
+    /// In that case the probabilities themselves are checked: the conversion turns values outside the range
+    /// into 448.
     pub(crate) fn check(
         &self,
         k: &mut Builder,
@@ -70,7 +71,7 @@ fn largest_sum(weights: OperandType, rescale: Rescale, limit: u8) -> f32 {
     }
 }
 
-/// Whether all values are below the limit. NaN is not.
+/// Whether all values are below the limit. NaN is not below it.
 fn all_below(k: &mut Builder, values: &[F32], limit: f32) -> Pred {
     let first = k.setp_f(CmpOp::Lt, values[0], limit);
     values[1..].iter().fold(first, |below, &value| {

@@ -13,13 +13,14 @@ pub enum Sums {
     #[default]
     Lanes,
     /// In the product with V, after rounding, by columns of [`tile::Ones`]: the product has eight more
-    /// columns and the additions vanish. The sum is that of exactly the rounded weights that O is made of.
+    /// columns, and the additions are saved. The product sums exactly the rounded weights that are used for
+    /// O.
     Product,
 }
 
 impl OnlineSoftmax {
     /// Splits off the columns of [`tile::Ones`]: returns the columns of O and stores the row sums in the
-    /// softmax. Every lane of a quad holds the complete sum, so each lane takes a quarter of it as its part.
+    /// softmax. Every lane of a quad holds the complete sum, so each lane keeps a quarter of it as its part.
     #[must_use]
     pub fn take_sums(&self, k: &mut Builder, o: &AccTile) -> AccTile {
         if self.sums == Sums::Lanes {

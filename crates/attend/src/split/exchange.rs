@@ -1,5 +1,5 @@
-//! Merges the partial results that the warpgroups of a cluster have for the same rows: split-KV with the
-//! merge of FlashDecoding (Dao et al. 2023) through distributed shared memory.
+//! Merges the partial results of the warpgroups of a cluster for the same rows: split-KV with the merge of
+//! FlashDecoding (Dao et al. 2023) through distributed shared memory.
 //!
 //! With `P` parts of the keys, each warpgroup ends up with one of `P` equal shares of O's columns. It sends
 //! every other share to its owner in fragment layout, each thread to the thread of the same index: every
@@ -114,7 +114,7 @@ impl Place {
     }
 }
 
-/// The exchange, as one warpgroup takes part in it.
+/// The exchange, from the view of one warpgroup.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
     division: Division,
@@ -125,8 +125,8 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// `columns` is the width of O. `room` has [`Division::message_room`] bytes, and `barriers` has
-    /// [`Division::barriers`] mbarriers.
+    /// Creates the exchange. `columns` is the width of O. `room` has [`Division::message_room`] bytes, and
+    /// `barriers` has [`Division::barriers`] mbarriers.
     pub const fn new(
         division: Division,
         place: Place,
@@ -137,8 +137,8 @@ impl Exchange {
         Exchange { division, place, columns, room, barriers }
     }
 
-    /// Initialises the warp's mbarrier for all messages to the warp. Run by one lane of each warp, before any
-    /// barrier of the cluster.
+    /// Initialises the warp's mbarrier for all messages to the warp. Run by one lane of each warp, before the
+    /// first cluster barrier.
     pub fn expect(&self, k: &mut Builder) {
         let Division { ctas, kv_warpgroups, .. } = self.division;
         let barrier = self.barriers.index(k, self.place.warp);
@@ -240,8 +240,8 @@ impl Exchange {
         k.if_(first, |k| k.mbarrier_arrive(barrier));
     }
 
-    /// Waits for the messages of the other parts and merges them with the own share, normalised by the row
-    /// sums, to which the sinks are added. Returns the merged softmax.
+    /// Waits for the messages of the other parts and merges them with the warpgroup's own share. The result
+    /// is normalised by the row sums, to which the sinks are added. Returns the merged softmax.
     pub fn receive(
         &self,
         k: &mut Builder,
@@ -284,7 +284,7 @@ impl Exchange {
 }
 
 /// A thread's vectors of a message with their indices: its share of O, then the softmax state at index 0. The
-/// state is sent last although its place is first.
+/// state is sent last although it is stored first.
 fn message(softmax: &OnlineSoftmax, share: &AccTile) -> impl Iterator<Item = (u32, [F32; 4])> + use<> {
     let tiles: Vec<(u32, [F32; 4])> = (0..share.n_tiles()).map(|n| (1 + n, share.tile(0, n))).collect();
     tiles.into_iter().chain([(0, softmax.statistics(0))])
@@ -294,7 +294,7 @@ fn at_vector<P: Pointer>(start: P, index: u32) -> P {
     start.at(i64::from(index * VECTOR_BYTES))
 }
 
-/// Emits `if condition { then } else { otherwise }`, or `then` alone if `choice` is false.
+/// Emits `if condition { then } else { otherwise }`, or only `then` if `choice` is false.
 fn either(
     k: &mut Builder,
     choice: bool,

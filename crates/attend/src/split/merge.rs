@@ -1,5 +1,5 @@
-//! Merges the results of warps that share rows and took different keys: split-KV inside a CTA, with the merge
-//! of FlashDecoding (Dao et al. 2023) through shared memory.
+//! Merges the results of warps that have the same rows and different keys: split-KV inside a CTA, with the
+//! merge of FlashDecoding (Dao et al. 2023) through shared memory.
 
 use ptx::{Builder, F32, Pointer, Shared};
 use tile::{AccTile, Threads};
@@ -74,7 +74,7 @@ impl OnlineSoftmax {
         [self.row_max[a], self.row_max[b], self.sum[a], self.sum[b]]
     }
 
-    /// Appends two rows merged from the statistics of their parts; returns each part's weights for the two
+    /// Appends two rows, merged from the statistics of their parts. Returns each part's weights for the two
     /// rows.
     pub(crate) fn join(&mut self, k: &mut Builder, parts: &[[F32; 4]]) -> Vec<[F32; 2]> {
         let mut weights = vec![[parts[0][0]; 2]; parts.len()];

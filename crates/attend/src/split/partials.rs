@@ -1,9 +1,9 @@
-//! Partial results of rows whose keys several CTAs divide: split-KV through global memory in two kernels
-//! (FlashDecoding, Dao et al. 2023). The first writes the partial results, the second merges them in the
-//! order of the splits, so the result is the same in every launch.
+//! Partial results of rows whose keys are divided among CTAs: split-KV through global memory in two kernels
+//! (FlashDecoding, Dao et al. 2023). The first kernel writes the partial results, the second merges them in
+//! the order of the splits, so that the result is the same in every launch.
 //!
 //! A partial result is the unnormalised O, the row max and the sum. FlashDecoding writes the normalised O and
-//! the LSE instead. The weights of the merge are then differences of logarithms, whose roundoff grows with
+//! the LSE instead. There the weights of the merge are differences of logarithms, whose roundoff grows with
 //! the logits: an LSE of 10⁴ has steps of 10⁻³.
 
 use ptx::{Builder, CmpOp, F32, Global, Pointer, R32, R64};
@@ -12,7 +12,7 @@ use tile::{AccTile, Threads};
 use crate::OnlineSoftmax;
 use crate::softmax::{inverse, log_sum};
 
-/// Where partial results lie in global memory. Each row of each split has an index there.
+/// Location of the partial results in global memory. Each row of each split has an index there.
 #[derive(Clone, Copy, Debug)]
 pub struct Partials {
     /// Unnormalised O, f32, `[index][columns]`.
@@ -35,8 +35,8 @@ impl Partials {
         8 * rows
     }
 
-    /// Stores a warp's rows, of which the first has the index `first` and `left` exist. Warps that share rows
-    /// have merged them and hold a part of the columns each.
+    /// Stores a warp's rows. The first row has the index `first`, and `left` rows exist. Warps that share
+    /// rows have already merged them, and each holds a part of the columns.
     pub fn store(
         &self,
         k: &mut Builder,
@@ -117,7 +117,7 @@ impl Partials {
         (o.map(|element| k.mul(element, inverse)), log_sum(k, sum, row_max))
     }
 
-    /// Where the O and the statistics of a row are.
+    /// The addresses of a row's O and statistics.
     fn place(&self, k: &mut Builder, index: R64) -> [Global; 2] {
         [(self.out, 4 * i64::from(self.columns)), (self.statistics, 8)]
             .map(|(array, bytes)| Global { base: k.mad(index, bytes, array.base), offset: array.offset })

@@ -2,8 +2,8 @@
 //! memory with the merge of FlashDecoding (Dao et al. 2023).
 //!
 //! Warps merge independently of each other. Each warp writes its partial result in fragment layout and
-//! increments a counter. The warp that finds all other parts counted reads all parts, its own included, in
-//! the order of the keys, so the result does not depend on which warp is last. No warp waits.
+//! increments a counter. The warp that completes the count reads all parts, including its own, in the order
+//! of the keys, so the result does not depend on which warp is last. No warp waits.
 
 use ptx::{Builder, CmpOp, F32, Global, Pointer, Pred, R32, SpecialReg};
 use tile::{AccTile, Cluster, Consumer, StreamK, TilePart, add_one};
@@ -25,14 +25,14 @@ pub struct StreamKMerge {
     pub stream_k: StreamK,
     /// Warps that compute a tile, over all CTAs of a cluster.
     pub warps: u32,
-    /// Present where the CTAs of a cluster take a tile together.
+    /// Present if the CTAs of a cluster take a tile together.
     pub cluster: Option<Cluster>,
 }
 
 impl StreamKMerge {
-    /// Bytes of the parts for `takers` CTAs or clusters, for any number of remaining tiles: row maxima, sums
-    /// and O (`columns` wide) of the 16 rows of each of a tile's warps. From one part to the next along the
-    /// line, the taker, the tile or both advance by one.
+    /// Bytes of the parts for `takers` CTAs or clusters and any number of remaining tiles. A part holds row
+    /// maxima, sums and O (`columns` wide) for the 16 rows of each of a tile's warps. From one part to the
+    /// next, the CTA index, the tile index or both advance by one.
     pub const fn bytes(takers: u64, warps: u32, columns: u32) -> u64 {
         2 * (takers - 1) * warps as u64 * warp_bytes(columns / 8) as u64
     }
@@ -42,7 +42,7 @@ impl StreamKMerge {
         (takers - 1) * warps as u64 * 4
     }
 
-    /// If a warp has only a part of a tile and is the last to finish, replaces `o` and the softmax by those
+    /// Stores a warp's part of a tile. In the warp that finishes last, replaces `o` and the softmax by those
     /// of the whole tile. Returns whether `o` is complete; if not, another warp completes it.
     pub fn join(
         &self,
@@ -111,8 +111,9 @@ impl StreamKMerge {
         k.index(of_warp, consumer.threads.lane, 16)
     }
 
-    /// Address of the lane's first vector in the part of `tile` that `taker` has. Along the line, from one
-    /// part to the next, the taker, the tile or both advance by one, so the sum of both indices is unique.
+    /// Address of the lane's first vector in the part of `tile` that CTA or cluster `taker` computes. From
+    /// one part to the next, the taker, the tile or both advance by one, so the sum of both indices is
+    /// unique.
     fn place(&self, k: &mut Builder, of_lane: Global, tile: R32, taker: R32, o: &AccTile) -> Global {
         let part = k.add(taker, tile);
         k.index(of_lane, part, self.warps * warp_bytes(o.n_tiles()))
@@ -124,8 +125,8 @@ const fn warp_bytes(n_tiles: u32) -> u32 {
     (1 + n_tiles) * QUAD_BYTES
 }
 
-/// Counts a warp in, after all writes of its lanes and before all their later reads. Returns the count
-/// before.
+/// Increments the counter for a warp, after all writes of its lanes and before all their later reads. Returns
+/// the count before.
 fn count_in(k: &mut Builder, elected: Pred, counter: Global) -> R32 {
     let before: R32 = k.mov(0);
     k.warp_sync();

@@ -4,14 +4,14 @@ use ptx::{Builder, CmpOp, R32, Src};
 
 use crate::Coverage;
 
-/// Which blocks at the upper end need a mask.
+/// The blocks at the upper end that need a mask.
 #[derive(Clone, Copy, Debug)]
 pub enum Masked {
     /// None.
     Never,
-    /// The first block visited, which is ragged.
+    /// The first visited block, which is ragged.
     First,
-    /// The first block visited, and all blocks from this one on.
+    /// The first visited block, and all blocks from this one on.
     From(R32),
 }
 
@@ -35,7 +35,7 @@ impl Walk {
         k.sub(self.end, 1)
     }
 
-    /// Whether the first block needs a mask.
+    /// Coverage of the first block.
     pub(super) const fn first_coverage(&self) -> Coverage {
         match (self.masked, self.full_from) {
             (Masked::Never, None) => Coverage::Full,
@@ -43,8 +43,8 @@ impl Walk {
         }
     }
 
-    /// Moves `block` down from the first block to each of the other blocks and runs `visit` there, with
-    /// whether the block needs a mask.
+    /// Moves `block` down from the first block to each of the other blocks, and runs `visit` there with the
+    /// coverage of the block.
     pub(super) fn rest(&self, k: &mut Builder, block: R32, visit: impl Fn(&mut Builder, Coverage)) {
         let step = |k: &mut Builder, coverage: Coverage| {
             k.sub_to(block, block, 1);

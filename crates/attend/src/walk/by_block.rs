@@ -1,10 +1,10 @@
-//! Two-level sums of O: the P V of each block goes to an accumulator of its own, which is then added to O in
+//! Two-level sums of O: the P V of each block goes to a separate accumulator, which is then added to O in
 //! f32.
 //!
-//! The tensor cores of sm_90 align the products of 8-bit inputs, and the accumulator, to the largest exponent
-//! and keep few bits below it. An accumulator that carries O through all blocks loses the contributions of
-//! light keys, and the more keys there are, the more it loses. With two levels, that sum has the products of
-//! one block only.
+//! For products of 8-bit inputs, the tensor cores of sm_90 align the products and the accumulator to the
+//! largest exponent and keep few bits below it. An accumulator that carries O through all blocks loses the
+//! contributions of keys with small weights, and the loss grows with the number of keys. With two levels, the
+//! accumulator of the tensor cores holds one block only.
 
 use ptx::{Builder, F32};
 use serde::{Deserialize, Serialize};
@@ -13,14 +13,14 @@ use tile::AccTile;
 use super::MainLoop;
 use crate::DeferredRescale;
 
-/// Where the P V of successive blocks are summed.
+/// Where the products P V of successive blocks are summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OutputSums {
-    /// In the accumulator of the products, over all blocks.
+    /// In the accumulator of the tensor cores, over all blocks.
     #[default]
     Running,
-    /// In the accumulator of the products over one block, and over all blocks in f32.
+    /// In the accumulator of the tensor cores over one block, then over all blocks in f32.
     ByBlock,
 }
 
@@ -29,7 +29,7 @@ pub enum OutputSums {
 pub struct BlockOutput {
     /// P V of one block.
     pub(super) sums: AccTile,
-    /// Factor of O for each of the lane's rows: α of the block's softmax.
+    /// Pending factor of O for each of the lane's rows: α of the block's softmax.
     due: Vec<F32>,
 }
 
@@ -41,7 +41,7 @@ impl BlockOutput {
         BlockOutput { sums, due }
     }
 
-    /// Nothing is due.
+    /// Sets the pending factors to 1.
     fn settle(&self, k: &mut Builder) {
         for &due in &self.due {
             k.mov_to(due, 1.0f32);
@@ -60,7 +60,7 @@ impl BlockOutput {
 }
 
 impl MainLoop {
-    /// O = 0.
+    /// Sets O to zero.
     pub(super) fn clear_output(&self, k: &mut Builder) {
         self.o.clear(k);
         if let Some(block) = &self.block_output {
@@ -68,7 +68,7 @@ impl MainLoop {
         }
     }
 
-    /// Adds the complete P V of a block to O, if the product has not.
+    /// Adds the complete P V of a block to O, unless the product adds to O directly.
     pub(super) fn add_output(&self, k: &mut Builder) {
         if let Some(block) = &self.block_output {
             block.add_to(k, &self.o);

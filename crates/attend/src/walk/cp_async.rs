@@ -1,5 +1,5 @@
-//! Main loop over the KV blocks with a ring of `cp.async` stages, from the last block to the first: masked
-//! blocks at the upper end come first, and only the first block visited can be ragged.
+//! Main loop over the KV blocks with a ring of `cp.async` stages, from the last block to the first. Partial
+//! blocks at the upper end come first, and only the first block can be ragged.
 //!
 //! A visit has three steps: the scores of a block, the update of the softmax, and the product that
 //! adds to O. [`Order`] says how the steps of successive blocks interleave.
@@ -17,7 +17,7 @@ pub struct Stream {
     pub copy: TileCopy,
     /// Reads the tile as an operand.
     pub reader: MatrixReader,
-    /// Reads the odd last chunk of keys, if there is one, or the odd rows of values in f32
+    /// Reads the odd last chunk of keys, if there is one; for f32 values, reads the odd rows
     /// ([`OperandB::tail`]).
     pub tail: Option<MatrixReader>,
     /// The thread's pointer into the next block to load; moves down from block to block. With a list of
@@ -32,7 +32,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// The tile at `tile` as an operand.
+    /// Reads the tile at `tile` as an operand.
     fn open(&self, k: &mut Builder, tile: Shared) -> OperandB {
         OperandB { tile: self.reader.open(k, tile), tail: self.tail.map(|tail| tail.open(k, tile)) }
     }
@@ -40,10 +40,10 @@ impl Stream {
 
 /// A ring of stages, each with a tile of keys and a tile of values.
 ///
-/// With one stage, values are loaded while S is computed and the next keys while O is, with two CTA barriers
-/// per block. With more stages, all stages are requested at the start. After that, a block is requested
-/// `stages − 1` blocks before its visit, with one CTA barrier per block: that barrier makes the block visible
-/// and also frees the stage that the next request fills.
+/// With one stage, the values are loaded while S is computed, and the next keys while O is computed, with two
+/// CTA barriers per block. With more stages, all stages are requested at the start. Later, each block is
+/// requested `stages − 1` blocks before its visit, with one CTA barrier per block: that barrier makes the
+/// block visible and also frees the stage that the next request fills.
 #[derive(Clone, Debug)]
 pub struct KvPipeline {
     order: Order,
@@ -53,7 +53,7 @@ pub struct KvPipeline {
     /// Number of keys, if the last block may be ragged.
     ragged: Option<R32>,
     bound: Bound,
-    /// The blocks at the positions that `bound` counts; `None` if it counts blocks.
+    /// The list of blocks, if `bound` counts positions in a list; `None` if it counts blocks.
     list: Option<BlockList>,
     key: Stream,
     value: Stream,
@@ -64,9 +64,9 @@ pub struct KvPipeline {
     next: R32,
 }
 
-/// The last block of each range on the way down, none of which lies before the first block to visit.
+/// The last block of each of the three ranges. No limit lies before the first block to visit.
 struct Limits {
-    /// The last partial block at the upper end; `None` where there is none.
+    /// The last partial block at the upper end; `None` if there is no such range.
     full_to: Option<R32>,
     /// The last full block; `None` if that is also the last block to visit.
     full_from: Option<Src<R32>>,
@@ -96,9 +96,9 @@ pub struct Steps<S, F, C> {
 }
 
 impl KvPipeline {
-    /// A ring over the blocks of `bound`, or over those of `list` at its positions. The streams point at
-    /// block `bound.end − 1`, or at block 0 with a list. `ragged` is the number of keys, or `None` if
-    /// `block_n` divides it.
+    /// Creates a ring over the blocks of `bound`, or over the blocks of `list` at its positions. The streams
+    /// point at block `bound.end − 1`, or at block 0 with a list. `ragged` is the number of keys, or `None`
+    /// if `block_n` divides it.
     #[allow(clippy::too_many_arguments, reason = "the ring's genes and its streams")]
     pub fn new(
         k: &mut Builder,
@@ -135,8 +135,8 @@ impl KvPipeline {
     }
 
     /// Requests the first blocks. Copies that the CTA requested earlier belong to the first `cp.async` group.
-    /// The group of the last stage is committed by the first visit; the group of each later block is
-    /// committed by the visit that requests it.
+    /// The first visit commits the group of the last stage; the group of each later block is committed by the
+    /// visit that requests it.
     pub fn start(&self, k: &mut Builder) {
         match self.order {
             Order::InTurn => {
@@ -222,7 +222,7 @@ impl KvPipeline {
         }
     }
 
-    /// Limits of the partial, full and again partial ranges on the way down.
+    /// The limits of the upper partial, full and lower partial ranges.
     fn limits(&self, k: &mut Builder) -> Limits {
         let from = self.bound.from();
         match self.bound.lower {
@@ -235,7 +235,7 @@ impl KvPipeline {
         }
     }
 
-    /// Visits all blocks with the scores of the next block issued before this block's P V. The first keys are
+    /// Visits all blocks. The scores of the next block are issued before this block's P V. The first keys are
     /// already visible.
     fn visit_ahead<S, F, C>(&self, k: &mut Builder, steps: &Steps<S, F, C>)
     where

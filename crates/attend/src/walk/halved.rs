@@ -1,5 +1,5 @@
 //! Variant of the first block: a warpgroup whose rows see at most the first half of the block computes only
-//! that half. Under a causal mask, this is the block on the diagonal.
+//! that half. Under a causal mask, the first block is the block on the diagonal.
 
 use ptx::{Builder, CmpOp, R32};
 use tile::AccTile;
@@ -9,7 +9,8 @@ use super::main_loop::{MainLoop, TileRows};
 use crate::Coverage;
 
 impl MainLoop {
-    /// The first block: its first half if `halved` is non-zero, else all of it. P of the other half is zero.
+    /// Computes the first half of the first block if `halved` is non-zero, else all of it. P of the other
+    /// half is zero.
     pub(super) fn first_block_halved(
         &self,
         k: &mut Builder,
@@ -20,7 +21,8 @@ impl MainLoop {
         if self.tiles == Tiles::InTurn {
             self.wait_for_first(k);
         }
-        // If tiles overlap, the scores were issued beside the last P V of the previous tile and are complete.
+        // If tiles overlap, the scores were issued together with the last P V of the previous tile and are
+        // complete.
         let scores = |k: &mut Builder, s: &AccTile| match self.tiles {
             Tiles::InTurn => self.first_scores(k, s),
             Tiles::Overlapped => {}

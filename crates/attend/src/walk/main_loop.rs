@@ -1,20 +1,19 @@
 //! Main loop of a consumer warpgroup over the KV blocks of a tile, from the last block to the first, with
 //! keys and values from rings: FlashAttention-3 (Shah et al. 2024), Algorithm 2.
 //!
-//! [`MainLoop::blocks`] is the loop in issue order. The numbers in the margin are the lines of Algorithm 2.
-//! The equations are in the log2 domain, with `c = scale · log2 e` and `α = exp2(m_old − m)`;
+//! [`MainLoop::blocks`] is the loop in issue order. The numbers in the margin are the line numbers of
+//! Algorithm 2. The equations are in the log2 domain, with `c = scale · log2 e` and `α = exp2(m_old − m)`;
 //! [`Rescale`](crate::Rescale) says when m is raised. With [`Order::InTurn`] the warpgroup waits for both
 //! products in line 12.
 //!
-//! The scores of a block are issued together with the P V of the block before it. Both are in flight while
-//! the warpgroup waits for the scores alone. A `wgmma` with A in registers blocks its warps until these
-//! registers are read, some 200 cycles before the product ends. Within one warpgroup the product therefore
-//! overlaps only the beginning of the exponentials; the rest of the overlap must come from another warpgroup
-//! ([`PingPong`]).
+//! The scores of a block are issued together with the P V of the block before it. The warpgroup then waits
+//! only for the scores. A `wgmma` with A in registers blocks its warps until these registers are read, some
+//! 200 cycles before the product ends. Within one warpgroup the product therefore overlaps only the beginning
+//! of the exponentials; the rest of the overlap must come from another warpgroup ([`PingPong`]).
 //!
-//! Variants are layered on the loop, each in its own file: `halved.rs` replaces the first block,
-//! `speculative.rs` the softmax of a full block, and `overlapped.rs` the end of a tile. `skips.rs` passes
-//! over blocks before the first one and after the last one.
+//! Variants of the loop have files of their own: `halved.rs` replaces the first block, `speculative.rs` the
+//! softmax of a full block, and `overlapped.rs` the end of a tile. `skips.rs` skips blocks before the first
+//! visited block and after the last one.
 
 use ptx::{Builder, Pred, R32};
 use tile::{AccTile, Accumulate, OperandTile, OperandType, PairSum, PingPong, Products, TileStream};
@@ -39,7 +38,7 @@ pub struct MainLoop {
     pub values: TileStream,
     /// The products S = Q Kᵀ.
     pub products: Products,
-    /// The products O += P V.
+    /// The products P V, which add to O.
     pub output_products: Products,
     /// The sum of the two parts of S, if two warpgroups divide the head dim.
     pub sum: Option<PairSum>,
@@ -55,14 +54,14 @@ pub struct MainLoop {
     pub shared_probs: Option<SharedProbs>,
     /// The accumulator of O. Its last columns are the row sums, if a product computes them.
     pub o: AccTile,
-    /// The P V of one block, if it is not O that the products add to.
+    /// The accumulator of one block's P V, if the products do not add to O directly.
     pub block_output: Option<BlockOutput>,
     /// The ping-pong barriers, if the warpgroups use the tensor cores in turn.
     pub ping_pong: Option<PingPong>,
     /// How successive tiles of query rows follow each other.
     pub tiles: Tiles,
-    /// Non-zero if the warpgroup's rows see at most the first half of the first block visited; `None` if that
-    /// is not used.
+    /// Non-zero if the warpgroup's rows see at most the first half of the first visited block; `None` if the
+    /// kernel does not use this variant.
     pub halved: Option<R32>,
     /// Blocks to skip, if the warpgroup visits only blocks that its own rows see.
     pub skips: Option<Skips>,
@@ -73,12 +72,12 @@ pub struct MainLoop {
 /// The mask and the softmax of a tile's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct TileRows<'a> {
-    /// `None` where neither the band nor the number of keys hides any key.
+    /// The masker; `None` if neither the band nor the number of keys hides a key.
     pub mask: Option<&'a Masker>,
     pub softmax: &'a OnlineSoftmax,
     /// The score and mask programs, if there are any.
     pub programs: Option<&'a RowPrograms<'a>>,
-    /// The blocks at the positions of the walk; `None` if the walk counts blocks.
+    /// The list of blocks, if the walk counts positions in a list; `None` if it counts blocks.
     pub list: Option<&'a BlockList>,
 }
 
@@ -127,7 +126,7 @@ impl MainLoop {
         self.last_output(k);
     }
 
-    /// All of a tile except the P V of its last block.
+    /// All steps of a tile except the P V of its last block.
     fn blocks(&self, k: &mut Builder, walk: &Walk, rows: &TileRows) {
         let MainLoop { weights, chains, keys, values, s, p, .. } = self;
         let softmax = rows.softmax;
@@ -172,8 +171,8 @@ impl MainLoop {
         self.first_softmax(k, (&self.s, &self.p), block, rows); //        6  m, P and l from S
     }
 
-    /// Issues the scores of a block and the P V of the block before it, in the warpgroup's turn if warpgroups
-    /// use the tensor cores in turn.
+    /// Issues the scores of a block and the P V of the block before it. With ping-pong scheduling, the
+    /// warpgroup waits for its turn first.
     pub(super) fn issue_both(&self, k: &mut Builder) {
         self.keys.wait(k); //                                             8
         if let Some(ping_pong) = &self.ping_pong {
@@ -205,8 +204,7 @@ impl MainLoop {
         self.keys.wait(k);
     }
 
-    /// The scores of the first keys of the first block, as many as `s` has columns, with no other product in
-    /// flight.
+    /// The scores of the first block for as many keys as `s` has columns, with no other product in flight.
     pub(super) fn first_scores(&self, k: &mut Builder, s: &AccTile) {
         self.issue(k, |k| self.scores(k, s));
         k.wgmma_wait(0);
@@ -254,7 +252,7 @@ impl MainLoop {
         k.wgmma_commit();
     }
 
-    /// S = Q Kᵀ of the current block, for as many keys as `s` has columns.
+    /// S = Q Kᵀ of the current block for as many keys as `s` has columns.
     pub(super) fn scores(&self, k: &mut Builder, s: &AccTile) {
         let key = self.keys.matrix(k);
         let q = self.queries.matrix(k);
@@ -277,8 +275,8 @@ impl MainLoop {
         }
     }
 
-    /// Adds the scores over the other half of the head dim, if two warpgroups divide it. The second barrier
-    /// keeps the next scores out of the way until both warps have read these.
+    /// If two warpgroups divide the head dim, adds the scores of the other half. The second barrier ensures
+    /// that the exchange buffer is not overwritten by the next scores before both warps have read it.
     fn add_halves(&self, k: &mut Builder, s: &AccTile) {
         if let Some(sum) = &self.sum {
             sum.add(k, s);

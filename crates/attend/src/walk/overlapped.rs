@@ -7,7 +7,7 @@ use super::main_loop::MainLoop;
 use super::{Skips, Tiles};
 
 impl MainLoop {
-    /// Issues the scores of the first block of the CTA's first tile, if tiles overlap: each tile then begins
+    /// If tiles overlap, issues the scores of the first block of the CTA's first tile: each tile then begins
     /// with complete scores.
     pub fn open(&self, k: &mut Builder) {
         if self.tiles == Tiles::Overlapped {
@@ -16,8 +16,8 @@ impl MainLoop {
         }
     }
 
-    /// The P V of a tile's last block, with the first scores of the next tile if there is one (`more`). Each
-    /// path waits for its own products: where the paths join, none is in flight.
+    /// The P V of a tile's last block, together with the first scores of the next tile if there is one
+    /// (`more`). Each branch waits for its own products, so that none is in flight after the branches join.
     pub(super) fn last_output_overlapped(&self, k: &mut Builder, more: Pred) {
         let overlaps = match &self.skips {
             None => more,
@@ -39,7 +39,8 @@ impl MainLoop {
             },
             |k| {
                 self.last_output(k);
-                // After the CTA's last tile, no load waits for the stage of these values.
+                // After the CTA's last tile, no load waits for the stage of these values, so they need not be
+                // released.
                 if let Some(skips) = &self.skips {
                     k.if_(more, |k| self.first_scores_after_skips(k, skips));
                 }
@@ -47,13 +48,14 @@ impl MainLoop {
         );
     }
 
-    /// The first scores of the next tile after the P V of this one, with many blocks to skip in between.
+    /// Computes the first scores of the next tile after the P V of this one. Used when many blocks are
+    /// skipped in between.
     fn first_scores_after_skips(&self, k: &mut Builder, skips: &Skips) {
         self.values.release(k);
         skips.turn(k);
-        // At least as many blocks were skipped as there are stages. So the current keys were requested after
-        // another warpgroup of the CTA had released the first keys, and that warpgroup had then waited for
-        // the queries. In a cluster, that may have been another CTA's warpgroup.
+        // At least as many blocks were skipped as there are stages. The current keys were therefore requested
+        // after another warpgroup of the CTA had released the first keys, and that warpgroup had then waited
+        // for the queries. In a cluster, the other warpgroup may belong to another CTA.
         if self.keys.is_multicast() {
             self.queries.wait(k);
         }

@@ -1,4 +1,4 @@
-//! P through shared memory.
+//! P in shared memory as an operand of P V.
 
 use ptx::Builder;
 use tile::{OperandTile, SharedMatrix, WarpRows, WarpgroupVote};

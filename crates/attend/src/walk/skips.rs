@@ -1,18 +1,18 @@
-//! Blocks that a consumer warpgroup skips while the other consumers compute them: it still follows the rings'
-//! phases and the ping-pong order.
+//! Blocks that a consumer warpgroup skips while the other consumers compute them. The warpgroup still follows
+//! the phases of the rings and the ping-pong order.
 
 use ptx::{Builder, CmpOp, Pred, R32};
 use tile::{PingPong, TileStream};
 
 use super::MainLoop;
 
-/// The first and the last blocks of a tile, if none of the warpgroup's own rows sees them. The warpgroup
-/// skips them and leaves the tensor cores to the other warpgroups.
+/// Blocks at both ends of a tile that none of the warpgroup's own rows sees. The warpgroup skips them and
+/// leaves the tensor cores to the other warpgroups.
 #[derive(Clone, Copy, Debug)]
 pub struct Skips {
     /// Blocks to skip in the next tile.
     blocks: R32,
-    /// Value tiles still to be skipped.
+    /// Number of value tiles that must still be skipped.
     owed_values: R32,
     /// Blocks to skip after the last visited block of the tile; `None` if the band has no lower bound.
     last_blocks: Option<R32>,
@@ -22,7 +22,7 @@ pub struct Skips {
 }
 
 impl Skips {
-    /// Nothing to skip. The rings and the ping-pong barriers are those of the warpgroup's main loop.
+    /// No blocks to skip. The rings and the ping-pong barriers are those of the warpgroup's main loop.
     pub fn none(k: &mut Builder, keys: TileStream, values: TileStream, ping_pong: Option<PingPong>) -> Skips {
         Skips { blocks: k.mov(0), owed_values: k.mov(0), last_blocks: None, keys, values, ping_pong }
     }
@@ -67,7 +67,7 @@ impl Skips {
     }
 
     /// Skips blocks in the order of the requests: keys, then values. The values of the last skipped block
-    /// remain; they are skipped with the first block that is visited.
+    /// stay pending; they are skipped together with the first visited block.
     pub(super) fn before_first_keys(&self, k: &mut Builder) {
         let some = k.setp_u(CmpOp::Ne, self.blocks, 0);
         k.if_(some, |k| {
@@ -81,9 +81,9 @@ impl Skips {
         });
     }
 
-    /// Skips the blocks after the last visited one, whose values have been released. The warpgroup is a turn
-    /// ahead of the others here, so it waits for the values before it releases them. It waits after its turn:
-    /// with one stage, these values are requested when the other warpgroups have had the turn.
+    /// Skips the blocks after the last visited one, whose values have been released. Here the warpgroup is
+    /// one turn ahead of the others, so it waits for the values before it releases them. It waits after its
+    /// turn: with one stage, these values are requested only when the other warpgroups have had their turn.
     pub(super) fn after_last_values(&self, k: &mut Builder) {
         let Some(last_blocks) = self.last_blocks else { return };
         self.each(k, last_blocks, |k| {
@@ -96,23 +96,23 @@ impl Skips {
 
     /// Skips the keys of all blocks before any of their values.
     pub(super) fn keys_ahead(&self, k: &mut Builder) {
-        // Tiles overlap only if fewer blocks are skipped than there are stages
-        // ([`Skips::fewer_than_stages`]): with one stage, none.
+        // Tiles overlap only if the number of skipped blocks is smaller than the number of stages
+        // ([`Skips::fewer_than_stages`]). With one stage, no block is skipped here.
         if self.keys.stages() > 1 {
             k.mov_to(self.owed_values, self.blocks);
             self.each(k, self.blocks, |k| self.skip_keys(k));
         }
     }
 
-    /// Waits for the keys although they are not read: a warp that is a round ahead would arrive on the empty
-    /// barrier in the wrong phase.
+    /// Waits for the keys although they are not read: otherwise a warp that is one round ahead would arrive
+    /// on the empty barrier in the wrong phase.
     fn skip_keys(&self, k: &mut Builder) {
         self.keys.wait(k);
         self.keys.release(k);
     }
 
     /// Waits as for keys, unless ping-pong keeps the warpgroups in step: when a warpgroup has its turn, all
-    /// others have released the values before the last.
+    /// others have released the values before the last ones.
     fn skip_values(&self, k: &mut Builder) {
         let together = self.ping_pong.is_some() && !self.values.is_multicast();
         if !together || self.values.stages() == 1 {
@@ -122,7 +122,7 @@ impl Skips {
         self.values.release(k);
     }
 
-    /// Waits for the warpgroup's turn and leaves it to the next warpgroup.
+    /// Waits for the warpgroup's turn and passes the turn to the next warpgroup.
     pub(super) fn turn(&self, k: &mut Builder) {
         if let Some(ping_pong) = &self.ping_pong {
             ping_pong.wait(k);

@@ -1,4 +1,4 @@
-//! Variant of the softmax of a full block: no row max is taken, and the block is recomputed if a score
+//! Variant of the softmax of a full block: no row max is computed, and the block is recomputed if a score
 //! exceeds the stored row max by too much ([`SpeculativeMax`]).
 
 use ptx::{Builder, R32};
@@ -9,7 +9,7 @@ use crate::{Coverage, SpeculativeMax};
 impl MainLoop {
     /// The softmax of a block with the row max of earlier blocks. If a row of the warpgroup exceeds the limit
     /// (infinities and NaN included), the block is recomputed: its keys are still in their stage, and neither
-    /// O nor the running sums include the block yet.
+    /// O nor the running sums contain the block yet.
     pub(super) fn softmax_speculative(
         &self,
         k: &mut Builder,

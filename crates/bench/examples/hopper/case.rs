@@ -17,7 +17,8 @@ pub struct Case {
     genes: Value,
 }
 
-/// The genes of a plan, if the word is a family's name, JSON, or a file of JSON.
+/// The genes of a plan. `word` is the name of a family, a JSON object, or the path of a file with a JSON
+/// object; otherwise the result is `None`.
 pub fn genes(word: &str) -> Result<Option<Value>, Error> {
     if let Some(family) = Family::named(word) {
         return Ok(Some(json!({ "family": family.name() })));
@@ -37,7 +38,7 @@ pub fn genes(word: &str) -> Result<Option<Value>, Error> {
     }
 }
 
-/// The problems of a word: a suite's (`@small`), or a single one.
+/// The problems that `word` names: those of a suite (`@small`), or a single problem.
 pub fn problems(word: &str) -> Result<Vec<Problem>, Error> {
     match word.strip_prefix('@') {
         Some(name) => {

@@ -33,7 +33,7 @@ struct Args {
     rows: PathBuf,
     limit: Duration,
     cases: Vec<Case>,
-    /// In a child process: the first case to run.
+    /// Index of the first case to run; only set in a child process.
     from: Option<usize>,
 }
 
@@ -81,7 +81,7 @@ fn parse(words: &[String]) -> Result<Args, Error> {
     Ok(args)
 }
 
-/// Starts workers one after the other until all cases are done. Returns whether all were right.
+/// Starts workers one after the other until all cases are done. Returns whether all cases passed.
 fn watch(args: &Args, words: &[String]) -> Result<bool, Error> {
     let (mut next, mut right) = (0, 0);
     while let Some(case) = args.cases.get(next) {
@@ -114,7 +114,7 @@ fn watch(args: &Args, words: &[String]) -> Result<bool, Error> {
     Ok(right == args.cases.len())
 }
 
-/// Records a case whose worker printed nothing.
+/// Records a case whose worker ended without printing a line for it.
 fn lost(rows: &Path, case: &Case, what: &str) -> Result<(), Error> {
     println!("{what}: {case}");
     append_line(rows, &json!({ "case": case.to_string(), "fault": what }).to_string())?;

@@ -173,7 +173,8 @@ impl Setup<'_> {
         Ok(bytes)
     }
 
-    /// Launches a few times over a NaN pattern. Returns what is wrong with the outputs.
+    /// Launches the kernel several times, each time into an output filled with NaN. Returns what is wrong
+    /// with the outputs.
     fn judge(&self, answer: &Answer, found: &mut Found) -> Result<Option<String>, Error> {
         let Some(problem) = &self.bound.problem else { return Err("no problem".into()) };
         let mut first = None;

@@ -157,7 +157,7 @@ fn f32_goes_to_the_cpu() -> Outcome<String> {
     }
 }
 
-/// Bad input gives the right error, and the context stays usable.
+/// Invalid input returns the expected error, and the context stays usable.
 pub fn refusals() -> Outcome {
     let gpu = Gpu::open(0)?;
     let context = gpu.context();

@@ -22,7 +22,7 @@ fn ms(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
-/// The steps from nothing to a first result of the mission problem.
+/// The steps from process start to the first result of the reference problem.
 pub fn first() -> Outcome {
     let problem = Problem::mission();
     let began = Instant::now();
@@ -34,7 +34,7 @@ pub fn first() -> Outcome {
     let prepare_ms = ms(created);
     let paused = Instant::now();
     let inputs = check::gate::inputs::draw(&problem, check::gate::inputs::Style::Normal, 1);
-    // Drawing random numbers is not the library's time.
+    // Drawing random numbers is not part of the library's time.
     let drawing = ms(paused);
     let stream = Stream::new(&context)?;
     let tensors = Tensors::of(&context, &problem, inputs, 0)?;

@@ -82,7 +82,7 @@ fn order(gpu: &Gpu) -> Outcome<String> {
     let tensors = Tensors::new(context, &problem, 14, 0)?;
     let [q, k, v, ..] = tensors.slices()?;
     let contents = [&tensors.inputs.q, &tensors.inputs.k, &tensors.inputs.v].map(|values| values.to_bytes());
-    // The values that a kernel without the wait would read.
+    // The values that a kernel would read if it did not wait for the upload.
     for slice in [q, k, v] {
         copies.fill(slice, 0xff)?;
     }

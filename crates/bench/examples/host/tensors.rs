@@ -90,14 +90,14 @@ impl Tensors {
         Ok(result)
     }
 
-    /// Poisons, computes and downloads.
+    /// Fills the outputs with NaN, computes, and downloads the result.
     pub fn compute(&self, prepared: &Prepared, stream: &Stream) -> Outcome<Result> {
         self.poison(stream)?;
         self.enqueue(prepared, stream)?;
         self.download(stream)
     }
 
-    /// Compares a result with the oracle, and checks that nothing beside the rows was written.
+    /// Compares a result with the oracle, and checks that nothing outside the rows was written.
     pub fn judge(&self, result: &Result) -> Outcome<ErrorFigures> {
         let problem = &self.problem;
         let out = Values::from_bytes(problem.dtypes.out, &result.out);

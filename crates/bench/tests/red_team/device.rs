@@ -16,9 +16,9 @@ pub fn problem() -> Problem {
     Problem::new(1, 2, 64, 32, DType::F16)
 }
 
-/// Time of one correct call with its inputs in L2, µs, ...
+/// Time of one correct call with its inputs in L2, µs.
 pub const WARM_US: f64 = 10.0;
-/// ... and the additional time without.
+/// Additional time of a call whose inputs are not in L2, µs.
 pub const COLD_US: f64 = 6.0;
 /// Time of a launch with its events, µs.
 const LAUNCH_US: f64 = 4.0;
@@ -28,7 +28,8 @@ pub struct World<'a> {
     /// The inputs, always at the same address.
     pub inputs: &'a Inputs,
     pub out: &'a mut Values,
-    /// Work behind the last event. It becomes visible with the next operation on the race's stream.
+    /// Output that a contestant computes after the last event. It becomes visible with the next operation on
+    /// the race's stream.
     pub later: &'a mut Option<Values>,
     /// Whether the inputs are in L2.
     pub in_l2: bool,
@@ -39,7 +40,7 @@ pub struct World<'a> {
 }
 
 impl World<'_> {
-    /// The right output.
+    /// The correct output.
     pub fn answer(&self) -> Values {
         let problem = problem();
         self.inputs.attention(&problem, &CpuPlan { threads: 1, ..CpuPlan::for_problem(&problem) }).unwrap().0
@@ -91,7 +92,7 @@ impl Device {
         }
     }
 
-    /// Applies the work that was put behind the last event.
+    /// Applies the work that a contestant put after the last event.
     fn catch_up(&mut self) {
         for (out, later) in self.outs.iter_mut().zip(&mut self.later) {
             if let Some(values) = later.take() {

@@ -1,5 +1,5 @@
-//! Cheating attempts of a kernel without host code, against the gate. One warp, a row of 16 values per
-//! thread.
+//! Attempts of a kernel without host code to deceive the gate. Each kernel has one warp and a row of 16
+//! values per thread.
 
 use check::gate::{CheckReport, Settings, Verdict, check_family, check_kernel};
 use check::launchfile::{BufferType, Init, LaunchError, LaunchSpec, Memory, Role};
@@ -60,7 +60,7 @@ fn assert_fails(text: &str, reason: &str) {
 fn constant_answers_are_wrong() {
     let zeros = "mov.b32 %r1, 0;\nst.global.v4.u32 [%o], {%r1, %r1, %r1, %r1};\nst.global.v4.u32 [%o+16], {%r1, %r1, %r1, %r1};";
     assert_fails(&module("", zeros), "wrong answer");
-    // Right only where all values are equal.
+    // This output is correct only where all values are equal.
     assert_fails(&module("", &copy_row("%v")), "wrong answer");
 }
 
@@ -71,7 +71,7 @@ fn what_was_in_the_output_is_no_answer() {
 
 #[test]
 fn there_is_nothing_to_read_beside_the_inputs() {
-    // Reads a reference that might lie behind the inputs or before them.
+    // Reads a reference output that might lie behind the inputs or before them.
     assert_fails(&module("", &copy_row("%q+1024")), "out_of_bounds at");
     assert_fails(&module("", &copy_row("%v+-1024")), "out_of_bounds at");
 }
@@ -113,7 +113,7 @@ fn nothing_is_kept_from_launch_to_launch() {
 
 #[test]
 fn the_inputs_are_left_as_they_are() {
-    // Writes zeros for the next launch, which would then be easy.
+    // Overwrites the inputs with zeros, which would make the next launch's output trivial.
     let spoil = "mov.b32 %r1, 0;\nst.global.u32 [%q], %r1;";
     assert_fails(&module("", &format!("{spoil}\n{}", copy_row("%v"))), "out_of_bounds at");
 }

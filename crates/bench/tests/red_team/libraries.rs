@@ -1,4 +1,4 @@
-//! Cheating attempts of a library with host code, against the race.
+//! Attempts of a library with host code to deceive the race.
 
 use std::collections::{HashMap, HashSet};
 
@@ -84,7 +84,8 @@ fn an_output_kept_for_its_inputs_is_seen_by_its_times() {
     assert!(matches!(fault_of(&race), Fault::FasterOnSeenInputs { .. }));
     let race = against(fingerprinting([0, 77, 4095]), Mode::Cold);
     assert!(matches!(fault_of(&race), Fault::FasterOnSeenInputs { .. }));
-    // Nineteen of twenty calls are replays even on new inputs; a single call on known inputs is as short.
+    // Nineteen of twenty calls return cached outputs even on new inputs; a single call on known inputs is as
+    // short.
     let race = against(fingerprinting([0, 77, 4095]), Mode::Warm);
     assert!(race.measurements[1].fault.is_some());
 }
@@ -110,7 +111,7 @@ fn work_on_another_stream_is_not_there_when_the_event_is() {
     });
     let fault = fault_of(&against(elsewhere, Mode::Warm));
     assert_eq!(fault, Fault::Unwritten { elements: 4096, of: 4096 });
-    // Only half of the output is written elsewhere.
+    // Only half of the output is written to another place.
     let half: Host = Box::new(|world, calls| {
         let (Values::F16(right), Values::F16(out)) = (world.answer(), &mut *world.out) else {
             unreachable!()
@@ -127,7 +128,7 @@ type Trick = Box<dyn Fn(&mut World)>;
 
 #[test]
 fn answers_to_zeros_and_constants_are_wrong() {
-    // Right for V = 0; right for Q = 0 or equal keys; right for equal values.
+    // Constant outputs: correct for V = 0, for Q = 0 or equal keys, and for equal values.
     let zeros = |world: &mut World| *world.out = Values::zeros(DType::F16, 4096);
     let means = |world: &mut World| {
         let mean = |head: usize, d: usize| {
@@ -149,8 +150,8 @@ fn answers_to_zeros_and_constants_are_wrong() {
     }
 }
 
-/// Every other call waits for something else, so that the median of all samples and of those that count
-/// differ. The events and the host's clock agree on each call.
+/// Every other call waits for something else, so that the median of all samples differs from the median of
+/// the samples that count. The events and the host's clock agree on each call.
 #[test]
 fn a_busy_machine_is_no_fault() {
     let (mut calls, mut met, mut waits) = (0, HashSet::new(), true);

@@ -1,4 +1,5 @@
-//! Known ways to look faster than one is; each must be detected for its own reason.
+//! Known ways to make a contestant look faster than it is. Each one must be detected with the fault that
+//! belongs to it.
 //!
 //! A candidate kernel is PTX and a launch contract, so its attempts are made against the gate (`kernels.rs`).
 //! A library has host code as well, so its attempts are made against the race on a simulated device

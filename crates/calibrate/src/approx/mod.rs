@@ -22,7 +22,7 @@ pub enum ApproxError<E: std::error::Error> {
     /// The machine failed.
     #[error(transparent)]
     Machine(E),
-    /// The verifier refuses the kernel around the instruction, a fault of ours.
+    /// The verifier rejects the kernel around the instruction, which is a fault of this program.
     #[error("the kernel breaks the rules of PTX: {0}")]
     Generator(#[from] Violations),
 }
@@ -172,7 +172,7 @@ impl Subject {
     /// Runs the instruction on a machine for all inputs. The number of inputs must be even.
     ///
     /// # Errors
-    /// When the machine fails, or the verifier refuses the kernel, a fault of ours.
+    /// When the machine fails, or the verifier rejects the kernel, which is a fault of this program.
     pub fn run<M: Machine>(
         self,
         machine: &mut M,

@@ -145,7 +145,7 @@ pub struct Difference {
 pub enum CompareError<E: std::error::Error> {
     #[error("{instruction}: {source}")]
     Machine { instruction: String, source: E },
-    /// The verifier refuses the kernel around the instruction: a fault of the generator.
+    /// The verifier rejects the kernel around the instruction: a fault of the generator.
     #[error("{instruction}: the kernel breaks the rules of PTX: {violations}")]
     Generator { instruction: String, violations: Violations },
     /// The emulator does not support the instruction.

@@ -45,8 +45,8 @@ impl Layout {
         self.swizzle.span().map_or(16, |span| span as usize)
     }
 
-    /// Leading and stride byte offset. Patterns lie one behind the other, along K first where K has two of
-    /// them.
+    /// Leading and stride byte offset. Patterns are stored one after the other, along K first where K has two
+    /// of them.
     fn offsets(self) -> (usize, usize) {
         let row = self.row();
         match (self.major, self.swizzle) {
@@ -269,8 +269,8 @@ impl Product {
         Ok([a, b, c, d])
     }
 
-    /// Writes 16 rows of A or 8 columns of B from `line` on. The registers have the order of `mma`: 16 bytes
-    /// of K in four lanes, for rows 0 to 7 and, in A, rows 8 to 15; then the other 16 bytes of K.
+    /// Writes 16 rows of A or 8 columns of B, starting at `line`. The registers have the order of `mma`: 16
+    /// bytes of K in four lanes, for rows 0 to 7 and, in A, rows 8 to 15; then the other 16 bytes of K.
     fn lay(self, to: &mut [u8], layout: Layout, line: usize, registers: &[Lanes32], element: Input) {
         let size = element.bits() / 8;
         let blocks = registers.len() / 2;

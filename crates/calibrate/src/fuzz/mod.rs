@@ -55,14 +55,14 @@ const BUDGET: u64 = 1 << 20;
 /// Maximum bytes of all buffers of a case; `WORK` limits the oracle's floating-point operations.
 const LARGE: usize = 32 << 20;
 const WORK: f64 = 1e9;
-/// Maximum number of kept seeds beside those from files.
+/// Maximum number of kept seeds in addition to those from files.
 const POOL: usize = 2000;
 
 /// Runs everything that `check` does, with a small budget: parse, verify, print and parse again, bind, check,
 /// predict, diagnose.
 ///
 /// # Panics
-/// On a bug in this project, which is what fuzzing looks for.
+/// On a bug in this project; fuzzing looks for such bugs.
 pub fn execute(case: &Case) -> Outcome {
     let outcome = |stage, text: &str| Outcome { stage, shape: shape(text) };
     let module = match ptx::parse(&case.ptx) {

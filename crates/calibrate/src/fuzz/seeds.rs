@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use super::Case;
 use host::store::StoreError;
 
-/// Every `.ptx` under `filetests/` with the launch file beside it, else the one in its comments, else a
-/// generated one.
+/// Every `.ptx` file under `filetests/` with a launch file: the one in the same folder, else the one in the
+/// comments of the PTX, else a generated one.
 ///
 /// # Errors
 /// When a folder or file cannot be read.
@@ -48,8 +48,8 @@ fn ptx_files(folder: &Path) -> Result<Vec<PathBuf>, StoreError> {
     Ok(files)
 }
 
-/// A launch file for a kernel: by its comments (`// launch: grid=2 block=64`, `// arg: u32 5`), otherwise
-/// with one small CTA and a buffer or a number for each parameter.
+/// A launch file for a kernel: made from its comments (`// launch: grid=2 block=64`, `// arg: u32 5`),
+/// otherwise with one small CTA and a buffer or a number for each parameter.
 pub fn launch_for(ptx: &str) -> String {
     let directives = |key: &str| -> Vec<&str> {
         let found = ptx.lines().filter_map(|l| l.strip_prefix("// ")?.strip_prefix(key)?.strip_prefix(": "));

@@ -53,7 +53,8 @@ pub fn damaged(rng: &mut SmallRng, file: &TensorFile) -> TensorFile {
     TensorFile { name: file.name, bytes: head }
 }
 
-/// Reads the file and computes self-attention on its tensor. Returns `true` when the file is valid for that.
+/// Reads the file and computes self-attention on its tensor. Returns `true` when the file is valid input for
+/// this computation.
 ///
 /// # Errors
 /// The panic in which the run ended.

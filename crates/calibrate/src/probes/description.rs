@@ -23,7 +23,7 @@ pub struct Device {
     pub clock_mhz: Option<f64>,
 }
 
-/// A probe's measurement beside the model's prediction for the same kernel.
+/// A probe's measurement with the model's prediction for the same kernel.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     pub probe: String,
@@ -68,7 +68,7 @@ struct Rule {
 enum Place<'a> {
     Whole(&'a mut u32),
     Real(&'a mut f64),
-    /// The machine has no such unit.
+    /// The machine has no such unit, so the value is not stored.
     Nowhere,
 }
 
@@ -92,7 +92,7 @@ impl Place<'_> {
     }
 }
 
-/// The measurements.
+/// The measurements from which constants are derived.
 struct Seen<'a> {
     rows: &'a [Row],
     launch_us: Option<f64>,
@@ -218,7 +218,7 @@ pub fn base(name: &str, sm: u32) -> &'static Gpu {
 /// An empty kernel with a CTA of four warps for each SM.
 ///
 /// # Errors
-/// When the verifier refuses it, a fault of ours.
+/// When the verifier rejects it, which is a fault of this program.
 pub fn empty(target: Target, sms: u32) -> Result<Kernel, Violations> {
     let one = Dim3(1, 1, 1);
     Ok(Kernel {
@@ -237,7 +237,7 @@ pub fn empty(target: Target, sms: u32) -> Result<Kernel, Violations> {
     })
 }
 
-/// The row of a measurement beside the model's prediction.
+/// The row of a measurement with the model's prediction.
 pub fn row(probe: &super::Probe, figure: Figure, forecast: Option<Figure>) -> Row {
     let forecast = forecast.map(|figure| figure.clocks);
     Row { probe: probe.name.clone(), kind: probe.kind, clocks: figure.clocks, forecast }

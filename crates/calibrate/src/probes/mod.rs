@@ -89,7 +89,7 @@ pub enum ProbeError<E: std::error::Error> {
     /// The model has no prediction.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The verifier refuses the probe's kernel, a fault of the probe.
+    /// The verifier rejects the probe's kernel, which is a fault of the probe.
     #[error("the probe's kernel breaks the rules of PTX: {0}")]
     Generator(#[from] Violations),
     /// The kernel has no entry for which resources can be estimated.
@@ -106,7 +106,7 @@ impl Probe {
     /// The module with `units` copies in the loop body.
     ///
     /// # Errors
-    /// When the verifier refuses it, a fault of the probe.
+    /// When the verifier rejects it, which is a fault of the probe.
     pub fn module(&self, target: Target, units: u32) -> Result<Verified, Violations> {
         Bench::module(target, units, &self.code)
     }

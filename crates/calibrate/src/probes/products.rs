@@ -6,7 +6,7 @@ use ptx::{Builder, F32, Major, R64, Type};
 use super::list::probe;
 use super::{Bench, Kind, Probe};
 
-/// Chains of the work beside a product, enough for one warp to fill a pipe.
+/// Chains of the work that runs while a product is computed, enough for one warp to fill a pipe.
 const CHAINS: usize = 8;
 /// A descriptor without swizzle and address: cores of 128 bytes, the two along K side by side (PTX ISA,
 /// "Matrix descriptor").
@@ -18,7 +18,7 @@ enum Source {
     Shared,
 }
 
-/// Work beside a product: an operation on one of the chains.
+/// An operation on one of the chains, which runs while a product is computed.
 type Unit = fn(&mut Builder, F32, F32);
 
 /// Every probe of products. They need sm_90a.

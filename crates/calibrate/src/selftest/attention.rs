@@ -75,7 +75,7 @@ fn cases(dtype: DType, dim: usize, arch: &Arch, settings: &Settings) -> Vec<Case
         .collect()
 }
 
-/// A machine's result for a case.
+/// The result of a machine for a case.
 struct Ran<'a> {
     name: String,
     bound: Bound,

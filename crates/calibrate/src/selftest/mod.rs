@@ -40,10 +40,11 @@ pub struct Settings {
     pub styles: Vec<Style>,
     /// Every n-th problem of the torture set is used.
     pub every: usize,
-    /// Input styles for which outputs are compared with the emulator's bit for bit.
+    /// Input styles for which the outputs of machine and emulator must be bit-identical.
     pub bit_styles: Vec<Style>,
     /// Rounds of launches on several streams that must be bit-identical, for a family's default plan. At most
-    /// [`FEW`] rounds for its variations, and for launches that are each fed and judged anew.
+    /// [`FEW`] rounds for its variations, and for launches that are each given new inputs and judged
+    /// separately.
     pub repeats: u32,
     /// Random fragments for each tensor-core instruction.
     pub fragments: u64,
@@ -54,7 +55,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Minutes on a GPU.
+    /// A self-test that takes minutes on a GPU.
     pub fn thorough() -> Settings {
         Settings {
             families: Family::ALL.to_vec(),
@@ -80,7 +81,7 @@ impl Settings {
         }
     }
 
-    /// Seconds on a GPU.
+    /// A self-test that takes seconds on a GPU.
     pub fn quick() -> Settings {
         Settings {
             families: Family::ALL.to_vec(),

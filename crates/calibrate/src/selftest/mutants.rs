@@ -55,7 +55,8 @@ const STREAM_TO_TWO: &str = "small_streamed, two warpgroups of rows";
 /// Name of the kernels of the family `wgmma` without tile overlap.
 const IN_TURN: &str = "wgmma, tiles in turn";
 
-/// The product may follow the branch of the requesting thread.
+/// Why an ordering instruction is kept although its removal has no effect here: the product may follow the
+/// branch of the requesting thread.
 const FOR_PTXAS: &str =
     "ptxas serialises products that have no fence of their own behind a divergent branch (C7519)";
 
@@ -127,7 +128,7 @@ impl Suspect {
     }
 }
 
-/// Words of the gate's message for a fault in the ordering.
+/// The accepted beginnings of the gate's message for a fault in the ordering.
 fn fitting(fault: Fault) -> &'static [&'static str] {
     match fault {
         Fault::DropProductFence => &["missing_wgmma_fence at"],
@@ -228,7 +229,8 @@ fn mma() -> Suspect {
 /// Kernels of the family `wgmma`. One SM takes all tiles, one after the other.
 fn wgmma() -> Vec<Suspect> {
     let arch = Arch { multiprocessors: 1, ..Arch::SM_90 };
-    // A tile of one block, or of as many blocks as stages, waits at places where other tiles need not.
+    // A tile of one block, or of as many blocks as there are stages, waits at places where other tiles need
+    // not wait.
     let short = [100, 60, 20].map(|keys| rectangle(4, 70, keys, Band::CAUSAL)).to_vec();
     // In a full tile, the first warpgroup skips more blocks than there are stages.
     let full = [&short[..], &[rectangle(2, 140, 150, Band::CAUSAL)]].concat();
@@ -268,7 +270,8 @@ fn wgmma() -> Vec<Suspect> {
     // Static, because a mailbox would be delayed by the single stage of queries.
     let handout = Handout::Static;
     let halved = WgmmaPlan { diagonal: Diagonal::Halved, ends: Ends::Own, handout, ..plain.clone() };
-    // Stage counts that give a kernel the same barriers: more than the query slots, or no more.
+    // Stage counts that give a kernel the same barriers: counts above the number of query slots, or counts up
+    // to it.
     let plans = [
         (IN_TURN, &[2, 3][..], plain, &short),
         ("wgmma, tiles overlapped", &[2, 1], overlapped, &short),

@@ -51,7 +51,7 @@ impl Variant {
     /// not fit the problem or equals the default.
     pub fn plan(&self, problem: &Problem, arch: &Arch) -> Option<(Problem, Plan)> {
         let problem = problem.clone().with_lse(true);
-        // Where the default does not fit, a variation may.
+        // A variation may fit the problem even if the default does not.
         let default = self.family.proposal(&problem, arch);
         let plan = with_genes(&default, &self.genes).ok()?;
         let problem = asking(&problem, &plan);
@@ -60,7 +60,8 @@ impl Variant {
     }
 }
 
-/// The problem with the LSE, unless products compute the row sums: then no LSE can be returned.
+/// The problem with the LSE requested, unless the plan computes row sums by products: such a plan cannot
+/// return the LSE.
 pub(super) fn asking(problem: &Problem, plan: &Plan) -> Problem {
     let by_products = matches!(plan, Plan::Wgmma(plan) if plan.sums == Sums::Product);
     problem.clone().with_lse(!by_products)
@@ -94,7 +95,7 @@ fn mma() -> Vec<(&'static str, Value)> {
 
 fn wgmma() -> Vec<(&'static str, Value)> {
     vec![
-        // A short list covers these first: each kind of memory and of synchronisation.
+        // A short list takes the first entries, which cover each kind of memory and of synchronisation.
         (
             "a cluster, output by TMA, tiles by a counter",
             json!({ "cluster": 2, "store": "bulk", "handout": "dynamic", "block_n": 32 }),

@@ -23,9 +23,10 @@ pub struct Executed<'a> {
     pub warps: u32,
     /// Issues by the warp that issues it most often, in the recorded CTAs.
     pub busiest: u64,
-    /// Whether it moves data for other warps: the warps that issue it issue bulk copies or use mbarriers
-    /// without the others, and compute nothing there, as the producer of a warp-specialised kernel. Also the
-    /// branch that repeats a wait on an mbarrier. Other lanes could take no share of it.
+    /// Whether the instruction only moves data for other warps: the warps that issue it issue bulk copies or
+    /// use mbarriers without the other warps and compute nothing there, like the producer of a
+    /// warp-specialised kernel. The branch that repeats a wait on an mbarrier counts too. Other lanes could
+    /// not share this work.
     pub feeds: bool,
 }
 
@@ -35,7 +36,7 @@ impl Executed<'_> {
     }
 }
 
-/// Everything known about a kernel.
+/// All data about a kernel.
 pub struct Evidence<'a> {
     /// The executed instructions in the module's order.
     pub executed: Vec<Executed<'a>>,
@@ -46,7 +47,7 @@ pub struct Evidence<'a> {
     pub prediction: Option<&'a Prediction>,
     /// Registers and spills.
     pub resources: Option<&'a Resources>,
-    /// The source lines behind the PTX lines.
+    /// The source lines of the PTX lines.
     sources: Option<&'a Sources>,
 }
 
@@ -57,7 +58,7 @@ pub struct LineCost {
     pub issues: u64,
     /// Share of all issue slots.
     pub share: f64,
-    /// Share of the warps' time: the issues of the line and the waits before them. `None` without a
+    /// Share of the warps' time: the issues of the line and the waits before these. `None` without a
     /// prediction.
     pub stall: Option<f64>,
     /// Mean active lanes.
@@ -136,7 +137,7 @@ impl<'a> Evidence<'a> {
         Evidence { executed, kernel, counters, working_warps, prediction, resources, sources: None }
     }
 
-    /// Lets the findings name source lines where the PTX has line information.
+    /// Lets the findings name source lines if the PTX has line information.
     pub fn in_sources(self, sources: &'a Sources) -> Evidence<'a> {
         Evidence { sources: Some(sources).filter(|sources| !sources.is_empty()), ..self }
     }
@@ -151,17 +152,17 @@ impl<'a> Evidence<'a> {
     }
 
     /// Share of the critical path of the instructions that `select` picks. The path counts each instruction
-    /// at its busiest warp. Without recorded CTAs, the share of issue slots.
+    /// at its busiest warp. Without recorded CTAs, the result is the share of issue slots.
     pub fn critical_share(&self, select: impl Fn(&Executed) -> bool) -> f64 {
-        // An instruction outside the recorded CTAs has no part in their path. Issues of the whole grid count
-        // only without a recording.
+        // An instruction outside the recorded CTAs is not part of their path. Issues of the whole grid are
+        // used only without a recording.
         let recorded = self.executed.iter().any(|e| e.busiest > 0);
         let weight = |e: &Executed| if recorded { e.busiest as f64 } else { e.counter.issues as f64 };
         let total: f64 = self.executed.iter().map(weight).sum();
         self.executed.iter().filter(|e| select(e)).map(weight).sum::<f64>() / total.max(1.0)
     }
 
-    /// Predicted time share of some causes; `otherwise` without a prediction.
+    /// Predicted time share of some causes; `otherwise` if there is no prediction.
     pub fn predicted(&self, causes: &[Cause], otherwise: f64) -> f64 {
         self.prediction.map_or(otherwise, |p| causes.iter().map(|&c| p.share(c)).sum())
     }
@@ -178,8 +179,8 @@ impl<'a> Evidence<'a> {
         picked.sort_by_key(|e| e.inst.line);
         for e in picked {
             match ranges.last_mut() {
-                // Up to five lines between two such instructions, such as address arithmetic, belong to the
-                // range.
+                // Up to five lines between two such instructions, such as address arithmetic, are included in
+                // the range.
                 Some(((_, last), weight)) if e.inst.line <= *last + 6 => {
                     *last = e.inst.line;
                     *weight += e.counter.issues;
@@ -191,7 +192,7 @@ impl<'a> Evidence<'a> {
         ranges.into_iter().map(|(range, _)| range).collect()
     }
 
-    /// Line ranges for display: source lines with the PTX lines in brackets, or PTX lines alone.
+    /// Line ranges for display: source lines with the PTX lines in brackets, or only PTX lines.
     pub fn show(&self, lines: &[(u32, u32)]) -> String {
         let ptx = show_lines(lines);
         let within = |line: &u32| lines.iter().take(4).any(|&(first, last)| (first..=last).contains(line));
@@ -203,7 +204,7 @@ impl<'a> Evidence<'a> {
         }
     }
 
-    /// One line for display, as [`Evidence::show`] does it.
+    /// One line for display, in the form of [`Evidence::show`].
     pub fn show_line(&self, line: u32) -> String {
         match self.sources.and_then(|sources| sources.line(line)) {
             Some(source) => format!("{} (PTX {line})", source.name()),
@@ -254,7 +255,7 @@ fn team(by_warp: &[Vec<u64>], pc: usize) -> Vec<usize> {
     (0..issues.len()).filter(|&warp| issues[warp] * 10 > busiest).collect()
 }
 
-/// Whether an instruction is the branch back to the wait on an mbarrier that stands before it.
+/// Whether an instruction is the branch back to the mbarrier wait just before it.
 fn repeats_wait(instructions: &[(&Instruction, &Counter)], pc: usize) -> bool {
     let before = pc.checked_sub(1).map(|before| instructions[before].0.op);
     matches!(instructions[pc].0.op, Op::Bra { .. }) && matches!(before, Some(Op::Mbarrier(_)))
@@ -264,7 +265,7 @@ fn computes(counter: &Counter) -> bool {
     counter.flop + counter.special + counter.tensor_flop > 0
 }
 
-/// The teams of warps that only move data: they issue bulk copies or wait on mbarriers without the other
+/// The groups of warps that only move data: they issue bulk copies or wait on mbarriers without the other
 /// warps, and compute nothing without them.
 fn producers(instructions: &[(&Instruction, &Counter)], teams: &[Vec<usize>]) -> BTreeSet<Vec<usize>> {
     let all: BTreeSet<usize> = teams.iter().flatten().copied().collect();

@@ -18,11 +18,12 @@ pub struct LoopCost {
     pub has_products: bool,
 }
 
-/// Instructions up to which a loop only repeats a wait: the test of an mbarrier, and the branch.
+/// Maximum number of instructions of a loop that only repeats a wait: the test of an mbarrier, and the
+/// branch.
 const WAIT: usize = 4;
 
-/// The loops of a kernel that hold no other loop but waits, the most expensive first. Empty without a
-/// prediction.
+/// The innermost loops of a kernel, the most expensive first; loops that only wait do not count as inner
+/// loops. Empty without a prediction.
 pub fn loops(evidence: &Evidence) -> Vec<LoopCost> {
     let mut found: Vec<LoopCost> = bodies(evidence)
         .into_iter()

@@ -9,7 +9,7 @@ use super::{Finding, amdahl};
 const SHARED: [Cause; 2] = [Cause::SharedBandwidth, Cause::SharedLatency];
 const GLOBAL: [Cause; 5] = [Cause::L1, Cause::L2, Cause::L2Bandwidth, Cause::Dram, Cause::DramBandwidth];
 
-/// Shared-memory accesses that take more passes over the banks than their words need.
+/// Finds shared-memory accesses that take more passes over the banks than their words need.
 pub(super) fn bank_conflicts(evidence: &Evidence) -> Option<Finding> {
     let conflicted = |e: &Executed| e.counter.conflict_degree() >= 1.5;
     let (passes, ideal) = evidence
@@ -38,7 +38,7 @@ pub(super) fn bank_conflicts(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Global accesses that touch far more sectors than they use.
+/// Finds global accesses that touch far more sectors than they use.
 pub(super) fn uncoalesced(evidence: &Evidence) -> Option<Finding> {
     let used = |e: &Executed| e.counter.global_bytes as f64 / (32 * e.counter.global_sectors).max(1) as f64;
     let wasteful = |e: &Executed| e.counter.global_accesses > 0 && used(e) < 0.5 && e.lanes() > 1.5;
@@ -65,7 +65,7 @@ pub(super) fn uncoalesced(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Loads and stores of at most 4 bytes where 16 would be possible.
+/// Finds loads and stores of at most 4 bytes where 16 would be possible.
 pub(super) fn scalar_accesses(evidence: &Evidence) -> Option<Finding> {
     let bytes = |e: &Executed| match e.inst.op {
         Op::Ld(m) | Op::St(m) if matches!(m.space, Space::Global | Space::Generic) => Some(m.bytes()),
@@ -93,7 +93,7 @@ pub(super) fn scalar_accesses(evidence: &Evidence) -> Option<Finding> {
 
 pub(super) const LOCAL_MEMORY: &str = "local memory";
 
-/// Spills, and arrays in local memory.
+/// Finds spills and arrays in local memory.
 pub(super) fn local_memory(evidence: &Evidence) -> Option<Finding> {
     let local = |e: &Executed| {
         e.counter.local_bytes > 0 || matches!(e.inst.op, Op::Ld(m) | Op::St(m) if m.space == Space::Local)
@@ -123,8 +123,8 @@ pub(super) fn local_memory(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Local memory's share of the time: of the waits for the caches by its share of the accesses and misses, of
-/// the rest by its instructions.
+/// Local memory's share of the time: its part of the waits for the caches, by its share of accesses and
+/// misses, and the time of its instructions.
 fn local_share(evidence: &Evidence, local: &dyn Fn(&Executed) -> bool) -> f64 {
     let slots = evidence.critical_share(local);
     let Some(prediction) = evidence.prediction else { return slots };
@@ -146,7 +146,7 @@ fn size(bytes: f64) -> String {
     }
 }
 
-/// Bytes that are read from global memory repeatedly.
+/// Finds bytes that are read from global memory repeatedly.
 pub(super) fn redundant_loads(evidence: &Evidence) -> Option<Finding> {
     let unique: usize =
         evidence.kernel.buffers.iter().filter(|b| b.access != Access::Write).map(|b| b.bytes).sum();
@@ -169,10 +169,10 @@ pub(super) fn redundant_loads(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Waits for global memory without other work.
+/// Finds waits for global memory without other work.
 pub(super) fn no_overlap(evidence: &Evidence) -> Option<Finding> {
     let copies = evidence.has(|op| matches!(op, Op::CpAsync(_)));
-    // Latency only: earlier requests do not speed up a busy L1 or DRAM.
+    // Only latency counts: earlier requests do not speed up a busy L1 or DRAM.
     let share = evidence.predicted(&[Cause::L2, Cause::Dram], 0.0);
     let loads =
         |e: &Executed| matches!(e.inst.op, Op::Ld(m) if matches!(m.space, Space::Global | Space::Generic));

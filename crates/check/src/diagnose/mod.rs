@@ -1,5 +1,5 @@
-//! Root causes of a kernel's time: each has its lines, its counters, its share of the time, and Amdahl's
-//! bound on the gain from its cure.
+//! Root causes of a kernel's time. Each has its lines, its counters, its share of the time, and Amdahl's
+//! bound on the gain from a fix.
 
 mod evidence;
 mod loops;
@@ -24,14 +24,14 @@ pub struct Finding {
     pub evidence: String,
     /// Share of the kernel's time that the cause explains, 0 to 1.
     pub share: f64,
-    /// Maximum speed-up by a perfect cure: 1 / (1 − share · (the fraction of it that the cure saves)).
+    /// Maximum speed-up by a perfect fix: 1 / (1 − share · (the fraction of the share that the fix saves)).
     pub expected_gain: f64,
     /// The recommended change.
     pub cure: &'static str,
 }
 
 impl Finding {
-    /// The finding in a program of which the kernel takes `part` of the time.
+    /// The finding for a whole program, of whose time the kernel takes the fraction `part`.
     #[must_use]
     pub(crate) fn within(self, part: f64) -> Finding {
         if part >= 1.0 {
@@ -65,7 +65,7 @@ pub fn diagnose(evidence: &Evidence) -> Vec<Finding> {
         waits::mbarriers,
         waits::exponentials,
     ];
-    // Local memory is reported whatever its share, because its insignificance is worth knowing.
+    // Local memory is reported whatever its share is, because a small share is useful information too.
     let worth_saying = |f: &Finding| f.share >= LEAST_SHARE || f.name == memory::LOCAL_MEMORY;
     let mut findings: Vec<Finding> =
         causes.iter().filter_map(|cause| cause(evidence)).filter(worth_saying).collect();
@@ -76,7 +76,7 @@ pub fn diagnose(evidence: &Evidence) -> Vec<Finding> {
     findings
 }
 
-/// Amdahl's law: the speed-up when `share` of the time shrinks to `rest` of itself.
+/// Amdahl's law: the speed-up when `share` of the time shrinks to the fraction `rest` of itself.
 fn amdahl(share: f64, rest: f64) -> f64 {
     let share = share.clamp(0.0, 0.999);
     1.0 / (1.0 - share * (1.0 - rest.clamp(0.0, 1.0)))

@@ -1,5 +1,5 @@
-//! Root causes in what warps wait for: launches, mbarriers, special functions. They name what kernels with
-//! asynchronous copies and products wait for, where no unit is busy.
+//! Root causes in what warps wait for: launches, mbarriers, special functions. They cover kernels with
+//! asynchronous copies and products in which no unit is busy.
 
 use predict::Cause;
 use ptx::Op;
@@ -7,9 +7,9 @@ use ptx::Op;
 use super::evidence::{Evidence, Executed};
 use super::{Finding, amdahl};
 
-/// Share of an empty kernel from which the launch is a cause of its own.
+/// Share of an empty kernel in the time from which the launch is reported as a cause.
 const LAUNCH: f64 = 0.25;
-/// Share of waits for mbarriers, and of the special functions, from which they are a cause.
+/// Shares of mbarrier waits and of special functions from which they are reported as causes.
 const MBARRIERS: f64 = 0.15;
 const EXPONENTIALS: f64 = 0.15;
 
@@ -31,22 +31,22 @@ pub(super) fn launch(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Waits for phases of mbarriers: for bulk copies, or for the warps on the other side.
+/// Finds waits for phases of mbarriers: for bulk copies, or for the warps on the other side of a pipeline.
 pub(super) fn mbarriers(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let share = prediction.share(Cause::Mbarrier) + prediction.share(Cause::AsyncCopy);
     let is_wait = |e: &Executed| matches!(e.inst.op, Op::Mbarrier(_) | Op::CpAsyncWaitGroup);
     let at = |pc: usize| evidence.executed.iter().find(|e| e.pc == pc);
     let repeats = |e: &&Executed| matches!(e.inst.op, Op::Bra { .. });
-    // The time of a wait is at the test of the mbarrier and at the branch that repeats it.
+    // The time of a wait is charged to the test of the mbarrier and to the branch that repeats the test.
     let stall = |e: &Executed| {
         let own = evidence.stall(e).unwrap_or(0.0);
         own + at(e.pc + 1).filter(repeats).and_then(|branch| evidence.stall(branch)).unwrap_or(0.0)
     };
     let waits = || evidence.executed.iter().filter(|e| is_wait(e));
     let longest = waits().max_by(|a, b| stall(a).total_cmp(&stall(b)))?;
-    // The instruction after the wait is executed once for each time that a warp passes it, however often the
-    // test is repeated. A wait that is passed once or twice stands before a pipeline that never fills.
+    // The instruction after the wait is executed once for each time that a warp passes the wait, however
+    // often the test is repeated. A wait that is passed once or twice belongs to a pipeline that never fills.
     let after = longest.pc + 1 + usize::from(at(longest.pc + 1).is_some_and(|e| repeats(&e)));
     let times = at(after).map_or(longest.busiest, |e| e.busiest).max(1);
     let is_short = times <= 2;
@@ -71,7 +71,7 @@ pub(super) fn mbarriers(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Exponentials on the special-function pipe.
+/// Finds exponentials that limit the special-function pipe.
 pub(super) fn exponentials(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let share = prediction.share(Cause::Mufu);
@@ -91,7 +91,7 @@ pub(super) fn exponentials(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// The most frequent reason for which warps wait; reported if there is no other cause.
+/// The main cause for which warps wait; reported only if there is no other finding.
 pub(super) fn longest(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let waits = prediction.split.iter().filter(|(cause, _)| *cause != Cause::Issue);

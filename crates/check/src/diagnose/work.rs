@@ -15,7 +15,7 @@ fn is_serial(e: &Executed, evidence: &Evidence) -> bool {
     !e.feeds && e.lanes() <= SERIAL_LANES && (cta_wide || evidence.counters.warps == 1)
 }
 
-/// One thread works while the rest of the CTA waits.
+/// Finds sections in which one thread works while the rest of the CTA waits.
 pub(super) fn serial_section(evidence: &Evidence) -> Option<Finding> {
     let serial = |e: &Executed| is_serial(e, evidence);
     let share = evidence.critical_share(serial);
@@ -43,7 +43,8 @@ pub(super) fn serial_section(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Some warps work with full lanes while the others wait: `for (row = tid; row < 32; …)` in a CTA of 128.
+/// Finds warps that work with full lanes while the other warps wait: `for (row = tid; row < 32; …)` in a CTA
+/// of 128.
 pub(super) fn idle_warps(evidence: &Evidence) -> Option<Finding> {
     let warps = evidence.working_warps;
     let idle = |e: &Executed| !e.feeds && warps > 1 && 2 * e.warps <= warps && !is_serial(e, evidence);
@@ -66,7 +67,7 @@ pub(super) fn idle_warps(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Warps with most lanes masked off.
+/// Finds warps with most lanes masked off.
 pub(super) fn idle_lanes(evidence: &Evidence) -> Option<Finding> {
     let idle = |e: &Executed| !e.feeds && e.lanes() < 20.0 && !is_serial(e, evidence);
     let share = evidence.critical_share(idle);
@@ -91,7 +92,7 @@ pub(super) fn idle_lanes(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Scalar multiply-adds where tensor cores could be used.
+/// Finds scalar multiply-adds where tensor cores could be used.
 pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
     let scalar = |e: &Executed| {
         matches!(
@@ -111,7 +112,7 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
     if fraction > 0.9 || by_hand == 0.0 {
         return None;
     }
-    // The shared-memory loads that feed a scalar product count with it.
+    // Loads from shared memory that feed a scalar product are counted with the product.
     let feeds = |e: &Executed| scalar(e) || matches!(e.inst.op, Op::Ld(m) if m.space == ptx::Space::Shared);
     let share = evidence.critical_share(feeds);
     let lines = evidence.lines(scalar);
@@ -134,10 +135,10 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
 /// The name of the finding that the grid is small.
 pub const SMALL_GRID: &str = "small grid";
 
-/// Share of the time of an empty kernel from which a launch counts as a test launch.
+/// Share of an empty kernel in the time from which a launch counts as a test launch.
 const TINY_LAUNCH: f64 = 0.25;
 
-/// SMs without a CTA. A test launch has nothing to spread over SMs.
+/// Finds SMs without a CTA. A test launch has no work that could be spread over SMs.
 pub(super) fn small_grid(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let active = prediction.active_sms;
@@ -156,7 +157,7 @@ pub(super) fn small_grid(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Too few warps to hide latencies.
+/// Finds kernels with too few warps to hide latencies.
 pub(super) fn low_occupancy(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let occupancy = prediction.occupancy;
@@ -185,8 +186,8 @@ pub(super) fn low_occupancy(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Time at barriers beyond what the causes above explain. Waiting for one reducing thread is a symptom of the
-/// serial reduction, not of the barrier.
+/// Finds time at barriers that the causes above do not explain. A wait for one reducing thread is a symptom
+/// of the serial reduction, not of the barrier.
 pub(super) fn barriers(evidence: &Evidence) -> Option<Finding> {
     let share = evidence.prediction?.share(Cause::Barrier);
     let unequal = [serial_section(evidence), idle_warps(evidence)];

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 /// executed it.
 ///
 /// An instruction counts as executed when it was issued with an active lane. A branch, return or exit that no
-/// lane took counts too: its condition was evaluated, and the instructions at its target are counted on their
-/// own.
+/// lane took counts too: its condition was evaluated, and the instructions at its target are counted
+/// separately.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coverage {
     /// Index in the module, line, executed.
@@ -44,7 +44,7 @@ impl Coverage {
         }
     }
 
-    /// The number of executed instructions and of all.
+    /// The number of executed instructions and the number of all instructions.
     pub fn counts(&self) -> (usize, usize) {
         let executed = self.instructions.iter().filter(|(_, _, executed)| *executed).count();
         (executed, self.instructions.len())
@@ -66,7 +66,7 @@ impl Coverage {
     /// The number of executed instructions and their share, in words.
     pub fn summary(&self) -> String {
         let (executed, all) = self.counts();
-        // Rounded down, so that 99.97 % does not read as 100 %.
+        // Rounded down, so that 99.97 % is not shown as 100 %.
         let percent = (10.0 * self.percent()).floor() / 10.0;
         format!("{executed} of {all} instructions executed ({percent} %)")
     }

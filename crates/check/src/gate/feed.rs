@@ -29,8 +29,8 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Draws inputs. `None` where the kernel cannot take the style: quantised codes hold neither NaN nor
-    /// infinity.
+    /// Draws inputs. `None` if the kernel cannot take the style: quantised codes can represent neither NaN
+    /// nor infinity.
     pub fn draw(bound: &Bound, style: Style, seed: u64) -> Option<Feed> {
         let quantises = bound.roles.contains(&Role::Operand(Operand::Scales));
         if quantises && !style.is_finite() {
@@ -53,7 +53,7 @@ impl Feed {
         drawn.map_or_else(Vec::new, |(problem, inputs)| inputs.others.sequences(problem))
     }
 
-    /// The inputs to judge by: for a quantised kernel, the values that the codes stand for.
+    /// The inputs for the reference: for a quantised kernel, the values that the codes represent.
     fn judged(&self) -> Option<&Inputs> {
         self.codes.as_ref().map(|codes| &codes.decoded).or(self.drawn.as_ref())
     }
@@ -77,8 +77,8 @@ impl Feed {
         References::of_rows(problem, inputs, wanted).map(Some)
     }
 
-    /// The rows that a run of some CTAs wrote whole, in the order of the LSE, and the number of rows that it
-    /// wrote in part. `None` when the kernel has no output of a problem.
+    /// The rows that a run of some CTAs wrote completely, in the order of the LSE, and the number of rows
+    /// that it wrote in part. `None` when the kernel has no output of a problem.
     pub(super) fn written_rows(&self, bound: &Bound, buffers: &[Buffer]) -> Option<(Vec<bool>, usize)> {
         let problem = bound.problem.as_ref()?;
         let buffer = |wanted: Role| bound.roles.iter().position(|&r| r == wanted).map(|i| &buffers[i]);
@@ -240,7 +240,7 @@ impl Feed {
         let rows = rows.into_iter().zip(judged).filter(|(_, judged)| *judged);
         let dense: Vec<f64> = rows.flat_map(|(row, _)| wide(&values, row)).collect();
         let figures = references.judge(&dense, lse.as_deref());
-        // Rounding of the sum that contains the large product depends on the summation order, which the
+        // The rounding of a sum that contains the large product depends on the summation order, which the
         // kernel may choose.
         let is_ordered = self.style == Style::Outlier && problem.dtypes.q == problem::DType::F32;
         let figures = if is_ordered { figures.with_slack(4.0) } else { figures };
@@ -251,7 +251,7 @@ impl Feed {
     }
 }
 
-/// The place in the LSE of each row that belongs to a sequence, in the order batch entry, head, row.
+/// The index in the LSE of each row that belongs to a sequence, in the order batch entry, head, row.
 pub(super) fn lse_rows(bound: &Bound, problem: &Problem, sequences: &[Sequence]) -> Vec<usize> {
     let [_, heads, rows, _] = problem.extents(Tensor::Out);
     let place = |row: usize| match bound.lse_layout {

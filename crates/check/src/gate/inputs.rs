@@ -14,40 +14,40 @@ use crate::values::{Inputs, Values};
 pub enum Style {
     /// Standard normal.
     Normal,
-    /// Uniform in [0, 1). All terms of a sum have one sign, so that a dropped term shows as a bias.
+    /// Uniform in [0, 1). All terms of a sum have one sign, so a dropped term shows as a bias.
     Positive,
-    /// Logits of about ±10⁴. An exponential without the row max subtracted overflows, and so does a finite
-    /// sentinel.
+    /// Logits of about ±10⁴. An exponential without subtraction of the row max overflows, and so does a
+    /// finite sentinel.
     HugeLogits,
-    /// All keys are equal except for the last bits. All probabilities are near 1/seq_kv, and a lost key
-    /// shows.
+    /// All keys are equal except for the last bits. All probabilities are near 1/seq_kv, so a lost key shows.
     NearTies,
-    /// Logits that grow along the keys. For a forward walk the row max moves by many bits in every block, so
-    /// that each rescale matters.
+    /// Logits that grow along the keys. In kernels that go forward through the keys, the row max rises by
+    /// many bits in every block, so each rescale matters.
     Rising,
-    /// Logits that fall along the keys: each rescale matters for kernels that walk backward.
+    /// Logits that fall along the keys: each rescale matters for kernels that go backward through the keys.
     Falling,
-    /// One key weighs 2^18 times as much as any other and has values of 0. The rest matters as a whole, and
-    /// 16-bit arithmetic must not round it away.
+    /// One key weighs 2^18 times as much as any other key and has values of 0. The other keys matter as a
+    /// whole, and 16-bit arithmetic must not round them away.
     Spike,
-    /// Values near the smallest of the type, with standard normal queries and keys: products of values with
-    /// probabilities far below one may fall below the range of f32.
+    /// Values near the smallest number of the type, with standard normal queries and keys: products of values
+    /// with probabilities far below one may fall below the range of f32.
     TinyValues,
     /// NaN in one key of each head, and, without a mask, infinity in one value that every row sees.
     NonFinite,
-    /// Logits of −∞ for all keys but the first third. They have weight 0, even in a block that holds only
-    /// such keys.
+    /// Logits of −∞ for all keys except the first third. These keys have weight 0, even in a block that
+    /// contains only such keys.
     MinusInfinity,
     /// NaN in every buffer element outside the rows (the padding between rows).
     PoisonedPadding,
-    /// One key 2^25.4 times as heavy as any other, with values of 1, and large negative values elsewhere,
-    /// which take a part of that away: an f16 that holds 1 for the heaviest key has no number for the others.
+    /// One key is 2^25.4 times as heavy as any other and has values of 1; the other keys have large negative
+    /// values, which cancel a part of it. An f16 weight that is 1 for the heaviest key cannot represent the
+    /// weights of the others.
     Light,
-    /// One key 2^26.5 times as heavy as any other, with values of 0, and large values elsewhere: all of O is
-    /// theirs.
+    /// One key is 2^26.5 times as heavy as any other and has values of 0; the other keys have large values,
+    /// which make up all of O.
     Lighter,
     /// Normal, with one large element (10² to 6·10⁴) in Q, K or V of each key head, in a row that causal
-    /// masks show to all queries, to some, or to one. The element must not change the output of queries that
+    /// masks show to all queries, to some or to one. The element must not change the output of queries that
     /// do not see it.
     Outlier,
     /// Normal, with the largest numbers of the type, of both signs, in one element in 64 of Q and in eight
@@ -58,14 +58,14 @@ pub enum Style {
 }
 
 impl Style {
-    /// Styles that test the smallest weight that counts. A kernel that rounds probabilities of at most 1 to
-    /// f16 fails them, as FlashAttention does: they are for kernels that promise more.
+    /// Styles that test very small weights. A kernel that rounds probabilities of at most 1 to f16 fails
+    /// them, as FlashAttention does: they are for kernels that promise more.
     pub const LIGHT: [Style; 2] = [Style::Light, Style::Lighter];
 
-    /// Styles for 8-bit inputs. They join [`Style::ALL`] for problems with such inputs.
+    /// Styles for 8-bit inputs. For problems with such inputs, they are used in addition to [`Style::ALL`].
     pub const FP8: [Style; 2] = [Style::Saturated, Style::BadFactors];
 
-    /// Every style but [`Style::LIGHT`] and [`Style::FP8`].
+    /// Every style except those of [`Style::LIGHT`] and [`Style::FP8`].
     pub const ALL: [Style; 12] = [
         Style::Normal,
         Style::Positive,
@@ -122,7 +122,7 @@ pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
         }
         let mut values = Values::round(problem.dtypes.of(tensor), &data);
         if let Values::E5m2(codes) = &mut values {
-            // Rounding saturates; kernels must take infinities, too.
+            // Rounding saturates, so infinities are set here: kernels must handle infinities too.
             for (code, x) in codes.iter_mut().zip(&data).filter(|(_, x)| x.is_infinite()) {
                 *code = E5m2::from_bits(if x.is_sign_positive() { 0x7c } else { 0xfc });
             }
@@ -199,7 +199,7 @@ pub(super) fn rows_of(
     })
 }
 
-/// The sequence's rows of a tensor.
+/// The rows of a tensor that belong to the sequence.
 const fn side(sequence: &Sequence, tensor: Tensor) -> Span {
     match tensor {
         Tensor::Q | Tensor::Out => sequence.q,
@@ -226,7 +226,7 @@ fn element(
         }
         (Style::Saturated, _) => noise,
         (Style::Positive, _) => rng.random::<f32>(),
-        // A logit is scale · Σ q k: of size scale · √head_dim · a² for normal draws times a.
+        // A logit is scale · Σ q k. For normal draws times a, its size is scale · √head_dim · a².
         (Style::HugeLogits, Tensor::Q | Tensor::K) => {
             let spread = problem.softmax_scale().abs().max(1e-6) * (problem.head_dim as f32).sqrt();
             noise * (1e4 / 3.0 / spread).sqrt().min(100.0)
@@ -250,8 +250,8 @@ fn element(
         (Style::Light | Style::Lighter, _) => beside_one(problem, tensor, style, row, d, noise),
         (Style::TinyValues, Tensor::V) => noise * tiny(problem.dtypes.v),
         (Style::NonFinite, Tensor::K) if row == problem.seq_kv / 2 && d == 0 => f32::NAN,
-        // Not under a mask: the matrix product multiplies a masked probability, 0, by the value, and 0 · ∞ is
-        // NaN.
+        // Only without a mask: the matrix product multiplies a masked probability, 0, by the value, and 0 · ∞
+        // is NaN.
         (Style::NonFinite, Tensor::V)
             if problem.band == Band::FULL
                 && problem.programs.mask.is_none()
@@ -260,7 +260,8 @@ fn element(
         {
             f32::INFINITY
         }
-        // One sign, so that no infinity meets a zero or its opposite. A scale of zero has no such logits.
+        // All of one sign, so that no infinity meets a zero or the opposite infinity. A scale of zero has no
+        // such logits.
         (Style::MinusInfinity, Tensor::Q) if d == 0 => 1.0 + noise.abs(),
         (Style::MinusInfinity, Tensor::K)
             if d == 0 && row >= problem.seq_kv.div_ceil(3) && problem.softmax_scale() != 0.0 =>
@@ -280,7 +281,8 @@ fn element(
     }
 }
 
-/// Of queries that are 1 in their first dimension and keys that are 0 there, but for a heavy one.
+/// Elements for queries that are 1 in their first dimension and keys that are 0 there, except for one heavy
+/// key.
 fn beside_one(problem: &Problem, tensor: Tensor, style: Style, row: usize, d: usize, noise: f32) -> f32 {
     let (powers, value, others) = match style {
         Style::Light => (25.4, 1.0, -4096.0),

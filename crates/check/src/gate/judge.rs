@@ -1,5 +1,5 @@
 //! Decides whether an output is right. Tolerances come from the error of standard attention in the input
-//! precision, as in FlashAttention's own tests, never from a loose constant.
+//! precision, as in FlashAttention's own tests, not from a loose constant.
 
 use oracle::{OracleError, Reference};
 use problem::{DType, Problem, Sequence, Tensor};
@@ -30,7 +30,7 @@ pub struct ErrorFigures {
     /// Largest error of the LSE; 0 when no LSE was requested.
     pub lse: f64,
     pub lse_allowed: f64,
-    /// `max_diff` as the original kernels print it: against the oracle rounded to the dtype.
+    /// `max_diff` as the original kernels print it: the difference from the oracle rounded to the dtype.
     pub max_diff: f64,
     /// `allclose(rtol = 1e-3, atol = 1e-3)` as the original kernels used it; printed, but not part of the
     /// decision.
@@ -40,7 +40,7 @@ pub struct ErrorFigures {
 }
 
 impl ErrorFigures {
-    /// The figures beyond their tolerance, in words; empty when the output is right.
+    /// The figures that exceed their tolerance, in words; empty when the output is right.
     pub fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.non_finite > 0 {
@@ -64,7 +64,7 @@ impl ErrorFigures {
         reasons
     }
 
-    /// The figures with `slack` times the tolerances.
+    /// The figures with their tolerances multiplied by `slack`.
     pub fn with_slack(self, slack: f64) -> ErrorFigures {
         ErrorFigures {
             max_abs_allowed: slack * self.max_abs_allowed,
@@ -76,7 +76,8 @@ impl ErrorFigures {
         }
     }
 
-    /// Largest error and its tolerance for tables; `NaN` when an element is NaN or Inf against the oracle.
+    /// Largest error and its tolerance for tables; `NaN` when an element is NaN or infinite and the oracle's
+    /// element is not.
     pub fn brief(&self) -> String {
         if self.non_finite > 0 {
             return format!("NaN / {:.1e}", self.max_abs_allowed);
@@ -84,7 +85,7 @@ impl ErrorFigures {
         format!("{:.1e} / {:.1e}", self.max_abs, self.max_abs_allowed)
     }
 
-    /// The worse of two runs for each figure. A figure stays with its tolerance.
+    /// The worse of two runs for each figure. A figure keeps its own tolerance.
     pub fn worst(self, other: ErrorFigures) -> ErrorFigures {
         let worse = |a: (f64, f64), b: (f64, f64)| {
             let excess = |(value, allowed): (f64, f64)| value / allowed.max(f64::MIN_POSITIVE);
@@ -117,7 +118,7 @@ impl ErrorFigures {
     }
 }
 
-/// The standard by which outputs are judged: the oracle's output, and tolerances from the errors of standard
+/// The standard for judging outputs: the oracle's output, and tolerances from the errors of standard
 /// attention.
 pub struct References {
     dim: usize,
@@ -178,11 +179,11 @@ impl References {
         let largest_lse = finite(&oracle.lse).fold(1.0, |m: f64, x| m.max(x.abs()));
         let roundings = 64.0 + problem.head_dim as f64;
         let allowed = ErrorFigures {
-            // The kernel rounds its output once more than the error bound of a sum includes.
+            // The kernel rounds its output once more than the error bound of a sum covers.
             max_abs_allowed: 2.0 * theirs.max_abs + 2.0 * roundoff * largest,
             rel_allowed: 2.0 * theirs.rel + roundoff,
             row_rel_allowed: 2.0 * theirs.row_rel + 2.0 * roundoff,
-            // A common factor can come from the rounding of the output and of 1 / sum, which is f32.
+            // A common factor can come from the rounding of the output and from the f32 rounding of 1 / sum.
             bias_allowed: 2.0 * theirs.bias + roundoff + DType::F32.unit_roundoff(),
             // LSE is f32: twice the error of the standard computation, plus the cost of f32 sums of head_dim
             // products and of the logarithm (64 roundings of the largest term).
@@ -221,7 +222,7 @@ impl References {
     }
 
     /// Judges an output of which only bounds are known, because its type is coarser than the problem's: of
-    /// the numbers that an element may stand for, the nearest to the oracle's counts.
+    /// the numbers that an element may represent, the one nearest to the oracle's counts.
     pub fn judge_bounds(&self, out: &[(f64, f64)]) -> ErrorFigures {
         let oracle = &self.oracle.out;
         let nearest = |(&(low, high), &exact): (&(f64, f64), &f64)| exact.max(low).min(high);
@@ -278,7 +279,7 @@ fn lse_error(lse: &[f64], exact: &[f64]) -> (u64, f64) {
     (unlike, worst)
 }
 
-/// Distances between two tensors over the elements that are finite in the exact one.
+/// Distances between two tensors over the elements that are finite in the exact tensor.
 struct Distance {
     max_abs: f64,
     rel: f64,
@@ -305,7 +306,7 @@ impl Distance {
     }
 }
 
-/// Minimum number of rows per thread; fewer do not repay waking a thread.
+/// Minimum number of rows per thread. For fewer rows, waking a thread costs more than it saves.
 const ROWS_AT_ONCE: usize = 256;
 
 /// A row's sums, its largest error, and the number of elements that are finite in only one of the two.

@@ -1,12 +1,12 @@
-//! The gate: a kernel is timed only after it passed the gate.
+//! The gate: the check that a kernel must pass before it is timed.
 //!
 //! [`check_kernel`] runs a kernel in the emulator on several styles of input, each under a different
 //! adversarial schedule. It checks that no hazard occurred, that every output element was written and nothing
 //! between the rows, that the inputs are unchanged, and that the output is within the error model ([`judge`])
 //! of the f64 oracle. Outputs start as a NaN pattern, and the emulator leaves gaps between buffers, so an
-//! unwritten element or an access next to a buffer is found.
+//! unwritten element or an access outside a buffer is found.
 //!
-//! There are three verdicts, and the gate fails closed: what the emulator does not support is `incomplete`,
+//! There are three verdicts. The gate fails closed: a kernel with an unsupported instruction is `incomplete`,
 //! never passed.
 
 mod coverage;

@@ -1,5 +1,5 @@
-//! Mutants of a kernel that passes: faults are put in one by one, and the check must find each of them that
-//! changes an output or the order of accesses.
+//! Tests mutants of a kernel that passes: faults are inserted one at a time, and the check must find each
+//! fault that changes an output or the order of accesses.
 
 use ptx::{Kernel, Statement};
 use serde::Serialize;
@@ -20,13 +20,13 @@ pub enum Fate {
     Failed(String),
     /// The check ended without a verdict, for this reason.
     Incomplete(String),
-    /// No hazard, and an output differs from that of the original, which a reference would judge.
+    /// No hazard, but an output differs from that of the original kernel; a reference would detect this.
     Differs(String),
-    /// No hazard, and all outputs are those of the original, bit for bit.
+    /// No hazard, and all outputs are bit for bit those of the original kernel.
     Same,
 }
 
-/// A fault that was put into a kernel.
+/// A fault that was inserted into a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Mutant {
     pub fault: String,
@@ -37,7 +37,7 @@ pub struct Mutant {
     pub fate: Fate,
 }
 
-/// Checks up to `most` mutants, drawn evenly from the kinds of faults that the kernel has sites for.
+/// Checks up to `most` mutants, drawn evenly from the kinds of faults for which the kernel has sites.
 ///
 /// # Errors
 /// As for [`check_watched`].

@@ -1,5 +1,4 @@
-//! Inserts faults into a correct kernel to test the gate itself: a gate that passes a mutant is
-//! worthless.
+//! Inserts faults into a correct kernel to test the gate itself: the gate must not pass a mutant.
 
 use ptx::{
     Arg, BarKind, BinaryOp, BulkRoute, CmpOp, FloatMods, GridDependency, Imm, Instruction, Item, Kernel,
@@ -40,9 +39,9 @@ pub enum Fault {
     DropGridWait,
     /// Removes an asynchronous copy, so that its stage keeps the old contents.
     DropCopy,
-    /// Moves the destination of a bulk copy behind its slot.
+    /// Moves the destination of a bulk copy beyond its slot.
     WrongSlot,
-    /// Adds one to a constant in a comparison (a bound, a mask's edge).
+    /// Adds one to a constant in a comparison (a bound, or the edge of a mask).
     BoundTooLarge,
     /// Makes a comparison include one more or one fewer element: `<` becomes `≤`, `≥` becomes `>`.
     ComparisonOffByOne,
@@ -166,7 +165,7 @@ impl Fault {
                 edited.operands[2] = Operand::Imm(Imm::Int(0));
             }
             Fault::DropPhaseWait => {
-                // Sets the predicate to true, so that no loop tries again.
+                // The predicate is set to true, so that no loop repeats the wait.
                 edited.op = Op::Setp { cmp: CmpOp::Eq, combine: None, ty: Type::U32, ftz: false };
                 edited.operands.truncate(1);
                 edited.operands.extend([Operand::Imm(Imm::Int(0)), Operand::Imm(Imm::Int(0))]);
@@ -197,7 +196,7 @@ impl Fault {
     }
 }
 
-/// The operands that a product multiplies, without the one that is added.
+/// The factors of a product, without the operand that is added.
 fn factors(product: &Instruction) -> &[Operand] {
     &product.operands[1..3]
 }

@@ -1,5 +1,5 @@
-//! Kernels with quantised inputs are judged against the values that their codes stand for. The quantisation
-//! error is a separate figure and does not change the verdict.
+//! Judges kernels with quantised inputs against the values that their codes represent. The quantisation error
+//! is a separate figure and does not change the verdict.
 
 use kernels::ladder::{dequantise, quantise};
 use problem::Problem;

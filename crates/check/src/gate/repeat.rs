@@ -1,4 +1,4 @@
-//! Runs with equal inputs that differ in the order of events alone, to see whether outputs depend on it.
+//! Repeats runs with equal inputs and another order of events, to see whether outputs depend on the order.
 
 use emu::{Buffer, EmuError, HazardKind, Options, Schedule};
 use ptx::{Access, MemSem, Op, Space, Statement};
@@ -8,10 +8,10 @@ use super::feed::Feed;
 use super::run::run_steps;
 use crate::launchfile::Bound;
 
-/// Runs with weak memory for a kernel whose strong accesses may be reordered.
+/// Number of runs with weak memory, for a kernel whose strong accesses may be reordered.
 const WEAK_RUNS: u64 = 6;
 
-/// Says of a kernel whose accesses race whether its outputs differ from run to run.
+/// For a kernel whose accesses race, reports whether its outputs differ from run to run.
 pub(super) fn tell_nondeterminism(
     bound: &Bound,
     feed: &Feed,
@@ -32,8 +32,8 @@ pub(super) fn tell_nondeterminism(
     Ok(())
 }
 
-/// Runs a kernel with relaxed or volatile reads again, so that these return older values. If the outputs
-/// depend on it, and on nothing else in the order of events, the reads are hazards.
+/// Repeats a kernel with relaxed or volatile reads so that these reads return older values. If the outputs
+/// depend on them, and on nothing else in the order of events, the reads are hazards.
 pub(super) fn check_weak_order(
     bound: &Bound,
     feed: &Feed,
@@ -57,7 +57,7 @@ pub(super) fn check_weak_order(
         if stale.is_empty() || !hangs && difference(bound, &first, &after).is_none() {
             continue;
         }
-        // With the newest values, this schedule must give the outputs of the first one.
+        // With the newest values, this schedule must give the outputs of the first schedule.
         if difference(bound, &first, &plain(seed, schedule)?).is_none() {
             check.add_hazards(stale);
             return Ok(());

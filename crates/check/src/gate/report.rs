@@ -15,7 +15,7 @@ use crate::reference::Judgement;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// No hazard, and every answer within the error model.
+    /// No hazard, and every output within the error model.
     #[serde(alias = "proven")]
     Passed,
     /// Something could not be checked: an unsupported instruction, or a kernel that did not end in time.
@@ -104,12 +104,12 @@ pub struct CheckReport {
     pub error: Option<ErrorFigures>,
     /// How each output compares with its reference, by the worst run.
     pub judgements: Vec<Judgement>,
-    /// The relative error that quantising the inputs causes. It is reported apart and does not change the
-    /// verdict.
+    /// The relative error that quantising the inputs causes. It is reported separately and does not change
+    /// the verdict.
     pub quantisation: Option<f64>,
     /// Number of runs in the emulator.
     pub runs: u32,
-    /// The instructions that the runs executed; `None` before one run ended.
+    /// The instructions that the runs executed; `None` until a run has ended.
     pub coverage: Option<Coverage>,
     /// The counters of the first run, over all kernels.
     pub counters: Counters,
@@ -122,7 +122,7 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
-    /// A record without any run.
+    /// A report without any run.
     pub(super) fn empty() -> CheckReport {
         CheckReport {
             verdict: Verdict::Passed,
@@ -161,7 +161,7 @@ impl CheckReport {
         }
     }
 
-    /// Whether some output was compared with what it must be.
+    /// Whether any output was compared with a reference.
     pub fn is_judged(&self) -> bool {
         self.error.is_some() || !self.judgements.is_empty()
     }
@@ -211,7 +211,7 @@ impl CheckReport {
     }
 
     /// Makes the verdict incomplete when an SM has too few registers for one CTA of the launch. `resources`
-    /// are those of the assembled kernel. The emulator checks shared memory, whose size depends on the
+    /// are those of the assembled kernel. The emulator itself checks shared memory, whose size depends on the
     /// architecture.
     pub fn require_room(&mut self, launch: &ptx::Launch, resources: &Resources, gpu: &Gpu) {
         if let Err(error) = occupancy(gpu, launch.block.count(), resources.registers, 0) {
@@ -219,7 +219,7 @@ impl CheckReport {
         }
     }
 
-    /// Merges the findings of another check. Takes its counters and traces too, if it recorded any.
+    /// Merges the findings of another check, including its counters and traces if it recorded any.
     pub fn absorb(&mut self, other: CheckReport, name: &str) {
         self.verdict = self.verdict.max(other.verdict);
         self.reasons.extend(other.reasons.into_iter().map(|reason| format!("{name}: {reason}")));

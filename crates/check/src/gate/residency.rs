@@ -1,5 +1,6 @@
-//! Kernels whose CTAs wait for each other. A GPU starts the CTAs of a grid in waves, in any order, unless the
-//! launch is cooperative. A kernel that spins on a later CTA hangs when that CTA finds no room.
+//! Checks kernels whose CTAs wait for each other. A GPU starts the CTAs of a grid in waves, in any order,
+//! unless the launch is cooperative. A kernel that spins on a later CTA hangs if there is no room for that
+//! CTA.
 
 use emu::{Buffer, Hazard, HazardKind, Options, Schedule};
 use predict::Gpu;
@@ -39,8 +40,8 @@ pub(super) fn check(
     Ok(())
 }
 
-/// The largest number of CTAs that a GPU holds at a time, and its name. `None` for a kernel whose CTAs are
-/// promised to be resident together.
+/// The largest number of CTAs that any GPU holds at the same time, and the name of that GPU. `None` for a
+/// kernel whose CTAs are guaranteed to be resident together.
 fn wait_for_room(kernel: &Kernel, cooperative: bool) -> Option<(u64, &'static str)> {
     let ctas = kernel.launch.grid.count();
     let rooms = MACHINES.into_iter().filter(|gpu| kernel.module.target.runs_on(gpu.sm));
@@ -66,7 +67,7 @@ fn note(hang: &Hazard, ctas: u64, most: (u64, &str), check: &mut CheckReport) {
     }]);
 }
 
-/// The number of CTAs that a GPU holds at a time. Registers are estimated.
+/// The number of CTAs that a GPU holds at the same time. Registers are estimated.
 fn resident(kernel: &Kernel, gpu: &Gpu) -> u64 {
     let registers = estimate(&kernel.module, &kernel.entry).map_or((1, 0), |r| (r.registers, r.shared));
     let shared = registers.1.saturating_add(kernel.launch.dynamic_shared);

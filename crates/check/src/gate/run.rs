@@ -17,14 +17,15 @@ use super::{CheckReport, Coverage, Verdict, Watch, repeat, residency};
 use crate::launchfile::{Bound, Init, Memory, Role};
 use crate::reference::ReferenceError;
 
-/// Default limit of warp instructions per CTA: ten seconds or more.
+/// Default limit of warp instructions per CTA, equivalent to ten seconds or more.
 const STEP_LIMIT: u64 = 50_000_000;
 
-/// Default limit of warp instructions per grid: some minutes on two cores. The slowest rung on the mission
-/// problem takes a fiftieth. A kernel that needs more should be checked on a smaller problem.
+/// Default limit of warp instructions per grid, equivalent to some minutes on two cores. The slowest kernel
+/// of the ladder on the reference problem needs a fiftieth of it. A kernel that needs more should be checked
+/// on a smaller problem.
 const GRID_LIMIT: u64 = 1 << 31;
 
-/// The most CTAs of a cluster on every GPU with clusters (CUDA C++ Programming Guide, "Thread Block
+/// Maximum number of CTAs of a cluster on every GPU with clusters (CUDA C++ Programming Guide, "Thread Block
 /// Clusters").
 const PORTABLE_CLUSTER: u64 = 8;
 
@@ -46,10 +47,10 @@ pub struct Settings {
     pub placement: Placement,
     /// Whether shuffles and other warp collectives count as ordering memory.
     pub collectives_order: bool,
-    /// Whether a kernel whose accesses race runs again with equal inputs, to say if its outputs differ.
+    /// Whether a kernel whose accesses race is run again with equal inputs, to see if its outputs differ.
     pub repeat_races: bool,
-    /// The time that all runs shall take together; `None`: as long as they take. A check with a budget runs
-    /// the CTAs that stand for the others ([`super::Choice`]), and has no records for the time model.
+    /// The time for all runs together; `None` means no limit. A check with a budget runs CTAs that represent
+    /// the others ([`super::Choice`]), and has no records for the time model.
     pub budget: Option<Duration>,
 }
 
@@ -73,7 +74,7 @@ impl Settings {
         }
     }
 
-    /// Normal draws, inputs whose row max moves, and poisoned padding: for a first look, and for the many
+    /// Normal draws, inputs whose row max moves, and poisoned padding: for a quick check, and for the many
     /// torture problems.
     pub fn quick() -> Settings {
         let runs = vec![
@@ -92,8 +93,8 @@ impl Settings {
         Settings { runs: self.runs.iter().take(1).copied().collect(), lagging: false, ..self.clone() }
     }
 
-    /// The runs of a kernel. A phase of an mbarrier that its parity cannot tell from another one shows only
-    /// when the one warp lags that takes them for each other.
+    /// The runs of a kernel. Confusing two phases of an mbarrier with equal parity shows only when the warp
+    /// that confuses them lags.
     fn runs_of(&self, bound: &Bound) -> Vec<(Style, u64, Schedule)> {
         let mut runs = self.runs.clone();
         let fp8 = bound.problem.as_ref().is_some_and(|problem| problem.dtypes.has_fp8());
@@ -132,10 +133,10 @@ fn waits_by_count(kernel: &Kernel) -> bool {
 /// Why there is no verdict.
 #[derive(Debug, thiserror::Error)]
 pub enum GateError {
-    /// The launch contract and the kernel do not fit each other.
+    /// The launch contract does not fit the kernel.
     #[error("the kernel cannot be launched: {0}")]
     Launch(EmuError),
-    #[error("the oracle refuses the problem: {0}")]
+    #[error("the oracle rejects the problem: {0}")]
     Oracle(#[from] OracleError),
     #[error(transparent)]
     Reference(#[from] ReferenceError),
@@ -215,7 +216,7 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
         let races =
             settings.repeat_races && check.hazards.iter().any(|hazard| hazard.kind == HazardKind::Race);
         if races && let Some(feed) = Feed::draw(bound, style, seed) {
-            // The verdict stands, whether or not these runs end in time.
+            // The verdict is final, whether or not these runs end in time.
             let _ = repeat::tell_nondeterminism(bound, &feed, &options, &mut check);
         }
         if check.verdict != Verdict::Passed {
@@ -227,7 +228,7 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
     Ok(check)
 }
 
-/// Checks a generator: one kernel for each problem. `emit` returns `None` for problems that the generator
+/// Checks a generator with one kernel for each problem. `emit` returns `None` for problems that the generator
 /// does not support.
 ///
 /// # Errors
@@ -328,7 +329,7 @@ fn run_once(
     let after: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
     feed.check_inputs_kept(bound, &before, &after, check);
     if bound.problem.is_some() {
-        // State that one launch leaves for the next could be a cached output.
+        // State that one launch leaves for the next may be a cached output.
         for name in changed {
             check.fail(format!("the kernel keeps something in {name} from one launch to the next"));
         }
@@ -352,7 +353,7 @@ fn run_once(
     Ok(())
 }
 
-/// Runs the kernels of a program one after the other on the same buffers, up to the first one with a hazard
+/// Runs the kernels of a program one after another on the same buffers, up to the first kernel with a hazard
 /// that fails the check. The hazards of a program of several kernels name their launch.
 pub(super) fn run_steps(
     bound: &Bound,
@@ -383,8 +384,8 @@ pub(super) fn run_steps(
     Ok(reports)
 }
 
-/// Checks that several launches together wrote their outputs whole. The emulator checks an output that one
-/// kernel alone must write.
+/// Checks that several launches together wrote their outputs completely. The emulator checks an output that
+/// one kernel alone must write.
 fn check_written(
     bound: &Bound,
     must_write: &HashMap<usize, Vec<Range<usize>>>,
@@ -429,8 +430,8 @@ fn judge_references(
                 continue;
             }
         }
-        // Of a run of some CTAs, the elements that these wrote; where any contents were there before, those
-        // that they changed.
+        // A run of some CTAs is judged on the elements that it wrote. If the output had other contents
+        // before, on the elements that it changed.
         let contents = buffer.to_bytes();
         let is_judged = |place: usize| {
             let bytes = place * size..(place + 1) * size;
@@ -449,7 +450,7 @@ fn judge_references(
     Ok(())
 }
 
-/// Notes that a run did not end.
+/// Records that a run did not end.
 ///
 /// # Errors
 /// When the kernel cannot be launched at all.
@@ -469,7 +470,7 @@ fn unfinished(error: EmuError, watch: &Watch, check: &mut CheckReport) -> Result
     Ok(())
 }
 
-/// Whether some lane executed an instruction that may write global memory.
+/// Whether any lane executed an instruction that may write global memory.
 fn stores(kernel: &Kernel, counters: &Counters) -> bool {
     let statements = kernel.module.functions().flat_map(|f| f.body.iter().flat_map(|b| &b.statements));
     let ops = statements.filter_map(|statement| match statement {
@@ -491,8 +492,8 @@ fn stores(kernel: &Kernel, counters: &Counters) -> bool {
     })
 }
 
-/// The bytes of `out` that the kernel must write, and those of `lse` if lengths are uneven; an even `lse` is
-/// written in full.
+/// The bytes of `out` that the kernel must write and, for uneven lengths, those of `lse`; with even lengths,
+/// all of `lse` must be written.
 pub(super) fn must_write(bound: &Bound, feed: &Feed) -> HashMap<usize, Vec<Range<usize>>> {
     let Some(problem) = &bound.problem else { return Default::default() };
     let sequences = feed.sequences(bound);

@@ -1,4 +1,4 @@
-//! The CTAs that a check within a budget of time ran.
+//! The CTAs that a check with a time budget ran.
 
 use std::fmt;
 
@@ -8,18 +8,18 @@ use serde::{Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Choice {
-    /// First or last of each axis of the grid.
+    /// The first or the last on each axis of the grid.
     Corner,
-    /// Executed an instruction, or a set of instructions, that no cluster chosen before executed.
+    /// Executed an instruction, or a set of instructions, that no earlier chosen cluster executed.
     Instructions,
-    /// One step from a corner along one axis, or the next one after a cluster of `Instructions`.
+    /// One step from a corner along one axis, or the cluster after one of `Instructions`.
     Neighbour,
-    /// Writes to a line of 128 bytes to which a cluster at another distance also writes: one pair for each
-    /// distance.
+    /// Writes to a 128-byte line to which another cluster also writes; one pair for each distance between the
+    /// two clusters.
     SharedLine,
-    /// First, middle or last of each axis: the middles of edges and faces, and the centre.
+    /// The first, middle or last on each axis: the middles of edges and faces, and the centre.
     Middle,
-    /// Spread evenly over the grid, in pairs that follow each other, as many as find time.
+    /// Spread evenly over the grid, in consecutive pairs, as many as the time allows.
     Spread,
 }
 
@@ -37,7 +37,7 @@ impl Choice {
     }
 }
 
-/// The CTAs that a check with a budget ran.
+/// The CTAs that a check with a time budget ran.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sample {
     /// The budget in seconds.
@@ -52,7 +52,7 @@ pub struct Sample {
     pub ctas_searched: u64,
     /// The runs that a check without a budget makes.
     pub runs_planned: usize,
-    /// Why every run has all CTAs; `None` if runs may have some of them.
+    /// Why every run has all CTAs; `None` if runs may have only some.
     pub all_ctas: Option<&'static str>,
     /// The CTAs that ran, by the reason for which they were chosen: the first CTA of each cluster.
     #[serde(serialize_with = "rows")]

@@ -1,9 +1,11 @@
-//! A check within a budget of time: which CTAs stand for the grid, and how many of them find time.
+//! Chooses CTAs for a check with a time budget: which CTAs represent the grid, and how many of them the time
+//! allows.
 //!
-//! CTAs of a kernel whose CTAs do not communicate run alone, so some of them can stand for all. A third of
-//! the budget searches the grid: each CTA that is searched runs once, and the emulator says which
-//! instructions it executed and which lines of global memory it shares with others. The rest of the budget is
-//! for the runs of the check, each of as many of the chosen CTAs as find time, in the order of [`Choice`].
+//! If the CTAs of a kernel do not communicate, they run independently, so some of them can represent all. A
+//! third of the budget is spent on a search of the grid: each searched CTA runs once, and the emulator
+//! reports which instructions it executed and which lines of global memory it shares with others. The rest of
+//! the budget is for the runs of the check. Each run has as many of the chosen CTAs as the time allows, in
+//! the order of [`Choice`].
 
 use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
@@ -15,14 +17,14 @@ use super::feed::Feed;
 use super::sample::{Choice, Sample};
 use crate::launchfile::Bound;
 
-/// The share of the budget that searches the grid.
+/// The fraction of the budget for the search of the grid.
 const SEARCH: f64 = 1.0 / 3.0;
 
-/// The most CTAs that are chosen because they executed a set of instructions of their own, and the most kinds
-/// of pairs that share a line.
+/// Maximum number of CTAs that are chosen because they executed a new set of instructions, and maximum number
+/// of kinds of pairs that share a line.
 const KINDS: usize = 32;
 
-/// The most clusters that are chosen because they are spread over the grid.
+/// Maximum number of clusters that are chosen to be spread over the grid.
 const SPREAD: usize = 1 << 20;
 
 /// The CTAs of the next run.
@@ -31,7 +33,7 @@ pub(super) enum Next {
     All,
     /// The first CTA of each cluster.
     Some(Vec<u64>),
-    /// The budget has no room for another run.
+    /// The remaining budget is too small for another run.
     Stop,
 }
 
@@ -45,7 +47,7 @@ pub(super) struct Sampler {
     /// The estimated seconds that a run takes for each cluster.
     cost: f64,
     searched: BTreeSet<u64>,
-    /// Whether the search ended with a hazard, which the first run must show.
+    /// Whether the search ended with a hazard. The first run must then show it.
     hazard: bool,
     runs: usize,
     ran: BTreeSet<u64>,
@@ -86,8 +88,8 @@ impl Sampler {
         })
     }
 
-    /// Searches the grid and chooses clusters. A hazard ends the search: the clusters among which it occurred
-    /// are then the only choice, so that the first run shows the hazard.
+    /// Searches the grid and chooses clusters. A hazard ends the search: then only the clusters among which
+    /// it occurred are chosen, so that the first run shows the hazard.
     ///
     /// # Errors
     /// When a run does not end.
@@ -101,7 +103,8 @@ impl Sampler {
         let positions = self.grid.positions();
         let mut spread = self.grid.spread();
         let mut found = Found::default();
-        // The first clusters show how long one takes. Neighbours must be in one batch to show their lines.
+        // The first clusters show how long one cluster takes. Neighbours must be in one batch, so that their
+        // common lines are seen.
         let mut batch: Vec<u64> = positions.iter().take(2).map(|(_, cluster)| *cluster).collect();
         let mut next = Some(positions.iter().map(|(_, cluster)| *cluster).collect::<Vec<u64>>());
         while !batch.is_empty() {
@@ -121,7 +124,7 @@ impl Sampler {
                     positions.truncate(room);
                     positions
                 }
-                // No batch takes more than half of the time that is left.
+                // No batch takes more than half of the remaining time.
                 None => spread.by_ref().filter(|c| !self.searched.contains(c)).take(room / 2).collect(),
             };
         }
@@ -169,7 +172,7 @@ impl Sampler {
             return if first || self.cost * clusters <= seconds { Next::All } else { Next::Stop };
         }
         let room = (seconds / left.max(1) as f64 / self.cost.max(1e-9)) as usize;
-        // Two CTAs are the least that can show how CTAs fit together.
+        // At least two CTAs are needed to show how CTAs interact.
         let least = 2.min(self.order.len());
         if !first && self.cost * least as f64 > seconds {
             return Next::Stop;
@@ -178,7 +181,7 @@ impl Sampler {
         Next::Some(self.order.iter().take(room).map(|(_, cluster)| self.grid.cta(*cluster)).collect())
     }
 
-    /// Notes a run that took `time`.
+    /// Records the time that a run took.
     pub fn note(&mut self, run: &Next, time: Duration) {
         self.runs += 1;
         let Next::Some(ctas) = run else {
@@ -245,8 +248,8 @@ impl Found {
         }
     }
 
-    /// The clusters that add to what the corners executed: first those with an instruction that no other one
-    /// before executed, then those with a set of instructions of their own.
+    /// The clusters that add to what the corners executed: first those with an instruction that no earlier
+    /// cluster executed, then those with a new set of instructions.
     fn paths(&self, corners: &HashSet<u64>) -> Vec<u64> {
         let mut covered: Vec<u64> = Vec::new();
         let mut sets: HashSet<&[u64]> = HashSet::new();
@@ -270,7 +273,7 @@ impl Found {
     }
 }
 
-/// Adds a set of bits to another one. Returns whether that one grew.
+/// Adds a set of bits to another set. Returns whether the other set grew.
 fn unite(covered: &mut Vec<u64>, executed: &[u64]) -> bool {
     covered.resize(covered.len().max(executed.len()), 0);
     let mut grew = false;
@@ -330,7 +333,7 @@ impl Grid {
         self.number([0, 1, 2].map(|axis| at[axis] / self.cluster[axis]))
     }
 
-    /// The clusters with one of these values along each axis.
+    /// The clusters whose position on each axis is one of these values.
     fn with(&self, values: impl Fn(u64) -> Vec<u64>) -> Vec<u64> {
         let [x, y, z] = self.clusters.map(values);
         let all = z.iter().flat_map(|&z| {
@@ -363,7 +366,7 @@ impl Grid {
         positions
     }
 
-    /// The next cluster along the first axis that has one, or the one before at the end of that axis.
+    /// The next cluster along the first axis that has one; at the end of the axis, the previous cluster.
     fn beside(&self, cluster: u64) -> Option<u64> {
         let mut at = self.at(cluster);
         let axis = (0..3).find(|&axis| self.clusters[axis] > 1)?;
@@ -371,12 +374,12 @@ impl Grid {
         Some(self.number(at))
     }
 
-    /// All clusters, in pairs that follow each other. The pairs are spread evenly however many are taken.
+    /// All clusters, in consecutive pairs. Any number of pairs from the beginning is spread evenly.
     fn spread(&self) -> impl Iterator<Item = u64> + use<> {
         let count = self.count();
         let pairs = count.div_ceil(2);
-        // A step near the golden section of the pairs that has no factor in common with their number visits
-        // all of them.
+        // A step near the golden section of the number of pairs, and coprime to that number, visits all
+        // pairs.
         let mut step = ((pairs as f64 * 0.618_033_988_75) as u64).max(1);
         while gcd(step, pairs) != 1 {
             step += 1;

@@ -1,12 +1,12 @@
-//! Problems that make faulty kernels fail by shape, strides or mask. For values see
-//! [`Style`](super::inputs::Style).
+//! Problems whose shape, strides or mask make faulty kernels fail. [`Style`](super::inputs::Style) has the
+//! difficult values.
 
 use problem::program::library;
 use problem::{
     Band, DTypes, Expr, Layout, Lengths, Problem, Program, Programs, SideLengths, Strides, Table, TableType,
 };
 
-/// A problem of the torture set with its difficulty.
+/// A problem of the torture set and its difficulty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Torture {
     /// The difficulty in a few words.
@@ -14,7 +14,7 @@ pub struct Torture {
     pub problem: Problem,
 }
 
-/// The torture set for element types and a head dim. All problems are small: the difficulty lies in their
+/// The torture set for element types and a head dim. All problems are small: the difficulty is at their
 /// edges.
 pub fn problems(dtypes: impl Into<DTypes>, head_dim: usize) -> Vec<Torture> {
     let (layout, dtypes) = (Layout::Bhsd, dtypes.into());
@@ -159,7 +159,7 @@ fn broadcast(mut problem: Problem) -> Problem {
     problem
 }
 
-/// Rows far apart: a kernel that computes offsets in 16 bits, or assumes dense rows, fails.
+/// Rows that are far apart: a kernel that computes offsets in 16 bits, or assumes dense rows, fails.
 fn spread(problem: Problem) -> Problem {
     with_row_stride(problem, 65_536 + 8)
 }

@@ -1,6 +1,6 @@
-//! A check of one run on any machine, a GPU above all, judged like the emulator's runs. The emulator sees
-//! every access; here guards and poison show the effects instead. Every buffer lies between two guards, and
-//! outputs start as a NaN pattern.
+//! Checks one run on any machine, in particular on a GPU, with the same criteria as the emulator's runs. The
+//! emulator sees every access; on other machines, guards and poison show the effects. Every buffer lies
+//! between two guards, and outputs start as a NaN pattern.
 
 use emu::Buffer;
 use kernels::{Arch, KernelError, Operand, Plan};
@@ -16,7 +16,7 @@ use crate::launchfile::{Bound, Role};
 
 /// Bytes of a guard: more than a tile's row, and a multiple of every alignment.
 const GUARD: usize = 4096;
-/// Contents of a guard: a byte that a kernel does not write by chance.
+/// Contents of a guard: a byte value that a kernel is unlikely to write by chance.
 const GUARD_BYTE: u8 = 0xA5;
 
 /// The outcome of a run.
@@ -47,7 +47,7 @@ impl Trial {
 pub enum TrialError<E: std::error::Error> {
     #[error(transparent)]
     Machine(E),
-    #[error("the oracle refuses the problem: {0}")]
+    #[error("the oracle rejects the problem: {0}")]
     Oracle(#[from] OracleError),
 }
 
@@ -60,7 +60,7 @@ pub fn bind(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, Kernel
 }
 
 /// Runs `bound` once on `feed`. `references` belong to the feed and are computed by the caller, so that
-/// kernels can share them.
+/// several kernels can share them.
 ///
 /// # Errors
 /// When the machine fails.
@@ -73,7 +73,8 @@ pub fn trial<M: Machine>(
     Ok(launch(machine, bound, feed)?.check(bound, feed, references))
 }
 
-/// The unchecked result of a run, so that a machine does not wait for the check.
+/// The unchecked result of a run. Keeping it separate lets the machine continue without waiting for the
+/// check.
 pub struct Launched {
     before: Vec<Vec<u8>>,
     after: Vec<Vec<u8>>,
@@ -109,7 +110,7 @@ impl Launched {
     }
 }
 
-/// Runs the kernels with guards and returns the buffers without them.
+/// Runs the kernels with guards and returns the buffers without the guards.
 fn run_guarded<M: Machine>(
     machine: &mut M,
     bound: &Bound,
@@ -142,12 +143,12 @@ fn run_guarded<M: Machine>(
     Ok(after)
 }
 
-/// The kernel with a guard before and behind each buffer.
+/// The kernel with a guard before and after each buffer.
 fn guarded(kernel: &Kernel) -> Kernel {
     let mut kernel = kernel.clone();
     for buffer in &mut kernel.buffers {
         buffer.bytes += 2 * GUARD;
-        // A kernel that must write its whole buffer must not write the guards.
+        // A kernel that must write its whole buffer must still not write the guards.
         if buffer.access == Access::Write {
             buffer.access = Access::ReadWrite;
         }
@@ -172,7 +173,7 @@ const fn is_output(role: Role) -> bool {
     matches!(role, Role::Operand(Operand::Tensor(problem::Tensor::Out)) | Role::Operand(Operand::Lse))
 }
 
-/// Checks that no output element still has the initial pattern of ones. Arithmetic yields a different NaN.
+/// Checks that no output element still has the initial pattern of ones. Arithmetic produces a different NaN.
 fn check_written(bound: &Bound, feed: &Feed, after: &[Vec<u8>], check: &mut CheckReport) {
     let rows = must_write(bound, feed);
     for (index, (bytes, role)) in

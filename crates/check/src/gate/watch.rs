@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use emu::Stopwatch;
 
-/// The share of the work that must be done before the rest is estimated.
+/// The fraction of the work that must be done before the remaining time is estimated.
 const ENOUGH: f64 = 0.01;
 
 /// Applies one time limit to all runs of a check. Other threads may print the progress.
@@ -49,7 +49,8 @@ impl Watch {
         (self.run.load(Ordering::Relaxed), self.runs.load(Ordering::Relaxed))
     }
 
-    /// The time that the rest takes if all runs take equally long; `None` before a hundredth is done.
+    /// The estimated remaining time if all runs take equally long; `None` before a hundredth of the work is
+    /// done.
     fn rest(&self) -> Option<Duration> {
         let ((run, runs), (done, ctas)) = (self.runs(), self.stopwatch.progress());
         let of_run = done.min(ctas) as f64 / ctas.max(1) as f64;

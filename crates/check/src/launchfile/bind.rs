@@ -1,4 +1,4 @@
-//! Binds a launch file to the module that it launches.
+//! Binds a launch file to the module whose kernels it launches.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,12 +13,13 @@ use super::spec::check_cluster;
 use super::{ArgSpec, LaunchError, LaunchSpec, LaunchStep, MapTarget, fill};
 use crate::reference::{self, Reference, ReferenceSpec, Source};
 
-/// The role of a kernel's buffer: what the gate fills in and what it judges.
+/// The role of a kernel's buffer: what the gate writes to it before the launch, and whether its contents are
+/// judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// An operand of a generated kernel. Inputs are drawn, `out` and the LSE are judged.
     Operand(Operand),
-    /// Memory with given initial contents. Only a reference judges its final contents.
+    /// Memory with given initial contents. Its final contents are judged only by a reference.
     Fill(Memory),
     /// Addresses of other buffers or a tensor map: the number of the list in [`Bound::words`].
     Words(usize),
@@ -40,12 +41,13 @@ pub struct Bound {
     pub then: Vec<Kernel>,
     /// The role of each buffer in `kernel.buffers`.
     pub roles: Vec<Role>,
-    /// The problem that the buffers belong to; `None` when the oracle judges nothing.
+    /// The problem to which the buffers belong; `None` if the oracle judges no output.
     pub problem: Option<Problem>,
-    /// Whether each launch is cooperative, in launch order: all its CTAs are resident together. Launches
-    /// beyond the end are not.
+    /// Whether each launch is cooperative (all its CTAs are resident together), in launch order. Launches
+    /// beyond the end of the list are not.
     pub cooperative: Vec<bool>,
-    /// Outputs of the problem that have contents before the launch: number of the buffer, and the contents.
+    /// Outputs of the problem that have contents before the launch: the number of the buffer, and the
+    /// contents.
     pub starts: Vec<(usize, Memory)>,
     /// The lists of addresses and tensor maps that buffers hold.
     pub words: Vec<Vec<Arg>>,
@@ -53,7 +55,7 @@ pub struct Bound {
     pub data: Vec<Arc<[u8]>>,
     /// The order of the rows of the LSE.
     pub lse_layout: Layout,
-    /// References by which outputs are judged, besides the problem's oracle.
+    /// References that judge outputs, in addition to the problem's oracle.
     pub references: Vec<Reference>,
 }
 
@@ -86,7 +88,7 @@ impl Bound {
         std::iter::once(&self.kernel).chain(&self.then)
     }
 
-    /// All kernels in launch order, to change them.
+    /// All kernels in launch order, mutable.
     pub fn steps_mut(&mut self) -> impl Iterator<Item = &mut Kernel> {
         std::iter::once(&mut self.kernel).chain(&mut self.then)
     }
@@ -96,7 +98,7 @@ impl Bound {
         self.cooperative.get(step).copied().unwrap_or(false)
     }
 
-    /// The contents of a buffer before the launch, where a launch file states them.
+    /// The contents of a buffer before the launch, if a launch file states them.
     pub fn memory(&self, buffer: usize) -> Option<Memory> {
         match self.roles.get(buffer) {
             Some(Role::Fill(memory)) => Some(*memory),
@@ -139,11 +141,12 @@ impl LaunchSpec {
     ) -> Result<Bound, LaunchError> {
         let module = self.with_constants(module)?;
         let mut contract = Contract::default();
-        // The memory of each argument, before any map refers to another argument's.
+        // The memory of each argument is determined first, because a tensor map may refer to another
+        // argument's memory.
         let homes: Vec<_> = (0..self.args.len()).map(|index| contract.home(self, index)).collect();
         let values = contract.values(self, &homes);
         if self.launches.len() > 1 {
-            // An output may be written by several launches together, and read by a later one.
+            // Several launches may write an output together, or a later launch may read it.
             contract.share();
         }
         let kernel_of = |module: &Verified, step: &LaunchStep, key: &str| -> Result<Kernel, LaunchError> {
@@ -349,8 +352,8 @@ impl LaunchStep {
     }
 }
 
-/// The entry with a name: as the module has it, or as the source has it (`scale` for `_Z5scalePf`) where only
-/// one entry matches.
+/// The entry with a name: as in the module, or as in the source (`scale` for `_Z5scalePf`) if only one entry
+/// matches.
 fn entry_named<'m>(module: &'m Module, name: &str) -> Option<&'m Function> {
     let exact = module.entries().find(|f| *f.name == *name);
     let exact = exact.or_else(|| {
@@ -363,7 +366,7 @@ fn entry_named<'m>(module: &'m Module, name: &str) -> Option<&'m Function> {
         let mut found = module.entries().filter(matches);
         found.next().filter(|_| found.next().is_none())
     });
-    // A name as messages write it, such as `sum<float, 4>`.
+    // A name as in messages, such as `sum<float, 4>`.
     exact.or_else(|| module.entries().find(|f| crate::names::demangle(&f.name) == name))
 }
 
@@ -410,7 +413,7 @@ impl Contract {
             }
             ArgSpec::Scalar(_) | ArgSpec::Struct(_) => return None,
         };
-        // A tensor is one buffer, however many arguments refer to it.
+        // A tensor has one buffer, however many arguments refer to it.
         let known = self.roles.iter().position(|r| *r == role && matches!(role, Role::Operand(_)));
         Some(known.unwrap_or_else(|| {
             let start = match role {
@@ -466,7 +469,7 @@ impl Contract {
                     address(*home)
                 }
                 ArgSpec::Tensor(_) | ArgSpec::Lse | ArgSpec::Buffer(_) => address(*home),
-                // After all others, to which its fields may refer.
+                // Structs are filled in after all other arguments, to which their fields may refer.
                 ArgSpec::Struct(_) => Arg::Null,
             });
         }
@@ -493,7 +496,7 @@ fn describe(param: &Param) -> String {
     }
 }
 
-/// The size must match, and a float needs a float; `.bN` accepts both.
+/// The size must match, and a float argument needs a float parameter; `.bN` accepts both.
 fn fits(arg: &ArgSpec, param: &Param) -> bool {
     let float = |is_float: bool| param.ty.is_bits() || param.ty.is_float() == is_float;
     match arg {

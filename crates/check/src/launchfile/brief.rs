@@ -14,7 +14,7 @@ pub struct Brief {
     pub cluster: Option<Vec<i64>>,
     pub dynamic_shared: Option<i64>,
     pub cooperative: bool,
-    /// One per parameter: `NAME:TYPE=VALUE` or `NAME:TYPE:SHAPE[=INIT]`.
+    /// One text per parameter: `NAME:TYPE=VALUE` or `NAME:TYPE:SHAPE[=INIT]`.
     pub args: Vec<String>,
 }
 
@@ -27,7 +27,7 @@ const INITS: &str = "zeros, random, iota, uninitialised, a number, inf, -inf, na
      @FILE.npy or @FILE.safetensors:NAME";
 
 impl Brief {
-    /// The launch, as if a launch file had stated it.
+    /// The launch in the form that a launch file would give.
     ///
     /// # Errors
     /// A [`LaunchError`] that names the option, its value and the accepted forms.
@@ -92,7 +92,7 @@ fn arg_of(text: &str) -> Result<RawArg, LaunchError> {
     }
 }
 
-/// A value as TOML reads it. A word that is no number stays a text, which the argument's type refuses.
+/// A value as TOML parses it. A word that is not a number stays a text, which the argument's type rejects.
 fn number(text: &str) -> toml::Value {
     let integer = text.parse::<i64>().map(toml::Value::Integer);
     let float = || text.parse::<f64>().map(toml::Value::Float);

@@ -16,7 +16,7 @@ pub(super) struct Constant {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Contents {
-    /// The first bytes; the rest is 0.
+    /// The first bytes; the remaining bytes are 0.
     Bytes(Vec<u8>),
     Filled(Init),
 }
@@ -57,7 +57,7 @@ fn constant_of(index: usize, raw: &RawConstant, files: &mut Vec<FileInit>) -> Re
 }
 
 impl Constant {
-    /// Writes the contents into the module. `fill` makes the bytes of an `init`.
+    /// Writes the contents into the module. `fill` computes the bytes of an `init`.
     ///
     /// # Errors
     /// When the module has no such variable, or one that is smaller than the contents.
@@ -81,7 +81,7 @@ impl Constant {
             };
             LaunchError::value("[[constant]] name", &self.name, accepted)
         })?;
-        // A module of some gigabytes would not have been read.
+        // A variable of several gigabytes would have been rejected when the module was read.
         let room = usize::try_from(variable.bytes()).unwrap_or(usize::MAX);
         let bytes = match &self.contents {
             Contents::Bytes(bytes) if bytes.len() > room => {

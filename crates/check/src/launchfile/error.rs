@@ -1,3 +1,5 @@
+//! The reasons why a launch file cannot be used.
+
 use problem::ProblemError;
 use ptx::TensorMapError;
 
@@ -46,13 +48,13 @@ pub enum LaunchError {
         index: usize,
         role: String,
     },
-    /// `[problem]` states a problem that cannot be computed.
+    /// `[problem]` states an invalid problem.
     #[error("launch file: [problem]: {0}")]
     Problem(#[from] ProblemError),
-    /// `[problem]` is stated without an output, so nothing could be judged.
+    /// `[problem]` is given without an output, so no output could be judged.
     #[error(
-        "launch file: [problem] is stated and no [[arg]] is its answer; give one role = \"out\", or a tensor_map of = \"out\", or \
-         leave [problem] out"
+        "launch file: [problem] is given, but no [[arg]] is its output; give one of them role = \"out\" \
+        or a tensor_map of = \"out\", or omit [problem]"
     )]
     Unjudged,
     /// An argument on the command line.
@@ -70,8 +72,8 @@ pub enum LaunchError {
         /// Why it cannot be used.
         reason: String,
     },
-    /// The launch file names files, and the caller reads none.
-    #[error("launch file: {key} names a file, which is read by `check` and `explain` alone")]
+    /// The launch file names files, and the caller does not read files.
+    #[error("launch file: {key} names a file; only `check` and `explain` read files")]
     Unread {
         /// The key that names the file.
         key: String,
@@ -86,7 +88,7 @@ pub enum LaunchError {
         "launch file: invalid value '{name}' for {key}.entry: expected an entry of the module: {accepted}"
     )]
     UnknownEntry {
-        /// The table that names it.
+        /// The table that names the entry.
         key: String,
         name: String,
         /// The module's entries.
@@ -97,7 +99,7 @@ pub enum LaunchError {
         "launch file: {key}.entry is missing and the module has several entries; name one of: {accepted}"
     )]
     AmbiguousEntry {
-        /// The table that names none.
+        /// The table without a name.
         key: String,
         /// The module's entries.
         accepted: String,

@@ -1,4 +1,4 @@
-//! Initial contents as bytes.
+//! Computes the bytes of initial contents.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use super::{ArgSpec, LaunchError, LaunchSpec};
 use crate::numbers::Numbers;
 use crate::reference::Source;
 
-/// The bytes of gaps between strided elements: a NaN in every float format, so that a kernel which reads one
-/// shows it.
+/// The bytes of gaps between strided elements: a NaN in every float format, so that a read of a gap shows in
+/// the outputs.
 const GAP: u8 = 0xff;
 
 /// The contents of memory, drawn from `seed`; `None` for uninitialised memory. `data` are the contents of
@@ -54,7 +54,7 @@ impl LaunchSpec {
     /// Reads the `.npy` files that the launch file names. Relative paths refer to `folder`.
     ///
     /// # Errors
-    /// When a file cannot be read, or has another number of elements than its buffer.
+    /// When a file cannot be read, or its number of elements differs from that of its buffer.
     pub fn read_files(&mut self, folder: &Path) -> Result<(), LaunchError> {
         let mut data: Vec<Arc<[u8]>> = Vec::new();
         for file in &self.files {
@@ -91,8 +91,8 @@ impl LaunchSpec {
         Ok(())
     }
 
-    /// Type, shape and contents of an argument's memory; `None` for arguments without any, or with strides
-    /// that run backward.
+    /// Type, shape and contents of an argument's memory; `None` for arguments without memory, or with
+    /// negative strides.
     pub(crate) fn shape_of(&self, at: usize) -> Option<Memory> {
         match self.args.get(at)? {
             ArgSpec::Buffer(memory) => Some(*memory),

@@ -12,7 +12,7 @@ use super::spec::{number_of, refuse_surplus, tensor_of};
 #[derive(Clone, Debug, PartialEq)]
 pub struct MapSpec {
     pub target: MapTarget,
-    /// Whether the kernel takes the address of the map in global memory, instead of the map by value.
+    /// Whether the kernel takes the address of the map in global memory instead of the map by value.
     pub in_memory: bool,
     /// The map. Its buffer number is known only after binding to a module.
     map: TensorMapSpec,
@@ -24,12 +24,12 @@ pub enum MapTarget {
     Tensor(Tensor),
     /// The buffer of the argument with this number.
     Argument(usize),
-    /// Memory that only this map refers to.
+    /// Memory to which only this map refers.
     Own(Memory),
 }
 
 impl MapSpec {
-    /// The memory that only this map refers to.
+    /// The memory to which only this map refers, if any.
     pub(super) const fn own_memory(&self) -> Option<Memory> {
         match self.target {
             MapTarget::Own(memory) => Some(memory),

@@ -7,10 +7,10 @@ use super::raw::RawArg;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     pub dtype: BufferType,
-    /// Elements from the first to the last one, gaps included.
+    /// Elements from the first to the last one, including gaps.
     pub elements: usize,
     pub init: Init,
-    /// Shape and strides, where the file states them.
+    /// Shape and strides, if the file states them.
     pub view: Option<View>,
 }
 
@@ -31,10 +31,10 @@ impl Memory {
     }
 }
 
-/// The most dimensions of a buffer's shape, as of a tensor map.
+/// Maximum number of dimensions of a buffer's shape, the same as for a tensor map.
 pub const RANK: usize = 5;
 
-/// The most elements of a buffer with a shape: as many bytes as a launch may have.
+/// Maximum number of elements of a buffer with a shape: as many bytes as a launch may have.
 const ELEMENTS: usize = 1 << 32;
 
 /// Shape and strides of a buffer in elements, outermost dimension first.
@@ -84,8 +84,8 @@ impl View {
         self.len() == 0
     }
 
-    /// Elements from the first to the last one, gaps included; `None` on overflow, or for more elements than
-    /// [`ELEMENTS`]. A stride of 0 makes many elements of few.
+    /// Elements from the first to the last one, including gaps; `None` on overflow, or for more elements than
+    /// [`ELEMENTS`]. A stride of 0 reads one element many times.
     fn span(&self) -> Option<usize> {
         let ends = self.shape().iter().zip(self.strides());
         let last = ends
@@ -156,14 +156,14 @@ closed_names!(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Init {
     Zeros,
-    /// Floats in [−1, 1), integers in 0..128, drawn anew for every run.
+    /// Floats in [−1, 1), integers in 0..128, drawn again for every run.
     Random,
     Uninitialised,
     /// 0, 1, 2, ….
     Iota,
     /// One number in every element: its bits, in the low bytes.
     Number(u64),
-    /// Integers from `low` to `high`, both included, drawn anew for every run.
+    /// Integers from `low` to `high`, including both, drawn again for every run.
     Integers {
         low: i64,
         high: i64,
@@ -277,7 +277,8 @@ impl BufferType {
             return 0x7f;
         }
         let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-        // Beyond every number of both formats, so that infinity is nearest to the largest one.
+        // A magnitude larger than every number of both formats, for which infinity is nearest to the largest
+        // number.
         let magnitude = value.abs().min(1e6);
         let far = |code: u8| (self.decode(&[code]) - magnitude).abs();
         let codes = (0..0x80u8).filter(|&code| self.decode(&[code]).is_finite());
@@ -308,7 +309,7 @@ fn fp8(code: u8, exponent_bits: i32, mantissa_bits: i32) -> f64 {
     }
 }
 
-/// The memory that an argument asks for. Files that its `init` names are added to `files`.
+/// The memory that an argument requests. Files that its `init` names are added to `files`.
 pub(super) fn memory_of(
     index: usize,
     raw: &RawArg,
@@ -344,7 +345,7 @@ pub(super) fn dtype_of(key: String, name: &str) -> Result<BufferType, LaunchErro
 /// `shape` and `strides` of a buffer.
 fn view_of(index: usize, raw: &RawArg) -> Result<Option<View>, LaunchError> {
     let key = |key: &str| format!("[[arg]] {index} {key}");
-    // Of a tensor map `strides` are those of the map, in bytes.
+    // For a tensor map, `strides` are those of the map, in bytes.
     let strides = raw.strides.as_ref().filter(|_| raw.role == "buffer");
     let Some(shape) = &raw.shape else {
         return match strides {
@@ -372,7 +373,7 @@ fn view_of(index: usize, raw: &RawArg) -> Result<Option<View>, LaunchError> {
     Ok(Some(view))
 }
 
-/// The initial contents that `init` states; uninitialised when it is left out.
+/// The initial contents that `init` states; uninitialised without `init`.
 pub(super) fn init_of(
     key: &str,
     raw: Option<&toml::Value>,

@@ -1,4 +1,4 @@
-//! The launch file of `flashcore check`, which describes the launch of a kernel without host code.
+//! The launch file of `flashcore check`. It describes the launch of a kernel without host code.
 //!
 //! ```toml
 #![doc = include_str!("format.toml")]

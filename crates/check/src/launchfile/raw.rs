@@ -1,4 +1,4 @@
-//! The launch file as written: every key with its TOML type, not validated yet.
+//! The launch file as parsed: every key with its TOML type, not validated yet.
 
 use std::fmt;
 use std::marker::PhantomData;

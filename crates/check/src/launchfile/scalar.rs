@@ -103,7 +103,7 @@ enum FieldSpec {
 }
 
 impl StructSpec {
-    /// The argument. `of` gives the value that the argument with some number passes.
+    /// The argument. `of` returns the value that the argument with the given number passes.
     pub(super) fn argument(&self, of: impl Fn(usize) -> Option<Arg>) -> Arg {
         let fields = self.fields.iter().map(|(offset, field)| {
             let value = match field {
@@ -120,7 +120,8 @@ impl StructSpec {
     }
 }
 
-/// The most bytes of all parameters of a kernel (PTX ISA, "Kernel Function Parameters", from sm_70 on).
+/// Maximum size in bytes of all parameters of a kernel (PTX ISA, "Kernel Function Parameters", from sm_70
+/// on).
 const MOST: u32 = 32_764;
 
 /// The struct that an argument states. `number` finds the argument that `of` names.
@@ -179,7 +180,7 @@ pub(super) fn struct_of(
     Ok(StructSpec { bytes, fields: placed })
 }
 
-/// The values of one field, which follow each other, and its alignment.
+/// The consecutive values of one field, and its alignment.
 fn field_of(
     key: &dyn Fn(&str) -> String,
     raw: &RawArg,

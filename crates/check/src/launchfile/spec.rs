@@ -27,7 +27,7 @@ pub struct LaunchSpec {
     pub args: Vec<ArgSpec>,
     /// The names of the arguments that have one.
     pub names: Vec<Option<String>>,
-    /// What judges the outputs, besides the problem's oracle.
+    /// References that judge the outputs, in addition to the problem's oracle.
     pub references: Vec<ReferenceSpec>,
     pub(super) constants: Vec<Constant>,
     /// The files that `init` names, and their contents once they are read.
@@ -59,7 +59,7 @@ pub struct LaunchStep {
     pub args: Vec<usize>,
 }
 
-/// An argument of a kernel, or memory that others refer to.
+/// An argument of a kernel, or memory to which other arguments refer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ArgSpec {
     Tensor(Tensor),
@@ -89,7 +89,7 @@ impl ArgSpec {
     }
 }
 
-/// Maximum memory of one launch, bytes: an amount that a laptop has to spare.
+/// Maximum memory of one launch in bytes, which a laptop can spare.
 const MEMORY_LIMIT: usize = 4 << 30;
 
 fn shortened(message: &str) -> String {
@@ -227,7 +227,7 @@ impl LaunchSpec {
             ArgSpec::Buffer(memory) => memory.bytes(),
             ArgSpec::TensorMap(MapSpec { target: MapTarget::Own(memory), .. }) => memory.bytes(),
             ArgSpec::TensorMap(MapSpec { target: MapTarget::Tensor(tensor), .. }) => {
-                // With an own argument for the tensor, the memory is counted there.
+                // If the tensor has its own argument, its memory is counted there.
                 let given = self.args.contains(&ArgSpec::Tensor(*tensor));
                 if given { Some(0) } else { self.tensor_bytes(*tensor) }
             }
@@ -290,7 +290,7 @@ pub(super) fn check_cluster(key: &str, cluster: Dim3, grid: Dim3) -> Result<(), 
     Err(LaunchError::value(key, c, format!("at most 16 CTAs that divide grid = {g}")))
 }
 
-/// What a reference to an argument may be.
+/// The accepted forms of a reference to an argument.
 pub(crate) const ARGUMENT: &str = "the name or the number of an [[arg]], from 0 on";
 
 /// The number of the argument that a value names: by its number, its name, or the role of a tensor.

@@ -1,4 +1,4 @@
-//! A first launch file from the signature of a kernel.
+//! Suggests a first launch file from the signature of a kernel.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use ptx::{
 use super::LaunchError;
 use super::spec::LaunchStep;
 
-/// What the code does with the memory that a parameter points to.
+/// How the code uses the memory to which a parameter points.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Use {
     /// The type of the first access.
@@ -24,7 +24,7 @@ struct Use {
 const ELEMENTS: usize = 1 << 16;
 
 /// Writes a launch file for an entry of the module: `entry`, or the only one. Grid, sizes and contents are
-/// guesses, which comments mark.
+/// guesses, which comments mark as such.
 ///
 /// # Errors
 /// When the module has no such entry, or several and none is named.
@@ -106,7 +106,7 @@ fn argument(param: &Param, used: Use) -> String {
     }
 }
 
-/// The number type of a parameter. `.bN` says only the size.
+/// The number type of a parameter. `.bN` gives only the size.
 const fn integer(ty: Type) -> &'static str {
     match ty {
         Type::U8 | Type::B8 => "u8",
@@ -134,7 +134,7 @@ const fn element(ty: Type) -> &'static str {
     }
 }
 
-/// How each parameter is used. Addresses are followed through arithmetic, not through memory.
+/// How each parameter is used. Addresses are followed through arithmetic, but not through memory.
 fn uses(function: &Function) -> BTreeMap<String, Use> {
     let statements = function.body.iter().flat_map(|body| &body.statements);
     let code: Vec<&Instruction> = statements
@@ -176,7 +176,7 @@ fn uses(function: &Function) -> BTreeMap<String, Use> {
     uses
 }
 
-/// The number of the parameter from which each 64-bit register follows by arithmetic.
+/// For each 64-bit register, the number of the parameter from which it is computed.
 fn origins(function: &Function, code: &[&Instruction]) -> BTreeMap<Reg, usize> {
     let is_wide = |reg: Reg| {
         let registers = function.body.as_ref().map(|body| &body.registers);
@@ -190,9 +190,9 @@ fn origins(function: &Function, code: &[&Instruction]) -> BTreeMap<Reg, usize> {
         _ => None,
     };
     let mut origin: BTreeMap<Reg, usize> = BTreeMap::new();
-    // Parameters that are converted to an address, or declared as one. The others are offsets.
+    // Parameters that are converted to an address, or declared as pointers. The others are offsets.
     let mut pointers: Vec<bool> = function.params.iter().map(|param| param.pointer.is_some()).collect();
-    // Each pass follows one more step of a loop. The registers that follow from parameters only grow.
+    // Each pass follows one more step of a loop. The set of registers that depend on parameters only grows.
     loop {
         let before = origin.len();
         for instruction in code {

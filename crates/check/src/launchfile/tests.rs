@@ -236,8 +236,7 @@ fn the_documented_format_is_a_launch_file() {
     assert_eq!(bound.references.len(), 1);
 }
 
-/// A launch file with Q, K and V as tensor maps, two of which refer to the same tensor, and a map of separate
-/// memory.
+/// A launch file with Q, K and V as tensor maps, two maps of the same tensor, and a map of separate memory.
 const MAPS: &str = r#"
 [problem]
 heads_q = 2
@@ -523,7 +522,7 @@ fn refusals_of_the_newer_keys_name_their_place() {
     assert!(error.contains("'[0]' for launch[0].block"), "{error}");
 }
 
-/// A launch file from an untrusted source must not make anyone read files or run Python.
+/// A launch file from an untrusted source must not cause files to be read or Python to be run.
 #[test]
 fn files_are_read_only_on_request() {
     let module = || module(&[Type::U64, Type::U64], LaunchBounds::default());

@@ -7,12 +7,13 @@ use super::memory::BufferType;
 use super::scalar::{Scalar, ScalarType};
 use super::{ArgSpec, LaunchError, LaunchSpec};
 
-/// Triton gives a buffer's address this hint when it launches a kernel, since allocations have the alignment.
+/// Triton gives a buffer's address this hint when it launches a kernel, because allocations have this
+/// alignment.
 const ALIGNED: &str = ":16";
 
 impl LaunchSpec {
-    /// The types of the first launch's arguments as Triton names them. As Triton does when it launches a
-    /// kernel, buffers and numbers that are multiples of 16 say so.
+    /// The types of the first launch's arguments as Triton names them. As in a launch by Triton, buffers and
+    /// numbers that are multiples of 16 are marked.
     ///
     /// # Errors
     /// For an argument that a Triton kernel cannot have.
@@ -50,8 +51,8 @@ impl LaunchSpec {
         }
     }
 
-    /// Adds to the first launch what Triton's compiler decides: the dynamic shared memory, and null pointers
-    /// for the scratch buffers that follow the kernel's own parameters.
+    /// Adds the properties that Triton's compiler determines to the first launch: the dynamic shared memory,
+    /// and null pointers for the scratch buffers that follow the kernel's own parameters.
     pub fn complete_triton(&mut self, shared: u32, parameters: usize) {
         for step in &mut self.launches {
             if step.dynamic_shared == 0 {

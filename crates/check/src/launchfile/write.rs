@@ -1,4 +1,4 @@
-//! Writes a launch file for a generated kernel, so that a person can edit its text and submit it again.
+//! Writes a launch file for a generated kernel, so that its text can be edited and submitted again.
 
 use std::fmt::Write;
 
@@ -10,8 +10,8 @@ use ptx::{Arg, L2Promotion, Swizzle, TensorMapSpec};
 use super::{Bound, Role};
 
 impl Bound {
-    /// The launch file that gives the kernel's text the same launch. `None` where launch files have no such
-    /// feature: several kernels, a counter, quantised codes, or overlapping launches.
+    /// The launch file that gives the kernel's text the same launch. `None` if launch files lack a feature of
+    /// the launch: several kernels, a counter, quantised codes, or overlapping launches.
     pub fn launch_file(&self) -> Option<String> {
         let (kernel, problem) = (&self.kernel, self.problem.as_ref()?);
         let launch = &kernel.launch;

@@ -1,10 +1,10 @@
-//! Built-in references, computed in f64, each with the bound of its error.
+//! Built-in reference operations, computed in f64, each with a bound of its error.
 //!
-//! An operation returns for every element its value and the magnitude that errors scale with: the sum of the
-//! absolute values of the terms, times how much the operation amplifies an error of one rounding. A kernel
-//! that rounds each step to the accumulator's type stays within a small multiple of `u · magnitude`, where a
-//! sum of n terms in any order counts √n (Higham and Mary, "A New Approach to Probabilistic Rounding Error
-//! Analysis", SIAM J. Sci. Comput. 41, 2019).
+//! An operation returns for every element its value and a magnitude to which errors are proportional: the sum
+//! of the absolute values of the terms, times the factor by which the operation amplifies the error of one
+//! rounding. A kernel that rounds each step to the accumulator's type stays within a small multiple of `u ·
+//! magnitude`; a sum of n terms in any order contributes √n (Higham and Mary, "A New Approach to
+//! Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41, 2019).
 
 use crate::launchfile::View;
 
@@ -16,10 +16,10 @@ pub(super) struct Input {
     pub roundoff: f64,
 }
 
-/// An element of the answer: value, and the magnitude that errors scale with.
+/// An element of the result: its value, and the magnitude to which errors are proportional.
 pub(super) type Element = (f64, f64);
 
-/// What a reduction or a scan computes.
+/// The operation of a reduction or a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     Sum,
@@ -43,7 +43,7 @@ impl Operation {
         })
     }
 
-    /// The result of a run of elements, whose magnitude is that of a sum in any order.
+    /// The result for a run of elements, with the magnitude of a sum in any order.
     fn of(self, values: impl Iterator<Item = f64> + Clone) -> Element {
         let n = values.clone().count() as f64;
         let sum = || values.clone().sum::<f64>();
@@ -72,15 +72,15 @@ fn extreme(values: impl Iterator<Item = f64>, better: fn(f64, f64) -> bool) -> f
 pub enum Builtin {
     /// Over the last dimension.
     Softmax,
-    /// Over the last dimension of x, then times weight plus bias, where they are given.
+    /// Over the last dimension of x, then times weight plus bias, if these are given.
     LayerNorm { eps: f64 },
-    /// Over the last dimension of x, then times weight, where it is given.
+    /// Over the last dimension of x, then times weight, if it is given.
     RmsNorm { eps: f64 },
     /// alpha · A·B + beta · C, with A of shape [.., M, K] and B of [.., K, N].
     Gemm { alpha: f64, beta: f64 },
     /// Over the trailing dimensions that the output does not have.
     Reduce(Operation),
-    /// Along the last dimension; `exclusive` leaves each element itself out.
+    /// Along the last dimension; with `exclusive`, each result leaves out its own element.
     Scan { operation: Operation, exclusive: bool },
     /// Swaps the last two dimensions.
     Transpose,
@@ -219,7 +219,7 @@ impl Builtin {
         }
     }
 
-    /// The operations that [`Builtin::compute`] takes for shapes that fit.
+    /// The number of operations that [`Builtin::compute`] needs for shapes that fit.
     pub(super) fn work(&self, inputs: &[View], out: &View) -> f64 {
         let last = |at: usize| inputs.get(at).and_then(|x| x.shape().last()).copied().unwrap_or(1) as f64;
         let elements = out.len() as f64;
@@ -238,7 +238,7 @@ impl Builtin {
         }
     }
 
-    /// The answer in the order of the output's shape. The shapes fit (see [`Builtin::fits`]).
+    /// The result in the order of the output's shape. The shapes fit (see [`Builtin::fits`]).
     pub(super) fn compute(&self, inputs: &[Input], out: &View) -> Vec<Element> {
         let x = &inputs[0];
         let n = x.shape.last().copied().unwrap_or(1);
@@ -314,7 +314,7 @@ impl Builtin {
     }
 }
 
-/// The results of all beginnings of a row.
+/// The results for all prefixes of a row.
 fn scan(row: &[f64], operation: Operation, exclusive: bool) -> Vec<Element> {
     let neutral = match operation {
         Operation::Sum | Operation::Mean => 0.0,
@@ -345,7 +345,7 @@ fn scan(row: &[f64], operation: Operation, exclusive: bool) -> Vec<Element> {
     all
 }
 
-/// A magnitude that counts: an infinite distance stands for a weight of 0.
+/// A finite magnitude: an infinite distance is replaced, because it belongs to a weight of 0.
 fn finite(x: f64) -> f64 {
     if x.is_finite() { x } else { 0.0 }
 }
@@ -398,7 +398,7 @@ fn rope(inputs: &[Input], base: f64, interleaved: bool) -> Vec<Element> {
             };
             let (at, other) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) };
             let (a, b) = (x.values[start + at], x.values[start + other]);
-            // A rounded angle is off by `angle · u`.
+            // The rounding of the angle causes an error of `angle · u`.
             let size = (a.abs() + b.abs()) * (2.0 + turn);
             all[start + at] = (a * cos - b * sin, size);
             all[start + other] = (b * cos + a * sin, size);
@@ -467,8 +467,8 @@ fn attention_rows(inputs: &[Input], scale: f64, causal: bool, mut visit: impl Fn
     }
 }
 
-/// How much errors of a probability grow: those of a softmax over `keys`, of its scores, and of the rounding
-/// of probabilities to the type of the inputs, which counts as that many roundings of f32.
+/// The factor by which errors of a probability grow: the errors of a softmax over `keys`, of its scores, and
+/// of the rounding of probabilities to the type of the inputs, expressed in roundings of f32.
 fn growth(inputs: &[Input], row: &Row) -> f64 {
     let keys = inputs[1].shape[2] as f64;
     2.0 + keys.sqrt() + row.size + 4.0 * inputs[0].roundoff / f64::from(f32::EPSILON)
@@ -511,7 +511,7 @@ fn attention_backward(
             sum.1 += size * x.abs();
         }
     };
-    // A sum of n terms in any order counts √n, and dO·Vᵀ is a sum of its own.
+    // A sum of n terms in any order contributes √n, and dO·Vᵀ is a separate sum.
     let terms = if gradient == Gradient::Q { keys } else { rows * q.shape[1] / k.shape[1] };
     let sums = (wide as f64).sqrt() + (terms as f64).sqrt();
     attention_rows(inputs, scale, causal, |at, kv, row| {
@@ -608,7 +608,8 @@ mod tests {
         near(&values(&attention(true), &[zeros(), zeros(), v()], &[1, 1, 2, 1]), &[2.0, 3.0]);
     }
 
-    /// Gradients against differences of the loss, the sum of the output times its gradient.
+    /// Compares gradients with finite differences of the loss, which is the sum of the output times its
+    /// gradient.
     #[test]
     fn gradients_of_attention_are_those_of_its_loss() {
         let number = |i: usize| ((i * 37 + 11) % 19) as f64 / 7.0 - 1.3;

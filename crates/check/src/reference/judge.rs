@@ -1,4 +1,4 @@
-//! Tolerances, and the comparison of an output with what is expected.
+//! Tolerances, and the comparison of an output with its expected elements.
 
 use serde::Serialize;
 
@@ -6,8 +6,8 @@ use super::Tolerance;
 use super::builtin::Element;
 use crate::launchfile::BufferType;
 
-/// Roundings of the accumulator's type that a built-in's magnitude allows. Approximate instructions
-/// (`ex2.approx`, `rsqrt.approx`) are off by two units in the last place.
+/// Number of roundings of the accumulator's type that a built-in's magnitude allows. Approximate instructions
+/// (`ex2.approx`, `rsqrt.approx`) have errors of two units in the last place.
 const ROUNDINGS: f64 = 8.0;
 
 /// The expected elements of an output, with the error that each may have.
@@ -19,9 +19,9 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Elements with the magnitude that errors scale with. The output may be off by two roundings of its
-    /// type, and by [`ROUNDINGS`] of the accumulator's type (`accumulator`: its unit roundoff) on the
-    /// magnitude.
+    /// Elements with the magnitudes to which errors are proportional. The output may have an error of two
+    /// roundings of its type, plus [`ROUNDINGS`] roundings of the accumulator's type (`accumulator`: its unit
+    /// roundoff) on the magnitude.
     pub(super) fn of_magnitudes(
         dtype: BufferType,
         elements: &[Element],
@@ -37,10 +37,10 @@ impl Expected {
         Expected { dtype, values: elements.iter().map(|(value, _)| *value).collect(), allowed }
     }
 
-    /// Elements that another implementation rounded, whose magnitudes are not known. The tolerance is that
-    /// many roundings of the output's type on the element and on the root mean square of all elements: 64 of
-    /// f32 and f64, which sums of some thousand terms need, 4 of 16-bit types, whose sums are in f32, and 2
-    /// of 8-bit types.
+    /// Elements that another implementation rounded, whose magnitudes are unknown. The tolerance is a number
+    /// of roundings of the output's type on the element and on the root mean square of all elements: 64 for
+    /// f32 and f64, which sums of some thousand terms need, 4 for 16-bit types, whose sums are in f32, and 2
+    /// for 8-bit types.
     pub(super) fn of_values(dtype: BufferType, values: Vec<f64>, tolerance: Tolerance) -> Expected {
         let roundings = match dtype.bytes() {
             1 => 2.0,
@@ -57,7 +57,7 @@ impl Expected {
         Expected { dtype, values, allowed }
     }
 
-    /// Compares the elements that were found. `None` is an element that is not judged.
+    /// Compares the elements that were found. An element that is `None` is not judged.
     pub(super) fn judge(
         &self,
         output: &str,
@@ -91,8 +91,8 @@ impl Expected {
         judgement
     }
 
-    /// The distance of two elements: 0 where both are NaN, or both are the same infinity, infinite where only
-    /// one is. A number beyond the type's range is its infinity.
+    /// The distance of two elements. It is 0 if both are NaN or both are the same infinity, and infinite if
+    /// only one is. A number beyond the type's range counts as infinity.
     fn error(&self, found: f64, wanted: f64) -> f64 {
         let rounded =
             if self.dtype.is_float() { self.dtype.decode(&self.dtype.encode(wanted)) } else { wanted };
@@ -104,7 +104,7 @@ impl Expected {
     }
 }
 
-/// The stated tolerance, or the model's where none is stated.
+/// The stated tolerance or, without one, the model's.
 fn allowed(tolerance: Tolerance, value: f64, model: impl Fn() -> f64) -> f64 {
     let allowed = match (tolerance.atol, tolerance.rtol) {
         (None, None) => model(),
@@ -113,13 +113,13 @@ fn allowed(tolerance: Tolerance, value: f64, model: impl Fn() -> f64) -> f64 {
     if allowed.is_finite() { allowed } else { 0.0 }
 }
 
-/// The distance of neighbouring numbers near 0: results there are rounded to a multiple of it.
+/// The distance of neighbouring numbers near 0, to which small results are rounded.
 const fn smallest_step(dtype: BufferType) -> f64 {
     match dtype {
         BufferType::E4m3 => 0.001_953_125,
         BufferType::E5m2 => 1.525_878_906_25e-5,
         BufferType::F16 => 5.960_464_477_539_063e-8,
-        // GPUs may flush subnormal numbers, and f64's steps are below any error.
+        // GPUs may flush subnormal numbers, and the steps of f64 are below any error.
         BufferType::Bf16 | BufferType::F32 => f32::MIN_POSITIVE as f64,
         _ => 0.0,
     }
@@ -141,7 +141,7 @@ fn index_of(at: usize, shape: &[usize]) -> Vec<usize> {
     index
 }
 
-/// How an output compares with what is expected.
+/// The result of comparing an output with its expected elements.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Judgement {
     /// The name of the argument.
@@ -151,13 +151,13 @@ pub struct Judgement {
     pub elements: usize,
     /// Number of elements beyond their tolerance.
     pub wrong: usize,
-    /// The error of the element that is worst against its tolerance, and that tolerance.
+    /// The error of the element that is worst relative to its tolerance, and that tolerance.
     pub error: f64,
     pub allowed: f64,
     pub worst: Option<Worst>,
 }
 
-/// The element that is worst against its tolerance.
+/// The element that is worst relative to its tolerance.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Worst {
     pub index: Vec<usize>,

@@ -1,9 +1,9 @@
 //! References: the expected outputs of any kernel, from a built-in operation, another kernel, a file or a
 //! Python function.
 //!
-//! A launch file states it (`[reference]`), [`ReferenceSpec`] is the validated form, and [`Reference`] is
-//! bound to the buffers of a launch. [`Reference::expect`] computes the expected elements with a tolerance
-//! each.
+//! A launch file states a reference (`[reference]`), [`ReferenceSpec`] is its validated form, and
+//! [`Reference`] is bound to the buffers of a launch. [`Reference::expect`] computes the expected elements,
+//! each with a tolerance.
 
 mod builtin;
 mod judge;
@@ -23,11 +23,11 @@ pub use parse::ReferenceSpec;
 
 use crate::launchfile::{BufferType, LaunchStep, Memory};
 
-/// Why a reference gave no answer.
+/// Why a reference could not compute its outputs.
 #[derive(Debug, thiserror::Error)]
 pub enum ReferenceError {
     /// The reference kernel is itself wrong or does not run.
-    #[error("the reference kernel {kernel} gives no answer: {reason}")]
+    #[error("the reference kernel {kernel} failed: {reason}")]
     Kernel { kernel: String, reason: String },
     /// Python does not start, or the function failed, ran too long or returned something else.
     #[error("the Python reference {function}: {reason}")]
@@ -43,7 +43,7 @@ pub enum Source {
         path: String,
         launch: Box<LaunchStep>,
     },
-    /// The file with this number among the launch file's.
+    /// The file with this number in the launch file's list.
     File {
         path: String,
         file: usize,
@@ -103,11 +103,11 @@ pub enum Operand {
 }
 
 impl Reference {
-    /// The expected output for the buffers' contents before the launch. `fresh` makes the buffers anew, for a
-    /// reference kernel.
+    /// The expected output for the buffers' contents before the launch. `fresh` creates the buffers again,
+    /// for a reference kernel.
     ///
     /// # Errors
-    /// When the reference kernel or the Python function gives no answer.
+    /// When the reference kernel or the Python function fails.
     pub fn expect(
         &self,
         before: &[Vec<u8>],
@@ -179,8 +179,8 @@ impl Reference {
         Ok(output.to_bytes())
     }
 
-    /// Compares the output's bytes after the launch with what is expected. Elements at places for which
-    /// `judged` is false are left out.
+    /// Compares the output's bytes after the launch with the expected elements. Elements for which `judged`
+    /// is false are left out.
     pub fn judge(&self, expected: &Expected, after: &[u8], judged: impl Fn(usize) -> bool) -> Judgement {
         let (dtype, view) = (self.memory.dtype, self.memory.shaped());
         let size = dtype.bytes();
@@ -203,7 +203,7 @@ impl Operand {
         Some(builtin::Input { shape: view.shape().to_vec(), values, roundoff: memory.dtype.unit_roundoff() })
     }
 
-    /// The operand as Python gets it.
+    /// The operand in the form that Python receives.
     fn array(&self, before: &[Vec<u8>]) -> python::Argument {
         match self {
             Operand::Number(value) => python::Argument::Number(*value),

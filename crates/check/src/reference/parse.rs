@@ -1,4 +1,4 @@
-//! The table `[reference]` of a launch file.
+//! Parses the table `[reference]` of a launch file.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ pub struct ReferenceSpec {
     pub tolerance: Tolerance,
 }
 
-/// The most operations of a built-in: a minute or two.
+/// Maximum number of operations of a built-in reference: a minute or two.
 const WORK_LIMIT: f64 = 1e11;
 
-/// The most seconds that a Python function may take.
+/// Maximum time limit of a Python function, s.
 const TIMEOUT: f64 = 60.0;
 
 impl ReferenceSpec {
@@ -137,7 +137,7 @@ impl Parser<'_> {
         self.spec.shape_of(at).unwrap_or(Memory::new(BufferType::F32, 0, Init::Uninitialised))
     }
 
-    /// Whether Python gets the argument where none are listed: numbers, and buffers with contents.
+    /// Whether Python receives the argument if no inputs are listed: numbers, and buffers with contents.
     fn is_input(&self, at: usize) -> bool {
         match &self.spec.args[at] {
             ArgSpec::Scalar(_) => true,
@@ -260,7 +260,7 @@ impl Parser<'_> {
         Ok(Tolerance { atol, rtol })
     }
 
-    /// Refuses keys that the source does not use.
+    /// Rejects keys that the source does not use.
     fn check_keys(&self, source: &Source) -> Result<(), LaunchError> {
         let raw = self.raw;
         let launch: &[&str] = &["entry", "grid", "cluster", "block", "dynamic_shared", "cooperative", "args"];

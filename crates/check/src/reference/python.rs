@@ -1,5 +1,5 @@
-//! A Python function as the reference. It runs in a child process with a time limit; arrays travel as `.npy`
-//! files. Types that NumPy lacks (bf16, fp8) are passed as float32.
+//! A Python function as a reference. It runs in a child process with a time limit; arrays are passed as
+//! `.npy` files. Types that NumPy lacks (bf16, fp8) are passed as float32.
 
 use std::path::Path;
 use std::time::Duration;
@@ -32,8 +32,8 @@ impl Call<'_> {
     /// Calls the function. The result has `shape`, or is flat with that number of elements.
     ///
     /// # Errors
-    /// When Python or NumPy is missing, the function raises an exception or does not end within the limit, or
-    /// the result has another shape.
+    /// When Python or NumPy is missing, the function raises an exception or exceeds the time limit, or the
+    /// result has another shape.
     pub fn run(&self, arguments: &[Argument], shape: &[usize]) -> Result<Vec<f64>, ReferenceError> {
         let fail = |reason: String| ReferenceError::Python {
             function: format!("{}:{}", self.file.display(), self.function),
@@ -85,7 +85,7 @@ impl Call<'_> {
     }
 }
 
-/// The last lines of a process's output, which hold the exception of a traceback.
+/// The last lines of a process's output, which contain the exception of a traceback.
 fn last_lines(said: &str) -> String {
     let lines: Vec<&str> = said.trim_end().lines().collect();
     match &lines[lines.len().saturating_sub(6)..] {

@@ -1,5 +1,5 @@
-//! The gate on sliding windows and capped logits: every family passes. Kernels that are off by one key, or
-//! that apply the cap in the wrong place, fail.
+//! Tests of the gate with sliding windows and capped logits: every family passes. Kernels that are off by one
+//! key, or that apply the cap in the wrong place, fail.
 
 use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::Bound;

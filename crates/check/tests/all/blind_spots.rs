@@ -1,5 +1,5 @@
-//! Kernels that pass on most runs or on most GPUs, and hang or differ on others. Each wrong one has a correct
-//! twin.
+//! Tests with kernels that pass on most runs or on most GPUs, and hang or differ on others. Each wrong kernel
+//! has a correct counterpart.
 
 use emu::{HazardKind, Placement};
 use flashcore_check::gate::{CheckReport, Settings, Verdict, check_kernel};
@@ -48,7 +48,8 @@ fn ctas_that_wait_for_later_ones_need_a_cooperative_launch() {
     assert_verdict(&check(&earlier, few), Verdict::Passed, "");
 }
 
-/// Warp 0 fills three times, warps 1 and 2 wait for each filling. `frees` are the warps that free it.
+/// Warp 0 fills the buffer three times, and warps 1 and 2 wait for each filling. `frees` are the warps that
+/// release it.
 fn readers(count: u32, second_frees: bool) -> String {
     let free = if second_frees { "mbarrier.arrive.shared::cta.b64 _, [empty];" } else { "" };
     let reader = |name: &str, free: &str| {

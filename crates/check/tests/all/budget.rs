@@ -1,4 +1,5 @@
-//! Checks within a budget: which CTAs stand for the grid, and what the report says of the others.
+//! Tests of checks with a time budget: which CTAs represent the grid, and what the report says about the
+//! others.
 
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ fn chosen(sample: &Sample, choice: Choice) -> &[u64] {
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// CTA (17, 3) alone executes one instruction.
+/// Only CTA (17, 3) executes this instruction.
 const RARE: &str = "    setp.eq.u32 %p1, %r5, 137;\n    @%p1 mov.u32 %r9, 8;";
 
 #[test]
@@ -69,7 +70,7 @@ fn a_long_budget_searches_and_runs_all_ctas() {
     assert_eq!((check.runs as usize, sample.all_ctas), (sample.runs_planned, None));
     assert_eq!(chosen(&sample, Choice::Corner), [0, 39, 160, 199]);
     assert_eq!(chosen(&sample, Choice::Instructions), [137]);
-    // The steps from corners, then the one after CTA 137.
+    // One step from the corners, then the CTA after 137.
     assert_eq!(chosen(&sample, Choice::Neighbour), [1, 40, 38, 79, 161, 120, 198, 159, 138]);
     assert!(sample.to_string().starts_with("CTAs or clusters: 4 at corners of the grid, 1 for"), "{sample}");
 }
@@ -88,7 +89,7 @@ fn a_short_budget_runs_two_ctas_and_says_so() {
 
 #[test]
 fn a_race_in_the_middle_of_the_grid_is_found() {
-    // CTA 136 writes to the elements of CTA 137, too.
+    // CTA 136 also writes to the elements of CTA 137.
     let race = "    setp.eq.u32 %p1, %r5, 136;\n    @%p1 st.global.u32 [%rd2 + 128], %r4;";
     let (check, sample) = within(&kernel(race), LONG);
     assert_eq!(check.verdict, Verdict::Failed);

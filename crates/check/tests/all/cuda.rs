@@ -1,4 +1,4 @@
-//! The kernels of `filetests/cuda`: CUDA C++ and Triton, with the launch and the expected hazards in
+//! Tests the kernels of `filetests/cuda`: CUDA C++ and Triton, with the launch and the expected hazards in
 //! comments.
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Each file has the entries `wrong` and `right`. `wrong` has the announced hazards on the announced source
-//! lines and no others, and `right` passes. Beside each source lies the PTX that NVRTC made from it, which is
+//! lines and no others, and `right` passes. The PTX that NVRTC made is stored next to each source, which is
 //! checked everywhere. Where NVRTC or Triton is installed, the source is compiled again and that PTX is
 //! checked, too; `FLASHCORE_BLESS=1` then writes the committed PTX.
 //!
@@ -160,7 +160,7 @@ fn of_no_machine(line: &str) -> String {
     }
 }
 
-/// A newer compiler may place the instructions elsewhere; the source lines stay.
+/// A newer compiler may place the instructions elsewhere; the source lines stay the same.
 #[test]
 fn the_compiler_of_this_machine_gives_the_announced_lines() {
     let mut faults = Vec::new();

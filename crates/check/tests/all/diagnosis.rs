@@ -1,4 +1,4 @@
-//! Findings are weighted by their time, not by counters alone.
+//! Tests that findings are weighted by their time, not only by counters.
 
 use flashcore_check::diagnose::Finding;
 use flashcore_check::diagnose::{Evidence, Executed};
@@ -34,7 +34,7 @@ fn private_arrays(words: u32) -> Finding {
     finding.unwrap_or_else(|| panic!("{:?}", study.findings))
 }
 
-/// An array that fits into L1 costs its instructions; a larger one also costs the wait for L2.
+/// An array that fits into L1 costs its instructions. A larger array also costs the wait for L2.
 #[test]
 fn local_memory_weighs_its_misses() {
     let (held, missed) = (private_arrays(16), private_arrays(256));
@@ -68,7 +68,7 @@ fn a_kernel_that_does_not_end_is_not_recorded() {
     }
 }
 
-/// The lane that brings the tiles of a warp-specialised kernel is no serial section, and the consumers are
+/// The lane that loads the tiles of a warp-specialised kernel is not a serial section, and the consumers are
 /// not idle warps.
 #[test]
 fn a_producer_is_no_serial_section() {

@@ -1,4 +1,4 @@
-//! The gate on 8-bit inputs in the family `mma`: the torture set, and the default plans with descale
+//! Tests of the gate on 8-bit inputs in the family `mma`: the torture set, and the default plans with descale
 //! factors.
 
 use attend::Order;

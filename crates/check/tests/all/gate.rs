@@ -1,5 +1,5 @@
-//! The gate on kernels of the fused family: right ones pass on every torture problem, and every inserted
-//! fault is rejected.
+//! Tests of the gate on kernels of the fused family: right kernels pass on every torture problem, and every
+//! inserted fault is rejected.
 
 use crate::common::small_tiles;
 use attend::{Rescale, Sums};
@@ -118,7 +118,7 @@ fn every_other_fault_is_refused_for_its_reason() {
         (Fault::DropCopy, &["uninitialised_read at", "wrong answer"][..], 3),
         (Fault::BoundTooLarge, &edge, 7),
         (Fault::ComparisonOffByOne, &edge, 7),
-        // One site per element of a tile; they are all alike.
+        // There is one site per element of a tile, and all are alike.
         (Fault::SkipRescale, &["wrong answer"], 11),
         (Fault::WrongScale, &["wrong answer"], 1),
         (Fault::SkipStore, &["unwritten_output at"], 1),
@@ -127,8 +127,8 @@ fn every_other_fault_is_refused_for_its_reason() {
     }
 }
 
-/// Weights that are small each but large in total must not be rounded away, whether the maximum comes first
-/// or last.
+/// Weights that are small individually but large in total must not be rounded away, whether the maximum comes
+/// first or last.
 #[test]
 fn what_is_left_beside_one_heavy_key_counts() {
     for dtype in [DType::F16, DType::Bf16] {
@@ -144,7 +144,7 @@ fn what_is_left_beside_one_heavy_key_counts() {
     }
 }
 
-/// Kernels of all families in a 16-bit type, of each kind of softmax, on few rows and many keys.
+/// Kernels of all families in a 16-bit type, with each kind of softmax, on few rows and many keys.
 fn of_each_softmax(dtype: DType) -> Vec<Bound> {
     let problem = Problem::new(1, 1, 64, 64, dtype).with_seq_kv(KEYS, Layout::Bhsd).with_lse(true);
     let arch = Arch::SM_90;
@@ -183,7 +183,7 @@ fn of_each_softmax(dtype: DType) -> Vec<Bound> {
     plans.iter().map(bind).collect()
 }
 
-/// Enough keys for the roundings of light weights to a few bits to average out.
+/// Enough keys that the roundings of small weights to a few bits average out.
 const KEYS: usize = 2048;
 
 /// A verdict on one style of light keys.
@@ -192,7 +192,7 @@ fn on_light_keys(bound: &Bound, style: Style) -> CheckReport {
     check_kernel(bound, &Settings { runs, ..Settings::quick() }).unwrap()
 }
 
-/// Keys whose weight is below what f16 holds beside 1 still count.
+/// Keys whose weight is so small that f16 cannot add it to 1 still count.
 #[test]
 fn keys_lighter_than_f16_holds_count() {
     for dtype in [DType::F16, DType::Bf16] {
@@ -218,7 +218,7 @@ fn without_room_below_f16_loses_light_keys() {
     }
 }
 
-/// The kernel with its references at the maxima, instead of 7 powers of two below.
+/// The kernel with its references at the maxima, instead of 7 powers of two below them.
 fn with_references_at_maxima(kernel: &Kernel) -> Kernel {
     let mut module = kernel.module.clone().into_module();
     let functions = module.items.iter_mut().filter_map(|item| match item {

@@ -1,5 +1,5 @@
-//! Launch files for kernels of any kind: what the kernels receive, in which order they run, and what judges
-//! them.
+//! Tests of launch files for kernels of any kind: the arguments that kernels receive, the order in which they
+//! run, and the references.
 
 use std::path::Path;
 
@@ -166,7 +166,7 @@ fn outputs_are_compared_with_a_built_in() {
     assert_passed(&check(&right, &judged(IS_COPY)));
     let json = check_copy.json(&serde_json::json!([]));
     assert_eq!((&json["judged"], &json["judgements"][0]["output"]), (&true.into(), &"y".into()));
-    // An element that is left out is told as such.
+    // The message says that an element was not written.
     let partial = copy("k", "setp.eq.u32 %p1, %r1, 7;\n@%p1 ret;");
     assert_failed(&check(&partial, &judged(IS_COPY)), "1 of 32 elements of y were never written");
 }
@@ -182,11 +182,11 @@ fn outputs_are_compared_with_another_kernel() {
     let (plain, doubled) = (copy("k", ""), copy("other", "add.f32 %f1, %f1, %f1;"));
     assert_passed(&run(&plain, &copy("other", "add.f32 %f1, %f1, 0f00000000;")));
     assert_failed(&run(&plain, &doubled), "the kernel in other.ptx says");
-    // A reference that is wrong itself judges nothing.
+    // A reference kernel that is itself wrong does not judge.
     let beyond = run(&plain, &copy("other", "ld.global.f32 %f2, [%rd1+128];"));
     assert_eq!(beyond.verdict, Verdict::Incomplete, "{:?}", beyond.reasons);
     assert!(
-        beyond.reasons[0].contains("the reference kernel other.ptx gives no answer: out_of_bounds"),
+        beyond.reasons[0].contains("the reference kernel other.ptx failed: out_of_bounds"),
         "{:?}",
         beyond.reasons
     );
@@ -220,7 +220,7 @@ fn launches_follow_each_other_on_the_same_buffers() {
 
 #[test]
 fn outputs_of_a_problem_may_have_contents_before() {
-    // `out` is added to: it needs zeros.
+    // The kernel adds to `out`, so `out` must start with zeros.
     let file = |init: &str| {
         format!(
             "[problem]\nheads_q = 1\nseq_q = 1\nseq_kv = 1\nhead_dim = 32\ndtype = \"f32\"\n[launch]\ngrid = [1]\nblock = [32]\n\
@@ -265,7 +265,7 @@ fn a_tensor_map_may_lie_in_global_memory() {
     let launch = std::fs::read_to_string("../../filetests/corpus/cuda_hopper_copy.toml").unwrap();
     let param = by_value.lines().find(|line| line.contains(".param .align 64 .b8")).unwrap().to_owned();
     let name = param.split("b8 ").nth(1).unwrap().split('[').next().unwrap().to_owned();
-    // The address of the parameter becomes the parameter's value.
+    // The parameter becomes an address: it holds the address of the tensor map, no longer the map itself.
     let wide = format!(".param .u64 {name}{}", if param.trim_end().ends_with(',') { "," } else { "" });
     let moves: Vec<&str> =
         by_value.lines().filter(|line| line.contains("mov.") && line.contains(&name)).collect();

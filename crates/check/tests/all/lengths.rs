@@ -1,5 +1,5 @@
-//! The gate on uneven sequence lengths: kernels pass, and kernels that take a length or a start from the
-//! wrong place fail. No contents of the arrays lead a kernel outside its tensors.
+//! Tests of the gate with uneven sequence lengths: right kernels pass, and kernels that take a length or a
+//! start from the wrong place fail. No array contents lead a kernel outside its tensors.
 
 use emu::{Buffer, HazardKind, Options};
 use flashcore_check::gate::inputs::{Style, draw};
@@ -24,8 +24,8 @@ fn packed(rows: usize) -> SideLengths {
 
 const USED: SideLengths = SideLengths { packed: None, used: true };
 
-/// Every way to state lengths, every kind of band, group sizes 1, 5 and 8, head dims that fill a panel of
-/// shared memory and others.
+/// Every way to state lengths, every kind of band, group sizes 1, 5 and 8, and head dims that fill a panel of
+/// shared memory or do not.
 fn problems() -> Vec<(&'static str, Problem)> {
     let (f16, bf16) = (DType::F16, DType::Bf16);
     let with = |mut problem: Problem, q: SideLengths, kv: SideLengths, left_padded: bool| {
@@ -96,7 +96,7 @@ fn uneven_lengths_pass() {
     }
 }
 
-/// Schedules and packings of the `wgmma` family beside its defaults.
+/// Schedules and packings of the `wgmma` family other than its defaults.
 #[test]
 fn uneven_lengths_pass_under_every_schedule() {
     let problems = problems();
@@ -153,7 +153,8 @@ fn lengths_do_not_change_the_code() {
     }
 }
 
-/// Rows before the first sequence and after the last belong to none, and a sequence may have one row or none.
+/// Rows before the first sequence and after the last one belong to no sequence, and a sequence may have one
+/// row or none.
 #[test]
 fn rows_outside_sequences_keep_their_values() {
     let (_, problem) = &problems()[0];
@@ -181,7 +182,7 @@ fn rows_outside_sequences_keep_their_values() {
     }
 }
 
-/// Arrays that are not ascending, negative, or beyond the tensors.
+/// Arrays that do not ascend, are negative, or exceed the tensors.
 const HOSTILE: [[i32; 5]; 6] = [
     [0, 90, 20, 210, 100],
     [210, 150, 100, 50, 0],
@@ -265,7 +266,7 @@ fn result(line: &str) -> &str {
     line.split([' ', ',']).find(|word| word.starts_with("%r")).unwrap()
 }
 
-/// Changes each length that is cut to `longest`.
+/// Changes each length that is clamped to `longest`.
 fn with_length(text: &str, longest: &str, by: i32) -> String {
     let longest = register(text, longest);
     changed(text, |line| {
@@ -274,7 +275,7 @@ fn with_length(text: &str, longest: &str, by: i32) -> String {
     })
 }
 
-/// Takes rows from the sequence after the right one; lengths stay.
+/// Takes rows from the next sequence instead of the right one. The lengths stay the same.
 fn with_start_of_the_neighbour(text: &str, rows: &str) -> String {
     let rows = register(text, rows);
     let cuts: Vec<&str> =

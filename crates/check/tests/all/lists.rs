@@ -1,5 +1,5 @@
-//! The gate on block lists: kernels that visit listed blocks pass for every kind of mask, and kernels with a
-//! wrong list fail.
+//! Tests of the gate with block lists: kernels that visit listed blocks pass for every kind of mask, and
+//! kernels with a wrong list fail.
 
 use std::cell::Cell;
 
@@ -88,10 +88,10 @@ fn feature(name: &str) -> &'static Feature {
     FEATURES.iter().find(|feature| feature.name == name).unwrap()
 }
 
-/// Masks that no band expresses.
+/// Masks that no band can express.
 const MASKS: [&str; 7] = ["mask", "document", "prefix", "chunk", "tree", "dilated", "block diagonal"];
 
-/// Each mask alone and beside a band, a score program and a sink, on ragged and on even lengths.
+/// Each mask alone and combined with a band, a score program and a sink, on ragged and on even lengths.
 #[test]
 fn listed_blocks_pass_for_every_mask() {
     let beside = ["causal", "window", "alibi", "sink", "softcap", "bias"];
@@ -125,8 +125,8 @@ fn problem(mask: Expr, tables: Vec<Table>) -> Problem {
     problem
 }
 
-/// Masks whose blocks are decided in every way: by bounds alone, element by element, by one element of a
-/// coarse table; with blocks that nothing sees, and rows that see nothing.
+/// Masks whose blocks are classified in every way: by bounds alone, element by element, by one element of a
+/// coarse table. Some blocks are not seen by any row, and some rows see nothing.
 #[test]
 fn every_way_to_decide_a_block_is_right() {
     let (q, k) = (lib::query, lib::key);
@@ -236,16 +236,16 @@ fn verdict(bound: &Bound, change: impl Fn(&str) -> Option<String>) -> Verdict {
     check_kernel(&mutant, &once(0)).unwrap().verdict
 }
 
-/// Lists that lack a block, and lists that call partial blocks full.
+/// Lists in which a block is missing, and lists that mark partial blocks as full.
 #[test]
 fn wrong_lists_fail() {
-    // Rows see parts of all blocks, and all of some.
+    // Rows see parts of all blocks, and all keys of some blocks.
     let mask = (lib::key() % 3).eq(0) | lib::key().lt(128) | (lib::query() + lib::key()).gt(320);
     let problem = problem(mask, vec![]);
     for plan in plans(&problem) {
         let bound = bound(&plan, &problem);
         assert_eq!(verdict(&bound, |_| None), Verdict::Passed);
-        // The last count of bits is that of the partial blocks of a round.
+        // The last bit count is the number of partial blocks of a round.
         let counted = Cell::new(0);
         let dropped = verdict(&bound, |line| {
             counted.set(counted.get() + usize::from(line.contains("popc")));
@@ -266,7 +266,7 @@ fn wrong_lists_fail() {
     }
 }
 
-/// Dense masks and few scores are not worth lists; a plan without a mask program has no list.
+/// Lists are not used for dense masks and few scores. A plan without a mask program has no list.
 #[test]
 fn lists_are_the_default_for_large_masks_that_are_no_tensor() {
     let large = |mask: Expr, tables: Vec<Table>| {

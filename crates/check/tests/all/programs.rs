@@ -1,5 +1,5 @@
-//! The gate on score and mask programs and attention sinks: in every family, pairs of features pass, and
-//! kernels of slightly different problems fail.
+//! Tests of the gate with score and mask programs and attention sinks: in every family, pairs of features
+//! pass, and kernels of slightly different problems fail.
 
 use crate::common::programs::{FEATURES, Feature, draft};
 use attend::{Order, Packing, Rescale, Sums, Tiles};
@@ -66,7 +66,7 @@ fn pairs_of_features_pass_in_every_family() {
     }
 }
 
-/// Each operation, on negative numbers and zeros, at all places: of a row, a column and a score.
+/// Each operation, on negative numbers and zeros, at all places: in a row, in a column and in a score.
 #[test]
 fn every_operation_is_right() {
     let masks = [
@@ -122,8 +122,8 @@ fn every_operation_is_right() {
     }
 }
 
-/// Plans with what defaults leave out: speculation, halved diagonals, overlapped tiles, skips, shared tails,
-/// clusters, keys divided among warps, packed heads.
+/// Plans with features that defaults do not use: speculation, halved diagonals, overlapped tiles, skips,
+/// shared tails, clusters, keys divided among warps, packed heads.
 fn variants(problem: &Problem) -> Vec<Plan> {
     let plain = WgmmaPlan {
         consumers: 2,
@@ -266,7 +266,7 @@ fn verdict(family: Family, emitted: &Problem, judged: &Problem) -> Verdict {
 }
 
 /// Each right problem with a wrong one: a bias of another head or row, slopes of another head, a mask before
-/// the cap, a mask that is dropped, and a sink that is dropped.
+/// the cap, a missing mask, and a missing sink.
 #[test]
 fn kernels_of_other_programs_fail() {
     let bias =
@@ -302,7 +302,7 @@ fn kernels_of_other_programs_fail() {
     }
 }
 
-/// A sink that counts twice fails, also where several warps share the keys.
+/// A sink that counts twice fails, also if several warps share the keys.
 #[test]
 fn sinks_that_count_twice_fail() {
     let mut problem = problem(None, None).with_band(Band::window(20, 0));

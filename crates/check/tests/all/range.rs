@@ -1,5 +1,5 @@
-//! The gate's inputs expose kernels whose reference (the number subtracted before the exponential) moves
-//! probabilities out of the useful range of their type.
+//! Tests that the gate's inputs expose kernels whose reference (the number subtracted before the exponential)
+//! moves probabilities out of the useful range of their type.
 
 use emu::Schedule;
 use flashcore_check::gate::inputs::Style;
@@ -33,7 +33,7 @@ fn gate(bound: &Bound, style: Style) -> CheckReport {
     check_kernel(bound, &settings).unwrap()
 }
 
-/// With sums by products, references may exceed maxima by the plan's limit. 40 powers of two were too many.
+/// With sums by products, references may exceed maxima by the plan's limit; 40 powers of two are too many.
 #[test]
 fn tiny_values_are_lost_where_probabilities_are_too_small() {
     let problem = problem(DType::Bf16);

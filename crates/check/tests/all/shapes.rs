@@ -1,5 +1,5 @@
-//! The gate on default plans for odd head dims and for wide ones: the torture set within the error model of
-//! the type.
+//! Tests of the gate on default plans for odd and for large head dims: the torture set must be within the
+//! error model of the type.
 
 use flashcore_check::gate::{Settings, Verdict, bind, check_family, torture};
 use kernels::{Arch, Family};

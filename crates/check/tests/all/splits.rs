@@ -1,5 +1,5 @@
-//! The gate on forward passes whose keys several CTAs divide: the kernel of partial results and the merge
-//! pass together, and a fault in either is rejected.
+//! Tests of the gate on forward passes with keys divided among CTAs: the kernel of partial results and the
+//! merge pass together, and a fault in either kernel is rejected.
 
 use attend::Order;
 use emu::{Emulator, Options, Schedule};
@@ -18,7 +18,7 @@ use problem::{Band, Corner, DType, Layout, Problem};
 use ptx::{BinaryOp, Imm, Instruction, Item, Kernel, Op, Operand, Statement, Type, UnaryOp};
 use tile::CopyMode;
 
-/// Plans with every home of the queries, order of products, order of tiles and kind of copy.
+/// Plans with every place of the queries, order of products, order of tiles and kind of copy.
 fn plans() -> [MmaPlan; 4] {
     let base = MmaPlan {
         block_m: 32,
@@ -76,15 +76,16 @@ fn passes(check: &CheckReport, of: &dyn std::fmt::Debug) {
 fn every_plan_passes_the_torture_set() {
     for (plan, dtype) in plans().iter().zip([DType::F16, DType::Bf16].into_iter().cycle()) {
         let problems = torture::problems(dtype, 64);
-        // Splits refuse uneven lengths of the queries. Those of the keys, sinks and programs are here.
+        // Splits do not support uneven query lengths. This test covers uneven key lengths, sinks and
+        // programs.
         let bound = |p: &Problem| p.lengths.q.is_even().then(|| split(plan, p));
         assert!(problems.iter().filter(|torture| bound(&torture.problem).is_some()).count() > 30);
         passes(&check_family(&problems, &Settings::quick(), bound).unwrap(), plan);
     }
 }
 
-/// Windows, softcaps, grouped heads, head dims without a power of two, and lengths that no block divides:
-/// with more splits than blocks, and with splits that see no key of some rows.
+/// Windows, softcaps, grouped heads, head dims that are not a power of two, and lengths that no block
+/// divides: with more splits than blocks, and with splits in which some rows see no key.
 #[test]
 fn bands_and_scores_pass_on_ragged_shapes() {
     let window = |before, after| Band { before: Some(before), after, corner: Corner::BottomRight };
@@ -135,7 +136,7 @@ fn results_are_bitwise_equal_under_every_schedule() {
     }
 }
 
-/// Where rows are few and keys many, and nowhere else.
+/// Keys are divided if rows are few and keys are many, and in no other case.
 #[test]
 fn defaults_divide_the_keys_of_few_rows() {
     let splits = |heads, rows, keys, arch: &Arch| {
@@ -153,7 +154,7 @@ fn defaults_divide_the_keys_of_few_rows() {
         assert_eq!(splits(64, 1, 65_536, &arch), 1, "many heads");
         assert_eq!(splits(8, 4096, 4096, &arch), 1, "many rows");
     }
-    // The keys that the rows see count.
+    // Only the keys that the rows see count.
     let window = Band { before: Some(100), after: Some(0), corner: Corner::BottomRight };
     let problem = Problem::new(1, 8, 1, 128, DType::F16).with_seq_kv(65_536, Layout::Bhsd).with_band(window);
     assert_eq!(MmaPlan::default_for(&problem.canonical(), &Arch::SM_80).splits, 1);
@@ -201,7 +202,7 @@ fn kernels_share_their_buffers() {
     assert_eq!(bound.launch_file(), None);
 }
 
-/// The kernel with `edit` applied to its instructions. The edit says whether it changed anything.
+/// The kernel with `edit` applied to its instructions. `edit` returns whether it changed anything.
 fn edited(kernel: &Kernel, mut edit: impl FnMut(&mut [Instruction], usize) -> bool) -> Kernel {
     let mut module = kernel.module.clone().into_module();
     let entry = module.items.iter_mut().find_map(|item| match item {

@@ -1,6 +1,6 @@
-//! The lists by which the gate is judged: what it must reject, each for its reason; what it must pass; and
-//! which synchronisation of the latter must not be removed. Separate idioms are in `filetests/hazard` and
-//! `filetests/run`, faults at every site of the fused family in `gate.rs`.
+//! Tests the lists on which the gate is judged: kernels that it must reject, each for its reason; kernels
+//! that it must pass; and the synchronisation in the latter that must not be removed. Single idioms are in
+//! `filetests/hazard` and `filetests/run`; faults at every site of the fused family are in `gate.rs`.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use kernels::{Arch, Plan};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, Op, Statement};
 
-/// A rung of the ladder on one head.
+/// A kernel of the ladder on one head.
 fn rung(rung: RungPlan) -> Bound {
     let problem = Problem::new(1, 1, 128, 64, DType::F16).with_band(rung.mask());
     let step = kernels::emit(&problem, &Plan::Ladder { rung }, &Arch::SM_80).unwrap();
@@ -47,7 +47,7 @@ fn with(fault: Fault, site: usize, bound: Bound) -> Bound {
     Bound { kernel, ..bound }
 }
 
-/// The kernel with a fault at the first site behind the first instruction of a kind.
+/// The kernel with a fault at the first site after the first instruction of a kind.
 fn with_behind(first: fn(&Op) -> bool, fault: Fault, bound: Bound) -> Bound {
     let mut before = bound.kernel.module.clone().into_module();
     for item in &mut before.items {
@@ -75,7 +75,7 @@ fn must_fail() -> Vec<(&'static str, Bound, &'static str)> {
         SkipStore, WrongScale,
     };
     let product = |op: &Op| matches!(op, Op::Mma(_));
-    // A copy for blocks behind the diagonal, whose stages have all held other blocks before.
+    // A copy for blocks after the diagonal, whose stages have all held other blocks before.
     let last_copy = sites(&fused().kernel, DropCopy) - 1;
     let short_tail = fused_as(135, 249, QueryHome::Registers, 2);
     let split = || compiled("cuda_split_reduce", 80);
@@ -131,7 +131,7 @@ const COMPILED: [&str; 17] = [
     "triton_transpose",
 ];
 
-/// The rungs that are right, however slow.
+/// The ladder's kernels that are right, however slow.
 const RIGHT_RUNGS: [RungPlan; 11] = [
     RungPlan::Minimal,
     RungPlan::Phase1,
@@ -164,7 +164,8 @@ fn what_compilers_make_passes() {
 
 #[test]
 fn what_is_right_passes() {
-    // The rungs with scalar arithmetic are slow: one schedule here, more in their own crate.
+    // The ladder's kernels with scalar arithmetic are slow: one schedule is run here, and more in their own
+    // crate.
     let one_run = Settings::quick().first_run();
     RIGHT_RUNGS.into_iter().for_each(|plan| assert_passes(plan.name(), &rung(plan), &one_run));
     for (queries, stages) in [(QueryHome::Registers, 2), (QueryHome::Shared, 1), (QueryHome::Shared, 3)] {
@@ -173,7 +174,7 @@ fn what_is_right_passes() {
     }
 }
 
-/// Synchronisation that Triton emits without an effect on ordering in these launches.
+/// Synchronisation that Triton emits and that has no effect on the order in these launches.
 const IDLE: [(&str, Fault, usize, &str); 8] = [
     (
         "triton_flash",

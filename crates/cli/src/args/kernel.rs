@@ -32,8 +32,7 @@ pub struct Check {
     /// Time limit for all emulator runs together; beyond it the verdict is incomplete
     #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds)]
     pub timeout: Duration,
-    /// Time that the runs shall take together: run CTAs that stand for the others, as many as find time, in
-    /// this order
+    /// Time limit of all runs together: run a selection of CTAs, as many as the time allows, in this order
     ///
     /// 1. the corners of the grid: first or last along each axis;
     /// 2. CTAs that executed an instruction, or a set of instructions, that no CTA chosen before executed;
@@ -65,7 +64,7 @@ pub struct Check {
     /// With --json: also every hazard and every counter by line of the PTX
     #[arg(long)]
     pub lines: bool,
-    /// File for the findings as SARIF 2.1.0, which code hosts show beside the source lines; - for standard
+    /// File for the findings as SARIF 2.1.0, which code hosts show next to the source lines; - for standard
     /// output
     #[arg(long, value_name = "FILE.sarif")]
     pub sarif: Option<PathBuf>,
@@ -139,7 +138,7 @@ pub struct Compiling {
     /// Another source file of the kernel, compiled together with FILE; repeatable
     #[arg(long = "with", value_name = "FILE.cu")]
     pub others: Vec<PathBuf>,
-    /// Triton: the types of the parameters that are no constants, such as '*fp32:16,*fp32,i32' (:16 promises
+    /// Triton: the types of the parameters that are not constants, such as '*fp32:16,*fp32,i32' (:16 promises
     /// a multiple of 16); default: those of the arguments, as Triton's launcher chooses them
     #[arg(long, value_name = "TYPES", value_delimiter = ',', help_heading = "Triton")]
     pub signature: Vec<String>,

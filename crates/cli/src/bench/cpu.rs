@@ -1,4 +1,4 @@
-//! Times the CPU kernels, interleaved with PyTorch's.
+//! Times the CPU kernels and PyTorch's attention in turns.
 
 use std::io::Write;
 use std::path::Path;

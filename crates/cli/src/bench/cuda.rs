@@ -170,7 +170,9 @@ impl Track<'_> {
                     self.keep(&json!(row))?;
                     if self.context.poisoned().is_some() {
                         let left = problems.len() - index - 1;
-                        tell(format_args!("the GPU takes no more work: {left} problems were not raced"));
+                        tell(format_args!(
+                            "the GPU does not accept more work: {left} problems were not raced"
+                        ));
                         break;
                     }
                 }
@@ -277,8 +279,8 @@ impl Track<'_> {
             for seed in 0..u64::from(races) {
                 let seconds = self.args.seconds.unwrap_or(CONTROL_SECONDS);
                 let rules = Rules { seed, ..Rules::new(mode, seconds, self.peaks) };
-                // Both are loaded anew for each race, because the addresses of kernel and tensors are part of
-                // the noise.
+                // Both are loaded again for each race, because the addresses of kernel and tensors are part
+                // of the noise.
                 let race = race(&self.context, &drawn, &[again("a")?, again("b")?], &rules)?;
                 if let Some(found) = race.measurements[1].comparison {
                     counts[found.verdict as usize] += 1;

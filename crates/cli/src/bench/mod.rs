@@ -1,5 +1,5 @@
-//! `flashcore bench`: times kernels by the rules of the crate `bench`, on the CPU beside PyTorch's, or on a
-//! GPU.
+//! The command `flashcore bench`: times kernels by the rules of the crate `bench`, on the CPU together with
+//! PyTorch, or on a GPU.
 
 mod cpu;
 mod cuda;
@@ -54,7 +54,7 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
     }
 }
 
-/// Refuses options that only apply to the other kind of device.
+/// Rejects options that only apply to the other kind of device.
 fn refuse<const N: usize>(
     (whose, device): (&'static str, &'static str),
     options: [(&'static str, Option<String>); N],
@@ -73,7 +73,7 @@ struct Limits {
     bytes: f64,
 }
 
-/// Reads a problem, and refuses one that is above the limits.
+/// Reads a problem, and rejects one that is above the limits.
 fn parse(text: &str, limits: &Limits) -> Result<Problem, CliError> {
     affordable(choice::parse(text)?, limits, "--problem", text)
 }

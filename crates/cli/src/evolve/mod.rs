@@ -1,4 +1,4 @@
-//! `flashcore evolve`.
+//! The command `flashcore evolve`: runs the search and prints its report.
 
 mod drive;
 mod print;
@@ -85,7 +85,7 @@ fn append(file: &Path, row: &Value) -> Result<(), CliError> {
     Ok(append_line(file, &line)?)
 }
 
-/// Keeps a plan for the calls of this user, and says what that brings.
+/// Keeps a plan for the calls of this user, and prints what the plan is for.
 fn keep_plan(candidate: CandidateId, plan: KeptPlan) -> Result<(), CliError> {
     let (problem, threads) = (plan.problem.to_string(), plan.threads);
     let speedup = plan.speedup.map_or_else(String::new, |ratio| format!(", {ratio:.3}× as fast as before"));
@@ -99,7 +99,7 @@ fn keep_plan(candidate: CandidateId, plan: KeptPlan) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Carries the winners to where calls find them.
+/// Stores the winners where calls find them.
 fn promote(evolution: &Evolution, args: &Evolve) -> Result<(), CliError> {
     let environment = evolution.ledger().run(evolution.run())?.environment;
     let run = format!("ledger-{}", evolution.run().0);

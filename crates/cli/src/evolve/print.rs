@@ -1,4 +1,4 @@
-//! Prints the report of a run for people.
+//! Prints the report of a run as text.
 
 use std::io::Write;
 
@@ -13,7 +13,7 @@ use crate::terminal::one_line;
 /// Prints the result of a run.
 pub fn print(out: &mut impl Write, report: &Report) -> Result<(), CliError> {
     if let Some(words) = report.load.and_then(|load| load.words()) {
-        writeln!(out, "This machine was busy when the run began: {words}. Its times mean little.\n")?;
+        writeln!(out, "This machine was busy when the run began: {words}. Its times are unreliable.\n")?;
     }
     for case in report.cases.all() {
         print_case(out, case)?;

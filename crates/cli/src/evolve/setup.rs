@@ -50,7 +50,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, WorkerPool), CliError> {
     config.program = program();
     config.sandbox = sandbox;
     if let Some(words) = config.load.and_then(|load| load.words()) {
-        tell(format_args!("this machine is busy: {words}; times will mean little"));
+        tell(format_args!("this machine is busy: {words}; times will be unreliable"));
     }
     for case in config.cases.iter().filter(|_| has_seed) {
         fits(case, device.arch.as_ref())?;
@@ -125,7 +125,7 @@ fn wanted(args: &Evolve) -> Result<Wanted, CliError> {
     })
 }
 
-/// Refuses `--promote` with the CPU: the table of tuned plans holds GPU kernels only.
+/// Rejects `--promote` with the CPU: the table of tuned plans holds GPU kernels only.
 fn promotable(args: &Evolve, target: &Target) -> Result<(), CliError> {
     match (&args.promote, target) {
         (Some(file), Target::Cpu) => Err(CliError::Argument {
@@ -139,7 +139,7 @@ fn promotable(args: &Evolve, target: &Target) -> Result<(), CliError> {
     }
 }
 
-/// Refuses `--evidence` without a known commit, because a row of evidence names its commit.
+/// Rejects `--evidence` without a known commit, because a row of evidence names its commit.
 fn keepable(args: &Evolve, environment: &Environment, target: &Target) -> Result<(), CliError> {
     match (&args.evidence, &environment.commit, target) {
         (None, ..) | (_, Some(_), _) => Ok(()),
@@ -148,7 +148,7 @@ fn keepable(args: &Evolve, environment: &Environment, target: &Target) -> Result
     }
 }
 
-/// Refuses a proposer whose program does not exist. Whether the program works only shows when it is asked.
+/// Rejects a proposer whose program does not exist. Whether the program works is only known when it is asked.
 fn findable(args: &Evolve) -> Result<(), CliError> {
     let Some(line) = &args.proposer else { return Ok(()) };
     let accepted = match (line.trim().is_empty(), proposer::missing(line)) {
@@ -195,7 +195,7 @@ fn can_be_had(sandbox: &Sandbox) -> Result<(), CliError> {
 /// Largest value of `--jobs`: more than any machine can use, and few enough to start on any machine.
 const MOST_JOBS: usize = 256;
 
-/// Refuses numbers that are out of range.
+/// Rejects numbers that are out of range.
 fn check(args: &Evolve) -> Result<(), CliError> {
     let refuse = |argument: &'static str, value: String, accepted: &str| {
         Err(CliError::Argument { argument, value, accepted: accepted.to_owned() })
@@ -242,7 +242,7 @@ fn seed(file: &Path, target: &Target) -> Result<Candidate, CliError> {
     }
 }
 
-/// Refuses a seed plan that cannot compute the problem.
+/// Rejects a seed plan that cannot compute the problem.
 fn fits(case: &Case, arch: Option<&Arch>) -> Result<(), CliError> {
     let problem = case.problem.problem();
     match (&case.baseline, arch) {

@@ -54,7 +54,7 @@ fn command_below(command: clap::Command, path: &mut Vec<String>) -> clap::Comman
     })
 }
 
-/// `flashcore completions`.
+/// Prints the completions of a shell (`flashcore completions`).
 pub fn completions(args: &Completions) -> Result<Status, CliError> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command(), "flashcore", &mut script);
@@ -62,7 +62,7 @@ pub fn completions(args: &Completions) -> Result<Status, CliError> {
     Ok(Status::Passed)
 }
 
-/// `flashcore man`.
+/// Prints or writes manual pages (`flashcore man`).
 pub fn man(args: &Man) -> Result<Status, CliError> {
     match &args.out {
         Some(folder) => {

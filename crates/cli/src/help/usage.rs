@@ -1,4 +1,4 @@
-//! The words of a usage error.
+//! Prints usage errors.
 
 use std::error::Error;
 
@@ -21,8 +21,8 @@ pub fn refuse(error: &clap::Error) {
     }
 }
 
-/// An error about a value in the form of every other error of a value. `None` for other errors, which clap
-/// words, and for a value that is missing.
+/// The message for a rejected value, in the form of this program's other errors about values. `None` for a
+/// missing value and for all other errors; clap's own text is used for them.
 pub fn words(error: &clap::Error) -> Option<String> {
     if !matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
         return None;
@@ -32,7 +32,7 @@ pub fn words(error: &clap::Error) -> Option<String> {
         _ => None,
     };
     let value = text(ContextKind::InvalidValue).filter(|value| !value.is_empty())?;
-    // `--layout <LAYOUT>` or `<FILE>`.
+    // The argument as clap shows it: `--layout <LAYOUT>` or `<FILE>`.
     let argument = text(ContextKind::InvalidArg)?.split_whitespace().next()?.trim_matches(['<', '>']);
     let expected = match (error.get(ContextKind::ValidValue), error.source()) {
         (Some(ContextValue::Strings(values)), _) => match values.as_slice() {

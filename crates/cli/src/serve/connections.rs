@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 /// Time limit for the header of a request, counted from the start of the connection or from the previous
 /// answer.
 const HEADER: Duration = Duration::from_secs(10);
-/// Most connections at a time.
+/// Maximum number of connections at a time.
 const CONNECTIONS: usize = 256;
 /// Open files reserved for other uses: those of the runtime, and the ledger files that each blocking thread
 /// opens.
@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Limits on connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most connections at a time.
+    /// Maximum number of connections at a time.
     pub connections: usize,
     /// Time limit for the header of a request.
     pub header: Duration,
@@ -141,7 +141,7 @@ pub async fn serve(
         });
     }
     drop(listener);
-    // `send` fails if all receivers are gone, which is no error here.
+    // `send` fails if all receivers are gone, which is not an error here.
     let _ = stopping.send(true);
     let _ = tokio::time::timeout(farewell, async { while tasks.join_next().await.is_some() {} }).await;
 }

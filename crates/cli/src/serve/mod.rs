@@ -1,4 +1,4 @@
-//! `flashcore serve`: shows the pages of a ledger, live.
+//! The command `flashcore serve`: serves the pages of a ledger to browsers and keeps them up to date.
 
 mod connections;
 mod kernels;
@@ -66,7 +66,7 @@ pub fn serve(args: &Serve) -> Result<Status, CliError> {
     let listener = listen(args.bind, args.port)?;
     let address = listener.local_addr().map_err(CliError::Serve)?;
     if let Err(error) = Ledger::read(&args.ledger.path) {
-        tell(format_args!("{error}; the pages say so until there is one"));
+        tell(format_args!("{error}; the pages show this message until the ledger can be read"));
     }
     let site = Arc::new(Site {
         ledger: args.ledger.path.clone(),
@@ -175,7 +175,7 @@ fn router(site: Arc<Site>) -> Router {
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; \
      img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Refuses requests with a foreign Host header and requests made by pages of other sites, and sets the
+/// Rejects requests with a foreign Host header and requests made by pages of other sites, and sets the
 /// headers of every answer.
 async fn guard(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok()).map(str::to_owned);

@@ -1,4 +1,4 @@
-//! The answer to each address.
+//! Answers the request for each address.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

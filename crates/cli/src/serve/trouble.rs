@@ -21,16 +21,16 @@ pub enum Trouble {
     #[error("'{}' is not a name of this server.", ptx::quote::cut(.0))]
     Host(String),
     /// A page of another site made the request.
-    #[error("A page of another site asked for this.")]
+    #[error("The request came from a page of another site.")]
     Foreign,
     /// A method other than GET or HEAD.
-    #[error("These pages are only read.")]
+    #[error("These pages can only be read.")]
     Method,
     /// An error of the ledger.
     #[error("{0}.")]
     Ledger(#[from] LedgerError),
     /// An internal error of FlashCore.
-    #[error("Internal error: {0}. This is a fault of FlashCore's; please report it.")]
+    #[error("Internal error: {0}. This is a bug in FlashCore; please report it.")]
     Internal(String),
 }
 

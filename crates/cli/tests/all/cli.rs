@@ -167,11 +167,8 @@ fn bad_usage_is_named_and_exits_with_3() {
     let unjudged = format!("{}{LAUNCH}", problem.replace("000000", "0"));
     let unjudged = folder.write("unjudged.toml", &unjudged);
     let cases: [(&[&str], &str); 44] = [
-        (
-            &["lab", "selftest", "--emulator", "--evidence", "rows.jsonl"],
-            "--evidence: the commit is not known",
-        ),
-        (&["check", &ptx, "--launch", &unjudged], "no [[arg]] is its answer"),
+        (&["lab", "selftest", "--emulator", "--evidence", "rows.jsonl"], "--evidence: the commit is unknown"),
+        (&["check", &ptx, "--launch", &unjudged], "no [[arg]] is its output"),
         (
             &["bench", "--device", "cuda", "--control", "0"],
             "invalid value '0' for --control: expected a whole number, 1 or more",
@@ -405,7 +402,7 @@ fn who_stops_to_read_changes_no_exit_code() {
     assert_eq!(rows.lines().count(), 1, "{rows}");
 }
 
-/// One PyTorch refuses each problem; the process of the other one ends.
+/// Two false PyTorch installations: the first rejects each problem, the process of the second ends.
 #[cfg(unix)]
 #[test]
 fn what_the_peer_cannot_do_is_told_and_ours_is_timed() {

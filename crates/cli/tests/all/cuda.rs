@@ -6,7 +6,8 @@ use std::process::Command;
 use crate::cli::LAUNCH;
 use crate::folder::{Folder, text};
 
-/// With NVRTC (`cargo xtask test` fetches it) CUDA C++ is checked. Without it the message says what to do.
+/// With NVRTC (`cargo xtask test` fetches it) CUDA C++ is checked. Without NVRTC the message says how to get
+/// it.
 #[test]
 fn cuda_sources_go_through_nvrtc() {
     let folder = Folder::new("cuda");
@@ -60,7 +61,7 @@ fn the_tutorial_s_kernel_fails_and_then_passes() {
     }
 }
 
-/// Includes are searched beside the source file, and messages name the file.
+/// Included files are searched in the folder of the source file, and messages name the file.
 #[test]
 fn cuda_sources_include_what_lies_beside_them() {
     let folder = Folder::new("beside");
@@ -80,8 +81,8 @@ fn cuda_sources_include_what_lies_beside_them() {
     assert!(no_tools || error.contains("src/lonely.cu(1)") && error.contains("none.cuh"), "{error}");
 }
 
-/// `cuda_fp16.h` and `mma.h` come with the tools. If they are missing, the message names the header and what
-/// to do.
+/// `cuda_fp16.h` and `mma.h` are installed with NVRTC. If they are missing, the message names the header and
+/// says how to get it.
 #[test]
 fn cuda_headers_are_found_beside_nvrtc() {
     let folder = Folder::new("headers");

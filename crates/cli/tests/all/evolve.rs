@@ -1,4 +1,4 @@
-//! `flashcore evolve` as a user runs it: short runs, bad usage, and a run that is killed repeatedly.
+//! Runs `flashcore evolve` as a user does: short runs, bad usage, and a run that is killed repeatedly.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -35,7 +35,7 @@ impl Drop for Folder {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
-    // Plans that are kept are not those of the user who runs the tests.
+    // The plans that are kept must not be those of the user who runs the tests.
     let config = std::env::temp_dir().join(format!("flashcore-evolve-{}", std::process::id()));
     command.arg("evolve").args(args).env("FLASHCORE_CONFIG_DIR", config);
     command
@@ -91,8 +91,7 @@ fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
     assert_eq!(kept.cost(RunId(2)).unwrap().price, second["cost"]["price"].as_f64());
 }
 
-/// The whole cascade for a device that this machine lacks: real kernels, the emulator's gate, predicted
-/// times.
+/// The whole search for a device that this machine lacks: real kernels, the emulator's gate, predicted times.
 #[test]
 fn a_short_run_against_the_model() {
     let folder = Folder::new("model");
@@ -223,7 +222,7 @@ fn a_run_that_is_killed_loses_nothing() {
             if output.status.success() {
                 break output;
             }
-            // Killed before the run or the ledger had begun.
+            // The process was killed before the run or the ledger existed.
             let said = String::from_utf8_lossy(&output.stderr);
             let begun = ["no run that can be continued", "there is no ledger", "is empty"];
             assert!(begun.iter().any(|part| said.contains(part)), "{said}");
@@ -324,7 +323,7 @@ fn bad_usage_is_told() {
         (vec!["--problem", "1,8"], "BATCH,HEADS,SEQ,DIM"),
         (vec!["--price", "-1"], "--price"),
         (vec!["--device", "cpu", "--promote", &text], "no --promote with --device cpu"),
-        (vec!["--resume"], "there is no ledger here"),
+        (vec!["--resume"], "there is no ledger"),
         (vec!["--resume", "1", "--candidates", "3"], "cannot be used with"),
         (vec!["--device", "h200", "--seed-plan", &text], "one plan as JSON"),
         (
@@ -420,9 +419,9 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
     };
     let add = ["add", "an idea", "--author", "ada"];
     for (args, part) in [
-        (vec!["outcome", "5", "--us", "3"], "there is no ledger here"),
-        (vec!["recalibrate", "--device", "x"], "there is no ledger here"),
-        ([&add[..], &["--us", "3", "--candidate", "1"]].concat(), "there is no ledger here"),
+        (vec!["outcome", "5", "--us", "3"], "there is no ledger"),
+        (vec!["recalibrate", "--device", "x"], "there is no ledger"),
+        ([&add[..], &["--us", "3", "--candidate", "1"]].concat(), "there is no ledger"),
         ([&add[..], &["--us", "0", "--device", "L4"]].concat(), "a positive number"),
         ([&add[..], &["--us", "3", "--candidate", "1", "--device", "L4"]].concat(), "cannot be used with"),
         ([&add[..], &["--us", "3"]].concat(), "--device"),
@@ -456,7 +455,7 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
     assert!(String::from_utf8_lossy(&found.stdout).contains("4.00 (above)"), "{found:?}");
     for (args, part) in [
         (vec!["outcome", "2", "--us", "3"], "forecast 2 of"),
-        (vec!["outcome", "2", "--us", "3"], "has an outcome already, 3.05 µs"),
+        (vec!["outcome", "2", "--us", "3"], "already has an outcome, 3.05 µs"),
         (vec!["outcome", "3", "--us", "-1"], "invalid value '-1' for --us"),
         (vec!["recalibrate", "--device", "a100"], "its devices: L4; H200"),
     ] {
@@ -522,7 +521,7 @@ fn a_run_with_a_proposer_is_one_process_and_its_sandbox() {
     let second = run(&["--resume", "--ledger", &ledger]);
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(3), "{said}");
-    assert!(said.contains("goes on in another process") && said.contains(".run-1.lock"), "{said}");
+    assert!(said.contains("is driven by another process") && said.contains(".run-1.lock"), "{said}");
     end(first);
     let resumed = spawn(&["--resume", "--jobs", "1", "--ledger", &ledger]);
     assert!(has_workers(&resumed), "resumed");

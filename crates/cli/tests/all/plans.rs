@@ -1,4 +1,4 @@
-//! `flashcore plans`, and the plans that calls use.
+//! Tests of `flashcore plans`, and of the plans that calls use.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ fn input(folder: &Folder) {
     save(&folder.0.join("in.safetensors"), &tensors).unwrap();
 }
 
-/// The plan with which `run` computes, its source, and what it says on standard error.
+/// The plan that `run` used, the source of the plan, and the messages on standard error.
 fn run(folder: &Folder, extra: &[&str]) -> (Value, String, String) {
     let args = [&["run", "--q", "in.safetensors", "--out", "out.safetensors", "--json"], extra].concat();
     let output = folder.run(&args);

@@ -1,5 +1,5 @@
-//! A run with a proposer that misbehaves in every known way, one answer at a time. Each misdeed is contained
-//! and recorded with its reason, and the run continues to its end.
+//! A run with a proposer that misbehaves in every known way, one answer at a time. Each misbehaviour is
+//! contained and recorded with its reason, and the run continues to its end.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use serde_json::json;
 
 const ARCH: Arch = Arch::SM_90;
 
-/// The proposer: plays the next answer or misdeed of a list. `KERNEL` and `LAUNCH` name files with a right
-/// kernel for the problem.
+/// The proposer: performs the next entry of a list of answers and misbehaviours. `KERNEL` and `LAUNCH` name
+/// files with a correct kernel for the problem.
 const SCRIPT: &str = r#"
 import json, os, subprocess, sys, time
 folder = os.path.dirname(os.path.abspath(sys.argv[1]))
@@ -162,13 +162,14 @@ fn a_run_survives_every_proposer() {
             dossier.checks
         );
     }
-    // The right kernel went on to the device.
+    // The correct kernel was timed on the device.
     let right = &proposed[DEEDS - 1];
     assert!(
         right.checks.iter().any(|check| check.judge == Judge::Emulator && check.verdict == Verdict::Passed),
         "{right:?}"
     );
-    // Every candidate has an end. Only candidates under way at the end of the budget were rejected for it.
+    // Every candidate has a final result. A candidate is rejected for the budget only if it was unfinished
+    // when the budget ended.
     let rejected = json!(evolution.report())["rejected"]
         .as_object()
         .unwrap()
@@ -195,7 +196,7 @@ fn is_judged(answer: &Dossier) -> bool {
     !answer.rejections.is_empty() || !answer.checks.is_empty()
 }
 
-/// The expected rejection of each misdeed: stage, reasons, and a word of the detail.
+/// The expected rejection for each misbehaviour: stage, reasons, and a word of the detail.
 const EXPECTED: [(&str, Stage, &[&str], &str); DEEDS - 1] = [
     ("hangs", Stage::Propose, &["hangs"], "did not end within 2 s"),
     ("garbage", Stage::Propose, &["proposer"], "I am sorry"),

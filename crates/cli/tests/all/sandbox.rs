@@ -16,11 +16,11 @@ const FLASHCORE: &str = env!("CARGO_BIN_EXE_flashcore");
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/proposer.py");
 const SECRET: &str = "FLASHCORE_TEST_SECRET";
 
-/// Whether the kernel offers what the sandbox needs.
+/// Whether the system's kernel supports the sandbox.
 fn can_be_had() -> bool {
     let said = sandboxed(Path::new("/"), &[], ":");
     let complaint = String::from_utf8_lossy(&said.stderr).into_owned();
-    assert!(said.status.success() || complaint.contains("cannot be put into a sandbox"), "{complaint}");
+    assert!(said.status.success() || complaint.contains("cannot set up the sandbox"), "{complaint}");
     said.status.success()
 }
 

@@ -1,4 +1,4 @@
-//! Holds the JSON outputs of the built command against their schemas in the book.
+//! Checks the JSON outputs of the built command against their schemas in the book.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -20,8 +20,9 @@ fn schema(name: &str) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Where `value` does not fit `schema`: a JSON Schema of the keywords that the book's schemas use. A key that
-/// `properties` does not describe is a fault too, unless the object has `additionalProperties`.
+/// The places where `value` violates `schema`. The schema is a JSON Schema of the keywords that the book's
+/// schemas use. A key that `properties` does not describe is a violation too, unless the object has
+/// `additionalProperties`.
 fn faults(schema: &Value, value: &Value, at: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (keyword, wanted) in schema.as_object().expect("a schema is an object") {
@@ -78,12 +79,12 @@ fn is_a(kind: &str, value: &Value) -> bool {
     }
 }
 
-/// Outputs that were held against their schemas.
+/// The names of the outputs that were checked against their schemas.
 #[derive(Default)]
 struct Held(BTreeSet<String>);
 
 impl Held {
-    /// Holds each line of an output against the schema that it names.
+    /// Checks each line of an output against the schema that the line names.
     fn lines(&mut self, name: &str, output: &str) {
         assert!(!output.trim().is_empty(), "{name} printed nothing");
         for line in output.lines() {
@@ -145,7 +146,7 @@ fn every_output_fits_its_schema() {
     held.run(&folder, "ledger-runs", &["ledger", "runs"]);
     held.run(&folder, "ledger-check", &["ledger", "check"]);
     held.run(&folder, "ledger-export", &["ledger", "export", "facts.jsonl"]);
-    // In a ledger of its own, where the first forecast has the number 1.
+    // This command uses a separate ledger, where the first forecast has the number 1.
     let ledger = ["--ledger", "ideas.ledger"];
     let add = ["forecast", "add", "an idea", "--author", "Ada", "--device", "h200", "--problem", SMALL];
     let mut ideas = |name: &str, args: &[&str]| held.run(&folder, name, &[args, &ledger].concat());
@@ -212,7 +213,7 @@ fn a_faulty_output_does_not_fit() {
     }
 }
 
-/// A tensor and a page go through pipes. Nothing else is on standard output.
+/// A tensor and a page are sent through pipes. Nothing else is printed on standard output.
 #[test]
 fn standard_input_and_output_take_the_place_of_files() {
     let folder = Folder::new("pipes");

@@ -46,7 +46,7 @@ fn findings_name_source_lines_calls_and_cures() {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(!said.contains("3. "), "each cause once: {said}");
-    // A source that cannot be read is named all the same.
+    // The message names a source even if it cannot be read.
     std::fs::remove_file(folder.0.join("template_helper.cu")).unwrap();
     let (_, said, _) = check(&folder, "template_helper", &[]);
     assert!(
@@ -110,7 +110,7 @@ fn uncovered_lines_are_listed() {
     assert!(said.lines().any(|line| line.contains("PTX ") && line.ends_with("| trap;")), "{said}");
 }
 
-/// Where a SARIF log breaks a rule of SARIF 2.1.0 (sections 3.13 to 3.52) or of the code hosts.
+/// The violations of SARIF 2.1.0 (sections 3.13 to 3.52) or of the code hosts' rules in a log.
 fn faults(log: &Value) -> Vec<String> {
     let mut faults = Vec::new();
     let mut expect = |right: bool, what: String| {
@@ -172,7 +172,7 @@ fn sarif_points_at_source_lines() {
         .map(|l| &l["physicalLocation"]["region"]["startLine"])
         .collect();
     assert_eq!(related, [16, 22, 22], "the other access, and the call that was inlined");
-    // `-` is standard output, which then carries the log alone.
+    // With `-`, standard output carries the log and nothing else.
     let (_, said, _) = check(&folder, "template_helper", &["--sarif", "-"]);
     assert_eq!(said, written);
     for (more, words) in [
@@ -249,7 +249,7 @@ fn the_gpu_of_the_diagnosis_can_be_named() {
     }
 }
 
-/// The name of an entry is given as the launch file must have it, and as the source spells it.
+/// An entry may be named by its name in the PTX, or as the source spells it.
 #[test]
 fn entries_are_named_as_in_the_source() {
     let folder = Folder::new("entries");
@@ -264,8 +264,8 @@ fn entries_are_named_as_in_the_source() {
     assert!(text(&output.stdout).starts_with("k<float>: passed"), "{}", text(&output.stdout));
 }
 
-/// The step of the guide's workflow that checks every kernel, run in a project of its own: with a kernel that
-/// fails the step fails, and both reports are there.
+/// Runs the step of the guide's workflow that checks every kernel in a separate project. With a failing
+/// kernel the step fails, and both reports are written.
 #[test]
 #[cfg(unix)]
 fn the_guide_s_workflow_checks_a_project() {

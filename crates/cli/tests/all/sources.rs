@@ -1,5 +1,5 @@
-//! `check` on sources and launches as people have them: options in place of a launch file, `.cu` files with
-//! host code, references. Without NVRTC or NumPy the messages say what is missing.
+//! Tests `check` on sources and launches as users have them: options in place of a launch file, `.cu` files
+//! with host code, references. Without NVRTC or NumPy the messages say what is missing.
 
 use std::process::Output;
 
@@ -35,7 +35,7 @@ const PTX: &str = ".version 7.0
 }
 ";
 
-/// Asserts an exit code and words of the output, or that NVRTC is missing.
+/// Asserts the exit code and words of the output. If NVRTC is missing, asserts that the output says so.
 fn assert_told(output: &Output, code: i32, words: &[&str]) {
     let (out, error) = (text(&output.stdout), text(&output.stderr));
     if error.contains("FLASHCORE_NVRTC") {
@@ -82,7 +82,7 @@ fn a_suggestion_can_be_edited_and_checked() {
     assert_told(&folder.run(&["check", &ptx, "--launch", &launch]), 0, &["passed after 3 runs"]);
 }
 
-/// A NumPy function, which is right, wrong, failing or endless.
+/// A NumPy function is the reference: a correct, a wrong, a failing and an endless one.
 #[test]
 fn a_python_function_judges() {
     let folder = Folder::new("python");
@@ -257,7 +257,7 @@ const TEXTURE: &str = "
 }
 ";
 
-/// An instruction that the emulator does not know matters only to a launch that reaches it.
+/// An instruction that the emulator does not support matters only to a launch that executes it.
 #[test]
 fn an_unknown_instruction_is_incomplete_where_it_is_reached() {
     let folder = Folder::new("texture");

@@ -1,5 +1,5 @@
-//! The tutorials of the book, word for word: files are saved under the names that the text gives, commands
-//! run in order, and outputs are compared with those on the page.
+//! Tests that the tutorials of the book work as printed: files are saved under the names that the text gives,
+//! commands run in order, and outputs are compared with those on the page.
 
 use std::process::Command;
 
@@ -54,7 +54,7 @@ fn run(folder: &Folder, lines: &str) -> String {
     said
 }
 
-/// Whether the lines of `page` stand in `said` in their order. `…` stands for any text.
+/// Whether the lines of `page` occur in `said` in the same order. `…` matches any text.
 fn holds(page: &str, said: &str) -> Result<(), String> {
     let mut rest = said;
     for part in page.split('…').flat_map(str::lines).map(str::trim).filter(|part| !part.is_empty()) {

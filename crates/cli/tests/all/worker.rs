@@ -1,4 +1,4 @@
-//! `flashcore worker` as a run uses it: in a child process, with the emulator in place of a GPU.
+//! Tests `flashcore worker` as a run uses it: in a child process, with the emulator in place of a GPU.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -56,7 +56,7 @@ def test_what_the_server_says_is_shown(tab, serve, tmp_path):
     for file in tmp_path.glob("gone.ledger*"):
         file.unlink()
     page.wait_for_selector("#live.off", timeout=20_000)
-    assert "there is no ledger here" in page.locator("#live .text").inner_text()
+    assert "there is no ledger" in page.locator("#live .text").inner_text()
     # The browser itself reports the status.
     tab.complaints = [c for c in tab.complaints if "503" not in c]
 
@@ -132,7 +132,7 @@ def test_only_questions_from_here(serve, ledger):
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     connection.request("POST", "/")
     answer = connection.getresponse()
-    assert answer.status == 405 and "only read" in answer.read().decode()
+    assert answer.status == 405 and "only be read" in answer.read().decode()
     assert "script-src 'self'" in answer.headers["content-security-policy"]
 
 
@@ -140,7 +140,7 @@ def test_ledgers_that_cannot_be_read(serve, tmp_path):
     missing = tmp_path / "missing.ledger"
     server = serve(missing)
     status, page = get(server.url)
-    assert status == 503 and "there is no ledger here" in page
+    assert status == 503 and "there is no ledger" in page
     demo(missing, 5)
     assert get(server.url)[0] == 200, "begun meanwhile"
     newer = tmp_path / "newer.ledger"

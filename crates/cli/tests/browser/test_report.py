@@ -123,7 +123,7 @@ def test_on_paper(tab, report, tmp_path_factory):
 def test_what_is_not_there(ledger, tmp_path):
     for args, reason in [
         (["--ledger", ledger, "--run", "99"], "has no run 99"),
-        (["--ledger", "nowhere.ledger"], "there is no ledger here"),
+        (["--ledger", "nowhere.ledger"], "there is no ledger"),
     ]:
         command = [FLASHCORE, "report", "--out", "r.html", *args]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)

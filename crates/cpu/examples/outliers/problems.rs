@@ -80,8 +80,8 @@ impl Case {
         }
     }
 
-    /// Computes the case with a plan. If the instruction set has its own arithmetic, also computes in f32 to
-    /// tell whether that arithmetic was used.
+    /// Computes the case with a plan. If the instruction set has its own arithmetic, also computes in f32, to
+    /// find out whether that arithmetic was used.
     ///
     /// # Errors
     /// The error of [`attention`] or of [`oracle`].
@@ -134,7 +134,7 @@ pub struct Outcome {
     pub worst: f64,
     /// The output in which it occurred.
     pub what: &'static str,
-    /// Whether the instruction set's own arithmetic was used, and not f32 throughout.
+    /// Whether the instruction set's own arithmetic was used, instead of f32 throughout.
     pub own: bool,
 }
 

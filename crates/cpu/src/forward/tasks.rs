@@ -1,4 +1,4 @@
-//! The tasks of a call: which rows and keys each has, and the order in which they are started.
+//! The tasks of a call: the rows and keys of each, and the order in which they are started.
 
 use std::cmp::Reverse;
 
@@ -72,7 +72,7 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// Number of scores that a task computes, at most: its rows, and the keys from the first to the last one
+    /// Upper bound of the number of scores of a task: its rows times the keys from the first to the last one
     /// that they see.
     fn scores(&self, task: Task) -> usize {
         let Sequence { q, kv } = self.sequences[task.batch];
@@ -99,8 +99,8 @@ impl<T: Element> Call<'_, T> {
     pub(super) fn keys(&self, task: Task, panels: &[Panel]) -> KeyRange {
         let seen = panels.iter().map(|panel| panel.by_any).filter(|r| !r.is_empty());
         let block_kv = self.plan.block_kv;
-        // Blocks have the same boundaries for all tasks: `Heads` has checked the windows that the blocks
-        // consist of.
+        // Blocks have the same boundaries in all tasks: `Heads` has checked the windows of which the blocks
+        // consist.
         let part = task.part * self.part_keys();
         let start = (seen.clone().map(|r| r.start).min().unwrap_or(0) / block_kv * block_kv).max(part);
         let end = seen.map(|r| r.end).max().unwrap_or(0).min(part + self.part_keys());

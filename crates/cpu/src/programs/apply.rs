@@ -5,7 +5,7 @@ use problem::program::{BinaryOp, Comparison, Id, Op, Type, UnaryOp};
 use crate::simd::{MAX_LANES, Simd};
 use crate::softcap;
 
-/// Words that an operation reads.
+/// The words that an operation reads.
 #[derive(Clone, Copy)]
 pub(super) struct Operand<'a> {
     pub data: &'a [f32],
@@ -13,12 +13,12 @@ pub(super) struct Operand<'a> {
     pub start: usize,
     /// Words from line to line.
     pub step: isize,
-    /// A line has one word, which stands for all.
+    /// Whether a line has a single word that applies to all positions.
     pub is_scalar: bool,
 }
 
 impl<'a> Operand<'a> {
-    /// Whether lines of `width` words follow each other without gaps, or are all one word.
+    /// Whether lines of `width` words follow each other without gaps, or are all a single word.
     #[inline(always)]
     fn is_flat(&self, width: usize) -> bool {
         self.step == if self.is_scalar { 0 } else { width as isize }
@@ -40,7 +40,7 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// All bits set for true, none for false.
+/// A word with all bits set for true, and none for false.
 #[inline(always)]
 pub(super) fn truth(x: bool) -> f32 {
     f32::from_bits(if x { u32::MAX } else { 0 })
@@ -114,7 +114,7 @@ pub(super) fn copy(a: Operand<'_>, to: &mut [f32], width: usize) {
 }
 
 /// A sum, a difference or a negation of integers that grows by `step` from word to word. Word `origin` is
-/// that of the operands' values `of`.
+/// computed from the operands' values `of`.
 pub(super) fn ramp(op: &Op, of: impl Fn(Id) -> i32, (origin, step): (usize, i32), to: &mut [f32]) {
     let value = match *op {
         Op::Unary(_, a) => of(a).wrapping_neg(),
@@ -221,7 +221,8 @@ pub(super) fn compare(
         (Comparison::Le, Type::Float) => map2(a, b, to, width, |a, b| truth(a <= b)),
         (Comparison::Gt, Type::Float) => map2(a, b, to, width, |a, b| truth(a > b)),
         (Comparison::Ge, Type::Float) => map2(a, b, to, width, |a, b| truth(a >= b)),
-        // True is −1, so that the order of truth values is the opposite of their integers'.
+        // True is −1 as an integer, so the order of truth values is the opposite of the order of their
+        // integers.
         (Comparison::Lt, Type::Bool) | (Comparison::Gt, Type::Int) => {
             map2(a, b, to, width, |a, b| truth(int(a) > int(b)));
         }

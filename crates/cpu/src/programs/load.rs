@@ -1,4 +1,4 @@
-//! Elements of tables as words.
+//! Loads elements of tables as words.
 
 use problem::program::Id;
 use problem::{Table, TableData};
@@ -15,7 +15,7 @@ pub(super) struct Read<'a> {
     pub index: &'a [Id],
 }
 
-/// A dimension of a table whose index matters.
+/// A dimension of a table with more than one distinct element.
 #[derive(Clone, Copy)]
 pub(super) struct Dimension {
     /// The operation that gives the index.
@@ -25,13 +25,13 @@ pub(super) struct Dimension {
 }
 
 impl Dimension {
-    /// The offset of the element at an index, which is cut to the extent.
+    /// The offset of the element at an index, which is clamped to the extent.
     #[inline(always)]
     fn offset(&self, index: f32) -> usize {
         (index.to_bits() as i32).clamp(0, self.extent - 1) as usize * self.stride
     }
 
-    /// The offset of the first of some indices, if the elements at them follow each other.
+    /// The offset of the first of several indices, if their elements are contiguous.
     #[inline(always)]
     fn run(&self, indices: &[f32]) -> Option<usize> {
         let first = indices[0].to_bits() as i32;
@@ -46,7 +46,7 @@ impl Dimension {
 pub(super) fn dimensions(table: &Table, index: &[Id]) -> impl Iterator<Item = Dimension> + Clone {
     let all = index.iter().zip(&table.extents).zip(&table.strides);
     all.filter(|&((_, &extent), &stride)| extent > 1 && stride != 0)
-        // A table's check has limited both.
+        // The table's check has limited both numbers.
         .map(|((&index, &extent), &stride)| Dimension {
             index,
             extent: extent as i32,
@@ -54,7 +54,7 @@ pub(super) fn dimensions(table: &Table, index: &[Id]) -> impl Iterator<Item = Di
         })
 }
 
-/// Memory of loads. Kept between calls.
+/// Scratch memory for loads, kept between calls.
 #[derive(Default)]
 pub(super) struct Loads {
     /// Number of keys of the tile that exist.
@@ -159,7 +159,7 @@ fn load_line<S: Simd>(
     }
 }
 
-/// Whether offsets follow each other.
+/// Whether the offsets are consecutive.
 #[inline(always)]
 fn is_run(at: &[usize]) -> bool {
     at.iter().enumerate().fold(true, |run, (i, &at_i)| run & (at_i == at[0].wrapping_add(i)))

@@ -1,12 +1,12 @@
-//! Programs for scores and masks, evaluated over tiles of scores.
+//! Evaluates score and mask programs over tiles of scores.
 //!
-//! An operation whose value depends on the query alone is evaluated once per panel, one that depends on the
-//! key alone once per block of keys, and the others once per score, some lines of a tile at a time. A value
-//! that depends on the difference of query and key alone, as ALiBi's and relative biases do, is evaluated
-//! once for each diagonal of a tile; every line of the tile is a part of the line of diagonals. Every
-//! buffer holds f32 words: a float, the bits of an integer, or all bits set for true and none for false.
+//! An operation whose value depends only on the query is evaluated once per panel, one that depends only on
+//! the key once per block of keys, and the others once per score, some lines of a tile at a time. A value
+//! that depends only on the difference of query and key, as in ALiBi and relative biases, is evaluated once
+//! for each diagonal of a tile; every line of the tile is then a part of the line of diagonals. Every buffer
+//! holds f32 words: a float, the bits of an integer, or all bits set for true and none for false.
 //!
-//! Before a mask is evaluated, the ranges of its values over a panel and a block of keys tell whether the
+//! Before a mask is evaluated, the ranges of its values over a panel and a block of keys show whether the
 //! panel sees all keys of the block, or none.
 
 mod apply;
@@ -19,7 +19,8 @@ use crate::simd::Simd;
 use apply::Operand;
 use load::Loads;
 
-/// Words of a tile that are evaluated at a time: the values of a few operations fit in the first cache.
+/// Number of words of a tile that are evaluated at a time: the values of a few operations fit in the L1
+/// cache.
 const STRIP: usize = 2048;
 
 /// The coordinates of a score on which a value depends.
@@ -29,7 +30,7 @@ enum Axes {
     Row,
     Key,
     Both,
-    /// On their difference alone.
+    /// On the difference of query and key alone.
     Diagonal,
 }
 
@@ -43,7 +44,7 @@ impl Axes {
         }
     }
 
-    /// Of a value that depends on values of both.
+    /// The axes of a value that depends on two values with these axes.
     const fn with(self, other: Axes) -> Axes {
         match (self, other) {
             (Axes::None, axes) | (axes, Axes::None) => axes,
@@ -74,12 +75,12 @@ pub(crate) struct Compiled<'a> {
     buffer: Vec<usize>,
     /// Number of these buffers.
     buffers: usize,
-    /// For integers that are sums of positions: how much they grow from query to query, and from key to key.
+    /// For integers that are sums of positions: the increments from query to query, and from key to key.
     slopes: Vec<Option<[i32; 2]>>,
 }
 
 impl<'a> Compiled<'a> {
-    /// `grouped` says whether the rows of a panel may belong to several query heads.
+    /// `grouped` states whether the rows of a panel may belong to several query heads.
     fn new(program: &'a Program, programs: &'a Programs, tables: &'a [TableData<'a>], grouped: bool) -> Self {
         let (axes, slopes) = axes_of(program, programs, grouped);
         let (buffer, buffers) = assign_buffers(program, &axes);
@@ -115,7 +116,7 @@ fn axes_of(program: &Program, programs: &Programs, grouped: bool) -> (Vec<Axes>,
             Op::Input(Input::Query) => Axes::Row,
             Op::Input(Input::Head) => Axes::of(grouped, false),
             Op::Input(Input::Key) => Axes::Key,
-            // A dimension that has one element, or repeats it, does not matter.
+            // A dimension that has one element, or repeats it, has no effect.
             Op::Load { table, index, .. } => {
                 let table = &programs.tables[*table as usize];
                 joined(&mut load::dimensions(table, index).map(|dimension| dimension.index))
@@ -132,7 +133,7 @@ fn axes_of(program: &Program, programs: &Programs, grouped: bool) -> (Vec<Axes>,
             Op::Binary(BinaryOp::Sub, a, b) => slopes[a].zip(slopes[b]).and_then(|(a, b)| summed(a, b, -1)),
             _ => None,
         };
-        // The rows of several heads do not follow each other.
+        // The rows of several heads are not consecutive.
         let is_difference = slope.is_some_and(|[q, k]| q != 0 && q == -k) || order(ops, op).is_some();
         let is_diagonal = !grouped && is_difference;
         axes.push(if is_diagonal { Axes::Diagonal } else { own });
@@ -155,8 +156,8 @@ fn summed(a: [i32; 2], b: [i32; 2], sign: i32) -> Option<[i32; 2]> {
     sum.iter().all(|n| n.unsigned_abs() < 1 << 16).then_some(sum)
 }
 
-/// For each operation that is evaluated per score, a buffer that no value occupies which is still to be read;
-/// and the number of buffers.
+/// For each operation that is evaluated per score, a buffer that holds no value that is still needed; and the
+/// number of buffers.
 fn assign_buffers(program: &Program, axes: &[Axes]) -> (Vec<usize>, usize) {
     let mut last_read = vec![0; axes.len()];
     for (id, op) in program.ops().iter().enumerate() {
@@ -186,7 +187,7 @@ pub(crate) struct Evaluators<'a> {
 }
 
 impl<'a> Evaluators<'a> {
-    /// `grouped` says whether the rows of a panel may belong to several query heads.
+    /// `grouped` states whether the rows of a panel may belong to several query heads.
     pub(crate) fn new(problem: &'a Problem, operands: &Operands<'a>, grouped: bool) -> Self {
         let programs = &problem.programs;
         let compiled = |program: &'a Option<Program>| {
@@ -214,23 +215,23 @@ pub(crate) struct Place {
     pub key_length: usize,
 }
 
-/// How the words of a tile lie in memory.
+/// The layout of the words of a tile in memory.
 #[derive(Clone, Copy)]
 pub(crate) enum Layout {
-    /// A line for each key, which holds that many words: one per row.
+    /// A line for each key, with this number of words: one per row.
     Keys(usize),
-    /// A line for each row, which holds that many words: one per key, and some more at the end.
+    /// A line for each row, with this number of words: one per key, and some unused words at the end.
     Rows(usize),
 }
 
-/// What a program is evaluated for.
+/// The region for which a program is evaluated.
 pub(crate) enum Region<'a> {
     /// The lanes of panel `panel`: query head and row of each.
     Panel { panel: usize, place: Place, lanes: &'a [(usize, usize)] },
-    /// A block of keys. Up to 15 more are evaluated, which have the position of the last one.
+    /// A block of keys. Up to 15 more keys are evaluated, with the position of the last key.
     Block(KeyRange),
     /// The first `keys` keys of the block for panel `panel`. `to` holds products of queries and keys, which
-    /// times `factor` are logits, and receives the result.
+    /// become logits when multiplied by `factor`, and receives the result.
     Tile { panel: usize, keys: usize, layout: Layout, factor: f32, to: &'a mut [f32] },
 }
 
@@ -252,7 +253,7 @@ impl Verdict {
     }
 }
 
-/// The values of a program's operations in a task. Kept between calls.
+/// The values of a program's operations in a task, kept between calls.
 #[derive(Default)]
 pub(crate) struct Values {
     /// By panel and operation: the values that depend on the row or on nothing.
@@ -294,10 +295,10 @@ struct Known<'a> {
     tile: &'a [Vec<f32>],
 }
 
-/// Lines of words to evaluate.
+/// The lines of words to evaluate.
 #[derive(Clone, Copy)]
 struct Shape {
-    /// The first line: its row or its key, counted from the first of the region.
+    /// The first line: its row or its key, counted from the first one of the region.
     first: usize,
     /// Words of a line.
     width: usize,
@@ -321,7 +322,7 @@ impl Compiled<'_> {
             Axes::Both => (0, shape.width as isize, false),
             _ if axes == shape.along => (0, 0, false),
             Axes::None => (0, 0, true),
-            // Each line begins one diagonal before the line above.
+            // Each line begins one diagonal before the previous line.
             Axes::Diagonal => (shape.lines - 1 - shape.first, -1, false),
             _ => (shape.first, 1, true),
         };
@@ -384,8 +385,8 @@ pub(crate) fn evaluate<S: Simd>(s: S, program: &Compiled<'_>, values: &mut Value
     }
 }
 
-/// Evaluates the values that depend on the diagonal alone, over the diagonals of a tile: from that of the
-/// last line's first word to that of the first line's last word.
+/// Evaluates the values that depend on the diagonal alone, over the diagonals of a tile: from the diagonal of
+/// the last line's first word to that of the first line's last word.
 #[inline(always)]
 fn diagonals<S: Simd>(s: S, program: &Compiled<'_>, values: &mut Values, panel: usize, tile: Shape) {
     // The diagonal of the first row and the first key.
@@ -421,7 +422,8 @@ fn padded(keys: KeyRange) -> usize {
 }
 
 impl Region<'_> {
-    /// Writes a position, from word `at` of the region on. False if the operation is none.
+    /// Writes the positions from word `at` of the region on. Returns false if the operation is not a
+    /// position.
     #[inline(always)]
     fn position(&self, op: &Op, at: usize, to: &mut [f32]) -> bool {
         let int = |x: usize| f32::from_bits(x as i32 as u32);
@@ -447,7 +449,7 @@ impl Region<'_> {
     }
 }
 
-/// Evaluates one operation that is no position.
+/// Evaluates one operation that is not a position.
 #[inline(always)]
 fn compute<S: Simd>(
     s: S,
@@ -525,7 +527,7 @@ impl Values {
         }
     }
 
-    /// Which scores the last tile of a mask shows.
+    /// How many scores the mask of the last tile shows: all, some or none.
     pub(crate) fn shown(&self) -> Verdict {
         match self.joined {
             (u32::MAX, _) => Verdict::All,
@@ -534,7 +536,7 @@ impl Values {
         }
     }
 
-    /// What the ranges of a mask's values tell about the keys of the block that the rows of the panels see.
+    /// What the ranges of a mask's values say about the keys of the block that the rows of the panels see.
     pub(crate) fn verdict(&mut self, mask: &Compiled<'_>, panels: std::ops::Range<usize>) -> Verdict {
         let Values { panels: of_panels, block, ranges, .. } = self;
         ranges.clear();

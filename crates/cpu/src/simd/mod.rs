@@ -1,5 +1,5 @@
-//! The processor's vectors as the kernels use them: a vector of f32, a dozen operations, and entry points
-//! compiled for the instruction set.
+//! The processor's vectors as seen by the kernels: a vector of f32, a dozen operations, and entry points that
+//! are compiled for the instruction set.
 
 mod gemm;
 mod pairs;
@@ -108,14 +108,14 @@ impl Isa {
         Isa::ALL.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
     }
 
-    /// Whether the instruction set computes this problem in its own arithmetic. Otherwise it computes like
+    /// Whether the instruction set has its own arithmetic for this problem. Otherwise it computes like
     /// [`Isa::wide`].
     pub fn is_for(self, problem: &Problem) -> bool {
         let rows = problem.seq_q >= self.panel_rows();
         match self {
             // With few rows, converting K and V is most of the work.
             Isa::Amx | Isa::Avx512Vnni | Isa::PortableIntegers | Isa::PortableTerms => {
-                // The errors of capped logits and of scores that a program changes are not bounded.
+                // There is no error bound for capped logits and for scores that a program changes.
                 let is_plain = problem.score.softcap.is_none() && problem.programs.score.is_none();
                 rows && computed_type(problem) != DType::F32 && is_plain
             }
@@ -123,7 +123,8 @@ impl Isa {
         }
     }
 
-    /// The instruction set that computes in f32 when this one's own arithmetic does not suit a head.
+    /// The instruction set that is used, with f32, when this one's own arithmetic is not accurate enough for
+    /// a head.
     pub const fn wide(self) -> Isa {
         match self {
             Isa::Amx | Isa::Avx512Vnni => Isa::Avx512,

@@ -1,4 +1,5 @@
-//! Plain Rust, for processors without a module of their own and as an independent implementation in tests.
+//! Vectors in plain Rust, for processors without a specialised module and as an independent implementation in
+//! tests.
 
 use super::{Simd, exp2_by_shift, transpose_plain};
 use crate::dims;

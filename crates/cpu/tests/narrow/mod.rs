@@ -1,5 +1,6 @@
-//! 16-bit integers: as accurate as f32 sums of weights rounded to the input type. Beyond the bounds, f32
-//! itself is used. Tested on [`Isa::Avx512Vnni`] if the processor has it, and on its twin in plain Rust.
+//! Tests of the arithmetic with 16-bit integers. It must be as accurate as f32 sums of weights rounded to the
+//! input type. Beyond the error bounds, f32 itself is used. The tests run on [`Isa::Avx512Vnni`] if the
+//! processor has it, and on its twin in plain Rust.
 
 use flashcore_cpu::{CpuPlan, Element, Isa};
 use half::{bf16, f16};

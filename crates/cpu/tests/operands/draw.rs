@@ -20,7 +20,7 @@ pub enum Elements {
     U8(Vec<u8>),
 }
 
-/// Operands beside Q, K and V.
+/// Operands other than Q, K and V.
 #[derive(Clone, Default)]
 pub struct Others {
     pub cumulative_q: Vec<i32>,
@@ -56,10 +56,10 @@ impl Others {
     }
 }
 
-/// Numbers of score and mask programs; 0 is none.
+/// Number of score programs and of mask programs; 0 means none.
 pub const SCORES: usize = 10;
 pub const MASKS: usize = 11;
-/// Numbers of values of each feature: score, mask, lengths, band, sink, cap, group, type, bad elements.
+/// Number of values of each feature: score, mask, lengths, band, sink, cap, group, type, bad elements.
 pub const COUNTS: [usize; 9] = [SCORES, MASKS, 6, 4, 2, 2, 3, 3, 2];
 
 /// A problem with its operands.
@@ -67,7 +67,7 @@ pub struct Case {
     pub problem: Problem,
     pub others: Others,
     pub seed: u64,
-    /// Which value each feature has: the number of the feature and the value.
+    /// The value of each feature: the number of the feature and the value.
     pub features: Vec<(usize, usize)>,
 }
 

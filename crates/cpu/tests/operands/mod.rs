@@ -1,4 +1,4 @@
-//! Uneven lengths, sinks and programs, compared with the oracle on every instruction set of this machine.
+//! Tests of uneven lengths, sinks and programs against the oracle, on every instruction set of this machine.
 
 mod draw;
 
@@ -50,7 +50,7 @@ fn run<T: Element>(
     (dense, dense_lse)
 }
 
-/// Compares the plans' results, with and without an LSE, with the oracle's.
+/// Compares the results of the plans, with and without an LSE, with those of the oracle.
 fn check_plans<T: Element>(problem: &Problem, inputs: &Inputs<T>, others: &Others, plans: &[CpuPlan]) {
     others.with(|operands| {
         let slices = [&inputs.q[..], &inputs.k, &inputs.v];
@@ -67,8 +67,8 @@ fn check_plans<T: Element>(problem: &Problem, inputs: &Inputs<T>, others: &Other
     });
 }
 
-/// Draws inputs and checks the plans. Elements of K and V become NaN or infinite: all of those outside of
-/// sequences, and some others, as `bad` says.
+/// Draws inputs and checks the plans. Elements of K and V become NaN or infinite: all elements outside of
+/// sequences and, depending on `bad`, some others.
 fn check_case(case: &Case, plans: &[CpuPlan]) {
     fn of<T: Element>(case: &Case, plans: &[CpuPlan]) {
         let mut inputs = Inputs::<T>::random(&case.problem, case.seed, 1.0);
@@ -169,7 +169,7 @@ fn packed_sequences_of_all_lengths() {
     }
 }
 
-/// A sequence alone gives the bits that it gives among others.
+/// A sequence alone gives the same bits as among other sequences.
 #[test]
 fn neighbours_change_no_bits() {
     let (p, others) = packed(&[60, 150, 3], &[90, 200, 70]);
@@ -232,7 +232,7 @@ fn large_and_infinite_biases() {
     }
 }
 
-/// Keys in blocks that a mask hides are not read, be it found from ranges or from the mask's values.
+/// Keys in blocks that a mask hides are not read, whether the mask is decided from ranges or from its values.
 #[test]
 fn what_a_mask_hides_changes_no_bits() {
     let document = lib::document(0);
@@ -263,7 +263,7 @@ fn what_a_mask_hides_changes_no_bits() {
                 let of = |inputs| others.with(|operands| run(&p, inputs, operands, &plan, true));
                 let ((out, lse), (other, other_lse)) = (of(&clean), of(&spoiled));
                 for row in (0..270).filter(|row| row % 90 / 30 != 1) {
-                    // A head with such elements is computed in f32, where sums differ from those of terms.
+                    // A head with such elements is computed in f32, whose sums differ from those of terms.
                     let same = |a: f64, b: f64| if isa.wide() == isa { a == b } else { (a - b).abs() < 4e-3 };
                     let (a, b) = (&out[row * 16..][..16], &other[row * 16..][..16]);
                     assert!(a.iter().zip(b).all(|(&a, &b)| same(a, b)), "{name} {plan:?} row {row}");

@@ -1,5 +1,6 @@
-//! Sums of bf16 terms: as accurate as f32 sums of weights rounded to the input type. Beyond the bounds, f32
-//! itself is used. Tested on [`Isa::Amx`] if the processor has it, and on its twin in plain Rust.
+//! Tests of the arithmetic with sums of bf16 terms. It must be as accurate as f32 sums of weights rounded to
+//! the input type. Beyond the bounds, f32 itself is used. The tests run on [`Isa::Amx`] if the processor has
+//! it, and on its twin in plain Rust.
 
 use flashcore_cpu::{CpuPlan, Element, Isa, Rows};
 use half::{bf16, f16};
@@ -44,7 +45,7 @@ fn as_accurate_as_rounding_the_weights() {
 
 #[test]
 fn ordinary_inputs_use_tiles_and_others_f32() {
-    // Q's size, V's size, and whether the inputs are ordinary. K's size is 1.
+    // The size of Q, the size of V, and whether the inputs are ordinary. The size of K is 1.
     let sizes = [
         (1.0, 1.0, true),
         (30.0, 1.0, true),

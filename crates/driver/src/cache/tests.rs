@@ -124,9 +124,9 @@ fn a_folder_that_cannot_be_written_is_counted_and_no_error() {
     std::fs::create_dir_all(&folder.0).unwrap();
     let occupied = folder.0.join("a-file");
     std::fs::write(&occupied, b"").unwrap();
-    // The place of the folder is taken by a file, the parent is a file, the parent is not writable for
-    // anyone, or there is no place. (Root can write to folders whose mode forbids it, so a mode is not tested
-    // here.)
+    // Four unusable folders: its place is taken by a file, its parent is a file, its parent is not writable
+    // for anyone, and no folder is named. (Root can write to folders whose mode forbids it, so a mode is not
+    // tested here.)
     for place in [Some(occupied.clone()), Some(occupied.join("below")), Some("/proc/flashcore".into()), None]
     {
         let cache = CubinCache::new(place.clone(), 1 << 20);
@@ -140,8 +140,8 @@ fn a_folder_that_cannot_be_written_is_counted_and_no_error() {
 
 const LIMITED: &str = "FLASHCORE_TEST_CACHE_LIMITED";
 
-/// Run by the next test in a process in which no file may grow beyond 512 bytes or 1 KiB. Does nothing
-/// otherwise.
+/// The child of the next test: it runs in a process in which no file may grow beyond 512 bytes or 1 KiB. Does
+/// nothing otherwise.
 #[test]
 fn limited_child() {
     let Some(folder) = std::env::var_os(LIMITED) else { return };
@@ -256,7 +256,7 @@ fn hammer(folder: &std::path::Path, rounds: usize) {
 
 const CHILD: &str = "FLASHCORE_TEST_CACHE_HAMMER";
 
-/// Run by the next test in processes of their own. Does nothing otherwise.
+/// The child of the next test, which starts several such processes. Does nothing otherwise.
 #[test]
 fn hammer_in_a_child() {
     if let Some(folder) = std::env::var_os(CHILD) {

@@ -1,5 +1,5 @@
 //! Scenarios of captured graphs: queues, streams that join a capture, values that a graph keeps, and copies
-//! beside captures.
+//! during captures.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};

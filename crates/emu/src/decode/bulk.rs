@@ -1,4 +1,4 @@
-//! Operands of bulk copies and of asynchronous stores.
+//! Decodes the operands of bulk copies and asynchronous stores.
 
 use ptx::{BulkRoute, Op, Operand, Space, Type};
 
@@ -7,9 +7,9 @@ use super::{Class, Decoder, Inst, Slot};
 use crate::memory::window;
 
 impl Decoder<'_> {
-    /// The address in shared memory goes to `base`, the address in global memory or of the tensor map to
-    /// `source`. The size goes to source 0, the mask of a multicast to source 1. Coordinates or values go to
-    /// the list.
+    /// The address in shared memory is stored in `base`, the address in global memory or of the tensor map in
+    /// `source`. The size is source 0, the mask of a multicast is source 1. Coordinates or values are stored
+    /// in the list.
     pub(super) fn bulk(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
         self.asynchronous = true;
         self.communicates |= matches!(out.op, Op::CpReduceAsyncBulk(r) if !r.route.has_mbarrier())
@@ -87,8 +87,8 @@ impl Decoder<'_> {
         Ok((base, offset))
     }
 
-    /// Resolves an operand to a generic address where it is a symbol. A register already holds the address
-    /// that the instruction takes.
+    /// Resolves a symbol to its generic address. A register already holds the address that the instruction
+    /// takes.
     fn generic(&mut self, operand: &Operand, space: Space) -> Result<(Slot, i64)> {
         let (base, offset, found) = self.resolve(operand, space)?;
         Ok((base, if found == Space::Param { offset + window(Space::Param) as i64 } else { offset }))

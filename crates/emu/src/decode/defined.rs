@@ -1,9 +1,9 @@
-//! Finds the registers that may be undefined where they are read. In most kernels there are few such
-//! registers. Only they are tracked while the kernel runs, lane by lane.
+//! Finds the registers that may be undefined when they are read. Most kernels have few such registers. Only
+//! these are tracked, lane by lane, while the kernel runs.
 //!
 //! An undefined value is harmless until something depends on it. A copy, a sum, or the unused side of a
-//! `selp` passes it on. An address, a branch, a store, a barrier or a matrix product acts on it, and the
-//! finding is reported there.
+//! `selp` passes the value on. An address, a branch, a store, a barrier or a matrix product depends on the
+//! value, and the finding is reported there.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,14 +19,14 @@ pub(crate) struct Watch {
     pub guard: Option<u32>,
     /// Suspects whose value the instruction passes on.
     pub data: Vec<u32>,
-    /// Suspects that the instruction acts on.
+    /// Suspects on whose value the instruction depends.
     pub effect: Vec<u32>,
     pub defines: Vec<u32>,
-    /// `a`, `b` and the predicate of a `selp`, where they are suspects.
+    /// `a`, `b` and the predicate of a `selp`, if they are suspects.
     pub choice: Option<[Option<u32>; 3]>,
 }
 
-/// The slots that an instruction reads: those whose value it passes on, and those that it acts on.
+/// The slots that an instruction reads: those whose value it passes on, and those on which it depends.
 struct Uses {
     data: Vec<Slot>,
     effect: Vec<Slot>,
@@ -134,8 +134,8 @@ fn passes_on(op: &Op) -> bool {
     )
 }
 
-/// Finds the registers that may be undefined where they are read, and the instructions that read or write
-/// them. With `follow_loads`, what a load writes counts as such a register.
+/// Finds the registers that may be undefined when they are read, and the instructions that read or write
+/// them. With `follow_loads`, every register that a load writes counts as possibly undefined.
 pub(super) fn watch(program: &mut Program, follow_loads: bool) {
     let constant: HashSet<Slot> = program
         .constants
@@ -223,11 +223,12 @@ struct Analysis<'p> {
     program: &'p Program,
     constant: &'p HashSet<Slot>,
     passed: &'p HashSet<Slot>,
-    /// Whether what a load writes may be undefined.
+    /// Whether a register that a load writes may be undefined.
     follow_loads: bool,
 }
 
-/// Registers that are defined for every lane that gets to a point; `None` before any path to it was found.
+/// Registers that are defined in every lane that reaches a point; `None` before any path to the point was
+/// found.
 type Defined = Option<HashSet<Slot>>;
 
 impl Analysis<'_> {
@@ -268,8 +269,8 @@ impl Analysis<'_> {
         }
     }
 
-    /// Updates `defined` for an instruction. Calls `undefined` for each slot that it reads and that may be
-    /// undefined.
+    /// Updates `defined` for an instruction. Calls `undefined` for each slot that the instruction reads and
+    /// that may be undefined.
     fn step(&self, pc: u32, defined: &mut HashSet<Slot>, undefined: &mut impl FnMut(Slot)) {
         let inst = &self.program.code[pc as usize];
         let list = operand_list(self.program, inst);

@@ -1,5 +1,5 @@
-//! Immediate post-dominators: the points where lanes that diverge at a branch reconverge (Cooper, Harvey &
-//! Kennedy, "A Simple, Fast Dominance Algorithm", on the reversed graph).
+//! Computes immediate post-dominators: the points where lanes that diverge at a branch reconverge (Cooper,
+//! Harvey & Kennedy, "A Simple, Fast Dominance Algorithm", on the reversed graph).
 
 use ptx::Op;
 
@@ -21,7 +21,7 @@ pub(super) fn reconvergence(code: &mut [Inst], targets: &[u32], start: u32, end:
 pub(super) struct Block {
     pub start: u32,
     pub end: u32,
-    /// Indices of the successor blocks. The number of blocks stands for the exit.
+    /// Indices of the successor blocks. An index equal to the number of blocks means the exit.
     pub successors: Vec<usize>,
 }
 
@@ -80,7 +80,7 @@ fn successors_of(inst: &Inst, pc: u32, targets: &[u32]) -> Vec<u32> {
     next
 }
 
-/// The immediate post-dominator of each block; `None` where no path leads to the exit.
+/// The immediate post-dominator of each block; `None` if no path leads from the block to the exit.
 fn post_dominators(successors: &[Vec<usize>], exit: usize) -> Vec<Option<usize>> {
     let mut predecessors = vec![Vec::new(); exit + 1];
     for (b, next) in successors.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Operands of branches and calls.
+//! Decodes the operands of branches and calls.
 
 use ptx::{Operand, Type};
 

@@ -1,3 +1,5 @@
+//! The layout of a kernel's variables: their addresses in each memory space, and the limits on their sizes.
+
 use std::collections::HashMap;
 
 use ptx::{Function, Initializer, Module, Name, ParamSpace, Space, Variable};
@@ -13,7 +15,7 @@ pub(crate) struct VariableRegion {
     pub contents: Vec<u8>,
 }
 
-/// A variable of shared memory. Findings name it.
+/// A variable of shared memory, with the name that findings show.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedVariable {
     pub name: String,
@@ -24,7 +26,7 @@ pub(crate) struct SharedVariable {
     pub align: u32,
 }
 
-/// Offsets of the local variables and call parameters of a function from its frame pointer.
+/// Offsets of a function's local variables and call parameters from its frame pointer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Frame {
     offsets: HashMap<Name, u32>,
@@ -51,7 +53,7 @@ pub(crate) struct Layout {
     pub shared: Vec<SharedVariable>,
     /// Static and dynamic shared memory of a CTA in bytes, as ptxas packs it.
     pub shared_bytes: u32,
-    /// The end of the last shared variable: `shared_bytes`, and with [`Placement::Declared`] the gaps.
+    /// The end of the last shared variable: `shared_bytes`, plus the gaps of [`Placement::Declared`].
     pub shared_extent: u32,
     /// The least alignment that a shared variable promises; 0 when there is none.
     pub shared_align: u32,
@@ -111,8 +113,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Places shared variables in this order, from offset 0 on. Dynamic shared memory follows. All its arrays
-    /// begin at the same address.
+    /// Places shared variables in this order, from offset 0 on, followed by dynamic shared memory. All arrays
+    /// of dynamic shared memory begin at the same address.
     fn place_shared(&mut self, variables: &[&Variable], dynamic: u32, placement: Placement) {
         let (arrays, fixed): (Vec<&Variable>, Vec<&Variable>) =
             variables.iter().partition(|v| v.bytes() == 0);
@@ -130,7 +132,7 @@ impl Layout {
         }
     }
 
-    /// Takes memory for a variable and returns its offset.
+    /// Reserves memory for a variable and returns its offset.
     fn next_shared(&mut self, align: u32, bytes: u32, placement: Placement) -> u32 {
         self.shared_bytes = align_up(self.shared_bytes, align).saturating_add(bytes);
         let start = match placement {
@@ -188,7 +190,7 @@ impl Layout {
             let contents = match &variable.init {
                 None => Vec::new(),
                 Some(Initializer::Bytes(bytes)) => bytes.clone(),
-                // No function that runs names the variable, so its contents do not matter.
+                // No function that runs uses the variable, so its contents do not matter.
                 Some(Initializer::Addresses(_)) if !used.contains(&*variable.name) => Vec::new(),
                 Some(Initializer::Addresses(list)) => self.addresses(list)?,
             };
@@ -224,8 +226,8 @@ impl Layout {
         self.shared.iter().find(|v| (v.start..v.start.saturating_add(v.bytes)).contains(&offset))
     }
 
-    /// The name of the variable at an offset from the start of shared memory, or nearest to it, and the
-    /// offset from the variable's start.
+    /// The name of the variable that contains an offset in shared memory, or of the nearest variable, and the
+    /// offset from the start of that variable.
     pub fn shared_place(&self, offset: i64) -> (String, i64) {
         let inside =
             |v: &&SharedVariable| (i64::from(v.start)..i64::from(v.start + v.bytes)).contains(&offset);
@@ -241,14 +243,14 @@ impl Layout {
     }
 }
 
-/// The next offset in shared memory that has this alignment and no larger one.
+/// The next offset in shared memory that has this alignment but no larger one.
 fn exactly_aligned(at: u32, align: u32) -> u32 {
     let start = align_up(at, align);
     let more = (SHARED_BASE + u64::from(start)).is_multiple_of(2 * u64::from(align.max(1)));
     if more { start.saturating_add(align) } else { start }
 }
 
-/// The next multiple of an alignment. On overflow it is the largest number, which no limit admits.
+/// The next multiple of an alignment. On overflow, returns the largest number, which exceeds every limit.
 fn align_up(at: u32, align: u32) -> u32 {
     at.checked_next_multiple_of(align.max(1)).unwrap_or(u32::MAX)
 }
@@ -274,7 +276,7 @@ fn check_total(what: &'static str, bytes: u64, limit: u64) -> Result<(), EmuErro
 }
 
 /// Checks a variable against the hardware's size of its space (CUDA C++ Programming Guide, "Compute
-/// Capabilities"), and for global memory against a limit that suffices for tests.
+/// Capabilities"). A variable in global memory is checked against a limit that suffices for tests.
 fn check_size(variable: &Variable) -> Result<(), EmuError> {
     let limit: u64 = match variable.space {
         Space::Const => CONST_LIMIT,

@@ -1,11 +1,11 @@
-//! Operands of `mma`, `wgmma`, `ldmatrix` and `stmatrix`.
+//! Decodes the operands of `mma`, `wgmma`, `ldmatrix` and `stmatrix`.
 
 use ptx::{Imm, Op, Operand, Type, Wgmma, WgmmaSource};
 
 use super::operands::{Operands, Result};
 use super::{Decoder, Inst, Slot};
 
-/// Bits of `target` of a wgmma: A or B is negated, A or B is MN-major.
+/// Bits of `target` of a wgmma: whether A or B is negated, and whether A or B is MN-major.
 pub(crate) mod wgmma_bits {
     pub const NEGATE_A: u32 = 1;
     pub const NEGATE_B: u32 = 2;
@@ -49,8 +49,8 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// The registers of D and A go to the list, the descriptors of A and B to sources 0 and 1, the predicate
-    /// to source 2.
+    /// The registers of D and A are stored in the list, the descriptors of A and B in sources 0 and 1, the
+    /// predicate in source 2.
     pub(super) fn warpgroup_matrix(&mut self, out: &mut Inst, o: &Operands, w: &Wgmma) -> Result<()> {
         if !crate::exec::wgmma_supported(w) {
             return self.unsupported(out.op.to_string());

@@ -1,6 +1,6 @@
-//! Decodes PTX to a flat list of instructions. Operands are slots of the register files, targets are indices,
-//! and each branch has its point of reconvergence. An instruction that is not implemented is rejected here,
-//! before anything runs.
+//! Decodes PTX to a flat list of instructions. Operands are slots of the register files, branch targets are
+//! indices, and each branch has its point of reconvergence. A malformed instruction is rejected here, before
+//! the kernel runs.
 
 mod bulk;
 mod defined;
@@ -29,13 +29,13 @@ use crate::EmuError;
 use crate::memory::GlobalMemory;
 use crate::report::Options;
 
-/// The name of the memory of a cooperative launch in which its CTAs count their arrivals.
+/// The name of the memory in which the CTAs of a cooperative launch count their arrivals.
 pub(crate) const WORKSPACE: &str = "the grid workspace";
 
-/// Bytes of the grid workspace: its size and the barrier.
+/// Bytes of the grid workspace, which holds its size and the barrier.
 const WORKSPACE_BYTES: usize = 64;
 
-/// Stands for a missing instruction index: there is no point of reconvergence.
+/// A missing instruction index: the branch has no point of reconvergence.
 pub(crate) const NOWHERE: u32 = u32::MAX;
 
 /// A register file.
@@ -103,15 +103,15 @@ pub(crate) struct Inst {
     pub target: u32,
     /// The instruction where lanes that diverge here reconverge.
     pub reconverge: u32,
-    /// Elements of vectors, fragments of matrices, or branch targets, in [`Program::pool`].
+    /// Range in [`Program::pool`] with the elements of vectors, fragments of matrices, or branch targets.
     pub list: (u32, u16),
-    /// For cp.async the source address; for a bulk copy the address in global memory or of the tensor map.
+    /// The source address of a cp.async; for a bulk copy, the address in global memory or of the tensor map.
     pub source: (Slot, i64),
-    /// Address of the mbarrier that an asynchronous copy completes on.
+    /// Address of the mbarrier on which an asynchronous copy completes.
     pub signal: (Slot, i64),
-    /// Index in [`Program::touches`], when the instruction reads or writes registers of a wgmma.
+    /// Index in [`Program::touches`], if the instruction reads or writes registers of a wgmma.
     pub touches: Option<u32>,
-    /// Index in [`Program::watches`], when the instruction reads or writes a register that may be undefined.
+    /// Index in [`Program::watches`], if the instruction reads or writes a register that may be undefined.
     pub watched: Option<u32>,
     /// The action that replaces `op`, if the instruction has one.
     pub special: Option<Box<Special>>,
@@ -129,7 +129,7 @@ pub(crate) enum Special {
     Print(SystemCall),
 }
 
-/// A call of a function of the CUDA runtime. All offsets count from the caller's frame.
+/// A call of a function of the CUDA runtime. All offsets are relative to the caller's frame.
 #[derive(Clone, Debug)]
 pub(crate) struct SystemCall {
     /// Offset and bytes of each argument.
@@ -137,7 +137,7 @@ pub(crate) struct SystemCall {
     pub result: Option<u32>,
 }
 
-/// `target` of a `mov` from a clock.
+/// `target` of a `mov` that reads a clock.
 pub(crate) const CLOCK: u32 = 1;
 
 /// How a parameter or result is passed between caller and callee.
@@ -147,7 +147,7 @@ pub(crate) enum Transfer {
         from: Slot,
         to: Slot,
     },
-    /// Bytes of local memory. The offsets count from the caller's and the callee's frame.
+    /// Bytes of local memory. The offsets are relative to the caller's and the callee's frame.
     Bytes {
         caller: u32,
         callee: u32,
@@ -172,7 +172,7 @@ impl Call {
     }
 }
 
-/// What the executor needs to know about a function.
+/// Properties of a function that the executor needs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FunctionInfo {
     pub name: String,
@@ -194,7 +194,7 @@ pub(crate) struct Program {
     pub pool: Vec<Slot>,
     pub targets: Vec<u32>,
     pub calls: Vec<Call>,
-    /// Of the `wmma` loads and stores.
+    /// Fragments of the `wmma` loads and stores.
     pub fragments: Vec<Fragment>,
     pub functions: Vec<FunctionInfo>,
     pub entry: usize,
@@ -216,10 +216,10 @@ pub(crate) struct Program {
     pub maps: Vec<std::ops::Range<usize>>,
     /// Width in bytes of the narrowest access to shared memory and to global memory.
     pub granules: [u32; 2],
-    /// Registers that may be undefined where they are read.
+    /// Registers that may be undefined when they are read.
     pub suspects: Vec<Slot>,
     pub watches: Vec<Watch>,
-    /// Registers of a wgmma that an instruction of another kind reads or writes.
+    /// Registers of a wgmma that instructions of other kinds read or write.
     pub touches: Vec<Vec<u16>>,
     /// Whether CTAs may communicate: the kernel has atomics, or strong accesses to global memory.
     pub communicates: bool,
@@ -458,7 +458,7 @@ impl Decoder<'_> {
                 let mut decoded = match reached {
                     false => Inst::new(Op::Trap, inst.line),
                     true => match self.instruction(inst) {
-                        // The run ends only if the instruction is executed.
+                        // An unsupported instruction ends the run only if it is executed.
                         Err(EmuError::Unsupported { line, what }) => {
                             let guard = self.guard(inst)?;
                             Inst { guard, ..Inst::special(line, Special::Unsupported(what)) }
@@ -545,7 +545,7 @@ impl Decoder<'_> {
         self.functions.iter().any(|f| *f.name == *callee && f.body.is_some())
     }
 
-    /// How an argument or result of the caller reaches a parameter of the callee.
+    /// How an argument or result of the caller is passed to a parameter of the callee.
     fn transfer(&mut self, callee: usize, param: &Param, given: &Operand) -> Result<Transfer, EmuError> {
         match (param.space, given) {
             (ParamSpace::Param, Operand::Symbol(name, offset)) => {

@@ -1,4 +1,4 @@
-//! Operands of `mov`: registers, packed vectors, addresses of variables.
+//! Decodes the operands of `mov`: registers, packed vectors, addresses of variables.
 
 use ptx::{BinaryOp, Op, Operand, Space, Type};
 
@@ -50,7 +50,8 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// `mov d, symbol`: a constant, except for local variables, whose addresses count from the frame pointer.
+    /// `mov d, symbol`: a constant, except for local variables, whose addresses are relative to the frame
+    /// pointer.
     fn symbol_address(&mut self, out: &mut Inst, name: &str, offset: i64) -> Result<()> {
         if let Some(at) = self.layout.frames[self.current].offset_of(name) {
             if out.d[0].class == Class::W32 {

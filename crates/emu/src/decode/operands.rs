@@ -1,4 +1,4 @@
-//! Operands of each operation, in the order that [`ptx::Op`] documents.
+//! Decodes the operands of each operation, in the order that [`ptx::Op`] documents.
 
 use ptx::{
     Address, Base, BinaryOp, Imm, Instruction, MemSem, Op, Operand, Scope, Space, SpecialReg, TernaryOp,
@@ -181,7 +181,7 @@ impl Decoder<'_> {
         Ok(())
     }
 
-    /// `lop3` with a predicate result. It has five sources, so its truth table goes to `offset`.
+    /// `lop3` with a predicate result. It has five sources, so its truth table is stored in `offset`.
     fn combined_logic(&mut self, out: &mut Inst, o: &Operands) -> Result<()> {
         out.d = self.pair(o.get(0)?, Type::B32, Type::Pred)?;
         self.sources(out, o, 1, &[Type::B32; 3])?;
@@ -260,8 +260,8 @@ impl Decoder<'_> {
     }
 
     fn special(&mut self, special: SpecialReg, class: Class) -> Result<Slot> {
-        // Thread and CTA indices may be read with 16 bits (PTX ISA 1.x code). 64-bit reads are allowed only
-        // for 64-bit special registers.
+        // Thread and CTA indices may be read with 16 bits (PTX ISA 1.x code). Reads of 64 bits are allowed
+        // only for 64-bit special registers.
         if Class::of(special.ty()) != class {
             return self.malformed(format!("{} is read with a width that it does not have", special.name()));
         }

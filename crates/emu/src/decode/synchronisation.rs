@@ -1,4 +1,4 @@
-//! Operands of asynchronous copies, mbarriers and barriers.
+//! Decodes the operands of asynchronous copies, mbarriers and barriers.
 
 use ptx::{CacheOp, Imm, Mbarrier, MbarrierOp, Op, Operand, Space, Type};
 

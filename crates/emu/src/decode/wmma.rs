@@ -1,4 +1,4 @@
-//! Operands of `wmma`, and the accesses of its loads and stores.
+//! Decodes the operands of `wmma`, and computes the memory accesses of its loads and stores.
 
 use ptx::{MatrixOrder, Op, Space, Type, WmmaAccess, WmmaMatrix};
 
@@ -37,7 +37,7 @@ impl Fragment {
         Some(Fragment { access, layout, along, accesses })
     }
 
-    /// The number of 8×8 transpositions in registers that accompany the accesses.
+    /// The number of 8×8 transpositions in registers that the accesses need.
     pub fn transposes(&self) -> usize {
         self.layout.transposes(self.along, by_rows(&self.access))
     }
@@ -58,7 +58,7 @@ impl Fragment {
     }
 }
 
-/// Whether the load is an LDSM in machine code.
+/// Whether the load is an LDSM instruction in machine code.
 fn by_rows(access: &WmmaAccess) -> bool {
     access.space == Space::Shared && access.matrix != WmmaMatrix::Accumulator
 }

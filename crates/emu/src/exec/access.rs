@@ -1,4 +1,4 @@
-//! Loads and stores, lane by lane.
+//! Executes loads and stores, lane by lane.
 
 use ptx::{MemSem, Memory, Op, Space, Type};
 use smallvec::SmallVec;
@@ -34,7 +34,7 @@ pub(super) fn addresses(registers: &Registers, inst: &Inst) -> [u64; 32] {
 
 #[inline(always)]
 pub(super) fn based(registers: &Registers, base: Slot, offset: i64) -> [u64; 32] {
-    // Loops: `map` of an array this long is not inlined.
+    // Written as loops, because `map` of an array this long is not inlined.
     let mut addresses = [0; 32];
     if base.class == Class::W64 {
         for (address, base) in addresses.iter_mut().zip(registers.get64(base)) {
@@ -49,7 +49,7 @@ pub(super) fn based(registers: &Registers, base: Slot, offset: i64) -> [u64; 32]
 }
 
 /// The space of the first lane's address, and the lanes of `mask` whose addresses are in that space. Converts
-/// their addresses to addresses in the space.
+/// their addresses from generic addresses to addresses in the space.
 pub(super) fn same_space(space: Space, mask: u32, addresses: &mut [u64; 32]) -> (Space, u32) {
     match space {
         Space::Generic => {}
@@ -119,8 +119,8 @@ impl<'a> Env<'a> {
         Flow::Next
     }
 
-    /// Loads the data of all lanes from one buffer of which reads find nothing and leave nothing. Returns
-    /// whether that was possible; otherwise each lane needs a closer look.
+    /// Loads the data of all lanes at once from a buffer whose reads need no check and no record. Returns
+    /// whether that was possible; otherwise each lane is loaded and checked separately.
     #[inline(always)]
     fn load_plain(&self, site: &Site, lanes: u32, places: &[u64; 32], chunks: &mut [Chunk; 32]) -> bool {
         let context = self.context;
@@ -152,7 +152,7 @@ impl<'a> Env<'a> {
         true
     }
 
-    /// Called after a strong read that returned `found`. When the same value is found repeatedly, lanes that
+    /// Called after a strong read that returned `found`. After repeated reads of the same value, lanes that
     /// wait for these lanes continue and other warps run, so that one of them may change the value.
     pub(super) fn poll(&mut self, warp: &mut Warp, split: &mut Split, found: u64) -> Flow {
         if std::mem::replace(&mut split.found, found) != found {
@@ -539,7 +539,7 @@ impl<'a> Env<'a> {
         });
     }
 
-    /// Notes that an access was not carried out.
+    /// Records that an access was not carried out.
     fn lose(&mut self, site: &Site) {
         if !matches!(site.inst.op, Op::Ld(_) | Op::Ldmatrix(_) | Op::WmmaLoad(_)) {
             self.findings.lost_shared |= site.space == Space::Shared;
@@ -561,8 +561,8 @@ impl<'a> Env<'a> {
         });
     }
 
-    /// Reports an access that is wider than the alignment of its variable. The address is aligned, but only
-    /// because of the place that ptxas chose.
+    /// Reports an access that is wider than the alignment of its variable. The address is aligned only
+    /// because of where ptxas placed the variable.
     fn check_promise(&mut self, warp: &Warp, site: &Site, lane: usize, offset: u32) {
         let Some(variable) = self.context.program.layout.shared_variable(offset) else { return };
         let bytes = site.bytes;
@@ -609,7 +609,7 @@ pub(super) fn mix(hash: u64, value: u64) -> u64 {
     (hash.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95)
 }
 
-/// A plain access by one lane.
+/// A weak access by one lane.
 #[inline(always)]
 pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> {
     Access {
@@ -625,8 +625,8 @@ pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> 
 }
 
 /// Whether the conflicting write is by the same instruction: of another lane in the same step, or of another
-/// warp of the same CTA. If the value is the same too, the order does not matter. Compilers rely on this
-/// (Triton, when a layout gives the same element to several threads).
+/// warp of the same CTA. If the values are equal too, the order does not matter. Compilers rely on this
+/// (Triton, if a layout assigns the same element to several threads).
 fn same_store(c: &Conflict, a: &Access) -> bool {
     let Actors { warps, ctas, .. } = a.view.actors();
     let warp = c.agent.wrapping_sub(a.view.home()) as usize;
@@ -653,8 +653,8 @@ fn scatter(registers: &mut Registers, slot: Slot, mask: u32, chunks: &[Chunk; 32
             let value = std::array::from_fn(|l| {
                 if ty.is_signed() { ((raw(l) << (64 - bits)) as i64 >> (64 - bits)) as u64 } else { raw(l) }
             });
-            // A signed byte in a 16-bit register keeps the upper half of its slot clear, as all 16-bit values
-            // do.
+            // A signed byte in a 16-bit register leaves the upper half of its slot clear, like all 16-bit
+            // values.
             let narrow = |v: u64| if slot.class == Class::W32 && bits < 16 { v & 0xffff_ffff } else { v };
             registers.set_any(slot, mask, &value.map(narrow));
         }

@@ -1,5 +1,5 @@
-//! Lane-wise arithmetic. The operations that dominate attention kernels run on whole registers. All other
-//! operations run lane by lane through [`scalar`], which implements every operation and is the
+//! Executes lane-wise arithmetic. The operations that dominate attention kernels run on whole registers. All
+//! other operations run lane by lane through [`scalar`], which implements every operation and is the
 //! reference for the fast paths.
 
 use ptx::{AtomicOp, BinaryOp, CmpOp, FloatMods, Op, Precision, Rounding, TernaryOp, Type, UnaryOp};
@@ -215,7 +215,7 @@ fn ternary(r: &mut Registers, inst: &Inst, op: TernaryOp, ty: Type, mods: FloatM
             into32(r, inst, |d, sources| f32_op(F32Op::Fma, mods.ftz, mask, d, sources));
             true
         }
-        // The two fma forms by which nvcc's `expf` splits its argument.
+        // The two forms of fma with which nvcc's `expf` splits its argument.
         (TernaryOp::Fma, Type::F32) if is_plain(FloatMods { sat: false, ..mods }) => {
             into32(r, inst, |d, sources| f32_op(F32Op::FmaSat, mods.ftz, mask, d, sources));
             true
@@ -386,7 +386,8 @@ fn selp(r: &mut Registers, inst: &Inst, mask: u32) {
     }
 }
 
-/// Fast paths for the conversions that address arithmetic and attention use. The others run lane by lane.
+/// Fast paths for the conversions that address arithmetic and attention use. The other conversions run lane
+/// by lane.
 fn convert(r: &mut Registers, inst: &Inst, cvt: &ptx::Cvt, mask: u32) -> bool {
     use Type::{B32, B64, Bf16, Bf16x2, F16, F16x2, F32, S32, S64, U32, U64};
     const NEAREST: Option<ptx::CvtRounding> = Some(ptx::CvtRounding::Float(Rounding::Rn));
@@ -445,7 +446,7 @@ fn carrying(r: &mut Registers, carry: &mut u32, inst: &Inst, op: ptx::CarryOp, t
     r.set_any(inst.d[0], mask, &d);
 }
 
-/// Executes an operation that has no loop of its own.
+/// Executes an operation that has no fast path.
 #[inline(never)]
 fn lane_by_lane(r: &mut Registers, inst: &Inst, mask: u32) {
     let mut d: Lanes64 = [0; 32];
@@ -473,7 +474,7 @@ fn lane_by_lane(r: &mut Registers, inst: &Inst, mask: u32) {
     }
 }
 
-/// The new value of an atomic. `b` is the operand, `c` the second operand of `cas`.
+/// The new value of an atomic. `b` is the operand; `c` is the second operand of `cas`.
 pub(super) fn atomic(op: AtomicOp, ty: Type, old: u64, b: u64, c: u64) -> u64 {
     let plain = FloatMods::NONE;
     let two = |op| scalar::evaluate(&Op::Binary(op, ty, plain), [old, b, 0, 0]).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! `atom` and `red`, lane by lane.
+//! Executes `atom` and `red`, lane by lane.
 
 use ptx::{Atomic, AtomicOp, MemSem, Op, Space, Type};
 
@@ -35,7 +35,7 @@ impl<'a> Env<'a> {
             space => (space, address),
         });
         self.count_atomic(warp, inst, mask, &places, a.ty.bytes());
-        // The order of each lane is checked separately, which takes about as long as a warp instruction.
+        // The order of each lane is checked separately, at the cost of about one warp instruction per lane.
         self.toll += u64::from(mask.count_ones());
         // Atomics without modifiers are relaxed and of gpu scope.
         let sem = if a.sem == MemSem::Default { MemSem::Relaxed } else { a.sem };
@@ -100,7 +100,7 @@ impl<'a> Env<'a> {
         let releases = matches!(a.sem, MemSem::Release | MemSem::AcqRel);
         let observation = if acquires { Observation::Acquire } else { Observation::Relaxed };
         let publication = if releases { Publication::UpdateRelease } else { Publication::Update };
-        // `red` reads memory, but observes nothing (PTX ISA, "Release and Acquire Patterns").
+        // `red` reads memory but does not observe the value (PTX ISA, "Release and Acquire Patterns").
         if matches!(site.inst.op, Op::Atom(_)) {
             self.observe(warp, site, lane, address, observation);
         }
@@ -118,7 +118,7 @@ impl<'a> Env<'a> {
         Some((before, after))
     }
 
-    /// The value to add. In a sketch, it includes the additions of the clusters that this one stands for.
+    /// The value to add. In a sketch, it includes the additions of the clusters that are left out.
     fn joint_operand(&self, a: &Atomic, target: Target, own: u64) -> u64 {
         let counts = matches!(target, Target::Global(_)) && a.op == AtomicOp::Add && !a.ty.is_float();
         if counts { own.wrapping_mul(self.context.stands_for) } else { own }

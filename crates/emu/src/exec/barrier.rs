@@ -43,7 +43,7 @@ pub(crate) struct Wake {
     tally: Tally,
 }
 
-/// The barrier's number and thread count as a lane gives them.
+/// The number and the thread count of the barrier, as a lane gives them.
 pub(super) fn named(warp: &Warp, inst: &Inst, lane: usize) -> (u32, Option<u32>) {
     let count = inst.s[1].is_some().then(|| warp.registers.lane(inst.s[1], lane) as u32);
     (warp.registers.lane(inst.s[0], lane) as u32, count)
@@ -58,7 +58,7 @@ impl Env<'_> {
         self.meet_barrier(warp, &[Part { inst, lanes: split.mask }])
     }
 
-    /// A warp arrives. It arrives once, even where its lanes arrive by several instructions without
+    /// A warp arrives. It arrives only once, even if its lanes arrive by several instructions without
     /// `.aligned`.
     pub(super) fn meet_barrier(&mut self, warp: &mut Warp, parts: &[Part]) -> Flow {
         let Part { inst, lanes } = parts[0];
@@ -137,7 +137,7 @@ impl Env<'_> {
         self.complete(id);
     }
 
-    /// Releases the waiting warps when all have arrived.
+    /// Releases the waiting warps once all expected warps have arrived.
     fn complete(&mut self, id: usize) {
         let barrier = &self.barriers[id];
         let rank = id / 16;
@@ -161,7 +161,8 @@ impl Env<'_> {
         }
     }
 
-    /// Completes the barriers of all threads of a CTA: they do not wait for threads that have exited.
+    /// Completes the barriers that wait for all threads of a CTA: they do not wait for threads that have
+    /// exited.
     pub(super) fn complete_barriers_after_exit(&mut self) {
         (0..self.barriers.len())
             .filter(|id| self.barriers[*id].expected.is_none())
@@ -190,7 +191,7 @@ impl Env<'_> {
         self.barriers[usize::from(barrier)].expected.is_some()
     }
 
-    /// A waiting split continues after its barrier.
+    /// Continues a split that waited at a barrier.
     pub(super) fn leave_barrier(&mut self, warp: &mut Warp, at: usize, wake: &Wake) {
         let ((clock, carried), tally) = (&*wake.release, wake.tally);
         let split = &mut warp.splits[at];

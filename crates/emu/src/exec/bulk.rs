@@ -1,7 +1,7 @@
 //! Copies to shared memory that complete on an mbarrier: `cp.async.bulk`, `cp.async.bulk.tensor`, `st.async`,
 //! `red.async` (PTX ISA, "Asynchronous operations"). A copy completes at some time between its issue and the
 //! first unsuccessful wait on its mbarrier. Until the phase has completed and a thread has observed the
-//! completion, no thread may touch the memory that the copy writes.
+//! completion, no thread may access the memory that the copy writes.
 
 use std::rc::Rc;
 
@@ -36,7 +36,7 @@ pub(crate) struct Flight {
     pc: u32,
     warp: usize,
     lane: usize,
-    /// The mbarrier that the copy completes on, and the actor that makes the copy's accesses.
+    /// The mbarrier on which the copy completes, and the actor that makes the copy's accesses.
     mbarrier: u64,
     actor: usize,
     /// Offset in the shared memory of the cluster, and size in bytes.
@@ -54,7 +54,7 @@ pub(super) struct Box<'a> {
 }
 
 impl<'a> Env<'a> {
-    /// `cp.async.bulk` and the related copies to shared memory.
+    /// Executes `cp.async.bulk` and the related copies to shared memory.
     pub(super) fn bulk(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
         for_lanes(mask, |lane| match inst.op {
             Op::CpAsyncBulk(copy) if copy.route.has_mbarrier() => {
@@ -170,7 +170,7 @@ impl<'a> Env<'a> {
             return None;
         }
         let offset = self.shared_offset(warp, &site, lane, address)?;
-        // A range must lie in one CTA, because the memory after it in the cluster belongs to another CTA.
+        // A range must lie in one CTA, because the memory behind it belongs to another CTA of the cluster.
         let size = self.context.program.layout.shared_extent as usize;
         if offset % self.span + bytes as usize > size {
             let place = Some((Space::Shared, address));
@@ -210,8 +210,8 @@ impl<'a> Env<'a> {
         Some(Box { spec, coordinates })
     }
 
-    /// The pieces of a box without those beyond its buffer. Only a map that wraps can reach there. The
-    /// extents of other maps were compared with the buffer before the launch.
+    /// The pieces of a box that lie inside its buffer. Only a map whose addresses wrap can exceed the buffer.
+    /// The extents of other maps were compared with the buffer before the launch.
     pub(super) fn in_buffer(
         &mut self,
         warp: &Warp,
@@ -373,7 +373,7 @@ impl<'a> Env<'a> {
     }
 
     /// Checks that the asynchronous proxy may see the data that the copy reads. The phase cannot complete
-    /// before the read, so that a thread that has observed its completion may overwrite the source.
+    /// before the read, so a thread that has observed the completion may overwrite the source.
     fn check_source(
         &mut self,
         warp: &Warp,
@@ -496,7 +496,7 @@ impl<'a> Env<'a> {
         }
     }
 
-    /// When a CTA exits, copies in flight to its shared memory are a finding.
+    /// Reports copies to the shared memory of a CTA that are still in flight when the CTA exits.
     pub(super) fn check_flights_to(&mut self, rank: usize) {
         let range = rank * self.span..(rank + 1) * self.span;
         let late: Vec<(u32, usize, usize, u64)> = self
@@ -529,12 +529,12 @@ impl<'a> Env<'a> {
     }
 }
 
-/// Cost of a bulk copy in warp instructions: it moves and checks sixteen bytes at a time.
+/// Cost of a bulk copy in warp instructions: the copy moves and checks sixteen bytes at a time.
 pub(super) const fn copy_toll(bytes: u32) -> u64 {
     bytes as u64 / 16
 }
 
-/// Combines elements with the elements in memory.
+/// Combines the copied elements with the elements in memory.
 pub(super) fn reduce(op: AtomicOp, ty: Type, target: &mut [u8], source: &[u8]) {
     let size = ty.bytes() as usize;
     for (to, from) in target.chunks_exact_mut(size).zip(source.chunks_exact(size)) {

@@ -1,5 +1,5 @@
-//! Bulk copies from shared to global memory, and the groups by which threads wait for their completion (PTX
-//! ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group").
+//! Bulk copies from shared to global memory, and the groups by which threads wait for them (PTX ISA,
+//! "cp.async.bulk.commit_group", "cp.async.bulk.wait_group").
 
 use ptx::{AtomicOp, Element, Space, Type};
 
@@ -20,7 +20,7 @@ use crate::trace::{Detail, MbarrierPlace};
 struct Departure {
     pc: u32,
     lane: usize,
-    /// The group that the copy is in, or that the next commit puts it in.
+    /// The group of the copy. Before the commit, the group to which the next commit will assign the copy.
     group: u32,
     /// Offset in the shared memory of the cluster.
     offset: usize,
@@ -78,8 +78,9 @@ impl Env<'_> {
         self.send(warp, inst, lane, (from, bytes), (spec.buffer, pieces), reduce);
     }
 
-    /// Checks the source of a lane's copy and returns its offset in shared memory. The check comes before the
-    /// pieces are made, because a box larger than shared memory can have more pieces than host memory holds.
+    /// Checks the source of a lane's copy and returns its offset in shared memory. The check precedes the
+    /// creation of the pieces, because a box larger than shared memory can have more pieces than fit in host
+    /// memory.
     fn bulk_source(
         &mut self,
         warp: &Warp,
@@ -206,7 +207,7 @@ impl Env<'_> {
         }
     }
 
-    /// When lanes exit with copies in flight, no thread can wait for the copies any more: that is a finding.
+    /// Reports copies that are in flight when their lanes exit: no thread can wait for them any more.
     pub(super) fn leave_bulk(&mut self, warp: &mut Warp, lanes: u32) {
         let waiting = |d: &Departure| lanes >> d.lane & 1 == 1;
         let unread: Vec<(u32, usize)> =

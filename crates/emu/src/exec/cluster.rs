@@ -1,5 +1,5 @@
-//! Clusters (PTX ISA, "Cluster of Cooperative Thread Arrays"): the CTAs of a cluster, addresses in each
-//! other's shared memory, and the cluster barrier.
+//! Clusters (PTX ISA, "Cluster of Cooperative Thread Arrays"): the CTAs of a cluster, addresses in the shared
+//! memory of other CTAs, and the cluster barrier.
 
 use ptx::{ClusterBarrier, Dim3, Op, Space, SpecialReg};
 
@@ -66,7 +66,7 @@ pub(crate) struct ClusterRendezvous {
 /// The state of a warp at the cluster barrier.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Attendance {
-    /// Lanes that have arrived and not waited yet, and the phase in which they arrived.
+    /// Lanes that have arrived and have not waited yet, and the phase in which they arrived.
     lanes: u32,
     phase: u64,
     /// Lanes that arrived in an earlier phase, before other lanes of the warp waited and arrived again.
@@ -93,7 +93,7 @@ pub(crate) struct Visits {
     /// For each CTA and each warp of the cluster: the epoch, the lanes and the instruction of the warp's last
     /// access to the CTA's shared memory.
     last: Vec<Vec<(Epoch, u32, u32)>>,
-    /// What the warps of each CTA knew when they exited.
+    /// The accesses that the warps of each CTA knew to have happened when they exited.
     exits: Vec<Clock>,
 }
 
@@ -306,8 +306,8 @@ impl Env<'_> {
         self.complete_cluster_barrier();
     }
 
-    /// Removes lanes that exit from the lanes that have arrived, because the barrier does not wait for exited
-    /// lanes. What the lanes released on arrival stays released.
+    /// Removes exiting lanes from the lanes that have arrived, because the barrier does not wait for exited
+    /// lanes. The accesses that these lanes released on arrival stay released.
     fn withdraw(&mut self, warp: &mut Warp, lanes: u32) {
         if warp.attendance.phase == self.rendezvous.phase {
             self.rendezvous.arrived -= (warp.attendance.lanes & lanes).count_ones();

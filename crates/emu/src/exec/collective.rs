@@ -1,5 +1,5 @@
-//! Instructions that lanes of a warp execute together: `bar.warp.sync`, `shfl`, `vote`, `match`, `redux`,
-//! `elect`.
+//! Executes instructions in which lanes of a warp take part together: `bar.warp.sync`, `shfl`, `vote`,
+//! `match`, `redux`, `elect`.
 
 use ptx::{BinaryOp, FloatMods, MatchMode, Op, ReduxOp, ShflMode, Type, VoteMode};
 use smallvec::SmallVec;
@@ -41,9 +41,9 @@ impl Env<'_> {
     }
 
     /// Executes a collective for lanes that wait for each other at different instructions. PTX ISA,
-    /// "shfl.sync" (and similarly for the others): all threads of the member mask execute one "with the same
-    /// qualifiers and same membermask value". This need not be the same instruction. A `barrier` without
-    /// `.aligned` need not be the same instruction either.
+    /// "shfl.sync" (and similarly for the others), requires that all threads of the member mask execute an
+    /// instruction "with the same qualifiers and same membermask value", which may be different instructions.
+    /// The same holds for a `barrier` without `.aligned`.
     pub(super) fn meet_apart(&mut self, warp: &mut Warp) {
         for first in 0..warp.splits.len() {
             let Some(met) = self.met_apart(warp, first) else { continue };
@@ -122,8 +122,8 @@ impl Env<'_> {
         }
     }
 
-    /// The lane that `elect.sync` chooses: any of them, and the same for the same lanes (PTX ISA,
-    /// "elect.sync"). With [`Schedule::Late`] it is the lowest, as on the GPUs of today.
+    /// The lane that `elect.sync` chooses. Any lane is allowed, but the choice must be the same for the same
+    /// lanes (PTX ISA, "elect.sync"). With [`Schedule::Late`] it is the lowest lane, as on current GPUs.
     fn leader(&self, lanes: u32) -> u32 {
         let Options { schedule, seed, .. } = self.context.options;
         if *schedule == Schedule::Late {
@@ -135,8 +135,8 @@ impl Env<'_> {
         rest.trailing_zeros()
     }
 
-    /// Returns `None` when all lanes of the member mask have arrived, and otherwise what the split does
-    /// instead.
+    /// Returns `None` when all lanes of the member mask have arrived. Otherwise returns how the split
+    /// continues.
     fn gather(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, members: Slot) -> Option<Flow> {
         let masks = *warp.registers.get32(members);
         let first = split.mask.trailing_zeros() as usize;
@@ -189,7 +189,7 @@ impl Env<'_> {
     }
 
     /// Checks that the source lane of each shuffle participates, and that its value is defined if anything
-    /// depends on it.
+    /// depends on the value.
     fn check_sources(&mut self, warp: &mut Warp, parts: &[Part], lanes: u32, sources: &[usize; 32]) {
         for part in parts {
             let mut absent = 0u32;
@@ -212,7 +212,7 @@ impl Env<'_> {
     }
 }
 
-/// The values of source operand `index`, each lane's from its own instruction.
+/// The values of source operand `index`. Each lane's value comes from its own instruction.
 fn get32(warp: &Warp, parts: &[Part], index: usize) -> [u32; 32] {
     let mut values = *warp.registers.get32(parts[0].inst.s[index]);
     for part in &parts[1..] {

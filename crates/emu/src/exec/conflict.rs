@@ -21,7 +21,7 @@ impl Env<'_> {
         ThreadId { cta, warp: (warp % warps) as u32, lane }
     }
 
-    /// Whether the warps that issued an asynchronous read have not waited for it yet.
+    /// Whether the warps that issued an asynchronous read have not yet waited for it.
     fn reads_still(&self, c: &Conflict) -> bool {
         match (c.touch, self.actors.name(c.agent)) {
             (Touch::Wgmma, Actor::Wgmma(warp)) => c.epoch > self.wgmma_waited[self.actors.warpgroup(warp)],

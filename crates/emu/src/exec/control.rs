@@ -1,4 +1,4 @@
-//! Branches, calls and exits.
+//! Executes branches, calls and exits.
 
 use ptx::Op;
 
@@ -8,11 +8,11 @@ use super::warp::{Frame, SavedRegisters, Split, State, Warp};
 use crate::decode::{Class, Inst, NOWHERE, Slot, Transfer};
 use crate::report::HazardKind;
 
-/// Limit of nested calls.
+/// Maximum depth of nested calls.
 const MAX_DEPTH: usize = 256;
 
-/// Whether lanes with a false guard must be split off before the instruction: they continue while the other
-/// lanes wait, or they continue elsewhere.
+/// Whether lanes with a false guard must be split off before the instruction, because they continue while the
+/// other lanes wait or branch elsewhere.
 pub(super) fn parts(op: &Op) -> bool {
     matches!(
         op,
@@ -108,7 +108,7 @@ impl Env<'_> {
         let active = caller as usize == call.callee
             || split.frames.iter().any(|f| program.functions[f.caller as usize].start == callee.start);
         let saved = active.then(|| Box::new(save(warp, callee)));
-        // Saving and restoring a register of 32 lanes takes about as long as a warp instruction.
+        // Saving and restoring one register of 32 lanes takes about as long as a warp instruction.
         self.toll += saved.as_ref().map_or(0, |s| (s.w32.len() + 2 * s.w64.len()) as u64);
         let given: Vec<_> = call.arguments.iter().map(|t| read_transfer(warp, t)).collect();
         for (transfer, value) in call.arguments.iter().zip(given) {
@@ -183,7 +183,7 @@ impl Env<'_> {
         self.exit(warp, split, mask)
     }
 
-    /// Called when nothing in the cluster can run: lanes that wait for other lanes of their warp proceed
+    /// Called when nothing in the cluster can run. Lanes that wait for other lanes of their warp then proceed
     /// without them, which is a finding.
     pub(super) fn force(&mut self, warp: &mut Warp) -> bool {
         let waiting = |s: &Split| matches!(s.state, State::Lanes(_));
@@ -196,10 +196,10 @@ impl Env<'_> {
         true
     }
 
-    /// Called when lanes exit. Lanes of their warp that wait for them at a warp-wide instruction continue.
-    /// That is right after an early return. It is a finding when the lanes went past that instruction and ran
-    /// on: all threads of a warp must execute an `.aligned` barrier, and all threads of a member mask the
-    /// instruction that names it (PTX ISA, "bar, barrier" and "shfl.sync").
+    /// Called when lanes exit. Lanes of their warp that wait for them at a warp-wide instruction then
+    /// continue. This is correct after an early return. It is a finding if the exiting lanes had run past
+    /// that instruction: all threads of a warp must execute an `.aligned` barrier, and all threads of a
+    /// member mask the instruction that names it (PTX ISA, "bar, barrier" and "shfl.sync").
     fn check_left(&mut self, warp: &Warp, split: &Split, lanes: u32) {
         if split.ran_on == NOWHERE || self.returns_at_once(split.ran_on) {
             return;
@@ -224,7 +224,7 @@ impl Env<'_> {
         }
     }
 
-    /// Whether lanes at this instruction of the entry only return.
+    /// Whether lanes at this instruction of the entry do nothing but return.
     fn returns_at_once(&self, mut pc: u32) -> bool {
         for _ in 0..8 {
             match self.context.program.code.get(pc as usize) {

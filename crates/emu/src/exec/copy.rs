@@ -1,7 +1,7 @@
-//! `cp.async`. A copy completes at some time between its issue and the wait that covers it. Until then no
-//! thread, including the issuing one, may access the destination or write the source (PTX ISA, "Completion
-//! Mechanisms for Asynchronous Copy Operations"). After the wait, the data counts as a write of the issuing
-//! thread.
+//! Executes `cp.async`. A copy completes at some time between its issue and the wait that covers it. Until
+//! then no thread, including the issuing one, may access the destination or write the source (PTX ISA,
+//! "Completion Mechanisms for Asynchronous Copy Operations"). After the wait, the data counts as a write of
+//! the issuing thread.
 
 use ptx::{CpAsync, Space};
 
@@ -28,11 +28,11 @@ struct Flight {
     destination: [u32; 32],
     source: [u64; 32],
     bytes: u32,
-    /// Bytes that are read; the other bytes of the destination are set to zero.
+    /// Number of bytes read; the other bytes of the destination are set to zero.
     taken: [u32; 32],
-    /// Lanes whose source is memory that the kernel may write.
+    /// Lanes whose source lies in memory that the kernel may write.
     watched: u32,
-    /// Whether the bytes were moved at issue, although no thread may rely on it.
+    /// Whether the bytes were moved at issue, although no thread may rely on this.
     arrived: bool,
 }
 
@@ -154,7 +154,7 @@ impl Env<'_> {
         let inst = &self.context.program.code[flight.pc as usize];
         let mut data = [0; 8];
         let mut at = 0;
-        // The step is the whole copy, or a word, or a byte, because src-size can be any number.
+        // A step is the whole copy, a word or a byte, because src-size can be any number.
         while at < flight.taken[lane] {
             let left = flight.taken[lane] - at;
             let step = if left == flight.bytes {
@@ -253,9 +253,9 @@ impl Env<'_> {
         }
     }
 
-    /// `cp.async.mbarrier.arrive`. The earlier copies of the thread complete now, which is legal. No thread,
-    /// including the issuing one, may rely on that before it has observed the completion of the mbarrier's
-    /// phase.
+    /// Executes `cp.async.mbarrier.arrive`. The earlier copies of the thread complete now, which PTX allows.
+    /// No thread, including the issuing one, may rely on this before it has observed the completion of the
+    /// mbarrier's phase.
     pub(super) fn copy_arrive(&mut self, warp: &mut Warp, inst: &Inst, noinc: bool, mask: u32) {
         let places = addresses(&warp.registers, inst).map(|a| resolve(a).1);
         if !noinc {

@@ -1,4 +1,4 @@
-//! The report of a deadlock: what each warp waits for, and a cycle of waits.
+//! Reports deadlocks: what each warp waits for, and a cycle of waits.
 
 use ptx::Space;
 
@@ -97,7 +97,7 @@ impl Env<'_> {
         }
     }
 
-    /// Describes a wait that no waiting warp can end: the warps that could have ended it have exited.
+    /// Describes a wait that no waiting warp can end, because all warps that could have ended it have exited.
     fn describe_absent(&self, waiter: &Waiter, warps: &[Warp]) -> String {
         let own = self.warpgroup_of(waiter.warp);
         let missed = |warp: &&Warp| match waiter.awaited {
@@ -124,7 +124,7 @@ impl Env<'_> {
         }
     }
 
-    /// `warp 0 (line 12, barrier 2) → warp 1 (line 9, barrier 1) → warp 0`.
+    /// The cycle as text, for example `warp 0 (line 12, barrier 2) → warp 1 (line 9, barrier 1) → warp 0`.
     fn describe_cycle(&self, waiters: &[Waiter], circle: &[usize]) -> String {
         let step = |&at: &usize| {
             let waiter = &waiters[at];
@@ -144,7 +144,7 @@ impl Env<'_> {
         format!("the cycle: {}", steps.join(" → "))
     }
 
-    /// Reports a phase whose arrivals are complete but whose bytes will never arrive.
+    /// Reports a phase whose arrivals are complete but whose announced bytes will never all arrive.
     fn report_bytes(&mut self, warp: &Warp, split: &Split) {
         let Some(address) = self.polled(warp, split) else { return };
         let Some((_, _, bytes)) = self.mbarriers.unbalanced().find(|(at, ..)| *at == address) else { return };

@@ -1,5 +1,5 @@
-//! Matrix descriptors of wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"): the
-//! addresses of an operand's 16-byte chunks.
+//! Matrix descriptors of wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"):
+//! computes the addresses of an operand's 16-byte chunks.
 
 use ptx::Swizzle;
 
@@ -17,13 +17,13 @@ pub(super) struct Descriptor {
     stride: u64,
     base_offset: u64,
     swizzle: Swizzle,
-    /// Chunks hold consecutive elements along M or N instead of K.
+    /// Whether chunks hold consecutive elements along M or N instead of K.
     transposed: bool,
 }
 
 impl Descriptor {
-    /// Fields: address in bits 0–13, leading offset in 16–29, stride offset in 32–45, each divided by 16;
-    /// base offset in 49–51; swizzle mode in 62–63.
+    /// Decodes the fields: address in bits 0–13, leading offset in 16–29, stride offset in 32–45, each
+    /// divided by 16; base offset in 49–51; swizzle mode in 62–63.
     pub fn new(bits: u64, transposed: bool) -> Descriptor {
         let field = |at: u32| (bits >> at & 0x3fff) << 4;
         let swizzle = match bits >> 62 {

@@ -1,6 +1,6 @@
-//! Reads that race and whose values nothing depends on. Two further runs of the same course find out. The
-//! first one collects the reads that race, lane by lane. The second one follows their values, as it follows
-//! undefined values, until something depends on one.
+//! Finds racing reads on whose values nothing depends. This takes two further runs with the same schedule.
+//! The first run collects the racing reads, lane by lane. The second run treats their values like undefined
+//! values and follows them until something depends on one.
 
 use std::collections::HashMap;
 
@@ -11,13 +11,13 @@ use crate::decode::Inst;
 use crate::order::{Access, Agent, Conflict};
 use ptx::Space;
 
-/// log2 of the bytes that one entry stands for. A coarser entry only makes more reads doubted.
+/// log2 of the bytes that one entry covers. A coarser entry only marks more reads as doubtful.
 const SHIFT: u32 = 2;
 
-/// The most entries that are kept. With more, no read counts as unused.
+/// Maximum number of entries. If it is exceeded, no read counts as unused.
 const MOST: usize = 1 << 20;
 
-/// The lanes that read a place while another thread wrote it, by the place and the warp.
+/// The lanes that read a location while another thread wrote it, by location and warp.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Doubts {
     reads: HashMap<(bool, u64, Agent), u32>,
@@ -70,7 +70,7 @@ impl Env<'_> {
         }
     }
 
-    /// Called before a write: the reads that are not ordered before it.
+    /// Called before a write: collects the reads that are not ordered before it.
     #[inline(always)]
     pub(super) fn doubt_readers(
         &mut self,
@@ -89,7 +89,7 @@ impl Env<'_> {
         self.collected = Some(doubts);
     }
 
-    /// Called after a load: marks what the doubted lanes read.
+    /// Called after a load: marks the values that doubtful reads returned.
     #[cold]
     pub(super) fn mark_doubted(
         &mut self,

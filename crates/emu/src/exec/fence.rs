@@ -12,12 +12,12 @@ use super::{Env, SyncVariable};
 use crate::decode::scope_strength;
 use crate::order::{Clock, Strength};
 
-/// The accesses that a strong write releases.
+/// How a strong write releases earlier accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Publication {
-    /// Releases what the thread's fences cover. Earlier releases at the location are forgotten.
+    /// Releases the accesses that the thread's fences cover. Earlier releases at the location are forgotten.
     Store,
-    /// Releases everything before the write. Earlier releases at the location are forgotten.
+    /// Releases all accesses before the write. Earlier releases at the location are forgotten.
     Release,
     /// Like `Store`, in a read-modify-write: earlier releases at the location stay released.
     Update,
@@ -25,12 +25,12 @@ pub(super) enum Publication {
     UpdateRelease,
 }
 
-/// How a strong read acquires what it observes.
+/// How a strong read acquires the accesses that it observes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Observation {
-    /// The next fence acquires it.
+    /// The next fence of the thread acquires them.
     Relaxed,
-    /// The read itself acquires it.
+    /// The read itself acquires them.
     Acquire,
 }
 
@@ -38,7 +38,8 @@ impl Env<'_> {
     pub(super) fn fence(&mut self, warp: &mut Warp, sem: FenceSem, scope: Scope, lanes: u32) {
         let strength = scope_strength(scope);
         for seen in std::mem::take(&mut warp.seen) {
-            // A release whose scope is too wide for this fence waits for a wider fence.
+            // If the scope of a release is too wide for this fence, a later fence with a wider scope acquires
+            // it.
             let here = if strength >= seen.strength { seen.lanes & lanes } else { 0 };
             if here != 0 {
                 warp.view.acquire(here, warp.live, &seen.clock);
@@ -64,8 +65,8 @@ impl Env<'_> {
         warp.released.push(Fenced { lanes, strength, sequential, moment });
     }
 
-    /// What a relaxed arrival at the cluster barrier releases: what earlier fences of these lanes cover,
-    /// including fences for initialised mbarriers.
+    /// The accesses that a relaxed arrival at the cluster barrier releases: those that earlier fences of
+    /// these lanes cover, including fences for initialised mbarriers.
     pub(super) fn released_by_fences(&mut self, warp: &mut Warp, lanes: u32) -> Clock {
         let mut clock = warp.view.release(lanes);
         clock.keep(&self.actors.initialisations(), self.actors.total());
@@ -80,7 +81,8 @@ impl Env<'_> {
         if space == Space::Shared { &mut self.shared_sync } else { &mut self.order.sync }
     }
 
-    /// A strong write by a lane. Later acquires of this location learn what the lane has released.
+    /// Records a strong write by a lane. Later acquires of this location learn the accesses that the lane has
+    /// released.
     pub(super) fn publish(
         &mut self,
         warp: &mut Warp,
@@ -105,8 +107,8 @@ impl Env<'_> {
             sequential |= fence.sequential;
             let released = || fence.moment.of(1 << lane);
             match &mut clock {
-                // Among fences of several scopes, the widest decides. Accesses that only narrower fences
-                // cover are left out.
+                // If there are fences of several scopes, the widest one is used. Accesses that only narrower
+                // fences cover are left out.
                 Some(known) if far == reach => known.join(home, &released()),
                 Some(_) if far < reach => {}
                 _ => (clock, reach) = (Some(released()), far),
@@ -134,8 +136,8 @@ impl Env<'_> {
         }
     }
 
-    /// A strong read by a lane. The lane learns what was released at once if the read acquires, and at its
-    /// next fence otherwise.
+    /// Records a strong read by a lane. If the read acquires, the lane learns the released accesses at once;
+    /// otherwise, at its next fence.
     pub(super) fn observe(
         &mut self,
         warp: &mut Warp,

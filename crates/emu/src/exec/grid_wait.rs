@@ -1,6 +1,6 @@
-//! Launches that may overlap with the previous grid (programmatic dependent launch; PTX ISA,
-//! "griddepcontrol"). `griddepcontrol.wait` waits for the end of the previous grid. Until then that grid may
-//! still write memory that is read here, and read memory that is written here.
+//! Checks launches that may overlap with the previous grid (programmatic dependent launch; PTX ISA,
+//! "griddepcontrol"). `griddepcontrol.wait` waits for the end of the previous grid. Until then, that grid may
+//! still write memory that this grid reads, and read memory that this grid writes.
 //!
 //! The wait makes the previous grid's accesses visible "to the current grid", not only to the executing
 //! thread. Accesses that are ordered after a wait are therefore ordered after that grid too: one thread
@@ -9,9 +9,9 @@
 //! it. Parameters (including tensor maps) and constants belong to the launch, and a prefetch accesses
 //! nothing.
 //!
-//! One thread that waits keeps its grid from ending before the previous one. A grid in which no thread waits
-//! may end first. The grid after it, which waits for it alone, may then overlap with the one before it;
-//! that is checked when the launch has ended (`grid.rs`).
+//! A grid with one waiting thread cannot end before the previous grid. A grid without a waiting thread may
+//! end first. The next grid, which waits only for this one, may then overlap with the previous grid;
+//! `grid.rs` checks this when the launch has ended.
 
 use ptx::Space;
 

@@ -1,4 +1,4 @@
-//! `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`, which a whole warp executes together.
+//! Executes `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`, in which a whole warp takes part.
 
 use ptx::{BitOp, MatrixAccess, Mma, Op, Space, Type};
 
@@ -130,7 +130,7 @@ impl Env<'_> {
         }
     }
 
-    /// Addresses of the rows. Lane 8·matrix + row gives the address of a row.
+    /// The addresses of the rows. Lane 8·matrix + row holds the address of a row.
     fn rows(&mut self, warp: &Warp, inst: &Inst, m: &MatrixAccess, mask: u32) -> ([u64; 32], u32) {
         let lanes = if m.count == 4 { !0 } else { (1u32 << (8 * m.count)) - 1 };
         let mut addresses = super::access::addresses(&warp.registers, inst);

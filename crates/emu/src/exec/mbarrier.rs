@@ -1,6 +1,7 @@
 //! mbarrier objects (PTX ISA, "mbarrier"): counted phases in shared memory, which wait for arrivals and for
-//! bytes of asynchronous copies. What their 64 bits hold is opaque; the state kept here stands for them, and
-//! from `init` to `inval` nothing else may touch them (PTX ISA, "Lifecycle of the mbarrier object").
+//! bytes of asynchronous copies. The contents of an object's 64 bits are opaque; the emulator keeps its own
+//! state instead. From `init` to `inval`, nothing else may access these bits (PTX ISA, "Lifecycle of the
+//! mbarrier object").
 
 use std::collections::HashMap;
 
@@ -18,32 +19,34 @@ use crate::order::{Access, Actors, Agent, Clock, Epoch, Strength, Touch};
 use crate::report::{HazardKind, Schedule};
 use crate::trace::{Detail, MbarrierPlace};
 
-/// Arrivals and bytes that a phase can count: 2^20 − 1 (PTX ISA, "Size and contents of mbarrier object").
+/// The largest number of arrivals or bytes in a phase: 2^20 − 1 (PTX ISA, "Size and contents of mbarrier
+/// object").
 const LIMIT: u32 = (1 << 20) - 1;
 
-/// Numbers of vain waits after which copies land, of which one is drawn.
+/// Numbers of unsuccessful waits after which copies complete. One of them is drawn at random for each
+/// mbarrier.
 const VAIN_WAITS: [u32; 4] = [1, 8, 2, 64];
 
 /// Bytes of an object.
 const BYTES: usize = 8;
 
-/// One object.
+/// One mbarrier object.
 #[derive(Clone, Debug)]
 struct Object {
-    /// Arrivals a phase needs, and how many it still does.
+    /// Arrivals that a phase needs, and the number that is still missing.
     expected: u32,
     pending: u32,
-    /// Bytes that the phase still expects; negative where more have come than were announced so far.
+    /// Bytes that the phase still expects. Negative if more bytes have arrived than were announced so far.
     bytes: i64,
     phase: u64,
-    /// Accesses released by the arrivals of this phase, and by those of all completed phases.
+    /// Accesses released by the arrivals of this phase, and by the arrivals of all completed phases.
     arriving: Released,
     completed: Released,
-    /// The actor that its copies are accesses of.
+    /// The actor to which the accesses of the copies belong.
     actor: usize,
-    /// Copies on their way that will complete on it.
+    /// Number of copies in flight that will complete on the object.
     flights: u32,
-    /// The thread that initialised the object, and the time.
+    /// The thread that initialised the object, and the time of the initialisation.
     maker: (Agent, u32, Epoch),
     made_at: u32,
 }
@@ -52,9 +55,10 @@ struct Object {
 /// contain both threads.
 #[derive(Clone, Debug)]
 struct Released {
-    /// To threads of the arriving thread's CTA, by its rank in the cluster; what copies brought, to all.
+    /// Accesses released to threads of the arriving thread's CTA, by the rank of the CTA in the cluster. Data
+    /// of copies is released to all CTAs.
     near: Vec<Clock>,
-    /// To those of other CTAs, whose wait reaches as far: what was released at the scope of the cluster.
+    /// Accesses released at cluster scope. Threads of other CTAs acquire them by a wait at cluster scope.
     far: Clock,
 }
 
@@ -79,14 +83,14 @@ impl Released {
         }
     }
 
-    /// The clocks that a wait of a thread of a CTA acquires.
+    /// The clocks that a wait by a thread of a CTA acquires.
     fn reaching(&self, rank: usize, scope: Scope) -> impl Iterator<Item = &Clock> {
         let far = reaches_peers(scope) && self.near.len() > 1;
         std::iter::once(&self.near[rank]).chain(far.then_some(&self.far))
     }
 }
 
-/// Whether a scope takes in the other CTAs of the cluster.
+/// Whether a scope includes the other CTAs of the cluster.
 fn reaches_peers(scope: Scope) -> bool {
     scope != Scope::Cta
 }
@@ -94,9 +98,9 @@ fn reaches_peers(scope: Scope) -> bool {
 /// An arrival.
 struct Arrival<'c> {
     count: u32,
-    /// The number by which the count of later phases decreases.
+    /// The number by which the arrival count of later phases decreases.
     dropped: u32,
-    /// Bytes announced with it.
+    /// Bytes that the arrival announces.
     bytes: u32,
     /// The accesses that the arrival releases, and the scope.
     clock: Option<&'c Clock>,
@@ -115,36 +119,36 @@ pub(super) struct Cause<'i> {
 #[derive(Debug, Default)]
 pub(crate) struct Mbarriers {
     objects: HashMap<u64, Object>,
-    /// Objects initialised so far.
+    /// Number of objects initialised so far.
     made: usize,
-    /// By actor, the phase that copies now complete in.
+    /// By actor, the phase in which copies complete now.
     phases: HashMap<usize, Epoch>,
-    /// By address, how many more waits are in vain before the copies land.
+    /// By address, the number of further unsuccessful waits before the copies complete.
     vain_waits: HashMap<u64, u32>,
 }
 
 impl Mbarriers {
-    /// One more arrival is expected in this phase.
+    /// Expects one more arrival in this phase.
     pub fn expect_more(&mut self, address: u64) {
         if let Some(object) = self.objects.get_mut(&address) {
             object.pending += 1;
         }
     }
 
-    /// The actor of an object, and the epoch of what completes on it now.
+    /// The actor of an object, and the epoch of accesses that complete on it now.
     pub fn actor(&self, address: u64) -> Option<(usize, Epoch)> {
         let actor = self.objects.get(&address)?.actor;
         Some((actor, self.phases.get(&actor).copied().unwrap_or(1)))
     }
 
-    /// A copy that will complete on an object sets out.
+    /// Counts a copy that will complete on an object.
     pub fn depart(&mut self, address: u64) {
         if let Some(object) = self.objects.get_mut(&address) {
             object.flights += 1;
         }
     }
 
-    /// The arrivals and bytes for which a phase still waits, in words.
+    /// Describes the arrivals and bytes for which a phase still waits.
     pub fn describe(&self, address: u64) -> String {
         let Some(object) = self.objects.get(&address) else { return "which is not initialised".into() };
         let Object { expected, pending, bytes, flights, phase, .. } = *object;
@@ -153,8 +157,8 @@ impl Mbarriers {
         )
     }
 
-    /// The objects whose bytes will never add up: their addresses, where they were initialised, and the
-    /// bytes.
+    /// The objects whose bytes can never balance: their addresses, the lines where they were initialised, and
+    /// the bytes.
     pub fn unbalanced(&self) -> impl Iterator<Item = (u64, u32, i64)> {
         let off = |(address, o): (&u64, &Object)| {
             (o.bytes != 0 && o.flights == 0).then_some((*address, o.made_at, o.bytes))
@@ -193,7 +197,8 @@ impl Env<'_> {
         let operand = |l: usize| warp.registers.lane(inst.s[0], l) as u32;
         let operands: [u32; 32] = std::array::from_fn(|l| if inst.s[0].is_some() { operand(l) } else { 1 });
         let mut states = [0u64; 32];
-        // An arrival releases what the thread did before, and only those at the same object together.
+        // An arrival releases the earlier accesses of its threads. Threads that arrive together release
+        // together only if they arrive at the same object.
         let releases = m.op.arrives() && m.sem != MemSem::Relaxed;
         let mut released: (u32, Option<Clock>) = (0, None);
         for_lanes(good, |lane| {
@@ -226,7 +231,7 @@ impl Env<'_> {
         Flow::Next
     }
 
-    /// For the recorder. By address alone: CTAs of a cluster stand for each other.
+    /// Records an arrival for the trace. Objects are identified by their address without the rank of the CTA.
     fn note_arrival(&mut self, op: MbarrierOp, address: u64, n: u32) {
         let Some(recorder) = &mut self.recorder else { return };
         let at = MbarrierPlace::new(inside(address));
@@ -269,7 +274,8 @@ impl Env<'_> {
         self.mbarriers.objects.remove(&address);
     }
 
-    /// Ends an object that was in this memory, which counts as a write for its users.
+    /// Ends an object, if there is one in this memory. Ending it counts as a write that may race with uses of
+    /// the object.
     fn replace(&mut self, warp: &Warp, cause: Cause, address: u64, touch: Touch) {
         if self.mbarriers.objects.get(&address).is_some_and(|o| o.flights > 0) {
             self.report_at(HazardKind::TransactionMismatch, cause, address, || {
@@ -286,19 +292,19 @@ impl Env<'_> {
         }
     }
 
-    /// Remembers a use for whoever initialises or ends the object. Uses do not race with each other, and
-    /// [`Env::check_made`] sees to their order after the initialisation.
+    /// Records a use of the object, so that initialising or ending the object can race with it. Uses do not
+    /// race with each other. [`Env::check_made`] checks that a use comes after the initialisation.
     fn note_use(&mut self, warp: &Warp, inst: &Inst, lane: usize, address: u64) {
         let access = Access { touch: Touch::Mbarrier, ..plain(warp, &object_site(inst), lane) };
         self.shadow.note_read(self.shared_place(address), BYTES, &access);
     }
 
-    /// Offset of an address that is in shared memory.
+    /// Offset in the cluster's shared memory of an address in shared memory.
     fn shared_place(&self, address: u64) -> usize {
         (address >> RANK_SHIFT) as usize * self.span + (inside(address) - SHARED_BASE) as usize
     }
 
-    /// Whether there is an object that the lane may use: one whose initialisation it knows of.
+    /// Checks that there is an object which the lane may use: its initialisation must have happened before.
     pub(super) fn check_made(&mut self, warp: &Warp, inst: &Inst, lane: usize, address: u64) -> bool {
         let cause = Cause { inst, warp: warp.index, lane };
         let Some(object) = self.mbarriers.objects.get(&address) else {
@@ -326,7 +332,8 @@ impl Env<'_> {
         true
     }
 
-    /// Whether a `fence.mbarrier_init` or a proxy fence stands between the initialisation and the lane.
+    /// Whether a `fence.mbarrier_init` or a proxy fence comes between the initialisation and the lane's
+    /// present instruction.
     pub(super) fn knows_initialisation(&self, warp: &Warp, lane: usize, address: u64) -> bool {
         let Some(object) = self.mbarriers.objects.get(&address) else { return true };
         let ((agent, maker, epoch), home) = (object.maker, warp.view.home());
@@ -337,7 +344,8 @@ impl Env<'_> {
         })
     }
 
-    /// `fence.mbarrier_init`: the asynchronous proxy, and other CTAs, may use what these lanes initialised.
+    /// `fence.mbarrier_init`: afterwards the asynchronous proxy and other CTAs may use the objects that these
+    /// lanes initialised.
     pub(super) fn fence_initialisations(&mut self, warp: &mut Warp, mask: u32) {
         if self.context.program.asynchronous {
             warp.view.show(mask, self.actors.initialised(warp.index));
@@ -355,7 +363,7 @@ impl Env<'_> {
         }
     }
 
-    /// Bytes have come. `landed` is the actor and epoch of the copy that brought them.
+    /// Counts bytes that have arrived. `landed` is the actor and epoch of the copy that wrote them.
     pub(super) fn complete_bytes(&mut self, cause: Cause, address: u64, bytes: u32, landed: Option<Epoch>) {
         let Some(object) = self.mbarriers.objects.get_mut(&address) else { return };
         object.bytes -= i64::from(bytes);
@@ -369,11 +377,11 @@ impl Env<'_> {
         self.complete_phase(cause, address);
     }
 
-    /// Returns the state: the phase and what was pending before.
+    /// Counts an arrival. Returns the previous state: the phase and the number of pending arrivals.
     fn arrive_at(&mut self, cause: Cause, address: u64, arrival: &Arrival) -> u64 {
         let Arrival { count, dropped, bytes, clock, scope } = *arrival;
         self.expect_bytes(cause, address, bytes);
-        // An object of another CTA is of the same cluster: clocks have one home.
+        // The object may belong to another CTA of the same cluster, whose clocks have the same home.
         let home = (self.cluster as u32).wrapping_mul(self.actors.total() as u32);
         let rank = cause.warp / self.actors.warps;
         let Some(object) = self.mbarriers.objects.get_mut(&address) else { return 0 };
@@ -397,8 +405,8 @@ impl Env<'_> {
         state
     }
 
-    /// What an arrival with `.noComplete` does where it completes the phase, whose state was `before`, is not
-    /// defined.
+    /// Reports an arrival with `.noComplete` that completes the phase, because its effect is undefined.
+    /// `before` is the state before the arrival.
     fn check_incomplete(&mut self, cause: Cause, address: u64, before: u64) {
         if self.mbarriers.objects.get(&address).is_some_and(|o| o.phase != before >> 32) {
             self.report_at(HazardKind::BarrierDivergence, cause, address, || {
@@ -442,7 +450,7 @@ impl Env<'_> {
         mask: u32,
         places: &[u64; 32],
     ) -> Flow {
-        // A wait for what is no mbarrier was reported, and does not wait.
+        // A wait on an address without an mbarrier was reported, and succeeds at once.
         let mut done = mask & !good;
         for_lanes(good, |lane| {
             let token = warp.registers.lane(inst.s[0], lane);
@@ -461,7 +469,7 @@ impl Env<'_> {
         }
         let mut left = if m.sem == MemSem::Relaxed { 0 } else { done & good };
         while left != 0 {
-            // Lanes that wait for one object learn together.
+            // Lanes that wait on the same object acquire its clocks together.
             let lane = left.trailing_zeros() as usize;
             let (address, here) = (places[lane], together(places, left, lane));
             left &= !here;
@@ -475,7 +483,8 @@ impl Env<'_> {
             split.polls = 0;
             return Flow::Next;
         }
-        // Nobody may count on a copy before somebody has waited in vain.
+        // Copies complete only after an unsuccessful wait, so that no kernel can rely on an earlier
+        // completion.
         let mut left = mask & !done;
         while left != 0 {
             let lane = left.trailing_zeros() as usize;
@@ -490,8 +499,8 @@ impl Env<'_> {
         }
     }
 
-    /// Whether the copies to an mbarrier stay in flight after this vain wait. A wait may fail any number of
-    /// times (PTX ISA, "mbarrier.try_wait"), so that no kernel may count on its attempts.
+    /// Whether the copies to an mbarrier stay in flight after this unsuccessful wait. A wait may fail any
+    /// number of times (PTX ISA, "mbarrier.try_wait"), so a kernel must not rely on the number of attempts.
     fn still_flies(&mut self, address: u64) -> bool {
         if !matches!(self.context.options.schedule, Schedule::Random | Schedule::Lagging) {
             return false;
@@ -507,7 +516,7 @@ impl Env<'_> {
         stays
     }
 
-    /// The arrivals of `cp.async.mbarrier.arrive`.
+    /// Performs the arrivals of `cp.async.mbarrier.arrive`.
     pub(super) fn arrive_for_copies(&mut self, warp: &mut Warp, inst: &Inst, places: &[u64; 32], mask: u32) {
         let mut left = mask;
         while left != 0 {
@@ -540,7 +549,7 @@ pub(super) fn inside(address: u64) -> u64 {
     address & ((1 << RANK_SHIFT) - 1)
 }
 
-/// Those of `mask` whose object is that of `lane`.
+/// The lanes of `mask` that use the same object as `lane`.
 fn together(places: &[u64; 32], mask: u32, lane: usize) -> u32 {
     let mut here = 0;
     for_lanes(mask, |l| here |= u32::from(places[l] == places[lane]) << l);

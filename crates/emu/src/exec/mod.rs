@@ -1,5 +1,5 @@
-//! Runs a cluster of CTAs, usually of one CTA. Its warps run in turns until all have exited or none can
-//! continue.
+//! Runs one cluster of CTAs, which usually has one CTA. Its warps run in turns until all have exited or none
+//! can continue.
 
 mod access;
 mod alu;
@@ -86,13 +86,13 @@ pub(crate) struct Context<'a> {
     pub stands_for: u64,
 }
 
-/// The values that a run follows beside the findings.
+/// What a run tracks in addition to the findings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Follow<'a> {
     Nothing,
-    /// The reads that race.
+    /// Collects the reads that race.
     Collect,
-    /// The values of these reads.
+    /// Follows the values of these reads.
     Values(&'a Doubts),
 }
 
@@ -122,7 +122,7 @@ impl GlobalOrder {
     }
 }
 
-/// The accesses that an acquire which reads this location orders before itself.
+/// The accesses that happened before an acquire that reads this location.
 #[derive(Clone, Debug)]
 struct SyncVariable {
     clock: Arc<Clock>,
@@ -133,7 +133,7 @@ struct SyncVariable {
     sequential: bool,
 }
 
-/// The results of a cluster.
+/// The results of running a cluster.
 pub(crate) struct Outcome {
     pub findings: Findings,
     pub counters: Counters,
@@ -141,15 +141,15 @@ pub(crate) struct Outcome {
     pub printed: Vec<Printed>,
     pub doubts: Doubts,
     pub steps: u64,
-    /// Steps, and other work in the same measure.
+    /// Steps, plus other work measured in steps.
     pub effort: u64,
 }
 
-/// Number of equal reads in a row after which the value is not expected to change any more.
+/// Number of equal reads in a row after which the emulator assumes that the value no longer changes.
 const SPINS: u32 = 10_000;
 
-/// Number of unsuccessful polls after which a warp counts as waiting for a lagging warp. It also bounds the
-/// steps that a lagging warp makes in a turn.
+/// Number of unsuccessful polls after which a warp counts as waiting for a lagging warp. It is also the
+/// maximum number of steps of a lagging warp in a turn.
 const LAG: u32 = 16;
 
 /// Instructions that a warp of a recorded CTA issues in a turn.
@@ -174,16 +174,16 @@ pub(crate) struct Env<'a> {
     shadow: DenseShadow,
     pub order: GlobalOrder,
     shared_sync: HashMap<u64, SyncVariable>,
-    /// Sixteen for each CTA.
+    /// The barriers of all CTAs, sixteen for each CTA.
     barriers: Vec<Barrier>,
     rendezvous: ClusterRendezvous,
     visits: Visits,
     mbarriers: Mbarriers,
     /// Copies in flight to shared memory, in the order of their issue. For each mbarrier, the thread that
-    /// issued the last of them.
+    /// issued its last copy.
     flights: Vec<Flight>,
     senders: HashMap<usize, (usize, usize)>,
-    /// Groups of wgmma that each warp has committed, and groups that each warpgroup has waited for.
+    /// The number of wgmma groups that each warp has committed, and that each warpgroup has waited for.
     wgmma_committed: Vec<u32>,
     wgmma_waited: Vec<u32>,
     /// The registers that `setmaxnreg` moves.
@@ -194,17 +194,17 @@ pub(crate) struct Env<'a> {
     rng: SmallRng,
     /// The text that the threads printed.
     printed: Vec<Printed>,
-    /// The reads that race, where they are collected.
+    /// The reads that race, if they are collected.
     collected: Option<Doubts>,
-    /// Why the run cannot continue.
+    /// The error that stopped the run.
     stopped: Option<EmuError>,
     /// The warps that a barrier releases.
     wakes: Vec<Wake>,
     /// For each warp, the lanes that have not exited.
     live: Vec<u32>,
     steps: u64,
-    /// Extra work of copying and joining clocks and of moving data, in warp instructions. It is charged to
-    /// the instruction budget only.
+    /// Extra work in warp instructions: copying and joining clocks, and moving data. Only the instruction
+    /// budget counts it.
     toll: u64,
 }
 
@@ -308,7 +308,7 @@ impl<'a> Cluster<'a> {
         self.env.report_deadlock(&self.warps);
     }
 
-    /// Warp instructions issued so far, plus other work in the same measure.
+    /// Warp instructions issued so far, plus other work measured in warp instructions.
     pub fn effort(&self) -> u64 {
         self.env.steps + self.env.tolls() + self.env.order.shadow.toll()
     }
@@ -324,8 +324,8 @@ impl<'a> Cluster<'a> {
             let warp = &mut self.warps[self.turn[i]];
             ran = true;
             let quantum = match self.env.context.options.schedule {
-                // Short turns, as on an SM: what a warp finds in the caches at its next turn depends on the
-                // other warps.
+                // Turns are short, as on an SM: the cache contents that a warp finds in its next turn depend
+                // on the other warps.
                 _ if self.env.recorder.is_some() => RECORDED_TURN,
                 Schedule::Late => 4096,
                 _ if slow => self.env.rng.random_range(1..LAG),
@@ -344,7 +344,7 @@ impl<'a> Cluster<'a> {
         Ok(Progress::Done)
     }
 
-    /// Whether a warp lags behind in this schedule.
+    /// Whether a warp lags in this schedule.
     fn is_slow(&self, warp: usize) -> bool {
         let Options { schedule, seed, .. } = &self.env.context.options;
         let together = if seed.is_multiple_of(2) { 1 } else { 4 };
@@ -352,7 +352,7 @@ impl<'a> Cluster<'a> {
         *schedule == Schedule::Lagging && warp / together == (seed / 2 % groups) as usize
     }
 
-    /// Whether a warp must wait because it lags behind and another warp makes progress.
+    /// Whether a warp must wait because it lags and another warp makes progress.
     fn lags(&self, warp: usize) -> bool {
         let gets_on = |warp: &Warp| warp.splits.iter().any(|s| s.state == State::Run && s.polls < LAG);
         self.is_slow(warp)
@@ -383,8 +383,8 @@ impl<'a> Cluster<'a> {
         rank * warps..(rank + 1) * warps
     }
 
-    /// Called when all warps of a CTA have met. Counts the instructions of the busiest warp, for which the
-    /// others waited.
+    /// Called when all warps of a CTA have met at a barrier. Counts the instructions for which the other
+    /// warps waited for the busiest warp.
     fn end_interval(&mut self, cta: std::ops::Range<usize>) {
         let (mut busiest, mut second) = (0, 0);
         for warp in &mut self.warps[cta] {
@@ -409,7 +409,7 @@ impl<'a> Cluster<'a> {
         self.warps.iter_mut().any(|warp| self.env.force(warp))
     }
 
-    /// Completes what is in flight, makes the final checks and returns the results.
+    /// Completes the operations in flight, makes the final checks and returns the results.
     pub fn finish(mut self) -> (Outcome, GlobalOrder) {
         for warp in &mut self.warps {
             self.env.land_all(warp);

@@ -1,4 +1,4 @@
-//! `mov` with its packing, and the conversions between address spaces.
+//! Executes `mov` with its packing, and the conversions between address spaces.
 
 use ptx::{Space, Type};
 

@@ -1,10 +1,11 @@
-//! `setmaxnreg` (PTX ISA, "setmaxnreg"): warpgroups move registers to each other through a pool of their CTA.
+//! `setmaxnreg` (PTX ISA, "setmaxnreg"): the warpgroups of a CTA exchange registers through a pool.
 //!
-//! ptxas decides how many registers a warp has at first. It supports `setmaxnreg` only where directives bound
-//! the registers: `.maxnreg`, or threads and CTAs per SM. Without a bound it ignores the instruction (warning
-//! C7508), and so nothing waits here. With a bound it assigns as many registers as are allowed, or as many as
-//! the largest `.inc` requests if that is less (observed with ptxas 13.5). The pool is empty at first.
-//! Registers of exited warps do not return to the pool; the PTX ISA says nothing about them.
+//! ptxas decides how many registers a warp has at the start. It supports `setmaxnreg` only if directives
+//! bound the registers: `.maxnreg`, or threads and CTAs per SM. Without a bound it ignores the instruction
+//! (warning C7508), so the emulator does not wait here either. With a bound it assigns as many registers as
+//! are allowed, or as many as the largest `.inc` requests if that is less (observed with ptxas 13.5). The
+//! pool is empty at the start. Registers of exited warps do not return to the pool; the PTX ISA does not
+//! define this.
 
 use ptx::{LaunchBounds, Op, RegisterChange};
 
@@ -16,13 +17,13 @@ use crate::decode::{Inst, Program};
 use crate::order::{Actors, Epoch};
 use crate::report::HazardKind;
 
-/// Registers of an SM, the most registers of a thread, and the allocation unit of 8 (CUDA C++ Programming
-/// Guide, "Compute Capabilities").
+/// Registers of an SM, the maximum for a thread, and the allocation unit of 8 (CUDA C++ Programming Guide,
+/// "Compute Capabilities").
 const REGISTERS: u32 = 65536;
 const MOST: u32 = 256;
 const STEP: u32 = 8;
 
-/// Registers per thread at the start of the kernel; `None` where ptxas does not know them.
+/// Registers per thread at the start of the kernel; `None` if ptxas does not support `setmaxnreg` for it.
 pub(crate) fn registers_at_entry(bounds: &LaunchBounds, program: &Program) -> Option<u32> {
     let threads: Option<u32> = bounds.required_threads.or(bounds.max_threads).map(|n| n.iter().product());
     let fitting = threads.zip(bounds.min_ctas_per_sm).map(|(threads, ctas)| {
@@ -39,7 +40,7 @@ pub(crate) fn registers_at_entry(bounds: &LaunchBounds, program: &Program) -> Op
     Some(bound.min(wanted).next_multiple_of(STEP))
 }
 
-/// The registers of a warp, and the changes that it has begun.
+/// The registers of a warp, and the changes that it has started.
 #[derive(Clone, Debug, Default)]
 struct Owner {
     /// Registers per thread.

@@ -1,3 +1,5 @@
+//! The register files of a warp.
+
 use crate::decode::{Class, Program, Slot};
 use crate::numerics::{Lanes32, Lanes64};
 
@@ -9,7 +11,7 @@ pub(crate) struct Registers {
     pub pred: Vec<u32>,
 }
 
-/// Calls `f` for each set bit.
+/// Calls `f` with the index of each set bit.
 #[inline(always)]
 pub(crate) fn for_lanes(mut mask: u32, mut f: impl FnMut(usize)) {
     while mask != 0 {

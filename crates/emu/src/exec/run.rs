@@ -1,4 +1,4 @@
-//! One warp's turn: fetch, guard, execute.
+//! Runs one turn of a warp: fetches instructions, evaluates guards and executes.
 
 use ptx::{FenceSem, GridDependency, Op, ProxyFence};
 
@@ -14,21 +14,21 @@ pub(super) enum Flow {
     Next,
     /// The instruction has set the split's `pc`.
     Jump,
-    /// Continue with the next instruction after other warps have run: only they can change what this split
-    /// reads.
+    /// Continue with the next instruction after other warps have run: only they can change the value that
+    /// this split reads.
     Yield,
     /// The instruction could not be executed yet. Execute it again after other warps have run.
     Retry,
-    /// The instruction could not be executed yet. Wait for the lanes or warps that the state names.
+    /// The instruction could not be executed yet. Wait for the lanes or warps given by the state.
     Wait(State),
     /// The instruction was executed, and the split waits until a barrier releases it.
     Hold(State),
-    /// Some lanes branch elsewhere. They are in the new split; the present split keeps the rest.
+    /// Some lanes branch elsewhere. The new split contains them; the present split keeps the other lanes.
     Part(Split),
     /// Some lanes must execute the instruction separately, in the new split. Nothing was executed yet; the
-    /// present split keeps the rest.
+    /// present split keeps the other lanes.
     Again(Split),
-    /// No lane of the split is left.
+    /// The split has no lanes left.
     Gone,
 }
 
@@ -67,7 +67,7 @@ impl Env<'_> {
                 continue;
             }
             if *quantum == 0 {
-                // The split goes to the front of the list, so that the other splits of the warp run first.
+                // The split moves to the front of the list, so that the other splits of the warp run first.
                 warp.splits.insert(0, split);
                 return;
             }
@@ -224,7 +224,7 @@ impl Env<'_> {
     }
 }
 
-/// Splits off the lanes outside `mask`. They skip the instruction and wait after it.
+/// Splits off the lanes outside `mask`. They skip the instruction and wait behind it.
 fn split_off(warp: &mut Warp, split: &mut Split, mask: u32) -> Split {
     warp.push_group(split, split.pc + 1);
     let mut rest = split.clone();

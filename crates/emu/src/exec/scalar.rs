@@ -1,4 +1,4 @@
-//! Every lane-wise operation on the bits of one lane, expressed with [`numerics`](crate::numerics).
+//! Evaluates every lane-wise operation on the bits of one lane, with [`numerics`](crate::numerics).
 
 use ptx::{
     BinaryOp, BoolOp, CarryOp, CmpOp, Cvt, CvtRounding, CvtSaturation, DotHalf, FloatMods, Op, Precision,

@@ -12,9 +12,10 @@ use crate::decode::{Inst, Special, SystemCall};
 use crate::memory::{LOCAL_BASE, resolve};
 use crate::report::{HazardKind, Printed};
 
-/// Bytes of a string that a message shows, and of the text of one `printf`.
+/// Maximum length in bytes of a string in a message, and of the text of one `printf`.
 const LONGEST: usize = 1024;
-/// Texts of `printf` that a cluster keeps; a GPU's buffer holds 1 MB for the whole grid.
+/// Maximum number of `printf` texts that are kept for a cluster. A GPU's buffer holds 1 MB for the whole
+/// grid.
 const MOST_PRINTED: usize = 1024;
 
 impl Env<'_> {
@@ -61,7 +62,7 @@ impl Env<'_> {
         }
     }
 
-    /// An argument of 8 bytes, or of 4 where the call passes no more; 0 when it is missing.
+    /// An argument of 8 bytes, or of 4 bytes if the call passes only 4; 0 if it is missing.
     fn argument(&self, warp: &Warp, call: &SystemCall, at: usize, lane: usize) -> u64 {
         let Some(&(offset, bytes)) = call.arguments.get(at) else { return 0 };
         let at = frame(warp, self.context.program.frame_pointer, lane) + offset as usize;
@@ -97,8 +98,8 @@ impl Env<'_> {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The text of a `printf` and the number of its values. The values lie one after the other, each at a
-    /// multiple of its size: 4 bytes for an `int`, 8 for a `double`, a `long` and a pointer.
+    /// The text of a `printf` and the number of its values. The values are stored one after the other, each
+    /// at a multiple of its size: 4 bytes for an `int`, 8 for a `double`, a `long` or a pointer.
     fn formatted(&self, warp: &Warp, lane: usize, format: &str, values: u64) -> (String, u32) {
         let (mut at, mut count) = (values, 0);
         let mut next = |bytes: u64| {

@@ -1,5 +1,5 @@
-//! Boxes of tensors (PTX ISA, "Tensors"): the correspondence between bytes of global and of shared memory in
-//! a bulk tensor copy.
+//! Boxes of tensors (PTX ISA, "Tensors"): maps the bytes of shared memory to bytes of global memory in a bulk
+//! tensor copy.
 
 use ptx::{Swizzle, TensorMapSpec};
 
@@ -21,8 +21,8 @@ pub(super) fn map_index(image: &[u8]) -> Option<usize> {
     Some(u32::from_le_bytes(*number) as usize)
 }
 
-/// 16 bytes of shared memory and their location in global memory. Where a tensor ends among them, only some
-/// of the bytes lie inside it.
+/// 16 bytes of shared memory and their location in global memory. If a tensor ends within them, only some of
+/// the bytes lie inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     /// Offset in bytes from the start of the box in shared memory.
@@ -34,8 +34,8 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// The offset and size of the accesses to the bytes inside the tensor: one access if aligned, otherwise
-    /// one per byte.
+    /// The offset and size of the accesses to the bytes inside the tensor: one access if they are aligned,
+    /// otherwise one per byte.
     pub fn spans(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
         let (from, to) = (u64::from(self.inside.0), u64::from(self.inside.1));
         let first = self.global.wrapping_add(from);
@@ -45,8 +45,8 @@ impl Piece {
 }
 
 /// The pieces of the box at these coordinates, row by row. `start` is the address of the box in shared
-/// memory; the swizzle uses its bits. An address that is no multiple of 128 is rounded down; the copy is
-/// rejected elsewhere.
+/// memory; the swizzle uses its bits. An address that is not a multiple of 128 is rounded down here, and the
+/// copy is rejected by another check.
 pub(super) fn pieces(spec: &TensorMapSpec, coordinates: &[i32], start: u64) -> Vec<Piece> {
     let start = start & !127;
     let element = i64::from(spec.element.bytes());

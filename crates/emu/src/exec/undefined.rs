@@ -1,4 +1,4 @@
-//! Tracks undefined values from register to register until something depends on one.
+//! Tracks undefined values from register to register until an instruction depends on one.
 
 use super::Env;
 use super::warp::Warp;
@@ -35,14 +35,14 @@ impl Undefined {
         }
     }
 
-    /// The line where the undefined value among these registers was first read; `line` if that is the present
-    /// one.
+    /// The line where the undefined value in these registers was first read; `line` if the present line is
+    /// the first.
     fn origin(&self, suspects: &[u32], mask: u32, line: u32) -> u32 {
         let undefined = |s: &&u32| self.lanes[**s as usize] & mask != 0;
         suspects.iter().filter(undefined).find_map(|s| self.origin[*s as usize]).unwrap_or(line)
     }
 
-    /// Makes what an instruction defines undefined in some lanes.
+    /// Marks the registers that an instruction writes as undefined in some lanes.
     pub fn doubt(&mut self, watch: &Watch, lanes: u32, line: u32) {
         self.set(&watch.defines, lanes, lanes, line);
     }

@@ -1,5 +1,6 @@
-//! The wait-for graph of a deadlock. Which lanes would have ended a wait is not known, but which could is:
-//! lanes that can still reach code that ends it. Most deadlocks are a cycle of such lanes.
+//! The wait-for graph of a deadlock. The emulator cannot know which lanes would have ended a wait, but it
+//! knows which lanes could: lanes that can still reach code that ends the wait. Most deadlocks are a cycle of
+//! such lanes.
 
 use std::collections::VecDeque;
 
@@ -21,7 +22,7 @@ pub(super) enum Awaited {
     Mbarrier(u64),
     /// Arrivals at the cluster barrier.
     Cluster,
-    /// The arrival of the other warps of the warpgroup at their products.
+    /// The arrival of the other warps of the warpgroup at their wgmma instructions.
     Products,
     /// Registers in the pool of the CTA.
     Registers,
@@ -82,7 +83,7 @@ impl Env<'_> {
         waits.then(|| resolve(addresses(&warp.registers, inst)[lane]).1)
     }
 
-    /// The instructions that a split can still reach and that end waits.
+    /// The instructions that a split can still reach and that can end a wait.
     fn ahead(&self, split: &Split) -> Vec<u32> {
         let program = self.context.program;
         let mut seen = vec![false; program.code.len()];
@@ -155,7 +156,7 @@ impl Env<'_> {
                 break;
             }
         }
-        // A waiter helps itself only if that is certain: a loop contains other arrivals.
+        // A waiter can end its own wait only if that is certain: a loop may contain other arrivals.
         found.filter(|sure| !itself || *sure == Match::AsItStands)
     }
 

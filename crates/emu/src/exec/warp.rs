@@ -1,6 +1,6 @@
-//! A warp: 32 lanes that run together where possible. Lanes that diverge form splits of their own and
-//! reconverge where their paths join. No lane waits there for ever: as on hardware with independent thread
-//! scheduling, when lanes spin on a value that a waiting lane has yet to write, the waiting lane continues.
+//! A warp: 32 lanes that run together if possible. Lanes that diverge form separate splits and reconverge
+//! where their paths join. No lane waits there forever: as on hardware with independent thread scheduling,
+//! when lanes spin on a value that a waiting lane has yet to write, the waiting lane continues.
 
 use std::sync::Arc;
 
@@ -63,8 +63,8 @@ pub(crate) struct Split {
     pub found: u64,
     /// Set when a wait for other lanes cannot end: proceed with the lanes that arrived.
     pub forced: bool,
-    /// The point of reconvergence that the lanes left without the other lanes of their group, for which they
-    /// would have waited for ever; [`NOWHERE`] when they did not.
+    /// The point of reconvergence that the lanes left without the other lanes of their group, because they
+    /// would have waited forever; [`NOWHERE`] if they did not leave one.
     pub ran_on: u32,
 }
 
@@ -86,8 +86,8 @@ pub(crate) struct Fenced {
     pub moment: Moment,
 }
 
-/// What relaxed reads of a lane observed and a later fence acquires. It covers several lanes where a barrier
-/// carried it to them.
+/// Releases that relaxed reads of a lane observed and that a later fence acquires. The entry covers several
+/// lanes if a barrier passed it on to them.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub lanes: u32,
@@ -95,16 +95,16 @@ pub(crate) struct Seen {
     /// Set for a `fence.sc` of gpu scope: see [`Sequential`].
     pub sequential: bool,
     pub clock: Clock,
-    /// The release that a relaxed read observed last. Observing it again adds nothing.
+    /// The release that a relaxed read observed last. A repeated observation adds nothing.
     pub last: Option<Arc<Clock>>,
 }
 
-/// What sequentially consistent fences of gpu scope released, and what strong reads observed of that.
+/// The releases of sequentially consistent fences of gpu scope, and what strong reads observed of them.
 ///
-/// A `fence.sc` synchronises with every later `fence.sc` (PTX ISA, "Fence-SC"), and what a thread observed
-/// determines which fence was later. Therefore neither fence need be in the thread that signals or observes,
-/// as it must be in a release or acquire pattern. `write; membar.gl; bar.sync; one thread: atom` and
-/// `one thread: atom; bar.sync; membar.gl; read` order the writes and reads of all threads.
+/// A `fence.sc` synchronises with every later `fence.sc` (PTX ISA, "Fence-SC"); observed values determine
+/// which fence was later. Therefore the signalling or observing thread need not execute the fence itself, as
+/// it must in a release or acquire pattern. `write; membar.gl; bar.sync; one thread: atom` and `one thread:
+/// atom; bar.sync; membar.gl; read` order the writes and reads of all threads.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sequential {
     released: Option<Clock>,
@@ -112,7 +112,7 @@ pub(crate) struct Sequential {
 }
 
 impl Sequential {
-    /// Adds the state that other warps carry into a barrier of the same CTA.
+    /// Adds the state that other warps of the CTA bring to a barrier.
     pub fn join(&mut self, home: u32, other: &Sequential) {
         for (mine, theirs) in [(&mut self.released, &other.released), (&mut self.seen, &other.seen)] {
             if let Some(clock) = theirs {
@@ -200,13 +200,13 @@ impl Warp {
         let depth = split.frames.len() as u32;
         if let Some(&top) = split.groups.last() {
             let top = &self.groups[top as usize];
-            // One iteration of a loop that lanes leave one by one: all of them reconverge at the same point.
+            // In a loop that lanes leave one by one, all lanes reconverge at the same point.
             if top.pc == pc && top.depth == depth {
                 return;
             }
         }
         if self.splits.is_empty() {
-            // No other lane is left in the groups made since.
+            // The groups created since then have no other lanes left.
             self.groups.truncate(split.groups.last().map_or(0, |&g| g as usize + 1));
         }
         split.groups.push(self.groups.len() as u32);
@@ -261,7 +261,7 @@ impl Warp {
         self.wake_complete_groups();
     }
 
-    /// Continues parked splits whose group has no other lane to wait for.
+    /// Continues parked splits whose groups have no other lanes to wait for.
     fn wake_complete_groups(&mut self) {
         loop {
             let complete = self.splits.iter().position(|s| {
@@ -285,8 +285,8 @@ impl Warp {
         self.groups[group as usize].pending & !here == 0
     }
 
-    /// Continues every parked split without the lanes that it waits for. `stuck` says that nothing else in
-    /// the cluster could run. Returns whether there was one.
+    /// Continues every parked split without the lanes that it waits for. `stuck` states that nothing else in
+    /// the cluster can run. Returns whether any split was parked.
     pub fn release_parked(&mut self, stuck: bool) -> bool {
         let mut released = false;
         let mut splits = std::mem::take(&mut self.splits);
@@ -303,7 +303,7 @@ impl Warp {
         released
     }
 
-    /// Joins splits that wait at the same warp-wide instruction. Splits that are complete may run.
+    /// Joins splits that wait at the same warp-wide instruction. A split with all its lanes may run.
     pub fn join_waiting(&mut self) {
         let mut i = 0;
         while i < self.splits.len() {
@@ -330,8 +330,8 @@ impl Warp {
         }
     }
 
-    /// Joins another split into the split at `at`. Groups that only one of the two belongs to no longer apply
-    /// to these lanes.
+    /// Joins another split into the split at `at`. Groups to which only one of the two splits belongs no
+    /// longer apply.
     fn join(&mut self, at: usize, other: Split) {
         let mine = self.splits[at].groups.clone();
         let common = mine.iter().zip(&other.groups).take_while(|(a, b)| a == b).count();
@@ -349,7 +349,7 @@ impl Warp {
         self.wake_complete_groups();
     }
 
-    /// What a barrier carries from these lanes to the lanes that leave it.
+    /// The state that a barrier passes on from these lanes to the lanes that leave it.
     pub fn sequential(&self, lanes: u32) -> Sequential {
         let (home, mut carried) = (self.view.home(), Sequential::default());
         for fence in self.released.iter().filter(|f| f.sequential && f.lanes & lanes != 0) {
@@ -361,7 +361,7 @@ impl Warp {
         carried
     }
 
-    /// Applies what a barrier carried to the lanes that leave it.
+    /// Applies the state that a barrier passed on to the lanes that leave it.
     pub fn inherit(&mut self, lanes: u32, carried: &Sequential) {
         let (strength, sequential) = (Strength::Gpu, true);
         if let Some(clock) = &carried.released {

@@ -1,10 +1,11 @@
 //! Weak behaviours of strong accesses (PTX ISA, "Memory Consistency Model"). A relaxed or volatile read may
-//! return an older value than the newest one: nothing but coherence and happens-before limits what it sees.
-//! With [`Options::weak`](crate::Options::weak), reads of global memory do so at random.
+//! return an older value than the newest one; only coherence and happens-before limit which values are
+//! possible. With [`Options::weak`](crate::Options::weak), reads of global memory return older values at
+//! random.
 //!
-//! Each strong write keeps the value that it replaced. A read may take that value unless the write happened
+//! Each strong write keeps the value that it replaced. A read may return that value unless the write happened
 //! before the read, the reading warp made the write, or the thread has already seen the write. A fence.sc of
-//! the writer behind the write and a later fence.sc of the reader order the write before the read, too.
+//! the writer after the write and a later fence.sc of the reader also order the write before the read.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,10 +19,11 @@ use crate::order::{Agent, Epoch, Strength};
 use crate::report::HazardKind;
 use ptx::Space;
 
-/// Replaced values that are kept for each place.
+/// Number of replaced values that are kept for each location.
 const KEPT: usize = 4;
 
-/// How often a thread may find an older value at one place: a loop that waits for the newest one ends.
+/// How often a thread may read an older value at one location. The limit ensures that a loop which waits for
+/// the newest value ends.
 const OLDER: u32 = 3;
 
 /// A strong write, and the value that it replaced.
@@ -36,7 +38,7 @@ struct Replaced {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// The time of the newest write that the thread has seen here.
+    /// The time of the newest write that the thread has seen at this location.
     time: u64,
     older: u32,
 }
@@ -47,7 +49,7 @@ type Thread = (Agent, usize);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WeakMemory {
     time: u64,
-    /// By address and bytes.
+    /// Keyed by address and size in bytes.
     writes: HashMap<(u64, u32), VecDeque<Replaced>>,
     seen: HashMap<(u64, Thread), Seen>,
     /// The times of each thread's sequentially consistent fences.
@@ -98,7 +100,7 @@ impl Env<'_> {
         weak.seen.entry((address, (agent, lane))).or_default().time = time;
     }
 
-    /// The value that a strong read of global memory returns, where `newest` is in memory.
+    /// The value that a strong read of global memory returns. `newest` is the value in memory.
     pub(super) fn weak_value(
         &mut self,
         warp: &Warp,

@@ -1,10 +1,10 @@
-//! `wgmma`: products of a warpgroup, by the asynchronous proxy (PTX ISA, "Asynchronous Warpgroup Level Matrix
+//! `wgmma`: asynchronous products of a warpgroup (PTX ISA, "Asynchronous Warpgroup Level Matrix
 //! Instructions").
 //!
-//! A product is computed when it is issued; each warp computes its 16 rows. The operands and registers are in
-//! flight until a `wgmma.wait_group`. On the hardware a product starts only after all four warps have issued
-//! it, so a warp's wait holds for all four. Here, too, a wait ends only after all four warps have issued the
-//! product.
+//! The emulator computes a product when it is issued; each warp computes its 16 rows. The operands and
+//! registers are in flight until a `wgmma.wait_group`. On the hardware a product starts only after all four
+//! warps have issued it, so a wait of one warp covers all four. The emulator's wait also ends only after all
+//! four warps have issued the product.
 
 use ptx::{Op, Space, Type, Wgmma, WgmmaSource};
 
@@ -64,7 +64,7 @@ fn kind(w: &Wgmma) -> Option<MmaKind> {
     }
     let shape = Shape { m: 16, n: 8, k: w.shape.k.into() };
     let exact = w.shape.k * w.a.bits() as u16 == 256;
-    // For single bits only `.and` exists.
+    // Only `.and` exists for single bits.
     let input = |ty| if ty == Type::B1 { Some(Input::Bits(BitProduct::And)) } else { input(ty) };
     if exact { MmaKind::new(shape, input(w.a)?, input(w.b)?, accumulator).ok() } else { None }
 }

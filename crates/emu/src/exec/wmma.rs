@@ -1,4 +1,4 @@
-//! `wmma`: loads, stores and products of whole matrices.
+//! Executes `wmma`: loads, stores and products of whole matrices.
 
 use ptx::{Rounding, Space, Type, Wmma};
 
@@ -32,7 +32,7 @@ impl Tile {
     }
 }
 
-/// Line and position of the `i`-th element that a lane accesses.
+/// Line and position of the `i`-th element that a lane accesses, given those of the first.
 fn neighbour(fragment: &Fragment, (line, place): (usize, usize), i: usize) -> (usize, usize) {
     if fragment.along { (line, place + i) } else { (line + i, place) }
 }
@@ -58,7 +58,7 @@ const fn low(bits: usize) -> u64 {
     u64::MAX >> (64 - bits)
 }
 
-/// What the lanes of one machine instruction access in one space.
+/// The accesses of one machine instruction to one space.
 struct Part<'f> {
     access: &'f FragmentAccess,
     space: Space,
@@ -241,8 +241,8 @@ fn site<'i>(inst: &'i Inst, part: &Part) -> Site<'i> {
     Site { inst, space: part.space, bytes: part.bytes, strength: Strength::Weak }
 }
 
-/// The product, if the emulator implements it. With C in f16 and D in f32, C is widened first. With C in f32
-/// and D in f16, the result is rounded last, as ptxas does. In both cases the sums are f32.
+/// The product, if the emulator implements it. For C in f16 and D in f32, C is widened first. For C in f32
+/// and D in f16, the result is rounded last, as in ptxas's code. In both cases the sums are f32.
 fn kind(w: &Wmma) -> Option<WmmaKind> {
     let accumulator = match (w.c, w.d) {
         (Type::F16, Type::F16) => Accumulator::F16,
@@ -267,7 +267,7 @@ fn widened(halves: &[Lanes32]) -> Vec<Lanes32> {
     halves.iter().flat_map(|r| [r.map(|word| half(word, 0)), r.map(|word| half(word, 1))]).collect()
 }
 
-/// Rounds each two registers of f32 to one register of two f16 values, to nearest even.
+/// Rounds each pair of f32 registers to one register of two f16 values, to nearest even.
 fn narrowed(sums: &[Lanes32]) -> Vec<Lanes32> {
     let half = |bits: u32| {
         let value = f32::from_bits(bits);

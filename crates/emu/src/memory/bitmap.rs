@@ -1,6 +1,8 @@
+//! A bitmap with one bit per byte of a buffer.
+
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// One bit per byte of a buffer. Several CTAs set bits concurrently.
+/// One bit per byte of a buffer. Several CTAs may set bits concurrently.
 #[derive(Debug, Default)]
 pub(crate) struct Bitmap {
     words: Vec<AtomicU64>,
@@ -46,8 +48,8 @@ impl Bitmap {
         }
     }
 
-    /// Sets the bits that are set in another map. Words without one are not written, so that they take no
-    /// memory in a new map.
+    /// Sets the bits that are set in another map. Words without such bits are not written, so that they use
+    /// no memory in a new map.
     pub fn union(&mut self, other: &Bitmap) {
         for (mine, theirs) in self.words.iter_mut().zip(&other.words) {
             let theirs = theirs.load(Relaxed);
@@ -63,7 +65,8 @@ impl Bitmap {
         set.map(|(i, _)| 64 * i..self.bytes.min(64 * (i + 1)))
     }
 
-    /// The first byte of the range whose bit is clear, and the number of such bytes.
+    /// The first byte of the range whose bit is clear, and the number of bytes in the range whose bit is
+    /// clear.
     pub fn missing(&self, range: std::ops::Range<usize>) -> Option<(usize, usize)> {
         let is_clear = |o: &usize| self.words[o / 64].load(Relaxed) >> (o % 64) & 1 == 0;
         let mut clear = (range.start..range.end.min(self.bytes)).filter(is_clear);

@@ -1,3 +1,5 @@
+//! Buffers of the emulator's device memory.
+
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use super::Bitmap;
@@ -9,7 +11,7 @@ pub struct Buffer {
     pub(crate) words: Vec<AtomicU32>,
     pub(crate) bytes: usize,
     pub(crate) initialised: Bitmap,
-    /// Whether words without an initialised byte are zero, and take memory only when they are written.
+    /// Whether words without an initialised byte are zero and use memory only after a write.
     sparse: bool,
 }
 
@@ -76,7 +78,8 @@ impl Buffer {
         self.initialised.missing(0..self.bytes).is_some_and(|(_, count)| count == self.bytes)
     }
 
-    /// The first byte of a range that was neither uploaded nor stored, and the number of such bytes.
+    /// The first byte of a range that was neither uploaded nor stored, and the number of such bytes in the
+    /// range.
     pub fn missing(&self, range: std::ops::Range<usize>) -> Option<(usize, usize)> {
         self.initialised.missing(range)
     }

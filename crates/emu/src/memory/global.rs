@@ -1,3 +1,5 @@
+//! Global memory: the buffers and module variables of a launch, with the accesses of independent clusters.
+
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -8,7 +10,7 @@ use super::{Bitmap, Chunk};
 /// log2 of the bytes of address space that each buffer occupies.
 const SLOT_BITS: u32 = 36;
 
-/// The origin of a region, which says what the kernel may do with it.
+/// The origin of a region. It determines what the kernel may do with the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegionAccess {
     /// A buffer of the contract.
@@ -24,12 +26,12 @@ pub(crate) struct Region<'a> {
     pub bytes: usize,
     pub access: RegionAccess,
     words: &'a [AtomicU32],
-    /// The bytes that have been written; `None` when all were written before the launch.
+    /// The bytes that have been written; `None` if all bytes were written before the launch.
     pub written: Option<&'a Bitmap>,
-    /// The bytes that the launch stored, and for each granule one more than the instruction of a `.nc` load
-    /// that read it; only for a kernel with such loads.
+    /// The bytes that the launch stored and, for each granule, the index plus one of the instruction of a
+    /// `.nc` load that read it. Present only for a kernel with such loads.
     incoherent: Option<(Bitmap, Box<[AtomicU32]>)>,
-    /// The last CTA that touched each granule, when clusters run independently.
+    /// The last CTA that accessed each granule, if clusters run independently.
     writers: OnceLock<Box<[AtomicU64]>>,
     readers: OnceLock<Box<[AtomicU64]>>,
     /// Whether the launch is expected not to store to the region, so that reads are not recorded.
@@ -38,7 +40,7 @@ pub(crate) struct Region<'a> {
     broken: AtomicBool,
 }
 
-/// Stands for several CTAs that have read the granule.
+/// Marks a granule that several CTAs have read.
 const MANY: u32 = u32::MAX;
 
 /// An unordered access by another CTA.
@@ -62,7 +64,7 @@ impl<'a> Region<'a> {
         Region { name, bytes, access, words, written, incoherent: None, writers, readers, quiet, broken }
     }
 
-    /// Expects that the launch does not store to the region.
+    /// Declares that the launch does not store to the region.
     pub fn expect_no_store(&mut self) {
         self.quiet = true;
     }
@@ -72,8 +74,8 @@ impl<'a> Region<'a> {
         self.broken.load(Relaxed)
     }
 
-    /// Whether a read within bounds finds nothing and leaves nothing: no store of the launch is expected, all
-    /// bytes were written before the launch, and no `.nc` load is watched.
+    /// Whether reads within bounds need no check and no record: no store of the launch is expected, all bytes
+    /// were written before the launch, and no `.nc` load is watched.
     #[inline(always)]
     pub fn is_plain(&self) -> bool {
         !self.watched() && self.written.is_none() && self.incoherent.is_none()
@@ -85,7 +87,7 @@ impl<'a> Region<'a> {
         self.writable() && !self.quiet
     }
 
-    /// Watches for `.nc` loads of memory that the launch writes.
+    /// Records `.nc` loads, to find those of memory that the launch writes.
     pub fn watch_incoherent(&mut self, granule: usize) {
         let cells = (0..self.bytes.div_ceil(granule)).map(|_| AtomicU32::new(0)).collect();
         self.incoherent = Some((Bitmap::new(self.bytes), cells));
@@ -100,8 +102,8 @@ impl<'a> Region<'a> {
         }
     }
 
-    /// After the run: the granules that a `.nc` load read and the launch stored to, each once for every
-    /// instruction, with the instruction.
+    /// After the run: the granules that a `.nc` load read and the launch stored to, once for each such
+    /// instruction.
     pub fn incoherent_reads(&self, granule: usize) -> Vec<(usize, u32)> {
         let Some((stored, cells)) = &self.incoherent else { return Vec::new() };
         let mut found: Vec<(usize, u32)> = Vec::new();
@@ -115,7 +117,7 @@ impl<'a> Region<'a> {
         found
     }
 
-    /// Whether the kernel may store to it.
+    /// Whether the kernel may store to the region.
     pub fn writable(&self) -> bool {
         self.access != RegionAccess::Contract(Access::Read)
     }
@@ -227,7 +229,7 @@ impl<'a> Region<'a> {
         found
     }
 
-    /// After the run: the clusters that wrote last to neighbouring granules of a line of 128 bytes, where
+    /// After the run: pairs of clusters that wrote last to neighbouring granules of a line of 128 bytes, if
     /// they differ.
     pub fn shared_lines(&self, granule: usize, mut note: impl FnMut(u32, u32)) {
         let Some(writers) = self.writers.get() else { return };
@@ -289,7 +291,7 @@ impl GlobalMemory<'_> {
         ((address >> SLOT_BITS) as usize).checked_sub(1)
     }
 
-    /// The 128 bytes at an address that is a multiple of 64; `None` where no region has them all.
+    /// The 128 bytes at an address that is a multiple of 64; `None` if no region contains all of them.
     pub fn image(&self, address: u64) -> Option<[u8; 128]> {
         let (region, offset) = self.find(address)?;
         let offset = usize::try_from(offset).ok().filter(|at| at % 64 == 0 && at + 128 <= region.bytes)?;

@@ -1,13 +1,15 @@
+//! The local memory of a warp.
+
 use super::Chunk;
 
-/// Local memory of a warp, interleaved as in the hardware: word `w` of lane `l` lies at `[w][l]`. Host memory
-/// is allocated as words are written, so that a kernel which declares much local memory and uses none costs
-/// nothing.
+/// Local memory of a warp, interleaved as in the hardware: word `w` of lane `l` is stored at `[w][l]`. Host
+/// memory is allocated when words are written, so that a kernel that declares much local memory and uses none
+/// costs nothing.
 #[derive(Debug, Default)]
 pub(crate) struct LocalMemory {
     /// Words per lane.
     size: usize,
-    /// The allocated words: at least those up to the last word written.
+    /// The allocated words, at least up to the last word written.
     words: Vec<[u32; 32]>,
     /// Per word and byte, the lanes that have written it.
     written: Vec<[u32; 4]>,
@@ -24,7 +26,7 @@ impl LocalMemory {
         self.size = self.size.max(bytes.div_ceil(4));
     }
 
-    /// Allocates at least the first `words` words, and doubles that to make later growth rare.
+    /// Allocates at least the first `words` words, and doubles the size to make later growth rare.
     fn reach(&mut self, words: usize) {
         if words > self.words.len() {
             let room = (2 * words).min(self.size);

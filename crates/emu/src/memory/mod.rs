@@ -17,7 +17,7 @@ const WINDOW_BITS: u32 = 40;
 /// Offset of shared memory in its window. Address 0 is thus invalid, and the base is aligned for every
 /// swizzle.
 pub(crate) const SHARED_BASE: u64 = 1024;
-/// In addresses of shared memory, the CTA's rank in its cluster begins at this bit.
+/// The bit of an address in shared memory at which the CTA's rank in its cluster begins.
 pub(crate) const RANK_SHIFT: u32 = 24;
 /// Offset of local memory in its window.
 pub(crate) const LOCAL_BASE: u64 = 1024;
@@ -35,7 +35,7 @@ pub(crate) const fn window(space: Space) -> u64 {
     }
 }
 
-/// The space that a generic address points into, and the address in that space.
+/// The space to which a generic address belongs, and the address in that space.
 #[inline(always)]
 pub(crate) fn resolve(address: u64) -> (Space, u64) {
     let inside = address & ((1 << WINDOW_BITS) - 1);

@@ -1,8 +1,8 @@
-//! The `.approx` functions. PTX gives them an error bound, not bits.
+//! The `.approx` functions, for which PTX specifies an error bound instead of exact bits.
 //!
-//! ex2, lg2, rcp, rsqrt, sqrt and the divisions are computed as an H200 computes them, bit for bit (`mufu`),
-//! including the instructions that ptxas adds around the MUFU for subnormals. For other architectures the
-//! same value is a stand-in within the bound. sin, cos and tanh are the true value rounded, on every
+//! ex2, lg2, rcp, rsqrt, sqrt and the divisions are computed as on an H200, bit for bit (`mufu`), including
+//! the instructions that ptxas adds around the MUFU for subnormals. For other architectures, these values are
+//! within the error bound but may differ in bits. sin, cos and tanh are the rounded true value on every
 //! architecture. [`is_exact`] says which results are exact, and [`error_bound`] gives the bound that holds on
 //! any hardware.
 
@@ -87,8 +87,8 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// Whether `found` is close enough to the true value `exact` of the function at `x`. `ulp` is the unit in
-    /// the last place of the result.
+    /// Whether `found` is within the bound of the true value `exact` of the function at `x`. `ulp` is the
+    /// unit in the last place of the result.
     pub fn admits(self, x: f64, found: f64, exact: f64, ulp: f64) -> bool {
         let error = (found - exact).abs();
         let room = match self {
@@ -123,7 +123,7 @@ pub fn error_bound(op: ApproxOp) -> Bound {
         ApproxOp::F32(Function::Rsqrt) => Bound::Relative(two(-22.9)),
         ApproxOp::F32(Function::Sqrt) => Bound::Relative(two(-23.0)),
         ApproxOp::F32(Function::Sin | Function::Cos) => {
-            // The PTX ISA states 2^-20.5 and 2^-14.7. An H200's cos.approx slightly exceeds the bound, and
+            // The PTX ISA states 2^-20.5 and 2^-14.7. cos.approx of an H200 slightly exceeds the bound, and
             // even 2^-20.45, for a few of millions of inputs (`evidence/h200.jsonl`, suite selftest). The
             // exponents are therefore relaxed by 0.1.
             Bound::AbsoluteByMagnitude([(2.0 * PI, two(-20.4)), (100.0 * PI, two(-14.6))])
@@ -186,8 +186,8 @@ const UP: f32 = 16_777_216.0;
 /// 2^126. The reciprocal of a larger number is subnormal.
 const HUGE: f32 = 8.507_059e37;
 
-// The code that ptxas (13.0, sm_90) generates for the forms without `.ftz`, since the MUFU treats subnormals
-// as 0.
+// The code that ptxas (13.0, sm_90) generates for the forms without `.ftz`, because the MUFU treats
+// subnormals as 0.
 
 #[inline(always)]
 fn ex2(x: f32) -> f32 {

@@ -16,8 +16,8 @@ fn normalise(x: Exact) -> Exact {
     }
 }
 
-/// a + b. Operands have at most 108 significant bits, so bits lost in the alignment lie far below any
-/// rounding position. They are kept as a sticky last bit. A zero sum is positive; the caller sets its sign.
+/// a + b. Operands have at most 108 significant bits, so bits lost in the alignment are far below any
+/// rounding position and are kept as a sticky last bit. A zero sum is positive; the caller sets its sign.
 pub fn add(a: Exact, b: Exact) -> Exact {
     if a.magnitude == 0 || b.magnitude == 0 {
         return if a.magnitude == 0 { b } else { a };

@@ -1,7 +1,9 @@
+//! The actors whose accesses the race check distinguishes.
+
 use super::Agent;
 
-/// mbarriers of a CTA that the race check distinguishes. With more mbarriers, several share an index, and
-/// what is known of one then counts as known of the others.
+/// Number of mbarriers per CTA that the race check distinguishes. If a CTA has more, several mbarriers share
+/// an index, and an observation of one of them counts for all of them.
 const MBARRIERS: usize = 32;
 /// Warps of a warpgroup.
 const WARPGROUP: usize = 4;
@@ -10,9 +12,9 @@ const WARPGROUP: usize = 4;
 /// - the warps;
 /// - the wgmma of each warpgroup, whose epochs are its groups;
 /// - the reads, then the writes, of each warp's bulk copies, whose epochs are their groups;
-/// - the fenced actor of each warp: what of the warp is known to be ordered for the asynchronous proxy;
+/// - the fenced actor of each warp: how many of the warp's accesses are ordered for the asynchronous proxy;
 /// - for each warp, the mbarriers that are known to be initialised;
-/// - the mbarriers that copies complete on, whose epochs are their phases;
+/// - the mbarriers on which copies complete, whose epochs are their phases;
 /// - the previous grid (programmatic dependent launch), all of whose accesses have one epoch.
 ///
 /// Only warps and wgmmas have a read slot.
@@ -59,7 +61,7 @@ impl Actors {
         self.slots() + more + self.overlapping as usize
     }
 
-    /// The previous grid, where it may still run. The emulator does not track its accesses: it counts as
+    /// The previous grid, if it may still run. The emulator does not track its accesses: it counts as
     /// accessing all global memory.
     pub const fn grid_before(self) -> Option<usize> {
         if self.overlapping { Some(self.total() - 1) } else { None }
@@ -80,8 +82,8 @@ impl Actors {
         self.slots() + warp
     }
 
-    /// The writes of a warp's bulk copies. They are an actor of their own because the completed reads of a
-    /// group do not imply that the writes of earlier groups are complete.
+    /// The writes of a warp's bulk copies. They are a separate actor, because the completed reads of a group
+    /// do not imply that the writes of earlier groups are complete.
     pub const fn bulk_writes(self, warp: usize) -> usize {
         self.slots() + self.threads() + warp
     }

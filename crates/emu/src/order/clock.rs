@@ -1,11 +1,15 @@
+//! Vector clocks: sets of accesses that happened before.
+
 use std::ops::Range;
 
 use super::Actors;
 
-/// A point in the time of an actor. It advances whenever a lane of a warp releases. 0 is before everything.
+/// A point in the time of an actor. It advances whenever a lane of the warp releases. Epoch 0 comes before
+/// all accesses.
 pub(crate) type Epoch = u32;
 
-/// The epoch of an asynchronous access that no thread has waited for: later than everything a clock can know.
+/// The epoch of an asynchronous access for which no thread has waited: later than any epoch that a clock can
+/// contain.
 pub(crate) const FLIGHT: Epoch = Epoch::MAX;
 
 /// An actor of the grid: index of the cluster · actors of a cluster + index of the [actor](Actors).
@@ -20,7 +24,7 @@ struct Part {
 }
 
 /// A set of accesses that happened before. Usually whole warps of one cluster synchronise. The clock
-/// therefore stores whole actors of the home cluster densely. It lists single lanes and actors of other
+/// therefore stores whole actors of its home cluster in an array, and lists single lanes and actors of other
 /// clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock {
@@ -76,7 +80,7 @@ impl Clock {
         }
     }
 
-    /// Adds all that a clock of the same home cluster knows.
+    /// Adds all accesses known to a clock of the same home cluster.
     pub fn join(&mut self, home: Agent, other: &Clock) {
         for (mine, theirs) in self.warps.iter_mut().zip(&other.warps) {
             *mine = (*mine).max(*theirs);
@@ -84,7 +88,7 @@ impl Clock {
         self.join_parts(home, &other.parts);
     }
 
-    /// Adds all that a clock of another home cluster knows.
+    /// Adds all accesses known to a clock of another home cluster.
     pub fn join_foreign(&mut self, home: Agent, other: &Clock, other_home: Agent) {
         if home == other_home && self.warps.len() == other.warps.len() {
             return self.join(home, other);
@@ -140,7 +144,7 @@ impl Clock {
         }
     }
 
-    /// Keeps only what is known of these actors of each cluster.
+    /// Keeps only the accesses of these actors of each cluster.
     pub fn keep(&mut self, actors: &Range<usize>, total: usize) {
         for (actor, epoch) in self.warps.iter_mut().enumerate() {
             if !actors.contains(&actor) {
@@ -184,7 +188,7 @@ mod tests {
         assert_eq!(other.unknown(20, 20, 1, 1), 1);
     }
 
-    /// Compares with the definition: the latest epoch known of each lane.
+    /// Compares the clocks with the definition: the latest known epoch of each lane.
     #[test]
     fn joined_clocks_know_what_either_knew() {
         let mut rng = SmallRng::seed_from_u64(5);

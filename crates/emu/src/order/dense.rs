@@ -1,8 +1,10 @@
+//! The shadow of shared memory: the last accesses of every location, in dense arrays.
+
 use super::records::Records;
 use super::shadow::{Access, Conflict, Record, Touch, Verdict, Write};
 use super::{Actors, Agent, Epoch, FLIGHT};
 
-/// Bytes of a block: the bytes per lane of cp.async and ldmatrix, the accesses that matter for speed.
+/// Bytes of a block: the width of a cp.async or ldmatrix access, the accesses that matter for speed.
 const BLOCK: usize = 16;
 
 /// The cells of one size.
@@ -12,10 +14,10 @@ struct Level {
     writes: Vec<Write>,
     /// `slots` records for each cell: the last reads of each actor that has a slot.
     reads: Vec<Record>,
-    /// For each cell, the index of its entry in `records`, counted from 1; 0 when it has none.
+    /// For each cell, one plus the index of its entry in `records`; 0 if it has none.
     beside: Vec<u32>,
-    /// Accesses that fit no slot and are not implied by other records: writes beside the last one, reads of
-    /// lanes that synchronised separately from their warp, and reads of actors without a slot.
+    /// Accesses that have no slot and are not implied by other records: writes other than the last one, reads
+    /// of lanes that synchronised separately from their warp, and reads of actors without a slot.
     records: Vec<Records>,
     /// Number of records searched, for the instruction budget.
     work: u64,
@@ -30,7 +32,7 @@ pub(crate) struct DenseShadow {
     blocks: Level,
     /// The granules of split blocks, in the order of the splits.
     granules: Level,
-    /// For each block, the position of its granules, counted from 1; 0 when the block is not split.
+    /// For each block, one plus the position of its granules; 0 if the block is not split.
     split: Vec<u32>,
 }
 
@@ -71,7 +73,7 @@ impl DenseShadow {
         verdict
     }
 
-    /// Records a read whose order after the last write is checked elsewhere.
+    /// Records a read. Its order after the last write is checked elsewhere.
     pub fn note_read(&mut self, offset: usize, bytes: usize, a: &Access) {
         self.each(offset, bytes, |level, cell, _| level.note_read(cell, a));
     }
@@ -164,7 +166,7 @@ impl DenseShadow {
         }
     }
 
-    /// Splits a block: each granule gets the state of the block.
+    /// Splits a block: each granule gets a copy of the state of the block.
     #[cold]
     fn split(&mut self, block: usize) {
         for _ in 0..BLOCK >> self.shift {
@@ -267,8 +269,8 @@ mod tests {
     use super::super::{Strength, WarpView};
     use super::*;
 
-    /// Two lanes read a word in turns, each after a fence of its own. A strong store of another warp comes
-    /// between the reads.
+    /// Two lanes read a word in turns, each after its own fence. A strong store of another warp comes between
+    /// the reads.
     #[test]
     fn few_records_stand_for_many_reads() {
         let actors = Actors { ctas: 1, warps: 2, asynchronous: false, overlapping: false };

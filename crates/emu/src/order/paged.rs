@@ -1,3 +1,5 @@
+//! The shadow of global memory: the last accesses of every location, in pages that are allocated on demand.
+
 use std::collections::HashMap;
 
 use super::records::Records;
@@ -62,7 +64,8 @@ impl PagedShadow {
             } else if cell.write.beside_matters(a) {
                 found = found.or_else(|| cell.records.race_with_read(a));
             }
-            // Pruning only when the list has doubled costs no more than the reads themselves.
+            // The list is pruned when its length has doubled, so that pruning costs no more than the reads
+            // themselves.
             if cell.records.len().is_power_of_two() {
                 cell.records.prune(a);
             }

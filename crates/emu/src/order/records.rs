@@ -1,10 +1,12 @@
+//! Lists of recorded accesses to one memory location.
+
 use smallvec::SmallVec;
 
 use super::shadow::{Access, Conflict, Record, Strength, Touch, Write};
 use super::{Agent, Epoch, FLIGHT};
 
-/// The records beside the last write of one memory location, sorted by agent. A new record replaces the lanes
-/// of older records of its agent that it implies. This keeps the list short.
+/// The records other than the last write of one memory location, sorted by agent. A new record removes from
+/// older records of its agent the lanes that it implies, which keeps the list short.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Records(SmallVec<[(Agent, Record); 1]>);
 
@@ -24,8 +26,8 @@ impl Records {
         start..start + own
     }
 
-    /// Adds a record that is later than the present ones. The epochs up to `known` of its agent happened
-    /// before it.
+    /// Adds a record that is later than all present ones. The accesses of its agent up to epoch `known`
+    /// happened before it.
     pub fn note(&mut self, agent: Agent, new: Record, known: Epoch) {
         let own = self.of(agent);
         let mut place = None;
@@ -92,8 +94,8 @@ impl Records {
         });
     }
 
-    /// Applies a write after `last` and the records beside it. Returns the first conflict that is not
-    /// forgiven. Forgiven accesses are kept as records.
+    /// Applies a write after `last` and the other records. Returns the first conflict that is not forgiven.
+    /// Forgiven accesses are kept as records.
     pub fn write(
         &mut self,
         last: &mut Write,

@@ -2,10 +2,10 @@
 //! granule is as wide as the narrowest access of the kernel to that space. Since accesses are aligned to
 //! their width, each covers whole granules.
 //!
-//! Each granule has its last weak write and further records beside it. A weak access races with every access
-//! that is not ordered with it. An access that is ordered after a weak write is therefore ordered after
-//! everything before that write, and the older records are dropped. A strong write or a reduction does not
-//! order the accesses that it does not race with. It is therefore added beside them.
+//! Each granule has its last weak write and further records. A weak access races with every access that is
+//! not ordered with it. An access that is ordered after a weak write is therefore ordered after everything
+//! before that write, and the older records are dropped. A strong write or a reduction does not order the
+//! accesses with which it does not race. It is therefore added as a further record.
 
 use super::{Agent, Epoch, FLIGHT, WarpView};
 
@@ -26,8 +26,8 @@ pub(crate) enum Touch {
     Atomic,
     /// The read and the write of a cp.async.
     Copy,
-    /// The read and the write of a cp.async that completes with the phase of an mbarrier. Its own thread must
-    /// have observed that phase, too.
+    /// The read and the write of a cp.async that completes with a phase of an mbarrier. Its own thread must
+    /// also have observed that phase.
     CopyArrive,
     /// The reads of a wgmma.
     Wgmma,
@@ -69,7 +69,7 @@ pub(super) struct Write {
     pub(super) lane: u8,
     pub(super) strength: Strength,
     pub(super) touch: Touch,
-    /// The lowest strength among the writes beside this one; `None` when there are none.
+    /// The lowest strength among the other writes; `None` when there are none.
     pub(super) beside: Option<Strength>,
 }
 
@@ -78,7 +78,7 @@ impl Access<'_> {
         self.view.home() + self.actor as Agent
     }
 
-    /// Whether the access, as a write, leaves the accesses that it does not race with in place beside it.
+    /// Whether the access, as a write, keeps the records of the accesses with which it does not race.
     #[inline(always)]
     pub(super) fn stands_beside(&self) -> bool {
         self.strength > Strength::Weak || self.touch == Touch::Reduce
@@ -143,19 +143,19 @@ impl Write {
         self.epoch == 0 && self.beside.is_none()
     }
 
-    /// Whether a read may race with the writes beside this one.
+    /// Whether a read may race with the other writes.
     #[inline(always)]
     pub(super) fn beside_matters(&self, a: &Access) -> bool {
         self.beside.is_some_and(|weakest| a.proxy || weakest.min(a.strength) < Strength::Gpu)
     }
 
-    /// Notes that a write of this strength stands beside this one.
+    /// Records that a write of this strength is kept in addition to this one.
     pub(super) fn add_beside(&mut self, strength: Strength) {
         self.beside = Some(self.beside.map_or(strength, |weakest| weakest.min(strength)));
     }
 }
 
-/// Accesses by lanes of one actor in one epoch: reads, or writes beside the last one.
+/// Accesses by lanes of one actor in one epoch: reads, or writes other than the last one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub(super) epoch: Epoch,
@@ -214,14 +214,14 @@ impl Record {
         absorbed
     }
 
-    /// Whether two records differ in their lanes alone.
+    /// Whether two records differ only in their lanes.
     #[inline(always)]
     pub(super) fn is_with(&self, new: &Record) -> bool {
         (self.epoch, self.touch, self.strength, self.wrote) == (new.epoch, new.touch, new.strength, new.wrote)
     }
 
-    /// The lanes of this record that a later record of the same actor does not imply. A record is implied by
-    /// a later one that comes after it and is exempt from no more conflicts.
+    /// The lanes of this record that a later record of the same actor does not imply. A later record implies
+    /// this one if it comes after it and is exempt from no more conflicts.
     #[inline(always)]
     pub(super) fn lanes_beside(&self, new: &Record, known: Epoch) -> u32 {
         if self.strength < new.strength || self.wrote && !new.wrote {

@@ -1,3 +1,5 @@
+//! The accesses that the lanes of a warp know to have happened before.
+
 use super::{Actors, Agent, Clock, Epoch, FLIGHT, Strength};
 
 /// The accesses that happened before, as the lanes of one warp know them.
@@ -30,12 +32,13 @@ struct Shown {
     epoch: Epoch,
 }
 
-/// What lanes of a warp knew and had done at some time. Each lane releases its part of that later.
+/// The accesses that lanes of a warp knew and had made at some time. Each lane releases its part of them
+/// later.
 #[derive(Clone, Debug)]
 pub(crate) struct Moment(WarpView);
 
 impl Moment {
-    /// What `lanes` knew and had done.
+    /// The accesses that `lanes` knew and had made.
     pub fn of(&self, lanes: u32) -> Clock {
         self.0.known_to(lanes)
     }
@@ -123,7 +126,7 @@ impl WarpView {
         left == 0
     }
 
-    /// What `lanes` know and have done so far.
+    /// The accesses that `lanes` know and have made so far.
     fn known_to(&self, lanes: u32) -> Clock {
         let mut clock = self.base.clone();
         for (members, known) in &self.groups {
@@ -139,14 +142,14 @@ impl WarpView {
         clock
     }
 
-    /// What `lanes` know and have done so far. A new epoch begins.
+    /// The accesses that `lanes` know and have made so far. A new epoch begins.
     pub fn release(&mut self, lanes: u32) -> Clock {
         let clock = self.known_to(lanes);
         self.now += 1;
         clock
     }
 
-    /// The present state, for a later release of the part of each of `lanes`. A new epoch begins.
+    /// The present state; each of `lanes` releases its part of it later. A new epoch begins.
     pub fn moment(&mut self, lanes: u32) -> Moment {
         let groups = self.groups.iter().filter(|(members, _)| members & lanes != 0).cloned().collect();
         let then = WarpView { base: self.base.clone(), groups, shown: self.shown.clone(), ..*self };
@@ -196,8 +199,8 @@ impl WarpView {
         self.base.warp(grid) > 0 || self.was_told(lane, self.home + grid as Agent, 1, 1)
     }
 
-    /// A proxy fence by `lanes`: all that each of them knows and did is ordered for the asynchronous proxy.
-    /// No lane learns the accesses of other lanes.
+    /// A proxy fence by `lanes`: all accesses that each of them knows and made are ordered for the
+    /// asynchronous proxy. No lane learns the accesses of other lanes.
     pub fn fence_proxy(&mut self, lanes: u32, live: u32) {
         let known = self.groups.iter().filter(|(members, _)| members & lanes != 0);
         let known = known.map(|(members, clock)| (members & lanes, clock.clone()));
@@ -227,7 +230,8 @@ impl WarpView {
         }
     }
 
-    /// Drops the separate knowledge of lanes after a synchronisation that all live lanes took part in.
+    /// Drops the separate knowledge of single lanes after a synchronisation in which all live lanes took
+    /// part.
     pub fn merged(&mut self) {
         self.groups.clear();
     }

@@ -14,7 +14,7 @@ const SECTOR: u64 = 32;
 
 /// Wavefronts of a shared-memory access of `bytes` per lane.
 ///
-/// Accesses wider than 4 bytes are made in groups of consecutive lanes that move 128 bytes together: two
+/// Accesses wider than 4 bytes are split into groups of consecutive lanes that together move 128 bytes: two
 /// half-warps for 8 bytes, four quarters for 16 (CUDA C++ Programming Guide, "Shared Memory"). Within a
 /// group, each bank delivers one word per pass. Lanes that read the same word share it.
 pub fn shared_passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
@@ -38,8 +38,8 @@ pub fn atomic_passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
     (fullest_bank(&words) * bytes.div_ceil(4)).max(1)
 }
 
-/// The accesses of a lane in a `wmma.load` or `wmma.store`, and the 8×8 transpositions in registers that
-/// accompany them. `None` for elements smaller than a byte, and for shapes that PTX does not have.
+/// The number of accesses of a lane in a `wmma.load` or `wmma.store`, and the number of 8×8 transpositions in
+/// registers. `None` for elements smaller than a byte, and for shapes that PTX does not have.
 pub fn fragment_accesses(access: WmmaAccess) -> Option<(u32, u32)> {
     let fragment = Fragment::new(access)?;
     Some((fragment.accesses.len() as u32, fragment.transposes() as u32))

@@ -1,6 +1,7 @@
 //! The trace of a CTA that the executor records for the time model: for each warp, one [`Event`] for every
-//! instruction that it issued, in order. An event does not depend on a machine. What depends on a machine
-//! (for example whether a line is still in L1) is recorded as the fact that determines it (a reuse distance).
+//! instruction that it issued, in order. An event does not depend on a machine. For a property that depends
+//! on the machine (for example whether a line is still in L1), the event records the fact that determines it
+//! (a reuse distance).
 
 mod access;
 mod reuse;
@@ -17,14 +18,14 @@ pub struct Event {
     /// The lanes that execute the instruction, after its guard. 0 when the guard was false in all lanes; the
     /// instruction was issued nevertheless.
     pub lanes: u32,
-    /// What the instruction's text does not show.
+    /// Information that the instruction's text does not contain.
     pub detail: Detail,
 }
 
-/// The part of an event that is known only from execution.
+/// The part of an event that is only known from execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Detail {
-    /// Nothing: arithmetic, branches, and everything else that depends on its operands only.
+    /// Nothing: arithmetic, branches, and all other instructions whose cost follows from the text alone.
     None,
     /// An access to shared memory, including `ldmatrix` and atomics.
     Shared {
@@ -47,7 +48,7 @@ pub enum Detail {
         /// Number of arrivals.
         count: u32,
     },
-    /// Arrives at an mbarrier, or announces bytes, or both.
+    /// Arrives at an mbarrier, announces bytes, or does both.
     Arrive {
         /// The mbarrier.
         at: MbarrierPlace,
@@ -91,7 +92,7 @@ pub enum Detail {
 pub struct MbarrierPlace(u16);
 
 impl MbarrierPlace {
-    /// No mbarrier: the copy is waited for by groups.
+    /// No mbarrier: threads wait for the copy by its group.
     pub const NONE: MbarrierPlace = MbarrierPlace(u16::MAX);
 
     /// The position for an address in the window of shared memory.
@@ -107,7 +108,7 @@ pub struct CtaTrace {
     pub cta: u64,
     /// The events of each warp.
     pub warps: Vec<Vec<Event>>,
-    /// Number of events over all warps that were not kept because the limit was reached.
+    /// Number of events, over all warps, that were not kept because the limit was reached.
     pub dropped: u64,
 }
 
@@ -164,11 +165,11 @@ pub struct Recorder {
     traces: Vec<CtaTrace>,
     /// Warps of a CTA.
     warps: usize,
-    /// Number of events that may still be kept.
+    /// Number of events that may still be recorded.
     room: u64,
-    /// One per CTA, because the CTAs of a cluster need not share an SM.
+    /// One reuse stack per CTA, because the CTAs of a cluster need not share an SM.
     reuse: Vec<ReuseStack>,
-    /// What was noted about the current instruction so far.
+    /// The details noted so far for the current instruction.
     noted: Option<Detail>,
 }
 
@@ -202,15 +203,15 @@ impl Recorder {
         Recorder { traces: ctas.iter().map(trace).collect(), warps, room: limit, reuse, noted: None }
     }
 
-    /// Records an instruction with what was noted about it. Most instructions access no memory and are no
-    /// barrier.
+    /// Records an instruction with the details noted for it. Most instructions access no memory and are not
+    /// barriers, and have none.
     pub fn issue(&mut self, warp: usize, pc: u32, lanes: u32) {
         let detail = self.noted.take().unwrap_or(Detail::None);
         self.push(warp, Event { pc, lanes, detail });
     }
 
-    /// Notes a part of what the next issued instruction does. The counts of lanes add up. Of several
-    /// mbarriers, the first one stands for all.
+    /// Notes a detail of the next issued instruction. The counts of lanes add up. If lanes use several
+    /// mbarriers, only the first one is recorded.
     pub fn note(&mut self, part: Detail) {
         self.noted = Some(match (self.noted, part) {
             (

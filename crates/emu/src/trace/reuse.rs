@@ -1,6 +1,6 @@
 //! Reuse distances: the number of distinct sectors touched since the last touch of a sector. A fully
-//! associative LRU cache of n sectors hits if and only if the distance is at most n (Mattson et al., 1970).
-//! One recording therefore serves every machine.
+//! associative LRU cache of n sectors hits if and only if the distance is at most n (Mattson et al., 1970),
+//! so one recording serves every machine.
 
 use std::collections::HashMap;
 
@@ -41,7 +41,7 @@ impl ReuseStack {
         distance
     }
 
-    /// Renumbers the last touches 0, 1, 2, … and doubles the room.
+    /// Renumbers the last touches 0, 1, 2, … and doubles the capacity.
     fn compact(&mut self) {
         let mut order: Vec<(usize, u64)> = self.last.iter().map(|(sector, then)| (*then, *sector)).collect();
         order.sort_unstable();

@@ -1,4 +1,4 @@
-//! What is rejected before anything runs, and what is counted during a run.
+//! Tests of launches that are rejected before they run, and of the counters of a run.
 
 use flashcore_emu::{Buffer, EmuError, Emulator, Options, Report, run};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch, Machine};
@@ -39,11 +39,11 @@ fn refused(change: impl FnOnce(&mut Kernel)) -> String {
 #[test]
 fn contracts_that_do_not_fit_are_refused() {
     assert!(refused(|k| k.entry = "other".into()).contains("no entry `other`; its entries: "));
-    assert!(refused(|k| k.args.clear()).contains("takes 1 arguments, the launch contract gives 0"));
-    assert!(refused(|k| k.args[0] = Arg::U32(1)).contains("has 4 bytes, parameter `out` takes 8"));
+    assert!(refused(|k| k.args.clear()).contains("the launch contract gives 0 arguments"));
+    assert!(refused(|k| k.args[0] = Arg::U32(1)).contains("has 4 bytes, but parameter `out` has 8"));
     assert!(refused(|k| k.args[0] = Arg::Buffer { index: 3, offset: 0 }).contains("names buffer 3"));
     assert!(refused(|k| k.buffers.clear()).contains("names buffer 0"));
-    assert!(refused(|k| k.buffers[0].bytes = 4097).contains("has 4096 bytes, 4097 are needed"));
+    assert!(refused(|k| k.buffers[0].bytes = 4097).contains("has 4096 bytes, but 4097 are needed"));
     assert!(refused(|k| k.launch.block = Dim3(0, 1, 1)).contains("1 to 1024 threads"));
     assert!(refused(|k| k.launch.block = Dim3(1025, 1, 1)).contains("1 to 1024 threads"));
     assert!(refused(|k| k.launch.block = Dim3(512, 1, 1)).contains(".maxntid"));
@@ -104,7 +104,7 @@ fn accesses_and_lanes_are_counted_by_line() {
     assert_eq!((at(24).lanes, at(24).special), (1, 1));
     assert_eq!((at(25).issues, at(25).flop), (1, 2));
     assert_eq!(report.counters.barriers, 2);
-    // Warp 0 alone runs the two lines after the branch, with one lane.
+    // Only warp 0 runs the two lines after the branch, with one lane.
     assert_eq!((report.counters.single_lane_issues, report.counters.lone_warp_issues), (2, 2));
     let trace = &report.traces[0];
     assert_eq!((trace.cta, trace.issues()), (0, report.steps));

@@ -1,4 +1,4 @@
-//! The reports of kernels that cannot end: what each warp waits for, and which warps could end the wait.
+//! Tests of the reports of deadlocked kernels: what each warp waits for, and which warps could end the wait.
 
 use flashcore_emu::{Buffer, HazardKind, Options, run};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
@@ -56,8 +56,8 @@ fn barriers_in_opposite_order_are_a_circle() {
     );
 }
 
-/// Barrier numbers in registers, as in code of ptxas and of programmers, and a further warp that waits for
-/// one of the cycle.
+/// The barrier numbers are in registers, as in code of ptxas and of programmers. A further warp waits for a
+/// warp of the cycle.
 #[test]
 fn a_circle_of_three_leaves_the_bystander_out() {
     let message = deadlock(

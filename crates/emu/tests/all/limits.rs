@@ -1,4 +1,4 @@
-//! The limits of a run: the size of its grid, and wall-clock time.
+//! Tests of the limits of a run: the size of the grid, and wall-clock time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn execute(body: &str, grid: Dim3, options: &Options) -> Result<Report, EmuError
     run(&kernel, no_buffers, options)
 }
 
-/// No CTA of such a grid runs, because its size alone exceeds the budget.
+/// No CTA of such a grid runs, because the size of the grid already exceeds the budget.
 #[test]
 fn a_grid_beyond_its_budget_is_refused_before_it_runs() {
     let options = Options { grid_limit: 1 << 31, ..Options::default() };
@@ -49,7 +49,7 @@ fn a_run_ends_when_its_time_is_over() {
     for grid in [Dim3(1, 1, 1), Dim3(64, 1, 1)] {
         assert_eq!(execute(endless, grid, &options).unwrap_err(), EmuError::TimeLimit { limit });
     }
-    // With a stopwatch whose limit is over, no further run starts.
+    // Once the limit of a stopwatch is over, no further run starts.
     assert_eq!(execute("", Dim3(1, 1, 1), &options).unwrap_err(), EmuError::TimeLimit { limit });
 }
 

@@ -1,4 +1,5 @@
-//! The tests of the crate from outside, as one program; those of `filetests/` are the program `filetests`.
+//! Tests of the crate's public interface, in one program. The tests of `filetests/` are in the program
+//! `filetests`.
 
 mod contract;
 mod corpus;

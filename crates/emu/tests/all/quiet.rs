@@ -1,5 +1,5 @@
-//! Buffers that a kernel seems only to read: reads of them are not recorded, and a store to one of them must
-//! change no finding.
+//! Tests of quiet buffers, which a kernel seems only to read: their reads are not recorded, and a store to
+//! one of them must not change the findings.
 
 use flashcore_emu::{Buffer, HazardKind, Options, Report, Survey, argument_bytes, run};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
@@ -37,12 +37,12 @@ fn execute(body: &str, options: &Options) -> (Report, Vec<u8>) {
 
 #[test]
 fn a_store_through_a_pointer_in_memory_still_races() {
-    // `a` is read through the parameter, and stored to through the pointer in `t`.
+    // The kernel reads `a` through the parameter, and stores to `a` through the pointer in `t`.
     let stores = "ld.global.u32 %r2, [%rd1];\nadd.u32 %r2, %r2, 1;\nld.global.u64 %rd5, [%rd3];\n\
         add.u64 %rd5, %rd5, %rd4;\nst.global.u32 [%rd5], %r2;";
     let (report, _) = execute(stores, &Options::default());
     assert!(report.hazards.iter().any(|hazard| hazard.kind == HazardKind::Race), "{:?}", report.hazards);
-    // One CTA alone does not race, and the second run begins with the contents of the first.
+    // A single CTA does not race. The second run begins with the buffer contents of the first.
     let one = Options { only: Some(vec![2]), survey: true, ..Options::default() };
     let (report, a) = execute(stores, &one);
     assert_eq!((report.hazards.as_slice(), a), (&[][..], [2u32; 32].map(u32::to_le_bytes).concat()));
@@ -63,7 +63,7 @@ fn stores_through_parameters_race_and_reads_do_not() {
 
 #[test]
 fn a_survey_tells_instructions_and_shared_lines() {
-    // CTA c writes to eight elements of `a`: all four share a line. CTA 3 leaves the last load out.
+    // CTA c writes to eight elements of `a`; the four groups share one line. CTA 3 skips the last load.
     let body = ".reg .pred %p<3>;\nmov.u32 %r4, %ctaid.x;\nshr.u32 %r5, %r1, 3;\nsetp.eq.u32 %p1, %r4, %r5;\n\
         @%p1 st.global.u32 [%rd1], %r4;\nsetp.eq.u32 %p2, %r4, 3;\n@%p2 bra END;\nld.global.u32 %r6, [%rd2];\nEND:";
     let (report, _) = execute(body, &Options { survey: true, ..Options::default() });

@@ -1,4 +1,5 @@
-//! The cost of registers depends on the registers that a kernel uses, not on those that it declares.
+//! Tests that the cost of registers depends on the registers that a kernel uses, not on those that it
+//! declares.
 
 use std::fmt::Write;
 
@@ -55,7 +56,7 @@ fn more_registers_than_slots_are_refused_where_they_are_used() {
     let mut text = String::from(
         ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k()\n{\n.reg .b64 %rd<65535>;\n",
     );
-    // The frame pointer takes the one slot that is left.
+    // The frame pointer uses the one remaining slot.
     for i in 0..65535 {
         writeln!(text, "mov.u64 %rd{i}, 0;").unwrap();
     }

@@ -1,4 +1,4 @@
-//! Plans on the device: compiled by many processes, checked against a plan that is known to be right, and
+//! Plans on the device: compiled by many processes, compared with a plan that is known to be right, and
 //! timed.
 
 use std::collections::HashMap;
@@ -48,7 +48,7 @@ pub struct Candidate {
     pub us: f64,
     /// The kernels in launch order.
     steps: Vec<(Function, Call)>,
-    /// Buffers after the tensors: a counter, scratch, temporaries.
+    /// Buffers after the tensors: a counter, scratch memory, temporaries.
     own: Vec<Buffer>,
 }
 
@@ -81,7 +81,7 @@ impl Device {
         Ok(Device { compilers, ..self })
     }
 
-    /// Compiles plans; leaves out those that spill.
+    /// Compiles plans and drops those that spill.
     pub fn compile(&self, problem: &Problem, plans: Vec<Plan>) -> Vec<Candidate> {
         let work = Mutex::new(plans.into_iter());
         let done = Mutex::new(Vec::new());
@@ -123,7 +123,7 @@ impl Device {
         let text = (kernel.module.to_string(), kernel.entry.clone());
         let lock = || self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().get(&text) {
-            // Equal code may be launched with more shared memory, so it is then loaded from the cache again.
+            // The same code may be launched with more shared memory; then it is loaded from the cache again.
             if let Some(function) = known
                 && function.resident_ctas(&kernel.launch).is_ok_and(|ctas| ctas > 0)
             {
@@ -170,7 +170,7 @@ impl Device {
     /// Sets the candidate's time; infinite if its output is wrong.
     ///
     /// # Errors
-    /// When the kernel fails or does not end. The device cannot be used any more then.
+    /// When the kernel fails or does not end. Afterwards the device cannot be used any more.
     pub fn try_out(&self, candidate: &mut Candidate, tensors: &Tensors) -> Result<(), Error> {
         self.stream.fill(tensors.buffers[3].slice(), 0xff)?;
         let once = self.graph(candidate, tensors, 1)?;
@@ -212,7 +212,8 @@ impl Device {
         })
     }
 
-    /// The first and last values of the output. A wrong plan shows in both, and the gate decides in the end.
+    /// The first and last values of the output. Errors of a wrong plan show at both ends; the gate makes the
+    /// final decision.
     fn samples(&self, tensors: &Tensors) -> Result<Vec<f32>, DriverError> {
         let out = tensors.buffers[3].slice();
         let bytes = out.bytes().min(SAMPLE_BYTES);

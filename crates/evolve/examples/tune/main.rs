@@ -7,13 +7,13 @@
 //!
 //! With `--near`, the search begins with the shipped plan and the plans of a file (one JSON object per line:
 //! good plans of other problems). It continues with plans that differ from the fastest in a single gene (one
-//! of the named ones) until none of them is faster. Otherwise families are tried in turn (all that support a
-//! problem, unless some are named). For each, groups of genes are applied one after the other to the fastest
-//! plans so far, timed in a graph. The fastest plans of all families race in turns, beside their defaults and
-//! the plan of the shipped table. `FOLDER/tuned.jsonl` gets the winners as rows of that table
-//! (`kernels::select`), `FOLDER/candidates.jsonl` every timed plan. A plan that never ends, or breaks the
-//! device, is written to `FOLDER/broken.jsonl` and left out, and the search continues in another process.
-//! After the limit no further problem is begun; the last line names the `--from` value for continuing.
+//! of the named ones) until none of them is faster. Without `--near`, families are tried in turn (all that
+//! support a problem, unless some are named). For each, groups of genes are applied one after the other to
+//! the fastest plans so far, timed in a graph. The fastest plans of all families race in turns, together with
+//! their defaults and the plan of the shipped table. `FOLDER/tuned.jsonl` gets the winners as rows of that
+//! table (`kernels::select`), `FOLDER/candidates.jsonl` every timed plan. A plan that never ends, or breaks
+//! the device, is written to `FOLDER/broken.jsonl` and left out, and the search continues in another process.
+//! After the time limit no further problem is started; the last line names the `--from` value for continuing.
 
 mod compiler;
 mod device;
@@ -42,13 +42,13 @@ const FINALISTS: usize = 5;
 /// Duration of the race for each of them, µs; `ROUNDS` limits the number of rounds.
 const FINAL_US: f64 = 200_000.0;
 const ROUNDS: RangeInclusive<usize> = 15..=400;
-/// Maximum number of steps of one gene from where a search begins.
+/// Maximum number of steps of one gene from the start of a search.
 const DESCENTS: usize = 4;
 /// Duration of a race's turn, µs.
 const TURN_US: f64 = 150.0;
-/// The beginning of a worker's line that names the plan about to run. Other lines are for the reader.
+/// The beginning of a worker's output line that names the plan about to run. Other lines are for the user.
 const TRIES: &str = "try ";
-/// A worker that prints nothing for this long hangs: the longest compilation of a group takes less.
+/// A worker that prints nothing for this long is hanging. The longest compilation of a group takes less time.
 const SILENCE: Duration = Duration::from_secs(60);
 
 struct Args {
@@ -124,7 +124,7 @@ fn parse(words: &[String]) -> Result<Args, Error> {
     Ok(Args { folder, families, near, genes, plans, limit, from, worker, problems })
 }
 
-/// Starts workers, each where the previous one ended.
+/// Starts workers one after another; each continues where the previous one ended.
 fn watch(args: Args, words: &[String]) -> Result<(), Error> {
     std::fs::create_dir_all(&args.folder)?;
     let (began, mut next) = (Instant::now(), args.from);
@@ -284,7 +284,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Races the fastest plans in turns, with the defaults beside them.
+    /// Races the fastest plans in turns, together with the default plans.
     fn finals(&self, tensors: &Tensors, found: Vec<Candidate>, defaults: &[Plan]) -> Result<String, Error> {
         let timed = found.len();
         let finals = |(place, c): &(usize, Candidate)| *place < FINALISTS || defaults.contains(&c.plan);

@@ -1,8 +1,7 @@
 //! Evaluates plans of the native kernels on this machine's CPU: checks and timings run on the processor
 //! itself.
 //!
-//! Timings need the machine for themselves, so timings and checks of this process's workers exclude each
-//! other.
+//! Timings need the whole machine, so timings and checks of this process's workers exclude each other.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -26,9 +25,9 @@ use ledger::{
     TimeKind, Trial,
 };
 
-/// Held for writing during a timing, and for reading during a check.
+/// Locked for writing during a timing, and for reading during a check.
 static MACHINE: RwLock<()> = RwLock::new(());
-/// The time models of this process's problems, which all of its workers share, the newest last.
+/// The time models of this process's problems, shared by all of its workers, the newest last.
 static MODELS: Mutex<Vec<(Shape, SharedModel)>> = Mutex::new(Vec::new());
 
 type SharedModel = Arc<Mutex<CpuModel>>;
@@ -124,7 +123,7 @@ impl CpuEvaluator {
         }
         let against = incumbent.map(|(id, _)| {
             let found = interval(&logs);
-            // Without a twin there is no noise floor, hence no verdict.
+            // Without a copy of a contestant there is no noise floor, and therefore no verdict.
             let verdict = bench::SpeedVerdict::Undecided;
             let (ratio, low, high) = (found.middle.exp(), found.low.exp(), found.high.exp());
             Against { incumbent: id, ratio, low, high, noise: (found.high - found.low).exp(), verdict }
@@ -165,7 +164,7 @@ impl CpuEvaluator {
         }
         let Some(comparison) = theirs.comparison else {
             let why = theirs.fault.as_ref().map_or("no comparison".to_owned(), ToString::to_string);
-            return Err(reject(task.stage, Reason::Incumbent, format!("the incumbent is out: {why}")));
+            return Err(reject(task.stage, Reason::Incumbent, format!("the incumbent cannot race: {why}")));
         };
         let against = Against {
             incumbent: id,

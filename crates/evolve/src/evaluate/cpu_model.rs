@@ -1,10 +1,11 @@
 //! The time model of the native kernels on this machine. [`CpuPlan::cost`] counts work at the rates of an
-//! ideal processor. This module learns how this machine departs from it: it times a few plans before the
+//! ideal processor. This module learns how this machine deviates from that: it times a few plans before the
 //! first prediction, and learns from every short timing of the run.
 //!
 //! All times are ratios to one reference plan, measured in turns with it, so that a slow phase of the machine
-//! does not distort them. The logarithm of the departure is fitted as a linear function of the genes. The
-//! interval of a prediction comes from the residuals of plans that the fit had not seen.
+//! does not distort them. The logarithm of the deviation is fitted as a linear function of the genes. The
+//! interval of a prediction comes from the residuals of plans, each computed as if that plan had not been
+//! fitted.
 
 use bench::{CpuTimer, quantile};
 use cpu::{CpuPlan, Isa, Lanes, Order, Rows};
@@ -17,23 +18,23 @@ use super::ridge::Ridge;
 use crate::Candidate;
 use crate::space::Space;
 
-/// Most plans that are timed before the first prediction, and the longest time for it, s.
+/// Maximum number of plans that are timed before the first prediction, and the maximum time for this, s.
 const PROBES: usize = 64;
 const SECONDS: f64 = 3.0;
-/// Fewest plans of which something can be learnt.
+/// Minimum number of plans for a fit.
 const LEAST: usize = 16;
-/// Probes cost at most this many times as much as the reference. Slower plans take long to time, and no
-/// search needs their exact time.
+/// Probes are predicted to take at most this many times as long as the reference. Slower plans take long to
+/// time, and a search does not need their exact time.
 const DEAREST: f64 = 6.0;
-/// The penalty on the weights.
+/// The penalty on the weights of the fit.
 const PENALTY: f64 = 2.0;
-/// Newest timings that are fitted.
+/// Maximum number of timings in a fit; the newest are used.
 const MEMORY: usize = 1000;
-/// The interval of a prediction holds this share of new plans.
+/// The interval of a prediction should contain this share of new plans.
 const COVERED: f64 = 0.9;
-/// The least half width of an interval, as a factor.
+/// The smallest half width of an interval, as a factor.
 const NARROWEST: f64 = 1.05;
-/// The half width while nothing has been learnt. It rejects only what is hopeless.
+/// The half width before anything is learnt. It is so large that only hopeless plans are rejected.
 const UNKNOWN: f64 = 3.0;
 
 /// Number of features of a plan.
@@ -48,7 +49,7 @@ pub struct CpuModel {
     reference: CpuPlan,
     /// The reference's time, µs.
     reference_us: f64,
-    /// Features, and the logarithm of the measured ratio over the predicted one.
+    /// Features of each plan, and the logarithm of the measured ratio divided by the predicted one.
     rows: Vec<(Features, f64)>,
     /// The fit to `rows`, and the half width of its interval as a factor; `None` after a new row.
     fit: Option<(Ridge<FEATURES>, f64)>,
@@ -106,13 +107,13 @@ impl CpuModel {
         }
     }
 
-    /// Makes a plan the reference, with the time with which later times are compared.
+    /// Sets the reference plan, and the time with which later times are compared.
     pub fn set_reference(&mut self, plan: &CpuPlan, us: f64) {
         if us.is_nan() || us <= 0.0 {
             return;
         }
         if plan.canonical(&self.problem) != self.reference.canonical(&self.problem) {
-            // All departures are relative to that of the reference.
+            // All deviations are relative to that of the reference.
             let departure = self.predict(plan)[1] / (self.ratio(plan) * self.reference_us);
             self.rows.iter_mut().for_each(|(_, row)| *row -= departure.ln());
             (self.reference, self.fit) = (*plan, None);
@@ -142,8 +143,8 @@ impl CpuModel {
         plan.cost(&self.problem).cycles / self.reference.cost(&self.problem).cycles
     }
 
-    /// The genes as numbers. A gene that means something else with lanes along the head dimension has a
-    /// feature for each.
+    /// The genes as numbers. A gene that has another meaning with lanes along the head dimension has a
+    /// separate feature for that case.
     fn features(&self, plan: &CpuPlan) -> Features {
         let plan = plan.canonical(&self.problem);
         let flag = |is: bool| f64::from(u8::from(is));
@@ -182,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    /// A machine on which a plan takes its cost times a law of its genes.
+    /// A model of a machine on which a plan takes its cost times a function of its genes.
     fn learnt(disturbance: f64) -> (CpuModel, Vec<(CpuPlan, f64)>) {
         let problem = Problem::new(1, 8, 512, 64, DType::F32);
         let reference = CpuPlan::for_problem(&problem);

@@ -1,5 +1,6 @@
-//! The check of a native plan before its time counts: the gate's rules, run on the machine itself instead of
-//! the emulator. All cases are small problems of the same kind, and their references are computed once.
+//! Checks a native plan before its time counts. The rules are those of the gate, but the plan runs on the
+//! machine itself instead of in the emulator. All cases are small problems of the same kind, and their
+//! references are computed once.
 
 use cpu::{CpuError, CpuPlan};
 use oracle::OracleError;
@@ -10,7 +11,7 @@ use check::gate::{References, dense_rows, torture};
 use check::values::{Inputs, Values};
 
 /// Upper limits of the small problem: batches, key heads, query heads per key head, rows and keys. Rows and
-/// keys leave remainders that do not fill a block.
+/// keys are not multiples of a block.
 const MOST: [usize; 5] = [2, 2, 4, 71, 203];
 /// Number of draws of normal inputs.
 const SEEDS: u64 = 2;
@@ -35,12 +36,13 @@ impl Cases {
         let others = Style::ALL.into_iter().filter(|&style| style != Style::Normal).map(|style| (style, 1));
         let own = ordinary.chain(others).map(|(style, seed)| {
             let slack = match style {
-                // The error is that of f32 sums of huge products and depends on the summation order.
+                // The error comes from f32 sums of huge products, and depends on the order of summation.
                 Style::HugeLogits | Style::Outlier => 4.0,
-                // The heavy key's logit is rounded once, and this error enters the weight of every other key.
+                // The logit of the heavy key is rounded once, and this error changes the weight of every
+                // other key.
                 Style::Spike if small.dtypes.q == DType::F32 => 4.0,
-                // Rows are nearly equal here, and f32 sums round equally in all of them, so a single rounding
-                // looks like a bias.
+                // Rows are nearly equal here, and f32 sums round equally in all of them, so that a single
+                // rounding looks like a bias.
                 Style::Rising | Style::Falling if small.dtypes.q == DType::F32 => 2.0,
                 _ => 1.0,
             };
@@ -84,7 +86,7 @@ impl Case {
         self.inputs.attention_into(p, plan, &mut out, with_lse.then_some(&mut lse[..]))?;
         let (elements, poison) = (out.len(), out.count_nan());
         let dense = out.gather(p, Tensor::Out);
-        // Rows that belong to no sequence must stay poisoned, like the elements between rows.
+        // Rows that belong to no sequence must stay poisoned, as must the elements between rows.
         let rows = dense_rows(p, &self.inputs.others.sequences(p));
         let places = rows.iter().flat_map(|&row| row * p.head_dim_v..(row + 1) * p.head_dim_v);
         let values: Vec<f64> = places.filter_map(|i| dense.get(i)).map(f64::from).collect();

@@ -12,7 +12,7 @@ use crate::task::{Outcome, Target, Task};
 pub struct Evaluators(HashMap<Target, Box<dyn Evaluator>>);
 
 impl Evaluators {
-    /// The outcome of a task. `make` creates an evaluator for a target.
+    /// Evaluates a task. `make` creates an evaluator for a target.
     ///
     /// # Errors
     /// The error of `make`.

@@ -1,5 +1,5 @@
 //! The part of an evaluation that needs no device: building a kernel, describing it, predicting its time and
-//! checking it in the emulator. Evaluators of GPUs begin with it, with or without a GPU.
+//! checking it in the emulator. Every evaluation for a GPU begins with this part.
 
 use kernels::{Arch, Plan};
 use predict::resources::{Ptxas, PtxasError, Resources, estimate};
@@ -17,8 +17,8 @@ use check::study::{self, RecordError};
 use ledger::Candidate;
 use ledger::{CheckFact, Judge, Reason, Rejection, Screening};
 
-/// Number of SMs for which persistent kernels are checked. With few CTAs, each takes several tiles of a small
-/// problem.
+/// Number of SMs with which persistent kernels are checked. With so few SMs, each CTA takes several tiles
+/// even on a small problem.
 const FEW: u32 = 3;
 /// Maximum number of hazards that a stored verdict lists.
 const HAZARDS: usize = 8;
@@ -30,7 +30,7 @@ pub struct Bench {
     pub gpu: &'static Gpu,
     /// The architecture of the kernels.
     pub arch: Arch,
-    /// NVIDIA's assembler, where it is present.
+    /// NVIDIA's assembler, if it is present.
     pub ptxas: Option<Ptxas>,
 }
 
@@ -40,7 +40,7 @@ pub struct Built {
     pub text: String,
     /// Registers and shared memory of each kernel.
     pub resources: Vec<Resources>,
-    /// Hash of the machine code, if ptxas made it.
+    /// Hash of the machine code, if ptxas assembled it.
     pub sass_hash: Option<String>,
 }
 
@@ -63,7 +63,7 @@ impl Bench {
         subject::bound(candidate, problem, &self.arch).map_err(|fault| fault.at(Stage::Screen))
     }
 
-    /// Builds the kernel of a candidate, with ptxas where it is present.
+    /// Builds the kernel of a candidate, with ptxas if it is present.
     ///
     /// # Errors
     /// The rejection, when the kernel cannot be built.
@@ -77,14 +77,14 @@ impl Bench {
                 self.ptxas.as_ref().map(|ptxas| ptxas.assemble(&text, &forecast::target(&bound), entry));
             let found = match assembled {
                 Some(Ok((resources, code))) => {
-                    // The machine code is that of the whole module.
+                    // The machine code of all kernels is in one module.
                     sass_hash = Some(identity(&bound, &code));
                     Some(resources)
                 }
                 Some(Err(error @ PtxasError::Rejected { .. })) => {
                     return Err(reject(Stage::Screen, Reason::Ptxas, error));
                 }
-                // Without a working assembler the resources are estimated, and the kernel is not rejected.
+                // Without a working assembler, the resources are estimated and the kernel is not rejected.
                 Some(Err(_)) | None => estimate(&kernel.module, entry),
             };
             resources
@@ -111,7 +111,7 @@ impl Bench {
         problem: &Problem,
         built: &Built,
     ) -> Result<Finding, Rejection> {
-        // The figures of a program are the largest of its kernels.
+        // The figures of a program are the maxima over its kernels.
         let most = |of: &dyn Fn(&Resources) -> u32| built.resources.iter().map(of).max().unwrap_or(0);
         let shared = built.bound.steps().zip(&built.resources);
         let shared = shared.map(|(kernel, found)| found.shared + kernel.launch.dynamic_shared).max();
@@ -134,7 +134,7 @@ impl Bench {
         Ok(Finding::Screened { screening, predicted_us, findings })
     }
 
-    /// The predicted time and the findings, from `times` as many CTAs as a screening records; `None` when the
+    /// The predicted time and the findings, from `times` as many CTAs as a screening records; `None` if the
     /// model fails.
     ///
     /// # Errors
@@ -182,8 +182,8 @@ impl Bench {
         }
     }
 
-    /// The gate in the emulator: a plan is checked on a small problem of the same kind, a kernel from another
-    /// source on the problem itself.
+    /// Runs the gate in the emulator. A plan is checked on a small problem of the same kind, a kernel from
+    /// another source on the problem itself.
     ///
     /// # Errors
     /// The rejection, when the kernel cannot be checked.
@@ -206,7 +206,7 @@ impl Bench {
 
     /// A problem with the same head_dim, kind of mask and dtype, with more than one tile of rows and of keys,
     /// and ragged ends. A window is shortened to one and a half blocks of keys, so that its bounds lie inside
-    /// of the problem. The problem itself where the plan supports nothing smaller.
+    /// of the problem. The problem itself if the plan supports nothing smaller.
     pub fn small(&self, plan: &Plan, problem: &Problem) -> Problem {
         let (rows, keys) = extents(plan);
         let ragged = |seq: usize, tile: usize, tiles: usize| seq.min(tiles * tile + tile / 2 + 3);
@@ -267,7 +267,7 @@ fn extents(plan: &Plan) -> (usize, usize) {
     (rows as usize, keys as usize)
 }
 
-/// The tile's shape as a niche's coordinate.
+/// The tile's shape, as a coordinate of the niche.
 fn tile(candidate: &Candidate, kernel: &ptx::Kernel) -> String {
     match candidate {
         Candidate::Gpu(Plan::Ladder { rung }) => rung.name().to_owned(),

@@ -20,7 +20,8 @@ pub use kept::Evaluators;
 use ledger::{Environment, Reason, Rejection};
 pub use subject::{Fault, bound};
 
-/// The rejection reason for a disqualified contestant: its outputs are wrong, or its times do not count.
+/// The reason for which a disqualified contestant is rejected: its outputs are wrong, or its times are not
+/// valid.
 const fn word_of(fault: &bench::Fault) -> Reason {
     use bench::Fault::{Batched, FasterOnSeenInputs, Stale, TimerDisagrees, UnderFloor, Unwritten, Wrong};
     match fault {

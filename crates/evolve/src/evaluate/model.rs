@@ -26,7 +26,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// For a machine; `None` when its architecture has no kernels.
+    /// The evaluator for a machine; `None` when no kernel supports its architecture.
     pub fn of(gpu: &'static Gpu) -> Option<Model> {
         Some(Model { bench: Bench::of(gpu)?, known: HashMap::new() })
     }
@@ -75,9 +75,9 @@ impl Model {
     }
 }
 
-/// A race of predictions. The model's interval of one time is used for the ratio of two: errors of the
-/// model's constants cancel, and the remaining errors of two kernels are about as large as that of one (by
-/// the scatter of forecasts over held-out plans).
+/// Compares two predictions. The model's interval for one time is also used for the ratio of two times:
+/// errors of the model's constants cancel, and the remaining errors of two kernels are about as large as
+/// those of one (by the scatter of forecasts over held-out plans).
 fn compare(incumbent: ledger::CandidateId, theirs: f64, ours: [f64; 3]) -> Against {
     let [low_us, us, high_us] = ours;
     let ratio = theirs / us;

@@ -1,10 +1,10 @@
 //! Ridge regression: least squares with a penalty on the weights, for a few dozen features.
 
-/// A fit of `y ≈ features · weights`, with what is needed to judge it.
+/// A fit of `y ≈ features · weights`, with the residuals by which it is judged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ridge<const N: usize> {
     weights: [f64; N],
-    /// The residual of each row, as if the row had not been fitted.
+    /// The residual of each row, computed as if the row had not been part of the fit.
     pub left_out: Vec<f64>,
 }
 
@@ -26,7 +26,7 @@ impl<const N: usize> Ridge<N> {
         }
         let inverse = inverse(normal);
         let weights = times(&inverse, &right);
-        // A row's leverage says how much the row pulls the fit to itself.
+        // A row's leverage says how strongly the row influences the fit at its own position.
         let left_out = rows.iter().map(|(features, y)| {
             let leverage = dot(features, &times(&inverse, features));
             (y - dot(features, &weights)) / (1.0 - leverage).max(0.05)
@@ -74,7 +74,7 @@ fn inverse<const N: usize>(mut matrix: [[f64; N]; N]) -> [[f64; N]; N] {
 mod tests {
     use super::*;
 
-    /// Rows of y = 2 + 3 a - b with a disturbance that alternates.
+    /// Rows of y = 2 + 3 a - b with an alternating disturbance.
     fn rows(count: usize, disturbance: f64) -> Vec<([f64; 3], f64)> {
         let row = |i: usize| {
             let (a, b) = ((i * 7 % 5) as f64, (i * 3 % 4) as f64);

@@ -74,7 +74,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
             format!("invalid value '{found}' for the problem of its launch file: expected {accepted}"),
         ));
     }
-    // No kernel needs more than four CTAs per output row, and running through more takes minutes.
+    // No kernel needs more than four CTAs per output row, and running more CTAs takes minutes.
     let rows = problem.batch * problem.heads_q * problem.seq_q;
     let ctas = launch.launches.iter().map(|step| step.grid.count()).sum::<u64>();
     let most = FEW_CTAS.max(4 * rows as u64);
@@ -206,7 +206,7 @@ pub(crate) mod tests {
                        .param .u64 c)\n{\nret;\n}\n";
         let table = "[problem]\nheads_q = 1\nseq_q = 64\nhead_dim = 64\ndtype = \"f16\"\n[launch]\ngrid = [1]\nblock = [32]\n";
         for (roles, said) in
-            [(["q", "k", "v"], "no [[arg]] is its answer"), (["q", "k", "out"], "no argument is v")]
+            [(["q", "k", "v"], "no [[arg]] is its output"), (["q", "k", "out"], "no argument is v")]
         {
             let args: String = roles.iter().map(|role| format!("[[arg]]\nrole = \"{role}\"\n")).collect();
             let fault = of_source(&with(nothing, &format!("{table}{args}")), &problem, &arch).unwrap_err();

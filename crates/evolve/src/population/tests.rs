@@ -1,4 +1,4 @@
-//! Tests of what the arms of a run share, outcome by outcome.
+//! Tests of the sharing between the arms of a run, outcome by outcome.
 
 use cpu::CpuPlan;
 use problem::Problem;
@@ -105,7 +105,7 @@ fn race(ratio: f64, verdict: SpeedVerdict) -> Option<Against> {
     Some(Against { incumbent, ratio, low: ratio * 0.99, high: ratio * 1.01, noise: 1.005, verdict })
 }
 
-/// The search may make a plan that a random sample had before. The plan then also belongs to the search,
+/// The search may make a plan that a random sample already had. The plan then also belongs to the search,
 /// whichever was timed first.
 #[test]
 fn the_search_may_find_what_a_blind_draw_had() {
@@ -136,7 +136,8 @@ fn the_search_may_find_what_a_blind_draw_had() {
     }
 }
 
-/// A repeat resolves through a plan whose kernel equals that of an earlier candidate.
+/// A repeated plan may itself repeat the kernel of an earlier candidate; the search resolves to that
+/// candidate.
 #[test]
 fn repeats_lead_to_the_first() {
     let mut tale = Tale::new(0);
@@ -182,7 +183,7 @@ fn the_default_may_be_the_best() {
     );
 }
 
-/// The model picks among the rest, whatever the reason for the last rejection in the draw.
+/// The model picks among the remaining samples, whatever the reason for the last rejection in the draw.
 #[test]
 fn a_draw_is_whole_when_its_last_is_dead() {
     let no =
@@ -208,7 +209,7 @@ fn a_draw_is_whole_when_its_last_is_dead() {
     }
 }
 
-/// A hopeless prediction rejects a candidate, except that one in six is timed, unless it is far too slow.
+/// A candidate with a hopeless prediction is rejected. One in six is timed anyway, unless it is far too slow.
 #[test]
 fn some_hopeless_candidates_are_timed() {
     let mut tale = Tale::new(0);
@@ -225,7 +226,8 @@ fn some_hopeless_candidates_are_timed() {
     assert_eq!((ends(1.05), ends(2.0), ends(9.0)), (0, 15, 18));
 }
 
-/// A time in turns with the baseline is the baseline's own time over the ratio, whatever slowed the machine.
+/// A time in turns with the baseline is the baseline's own time divided by the ratio, whatever slowed the
+/// machine.
 #[test]
 fn a_slow_minute_is_nobodys_fault() {
     let mut tale = Tale::new(0);

@@ -10,7 +10,7 @@ use ledger::{Candidate, Language, Source, TooLong};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proposal {
     pub candidate: Candidate,
-    /// Why it should be faster, in the proposer's words.
+    /// Why the candidate should be faster, in the proposer's words.
     pub hypothesis: Option<String>,
     /// The forecast time, µs.
     pub predicted_us: Option<f64>,
@@ -38,13 +38,14 @@ pub enum AnswerError {
     #[error("invalid answer ({0}): expected one JSON object with plan, cpu_plan, or ptx or cuda with launch")]
     Form(serde_json::Error),
     #[error(
-        "invalid plan ({0}): expected an object with the family and each of its genes, as the incumbent's"
+        "invalid plan ({0}): expected an object with the family and each of its genes, like the \
+        incumbent's plan"
     )]
     Plan(serde_json::Error),
     /// The answer has no candidate or several.
     #[error(
-        "invalid answer with {found}: expected one of plan, cpu_plan, ptx and cuda, and launch with the last two \
-         alone"
+        "invalid answer with {found}: expected exactly one of plan, cpu_plan, ptx and cuda, with launch \
+        only beside ptx or cuda"
     )]
     Candidates {
         /// The members found.

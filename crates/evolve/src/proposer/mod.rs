@@ -1,9 +1,9 @@
-//! Candidates from outside: a program reads the brief on its standard input and answers with a plan or a
-//! whole kernel.
+//! Proposers: external programs that read a brief on their standard input and answer with a plan or a whole
+//! kernel.
 //!
 //! The program may be a script or a client of a language model, and it may misbehave. It runs with limits in
-//! a process group that ends with it, and its answer is judged like every other candidate.
-//! `docs/src/reference/proposers.md` describes the brief and the answers for its author.
+//! a process group that ends with it, and its answer is checked like every other candidate.
+//! `docs/src/reference/proposers.md` describes the brief and the answers for authors of proposers.
 
 mod answer;
 mod sandbox;
@@ -34,7 +34,7 @@ pub struct Proposer {
     /// A shell command line.
     line: String,
     limits: Limits,
-    /// The program that applies the sandbox, and what the sandbox permits.
+    /// The program that sets up the sandbox, and the permissions of the sandbox.
     sandbox: Option<(PathBuf, Sandbox)>,
 }
 
@@ -44,7 +44,7 @@ pub enum Unheard {
     #[error(transparent)]
     Confinement(#[from] Confinement),
     /// The program's folder cannot be created.
-    #[error("its folder cannot be made: {0}")]
+    #[error("the program's folder cannot be created: {0}")]
     Folder(#[from] StoreError),
 }
 
@@ -66,8 +66,8 @@ impl Proposer {
         Proposer { sandbox: Some((program, sandbox)), ..self }
     }
 
-    /// Runs the line with an input, within its limits and in its sandbox. A sandbox has its own folder, which
-    /// is removed when the program ends.
+    /// Runs the line with an input, within its limits and in its sandbox. A sandboxed program has its own
+    /// folder, which is removed when the program ends.
     ///
     /// # Errors
     /// When the line cannot be started or exceeds a limit.
@@ -84,8 +84,8 @@ impl Proposer {
     /// description of answers is added to it.
     ///
     /// # Errors
-    /// The rejection, when the program hangs, crashes, writes too much or gives no valid answer. Defects of a
-    /// candidate itself show in its evaluation.
+    /// The rejection, when the program hangs, crashes, writes too much or gives no valid answer. Defects of
+    /// the candidate itself are found in its evaluation.
     pub fn propose(&self, brief: &Value) -> Result<Proposal, Rejection> {
         let mut brief = brief.clone();
         if let Some(object) = brief.as_object_mut() {
@@ -111,8 +111,8 @@ impl Proposer {
     }
 }
 
-/// The program at the start of a command line, if the shell does not find it. A line that starts with more
-/// than a plain word, such as quotes or an assignment, is not checked.
+/// The program at the start of a command line, if the shell does not find it. A line that does not start with
+/// a plain word (but with quotes or an assignment, for example) is not checked.
 pub fn missing(line: &str) -> Option<&str> {
     let word = line.split_whitespace().next()?;
     let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | '+');
@@ -121,7 +121,7 @@ pub fn missing(line: &str) -> Option<&str> {
     }
     let mut shell = Command::new("sh");
     shell.args(["-c", "command -v \"$1\"", "sh", word]).stdin(Stdio::null()).stdout(Stdio::null());
-    // Without a shell, the error shows when the proposer is asked.
+    // Without a shell, the error is reported when the proposer is asked.
     let is_missing = shell.stderr(Stdio::null()).status().is_ok_and(|status| !status.success());
     is_missing.then_some(word)
 }
@@ -139,7 +139,7 @@ fn quoted(text: &str) -> String {
     begin
 }
 
-/// The end of a text, where a traceback has its message.
+/// The end of a text, where the message of a traceback is.
 fn end(text: &str) -> String {
     let skipped = text.chars().count().saturating_sub(QUOTED);
     let kept: String = text.chars().skip(skipped).collect();

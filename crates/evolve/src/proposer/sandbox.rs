@@ -24,7 +24,7 @@ impl Sandbox {
         Sandbox { env: env.to_vec(), read: read.iter().cloned().chain(named).collect() }
     }
 
-    /// The command that runs a shell line. `program` is `flashcore`, and `folder` is the line's own.
+    /// The command that runs a shell line. `program` is `flashcore`, and `folder` is the line's own folder.
     pub(super) fn command(&self, program: &Path, folder: &Path, line: &str) -> Vec<OsString> {
         let mut words: Vec<OsString> =
             vec![program.into(), "sandboxed".into(), "--folder".into(), folder.into()];

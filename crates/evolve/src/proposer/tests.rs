@@ -106,7 +106,7 @@ fn what_is_no_answer_is_refused_with_its_reason() {
         (
             "python3 -c \"import json; print(json.dumps({'ptx': 'x', 'launch': 'x' * 65537}))\"",
             "proposer",
-            "invalid value '65537' for bytes of its launch file: expected at most 65536",
+            "invalid value '65537' for the length of the launch file in bytes: expected at most 65536",
         ),
         ("echo '{\"kernel\": \"x\"}'", "proposer", "unknown field `kernel`"),
         ("echo no network >&2; exit 7", "proposer", "exit status: 7: no network"),

@@ -1,4 +1,4 @@
-//! What the report of a run says. Its JSON has the schema `docs/src/reference/schemas/evolve.json`.
+//! The types of a run's report. Its JSON has the schema `docs/src/reference/schemas/evolve.json`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub struct Report {
     pub cost: Option<Bill>,
 }
 
-/// One problem's report, or those of several.
+/// The report on one problem, or on several.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 pub enum Cases {
@@ -124,7 +124,7 @@ impl Shown {
         }
     }
 
-    /// With the time by which the candidate is ranked.
+    /// The candidate with the time by which it is ranked.
     pub(crate) fn ranked(population: &Population, member: &Member) -> Shown {
         Shown { us: rank::us(population, member), ..Shown::new(member) }
     }
@@ -137,11 +137,11 @@ pub struct Winner {
     pub evidence: Evidence,
     pub id: CandidateId,
     pub candidate: Candidate,
-    /// Whether it is a plan that is kept for this user.
+    /// Whether the winner is a plan that is kept for this user.
     pub kept: bool,
-    /// Its row of the tuned table, without the origin.
+    /// The winner's row of the tuned table, without its origin.
     pub row: Option<Value>,
-    /// Why it has no row.
+    /// Why there is no row.
     pub no_row: Option<&'static str>,
 }
 
@@ -158,7 +158,7 @@ pub struct HeldOutEnd {
     pub problem: Shape,
     pub end: End,
     pub race: Option<Against>,
-    /// Why the race did not end.
+    /// Why the race failed.
     pub reason: Option<Reason>,
 }
 
@@ -199,7 +199,7 @@ pub struct RandomArm {
     pub candidates: usize,
     pub best: Option<Shown>,
     pub race: Option<Against>,
-    /// What the evolution gained over it.
+    /// The gain of the evolution over the control group.
     pub gain: Option<Gain>,
     pub at_equal_budget: EqualBudget,
     pub best_seed: Option<Shown>,
@@ -244,7 +244,7 @@ pub struct Forecasts {
     pub score: Option<Scored>,
 }
 
-/// How good forecasts were.
+/// The accuracy of the forecasts.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Scored {
     pub bias: f64,

@@ -1,4 +1,4 @@
-//! Interrupted runs end with the same result as uninterrupted ones.
+//! Tests that interrupted runs end with the same result as uninterrupted ones.
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn a_run_cut_anywhere_goes_on_as_if_it_had_not_been() {
         let mut told = 0;
         for cut in &cuts {
             told += drive(&mut evolution, &mut landscape, 0, cut - told);
-            // A task is given out, and its outcome is lost.
+            // A task is handed out, and its outcome is lost.
             let _ = evolution.ask(0.0).unwrap();
             drop(evolution);
             evolution = Evolution::resume(page.open(), run, Limits::ALONE).unwrap();
@@ -53,7 +53,8 @@ fn a_run_cut_anywhere_goes_on_as_if_it_had_not_been() {
     }
 }
 
-/// Many open tasks, some lost, answered in any order: nothing is lost, and nothing counts twice.
+/// Many tasks are open, some are lost, and they are answered in any order: no result is lost, and none counts
+/// twice.
 #[test]
 fn crashes_with_many_under_way_lose_nothing() {
     let config = config(&Problem::mission(), 80, 4);

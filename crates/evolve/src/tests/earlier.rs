@@ -1,4 +1,4 @@
-//! Tests of results taken over between runs of one ledger, and of the device's cost.
+//! Tests of results that a run uses from earlier runs in the ledger, and of the device's cost.
 
 use super::*;
 use ledger::Reason;
@@ -30,7 +30,7 @@ fn count(evolution: &Evolution, what: &str) -> u64 {
 fn no_kernel_is_gated_or_timed_twice_on_a_ledger() {
     let page = Page::new("twice");
     let config = by(Some("this"));
-    // Without a model no candidate is too slow for the gate.
+    // Without a model, no candidate is rejected as too slow before the gate.
     let mut landscape = Landscape { predicts: false, ..Landscape::new(3, &config) };
     let first = run(&page, &config, &mut landscape, |_| {});
     assert_eq!((count(&first, "verdicts"), count(&first, "times")), (0, 0));
@@ -90,7 +90,8 @@ fn what_another_program_found_is_not_taken_over() {
     }
 }
 
-/// Times are taken over relative to the baseline's kernel. A kernel that was not timed beside it is timed.
+/// Times are used relative to the baseline's kernel. A kernel that was not timed in a run with the baseline's
+/// kernel is timed again.
 #[test]
 fn a_time_without_the_baselines_is_none() {
     let page = Page::new("beside");
@@ -134,7 +135,7 @@ fn a_run_that_takes_over_goes_on_as_if_it_had_not_stopped() {
     assert!(reports.iter().all(|report| *report == reports[0]));
 }
 
-/// The device is held from its first use to its last. All of that time costs, whether tasks used it or not.
+/// The device is held from its first use to its last. All of this time costs, whether tasks used it or not.
 #[test]
 fn held_time_is_kept_and_costs() {
     let page = Page::new("held");

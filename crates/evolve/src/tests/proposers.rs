@@ -10,14 +10,14 @@ fn proposing(page: &Page, candidates: usize, limits: Limits) -> (Evolution, Conf
     (begin(page, &config, limits), config)
 }
 
-/// Each failure of a proposer is rejected on its own, also in a resumed run.
+/// Each failure of a proposer is rejected separately, also in a resumed run.
 #[test]
 fn failures_of_a_proposer_stay_dead() {
     let page = Page::new("failures");
     let (mut evolution, config) = proposing(&page, 140, Limits::ALONE);
     let mut landscape = Landscape::new(6, &config);
     let fails = |_: &Question| Err(no(Stage::Propose, Reason::Hangs));
-    // Three equal answers, and each question takes a while.
+    // The proposer gives three equal answers, and each question takes a while.
     let (mut now, mut asked) = (0.0, 0);
     while asked < 3 {
         match evolution.ask(now).unwrap() {
@@ -156,8 +156,8 @@ fn a_brief_tells_of_kernels_in_few_words() {
     assert!(begins.values().any(|begins| begins.contains("first line\\nsecond\\nxxx")), "{begins:?}");
 }
 
-/// On a CPU a proposer would disturb the races: none begins before its program has ended. Its time limit is
-/// the end of the search.
+/// On a CPU, a running proposer would disturb the races, so no race begins before its program has ended. Its
+/// time limit is the end of the search.
 #[test]
 fn no_race_runs_beside_a_proposer() {
     let page = Page::new("beside");

@@ -4,7 +4,7 @@ use super::*;
 use crate::error::EvolveError;
 use ledger::Reason;
 
-/// A landscape whose findings a function may change.
+/// A landscape whose findings a function may modify.
 struct Meddled<F>(Landscape, F);
 
 impl<F: FnMut(&Task, &mut Finding) + Send> Evaluator for Meddled<F> {
@@ -57,7 +57,7 @@ fn verdict_of(race: &mut Finding, ratio: f64, verdict: SpeedVerdict) {
     }
 }
 
-/// The fastest of several races may be lucky, so the second race decides.
+/// The fastest of several races may be luck, so the second race decides.
 #[test]
 fn who_wins_by_luck_is_not_promoted() {
     let page = Page::new("luck");
@@ -92,7 +92,7 @@ fn who_wins_by_luck_is_not_promoted() {
     );
 }
 
-/// The report has a winner's second race.
+/// The report contains a winner's second race.
 #[test]
 fn who_wins_twice_is_promoted_by_the_second_race() {
     let page = Page::new("twice");
@@ -130,7 +130,7 @@ fn from_a_slow_seed(page: &Page, shipped: f64, verdict: SpeedVerdict) -> Evoluti
     let mut config = config(&Problem::mission(), 60, 12);
     config.cases[0].seeds.clear();
     config.cases[0].draws = 0;
-    // Not a plan of the search itself: this landscape does not build a rung.
+    // Not a plan that the search itself may find: this landscape does not build a kernel of the ladder.
     let ships = Candidate::Gpu(Family::SmallAtOnce.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
     config.cases[0].shipped = Some(ships.clone());
     let mut evolution = begin(page, &config, Limits::ALONE);
@@ -172,8 +172,8 @@ fn who_does_not_lose_to_what_ships_is_promoted() {
     assert_eq!(report["refused"], Value::Null);
 }
 
-/// The shipped plan races once, after all candidates that may still win. The clock leaves some of them for
-/// the time reserved for a winner.
+/// The shipped plan races once, after all candidates that may still win. Because of the time limit, some of
+/// these race in the time reserved for a winner.
 #[test]
 fn what_ships_races_last() {
     let page = Page::new("ships-last");
@@ -211,7 +211,7 @@ fn the_promoted_one_is_described_where_it_is_not_the_best() {
     let mut first = None;
     let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
         if task.stage == Stage::HeldOut && task.problem != own {
-            // The first candidate to get here loses.
+            // The first candidate that gets here loses.
             match *first.get_or_insert(task.candidate) == task.candidate {
                 true => verdict_of(finding, 0.8, SpeedVerdict::Slower),
                 false => verdict_of(finding, 1.0, SpeedVerdict::Undecided),
@@ -233,7 +233,7 @@ fn the_promoted_one_is_described_where_it_is_not_the_best() {
     assert_eq!(ends(&report)[0], json!("SLOWER"));
 }
 
-/// If the baseline beats itself, no race counts.
+/// If the control beats the baseline, no race counts.
 #[test]
 fn a_control_that_is_off_promotes_nobody() {
     let page = Page::new("control");
@@ -327,7 +327,7 @@ fn a_device_lost_before_the_races_ends_nobody() {
     }
 }
 
-/// A candidate that fails twice while others succeed is at fault. One that fails once is tried again.
+/// A candidate that fails twice while others succeed is at fault. A candidate that fails once is tried again.
 #[test]
 fn a_candidates_own_fault_is_its_own() {
     let page = Page::new("own-fault");
@@ -395,7 +395,7 @@ fn an_incumbents_fault_is_not_the_candidates() {
     assert!(races >= 8 && report["speedup"].as_f64().is_some(), "{races}");
 }
 
-/// When the time is up only races remain: no checks run, open questions are dropped, and open candidates are
+/// When the time is up, only races remain: no checks run, open questions are dropped, and open candidates are
 /// rejected with that reason.
 #[test]
 fn the_time_is_kept() {
@@ -442,8 +442,7 @@ fn candidates_cut_by_time(seed: u64) -> usize {
     cut.len()
 }
 
-/// With a clock that follows the tasks: each problem's first race and control are run, and the others as time
-/// allows.
+/// The clock follows the tasks: each problem's first race and control are run, and the others if time allows.
 #[test]
 fn races_for_which_there_is_no_time_are_not_run() {
     // Several problems in a minute; one in 18 s; and races that take longer than planned.
@@ -499,7 +498,7 @@ fn races_for_which_there_is_no_time_are_not_run() {
 /// hold out is added once, also in an interrupted run.
 #[test]
 fn cases_share_what_is_held_out() {
-    // With some seed the search finds faster plans of both cases, which then race on the held-out problems.
+    // With some seeds the search finds faster plans for both cases, which then race on the held-out problems.
     let raced = (1..8).map(raced_on_held_out);
     assert!(raced.max() >= Some(4), "each winner on its own problem and on the other");
 }

@@ -5,7 +5,7 @@ use super::*;
 use crate::{Candidate, Language, Source, Stage, Target};
 use ledger::{CandidateId, Reason};
 
-/// A task whose kernel text contains orders for a scripted worker.
+/// A task whose kernel text contains commands for a scripted worker.
 fn task(number: i64, stage: Stage, orders: &str) -> Task {
     let source = Source { language: Language::Ptx, text: orders.to_owned(), launch: String::new() };
     Task {
@@ -19,7 +19,7 @@ fn task(number: i64, stage: Stage, orders: &str) -> Task {
     }
 }
 
-/// A worker as a shell script: it follows the orders in the kernel's text and writes outcomes.
+/// A worker as a shell script: it follows the commands in the kernel's text and writes outcomes.
 const SCRIPT: &str = r#"
 while read -r line; do
     number=${line#*\"candidate\":}; number=${number%%,*}

@@ -1,17 +1,17 @@
-//! Finds the declarations of a CUDA C++ file, and blanks those that are host code. Newlines stay, so that all
-//! lines keep their numbers; preprocessor directives stay, so that conditions stay balanced.
+//! Finds the declarations of a CUDA C++ file and blanks those that are host code. Newlines stay, so that line
+//! numbers do not change. Preprocessor directives stay, so that `#if` and `#endif` remain balanced.
 
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Marks of code or data that the device has.
+/// Specifiers that mark code or data of the device.
 const DEVICE: [&str; 5] = ["__global__", "__device__", "__constant__", "__shared__", "__managed__"];
 
-/// Words that device code does not use: a function without a mark that has one of these is host code.
+/// Words that occur in host code only. A function that has one of these words and no specifier is host code.
 const HOST: [&str; 5] = ["<<<", "std::vector", "std::string", "std::cout", "std::cerr"];
 
-/// Names that device code does not use.
+/// Names that occur in host code only.
 const HOST_NAMES: [&str; 18] = [
     "fprintf",
     "fopen",
@@ -33,7 +33,7 @@ const HOST_NAMES: [&str; 18] = [
     "sscanf",
 ];
 
-/// How names of libraries for the host begin.
+/// Prefixes of names from host libraries.
 const HOST_PREFIXES: [&str; 17] = [
     "cudaMalloc",
     "cudaMemcpy",
@@ -57,9 +57,9 @@ const HOST_PREFIXES: [&str; 17] = [
 /// A source text and its declarations.
 #[derive(Clone, Debug)]
 pub(super) struct Text {
-    /// The text, with blanked parts.
+    /// The text, in which host code is overwritten with spaces.
     bytes: Vec<u8>,
-    /// The text with comments, literals and directives blanked: code and newlines alone.
+    /// The text with comments, literals and directives blanked: only code and newlines remain.
     code: Vec<u8>,
     declarations: Vec<Range<usize>>,
     /// Names of `#include "…"`.
@@ -99,8 +99,8 @@ impl Text {
         DEVICE.iter().any(|mark| code.contains(mark))
     }
 
-    /// Blanks what is host code for certain: `main`, `__host__` functions, and functions that launch kernels
-    /// or call the runtime.
+    /// Blanks functions that are certainly host code: `main`, `__host__` functions, and functions that launch
+    /// kernels or call the CUDA runtime.
     pub fn blank_host_functions(&mut self) {
         let host = |range: &Range<usize>| {
             let code = self.code(range);
@@ -115,8 +115,8 @@ impl Text {
         found.into_iter().for_each(|range| self.blank(range));
     }
 
-    /// Blanks the declaration on a line (from 1) if it has no mark of device code. Returns whether it had any
-    /// text.
+    /// Blanks the declaration on a line (from 1) if it has no device specifier. Returns whether the
+    /// declaration had any text.
     pub fn blank_line(&mut self, line: usize) -> bool {
         let Some(span) = lines(&self.code).nth(line.saturating_sub(1)) else { return false };
         let overlaps = |range: &&Range<usize>| range.start < span.end && span.start < range.end;
@@ -162,7 +162,7 @@ impl Text {
         all
     }
 
-    /// The names of kernels that are templates.
+    /// The names of kernels that are function templates.
     pub fn template_kernels(&self) -> Vec<String> {
         let kernels = self.declarations.iter().filter_map(|range| {
             let code = self.code(range).trim_start();
@@ -176,7 +176,7 @@ impl Text {
         kernels.collect()
     }
 
-    /// Instances of templates that are launched: `name<…>` before `<<<`.
+    /// The template instances that are launched: `name<…>` before `<<<`.
     pub fn launched_instances(&self) -> Vec<String> {
         let whole = 0..self.code.len();
         let code = self.code(&whole);
@@ -199,7 +199,7 @@ impl Text {
     }
 }
 
-/// The text behind `__launch_bounds__(…)` and similar, if it begins with one.
+/// The text after `__launch_bounds__(…)` or a similar attribute, if the text begins with one.
 fn skip_bounds(head: &str) -> &str {
     match head.split_once("__launch_bounds__") {
         Some((_, rest)) => rest.split_once(')').map_or(rest, |(_, rest)| rest),
@@ -207,7 +207,7 @@ fn skip_bounds(head: &str) -> &str {
     }
 }
 
-/// Whether code uses what device code does not have.
+/// Whether code uses a word or a name that occurs in host code only.
 fn is_for_the_host(code: &str) -> bool {
     let host = |word: &str| {
         HOST_NAMES.contains(&word) || HOST_PREFIXES.iter().any(|prefix| word.starts_with(prefix))
@@ -229,7 +229,7 @@ fn lines(bytes: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
     })
 }
 
-/// The places of errors in a log: `file(line): error: …`.
+/// The source positions of the errors in a compiler log: `file(line): error: …`.
 pub(super) fn faults(log: &str) -> Vec<(PathBuf, usize)> {
     let faults = log.lines().filter_map(|line| {
         let (place, _) = line.split_once("): error").or_else(|| line.split_once("): catastrophic error"))?;
@@ -269,7 +269,7 @@ fn code_of(text: &[u8]) -> Vec<u8> {
     code
 }
 
-/// The end of a line, with the lines that `\` joins to it.
+/// The end of a logical line: `\` at the end of a line joins the next one.
 fn line_end(text: &[u8]) -> usize {
     let ends = |at: &usize| text[*at] == b'\n' && !text[..*at].trim_ascii_end().ends_with(b"\\");
     (0..text.len()).find(ends).unwrap_or(text.len())
@@ -297,7 +297,7 @@ fn raw_end(text: &[u8]) -> Option<usize> {
     text.windows(close.len()).position(|part| part == close).map(|at| at + close.len())
 }
 
-/// The declarations at the level of files and namespaces, each from its first to its last character.
+/// The declarations at file and namespace level, each from its first to its last character.
 fn declarations(code: &[u8]) -> Vec<Range<usize>> {
     let mut all = Vec::new();
     let mut start: Option<usize> = None;
@@ -331,16 +331,16 @@ fn declarations(code: &[u8]) -> Vec<Range<usize>> {
     all
 }
 
-/// Whether braces after this head hold declarations of the same level.
+/// Whether this text before a `{` opens a namespace or an `extern "C"` block.
 fn is_namespace(head: &str) -> bool {
     // The literal of `extern "C"` is blanked.
     words(head).any(|word| word == "namespace") && !head.contains('(') || head.trim() == "extern"
 }
 
-/// Whether a declaration goes on behind its closing brace, up to a semicolon.
+/// Whether a declaration continues after its closing brace, up to a semicolon.
 fn goes_on(head: &str) -> bool {
     let is_type = words(head).any(|word| matches!(word, "struct" | "class" | "union" | "enum" | "typedef"));
-    // Default arguments are no initialiser.
+    // An `=` inside parentheses is a default argument, not an initialiser.
     let mut depth = 0;
     let is_initialised = head.chars().any(|c| {
         depth += i32::from(c == '(') - i32::from(c == ')');
@@ -350,7 +350,7 @@ fn goes_on(head: &str) -> bool {
         || is_initialised && !head.contains("operator") && !head.contains("template")
 }
 
-/// The place of the bracket that closes the one at `open`, or the end of the text.
+/// The position of the bracket that closes the one at `open`, or the end of the text.
 fn closing(code: &[u8], open: usize) -> usize {
     let mut depth = 0usize;
     for (at, byte) in code.iter().enumerate().skip(open) {

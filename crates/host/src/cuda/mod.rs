@@ -1,13 +1,13 @@
-//! Compiles `.cu` files as people have them: with host code, host headers, templates and several files.
+//! Compiles ordinary `.cu` files, with host code, host headers, templates and several files.
 //!
-//! NVRTC compiles device code only. Three things make ordinary files compile:
+//! NVRTC compiles device code only. Three steps make ordinary files compile:
 //!
 //! - Host headers (`<stdio.h>`, `<vector>`, …) are replaced by stubs (`stubs`): types and macros that device
 //!   code uses, and nothing else.
-//! - Host functions (`main`, functions with `<<<…>>>`, functions marked `__host__` alone) are blanked before
-//!   the first attempt, also in the project's own headers. Lines keep their numbers.
-//! - Other functions without a mark may be host or device code (NVRTC is told to take them as device code).
-//!   Those in which NVRTC finds an error are host code, and are blanked before the next attempt.
+//! - Host functions (`main`, functions with `<<<…>>>`, functions marked only `__host__`) are blanked before
+//!   the first attempt, also in the project's own headers. Line numbers do not change.
+//! - Other functions without a specifier may be host or device code; NVRTC compiles them as device code. A
+//!   function in which NVRTC finds an error is taken for host code and blanked before the next attempt.
 
 mod blank;
 mod stubs;
@@ -25,12 +25,12 @@ pub struct Source {
     pub text: String,
 }
 
-/// How sources are compiled.
+/// Options of a compilation.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Architecture, such as `compute_80`.
+    /// Virtual architecture, such as `compute_80`.
     pub arch: String,
-    /// Folders of included files, after that of the source.
+    /// Include folders, searched after the folder of the source.
     pub include: Vec<PathBuf>,
     /// Macros: `NAME` or `NAME=VALUE`.
     pub define: Vec<String>,
@@ -38,21 +38,21 @@ pub struct Options {
     pub instantiate: Vec<String>,
 }
 
-/// Compiled sources.
+/// The result of a compilation.
 #[derive(Clone, Debug)]
 pub struct Compiled {
     pub ptx: String,
-    /// Each template instance as written, and its name in the PTX.
+    /// The name in the PTX of each template instance, by the instance as written.
     pub names: BTreeMap<String, String>,
 }
 
-/// Attempts before giving up. Each one leaves out one more declaration of a file.
+/// Maximum number of attempts. Each attempt blanks one more declaration of a file.
 const ATTEMPTS: usize = 32;
 
 /// Compiles the device code of one or more files.
 ///
 /// # Errors
-/// When NVRTC is not found, or device code is wrong. The messages name the files.
+/// When NVRTC is not found or rejects the device code. The messages name the files.
 pub fn compile_files(sources: &[Source], options: &Options) -> Result<Compiled, NvrtcError> {
     let library = nvrtc().ok_or(NvrtcError::NotFound)?;
     let cuda = headers(&library);
@@ -94,7 +94,7 @@ pub fn compile_files(sources: &[Source], options: &Options) -> Result<Compiled, 
             if is_of_cuda(&header) && cuda.is_empty() {
                 return Err(NvrtcError::NoHeaders { header });
             }
-            // A header in quotes is the project's own, and the device code needs it.
+            // A header included in quotes belongs to the project, and the device code needs it.
             let is_own = is_quoted(&header, &texts) && !stubs::is_host(&header);
             if is_own || is_of_cuda(&header) || !empty.insert(header.clone()) {
                 break;
@@ -112,8 +112,8 @@ fn folder_of(file: &Path) -> PathBuf {
     folder.unwrap_or(Path::new(".")).to_path_buf()
 }
 
-/// Adds the project's headers that have host functions, with these blanked: the files that are included in
-/// quotes, and those that they include. Returns the names by which files are included.
+/// Adds the project's headers that contain host functions, with these functions blanked. Follows includes in
+/// quotes, also from header to header. Returns the names by which these files are included.
 fn blank_headers(folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Text>) -> BTreeSet<String> {
     let (mut seen, mut all) = (BTreeSet::new(), BTreeSet::new());
     let mut open: Vec<(PathBuf, Vec<String>)> = texts
@@ -149,7 +149,7 @@ fn is_meant(file: &Path, name: &str) -> bool {
     !rest.as_os_str().is_empty() && file.ends_with(rest)
 }
 
-/// The translation unit: name, text, and the headers that are files of the project with host code blanked.
+/// The translation unit: its name, its text, and the project's headers with host code blanked.
 fn unit(
     sources: &[Source],
     texts: &BTreeMap<PathBuf, Text>,
@@ -158,7 +158,7 @@ fn unit(
     let text = |file: &Path| texts.get(file).map(Text::to_string).unwrap_or_default();
     let mut own = BTreeMap::new();
     for (file, text) in texts.iter().filter(|(file, _)| sources.iter().all(|source| source.file != **file)) {
-        // NVRTC finds a header that it is given by the words of the `#include`.
+        // NVRTC looks up a header that it was given by the exact text in the `#include`.
         let names = texts.values().flat_map(Text::includes).chain(names.iter().map(String::as_str));
         let named = names.filter(|name| is_meant(file, name));
         own.extend(named.map(|name| (name.to_owned(), text.to_string())));
@@ -177,12 +177,12 @@ fn unit(
     }
 }
 
-/// Blanks in each file the first declaration without a device mark in which NVRTC found an error; later
-/// errors may follow from that one. Returns whether there was any.
+/// Blanks, in each file, the first declaration without a device specifier in which NVRTC found an error.
+/// Later errors may be consequences of the first. Returns whether any declaration was blanked.
 fn blank_faults(log: &str, folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Text>) -> bool {
     let mut done = BTreeSet::new();
     for (file, line) in blank::faults(log) {
-        // NVRTC names a header that it was given by the words of the `#include`.
+        // For a header that it was given, NVRTC reports the text in the `#include` as the file name.
         let given =
             texts.keys().find(|known| **known == file || file.to_str().is_some_and(|n| is_meant(known, n)));
         let file = given.cloned().unwrap_or(file);
@@ -190,7 +190,7 @@ fn blank_faults(log: &str, folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Te
             continue;
         }
         if !texts.contains_key(&file) {
-            // A header of the project. Those of CUDA and of other installations are left as they are.
+            // Only headers of the project are changed, not those of CUDA or other installations.
             let is_own = folders.iter().any(|folder| file.starts_with(folder) || file.is_relative());
             let Some(text) = std::fs::read_to_string(&file).ok().filter(|_| is_own) else { continue };
             texts.insert(file.clone(), Text::new(&text));
@@ -206,14 +206,14 @@ fn is_quoted(header: &str, texts: &BTreeMap<PathBuf, Text>) -> bool {
     texts.values().any(|text| text.includes().any(|name| name == header))
 }
 
-/// Whether the header is one of CUDA's for device code, which no stub replaces.
+/// Whether the header belongs to CUDA's device code. No stub replaces such a header.
 fn is_of_cuda(header: &str) -> bool {
     let device =
         ["cuda_", "cooperative_groups", "cuda/", "cub/", "thrust/", "nv/", "cccl/", "cutlass/", "cute/"];
     header == "mma.h" || device.iter().any(|prefix| header.starts_with(prefix))
 }
 
-/// The compiler's messages, and what was left out before it gave them.
+/// The compiler's messages with a note on the declarations that were blanked.
 fn with_notes(mut log: String, texts: &BTreeMap<PathBuf, Text>, empty: &BTreeSet<String>) -> String {
     for (file, text) in texts {
         let lines = text.blanked_lines();
@@ -230,7 +230,7 @@ fn with_notes(mut log: String, texts: &BTreeMap<PathBuf, Text>, empty: &BTreeSet
     log
 }
 
-/// The kernels of sources that are templates, and the instances that host code launches.
+/// The kernels that are function templates, and the instances that host code launches.
 pub fn templates(sources: &[Source]) -> (Vec<String>, Vec<String>) {
     let texts: Vec<Text> = sources.iter().map(|source| Text::new(&source.text)).collect();
     let mut all = (Vec::new(), Vec::new());

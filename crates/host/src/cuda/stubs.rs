@@ -1,8 +1,8 @@
-//! Stand-ins for host headers: the types, macros and names that device code takes from them.
+//! Stubs for host headers: the types, macros and names that device code takes from these headers.
 
 use std::collections::BTreeMap;
 
-/// Fixed-width integers, as CUDA's own headers define them for NVRTC.
+/// Fixed-width integers, defined as in CUDA's headers for NVRTC.
 const STDINT: &str = "#pragma once
 #if __has_include(<cuda/std/cstdint>)
 #include <cuda/std/cstdint>
@@ -151,7 +151,7 @@ const LIBCUXX: [&str; 20] = [
     "variant",
 ];
 
-/// The headers of CUB for device code: NVRTC refuses the one that includes all.
+/// CUB's headers for device code. NVRTC rejects `cub/cub.cuh`, which includes all headers.
 const CUB: [&str; 16] = [
     "block/block_adjacent_difference",
     "block/block_discontinuity",
@@ -171,7 +171,7 @@ const CUB: [&str; 16] = [
     "warp/warp_store",
 ];
 
-/// Headers of which device code takes nothing.
+/// Headers from which device code uses nothing.
 const EMPTY: [&str; 46] = [
     "stdlib.h",
     "cstdlib",
@@ -221,8 +221,8 @@ const EMPTY: [&str; 46] = [
     "nvToolsExt.h",
 ];
 
-/// The stubs, by the name in `#include`. Without CUDA's headers the runtime's are stubs too: NVRTC knows
-/// their types for device code itself.
+/// The stubs, by the name in `#include`. Without CUDA's headers, the headers of the CUDA runtime are stubs
+/// too: NVRTC itself knows their types in device code.
 pub(super) fn known(without_cuda: bool) -> BTreeMap<String, String> {
     let mut all: BTreeMap<String, String> = BTreeMap::new();
     let mut add = |names: &[&str], text: &str| {
@@ -240,7 +240,7 @@ pub(super) fn known(without_cuda: bool) -> BTreeMap<String, String> {
     if !without_cuda {
         let cub: String = CUB.iter().map(|name| format!("#include <cub/{name}.cuh>\n")).collect();
         add(&["cub/cub.cuh"], &cub);
-        // These headers of libraries include the types of their arguments.
+        // These library headers include the headers of their argument types.
         let types = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n";
         add(&["cublas_v2.h", "cublasLt.h", "cublas.h", "cudnn.h"], types);
     }
@@ -267,7 +267,7 @@ pub(super) fn known(without_cuda: bool) -> BTreeMap<String, String> {
     all
 }
 
-/// Whether a header that is missing is known to be for host code, even if its name is in quotes.
+/// Whether a missing header is known to be a host header, even when it is included in quotes.
 pub(super) fn is_host(header: &str) -> bool {
     const NAMES: [&str; 14] = [
         "helper_",

@@ -11,7 +11,7 @@ use crate::error::accept;
 use crate::genes::Gene;
 use crate::genes::Turn::To;
 
-/// Strides of a tensor map lie below this many bytes (CUDA Driver API, `cuTensorMapEncodeTiled`).
+/// Strides of a tensor map must be below this number of bytes (CUDA Driver API, `cuTensorMapEncodeTiled`).
 const STRIDE_LIMIT: i64 = 1 << 40;
 
 /// Whether all four tensors have one 16-bit type.
@@ -19,7 +19,7 @@ pub(crate) fn is_half(problem: &Problem) -> bool {
     matches!(problem.dtypes.one(), Some(DType::F16 | DType::Bf16))
 }
 
-/// The element type of O; a plan's check has refused f32.
+/// The element type of O. The plan's check has rejected f32.
 pub(crate) fn half(problem: &Problem) -> Half {
     if problem.dtypes.out == DType::Bf16 { Half::Bf16 } else { Half::F16 }
 }
@@ -33,14 +33,14 @@ const fn most_beyond(dtype: DType) -> u8 {
     }
 }
 
-/// Refuses thresholds that take probabilities out of their type's range.
+/// Rejects thresholds with which probabilities leave the range of their type.
 pub(crate) fn check_rescale(rescale: Rescale, dtype: DType) -> Result<(), PlanError> {
     let Rescale::Beyond(threshold) = rescale else { return Ok(()) };
     let most = most_beyond(dtype);
     accept("rescale.beyond", threshold.into(), threshold <= most, &format!("0 to {most} in {dtype}"))
 }
 
-/// The nearest that [`check_rescale`] accepts.
+/// The nearest setting that [`check_rescale`] accepts.
 pub(crate) fn rescale_within(rescale: Rescale, dtype: DType) -> Rescale {
     match rescale {
         Rescale::Always => Rescale::Always,
@@ -49,7 +49,8 @@ pub(crate) fn rescale_within(rescale: Rescale, dtype: DType) -> Rescale {
 }
 
 /// The canonical band for which kernels are emitted: without bounds that exclude no key, and aligned to the
-/// bottom right if all lengths are equal. Problems that differ only in the sizes of bounds share one kernel.
+/// bottom right if all lengths are equal. Problems whose bands differ only in the sizes of bounds share one
+/// kernel.
 pub(crate) fn band(problem: &Problem) -> Band {
     if !problem.lengths.is_even() {
         return problem.band.simplified_up_to(problem.seq_q, problem.seq_kv);
@@ -58,7 +59,7 @@ pub(crate) fn band(problem: &Problem) -> Band {
     if problem.seq_q == problem.seq_kv { band.aligned(Corner::BottomRight) } else { band }
 }
 
-/// The band in a kernel. The sizes of its bounds are parameters.
+/// Declares the band in a kernel. The sizes of its bounds are launch parameters.
 pub(crate) fn declare_band(k: &mut Builder, contract: &mut Contract<'_>, problem: &Problem) -> KeyBand {
     let Band { corner, before, after } = band(problem);
     KeyBand {
@@ -72,7 +73,7 @@ pub(crate) fn declare_band(k: &mut Builder, contract: &mut Contract<'_>, problem
     }
 }
 
-/// The cap on logits in a kernel; its factor is a parameter.
+/// Declares the softcap in a kernel. Its factor is a launch parameter.
 pub(crate) fn declare_softcap(
     k: &mut Builder,
     contract: &mut Contract<'_>,
@@ -85,7 +86,7 @@ pub(crate) fn declare_softcap(
     Some(Softcap { factor: contract.f32(k, "softcap_factor", factor as f32), tanh })
 }
 
-/// The instructions for the softcap where nothing was measured.
+/// The instructions of the softcap for problems without measurements.
 pub(crate) fn default_tanh(problem: &Problem) -> Tanh {
     match problem.dtypes.weights() {
         DType::Bf16 | DType::E4m3 if problem.score.softcap.is_some() => Tanh::Approx,
@@ -99,7 +100,7 @@ pub(crate) fn tanh_gene(problem: &Problem) -> Gene {
     Gene::new("tanh").searched(values.iter().copied()).curing(&[("mufu", To("approx"))])
 }
 
-/// Lengths that a family takes: sums of positions and bounds of a band stay below 2³¹.
+/// The maximum lengths of a family, such that sums of positions and bounds of a band stay below 2³¹.
 pub(crate) fn most_rows(problem: &Problem) -> (usize, &'static str) {
     match band(problem) {
         Band { before: None, after: None | Some(0), .. } => (1 << 30, "up to 2^30"),
@@ -112,8 +113,8 @@ pub(crate) fn stepped(problem: &Problem, tensor: Tensor, extent: usize, stride: 
     if extent > 1 { stride.wrapping_mul(problem.dtypes.of(tensor).bytes() as i64) } else { 0 }
 }
 
-/// The first of a tensor's row strides (by name), or else its origin, that is not a multiple of `elements`.
-/// Strides of an extent of 1 are ignored.
+/// The first of a tensor's row strides (by name) that is not a multiple of `elements`, or else its origin if
+/// that is not a multiple. Strides of an extent of 1 are ignored.
 pub(crate) fn misaligned(problem: &Problem, tensor: Tensor, elements: u32) -> Option<(&'static str, i64)> {
     let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
     let origin = problem.span(tensor).map_or(0, |(_, origin)| origin as i64);
@@ -152,8 +153,8 @@ pub(crate) fn declare_map(
     contract.tensor_map(k, tensor, |buffer| tile.map(&tensor_rows(problem, tensor, buffer)))
 }
 
-/// Where a row of the output begins, from its pointer, the bytes between its batch entries and those between
-/// its heads.
+/// The address of a row of the output, from the output's pointer and the bytes between its batch entries and
+/// between its heads.
 pub(crate) fn row_of_output(
     k: &mut Builder,
     problem: &Problem,
@@ -167,8 +168,8 @@ pub(crate) fn row_of_output(
     Global { base: k.mad(position, row_bytes, to), offset: out.offset }
 }
 
-/// Where the LSE of a row is, from its pointer and the rows of a head. For packed queries, `batch` is 0 and
-/// `position` the row of the packed tensor.
+/// The address of the LSE of a row, from the LSE's pointer and the number of rows of a head. For packed
+/// queries, `batch` is 0 and `position` is the row of the packed tensor.
 pub(crate) fn lse_of_row(
     k: &mut Builder,
     problem: &Problem,
@@ -182,8 +183,8 @@ pub(crate) fn lse_of_row(
     Global { base: k.mad(index, 4, lse.base), offset: lse.offset }
 }
 
-/// The scale of the softmax input, which lies between −1 and 1 if logits are capped, and is the logit itself
-/// after a score program.
+/// The scale of the softmax input. The input lies between −1 and 1 if logits are capped, and is the logit
+/// itself after a score program.
 fn softmax_factor(problem: &Problem) -> f64 {
     if problem.programs.score.is_some() {
         return 1.0;
@@ -191,33 +192,32 @@ fn softmax_factor(problem: &Problem) -> f64 {
     f64::from(problem.score.softcap.unwrap_or(problem.softmax_scale().abs()))
 }
 
-/// `|scale| · log2 e`, or 1 for a scale of 0, for which Q is cleared; `softcap · log2 e` where logits are
-/// capped, and `log2 e` after a score program.
+/// `|scale| · log2 e`, or 1 for a scale of 0, in which case Q is set to zero. With a softcap `softcap · log2
+/// e`, and after a score program `log2 e`.
 pub(crate) fn factor(problem: &Problem) -> f32 {
     let scale = softmax_factor(problem);
     if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 }
 }
 
-/// `|scale| · log2 e`, `softcap · log2 e` if logits are capped, or `log2 e` after a score program. A scale of
-/// zero is replaced by a factor so
-/// small that all scores have equal weight, while masked scores stay −∞.
+/// `|scale| · log2 e`, `softcap · log2 e` with a softcap, or `log2 e` after a score program. A scale of zero
+/// is replaced by a factor so small that all scores have equal weight, while masked scores stay −∞.
 pub(crate) fn unsigned_factor(problem: &Problem) -> f32 {
     let scale = softmax_factor(problem);
     ((scale * std::f64::consts::LOG2_E) as f32).max(f32::MIN_POSITIVE)
 }
 
-/// The extents of a tensor, where batch entries or heads with stride 0 are one.
+/// The extents of a tensor, in which batch entries or heads with stride 0 count as one.
 pub(crate) fn distinct_extents(problem: &Problem, tensor: Tensor) -> [usize; 4] {
     let ([batch, heads, rows, columns], strides) = (problem.extents(tensor), problem.strides(tensor));
     let distinct = |extent: usize, stride: i64| if stride == 0 { 1 } else { extent };
     [distinct(batch, strides.batch), distinct(heads, strides.head), rows, columns]
 }
 
-/// A tensor as tensor maps describe it. Batch entries or heads with stride 0 become one.
+/// A tensor in the form that tensor maps describe. Batch entries or heads with stride 0 count as one.
 fn tensor_rows(problem: &Problem, tensor: Tensor, buffer: usize) -> TensorRows {
     let ([batch, heads, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
     let dtype = problem.dtypes.of(tensor);
-    // The stride of an extent of 1 is not used: any stride that a map accepts will do.
+    // The stride of an extent of 1 is not used, so any stride that a map accepts is correct.
     let bytes = |extent: usize, stride: i64| {
         if extent > 1 && stride != 0 { dtype.bytes() as u64 * stride as u64 } else { 16 }
     };
@@ -234,14 +234,14 @@ fn tensor_rows(problem: &Problem, tensor: Tensor, buffer: usize) -> TensorRows {
     }
 }
 
-/// Whether tensor maps can be made of Q, K and V.
+/// Checks that tensor maps can describe Q, K and V.
 pub(crate) fn check_tensor_maps(problem: &Problem, family: &'static str) -> Result<(), PlanError> {
     [Tensor::Q, Tensor::K, Tensor::V]
         .into_iter()
         .try_for_each(|tensor| check_tensor_map(problem, tensor, family))
 }
 
-/// Whether a tensor map can be made of a tensor.
+/// Checks that a tensor map can describe a tensor.
 pub(crate) fn check_tensor_map(
     problem: &Problem,
     tensor: Tensor,

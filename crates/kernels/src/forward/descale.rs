@@ -1,5 +1,5 @@
-//! Descale factors of 8-bit inputs, one for each batch entry and KV head: those of Q and K join the factor of
-//! the scores, that of V the division by the row sums.
+//! Descale factors of 8-bit inputs, one for each batch entry and KV head. The factors of Q and K are
+//! multiplied with the factor of the scores, the factor of V with the division by the row sums.
 
 use problem::{Problem, Tensor};
 use ptx::{Builder, CmpOp, F32, Global, R32};
@@ -40,14 +40,14 @@ impl Descale {
 pub(crate) struct ScoreDescale([Option<Descale>; 2]);
 
 impl ScoreDescale {
-    /// `None` if neither tensor has factors.
+    /// Declares the factors; `None` if neither tensor has factors.
     pub fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) -> Option<ScoreDescale> {
         let factors = [Tensor::Q, Tensor::K].map(|tensor| Descale::declare(k, c, problem, tensor));
         factors.iter().any(Option::is_some).then_some(ScoreDescale(factors))
     }
 
-    /// The product of the factors of a batch entry and a KV head. A product that is negative becomes NaN, as
-    /// [`problem::Scales`] asks for.
+    /// The product of the factors of a batch entry and a KV head. A negative product becomes NaN, as
+    /// [`problem::Scales`] requires.
     pub fn load(&self, k: &mut Builder, at: [R32; 2]) -> F32 {
         let factors = self.0.map(|of| of.map(|of| of.load(k, at)));
         let product = factors.into_iter().flatten().reduce(|a, b| k.mul(a, b)).expect("a factor");
@@ -59,7 +59,7 @@ impl ScoreDescale {
 /// `factor · descale`, the factor of scores in the exponent: positive or NaN.
 pub(crate) fn descaled(k: &mut Builder, factor: F32, descale: F32) -> F32 {
     let factor = k.mul(factor, descale);
-    // A factor of 0 would make NaN of the −∞ of masked scores.
+    // With a factor of 0, the −∞ of masked scores would become NaN.
     k.max_nan_to(factor, factor, f32::MIN_POSITIVE);
     factor
 }
@@ -69,7 +69,7 @@ pub(crate) fn descaled(k: &mut Builder, factor: F32, descale: F32) -> F32 {
 pub(crate) struct ValueDescale(Descale);
 
 impl ValueDescale {
-    /// `None` if V has no factors.
+    /// Declares the factors; `None` if V has no factors.
     pub fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) -> Option<ValueDescale> {
         Descale::declare(k, c, problem, Tensor::V).map(ValueDescale)
     }

@@ -1,5 +1,5 @@
-//! Inputs of 8 bits, for all families: types of the products, the threshold of rescaling, and descale factors
-//! that are refused.
+//! 8-bit inputs, for all families: types of the products, the rescale threshold, and unsupported descale
+//! factors.
 
 use problem::{DType, Problem, Tensor};
 use ptx::{Half, Type};
@@ -26,11 +26,11 @@ pub(crate) const fn weights(problem: &Problem) -> OperandType {
     }
 }
 
-/// The threshold of rescaling that leaves enough of e4m3's range to light keys. Each power of two of it is
-/// taken from the light end: P of a key that weighs 2^-w of the heaviest is 2^(8 - threshold - w). The
-/// threshold is the largest with which P of a key that weighs 1/`keys` is 2^-8, twice the smallest number:
-/// otherwise a heavy key could hide that many light keys, which together weigh as much. From 16k keys on, too
-/// little is left, and the threshold is 0.
+/// The rescale threshold that leaves enough of e4m3's range to keys with small weights. Each power of two in
+/// the threshold reduces the range at the small end: P of a key that weighs 2^-w of the heaviest key is 2^(8
+/// - threshold - w). The threshold is the largest one with which P of a key that weighs 1/`keys` is 2^-8,
+/// twice the smallest number. Otherwise one heavy key could hide that many light keys, which together weigh
+/// as much. From 16k keys on, too little of the range is left, and the threshold is 0.
 pub(crate) const fn default_threshold(keys: usize) -> u8 {
     const MOST: u32 = 5;
     let threshold = 16u32.saturating_sub(keys.next_power_of_two().ilog2());
@@ -41,7 +41,7 @@ pub(crate) const fn default_threshold(keys: usize) -> u8 {
     }
 }
 
-/// Refuses descale factors where scores go through a program, which takes them with the softmax scale alone.
+/// Rejects descale factors together with a score program, which can take only the softmax scale.
 pub(crate) fn check_scales(problem: &Problem, family: &'static str) -> Result<(), PlanError> {
     if problem.scales.is_empty() || problem.programs.is_empty() {
         return Ok(());

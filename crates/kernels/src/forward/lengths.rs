@@ -1,4 +1,4 @@
-//! Uneven lengths in the launch contract, and the tiles of query rows that they need.
+//! Uneven sequence lengths: their arrays in the launch contract, and the tiles of query rows that they need.
 
 use attend::{Lengths, SideLengths};
 use problem::{Problem, Tensor};
@@ -10,7 +10,7 @@ use crate::PlanError;
 use crate::contract::{Contract, LengthArray};
 use crate::error::accept;
 
-/// The arrays of lengths in a kernel; `None` if all batch entries have all rows. `longest` are the upper
+/// Declares the arrays of lengths; `None` if all batch entries have all rows. `longest` holds the upper
 /// bounds of the lengths of queries and keys.
 pub(crate) fn declare_lengths(
     k: &mut Builder,
@@ -44,7 +44,7 @@ pub(crate) const fn blocks_divide(problem: &Problem, block_n: u32) -> bool {
     !keys_are_uneven(problem) && problem.seq_kv.is_multiple_of(block_n as usize)
 }
 
-/// Whether the batch entries of a tensor follow each other without a batch dimension.
+/// Whether the sequences of a tensor follow each other without a batch dimension.
 pub(crate) const fn is_packed(problem: &Problem, tensor: Tensor) -> bool {
     match tensor {
         Tensor::Q | Tensor::Out => problem.lengths.q.packed.is_some(),
@@ -52,8 +52,9 @@ pub(crate) const fn is_packed(problem: &Problem, tensor: Tensor) -> bool {
     }
 }
 
-/// Tiles of `rows` query rows of a head, and the number of batch entries that have as many tiles each: one
-/// for packed queries, whose tiles are those of all sequences. With pack-GQA a position has `heads` rows.
+/// The number of tiles of `rows` query rows in a head, and the number of batch entries with that many tiles
+/// each. For packed queries the second number is 1, and the tiles are those of all sequences. With pack-GQA a
+/// position has `heads` rows.
 pub(crate) const fn row_blocks(problem: &Problem, rows: u32, heads: u32) -> [u64; 2] {
     let (batch, rows, heads) = (problem.batch as u64, rows as u64, heads as u64);
     match problem.lengths.q.packed {
@@ -63,7 +64,7 @@ pub(crate) const fn row_blocks(problem: &Problem, rows: u32, heads: u32) -> [u64
     }
 }
 
-/// Checks lengths and rows of packed tensors against the limit that a family has.
+/// Checks lengths and rows of packed tensors against the limit of a family.
 pub(crate) fn check_lengths(problem: &Problem, block_m: u32, heads: u32) -> Result<(), PlanError> {
     let (most, accepted) = most_rows(problem);
     for (what, length) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
@@ -74,13 +75,13 @@ pub(crate) fn check_lengths(problem: &Problem, block_m: u32, heads: u32) -> Resu
         let rows = rows.unwrap_or(0);
         accept(what, rows as u64, rows <= most, accepted)?;
     }
-    // First rows of tiles stay below 2^31.
+    // The first rows of tiles must stay below 2^31.
     let [tiles, _] = row_blocks(problem, block_m.max(1), heads);
     let rows = tiles.saturating_mul(block_m.into());
     accept("rows of all tiles", rows, q.is_none() || rows < 1 << 31, "fewer than 2^31 with packed queries")
 }
 
-/// Whether ragged tiles of V can be loaded ([`SwizzledTile::ragged_at`]).
+/// Checks that ragged tiles of V can be loaded ([`SwizzledTile::ragged_at`]).
 pub(crate) fn check_ragged_values(problem: &Problem, family: &'static str) -> Result<(), PlanError> {
     if !keys_are_uneven(problem) {
         return Ok(());

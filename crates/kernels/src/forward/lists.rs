@@ -1,5 +1,5 @@
-//! Block lists: which KV blocks the rows of a tile see, for mask programs that are no band. A kernel writes
-//! the lists, and the forward kernel after it visits the listed blocks.
+//! Block lists: the KV blocks that the rows of a tile see, for mask programs that no band can express. One
+//! kernel writes the lists, and the forward kernel after it visits the listed blocks.
 
 use attend::{BlockLists, Bound, RowRange};
 use problem::program::{Input, Op, Program as Mask};
@@ -19,26 +19,26 @@ use crate::{Arch, PlanError, Program};
 const ENTRY: &str = "flash_forward_lists";
 /// The name of the temporary that holds the lists.
 pub const BLOCK_LISTS: &str = "block_lists";
-/// Warps of a CTA, which judge as many blocks at a time.
+/// Warps of a CTA. Each warp classifies one block at a time.
 const WARPS: u32 = 8;
-/// The most bytes of all lists.
+/// Maximum size of all lists, in bytes.
 const MOST_BYTES: u64 = 256 << 20;
-/// Fewest rows and keys for which lists are written by default: for fewer, a second kernel costs as much as
-/// skipped blocks save (predicted, not yet measured).
+/// Minimum number of rows and of keys for which lists are written by default. Below it, the second kernel
+/// costs as much as the skipped blocks save (predicted, not yet measured).
 const LEAST_ROWS: usize = 128;
 const LEAST_KEYS: usize = 1024;
-/// A table with an element for fewer scores than this is a dense mask.
+/// A table whose elements cover fewer scores than this is a dense mask.
 const COARSE: usize = 64;
 
-/// Which KV blocks are visited where the problem has a mask program.
+/// Which KV blocks are visited if the problem has a mask program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Visits {
-    /// All blocks of the band. The mask program runs in each.
+    /// All blocks of the band. The mask program runs in each of them.
     #[default]
     Band,
-    /// Those of which some row sees some key, from lists that a kernel writes first. The mask program runs in
-    /// blocks that the rows see in part.
+    /// The blocks in which any row sees any key, from lists that a kernel writes first. The mask program runs
+    /// only in partial blocks.
     Listed,
 }
 
@@ -50,18 +50,19 @@ pub(crate) struct ListTiles {
     pub heads: u32,
     /// Keys of a block.
     pub block_n: u32,
-    /// Each tile visits a block, even if its rows see no key.
+    /// Whether each tile visits a block even if its rows see no key.
     pub at_least_one: bool,
 }
 
 impl Visits {
-    /// Whether a plan with this gene lists blocks. Without a mask program, the band says which blocks to
-    /// visit.
+    /// Whether a plan with this gene value lists blocks. Without a mask program, the band determines the
+    /// blocks to visit.
     pub(crate) const fn lists(self, problem: &Problem) -> bool {
         matches!(self, Visits::Listed) && problem.programs.mask.is_some()
     }
 
-    /// Lists, if there are enough scores, unless the mask is a dense tensor alone, which would be read twice.
+    /// Lists, if there are enough scores. A mask that only reads a dense tensor is not listed, because the
+    /// tensor would be read twice.
     pub(crate) fn default_for(problem: &Problem) -> Visits {
         let Some(mask) = &problem.programs.mask else { return Visits::Band };
         let large = problem.seq_q >= LEAST_ROWS && problem.seq_kv >= LEAST_KEYS;
@@ -80,8 +81,8 @@ pub(crate) fn visits_gene(problem: &Problem) -> Gene {
     ])
 }
 
-/// Whether the mask reads, by query and key, a table that has an element for each score or for a few, and
-/// whether it reads one that has an element for many.
+/// Whether the mask reads, by query and key, a table with an element for each score or for a few scores, and
+/// whether it reads one with an element for many scores.
 fn reads(mask: &Mask, problem: &Problem) -> [bool; 2] {
     let depends = mask.dependences();
     let scores = problem.seq_q.saturating_mul(problem.seq_kv);
@@ -95,8 +96,8 @@ fn reads(mask: &Mask, problem: &Problem) -> [bool; 2] {
     found
 }
 
-/// Whether the mask differs between the values of an input. A table's dimension whose elements all coincide
-/// does not count.
+/// Whether the mask differs between the values of an input. A dimension of a table with stride 0 does not
+/// count.
 fn varies_with(mask: &Mask, programs: &Programs, input: Input) -> bool {
     let mut varies: Vec<bool> = Vec::with_capacity(mask.ops().len());
     for op in mask.ops() {
@@ -115,7 +116,8 @@ fn varies_with(mask: &Mask, programs: &Programs, input: Input) -> bool {
 }
 
 impl ListTiles {
-    /// Tiles of a head (of the longest sequence), heads and batch entries that have lists of their own.
+    /// The number of tiles of a head (of the longest sequence), of heads and of batch entries that have
+    /// separate lists.
     fn extents(&self, problem: &Problem) -> [u64; 3] {
         let rows = (problem.seq_q as u64).saturating_mul(self.heads.into());
         let Some(mask) = &problem.programs.mask else { return [0; 3] };
@@ -138,7 +140,7 @@ impl ListTiles {
         BlockLists::bytes(lists, self.capacity(problem))
     }
 
-    /// Whether the lists can be written.
+    /// Checks that the lists can be written.
     pub fn check(&self, problem: &Problem) -> Result<(), PlanError> {
         let bytes = self.bytes(problem);
         accept("bytes of block lists", bytes, bytes <= MOST_BYTES, "up to 2^28 with visits = listed")?;
@@ -168,7 +170,7 @@ impl ListTiles {
         }
     }
 
-    /// The kernel that writes the lists; the plan has been checked.
+    /// The kernel that writes the lists. The plan has been checked.
     pub fn emit(&self, problem: &Problem, target: Target) -> Result<Program, Violations> {
         // Lists do not depend on the score program.
         let programs = Programs { score: None, ..problem.programs.clone() };
@@ -188,9 +190,9 @@ impl ListTiles {
         Ok(contract.into_program(k.into_verified(target)?, ENTRY, launch))
     }
 
-    /// A CTA writes the list of a tile.
+    /// Each CTA writes the list of one tile.
     fn body(&self, k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) {
-        // Places beyond a list's blocks are not written.
+        // Slots beyond a list's blocks are not written.
         let lists = self.declare(k, c, problem, Access::ReadWrite);
         let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
             .map(|(name, length)| c.u32(k, name, length as u32));
@@ -215,7 +217,7 @@ impl ListTiles {
         let divides = blocks_divide(problem, self.block_n);
         let mut bound = Bound::new(k, &band, &rows, self.block_n, divides);
         if lengths.is_some() {
-            // Tiles beyond a sequence's rows see nothing.
+            // Rows beyond the end of a sequence see no key.
             let limit = k.mul(seq_q, self.heads);
             let exists = k.setp_u(CmpOp::Lt, first, limit);
             bound.end = k.selp(bound.end, 0, exists);

@@ -1,4 +1,4 @@
-//! Forward attention.
+//! Forward attention: the kernel families and the code that they share.
 
 pub(crate) mod contract;
 mod descale;

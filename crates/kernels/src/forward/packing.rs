@@ -1,5 +1,5 @@
-//! Pack-GQA: when the rows of the query heads that share a KV head can be packed into one tile, and when they
-//! should be.
+//! Pack-GQA: when the rows of the query heads of a KV head can be packed into one tile, and when packing
+//! pays.
 
 use attend::Packing;
 use problem::Problem;
@@ -15,14 +15,14 @@ pub(crate) const fn packed_heads(packing: Packing, problem: &Problem) -> u32 {
     }
 }
 
-/// Rows of the whole positions of `heads` packed heads that `rows` rows have room for: 125 of 128 rows for 5
-/// heads. All rows if not even one position fits, which a plan's check refuses.
+/// The number of rows, at most `rows`, that hold whole positions of `heads` packed heads: 125 of 128 rows for
+/// 5 heads. Returns `rows` if not even one position fits; the plan's check rejects that case.
 pub(crate) const fn whole_positions(rows: u32, heads: u32) -> u32 {
     if rows < heads { rows } else { rows / heads * heads }
 }
 
-/// Whether the rows of `heads` query heads can be packed; `fits` says whether they fit a tile, and `accepted`
-/// which group sizes do.
+/// Checks that the rows of `heads` query heads can be packed. `fits` states whether they fit a tile,
+/// `accepted` which group sizes do.
 pub(crate) fn check_packing(
     problem: &Problem,
     heads: u32,
@@ -36,11 +36,11 @@ pub(crate) fn check_packing(
     accept("rows of packed heads", rows, rows < 1 << 31, "fewer than 2^31")
 }
 
-/// Whether packing fills tiles of `block_m` rows so much better that it pays (FlashAttention-3's rule).
+/// Whether packing fills tiles of `block_m` rows so much better that it is faster (FlashAttention-3's rule).
 pub(crate) fn packs_well(problem: &Problem, block_m: u32) -> bool {
     let group = problem.group_size();
     let possible = group > 1 && group <= block_m as usize && problem.q.head != 0;
-    // Of a tile of packed heads, only the rows of whole positions are used.
+    // In a tile of packed heads, only the rows of whole positions are used.
     let tile = whole_positions(block_m, group.min(block_m as usize) as u32);
     let packed = filled(problem.seq_q.saturating_mul(group), tile) * f64::from(tile) / f64::from(block_m);
     possible && filled(problem.seq_q, block_m) < 0.9 * packed

@@ -7,11 +7,11 @@ use ptx::{Builder, CmpOp, Global, Pred, R64};
 
 use crate::contract::Contract;
 
-/// The programs in a kernel; `None` if the problem has none. `packed` says whether the rows of a tile belong
+/// Declares the programs; `None` if the problem has none. `packed` states whether the rows of a tile belong
 /// to several heads.
 ///
-/// Parameters, strides and extents are launch parameters. One stride is known to the code: that neighbours in
-/// a table's last dimension are neighbours in memory.
+/// Parameters, strides and extents are launch parameters. The code depends on one property of the strides:
+/// whether neighbours in a table's last dimension are neighbours in memory.
 pub(crate) fn declare_programs(
     k: &mut Builder,
     c: &mut Contract<'_>,
@@ -42,7 +42,7 @@ pub(crate) fn declare_programs(
     Some(ScorePrograms::new(problem, packed, ProgramParams { factor, floats, ints, tables }))
 }
 
-/// The factor that turns the product of a query and a key, or its capped form, into the logit. A negative
+/// The factor that turns the product of a query and a key, or the capped product, into the logit. A negative
 /// scale negates the product itself.
 fn logit_factor(problem: &Problem) -> f32 {
     problem.score.softcap.unwrap_or(problem.softmax_scale().abs())
@@ -66,7 +66,7 @@ fn declare_table(k: &mut Builder, c: &mut Contract<'_>, number: u8, table: &Tabl
     TableParams { start, dtype: table.dtype, strides, lasts, pairs }
 }
 
-/// Whether elements of two bytes are the lower halves of words wherever their last index is even.
+/// Whether two-byte elements with an even last index are aligned to words.
 fn are_words(k: &mut Builder, start: Global, strides: &[Option<R64>]) -> Pred {
     let start = k.trunc(start.base);
     let bits = strides.iter().flatten().fold(start, |bits, &stride| {

@@ -1,4 +1,4 @@
-//! Shared parts of the f16 rungs: the launch contract and idioms of plain CUDA C++.
+//! Code that the f16 kernels of the ladder share: the launch contract and idioms of plain CUDA C++.
 
 use std::f32::consts::LOG2_E;
 
@@ -20,16 +20,17 @@ pub(super) const KEYS: u32 = 64;
 pub(super) const ROW_BYTES: u32 = 2 * DIM;
 /// Bytes of a tile of keys or values.
 pub(super) const TILE_BYTES: u32 = KEYS * ROW_BYTES;
-/// Alignment of shared arrays: where ptxas puts those of 16 bytes and more in a whole program, as nvcc built
-/// the seeds. It is declared, since nothing else holds where code is linked, as the driver's linker does:
-/// vector accesses may fault there, and loads that ptxas joins elsewhere stay single.
+/// Alignment of shared arrays: where ptxas places arrays of 16 bytes and more in a whole program, which is
+/// how nvcc built the original kernels. It is declared explicitly, because it is not guaranteed when code is
+/// linked, as the driver's linker does: vector accesses may then fault, and loads that ptxas would otherwise
+/// merge stay separate.
 pub(super) const ALIGN: u32 = 16;
 
-/// The longest sequence: the seeds count elements of a tensor in 32 bits; far below, and as long as a proof
-/// should be.
+/// The maximum sequence length. The original kernels count elements of a tensor in 32 bits; this limit is far
+/// below that, and keeps a check short.
 const MAX_SEQ: usize = 8192;
 
-/// Dense self-attention in f16 with head dimension 64, whole tiles, and the rung's mask.
+/// Accepts dense self-attention in f16 with head dimension 64, whole tiles, and the kernel's mask.
 pub(super) fn check(problem: &Problem, rung: RungPlan) -> Result<(), PlanError> {
     let family = rung.name();
     let value = |what, value: usize, accepted: &str| {
@@ -81,10 +82,11 @@ pub(super) struct Cta {
     pub thread: R32,
     /// `blockDim.x`.
     pub threads: u32,
-    /// First query row.
+    /// First query row of the CTA.
     pub first_row: R32,
-    /// Number of its query rows, fewer in a ragged last CTA. The accepted problems have no ragged CTA, but
-    /// the seeds' code counts rows at run time, so a compiler can unroll no further than it did there.
+    /// Number of query rows, fewer in a ragged last CTA. The accepted problems have no ragged CTA, but the
+    /// original code counts rows at run time. Doing the same here keeps the compiler from unrolling more than
+    /// it did there.
     pub rows: R32,
     /// Query rows and keys of a head.
     pub seq: R32,
@@ -105,7 +107,7 @@ pub(super) struct Cta {
 pub(super) struct Tile {
     /// Its first key.
     pub first: R32,
-    /// Number of its keys, fewer in a ragged last tile; known only at run time, like [`Cta::rows`].
+    /// Number of keys, fewer in a ragged last tile. Known only at run time, like [`Cta::rows`].
     pub keys: R32,
 }
 
@@ -212,10 +214,10 @@ pub(super) fn store_half<P: Pointer>(k: &mut Builder, to: P, value: F32) {
     k.st(to, bits);
 }
 
-/// How nvcc compiles `expf` and division.
+/// The instructions that nvcc generates for `expf` and division.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Math {
-    /// Accurate to the last bits.
+    /// Accurate to the last bits (no fast math).
     Accurate,
     /// `-use_fast_math`.
     Fast,
@@ -255,9 +257,9 @@ impl Math {
     }
 }
 
-/// e^x = 2^n · 2^f with n = ⌊x · log₂e⌋, −126 ≤ n ≤ 126: the sum 1.5 · 2²³ + 1 + (n + 126), rounded down,
-/// holds n + 127 in its low bits, where a shift by 23 makes it the exponent of 2^n; f is summed in two parts,
-/// and only 2^f is approximate.
+/// e^x = 2^n · 2^f with n = ⌊x · log₂e⌋, −126 ≤ n ≤ 126. The sum 1.5 · 2²³ + 1 + (n + 126), rounded down,
+/// holds n + 127 in its low bits; a shift by 23 makes this the exponent of 2^n. f is summed in two parts.
+/// Only 2^f is approximate.
 fn accurate_exp(k: &mut Builder, x: F32) -> F32 {
     /// The rounding error of log₂e in f32.
     const LOG2_E_LOW: f32 = (std::f64::consts::LOG2_E - LOG2_E as f64) as f32;
@@ -283,8 +285,8 @@ fn accurate_exp(k: &mut Builder, x: F32) -> F32 {
     k.mul(fraction, whole)
 }
 
-/// `for (d = 0; d < 64; d++) sum += q[d] * k[d]`, `q` in f32 and shared, the key's halves two bytes a load
-/// from global memory; unrolled by 16.
+/// `for (d = 0; d < 64; d++) sum += q[d] * k[d]`, unrolled by 16. `q` is f32 in shared memory; the key's
+/// halves are loaded from global memory one at a time.
 pub(super) fn dot_with_global(k: &mut Builder, q: Shared, key: Global) -> F32 {
     let sum: F32 = k.mov(0.0f32);
     k.for_range(0, DIM, 16, |k, d| {

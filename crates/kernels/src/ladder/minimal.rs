@@ -1,15 +1,15 @@
-//! `minimal`: one query row a CTA, 2870 µs on the seeds' L4.
+//! `minimal`: one query row per CTA; 2870 µs on the authors' L4.
 //!
-//! What the seeds believed: a correct but naive start, "simple, fully parallel within block"; only its grid
-//! was thought to be wasteful. What was really wrong: each CTA reads all keys and values of its head for a
-//! single row, so nothing is used twice; 64 of 128 threads read a key each, straight from global memory and
-//! half by half, so that 32 lanes touch 32 rows; all 128 threads walk all 64 scores for the same maximum and
-//! the same sum; and each of the 64 that weigh values computes every exponential once more, 192 for each
-//! score in all, with `expf` to the last bits. What the emulator shows: 32 sectors a request in the score
-//! loop, and most issue slots in the two loops over exponentials.
+//! What the authors believed: the kernel is a correct but naive start, "simple, fully parallel within block",
+//! and only its grid is wasteful. What was really wrong: each CTA reads all keys and values of its head for a
+//! single row, so no data is reused. 64 of 128 threads read one key each, directly from global memory and one
+//! half (2 bytes) at a time, so that 32 lanes access 32 different rows. All 128 threads scan all 64 scores
+//! for the same maximum and the same sum. Each of the 64 threads that weight values computes every
+//! exponential again, with an accurate `expf`: 192 exponentials for each score in all. What the emulator
+//! shows: 32 sectors per request in the score loop, and most issue slots in the two loops over exponentials.
 //!
-//! The structure follows the kernel that the seeds published and timed, compiled without fast math: the query
-//! and the sums of the output are f32 in shared memory, and a tile's sum is added there atomically.
+//! The structure follows the kernel that the authors published and timed, compiled without fast math. The
+//! query and the sums of the output are f32 in shared memory, to which the sum of a tile is added atomically.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Pred, Shared, Violations};
@@ -37,7 +37,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations
     })
 }
 
-/// The CTA's row; every thread keeps the maximum and the sum.
+/// The CTA's row. Every thread keeps the maximum and the sum.
 struct Row {
     query: Shared,
     scores: Shared,

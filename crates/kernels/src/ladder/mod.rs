@@ -1,17 +1,18 @@
-//! The ladder: the seeds' kernels rebuilt, one file per rung, with the structure that made each fast, slow or
-//! wrong.
+//! The ladder: a series of published CUDA kernels, rebuilt with the structure that made each of them fast,
+//! slow or wrong. Each kernel has its own file. The original kernels, which the documents call *the seeds*,
+//! come with their authors' log of times on an L4.
 //!
-//! The rungs are exhibits, not kernels to use. The emulator must accept the right ones and reject the broken
-//! ones for the right reason, and the time model must predict their times from their structure alone. The
-//! structure of the f16 rungs follows the kernels that the seeds published (all except `p1_wmma`, whose file
-//! says where the seeds are silent): the division of work, the placement of arrays, barriers, loops and
-//! repeated work. The code is our own, and nothing is tuned towards a measured time. Loops are unrolled as
-//! `nvcc` does it: loops of 64 constant rounds by 16 if an operand comes from global memory, completely if
-//! both come from shared memory, and loops over a tile's keys, whose number depends on the sequence length,
-//! by four. `__half` is loaded two bytes at a time and widened to f32. `expf` is accurate, or `ex2.approx`
-//! where the seeds compiled with fast math. Shared memory is static, without padding, with the alignment of
-//! its elements. (ptxas 13 still merges loads where rows are read along; a compiler of the seeds' time may
-//! not have done so.)
+//! The rungs (the kernels of the ladder) are exhibits, not kernels to use. The emulator must accept the
+//! correct ones and reject the wrong ones for the right reason, and the time model must predict their times
+//! from their structure alone. The structure of the f16 rungs follows the published kernels in the division
+//! of work, the placement of arrays, barriers, loops and repeated work. The exception is `p1_wmma`, which was
+//! not published; its file lists what was chosen here. The code is our own, and nothing is tuned towards a
+//! measured time. Loops are unrolled as by `nvcc`: loops of 64 constant rounds by 16 if an operand comes from
+//! global memory, and completely if both come from shared memory; loops over a tile's keys, whose number
+//! depends on the sequence length, by four. `__half` is loaded two bytes at a time and widened to f32. `expf`
+//! is accurate, or `ex2.approx` if the original was compiled with fast math. Shared memory is static, without
+//! padding, with the alignment of its elements. (ptxas 13 merges loads along rows; the compiler that the
+//! authors used may not have done so.)
 
 mod common;
 mod minimal;
@@ -35,35 +36,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Arch, PlanError, Program};
 
-/// A rung: the whole plan of a kernel without genes.
+/// A rung: the complete plan of a kernel without genes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RungPlan {
-    /// One query row a CTA.
+    /// One query row per CTA.
     Minimal,
-    /// 16 rows; warp reductions that ignore the other warps, with a race.
+    /// 16 rows per CTA; each warp reduces without regard to the others, which is a race.
     NanReduction,
-    /// 16 rows; one thread reduces.
+    /// 16 rows per CTA; one thread reduces.
     Phase1,
-    /// 32 rows, four warps of which one computes.
+    /// 32 rows per CTA; one of four warps computes the scores.
     Phase3,
     /// Warp reductions, with one barrier missing.
     Phase4Race,
     /// Warp reductions, with that barrier.
     Phase4,
-    /// Accumulators of 2048 floats a thread.
+    /// Each thread has accumulators of 2048 floats.
     Phase6It1,
     /// 256 threads, accumulators in shared memory.
     Phase6It2,
-    /// Tensor-core scores, serial softmax, scalar values.
+    /// Scores on tensor cores, a serial softmax, scalar loads of values.
     P1Wmma,
-    /// 8-bit inputs, a byte a load.
+    /// 8-bit inputs, loaded one byte at a time.
     U8Baseline,
     /// `cp.async` of 4 bytes, with an immediate wait.
     U8Cycle2a,
     /// `cp.async` in two stages.
     U8StageA,
-    /// A union of codes and halves: converted in place by threads that do not synchronise.
+    /// A union of codes and halves, converted in place by threads that do not synchronise.
     U8StageB,
     /// Converted in place through registers and a barrier.
     U8StageBRepaired,
@@ -80,11 +81,11 @@ pub enum Inputs {
     Quantised,
 }
 
-/// The expected verdict.
+/// The expected verdict of the emulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expected {
-    /// Right, and no hazard.
+    /// Correct results and no hazard.
     Passed,
     /// Failed, for this reason.
     Failed(Reason),
@@ -94,14 +95,14 @@ pub enum Expected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// Two threads access one address without order.
+    /// Two threads access one address, and nothing orders the accesses.
     Race,
 }
 
-/// A step of the seeds' history.
+/// A step in the history of the original kernels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rung {
-    /// Its name, as in the plan's serde form.
+    /// The kernel's name, as in the plan's serde form.
     pub name: &'static str,
     /// A one-sentence description.
     pub story: &'static str,
@@ -109,16 +110,17 @@ pub struct Rung {
     pub plan: RungPlan,
     /// Contents of its buffers.
     pub inputs: Inputs,
-    /// The mask it computes. The seeds compared causal and full kernels as if both did the same work.
+    /// The mask that the kernel applies. The authors compared causal and full kernels as if both did the same
+    /// work.
     pub mask: Band,
     /// The expected verdict.
     pub expected: Expected,
-    /// The seeds' own time on an L4, in µs: quoted, not measured by this project.
+    /// The authors' own time on an L4, in µs: quoted, not measured by this project.
     pub quoted_us: Option<f64>,
     /// Number of batch entries (of 8 heads, 512 rows and 64 elements) for which the quoted time holds
     /// ([`RungPlan::quoted_batch`]).
     pub quoted_batch: usize,
-    /// The range that the seeds had forecast, in µs.
+    /// The range that the authors had forecast, in µs.
     pub forecast_us: Option<(f64, f64)>,
 }
 
@@ -192,7 +194,7 @@ impl RungPlan {
         RungPlan::U8StageBRepaired,
     ];
 
-    /// Its name, which is also the kernel's name.
+    /// The kernel's name.
     pub const fn name(self) -> &'static str {
         match self {
             RungPlan::Minimal => "minimal",
@@ -224,7 +226,7 @@ impl RungPlan {
         }
     }
 
-    /// The only mask it computes.
+    /// The only mask that the kernel supports.
     pub const fn mask(self) -> Band {
         match self {
             RungPlan::Phase6It1 | RungPlan::Phase6It2 => Band::CAUSAL,
@@ -232,12 +234,12 @@ impl RungPlan {
         }
     }
 
-    /// Number of batch entries in the problem that the seeds timed. The seeds compare all times as if there
-    /// were one batch entry. Their record contradicts that for the first session (`minimal`, Phase 1 and
-    /// Phase 3): its script, which also found the `max_diff` of 5.07, has two batch entries of 8 heads
-    /// (`setup_gpu_iter1.sh`, a quarter of an hour before `minimal`). The SDPA time of 47.10 µs used for
-    /// comparison also has two (`CODEMAP.md`), and the sweep of the next session goes down to one "for speed"
-    /// (`evo.yaml`).
+    /// Number of batch entries in the problem that the authors timed. They compare all times as if there were
+    /// one batch entry. Their record contradicts that for the first session (`minimal`, Phase 1 and Phase 3).
+    /// Its script, which also found the `max_diff` of 5.07, has two batch entries of 8 heads
+    /// (`setup_gpu_iter1.sh`, written a quarter of an hour before `minimal`). The SDPA time of 47.10 µs used
+    /// for comparison also has two (`CODEMAP.md`), and the sweep of the next session goes down to one "for
+    /// speed" (`evo.yaml`).
     pub const fn quoted_batch(self) -> usize {
         match self {
             RungPlan::Minimal | RungPlan::Phase1 | RungPlan::Phase3 => 2,
@@ -258,12 +260,12 @@ impl RungPlan {
     /// Whether the kernel can be emitted.
     ///
     /// # Errors
-    /// The first thing about the problem that the rung does not compute.
+    /// The first property of the problem that the kernel does not support.
     pub fn check(self, problem: &Problem, _arch: &Arch) -> Result<(), PlanError> {
         common::check(problem, self)
     }
 
-    /// The kernel; the plan has been checked.
+    /// Emits the kernel. The plan has been checked.
     pub(crate) fn emit(self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         match self {
             RungPlan::Minimal => minimal::emit(problem, arch),

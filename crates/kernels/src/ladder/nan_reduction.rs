@@ -1,16 +1,16 @@
-//! `nan_reduction`: Phase 1's first attempt, of which the seeds say that "warp reductions caused NaN
+//! `nan_reduction`: Phase 1's first attempt, of which the authors say that "warp reductions caused NaN
 //! outputs".
 //!
-//! What the seeds believed: warp reductions are at fault, so one thread must reduce. What was really wrong:
-//! each warp reduces alone, and then all four write their result to the one cell for all, in no order. A tile
-//! has 64 scores and the block 128 threads, so two of the warps hold no score and write what they started
-//! from, −3.4 · 10³⁸ as maximum and 0 as sum. Where theirs comes last, exp(S − m) overflows, the sum is 0,
-//! and ∞ · 0 or ∞ − ∞ is NaN; where it does not, the result is one warp's, and wrong. What the emulator
-//! shows: races between the warps on the two cells, and under schedules that let such a warp come last whole
-//! rows of NaN, which the oracle refuses.
+//! What the authors believed: warp reductions are at fault, so one thread must reduce. What was really wrong:
+//! each warp reduces alone, and then all four warps write their result to one shared cell, in no particular
+//! order. A tile has 64 scores and the block 128 threads, so two of the warps have no score and write their
+//! initial values, −3.4 · 10³⁸ as maximum and 0 as sum. If such a warp writes last, exp(S − m) overflows, the
+//! sum is 0, and ∞ · 0 or ∞ − ∞ is NaN. Otherwise the result is that of a single warp, and wrong. What the
+//! emulator shows: races between the warps on the two cells and, under schedules in which such a warp writes
+//! last, whole rows of NaN, which the comparison with the oracle rejects.
 //!
-//! The structure follows the first version in the seeds' published history; all but the reductions is Phase
-//! 1's.
+//! The structure follows the first version in the published history of the kernel. Everything except the
+//! reductions is the same as in Phase 1.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Pred, Shared, Violations};
@@ -27,7 +27,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations
     })
 }
 
-/// One cell for the maximum and one for the sum, which lane 0 of every warp writes.
+/// One cell for the maximum and one for the sum. Lane 0 of every warp writes both.
 struct Warps {
     leads: Pred,
     largest: Shared,
@@ -57,7 +57,7 @@ impl Warps {
         Reduced { largest, sum: k.add(before, sum) }
     }
 
-    /// `for (c = tid; c < keys; c += 128)`: one score for half of the threads, none for the others.
+    /// `for (c = tid; c < keys; c += 128)`: half of the threads have one score, the others none.
     fn fold(&self, k: &mut Builder, row: &Turn, body: impl FnOnce(&mut Builder, F32)) {
         row.cta.strided(k, row.tile.keys, |k, column| {
             let at = row.scores.element(k, column, 4);
@@ -66,7 +66,7 @@ impl Warps {
         });
     }
 
-    /// The bug: one cell for four warps.
+    /// The bug: four warps write to one cell.
     fn of_any_warp(
         &self,
         k: &mut Builder,

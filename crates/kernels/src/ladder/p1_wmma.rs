@@ -1,19 +1,20 @@
-//! `p1_wmma`: tensor cores for Q Kᵀ, 1169 µs on the seeds' L4, where 200–300 had been forecast.
+//! `p1_wmma`: tensor cores for Q Kᵀ; 1169 µs on the authors' L4, where they had forecast 200–300.
 //!
-//! What the seeds believed: the scores on tensor cores would carry the kernel; afterwards they put WMMA at 4
-//! % of the time by estimate. What was really wrong: Amdahl. The scores' fragments go to shared memory; then
-//! the 32 rows are taken one after another, with one thread for maximum and sum, two barriers a row, and each
-//! of the 64 threads that weigh values computes every exponential anew and reads its column of V from global
-//! memory, a half at a time, for every row. What the emulator shows: tensor work in a few hundredths of the
-//! slots, serial loops at one lane of 128, and 65 exponentials for each score.
+//! What the authors believed: the scores dominate the time, so tensor cores would make the kernel fast;
+//! afterwards they estimated that WMMA takes 4 % of the time. What was really wrong: Amdahl's law. The
+//! fragments of the scores are written to shared memory. Then the 32 rows are processed one after another:
+//! one thread computes maximum and sum, with two barriers per row, and each of the 64 threads that weight
+//! values computes every exponential again and reads its column of V from global memory, one half at a time,
+//! for every row. What the emulator shows: tensor work in a few per cent of the issue slots, serial loops
+//! with one active lane of 128, and 65 exponentials for each score.
 //!
-//! This kernel was not published with the others. The seeds give the row loop with its recomputed
-//! exponentials and scalar loads of V (named as Phase 1 names it, which reads it from global memory, while
-//! their shared arrays end in `_smem`), the fragments (16 × 16, four warps) and the resources (21 KB, no
-//! spills, 48 registers). Chosen to fit the memory: 32 × 64 tiles of scores, Q and the f32 output in shared
-//! memory (8 + 4 + 8 KB and the row states), fragments of K straight from global memory; and, to fit the
-//! registers, a loop over rows that is not unrolled. Q is loaded half by half, since vector loads came later
-//! in that line of kernels.
+//! This kernel was not published with the others. The authors give the row loop with its recomputed
+//! exponentials and scalar loads of V (with the names of Phase 1, which reads V from global memory; their
+//! shared arrays end in `_smem`), the fragments (16 × 16, four warps) and the resources (21 KB, no spills, 48
+//! registers). The following was chosen here to fit the memory: 32 × 64 tiles of scores, Q and the f32 output
+//! in shared memory (8 + 4 + 8 KB and the row states), and fragments of K read directly from global memory.
+//! The loop over rows is not unrolled, to fit the registers. Q is loaded one half at a time, since vector
+//! loads appeared only in later kernels.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Global, MatrixOrder, Pointer, Pred, R16, R32, Shared, Violations};
@@ -85,15 +86,15 @@ impl Fragments {
     }
 }
 
-/// Rows one after another, each reduced by one thread. Maxima, sums and output are in shared memory; thread
-/// `tid` owns column `tid` of the output.
+/// Processes rows one after another, each reduced by one thread. Maxima, sums and output are in shared
+/// memory; thread `tid` computes column `tid` of the output.
 struct SerialRows {
     scores: Shared,
     /// `m[32]`, `l[32]`.
     state: [Shared; 2],
     /// `O_acc[32][64]`.
     output: Shared,
-    /// The row's new maximum, sent from thread 0 to the others.
+    /// The row's new maximum, passed from thread 0 to the others.
     largest: Shared,
     /// `tid == 0`.
     first: Pred,

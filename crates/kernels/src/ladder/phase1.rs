@@ -1,16 +1,17 @@
-//! `phase1`: 16 query rows a CTA, 3652 µs on the seeds' L4, slower than the 2870 µs it set out from.
+//! `phase1`: 16 query rows per CTA; 3652 µs on the authors' L4, slower than the 2870 µs of the kernel that it
+//! should improve.
 //!
-//! What the seeds believed: fewer CTAs over shared tiles must win, and warp reductions had "caused NaN" for
-//! reasons unknown, so one thread reduces. What was really wrong: for each row 127 threads wait while thread
-//! 0 walks 64 scores twice, once for the maximum and once for the sum and its exponentials. The tiling saves
-//! nothing: keys and values are read from global memory anew for every row, half by half, by half of the
-//! threads, and 32 CTAs a head leave fewer warps to hide it. Each of the 64 threads that weigh values
-//! computes the row's exponentials once more. What the emulator shows: a serial share that grows with the
-//! tile, four barriers a row, 32 sectors a request in the score loop.
+//! What the authors believed: fewer CTAs with shared tiles must be faster, and warp reductions had "caused
+//! NaN" for unknown reasons, so one thread reduces. What was really wrong: for each row, 127 threads wait
+//! while thread 0 scans 64 scores twice, once for the maximum and once for the sum and its exponentials. The
+//! tiling saves nothing: keys and values are read from global memory again for every row, one half at a time,
+//! by half of the threads, and with 32 CTAs per head there are fewer warps to hide the latency. Each of the
+//! 64 threads that weight values computes the row's exponentials again. What the emulator shows: a serial
+//! share that grows with the tile, four barriers per row, and 32 sectors per request in the score loop.
 //!
-//! The structure follows the kernel that the seeds published and timed, compiled without fast math: Q, scores
-//! and output are f32 in shared memory, maxima and sums arrays of 16 in every thread, indexed at run time and
-//! so in local memory.
+//! The structure follows the kernel that the authors published and timed, compiled without fast math. Q,
+//! scores and output are f32 in shared memory. Maxima and sums are arrays of 16 in every thread, which are
+//! indexed at run time and therefore in local memory.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Local, Pointer, Pred, R32, Shared, Violations};
@@ -40,7 +41,7 @@ pub(super) struct Reduced {
     pub sum: F32,
 }
 
-/// A row at its place in the loop over rows.
+/// The present row of the loop over rows.
 pub(super) struct Turn<'a> {
     pub cta: &'a Cta,
     pub tile: Tile,

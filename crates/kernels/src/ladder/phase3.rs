@@ -1,17 +1,17 @@
-//! `phase3`: 32 query rows a CTA and four warps, 1634 µs on the seeds' L4.
+//! `phase3`: 32 query rows per CTA and four warps; 1634 µs on the authors' L4.
 //!
-//! What the seeds believed: "better warp utilisation, 4 warps a block". What was really wrong: the score loop
-//! gives rows out by `for (row = tid; row < 32; row += 128)`, so warp 0 computes all scores while three warps
-//! wait at the barrier; its 32 lanes walk down 32 unpadded rows, so each read of Q and each write of S is a
-//! 32-way bank conflict. In the softmax a warp has a row at last, but its lane 0 reduces alone while 31 wait,
-//! and then all 32 lanes compute the same exponentials; three barriers a row make the four warps wait for
-//! each other, though no row is another's business. It won because keys and values now come from shared
-//! memory, once a tile. What the emulator shows: one warp of four in the score loop with conflict degree 32,
-//! one lane of 32 in the reductions.
+//! What the authors believed: "better warp utilisation, 4 warps a block". What was really wrong: the score
+//! loop assigns rows by `for (row = tid; row < 32; row += 128)`, so warp 0 computes all scores while three
+//! warps wait at the barrier. Its 32 lanes read 32 unpadded rows, so each read of Q and each write of S is a
+//! 32-way bank conflict. In the softmax each warp does have its own row, but its lane 0 reduces alone while
+//! 31 lanes wait, and then all 32 lanes compute the same exponentials. Three barriers per row make the four
+//! warps wait for each other, although their rows are independent. The kernel was faster because keys and
+//! values now come from shared memory, loaded once per tile. What the emulator shows: one of four warps
+//! active in the score loop with conflict degree 32, and one of 32 lanes active in the reductions.
 //!
-//! The structure follows the kernel that the seeds published and timed, compiled without fast math: five
-//! static arrays, tiles copied a half at a time, maxima and sums of a warp's eight rows in arrays of nine
-//! indexed at run time.
+//! The structure follows the kernel that the authors published and timed, compiled without fast math: five
+//! static arrays, tiles copied one half at a time, and maxima and sums of a warp's eight rows in arrays of
+//! nine elements that are indexed at run time.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Global, Local, Pointer, Pred, R16, R32, Shared, Violations};
@@ -48,7 +48,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations
     })
 }
 
-/// `for (d = lane; d < 64; d += 32)`, a half at a time, of keys and of values.
+/// `for (d = lane; d < 64; d += 32)`: copies keys and values one half at a time.
 fn copy_halves(k: &mut Builder, lane: R32, from: [Global; 2], to: [Shared; 2]) {
     k.for_range(lane, DIM, 32, |k, d| {
         for (from, to) in from.into_iter().zip(to) {
@@ -86,7 +86,7 @@ pub(super) struct Rows {
     values: Shared,
     scores: Shared,
     output: Shared,
-    /// One cell per warp for its row's maximum, and one for its sum.
+    /// Two arrays with one cell per warp: the maximum and the sum of the warp's row.
     cells: [Shared; 2],
     /// Maximum and sum of the warp's rows, in each thread of the warp.
     state: [Local; 2],
@@ -140,7 +140,7 @@ impl Rows {
         });
         k.bar_sync();
         let state = [("maxima", f32::MIN), ("sums", 0.0)].map(|(name, value)| {
-            // One element more than a warp's rows, as in the seeds' code.
+            // One element more than the warp has rows, as in the original code.
             let array = k.local_array(name, 4, 4 * (ROWS / WARPS + 1));
             let value: F32 = k.mov(value);
             (0..=i64::from(ROWS / WARPS)).for_each(|i| k.st(array.at(4 * i), value));
@@ -165,8 +165,8 @@ impl Rows {
         });
     }
 
-    /// `for (row = tid; row < rows; row += blockDim.x) for (c …) S[row][c] = scale * dot(Q[row],
-    /// K[c])`: warp 0 alone.
+    /// `for (row = tid; row < rows; row += blockDim.x) for (c …) S[row][c] = scale * dot(Q[row], K[c])`: only
+    /// warp 0 has rows.
     pub(super) fn score(&self, k: &mut Builder, cta: &Cta, tile: Tile) {
         cta.strided(k, cta.rows, |k, row| {
             let query = self.query.element(k, row, ROW_BYTES);

@@ -1,17 +1,17 @@
-//! `phase4_race` and `phase4`: warp reductions, 32 × 64 tiles, 128 threads; 1028 µs on the seeds' L4 and
-//! called "100 %".
+//! `phase4_race` and `phase4`: warp reductions, 32 × 64 tiles, 128 threads; 1028 µs on the authors' L4,
+//! which their log calls "100 %".
 //!
-//! What the seeds believed: "light barriers, 2–4 a tile" and warp reductions made it fast, and it was their
-//! checked baseline, compute-bound. What was really wrong: warp 0 writes the scores of all 32 rows
-//! (`row = tid; row < 32`), then all four warps reduce them, and the barrier between is the one that was
-//! saved: three warps read what is being written, and later inputs were wrong 81 times in 100. The barriers
-//! kept are two a row, not two a tile, over cells that belong to one warp each. The score loop still runs on
-//! one warp with 32-way conflicts, the 16-byte copies use 8 lanes of 32, and all 32 lanes of a row compute
-//! the same exponentials. What the emulator shows: a race between the store of a score and its load in the
-//! softmax, warp 0 against warps 1 to 3; repaired, no hazard and the same bound.
+//! What the authors believed: "light barriers, 2–4 a tile" and warp reductions made it fast, and it was their
+//! checked baseline, compute-bound. What was really wrong: warp 0 writes the scores of all 32 rows (`row =
+//! tid; row < 32`), then all four warps reduce them, and the barrier in between is missing. Three warps read
+//! scores while they are being written, and later inputs gave wrong results 81 times in 100. The remaining
+//! barriers are two per row, not two per tile, and protect cells that belong to one warp each. The score loop
+//! still runs on one warp with 32-way conflicts, the 16-byte copies use 8 of 32 lanes, and all 32 lanes of a
+//! row compute the same exponentials. What the emulator shows: a race between the store of a score and its
+//! load in the softmax, warp 0 against warps 1 to 3. With the barrier: no hazard, and the same bottleneck.
 //!
-//! The structure follows the kernel that the seeds published and timed, with the options of their build, fast
-//! math among them; all but copies, reductions and barriers is Phase 3's.
+//! The structure follows the kernel that the authors published and timed, with the options of their build,
+//! including fast math. Everything except copies, reductions and barriers is the same as in Phase 3.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Global, Pred, R32, Shared, Violations};
@@ -56,7 +56,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch, order: Scores) -> Result<Prog
     })
 }
 
-/// `for (d = 8 * lane; d < 64; d += 256)`, eight halves at a time, of keys and of values.
+/// `for (d = 8 * lane; d < 64; d += 256)`: copies keys and values eight halves at a time.
 fn copy_vectors(k: &mut Builder, lane: R32, from: [Global; 2], to: [Shared; 2]) {
     let first: R32 = k.mul(lane, 8);
     k.for_range(first, DIM, 32 * 8, |k, d| {

@@ -1,20 +1,21 @@
-//! `phase6_it1` and `phase6_it2`: 1844 and 1776 µs on the seeds' L4, where 500–600 had been forecast.
+//! `phase6_it1` and `phase6_it2`: 1844 and 1776 µs on the authors' L4, where they had forecast 500–600.
 //!
-//! What the seeds believed: register tiling, twice the threads and `uint4` loads would halve Phase 4's time;
-//! afterwards they blamed registers, bank conflicts and barriers in general. What was really wrong: every
-//! loop gives out rows by `for (row = tid; row < 32; row += 256)`, so one warp does scores, softmax and
-//! output, a thread a row, while seven wait; its lanes walk down 32 unpadded rows, in shared memory and in
-//! global; the warp reductions that were written are never called; and the mask is causal while Phase 4's was
-//! not, with masked tiles computed all the same, so the two were never one comparison. Iteration 1 gives each
-//! thread `m[32]`, `l[32]` and `O[32][64]`, 8448 bytes indexed at run time, which is local memory: of a row
-//! in 32 is anything used, and the lanes of a request are 8 KB apart. Iteration 2 moves them to shared
-//! memory, where 32 lanes again walk 32 rows of one bank. What the emulator shows: one warp of eight in most
-//! issue slots, local traffic at 32 sectors a request (it. 1), conflict degree 32 (both).
+//! What the authors believed: register tiling, twice the threads and `uint4` loads would halve Phase 4's
+//! time; afterwards they blamed registers, bank conflicts and barriers in general. What was really wrong:
+//! every loop assigns rows by `for (row = tid; row < 32; row += 256)`, so one warp computes scores, softmax
+//! and output, with one row per thread, while seven warps wait. Its lanes read 32 unpadded rows, in shared
+//! and in global memory. The warp reductions that were written are never called. The mask is causal while
+//! Phase 4's was not, and masked tiles are computed anyway, so the two kernels were never comparable.
+//! Iteration 1 gives each thread `m[32]`, `l[32]` and `O[32][64]`: 8448 bytes that are indexed at run time
+//! and therefore in local memory. Only one of the 32 rows is used, and the lanes of a request are 8 KB apart.
+//! Iteration 2 moves the arrays to shared memory, where 32 lanes again access 32 rows of one bank. What the
+//! emulator shows: one of eight warps active in most issue slots, local traffic at 32 sectors per request
+//! (iteration 1), conflict degree 32 (both).
 //!
-//! The structure follows the kernels that the seeds published and timed, compiled with fast math: keys, then
-//! values in one tile; scores by fours of keys, so that a query's row is read once for four; output columns
-//! by eights, each a loop over the keys; and, against the stores of single halves, an array of 64 of them in
-//! local memory before the vector stores.
+//! The structure follows the kernels that the authors published and timed, compiled with fast math: keys,
+//! then values in one tile; scores of four keys at a time, so that a query's row is read once for four keys;
+//! eight output columns at a time, each a loop over the keys; and, to avoid stores of single halves, an array
+//! of 64 halves in local memory before the vector stores.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, R16, R32, Shared, Violations};
@@ -78,7 +79,8 @@ fn body<A: Array>(k: &mut Builder, cta: &Cta, tiles: &Tiles, accumulators: &Accu
     accumulators.store(k, cta);
 }
 
-/// One 128-byte row per thread, 16 bytes at a time: wide accesses, but 32 lanes in 32 rows.
+/// Each thread copies one row of 128 bytes, 16 bytes at a time: the accesses are wide, but 32 lanes access 32
+/// rows.
 fn copy_rows(k: &mut Builder, cta: &Cta, rows: R32, from: Global, to: Shared) {
     cta.strided(k, rows, |k, row| {
         let (from, to) = (from.element(k, row, ROW_BYTES), to.element(k, row, ROW_BYTES));
@@ -103,7 +105,7 @@ impl Tiles {
         Tiles { query, keys_then_values, scores }
     }
 
-    /// Scores of a row by its thread; −3.4 · 10³⁸ where the key comes after the query.
+    /// A thread computes the scores of its row; −3.4 · 10³⁸ if the key comes after the query.
     fn score(&self, k: &mut Builder, cta: &Cta, tile: Tile) {
         cta.strided(k, cta.rows, |k, row| {
             let scores = self.scores.element(k, row, 4 * KEYS);
@@ -127,7 +129,7 @@ impl Tiles {
     }
 }
 
-/// A row of shared memory that stays in registers after the first read.
+/// A row of shared memory that is kept in registers after the first read.
 struct RowOfHalves {
     at: Shared,
     loaded: Vec<R16>,
@@ -172,7 +174,8 @@ impl<A: Array> Accumulators<A> {
         });
     }
 
-    /// Maximum, rescaling, exponentials in place of the scores, and sum: all by the row's one thread.
+    /// The row's only thread computes the maximum, the rescaling, the exponentials (in place of the scores)
+    /// and the sum.
     fn update(&self, k: &mut Builder, cta: &Cta, tiles: &Tiles, tile: Tile) {
         self.for_each_row(k, cta, |k, row, [max_at, sum_at, output]| {
             let scores = tiles.scores.element(k, row, 4 * KEYS);
@@ -198,7 +201,7 @@ impl<A: Array> Accumulators<A> {
         });
     }
 
-    /// `O += P V` by the row's one thread.
+    /// `O += P V` by the row's only thread.
     fn weigh(&self, k: &mut Builder, cta: &Cta, tiles: &Tiles, tile: Tile) {
         self.for_each_row(k, cta, |k, row, [_, _, output]| {
             let scores = tiles.scores.element(k, row, 4 * KEYS);
@@ -235,7 +238,7 @@ impl<A: Array> Accumulators<A> {
     }
 }
 
-/// `for (d = 0; d < 64; d++)` over a row of f32, unrolled by eight and no further: d and the place of eight
+/// `for (d = 0; d < 64; d++)` over a row of f32, unrolled only by eight. Passes `d` and the address of eight
 /// elements.
 fn by_eights<A: Array>(k: &mut Builder, row: A, body: impl FnOnce(&mut Builder, R32, A)) {
     k.for_range(0, DIM, 8, |k, d| {
@@ -245,7 +248,7 @@ fn by_eights<A: Array>(k: &mut Builder, row: A, body: impl FnOnce(&mut Builder, 
     });
 }
 
-/// `for (c = 0; c < keys; c++)`, unrolled by four and, as the seeds say, no further.
+/// `for (c = 0; c < keys; c++)`, unrolled only by four, as the authors state.
 fn by_fours(k: &mut Builder, tile: Tile, body: impl FnOnce(&mut Builder, R32)) {
     k.for_range(0, tile.keys, 4, |k, c| {
         k.nounroll();
@@ -261,9 +264,9 @@ fn for_each_score(k: &mut Builder, row: Shared, tile: Tile, mut body: impl FnMut
     });
 }
 
-/// `for (c = 0; c < keys; c++) sum += p[c] * v[c]`, `v` a column of halves a row apart, unrolled by four. As
-/// nvcc compiles it, a pointer walks along the weights in the middle of each four: ptxas then knows of 8
-/// bytes' alignment, not of 16, and reads them in pairs.
+/// `for (c = 0; c < keys; c++) sum += p[c] * v[c]`, unrolled by four, where `v` is a column of halves with a
+/// stride of one row. As in nvcc's code, a pointer moves along the weights, in the middle of each group of
+/// four: ptxas then knows an alignment of 8 bytes instead of 16, and reads the weights in pairs.
 fn dot_with_column(k: &mut Builder, weights: Shared, column: Shared, tile: Tile) -> F32 {
     let sum: F32 = k.mov(0.0f32);
     let p = k.shared_advance(weights, 8);

@@ -1,12 +1,12 @@
-//! u8 attention, baseline: 1597 µs on the seeds' L4.
+//! u8 attention, baseline: 1597 µs on the authors' L4.
 //!
-//! What the seeds believed: 8-bit inputs halve the traffic, so attention gets faster. What was wrong: 2 MB
-//! are moved in a few µs on any of these GPUs, and nothing else got cheaper. Each code becomes a float (a
-//! conversion, a division, a multiply-add, a product) again for every row that meets it, the query's own
-//! codes again for every key, all for one multiply-add; each score costs ten dependent steps of shuffles and
-//! additions, and two more to be scaled and broadcast. The emulator shows no tensor-core work, one
+//! What the authors believed: 8-bit inputs halve the traffic, so attention gets faster. What was wrong: any
+//! of these GPUs moves 2 MB in a few µs, and nothing else became cheaper. Each code is converted to a float
+//! (a conversion, a division, a multiply-add, a product) again for every row that uses it, and the query's
+//! own codes again for every key, all for one multiply-add. Each score costs ten dependent steps of shuffles
+//! and additions, and two more for scaling and broadcast. The emulator shows no tensor-core work, one
 //! multiply-add of the two products in twenty-three instructions, and every score passing through local
-//! memory. The structure follows the published code of the record; rows are padded to 72 bytes.
+//! memory. The structure follows the authors' published code; rows are padded to 72 bytes.
 
 use problem::Problem;
 use ptx::{Builder, F32, Pointer, R32, Shared, Violations};

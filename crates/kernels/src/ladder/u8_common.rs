@@ -1,16 +1,18 @@
-//! What the u8-quantised rungs share: the quantiser of the seeds, the launch contract, and the row loop.
+//! Code that the u8-quantised kernels share: the authors' quantiser, the launch contract, and the row loop.
 //!
-//! The structure follows the published code of the record. 32 query rows by 64 keys and 256 threads: a warp
-//! has four rows, its lanes stand over the head dimension, and each score is a product of two columns a lane,
-//! five shuffles that add and one that broadcasts. The 64 scores of a row are an array of every thread, all
-//! copies alike; the length of a tile is known at run time only, so the array lies in local memory. The
-//! output is accumulated in shared memory, read and written once a key. The head dimension is an argument
-//! too: every loop over columns tests how many there are. As `nvcc --use_fast_math` compiles it: `__expf` as
-//! `ex2.approx`, division as `div.approx`, and the passes over a row's scores four at a time.
+//! The structure follows the authors' published code: 32 query rows by 64 keys and 256 threads. A warp has
+//! four rows, and its lanes divide the head dimension. Each score takes two products per lane, five shuffles
+//! that add, and one shuffle that broadcasts. The 64 scores of a row are an array in every thread, and all
+//! copies are equal; the length of a tile is only known at run time, so the array is in local memory. The
+//! output is accumulated in shared memory, which is read and written once per key. The head dimension is an
+//! argument too: every loop over columns tests how many there are. The instructions are those of `nvcc
+//! --use_fast_math`: `__expf` as `ex2.approx`, division as `div.approx`, and the loops over a row's scores
+//! unrolled by four.
 //!
-//! The record's code has one fault that its tests cannot show. The maximum and the sum of a row are read by
-//! all lanes of a warp and written by lane 0 with only shuffles between, which order no memory: the emulator
-//! calls it a race. The rungs put `bar.warp.sync` there, so that each is judged by what the seeds changed.
+//! The published code has one fault that its tests cannot show. The maximum and the sum of a row are read by
+//! all lanes of a warp and written by lane 0 with only shuffles in between, which do not order memory: the
+//! emulator reports a race. The kernels here have a `bar.warp.sync` at that place, so that each is judged by
+//! what the authors changed.
 
 use problem::{Problem, Tensor};
 use ptx::{
@@ -33,8 +35,8 @@ pub(super) const DIM: u32 = 64;
 pub(super) const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
 
-/// A tensor quantised as the seeds did it: affine over ±448 with one scale a head. Zero has no code of its
-/// own: it lies half-way between 127 and 128.
+/// A tensor quantised in the authors' way: affine over ±448 with one scale per head. Zero has no code: it
+/// lies half-way between 127 and 128.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantised {
     /// `[batch · head][row · dim]`.
@@ -74,28 +76,29 @@ pub fn dequantise(tensor: &Quantised) -> Vec<f32> {
     tensor.codes.iter().enumerate().map(value).collect()
 }
 
-/// How a rung brings codes to shared memory, and how its inner loops use them.
+/// How a kernel brings codes to shared memory, and how its inner loops read them.
 pub(super) trait Tiles {
     /// Elements from row to row of every array in shared memory.
     const PITCH: u32;
     /// Scores per round of the loop over keys.
     const UNROLL: u32;
-    /// The warp's form of a query row in the loop over keys.
+    /// The form of a query row in the loop over keys, as the warp holds it.
     type Query;
 
     /// Called once: loads the CTA's query rows. The caller's barrier follows.
     fn start(&mut self, k: &mut Builder, cta: &Cta);
-    /// Called once, behind that barrier.
+    /// Called once, after that barrier.
     fn started(&mut self, _: &mut Builder, _: &Cta) {}
-    /// Makes a tile of keys and of values ready for all threads.
+    /// Makes the tiles of keys and of values ready for all threads.
     fn arrive(&mut self, k: &mut Builder, cta: &Cta, tile: &Tile);
-    /// Called when a tile has been used, before the barrier.
+    /// Called after a tile has been used, before the barrier.
     fn used(&mut self, _: &mut Builder) {}
     /// Prepares a query row; `row` is its first element in shared memory.
     fn query(&self, k: &mut Builder, cta: &Cta, row: R32) -> Self::Query;
-    /// The lane's part of a score. `key` is the lane's first element of the key's row, `u` rows further on.
+    /// The lane's part of a score. `key` is the lane's first element of the key's row; the row is `u` rows
+    /// further on.
     fn product(&self, k: &mut Builder, cta: &Cta, query: &Self::Query, key: R32, u: u32) -> F32;
-    /// The lane's value in column `lane + 32 · column`; `key` as in `product`.
+    /// The lane's value in column `lane + 32 · column`; `key` is as in `product`.
     fn value(&self, k: &mut Builder, cta: &Cta, key: R32, column: u32) -> F32;
 }
 
@@ -123,14 +126,14 @@ pub(super) struct Cta {
     pub dim: R32,
     /// Whether column `lane + 32` exists.
     pub second: Pred,
-    /// Start of the head in q (advanced to the CTA's rows), k and v.
+    /// The start of the head in q (advanced to the CTA's rows), in k and in v.
     pub codes: [Global; 3],
-    /// The head's scale of each.
+    /// The head's scales of q, k and v.
     pub scales: [F32; 3],
     seq: R32,
     softmax_scale: F32,
     out: Global,
-    /// Whether column `lane` exists, and the number of the lane's columns left over by the unrolled loop.
+    /// Whether column `lane` exists, and the number of the lane's columns that the unrolled loop leaves over.
     first: Pred,
     leftover: R32,
 }
@@ -219,9 +222,9 @@ impl Cta {
         Cta { thread, warp, lane, rows, dim, second, codes, scales, seq, softmax_scale, out, first, leftover }
     }
 
-    /// `for (d = lane; d < D; d += 32)`; the body gets (d − lane) / 32. Unrolled by four, as compilers do it:
-    /// with 64 columns all rounds are left over, and each is a test and a branch. The loop of four would
-    /// never run.
+    /// `for (d = lane; d < D; d += 32)`; the body gets (d − lane) / 32. Compilers unroll this loop by four.
+    /// With 64 columns all rounds belong to the remainder, and each is a test and a branch; the loop of four
+    /// never runs and is left out.
     pub(super) fn columns(&self, k: &mut Builder, mut body: impl FnMut(&mut Builder, u32)) {
         k.if_(self.first, |k| self.left_over(k, 0, &mut body));
     }
@@ -274,7 +277,7 @@ impl Cta {
         k.index(self.codes[tensor], first, 1)
     }
 
-    /// Copies the query codes, one byte a load, element `tid`, `tid + 256`, ….
+    /// Copies the query codes, one byte per load: elements `tid`, `tid + 256`, ….
     pub(super) fn copy_queries(&self, k: &mut Builder, to: Shared, pitch: u32) {
         self.elements(k, self.rows, pitch, |k, i, place| {
             let from = k.index(self.codes[0], i, 1);
@@ -282,7 +285,7 @@ impl Cta {
         });
     }
 
-    /// Copies the codes of a tile, one byte a load.
+    /// Copies the codes of a tile, one byte per load.
     pub(super) fn copy_tile(&self, k: &mut Builder, tile: &Tile, to: [Shared; 2], pitch: u32) {
         let from = [1, 2].map(|tensor| self.tile_start(k, tensor, tile.index));
         self.elements(k, tile.keys, pitch, |k, i, place| {
@@ -293,7 +296,7 @@ impl Cta {
         });
     }
 
-    /// Requests the codes of a tile, `size` bytes a copy.
+    /// Requests the codes of a tile, `size` bytes per copy.
     pub(super) fn request_tile(&self, k: &mut Builder, tile: &Tile, to: [Shared; 2], pitch: u32, size: u32) {
         let from = [1, 2].map(|tensor| self.tile_start(k, tensor, tile.index));
         self.chunks(k, tile.keys, pitch, size, |k, i, place| {
@@ -397,7 +400,7 @@ impl State {
         });
     }
 
-    /// One row against one tile: scores, online softmax, output.
+    /// Processes one row against one tile: scores, online softmax, output.
     fn attend<T: Tiles>(&self, k: &mut Builder, cta: &Cta, tiles: &T, row: R32, keys: R32) {
         let row_start: R32 = k.mul(row, T::PITCH);
         let query = tiles.query(k, cta, row_start);
@@ -416,7 +419,8 @@ impl State {
             k.st(at, x);
         });
         self.weigh_values(k, cta, tiles, numerator, keys);
-        // Missing in the record's code: the other lanes must have read what lane 0 now overwrites.
+        // Missing in the published code: the other lanes must have read the values that lane 0 overwrites
+        // next.
         k.warp_sync();
         let leader = k.setp_s(CmpOp::Eq, cta.lane, 0);
         k.if_(leader, |k| {
@@ -425,7 +429,7 @@ impl State {
         });
     }
 
-    /// The scores of a row, written to every lane's own array.
+    /// Computes the scores of a row and writes them to every lane's own array.
     fn score<T: Tiles>(&self, k: &mut Builder, cta: &Cta, tiles: &T, query: &T::Query, keys: R32) {
         k.for_range(0, keys, T::UNROLL, |k, n| {
             let key = k.mad(n, T::PITCH, cta.lane);

@@ -1,11 +1,12 @@
-//! u8 attention, "cycle 2a": 1454 µs on the seeds' L4, 1.10× the baseline.
+//! u8 attention, "cycle 2a": 1454 µs on the authors' L4, 1.10× the baseline.
 //!
-//! What the seeds believed: coalesced asynchronous copies of four bytes make the loads cheap. What was wrong:
-//! the loads were a few per cent. What helped is beside it: a lane decodes its two columns of a query row
-//! once for all keys of a tile, and four scores share a round's bookkeeping. The emulator shows what is left:
-//! keys and values still decoded for every row, shuffles for every score, and the accumulators in shared
-//! memory. The structure follows the published code of the record; rows are padded to 72 bytes, and the
-//! copies of a tile are waited for at once, so nothing runs beside them.
+//! What the authors believed: coalesced asynchronous copies of four bytes make the loads cheap. What was
+//! wrong: the loads took only a few per cent of the time. The improvement had other causes: a lane decodes
+//! its two columns of a query row once for all keys of a tile, and four scores share the overhead of a loop
+//! round. The emulator shows the remaining costs: keys and values are still decoded for every row, every
+//! score needs shuffles, and the accumulators are in shared memory. The structure follows the authors'
+//! published code; rows are padded to 72 bytes, and the kernel waits for the copies of a tile immediately, so
+//! nothing overlaps them.
 
 use problem::Problem;
 use ptx::{Builder, F32, Pointer, R32, Shared, Violations};

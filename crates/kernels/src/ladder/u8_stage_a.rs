@@ -1,11 +1,12 @@
-//! u8 attention, stage A: 2047 µs on the seeds' L4, 0.71× of cycle 2a.
+//! u8 attention, stage A: 2047 µs on the authors' L4, 0.71× of cycle 2a.
 //!
-//! What the seeds believed: 16-byte cp.async in two stages hides the loads, and tables of the 256 values
-//! spare the decoding. What was wrong: the loads were a few per cent, so there was next to nothing to hide;
-//! and a table in shared memory turns arithmetic that ran beside other warps into a second dependent load,
-//! whose 32 random places meet in the banks. Two tiles of each kind, the tables and wider padding take 35 KB
-//! a CTA, and an L4 holds two where it held four. The emulator shows conflicts of the look-ups; the time
-//! model, the waves. The structure follows the published code of the record; rows are padded to 80 bytes.
+//! What the authors believed: 16-byte cp.async in two stages hides the loads, and tables of the 256 values
+//! save the decoding. What was wrong: the loads took only a few per cent of the time, so there was next to
+//! nothing to hide. A table in shared memory turns arithmetic, which overlapped with other warps, into a
+//! second dependent load, whose 32 random addresses conflict in the banks. Two tiles of keys and of values,
+//! the tables and wider padding need 35 KB per CTA, so an L4 holds two CTAs per SM instead of four. The
+//! emulator shows the conflicts of the look-ups; the time model shows the waves. The structure follows the
+//! authors' published code; rows are padded to 80 bytes.
 
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Pointer, R32, Shared, Violations};

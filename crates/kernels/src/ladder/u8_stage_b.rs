@@ -1,13 +1,14 @@
-//! u8 attention, stage B: 2008 µs on the seeds' L4, and wrong (max_diff 4.5).
+//! u8 attention, stage B: 2008 µs on the authors' L4, with wrong results (max_diff 4.5).
 //!
-//! What the seeds believed: a union of `uint8_t[M][D]` and `half[M][D]` lets a tile be converted in place,
-//! and halves make the inner loop cheap. They found that element `i` lies at byte `i` in one view and at
-//! `2·i` in the other, and gave up the union. What they did not see: no barrier stands between the threads
-//! that still read codes and those that already write halves over them, so it would have raced with any
-//! layout. The emulator reports that race. Repaired: all codes go to registers, a barrier, and then the
-//! halves are written; in place, and right. Neither uses a tensor core: halves are widened again and
-//! multiplied one by one. The structure follows the published code of the record, tables of the values and
-//! rows of 80 elements included; copies are a byte a load again.
+//! What the authors believed: a union of `uint8_t[M][D]` and `half[M][D]` lets a tile be converted in place,
+//! and halves make the inner loop cheap. They found that element `i` is at byte `i` in one view and at byte
+//! `2·i` in the other, and gave up the union. What they did not see: there is no barrier between the threads
+//! that still read codes and those that already write halves over them, so the kernel would have raced with
+//! any layout. The emulator reports that race. The repaired kernel copies all codes to registers, passes a
+//! barrier, and then writes the halves; it converts in place with correct results. Neither kernel uses a
+//! tensor core: halves are widened again and multiplied one by one. The structure follows the authors'
+//! published code, including the tables of values and rows of 80 elements; copies load one byte at a time
+//! again.
 
 use problem::Problem;
 use ptx::{Builder, F32, Pointer, R32, Shared, Violations};
@@ -24,9 +25,9 @@ const PITCH: u32 = 80;
 /// How a tile is converted in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Conversion {
-    /// Read a code, write a half over other threads' codes.
+    /// Reads a code and writes a half over the codes of other threads.
     Union,
-    /// All codes to registers, a barrier, all halves.
+    /// Reads all codes to registers, passes a barrier, then writes all halves.
     ThroughRegisters,
 }
 
@@ -43,7 +44,7 @@ pub(super) fn emit(problem: &Problem, arch: &Arch, conversion: Conversion) -> Re
     })
 }
 
-/// Arrays with room for halves, which at first hold codes.
+/// Arrays with space for halves, which initially hold codes.
 struct InPlace {
     conversion: Conversion,
     queries: Shared,
@@ -81,7 +82,7 @@ impl InPlace {
         });
     }
 
-    /// The repair, for an array of `rows` rows: no half is written before all codes are in registers.
+    /// The repair, for an array of `rows` rows: all codes are in registers before any half is written.
     fn convert_behind_barrier(
         &self,
         k: &mut Builder,

@@ -1,4 +1,4 @@
-//! Distance between a tuned row and a problem.
+//! The distance between a row of the table of tuned plans and a problem.
 
 use problem::{Band, Shape, Tensor};
 
@@ -6,25 +6,26 @@ use super::Device;
 use super::table::TunedRow;
 use crate::forward::packing::filled;
 
-/// Rows farther than this are ignored. A problem with twice the rows and twice the keys is at about 2 + ½ +
-/// 1.
+/// Rows at a larger distance are ignored. A problem with twice the rows and twice the keys is at a distance
+/// of about 2 + ½ + 1.
 pub(super) const FARTHEST: f64 = 4.0;
 
-/// Rows of a nominal tile: all plans count waves with the same tile.
+/// Rows of a nominal tile: waves are counted with this tile for all plans.
 const TILE_ROWS: usize = 64;
-/// Numbers of waves, and lengths, beyond which a larger number no longer changes which plan is best.
+/// Beyond this number of waves, and beyond the lengths below, a larger number no longer changes which plan is
+/// best.
 const MANY_WAVES: f64 = 16.0;
 const LONG: usize = 8192;
-/// An `mma` tile has at least this many rows: fewer rows cost as much.
+/// An `mma` tile has at least this many rows; fewer rows cost the same.
 const MMA_ROWS: usize = 16;
 
-/// The distance; `None` if the row cannot stand for the problem: another architecture, head dimension or
-/// mask, or tiles that are twice as full of queries (prefill compared with decode).
+/// The distance; `None` if the row is not comparable with the problem: another architecture, head dimension
+/// or mask, or tiles that queries fill twice as much (prefill compared with decode).
 ///
-/// The distance is a weighted sum of powers of two. The number of waves of row tiles has the largest weight,
-/// then the length of the loop over keys, then the rows of one head and the heads that share keys. f16 and
-/// bf16 count as equal. So do devices of one architecture, except for their SM counts, which the waves
-/// include.
+/// The distance is a weighted sum of differences in powers of two. The number of waves of row tiles has the
+/// largest weight, then the length of the loop over keys, then the number of rows of one head and of heads
+/// that share keys. f16 and bf16 count as equal. Devices of one architecture count as equal too, except for
+/// their SM counts, which determine the waves.
 pub(super) fn distance(row: &TunedRow, shape: &Shape, device: &Device) -> Option<f64> {
     let of = &row.problem;
     let exact = row.sm == device.arch.sm
@@ -66,7 +67,7 @@ fn group(shape: &Shape) -> usize {
     (shape.heads_q / shape.heads_kv.max(1)).max(1)
 }
 
-/// The fraction of a tile that queries fill; with pack-GQA, where that fraction is larger.
+/// The fraction of a tile that queries fill, with or without pack-GQA, whichever is larger.
 fn fill(shape: &Shape) -> f64 {
     let rows = shape.seq_q.max(1);
     filled(rows, TILE_ROWS as u32).max(filled(rows.saturating_mul(group(shape)), TILE_ROWS as u32))
@@ -85,7 +86,7 @@ fn waves(shape: &Shape, multiprocessors: u32) -> f64 {
     (tiles / f64::from(multiprocessors.max(1))).min(MANY_WAVES)
 }
 
-/// Whether two names mean one device: drivers report "NVIDIA A100-SXM4-80GB" where users write "A100".
+/// Whether two names mean the same device: drivers report "NVIDIA A100-SXM4-80GB" where users write "A100".
 pub(super) fn same_device(a: &str, b: &str) -> bool {
     let words = |name: &str| -> Vec<String> {
         let lower = name.to_lowercase();
@@ -137,7 +138,7 @@ mod tests {
         // The same GPU under another name, and one with half of its SMs.
         let half = Device { arch: Arch { multiprocessors: 66, ..Arch::SM_90 }, ..H200 };
         assert_eq!(from_mission(&mission, &half), Some(2.0));
-        // If every SM has many waves of work, twice the heads change nothing.
+        // If every SM has many waves of work, doubling the heads changes nothing.
         let long = |heads| Problem::new(1, heads, 8192, 64, DType::F16);
         let of_long = |p: &Problem| distance(&row(long(16)), &Shape::of(p), &H200);
         assert!(of_long(&long(32)).unwrap() < 0.2);

@@ -1,6 +1,6 @@
-//! Chooses the plan for a problem on a device: the plan of the nearest tuned row (measured rows before
-//! predicted ones), or the default plan if no row is near. [`choose`] reports its reasons. A caller can pass
-//! a [`Plan`] of its own instead.
+//! Chooses the plan for a problem on a device: the plan of the nearest row of the tuned table (measured rows
+//! before predicted ones), or the default plan if no row is near. [`choose`] reports its reasons. A caller
+//! can also pass its own [`Plan`].
 
 mod distance;
 mod table;
@@ -18,12 +18,12 @@ use crate::{Arch, Family, KernelError, Plan, PlanError};
 /// The device for which a plan is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device<'a> {
-    /// Its name, as the driver reports it, or a short form.
+    /// The device's name: as the driver reports it, or a short form.
     pub name: &'a str,
     pub arch: Arch,
 }
 
-/// Where a plan comes from.
+/// The source of a plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "source", rename_all = "lowercase")]
 pub enum Source {
@@ -52,7 +52,7 @@ pub struct Choice {
     pub plan: Plan,
     #[serde(flatten)]
     pub source: Source,
-    /// The rows and plans considered, in order, as sentences.
+    /// The rows and plans that were considered, in order, as sentences.
     pub why: Vec<String>,
 }
 
@@ -62,7 +62,7 @@ const NEIGHBOURS: usize = 4;
 /// The plan for a problem.
 ///
 /// # Errors
-/// When the problem cannot be stated or no family computes it.
+/// When the problem is invalid, or no family supports it.
 pub fn choose(problem: &Problem, device: &Device, table: &TunedTable) -> Result<Choice, KernelError> {
     from(table, Plan::default_for(problem, &device.arch)?, &problem.canonical(), device)
 }
@@ -71,7 +71,7 @@ pub fn choose(problem: &Problem, device: &Device, table: &TunedTable) -> Result<
 ///
 /// # Errors
 ///
-/// When the problem is invalid or the family does not compute it.
+/// When the problem is invalid, or the family does not support it.
 pub fn choose_of(
     family: Family,
     problem: &Problem,
@@ -159,8 +159,8 @@ fn neighbours<'t>(
     near
 }
 
-/// The row's genes, with replacements where the problem's strides or lengths do not allow them. A row of
-/// another shape also loses the genes that fill tiles with queries.
+/// The row's genes, adapted where the problem's strides or lengths do not allow them. For another shape, the
+/// genes that fill tiles with queries are adapted too.
 fn adapt(row: &TunedRow, problem: &Problem, arch: &Arch) -> Result<Plan, PlanError> {
     let plan = row.plan.clone().adapted(problem, arch, row.problem == Shape::of(problem));
     plan.check(problem, arch).map(|()| plan)
@@ -252,7 +252,7 @@ mod tests {
         assert!(choice.why.last().unwrap().contains("default"), "{:?}", choice.why);
     }
 
-    /// A plan tuned in bf16 is used in f16, with genes limited to the range of f16.
+    /// A plan that was tuned in bf16 is used in f16, with genes limited to the range of f16.
     #[test]
     fn a_guess_beyond_f16_is_taken_within_it() {
         let problem = |dtype| Problem::new(4, 16, 4096, 128, dtype);
@@ -268,7 +268,8 @@ mod tests {
         }
     }
 
-    /// A row was measured without the LSE. With it, lanes compute the sums, and nothing else changes.
+    /// A row is measured without the LSE. For a problem with the LSE, lanes compute the sums, and nothing
+    /// else changes.
     #[test]
     fn a_row_also_stands_for_the_problem_with_the_lse() {
         let problem = Problem::new(4, 16, 4096, 64, DType::Bf16);
@@ -312,8 +313,7 @@ mod tests {
         }
     }
 
-    /// No row of the table was measured with a softcap, so its plan says nothing about the softcap's
-    /// instructions.
+    /// No row of the table was measured with a softcap, so the plan takes the default instructions for it.
     #[test]
     fn a_row_without_a_softcap_leaves_its_instructions_to_the_default() {
         let tuned = Problem::new(1, 8, 512, 64, DType::Bf16);
@@ -352,8 +352,7 @@ mod tests {
             assert_eq!(block_n(&choice), expected, "{seq}: {:?}", choice.why);
             assert!(matches!(choice.source, Source::Tuned { .. }));
         }
-        // Beyond some length, problems are at equal distance from each other. Each one still gets its own
-        // row.
+        // Very long problems are at equal distance from each other. Each of them still gets its own row.
         let long = |seq| Problem::new(1, 32, seq, 64, DType::F16);
         let rows =
             vec![marked(long(32768), 32, 16.0), marked(long(8192), 48, 1.0), marked(long(16384), 80, 5.0)];
@@ -361,7 +360,7 @@ mod tests {
         for (seq, expected) in [(8192, 48), (16384, 80), (32768, 32), (65536, 32)] {
             assert_eq!(block_n(&choose(&long(seq), &H200, &longs).unwrap()), expected, "{seq}");
         }
-        // Sixteen times the work of any row: no row is near.
+        // The problem has sixteen times the work of any row, so no row is near.
         let choice = choose(&Problem::new(8, 64, 4096, 64, DType::F16), &H200, &table).unwrap();
         assert_eq!(choice.source, Source::Default);
     }
@@ -410,7 +409,7 @@ mod tests {
         assert!(matches!(choice.source, Source::Predicted { distance: 0.0, .. }));
     }
 
-    /// A row stands for problems that its family computes. Other problems get the next row.
+    /// A row is used for problems that its family supports. Other problems use the next row.
     #[test]
     fn what_tensor_maps_cannot_take_goes_to_another_family() {
         let long = Problem::new(4, 16, 2048, 64, DType::Bf16);
@@ -499,7 +498,8 @@ mod tests {
         assert_eq!(choose(&problem, &H200, &table).unwrap().plan.family(), "wgmma");
         assert!(matches!(families(Family::Mma), Plan::Mma(plan) if plan.block_n == 48));
         assert_eq!(families(Family::Wgmma).family(), "wgmma");
-        // No row of the family: the family's default, even where another family suits the grid.
+        // There is no row of the family, so the family's default is used, even if another family suits the
+        // grid.
         let family = Family::SmallStreamed;
         assert_eq!(families(family), family.default_for(&problem, &Arch::SM_90).unwrap());
     }

@@ -21,11 +21,11 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TunedRow {
-    /// The device, as its driver or the time model's table of machines names it.
+    /// The device's name, from its driver or from the time model's table of machines.
     pub device: String,
     /// Its compute capability times ten.
     pub sm: u32,
-    /// Its streaming multiprocessors.
+    /// Number of streaming multiprocessors (SMs).
     pub multiprocessors: u32,
     /// What was computed.
     pub problem: Shape,
@@ -46,7 +46,7 @@ pub struct TunedRow {
 }
 
 impl TunedRow {
-    /// Checks a row: a valid time, a valid problem, and a plan that computes it.
+    /// Checks that a row has a valid time, a valid problem, and a plan that computes the problem.
     fn check(&self) -> Result<(), Fault> {
         if !(self.us.is_finite() && self.us > 0.0) {
             return Err(Fault::Time(self.us));
@@ -68,7 +68,7 @@ pub enum Fault {
     /// Not a row.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
-    /// Not a time.
+    /// The time is not a positive number.
     #[error("invalid value '{0}' for us: expected a finite number above 0")]
     Time(f64),
     /// The SM count is zero.
@@ -77,7 +77,7 @@ pub enum Fault {
     /// No kernels are emitted for this architecture.
     #[error("invalid value '{0}' for sm: expected 80, 86, 89, 90, 120")]
     Sm(u32),
-    /// The plan does not compute the problem, or the problem is invalid.
+    /// The plan does not fit the problem, or the problem is invalid.
     #[error(transparent)]
     Kernel(#[from] KernelError),
 }
@@ -104,7 +104,7 @@ const SHIPPED: [&str; 2] =
     [include_str!("../../tuned/h200.jsonl"), include_str!("../../tuned/predicted.jsonl")];
 
 impl TunedTable {
-    /// The shipped rows. An invalid line is skipped here, and fails this crate's tests.
+    /// The shipped rows. Invalid lines are skipped here, but fail this crate's tests.
     pub fn builtin() -> &'static TunedTable {
         static TABLE: OnceLock<TunedTable> = OnceLock::new();
         TABLE.get_or_init(|| TunedTable {
@@ -112,10 +112,10 @@ impl TunedTable {
         })
     }
 
-    /// Reads a table; empty lines count for nothing.
+    /// Reads a table. Empty lines are ignored.
     ///
     /// # Errors
-    /// The first line that is no row, or whose plan does not compute its problem.
+    /// The first line that is not a row, or whose plan does not fit its problem.
     pub fn parse(text: &str) -> Result<TunedTable, TableError> {
         let rows = lines(text).map(|(line, row)| row.map_err(|fault| TableError { line, fault }));
         Ok(TunedTable { rows: rows.collect::<Result<_, _>>()? })

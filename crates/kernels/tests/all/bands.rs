@@ -1,5 +1,5 @@
-//! Sliding windows and softcap in every forward family, on the emulator: no hazards with every check on, and
-//! results within the rounding of P and O.
+//! Tests of sliding windows and softcap in every forward family, on the emulator: no hazards with every check
+//! on, and results within the rounding of P and O.
 
 use crate::common;
 use crate::common::small_plan;
@@ -18,7 +18,8 @@ const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Ran
 /// A Hopper GPU with so few SMs that a CTA computes several tiles.
 const SMALL: Arch = Arch { multiprocessors: 3, ..Arch::SM_90 };
 
-/// Bands narrower than a KV block, about as wide, and wider; with one bound and with both; at both corners.
+/// Bands that are narrower than a KV block, about as wide, and wider; with one bound and with both; aligned
+/// to both corners.
 fn bands() -> Vec<Band> {
     let bands = [
         Band::window(0, 0),
@@ -49,7 +50,7 @@ fn problems(seed: usize) -> Vec<Problem> {
     bands().into_iter().zip(lengths).enumerate().map(problem).collect()
 }
 
-/// With the LSE, unless products compute the sums.
+/// Checks a plan. The LSE is requested unless products compute the sums.
 fn check(problem: &Problem, plan: &Plan, arch: &Arch, seed: usize) {
     let by_products = matches!(plan, Plan::Wgmma(plan) if plan.sums == Sums::Product);
     let problem = &problem.clone().with_lse(!by_products);
@@ -89,7 +90,7 @@ fn wgmma_is_right() {
         WgmmaPlan { rescale: speculative, block_n: 16, ..plain.clone() },
         WgmmaPlan { ends: Ends::Own, tiles: Tiles::Overlapped, rescale: speculative, ..two.clone() },
         WgmmaPlan { ends: Ends::Own, turns: Turns::PingPong, block_n: 48, stages: 1, ..two.clone() },
-        // Warpgroups skip up to eight blocks at each end of a tile, more than there are stages.
+        // Warpgroups skip up to eight blocks at each end of a tile, which is more than there are stages.
         WgmmaPlan { ends: Ends::Own, turns: Turns::PingPong, block_n: 16, consumers: 3, ..plain.clone() },
         WgmmaPlan { ends: Ends::Own, block_n: 16, consumers: 3, stages: 3, ..plain.clone() },
         WgmmaPlan { tiles: Tiles::Overlapped, handout: Handout::Dynamic, block_n: 16, ..two.clone() },
@@ -157,8 +158,8 @@ fn small_is_right() {
     }
 }
 
-/// The default plans of every family are right. Sizes of bounds are launch parameters: kernels of two windows
-/// have identical text.
+/// The default plans of every family are right. Sizes of bounds are launch parameters, so the kernels of two
+/// windows have identical text.
 #[test]
 fn defaults_are_right_and_sizes_are_parameters() {
     let problem = |before, softcap| {

@@ -1,5 +1,5 @@
-//! The emitted kernels: golden histograms of instructions, and the output of ptxas and nvdisasm where these
-//! tools are available (`cargo xtask test` provides them).
+//! Tests of the emitted kernels: golden histograms of instructions, and the output of ptxas and nvdisasm if
+//! these tools are available (`cargo xtask test` provides them).
 
 use crate::tools;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ fn default_plan(problem: &Problem, arch: &Arch) -> MmaPlan {
     MmaPlan::default_for(problem, arch)
 }
 
-/// Launch, registers and instructions of a kernel, one a line.
+/// Launch, registers and instructions of a kernel, one per line.
 fn histogram(kernel: &Kernel) -> String {
     let mut text = String::new();
     let launch = &kernel.launch;
@@ -210,7 +210,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     let needs = MmaPlan { block_n: 64, stages: 2, queries: QueryHome::Shared, ..good.clone() };
     assert_eq!(
         reason(needs, &wide, &Arch::SM_89),
-        "163840 bytes of shared memory are needed, 101376 are there on sm_89; take smaller tiles, fewer stages or fewer resident CTAs"
+        "163840 bytes of shared memory are needed, but sm_89 has 101376; use smaller tiles, fewer stages or fewer resident CTAs"
     );
     let mut unaligned = Problem::mission();
     unaligned.k.row = 68;
@@ -267,7 +267,7 @@ fn buffers_and_arguments_follow_the_strides() {
     assert_eq!(params, kernel.args.iter().map(|a| a.bytes()).collect::<Vec<_>>());
 }
 
-/// Arrays that the ladder indexes at run time lie in local memory without being spills; everything else stays
+/// Arrays that the ladder indexes at run time are in local memory without being spills. Everything else stays
 /// in registers.
 #[test]
 fn ptxas_assembles_the_ladder_without_spills() {
@@ -282,8 +282,8 @@ fn ptxas_assembles_the_ladder_without_spills() {
     }
 }
 
-/// With at least as many keys as rows, a top-left mask gives the same kernel, by the same plan, as the square
-/// mask aligned to the bottom right. With more rows than keys the kernel differs.
+/// With at least as many keys as rows, a top-left mask gives the same plan and the same kernel as the square
+/// mask aligned to the bottom right. With more rows than keys, the kernel differs.
 #[test]
 fn alignments_that_are_one_are_one_kernel() {
     let device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
@@ -292,7 +292,7 @@ fn alignments_that_are_one_are_one_kernel() {
         problem.with_seq_kv(seq_kv, Layout::Bshd)
     };
     for family in Family::ALL {
-        // Keys that CTAs of `small_at_once` hold at once are few.
+        // CTAs of `small_at_once` hold only few keys at once.
         let (long, few) = if family == Family::SmallAtOnce { (250, 100) } else { (1000, 300) };
         for (seq, dim) in [(512, 64), (long, 128)] {
             let plan =

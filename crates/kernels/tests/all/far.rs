@@ -1,5 +1,5 @@
-//! Tensors whose elements lie more than 2^31 elements apart, in every family: offsets have 64 bits. The
-//! buffers of the emulator take memory only where rows are.
+//! Tests of tensors whose elements are more than 2^31 elements apart, in every family: offsets must have 64
+//! bits. The emulator's buffers use memory only for rows.
 
 use emu::{Buffer, Options, run};
 use flashcore_kernels::{Arch, Family, Plan, emit};
@@ -10,7 +10,7 @@ use ptx::Kernel;
 /// More than 2^31 elements, and a multiple of 8.
 const FAR: i64 = (1 << 31) + 512;
 
-/// Draws a row's elements from its index, so that rows differ.
+/// Computes a row's elements from its index, so that rows differ.
 fn row(index: [usize; 3], tensor: Tensor, dim: usize) -> Vec<f16> {
     let [batch, head, position] = index;
     let seed = 31 * batch + 17 * head + 7 * position + 3 * tensor as usize;
@@ -52,7 +52,7 @@ fn outputs(problem: &Problem, plan: &Plan, arch: &Arch) -> Vec<Vec<u8>> {
             None => buffer.write_at(0, &vec![0; spec.bytes]),
         }
     }
-    // A second run, which tells races in a warp apart, would need copies of the buffers.
+    // A second run to distinguish races within a warp would need copies of the buffers.
     let options = Options { collectives_order: true, ..Options::default() };
     for kernel in steps {
         let report = run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options).unwrap();
@@ -64,14 +64,15 @@ fn outputs(problem: &Problem, plan: &Plan, arch: &Arch) -> Vec<Vec<u8>> {
     rows(problem, Tensor::Out).into_iter().map(|(_, at)| buffers[out].read_at(at..at + width)).collect()
 }
 
-/// Every tensor with neighbouring batch entries, heads or rows far apart gives the bits of dense tensors.
+/// Every tensor with neighbouring batch entries, heads or rows far apart gives the same bits as dense
+/// tensors.
 #[test]
 fn tensors_beyond_2_31_elements_are_addressed() {
     let dense = Problem::new(2, 2, 40, 64, DType::F16).with_band(Band::CAUSAL).with_seq_kv(70, Layout::Bhsd);
     let far = |strides: Strides, which: usize| match which {
         0 => Strides { batch: FAR, ..strides },
         1 => Strides { head: FAR, batch: strides.head, ..strides },
-        // Rows whose first and last lie 2^31 elements apart.
+        // The first and the last row are 2^31 elements apart.
         _ => Strides { row: FAR / 32, head: 128, batch: 256 },
     };
     for family in Family::ALL {
@@ -90,7 +91,7 @@ fn tensors_beyond_2_31_elements_are_addressed() {
     }
 }
 
-/// Keys and values divided over CTAs, and caches of which each sequence has a part.
+/// Keys and values are divided among CTAs, and each sequence uses a part of the cache.
 #[test]
 fn split_keys_beyond_2_31_elements_are_addressed() {
     let dense = Problem::new(2, 1, 1, 64, DType::F16).with_seq_kv(2000, Layout::Bhsd);
@@ -101,7 +102,7 @@ fn split_keys_beyond_2_31_elements_are_addressed() {
     assert!(outputs(&problem, &plan, &Arch::SM_90) == outputs(&dense, &plan, &Arch::SM_90));
 }
 
-/// A stride that a tensor map cannot state is refused by its value, and `mma` computes the problem.
+/// A stride that a tensor map cannot express is rejected with its value, and `mma` computes the problem.
 #[test]
 fn strides_beyond_tensor_maps_are_refused_by_their_families() {
     let mut problem = Problem::new(2, 2, 64, 64, DType::F16);

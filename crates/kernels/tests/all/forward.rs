@@ -1,5 +1,5 @@
-//! The forward families on the emulator: no hazards with every check on, and results within the rounding of P
-//! and O.
+//! Tests of the forward families on the emulator: no hazards with every check on, and results within the
+//! rounding of P and O.
 
 use crate::common;
 use crate::common::cases;
@@ -27,7 +27,7 @@ fn check(problem: &Problem, plan: MmaPlan, arch: &Arch, options: Options) {
 }
 
 /// Each problem of the torture set with a plan of small tiles, so that every problem has several blocks.
-/// Genes and architectures rotate.
+/// Genes and architectures take turns.
 #[test]
 fn torture_set_is_right_and_without_hazards() {
     for (i, problem) in cases::torture().iter().enumerate() {
@@ -60,7 +60,7 @@ fn torture_set_is_right_and_without_hazards() {
     }
 }
 
-/// The default plans, on one head of the mission problem.
+/// The default plans, on one head of the reference problem.
 #[test]
 fn defaults_are_right_on_every_architecture() {
     for (i, arch) in Arch::ALL.into_iter().enumerate() {
@@ -83,8 +83,7 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
-/// Warps that divide the keys: with more parts than the causal rows see, with no keys, and with several row
-/// tiles.
+/// Warps divide the keys: with more parts than the causal rows see, with no keys, and with several row tiles.
 #[test]
 fn parts_of_the_keys_are_joined() {
     let small = |kv_warps, block_m, warps, block_n, stages| MmaPlan {
@@ -135,7 +134,7 @@ fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
     found
 }
 
-/// Every barrier and every wait is needed: without any one of them the emulator rejects the kernel, with keys
+/// Every barrier and every wait is needed: if any one is removed, the emulator rejects the kernel, with keys
 /// or without.
 #[test]
 fn every_synchronisation_is_needed() {
@@ -200,8 +199,8 @@ fn no_head_dim_has_bank_conflicts() {
         let text = kernel.module.to_string();
         for counter in &report.counters.instructions {
             let line = text.lines().nth(counter.line as usize - 1).unwrap_or_default();
-            // 16-byte accesses are served by quarter warps, whether or not lanes are idle in a row of odd
-            // width.
+            // 16-byte accesses are served quarter warp by quarter warp, also if lanes are idle in a row of
+            // odd width.
             let wide = line.contains("cp.async") || line.contains(".v4.");
             let least = if wide { 4 * counter.shared_accesses } else { counter.shared_ideal };
             assert!(counter.shared_passes <= least, "head_dim {dim}: {counter:?}\n{line}");

@@ -1,5 +1,5 @@
-//! The rungs of the ladder on the emulator: the right ones match f64 without a hazard, the broken ones are
-//! rejected for their own reason.
+//! Tests of the ladder's kernels on the emulator: the correct ones match f64 without a hazard, and the wrong
+//! ones are rejected for the expected reason.
 
 use crate::common;
 use emu::{Buffer, Checks, Emulator, HazardKind, Options, Report, Schedule};
@@ -11,7 +11,7 @@ use ptx::{Item, Statement};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
-/// Two key tiles, so that the online softmax must rescale.
+/// A problem with two key tiles, so that the online softmax must rescale.
 fn problem(rung: RungPlan) -> Problem {
     Problem::new(1, 1, 128, 64, DType::F16).with_band(rung.mask())
 }
@@ -25,7 +25,7 @@ fn check(rung: RungPlan, problem: &Problem, schedule: Schedule) {
     common::run(&mut machine, problem, &plan(rung), &Arch::SM_89, 11).check();
 }
 
-/// The emulator's report on a rung with f16 inputs that differ everywhere, and the output.
+/// Runs a kernel with f16 inputs that differ everywhere; returns the emulator's report and the output.
 fn examine(rung: RungPlan, schedule: Schedule, seed: u64) -> (Report, Vec<f16>) {
     let kernel = emit(&problem(rung), &plan(rung), &Arch::SM_89).unwrap().kernel;
     let mut buffers: Vec<Buffer> = kernel.buffers.iter().map(|b| Buffer::uninitialised(b.bytes)).collect();
@@ -65,7 +65,7 @@ fn the_dropped_barrier_is_a_race_whatever_the_schedule() {
         let race = report.hazards.iter().find(between_warps).expect("the race on the scores");
         assert!(race.threads.iter().any(|thread| thread.warp == 0), "warp 0 writes the scores: {race}");
         for hazard in &report.hazards {
-            // A warp that is ahead of warp 0 also reads scores that were never written.
+            // A warp that is ahead of warp 0 also reads scores that have not been written yet.
             assert!(matches!(hazard.kind, HazardKind::Race | HazardKind::UninitialisedRead), "{hazard}");
         }
     }
@@ -83,7 +83,7 @@ fn the_repair_is_one_barrier() {
 
 #[test]
 fn the_warps_of_the_nan_reduction_race_for_two_cells_and_give_nan() {
-    // The schedule decides which warp comes last. A row is NaN if that warp has no scores.
+    // The schedule decides which warp writes last. A row is NaN if that warp has no scores.
     let (report, out) = examine(RungPlan::NanReduction, Schedule::Random, 0);
     assert!(out.chunks(64).any(|row| row.iter().all(|x| x.is_nan())));
     let mut cells: Vec<_> =
@@ -97,8 +97,8 @@ fn the_warps_of_the_nan_reduction_race_for_two_cells_and_give_nan() {
     }
 }
 
-/// Runs a rung on quantised random inputs: the emulator's report, the output, and attention in f64 on the
-/// dequantised codes.
+/// Runs a kernel on quantised random inputs; returns the emulator's report, the output, and attention in f64
+/// on the dequantised codes.
 fn run_quantised(rung: RungPlan) -> (Report, Vec<f64>, Vec<f64>) {
     let problem = Problem::new(1, 2, 128, 64, DType::F16);
     let kernel = emit(&problem, &plan(rung), &Arch::SM_89).unwrap().kernel;
@@ -121,7 +121,7 @@ fn run_quantised(rung: RungPlan) -> (Report, Vec<f64>, Vec<f64>) {
     (report, out, want)
 }
 
-/// Attention of one head, rows of 64, in f64.
+/// Attention of one head with rows of 64, in f64.
 fn attention(q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
     let row = |q: &[f64]| {
         let dot = |k: &[f64]| q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() / 8.0;
@@ -154,7 +154,7 @@ fn the_union_is_a_race() {
     assert!(report.hazards.iter().any(|h| h.kind == HazardKind::Race));
 }
 
-/// The performance faults that each file's doc comment names show in the counters.
+/// The performance faults that each file's documentation names are visible in the counters.
 #[test]
 fn counters_show_what_made_each_rung_slow() {
     let counters = |rung| examine(rung, Schedule::Late, 0).0.counters;
@@ -179,7 +179,7 @@ fn counters_show_what_made_each_rung_slow() {
         let lone = share(c.lone_warp_issues, &c);
         assert!(lone > 1.0 / 3.0, "{rung:?}: one warp alone in {lone} of the critical path");
         assert_eq!(most_conflicts(&c), 32.0, "{rung:?}");
-        // 64 f32 sums per row, rescaled and added to in each of two tiles. In the other rungs, local memory
+        // 64 f32 sums per row, rescaled and added to in each of two tiles. In the other kernels, local memory
         // holds only maxima and sums of a warp's rows, or halves before the vector store.
         let local: u64 = c.instructions.iter().map(|i| i.local_bytes).sum();
         let accumulators = 128 * 64 * 4 * 2 * (2 + 2);

@@ -1,11 +1,12 @@
-//! The machine code of the default plans on a grid of problems, and of every tuned plan, compared with the
+//! Compares the machine code of the default plans on a grid of problems, and of every tuned plan, with the
 //! hashes in `filetests/machine_code.txt`.
 //!
 //! Each line of that file describes a kernel: the hash of its PTX text, the hash of the machine code that
-//! ptxas makes of that text, and the problem. One version of ptxas always makes the same machine code of the
-//! same text. A kernel whose text has the committed hash is therefore not assembled again, except for one
-//! kernel in [`SAMPLED`]. A kernel whose text differs passes if its machine code has the committed hash.
-//! `BLESS_MACHINE_CODE=1 cargo test -p flashcore-kernels --test all machine_code::` writes the file.
+//! ptxas generates for that text, and the problem. One version of ptxas always generates the same machine
+//! code for the same text. A kernel whose text has the committed hash is therefore not assembled again,
+//! except for one kernel in [`SAMPLED`]. A kernel whose text differs passes if its machine code has the
+//! committed hash. `BLESS_MACHINE_CODE=1 cargo test -p flashcore-kernels --test all machine_code::` writes
+//! the file.
 
 use crate::tools;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +21,7 @@ use problem::{Band, DType, Layout, Problem};
 use ptx::Kernel;
 use sha2::{Digest, Sha256};
 
-/// Of the kernels with the committed text, one in this many is assembled all the same.
+/// Of the kernels whose text has the committed hash, one in this many is assembled anyway.
 const SAMPLED: usize = 16;
 /// A length that no block divides.
 const RAGGED: usize = 1000;
@@ -94,9 +95,9 @@ fn problems(dtype: DType) -> Vec<Problem> {
     problems
 }
 
-/// Default plans of each family for each architecture; on sm_90, one of the shapes also with the LSE. The
+/// Default plans of each family for each architecture. On sm_90, one of the shapes also has the LSE. The
 /// other architectures have only the family `mma`, whose plans hardly differ between them, so fewer problems
-/// suffice. Inputs of 8 bits are those of this family.
+/// suffice. Problems with 8-bit inputs use that family.
 fn default_cases() -> Vec<Case> {
     let dtypes = [DType::F16, DType::Bf16, DType::E4m3];
     let problems: Vec<Problem> = dtypes.into_iter().flat_map(problems).collect();
@@ -135,7 +136,7 @@ fn tuned_cases() -> Vec<Case> {
     })
 }
 
-/// All kernels with unique keys: if a problem has several plans, the keys of the later ones end in a number.
+/// All kernels with unique keys. If a problem has several plans, the keys of the later ones end in a number.
 fn cases() -> Vec<Case> {
     let mut cases = default_cases();
     cases.extend(tuned_cases());
@@ -219,7 +220,8 @@ impl Assembler {
         let mut bytes = assembled.code();
         bytes.extend(assembled.registers.to_le_bytes());
         let code = hash(&bytes);
-        // Written under a temporary name first, so that an interrupted run leaves no partial hash.
+        // The hash is written under a temporary name first, so that an interrupted run leaves no partial
+        // hash.
         let unfinished = self.cache.join(format!("{}.{}", case.text, std::process::id()));
         std::fs::write(&unfinished, &code).unwrap();
         std::fs::rename(&unfinished, &known).unwrap();

@@ -1,4 +1,4 @@
-//! The tests of the crate from outside, as one program.
+//! Tests of the crate's public interface, in one program.
 
 mod bands;
 mod common;

@@ -1,5 +1,5 @@
-//! The `mma` family on 8-bit inputs, in the emulator: no hazards with every check on, and results within the
-//! rounding of P and O.
+//! Tests of the `mma` family with 8-bit inputs, on the emulator: no hazards with every check on, and results
+//! within the rounding of P and O.
 
 use std::collections::BTreeSet;
 
@@ -43,7 +43,7 @@ fn problem(seq_q: usize, seq_kv: usize, dim: usize, types: &str, band: Band) -> 
 
 const WINDOW: Band = Band { before: Some(50), ..Band::CAUSAL };
 
-/// Both types, ragged ends, each mask, each class of row width, each type of O.
+/// Both 8-bit types, ragged ends, each mask, each kind of row width, each type of O.
 #[test]
 fn shapes_and_types() {
     for (i, (seq_q, seq_kv, dim, types, band)) in [
@@ -70,7 +70,7 @@ fn shapes_and_types() {
     }
 }
 
-/// The default plans, of grids that fill a device and of small ones.
+/// The default plans for grids that fill a device and for small grids.
 #[test]
 fn default_plans() {
     for (i, (heads, seq, dim, band)) in [
@@ -94,7 +94,7 @@ fn default_plans() {
     }
 }
 
-/// Q and K in 8 bits, P and V in 16.
+/// Q and K in 8 bits, V in 16 bits.
 #[test]
 fn mixed_types() {
     for (types, band, dim) in [
@@ -108,7 +108,7 @@ fn mixed_types() {
     }
 }
 
-/// Head dims that no step of a product divides, values of another width, and rows that begin anywhere.
+/// Head dims that no step of a product divides, values of another width, and rows with any alignment.
 #[test]
 fn widths_and_strides() {
     for (i, (dim, dim_v)) in
@@ -133,7 +133,7 @@ fn widths_and_strides() {
     }
 }
 
-/// Values of genes that the products of 8 bits meet.
+/// Gene values that affect the 8-bit products.
 #[test]
 fn genes() {
     let p = problem(130, 200, 64, "e4m3", Band::CAUSAL);
@@ -157,7 +157,7 @@ fn genes() {
     }
 }
 
-/// Groups of heads with a softcap, sinks and descale factors, also where CTAs divide the keys; scales of
+/// Groups of heads with a softcap, sinks and descale factors, also with keys divided among CTAs; scales of
 /// either sign and 0.
 #[test]
 fn features() {
@@ -176,7 +176,7 @@ fn features() {
     }
 }
 
-/// Kernels with one fault each are told from the right one.
+/// The comparison detects kernels with one fault each.
 #[test]
 fn faults_are_seen() {
     let problem = problem(64, 300, 64, "e4m3", Band::FULL);
@@ -202,7 +202,7 @@ fn faults_are_seen() {
             })
         });
     });
-    // O keeps the last block alone: the sums of a block replace those of all blocks.
+    // O keeps only the last block, because the sums of a block replace those of all blocks.
     let never_added = run(&|program: &mut Program| {
         edit_text(program, |text| {
             let products = text.lines().filter(|line| line.trim().starts_with("mma.sync"));
@@ -265,11 +265,11 @@ fn what_cannot_be_computed_is_refused_with_the_reason() {
     blocks.scales.k = Some(ScaleLayout { rows: Some(64), ..ScaleLayout::per_head(2) });
     assert_eq!(
         reason(&blocks, &same, &Arch::SM_89),
-        "family mma does not compute descale factors per block of rows"
+        "family mma does not support descale factors per block of rows"
     );
 }
 
-/// 8-bit problems go to `mma` where no other family computes them.
+/// Problems with 8-bit inputs are computed by `mma` if no other family supports them.
 #[test]
 fn the_family_is_chosen_by_the_architecture() {
     let family = |problem: &Problem, arch| Plan::default_for(problem, &arch).expect("a plan").family();
@@ -285,8 +285,8 @@ fn the_family_is_chosen_by_the_architecture() {
     assert_eq!(family(&odd, Arch::SM_90), "mma");
 }
 
-/// The default plans in ptxas: nothing spills, but for the widest heads on sm_90, whose operands ptxas
-/// converts to f16. `wgmma` has plans of such heads if 16 divides them.
+/// The default plans in ptxas: nothing spills, except for the widest heads on sm_90, whose operands ptxas
+/// converts to f16. `wgmma` has plans for such heads if they are a multiple of 16.
 #[test]
 fn default_plans_do_not_spill() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };

@@ -1,4 +1,5 @@
-//! Kernels with score and mask programs: what their text depends on, and whether default plans spill.
+//! Tests of kernels with score and mask programs: the properties on which their text depends, and spills of
+//! the default plans.
 
 use crate::tools;
 use flashcore_kernels::{Arch, Family, emit};
@@ -13,7 +14,7 @@ fn program(expr: Expr) -> Option<Program> {
     Some(Program::new(&expr).unwrap())
 }
 
-/// Parameters, strides and extents are launch parameters: problems with other values share one text.
+/// Parameters, strides and extents are launch parameters: problems that differ only in these share one text.
 #[test]
 fn the_text_does_not_depend_on_values() {
     let with = |seq_kv, slope_stride, row_stride, extent, float, int: i32| {
@@ -42,14 +43,14 @@ fn the_text_does_not_depend_on_values() {
             let plan = family.default_for(p, &Arch::SM_90).unwrap();
             emit(p, &plan, &Arch::SM_90).unwrap().kernel.module.to_string()
         };
-        // As many keys as CTAs of the family hold.
+        // As many keys as the CTAs of the family can hold.
         let keys = if family == Family::SmallAtOnce { 256 } else { 2048 };
         let [one, other] = [with(keys, 0, 2048, 100, 1.0, 5), with(keys, 16, 4096, 333, -0.5, 900)];
         assert_eq!(text(&one), text(&other), "{family:?}");
     }
 }
 
-/// Problems that models have: Gemma 2's cap with a window and GPT-OSS' sinks, ALiBi, and a bias tensor.
+/// Problems of real models: Gemma 2's cap with a window, GPT-OSS' sinks, ALiBi, and a bias tensor.
 fn of_models(dim: usize, dtype: DType) -> Vec<(&'static str, Problem)> {
     let mut capped = problem(dim, dtype).with_band(Band::window(511, 0)).with_softcap(30.0);
     capped.score.sink = true;

@@ -1,5 +1,5 @@
-//! Head dims of every size on the emulator: wide ones, whose columns two warps divide, and those that no
-//! chunk of 16 bytes divides.
+//! Tests of head dims of every size on the emulator: large ones, whose columns two warps divide, and those
+//! that are not a multiple of a 16-byte chunk.
 
 use crate::{common, tools};
 use std::path::Path;
@@ -87,7 +87,7 @@ fn wide_head_dims_are_right() {
 }
 
 /// Two warpgroups divide the head dims: with one stage and with several, alone and in clusters, and with
-/// queries that several heads pack.
+/// packed heads.
 #[test]
 fn wide_head_dims_are_right_in_wgmma() {
     for (i, dims) in WIDE.into_iter().chain([(64, 64), (72, 96), (128, 200)]).enumerate() {
@@ -113,7 +113,8 @@ fn wide_head_dims_are_right_in_wgmma() {
     }
 }
 
-/// Head dims that are no multiple of 8, in rows that tensor maps can state: TMA fills the tiles with zeros.
+/// Head dims that are not a multiple of 8, in rows that tensor maps can describe: TMA fills the tiles with
+/// zeros.
 #[test]
 fn tensor_maps_fill_narrow_rows_with_zeros() {
     let dims = [(60, 60), (59, 59), (100, 36), (120, 250), (20, 72), (332, 300), (130, 129)];
@@ -124,7 +125,7 @@ fn tensor_maps_fill_narrow_rows_with_zeros() {
     }
 }
 
-/// f32 in three products of tf32: the sums differ from f64 by less than 1e-5 of the terms.
+/// f32 is computed as three products of tf32: the sums differ from f64 by less than 1e-5 of the terms.
 #[test]
 fn f32_is_right() {
     let dims =
@@ -146,7 +147,7 @@ fn f32_is_right() {
     }
 }
 
-/// Narrow heads whose columns two warps divide all the same, in every place of a swizzle group.
+/// Small head dims whose columns two warps divide anyway, at every position in a swizzle group.
 #[test]
 fn halves_of_the_head_dim_are_added() {
     for (i, dim) in [8, 32, 40, 64, 96, 160, 192].into_iter().enumerate() {
@@ -159,7 +160,7 @@ fn halves_of_the_head_dim_are_added() {
     }
 }
 
-/// Rows that end within a chunk of 16 bytes, with every alignment of rows and every copy that it allows.
+/// Rows that end within a chunk of 16 bytes, with every alignment of rows and every copy mode that it allows.
 #[test]
 fn any_head_dim_is_right() {
     let dims =
@@ -182,7 +183,7 @@ fn any_head_dim_is_right() {
     }
 }
 
-/// The widest copy that strides allow is the default, and wider ones are refused.
+/// The widest copy that strides allow is the default, and wider ones are rejected.
 #[test]
 fn copies_are_as_wide_as_rows_are_aligned() {
     let of = |dim| {
@@ -199,7 +200,8 @@ fn copies_are_as_wide_as_rows_are_aligned() {
     assert!(refused.contains("'60' for row stride of q: expected a multiple of 8 elements"), "{refused}");
 }
 
-/// Groups of query heads that no tile divides: every family packs them, or computes the heads apart.
+/// Groups of query heads whose size divides no tile: every family packs them, or computes the heads
+/// separately.
 #[test]
 fn any_group_of_query_heads_is_right() {
     for (i, (heads_q, heads_kv)) in [(5, 1), (7, 1), (14, 2), (16, 1), (6, 2)].into_iter().enumerate() {
@@ -224,7 +226,7 @@ fn any_group_of_query_heads_is_right() {
     }
 }
 
-/// The default plans of wide and of odd head dims, on every architecture.
+/// The default plans of large and of odd head dims, on every architecture.
 #[test]
 fn defaults_assemble_without_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };

@@ -1,5 +1,5 @@
-//! The families for small grids. On the emulator: no hazards with every check on, and results within the
-//! rounding of P and O. Also their launch contracts, and the output of ptxas and nvdisasm for their kernels.
+//! Tests of the families for small grids: on the emulator, no hazards with every check on, and results within
+//! the rounding of P and O; their launch contracts; and the output of ptxas and nvdisasm for their kernels.
 
 use crate::common;
 use crate::common::cases;
@@ -20,14 +20,14 @@ use tile::RowStore;
 const ARCH: Arch = Arch::SM_90;
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
-/// With the LSE, except for every fourth seed.
+/// Checks a plan. The LSE is requested except for every fourth seed.
 fn check(problem: &Problem, plan: &Plan, options: Options) {
     let seed = options.seed;
     let problem = &problem.clone().with_lse(seed % 4 != 3);
     common::run(&mut Emulator::new(options), problem, plan, &ARCH, seed).check();
 }
 
-/// The genes that both families have, of a plan of either.
+/// Sets genes that both families have, in a plan of either family.
 macro_rules! gene {
     ($plan:expr, $gene:ident) => {
         match $plan {
@@ -84,7 +84,7 @@ fn together() -> Vec<Plan> {
 #[test]
 fn genes_get_along() {
     for (i, plan) in together().iter().enumerate() {
-        // With streaming blocks, so many blocks that every stage is refilled.
+        // With streamed blocks, there are so many blocks that every stage is refilled.
         let blocks = if let Plan::SmallStreamed(plan) = plan { 2 * plan.stages as usize + 1 } else { 1 };
         let keys = blocks * cluster_keys(plan);
         let dtype = [DType::F16, DType::Bf16][i % 2];
@@ -103,7 +103,8 @@ fn small_gpu(multiprocessors: u32) -> Arch {
     Arch { multiprocessors, ..ARCH }
 }
 
-/// The default plans of one head of the mission problem and of similar problems, chosen as for larger grids.
+/// The default plans of one head of the reference problem and of similar problems, chosen as for larger
+/// grids.
 #[test]
 fn defaults_are_right() {
     let cases = [
@@ -135,7 +136,7 @@ fn defaults_are_right() {
     }
 }
 
-/// Keys wider than values, with the default plans of grids of one wave and of many, and with divided keys.
+/// Values narrower than keys, with the default plans of grids of one wave and of many, and with divided keys.
 #[test]
 fn values_may_be_narrower_than_keys() {
     for (i, problem) in cases::narrow_values(100, 120).into_iter().enumerate() {
@@ -176,7 +177,7 @@ fn defaults_follow_the_grid() {
     assert_eq!(plan(4, 16, 512, 64, full), ([4, 1, 1, 64, 8, 1], RowOrder::ByHead));
     assert_eq!(plan(4, 16, 512, 64, causal), ([1, 1, 1, 64, 4, 3], RowOrder::LongestFirst));
     assert_eq!(plan(1, 32, 1024, 64, full), ([1, 1, 1, 64, 2, 4], RowOrder::ByHead));
-    // Many waves belong to another family.
+    // Grids of many waves belong to another family.
     let large = Problem::new(4, 16, 1024, 128, DType::F16);
     assert_eq!(Plan::default_for(&large, &ARCH).unwrap().family(), "wgmma");
 }
@@ -213,8 +214,8 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
-/// Each path of a warpgroup's only block is right: with diagonals at the start of a step and elsewhere, rows
-/// that see nothing, and steps of either product.
+/// Each path of a warpgroup's only block is right: with diagonals at the start of a step and elsewhere, with
+/// rows that see nothing, and with steps of either product.
 #[test]
 fn every_path_is_right() {
     let pieces = AtOncePlan { cluster: 2, block_n: 128, qk_pieces: 4, pv_pieces: 4, ..at_once() };
@@ -261,8 +262,8 @@ fn unseen_keys_are_no_work() {
     assert_eq!([4, 2, 1].map(|paths| 16 * flop(Band::CAUSAL, paths)), [10, 10, 12].map(|steps| steps * full));
 }
 
-/// In a causal tile, each row warpgroup visits the blocks that its own rows see: from no skipped block to
-/// most blocks skipped, and with rows beyond the end.
+/// In a causal tile, each row warpgroup visits only the blocks that its own rows see. The cases range from no
+/// skipped block to most blocks skipped, and include rows beyond the end.
 #[test]
 fn warpgroups_of_rows_end_where_their_rows_do() {
     for (mask, rows, keys, warpgroups, stages) in [
@@ -286,7 +287,7 @@ fn warpgroups_of_rows_end_where_their_rows_do() {
 }
 
 /// Groups of heads with packed rows, with ragged ends and with diagonals at the start of a path's step and
-/// elsewhere: over all keys at once, over a part of them, and with streaming blocks.
+/// elsewhere: over all keys at once, over a part of the keys, and with streamed blocks.
 #[test]
 fn packed_heads_are_apart_again_in_the_output() {
     let packed = AtOncePlan { packing: Packing::Packed, ..at_once() };
@@ -386,8 +387,8 @@ fn packed_heads_follow_strides() {
     assert_eq!(gene!(&default_for(&same, &ARCH), packing), Packing::Apart);
 }
 
-/// Few queries of grouped heads are packed, and the CTAs that this saves divide the keys. Tiles that are full
-/// without packing are not packed.
+/// Few queries of grouped heads are packed, and the saved CTAs divide the keys. Tiles that are full without
+/// packing are not packed.
 #[test]
 fn defaults_pack_few_queries() {
     let of = |heads_kv, seq_q, seq_kv| {
@@ -412,7 +413,8 @@ fn defaults_pack_few_queries() {
     for seq_q in [64, 128, 1024] {
         assert_eq!(gene!(&of(8, seq_q, 200).0, packing), Packing::Apart);
     }
-    // 96 tiles of 64 rows would be a wave. Packed they are half a wave, and pairs of CTAs divide the keys.
+    // 96 tiles of 64 rows would be a wave. With packing they are half a wave, and pairs of CTAs divide the
+    // keys.
     let problem = Problem::new(3, 32, 16, 64, DType::Bf16).with_seq_kv(512, Layout::Bshd);
     let problem = problem.with_heads_kv(8, Layout::Bshd);
     let plan = default_for(&problem, &ARCH);
@@ -539,8 +541,9 @@ fn products_are_not_serialised_and_nothing_spills() {
     });
 }
 
-/// Machine code of the mission's kernel, on each path of a causal mask, and of a kernel whose blocks stream
-/// and stay resident: each product and copy appears once, and descriptors are in uniform registers.
+/// Machine code of the reference problem's kernel, on each path of a causal mask, and of a kernel whose
+/// blocks are streamed and stay resident: each product and copy appears once, and descriptors are in uniform
+/// registers.
 #[test]
 fn machine_code_is_what_was_emitted() {
     let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))

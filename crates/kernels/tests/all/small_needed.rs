@@ -1,5 +1,5 @@
-//! Every barrier, fence and wait of the families for small grids is needed: without any one of them the
-//! emulator rejects the kernel.
+//! Tests that every barrier, fence and wait of the families for small grids is needed: if any one is removed,
+//! the emulator rejects the kernel.
 
 use crate::common;
 use crate::common::small_plan::{at_once, streamed};
@@ -63,7 +63,7 @@ fn every_synchronisation_is_needed() {
             ..at_once()
         },
         AtOncePlan { cluster: 2, kv_warpgroups: 2, block_n: 32, overlapping: true, ..at_once() },
-        // The warp that requests late has no early requests.
+        // The warp with late requests has no early requests.
         AtOncePlan { requests: Requests::ValuesLate, overlapping: true, ..at_once() },
         AtOncePlan { cluster: 4, block_n: 32, ..at_once() },
     ];
@@ -76,14 +76,14 @@ fn every_synchronisation_is_needed() {
         StreamedPlan { cluster: 2, ..plain },
     ];
     let plans = at_once.map(Plan::SmallAtOnce).into_iter().chain(streamed.map(Plan::SmallStreamed));
-    // Ping-pong only divides the time on the tensor cores; the rings order memory. A `bar.sync` that is
-    // missing changes the order of turns but no result.
+    // Ping-pong only schedules the tensor cores; the rings order memory. A missing `bar.sync` changes the
+    // order of turns but not the result.
     let surviving = |plan: &Plan| match plan {
         Plan::SmallStreamed(StreamedPlan { turns: Turns::PingPong, .. }) => &["bar.sync"][..],
         _ => &[],
     };
     for plan in plans {
-        // An even and an odd number of turns, with streaming blocks.
+        // An even and an odd number of turns, with streamed blocks.
         let problems = [128, 112].map(|keys| {
             let rows = rows(&plan);
             Problem::new(1, 1, rows, 64, DType::F16).with_seq_kv(keys, Layout::Bhsd).with_lse(true)
@@ -96,7 +96,7 @@ fn every_synchronisation_is_needed() {
                 if let Item::Function(function) = &mut module.items[item]
                     && let Some(body) = &mut function.body
                 {
-                    // With a wait, the branch back to it is removed as well. Otherwise a warp could test the
+                    // Together with a wait, the branch back to it is removed. Otherwise a warp could test the
                     // barrier once and learn of its completion through another warp.
                     let wait = matches!(op, Op::Mbarrier(mbarrier) if mbarrier.op.waits());
                     body.statements.drain(at..=at + usize::from(wait));

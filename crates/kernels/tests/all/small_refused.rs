@@ -1,4 +1,4 @@
-//! Plans and problems that the families for small grids refuse, each with the reason.
+//! Tests of plans and problems that the families for small grids reject, with the reason of each.
 
 use crate::common::small_plan::{at_once, streamed};
 use attend::Rescale;
@@ -59,7 +59,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     );
     assert!(of_streamed(|p| p.stages = 1).starts_with("invalid value '1' for stages: expected 2 to 8"));
     assert!(of_streamed(|p| p.stages = 9).starts_with("invalid value '9' for stages: expected 2 to 8"));
-    // A value whose product wraps around to a divisor is not a divisor.
+    // If a product wraps around to a value that divides, the factors still do not divide.
     assert!(
         of(|p| p.pv_pieces = (1 << 28) + 1)
             .starts_with("invalid value '268435457' for pv_pieces: expected divisors")

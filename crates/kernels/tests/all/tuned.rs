@@ -1,5 +1,5 @@
-//! The tuned plans that ship: each computes the right result, and its machine code has the instructions that
-//! were emitted.
+//! Tests of the tuned plans that ship: each computes the right result, and its machine code has the emitted
+//! instructions.
 
 use crate::common;
 use crate::tools;
@@ -12,9 +12,9 @@ use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{DType, Layout, Problem};
 use ptx::Kernel;
 
-/// A problem of the row's widths, types and mask, small enough to run quickly: more rows than a tile has, and
-/// more keys than a block, or as many as the plan takes. With three SMs some of its tiles belong to a last
-/// round.
+/// A problem with the row's widths, types and mask that is small enough to run quickly: more rows than a tile
+/// has, and more keys than a block, or as many as the plan takes. With three SMs, some of its tiles belong to
+/// a last wave.
 fn small(row: &TunedRow) -> (Problem, Arch) {
     let shape = &row.problem;
     let group = shape.heads_q / shape.heads_kv;
@@ -30,7 +30,7 @@ fn small(row: &TunedRow) -> (Problem, Arch) {
     (problem.with_seq_kv(keys, Layout::Bshd), Arch { multiprocessors: 3, ..arch })
 }
 
-/// Every plan once per width and mask; the types follow the rows of the table.
+/// Every plan once per width and mask. The types follow the rows of the table.
 #[test]
 fn tuned_plans_are_right_without_hazards() {
     let mut seen = HashSet::new();
@@ -48,9 +48,10 @@ fn tuned_plans_are_right_without_hazards() {
     });
 }
 
-/// The tuned plans on their own problems, in both types: a plan near the register limit can be fast in one
-/// kernel and serialised in the next. Nothing spills. Each product and copy appears once. Products are waited
-/// for where the code says so, not one by one (`WARPGROUP.DEPBAR`), as ptxas emits when it serialises them.
+/// The tuned plans on their own problems, in both 16-bit types: a plan near the register limit can be fast in
+/// one kernel and serialised in another. Nothing spills. Each product and copy appears once. The waits for
+/// products are where the code places them, not after each product (`WARPGROUP.DEPBAR`), as when ptxas
+/// serialises products.
 #[test]
 fn tuned_plans_are_not_serialised() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };

@@ -1,5 +1,5 @@
-//! The persistent `wgmma` family of sm_90a: its launch contract, the plans and problems that it rejects, and
-//! the output of ptxas and nvdisasm for its kernels.
+//! Tests of the persistent `wgmma` family of sm_90a: its launch contract, the plans and problems that it
+//! rejects, and the output of ptxas and nvdisasm for its kernels.
 
 use crate::common::cases;
 use crate::tools;
@@ -44,7 +44,7 @@ fn kernel(problem: &Problem, plan: &WgmmaPlan) -> Kernel {
     emit(problem, &Plan::Wgmma(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel
 }
 
-/// All CTAs share the last round (stream-K).
+/// A plan in which all CTAs share the last wave (stream-K).
 fn shared(problem: &Problem) -> WgmmaPlan {
     let (handout, ends, tail) = (Handout::Static, Ends::Common, Tail::Shared);
     WgmmaPlan { handout, ends, tail, sums: Sums::Lanes, ..default_plan(problem) }
@@ -89,7 +89,7 @@ fn sums_by_products_are_no_additions() {
     assert!(both.starts_with("invalid value 'product' for sums with family wgmma: expected lanes"), "{both}");
 }
 
-/// The number of heads in a section is an argument: another number needs no other kernel.
+/// The number of heads in a section is an argument, so the kernel serves every number of heads.
 #[test]
 fn a_section_is_an_argument() {
     let (problem, base) = base();
@@ -107,8 +107,8 @@ fn a_section_is_an_argument() {
     assert!(kernels[1].args != kernels[2].args);
 }
 
-/// A shared last round is another kernel, one for all lengths. How tiles are shared is in its arguments, and
-/// needs scratch memory. Plans from before the gene existed mean whole tiles.
+/// A shared last wave needs another kernel, but the same one for all lengths. Its arguments determine how
+/// tiles are shared, and it needs scratch memory. Plans from before the gene existed do not share tiles.
 #[test]
 fn a_shared_tail_is_another_kernel_with_its_own_memory() {
     let problem = problem(128, 16384, Band::FULL).with_lse(true);
@@ -117,11 +117,11 @@ fn a_shared_tail_is_another_kernel_with_its_own_memory() {
     assert_ne!(kernel(&problem, &plan).module, kernel(&problem, &whole).module);
     let kernel = kernel(&problem, &plan);
     let own: Vec<(&str, usize)> = kernel.buffers[5..].iter().map(|b| (b.name.as_str(), b.bytes)).collect();
-    // 2048 tiles are 15 rounds on 132 CTAs and 68 more tiles. Their blocks (114 of 144 keys per tile) make
+    // 2048 tiles are 15 rounds on 132 CTAs, and 68 more tiles. Their blocks (114 of 144 keys per tile) make
     // pieces of 58 or 59 blocks.
     let (tiles, blocks, ctas) = (68, 114, 132);
-    // Room for the largest number of remaining tiles, where neighbouring tiles share at most one piece:
-    // references and sums beside O.
+    // Memory for the largest number of remaining tiles, where neighbouring tiles share at most one piece: O,
+    // references and sums.
     let part = 4 * 128 * (128 + 8);
     assert_eq!(own, [("scratch", (ctas - 1 + ctas - 1) * part), ("counter", 4 * 8 * (ctas - 1))]);
     let numbers =
@@ -271,7 +271,7 @@ fn lanes_sum_where_products_may_not() {
     Plan::Wgmma(with).check(&problem, &ARCH).unwrap();
 }
 
-/// Dimensions that no tile has are rejected before any arithmetic with them.
+/// Dimensions that no tile has are rejected before they are used in arithmetic.
 #[test]
 fn the_default_of_a_huge_head_dim_is_refused() {
     for dim in [1 << 24, 1 << 40] {
@@ -369,8 +369,8 @@ fn product_loops(sass: &str) -> Vec<Vec<&str>> {
         .iter()
         .enumerate()
         .filter_map(|(end, text)| target(text).filter(|&top| top < end).map(|top| (top, end)));
-    // The spinning half of a wait lies after the kernel's end and also jumps back. The main loops are longer
-    // than it.
+    // The loop of a wait is placed after the kernel's end and also jumps back. The main loops are longer than
+    // that loop.
     let holds =
         |(top, end): (usize, usize), what| code[top..=end].iter().filter(|t| t.contains(what)).count();
     let mut loops: Vec<(usize, usize)> =
@@ -386,13 +386,13 @@ fn product_loops(sass: &str) -> Vec<Vec<&str>> {
     inner.into_iter().map(|(top, end)| code[top..=end].to_vec()).collect()
 }
 
-/// A problem, its plan, and the largest number of instructions in each loop.
+/// A problem, its plan, and the maximum number of instructions in each loop.
 type Case = (Problem, fn(&Problem) -> WgmmaPlan, &'static [usize]);
 
-/// The main loop in machine code: products straight from descriptors that stay in uniform registers. The
-/// softmax needs little more than an FFMA, an EX2, half a conversion and, unless products compute the sums,
-/// one addition per score. The loops of an optimistic softmax contain a second loop body for recomputed
-/// blocks.
+/// The main loop in machine code: products read their operands through descriptors that stay in uniform
+/// registers. The softmax needs little more than an FFMA, an EX2, half a conversion and, unless products
+/// compute the sums, one addition per score. The loops of a speculative softmax contain a second loop body
+/// for recomputed blocks.
 #[test]
 fn main_loops_are_short_and_keep_descriptors_uniform() {
     let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))

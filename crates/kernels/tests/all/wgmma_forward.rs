@@ -1,5 +1,5 @@
-//! The persistent `wgmma` family of sm_90a on the emulator: no hazards with every check on, and results
-//! within the rounding of P and O.
+//! Tests of the persistent `wgmma` family of sm_90a on the emulator: no hazards with every check on, and
+//! results within the rounding of P and O.
 
 use crate::common;
 use crate::common::cases;
@@ -15,7 +15,7 @@ use tile::{Handout, Tail, TileOrder, Turns};
 /// A device with two SMs, so that a CTA computes several tiles.
 const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
 
-/// With the LSE where lanes compute the sums, except for every fourth seed.
+/// Checks a plan. The LSE is requested if lanes compute the sums, except for every fourth seed.
 fn check(problem: &Problem, plan: WgmmaPlan, options: Options) {
     let seed = options.seed;
     let problem = &problem.clone().with_lse(plan.sums == Sums::Lanes && seed % 4 != 3);
@@ -106,7 +106,8 @@ fn every_gene_computes_the_same() {
     }
 }
 
-/// Row sums by products together with each compatible gene and every softmax; some blocks are recomputed.
+/// Row sums by products, together with each compatible gene and every kind of softmax; some blocks are
+/// recomputed.
 #[test]
 fn sums_by_products_are_right() {
     let base = WgmmaPlan { sums: Sums::Product, ..plain() };
@@ -170,11 +171,11 @@ fn torture_set_is_right_and_without_hazards() {
             }
         }
     }
-    // Without keys (3), reversed rows (2), one row for all, rows of 67 elements.
+    // Rejected problems: no keys (3), reversed rows (2), one row for all, rows of 67 elements.
     assert_eq!((passed > 60, refused), (true, 7));
 }
 
-/// Keys wider than values, with the default plan and with genes that divide or store either tensor.
+/// Values narrower than keys, with the default plan and with genes that divide or store either tensor.
 #[test]
 fn values_may_be_narrower_than_keys() {
     for (i, problem) in cases::narrow_values(150, 170).into_iter().enumerate() {
@@ -272,7 +273,7 @@ fn warpgroups_skip_more_blocks_than_there_are_stages() {
     }
 }
 
-/// Scores that grow from the first block visited to the last, far beyond any reference: every block is
+/// Scores grow from the first visited block to the last, far beyond any reference, so every block is
 /// recomputed.
 #[test]
 fn bad_guesses_are_made_good() {
@@ -303,7 +304,7 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
-/// Random combinations: genes that are right alone must be right together.
+/// Random combinations of genes: genes that are right alone must be right together.
 #[test]
 fn genes_get_along() {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;

@@ -1,5 +1,5 @@
-//! The `wgmma` family on 8-bit inputs, in the emulator: no hazards with every check on, and results within
-//! the rounding of P and O.
+//! Tests of the `wgmma` family with 8-bit inputs, on the emulator: no hazards with every check on, and
+//! results within the rounding of P and O.
 
 use crate::common::fp8::{self, edit_text, lines};
 use crate::common::wgmma_plan::plain;
@@ -31,7 +31,7 @@ fn problem(seq_q: usize, seq_kv: usize, dim: usize, types: &str, band: Band) -> 
 
 const WINDOW: Band = Band { before: Some(50), ..Band::CAUSAL };
 
-/// Both types, ragged ends, each mask, each class of row width.
+/// Both 8-bit types, ragged ends, each mask, each kind of row width.
 #[test]
 fn shapes_and_types() {
     for (i, (seq_q, seq_kv, dim, types, band)) in [
@@ -56,7 +56,7 @@ fn shapes_and_types() {
     }
 }
 
-/// Q and K in 8 bits, P and V in 16.
+/// Q and K in 8 bits, V in 16 bits.
 #[test]
 fn mixed_types() {
     for (types, band) in [("e4m3/e4m3/bf16", Band::CAUSAL), ("e5m2/e4m3/f16", Band::FULL)] {
@@ -67,7 +67,7 @@ fn mixed_types() {
     }
 }
 
-/// Values of genes that the product of 8-bit P and V meets.
+/// Gene values that affect the product of 8-bit P and V.
 #[test]
 fn genes() {
     let two = WgmmaPlan { consumers: 2, ..base() };
@@ -104,7 +104,7 @@ fn features() {
     }
 }
 
-/// Warpgroups that divide the head dim multiply 16-bit inputs only, and `mma` has no 8-bit rows beyond 256.
+/// Warpgroups that divide the head dim support only 16-bit inputs, and `mma` has no 8-bit rows beyond 256.
 #[test]
 fn combinations_without_a_kernel_are_refused() {
     let wide = Problem { head_dim_v: 512, ..Problem::new(1, 1, 64, 64, DType::E4m3) };
@@ -125,10 +125,11 @@ fn combinations_without_a_kernel_are_refused() {
     assert!(share.searched.is_empty(), "{share:?}");
 }
 
-/// Kernels with one fault each are told from the right one.
+/// The comparison detects kernels with one fault each.
 #[test]
 fn faults_are_seen() {
-    // Three panels of keys; the light keys of the first panels weigh as much as the others.
+    // Three panels of keys. The keys of the first panels have small weights but the same total weight as the
+    // others.
     let problem = problem(64, 300, 64, "e4m3", Band::FULL);
     let plan = WgmmaPlan { block_n: 128, rescale: Rescaling::Always, ..base() };
     let plan = Plan::Wgmma(plan);
@@ -160,7 +161,7 @@ fn faults_are_seen() {
         map.offset += 128;
         map.extents[0] -= 128;
     });
-    // O keeps the last block alone.
+    // O keeps only the last block.
     let never_added = run(&|program: &mut Program| {
         edit_text(program, |text| {
             lines(text, |line, next| {
@@ -183,8 +184,8 @@ fn faults_are_seen() {
     }
 }
 
-/// The default plans of long problems in ptxas: nothing spills, and products are waited for where the code
-/// says so, not one by one, as when ptxas serialises them.
+/// The default plans of long problems in ptxas: nothing spills, and the waits for products are where the code
+/// places them, not after each product, as when ptxas serialises products.
 #[test]
 fn default_plans_are_not_serialised() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };

@@ -1,5 +1,5 @@
-//! Every barrier, fence, arrival and wait of the persistent family is needed: without it the emulator rejects
-//! the kernel. Exceptions are listed here with their reasons.
+//! Tests that every barrier, fence, arrival and wait of the persistent family is needed: if any one is
+//! removed, the emulator rejects the kernel. Exceptions are listed here with their reasons.
 
 use crate::common;
 use crate::common::wgmma_plan;
@@ -19,11 +19,12 @@ fn plain() -> WgmmaPlan {
     WgmmaPlan { consumers: 2, block_n: 16, ..wgmma_plan::plain() }
 }
 
-/// An optimistic softmax that recomputes some blocks and keeps others.
+/// A speculative softmax that recomputes some blocks and keeps others.
 const GUESSING: Rescaling = Rescaling::Speculative { beyond: 0, limit: 2 };
 
-/// Problems whose kernels differ only in constants, for one CTA or cluster, or for two that share a tile at
-/// the end, so that rings wrap: tiles of one block, of two, of three, of some, and of many beside few.
+/// Problems whose kernels differ only in constants. They have one CTA or cluster, or two that share a tile at
+/// the end, so that rings wrap: tiles of one block, of two, of three, of several, and a long tile with short
+/// ones.
 fn problems(plan: &WgmmaPlan) -> [Problem; 5] {
     let (block, rows) = (plan.block_n as usize, 64 * plan.consumers as usize);
     [
@@ -48,8 +49,8 @@ fn problems(plan: &WgmmaPlan) -> [Problem; 5] {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Site {
     name: String,
-    /// Its index in the entry's statements, and the number of statements to remove with it: a wait goes with
-    /// the branch back to it.
+    /// Its index in the entry's statements, and the number of statements to remove: a wait is removed
+    /// together with the branch back to it.
     at: usize,
     count: usize,
 }
@@ -90,8 +91,7 @@ fn sites(plan: &WgmmaPlan, kernel: &Kernel) -> Vec<Site> {
     found.collect()
 }
 
-/// Which mbarrier begins at an offset in shared memory: tiles come first, then each ring's full and empty
-/// barriers.
+/// The mbarrier at an offset in shared memory: tiles come first, then each ring's full and empty barriers.
 fn mbarrier_name(plan: &WgmmaPlan, offset: u32) -> String {
     let query_stages = plan.tiles.query_stages() + plan.queries_ahead;
     let rows_out = if plan.store == Store::Bulk { 64 * plan.consumers } else { 0 };
@@ -129,7 +129,7 @@ fn without(kernel: &Kernel, site: &Site) -> Kernel {
     Kernel { module: module.assume_verified(), ..kernel.clone() }
 }
 
-/// Schedules and seeds for each problem. The lagging warps are those of the first, the second or the third
+/// Schedules and seeds for each problem. The lagging warps belong to the first, the second or the third
 /// consumer.
 const SCHEDULES: [(Schedule, u64); 8] = [
     (Schedule::Late, 0),
@@ -156,7 +156,7 @@ fn survivors(plan: &WgmmaPlan) -> Vec<String> {
     let clean_runs = runs.clone().map(|(&schedule, (problem, kernel))| {
         steps(schedule, problem, kernel, u64::MAX).expect("the kernel itself is refused")
     });
-    // A mutant that never ends is rejected, too.
+    // A mutant that never ends is rejected too.
     let limit = 4 * clean_runs.max().expect("runs");
     let survives = |site: &&Site| {
         runs.clone().all(|(&schedule, (problem, kernel))| {
@@ -178,8 +178,8 @@ fn steps(
     machine.last_report().map(|report| report.steps)
 }
 
-/// All sites of a plan except `surviving` are needed. The exceptions are named with their reasons; an
-/// exception that turns out to be needed is an error, too.
+/// Checks that all sites of a plan except `surviving` are needed. The exceptions are named with their
+/// reasons; an exception that turns out to be needed is an error too.
 fn assert_needed(plan: &WgmmaPlan, surviving: &[&str]) {
     assert_eq!(survivors(plan), surviving, "{plan:?}");
 }

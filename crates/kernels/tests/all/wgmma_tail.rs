@@ -1,4 +1,4 @@
-//! The shared last round (stream-K) of the persistent family: the result does not depend on which CTA
+//! Tests of the shared last wave (stream-K) of the persistent family: the result does not depend on which CTA
 //! computes which part of a tile.
 
 use crate::common;
@@ -23,7 +23,7 @@ fn arch(multiprocessors: u32) -> Arch {
     Arch { multiprocessors, ..Arch::SM_90 }
 }
 
-/// With the LSE, except for every fourth seed.
+/// Checks a plan. The LSE is requested except for every fourth seed.
 fn check(problem: &Problem, plan: &WgmmaPlan, multiprocessors: u32, options: Options) {
     let seed = options.seed;
     let problem = &problem.clone().with_lse(seed % 4 != 3);
@@ -36,8 +36,8 @@ fn tiles(count: usize, blocks: usize, ragged: usize, dim: usize) -> Problem {
     Problem::new(1, 1, 64 * count - 5, dim, DType::Bf16).with_seq_kv(32 * blocks - ragged, Layout::Bshd)
 }
 
-/// Tiles, blocks and CTAs: no remainder; parts of one tile and of two; a piece that is a tile; more CTAs than
-/// blocks; fewer tiles than CTAs; fewer blocks than SMs.
+/// Tiles, blocks and CTAs: no remainder; parts of one tile and of two; a piece that is exactly a tile; more
+/// CTAs than blocks; fewer tiles than CTAs; fewer blocks than SMs.
 const ROUNDS: [(usize, usize, u32); 8] =
     [(4, 3, 2), (3, 4, 2), (5, 3, 3), (7, 5, 4), (5, 2, 4), (7, 1, 6), (2, 7, 5), (1, 3, 6)];
 
@@ -53,7 +53,7 @@ fn tiles_of_the_last_round_are_whole_in_the_end() {
     }
 }
 
-/// Together with the family's other genes.
+/// A shared last wave together with the family's other genes.
 #[test]
 fn every_gene_computes_the_same_beside_it() {
     let two = WgmmaPlan { consumers: 2, ..base() };
@@ -81,7 +81,7 @@ fn every_gene_computes_the_same_beside_it() {
     }
 }
 
-/// The torture set, each problem on a few more CTAs than tiles, or a few fewer.
+/// The torture set, each problem on a few more or a few fewer CTAs than tiles.
 #[test]
 fn torture_set_is_right_and_without_hazards() {
     let mut passed = 0;
@@ -103,8 +103,8 @@ fn torture_set_is_right_and_without_hazards() {
     assert!(passed > 25, "{passed}");
 }
 
-/// Rows of which some parts hold only tiny probabilities, or one part holds all, and scores that grow from
-/// part to part.
+/// Rows in which some parts contain only tiny probabilities, or one part contains all, and scores that grow
+/// from part to part.
 #[test]
 fn parts_may_be_far_apart() {
     for (scale, rescale) in [(20.0, SPECULATIVE), (-300.0, Rescaling::Always), (90.0, Rescaling::Beyond(8))] {
@@ -168,7 +168,7 @@ fn what_cannot_be_shared_is_refused() {
     );
 }
 
-/// The kernel with changed entry statements.
+/// The kernel with modified entry statements.
 fn changed(kernel: &Kernel, change: impl FnOnce(&mut Vec<Statement>)) -> Kernel {
     let mut module = kernel.module.clone().into_module();
     let entry = module.items.iter_mut().find_map(|item| match item {

@@ -14,7 +14,7 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
     let order: Vec<CandidateId> = top.iter().map(|r| r.candidate).collect();
     // The baseline is not ranked.
     assert_eq!(order, [child, crossing]);
-    // The time is the incumbent's over the race's ratio.
+    // The time is the incumbent's time divided by the ratio of the race.
     assert_eq!((top[0].us, top[0].trial, top[0].promoted), (10.0 / 1.2, Trial::Race, true));
     assert_eq!(top[0].against.map(|a| (a.incumbent, a.ratio)), Some((seed, 1.2)));
     assert_eq!((top[0].incumbent_us, top[1].incumbent_us), (Some(10.0), None));
@@ -24,12 +24,12 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
     let other = ledger.topk(&shape(128), "L40", 1).unwrap_err().to_string();
     assert!(other.contains("its devices: L4"), "{other}");
     assert_eq!(ledger.best_of_problems("L4").unwrap().len(), 1);
-    // The same plan in another run is listed once.
+    // The plan occurs in another run too, and is listed once.
     let again = begin(&ledger);
     let copy = add(&ledger, again, "b", Arm::Evolution, &[]);
     ledger.tell(&outcome(copy, Stage::Microbench, timed(Trial::Microbench, 8.6, None))).unwrap();
     assert_eq!(ledger.topk(&shape(128), "L4", 10).unwrap().len(), 2);
-    // The same plan on another device of that name, measured or predicted, is listed once too.
+    // The plan also occurs on another device with this name, measured or predicted, and is listed once.
     let environment = Environment::default();
     let other = Run { device: "NVIDIA L4".into(), config: json!({}), environment, price_per_hour: None };
     let other = ledger.begin_run(&other).unwrap();
@@ -45,8 +45,8 @@ fn the_best_are_ranked_by_the_better_trial_and_without_the_wrong() {
     assert_eq!(top.iter().map(|r| r.candidate).collect::<Vec<_>>(), [child, crossing]);
 }
 
-/// A candidate that raced outranks a lucky short timing. A lost race still gives a valid time; a wrong
-/// candidate does not.
+/// A candidate that raced is ranked before a candidate with a faster short timing. A lost race still gives a
+/// valid time; a wrong candidate has none.
 #[test]
 fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     let (_folder, path) = scratch();
@@ -63,7 +63,7 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     let top = ledger.topk(&shape(128), "L4", 10).unwrap();
     let order: Vec<CandidateId> = top.iter().map(|r| r.candidate).collect();
     assert_eq!(order, [child, lost, lucky, crossing]);
-    // Candidates of the random arm are ranked among them, and a plan of both arms is listed once.
+    // Candidates of the random arm are ranked together with the others. A plan of both arms is listed once.
     let [drawn, again] = ["i", "b"].map(|text| add(&ledger, run, text, Arm::Random, &[]));
     for (candidate, us) in [(drawn, 8.9), (again, 1.5)] {
         ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
@@ -74,7 +74,7 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     assert_eq!((top[1].us, top[1].rejected), (10.0 / 0.9, Some(Reason::Slower)));
     let of_run = ledger.best_of_run(run, &shape(128), 2).unwrap();
     assert_eq!(of_run.iter().map(|r| r.candidate).collect::<Vec<_>>(), [child, lost]);
-    // A search starts from race winners, not from lucky short timings.
+    // A search starts from race winners, not from candidates with a fast short timing.
     assert_eq!(ledger.winners("L4").unwrap(), [(shape(128), subject("b"))]);
     assert_eq!(ledger.winners("L40").unwrap(), []);
     for (of, index) in [
@@ -90,8 +90,8 @@ fn a_lucky_short_timing_is_not_the_best_and_what_lost_is_told_as_that() {
     }
 }
 
-/// Ratios decide the rank, not the medians of races at different times. A win in a second race outranks any
-/// first race.
+/// Candidates are ranked by ratios, not by the medians of races at different times. A win in a second race
+/// comes before any first race.
 #[test]
 fn who_raced_is_ranked_by_its_last_race() {
     let (_folder, path) = scratch();
@@ -118,7 +118,7 @@ fn who_raced_is_ranked_by_its_last_race() {
     assert_eq!(order(), [lucky, slow_hour, child, twice]);
     let top = ledger.topk(&shape(128), "L4", 1).unwrap();
     assert_eq!((top[0].candidate, top[0].us, top[0].against.unwrap().ratio), (lucky, 10.0 / 1.1, 1.1));
-    // A race on another problem does not count, and neither does a rejection there.
+    // A race on another problem is ignored, and so is a rejection there.
     let elsewhere = |seq, finding| Outcome { problem: shape(seq), ..outcome(lucky, Stage::HeldOut, finding) };
     let Finding::Timed { check, measurement } = timed(Trial::HeldOut, 9.0, race(seed, 0.5)) else {
         unreachable!()
@@ -130,7 +130,7 @@ fn who_raced_is_ranked_by_its_last_race() {
     assert!(ledger.check().unwrap().is_sound());
 }
 
-/// A win counts the gain over the parent, not over the baseline. Wins of other devices are not listed.
+/// A win counts the gain over the parent, not over the baseline. Wins on other devices are not listed.
 #[test]
 fn a_win_is_worth_what_its_changes_gained() {
     let (_folder, path) = scratch();
@@ -139,7 +139,7 @@ fn a_win_is_worth_what_its_changes_gained() {
     let grandchild = add(&ledger, run, "e", Arm::Evolution, &[child]);
     ledger.tell(&outcome(grandchild, Stage::Microbench, timed(Trial::Microbench, 7.9, None))).unwrap();
     ledger.tell(&outcome(grandchild, Stage::Race, timed(Trial::Race, 8.4, race(seed, 1.25)))).unwrap();
-    // A win on a held-out problem does not count.
+    // A win on a held-out problem is ignored.
     let held_out = Outcome {
         problem: shape(256),
         ..outcome(grandchild, Stage::HeldOut, timed(Trial::HeldOut, 20.0, race(seed, 3.0)))

@@ -1,8 +1,8 @@
-//! The asynchronous units of sm_90a: warpgroup products, bulk copies, and the mbarriers and cluster barriers
-//! that order them.
+//! Models the asynchronous units of sm_90a: warpgroup products, bulk copies, and the mbarriers and cluster
+//! barriers that order them.
 //!
-//! One CTA of a cluster represents the others: data that it sends to another CTA counts as if that CTA sent
-//! it here.
+//! One CTA of a cluster represents the others: data that it sends to another CTA is treated as if that CTA
+//! had sent the same data here.
 
 use std::collections::HashMap;
 
@@ -134,8 +134,8 @@ impl Sm<'_> {
     }
 
     /// A warp's part of a product, which queues for the tensor core of its sub-partition. Products of one
-    /// group run one after another, without a product of another warp between them. A product with A in
-    /// registers holds the warp until A is read.
+    /// group run one after another, and no product of another warp runs between them. A product with A in
+    /// registers blocks the warp until A is read.
     fn product(&mut self, id: usize, step: &Step, at: u64, from_registers: bool) -> Effect {
         let rest = if self.warps[id].batch.is_none() { self.rest_of_group(id) } else { 0 };
         let warp = &mut self.warps[id];
@@ -168,7 +168,7 @@ impl Sm<'_> {
         Effect::Wait(Ready { at, cause: Cause::TensorPipe, ..NOW })
     }
 
-    /// An operation on an mbarrier that shared memory has performed by `at`.
+    /// Applies an operation on an mbarrier, which shared memory has performed by `at`.
     fn mbarrier(&mut self, id: usize, operation: Detail, at: u64) -> Effect {
         let slot = self.warps[id].slot;
         let result = Effect::Result(Ready { at, cause: Cause::SharedLatency, ..NOW });
@@ -266,7 +266,7 @@ impl Sm<'_> {
     }
 
     /// Continues every warp that waits for an mbarrier or the cluster barrier in this CTA. Returns whether
-    /// there was one. It is needed when the trace was cut, or when the CTAs of the cluster differ.
+    /// there was one. This is needed if the trace was cut, or if the CTAs of the cluster differ.
     pub(super) fn release_asynchronous(&mut self, slot: usize) -> bool {
         let Some(cta) = self.ctas[slot].as_mut() else { return false };
         let mut due: Vec<(usize, bool)> = Vec::new();

@@ -1,20 +1,22 @@
+//! Estimates registers by a liveness analysis of the PTX.
+
 use ptx::{Body, Instruction, Label, Module, Op, Operand, Statement, Type};
 
 use super::{Resources, Source, static_shared};
 use crate::dataflow::{reads, writes};
 
-/// Registers that every kernel has besides its values: the stack pointer, and temporaries of expanded
+/// Registers of every kernel in addition to its values: the stack pointer, and temporaries of expanded
 /// instructions.
 const OVERHEAD: u32 = 6;
 /// Registers of an SM, on every architecture since sm_50.
 const REGISTER_FILE: u64 = 65536;
-/// The most registers of a thread.
+/// Maximum number of registers of a thread.
 const MOST: u32 = 255;
 
-/// Estimates registers and spills from the PTX: the most 32-bit words that are live at one point, by backward
-/// dataflow over the control-flow graph, plus a small overhead. Values that ptxas folds away are counted, and
-/// values that it hoists are not. The estimate is accurate to about a fifth. `None` when the module has no
-/// such entry.
+/// Estimates registers and spills from the PTX: the maximum number of 32-bit words that are live at one
+/// point, by backward dataflow over the control-flow graph, plus a small overhead. Values that ptxas folds
+/// away are counted, and values that it hoists are not. The estimate is accurate to about a fifth. `None`
+/// when the module has no such entry.
 pub fn estimate(module: &Module, entry: &str) -> Option<Resources> {
     let function = module.function(entry)?;
     let body = function.body.as_ref()?;
@@ -41,8 +43,8 @@ pub fn estimate(module: &Module, entry: &str) -> Option<Resources> {
 }
 
 fn words(ty: Type) -> u32 {
-    // Predicates have registers of their own. Halves share a word in about half of the cases; that is not
-    // counted.
+    // Predicates have separate registers. Two 16-bit values share a word in about half of the cases; that is
+    // not counted.
     if ty == Type::Pred { 0 } else { ty.bits().div_ceil(32) }
 }
 
@@ -85,7 +87,7 @@ struct Block<'a> {
     next: Vec<usize>,
 }
 
-/// The most words that are live at one point.
+/// The maximum number of words that are live at one point.
 fn peak(body: &Body) -> u32 {
     let blocks = blocks(body);
     let weight: Vec<u32> = body.registers.iter().map(|r| words(r.ty)).collect();

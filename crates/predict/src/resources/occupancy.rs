@@ -1,3 +1,5 @@
+//! Occupancy: how many CTAs of a kernel fit on an SM.
+
 use serde::Serialize;
 use thiserror::Error;
 
@@ -17,7 +19,7 @@ pub enum Limiter {
     Ctas,
 }
 
-/// The number of CTAs that an SM holds at a time.
+/// The number of CTAs that an SM holds at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Occupancy {
     /// CTAs.
@@ -37,11 +39,11 @@ pub struct Occupancy {
 /// Why not even one CTA fits.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum OccupancyError {
-    #[error("a CTA of {threads} threads: 1 to {limit} are accepted")]
+    #[error("invalid value '{threads}' for the threads of a CTA: expected 1 to {limit}")]
     Threads { threads: u64, limit: u32 },
-    #[error("{registers} registers per thread for {threads} threads: the SM has {limit} registers")]
+    #[error("{registers} registers per thread for {threads} threads exceed the {limit} registers of an SM")]
     Registers { registers: u32, threads: u32, limit: u32 },
-    #[error("{bytes} bytes of shared memory per CTA: the machine has at most {limit}")]
+    #[error("{bytes} bytes of shared memory per CTA exceed the {limit} bytes of the machine")]
     Shared { bytes: u32, limit: u32 },
 }
 

@@ -1,3 +1,5 @@
+//! Finds and runs ptxas, NVIDIA's PTX assembler.
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,7 +19,10 @@ pub struct Ptxas {
 /// Why ptxas gave no figures.
 #[derive(Debug, Error)]
 pub enum PtxasError {
-    #[error("ptxas not found: set FLASHCORE_PTXAS to its path, put it on PATH, or fetch the tools")]
+    #[error(
+        "ptxas was not found: set FLASHCORE_PTXAS to its path, put it on PATH, or fetch it with \
+    `cargo xtask tools`"
+    )]
     NotFound,
     #[error("{path}: {reason}")]
     NotUsable { path: PathBuf, reason: String },

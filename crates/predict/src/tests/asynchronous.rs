@@ -1,4 +1,4 @@
-//! The asynchronous units of sm_90a, in kernels run as sketches.
+//! Tests of the asynchronous units of sm_90a, with kernels that run as sketches.
 
 use ptx::*;
 
@@ -105,7 +105,7 @@ fn products_reach_the_dense_peak() {
     assert_eq!(p.clock_mhz, H200.clock_mhz);
 }
 
-/// Two warpgroups that start together: one's products run while the other computes, although nothing in the
+/// Two warpgroups start together. The products of one run while the other computes, although nothing in the
 /// kernel orders them.
 #[test]
 fn products_of_a_group_are_not_parted_by_another_warpgroup_s() {
@@ -146,8 +146,8 @@ fn a_barrier_of_a_cluster_takes_the_way_there() {
     assert!(p.share(Cause::Cluster) > 0.5, "{:?}", p.split);
 }
 
-/// CTAs that take numbers from a counter until none is left. One of a hundred CTAs takes a hundredth. Two
-/// CTAs with different speeds share.
+/// CTAs take numbers from a counter until none is left. One CTA of a hundred takes a hundredth. Two CTAs with
+/// different speeds share the numbers.
 #[test]
 fn a_sketch_gives_a_cta_its_share_of_a_counter() {
     let body = "ld.param.u64 %rd0, [counter];\nNEXT:\natom.global.add.u32 %r0, [%rd0], 1;\nsetp.lt.u32 %p0, %r0, 1000;\n\

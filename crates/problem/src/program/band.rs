@@ -1,4 +1,4 @@
-//! Comparisons of positions that are bounds of a band.
+//! Extracts the bounds of a band from the comparisons of positions in a mask program.
 
 use super::{BinaryOp, Comparison, Expr, Id, Input, Op, Program, Programs, Type, UnaryOp};
 use crate::{Band, Corner, Problem};
@@ -70,7 +70,7 @@ impl Programs {
     }
 }
 
-/// Adds a bound to a band. False if the band cannot express both.
+/// Adds a bound to a band. Returns false if one band cannot express both.
 fn narrow(band: &mut Band, bound: BandBound) -> bool {
     let (BandBound::After(corner, keys) | BandBound::Before(corner, keys)) = bound;
     if !band.is_full() && band.corner != corner {
@@ -86,7 +86,7 @@ fn narrow(band: &mut Band, bound: BandBound) -> bool {
 }
 
 impl Program {
-    /// The truth values that `&` joins.
+    /// The truth values that `&` joins into the result.
     fn conjuncts(&self) -> Vec<Id> {
         let mut found = Vec::new();
         let mut left = vec![self.ops.len() - 1];
@@ -100,14 +100,14 @@ impl Program {
         found
     }
 
-    /// The bound that a comparison states.
+    /// The bound of the band that a comparison states, if any.
     fn bound(&self, id: Id, ints: &[i32], problem: &Problem, even: bool) -> Option<BandBound> {
         let Op::Compare(op, a, b) = self.ops[id] else { return None };
         if self.types[a] != Type::Int {
             return None;
         }
         let (a, b) = (self.affine(a, ints)?, self.affine(b, ints)?);
-        // As `sum ≥ 0`.
+        // Every comparison is written as `sum ≥ 0`.
         let sum = match op {
             Comparison::Ge => a.plus(b, -1),
             Comparison::Gt => a.plus(b, -1).plus(Affine::constant(1), -1),
@@ -127,14 +127,14 @@ impl Program {
             (1, -1) => (Corner::BottomRight, sum.rest),
             _ => return None,
         };
-        // Both corners are one if the lengths are equal.
+        // The two corners coincide if the lengths are equal.
         let equal = even && problem.seq_q == problem.seq_kv;
         let corner = if equal { Corner::BottomRight } else { corner };
         let keys = u32::try_from(rest).ok()?;
         Some(if is_after { BandBound::After(corner, keys) } else { BandBound::Before(corner, keys) })
     }
 
-    /// An integer as a sum of positions, with the parameters' values.
+    /// An integer operation as an affine sum of positions, with the values of the parameters inserted.
     fn affine(&self, id: Id, ints: &[i32]) -> Option<Affine> {
         Some(match self.ops[id] {
             Op::Int(x) => Affine::constant(x.into()),
@@ -158,7 +158,7 @@ impl Program {
         })
     }
 
-    /// An operation as an expression.
+    /// Converts an operation back to an expression.
     fn expr(&self, root: Id) -> Expr {
         let mut exprs: Vec<Expr> = Vec::with_capacity(root + 1);
         for op in &self.ops[..=root] {

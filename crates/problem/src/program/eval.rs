@@ -1,4 +1,4 @@
-//! The value of a program at one score.
+//! Evaluates a program for one score.
 
 use super::{BinaryOp, Comparison, Input, Op, Program, Programs, Type, UnaryOp};
 use crate::TableData;
@@ -37,7 +37,7 @@ impl Value {
     }
 }
 
-/// The position of a score, with its sequence's lengths.
+/// The position of a score, with the lengths of its sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
     /// The logit after the scale and the softcap.
@@ -50,9 +50,9 @@ pub struct Point {
     pub batch: usize,
     /// The query head.
     pub head: usize,
-    /// Queries of the sequence.
+    /// Number of queries of the sequence.
     pub query_length: usize,
-    /// Keys of the sequence.
+    /// Number of keys of the sequence.
     pub key_length: usize,
 }
 
@@ -66,10 +66,10 @@ pub enum Precision {
 }
 
 impl Program {
-    /// The value at a point. `values` is memory that calls share.
+    /// Evaluates the program at a point. `values` is scratch memory that calls can reuse.
     ///
-    /// Tables that are missing or too short read as 0: `Problem::check` has refused the former and a
-    /// caller the latter.
+    /// A table that is missing or too short reads as 0. `Problem::check` rejects missing tables, and the
+    /// caller rejects short ones.
     pub fn evaluate(
         &self,
         programs: &Programs,
@@ -172,7 +172,7 @@ fn binary(op: BinaryOp, a: Value, b: Value) -> Value {
         (a, b) => {
             let (a, b) = (a.int(), b.int());
             let quotient = if b == 0 { 0 } else { i64::from(a).div_euclid(i64::from(b)) };
-            // Rounded towards −∞ also for a negative divisor.
+            // Rounds towards −∞, also for a negative divisor.
             let floor =
                 if b < 0 && i64::from(b) * quotient != i64::from(a) { quotient - 1 } else { quotient };
             Value::Int(match op {

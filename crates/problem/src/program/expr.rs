@@ -1,4 +1,4 @@
-//! Expressions with Rust's operators.
+//! Expressions of score and mask programs, built with Rust's operators.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub struct Expr(Arc<Node>);
 
 #[derive(Debug)]
 enum Node {
-    /// An input, a constant, or an operation on none of the below.
+    /// An input, a constant, or another operation without arguments.
     Leaf(Op),
     Load {
         table: u32,
@@ -59,20 +59,20 @@ impl Expr {
         Expr::new(Node::Compare(op, self, other.into()))
     }
 
-    /// `yes` where this truth value is true, else `no`.
+    /// `yes` if this truth value is true, else `no`.
     #[must_use]
     pub fn select(self, yes: impl Into<Expr>, no: impl Into<Expr>) -> Expr {
         Expr::new(Node::Select(self, yes.into(), no.into()))
     }
 
-    /// The expression with `other` in the place of a position or a parameter.
+    /// The expression with `input` replaced by `other`.
     #[must_use]
     pub fn replace(&self, input: Input, other: &Expr) -> Expr {
         let mut replaced = HashMap::new();
         self.replaced(input, other, &mut replaced)
     }
 
-    /// `done` holds the expressions that were replaced before, so that shared ones stay shared.
+    /// `done` caches the expressions that were already replaced, so that shared subexpressions stay shared.
     fn replaced(&self, input: Input, other: &Expr, done: &mut HashMap<*const Node, Expr>) -> Expr {
         let address = Arc::as_ptr(&self.0);
         if let Some(known) = done.get(&address) {
@@ -200,7 +200,7 @@ impl From<bool> for Expr {
 }
 
 impl Program {
-    /// The program of an expression: types are checked, equal subexpressions become one operation.
+    /// Builds the program of an expression: checks the types and merges equal subexpressions.
     ///
     /// # Errors
     /// [`ProgramError::Types`] if an operation has arguments of the wrong type, and
@@ -218,7 +218,7 @@ struct Flat {
     ops: Vec<Op>,
     types: Vec<Type>,
     known: HashMap<Op, Id>,
-    /// Nodes that were visited, by address: an expression may share nodes.
+    /// Visited nodes, by address: an expression may share nodes.
     visited: HashMap<*const Node, Id>,
 }
 
@@ -305,7 +305,7 @@ impl Flat {
         self.push(Op::Binary(op, a, b), given)
     }
 
-    /// Both values in one type: an int becomes a float if the other is one.
+    /// Converts both values to one type: an integer becomes a float if the other value is a float.
     fn same_type(&mut self, a: Id, b: Id, operation: &str) -> Result<(Id, Id), ProgramError> {
         match (self.types[a], self.types[b]) {
             (x, y) if x == y => Ok((a, b)),
@@ -335,7 +335,7 @@ impl Flat {
         Err(ProgramError::Types { operation: what.to_owned(), accepted, given: given.name().to_owned() })
     }
 
-    /// The operations that `root` needs, `root` last.
+    /// The operations on which `root` depends, with `root` last.
     fn into_program(self, root: Id) -> Program {
         let mut needed = vec![false; root + 1];
         needed[root] = true;

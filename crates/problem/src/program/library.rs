@@ -2,7 +2,7 @@
 
 use super::{Expr, Input, UnaryOp};
 
-/// The logit after the scale and the softcap.
+/// The input score: the logit after the scale and the softcap.
 pub fn score() -> Expr {
     Expr::input(Input::Score)
 }
@@ -27,17 +27,17 @@ pub fn head() -> Expr {
     Expr::input(Input::Head)
 }
 
-/// Queries of the sequence.
+/// The number of queries of the sequence.
 pub fn query_length() -> Expr {
     Expr::input(Input::QueryLength)
 }
 
-/// Keys of the sequence.
+/// The number of keys of the sequence.
 pub fn key_length() -> Expr {
     Expr::input(Input::KeyLength)
 }
 
-/// The key that is level with the query, aligned to the bottom right.
+/// The position of the key that is level with the query in a bottom-right band.
 pub fn level() -> Expr {
     query() + key_length() - query_length()
 }
@@ -113,7 +113,7 @@ pub fn bias(table: u32) -> Expr {
     score() + Expr::load(table, true, [batch(), head(), query(), key()])
 }
 
-/// A score: `s + bias[h, q − k + offset]`, cut to the table (relative positions).
+/// A score: `s + bias[h, q − k + offset]`, with the index clamped to the table (relative positions).
 pub fn relative_bias(table: u32, offset: impl Into<Expr>) -> Expr {
     score() + Expr::load(table, true, [head(), query() - key() + offset])
 }
@@ -130,7 +130,8 @@ pub fn t5_bias(table: u32, buckets: i32, farthest: i32, both_sides: bool) -> Exp
         ((-offset).max(0), Expr::from(0))
     };
     let exact = side / 2;
-    // ln(distance / exact) / ln(farthest / exact) · (side − exact), with base 2 logarithms.
+    // The bucket is ln(distance / exact) / ln(farthest / exact) · (side − exact), computed with base 2
+    // logarithms.
     let per_octave = (f64::from(side - exact) / (f64::from(farthest) / f64::from(exact)).log2()) as f32;
     let ratio = distance.clone().max(1).unary(UnaryOp::ToFloat) * (1.0 / exact as f32);
     let far = (ratio.unary(UnaryOp::Log2) * per_octave).unary(UnaryOp::ToInt).max(0);

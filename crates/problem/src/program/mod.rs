@@ -1,4 +1,5 @@
-//! Programs for scores and masks: one expression, read by the oracle, the CPU kernels and the generators.
+//! Programs for scores and masks: one expression that the oracle, the CPU kernels and the GPU generators all
+//! read.
 //!
 //! A [`Program`] is a list of operations in the order of evaluation, without common subexpressions. Build one
 //! from an [`Expr`], which has Rust's operators, or from text ([`Program::from_str`](std::str::FromStr)).
@@ -44,10 +45,10 @@ impl Type {
 /// Index of an operation in its [`Program`]. An operation reads earlier operations only.
 pub type Id = usize;
 
-/// What the position of a score is, or what is given with a launch.
+/// An input of a program: a part of the score's position, or a parameter of the launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Input {
-    /// The logit, after the scale and the softcap. In scores only.
+    /// The logit after the scale and the softcap. Only score programs can read it.
     Score,
     /// The position of the query in its sequence, from 0.
     Query,
@@ -83,7 +84,7 @@ pub enum UnaryOp {
     Neg,
     /// `|x|`.
     Abs,
-    /// The other truth value, or all bits inverted.
+    /// Logical negation of a truth value, or bitwise complement of an integer.
     Not,
     /// `2^x`.
     Exp2,
@@ -108,9 +109,10 @@ pub enum BinaryOp {
     Sub,
     /// Product.
     Mul,
-    /// Quotient of floats. Quotient of integers, rounded towards −∞ as in Python; 0 if the divisor is 0.
+    /// Quotient of floats, or of integers. Integers round towards −∞ as in Python and give 0 if the divisor
+    /// is 0.
     Div,
-    /// `a − b · (a / b)` of integers, with the sign of `b` as in Python; 0 if `b` is 0.
+    /// Remainder `a − b · (a / b)` of integers. Has the sign of `b` as in Python, and is 0 if `b` is 0.
     Rem,
     /// The smaller.
     Min,
@@ -122,9 +124,9 @@ pub enum BinaryOp {
     Or,
     /// Exclusive disjunction of truth values, or of bits.
     Xor,
-    /// Shift of an integer to the left; 0 beyond 31 bits.
+    /// Shift of an integer to the left. The result is 0 for shifts beyond 31 bits.
     Shl,
-    /// Arithmetic shift of an integer to the right; the sign beyond 31 bits.
+    /// Arithmetic shift of an integer to the right. The result is 0 or −1 for shifts beyond 31 bits.
     Shr,
 }
 
@@ -133,7 +135,7 @@ pub enum BinaryOp {
 pub enum Comparison {
     /// Equal.
     Eq,
-    /// Not equal; true if one is NaN.
+    /// Not equal. True if an argument is NaN.
     Ne,
     /// Less.
     Lt,
@@ -156,13 +158,13 @@ pub enum Op {
     Int(i32),
     /// A constant truth value.
     Bool(bool),
-    /// The element of a table at these indices. An index outside the table reads the nearest element.
+    /// The element of a table at these indices. Each index is clamped to the extent of its dimension.
     Load {
         /// Index in [`Programs::tables`].
         table: u32,
-        /// The element type of the table is that of floats.
+        /// Whether the table's elements are floats.
         float: bool,
-        /// One integer per dimension.
+        /// One integer operation per dimension.
         index: Vec<Id>,
     },
     /// An operation on one value.
@@ -171,12 +173,12 @@ pub enum Op {
     Binary(BinaryOp, Id, Id),
     /// A comparison.
     Compare(Comparison, Id, Id),
-    /// The second value where the first is true, else the third.
+    /// `Select(condition, yes, no)`: `yes` if the condition is true, else `no`.
     Select(Id, Id, Id),
 }
 
 impl Op {
-    /// The operations that this one reads.
+    /// The operations that are arguments of this operation.
     pub fn reads(&self) -> Vec<Id> {
         match self {
             Op::Input(_) | Op::Float(_) | Op::Int(_) | Op::Bool(_) => Vec::new(),
@@ -189,7 +191,7 @@ impl Op {
 }
 
 impl Op {
-    /// The operation with other numbers for those that it reads.
+    /// The operation with its arguments renumbered by `number`.
     fn renumbered(self, number: &[Id]) -> Op {
         match self {
             Op::Load { table, float, index } => {
@@ -237,7 +239,7 @@ pub enum ProgramError {
         expected: String,
     },
     /// The program has too many operations.
-    #[error("the program has {operations} operations; at most {} are accepted", Program::MOST_OPS)]
+    #[error("the program has {operations} operations: expected at most {}", Program::MOST_OPS)]
     TooLong {
         /// Number of operations.
         operations: usize,
@@ -288,8 +290,7 @@ impl Program {
     }
 }
 
-/// On which parts of a score's position a value depends. Batch entry and head are the same for all scores of
-/// a row.
+/// The parts of a score's position on which a value depends. Batch entry and head are constant within a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Dependence {
     /// On the score.
@@ -300,13 +301,13 @@ pub struct Dependence {
     pub key: bool,
 }
 
-/// The programs of a problem, with what they read.
+/// The programs of a problem, with their parameters and tables.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Programs {
-    /// The logit that the softmax takes, from the scaled and capped score.
+    /// Computes the logit for the softmax from the scaled and capped score.
     #[serde(default, rename = "score_program", skip_serializing_if = "Option::is_none")]
     pub score: Option<Program>,
-    /// Which scores a row sees, beside the band.
+    /// Decides which scores a row sees, in addition to the band.
     #[serde(default, rename = "mask_program", skip_serializing_if = "Option::is_none")]
     pub mask: Option<Program>,
     /// The values of float parameters.
@@ -315,7 +316,7 @@ pub struct Programs {
     /// The values of integer parameters.
     #[serde(default, rename = "program_ints", skip_serializing_if = "Vec::is_empty")]
     pub ints: Vec<i32>,
-    /// The tables. Their contents are operands of a call.
+    /// The tables. Their contents are operands of each call.
     #[serde(default, rename = "program_tables", skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<Table>,
 }
@@ -329,13 +330,13 @@ impl Programs {
         self.score.is_none() && self.mask.is_none()
     }
 
-    /// The programs that exist.
+    /// The programs that are present.
     pub fn all(&self) -> impl Iterator<Item = &Program> {
         self.score.iter().chain(&self.mask)
     }
 
-    /// Rejects programs of the wrong type, and those that read a parameter or a table that does not exist,
-    /// or an index by position that lies outside its table.
+    /// Rejects programs of the wrong type, programs that read a missing parameter or table, and programs that
+    /// read a table at a position outside its extents.
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
         let refuse = |what, reason: String| Err(ProblemError::Program { what, reason });
         if self.tables.len() > Programs::MOST_TABLES {

@@ -1,4 +1,4 @@
-//! Bounds of integer values, from the bounds of positions.
+//! Bounds of integer values, derived from the bounds of positions.
 
 use super::{BinaryOp, Comparison, Id, Input, Op, Program, Type, UnaryOp};
 use crate::Problem;
@@ -10,12 +10,12 @@ pub struct Range {
     pub low: i64,
     /// The largest value.
     pub high: i64,
-    /// The value is a position itself, not computed from one.
+    /// Whether the value is an input position itself, not computed from one.
     pub position: bool,
 }
 
 impl Range {
-    /// Every integer of 32 bits.
+    /// Every 32-bit integer.
     pub const ALL: Range = Range { low: i32::MIN as i64, high: i32::MAX as i64, position: false };
 
     /// Either truth value.
@@ -26,7 +26,8 @@ impl Range {
         self.low >= 0 && self.high < extent as i64
     }
 
-    /// A computed range. Values that leave 32 bits wrap, and may then be anything.
+    /// The range of a computed value. If a bound exceeds 32 bits, the value may wrap, and the range is
+    /// unlimited.
     fn computed(low: i64, high: i64) -> Range {
         if low < Range::ALL.low || high > Range::ALL.high {
             return Range::ALL;
@@ -49,8 +50,8 @@ impl Program {
         found
     }
 
-    /// The range of an operation's value, from the ranges `found` of the operations before it. Floats,
-    /// inputs and elements of tables have an unlimited range.
+    /// The range of an operation's value, given the ranges `found` of all earlier operations. Floats, inputs
+    /// and table elements have an unlimited range.
     pub fn range(&self, id: Id, found: &[Range]) -> Range {
         let result = self.types[id];
         let of = |a: Id| found.get(a).copied().unwrap_or(Range::ALL);
@@ -96,7 +97,7 @@ fn compare(op: Comparison, a: Range, b: Range) -> Range {
     }
 }
 
-/// The range of two truth values that an operator joins.
+/// The range of an operator that joins two truth values.
 fn join(op: BinaryOp, a: Range, b: Range) -> Range {
     let (low, high) = match op {
         BinaryOp::And => (a.low.min(b.low), a.high.min(b.high)),

@@ -1,3 +1,5 @@
+//! The tables that programs read.
+
 use serde::{Deserialize, Serialize};
 
 use super::{Id, Range};
@@ -14,7 +16,7 @@ pub enum TableType {
     Bf16,
     /// 32-bit signed integer.
     I32,
-    /// Byte; in a boolean mask, not 0 is true.
+    /// Byte. In a boolean mask, every value other than 0 is true.
     U8,
 }
 
@@ -41,7 +43,7 @@ pub struct Table {
     pub dtype: TableType,
     /// Number of elements in each dimension, 1 to 4 dimensions.
     pub extents: Vec<usize>,
-    /// Elements between neighbours in each dimension; not negative. 0 repeats an element.
+    /// Distance in elements between neighbours in each dimension. Not negative; 0 broadcasts.
     pub strides: Vec<i64>,
 }
 
@@ -58,22 +60,22 @@ impl Table {
         Table { dtype, extents: extents.to_vec(), strides }
     }
 
-    /// Number of elements from the first one to the last.
+    /// Number of elements from the first one to the last, including gaps.
     pub fn span(&self) -> usize {
         let reach = |(&extent, &stride): (&usize, &i64)| (extent as i64 - 1).saturating_mul(stride);
         self.extents.iter().zip(&self.strides).map(reach).fold(1i64, i64::saturating_add) as usize
     }
 
-    /// The element at the indices, each cut to its extent, counted from the first one.
+    /// The offset of the element at the indices from the first element. Each index is clamped to its extent.
     pub fn offset(&self, index: impl IntoIterator<Item = i64>) -> usize {
         let at = |((i, &extent), &stride): ((i64, &usize), &i64)| i.clamp(0, extent as i64 - 1) * stride;
         index.into_iter().zip(&self.extents).zip(&self.strides).map(at).sum::<i64>() as usize
     }
 
-    /// Rejects what no kernel can read.
+    /// Rejects a table that no kernel can read.
     ///
     /// # Errors
-    /// Why, and what is accepted.
+    /// The reason, and what is accepted.
     pub fn check(&self) -> Result<(), String> {
         let dimensions = self.extents.len();
         if !(1..=Table::MOST_DIMENSIONS).contains(&dimensions) || self.strides.len() != dimensions {
@@ -93,8 +95,8 @@ impl Table {
         Ok(())
     }
 
-    /// Rejects a read with the wrong number of indices or element type, and an index that positions alone
-    /// take outside the table.
+    /// Rejects a read with the wrong number of indices or the wrong element type, and an index that consists
+    /// of a position alone and can lie outside the table.
     pub(super) fn check_read(
         &self,
         number: u32,

@@ -1,10 +1,10 @@
-//! Programs as text, in files and on the command line.
+//! Reads and writes programs as text, for files and the command line.
 //!
-//! `s` is the score, `q` and `k` are the positions of query and key, `b` and `h` batch entry and query head,
-//! `q_len` and `k_len` the lengths, `f0` and `i0` parameters, `t0[...]` an element of a table of floats,
-//! `n0[...]` of a table of integers. Operators bind as in Python and Rust, comparisons weakest.
-//! `name = expression;` before the result names a part. Example, ALiBi:
-//! `s - t0[h] * float(abs(q + k_len - q_len - k))`.
+//! `s` is the score; `q` and `k` are the positions of the query and the key; `b` and `h` are the batch entry
+//! and the query head; `q_len` and `k_len` are the lengths; `f0` and `i0` are parameters; `t0[...]` is an
+//! element of a float table, `n0[...]` of an integer table. Operators bind as in Python and Rust, comparisons
+//! weakest. `name = expression;` before the result defines a named part. Example, ALiBi: `s - t0[h] *
+//! float(abs(q + k_len - q_len - k))`.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -53,7 +53,7 @@ impl UnaryOp {
 }
 
 impl BinaryOp {
-    /// The operators with the strength of their binding.
+    /// The operators with their precedence.
     const OPERATORS: [(BinaryOp, u8); 10] = [
         (BinaryOp::Or, 2),
         (BinaryOp::Xor, 3),
@@ -87,7 +87,7 @@ impl BinaryOp {
 }
 
 impl Comparison {
-    /// In an order in which no operator is the beginning of a later one.
+    /// Ordered so that no operator is a prefix of a later one.
     const ALL: [Comparison; 6] =
         [Comparison::Eq, Comparison::Ne, Comparison::Le, Comparison::Ge, Comparison::Lt, Comparison::Gt];
 
@@ -104,7 +104,7 @@ impl Comparison {
     }
 }
 
-/// The text that [`Program::from_str`] reads. An operation that is read more than once gets a name.
+/// Prints text that [`Program::from_str`] reads. An operation that is used more than once gets a name.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut readers = vec![0; self.ops.len()];
@@ -155,7 +155,7 @@ fn written(op: &Op, texts: &[String]) -> String {
     }
 }
 
-/// A float as the parser reads it: with a point, an exponent, or as `inf` or `nan`.
+/// Formats a float as the parser reads it: with a point or an exponent, or as `inf` or `nan`.
 fn float(x: f32) -> String {
     let text = match x {
         _ if x.is_nan() => "nan".to_owned(),
@@ -220,7 +220,8 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// An expression whose operators bind at least as strongly as `least`. Comparisons bind with 1.
+    /// Parses an expression whose operators have at least the precedence `least`. Comparisons have precedence
+    /// 1.
     fn expression(&mut self, least: u8) -> Result<Expr, ProgramError> {
         self.depth += 1;
         if self.depth > MOST_DEPTH {
@@ -256,7 +257,8 @@ impl<'t> Parser<'t> {
             return Ok(inner);
         }
         if self.take("-") {
-            // A negative number is a constant, so that it is printed as it was read.
+            // A minus sign before a digit belongs to the constant, so that the constant prints as it was
+            // read.
             if self.peek_digit() {
                 return self.number(true);
             }
@@ -339,7 +341,7 @@ impl<'t> Parser<'t> {
         expr.map(Some)
     }
 
-    /// Expressions up to `end`, separated by commas.
+    /// Parses expressions separated by commas, up to `end`.
     fn list(&mut self, end: &str) -> Result<Vec<Expr>, ProgramError> {
         let mut found = vec![self.expression(0)?];
         while !self.take(end) {
@@ -349,7 +351,7 @@ impl<'t> Parser<'t> {
         Ok(found)
     }
 
-    /// A number; with a point or an exponent it is a float.
+    /// Parses a number. A number with a point or an exponent is a float.
     fn number(&mut self, negative: bool) -> Result<Expr, ProgramError> {
         self.skip_space();
         let rest = &self.text[self.at..];
@@ -391,7 +393,7 @@ impl<'t> Parser<'t> {
     }
 
     fn take(&mut self, token: &str) -> bool {
-        // `<` must not take the first half of `<<`, nor `>` that of `>>`.
+        // `<` must not match the first half of `<<`, nor `>` that of `>>`.
         let doubled = matches!(token, "<" | ">") && self.peek(&token.repeat(2));
         let found = self.peek(token) && !doubled;
         self.at += if found { token.len() } else { 0 };

@@ -1,4 +1,4 @@
-//! Arithmetic, logic, comparison and conversion.
+//! Instructions for arithmetic, logic, comparison and conversion.
 
 use super::{Builder, F32, F64, Float, Int, Pred, R16, R32, R64, Src, Value};
 use crate::{

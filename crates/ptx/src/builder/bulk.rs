@@ -27,7 +27,7 @@ impl BulkOptions {
     }
 }
 
-/// `[map, {coords}]`.
+/// The operands `[map, {coords}]`.
 fn boxed(map: TensorMapPtr, coords: &[Src<R32>]) -> [Operand; 2] {
     let map = Address { base: Base::Reg(map.base.reg()), offset: 0 };
     let coords = coords.iter().cloned().map(Operand::from).collect();

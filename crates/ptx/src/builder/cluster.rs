@@ -1,4 +1,4 @@
-//! Clusters, warp roles and dependent launches.
+//! Instructions of clusters, warp roles and dependent launches.
 
 use super::{Builder, ClusterShared, Pred, R32, Shared, Src};
 use crate::{ClusterBarrier, GridDependency, Op, Operand, RegisterChange, Space, SpecialReg, Type};

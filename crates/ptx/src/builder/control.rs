@@ -1,4 +1,4 @@
-//! Structured control flow.
+//! Structured control flow: branches and loops.
 
 use super::{Builder, Pred, R32, Src};
 use crate::{CmpOp, Guard, Label, Op, Operand, Statement};

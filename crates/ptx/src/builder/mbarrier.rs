@@ -1,9 +1,10 @@
-//! mbarrier objects.
+//! Instructions on mbarrier objects.
 
 use super::{Builder, Pointer, Pred, R32, Shared, SharedPointer, Src};
 use crate::{Mbarrier, MbarrierOp, Op, Operand, Scope, Space};
 
-/// On an object of another CTA, an arrival releases to that CTA.
+/// The modifiers of an operation on an mbarrier. An arrival at an mbarrier of another CTA releases at cluster
+/// scope.
 fn on<P: SharedPointer>(op: MbarrierOp) -> Mbarrier {
     let peers = P::SPACE == Space::SharedCluster && op.arrives();
     let scope = if peers { Scope::Cluster } else { Scope::Cta };

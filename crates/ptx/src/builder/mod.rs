@@ -129,7 +129,7 @@ impl Builder {
     /// [`Builder::into_module`], verified.
     ///
     /// # Errors
-    /// What the verifier refuses: a fault of the code that uses the builder.
+    /// The violations that the verifier finds; each is a fault of the code that uses the builder.
     pub fn into_verified(self, target: Target) -> Result<Verified, Violations> {
         self.into_module(target).verify()
     }

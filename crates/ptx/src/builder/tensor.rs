@@ -1,4 +1,4 @@
-//! Tensor cores and 16-bit floats.
+//! Instructions of tensor cores and of 16-bit floats.
 
 use super::memory::vector;
 use super::{Builder, F32, Pointer, R16, R32, Shared, Src, Value};

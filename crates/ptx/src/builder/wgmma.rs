@@ -1,4 +1,4 @@
-//! Matrix products of a warpgroup.
+//! Matrix products of a warpgroup (`wgmma`).
 
 use super::memory::vector;
 use super::{Builder, F32, Pred, R32, R64, Src, Value};
@@ -7,9 +7,9 @@ use crate::{Op, Operand, Type, Wgmma, WgmmaSource};
 /// The dimension along which a matrix in shared memory is contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Major {
-    /// K: A row by row, B column by column.
+    /// Contiguous along K: A row by row, B column by column.
     K,
-    /// M for A, N for B.
+    /// Contiguous along M (for A) or along N (for B).
     Mn,
 }
 

@@ -22,7 +22,7 @@ impl Requirement {
     /// The requirement of every module: `.version 7.0` and sm_75. Differences below these are not modelled.
     pub const BASE: Requirement = need(70, 75);
 
-    /// The requirement of `self` and `other` together.
+    /// The requirement that satisfies both `self` and `other`.
     #[must_use]
     pub fn and(self, other: Requirement) -> Requirement {
         Requirement {
@@ -62,7 +62,7 @@ pub(crate) fn when(condition: bool, requirement: Requirement) -> Requirement {
     if condition { requirement } else { BASE }
 }
 
-/// The requirement of all of them together.
+/// The requirement that satisfies all of them.
 pub(crate) fn all<const N: usize>(requirements: [Requirement; N]) -> Requirement {
     requirements.into_iter().fold(BASE, Requirement::and)
 }

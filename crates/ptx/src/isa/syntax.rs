@@ -1,4 +1,4 @@
-//! Mnemonics as data that the printer and the parser both walk.
+//! Describes mnemonics as data, which the printer and the parser both read.
 //!
 //! The `text` part of an instruction's row names the parts of the mnemonic once, in the order in which the
 //! PTX ISA writes them. The printer walks over the parts and writes the value of each field. The parser walks

@@ -1,4 +1,4 @@
-//! Function bodies: declarations, labels, instructions.
+//! Parses function bodies: declarations, labels, instructions.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -123,7 +123,7 @@ impl<'t> Parser<'t> {
             let labels = self.labels(b';')?;
             self.names.add_targets(name, labels);
         } else if matches!(self.text(), ".callprototype" | ".calltargets") {
-            // Only indirect calls use these lists, and the parser rejects indirect calls.
+            // These lists are only used by indirect calls, which the parser rejects.
             self.skip_statement();
         } else if !DEBUG_LABELS.iter().any(|prefix| name.starts_with(prefix)) {
             body.statements.push(Statement::Label(self.names.place(name, start)?));

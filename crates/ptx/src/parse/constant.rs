@@ -1,4 +1,4 @@
-//! Literals and constant expressions (PTX ISA, "Constants" and "Constant Expressions").
+//! Parses literals and constant expressions (PTX ISA, "Constants" and "Constant Expressions").
 
 use super::lexer::Kind;
 use super::{Failure, Parser};

@@ -1,4 +1,4 @@
-//! Line information: the source lines that a PTX text was compiled from.
+//! Reads line information: the source lines that a PTX text was compiled from.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -221,15 +221,15 @@ impl<'t> Reader<'t> {
         self.mark(Mark { line: ptx_line, function, place });
     }
 
-    /// Whether a place is known in the same inline assembly. Compilers based on LLVM (Triton) count the lines
-    /// of the assembly on from the line of its statement.
+    /// Whether a place is in the same inline assembly as an earlier one. Compilers based on LLVM (Triton)
+    /// number the lines of the assembly consecutively, starting at the line of its statement.
     fn is_inside_assembly(&self, ptx_line: u32) -> bool {
         let at = self.assembly.partition_point(|lines| lines.end <= ptx_line);
         let around = self.assembly.get(at).filter(|lines| lines.contains(&ptx_line));
         around.is_some_and(|lines| self.table.marks.last().is_some_and(|mark| lines.contains(&mark.line)))
     }
 
-    /// The place of a call. A call that no directive describes is a place without a caller.
+    /// The place of a call. If no directive describes the call, its place has no caller.
     fn caller(&mut self, (file, line, column): (u32, u32, u32)) -> usize {
         let places = &mut self.table.places;
         *self.newest.entry((file, line, column)).or_insert_with(|| {
@@ -238,7 +238,7 @@ impl<'t> Reader<'t> {
         })
     }
 
-    /// Adds a mark. The last one of a PTX line counts.
+    /// Adds a mark. It replaces an earlier mark of the same PTX line.
     fn mark(&mut self, mark: Mark) {
         match self.table.marks.last_mut() {
             Some(last) if last.line == mark.line => *last = mark,
@@ -292,7 +292,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Gives the places of inlined code the names of their functions, which the text gives at its end.
+    /// Sets the function names of inlined places. The text gives these names at its end.
     fn name_inlined(&mut self) {
         let mut known: HashMap<usize, usize> = HashMap::new();
         for (label, offset, place) in std::mem::take(&mut self.inlined) {

@@ -1,4 +1,4 @@
-//! From a mnemonic with its modifiers to an [`Op`].
+//! Parses a mnemonic with its modifiers into an [`Op`].
 
 use std::collections::HashMap;
 use std::sync::LazyLock;

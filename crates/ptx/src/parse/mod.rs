@@ -36,7 +36,7 @@ const MAX_PADDING: usize = 1 << 24;
 /// Maximum number of labels that the instructions of one module may take from `.branchtargets` lists.
 const MAX_TARGETS: usize = 1 << 20;
 
-/// Where and why a text is not PTX that the crate supports.
+/// The position and the reason of an error: the text is not PTX that the crate supports.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {message}\n    {text}")]
 pub struct ParseError {
@@ -58,7 +58,7 @@ pub fn parse(text: &str) -> Result<Module, ParseError> {
     parser(text).and_then(Parser::module).map_err(|failure| failure.locate(text))
 }
 
-/// A function that [`parse_known`] left out.
+/// A function that [`parse_known`] omitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
     /// The name of the function.
@@ -67,8 +67,9 @@ pub struct LeftOut {
     pub error: ParseError,
 }
 
-/// Parses a module of which some functions may use instructions or special registers that the crate does not
-/// know. An entry with one is left out. Another function with one keeps its declaration and loses its body.
+/// Parses a module in which some functions may use instructions or special registers that the crate does not
+/// know. An entry that uses one is omitted. Another function that uses one keeps its declaration and loses
+/// its body.
 ///
 /// # Errors
 /// As for [`parse`], apart from unknown instructions and special registers.
@@ -150,7 +151,7 @@ struct Parser<'t> {
     padding_left: usize,
     /// Number of labels that may still be taken from `.branchtargets` lists.
     targets_left: usize,
-    /// The functions with unknown instructions, where these are left out instead of refused.
+    /// The functions with unknown instructions, if these are omitted instead of rejected.
     left_out: Option<Vec<(Name, Failure)>>,
 }
 

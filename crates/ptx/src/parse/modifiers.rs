@@ -1,4 +1,4 @@
-//! The modifiers after an instruction's name, taken one by one.
+//! Takes the modifiers after an instruction's name one by one.
 //!
 //! Compilers of different versions write some modifiers in different orders, and the PTX ISA's own order has
 //! changed. A modifier is therefore accepted in any position. Only types keep their order. A modifier that is

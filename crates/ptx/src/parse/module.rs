@@ -1,4 +1,4 @@
-//! Module scope: header, variables, functions and their parameters.
+//! Parses the module scope: header, variables, functions and their parameters.
 
 use super::lexer::Kind;
 use super::scope::Names;

@@ -1,4 +1,4 @@
-//! Operands as written. The verifier checks whether the instruction accepts them.
+//! Parses operands as written. The verifier checks whether the instruction accepts them.
 
 use smallvec::SmallVec;
 

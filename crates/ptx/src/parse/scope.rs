@@ -1,4 +1,4 @@
-//! Names of one function: scopes, renaming, labels.
+//! Resolves the names of one function: scopes, renaming, labels.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,8 @@ use crate::{Label, Name, Reg};
 /// Maximum nesting depth of `{ … }`.
 const MAX_DEPTH: usize = 64;
 
-/// Maximum number of new names tried for a name that clashes. Only a text that is made to clash needs more.
+/// Maximum number of new names that are tried for a name that clashes. Only a text written for this purpose
+/// needs more.
 const MAX_RENAMES: u32 = 8;
 
 /// The declaration behind a name in a function.

@@ -1,4 +1,4 @@
-//! Declarations of variables and parameters, and their initial values.
+//! Parses declarations of variables and parameters, and their initial values.
 
 use super::constant::Constant;
 use super::lexer::Kind;

@@ -1,4 +1,4 @@
-//! The mnemonic of an operation with its modifiers, in the order of the PTX ISA.
+//! Prints the mnemonic of an operation with its modifiers, in the order of the PTX ISA.
 
 use std::fmt::{self, Display, Formatter};
 

@@ -1,4 +1,4 @@
-//! Variables, functions, launch bounds, names.
+//! Checks variables, functions, launch bounds and names.
 
 use std::collections::HashSet;
 

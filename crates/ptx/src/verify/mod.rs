@@ -181,8 +181,9 @@ impl Verified {
     }
 
     /// The module as a driver compiles it for a device of compute capability `sm` (times ten): code for an
-    /// older architecture becomes code of the device's. `None` where the device does not run the module. A
-    /// later target and a later `.version` offer what the earlier ones did, so the module stays verified.
+    /// older architecture becomes code for the device's architecture. `None` if the device does not run the
+    /// module. The result is verified, because a later target and a later `.version` support everything that
+    /// earlier ones support.
     #[must_use]
     pub fn for_device(mut self, sm: u32) -> Option<Verified> {
         if !self.0.target.runs_on(sm) {
@@ -218,7 +219,7 @@ impl Module {
         Ok(Verified(self))
     }
 
-    /// What [`Module::verify`] checks, for code that needs no [`Verified`].
+    /// Runs the checks of [`Module::verify`], for code that needs no [`Verified`].
     ///
     /// # Errors
     /// All violations, in the order of the text.
@@ -235,10 +236,10 @@ impl Module {
         if report.found.is_empty() { Ok(()) } else { Err(Violations(report.found)) }
     }
 
-    /// Takes the module for verified without a check. It is the only way around the verifier, and it is for
-    /// code that shows the emulator an ill-formed kernel on purpose: mutants, fuzzing and the emulator's
-    /// tests. The emulator accepts every module and reports what it does not define. No such module may go to
-    /// a GPU.
+    /// Treats the module as verified without a check. This is the only way around the verifier. It is for
+    /// code that shows an ill-formed kernel to the emulator on purpose: mutants, fuzzing and the emulator's
+    /// tests. The emulator accepts every module and reports undefined behaviour. Such a module must never run
+    /// on a GPU.
     pub fn assume_verified(self) -> Verified {
         Verified(self)
     }

@@ -1,4 +1,4 @@
-//! Rules that the rows of instructions are composed of.
+//! Checks from which the rows of instructions compose their rules.
 
 use crate::{Imm, Instruction, Operand, Type};
 

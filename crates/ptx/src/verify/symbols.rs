@@ -1,4 +1,4 @@
-//! The names in a module and in its functions.
+//! Collects the names in a module and in its functions.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The cascade: passed candidates by stage, reasons of rejection, operators' gains and the cost.
+//! The cascade: candidates that passed by stage, reasons of rejection, operators' gains and the cost.
 
 use maud::{Markup, html};
 
@@ -10,7 +10,7 @@ use ledger::{Earnings, MadeBy, Operator};
 
 const WIDTH: f64 = 520.0;
 const ROW: f64 = 24.0;
-/// Reasons with a row of their own. The rest is summed.
+/// Number of reasons with a separate row. The others are summed.
 const REASONS: usize = 14;
 
 /// The candidates that entered and passed each stage, as counts and bars.
@@ -117,10 +117,10 @@ fn operator(o: &Earnings, tried: i64, most: f64) -> Markup {
     }
 }
 
-/// Most genes that an operator's name lists.
+/// Maximum number of genes that an operator's name lists.
 const GENES: usize = 2;
 
-/// An operator's name, with the number of genes in place of many names: `mutate, 10 genes`.
+/// An operator's name. Long lists of genes are replaced by their number: `mutate, 10 genes`.
 pub(super) fn operator_name(made: &MadeBy) -> String {
     let (name, genes) = (made.operator.name(), made.detail.split('+').count());
     match (made.operator, made.detail.as_str()) {

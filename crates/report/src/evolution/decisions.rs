@@ -74,7 +74,7 @@ fn evidence(why: &Value) -> Markup {
     }
 }
 
-/// An object as a list of names and values; any other value as it is.
+/// An object as a list of names and values; any other value is printed unchanged.
 pub fn figures(value: &Value) -> Markup {
     html! {
         @match value {
@@ -86,7 +86,7 @@ pub fn figures(value: &Value) -> Markup {
     }
 }
 
-/// A value in a few words: a race by its ratio, a problem by its shape.
+/// A value in a few words, for example a race as its ratio, or a problem as its shape.
 fn in_line(value: &Value) -> String {
     let list = |values: &[Value]| values.iter().map(in_line).collect::<Vec<_>>().join("; ");
     match value {

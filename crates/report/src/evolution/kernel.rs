@@ -69,7 +69,7 @@ impl AnalysedKernel {
         AnalysedKernel::with(ledger, id, work, anatomy)
     }
 
-    /// An analysed with an existing analysis. The ledger's facts are read now.
+    /// A candidate with an existing analysis. The ledger's facts are read now.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -100,11 +100,11 @@ impl AnalysedKernel {
     }
 }
 
-/// Number of lines in the list of the most expensive ones.
+/// Number of lines in the list of the most expensive lines.
 const DEAREST: usize = 12;
 /// Number of equal lines shown around a difference.
 const AROUND: usize = 3;
-/// Time limit of the search for the shortest difference. After that a longer one is used.
+/// Time limit of the search for the shortest difference. After that, a longer difference is used.
 const PATIENCE: Duration = Duration::from_millis(400);
 
 /// A kernel: its predicted time, the root causes, and each line.

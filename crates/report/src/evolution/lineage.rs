@@ -99,13 +99,13 @@ fn listed(sorted: &[&Node], nodes: &HashMap<CandidateId, Node>, view: &ProblemVi
     }
 }
 
-/// Time of the first parent over the candidate's own.
+/// Time of the first parent divided by the candidate's time.
 fn gain(ancestor: &Ancestor, nodes: &HashMap<CandidateId, Node>, view: &ProblemView) -> Option<f64> {
     let parent = nodes.get(ancestor.parents.first()?)?;
     Some(us_of(parent.ancestor, view)? / us_of(ancestor, view)?)
 }
 
-/// The time of a candidate: that of its race, else that of its short timing.
+/// The time of a candidate: from its race or, without a race, from its short timing.
 fn us_of(ancestor: &Ancestor, view: &ProblemView) -> Option<f64> {
     view.raced_us(ancestor.candidate).or(ancestor.us)
 }
@@ -155,7 +155,7 @@ fn edge((x0, y0): (f64, f64), (x1, y1): (f64, f64)) -> String {
     if x0 == x1 {
         return format!("M{x0} {y0}V{y1}");
     }
-    // Along its own lane, then into the child's lane just above the child.
+    // The line runs along its own lane, then into the child's lane just above the child.
     format!("M{x0} {y0}V{}C{x0} {} {x1} {} {x1} {y1}", y1 - ROW, y1 - 0.4 * ROW, y1 - 0.6 * ROW)
 }
 

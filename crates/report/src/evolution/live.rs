@@ -92,7 +92,7 @@ fn run_row(row: &RunRow) -> Markup {
     }
 }
 
-/// A run in progress. The script polls for news and replaces the sections that changed.
+/// The page of a run in progress. The script polls for changes and replaces the sections that changed.
 pub fn live_run(view: &RunView, sections: &[Section]) -> String {
     let pair =
         view.problems.iter().find_map(|p| Some((p.baseline.as_ref()?.candidate, p.best.as_ref()?.candidate)));

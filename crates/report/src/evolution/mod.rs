@@ -82,8 +82,8 @@ impl Section {
     }
 }
 
-/// The page of a run as one file without script or network. `analysed` are the kernels to show line by line:
-/// the baseline and the best.
+/// The page of a run as one file without scripts or network access. `analysed` are the kernels to show line
+/// by line: the baseline and the best.
 pub fn page(view: &RunView, analysed: &[AnalysedKernel]) -> String {
     let shown: Vec<CandidateId> = analysed.iter().map(|e| e.id).collect();
     let mut sections = sections(view, Links::Within(&shown));
@@ -212,7 +212,7 @@ fn summary(view: &RunView, links: Links) -> Markup {
     }
 }
 
-/// What disturbed the times of the run: other work on the processor, and races whose samples have two modes.
+/// Disturbances of the run's times: other work on the processor, and races whose samples have two modes.
 fn disturbances(view: &RunView) -> Markup {
     let load = serde_json::from_value::<Option<Load>>(view.run.config["load"].clone()).unwrap_or_default();
     let busy = load.and_then(|load| load.words());
@@ -221,7 +221,7 @@ fn disturbances(view: &RunView) -> Markup {
     html! {
         @if busy.is_some() || two > 0 {
             p.warning {
-                b { "This machine was busy: figures mean little. " }
+                b { "This machine was busy: the figures are unreliable. " }
                 @if let Some(words) = busy { "Before the run " (words) ". " }
                 @if two > 0 { "The samples of " (two) " of " (races().count()) " races have two modes." }
             }
@@ -281,8 +281,8 @@ fn kind_badge(kind: Option<TimeKind>) -> Markup {
     }
 }
 
-/// What the evolution arm gained over the random arm and the control: first what the races say, then the
-/// short timings, which are the luckiest of many.
+/// The gain of the evolution arm over the random arm and the control: first by races, then by short timings,
+/// which are the luckiest of many.
 fn gains(view: &ProblemView) -> Markup {
     let best = |arm| view.curve(arm).and_then(|c| Some((c.best_us()?, c.tried)));
     let race = |ranked: &Option<Ranked>| {
@@ -462,7 +462,7 @@ mod tests {
         (folder, ledger)
     }
 
-    /// A problem of which nothing is known.
+    /// A problem without any data.
     pub(super) fn empty() -> ProblemView {
         ProblemView {
             problem: Shape::of(&Problem::mission()),

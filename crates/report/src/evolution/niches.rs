@@ -1,4 +1,4 @@
-//! The map of niches: bounds across, tiles down; darker cells are faster.
+//! The map of niches: bottlenecks across, tiles down; darker cells are faster.
 
 use maud::{Markup, html};
 
@@ -15,12 +15,12 @@ const LEFT: f64 = 96.0;
 const TOP: f64 = 36.0;
 /// Times at least this factor above the best have the palest shade.
 const PALE: f64 = 3.0;
-/// Cells side by side where all have one bound.
+/// Number of cells side by side if all niches have the same bottleneck.
 const COLUMNS: usize = 5;
 /// Ratios in the legend.
 const STEPS: [f64; 4] = [1.0, 1.25, 1.7, 3.0];
 
-/// The map. A cell has the time of a race where its candidate raced, else that of its short timing.
+/// The map. A cell shows the time of a race if its candidate raced, else that of its short timing.
 pub(super) fn map(view: &ProblemView, links: Links) -> Markup {
     let mut niches = view.niches.clone();
     for niche in &mut niches {
@@ -77,7 +77,7 @@ fn cells(niches: &[Niche], links: Links) -> Markup {
     }
 }
 
-/// The cells of a single bound, several side by side, each under its tile.
+/// The cells of a single bottleneck, several side by side, each under its tile.
 fn of_one_bound(niches: &[Niche], bound: &str, tiles: &[&str], best: f64, links: Links) -> Markup {
     let (wide, high) = (WIDTH / COLUMNS as f64, CELL.1 + 18.0);
     let height = high * tiles.len().div_ceil(COLUMNS) as f64 + 8.0;
@@ -116,7 +116,7 @@ fn elite(niche: &Niche, best: f64, (x, y, wide): (f64, f64, f64), links: Links) 
     )
 }
 
-/// One of nine shades: `h8` is the best, `h0` a time at least [`PALE`] times as long.
+/// One of nine shades: `h8` for the best time, `h0` for times at least [`PALE`] times as long.
 fn shade(over: f64) -> &'static str {
     const SHADES: [&str; 9] = ["h0", "h1", "h2", "h3", "h4", "h5", "h6", "h7", "h8"];
     let part = 1.0 - over.max(1.0).ln() / PALE.ln();

@@ -85,7 +85,7 @@ pub fn candidates(ledger: &Ledger, run: RunId, before: Option<CandidateId>) -> R
     Ok(live::candidates(run, &lines, older))
 }
 
-/// Most candidates in a CSV file.
+/// Maximum number of candidates in a CSV file.
 const ALL: usize = 1_000_000;
 
 /// All candidates of a run as comma-separated values, newest first.
@@ -125,7 +125,7 @@ pub fn pair(ledger: &Ledger, a: CandidateId, b: CandidateId) -> Result<String, L
     Ok(live::pair(a, b))
 }
 
-/// The fastest plans for a problem in words and a device, or by default for the first pair with a time.
+/// The fastest plans for a problem (in text form) and a device, or by default for the first pair with a time.
 /// `None` when the requested pair has no times.
 ///
 /// # Errors
@@ -137,7 +137,7 @@ pub fn top(
 ) -> Result<Option<String>, LedgerError> {
     let mut all = Vec::new();
     for device in ledger.devices()? {
-        // A device's name also matches devices whose names contain it.
+        // A device's name also matches longer names that contain it.
         for best in ledger.best_of_problems(&device)? {
             if !all.contains(&(best.problem, best.device.clone())) {
                 all.push((best.problem, best.device));

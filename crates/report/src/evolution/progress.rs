@@ -1,5 +1,5 @@
-//! The best short timing so far over the number of candidates, for each arm, in grey, and the candidates that
-//! raced, in colour.
+//! The progress chart: for each arm, the best short timing so far over the number of candidates, in grey, and
+//! the candidates that raced, in colour.
 
 use maud::{Markup, html};
 
@@ -70,13 +70,13 @@ struct Drawn<'a> {
 /// A raced candidate in the chart.
 struct Raced<'a> {
     race: &'a RaceView,
-    /// The number of candidates of its arm until it was made, where it is known.
+    /// The number of candidates of its arm when it was made, if known.
     candidates: i64,
 }
 
 impl Drawn<'_> {
-    /// The races of candidates, at their places along the search. A candidate that was no corner of its arm's
-    /// curve stands at the end.
+    /// The races of candidates, at their positions along the search. A candidate that never was the best of
+    /// its arm is placed at the end.
     fn raced(&self) -> Vec<Raced<'_>> {
         let is_candidate = |race: &&RaceView| matches!(race.ranked.arm, Arm::Evolution | Arm::Random);
         let place = |race: &RaceView| {

@@ -12,7 +12,7 @@ const ROW: f64 = 38.0;
 const TOP: f64 = 14.0;
 const FOOT: f64 = 26.0;
 const TICKS: usize = 5;
-/// Rows over which neighbouring samples are spread, so that equal ones stay visible.
+/// Vertical offsets over which neighbouring samples are spread, so that equal ones stay visible.
 const SPREAD: [f64; 5] = [0.0, 8.0, -8.0, 4.0, -4.0];
 
 /// The widths of a chart: for a page, and for a narrow screen.
@@ -20,7 +20,7 @@ struct Layout {
     class: &'static str,
     width: f64,
     left: f64,
-    /// Characters of a plan's name.
+    /// Maximum number of characters of a plan's name.
     name: usize,
 }
 
@@ -38,8 +38,8 @@ pub(super) fn strips(view: &ProblemView, links: Links) -> Markup {
         @for layout in &LAYOUTS { (chart(view, layout, links)) }
         p.soft {
             "A dot is the time of one sample, a call in turns with the baseline's. The box is the middle half of the "
-            "samples and the line in it their median. Two groups of dots in one row mean that the machine did two "
-            "things: then the ratios of the race mean little. Point at a dot for its value."
+            "samples and the line in it their median. Two groups of dots in one row mean that the machine was in "
+            "two different states: the ratios of the race are then unreliable. Point at a dot for its value."
         }
     }
 }

@@ -26,7 +26,7 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
     let top =
         view.top.iter().map(|timed| Row { timed, class: arm_class(timed.arm), name: named(view, timed) });
     let mut rows: Vec<Row> = top.collect();
-    // Baseline and control stand below, unless they are among the fastest.
+    // Baseline and control are placed below, unless they are among the fastest.
     let shown = |timed: &Ranked| view.top.iter().any(|t| t.candidate == timed.candidate);
     let also = |timed: &'_ Option<Ranked>| timed.as_ref().is_some_and(|t| !shown(t));
     if let (true, Some(timed)) = (also(&view.baseline), &view.baseline) {
@@ -87,7 +87,8 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
     }
 }
 
-/// A candidate in the chart: the genes in which it differs from the baseline, else its family and tile.
+/// The label of a candidate in the chart: the genes in which it differs from the baseline, or else its family
+/// and tile.
 fn named(view: &ProblemView, timed: &Ranked) -> String {
     let baseline = view.baseline.as_ref().filter(|baseline| baseline.candidate != timed.candidate);
     let genes = baseline.and_then(|baseline| differing(&baseline.subject, &timed.subject));

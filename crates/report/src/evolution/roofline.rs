@@ -1,4 +1,4 @@
-//! The roofline: the attained rates under the device's peaks.
+//! The roofline chart: the rates that candidates reach, and the device's peaks.
 
 use maud::{Markup, html};
 
@@ -15,7 +15,7 @@ const TOP: f64 = 24.0;
 const BOTTOM: f64 = SIZE.1 - 44.0;
 const TICKS: usize = 4;
 
-/// The least time of one call of the problem with as much of the inputs in L2 as fits, µs.
+/// The shortest possible time of one call of the problem, with as much of the inputs in L2 as fits, µs.
 pub(super) fn floor_us(run: &Run, view: &ProblemView) -> Option<f64> {
     match Peaks::of(&run.device) {
         Some(peaks) => Some(peaks.floor(&view.problem.problem(), Mode::Warm).us()),
@@ -40,7 +40,7 @@ fn shown(view: &ProblemView) -> Vec<(&'static str, f64)> {
     all
 }
 
-/// The figures of a floor that was measured: there is no data sheet to draw a roofline from.
+/// The figures of a floor from measured peaks: there is no data sheet from which to draw a roofline.
 fn figures(floor: &Floor, products: &Products, view: &ProblemView) -> Markup {
     html! {
         p.soft {

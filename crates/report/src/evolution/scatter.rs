@@ -54,7 +54,7 @@ fn class(point: &Pair) -> &'static str {
     if within(point) { "inside" } else { "outside" }
 }
 
-/// A disc where the forecast's interval contains the measured time, a ring otherwise.
+/// A disc if the forecast's interval contains the measured time, a ring otherwise.
 fn dot(p: &Pair, x: f64, y: f64) -> Markup {
     html! {
         circle class=(format!("dot {}", class(p))) cx=(px(x)) cy=(px(y)) r="3.4" {

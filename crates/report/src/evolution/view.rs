@@ -1,4 +1,5 @@
-//! The data of a search's pages, from the ledger's summaries. Their size does not grow with the search.
+//! The data of a search's pages, from the ledger's summaries. The amount of data does not grow with the
+//! search.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -347,14 +348,14 @@ impl ProblemView {
         self.curves.iter().find(|curve| curve.arm == arm)
     }
 
-    /// The time of a candidate from its race, if it is one of the ranking that raced, µs.
+    /// The time of a candidate from its race, µs, if the candidate is in the ranking and raced.
     pub fn raced_us(&self, candidate: CandidateId) -> Option<f64> {
         let race = self.races.iter().find(|race| race.ranked.candidate == candidate);
         race.map(|race| race.ranked.us)
     }
 
     /// The noise floor of the races, as a ratio: the largest of their own floors, the distance of the A/A
-    /// control from 1, and what two modes of samples may feign.
+    /// control from 1, and the possible effect of samples with two modes.
     pub fn noise_floor(&self) -> Option<f64> {
         let floors = self.races.iter().filter_map(|race| Some(race.ranked.against?.noise));
         let control = self.control.as_ref().and_then(|control| control.against);
@@ -364,16 +365,15 @@ impl ProblemView {
         floors.chain(control).chain(modes).max_by(f64::total_cmp)
     }
 
-    /// The baseline's time in the race against the best, to which the best's own time refers. When the
-    /// baseline was timed alone, the machine's state may have differed.
+    /// The baseline's time in the race against the best candidate, to which the best time refers. When the
+    /// baseline was timed alone, the state of the machine may have differed.
     pub fn beside_best(&self) -> Option<f64> {
         let (baseline, best) = (self.baseline.as_ref()?, self.best.as_ref()?);
         best.against.filter(|race| race.incumbent == baseline.candidate)?;
         best.incumbent_us
     }
 
-    /// time(baseline) / time(best): from a race of the two with its interval, else the ratio of their
-    /// times.
+    /// time(baseline) / time(best): from a race of the two with its interval, else the ratio of their times.
     pub fn speedup(&self) -> Option<(f64, Option<(f64, f64)>)> {
         speedup(self.baseline.as_ref(), self.best.as_ref())
     }
@@ -423,7 +423,7 @@ fn baseline(ledger: &Ledger, run: RunId, shape: &Shape) -> Result<Option<Ranked>
     }
 }
 
-/// The fastest of an arm, by races if there are any.
+/// The fastest candidate of an arm, by races if there are any.
 fn leader(ledger: &Ledger, corners: &[Corner], arm: Arm) -> Result<Option<Ranked>, LedgerError> {
     let last = |trial| corners.iter().rfind(|c| c.arm == arm && c.trial == trial);
     match last(Trial::Race).or_else(|| last(Trial::Microbench)) {

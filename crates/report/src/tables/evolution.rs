@@ -1,4 +1,4 @@
-//! The table of searches.
+//! The table of searches, generated from rows of evidence.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub(super) const SUITE: &str = "evolution";
 #[derive(Debug, Deserialize)]
 struct Row {
     problem: Problem,
-    /// `None` for a run without a time, which has no best either.
+    /// `None` for a run without a time, which has no best candidate either.
     kind: Option<String>,
     baseline: Timed,
     best: Option<Timed>,
@@ -94,7 +94,7 @@ fn cells(row: &Row) -> Vec<String> {
         (Some(ratio), Some([low, high])) => format!("{ratio:.2}× [{low:.2}, {high:.2}]"),
         _ => "–".into(),
     };
-    // The time by the race. Old rows have the short timing, which has a selection bias.
+    // The time from the race. Old rows have the short timing, which has a selection bias.
     let found = row.baseline.us.zip(row.speedup).map(|(begun, ratio)| begun / ratio);
     let found = found.or(row.best.as_ref().and_then(|best| best.us));
     let blind = row.random_arm.at_equal_budget.as_ref().map_or("–".into(), |equal| {

@@ -3,11 +3,11 @@
 use super::render::{line, place, title};
 use super::{OURS, Row};
 
-/// A line per variant and a column per problem: the variant's time relative to the plan's. `None` without
+/// One line per variant and one column per problem: the variant's time relative to the plan's. `None` without
 /// rows.
 pub(super) fn table(rows: &[Row]) -> Option<String> {
     let mut own: Vec<&Row> = rows.iter().filter(|row| row.is_ours()).collect();
-    // Of each problem, only the newest run counts.
+    // Only the newest run of each problem counts.
     own.sort_by(|a, b| (&a.problem, &b.when).cmp(&(&b.problem, &a.when)));
     own.dedup_by(|a, b| a.problem == b.problem);
     if own.is_empty() {

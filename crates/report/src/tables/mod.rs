@@ -1,4 +1,4 @@
-//! Tables and plots in the documents, generated from rows of `evidence/`: no figure there is typed by hand.
+//! Tables and plots in the documents, generated from rows of `evidence/`: no figure in them is typed by hand.
 //!
 //! A document marks a region with the file and the suite of its table:
 //!
@@ -8,12 +8,13 @@
 //! <!-- /table -->
 //! ```
 //!
-//! In a suite `ideas_FAMILY` the variants of a plan stand beside it (`examples/ideas.rs`), in other suites
-//! the peers. Rows of mode `predicted` in `evidence/predicted.jsonl` have columns that name them predicted.
+//! In a suite `ideas_FAMILY`, the columns compare a plan with its variants (`examples/ideas.rs`); in other
+//! suites, FlashCore with its peers. Rows of mode `predicted` in `evidence/predicted.jsonl` have separate
+//! columns, which say that they are predicted.
 //!
 //! A suite's table holds only its own problems. `other` is the table of problems that are in no suite.
 //!
-//! For each problem and mode, the newest run counts in which FlashCore raced a peer, or else the newest run.
+//! For each problem and mode, the newest run in which FlashCore raced a peer counts, or else the newest run.
 
 mod evolution;
 mod features;
@@ -60,7 +61,7 @@ pub enum TableError {
         error: serde_json::Error,
     },
     /// Tables that differ from their rows.
-    #[error("stale: {}; `cargo xtask tables` makes them anew", list(.0))]
+    #[error("stale: {}; `cargo xtask tables` regenerates them", list(.0))]
     Stale(Vec<PathBuf>),
 }
 
@@ -129,7 +130,7 @@ struct Problem {
     lse: bool,
 }
 
-/// A positive number as its bits, which sort as the number does.
+/// A positive number as its bits, which have the same order as the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(from = "f32")]
 struct Cap(u32);
@@ -166,7 +167,7 @@ impl Problem {
 /// One problem in one mode: FlashCore's and the peers' rows of one run.
 struct Entry {
     ours: Row,
-    /// FlashCore with other ways of launching.
+    /// FlashCore with other kinds of launches.
     variants: Vec<Row>,
     peers: Vec<Row>,
 }

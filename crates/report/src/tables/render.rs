@@ -133,7 +133,7 @@ fn figure(row: Option<&Row>, rate: bool) -> String {
     }
 }
 
-/// FlashCore's ratios to the best peer with other ways of launching, L2 warm.
+/// FlashCore's ratios to the best peer with other kinds of launches, L2 warm.
 fn variants_against_best(entries: &[Entry]) -> Vec<String> {
     let ratio = |entry: &Entry, name: &String| {
         let (peer, _) = entry.ours.against_best()?;

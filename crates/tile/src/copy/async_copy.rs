@@ -25,7 +25,7 @@ impl CopyMode {
     pub const ALL: [CopyMode; 4] =
         [CopyMode::Async16, CopyMode::Async8, CopyMode::Async4, CopyMode::Elements];
 
-    /// Bytes of one access to global memory, to a multiple of which every row must be aligned.
+    /// Bytes of one access to global memory. Every row must be aligned to this size.
     pub const fn bytes(self) -> u32 {
         match self {
             CopyMode::Async16 => 16,
@@ -39,9 +39,9 @@ impl CopyMode {
 /// Copies tiles of one layout from global to shared memory with all threads of the CTA, or back with the
 /// lanes of one warp.
 ///
-/// A thread keeps one chunk column and steps down the rows, so all its addresses are constant offsets from
-/// one pointer. The number of lanes per row is a power of two: with rows of 10 chunks, for example, 6 of 16
-/// lanes are idle. Rows with more chunks than there are threads are copied in several columns.
+/// A thread keeps one chunk column and steps down the rows, so that all its addresses are constant offsets
+/// from one pointer. The number of lanes per row is a power of two: with rows of 10 chunks, for example, 6 of
+/// 16 lanes are idle. Rows with more chunks than there are threads are copied in several columns.
 #[derive(Clone, Debug)]
 pub struct TileCopy {
     layout: TileLayout,
@@ -66,7 +66,7 @@ struct Column {
     offsets: Vec<R32>,
     /// Whether the thread has a chunk to copy; `None` where every thread has one.
     active: Option<Pred>,
-    /// Which part of the thread's chunk exists in global memory; `None` if rows fill the tile.
+    /// The part of the thread's chunk that exists in global memory; `None` if rows fill the tile.
     width: Option<Width>,
 }
 
@@ -75,11 +75,11 @@ struct Column {
 struct Width {
     /// Bytes of a row in global memory.
     row: u32,
-    /// Whether all of the thread's chunk exists.
+    /// Whether the thread's whole chunk exists.
     whole: Pred,
-    /// Whether the thread has the chunk of which only the first `row % 16` bytes exist.
+    /// Whether the thread has the chunk that exists only in its first `row % 16` bytes.
     cut: Pred,
-    /// Bytes that exist of each access to the thread's chunk.
+    /// Number of existing bytes in each access to the thread's chunk.
     pieces: Vec<R32>,
 }
 
@@ -95,7 +95,7 @@ impl TileCopy {
         TileCopy::by(k, threads.index, threads.count, layout, row_bytes, mode)
     }
 
-    /// Copies by the 32 lanes of a warp. Each warp copies a tile of its own.
+    /// Copies by the 32 lanes of a warp. Each warp copies its own tile.
     pub fn by_warp(
         k: &mut Builder,
         threads: &Threads,
@@ -114,7 +114,8 @@ impl TileCopy {
         row_bytes: i64,
         mode: CopyMode,
     ) -> TileCopy {
-        // The lanes divide the threads, also where rows have more chunks than that.
+        // The number of lanes divides the number of threads, also if rows have more chunks than there are
+        // threads.
         let lanes = layout.chunks.next_power_of_two().min(1 << count.trailing_zeros());
         let step = (count / lanes).max(1);
         let row = k.shr_u(index, lanes.trailing_zeros());
@@ -139,8 +140,8 @@ impl TileCopy {
         TileCopy { layout, mode, row_bytes, row, lanes, step, columns }
     }
 
-    /// For rows of `bytes` bytes in global memory, at most those of the tile. Loads fill the rest of the
-    /// tile's rows with zeros, and stores leave it out.
+    /// Restricts the copy to rows of `bytes` bytes in global memory, at most the width of the tile. Loads
+    /// fill the rest of the tile's rows with zeros; stores omit it.
     #[must_use]
     pub fn of_width(self, k: &mut Builder, bytes: u32) -> TileCopy {
         if bytes == self.layout.pitch() {
@@ -277,7 +278,7 @@ fn copy_elements(
             k.ld_to(element, from.at(2 * i as i64));
         }
     };
-    // Idle threads and elements beyond the end keep the zeros. An idle thread does not store them.
+    // Idle threads and elements beyond the end keep zeros. An idle thread does not store them.
     let wanted = match (copies, exists) {
         (Some(copies), Some(exists)) => Some(k.and_pred(copies, exists)),
         (one, other) => one.or(other),
@@ -295,7 +296,7 @@ fn copy_elements(
     guarded_by(k, copies, |k| k.st_vec(to, chunk));
 }
 
-/// Stores what exists of a chunk.
+/// Stores the existing part of a chunk.
 fn store_chunk(
     k: &mut Builder,
     column: &Column,
@@ -321,7 +322,7 @@ fn store_chunk(
     }
 }
 
-/// Emits `body` under a condition; `None` is always true.
+/// Emits `body` under a condition; `None` means no condition.
 fn guarded_by(k: &mut Builder, guard: Option<Pred>, body: impl FnOnce(&mut Builder)) {
     match guard {
         Some(guard) => k.guarded(guard, body),
@@ -342,8 +343,8 @@ fn store_words(k: &mut Builder, to: Global, chunk: [R32; 4], mode: CopyMode) {
     }
 }
 
-/// Stores the first `bytes` bytes of a chunk in words, or in elements of 16 bits where rows may begin between
-/// words.
+/// Stores the first `bytes` bytes of a chunk in words, or in 16-bit elements if rows may begin in the middle
+/// of a word.
 fn store_first(k: &mut Builder, to: Global, chunk: [R32; 4], bytes: u32, mode: CopyMode) {
     for (i, word) in (0..bytes.div_ceil(4)).zip(chunk) {
         let at = to.at(4 * i64::from(i));

@@ -17,13 +17,13 @@ pub struct BulkStore {
 }
 
 impl BulkStore {
-    /// The tile that one warp stores. `columns` is a multiple of 64.
+    /// The tile that one warp stores. `columns` must be a multiple of 64.
     pub const fn tile(columns: u32) -> SwizzledTile {
         SwizzledTile::new(WarpRows::ROWS, columns)
     }
 
-    /// For a warp of a consumer warpgroup. `first` is the staging buffer of warp 0; those of the other warps
-    /// follow it.
+    /// Creates the store for a warp of a consumer warpgroup. `first` is the staging buffer of warp 0; the
+    /// buffers of the other warps follow it.
     pub fn new(
         k: &mut Builder,
         columns: u32,

@@ -1,4 +1,4 @@
-//! Epilogue straight from registers, without shared memory: the lanes of a quad exchange columns so that each
+//! Epilogue directly from registers, without shared memory: the lanes of a quad exchange columns so that each
 //! lane stores whole 16-byte chunks.
 
 use ptx::{Builder, CmpOp, Global, Half, Pointer, Pred, R32};
@@ -47,8 +47,8 @@ pub fn store_fragments(
     store_fragments_at(k, threads, half, o, (first, limit), place, store, None);
 }
 
-/// Like [`store_fragments`], but `place` gives the address of each row's first column. Of the warp's columns,
-/// only the first `width` are stored, if it is given; chunks are then stored whole or not at all.
+/// Like [`store_fragments`], but `place` gives the address of each row's first column. If `width` is given,
+/// only the first `width` columns of the warp are stored, and each chunk is stored completely or not at all.
 #[allow(clippy::too_many_arguments, reason = "what, which part of it, to where")]
 pub fn store_fragments_at(
     k: &mut Builder,
@@ -66,7 +66,7 @@ pub fn store_fragments_at(
     };
     let odd = bit(k, threads, 2);
     let upper = bit(k, threads, 4);
-    // Columns left from the lane's first chunk, and from its first pair.
+    // The remaining columns, counted from the lane's first chunk and from its first pair.
     let left = width.map(|width| {
         let before = k.mul(threads.column, 4);
         [k.sub(width, before), k.sub(width, threads.column)]

@@ -1,4 +1,4 @@
-//! The epilogue: accumulators to global memory.
+//! The epilogue: stores accumulators to global memory.
 
 use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, Pred, R32, Shared};
 
@@ -7,10 +7,10 @@ use crate::layout::CHUNK_BYTES;
 use crate::{AccTile, CopyMode, Threads, TileCopy};
 
 /// Rounds each warp's accumulator and stores its rows through shared memory, so that every global store is a
-/// whole 16-byte chunk. `tile` has room for all rows of the CTA. If no other warp shares its rows, a warp
-/// stores them alone. Warps that share rows hold a part of the columns each, and all threads of the CTA store
-/// the rows after a barrier. `(tensor, first, limit)` are row 0 of the head, the CTA's first row, and one
-/// past the last row to store. The tensor's rows have `width` columns, at most those of the accumulators, and
+/// whole 16-byte chunk. `tile` has space for all rows of the CTA. A warp that does not share its rows stores
+/// them alone. Warps that share rows hold a part of the columns each, and all threads of the CTA store the
+/// rows after a barrier. `(tensor, first, limit)` are row 0 of the head, the CTA's first row, and one past
+/// the last row to store. The tensor's rows have `width` columns, at most as many as the accumulators, and
 /// the row pitch `row_bytes`.
 #[allow(clippy::too_many_arguments, reason = "what, through where, to where")]
 pub fn store_rows(
@@ -129,7 +129,7 @@ fn chunk_places(
         .collect()
 }
 
-/// Stores the rows of each warp's accumulator in f32, straight from registers: the lanes of a quad write 32
+/// Stores the rows of each warp's accumulator in f32, directly from registers: the lanes of a quad write 32
 /// or 64 contiguous bytes. The arguments are those of [`store_rows`].
 pub fn store_words(
     k: &mut Builder,
@@ -170,8 +170,8 @@ pub fn store_words(
     }
 }
 
-/// Stores two neighbouring columns, of which `exists` says whether the first (0) or the second (1) exists;
-/// `together` if one exists wherever the other does and rows are aligned to both.
+/// Stores two neighbouring columns. `exists` says whether the first (0) and the second (1) exist. `together`
+/// allows one store of both: it requires that both columns always exist together and that rows are aligned.
 fn store_pair(
     k: &mut Builder,
     to: Global,

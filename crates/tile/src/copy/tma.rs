@@ -16,29 +16,31 @@ pub struct TensorRows {
     pub element: Element,
     /// Batch entries, heads, rows and columns.
     pub extents: [u64; 4],
-    /// Bytes between neighbouring batch entries, heads and rows. The stride of an extent of 1 is arbitrary.
+    /// Distance in bytes between neighbouring batch entries, heads and rows. The stride of an extent of 1 is
+    /// arbitrary.
     pub strides: [u64; 3],
 }
 
-/// Rows of a ragged tensor map, and the coordinate that takes the address back by as many rows.
+/// Number of rows of a ragged tensor map, and the coordinate that moves the address back by as many rows.
 const RAGGED_ROWS: u32 = 1 << 30;
-/// Extent of the dimensions of a ragged tensor map that only shift addresses: above every coordinate.
+/// Extent of the dimensions of a ragged tensor map that only shift addresses. It exceeds every coordinate.
 const SHIFTS: u64 = 0x7fff_0000;
 /// `RAGGED_ROWS` steps of this many bytes are 0 modulo 2^64.
 const FULL_TURN: u64 = 1 << 34;
 
 impl SwizzledTile {
-    /// Limit of the row stride of a tensor from which ragged tiles are loaded, in bytes.
+    /// Tensors with ragged tiles must have a row stride in bytes below this limit.
     pub const RAGGED_STRIDE_LIMIT: u64 = FULL_TURN;
-    /// Limit of the sum of start and length of [`SwizzledTile::ragged_at`].
+    /// The sum of start and length in [`SwizzledTile::ragged_at`] must be below this limit.
     pub const RAGGED_END_LIMIT: u64 = SHIFTS;
 
-    /// Row and batch coordinate for [`SwizzledTile::load`] of a ragged tile: rows from `row` on of a sequence
-    /// of `len` rows that begins at row `start` of the tensor. Rows from `len` on become zero.
+    /// Row and batch coordinates for [`SwizzledTile::load`] of a ragged tile: the rows from `row` on of a
+    /// sequence of `len` rows that begins at row `start` of the tensor. Rows from `len` on are filled with
+    /// zeros.
     ///
-    /// The map has two dimensions besides those of the tensor, which move the address by rows. The row
-    /// coordinate is counted so that row `len` is the first beyond the extent of 2^30 rows; the end of the
-    /// sequence and 2^30 steps back, modulo 2^64, undo the difference (Triton, `ragged_tma.py`).
+    /// The map has two dimensions in addition to those of the tensor, which shift the address by rows. The
+    /// row coordinate is counted so that row `len` is the first one beyond the extent of 2^30 rows. The end
+    /// of the sequence and 2^30 steps back, modulo 2^64, cancel the difference (Triton, `ragged_tma.py`).
     pub fn ragged_at(k: &mut Builder, row: R32, [start, len]: [R32; 2]) -> [R32; 2] {
         let row = k.add(row, RAGGED_ROWS);
         [k.sub(row, len), k.add(start, len)]
@@ -51,7 +53,8 @@ impl SwizzledTile {
         let (panel, row_bytes) = (u64::from(self.panel()), self.row_bytes().into());
         let heads_together = u64::from(self.heads);
         let (extents, strides, box_extents) = if self.ragged {
-            // Batch entries are whole numbers of rows apart: they are part of the start of a sequence.
+            // The distance between batch entries is a whole number of rows, so the start of a sequence
+            // includes the batch entry.
             (
                 vec![columns, RAGGED_ROWS.into(), heads, SHIFTS, SHIFTS],
                 vec![of_row, of_head, of_row, FULL_TURN - of_row],
@@ -90,8 +93,8 @@ impl SwizzledTile {
     }
 
     /// Loads the tile that begins at `row` of a head asynchronously. With packed heads, `head` is the index
-    /// of the group. For a ragged tile, `row` and `batch` are those of [`SwizzledTile::ragged_at`]. For a
-    /// tile along the columns, `row` is the first column, and all rows are loaded. `barrier` counts
+    /// of the group. For a ragged tile, `row` and `batch` come from [`SwizzledTile::ragged_at`]. For a tile
+    /// along the columns, `row` is the first column, and all rows are loaded. `barrier` counts
     /// [`SwizzledTile::loaded_bytes`]. Run by one thread.
     pub fn load(
         self,

@@ -1,5 +1,4 @@
-//! Transposition of bytes through shared memory, at the speed of global memory: 16-byte loads along the rows,
-//! 16-byte stores along the columns.
+//! Transposes bytes through shared memory: 16-byte loads along the rows, 16-byte stores along the columns.
 
 use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared};
 
@@ -8,8 +7,8 @@ use crate::{column_of_byte, divide};
 /// A tile of [`ByteTranspose::ROWS`] rows × `columns` bytes, which a CTA of [`ByteTranspose::THREADS`]
 /// threads transposes.
 ///
-/// In each group of 16, the rows are put in the order in which a rounded accumulator holds its columns
-/// ([`column_of_byte`]). The transposed tile is then the B operand of a product with that accumulator as A.
+/// In each group of 16, the rows are ordered as the columns of a rounded accumulator ([`column_of_byte`]).
+/// The transposed tile is then the B operand of a product with that accumulator as A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteTranspose {
     /// Columns, a multiple of 16.
@@ -20,8 +19,8 @@ pub struct ByteTranspose {
 const CHUNK: u32 = 16;
 /// Groups of 16 rows in a tile.
 const GROUPS: u32 = ByteTranspose::ROWS / CHUNK;
-/// Bytes in shared memory between groups of 16 rows besides their rows. With 16, the words that the lanes of
-/// a warp read (4 of each of 8 groups) lie in 32 banks.
+/// Padding in bytes between groups of 16 rows in shared memory. With 16, the words that the lanes of a warp
+/// read (4 from each of 8 groups) lie in 32 different banks.
 const GAP: u32 = 16;
 
 impl ByteTranspose {
@@ -36,7 +35,8 @@ impl ByteTranspose {
     }
 
     /// Copies the tile to shared memory. `place` gives the address of a row, counted from the tile's first
-    /// row; rows from `rows` on become zero. Before the tile is read, the CTA has to meet at a barrier.
+    /// row; rows from `rows` on are filled with zeros. The caller must synchronise the CTA before the tile is
+    /// read.
     pub fn load(
         self,
         k: &mut Builder,
@@ -59,15 +59,15 @@ impl ByteTranspose {
             let to = k.shared_index(shared, index, CHUNK);
             (k.shared_index(to, group, GAP), words)
         };
-        // All loads are in flight before the first store waits.
+        // All loads are issued before the first store waits for one.
         let loaded: Vec<(Shared, [R32; 4])> = (0..chunks).map(|i| load(k, i)).collect();
         for (to, words) in loaded {
             k.st_vec(to, words);
         }
     }
 
-    /// Stores the tile transposed. `place` gives the address of a column of the tile; in it, the tile's rows
-    /// are contiguous. Groups of 16 rows that begin at `rows` or later are not stored.
+    /// Stores the tile transposed. `place` gives the address of a column of the tile, in which the tile's
+    /// rows are contiguous. Groups of 16 rows that begin at `rows` or later are not stored.
     pub fn store(
         self,
         k: &mut Builder,
@@ -78,7 +78,7 @@ impl ByteTranspose {
         let group = k.and(thread, GROUPS - 1);
         let first_row = k.mul(group, CHUNK);
         let exists = k.setp_u(CmpOp::Lt, first_row, rows);
-        // Four columns are a word of each row.
+        // A word holds four columns of a row.
         let word = k.shr_u(thread, GROUPS.trailing_zeros());
         let words = self.columns / 4;
         let per_step = ByteTranspose::THREADS / GROUPS;

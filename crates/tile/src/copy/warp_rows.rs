@@ -16,8 +16,8 @@ impl WarpRows {
     /// Rows of a warp.
     pub const ROWS: u32 = 16;
 
-    /// The rows of `tile` from `first` on. `first` is a multiple of 1024 bytes, as is the start of each
-    /// swizzle atom of 8 rows.
+    /// The rows of `tile` from `first` on. `first` is a multiple of 1024 bytes, the size of a swizzle atom of
+    /// 8 rows.
     pub fn new(k: &mut Builder, tile: SwizzledTile, first: Shared, threads: &Threads) -> WarpRows {
         // Lanes 0–15 address the rows of the left half of a 16×16 tile, lanes 16–31 those of the right half
         // (PTX ISA, "stmatrix").
@@ -32,7 +32,8 @@ impl WarpRows {
 
     pub fn write(&self, k: &mut Builder, rows: &OperandTile) {
         let per_panel = SwizzledTile::PANEL / 16;
-        // A step of two chunks changes an address bit that the swizzle may have flipped, so it is an XOR.
+        // A step of two chunks changes an address bit that the swizzle may have flipped, so the step is an
+        // XOR.
         let lane_places: Vec<Shared> = (0..per_panel.min(rows.k_tiles()))
             .map(|j| Shared { base: k.xor(self.lane_place.base, 32 * j), offset: self.lane_place.offset })
             .collect();

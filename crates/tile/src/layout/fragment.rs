@@ -1,4 +1,4 @@
-//! Accumulators and operands of tensor-core products in registers.
+//! Fragments in registers: accumulators and A operands of tensor-core products.
 
 use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Type};
 
@@ -9,7 +9,7 @@ use crate::Threads;
 pub enum OperandType {
     /// 16 bits.
     Half(Half),
-    /// 8 bits: 4 of exponent, 3 of mantissa, numbers up to 448.
+    /// 8 bits: 4 bits of exponent, 3 of mantissa, numbers up to 448.
     E4m3,
 }
 
@@ -151,12 +151,11 @@ impl AccTile {
         }
     }
 
-    /// Rounds the tile as the A operand of the next product. No data moves between lanes.
+    /// Rounds the tile to the A operand of the next product. No data moves between lanes.
     ///
     /// In 16 bits, the accumulators of two neighbouring 16×8 tiles hold exactly the elements of one 16×16 A
     /// fragment in every lane. In 8 bits, the accumulators of four neighbouring tiles hold the elements of a
-    /// 16×32 A fragment in another order of the columns, [`column_of_byte`]; the rows of B must have that
-    /// order too.
+    /// 16×32 A fragment in another column order, [`column_of_byte`]; the rows of B must have the same order.
     pub fn round(&self, k: &mut Builder, ty: impl Into<OperandType>) -> OperandTile {
         let ty = ty.into();
         let k_tiles = 8 * self.n_tiles / ty.step();
@@ -190,9 +189,9 @@ impl AccTile {
 }
 
 impl AccTile {
-    /// The tile without rounding, as the A operand of f32 products ([`crate::MmaType::F32`]): a fragment for
-    /// each 8 columns. A lane holds columns `2t` and `2t + 1`, where such a fragment has `t` and `t + 4`, so
-    /// the product takes the rows of B in that order.
+    /// The tile without rounding, as the A operand of f32 products ([`crate::MmaType::F32`]): one fragment
+    /// for every 8 columns. A lane holds columns `2t` and `2t + 1`, while such a fragment has `t` and `t +
+    /// 4`, so the product reads the rows of B in that order.
     pub fn words(&self, k: &mut Builder) -> OperandTile {
         let fragments = self.tiles.iter().map(|&[a, b, c, d]| [a, c, b, d].map(|word| k.to_bits(word)));
         OperandTile { k_tiles: self.n_tiles, fragments: fragments.collect() }
@@ -222,7 +221,7 @@ pub const fn column_of_byte(byte: u32) -> u32 {
     byte / 16 * 16 + 8 * tile + 2 * lane + odd
 }
 
-/// An A operand of `16 · m` rows and `k_tiles` steps of 32 bytes of columns in registers.
+/// An A operand in registers, of `16 · m` rows and `k_tiles` steps of 32 bytes of columns.
 #[derive(Clone, Debug)]
 pub struct OperandTile {
     k_tiles: u32,
@@ -250,9 +249,9 @@ impl OperandTile {
         }
     }
 
-    /// Whether all elements are below 2, if none is negative. In f16 and in bf16, 2 is the smallest number
-    /// whose highest exponent bit is set; infinities and NaN have that bit too. Costs one instruction per
-    /// register, which holds two elements, plus the reduction of four chains.
+    /// Whether all elements are below 2, provided that none is negative. In f16 and in bf16, 2 is the
+    /// smallest number whose highest exponent bit is set; infinities and NaN have that bit too. The test
+    /// costs one instruction per register, which holds two elements, plus the reduction of four chains.
     pub fn below_two(&self, k: &mut Builder) -> Pred {
         const HIGHEST: u32 = 0x4000_4000;
         let (first, others) = self.fragments.split_first().expect("a tile has fragments");
@@ -264,9 +263,9 @@ impl OperandTile {
         k.setp_u(CmpOp::Eq, reached, 0)
     }
 
-    /// Whether all elements are below 448, if they are e4m3 and none is negative: none was too large,
-    /// infinite or NaN. 448 and NaN are the codes 0x7E and 0x7F. Costs two instructions per register, which
-    /// holds four elements, plus the reduction of four chains.
+    /// Whether all e4m3 elements are below 448, provided that none is negative. If so, no element was too
+    /// large, infinite or NaN before the conversion. 448 and NaN have the codes 0x7E and 0x7F. The test costs
+    /// two instructions per register, which holds four elements, plus the reduction of four chains.
     pub fn below_448(&self, k: &mut Builder) -> Pred {
         const TO_SIGN: u32 = 0x0202_0202;
         const SIGNS: u32 = 0x8080_8080;

@@ -1,5 +1,5 @@
-//! Where the elements of a tile are: in shared memory, in the registers of a warp, and which thread holds
-//! them.
+//! Layouts of tiles: the place of each element in shared memory or in the registers of a warp, and the thread
+//! that holds it.
 
 mod fragment;
 mod swizzled;

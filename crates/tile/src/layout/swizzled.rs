@@ -17,13 +17,13 @@ pub struct SwizzledTile {
     pub rows: u32,
     /// Columns, a multiple of 8.
     pub columns: u32,
-    /// CTAs of a cluster that request an equal part of the rows each, a power of two; 1 where one CTA
+    /// Number of CTAs of a cluster that each request an equal part of the rows, a power of two; 1 if one CTA
     /// requests all rows.
     pub parts: u32,
     /// Number of packed heads (pack-GQA): this many consecutive rows are one sequence position of
     /// neighbouring heads; 1 without packing.
     pub heads: u32,
-    /// Whether tiles are loaded from rows whose end the load states ([`SwizzledTile::ragged_at`]).
+    /// Whether each load states the end of the rows ([`SwizzledTile::ragged_at`]).
     pub ragged: bool,
     /// Bytes of an element: 2 or 1.
     pub element: u32,
@@ -62,7 +62,7 @@ impl SwizzledTile {
         SwizzledTile { element: bytes, ..self }
     }
 
-    /// The tile as one of tiles that follow each other along the columns of a tensor.
+    /// The tile, with successive tiles along the columns of a tensor.
     #[must_use]
     pub const fn along_columns(self) -> SwizzledTile {
         SwizzledTile { along_columns: true, ..self }
@@ -81,20 +81,20 @@ impl SwizzledTile {
         SwizzledTile { heads, ..self }
     }
 
-    /// The tile with the end of the rows stated by each load.
+    /// The tile, with the end of the rows stated by each load.
     #[must_use]
     pub const fn ragged(self, ragged: bool) -> SwizzledTile {
         SwizzledTile { ragged, ..self }
     }
 
-    /// The tile of a tensor with `width` columns, at most those of the tile. The others are zeros. The tile
-    /// has the size of its elements already.
+    /// The tile for a tensor with `width` columns, at most as many as the tile has. The remaining columns are
+    /// zero. The element size must be set before.
     #[must_use]
     pub const fn of_width(self, width: u32) -> SwizzledTile {
         SwizzledTile { clipped: !width.is_multiple_of(self.panel()), ..self }
     }
 
-    /// Bytes of a row of a panel, which the swizzle permutes.
+    /// Bytes of a row of a panel: the range within which the swizzle permutes chunks.
     pub const fn row_bytes(self) -> u32 {
         if self.element == 1 && self.columns <= 64 { 64 } else { SwizzledTile::ROW_BYTES }
     }
@@ -104,7 +104,7 @@ impl SwizzledTile {
         self.row_bytes() / self.element
     }
 
-    /// How the chunks of a panel's row are permuted.
+    /// The permutation of the chunks in a panel's row.
     pub const fn swizzle(self) -> Swizzle {
         if self.row_bytes() == 64 { Swizzle::Bytes64 } else { Swizzle::Bytes128 }
     }
@@ -123,8 +123,8 @@ impl SwizzledTile {
         self.panels() * self.panel_bytes()
     }
 
-    /// Bytes that a load brings, which it counts at its mbarrier: rows and columns beyond the tensor's end
-    /// included, but not the rows in which no position of packed heads fits.
+    /// Bytes that a load adds to its mbarrier. Rows and columns beyond the tensor's end count, but rows that
+    /// are too few for one position of packed heads do not.
     pub const fn loaded_bytes(self) -> u32 {
         self.panels() * (self.rows / self.heads * self.heads) * self.row_bytes()
     }
@@ -137,9 +137,9 @@ impl SwizzledTile {
         panel * self.panel_bytes() + row * self.row_bytes() + chunk * 16 + byte % 16
     }
 
-    /// Whether one TMA copy brings all panels. The tensor map then splits the columns into two dimensions, so
-    /// that a box holds one panel after the other. Where the width is not a multiple of a panel, the last
-    /// panel would read into the next row, so each panel is a copy of its own.
+    /// Whether one TMA copy loads all panels. The tensor map then splits the columns into two dimensions, so
+    /// that a box holds one panel after the other. If the width is not a multiple of a panel, the last panel
+    /// would read into the next row, so each panel needs its own copy.
     pub(crate) const fn whole(self) -> bool {
         let plain = self.heads == 1 && self.parts == 1 && !self.ragged && !self.along_columns;
         self.columns.is_multiple_of(self.panel()) && plain && !self.clipped

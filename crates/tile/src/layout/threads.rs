@@ -21,9 +21,9 @@ pub struct Threads {
     pub column: R32,
     /// Index of the warp's group of rows in the CTA.
     pub row_warp: R32,
-    /// Warps that share a group of rows and divide the columns or the k dimension among them (each KV block).
+    /// Number of warps that share a group of rows and divide the columns or the k dimension of each KV block.
     pub kv_warps: u32,
-    /// Index of the warp's part; `None` if the warp takes all.
+    /// Index of the warp's part; `None` if the warp computes all parts.
     pub part: Option<R32>,
 }
 
@@ -60,7 +60,7 @@ impl Threads {
         }
     }
 
-    /// The position of a warp that computes all columns of its rows, while other warps compute the same
+    /// The position of a warp that computes all columns of its rows, even if other warps compute the same
     /// columns.
     #[must_use]
     pub const fn of_all_columns(self) -> Threads {

@@ -11,12 +11,12 @@ const BANK_CHUNKS: u32 = 8;
 
 /// A tile of rows of 16-bit elements in shared memory, without padding and without bank conflicts.
 ///
-/// Row `r` starts at chunk `r · chunks`; within it chunk `c` stands at `c xor swizzle(r)`. With `g` the
-/// largest power of two (at most 8) that divides the chunks of a row, the rows' first chunks fall on only
-/// `8 / g` of the eight places a wavefront serves; `swizzle(r) = r / (8 / g) mod g` spreads eight successive
-/// rows over all of them. For rows of 128 bytes this is CuTe's `Swizzle<3,3,3>`, for 64 bytes
-/// `Swizzle<2,3,3>`; an odd number of chunks needs none. The same holds for any `head_dim` that is a multiple
-/// of 8. The swizzle has period 8 in `r`.
+/// Row `r` starts at chunk `r · chunks`; within the row, chunk `c` is stored at `c xor swizzle(r)`. With `g`
+/// the largest power of two (at most 8) that divides the chunks of a row, the rows' first chunks fall on only
+/// `8 / g` of the eight chunk positions that a wavefront can access; `swizzle(r) = r / (8 / g) mod g` spreads
+/// eight successive rows over all of them. For rows of 128 bytes this is CuTe's `Swizzle<3,3,3>`, for 64
+/// bytes `Swizzle<2,3,3>`; an odd number of chunks needs no swizzle. The formula works for any `head_dim`
+/// that is a multiple of 8. The swizzle has period 8 in `r`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileLayout {
     /// Rows.
@@ -52,7 +52,7 @@ impl TileLayout {
         if lowest_bit < BANK_CHUNKS { lowest_bit } else { BANK_CHUNKS }
     }
 
-    /// The value that is XORed to the chunk indices of a row.
+    /// The value that is XORed with the chunk indices of a row.
     pub const fn swizzle(self, row: u32) -> u32 {
         let group = self.group();
         row / (BANK_CHUNKS / group) % group
@@ -105,8 +105,8 @@ mod tests {
         }
     }
 
-    /// `ldmatrix` reads one chunk of eight successive rows: they must fall on eight different groups of
-    /// banks.
+    /// `ldmatrix` reads one chunk from each of eight successive rows. These chunks must fall on eight
+    /// different groups of banks.
     #[test]
     fn eight_rows_of_a_column_meet_eight_bank_groups() {
         for tile in layouts() {

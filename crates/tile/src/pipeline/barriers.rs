@@ -36,13 +36,13 @@ impl Pipeline {
         }
     }
 
-    /// A ring whose stages each CTA of the cluster fills in all CTAs.
+    /// A ring in a cluster, where each copy fills the stage of all CTAs.
     #[must_use]
     pub const fn in_cluster(self, cluster: Option<Cluster>) -> Pipeline {
         Pipeline { cluster, ..self }
     }
 
-    /// A ring that the producer thread reads, too.
+    /// A ring that the producer thread reads too.
     #[must_use]
     pub const fn read_by_producer(self) -> Pipeline {
         Pipeline { reading_producers: 1, ..self }
@@ -64,8 +64,8 @@ impl Pipeline {
         self.cluster.map_or(consumer.elected, |cluster| cluster.elected(k, consumer))
     }
 
-    /// Initialises the barriers; run by one thread. A full barrier expects one arrival, an empty barrier
-    /// `readers` arrivals from each CTA of the cluster.
+    /// Initialises the barriers; run by one thread. A full barrier expects one arrival. An empty barrier
+    /// expects `readers` arrivals from each CTA of the cluster.
     pub fn init(&self, k: &mut Builder, readers: u32) {
         let readers = (readers + self.reading_producers) * self.cluster.map_or(1, |cluster| cluster.ctas);
         self.init_full(k);
@@ -74,7 +74,7 @@ impl Pipeline {
         }
     }
 
-    /// Initialises the full barriers alone, for a ring without empty barriers.
+    /// Initialises only the full barriers, for a ring without empty barriers.
     pub fn init_full(&self, k: &mut Builder) {
         for stage in 0..self.stages {
             k.mbarrier_init(self.full.at(stage), 1);
@@ -114,7 +114,7 @@ impl Pipeline {
         self.wait(k, barrier, at);
     }
 
-    /// Waits for the phase of a barrier, on which other CTAs of the cluster may arrive.
+    /// Waits for the phase of a barrier on which other CTAs of the cluster may arrive.
     fn wait(&self, k: &mut Builder, barrier: Shared, at: &PipelineState) {
         match self.cluster {
             None => k.mbarrier_wait_parity(barrier, at.parity),
@@ -122,7 +122,7 @@ impl Pipeline {
         }
     }
 
-    /// Declares a stage full whose data the thread itself has written.
+    /// Marks a stage as full after the thread itself has written its data.
     pub fn producer_commit(&self, k: &mut Builder, at: &PipelineState) {
         let barrier = self.full_barrier(k, at);
         k.mbarrier_arrive(barrier);

@@ -35,12 +35,12 @@ impl PingPong {
         ping_pong
     }
 
-    /// Waits until the tensor cores are the warpgroup's.
+    /// Waits for the warpgroup's turn on the tensor cores.
     pub fn wait(&self, k: &mut Builder) {
         k.named_barrier_sync(self.own, 2 * WARPGROUP_THREADS);
     }
 
-    /// Leaves the tensor cores to the next warpgroup.
+    /// Passes the turn on the tensor cores to the next warpgroup.
     pub fn arrive(&self, k: &mut Builder) {
         k.named_barrier_arrive(self.next, 2 * WARPGROUP_THREADS);
     }

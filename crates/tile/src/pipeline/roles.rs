@@ -28,8 +28,8 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// The position of a consumer whose warpgroup has the rows of all others, and divides the columns with
-    /// one other: its [part](Threads::part) is its warpgroup.
+    /// The position of a consumer if two warpgroups share the rows and divide the columns: the index of the
+    /// warpgroup is its [part](Threads::part) of the columns.
     #[must_use]
     pub fn sharing_rows(self, k: &mut Builder) -> Consumer {
         let threads = Threads {

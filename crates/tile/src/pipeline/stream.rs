@@ -1,5 +1,5 @@
-//! A ring of tiles as its consumers see it: operands to wait for, read and release. Stages are refilled by
-//! the producer warpgroup, by one of the consumers, or never.
+//! A ring of tiles from the consumers' side: operands to wait for, read and release. Stages are refilled by
+//! the producer warpgroup, by one of the consumers, or not at all.
 
 use ptx::{Builder, CmpOp, Pred, R32, Src, TensorMapPtr};
 
@@ -27,8 +27,8 @@ enum Refill {
     Never,
 }
 
-/// The source of a stream whose tiles one of its consumers requests: rows of a tensor, from the last to the
-/// first.
+/// The requests of a stream whose tiles are requested by one of its consumers: rows of a tensor, from the
+/// last to the first.
 #[derive(Clone, Copy, Debug)]
 pub struct Supply {
     pub map: TensorMapPtr,
@@ -41,9 +41,9 @@ pub struct Supply {
     pub step: u32,
     /// Head and batch entry.
     pub head: [R32; 2],
-    /// Whether the thread is the one that issues the requests.
+    /// Whether this thread issues the requests.
     pub requests: Pred,
-    /// Whether its warp issues the requests; uniform in the warp.
+    /// Whether this warp issues the requests; uniform in the warp.
     pub warp: Pred,
     /// Number of warpgroups that read the tiles. With one warpgroup, the wait for its products already shows
     /// that a stage is free, so no empty barrier is needed.
@@ -52,8 +52,8 @@ pub struct Supply {
 
 impl Supply {
     /// Requests the next tile, if there is one, into the stage `at`, after `free` has waited for that stage.
-    /// The branch is warp-uniform and the instructions of the one lane are predicated. With a branch of the
-    /// single lane, ptxas would treat the ring state, and so the descriptors, as divergent.
+    /// The branch is warp-uniform, and the instructions of the one lane are predicated. With a branch for the
+    /// single lane, ptxas would treat the ring state, and hence the descriptors, as divergent.
     fn fill(&self, k: &mut Builder, ring: &TileRing, at: &PipelineState, free: impl FnOnce(&mut Builder)) {
         let more = k.setp_s_and(CmpOp::Ge, self.next, self.last(), self.warp);
         k.if_(more, |k| {
@@ -92,7 +92,7 @@ impl TileStream {
         TileStream::new(k, ring, first, consumer)
     }
 
-    /// Like [`TileStream::over_rows`], with columns of ones after the tile's own columns.
+    /// Like [`TileStream::over_rows`], with columns of ones appended to the tile's columns.
     pub fn over_rows_beside(k: &mut Builder, ring: TileRing, ones: Ones, consumer: &Consumer) -> TileStream {
         let first = SharedMatrix::over_rows_beside(k, ring.tile, ring.first, ones);
         TileStream::new(k, ring, first, consumer)
@@ -116,21 +116,21 @@ impl TileStream {
         TileStream { ring, at: ring.pipeline.consumer_state(k), first, elected, refill: Refill::Producer }
     }
 
-    /// The stream, with requests by one of its consumers: the first stages on demand, later ones when a stage
-    /// is released.
+    /// The stream with requests by one of its consumers: explicit requests for the first stages, later ones
+    /// when a stage is released.
     #[must_use]
     pub fn supplied(self, supply: Supply) -> TileStream {
         TileStream { refill: Refill::Consumer(supply), ..self }
     }
 
-    /// The stream, with every tile already requested and in a stage of its own.
+    /// The stream with every tile already requested, each in its own stage.
     #[must_use]
     pub fn resident(self) -> TileStream {
         TileStream { refill: Refill::Never, ..self }
     }
 
-    /// Requests the first tile of a stage, if there is one, in a stream that one of its consumers supplies.
-    /// Run by the thread that requests.
+    /// Requests the first tile of a stage, if there is one, in a stream whose tiles a consumer requests. Run
+    /// by the requesting thread.
     pub fn request_first(&self, k: &mut Builder, stage: u32) {
         if let Refill::Consumer(supply) = &self.refill {
             let at = self.at.at_stage(k, stage);

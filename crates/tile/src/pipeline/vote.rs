@@ -1,4 +1,4 @@
-//! Synchronisation of a warpgroup, and a vote of its threads.
+//! Synchronisation and vote of the threads of a warpgroup.
 
 use ptx::{BarKind, Builder, Op, Operand, Pred, R32, Src, Value};
 
@@ -9,11 +9,11 @@ use crate::WARPGROUP_THREADS;
 pub struct WarpgroupVote(R32);
 
 impl WarpgroupVote {
-    /// Named barriers 8 to 15 belong to the warpgroups, one each; 0 is the CTA's, 1 to 7 are those of
+    /// Named barriers 8 to 15 belong to the warpgroups, one each. Barrier 0 belongs to the CTA, 1 to 7 to
     /// [`PingPong`].
     const FIRST: u32 = 8;
 
-    /// For warpgroup `warpgroup` of its CTA, below 8.
+    /// The vote of warpgroup `warpgroup` of the CTA, an index below 8.
     pub fn new(k: &mut Builder, warpgroup: R32) -> WarpgroupVote {
         WarpgroupVote(k.add(warpgroup, WarpgroupVote::FIRST))
     }
@@ -23,9 +23,9 @@ impl WarpgroupVote {
         k.named_barrier_sync(self.0, WARPGROUP_THREADS);
     }
 
-    /// Whether the predicate holds in all threads of the warpgroup (`bar.red.and`). The `vote` that follows
-    /// does not change the value but tells ptxas that it is uniform. Without the vote, ptxas treats a branch
-    /// on the barrier's result as divergent and moves the matrix descriptors out of uniform registers.
+    /// Whether the predicate holds in all threads of the warpgroup (`bar.red.and`). The following `vote` does
+    /// not change the value, but tells ptxas that it is uniform. Without the vote, ptxas treats a branch on
+    /// the barrier's result as divergent and moves the matrix descriptors out of uniform registers.
     pub fn all(&self, k: &mut Builder, holds: Pred) -> Pred {
         let all: Pred = k.reg();
         let barrier =

@@ -1,6 +1,6 @@
-//! Warp-level products on `mma.m16n8k16`, of 8-bit floats on `mma.m16n8k32`, and of f32 on `mma.m16n8k8` of
-//! tf32. A warp holds all columns of its rows, so the next product with the result as its A operand needs no
-//! exchange between warps.
+//! Warp-level products with `mma.m16n8k16`, with `mma.m16n8k32` for 8-bit floats, and with tf32 `mma.m16n8k8`
+//! for f32. A warp holds all columns of its rows, so the next product can use the result as its A operand
+//! without an exchange between warps.
 
 use ptx::{Builder, F32, Half, R32, Shared, Type};
 
@@ -11,10 +11,10 @@ use crate::{AccTile, Fragment, MatrixReader, OpenTile, OperandTile, Threads, Til
 pub enum MmaType {
     /// A 16-bit type.
     Half(Half),
-    /// f32, each number as the sum of two tf32 numbers: three products of tf32, without that of the two small
-    /// parts (3xTF32; Markidis et al. 2018). A part that is dropped is below 2^-22 of a product.
+    /// f32, each number as the sum of two tf32 numbers: three products of tf32, without the product of the
+    /// two small parts (3xTF32; Markidis et al. 2018). The omitted product is below 2^-22 of the result.
     F32,
-    /// 8-bit floats, A and B of their own types.
+    /// 8-bit floats: the types of A and of B.
     Fp8([Type; 2]),
 }
 
@@ -39,10 +39,11 @@ pub struct OperandA {
     source: Source,
 }
 
-/// Transformation of A. With it, a softmax can use a positive factor for every scale. All three are exact.
+/// Transformation of A. It lets a softmax use a positive factor for every scale. All three transformations
+/// are exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// A unchanged.
+    /// A unchanged, for a positive factor.
     Keep,
     /// −A, for a negative factor.
     Negate,
@@ -99,7 +100,7 @@ impl OperandA {
     }
 
     /// Number of steps along head_dim. The last step is a K8 step if k is not a multiple of 16; 8-bit types
-    /// have whole steps.
+    /// have only whole steps.
     pub fn steps(&self) -> u32 {
         self.chunks.div_ceil(2)
     }
@@ -182,8 +183,8 @@ pub fn mma_abt(k: &mut Builder, a: &OperandA, b: &OperandB) -> AccTile {
     d
 }
 
-/// Columns `8n` to `8n + 16` of one step of D, for all rows of the warp. `b(j)` is the B fragment of tile `n
-/// + j`.
+/// Computes columns `8n` to `8n + 16` of one step of D, for all rows of the warp. `b(j)` is the B fragment of
+/// tile `n + j`.
 fn product(k: &mut Builder, ty: MmaType, d: &AccTile, n: u32, a: &[Fragment], b: impl Fn(usize) -> [R32; 2]) {
     for (m, fragment) in a.iter().enumerate() {
         for j in 0..2 {
@@ -199,9 +200,9 @@ fn product(k: &mut Builder, ty: MmaType, d: &AccTile, n: u32, a: &[Fragment], b:
     }
 }
 
-/// D += A B. The rows of the tile of B are along k and its columns are contiguous; `ldmatrix.trans`
-/// transposes it. With 8-bit types, the columns of D have the order of [`AccTile::in_quads`], and A that of
-/// [`AccTile::round`].
+/// D += A B. The rows of the tile of B are along k, and its columns are contiguous; `ldmatrix.trans`
+/// transposes it. With 8-bit types, the columns of D are in the order of [`AccTile::in_quads`], and those of
+/// A in the order of [`AccTile::round`].
 pub fn mma_ab(k: &mut Builder, ty: MmaType, a: &OperandTile, b: &OperandB, d: &AccTile) {
     match ty {
         MmaType::Half(half) => ab_of_halves(k, half, a, &b.tile, d),
@@ -210,24 +211,24 @@ pub fn mma_ab(k: &mut Builder, ty: MmaType, a: &OperandTile, b: &OperandB, d: &A
     }
 }
 
-/// Like [`mma_ab`] of 8-bit types, with accumulators of their own for A B, which are added to D in f32: sums
-/// of 8-bit products on the tensor cores keep few bits below the largest term.
+/// Like [`mma_ab`] of 8-bit types, but A B has separate accumulators, which are added to D in f32: sums of
+/// 8-bit products on the tensor cores keep few bits below the largest term.
 pub fn mma_ab_apart(k: &mut Builder, types: [Type; 2], a: &OperandTile, b: &OperandB, d: &AccTile) {
     ab_of_bytes(k, types, a, &b.tile, d, true);
 }
 
-/// The product of 8-bit A and B, 16 columns after the other. `ldmatrix.trans` moves pairs of bytes: a lane
-/// gets two rows of the neighbouring columns `2g` and `2g + 1`, with `g` its index among the columns of a
-/// fragment. Of two such registers, one permutation takes the bytes of the even column and one those of the
-/// odd column, each of four rows in the order of [`AccTile::round`].
+/// The product of 8-bit A and B, 16 columns at a time. `ldmatrix.trans` moves pairs of bytes: a lane gets two
+/// rows of the neighbouring columns `2g` and `2g + 1`, where `g` is its index among the columns of a
+/// fragment. From two such registers, one permutation takes the bytes of the even column and another those of
+/// the odd column, each with four rows in the order of [`AccTile::round`].
 fn ab_of_bytes(k: &mut Builder, types: [Type; 2], a: &OperandTile, b: &OpenTile, d: &AccTile, apart: bool) {
     const EVEN: u32 = 0x6420;
     const ODD: u32 = 0x7531;
     for n in (0..d.n_tiles()).step_by(4) {
-        // Tiles of D for each chunk of 16 columns that is read.
+        // Number of tiles of D for each chunk of 16 columns.
         let chunks = ((d.n_tiles() - n) / 2).min(2);
         let sums = if apart {
-            // ptxas would begin the sums of many columns at once, and spill.
+            // Without this barrier, ptxas would begin the sums of many columns at once, and spill registers.
             if n > 0 && d.n_tiles() > 16 {
                 k.warp_sync();
             }
@@ -236,7 +237,7 @@ fn ab_of_bytes(k: &mut Builder, types: [Type; 2], a: &OperandTile, b: &OpenTile,
             d.columns(n, 2 * chunks)
         };
         for j in 0..a.k_tiles() {
-            // Of each chunk, the registers of four groups of eight rows.
+            // For each chunk, the registers of four groups of eight rows.
             let groups = [0, 16].map(|row| {
                 let from = b.address(32 * j + row, n / 2);
                 if chunks == 2 {
@@ -281,8 +282,9 @@ fn ab_of_halves(k: &mut Builder, half: Half, a: &OperandTile, b: &OpenTile, d: &
     }
 }
 
-/// D = A Bᵀ of f32, in steps of 8 columns. The products of large parts and the others have accumulators of
-/// their own: sums on the tensor cores are truncated, and so fewer of them have the size of D.
+/// D = A Bᵀ of f32, in steps of 8 columns. The products of the large parts and all other products have
+/// separate accumulators: sums on the tensor cores are truncated, and with this split fewer of them are as
+/// large as D.
 fn abt_of_f32(k: &mut Builder, a: &OperandA, b: &OperandB, d: &AccTile) {
     let small = AccTile::zero(k, 16 * d.m_tiles(), 8 * d.n_tiles());
     let open = a.open(k);
@@ -306,8 +308,8 @@ fn abt_of_f32(k: &mut Builder, a: &OperandA, b: &OperandB, d: &AccTile) {
     add_tiles(k, d, &small);
 }
 
-/// D += A B of f32, in steps of 8 rows of B. The sums of a block have accumulators of their own: sums on the
-/// tensor cores are truncated, and an addition to D is rounded once a block.
+/// D += A B of f32, in steps of 8 rows of B. The sums of a block have separate accumulators: sums on the
+/// tensor cores are truncated, while the addition to D, once per block, is rounded.
 fn ab_of_f32(k: &mut Builder, a: &OperandTile, b: &OperandB, d: &AccTile) {
     let [even, odd] = [Some(&b.tile), b.tail.as_ref()].map(|rows| rows.expect("readers of both rows"));
     let parts = |k: &mut Builder, m: u32, j: u32| a.fragment(m, j).map(|word| Parts::of(k, word));
@@ -333,7 +335,7 @@ fn ab_of_f32(k: &mut Builder, a: &OperandTile, b: &OperandB, d: &AccTile) {
     }
 }
 
-/// An f32 as the sum of two tf32 numbers; the rest is below 2^-22 of it.
+/// An f32 as the sum of two tf32 numbers. The remainder is below 2^-22 of the number.
 #[derive(Clone, Copy)]
 struct Parts {
     large: R32,
@@ -350,7 +352,8 @@ impl Parts {
     }
 }
 
-/// The product of one step: that of the large parts is added to `large`, the others to `small`.
+/// The products of one step: the product of the large parts is added to `large`, the other products to
+/// `small`.
 fn of_parts(k: &mut Builder, a: &[Parts; 4], b: &[Parts; 2], large: [F32; 4], small: [F32; 4]) {
     let [a_large, a_small] = [a.map(|parts| parts.large), a.map(|parts| parts.small)];
     let [b_large, b_small] = [b.map(|parts| parts.large), b.map(|parts| parts.small)];

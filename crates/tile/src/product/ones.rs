@@ -1,4 +1,5 @@
-//! Row sums on the tensor cores: columns of ones beside B, so that A B also yields the row sums of A.
+//! Row sums on the tensor cores: with columns of ones added to B, the product A B also yields the row sums of
+//! A.
 
 use ptx::{Builder, CmpOp, Half, R32, Shared, SpecialReg};
 
@@ -15,7 +16,7 @@ pub struct Ones {
 impl Ones {
     /// Bytes of shared memory.
     pub const BYTES: u32 = 16 * SwizzledTile::ROW_BYTES;
-    /// Columns that the ones add to the product: the smallest possible step of n.
+    /// Columns that the ones add to the product: the smallest step of n.
     pub const COLUMNS: u32 = 8;
 
     /// Writes the ones. Run by all threads of a CTA, before a barrier of the whole CTA.

@@ -1,4 +1,4 @@
-//! The sum of the accumulators that two warps have for the same tile.
+//! The sum of two warps' accumulators for the same tile.
 
 use ptx::{Builder, F32, Pointer, R32, Shared};
 
@@ -9,9 +9,9 @@ const QUAD_BYTES: u32 = 16 * 32;
 /// Threads of a pair of warps.
 const PAIR_THREADS: u32 = 64;
 
-/// Adds the accumulators of two warps that divide the k dimension of a product: both get the sum, with equal
-/// bits. Registers pass through shared memory in fragment layout, so every access is 16 bytes a lane with
-/// contiguous lanes.
+/// Adds the accumulators of two warps that divide the k dimension of a product. Both warps get the sum, bit
+/// for bit equal. Registers pass through shared memory in fragment layout, so that every access is 16 bytes
+/// per lane with contiguous lanes.
 #[derive(Clone, Copy, Debug)]
 pub struct PairSum {
     own: Shared,
@@ -20,7 +20,7 @@ pub struct PairSum {
 }
 
 impl PairSum {
-    /// The most pairs of a CTA. Named barrier 0 is the CTA's.
+    /// Maximum number of pairs in a CTA. Named barrier 0 belongs to the CTA.
     pub const MOST_PAIRS: u32 = 15;
 
     /// Bytes of shared memory for `pairs` pairs of warps, with accumulators of `rows` × `columns`.

@@ -1,4 +1,4 @@
-//! Reads a [`TileLayout`] as operands of `mma` (`ldmatrix`).
+//! Reads tiles of a [`TileLayout`] as operands of `mma`, with `ldmatrix`.
 
 use ptx::{Builder, Pointer, R32, Shared};
 
@@ -6,8 +6,8 @@ use crate::Threads;
 use crate::TileLayout;
 use crate::layout::CHUNK_BYTES;
 
-/// Which 8×8 matrices the four address groups of an `ldmatrix.x4` address (PTX ISA, "ldmatrix" and "Matrix
-/// Fragments for mma.m16n8k16").
+/// The order in which the four address groups of an `ldmatrix.x4` address 8×8 matrices (PTX ISA, "ldmatrix"
+/// and "Matrix Fragments for mma.m16n8k16").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     /// 16 rows of one chunk, then the next chunk of these rows: A fragments, and with `.trans` B fragments.
@@ -46,8 +46,8 @@ impl MatrixReader {
         MatrixReader::new(k, threads, layout, Order::OneChunk)
     }
 
-    /// Reads single elements of 32 bits of a tile whose rows run along k: of each 8 rows, row `2t + odd`,
-    /// where `t` is the lane's index in its quad, and of each 8 columns the column of the quad
+    /// Reads single 32-bit elements of a tile whose rows run along k. From every 8 rows, the lane reads row
+    /// `2t + odd`, where `t` is its index in the quad; from every 8 columns, it reads the column of its quad
     /// ([`OpenTile::address`] counts chunks of 4 columns).
     pub fn elements(k: &mut Builder, threads: &Threads, layout: TileLayout, odd: u32) -> MatrixReader {
         let row = if odd == 0 { threads.column } else { k.add(threads.column, odd) };
@@ -74,16 +74,17 @@ impl MatrixReader {
         MatrixReader { layout, lane: layout.emit_offset(k, row, chunk), wrap: None }
     }
 
-    /// The reader for one half of the chunks of each row: the first if `half` is 0, the second if it is 1.
-    /// Chunks count from the start of the half, which has an even number of them.
+    /// The reader for one half of the chunks of each row: the first half if `half` is 0, the second if it is
+    /// 1. Chunks count from the start of the half, which has an even number of chunks.
     pub fn in_halves(self, k: &mut Builder, half: R32) -> MatrixReader {
         let (group, chunks) = (self.layout.group(), self.layout.chunks / 2);
         debug_assert!(self.layout.chunks.is_multiple_of(4), "an even number of chunks a half");
         if chunks.is_multiple_of(group) {
             return MatrixReader { lane: k.mad(half, chunks * CHUNK_BYTES, self.lane), ..self };
         }
-        // The second half begins in the middle of a swizzle group. Half a group further on, a chunk's place
-        // differs in one bit, and the chunks of the group's upper half lie in the next group.
+        // The second half begins in the middle of a swizzle group. At a distance of half a group, the
+        // position of a chunk differs in one bit, and the chunks of the group's upper half lie in the next
+        // group.
         let middle = k.mul(half, group / 2 * CHUNK_BYTES);
         let lane = k.xor(self.lane, middle);
         let lane = k.mad(half, (chunks - group / 2) * CHUNK_BYTES, lane);

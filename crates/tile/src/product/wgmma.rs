@@ -4,7 +4,7 @@
 //! wgmma.mma_async.m64nNk16").
 //!
 //! Products are asynchronous. They read registers and shared memory until [`Products::wait`] has returned for
-//! their group. Until then, none of their operands and accumulators may be touched.
+//! their group. Until then, their operands and accumulators must not be accessed.
 
 use ptx::{Builder, Major, R32, R64, Shared, Type};
 
@@ -34,7 +34,7 @@ pub struct SharedMatrix {
     half: Option<Option<R64>>,
 }
 
-/// Increment for which the start advances and the second panel stays: the leading dimension offset (bits
+/// Increment that advances the start and keeps the second panel in place: the leading dimension offset (bits
 /// 16–29) shrinks as the start address (bits 0–13) grows.
 const NEXT_PANEL_STAYS: i64 = 1 - (1 << 16);
 
@@ -50,8 +50,8 @@ impl SharedMatrix {
         SharedMatrix::new(k, tile, at, Major::Mn, tile.panel_bytes())
     }
 
-    /// A tile of one panel whose rows are the k dimension, with [`Ones`] as the columns that follow. The ones
-    /// serve all rows and the tiles of all stages.
+    /// A tile of one panel whose rows are the k dimension, with [`Ones`] as the columns that follow. The same
+    /// ones serve all rows and the tiles of all stages.
     pub fn over_rows_beside(k: &mut Builder, tile: SwizzledTile, at: Shared, ones: Ones) -> SharedMatrix {
         debug_assert!(tile.panels() == 1 && ones.at.base == at.base && ones.at.offset > at.offset);
         let distance = (ones.at.offset - at.offset) as u32;
@@ -60,8 +60,8 @@ impl SharedMatrix {
     }
 
     fn new(k: &mut Builder, tile: SwizzledTile, at: Shared, major: Major, leading: u32) -> SharedMatrix {
-        // In a cluster, an address has the CTA's rank from bit 24 on. It must not reach the next field of the
-        // descriptor.
+        // In a cluster, an address holds the CTA's rank from bit 24 on. The rank must not reach the next
+        // field of the descriptor.
         let address = k.add(at.base, at.offset as u32);
         let address = k.shr_u(address, 4);
         let address = k.and(address, 0x3FFF);
@@ -82,22 +82,22 @@ impl SharedMatrix {
         SharedMatrix { offset: self.offset + number * self.tile.bytes(), ..self }
     }
 
-    /// TilePart `part` (in a register) of `width` columns. Its columns lie within one panel or begin a panel.
+    /// Part `part` (in a register) of `width` columns. Its columns lie within one panel or begin at a panel.
     #[must_use]
     pub fn column_part(self, k: &mut Builder, part: R32, width: u32) -> SharedMatrix {
         let bytes = self.column_offset(width);
         self.moved(k, part, bytes)
     }
 
-    /// TilePart `part` (in a register) of `rows` rows, a multiple of 8.
+    /// Part `part` (in a register) of `rows` rows, a multiple of 8.
     #[must_use]
     pub fn row_part(self, k: &mut Builder, part: R32, rows: u32) -> SharedMatrix {
         self.moved(k, part, rows * self.tile.row_bytes())
     }
 
     /// One half of the columns of a K-major tile: the first panels if `half` (in a register) is 0, the last
-    /// panels if it is 1, and half of the panel between them if their number is odd. Together, two products
-    /// over these parts have all columns.
+    /// panels if it is 1, and half of the middle panel if the number of panels is odd. Two products over both
+    /// halves cover all columns.
     #[must_use]
     pub fn in_halves(self, k: &mut Builder, half: R32) -> SharedMatrix {
         let (panels, bytes) = (self.tile.panels(), self.tile.panel_bytes());
@@ -181,8 +181,8 @@ pub enum Accumulate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group(u32);
 
-/// Issues the products of a warpgroup and numbers their groups. A copy made at a branch knows the groups
-/// committed before it.
+/// Issues the products of a warpgroup and numbers their groups. A copy of this value in a branch knows the
+/// groups that were committed before the branch.
 #[derive(Clone, Debug)]
 pub struct Products {
     /// The types of A and B.
@@ -245,7 +245,8 @@ impl Products {
     }
 
     /// D = A B, or D += A B, with A in registers and B in shared memory (RS). `d` has 64 rows, and `a` has
-    /// one column for each row of `b`. A rounded accumulator is such an A without any exchange between lanes.
+    /// one column for each row of `b`. A rounded accumulator can be used as A without an exchange between
+    /// lanes.
     pub fn wgmma_rs(
         &self,
         k: &mut Builder,

@@ -31,7 +31,8 @@ impl IndexedTile {
         [self.index, row_block, head, batch].into_iter().chain(spans).collect()
     }
 
-    /// The words in groups that one access of shared memory takes, with the offset of each group in bytes.
+    /// The words in groups, each written or read by one access to shared memory, with the offset of each
+    /// group in bytes.
     fn groups(&self) -> Vec<(i64, [R32; 4])> {
         let words = self.words();
         let groups = words.chunks_exact(4).map(|group| [group[0], group[1], group[2], group[3]]);
@@ -78,9 +79,9 @@ impl TileBroadcast {
         Pipeline::bytes(TileBroadcast::STAGES) + TileBroadcast::slot_bytes(with_spans) * TileBroadcast::STAGES
     }
 
-    /// Barriers and slots lie at `place`, a multiple of 16 bytes. In a cluster CTA 0 sends to all CTAs and
-    /// waits for the readers of all of them; the producers receive the tile like the consumers. Tiles of a
-    /// cluster have no spans.
+    /// Places the barriers and slots at `place`, a multiple of 16 bytes. In a cluster, CTA 0 sends to all
+    /// CTAs and waits for the readers of all of them; the producers receive the tile like the consumers.
+    /// Tiles of a cluster have no spans.
     pub fn new(place: Shared, counter: Global, cluster: Option<Cluster>, with_spans: bool) -> TileBroadcast {
         let slots = place.at(i64::from(Pipeline::bytes(TileBroadcast::STAGES)));
         let pipeline = Pipeline::new(place, TileBroadcast::STAGES);
@@ -127,7 +128,7 @@ impl TileBroadcast {
     pub(crate) fn receive(&self, k: &mut Builder, at: &PipelineState, elected: Pred, tile: &IndexedTile) {
         self.pipeline.consumer_wait(k, at);
         let slot = self.slot(k, at);
-        // One lane reads the slot and the same lane releases it.
+        // The lane that reads the slot also releases it.
         k.guarded(elected, |k| tile.read(k, slot));
         for word in tile.words() {
             let sent = k.uniform(word);
@@ -159,8 +160,8 @@ impl TileBroadcast {
         }
     }
 
-    /// The CTA that finishes last resets the counter to zero. The other CTAs have taken their last tiles
-    /// before they count themselves as finished: their atomics release and the last one acquires.
+    /// The CTA that finishes last resets the counter to zero. Each CTA has taken its last tile before it
+    /// counts itself as finished: its atomic releases, and the last CTA's atomic acquires.
     pub(crate) fn reset(&self, k: &mut Builder, takers: R32) {
         let done: R32 = k.reg();
         add_one(k, done, self.counter.at(4));
@@ -173,8 +174,8 @@ impl TileBroadcast {
     }
 }
 
-/// Adds one to a counter shared by CTAs; `before` receives the old value. The atomic releases what this
-/// thread did before it, and acquires what other threads released before.
+/// Adds one to a counter shared by CTAs; `before` receives the old value. The atomic releases the thread's
+/// earlier writes and acquires those that other threads released.
 pub fn add_one(k: &mut Builder, before: R32, counter: Global) {
     let atomic = Atomic {
         op: AtomicOp::Add,

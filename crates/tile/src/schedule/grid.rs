@@ -8,14 +8,14 @@ use crate::TilePart;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TileOrder {
-    /// Head by head, row blocks in ascending order.
+    /// One head after another, row blocks in ascending order.
     InOrder,
-    /// By sections of heads whose inputs fit L2 together. Within a section the last row blocks of all heads
-    /// come first: under a causal mask they take longest (longest-processing-time-first).
+    /// By sections of heads whose inputs fit in L2 together. Within a section, the last row blocks of all
+    /// heads come first: under a causal mask they take longest (longest-processing-time-first).
     LongestFirst,
-    /// Successive indices are a stride apart in the order of [`TileOrder::InOrder`], modulo the number of
-    /// tiles, with a stride coprime to that number. Tiles that run at the same time have all lengths and
-    /// different heads.
+    /// Successive indices are a constant stride apart in the order of [`TileOrder::InOrder`], modulo the
+    /// number of tiles. The stride is coprime to that number. Tiles that run at the same time therefore have
+    /// different lengths and different heads.
     Strided,
 }
 
@@ -59,11 +59,11 @@ pub struct Spans {
     pub reduced: [R32; 2],
 }
 
-/// Finds the rows of a tile where batch entries differ.
+/// Finds the rows of a tile if batch entries have different rows.
 pub trait Locate: std::fmt::Debug {
-    /// The tile with its [`Spans`]. The row block may count the tiles of all batch entries; afterwards it
-    /// counts those of the tile's batch entry. All registers of the result are the tile's own. The index of
-    /// `tile` may lie beyond the last tile.
+    /// The tile with its [`Spans`]. The row block of `tile` may count the tiles of all batch entries; that of
+    /// the result counts within the batch entry. The result does not share registers with other tiles. The
+    /// index of `tile` may lie beyond the last tile.
     fn locate(&self, k: &mut Builder, tile: WorkTile) -> WorkTile;
 }
 
@@ -91,7 +91,7 @@ impl TileGrid {
         WorkTile { row_block, head, batch, part: None, spans: None }
     }
 
-    /// Row block, and head counted over all batch entries, of a tile index in head-by-head order.
+    /// The row block, and the head counted over all batch entries, of a tile index in head-by-head order.
     fn in_order(&self, k: &mut Builder, index: R32) -> (R32, R32) {
         let batch_head = k.div_u(index, self.row_blocks);
         (remainder(k, index, batch_head, self.row_blocks), batch_head)

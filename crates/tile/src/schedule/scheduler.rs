@@ -21,46 +21,47 @@ pub enum Handout {
     Grid,
 }
 
-/// The sequence of a CTA's tile indices, where it is known in advance.
+/// The sequence of a CTA's tile indices, for a schedule that is known in advance.
 #[derive(Clone, Copy, Debug)]
 struct TileSequence {
     index: R32,
-    /// How one index follows from the other.
+    /// The step from one index to the next.
     stride: Stride,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Stride {
-    /// Plus the number of takers.
+    /// The number of CTAs that take tiles.
     Even,
-    /// Folded: the sum of this index and the next.
+    /// Folded: the register holds the sum of this index and the next.
     Folded(R32),
-    /// Plus the number of takers, and after the whole tiles the taker's piece of the shared tiles. The
-    /// registers are the first block of the tile and one past the last.
+    /// The number of CTAs that take tiles; after the whole tiles, the CTA's piece of the shared tiles. The
+    /// registers are the first block of the tile and one past the last block.
     StreamK([R32; 2]),
 }
 
-/// The tile scheduler for both roles. A launch has at most as many CTAs as tiles (or as blocks, if the
-/// tiles of the last round are shared), so every CTA has work at the start.
+/// The tile scheduler for the producer and the consumers. A launch has at most as many CTAs as tiles (or as
+/// blocks, if the tiles of the last wave are shared), so every CTA has work at the start.
 #[derive(Clone, Copy, Debug)]
 pub struct TileScheduler<'a> {
     pub handout: Handout,
     pub grid: TileGrid,
-    /// Finds the rows of a tile where batch entries differ. With dynamic scheduling, the producer finds them.
+    /// Finds the rows of a tile if batch entries have different rows. With dynamic scheduling, the producer
+    /// calls it.
     pub locate: Option<&'a dyn Locate>,
     /// Present with dynamic scheduling.
     pub broadcast: Option<TileBroadcast>,
-    /// Present where the CTAs of a cluster take a tile together.
+    /// Present if the CTAs of a cluster take a tile together.
     pub cluster: Option<Cluster>,
-    /// How the tiles of the last round are shared, if they are. Requires [`Handout::Static`].
+    /// How the tiles of the last wave are shared, if they are. Requires [`Handout::Static`].
     pub stream_k: Option<StreamK>,
 }
 
 impl TileScheduler<'_> {
     /// Runs `produce` for each tile of the CTA, in the producer thread. `produce` must call the closure that
     /// it is given exactly once, before its last request: the closure takes the next tile index from the
-    /// counter. Taken earlier, the index would bind the CTA to a tile while other CTAs are already idle,
-    /// which costs 5% where tiles differ in length. The wait for the last request's stage hides the latency
+    /// counter. If the index were taken earlier, the CTA would hold a tile while other CTAs are already idle,
+    /// which costs 5% for tiles of different lengths. The wait for the last request's stage hides the latency
     /// of the atomic.
     pub fn for_each_as_producer(
         &self,
@@ -113,7 +114,7 @@ impl TileScheduler<'_> {
         }
     }
 
-    /// Takes further tiles from the counter while `next` has no row.
+    /// Takes further tiles from the counter while `next` has no rows.
     fn pass_empty_tiles(&self, k: &mut Builder, broadcast: &TileBroadcast, next: &IndexedTile, takers: R32) {
         let Some(spans) = next.tile.spans else { return };
         k.while_(
@@ -130,7 +131,7 @@ impl TileScheduler<'_> {
         );
     }
 
-    /// The work tile of an index.
+    /// The work tile with this index.
     pub(crate) fn decode(&self, k: &mut Builder, index: R32) -> WorkTile {
         let tile = self.grid.tile(k, index);
         self.locate.map_or(tile, |locate| locate.locate(k, tile))
@@ -179,8 +180,8 @@ impl TileScheduler<'_> {
         WorkTile { part, ..tile }
     }
 
-    /// Advances to the next index. Indices of later rounds are larger, so the first index beyond the last
-    /// tile ends the sequence.
+    /// Advances to the next index. Indices grow from round to round, so the first index beyond the last tile
+    /// ends the sequence.
     fn step(&self, k: &mut Builder, sequence: &TileSequence, takers: R32) {
         match (sequence.stride, &self.stream_k) {
             (Stride::Folded(sum), _) => {
@@ -210,8 +211,8 @@ impl TileScheduler<'_> {
         }
     }
 
-    /// Moves to the tile and blocks at which the CTA's piece continues, from block `at` of the line; moves
-    /// beyond the last tile if the piece has ended.
+    /// Moves to the tile and the blocks at which the CTA's piece continues, from block `at` of the line of
+    /// blocks on. Moves beyond the last tile if the piece has ended.
     fn go_to(&self, k: &mut Builder, stream_k: &StreamK, (index, [from, end]): (R32, [R32; 2]), at: R32) {
         let first = self.first(k);
         let next = k.add(first, 1);
@@ -243,7 +244,7 @@ impl TileScheduler<'_> {
     }
 }
 
-/// A consumer's state with dynamic scheduling: ring position and the tile received last.
+/// A consumer's state with dynamic scheduling: its ring position and the last received tile.
 #[derive(Clone, Copy, Debug)]
 struct BroadcastReader {
     broadcast: TileBroadcast,

@@ -1,4 +1,4 @@
-//! Features of scores and masks, and problems that combine them.
+//! Features of scores and masks, and problems that combine them, for tests.
 
 use problem::program::library as lib;
 use problem::{Band, Corner, Expr, Problem, Program, Table, TableType};
@@ -28,7 +28,7 @@ impl Draft {
         lib::int(self.problem.programs.ints.len() as u32 - 1)
     }
 
-    /// Adds what a program adds to the score.
+    /// Adds the term that a program adds to the score.
     fn score(&mut self, program: Expr) {
         self.score = Some(match self.score.take() {
             None => program,

@@ -4,10 +4,10 @@
 //!
 //! The leading 6 bits of a fraction (7 for the reciprocal) select a segment. The remaining bits are `x`. The
 //! result of a segment is the sum of `C0`, `C1·x`, `C2·x²` and a constant that compensates for the
-//! truncations, truncated at the last place of the result. Of `x²` only the partial products of column 19 and
-//! above are summed. The widths, the constant and all coefficients were derived from results of the device:
-//! no other triple gives all results of its segment. The tests compare all 2²³ fractions (both binades for
-//! the roots, both sides of 1 for the logarithm) with a digest of the device's results.
+//! truncations, truncated at the last place of the result. For `x²`, only the partial products of column 19
+//! and above are summed. The widths, the constant and all coefficients were derived from results of the
+//! device: no other triple gives all results of its segment. The tests compare all 2²³ fractions (both
+//! binades for the roots, both sides of 1 for the logarithm) with a digest of the device's results.
 
 use super::tables::{EX2, LG2, RCP, RSQRT, SQRT, Segment};
 
@@ -27,12 +27,13 @@ impl Segment {
     }
 }
 
-/// The square of 17 bits in units of 2^19, from the partial products that are not dropped. The product of two
-/// different bits `i` and `j` stands once, in column `i + j + 1`. The product of a bit with itself stands in
+/// The square of 17 bits in units of 2^19, from the partial products that the hardware keeps. The product of
+/// two different bits `i` and `j` occurs once, in column `i + j + 1`. The product of a bit with itself is in
 /// column `2i`.
 ///
-/// Therefore all products among the upper 8 bits are kept except the square of the lowest of them. None among
-/// the lower 9 bits are kept. Products of a lower bit `i` with an upper bit `j` are kept for `i + j ≥ 18`.
+/// Therefore all products among the upper 8 bits are kept except the square of the lowest of them. No
+/// products among the lower 9 bits are kept. Products of a lower bit `i` with an upper bit `j` are kept for
+/// `i + j ≥ 18`.
 #[inline(always)]
 fn square(x: u32) -> i64 {
     let upper = x >> 9;

@@ -23,9 +23,9 @@ pub enum F32Op {
     FmaSat,
     /// a · b + c, rounded down: `.rm`.
     FmaDown,
-    /// The smaller operand. If one operand is NaN, the other one.
+    /// The smaller operand. If one operand is NaN, the result is the other operand.
     Min,
-    /// The larger operand. If one operand is NaN, the other one.
+    /// The larger operand. If one operand is NaN, the result is the other operand.
     Max,
 }
 
@@ -101,8 +101,8 @@ fn clamped(x: f32) -> f32 {
     if x > 0.0 { x.min(1.0) } else { 0.0 }
 }
 
-/// a · b + c rounded toward −∞. The product of two f32 is exact in f64. The sum is computed with its error.
-/// Where the nearest f32 lies above the exact result, its lower neighbour is taken.
+/// a · b + c rounded toward −∞. The product of two f32 is exact in f64. The sum is computed together with its
+/// error. If the nearest f32 is above the exact result, the next lower f32 is returned.
 #[inline(always)]
 fn fma_down(a: f32, b: f32, c: f32) -> f32 {
     let (product, c) = (f64::from(a) * f64::from(b), f64::from(c));
@@ -174,9 +174,9 @@ pub enum PackedOp {
     Fma,
     /// max(a · b + c, 0): `.relu`.
     FmaRelu,
-    /// The smaller operand. If one operand is NaN, the other one.
+    /// The smaller operand. If one operand is NaN, the result is the other operand.
     Min,
-    /// The larger operand. If one operand is NaN, the other one.
+    /// The larger operand. If one operand is NaN, the result is the other operand.
     Max,
 }
 
@@ -364,7 +364,7 @@ pub(in crate::numerics) fn narrow<const FRACTION: u32, const EXPONENT: u32>(valu
         magnitude.to_bits() >> 16
     } else {
         // An f16 is an f32 with another bias and 13 fewer fraction bits. Below 2^-14, an f16 counts units of
-        // 2^-24. These are the units in the last place of an f32 just above one half.
+        // 2^-24, which is the unit in the last place of an f32 just above one half.
         let normal = (magnitude.to_bits() >> 13).wrapping_sub(112 << 10).min(infinity);
         let subnormal = (magnitude + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
         if magnitude < 6.103_515_6e-5 { subnormal } else { normal }

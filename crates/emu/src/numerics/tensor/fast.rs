@@ -176,7 +176,7 @@ fn transpose(register: &Lanes32) -> [[u32; 8]; 4] {
     by_place
 }
 
-/// Clears the bits beside the element in its register and converts the element to the multiplier's format.
+/// Clears the bits outside the element in its register and converts the element to the multiplier's format.
 #[inline(always)]
 fn finish_elements<const E: usize, const K: usize, const W: usize>(
     input: Input,

@@ -1,10 +1,10 @@
-//! `wmma`: products of a whole warp, composed of `mma`, and the position of every element in their fragments.
+//! `wmma`: products of a whole warp, composed of `mma`, and the position of every element in the fragments.
 //!
 //! PTX specifies neither. ptxas 13 generates the same code for sm_80 to sm_90, and this module follows that
 //! machine code. A product consists of two `mma` with 16×8 sums, next to each other (m16n16k16) or one below
-//! the other (m32n8k16). m8n32k16 is m32n8k16 transposed: Dᵀ = Bᵀ·Aᵀ + Cᵀ. tf32 chains two k4 products for
-//! each of them, also where the target has k8. A fragment therefore consists of the fragments that `layout`
-//! describes for `mma`, one tile after the other.
+//! the other (m32n8k16). m8n32k16 is m32n8k16 transposed: Dᵀ = Bᵀ·Aᵀ + Cᵀ. For tf32, each of these `mma` is a
+//! chain of two k4 products, even if the target has k8. A fragment therefore consists of the fragments that
+//! `layout` describes for `mma`, one tile after the other.
 
 use std::ops::Range;
 

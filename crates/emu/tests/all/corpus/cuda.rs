@@ -1,11 +1,11 @@
-//! Kernels from CUDA C++, compiled by NVRTC.
+//! Tests of kernels compiled from CUDA C++ by NVRTC.
 
 use ptx::{Arg, Dim3};
 
 use super::reference::{self, Heads};
 use super::{Case, Data, assert_close, draw, f16s, f32s, floats, halves, integers, read, words};
 
-/// Attention over two heads of 64, by a kernel whose CTAs of 128 threads have `tile` queries each.
+/// An attention kernel for two heads with head_dim 64, whose CTAs have 128 threads and `tile` queries each.
 fn attention(entry: &'static str, file: &'static str, tile: usize, shared: u32, [seq_q, seq_kv]: [usize; 2]) {
     let (heads, d) = (2, 64);
     let [q, k, v] = [(seq_q, 1), (seq_kv, 2), (seq_kv, 3)].map(|(seq, seed)| draw(heads * seq * d, seed));
@@ -150,7 +150,8 @@ fn scan() {
     case.check(|buffers| assert_eq!(read(&buffers[1], i32::from_le_bytes), expected));
 }
 
-/// CTAs that communicate: the last CTA to arrive merges what the others left in global memory.
+/// The CTAs communicate: the last CTA to arrive merges the partial results that the others left in global
+/// memory.
 #[test]
 fn split_reduce() {
     let (heads, splits, seq_kv) = (2, 3, 200);
@@ -176,8 +177,8 @@ fn split_reduce() {
     case.check(|buffers| assert_close("split_reduce", &f32s(&buffers[5]), &expected, 1e-5));
 }
 
-/// Calls, a jump table, local arrays, votes, matches, conversions: no hazard, and the integer results equal
-/// Rust's.
+/// Calls, a jump table, local arrays, votes, matches and conversions cause no hazard, and the integer results
+/// equal those of Rust.
 #[test]
 fn dispatch() {
     let data: Vec<i32> = (0..100).map(|i| i * 7 % 41 - 9).collect();
@@ -209,7 +210,8 @@ fn dispatch() {
         .collect();
     case.check(|buffers| {
         let wide: Vec<f64> = read(&buffers[2], f64::from_le_bytes);
-        // Compared with f64 results: f32 sine and power of arguments up to 80.
+        // The reference is computed in f64; the kernel computes the sine and the power of arguments up to 80
+        // in f32.
         assert_close("dispatch", &wide, &expected, 1e-3);
     });
 }

@@ -1,4 +1,5 @@
-//! Kernels for sm_90a: bulk tensor copies, warpgroup products and clusters, from CUDA C++ and from Triton.
+//! Tests of kernels for sm_90a, from CUDA C++ and from Triton: bulk tensor copies, warpgroup products and
+//! clusters.
 
 use ptx::{Arg, Dim3, Element, Kernel, L2Promotion, Swizzle, TensorMapSpec};
 

@@ -1,5 +1,5 @@
-//! The kernels of `filetests/corpus`, compiled by NVRTC and by Triton from sources of this project. They must
-//! give correct results and no hazard, in every schedule, on ragged shapes.
+//! Tests of the kernels in `filetests/corpus`, which NVRTC and Triton compiled from sources of this project.
+//! They must give correct results without hazards, in every schedule, on ragged shapes.
 
 mod cuda;
 mod hopper;
@@ -12,7 +12,7 @@ use flashcore_emu::{Buffer, Options, Schedule, run};
 use half::{bf16, f16};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
 
-/// The contents of a buffer, or its size when the kernel writes it.
+/// The contents of a buffer, or its size if the kernel writes it.
 enum Data {
     In(Vec<u8>),
     InOut(Vec<u8>),

@@ -1,4 +1,4 @@
-//! The results of the kernels, computed in f64.
+//! Reference results of the kernels, computed in f64.
 
 pub fn wide(values: &[f32]) -> impl Iterator<Item = f64> {
     values.iter().copied().map(f64::from)

@@ -1,5 +1,5 @@
-//! Kernels from Triton's language, compiled by Triton. Their last two parameters are pointers to scratch
-//! memory, which these kernels do not use.
+//! Tests of kernels written in Triton and compiled by Triton. Their last two parameters are pointers to
+//! scratch memory, which these kernels do not use.
 
 use ptx::{Arg, Dim3};
 
@@ -53,7 +53,7 @@ fn matmul() {
         &[Arg::I32(m as i32), Arg::I32(n as i32), Arg::I32(depth as i32)],
     );
     let expected = reference::matmul(&a, depth, n, |col, k| b[k * n + col]);
-    // Half a unit in the last place of bf16 below 16.
+    // The tolerance is half a unit in the last place of bf16 below 16.
     case.check(|buffers| assert_close("c", &bf16s(&buffers[2]), &expected, 16.0 / 512.0));
 }
 
@@ -87,13 +87,13 @@ fn layernorm() {
         &[Arg::I32(cols as i32), Arg::F32(1e-5)],
     );
     let expected = reference::layernorm(&x, &weight, &bias);
-    // Half a unit in the last place of f16 below 4, plus a margin for f32.
+    // The tolerance is half a unit in the last place of f16 below 4, plus a margin for f32.
     case.check(|buffers| assert_close("y", &f16s(&buffers[3]), &expected, 4.0 / 4096.0 + 1e-5));
 }
 
 #[test]
 fn transpose() {
-    // Both are compiled as multiples of 16. Neither is a multiple of the tile's 32.
+    // Both extents are compiled as multiples of 16. Neither is a multiple of the tile's 32.
     let (rows, cols) = (48, 80);
     let x = draw(rows * cols, 10);
     let case = case(

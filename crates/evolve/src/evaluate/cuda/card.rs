@@ -1,4 +1,4 @@
-//! The interface to a GPU that evaluations need.
+//! The interface to a GPU that evaluations use.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -49,7 +49,7 @@ pub trait Card: Send {
 
     fn machine(&mut self) -> &mut Self::Machine;
 
-    /// The fault of a kernel from a machine's error.
+    /// Translates a machine's error into the fault of a kernel.
     fn fault(error: <Self::Machine as Machine>::Error) -> Fault;
 
     /// Compiles a kernel or loads it from a cache, so that it is ready to run.
@@ -82,7 +82,7 @@ pub trait Card: Send {
 const SAMPLE_US: f64 = 150.0;
 /// Maximum number of calls in one sample.
 const MOST_CALLS: f64 = 40.0;
-/// Number of samples: fewer give no interval, more are of no use.
+/// Range of the number of samples: fewer give no interval, and more bring no benefit.
 const SAMPLES: std::ops::RangeInclusive<usize> = 7..=60;
 
 /// Number of functions after which loaded modules are unloaded.
@@ -140,7 +140,7 @@ impl GpuCard {
     /// Time of one launch of a graph, µs.
     fn sample(&self, graph: &GraphExec) -> Result<f64, DriverError> {
         let [start, end] = &self.events;
-        // Warms L2, and keeps the device busy while the host queues the rest.
+        // The first launch warms L2, and keeps the device busy while the host queues the other launches.
         graph.launch(&self.stream)?;
         start.record(&self.stream)?;
         graph.launch(&self.stream)?;
@@ -234,7 +234,7 @@ impl Card for GpuCard {
     fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault> {
         let resources = self.function(kernel).map_err(fault_of)?.resources();
         let info = self.gpu.info();
-        // The cache holds code from the driver's linker. Code from the driver's loader is not accessible.
+        // The cache holds code from the driver's linker. Code from the driver's loader cannot be read.
         let key = Key::new(&kernel.module.to_string(), info.sm(), &info.compiler());
         Ok(Built {
             registers: resources.registers,

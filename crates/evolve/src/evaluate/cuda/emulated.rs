@@ -1,6 +1,6 @@
-//! The emulator as a substitute for a GPU, so that the whole cascade except the driver's behaviour is tested
-//! on any machine. Its time is the number of warp instructions. This is no forecast; it only ranks a kernel
-//! with fewer instructions as faster.
+//! The emulator as a substitute for a GPU, so that the whole cascade except the driver's behaviour can be
+//! tested on any machine. Its time is the number of warp instructions. This is not a forecast; it only makes
+//! a kernel with fewer instructions faster.
 
 use emu::{Buffer, Checks, EmuError, Emulator, HazardKind, Options};
 use kernels::{Arch, Operand};
@@ -296,8 +296,8 @@ mod tests {
         assert_eq!(found.reason, Reason::Crashed);
     }
 
-    /// A race has as many turns as it needs, each as long as a call. The time of other turns does not make a
-    /// turn count as hanging.
+    /// A race has as many turns as it needs, each as long as a call. The total time of other turns does not
+    /// make a turn count as hanging.
     #[test]
     fn each_turn_of_a_race_has_its_own_time() {
         let allowed = Arc::new(Mutex::new(Vec::new()));

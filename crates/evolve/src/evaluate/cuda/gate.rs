@@ -1,5 +1,5 @@
-//! The gate on a device: correct outputs on several draws, every element written and nothing beside them, and
-//! bit-identical repetitions.
+//! The gate on a device: checks correct outputs on several draws of inputs, that every output element is
+//! written and nothing else, and that repeated launches give identical bits.
 
 use kernels::Operand;
 use ledger::Reason;
@@ -18,7 +18,7 @@ use check::values::Values;
 /// Draws of a small problem: normal inputs, inputs whose row max moves along the keys, and outliers.
 const DRAWS: [(Style, u64); 4] =
     [(Style::Normal, 1), (Style::Rising, 2), (Style::Falling, 3), (Style::Outlier, 3)];
-/// Seeds of a large problem, of which some rows are judged.
+/// Seeds for a large problem, of which only some rows are checked.
 const SEEDS: [u64; 2] = [1, 2];
 /// Number of repeated launches that must equal the first one bit for bit.
 const REPEATS: usize = 2;
@@ -100,7 +100,7 @@ impl Gate {
         let runs = feeds.map(|feed| launch(card.machine(), bound, feed).map_err(lost::<C>));
         let mut runs = runs.collect::<Result<Vec<Launched>, Fault>>()?;
         let repeats = runs.split_off(cases.len());
-        // The remaining work is the host's.
+        // The remaining work runs on the host.
         let judged: Vec<_> = cases.par_iter().zip(runs).map(|(case, run)| case.judge(bound, run)).collect();
         let (mut error, mut outputs) = (None::<ErrorFigures>, Vec::new());
         for judged in judged {

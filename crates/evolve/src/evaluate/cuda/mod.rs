@@ -5,7 +5,7 @@
 //! emulator ([`EmulatedCard`]), so that everything except the driver's behaviour is tested without a GPU.
 //!
 //! A kernel that hangs or breaks its context makes the GPU unusable for the process. The evaluator reports
-//! this (`hangs`, `crashed`) and cannot continue. It therefore runs in a [worker](crate::workers),
+//! this (`hangs`, `crashed`) and cannot continue. It therefore runs in a [worker](crate::workers) process,
 //! which is restarted.
 
 mod card;
@@ -36,8 +36,8 @@ use ledger::{
     Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Reason, Rejection, TimeKind, Trial,
 };
 
-/// Called with the time limit of the next piece of work. After that time, the supervisor may kill the
-/// process.
+/// A callback that receives the time limit of the next piece of work. After that time, the supervisor may
+/// kill the process.
 pub type Allow = Box<dyn FnMut(Duration) + Send>;
 
 /// Time limit for host work that always ends: compiling, drawing inputs, computing references.
@@ -47,9 +47,9 @@ const HOST_WORK: Duration = Duration::from_secs(120);
 const CHECK: Duration = Duration::from_secs(900);
 /// A single piece of work that takes longer counts as hanging.
 const HANGS: Duration = Duration::from_secs(8);
-/// Minimum rate at which the host draws, copies and judges a kernel's buffers, bytes per second.
+/// Minimum rate at which the host fills, copies and checks a kernel's buffers, bytes per second.
 const BYTES_A_SECOND: f64 = 16e6;
-/// Number of drawn kept: that of the problem and those of held-out problems.
+/// Number of problems whose drawn inputs are kept: the run's problem and held-out problems.
 const DECKS: usize = 4;
 
 /// An evaluator for one card.
@@ -57,7 +57,7 @@ pub struct Cuda<C> {
     card: C,
     /// Host-side work: building, predicting and checking.
     bench: Bench,
-    /// Whether the time model has this very device, not only one of the same architecture.
+    /// Whether the time model describes this very device, and not only another one of the same architecture.
     predicts: bool,
     gate: Gate,
     drawn: Vec<(Problem, RaceInputs)>,
@@ -95,13 +95,13 @@ impl<C: Card> Cuda<C> {
             source: Source::Ptxas(driver.clone()),
         });
         let resources = resources.collect();
-        // The kernels are entries of one module, so the code of one is that of all.
+        // The kernels are entries of one module, so the code of one kernel is the code of all.
         let code = built.into_iter().next().and_then(|built| built.code);
         let sass_hash = code.map(|code| kernel::identity(&bound, &code));
         let built = kernel::Built { text: bound.kernel.module.to_string(), bound, resources, sass_hash };
         Ok(match self.bench.describe(&task.subject, &problem, &built)? {
-            // The predicted bound gives the niche even for another device of the architecture. The predicted
-            // time would not hold.
+            // The predicted bottleneck determines the niche even for another device of the architecture. The
+            // predicted time would be wrong there.
             Finding::Screened { screening, findings, .. } if !self.predicts => {
                 Finding::Screened { screening, predicted_us: None, findings }
             }
@@ -174,7 +174,7 @@ impl<C: Card> Cuda<C> {
         outcome(&race, *incumbent, trial, self.card.kind(), task.problem)
     }
 
-    /// The index of the problem's drawn.
+    /// The index of the problem's drawn inputs.
     fn drawn(&mut self, problem: &Problem) -> Result<usize, Fault> {
         if let Some(known) = self.drawn.iter().position(|(of, _)| of == problem) {
             return Ok(known);
@@ -215,7 +215,7 @@ fn outcome(
         return Err(Fault::new(word_of(fault), fault));
     }
     if let Some(fault) = &rival.fault {
-        return Err(Fault::new(Reason::Incumbent, format!("the incumbent is out: {fault}")));
+        return Err(Fault::new(Reason::Incumbent, format!("the incumbent cannot race: {fault}")));
     }
     let against = rival.comparison.map(|found| Against {
         incumbent,
@@ -254,7 +254,7 @@ impl<C: Card> Evaluator for Cuda<C> {
             Stage::Race => self.race(task, Trial::Race, &mut held),
             Stage::HeldOut => self.race(task, Trial::HeldOut, &mut held),
         };
-        // A candidate's device time counts even when it fails.
+        // A candidate's device time counts even if the evaluation fails.
         let finding = found.unwrap_or_else(|fault| Finding::Rejected(fault.at(task.stage)));
         Ok(Look { finding, device_seconds: held.since.map_or(0.0, |since| since.elapsed().as_secs_f64()) })
     }

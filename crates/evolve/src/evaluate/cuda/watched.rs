@@ -22,7 +22,7 @@ impl<S: Stage> Stage for Watched<'_, S> {
         self.stage.load(slot)
     }
 
-    /// A turn begins with the flush.
+    /// A turn begins with the flush of L2.
     fn flush(&mut self) -> Result<(), S::Error> {
         (self.turn)();
         self.stage.flush()

@@ -8,7 +8,7 @@ use super::emit::Forward;
 use crate::forward::descale::descaled;
 
 impl Forward<'_> {
-    /// The factor of scores in the exponent, and the softcap, with the descale factors of the CTA's head.
+    /// The factor of scores in the exponent and the softcap, both with the descale factors of the CTA's head.
     pub(super) fn score_factors(&self, k: &mut Builder) -> (F32, Option<Softcap>) {
         let (factor, softcap) = (self.params.factor, self.params.softcap);
         let Some(descale) = self.params.score_descale else { return (factor, softcap) };

@@ -31,8 +31,8 @@ use crate::{Arch, Program};
 const ENTRY: &str = "flash_forward_mma";
 
 impl MmaPlan {
-    /// The kernel, before it the kernel that lists blocks if the plan does, and after it the kernel that
-    /// merges if CTAs divide the keys; the plan has been checked.
+    /// Emits the kernel. If the plan lists blocks, the kernel that lists them comes before it; if CTAs divide
+    /// the keys, the kernel that merges the results comes after it. The plan has been checked.
     pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
@@ -91,8 +91,8 @@ pub(super) struct Forward<'a> {
 
 /// The kernel's parameters.
 pub(super) struct Params {
-    /// For q, k, v and out: the start, and the strides in bytes of batch entries and of heads. Partial
-    /// results take the place of out and of the LSE.
+    /// For q, k, v and out: the start, and the strides in bytes of batch entries and of heads. With split
+    /// keys, partial results replace out and the LSE.
     tensors: Vec<(Global, R64, R64)>,
     lse: Option<Global>,
     partials: Option<Partials>,
@@ -107,7 +107,7 @@ pub(super) struct Params {
     sinks: Option<Global>,
     lists: Option<BlockLists>,
     pub(super) score_descale: Option<ScoreDescale>,
-    /// Where keys are divided over CTAs, the merge applies it.
+    /// With split keys, the merge kernel applies this factor.
     pub(super) value_descale: Option<ValueDescale>,
 }
 
@@ -138,7 +138,7 @@ impl Params {
             softcap: declare_softcap(k, c, problem, plan.tanh),
             programs: declare_programs(k, c, problem, false)
                 .map(|programs| if lists.is_some() { programs.masking_partial_blocks() } else { programs }),
-            // Where keys are divided over CTAs, the merge adds the sinks.
+            // With split keys, the merge kernel adds the sinks.
             sinks: if splits == 1 { c.sinks(k) } else { None },
             lists,
             score_descale: ScoreDescale::declare(k, c, problem),
@@ -194,7 +194,7 @@ impl<'a> Forward<'a> {
             let at = self.head_and_batch(k);
             programs.for_rows(k, threads, rows, (plan.warp_rows(), plan.warp_keys()), at)
         });
-        // Partial blocks of a list may be partial by the mask program alone.
+        // A listed block may be partial because of the mask program alone.
         let unmasked = list.is_some() && divides && self.params.band.is_full();
         let sum = self.pair_sum(k);
         let scores = |k: &mut Builder, block: &Block| {
@@ -248,7 +248,7 @@ impl<'a> Forward<'a> {
         self.store(k, &o, &finished.lse);
     }
 
-    /// The type of P, or for f32 the type of the same range.
+    /// The type of P; for f32, the 16-bit type with the same range.
     fn weights(&self) -> OperandType {
         match self.types {
             [_, MmaType::F32] => Half::Bf16.into(),
@@ -256,18 +256,18 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// The thread's position among those that divide the keys of a block.
+    /// The thread's position among the warps that divide the keys of a block.
     fn key_threads(&self) -> Threads {
         if self.plan.dim_warps == 1 { self.threads } else { self.threads.of_all_columns() }
     }
 
-    /// The warp's half of the head dims; `None` if the warp has all of them.
+    /// The half of the head dims that the warp computes; `None` if the warp computes all of them.
     fn half_of_dims(&self) -> Option<R32> {
         self.threads.part.filter(|_| self.plan.dim_warps == 2)
     }
 
-    /// The sum of the two parts of S, if two warps divide the head dims. A barrier of the CTA follows between
-    /// the scores of two blocks.
+    /// The sum of the two parts of S, if two warps divide the head dims. A CTA barrier separates the scores
+    /// of successive blocks.
     fn pair_sum(&self, k: &mut Builder) -> Option<PairSum> {
         let (plan, half) = (self.plan, self.half_of_dims()?);
         let [_, key, value, _] = self.layouts();
@@ -281,14 +281,13 @@ impl<'a> Forward<'a> {
         self.plan.layouts(self.problem)
     }
 
-    /// Keys and values begin after Q. O later takes the place of Q.
+    /// Keys and values are stored after Q. O later reuses the memory of Q.
     fn ring_start(&self) -> i64 {
         let [q, .., o] = self.layouts();
         i64::from(q.bytes().max(o.bytes()))
     }
 
-    /// The ring of keys and values. It points at the last block that the CTA visits, or, with a list, at
-    /// block
+    /// The ring of keys and values. It points at the last block that the CTA visits or, with a list, at block
     /// 0.
     fn keys_and_values(
         &self,
@@ -344,7 +343,7 @@ impl<'a> Forward<'a> {
         )
     }
 
-    /// A reader of the warp's part of the rows of a KV block.
+    /// A reader of the rows of a KV block that belong to the warp's part.
     fn own_keys(
         &self,
         k: &mut Builder,
@@ -363,7 +362,7 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Requests the CTA's queries.
+    /// Requests the copy of the CTA's queries.
     fn load_queries(&self, k: &mut Builder) {
         let [layout, ..] = self.layouts();
         let copy = TileCopy::new(k, &self.threads, layout, self.row_bytes(Tensor::Q), self.plan.copy);
@@ -374,7 +373,7 @@ impl<'a> Forward<'a> {
         copy.load(k, self.shared, from, Some(limit));
     }
 
-    /// The warp's queries, in registers or in shared memory as the plan says.
+    /// The warp's queries, in registers or in shared memory according to the plan.
     fn queries(&self, k: &mut Builder, blocks: &KvPipeline) -> OperandA {
         let [layout, ..] = self.layouts();
         let rows = self.plan.warp_rows();
@@ -416,18 +415,18 @@ impl<'a> Forward<'a> {
         if self.plan.kv_warps > 1 {
             return; // The merge has ordered it.
         }
-        // A warp that shares rows has read a half of them alone.
+        // A warp that shares rows has read only half of the columns.
         let [q, .., o] = self.layouts();
         let own_rows = q.pitch() == o.pitch() && self.plan.dim_warps == 1;
         match (self.plan.queries, self.plan.products) {
-            // All of Q had arrived before it went to registers. If rows of Q and O have the same length, a
-            // warp's O overwrites only rows of Q that this warp alone has read. The lanes of the warp must
-            // synchronise, but no warp waits for another.
+            // All of Q had arrived before it was copied to registers. If rows of Q and O have the same
+            // length, a warp's O overwrites only rows of Q that only this warp has read. The lanes of the
+            // warp must synchronise, but no warp waits for another.
             (QueryHome::Registers, _) if own_rows => k.warp_sync(),
             (QueryHome::Registers, _) => k.bar_sync(),
             // The barrier of the last block comes after the last scores.
             (QueryHome::Shared, Order::ScoresAhead) => {}
-            // A CTA without keys has not waited for Q yet.
+            // A CTA without keys has not yet waited for Q.
             (QueryHome::Shared, Order::InTurn) => {
                 k.cp_async_wait(0);
                 k.bar_sync();
@@ -435,8 +434,8 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Whether all of Q must have arrived before the first block is visited. Otherwise the first block waits
-    /// for both.
+    /// Whether all of Q must have arrived before the first block is visited. Otherwise, the first block waits
+    /// for both Q and its keys.
     pub(super) fn waits_for_queries(&self) -> bool {
         self.plan.queries == QueryHome::Registers || self.plan.products == Order::ScoresAhead
     }
@@ -472,7 +471,7 @@ impl<'a> Forward<'a> {
         [head, self.sequence.map_or(batch, |sequence| sequence.batch)]
     }
 
-    /// Start of the CTA's head in a tensor. Recomputed at each use, so that it occupies no registers in
+    /// Start of the CTA's head in a tensor. It is recomputed at each use, so that it occupies no registers in
     /// between.
     fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
         let (start, batch_bytes, head_bytes) = self.params.tensors[tensor as usize];
@@ -531,7 +530,7 @@ fn cta_rows(
     (RowRange { first, seq_q: sequence.q.len, seq_kv: sequence.kv.len, ..all }, Some(sequence), index)
 }
 
-/// The CTA's row block. In a causal head the last row blocks, which see most keys, come first.
+/// The CTA's row block. In a causal head, the last row blocks come first, because they see the most keys.
 fn row_block(k: &mut Builder, plan: &MmaPlan, band: &KeyBand) -> R32 {
     if plan.splits > 1 {
         let [block, blocks, _] = row_block_and_split(k, plan);

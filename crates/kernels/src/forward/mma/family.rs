@@ -1,4 +1,4 @@
-//! The family in the registry, and the declaration of its genes.
+//! Implements the registry's trait for the family, and declares its genes.
 
 use problem::{Band, Problem};
 use ptx::Violations;
@@ -28,7 +28,7 @@ impl FamilyPlan for MmaPlan {
 
     fn genes(problem: &Problem) -> Vec<Gene> {
         let tile_orders = if problem.band == Band::FULL { &[][..] } else { &["heads_first", "rows_first"] };
-        // Sums of 16-bit products lose nothing that a second level would keep.
+        // Sums of 16-bit products are exact enough without a second level.
         let output_sums = if problem.dtypes.v.is_fp8() { &["running", "by_block"][..] } else { &[] };
         let dim_warps = if problem.head_dim_v > 256 { &[2][..] } else { &[] };
         vec![

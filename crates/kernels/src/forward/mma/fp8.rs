@@ -1,8 +1,8 @@
-//! Inputs of 8 bits: types of the products, what a problem and a plan have to keep to, and the defaults.
+//! 8-bit inputs: types of the products, the requirements on a problem and a plan, and the defaults.
 //!
-//! The scores are a product of 8-bit Q and K. If V has 8 bits too, P is rounded to e4m3, and lanes permute
-//! bytes of V into operands ([`tile::mma_ab`]). With V in 16 bits, P and the product with V are those of the
-//! 16-bit kernels.
+//! The scores are a product of 8-bit Q and K. If V has 8 bits too, P is rounded to e4m3, and the lanes
+//! permute bytes of V into operands ([`tile::mma_ab`]). With 16-bit V, P and the product with V are the same
+//! as in the 16-bit kernels.
 
 use attend::{OutputSums, Rescale};
 use problem::{DType, Problem, Tensor};
@@ -14,7 +14,7 @@ use crate::error::accept;
 use crate::forward::fp8::{check_scales, operand_type};
 use crate::{Arch, PlanError};
 
-/// The widest rows of 8-bit tensors.
+/// The maximum width of rows of 8-bit tensors.
 const WIDEST: usize = 256;
 
 /// The types in which S = Q Kᵀ and P V are multiplied.
@@ -43,7 +43,7 @@ pub(super) const fn out_half(problem: &Problem) -> Option<Half> {
     }
 }
 
-/// The step between numbers of keys of a warp: the keys of one product P V.
+/// The step between the possible numbers of keys of a warp: the keys of one product P V.
 pub(super) const fn key_step(problem: &Problem) -> u32 {
     if problem.dtypes.v.is_fp8() { 32 } else { 16 }
 }
@@ -53,13 +53,14 @@ pub(super) const fn column_step(problem: &Problem) -> u32 {
     if problem.dtypes.v.is_fp8() { 16 } else { 8 }
 }
 
-/// Where the P V of blocks are summed by default: apart in 8 bits, whose sums lose light keys.
+/// Where the P V of blocks are summed by default: block by block for 8-bit values, because a single
+/// accumulator would lose keys with small weights.
 pub(super) const fn default_sums(problem: &Problem) -> OutputSums {
     if problem.dtypes.v.is_fp8() { OutputSums::ByBlock } else { OutputSums::Running }
 }
 
-/// The default rescaling: in e4m3 with a threshold of 0, which leaves all of the range to light keys. With 5,
-/// short problems with a heavy key fail the gate.
+/// The default rescale threshold: 0 for e4m3, which leaves the whole range to keys with small weights. With a
+/// threshold of 5, short problems with a heavy key fail the gate.
 pub(super) const fn default_rescale(problem: &Problem) -> Rescale {
     match problem.dtypes.weights() {
         DType::E4m3 | DType::E5m2 => Rescale::Beyond(0),
@@ -67,8 +68,8 @@ pub(super) const fn default_rescale(problem: &Problem) -> Rescale {
     }
 }
 
-/// Whether ptxas converts 8-bit operands to f16 in registers, which takes twice as many: `mma.sync` of sm_90
-/// has no products of 8 bits.
+/// Whether ptxas converts 8-bit operands to f16, which doubles their registers: `mma.sync` of sm_90 has no
+/// 8-bit products.
 const fn converts(arch: &Arch) -> bool {
     arch.sm == 90
 }
@@ -81,14 +82,15 @@ pub(super) const fn tile_shape_of_fp8(dim: usize, arch: &Arch) -> (u32, u32, u32
     }
 }
 
-/// The widest heads that a small grid computes with several warps on the same rows, and those whose 8-bit
-/// queries fit the registers.
+/// The maximum head dim for which several warps share rows on a small grid, and the maximum head dim whose
+/// 8-bit queries fit the registers.
 pub(super) const fn widest_of_fp8(arch: &Arch) -> (usize, usize) {
     if converts(arch) { (128, 0) } else { (WIDEST, 128) }
 }
 
-/// The most resident CTAs that bound the registers. Without a bound, ptxas limits itself to 80, 96 or 128
-/// registers in some kernels, and spills; with one, the widest heads of sm_90 spill more: 0 means none.
+/// The maximum number of resident CTAs for which a bound on registers is declared. Without a bound, ptxas
+/// limits itself to 80, 96 or 128 registers in some kernels, and spills. With a bound, the widest heads of
+/// sm_90 spill more: 0 means no bound.
 pub(super) const fn most_residents_of_fp8(dim: usize, arch: &Arch) -> u32 {
     match (dim, converts(arch)) {
         (..=64, false) => 3,
@@ -98,7 +100,7 @@ pub(super) const fn most_residents_of_fp8(dim: usize, arch: &Arch) -> u32 {
 }
 
 impl MmaPlan {
-    /// Whether a problem with 8-bit inputs can be computed.
+    /// Checks that the family supports a problem with 8-bit inputs.
     pub(super) fn check_fp8_problem(problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         if !problem.dtypes.has_fp8() {
             return Ok(());
@@ -110,7 +112,7 @@ impl MmaPlan {
         check_scales(problem, "mma")
     }
 
-    /// Whether the genes go with 8-bit inputs.
+    /// Checks that the genes are compatible with 8-bit inputs.
     pub(super) fn check_fp8_genes(&self, problem: &Problem) -> Result<(), PlanError> {
         if !problem.dtypes.v.is_fp8() && self.output_sums == OutputSums::ByBlock {
             let [what, value, accepted] =
@@ -121,7 +123,7 @@ impl MmaPlan {
             return Ok(());
         }
         accept("dim_warps", self.dim_warps.into(), self.dim_warps == 1, "1 with 8-bit inputs")?;
-        // Elements are copied in pairs of bytes.
+        // Elements of 8 bits are copied in pairs.
         let pairs = |tensor, dim: usize| !problem.dtypes.of(tensor).is_fp8() || dim.is_multiple_of(2);
         let dims = [("head_dim", Tensor::K, problem.head_dim), ("head_dim_v", Tensor::V, problem.head_dim_v)];
         for (what, tensor, dim) in dims {

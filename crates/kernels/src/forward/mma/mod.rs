@@ -1,19 +1,18 @@
 //! The portable forward family: FlashAttention-2's structure on `mma.sync.m16n8k16`, for every GPU since
 //! sm_80, and on `mma.sync.m16n8k32` for 8-bit inputs since sm_89.
 //!
-//! A CTA takes `block_m` query rows of one head, a warp 16 or more of them, and walks the keys in blocks of
-//! `block_n` from the last to the first. S = Q Kᵀ and O = P V run on the tensor cores. S, P and O stay in
-//! registers: the accumulator fragments of S, rounded, are the A fragments of P V. Keys and values stream
-//! through swizzled shared memory by `cp.async`. With [`MmaPlan::splits`], CTAs divide the keys of a row
-//! block and a second kernel merges their results.
+//! A CTA takes `block_m` query rows of one head, and a warp takes 16 or more of them. The CTA visits the keys
+//! in blocks of `block_n`, from the last block to the first. S = Q Kᵀ and O = P V run on the tensor cores. S,
+//! P and O stay in registers: the accumulator fragments of S, rounded, are the A fragments of P V. Keys and
+//! values are streamed through swizzled shared memory by `cp.async`. With [`MmaPlan::splits`], CTAs divide
+//! the keys of a row block, and a second kernel merges their results.
 //!
-//! Baked into the code: dtype, head dimensions, mask, group size, row strides, whether `block_n` divides
-//! `seq_kv`, the sign of the scale, which arrays of lengths there are, and the plan. Launch parameters:
-//! pointers, batch and head strides, `seq_q`, `seq_kv` and the scale. One kernel therefore serves all lengths
-//! of its kind.
+//! Constants in the code: dtype, head dimensions, mask, group size, row strides, whether `block_n` divides
+//! `seq_kv`, the sign of the scale, which arrays of lengths exist, and the plan. Launch parameters: pointers,
+//! batch and head strides, `seq_q`, `seq_kv` and the scale. One kernel therefore serves all lengths.
 //!
-//! With uneven lengths a CTA reads the lengths of its batch entry at its start. Tiles of packed queries are
-//! counted over all sequences ([`attend::Lengths::tile`]), and a CTA whose tile has no row exits.
+//! With uneven lengths, a CTA first reads the lengths of its batch entry. Tiles of packed queries are counted
+//! over all sequences ([`attend::Lengths::tile`]), and a CTA whose tile has no rows exits.
 
 mod descale;
 mod emit;

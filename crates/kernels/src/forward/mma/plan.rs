@@ -1,3 +1,5 @@
+//! The genes of the family, and the default plan of a problem.
+
 use attend::{Order, OutputSums, Rescale, Tanh, merge_bytes};
 use problem::{Band, DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
@@ -23,7 +25,7 @@ pub enum QueryHome {
     Shared,
 }
 
-/// Which tiles neighbouring CTAs compute.
+/// The order in which CTAs compute tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grid {
@@ -34,7 +36,7 @@ pub enum Grid {
     HeadsFirst,
 }
 
-/// Genes of the family.
+/// The genes of a plan of this family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MmaPlan {
     /// Query rows of a CTA.
@@ -44,33 +46,32 @@ pub struct MmaPlan {
     /// Warps of a CTA.
     pub warps: u32,
     /// Warps that share the same rows and divide each KV block among them (split-KV inside the CTA, merged at
-    /// the end). The CTA's rows are divided evenly among the `warps / kv_warps` groups. More than 1 shortens
-    /// the dependency chain on a small grid.
+    /// the end). The `warps / kv_warps` groups divide the CTA's rows evenly. More than 1 shortens the
+    /// dependency chain on a small grid.
     pub kv_warps: u32,
     /// Warps that share the same rows and divide the head dims among them: 1 or 2. Each of two warps
-    /// multiplies its half of the columns of Q and K, adds the other's half of S through shared memory, and
-    /// computes its half of O's columns. 2 halves the registers of O, for head_dim_v above 256. Not together
-    /// with `kv_warps`.
+    /// multiplies its half of the columns of Q and K, adds the other warp's part of S through shared memory,
+    /// and computes its half of O's columns. 2 halves the registers of O, for head_dim_v above 256. Cannot be
+    /// combined with `kv_warps`.
     #[serde(default = "one")]
     pub dim_warps: u32,
-    /// CTAs that share the same rows and divide their KV blocks among them in parts of the same length
-    /// (split-KV over CTAs, FlashAttention-3's `num_splits`). A second kernel merges the results in the order
-    /// of the splits, bitwise reproducibly. More than 1 gives work to idle SMs where rows are few and keys
-    /// many.
+    /// CTAs that share the same rows and divide their KV blocks into parts of equal length (split-KV over
+    /// CTAs, FlashAttention-3's `num_splits`). A second kernel merges the results in the order of the splits,
+    /// so that they are bitwise reproducible. More than 1 uses idle SMs when rows are few and keys are many.
     #[serde(default = "one")]
     pub splits: u32,
-    /// KV blocks in shared memory.
+    /// Number of KV blocks in shared memory.
     pub stages: u32,
     /// How the steps of successive KV blocks interleave.
     #[serde(alias = "order")]
     pub products: Order,
-    /// Least number of resident CTAs per SM, which bounds registers; `None` leaves the bound to ptxas.
+    /// Minimum number of resident CTAs per SM, which limits the registers; `None` leaves the choice to ptxas.
     pub resident_ctas: Option<u32>,
     pub queries: QueryHome,
     /// When accumulators are rescaled.
     pub rescale: Rescale,
-    /// Where the P V of successive blocks are summed: by block only with 8-bit values, whose sums on the
-    /// tensor cores keep few bits.
+    /// Where the P V of successive blocks are summed. Only 8-bit values use sums by block, because their sums
+    /// on the tensor cores keep few bits.
     #[serde(default)]
     pub output_sums: OutputSums,
     /// How tiles are loaded and stored.
@@ -78,35 +79,35 @@ pub struct MmaPlan {
     /// Which tiles neighbouring CTAs compute.
     #[serde(alias = "grid")]
     pub tile_order: Grid,
-    /// The instructions of the softcap. Without effect on problems that have none.
+    /// The instructions of the softcap. They have no effect on problems without a softcap.
     #[serde(default)]
     pub tanh: Tanh,
-    /// Which KV blocks are visited where the problem has a mask program.
+    /// Which KV blocks are visited if the problem has a mask program.
     #[serde(default)]
     pub visits: Visits,
 }
 
-/// The widest O that one warp holds: with 16 rows, half of the registers of a thread.
+/// Maximum columns of O for one warp: with 16 rows, they fill half of a thread's registers.
 const WIDEST: usize = 256;
 
-/// The most splits: the merge reads all of them in one thread.
+/// Maximum number of splits: one thread of the merge reads all of them.
 pub(super) const MOST_SPLITS: u32 = 32;
 
 const fn one() -> u32 {
     1
 }
 
-/// Least keys of a split by default: fewer take less time than the second kernel (predicted by the time model
-/// for an H200 and an L4, not yet measured).
+/// Minimum number of keys in a split by default. Fewer keys take less time than the second kernel (predicted
+/// by the time model for an H200 and an L4, not yet measured).
 const LEAST_KEYS: usize = 256;
 
-/// Registers besides the tiles: addresses, loop state and B fragments (from ptxas' register counts of the
-/// default plans).
+/// Estimated registers in addition to the tiles: addresses, loop state and B fragments (from ptxas' register
+/// counts of the default plans).
 const OTHER_REGISTERS: u32 = 44;
 
 impl MmaPlan {
-    /// FlashAttention-2's tiles. If they would leave SMs idle, fewer rows per CTA, with the keys divided
-    /// among the warps.
+    /// FlashAttention-2's tiles. If these would leave SMs idle, CTAs get fewer rows, and the warps divide the
+    /// keys.
     pub fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let float = problem.dtypes.out == DType::F32;
@@ -115,8 +116,8 @@ impl MmaPlan {
             DType::F16 | DType::Bf16 => tile_shape(dim, problem.band, arch),
             DType::E4m3 | DType::E5m2 => tile_shape_of_fp8(dim, arch),
         };
-        // The widest heads that a small grid computes with several warps on the same rows, and those whose
-        // queries fit the registers.
+        // The maximum head dim for which several warps share rows on a small grid, and the maximum head dim
+        // whose queries fit the registers.
         let (most_small, most_kept) = match problem.dtypes.q {
             DType::F32 => (128, 32),
             DType::F16 | DType::Bf16 => (WIDEST, 128),
@@ -124,7 +125,7 @@ impl MmaPlan {
         };
         let dim_warps = if problem.head_dim_v > WIDEST { 2 } else { 1 };
         let warps = if dim > WIDEST { block_m / 16 * dim_warps } else { warps };
-        // Programs and, beside a window, sinks need registers: with more keys, these shapes spill.
+        // Programs, and sinks combined with a window, need registers: with more keys, these shapes spill.
         let windowed = !problem.band.is_full() && !problem.band.is_causal();
         let block_n = match block_n {
             _ if !problem.programs.is_empty() => (block_n / 2).next_multiple_of(key_step(problem)),
@@ -150,7 +151,7 @@ impl MmaPlan {
             splits: 1,
             stages: 2,
             products: Order::InTurn,
-            // Left to itself, ptxas spills in f32 to make room for one CTA more.
+            // Without this bound, ptxas spills in f32 to make room for one more CTA.
             resident_ctas: float.then_some(1),
             queries: if in_registers { QueryHome::Registers } else { QueryHome::Shared },
             rescale: default_rescale(problem),
@@ -171,7 +172,7 @@ impl MmaPlan {
                 Grid::HeadsFirst => Grid::RowsFirst,
             };
         }
-        // Rows of the widest heads fill shared memory with few keys.
+        // Rows with the largest head dims leave room for only few keys in shared memory.
         while plan.block_n > 16 && (float || dim > WIDEST) {
             let least = MmaPlan { stages: 1, ..plan.clone() };
             if least.check_resources(problem, arch).is_ok() {
@@ -179,8 +180,8 @@ impl MmaPlan {
             }
             plan.block_n -= 16;
         }
-        // Two resident CTAs per SM are worth more than two stages; a CTA of 8 warps has all registers of its
-        // SM. If every SM has at most one CTA, all keys may be in flight at once.
+        // Two resident CTAs per SM are faster than two stages. A CTA of 8 warps uses all registers of its SM.
+        // If every SM has at most one CTA, all keys may be in flight at once.
         let choices: &[(u32, u32)] = match plan.kv_warps {
             1 if plan.warps <= 4 => &[(2, 2), (2, 1), (1, 2), (1, 1)],
             1 => &[(1, 2), (1, 1)],
@@ -221,7 +222,7 @@ impl MmaPlan {
         self.block_m / self.row_warps()
     }
 
-    /// Keys of a KV block that one warp takes.
+    /// Keys of a KV block for one warp.
     pub const fn warp_keys(&self) -> u32 {
         self.block_n / self.kv_warps
     }
@@ -236,8 +237,8 @@ impl MmaPlan {
         self.warps / self.sharing_warps()
     }
 
-    /// Columns of Q and K, and of V and O, in shared memory: whole chunks, and with two `dim_warps` and in
-    /// f32 an even number of them a warp. Columns beyond the head dims are zeros.
+    /// Columns of Q and K, and of V and O, in shared memory: whole chunks. With two `dim_warps` and in f32,
+    /// each warp has an even number of chunks. Columns beyond the head dims are zeros.
     pub(super) const fn columns(&self, problem: &Problem) -> [u32; 2] {
         let step = match (problem.dtypes.q, self.dim_warps) {
             // f32 and 8-bit types are multiplied in steps of two chunks.
@@ -251,7 +252,8 @@ impl MmaPlan {
         [dim.next_multiple_of(step), dim_v.next_multiple_of(step_v)]
     }
 
-    /// Tiles of Q, K, V and O in shared memory; O reuses the place of Q. O in f32 has none with 8-bit inputs.
+    /// Tiles of Q, K, V and O in shared memory. O reuses the memory of Q. With 8-bit inputs, O in f32 has no
+    /// tile.
     pub(super) fn layouts(&self, problem: &Problem) -> [TileLayout; 4] {
         let [dim, dim_v] = self.columns(problem);
         let dtypes = problem.dtypes;
@@ -275,7 +277,7 @@ impl MmaPlan {
         q.max(o) + (u64::from(self.stages) * (k + v)).max(merge) + u64::from(self.sum_bytes())
     }
 
-    /// Shared memory in which two `dim_warps` add their parts of S, after the ring of keys and values.
+    /// Shared memory in which two `dim_warps` exchange their parts of S, after the ring of keys and values.
     const fn sum_bytes(&self) -> u32 {
         match self.dim_warps {
             1 => 0,
@@ -283,8 +285,8 @@ impl MmaPlan {
         }
     }
 
-    /// Estimated registers of a thread: accumulators of O and S, the P fragments that S becomes, and the Q
-    /// fragments if they are kept.
+    /// Estimated registers of a thread: accumulators of O and S, P fragments, and the Q fragments if they are
+    /// kept in registers.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let m_tiles = self.warp_rows() / 16;
         let [dim, dim_v] = self.columns(problem).map(|columns| columns / self.dim_warps);
@@ -300,7 +302,7 @@ impl MmaPlan {
             OutputSums::Running => 0,
             OutputSums::ByBlock => 16 * m_tiles,
         };
-        // Scores of two blocks; ptxas keeps a part of them already as probabilities.
+        // The scores of two blocks are live at once; ptxas keeps some of them already as probabilities.
         let s = if self.products == Order::ScoresAhead { s + s / 2 } else { s };
         o + s + sums + q + OTHER_REGISTERS
     }
@@ -308,7 +310,7 @@ impl MmaPlan {
     /// Whether the plan fits the problem and the architecture.
     ///
     /// # Errors
-    /// The first reason why not.
+    /// The first reason why the plan does not fit.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         self.check_problem(problem, arch)?;
         self.check_genes(problem)?;
@@ -396,7 +398,7 @@ impl MmaPlan {
         check_rescale(self.rescale, problem.dtypes.weights())
     }
 
-    /// Limits of the merge: its grid, and indices of 31 bits.
+    /// Checks the limits of the merge: its grid, and indices below 2^31.
     fn check_merge(&self, problem: &Problem) -> Result<(), PlanError> {
         let even = problem.lengths.q.is_even();
         accept("splits", self.splits.into(), even, "1 with uneven lengths of the queries")?;
@@ -435,7 +437,7 @@ impl MmaPlan {
     }
 }
 
-/// Whether every row is aligned for copies of this width.
+/// Checks that every row is aligned for copies of this width.
 fn check_alignment(problem: &Problem, copy: CopyMode) -> Result<(), PlanError> {
     let found = Tensor::ALL.into_iter().find_map(|tensor| {
         let elements = (copy.bytes() / problem.dtypes.of(tensor).bytes() as u32).max(1);
@@ -451,8 +453,8 @@ pub(super) fn widest_copy(problem: &Problem) -> CopyMode {
     CopyMode::ALL.into_iter().find(fits).unwrap_or(CopyMode::Elements)
 }
 
-/// Number of splits that give a CTA to every SM, if at most a quarter of the SMs have one otherwise. A split
-/// has [`LEAST_KEYS`] keys or more.
+/// The number of splits that give a CTA to every SM, if otherwise at most a quarter of the SMs would have a
+/// CTA. A split has at least [`LEAST_KEYS`] keys.
 pub(super) fn default_splits(problem: &Problem, rows: u32, arch: &Arch) -> u32 {
     let last = problem.seq_q.saturating_sub(1);
     let visible = problem.band.keys(last, problem.seq_q, problem.seq_kv).len();
@@ -467,8 +469,8 @@ fn ctas(problem: &Problem, rows: u32) -> usize {
     (tiles * batch) as usize * problem.heads_q
 }
 
-/// Warps that share rows on a small grid: enough to give every SM a CTA, whose 64 rows are divided by this
-/// number.
+/// The number of warps that share rows on a small grid, chosen so that every SM gets a CTA. The 64 rows of a
+/// CTA are divided by this number.
 fn kv_warps(problem: &Problem, arch: &Arch) -> u32 {
     let fits = |&&parts: &&u32| {
         let columns = problem.head_dim_v.div_ceil(column_step(problem) as usize);
@@ -478,17 +480,17 @@ fn kv_warps(problem: &Problem, arch: &Arch) -> u32 {
     [4, 2].iter().find(fits).copied().unwrap_or(1)
 }
 
-/// Whether shared memory holds large tiles.
+/// Whether shared memory is large enough for large tiles.
 const fn roomy(arch: &Arch) -> bool {
     arch.shared_per_sm > 128 * 1024
 }
 
-/// Query rows, keys of a block and warps for a head_dim, if there are enough rows for all SMs.
+/// Query rows of a CTA, keys of a block and warps for a head_dim, if there are enough rows for all SMs.
 fn tile_shape(dim: usize, mask: Band, arch: &Arch) -> (u32, u32, u32) {
     match (dim, roomy(arch)) {
         // At these head dims, 128 keys spill a few registers.
         (33..=56, true) => (128, 96, 4),
-        // At these head dims, 128 keys spill with a causal mask, whose diagonal needs registers.
+        // At these head dims, 128 keys spill with a causal mask, whose diagonal needs additional registers.
         (57..=64, true) if mask.is_causal() => (128, 96, 4),
         (..=64, true) => (128, 128, 4),
         // With 64 keys, ptxas limits itself to 80 registers and spills.
@@ -507,7 +509,7 @@ fn tile_shape(dim: usize, mask: Band, arch: &Arch) -> (u32, u32, u32) {
     }
 }
 
-/// Like [`tile_shape`], for f32: rows have twice the bytes, and S and P twice the registers.
+/// Like [`tile_shape`], for f32: rows have twice as many bytes, and S and P need twice the registers.
 fn tile_shape_of_f32(dim: usize, arch: &Arch) -> (u32, u32, u32) {
     match (dim, roomy(arch)) {
         (..=128, _) => (64, 32, 4),

@@ -84,8 +84,8 @@ impl MmaPlan {
         }
     }
 
-    /// Rounds the four columns from `column` on and stores those that exist, as 8 bytes if rows are aligned
-    /// to as many.
+    /// Rounds the four columns from `column` on and stores those that exist, in 8-byte stores if rows are
+    /// aligned to 8 bytes.
     fn store_columns(
         &self,
         k: &mut Builder,
@@ -122,7 +122,7 @@ impl MmaPlan {
     }
 }
 
-/// Declares the temporaries.
+/// Declares the temporaries of the partial results.
 pub(super) fn declare(
     k: &mut Builder,
     c: &mut Contract<'_>,
@@ -155,8 +155,8 @@ fn partial_row(
     k.add(before, row)
 }
 
-/// The position of the CTA along the grid dimension of row blocks, where the splits of a row block are
-/// neighbours: the row block's index, the number of row blocks, and the split.
+/// Reads the CTA's position along the grid dimension of row blocks, in which the splits of a row block are
+/// neighbours. Returns the row block's index, the number of row blocks, and the split.
 pub(super) fn row_block_and_split(k: &mut Builder, plan: &MmaPlan) -> [R32; 3] {
     let (index, count) = match plan.tile_order {
         Grid::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),

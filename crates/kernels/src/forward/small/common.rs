@@ -1,4 +1,4 @@
-//! The genes that both families have, and the layout of a CTA's shared memory.
+//! The genes that both families for small grids have, and the layout of a CTA's shared memory.
 
 use attend::{Division, Packing, Tanh};
 use problem::{Problem, Tensor};
@@ -16,14 +16,14 @@ use crate::{Arch, Features, PlanError};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowOrder {
-    /// Head by head. In a causal head the last rows, which see most keys, come first.
+    /// One head after another. In a causal head the last rows come first, because they see the most keys.
     #[default]
     ByHead,
     /// The last rows of all heads first, so that the tiles at the end are short.
     LongestFirst,
-    /// The last rows of all heads first up to the middle of the grid, then the first rows of all heads first.
-    /// The second of two CTAs that share an SM comes half a grid after the first, which pairs a long tile
-    /// with a short one.
+    /// In the first half of the grid, the last rows of all heads first; in the second half, the first rows of
+    /// all heads first. If two CTAs share an SM, the second one comes half a grid after the first, so that a
+    /// long tile is paired with a short one.
     Folded,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Common {
     pub tanh: Tanh,
 }
 
-/// Tiles of the TMA copies, and byte offsets of everything in a CTA's shared memory.
+/// The tiles of the TMA copies, and the byte offsets in a CTA's shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SharedMap {
     /// The tile of one copy of queries, of keys and of values.
@@ -54,14 +54,14 @@ pub(super) struct SharedMap {
     pub values: u32,
     pub messages: u32,
     pub barriers: u32,
-    /// Number of mbarriers of queries, keys and values, which come first.
+    /// Number of mbarriers of queries, keys and values. They come first.
     pub load_barriers: u32,
     pub bytes: u32,
 }
 
 impl SharedMap {
-    /// The layout for copies of `query_rows` query rows and of the part `1 / key_copies` of a block's keys,
-    /// with `stages` KV blocks for each part of a CTA's keys.
+    /// The layout for copies of `query_rows` query rows and of `1 / key_copies` of a block's keys, with
+    /// `stages` KV blocks for each part of a CTA's keys.
     pub fn new(
         common: &Common,
         problem: &Problem,
@@ -94,7 +94,7 @@ impl SharedMap {
 }
 
 impl Common {
-    /// One warpgroup per tile, and heads apart.
+    /// One warpgroup per tile, without packed heads.
     pub const BASE: Common = Common {
         row_warpgroups: 1,
         packing: Packing::Apart,
@@ -140,7 +140,7 @@ impl Common {
         self.row_tiles(problem).saturating_mul(heads)
     }
 
-    /// Whether all CTAs are resident at once with the plan's `resident_ctas`.
+    /// Whether all CTAs are resident at the same time with the plan's `resident_ctas`.
     pub fn is_one_wave(&self, problem: &Problem, arch: &Arch) -> bool {
         let ctas = self.tiles(problem).saturating_mul(self.cluster.into());
         ctas <= u64::from(self.resident_ctas) * u64::from(arch.multiprocessors)
@@ -159,7 +159,7 @@ impl Common {
         }
     }
 
-    /// The genes with the heads of a group packed if that fills tiles better.
+    /// The genes, with the heads of a group packed if that fills tiles better.
     pub fn filled(mut self, problem: &Problem) -> Common {
         let packs =
             packs_well(problem, WARPGROUP_ROWS) && WARPGROUP_ROWS.is_multiple_of(problem.group_size() as u32);
@@ -172,7 +172,7 @@ impl Common {
         if self.check_store(family, problem).is_ok() { self.store } else { RowStore::Pairs }
     }
 
-    /// Checks the genes by themselves.
+    /// Checks the genes without regard to a problem.
     pub fn check_genes(&self) -> Result<(), PlanError> {
         for (what, value) in [("cluster", self.cluster), ("kv_warpgroups", self.kv_warpgroups)] {
             accept(what, value.into(), [1, 2, 4].contains(&value), "1, 2, 4")?;
@@ -210,14 +210,14 @@ impl Common {
         check_packing(problem, heads, rows.is_multiple_of(heads), accepted)
     }
 
-    /// Checks that the parts of the keys get equal shares of O's columns.
+    /// Checks that the parts of the keys can divide the columns of O evenly.
     pub fn check_shares(&self, problem: &Problem) -> Result<(), PlanError> {
         let (parts, columns) = (self.division().parts(), problem.head_dim_v as u32);
         let even = (columns / 8).is_multiple_of(parts);
         accept("cluster · kv_warpgroups", parts.into(), even, "divisors of head_dim_v / 8")
     }
 
-    /// Checks that stores are aligned, in global memory and to the tiles of a share.
+    /// Checks that stores are aligned in global memory and to the tiles of a share.
     pub fn check_store(&self, family: &'static str, problem: &Problem) -> Result<(), PlanError> {
         let step = self.store.elements();
         let share = problem.head_dim_v as u32 / self.division().parts();
@@ -254,7 +254,8 @@ impl Common {
         accept(what, heads, fits, "fewer than 2^31 / cluster")
     }
 
-    /// Checks `shared` bytes of a CTA and about `registers` of a thread against what the residents leave.
+    /// Checks `shared` bytes of a CTA and about `registers` registers of a thread against the limits for the
+    /// plan's resident CTAs.
     pub fn check_resources(&self, arch: &Arch, shared: u32, registers: u32) -> Result<(), PlanError> {
         let share = (arch.shared_per_sm / self.resident_ctas).saturating_sub(Arch::SHARED_RESERVED);
         let limit = arch.shared_per_cta.min(share);
@@ -274,18 +275,18 @@ impl Common {
         problem.seq_kv.is_multiple_of(self.cluster_keys() as usize)
     }
 
-    /// Whether the last block may have keys beyond the end or keys that some row does not see.
+    /// Whether the last block may contain keys beyond the end, or keys that some row does not see.
     pub fn masks(&self, problem: &Problem) -> bool {
         !band(problem).is_full() || !self.divides(problem)
     }
 }
 
-/// The features that both families compute.
+/// The features that both families support.
 pub(super) fn features() -> Features {
     Features { sink: true, programs: true, ..Features::default() }
 }
 
-/// The declarations of the genes that both families have, without the softcap's.
+/// The declarations of the genes that both families have, except that of the softcap.
 pub(super) fn genes(problem: &Problem) -> Vec<Gene> {
     // Without grouped heads there is nothing to pack.
     let packings = if problem.group_size() > 1 { &["apart", "packed"][..] } else { &[] };

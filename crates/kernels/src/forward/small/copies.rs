@@ -1,12 +1,12 @@
-//! Where the TMA copies of both families read, and the barrier that follows their requests.
+//! The sources of the TMA copies of both families, and the barrier that follows the requests.
 
 use attend::Exchange;
 use problem::{Problem, Tensor};
 use ptx::{Builder, CmpOp, R32, TensorMapPtr};
 
-/// The elected lane, which initialises, requests and arrives for its warp. ptxas predicates `mbarrier.init`
-/// for the whole warp, and compute-sanitizer attributes it to the last lane. With any other elected lane,
-/// compute-sanitizer would report a race of two lanes where there is none.
+/// The elected lane, which initialises mbarriers, requests copies and arrives for its warp. ptxas predicates
+/// `mbarrier.init` for the whole warp, and compute-sanitizer attributes it to the last lane. With any other
+/// elected lane, compute-sanitizer would report a false race between two lanes.
 pub(super) const ELECTED_LANE: u32 = 31;
 
 /// The coordinates of the copies: tensor maps, first position and key, head and batch entry.
@@ -22,7 +22,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Head and batch entry in a tensor's map, where those with stride 0 are one.
+    /// Head and batch entry in a tensor's map, in which heads or batch entries with stride 0 count as one.
     pub(super) fn head(&self, k: &mut Builder, problem: &Problem, tensor: Tensor) -> [R32; 2] {
         let strides = problem.strides(tensor);
         let head = if tensor == Tensor::Q { self.head } else { self.kv_head };

@@ -1,5 +1,5 @@
-//! What the generators of both families share: parameters, the work of a cluster, and the merge of the parts
-//! of the keys.
+//! Code that the generators of both families share: parameters, the work of a cluster, and the merge of the
+//! parts of the keys.
 
 use attend::{
     Exchange, KeyBand, OnlineSoftmax, Place, Rescale, RowPrograms, RowRange, ScorePrograms, Sinks, Softcap,
@@ -39,7 +39,7 @@ pub(super) trait SmallPlan: Sized {
     fn attend(forward: &Forward<'_, Self>, k: &mut Builder) -> (OnlineSoftmax, AccTile);
 }
 
-/// The kernel of a plan that has been checked.
+/// Emits the kernel of a plan that has been checked.
 pub(super) fn emit<P: SmallPlan>(plan: &P, problem: &Problem) -> Result<Program, Violations> {
     let (common, map) = (plan.common(), plan.shared_map(problem));
     let mut k = Builder::kernel(ENTRY);
@@ -123,11 +123,11 @@ pub(super) struct Forward<'a, P> {
     pub(super) place: Place,
     pub(super) threads: Threads,
     pub(super) rows: RowRange,
-    /// The CTA's query head, or group of packed ones, and batch entry.
+    /// The CTA's query head or group of packed heads, and its batch entry.
     pub(super) head: R32,
     pub(super) batch: R32,
     pub(super) shared: Shared,
-    /// The merge with the other parts of the keys, if there are any.
+    /// The merge with the other parts of the keys, if there are other parts.
     pub(super) exchange: Option<Exchange>,
 }
 
@@ -220,7 +220,8 @@ impl<'a, P: SmallPlan> Forward<'a, P> {
         }
     }
 
-    /// The warpgroup's columns of O over all keys, normalised; all columns if the warpgroup has all keys.
+    /// The warpgroup's columns of O over all keys, normalised. If the warpgroup has all keys, these are all
+    /// columns.
     pub(super) fn join(
         &self,
         k: &mut Builder,

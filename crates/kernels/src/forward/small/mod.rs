@@ -4,16 +4,16 @@
 //! Each of its warpgroups takes one part of the keys, and the parts are merged through distributed shared
 //! memory. The two families differ in the main loop:
 //!
-//! - [`AtOncePlan`]: all keys of a warpgroup fit one KV block. The warpgroup requests everything at once by
+//! - [`AtOncePlan`]: all keys of a warpgroup fit in one KV block. The warpgroup requests all tiles at once by
 //!   TMA, keeps its scores in registers, and runs no loop: S = Q Kᵀ is issued as keys arrive, the softmax
-//!   runs over the scores in few steps, and P V takes P from registers.
-//! - [`StreamedPlan`]: KV blocks stream through a ring of stages, as in FlashAttention-3.
+//!   takes a few steps, and P V reads P from registers.
+//! - [`StreamedPlan`]: KV blocks are streamed through a ring of stages, as in FlashAttention-3.
 //!
-//! Baked into the code: dtype, head dimensions, mask, group size, row strides, whether the parts are whole
-//! and whether all keys fit the stages (then nothing is refilled), the offset of the diagonal from the tiles,
-//! `heads_q` for an LSE, and the plan. Launch parameters: tensor maps of Q, K and V, the output's pointer and
-//! strides, `seq_q`, `seq_kv` and the scale. A kernel serves another problem only if the emitted text is
-//! identical: compare modules, not shapes.
+//! Constants in the code: dtype, head dimensions, mask, group size, row strides, whether the parts are whole
+//! and whether all keys fit the stages (then no stage is refilled), the offset of the diagonal from the
+//! tiles, `heads_q` for an LSE, and the plan. Launch parameters: tensor maps of Q, K and V, the output's
+//! pointer and strides, `seq_q`, `seq_kv` and the scale. A kernel serves another problem only if the emitted
+//! text is identical: compare modules, not shapes.
 
 mod at_once;
 mod common;
@@ -34,7 +34,7 @@ use self::wave::Wave;
 use crate::{Arch, Plan};
 
 /// The better default plan of the two families, unchecked: the plan that holds all keys if the tiles are at
-/// most two waves and the plan's own grid is one wave. Else KV blocks stream.
+/// most two waves and the plan's own grid is one wave, else the plan that streams KV blocks.
 pub fn default_for(problem: &Problem, arch: &Arch) -> Plan {
     let at_once = AtOncePlan::default_for(problem, arch);
     let streamed = StreamedPlan::default_for(problem, arch);

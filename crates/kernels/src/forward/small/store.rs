@@ -28,7 +28,7 @@ impl<P: SmallPlan> Forward<'_, P> {
         }
     }
 
-    /// Stores packed heads: each row has an address of its own.
+    /// Stores packed heads, where each row has its own address.
     fn store_packed(&self, k: &mut Builder, softmax: &OnlineSoftmax, o: &AccTile) {
         let first = self.first_row(k);
         let limits = (first, k.mul(self.rows.seq_q, self.rows.heads));

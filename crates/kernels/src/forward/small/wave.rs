@@ -1,4 +1,4 @@
-//! How much of the GPU a problem's row tiles fill, on which the default plans depend.
+//! How many waves a problem's row tiles fill on the GPU. The default plans depend on this.
 
 use problem::{Band, Problem};
 
@@ -6,7 +6,7 @@ use super::common::{Common, RowOrder};
 use crate::Arch;
 use crate::family::row_tiles;
 
-/// How much of the GPU the tiles of 64 query rows fill; each variant is an upper bound in waves.
+/// The number of waves that the tiles of 64 query rows fill. Each variant is an upper bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wave {
     Half,
@@ -17,7 +17,7 @@ pub(super) enum Wave {
 }
 
 impl Wave {
-    /// The wave of a problem, whose heads are packed if that fills tiles better.
+    /// The wave of a problem, with packed heads if packing fills tiles better.
     pub fn of_problem(problem: &Problem, arch: &Arch) -> Wave {
         Wave::of(Common::BASE.filled(problem).tiles(problem), arch)
     }
@@ -32,8 +32,8 @@ impl Wave {
         }
     }
 
-    /// Causal row tiles differ in length. If two CTAs share an SM from start to end, the order pairs lengths
-    /// that add up; if more CTAs follow, the long tiles come first.
+    /// Causal row tiles differ in length. If exactly two CTAs share an SM, the order pairs a long tile with a
+    /// short one. If more CTAs follow, long tiles come first.
     pub fn order(self, mask: Band, row_tiles: u64) -> RowOrder {
         match (self, mask) {
             (_, Band::FULL) | (Wave::Half | Wave::One, _) => RowOrder::ByHead,
@@ -49,7 +49,8 @@ impl Wave {
     }
 }
 
-/// Whether the grid is small. A wave of CTAs that do not overlap costs the whole chain of loads and products.
+/// Whether the grid is small. In a wave of CTAs that do not overlap, the whole chain of loads and products is
+/// exposed.
 pub(super) fn is_small(problem: &Problem, arch: &Arch) -> bool {
     let most = if is_narrow(problem) { 8 } else { 2 };
     row_tiles(problem, 64) <= most * u64::from(arch.multiprocessors)

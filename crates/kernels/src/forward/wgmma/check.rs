@@ -1,4 +1,4 @@
-//! Checks whether a plan fits a problem and an architecture.
+//! Checks that a plan fits a problem and an architecture.
 
 use attend::{Sums, Tiles};
 use problem::{Band, DType, Problem, Tensor};
@@ -21,7 +21,7 @@ impl WgmmaPlan {
     /// Whether the plan fits the problem and the architecture.
     ///
     /// # Errors
-    /// The first reason why not.
+    /// The first reason why the plan does not fit.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         accept("sm", arch.sm.into(), arch.sm == 90, "90, whose target is sm_90a")?;
         self.check_problem(problem)?;
@@ -72,7 +72,7 @@ impl WgmmaPlan {
         }
     }
 
-    /// Whether the warpgroups can divide a tile as the plan says.
+    /// Checks that the warpgroups can divide a tile in the plan's way.
     fn check_share(&self, problem: &Problem) -> Result<(), PlanError> {
         let dim = problem.head_dim_v as u64;
         if self.share == Share::Rows {
@@ -86,7 +86,7 @@ impl WgmmaPlan {
         if problem.dtypes.q.is_fp8() {
             return refuse("types", &problem.dtypes.to_string(), "16-bit inputs");
         }
-        // The two warpgroups have the same rows, and a barrier of theirs after the scores of each block.
+        // The two warpgroups have the same rows, and meet at a barrier after the scores of each block.
         for (what, value, accepted) in [
             ("consumers", self.consumers, 2),
             ("resident_ctas", self.resident_ctas, 1),
@@ -123,7 +123,7 @@ impl WgmmaPlan {
         }
     }
 
-    /// Whether the plan computes uneven lengths.
+    /// Checks that the plan supports uneven lengths.
     fn check_uneven(&self, problem: &Problem) -> Result<(), PlanError> {
         if problem.lengths.is_even() {
             return Ok(());
@@ -133,8 +133,8 @@ impl WgmmaPlan {
             let (value, accepted) = (value.to_owned(), accepted.to_owned());
             Err(PlanError::Problem { family: FAMILY, what, value, accepted })
         };
-        // A cluster's CTAs share the loads of keys, and tiles of the last round are shared by equal numbers
-        // of blocks. A bulk store ends where the tensor ends, not where the sequence does.
+        // CTAs of a cluster share the loads of keys, and the tiles of a shared last wave must have equal
+        // numbers of blocks. A bulk store ends at the end of the tensor, not of the sequence.
         if self.cluster > 1 {
             return refuse("cluster", &self.cluster.to_string(), "1");
         }
@@ -147,7 +147,8 @@ impl WgmmaPlan {
         check_lengths(problem, self.tile_rows(problem), self.packed_heads(problem))
     }
 
-    /// Whether blocks can be listed: all warpgroups of a tile, and no other tile, visit those of its list.
+    /// Checks that blocks can be listed: all warpgroups of a tile, and no other tile, must visit the blocks
+    /// of its list.
     fn check_lists(&self, problem: &Problem) -> Result<(), PlanError> {
         let Some(tiles) = self.list_tiles(problem) else { return Ok(()) };
         let refuse = |what: &str, value: &str, accepted: &str| {
@@ -254,7 +255,7 @@ impl WgmmaPlan {
         }
     }
 
-    /// Whether the tiles of the last round can be shared. This requires tiles of equal length and a static
+    /// Checks that the tiles of the last wave can be shared. This requires tiles of equal length and a static
     /// schedule.
     fn check_tail(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         let Some(round) = self.last_round(problem, arch) else { return Ok(()) };
@@ -276,7 +277,7 @@ impl WgmmaPlan {
         accept("blocks of shared tiles", line, line < 1 << 31, "fewer than 2^31")
     }
 
-    /// Whether TMA can store O.
+    /// Checks that TMA can store O.
     pub(super) fn check_bulk_store(&self, problem: &Problem) -> Result<(), PlanError> {
         let dim = problem.head_dim_v as u64;
         accept("head_dim_v", dim, dim.is_multiple_of(64), "multiples of 64 with store = bulk")?;
@@ -285,7 +286,7 @@ impl WgmmaPlan {
         check_tensor_map(problem, Tensor::Out, FAMILY)
     }
 
-    /// Whether shared memory and registers suffice.
+    /// Checks that shared memory and registers suffice.
     pub(super) fn check_resources(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         let bytes = u64::from(self.shared_bytes(problem));
         if bytes > u64::from(arch.shared_per_cta) {

@@ -12,15 +12,15 @@ use crate::forward::contract::default_tanh;
 use crate::forward::packing::packs_well;
 
 impl WgmmaPlan {
-    /// The plans that measured best on an H200 (16k tokens, hidden size 2048); FlashAttention-3's tiles for
-    /// shapes that were not measured.
+    /// The plans that were fastest on an H200 (16k tokens, hidden size 2048). Shapes that were not measured
+    /// get FlashAttention-3's tiles.
     pub fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
         let causal = problem.band.is_causal();
         let dim = problem.head_dim.max(problem.head_dim_v);
         let speculative = Rescaling::Speculative { beyond: 8, limit: 15 };
         let lazy = Rescaling::Beyond(8);
-        // Beside programs, and beside sinks with a window, a speculative softmax spills, because a block has
-        // code for its second computation. So do 128 keys at narrow head dims.
+        // With programs, or with sinks and a window, a speculative softmax spills, because it needs a second
+        // copy of the code of a block. So do 128 keys at small head dims.
         let programs = !problem.programs.is_empty();
         let crowded = programs || problem.score.sink && !causal && !problem.band.is_full();
         let base = WgmmaPlan {
@@ -78,7 +78,7 @@ impl WgmmaPlan {
             (97..=128, true) => base,
             (97..=128, false) if problem.seq_kv > 4096 => WgmmaPlan { block_n: 144, ..in_order },
             (97..=128, false) => WgmmaPlan { turns: Turns::PingPong, ..in_order },
-            // Blocks of 64 keys in one stage each: S of fewer keys would read Q from shared memory more
+            // Blocks of 64 keys, one stage each. With fewer keys, S would read Q from shared memory more
             // often.
             (257.., _) if problem.head_dim_v > 256 => WgmmaPlan {
                 share: Share::HeadDim,
@@ -107,8 +107,8 @@ impl WgmmaPlan {
         plan
     }
 
-    /// The nearest plan that the problem's pass, its lengths, its type and its output's strides allow. With
-    /// an LSE, lanes compute the sums: products would sum rounded probabilities.
+    /// The nearest plan that the problem's pass, lengths, types and output strides allow. With an LSE, lanes
+    /// compute the sums, because products would sum rounded probabilities.
     pub(crate) fn fitted(mut self, problem: &Problem) -> WgmmaPlan {
         if problem.dtypes.weights() != DType::Bf16 || problem.pass.lse() {
             self.sums = Sums::Lanes;
@@ -119,11 +119,11 @@ impl WgmmaPlan {
             self.store = Store::Direct;
             // The producer reads the lengths of the next tile while the consumers compute.
             self.handout = Handout::Dynamic;
-            // The last tile of each sequence may have warpgroups without a query.
+            // In the last tile of each sequence, some warpgroups may have no query.
             self.ends = if self.share == Share::Rows { Ends::Own } else { Ends::Common };
         }
         if self.visits.lists(problem) {
-            // All warpgroups of a tile, and no other tile, visit the blocks of its list.
+            // All warpgroups of a tile, and no other tile, must visit the blocks of its list.
             self.cluster = 1;
             self.tail = Tail::Whole;
             self.ends = Ends::Common;
@@ -146,7 +146,7 @@ impl WgmmaPlan {
         }
     }
 
-    /// The plan with as few empty rows as possible: they are computed without any use.
+    /// The plan with as few empty rows as possible, because empty rows are computed too.
     pub(crate) fn filled(mut self, problem: &Problem) -> WgmmaPlan {
         self.packing = if packs_well(problem, self.block_m()) { Packing::Packed } else { Packing::Apart };
         while self.share == Share::Rows
@@ -159,7 +159,7 @@ impl WgmmaPlan {
         self
     }
 
-    /// Whether the last tile of a head has warpgroups without a query.
+    /// Whether some warpgroups of the last tile of a head have no query.
     fn blank_warpgroups(&self, problem: &Problem) -> bool {
         let last = self.rows(problem) % u64::from(self.block_m());
         last != 0 && last + 64 <= u64::from(self.block_m())

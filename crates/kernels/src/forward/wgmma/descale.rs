@@ -14,8 +14,8 @@ impl Forward<'_> {
         tile::divide(k, tile.head, self.problem.group_size() as u32 / heads)
     }
 
-    /// The factor of a tile's scores in the exponent, positive or NaN. With a cap, the factor of the scores
-    /// in the cap is set instead.
+    /// The factor of a tile's scores in the exponent, positive or NaN. With a softcap, sets the factor of the
+    /// scores inside the cap instead.
     pub(super) fn tile_factor(&self, k: &mut Builder, tile: &WorkTile, cap: Option<&Softcap>) -> F32 {
         let Some(descale) = self.params.score_descale else { return self.params.factor };
         let at = [tile.batch, self.key_head(k, tile)];

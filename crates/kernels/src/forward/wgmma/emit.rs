@@ -1,5 +1,5 @@
-//! The generator: the producer's requests and the consumers' computation. Rows and blocks are chosen in
-//! `rows.rs`; results are stored in `store.rs`.
+//! The generator: the producer's requests and the consumers' computation. `rows.rs` selects rows and blocks;
+//! `store.rs` stores the results.
 
 use attend::{
     BlockLists, BlockOutput, KeyBand, Lengths, MainLoop, Masker, OnlineSoftmax, OutputSums, Rescale,
@@ -36,7 +36,8 @@ const ENTRY: &str = "flash_forward_wgmma";
 const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
 
 impl WgmmaPlan {
-    /// The kernel, and before it the kernel that lists blocks if the plan does; the plan has been checked.
+    /// Emits the kernel and, if the plan lists blocks, the kernel that lists them before it. The plan has
+    /// been checked.
     pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
@@ -110,22 +111,22 @@ impl WgmmaPlan {
     }
 }
 
-/// Barriers that another barrier makes redundant.
+/// Finds barriers that another barrier makes redundant.
 impl WgmmaPlan {
-    /// Whether a stage of Q is empty whenever the first keys of its tile have an empty stage. Each tile has
-    /// at least one block. With no more KV stages than Q stages, the first keys of a tile replace keys of the
-    /// tile whose queries are replaced, or of a later tile; and keys are released after the last product that
-    /// reads the queries with them.
+    /// Whether an empty stage for the first keys of a tile implies an empty stage for its Q. Each tile has at
+    /// least one block. With no more KV stages than Q stages, the first keys of a tile replace keys of the
+    /// tile whose queries are replaced, or of a later tile. Keys are released after the last product that
+    /// reads the queries together with them.
     fn queries_without_empty_barriers(&self) -> bool {
         self.stages <= self.query_stages()
     }
 
     /// Whether the consumers have received the index of the previous tile when the producer sends the index
-    /// of the next one. Consumers receive a tile's index while they compute the tile before it. The producer
-    /// has then requested all of a tile. With one Q stage, the consumers have therefore released the queries
-    /// of the tile before; with at most two KV stages, they have released the last values of the tile two
-    /// before, after which they received the index. In a cluster the producers receive indices as well and
-    /// release no tile, so this does not hold.
+    /// of the next one. Consumers receive a tile's index while they compute the tile before it. By then the
+    /// producer has requested all loads of a tile. With one Q stage, the consumers have therefore released
+    /// the queries of the tile before it. With at most two KV stages, they have released the last values of
+    /// the tile two before it, after which they received the index. In a cluster, the producers also receive
+    /// indices but release no tiles, so the argument does not hold.
     fn broadcast_without_empty_barriers(&self) -> bool {
         self.cluster == 1 && (self.query_stages() == 1 || self.stages <= 2)
     }
@@ -144,16 +145,16 @@ pub(super) struct Forward<'a> {
     pub(super) keys: TileRing,
     pub(super) values: TileRing,
     pub(super) schedule: TileScheduler<'a>,
-    /// Where the parts of shared tiles are merged.
+    /// The merge of the parts of shared tiles, if tiles are shared.
     pub(super) merge: Option<StreamKMerge>,
-    /// Staging rows of O for TMA stores.
+    /// Staging rows of O in shared memory, for TMA stores.
     pub(super) rows_out: Option<(TensorMapPtr, Shared)>,
-    /// The first warpgroup's P in shared memory, if P V takes it from there; those of the other warpgroups
-    /// follow.
+    /// P of the first warpgroup in shared memory, if P V reads P from there. P of the other warpgroups
+    /// follows.
     pub(super) probs: Option<(SwizzledTile, Shared)>,
-    /// Where warpgroups that divide the head dim add their parts of S.
+    /// Memory in which warpgroups that divide the head dim exchange their parts of S.
     pub(super) sum_room: Option<Shared>,
-    /// The ones beside V, if products compute the row sums.
+    /// The columns of ones that are added to V, if products compute the row sums.
     pub(super) ones: Option<Ones>,
 }
 
@@ -164,7 +165,7 @@ pub(super) struct Params {
     pub(super) out: Global,
     pub(super) lse: Option<Global>,
     pub(super) counter: Option<Global>,
-    /// Of [`StreamKMerge`]: the parts and the counters.
+    /// The parts and the counters of [`StreamKMerge`].
     pub(super) parts: Option<[Global; 2]>,
     pub(super) out_batch_bytes: R64,
     pub(super) out_head_bytes: R64,
@@ -209,7 +210,7 @@ impl Params {
         let lse = problem.pass.lse().then(|| c.lse(k));
         let counter = (plan.handout == Handout::Dynamic).then(|| c.counter(k, COUNTER_BYTES));
         let parts = (plan.tail == Tail::Shared).then(|| {
-            // The sizes do not depend on the lengths, and are never 0: an empty buffer has no address.
+            // The sizes do not depend on the lengths and are never 0, because an empty buffer has no address.
             let (room, warps) = (plan.room(arch), plan.tile_warps());
             let bytes = StreamKMerge::bytes(room, warps, problem.head_dim_v as u32).max(16);
             let counter_bytes = StreamKMerge::counter_bytes(room, warps).max(16);
@@ -280,7 +281,7 @@ impl<'a> Forward<'a> {
             taken += bytes;
             at
         };
-        // Tiles first: what follows them needs less alignment.
+        // Tiles come first: the memory after them needs less alignment.
         let places =
             [(q, plan.query_stages(), None), (key, plan.stages, cluster), (value, plan.stages, cluster)]
                 .map(|(tile, stages, cluster)| (tile, stages, cluster, take(stages * tile.bytes())));
@@ -340,7 +341,7 @@ impl<'a> Forward<'a> {
         let broadcast = self.schedule.broadcast.map(|broadcast| broadcast.pipeline);
         if let (Some(ones), OperandType::Half(half)) = (self.ones, self.weights) {
             ones.write(k, half);
-            // The initial cluster barrier orders only the initialisation of mbarriers, not the other writes
+            // The cluster barrier at the start orders only the initialisation of mbarriers, not other writes
             // to shared memory.
             if self.schedule.cluster.is_some() {
                 k.bar_sync();
@@ -353,9 +354,9 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// The producer: FlashAttention-3, Algorithm 1, whose lines are in the margin. Keys are one block ahead
-    /// of values, in the order in which the consumers read them. A request waits until its stage is empty
-    /// (line 7).
+    /// The producer: FlashAttention-3, Algorithm 1; the numbers in the margin are its lines. Keys are
+    /// requested one block ahead of values, in the order in which the consumers read them. A request waits
+    /// until its stage is empty (line 7).
     fn produce(&self, k: &mut Builder) {
         let [q_map, key_map, value_map] = self.params.maps;
         for map in self.params.maps {
@@ -384,7 +385,7 @@ impl<'a> Forward<'a> {
                 ring.request(k, at, map, from);
             };
             let block = k.sub(end, 1);
-            // The keys come before Q, whose stage is released later.
+            // The keys are requested before Q, because the stage of Q is released later.
             request(k, &self.keys, &key_at, key_map, block, key_part.clone()); //          8  last K
             let [head, batch] = q_part;
             self.queries.request(k, &q_at, q_map, [position.into(), head, batch]); //      4  Q
@@ -402,7 +403,7 @@ impl<'a> Forward<'a> {
         });
     }
 
-    /// Head and batch entry in a tensor map, where those with stride 0 are one.
+    /// Head and batch entry in a tensor map, in which heads or batch entries with stride 0 count as one.
     fn distinct(&self, tensor: Tensor, [head, batch]: [R32; 2]) -> [Src<R32>; 2] {
         let strides = self.problem.strides(tensor);
         let batch_stride = if is_packed(self.problem, tensor) { 0 } else { strides.batch };
@@ -410,7 +411,8 @@ impl<'a> Forward<'a> {
             .map(|(index, stride)| if stride == 0 { 0.into() } else { index.into() })
     }
 
-    /// A consumer warpgroup: 64 rows of each tile. The loop over the KV blocks is [`MainLoop::attend`].
+    /// A consumer warpgroup, which computes 64 rows of each tile. [`MainLoop::attend`] is the loop over the
+    /// KV blocks.
     fn consume(&self, k: &mut Builder, consumer: &Consumer) {
         let plan = self.plan;
         let sharing = (plan.share == Share::HeadDim).then(|| consumer.sharing_rows(k));
@@ -445,7 +447,7 @@ impl<'a> Forward<'a> {
                 let at = [tile.head, tile.batch];
                 programs.for_rows(k, &key_threads, &rows, (16, plan.block_n), at)
             });
-            // Partial blocks of a list may be partial by the mask program alone.
+            // A listed block may be partial because of the mask program alone.
             let unmasked = list.is_some() && self.params.band.is_full() && self.divides();
             let tile_rows = TileRows {
                 mask: (!unmasked).then_some(&mask),
@@ -481,7 +483,7 @@ impl<'a> Forward<'a> {
         }
     }
 
-    /// Runs `finish` on complete results: for a shared tile, only in the warps that complete it.
+    /// Runs `finish` on complete results. For a shared tile, only the warps that complete it run `finish`.
     fn if_complete(
         &self,
         k: &mut Builder,

@@ -1,4 +1,4 @@
-//! The family in the registry, and the declaration of its genes.
+//! Implements the registry's trait for the family, and declares its genes.
 
 use problem::{Band, Problem};
 use ptx::Violations;
@@ -22,16 +22,17 @@ impl FamilyPlan for WgmmaPlan {
         WgmmaPlan::default_for(problem, arch)
     }
 
-    /// Warpgroups have 64 rows and each SM gets a CTA, so few rows leave most of both idle.
+    /// Suits grids with many rows: warpgroups have 64 rows and each SM gets a CTA, so few rows leave most of
+    /// them idle.
     fn suits(problem: &Problem, arch: &Arch) -> bool {
         row_tiles(problem, 64) >= arch.multiprocessors.into()
     }
 
     fn genes(problem: &Problem) -> Vec<Gene> {
-        // Without grouped heads there is nothing to pack, and only tiles of equal length can be shared.
+        // Without grouped heads there is nothing to pack. Only tiles of equal length can be shared.
         let packings = if problem.group_size() > 1 { &["apart", "packed"][..] } else { &[] };
         let tails = if problem.band == Band::FULL { &["whole", "shared"][..] } else { &[] };
-        // Sums of 16-bit products lose nothing that a second level would keep.
+        // Sums of 16-bit products are exact enough without a second level.
         let truncates = transposes_values(problem);
         let output_sums = if truncates { &["running", "by_block"][..] } else { &[] };
         let shares =
@@ -65,7 +66,8 @@ impl FamilyPlan for WgmmaPlan {
             Gene::new("queries_ahead").searched([0, 1]).wider([2]),
             Gene::new("store").searched(["direct", "bulk"]),
             Gene::new("turns").searched(["free", "ping_pong"]).curing(TURNS),
-            // Beyond 0: O is not rescaled when no row of the warp has a new max.
+            // With a threshold above 0, O is not rescaled if no row of the warp exceeds its stored max by
+            // more.
             Gene::new("rescale")
                 .searched([Value::from("always"), beyond(0), beyond(8), speculative(15), speculative(40)])
                 .wider([beyond(4), beyond(12), speculative(10), speculative(25)]),

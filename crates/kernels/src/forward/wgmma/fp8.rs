@@ -1,8 +1,8 @@
-//! Inputs of 8 bits: what a plan has to keep to, and the default plans.
+//! 8-bit inputs: the requirements on a plan, and the default plans.
 //!
-//! The scores are a product of 8-bit Q and K. If V has 8 bits too, P is rounded to e4m3 and V comes from a
-//! kernel that transposes it ([`super::transpose`]): an 8-bit B operand must be contiguous along k. With V in
-//! 16 bits, P and the product with V are those of the 16-bit kernels.
+//! The scores are a product of 8-bit Q and K. If V has 8 bits too, P is rounded to e4m3, and a separate
+//! kernel transposes V first ([`super::transpose`]), because an 8-bit B operand must be contiguous along k.
+//! With 16-bit V, P and the product with V are the same as in the 16-bit kernels.
 
 use attend::{Chains, Order, OutputSums, Packing, Sums, Tiles};
 use problem::Problem;
@@ -24,13 +24,14 @@ pub(super) const fn transposes_values(problem: &Problem) -> bool {
     problem.dtypes.v.is_fp8()
 }
 
-/// The fewest keys of a block, and the step between numbers of keys.
+/// The minimum number of keys in a block, and the step between possible numbers.
 pub(super) const fn key_steps(problem: &Problem) -> (u32, u32) {
     if transposes_values(problem) { (64, 32) } else { (16, 16) }
 }
 
-/// The rescaling that leaves enough of e4m3's range to light keys ([`default_threshold`]). Speculation with a
-/// larger threshold recomputes fewer blocks; with a threshold of 0, nothing is left for it.
+/// The rescaling that leaves enough of e4m3's range to keys with small weights ([`default_threshold`]).
+/// Speculation with a larger threshold recomputes fewer blocks; with a threshold of 0, the range leaves no
+/// room for it.
 const fn default_rescaling(keys: usize) -> Rescaling {
     match default_threshold(keys) {
         0 => Rescaling::Beyond(0),
@@ -39,7 +40,7 @@ const fn default_rescaling(keys: usize) -> Rescaling {
 }
 
 impl WgmmaPlan {
-    /// Whether a problem with 8-bit inputs can be computed.
+    /// Checks that the family supports a problem with 8-bit inputs.
     pub(super) fn check_fp8_problem(problem: &Problem, family: &'static str) -> Result<(), PlanError> {
         if !problem.dtypes.q.is_fp8() {
             return Ok(());
@@ -64,7 +65,7 @@ impl WgmmaPlan {
         Ok(())
     }
 
-    /// Whether the genes go with P in 8 bits.
+    /// Checks that the genes are compatible with 8-bit P.
     pub(super) fn check_fp8_genes(&self, problem: &Problem, family: &'static str) -> Result<(), PlanError> {
         if !transposes_values(problem) {
             return Ok(());
@@ -85,7 +86,7 @@ impl WgmmaPlan {
         Ok(())
     }
 
-    /// The nearest genes that P in 8 bits allows.
+    /// The nearest genes that 8-bit P allows.
     pub(super) fn fitted_to_fp8(mut self, problem: &Problem) -> WgmmaPlan {
         if transposes_values(problem) {
             let (least, step) = key_steps(problem);
@@ -99,8 +100,8 @@ impl WgmmaPlan {
     }
 
     /// The default plan before it is fitted to the problem. Tiles, turns and sums are those of the fastest
-    /// variants in single timings on an H200 (16k tokens, hidden size 2048); the rescaling follows from the
-    /// range of e4m3 ([`default_rescaling`]). The plans as a whole have not been raced.
+    /// variants in single timings on an H200 (16k tokens, hidden size 2048). The rescaling follows from the
+    /// range of e4m3 ([`default_rescaling`]). The complete plans have not been raced.
     ///
     /// P V is summed by block ([`OutputSums::ByBlock`]) wherever a second accumulator of O fits: up to head
     /// dim 128. In these timings it was as fast as one accumulator.

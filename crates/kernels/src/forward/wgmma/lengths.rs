@@ -1,4 +1,4 @@
-//! Places in tensors where batch entries have rows of their own number.
+//! Row positions in tensors whose batch entries have different lengths.
 
 use ptx::{Builder, R32, Src};
 use tile::{SwizzledTile, WorkTile};
@@ -6,7 +6,7 @@ use tile::{SwizzledTile, WorkTile};
 use super::emit::Forward;
 
 impl Forward<'_> {
-    /// Numbers of queries and of keys in the tile's batch entry.
+    /// The numbers of queries and of keys in the tile's batch entry.
     pub(super) fn lengths(&self, tile: &WorkTile) -> [R32; 2] {
         match tile.spans {
             None => [self.params.seq_q, self.params.seq_kv],
@@ -19,9 +19,9 @@ impl Forward<'_> {
         tile.spans.map_or(position, |spans| k.add(position, spans.rows[0]))
     }
 
-    /// The coordinates from which the keys or values from key `first` on are loaded. `[head, batch]` are the
-    /// coordinates of the KV head. Keys beyond the sequence's end are masked, but 0 times the NaN in a value
-    /// would reach O: these values are loaded as zeros (`ragged`).
+    /// The coordinates for loading keys or values from key `first` on. `[head, batch]` are the coordinates of
+    /// the KV head. Keys beyond the sequence's end are masked, but a NaN in a value, times a weight of 0,
+    /// would reach O: therefore values beyond the end are loaded as zeros (`ragged`).
     pub(super) fn key_place(
         &self,
         k: &mut Builder,
@@ -42,8 +42,8 @@ impl Forward<'_> {
         }
     }
 
-    /// Batch index and row of the LSE of a position, and the rows of a head: packed queries have one batch
-    /// index.
+    /// Batch index and row of the LSE of a position, and the number of rows of a head. Packed queries have
+    /// one batch index.
     pub(super) fn lse_place(&self, k: &mut Builder, tile: &WorkTile, position: R32) -> ([R32; 2], R32) {
         let row = self.row_of_sequence(k, tile, position);
         match self.params.lengths {

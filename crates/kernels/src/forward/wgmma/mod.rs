@@ -1,27 +1,26 @@
 //! The large-grid forward family of sm_90a: persistent and warp-specialised, with `wgmma` products and TMA
 //! loads.
 //!
-//! One CTA per SM takes tile after tile of `64 · consumers` query rows of one head. Its first warpgroup is
-//! the producer: one thread requests queries, keys and values; keys and values go to rings of `stages` tiles.
-//! Each consumer warpgroup owns 64 rows and walks the keys in blocks of `block_n`, from the last to the
-//! first. S = Q Kᵀ of a block is in flight together with O += P V of the block before it, and the softmax of
-//! a block overlaps the end of both (FlashAttention-3, Algorithm 2).
+//! Each SM runs one CTA, which computes tile after tile of `64 · consumers` query rows of one head. The first
+//! warpgroup is the producer: one thread requests queries, keys and values; keys and values go to rings of
+//! `stages` tiles. Each consumer warpgroup has 64 rows and visits the keys in blocks of `block_n`, from the
+//! last block to the first. S = Q Kᵀ of a block is in flight together with O += P V of the block before it,
+//! and the softmax of a block overlaps the end of both (FlashAttention-3, Algorithm 2).
 //!
 //! Two warpgroups can divide the head dims instead of the rows ([`Share::HeadDim`]), for O of more than 256
-//! columns: each computes S over half of Q's columns, and the other half is added through shared memory.
+//! columns: each computes S over half of Q's columns, and they add their parts through shared memory.
 //!
 //! Genes change this structure: several resident CTAs per SM; clusters of two CTAs on neighbouring tiles that
-//! load every KV block once by multicast; pack-GQA; warpgroups that skip the blocks their own rows do not
-//! see, and halve the first block they visit; O stored by TMA while the next tile is computed; the tiles of
-//! the last round split into pieces, one per CTA (stream-K).
+//! load every KV block once by multicast; pack-GQA; warpgroups that skip the blocks that their own rows do
+//! not see, and halve the first block that they visit; O stored by TMA while the next tile is computed; the
+//! tiles of the last wave split into pieces, one per CTA (stream-K).
 //!
-//! Baked into the code: dtype, head dimensions, mask, group size, output row stride, whether `block_n`
-//! divides `seq_kv`, the sign of the scale, which arrays of lengths there are, and the plan. Launch
-//! parameters: tensor maps, pointers, strides, lengths and the scale. One kernel therefore serves all lengths
-//! of its kind.
+//! Constants in the code: dtype, head dimensions, mask, group size, output row stride, whether `block_n`
+//! divides `seq_kv`, the sign of the scale, which arrays of lengths exist, and the plan. Launch parameters:
+//! tensor maps, pointers, strides, lengths and the scale. One kernel therefore serves all lengths.
 //!
-//! With uneven lengths the producer reads the lengths of a tile's batch entry and broadcasts them with the
-//! tile, and passes over tiles without rows. Tiles of packed queries are counted over all sequences
+//! With uneven lengths, the producer reads the lengths of a tile's batch entry, broadcasts them with the
+//! tile, and skips tiles without rows. Tiles of packed queries are counted over all sequences
 //! ([`attend::Lengths::tile`]). Values beyond a sequence's end are loaded as zeros
 //! ([`tile::SwizzledTile::ragged_at`]).
 

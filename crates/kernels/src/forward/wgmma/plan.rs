@@ -1,4 +1,4 @@
-//! The genes of the family, and quantities derived from them for a problem.
+//! The genes of the family, and quantities that follow from them for a problem.
 
 use attend::{Chains, Order, OutputSums, Packing, Rescale, Sums, Tanh, Tiles};
 use problem::{DType, Problem, Tensor};
@@ -14,34 +14,35 @@ use crate::forward::contract::misaligned;
 use crate::forward::lengths::{keys_are_uneven, row_blocks};
 use crate::forward::packing::{packed_heads, whole_positions};
 
-/// How the softmax reference follows the row max. Rows with the former names are read: `classic`,
-/// `{"lazy": {"slack": n}}` and `{"optimistic": {"slack": n, "limit": m}}`.
+/// How the softmax reference (the stored row max) follows the row max. The former names are also read:
+/// `classic`, `{"lazy": {"slack": n}}` and `{"optimistic": {"slack": n, "limit": m}}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rescaling {
     /// The reference is the running maximum; O is rescaled at every block.
     #[serde(alias = "classic")]
     Always,
-    /// The reference moves only when a score of the warp exceeds it by more than this many powers of two
+    /// The reference moves only when any score of the warp exceeds it by more than this many powers of two
     /// (lazy rescaling). Probabilities may reach that power of two; f16 holds 15.
     #[serde(alias = "lazy")]
     Beyond(#[serde(deserialize_with = "threshold")] u8),
-    /// Unmasked blocks after the first take no row max (speculative row max): exponentials use the old
-    /// reference, and a block in which a lane's sum reaches `2^limit` is recomputed with its row max. Where
-    /// products compute the sums, a block is recomputed if a probability reaches 2. That means a score that
-    /// exceeds the maximum from which its reference was taken by `limit + 1` powers of two.
+    /// Unmasked blocks after the first do not compute a row max (speculative row max): their exponentials use
+    /// the old reference, and a block in which a lane's sum reaches `2^limit` is recomputed with its row max.
+    /// If products compute the sums, a block is recomputed when a probability reaches 2, that is, when a
+    /// score exceeds the maximum behind its reference by `limit + 1` powers of two.
     #[serde(alias = "optimistic")]
     Speculative {
-        /// As in [`Rescaling::Beyond`], for the blocks that take a row max.
+        /// The threshold of [`Rescaling::Beyond`], for the blocks that compute a row max.
         #[serde(alias = "slack")]
         beyond: u8,
-        /// Powers of two; f16 holds 15. Where products compute the sums, references lie `limit` powers of two
-        /// above the row max, and probabilities that far below one; `limit` is then at most 15 in bf16, too.
+        /// The limit in powers of two; f16 holds 15. If products compute the sums, references lie `limit`
+        /// powers of two above the row max, and probabilities as far below one; `limit` is then at most 15 in
+        /// bf16 too.
         limit: u8,
     },
 }
 
-/// A number, or the object `{"slack": n}` of earlier rows.
+/// Reads a number, or the object `{"slack": n}` of earlier files.
 fn threshold<'de, D: Deserializer<'de>>(stored: D) -> Result<u8, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -70,7 +71,7 @@ impl Rescaling {
 }
 
 /// The largest threshold. For f16, 2^15 is the largest power of two. bf16 has the range of the f32 sums and
-/// of O, so O overflows where the mean of the values would not only for values from about 2^60 on.
+/// of O, so O can overflow, while the mean of the values would not, only for values from about 2^60 on.
 pub(super) const fn largest_threshold(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => Rescale::MOST_IN_F16,
@@ -79,8 +80,8 @@ pub(super) const fn largest_threshold(dtype: DType) -> u8 {
     }
 }
 
-/// The largest limit. Where products compute the sums, probabilities lie `limit` powers of two below one, and
-/// their contributions to O (f32) lie that far below the values. With 15, values down to 2^-118 keep the
+/// The largest limit. If products compute the sums, probabilities lie `limit` powers of two below one, and
+/// their contributions to O (f32) lie as far below the values. With 15, values down to 2^-118 keep the
 /// precision of bf16.
 pub(super) const fn largest_limit(dtype: DType, sums: Sums) -> u8 {
     match (dtype, sums) {
@@ -98,19 +99,19 @@ pub enum Ends {
     /// The last block of the tile.
     #[default]
     Common,
-    /// The last block that the warpgroup's own rows see; the warpgroup skips the others.
+    /// The last block that the warpgroup's own rows see. The warpgroup skips the blocks after it.
     Own,
 }
 
-/// How much of the first block that a warpgroup visits (where the diagonal runs) is computed.
+/// How much is computed of the first block that a warpgroup visits (the block on the diagonal).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Diagonal {
-    /// All of it.
+    /// The whole block.
     #[default]
     Whole,
-    /// If the rows see at most the first half of its keys: the softmax of that half alone. If tiles do not
-    /// overlap, also the scores of that half alone.
+    /// If the rows see at most the first half of the keys, only the softmax of that half is computed. If
+    /// tiles do not overlap, the scores are computed for that half only, too.
     Halved,
 }
 
@@ -118,7 +119,7 @@ pub enum Diagonal {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Store {
-    /// Straight from registers.
+    /// Directly from registers.
     #[default]
     Direct,
     /// Through shared memory, by TMA, while the next tile is computed.
@@ -133,24 +134,24 @@ pub enum Share {
     #[default]
     Rows,
     /// The head dims of a tile of 64 rows, between two warpgroups. Each multiplies its half of the columns of
-    /// Q and K, adds the other's half of S through shared memory, and computes its half of O's columns. O of
-    /// up to 512 columns then fits the registers.
+    /// Q and K, adds the other warpgroup's part of S through shared memory, and computes its half of O's
+    /// columns. O of up to 512 columns then fits the registers.
     HeadDim,
 }
 
-/// Where P V takes P from.
+/// Where P V reads P from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Probabilities {
-    /// The registers in which the softmax leaves them.
+    /// The registers into which the softmax writes P.
     #[default]
     Registers,
-    /// Shared memory, where they are written for it.
+    /// Shared memory, into which P is copied.
     Shared,
 }
 
-/// Genes of the family. Genes with a serde default are newer than the others; a plan without them means the
-/// default.
+/// The genes of a plan of this family. Genes with a serde default were added later; a plan without them means
+/// the default.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct WgmmaPlan {
     /// Consumer warpgroups, of 64 query rows each unless they [share](Share) rows.
@@ -161,10 +162,11 @@ pub struct WgmmaPlan {
     /// Resident CTAs per SM. More than one hides latency.
     #[serde(default = "one", alias = "resident")]
     pub resident_ctas: u32,
-    /// CTAs of a cluster, on neighbouring tiles of a head, that load every KV block by multicast: 1 or 2.
+    /// CTAs of a cluster: 1 or 2. They compute neighbouring tiles of a head and load every KV block by
+    /// multicast.
     #[serde(default = "one")]
     pub cluster: u32,
-    /// Rows of one query head, or of all query heads of a group (pack-GQA).
+    /// Whether a tile has rows of one query head, or of all query heads of a group (pack-GQA).
     #[serde(default)]
     pub packing: Packing,
     /// Keys of a block.
@@ -174,13 +176,14 @@ pub struct WgmmaPlan {
     /// How successive tiles of query rows follow each other.
     pub tiles: Tiles,
     /// Whether the P V of a block is in flight during the softmax of the next block (`scores_ahead`,
-    /// FlashAttention-3's intra-warpgroup overlap) or is waited for first.
+    /// FlashAttention-3's intra-warpgroup overlap), or is complete before it starts.
     #[serde(default = "scores_ahead")]
     pub products: Order,
-    /// Registers of a producer thread; `None` for FlashAttention-3's split. Consumers get the rest.
+    /// Registers of a producer thread; `None` for FlashAttention-3's split. Consumers get the remaining
+    /// registers.
     #[serde(default)]
     pub producer_registers: Option<u32>,
-    /// Stages of Q beyond those that the order of tiles needs.
+    /// Stages of Q in addition to those that the order of tiles needs.
     #[serde(default)]
     pub queries_ahead: u32,
     /// How O is stored.
@@ -191,19 +194,19 @@ pub struct WgmmaPlan {
     /// How the softmax reference follows the row max.
     #[serde(alias = "softmax")]
     pub rescale: Rescaling,
-    /// How many of eight exponentials of a block without row max, or with 8-bit values of any block, run on
-    /// the FMA pipe instead of the special-function unit.
+    /// How many of eight exponentials run on the FMA pipe instead of the special-function unit: in blocks
+    /// without a row max and, with 8-bit values, in all blocks.
     #[serde(default)]
     pub exps_by_fma: u32,
-    /// Where P V takes P from.
+    /// Where P V reads P from.
     #[serde(default)]
     pub probabilities: Probabilities,
     /// Chains of the reductions of a row's maximum and sum.
     pub chains: Chains,
     /// Where the row sums are computed. A product needs head_dim_v 64 and the range of bf16: in f16,
-    /// probabilities that lie `limit` powers of two below one would leave no range for many keys that are
-    /// light each and heavy together. No LSE can be returned, because the sums of rounded probabilities are
-    /// not exact enough.
+    /// probabilities that lie `limit` powers of two below one would leave too little range for many keys that
+    /// have small weights but a large total. An LSE cannot be returned, because sums of rounded probabilities
+    /// are not exact enough.
     #[serde(default)]
     pub sums: Sums,
     /// Where the P V of successive blocks are summed.
@@ -223,14 +226,14 @@ pub struct WgmmaPlan {
     /// The order of tile indices.
     #[serde(alias = "order")]
     pub tile_order: TileOrder,
-    /// MiB of keys and values whose heads form a section when long tiles come first: the amount that L2
-    /// should hold. Fewer heads have more L2 hits; more heads leave shorter tiles for the end.
+    /// Keys and values, in MiB, of the heads that form a section when long tiles come first. A section should
+    /// fit in L2. Fewer heads have more L2 hits; more heads leave shorter tiles for the end.
     #[serde(default = "section_mib")]
     pub section_mib: u32,
-    /// The instructions of the softcap. Without effect on problems that have none.
+    /// The instructions of the softcap. They have no effect on problems without a softcap.
     #[serde(default)]
     pub tanh: Tanh,
-    /// Which KV blocks are visited where the problem has a mask program. Lists are those of whole tiles.
+    /// Which KV blocks are visited if the problem has a mask program. Lists belong to whole tiles.
     #[serde(default)]
     pub visits: Visits,
 }
@@ -244,8 +247,8 @@ pub(super) const fn section_mib() -> u32 {
 pub(super) const FEEDING_REGISTERS: u32 = 24;
 /// The maximum that a consumer can request with `setmaxnreg`.
 const MOST_REGISTERS: u32 = 256;
-/// Registers of a consumer besides its tiles: addresses, references and sums of the rows, loop state
-/// (measured as what ptxas can hold without serialising products).
+/// Estimated registers of a consumer in addition to its tiles: addresses, references and sums of the rows,
+/// loop state (measured as the number that ptxas can hold without serialising products).
 const OTHER_REGISTERS: u32 = 26;
 
 impl WgmmaPlan {
@@ -262,8 +265,8 @@ impl WgmmaPlan {
         }
     }
 
-    /// Query rows from one tile to the next: as many whole positions of the packed heads as a CTA has rows
-    /// for.
+    /// Query rows from one tile to the next: the largest whole number of positions of the packed heads that
+    /// fits in a CTA's rows.
     pub(super) fn tile_rows(&self, problem: &Problem) -> u32 {
         whole_positions(self.block_m(), self.packed_heads(problem))
     }
@@ -295,7 +298,7 @@ impl WgmmaPlan {
             let bytes = problem.dtypes.of(tensor).bytes() as u32;
             SwizzledTile::new(rows, width.next_multiple_of(step)).of_bytes(bytes).of_width(width)
         };
-        // Each half of the columns of V begins a panel.
+        // Each half of the columns of V must begin at a panel.
         let half = match self.share {
             Share::Rows => 8,
             Share::HeadDim => 2 * SwizzledTile::PANEL,
@@ -313,8 +316,8 @@ impl WgmmaPlan {
         ]
     }
 
-    /// Rows of Q in shared memory. Packed heads are loaded by whole positions, at least as many as give every
-    /// consumer its rows, and the swizzle needs a multiple of 8.
+    /// Rows of Q in shared memory. Packed heads are loaded by whole positions: at least as many as give every
+    /// consumer its rows, rounded up to the multiple of 8 that the swizzle needs.
     fn query_rows(&self, problem: &Problem) -> u32 {
         let heads = self.packed_heads(problem);
         self.block_m().next_multiple_of(heads).next_multiple_of(8)
@@ -328,7 +331,7 @@ impl WgmmaPlan {
         }
     }
 
-    /// The tile of a warpgroup's P, if P V takes it from shared memory.
+    /// The tile of a warpgroup's P, if P V reads P from shared memory.
     pub(super) fn prob_tile(&self) -> Option<SwizzledTile> {
         (self.probabilities == Probabilities::Shared).then(|| SwizzledTile::new(WARPGROUP_ROWS, self.block_n))
     }
@@ -345,7 +348,7 @@ impl WgmmaPlan {
         accumulators + self.block_n / 2 + self.block_n * prob_bytes / 8 + OTHER_REGISTERS
     }
 
-    /// Columns of the P V accumulator: O, and the sums if products compute them.
+    /// Columns of the P V accumulator: O, and the row sums if products compute them.
     pub(super) fn columns_out(&self, problem: &Problem) -> u32 {
         let dim = problem.head_dim_v as u32;
         let own = match self.share {
@@ -380,7 +383,7 @@ impl WgmmaPlan {
         tiles
     }
 
-    /// Batch entries that have as many tiles each: one for packed queries.
+    /// The number of batch entries with equally many tiles: one for packed queries.
     fn tile_batches(problem: &Problem) -> u64 {
         let [_, batch] = row_blocks(problem, 1, 1);
         batch
@@ -391,12 +394,12 @@ impl WgmmaPlan {
         self.row_blocks(problem) * WgmmaPlan::tile_batches(problem) * self.tile_heads(problem)
     }
 
-    /// Number of CTAs or clusters that are resident at a time.
+    /// Number of CTAs or clusters that are resident at the same time.
     pub(super) fn room(&self, arch: &Arch) -> u64 {
         u64::from(self.resident_ctas * arch.multiprocessors / self.cluster).max(1)
     }
 
-    /// Number of CTAs or clusters that take tiles: as many as are resident, if each has work.
+    /// Number of CTAs or clusters that take tiles: the resident ones, if each of them has work.
     pub(super) fn takers(&self, problem: &Problem, arch: &Arch) -> u64 {
         let blocks = match self.tail {
             Tail::Whole => 1,
@@ -409,12 +412,12 @@ impl WgmmaPlan {
         }
     }
 
-    /// KV blocks of a tile without a mask.
+    /// Number of KV blocks of a tile without a mask.
     pub(super) fn blocks(&self, problem: &Problem) -> u64 {
         (problem.seq_kv as u64).div_ceil(self.block_n.into())
     }
 
-    /// The last round, if its tiles are shared.
+    /// The last wave, if its tiles are shared.
     pub(super) fn last_round(&self, problem: &Problem, arch: &Arch) -> Option<LastWave> {
         let round = LastWave {
             tiles: self.tile_count(problem),
@@ -429,8 +432,8 @@ impl WgmmaPlan {
         4 * self.consumers * self.cluster
     }
 
-    /// Heads of a section when long tiles come first: a divisor of all heads, whose keys and values fit L2.
-    /// For [`TileOrder::Strided`], the stride.
+    /// The heads of a section if long tiles come first: a divisor of all heads, whose keys and values fit in
+    /// L2. For [`TileOrder::Strided`], the stride.
     pub(super) fn section(&self, problem: &Problem) -> u64 {
         if self.tile_order == TileOrder::Strided {
             return stride(self.tile_count(problem));
@@ -467,8 +470,8 @@ const fn scores_ahead() -> Order {
     Order::ScoresAhead
 }
 
-/// The largest stride that is coprime to `tiles` and at most their golden section, where `stride · tiles`
-/// fits 32 bits.
+/// The largest stride that is coprime to `tiles`, is at most the golden section of `tiles`, and keeps `stride
+/// · tiles` below 2^32.
 fn stride(tiles: u64) -> u64 {
     const GOLDEN: f64 = 0.618_033_988_749_895;
     let most = u64::from(u32::MAX) / tiles.max(1);

@@ -18,8 +18,8 @@ impl Forward<'_> {
         self.range(k, tile, row_block, 1)
     }
 
-    /// Range `number` of ranges of the query rows of `tiles` tiles of a head. It includes rows that belong to
-    /// the next range, if packed heads do not fill a tile.
+    /// Range `number` of the query rows of a head, where each range covers `tiles` tiles. If packed heads do
+    /// not fill a tile, the range includes rows of the next range.
     fn range(&self, k: &mut Builder, tile: &WorkTile, number: R32, tiles: u32) -> RowRange {
         let [seq_q, seq_kv] = self.lengths(tile);
         RowRange {
@@ -59,7 +59,7 @@ impl Forward<'_> {
     }
 
     /// The KV blocks that the rows see. At least one block is visited, so that producer and consumers stay in
-    /// step; rows that see no key find that block masked.
+    /// step; for rows that see no key, that block is completely masked.
     fn bound_of(&self, k: &mut Builder, rows: &RowRange) -> Bound {
         let bound = Bound::new(k, &self.params.band, rows, self.plan.block_n, self.divides());
         let some = self.params.band.is_full() && self.params.lengths.is_none();
@@ -135,7 +135,7 @@ impl Forward<'_> {
         k.selp(end, least, exists)
     }
 
-    /// Sets the blocks of a tile to skip: those from the warpgroup's own end on.
+    /// Sets the number of blocks of a tile to skip: the blocks from the warpgroup's own end on.
     pub(super) fn skip(&self, k: &mut Builder, main_loop: &MainLoop, tile: &WorkTile, own_end: R32) {
         let Some(skips) = &main_loop.skips else { return };
         let end = self.end(k, tile);
@@ -143,7 +143,8 @@ impl Forward<'_> {
         skips.set(k, blocks);
     }
 
-    /// Sets the blocks to skip at the end of a tile: those below the warpgroup's own lower bound.
+    /// Sets the number of blocks to skip at the end of a tile: the blocks below the warpgroup's own lower
+    /// bound.
     pub(super) fn skip_last(&self, k: &mut Builder, main_loop: &MainLoop, tile: &WorkTile, walk: &Walk) {
         let Some(skips) = main_loop.skips.filter(|_| self.skips_last()) else { return };
         let (own_from, from) = (k.mov(walk.from.clone()), self.tile_bound(k, tile).from());
@@ -151,7 +152,7 @@ impl Forward<'_> {
         skips.set_last(k, blocks);
     }
 
-    /// Records whether the warpgroup's last row sees at most the first half of the first block visited.
+    /// Records whether the warpgroup's last row sees at most the first half of the first visited block.
     pub(super) fn halve(&self, k: &mut Builder, main_loop: &MainLoop, own: &RowRange) {
         let Some(halved) = main_loop.halved else { return };
         let halves = Bound::new(k, &self.params.band, own, self.plan.block_n / 2, false).end;
@@ -176,8 +177,8 @@ impl Forward<'_> {
         }
     }
 
-    /// Which blocks need a mask for the rows of a warpgroup: those below the first number (lower bound of the
-    /// band), and those at the upper end.
+    /// The blocks that need a mask for the rows of a warpgroup: the blocks below the first number (lower
+    /// bound of the band), and those at the upper end.
     fn masked(&self, k: &mut Builder, own: &RowRange) -> (Option<R32>, Masked) {
         let band = &self.params.band;
         if band.is_full() {

@@ -8,7 +8,7 @@ use super::emit::{Forward, Params};
 use crate::forward::contract::{lse_of_row, row_of_output};
 
 impl Forward<'_> {
-    /// The warp's first row, and one past the last that is stored.
+    /// The warp's first row, and one past the last row that it stores.
     pub(super) fn row_limits(&self, k: &mut Builder, consumer: &Consumer, rows: &RowRange) -> (R32, R32) {
         let first = k.mad(consumer.threads.row_warp, 16, rows.first);
         let limit = k.mul(rows.seq_q, rows.heads);
@@ -16,7 +16,7 @@ impl Forward<'_> {
         if tile_rows == self.plan.block_m() {
             return (first, limit);
         }
-        // The rows of a position that the tile does not have whole belong to the next tile.
+        // The rows of a position that the tile contains only in part belong to the next tile.
         let end = k.add(rows.first, tile_rows);
         (first, k.min_u(limit, end))
     }
@@ -85,7 +85,7 @@ impl Forward<'_> {
         store_lse_at(k, &consumer.threads, lse, limits, to);
     }
 
-    /// Where a row of O begins.
+    /// The address of a row of O.
     pub(super) fn place(&self, k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> Global {
         let Params { out, out_batch_bytes, out_head_bytes, .. } = self.params;
         let [head, position] = rows.head_and_position(k, tile.head, row);

@@ -1,5 +1,5 @@
-//! The transposition of V for products in 8 bits, whose B operand must be contiguous along the keys: a kernel
-//! of its own that runs first, and the tensor map with which the attention kernel loads what it wrote.
+//! The transposition of V for 8-bit products, whose B operand must be contiguous along the keys: a separate
+//! kernel that runs first, and the tensor map with which the attention kernel loads the result.
 
 use problem::{Problem, Tensor};
 use ptx::{
@@ -15,10 +15,11 @@ use crate::{Arch, Program};
 const ENTRY: &str = "flash_transpose_values";
 /// The name of the temporary.
 const TRANSPOSED: &str = "transposed_values";
-/// Keys that the transposition reorders among themselves ([`tile::column_of_byte`]).
+/// Size of the groups within which the transposition reorders keys ([`tile::column_of_byte`]).
 const GROUP: usize = 16;
 
-/// V with the keys as columns, `[batch][head][dim][keys]`. Batch entries and heads with stride 0 are one.
+/// V with the keys as columns, `[batch][head][dim][keys]`. Batch entries and heads with stride 0 count as
+/// one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TransposedValues {
     batch: usize,
@@ -39,7 +40,7 @@ impl TransposedValues {
         self.batch * self.heads * self.dim * self.keys
     }
 
-    /// The tensor map with which tiles of all dims and some keys are loaded.
+    /// The tensor map for tiles of all dims and some keys.
     pub(super) fn declare_map(
         self,
         k: &mut Builder,
@@ -61,7 +62,7 @@ impl TransposedValues {
 }
 
 impl WgmmaPlan {
-    /// The kernel that transposes V; the plan has been checked.
+    /// The kernel that transposes V. The plan has been checked.
     pub(super) fn transpose_values(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
         let values = TransposedValues::new(problem);
         let tile = ByteTranspose { columns: values.dim as u32 };

@@ -2,7 +2,7 @@
 
 use problem::{Band, DType, Layout, Problem, Strides, Tensor};
 
-/// Small problems: every class of row width, ragged ends, masks, groups and strides.
+/// Small problems with every kind of row width, ragged end, mask, group and stride.
 pub fn torture() -> Vec<Problem> {
     let mut all = Vec::new();
     for (i, dim) in [8, 32, 40, 64, 72, 80, 96, 128, 136, 192, 248, 256].into_iter().enumerate() {
@@ -35,7 +35,7 @@ pub fn torture() -> Vec<Problem> {
         let problem = Problem::new(1, heads, seq_q, 64, dtype).with_band(Band::CAUSAL_TOP_LEFT);
         problem.with_seq_kv(seq_kv, Layout::Bshd)
     };
-    // Diagonals that end within a block or at its end, and rows of which most see all keys.
+    // Diagonals that end within a block or at its end, and problems in which most rows see all keys.
     all.extend([
         top_left(1, 1, 90, DType::F16),
         top_left(1, 130, 1, DType::Bf16),
@@ -77,7 +77,7 @@ fn strided() -> Vec<Problem> {
     backwards.k.row = -64;
     backwards.v.head = -backwards.v.head;
     backwards.out.row = -64;
-    // The keys that no row sees come before the others.
+    // The keys that no row sees come first in memory.
     let mut unseen = base().with_band(Band::CAUSAL_TOP_LEFT).with_seq_kv(90, Layout::Bhsd);
     (unseen.k.row, unseen.v.row) = (-64, -64);
     let mut broadcast = base();

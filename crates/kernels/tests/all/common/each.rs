@@ -1,9 +1,9 @@
-//! Work on all cores.
+//! Runs work on all cores.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{available_parallelism, scope};
 
-/// Results of `work` for each item, on as many threads as there are cores.
+/// The results of `work` for each item, computed on as many threads as there are cores.
 pub fn each<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let share = || {

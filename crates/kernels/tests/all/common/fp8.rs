@@ -1,4 +1,5 @@
-//! Runs a plan on 8-bit inputs, or changes the program first, and compares the result with attention in f64.
+//! Runs a plan on 8-bit inputs, optionally with a modified program, and compares the result with attention in
+//! f64.
 
 use emu::{Emulator, Options};
 use flashcore_kernels::{Arch, Operand, Plan, Program, emit};
@@ -47,14 +48,14 @@ pub struct Run {
     lse: Vec<f32>,
 }
 
-/// Runs a program on fresh inputs. `edit` changes the program first.
+/// Runs a program on fresh inputs. `edit` modifies the program first.
 pub fn run(problem: &Problem, plan: &Plan, arch: &Arch, seed: u64, edit: impl FnOnce(&mut Program)) -> Run {
     let mut program = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
     edit(&mut program);
     let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
         let (elements, origin) = problem.span(tensor).expect("the problem was checked");
         let dtype = problem.dtypes.of(tensor);
-        // Codes of NaN between the rows.
+        // The elements between the rows are NaN codes.
         let mut data = vec![if dtype.is_fp8() { 0x7F } else { 0x7FFF }; elements];
         let mut state = (seed + 7 * tensor as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let [batch, heads, rows, dim] = problem.extents(tensor);
@@ -86,7 +87,7 @@ pub fn run(problem: &Problem, plan: &Plan, arch: &Arch, seed: u64, edit: impl Fn
                 Some((0..problem.heads_q).flat_map(|h| (h as f32 - 1.0).to_le_bytes()).collect())
             }
             Operand::Counter => Some(vec![0; spec.bytes]),
-            // Temporaries may hold anything.
+            // Temporaries may have any contents.
             _ => None,
         };
         let mut buffer = machine.allocate(spec.bytes).expect("memory");
@@ -114,12 +115,12 @@ pub fn run(problem: &Problem, plan: &Plan, arch: &Arch, seed: u64, edit: impl Fn
     Run { problem: problem.clone(), tensors: [q, k, v, out], scales, lse }
 }
 
-/// The error of an output, relative to what the rounding of P and O explains.
+/// The error of an output, relative to the error that the rounding of P and O explains.
 #[derive(Debug)]
 pub struct Error {
-    /// Root mean square of the error over that of the output.
+    /// Root mean square of the error divided by that of the output.
     pub relative: f64,
-    /// Largest error over its bound.
+    /// Largest ratio of an error to its bound.
     pub worst: f64,
 }
 
@@ -211,7 +212,7 @@ impl Run {
     }
 }
 
-/// The text of the last kernel, the attention kernel, changed.
+/// Changes the text of the last kernel, which is the attention kernel.
 pub fn edit_text(program: &mut Program, change: impl Fn(&str) -> String) {
     let text = program.kernel.module.to_string();
     let mutant = change(&text);
@@ -221,7 +222,7 @@ pub fn edit_text(program: &mut Program, change: impl Fn(&str) -> String) {
     program.then.iter_mut().for_each(|kernel| kernel.module = module.clone());
 }
 
-/// The lines of a text, each kept, replaced or dropped.
+/// Maps the lines of a text: each is kept, replaced or dropped.
 pub fn lines(text: &str, change: impl Fn(&str, Option<&str>) -> Option<String>) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let changed = (0..lines.len()).filter_map(|i| change(lines[i], lines.get(i + 1).copied()));

@@ -12,7 +12,7 @@ use problem::program::{Point, Precision};
 use problem::{DType, E4m3, E5m2, Problem, Strides, Tensor};
 use ptx::{Kernel, Machine};
 
-/// Inputs and outputs of one run, as the kernel's buffers hold them.
+/// Inputs and outputs of one run, as stored in the kernel's buffers.
 pub struct Run {
     problem: Problem,
     /// The bits of Q, K and V.
@@ -25,7 +25,7 @@ pub struct Run {
 /// overwrite it in outputs.
 const POISON: u16 = 0x7FFF;
 
-/// An element of bytes that are all poison.
+/// An element whose bytes are all poison.
 const fn poison(dtype: DType) -> u32 {
     match dtype {
         DType::F32 => (POISON as u32) << 16 | POISON as u32,
@@ -54,7 +54,7 @@ fn encode(dtype: DType, value: f64) -> u32 {
     }
 }
 
-/// The elements as they lie in memory.
+/// The elements as they are stored in memory.
 fn stored(dtype: DType, elements: &[u32]) -> Vec<u8> {
     let bytes = elements.iter().flat_map(|bits| bits.to_le_bytes().into_iter().take(dtype.bytes()));
     bytes.collect()
@@ -77,7 +77,7 @@ fn draw(state: &mut u64) -> f64 {
     (sum - 2.0) * 3.0f64.sqrt()
 }
 
-/// Every row of a tensor: its index and where it starts in the buffer.
+/// Every row of a tensor: its index and its position in the buffer.
 fn rows(problem: &Problem, tensor: Tensor) -> impl Iterator<Item = ([usize; 3], usize)> {
     let [batch, heads, seq, _] = problem.extents(tensor);
     let (_, origin) = problem.span(tensor).expect("the problem was checked");
@@ -150,7 +150,7 @@ fn run_steps<M: Machine>(
         .map(|(data, spec)| {
             assert_eq!(data.len(), spec.bytes, "{}", spec.name);
             let mut buffer = machine.allocate(spec.bytes).expect("memory");
-            // Scratch and temporaries may hold anything.
+            // Scratch memory and temporaries may have any contents.
             if ["q", "k", "v", "out", "lse", "counter"].contains(&spec.name.as_str()) {
                 machine.upload(&mut buffer, data).expect("upload");
             }
@@ -191,7 +191,7 @@ impl Run {
         data[start..start + dim].iter().map(|&bits| decode(self.problem.dtypes.of(tensor), bits)).collect()
     }
 
-    /// Whether the mask program, which may read no tables, lets a row see a key.
+    /// Whether the mask program lets a row see a key. The program must not read tables.
     fn sees(&self, [batch, head, query]: [usize; 3], key: usize) -> bool {
         let p = &self.problem;
         let Some(mask) = &p.programs.mask else { return true };
@@ -202,7 +202,7 @@ impl Run {
 
     /// Compares every output with f64 arithmetic on the same inputs. The bound is the rounding of P and of O
     /// to their types (relative error at most `u` each), plus 1e-5 for f32 sums and `ex2.approx`. With 8-bit
-    /// inputs, 2^-8 for the truncated sums of scores and 2^-10 for those of O.
+    /// inputs, the bound adds 2^-8 for the truncated sums of scores and 2^-10 for those of O.
     pub fn check(&self) {
         let p = &self.problem;
         let [of_p, of_out] = [p.dtypes.weights(), p.dtypes.out].map(DType::unit_roundoff);

@@ -1,4 +1,4 @@
-//! The base plans of the families for small grids.
+//! Base plans of the families for small grids, for tests.
 
 use attend::{Packing, Rescale};
 use flashcore_kernels::forward::small::{AtOncePlan, Merge, Requests, RowOrder, Scores, StreamedPlan};

@@ -1,4 +1,4 @@
-//! Genes of the `mma` family.
+//! The genes of the `mma` family, for the tests.
 
 use attend::{Order, OutputSums, Rescale};
 use flashcore_kernels::forward::Visits;

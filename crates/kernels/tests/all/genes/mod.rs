@@ -1,5 +1,5 @@
-//! Every gene has an effect, and every value of it computes the right result. Each family has a table of
-//! single changes to a plan. A gene or variant that is missing from its table fails here.
+//! Tests that every gene has an effect, and that every value computes the right result. Each family has a
+//! table of single changes to a plan. A gene or variant that is missing from its table fails here.
 
 mod mma;
 mod small;
@@ -41,7 +41,7 @@ impl Change {
         })
     }
 
-    /// The part of a kernel that the gene decides.
+    /// The part of a kernel that the gene determines.
     fn effect(&self, kernel: &Kernel) -> String {
         let is_one_of = |genes: &[&str]| genes.contains(&self.gene.as_str());
         let args = if is_one_of(&ARGUMENTS) { &kernel.args[..] } else { &[] };
@@ -52,7 +52,7 @@ impl Change {
 
 /// Genes that only change an argument of a kernel.
 const ARGUMENTS: [&str; 1] = ["section_mib"];
-/// Genes of which one value only changes the grid.
+/// Genes with a value that only changes the grid.
 const GRIDS: [&str; 1] = ["handout"];
 
 fn changes(family: Family) -> Vec<Change> {
@@ -67,7 +67,7 @@ fn changes(family: Family) -> Vec<Change> {
 }
 
 fn of_table<P: Clone>(table: &[Line<P>], plain: fn() -> P, of: fn(P) -> Plan, arch: Arch) -> Vec<Change> {
-    // So few SMs that a persistent CTA computes several tiles.
+    // There are so few SMs that a persistent CTA computes several tiles.
     let arch = Arch { multiprocessors: 2, ..arch };
     let change = |&(problem, beside, value): &Line<P>| {
         let mut base = plain();
@@ -98,7 +98,7 @@ fn capped() -> Problem {
     rectangle(Band::CAUSAL).with_softcap(3.0)
 }
 
-/// A mask of chunks, of whose blocks some are empty, some full and some partial.
+/// A mask of chunks, in which some blocks are empty, some full and some partial.
 fn masked() -> Problem {
     let mut problem = rectangle(Band::FULL);
     problem.programs.mask = Some(Program::new(&library::block_diagonal(80)).unwrap());
@@ -135,7 +135,7 @@ fn collect(place: &str, value: &Value, values: &mut BTreeMap<String, BTreeSet<St
     }
 }
 
-/// Names of variants that stored rows may have; today's plans are not written with them.
+/// Names of variants that occur in stored rows; current plans are not written with them.
 const FORMER: [&str; 3] = ["classic", "lazy", "optimistic"];
 
 /// The variants that serde accepts for a gene; none for a number.
@@ -203,7 +203,7 @@ fn every_gene_is_declared() {
     }
 }
 
-/// A gene that changes nothing is dead: no two plans may give the same kernel.
+/// A gene without effect is dead: no two plans may give the same kernel.
 #[test]
 fn every_gene_changes_the_kernel() {
     for family in Family::ALL {
@@ -218,7 +218,7 @@ fn every_gene_changes_the_kernel() {
     }
 }
 
-/// Rows of tables, evidence and ledgers with the former names of genes.
+/// Rows of tables, evidence and ledgers that use the former names of genes can be read.
 #[test]
 fn former_names_are_read() {
     let read = |plan: &Plan, former: &[(&str, &str, Value)]| {
@@ -288,7 +288,7 @@ fn plans_survive_serde() {
     }
 }
 
-/// The machine code or the launch of the two kernels differs as well, and neither spills.
+/// The machine code or the launch of the two kernels also differs, and neither kernel spills.
 #[test]
 fn every_gene_changes_what_runs() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };

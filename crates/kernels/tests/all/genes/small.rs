@@ -1,4 +1,4 @@
-//! Genes of the families for small grids.
+//! The genes of the families for small grids, for the tests.
 
 use attend::{Packing, Rescale};
 use flashcore_kernels::forward::small::{AtOncePlan, Merge, Requests, RowOrder, Scores, StreamedPlan};
@@ -7,7 +7,7 @@ use tile::{RowStore, Turns};
 
 use super::{Line, capped, causal, full, rectangle};
 
-/// As many keys as one block holds.
+/// A problem with as many keys as one block holds.
 fn few_keys() -> Problem {
     full().with_seq_kv(120, Layout::Bhsd)
 }
@@ -20,7 +20,7 @@ fn few_capped() -> Problem {
     few_causal().with_softcap(3.0)
 }
 
-/// Groups of heads that are packed.
+/// A problem with groups of heads that can be packed.
 fn grouped() -> Problem {
     let problem = Problem::new(1, 4, 50, 64, DType::Bf16).with_seq_kv(90, Layout::Bshd);
     problem.with_heads_kv(2, Layout::Bshd).with_lse(true)
@@ -77,7 +77,7 @@ pub const AT_ONCE: &[Line<AtOncePlan>] = &[
 
 fn streams(_: &mut StreamedPlan) {}
 
-/// A block for which a thread needs about the registers that four resident CTAs leave it, or a few more.
+/// A block that needs about as many registers per thread as four resident CTAs allow, or slightly more.
 fn crowded(p: &mut StreamedPlan) {
     p.block_n = 64;
 }

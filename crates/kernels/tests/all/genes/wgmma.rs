@@ -1,4 +1,4 @@
-//! Genes of the `wgmma` family.
+//! The genes of the `wgmma` family, for the tests.
 
 use attend::{Order, OutputSums, Packing, Sums, Tiles};
 use flashcore_kernels::forward::Visits;
@@ -8,7 +8,7 @@ use tile::{Handout, Tail, TileOrder, Turns};
 
 use super::{Line, capped, causal, full, masked};
 
-/// Groups of heads that are packed.
+/// A problem with groups of heads that can be packed.
 fn grouped() -> Problem {
     Problem::new(1, 4, 50, 64, DType::Bf16).with_heads_kv(2, Layout::Bshd).with_lse(true)
 }
@@ -17,7 +17,7 @@ fn without_lse() -> Problem {
     full().with_lse(false)
 }
 
-/// Heads whose keys and values together exceed one MiB.
+/// A problem with heads whose keys and values together exceed one MiB.
 fn many_heads() -> Problem {
     Problem { seq_q: 8, ..Problem::new(1, 32, 256, 64, DType::Bf16) }.with_layout(Layout::Bshd).with_lse(true)
 }

@@ -1,4 +1,4 @@
-//! ptxas and nvdisasm, where `cargo xtask test` or the environment names them.
+//! ptxas and nvdisasm, if `cargo xtask test` or the environment provides them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,7 @@ struct Scratch(PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A file left in the temporary folder does no harm.
+        // A file that stays in the temporary folder does no harm.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -33,7 +33,7 @@ impl Assembled {
         let number = |at: usize, bytes: usize| {
             file[at..at + bytes].iter().rev().fold(0, |number, &byte| number << 8 | usize::from(byte))
         };
-        // Fields of the ELF header and of section headers: Elf64_Ehdr, Elf64_Shdr.
+        // Fields of the ELF header and of section headers (Elf64_Ehdr, Elf64_Shdr).
         let (headers, size, count) = (number(0x28, 8), number(0x3A, 2), number(0x3C, 2));
         let sections = (0..count).map(|section| headers + section * size);
         let executable = sections.filter(|section| number(section + 8, 8) & 4 != 0);
@@ -92,8 +92,8 @@ pub fn disassemble(nvdisasm: &Path, kernel: &Assembled) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The instructions of many kernels. One call for all of them, because the disassembler takes longer to start
-/// than to read all kernels.
+/// The instructions of many kernels, from one call: the disassembler takes longer to start than to read all
+/// kernels.
 #[allow(dead_code, reason = "not every test reads machine code")]
 pub fn disassemble_all(nvdisasm: &Path, codes: &[Vec<u8>]) -> Vec<Vec<String>> {
     /// Bytes of an instruction.

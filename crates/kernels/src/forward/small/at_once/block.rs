@@ -1,4 +1,5 @@
-//! A KV block of a warpgroup that is held at once: its scores and its P V, in pieces that overlap.
+//! The KV block of a warpgroup that holds all its keys at once: its scores and its P V, in pieces that
+//! overlap.
 
 use std::ops::Range;
 
@@ -13,7 +14,7 @@ use super::{AtOncePlan, Merge};
 use crate::forward::small::common::SharedMap;
 use crate::forward::small::emit::WARP_ROWS;
 
-/// Operands, accumulators and the products in flight.
+/// The operands, the accumulators, and the products in flight.
 #[derive(Clone)]
 pub(super) struct Block<'a> {
     plan: &'a AtOncePlan,
@@ -24,7 +25,7 @@ pub(super) struct Block<'a> {
     keys: SharedMatrix,
     /// S: 64 rows × `block_n` keys.
     scores: AccTile,
-    /// O in the shares that are computed one after the other, each with its columns of V.
+    /// O in shares that are computed one after the other, each with its columns of V.
     shares: Vec<(AccTile, SharedMatrix)>,
     score_groups: Vec<Group>,
     /// The product groups of the last piece of P V, one for each share.
@@ -32,7 +33,7 @@ pub(super) struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Waits for the queries.
+    /// Creates the block and waits for the queries.
     pub(super) fn new(
         k: &mut Builder,
         plan: &'a AtOncePlan,
@@ -73,12 +74,12 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The block, restricted to what a path's rows see.
+    /// The block, restricted to the keys that the rows of a path see.
     pub(super) fn seen(&self, seen: Seen) -> Block<'a> {
         Block { seen, ..self.clone() }
     }
 
-    /// Number of softmax steps with any visible key.
+    /// Number of softmax steps with at least one visible key.
     pub(super) fn steps(&self) -> u32 {
         self.seen.keys.div_ceil(self.plan.block_n / self.plan.softmax_steps)
     }
@@ -98,7 +99,7 @@ impl<'a> Block<'a> {
         start..end.min(self.seen.pieces(self.plan.qk_keys()))
     }
 
-    /// Issues S = Q Kᵀ of a softmax step, each piece when its keys have arrived.
+    /// Issues S = Q Kᵀ of a softmax step, each piece after its keys have arrived.
     pub(super) fn issue_scores(&mut self, k: &mut Builder, step: u32) {
         let AtOncePlan { qk_pieces, key_copies, .. } = *self.plan;
         let (keys, pieces_per_copy) = (self.plan.qk_keys(), qk_pieces / key_copies);
@@ -117,8 +118,8 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The row maxima of a softmax step, reduced piece by piece. The scores are capped, then changed by the
-    /// programs, then masked.
+    /// The row maxima of a softmax step, reduced piece by piece. The scores are capped, then transformed by
+    /// the programs, then masked.
     pub(super) fn maxima(
         &self,
         k: &mut Builder,
@@ -183,7 +184,7 @@ impl<'a> Block<'a> {
         self.share_groups.clear();
         for (i, (share, values)) in self.shares.iter().enumerate() {
             self.products.wgmma_rs(k, p, values.from_row(first_key), share, accumulate);
-            // The shares of the last piece complete one by one, so that the first can be sent early.
+            // The shares of the last piece complete one after another, so that the first can be sent early.
             if last || ends_step && i + 1 == self.shares.len() {
                 self.share_groups.push(self.products.commit(k));
             }
@@ -210,8 +211,8 @@ impl<'a> Block<'a> {
         self.shares.last().expect("there is one at least").0.clone()
     }
 
-    /// Waits for all of O, and for requested tiles that were never read: a copy must not arrive after its CTA
-    /// has exited.
+    /// Waits for all of O, and for requested tiles that were never read: every copy must arrive before its
+    /// CTA exits.
     pub(super) fn finish(&self, k: &mut Builder) {
         match self.share_groups.last() {
             Some(&group) => self.products.wait(k, group),

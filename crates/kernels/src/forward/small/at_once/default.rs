@@ -12,10 +12,10 @@ use crate::forward::small::emit::SmallPlan;
 use crate::forward::small::wave::{Wave, is_narrow};
 
 impl AtOncePlan {
-    /// The structure that keeps every SM busy in one wave with the fewest bytes per SM. The fewer tiles of
-    /// query rows there are, the more SMs divide the keys of one tile; the more tiles there are, the more of
-    /// them share the loads of a CTA. If no plan fits, returns the last resort unchecked. Heads of a group
-    /// are packed if that fills tiles better: a tile costs the same however many of its rows exist.
+    /// The structure that keeps every SM busy in one wave with the fewest bytes per SM. With few tiles of
+    /// query rows, more SMs divide the keys of one tile; with many tiles, more tiles share the loads of a
+    /// CTA. If no plan fits, returns the last candidate unchecked. Heads of a group are packed if that fills
+    /// tiles better, because the cost of a tile does not depend on how many of its rows exist.
     pub fn default_for(problem: &Problem, arch: &Arch) -> AtOncePlan {
         let wave = Wave::of_problem(problem, arch);
         let base = AtOncePlan::BASE.filled(problem);
@@ -48,7 +48,7 @@ impl AtOncePlan {
         tanh: Common::BASE.tanh,
     };
 
-    /// Variants for the wave, best first.
+    /// Candidates for the wave, best first.
     fn variants(&self, problem: &Problem, wave: Wave) -> Vec<AtOncePlan> {
         let base = self;
         let keys = |parts: usize| problem.seq_kv.div_ceil(parts).next_multiple_of(16) as u32;
@@ -99,7 +99,7 @@ impl AtOncePlan {
         self
     }
 
-    /// The plan with the merge and store that it and the problem allow.
+    /// The plan with the merge and the store that its other genes and the problem allow.
     pub(super) fn fitted(mut self, problem: &Problem) -> AtOncePlan {
         if self.check_merge(problem).is_err() {
             self.merge = Merge::Shares;

@@ -1,4 +1,4 @@
-//! The kernel that holds all keys of a warpgroup at once.
+//! Emits the kernel that holds all keys of a warpgroup at once.
 
 use attend::{Masker, OnlineSoftmax, Rescale, RowPrograms};
 use ptx::Builder;
@@ -10,7 +10,8 @@ use super::{AtOncePlan, Merge, Scores};
 use crate::forward::small::emit::{Forward, WARP_ROWS};
 
 impl Forward<'_, AtOncePlan> {
-    /// Attention over the only KV block of the warpgroup: no loop, and everything is in flight at once.
+    /// Attention over the only KV block of the warpgroup. There is no loop, and all loads are in flight at
+    /// once.
     pub(super) fn at_once(&self, k: &mut Builder) -> (OnlineSoftmax, AccTile) {
         let plan = self.plan;
         let source = self.source(k);
@@ -39,7 +40,7 @@ impl Forward<'_, AtOncePlan> {
         }
     }
 
-    /// Softmax and P V of the scores that a path's rows see.
+    /// Softmax and P V of the scores that the rows of a path see.
     fn attend(
         &self,
         k: &mut Builder,
@@ -72,7 +73,7 @@ impl Forward<'_, AtOncePlan> {
         }
     }
 
-    /// With two CTAs, sends the peer's columns before the own ones are complete.
+    /// With two CTAs, sends the peer's columns before this CTA's own columns are complete.
     fn send_to_peer(&self, k: &mut Builder, softmax: &OnlineSoftmax, block: &Block) {
         let theirs = block.peers_share(k);
         self.wait_for_cluster(k);

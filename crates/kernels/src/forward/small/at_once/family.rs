@@ -1,4 +1,4 @@
-//! The family in the registry, and the declaration of its genes.
+//! Implements the registry's trait for the family, and declares its genes.
 
 use problem::{Band, Problem};
 use ptx::Violations;
@@ -20,7 +20,7 @@ impl FamilyPlan for AtOncePlan {
         AtOncePlan::default_for(problem, arch)
     }
 
-    /// On small grids, unless streaming blocks are better.
+    /// Suits small grids, unless streaming blocks are better.
     fn suits(problem: &Problem, arch: &Arch) -> bool {
         wave::is_small(problem, arch) && matches!(small::default_for(problem, arch), Plan::SmallAtOnce(_))
     }

@@ -1,5 +1,5 @@
-//! The TMA requests: which warp issues them and when. One lane of a separate warp issues each copy, directly
-//! after it has initialised the copy's mbarrier.
+//! The TMA requests: which warp issues them and when. Each copy is issued by one lane of a separate warp,
+//! directly after that lane has initialised the copy's mbarrier.
 
 use attend::{Exchange, Place};
 use problem::{Problem, Tensor};
@@ -23,8 +23,8 @@ struct Copy {
     /// Row, head and batch entry in the tensor.
     at: [R32; 3],
     barrier: Shared,
-    /// Whether this warpgroup issues the request, among those that need the tile; `None` if only one needs
-    /// it.
+    /// Whether this warpgroup issues the request, among those that need the tile; `None` if only one
+    /// warpgroup needs it.
     requester: Option<Pred>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Loads<'a> {
     map: SharedMap,
     place: Place,
     lane: R32,
-    /// Address of the warpgroup's first tile of queries; keys and values likewise.
+    /// Address of the warpgroup's first tile of queries; the next fields hold those of keys and values.
     pub queries: Shared,
     pub keys: Shared,
     pub values: Shared,
@@ -90,7 +90,8 @@ impl<'a> Loads<'a> {
         }
     }
 
-    /// Initialises the mbarriers, issues all requests, and synchronises the CTA in between.
+    /// Initialises the mbarriers, synchronises the CTA, and issues all requests, early ones before the
+    /// barrier.
     pub(super) fn request(&self, k: &mut Builder, from: &Source, exchange: Option<&Exchange>) {
         let (early, late) = self.copies(k, from);
         for warp in 0..WARPS as u32 {
@@ -107,13 +108,12 @@ impl<'a> Loads<'a> {
                 if prepares_late {
                     late.iter().for_each(|copy| copy.prepare(k));
                 }
-                // If all requests come later, the exchange of a cluster has a fence that covers these
-                // mbarriers, too.
+                // If all requests are late, the fence of the cluster's exchange covers these mbarriers too.
                 if !mine.is_empty() || self.plan.cluster == 1 {
                     k.fence_mbarrier_init();
                 }
-                // Late requests follow a CTA barrier, and so the `griddepcontrol.wait` of the warps that
-                // request early.
+                // Late requests follow a CTA barrier, and therefore the `griddepcontrol.wait` of the warps
+                // that request early.
                 if self.plan.overlapping && !mine.is_empty() {
                     k.griddep_wait();
                 }
@@ -129,7 +129,7 @@ impl<'a> Loads<'a> {
         }
     }
 
-    /// The warpgroup's copies: those requested first, and those requested after the CTA's barrier.
+    /// The warpgroup's copies: those requested at the start, and those requested after the CTA barrier.
     fn copies(&self, k: &mut Builder, from: &Source) -> (Vec<Copy>, Vec<Copy>) {
         let AtOncePlan { row_warpgroups, kv_warpgroups, key_copies, .. } = *self.plan;
         let of_rows = (kv_warpgroups > 1).then(|| k.setp_u(CmpOp::Eq, self.place.kv_warpgroup, 0));

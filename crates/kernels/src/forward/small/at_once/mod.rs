@@ -1,4 +1,4 @@
-//! The family that holds all keys of a warpgroup at once: its plan.
+//! The plan of the family that holds all keys of a warpgroup at once.
 
 mod block;
 mod default;
@@ -18,12 +18,12 @@ use super::emit::{Forward, SmallPlan};
 use crate::error::accept;
 use crate::{Arch, PlanError};
 
-/// When TMA copies are requested. Each request is an instruction of one thread, so the order decides what
-/// arrives first.
+/// When TMA copies are requested. Each request is an instruction of one thread, so the order of requests
+/// determines the order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Requests {
-    /// Queries, keys and values at once, each by another warp.
+    /// Queries, keys and values at once, each by a different warp.
     AtOnce,
     /// Values after the CTA barrier that follows the initialisation of all mbarriers.
     ValuesLate,
@@ -32,11 +32,11 @@ pub enum Requests {
     FirstKeysOnly,
 }
 
-/// When the scores of a later softmax step are issued.
+/// When the scores of later softmax steps are issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scores {
-    /// All at the start, as their keys arrive.
+    /// All at the start, when their keys arrive.
     AllAtOnce,
     /// When the maximum of the previous step is known.
     StepByStep,
@@ -46,25 +46,25 @@ pub enum Scores {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Merge {
-    /// Each warpgroup sends the others their shares of O when all of O is complete.
+    /// When all of O is complete, each warpgroup sends the others their shares.
     Shares,
     /// With two CTAs, each computes the peer's columns first and sends them while it computes its own.
     PeerFirst,
 }
 
-/// Genes of the family.
+/// The genes of a plan of this family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AtOncePlan {
-    /// Warpgroups of a CTA that take 64 query rows each.
+    /// Number of warpgroups of a CTA with different query rows, 64 each.
     pub row_warpgroups: u32,
-    /// Rows of one query head, or of all query heads of a group (pack-GQA).
+    /// Whether a tile has rows of one query head, or of all query heads of a group (pack-GQA).
     #[serde(default)]
     pub packing: Packing,
     /// CTAs of a cluster that share query rows and divide the keys: 1, 2 or 4.
     pub cluster: u32,
     /// Warpgroups of a CTA that share query rows and divide the CTA's keys: 1, 2 or 4.
     pub kv_warpgroups: u32,
-    /// Keys of a warpgroup, all of whose scores it holds at once.
+    /// Keys of a warpgroup. The warpgroup holds all their scores at once.
     pub block_n: u32,
     /// The order in which CTAs take row tiles.
     #[serde(default, alias = "order")]
@@ -78,26 +78,26 @@ pub struct AtOncePlan {
     /// Number of P V products per softmax step. The exponentials of one piece run during the product of the
     /// piece before it.
     pub pv_pieces: u32,
-    /// Largest number of paths for causal rows that see a part of their keys. More paths compute and mask
-    /// less, but make the code longer.
+    /// Maximum number of code paths for causal rows that see only a part of their keys. With more paths,
+    /// fewer scores are computed and masked, but the code is longer.
     #[serde(default = "most_paths")]
     pub paths: u32,
     pub requests: Requests,
     pub scores: Scores,
-    /// How the parts of the keys are merged.
+    /// How the parts of a row's keys are merged.
     pub merge: Merge,
     /// How O is stored.
     pub store: RowStore,
     /// Whether the kernel may start before the previous kernel has ended (programmatic dependent launch).
     pub overlapping: bool,
-    /// The instructions of the softcap. Without effect on problems that have none.
+    /// The instructions of the softcap. They have no effect on problems without a softcap.
     #[serde(default)]
     pub tanh: Tanh,
 }
 
-/// Largest number of paths that see a part of a block.
+/// Maximum number of paths that see a part of a block.
 const MOST_PATHS: u32 = 4;
-/// Registers besides the accumulators (from ptxas' register counts).
+/// Estimated registers in addition to the accumulators (from ptxas' register counts).
 const OTHER_REGISTERS: u32 = 57;
 
 impl SmallPlan for AtOncePlan {
@@ -115,13 +115,13 @@ impl SmallPlan for AtOncePlan {
             tile_order,
             store,
             overlapping,
-            // Registers were below every bound that more resident CTAs set, so this is no gene.
+            // More resident CTAs never limited the registers, so this is not a gene.
             resident_ctas: 1,
             tanh,
         }
     }
 
-    /// One copy of queries holds a warpgroup's rows.
+    /// One copy of queries loads the rows of one warpgroup.
     fn shared_map(&self, problem: &Problem) -> SharedMap {
         let load_barriers = self.row_warpgroups + self.kv_warpgroups * (self.key_copies + 1);
         SharedMap::new(&self.common(), problem, [WARPGROUP_ROWS, self.key_copies, 1, load_barriers])
@@ -172,7 +172,7 @@ impl AtOncePlan {
     /// Whether the plan fits the problem and the architecture.
     ///
     /// # Errors
-    /// The first reason why not.
+    /// The first reason why the plan does not fit.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         accept("sm", arch.sm.into(), arch.sm == 90, "90")?;
         let common = self.common();
@@ -195,7 +195,7 @@ impl AtOncePlan {
             let fits = pieces > 0 && u64::from(whole).is_multiple_of(u64::from(pieces) * u64::from(step));
             accept(what, pieces.into(), fits, accepted)
         };
-        // The swizzle atom and the step of n in `wgmma` are eight rows; the k step of P V is sixteen keys.
+        // The swizzle atom and the step of n in `wgmma` are eight rows. The k step of P V is sixteen keys.
         divides("key_copies", self.key_copies, self.block_n, 8, "divisors of block_n / 8")?;
         divides("qk_pieces", self.qk_pieces, self.block_n, 8, "divisors of block_n / 8")?;
         divides("key_copies", self.key_copies, self.qk_pieces, 1, "divisors of qk_pieces")?;
@@ -220,7 +220,7 @@ impl AtOncePlan {
     }
 }
 
-/// The value for plans that were written before the gene existed.
+/// The value for plans that were written before this gene existed.
 const fn most_paths() -> u32 {
     MOST_PATHS
 }

@@ -1,6 +1,6 @@
-//! Paths of a causal block that holds all keys of a warpgroup. The code branches by how much of the block the
-//! rows see: keys that no row sees are not computed, and only the last visible keys are masked. Each path is
-//! straight-line code, since its extent is known at emission.
+//! Code paths for a causal block that holds all keys of a warpgroup. The code branches by the number of keys
+//! that the rows see: keys that no row sees are not computed, and only the last visible keys are masked. Each
+//! path is straight-line code, since its extent is known at emission.
 
 use attend::Coverage;
 use problem::Problem;
@@ -12,12 +12,12 @@ use crate::forward::contract::band;
 use crate::forward::packing::packed_heads;
 use crate::forward::small::emit::Forward;
 
-/// The part of the block that a path's rows see.
+/// The part of the block that the rows of a path see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
-    /// Number of keys that some row sees, rounded up to whole pieces of both products.
+    /// Number of keys that at least one row sees, rounded up to whole pieces of both products.
     pub keys: u32,
-    /// Keys from this one on are hidden from some row.
+    /// The first key that some row does not see.
     pub hidden_from: u32,
 }
 
@@ -39,7 +39,7 @@ impl Seen {
 }
 
 impl AtOncePlan {
-    /// Number of keys by which successive paths differ: whole pieces of both products.
+    /// The number of keys by which successive paths differ: whole pieces of both products.
     fn path_keys(&self) -> u32 {
         let (small, large) = (self.qk_keys().min(self.pv_keys()), self.qk_keys().max(self.pv_keys()));
         let mut keys = if large.is_multiple_of(small) { large } else { self.block_n };
@@ -49,8 +49,8 @@ impl AtOncePlan {
         keys
     }
 
-    /// Number of a path's last steps in which some row does not see a key. Each position sees one key more
-    /// than the one before it.
+    /// The number of last steps of a path in which some row does not see some key. Each position sees one key
+    /// more than the previous one.
     fn hidden_steps(&self, problem: &Problem) -> u32 {
         let (positions, keys) = (WARPGROUP_ROWS / packed_heads(self.packing, problem), self.path_keys());
         let shift = band(problem).shift(problem.seq_q, problem.seq_kv);
@@ -79,7 +79,8 @@ impl Forward<'_, AtOncePlan> {
     }
 }
 
-/// Emits the path of `steps` steps under the condition that there are that many, else shorter ones.
+/// Emits the path with `steps` steps under the condition that there are that many, and shorter paths
+/// otherwise.
 fn longest_first(
     k: &mut Builder,
     seen: R32,

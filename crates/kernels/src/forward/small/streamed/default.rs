@@ -12,7 +12,7 @@ use crate::forward::small::emit::SmallPlan;
 use crate::forward::small::wave::{Wave, is_narrow};
 
 impl StreamedPlan {
-    /// The first variant that keeps every SM busy in one wave, else the first that fits; if none fits, the
+    /// The first candidate that keeps every SM busy in one wave, else the first that fits. If none fits, the
     /// last one, unchecked. Heads of a group are packed if that fills tiles better.
     pub fn default_for(problem: &Problem, arch: &Arch) -> StreamedPlan {
         let wave = Wave::of_problem(problem, arch);
@@ -44,8 +44,8 @@ impl StreamedPlan {
         tanh: Common::BASE.tanh,
     };
 
-    /// Variants for the wave, best first (measured on an H200). While two warpgroups per SM
-    /// suffice, their blocks have many keys. Beyond, four warpgroups with fewer keys per block, of which some
+    /// Candidates for the wave, best first (measured on an H200). While two warpgroups per SM suffice, their
+    /// blocks have many keys. For larger grids there are four warpgroups with fewer keys per block: some
     /// compute exponentials while others use the tensor cores.
     fn variants(&self, problem: &Problem, wave: Wave) -> impl Iterator<Item = StreamedPlan> + use<> {
         let causal = problem.band.is_causal();
@@ -58,7 +58,7 @@ impl StreamedPlan {
         let shared: &[Shape] = match wave {
             Wave::Half => &[(1, 2, 1, &[128, 96, 64])],
             Wave::One => &[(2, 2, 1, &[128, 96, 64]), (1, 1, 1, &[128, 96, 64])],
-            // Short rows leave an SM to long ones.
+            // Short rows leave the SM to long ones.
             Wave::Two if causal => &[(1, 1, 2, &[128, 64])],
             Wave::Two => &[(2, 1, 1, &[128, 96, 64])],
             Wave::Four if narrow && stay && !causal => &[(4, 1, 1, &[64])],
@@ -70,7 +70,7 @@ impl StreamedPlan {
         let tiles = self.common().row_tiles(problem);
         let shared = shared.iter().filter(move |&&(rows, ..)| u64::from(rows) <= tiles);
         let base = StreamedPlan {
-            // Beside programs, the code of a block's second computation spills.
+            // With programs, the code that recomputes a block spills.
             speculative: (matches!(wave, Wave::Four | Wave::More) && problem.programs.is_empty())
                 .then_some(12),
             ..self.clone()
@@ -78,13 +78,13 @@ impl StreamedPlan {
         shared.chain(alone).flat_map(move |&(row_warpgroups, cluster, resident_ctas, blocks)| {
             let turns = if row_warpgroups == 4 { Turns::PingPong } else { Turns::Free };
             let base = StreamedPlan { row_warpgroups, cluster, resident_ctas, turns, ..base.clone() };
-            // For a causal mask, blocks that end where row tiles end.
+            // For a causal mask, blocks must end where row tiles end.
             let blocks = blocks.iter().filter(move |&&block_n| !(causal && block_n == 96));
             blocks.map(move |&block_n| StreamedPlan { block_n, ..base.clone() })
         })
     }
 
-    /// The plan with as many stages as streaming blocks, or as many as fit.
+    /// The plan with as many stages as the family needs for streaming, or as many as fit.
     fn staged(mut self, problem: &Problem, arch: &Arch) -> StreamedPlan {
         while self.stages < MOST_STAGES && !self.resident(problem) {
             let more = StreamedPlan { stages: self.stages + 1, ..self.clone() };
@@ -102,7 +102,7 @@ impl StreamedPlan {
         self
     }
 
-    /// The plan with the threshold and store that the problem allows.
+    /// The plan with the threshold and the store that the problem allows.
     pub(super) fn fitted(mut self, problem: &Problem) -> StreamedPlan {
         self.rescale = rescale_within(self.rescale, problem.dtypes.weights());
         self.store = self.common().fitted_store(Self::FAMILY, problem);

@@ -1,5 +1,5 @@
-//! Streaming KV blocks: one thread of the warpgroups that share a part of the keys requests the blocks of
-//! that part. The issue order is that of FlashAttention-3's Algorithm 2.
+//! Emits the kernel that streams KV blocks. The warpgroups that share a part of the keys have one thread that
+//! requests the blocks of that part. The issue order is that of FlashAttention-3's Algorithm 2.
 
 use attend::{
     Bound, Chains, MainLoop, Masked, Masker, OnlineSoftmax, Order, RowRange, Skips, SpeculativeMax, TileRows,
@@ -52,9 +52,9 @@ impl Forward<'_, StreamedPlan> {
         Bound::new(k, &self.params.band, rows, self.common.cluster_keys(), divides).at_least_one(k)
     }
 
-    /// Whether row warpgroups visit different numbers of blocks, each only those that its own rows see. With
-    /// ping-pong they do not: the requesting warpgroup would wait for a stage that the next warpgroup
-    /// releases only in a turn it has not yet been given.
+    /// Whether row warpgroups visit different numbers of blocks, each only the blocks that its own rows see.
+    /// With ping-pong they all visit the same blocks: otherwise the requesting warpgroup would wait for a
+    /// stage that the next warpgroup releases only in a later turn.
     fn ends_differ(&self) -> bool {
         let several = self.plan.row_warpgroups > 1 && self.plan.turns == Turns::Free;
         !self.params.band.is_full() && several
@@ -119,15 +119,15 @@ impl Forward<'_, StreamedPlan> {
         }
     }
 
-    /// Whether the thread requests the blocks: one thread among the warpgroups of a part.
+    /// Whether this thread requests the blocks. It is one thread among the warpgroups of a part.
     fn requests(&self, k: &mut Builder) -> Pred {
         let later_rows = k.mul(self.place.row_warpgroup, tile::WARPGROUP_THREADS);
         let thread = k.add(later_rows, self.place.thread);
         k.setp_u(CmpOp::Eq, thread, 0)
     }
 
-    /// Initialises the mbarriers of the part's rings; part 0 also those of the queries. Then waits for the
-    /// previous kernel, on whose completion all later accesses depend.
+    /// Initialises the mbarriers of the part's rings; part 0 also initialises those of the queries. Then
+    /// waits for the previous kernel, on whose completion all later accesses depend.
     fn prepare(&self, k: &mut Builder, [queries, keys, values]: &[TileRing; 3]) {
         if self.plan.kv_warpgroups == 1 {
             queries.pipeline.init_full(k);
@@ -168,7 +168,7 @@ impl Forward<'_, StreamedPlan> {
         }
     }
 
-    /// Requests the queries of all row warpgroups; done by part 0.
+    /// Requests the queries of all row warpgroups. Only part 0 does this.
     fn request_queries(&self, k: &mut Builder, ring: &TileRing) {
         let source = self.source(k);
         let request = |k: &mut Builder| {

@@ -1,4 +1,4 @@
-//! The family in the registry, and the declaration of its genes.
+//! Implements the registry's trait for the family, and declares its genes.
 
 use problem::Problem;
 use ptx::Violations;

@@ -1,4 +1,4 @@
-//! The family whose KV blocks stream: its plan.
+//! The plan of the family that streams KV blocks.
 
 mod default;
 mod emit;
@@ -16,12 +16,12 @@ use crate::error::accept;
 use crate::forward::contract::check_rescale;
 use crate::{Arch, PlanError};
 
-/// Genes of the family.
+/// The genes of a plan of this family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StreamedPlan {
-    /// Warpgroups of a CTA that take 64 query rows each.
+    /// Number of warpgroups of a CTA with different query rows, 64 each.
     pub row_warpgroups: u32,
-    /// Rows of one query head, or of all query heads of a group (pack-GQA).
+    /// Whether a tile has rows of one query head, or of all query heads of a group (pack-GQA).
     #[serde(default)]
     pub packing: Packing,
     /// CTAs of a cluster that share query rows and divide the keys: 1, 2 or 4.
@@ -30,15 +30,15 @@ pub struct StreamedPlan {
     pub kv_warpgroups: u32,
     /// Keys whose scores a warpgroup holds at once.
     pub block_n: u32,
-    /// KV blocks that a warpgroup has room for.
+    /// Number of KV blocks in shared memory for a warpgroup.
     pub stages: u32,
     /// When O is rescaled.
     pub rescale: Rescale,
-    /// Speculative row max: blocks that need no mask take no row max. A block is recomputed if a lane's sum
-    /// of its exponentials reaches `2^speculative`.
+    /// Speculative row max: blocks that need no mask do not compute a row max. A block is recomputed if a
+    /// lane's sum of its exponentials reaches `2^speculative`.
     #[serde(default, alias = "guess")]
     pub speculative: Option<u8>,
-    /// Ping-pong between row warpgroups.
+    /// Whether row warpgroups use the tensor cores in turn (ping-pong).
     #[serde(default)]
     pub turns: Turns,
     /// The order in which CTAs take row tiles.
@@ -48,16 +48,16 @@ pub struct StreamedPlan {
     pub store: RowStore,
     /// Whether the kernel may start before the previous kernel has ended (programmatic dependent launch).
     pub overlapping: bool,
-    /// Least number of resident CTAs per SM, which bounds registers.
+    /// Minimum number of resident CTAs per SM, which limits the registers.
     pub resident_ctas: u32,
-    /// The instructions of the softcap. Without effect on problems that have none.
+    /// The instructions of the softcap. They have no effect on problems without a softcap.
     #[serde(default)]
     pub tanh: Tanh,
 }
 
-/// Largest number of stages.
+/// Maximum number of stages.
 const MOST_STAGES: u32 = 8;
-/// Registers besides the accumulators (from ptxas' register counts).
+/// Estimated registers in addition to the accumulators (from ptxas' register counts).
 const OTHER_REGISTERS: u32 = 40;
 
 impl SmallPlan for StreamedPlan {
@@ -80,7 +80,7 @@ impl SmallPlan for StreamedPlan {
         }
     }
 
-    /// One copy of queries holds the CTA's rows.
+    /// One copy of queries loads all rows of the CTA.
     fn shared_map(&self, problem: &Problem) -> SharedMap {
         let rings = Pipeline::bytes(1) + 2 * self.kv_warpgroups * Pipeline::bytes(self.stages);
         let common = self.common();
@@ -105,12 +105,12 @@ impl StreamedPlan {
         self.common().cluster_keys()
     }
 
-    /// Whether every block has a stage of its own.
+    /// Whether every block has its own stage.
     fn resident(&self, problem: &Problem) -> bool {
         problem.seq_kv.div_ceil(self.cluster_keys() as usize) <= self.stages as usize
     }
 
-    /// Estimated registers of a thread: accumulators of S and O, and P, since scores are issued ahead.
+    /// Estimated registers of a thread: accumulators of S and O, and also P, because scores are issued ahead.
     fn registers(&self, problem: &Problem) -> u32 {
         self.block_n / 2 + self.block_n / 4 + problem.head_dim_v as u32 / 2 + OTHER_REGISTERS
     }
@@ -118,7 +118,7 @@ impl StreamedPlan {
     /// Whether the plan fits the problem and the architecture.
     ///
     /// # Errors
-    /// The first reason why not.
+    /// The first reason why the plan does not fit.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         accept("sm", arch.sm.into(), arch.sm == 90, "90")?;
         let common = self.common();
