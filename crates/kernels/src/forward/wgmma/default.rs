@@ -98,7 +98,7 @@ impl WgmmaPlan {
         }
         plan = plan.filled(problem);
         if plan.blank_warpgroups(problem) && !plan.visits.lists(problem) {
-            plan.ends = Ends::Own;
+            (plan.ends, plan.tail) = (Ends::Own, Tail::Whole);
         }
         let (least, step) = key_steps(problem);
         while plan.block_n > least && plan.check_resources(problem, arch).is_err() {

@@ -100,8 +100,9 @@ impl WgmmaPlan {
     }
 
     /// The default plan before it is fitted to the problem. Tiles, turns and sums are those of the fastest
-    /// variants in single timings on an H200 (16k tokens, hidden size 2048). The rescaling follows from the
-    /// range of e4m3 ([`default_rescaling`]). The complete plans have not been raced.
+    /// variants in single timings on an H200 (16k tokens, hidden size 2048). With 8-bit V,
+    /// the order of tiles, the shared tail and the store are those that won races on an H100 (2k to 16k keys,
+    /// full and causal). The rescaling follows from the range of e4m3 ([`default_rescaling`]).
     ///
     /// P V is summed by block ([`OutputSums::ByBlock`]) wherever a second accumulator of O fits: up to head
     /// dim 128. In these timings it was as fast as one accumulator.
@@ -137,10 +138,22 @@ impl WgmmaPlan {
             tanh: default_tanh(problem),
             section_mib: section_mib(),
         };
-        match dim {
+        let plan = match dim {
             ..=64 => WgmmaPlan { consumers: 3, block_n: 96, stages: 4, tiles: Tiles::Overlapped, ..base },
             65..=128 => base,
             _ => WgmmaPlan { stages: 2, output_sums: OutputSums::Running, turns: Turns::PingPong, ..base },
+        };
+        if !transposes_values(problem) {
+            return plan;
+        }
+        let full = problem.band.is_full() && problem.programs.is_empty();
+        match dim {
+            ..=64 if full => WgmmaPlan { store: Store::Bulk, ..plan },
+            ..=64 => plan,
+            65..=128 if full => WgmmaPlan { tiles: Tiles::Overlapped, tail: Tail::Shared, ..plan },
+            65..=128 => WgmmaPlan { tiles: Tiles::Overlapped, store: Store::Bulk, ..plan },
+            _ if full && problem.seq_kv > 4096 => WgmmaPlan { tail: Tail::Shared, ..plan },
+            _ => WgmmaPlan { queries_ahead: 1, ..plan },
         }
     }
 }
