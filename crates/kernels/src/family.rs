@@ -1,15 +1,15 @@
 //! The families of forward attention: what each can do ([`FamilyPlan`]), and their registry ([`Family`]).
 
 use problem::Problem;
-use ptx::Violations;
 
+use crate::draft::Drafts;
 use crate::forward::lengths::row_blocks;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::{AtOncePlan, StreamedPlan};
 use crate::forward::wgmma::WgmmaPlan;
 use crate::genes::Gene;
 use crate::ladder::RungPlan;
-use crate::{Arch, Features, KernelError, Plan, PlanError, Program};
+use crate::{Arch, Baked, Features, KernelError, Plan, PlanError};
 
 /// A family of kernels, implemented by its plan. Problems are [canonical](Problem::canonical).
 pub(crate) trait FamilyPlan {
@@ -39,11 +39,11 @@ pub(crate) trait FamilyPlan {
     /// The first reason why not.
     fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError>;
 
-    /// The kernels of a plan that was checked.
-    ///
-    /// # Errors
-    /// When the verifier refuses what the generator wrote.
-    fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations>;
+    /// What the code of a plan that was checked depends on.
+    fn baked(&self, problem: &Problem) -> Baked;
+
+    /// The kernels of a plan that was checked. Arguments come from `problem`, and the code from `baked`.
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a>;
 
     /// The plan with the nearest genes that the problem allows. A plan that was found for another shape also
     /// loses the genes that fill tiles with queries or the GPU with CTAs. Plans are found without a
@@ -146,6 +146,13 @@ impl Family {
         let plan = self.proposal(problem, arch);
         plan.check(problem, arch)?;
         Ok(plan)
+    }
+}
+
+impl KernelError {
+    /// The refusal of a kernel of the ladder.
+    pub fn ladder(rung: RungPlan) -> KernelError {
+        KernelError::Ladder { rung: rung.name(), accepted: Family::ALL.map(Family::name).join(", ") }
     }
 }
 

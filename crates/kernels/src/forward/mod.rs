@@ -1,5 +1,6 @@
 //! Forward attention.
 
+mod baked;
 pub(crate) mod contract;
 mod descale;
 mod fp8;

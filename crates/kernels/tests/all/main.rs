@@ -1,5 +1,6 @@
 //! The tests of the crate from outside, as one program.
 
+mod baked;
 mod bands;
 mod common;
 mod emit;

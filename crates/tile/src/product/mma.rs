@@ -40,7 +40,7 @@ pub struct OperandA {
 }
 
 /// Transformation of A. With it, a softmax can use a positive factor for every scale. All three are exact.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sign {
     /// A unchanged.
     Keep,
