@@ -22,7 +22,9 @@ pub use band::{After, BlockList, BlockLists, Bound, Coverage, KeyBand, Lower, Ma
 pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
-pub use score::{ProgramParams, RowPrograms, ScorePrograms, Softcap, TableParams, Tanh, TileMask};
+pub use score::{
+    ProgramCode, ProgramParams, RowPrograms, ScorePrograms, Softcap, TableParams, Tanh, TileMask,
+};
 pub use sinks::Sinks;
 pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,

@@ -1,6 +1,6 @@
 //! The part of a launch that is the same for every launch: configuration, arguments and tensor maps.
 
-use ptx::{Arg, Kernel, Launch};
+use ptx::{Arg, BufferSpec, Kernel, Launch, TensorMapSpec};
 
 use crate::DriverError;
 use crate::tensor_map::TensorMaps;
@@ -17,14 +17,24 @@ pub struct Call {
 impl Call {
     /// The launch contract of a kernel.
     pub fn of(kernel: &Kernel) -> Call {
-        let names = kernel.buffers.iter().map(|buffer| buffer.name.clone()).collect();
-        let maps = TensorMaps::new(kernel.tensor_maps.clone(), names);
-        Call { launch: kernel.launch, args: kernel.args.clone(), maps }
+        let maps = kernel.tensor_maps.clone();
+        Call::with_maps(kernel.launch, kernel.args.clone(), maps, &kernel.buffers)
     }
 
     /// A launch contract without tensor maps.
     pub fn new(launch: Launch, args: Vec<Arg>) -> Call {
-        Call { launch, args, maps: TensorMaps::new(Vec::new(), Vec::new()) }
+        Call::with_maps(launch, args, Vec::new(), &[])
+    }
+
+    /// A launch contract with tensor maps of some of the buffers.
+    pub fn with_maps(
+        launch: Launch,
+        args: Vec<Arg>,
+        maps: Vec<TensorMapSpec>,
+        buffers: &[BufferSpec],
+    ) -> Call {
+        let names = buffers.iter().map(|buffer| buffer.name.clone()).collect();
+        Call { launch, args, maps: TensorMaps::new(maps, names) }
     }
 
     /// Whether the driver accepts the tensor maps, for any buffers at multiples of 16 bytes.

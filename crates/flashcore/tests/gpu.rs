@@ -234,6 +234,25 @@ fn lengths() {
     assert!((301..304).all(|rows| function(rows, true).unwrap() == first));
     assert_ne!(function(300, false).unwrap(), first);
 
+    // One plan for problems that differ in what a launch is told: all launch one kernel, with other arguments.
+    let decoded = |batch, keys, window, cap| {
+        let problem = Problem::new(batch, 8, 1, 64, DType::F16).with_softcap(cap);
+        problem.with_seq_kv(keys, Layout::Bhsd).with_band(Band::window(window, 0))
+    };
+    let of = decoded(1, 1001, 100, 30.0);
+    let plan = Plan::Mma(MmaPlan { splits: 1, ..MmaPlan::default_for(&of, gpu.arch()) });
+    let launched = |problem: &Problem| {
+        let prepared = gpu.prepare(problem, Some(&plan)).unwrap();
+        let (function, call) = prepared.parts();
+        (format!("{function:?}"), call.args().to_vec())
+    };
+    let (function, args) = launched(&of);
+    for other in [decoded(1, 1002, 100, 30.0), decoded(5, 1001, 37, 30.0), decoded(1, 2003, 100, 20.0)] {
+        let (same, others) = launched(&other);
+        assert!(same == function && others != args, "{other:?}");
+    }
+    assert_ne!(launched(&decoded(1, 1024, 100, 30.0)).0, function, "blocks end where the keys end");
+
     let problem = Problem::new(1, 2, 300, 64, DType::F16);
     let counting = Family::Wgmma.default_for(&problem, gpu.arch()).unwrap();
     let everything: Vec<Buffer> = std::iter::from_fn(|| Buffer::new(gpu.context(), 1024).ok()).collect();

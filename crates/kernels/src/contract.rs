@@ -4,11 +4,10 @@ use std::fmt;
 
 use problem::{Problem, Table, Tensor, descale_name};
 use ptx::{
-    Access, Arg, BufferSpec, Builder, F32, Global, Kernel, Launch, R32, R64, TensorMapPtr, TensorMapSpec,
-    Verified,
+    Access, Arg, BufferSpec, Builder, F32, Global, Launch, R32, R64, TensorMapPtr, TensorMapSpec, Verified,
 };
 
-use crate::Program;
+use crate::program::{Contracts, Program, Step};
 
 /// An array of lengths, of 32-bit signed integers ([`problem::Lengths`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -275,11 +274,16 @@ impl<'a> Contract<'a> {
         k.param_f32(name)
     }
 
+    /// The contract of one kernel.
+    pub fn into_contracts(self, entry: &str, launch: Launch) -> Contracts {
+        let Contract { operands, buffers, tensor_maps, args, .. } = self;
+        let first = Step { entry: entry.to_owned(), launch, buffers, tensor_maps, args };
+        Contracts { first, then: Vec::new(), operands }
+    }
+
     /// The program of one kernel with this contract.
     pub fn into_program(self, module: Verified, entry: &str, launch: Launch) -> Program {
-        let Contract { operands, buffers, tensor_maps, args, .. } = self;
-        let kernel = Kernel { module, entry: entry.to_owned(), launch, buffers, tensor_maps, args };
-        Program { kernel, then: Vec::new(), operands }
+        Program::new(module, self.into_contracts(entry, launch))
     }
 
     /// A separate buffer, in a parameter with the operand's name.

@@ -1,15 +1,15 @@
 //! The families of forward attention: their common trait ([`FamilyPlan`]) and their registry ([`Family`]).
 
 use problem::Problem;
-use ptx::Violations;
 
+use crate::draft::Drafts;
 use crate::forward::lengths::row_blocks;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::{AtOncePlan, StreamedPlan};
 use crate::forward::wgmma::WgmmaPlan;
 use crate::genes::Gene;
 use crate::ladder::RungPlan;
-use crate::{Arch, Features, KernelError, Plan, PlanError, Program};
+use crate::{Arch, Baked, Features, KernelError, Plan, PlanError};
 
 /// A family of kernels, implemented by its plan. Problems are [canonical](Problem::canonical).
 pub(crate) trait FamilyPlan {
@@ -40,11 +40,11 @@ pub(crate) trait FamilyPlan {
     /// The first reason why no kernel can be emitted.
     fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError>;
 
-    /// Emits the kernels of a plan that was checked.
-    ///
-    /// # Errors
-    /// When the verifier rejects the generator's output.
-    fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations>;
+    /// What the code of a plan that was checked depends on.
+    fn baked(&self, problem: &Problem) -> Baked;
+
+    /// The kernels of a plan that was checked. Arguments come from `problem`, and the code from `baked`.
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a>;
 
     /// The plan with the nearest genes that the problem allows. A plan that was found for another shape also
     /// loses the genes that fill tiles with queries or the GPU with CTAs. Tuned plans were measured without a
@@ -80,7 +80,7 @@ macro_rules! families {
                 }
             }
 
-            /// The features that the family computes.
+            /// The features that the family supports.
             pub fn features(self) -> Features {
                 match self { $(Family::$family => <$plan as FamilyPlan>::features()),* }
             }
@@ -148,6 +148,13 @@ impl Family {
         let plan = self.proposal(problem, arch);
         plan.check(problem, arch)?;
         Ok(plan)
+    }
+}
+
+impl KernelError {
+    /// The refusal of a kernel of the ladder.
+    pub fn ladder(rung: RungPlan) -> KernelError {
+        KernelError::Ladder { rung: rung.name(), accepted: Family::ALL.map(Family::name).join(", ") }
     }
 }
 

@@ -16,7 +16,9 @@
 //! ```
 
 mod arch;
+mod baked;
 mod contract;
+mod draft;
 mod error;
 mod family;
 mod features;
@@ -28,9 +30,10 @@ mod program;
 pub mod select;
 
 pub use arch::Arch;
+pub use baked::{Baked, Dims, TableKind};
 pub use contract::{LengthArray, Operand};
 pub use error::{KernelError, PlanError};
 pub use family::Family;
 pub use features::Features;
-pub use plan::{Plan, emit};
-pub use program::Program;
+pub use plan::{Plan, bind, emit};
+pub use program::{Contracts, Program, Step};

@@ -8,7 +8,7 @@ use crate::forward::mma::MmaPlan;
 use crate::forward::small::{AtOncePlan, StreamedPlan};
 use crate::forward::wgmma::WgmmaPlan;
 use crate::ladder::RungPlan;
-use crate::{Arch, Features, KernelError, PlanError, Program};
+use crate::{Arch, Baked, Contracts, Features, KernelError, PlanError, Program};
 
 /// How a problem is computed: a kernel family and its genes. A plan is pure data. A generator has no other
 /// input besides the problem and the architecture.
@@ -105,13 +105,31 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Program, Kern
     plan.check(problem, arch)?;
     let canonical = &*problem.canonical();
     let emitted = match plan.of_family() {
-        Ok((_, plan)) => plan.emit(canonical, arch),
+        Ok((_, plan)) => {
+            let baked = plan.baked(canonical);
+            plan.drafts(canonical, &baked, arch).emit().map(|(module, mut contracts)| {
+                contracts.span_tensors_of(problem);
+                Program::new(module, contracts)
+            })
+        }
         Err(rung) => rung.emit(canonical, arch),
     };
-    let mut program =
-        emitted.map_err(|violations| KernelError::Generator { family: plan.family(), violations })?;
-    if canonical.seq_kv != problem.seq_kv {
-        program.span_tensors_of(problem);
-    }
-    Ok(program)
+    emitted.map_err(|violations| KernelError::Generator { family: plan.family(), violations })
+}
+
+/// What [`emit`] makes of a problem, without the code: the properties that the code depends on, and the launch
+/// contracts. Code that was emitted for equal [`Baked`] and an equal plan runs with these contracts.
+///
+/// # Errors
+///
+/// As [`emit`], and for kernels of the [ladder](crate::ladder).
+pub fn bind(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<(Baked, Contracts), KernelError> {
+    problem.check()?;
+    plan.check(problem, arch)?;
+    let canonical = &*problem.canonical();
+    let (_, plan) = plan.of_family().map_err(KernelError::ladder)?;
+    let baked = plan.baked(canonical);
+    let mut contracts = plan.drafts(canonical, &baked, arch).into_contracts();
+    contracts.span_tensors_of(problem);
+    Ok((baked, contracts))
 }

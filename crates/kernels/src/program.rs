@@ -1,7 +1,7 @@
 //! The result of emitting a plan: one or more kernels that are launched one after another.
 
 use problem::Problem;
-use ptx::{Access, Arg, Kernel, Violations};
+use ptx::{Access, Arg, BufferSpec, Kernel, Launch, TensorMapSpec, Verified};
 
 use crate::Operand;
 use crate::contract::span_bytes;
@@ -22,7 +22,47 @@ pub struct Program {
     pub operands: Vec<Operand>,
 }
 
+/// The launch contracts of a program's kernels, without the code.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Contracts {
+    /// The contract of the kernel that is launched first.
+    pub first: Step,
+    /// The contracts of the kernels that are launched after it, in order.
+    pub then: Vec<Step>,
+    /// As [`Program::operands`].
+    pub operands: Vec<Operand>,
+}
+
+/// The launch contract of a kernel: a [`Kernel`] without its module.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Name of the `.entry` to launch.
+    pub entry: String,
+    /// The launch configuration.
+    pub launch: Launch,
+    /// The buffers that a launch takes, in order.
+    pub buffers: Vec<BufferSpec>,
+    /// The tensor maps that arguments refer to by index.
+    pub tensor_maps: Vec<TensorMapSpec>,
+    /// One value per parameter of the entry, in order.
+    pub args: Vec<Arg>,
+}
+
+impl Step {
+    fn into_kernel(self, module: Verified) -> Kernel {
+        let Step { entry, launch, buffers, tensor_maps, args } = self;
+        Kernel { module, entry, launch, buffers, tensor_maps, args }
+    }
+}
+
 impl Program {
+    /// The program of a module and the contracts of its entries.
+    pub(crate) fn new(module: Verified, contracts: Contracts) -> Program {
+        let Contracts { first, then, operands } = contracts;
+        let then = then.into_iter().map(|step| step.into_kernel(module.clone())).collect();
+        Program { kernel: first.into_kernel(module), then, operands }
+    }
+
     /// All kernels in launch order.
     pub fn steps(&self) -> impl Iterator<Item = &Kernel> {
         std::iter::once(&self.kernel).chain(&self.then)
@@ -35,47 +75,48 @@ impl Program {
             _ => None,
         })
     }
+}
 
-    /// The program with the kernels of `next` appended. Both programs must have the same target, and their
-    /// entries different names.
-    ///
-    /// # Errors
-    /// When the verifier rejects the combined module.
-    pub(crate) fn followed_by(mut self, next: Program) -> Result<Program, Violations> {
-        let [own, added] = [&self.kernel, &next.kernel].map(|kernel| kernel.module.clone().into_module());
-        let module = own.joined_with(added).verify()?;
-        self.kernel.module = module.clone();
-        self.then.iter_mut().for_each(|kernel| kernel.module = module.clone());
-        let places = self.make_room(&next.operands, &next.kernel.buffers);
-        for mut kernel in std::iter::once(next.kernel).chain(next.then) {
-            let mut buffers = self.kernel.buffers.clone();
+impl Contracts {
+    /// All contracts in launch order.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        std::iter::once(&self.first).chain(&self.then)
+    }
+
+    fn steps_mut(&mut self) -> impl Iterator<Item = &mut Step> {
+        std::iter::once(&mut self.first).chain(&mut self.then)
+    }
+
+    /// The contracts with those of `next` appended.
+    pub(crate) fn followed_by(mut self, next: Contracts) -> Contracts {
+        let places = self.make_room(&next.operands, &next.first.buffers);
+        for mut step in std::iter::once(next.first).chain(next.then) {
+            let mut buffers = self.first.buffers.clone();
             buffers.iter_mut().for_each(|buffer| buffer.access = Access::Read);
-            for (&place, buffer) in places.iter().zip(kernel.buffers) {
+            for (&place, buffer) in places.iter().zip(step.buffers) {
                 buffers[place] = buffer;
             }
-            kernel.buffers = buffers;
-            for arg in &mut kernel.args {
+            step.buffers = buffers;
+            for arg in &mut step.args {
                 if let Arg::Buffer { index, .. } = arg {
                     *index = places[*index];
                 }
             }
-            kernel.tensor_maps.iter_mut().for_each(|map| map.buffer = places[map.buffer]);
-            kernel.module = module.clone();
-            self.then.push(kernel);
+            step.tensor_maps.iter_mut().for_each(|map| map.buffer = places[map.buffer]);
+            self.then.push(step);
         }
-        Ok(self)
+        self
     }
 
     /// The indices of another program's buffers in this program, to which missing buffers are added.
-    fn make_room(&mut self, operands: &[Operand], buffers: &[ptx::BufferSpec]) -> Vec<usize> {
+    fn make_room(&mut self, operands: &[Operand], buffers: &[BufferSpec]) -> Vec<usize> {
         let own = self.operands.len();
-        let place = |(&operand, buffer): (&Operand, &ptx::BufferSpec)| {
+        let place = |(&operand, buffer): (&Operand, &BufferSpec)| {
             let known = self.operands[..own].iter().position(|&o| o == operand && o.is_shared());
             known.unwrap_or_else(|| {
                 self.operands.push(operand);
-                let unused = ptx::BufferSpec { access: Access::Read, ..buffer.clone() };
-                let kernels = std::iter::once(&mut self.kernel).chain(&mut self.then);
-                kernels.for_each(|kernel| kernel.buffers.push(unused.clone()));
+                let unused = BufferSpec { access: Access::Read, ..buffer.clone() };
+                self.steps_mut().for_each(|step| step.buffers.push(unused.clone()));
                 self.operands.len() - 1
             })
         };
@@ -84,8 +125,9 @@ impl Program {
 
     /// Sets the sizes of tensor buffers to the span of the strides of `problem`.
     pub(crate) fn span_tensors_of(&mut self, problem: &Problem) {
-        for kernel in std::iter::once(&mut self.kernel).chain(&mut self.then) {
-            for (buffer, operand) in kernel.buffers.iter_mut().zip(&self.operands) {
+        let Contracts { first, then, operands } = self;
+        for step in std::iter::once(first).chain(then) {
+            for (buffer, operand) in step.buffers.iter_mut().zip(&*operands) {
                 if let Operand::Tensor(tensor) = *operand {
                     buffer.bytes = span_bytes(problem, tensor);
                 }

@@ -8,7 +8,7 @@ use problem::program::{BinaryOp, Comparison, Id, Op, Range, UnaryOp};
 use ptx::{Builder, CmpOp, R32};
 
 use super::emit::{Division, Value, binary};
-use super::lower::{Code, Node, Place};
+use super::lower::{Node, Place, ProgramCode};
 use super::program::Scope;
 
 /// A lower and an upper bound of a value.
@@ -59,7 +59,7 @@ impl Bounds {
 pub(super) type BoundsOf = Vec<Option<Bounds>>;
 
 /// The per-row and per-column nodes whose bounds determine the bounds of the mask.
-pub(super) fn leaves(code: &Code, place: Place) -> Vec<Id> {
+pub(super) fn leaves(code: &ProgramCode, place: Place) -> Vec<Id> {
     let mut found = Vec::new();
     let mut left: Vec<Id> = code.mask.into_iter().collect();
     while let Some(id) = left.pop() {
@@ -77,7 +77,7 @@ pub(super) fn leaves(code: &Code, place: Place) -> Vec<Id> {
 }
 
 /// The operands of a node; for an element of a table, the indices.
-fn operands(code: &Code, id: Id) -> Vec<Id> {
+fn operands(code: &ProgramCode, id: Id) -> Vec<Id> {
     match &code.nodes[id] {
         Node::Op(op) => op.reads(),
         Node::Reciprocal(a) => vec![*a],
@@ -111,7 +111,7 @@ pub(super) fn of_leaves(
 
 /// Computes the bounds of nodes over a tile.
 pub(super) struct TileBounds<'a, 'b> {
-    pub code: &'a Code,
+    pub code: &'a ProgramCode,
     pub at: &'a mut Scope<'b>,
     /// The bounds of the leaves, and the bounds computed so far.
     pub known: BoundsOf,

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use problem::program::{BinaryOp, Id, Input, Op, Range, UnaryOp};
-use problem::{Problem, Program};
+use problem::{Problem, Program, Programs};
 
 /// Integers up to this magnitude are exact in f32.
 const EXACT: i64 = 1 << 24;
 
 /// Where a value is computed. Each value is computed at the first place that its operands allow, which is the
 /// least frequent one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Place {
     /// Once for all rows of a tile.
     Once,
@@ -72,32 +72,34 @@ impl Node {
     }
 }
 
-/// The programs of a problem, ready to be emitted.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Code {
-    pub nodes: Vec<Node>,
-    pub places: Vec<Place>,
+/// The code of a problem's programs: operations in the order of evaluation, each with the place where its value
+/// is computed. Values of parameters and extents of tables are not part of it. Problems whose lengths bound
+/// the positions alike have equal code.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ProgramCode {
+    pub(super) nodes: Vec<Node>,
+    pub(super) places: Vec<Place>,
     /// The node of the score program's result.
-    pub score: Option<Id>,
+    pub(super) score: Option<Id>,
     /// The node of the mask program's result.
-    pub mask: Option<Id>,
-    /// Bounds of integer nodes; `None` for other nodes.
-    ranges: Vec<Option<Range>>,
-    known: HashMap<Node, Id>,
+    pub(super) mask: Option<Id>,
+    /// Whether the values of a node are integers that never leave 32 bits.
+    fits: Vec<bool>,
+    /// Whether a node is the dividend of a division by a constant and never negative.
+    natural: Vec<bool>,
     /// Whether the rows of a tile belong to several heads.
     packed: bool,
 }
 
-impl Code {
-    /// Lowers the programs of a problem. `packed` states whether the rows of a tile belong to several heads.
-    pub fn new(problem: &Problem, packed: bool) -> Code {
-        let mut code = Code { packed, ..Code::default() };
-        let programs = &problem.programs;
-        code.score = programs.score.as_ref().map(|program| code.add(program, problem));
-        code.mask = programs.mask.as_ref().map(|program| code.add(program, problem));
-        code
-    }
+/// The code of programs under construction.
+struct Lowering {
+    code: ProgramCode,
+    /// Bounds of integer nodes; `None` for other nodes.
+    ranges: Vec<Option<Range>>,
+    known: HashMap<Node, Id>,
+}
 
+impl Lowering {
     /// Adds a program; returns its result.
     fn add(&mut self, program: &Program, problem: &Problem) -> Id {
         let ranges = program.ranges(problem);
@@ -136,7 +138,7 @@ impl Code {
     fn load(&mut self, table: usize, indices: Vec<Index>) -> Id {
         let mut parts = Vec::new();
         for place in [Place::Once, Place::Row, Place::Column, Place::Element] {
-            let of_place = |index: &Index| self.places[index.value] == place;
+            let of_place = |index: &Index| self.code.places[index.value] == place;
             let indices: Vec<Index> = indices.iter().copied().filter(of_place).collect();
             if !indices.is_empty() {
                 let from_start = parts.is_empty();
@@ -157,10 +159,10 @@ impl Code {
         if !self.ranges[integer].is_some_and(exact) {
             return None;
         }
-        if self.places[integer] != Place::Element {
+        if self.code.places[integer] != Place::Element {
             return Some(self.convert(integer));
         }
-        let Node::Op(op) = self.nodes[integer].clone() else { return None };
+        let Node::Op(op) = self.code.nodes[integer].clone() else { return None };
         let op = match op {
             Op::Unary(op @ (UnaryOp::Neg | UnaryOp::Abs), a) => Op::Unary(op, self.as_float(a)?),
             Op::Binary(
@@ -181,19 +183,63 @@ impl Code {
             Node::Op(Op::Input(Input::Score)) => Place::Element,
             Node::Op(Op::Input(Input::Query)) => Place::Row,
             Node::Op(Op::Input(Input::Key)) => Place::Column,
-            Node::Op(Op::Input(Input::Head)) if self.packed => Place::Row,
+            Node::Op(Op::Input(Input::Head)) if self.code.packed => Place::Row,
             _ => Place::Once,
         };
-        self.places.push(node.reads().iter().fold(own, |place, &read| place.with(self.places[read])));
+        self.code
+            .places
+            .push(node.reads().iter().fold(own, |place, &read| place.with(self.code.places[read])));
         self.ranges.push(range);
-        let id = self.nodes.len();
-        self.nodes.push(node.clone());
+        self.code
+            .fits
+            .push(range.is_some_and(|range| range.low > Range::ALL.low && range.high < Range::ALL.high));
+        let id = self.code.nodes.len();
+        self.code.nodes.push(node.clone());
         self.known.insert(node, id);
         id
     }
+}
+
+impl ProgramCode {
+    /// The code of a problem's programs. `packed` says whether the rows of a tile belong to several heads.
+    pub fn new(problem: &Problem, packed: bool) -> ProgramCode {
+        let Programs { score, mask, .. } = &problem.programs;
+        ProgramCode::of([score.as_ref(), mask.as_ref()], problem, packed)
+    }
+
+    /// The code of the mask program alone.
+    pub fn of_mask(problem: &Problem, packed: bool) -> ProgramCode {
+        ProgramCode::of([None, problem.programs.mask.as_ref()], problem, packed)
+    }
+
+    fn of(programs: [Option<&Program>; 2], problem: &Problem, packed: bool) -> ProgramCode {
+        let code = ProgramCode { packed, ..ProgramCode::default() };
+        let mut lowering = Lowering { code, ranges: Vec::new(), known: HashMap::new() };
+        let [score, mask] = programs.map(|program| program.map(|program| lowering.add(program, problem)));
+        let Lowering { code, ranges, .. } = lowering;
+        let mut natural = vec![false; code.nodes.len()];
+        for node in &code.nodes {
+            if let Node::Op(Op::Binary(BinaryOp::Div | BinaryOp::Rem, dividend, by)) = *node
+                && code.constant(by).is_some()
+            {
+                natural[dividend] = ranges[dividend].is_some_and(|range| range.low >= 0);
+            }
+        }
+        ProgramCode { score, mask, natural, ..code }
+    }
+
+    /// Whether a program reads an input.
+    pub fn reads(&self, input: Input) -> bool {
+        self.nodes.contains(&Node::Op(Op::Input(input)))
+    }
+
+    /// Whether a program reads a table.
+    pub fn reads_table(&self, number: usize) -> bool {
+        self.nodes.iter().any(|node| matches!(node, Node::Load { table, .. } if *table == number))
+    }
 
     /// The per-row values that are used inside blocks, and so are computed before the blocks.
-    pub fn of_rows(&self) -> Vec<Id> {
+    pub(super) fn of_rows(&self) -> Vec<Id> {
         let is_of_rows = |&id: &Id| self.places[id] <= Place::Row;
         let of_blocks = self.needed().into_iter().filter(|id| !is_of_rows(id));
         let read = of_blocks.flat_map(|id| self.nodes[id].reads());
@@ -204,7 +250,7 @@ impl Code {
     }
 
     /// The nodes of a place on which the results depend, in the order of evaluation.
-    pub fn needed_at(&self, place: Place) -> Vec<Id> {
+    pub(super) fn needed_at(&self, place: Place) -> Vec<Id> {
         let mut found: Vec<Id> = self.needed().into_iter().filter(|&id| self.places[id] == place).collect();
         found.sort_unstable();
         found
@@ -227,7 +273,7 @@ impl Code {
     }
 
     /// The value of a node that is a constant integer.
-    pub fn constant(&self, id: Id) -> Option<i32> {
+    pub(super) fn constant(&self, id: Id) -> Option<i32> {
         match self.nodes[id] {
             Node::Op(Op::Int(x)) => Some(x),
             _ => None,
@@ -235,22 +281,22 @@ impl Code {
     }
 
     /// Whether an operation yields integers that cannot overflow 32 bits, whatever its operands are.
-    pub fn fits(&self, id: Id) -> bool {
-        self.ranges[id].is_some_and(|range| range.low > Range::ALL.low && range.high < Range::ALL.high)
+    pub(super) fn fits(&self, id: Id) -> bool {
+        self.fits[id]
     }
 
-    /// Whether an integer is never negative.
-    pub fn is_natural(&self, id: Id) -> bool {
-        self.ranges[id].is_some_and(|range| range.low >= 0)
+    /// Whether the dividend of a division by a constant is never negative.
+    pub(super) fn is_natural(&self, id: Id) -> bool {
+        self.natural[id]
     }
 
     /// Whether a node is the key's position.
-    pub fn is_key(&self, id: Id) -> bool {
+    pub(super) fn is_key(&self, id: Id) -> bool {
         self.nodes[id] == Node::Op(Op::Input(Input::Key))
     }
 
     /// Whether a node is the score.
-    pub fn is_score(&self, id: Id) -> bool {
+    pub(super) fn is_score(&self, id: Id) -> bool {
         self.nodes[id] == Node::Op(Op::Input(Input::Score))
     }
 }

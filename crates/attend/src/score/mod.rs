@@ -9,5 +9,6 @@ mod program;
 mod softcap;
 
 pub use coverage::TileMask;
+pub use lower::ProgramCode;
 pub use program::{ProgramParams, RowPrograms, ScorePrograms, TableParams};
 pub use softcap::{Softcap, Tanh};

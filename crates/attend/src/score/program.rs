@@ -8,13 +8,13 @@
 //! A row beyond the queries, or a column beyond the keys, reads tables at the last position. Its scores are
 //! hidden or not stored.
 
+use problem::TableType;
 use problem::program::{BinaryOp, Id, Input, Op};
-use problem::{Problem, TableType};
 use ptx::{Builder, F32, Global, Half, Pred, R16, R32, R64, Type};
 use tile::{AccTile, Threads};
 
 use super::emit::{Division, Value, binary, compare, select, truth, unary};
-use super::lower::{Code, Index, Node, Place};
+use super::lower::{Index, Node, Place, ProgramCode};
 use crate::{Coverage, RowRange};
 
 /// A table in a kernel.
@@ -49,7 +49,7 @@ pub struct ProgramParams {
 /// The programs of a problem, ready to be emitted.
 #[derive(Clone, Debug)]
 pub struct ScorePrograms {
-    pub(super) code: Code,
+    pub(super) code: ProgramCode,
     params: ProgramParams,
     /// Whether the mask program also runs in full blocks.
     masks_full: bool,
@@ -72,9 +72,9 @@ pub struct RowPrograms<'a> {
 }
 
 impl ScorePrograms {
-    /// Creates the programs of a problem. `packed` states whether the rows of a tile belong to several heads.
-    pub fn new(problem: &Problem, packed: bool, params: ProgramParams) -> ScorePrograms {
-        ScorePrograms { code: Code::new(problem, packed), params, masks_full: true }
+    /// The programs of this code.
+    pub const fn new(code: ProgramCode, params: ProgramParams) -> ScorePrograms {
+        ScorePrograms { code, params, masks_full: true }
     }
 
     /// Omits the mask program in full blocks. Correct if the coverage of the blocks takes the mask program

@@ -3,7 +3,7 @@
 use attend::Order;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::select::{self, Source, TunedTable};
-use kernels::{Arch, Family, KernelError, Plan, PlanError};
+use kernels::{Arch, KernelError, Plan, PlanError};
 use problem::{DType, Problem};
 use tile::CopyMode;
 
@@ -43,8 +43,7 @@ pub(super) fn candidates(
     let problem = &*problem.canonical();
     let of = |plan: &Plan, source| Candidate { plan: plan.clone(), source };
     if let Some(Plan::Ladder { rung }) = given {
-        let accepted = Family::ALL.map(Family::name).join(", ");
-        return Err(KernelError::Ladder { rung: rung.name(), accepted });
+        return Err(KernelError::ladder(*rung));
     }
     if let Some(plan) = given {
         return Ok((vec![of(plan, PlanSource::Given)], vec!["chosen: the plan that was given".to_owned()]));

@@ -3,51 +3,67 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use driver::{Context, DriverError, Expect, Function, Printed};
-use ptx::{Dim3, Kernel};
+use driver::{Context, DriverError, Expect, Function};
+use kernels::{Baked, KernelError, Plan, Program};
 
 use super::scratch::Scratch;
 use crate::AttentionError;
 
-/// The key of loading and admission. Problems of different lengths often give the same text and differ
-/// only in the launch arguments.
+/// The key of loading and admission: what the code depends on, and which resources the kernels of the plan may
+/// use. Problems that differ in other values have the same key and launch the same kernels.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    text: String,
-    entry: String,
-    expect: Expect,
-    cluster: Dim3,
+pub(super) struct Key {
+    pub baked: Baked,
+    pub plan: Plan,
+    pub first: Expect,
+    pub then: Vec<Expect>,
+}
+
+/// The loaded kernels of a plan, which passed admission.
+#[derive(Debug)]
+pub(super) struct Functions {
+    pub first: Function,
+    pub then: Vec<Function>,
 }
 
 /// The loaded kernels of a device, and the kernels whose loading failed for good.
 #[derive(Debug, Default)]
 pub(super) struct Kernels {
-    all: Mutex<HashMap<Key, Result<Arc<Function>, DriverError>>>,
+    all: Mutex<HashMap<Key, Result<Arc<Functions>, DriverError>>>,
     pub scratch: Scratch,
 }
 
 impl Kernels {
-    /// The loaded kernel, which passed admission; loads it on the first call.
+    /// The loaded kernels. The first call for a key emits the program and loads it.
     pub(super) fn load(
         &self,
         context: &Arc<Context>,
-        kernel: &Kernel,
-        expect: &Expect,
-    ) -> Result<Arc<Function>, AttentionError> {
-        let printed = Printed::new(kernel);
-        let (text, entry) = (printed.text().to_owned(), kernel.entry.clone());
-        let key = Key { text, entry, expect: *expect, cluster: kernel.launch.cluster };
+        key: Key,
+        emit: impl FnOnce() -> Result<Program, KernelError>,
+    ) -> Result<Arc<Functions>, AttentionError> {
         let known = self.all.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         if let Some(known) = known {
             return Ok(known?);
         }
-        let made = Function::load_printed(context, &printed, expect).map(Arc::new);
+        let made = Functions::load(context, &key, &emit()?).map(Arc::new);
         if made.as_ref().is_err_and(may_pass) {
             return Ok(made?);
         }
-        // Two threads may load the same kernel at once; the first result stays.
+        // Two threads may load the same kernels at once; the first result stays.
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(all.entry(key).or_insert(made).clone()?)
+    }
+}
+
+impl Functions {
+    fn load(context: &Arc<Context>, key: &Key, program: &Program) -> Result<Functions, DriverError> {
+        let then = program.then.iter().zip(&key.then);
+        Ok(Functions {
+            first: Function::load(context, &program.kernel, &key.first)?,
+            then: then
+                .map(|(kernel, expect)| Function::load(context, kernel, expect))
+                .collect::<Result<_, _>>()?,
+        })
     }
 }
 

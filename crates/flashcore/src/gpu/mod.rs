@@ -1,7 +1,9 @@
 //! Attention on an NVIDIA GPU.
 //!
-//! A [`Gpu`] turns a problem into a [`Prepared`] kernel once: it picks a plan, emits PTX, compiles the PTX or
-//! takes the machine code from the disk cache, and compares the compiled kernel's resources with the plan.
+//! A [`Gpu`] turns a problem into a [`Prepared`] kernel once: it picks a plan and computes the arguments of the
+//! launch. If no kernel for the plan and the problem's [`kernels::Baked`] is loaded, it emits PTX, compiles the
+//! PTX or takes the machine code from the disk cache, and compares the compiled kernel's resources with the
+//! plan.
 //! [`Prepared::enqueue`] then only launches: it does not wait or allocate, and it may be captured in a graph.
 
 mod candidates;
@@ -95,9 +97,9 @@ impl Gpu {
     /// that did not. The kernel returns the LSE exactly if the problem's pass asks for it. The call is
     /// allowed while a stream is captured.
     ///
-    /// Only the first call for a problem is slow: it emits a kernel, compiles it and loads it. A kernel with
-    /// the same text that was loaded for another problem (another sequence length, for example) is reused. At
-    /// most 1024 problems stay prepared. Loaded kernels stay until the process ends.
+    /// A call is slow only if no kernel with the same [`kernels::Baked`] and plan is loaded yet: it emits the
+    /// kernel, compiles it and loads it. Another sequence length, for example, usually needs the loaded kernel
+    /// and other arguments. At most 1024 problems stay prepared. Loaded kernels stay until the process ends.
     ///
     /// A problem without rows (for example an empty batch) is accepted and does nothing. A problem without
     /// keys gives O = 0 and LSE = −∞.
@@ -180,7 +182,9 @@ fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
     })
 }
 
-/// The key of the map of prepared problems: all that a prepared kernel depends on.
+/// The key of the map of prepared problems: all values that the choice of the plan and the arguments of the
+/// launch depend on. The map saves both for problems that come again; loaded kernels have a key of their own
+/// ([`kernels::Baked`] and the plan).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     pass: Pass,

@@ -3,13 +3,13 @@
 use std::sync::{Arc, OnceLock};
 
 use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
-use kernels::{Arch, LengthArray, Operand, Plan, Program, emit, select};
+use kernels::{Arch, Contracts, LengthArray, Operand, Plan, Step, bind, emit, select};
 use problem::{Problem, Tensor};
-use ptx::{BufferSpec, Kernel, Launch};
+use ptx::{BufferSpec, Launch};
 use smallvec::SmallVec;
 
 use super::candidates::{Candidate, PlanSource, alignment, candidates, unaligned};
-use super::loaded::Kernels;
+use super::loaded::{Kernels, Key};
 use super::scratch::{Layout, Lease, OwnMemory, Purpose};
 use crate::AttentionError;
 
@@ -75,7 +75,7 @@ struct Ready {
 /// A loaded kernel and its launch arguments.
 #[derive(Debug)]
 struct Launched {
-    function: Arc<Function>,
+    function: Function,
     call: Call,
 }
 
@@ -261,24 +261,32 @@ impl Ready {
         plan: Plan,
         spills: Option<u32>,
     ) -> Result<Ready, AttentionError> {
-        let program = emit(problem, &plan, arch)?;
+        let (baked, contracts) = bind(problem, &plan, arch)?;
         let callers = callers(problem);
-        let (sources, own) = sources(&program, &callers)?;
+        let (sources, own) = sources(&contracts, &callers)?;
         let mut needed = vec![0; callers.len()];
-        for (source, buffer) in sources.iter().zip(&program.kernel.buffers) {
+        for (source, buffer) in sources.iter().zip(&contracts.first.buffers) {
             if let Source::Caller(index) = *source {
                 needed[index] = buffer.bytes;
             }
         }
-        let load = |kernel: &Kernel, expect: Expect| -> Result<Launched, AttentionError> {
-            let call = Call::of(kernel);
-            call.check()?;
-            let function = kernels.load(context, kernel, &Expect { local_bytes: spills, ..expect })?;
-            Ok(Launched { function, call })
+        let Contracts { first, then, .. } = contracts;
+        let admit = |expect: Expect| Expect { local_bytes: spills, ..expect };
+        let key = Key {
+            baked,
+            plan: plan.clone(),
+            first: admit(expect(&plan, &first.launch)),
+            then: then.iter().map(|step| admit(Expect::of(&step.launch))).collect(),
         };
-        let first = load(&program.kernel, expect(&plan, &program.kernel.launch))?;
-        let then = program.then.iter().map(|kernel| load(kernel, Expect::of(&kernel.launch)));
-        let then = then.collect::<Result<_, _>>()?;
+        let call = |step: Step| {
+            let call = Call::with_maps(step.launch, step.args, step.tensor_maps, &step.buffers);
+            call.check().map(|()| call)
+        };
+        let (first, then) = (call(first)?, then.into_iter().map(call).collect::<Result<Vec<_>, _>>()?);
+        let functions = kernels.load(context, key, || emit(problem, &plan, arch))?;
+        let launched = |(function, call): (&Function, Call)| Launched { function: function.clone(), call };
+        let first = launched((&functions.first, first));
+        let then = functions.then.iter().zip(then).map(launched).collect();
         let own = own.allocations.into_iter();
         let own = own.map(|(purpose, bytes)| kernels.scratch.of_size(context, purpose, bytes));
         let own = own.collect::<Result<_, _>>()?;
@@ -316,7 +324,7 @@ impl Ready {
 
 /// Where each buffer of a program comes from, and the program's own memory. An error when it has a buffer
 /// that is neither among the `callers`' nor its own.
-fn sources(program: &Program, callers: &[Operand]) -> Result<(Vec<Source>, Layout), AttentionError> {
+fn sources(contracts: &Contracts, callers: &[Operand]) -> Result<(Vec<Source>, Layout), AttentionError> {
     let mut own = Layout::default();
     let source = |(&operand, buffer): (&Operand, &BufferSpec)| {
         if let Some(index) = callers.iter().position(|&caller| caller == operand) {
@@ -330,7 +338,7 @@ fn sources(program: &Program, callers: &[Operand]) -> Result<(Vec<Source>, Layou
         let (index, offset) = own.add(purpose, buffer.bytes);
         Ok(Source::Own { index, offset, bytes: buffer.bytes })
     };
-    let buffers = program.operands.iter().zip(&program.kernel.buffers);
+    let buffers = contracts.operands.iter().zip(&contracts.first.buffers);
     let sources = buffers.map(source).collect::<Result<_, _>>()?;
     Ok((sources, own))
 }

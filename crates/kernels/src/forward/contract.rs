@@ -5,11 +5,11 @@ use problem::{Band, Corner, DType, Problem, Strides, Tensor};
 use ptx::{Builder, Element, Global, Half, R32, R64, TensorMapPtr};
 use tile::{SwizzledTile, TensorRows};
 
-use crate::PlanError;
 use crate::contract::{Contract, origin};
 use crate::error::accept;
 use crate::genes::Gene;
 use crate::genes::Turn::To;
+use crate::{Baked, Dims, PlanError};
 
 /// Strides of a tensor map must be below this number of bytes (CUDA Driver API, `cuTensorMapEncodeTiled`).
 const STRIDE_LIMIT: i64 = 1 << 40;
@@ -20,8 +20,8 @@ pub(crate) fn is_half(problem: &Problem) -> bool {
 }
 
 /// The element type of O. The plan's check has rejected f32.
-pub(crate) fn half(problem: &Problem) -> Half {
-    if problem.dtypes.out == DType::Bf16 { Half::Bf16 } else { Half::F16 }
+pub(crate) fn half(dims: impl Into<Dims>) -> Half {
+    if dims.into().dtypes.out == DType::Bf16 { Half::Bf16 } else { Half::F16 }
 }
 
 /// The largest threshold of [`Rescale::Beyond`] for probabilities of a type.
@@ -157,26 +157,25 @@ pub(crate) fn declare_map(
 /// between its heads.
 pub(crate) fn row_of_output(
     k: &mut Builder,
-    problem: &Problem,
+    baked: &Baked,
     (out, [batch_bytes, head_bytes]): (Global, [R64; 2]),
     at: [R32; 3],
 ) -> Global {
     let [batch, head, position] = at.map(|n| k.zext(n));
     let to = k.mad(batch, batch_bytes, out.base);
     let to = k.mad(head, head_bytes, to);
-    let row_bytes = stepped(problem, Tensor::Out, problem.extents(Tensor::Out)[2], problem.out.row);
-    Global { base: k.mad(position, row_bytes, to), offset: out.offset }
+    Global { base: k.mad(position, baked.row_bytes(Tensor::Out), to), offset: out.offset }
 }
 
 /// The address of the LSE of a row, from the LSE's pointer and the number of rows of a head. For packed
 /// queries, `batch` is 0 and `position` is the row of the packed tensor.
 pub(crate) fn lse_of_row(
     k: &mut Builder,
-    problem: &Problem,
+    baked: &Baked,
     (lse, seq_q): (Global, R32),
     [batch, head, position]: [R32; 3],
 ) -> Global {
-    let before = k.mad(batch, problem.heads_q as u32, head);
+    let before = k.mad(batch, baked.heads_q as u32, head);
     let index = k.mul_wide_u(before, seq_q);
     let position = k.zext(position);
     let index = k.add(index, position);

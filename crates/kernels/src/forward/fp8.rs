@@ -5,11 +5,11 @@ use problem::{DType, Problem, Tensor};
 use ptx::{Half, Type};
 use tile::OperandType;
 
-use crate::PlanError;
+use crate::{Dims, PlanError};
 
 /// The type of a tensor's elements in a product.
-pub(crate) const fn operand_type(problem: &Problem, tensor: Tensor) -> Type {
-    match problem.dtypes.of(tensor) {
+pub(crate) fn operand_type(dims: impl Into<Dims>, tensor: Tensor) -> Type {
+    match dims.into().dtypes.of(tensor) {
         DType::E4m3 => Type::E4m3,
         DType::E5m2 => Type::E5m2,
         DType::Bf16 => Type::Bf16,
@@ -18,8 +18,8 @@ pub(crate) const fn operand_type(problem: &Problem, tensor: Tensor) -> Type {
 }
 
 /// The type to which P is rounded.
-pub(crate) const fn weights(problem: &Problem) -> OperandType {
-    match problem.dtypes.weights() {
+pub(crate) fn weights(dims: impl Into<Dims>) -> OperandType {
+    match dims.into().dtypes.weights() {
         DType::E4m3 | DType::E5m2 => OperandType::E4m3,
         DType::Bf16 => OperandType::Half(Half::Bf16),
         DType::F16 | DType::F32 => OperandType::Half(Half::F16),

@@ -1,20 +1,21 @@
 //! Block lists: the KV blocks that the rows of a tile see, for mask programs that no band can express. One
 //! kernel writes the lists, and the forward kernel after it visits the listed blocks.
 
-use attend::{BlockLists, Bound, RowRange};
+use attend::{BlockLists, Bound, KeyBand, Lengths, RowRange, ScorePrograms};
 use problem::program::{Input, Op, Program as Mask};
 use problem::{Problem, Programs};
-use ptx::{Access, Builder, CmpOp, Dim3, Launch, R32, SpecialReg, Target, Violations};
+use ptx::{Access, Builder, CmpOp, Dim3, Launch, R32, SpecialReg, Target};
 use serde::{Deserialize, Serialize};
 
 use super::contract::declare_band;
-use super::lengths::{blocks_divide, declare_lengths};
+use super::lengths::declare_lengths;
 use super::programs::declare_programs;
 use crate::contract::Contract;
+use crate::draft::Draft;
 use crate::error::accept;
 use crate::genes::Gene;
 use crate::genes::Turn::To;
-use crate::{Arch, PlanError, Program};
+use crate::{Arch, Baked, PlanError};
 
 const ENTRY: &str = "flash_forward_lists";
 /// The name of the temporary that holds the lists.
@@ -40,6 +41,40 @@ pub enum Visits {
     /// The blocks in which any row sees any key, from lists that a kernel writes first. The mask program runs
     /// only in partial blocks.
     Listed,
+}
+
+/// The parameters of the kernel that writes the lists.
+struct Params {
+    lists: BlockLists,
+    seq_q: R32,
+    seq_kv: R32,
+    lengths: Option<Lengths>,
+    band: KeyBand,
+    programs: Option<ScorePrograms>,
+}
+
+impl Params {
+    fn declare(
+        k: &mut Builder,
+        c: &mut Contract<'_>,
+        problem: &Problem,
+        baked: &Baked,
+        tiles: ListTiles,
+    ) -> Params {
+        // Slots beyond a list's blocks are not written.
+        let lists = tiles.declare(k, c, problem, Access::ReadWrite);
+        let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
+            .map(|(name, length)| c.u32(k, name, length as u32));
+        Params {
+            lists,
+            seq_q,
+            seq_kv,
+            lengths: declare_lengths(k, c, problem, [seq_q, seq_kv]),
+            band: declare_band(k, c, problem),
+            // Lists do not depend on the score program.
+            programs: declare_programs(k, c, problem, baked.listed.as_ref()),
+        }
+    }
 }
 
 /// The tiles for which lists are written.
@@ -171,14 +206,11 @@ impl ListTiles {
     }
 
     /// The kernel that writes the lists. The plan has been checked.
-    pub fn emit(&self, problem: &Problem, target: Target) -> Result<Program, Violations> {
-        // Lists do not depend on the score program.
-        let programs = Programs { score: None, ..problem.programs.clone() };
-        let problem = &Problem { programs, ..problem.clone() };
+    pub fn draft<'a>(self, problem: &Problem, baked: &'a Baked, target: Target) -> Draft<'a> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(32 * WARPS);
         let mut contract = Contract::new(problem);
-        self.body(&mut k, &mut contract, problem);
+        let params = Params::declare(&mut k, &mut contract, problem, baked, self);
         let [tiles, heads, batch] = self.extents(problem).map(|n| n as u32);
         let launch = Launch {
             grid: Dim3(tiles, heads, batch),
@@ -187,26 +219,21 @@ impl ListTiles {
             dynamic_shared: 0,
             overlapping: false,
         };
-        Ok(contract.into_program(k.into_verified(target)?, ENTRY, launch))
+        let body = move |k: &mut Builder| self.body(k, &params, baked);
+        Draft::new(k, contract, (ENTRY, launch), target, body)
     }
 
     /// Each CTA writes the list of one tile.
-    fn body(&self, k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) {
-        // Slots beyond a list's blocks are not written.
-        let lists = self.declare(k, c, problem, Access::ReadWrite);
-        let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
-            .map(|(name, length)| c.u32(k, name, length as u32));
-        let lengths = declare_lengths(k, c, problem, [seq_q, seq_kv]);
-        let band = declare_band(k, c, problem);
-        let programs = declare_programs(k, c, problem, self.heads > 1);
+    fn body(self, k: &mut Builder, params: &Params, baked: &Baked) {
+        let Params { lists, seq_q, seq_kv, lengths, band, programs } = params;
         let codes = k.shared_array("codes", 4, 4 * WARPS);
 
         let [tile, head, batch, thread] =
             [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ, SpecialReg::TidX]
                 .map(|register| k.special(register));
         let [warp, lane] = [k.shr_u(thread, 5), k.and(thread, 31)];
-        let [seq_q, seq_kv] = match &lengths {
-            None => [seq_q, seq_kv],
+        let [seq_q, seq_kv] = match lengths {
+            None => [*seq_q, *seq_kv],
             Some(lengths) => {
                 let sequence = lengths.sequence(k, batch);
                 [sequence.q.len, sequence.kv.len]
@@ -214,8 +241,7 @@ impl ListTiles {
         };
         let first = k.mul(tile, self.rows);
         let rows = RowRange { first, rows: self.rows, seq_q, seq_kv, heads: self.heads };
-        let divides = blocks_divide(problem, self.block_n);
-        let mut bound = Bound::new(k, &band, &rows, self.block_n, divides);
+        let mut bound = Bound::new(k, band, &rows, self.block_n, baked.divides);
         if lengths.is_some() {
             // Rows beyond the end of a sequence see no key.
             let limit = k.mul(seq_q, self.heads);

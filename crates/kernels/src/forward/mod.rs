@@ -1,5 +1,6 @@
 //! Forward attention: the kernel families and the code that they share.
 
+mod baked;
 pub(crate) mod contract;
 mod descale;
 mod fp8;

@@ -4,14 +4,14 @@
 use attend::Packing;
 use problem::Problem;
 
-use crate::PlanError;
 use crate::error::accept;
+use crate::{Dims, PlanError};
 
 /// Number of query heads whose rows are packed.
-pub(crate) const fn packed_heads(packing: Packing, problem: &Problem) -> u32 {
+pub(crate) fn packed_heads(packing: Packing, dims: impl Into<Dims>) -> u32 {
     match packing {
         Packing::Apart => 1,
-        Packing::Packed => problem.group_size() as u32,
+        Packing::Packed => dims.into().group_size as u32,
     }
 }
 

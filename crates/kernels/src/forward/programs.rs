@@ -1,45 +1,37 @@
 //! Launch parameters of score and mask programs.
 
-use attend::{ProgramParams, ScorePrograms, TableParams};
-use problem::program::{Input, Op};
+use attend::{ProgramCode, ProgramParams, ScorePrograms, TableParams};
+use problem::program::Input;
 use problem::{Problem, Table};
 use ptx::{Builder, CmpOp, Global, Pred, R64};
 
 use crate::contract::Contract;
 
-/// Declares the programs; `None` if the problem has none. `packed` states whether the rows of a tile belong
-/// to several heads.
+/// The programs of this code in a kernel; `None` without code.
 ///
-/// Parameters, strides and extents are launch parameters. The code depends on one property of the strides:
-/// whether neighbours in a table's last dimension are neighbours in memory.
+/// Parameters, strides and extents are launch parameters. One stride is known to the code: that neighbours in
+/// a table's last dimension are neighbours in memory.
 pub(crate) fn declare_programs(
     k: &mut Builder,
     c: &mut Contract<'_>,
     problem: &Problem,
-    packed: bool,
+    code: Option<&ProgramCode>,
 ) -> Option<ScorePrograms> {
-    let programs = &problem.programs;
-    if programs.is_empty() {
-        return None;
-    }
-    let reads = |predicate: &dyn Fn(&Op) -> bool| programs.all().any(|program| program.any(predicate));
+    let (code, programs) = (code?, &problem.programs);
     let factor = c.f32(k, "logit_factor", logit_factor(problem));
     let floats = (0..).zip(&programs.floats).map(|(i, &value)| {
-        reads(&|op| *op == Op::Input(Input::FloatParameter(i)))
-            .then(|| c.f32(k, &format!("float_{i}"), value))
+        code.reads(Input::FloatParameter(i)).then(|| c.f32(k, &format!("float_{i}"), value))
     });
     let floats = floats.collect();
     let ints = (0..).zip(&programs.ints).map(|(i, &value)| {
-        let is_read = reads(&|op| *op == Op::Input(Input::IntParameter(i)));
-        is_read.then(|| c.u32(k, &format!("int_{i}"), value.cast_unsigned()))
+        code.reads(Input::IntParameter(i)).then(|| c.u32(k, &format!("int_{i}"), value.cast_unsigned()))
     });
     let ints = ints.collect();
-    let tables = (0..).zip(&programs.tables).map(|(i, table)| {
-        let is_read = reads(&|op| matches!(op, Op::Load { table, .. } if *table == u32::from(i)));
-        is_read.then(|| declare_table(k, c, i, table))
-    });
+    let tables = (0..)
+        .zip(&programs.tables)
+        .map(|(i, table)| code.reads_table(i as usize).then(|| declare_table(k, c, i, table)));
     let tables = tables.collect();
-    Some(ScorePrograms::new(problem, packed, ProgramParams { factor, floats, ints, tables }))
+    Some(ScorePrograms::new(code.clone(), ProgramParams { factor, floats, ints, tables }))
 }
 
 /// The factor that turns the product of a query and a key, or the capped product, into the logit. A negative

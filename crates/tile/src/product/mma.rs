@@ -41,7 +41,7 @@ pub struct OperandA {
 
 /// Transformation of A. It lets a softmax use a positive factor for every scale. All three transformations
 /// are exact.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sign {
     /// A unchanged, for a positive factor.
     Keep,

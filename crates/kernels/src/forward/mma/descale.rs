@@ -29,6 +29,6 @@ impl Forward<'_> {
 
     fn batch_and_key_head(&self, k: &mut Builder) -> [R32; 2] {
         let [head, batch] = self.head_and_batch(k);
-        [batch, divide(k, head, self.problem.group_size() as u32)]
+        [batch, divide(k, head, self.baked.group_size())]
     }
 }

@@ -2,13 +2,11 @@
 
 use attend::{
     Block, BlockList, BlockLists, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax, Order,
-    OutputSums, Partials, RowRange, ScorePrograms, Sequence, Sinks, Softcap, Steps, Stream, store_lse,
+    OutputSums, Partials, ProgramCode, RowRange, ScorePrograms, Sequence, Sinks, Softcap, Steps, Stream,
+    store_lse,
 };
 use problem::{Problem, Tensor};
-use ptx::{
-    Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg,
-    Violations,
-};
+use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg};
 use tile::{
     AccTile, MatrixReader, MmaType, OperandA, OperandType, PairSum, Sign, Threads, TileCopy, TileLayout,
     divide, mma_ab, mma_ab_apart, mma_abt, store_rows, store_words,
@@ -18,36 +16,49 @@ use super::fp8::{out_half, product_types};
 use super::plan::{Grid, MmaPlan, QueryHome};
 use super::split::{self, row_block_and_split};
 use crate::contract::Contract;
-use crate::forward::contract::{
-    declare_band, declare_head_strides, declare_softcap, factor, lse_of_row, stepped,
-};
+use crate::draft::{Draft, Drafts};
+use crate::forward::contract::{declare_band, declare_head_strides, declare_softcap, factor, lse_of_row};
 use crate::forward::descale::{ScoreDescale, ValueDescale};
 use crate::forward::fp8::weights;
 use crate::forward::lengths::{blocks_divide, declare_lengths, row_blocks};
 use crate::forward::lists::ListTiles;
 use crate::forward::programs::declare_programs;
-use crate::{Arch, Program};
+use crate::{Arch, Baked, Dims};
 
 const ENTRY: &str = "flash_forward_mma";
 
 impl MmaPlan {
+    /// What the code depends on.
+    pub(super) fn baked(&self, problem: &Problem) -> Baked {
+        let baked = Baked::of(problem, false);
+        Baked {
+            heads_q: if baked.lse || self.splits > 1 { problem.heads_q } else { 0 },
+            sign: if problem.softmax_scale() == 0.0 { Sign::Clear } else { baked.sign },
+            listed: self.visits.lists(problem).then(|| ProgramCode::of_mask(problem, false)),
+            divides: blocks_divide(problem, self.block_n),
+            ..baked
+        }
+        .with_row_bytes(problem, &Tensor::ALL)
+    }
+
     /// Emits the kernel. If the plan lists blocks, the kernel that lists them comes before it; if CTAs divide
     /// the keys, the kernel that merges the results comes after it. The plan has been checked.
-    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
+    pub(super) fn drafts<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         if let Some(resident) = self.resident_ctas {
             k.min_ctas_per_sm(resident);
         }
         let mut contract = Contract::new(problem);
-        let params = Params::declare(&mut k, &mut contract, problem, self);
-        Forward::new(&mut k, problem, self, params).body(&mut k);
-        let program = contract.into_program(k.into_verified(arch.target())?, ENTRY, self.launch(problem));
-        let program = match self.list_tiles(problem) {
-            None => program,
-            Some(tiles) => tiles.emit(problem, arch.target())?.followed_by(program)?,
+        let params = Params::declare(&mut k, &mut contract, problem, baked, self);
+        let launch = (ENTRY, self.launch(problem));
+        let body = move |k: &mut Builder| Forward::new(k, baked, self, params).body(k);
+        let drafts = Drafts::from(Draft::new(k, contract, launch, arch.target(), body));
+        let drafts = match self.list_tiles(problem) {
+            None => drafts,
+            Some(tiles) => drafts.after(tiles.draft(problem, baked, arch.target())),
         };
-        if self.splits > 1 { program.followed_by(self.merge(problem, arch)?) } else { Ok(program) }
+        if self.splits > 1 { drafts.followed_by(self.merge(problem, baked, arch)) } else { drafts }
     }
 
     /// The tiles for which blocks are listed; `None` if the plan does not list any.
@@ -76,7 +87,7 @@ impl MmaPlan {
 /// State of the CTA in registers, with the values known at emission.
 pub(super) struct Forward<'a> {
     pub plan: &'a MmaPlan,
-    pub problem: &'a Problem,
+    pub baked: &'a Baked,
     /// The types of S = Q Kᵀ and of P V.
     types: [MmaType; 2],
     pub(super) params: Params,
@@ -112,7 +123,13 @@ pub(super) struct Params {
 }
 
 impl Params {
-    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, plan: &MmaPlan) -> Params {
+    fn declare(
+        k: &mut Builder,
+        c: &mut Contract<'_>,
+        problem: &Problem,
+        baked: &Baked,
+        plan: &MmaPlan,
+    ) -> Params {
         let splits = plan.splits;
         let tensors = if splits > 1 { &Tensor::ALL[..3] } else { &Tensor::ALL[..] };
         let pointers: Vec<Global> = tensors.iter().map(|&tensor| c.tensor(k, tensor)).collect();
@@ -136,7 +153,7 @@ impl Params {
             factor: c.f32(k, "scale_log2e", factor(problem)),
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
-            programs: declare_programs(k, c, problem, false)
+            programs: declare_programs(k, c, problem, baked.programs.as_ref())
                 .map(|programs| if lists.is_some() { programs.masking_partial_blocks() } else { programs }),
             // With split keys, the merge kernel adds the sinks.
             sinks: if splits == 1 { c.sinks(k) } else { None },
@@ -148,13 +165,13 @@ impl Params {
 }
 
 impl<'a> Forward<'a> {
-    fn new(k: &mut Builder, problem: &'a Problem, plan: &'a MmaPlan, params: Params) -> Forward<'a> {
+    fn new(k: &mut Builder, baked: &'a Baked, plan: &'a MmaPlan, params: Params) -> Forward<'a> {
         let row_block = row_block(k, plan, &params.band);
         let (rows, sequence, tile) = cta_rows(k, plan, &params, row_block);
         Forward {
             plan,
-            problem,
-            types: product_types(problem),
+            baked,
+            types: product_types(baked),
             threads: Threads::new(k, plan.threads(), plan.sharing_warps()),
             rows,
             sequence,
@@ -166,8 +183,7 @@ impl<'a> Forward<'a> {
 
     /// The kernel: FlashAttention-2, Algorithm 1.
     fn body(&self, k: &mut Builder) {
-        let (plan, rows) = (self.plan, &self.rows);
-        let divides = blocks_divide(self.problem, plan.block_n);
+        let (plan, rows, divides) = (self.plan, &self.rows, self.baked.divides);
         let list = self.params.lists.map(|lists| {
             let [head, batch] = self.head_and_batch(k);
             lists.read(k, [batch, head, self.tile], None)
@@ -185,7 +201,7 @@ impl<'a> Forward<'a> {
         blocks.start(k);
         let q = self.queries(k, &blocks);
 
-        let o = AccTile::zero(k, plan.warp_rows(), plan.columns(self.problem)[1] / plan.dim_warps);
+        let o = AccTile::zero(k, plan.warp_rows(), plan.columns(self.baked)[1] / plan.dim_warps);
         let threads = &self.key_threads();
         let mask = Masker::new(k, &self.params.band, threads, rows, plan.warp_rows(), plan.warp_keys());
         let (factor, softcap) = self.score_factors(k);
@@ -252,7 +268,7 @@ impl<'a> Forward<'a> {
     fn weights(&self) -> OperandType {
         match self.types {
             [_, MmaType::F32] => Half::Bf16.into(),
-            _ => weights(self.problem),
+            _ => weights(self.baked),
         }
     }
 
@@ -278,7 +294,7 @@ impl<'a> Forward<'a> {
     }
 
     fn layouts(&self) -> [TileLayout; 4] {
-        self.plan.layouts(self.problem)
+        self.plan.layouts(self.baked)
     }
 
     /// Keys and values are stored after Q. O later reuses the memory of Q.
@@ -377,13 +393,8 @@ impl<'a> Forward<'a> {
     fn queries(&self, k: &mut Builder, blocks: &KvPipeline) -> OperandA {
         let [layout, ..] = self.layouts();
         let rows = self.plan.warp_rows();
-        let sign = match self.problem.softmax_scale() {
-            0.0 => Sign::Clear,
-            scale if scale < 0.0 => Sign::Negate,
-            _ => Sign::Keep,
-        };
         let [ty, _] = self.types;
-        let q = OperandA::shared(k, &self.threads, ty, sign, layout, self.shared, rows);
+        let q = OperandA::shared(k, &self.threads, ty, self.baked.sign, layout, self.shared, rows);
         let q = match self.half_of_dims() {
             None => q,
             Some(half) => q.in_halves(k, half),
@@ -442,14 +453,14 @@ impl<'a> Forward<'a> {
 
     /// Stores O through the shared memory of Q, and the LSE.
     fn store(&self, k: &mut Builder, o: &AccTile, lse: &[F32]) {
-        let half = out_half(self.problem);
+        let half = out_half(self.baked);
         if half.is_some() {
             self.release_queries(k);
         } else if !self.waits_for_queries() {
             k.cp_async_wait(0); // A CTA without keys has not waited for Q yet.
         }
         let rows = (self.head(k, Tensor::Out), self.rows.first, self.rows.seq_q);
-        let width = (self.row_bytes(Tensor::Out), self.problem.head_dim_v as u32);
+        let width = (self.row_bytes(Tensor::Out), self.baked.head_dim_v());
         match half {
             Some(half) => store_rows(k, &self.threads, half, o, self.shared, rows, width, self.plan.copy),
             None => store_words(k, &self.threads, o, rows, width, self.plan.copy),
@@ -460,7 +471,7 @@ impl<'a> Forward<'a> {
             let limit = self.rows_left(k, first);
             let position = self.sequence.map_or(first, |sequence| sequence.q.row(k, first));
             let rows = self.params.lengths.map_or(self.params.seq_q, |lengths| lengths.q.tensor_rows());
-            let to = lse_of_row(k, self.problem, (start, rows), [batch, head, position]);
+            let to = lse_of_row(k, self.baked, (start, rows), [batch, head, position]);
             store_lse(k, &self.threads, lse, to, limit);
         }
     }
@@ -477,7 +488,7 @@ impl<'a> Forward<'a> {
         let (start, batch_bytes, head_bytes) = self.params.tensors[tensor as usize];
         let [head, batch] = self.head_and_batch(k);
         let head = match tensor {
-            Tensor::K | Tensor::V => divide(k, head, self.problem.group_size() as u32),
+            Tensor::K | Tensor::V => divide(k, head, self.baked.group_size()),
             Tensor::Q | Tensor::Out => head,
         };
         // Packed tensors have a batch stride of 0.
@@ -492,12 +503,17 @@ impl<'a> Forward<'a> {
     }
 
     fn row_bytes(&self, tensor: Tensor) -> i64 {
-        stepped(self.problem, tensor, self.problem.extents(tensor)[2], self.problem.strides(tensor).row)
+        self.baked.row_bytes(tensor)
     }
 
     /// Bytes of a tensor's row.
     fn width_bytes(&self, tensor: Tensor) -> u32 {
-        (self.problem.dtypes.of(tensor).bytes() * self.problem.extents(tensor)[3]) as u32
+        let Dims { dtypes, head_dim, head_dim_v, .. } = self.baked.dims;
+        let columns = match tensor {
+            Tensor::Q | Tensor::K => head_dim,
+            Tensor::V | Tensor::Out => head_dim_v,
+        };
+        (dtypes.of(tensor).bytes() * columns) as u32
     }
 
     pub(super) fn rows_left(&self, k: &mut Builder, first: R32) -> R32 {

@@ -1,17 +1,17 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
 use problem::{Band, Problem};
-use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::MmaPlan;
 use super::plan::default_splits;
+use crate::draft::Drafts;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, rescale_within, tanh_gene};
 use crate::forward::lists::visits_gene;
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
-use crate::{Arch, Features, PlanError, Program};
+use crate::{Arch, Baked, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
     fn features() -> Features {
@@ -94,8 +94,12 @@ impl FamilyPlan for MmaPlan {
         self.check(problem, arch)
     }
 
-    fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
-        self.emit(problem, arch)
+    fn baked(&self, problem: &Problem) -> Baked {
+        self.baked(problem)
+    }
+
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a> {
+        self.drafts(problem, baked, arch)
     }
 
     fn adapted(mut self, problem: &Problem, arch: &Arch, own_shape: bool) -> MmaPlan {

@@ -12,31 +12,32 @@ use tile::{CopyMode, MmaType};
 use super::plan::MmaPlan;
 use crate::error::accept;
 use crate::forward::fp8::{check_scales, operand_type};
-use crate::{Arch, PlanError};
+use crate::{Arch, Dims, PlanError};
 
 /// The maximum width of rows of 8-bit tensors.
 const WIDEST: usize = 256;
 
 /// The types in which S = Q Kᵀ and P V are multiplied.
-pub(super) fn product_types(problem: &Problem) -> [MmaType; 2] {
-    let dtypes = problem.dtypes;
+pub(super) fn product_types(dims: impl Into<Dims>) -> [MmaType; 2] {
+    let dims = dims.into();
+    let dtypes = dims.dtypes;
     let half = |dtype| if dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 };
     let scores = match dtypes.q {
         DType::F32 => MmaType::F32,
         DType::F16 | DType::Bf16 => MmaType::Half(half(dtypes.q)),
-        DType::E4m3 | DType::E5m2 => MmaType::Fp8([Tensor::Q, Tensor::K].map(|of| operand_type(problem, of))),
+        DType::E4m3 | DType::E5m2 => MmaType::Fp8([Tensor::Q, Tensor::K].map(|of| operand_type(dims, of))),
     };
     let values = match dtypes.v {
         DType::F32 => MmaType::F32,
         DType::F16 | DType::Bf16 => MmaType::Half(half(dtypes.v)),
-        DType::E4m3 | DType::E5m2 => MmaType::Fp8([ptx::Type::E4m3, operand_type(problem, Tensor::V)]),
+        DType::E4m3 | DType::E5m2 => MmaType::Fp8([ptx::Type::E4m3, operand_type(dims, Tensor::V)]),
     };
     [scores, values]
 }
 
 /// The type of O, if it has 16 bits.
-pub(super) const fn out_half(problem: &Problem) -> Option<Half> {
-    match problem.dtypes.out {
+pub(super) fn out_half(dims: impl Into<Dims>) -> Option<Half> {
+    match dims.into().dtypes.out {
         DType::F16 => Some(Half::F16),
         DType::Bf16 => Some(Half::Bf16),
         DType::F32 | DType::E4m3 | DType::E5m2 => None,
@@ -49,8 +50,8 @@ pub(super) const fn key_step(problem: &Problem) -> u32 {
 }
 
 /// Columns of O that one product P V computes from a chunk of V.
-pub(super) const fn column_step(problem: &Problem) -> u32 {
-    if problem.dtypes.v.is_fp8() { 16 } else { 8 }
+pub(super) fn column_step(dims: impl Into<Dims>) -> u32 {
+    if dims.into().dtypes.v.is_fp8() { 16 } else { 8 }
 }
 
 /// Where the P V of blocks are summed by default: block by block for 8-bit values, because a single

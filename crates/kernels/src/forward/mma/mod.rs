@@ -7,9 +7,9 @@
 //! values are streamed through swizzled shared memory by `cp.async`. With [`MmaPlan::splits`], CTAs divide
 //! the keys of a row block, and a second kernel merges their results.
 //!
-//! Constants in the code: dtype, head dimensions, mask, group size, row strides, whether `block_n` divides
-//! `seq_kv`, the sign of the scale, which arrays of lengths exist, and the plan. Launch parameters: pointers,
-//! batch and head strides, `seq_q`, `seq_kv` and the scale. One kernel therefore serves all lengths.
+//! The code depends on the plan and on [`crate::Baked`]: of the lengths, it has whether `block_n` divides
+//! `seq_kv`. Launch parameters: pointers, batch and head strides, `seq_q`, `seq_kv` and the scale. One kernel
+//! therefore serves all lengths of its kind.
 //!
 //! With uneven lengths, a CTA first reads the lengths of its batch entry. Tiles of packed queries are counted
 //! over all sequences ([`attend::Lengths::tile`]), and a CTA whose tile has no rows exits.

@@ -1,5 +1,3 @@
-//! The genes of the family, and the default plan of a problem.
-
 use attend::{Order, OutputSums, Rescale, Tanh, merge_bytes};
 use problem::{Band, DType, Problem, Tensor};
 use serde::{Deserialize, Serialize};
@@ -13,7 +11,7 @@ use crate::error::accept;
 use crate::forward::Visits;
 use crate::forward::contract::{check_rescale, default_tanh, misaligned};
 use crate::forward::lengths::{check_lengths, row_blocks};
-use crate::{Arch, PlanError};
+use crate::{Arch, Dims, PlanError};
 
 /// Where a warp's queries are kept during the main loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -76,7 +74,7 @@ pub struct MmaPlan {
     pub output_sums: OutputSums,
     /// How tiles are loaded and stored.
     pub copy: CopyMode,
-    /// Which tiles neighbouring CTAs compute.
+    /// The order in which CTAs compute tiles.
     #[serde(alias = "grid")]
     pub tile_order: Grid,
     /// The instructions of the softcap. They have no effect on problems without a softcap.
@@ -239,24 +237,25 @@ impl MmaPlan {
 
     /// Columns of Q and K, and of V and O, in shared memory: whole chunks. With two `dim_warps` and in f32,
     /// each warp has an even number of chunks. Columns beyond the head dims are zeros.
-    pub(super) const fn columns(&self, problem: &Problem) -> [u32; 2] {
-        let step = match (problem.dtypes.q, self.dim_warps) {
+    pub(super) fn columns(&self, dims: impl Into<Dims>) -> [u32; 2] {
+        let dims = dims.into();
+        let step = match (dims.dtypes.q, self.dim_warps) {
             // f32 and 8-bit types are multiplied in steps of two chunks.
             (DType::F32, warps) => 8 * warps,
             (DType::E4m3 | DType::E5m2, warps) => 32 * warps,
             (_, 1) => 8,
             (_, warps) => 16 * warps,
         };
-        let step_v = if problem.dtypes.q.is_fp8() { column_step(problem) } else { step };
-        let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
+        let step_v = if dims.dtypes.q.is_fp8() { column_step(dims) } else { step };
+        let (dim, dim_v) = (dims.head_dim as u32, dims.head_dim_v as u32);
         [dim.next_multiple_of(step), dim_v.next_multiple_of(step_v)]
     }
 
     /// Tiles of Q, K, V and O in shared memory. O reuses the memory of Q. With 8-bit inputs, O in f32 has no
     /// tile.
-    pub(super) fn layouts(&self, problem: &Problem) -> [TileLayout; 4] {
-        let [dim, dim_v] = self.columns(problem);
-        let dtypes = problem.dtypes;
+    pub(super) fn layouts(&self, dims: impl Into<Dims>) -> [TileLayout; 4] {
+        let dims = dims.into();
+        let ([dim, dim_v], dtypes) = (self.columns(dims), dims.dtypes);
         let direct = dtypes.has_fp8() && dtypes.out == DType::F32;
         [
             (self.block_m, dim, dtypes.q),

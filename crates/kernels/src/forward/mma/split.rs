@@ -3,16 +3,17 @@
 
 use attend::{OnlineSoftmax, Partials, Sinks};
 use problem::{Problem, Tensor};
-use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, SpecialReg, Violations};
+use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, SpecialReg};
 use tile::{AccTile, divide};
 
 use super::emit::{Forward, head_and_batch};
 use super::fp8::out_half;
 use super::plan::{Grid, MmaPlan};
 use crate::contract::Contract;
+use crate::draft::Draft;
 use crate::forward::contract::{declare_head_strides, lse_of_row, row_of_output};
 use crate::forward::descale::ValueDescale;
-use crate::{Arch, Program};
+use crate::{Arch, Baked};
 
 const ENTRY: &str = "flash_forward_merge";
 /// Threads of a CTA of the merge.
@@ -27,11 +28,11 @@ impl MmaPlan {
     }
 
     /// The kernel that merges the splits; the plan has been checked.
-    pub(super) fn merge(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
+    pub(super) fn merge<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Draft<'a> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(THREADS);
         let mut contract = Contract::new(problem);
-        self.merge_body(&mut k, &mut contract, problem);
+        let params = Params::declare(&mut k, &mut contract, problem, self);
         let threads = MmaPlan::merging_threads(problem);
         let launch = Launch {
             grid: Dim3(threads.div_ceil(THREADS.into()) as u32, problem.heads_q as u32, problem.batch as u32),
@@ -40,24 +41,18 @@ impl MmaPlan {
             dynamic_shared: 0,
             overlapping: false,
         };
-        Ok(contract.into_program(k.into_verified(arch.target())?, ENTRY, launch))
+        let body = move |k: &mut Builder| self.merge_body(k, &params, baked);
+        Draft::new(k, contract, (ENTRY, launch), arch.target(), body)
     }
 
     /// Each thread computes [`COLUMNS`] columns of a row.
-    fn merge_body(&self, k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) {
-        let partials = declare(k, c, problem, self, Access::Read);
-        let out = c.tensor(k, Tensor::Out);
-        let lse = problem.pass.lse().then(|| c.lse(k));
-        let sinks = c.sinks(k);
-        let descale = ValueDescale::declare(k, c, problem);
-        let strides = declare_head_strides(k, c, problem, Tensor::Out);
-        let seq_q = c.u32(k, "seq_q", problem.seq_q as u32);
-
+    fn merge_body(&self, k: &mut Builder, params: &Params, baked: &Baked) {
+        let &Params { partials, out, lse, sinks, descale, strides, seq_q } = params;
         let [cta, head, batch, thread] =
             [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ, SpecialReg::TidX]
                 .map(|register| k.special(register));
         let index = k.mad(cta, THREADS, thread);
-        let chunks = (problem.head_dim_v as u32).div_ceil(COLUMNS);
+        let chunks = baked.head_dim_v().div_ceil(COLUMNS);
         let row = divide(k, index, chunks);
         let before = k.mul(row, chunks);
         let chunk = k.sub(index, before);
@@ -66,19 +61,19 @@ impl MmaPlan {
         k.exit_if(beyond);
 
         let split: R32 = k.mov(0);
-        let first = partial_row(k, problem, self.splits, [batch, head, split, row], seq_q);
+        let first = partial_row(k, baked, self.splits, [batch, head, split, row], seq_q);
         let sink = sinks.map(|start| Sinks::of_head(k, start, head));
         let (mut o, log_sum) = partials.merge(k, (first, seq_q, self.splits), column, sink);
         if let Some(descale) = descale {
-            let key_head = divide(k, head, problem.group_size() as u32);
+            let key_head = divide(k, head, baked.group_size());
             let factor = descale.load(k, [batch, key_head]);
             o = o.map(|element| k.mul(element, factor));
         }
-        let to = row_of_output(k, problem, (out, strides), [batch, head, row]);
-        let to = k.index(to, column, problem.dtypes.out.bytes() as u32);
-        self.store_columns(k, problem, to, column, o);
+        let to = row_of_output(k, baked, (out, strides), [batch, head, row]);
+        let to = k.index(to, column, baked.dims.dtypes.out.bytes() as u32);
+        self.store_columns(k, baked, to, column, o);
         if let Some(lse) = lse {
-            let to = lse_of_row(k, problem, (lse, seq_q), [batch, head, row]);
+            let to = lse_of_row(k, baked, (lse, seq_q), [batch, head, row]);
             let first = k.setp_u(CmpOp::Eq, column, 0);
             k.guarded(first, |k| k.st(to, log_sum));
         }
@@ -86,24 +81,17 @@ impl MmaPlan {
 
     /// Rounds the four columns from `column` on and stores those that exist, in 8-byte stores if rows are
     /// aligned to 8 bytes.
-    fn store_columns(
-        &self,
-        k: &mut Builder,
-        problem: &Problem,
-        to: Global,
-        column: R32,
-        [a, b, c, d]: [F32; 4],
-    ) {
-        let cut = problem.head_dim_v as u32 % COLUMNS;
+    fn store_columns(&self, k: &mut Builder, baked: &Baked, to: Global, column: R32, [a, b, c, d]: [F32; 4]) {
+        let cut = baked.head_dim_v() % COLUMNS;
         let store = |k: &mut Builder, number: u32, store: &dyn Fn(&mut Builder)| {
             if cut == 0 || number < cut {
                 return store(k);
             }
-            let columns = (problem.head_dim_v as u32).saturating_sub(number);
+            let columns = baked.head_dim_v().saturating_sub(number);
             let exists = k.setp_u(CmpOp::Lt, column, columns);
             k.guarded(exists, store);
         };
-        let Some(half) = out_half(problem) else {
+        let Some(half) = out_half(baked) else {
             for (number, value) in (0..).zip([a, b, c, d]) {
                 store(k, number, &|k| k.st(to.at(4 * i64::from(number)), value));
             }
@@ -118,6 +106,31 @@ impl MmaPlan {
                 let number = 2 * place + element;
                 store(k, number, &|k| k.st(to.at(2 * i64::from(number)), value));
             }
+        }
+    }
+}
+
+/// The parameters of the merge.
+struct Params {
+    partials: Partials,
+    out: Global,
+    lse: Option<Global>,
+    sinks: Option<Global>,
+    descale: Option<ValueDescale>,
+    strides: [R64; 2],
+    seq_q: R32,
+}
+
+impl Params {
+    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, plan: &MmaPlan) -> Params {
+        Params {
+            partials: declare(k, c, problem, plan, Access::Read),
+            out: c.tensor(k, Tensor::Out),
+            lse: problem.pass.lse().then(|| c.lse(k)),
+            sinks: c.sinks(k),
+            descale: ValueDescale::declare(k, c, problem),
+            strides: declare_head_strides(k, c, problem, Tensor::Out),
+            seq_q: c.u32(k, "seq_q", problem.seq_q as u32),
         }
     }
 }
@@ -143,12 +156,12 @@ pub(super) fn declare(
 /// The index of a row of a split among the partial results: `[batch][head][split][row]`.
 fn partial_row(
     k: &mut Builder,
-    problem: &Problem,
+    baked: &Baked,
     splits: u32,
     [batch, head, split, row]: [R32; 4],
     seq_q: R32,
 ) -> R64 {
-    let head = k.mad(batch, problem.heads_q as u32, head);
+    let head = k.mad(batch, baked.heads_q as u32, head);
     let part = k.mad(head, splits, split);
     let before = k.mul_wide_u(part, seq_q);
     let row = k.zext(row);
@@ -184,7 +197,7 @@ impl Forward<'_> {
         let [_, _, split] = row_block_and_split(k, self.plan);
         let row = k.mad(self.threads.row_warp, self.plan.warp_rows(), self.rows.first);
         let at = [batch, head, split, row];
-        let first = partial_row(k, self.problem, self.plan.splits, at, self.rows.seq_q);
+        let first = partial_row(k, self.baked, self.plan.splits, at, self.rows.seq_q);
         let left = self.rows_left(k, row);
         partials.store(k, &self.threads, softmax, o, (first, left));
     }

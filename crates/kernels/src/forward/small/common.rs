@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 use tile::{Mbarriers, RowStore, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS};
 
 use crate::error::accept;
-use crate::forward::contract::{band, check_tensor_maps, is_half, misaligned, most_rows};
+use crate::forward::contract::{check_tensor_maps, is_half, misaligned, most_rows};
 use crate::forward::packing::{check_packing, packed_heads, packs_well};
 use crate::genes::Turn::{Down, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING};
-use crate::{Arch, Features, PlanError};
+use crate::{Arch, Dims, Features, PlanError};
 
 /// The order in which the grid's CTAs take tiles of query rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -64,11 +64,12 @@ impl SharedMap {
     /// `stages` KV blocks for each part of a CTA's keys.
     pub fn new(
         common: &Common,
-        problem: &Problem,
+        dims: impl Into<Dims>,
         [query_rows, key_copies, stages, load_barriers]: [u32; 4],
     ) -> SharedMap {
-        let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
-        let query_tile = SwizzledTile::new(query_rows, dim).packed(common.packed_heads(problem));
+        let dims = dims.into();
+        let (dim, dim_v) = (dims.head_dim as u32, dims.head_dim_v as u32);
+        let query_tile = SwizzledTile::new(query_rows, dim).packed(common.packed_heads(dims));
         let key_tile = SwizzledTile::new(common.block_n / key_copies, dim);
         let value_tile = SwizzledTile::new(common.block_n, dim_v);
         let blocks = common.kv_warpgroups * stages;
@@ -119,8 +120,8 @@ impl Common {
     }
 
     /// Number of query heads whose rows are packed.
-    pub fn packed_heads(&self, problem: &Problem) -> u32 {
-        packed_heads(self.packing, problem)
+    pub fn packed_heads(&self, dims: impl Into<Dims>) -> u32 {
+        packed_heads(self.packing, dims)
     }
 
     /// Heads, or groups of packed heads, per batch entry.
@@ -273,11 +274,6 @@ impl Common {
     /// Whether the keys fill whole blocks of the cluster.
     pub fn divides(&self, problem: &Problem) -> bool {
         problem.seq_kv.is_multiple_of(self.cluster_keys() as usize)
-    }
-
-    /// Whether the last block may contain keys beyond the end, or keys that some row does not see.
-    pub fn masks(&self, problem: &Problem) -> bool {
-        !band(problem).is_full() || !self.divides(problem)
     }
 }
 

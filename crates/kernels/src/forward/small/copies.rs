@@ -1,8 +1,10 @@
 //! The sources of the TMA copies of both families, and the barrier that follows the requests.
 
 use attend::Exchange;
-use problem::{Problem, Tensor};
+use problem::Tensor;
 use ptx::{Builder, CmpOp, R32, TensorMapPtr};
+
+use crate::Baked;
 
 /// The elected lane, which initialises mbarriers, requests copies and arrives for its warp. ptxas predicates
 /// `mbarrier.init` for the whole warp, and compute-sanitizer attributes it to the last lane. With any other
@@ -23,11 +25,11 @@ pub(super) struct Source {
 
 impl Source {
     /// Head and batch entry in a tensor's map, in which heads or batch entries with stride 0 count as one.
-    pub(super) fn head(&self, k: &mut Builder, problem: &Problem, tensor: Tensor) -> [R32; 2] {
-        let strides = problem.strides(tensor);
+    pub(super) fn head(&self, k: &mut Builder, baked: &Baked, tensor: Tensor) -> [R32; 2] {
+        let [one_batch, one_head] = baked.repeated[tensor as usize];
         let head = if tensor == Tensor::Q { self.head } else { self.kv_head };
-        let mut index = |stride: i64, index: R32| if stride == 0 { k.mov(0) } else { index };
-        [index(strides.head, head), index(strides.batch, self.batch)]
+        let mut index = |one: bool, index: R32| if one { k.mov(0) } else { index };
+        [index(one_head, head), index(one_batch, self.batch)]
     }
 }
 

@@ -7,18 +7,19 @@ use attend::{
 use problem::{Problem, Tensor};
 use ptx::{
     Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Target,
-    TensorMapPtr, Violations,
+    TensorMapPtr,
 };
-use tile::{AccTile, Mbarriers, Products, SwizzledTile, Threads, WARPGROUP_ROWS, divide};
+use tile::{AccTile, Mbarriers, Products, Sign, SwizzledTile, Threads, WARPGROUP_ROWS, divide};
 
 use super::common::{Common, RowOrder, SharedMap};
 use super::copies::Source;
-use crate::Program;
 use crate::contract::Contract;
+use crate::draft::Draft;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
 };
 use crate::forward::programs::declare_programs;
+use crate::{Baked, Dims};
 
 const ENTRY: &str = "flash_forward_small";
 
@@ -32,26 +33,40 @@ pub(super) trait SmallPlan: Sized {
 
     fn common(&self) -> Common;
 
-    fn shared_map(&self, problem: &Problem) -> SharedMap;
+    fn shared_map(&self, dims: impl Into<Dims>) -> SharedMap;
+
+    /// What the main loop depends on, besides what every kernel of the two families does.
+    fn with_main_loop(&self, baked: Baked, problem: &Problem) -> Baked;
 
     /// Emits attention of the warpgroup's rows. Returns the softmax and the warpgroup's columns of O over all
     /// keys, normalised.
     fn attend(forward: &Forward<'_, Self>, k: &mut Builder) -> (OnlineSoftmax, AccTile);
 }
 
+/// What the code depends on.
+pub(super) fn baked<P: SmallPlan>(plan: &P, problem: &Problem) -> Baked {
+    let common = plan.common();
+    let baked = Baked::of(problem, common.packed_heads(problem) > 1);
+    // A bound on later keys is compared with the last key as well.
+    let baked = Baked { divides: baked.band.after.is_none() && common.divides(problem), ..baked };
+    plan.with_main_loop(baked.with_row_bytes(problem, &[Tensor::Out]).with_maps(problem), problem)
+}
+
 /// Emits the kernel of a plan that has been checked.
-pub(super) fn emit<P: SmallPlan>(plan: &P, problem: &Problem) -> Result<Program, Violations> {
-    let (common, map) = (plan.common(), plan.shared_map(problem));
+pub(super) fn draft<'a, P: SmallPlan>(plan: &'a P, problem: &Problem, baked: &'a Baked) -> Draft<'a> {
+    let (common, map) = (plan.common(), plan.shared_map(baked));
     let mut k = Builder::kernel(ENTRY);
     k.max_threads(common.threads());
     k.min_ctas_per_sm(common.resident_ctas);
     let mut contract = Contract::new(problem);
-    let params = Params::declare(&mut k, &mut contract, problem, &common, &map);
-    let forward = Forward::new(&mut k, problem, plan, map, params);
-    let (softmax, o) = P::attend(&forward, &mut k);
-    forward.store(&mut k, &softmax, &o);
-    let launch = launch(&common, problem, map.bytes);
-    Ok(contract.into_program(k.into_verified(Target::sm_a(90))?, ENTRY, launch))
+    let params = Params::declare(&mut k, &mut contract, (problem, baked), &common, &map);
+    let launch = (ENTRY, launch(&common, problem, map.bytes));
+    let body = move |k: &mut Builder| {
+        let forward = Forward::new(k, baked, plan, map, params);
+        let (softmax, o) = P::attend(&forward, k);
+        forward.store(k, &softmax, &o);
+    };
+    Draft::new(k, contract, launch, Target::sm_a(90), body)
 }
 
 fn launch(common: &Common, problem: &Problem, dynamic_shared: u32) -> Launch {
@@ -91,7 +106,7 @@ impl Params {
     fn declare(
         k: &mut Builder,
         c: &mut Contract<'_>,
-        problem: &Problem,
+        (problem, baked): (&Problem, &Baked),
         common: &Common,
         map: &SharedMap,
     ) -> Params {
@@ -106,7 +121,7 @@ impl Params {
             factor: c.f32(k, "scale_log2e", unsigned_factor(problem)),
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, common.tanh),
-            programs: declare_programs(k, c, problem, common.packed_heads(problem) > 1),
+            programs: declare_programs(k, c, problem, baked.programs.as_ref()),
             sinks: c.sinks(k),
         }
     }
@@ -117,7 +132,7 @@ pub(super) struct Forward<'a, P> {
     pub(super) plan: &'a P,
     pub(super) common: Common,
     pub(super) map: SharedMap,
-    pub(super) problem: &'a Problem,
+    pub(super) baked: &'a Baked,
     pub(super) half: Half,
     pub(super) params: Params,
     pub(super) place: Place,
@@ -132,13 +147,7 @@ pub(super) struct Forward<'a, P> {
 }
 
 impl<'a, P: SmallPlan> Forward<'a, P> {
-    fn new(
-        k: &mut Builder,
-        problem: &'a Problem,
-        plan: &'a P,
-        map: SharedMap,
-        params: Params,
-    ) -> Forward<'a, P> {
+    fn new(k: &mut Builder, baked: &'a Baked, plan: &'a P, map: SharedMap, params: Params) -> Forward<'a, P> {
         let common = plan.common();
         let division = common.division();
         let place = Place::new(k, division);
@@ -149,13 +158,13 @@ impl<'a, P: SmallPlan> Forward<'a, P> {
         let at = |offset: u32| shared.at(i64::from(offset));
         let barriers = Mbarriers::new(at(map.barriers)).from(map.load_barriers);
         let exchange = (division.parts() > 1)
-            .then(|| Exchange::new(division, place, problem.head_dim_v as u32, at(map.messages), barriers));
+            .then(|| Exchange::new(division, place, baked.head_dim_v(), at(map.messages), barriers));
         Forward {
             plan,
             common,
             map,
-            problem,
-            half: half(problem),
+            baked,
+            half: half(baked),
             place,
             threads,
             rows: RowRange {
@@ -163,7 +172,7 @@ impl<'a, P: SmallPlan> Forward<'a, P> {
                 rows: common.rows(),
                 seq_q: params.seq_q,
                 seq_kv: params.seq_kv,
-                heads: common.packed_heads(problem),
+                heads: common.packed_heads(baked),
             },
             params,
             head: work.head,
@@ -175,7 +184,7 @@ impl<'a, P: SmallPlan> Forward<'a, P> {
 
     pub(super) fn products(&self) -> Products {
         let products = Products::new([self.half.ty(); 2]);
-        if self.problem.softmax_scale() < 0.0 { products.negating() } else { products }
+        if self.baked.sign == Sign::Negate { products.negating() } else { products }
     }
 
     pub(super) fn softmax(&self, k: &mut Builder, rescale: Rescale) -> OnlineSoftmax {
@@ -215,7 +224,7 @@ impl<'a, P: SmallPlan> Forward<'a, P> {
             position: own.position(k, own.first),
             first_key: self.first_key(k),
             head: self.head,
-            kv_head: divide(k, self.head, self.problem.group_size() as u32 / own.heads),
+            kv_head: divide(k, self.head, self.baked.group_size() / own.heads),
             batch: self.batch,
         }
     }

@@ -9,11 +9,10 @@
 //!   takes a few steps, and P V reads P from registers.
 //! - [`StreamedPlan`]: KV blocks are streamed through a ring of stages, as in FlashAttention-3.
 //!
-//! Constants in the code: dtype, head dimensions, mask, group size, row strides, whether the parts are whole
-//! and whether all keys fit the stages (then no stage is refilled), the offset of the diagonal from the
-//! tiles, `heads_q` for an LSE, and the plan. Launch parameters: tensor maps of Q, K and V, the output's
-//! pointer and strides, `seq_q`, `seq_kv` and the scale. A kernel serves another problem only if the emitted
-//! text is identical: compare modules, not shapes.
+//! The code depends on the plan and on [`crate::Baked`]: of the lengths, it has whether the parts of the keys
+//! are whole, whether all keys fit the stages (then nothing is refilled), and the offset of the diagonal from
+//! the tiles. Launch parameters: tensor maps of Q, K and V, the output's pointer and strides, `seq_q`,
+//! `seq_kv` and the scale.
 
 mod at_once;
 mod common;

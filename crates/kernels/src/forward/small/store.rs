@@ -6,7 +6,7 @@ use ptx::{Builder, F32, Global, R32};
 use tile::{AccTile, store_fragments, store_fragments_at};
 
 use super::emit::{Forward, SmallPlan, WARP_ROWS};
-use crate::forward::contract::{lse_of_row, row_of_output, stepped};
+use crate::forward::contract::{lse_of_row, row_of_output};
 
 impl<P: SmallPlan> Forward<'_, P> {
     /// Stores the warpgroup's columns of its rows.
@@ -17,13 +17,13 @@ impl<P: SmallPlan> Forward<'_, P> {
         let to = self.output(k);
         let first = self.first_row(k);
         let rows = (to, first, self.rows.seq_q);
-        let row_bytes = stepped(self.problem, Tensor::Out, self.problem.seq_q, self.problem.out.row);
+        let row_bytes = self.baked.row_bytes(Tensor::Out);
         store_fragments(k, &self.threads, self.half, o, rows, row_bytes, self.common.store);
         if let Some(start) = self.params.lse {
             let lse = softmax.lse(k);
             let limit = k.sub(self.rows.seq_q, first);
             let place = [self.batch, self.head, first];
-            let to = lse_of_row(k, self.problem, (start, self.rows.seq_q), place);
+            let to = lse_of_row(k, self.baked, (start, self.rows.seq_q), place);
             store_lse(k, &self.threads, &lse, to, limit);
         }
     }
@@ -39,14 +39,14 @@ impl<P: SmallPlan> Forward<'_, P> {
         let out = self.own_columns(k, self.params.out);
         let row_of_out = |k: &mut Builder, row: R32| {
             let at = place(k, row);
-            row_of_output(k, self.problem, (out, self.params.out_strides), at)
+            row_of_output(k, self.baked, (out, self.params.out_strides), at)
         };
         store_fragments_at(k, &self.threads, self.half, o, limits, row_of_out, self.common.store, None);
         if let Some(start) = self.params.lse {
             let lse: Vec<F32> = softmax.lse(k);
             let to = |k: &mut Builder, row: R32| {
                 let at = place(k, row);
-                lse_of_row(k, self.problem, (start, self.rows.seq_q), at)
+                lse_of_row(k, self.baked, (start, self.rows.seq_q), at)
             };
             store_lse_at(k, &self.threads, &lse, limits, to);
         }
@@ -68,7 +68,7 @@ impl<P: SmallPlan> Forward<'_, P> {
 
     /// Address of the warpgroup's first column in rows that begin at `rows`.
     fn own_columns(&self, k: &mut Builder, rows: Global) -> Global {
-        let columns = self.problem.head_dim_v as u32 / self.common.division().parts();
+        let columns = self.baked.head_dim_v() / self.common.division().parts();
         match self.threads.part {
             None => rows,
             Some(part) => Global { base: k.mad_wide_u(part, 2 * columns, rows.base), offset: rows.offset },

@@ -10,8 +10,8 @@ use crate::forward::descale::descaled;
 impl Forward<'_> {
     /// The KV head of a tile.
     pub(super) fn key_head(&self, k: &mut Builder, tile: &WorkTile) -> R32 {
-        let heads = self.plan.packed_heads(self.problem);
-        tile::divide(k, tile.head, self.problem.group_size() as u32 / heads)
+        let heads = self.plan.packed_heads(self.baked);
+        tile::divide(k, tile.head, self.baked.group_size() / heads)
     }
 
     /// The factor of a tile's scores in the exponent, positive or NaN. With a softcap, sets the factor of the

@@ -2,66 +2,93 @@
 //! `store.rs` stores the results.
 
 use attend::{
-    BlockLists, BlockOutput, KeyBand, Lengths, MainLoop, Masker, OnlineSoftmax, OutputSums, Rescale,
-    ScorePrograms, SequenceTiles, SharedProbs, Sinks, Skips, Softcap, SpeculativeMax, StreamKMerge, Sums,
-    TileRows, Tiles,
+    BlockLists, BlockOutput, KeyBand, Lengths, MainLoop, Masker, OnlineSoftmax, OutputSums, ProgramCode,
+    Rescale, ScorePrograms, SequenceTiles, SharedProbs, Sinks, Skips, Softcap, SpeculativeMax, StreamKMerge,
+    Sums, TileRows, Tiles,
 };
 use problem::{Problem, Tensor};
 use ptx::{
     Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, Src, Target,
-    TensorMapPtr, Violations,
+    TensorMapPtr,
 };
 use tile::{
     AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, OperandType,
-    PairSum, PingPong, Pipeline, Products, Roles, SharedMatrix, StreamK, SwizzledTile, Tail, TileBroadcast,
-    TileGrid, TileRing, TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
+    PairSum, PingPong, Pipeline, Products, Roles, RowStore, SharedMatrix, Sign, StreamK, SwizzledTile, Tail,
+    TileBroadcast, TileGrid, TileRing, TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
 };
 
 use super::fp8::transposes_values;
 use super::plan::{Diagonal, Ends, Rescaling, Share, Store, WgmmaPlan};
 use super::transpose::TransposedValues;
 use crate::contract::Contract;
+use crate::draft::{Draft, Drafts};
 use crate::forward::contract::{
-    declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
+    declare_band, declare_head_strides, declare_map, declare_softcap, half, misaligned, unsigned_factor,
 };
 use crate::forward::descale::{ScoreDescale, ValueDescale};
 use crate::forward::fp8::{operand_type, weights};
-use crate::forward::lengths::{batch_rows, declare_lengths, is_packed};
+use crate::forward::lengths::{batch_rows, blocks_divide, declare_lengths};
 use crate::forward::lists::ListTiles;
 use crate::forward::programs::declare_programs;
-use crate::{Arch, Program};
+use crate::{Arch, Baked};
 
 const ENTRY: &str = "flash_forward_wgmma";
 /// The tensors that are loaded through tensor maps.
 const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
 
 impl WgmmaPlan {
+    /// What the code depends on.
+    pub(super) fn baked(&self, problem: &Problem) -> Baked {
+        let packed = self.packed_heads(problem) > 1;
+        let baked = Baked::of(problem, packed).with_maps(problem);
+        let baked = Baked {
+            listed: self.visits.lists(problem).then(|| ProgramCode::of_mask(problem, packed)),
+            // A bound on later keys is compared with the last key as well.
+            divides: baked.band.after.is_none() && blocks_divide(problem, self.block_n),
+            ..baked
+        };
+        if self.store == Store::Bulk {
+            return baked;
+        }
+        let aligned = misaligned(problem, Tensor::Out, RowStore::Chunks.elements()).is_none();
+        let chunks_out = aligned && problem.head_dim_v.is_multiple_of(8);
+        Baked { chunks_out, ..baked.with_row_bytes(problem, &[Tensor::Out]) }
+    }
+
     /// Emits the kernel and, if the plan lists blocks, the kernel that lists them before it. The plan has
     /// been checked.
-    pub(crate) fn emit(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
+    pub(super) fn drafts<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         // Without this bound ptxas ignores `setmaxnreg`.
         k.min_ctas_per_sm(self.resident_ctas);
         let mut contract = Contract::new(problem);
-        let params = Params::declare(&mut k, &mut contract, problem, self, arch);
-        let tiles = params.lengths.map(|lengths| SequenceTiles {
-            lengths,
-            rows: self.tile_rows(problem),
-            heads: self.packed_heads(problem),
-        });
-        let locate = tiles.as_ref().map(|tiles| tiles as &dyn Locate);
-        Forward::new(&mut k, problem, self, params, locate).body(&mut k);
+        let params = Params::declare(&mut k, &mut contract, (problem, baked), self, arch);
         let target = Target::sm_a(arch.sm);
-        let module = k.into_verified(target)?;
-        let mut program = contract.into_program(module, ENTRY, self.launch(problem, arch));
+        let launch = (ENTRY, self.launch(problem, arch));
+        let body = move |k: &mut Builder| {
+            let tiles = params.lengths.map(|lengths| SequenceTiles {
+                lengths,
+                rows: self.tile_rows(baked),
+                heads: self.packed_heads(baked),
+            });
+            let locate = tiles.as_ref().map(|tiles| tiles as &dyn Locate);
+            Forward::new(k, baked, self, params, locate).body(k);
+        };
+        let mut drafts = Drafts::from(Draft::new(k, contract, launch, target, body));
         if transposes_values(problem) {
-            program = self.transpose_values(problem, arch)?.followed_by(program)?;
+            drafts = drafts.after(self.transpose_values(problem, baked, target));
         }
         match self.list_tiles(problem) {
-            None => Ok(program),
-            Some(tiles) => tiles.emit(problem, target)?.followed_by(program),
+            None => drafts,
+            Some(tiles) => drafts.after(tiles.draft(problem, baked, target)),
         }
+    }
+
+    /// Tiles of Q, K and V as the kernel loads them.
+    fn loaded_tiles(&self, baked: &Baked) -> [SwizzledTile; 3] {
+        let [q, key, value] = self.tile_shapes(baked);
+        [q, key, value.ragged(baked.keys_are_uneven())]
     }
 
     /// The tiles for which blocks are listed; `None` if the plan does not list any.
@@ -135,7 +162,7 @@ impl WgmmaPlan {
 /// The kernel being emitted: values known at emission, and its parameters.
 pub(super) struct Forward<'a> {
     pub(super) plan: &'a WgmmaPlan,
-    pub(super) problem: &'a Problem,
+    pub(super) baked: &'a Baked,
     /// The type of O.
     pub(super) half: Half,
     /// The type of P.
@@ -191,11 +218,11 @@ impl Params {
     fn declare(
         k: &mut Builder,
         c: &mut Contract<'_>,
-        problem: &Problem,
+        (problem, baked): (&Problem, &Baked),
         plan: &WgmmaPlan,
         arch: &Arch,
     ) -> Params {
-        let [q, key, value] = plan.tile_shapes(problem);
+        let [q, key, value] = plan.loaded_tiles(baked);
         let maps = [(Tensor::Q, q), (Tensor::K, key), (Tensor::V, value)].map(|(tensor, tile)| {
             if tensor == Tensor::V && transposes_values(problem) {
                 TransposedValues::new(problem).declare_map(k, c, tile)
@@ -254,7 +281,7 @@ impl Params {
             factor,
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
-            programs: declare_programs(k, c, problem, plan.packed_heads(problem) > 1)
+            programs: declare_programs(k, c, problem, baked.programs.as_ref())
                 .map(|programs| if lists { programs.masking_partial_blocks() } else { programs }),
             sinks: c.sinks(k),
             lists: plan.list_tiles(problem).map(|tiles| tiles.declare(k, c, problem, Access::Read)),
@@ -267,12 +294,12 @@ impl Params {
 impl<'a> Forward<'a> {
     fn new(
         k: &mut Builder,
-        problem: &'a Problem,
+        baked: &'a Baked,
         plan: &'a WgmmaPlan,
         params: Params,
         locate: Option<&'a dyn Locate>,
     ) -> Forward<'a> {
-        let [q, key, value] = plan.tile_shapes(problem);
+        let [q, key, value] = plan.loaded_tiles(baked);
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
         let cluster = Cluster::new(k, plan.cluster);
         let mut taken = 0;
@@ -287,7 +314,7 @@ impl<'a> Forward<'a> {
                 .map(|(tile, stages, cluster)| (tile, stages, cluster, take(stages * tile.bytes())));
         let probs = plan.prob_tile().map(|tile| (tile, take(plan.consumers * tile.bytes())));
         let sum_room = (plan.share == Share::HeadDim).then(|| take(plan.sum_bytes()));
-        let bytes = 4 * plan.consumers * BulkStore::tile(problem.head_dim_v as u32).bytes();
+        let bytes = 4 * plan.consumers * BulkStore::tile(baked.head_dim_v()).bytes();
         let rows_out = params.out_map.map(|map| (map, take(bytes)));
         let ones = (plan.sums == Sums::Product).then(|| Ones { at: take(Ones::BYTES) });
         let [queries, keys, values] = places.map(|(tile, stages, cluster, first)| {
@@ -311,9 +338,9 @@ impl<'a> Forward<'a> {
         });
         Forward {
             plan,
-            problem,
-            half: half(problem),
-            weights: weights(problem),
+            baked,
+            half: half(baked),
+            weights: weights(baked),
             queries,
             keys,
             values,
@@ -405,10 +432,8 @@ impl<'a> Forward<'a> {
 
     /// Head and batch entry in a tensor map, in which heads or batch entries with stride 0 count as one.
     fn distinct(&self, tensor: Tensor, [head, batch]: [R32; 2]) -> [Src<R32>; 2] {
-        let strides = self.problem.strides(tensor);
-        let batch_stride = if is_packed(self.problem, tensor) { 0 } else { strides.batch };
-        [(head, strides.head), (batch, batch_stride)]
-            .map(|(index, stride)| if stride == 0 { 0.into() } else { index.into() })
+        let [one_batch, one_head] = self.baked.repeated[tensor as usize];
+        [(head, one_head), (batch, one_batch)].map(|(index, one)| if one { 0.into() } else { index.into() })
     }
 
     /// A consumer warpgroup, which computes 64 rows of each tile. [`MainLoop::attend`] is the loop over the
@@ -424,7 +449,7 @@ impl<'a> Forward<'a> {
         let main_loop = self.main_loop(k, consumer);
         let bulk = self
             .rows_out
-            .map(|(map, place)| BulkStore::new(k, self.problem.head_dim_v as u32, place, map, consumer));
+            .map(|(map, place)| BulkStore::new(k, self.baked.head_dim_v(), place, map, consumer));
         let tiles = self.schedule.consumer(k, consumer);
         if plan.tiles == Tiles::Overlapped {
             self.look_ahead(k, consumer, &main_loop, &tiles);
@@ -505,7 +530,7 @@ impl<'a> Forward<'a> {
     /// A warpgroup's registers and its positions in the rings.
     fn main_loop(&self, k: &mut Builder, consumer: &Consumer) -> MainLoop {
         let plan = self.plan;
-        let [q, key, value] = LOADED.map(|tensor| operand_type(self.problem, tensor));
+        let [q, key, value] = LOADED.map(|tensor| operand_type(self.baked, tensor));
         let products = Products::new([q, key]);
         let softcap = self.params.softcap.map(|softcap| match self.params.score_descale {
             None => softcap,
@@ -515,7 +540,7 @@ impl<'a> Forward<'a> {
         let queries = TileStream::own_rows(k, self.queries, consumer);
         let keys = TileStream::over_columns(k, self.keys, consumer);
         let values = match self.ones {
-            None if transposes_values(self.problem) => TileStream::over_columns(k, self.values, consumer),
+            None if transposes_values(self.baked) => TileStream::over_columns(k, self.values, consumer),
             None => TileStream::over_rows(k, self.values, consumer),
             Some(ones) => TileStream::over_rows_beside(k, self.values, ones, consumer),
         };
@@ -525,7 +550,7 @@ impl<'a> Forward<'a> {
             Some(half) => [
                 queries.in_halves(k, half),
                 keys.in_halves(k, half),
-                values.column_part(k, half, plan.columns_out(self.problem)),
+                values.column_part(k, half, plan.columns_out(self.baked)),
             ],
         };
         let sum = half.zip(self.sum_room).map(|(half, room)| {
@@ -538,7 +563,7 @@ impl<'a> Forward<'a> {
             block_n: plan.block_n,
             order: plan.products,
             output_products: Products::new([self.weights.ty(), value]),
-            products: if self.problem.softmax_scale() < 0.0 { products.negating() } else { products },
+            products: if self.baked.sign == Sign::Negate { products.negating() } else { products },
             sum,
             softcap,
             chains: plan.chains,
@@ -573,9 +598,9 @@ impl<'a> Forward<'a> {
                     warpgroup: WarpgroupVote::new(k, consumer.group),
                 }
             }),
-            o: AccTile::unset(k, 16, plan.columns_out(self.problem)),
+            o: AccTile::unset(k, 16, plan.columns_out(self.baked)),
             block_output: (plan.output_sums == OutputSums::ByBlock)
-                .then(|| BlockOutput::new(k, plan.columns_out(self.problem))),
+                .then(|| BlockOutput::new(k, plan.columns_out(self.baked))),
         }
     }
 

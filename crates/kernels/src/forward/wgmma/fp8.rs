@@ -9,23 +9,23 @@ use problem::Problem;
 use tile::{Handout, Tail, TileOrder, Turns};
 
 use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan, section_mib};
-use crate::PlanError;
 use crate::error::accept;
 use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
 use crate::forward::fp8::{check_scales, default_threshold};
 use crate::forward::lengths::keys_are_uneven;
+use crate::{Dims, PlanError};
 
 /// The limit of a grid along y and z (CUDA C++ Programming Guide, "Compute Capabilities").
 const GRID_LIMIT: u64 = 65_535;
 
 /// Whether a kernel transposes V before the attention kernel.
-pub(super) const fn transposes_values(problem: &Problem) -> bool {
-    problem.dtypes.v.is_fp8()
+pub(super) fn transposes_values(dims: impl Into<Dims>) -> bool {
+    dims.into().dtypes.v.is_fp8()
 }
 
 /// The minimum number of keys in a block, and the step between possible numbers.
-pub(super) const fn key_steps(problem: &Problem) -> (u32, u32) {
+pub(super) fn key_steps(problem: &Problem) -> (u32, u32) {
     if transposes_values(problem) { (64, 32) } else { (16, 16) }
 }
 

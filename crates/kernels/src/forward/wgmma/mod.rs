@@ -15,9 +15,9 @@
 //! not see, and halve the first block that they visit; O stored by TMA while the next tile is computed; the
 //! tiles of the last wave split into pieces, one per CTA (stream-K).
 //!
-//! Constants in the code: dtype, head dimensions, mask, group size, output row stride, whether `block_n`
-//! divides `seq_kv`, the sign of the scale, which arrays of lengths exist, and the plan. Launch parameters:
-//! tensor maps, pointers, strides, lengths and the scale. One kernel therefore serves all lengths.
+//! The code depends on the plan and on [`crate::Baked`]: of the lengths, it has whether `block_n` divides
+//! `seq_kv`. Launch parameters: tensor maps, pointers, strides, lengths and the scale. One kernel therefore
+//! serves all lengths of its kind.
 //!
 //! With uneven lengths, the producer reads the lengths of a tile's batch entry, broadcasts them with the
 //! tile, and skips tiles without rows. Tiles of packed queries are counted over all sequences

@@ -3,16 +3,13 @@
 use attend::{Chains, Order, OutputSums, Packing, Rescale, Sums, Tanh, Tiles};
 use problem::{DType, Problem, Tensor};
 use serde::{Deserialize, Deserializer, Serialize};
-use tile::{
-    Handout, LastWave, Ones, PairSum, RowStore, SwizzledTile, Tail, TileOrder, Turns, WARPGROUP_ROWS,
-};
+use tile::{Handout, LastWave, Ones, PairSum, SwizzledTile, Tail, TileOrder, Turns, WARPGROUP_ROWS};
 
 use super::fp8::transposes_values;
-use crate::Arch;
 use crate::forward::Visits;
-use crate::forward::contract::misaligned;
-use crate::forward::lengths::{keys_are_uneven, row_blocks};
+use crate::forward::lengths::row_blocks;
 use crate::forward::packing::{packed_heads, whole_positions};
+use crate::{Arch, Dims};
 
 /// How the softmax reference (the stored row max) follows the row max. The former names are also read:
 /// `classic`, `{"lazy": {"slack": n}}` and `{"optimistic": {"slack": n, "limit": m}}`.
@@ -267,8 +264,8 @@ impl WgmmaPlan {
 
     /// Query rows from one tile to the next: the largest whole number of positions of the packed heads that
     /// fits in a CTA's rows.
-    pub(super) fn tile_rows(&self, problem: &Problem) -> u32 {
-        whole_positions(self.block_m(), self.packed_heads(problem))
+    pub(super) fn tile_rows(&self, dims: impl Into<Dims>) -> u32 {
+        whole_positions(self.block_m(), self.packed_heads(dims))
     }
 
     /// Registers of a producer thread and of a consumer thread (FlashAttention-3's split if one CTA is
@@ -292,10 +289,11 @@ impl WgmmaPlan {
     }
 
     /// Tiles of Q, K and V in shared memory.
-    pub(super) fn tile_shapes(&self, problem: &Problem) -> [SwizzledTile; 3] {
-        let (dim, dim_v) = (problem.head_dim as u32, problem.head_dim_v as u32);
+    pub(super) fn tile_shapes(&self, dims: impl Into<Dims>) -> [SwizzledTile; 3] {
+        let dims = dims.into();
+        let (dim, dim_v) = (dims.head_dim as u32, dims.head_dim_v as u32);
         let tile = |tensor, rows, width: u32, step| {
-            let bytes = problem.dtypes.of(tensor).bytes() as u32;
+            let bytes = dims.dtypes.of(tensor).bytes() as u32;
             SwizzledTile::new(rows, width.next_multiple_of(step)).of_bytes(bytes).of_width(width)
         };
         // Each half of the columns of V must begin at a panel.
@@ -303,14 +301,14 @@ impl WgmmaPlan {
             Share::Rows => 8,
             Share::HeadDim => 2 * SwizzledTile::PANEL,
         };
-        let value = if transposes_values(problem) {
-            let bytes = problem.dtypes.v.bytes() as u32;
+        let value = if transposes_values(dims) {
+            let bytes = dims.dtypes.v.bytes() as u32;
             SwizzledTile::new(dim_v, self.block_n).of_bytes(bytes).along_columns()
         } else {
-            tile(Tensor::V, self.block_n, dim_v, half).ragged(keys_are_uneven(problem))
+            tile(Tensor::V, self.block_n, dim_v, half)
         };
         [
-            tile(Tensor::Q, self.query_rows(problem), dim, 8).packed(self.packed_heads(problem)),
+            tile(Tensor::Q, self.query_rows(dims), dim, 8).packed(self.packed_heads(dims)),
             tile(Tensor::K, self.block_n, dim, 8).in_parts(self.cluster),
             value.in_parts(self.cluster),
         ]
@@ -318,8 +316,8 @@ impl WgmmaPlan {
 
     /// Rows of Q in shared memory. Packed heads are loaded by whole positions: at least as many as give every
     /// consumer its rows, rounded up to the multiple of 8 that the swizzle needs.
-    fn query_rows(&self, problem: &Problem) -> u32 {
-        let heads = self.packed_heads(problem);
+    fn query_rows(&self, dims: Dims) -> u32 {
+        let heads = self.packed_heads(dims);
         self.block_m().next_multiple_of(heads).next_multiple_of(8)
     }
 
@@ -349,8 +347,8 @@ impl WgmmaPlan {
     }
 
     /// Columns of the P V accumulator: O, and the row sums if products compute them.
-    pub(super) fn columns_out(&self, problem: &Problem) -> u32 {
-        let dim = problem.head_dim_v as u32;
+    pub(super) fn columns_out(&self, dims: impl Into<Dims>) -> u32 {
+        let dim = dims.into().head_dim_v as u32;
         let own = match self.share {
             Share::Rows => dim.next_multiple_of(8),
             Share::HeadDim => dim.next_multiple_of(2 * SwizzledTile::PANEL) / 2,
@@ -362,8 +360,8 @@ impl WgmmaPlan {
     }
 
     /// Number of query heads whose rows are packed.
-    pub(super) fn packed_heads(&self, problem: &Problem) -> u32 {
-        packed_heads(self.packing, problem)
+    pub(super) fn packed_heads(&self, dims: impl Into<Dims>) -> u32 {
+        packed_heads(self.packing, dims)
     }
 
     /// Heads, or groups of packed heads, per batch entry.
@@ -451,14 +449,6 @@ impl WgmmaPlan {
     /// Number of stages of Q.
     pub(super) const fn query_stages(&self) -> u32 {
         self.tiles.query_stages() + self.queries_ahead
-    }
-
-    /// The width of O's stores, which the output's strides limit.
-    pub(super) fn row_store(&self, problem: &Problem) -> RowStore {
-        match misaligned(problem, Tensor::Out, RowStore::Chunks.elements()) {
-            None if problem.head_dim_v.is_multiple_of(8) => RowStore::Chunks,
-            _ => RowStore::Pairs,
-        }
     }
 }
 

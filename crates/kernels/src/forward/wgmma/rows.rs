@@ -6,7 +6,6 @@ use tile::{Consumer, Tail, TileCursor, WARPGROUP_ROWS, WorkTile};
 
 use super::emit::Forward;
 use super::plan::Ends;
-use crate::forward::lengths::blocks_divide;
 
 impl Forward<'_> {
     /// The CTA's query rows of a tile.
@@ -23,17 +22,17 @@ impl Forward<'_> {
     fn range(&self, k: &mut Builder, tile: &WorkTile, number: R32, tiles: u32) -> RowRange {
         let [seq_q, seq_kv] = self.lengths(tile);
         RowRange {
-            first: k.mul(number, tiles * self.plan.tile_rows(self.problem)),
+            first: k.mul(number, tiles * self.plan.tile_rows(self.baked)),
             rows: tiles * self.plan.block_m(),
             seq_q,
             seq_kv,
-            heads: self.plan.packed_heads(self.problem),
+            heads: self.plan.packed_heads(self.baked),
         }
     }
 
     /// Whether the last KV block ends where the keys end.
-    pub(super) fn divides(&self) -> bool {
-        blocks_divide(self.problem, self.plan.block_n)
+    pub(super) const fn divides(&self) -> bool {
+        self.baked.divides
     }
 
     /// One past the last KV block of a tile, over all CTAs of a cluster.

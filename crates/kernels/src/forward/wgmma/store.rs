@@ -2,7 +2,7 @@
 
 use attend::{RowRange, store_lse_at};
 use ptx::{Builder, F32, Global, R32};
-use tile::{AccTile, BulkStore, Consumer, WorkTile, store_fragments_at};
+use tile::{AccTile, BulkStore, Consumer, RowStore, WorkTile, store_fragments_at};
 
 use super::emit::{Forward, Params};
 use crate::forward::contract::{lse_of_row, row_of_output};
@@ -12,7 +12,7 @@ impl Forward<'_> {
     pub(super) fn row_limits(&self, k: &mut Builder, consumer: &Consumer, rows: &RowRange) -> (R32, R32) {
         let first = k.mad(consumer.threads.row_warp, 16, rows.first);
         let limit = k.mul(rows.seq_q, rows.heads);
-        let tile_rows = self.plan.tile_rows(self.problem);
+        let tile_rows = self.plan.tile_rows(self.baked);
         if tile_rows == self.plan.block_m() {
             return (first, limit);
         }
@@ -31,7 +31,7 @@ impl Forward<'_> {
         o: &AccTile,
     ) {
         let limits = self.row_limits(k, consumer, rows);
-        let (columns, dim) = (8 * o.n_tiles(), self.problem.head_dim_v as u32);
+        let (columns, dim) = (8 * o.n_tiles(), self.baked.head_dim_v());
         let before = consumer.threads.part.map(|part| k.mul(part, columns));
         let place = |k: &mut Builder, row: R32| {
             let place = self.place(k, tile, rows, row);
@@ -48,7 +48,7 @@ impl Forward<'_> {
             None if columns > dim => Some(k.mov(dim)),
             _ => None,
         };
-        let store = self.plan.row_store(self.problem);
+        let store = if self.baked.chunks_out { RowStore::Chunks } else { RowStore::Pairs };
         store_fragments_at(k, &consumer.threads, self.half, o, limits, place, store, width);
     }
 
@@ -80,7 +80,7 @@ impl Forward<'_> {
         let to = |k: &mut Builder, row: R32| {
             let [head, position] = rows.head_and_position(k, tile.head, row);
             let ([batch, row], seq_q) = self.lse_place(k, tile, position);
-            lse_of_row(k, self.problem, (start, seq_q), [batch, head, row])
+            lse_of_row(k, self.baked, (start, seq_q), [batch, head, row])
         };
         store_lse_at(k, &consumer.threads, lse, limits, to);
     }
@@ -92,6 +92,6 @@ impl Forward<'_> {
         let row = self.row_of_sequence(k, tile, position);
         // The batch stride of packed queries is 0.
         let strides = [out_batch_bytes, out_head_bytes];
-        row_of_output(k, self.problem, (out, strides), [tile.batch, head, row])
+        row_of_output(k, self.baked, (out, strides), [tile.batch, head, row])
     }
 }

@@ -2,15 +2,14 @@
 //! kernel that runs first, and the tensor map with which the attention kernel loads the result.
 
 use problem::{Problem, Tensor};
-use ptx::{
-    Access, Builder, Dim3, Element, Global, Launch, R32, SpecialReg, Target, TensorMapPtr, Violations,
-};
+use ptx::{Access, Builder, Dim3, Element, Global, Launch, R32, R64, SpecialReg, Target, TensorMapPtr};
 use tile::{ByteTranspose, SwizzledTile, TensorRows};
 
 use super::plan::WgmmaPlan;
+use crate::Baked;
 use crate::contract::Contract;
+use crate::draft::Draft;
 use crate::forward::contract::{declare_head_strides, distinct_extents};
-use crate::{Arch, Program};
 
 const ENTRY: &str = "flash_transpose_values";
 /// The name of the temporary.
@@ -63,13 +62,18 @@ impl TransposedValues {
 
 impl WgmmaPlan {
     /// The kernel that transposes V. The plan has been checked.
-    pub(super) fn transpose_values(&self, problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
+    pub(super) fn transpose_values<'a>(
+        &self,
+        problem: &Problem,
+        baked: &'a Baked,
+        target: Target,
+    ) -> Draft<'a> {
         let values = TransposedValues::new(problem);
-        let tile = ByteTranspose { columns: values.dim as u32 };
+        let tile = ByteTranspose { columns: baked.head_dim_v() };
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(ByteTranspose::THREADS);
         let mut contract = Contract::new(problem);
-        body(&mut k, &mut contract, problem, values, tile);
+        let params = Params::declare(&mut k, &mut contract, problem, values);
         let tiles = values.keys.div_ceil(ByteTranspose::ROWS as usize);
         let launch = Launch {
             grid: Dim3(tiles as u32, values.heads as u32, values.batch as u32),
@@ -78,25 +82,45 @@ impl WgmmaPlan {
             dynamic_shared: tile.shared_bytes(),
             overlapping: false,
         };
-        Ok(contract.into_program(k.into_verified(Target::sm_a(arch.sm))?, ENTRY, launch))
+        Draft::new(k, contract, (ENTRY, launch), target, move |k| body(k, params, tile))
+    }
+}
+
+/// The parameters of the transposition.
+struct Params {
+    from: Global,
+    to: Global,
+    batch_bytes: R64,
+    head_bytes: R64,
+    row_bytes: R64,
+    /// The number of keys.
+    keys: R32,
+    heads: R32,
+    /// The number of keys in a row of the transposed tensor.
+    pitch: R32,
+}
+
+impl Params {
+    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, values: TransposedValues) -> Params {
+        let from = c.tensor(k, Tensor::V);
+        let to = c.temporary(k, TRANSPOSED, values.bytes(), Access::Write);
+        let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, Tensor::V);
+        Params {
+            from,
+            to,
+            batch_bytes,
+            head_bytes,
+            row_bytes: c.i64(k, "v_row_bytes", problem.v.row),
+            keys: c.u32(k, "seq_kv", problem.seq_kv as u32),
+            heads: c.u32(k, "heads", values.heads as u32),
+            pitch: c.u32(k, "keys", values.keys as u32),
+        }
     }
 }
 
 /// Each CTA transposes 128 keys of a head.
-fn body(
-    k: &mut Builder,
-    c: &mut Contract<'_>,
-    problem: &Problem,
-    values: TransposedValues,
-    tile: ByteTranspose,
-) {
-    let from = c.tensor(k, Tensor::V);
-    let to = c.temporary(k, TRANSPOSED, values.bytes(), Access::Write);
-    let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, Tensor::V);
-    let row_bytes = c.i64(k, "v_row_bytes", problem.v.row);
-    let keys = c.u32(k, "seq_kv", problem.seq_kv as u32);
-    let heads = c.u32(k, "heads", values.heads as u32);
-    let pitch = c.u32(k, "keys", values.keys as u32);
+fn body(k: &mut Builder, params: Params, tile: ByteTranspose) {
+    let Params { from, to, batch_bytes, head_bytes, row_bytes, keys, heads, pitch } = params;
     let shared = k.dynamic_shared(16);
 
     let [cta, head, batch, thread] =
@@ -116,7 +140,7 @@ fn body(
     k.bar_sync();
 
     let before = k.mad(batch, heads, head);
-    let before = k.mul(before, values.dim as u32);
+    let before = k.mul(before, tile.columns);
     let wide_pitch = k.zext(pitch);
     let column = |k: &mut Builder, column: R32| {
         let index = k.add(before, column);

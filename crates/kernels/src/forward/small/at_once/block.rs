@@ -4,13 +4,13 @@
 use std::ops::Range;
 
 use attend::{LaneMaxima, Masker, Place, RowPrograms, Softcap};
-use problem::Problem;
 use ptx::{Builder, F32, R32};
 use tile::{AccTile, Accumulate, Group, OperandTile, Products, SharedMatrix};
 
 use super::loads::Loads;
 use super::paths::Seen;
 use super::{AtOncePlan, Merge};
+use crate::Baked;
 use crate::forward::small::common::SharedMap;
 use crate::forward::small::emit::WARP_ROWS;
 
@@ -37,7 +37,7 @@ impl<'a> Block<'a> {
     pub(super) fn new(
         k: &mut Builder,
         plan: &'a AtOncePlan,
-        problem: &Problem,
+        baked: &Baked,
         map: &SharedMap,
         products: Products,
         place: &Place,
@@ -47,7 +47,7 @@ impl<'a> Block<'a> {
         let queries = SharedMatrix::over_columns(k, map.query_tile, loads.queries);
         let keys = SharedMatrix::over_columns(k, map.key_tile, loads.keys);
         let values = SharedMatrix::over_rows(k, map.value_tile, loads.values);
-        let columns = problem.head_dim_v as u32;
+        let columns = baked.head_dim_v();
         let o = AccTile::unset(k, WARP_ROWS, columns);
         let shares = match plan.merge {
             Merge::Shares => vec![(o, values)],

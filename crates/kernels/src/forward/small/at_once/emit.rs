@@ -15,9 +15,9 @@ impl Forward<'_, AtOncePlan> {
     pub(super) fn at_once(&self, k: &mut Builder) -> (OnlineSoftmax, AccTile) {
         let plan = self.plan;
         let source = self.source(k);
-        let loads = Loads::new(k, plan, self.problem, self.map, self.place, self.threads.lane, self.shared);
+        let loads = Loads::new(k, plan, self.baked, self.map, self.place, self.threads.lane, self.shared);
         loads.request(k, &source, self.exchange.as_ref());
-        let block = Block::new(k, plan, self.problem, &self.map, self.products(), &self.place, &loads);
+        let block = Block::new(k, plan, self.baked, &self.map, self.products(), &self.place, &loads);
         let mask = Masker::new(k, &self.params.band, &self.threads, &self.rows, WARP_ROWS, plan.block_n);
         let softmax = self.softmax(k, Rescale::Always);
         let programs = self.row_programs(k);

@@ -1,15 +1,15 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
 use problem::{Band, Problem};
-use ptx::Violations;
 
 use super::AtOncePlan;
+use crate::draft::Drafts;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::forward::small::{self, common, emit, wave};
 use crate::genes::Gene;
 use crate::genes::Turn::Up;
-use crate::{Arch, Features, Plan, PlanError, Program};
+use crate::{Arch, Baked, Features, Plan, PlanError};
 
 impl FamilyPlan for AtOncePlan {
     fn features() -> Features {
@@ -47,8 +47,12 @@ impl FamilyPlan for AtOncePlan {
         self.check(problem, arch)
     }
 
-    fn emit(&self, problem: &Problem, _: &Arch) -> Result<Program, Violations> {
-        emit::emit(self, problem)
+    fn baked(&self, problem: &Problem) -> Baked {
+        emit::baked(self, problem)
+    }
+
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, _: &Arch) -> Drafts<'a> {
+        emit::draft(self, problem, baked).into()
     }
 
     fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> AtOncePlan {

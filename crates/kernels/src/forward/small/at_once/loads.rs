@@ -2,11 +2,12 @@
 //! directly after that lane has initialised the copy's mbarrier.
 
 use attend::{Exchange, Place};
-use problem::{Problem, Tensor};
+use problem::Tensor;
 use ptx::{Builder, CmpOp, Pred, R32, Shared, Src, TensorMapPtr};
 use tile::{Mbarriers, SwizzledTile};
 
 use super::{AtOncePlan, Requests};
+use crate::Baked;
 use crate::forward::small::common::SharedMap;
 use crate::forward::small::copies::{ELECTED_LANE, Source, sync_cta};
 
@@ -45,7 +46,7 @@ impl Copy {
 #[derive(Clone, Copy)]
 pub(super) struct Loads<'a> {
     plan: &'a AtOncePlan,
-    problem: &'a Problem,
+    baked: &'a Baked,
     map: SharedMap,
     place: Place,
     lane: R32,
@@ -62,7 +63,7 @@ impl<'a> Loads<'a> {
     pub(super) fn new(
         k: &mut Builder,
         plan: &'a AtOncePlan,
-        problem: &'a Problem,
+        baked: &'a Baked,
         map: SharedMap,
         place: Place,
         lane: R32,
@@ -77,7 +78,7 @@ impl<'a> Loads<'a> {
         let key_bytes = plan.key_copies * map.key_tile.bytes();
         Loads {
             plan,
-            problem,
+            baked,
             map,
             place,
             lane,
@@ -134,7 +135,7 @@ impl<'a> Loads<'a> {
         let AtOncePlan { row_warpgroups, kv_warpgroups, key_copies, .. } = *self.plan;
         let of_rows = (kv_warpgroups > 1).then(|| k.setp_u(CmpOp::Eq, self.place.kv_warpgroup, 0));
         let of_part = (row_warpgroups > 1).then(|| k.setp_u(CmpOp::Eq, self.place.row_warpgroup, 0));
-        let [q, key, v] = [Tensor::Q, Tensor::K, Tensor::V].map(|t| from.head(k, self.problem, t));
+        let [q, key, v] = [Tensor::Q, Tensor::K, Tensor::V].map(|t| from.head(k, self.baked, t));
         let query = Copy {
             map: from.maps[0],
             tile: self.map.query_tile,

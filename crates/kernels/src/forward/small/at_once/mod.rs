@@ -16,7 +16,7 @@ use tile::{AccTile, RowStore, SwizzledTile, WARPGROUP_ROWS};
 use super::common::{Common, RowOrder, SharedMap};
 use super::emit::{Forward, SmallPlan};
 use crate::error::accept;
-use crate::{Arch, PlanError};
+use crate::{Arch, Baked, Dims, PlanError};
 
 /// When TMA copies are requested. Each request is an instruction of one thread, so the order of requests
 /// determines the order of arrival.
@@ -122,9 +122,16 @@ impl SmallPlan for AtOncePlan {
     }
 
     /// One copy of queries loads the rows of one warpgroup.
-    fn shared_map(&self, problem: &Problem) -> SharedMap {
+    fn shared_map(&self, dims: impl Into<Dims>) -> SharedMap {
         let load_barriers = self.row_warpgroups + self.kv_warpgroups * (self.key_copies + 1);
-        SharedMap::new(&self.common(), problem, [WARPGROUP_ROWS, self.key_copies, 1, load_barriers])
+        SharedMap::new(&self.common(), dims, [WARPGROUP_ROWS, self.key_copies, 1, load_barriers])
+    }
+
+    /// A causal kernel has paths, which mask keys beyond the end too; with any other bound, all keys are
+    /// masked.
+    fn with_main_loop(&self, baked: Baked, problem: &Problem) -> Baked {
+        let hidden_steps = if baked.band.is_causal() { self.hidden_steps(problem) } else { 0 };
+        Baked { hidden_steps, divides: baked.divides && baked.band.is_full(), ..baked }
     }
 
     fn attend(forward: &Forward<'_, AtOncePlan>, k: &mut Builder) -> (OnlineSoftmax, AccTile) {

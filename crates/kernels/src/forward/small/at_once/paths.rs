@@ -51,11 +51,12 @@ impl AtOncePlan {
 
     /// The number of last steps of a path in which some row does not see some key. Each position sees one key
     /// more than the previous one.
-    fn hidden_steps(&self, problem: &Problem) -> u32 {
+    pub(super) fn hidden_steps(&self, problem: &Problem) -> u32 {
         let (positions, keys) = (WARPGROUP_ROWS / packed_heads(self.packing, problem), self.path_keys());
         let shift = band(problem).shift(problem.seq_q, problem.seq_kv);
         let aligned = keys.is_multiple_of(positions) && shift % i64::from(positions) == 0;
-        if aligned { 1 } else { (positions - 2) / keys + 2 }
+        let hidden = if aligned { 1 } else { (positions - 2) / keys + 2 };
+        hidden.min(self.block_n / keys)
     }
 }
 
@@ -65,14 +66,15 @@ impl Forward<'_, AtOncePlan> {
         let block_n = self.plan.block_n;
         let whole = Seen::whole(block_n);
         if !self.params.band.is_causal() {
-            let hidden_from = if self.common.masks(self.problem) { 0 } else { block_n };
+            let masks = !self.params.band.is_full() || !self.baked.divides;
+            let hidden_from = if masks { 0 } else { block_n };
             return body(k, Seen { hidden_from, ..whole });
         }
         let (rows, first) = (self.own_rows(k), self.first_key(k));
         let [by_all, by_any] = rows.keys_seen(k, &self.params.band).map(|keys| k.sub(keys, first));
         let is_whole = k.setp_s(CmpOp::Ge, by_all, block_n);
         let step = self.plan.path_keys();
-        let hidden = self.plan.hidden_steps(self.problem);
+        let hidden = self.baked.hidden_steps;
         let path = |steps: u32| Seen { keys: steps * step, hidden_from: steps.saturating_sub(hidden) * step };
         let partial = |k: &mut Builder| longest_first(k, by_any, step, block_n / step, &path, &body);
         k.if_else(is_whole, |k| body(k, whole), partial);

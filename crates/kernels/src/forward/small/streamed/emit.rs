@@ -48,8 +48,8 @@ impl Forward<'_, StreamedPlan> {
 
     /// The KV blocks that the rows see. Rows that see no key visit one fully masked block.
     fn bound(&self, k: &mut Builder, rows: &RowRange) -> Bound {
-        let divides = self.common.divides(self.problem);
-        Bound::new(k, &self.params.band, rows, self.common.cluster_keys(), divides).at_least_one(k)
+        let (keys, divides) = (self.common.cluster_keys(), self.baked.divides);
+        Bound::new(k, &self.params.band, rows, keys, divides).at_least_one(k)
     }
 
     /// Whether row warpgroups visit different numbers of blocks, each only the blocks that its own rows see.
@@ -87,7 +87,7 @@ impl Forward<'_, StreamedPlan> {
             k.griddep_launch_dependents();
         }
         let [keys, values] =
-            if plan.resident(self.problem) { [keys.resident(), values.resident()] } else { [keys, values] };
+            if self.baked.resident { [keys.resident(), values.resident()] } else { [keys, values] };
         let queries = TileStream::own_rows(k, rings[0], &consumer);
         let ping_pong =
             (plan.turns == Turns::PingPong).then(|| PingPong::new(k, &consumer, plan.row_warpgroups));
@@ -114,7 +114,7 @@ impl Forward<'_, StreamedPlan> {
             skips: self.ends_differ().then(|| Skips::none(k, keys, values, ping_pong)),
             s: AccTile::unset(k, WARP_ROWS, plan.block_n),
             p: OperandTile::unset(k, self.half, WARP_ROWS, plan.block_n),
-            o: AccTile::unset(k, WARP_ROWS, self.problem.head_dim_v as u32),
+            o: AccTile::unset(k, WARP_ROWS, self.baked.head_dim_v()),
             block_output: None,
         }
     }
@@ -137,7 +137,7 @@ impl Forward<'_, StreamedPlan> {
         }
         for ring in [keys, values] {
             match self.plan.row_warpgroups {
-                readers if readers > 1 && !self.plan.resident(self.problem) => {
+                readers if readers > 1 && !self.baked.resident => {
                     ring.pipeline.init(k, WARPS * readers);
                 }
                 _ => ring.pipeline.init_full(k),
@@ -161,7 +161,7 @@ impl Forward<'_, StreamedPlan> {
             next: k.sub(first, (1 + self.plan.stages) * step),
             last: tile.lower.map(|lower| k.mul(lower.from, step)),
             step,
-            head: source.head(k, self.problem, tensor),
+            head: source.head(k, self.baked, tensor),
             requests,
             warp: k.setp_u(CmpOp::Eq, warp, 0),
             readers: self.plan.row_warpgroups,
@@ -173,7 +173,7 @@ impl Forward<'_, StreamedPlan> {
         let source = self.source(k);
         let request = |k: &mut Builder| {
             let at = ring.pipeline.consumer_state(k);
-            let [head, batch] = source.head(k, self.problem, Tensor::Q);
+            let [head, batch] = source.head(k, self.baked, Tensor::Q);
             let first = self.rows.position(k, self.rows.first);
             ring.fill(k, &at, source.maps[Tensor::Q as usize], [first, head, batch].map(Src::from));
         };

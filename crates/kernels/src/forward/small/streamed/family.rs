@@ -1,15 +1,15 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
 use problem::Problem;
-use ptx::Violations;
 use serde_json::{Value, json};
 
 use super::StreamedPlan;
+use crate::draft::Drafts;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::forward::small::{common, emit, wave};
 use crate::genes::{Gene, RESIDENT_CTAS, STAGES, TURNS};
-use crate::{Arch, Features, PlanError, Program};
+use crate::{Arch, Baked, Features, PlanError};
 
 impl FamilyPlan for StreamedPlan {
     fn features() -> Features {
@@ -43,8 +43,12 @@ impl FamilyPlan for StreamedPlan {
         self.check(problem, arch)
     }
 
-    fn emit(&self, problem: &Problem, _: &Arch) -> Result<Program, Violations> {
-        emit::emit(self, problem)
+    fn baked(&self, problem: &Problem) -> Baked {
+        emit::baked(self, problem)
+    }
+
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, _: &Arch) -> Drafts<'a> {
+        emit::draft(self, problem, baked).into()
     }
 
     fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> StreamedPlan {

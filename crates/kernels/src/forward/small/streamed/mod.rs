@@ -14,7 +14,7 @@ use super::common::{Common, RowOrder, SharedMap};
 use super::emit::{Forward, SmallPlan};
 use crate::error::accept;
 use crate::forward::contract::check_rescale;
-use crate::{Arch, PlanError};
+use crate::{Arch, Baked, Dims, PlanError};
 
 /// The genes of a plan of this family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -81,10 +81,14 @@ impl SmallPlan for StreamedPlan {
     }
 
     /// One copy of queries loads all rows of the CTA.
-    fn shared_map(&self, problem: &Problem) -> SharedMap {
+    fn shared_map(&self, dims: impl Into<Dims>) -> SharedMap {
         let rings = Pipeline::bytes(1) + 2 * self.kv_warpgroups * Pipeline::bytes(self.stages);
         let common = self.common();
-        SharedMap::new(&common, problem, [common.rows(), 1, self.stages, rings / Mbarriers::BYTES])
+        SharedMap::new(&common, dims, [common.rows(), 1, self.stages, rings / Mbarriers::BYTES])
+    }
+
+    fn with_main_loop(&self, baked: Baked, problem: &Problem) -> Baked {
+        Baked { resident: self.resident(problem), ..baked }
     }
 
     fn attend(forward: &Forward<'_, StreamedPlan>, k: &mut Builder) -> (OnlineSoftmax, AccTile) {

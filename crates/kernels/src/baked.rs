@@ -1,0 +1,113 @@
+//! What the code of a plan depends on ([`Baked`]), apart from the plan and the architecture.
+
+use attend::ProgramCode;
+use problem::{Band, DTypes, Lengths, Problem, TableType, Tensor};
+use tile::Sign;
+
+/// Element types and sizes, of which tiles and products are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Dims {
+    /// Element types of the tensors.
+    pub dtypes: DTypes,
+    /// Elements of a query or key row.
+    pub head_dim: usize,
+    /// Elements of a value or output row.
+    pub head_dim_v: usize,
+    /// Query heads per K/V head.
+    pub group_size: usize,
+}
+
+impl From<&Problem> for Dims {
+    fn from(problem: &Problem) -> Dims {
+        let &Problem { dtypes, head_dim, head_dim_v, .. } = problem;
+        Dims { dtypes, head_dim, head_dim_v, group_size: problem.group_size() }
+    }
+}
+
+/// All properties of a problem that the code of a plan depends on. One plan emits the same code for all
+/// problems with equal [`Baked`], for one architecture.
+///
+/// Everything else is told at launch: the batch, lengths, sizes of the band's bounds, the cap, the magnitude of
+/// the scale, strides other than those below, parameters of programs, and the grid. A generator emits the body
+/// of a kernel from the plan, this value and the declared parameters; the body does not see the problem.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Baked {
+    /// Element types and sizes.
+    pub dims: Dims,
+    /// Whether the LSE is stored.
+    pub lse: bool,
+    /// Query heads, where the code computes an index over all heads: for the LSE and for partial results;
+    /// else 0.
+    pub heads_q: usize,
+    /// The band, with sizes 0 and 1: 0 for an upper bound on the diagonal, and 1 for every other bound.
+    pub band: Band,
+    /// Whether logits are capped.
+    pub softcap: bool,
+    /// Whether there are attention sinks.
+    pub sink: bool,
+    /// What becomes of Q, so that the factor of the scores is positive.
+    pub sign: Sign,
+    /// Which arrays of lengths there are; packed tensors have 0 rows.
+    pub lengths: Lengths,
+    /// Which of Q, K and V have descale factors.
+    pub scales: [bool; 3],
+    /// The code of the programs.
+    pub programs: Option<ProgramCode>,
+    /// The code of the mask program in the kernel that lists blocks, if the plan lists them.
+    pub listed: Option<ProgramCode>,
+    /// The tables of the programs.
+    pub tables: Vec<TableKind>,
+    /// Bytes between the rows of Q, K, V and O, where the code computes addresses of rows; else 0.
+    pub row_bytes: [i64; 4],
+    /// For Q, K and V that tensor maps describe: whether the batch entries are one, and whether the heads are
+    /// one.
+    pub repeated: [[bool; 2]; 3],
+    /// Whether rows of O are stored in chunks of 16 bytes, where the plan does not say.
+    pub chunks_out: bool,
+    /// Whether the blocks of keys end where the keys end, in every batch entry, and the code makes use of that.
+    pub divides: bool,
+    /// Whether every block of keys has a stage of its own, where the code asks.
+    pub resident: bool,
+    /// The number of a path's last steps in which some row does not see a key, where the code has paths; else
+    /// 0.
+    pub hidden_steps: u32,
+}
+
+/// What the code knows of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TableKind {
+    /// Type of the elements.
+    pub dtype: TableType,
+    /// Number of dimensions.
+    pub dimensions: usize,
+    /// Whether neighbours in the last dimension are neighbours in memory.
+    pub contiguous: bool,
+}
+
+impl From<&Baked> for Dims {
+    fn from(baked: &Baked) -> Dims {
+        baked.dims
+    }
+}
+
+impl Baked {
+    /// Query heads per K/V head.
+    pub(crate) const fn group_size(&self) -> u32 {
+        self.dims.group_size as u32
+    }
+
+    /// Elements of a value or output row.
+    pub(crate) const fn head_dim_v(&self) -> u32 {
+        self.dims.head_dim_v as u32
+    }
+
+    /// Bytes between the rows of a tensor.
+    pub(crate) const fn row_bytes(&self, tensor: Tensor) -> i64 {
+        self.row_bytes[tensor as usize]
+    }
+
+    /// Whether the number of keys, or the row where they start, differs between batch entries.
+    pub(crate) const fn keys_are_uneven(&self) -> bool {
+        !self.lengths.kv.is_even() || self.lengths.left_padded
+    }
+}

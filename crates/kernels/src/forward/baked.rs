@@ -1,0 +1,71 @@
+//! What the code depends on in every family.
+
+use attend::ProgramCode;
+use problem::{Band, Lengths, Problem, SideLengths, Strides, Tensor};
+use tile::Sign;
+
+use super::contract::{band, stepped};
+use super::lengths::is_packed;
+use crate::{Baked, TableKind};
+
+impl Baked {
+    /// What every family bakes. `packed` says whether the rows of a tile belong to several heads.
+    pub(crate) fn of(problem: &Problem, packed: bool) -> Baked {
+        let lse = problem.pass.lse();
+        let tables = problem.programs.tables.iter().map(|table| TableKind {
+            dtype: table.dtype,
+            dimensions: table.extents.len(),
+            contiguous: table.strides.last() == Some(&1),
+        });
+        Baked {
+            dims: problem.into(),
+            lse,
+            heads_q: if lse { problem.heads_q } else { 0 },
+            band: unsized_band(band(problem)),
+            softcap: problem.score.softcap.is_some(),
+            sink: problem.score.sink,
+            sign: if problem.softmax_scale() < 0.0 { Sign::Negate } else { Sign::Keep },
+            lengths: unsized_lengths(problem.lengths),
+            scales: [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| problem.scales.of(tensor).is_some()),
+            programs: (!problem.programs.is_empty()).then(|| ProgramCode::new(problem, packed)),
+            listed: None,
+            tables: tables.collect(),
+            row_bytes: [0; 4],
+            repeated: [[false; 2]; 3],
+            chunks_out: false,
+            divides: false,
+            resident: false,
+            hidden_steps: 0,
+        }
+    }
+
+    /// With the row strides of tensors.
+    pub(crate) fn with_row_bytes(mut self, problem: &Problem, tensors: &[Tensor]) -> Baked {
+        for &tensor in tensors {
+            let rows = problem.extents(tensor)[2];
+            self.row_bytes[tensor as usize] = stepped(problem, tensor, rows, problem.strides(tensor).row);
+        }
+        self
+    }
+
+    /// With the dimensions of tensor maps of Q, K and V.
+    pub(crate) fn with_maps(mut self, problem: &Problem) -> Baked {
+        self.repeated = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
+            let Strides { batch, head, .. } = problem.strides(tensor);
+            [is_packed(problem, tensor) || batch == 0, head == 0]
+        });
+        self
+    }
+}
+
+/// The band with sizes 0 and 1.
+fn unsized_band(band: Band) -> Band {
+    let Band { corner, before, after } = band;
+    Band { corner, before: before.map(|_| 1), after: after.map(|keys| keys.min(1)) }
+}
+
+/// The lengths without the rows of packed tensors.
+fn unsized_lengths(lengths: Lengths) -> Lengths {
+    let side = |side: SideLengths| SideLengths { packed: side.packed.map(|_| 0), ..side };
+    Lengths { q: side(lengths.q), kv: side(lengths.kv), ..lengths }
+}
