@@ -1,8 +1,9 @@
 //! Checks kernels of public repositories, whose sources are not kept here. `xtask/corpus` lists the
 //! repositories with their kernels and launches, and what is known about each kernel that does not pass.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io::{Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -135,6 +136,13 @@ struct Row {
     mutants: Vec<serde_json::Value>,
 }
 
+impl Row {
+    /// The repository, the file and the kernel.
+    fn place(&self) -> (&str, &str, &str) {
+        (&self.repository, &self.path, &self.kernel)
+    }
+}
+
 /// Runs the checks.
 ///
 /// # Errors
@@ -181,16 +189,10 @@ pub fn check(root: &Path, args: &Corpus) -> Result<(), XtaskError> {
                 unexpected += 1;
                 row.reasons.iter().for_each(|reason| println!("    {reason}"));
             }
-            // Another run may have added rows meanwhile.
-            rows = read_rows(root);
-            match rows.iter_mut().find(|row| is_row(row)) {
-                Some(old) => *old = row,
-                None => rows.push(row),
-            }
-            write_rows(root, &lists, &mut rows)?;
+            rows = add_row(root, &lists, Some(row))?;
         }
     }
-    write_rows(root, &lists, &mut rows)?;
+    rows = add_row(root, &lists, None)?;
     write_page(root, &lists, &rows)?;
     match unexpected {
         0 => Ok(()),
@@ -239,27 +241,46 @@ impl Repository {
 /// The rows of earlier runs.
 fn read_rows(root: &Path) -> Vec<Row> {
     let text = std::fs::read_to_string(root.join(ROWS)).unwrap_or_default();
+    rows_of(&text)
+}
+
+fn rows_of(text: &str) -> Vec<Row> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// Writes the rows of listed kernels in the order of the lists.
-fn write_rows(root: &Path, lists: &[Repository], rows: &mut Vec<Row>) -> Result<(), XtaskError> {
+/// Adds a row to the file, in place of an older one of the same kernel, and returns all rows in the order of
+/// the lists. The file is locked meanwhile: another run may add rows at the same time.
+fn add_row(root: &Path, lists: &[Repository], row: Option<Row>) -> Result<Vec<Row>, XtaskError> {
+    let path = root.join(ROWS);
+    let io = |source| XtaskError::Io { path: path.clone(), source };
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+    file.lock().map_err(io)?;
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(io)?;
+    let mut rows = rows_of(&text);
+    if let Some(row) = row {
+        rows.retain(|old| old.place() != row.place());
+        rows.push(row);
+    }
     let order: Vec<(&str, &str, &str)> = lists
         .iter()
         .flat_map(|list| {
             list.entries().map(|(file, line)| (&*list.repository, &*file.path, Entry::of(line).kernel))
         })
         .collect();
-    let place = |row: &Row| order.iter().position(|at| *at == (&*row.repository, &*row.path, &*row.kernel));
-    rows.retain(|row| place(row).is_some());
-    rows.sort_by_key(|row| place(row));
+    let at = |row: &Row| order.iter().position(|place| *place == row.place());
+    rows.retain(|row| at(row).is_some());
+    rows.sort_by_key(at);
     let mut text = String::new();
-    for row in rows.iter() {
+    for row in &rows {
         text += &serde_json::to_string(row).map_err(|error| XtaskError::Check(error.to_string()))?;
         text.push('\n');
     }
-    let path = root.join(ROWS);
-    std::fs::write(&path, text).map_err(|source| XtaskError::Io { path, source })
+    file.set_len(0).map_err(io)?;
+    file.rewind().map_err(io)?;
+    file.write_all(text.as_bytes()).map_err(io)?;
+    Ok(rows)
 }
 
 fn lists(root: &Path) -> Result<Vec<Repository>, XtaskError> {
@@ -438,15 +459,15 @@ fn generated(lists: &[Repository], rows: &[Row]) -> String {
     }
     line("all", "", &all);
     let listed: usize = lists.iter().map(|list| list.entries().count()).sum();
-    let builds: BTreeSet<&str> = rows.iter().map(|row| row.build.as_str()).collect();
-    let builds: Vec<String> = builds.into_iter().map(|build| format!("`{build}`")).collect();
-    let _ = writeln!(
-        text,
-        "\nThe lists name {listed} kernels, of which {} have a row. The rows come from {} of `flashcore`: {}.",
-        rows.len(),
-        if builds.len() == 1 { "one build" } else { "several builds" },
-        builds.join(", "),
-    );
+    let mut builds: BTreeMap<&str, usize> = BTreeMap::new();
+    rows.iter().for_each(|row| *builds.entry(&row.build).or_default() += 1);
+    let builds = builds.iter().map(|(build, count)| match *build {
+        "" => format!("{count} of earlier builds"),
+        build => format!("{count} of the build `{build}`"),
+    });
+    let builds = builds.collect::<Vec<_>>().join(", ");
+    let with_row = rows.len();
+    let _ = writeln!(text, "\nThe lists name {listed} kernels. {with_row} have a row: {builds}.");
     text += &mutant_counts(rows);
     for (class, title) in [
         (Class::Bug, "Faults"),
