@@ -1,7 +1,9 @@
 //! Checks kernels of public repositories, whose sources are not kept here. `xtask/corpus` lists the
 //! repositories with their kernels and launches, and what is known about each kernel that does not pass.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::io::{Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -17,8 +19,10 @@ const END: &str = "<!-- corpus: end -->\n";
 /// The rows from which the page is made.
 const ROWS: &str = "xtask/corpus/rows.jsonl";
 
-/// Mutants of one kernel.
+/// Mutants of one kernel, and the seconds that its own check may take if mutants are to be checked: each of
+/// them takes as long.
 const MUTANTS: usize = 4;
+const SECONDS: f64 = 5.0;
 
 #[derive(Debug, clap::Args)]
 pub struct Corpus {
@@ -27,7 +31,7 @@ pub struct Corpus {
     /// Check only repositories, files or kernels whose name contains one of these words; the other rows stay
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Check only kernels that have no row yet
+    /// Check only kernels that have no row of this build of the command
     #[arg(long)]
     missing: bool,
     /// The command to use; default: target/debug/flashcore
@@ -36,7 +40,7 @@ pub struct Corpus {
     /// Seconds that one check may take
     #[arg(long, default_value_t = 60)]
     timeout: u32,
-    /// Also check mutants of every kernel that passes
+    /// Also check mutants of every kernel that passes within five seconds
     #[arg(long)]
     mutants: bool,
 }
@@ -61,7 +65,11 @@ struct File {
     /// Options of every check of this file.
     #[serde(default)]
     options: Vec<String>,
-    /// One line for each kernel: `name | grid block dynamic-shared | arguments | options`.
+    /// The environment variable that names a Python with the version of Triton for which the file was
+    /// written, if that is not the usual one.
+    python: Option<String>,
+    /// One line for each kernel: `name | grid block dynamic-shared | arguments | options`, or
+    /// `name | LAUNCH.toml | | options` with a launch file of `xtask/corpus/launches`.
     kernels: String,
 }
 
@@ -72,7 +80,7 @@ struct Known {
     /// The path of the file, where two files have a kernel of this name.
     path: Option<String>,
     class: Class,
-    /// The kind of hazard that the check must name.
+    /// The kind of hazard that the check must name; for a check without a verdict, a part of its reason.
     kind: Option<String>,
     what: String,
     cure: Option<String>,
@@ -90,8 +98,23 @@ enum Class {
     /// The kernel is correct, and the check fails.
     FalseAlarm,
     Incomplete,
+    /// The check does not begin: the kernel does not compile, or its launch cannot be stated.
+    Refused,
     /// Nothing is known about this result.
     Unexpected,
+}
+
+impl Class {
+    /// The classes in the order of the table's columns.
+    const ALL: [Class; 7] = [
+        Class::Passed,
+        Class::Bug,
+        Class::Letter,
+        Class::FalseAlarm,
+        Class::Incomplete,
+        Class::Refused,
+        Class::Unexpected,
+    ];
 }
 
 /// The result of one kernel.
@@ -101,6 +124,9 @@ struct Row {
     commit: String,
     path: String,
     kernel: String,
+    /// The commit from which the command was built, where it knows that.
+    #[serde(default)]
+    build: String,
     verdict: String,
     seconds: f64,
     /// Share of instructions executed, percent.
@@ -108,6 +134,13 @@ struct Row {
     reasons: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     mutants: Vec<serde_json::Value>,
+}
+
+impl Row {
+    /// The repository, the file and the kernel.
+    fn place(&self) -> (&str, &str, &str) {
+        (&self.repository, &self.path, &self.kernel)
+    }
 }
 
 /// Runs the checks.
@@ -118,6 +151,8 @@ pub fn check(root: &Path, args: &Corpus) -> Result<(), XtaskError> {
     let lists = lists(root)?;
     let mut rows = read_rows(root);
     let mut unexpected = 0;
+    let binary = args.flashcore.clone().unwrap_or_else(|| root.join("target/debug/flashcore"));
+    let runner = Runner { root, args, build: build_of(&binary)?, binary };
     // A file is compiled once for all its kernels.
     let ptx = std::env::temp_dir().join(format!("flashcore-corpus-{}.ptx", std::process::id()));
     let mut compiled = None;
@@ -137,7 +172,7 @@ pub fn check(root: &Path, args: &Corpus) -> Result<(), XtaskError> {
                 row.repository == list.repository && row.path == file.path && row.kernel == entry.kernel
             };
             if !args.only.is_empty() && !args.only.iter().any(named)
-                || args.missing && rows.iter().any(is_row)
+                || args.missing && rows.iter().any(|row| is_row(row) && row.build == runner.build)
             {
                 continue;
             }
@@ -145,21 +180,19 @@ pub fn check(root: &Path, args: &Corpus) -> Result<(), XtaskError> {
             if compiled.replace(key.clone()) != Some(key) {
                 let _ = std::fs::remove_file(&ptx);
             }
-            let row = one(root, args, &checkout, list, file, &entry, &ptx)?;
+            let mut row = runner.one(&checkout, list, file, &entry, &ptx, 0)?;
+            if args.mutants && row.verdict == "passed" && row.seconds <= SECONDS {
+                row.mutants = runner.one(&checkout, list, file, &entry, &ptx, MUTANTS)?.mutants;
+            }
             println!("{:11} {:6.1} s  {name} {} {}", row.verdict, row.seconds, file.path, entry.kernel);
             if list.class(&row) == Class::Unexpected {
                 unexpected += 1;
                 row.reasons.iter().for_each(|reason| println!("    {reason}"));
             }
-            // Another run may have added rows meanwhile.
-            rows = read_rows(root);
-            match rows.iter_mut().find(|row| is_row(row)) {
-                Some(old) => *old = row,
-                None => rows.push(row),
-            }
-            write_rows(root, &lists, &mut rows)?;
+            rows = add_row(root, &lists, Some(row))?;
         }
     }
+    rows = add_row(root, &lists, None)?;
     write_page(root, &lists, &rows)?;
     match unexpected {
         0 => Ok(()),
@@ -183,15 +216,23 @@ impl Repository {
 
     /// The class of a result, from what is known about the kernel.
     fn class(&self, row: &Row) -> Class {
-        let named = |kind: &String| row.reasons.iter().any(|reason| reason.starts_with(kind.as_str()));
-        match (row.verdict.as_str(), self.known(row)) {
-            ("passed", None) => Class::Passed,
-            ("failed", Some(known))
-                if known.class != Class::Incomplete && known.kind.as_ref().is_none_or(named) =>
+        let Some(known) = self.known(row) else {
+            return if row.verdict == "passed" { Class::Passed } else { Class::Unexpected };
+        };
+        let names = |test: fn(&str, &str) -> bool| {
+            known.kind.as_ref().is_none_or(|kind| row.reasons.iter().any(|reason| test(reason, kind)))
+        };
+        match (row.verdict.as_str(), known.class) {
+            ("failed", class @ (Class::Bug | Class::Letter | Class::FalseAlarm))
+                if names(|reason, kind| reason.starts_with(kind)) =>
+            {
+                class
+            }
+            ("incomplete", Class::Incomplete) | ("refused", Class::Refused)
+                if names(|reason, part| reason.contains(part)) =>
             {
                 known.class
             }
-            ("incomplete" | "refused", Some(known)) if known.class == Class::Incomplete => Class::Incomplete,
             _ => Class::Unexpected,
         }
     }
@@ -200,27 +241,46 @@ impl Repository {
 /// The rows of earlier runs.
 fn read_rows(root: &Path) -> Vec<Row> {
     let text = std::fs::read_to_string(root.join(ROWS)).unwrap_or_default();
+    rows_of(&text)
+}
+
+fn rows_of(text: &str) -> Vec<Row> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-/// Writes the rows of listed kernels in the order of the lists.
-fn write_rows(root: &Path, lists: &[Repository], rows: &mut Vec<Row>) -> Result<(), XtaskError> {
+/// Adds a row to the file, in place of an older one of the same kernel, and returns all rows in the order of
+/// the lists. The file is locked meanwhile: another run may add rows at the same time.
+fn add_row(root: &Path, lists: &[Repository], row: Option<Row>) -> Result<Vec<Row>, XtaskError> {
+    let path = root.join(ROWS);
+    let io = |source| XtaskError::Io { path: path.clone(), source };
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
+    file.lock().map_err(io)?;
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(io)?;
+    let mut rows = rows_of(&text);
+    if let Some(row) = row {
+        rows.retain(|old| old.place() != row.place());
+        rows.push(row);
+    }
     let order: Vec<(&str, &str, &str)> = lists
         .iter()
         .flat_map(|list| {
             list.entries().map(|(file, line)| (&*list.repository, &*file.path, Entry::of(line).kernel))
         })
         .collect();
-    let place = |row: &Row| order.iter().position(|at| *at == (&*row.repository, &*row.path, &*row.kernel));
-    rows.retain(|row| place(row).is_some());
-    rows.sort_by_key(|row| place(row));
+    let at = |row: &Row| order.iter().position(|place| *place == row.place());
+    rows.retain(|row| at(row).is_some());
+    rows.sort_by_key(at);
     let mut text = String::new();
-    for row in rows.iter() {
+    for row in &rows {
         text += &serde_json::to_string(row).map_err(|error| XtaskError::Check(error.to_string()))?;
         text.push('\n');
     }
-    let path = root.join(ROWS);
-    std::fs::write(&path, text).map_err(|source| XtaskError::Io { path, source })
+    file.set_len(0).map_err(io)?;
+    file.rewind().map_err(io)?;
+    file.write_all(text.as_bytes()).map_err(io)?;
+    Ok(rows)
 }
 
 fn lists(root: &Path) -> Result<Vec<Repository>, XtaskError> {
@@ -255,65 +315,110 @@ impl Entry<'_> {
     }
 }
 
-fn one(
-    root: &Path,
-    args: &Corpus,
-    checkout: &Path,
-    list: &Repository,
-    file: &File,
-    entry: &Entry,
-    ptx: &Path,
-) -> Result<Row, XtaskError> {
-    let binary = args.flashcore.clone().unwrap_or_else(|| root.join("target/debug/flashcore"));
-    let mut command = Command::new(&binary);
-    // The default from Triton 3.10 on; the page says what happens without it.
-    command.current_dir(checkout).arg("check").env("TRITON_DEFAULT_FP_FUSION", "0");
-    if file.path.ends_with(".py") {
-        command.arg(format!("{}:{}", file.path, entry.kernel));
-    } else if ptx.is_file() {
-        command.arg(ptx).args(["--entry", &spaced(entry.kernel)]);
-    } else {
-        command.arg(&file.path).args(["--entry", entry.kernel]).arg("--keep-ptx").arg(ptx);
-        let entries = file.kernels.lines().map(|line| Entry::of(line).kernel);
-        entries.filter(|kernel| kernel.contains('<')).for_each(|kernel| {
-            command.args(["--instantiate", kernel]);
-        });
-    }
-    for (option, value) in ["--grid", "--block", "--dynamic-shared"].into_iter().zip(&entry.launch) {
-        if *value != "-" {
-            command.args([option, value]);
-        }
-    }
-    entry.arguments.iter().for_each(|argument| {
-        command.args(["--arg", argument]);
-    });
-    command.args(&file.options).args(&entry.options);
-    command.args(["--json", "--timeout", &args.timeout.to_string()]);
-    if args.mutants {
-        command.args(["--mutants", &MUTANTS.to_string()]);
-    }
-    let began = std::time::Instant::now();
-    let output = command
+/// What all checks of a run share.
+struct Runner<'a> {
+    root: &'a Path,
+    args: &'a Corpus,
+    binary: PathBuf,
+    build: String,
+}
+
+/// The commit from which a command was built; empty where it does not know it.
+fn build_of(binary: &Path) -> Result<String, XtaskError> {
+    let output = Command::new(binary)
+        .args(["version", "--json"])
         .output()
         .map_err(|source| XtaskError::Start { command: binary.display().to_string(), source })?;
-    let seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
-    let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-    let verdict = answer["verdict"].as_str().unwrap_or("refused").to_owned();
-    let reasons: Vec<String> = match answer["reasons"].as_array() {
-        Some(reasons) => reasons.iter().filter_map(|r| r.as_str()).map(str::to_owned).collect(),
-        None => vec![String::from_utf8_lossy(&output.stderr).trim().to_owned()],
-    };
-    Ok(Row {
-        repository: list.repository.clone(),
-        commit: list.commit.clone(),
-        path: file.path.clone(),
-        kernel: entry.kernel.to_owned(),
-        verdict,
-        seconds,
-        coverage: answer["coverage"]["percent"].as_f64(),
-        reasons: reasons.into_iter().take(3).collect(),
-        mutants: answer["mutants"].as_array().cloned().unwrap_or_default(),
-    })
+    let version: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    Ok(version["commit"].as_str().unwrap_or_default().to_owned())
+}
+
+impl Runner<'_> {
+    fn one(
+        &self,
+        checkout: &Path,
+        list: &Repository,
+        file: &File,
+        entry: &Entry,
+        ptx: &Path,
+        mutants: usize,
+    ) -> Result<Row, XtaskError> {
+        let mut command = Command::new(&self.binary);
+        // The default from Triton 3.10 on; the page says what happens without it.
+        command.current_dir(checkout).arg("check").env("TRITON_DEFAULT_FP_FUSION", "0");
+        let launch_file = entry.launch.first().filter(|word| word.ends_with(".toml"));
+        // A launch file names the entry.
+        let named =
+            |kernel: String| if launch_file.is_some() { vec![] } else { vec!["--entry".into(), kernel] };
+        if let Some(python) = file.python.as_ref().and_then(std::env::var_os) {
+            command.env("FLASHCORE_PYTHON", python);
+        }
+        if file.path.ends_with(".py") {
+            command.arg(format!("{}:{}", file.path, entry.kernel));
+        } else if ptx.is_file() {
+            command.arg(ptx).args(named(spaced(entry.kernel)));
+        } else {
+            command.arg(&file.path).args(named(entry.kernel.to_owned())).arg("--keep-ptx").arg(ptx);
+            let entries = file.kernels.lines().map(|line| Entry::of(line).kernel);
+            entries.filter(|kernel| kernel.contains('<')).for_each(|kernel| {
+                command.args(["--instantiate", kernel]);
+            });
+        }
+        if let Some(file) = launch_file {
+            command.arg("--launch").arg(self.root.join("xtask/corpus/launches").join(file));
+        }
+        for (option, value) in ["--grid", "--block", "--dynamic-shared"].into_iter().zip(&entry.launch) {
+            if *value != "-" && launch_file.is_none() {
+                command.args([option, value]);
+            }
+        }
+        entry.arguments.iter().for_each(|argument| {
+            command.args(["--arg", argument]);
+        });
+        command.args(&file.options).args(&entry.options);
+        command.args(["--json", "--timeout", &self.args.timeout.to_string()]);
+        if mutants > 0 {
+            command.args(["--mutants", &mutants.to_string()]);
+        }
+        let began = std::time::Instant::now();
+        let output = command
+            .output()
+            .map_err(|source| XtaskError::Start { command: self.binary.display().to_string(), source })?;
+        let seconds = (began.elapsed().as_secs_f64() * 10.0).round() / 10.0;
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let verdict = answer["verdict"].as_str().unwrap_or("refused").to_owned();
+        let folders = [checkout, self.root, ptx];
+        let reasons: Vec<String> = match answer["reasons"].as_array() {
+            Some(reasons) => reasons.iter().filter_map(|r| r.as_str()).map(str::to_owned).collect(),
+            None => vec![String::from_utf8_lossy(&output.stderr).trim().to_owned()],
+        };
+        Ok(Row {
+            repository: list.repository.clone(),
+            commit: list.commit.clone(),
+            path: file.path.clone(),
+            kernel: entry.kernel.to_owned(),
+            build: self.build.clone(),
+            verdict,
+            seconds,
+            coverage: answer["coverage"]["percent"].as_f64(),
+            reasons: reasons.into_iter().take(3).map(|reason| short(&reason, &folders)).collect(),
+            mutants: answer["mutants"].as_array().cloned().unwrap_or_default(),
+        })
+    }
+}
+
+/// A reason without the names of this machine's folders, cut to 400 characters.
+fn short(reason: &str, folders: &[&Path]) -> String {
+    let named = folders.iter().fold(reason.to_owned(), |text, folder| {
+        let folder = folder.display().to_string();
+        text.replace(&format!("{folder}/"), "").replace(&folder, "")
+    });
+    // Other absolute paths, of tools: their last part.
+    let words = named.split_inclusive([' ', '"', '\'', '\n']).map(|word| match word.strip_prefix('/') {
+        Some(path) => path.rsplit('/').next().unwrap_or_default(),
+        None => word,
+    });
+    words.collect::<String>().chars().take(400).collect()
 }
 
 /// Writes the generated part of the page.
@@ -336,14 +441,12 @@ fn write_page(root: &Path, lists: &[Repository], rows: &[Row]) -> Result<(), Xta
 
 /// The counts, the faults of kernels, and what the check cannot judge.
 fn generated(lists: &[Repository], rows: &[Row]) -> String {
-    const CLASSES: [Class; 5] =
-        [Class::Passed, Class::Bug, Class::Letter, Class::FalseAlarm, Class::Incomplete];
     let mut text = String::from(
-        "\n| repository | commit | kernels | passed | faults | by the letter | false alarms | incomplete |\n\
-         |---|---|--:|--:|--:|--:|--:|--:|\n",
+        "\n| repository | commit | kernels | passed | faults | by the letter | false alarms | incomplete | refused | \
+         not explained |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n",
     );
     let mut line = |name: &str, commit: &str, classes: &[Class]| {
-        let counts = CLASSES.map(|class| classes.iter().filter(|c| **c == class).count().to_string());
+        let counts = Class::ALL.map(|class| classes.iter().filter(|c| **c == class).count().to_string());
         let _ = writeln!(text, "| {name} | {commit} | {} | {} |", classes.len(), counts.join(" | "));
     };
     let mut all = Vec::new();
@@ -355,27 +458,23 @@ fn generated(lists: &[Repository], rows: &[Row]) -> String {
         all.extend(own);
     }
     line("all", "", &all);
-    let mut mutants = [0usize; 4];
-    for mutant in rows.iter().flat_map(|row| &row.mutants) {
-        let fate = &mutant["fate"];
-        let at = ["failed", "differs", "incomplete"].iter().position(|key| fate.get(key).is_some());
-        mutants[at.unwrap_or(3)] += 1;
-    }
-    let all: usize = mutants.iter().sum();
-    if all > 0 {
-        let [failed, differs, incomplete, same] = mutants;
-        let _ = writeln!(
-            text,
-            "\nOf {all} mutants of the kernels that pass, the check finds {failed} by a hazard. {differs} have no hazard \
-             and change an\noutput, which a reference judges; {incomplete} end without a verdict. {same} have no \
-             hazard and equal outputs."
-        );
-    }
+    let listed: usize = lists.iter().map(|list| list.entries().count()).sum();
+    let mut builds: BTreeMap<&str, usize> = BTreeMap::new();
+    rows.iter().for_each(|row| *builds.entry(&row.build).or_default() += 1);
+    let builds = builds.iter().map(|(build, count)| match *build {
+        "" => format!("{count} of earlier builds"),
+        build => format!("{count} of the build `{build}`"),
+    });
+    let builds = builds.collect::<Vec<_>>().join(", ");
+    let with_row = rows.len();
+    let _ = writeln!(text, "\nThe lists name {listed} kernels. {with_row} have a row: {builds}.");
+    text += &mutant_counts(rows);
     for (class, title) in [
         (Class::Bug, "Faults"),
         (Class::Letter, "By the letter of PTX"),
         (Class::FalseAlarm, "False alarms"),
         (Class::Incomplete, "Incomplete"),
+        (Class::Refused, "Refused"),
     ] {
         let known = lists.iter().flat_map(|list| list.known.iter().map(move |known| (list, known)));
         let known: Vec<_> = known.filter(|(_, known)| known.class == class).collect();
@@ -391,6 +490,40 @@ fn generated(lists: &[Repository], rows: &[Row]) -> String {
         }
     }
     text.push('\n');
+    text
+}
+
+/// The counts of mutants: all of them, and those whose fault removes ordering.
+fn mutant_counts(rows: &[Row]) -> String {
+    let mut counts = [[0usize; 4]; 2];
+    let mut redundant = String::new();
+    for (row, mutant) in rows.iter().flat_map(|row| row.mutants.iter().map(move |mutant| (row, mutant))) {
+        let fate = &mutant["fate"];
+        let at = ["failed", "differs", "incomplete"].iter().position(|key| fate.get(key).is_some());
+        let orders = mutant["orders"].as_bool().unwrap_or_default();
+        counts[usize::from(orders)][at.unwrap_or(3)] += 1;
+        if orders && at.is_none() {
+            let name = row.repository.rsplit('/').next().unwrap_or_default();
+            let fault = mutant["fault"].as_str().unwrap_or_default();
+            redundant += &format!("- {name}, `{}`: `{fault}` at PTX line {}\n", row.kernel, mutant["line"]);
+        }
+    }
+    let all: usize = counts.iter().flatten().sum();
+    if all == 0 {
+        return String::new();
+    }
+    let mut text = String::from(
+        "\n| fault | mutants | found by a hazard | outputs differ | no verdict | outputs equal |\n\
+         |---|--:|--:|--:|--:|--:|\n",
+    );
+    for (title, counts) in [("of values", counts[0]), ("of ordering", counts[1])] {
+        let all: usize = counts.iter().sum();
+        let _ = writeln!(text, "| {title} | {all} | {} |", counts.map(|count| count.to_string()).join(" | "));
+    }
+    if !redundant.is_empty() {
+        text += "\nFaults of ordering with no hazard and equal outputs:\n\n";
+        text += &redundant;
+    }
     text
 }
 
@@ -436,6 +569,28 @@ mod tests {
             }
         }
         assert!(kernels >= 200, "{kernels} kernels");
+    }
+
+    #[test]
+    fn each_listed_kernel_has_a_row_that_is_understood() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let rows = read_rows(root);
+        for list in lists(root).unwrap() {
+            for (file, line) in list.entries() {
+                let kernel = Entry::of(line).kernel;
+                let is_row = |row: &&Row| {
+                    row.repository == list.repository && row.path == file.path && row.kernel == kernel
+                };
+                let row = rows.iter().find(is_row).unwrap_or_else(|| panic!("{} {kernel}", file.path));
+                assert_ne!(list.class(row), Class::Unexpected, "{} {kernel}: {:?}", file.path, row.reasons);
+            }
+        }
+    }
+
+    #[test]
+    fn reasons_name_no_folders_of_the_machine() {
+        let reason = "race at /home/a/repo/k.cu:3; File \"/opt/python/lib/ir.py\", line 3";
+        assert_eq!(short(reason, &[Path::new("/home/a/repo")]), "race at k.cu:3; File \"ir.py\", line 3");
     }
 
     #[test]

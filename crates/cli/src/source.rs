@@ -111,9 +111,10 @@ impl Origin<'_> {
         }
         spec.read_files(folder).map_err(refuse)?;
         let mut references = Vec::new();
-        let (include, define) = (self.compiling.include.clone(), self.compiling.define.clone());
+        let Compiling { standard, include, define, .. } = self.compiling;
+        let (standard, include, define) = (standard.clone(), include.clone(), define.clone());
         // The options about instances and further files apply to the checked kernel only.
-        let compiling = Compiling { include, define, ..Compiling::default() };
+        let compiling = Compiling { standard, include, define, ..Compiling::default() };
         for file in spec.reference_kernels() {
             references.push(
                 Origin { file: &folder.join(file), compiling: &compiling, sm: self.sm }.module(None)?.module,
@@ -183,7 +184,7 @@ impl Origin<'_> {
     }
 
     fn compile(&self) -> Result<Compiled, CliError> {
-        let Compiling { include, define, instantiate, others, .. } = self.compiling;
+        let Compiling { standard, include, define, instantiate, others, .. } = self.compiling;
         let mut sources = Vec::new();
         for file in std::iter::once(self.file).chain(others.iter().map(PathBuf::as_path)) {
             sources.push(Source { file: file.to_path_buf(), text: read_text(file)? });
@@ -191,6 +192,7 @@ impl Origin<'_> {
         let target = self.sm.unwrap_or(Target::sm(80)).to_string();
         let options = host::cuda::Options {
             arch: target.replace("sm_", "compute_"),
+            standard: standard.clone(),
             include: include.clone(),
             define: define.clone(),
             instantiate: instantiate.clone(),

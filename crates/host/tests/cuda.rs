@@ -97,3 +97,13 @@ fn errors_of_device_code_name_what_was_left_out() {
     assert!(error.contains("k.cu(1): error: identifier \"wrong\" is undefined"), "{error}");
     assert!(error.contains("left out:") && error.contains("k.cu lines 2"), "{error}");
 }
+
+#[test]
+fn headers_in_angle_brackets_and_the_standard_are_the_projects() {
+    let file = "#include <part.cuh>\ntemplate <typename T> concept wide = sizeof(T) >= 4;\n\
+        template <wide T> __device__ T thrice(T x) { return 3 * x; }\n\
+        __global__ void k(float* x) { *x = twice(thrice(*x)); }\n";
+    let options = Options { standard: Some("20".to_owned()), ..Options::default() };
+    let Some(compiled) = compile(&[("a.cu", file), ("part.cuh", PART)], options) else { return };
+    assert!(compiled.unwrap().ptx.contains(".entry"));
+}

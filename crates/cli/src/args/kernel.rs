@@ -126,6 +126,9 @@ pub struct Stated {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "CUDA C++")]
 pub struct Compiling {
+    /// Standard of C++; default: 17
+    #[arg(long = "std", value_name = "NN", value_parser = ["14", "17", "20"])]
+    pub standard: Option<String>,
     /// Folder that is searched for included files, after that of the source; repeatable
     #[arg(short = 'I', long = "include", value_name = "FOLDER")]
     pub include: Vec<PathBuf>,

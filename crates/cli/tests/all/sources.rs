@@ -301,4 +301,9 @@ fn a_triton_kernel_is_compiled_for_its_arguments() {
     assert_told(&run("n:i32=128", &["--constexpr", "BLOCK=32"]), 1, &["out_of_bounds at scale.py:8"]);
     assert_told(&run("n:i32=100", &[]), 3, &["missing --constexpr for BLOCK"]);
     assert_told(&run("n:i32=100", &["--constexpr", "SIZE=3"]), 3, &["the kernel has x, y, n, BLOCK"]);
+    // A tutorial asks for the GPU's device, and launches its kernel when it is imported.
+    let driver = "\nDEVICE = triton.runtime.driver.active.get_active_torch_device()\n\n\n@triton.jit";
+    let tutorial = TRITON.replacen("\n@triton.jit", driver, 1) + "\n\nscale[(4,)](x, y, 100, BLOCK=32)\n";
+    folder.write("scale.py", &tutorial);
+    assert_told(&run("n:i32=100", &["--constexpr", "BLOCK=32"]), 0, &["passed after 3 runs"]);
 }

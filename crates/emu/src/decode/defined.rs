@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use ptx::Op;
+use ptx::{BinaryOp, Op, PrmtMode};
 
 use super::flow::{Block, blocks};
 use super::{Class, Inst, Program, Slot};
@@ -24,6 +24,9 @@ pub(crate) struct Watch {
     pub defines: Vec<u32>,
     /// `a`, `b` and the predicate of a `selp`, if they are suspects.
     pub choice: Option<[Option<u32>; 3]>,
+    /// For operations that put bytes together: the bytes of suspects on which each byte of the result
+    /// depends. Compilers set the bytes of an unwritten register one by one.
+    pub bytes: Option<[Vec<(u32, u8)>; 8]>,
 }
 
 /// The slots that an instruction reads: those whose value it passes on, and those on which it depends.
@@ -208,10 +211,51 @@ fn watch_of(program: &Program, inst: &Inst, index: &HashMap<Slot, u32>) -> Optio
         effect: known(&effect),
         defines: known(&defines(inst, list)),
         choice,
+        bytes: bytes_of(program, inst, index),
     };
     let touches =
         guard.is_some() || !(watch.data.is_empty() && watch.effect.is_empty() && watch.defines.is_empty());
     touches.then_some(watch)
+}
+
+/// The bytes of suspects on which each byte of the result depends, for operations that keep bytes apart.
+fn bytes_of(program: &Program, inst: &Inst, index: &HashMap<Slot, u32>) -> Option<[Vec<(u32, u8)>; 8]> {
+    let constant = |slot: Slot| program.constants.iter().find(|(s, _)| *s == slot).map(|(_, value)| *value);
+    // A byte of an operand that decides about the result, unless the other operand decides alone.
+    let part = |at: usize, byte: u8| index.get(&inst.s[at]).map(|suspect| (*suspect, byte));
+    let byte_of = |value: u64, byte: u8| (value >> (8 * byte)) as u8;
+    let width = match inst.op {
+        Op::Binary(_, ty, _) | Op::Mov(ty) => ty.bytes(),
+        _ => 4,
+    };
+    let from = |byte: u8| -> Vec<(u32, u8)> {
+        if u32::from(byte) >= width {
+            return Vec::new();
+        }
+        let decides = |at: usize, neutral: u8| {
+            let other = constant(inst.s[1 - at]);
+            other.is_none_or(|other| byte_of(other, byte) != neutral)
+        };
+        let sources = match inst.op {
+            Op::Binary(BinaryOp::And, ..) => [0, 1].map(|at| part(at, byte).filter(|_| decides(at, 0))),
+            Op::Binary(BinaryOp::Or, ..) => [0, 1].map(|at| part(at, byte).filter(|_| decides(at, 0xff))),
+            Op::Binary(BinaryOp::Xor, ..) => [0, 1].map(|at| part(at, byte)),
+            Op::Prmt(PrmtMode::Generic) => {
+                let selector = constant(inst.s[2]).unwrap_or_default() >> (4 * byte) & 7;
+                [part((selector / 4) as usize, (selector % 4) as u8), None]
+            }
+            _ => [part(0, byte), None],
+        };
+        sources.into_iter().flatten().collect()
+    };
+    let is_copy =
+        || matches!(inst.op, Op::Mov(_)) && inst.list.1 == 0 && inst.s[1..].iter().all(|s| !s.is_some());
+    let keeps_apart = match inst.op {
+        Op::Binary(BinaryOp::And | BinaryOp::Or | BinaryOp::Xor, ..) => inst.d[0].class != Class::Pred,
+        Op::Prmt(PrmtMode::Generic) => constant(inst.s[2]).is_some(),
+        _ => is_copy(),
+    };
+    keeps_apart.then(|| [0, 1, 2, 3, 4, 5, 6, 7].map(from))
 }
 
 /// The pool slots of an instruction; empty for `brx.idx`, whose list holds branch targets.

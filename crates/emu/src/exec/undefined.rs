@@ -5,11 +5,11 @@ use super::warp::Warp;
 use crate::decode::{Inst, Program, Watch};
 use crate::report::HazardKind;
 
-/// For each watched register, the lanes in which it is undefined.
+/// For each watched register, the lanes in which its bytes are undefined.
 #[derive(Debug, Default)]
 pub(crate) struct Undefined {
-    /// Indexed like [`Program::suspects`].
-    lanes: Vec<u32>,
+    /// Indexed like [`Program::suspects`], then by the byte of the register.
+    lanes: Vec<[u32; 8]>,
     /// For a register that was computed from an undefined one, the line that first read the undefined
     /// register.
     origin: Vec<Option<u32>>,
@@ -18,18 +18,28 @@ pub(crate) struct Undefined {
 impl Undefined {
     pub fn new(program: &Program) -> Undefined {
         let count = program.suspects.len();
-        Undefined { lanes: vec![!0; count], origin: vec![None; count] }
+        Undefined { lanes: vec![[!0; 8]; count], origin: vec![None; count] }
+    }
+
+    /// The lanes in which a byte of the register is undefined.
+    fn of(&self, suspect: u32) -> u32 {
+        self.lanes[suspect as usize].iter().fold(0, |set, lanes| set | lanes)
     }
 
     fn any(&self, suspects: &[u32]) -> u32 {
-        suspects.iter().fold(0, |set, s| set | self.lanes[*s as usize])
+        suspects.iter().fold(0, |set, s| set | self.of(*s))
     }
 
     fn set(&mut self, suspects: &[u32], mask: u32, lanes: u32, origin: u32) {
+        self.set_bytes(suspects, mask, [lanes; 8], origin);
+    }
+
+    fn set_bytes(&mut self, suspects: &[u32], mask: u32, bytes: [u32; 8], origin: u32) {
         for suspect in suspects {
-            let old = &mut self.lanes[*suspect as usize];
-            *old = *old & !mask | lanes & mask;
-            if lanes & mask != 0 {
+            for (old, lanes) in self.lanes[*suspect as usize].iter_mut().zip(bytes) {
+                *old = *old & !mask | lanes & mask;
+            }
+            if bytes.iter().any(|lanes| lanes & mask != 0) {
                 self.origin[*suspect as usize] = Some(origin);
             }
         }
@@ -38,7 +48,7 @@ impl Undefined {
     /// The line where the undefined value in these registers was first read; `line` if the present line is
     /// the first.
     fn origin(&self, suspects: &[u32], mask: u32, line: u32) -> u32 {
-        let undefined = |s: &&u32| self.lanes[**s as usize] & mask != 0;
+        let undefined = |s: &&u32| self.of(**s) & mask != 0;
         suspects.iter().filter(undefined).find_map(|s| self.origin[*s as usize]).unwrap_or(line)
     }
 
@@ -80,20 +90,27 @@ impl Env<'_> {
             self.check_defined(warp, inst, suspect, mask);
         }
         let undefined = &mut warp.undefined;
+        let origin = undefined.origin(&watch.data, mask, inst.line);
+        if let Some(bytes) = &watch.bytes {
+            let lanes = |parts: &Vec<(u32, u8)>| {
+                parts.iter().fold(0, |set, (s, byte)| set | undefined.lanes[*s as usize][usize::from(*byte)])
+            };
+            let bytes = bytes.each_ref().map(lanes);
+            return undefined.set_bytes(&watch.defines, mask, bytes, origin);
+        }
         let lanes = match watch.choice {
             Some(slots) => {
                 let p = warp.registers.get_pred(inst.s[2], inst.negated, 2);
-                let [a, b, of_p] = slots.map(|s| s.map_or(0, |s| undefined.lanes[s as usize]));
+                let [a, b, of_p] = slots.map(|s| s.map_or(0, |s| undefined.of(s)));
                 a & p | b & !p | of_p
             }
             None => undefined.any(&watch.data),
         };
-        let origin = undefined.origin(&watch.data, mask, inst.line);
         undefined.set(&watch.defines, mask, lanes, origin);
     }
 
     fn check_defined(&mut self, warp: &Warp, inst: &Inst, suspect: u32, mask: u32) {
-        let lanes = warp.undefined.lanes[suspect as usize] & mask;
+        let lanes = warp.undefined.of(suspect) & mask;
         if lanes == 0 {
             return;
         }

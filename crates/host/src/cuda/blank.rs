@@ -54,6 +54,14 @@ const HOST_PREFIXES: [&str; 17] = [
     "cuTensorMap",
 ];
 
+/// A file that a text includes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Include {
+    pub name: String,
+    /// In quotes: the folder of the including file is searched first.
+    pub is_quoted: bool,
+}
+
 /// A source text and its declarations.
 #[derive(Clone, Debug)]
 pub(super) struct Text {
@@ -62,8 +70,8 @@ pub(super) struct Text {
     /// The text with comments, literals and directives blanked: only code and newlines remain.
     code: Vec<u8>,
     declarations: Vec<Range<usize>>,
-    /// Names of `#include "…"`.
-    includes: Vec<String>,
+    /// Names of `#include "…"` and `#include <…>`.
+    includes: Vec<Include>,
     blanked: Vec<Range<usize>>,
 }
 
@@ -77,17 +85,22 @@ impl Text {
     pub fn new(text: &str) -> Text {
         let code = code_of(text.as_bytes());
         let declarations = declarations(&code);
-        let includes = text.lines().filter_map(|line| {
-            let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?;
-            rest.trim_start().strip_prefix('"')?.split_once('"').map(|(name, _)| name.to_owned())
-        });
-        let includes = includes.collect();
+        let includes = text.lines().filter_map(included).collect();
         Text { bytes: text.as_bytes().to_vec(), code, declarations, includes, blanked: Vec::new() }
     }
 
-    /// Names of the included files in quotes.
-    pub fn includes(&self) -> impl Iterator<Item = &str> {
-        self.includes.iter().map(String::as_str)
+    pub fn includes(&self) -> impl Iterator<Item = &Include> {
+        self.includes.iter()
+    }
+
+    /// The text, in which `path` states anew what some directives include.
+    pub fn with_includes(&self, path: impl Fn(&Include) -> Option<PathBuf>) -> String {
+        let text = self.to_string();
+        let lines = text.split_inclusive('\n').map(|line| match included(line).and_then(|i| path(&i)) {
+            Some(path) => format!("#include \"{}\"\n", path.display()),
+            None => line.to_owned(),
+        });
+        lines.collect()
     }
 
     fn code(&self, range: &Range<usize>) -> &str {
@@ -197,6 +210,14 @@ impl Text {
         });
         instances.collect()
     }
+}
+
+/// What a line includes, if it is a directive for that.
+fn included(line: &str) -> Option<Include> {
+    let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?.trim_start();
+    let quoted = rest.strip_prefix('"').and_then(|rest| rest.split_once('"'));
+    let (name, _) = quoted.or_else(|| rest.strip_prefix('<')?.split_once('>'))?;
+    Some(Include { name: name.to_owned(), is_quoted: quoted.is_some() })
 }
 
 /// The text after `__launch_bounds__(…)` or a similar attribute, if the text begins with one.
@@ -372,7 +393,7 @@ fn closing(code: &[u8], open: usize) -> usize {
 mod tests {
     use super::*;
 
-    const FILE: &str = r#"#include "mine.cuh"
+    const FILE: &str = r#"#include "mine.cuh" // #include <none.h>
 #define N 4 /* { */
 // main() {
 struct Both { float x; };
@@ -408,7 +429,12 @@ int main(int argc, char** argv) {
         assert_eq!(text.blanked_lines(), [(9, 9), (11, 16), (17, 19)]);
         assert!(text.blank_line(7) && !text.blank_line(7) && !text.blank_line(6), "device code stays");
         assert!(!text.to_string().contains("static int host"));
-        assert_eq!(text.includes().collect::<Vec<_>>(), ["mine.cuh"]);
+        let include = |name: &str, is_quoted| Include { name: name.to_owned(), is_quoted };
+        assert_eq!(text.includes, [include("mine.cuh", true)]);
+        let text = Text::new("# include <their.h>\nint x;\n#include \"no.h\"");
+        assert_eq!(text.includes, [include("their.h", false), include("no.h", true)]);
+        let path = |include: &Include| (include.name != "no.h").then(|| PathBuf::from("a/their.h"));
+        assert_eq!(text.with_includes(path), "#include \"a/their.h\"\nint x;\n#include \"no.h\"");
     }
 
     #[test]

@@ -13,10 +13,10 @@ mod blank;
 mod stubs;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use crate::tools::{NvrtcError, Request, headers, missing_header, nvrtc};
-use blank::Text;
+use blank::{Include, Text};
 
 /// A source file.
 #[derive(Clone, Debug)]
@@ -30,6 +30,8 @@ pub struct Source {
 pub struct Options {
     /// Virtual architecture, such as `compute_80`.
     pub arch: String,
+    /// The standard of C++, such as `20`; default: 17.
+    pub standard: Option<String>,
     /// Include folders, searched after the folder of the source.
     pub include: Vec<PathBuf>,
     /// Macros: `NAME` or `NAME=VALUE`.
@@ -58,7 +60,8 @@ pub fn compile_files(sources: &[Source], options: &Options) -> Result<Compiled, 
     let cuda = headers(&library);
     // nvcc includes the runtime's headers, and with them <math.h>, in every file.
     let mut flags = vec![format!("--gpu-architecture={}", options.arch)];
-    flags.extend(["--std=c++17", "-default-device", "-lineinfo", "--pre-include=math.h"].map(str::to_owned));
+    flags.push(format!("--std=c++{}", options.standard.as_deref().unwrap_or("17")));
+    flags.extend(["-default-device", "-lineinfo", "--pre-include=math.h"].map(str::to_owned));
     flags.extend(options.define.iter().map(|define| format!("--define-macro={define}")));
     let folders = sources.iter().map(|source| folder_of(&source.file));
     let folders: Vec<PathBuf> = folders.chain(options.include.iter().cloned()).collect();
@@ -70,12 +73,12 @@ pub fn compile_files(sources: &[Source], options: &Options) -> Result<Compiled, 
         text.blank_host_functions();
         texts.insert(source.file.clone(), text);
     }
-    let names = blank_headers(&folders, &mut texts);
+    add_headers(&folders, &mut texts);
     let mut stubs: BTreeMap<String, String> = stubs::known(cuda.is_empty());
     let mut empty = BTreeSet::new();
     let mut log = String::new();
     for _ in 0..ATTEMPTS {
-        let (name, source, own) = unit(sources, &texts, &names);
+        let (name, source, own) = unit(sources, &texts, &folders);
         let headers = stubs.iter().map(|(name, text)| (name.clone(), text.clone())).chain(own).collect();
         let request = Request {
             source,
@@ -112,57 +115,64 @@ fn folder_of(file: &Path) -> PathBuf {
     folder.unwrap_or(Path::new(".")).to_path_buf()
 }
 
-/// Adds the project's headers that contain host functions, with these functions blanked. Follows includes in
-/// quotes, also from header to header. Returns the names by which these files are included.
-fn blank_headers(folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Text>) -> BTreeSet<String> {
-    let (mut seen, mut all) = (BTreeSet::new(), BTreeSet::new());
-    let mut open: Vec<(PathBuf, Vec<String>)> = texts
-        .iter()
-        .map(|(file, text)| (folder_of(file), text.includes().map(str::to_owned).collect()))
-        .collect();
-    while let Some((folder, names)) = open.pop() {
-        for name in names {
-            let file = std::iter::once(&folder)
-                .chain(folders)
-                .map(|folder| folder.join(&name))
-                .find(|f| f.is_file());
-            all.insert(name);
-            let Some(file) = file.filter(|file| seen.insert(file.clone())) else { continue };
-            let Ok(source) = std::fs::read_to_string(&file) else { continue };
+/// Adds the project's headers that the files include, and those that these include, with host functions blanked.
+fn add_headers(folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Text>) {
+    let mut open: Vec<PathBuf> = texts.keys().cloned().collect();
+    while let Some(file) = open.pop() {
+        let includes: Vec<Include> = texts[&file].includes().cloned().collect();
+        let found = includes.iter().filter_map(|include| place(&file, folders, include));
+        for header in found.collect::<BTreeSet<_>>() {
+            if texts.contains_key(&header) {
+                continue;
+            }
+            let Ok(source) = std::fs::read_to_string(&header) else { continue };
             let mut text = Text::new(&source);
             text.blank_host_functions();
-            open.push((folder_of(&file), text.includes().map(str::to_owned).collect()));
-            if !text.blanked_lines().is_empty() {
-                texts.entry(file).or_insert(text);
-            }
+            texts.insert(header.clone(), text);
+            open.push(header);
         }
     }
-    all
 }
 
-/// Whether an `#include` of `name` may mean this file.
-fn is_meant(file: &Path, name: &str) -> bool {
-    let up = |part: &std::path::Component| {
-        matches!(part, std::path::Component::ParentDir | std::path::Component::CurDir)
-    };
-    let rest: PathBuf = Path::new(name).components().skip_while(up).collect();
-    !rest.as_os_str().is_empty() && file.ends_with(rest)
+/// The file of the project that a directive in `file` includes.
+fn place(file: &Path, folders: &[PathBuf], include: &Include) -> Option<PathBuf> {
+    if !include.is_quoted && stubs::is_host(&include.name) {
+        return None;
+    }
+    let own = include.is_quoted.then(|| folder_of(file));
+    let mut places = own.iter().chain(folders).map(|folder| plain(&folder.join(&include.name)));
+    places.find(|place| place.is_file())
 }
 
-/// The translation unit: its name, its text, and the project's headers with host code blanked.
+/// A path without `.` and `..` inside: one file has one name.
+fn plain(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir if matches!(plain.components().next_back(), Some(Component::Normal(_))) => {
+                plain.pop();
+            }
+            other => plain.push(other),
+        }
+    }
+    plain
+}
+
+/// The translation unit: name, text, and the headers of the project by their paths. All directives name these
+/// paths, since two headers may be included by the same words.
 fn unit(
     sources: &[Source],
     texts: &BTreeMap<PathBuf, Text>,
-    names: &BTreeSet<String>,
+    folders: &[PathBuf],
 ) -> (String, String, BTreeMap<String, String>) {
-    let text = |file: &Path| texts.get(file).map(Text::to_string).unwrap_or_default();
-    let mut own = BTreeMap::new();
-    for (file, text) in texts.iter().filter(|(file, _)| sources.iter().all(|source| source.file != **file)) {
-        // NVRTC looks up a header that it was given by the exact text in the `#include`.
-        let names = texts.values().flat_map(Text::includes).chain(names.iter().map(String::as_str));
-        let named = names.filter(|name| is_meant(file, name));
-        own.extend(named.map(|name| (name.to_owned(), text.to_string())));
-    }
+    let text = |file: &Path| {
+        let path = |include: &Include| place(file, folders, include).filter(|path| texts.contains_key(path));
+        texts.get(file).map(|text| text.with_includes(path)).unwrap_or_default()
+    };
+    let headers = texts.keys().filter(|file| sources.iter().all(|source| source.file != **file));
+    let mut own: BTreeMap<String, String> =
+        headers.map(|file| (file.display().to_string(), text(file))).collect();
     match sources {
         [only] => (only.file.display().to_string(), text(&only.file), own),
         all => {
@@ -182,10 +192,6 @@ fn unit(
 fn blank_faults(log: &str, folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Text>) -> bool {
     let mut done = BTreeSet::new();
     for (file, line) in blank::faults(log) {
-        // For a header that it was given, NVRTC reports the text in the `#include` as the file name.
-        let given =
-            texts.keys().find(|known| **known == file || file.to_str().is_some_and(|n| is_meant(known, n)));
-        let file = given.cloned().unwrap_or(file);
         if done.contains(&file) {
             continue;
         }
@@ -203,7 +209,7 @@ fn blank_faults(log: &str, folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Te
 }
 
 fn is_quoted(header: &str, texts: &BTreeMap<PathBuf, Text>) -> bool {
-    texts.values().any(|text| text.includes().any(|name| name == header))
+    texts.values().any(|text| text.includes().any(|i| i.is_quoted && i.name == header))
 }
 
 /// Whether the header belongs to CUDA's device code. No stub replaces such a header.
