@@ -286,4 +286,4 @@ def check(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, DTYPES))))
         _check_placed(name, x, q)
         if x.dtype != q.dtype:
-            raise DTypeError(f"{name} has dtype {x.dtype}, q has {q.dtype}; they must be equal")
+            raise DTypeError(f"{name} has dtype {x.dtype}, but q has {q.dtype}; they must be equal")

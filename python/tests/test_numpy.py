@@ -127,8 +127,8 @@ def test_an_empty_output_is_checked_too():
     none = x[:, :0]
     for q, k, v, options, words in [
         (none, x, x[:, :3], {}, "v has sequence length = 3, k has 4"),
-        (none, x[..., :8], x, {}, "k has head_dim = 8, q has 16"),
-        (x[:0], x, x, {}, "k has batch = 1, q has 0"),
+        (none, x[..., :8], x, {}, "k has head_dim = 8, but q has 16"),
+        (x[:0], x, x, {}, "k has batch = 1, but q has 0"),
         (none, x, x, {"softmax_scale": float("nan")}, "invalid value 'NaN' for softmax_scale: expected"),
         (x, x, x[..., :0], {"return_attn_probs": True}, "invalid value '0' for head_dim_v"),
     ]:
@@ -168,9 +168,9 @@ ONE = np.ones((1, 8, 2, 16), np.float32)
     ({"q": ONE.astype(">f4")}, TypeError, "native byte order"),
     ({"q": ONE[0]}, ValueError, "q has 3 dimensions; it takes 4"),
     ({"k": ONE.repeat(2, 2)[:, :, :3], "v": ONE.repeat(2, 2)[:, :, :3]}, ValueError, "multiple of heads_kv = 3"),
-    ({"k": np.ones((1, 8, 2, 8), np.float32)}, ValueError, "k has head_dim = 8, q has 16"),
+    ({"k": np.ones((1, 8, 2, 8), np.float32)}, ValueError, "k has head_dim = 8, but q has 16"),
     ({"v": np.ones((1, 9, 2, 16), np.float32)}, ValueError, "v has sequence length = 9, k has 8"),
-    ({"k": np.ones((2, 8, 2, 16), np.float32)}, ValueError, "k has batch = 2, q has 1"),
+    ({"k": np.ones((2, 8, 2, 16), np.float32)}, ValueError, "k has batch = 2, but q has 1"),
     ({"k": [[1.0]]}, ValueError, "k is a list"),
     ({"q": "text"}, ValueError, "^invalid value 'str' for the type of q: expected a PyTorch tensor"),
 ])  # fmt: skip

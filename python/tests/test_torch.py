@@ -231,13 +231,13 @@ def test_nothing_to_do(device):
 def test_refusals(device):
     q, k, v = three(device, torch.float16)
     refuse = [
-        ((q, k.float(), v), TypeError, "k has dtype torch.float32, q has torch.float16"),
+        ((q, k.float(), v), TypeError, "k has dtype torch.float32, but q has torch.float16"),
         (
             (q.double(), k.double(), v.double()),
             TypeError,
             "for the dtype of q: expected torch.float16, torch.bfloat16, torch.float32",
         ),
-        ((q, k[..., :32], v), ValueError, "k has head_dim = 32, q has 64"),
+        ((q, k[..., :32], v), ValueError, "k has head_dim = 32, but q has 64"),
         ((q, k[:, :, :5], v), ValueError, "v has sequence length = 96, k has 5"),
         ((q, k[:, :3], v[:, :3]), ValueError, "do not broadcast"),
         ((q, None, v), ValueError, "k is a NoneType"),

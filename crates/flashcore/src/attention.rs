@@ -556,7 +556,7 @@ mod tests {
         assert!(matches!(error, AttentionError::ViewTooLarge { .. }));
         let view = |shape| TensorView::dense(&data, shape, Layout::Bhsd).unwrap();
         let error = attention(view([1, 1, 8, 8]), view([1, 1, 4, 16]), view([1, 1, 4, 8])).run().unwrap_err();
-        assert_eq!(error.to_string(), "k has dim = 16, q has 8; they must be equal");
+        assert_eq!(error.to_string(), "k has dim = 16, but q has 8; they must be equal");
         let error =
             attention(view([1, 2, 4, 8]), view([1, 1, 8, 8]), view([1, 1, 8, 8])).scale(f32::NAN).run();
         assert!(

@@ -284,7 +284,7 @@ fn refusals_name_the_argument_the_value_and_what_is_accepted() {
     let packed = LengthValues { cumulative_q: &[0, 3], ..LengthValues::default() };
     assert_eq!(
         told(inputs.call().lengths(packed)),
-        "q has batch = 2, cu_seqlens_q has 1; they must be equal"
+        "q has batch = 2, but cu_seqlens_q has 1; they must be equal"
     );
     let error = TableView::strided(&numbers[..], &[2], &[-1]).unwrap_err();
     assert!(matches!(error, AttentionError::Table { .. }), "{error}");
