@@ -72,7 +72,8 @@ fn check_batch(problem: &Problem, tensors: [(&str, usize); 2], packed: [bool; 2]
     for ((tensor, batch), packed) in tensors.into_iter().zip(packed) {
         let (other, expected) = if packed { ("a packed tensor", 1) } else { ("q", problem.batch) };
         if batch != expected {
-            let message = format!("{tensor} has batch = {batch}, but {other} has {expected}; they must be equal");
+            let message =
+                format!("{tensor} has batch = {batch}, but {other} has {expected}; they must be equal");
             return Err(Error::Argument(message));
         }
     }

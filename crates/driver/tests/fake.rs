@@ -297,7 +297,7 @@ fn hang() {
     let k = kernel("hang");
     load(&context, &k).unwrap().launch(&stream, &Call::of(&k), &[buffer.slice()]).unwrap();
     let error = stream.synchronize_within(limit).unwrap_err();
-    assert!(error.to_string().contains("unusable since a kernel did not end within 0.01 s"), "{error}");
+    assert!(error.to_string().contains("unusable after a kernel did not end within 0.01 s"), "{error}");
     assert_eq!(context.poisoned(), Some(&error));
     assert_eq!(stream.synchronize().unwrap_err(), error);
     drop(buffer);

@@ -205,12 +205,19 @@ fn a_check_ends_in_time() {
     let output = folder.run(&["check", &endless, "--launch", &one_thread, "--timeout", "0.2"]);
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(2), "{said}{}", text(&output.stderr));
-    assert!(said.starts_with("incomplete") && said.contains("the time limit of 0.2 s was exceeded"), "{said}");
+    assert!(
+        said.starts_with("incomplete") && said.contains("the time limit of 0.2 s was exceeded"),
+        "{said}"
+    );
     // No progress bar, and no character that moves the cursor back.
     assert!(!text(&output.stderr).contains(['\r', '\x1b']), "{:?}", text(&output.stderr));
     let output = folder.run(&["explain", &endless, "--launch", &one_thread, "--timeout", "0.2"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert!(text(&output.stdout).contains("the time limit of 0.2 s was exceeded"), "{}", text(&output.stdout));
+    assert!(
+        text(&output.stdout).contains("the time limit of 0.2 s was exceeded"),
+        "{}",
+        text(&output.stdout)
+    );
     let nothing = folder.write("nothing.ptx", &format!("{HEAD}.visible .entry k() {{ ret; }}"));
     let huge = folder.write("huge.toml", &NO_ARGUMENTS.replace("[1]", "[2147483647]"));
     let output = folder.run(&["check", &nothing, "--launch", &huge]);

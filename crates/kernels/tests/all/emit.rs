@@ -204,7 +204,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     assert_eq!(beyond_f16, "invalid value '9' for rescale.beyond: expected 0 to 8 in f16");
     assert!(
         of(|p| (p.block_m, p.block_n) = (256, 256))
-            .contains("registers per thread are needed, 255 are there")
+            .contains("registers per thread are needed, but 255 are available")
     );
     let wide = Problem::new(1, 8, 512, 256, DType::F16);
     let needs = MmaPlan { block_n: 64, stages: 2, queries: QueryHome::Shared, ..good.clone() };

@@ -313,12 +313,31 @@ fn store_chunk(
         Some(wanted) => k.and_pred(wanted, pred),
         None => pred,
     });
+    let cut_bytes = width.row % CHUNK_BYTES;
+    if mode == CopyMode::Elements && cut_bytes != 0 {
+        return store_elements(k, (from, to), [whole, cut], cut_bytes);
+    }
     k.guarded(whole, all);
-    if !width.row.is_multiple_of(CHUNK_BYTES) {
+    if cut_bytes != 0 {
         k.guarded(cut, |k| {
             let chunk: [R32; 4] = k.ld_vec(from);
-            store_first(k, to, chunk, width.row % CHUNK_BYTES, mode);
+            store_first(k, to, chunk, cut_bytes, mode);
         });
+    }
+}
+
+/// Stores the 16-bit elements of a whole chunk, or those in the first `cut_bytes` bytes of a cut chunk. Both
+/// kinds share one load: with a load for each, ptxas 13.0 and 13.5 take the odd elements of the cut chunk from
+/// the registers of the whole chunk.
+fn store_elements(k: &mut Builder, (from, to): (Shared, Global), [whole, cut]: [Pred; 2], cut_bytes: u32) {
+    let some = k.or_pred(whole, cut);
+    let elements = k.guarded(some, |k| {
+        let chunk: [R32; 4] = k.ld_vec(from);
+        chunk.map(|word| k.split16(word))
+    });
+    for (at, &element) in (0..).step_by(2).zip(elements.as_flattened()) {
+        let exists = if at < i64::from(cut_bytes) { some } else { whole };
+        k.guarded(exists, |k| k.st(to.at(at), element));
     }
 }
 
