@@ -234,7 +234,8 @@ fn lengths() {
     assert!((301..304).all(|rows| function(rows, true).unwrap() == first));
     assert_ne!(function(300, false).unwrap(), first);
 
-    // One plan for problems that differ in what a launch is told: all launch one kernel, with other arguments.
+    // One plan for problems that differ in what a launch is told: all launch one kernel, with other
+    // arguments.
     let decoded = |batch, keys, window, cap| {
         let problem = Problem::new(batch, 8, 1, 64, DType::F16).with_softcap(cap);
         problem.with_seq_kv(keys, Layout::Bhsd).with_band(Band::window(window, 0))

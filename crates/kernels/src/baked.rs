@@ -27,9 +27,9 @@ impl From<&Problem> for Dims {
 /// All properties of a problem that the code of a plan depends on. One plan emits the same code for all
 /// problems with equal [`Baked`], for one architecture.
 ///
-/// Everything else is told at launch: the batch, lengths, sizes of the band's bounds, the cap, the magnitude of
-/// the scale, strides other than those below, parameters of programs, and the grid. A generator emits the body
-/// of a kernel from the plan, this value and the declared parameters; the body does not see the problem.
+/// Everything else is told at launch: the batch, lengths, sizes of the band's bounds, the cap, the magnitude
+/// of the scale, strides other than those below, parameters of programs, and the grid. A generator emits the
+/// body of a kernel from the plan, this value and the declared parameters; the body does not see the problem.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Baked {
     /// Element types and sizes.
@@ -64,7 +64,8 @@ pub struct Baked {
     pub repeated: [[bool; 2]; 3],
     /// Whether rows of O are stored in chunks of 16 bytes, where the plan does not say.
     pub chunks_out: bool,
-    /// Whether the blocks of keys end where the keys end, in every batch entry, and the code makes use of that.
+    /// Whether the blocks of keys end where the keys end, in every batch entry, and the code makes use of
+    /// that.
     pub divides: bool,
     /// Whether every block of keys has a stage of its own, where the code asks.
     pub resident: bool,

@@ -5,8 +5,8 @@ use ptx::{Builder, Launch, Target, Verified, Violations};
 use crate::contract::Contract;
 use crate::program::Contracts;
 
-/// A kernel before its body is emitted. Its launch contract is complete, so a launch of code that exists costs
-/// no emission.
+/// A kernel before its body is emitted. Its launch contract is complete, so a launch of code that exists
+/// costs no emission.
 pub(crate) struct Draft<'a> {
     k: Builder,
     target: Target,

@@ -117,8 +117,8 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Program, Kern
     emitted.map_err(|violations| KernelError::Generator { family: plan.family(), violations })
 }
 
-/// What [`emit`] makes of a problem, without the code: the properties that the code depends on, and the launch
-/// contracts. Code that was emitted for equal [`Baked`] and an equal plan runs with these contracts.
+/// What [`emit`] makes of a problem, without the code: the properties that the code depends on, and the
+/// launch contracts. Code that was emitted for equal [`Baked`] and an equal plan runs with these contracts.
 ///
 /// # Errors
 ///

@@ -72,9 +72,9 @@ impl Node {
     }
 }
 
-/// The code of a problem's programs: operations in the order of evaluation, each with the place where its value
-/// is computed. Values of parameters and extents of tables are not part of it. Problems whose lengths bound
-/// the positions alike have equal code.
+/// The code of a problem's programs: operations in the order of evaluation, each with the place where its
+/// value is computed. Values of parameters and extents of tables are not part of it. Problems whose lengths
+/// bound the positions alike have equal code.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ProgramCode {
     pub(super) nodes: Vec<Node>,

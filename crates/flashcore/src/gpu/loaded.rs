@@ -9,8 +9,8 @@ use kernels::{Baked, KernelError, Plan, Program};
 use super::scratch::Scratch;
 use crate::AttentionError;
 
-/// The key of loading and admission: what the code depends on, and which resources the kernels of the plan may
-/// use. Problems that differ in other values have the same key and launch the same kernels.
+/// The key of loading and admission: what the code depends on, and which resources the kernels of the plan
+/// may use. Problems that differ in other values have the same key and launch the same kernels.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub baked: Baked,

@@ -1,10 +1,10 @@
 //! Attention on an NVIDIA GPU.
 //!
-//! A [`Gpu`] turns a problem into a [`Prepared`] kernel once: it picks a plan and computes the arguments of the
-//! launch. If no kernel for the plan and the problem's [`kernels::Baked`] is loaded, it emits PTX, compiles the
-//! PTX or takes the machine code from the disk cache, and compares the compiled kernel's resources with the
-//! plan.
-//! [`Prepared::enqueue`] then only launches: it does not wait or allocate, and it may be captured in a graph.
+//! A [`Gpu`] turns a problem into a [`Prepared`] kernel once: it picks a plan and computes the arguments of
+//! the launch. If no kernel for the plan and the problem's [`kernels::Baked`] is loaded, it emits PTX,
+//! compiles the PTX or takes the machine code from the disk cache, and compares the compiled kernel's
+//! resources with the plan. [`Prepared::enqueue`] then only launches: it does not wait or allocate, and it
+//! may be captured in a graph.
 
 mod candidates;
 mod host;
@@ -98,8 +98,9 @@ impl Gpu {
     /// allowed while a stream is captured.
     ///
     /// A call is slow only if no kernel with the same [`kernels::Baked`] and plan is loaded yet: it emits the
-    /// kernel, compiles it and loads it. Another sequence length, for example, usually needs the loaded kernel
-    /// and other arguments. At most 1024 problems stay prepared. Loaded kernels stay until the process ends.
+    /// kernel, compiles it and loads it. Another sequence length, for example, usually needs the loaded
+    /// kernel and other arguments. At most 1024 problems stay prepared. Loaded kernels stay until the process
+    /// ends.
     ///
     /// A problem without rows (for example an empty batch) is accepted and does nothing. A problem without
     /// keys gives O = 0 and LSE = −∞.

@@ -115,7 +115,8 @@ fn folder_of(file: &Path) -> PathBuf {
     folder.unwrap_or(Path::new(".")).to_path_buf()
 }
 
-/// Adds the project's headers that the files include, and those that these include, with host functions blanked.
+/// Adds the project's headers that the files include, and those that these include, with host functions
+/// blanked.
 fn add_headers(folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Text>) {
     let mut open: Vec<PathBuf> = texts.keys().cloned().collect();
     while let Some(file) = open.pop() {

@@ -239,8 +239,8 @@ fn halved_diagonals_leave_nothing_out() {
     }
 }
 
-/// Windows whose lower bound lies in other blocks for each warpgroup of a tile: the warpgroups skip up to four
-/// times as many blocks as there are stages, at both ends of the tile.
+/// Windows whose lower bound lies in other blocks for each warpgroup of a tile: the warpgroups skip up to
+/// four times as many blocks as there are stages, at both ends of the tile.
 #[test]
 fn warpgroups_skip_more_blocks_than_there_are_stages() {
     let handouts = [Handout::Static, Handout::Dynamic];

@@ -327,8 +327,8 @@ fn store_chunk(
 }
 
 /// Stores the 16-bit elements of a whole chunk, or those in the first `cut_bytes` bytes of a cut chunk. Both
-/// kinds share one load: with a load for each, ptxas 13.0 and 13.5 take the odd elements of the cut chunk from
-/// the registers of the whole chunk.
+/// kinds share one load: with a load for each, ptxas 13.0 and 13.5 take the odd elements of the cut chunk
+/// from the registers of the whole chunk.
 fn store_elements(k: &mut Builder, (from, to): (Shared, Global), [whole, cut]: [Pred; 2], cut_bytes: u32) {
     let some = k.or_pred(whole, cut);
     let elements = k.guarded(some, |k| {
