@@ -27,10 +27,10 @@ pub(crate) fn weights(dims: impl Into<Dims>) -> OperandType {
 }
 
 /// The rescale threshold that leaves enough of e4m3's range to keys with small weights. Each power of two in
-/// the threshold reduces the range at the small end: P of a key that weighs 2^-w of the heaviest key is 2^(8
-/// - threshold - w). The threshold is the largest one with which P of a key that weighs 1/`keys` is 2^-8,
-/// twice the smallest number. Otherwise one heavy key could hide that many light keys, which together weigh
-/// as much. From 16k keys on, too little of the range is left, and the threshold is 0.
+/// the threshold reduces the range at the small end: P of a key that weighs 2^−w of the heaviest key is
+/// 2^(8 − threshold − w). The threshold is the largest one with which P of a key that weighs 1/`keys` is
+/// 2^−8, twice the smallest number. Otherwise one heavy key could hide that many light keys, which together
+/// weigh as much. From 16k keys on, too little of the range is left, and the threshold is 0.
 pub(crate) const fn default_threshold(keys: usize) -> u8 {
     const MOST: u32 = 5;
     let threshold = 16u32.saturating_sub(keys.next_power_of_two().ilog2());
