@@ -126,7 +126,7 @@ def test_an_empty_output_is_checked_too():
     x = np.ones((1, 4, 2, 16), np.float32)
     none = x[:, :0]
     for q, k, v, options, words in [
-        (none, x, x[:, :3], {}, "v has sequence length = 3, k has 4"),
+        (none, x, x[:, :3], {}, "v has sequence length = 3, but k has 4"),
         (none, x[..., :8], x, {}, "k has head_dim = 8, but q has 16"),
         (x[:0], x, x, {}, "k has batch = 1, but q has 0"),
         (none, x, x, {"softmax_scale": float("nan")}, "invalid value 'NaN' for softmax_scale: expected"),
@@ -169,7 +169,7 @@ ONE = np.ones((1, 8, 2, 16), np.float32)
     ({"q": ONE[0]}, ValueError, "q has 3 dimensions; it takes 4"),
     ({"k": ONE.repeat(2, 2)[:, :, :3], "v": ONE.repeat(2, 2)[:, :, :3]}, ValueError, "multiple of heads_kv = 3"),
     ({"k": np.ones((1, 8, 2, 8), np.float32)}, ValueError, "k has head_dim = 8, but q has 16"),
-    ({"v": np.ones((1, 9, 2, 16), np.float32)}, ValueError, "v has sequence length = 9, k has 8"),
+    ({"v": np.ones((1, 9, 2, 16), np.float32)}, ValueError, "v has sequence length = 9, but k has 8"),
     ({"k": np.ones((2, 8, 2, 16), np.float32)}, ValueError, "k has batch = 2, but q has 1"),
     ({"k": [[1.0]]}, ValueError, "k is a list"),
     ({"q": "text"}, ValueError, "^invalid value 'str' for the type of q: expected a PyTorch tensor"),

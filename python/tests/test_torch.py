@@ -238,7 +238,7 @@ def test_refusals(device):
             "for the dtype of q: expected torch.float16, torch.bfloat16, torch.float32",
         ),
         ((q, k[..., :32], v), ValueError, "k has head_dim = 32, but q has 64"),
-        ((q, k[:, :, :5], v), ValueError, "v has sequence length = 96, k has 5"),
+        ((q, k[:, :, :5], v), ValueError, "v has sequence length = 96, but k has 5"),
         ((q, k[:, :3], v[:, :3]), ValueError, "do not broadcast"),
         ((q, None, v), ValueError, "k is a NoneType"),
     ]

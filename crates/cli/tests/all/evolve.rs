@@ -88,7 +88,9 @@ fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
         assert!(possible["says"].as_str().unwrap().contains("as measured here"), "{possible}");
     }
     let kept = Ledger::read(ledger.as_ref()).unwrap();
-    assert_eq!(kept.cost(RunId(2)).unwrap().price, second["cost"]["price"].as_f64());
+    // The ledger may sum the same numbers in another order.
+    let price = kept.cost(RunId(2)).unwrap().price.unwrap();
+    assert!((price - second["cost"]["price"].as_f64().unwrap()).abs() < 1e-9, "{price}: {second}");
 }
 
 /// The whole search for a device that this machine lacks: real kernels, the emulator's gate, predicted times.
