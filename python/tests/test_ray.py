@@ -104,7 +104,7 @@ def test_what_cannot_be_run_is_refused(cluster, tmp_path):
     ]:
         with pytest.raises(flashcore_attn.ArgumentError, match=says):
             flashcore_attn.ray.evolve(ledger=tmp_path / "flashcore.ledger", **wanted)
-    with pytest.raises(flashcore_attn.LedgerError, match="no ledger here"):
+    with pytest.raises(flashcore_attn.LedgerError, match="there is no ledger"):
         flashcore_attn.ray.evolve(ledger=tmp_path / "flashcore.ledger", resume=7)
     assert not (tmp_path / "flashcore.ledger").exists()
     with pytest.raises(flashcore_attn.UnsupportedError, match="no GPU"):
