@@ -18,7 +18,7 @@ use crate::progress;
 /// not raise it.
 pub const SCHEMA: u32 = 1;
 
-/// What to print, and which outputs are coloured.
+/// The amount of output, and the outputs that are coloured.
 #[derive(Debug, Default)]
 struct Settings {
     quiet: bool,

@@ -392,6 +392,6 @@ pub struct Report {
     /// Names of the module's `.global` variables that the launch changed. The next launch would see the
     /// changed values.
     pub changed: Vec<String>,
-    /// What each cluster did, if [`Options::survey`] is set.
+    /// The record of each cluster, if [`Options::survey`] is set.
     pub survey: Survey,
 }

@@ -1,4 +1,4 @@
-//! What the code of a plan depends on ([`Baked`]), apart from the plan and the architecture.
+//! [`Baked`]: the properties of a problem on which the code of a plan depends.
 
 use attend::ProgramCode;
 use problem::{Band, DTypes, Lengths, Problem, TableType, Tensor};
@@ -27,9 +27,9 @@ impl From<&Problem> for Dims {
 /// All properties of a problem that the code of a plan depends on. One plan emits the same code for all
 /// problems with equal [`Baked`], for one architecture.
 ///
-/// Everything else is told at launch: the batch, lengths, sizes of the band's bounds, the cap, the magnitude
-/// of the scale, strides other than those below, parameters of programs, and the grid. A generator emits the
-/// body of a kernel from the plan, this value and the declared parameters; the body does not see the problem.
+/// All other properties are launch parameters: the batch, lengths, sizes of the band's bounds, the cap, the
+/// magnitude of the scale, strides other than those below, parameters of programs, and the grid. A generator
+/// emits the body of a kernel from the plan, this value and the declared parameters, without the problem.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Baked {
     /// Element types and sizes.
@@ -45,7 +45,7 @@ pub struct Baked {
     pub softcap: bool,
     /// Whether there are attention sinks.
     pub sink: bool,
-    /// What becomes of Q, so that the factor of the scores is positive.
+    /// The transformation of Q that lets the factor of the scores be positive.
     pub sign: Sign,
     /// Which arrays of lengths there are; packed tensors have 0 rows.
     pub lengths: Lengths,
@@ -74,7 +74,7 @@ pub struct Baked {
     pub hidden_steps: u32,
 }
 
-/// What the code knows of a table.
+/// The properties of a table on which code depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TableKind {
     /// Type of the elements.

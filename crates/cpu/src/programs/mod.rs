@@ -536,7 +536,8 @@ impl Values {
         }
     }
 
-    /// What the ranges of a mask's values say about the keys of the block that the rows of the panels see.
+    /// Decides from the ranges of a mask's values whether the rows of the panels see all keys of the block,
+    /// some or none.
     pub(crate) fn verdict(&mut self, mask: &Compiled<'_>, panels: std::ops::Range<usize>) -> Verdict {
         let Values { panels: of_panels, block, ranges, .. } = self;
         ranges.clear();

@@ -43,7 +43,7 @@ impl Env<'_> {
     /// Executes a collective for lanes that wait for each other at different instructions. PTX ISA,
     /// "shfl.sync" (and similarly for the others), requires that all threads of the member mask execute an
     /// instruction "with the same qualifiers and same membermask value", which may be different instructions.
-    /// The same holds for a `barrier` without `.aligned`.
+    /// Lanes may also arrive at a `barrier` without `.aligned` through different instructions.
     pub(super) fn meet_apart(&mut self, warp: &mut Warp) {
         for first in 0..warp.splits.len() {
             let Some(met) = self.met_apart(warp, first) else { continue };

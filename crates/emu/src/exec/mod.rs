@@ -86,7 +86,7 @@ pub(crate) struct Context<'a> {
     pub stands_for: u64,
 }
 
-/// What a run tracks in addition to the findings.
+/// The reads that a run follows in order to tell whether a race changes values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Follow<'a> {
     Nothing,

@@ -123,7 +123,7 @@ impl Device {
         let text = (kernel.module.to_string(), kernel.entry.clone());
         let lock = || self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().get(&text) {
-            // The same code may be launched with more shared memory; then it is loaded from the cache again.
+            // A kernel with equal code may need more shared memory at launch. Its code is then loaded again.
             if let Some(function) = known
                 && function.resident_ctas(&kernel.launch).is_ok_and(|ctas| ctas > 0)
             {

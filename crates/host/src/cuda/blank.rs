@@ -212,7 +212,7 @@ impl Text {
     }
 }
 
-/// What a line includes, if it is a directive for that.
+/// The header that an `#include` line names. `None` for every other line.
 fn included(line: &str) -> Option<Include> {
     let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?.trim_start();
     let quoted = rest.strip_prefix('"').and_then(|rest| rest.split_once('"'));
