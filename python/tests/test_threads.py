@@ -150,6 +150,8 @@ print(len(outs), all(torch.allclose(out, outs[0], atol=1e-6) for out in outs))
 
 
 CTRL_C = """
+# Python ignores Ctrl-C if the process that started the tests did, as `nohup` in a script does.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def press():
     time.sleep(0.5)
     pressed.append(time.monotonic())

@@ -258,10 +258,13 @@ impl ProgramCode {
 
     /// The nodes on which the results depend.
     fn needed(&self) -> Vec<Id> {
+        self.needed_by(self.score.into_iter().chain(self.mask))
+    }
+
+    /// The nodes on which these nodes depend, with these nodes.
+    pub(super) fn needed_by(&self, roots: impl Iterator<Item = Id>) -> Vec<Id> {
         let mut needed = vec![false; self.nodes.len()];
-        for root in self.score.iter().chain(&self.mask) {
-            needed[*root] = true;
-        }
+        roots.for_each(|root| needed[root] = true);
         let mut found = Vec::new();
         for id in (0..needed.len()).rev() {
             if needed[id] {

@@ -1,6 +1,7 @@
 //! Transformations of the scores between Q Kᵀ and the softmax: the softcap, then the score program, then the
 //! mask program.
 
+mod ahead;
 mod bounds;
 mod coverage;
 mod emit;

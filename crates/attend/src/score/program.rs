@@ -13,6 +13,7 @@ use problem::program::{BinaryOp, Id, Input, Op};
 use ptx::{Builder, F32, Global, Half, Pred, R16, R32, R64, Type};
 use tile::{AccTile, Threads};
 
+use super::ahead::Ahead;
 use super::emit::{Division, Value, binary, compare, select, truth, unary};
 use super::lower::{Index, Node, Place, ProgramCode};
 use crate::{Coverage, RowRange};
@@ -31,6 +32,8 @@ pub struct TableParams {
     /// Whether two neighbours in the last dimension may be read as one word; `None` if their type or stride
     /// excludes it.
     pub pairs: Option<Pred>,
+    /// Whether eight neighbours in the last dimension may be read as one vector of 16 bytes; `None` as above.
+    pub eights: Option<Pred>,
 }
 
 /// Launch parameters that programs read; `None` for parameters and tables that no program reads.
@@ -50,9 +53,11 @@ pub struct ProgramParams {
 #[derive(Clone, Debug)]
 pub struct ScorePrograms {
     pub(super) code: ProgramCode,
-    params: ProgramParams,
+    pub(super) params: ProgramParams,
     /// Whether the mask program also runs in full blocks.
-    masks_full: bool,
+    pub(super) masks_full: bool,
+    /// Whether table elements are read one block ahead.
+    pub(super) reads_ahead: bool,
 }
 
 /// The values of the nodes that were computed so far.
@@ -61,20 +66,31 @@ pub(super) type Memo = Vec<Option<Value>>;
 /// The programs for the rows of a tile, with the values that depend on the rows alone.
 #[derive(Clone, Debug)]
 pub struct RowPrograms<'a> {
-    programs: &'a ScorePrograms,
-    rows: RowRange,
+    pub(super) programs: &'a ScorePrograms,
+    pub(super) rows: RowRange,
     /// The lane's first column in a block.
-    column: R32,
+    pub(super) column: R32,
     /// The last key, or 0 if there is none.
     last_key: R32,
-    once: Memo,
-    of_rows: Vec<Memo>,
+    pub(super) once: Memo,
+    pub(super) of_rows: Vec<Memo>,
+    /// Elements of the next block.
+    pub(super) ahead: Vec<Ahead>,
+}
+
+/// Where the pairs of table elements of a full block come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Elements {
+    /// From memory.
+    InPlace,
+    /// From registers, where they are read ahead.
+    Ahead,
 }
 
 impl ScorePrograms {
     /// The programs of this code.
     pub const fn new(code: ProgramCode, params: ProgramParams) -> ScorePrograms {
-        ScorePrograms { code, params, masks_full: true }
+        ScorePrograms { code, params, masks_full: true, reads_ahead: false }
     }
 
     /// Omits the mask program in full blocks. Correct if the coverage of the blocks takes the mask program
@@ -125,7 +141,8 @@ impl ScorePrograms {
             std::mem::take(&mut at.row)
         });
         let of_rows = of_rows.collect();
-        RowPrograms { programs: self, rows: *rows, column, last_key, once: at.once, of_rows }
+        let ahead = self.ahead(k, (warp_rows, warp_keys));
+        RowPrograms { programs: self, rows: *rows, column, last_key, once: at.once, of_rows, ahead }
     }
 }
 
@@ -133,6 +150,17 @@ impl RowPrograms<'_> {
     /// Turns the products of the tile's queries with the keys from `origin` on into logits, and hides the
     /// keys that the mask program hides. The products may have been capped before.
     pub fn apply(&self, k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage) {
+        self.apply_with(k, s, (origin, coverage), Elements::InPlace);
+    }
+
+    /// Implementation of [`RowPrograms::apply`] and [`RowPrograms::apply_ahead`].
+    pub(super) fn apply_with(
+        &self,
+        k: &mut Builder,
+        s: &AccTile,
+        (origin, coverage): (R32, Coverage),
+        elements: Elements,
+    ) {
         let code = &self.programs.code;
         let mask = code.mask.filter(|_| self.programs.masks_full || coverage == Coverage::Partial);
         if mask.is_none() && code.score.is_none() {
@@ -142,39 +170,50 @@ impl RowPrograms<'_> {
         let block = (first, coverage);
         let pairs = if coverage == Coverage::Full { self.pairs(k) } else { None };
         match pairs {
-            None => self.columns(k, s, block, (mask, false)),
+            None => self.columns(k, s, block, (mask, None)),
             Some(pairs) => k.if_else(
                 pairs,
-                |k| self.columns(k, s, block, (mask, true)),
-                |k| self.columns(k, s, block, (mask, false)),
+                |k| self.columns(k, s, block, (mask, Some(elements))),
+                |k| self.columns(k, s, block, (mask, None)),
             ),
         }
     }
 
     /// Whether the elements of two neighbouring columns may be read together; `None` if no table has such
     /// elements.
-    fn pairs(&self, k: &mut Builder) -> Option<Pred> {
+    pub(super) fn pairs(&self, k: &mut Builder) -> Option<Pred> {
+        self.all_tables(k, |table| table.pairs)
+    }
+
+    /// Whether a property holds for all tables that are read along the keys; `None` if no table is, or none
+    /// can have the property.
+    pub(super) fn all_tables(
+        &self,
+        k: &mut Builder,
+        property: impl Fn(&TableParams) -> Option<Pred>,
+    ) -> Option<Pred> {
         let programs = self.programs;
         let tables = (0..programs.code.nodes.len()).filter(|&id| programs.is_along_keys(id));
-        let tables = tables.filter_map(|id| programs.table_of(id)?.pairs);
+        let tables = tables.filter_map(|id| property(programs.table_of(id)?));
         tables.reduce(|a, b| k.and_pred(a, b))
     }
 
-    /// Implementation of [`RowPrograms::apply`]. `mask` is the mask program to run, and the pair flag states
-    /// whether neighbouring elements of tables are read together.
+    /// Implementation of [`RowPrograms::apply`]. `mask` is the mask program to run. `pairs` says where pairs of
+    /// neighbouring elements of tables come from; with `None`, elements are read one by one.
     fn columns(
         &self,
         k: &mut Builder,
         s: &AccTile,
         block: (R32, Coverage),
-        (mask, in_pairs): (Option<Id>, bool),
+        (mask, pairs): (Option<Id>, Option<Elements>),
     ) {
         let code = &self.programs.code;
         let mut at = Scope::new(self.programs, &self.rows);
         at.once.clone_from(&self.once);
         at.first_key = Some(block);
         at.last_key = Some(self.last_key);
-        at.in_pairs = in_pairs;
+        at.in_pairs = pairs.is_some();
+        let ahead = if pairs == Some(Elements::Ahead) { &*self.ahead } else { &[] };
         let rows: Vec<Vec<F32>> = (0..s.lane_rows()).map(|i| s.row(i).collect()).collect();
         let none: Memo = vec![None; code.nodes.len()];
         // For each row, the elements that were read together with the elements of the previous column.
@@ -187,6 +226,10 @@ impl RowPrograms<'_> {
                 at.row.clone_from(&self.of_rows[row]);
                 at.element = std::mem::replace(&mut read[row], none.clone());
                 at.score = Some(score);
+                for ahead in ahead.iter().filter(|_| column % 2 == 0) {
+                    let (id, [element, next]) = ahead.pair(k, row, column);
+                    (at.element[id], at.next[id]) = (Some(element), Some(next));
+                }
                 let sees = mask.map(|mask| at.value(k, mask).bool());
                 if let Some(result) = code.score {
                     let logit = at.value(k, result).float();
@@ -203,14 +246,14 @@ impl RowPrograms<'_> {
 
 impl ScorePrograms {
     /// The table that a node reads.
-    fn table_of(&self, id: Id) -> Option<&TableParams> {
+    pub(super) fn table_of(&self, id: Id) -> Option<&TableParams> {
         let Node::Load { table, .. } = &self.code.nodes[id] else { return None };
         self.params.tables[*table].as_ref()
     }
 
     /// Whether the element that a node reads is followed in memory by the element of the next key, so that
     /// both may be read as one word.
-    fn is_along_keys(&self, id: Id) -> bool {
+    pub(super) fn is_along_keys(&self, id: Id) -> bool {
         let Node::Load { parts, .. } = &self.code.nodes[id] else { return false };
         let Some(table) = self.table_of(id) else { return false };
         let is_key = |part: &Id| {
@@ -303,12 +346,7 @@ impl<'a> Scope<'a> {
                 Value::At(self.address(k, *table, *from_start, indices))
             }
             Node::Load { table, parts } => {
-                let parts: Vec<Global> = parts.iter().map(|&part| self.value(k, part).at()).collect();
-                let sum = |a: Global, b: &Global| Global {
-                    base: k.add(a.base, b.base),
-                    offset: a.offset + b.offset,
-                };
-                let at = parts[1..].iter().fold(parts[0], sum);
+                let at = self.sum(k, parts);
                 let params = self.table(*table);
                 let half = half_of(params.dtype).filter(|_| self.in_pairs && programs.is_along_keys(id));
                 let Some(half) = half else { return load(k, params.dtype, at) };
@@ -318,6 +356,13 @@ impl<'a> Scope<'a> {
                 Value::Float(value)
             }
         }
+    }
+
+    /// The sum of the addresses of a load.
+    pub fn sum(&mut self, k: &mut Builder, parts: &[Id]) -> Global {
+        let parts: Vec<Global> = parts.iter().map(|&part| self.value(k, part).at()).collect();
+        let sum = |a: Global, b: &Global| Global { base: k.add(a.base, b.base), offset: a.offset + b.offset };
+        parts[1..].iter().fold(parts[0], sum)
     }
 
     fn operation(&mut self, k: &mut Builder, op: &Op) -> Value {
@@ -448,7 +493,7 @@ fn further(k: &mut Builder, at: Option<Global>, i: R32, stride: Option<R64>, ele
 }
 
 /// The 16-bit float type of a table's elements; `None` for other types.
-const fn half_of(dtype: TableType) -> Option<Half> {
+pub(super) const fn half_of(dtype: TableType) -> Option<Half> {
     match dtype {
         TableType::F16 => Some(Half::F16),
         TableType::Bf16 => Some(Half::Bf16),

@@ -15,7 +15,7 @@
 //! softmax of a full block, and `overlapped.rs` the end of a tile. `skips.rs` skips blocks before the first
 //! visited block and after the last one.
 
-use ptx::{Builder, Pred, R32};
+use ptx::{Builder, CmpOp, Pred, R32};
 use tile::{AccTile, Accumulate, OperandTile, OperandType, PairSum, PingPong, Products, TileStream};
 
 use super::{BlockOutput, Order, SharedProbs, Skips, Tiles, Walk};
@@ -132,6 +132,7 @@ impl MainLoop {
         let softmax = rows.softmax;
         self.clear_output(k); //                                          2  O = 0 (`softmax`: l = 0, m = −∞)
         let position = walk.first(k);
+        self.read_ahead(k, walk, position, rows);
         let block = rows.block(k, position);
         self.first_block(k, (block, walk.first_coverage()), rows); //   3–6
         walk.rest(k, position, |k, coverage| {
@@ -141,7 +142,8 @@ impl MainLoop {
             self.wait_for_scores(k); //                                  12
             self.add_halves(k, s); //                                        S of both halves of the head dim
             self.cap(k, s); //                                               S = tanh(S·c'), if capped
-            self.run_programs(k, s, (block, coverage), rows); //             S = score(S), if programs
+            self.run_programs_ahead(k, s, (block, coverage), rows); //       S = score(S), if programs
+            self.read_ahead(k, walk, position, rows);
             if let (Some(speculative), Coverage::Full) = (&self.speculative, coverage) {
                 return self.softmax_speculative(k, speculative, block, rows);
             }
@@ -303,6 +305,33 @@ impl MainLoop {
             let origin = k.mul(block, self.block_n);
             programs.apply(k, s, origin, coverage);
         }
+    }
+
+    /// Like [`MainLoop::run_programs`], with the table elements that [`MainLoop::read_ahead`] has read.
+    fn run_programs_ahead(
+        &self,
+        k: &mut Builder,
+        s: &AccTile,
+        (block, coverage): (R32, Coverage),
+        rows: &TileRows,
+    ) {
+        if let Some(programs) = rows.programs {
+            let origin = k.mul(block, self.block_n);
+            programs.apply_ahead(k, s, origin, coverage);
+        }
+    }
+
+    /// Reads table elements for the block after the one at `position`, if there is such a block. All of its
+    /// keys exist: only the first block is ragged.
+    fn read_ahead(&self, k: &mut Builder, walk: &Walk, position: R32, rows: &TileRows) {
+        let Some(programs) = rows.programs.filter(|programs| programs.reads_ahead()) else { return };
+        let more = k.setp_s(CmpOp::Gt, position, walk.from.clone());
+        k.if_(more, |k| {
+            let next = k.sub(position, 1);
+            let block = rows.block(k, next);
+            let origin = k.mul(block, self.block_n);
+            programs.read_ahead(k, origin);
+        });
     }
 
     /// Hides the keys of a partial block that a row does not see.

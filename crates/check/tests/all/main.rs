@@ -1,5 +1,6 @@
 //! Tests of the crate's public interface, in one program.
 
+mod ahead;
 mod bands;
 mod blind_spots;
 mod budget;

@@ -53,18 +53,18 @@ fn declare_table(k: &mut Builder, c: &mut Contract<'_>, number: u8, table: &Tabl
     let lasts = lasts
         .map(|(dimension, &extent)| c.u32(k, &format!("table_{number}_last_{dimension}"), extent as u32 - 1));
     let lasts = lasts.collect();
-    let pairs = table.dtype.bytes() == 2 && table.strides[last_dimension] == 1;
-    let pairs = pairs.then(|| are_words(k, start, &strides));
-    TableParams { start, dtype: table.dtype, strides, lasts, pairs }
+    let dense = table.dtype.bytes() == 2 && table.strides[last_dimension] == 1;
+    let [pairs, eights] = [4, 16].map(|bytes| dense.then(|| are_aligned(k, start, &strides, bytes)));
+    TableParams { start, dtype: table.dtype, strides, lasts, pairs, eights }
 }
 
-/// Whether two-byte elements with an even last index are aligned to words.
-fn are_words(k: &mut Builder, start: Global, strides: &[Option<R64>]) -> Pred {
+/// Whether the first element of each row of a table is aligned to `bytes`.
+fn are_aligned(k: &mut Builder, start: Global, strides: &[Option<R64>], bytes: u32) -> Pred {
     let start = k.trunc(start.base);
     let bits = strides.iter().flatten().fold(start, |bits, &stride| {
         let stride = k.trunc(stride);
         k.or(bits, stride)
     });
-    let odd = k.and(bits, 3);
-    k.setp_u(CmpOp::Eq, odd, 0)
+    let rest = k.and(bits, bytes - 1);
+    k.setp_u(CmpOp::Eq, rest, 0)
 }

@@ -169,7 +169,8 @@ fn adapt(row: &TunedRow, problem: &Problem, arch: &Arch) -> Result<Plan, PlanErr
 fn describe(kind: Kind, distance: f64, row: &TunedRow, outcome: &str) -> String {
     let s = &row.problem;
     format!(
-        "{outcome}: {} on {}, batch {} heads {}/{} seq {}×{} dim {}/{} {} mask {}, {:.2} µs, distance {distance:.2}",
+        "{outcome}: {} on {}, batch {} heads {}/{} seq {}×{} dim {}/{} {} mask {}, {:.2} µs; distance \
+         {distance:.2} (0: this problem)",
         name(kind),
         row.device,
         s.batch,

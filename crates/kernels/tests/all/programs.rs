@@ -89,7 +89,7 @@ fn of_models(dim: usize, dtype: DType) -> Vec<(&'static str, Problem)> {
 fn default_plans_do_not_spill() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
     let mut spilling = Vec::new();
-    for (dim, dtype) in [(64, DType::Bf16), (128, DType::F16)] {
+    for (dim, dtype) in [(64, DType::Bf16), (128, DType::F16), (256, DType::F16)] {
         for (name, problem) in of_models(dim, dtype) {
             for arch in [Arch::SM_80, Arch::SM_90] {
                 for family in Family::ALL {

@@ -25,6 +25,13 @@ impl Builder {
         d
     }
 
+    /// Loads `N` = 2 or 4 consecutive elements that no thread writes during the kernel to `d`.
+    pub fn ld_read_only_vec_to<V: Value, const N: usize>(&mut self, d: [V; N], from: Global) {
+        const { assert!(N == 2 || N == 4, "PTX has vectors of 2 and 4") };
+        let memory = Memory { non_coherent: true, ..Memory::vector(Global::SPACE, V::TYPE, N as u8) };
+        self.op(Op::Ld(memory), [vector(&d), Operand::Address(from.address())]);
+    }
+
     /// Loads one element to `d`.
     pub fn ld_to<V: Value, P: Pointer>(&mut self, d: V, from: P) {
         self.ld_as_to(d, V::TYPE, from);

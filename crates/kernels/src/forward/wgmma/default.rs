@@ -23,6 +23,7 @@ impl WgmmaPlan {
         // copy of the code of a block. So do 128 keys at small head dims.
         let programs = !problem.programs.is_empty();
         let crowded = programs || problem.score.sink && !causal && !problem.band.is_full();
+        let tensors = has_element_tables(problem);
         let base = WgmmaPlan {
             consumers: 2,
             share: Share::Rows,
@@ -58,6 +59,15 @@ impl WgmmaPlan {
             (..=64, true) if problem.seq_kv <= 1024 => {
                 WgmmaPlan { stages: 3, tiles: Tiles::Overlapped, ..base }
             }
+            // Registers for the elements of the next block.
+            (..=64, false) if tensors => WgmmaPlan {
+                rescale: speculative,
+                sums: Sums::Lanes,
+                stages: 3,
+                tiles: Tiles::Overlapped,
+                turns: Turns::PingPong,
+                ..base
+            },
             (..=64, _) => WgmmaPlan {
                 consumers: 3,
                 block_n: match (causal, crowded) {
@@ -90,7 +100,7 @@ impl WgmmaPlan {
                 ..base
             },
             (129..=192, _) => WgmmaPlan { block_n: 112, rescale: lazy, ..base },
-            _ => WgmmaPlan { block_n: 80, rescale: lazy, ..base },
+            _ => WgmmaPlan { block_n: if tensors { 64 } else { 80 }, rescale: lazy, ..base },
         };
         plan = plan.visiting(problem).fitted(problem);
         if plan.check_problem(problem).is_err() {
@@ -164,4 +174,10 @@ impl WgmmaPlan {
         let last = self.rows(problem) % u64::from(self.block_m());
         last != 0 && last + 64 <= u64::from(self.block_m())
     }
+}
+
+/// Whether programs may read a tensor of 16-bit elements along the keys, such as a bias.
+fn has_element_tables(problem: &Problem) -> bool {
+    let mut tables = problem.programs.tables.iter();
+    tables.any(|table| table.dtype.bytes() == 2 && table.extents.len() > 1 && table.strides.ends_with(&[1]))
 }

@@ -214,6 +214,9 @@ pub(super) struct Params {
     pub(super) value_descale: Option<ValueDescale>,
 }
 
+/// Estimated registers that reading tables ahead needs in addition to the elements.
+const AHEAD_REGISTERS: u32 = 8;
+
 impl Params {
     fn declare(
         k: &mut Builder,
@@ -282,7 +285,12 @@ impl Params {
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
             programs: declare_programs(k, c, problem, baked.programs.as_ref())
-                .map(|programs| if lists { programs.masking_partial_blocks() } else { programs }),
+                .map(|programs| if lists { programs.masking_partial_blocks() } else { programs })
+                .map(|programs| {
+                    let ahead = programs.registers_ahead((16, plan.block_n)) + AHEAD_REGISTERS;
+                    let fits = plan.registers(problem) + ahead <= plan.register_split().1;
+                    if fits { programs.reading_ahead() } else { programs }
+                }),
             sinks: c.sinks(k),
             lists: plan.list_tiles(problem).map(|tiles| tiles.declare(k, c, problem, Access::Read)),
             score_descale: ScoreDescale::declare(k, c, problem),
