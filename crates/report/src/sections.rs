@@ -320,12 +320,12 @@ pub(super) fn heat_map(climb: &Climb) -> Markup {
     let mut share = vec![0.0f64; fused.study.sources.ptx().lines().count() + 1];
     for cost in &fused.study.lines {
         if let Some(place) = share.get_mut(cost.line as usize) {
-            *place += cost.share;
+            *place += cost.weight();
         }
     }
     let hottest = share.iter().copied().fold(1e-12, f64::max);
     html! {
-        p.soft { "PTX of \"" (fused.rung.name) "\": the warmer a line, the more issue slots it takes; at most "
+        p.soft { "PTX of \"" (fused.rung.name) "\": the warmer a line, the more of the warps' time it takes; at most "
             (format!("{:.2}", 100.0 * hottest)) " % here." }
         pre.heat {
             @for (i, line) in fused.study.sources.ptx().lines().enumerate() {

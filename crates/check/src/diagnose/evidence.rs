@@ -70,6 +70,11 @@ pub struct LineCost {
 }
 
 impl LineCost {
+    /// Share of the warps' time, or of the issue slots without a prediction.
+    pub fn weight(&self) -> f64 {
+        self.stall.unwrap_or(self.share)
+    }
+
     fn new(line: u32, counter: &Counter, all_issues: f64) -> LineCost {
         LineCost {
             line,

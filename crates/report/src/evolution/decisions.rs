@@ -87,7 +87,7 @@ pub fn figures(value: &Value) -> Markup {
 }
 
 /// A value in a few words, for example a race as its ratio, or a problem as its shape.
-fn in_line(value: &Value) -> String {
+pub fn in_line(value: &Value) -> String {
     let list = |values: &[Value]| values.iter().map(in_line).collect::<Vec<_>>().join("; ");
     match value {
         Value::String(text) => text.replace('_', " "),

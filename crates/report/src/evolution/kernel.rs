@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use similar::{Algorithm, DiffOp, capture_diff_slices_deadline};
 
 use super::axis::{grouped, percent, ratio, time};
+use super::decisions::in_line;
 use super::view::in_words;
 use crate::anatomy::{Anatomy, dissect};
 use check::diagnose::{Finding, show_lines};
@@ -89,14 +90,14 @@ impl AnalysedKernel {
 
     /// The genes in the plan's order; for a whole kernel, its language.
     fn genes(&self) -> Vec<(String, String)> {
-        let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let object = match &self.candidate {
             Candidate::Gpu(plan) => json!(plan),
             Candidate::Cpu(plan) => json!(plan),
             Candidate::Kernel(source) => json!({ "language": source.language }),
         };
         let fields = object.as_object().into_iter().flatten();
-        fields.map(|(name, value)| (name.clone(), plain(value))).collect()
+        let is_set = |(_, value): &(&String, &Value)| !value.is_null();
+        fields.filter(is_set).map(|(name, value)| (name.clone(), in_line(value))).collect()
     }
 }
 
@@ -130,7 +131,7 @@ pub fn heat(analysed: &AnalysedKernel) -> Markup {
         details.listing open[anatomy.text.lines().count() < 400] {
             summary {
                 "All " (grouped(anatomy.text.lines().count() as u64))
-                " lines of PTX; the warmer, the more issue slots it takes, at most " (percent(heat.hottest))
+                " lines of PTX; the warmer, the larger the share of " (of_what(anatomy)) ", at most " (percent(heat.hottest))
             }
             pre.heat {
                 @for (i, line) in anatomy.text.lines().enumerate() {
@@ -158,16 +159,23 @@ fn findings(findings: &[Finding]) -> Markup {
     }
 }
 
+/// What the weights of lines are shares of.
+fn of_what(anatomy: &Anatomy) -> &'static str {
+    if anatomy.lines.iter().any(|line| line.stall.is_some()) { "the warps' time" } else { "the issue slots" }
+}
+
 fn dearest(anatomy: &Anatomy) -> Markup {
     let text: Vec<&str> = anatomy.text.lines().collect();
     let mut lines: Vec<_> = anatomy.lines.iter().collect();
-    lines.sort_by_key(|l| std::cmp::Reverse(l.issues));
+    lines.sort_by(|a, b| {
+        b.weight().total_cmp(&a.weight()).then(b.issues.cmp(&a.issues)).then(a.line.cmp(&b.line))
+    });
     html! {
         div.scroll { table.dearest {
-            thead { tr { th.n { "line" } th.n { "of issue slots" } th.n { "issues" } th.n { "lanes" } th.n { "conflicts" } th { "PTX" } } }
+            thead { tr { th.n { "line" } th.n { "of " (of_what(anatomy)) } th.n { "issues" } th.n { "lanes" } th.n { "conflicts" } th { "PTX" } } }
             tbody { @for l in lines.into_iter().take(DEAREST) {
                 tr {
-                    td.n { (l.line) } td.n { (percent(l.share)) } td.n { (grouped(l.issues)) }
+                    td.n { (l.line) } td.n { (percent(l.weight())) } td.n { (grouped(l.issues)) }
                     td.n { (format!("{:.1}", l.lanes)) } td.n { (format!("{:.1}", l.conflicts)) }
                     td { code { (text.get((l.line as usize).saturating_sub(1)).map_or("", |t| t.trim())) } }
                 }
@@ -185,6 +193,8 @@ fn genes(analysed: &AnalysedKernel) -> Markup {
 struct Heat {
     shares: Vec<f64>,
     hottest: f64,
+    /// What the shares are parts of.
+    of: &'static str,
 }
 
 impl Heat {
@@ -192,11 +202,11 @@ impl Heat {
         let mut shares = vec![0.0f64; anatomy.text.lines().count() + 1];
         for cost in &anatomy.lines {
             if let Some(place) = shares.get_mut(cost.line as usize) {
-                *place += cost.share;
+                *place += cost.weight();
             }
         }
         let hottest = shares.iter().copied().fold(1e-12, f64::max);
-        Heat { shares, hottest }
+        Heat { shares, hottest, of: of_what(anatomy) }
     }
 
     /// The background of a line, counted from 1.
@@ -207,7 +217,7 @@ impl Heat {
 
     fn title(&self, line: usize) -> Option<String> {
         let share = *self.shares.get(line)?;
-        (share > 0.0).then(|| format!("{} of issue slots", percent(share)))
+        (share > 0.0).then(|| format!("{} of {}", percent(share), self.of))
     }
 }
 
@@ -343,7 +353,7 @@ fn lines(left: &Anatomy, right: &Anatomy, shown: Lines) -> Markup {
     html! {
         details.listing open[shown == Lines::Shown] {
         summary { "Line by line: " (grouped(differing as i128)) " rows differ" }
-        p.soft { "Numbers of registers and labels do not count. Warmth is each line's share of its kernel's issue slots." }
+        p.soft { "Numbers of registers and labels do not count. Warmth is each line's share of " (of_what(left)) " of its kernel." }
         div.difference {
             @for (i, (alike, pairs)) in runs.iter().enumerate() {
                 @let (before, after) = (if i == 0 { 0 } else { AROUND }, if i == last { 0 } else { AROUND });

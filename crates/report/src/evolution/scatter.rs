@@ -84,6 +84,11 @@ pub(super) fn score(pairs: &[Pair]) -> Markup {
     }
 }
 
+/// The rank correlation; a dash for fewer than three forecasts, whose ranks say nothing.
 pub(super) fn correlation(score: &Score) -> String {
-    if score.spearman.is_finite() { format!("{:.2}", score.spearman) } else { "–".to_owned() }
+    if score.count >= 3 && score.spearman.is_finite() {
+        format!("{:.2}", score.spearman)
+    } else {
+        "–".to_owned()
+    }
 }
