@@ -11,8 +11,10 @@ use crate::cuda::Compiled;
 #[derive(Debug, thiserror::Error)]
 pub enum NvrtcError {
     #[error(
-        "CUDA C++ needs NVRTC, which was not found: set FLASHCORE_NVRTC to libnvrtc.so, or fetch it with \
-         `cargo xtask tools`; or compile to PTX elsewhere and check the PTX"
+        "CUDA C++ needs NVRTC, which was not found: install it for `{python}` (`{python} -m pip install \
+         nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl`), or set FLASHCORE_NVRTC to libnvrtc.so; or compile to PTX \
+         elsewhere and check the PTX",
+        python = python()
     )]
     NotFound,
     /// The python3 process that loads NVRTC could not be started.
@@ -25,9 +27,8 @@ pub enum NvrtcError {
     Load { library: PathBuf, reason: String },
     /// The source includes CUDA headers that are not installed.
     #[error(
-        "the source includes <{header}>, but there are no CUDA headers beside NVRTC: fetch them with \
-        `cargo xtask tools`, or \
-         set FLASHCORE_CUDA_INCLUDE to the folder that holds {header}"
+        "the source includes <{header}>, but there are no CUDA headers beside NVRTC: install the packages \
+         nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl, or set FLASHCORE_CUDA_INCLUDE to the folder that holds {header}"
     )]
     NoHeaders { header: String },
     /// NVRTC rejects the source.
@@ -41,13 +42,28 @@ pub fn python() -> String {
 }
 
 /// The path of libnvrtc: `FLASHCORE_NVRTC`, else the first one under `.tools` of the working directory or of
-/// a parent.
+/// a parent, among the packages of [`python`], or in a CUDA toolkit.
 pub fn nvrtc() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("FLASHCORE_NVRTC") {
         return Some(PathBuf::from(named));
     }
-    let here = std::env::current_dir().ok()?;
-    here.ancestors().map(|dir| dir.join(".tools")).filter(|dir| dir.is_dir()).find_map(|dir| find_nvrtc(&dir))
+    let here = std::env::current_dir().unwrap_or_default();
+    let fetched = here.ancestors().map(|dir| dir.join(".tools")).find_map(|dir| find_nvrtc(&dir));
+    fetched.or_else(nvrtc_of_python).or_else(nvrtc_of_toolkit)
+}
+
+/// The library of the package `nvidia-cuda-nvrtc`.
+fn nvrtc_of_python() -> Option<PathBuf> {
+    let paths = "import sys; print(*filter(None, sys.path), sep='\\n')";
+    let output = Command::new(python()).args(["-c", paths]).stderr(Stdio::null()).output().ok()?;
+    let paths = String::from_utf8_lossy(&output.stdout).into_owned();
+    paths.lines().find_map(|path| find_nvrtc(&Path::new(path).join("nvidia")))
+}
+
+/// The library of the toolkit in `CUDA_HOME`, `CUDA_PATH` or the usual folder.
+fn nvrtc_of_toolkit() -> Option<PathBuf> {
+    let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    named.chain([PathBuf::from("/usr/local/cuda")]).find_map(|toolkit| find_nvrtc(&toolkit.join("lib64")))
 }
 
 fn find_nvrtc(folder: &Path) -> Option<PathBuf> {

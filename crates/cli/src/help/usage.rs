@@ -33,7 +33,8 @@ pub fn words(error: &clap::Error) -> Option<String> {
     };
     let value = text(ContextKind::InvalidValue).filter(|value| !value.is_empty())?;
     // The argument as clap shows it: `--layout <LAYOUT>` or `<FILE>`.
-    let argument = text(ContextKind::InvalidArg)?.split_whitespace().next()?.trim_matches(['<', '>']);
+    let shown = text(ContextKind::InvalidArg)?;
+    let argument = shown.split_whitespace().next()?.trim_matches(['<', '>']);
     let expected = match (error.get(ContextKind::ValidValue), error.source()) {
         (Some(ContextValue::Strings(values)), _) => match values.as_slice() {
             [one] => one.clone(),
@@ -42,10 +43,19 @@ pub fn words(error: &clap::Error) -> Option<String> {
         },
         (_, Some(source)) => {
             let source = source.to_string();
-            source.strip_prefix("expected ").map_or(format!("another value ({source})"), str::to_owned)
+            match (source.strip_prefix("expected "), source.as_str()) {
+                (Some(expected), _) => expected.to_owned(),
+                (None, "invalid digit found in string") => "a whole number".to_owned(),
+                (None, "invalid float literal") => "a number".to_owned(),
+                (None, other) => format!("another value ({other})"),
+            }
         }
         _ => return None,
     };
+    // A list, such as `--grid <X[,Y[,Z]]>`.
+    let list =
+        shown.split_once(" <").and_then(|(_, name)| name.strip_suffix('>')).filter(|n| n.contains(','));
+    let expected = list.map_or(expected.clone(), |form| format!("{expected} for each part of {form}"));
     let hint = text(ContextKind::SuggestedValue).map(|near| format!("; did you mean '{near}'?"));
     let (value, hint) = (ptx::quote::cut(value), hint.unwrap_or_default());
     Some(format!("invalid value '{value}' for {argument}: expected {expected}{hint}"))
