@@ -118,8 +118,8 @@ fn tell_unused_reads(
 }
 
 /// Reports stores of unwritten registers to shared memory as notes if nothing depends on the values there. A
-/// further run follows them through shared memory. Libraries that exchange items of a tile between lanes store
-/// the items beyond the end too.
+/// further run follows them through shared memory. Libraries that exchange items of a tile between lanes
+/// store the items beyond the end too.
 fn tell_unused_copies(
     kernel: &Kernel,
     copies: &[Buffer],

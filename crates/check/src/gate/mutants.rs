@@ -184,3 +184,58 @@ fn line_of(kernel: &Kernel, fault: Fault, site: usize) -> Option<u32> {
     let arguments = sites(kernel, fault) - lines.len();
     Some(site.checked_sub(arguments).map_or(0, |at| lines[at]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::check_kernel;
+    use crate::launchfile::LaunchSpec;
+
+    const MODULE: &str = ".version 7.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 out)
+{
+    .reg .b64 %rd<3>;
+    .reg .b32 %r<3>;
+    .reg .pred %p<3>;
+    ld.param.u64 %rd1, [out];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd2, %r1, 4;
+    add.u64 %rd1, %rd1, %rd2;
+    setp.lt.u32 %p1, %r1, 48;
+    @%p1 st.global.u32 [%rd1], %r1;
+    setp.gt.u32 %p2, %r1, 15;
+    @%p2 bra END;
+    setp.lt.u32 %p1, %r1, 20;
+    @!%p1 st.global.u32 [%rd1], %r1;
+    @%p1 bra END;
+    st.global.u32 [%rd1+4], %r1;
+END:
+    ret;
+}
+";
+
+    #[test]
+    fn a_fault_without_effect_is_no_mutant() {
+        let launch = "[launch]\nentry = \"k\"\ngrid = [1]\nblock = [32]\n\
+            [[arg]]\nrole = \"buffer\"\ndtype = \"u32\"\nelements = 32\n";
+        let module = ptx::parse(MODULE).unwrap().verify().unwrap();
+        let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
+        let settings = Settings::quick();
+        let passed = check_kernel(&bound, &settings).unwrap();
+        assert_eq!(passed.verdict, Verdict::Passed, "{:?}", passed.reasons);
+        let mutants = check_mutants(&bound, &settings, &passed, 8, &Watch::default()).unwrap();
+        let fate = |fault: &str, line: u32| {
+            let found = mutants.iter().find(|mutant| mutant.fault == fault && mutant.line == line);
+            &found.unwrap_or_else(|| panic!("no {fault} at {line}: {mutants:?}")).fate
+        };
+        // No thread is number 48.
+        assert_eq!(*fate("BoundTooLarge", 13), Fate::NoEffect);
+        assert_eq!(*fate("ComparisonOffByOne", 13), Fate::NoEffect);
+        assert_eq!(*fate("SkipStore", 18), Fate::NotExecuted);
+        // The comparison changes for thread 15, and nothing depends on it.
+        assert_eq!(*fate("ComparisonOffByOne", 15), Fate::Same);
+        assert!(matches!(fate("SkipStore", 14), Fate::Failed(_)));
+    }
+}

@@ -35,8 +35,8 @@ struct Uses {
     effect: Vec<Slot>,
 }
 
-/// The slots that an instruction reads, without its guard. With `follow_loads`, a plain store passes its values
-/// on; the run looks at them when it knows the memory that they are stored to.
+/// The slots that an instruction reads, without its guard. With `follow_loads`, a plain store passes its
+/// values on; the run looks at them when it knows the memory that they are stored to.
 fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
     let sources = || inst.s.iter().copied().filter(|s| s.is_some());
     let mut uses = Uses { data: Vec::new(), effect: Vec::new() };

@@ -61,7 +61,7 @@ pub fn compile_files(sources: &[Source], options: &Options) -> Result<Compiled, 
     // nvcc includes the runtime's headers, and with them <math.h>, in every file.
     let mut flags = vec![format!("--gpu-architecture={}", options.arch)];
     flags.push(format!("--std=c++{}", options.standard.as_deref().unwrap_or("17")));
-    // nvcc's host compilers warn of a narrowing conversion that is no constant; NVRTC rejects it in templates.
+    // A narrowing conversion of a variable is a warning for nvcc's host compilers, an error in NVRTC.
     flags.extend(
         ["-default-device", "-lineinfo", "--pre-include=math.h", "--diag-warn=2361"].map(str::to_owned),
     );
@@ -252,4 +252,21 @@ pub fn templates(sources: &[Source]) -> (Vec<String>, Vec<String>) {
     all.1.sort();
     all.1.dedup();
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn declarations_with_the_same_error_are_blanked_together() {
+        let file = PathBuf::from("k.cuh");
+        let text = "void a(Context & x);\nvoid b(Context & x);\nvoid c(float x);\n";
+        let mut texts = BTreeMap::from([(file.clone(), Text::new(text))]);
+        let log = "k.cuh(1): error: identifier \"Context\" is undefined\n\
+                   k.cuh(2): error: identifier \"Context\" is undefined\n\
+                   k.cuh(3): error: another one\n";
+        assert!(blank_faults(log, &[], &mut texts));
+        assert_eq!(texts[&file].to_string().trim(), "void c(float x);");
+    }
 }
