@@ -58,7 +58,8 @@ fn generated(lists: &[Repository], rows: &[Row]) -> String {
     });
     let builds = builds.collect::<Vec<_>>().join(", ");
     let with_row = rows.len();
-    let _ = writeln!(text, "\nThe lists name {listed} kernels. {with_row} have a row: {builds}.");
+    text.push('\n');
+    text += &paragraph(&format!("The lists name {listed} kernels. {with_row} have a row: {builds}."));
     text += &mutant_counts(lists, rows);
     for (class, title) in [
         (Class::Bug, "Faults"),
@@ -109,7 +110,7 @@ fn mutant_counts(lists: &[Repository], rows: &[Row]) -> String {
     }
     let [not_executed, no_effect] = without;
     text.push('\n');
-    text += &wrapped(&format!(
+    text += &paragraph(&format!(
         "No mutant was made at {} further sites, where a fault changes nothing at that launch: at \
          {not_executed} the instruction is not executed, and at {no_effect} the comparison has the same result \
          in every thread.",
@@ -131,9 +132,14 @@ fn mutant_counts(lists: &[Repository], rows: &[Row]) -> String {
         }
     }
     for (reason, (count, items)) in explained {
-        let _ = writeln!(text, "\nEqual outputs since {}, {count}:\n\n{items}", reason.words());
+        let _ = writeln!(text, "\nEqual outputs since {}, {count}:\n\n{}", reason.words(), items.trim_end());
     }
     text.trim_end().to_owned() + "\n"
+}
+
+/// A paragraph in lines of at most 110 columns.
+fn paragraph(text: &str) -> String {
+    wrapped(text).replace("\n  ", "\n")
 }
 
 /// A list item in lines of at most 110 columns.
