@@ -1,8 +1,8 @@
 //! Checks kernels of public repositories, whose sources are not kept here. `xtask/corpus` lists the
 //! repositories with their kernels and launches, and what is known about each kernel that does not pass.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
+mod page;
+
 use std::io::{Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,18 +11,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::XtaskError;
 
-/// The page that shows the counts, and the marks of its generated part.
-const PAGE: &str = "docs/src/guide/public-kernels.md";
-const BEGIN: &str = "<!-- corpus: begin -->\n";
-const END: &str = "<!-- corpus: end -->\n";
-
 /// The rows from which the page is made.
 const ROWS: &str = "xtask/corpus/rows.jsonl";
 
 /// Mutants of one kernel, and the seconds that its own check may take if mutants are to be checked: each of
 /// them takes as long.
 const MUTANTS: usize = 4;
-const SECONDS: f64 = 5.0;
+const SECONDS: f64 = 2.0;
 
 #[derive(Debug, clap::Args)]
 pub struct Corpus {
@@ -40,7 +35,7 @@ pub struct Corpus {
     /// Seconds that one check may take
     #[arg(long, default_value_t = 60)]
     timeout: u32,
-    /// Also check mutants of every kernel that passes within five seconds
+    /// Also check mutants of every kernel that passes within two seconds
     #[arg(long)]
     mutants: bool,
 }
@@ -56,6 +51,9 @@ struct Repository {
     /// The known reasons of kernels that do not pass.
     #[serde(default)]
     known: Vec<Known>,
+    /// The known reasons of mutants that pass with the outputs of the original kernel.
+    #[serde(default)]
+    equal: Vec<Equal>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -84,6 +82,81 @@ struct Known {
     kind: Option<String>,
     what: String,
     cure: Option<String>,
+}
+
+/// Why the outputs of mutants are those of the original kernel.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Equal {
+    /// Kernels, each with the faults for which the reason holds: `kernel: fault line, fault line`.
+    mutants: Vec<String>,
+    /// The reason, for the reasons of all repositories together.
+    reason: Reason,
+    what: String,
+}
+
+impl Equal {
+    fn explains(&self, row: &Row, mutant: &Mutant) -> bool {
+        let place = format!("{} {}", mutant.fault, mutant.line);
+        self.mutants
+            .iter()
+            .filter_map(|text| text.rsplit_once(": "))
+            .any(|(kernel, faults)| kernel == row.kernel && faults.split(", ").any(|fault| fault == place))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Reason {
+    RedundantBarrier,
+    SameValue,
+    Masked,
+    Rounded,
+}
+
+impl Reason {
+    const fn words(self) -> &'static str {
+        match self {
+            Reason::RedundantBarrier => "the barrier orders nothing at this launch",
+            Reason::SameValue => "another thread or another store writes the same value",
+            Reason::Masked => "a second condition hides the change",
+            Reason::Rounded => "the change is lost in rounding",
+        }
+    }
+}
+
+/// What became of a mutant, as `check --json` writes it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Mutant {
+    fault: String,
+    orders: bool,
+    line: u32,
+    fate: Fate,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Fate {
+    Failed(String),
+    Differs(String),
+    Incomplete(String),
+    Same,
+    NotExecuted,
+    NoEffect,
+}
+
+impl Fate {
+    /// The column of the table of mutants, or of the sites at which no mutant was made.
+    const fn column(&self) -> Result<usize, usize> {
+        match self {
+            Fate::Failed(_) => Ok(0),
+            Fate::Differs(_) => Ok(1),
+            Fate::Incomplete(_) => Ok(2),
+            Fate::Same => Ok(3),
+            Fate::NotExecuted => Err(0),
+            Fate::NoEffect => Err(1),
+        }
+    }
 }
 
 /// The meaning of a check that does not pass.
@@ -133,7 +206,7 @@ struct Row {
     coverage: Option<f64>,
     reasons: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    mutants: Vec<serde_json::Value>,
+    mutants: Vec<Mutant>,
 }
 
 impl Row {
@@ -193,7 +266,7 @@ pub fn check(root: &Path, args: &Corpus) -> Result<(), XtaskError> {
         }
     }
     rows = add_row(root, &lists, None)?;
-    write_page(root, &lists, &rows)?;
+    page::write(root, &lists, &rows)?;
     match unexpected {
         0 => Ok(()),
         count => Err(XtaskError::Check(format!("{count} results are not the known ones"))),
@@ -402,7 +475,7 @@ impl Runner<'_> {
             seconds,
             coverage: answer["coverage"]["percent"].as_f64(),
             reasons: reasons.into_iter().take(3).map(|reason| short(&reason, &folders)).collect(),
-            mutants: answer["mutants"].as_array().cloned().unwrap_or_default(),
+            mutants: serde_json::from_value(answer["mutants"].clone()).unwrap_or_default(),
         })
     }
 }
@@ -421,133 +494,9 @@ fn short(reason: &str, folders: &[&Path]) -> String {
     words.collect::<String>().chars().take(400).collect()
 }
 
-/// Writes the generated part of the page.
-fn write_page(root: &Path, lists: &[Repository], rows: &[Row]) -> Result<(), XtaskError> {
-    let io = |path: &Path| {
-        let path = path.to_path_buf();
-        |source| XtaskError::Io { path, source }
-    };
-    let path = root.join(PAGE);
-    let page = std::fs::read_to_string(&path).map_err(io(&path))?;
-    let parts = page
-        .split_once(BEGIN)
-        .and_then(|(before, rest)| rest.split_once(END).map(|(_, after)| (before, after)));
-    let Some((before, after)) = parts else {
-        return Err(XtaskError::Check(format!("{PAGE} has no lines {BEGIN:?} and {END:?}")));
-    };
-    let page = format!("{before}{BEGIN}{}{END}{after}", generated(lists, rows));
-    std::fs::write(&path, page).map_err(io(&path))
-}
-
-/// The counts, the faults of kernels, and what the check cannot judge.
-fn generated(lists: &[Repository], rows: &[Row]) -> String {
-    let mut text = String::from(
-        "\n| repository | commit | kernels | passed | faults | by the letter | false alarms | incomplete | refused | \
-         not explained |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n",
-    );
-    let mut line = |name: &str, commit: &str, classes: &[Class]| {
-        let counts = Class::ALL.map(|class| classes.iter().filter(|c| **c == class).count().to_string());
-        let _ = writeln!(text, "| {name} | {commit} | {} | {} |", classes.len(), counts.join(" | "));
-    };
-    let mut all = Vec::new();
-    for list in lists {
-        let own = rows.iter().filter(|row| row.repository == list.repository);
-        let own: Vec<Class> = own.map(|row| list.class(row)).collect();
-        let name = format!("[{0}](https://github.com/{0})", list.repository);
-        line(&name, &format!("`{}`", list.commit), &own);
-        all.extend(own);
-    }
-    line("all", "", &all);
-    let listed: usize = lists.iter().map(|list| list.entries().count()).sum();
-    let mut builds: BTreeMap<&str, usize> = BTreeMap::new();
-    rows.iter().for_each(|row| *builds.entry(&row.build).or_default() += 1);
-    let builds = builds.iter().map(|(build, count)| match *build {
-        "" => format!("{count} of earlier builds"),
-        build => format!("{count} of the build `{build}`"),
-    });
-    let builds = builds.collect::<Vec<_>>().join(", ");
-    let with_row = rows.len();
-    let _ = writeln!(text, "\nThe lists name {listed} kernels. {with_row} have a row: {builds}.");
-    text += &mutant_counts(rows);
-    for (class, title) in [
-        (Class::Bug, "Faults"),
-        (Class::Letter, "By the letter of PTX"),
-        (Class::FalseAlarm, "False alarms"),
-        (Class::Incomplete, "Incomplete"),
-        (Class::Refused, "Refused"),
-    ] {
-        let known = lists.iter().flat_map(|list| list.known.iter().map(move |known| (list, known)));
-        let known: Vec<_> = known.filter(|(_, known)| known.class == class).collect();
-        if known.is_empty() {
-            continue;
-        }
-        let _ = writeln!(text, "\n### {title}\n");
-        for (list, known) in known {
-            let kind = known.kind.as_ref().map_or_else(String::new, |kind| format!(" (`{kind}`)"));
-            let cure = known.cure.as_ref().map_or_else(String::new, |cure| format!(" Cure: {cure}"));
-            let entry = format!("- {}, `{}`{kind}: {}{cure}", list.repository, known.kernel, known.what);
-            text += &wrapped(&entry);
-        }
-    }
-    text.push('\n');
-    text
-}
-
-/// The counts of mutants: all of them, and those whose fault removes ordering.
-fn mutant_counts(rows: &[Row]) -> String {
-    let mut counts = [[0usize; 4]; 2];
-    let mut redundant = String::new();
-    for (row, mutant) in rows.iter().flat_map(|row| row.mutants.iter().map(move |mutant| (row, mutant))) {
-        let fate = &mutant["fate"];
-        let at = ["failed", "differs", "incomplete"].iter().position(|key| fate.get(key).is_some());
-        let orders = mutant["orders"].as_bool().unwrap_or_default();
-        counts[usize::from(orders)][at.unwrap_or(3)] += 1;
-        if orders && at.is_none() {
-            let name = row.repository.rsplit('/').next().unwrap_or_default();
-            let fault = mutant["fault"].as_str().unwrap_or_default();
-            redundant += &format!("- {name}, `{}`: `{fault}` at PTX line {}\n", row.kernel, mutant["line"]);
-        }
-    }
-    let all: usize = counts.iter().flatten().sum();
-    if all == 0 {
-        return String::new();
-    }
-    let mut text = String::from(
-        "\n| fault | mutants | found by a hazard | outputs differ | no verdict | outputs equal |\n\
-         |---|--:|--:|--:|--:|--:|\n",
-    );
-    for (title, counts) in [("of values", counts[0]), ("of ordering", counts[1])] {
-        let all: usize = counts.iter().sum();
-        let _ = writeln!(text, "| {title} | {all} | {} |", counts.map(|count| count.to_string()).join(" | "));
-    }
-    if !redundant.is_empty() {
-        text += "\nFaults of ordering with no hazard and equal outputs:\n\n";
-        text += &redundant;
-    }
-    text
-}
-
 /// The name of a template instance as C++ names are demangled: `sum<float, 4>`.
 fn spaced(kernel: &str) -> String {
     kernel.replace(", ", ",").replace(',', ", ").replace("half", "__half")
-}
-
-/// A list item in lines of at most 110 columns.
-fn wrapped(item: &str) -> String {
-    let (mut text, mut column) = (String::new(), 0);
-    for word in item.split_whitespace() {
-        let width = word.chars().count();
-        if column > 0 && column + 1 + width > 110 {
-            text += "\n  ";
-            column = 2;
-        } else if column > 0 {
-            text.push(' ');
-            column += 1;
-        }
-        text += word;
-        column += width;
-    }
-    text + "\n"
 }
 
 #[cfg(test)]
@@ -583,6 +532,10 @@ mod tests {
                 };
                 let row = rows.iter().find(is_row).unwrap_or_else(|| panic!("{} {kernel}", file.path));
                 assert_ne!(list.class(row), Class::Unexpected, "{} {kernel}: {:?}", file.path, row.reasons);
+                for mutant in row.mutants.iter().filter(|mutant| mutant.fate == Fate::Same) {
+                    let reasons = list.equal.iter().filter(|equal| equal.explains(row, mutant)).count();
+                    assert_eq!(reasons, 1, "{} {kernel}: {mutant:?}", file.path);
+                }
             }
         }
     }
@@ -591,12 +544,5 @@ mod tests {
     fn reasons_name_no_folders_of_the_machine() {
         let reason = "race at /home/a/repo/k.cu:3; File \"/opt/python/lib/ir.py\", line 3";
         assert_eq!(short(reason, &[Path::new("/home/a/repo")]), "race at k.cu:3; File \"ir.py\", line 3");
-    }
-
-    #[test]
-    fn items_are_wrapped() {
-        let text = wrapped(&format!("- {}", "word ".repeat(40)));
-        assert!(text.lines().all(|line| line.chars().count() <= 110));
-        assert_eq!(text.lines().count(), 2);
     }
 }

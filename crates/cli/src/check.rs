@@ -66,7 +66,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     }
     let mutants = match args.mutants {
         Some(most) if check.verdict == Verdict::Passed => {
-            check_mutants(&bound, &settings, most, &Watch::start(args.timeout))?
+            check_mutants(&bound, &settings, &check, most, &Watch::start(args.timeout))?
         }
         _ => Vec::new(),
     };
@@ -290,6 +290,8 @@ fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(),
             Fate::Incomplete(reason) => format!("no verdict: {}", ptx::quote::words(reason)),
             Fate::Differs(what) => format!("no hazard, {what}: a [reference] would find it"),
             Fate::Same => "not found: no hazard, and equal outputs".to_owned(),
+            Fate::NotExecuted => "not checked: the instruction is not executed".to_owned(),
+            Fate::NoEffect => "not checked: the comparison has the same results with it".to_owned(),
         };
         writeln!(out, "mutant {} at {place}: {fate}", mutant.fault)?;
     }

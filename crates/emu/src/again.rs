@@ -1,5 +1,5 @@
-//! Runs a kernel and, if the first run finds races, repeats the run on copies of the buffers with the same
-//! schedule, to tell different kinds of races apart.
+//! Runs a kernel and, if the first run finds races or unwritten registers that are stored, repeats the run on
+//! copies of the buffers with the same schedule, to tell whether anything depends on these values.
 
 use std::collections::HashSet;
 
@@ -38,6 +38,9 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
     }
     if report.hazards.iter().any(|hazard| lines.reads_beside_a_store(hazard)) {
         tell_unused_reads(kernel, &copies, options, &lines, &mut report);
+    }
+    if report.hazards.iter().any(|hazard| lines.stores_undefined(hazard)) && only_loads_read_shared(kernel) {
+        tell_unused_copies(kernel, &copies, options, &lines, &mut report);
     }
     Ok(report)
 }
@@ -100,9 +103,7 @@ fn tell_unused_reads(
     }
     let Ok((followed, _)) = again(kernel, copies, options, Follow::Values(&doubts)) else { return };
     let known: HashSet<Key> = report.hazards.iter().map(key).collect();
-    let used =
-        |h: &Hazard| h.kind == HazardKind::UninitialisedRead && h.place.is_none() && !known.contains(&key(h));
-    if followed.hazards.iter().any(used) {
+    if followed.hazards.iter().any(|h| is_undefined(h) && !known.contains(&key(h))) {
         return;
     }
     let pair = |h: &Hazard| (h.line.min(h.other_line.unwrap_or(0)), h.line.max(h.other_line.unwrap_or(0)));
@@ -114,6 +115,54 @@ fn tell_unused_reads(
             hazard.message += "; nothing depends on the value that was read";
         }
     }
+}
+
+/// Reports stores of unwritten registers to shared memory as notes if nothing depends on the values there. A
+/// further run follows them through shared memory. Libraries that exchange items of a tile between lanes
+/// store the items beyond the end too.
+fn tell_unused_copies(
+    kernel: &Kernel,
+    copies: &[Buffer],
+    options: &Options,
+    lines: &Lines,
+    report: &mut Report,
+) {
+    let Ok((followed, doubts)) = again(kernel, copies, options, Follow::Copies) else { return };
+    if doubts.overflow {
+        return;
+    }
+    let known: HashSet<Key> = report.hazards.iter().map(key).collect();
+    let found: HashSet<Key> = followed.hazards.iter().filter(|h| is_undefined(h)).map(key).collect();
+    if !found.is_subset(&known) {
+        return;
+    }
+    for hazard in report.hazards.iter_mut() {
+        if lines.stores_undefined(hazard) && !found.contains(&key(hazard)) {
+            hazard.kind = HazardKind::UnusedRead;
+            hazard.message += "; it is stored to shared memory, and nothing depends on it there";
+        }
+    }
+}
+
+/// Whether an instruction depends on a register that was not written.
+fn is_undefined(h: &Hazard) -> bool {
+    h.kind == HazardKind::UninitialisedRead && h.place.is_none()
+}
+
+/// Whether only plain loads read shared memory, as far as the instructions tell.
+fn only_loads_read_shared(kernel: &Kernel) -> bool {
+    !statements(kernel).any(|statement| match statement {
+        Statement::Inst(inst) => match inst.op {
+            Op::Atom(a) | Op::Red(a) => a.space != Space::Global,
+            Op::Ldmatrix(_) | Op::WmmaLoad(_) | Op::Wgmma(_) => true,
+            Op::CpAsyncBulk(_)
+            | Op::CpReduceAsyncBulk(_)
+            | Op::CpAsyncBulkTensor(_)
+            | Op::CpReduceAsyncBulkTensor(_) => true,
+            _ => false,
+        },
+        Statement::Label(_) | Statement::Pragma(_) => false,
+    })
 }
 
 /// The lines of plain loads and stores of a module.
@@ -134,6 +183,11 @@ impl Lines {
             };
         }
         lines
+    }
+
+    /// Whether a store of an unwritten register is a hazard that may be one of shared memory.
+    fn stores_undefined(&self, hazard: &Hazard) -> bool {
+        is_undefined(hazard) && self.stores.contains(&hazard.other_line.unwrap_or(hazard.line))
     }
 
     fn can_race(&self) -> bool {

@@ -111,7 +111,7 @@ pub(crate) fn run_once(
     quiet: &[bool],
 ) -> Result<Once, EmuError> {
     let entry = check_contract(kernel, buffers)?;
-    let mut program = decode(kernel, kernel.buffers.len(), options, matches!(follow, Follow::Values(_)))?;
+    let mut program = decode(kernel, kernel.buffers.len(), options, follow.follows_loads())?;
     // Only the order of the whole grid identifies the lanes of other CTAs.
     program.communicates |= !follow.is_nothing();
     (program.params, program.maps) = parameters(kernel, entry);

@@ -1,8 +1,8 @@
 //! Inserts faults into a correct kernel to test the gate itself: the gate must not pass a mutant.
 
 use ptx::{
-    Arg, BarKind, BinaryOp, BulkRoute, CmpOp, FloatMods, GridDependency, Imm, Instruction, Item, Kernel,
-    Mbarrier, MbarrierOp, Op, Operand, Space, Statement, TernaryOp, Type,
+    Arg, BarKind, BinaryOp, BulkRoute, CmpOp, FloatMods, GridDependency, Guard, Imm, Instruction, Item,
+    Kernel, Mbarrier, MbarrierOp, Op, Operand, Reg, Register, Space, Statement, TernaryOp, Type,
 };
 
 /// A kind of fault. A kernel has a number of sites for each kind.
@@ -265,17 +265,65 @@ pub fn mutant(kernel: &Kernel, fault: Fault, site: usize) -> Option<Kernel> {
         factors.into_iter().nth(site).map(|x| *x *= 1.125)?;
         return Some(mutant);
     }
+    replaced(kernel, fault, site - arguments, |inst, _| Some(fault.edit(inst)))
+}
+
+/// The kernel without the fault, with a trap for each thread whose comparison at the site would have another
+/// result with the fault. `None` for a fault that changes no comparison.
+pub fn witness(kernel: &Kernel, fault: Fault, site: usize) -> Option<Kernel> {
+    replaced(kernel, fault, site.checked_sub(scale_arguments(kernel, fault))?, |inst, registers| {
+        let edited = fault.edit(inst);
+        let (Op::Setp { .. }, [changed]) = (inst.op, &edited[..]) else { return None };
+        let mut predicate = |name: &str| {
+            registers.push(Register { name: name.into(), ty: Type::Pred });
+            Reg(registers.len() as u32 - 1)
+        };
+        let [right, wrong, differ] = ["%right", "%wrong", "%differ"].map(&mut predicate);
+        let into = |compare: &Instruction, result: Reg| {
+            let mut compare = compare.clone();
+            compare.operands[0] = result.into();
+            compare
+        };
+        let with = |guard, op, operands: &[Operand]| Instruction {
+            guard,
+            op,
+            operands: operands.iter().cloned().collect(),
+            line: inst.line,
+        };
+        // False for a thread that the guard excludes.
+        let equal = Op::Setp { cmp: CmpOp::Ne, combine: None, ty: Type::U32, ftz: false };
+        let zero = || Operand::Imm(Imm::Int(0));
+        let xor = Op::Binary(BinaryOp::Xor, Type::Pred, FloatMods::default());
+        Some(vec![
+            with(None, equal, &[differ.into(), zero(), zero()]),
+            into(inst, right),
+            into(changed, wrong),
+            with(inst.guard, xor, &[differ.into(), right.into(), wrong.into()]),
+            with(Some(Guard { reg: differ, negated: false }), Op::Trap, &[]),
+            inst.clone(),
+        ])
+    })
+}
+
+/// The kernel with other instructions in place of the one at a site in the code.
+fn replaced(
+    kernel: &Kernel,
+    fault: Fault,
+    site: usize,
+    by: impl FnOnce(&Instruction, &mut Vec<Register>) -> Option<Vec<Instruction>>,
+) -> Option<Kernel> {
     let mut module = kernel.module.clone().into_module();
     let entry = module.items.iter_mut().find_map(|item| match item {
         Item::Function(f) if *f.name == *kernel.entry => f.body.as_mut(),
         Item::Function(_) | Item::Variable(_) => None,
     })?;
-    let places = entry.statements.iter().enumerate().filter_map(|(at, s)| match s {
-        Statement::Inst(inst) if fault.applies(inst) => Some((at, fault.edit(inst))),
+    let mut places = entry.statements.iter().enumerate().filter_map(|(at, s)| match s {
+        Statement::Inst(inst) if fault.applies(inst) => Some((at, inst.clone())),
         _ => None,
     });
-    let (at, edited) = places.into_iter().nth(site - arguments)?;
-    entry.statements.splice(at..=at, edited.into_iter().map(Statement::Inst));
+    let (at, inst) = places.nth(site)?;
+    let instructions = by(&inst, &mut entry.registers)?;
+    entry.statements.splice(at..=at, instructions.into_iter().map(Statement::Inst));
     Some(Kernel { module: module.assume_verified(), ..kernel.clone() })
 }
 

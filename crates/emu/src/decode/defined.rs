@@ -35,8 +35,9 @@ struct Uses {
     effect: Vec<Slot>,
 }
 
-/// The slots that an instruction reads, without its guard.
-fn uses(inst: &Inst, list: &[Slot]) -> Uses {
+/// The slots that an instruction reads, without its guard. With `follow_loads`, a plain store passes its
+/// values on; the run looks at them when it knows the memory that they are stored to.
+fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
     let sources = || inst.s.iter().copied().filter(|s| s.is_some());
     let mut uses = Uses { data: Vec::new(), effect: Vec::new() };
     match inst.op {
@@ -46,6 +47,7 @@ fn uses(inst: &Inst, list: &[Slot]) -> Uses {
                 uses.data.extend(list);
             }
         }
+        Op::St(_) if follow_loads => uses.data.extend(list),
         Op::St(_) | Op::Stmatrix(_) | Op::WmmaStore(_) => {
             uses.effect.extend(sources());
             uses.effect.extend(list);
@@ -158,7 +160,7 @@ pub(super) fn watch(program: &mut Program, follow_loads: bool) {
     program.suspects = suspects.into_iter().collect();
     let index: HashMap<Slot, u32> = program.suspects.iter().copied().zip(0..).collect();
     for pc in 0..program.code.len() {
-        if let Some(watch) = watch_of(program, &program.code[pc], &index) {
+        if let Some(watch) = watch_of(program, &program.code[pc], &index, follow_loads) {
             program.code[pc].watched = Some(program.watches.len() as u32);
             program.watches.push(watch);
         }
@@ -185,7 +187,7 @@ pub(super) fn touch(program: &mut Program) {
             continue;
         }
         let list = operand_list(program, inst);
-        let Uses { mut data, effect } = uses(inst, list);
+        let Uses { mut data, effect } = uses(inst, list, false);
         data.extend(effect);
         data.extend(defines(inst, list));
         let mut touched: Vec<u16> =
@@ -199,9 +201,9 @@ pub(super) fn touch(program: &mut Program) {
     }
 }
 
-fn watch_of(program: &Program, inst: &Inst, index: &HashMap<Slot, u32>) -> Option<Watch> {
+fn watch_of(program: &Program, inst: &Inst, index: &HashMap<Slot, u32>, follow_loads: bool) -> Option<Watch> {
     let list = operand_list(program, inst);
-    let Uses { data, effect } = uses(inst, list);
+    let Uses { data, effect } = uses(inst, list, follow_loads);
     let known = |slots: &[Slot]| -> Vec<u32> { slots.iter().filter_map(|s| index.get(s).copied()).collect() };
     let guard = inst.guard.and_then(|(at, _)| index.get(&Slot { class: Class::Pred, index: at }).copied());
     let choice = matches!(inst.op, Op::Selp(_)).then(|| [0, 1, 2].map(|i| index.get(&inst.s[i]).copied()));
@@ -321,7 +323,7 @@ impl Analysis<'_> {
         let known = |slot: &Slot, defined: &HashSet<Slot>| {
             defined.contains(slot) || self.constant.contains(slot) || self.passed.contains(slot)
         };
-        let Uses { data, effect } = uses(inst, list);
+        let Uses { data, effect } = uses(inst, list, self.follow_loads);
         let guard = inst.guard.map(|(index, _)| Slot { class: Class::Pred, index });
         for slot in data.iter().chain(&effect).chain(&guard) {
             if !known(slot, defined) {

@@ -180,6 +180,9 @@ impl<'a> Env<'a> {
             let site = Site { inst, space, bytes: m.bytes(), strength };
             self.count_access(warp, &site, lanes, &places);
             for_lanes(lanes, |lane| self.store_lane(warp, &site, lane, places[lane], &chunks[lane]));
+            if self.context.follow.follows_loads() {
+                self.follow_store(warp, &site, lanes, &places);
+            }
             if strength != Strength::Weak && matches!(space, Space::Global | Space::Shared) {
                 let kind = if m.sem == MemSem::Release { Publication::Release } else { Publication::Store };
                 for_lanes(lanes, |lane| self.publish(warp, &site, lane, places[lane], kind));

@@ -89,7 +89,7 @@ impl Env<'_> {
         self.collected = Some(doubts);
     }
 
-    /// Called after a load: marks the values that doubtful reads returned.
+    /// Called after a load: marks the values that doubtful reads returned, or undefined bytes.
     #[cold]
     pub(super) fn mark_doubted(
         &mut self,
@@ -99,13 +99,18 @@ impl Env<'_> {
         bytes: u64,
         places: &[u64; 32],
     ) {
-        let (Follow::Values(doubts), Some(watch)) = (self.context.follow, inst.watched) else { return };
+        let Some(watch) = inst.watched else { return };
         let agent = warp.view.home() + warp.index as Agent;
+        let is_doubted = |space: Space, lane: usize| match self.context.follow {
+            Follow::Values(doubts) => doubts.lanes(space, places[lane], bytes, agent) >> lane & 1 == 1,
+            Follow::Copies if space == Space::Shared => self.has_undefined_bytes(places[lane], bytes),
+            Follow::Copies | Follow::Collect | Follow::Nothing => false,
+        };
         let mut doubted = 0;
         for &(space, lanes) in
             spaces.iter().filter(|(space, _)| matches!(space, Space::Shared | Space::Global))
         {
-            for_lanes(lanes, |lane| doubted |= doubts.lanes(space, places[lane], bytes, agent) & 1 << lane);
+            for_lanes(lanes, |lane| doubted |= u32::from(is_doubted(space, lane)) << lane);
         }
         if doubted != 0 {
             let watch = &self.context.program.watches[watch as usize];

@@ -33,7 +33,7 @@ mod weak;
 mod wgmma;
 mod wmma;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use ptx::{Launch, Space, TensorMapSpec};
@@ -86,7 +86,7 @@ pub(crate) struct Context<'a> {
     pub stands_for: u64,
 }
 
-/// The reads that a run follows in order to tell whether a race changes values.
+/// The values that a run follows in order to tell whether anything depends on them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Follow<'a> {
     Nothing,
@@ -94,11 +94,18 @@ pub(crate) enum Follow<'a> {
     Collect,
     /// Follows the values of these reads.
     Values(&'a Doubts),
+    /// Follows undefined values through shared memory, instead of reporting their stores.
+    Copies,
 }
 
 impl Follow<'_> {
     pub fn is_nothing(self) -> bool {
         matches!(self, Follow::Nothing)
+    }
+
+    /// Whether registers that a load writes may be undefined.
+    pub fn follows_loads(self) -> bool {
+        matches!(self, Follow::Values(_) | Follow::Copies)
     }
 }
 
@@ -196,6 +203,8 @@ pub(crate) struct Env<'a> {
     printed: Vec<Printed>,
     /// The reads that race, if they are collected.
     collected: Option<Doubts>,
+    /// The bytes of shared memory with undefined values, if these are followed.
+    undefined_bytes: HashSet<u64>,
     /// The error that stopped the run.
     stopped: Option<EmuError>,
     /// The warps that a barrier releases.
@@ -255,6 +264,7 @@ impl<'a> Cluster<'a> {
             rng: SmallRng::seed_from_u64(context.options.seed ^ cluster.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
             printed: Vec::new(),
             collected: matches!(context.follow, Follow::Collect).then(Doubts::default),
+            undefined_bytes: HashSet::new(),
             stopped: None,
             wakes: Vec::new(),
             live: present.clone(),

@@ -1,7 +1,11 @@
 //! Tracks undefined values from register to register until an instruction depends on one.
 
-use super::Env;
+use ptx::Space;
+
+use super::access::Site;
+use super::registers::for_lanes;
 use super::warp::Warp;
+use super::{Env, Follow};
 use crate::decode::{Inst, Program, Watch};
 use crate::report::HazardKind;
 
@@ -107,6 +111,35 @@ impl Env<'_> {
             None => undefined.any(&watch.data),
         };
         undefined.set(&watch.defines, mask, lanes, origin);
+    }
+
+    /// Called after a store in a run that follows loads. Its values are not among the effects of the
+    /// instruction then.
+    #[cold]
+    pub(super) fn follow_store(&mut self, warp: &Warp, site: &Site, lanes: u32, places: &[u64; 32]) {
+        let context = self.context;
+        let values: &[u32] =
+            site.inst.watched.map_or(&[], |watch| &context.program.watches[watch as usize].data);
+        if !(matches!(context.follow, Follow::Copies) && site.space == Space::Shared) {
+            values.iter().for_each(|suspect| self.check_defined(warp, site.inst, *suspect, lanes));
+            return;
+        }
+        let undefined = warp.undefined.any(values);
+        for_lanes(lanes, |lane| {
+            let bytes = places[lane]..places[lane] + u64::from(site.bytes);
+            if undefined >> lane & 1 == 1 {
+                self.undefined_bytes.extend(bytes);
+            } else {
+                bytes.for_each(|byte| {
+                    self.undefined_bytes.remove(&byte);
+                });
+            }
+        });
+    }
+
+    pub(super) fn has_undefined_bytes(&self, address: u64, bytes: u64) -> bool {
+        !self.undefined_bytes.is_empty()
+            && (address..address + bytes).any(|byte| self.undefined_bytes.contains(&byte))
     }
 
     fn check_defined(&mut self, warp: &Warp, inst: &Inst, suspect: u32, mask: u32) {

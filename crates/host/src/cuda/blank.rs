@@ -250,12 +250,13 @@ fn lines(bytes: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
     })
 }
 
-/// The source positions of the errors in a compiler log: `file(line): error: …`.
-pub(super) fn faults(log: &str) -> Vec<(PathBuf, usize)> {
+/// The errors in a compiler log, `file(line): error: message`: file, line and message.
+pub(super) fn faults(log: &str) -> Vec<(PathBuf, usize, &str)> {
     let faults = log.lines().filter_map(|line| {
-        let (place, _) = line.split_once("): error").or_else(|| line.split_once("): catastrophic error"))?;
+        let (place, message) =
+            line.split_once("): error").or_else(|| line.split_once("): catastrophic error"))?;
         let (file, number) = place.rsplit_once('(')?;
-        Some((PathBuf::from(file), number.parse().ok()?))
+        Some((PathBuf::from(file), number.parse().ok()?, message))
     });
     faults.collect()
 }
@@ -447,7 +448,7 @@ int main(int argc, char** argv) {
     #[test]
     fn errors_name_their_places() {
         let log = "a.cu(7): error: x\n  y\nsrc/b.cuh(12): catastrophic error: z\na.cu(3): warning #1: w\n";
-        let wanted = [(PathBuf::from("a.cu"), 7), (PathBuf::from("src/b.cuh"), 12)];
+        let wanted = [(PathBuf::from("a.cu"), 7, ": x"), (PathBuf::from("src/b.cuh"), 12, ": z")];
         assert_eq!(faults(log), wanted);
     }
 }

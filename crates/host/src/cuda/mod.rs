@@ -48,7 +48,7 @@ pub struct Compiled {
     pub names: BTreeMap<String, String>,
 }
 
-/// Maximum number of attempts. Each attempt blanks one more declaration of a file.
+/// Maximum number of attempts. Each attempt blanks at least one more declaration of a file.
 const ATTEMPTS: usize = 32;
 
 /// Compiles the device code of one or more files.
@@ -61,7 +61,10 @@ pub fn compile_files(sources: &[Source], options: &Options) -> Result<Compiled, 
     // nvcc includes the runtime's headers, and with them <math.h>, in every file.
     let mut flags = vec![format!("--gpu-architecture={}", options.arch)];
     flags.push(format!("--std=c++{}", options.standard.as_deref().unwrap_or("17")));
-    flags.extend(["-default-device", "-lineinfo", "--pre-include=math.h"].map(str::to_owned));
+    // A narrowing conversion of a variable is a warning for nvcc's host compilers, an error in NVRTC.
+    flags.extend(
+        ["-default-device", "-lineinfo", "--pre-include=math.h", "--diag-warn=2361"].map(str::to_owned),
+    );
     flags.extend(options.define.iter().map(|define| format!("--define-macro={define}")));
     let folders = sources.iter().map(|source| folder_of(&source.file));
     let folders: Vec<PathBuf> = folders.chain(options.include.iter().cloned()).collect();
@@ -188,12 +191,13 @@ fn unit(
     }
 }
 
-/// Blanks, in each file, the first declaration without a device specifier in which NVRTC found an error.
-/// Later errors may be consequences of the first. Returns whether any declaration was blanked.
+/// Blanks, in each file, the first declaration without a device specifier in which NVRTC found an error, and
+/// those with the same error, such as the same unknown type. Other errors may be consequences of the first.
+/// Returns whether any declaration was blanked.
 fn blank_faults(log: &str, folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Text>) -> bool {
-    let mut done = BTreeSet::new();
-    for (file, line) in blank::faults(log) {
-        if done.contains(&file) {
+    let mut done: BTreeMap<PathBuf, &str> = BTreeMap::new();
+    for (file, line, message) in blank::faults(log) {
+        if done.get(&file).is_some_and(|first| *first != message) {
             continue;
         }
         if !texts.contains_key(&file) {
@@ -203,7 +207,7 @@ fn blank_faults(log: &str, folders: &[PathBuf], texts: &mut BTreeMap<PathBuf, Te
             texts.insert(file.clone(), Text::new(&text));
         }
         if texts.get_mut(&file).is_some_and(|text| text.blank_line(line)) {
-            done.insert(file);
+            done.insert(file, message);
         }
     }
     !done.is_empty()
@@ -248,4 +252,21 @@ pub fn templates(sources: &[Source]) -> (Vec<String>, Vec<String>) {
     all.1.sort();
     all.1.dedup();
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn declarations_with_the_same_error_are_blanked_together() {
+        let file = PathBuf::from("k.cuh");
+        let text = "void a(Context & x);\nvoid b(Context & x);\nvoid c(float x);\n";
+        let mut texts = BTreeMap::from([(file.clone(), Text::new(text))]);
+        let log = "k.cuh(1): error: identifier \"Context\" is undefined\n\
+                   k.cuh(2): error: identifier \"Context\" is undefined\n\
+                   k.cuh(3): error: another one\n";
+        assert!(blank_faults(log, &[], &mut texts));
+        assert_eq!(texts[&file].to_string().trim(), "void c(float x);");
+    }
 }
