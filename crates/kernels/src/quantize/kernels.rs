@@ -1,14 +1,18 @@
 //! The kernels of a quantisation: parameters, launches and bodies.
 
 use problem::{Problem, Quantization};
-use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, R32, R64, SpecialReg};
+use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, Pred, R32, R64, SpecialReg};
 
-use super::code::{Passes, QuantizationCode, STEPS, THREADS, UNIT};
-use super::units::{LEAST, Units, factor, largest_of_cta, raise};
+use super::code::{Passes, QuantizationCode, THREADS, UNIT};
+use super::units::{LEAST, Unit, Units, factor, largest_of_cta, raise, sign_words};
 use crate::Arch;
 use crate::contract::Contract;
 use crate::draft::{Draft, Drafts};
 use crate::forward::contract::declare_head_strides;
+
+/// Threads of an SM for which kernels that rotate leave registers. Without this bound, ptxas spills registers
+/// of some of them to make room for more threads.
+const RESIDENT_THREADS: u32 = 512;
 
 const ENTRY: &str = "flash_quantize";
 const FIRST_ENTRY: &str = "flash_quantize_largest";
@@ -60,11 +64,11 @@ impl Sizes {
         self.batch as usize * self.heads_kv as usize * self.blocks as usize
     }
 
-    const fn launch(&self) -> Launch {
+    const fn launch(&self, threads: u32) -> Launch {
         Launch {
             grid: Dim3(self.blocks * self.parts, self.heads_kv, self.batch),
             cluster: Dim3(1, 1, 1),
-            block: Dim3(THREADS, 1, 1),
+            block: Dim3(threads, 1, 1),
             dynamic_shared: 0,
             overlapping: false,
         }
@@ -80,13 +84,18 @@ pub(super) fn drafts(
 ) -> Drafts<'static> {
     let (code, sizes) = (*code, Sizes::new(code, problem, options));
     let rotation = options.rotation(problem, code.tensor);
-    let signs = rotation.as_ref().map_or(&[][..], |rotation| rotation.signs());
+    let signs = rotation.as_ref().map_or_else(Vec::new, sign_words);
     let draft = |entry, body: fn(&mut Builder, QuantizationCode, Params), first: bool| {
         let mut k = Builder::kernel(entry);
-        k.max_threads(THREADS);
+        k.max_threads(code.threads);
+        if code.rotated {
+            k.min_ctas_per_sm(RESIDENT_THREADS / code.threads);
+        }
         let mut contract = Contract::new(problem);
-        let params = Params::declare(&mut k, &mut contract, (&code, &sizes), (problem, signs), first);
-        Draft::new(k, contract, (entry, sizes.launch()), arch.target(), move |k| body(k, code, params))
+        let params = Params::declare(&mut k, &mut contract, (&code, &sizes), (problem, &signs), first);
+        Draft::new(k, contract, (entry, sizes.launch(code.threads)), arch.target(), move |k| {
+            body(k, code, params)
+        })
     };
     match code.passes {
         Passes::Held { .. } => draft(ENTRY, held, false).into(),
@@ -168,9 +177,10 @@ struct Place {
     step_bytes: R64,
 }
 
-/// The units of a thread in one tile.
+/// The shares of a thread in one tile.
 struct Tile {
-    words: Vec<(Vec<R32>, ptx::Pred)>,
+    /// The bits of each share, unit by unit, and whether it exists.
+    shares: Vec<(Vec<Vec<R32>>, Pred)>,
     /// Where the codes of the first unit belong; `None` in the first of two kernels.
     to: Option<Global>,
 }
@@ -199,9 +209,9 @@ impl Place {
         Place { code, params, units, thread, batch, head_kv, index, part, first, left, step_bytes }
     }
 
-    /// Loads the thread's units of the tile that begins at row `row` of those with the factor, in the head
+    /// Loads the thread's shares of the tile that begins at row `row` of those with the factor, in the head
     /// `in_group` of the group.
-    fn load(&self, k: &mut Builder, (in_group, row): (R32, R32), steps: u32) -> Tile {
+    fn load(&self, k: &mut Builder, (in_group, row): (R32, R32)) -> Tile {
         let Params { from, batch_bytes, head_bytes, row_bytes, rows, group, .. } = self.params;
         let head = k.mad(self.head_kv, group, in_group);
         let row = k.add(row, self.units.row);
@@ -210,13 +220,15 @@ impl Place {
         let start = k.mad(wide_batch, batch_bytes, from.base);
         let start = k.mad(wide_head, head_bytes, start);
         let start = k.mad(wide_row, row_bytes, start);
-        let mut at = k.index(Global { base: start, offset: from.offset }, self.units.unit, 4 * self.words());
-        let mut words = Vec::new();
-        for step in 0..steps {
-            let row = k.add(row, step * self.code.slab());
+        let start = Global { base: start, offset: from.offset };
+        let mut at = k.index(start, self.units.first, 4 * self.code.words() as u32);
+        let mut shares = Vec::new();
+        let count = self.code.shares();
+        for number in 0..count {
+            let row = k.add(row, number * self.code.slab());
             let exists = self.units.exists(k, row, self.left);
-            words.push((self.units.load(k, at, exists), exists));
-            if step + 1 < steps {
+            shares.push((self.units.load(k, at, exists), exists));
+            if number + 1 < count {
                 at = k.advance(at, self.step_bytes);
             }
         }
@@ -227,13 +239,16 @@ impl Place {
             let before = k.mul_wide_u(head, rows);
             let row = k.add(before, wide_row);
             let base = k.mad(row, self.code.dim, codes.base);
-            k.index(Global { base, offset: codes.offset }, self.units.unit, UNIT)
+            k.index(Global { base, offset: codes.offset }, self.units.first, UNIT)
         });
-        Tile { words, to }
+        Tile { shares, to }
     }
 
-    const fn words(&self) -> u32 {
-        self.code.words() as u32
+    /// Stores the codes of share `number` of a tile.
+    fn store(&self, k: &mut Builder, (tile, number): (&Tile, usize), units: &[Unit], multiplier: F32) {
+        let Some(to) = tile.to else { return };
+        let to = to.at(number as i64 * i64::from(self.code.slab() * self.code.dim));
+        self.units.store(k, (to, tile.shares[number].1), units, multiplier);
     }
 
     /// Runs `body` for each tile of the CTA's part.
@@ -251,7 +266,7 @@ impl Place {
                 (k.mov(0), tile)
             };
             let row = k.mul(tile, self.code.tile());
-            let loaded = self.load(k, (in_group, row), STEPS);
+            let loaded = self.load(k, (in_group, row));
             body(k, loaded);
         });
     }
@@ -278,25 +293,20 @@ impl Place {
 
 /// One kernel: a CTA holds all rows of a factor.
 fn held(k: &mut Builder, code: QuantizationCode, params: Params) {
-    let Passes::Held { steps } = code.passes else { return };
     let place = Place::new(k, code, params);
     let zero: R32 = k.mov(0);
-    let tile = place.load(k, (zero, zero), steps);
+    let tile = place.load(k, (zero, zero));
     let most: R32 = k.mov(LEAST);
-    let mut units = Vec::new();
-    for (words, _) in &tile.words {
-        let unit = place.units.elements(k, words);
-        raise(k, most, &unit);
-        units.push(unit);
+    let mut all = Vec::new();
+    for (share, _) in &tile.shares {
+        let units = place.units.elements(k, share);
+        raise(k, most, &units);
+        all.push(units);
     }
-    let largest = largest_of_cta(k, place.thread, most);
+    let largest = largest_of_cta(k, &code, place.thread, most);
     let multiplier = place.store_factor(k, largest);
-    let exists = tile.words.iter().map(|&(_, exists)| exists);
-    for (step, (unit, exists)) in (0..).zip(units.iter().zip(exists)) {
-        if let Some(to) = tile.to {
-            let to = Global { offset: to.offset + step * i64::from(code.slab() * code.dim), ..to };
-            place.units.store(k, (to, exists), unit, multiplier);
-        }
+    for (number, units) in all.iter().enumerate() {
+        place.store(k, (&tile, number), units, multiplier);
     }
 }
 
@@ -305,12 +315,12 @@ fn find_largest(k: &mut Builder, code: QuantizationCode, params: Params) {
     let place = Place::new(k, code, params);
     let most: R32 = k.mov(LEAST);
     place.for_tiles(k, |k, tile| {
-        for (words, _) in &tile.words {
-            let unit = place.units.elements(k, words);
-            raise(k, most, &unit);
+        for (share, _) in &tile.shares {
+            let units = place.units.elements(k, share);
+            raise(k, most, &units);
         }
     });
-    let largest = largest_of_cta(k, place.thread, most);
+    let largest = largest_of_cta(k, &code, place.thread, most);
     if let Some(to) = place.largest(k) {
         let to = k.index(to, place.part, 4);
         let is_first = k.setp_u(CmpOp::Eq, place.thread, 0);
@@ -327,15 +337,12 @@ fn round(k: &mut Builder, code: QuantizationCode, params: Params) {
         let exists = k.setp_u(CmpOp::Lt, place.thread, place.params.parts);
         k.guarded(exists, |k| k.ld_to(most, from));
     }
-    let largest = largest_of_cta(k, place.thread, most);
+    let largest = largest_of_cta(k, &code, place.thread, most);
     let multiplier = place.store_factor(k, largest);
     place.for_tiles(k, |k, tile| {
-        for (step, (words, exists)) in (0..).zip(&tile.words) {
-            let unit = place.units.elements(k, words);
-            if let Some(to) = tile.to {
-                let to = Global { offset: to.offset + step * i64::from(code.slab() * code.dim), ..to };
-                place.units.store(k, (to, *exists), &unit, multiplier);
-            }
+        for (number, (share, _)) in tile.shares.iter().enumerate() {
+            let units = place.units.elements(k, share);
+            place.store(k, (&tile, number), &units, multiplier);
         }
     });
 }

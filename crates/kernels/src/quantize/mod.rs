@@ -16,7 +16,7 @@ use crate::error::accept;
 use crate::forward::contract::misaligned;
 use crate::program::Contracts;
 use crate::{Arch, KernelError, PlanError, Program};
-use code::{Passes, UNIT};
+use code::{Passes, THREADS, UNIT};
 
 /// The name of the generator in errors.
 const NAME: &str = "quantize";
@@ -65,17 +65,17 @@ fn code(
     options.check(problem, tensor)?;
     check(problem, tensor, options, arch)?;
     let [_, heads, rows, dim] = problem.extents(tensor);
-    let code = |passes| QuantizationCode {
+    let two = QuantizationCode {
         tensor,
         from: problem.dtypes.of(tensor),
         to: options.dtype,
         dim: dim as u32,
         rotated: options.rotation(problem, tensor).is_some(),
-        passes,
+        threads: THREADS,
+        passes: Passes::Two { grouped: heads > problem.heads_kv },
     };
-    let two = code(Passes::Two { grouped: heads > problem.heads_kv });
     let of_factor = options.rows.map_or(rows, |block| rows.min(block as usize)) as u32;
-    Ok(two.holds(of_factor).map_or(two, code))
+    Ok(two.held(of_factor).unwrap_or(two))
 }
 
 /// Rejects what the kernels do not support.
