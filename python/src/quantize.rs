@@ -102,8 +102,8 @@ pub fn quantize_cpu(
 }
 
 /// Enqueues the quantisation of a tensor in the memory of device `ordinal` on a stream, and returns. `to` are
-/// the addresses of codes and factors, as for [`quantize_cpu`]. The first call for a kind of tensor compiles a
-/// kernel.
+/// the addresses of codes and factors, as for [`quantize_cpu`]. The first call for a kind of tensor compiles
+/// a kernel.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
 pub fn quantize_gpu(
