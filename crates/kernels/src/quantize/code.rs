@@ -8,6 +8,9 @@ pub(super) const THREADS: u32 = 256;
 pub(super) const UNIT: u32 = 16;
 /// Units that a thread holds at most.
 const UNITS: u32 = 4;
+/// Units of a row that a thread has at most. With four, fewer exchanges between lanes would be left, but also
+/// fewer warps on an SM.
+const SHARE: u32 = 2;
 /// Bytes that a thread loads before it uses the first, so that enough loads are in flight.
 const IN_FLIGHT: u32 = 128;
 
@@ -52,7 +55,7 @@ impl QuantizationCode {
     /// Units of a row that a thread has: its share. Units of one share are added without an exchange between
     /// lanes. At least two lanes share a row of two units or more, so that they use whole sectors of it.
     pub(super) fn share(&self) -> u32 {
-        (self.units() / 2).clamp(1, UNITS).min(self.block_units())
+        (self.units() / 2).clamp(1, SHARE).min(self.block_units())
     }
 
     /// The distance between the units of a share, in units.
@@ -91,6 +94,16 @@ impl QuantizationCode {
     /// The factor that normalises the rotation; 1 without one.
     pub(super) fn norm(&self) -> f32 {
         if self.rotated { Rotation::new(0, self.dim as usize).norm() } else { 1.0 }
+    }
+
+    /// Threads of an SM for which a kernel that rotates leaves registers. Without a bound, ptxas spills
+    /// registers of some kernels to make room for more threads.
+    pub(super) const fn resident_threads(&self) -> u32 {
+        match self.passes {
+            // A thread holds 64 elements: 96 registers.
+            Passes::Held { .. } => 640,
+            Passes::Two { .. } => 768,
+        }
     }
 
     /// The code with one kernel, if a CTA can hold `rows` rows of one head.

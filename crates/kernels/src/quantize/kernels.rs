@@ -10,10 +10,6 @@ use crate::contract::Contract;
 use crate::draft::{Draft, Drafts};
 use crate::forward::contract::declare_head_strides;
 
-/// Threads of an SM for which kernels that rotate leave registers. Without this bound, ptxas spills registers
-/// of some of them to make room for more threads.
-const RESIDENT_THREADS: u32 = 512;
-
 const ENTRY: &str = "flash_quantize";
 const FIRST_ENTRY: &str = "flash_quantize_largest";
 /// The name of the temporary: the largest magnitude of each part of the rows of a factor.
@@ -89,7 +85,7 @@ pub(super) fn drafts(
         let mut k = Builder::kernel(entry);
         k.max_threads(code.threads);
         if code.rotated {
-            k.min_ctas_per_sm(RESIDENT_THREADS / code.threads);
+            k.min_ctas_per_sm(code.resident_threads() / code.threads);
         }
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, (&code, &sizes), (problem, &signs), first);
