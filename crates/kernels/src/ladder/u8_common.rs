@@ -16,8 +16,8 @@
 
 use problem::{Problem, Tensor};
 use ptx::{
-    Access, BinaryOp, Builder, CacheOp, CmpOp, CpAsync, Dim3, F32, FloatMods, Global, Half, Launch, Local, Op,
-    Operand, Pointer, Pred, R32, Shared, SpecialReg, Src, Type, Value, Violations,
+    Access, BinaryOp, Builder, CacheOp, CmpOp, CpAsync, Dim3, F32, FloatMods, Global, Half, Launch, Local,
+    Op, Operand, Pointer, Pred, R32, Shared, SpecialReg, Src, Type, Value, Violations,
 };
 
 use super::common::ALIGN;
