@@ -9,7 +9,8 @@
 :func:`flash_attn_func` follows FlashAttention, :func:`scaled_dot_product_attention` follows PyTorch. Both take PyTorch
 tensors (on a GPU or not), NumPy arrays, and arrays with DLPack, and return the same kind where its library can make
 one from DLPack, else NumPy arrays or, on a GPU, PyTorch tensors. Nothing is copied as long as the last dimension is
-contiguous. Element types are float16, bfloat16 and float32; sums are always float32.
+contiguous. Element types are float16, bfloat16 and float32; sums are always float32. :func:`quantize` makes 8-bit
+tensors, which :func:`flash_attn_func` takes too.
 :func:`flash_attn_func` also takes sliding windows and caps on the scores; :func:`flash_attn_qkvpacked_func` and
 :func:`flash_attn_kvpacked_func` take packed tensors.
 
@@ -36,6 +37,7 @@ from ._flashcore import __version__
 from ._flex import flex_attention, table
 from ._functional import explain, flash_attn_func, scaled_dot_product_attention
 from ._packed import flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from ._quantize import Quantized, quantize
 from ._varlen import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "DeviceMemoryError",
     "FlashCoreError",
     "LedgerError",
+    "Quantized",
     "UnsupportedError",
     "__version__",
     "block_sparse_mask",
@@ -59,6 +62,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flex_attention",
+    "quantize",
     "scaled_dot_product_attention",
     "table",
 ]

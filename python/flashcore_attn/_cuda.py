@@ -17,6 +17,7 @@ from ._errors import ArgumentError, DeviceMemoryError, DTypeError, UnsupportedEr
 if TYPE_CHECKING:
     from ._features import Features
     from ._flashcore import DescribedFeatures, Terms
+    from ._quantize import Options
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 FP8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
@@ -31,6 +32,7 @@ _TABLE_CODES = {
 }  # fmt: skip
 
 _enqueue = _flashcore.enqueue
+_enqueue_quantization = _flashcore.quantize_gpu
 _empty_like = torch.empty_like
 # Private functions of PyTorch. `torch.cuda.current_device()` and `current_stream()` call them and also make
 # objects.
@@ -104,6 +106,68 @@ def _launch(
     if copies:
         return attend(plain_rows(q), plain_rows(k), plain_rows(v), heads, terms, want_lse, features)
     return out, lse
+
+
+def quantize(
+    tensors: tuple[Tensor, Tensor, Tensor], heads: int, options: Options, dtype: torch.dtype
+) -> list[tuple[Tensor, Tensor]]:
+    """Enqueues the quantisation of q, k and v on the current stream of their device."""
+    device = tensors[0].get_device()
+    if device != _current_device():  # PyTorch allocates, and captures, on the current device
+        with torch.cuda.device(device):
+            return quantize(tensors, heads, options, dtype)
+    return [_quantized(name, x.resolve_neg(), heads, options, dtype, device) for name, x in zip("qkv", tensors)]
+
+
+def _quantized(
+    name: str, x: Tensor, heads: int, options: Options, dtype: torch.dtype, device: int
+) -> tuple[Tensor, Tensor]:
+    x = aligned_rows(x)
+    codes, factors = quantized_like(x, heads, options, dtype)
+    if x.numel():
+        first_byte(name, x, x.untyped_storage())
+        shape, strides = x.shape, x.stride()
+        _enqueue_quantization(
+            name,
+            (
+                x.data_ptr(),
+                (shape[0], shape[2], shape[1], shape[3]),
+                (strides[0], strides[2], strides[1], strides[3]),
+            ),
+            heads,
+            DTYPES[x.dtype],
+            (FP8[dtype], options.rows, options.seed, options.smooth_keys),
+            (codes.data_ptr(), factors.data_ptr()),
+            device,
+            _current_stream(device),
+        )
+    return codes.transpose(1, 2), factors
+
+
+def aligned_rows(x: Tensor) -> Tensor:
+    """The tensor itself, or a copy if its rows are not contiguous or do not begin at multiples of 16 bytes."""
+    size = SIZES[x.dtype]
+    steps = (stride * size for extent, stride in zip(x.shape[:3], x.stride()) if extent > 1)
+    contiguous = x.shape[3] <= 1 or x.stride(3) == 1
+    if contiguous and x.data_ptr() % 16 == 0 and all(step % 16 == 0 for step in steps):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def quantized_like(x: Tensor, heads: int, options: Options, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Memory for the codes ``(batch, heads, sequence, dim)`` of a tensor and for its factors, 1 for no elements."""
+    batch, rows, own, dim = x.shape
+    codes = x.new_empty((batch, own, rows, dim), dtype=dtype)
+    make = x.new_empty if x.numel() else x.new_ones
+    return codes, make(options.factors(batch, heads, rows), dtype=torch.float32)
+
+
+def check_inputs(tensors: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Rejects layouts, element types and devices with which q, k and v cannot be quantised."""
+    for name, x in zip("qkv", tensors):
+        _check_placed(name, x, tensors[0])
+        if x.dtype not in DTYPES:
+            raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, DTYPES))))
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms) -> dict[str, Any]:
@@ -211,13 +275,12 @@ def as_sink(name: str, x: Tensor) -> Tensor:
     return as_table(name, x, floating=True).to(torch.float32).contiguous()
 
 
-def as_scale(name: str, x: Tensor, batch: int, heads: int) -> Tensor:
-    """Descale factors ``(batch, heads_k)``: float32, with any strides."""
+def as_scale(name: str, x: Tensor) -> Tensor:
+    """Descale factors in float32, with any strides."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
     if x.dtype != torch.float32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.float32"))
-    _features.check_scale(name, x, batch, heads)
     return x
 
 
@@ -233,7 +296,7 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
 
 def describe(features: Features, q: Tensor) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales = features
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks = features
     named = (
         *zip(_features.LENGTHS, lengths),
         *zip(_features.SCALES, scales),
@@ -252,7 +315,7 @@ def describe(features: Features, q: Tensor) -> DescribedFeatures:
         floats,
         ints,
         [(_inside(x), _TABLE_CODES[x.dtype], x.shape, x.stride()) for x in tables],
-        [None if x is None else (_inside(x), (*x.stride(), 0), 0) for x in scales],
+        [None if x is None else (_inside(x), (*x.stride(), 0)[:3], rows) for x, rows in zip(scales, blocks)],
     )
 
 

@@ -32,6 +32,8 @@ class Features(NamedTuple):
     ints: tuple[int, ...] = ()
     tables: tuple[Any, ...] = ()
     scales: tuple[Any, Any, Any] = NO_SCALES
+    # Rows that share a factor of q, of k and of v; 0 for one factor per KV head.
+    blocks: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def uneven(self) -> bool:
@@ -103,11 +105,21 @@ def check_sink(name: str, sink: Any, heads: int) -> None:
         raise invalid(f"the shape of {name}", tuple(sink.shape), f"({heads},), a logit per query head")
 
 
-def check_scale(name: str, factors: Any, batch: int, heads: int) -> None:
-    """Rejects descale factors that are not one per batch entry and KV head."""
-    if tuple(factors.shape) != (batch, heads):
-        expected = f"(batch, heads_k) = ({batch}, {heads}), a factor per batch entry and KV head"
-        raise invalid(f"the shape of {name}", tuple(factors.shape), expected)
+#: Rows that can share a descale factor.
+ROWS = (64, 128)
+
+
+def rows_of_block(name: str, factors: Any, batch: int, heads: int, rows: int) -> int:
+    """The rows that share a descale factor, by the number of factors; 0 for one per batch entry and KV head."""
+    shape = tuple(factors.shape)
+    if shape == (batch, heads):
+        return 0
+    for of_block in ROWS:
+        if shape == (batch, heads, -(-rows // of_block)):
+            return of_block
+    blocks = " or ".join(str(shape) for shape in dict.fromkeys((batch, heads, -(-rows // n)) for n in ROWS))
+    expected = f"(batch, heads_k) = ({batch}, {heads}), or {blocks} for blocks of 64 or 128 rows"
+    raise invalid(f"the shape of {name}", shape, expected)
 
 
 def check_length_array(name: str, array: Any, elements: int) -> None:

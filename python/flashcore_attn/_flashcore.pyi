@@ -39,6 +39,34 @@ def attention_cpu(
     """Attention of tensors on the host: address, shape and strides in the order batch, head, sequence, dim. Where
     ``threads`` are named, at most so many of PyTorch's own threads share it."""
 
+# Name of the 8-bit type, rows that share a factor (0: all), the seed of the rotation, and whether keys are
+# smoothed.
+_Quantization = tuple[str, int, int | None, bool]
+
+def quantize_cpu(
+    name: str,
+    tensor: _Described,
+    heads_kv: int,
+    dtype: str,
+    options: _Quantization,
+    to: tuple[int, int],
+    threads: int | None = None,
+) -> None:
+    """Quantises q, k or v on the host. ``to`` are the addresses of the dense codes ``[batch, head, sequence, dim]`` and
+    of the dense factors."""
+
+def quantize_gpu(
+    name: str,
+    tensor: _Described,
+    heads_kv: int,
+    dtype: str,
+    options: _Quantization,
+    to: tuple[int, int],
+    ordinal: int,
+    stream: int,
+) -> None:
+    """Enqueues the quantisation of q, k or v on a GPU's memory, as :func:`quantize_cpu` computes it."""
+
 def describe_cpu() -> tuple[list[str], int]:
     """Instruction sets of this processor, best first, and the threads that share a call."""
 

@@ -151,7 +151,9 @@ def flash_attn_func(
         qv: only None.
         descale_q, descale_k, descale_v: ``(batch, heads_k)``, float32 with any strides, for 8-bit q, k and v: each
             element stands for the factor times the element, as in FlashAttention-3. None means 1. A factor of q or k
-            that is negative, infinite or NaN makes NaN of the rows that it affects.
+            that is negative, infinite or NaN makes NaN of the rows that it affects. On the CPU also ``(batch, heads_k,
+            blocks)``, a factor for each block of 64 or 128 rows. :func:`flashcore_attn.quantize` makes 8-bit tensors
+            and factors.
         q_descale, k_descale, v_descale: FlashAttention-3's names of ``descale_q``, ``descale_k`` and ``descale_v``.
 
     Returns:
@@ -204,7 +206,7 @@ def flash_attn_func(
     if alibi_slopes is not None or learnable_sink is not None or attention_chunk:
         features = _of_heads(backend, q.shape[0], q.shape[2], alibi_slopes, learnable_sink, attention_chunk)
     if descale_q is not None or descale_k is not None or descale_v is not None:
-        features = _with_scales(features, backend, k, (descale_q, descale_k, descale_v))
+        features = _with_scales(features, backend, (q, k, v), (descale_q, descale_k, descale_v))
     try:
         out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), return_attn_probs, features)
     except (ArgumentError, TypeError, OverflowError) as error:
@@ -290,13 +292,17 @@ def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chun
     return parts.features(sink=sink)
 
 
-def _with_scales(features: Any, backend: Any, k: Any, factors: tuple[Any, Any, Any]) -> Any:
+def _with_scales(features: Any, backend: Any, tensors: tuple[Any, Any, Any], factors: tuple[Any, Any, Any]) -> Any:
     """The features with descale factors."""
-    batch, heads = k.shape[0], k.shape[2]
-    scales: Any = tuple(
-        None if x is None else backend.as_scale(name, x, batch, heads) for name, x in zip(_features.SCALES, factors)
-    )
-    return (_features.Features() if features is None else features)._replace(scales=scales)
+    batch, heads = tensors[1].shape[0], tensors[1].shape[2]
+    scales: list[Any] = [None, None, None]
+    blocks = [0, 0, 0]
+    for i, (name, tensor, given) in enumerate(zip(_features.SCALES, tensors, factors)):
+        if given is not None:
+            scales[i] = backend.as_scale(name, given)
+            blocks[i] = _features.rows_of_block(name, scales[i], batch, heads, tensor.shape[1])
+    features = _features.Features() if features is None else features
+    return features._replace(scales=tuple(scales), blocks=tuple(blocks))
 
 
 def _of_mask(backend: Any, mask: Any, q: Any, k: Any, lead: tuple[int, ...]) -> Any:

@@ -13,6 +13,7 @@ from ._errors import ArgumentError, DTypeError, UnsupportedError, invalid_words
 if TYPE_CHECKING:
     from ._features import Features
     from ._flashcore import DescribedFeatures, Terms
+    from ._quantize import Options
 
 Array = np.ndarray
 
@@ -107,6 +108,41 @@ def attend(
     return out, lse
 
 
+def quantize(
+    tensors: tuple[np.ndarray[Any, Any], ...], heads: int, options: Options
+) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    """Codes and factors of q, k and v."""
+    import ml_dtypes
+
+    return [
+        _quantized(name, array, heads, options, np.dtype(getattr(ml_dtypes, options.dtype)))
+        for name, array in zip("qkv", tensors)
+    ]
+
+
+def _quantized(
+    name: str, array: np.ndarray[Any, Any], heads: int, options: Options, dtype: np.dtype[Any]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    _check(name, array)
+    if array.dtype.name in _FP8:
+        expected = "float16, bfloat16 or float32, in native byte order"
+        raise DTypeError(invalid_words(f"the dtype of {name}", array.dtype, expected))
+    array = _plain(array if type(array) is Array else Array.view(array, Array))
+    batch, rows, _, dim = array.shape
+    codes = np.empty((batch, array.shape[2], rows, dim), dtype)
+    factors = np.ones(options.factors(batch, heads, rows), np.float32)
+    if array.size:
+        _flashcore.quantize_cpu(
+            name,
+            _describe(array, 2),
+            heads,
+            _DTYPES[array.dtype.name],
+            (_DTYPES[options.dtype], options.rows, options.seed, options.smooth_keys),
+            (codes.ctypes.data, factors.ctypes.data),
+        )
+    return codes.transpose(0, 2, 1, 3), factors
+
+
 def _bfloat16() -> np.dtype[Any]:
     """The dtype of outputs of 8-bit inputs. It is a dtype of ml_dtypes, as the inputs' dtype is."""
     import ml_dtypes
@@ -141,13 +177,12 @@ def as_sink(name: str, x: Any) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(as_table(name, x, floating=True), np.float32)
 
 
-def as_scale(name: str, x: Any, batch: int, heads: int) -> np.ndarray[Any, Any]:
-    """Descale factors ``(batch, heads_k)``: float32, with any strides that are whole elements and not negative."""
+def as_scale(name: str, x: Any) -> np.ndarray[Any, Any]:
+    """Descale factors in float32, with any strides that are whole elements and not negative."""
     if not isinstance(x, np.ndarray):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a NumPy array")
     if x.dtype != np.float32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "float32"))
-    _features.check_scale(name, x, batch, heads)
     whole = x.flags.aligned and all(stride >= 0 and stride % x.itemsize == 0 for stride in x.strides)
     return x if whole else np.ascontiguousarray(x)
 
@@ -206,9 +241,11 @@ def is_floating(array: np.ndarray[Any, Any]) -> bool:
 
 def _described(features: Features) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales = features
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks = features
     address = [None if x is None else x.ctypes.data for x in lengths]
-    factors: list[Any] = [None if x is None else (x.ctypes.data, (*strides(x), 0), 0) for x in scales]
+    factors: list[Any] = [
+        None if x is None else (x.ctypes.data, (*strides(x), 0)[:3], rows) for x, rows in zip(scales, blocks)
+    ]
     return (
         (batch, max_q, max_k, address) if features.uneven else None,
         None if sink is None else sink.ctypes.data,

@@ -24,6 +24,7 @@ from . import _cuda, _features, _flashcore, _trace
 if TYPE_CHECKING:
     from ._features import Features
     from ._flashcore import Terms
+    from ._quantize import Options
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
@@ -71,7 +72,7 @@ def _dispatched(
     if features is None:
         out, lse = torch.ops.flashcore_attn.attention(q, k, v, heads, *terms, want_lse)
     else:
-        lengths, batch, max_q, max_k, sink, *programs, tables, scales = features
+        lengths, batch, max_q, max_k, sink, *programs, tables, scales, _ = features
         if any(x is not None for x in scales):
             raise UnsupportedError("descale factors are supported only for plain tensors in eager mode", "descale")
         out, lse = torch.ops.flashcore_attn.attention_with(
@@ -129,6 +130,47 @@ def _now(
         None if features is None else _cuda.describe(features, q),
     )
     return out, lse
+
+
+def quantize(tensors: tuple[Tensor, Tensor, Tensor], heads: int, options: Options) -> list[tuple[Tensor, Tensor]]:
+    """Codes and factors of q, k and v."""
+    if _grad_enabled() and any(x.requires_grad for x in tensors):
+        message = "an input requires grad, and quantize has no backward; use torch.no_grad(), or detach the inputs"
+        raise UnsupportedError(message, "requires_grad")
+    if _forward_ad._current_level >= 0:
+        raise UnsupportedError("forward-mode derivatives are not supported yet", "forward_ad")
+    if _is_compiling() or not _is_plain(*tensors):
+        raise UnsupportedError("quantize is supported only for plain tensors in eager mode", "quantize")
+    _cuda.check_inputs(tensors)
+    return _quantize_now(tensors, heads, options, getattr(torch, options.dtype))
+
+
+def _quantize_now(
+    tensors: tuple[Tensor, Tensor, Tensor], heads: int, options: Options, dtype: torch.dtype
+) -> list[tuple[Tensor, Tensor]]:
+    device = tensors[0].device
+    if device.type == "cuda":
+        return _cuda.quantize(tensors, heads, options, dtype)
+    if device.type != "cpu":
+        raise UnsupportedError(invalid_words("the device of q", device, "cuda or cpu"), f"device {device.type}")
+    return [_quantized(name, x.resolve_neg(), heads, options, dtype) for name, x in zip("qkv", tensors)]
+
+
+def _quantized(name: str, x: Tensor, heads: int, options: Options, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    x = _cuda.plain_rows(x)
+    codes, factors = _cuda.quantized_like(x, heads, options, dtype)
+    if x.numel():
+        held = x.untyped_storage()  # another thread may give the tensor new memory
+        _flashcore.quantize_cpu(
+            name,
+            _describe(name, x, 2, held),
+            heads,
+            _cuda.DTYPES[x.dtype],
+            (_cuda.FP8[dtype], options.rows, options.seed, options.smooth_keys),
+            (codes.data_ptr(), factors.data_ptr()),
+            torch.get_num_threads(),
+        )
+    return codes.transpose(1, 2), factors
 
 
 class Tracing:

@@ -45,7 +45,7 @@ pub fn attention_cpu(
     let others = features.map_or_else(Vec::new, |features| features::operands(&features, &problem));
     let addresses = Addresses { q: q.0, k: k.0, v: v.0, out: out.0, lse, others };
     let plan = kept::chosen(&problem, threads.unwrap_or_else(cpu::threads)).plan;
-    let threads = Threads::for_plan(py, &plan, threads);
+    let threads = Threads::new(py, plan.threads, threads);
     py.detach(|| {
         let executor = Interruptible::new(threads.executor());
         let computed = match dtypes.out {
@@ -59,18 +59,18 @@ pub fn attention_cpu(
 }
 
 /// The threads that compute a call.
-enum Threads {
+pub enum Threads {
     Caller,
     Team(Team),
     Pool(Arc<Pool>),
 }
 
 impl Threads {
-    /// The threads that the plan wants: PyTorch's own if PyTorch has given their number, else those of the
-    /// shared pool, else the calling thread. The interpreter must be held: then no other thread can fork
-    /// while threads are started, and no child inherits half of a pool.
-    fn for_plan(_py: Python<'_>, plan: &CpuPlan, of_torch: Option<usize>) -> Threads {
-        if plan.threads == 1 {
+    /// The threads of a call that wants so many: PyTorch's own if PyTorch has given their number, else those
+    /// of the shared pool, else the calling thread. The interpreter must be held: then no other thread can
+    /// fork while threads are started, and no child inherits half of a pool.
+    pub fn new(_py: Python<'_>, wanted: usize, of_torch: Option<usize>) -> Threads {
+        if wanted == 1 {
             return Threads::Caller;
         }
         let team = of_torch.and_then(Team::of_caller);
@@ -78,7 +78,7 @@ impl Threads {
         team.map_or_else(pool, Threads::Team)
     }
 
-    fn executor(&self) -> &dyn Executor {
+    pub fn executor(&self) -> &dyn Executor {
         match self {
             Threads::Caller => &CallingThread,
             Threads::Team(team) => team,
@@ -194,7 +194,7 @@ fn elements<'a, T>(operand: Operand, address: usize, bytes: usize) -> Result<&'a
 }
 
 /// The address of a tensor's lowest element in memory, and the number of elements up to its highest one.
-fn range(problem: &Problem, tensor: Tensor, address: usize) -> Result<(NonNull<u8>, usize), Error> {
+pub fn range(problem: &Problem, tensor: Tensor, address: usize) -> Result<(NonNull<u8>, usize), Error> {
     let size = problem.dtypes.of(tensor).bytes();
     let too_large = || Error::Argument(format!("{tensor:?} reaches further than can be addressed"));
     let (elements, origin) = problem.span(tensor).ok_or_else(too_large)?;
@@ -205,7 +205,7 @@ fn range(problem: &Problem, tensor: Tensor, address: usize) -> Result<(NonNull<u
     Ok((aligned_to(size, tensor.name(), start.ok_or_else(too_large)?)?, elements))
 }
 
-fn aligned<T>(name: &str, address: usize) -> Result<NonNull<T>, Error> {
+pub fn aligned<T>(name: &str, address: usize) -> Result<NonNull<T>, Error> {
     aligned_to(align_of::<T>(), name, address).map(NonNull::cast)
 }
 

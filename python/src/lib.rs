@@ -15,6 +15,7 @@ mod host;
 mod interrupt;
 mod model;
 mod openmp;
+mod quantize;
 mod tensor;
 
 use pyo3::prelude::*;
@@ -27,6 +28,8 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(host::attention_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(host::describe_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize::quantize_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(quantize::quantize_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(device::enqueue, module)?)?;
     module.add_function(wrap_pyfunction!(device::explain, module)?)?;
     module.add_function(wrap_pyfunction!(device::describe_gpus, module)?)?;

@@ -129,7 +129,7 @@ fn computed(problem: &Problem) -> Problem {
 }
 
 /// The strides of the rows of a tensor. The last dimension must be contiguous.
-fn strides(name: &str, &(_, shape, [batch, head, row, dim]): &Described) -> Result<Strides, Error> {
+pub fn strides(name: &str, &(_, shape, [batch, head, row, dim]): &Described) -> Result<Strides, Error> {
     if dim != 1 && shape[3] > 1 && !shape.contains(&0) {
         let message = format!("{name}'s last dimension has stride {dim}; it must be contiguous (stride 1)");
         return Err(Error::Argument(message));

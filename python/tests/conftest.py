@@ -56,10 +56,21 @@ def pretended_gpu(monkeypatch):
         _flashcore.attention_cpu(*tensors, lse, "/".join(names[:3]) + ":" + names[3], terms, None, features)
         return 0
 
+    def enqueue_quantization(*described):
+        *call, device, stream = described
+        assert (device, stream) == (-1, 7)
+        address, shape, strides = call[1]
+        size = {"f16": 2, "bf16": 2, "f32": 4}[call[3]]
+        assert address % 16 == 0 and strides[3] == 1  # as the kernels load rows
+        assert all(stride * size % 16 == 0 for extent, stride in zip(shape[:3], strides) if extent > 1)
+        _flashcore.quantize_cpu(*call)
+
     monkeypatch.setattr(_cuda, "_enqueue", enqueue)
+    monkeypatch.setattr(_cuda, "_enqueue_quantization", enqueue_quantization)
     monkeypatch.setattr(_cuda, "_current_device", lambda: -1)
     monkeypatch.setattr(_cuda, "_current_stream", lambda device: 7)
     monkeypatch.setattr(_torch, "_now", _cuda.attend)
+    monkeypatch.setattr(_torch, "_quantize_now", _cuda.quantize)
 
 
 # `pretended` runs the code of a CUDA tensor up to the launch, which the CPU kernels replace.

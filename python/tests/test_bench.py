@@ -12,8 +12,9 @@ from flashcore_attn.bench._problem import Problem
 
 torch = pytest.importorskip("torch")
 
+from flashcore_attn import quantize  # noqa: E402
 from flashcore_attn.bench import __main__ as command  # noqa: E402
-from flashcore_attn.bench import _peers, _plot, _race, _table  # noqa: E402
+from flashcore_attn.bench import _peers, _plot, _quantize, _race, _table  # noqa: E402
 
 
 def test_problems_are_parsed():
@@ -120,6 +121,22 @@ def test_without_a_gpu_it_says_so(capsys):
         pytest.skip("there is one")
     assert command.main([]) == 2
     assert "PyTorch sees no GPU" in capsys.readouterr().err
+    assert command.main(["quantize"]) == 2
+    assert "quantize is timed on a GPU, and PyTorch sees none" in capsys.readouterr().err
+
+
+def test_quantisations_are_timed_beside_a_copy():
+    """On a CPU, with small tensors: the rows and the table are those of a GPU."""
+    shape, options = (2, 4, 2, 70, 32), _quantize.OPTIONS
+    rows = _quantize.rows_of(shape, torch.bfloat16, 0.0, "cpu")
+    assert [row["impl"] for row in rows] == ["flashcore"] * len(options) + ["copy"]
+    assert all(row["fault"] is None and row["samples"] >= 5 for row in rows)
+    assert {row["bytes"] for row in rows} == {3 * 2 * 70 * 32 * (4 + 2 + 2)}
+    lines = _quantize.table(rows).splitlines()
+    assert len(lines) == 2 + len(rows) and "B2 H4/2 S70 D32 bfloat16, per 64 rows, Hadamard | flashcore" in lines[4]
+    inputs = _quantize.tensors(shape, torch.float16, "cpu")
+    wrong = quantize(*inputs)._replace(descale_v=torch.ones(2, 2))
+    assert "of descale_v differ" in _quantize.fault(inputs, wrong, {})
 
 
 def test_reasons_are_short_and_name_no_place():

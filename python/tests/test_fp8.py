@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flashcore_attn import DTypeError, FlashCoreError, flash_attn_func
+from flashcore_attn import ArgumentError, DTypeError, FlashCoreError, UnsupportedError, flash_attn_func, quantize
 
 TYPES = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 
@@ -57,6 +57,16 @@ def test_factors_have_any_strides():
     assert np.isfinite(lse).all()
 
 
+def test_factors_of_blocks_of_rows():
+    """Blocks of 64 rows have a factor each; their number tells them from blocks of 128 rows."""
+    (q, k, v), _ = draw([TYPES[0]] * 3)
+    factors = np.random.default_rng(2).uniform(0.3, 2.0, (2, 2, 2)).astype(np.float32)
+    out = flash_attn_func(q, k, v, descale_k=factors, descale_v=factors[:, :, :1])
+    of_rows = np.repeat(factors, 64, 2)[:, :, :70].transpose(0, 2, 1)[..., None]
+    exact = attention(q, k.astype(np.float64) * of_rows, v, (np.ones((2, 2)), np.ones((2, 2)), factors[:, :, 0]))
+    close(out, exact)
+
+
 def test_wrong_types_and_factors_are_named():
     (q, k, v), (dq, *_) = draw([TYPES[0]] * 3)
     with pytest.raises(DTypeError, match="e4m3"):
@@ -65,6 +75,8 @@ def test_wrong_types_and_factors_are_named():
         flash_attn_func(q.astype(np.float16), k, v)
     with pytest.raises(FlashCoreError, match=r"the shape of descale_q.*\(2, 2\)"):
         flash_attn_func(q, k, v, descale_q=dq[:, :1])
+    with pytest.raises(FlashCoreError, match=r"the shape of descale_k.*\(2, 2, 2\) or \(2, 2, 1\) for blocks of 64 or"):
+        flash_attn_func(q, k, v, descale_k=np.ones((2, 2, 3), np.float32))
     with pytest.raises(DTypeError, match="dtype of descale_q"):
         flash_attn_func(q, k, v, descale_q=dq.astype(np.float64))
     half = [x.astype(np.float16) for x in (q, k, v)]
@@ -98,3 +110,170 @@ def test_torch(where, kind, request):
     near(flash_attn_func(*tensors, causal=True), attention(q, k, v, (ones, ones, ones), causal=True))
     with pytest.raises(DTypeError):
         flash_attn_func(tensors[0], tensors[1].to(torch.bfloat16), tensors[2])
+
+
+SHAPES = [(2, 70, 4, 64), (2, 150, 2, 64), (2, 150, 2, 96)]
+
+
+def originals(outlier=1.0):
+    """Tensors in float32. A channel of q and k is larger by a factor."""
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in SHAPES)
+    q[..., 3] *= outlier
+    k[..., 3] *= outlier
+    return q, k, v
+
+
+def error(quantised, exact, causal=True):
+    """The root mean square of the error of attention of the quantised tensors, relative to that of the output."""
+    out = np.asarray(flash_attn_func(**quantised._asdict(), causal=causal)).astype(np.float64)
+    return np.sqrt(np.mean((out - exact) ** 2) / np.mean(exact**2))
+
+
+def whole(q, k, v, causal=True):
+    ones = np.ones((2, 2))
+    return attention(q, k, v, (ones, ones, ones), causal)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("to", TYPES)
+@pytest.mark.parametrize("rows", [None, 64, 128])
+def test_quantised_numpy_arrays(kind, to, rows):
+    q, k, v = (x.astype(kind) for x in originals())
+    quantised = quantize(q, k, v, dtype=to, rows=rows)
+    blocks = [() if rows is None else (-(-n // rows),) for n in (70, 150, 150)]
+    for x, original, factors, tail in zip(quantised[:3], (q, k, v), quantised[3:], blocks):
+        assert (x.dtype, x.shape) == (to, original.shape)
+        assert (factors.dtype, factors.shape) == (np.float32, (2, 2, *tail))
+        # A KV head's largest element is the largest number of the type.
+        wide = np.abs(x.astype(np.float32))
+        assert wide.max() == float(ml_dtypes.finfo(to).max)
+        by_row = factors[..., None] if rows is None else np.repeat(factors, rows, 2)[:, :, : x.shape[1]]
+        of_rows = by_row.transpose(0, 2, 1)
+        group = x.shape[2] // 2
+        restored = x.astype(np.float64) * np.repeat(of_rows, group, 2)[..., None]
+        step = 2.0**-4 if to is TYPES[0] else 2.0**-3
+        wanted = original.astype(np.float64)
+        assert (np.abs(restored - wanted) <= step * np.abs(wanted) + 1e-3 * np.abs(wanted).max()).all()
+    assert error(quantised, whole(q, k, v)) < (0.1 if to is TYPES[0] else 0.2)
+
+
+def test_a_rotation_lowers_the_error_of_an_outlier_channel():
+    """Without it, the product of the outlier channels has one rounding error; with it, that of many channels."""
+    q, k, v = originals(outlier=8.0)
+    exact = whole(q, k, v)
+    plain, rotated, other = (quantize(q, k, v, hadamard=seed) for seed in (None, 1, 2))
+    assert not np.array_equal(rotated.q.view(np.uint8), other.q.view(np.uint8))
+    assert np.array_equal(plain.v.view(np.uint8), rotated.v.view(np.uint8))
+    assert error(rotated, exact) < 0.6 * error(plain, exact)
+
+
+def test_smoothing_lowers_the_error_of_a_shifted_channel():
+    q, k, v = originals()
+    k[..., 9] += 40.0
+    exact = whole(q, k, v)
+    assert error(quantize(q, k, v, smooth_keys=True), exact) < 0.5 * error(quantize(q, k, v), exact)
+
+
+def test_strided_and_empty_arrays_are_quantised():
+    q, k, v = originals()
+    dense = quantize(q, k, v, hadamard=7)
+    strided = quantize(*(np.asfortranarray(x)[:, ::-1][:, ::-1] for x in (q, k, v)), hadamard=7)
+    for a, b in zip(dense, strided):
+        assert np.array_equal(a.view(np.uint8), b.view(np.uint8))
+    none = quantize(q[:, :0], k[:, :0], v[:, :0])
+    assert none.k.shape == (2, 0, 2, 64) and np.array_equal(none.descale_k, np.ones((2, 2)))
+    special = np.zeros((1, 2, 1, 16), np.float32)
+    special[0, 0, 0, :4] = np.nan, np.inf, -np.inf, 224.0
+    codes, *_, factor = (lambda x: (x.v, x.descale_v))(quantize(special, special, special))
+    assert factor == 0.5
+    assert codes[0, 0, 0, :4].astype(np.float32).tolist()[1:] == [448.0, -448.0, 448.0]
+    assert np.isnan(codes[0, 0, 0, 0].astype(np.float32))
+
+
+def test_wrong_arguments_of_quantize_are_named():
+    q, k, v = originals()
+    for options, match in [
+        ({"dtype": np.float16}, "invalid value 'float16' for dtype: expected float8_e4m3fn or float8_e5m2"),
+        ({"rows": 32}, "invalid value '32' for rows: expected 64, 128, or None"),
+        ({"rows": True}, "invalid value 'True' for rows"),
+        ({"hadamard": -1}, "invalid value '-1' for hadamard"),
+        ({"hadamard": True}, "invalid value 'True' for hadamard"),
+        ({"hadamard": 2**64}, "for hadamard"),
+        ({"hadamard": 0.5}, "invalid value '0.5' for hadamard"),
+        ({"smooth_keys": "no"}, "invalid value 'no' for smooth_keys"),
+    ]:
+        with pytest.raises(FlashCoreError, match=match):
+            quantize(q, k, v, **options)
+    with pytest.raises(DTypeError, match="invalid value 'float64' for the dtype of k"):
+        quantize(q, k.astype(np.float64), v)
+    with pytest.raises(DTypeError, match="the dtype of v"):
+        quantize(q, k, v.astype(TYPES[0]))
+    with pytest.raises(ArgumentError, match="v has sequence length = 149, but k has 150"):
+        quantize(q, k, v[:, 1:])
+    with pytest.raises(ArgumentError, match="k has head_dim = 63, but q has 64"):
+        quantize(q, k[..., 1:], v)
+    with pytest.raises(ArgumentError, match="invalid value '3' for heads_q: expected a multiple of heads_kv = 2"):
+        quantize(q[:, :, 1:], k, v)
+    with pytest.raises(ArgumentError, match="q has 3 dimensions"):
+        quantize(q[0], k, v)
+    with pytest.raises(ArgumentError, match="k is a list, q a NumPy array"):
+        quantize(q, k.tolist(), v)
+
+
+@pytest.mark.parametrize("where", ["cpu", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
+@pytest.mark.parametrize("rows", [None, 64])
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
+def test_quantised_torch_tensors(where, kind, rows, request):
+    """Codes and factors on every device are those of NumPy arrays."""
+    torch = pytest.importorskip("torch")
+    if where == "pretended":
+        request.getfixturevalue("pretended_gpu")
+    device = "cuda" if where == "cuda" else "cpu"
+    arrays = originals()
+    tensors = [torch.from_numpy(x).to(device) for x in arrays]
+    expected = quantize(*arrays, dtype=kind, rows=rows, hadamard=3)
+    found = quantize(*tensors, dtype=getattr(torch, kind), rows=rows, hadamard=3)
+    for name, a, b in zip(found._fields, found, expected):
+        assert a.device == tensors[0].device and tuple(a.shape) == b.shape, name
+        assert a.dtype == (torch.float32 if name.startswith("descale") else getattr(torch, kind)), name
+        codes = a.contiguous().view(torch.uint8).cpu().numpy()
+        assert np.array_equal(codes, np.ascontiguousarray(b).view(np.uint8)), name
+    if rows is None:
+        out = flash_attn_func(**found._asdict(), causal=True)
+        exact = whole(*arrays)
+        assert np.abs(out.cpu().double().numpy() - exact).max() < 0.25 * np.abs(exact).max()
+    # Rows at addresses that are no multiples of 16 bytes, and a strided last dimension.
+    shifted = torch.zeros(2, 70, 4, 65, device=device)[..., 1:].copy_(tensors[0])
+    across = tensors[1].transpose(1, 3).contiguous().transpose(1, 3)
+    again = quantize(shifted, across, tensors[2], dtype=kind, rows=rows, hadamard=3)
+    for a, b in zip(found, again):
+        assert torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    with pytest.raises(UnsupportedError, match="requires grad"):
+        quantize(tensors[0].clone().requires_grad_(), *tensors[1:])
+    with pytest.raises(DTypeError, match=r"invalid value 'torch.float64' for the dtype of q"):
+        quantize(tensors[0].double(), *tensors[1:])
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode, pytest.raises(UnsupportedError, match="plain tensors"):
+        quantize(*map(mode.from_tensor, tensors))
+
+
+@pytest.mark.needs_cuda
+def test_a_gpu_refuses_what_its_kernels_do_not_have():
+    torch = pytest.importorskip("torch")
+    q, k, v = (torch.from_numpy(x).cuda() for x in originals())
+    with pytest.raises(UnsupportedError, match="smooth_keys.*the CPU smooths keys"):
+        quantize(q, k, v, smooth_keys=True)
+    with pytest.raises(UnsupportedError, match="'60' for head_dim"):
+        quantize(q[..., :60], k[..., :60], v)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        first = quantize(q, k, v, hadamard=1)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = quantize(q, k, v, hadamard=1)
+    graph.replay()
+    torch.cuda.synchronize()
+    for a, b in zip(first, captured):
+        assert torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

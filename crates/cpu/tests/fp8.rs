@@ -1,8 +1,7 @@
 //! Tests of 8-bit inputs with descale factors against the oracle, and of quantisation.
 
 use flashcore_cpu::{
-    CpuError, CpuPlan, Input, Isa, Quantization, QuantizeError, Quantized, attention_with, quantize,
-    quantized_problem,
+    CpuError, CpuPlan, Input, Isa, Quantization, Quantized, attention_with, quantize, quantized_problem,
 };
 use half::bf16;
 use oracle::{Reference, oracle_with};
@@ -323,20 +322,23 @@ fn codes_and_factors_of_a_head() {
     );
     let zeros = quantize(&problem, Tensor::V, &[0.0f32; 12], &Quantization::per_head(DType::E5m2)).unwrap();
     assert_eq!((zeros.codes, zeros.factors), (vec![0; 12], vec![1.0]));
+    let empty = Problem { seq_kv: 0, ..problem.clone() };
+    let none = quantize::<f32>(&empty, Tensor::K, &[], &Quantization::per_head(DType::E4m3)).unwrap();
+    assert_eq!((none.codes, none.factors), (vec![], vec![1.0]));
     let refused = |tensor, options| quantize(&problem, tensor, &q, &options).unwrap_err();
     let plain = Quantization::per_head(DType::E4m3);
     assert!(matches!(
         refused(Tensor::Q, Quantization { dtype: DType::F16, ..plain }),
-        QuantizeError::Option { option: "dtype", .. }
+        CpuError::Problem(ProblemError::Quantization { option: "dtype", .. })
     ));
     assert!(matches!(
         refused(Tensor::Q, Quantization { rows: Some(100), ..plain }),
-        QuantizeError::Option { option: "rows", .. }
+        CpuError::Problem(ProblemError::Quantization { option: "rows", .. })
     ));
     let capped = problem.clone().with_softcap(5.0);
     let smooth = Quantization { smooth_keys: true, ..plain };
     assert!(matches!(
         quantize(&capped, Tensor::K, &q, &smooth).unwrap_err(),
-        QuantizeError::Option { option: "smooth_keys", .. }
+        CpuError::Problem(ProblemError::Quantization { option: "smooth_keys", .. })
     ));
 }

@@ -111,7 +111,7 @@ pub enum AttentionError {
     /// A device address is not a multiple of the element size, or of 2 bytes for 8-bit elements.
     #[error(
         "invalid value '{address:#x}' for the address of {tensor}: expected a multiple of {accepted} bytes, as \
-         kernels read its elements"
+         kernels read and write its elements"
     )]
     Alignment {
         /// The tensor: q, k, v, out, lse, or another operand.

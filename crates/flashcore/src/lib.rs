@@ -50,13 +50,13 @@ mod table;
 mod tensor;
 
 pub use attention::{Attention, Device, Output, attention};
-pub use cpu::{Element, Quantization, QuantizeError, Quantized, quantize, quantized_problem};
+pub use cpu::{Element, Quantization, Quantized, quantize, quantized_problem};
 pub use error::AttentionError;
 pub use kernels::Plan;
 pub use problem::program::library;
 pub use problem::{
     Band, Corner, DType, DTypes, E4m3, E5m2, Expr, Layout, LengthValues, Pass, Problem, Program,
-    ProgramError, ScaleLayout, ScaleValues, Scales, Score, Strides, TableData,
+    ProgramError, ScaleLayout, ScaleValues, Scales, Score, Strides, TableData, Tensor,
 };
 pub use table::TableView;
 pub use tensor::{TensorView, TensorViewMut};

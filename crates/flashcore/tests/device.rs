@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use driver::{Buffer, Graph, Stream, bytes_of};
 use flashcore::gpu::{Gpu, Prepared};
-use flashcore::{AttentionError, DType, Problem};
+use flashcore::{AttentionError, DType, Layout, Problem, Quantization, Tensor, quantize};
 use half::f16;
 use kernels::forward::wgmma::{Ends, WgmmaPlan};
 use kernels::{Arch, Plan};
@@ -156,6 +156,33 @@ fn launches_that_run_at_once_share_nothing() {
                     assert!(lane.outputs() == alone, "dim {dim}, {plan:?}: round {round}, lane {index}");
                 }
             }
+        }
+    }
+}
+
+/// Codes and factors of the GPU are those of the CPU, bit for bit.
+#[test]
+fn quantised_tensors_are_those_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let stream = Stream::new(gpu.context()).unwrap();
+    for (dim, heads_kv, rows) in [(64, 5, None), (128, 5, Some(64)), (128, 1, Some(128)), (80, 5, None)] {
+        let problem = Problem::new(2, HEADS, 1000, dim, DType::F16).with_heads_kv(heads_kv, Layout::Bshd);
+        let data = draw(2 * HEADS * 1000 * dim, dim as u32);
+        let mut from = Buffer::new(gpu.context(), 2 * data.len()).unwrap();
+        from.upload(bytes_of(&data)).unwrap();
+        for (dtype, hadamard) in [(DType::E4m3, Some(1)), (DType::E5m2, None)] {
+            let options = Quantization { rows, hadamard, ..Quantization::per_head(dtype) };
+            let expected = quantize(&problem, Tensor::Q, &data, &options).unwrap();
+            let sizes = [expected.codes.len(), 4 * expected.factors.len()];
+            let [codes, factors] = sizes.map(|bytes| Buffer::new(gpu.context(), bytes).unwrap());
+            let quantizer = gpu.prepare_quantization(&problem, Tensor::Q, &options).unwrap();
+            quantizer.enqueue(&stream, from.slice(), codes.slice(), factors.slice()).unwrap();
+            stream.synchronize().unwrap();
+            let [mut found, mut of_kernel] = sizes.map(|bytes| vec![0; bytes]);
+            codes.download(&mut found).unwrap();
+            factors.download(&mut of_kernel).unwrap();
+            let is_equal = found == expected.codes && of_kernel == bytes_of(&expected.factors);
+            assert!(is_equal, "dim {dim}, heads_kv {heads_kv}, {options:?}");
         }
     }
 }

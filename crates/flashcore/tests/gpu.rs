@@ -13,8 +13,8 @@ use std::path::Path;
 use driver::{Buffer, DriverError, Graph, Stream, bytes_of};
 use flashcore::gpu::{Gpu, PlanSource, Prepared};
 use flashcore::{
-    AttentionError, Band, DType, Device, Element, Layout, Problem, Strides, TensorView, TensorViewMut,
-    attention,
+    AttentionError, Band, DType, Device, Element, Layout, Problem, Quantization, Strides, Tensor, TensorView,
+    TensorViewMut, attention, quantize,
 };
 use half::f16;
 use harness::{Folder, SCENARIO, passes};
@@ -34,6 +34,7 @@ fn scenario() {
         Ok("hopper") => hopper(),
         Ok("full") => full(),
         Ok("programs") => programs(),
+        Ok("quantization") => quantization(),
         Ok("scratch") => scratch(),
         Ok("old") => without("the CUDA driver supports CUDA 11.8, needed is 12.0 or later"),
         Ok("no_device") => without("device 0 does not exist; the driver sees 0 device(s)"),
@@ -219,6 +220,52 @@ fn device_memory() {
     let mut lse = [0; 160];
     tensors.0[4].download(&mut lse).unwrap();
     assert!(lse.chunks(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]) == f32::NEG_INFINITY));
+}
+
+/// Codes and factors in device memory are those of host memory, by one kernel and by two, also from a graph.
+fn quantization() {
+    let gpu = Gpu::open(0).unwrap();
+    let stream = Stream::new(gpu.context()).unwrap();
+    let problem = Problem::new(1, 4, 100, 32, DType::F16).with_heads_kv(2, Layout::Bshd);
+    let plain = Quantization::per_head(DType::E4m3);
+    let refuse = |outcome: Result<(), AttentionError>, words: &str| {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    for (tensor, heads) in [(Tensor::Q, 4), (Tensor::K, 2)] {
+        let data = ramp(heads * 100 * 32, 7);
+        let options = Quantization { rows: Some(64), hadamard: Some(3), ..plain };
+        let expected = quantize(&problem, tensor, &data, &options).unwrap();
+        let (bytes, factors) = (expected.codes.len(), expected.factors.len());
+        let mut from = Buffer::new(gpu.context(), 2 * bytes).unwrap();
+        from.upload(bytes_of(&data)).unwrap();
+        let quantizer = gpu.prepare_quantization(&problem, tensor, &options).unwrap();
+        let outputs = [(); 2].map(|()| [bytes, 4 * factors].map(|n| Buffer::new(gpu.context(), n).unwrap()));
+        let enqueue = |stream: &Stream, [codes, factors]: &[Buffer; 2]| {
+            quantizer.enqueue(stream, from.slice(), codes.slice(), factors.slice())
+        };
+        enqueue(&stream, &outputs[0]).unwrap();
+        let graph = Graph::capture(&stream, |stream| enqueue(stream, &outputs[1])).unwrap();
+        graph.launch(&stream).unwrap();
+        for [codes, factors] in &outputs {
+            let (mut found, mut of_kernel) = (vec![0; bytes], vec![0; 4 * expected.factors.len()]);
+            codes.download(&mut found).unwrap();
+            factors.download(&mut of_kernel).unwrap();
+            assert!(found == expected.codes && of_kernel == bytes_of(&expected.factors), "{tensor:?}");
+        }
+        let [codes, factors] = outputs[0].each_ref().map(Buffer::slice);
+        let short = codes.part(0, bytes - 1).unwrap();
+        refuse(quantizer.enqueue(&stream, from.slice(), short, factors), "_codes has");
+        let shifted = from.slice().part(8, 2 * bytes - 8).unwrap();
+        refuse(quantizer.enqueue(&stream, shifted, codes, factors), "bytes of device memory");
+        let larger = Buffer::new(gpu.context(), 2 * bytes + 8).unwrap();
+        let shifted = larger.slice().part(8, 2 * bytes).unwrap();
+        refuse(quantizer.enqueue(&stream, shifted, codes, factors), "expected a multiple of 16 bytes");
+    }
+    let smooth = Quantization { smooth_keys: true, ..plain };
+    refuse(gpu.prepare_quantization(&problem, Tensor::K, &smooth).map(drop), "the CPU smooths keys");
+    let none = Quantization { dtype: DType::F16, ..plain };
+    refuse(gpu.prepare_quantization(&problem, Tensor::K, &none).map(drop), "'f16' for dtype: expected e4m3");
 }
 
 /// A new length loads no new module: the text is the same, and so is the function. Out of memory does not
@@ -525,6 +572,12 @@ fn prepared_kernels_take_device_memory() {
 #[test]
 fn the_kernels_of_a_program_run_together() {
     on_the_emulator("programs", &[]);
+}
+
+#[test]
+fn tensors_in_device_memory_are_quantised() {
+    on_the_emulator("quantization", &[]);
+    on_the_emulator("quantization", &[("FAKE_SM", "90")]);
 }
 
 #[test]

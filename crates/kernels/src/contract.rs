@@ -74,7 +74,7 @@ pub enum Operand {
     Table(u8),
     /// The descale factors of an input, f32 ([`problem::Scales`]).
     Descale(Tensor),
-    /// An input tensor quantised to u8, head by head.
+    /// An input tensor quantised to 8 bits, dense.
     Codes(Tensor),
     /// The scales of quantised inputs, f32: one for each head of Q, then of K, then of V.
     Scales,
@@ -245,9 +245,14 @@ impl<'a> Contract<'a> {
     }
 
     /// The address of the codes of a quantised input, dense.
-    pub fn codes(&mut self, k: &mut Builder, tensor: Tensor) -> Global {
+    pub fn codes(&mut self, k: &mut Builder, tensor: Tensor, access: Access) -> Global {
         let bytes = self.problem.extents(tensor).iter().product();
-        self.memory(k, Operand::Codes(tensor), bytes, Access::Read)
+        self.memory(k, Operand::Codes(tensor), bytes, access)
+    }
+
+    /// The address of the descale factors that a quantisation writes.
+    pub fn factors(&mut self, k: &mut Builder, tensor: Tensor, factors: usize) -> Global {
+        self.memory(k, Operand::Descale(tensor), 4 * factors, Access::Write)
     }
 
     /// The address of the scales of quantised inputs.

@@ -27,6 +27,7 @@ pub mod genes;
 pub mod ladder;
 mod plan;
 mod program;
+pub mod quantize;
 pub mod select;
 
 pub use arch::Arch;

@@ -107,6 +107,16 @@ pub enum ProblemError {
         /// The reason, and what is accepted.
         reason: &'static str,
     },
+    /// An option of a quantisation has a value that is not accepted.
+    #[error("invalid value '{value}' for {option}: expected {accepted}")]
+    Quantization {
+        /// The option's name.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// The accepted values.
+        accepted: &'static str,
+    },
     /// An unknown name.
     #[error("invalid value '{value}' for {what}: expected {accepted}")]
     UnknownName {

@@ -4,22 +4,29 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use driver::{Context, DriverError, Expect, Function};
+use kernels::quantize::QuantizationCode;
 use kernels::{Baked, KernelError, Plan, Program};
 
 use super::scratch::Scratch;
 use crate::AttentionError;
 
-/// The key of loading and admission: what the code depends on, and which resources the kernels of the plan
+/// The key of loading and admission: what the code depends on, and which resources the kernels
 /// may use. Problems that differ in other values have the same key and launch the same kernels.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
-    pub baked: Baked,
-    pub plan: Plan,
+    pub code: Code,
     pub first: Expect,
     pub then: Vec<Expect>,
 }
 
-/// The loaded kernels of a plan, which passed admission.
+/// What the code of kernels depends on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Code {
+    Attention(Box<(Baked, Plan)>),
+    Quantization(QuantizationCode),
+}
+
+/// The loaded kernels of a program, which passed admission.
 #[derive(Debug)]
 pub(super) struct Functions {
     pub first: Function,

@@ -8,8 +8,10 @@
 
 mod candidates;
 mod host;
+mod launches;
 mod loaded;
 mod prepared;
+mod quantizer;
 mod scratch;
 
 use std::collections::{BTreeMap, HashMap};
@@ -28,6 +30,7 @@ pub use driver::{
 pub(crate) use host::attend;
 pub use kernels::{LengthArray, Operand};
 pub use prepared::{Fallback, Prepared};
+pub use quantizer::Quantizer;
 
 /// Bytes of freed device memory that the pool keeps for the next call on host slices.
 const KEEP: u64 = 1 << 30;

@@ -3,14 +3,14 @@
 use std::sync::{Arc, OnceLock};
 
 use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
-use kernels::{Arch, Contracts, LengthArray, Operand, Plan, Step, bind, emit, select};
+use kernels::{Arch, LengthArray, Operand, Plan, bind, emit, select};
 use problem::{Problem, Tensor};
-use ptx::{BufferSpec, Launch};
+use ptx::Launch;
 use smallvec::SmallVec;
 
 use super::candidates::{Candidate, PlanSource, alignment, candidates, unaligned};
-use super::loaded::{Kernels, Key};
-use super::scratch::{Layout, Lease, OwnMemory, Purpose};
+use super::launches::{INLINE, Launches, check_slice};
+use super::loaded::{Code, Kernels, Key};
 use crate::AttentionError;
 
 /// Maximum spilled bytes per thread of an unmeasured plan. A few registers saved outside the main loop have
@@ -21,8 +21,6 @@ const SPILLS: u32 = 64;
 const MEASURED_SPILLS: u32 = 256;
 /// The number of operands that every caller provides: Q, K, V and O.
 const TENSORS: usize = Tensor::ALL.len();
-/// Buffers of a launch that need no heap memory.
-const INLINE: usize = 8;
 
 /// A plan that was tried and rejected.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,32 +58,7 @@ pub struct Prepared {
 #[derive(Debug)]
 struct Ready {
     plan: Plan,
-    /// The kernel that is launched first.
-    first: Launched,
-    /// The kernels that are launched after it, in order.
-    then: Vec<Launched>,
-    /// One per buffer, which all kernels share.
-    sources: Vec<Source>,
-    /// Counters, scratch and temporaries of all kernels.
-    own: Vec<Arc<OwnMemory>>,
-    /// Minimum bytes of each of the caller's buffers.
-    needed: Vec<usize>,
-}
-
-/// A loaded kernel and its launch arguments.
-#[derive(Debug)]
-struct Launched {
-    function: Function,
-    call: Call,
-}
-
-/// Where a launch takes a buffer from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    /// The caller's buffer of this index in [`Prepared::callers`].
-    Caller(usize),
-    /// A part of the program's own memory of this index in [`Ready::own`].
-    Own { index: usize, offset: usize, bytes: usize },
+    launches: Launches,
 }
 
 impl Prepared {
@@ -157,13 +130,13 @@ impl Prepared {
 
     /// Registers, shared memory and spills of the plan's first kernel, as the driver reports them.
     pub fn resources(&self) -> Resources {
-        self.main.first.function.resources()
+        self.main.launches.first().function.resources()
     }
 
     /// The function of the first kernel and its launch arguments, to measure the overhead of
     /// [`Prepared::enqueue`].
     pub fn parts(&self) -> (&Function, &Call) {
-        (&self.main.first.function, &self.main.first.call)
+        (&self.main.launches.first().function, &self.main.launches.first().call)
     }
 
     /// Enqueues the computation on the stream and returns. The call does not wait, and it may be captured in
@@ -232,8 +205,8 @@ impl Prepared {
             return Ok(());
         }
         let ready = self.variant(&slices)?;
-        check_slices(&self.callers, &ready.needed, &self.problem, &slices)?;
-        ready.enqueue(stream, &slices)
+        check_slices(&self.callers, ready.launches.needed(), &self.problem, &slices)?;
+        ready.launches.enqueue(stream, &slices)
     }
 
     /// The kernel that supports the slices' addresses.
@@ -262,89 +235,16 @@ impl Ready {
         spills: Option<u32>,
     ) -> Result<Ready, AttentionError> {
         let (baked, contracts) = bind(problem, &plan, arch)?;
-        let callers = callers(problem);
-        let (sources, own) = sources(&contracts, &callers)?;
-        let mut needed = vec![0; callers.len()];
-        for (source, buffer) in sources.iter().zip(&contracts.first.buffers) {
-            if let Source::Caller(index) = *source {
-                needed[index] = buffer.bytes;
-            }
-        }
-        let Contracts { first, then, .. } = contracts;
         let admit = |expect: Expect| Expect { local_bytes: spills, ..expect };
         let key = Key {
-            baked,
-            plan: plan.clone(),
-            first: admit(expect(&plan, &first.launch)),
-            then: then.iter().map(|step| admit(Expect::of(&step.launch))).collect(),
+            code: Code::Attention(Box::new((baked, plan.clone()))),
+            first: admit(expect(&plan, &contracts.first.launch)),
+            then: contracts.then.iter().map(|step| admit(Expect::of(&step.launch))).collect(),
         };
-        let call = |step: Step| {
-            let call = Call::with_maps(step.launch, step.args, step.tensor_maps, &step.buffers);
-            call.check().map(|()| call)
-        };
-        let (first, then) = (call(first)?, then.into_iter().map(call).collect::<Result<Vec<_>, _>>()?);
-        let functions = kernels.load(context, key, || emit(problem, &plan, arch))?;
-        let launched = |(function, call): (&Function, Call)| Launched { function: function.clone(), call };
-        let first = launched((&functions.first, first));
-        let then = functions.then.iter().zip(then).map(launched).collect();
-        let own = own.allocations.into_iter();
-        let own = own.map(|(purpose, bytes)| kernels.scratch.of_size(context, purpose, bytes));
-        let own = own.collect::<Result<_, _>>()?;
-        Ok(Ready { plan, first, then, sources, own, needed })
+        let (callers, emit) = (callers(problem), || emit(problem, &plan, arch));
+        let launches = Launches::new((context, kernels), &callers, contracts, key, emit)?;
+        Ok(Ready { plan, launches })
     }
-
-    /// `slices` are the caller's, in the order of [`Prepared::callers`].
-    fn enqueue(&self, stream: &Stream, slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
-        let mut leases: SmallVec<[Lease<'_>; 2]> = SmallVec::new();
-        if !self.own.is_empty() {
-            let queue = stream.queue()?;
-            for own in &self.own {
-                leases.push(own.lease(stream, queue)?);
-            }
-        }
-        let mut all: SmallVec<[DeviceSlice<'_>; INLINE]> = SmallVec::new();
-        all.extend(self.sources.iter().map(|source| match *source {
-            Source::Caller(index) => slices[index],
-            // `of_size` gives at least the bytes of the layout, so the part exists.
-            Source::Own { index, offset, bytes } => {
-                leases[index].slice().part(offset, bytes).unwrap_or(DeviceSlice::EMPTY)
-            }
-        }));
-        // Another thread may use this queue, and then the same scratch.
-        let turn = leases.iter().find_map(Lease::turn);
-        for Launched { function, call } in std::iter::once(&self.first).chain(&self.then) {
-            function.launch(stream, call, &all)?;
-        }
-        drop(turn);
-        drop(all);
-        leases.into_iter().for_each(|lease| lease.launched(stream));
-        Ok(())
-    }
-}
-
-/// Where each buffer of a program comes from, and the program's own memory. An error when it has a buffer
-/// that is neither among the `callers`' nor its own.
-fn sources(contracts: &Contracts, callers: &[Operand]) -> Result<(Vec<Source>, Layout), AttentionError> {
-    let mut own = Layout::default();
-    let source = |(&operand, buffer): (&Operand, &BufferSpec)| {
-        if let Some(index) = callers.iter().position(|&caller| caller == operand) {
-            return Ok::<_, AttentionError>(Source::Caller(index));
-        }
-        let purpose = Purpose::of(operand).ok_or_else(|| AttentionError::Unsupported {
-            argument: "plan",
-            value: format!("a kernel with the buffer {operand}"),
-            accepted: format!("kernels with {}, counters, scratch and temporaries alone", names(callers)),
-        })?;
-        let (index, offset) = own.add(purpose, buffer.bytes);
-        Ok(Source::Own { index, offset, bytes: buffer.bytes })
-    };
-    let buffers = contracts.operands.iter().zip(&contracts.first.buffers);
-    let sources = buffers.map(source).collect::<Result<_, _>>()?;
-    Ok((sources, own))
-}
-
-fn names(operands: &[Operand]) -> String {
-    operands.iter().map(|operand| operand.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// The operands that the caller of a problem provides: the four tensors, the LSE if it is wanted, arrays of
@@ -383,15 +283,8 @@ fn check_slices(
     problem: &Problem,
     slices: &[DeviceSlice<'_>],
 ) -> Result<(), AttentionError> {
-    for ((&needed, slice), &operand) in needed.iter().zip(slices).zip(callers) {
-        let (bytes, tensor) = (slice.bytes(), operand.name());
-        if bytes < needed {
-            return Err(AttentionError::DeviceSlice { tensor, bytes, needed });
-        }
-        let (accepted, address) = (element_bytes(operand, problem), slice.address());
-        if !address.is_multiple_of(accepted) {
-            return Err(AttentionError::Alignment { tensor, address, accepted });
-        }
+    for ((&needed, &slice), &operand) in needed.iter().zip(slices).zip(callers) {
+        check_slice(operand, needed, element_bytes(operand, problem), slice)?;
     }
     Ok(())
 }

@@ -16,8 +16,8 @@
 
 use problem::{Problem, Tensor};
 use ptx::{
-    BinaryOp, Builder, CacheOp, CmpOp, CpAsync, Dim3, F32, FloatMods, Global, Half, Launch, Local, Op,
-    Operand, Pointer, Pred, R32, Shared, SpecialReg, Src, Type, Value, Violations,
+    Access, BinaryOp, Builder, CacheOp, CmpOp, CpAsync, Dim3, F32, FloatMods, Global, Half, Launch, Local,
+    Op, Operand, Pointer, Pred, R32, Shared, SpecialReg, Src, Type, Value, Violations,
 };
 
 use super::common::ALIGN;
@@ -185,7 +185,7 @@ fn body<T: Tiles>(k: &mut Builder, cta: &Cta, mut tiles: T) {
 impl Cta {
     fn new(k: &mut Builder, contract: &mut Contract<'_>, problem: &Problem) -> Cta {
         let heads = (problem.batch * problem.heads_q) as u32;
-        let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| contract.codes(k, tensor));
+        let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| contract.codes(k, tensor, Access::Read));
         let (out, scales) = (contract.tensor(k, Tensor::Out), contract.scales(k));
         let seq = contract.u32(k, "seq", problem.seq_q as u32);
         let dim = contract.u32(k, "dim", problem.head_dim as u32);

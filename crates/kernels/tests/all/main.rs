@@ -11,6 +11,7 @@ mod ladder;
 mod machine_code;
 mod mma_fp8;
 mod programs;
+mod quantize;
 mod shapes;
 mod small;
 mod small_needed;

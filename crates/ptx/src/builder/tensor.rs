@@ -160,8 +160,14 @@ impl Builder {
     }
 
     /// Four f32 rounded to e4m3 and packed, the first in the lowest byte. Numbers beyond ±448 become ±448.
-    pub fn pack_e4m3(&mut self, [a, b, c, d]: [F32; 4]) -> R32 {
-        let cvt = Cvt { saturation: CvtSaturation::SatFinite, ..round_to(Type::E4m3x2) };
+    pub fn pack_e4m3(&mut self, values: [F32; 4]) -> R32 {
+        self.pack_fp8(Type::E4m3x2, values)
+    }
+
+    /// Four f32 rounded to the 8-bit floats of a pair type (`E4m3x2` or `E5m2x2`) and packed, the first in
+    /// the lowest byte. Numbers beyond the largest become the largest.
+    pub fn pack_fp8(&mut self, pair: Type, [a, b, c, d]: [F32; 4]) -> R32 {
+        let cvt = Cvt { saturation: CvtSaturation::SatFinite, ..round_to(pair) };
         let mut pair = |low: F32, high: F32| {
             let pair: R16 = self.reg();
             self.compute::<R16>(pair, Op::Cvt(cvt), [Src::from(high).into(), Src::from(low).into()]);

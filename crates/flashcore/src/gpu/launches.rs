@@ -1,0 +1,160 @@
+//! Loaded kernels of a program with the arguments of their launches and the memory of their own.
+
+use std::sync::Arc;
+
+use driver::{Call, Context, DeviceSlice, Function, Stream};
+use kernels::{Contracts, KernelError, Operand, Program, Step};
+use ptx::BufferSpec;
+use smallvec::SmallVec;
+
+use super::loaded::{Kernels, Key};
+use super::scratch::{Layout, Lease, OwnMemory, Purpose};
+use crate::AttentionError;
+
+/// Buffers of a launch that need no heap memory.
+pub(super) const INLINE: usize = 8;
+
+/// The loaded kernels of a program and their launch arguments.
+#[derive(Debug)]
+pub(super) struct Launches {
+    /// The kernel that is launched first.
+    first: Launched,
+    /// The kernels that are launched after it, in order.
+    then: Vec<Launched>,
+    /// One per buffer, which all kernels share.
+    sources: Vec<Source>,
+    /// Counters, scratch and temporaries of all kernels.
+    own: Vec<Arc<OwnMemory>>,
+    /// Minimum bytes of each of the caller's buffers.
+    needed: Vec<usize>,
+}
+
+/// A loaded kernel and its launch arguments.
+#[derive(Debug)]
+pub(super) struct Launched {
+    pub function: Function,
+    pub call: Call,
+}
+
+/// Where a launch takes a buffer from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// The buffer of the caller's operand with this index.
+    Caller(usize),
+    /// A part of the program's own memory of this index in [`Launches::own`].
+    Own { index: usize, offset: usize, bytes: usize },
+}
+
+impl Launches {
+    /// `callers` are the operands that the caller provides. `emit` is called when the kernels of `key` are
+    /// not loaded yet.
+    pub(super) fn new(
+        (context, kernels): (&Arc<Context>, &Kernels),
+        callers: &[Operand],
+        contracts: Contracts,
+        key: Key,
+        emit: impl FnOnce() -> Result<Program, KernelError>,
+    ) -> Result<Launches, AttentionError> {
+        let (sources, own) = sources(&contracts, callers)?;
+        let mut needed = vec![0; callers.len()];
+        for (source, buffer) in sources.iter().zip(&contracts.first.buffers) {
+            if let Source::Caller(index) = *source {
+                needed[index] = buffer.bytes;
+            }
+        }
+        let Contracts { first, then, .. } = contracts;
+        let call = |step: Step| {
+            let call = Call::with_maps(step.launch, step.args, step.tensor_maps, &step.buffers);
+            call.check().map(|()| call)
+        };
+        let (first, then) = (call(first)?, then.into_iter().map(call).collect::<Result<Vec<_>, _>>()?);
+        let functions = kernels.load(context, key, emit)?;
+        let launched = |(function, call): (&Function, Call)| Launched { function: function.clone(), call };
+        let first = launched((&functions.first, first));
+        let then = functions.then.iter().zip(then).map(launched).collect();
+        let own = own.allocations.into_iter();
+        let own = own.map(|(purpose, bytes)| kernels.scratch.of_size(context, purpose, bytes));
+        let own = own.collect::<Result<_, _>>()?;
+        Ok(Launches { first, then, sources, own, needed })
+    }
+
+    /// The kernel that is launched first.
+    pub(super) fn first(&self) -> &Launched {
+        &self.first
+    }
+
+    /// Minimum bytes of each of the caller's buffers.
+    pub(super) fn needed(&self) -> &[usize] {
+        &self.needed
+    }
+
+    /// Launches all kernels. `slices` are the caller's, one for each of its operands.
+    pub(super) fn enqueue(&self, stream: &Stream, slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
+        let mut leases: SmallVec<[Lease<'_>; 2]> = SmallVec::new();
+        if !self.own.is_empty() {
+            let queue = stream.queue()?;
+            for own in &self.own {
+                leases.push(own.lease(stream, queue)?);
+            }
+        }
+        let mut all: SmallVec<[DeviceSlice<'_>; INLINE]> = SmallVec::new();
+        all.extend(self.sources.iter().map(|source| match *source {
+            Source::Caller(index) => slices[index],
+            // `of_size` gives at least the bytes of the layout, so the part exists.
+            Source::Own { index, offset, bytes } => {
+                leases[index].slice().part(offset, bytes).unwrap_or(DeviceSlice::EMPTY)
+            }
+        }));
+        // Another thread may use this queue, and then the same scratch.
+        let turn = leases.iter().find_map(Lease::turn);
+        for Launched { function, call } in std::iter::once(&self.first).chain(&self.then) {
+            function.launch(stream, call, &all)?;
+        }
+        drop(turn);
+        drop(all);
+        leases.into_iter().for_each(|lease| lease.launched(stream));
+        Ok(())
+    }
+}
+
+/// Where each buffer of a program comes from, and the program's own memory. An error when it has a buffer
+/// that is neither among the `callers`' nor its own.
+fn sources(contracts: &Contracts, callers: &[Operand]) -> Result<(Vec<Source>, Layout), AttentionError> {
+    let mut own = Layout::default();
+    let source = |(&operand, buffer): (&Operand, &BufferSpec)| {
+        if let Some(index) = callers.iter().position(|&caller| caller == operand) {
+            return Ok::<_, AttentionError>(Source::Caller(index));
+        }
+        let purpose = Purpose::of(operand).ok_or_else(|| AttentionError::Unsupported {
+            argument: "plan",
+            value: format!("a kernel with the buffer {operand}"),
+            accepted: format!("kernels with {}, counters, scratch and temporaries alone", names(callers)),
+        })?;
+        let (index, offset) = own.add(purpose, buffer.bytes);
+        Ok(Source::Own { index, offset, bytes: buffer.bytes })
+    };
+    let buffers = contracts.operands.iter().zip(&contracts.first.buffers);
+    let sources = buffers.map(source).collect::<Result<_, _>>()?;
+    Ok((sources, own))
+}
+
+fn names(operands: &[Operand]) -> String {
+    operands.iter().map(|operand| operand.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// Checks a slice of the caller's against the size and the alignment of its operand, in bytes.
+pub(super) fn check_slice(
+    operand: Operand,
+    needed: usize,
+    accepted: u64,
+    slice: DeviceSlice<'_>,
+) -> Result<(), AttentionError> {
+    let (bytes, address, tensor) = (slice.bytes(), slice.address(), operand.name());
+    if bytes < needed {
+        return Err(AttentionError::DeviceSlice { tensor, bytes, needed });
+    }
+    if !address.is_multiple_of(accepted) {
+        return Err(AttentionError::Alignment { tensor, address, accepted });
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! What the code of a quantisation depends on.
+
+use problem::{DType, Rotation, Tensor};
+
+/// Threads of the largest CTA.
+pub(super) const THREADS: u32 = 256;
+/// Elements whose codes fill a store of 16 bytes.
+pub(super) const UNIT: u32 = 16;
+/// Units that a thread holds at most.
+const UNITS: u32 = 4;
+/// Units of a row that a thread has at most. With four, fewer exchanges between lanes would be left, but also
+/// fewer warps on an SM.
+const SHARE: u32 = 2;
+/// Bytes that a thread loads before it uses the first, so that enough loads are in flight.
+const IN_FLIGHT: u32 = 128;
+
+/// All properties of a quantisation that its code depends on. Lengths, strides, the number of heads and the
+/// signs of the rotation are launch parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QuantizationCode {
+    pub(super) tensor: Tensor,
+    pub(super) from: DType,
+    pub(super) to: DType,
+    pub(super) dim: u32,
+    pub(super) rotated: bool,
+    /// Threads of a CTA.
+    pub(super) threads: u32,
+    pub(super) passes: Passes,
+}
+
+/// How often the tensor is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Passes {
+    /// Once, by one kernel: a CTA holds all rows of a factor, a thread its share of `shares` rows.
+    Held { shares: u32 },
+    /// Twice: the first kernel stores the largest magnitude of each part of the rows of a factor, and the
+    /// second kernel rounds.
+    Two {
+        /// Whether several heads share a factor.
+        grouped: bool,
+    },
+}
+
+impl QuantizationCode {
+    /// Units of a row.
+    pub(super) const fn units(&self) -> u32 {
+        self.dim / UNIT
+    }
+
+    /// Units of a Hadamard matrix; 1 without a rotation.
+    pub(super) const fn block_units(&self) -> u32 {
+        if self.rotated { 1 << self.units().trailing_zeros() } else { 1 }
+    }
+
+    /// Units of a row that a thread has: its share. Units of one share are added without an exchange between
+    /// lanes. At least two lanes share a row of two units or more, so that they use whole sectors of it.
+    pub(super) fn share(&self) -> u32 {
+        (self.units() / 2).clamp(1, SHARE).min(self.block_units())
+    }
+
+    /// The distance between the units of a share, in units.
+    pub(super) fn distance(&self) -> u32 {
+        self.block_units() / self.share()
+    }
+
+    /// Threads that share a row.
+    pub(super) fn lanes(&self) -> u32 {
+        self.units() / self.share()
+    }
+
+    /// Rows of which a thread loads its share before it uses the first.
+    pub(super) fn shares(&self) -> u32 {
+        match self.passes {
+            Passes::Held { shares } => shares,
+            Passes::Two { .. } => (IN_FLIGHT / (4 * self.words() as u32 * self.share())).max(1),
+        }
+    }
+
+    /// Rows that a CTA covers with one share of each thread. Threads beyond these rows have none.
+    pub(super) fn slab(&self) -> u32 {
+        self.threads / self.lanes()
+    }
+
+    /// Rows of a tile: what a CTA loads before it uses the first unit.
+    pub(super) fn tile(&self) -> u32 {
+        self.slab() * self.shares()
+    }
+
+    /// 32-bit words of a unit in memory.
+    pub(super) const fn words(&self) -> usize {
+        UNIT as usize * self.from.bytes() / 4
+    }
+
+    /// The factor that normalises the rotation; 1 without one.
+    pub(super) fn norm(&self) -> f32 {
+        if self.rotated { Rotation::new(0, self.dim as usize).norm() } else { 1.0 }
+    }
+
+    /// Threads of an SM for which a kernel that rotates leaves registers. Without a bound, ptxas spills
+    /// registers of some kernels to make room for more threads.
+    pub(super) const fn resident_threads(&self) -> u32 {
+        match self.passes {
+            // A thread holds 64 elements: 96 registers.
+            Passes::Held { .. } => 640,
+            Passes::Two { .. } => 768,
+        }
+    }
+
+    /// The code with one kernel, if a CTA can hold `rows` rows of one head.
+    pub(super) fn held(self, rows: u32) -> Option<QuantizationCode> {
+        let slab = rows.div_ceil(UNITS / self.share()).max(1);
+        let threads = (slab.saturating_mul(self.lanes())).next_multiple_of(32);
+        let held = QuantizationCode { threads, ..self };
+        let shares = rows.div_ceil(held.slab()).max(1);
+        let grouped = self.passes == Passes::Two { grouped: true };
+        let fits = threads <= THREADS && !grouped;
+        fits.then_some(QuantizationCode { passes: Passes::Held { shares }, ..held })
+    }
+}

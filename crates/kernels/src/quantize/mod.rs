@@ -1,0 +1,113 @@
+//! Kernels that quantise Q, K or V to 8-bit floats with descale factors.
+//!
+//! Codes and factors are equal to those of the CPU to the last bit. A CTA that holds all rows of a factor in
+//! registers reads them once. Otherwise a first kernel finds the largest
+//! magnitudes and a second kernel reads the tensor again.
+
+mod code;
+mod kernels;
+mod units;
+
+pub use code::QuantizationCode;
+
+use problem::{Problem, Quantization, Tensor};
+
+use crate::error::accept;
+use crate::forward::contract::misaligned;
+use crate::program::Contracts;
+use crate::{Arch, KernelError, PlanError, Program};
+use code::{Passes, THREADS, UNIT};
+
+/// The name of the generator in errors.
+const NAME: &str = "quantize";
+
+/// Emits the kernels that quantise a tensor of a problem. The tensor is read with its strides. The codes are
+/// dense `[batch, heads, rows, dim]`, the factors dense as [`Quantization::layout`] says.
+///
+/// # Errors
+/// When the options do not fit the tensor ([`Quantization::check`]), and when the kernels do not support the
+/// tensor or the architecture.
+pub fn emit(
+    problem: &Problem,
+    tensor: Tensor,
+    options: &Quantization,
+    arch: &Arch,
+) -> Result<Program, KernelError> {
+    let code = code(problem, tensor, options, arch)?;
+    let emitted = kernels::drafts(&code, problem, options, arch).emit();
+    let (module, contracts) =
+        emitted.map_err(|violations| KernelError::Generator { family: NAME, violations })?;
+    Ok(Program::new(module, contracts))
+}
+
+/// What [`emit`] makes of a tensor, without the code: the properties that the code depends on, and the launch
+/// contracts. Code that was emitted for an equal [`QuantizationCode`] runs with these contracts.
+///
+/// # Errors
+/// As [`emit`].
+pub fn bind(
+    problem: &Problem,
+    tensor: Tensor,
+    options: &Quantization,
+    arch: &Arch,
+) -> Result<(QuantizationCode, Contracts), KernelError> {
+    let code = code(problem, tensor, options, arch)?;
+    Ok((code, kernels::drafts(&code, problem, options, arch).into_contracts()))
+}
+
+/// The code for a tensor, which is checked first.
+fn code(
+    problem: &Problem,
+    tensor: Tensor,
+    options: &Quantization,
+    arch: &Arch,
+) -> Result<QuantizationCode, KernelError> {
+    options.check(problem, tensor)?;
+    check(problem, tensor, options, arch)?;
+    let [_, heads, rows, dim] = problem.extents(tensor);
+    let two = QuantizationCode {
+        tensor,
+        from: problem.dtypes.of(tensor),
+        to: options.dtype,
+        dim: dim as u32,
+        rotated: options.rotation(problem, tensor).is_some(),
+        threads: THREADS,
+        passes: Passes::Two { grouped: heads > problem.heads_kv },
+    };
+    let of_factor = options.rows.map_or(rows, |block| rows.min(block as usize)) as u32;
+    Ok(two.held(of_factor).unwrap_or(two))
+}
+
+/// Rejects what the kernels do not support.
+fn check(problem: &Problem, tensor: Tensor, options: &Quantization, arch: &Arch) -> Result<(), PlanError> {
+    let [batch, heads, rows, dim] = problem.extents(tensor);
+    let refuse = |what: String, value: String, accepted: &str| {
+        Err(PlanError::Problem { family: NAME, what, value, accepted: accepted.to_owned() })
+    };
+    let rounds = arch.multiplies_fp8();
+    accept("sm", arch.sm.into(), rounds, "89 and later, which round to 8-bit floats")?;
+    if options.smooth_keys && tensor == Tensor::K {
+        return refuse("smooth_keys".to_owned(), "true".to_owned(), "false; the CPU smooths keys");
+    }
+    let from = problem.dtypes.of(tensor);
+    if from.is_fp8() {
+        let accepted = "f16, bf16 or f32";
+        return Err(PlanError::DType { family: NAME, dtype: problem.dtypes, accepted });
+    }
+    let what = if tensor == Tensor::V { "head_dim_v" } else { "head_dim" };
+    let fits = dim.is_multiple_of(UNIT as usize) && dim <= 576;
+    accept(what, dim as u64, fits, "multiples of 16 up to 576, as the kernels store 16 codes at once")?;
+    let elements = 16 / from.bytes() as u32;
+    if let Some((stride, value)) = misaligned(problem, tensor, elements) {
+        let accepted = format!("a multiple of {elements} elements, as the kernels load 16 bytes at once");
+        return refuse(format!("the {stride} of {}", tensor.name()), value.to_string(), &accepted);
+    }
+    for (what, extent) in [("batch", batch), ("heads_kv", problem.heads_kv)] {
+        accept(what, extent as u64, extent as u64 <= Arch::GRID_YZ, "up to 65535")?;
+    }
+    // Rows of a group are counted in 31 bits, and so are the CTAs of a head.
+    let group = heads / problem.heads_kv;
+    let rows_of_group = rows as u64 * group as u64;
+    let what = if tensor == Tensor::Q { "seq_q · group size" } else { "seq_kv" };
+    accept(what, rows_of_group, rows_of_group < 1 << 30, "below 2^30")
+}

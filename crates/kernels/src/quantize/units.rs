@@ -1,0 +1,271 @@
+//! What a thread does with its share of a row: it loads units of [`UNIT`] neighbouring elements, rotates,
+//! compares and rounds them.
+
+use std::collections::BTreeSet;
+
+use problem::{DType, Rotation};
+use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, Pred, R32, Shared, Type};
+use tile::divide;
+
+use super::code::{QuantizationCode, UNIT};
+
+const ELEMENTS: usize = UNIT as usize;
+/// Elements of a unit.
+pub(super) type Unit = [F32; ELEMENTS];
+
+/// The smallest magnitude, 0, in the order that [`raise`] makes of floats.
+pub(super) const LEAST: u32 = 0x0080_0000;
+
+/// The place of a thread in a slab of rows, and how it rotates its share of a row.
+pub(super) struct Units {
+    code: QuantizationCode,
+    /// The row in the slab.
+    pub row: R32,
+    /// The first unit of the share; the others follow at [`QuantizationCode::distance`].
+    pub first: R32,
+    /// Whether the thread has a share; `None` if every thread has.
+    has_share: Option<Pred>,
+    rotation: Option<Turn>,
+}
+
+/// The part of the rotation that belongs to a thread's share.
+struct Turn {
+    /// For each unit, the word of [`sign_words`] with the unit's bits in the upper places of both halves.
+    signs: Vec<R32>,
+    /// For each exchange with another lane, 1 in the lane of the lower columns and −1 in that of the upper
+    /// columns.
+    sides: Vec<F32>,
+}
+
+/// The signs of a rotation as kernels read them, a word for two units. Of unit `u` of a word, the sign of
+/// column `2 i` is bit `15 − 8 u − i`, and that of column `2 i + 1` is bit `31 − 8 u − i`. A shift by `8 u +
+/// i` moves both to the sign bits of a pair of 16-bit floats.
+pub(super) fn sign_words(rotation: &Rotation) -> Vec<u32> {
+    let word = |&signs: &u32| {
+        (0..32).fold(0, |word, column| {
+            let (unit, pair, upper) = (column / UNIT, column % UNIT / 2, column % 2);
+            word | (signs >> column & 1) << (15 + 16 * upper - 8 * unit - pair)
+        })
+    };
+    rotation.signs().iter().map(word).collect()
+}
+
+impl Units {
+    /// `signs` are the words of [`sign_words`].
+    pub fn new(k: &mut Builder, code: QuantizationCode, thread: R32, signs: &[R32]) -> Units {
+        let row = divide(k, thread, code.lanes());
+        let before = k.mul(row, code.lanes());
+        let lane = k.sub(thread, before);
+        // The lanes of a Hadamard matrix follow each other, and so do their first units.
+        let block = divide(k, lane, code.distance());
+        let first = k.mad(block, code.block_units() - code.distance(), lane);
+        let all = code.threads.is_multiple_of(code.lanes());
+        let has_share = (!all).then(|| k.setp_u(CmpOp::Lt, row, code.slab()));
+        let rotation = code.rotated.then(|| Turn::new(k, code, first, signs));
+        Units { code, row, first, has_share, rotation }
+    }
+
+    /// Whether the thread has a share of the row of index `row`, of `rows` rows.
+    pub fn exists(&self, k: &mut Builder, row: R32, rows: R32) -> Pred {
+        match self.has_share {
+            Some(has_share) => k.setp_u_and(CmpOp::Lt, row, rows, has_share),
+            None => k.setp_u(CmpOp::Lt, row, rows),
+        }
+    }
+
+    /// The bits of a share, unit by unit, whose first unit is at `from`; zeros if the share does not exist.
+    pub fn load(&self, k: &mut Builder, from: Global, exists: Pred) -> Vec<Vec<R32>> {
+        let words = self.code.words();
+        let chunks = words / 4;
+        let zeros = |k: &mut Builder| -> [R32; 4] { std::array::from_fn(|_| k.mov(0)) };
+        let mut share = Vec::new();
+        for unit in 0..self.code.share() {
+            let at = from.at(i64::from(unit * self.code.distance()) * 4 * words as i64);
+            let loaded: Vec<[R32; 4]> = (0..chunks).map(|_| zeros(k)).collect();
+            k.guarded(exists, |k| {
+                for (chunk, words) in (0..).zip(&loaded) {
+                    k.ld_vec_to(*words, at.at(16 * chunk));
+                }
+            });
+            share.push(loaded.concat());
+        }
+        share
+    }
+
+    /// The elements of a share in f32, rotated but not normalised. All lanes of a warp take part.
+    pub fn elements(&self, k: &mut Builder, share: &[Vec<R32>]) -> Vec<Unit> {
+        let mut units: Vec<Unit> = Vec::new();
+        for (unit, words) in share.iter().enumerate() {
+            let signs = self.rotation.as_ref().map(|turn| turn.signs[unit]);
+            units.push(widen(k, self.code.from, words, signs));
+        }
+        if let Some(turn) = &self.rotation {
+            turn.rotate(k, self.code, &mut units);
+        }
+        units
+    }
+
+    /// Rounds a share to codes and stores them, those of the first unit at `to`.
+    pub fn store(&self, k: &mut Builder, (to, exists): (Global, Pred), share: &[Unit], multiplier: F32) {
+        let pair = if self.code.to == DType::E5m2 { Type::E5m2x2 } else { Type::E4m3x2 };
+        for (number, unit) in (0..).zip(share) {
+            let scaled = unit.map(|x| k.mul(x, multiplier));
+            let words: [R32; 4] = std::array::from_fn(|word| {
+                k.pack_fp8(pair, std::array::from_fn(|element| scaled[4 * word + element]))
+            });
+            let to = to.at(number * i64::from(self.code.distance() * UNIT));
+            k.guarded(exists, |k| k.st_vec(to, words));
+        }
+    }
+}
+
+/// The elements of a unit in f32, with the signs of [`Turn::signs`].
+fn widen(k: &mut Builder, from: DType, words: &[R32], signs: Option<R32>) -> Unit {
+    // Moves the sign of an element to the sign bit, and those of a pair to both.
+    let signed = |k: &mut Builder, word: R32, shift: u32, mask: u32| {
+        let Some(signs) = signs else { return word };
+        let moved = if shift == 0 { signs } else { k.shl(signs, shift) };
+        let bits = k.and(moved, mask);
+        k.xor(word, bits)
+    };
+    let half = match from {
+        DType::F16 => Some(Half::F16),
+        DType::Bf16 => Some(Half::Bf16),
+        _ => None,
+    };
+    let mut elements = Vec::new();
+    for (i, &word) in (0..).zip(words) {
+        match half {
+            Some(half) => {
+                let word = signed(k, word, i, 0x8000_8000);
+                elements.extend(k.unpack(half, word));
+            }
+            None => {
+                let shift = i / 2 + if i % 2 == 0 { 16 } else { 0 };
+                let word = signed(k, word, shift, 0x8000_0000);
+                elements.push(k.from_bits(word));
+            }
+        }
+    }
+    std::array::from_fn(|i| elements[i])
+}
+
+impl Turn {
+    fn new(k: &mut Builder, code: QuantizationCode, first: R32, words: &[R32]) -> Turn {
+        let signs = (0..code.share()).map(|unit| {
+            let before = unit * code.distance();
+            let number = k.add(first, before);
+            // The words in which some lane has this unit.
+            let lanes = (0..code.lanes()).map(|lane| {
+                let block = lane / code.distance();
+                (lane + block * (code.block_units() - code.distance()) + before) / 2
+            });
+            let possible: BTreeSet<u32> = lanes.collect();
+            let index = k.shr_u(number, 1);
+            let mut word: Option<R32> = None;
+            for candidate in possible {
+                let own = words[candidate as usize];
+                word = Some(match word {
+                    None => own,
+                    Some(other) => {
+                        let is_it = k.setp_u(CmpOp::Eq, index, candidate);
+                        k.selp(own, other, is_it)
+                    }
+                });
+            }
+            let odd = k.and(number, 1);
+            let shift = k.shl(odd, 3);
+            k.shl(word.unwrap_or(words[0]), shift)
+        });
+        let signs = signs.collect();
+        let side = |k: &mut Builder, lanes: u32| {
+            let bit = k.and(first, lanes);
+            let is_upper = k.setp_u(CmpOp::Ne, bit, 0);
+            k.selp(-1.0f32, 1.0f32, is_upper)
+        };
+        let sides = Turn::exchanges(code).map(|lanes| side(k, lanes)).collect();
+        Turn { signs, sides }
+    }
+
+    /// The distances in lanes between units that are added to each other. The lanes of a Hadamard matrix are
+    /// neighbours in one warp, and their number divides the number of the first.
+    fn exchanges(code: QuantizationCode) -> impl Iterator<Item = u32> {
+        (0..code.distance().trailing_zeros()).map(|log| 1 << log)
+    }
+
+    /// Neighbours first, as [`Rotation::apply`]: inside units, between lanes, and between units of the share.
+    fn rotate(&self, k: &mut Builder, code: QuantizationCode, units: &mut [Unit]) {
+        for unit in &mut *units {
+            for half in (0..UNIT.trailing_zeros()).map(|log| 1usize << log) {
+                for first in (0..ELEMENTS).filter(|i| i & half == 0) {
+                    let (a, b) = (unit[first], unit[first + half]);
+                    unit[first] = k.add(a, b);
+                    unit[first + half] = k.sub(a, b);
+                }
+            }
+            for (lanes, &side) in Turn::exchanges(code).zip(&self.sides) {
+                *unit = unit.map(|own| {
+                    let other = k.shfl_xor(own, lanes);
+                    // `own · ±1` is exact, so that this is one sum or difference.
+                    k.mad(own, side, other)
+                });
+            }
+        }
+        for half in (0..code.share().trailing_zeros()).map(|log| 1usize << log) {
+            for first in (0..units.len()).filter(|unit| unit & half == 0) {
+                let (a, b) = (units[first], units[first + half]);
+                units[first] = std::array::from_fn(|i| k.add(a[i], b[i]));
+                units[first + half] = std::array::from_fn(|i| k.sub(a[i], b[i]));
+            }
+        }
+    }
+}
+
+/// Raises `most` to the largest finite magnitude of a share. Magnitudes are signed integers in the order of
+/// floats: the bits of |x|, plus [`LEAST`], with which infinities and NaN become negative.
+pub(super) fn raise(k: &mut Builder, most: R32, share: &[Unit]) {
+    for &x in share.iter().flatten() {
+        let bits = k.to_bits(x);
+        let magnitude = k.and(bits, 0x7FFF_FFFFu32);
+        let ordered = k.add(magnitude, LEAST);
+        k.max_s_to(most, most, ordered);
+    }
+}
+
+/// The largest magnitude of all threads of the CTA.
+pub(super) fn largest_of_cta(k: &mut Builder, code: &QuantizationCode, thread: R32, most: R32) -> R32 {
+    let mut most = most;
+    for lanes in [16, 8, 4, 2, 1] {
+        let other = k.shfl_xor(most, lanes);
+        most = k.max_s(most, other);
+    }
+    let warps = code.threads / 32;
+    if warps == 1 {
+        return most;
+    }
+    let shared = k.shared_array("magnitudes", 4, 4 * warps);
+    let warp = k.shr_u(thread, 5);
+    let lane = k.and(thread, 31);
+    let of_warp: Shared = k.shared_index(shared, warp, 4);
+    let is_first = k.setp_u(CmpOp::Eq, lane, 0);
+    k.guarded(is_first, |k| k.st(of_warp, most));
+    k.bar_sync();
+    for warp in 0..warps {
+        let other: R32 = k.ld(shared.at(4 * i64::from(warp)));
+        most = k.max_s(most, other);
+    }
+    most
+}
+
+/// The descale factor of a block of rows, and the multiplier of its elements
+/// ([`problem::Quantization::factor`]).
+pub(super) fn factor(k: &mut Builder, code: &QuantizationCode, most: R32) -> [F32; 2] {
+    let bits = k.sub(most, LEAST);
+    let most = k.from_bits(bits);
+    let most = k.mul(most, code.norm());
+    let factor = k.div(most, code.to.largest());
+    let is_normal = k.setp_f(CmpOp::Ge, factor, f32::MIN_POSITIVE);
+    let factor = k.selp(factor, 1.0f32, is_normal);
+    let norm: F32 = k.mov(code.norm());
+    [factor, k.div(norm, factor)]
+}

@@ -1,0 +1,183 @@
+//! Kernels that quantise: what is refused, what the code depends on, machine code, and the barrier.
+//!
+//! `crates/flashcore/tests/quantize.rs` compares codes and factors with those of the CPU.
+
+use emu::{Emulator, Options};
+use flashcore_kernels::{Arch, KernelError, Operand, PlanError, Program, quantize};
+use problem::{DType, Layout, Problem, ProblemError, Quantization, Tensor};
+use ptx::Machine;
+
+use crate::common::fp8::{edit_text, lines};
+use crate::tools;
+
+const PLAIN: Quantization = Quantization::per_head(DType::E4m3);
+
+fn emit(problem: &Problem, tensor: Tensor, options: &Quantization, arch: &Arch) -> Program {
+    quantize::emit(problem, tensor, options, arch).unwrap_or_else(|error| panic!("{problem:?}: {error}"))
+}
+
+#[test]
+fn what_the_kernels_do_not_support_is_refused() {
+    let problem = Problem::new(2, 4, 100, 64, DType::F16).with_heads_kv(2, Layout::Bshd);
+    let refused = |problem: &Problem, options: &Quantization, arch: &Arch| {
+        quantize::emit(problem, Tensor::K, options, arch).unwrap_err()
+    };
+    let message = |problem: &Problem, options: &Quantization, arch: &Arch| {
+        let error = refused(problem, options, arch);
+        assert!(matches!(error, KernelError::Plan(_)), "{error}");
+        assert_eq!(quantize::bind(problem, Tensor::K, options, arch), Err(error.clone()));
+        error.to_string()
+    };
+    assert_eq!(
+        message(&problem, &PLAIN, &Arch::SM_86),
+        "invalid value '86' for sm: expected 89 and later, which round to 8-bit floats"
+    );
+    let smooth = Quantization { smooth_keys: true, ..PLAIN };
+    assert_eq!(
+        message(&problem, &smooth, &Arch::SM_90),
+        "invalid value 'true' for smooth_keys with family quantize: expected false; the CPU smooths keys"
+    );
+    let odd = Problem::new(1, 1, 100, 72, DType::F16);
+    assert!(
+        message(&odd, &PLAIN, &Arch::SM_90).starts_with("invalid value '72' for head_dim: expected mult")
+    );
+    let wide = Problem::new(1, 1, 100, 592, DType::F16);
+    assert!(message(&wide, &PLAIN, &Arch::SM_90).starts_with("invalid value '592' for head_dim"));
+    let mut shifted = problem.clone();
+    shifted.k.row += 4;
+    assert_eq!(
+        message(&shifted, &PLAIN, &Arch::SM_90),
+        "invalid value '132' for the row stride of k with family quantize: expected a multiple of 8 elements, \
+         as the kernels load 16 bytes at once"
+    );
+    let eight = problem.clone().with_dtypes(DType::E4m3.into());
+    let error = refused(&eight, &PLAIN, &Arch::SM_90);
+    assert!(matches!(error, KernelError::Plan(PlanError::DType { .. })), "{error}");
+    let many = Problem::new(65_536, 1, 1, 16, DType::F16);
+    assert!(message(&many, &PLAIN, &Arch::SM_90).contains("'65536' for batch: expected up to 65535"));
+    let wrong = Quantization { rows: Some(32), ..PLAIN };
+    let expected = ProblemError::Quantization {
+        option: "rows",
+        value: "32".to_owned(),
+        accepted: "64, 128, or one factor per KV head",
+    };
+    assert_eq!(refused(&problem, &wrong, &Arch::SM_90), KernelError::Problem(expected));
+}
+
+/// Lengths, batches, strides, groups and seeds are launch parameters.
+#[test]
+fn equal_codes_are_equal_texts() {
+    let base = Problem::new(1, 4, 1000, 128, DType::Bf16);
+    let rotated = Quantization { hadamard: Some(1), ..PLAIN };
+    let of = |problem: &Problem, options: &Quantization| {
+        let (code, contracts) = quantize::bind(problem, Tensor::Q, options, &Arch::SM_90).unwrap();
+        let program = emit(problem, Tensor::Q, options, &Arch::SM_90);
+        assert_eq!(program.kernel.args, contracts.first.args);
+        assert_eq!(program.operands, contracts.operands);
+        (code, program.kernel.module.to_string())
+    };
+    let first = of(&base, &rotated);
+    let mut strided = base.clone().with_layout(Layout::Bshd);
+    strided.q.batch = 1 << 30;
+    for other in [
+        of(
+            &Problem { batch: 3, seq_q: 2001, seq_kv: 17, ..base.clone() }.with_layout(Layout::Bhsd),
+            &rotated,
+        ),
+        of(&strided, &rotated),
+        of(&base, &Quantization { hadamard: Some(2), ..rotated }),
+        of(&Problem { heads_q: 9, heads_kv: 9, ..base.clone() }.with_layout(Layout::Bhsd), &rotated),
+    ] {
+        assert!(other == first);
+    }
+    let grouped = base.clone().with_heads_kv(2, Layout::Bhsd);
+    for other in [
+        of(&base, &PLAIN),
+        of(&base, &Quantization { rows: Some(64), ..rotated }),
+        of(&base, &Quantization { dtype: DType::E5m2, ..rotated }),
+        of(&grouped, &rotated),
+        of(&base.clone().with_dtypes(DType::F16.into()), &rotated),
+        of(&Problem::new(1, 4, 1000, 64, DType::Bf16), &rotated),
+    ] {
+        assert!(other.0 != first.0 && other.1 != first.1);
+    }
+}
+
+/// With 512 threads on an SM, two of the largest CTAs, a thread has 128 registers.
+const REGISTERS: u32 = 128;
+
+#[test]
+fn kernels_assemble_without_spills() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    for dim in [64, 128, 192, 256] {
+        for dtype in [DType::F16, DType::F32] {
+            for rows in [Some(64), None] {
+                let problem = Problem::new(1, 8, 4096, dim, dtype);
+                for hadamard in [None, Some(1)] {
+                    for arch in [Arch::SM_89, Arch::SM_90, Arch::SM_120] {
+                        let options = Quantization { rows, hadamard, ..PLAIN };
+                        let program = emit(&problem, Tensor::Q, &options, &arch);
+                        let assembled = tools::assemble(&ptxas, &program.kernel);
+                        let what = format!("{dim} {dtype} {options:?} sm_{}", arch.sm);
+                        assert_eq!(assembled.spills, 0, "{what}");
+                        assert!(assembled.registers <= REGISTERS, "{what}: {}", assembled.registers);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Every load and store of a tensor moves 16 bytes.
+#[test]
+fn rows_move_in_16_bytes() {
+    for dtype in [DType::F16, DType::F32] {
+        for rows in [Some(64), None] {
+            let options = Quantization { rows, hadamard: Some(1), ..PLAIN };
+            let problem = Problem::new(1, 8, 4096, 128, dtype);
+            let text = emit(&problem, Tensor::Q, &options, &Arch::SM_90).kernel.module.to_string();
+            let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+            let kernels = if rows.is_some() { 1 } else { 2 };
+            // A thread has four units, or 128 bytes of units before the first is used.
+            let units = if rows.is_none() && dtype == DType::F32 { 2 } else { 4 };
+            assert_eq!(count("ld.global.v4.b32"), kernels * units * dtype.bytes(), "{text}");
+            assert_eq!(count("st.global.v4.b32"), units);
+            // One factor, and the largest magnitude of a part.
+            assert_eq!(count("st.global.f32") + count("st.global.b32"), kernels);
+            assert_eq!(count("ld.global.b32"), kernels - 1);
+        }
+    }
+}
+
+/// Without the barrier, a thread may read the magnitude of a warp before that warp has stored it.
+#[test]
+fn the_barrier_is_needed() {
+    for rows in [Some(64), None] {
+        let options = Quantization { rows, ..PLAIN };
+        let problem = Problem::new(1, 1, 300, 64, DType::F16);
+        let run = |program: &Program| -> Result<(), String> {
+            let mut machine = Emulator::new(Options::default());
+            let mut buffers: Vec<_> = Vec::new();
+            for (operand, spec) in program.operands.iter().zip(&program.kernel.buffers) {
+                let mut buffer = machine.allocate(spec.bytes).map_err(|error| error.to_string())?;
+                if *operand == Operand::Tensor(Tensor::K) {
+                    machine
+                        .upload(&mut buffer, &vec![0x2C; spec.bytes])
+                        .map_err(|error| error.to_string())?;
+                }
+                buffers.push(buffer);
+            }
+            for kernel in program.steps() {
+                let mut buffers: Vec<_> = buffers.iter_mut().collect();
+                machine.launch(kernel, &mut buffers).map_err(|error| error.to_string())?;
+            }
+            Ok(())
+        };
+        let mut program = emit(&problem, Tensor::K, &options, &Arch::SM_90);
+        assert_eq!(run(&program), Ok(()));
+        let is_barrier = |line: &str| line.trim_start().starts_with("bar.sync");
+        edit_text(&mut program, |text| lines(text, |line, _| (!is_barrier(line)).then(|| line.to_owned())));
+        let finding = run(&program).unwrap_err();
+        assert!(finding.contains("race"), "{finding}");
+    }
+}
