@@ -7,9 +7,10 @@ use std::process::Command;
 use crate::{XtaskError, run, target, wheel};
 
 /// Documents with tables, relative to the root.
-const DOCUMENTS: [&str; 5] = [
+const DOCUMENTS: [&str; 6] = [
     "README.md",
     "docs/src/benchmarks.md",
+    "docs/src/guide/fp8.md",
     "docs/src/how/cpu-kernels.md",
     "docs/src/how/hopper.md",
     "docs/src/how/evolution.md",

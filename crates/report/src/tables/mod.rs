@@ -19,6 +19,7 @@
 mod evolution;
 mod features;
 mod ideas;
+mod quantize;
 mod render;
 
 use std::path::{Path, PathBuf};
@@ -257,6 +258,9 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             }
             if suite == features::SUITE {
                 return features::table(&file)?.ok_or_else(none);
+            }
+            if suite == quantize::SUITE {
+                return quantize::table(&file)?.ok_or_else(none);
             }
             let measured = rows(&file, suite)?;
             if suite.starts_with("ideas_") {
