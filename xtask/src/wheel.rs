@@ -114,7 +114,7 @@ pub fn command(root: &Path) -> Result<(), XtaskError> {
     let mut maturin = Command::new(&python);
     maturin.current_dir(root).env("PATH", first_in_path(&python)?);
     maturin.env("FLASHCORE_COMMIT", evidence::commit(root).unwrap_or_default());
-    maturin.args(["-m", "maturin", "build", "--quiet", "--locked", "--profile", "dist"]);
+    maturin.args(["-m", "maturin", "build", "--quiet", "--locked", "--profile", "dist", "--strip"]);
     maturin.args(["--manifest-path", "crates/cli/Cargo.toml", "--out"]).arg(&out);
     if cfg!(target_os = "linux") {
         maturin.args(PORTABLE);
