@@ -198,8 +198,8 @@ impl RowPrograms<'_> {
         tables.reduce(|a, b| k.and_pred(a, b))
     }
 
-    /// Implementation of [`RowPrograms::apply`]. `mask` is the mask program to run. `pairs` says where pairs of
-    /// neighbouring elements of tables come from; with `None`, elements are read one by one.
+    /// Implementation of [`RowPrograms::apply`]. `mask` is the mask program to run. `pairs` says where pairs
+    /// of neighbouring elements of tables come from; with `None`, elements are read one by one.
     fn columns(
         &self,
         k: &mut Builder,
