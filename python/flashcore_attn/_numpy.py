@@ -112,7 +112,11 @@ def quantize(
     tensors: tuple[np.ndarray[Any, Any], ...], heads: int, options: Options
 ) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
     """Codes and factors of q, k and v."""
-    import ml_dtypes
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        message = "8-bit NumPy arrays need the package ml_dtypes; install it with: pip install ml_dtypes"
+        raise UnsupportedError(message, "ml_dtypes") from error
 
     return [
         _quantized(name, array, heads, options, np.dtype(getattr(ml_dtypes, options.dtype)))

@@ -1,5 +1,7 @@
 """8-bit inputs with descale factors, of NumPy and of PyTorch on the CPU."""
 
+import sys
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -277,3 +279,10 @@ def test_a_gpu_refuses_what_its_kernels_do_not_have():
     torch.cuda.synchronize()
     for a, b in zip(first, captured):
         assert torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def test_quantising_numpy_arrays_needs_ml_dtypes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    x = np.zeros((1, 4, 1, 32), np.float32)
+    with pytest.raises(UnsupportedError, match="pip install ml_dtypes"):
+        quantize(x, x, x)
