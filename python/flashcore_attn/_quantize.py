@@ -53,37 +53,40 @@ def quantize(
 
     >>> out = flash_attn_func(**quantize(q, k, v)._asdict(), causal=True)  # doctest: +SKIP
 
-    A factor is the largest finite magnitude of its rows divided by the largest number of the type, so that this
-    element becomes that number. Rows of zeros have factor 1. NaN stays NaN, and infinities become the largest number.
+    A factor is the largest finite magnitude of its rows divided by the largest number of the type, so that
+    this element becomes that number. Rows of zeros have factor 1. NaN stays NaN, and infinities become the
+    largest number.
 
     Args:
-        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or float32: a NumPy array, a PyTorch tensor on the
-            CPU or a GPU, or an array with DLPack.
+        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16 or float32: a NumPy array, a PyTorch
+            tensor on the CPU or a GPU, or an array with DLPack.
         k: ``(batch, seqlen_k, heads_k, head_dim)``; ``heads_k`` divides ``heads``.
         v: ``(batch, seqlen_k, heads_k, head_dim_v)``.
         dtype: ``float8_e4m3fn`` (the default) or ``float8_e5m2``, of PyTorch or of ml_dtypes, or its name.
         rows: one factor for each block of 64 or 128 rows; None for one factor per batch entry and KV head, as
             FlashAttention-3 takes them. Attention on a GPU takes only the latter.
-        hadamard: rotates the rows of q and k by a Hadamard matrix with random signs, of which this integer from 0 to
-            2^64 - 1 is the seed; None for no rotation. The rotation spreads outliers over the head dim. It does not
-            change the products of q and k. Its blocks have the size of the largest power of two that divides
-            ``head_dim``.
-        smooth_keys: subtracts the mean of a head's keys from each of them, on the CPU only. It changes neither the
-            softmax nor the output, but the log-sum-exp and the effect of a softcap, a sink, ALiBi or another change of
-            the scores: attention of smoothed keys must have none of them.
+        hadamard: rotates the rows of q and k by a Hadamard matrix with random signs, of which this integer
+            from 0 to 2^64 - 1 is the seed; None for no rotation. The rotation spreads outliers over the head
+            dim. It does not change the products of q and k. Its blocks have the size of the largest power of
+            two that divides ``head_dim``.
+        smooth_keys: subtracts the mean of a head's keys from each of them, on the CPU only. It changes
+            neither the softmax nor the output, but the log-sum-exp and the effect of a softcap, a sink, ALiBi
+            or another change of the scores: attention of smoothed keys must have none of them.
 
     Returns:
-        The 8-bit tensors ``q``, ``k`` and ``v`` of the shapes given, of q's kind and on its device, and the float32
-        factors ``descale_q``, ``descale_k`` and ``descale_v``: ``(batch, heads_k)``, or ``(batch, heads_k, blocks)``
-        with ``rows``. Query heads that share a key head share a factor. In memory, the tensors are ``(batch, heads,
-        seqlen, head_dim)``. Codes and factors are the same, to the last bit, on the CPU and on a GPU.
+        The 8-bit tensors ``q``, ``k`` and ``v`` of the shapes given, of q's kind and on its device, and the
+        float32 factors ``descale_q``, ``descale_k`` and ``descale_v``: ``(batch, heads_k)``, or ``(batch,
+        heads_k, blocks)`` with ``rows``. Query heads that share a key head share a factor. In memory, the
+        tensors are ``(batch, heads, seqlen, head_dim)``. Codes and factors are the same, to the last bit, on
+        the CPU and on a GPU.
 
-    On a GPU (sm_89 or later; head dims that are multiples of 16, up to 576) a kernel for each tensor is enqueued on
-    PyTorch's current stream, nothing is synchronised, and a CUDA graph may capture it. Tensors whose rows do not begin
-    at multiples of 16 bytes are copied first.
+    On a GPU (sm_89 or later; head dims that are multiples of 16, up to 576) a kernel for each tensor is
+    enqueued on PyTorch's current stream, nothing is synchronised, and a CUDA graph may capture it. Tensors
+    whose rows do not begin at multiples of 16 bytes are copied first.
 
     Raises:
-        ArgumentError: (a ValueError) shapes or devices that do not fit each other, or an option with another value.
+        ArgumentError: (a ValueError) shapes or devices that do not fit each other, or an option with another
+            value.
         DTypeError: (a TypeError) another element type, or a dtype that is not one of the two.
         UnsupportedError: (a NotImplementedError) gradients, fake tensors, what the GPU's kernels do not have.
         DeviceError: (a RuntimeError) the GPU or its driver refused.

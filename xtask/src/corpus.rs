@@ -125,7 +125,7 @@ impl Reason {
     }
 }
 
-/// What became of a mutant, as `check --json` writes it.
+/// The outcome of a mutant, as `check --json` writes it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Mutant {
     fault: String,

@@ -117,8 +117,8 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Program, Kern
     emitted.map_err(|violations| KernelError::Generator { family: plan.family(), violations })
 }
 
-/// What [`emit`] makes of a problem, without the code: the properties that the code depends on, and the
-/// launch contracts. Code that was emitted for equal [`Baked`] and an equal plan runs with these contracts.
+/// The properties on which the code for a problem depends, and the launch contracts, without the code that
+/// [`emit`] would make. Code that was emitted for equal [`Baked`] and an equal plan runs with these contracts.
 ///
 /// # Errors
 ///

@@ -12,11 +12,10 @@
 
 use problem::program::Id;
 use ptx::{Builder, CmpOp, Global, Half, Pred, R32, Type};
-use tile::AccTile;
 
 use super::emit::Value;
 use super::lower::Node;
-use super::program::{Elements, RowPrograms, Scope, ScorePrograms, half_of};
+use super::program::{RowPrograms, Scope, ScorePrograms, half_of};
 use crate::Coverage;
 
 /// Words that a lane of a quad reads at once, and the lanes of a quad.
@@ -86,12 +85,11 @@ impl RowPrograms<'_> {
         );
     }
 
-    /// Like [`RowPrograms::apply`], after [`RowPrograms::read_ahead`] for this block.
-    pub fn apply_ahead(&self, k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage) {
-        if let (true, Coverage::Full, Some(eights)) = (self.reads_ahead(), coverage, self.eights(k)) {
+    /// If the lanes have read eights, gives each lane the words of its own columns.
+    pub(super) fn exchange_eights(&self, k: &mut Builder) {
+        if let (true, Some(eights)) = (self.reads_ahead(), self.eights(k)) {
             k.if_(eights, |k| self.exchange(k));
         }
-        self.apply_with(k, s, (origin, coverage), Elements::Ahead);
     }
 
     /// Whether rows of all tables are aligned to vectors of eight elements.

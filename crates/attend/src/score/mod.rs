@@ -11,5 +11,5 @@ mod softcap;
 
 pub use coverage::TileMask;
 pub use lower::ProgramCode;
-pub use program::{ProgramParams, RowPrograms, ScorePrograms, TableParams};
+pub use program::{Elements, ProgramParams, RowPrograms, ScorePrograms, TableParams};
 pub use softcap::{Softcap, Tanh};

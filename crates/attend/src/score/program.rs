@@ -78,12 +78,12 @@ pub struct RowPrograms<'a> {
     pub(super) ahead: Vec<Ahead>,
 }
 
-/// Where the pairs of table elements of a full block come from.
+/// The source of the table elements of a full block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Elements {
-    /// From memory.
+pub enum Elements {
+    /// Memory.
     InPlace,
-    /// From registers, where they are read ahead.
+    /// Registers, if [`RowPrograms::read_ahead`] reads the table. It was called for this block.
     Ahead,
 }
 
@@ -153,8 +153,8 @@ impl RowPrograms<'_> {
         self.apply_with(k, s, (origin, coverage), Elements::InPlace);
     }
 
-    /// Implementation of [`RowPrograms::apply`] and [`RowPrograms::apply_ahead`].
-    pub(super) fn apply_with(
+    /// Like [`RowPrograms::apply`], with table elements from `elements`.
+    pub fn apply_with(
         &self,
         k: &mut Builder,
         s: &AccTile,
@@ -165,6 +165,9 @@ impl RowPrograms<'_> {
         let mask = code.mask.filter(|_| self.programs.masks_full || coverage == Coverage::Partial);
         if mask.is_none() && code.score.is_none() {
             return;
+        }
+        if (coverage, elements) == (Coverage::Full, Elements::Ahead) {
+            self.exchange_eights(k);
         }
         let first = k.add(origin, self.column);
         let block = (first, coverage);

@@ -19,7 +19,9 @@ use ptx::{Builder, CmpOp, Pred, R32};
 use tile::{AccTile, Accumulate, OperandTile, OperandType, PairSum, PingPong, Products, TileStream};
 
 use super::{BlockOutput, Order, SharedProbs, Skips, Tiles, Walk};
-use crate::{BlockList, Chains, Coverage, Masker, OnlineSoftmax, RowPrograms, Softcap, SpeculativeMax};
+use crate::{
+    BlockList, Chains, Coverage, Elements, Masker, OnlineSoftmax, RowPrograms, Softcap, SpeculativeMax,
+};
 
 /// Registers and rings of a consumer warpgroup.
 #[derive(Clone, Debug)]
@@ -142,7 +144,7 @@ impl MainLoop {
             self.wait_for_scores(k); //                                  12
             self.add_halves(k, s); //                                        S of both halves of the head dim
             self.cap(k, s); //                                               S = tanh(S·c'), if capped
-            self.run_programs_ahead(k, s, (block, coverage), rows); //       S = score(S), if programs
+            self.run_programs(k, s, (block, coverage), (rows, Elements::Ahead)); // S = score(S), if programs
             self.read_ahead(k, walk, position, rows);
             if let (Some(speculative), Coverage::Full) = (&self.speculative, coverage) {
                 return self.softmax_speculative(k, speculative, block, rows);
@@ -224,7 +226,7 @@ impl MainLoop {
     ) {
         self.add_halves(k, s);
         self.cap(k, s);
-        self.run_programs(k, s, block, rows);
+        self.run_programs(k, s, block, (rows, Elements::InPlace));
         self.hide(k, s, block, rows);
         rows.softmax.update_row_max(k, s, self.chains);
         let sums = rows.softmax.exponentials(k, s, self.chains);
@@ -299,25 +301,11 @@ impl MainLoop {
         k: &mut Builder,
         s: &AccTile,
         (block, coverage): (R32, Coverage),
-        rows: &TileRows,
+        (rows, elements): (&TileRows, Elements),
     ) {
         if let Some(programs) = rows.programs {
             let origin = k.mul(block, self.block_n);
-            programs.apply(k, s, origin, coverage);
-        }
-    }
-
-    /// Like [`MainLoop::run_programs`], with the table elements that [`MainLoop::read_ahead`] has read.
-    fn run_programs_ahead(
-        &self,
-        k: &mut Builder,
-        s: &AccTile,
-        (block, coverage): (R32, Coverage),
-        rows: &TileRows,
-    ) {
-        if let Some(programs) = rows.programs {
-            let origin = k.mul(block, self.block_n);
-            programs.apply_ahead(k, s, origin, coverage);
+            programs.apply_with(k, s, (origin, coverage), elements);
         }
     }
 

@@ -4,7 +4,7 @@
 use ptx::{Builder, R32};
 
 use super::main_loop::{MainLoop, TileRows};
-use crate::{Coverage, SpeculativeMax};
+use crate::{Coverage, Elements, SpeculativeMax};
 
 impl MainLoop {
     /// The softmax of a block with the row max of earlier blocks. If a row of the warpgroup exceeds the limit
@@ -28,7 +28,7 @@ impl MainLoop {
             self.issue(k, |k| self.scores(k, s)); //                     S = Q Kᵀ, again
             k.wgmma_wait(0);
             self.cap(k, s);
-            self.run_programs(k, s, (block, Coverage::Full), rows);
+            self.run_programs(k, s, (block, Coverage::Full), (rows, Elements::InPlace));
             let rescale = softmax.raise_row_max(k, s, *chains);
             self.rescale_output(k, &rescale); //                         m = max(m, S·c); O, l rescaled
             let exact = softmax.exponentials(k, s, *chains); //          P = exp2(S·c − m)

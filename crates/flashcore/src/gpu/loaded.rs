@@ -19,7 +19,7 @@ pub(super) struct Key {
     pub then: Vec<Expect>,
 }
 
-/// What the code of kernels depends on.
+/// The properties on which the code of kernels depends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Code {
     Attention(Box<(Baked, Plan)>),

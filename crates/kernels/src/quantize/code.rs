@@ -1,4 +1,4 @@
-//! What the code of a quantisation depends on.
+//! The properties on which the code of a quantisation depends.
 
 use problem::{DType, Rotation, Tensor};
 

@@ -40,8 +40,8 @@ pub fn emit(
     Ok(Program::new(module, contracts))
 }
 
-/// What [`emit`] makes of a tensor, without the code: the properties that the code depends on, and the launch
-/// contracts. Code that was emitted for an equal [`QuantizationCode`] runs with these contracts.
+/// The properties on which the code of a tensor's quantisation depends, and the launch contracts, without the
+/// code itself. Code that was emitted for an equal [`QuantizationCode`] runs with these contracts.
 ///
 /// # Errors
 /// As [`emit`].

@@ -1,5 +1,5 @@
-//! What a thread does with its share of a row: it loads units of [`UNIT`] neighbouring elements, rotates,
-//! compares and rounds them.
+//! The work of a thread on its share of a row: the thread loads units of [`UNIT`] neighbouring elements,
+//! rotates, compares and rounds them.
 
 use std::collections::BTreeSet;
 

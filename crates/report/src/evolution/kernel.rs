@@ -159,7 +159,7 @@ fn findings(findings: &[Finding]) -> Markup {
     }
 }
 
-/// What the weights of lines are shares of.
+/// The quantity of which the weights of lines are shares.
 fn of_what(anatomy: &Anatomy) -> &'static str {
     if anatomy.lines.iter().any(|line| line.stall.is_some()) { "the warps' time" } else { "the issue slots" }
 }
@@ -193,7 +193,7 @@ fn genes(analysed: &AnalysedKernel) -> Markup {
 struct Heat {
     shares: Vec<f64>,
     hottest: f64,
-    /// What the shares are parts of.
+    /// The quantity of which the lines have shares.
     of: &'static str,
 }
 
