@@ -118,7 +118,8 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Program, Kern
 }
 
 /// The properties on which the code for a problem depends, and the launch contracts, without the code that
-/// [`emit`] would make. Code that was emitted for equal [`Baked`] and an equal plan runs with these contracts.
+/// [`emit`] would make. Code that was emitted for equal [`Baked`] and an equal plan runs with these
+/// contracts.
 ///
 /// # Errors
 ///
