@@ -206,7 +206,9 @@ def flash_attn_func(
     if alibi_slopes is not None or learnable_sink is not None or attention_chunk:
         features = _of_heads(backend, q.shape[0], q.shape[2], alibi_slopes, learnable_sink, attention_chunk)
     if descale_q is not None or descale_k is not None or descale_v is not None:
-        features = _with_scales(features, backend, (q, k, v), (descale_q, descale_k, descale_v))
+        rows = (q.shape[1], k.shape[1], v.shape[1])
+        factors = (descale_q, descale_k, descale_v)
+        features = _with_scales(features, backend, (k.shape[0], k.shape[2]), rows, factors)
     try:
         out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), return_attn_probs, features)
     except (ArgumentError, TypeError, OverflowError) as error:
@@ -292,15 +294,16 @@ def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chun
     return parts.features(sink=sink)
 
 
-def _with_scales(features: Any, backend: Any, tensors: tuple[Any, Any, Any], factors: tuple[Any, Any, Any]) -> Any:
-    """The features with descale factors."""
-    batch, heads = tensors[1].shape[0], tensors[1].shape[2]
+def _with_scales(
+    features: Any, backend: Any, groups: tuple[int, int], rows: tuple[int, int, int], factors: tuple[Any, Any, Any]
+) -> Any:
+    """The features with descale factors. ``groups``: batch entries and KV heads; ``rows``: those of q, k and v."""
     scales: list[Any] = [None, None, None]
     blocks = [0, 0, 0]
-    for i, (name, tensor, given) in enumerate(zip(_features.SCALES, tensors, factors)):
+    for i, (name, given) in enumerate(zip(_features.SCALES, factors)):
         if given is not None:
             scales[i] = backend.as_scale(name, given)
-            blocks[i] = _features.rows_of_block(name, scales[i], batch, heads, tensor.shape[1])
+            blocks[i] = _features.rows_of_block(name, scales[i], *groups, rows[i])
     features = _features.Features() if features is None else features
     return features._replace(scales=tuple(scales), blocks=tuple(blocks))
 

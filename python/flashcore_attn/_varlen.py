@@ -7,7 +7,16 @@ from typing import Any
 
 from . import _features
 from ._errors import ArgumentError, invalid
-from ._functional import _band_and_cap, _kind, _of_scale, _unsupported, backend_of, foreign
+from ._functional import (
+    _band_and_cap,
+    _either,
+    _kind,
+    _of_scale,
+    _unsupported,
+    _with_scales,
+    backend_of,
+    foreign,
+)
 
 __all__ = ["flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func"]
 
@@ -40,6 +49,9 @@ def flash_attn_varlen_func(
     q_descale: Any = None,
     k_descale: Any = None,
     v_descale: Any = None,
+    descale_q: Any = None,
+    descale_k: Any = None,
+    descale_v: Any = None,
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
@@ -69,7 +81,11 @@ def flash_attn_varlen_func(
         seqused_k: ``(batch,)``, int32: the rows that are used of each sequence of k and v.
         leftpad_k: ``(batch,)``, int32: the rows before the first key of each sequence. They count in ``seqused_k``.
         deterministic: accepted, as are ``num_splits``, ``pack_gqa`` and ``sm_margin``, which change no result.
-        block_table: only None, as are ``page_table``, ``qv``, ``q_descale``, ``k_descale`` and ``v_descale``.
+        block_table: only None, as are ``page_table`` and ``qv``.
+        descale_q, descale_k, descale_v: factors of 8-bit q, k and v as in :func:`flash_attn_func`, ``(batch, heads_k)``
+            or ``(batch, heads_k, blocks)``: as many blocks as ``max_seqlen_q`` or ``max_seqlen_k`` rows have. Blocks
+            are counted from the first row of each sequence.
+        q_descale, k_descale, v_descale: FlashAttention-3's names of ``descale_q``, ``descale_k`` and ``descale_v``.
 
     Returns:
         O in the shape of q, with v's head dim. A row that sees no key is 0, its ``lse`` minus infinity or the sink.
@@ -82,15 +98,18 @@ def flash_attn_varlen_func(
             :func:`flash_attn_func` raises.
         DTypeError: lengths of another type than int32; what :func:`flash_attn_func` raises.
     """
-    _refuse(
-        dropout_p=dropout_p, block_table=block_table, page_table=page_table, qv=qv,
-        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-    )  # fmt: skip
+    _refuse(dropout_p=dropout_p, block_table=block_table, page_table=page_table, qv=qv)
+    factors = (
+        _either("descale_q", descale_q, "q_descale", q_descale),
+        _either("descale_k", descale_k, "k_descale", k_descale),
+        _either("descale_v", descale_v, "v_descale", v_descale),
+    )
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
     backend = backend_of(q)
     if backend is None:
         named = {
             **dict(zip(_features.LENGTHS, lengths)),
+            **dict(zip(_features.SCALES, factors)),
             "alibi_slopes": alibi_slopes,
             "learnable_sink": learnable_sink,
         }
@@ -126,13 +145,12 @@ def flash_attn_varlen_func(
     if learnable_sink is not None:
         _features.check_sink("learnable_sink", learnable_sink, heads)
         sink = backend.as_sink("learnable_sink", learnable_sink)
-    features = parts.features(
-        lengths=arrays,
-        batch=batch,
-        max_q=_longest("max_seqlen_q", max_seqlen_q, 0, q.shape[0] if packed_q else q.shape[1]),
-        max_k=_longest("max_seqlen_k", max_seqlen_k, 0, k.shape[0] if packed_k else k.shape[1]),
-        sink=sink,
-    )
+    max_q = _longest("max_seqlen_q", max_seqlen_q, 0, q.shape[0] if packed_q else q.shape[1])
+    max_k = _longest("max_seqlen_k", max_seqlen_k, 0, k.shape[0] if packed_k else k.shape[1])
+    features = parts.features(lengths=arrays, batch=batch, max_q=max_q, max_k=max_k, sink=sink)
+    if any(factor is not None for factor in factors):
+        heads_k = k.shape[1] if packed_k else k.shape[2]
+        features = _with_scales(features, backend, (batch, heads_k), (max_q, max_k, max_k), factors)
     q, k, v = (x[None] if packed else x for x, packed in ((q, packed_q), (k, packed_k), (v, packed_k)))
     want_lse = bool(return_attn_probs or return_lse)
     try:

@@ -6,7 +6,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flashcore_attn import ArgumentError, DTypeError, FlashCoreError, UnsupportedError, flash_attn_func, quantize
+from flashcore_attn import (
+    ArgumentError,
+    DTypeError,
+    FlashCoreError,
+    UnsupportedError,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    quantize,
+)
 
 TYPES = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 
@@ -69,6 +77,26 @@ def test_factors_of_blocks_of_rows():
     close(out, exact)
 
 
+def test_packed_batches():
+    """Factors belong to sequences; blocks of rows are counted from the first row of each."""
+    rng = np.random.default_rng(3)
+    starts = np.array([0, 30, 130], np.int32)
+    q, k, v = (rng.standard_normal((130, heads, 64)).astype(np.float32).astype(TYPES[0]) for heads in (4, 2, 2))
+    dq, dk = (rng.uniform(0.3, 2.0, (2, 2)).astype(np.float32) for _ in range(2))
+    dv = rng.uniform(0.3, 2.0, (2, 2, 2)).astype(np.float32)
+    out = flash_attn_varlen_func(q, k, v, starts, starts, 100, 100, descale_q=dq, k_descale=dk, descale_v=dv)
+    for i, (start, end) in enumerate(zip(starts, starts[1:])):
+        one = slice(i, i + 1)
+        of_rows = np.repeat(dv[one], 64, 2)[:, :, : end - start].transpose(0, 2, 1)[..., None]
+        tensors = (x[None, start:end].astype(np.float64) for x in (q, k, v))
+        exact = attention(*(x * y for x, y in zip(tensors, (1, 1, of_rows))), (dq[one], dk[one], np.ones((1, 2))))
+        close(out[None, start:end], exact)
+    with pytest.raises(FlashCoreError, match=r"the shape of descale_v.*\(2, 2, 2\) or \(2, 2, 1\)"):
+        flash_attn_varlen_func(q, k, v, starts, starts, 100, 100, descale_v=np.ones((2, 2, 3), np.float32))
+    with pytest.raises(FlashCoreError, match="q_descale.*None beside descale_q"):
+        flash_attn_varlen_func(q, k, v, starts, starts, descale_q=dq, q_descale=dq)
+
+
 def test_wrong_types_and_factors_are_named():
     (q, k, v), (dq, *_) = draw([TYPES[0]] * 3)
     with pytest.raises(DTypeError, match="e4m3"):
@@ -110,6 +138,10 @@ def test_torch(where, kind, request):
     ones = np.ones((2, 2))
     near(flash_attn_func(*tensors, descale_q=expanded), attention(q, k, v, (0.5 * ones, ones, ones)))
     near(flash_attn_func(*tensors, causal=True), attention(q, k, v, (ones, ones, ones), causal=True))
+    starts_q, starts_k = (torch.arange(3, dtype=torch.int32, device=device) * rows for rows in (33, 70))
+    packed = [x.flatten(0, 1) for x in tensors]
+    out = flash_attn_varlen_func(*packed, starts_q, starts_k, 33, 70, **dict(zip(names, scales)))
+    near(out.unflatten(0, (2, 33)), attention(q, k, v, factors))
     with pytest.raises(DTypeError):
         flash_attn_func(tensors[0], tensors[1].to(torch.bfloat16), tensors[2])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 from .. import _flashcore
 from .._errors import FlashCoreError
 from ._problem import EXPECTED, OURS, Problem
+from ._rows import Rows
 
 #: Suites of features other than even lengths: ``features`` on a CPU, the others on a GPU.
 FEATURES = ("features", "softcap", "sinks", "packed", "documents", "bias")
@@ -78,26 +78,21 @@ def main(argv: list[str] | None = None) -> int:
         problems = _problems(args, suites)
         peers = _peers(args)
         session = _session(args)
+        rows = Rows(args, session.commit())
     except (ValueError, ImportError, OSError, FlashCoreError) as error:
         print(f"flashcore_attn.bench: {error}", file=sys.stderr)
         return 2
-    rows = []
-    for row in _rows(args, session, problems, peers):
-        rows.append(row)
-        if args.json:
-            print(json.dumps(row), flush=True)
-        if args.evidence:
-            with args.evidence.open("a") as file:
-                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+    for row in _raced(args, session, problems, peers):
+        rows.add(row)
     from ._plot import plot
     from ._table import summary, table
 
     if not args.json:
-        print(table(rows))
-        print(*summary(rows), sep="\n")
+        print(table(rows.every))
+        print(*summary(rows.every), sep="\n")
     if args.plot:
-        args.plot.write_text(plot(rows), encoding="utf-8")
-    return 1 if any(row["impl"].startswith(OURS) and row["fault"] for row in rows) else 0
+        args.plot.write_text(plot(rows.every), encoding="utf-8")
+    return 1 if any(row["impl"].startswith(OURS) and row["fault"] for row in rows.every) else 0
 
 
 def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, features: list[str]) -> int:
@@ -163,18 +158,12 @@ def _session(args: argparse.Namespace) -> Any:
 
     torch.cuda.set_device(args.device)
     session = _flashcore.Session(args.device)
-    if args.evidence:
-        if session.commit() is None:
-            raise ValueError(
-                "evidence comes from a clean commit, and this wheel was built from none; leave out --evidence"
-            )
-        args.evidence.open("a").close()  # checked now, so that the run is not lost
     for missing in session.missing():
         print(f"flashcore_attn.bench: {missing}", file=sys.stderr)
     return session
 
 
-def _rows(
+def _raced(
     args: argparse.Namespace, session: Any, problems: list[tuple[str, Problem]], peers: list[Any]
 ) -> Iterator[Any]:
     from ._host import host

@@ -16,6 +16,7 @@ from .. import _flashcore
 from . import _features
 from ._peers import PEERS
 from ._problem import OURS
+from ._rows import Rows
 
 # A contestant's largest error is at most this many times that of attention in the inputs' type, plus a floor.
 _TIMES, _FLOOR = 2.0, 2e-6
@@ -141,13 +142,11 @@ def run(args: Any) -> int:
         _flashcore.Session(args.device) if device == "cuda" else _flashcore.CpuSession(torch.get_num_threads())
     )
     provenance = json.loads(session.provenance())
-    if args.evidence and provenance["commit"] is None:
-        print(
-            "flashcore_attn.bench: evidence comes from a clean commit, and this wheel was built from none",
-            file=sys.stderr,
-        )
+    try:
+        kept = Rows(args, provenance["commit"])
+    except (OSError, ValueError) as error:
+        print(f"flashcore_attn.bench: {error}", file=sys.stderr)
         return 2
-    every: list[dict[str, Any]] = []
     for suite in args.suite:
         if (suite == "features") == (device == "cuda"):
             where = "a CPU" if suite == "features" else "a GPU"
@@ -158,14 +157,8 @@ def run(args: Any) -> int:
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         for work in _features.works(suite, device, dtype):
             print(f"{suite}: {work.name}", file=sys.stderr, flush=True)
-            rows = race(suite, work, args.seconds, device, only)
-            rows = [row | {"impl": _versioned(row["impl"])} | provenance for row in rows]
-            every += rows
-            if args.evidence:
-                with args.evidence.open("a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-            if args.json:
-                print(*(json.dumps(row) for row in rows), sep="\n", flush=True)
+            for row in race(suite, work, args.seconds, device, only):
+                kept.add(row | {"impl": _versioned(row["impl"])} | provenance)
     if not args.json:
-        print(table(every))
-    return 1 if any(row["impl"].startswith(OURS) and row["fault"] for row in every) else 0
+        print(table(kept.every))
+    return 1 if any(row["impl"].startswith(OURS) and row["fault"] for row in kept.every) else 0

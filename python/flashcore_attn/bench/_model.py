@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import _flashcore, scaled_dot_product_attention
 from ._race import Row
+from ._rows import Rows
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -116,11 +117,10 @@ def run(args: Any) -> int:
     from ._table import summary, table
 
     session = _flashcore.CpuSession(torch.get_num_threads())
-    if args.evidence and session.commit() is None:
-        print(
-            "flashcore_attn.bench: evidence comes from a clean commit, and this wheel was built from none",
-            file=sys.stderr,
-        )
+    try:
+        kept = Rows(args, session.commit())
+    except (OSError, ValueError) as error:
+        print(f"flashcore_attn.bench: {error}", file=sys.stderr)
         return 2
     problems = _flashcore.model_problems()
     if not 1 <= args.start <= len(problems):
@@ -128,19 +128,14 @@ def run(args: Any) -> int:
         return 2
     waiting = os.environ.get("OMP_WAIT_POLICY") or "the runtime's own"
     print(f"{session.device()}; OMP_WAIT_POLICY: {waiting}", file=sys.stderr)
-    every, bad = [], 0
+    bad = 0
     for row, others in rows(session, problems, args.seconds, args.start, args.limit):
-        every.append(row)
         counts = others <= MOST_BY_OTHERS
         bad += not counts or (row["fault"] is not None and row["impl"] == "flashcore")
-        if args.json:
-            print(json.dumps(row), flush=True)
-        if args.evidence and counts:
-            with args.evidence.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, separators=(",", ":")) + "\n")
+        kept.add(row, is_evidence=counts)
     if not args.json:
-        print(table(every))
-        print(*summary(every), sep="\n")
+        print(table(kept.every))
+        print(*summary(kept.every), sep="\n")
     if bad:
         print(f"flashcore_attn.bench: {bad} rows do not count; none of them is written", file=sys.stderr)
     return 1 if bad else 0

@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import _flashcore, quantize
 from ._alternating import Contestant, interval
 from ._problem import OURS
+from ._rows import Rows
 
 #: Batch entries, query heads, KV heads, sequence length, head dim. The tensors are larger than any L2.
 SHAPES = ((4, 16, 16, 8192, 128), (4, 32, 32, 8192, 64), (4, 32, 8, 8192, 128), (2, 16, 16, 8192, 256))
@@ -103,19 +104,14 @@ def run(args: Any) -> int:
         return 2
     torch.cuda.set_device(args.device)
     provenance = json.loads(_flashcore.Session(args.device).provenance())
-    if args.evidence and provenance["commit"] is None:
-        message = "evidence comes from a clean commit, and this wheel was built from none"
-        print(f"flashcore_attn.bench: {message}", file=sys.stderr)
+    try:
+        kept = Rows(args, provenance["commit"])
+    except (OSError, ValueError) as error:
+        print(f"flashcore_attn.bench: {error}", file=sys.stderr)
         return 2
-    every: list[dict[str, Any]] = []
     for shape in SHAPES:
-        rows = [row | provenance for row in rows_of(shape, torch.bfloat16, args.seconds, "cuda")]
-        every += rows
-        if args.evidence:
-            with args.evidence.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-        if args.json:
-            print(*(json.dumps(row) for row in rows), sep="\n", flush=True)
+        for row in rows_of(shape, torch.bfloat16, args.seconds, "cuda"):
+            kept.add(row | provenance)
     if not args.json:
-        print(table(every))
-    return 1 if any(row["fault"] for row in every) else 0
+        print(table(kept.every))
+    return 1 if any(row["fault"] for row in kept.every) else 0

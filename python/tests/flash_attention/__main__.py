@@ -4,7 +4,7 @@
 unchanged. The names that they import come from :mod:`shim`. Without a GPU, the device ``cuda`` means ``cpu``.
 
 Each parameter passes, fails, or is not applicable, with the reason: dropout, the backward pass, caches and paged keys,
-fp8, and tests of FlashAttention's compiler are no part of FlashCore's forward pass. Where a test compares gradients
+and tests of FlashAttention's compiler are no part of FlashCore's forward pass. Where a test compares gradients
 after it has compared outputs, all gradients are zero on both sides, so that they say nothing. The tests have some
 hundred thousand parameters; ``--sample N`` draws N of each test.
 """
@@ -150,7 +150,6 @@ def main() -> int:
         print(f"{args.folder} lacks {', '.join(missing)}; expected a checkout of flash-attention", file=sys.stderr)
         return 2
     os.environ["FLASH_ATTENTION_DISABLE_BACKWARD"] = "TRUE"
-    os.environ["FLASH_ATTENTION_DISABLE_FP8"] = "TRUE"
     shim.install(args.folder)
     outcomes = Outcomes(args.sample, args.longest)
     for file in args.file or FILES:

@@ -42,7 +42,6 @@ def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
     absent = {
         "qv": "a second product of queries (qv)", "page_table": "paged keys", "block_table": "paged keys",
-        "q_descale": "fp8", "k_descale": "fp8", "v_descale": "fp8",
     }  # fmt: skip
 
     @functools.wraps(function)
