@@ -2,6 +2,7 @@
 //! `target/dist`.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -53,9 +54,7 @@ pub fn release(root: &Path, args: &Release) -> Result<(), XtaskError> {
     if !args.dry_run && !tags.is_empty() {
         return Err(XtaskError::Check(format!("the tag {tag} exists; raise the version in Cargo.toml")));
     }
-    // Packs and compiles every published crate as the registry would, in the order of their dependencies.
-    let mut publish = Command::new(env!("CARGO"));
-    run(publish.current_dir(root).args(["publish", "--workspace", "--dry-run", "--locked"]).args(dirty))?;
+    publish(root, &packages, dirty)?;
     wheel::release(root, wheel::ATTENTION)?;
     wheel::command(root)?;
     let archive = command(root, &version, &commit)?;
@@ -67,6 +66,45 @@ pub fn release(root: &Path, args: &Release) -> Result<(), XtaskError> {
     run(Command::new("git").current_dir(root).args(["tag", "--annotate", &tag, "--message"]).arg(&tag))?;
     eprintln!("xtask: `git push origin {tag}` starts the workflow that publishes");
     Ok(())
+}
+
+/// Packs and compiles every published crate as the registry would, in the order of their dependencies.
+///
+/// `cargo publish --workspace --dry-run` passes crates to each other through a local registry. Cargo takes a
+/// version in a registry for immutable, so it would use what it unpacked and compiled in an earlier run.
+fn publish(root: &Path, packages: &[Package], dirty: Option<&str>) -> Result<(), XtaskError> {
+    let build = target(root)?.join("publish");
+    remove(&build)?;
+    remove_unpacked(packages)?;
+    let mut publish = Command::new(env!("CARGO"));
+    publish.current_dir(root).args(["publish", "--workspace", "--dry-run", "--locked", "--target-dir"]);
+    run(publish.arg(&build).args(dirty))?;
+    remove(&build)
+}
+
+/// Removes the sources of these crates that cargo unpacked from local registries. The name of such a
+/// registry's folder starts with a dash because the registry has no host.
+fn remove_unpacked(packages: &[Package]) -> Result<(), XtaskError> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let Some(home) = home.or_else(|| Some(std::env::home_dir()?.join(".cargo"))) else { return Ok(()) };
+    let Ok(registries) = fs::read_dir(home.join("registry/src")) else { return Ok(()) };
+    let local = registries.flatten().filter(|of| of.file_name().as_encoded_bytes().starts_with(b"-"));
+    for registry in local {
+        for Package { name, version, .. } in packages {
+            remove(&registry.path().join(format!("{name}-{version}")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes a folder if it exists.
+fn remove(folder: &Path) -> Result<(), XtaskError> {
+    match fs::remove_dir_all(folder) {
+        Err(source) if source.kind() != ErrorKind::NotFound => {
+            Err(XtaskError::Io { path: folder.to_owned(), source })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Packs the command of this commit only.
