@@ -63,7 +63,7 @@ def attend(
         torch.cuda.empty_cache()  # PyTorch's allocator may hold unused memory that the first call of a kernel needs
         return _launch(q, k, v, heads, terms, want_lse, features, device, code)
     except RuntimeError:
-        check(q, k, v)  # the error names a layout without strides or addresses
+        output_type(q, k, v)  # the error names a layout without strides or addresses
         raise
 
 

@@ -533,7 +533,7 @@ pub struct Evolve {
     ))]
     pub problem: Vec<String>,
     /// Problem that the search does not see and on which a winner must not lose; repeatable; default: half
-    /// and twice the length of each problem
+    /// and twice the length of each problem on a GPU, none on a CPU, whose plans serve their own problem only
     #[arg(long, value_name = "PROBLEM")]
     pub held_out: Vec<String>,
     /// Time limit of the search with its races, minutes; default: 2, or none if --candidates is given

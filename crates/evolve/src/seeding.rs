@@ -21,7 +21,7 @@ pub struct Wishes {
     pub only: Option<Candidate>,
     /// Winners in the ledger for this and other problems.
     pub known: Vec<(Shape, Candidate)>,
-    /// Held-out problems; the neighbours if `None`.
+    /// Held-out problems. If `None`, the neighbours on a GPU and none on a CPU.
     pub held_out: Option<Vec<Shape>>,
     /// Number of random samples.
     pub draws: usize,
@@ -63,12 +63,12 @@ pub fn gpu(problem: &Shape, device: &str, arch: &Arch, wishes: &Wishes) -> Resul
 }
 
 /// A case for this machine's processor. The baseline is the plan that calls use: the kept one, or the
-/// default.
+/// default. Unless asked for, nothing is held out: calls of other problems do not use the plan that is kept.
 pub fn cpu(problem: &Shape, wishes: &Wishes) -> Case {
     let ships = |shape: &Shape| Candidate::Cpu(cpu::kept::chosen(&shape.problem(), cpu::threads()).plan);
     let shipped = ships(problem);
-    let held = wishes.held_out.clone().unwrap_or_else(|| neighbours(problem));
-    let held_out = held.into_iter().map(|shape| (shape, ships(&shape))).collect();
+    let held_out = wishes.held_out.iter().flatten();
+    let held_out = held_out.map(|shape| (*shape, ships(shape))).collect();
     let baseline = wishes.only.clone().unwrap_or_else(|| shipped.clone());
     let mut seeds = Vec::new();
     if wishes.only.is_none() {
@@ -173,6 +173,15 @@ mod tests {
         assert!(of("default") >= 1 && of("tuned") >= 1, "{:?}", case.seeds);
         assert!(case.seeds.iter().all(|seed| seed.1 != case.baseline));
         assert_eq!((case.held_out.len(), case.shipped), (2, None));
+    }
+
+    /// A plan for a CPU is kept for its own problem only.
+    #[test]
+    fn a_cpu_holds_out_only_what_is_asked_for() {
+        assert!(cpu(&mission(), &Wishes::default()).held_out.is_empty());
+        let asked = Shape { seq_q: 64, seq_kv: 64, ..mission() };
+        let wishes = Wishes { held_out: Some(vec![asked]), ..Wishes::default() };
+        assert_eq!(cpu(&mission(), &wishes).held_out.len(), 1);
     }
 
     #[test]

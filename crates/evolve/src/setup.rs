@@ -430,8 +430,10 @@ mod tests {
             assert!(refused.to_string().contains("1,8,1099511627776,64,f16"), "{refused}");
         }
         // The largest problem that fits; its neighbour of twice the length does not.
-        let longest = (most(&Target::Cpu) / bytes(&of(1))) as usize;
-        let mut kept = begin(vec![of(longest)], None).unwrap();
+        let (target, gpu) = model_named("h200").unwrap();
+        let longest = (most(&target) / bytes(&of(1))) as usize;
+        let wanted = Wanted { problems: vec![of(longest)], ..wanted() };
+        let mut kept = config(None, target, gpu.name, Some(Arch::SM_90), wanted).unwrap();
         assert_eq!(kept.cases[0].held_out.len(), 1);
         affordable(&kept).unwrap();
         kept.cases[0].problem = of(longest + 1);
