@@ -27,8 +27,8 @@ pub use layout::{
     AccTile, Fragment, OperandTile, OperandType, SwizzledTile, Threads, TileLayout, column_of_byte,
 };
 pub use pipeline::{
-    Consumer, Mbarriers, PingPong, Pipeline, PipelineState, Roles, Supply, TileRing, TileStream, Turns,
-    WarpgroupVote,
+    Consumer, Mbarriers, PingPong, Pipeline, PipelineState, Roles, RowStream, Supply, TileRing, TileStream,
+    Turns, WarpgroupVote,
 };
 pub use product::{
     Accumulate, Group, MatrixReader, MmaType, Ones, OpenTile, OperandA, OperandB, PairSum, Products,

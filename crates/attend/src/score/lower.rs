@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use problem::program::{BinaryOp, Id, Input, Op, Range, UnaryOp};
 use problem::{Problem, Program, Programs};
 
+use super::staged::TileRead;
+
 /// Integers up to this magnitude are exact in f32.
 const EXACT: i64 = 1 << 24;
 
@@ -59,6 +61,8 @@ pub(super) enum Node {
     },
     /// The element of a table at the sum of addresses.
     Load { table: usize, parts: Vec<Id> },
+    /// The element of a table in a tile in shared memory.
+    Staged(TileRead),
 }
 
 impl Node {
@@ -68,6 +72,8 @@ impl Node {
             Node::Reciprocal(a) => vec![*a],
             Node::Address { indices, .. } => indices.iter().map(|index| index.value).collect(),
             Node::Load { parts, .. } => parts.clone(),
+            // The thread that requests the tiles computes the indices.
+            Node::Staged(_) => Vec::new(),
         }
     }
 }
@@ -88,7 +94,7 @@ pub struct ProgramCode {
     /// Whether a node is the dividend of a division by a constant and never negative.
     natural: Vec<bool>,
     /// Whether the rows of a tile belong to several heads.
-    packed: bool,
+    pub(super) packed: bool,
 }
 
 /// The code of programs under construction.
@@ -233,7 +239,7 @@ impl ProgramCode {
         self.nodes.contains(&Node::Op(Op::Input(input)))
     }
 
-    /// Whether a program reads a table.
+    /// Whether a program reads a table other than from tiles.
     pub fn reads_table(&self, number: usize) -> bool {
         self.nodes.iter().any(|node| matches!(node, Node::Load { table, .. } if *table == number))
     }
@@ -296,6 +302,11 @@ impl ProgramCode {
     /// Whether a node is the key's position.
     pub(super) fn is_key(&self, id: Id) -> bool {
         self.nodes[id] == Node::Op(Op::Input(Input::Key))
+    }
+
+    /// Whether a node is the query's position.
+    pub(super) fn is_query(&self, id: Id) -> bool {
+        self.nodes[id] == Node::Op(Op::Input(Input::Query))
     }
 
     /// Whether a node is the score.

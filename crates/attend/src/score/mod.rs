@@ -8,8 +8,12 @@ mod emit;
 mod lower;
 mod program;
 mod softcap;
+mod staged;
+mod words;
 
 pub use coverage::TileMask;
 pub use lower::ProgramCode;
 pub use program::{Elements, ProgramParams, RowPrograms, ScorePrograms, TableParams};
 pub use softcap::{Softcap, Tanh};
+pub use staged::{StagedParams, StagedTables, TileRead};
+pub use words::Words;
