@@ -216,8 +216,8 @@ impl<'a> Contract<'a> {
         k.param_pointer(Operand::Table(number).name())
     }
 
-    /// A tensor map of the programs' table `number`, in the parameter `name`. `map` makes it from the index of
-    /// the table's buffer.
+    /// A tensor map of the programs' table `number`, in the parameter `name`. `map` makes it from the index
+    /// of the table's buffer.
     pub fn table_map(
         &mut self,
         k: &mut Builder,

@@ -1,9 +1,9 @@
 //! Table elements in tiles in shared memory, which a producer loads by TMA as it loads K and V.
 //!
-//! A tile has the rows of a CTA and the keys of a KV block. A matrix that `ldmatrix` reads gives each lane two
-//! neighbouring elements of one row, which are those of the lane's scores. Rows and keys beyond the table are
-//! zero; the scores there are hidden or not stored. Keys beyond the end of a sequence may have any element,
-//! because they are hidden after the score program.
+//! A tile has the rows of a CTA and the keys of a KV block. A matrix that `ldmatrix` reads gives each lane
+//! two neighbouring elements of one row, which are those of the lane's scores. Rows and keys beyond the table
+//! are zero; the scores there are hidden or not stored. Keys beyond the end of a sequence may have any
+//! element, because they are hidden after the score program.
 
 use problem::program::Id;
 use ptx::{Builder, Half, R32, Src, TensorMapPtr};
@@ -177,8 +177,8 @@ impl StagedTables {
         StagedTables { tables: tables.map(table).collect() }
     }
 
-    /// Waits for the tiles of the block, reads the first `columns` columns of the warp's rows, and releases the
-    /// tiles.
+    /// Waits for the tiles of the block, reads the first `columns` columns of the warp's rows, and releases
+    /// the tiles.
     pub(crate) fn read(&self, k: &mut Builder, columns: u32) -> Vec<Words> {
         let mut of_table = |table: &StagedTable| {
             table.tiles.wait(k);

@@ -8,8 +8,8 @@ use crate::{Coverage, Elements, SpeculativeMax, Words};
 
 impl MainLoop {
     /// The softmax of a block with the row max of earlier blocks. If a row of the warpgroup exceeds the limit
-    /// (infinities and NaN included), the block is recomputed: its keys are still in their stage, the elements
-    /// of staged reads in registers, and neither O nor the running sums contain the block yet.
+    /// (infinities and NaN included), the block is recomputed: its keys are still in their stage, the
+    /// elements of staged reads in registers, and neither O nor the running sums contain the block yet.
     pub(super) fn softmax_speculative(
         &self,
         k: &mut Builder,

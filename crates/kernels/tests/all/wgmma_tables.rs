@@ -120,8 +120,8 @@ fn genes_get_along_with_tables_in_shared_memory() {
     }
 }
 
-/// Two biases in tiles, a bias in tiles beside one whose rows are not aligned, and indices of the head and the
-/// batch entry that are computed.
+/// Two biases in tiles, a bias in tiles beside one whose rows are not aligned, and indices of the head and
+/// the batch entry that are computed.
 #[test]
 fn several_reads_are_right() {
     let problem = || {
@@ -247,9 +247,9 @@ fn default_plans_read_a_bias_from_shared_memory() {
     }
 }
 
-/// The elements of a bias cost few instructions, and ptxas leaves exponentials between the wait for the scores
-/// and the wait for P V. If the elements were read after the products were issued, ptxas would join the two
-/// waits, because it schedules the second one where other instructions wait for the elements.
+/// The elements of a bias cost few instructions, and ptxas leaves exponentials between the wait for the
+/// scores and the wait for P V. If the elements were read after the products were issued, ptxas would join
+/// the two waits, because it schedules the second one where other instructions wait for the elements.
 #[test]
 fn machine_code_overlaps_products_with_the_softmax() {
     let (Some(ptxas), Some(nvdisasm)) = (tools::find("FLASHCORE_PTXAS"), tools::find("FLASHCORE_NVDISASM"))

@@ -120,8 +120,8 @@ impl WgmmaPlan {
         if enough && fits { shared } else { plan }
     }
 
-    /// The plan whose producer loads tables too, which needs more registers. Tiles of tables are whole panels,
-    /// and have at most three stages. Not measured with 8-bit inputs.
+    /// The plan whose producer loads tables too, which needs more registers. Tiles of tables are whole
+    /// panels, and have at most three stages. Not measured with 8-bit inputs.
     fn feeding_tables(self, problem: &Problem) -> WgmmaPlan {
         let plan = self.clone().with_shared_tables(problem);
         if plan.tables == Tables::Registers || problem.dtypes.q.is_fp8() {

@@ -349,8 +349,8 @@ impl WgmmaPlan {
         (self.probabilities == Probabilities::Shared).then(|| SwizzledTile::new(WARPGROUP_ROWS, self.block_n))
     }
 
-    /// Estimated registers of a consumer thread: accumulators of O and S, P, which is read while S is written,
-    /// and the elements of tables in shared memory.
+    /// Estimated registers of a consumer thread: accumulators of O and S, P, which is read while S is
+    /// written, and the elements of tables in shared memory.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let out = self.columns_out(problem) / 2;
         let accumulators = match self.output_sums {

@@ -1,5 +1,5 @@
-//! Tables that the score program reads from shared memory ([`Tables::Shared`]): which reads qualify, the rings
-//! of tiles, and the tensor maps.
+//! Tables that the score program reads from shared memory ([`Tables::Shared`]): which reads qualify, the
+//! rings of tiles, and the tensor maps.
 
 use attend::{ProgramCode, StagedParams, TileRead};
 use problem::{Problem, Table, TableType};
