@@ -19,7 +19,7 @@ mod schedule;
 
 pub use cluster::Cluster;
 pub use copy::{
-    BulkStore, ByteTranspose, CopyMode, RowStore, TensorRows, TileCopy, WarpRows, store_fragments,
+    BulkStore, ByteTranspose, CopyMode, RowStore, RowStream, TensorRows, TileCopy, WarpRows, store_fragments,
     store_fragments_at, store_rows, store_words,
 };
 pub use divide::divide;
@@ -27,8 +27,8 @@ pub use layout::{
     AccTile, Fragment, OperandTile, OperandType, SwizzledTile, Threads, TileLayout, column_of_byte,
 };
 pub use pipeline::{
-    Consumer, Mbarriers, PingPong, Pipeline, PipelineState, Roles, RowStream, Supply, TileRing, TileStream,
-    Turns, WarpgroupVote,
+    Consumer, Mbarriers, PingPong, Pipeline, PipelineState, Roles, Supply, TileRing, TileStream, Turns,
+    WarpgroupVote,
 };
 pub use product::{
     Accumulate, Group, MatrixReader, MmaType, Ones, OpenTile, OperandA, OperandB, PairSum, Products,

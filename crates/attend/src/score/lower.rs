@@ -5,8 +5,6 @@ use std::collections::HashMap;
 use problem::program::{BinaryOp, Id, Input, Op, Range, UnaryOp};
 use problem::{Problem, Program, Programs};
 
-use super::staged::TileRead;
-
 /// Integers up to this magnitude are exact in f32.
 const EXACT: i64 = 1 << 24;
 
@@ -43,6 +41,30 @@ pub(super) struct Index {
     pub clamp_low: bool,
     /// Whether the index may exceed the extent.
     pub clamp_high: bool,
+}
+
+/// A read of a table at the query and, in the last dimension, at the key. Its other indices are the same for
+/// all scores of a tile of rows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TileRead {
+    /// The number of the table.
+    pub table: usize,
+    /// The dimension of the query.
+    pub query: usize,
+    /// The other indices, at most two, in the order of the dimensions.
+    pub(super) others: Vec<Index>,
+}
+
+impl TileRead {
+    /// The dimensions of the other indices, the inner one last; `None` for a dimension that the table does
+    /// not have.
+    pub fn others(&self) -> [Option<usize>; 2] {
+        let dimension = |from_end| {
+            let position = self.others.len().checked_sub(from_end)?;
+            Some(self.others[position].dimension)
+        };
+        [dimension(2), dimension(1)]
+    }
 }
 
 /// A value of a kernel's programs.

@@ -10,12 +10,11 @@
 
 use problem::TableType;
 use problem::program::{BinaryOp, Id, Input, Op};
-use ptx::{Builder, F32, Global, Half, Pred, R16, R32, R64, Type};
+use ptx::{Builder, F32, Global, Half, Pred, R16, R32, R64, TensorMapPtr, Type};
 use tile::{AccTile, Threads};
 
 use super::emit::{Division, Value, binary, compare, select, truth, unary};
 use super::lower::{Index, Node, Place, ProgramCode};
-use super::staged::StagedParams;
 use super::words::Words;
 use crate::{Coverage, RowRange};
 
@@ -48,6 +47,17 @@ pub struct ProgramParams {
     pub ints: Vec<Option<R32>>,
     /// Tables.
     pub tables: Vec<Option<TableParams>>,
+}
+
+/// The launch parameters of a staged read.
+#[derive(Clone, Copy, Debug)]
+pub struct StagedParams {
+    /// The table as `[outer, inner, query, key]`.
+    pub map: TensorMapPtr,
+    /// The type of the elements.
+    pub half: Half,
+    /// The last index of the outer and of the inner dimension: 0 if the elements repeat along it.
+    pub lasts: [Option<R32>; 2],
 }
 
 /// The programs of a problem, ready to be emitted.

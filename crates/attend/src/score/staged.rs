@@ -9,45 +9,10 @@ use problem::program::Id;
 use ptx::{Builder, Half, R32, Src, TensorMapPtr};
 use tile::{Consumer, RowStream, TileRing};
 
-use super::lower::{Index, Node, Place, ProgramCode};
-use super::program::{Scope, ScorePrograms};
+use super::lower::{Index, Node, Place, ProgramCode, TileRead};
+use super::program::{Scope, ScorePrograms, StagedParams};
 use super::words::Words;
 use crate::RowRange;
-
-/// A read of a table at the query and, in the last dimension, at the key. Its other indices are the same for
-/// all scores of a tile of rows.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct TileRead {
-    /// The number of the table.
-    pub table: usize,
-    /// The dimension of the query.
-    pub query: usize,
-    /// The other indices, at most two, in the order of the dimensions.
-    others: Vec<Index>,
-}
-
-impl TileRead {
-    /// The dimensions of the other indices, the inner one last; `None` for a dimension that the table does
-    /// not have.
-    pub fn others(&self) -> [Option<usize>; 2] {
-        let dimension = |from_end| {
-            let position = self.others.len().checked_sub(from_end)?;
-            Some(self.others[position].dimension)
-        };
-        [dimension(2), dimension(1)]
-    }
-}
-
-/// The launch parameters of a staged read.
-#[derive(Clone, Copy, Debug)]
-pub struct StagedParams {
-    /// The table as `[outer, inner, query, key]`.
-    pub map: TensorMapPtr,
-    /// The type of the elements.
-    pub half: Half,
-    /// The last index of the outer and of the inner dimension: 0 if the elements repeat along it.
-    pub lasts: [Option<R32>; 2],
-}
 
 impl ProgramCode {
     /// The read of a node, if its elements may come from tiles.

@@ -4,7 +4,6 @@ mod barriers;
 mod mbarrier;
 mod ping_pong;
 mod roles;
-mod row_stream;
 mod stream;
 mod vote;
 
@@ -12,6 +11,5 @@ pub use barriers::{Pipeline, TileRing};
 pub use mbarrier::{Mbarriers, PipelineState};
 pub use ping_pong::{PingPong, Turns};
 pub use roles::{Consumer, Roles};
-pub use row_stream::RowStream;
 pub use stream::{Supply, TileStream};
 pub use vote::WarpgroupVote;
