@@ -23,7 +23,8 @@ pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
 pub use score::{
-    Elements, ProgramCode, ProgramParams, RowPrograms, ScorePrograms, Softcap, TableParams, Tanh, TileMask,
+    Elements, ProgramCode, ProgramParams, RowPrograms, ScorePrograms, Softcap, StagedParams, StagedTables,
+    TableParams, Tanh, TileMask, TileRead, Words,
 };
 pub use sinks::Sinks;
 pub use softmax::{

@@ -60,6 +60,7 @@ fn wgmma(of: Declared<'_>) -> Vec<Vec<Value>> {
         of("section_mib"),
         of("products"),
         of("probabilities"),
+        of("tables"),
         of("producer_registers"),
         of("exps_by_fma"),
         of("packing"),

@@ -11,16 +11,17 @@ mod runner;
 use std::path::Path;
 
 use driver::{Buffer, DriverError, Graph, Stream, bytes_of};
-use flashcore::gpu::{Gpu, PlanSource, Prepared};
+use flashcore::gpu::{Gpu, Operand, PlanSource, Prepared};
 use flashcore::{
-    AttentionError, Band, DType, Device, Element, Layout, Problem, Quantization, Strides, Tensor, TensorView,
-    TensorViewMut, attention, quantize,
+    AttentionError, Band, DType, Device, Element, Layout, Problem, Program, Quantization, Strides, Tensor,
+    TensorView, TensorViewMut, attention, library, quantize,
 };
 use half::f16;
 use harness::{Folder, SCENARIO, passes};
 use kernels::forward::mma::MmaPlan;
-use kernels::forward::wgmma::{Ends, WgmmaPlan};
+use kernels::forward::wgmma::{Ends, Tables, WgmmaPlan};
 use kernels::{Family, Plan};
+use problem::{Operands, Table, TableData, TableType};
 use tile::{Handout, Tail, Turns};
 
 #[test]
@@ -374,6 +375,41 @@ fn hopper() {
         hopper_plan(&gpu, &problem, &family.default_for(&problem, gpu.arch()).unwrap());
     }
     hopper_plan(&gpu, &unmasked, &Plan::Wgmma(shared));
+    hopper_bias(&gpu, &unmasked);
+}
+
+/// A bias that TMA loads. At an address where no tensor map can begin, the same plan reads it from global
+/// memory.
+fn hopper_bias(gpu: &Gpu, problem: &Problem) {
+    let mut problem = problem.clone();
+    let (extents, strides) = (vec![1, 2, 70, 70], vec![0, 70 * 72, 72, 1]);
+    problem.programs.tables = vec![Table { dtype: TableType::F16, extents, strides }];
+    problem.programs.score = Some(Program::new(&library::bias(0)).unwrap());
+    let plan = WgmmaPlan::default_for(&problem, gpu.arch());
+    assert_eq!(plan.tables, Tables::Shared);
+    let prepared = gpu.prepare(&problem, Some(&Plan::Wgmma(plan))).unwrap();
+    let [q, k, v] = [3, 5, 11].map(|step| ramp(2 * 70 * 64, step));
+    let bias = ramp(problem.programs.tables[0].span(), 7);
+    let tables = [TableData::F16(&bias)];
+    let operands = Operands { tables: &tables, ..Operands::default() };
+    let oracle =
+        oracle::oracle_with(&problem, [&q, &k, &v].map(|x| Element::elements(x)), &operands).unwrap();
+    let stream = Stream::new(gpu.context()).unwrap();
+    for shift in [0, 2, 16] {
+        let [q, k, v, bias] = [(&q, 0), (&k, 0), (&v, 0), (&bias, shift)].map(|(data, shift)| {
+            let mut buffer = Buffer::new(gpu.context(), 2 * data.len() + shift).unwrap();
+            buffer.upload(&[vec![0; shift], bytes_of(&data[..]).to_vec()].concat()).unwrap();
+            buffer
+        });
+        let out = Buffer::new(gpu.context(), 2 * 2 * 70 * 64).unwrap();
+        let tensors = [&q, &k, &v, &out].map(Buffer::slice);
+        let table = bias.slice().part(shift, bias.bytes() - shift).unwrap();
+        prepared.enqueue_with(&stream, tensors, None, &[(Operand::Table(0), table)]).unwrap();
+        let mut bytes = vec![0; out.bytes()];
+        out.download(&mut bytes).unwrap();
+        let out: Vec<f16> = bytes.chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+        close(&out, &oracle.out);
+    }
 }
 
 fn hopper_plan(gpu: &Gpu, problem: &Problem, plan: &Plan) {

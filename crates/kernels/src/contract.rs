@@ -211,7 +211,24 @@ impl<'a> Contract<'a> {
 
     /// The address of the first element of the programs' table `number`.
     pub fn table(&mut self, k: &mut Builder, number: u8, table: &Table) -> Global {
-        self.memory(k, Operand::Table(number), table.span() * table.dtype.bytes(), Access::Read)
+        let index = self.table_buffer(number, table);
+        self.args.push(Arg::Buffer { index, offset: 0 });
+        k.param_pointer(Operand::Table(number).name())
+    }
+
+    /// A tensor map of the programs' table `number`, in the parameter `name`. `map` makes it from the index
+    /// of the table's buffer.
+    pub fn table_map(
+        &mut self,
+        k: &mut Builder,
+        (number, table): (u8, &Table),
+        name: &str,
+        map: impl FnOnce(usize) -> TensorMapSpec,
+    ) -> TensorMapPtr {
+        let buffer = self.table_buffer(number, table);
+        self.args.push(Arg::TensorMap { index: self.tensor_maps.len() });
+        self.tensor_maps.push(map(buffer));
+        k.param_tensor_map(name)
     }
 
     /// The address of counters of `bytes` bytes.
@@ -314,6 +331,13 @@ impl<'a> Contract<'a> {
             _ => Access::Read,
         };
         self.buffer(operand, bytes, access)
+    }
+
+    /// The index of a table's buffer. A table may be read through its address and through tensor maps.
+    fn table_buffer(&mut self, number: u8, table: &Table) -> usize {
+        let operand = Operand::Table(number);
+        let known = self.operands.iter().position(|&o| o == operand);
+        known.unwrap_or_else(|| self.buffer(operand, table.span() * table.dtype.bytes(), Access::Read))
     }
 
     fn buffer(&mut self, operand: Operand, bytes: usize, access: Access) -> usize {

@@ -19,7 +19,7 @@ mod schedule;
 
 pub use cluster::Cluster;
 pub use copy::{
-    BulkStore, ByteTranspose, CopyMode, RowStore, TensorRows, TileCopy, WarpRows, store_fragments,
+    BulkStore, ByteTranspose, CopyMode, RowStore, RowStream, TensorRows, TileCopy, WarpRows, store_fragments,
     store_fragments_at, store_rows, store_words,
 };
 pub use divide::divide;

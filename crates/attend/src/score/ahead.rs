@@ -3,7 +3,8 @@
 //! An element that is read where it is used exposes the latency of global memory once per block. Registers
 //! hold the elements of the next block, so that the softmax and the products of a block hide that latency.
 //! Only tables of 16-bit elements along the keys are read this way. The first block of a tile, partial blocks
-//! and tables whose words are not aligned are read in place.
+//! and tables whose words are not aligned are read in place. A kernel with a producer can read from tiles in
+//! shared memory instead (`staged.rs`).
 //!
 //! A lane needs two neighbouring elements of every eight columns. If the lanes read them as words, each
 //! request touches half a sector of eight rows, and the L1 cache becomes the bound (92 % busy on an H200 with
@@ -13,30 +14,13 @@
 use problem::program::Id;
 use ptx::{Builder, CmpOp, Global, Half, Pred, R32, Type};
 
-use super::emit::Value;
 use super::lower::Node;
 use super::program::{RowPrograms, Scope, ScorePrograms, half_of};
+use super::words::Words;
 use crate::Coverage;
 
 /// Words that a lane of a quad reads at once, and the lanes of a quad.
 const QUAD: usize = 4;
-
-/// The elements of one table.
-#[derive(Clone, Debug)]
-pub(super) struct Ahead {
-    /// The node that reads the table.
-    load: Id,
-    half: Half,
-    /// For each of the lane's rows, a word for each pair of columns.
-    words: Vec<Vec<R32>>,
-}
-
-impl Ahead {
-    /// The elements of a row in an even column and in the column after it.
-    pub fn pair(&self, k: &mut Builder, row: usize, column: usize) -> (Id, [Value; 2]) {
-        (self.load, k.unpack(self.half, self.words[row][column / 2]).map(Value::Float))
-    }
-}
 
 impl ScorePrograms {
     /// Reads table elements one block ahead where that is possible. A warpgroup then calls
@@ -61,11 +45,11 @@ impl ScorePrograms {
 
     /// Registers for the elements that are read ahead. They are defined here, because only some branches
     /// write them.
-    pub(super) fn ahead(&self, k: &mut Builder, (warp_rows, warp_keys): (u32, u32)) -> Vec<Ahead> {
+    pub(super) fn ahead(&self, k: &mut Builder, (warp_rows, warp_keys): (u32, u32)) -> Vec<Words> {
         let loads = if self.reads_ahead { self.loads_ahead() } else { Vec::new() };
         let row = |k: &mut Builder| (0..warp_keys / 8).map(|_| k.mov(0)).collect();
         let words = |k: &mut Builder| (0..warp_rows / 8).map(|_| row(k)).collect();
-        loads.into_iter().map(|(load, half)| Ahead { load, half, words: words(k) }).collect()
+        loads.into_iter().map(|(load, half)| Words { load, half, of_rows: words(k) }).collect()
     }
 }
 
@@ -104,7 +88,7 @@ impl RowPrograms<'_> {
         let mut at = self.scope(first);
         let mut whole = 0;
         for ahead in &self.ahead {
-            for (row, words) in ahead.words.iter().enumerate() {
+            for (row, words) in ahead.of_rows.iter().enumerate() {
                 let quads = words.chunks_exact(QUAD);
                 whole = QUAD * quads.len();
                 for (offset, to) in (0..).step_by(32).zip(quads) {
@@ -121,7 +105,7 @@ impl RowPrograms<'_> {
         let first = k.add(origin, self.column);
         let mut at = self.scope(first);
         for ahead in &self.ahead {
-            for (row, words) in ahead.words.iter().enumerate() {
+            for (row, words) in ahead.of_rows.iter().enumerate() {
                 for (offset, &to) in (0..).step_by(8).zip(words).skip(begin) {
                     let from = self.address(k, &mut at, ahead.load, (row, offset));
                     let word: R32 = k.ld_read_only(Type::B32, from);
@@ -159,7 +143,7 @@ impl RowPrograms<'_> {
             let bit = k.and(self.column, 2 * step);
             (step, k.setp_u(CmpOp::Ne, bit, 0))
         });
-        for words in self.ahead.iter().flat_map(|ahead| &ahead.words) {
+        for words in self.ahead.iter().flat_map(|ahead| &ahead.of_rows) {
             for quad in words.chunks_exact(QUAD) {
                 for (step, upper) in steps {
                     let lower_words = (0..QUAD).filter(|word| word & step as usize == 0);

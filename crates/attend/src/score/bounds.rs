@@ -83,6 +83,7 @@ fn operands(code: &ProgramCode, id: Id) -> Vec<Id> {
         Node::Reciprocal(a) => vec![*a],
         Node::Load { parts, .. } => parts.iter().flat_map(|&part| operands(code, part)).collect(),
         Node::Address { indices, .. } => indices.iter().map(|index| index.value).collect(),
+        Node::Staged(_) => Vec::new(),
     }
 }
 
@@ -132,7 +133,7 @@ impl TileBounds<'_, '_> {
             Place::Element => match &self.code.nodes[id] {
                 Node::Op(op) => self.operation(k, id, op),
                 Node::Load { table, .. } => self.element(k, id, *table),
-                Node::Reciprocal(_) | Node::Address { .. } => None,
+                Node::Reciprocal(_) | Node::Address { .. } | Node::Staged(_) => None,
             },
         };
         self.known[id]

@@ -43,6 +43,30 @@ pub(super) struct Index {
     pub clamp_high: bool,
 }
 
+/// A read of a table at the query and, in the last dimension, at the key. Its other indices are the same for
+/// all scores of a tile of rows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TileRead {
+    /// The number of the table.
+    pub table: usize,
+    /// The dimension of the query.
+    pub query: usize,
+    /// The other indices, at most two, in the order of the dimensions.
+    pub(super) others: Vec<Index>,
+}
+
+impl TileRead {
+    /// The dimensions of the other indices, the inner one last; `None` for a dimension that the table does
+    /// not have.
+    pub fn others(&self) -> [Option<usize>; 2] {
+        let dimension = |from_end| {
+            let position = self.others.len().checked_sub(from_end)?;
+            Some(self.others[position].dimension)
+        };
+        [dimension(2), dimension(1)]
+    }
+}
+
 /// A value of a kernel's programs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Node {
@@ -59,6 +83,8 @@ pub(super) enum Node {
     },
     /// The element of a table at the sum of addresses.
     Load { table: usize, parts: Vec<Id> },
+    /// The element of a table in a tile in shared memory.
+    Staged(TileRead),
 }
 
 impl Node {
@@ -68,6 +94,8 @@ impl Node {
             Node::Reciprocal(a) => vec![*a],
             Node::Address { indices, .. } => indices.iter().map(|index| index.value).collect(),
             Node::Load { parts, .. } => parts.clone(),
+            // The thread that requests the tiles computes the indices.
+            Node::Staged(_) => Vec::new(),
         }
     }
 }
@@ -88,7 +116,7 @@ pub struct ProgramCode {
     /// Whether a node is the dividend of a division by a constant and never negative.
     natural: Vec<bool>,
     /// Whether the rows of a tile belong to several heads.
-    packed: bool,
+    pub(super) packed: bool,
 }
 
 /// The code of programs under construction.
@@ -233,7 +261,7 @@ impl ProgramCode {
         self.nodes.contains(&Node::Op(Op::Input(input)))
     }
 
-    /// Whether a program reads a table.
+    /// Whether a program reads a table other than from tiles.
     pub fn reads_table(&self, number: usize) -> bool {
         self.nodes.iter().any(|node| matches!(node, Node::Load { table, .. } if *table == number))
     }
@@ -296,6 +324,11 @@ impl ProgramCode {
     /// Whether a node is the key's position.
     pub(super) fn is_key(&self, id: Id) -> bool {
         self.nodes[id] == Node::Op(Op::Input(Input::Key))
+    }
+
+    /// Whether a node is the query's position.
+    pub(super) fn is_query(&self, id: Id) -> bool {
+        self.nodes[id] == Node::Op(Op::Input(Input::Query))
     }
 
     /// Whether a node is the score.

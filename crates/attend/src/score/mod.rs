@@ -8,8 +8,12 @@ mod emit;
 mod lower;
 mod program;
 mod softcap;
+mod staged;
+mod words;
 
 pub use coverage::TileMask;
-pub use lower::ProgramCode;
-pub use program::{Elements, ProgramParams, RowPrograms, ScorePrograms, TableParams};
+pub use lower::{ProgramCode, TileRead};
+pub use program::{Elements, ProgramParams, RowPrograms, ScorePrograms, StagedParams, TableParams};
 pub use softcap::{Softcap, Tanh};
+pub use staged::StagedTables;
+pub use words::Words;

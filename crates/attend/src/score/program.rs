@@ -10,12 +10,12 @@
 
 use problem::TableType;
 use problem::program::{BinaryOp, Id, Input, Op};
-use ptx::{Builder, F32, Global, Half, Pred, R16, R32, R64, Type};
+use ptx::{Builder, F32, Global, Half, Pred, R16, R32, R64, TensorMapPtr, Type};
 use tile::{AccTile, Threads};
 
-use super::ahead::Ahead;
 use super::emit::{Division, Value, binary, compare, select, truth, unary};
 use super::lower::{Index, Node, Place, ProgramCode};
+use super::words::Words;
 use crate::{Coverage, RowRange};
 
 /// A table in a kernel.
@@ -49,6 +49,17 @@ pub struct ProgramParams {
     pub tables: Vec<Option<TableParams>>,
 }
 
+/// The launch parameters of a staged read.
+#[derive(Clone, Copy, Debug)]
+pub struct StagedParams {
+    /// The table as `[outer, inner, query, key]`.
+    pub map: TensorMapPtr,
+    /// The type of the elements.
+    pub half: Half,
+    /// The last index of the outer and of the inner dimension: 0 if the elements repeat along it.
+    pub lasts: [Option<R32>; 2],
+}
+
 /// The programs of a problem, ready to be emitted.
 #[derive(Clone, Debug)]
 pub struct ScorePrograms {
@@ -58,6 +69,8 @@ pub struct ScorePrograms {
     pub(super) masks_full: bool,
     /// Whether table elements are read one block ahead.
     pub(super) reads_ahead: bool,
+    /// The parameters of the staged reads, in the order of [`ProgramCode::staged`].
+    pub(super) staged: Vec<StagedParams>,
 }
 
 /// The values of the nodes that were computed so far.
@@ -75,10 +88,10 @@ pub struct RowPrograms<'a> {
     pub(super) once: Memo,
     pub(super) of_rows: Vec<Memo>,
     /// Elements of the next block.
-    pub(super) ahead: Vec<Ahead>,
+    pub(super) ahead: Vec<Words>,
 }
 
-/// The source of the table elements of a full block.
+/// The source of the elements of a full block, for tables that are read from global memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elements {
     /// Memory.
@@ -90,7 +103,7 @@ pub enum Elements {
 impl ScorePrograms {
     /// The programs of this code.
     pub const fn new(code: ProgramCode, params: ProgramParams) -> ScorePrograms {
-        ScorePrograms { code, params, masks_full: true, reads_ahead: false }
+        ScorePrograms { code, params, masks_full: true, reads_ahead: false, staged: Vec::new() }
     }
 
     /// Omits the mask program in full blocks. Correct if the coverage of the blocks takes the mask program
@@ -150,16 +163,18 @@ impl RowPrograms<'_> {
     /// Turns the products of the tile's queries with the keys from `origin` on into logits, and hides the
     /// keys that the mask program hides. The products may have been capped before.
     pub fn apply(&self, k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage) {
-        self.apply_with(k, s, (origin, coverage), Elements::InPlace);
+        self.apply_with(k, s, (origin, coverage), Elements::InPlace, &[]);
     }
 
-    /// Like [`RowPrograms::apply`], with table elements from `elements`.
+    /// Like [`RowPrograms::apply`], with table elements from `elements`, and those of staged reads from
+    /// `staged`.
     pub fn apply_with(
         &self,
         k: &mut Builder,
         s: &AccTile,
         (origin, coverage): (R32, Coverage),
         elements: Elements,
+        staged: &[Words],
     ) {
         let code = &self.programs.code;
         let mask = code.mask.filter(|_| self.programs.masks_full || coverage == Coverage::Partial);
@@ -173,11 +188,11 @@ impl RowPrograms<'_> {
         let block = (first, coverage);
         let pairs = if coverage == Coverage::Full { self.pairs(k) } else { None };
         match pairs {
-            None => self.columns(k, s, block, (mask, None)),
+            None => self.columns(k, s, block, (mask, None), staged),
             Some(pairs) => k.if_else(
                 pairs,
-                |k| self.columns(k, s, block, (mask, Some(elements))),
-                |k| self.columns(k, s, block, (mask, None)),
+                |k| self.columns(k, s, block, (mask, Some(elements)), staged),
+                |k| self.columns(k, s, block, (mask, None), staged),
             ),
         }
     }
@@ -209,6 +224,7 @@ impl RowPrograms<'_> {
         s: &AccTile,
         block: (R32, Coverage),
         (mask, pairs): (Option<Id>, Option<Elements>),
+        staged: &[Words],
     ) {
         let code = &self.programs.code;
         let mut at = Scope::new(self.programs, &self.rows);
@@ -229,8 +245,8 @@ impl RowPrograms<'_> {
                 at.row.clone_from(&self.of_rows[row]);
                 at.element = std::mem::replace(&mut read[row], none.clone());
                 at.score = Some(score);
-                for ahead in ahead.iter().filter(|_| column % 2 == 0) {
-                    let (id, [element, next]) = ahead.pair(k, row, column);
+                for words in ahead.iter().chain(staged).filter(|_| column % 2 == 0) {
+                    let (id, [element, next]) = words.pair(k, row, column);
                     (at.element[id], at.next[id]) = (Some(element), Some(next));
                 }
                 let sees = mask.map(|mask| at.value(k, mask).bool());
@@ -358,6 +374,7 @@ impl<'a> Scope<'a> {
                 self.next[id] = Some(Value::Float(next));
                 Value::Float(value)
             }
+            Node::Staged(_) => unreachable!("elements of tiles are read before the block's scores"),
         }
     }
 

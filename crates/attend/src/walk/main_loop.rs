@@ -21,6 +21,7 @@ use tile::{AccTile, Accumulate, OperandTile, OperandType, PairSum, PingPong, Pro
 use super::{BlockOutput, Order, SharedProbs, Skips, Tiles, Walk};
 use crate::{
     BlockList, Chains, Coverage, Elements, Masker, OnlineSoftmax, RowPrograms, Softcap, SpeculativeMax,
+    StagedTables, Words,
 };
 
 /// Registers and rings of a consumer warpgroup.
@@ -38,6 +39,8 @@ pub struct MainLoop {
     pub keys: TileStream,
     /// The ring of V.
     pub values: TileStream,
+    /// The rings of tables whose elements come from shared memory.
+    pub tables: StagedTables,
     /// The products S = Q Kᵀ.
     pub products: Products,
     /// The products P V, which add to O.
@@ -102,7 +105,7 @@ impl MainLoop {
     ) -> Pred {
         self.blocks(k, walk, rows);
         self.queries.release(k);
-        if let Some(skips) = self.skips.filter(Skips::has_last_blocks) {
+        if let Some(skips) = self.skips.as_ref().filter(|skips| skips.has_last_blocks()) {
             // The producer takes the next tile after most requests of this one, which may wait for the stages
             // of the skipped blocks. So these come first.
             self.last_output(k);
@@ -140,14 +143,16 @@ impl MainLoop {
         walk.rest(k, position, |k, coverage| {
             //                                                            7  for each further block
             let block = rows.block(k, position);
-            self.issue_both(k); //                                     8–11  S = Q Kᵀ, beside O += P V
+            let mut staged = Vec::new(); //                                  elements of tables in tiles
+            let read = |k: &mut Builder| staged = self.tables.read(k, self.block_n);
+            self.issue_both(k, read); //                               8–11  S = Q Kᵀ, beside O += P V
             self.wait_for_scores(k); //                                  12
             self.add_halves(k, s); //                                        S of both halves of the head dim
             self.cap(k, s); //                                               S = tanh(S·c'), if capped
-            self.run_programs(k, s, (block, coverage), (rows, Elements::Ahead)); // S = score(S), if programs
+            self.run_programs(k, s, (block, coverage), rows, (Elements::Ahead, &staged)); // S = score(S)
             self.read_ahead(k, walk, position, rows);
             if let (Some(speculative), Coverage::Full) = (&self.speculative, coverage) {
-                return self.softmax_speculative(k, speculative, block, rows);
+                return self.softmax_speculative(k, speculative, block, rows, &staged);
             }
             keys.release(k); //                                          15  for K
             self.hide(k, s, (block, coverage), rows); //                     S = −∞ where a row sees no key
@@ -175,14 +180,15 @@ impl MainLoop {
         self.first_softmax(k, (&self.s, &self.p), block, rows); //        6  m, P and l from S
     }
 
-    /// Issues the scores of a block and the P V of the block before it. With ping-pong scheduling, the
-    /// warpgroup waits for its turn first.
-    pub(super) fn issue_both(&self, k: &mut Builder) {
+    /// Issues the scores of a block and the P V of the block before it, and runs `between` between the two.
+    /// With ping-pong scheduling, the warpgroup waits for its turn first.
+    pub(super) fn issue_both(&self, k: &mut Builder, between: impl FnOnce(&mut Builder)) {
         self.keys.wait(k); //                                             8
         if let Some(ping_pong) = &self.ping_pong {
             ping_pong.wait(k);
         }
         self.issue(k, |k| self.scores(k, &self.s)); //                    9  S = Q Kᵀ
+        between(k);
         self.values.wait(k); //                                          10
         self.output(k); //                                               11  O += P V
         k.wgmma_commit();
@@ -224,9 +230,10 @@ impl MainLoop {
         block: (R32, Coverage),
         rows: &TileRows,
     ) {
+        let staged = self.tables.read(k, 8 * s.n_tiles());
         self.add_halves(k, s);
         self.cap(k, s);
-        self.run_programs(k, s, block, (rows, Elements::InPlace));
+        self.run_programs(k, s, block, rows, (Elements::InPlace, &staged));
         self.hide(k, s, block, rows);
         rows.softmax.update_row_max(k, s, self.chains);
         let sums = rows.softmax.exponentials(k, s, self.chains);
@@ -301,11 +308,12 @@ impl MainLoop {
         k: &mut Builder,
         s: &AccTile,
         (block, coverage): (R32, Coverage),
-        (rows, elements): (&TileRows, Elements),
+        rows: &TileRows,
+        (elements, staged): (Elements, &[Words]),
     ) {
         if let Some(programs) = rows.programs {
             let origin = k.mul(block, self.block_n);
-            programs.apply_with(k, s, (origin, coverage), elements);
+            programs.apply_with(k, s, (origin, coverage), elements, staged);
         }
     }
 

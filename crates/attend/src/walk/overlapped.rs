@@ -30,7 +30,7 @@ impl MainLoop {
                 if let Some(skips) = &self.skips {
                     skips.keys_ahead(k);
                 }
-                self.issue_both(k);
+                self.issue_both(k, |_| {});
                 k.wgmma_wait(1);
                 self.keys.release(k);
                 k.wgmma_wait(0);

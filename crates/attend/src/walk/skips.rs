@@ -5,10 +5,11 @@ use ptx::{Builder, CmpOp, Pred, R32};
 use tile::{PingPong, TileStream};
 
 use super::MainLoop;
+use crate::StagedTables;
 
 /// Blocks at both ends of a tile that none of the warpgroup's own rows sees. The warpgroup skips them and
 /// leaves the tensor cores to the other warpgroups.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Skips {
     /// Blocks to skip in the next tile.
     blocks: R32,
@@ -18,13 +19,28 @@ pub struct Skips {
     last_blocks: Option<R32>,
     keys: TileStream,
     values: TileStream,
+    tables: StagedTables,
     ping_pong: Option<PingPong>,
 }
 
 impl Skips {
     /// No blocks to skip. The rings and the ping-pong barriers are those of the warpgroup's main loop.
     pub fn none(k: &mut Builder, keys: TileStream, values: TileStream, ping_pong: Option<PingPong>) -> Skips {
-        Skips { blocks: k.mov(0), owed_values: k.mov(0), last_blocks: None, keys, values, ping_pong }
+        Skips {
+            blocks: k.mov(0),
+            owed_values: k.mov(0),
+            last_blocks: None,
+            keys,
+            values,
+            tables: StagedTables::default(),
+            ping_pong,
+        }
+    }
+
+    /// Skips that also pass over the tiles of tables.
+    #[must_use]
+    pub fn with_tables(self, tables: StagedTables) -> Skips {
+        Skips { tables, ..self }
     }
 
     /// Skips that also pass over blocks after the last visited one.
@@ -105,8 +121,10 @@ impl Skips {
     }
 
     /// Waits for the keys although they are not read: otherwise a warp that is one round ahead would arrive
-    /// on the empty barrier in the wrong phase.
+    /// on the empty barrier in the wrong phase. The tiles of tables are skipped with the keys, before which
+    /// they are requested.
     fn skip_keys(&self, k: &mut Builder) {
+        self.tables.skip(k);
         self.keys.wait(k);
         self.keys.release(k);
     }

@@ -4,18 +4,19 @@
 use ptx::{Builder, R32};
 
 use super::main_loop::{MainLoop, TileRows};
-use crate::{Coverage, Elements, SpeculativeMax};
+use crate::{Coverage, Elements, SpeculativeMax, Words};
 
 impl MainLoop {
     /// The softmax of a block with the row max of earlier blocks. If a row of the warpgroup exceeds the limit
-    /// (infinities and NaN included), the block is recomputed: its keys are still in their stage, and neither
-    /// O nor the running sums contain the block yet.
+    /// (infinities and NaN included), the block is recomputed: its keys are still in their stage, the
+    /// elements of staged reads in registers, and neither O nor the running sums contain the block yet.
     pub(super) fn softmax_speculative(
         &self,
         k: &mut Builder,
         speculative: &SpeculativeMax,
         block: R32,
         rows: &TileRows,
+        staged: &[Words],
     ) {
         let softmax = rows.softmax;
         let MainLoop { weights, keys, values, s, p, chains, .. } = self;
@@ -28,7 +29,7 @@ impl MainLoop {
             self.issue(k, |k| self.scores(k, s)); //                     S = Q Kᵀ, again
             k.wgmma_wait(0);
             self.cap(k, s);
-            self.run_programs(k, s, (block, Coverage::Full), (rows, Elements::InPlace));
+            self.run_programs(k, s, (block, Coverage::Full), rows, (Elements::InPlace, staged));
             let rescale = softmax.raise_row_max(k, s, *chains);
             self.rescale_output(k, &rescale); //                         m = max(m, S·c); O, l rescaled
             let exact = softmax.exponentials(k, s, *chains); //          P = exp2(S·c − m)

@@ -10,7 +10,7 @@ use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
 use emu::Schedule;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::{AtOncePlan, Merge, Requests, RowOrder, Scores, StreamedPlan};
-use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan};
+use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use problem::{Band, DType, Layout, Problem};
 use rayon::prelude::*;
@@ -252,6 +252,7 @@ fn wgmma() -> Vec<Suspect> {
         rescale: Rescaling::Beyond(8),
         exps_by_fma: 0,
         probabilities: Probabilities::Registers,
+        tables: Tables::Registers,
         chains: Chains { max: 2, sum: 1 },
         sums: Sums::Lanes,
         output_sums: attend::OutputSums::Running,

@@ -4,7 +4,7 @@ use attend::{Sums, Tiles};
 use emu::Schedule;
 use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
-use kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
+use kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Tables, WgmmaPlan};
 use kernels::{Arch, Plan};
 use problem::program::library as lib;
 use problem::{Band, DType, Layout, Problem, Program, Programs, Table, TableType};
@@ -29,7 +29,7 @@ fn biased(stride: i64, dtype: TableType, band: Band) -> Problem {
 }
 
 fn passes(problem: &Problem, plan: WgmmaPlan, schedule: Schedule) {
-    let plan = Plan::Wgmma(plan);
+    let plan = Plan::Wgmma(WgmmaPlan { tables: Tables::Registers, ..plan });
     plan.check(problem, &SMALL).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
     let bound = bind(&plan, problem, &SMALL).unwrap();
     let text = bound.kernel.module.to_string();

@@ -16,4 +16,5 @@ mod programs;
 mod range;
 mod shapes;
 mod splits;
+mod staged;
 mod verdicts;

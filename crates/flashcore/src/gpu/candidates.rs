@@ -2,6 +2,7 @@
 
 use attend::Order;
 use kernels::forward::mma::{MmaPlan, QueryHome};
+use kernels::forward::wgmma::{Tables, WgmmaPlan};
 use kernels::select::{self, Source, TunedTable};
 use kernels::{Arch, KernelError, Plan, PlanError};
 use problem::{DType, Problem};
@@ -117,11 +118,28 @@ pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Plan {
     Plan::Mma(MmaPlan { copy: CopyMode::Elements, ..plan })
 }
 
+/// The tables whose addresses the plan needs to be multiples of 16 bytes, because tensor maps describe them.
+pub(super) fn aligned_tables(plan: &Plan, problem: &Problem) -> Vec<u8> {
+    match plan {
+        Plan::Wgmma(plan) => plan.aligned_tables(&problem.canonical()),
+        Plan::Mma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) | Plan::Ladder { .. } => Vec::new(),
+    }
+}
+
+/// The plan for tables at any address.
+pub(super) fn with_unaligned_tables(plan: &Plan) -> Plan {
+    match plan.clone() {
+        Plan::Wgmma(plan) => Plan::Wgmma(WgmmaPlan { tables: Tables::Registers, ..plan }),
+        plan => plan,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use kernels::ladder::RungPlan;
-    use problem::{Band, DType, Layout};
+    use problem::program::library;
+    use problem::{Band, DType, Layout, Program, Table, TableType};
 
     const H200: select::Device<'_> = select::Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
@@ -146,6 +164,23 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A bias that is loaded by TMA must be aligned, and other tables of the problem need not be. A bias at
+    /// another address gets a plan that passes the check, too.
+    #[test]
+    fn tables_that_are_loaded_by_tma_must_be_aligned() {
+        let mut problem = Problem::new(1, 16, 1024, 64, DType::Bf16).with_layout(Layout::Bshd);
+        let slopes = Table::dense(TableType::F32, &[1, 16]);
+        let bias = Table::dense(TableType::Bf16, &[1, 16, 1024, 1024]);
+        let score = library::alibi(0) + (library::bias(1) - library::score());
+        problem.programs.score = Some(Program::new(&score).unwrap());
+        problem.programs.tables = vec![slopes, bias];
+        let plan = Plan::default_for(&problem, &Arch::SM_90).unwrap();
+        assert_eq!(aligned_tables(&plan, &problem), [1]);
+        let unaligned = with_unaligned_tables(&plan);
+        assert_eq!(unaligned.check(&problem, &Arch::SM_90), Ok(()));
+        assert!(aligned_tables(&unaligned, &problem).is_empty());
     }
 
     #[test]

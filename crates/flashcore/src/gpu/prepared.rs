@@ -8,7 +8,9 @@ use problem::{Problem, Tensor};
 use ptx::Launch;
 use smallvec::SmallVec;
 
-use super::candidates::{Candidate, PlanSource, alignment, candidates, unaligned};
+use super::candidates::{
+    Candidate, PlanSource, aligned_tables, alignment, candidates, unaligned, with_unaligned_tables,
+};
 use super::launches::{INLINE, Launches, check_slice};
 use super::loaded::{Code, Kernels, Key};
 use crate::AttentionError;
@@ -21,6 +23,9 @@ const SPILLS: u32 = 64;
 const MEASURED_SPILLS: u32 = 256;
 /// The number of operands that every caller provides: Q, K, V and O.
 const TENSORS: usize = Tensor::ALL.len();
+
+/// Bytes to whose multiples the addresses of tables in tensor maps must be aligned.
+const TABLE_ALIGNMENT: u64 = 16;
 
 /// A plan that was tried and rejected.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +56,10 @@ pub struct Prepared {
     main: Ready,
     /// The variant for tensors whose addresses are not multiples of 16 bytes; compiled when first needed.
     unaligned: OnceLock<Ready>,
+    /// The indices of the tables among `callers` whose addresses must be multiples of 16 bytes.
+    aligned_tables: Vec<usize>,
+    /// The variant for tables at other addresses; compiled when first needed.
+    unaligned_tables: OnceLock<Ready>,
     fallbacks: Vec<Fallback>,
 }
 
@@ -85,12 +94,14 @@ impl Prepared {
                         kernels: kernels.clone(),
                         arch: *arch,
                         why,
+                        aligned_tables: positions(&callers, &aligned_tables(&main.plan, &problem)),
                         problem,
                         empty,
                         callers,
                         source,
                         main,
                         unaligned: OnceLock::new(),
+                        unaligned_tables: OnceLock::new(),
                         fallbacks,
                     });
                 }
@@ -144,8 +155,8 @@ impl Prepared {
     ///
     /// Each slice begins at the lowest element of its tensor in memory and covers the span of the problem's
     /// strides. `lse` is `[batch, heads_q, seq_q]` in f32. It is required if the problem's pass asks for the
-    /// LSE, else it must be `None`. For tensors whose addresses are not multiples of 16 bytes, a slower
-    /// kernel may be needed; the first such call compiles that kernel.
+    /// LSE, else it must be `None`. For tensors and tables whose addresses are not multiples of 16 bytes, a
+    /// slower kernel may be needed; the first such call compiles that kernel.
     ///
     /// Any number of streams and threads may enqueue at once. A plan that hands out tiles from a counter has
     /// one counter per stream and per graph. A plan whose CTAs share tiles, or divide the keys of a row
@@ -211,17 +222,29 @@ impl Prepared {
 
     /// The kernel that supports the slices' addresses.
     fn variant(&self, slices: &[DeviceSlice<'_>]) -> Result<&Ready, AttentionError> {
-        let alignment = alignment(&self.main.plan);
-        if slices[..TENSORS].iter().all(|slice| slice.address().is_multiple_of(alignment)) {
-            return Ok(&self.main);
+        let (main, alignment) = (&self.main, alignment(&self.main.plan));
+        if !slices[..TENSORS].iter().all(|slice| slice.address().is_multiple_of(alignment)) {
+            return self.ready(&self.unaligned, || unaligned(&main.plan, &self.problem, &self.arch));
         }
-        if let Some(ready) = self.unaligned.get() {
+        let is_aligned = |&table: &usize| slices[table].address().is_multiple_of(TABLE_ALIGNMENT);
+        if !self.aligned_tables.iter().all(is_aligned) {
+            return self.ready(&self.unaligned_tables, || with_unaligned_tables(&main.plan));
+        }
+        Ok(main)
+    }
+
+    /// The variant in `known`, which is compiled when first needed.
+    fn ready<'a>(
+        &self,
+        known: &'a OnceLock<Ready>,
+        plan: impl FnOnce() -> Plan,
+    ) -> Result<&'a Ready, AttentionError> {
+        if let Some(ready) = known.get() {
             return Ok(ready);
         }
-        let plan = unaligned(&self.main.plan, &self.problem, &self.arch);
         // Only a success is kept: memory that is exhausted now may be free at the next call.
-        let ready = Ready::new(&self.context, &self.kernels, &self.arch, &self.problem, plan, None)?;
-        Ok(self.unaligned.get_or_init(|| ready))
+        let ready = Ready::new(&self.context, &self.kernels, &self.arch, &self.problem, plan(), None)?;
+        Ok(known.get_or_init(|| ready))
     }
 }
 
@@ -261,6 +284,12 @@ fn callers(problem: &Problem) -> Vec<Operand> {
         .chain(tables)
         .chain(problem.scales.each().map(|(tensor, _)| Operand::Descale(tensor)))
         .collect()
+}
+
+/// The indices of tables among the operands.
+fn positions(callers: &[Operand], tables: &[u8]) -> Vec<usize> {
+    let is_one = |operand: &Operand| tables.iter().any(|&table| *operand == Operand::Table(table));
+    callers.iter().enumerate().filter(|(_, operand)| is_one(operand)).map(|(index, _)| index).collect()
 }
 
 /// Bytes to a multiple of which an operand must be aligned: those of an element, and 2 for 8-bit elements,

@@ -12,7 +12,7 @@ use crate::genes::Turn::To;
 use crate::{Baked, Dims, PlanError};
 
 /// Strides of a tensor map must be below this number of bytes (CUDA Driver API, `cuTensorMapEncodeTiled`).
-const STRIDE_LIMIT: i64 = 1 << 40;
+pub(crate) const STRIDE_LIMIT: i64 = 1 << 40;
 
 /// Whether all four tensors have one 16-bit type.
 pub(crate) fn is_half(problem: &Problem) -> bool {

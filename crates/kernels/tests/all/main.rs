@@ -22,4 +22,5 @@ mod wgmma;
 mod wgmma_forward;
 mod wgmma_fp8;
 mod wgmma_needed;
+mod wgmma_tables;
 mod wgmma_tail;

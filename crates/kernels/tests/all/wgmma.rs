@@ -10,7 +10,8 @@ use crate::tools::Assembled;
 use attend::{Packing, Sums, Tiles};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
-use problem::{Band, DType, Layout, Problem};
+use problem::program::library;
+use problem::{Band, DType, Layout, Problem, Program, Table, TableType};
 use ptx::{Arg, Kernel};
 use tile::{Handout, Tail, TileOrder, Turns};
 
@@ -23,6 +24,14 @@ fn problem(dim: usize, seq: usize, mask: Band) -> Problem {
 
 fn default_plan(problem: &Problem) -> WgmmaPlan {
     WgmmaPlan::default_for(problem, &ARCH)
+}
+
+/// The problem with a bias for each score.
+fn biased(mut problem: Problem) -> Problem {
+    let extents = [1, problem.heads_q, problem.seq_q, problem.seq_kv];
+    problem.programs.tables = vec![Table::dense(TableType::Bf16, &extents)];
+    problem.programs.score = Some(Program::new(&library::bias(0)).unwrap());
+    problem
 }
 
 /// The problem with the LSE, and its default plan.
@@ -399,7 +408,7 @@ fn main_loops_are_short_and_keep_descriptors_uniform() {
     else {
         return;
     };
-    let cases: [Case; 10] = [
+    let cases: [Case; 11] = [
         (problem(128, 8192, Band::FULL), paired, &[797]),
         (problem(128, 8192, Band::FULL), default_plan, &[797]),
         (problem(64, 8192, Band::FULL), shared, &[660]),
@@ -410,6 +419,7 @@ fn main_loops_are_short_and_keep_descriptors_uniform() {
         (problem(64, 8192, Band::FULL), default_plan, &[550]),
         (problem(64, 8192, Band::CAUSAL), default_plan, &[385, 450]),
         (problem(64, 512, Band::FULL), overlapped, &[550]),
+        (biased(problem(64, 4096, Band::FULL)), default_plan, &[870]),
     ];
     for (problem, plan, limits) in cases {
         let plan = plan(&problem);

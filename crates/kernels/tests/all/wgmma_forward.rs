@@ -7,7 +7,9 @@ use crate::common::wgmma_plan::plain;
 use attend::{Chains, Order, OutputSums, Packing, Sums, Tanh, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::Visits;
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{
+    Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan,
+};
 use flashcore_kernels::{Arch, Plan};
 use problem::{Band, DType, Layout, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
@@ -337,6 +339,7 @@ fn genes_get_along() {
             rescale: [SPECULATIVE, Rescaling::Beyond(8), Rescaling::Always][draw(3)],
             exps_by_fma: [0, 0, 3, 8][draw(4)],
             probabilities: [Probabilities::Registers, Probabilities::Shared][draw(2)],
+            tables: Tables::Registers,
             chains: Chains { max: 2, sum: 1 },
             sums: [Sums::Lanes, Sums::Product][draw(2)],
             output_sums: [OutputSums::Running, OutputSums::ByBlock][draw(2)],

@@ -3,6 +3,7 @@
 mod async_copy;
 mod bulk;
 mod fragments;
+mod row_stream;
 mod rows;
 mod tma;
 mod transpose;
@@ -11,6 +12,7 @@ mod warp_rows;
 pub use async_copy::{CopyMode, TileCopy};
 pub use bulk::BulkStore;
 pub use fragments::{RowStore, store_fragments, store_fragments_at};
+pub use row_stream::RowStream;
 pub use rows::{store_rows, store_words};
 pub use tma::TensorRows;
 pub use transpose::ByteTranspose;

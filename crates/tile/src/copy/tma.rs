@@ -109,20 +109,40 @@ impl SwizzledTile {
             k.tma_load(to, map, &[0.into(), row, 0.into(), head, batch], barrier, options);
             return;
         }
+        if self.along_columns {
+            return self.load_at(k, to, map, [row, 0.into(), head, batch], barrier);
+        }
         for panel in 0..self.panels() {
             let to = to.at(i64::from(panel * self.panel_bytes()));
             let column = Src::from(panel * self.panel());
             let (row, head, batch) = (row.clone(), head.clone(), batch.clone());
-            if self.along_columns {
-                let column = if panel == 0 { row } else { shifted(k, row, panel * self.panel()) };
-                k.tma_load(to, map, &[column, 0.into(), head, batch], barrier, options);
-            } else if self.ragged {
+            if self.ragged {
                 k.tma_load(to, map, &[column, row, head, batch, RAGGED_ROWS.into()], barrier, options);
             } else if self.heads > 1 {
                 k.tma_load(to, map, &[column, 0.into(), row, head, batch], barrier, options);
             } else {
                 k.tma_load(to, map, &[column, row, head, batch], barrier, options);
             }
+        }
+    }
+
+    /// Loads the tile that begins at a column and a row of a matrix asynchronously, for tiles along the
+    /// columns. Run by one thread.
+    pub fn load_at(
+        self,
+        k: &mut Builder,
+        to: Shared,
+        map: TensorMapPtr,
+        [column, row, head, batch]: [Src<R32>; 4],
+        barrier: Shared,
+    ) {
+        debug_assert!(self.along_columns, "the map has boxes of a panel");
+        for panel in 0..self.panels() {
+            let to = to.at(i64::from(panel * self.panel_bytes()));
+            let column =
+                if panel == 0 { column.clone() } else { shifted(k, column.clone(), panel * self.panel()) };
+            let place = [column, row.clone(), head.clone(), batch.clone()];
+            k.tma_load(to, map, &place, barrier, BulkOptions::default());
         }
     }
 

@@ -169,15 +169,30 @@ impl TileRing {
         at.advance(k);
     }
 
+    /// Like [`TileRing::request`], for the tile at a row and a column of a matrix
+    /// ([`SwizzledTile::load_at`]).
+    pub fn request_at(&self, k: &mut Builder, at: &PipelineState, map: TensorMapPtr, from: [Src<R32>; 4]) {
+        self.pipeline.producer_acquire(k, at);
+        let (to, full) = self.expect(k, at);
+        self.tile.load_at(k, to, map, from, full);
+        at.advance(k);
+    }
+
     /// Requests a tile into a stage that is known to be empty, without advancing the ring.
     pub fn fill(&self, k: &mut Builder, at: &PipelineState, map: TensorMapPtr, from: [Src<R32>; 3]) {
-        let full = self.pipeline.full_barrier(k, at);
-        k.mbarrier_arrive_expect_tx(full, self.tile.loaded_bytes());
-        let to =
-            if self.pipeline.stages == 1 { self.first } else { at.place(k, self.first, self.tile.bytes()) };
+        let (to, full) = self.expect(k, at);
         match self.pipeline.cluster {
             None => self.tile.load(k, to, map, from, full),
             Some(cluster) => self.tile.load_part(k, to, map, from, full, &cluster),
         }
+    }
+
+    /// Lets the full barrier of a stage expect a tile. Returns the place of the tile, and the barrier.
+    fn expect(&self, k: &mut Builder, at: &PipelineState) -> (Shared, Shared) {
+        let full = self.pipeline.full_barrier(k, at);
+        k.mbarrier_arrive_expect_tx(full, self.tile.loaded_bytes());
+        let to =
+            if self.pipeline.stages == 1 { self.first } else { at.place(k, self.first, self.tile.bytes()) };
+        (to, full)
     }
 }

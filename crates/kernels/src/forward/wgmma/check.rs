@@ -29,6 +29,7 @@ impl WgmmaPlan {
         self.check_share(problem)?;
         self.check_uneven(problem)?;
         self.check_lists(problem)?;
+        self.check_tables(problem, FAMILY)?;
         self.check_resources(problem, arch)?;
         self.check_tail(problem, arch)?;
         let tiles = self.tile_count(problem);

@@ -2,10 +2,10 @@
 
 use attend::{Chains, Order, OutputSums, Packing, Sums, Tiles};
 use problem::{DType, Problem};
-use tile::{Handout, Tail, TileOrder, Turns};
+use tile::{Handout, SwizzledTile, Tail, TileOrder, Turns};
 
 use super::fp8::key_steps;
-use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan, section_mib};
+use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan, section_mib};
 use crate::Arch;
 use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
@@ -24,6 +24,7 @@ impl WgmmaPlan {
         let programs = !problem.programs.is_empty();
         let crowded = programs || problem.score.sink && !causal && !problem.band.is_full();
         let tensors = has_element_tables(problem);
+        let shares_tables = WgmmaPlan::may_share_tables(problem);
         let base = WgmmaPlan {
             consumers: 2,
             share: Share::Rows,
@@ -41,6 +42,7 @@ impl WgmmaPlan {
             rescale: if crowded { lazy } else { speculative },
             exps_by_fma: 0,
             probabilities: Probabilities::Registers,
+            tables: Tables::Registers,
             chains: Chains { max: 2, sum: 1 },
             sums: if problem.head_dim_v == 64 { Sums::Product } else { Sums::Lanes },
             output_sums: OutputSums::Running,
@@ -59,8 +61,8 @@ impl WgmmaPlan {
             (..=64, true) if problem.seq_kv <= 1024 => {
                 WgmmaPlan { stages: 3, tiles: Tiles::Overlapped, ..base }
             }
-            // Registers for the elements of the next block.
-            (..=64, false) if tensors => WgmmaPlan {
+            // Registers for the elements of a block.
+            (..=64, _) if tensors && (shares_tables || !causal) => WgmmaPlan {
                 rescale: speculative,
                 sums: Sums::Lanes,
                 stages: 3,
@@ -110,11 +112,37 @@ impl WgmmaPlan {
         if plan.blank_warpgroups(problem) && !plan.visits.lists(problem) {
             (plan.ends, plan.tail) = (Ends::Own, Tail::Whole);
         }
-        let (least, step) = key_steps(problem);
-        while plan.block_n > least && plan.check_resources(problem, arch).is_err() {
-            plan.block_n -= step;
+        let shared = plan.clone().feeding_tables(problem).within_resources(problem, arch);
+        let plan = plan.within_resources(problem, arch);
+        // Tables take shared memory from blocks of keys.
+        let enough = shared.block_n >= plan.block_n.min(SwizzledTile::PANEL);
+        let fits = shared.tables == Tables::Shared && shared.check_resources(problem, arch).is_ok();
+        if enough && fits { shared } else { plan }
+    }
+
+    /// The plan whose producer loads tables too, which needs more registers. Tiles of tables are whole
+    /// panels, and have at most three stages. Not measured with 8-bit inputs.
+    fn feeding_tables(self, problem: &Problem) -> WgmmaPlan {
+        let plan = self.clone().with_shared_tables(problem);
+        if plan.tables == Tables::Registers || problem.dtypes.q.is_fp8() {
+            return self;
         }
-        plan
+        let two = plan.consumers == 2 && plan.resident_ctas == 1;
+        WgmmaPlan {
+            block_n: (plan.block_n / SwizzledTile::PANEL).max(1) * SwizzledTile::PANEL,
+            stages: plan.stages.min(3),
+            producer_registers: if two { Some(40) } else { plan.producer_registers },
+            ..plan
+        }
+    }
+
+    /// The plan with as many keys in a block as shared memory and registers allow.
+    fn within_resources(mut self, problem: &Problem, arch: &Arch) -> WgmmaPlan {
+        let (least, step) = key_steps(problem);
+        while self.block_n > least && self.check_resources(problem, arch).is_err() {
+            self.block_n -= step;
+        }
+        self
     }
 
     /// The nearest plan that the problem's pass, lengths, types and output strides allow. With an LSE, lanes
@@ -138,6 +166,9 @@ impl WgmmaPlan {
             self.tail = Tail::Whole;
             self.ends = Ends::Common;
             self.diagonal = Diagonal::Whole;
+        }
+        if self.tables == Tables::Shared {
+            self = self.with_shared_tables(problem);
         }
         self = self.fitted_to_fp8(problem);
         self.rescale = self.rescale.within(problem.dtypes.weights(), self.sums);

@@ -1,15 +1,14 @@
-//! The generator: the producer's requests and the consumers' computation. `rows.rs` selects rows and blocks;
-//! `store.rs` stores the results.
+//! The generator: launch parameters, shared memory, and the consumers' computation. `produce.rs` has the
+//! producer's requests; `rows.rs` selects rows and blocks; `store.rs` stores the results.
 
 use attend::{
     BlockLists, BlockOutput, KeyBand, Lengths, MainLoop, Masker, OnlineSoftmax, OutputSums, ProgramCode,
-    Rescale, ScorePrograms, SequenceTiles, SharedProbs, Sinks, Skips, Softcap, SpeculativeMax, StreamKMerge,
-    Sums, TileRows, Tiles,
+    Rescale, ScorePrograms, SequenceTiles, SharedProbs, Sinks, Skips, Softcap, SpeculativeMax, StagedTables,
+    StreamKMerge, Sums, TileRows, Tiles,
 };
 use problem::{Problem, Tensor};
 use ptx::{
-    Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, Src, Target,
-    TensorMapPtr,
+    Access, Builder, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, Target, TensorMapPtr,
 };
 use tile::{
     AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, OperandType,
@@ -34,7 +33,7 @@ use crate::{Arch, Baked};
 
 const ENTRY: &str = "flash_forward_wgmma";
 /// The tensors that are loaded through tensor maps.
-const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
+pub(super) const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
 
 impl WgmmaPlan {
     /// What the code depends on.
@@ -42,6 +41,7 @@ impl WgmmaPlan {
         let packed = self.packed_heads(problem) > 1;
         let baked = Baked::of(problem, packed).with_maps(problem);
         let baked = Baked {
+            programs: baked.programs.map(|code| self.staging(problem, code)),
             listed: self.visits.lists(problem).then(|| ProgramCode::of_mask(problem, packed)),
             // A bound on later keys is compared with the last key as well.
             divides: baked.band.after.is_none() && blocks_divide(problem, self.block_n),
@@ -134,7 +134,7 @@ impl WgmmaPlan {
             Sums::Lanes => 0,
             Sums::Product => Ones::BYTES,
         };
-        tiles + probs + self.sum_bytes() + rows_out + ones + barriers + broadcast
+        tiles + self.table_bytes(problem) + probs + self.sum_bytes() + rows_out + ones + barriers + broadcast
     }
 }
 
@@ -171,6 +171,8 @@ pub(super) struct Forward<'a> {
     pub(super) queries: TileRing,
     pub(super) keys: TileRing,
     pub(super) values: TileRing,
+    /// The rings of tables that are read from shared memory.
+    pub(super) tables: Vec<TileRing>,
     pub(super) schedule: TileScheduler<'a>,
     /// The merge of the parts of shared tiles, if tiles are shared.
     pub(super) merge: Option<StreamKMerge>,
@@ -207,7 +209,7 @@ pub(super) struct Params {
     pub(super) factor: F32,
     pub(super) band: KeyBand,
     pub(super) softcap: Option<Softcap>,
-    programs: Option<ScorePrograms>,
+    pub(super) programs: Option<ScorePrograms>,
     sinks: Option<Global>,
     pub(super) lists: Option<BlockLists>,
     pub(super) score_descale: Option<ScoreDescale>,
@@ -285,6 +287,10 @@ impl Params {
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
             programs: declare_programs(k, c, problem, baked.programs.as_ref())
+                .map(|programs| match &baked.programs {
+                    None => programs,
+                    Some(code) => programs.with_staged(plan.declare_tables(k, c, problem, code)),
+                })
                 .map(|programs| if lists { programs.masking_partial_blocks() } else { programs })
                 .map(|programs| {
                     let ahead = programs.registers_ahead((16, plan.block_n)) + AHEAD_REGISTERS;
@@ -320,6 +326,13 @@ impl<'a> Forward<'a> {
         let places =
             [(q, plan.query_stages(), None), (key, plan.stages, cluster), (value, plan.stages, cluster)]
                 .map(|(tile, stages, cluster)| (tile, stages, cluster, take(stages * tile.bytes())));
+        let table_tile = plan.table_tile();
+        let table_places: Vec<Shared> = baked
+            .programs
+            .iter()
+            .flat_map(ProgramCode::staged)
+            .map(|_| take(plan.stages * table_tile.bytes()))
+            .collect();
         let probs = plan.prob_tile().map(|tile| (tile, take(plan.consumers * tile.bytes())));
         let sum_room = (plan.share == Share::HeadDim).then(|| take(plan.sum_bytes()));
         let bytes = 4 * plan.consumers * BulkStore::tile(baked.head_dim_v()).bytes();
@@ -329,6 +342,11 @@ impl<'a> Forward<'a> {
             let pipeline = Pipeline::new(take(Pipeline::bytes(stages)), stages).in_cluster(cluster);
             TileRing { pipeline, tile, first }
         });
+        let tables = table_places.into_iter().map(|first| {
+            let pipeline = Pipeline::new(take(Pipeline::bytes(plan.stages)), plan.stages);
+            TileRing { pipeline, tile: table_tile, first }
+        });
+        let tables = tables.collect();
         let queries = TileRing {
             pipeline: queries.pipeline.without_empty_barriers(plan.queries_without_empty_barriers()),
             ..queries
@@ -352,6 +370,7 @@ impl<'a> Forward<'a> {
             queries,
             keys,
             values,
+            tables,
             schedule: TileScheduler {
                 handout: plan.handout,
                 grid: params.grid,
@@ -382,66 +401,12 @@ impl<'a> Forward<'a> {
                 k.bar_sync();
             }
         }
-        roles.prepare(k, pipelines.into_iter().chain(broadcast));
+        let tables = self.tables.iter().map(|ring| ring.pipeline);
+        roles.prepare(k, pipelines.into_iter().chain(broadcast).chain(tables));
         roles.split(k, |k| self.produce(k), |k, consumer| self.consume(k, consumer));
         if let Some(cluster) = self.schedule.cluster {
             cluster.sync_at_end(k);
         }
-    }
-
-    /// The producer: FlashAttention-3, Algorithm 1; the numbers in the margin are its lines. Keys are
-    /// requested one block ahead of values, in the order in which the consumers read them. A request waits
-    /// until its stage is empty (line 7).
-    fn produce(&self, k: &mut Builder) {
-        let [q_map, key_map, value_map] = self.params.maps;
-        for map in self.params.maps {
-            k.prefetch_tensor_map(map);
-        }
-        let [q_at, key_at, value_at] =
-            [&self.queries, &self.keys, &self.values].map(|ring| ring.pipeline.producer_state(k));
-        self.schedule.for_each_as_producer(k, |k, tile, take_next| {
-            let rows = self.rows(k, tile);
-            let list = self.list(k, tile);
-            let (from, end) = match &list {
-                None => self.span(k, tile),
-                Some(list) => (0.into(), list.count),
-            };
-            let key_head = self.key_head(k, tile);
-            let position = rows.position(k, rows.first);
-            let position = self.row_of_sequence(k, tile, position);
-            let [q_part, key_part, value_part] = LOADED.map(|tensor| {
-                let head = if tensor == Tensor::Q { tile.head } else { key_head };
-                self.distinct(tensor, [head, tile.batch])
-            });
-            let request = |k: &mut Builder, ring: &TileRing, at, map, block: R32, part: [Src<R32>; 2]| {
-                let block = list.map_or(block, |list| list.block(k, block));
-                let first = k.mul(block, self.plan.block_n);
-                let from = self.key_place(k, tile, ring.tile.ragged, first, part);
-                ring.request(k, at, map, from);
-            };
-            let block = k.sub(end, 1);
-            // The keys are requested before Q, because the stage of Q is released later.
-            request(k, &self.keys, &key_at, key_map, block, key_part.clone()); //          8  last K
-            let [head, batch] = q_part;
-            self.queries.request(k, &q_at, q_map, [position.into(), head, batch]); //      4  Q
-            k.while_(
-                |k| k.setp_u(CmpOp::Ne, block, from), //                                   6
-                |k| {
-                    let next = k.sub(block, 1);
-                    request(k, &self.keys, &key_at, key_map, next, key_part.clone()); //   8  K
-                    request(k, &self.values, &value_at, value_map, block, value_part.clone()); // 8  V
-                    k.mov_to(block, next);
-                },
-            );
-            take_next(k);
-            request(k, &self.values, &value_at, value_map, block, value_part.clone()); //  8  last V
-        });
-    }
-
-    /// Head and batch entry in a tensor map, in which heads or batch entries with stride 0 count as one.
-    fn distinct(&self, tensor: Tensor, [head, batch]: [R32; 2]) -> [Src<R32>; 2] {
-        let [one_batch, one_head] = self.baked.repeated[tensor as usize];
-        [(head, one_head), (batch, one_batch)].map(|(index, one)| if one { 0.into() } else { index.into() })
     }
 
     /// A consumer warpgroup, which computes 64 rows of each tile. [`MainLoop::attend`] is the loop over the
@@ -565,6 +530,10 @@ impl<'a> Forward<'a> {
             let at = [consumer.threads.lane, consumer.threads.row_warp, half];
             PairSum::new(k, room, at, (16, plan.block_n))
         });
+        let tables = match &self.params.programs {
+            None => StagedTables::default(),
+            Some(programs) => StagedTables::new(k, programs, &self.tables, consumer),
+        };
         let ping_pong = (plan.turns == Turns::PingPong).then(|| PingPong::new(k, consumer, plan.consumers));
         MainLoop {
             weights: self.weights,
@@ -579,6 +548,7 @@ impl<'a> Forward<'a> {
             queries,
             keys,
             values,
+            tables: tables.clone(),
             ping_pong,
             speculative: match plan.rescale {
                 Rescaling::Speculative { limit, .. } => Some(SpeculativeMax::new(
@@ -591,7 +561,7 @@ impl<'a> Forward<'a> {
             },
             halved: (plan.diagonal == Diagonal::Halved).then(|| k.mov(0)),
             skips: (plan.ends == Ends::Own).then(|| {
-                let skips = Skips::none(k, keys, values, ping_pong);
+                let skips = Skips::none(k, keys, values, ping_pong).with_tables(tables);
                 if self.skips_last() { skips.at_both_ends(k) } else { skips }
             }),
             s: AccTile::unset(k, 16, plan.block_n),

@@ -37,6 +37,7 @@ impl FamilyPlan for WgmmaPlan {
         let output_sums = if truncates { &["running", "by_block"][..] } else { &[] };
         let shares =
             if problem.head_dim_v > 256 && !problem.dtypes.q.is_fp8() { &["head_dim"][..] } else { &[] };
+        let tables = if WgmmaPlan::may_share_tables(problem) { &["registers", "shared"][..] } else { &[] };
         let beyond = |threshold: u32| json!({ "beyond": threshold });
         let speculative = |limit: u32| json!({ "speculative": { "beyond": 8, "limit": limit } });
         let chains = |max: u32| json!({ "max": max, "sum": 1 });
@@ -73,6 +74,7 @@ impl FamilyPlan for WgmmaPlan {
                 .wider([beyond(4), beyond(12), speculative(10), speculative(25)]),
             Gene::new("exps_by_fma").searched([0, 1, 2, 3]).wider([4]),
             Gene::new("probabilities").searched(["shared"]),
+            Gene::new("tables").searched(tables.iter().copied()).curing(&[("issue", To("shared"))]),
             Gene::new("chains").searched([1, 2, 4].map(chains)),
             Gene::new("sums").searched(["lanes", "product"]),
             Gene::new("output_sums").searched(output_sums.iter().copied()),

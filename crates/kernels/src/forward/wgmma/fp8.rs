@@ -8,7 +8,7 @@ use attend::{Chains, Order, OutputSums, Packing, Sums, Tiles};
 use problem::Problem;
 use tile::{Handout, Tail, TileOrder, Turns};
 
-use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan, section_mib};
+use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan, section_mib};
 use crate::error::accept;
 use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
@@ -126,6 +126,7 @@ impl WgmmaPlan {
             rescale: default_rescaling(problem.seq_kv),
             exps_by_fma: 0,
             probabilities: Probabilities::Registers,
+            tables: Tables::Registers,
             chains: Chains { max: 2, sum: 1 },
             sums: Sums::Lanes,
             output_sums: OutputSums::ByBlock,

@@ -10,6 +10,9 @@
 //! Two warpgroups can divide the head dims instead of the rows ([`Share::HeadDim`]), for O of more than 256
 //! columns: each computes S over half of Q's columns, and they add their parts through shared memory.
 //!
+//! A table with an element of 16 bits for each score, such as a bias tensor, may come to shared memory in a
+//! ring of its own ([`Tables::Shared`]). Consumers read it with `ldmatrix`.
+//!
 //! Genes change this structure: several resident CTAs per SM; clusters of two CTAs on neighbouring tiles that
 //! load every KV block once by multicast; pack-GQA; warpgroups that skip the blocks that their own rows do
 //! not see, and halve the first block that they visit; O stored by TMA while the next tile is computed; the
@@ -32,8 +35,10 @@ mod family;
 mod fp8;
 mod lengths;
 mod plan;
+mod produce;
 mod rows;
 mod store;
+mod tables;
 mod transpose;
 
-pub use plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan};
+pub use plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan};

@@ -147,6 +147,18 @@ pub enum Probabilities {
     Shared,
 }
 
+/// Where the score program reads tables from that have an element of 16 bits for each score, such as a bias
+/// tensor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tables {
+    /// Global memory. If there are enough registers, the elements are read one block ahead.
+    #[default]
+    Registers,
+    /// Shared memory. The producer loads the elements of each block by TMA, as it loads keys and values.
+    Shared,
+}
+
 /// The genes of a plan of this family. Genes with a serde default were added later; a plan without them means
 /// the default.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -198,6 +210,9 @@ pub struct WgmmaPlan {
     /// Where P V reads P from.
     #[serde(default)]
     pub probabilities: Probabilities,
+    /// Where the score program reads tables with an element for each score from.
+    #[serde(default)]
+    pub tables: Tables,
     /// Chains of the reductions of a row's maximum and sum.
     pub chains: Chains,
     /// Where the row sums are computed. A product needs head_dim_v 64 and the range of bf16: in f16,
@@ -334,8 +349,8 @@ impl WgmmaPlan {
         (self.probabilities == Probabilities::Shared).then(|| SwizzledTile::new(WARPGROUP_ROWS, self.block_n))
     }
 
-    /// Estimated registers of a consumer thread: accumulators of O and S, and P, which is read while S is
-    /// written.
+    /// Estimated registers of a consumer thread: accumulators of O and S, P, which is read while S is
+    /// written, and the elements of tables in shared memory.
     pub fn registers(&self, problem: &Problem) -> u32 {
         let out = self.columns_out(problem) / 2;
         let accumulators = match self.output_sums {
@@ -343,7 +358,8 @@ impl WgmmaPlan {
             OutputSums::ByBlock => 2 * out,
         };
         let prob_bytes = problem.dtypes.weights().bytes() as u32;
-        accumulators + self.block_n / 2 + self.block_n * prob_bytes / 8 + OTHER_REGISTERS
+        let elements = self.staged_reads(problem) * self.block_n / 4;
+        accumulators + self.block_n / 2 + self.block_n * prob_bytes / 8 + elements + OTHER_REGISTERS
     }
 
     /// Columns of the P V accumulator: O, and the row sums if products compute them.

@@ -145,7 +145,7 @@ impl Forward<'_> {
     /// Sets the number of blocks to skip at the end of a tile: the blocks below the warpgroup's own lower
     /// bound.
     pub(super) fn skip_last(&self, k: &mut Builder, main_loop: &MainLoop, tile: &WorkTile, walk: &Walk) {
-        let Some(skips) = main_loop.skips.filter(|_| self.skips_last()) else { return };
+        let Some(skips) = main_loop.skips.as_ref().filter(|_| self.skips_last()) else { return };
         let (own_from, from) = (k.mov(walk.from.clone()), self.tile_bound(k, tile).from());
         let blocks = k.sub(own_from, from);
         skips.set_last(k, blocks);

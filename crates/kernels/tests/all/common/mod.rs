@@ -9,7 +9,7 @@ pub mod wgmma_plan;
 use flashcore_kernels::{Arch, Plan, emit};
 use half::{bf16, f16};
 use problem::program::{Point, Precision};
-use problem::{DType, E4m3, E5m2, Problem, Strides, Tensor};
+use problem::{DType, E4m3, E5m2, Problem, Strides, Table, TableData, Tensor};
 use ptx::{Kernel, Machine};
 
 /// Inputs and outputs of one run, as stored in the kernel's buffers.
@@ -17,6 +17,8 @@ pub struct Run {
     problem: Problem,
     /// The bits of Q, K and V.
     inputs: [Vec<u32>; 3],
+    /// The tables of the programs, of bf16.
+    tables: Vec<Vec<bf16>>,
     out: Vec<u32>,
     lse: Vec<f32>,
 }
@@ -101,6 +103,22 @@ fn input(problem: &Problem, tensor: Tensor, seed: u64) -> Vec<u32> {
     data
 }
 
+/// A table of bf16 with poison between its elements.
+fn table(table: &Table, seed: u64) -> Vec<bf16> {
+    let mut data = vec![bf16::from_bits(POISON); table.span()];
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let elements: usize = table.extents.iter().product();
+    for element in 0..elements {
+        let mut rest = element;
+        let mut index = vec![0; table.extents.len()];
+        for (at, &extent) in index.iter_mut().zip(&table.extents).rev() {
+            (*at, rest) = ((rest % extent) as i64, rest / extent);
+        }
+        data[table.offset(index)] = bf16::from_f64(draw(&mut state));
+    }
+    data
+}
+
 fn bytes<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N]) -> Vec<u8> {
     values.iter().flat_map(|&v| to(v)).collect()
 }
@@ -132,9 +150,13 @@ fn run_steps<M: Machine>(
 ) -> Result<Run, M::Error> {
     let kernel = steps[0];
     let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|t| input(problem, t, seed + 7 * t as u64));
+    let tables: Vec<Vec<bf16>> =
+        (0..).zip(&problem.programs.tables).map(|(i, of)| table(of, seed + 100 + i)).collect();
     let mut contents: Vec<Vec<u8>> = Vec::new();
     for spec in &kernel.buffers {
+        let number = spec.name.strip_prefix("table_").and_then(|number| number.parse::<usize>().ok());
         let data = match spec.name.as_str() {
+            _ if number.is_some() => bytes(&tables[number.unwrap_or(0)], bf16::to_le_bytes),
             "q" => stored(problem.dtypes.q, &inputs[0]),
             "k" => stored(problem.dtypes.k, &inputs[1]),
             "v" => stored(problem.dtypes.v, &inputs[2]),
@@ -151,7 +173,8 @@ fn run_steps<M: Machine>(
             assert_eq!(data.len(), spec.bytes, "{}", spec.name);
             let mut buffer = machine.allocate(spec.bytes).expect("memory");
             // Scratch memory and temporaries may have any contents.
-            if ["q", "k", "v", "out", "lse", "counter"].contains(&spec.name.as_str()) {
+            let name = spec.name.as_str();
+            if ["q", "k", "v", "out", "lse", "counter"].contains(&name) || name.starts_with("table_") {
                 machine.upload(&mut buffer, data).expect("upload");
             }
             buffer
@@ -172,7 +195,7 @@ fn run_steps<M: Machine>(
     let lse = named("lse").map_or_else(Vec::new, |data| {
         data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     });
-    Ok(Run { problem: problem.clone(), inputs, out, lse })
+    Ok(Run { problem: problem.clone(), inputs, tables, out, lse })
 }
 
 impl Run {
@@ -191,13 +214,26 @@ impl Run {
         data[start..start + dim].iter().map(|&bits| decode(self.problem.dtypes.of(tensor), bits)).collect()
     }
 
+    fn point(&self, [batch, head, query]: [usize; 3], key: usize, score: f64) -> Point {
+        let (query_length, key_length) = (self.problem.seq_q, self.problem.seq_kv);
+        Point { score, query, key, batch, head, query_length, key_length }
+    }
+
     /// Whether the mask program lets a row see a key. The program must not read tables.
-    fn sees(&self, [batch, head, query]: [usize; 3], key: usize) -> bool {
-        let p = &self.problem;
-        let Some(mask) = &p.programs.mask else { return true };
-        let (query_length, key_length) = (p.seq_q, p.seq_kv);
-        let point = Point { score: 0.0, query, key, batch, head, query_length, key_length };
-        mask.evaluate(&p.programs, &[], &point, Precision::Exact, &mut Vec::new()).is_true()
+    fn sees(&self, row: [usize; 3], key: usize) -> bool {
+        let programs = &self.problem.programs;
+        let Some(mask) = &programs.mask else { return true };
+        let point = self.point(row, key, 0.0);
+        mask.evaluate(programs, &[], &point, Precision::Exact, &mut Vec::new()).is_true()
+    }
+
+    /// The logit after the score program.
+    fn scored(&self, row: [usize; 3], key: usize, logit: f64) -> f64 {
+        let programs = &self.problem.programs;
+        let Some(score) = &programs.score else { return logit };
+        let tables: Vec<TableData<'_>> = self.tables.iter().map(|table| TableData::Bf16(table)).collect();
+        let point = self.point(row, key, logit);
+        score.evaluate(programs, &tables, &point, Precision::Exact, &mut Vec::new()).float()
     }
 
     /// Compares every output with f64 arithmetic on the same inputs. The bound is the rounding of P and of O
@@ -220,7 +256,7 @@ impl Run {
                 .map(|&j| {
                     let key = self.row(Tensor::K, [b, kv_head, j]);
                     let dot: f64 = q.iter().zip(&key).map(|(a, b)| a * b).sum();
-                    p.score.logit(p.softmax_scale().into(), dot)
+                    self.scored([b, h, s], j, p.score.logit(p.softmax_scale().into(), dot))
                 })
                 .collect();
             let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -2,7 +2,7 @@
 
 use attend::{Chains, Order, OutputSums, Packing, Sums, Tiles};
 use flashcore_kernels::forward::Visits;
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Store, Tables, WgmmaPlan};
 use tile::{Handout, Tail, TileOrder, Turns};
 
 /// Small tiles, and each gene at its simplest value.
@@ -24,6 +24,7 @@ pub fn plain() -> WgmmaPlan {
         rescale: Rescaling::Beyond(8),
         exps_by_fma: 0,
         probabilities: Probabilities::Registers,
+        tables: Tables::Registers,
         chains: Chains { max: 2, sum: 1 },
         sums: Sums::Lanes,
         output_sums: OutputSums::Running,

@@ -16,7 +16,7 @@ use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::program::library;
-use problem::{Band, DType, Layout, Problem, Program};
+use problem::{Band, DType, Layout, Problem, Program, Table, TableType};
 use ptx::Kernel;
 use serde_json::Value;
 
@@ -105,6 +105,15 @@ fn masked() -> Problem {
     problem
 }
 
+/// A bias for each score, whose rows are aligned to 16 bytes.
+fn biased() -> Problem {
+    let mut problem = rectangle(Band::CAUSAL);
+    let (extents, strides) = (vec![1, 3, 150, 170], vec![0, 150 * 176, 176, 1]);
+    problem.programs.tables = vec![Table { dtype: TableType::Bf16, extents, strides }];
+    problem.programs.score = Some(Program::new(&library::bias(0)).unwrap());
+    problem
+}
+
 fn full() -> Problem {
     rectangle(Band::FULL)
 }
@@ -182,7 +191,7 @@ fn every_gene_is_declared() {
         let plan = &changes(family)[0].base;
         let fields: Vec<String> = json(plan).into_iter().map(|(name, _)| name).collect();
         let grouped = full().with_heads_kv(1, Layout::Bshd);
-        for problem in [full(), causal(), masked(), grouped] {
+        for problem in [full(), causal(), masked(), biased(), grouped] {
             let genes = family.genes(&problem);
             let mut declared: Vec<&str> = genes.iter().map(|gene| gene.name).chain(["family"]).collect();
             declared.sort_unstable();

@@ -2,11 +2,13 @@
 
 use attend::{Order, OutputSums, Packing, Sums, Tiles};
 use flashcore_kernels::forward::Visits;
-use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaPlan};
+use flashcore_kernels::forward::wgmma::{
+    Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan,
+};
 use problem::{DType, Layout, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
 
-use super::{Line, capped, causal, full, masked};
+use super::{Line, biased, capped, causal, full, masked};
 
 /// A problem with groups of heads that can be packed.
 fn grouped() -> Problem {
@@ -76,6 +78,7 @@ pub const TABLE: &[Line<WgmmaPlan>] = &[
     (full, guessing, |p| p.exps_by_fma = 3),
     (causal, guessing, |p| p.exps_by_fma = 8),
     (causal, two, |p| p.probabilities = Probabilities::Shared),
+    (biased, alone, |p| p.tables = Tables::Shared),
     (causal, alone, |p| p.chains.max = 1),
     (full, alone, |p| p.chains.max = 4),
     (full, alone, |p| p.chains.sum = 2),

@@ -2,8 +2,8 @@
 //! requests the blocks of that part. The issue order is that of FlashAttention-3's Algorithm 2.
 
 use attend::{
-    Bound, Chains, MainLoop, Masked, Masker, OnlineSoftmax, Order, RowRange, Skips, SpeculativeMax, TileRows,
-    Tiles, Walk,
+    Bound, Chains, MainLoop, Masked, Masker, OnlineSoftmax, Order, RowRange, Skips, SpeculativeMax,
+    StagedTables, TileRows, Tiles, Walk,
 };
 use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, Pred, Shared, Src};
@@ -105,6 +105,7 @@ impl Forward<'_, StreamedPlan> {
             queries,
             keys,
             values,
+            tables: StagedTables::default(),
             ping_pong,
             speculative: plan.speculative.map(|limit| {
                 let warpgroup = k.shr_u(self.place.warp, 2);

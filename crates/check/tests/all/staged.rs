@@ -1,0 +1,189 @@
+//! Tests of the gate with tables that `wgmma` reads from tiles in shared memory.
+
+use attend::{Packing, Sums, Tiles};
+use emu::{HazardKind, Schedule};
+use flashcore_check::gate::inputs::Style;
+use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
+use flashcore_check::launchfile::Bound;
+use kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Share, Tables, WgmmaPlan};
+use kernels::{Arch, Plan};
+use problem::program::library as lib;
+use problem::{Band, DType, Layout, Lengths, Problem, Program, Programs, SideLengths, Table, TableType};
+use tile::{Handout, Tail, Turns};
+
+/// A Hopper GPU with so few SMs that a CTA computes several tiles.
+const SMALL: Arch = Arch { multiprocessors: 3, ..Arch::SM_90 };
+const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
+
+/// The problem with a bias, whose rows are aligned to 16 bytes. The bias is one for all batch entries.
+fn biased(problem: Problem, dtype: TableType) -> Problem {
+    let Problem { batch, heads_q, seq_q, seq_kv, .. } = problem;
+    let row = seq_kv.next_multiple_of(8);
+    let strides = [0, seq_q * row, row, 1].map(|stride| stride as i64).to_vec();
+    let table = Table { dtype, extents: vec![batch, heads_q, seq_q, seq_kv], strides };
+    let score = Some(Program::new(&lib::bias(0)).unwrap());
+    Problem { programs: Programs { score, tables: vec![table], ..problem.programs }, ..problem }
+}
+
+fn problem(band: Band) -> Problem {
+    Problem::new(2, 4, 150, 64, DType::Bf16)
+        .with_seq_kv(261, Layout::Bshd)
+        .with_heads_kv(2, Layout::Bshd)
+        .with_band(band)
+        .with_lse(true)
+}
+
+/// The simplest plan with two consumers.
+fn plain(problem: &Problem) -> WgmmaPlan {
+    WgmmaPlan {
+        consumers: 2,
+        block_n: 64,
+        rescale: Rescaling::Beyond(8),
+        turns: Turns::Free,
+        tiles: Tiles::InTurn,
+        sums: Sums::Lanes,
+        ends: Ends::Own,
+        handout: Handout::Static,
+        ..shared(problem)
+    }
+}
+
+/// The default plan, with rows of one head in a tile, and with tables in shared memory.
+fn shared(problem: &Problem) -> WgmmaPlan {
+    let plan = WgmmaPlan::default_for(problem, &SMALL);
+    WgmmaPlan { packing: Packing::Apart, tables: Tables::Shared, block_n: plan.block_n.min(64), ..plan }
+}
+
+fn bound(problem: &Problem, plan: &WgmmaPlan) -> Bound {
+    let plan = Plan::Wgmma(plan.clone());
+    plan.check(problem, &SMALL).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
+    let bound = bind(&plan, problem, &SMALL).unwrap();
+    assert!(bound.kernel.module.to_string().contains("ldmatrix"), "{plan:?}: no tiles of tables");
+    bound
+}
+
+fn passes(problem: &Problem, plan: &WgmmaPlan, styles: &[Style], number: usize) {
+    let bound = bound(problem, plan);
+    let schedule = |i: usize| SCHEDULES[(number + i) % 3];
+    let runs = styles.iter().enumerate().map(|(i, &style)| (style, (number + i) as u64, schedule(i)));
+    let settings = Settings { runs: runs.collect(), lagging: false, ..Settings::quick() };
+    let report = check_kernel(&bound, &settings).unwrap();
+    let (reasons, hazards) = (report.reasons, report.hazards);
+    assert_eq!(report.verdict, Verdict::Passed, "{problem:?}\n{plan:?}\n{reasons:?}\n{hazards:?}");
+}
+
+#[test]
+fn defaults_pass_with_every_band_and_type() {
+    let bands = [Band::FULL, Band::CAUSAL, Band::CAUSAL_TOP_LEFT, Band::window(70, 20)];
+    for (i, band) in bands.into_iter().enumerate() {
+        for (j, dtype) in [TableType::Bf16, TableType::F16].into_iter().enumerate() {
+            let problem = biased(problem(band), dtype);
+            passes(&problem, &shared(&problem), &[[Style::Normal, Style::NonFinite][(i + j) % 2]], 2 * i + j);
+        }
+    }
+}
+
+#[test]
+fn variants_of_plans_pass() {
+    for (i, band) in [Band::FULL, Band::CAUSAL, Band::window(40, 0)].into_iter().enumerate() {
+        let problem = biased(problem(band), TableType::Bf16);
+        let speculative = Rescaling::Speculative { beyond: 0, limit: 7 };
+        let plain = plain(&problem);
+        let mut plans = vec![
+            WgmmaPlan { rescale: speculative, tiles: Tiles::Overlapped, ..plain.clone() },
+            WgmmaPlan { turns: Turns::PingPong, tiles: Tiles::Overlapped, stages: 1, ..plain.clone() },
+            WgmmaPlan { turns: Turns::PingPong, stages: 1, consumers: 3, block_n: 48, ..plain.clone() },
+            WgmmaPlan { cluster: 2, rescale: Rescaling::Always, ..plain.clone() },
+        ];
+        if band.is_full() {
+            plans.push(WgmmaPlan { tail: Tail::Shared, ends: Ends::Common, block_n: 32, ..plain.clone() });
+        } else {
+            plans.push(WgmmaPlan { diagonal: Diagonal::Halved, rescale: speculative, ..plain });
+        }
+        for (j, plan) in plans.iter().enumerate() {
+            passes(&problem, plan, &[Style::Rising], i + j);
+        }
+    }
+}
+
+/// Warpgroups that divide the head dim read the same rows of a table.
+#[test]
+fn warpgroups_with_the_same_rows_read_the_same_elements() {
+    let wide = Problem::new(1, 2, 100, 64, DType::F16).with_seq_kv(90, Layout::Bshd).with_lse(true);
+    let problem = biased(wide, TableType::F16);
+    let plan = WgmmaPlan { share: Share::HeadDim, ends: Ends::Common, ..plain(&problem) };
+    passes(&problem, &plan, &[Style::Normal], 1);
+}
+
+#[test]
+fn other_features_beside_a_bias_pass() {
+    let mut all = Vec::new();
+    let mut sinks = problem(Band::CAUSAL);
+    sinks.score.sink = true;
+    sinks.score.softcap = Some(2.0);
+    all.push(biased(sinks, TableType::Bf16));
+    // Blocks from a list, and a mask program in partial blocks alone.
+    let mut documents = biased(problem(Band::CAUSAL), TableType::Bf16);
+    documents.programs.tables.push(Table::dense(TableType::I32, &[2, 261]));
+    documents.programs.mask = Some(Program::new(&lib::document(1)).unwrap());
+    all.push(documents);
+    // A boolean mask beside the bias.
+    let mut masked = biased(problem(Band::FULL), TableType::F16);
+    masked.programs.tables.push(Table::dense(TableType::U8, &[2, 4, 150, 261]));
+    masked.programs.mask = Some(Program::new(&lib::mask_tensor(1)).unwrap());
+    all.push(masked);
+    for lengths in [
+        Lengths { kv: SideLengths { packed: None, used: true }, ..Lengths::default() },
+        Lengths {
+            q: SideLengths { packed: Some(170), used: false },
+            kv: SideLengths { packed: Some(300), used: true },
+            left_padded: false,
+        },
+        Lengths { left_padded: true, ..Lengths::default() },
+    ] {
+        let mut uneven = problem(Band::CAUSAL);
+        uneven.lengths = lengths;
+        all.push(biased(uneven.with_layout(Layout::Bshd), TableType::Bf16));
+    }
+    for (i, problem) in all.iter().enumerate() {
+        let plan = WgmmaPlan { block_n: 48, ..shared(problem) };
+        passes(problem, &plan, &[Style::Normal, Style::NonFinite], i);
+    }
+}
+
+/// The kernel whose warps release each tile of a table before they read it.
+fn released_too_early(bound: &Bound) -> Bound {
+    let text = bound.kernel.module.to_string();
+    let mut lines: Vec<String> = Vec::new();
+    let mut held: Vec<String> = Vec::new();
+    for line in text.lines().map(str::to_owned) {
+        let releases = line.contains("mbarrier.arrive");
+        if line.contains("ldmatrix") {
+            held.push(line);
+        } else {
+            lines.push(line);
+        }
+        if releases {
+            lines.append(&mut held);
+        }
+    }
+    assert!(held.is_empty() && lines.join("\n") != text.trim_end());
+    let mut mutant = bound.clone();
+    mutant.kernel.module = ptx::parse(&lines.join("\n")).unwrap().verify().unwrap();
+    mutant
+}
+
+/// A warp that releases a tile before it reads it races with the copy of the next tile.
+#[test]
+fn tiles_that_are_released_too_early_are_found() {
+    let problem = biased(problem(Band::FULL), TableType::Bf16);
+    let plan = WgmmaPlan { stages: 1, ..plain(&problem) };
+    let right = bound(&problem, &plan);
+    let early = released_too_early(&right);
+    let settings = Settings { runs: vec![(Style::Normal, 1, Schedule::Early)], ..Settings::quick() };
+    assert_eq!(check_kernel(&right, &settings).unwrap().verdict, Verdict::Passed);
+    let report = check_kernel(&early, &settings).unwrap();
+    assert_eq!(report.verdict, Verdict::Failed);
+    let races = report.hazards.iter().any(|hazard| hazard.kind == HazardKind::Race);
+    assert!(races, "{:?} {:?}", report.reasons, report.hazards);
+}
