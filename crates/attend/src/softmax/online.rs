@@ -16,7 +16,8 @@ pub struct OnlineSoftmax {
     /// The type to which probabilities are rounded.
     pub(crate) weights: OperandType,
     pub(crate) when: Rescale,
-    pub(crate) factor: F32,
+    /// The factor of each row's scores in the exponent, positive.
+    pub(crate) factors: Vec<F32>,
     /// The stored row max m of each row, which exponentials subtract: the largest scaled score when m was
     /// last raised, plus the headroom; [`NO_MAX`] until a score above −∞ was seen. With [`Rescale::Beyond`],
     /// and after speculative blocks, m is stale: later scores may exceed it.
@@ -53,11 +54,12 @@ impl OnlineSoftmax {
         let lane_rows = rows / 8;
         let row_max = (0..lane_rows).map(|_| k.mov(NO_MAX)).collect();
         let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
+        let factors = vec![factor; lane_rows as usize];
         let (sums, headroom) = (Sums::Lanes, usual_headroom(weights, rescale));
         OnlineSoftmax {
             weights,
             when: rescale,
-            factor,
+            factors,
             row_max,
             sum,
             sums,
@@ -80,6 +82,14 @@ impl OnlineSoftmax {
     #[must_use]
     pub fn with_exponentials_by_fma(self, of_eight: u32) -> OnlineSoftmax {
         OnlineSoftmax { by_fma: of_eight, ..self }
+    }
+
+    /// Takes registers with factors of the scores in the exponent, which the caller changes from one block to
+    /// the next. Each register is for as many neighbouring rows of the lane.
+    #[must_use]
+    pub fn with_row_factors(self, factors: &[F32]) -> OnlineSoftmax {
+        let rows = self.row_max.len();
+        OnlineSoftmax { factors: (0..rows).map(|row| factors[row * factors.len() / rows]).collect(), ..self }
     }
 
     /// Also multiplies O by `factor` when O is divided by the sums.
@@ -111,7 +121,7 @@ impl OnlineSoftmax {
     fn exponentiate(&self, k: &mut Builder, s: &AccTile, i: u32) {
         let minus = k.neg(self.row_max[i as usize]);
         for score in s.row(i) {
-            k.mad_to(score, score, self.factor, minus);
+            k.mad_to(score, score, self.factors[i as usize], minus);
             k.ex2_to(score, score);
         }
         let own = reduce(k, s.row(i), |k, a, b| k.add(a, b));

@@ -128,11 +128,16 @@ impl Params {
             out: c.tensor(k, Tensor::Out),
             lse: problem.pass.lse().then(|| c.lse(k)),
             sinks: c.sinks(k),
-            descale: ValueDescale::declare(k, c, problem),
+            descale: merge_descales(problem).then(|| ValueDescale::declare(k, c, problem)).flatten(),
             strides: declare_head_strides(k, c, problem, Tensor::Out),
             seq_q: c.u32(k, "seq_q", problem.seq_q as u32),
         }
     }
+}
+
+/// Whether the merge multiplies by the factor of V. Factors per block of rows are in the partial results.
+pub(super) fn merge_descales(problem: &Problem) -> bool {
+    problem.scales.rows(Tensor::V).is_none()
 }
 
 /// Declares the temporaries of the partial results.

@@ -9,6 +9,7 @@ use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, WgmmaP
 use crate::Arch;
 use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
+use crate::forward::fp8::keys_of_factors;
 use crate::forward::packing::packs_well;
 
 impl WgmmaPlan {
@@ -112,7 +113,7 @@ impl WgmmaPlan {
         }
         let (least, step) = key_steps(problem);
         while plan.block_n > least && plan.check_resources(problem, arch).is_err() {
-            plan.block_n -= step;
+            plan.block_n = keys_of_factors(problem, plan.block_n - step, step);
         }
         plan
     }

@@ -247,6 +247,8 @@ const MOST_REGISTERS: u32 = 256;
 /// Estimated registers of a consumer in addition to its tiles: addresses, references and sums of the rows,
 /// loop state (measured as the number that ptxas can hold without serialising products).
 const OTHER_REGISTERS: u32 = 26;
+/// Estimated registers for descale factors per block of rows: their addresses, and the factors of a block.
+const FACTOR_REGISTERS: u32 = 16;
 
 impl WgmmaPlan {
     /// Threads of a CTA.
@@ -343,7 +345,8 @@ impl WgmmaPlan {
             OutputSums::ByBlock => 2 * out,
         };
         let prob_bytes = problem.dtypes.weights().bytes() as u32;
-        accumulators + self.block_n / 2 + self.block_n * prob_bytes / 8 + OTHER_REGISTERS
+        let factors = if problem.scales.are_per_block() { FACTOR_REGISTERS } else { 0 };
+        accumulators + self.block_n / 2 + self.block_n * prob_bytes / 8 + OTHER_REGISTERS + factors
     }
 
     /// Columns of the P V accumulator: O, and the row sums if products compute them.
