@@ -3,7 +3,7 @@
 //! Factors of Q and K multiply the scores before the softcap and the mask, factors of V multiply the sums P V
 //! of a KV block. A KV block, or a warp's part of it, has keys of one factor of V.
 
-use ptx::{Builder, CmpOp, F32, Global, R32};
+use ptx::{Builder, CmpOp, F32, Global, Pred, R32};
 use tile::{AccTile, divide};
 
 use crate::{Coverage, Masker, OnlineSoftmax};
@@ -44,7 +44,7 @@ pub fn accepted_score_factor(k: &mut Builder, factor: F32) -> F32 {
 #[derive(Clone, Debug)]
 pub struct ScoreFactors {
     /// For each of the lane's rows, or for each group of neighbouring ones: the factor of Q, times the factor
-    /// of K if K has one per head. NaN if a factor is not accepted.
+    /// of K if K has one per head. NaN if a factor is not accepted. Empty without such factors.
     of_rows: Vec<F32>,
     /// The factors of K, if K has one per block of rows.
     keys: Option<BlockFactors>,
@@ -56,11 +56,13 @@ pub struct ScoreFactors {
 enum Place {
     /// In the exponent: the softmax multiplies scores by these factors.
     Exponent {
-        /// The factor of scores without descale factors, positive.
-        common: F32,
-        /// The factors of the scores that are computed, for each of `of_rows`.
+        /// `of_rows` times the factor of scores without descale factors.
+        scaled: Vec<F32>,
+        /// Whether one of `of_rows` is NaN; `None` without such factors.
+        spoiled: Option<Pred>,
+        /// The factors of the scores that are computed, for each of `scaled`.
         next: Vec<F32>,
-        /// The factors of the scores that the softmax takes, for each of `of_rows`. [`ScoreFactors::enter`]
+        /// The factors of the scores that the softmax takes, for each of `scaled`. [`ScoreFactors::enter`]
         /// sets them.
         current: Vec<F32>,
     },
@@ -70,15 +72,25 @@ enum Place {
 
 impl ScoreFactors {
     /// Factors in the exponent, where they cost nothing per score. All keys of a tile must have one factor.
-    /// `common` is the factor of scores without descale factors.
+    /// `common` is the factor of scores without descale factors, positive.
     pub fn in_exponent(
         k: &mut Builder,
         common: F32,
         of_rows: Vec<F32>,
         keys: Option<BlockFactors>,
     ) -> ScoreFactors {
-        let [next, current] = [0; 2].map(|_| of_rows.iter().map(|_| k.reg()).collect());
-        ScoreFactors { of_rows, keys, place: Place::Exponent { common, next, current } }
+        let scaled: Vec<F32> = match &of_rows[..] {
+            [] => vec![common],
+            _ => of_rows.iter().map(|&of_row| k.mul(of_row, common)).collect(),
+        };
+        let spoiled = of_rows.iter().fold(None, |spoiled, &of_row| {
+            Some(match spoiled {
+                None => k.setp_f(CmpOp::Neu, of_row, of_row),
+                Some(spoiled) => k.setp_f_or(CmpOp::Neu, of_row, of_row, spoiled),
+            })
+        });
+        let [next, current] = [0; 2].map(|_| scaled.iter().map(|_| k.reg()).collect());
+        ScoreFactors { of_rows, keys, place: Place::Exponent { scaled, spoiled, next, current } }
     }
 
     /// Factors that multiply each score, for tiles whose keys have several factors, and for scores with a
@@ -95,15 +107,15 @@ impl ScoreFactors {
         }
     }
 
-    /// Loads the factors of keys, one for each group of keys that share a factor.
+    /// Loads the factors of keys, one for each group of keys that share a factor. Nothing waits for them
+    /// before [`ScoreFactors::apply`].
     pub fn load(&self, k: &mut Builder, of: &WarpKeys) -> Vec<F32> {
         let Some(keys) = self.keys else { return Vec::new() };
         let groups = (of.count / keys.rows).max(1);
         (0..groups)
             .map(|group| {
                 let first = if group == 0 { of.origin } else { k.add(of.origin, group * keys.rows) };
-                let factor = keys.load(k, first);
-                accepted_score_factor(k, factor)
+                keys.load(k, first)
             })
             .collect()
     }
@@ -112,15 +124,18 @@ impl ScoreFactors {
     /// [loaded](ScoreFactors::load) factors of K.
     pub fn apply(&self, k: &mut Builder, s: &AccTile, of_keys: &[F32]) {
         match &self.place {
-            Place::Exponent { common, next, .. } => {
-                let products = self.times(k, of_keys.first().copied());
-                for (&next, &product) in next.iter().zip(&products) {
-                    k.mul_to(next, product, *common);
+            Place::Exponent { scaled, spoiled, next, .. } => {
+                let of_keys = of_keys.first().copied();
+                for (&next, &scaled) in next.iter().zip(scaled) {
+                    match of_keys {
+                        None => k.mov_to(next, scaled),
+                        Some(of_keys) => k.mul_to(next, scaled, of_keys),
+                    }
                     // With a factor of 0, the −∞ of masked scores would become NaN. The maximum also replaces
                     // NaN.
                     k.max_to(next, next, f32::MIN_POSITIVE);
                 }
-                self.spoil(k, s, &products);
+                self.spoil(k, s, of_keys, *spoiled);
             }
             Place::Scores => self.multiply(k, s, of_keys),
         }
@@ -135,23 +150,36 @@ impl ScoreFactors {
         }
     }
 
-    /// The factors of rows times a factor of K.
-    fn times(&self, k: &mut Builder, of_keys: Option<F32>) -> Vec<F32> {
-        let product = |&of_row: &F32| of_keys.map_or(of_row, |of_keys| k.mul(of_row, of_keys));
-        self.of_rows.iter().map(product).collect()
+    /// The accepted factors of rows times a factor of K; NaN where a factor is not accepted.
+    fn products(&self, k: &mut Builder, of_keys: Option<F32>) -> Vec<F32> {
+        let of_keys = of_keys.map(|factor| accepted_score_factor(k, factor));
+        match (&self.of_rows[..], of_keys) {
+            (of_rows, None) => of_rows.to_vec(),
+            ([], Some(of_keys)) => vec![of_keys],
+            (of_rows, Some(of_keys)) => of_rows.iter().map(|&of_row| k.mul(of_row, of_keys)).collect(),
+        }
     }
 
-    /// Makes the scores of rows with a NaN factor NaN. The mask then hides the scores of keys that a row does
+    /// Makes scores NaN whose factor is not accepted. The mask then hides the scores of keys that a row does
     /// not see.
-    fn spoil(&self, k: &mut Builder, s: &AccTile, products: &[F32]) {
-        let mut bad = k.setp_f(CmpOp::Neu, products[0], products[0]);
-        for &product in &products[1..] {
-            bad = k.setp_f_or(CmpOp::Neu, product, product, bad);
-        }
+    fn spoil(&self, k: &mut Builder, s: &AccTile, of_keys: Option<F32>, spoiled: Option<Pred>) {
+        let bad = match (of_keys, spoiled) {
+            (None, None) => return,
+            (None, Some(spoiled)) => spoiled,
+            (Some(of_keys), spoiled) => {
+                let negative = match spoiled {
+                    None => k.setp_f(CmpOp::Lt, of_keys, 0.0f32),
+                    Some(spoiled) => k.setp_f_or(CmpOp::Lt, of_keys, 0.0f32, spoiled),
+                };
+                // Infinite or NaN.
+                k.setp_f_or(CmpOp::Geu, of_keys, f32::INFINITY, negative)
+            }
+        };
         let any = k.vote_any(bad);
         k.if_(any, |k| {
+            let products = self.products(k, of_keys);
             for i in 0..s.lane_rows() {
-                let product = of_row(products, i, s.lane_rows());
+                let product = of_row(&products, i, s.lane_rows());
                 for score in s.row(i) {
                     k.mad_to(score, product, 0.0f32, score);
                 }
@@ -164,7 +192,7 @@ impl ScoreFactors {
         let rows = self.keys.map_or(u32::MAX, |keys| keys.rows);
         let groups: Vec<Vec<F32>> = match of_keys {
             [] => vec![self.of_rows.clone()],
-            _ => of_keys.iter().map(|&of_keys| self.times(k, Some(of_keys))).collect(),
+            _ => of_keys.iter().map(|&of_keys| self.products(k, Some(of_keys))).collect(),
         };
         for i in 0..s.lane_rows() {
             for (element, score) in (0..).zip(s.row(i)) {
@@ -197,15 +225,15 @@ pub struct WarpKeys {
 }
 
 impl ValueFactors {
-    /// Loads the factor of the values of keys. An infinite factor becomes NaN.
+    /// Loads the factor of the values of keys. Nothing waits for it before [`ValueFactors::set`].
     pub fn load(&self, k: &mut Builder, of: &WarpKeys) -> F32 {
-        let factor = self.0.load(k, of.origin);
-        k.mad(factor, 0.0f32, factor)
+        self.0.load(k, of.origin)
     }
 
-    /// Sets `to` to the factor for each of the lane's rows. A NaN factor becomes 0 for a row that sees none of
-    /// the values: the row's sum is 0, and 0 · NaN would reach O.
+    /// Sets `to` to the loaded factor for each of the lane's rows. An infinite factor becomes NaN. NaN
+    /// becomes 0 for a row that sees none of the values: the row's sum is 0, and 0 · NaN would reach O.
     pub fn set(&self, k: &mut Builder, to: &[F32], factor: F32, keys: &WarpKeys, mask: Option<&Masker>) {
+        let factor = k.mad(factor, 0.0f32, factor);
         for &to in to {
             k.mov_to(to, factor);
         }

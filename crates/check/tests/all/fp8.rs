@@ -1,12 +1,11 @@
-//! Tests of the gate on 8-bit inputs: the torture set and the default plans with descale factors in the family
-//! `mma`, and descale factors per block of rows in both families.
+//! Tests of the gate on 8-bit inputs: the torture set and the default plans with descale factors in the
+//! family `mma`, and descale factors per block of rows in both families.
 
 use attend::Order;
 use emu::Schedule;
+use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::torture::Torture;
-use flashcore_check::gate::{
-    CheckReport, Settings, Style, Verdict, bind, check_family, check_kernel, torture,
-};
+use flashcore_check::gate::{CheckReport, Settings, Verdict, bind, check_family, check_kernel, torture};
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::{Arch, Family, Plan};
 use problem::{Band, DTypes, Layout, Problem, ScaleLayout, Scales};
@@ -66,8 +65,8 @@ fn default_plans_pass_with_factors() {
     }
 }
 
-/// The torture set with factors per block of rows, whose blocks begin at the first row of each sequence; among
-/// the draws, factors of Q and K that are not accepted. `wgmma` refuses uneven keys beside 8-bit values, so
+/// The torture set with factors per block of rows, whose blocks begin at the first row of each sequence. Some
+/// draws have factors of Q and K that are not accepted. `wgmma` refuses uneven keys beside 8-bit values, so
 /// its packed sequences have 16-bit values.
 #[test]
 fn factors_per_block_of_rows_pass() {
@@ -75,9 +74,9 @@ fn factors_per_block_of_rows_pass() {
         runs: vec![
             (Style::Normal, 1, Schedule::Late),
             (Style::Rising, 2, Schedule::Random),
-            (Style::BadFactors, 4, Schedule::Early),
+            (Style::BadFactors, 7, Schedule::Early),
             (Style::BadFactors, 5, Schedule::Random),
-            (Style::BadFactors, 6, Schedule::Late),
+            (Style::BadFactors, 11, Schedule::Late),
         ],
         ..Settings::quick()
     };
@@ -107,7 +106,7 @@ fn factors_per_block_of_rows_pass() {
             Some(bind(&plan, &problem, &arch).unwrap())
         };
         let supported = problems.iter().filter(|t| bound(&t.problem).is_some()).count();
-        assert!(supported >= if family == Family::Mma { problems.len() } else { 20 }, "{supported}");
+        assert!(supported >= if family == Family::Mma { problems.len() } else { 15 }, "{supported}");
         passes(&check_family(&problems, &settings, bound).unwrap(), &(family, types));
     }
 }

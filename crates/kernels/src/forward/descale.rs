@@ -129,9 +129,8 @@ impl ScoreDescale {
         let of_queries = of_queries.into_iter().map(|factor| accepted_score_factor(k, factor));
         let of_queries: Vec<F32> = of_queries.collect();
         let of_rows = match (of_keys, &of_queries[..]) {
-            (None, []) => vec![k.mov(1.0f32)],
-            (Some(of_keys), []) => vec![of_keys],
             (None, _) => of_queries,
+            (Some(of_keys), []) => vec![of_keys],
             (Some(of_keys), _) => of_queries.iter().map(|&of_row| k.mul(of_row, of_keys)).collect(),
         };
         let whole = keys.is_none_or(|keys| tile.keys <= keys.rows);

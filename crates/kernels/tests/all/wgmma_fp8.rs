@@ -172,8 +172,8 @@ fn default_plans_with_factors_per_block() {
     }
 }
 
-/// A factor that is not accepted makes rows NaN that see its keys or values, and no others. A factor of 0 of Q
-/// or K gives all keys of its block logits of 0.
+/// A factor that is not accepted makes rows NaN that see its keys or values, and no others. A factor of 0 of
+/// Q or K makes the logits of its block 0.
 #[test]
 fn factors_that_are_not_accepted() {
     for (i, bad) in [f32::NAN, f32::INFINITY, -1.0, 0.0].into_iter().enumerate() {

@@ -1,6 +1,6 @@
 //! The descale factors of the CTA's head.
 
-use attend::{Block, Masker, ScoreFactors, Softcap, ValueFactors, WarpKeys};
+use attend::{Block, ScoreFactors, Softcap, ValueFactors, WarpKeys};
 use ptx::{Builder, F32, R32};
 use tile::divide;
 
@@ -62,21 +62,6 @@ impl Forward<'_> {
         let descale = self.params.value_descale.filter(|descale| descale.is_per_block())?;
         let at = self.batch_and_key_head(k);
         descale.blocks(k, at, self.params.seq_kv)
-    }
-
-    /// Loads the factor of the values of a block, for each of the lane's rows.
-    pub(super) fn load_value_factors(
-        &self,
-        k: &mut Builder,
-        values: &ValueFactors,
-        block: &Block,
-        mask: &Masker,
-    ) -> Vec<F32> {
-        let keys = self.own_keys_of(k, block);
-        let factor = values.load(k, &keys);
-        let of_rows: Vec<F32> = (0..self.plan.warp_rows() / 8).map(|_| k.reg()).collect();
-        values.set(k, &of_rows, factor, &keys, Some(mask));
-        of_rows
     }
 
     fn batch_and_key_head(&self, k: &mut Builder) -> [R32; 2] {

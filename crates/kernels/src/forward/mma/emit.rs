@@ -253,7 +253,10 @@ impl<'a> Forward<'a> {
         };
         let accumulate = |k: &mut Builder, s: &AccTile, block: &Block| {
             let [_, ty] = self.types;
-            let of_values = value_factors.map(|values| self.load_value_factors(k, &values, block, &mask));
+            let of_values = value_factors.map(|values| {
+                let keys = self.own_keys_of(k, block);
+                (values, values.load(k, &keys), keys)
+            });
             let p = match ty {
                 //                           P = exp2(S·c − m); l += Σ P
                 MmaType::Half(_) | MmaType::Fp8(_) => softmax.probabilities(k, s),
@@ -261,7 +264,9 @@ impl<'a> Forward<'a> {
             };
             let value = block.value(k);
             match (ty, plan.output_sums, of_values) {
-                (MmaType::Fp8(types), _, Some(factors)) => {
+                (MmaType::Fp8(types), _, Some((values, factor, keys))) => {
+                    let factors: Vec<F32> = (0..o.lane_rows()).map(|_| k.reg()).collect();
+                    values.set(k, &factors, factor, &keys, Some(&mask));
                     mma_ab_scaled(k, types, &p, &value, &o, &factors); // O += f·P V
                 }
                 (MmaType::Fp8(types), OutputSums::ByBlock, None) => mma_ab_apart(k, types, &p, &value, &o),

@@ -155,8 +155,8 @@ impl Run {
 
     /// Compares with f64 arithmetic. The bound is the rounding of P to its type (a relative error of at most
     /// `u`, and half of the smallest number where a row's largest probability is 2^8), the rounding of O, and
-    /// the truncated sums of 8-bit products: 2^-12 of the largest partial sum, for each of the steps. Elements
-    /// that must be NaN are checked to be NaN, and count nothing else.
+    /// the truncated sums of 8-bit products: 2^-12 of the largest partial sum, for each of the steps.
+    /// Elements that must be NaN are only checked to be NaN.
     pub fn error(&self) -> Error {
         let p = &self.problem;
         let [of_p, of_out] = [p.dtypes.weights(), p.dtypes.out].map(DType::unit_roundoff);
@@ -248,8 +248,8 @@ pub fn with_factors(problem: Problem, rows: [Option<u32>; 3]) -> Problem {
     Problem { scales, ..problem }
 }
 
-/// The faults of kernels with factors per block of rows: the factor of the neighbouring block in place of that
-/// of each block of `rows` rows, and sums P V of KV blocks that are added without a factor.
+/// The faults of kernels with factors per block of rows: the factor of the neighbouring block instead of the
+/// block's own, for blocks of 64 rows and of 128, and sums P V that are added without a factor.
 pub fn factor_faults() -> [(&'static str, fn(&str) -> String); 3] {
     fn neighbour(text: &str, rows: u32) -> String {
         let shift = format!(", {};", rows.ilog2());
