@@ -6,7 +6,7 @@
 
 use attend::{BlockFactors, ScoreFactors, ValueFactors, accepted_score_factor};
 use problem::{Problem, Tensor};
-use ptx::{Builder, CmpOp, F32, Global, R32};
+use ptx::{Builder, F32, Global, R32};
 
 use crate::contract::Contract;
 
@@ -99,13 +99,15 @@ impl ScoreDescale {
         self.0.iter().flatten().any(|of| of.blocks.is_some())
     }
 
-    /// The product of the factors of a batch entry and a KV head. A negative product becomes NaN, as
-    /// [`problem::Scales`] requires.
+    /// The product of the factors of a batch entry and a KV head; NaN if one is not accepted.
     pub fn load(&self, k: &mut Builder, at: [R32; 2]) -> F32 {
-        let factors = self.0.map(|of| of.map(|of| of.load(k, at)));
-        let product = factors.into_iter().flatten().reduce(|a, b| k.mul(a, b)).expect("a factor");
-        let valid = k.setp_f(CmpOp::Ge, product, 0.0f32);
-        k.selp(product, f32::NAN, valid)
+        let factors = self.0.map(|of| {
+            of.map(|of| {
+                let factor = of.load(k, at);
+                accepted_score_factor(k, factor)
+            })
+        });
+        factors.into_iter().flatten().reduce(|a, b| k.mul(a, b)).expect("a factor")
     }
 
     /// The factors of a tile, if either tensor has factors per block of rows.
@@ -164,9 +166,10 @@ impl ValueDescale {
         self.0.blocks.is_some()
     }
 
-    /// The factor of a batch entry and a KV head.
+    /// The factor of a batch entry and a KV head. An infinite factor becomes NaN.
     pub fn load(&self, k: &mut Builder, at: [R32; 2]) -> F32 {
-        self.0.load(k, at)
+        let factor = self.0.load(k, at);
+        k.mad(factor, 0.0f32, factor)
     }
 
     /// The factors of the blocks of a batch entry and a KV head; `None` without factors per block of rows.

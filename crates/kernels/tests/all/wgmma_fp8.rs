@@ -197,6 +197,18 @@ fn factors_that_are_not_accepted() {
     }
 }
 
+/// Factors of heads that are not accepted, also two negative ones, whose product is positive.
+#[test]
+fn factors_of_heads_that_are_not_accepted() {
+    let p = fp8::with_factors(problem(70, 130, 32, "e4m3", Band::FULL), [Some(0); 3]);
+    for bad in [f32::NAN, f32::INFINITY, -1.0] {
+        for spoiled in [&[0][..], &[1], &[2], &[0, 1]] {
+            let spoil = |factors: &mut [Vec<f32>; 3]| spoiled.iter().for_each(|&of| factors[of][1] = bad);
+            fp8::run_with_factors(&p, &Plan::Wgmma(base()), &SMALL, 3, |_| {}, spoil).check();
+        }
+    }
+}
+
 /// The comparison detects kernels with one fault each in their factors per block of rows.
 #[test]
 fn faults_of_factors_are_seen() {
