@@ -248,9 +248,12 @@ pub fn with_factors(problem: Problem, rows: [Option<u32>; 3]) -> Problem {
     Problem { scales, ..problem }
 }
 
+/// A change of a kernel's text.
+pub type Change = fn(&str) -> String;
+
 /// The faults of kernels with factors per block of rows: the factor of the neighbouring block instead of the
 /// block's own, for blocks of 64 rows and of 128, and sums P V that are added without a factor.
-pub fn factor_faults() -> [(&'static str, fn(&str) -> String); 3] {
+pub fn factor_faults() -> [(&'static str, Change); 3] {
     fn neighbour(text: &str, rows: u32) -> String {
         let shift = format!(", {};", rows.ilog2());
         let mut after_min = false;
