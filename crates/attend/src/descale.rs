@@ -6,7 +6,7 @@
 use ptx::{Builder, CmpOp, F32, Global, Pred, R32};
 use tile::{AccTile, divide};
 
-use crate::{Coverage, Masker, OnlineSoftmax};
+use crate::{Coverage, Masker, OnlineSoftmax, accepted_value_factor};
 
 /// The factors of the blocks of rows of a sequence and head, in global memory.
 #[derive(Clone, Copy, Debug)]
@@ -233,7 +233,7 @@ impl ValueFactors {
     /// Sets `to` to the loaded factor for each of the lane's rows. An infinite factor becomes NaN. NaN
     /// becomes 0 for a row that sees none of the values: the row's sum is 0, and 0 · NaN would reach O.
     pub fn set(&self, k: &mut Builder, to: &[F32], factor: F32, keys: &WarpKeys, mask: Option<&Masker>) {
-        let factor = k.mad(factor, 0.0f32, factor);
+        let factor = accepted_value_factor(k, factor);
         for &to in to {
             k.mov_to(to, factor);
         }

@@ -30,6 +30,7 @@ pub use score::{
 pub use sinks::Sinks;
 pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
+    accepted_value_factor,
 };
 pub use split::{Division, Exchange, Partials, Place, StreamKMerge, merge_bytes};
 pub use walk::{

@@ -92,7 +92,7 @@ impl OnlineSoftmax {
         OnlineSoftmax { factors: (0..rows).map(|row| factors[row * factors.len() / rows]).collect(), ..self }
     }
 
-    /// Also multiplies O by `factor` when O is divided by the sums.
+    /// Also multiplies O by `factor`, a factor of V, when O is divided by the sums. Infinity counts as NaN.
     #[must_use]
     pub fn with_output_factor(self, factor: Option<F32>) -> OnlineSoftmax {
         OnlineSoftmax { output_factor: factor, ..self }
@@ -139,8 +139,10 @@ impl OnlineSoftmax {
 
     /// Adds the sinks to sums that are otherwise complete, and divides `o` by the sums.
     pub fn normalize(&self, k: &mut Builder, o: &AccTile, sinks: Option<&Sinks>) {
-        for (i, inverse) in (0..).zip(self.inverses(k, sinks)) {
-            let factor = self.output_factor.map_or(inverse, |factor| k.mul(inverse, factor));
+        let inverses = self.inverses(k, sinks);
+        let output_factor = self.output_factor.map(|factor| accepted_value_factor(k, factor));
+        for (i, inverse) in (0..).zip(inverses) {
+            let factor = output_factor.map_or(inverse, |factor| k.mul(inverse, factor));
             o.scale_row(k, i, factor);
         }
     }
@@ -188,6 +190,11 @@ impl OnlineSoftmax {
     pub fn lse(&self, k: &mut Builder) -> Vec<F32> {
         self.sum.iter().zip(&self.row_max).map(|(&sum, &row_max)| log_sum(k, sum, row_max)).collect()
     }
+}
+
+/// Replaces an infinite factor of V by NaN.
+pub fn accepted_value_factor(k: &mut Builder, factor: F32) -> F32 {
+    k.mad(factor, 0.0f32, factor)
 }
 
 /// The factor that normalises a row of O, from a complete sum: 1 for a row that saw no key.

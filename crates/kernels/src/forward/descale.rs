@@ -101,12 +101,9 @@ impl ScoreDescale {
 
     /// The product of the factors of a batch entry and a KV head; NaN if one is not accepted.
     pub fn load(&self, k: &mut Builder, at: [R32; 2]) -> F32 {
-        let factors = self.0.map(|of| {
-            of.map(|of| {
-                let factor = of.load(k, at);
-                accepted_score_factor(k, factor)
-            })
-        });
+        // Both loads come before the first test, which waits.
+        let factors = self.0.map(|of| of.map(|of| of.load(k, at)));
+        let factors = factors.map(|factor| factor.map(|factor| accepted_score_factor(k, factor)));
         factors.into_iter().flatten().reduce(|a, b| k.mul(a, b)).expect("a factor")
     }
 
@@ -166,10 +163,9 @@ impl ValueDescale {
         self.0.blocks.is_some()
     }
 
-    /// The factor of a batch entry and a KV head. An infinite factor becomes NaN.
+    /// The factor of a batch entry and a KV head.
     pub fn load(&self, k: &mut Builder, at: [R32; 2]) -> F32 {
-        let factor = self.0.load(k, at);
-        k.mad(factor, 0.0f32, factor)
+        self.0.load(k, at)
     }
 
     /// The factors of the blocks of a batch entry and a KV head; `None` without factors per block of rows.

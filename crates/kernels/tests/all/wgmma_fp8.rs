@@ -245,6 +245,16 @@ fn plans_fit_the_blocks_of_factors() {
         reason(&keys, WgmmaPlan { block_n: 96, ..base() }),
         "invalid value '96' for block_n: expected divisors and multiples of 128 with descale_k per 128 rows"
     );
+    let wide = fp8::with_factors(Problem::new(2, 16, 4096, 256, DType::E4m3), [Some(64); 3]);
+    assert_eq!(
+        reason(&wide, base()),
+        "invalid value '256' for head_dim_v: expected up to 144 with descale_v per block of rows"
+    );
+    assert_eq!(Plan::default_for(&wide, &Arch::SM_90).expect("a plan").family(), "mma");
+    for rows in [64, 128] {
+        let long = fp8::with_factors(Problem::new(2, 16, 4096, 128, DType::E4m3), [Some(rows); 3]);
+        assert_eq!(WgmmaPlan::default_for(&long, &Arch::SM_90).block_n, rows);
+    }
     for family in [Family::Mma, Family::Wgmma] {
         let plan = family.default_for(&good, &Arch::SM_90).expect("a default plan");
         for gene in family.genes(&good) {

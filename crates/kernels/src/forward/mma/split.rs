@@ -1,7 +1,7 @@
 //! Split-KV: several CTAs divide the keys of a row block ([`MmaPlan::splits`]). The first kernel stores
 //! partial results, and the second kernel merges them.
 
-use attend::{OnlineSoftmax, Partials, Sinks};
+use attend::{OnlineSoftmax, Partials, Sinks, accepted_value_factor};
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, SpecialReg};
 use tile::{AccTile, divide};
@@ -67,6 +67,7 @@ impl MmaPlan {
         if let Some(descale) = descale {
             let key_head = divide(k, head, baked.group_size());
             let factor = descale.load(k, [batch, key_head]);
+            let factor = accepted_value_factor(k, factor);
             o = o.map(|element| k.mul(element, factor));
         }
         let to = row_of_output(k, baked, (out, strides), [batch, head, row]);

@@ -21,6 +21,9 @@ use crate::{Dims, PlanError};
 /// The limit of a grid along y and z (CUDA C++ Programming Guide, "Compute Capabilities").
 const GRID_LIMIT: u64 = 65_535;
 
+/// The maximum head dim of V with factors per block of rows: with 160, causal kernels spill.
+const WIDEST_BY_BLOCK: usize = 144;
+
 /// Whether a kernel transposes V before the attention kernel.
 pub(super) fn transposes_values(dims: impl Into<Dims>) -> bool {
     dims.into().dtypes.v.is_fp8()
@@ -57,6 +60,10 @@ impl WgmmaPlan {
         check_scales(problem, family)?;
         if transposes_values(problem) {
             accept("head_dim_v", dim_v as u64, aligned(dim_v), "multiples of 16 with 8-bit values")?;
+            // P V of a block needs an accumulator of its own.
+            let by_block = problem.scales.rows(Tensor::V).is_some();
+            let fits = !by_block || dim_v <= WIDEST_BY_BLOCK;
+            accept("head_dim_v", dim_v as u64, fits, "up to 144 with descale_v per block of rows")?;
             if keys_are_uneven(problem) {
                 return refuse("lengths of keys", "uneven", "equal lengths with 8-bit values");
             }

@@ -248,7 +248,7 @@ const MOST_REGISTERS: u32 = 256;
 /// loop state (measured as the number that ptxas can hold without serialising products).
 const OTHER_REGISTERS: u32 = 26;
 /// Estimated registers for descale factors per block of rows: their addresses, and the factors of a block.
-const FACTOR_REGISTERS: u32 = 16;
+const FACTOR_REGISTERS: u32 = 6;
 
 impl WgmmaPlan {
     /// Threads of a CTA.
