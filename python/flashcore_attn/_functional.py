@@ -151,9 +151,8 @@ def flash_attn_func(
         qv: only None.
         descale_q, descale_k, descale_v: ``(batch, heads_k)``, float32 with any strides, for 8-bit q, k and v: each
             element stands for the factor times the element, as in FlashAttention-3. None means 1. A factor of q or k
-            that is negative, infinite or NaN makes NaN of the rows that it affects. On the CPU also ``(batch, heads_k,
-            blocks)``, a factor for each block of 64 or 128 rows. :func:`flashcore_attn.quantize` makes 8-bit tensors
-            and factors.
+            that is negative, infinite or NaN makes NaN of the rows that it affects. Also ``(batch, heads_k, blocks)``,
+            a factor for each block of 64 or 128 rows. :func:`flashcore_attn.quantize` makes 8-bit tensors and factors.
         q_descale, k_descale, v_descale: FlashAttention-3's names of ``descale_q``, ``descale_k`` and ``descale_v``.
 
     Returns:

@@ -146,6 +146,50 @@ def test_torch(where, kind, request):
         flash_attn_func(tensors[0], tensors[1].to(torch.bfloat16), tensors[2])
 
 
+@pytest.mark.parametrize("where", ["cpu", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
+@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
+def test_torch_factors_of_blocks_of_rows(where, rows, kind, request):
+    """Factors of any strides, NaN in some, of 8-bit tensors and of a 16-bit v."""
+    torch = pytest.importorskip("torch")
+    if where == "pretended":
+        request.getfixturevalue("pretended_gpu")
+    device = "cuda" if where == "cuda" else "cpu"
+    within = 0.05 if where == "cuda" else 0.01
+    rng = np.random.default_rng(3)
+    dtype = getattr(ml_dtypes, kind)
+    arrays = [rng.standard_normal(shape).astype(np.float32).astype(dtype) for shape in SHAPES]
+    q, k, v = (torch.from_numpy(x.view(np.uint8)).to(device).view(getattr(torch, kind)) for x in arrays)
+    blocks = [-(-shape[1] // rows) for shape in SHAPES]
+    factors = [rng.uniform(0.3, 2.0, (n, 2, 2)).astype(np.float32).transpose(1, 2, 0) for n in blocks]
+    names = ("descale_q", "descale_k", "descale_v")
+
+    def of_rows(x, of_blocks):
+        wide = np.repeat(of_blocks, rows, 2)[:, :, : x.shape[1]].transpose(0, 2, 1)
+        return x.astype(np.float64) * np.repeat(wide, x.shape[2] // 2, 2)[..., None]
+
+    def out(v, **given):
+        scales = {name: torch.from_numpy(x).to(device) for name, x in given.items()}
+        return flash_attn_func(q, k, v, causal=True, **scales).cpu().double().numpy()
+
+    def near(found, exact):
+        assert np.abs(found - exact).max() <= within * np.abs(exact).max()
+
+    dequantised = [of_rows(x, of_blocks) for x, of_blocks in zip(arrays, factors)]
+    near(out(v, **dict(zip(names, factors))), whole(*dequantised))
+    halves = v.to(torch.bfloat16)
+    mixed = [*dequantised[:2], arrays[2].astype(np.float64)]
+    near(out(halves, **dict(zip(names, factors[:2]))), whole(*mixed))
+    # Row i sees keys up to i + 80, so the last block of 64 keys is hidden from rows below 48.
+    bad = factors[2].copy()
+    bad[:, :, -1] = np.nan
+    found = out(v, descale_q=factors[0], descale_k=factors[1], descale_v=bad)
+    first = rows * (blocks[2] - 1) - (SHAPES[1][1] - SHAPES[0][1])
+    assert np.isnan(found[:, max(first, 0) :]).all()
+    if where == "cuda" and first > 0:
+        near(found[:, :first], whole(*dequantised)[:, :first])
+
+
 SHAPES = [(2, 70, 4, 64), (2, 150, 2, 64), (2, 150, 2, 96)]
 
 
@@ -273,10 +317,9 @@ def test_quantised_torch_tensors(where, kind, rows, request):
         assert a.dtype == (torch.float32 if name.startswith("descale") else getattr(torch, kind)), name
         codes = a.contiguous().view(torch.uint8).cpu().numpy()
         assert np.array_equal(codes, np.ascontiguousarray(b).view(np.uint8)), name
-    if rows is None:
-        out = flash_attn_func(**found._asdict(), causal=True)
-        exact = whole(*arrays)
-        assert np.abs(out.cpu().double().numpy() - exact).max() < 0.25 * np.abs(exact).max()
+    out = flash_attn_func(**found._asdict(), causal=True)
+    exact = whole(*arrays)
+    assert np.abs(out.cpu().double().numpy() - exact).max() < 0.25 * np.abs(exact).max()
     # Rows at addresses that are no multiples of 16 bytes, and a strided last dimension.
     shifted = torch.zeros(2, 70, 4, 65, device=device)[..., 1:].copy_(tensors[0])
     across = tensors[1].transpose(1, 3).contiguous().transpose(1, 3)

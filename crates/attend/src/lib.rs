@@ -9,6 +9,7 @@
 //! keys.
 
 mod band;
+mod descale;
 mod lengths;
 mod lse;
 mod packing;
@@ -19,6 +20,7 @@ mod split;
 mod walk;
 
 pub use band::{After, BlockList, BlockLists, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
+pub use descale::{BlockFactors, ScoreFactors, ValueFactors, WarpKeys, accepted_score_factor};
 pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
@@ -29,6 +31,7 @@ pub use score::{
 pub use sinks::Sinks;
 pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
+    accepted_value_factor,
 };
 pub use split::{Division, Exchange, Partials, Place, StreamKMerge, merge_bytes};
 pub use walk::{

@@ -103,12 +103,13 @@ pub fn of_kernel(
     Ok(Basis { prediction, steps, bound, recorded })
 }
 
-/// The problem of one query head and its keys, dense, with the programs.
+/// The problem of one query head and its keys, dense, with the programs and descale factors.
 fn one_head(problem: &Problem) -> Problem {
     let (p, layout) = (problem, problem::Layout::Bhsd);
     let head = Problem::new(1, 1, p.seq_q, p.head_dim, p.dtypes).with_band(p.band);
     let programs = p.programs.clone();
-    Problem { seq_kv: p.seq_kv, head_dim_v: p.head_dim_v, programs, ..head }.with_layout(layout)
+    let scales = p.scales;
+    Problem { seq_kv: p.seq_kv, head_dim_v: p.head_dim_v, programs, scales, ..head }.with_layout(layout)
 }
 
 /// Registers and shared memory of each kernel, from ptxas if it is present, else estimated. `None` if an

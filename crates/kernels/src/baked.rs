@@ -51,6 +51,8 @@ pub struct Baked {
     pub lengths: Lengths,
     /// Which of Q, K and V have descale factors.
     pub scales: [bool; 3],
+    /// The rows that share a descale factor of Q, K and V; `None` without factors per block of rows.
+    pub scale_rows: [Option<u32>; 3],
     /// The code of the programs.
     pub programs: Option<ProgramCode>,
     /// The code of the mask program in the kernel that lists blocks, if the plan lists them.

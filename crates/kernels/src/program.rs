@@ -123,13 +123,15 @@ impl Contracts {
         operands.iter().zip(buffers).map(place).collect()
     }
 
-    /// Sets the sizes of tensor buffers to the span of the strides of `problem`.
+    /// Sets the sizes of the buffers of tensors and descale factors to the span of the strides of `problem`.
     pub(crate) fn span_tensors_of(&mut self, problem: &Problem) {
         let Contracts { first, then, operands } = self;
         for step in std::iter::once(first).chain(then) {
             for (buffer, operand) in step.buffers.iter_mut().zip(&*operands) {
-                if let Operand::Tensor(tensor) = *operand {
-                    buffer.bytes = span_bytes(problem, tensor);
+                match *operand {
+                    Operand::Tensor(tensor) => buffer.bytes = span_bytes(problem, tensor),
+                    Operand::Descale(tensor) => buffer.bytes = 4 * problem.scale_len(tensor),
+                    _ => {}
                 }
             }
         }

@@ -92,6 +92,11 @@ impl Scales {
         *self == Scales::default()
     }
 
+    /// The rows that share a factor of a tensor; `None` without factors per block of rows.
+    pub fn rows(&self, tensor: Tensor) -> Option<u32> {
+        self.of(tensor).and_then(|layout| layout.rows)
+    }
+
     /// Whether any input has one factor per block of rows.
     pub fn are_per_block(&self) -> bool {
         self.each().any(|(_, layout)| layout.rows.is_some())

@@ -1,6 +1,6 @@
 //! The mask of a block: sets scores that a row does not see to −∞.
 
-use ptx::{Builder, CmpOp, F32, R32};
+use ptx::{Builder, CmpOp, F32, Pred, R32};
 use tile::{AccTile, Threads};
 
 use super::{Coverage, KeyBand, RowRange, further, shifted};
@@ -67,6 +67,18 @@ impl Masker {
                 Test::Bits => hide_by_bits(k, &scores, hidden, left),
             }
         }
+    }
+
+    /// Whether row `i` of the lane sees any of the `count` keys from `origin` on.
+    pub fn sees_any(&self, k: &mut Builder, i: u32, origin: R32, count: u32) -> Pred {
+        let past_last = k.add(origin, count);
+        let end = self.keys_end(k, i);
+        let end = k.min_s(end, past_last);
+        let start = match self.keys_start(k, i) {
+            None => origin,
+            Some(start) => k.max_s(start, origin),
+        };
+        k.setp_s(CmpOp::Lt, start, end)
     }
 
     /// One past the last key that row `i` of the lane sees. The value may be negative.

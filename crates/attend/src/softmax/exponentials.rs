@@ -27,7 +27,7 @@ impl OnlineSoftmax {
     fn exponentials_by(&self, k: &mut Builder, s: &AccTile, chains: Chains, by_fma: u32) -> Vec<F32> {
         let minus: Vec<F32> = self.row_max.iter().map(|&row_max| k.neg(row_max)).collect();
         let exponential = |k: &mut Builder, (row, column): (usize, usize), score: F32| {
-            k.mad_to(score, score, self.factor, minus[row]);
+            k.mad_to(score, score, self.factors[row], minus[row]);
             if (column as u32 % 8) < by_fma {
                 exp2_by_fma(k, score);
             } else {

@@ -8,7 +8,7 @@ mod row_max;
 mod speculative;
 mod sums;
 
-pub use online::{Finished, OnlineSoftmax};
+pub use online::{Finished, OnlineSoftmax, accepted_value_factor};
 pub(crate) use online::{inverse, log_sum};
 pub use reduce::{Chains, LaneMaxima};
 pub(crate) use row_max::NO_MAX;

@@ -16,7 +16,8 @@ pub struct OnlineSoftmax {
     /// The type to which probabilities are rounded.
     pub(crate) weights: OperandType,
     pub(crate) when: Rescale,
-    pub(crate) factor: F32,
+    /// The factor of each row's scores in the exponent, positive.
+    pub(crate) factors: Vec<F32>,
     /// The stored row max m of each row, which exponentials subtract: the largest scaled score when m was
     /// last raised, plus the headroom; [`NO_MAX`] until a score above −∞ was seen. With [`Rescale::Beyond`],
     /// and after speculative blocks, m is stale: later scores may exceed it.
@@ -53,11 +54,12 @@ impl OnlineSoftmax {
         let lane_rows = rows / 8;
         let row_max = (0..lane_rows).map(|_| k.mov(NO_MAX)).collect();
         let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
+        let factors = vec![factor; lane_rows as usize];
         let (sums, headroom) = (Sums::Lanes, usual_headroom(weights, rescale));
         OnlineSoftmax {
             weights,
             when: rescale,
-            factor,
+            factors,
             row_max,
             sum,
             sums,
@@ -82,7 +84,15 @@ impl OnlineSoftmax {
         OnlineSoftmax { by_fma: of_eight, ..self }
     }
 
-    /// Also multiplies O by `factor` when O is divided by the sums.
+    /// Takes registers with factors of the scores in the exponent, which the caller changes from one block to
+    /// the next. Each register is for as many neighbouring rows of the lane.
+    #[must_use]
+    pub fn with_row_factors(self, factors: &[F32]) -> OnlineSoftmax {
+        let rows = self.row_max.len();
+        OnlineSoftmax { factors: (0..rows).map(|row| factors[row * factors.len() / rows]).collect(), ..self }
+    }
+
+    /// Also multiplies O by `factor`, a factor of V, when O is divided by the sums. Infinity counts as NaN.
     #[must_use]
     pub fn with_output_factor(self, factor: Option<F32>) -> OnlineSoftmax {
         OnlineSoftmax { output_factor: factor, ..self }
@@ -111,7 +121,7 @@ impl OnlineSoftmax {
     fn exponentiate(&self, k: &mut Builder, s: &AccTile, i: u32) {
         let minus = k.neg(self.row_max[i as usize]);
         for score in s.row(i) {
-            k.mad_to(score, score, self.factor, minus);
+            k.mad_to(score, score, self.factors[i as usize], minus);
             k.ex2_to(score, score);
         }
         let own = reduce(k, s.row(i), |k, a, b| k.add(a, b));
@@ -129,8 +139,10 @@ impl OnlineSoftmax {
 
     /// Adds the sinks to sums that are otherwise complete, and divides `o` by the sums.
     pub fn normalize(&self, k: &mut Builder, o: &AccTile, sinks: Option<&Sinks>) {
-        for (i, inverse) in (0..).zip(self.inverses(k, sinks)) {
-            let factor = self.output_factor.map_or(inverse, |factor| k.mul(inverse, factor));
+        let inverses = self.inverses(k, sinks);
+        let output_factor = self.output_factor.map(|factor| accepted_value_factor(k, factor));
+        for (i, inverse) in (0..).zip(inverses) {
+            let factor = output_factor.map_or(inverse, |factor| k.mul(inverse, factor));
             o.scale_row(k, i, factor);
         }
     }
@@ -178,6 +190,11 @@ impl OnlineSoftmax {
     pub fn lse(&self, k: &mut Builder) -> Vec<F32> {
         self.sum.iter().zip(&self.row_max).map(|(&sum, &row_max)| log_sum(k, sum, row_max)).collect()
     }
+}
+
+/// Replaces an infinite factor of V by NaN.
+pub fn accepted_value_factor(k: &mut Builder, factor: F32) -> F32 {
+    k.mad(factor, 0.0f32, factor)
 }
 
 /// The factor that normalises a row of O, from a complete sum: 1 for a row that saw no key.

@@ -152,9 +152,9 @@ impl OnlineSoftmax {
     /// warp vote on this result needs no shuffles for the row max. NaN does not exceed a threshold.
     fn lane_exceeds(&self, k: &mut Builder, maxima: &LaneMaxima, threshold: f32) -> Pred {
         let mut exceeds: Option<Pred> = None;
-        for (&row_max, &maximum) in self.row_max.iter().zip(&maxima.0) {
+        for ((&row_max, &factor), &maximum) in self.row_max.iter().zip(&self.factors).zip(&maxima.0) {
             let minus = k.neg(row_max);
-            let growth = k.mad(maximum, self.factor, minus);
+            let growth = k.mad(maximum, factor, minus);
             exceeds = Some(match exceeds {
                 None => k.setp_f(CmpOp::Gt, growth, threshold),
                 Some(other) => k.setp_f_or(CmpOp::Gt, growth, threshold, other),
@@ -165,15 +165,11 @@ impl OnlineSoftmax {
 
     /// The scaled row maxima plus the headroom, computed from the maxima of the lanes.
     fn scaled(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
-        let of_row = |&own: &F32| {
+        let of_row = |(&own, &factor): (&F32, &F32)| {
             let row = quad_reduce(k, own, |k, a, b| k.max(a, b));
-            if self.headroom == 0.0 {
-                k.mul(row, self.factor)
-            } else {
-                k.mad(row, self.factor, self.headroom)
-            }
+            if self.headroom == 0.0 { k.mul(row, factor) } else { k.mad(row, factor, self.headroom) }
         };
-        maxima.0.iter().map(of_row).collect()
+        maxima.0.iter().zip(&self.factors).map(of_row).collect()
     }
 
     /// Converts a threshold relative to the largest score into one relative to the stored row max.

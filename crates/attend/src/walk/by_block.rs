@@ -10,7 +10,7 @@ use ptx::{Builder, F32};
 use serde::{Deserialize, Serialize};
 use tile::AccTile;
 
-use super::MainLoop;
+use super::main_loop::{Loaded, MainLoop, TileRows};
 use crate::DeferredRescale;
 
 /// Where the products P V of successive blocks are summed.
@@ -24,13 +24,21 @@ pub enum OutputSums {
     ByBlock,
 }
 
-/// The sums of one block, and the rescale of O that is due when they are added.
+/// The sums of one block, and how they are added to O.
 #[derive(Clone, Debug)]
 pub struct BlockOutput {
     /// P V of one block.
     pub(super) sums: AccTile,
-    /// Pending factor of O for each of the lane's rows: α of the block's softmax.
-    due: Vec<F32>,
+    addition: Addition,
+}
+
+/// How the sums of a block are added to O, with a factor for each of the lane's rows.
+#[derive(Clone, Debug)]
+enum Addition {
+    /// `o = o · α + P V`: the factors are pending rescales of O, α of the block's softmax.
+    Rescaling(Vec<F32>),
+    /// `o = o + f · P V`: the factors are those of the block's values. O is rescaled at once.
+    Descaling(Vec<F32>),
 }
 
 impl BlockOutput {
@@ -38,21 +46,34 @@ impl BlockOutput {
     pub fn new(k: &mut Builder, columns: u32) -> BlockOutput {
         let sums = AccTile::unset(k, 16, columns);
         let due = (0..sums.lane_rows()).map(|_| k.reg()).collect();
-        BlockOutput { sums, due }
+        BlockOutput { sums, addition: Addition::Rescaling(due) }
     }
 
-    /// Sets the pending factors to 1.
+    /// Multiplies the sums of each block by the factors of its values ([`crate::ValueFactors`]).
+    #[must_use]
+    pub fn descaling(self) -> BlockOutput {
+        let (Addition::Rescaling(factors) | Addition::Descaling(factors)) = self.addition;
+        BlockOutput { addition: Addition::Descaling(factors), ..self }
+    }
+
+    /// Sets the pending rescales to 1.
     fn settle(&self, k: &mut Builder) {
-        for &due in &self.due {
-            k.mov_to(due, 1.0f32);
+        if let Addition::Rescaling(due) = &self.addition {
+            for &due in due {
+                k.mov_to(due, 1.0f32);
+            }
         }
     }
 
-    /// `o = o · α + P V`.
+    /// Adds the sums of a block to O.
     fn add_to(&self, k: &mut Builder, o: &AccTile) {
-        for (row, &due) in (0..).zip(&self.due) {
+        let (Addition::Rescaling(factors) | Addition::Descaling(factors)) = &self.addition;
+        for (row, &factor) in (0..).zip(factors) {
             for (total, sum) in o.row(row).zip(self.sums.row(row)) {
-                k.mad_to(total, total, due, sum);
+                match self.addition {
+                    Addition::Rescaling(_) => k.mad_to(total, total, factor, sum),
+                    Addition::Descaling(_) => k.mad_to(total, sum, factor, total),
+                }
             }
         }
         self.settle(k);
@@ -77,9 +98,18 @@ impl MainLoop {
 
     /// Rescales O, at once or when the next block is added.
     pub(super) fn rescale_output(&self, k: &mut Builder, rescale: &DeferredRescale) {
-        match &self.block_output {
-            None => rescale.apply(k, &self.o),
-            Some(block) => rescale.defer(k, &block.due),
+        match self.block_output.as_ref().map(|block| &block.addition) {
+            Some(Addition::Rescaling(due)) => rescale.defer(k, due),
+            Some(Addition::Descaling(_)) | None => rescale.apply(k, &self.o),
+        }
+    }
+
+    /// Sets the factors of the values whose P V is added next.
+    pub(super) fn set_value_factors(&self, k: &mut Builder, factors: &Loaded, rows: &TileRows) {
+        let addition = self.block_output.as_ref().map(|block| &block.addition);
+        let loaded = rows.values.zip(factors.of_values.as_ref());
+        if let (Some(Addition::Descaling(to)), Some((values, (factor, keys)))) = (addition, loaded) {
+            values.set(k, to, *factor, keys, rows.mask);
         }
     }
 }

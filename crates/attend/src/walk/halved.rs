@@ -5,7 +5,7 @@ use ptx::{Builder, CmpOp, R32};
 use tile::AccTile;
 
 use super::Tiles;
-use super::main_loop::{MainLoop, TileRows};
+use super::main_loop::{Loaded, MainLoop, TileRows};
 use crate::Coverage;
 
 impl MainLoop {
@@ -16,7 +16,7 @@ impl MainLoop {
         k: &mut Builder,
         halved: R32,
         block: (R32, Coverage),
-        rows: &TileRows,
+        rows: (&TileRows, &Loaded),
     ) {
         if self.tiles == Tiles::InTurn {
             self.wait_for_first(k);

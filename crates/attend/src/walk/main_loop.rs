@@ -15,13 +15,13 @@
 //! softmax of a full block, and `overlapped.rs` the end of a tile. `skips.rs` skips blocks before the first
 //! visited block and after the last one.
 
-use ptx::{Builder, CmpOp, Pred, R32};
+use ptx::{Builder, CmpOp, F32, Pred, R32};
 use tile::{AccTile, Accumulate, OperandTile, OperandType, PairSum, PingPong, Products, TileStream};
 
 use super::{BlockOutput, Order, SharedProbs, Skips, Tiles, Walk};
 use crate::{
-    BlockList, Chains, Coverage, Elements, Masker, OnlineSoftmax, RowPrograms, Softcap, SpeculativeMax,
-    StagedTables, Words,
+    BlockList, Chains, Coverage, Elements, Masker, OnlineSoftmax, RowPrograms, ScoreFactors, Softcap,
+    SpeculativeMax, StagedTables, ValueFactors, WarpKeys, Words,
 };
 
 /// Registers and rings of a consumer warpgroup.
@@ -84,6 +84,16 @@ pub struct TileRows<'a> {
     pub programs: Option<&'a RowPrograms<'a>>,
     /// The list of blocks, if the walk counts positions in a list; `None` if it counts blocks.
     pub list: Option<&'a BlockList>,
+    /// The descale factors of the scores, if Q or K has one per block of rows.
+    pub scores: Option<&'a ScoreFactors>,
+    /// The descale factors of V, if V has one per block of rows.
+    pub values: Option<&'a ValueFactors>,
+}
+
+/// The descale factors of a block, loaded before the block's scores are awaited.
+pub(super) struct Loaded {
+    of_keys: Vec<F32>,
+    pub(super) of_values: Option<(F32, WarpKeys)>,
 }
 
 impl TileRows<'_> {
@@ -139,20 +149,24 @@ impl MainLoop {
         let position = walk.first(k);
         self.read_ahead(k, walk, position, rows);
         let block = rows.block(k, position);
-        self.first_block(k, (block, walk.first_coverage()), rows); //   3–6
+        let factors = self.load_factors(k, (block, walk.first_coverage()), rows);
+        self.first_block(k, (block, walk.first_coverage()), (rows, &factors)); // 3–6
+        self.set_value_factors(k, &factors, rows);
         walk.rest(k, position, |k, coverage| {
             //                                                            7  for each further block
             let block = rows.block(k, position);
+            let factors = self.load_factors(k, (block, coverage), rows);
             let mut staged = Vec::new(); //                                  elements of tables in tiles
             let read = |k: &mut Builder| staged = self.tables.read(k, self.block_n);
             self.issue_both(k, read); //                               8–11  S = Q Kᵀ, beside O += P V
             self.wait_for_scores(k); //                                  12
             self.add_halves(k, s); //                                        S of both halves of the head dim
+            self.descale(k, s, &factors, rows); //                           S·f, if f changes with the block
             self.cap(k, s); //                                               S = tanh(S·c'), if capped
             self.run_programs(k, s, (block, coverage), rows, (Elements::Ahead, &staged)); // S = score(S)
             self.read_ahead(k, walk, position, rows);
             if let (Some(speculative), Coverage::Full) = (&self.speculative, coverage) {
-                return self.softmax_speculative(k, speculative, block, rows, &staged);
+                return self.softmax_speculative(k, speculative, block, (rows, &factors, &staged));
             }
             keys.release(k); //                                          15  for K
             self.hide(k, s, (block, coverage), rows); //                     S = −∞ where a row sees no key
@@ -164,11 +178,12 @@ impl MainLoop {
             s.round_to(k, *weights, p); //                               16  P, rounded to the input type
             self.add_output(k); //                                           O += P V, if by block
             self.rescale_output(k, &rescale); //                         14  O·α
+            self.set_value_factors(k, &factors, rows);
         });
     }
 
     /// The first block, up to its probabilities.
-    fn first_block(&self, k: &mut Builder, block: (R32, Coverage), rows: &TileRows) {
+    fn first_block(&self, k: &mut Builder, block: (R32, Coverage), rows: (&TileRows, &Loaded)) {
         if let Some(halved) = self.halved {
             return self.first_block_halved(k, halved, block, rows);
         }
@@ -228,10 +243,11 @@ impl MainLoop {
         k: &mut Builder,
         (s, p): (&AccTile, &OperandTile),
         block: (R32, Coverage),
-        rows: &TileRows,
+        (rows, factors): (&TileRows, &Loaded),
     ) {
         let staged = self.tables.read(k, 8 * s.n_tiles());
         self.add_halves(k, s);
+        self.descale(k, s, factors, rows);
         self.cap(k, s);
         self.run_programs(k, s, block, rows, (Elements::InPlace, &staged));
         self.hide(k, s, block, rows);
@@ -292,6 +308,26 @@ impl MainLoop {
         if let Some(sum) = &self.sum {
             sum.add(k, s);
             sum.wait(k);
+        }
+    }
+
+    /// Loads the descale factors of a block, if they change from block to block.
+    fn load_factors(&self, k: &mut Builder, (block, coverage): (R32, Coverage), rows: &TileRows) -> Loaded {
+        if rows.scores.is_none() && rows.values.is_none() {
+            return Loaded { of_keys: Vec::new(), of_values: None };
+        }
+        let keys = WarpKeys { origin: k.mul(block, self.block_n), count: self.block_n, coverage };
+        Loaded {
+            of_keys: rows.scores.map_or(Vec::new(), |scores| scores.load(k, &keys)),
+            of_values: rows.values.map(|values| (values.load(k, &keys), keys)),
+        }
+    }
+
+    /// Multiplies the scores by the descale factors of a block, if they change from block to block.
+    pub(super) fn descale(&self, k: &mut Builder, s: &AccTile, factors: &Loaded, rows: &TileRows) {
+        if let Some(scores) = rows.scores {
+            scores.apply(k, s, &factors.of_keys);
+            scores.enter(k);
         }
     }
 

@@ -3,7 +3,7 @@
 
 use ptx::{Builder, R32};
 
-use super::main_loop::{MainLoop, TileRows};
+use super::main_loop::{Loaded, MainLoop, TileRows};
 use crate::{Coverage, Elements, SpeculativeMax, Words};
 
 impl MainLoop {
@@ -15,8 +15,7 @@ impl MainLoop {
         k: &mut Builder,
         speculative: &SpeculativeMax,
         block: R32,
-        rows: &TileRows,
-        staged: &[Words],
+        (rows, factors, staged): (&TileRows, &Loaded, &[Words]),
     ) {
         let softmax = rows.softmax;
         let MainLoop { weights, keys, values, s, p, chains, .. } = self;
@@ -28,6 +27,7 @@ impl MainLoop {
         speculative.check(k, softmax, &sums, p, |k| {
             self.issue(k, |k| self.scores(k, s)); //                     S = Q Kᵀ, again
             k.wgmma_wait(0);
+            self.descale(k, s, factors, rows);
             self.cap(k, s);
             self.run_programs(k, s, (block, Coverage::Full), rows, (Elements::InPlace, staged));
             let rescale = softmax.raise_row_max(k, s, *chains);
@@ -40,5 +40,6 @@ impl MainLoop {
         });
         keys.release(k);
         softmax.add_sums(k, &sums); //                                   l += Σ P
+        self.set_value_factors(k, factors, rows);
     }
 }

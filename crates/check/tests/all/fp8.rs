@@ -1,7 +1,10 @@
-//! Tests of the gate on 8-bit inputs in the family `mma`: the torture set, and the default plans with descale
-//! factors.
+//! Tests of the gate on 8-bit inputs: the torture set and the default plans with descale factors in the
+//! family `mma`, and descale factors per block of rows in both families.
 
 use attend::Order;
+use emu::Schedule;
+use flashcore_check::gate::inputs::Style;
+use flashcore_check::gate::torture::Torture;
 use flashcore_check::gate::{CheckReport, Settings, Verdict, bind, check_family, check_kernel, torture};
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::{Arch, Family, Plan};
@@ -59,5 +62,51 @@ fn default_plans_pass_with_factors() {
         let plan = Family::Mma.default_for(&problem, &arch).unwrap();
         let bound = bind(&plan, &problem, &arch).unwrap();
         passes(&check_kernel(&bound, &Settings::quick()).unwrap(), &(plan, problem));
+    }
+}
+
+/// The torture set with factors per block of rows, whose blocks begin at the first row of each sequence. Some
+/// draws have factors of Q and K that are not accepted. `wgmma` refuses uneven keys beside 8-bit values, so
+/// its packed sequences have 16-bit values.
+#[test]
+fn factors_per_block_of_rows_pass() {
+    let settings = Settings {
+        runs: vec![
+            (Style::Normal, 1, Schedule::Late),
+            (Style::Rising, 2, Schedule::Random),
+            (Style::BadFactors, 7, Schedule::Early),
+            (Style::BadFactors, 5, Schedule::Random),
+            (Style::BadFactors, 11, Schedule::Late),
+        ],
+        ..Settings::quick()
+    };
+    for (family, types, rows) in [
+        (Family::Mma, "e4m3", [64, 64, 64]),
+        (Family::Mma, "e5m2/e4m3/e4m3", [128, 64, 128]),
+        (Family::Wgmma, "e4m3", [64, 64, 64]),
+        (Family::Wgmma, "e4m3/e5m2/bf16", [64, 128, 0]),
+    ] {
+        let dtypes: DTypes = types.parse().unwrap();
+        let of = |problem: &Problem, rows, seq| ScaleLayout::per_block(problem.heads_kv, seq, rows);
+        let problems = torture::problems(dtypes, 64).into_iter().filter(|t| t.problem.programs.is_empty());
+        let problems: Vec<Torture> = problems
+            .map(|Torture { name, mut problem }| {
+                problem.scales = Scales {
+                    q: Some(of(&problem, rows[0], problem.seq_q)),
+                    k: Some(of(&problem, rows[1], problem.seq_kv)),
+                    v: dtypes.v.is_fp8().then(|| of(&problem, rows[2], problem.seq_kv)),
+                };
+                Torture { name, problem }
+            })
+            .collect();
+        let arch = if family == Family::Mma { Arch::SM_89 } else { Arch::SM_90 };
+        let bound = |problem: &Problem| {
+            let problem = problem.clone().with_lse(true);
+            let plan = family.default_for(&problem, &arch).ok()?;
+            Some(bind(&plan, &problem, &arch).unwrap())
+        };
+        let supported = problems.iter().filter(|t| bound(&t.problem).is_some()).count();
+        assert!(supported >= if family == Family::Mma { problems.len() } else { 15 }, "{supported}");
+        passes(&check_family(&problems, &settings, bound).unwrap(), &(family, types));
     }
 }

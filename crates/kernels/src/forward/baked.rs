@@ -27,6 +27,7 @@ impl Baked {
             sign: if problem.softmax_scale() < 0.0 { Sign::Negate } else { Sign::Keep },
             lengths: unsized_lengths(problem.lengths),
             scales: [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| problem.scales.of(tensor).is_some()),
+            scale_rows: [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| problem.scales.rows(tensor)),
             programs: (!problem.programs.is_empty()).then(|| ProgramCode::new(problem, packed)),
             listed: None,
             tables: tables.collect(),

@@ -1,8 +1,12 @@
-//! Descale factors of 8-bit inputs, one for each batch entry and KV head. The factors of Q and K are
-//! multiplied with the factor of the scores, the factor of V with the division by the row sums.
+//! Descale factors of 8-bit inputs, one for each batch entry and KV head, or one for each block of rows.
+//!
+//! The factors of Q and K of a head are multiplied with the factor of the scores, the factor of V with the
+//! division by the row sums. With factors per block of rows, the main loop multiplies the scores and the sums
+//! of each KV block ([`attend::ScoreFactors`], [`attend::ValueFactors`]).
 
+use attend::{BlockFactors, ScoreFactors, ValueFactors, accepted_score_factor};
 use problem::{Problem, Tensor};
-use ptx::{Builder, CmpOp, F32, Global, R32};
+use ptx::{Builder, F32, Global, R32};
 
 use crate::contract::Contract;
 
@@ -14,6 +18,16 @@ struct Descale {
     batch: R32,
     /// Elements between KV heads.
     head: R32,
+    blocks: Option<Blocks>,
+}
+
+/// The blocks of rows that have factors of their own.
+#[derive(Clone, Copy, Debug)]
+struct Blocks {
+    /// Elements between blocks.
+    stride: R32,
+    /// Rows of a block.
+    rows: u32,
 }
 
 impl Descale {
@@ -23,21 +37,55 @@ impl Descale {
         let mut stride =
             |of: &str, elements: i64| c.u32(k, &format!("descale_{}_{of}", tensor.name()), elements as u32);
         let (batch, head) = (stride("batch", layout.batch), stride("head", layout.head));
-        Some(Descale { start, batch, head })
+        let blocks = layout.rows.map(|rows| Blocks { stride: stride("block", layout.block), rows });
+        Some(Descale { start, batch, head, blocks })
     }
 
-    fn load(&self, k: &mut Builder, [batch, head]: [R32; 2]) -> F32 {
+    /// The address of the first factor of a batch entry and a KV head.
+    fn of_head(&self, k: &mut Builder, [batch, head]: [R32; 2]) -> Global {
         let before = k.mul_wide_u(batch, self.batch);
         let own = k.mul_wide_u(head, self.head);
         let index = k.add(before, own);
         let base = k.mad(index, 4, self.start.base);
-        k.ld(Global { base, offset: self.start.offset })
+        Global { base, offset: self.start.offset }
+    }
+
+    /// The factor of a batch entry and a KV head.
+    fn load(&self, k: &mut Builder, at: [R32; 2]) -> F32 {
+        let from = self.of_head(k, at);
+        k.ld(from)
+    }
+
+    /// The factors of the blocks of a batch entry and a KV head; `None` without factors per block. `rows` is
+    /// the number of rows that have factors, at least 1.
+    fn blocks_of_head(&self, k: &mut Builder, at: [R32; 2], rows: R32) -> Option<BlockFactors> {
+        let blocks = self.blocks?;
+        Some(BlockFactors {
+            first: self.of_head(k, at),
+            stride: blocks.stride,
+            rows: blocks.rows,
+            last: k.sub(rows, 1),
+        })
     }
 }
 
 /// The factors of Q and K.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScoreDescale([Option<Descale>; 2]);
+
+/// A tile whose scores have factors per block of rows.
+pub(crate) struct ScaledTile<'a> {
+    /// Batch entry and KV head.
+    pub at: [R32; 2],
+    /// The positions of the lane's rows, or of groups of neighbouring rows that have one factor of Q.
+    pub rows: &'a [R32],
+    /// The numbers of queries and of keys that have factors.
+    pub lengths: [R32; 2],
+    /// The keys of a KV block that a warp multiplies.
+    pub keys: u32,
+    /// The factor of scores without descale factors; `None` if a softcap applies a factor of its own.
+    pub factor: Option<F32>,
+}
 
 impl ScoreDescale {
     /// Declares the factors; `None` if neither tensor has factors.
@@ -46,13 +94,49 @@ impl ScoreDescale {
         factors.iter().any(Option::is_some).then_some(ScoreDescale(factors))
     }
 
-    /// The product of the factors of a batch entry and a KV head. A negative product becomes NaN, as
-    /// [`problem::Scales`] requires.
+    /// Whether either tensor has factors per block of rows.
+    pub fn is_per_block(&self) -> bool {
+        self.0.iter().flatten().any(|of| of.blocks.is_some())
+    }
+
+    /// The product of the factors of a batch entry and a KV head; NaN if one is not accepted.
     pub fn load(&self, k: &mut Builder, at: [R32; 2]) -> F32 {
+        // Both loads come before the first test, which waits.
         let factors = self.0.map(|of| of.map(|of| of.load(k, at)));
-        let product = factors.into_iter().flatten().reduce(|a, b| k.mul(a, b)).expect("a factor");
-        let valid = k.setp_f(CmpOp::Ge, product, 0.0f32);
-        k.selp(product, f32::NAN, valid)
+        let factors = factors.map(|factor| factor.map(|factor| accepted_score_factor(k, factor)));
+        factors.into_iter().flatten().reduce(|a, b| k.mul(a, b)).expect("a factor")
+    }
+
+    /// The factors of a tile, if either tensor has factors per block of rows.
+    pub fn of_tile(&self, k: &mut Builder, tile: &ScaledTile<'_>) -> Option<ScoreFactors> {
+        if !self.is_per_block() {
+            return None;
+        }
+        let (at, [seq_q, seq_kv], [q, key]) = (tile.at, tile.lengths, self.0);
+        let keys = key.and_then(|of| of.blocks_of_head(k, at, seq_kv));
+        let of_keys = key.filter(|_| keys.is_none()).map(|of| {
+            let factor = of.load(k, at);
+            accepted_score_factor(k, factor)
+        });
+        let of_queries: Vec<F32> = match q {
+            None => Vec::new(),
+            Some(of) => match of.blocks_of_head(k, at, seq_q) {
+                None => vec![of.load(k, at)],
+                Some(blocks) => tile.rows.iter().map(|&row| blocks.load(k, row)).collect(),
+            },
+        };
+        let of_queries = of_queries.into_iter().map(|factor| accepted_score_factor(k, factor));
+        let of_queries: Vec<F32> = of_queries.collect();
+        let of_rows = match (of_keys, &of_queries[..]) {
+            (None, _) => of_queries,
+            (Some(of_keys), []) => vec![of_keys],
+            (Some(of_keys), _) => of_queries.iter().map(|&of_row| k.mul(of_row, of_keys)).collect(),
+        };
+        let whole = keys.is_none_or(|keys| tile.keys <= keys.rows);
+        Some(match tile.factor.filter(|_| whole) {
+            Some(factor) => ScoreFactors::in_exponent(k, factor, of_rows, keys),
+            None => ScoreFactors::on_scores(of_rows, keys),
+        })
     }
 }
 
@@ -74,8 +158,19 @@ impl ValueDescale {
         Descale::declare(k, c, problem, Tensor::V).map(ValueDescale)
     }
 
+    /// Whether V has factors per block of rows.
+    pub fn is_per_block(&self) -> bool {
+        self.0.blocks.is_some()
+    }
+
     /// The factor of a batch entry and a KV head.
     pub fn load(&self, k: &mut Builder, at: [R32; 2]) -> F32 {
         self.0.load(k, at)
+    }
+
+    /// The factors of the blocks of a batch entry and a KV head; `None` without factors per block of rows.
+    /// `keys` is the number of keys that have factors, at least 1.
+    pub fn blocks(&self, k: &mut Builder, at: [R32; 2], keys: R32) -> Option<ValueFactors> {
+        self.0.blocks_of_head(k, at, keys).map(ValueFactors)
     }
 }

@@ -1,10 +1,13 @@
-//! 8-bit inputs, for all families: types of the products, the rescale threshold, and unsupported descale
-//! factors.
+//! 8-bit inputs, for all families: types of the products, the rescale threshold, the keys of a KV block with
+//! descale factors per block of rows, and unsupported factors.
 
-use problem::{DType, Problem, Tensor};
+use attend::OutputSums;
+use problem::{DType, Problem, Tensor, descale_name};
 use ptx::{Half, Type};
 use tile::OperandType;
 
+use crate::error::accept;
+use crate::genes::Gene;
 use crate::{Dims, PlanError};
 
 /// The type of a tensor's elements in a product.
@@ -49,4 +52,55 @@ pub(crate) fn check_scales(problem: &Problem, family: &'static str) -> Result<()
     let [what, value, accepted] =
         ["scales", "descale factors", "none beside score and mask programs"].map(str::to_owned);
     Err(PlanError::Problem { family, what, value, accepted })
+}
+
+/// Checks the keys of a KV block that a warp multiplies. They have one factor of V, by which their P V is
+/// multiplied, and one factor of K or whole groups of keys with a factor each. `gene` names the number in
+/// errors.
+pub(crate) fn check_keys_of_factors(
+    problem: &Problem,
+    gene: &'static str,
+    keys: u32,
+) -> Result<(), PlanError> {
+    for (tensor, groups) in [(Tensor::V, false), (Tensor::K, true)] {
+        let Some(rows) = problem.scales.rows(tensor) else { continue };
+        let fits = rows.is_multiple_of(keys) || groups && keys.is_multiple_of(rows);
+        let numbers = if groups { "divisors and multiples" } else { "divisors" };
+        let accepted = format!("{numbers} of {rows} with {} per {rows} rows", descale_name(tensor));
+        accept(gene, keys.into(), fits, &accepted)?;
+    }
+    Ok(())
+}
+
+/// The largest number of keys up to `keys` that [`check_keys_of_factors`] accepts, `keys` itself or a
+/// multiple of `step`; `keys` if there is none.
+pub(crate) fn keys_of_factors(problem: &Problem, keys: u32, step: u32) -> u32 {
+    let fits = |&n: &u32| check_keys_of_factors(problem, "keys", n).is_ok();
+    let fewer = (1..=keys / step).rev().map(|n| n * step);
+    std::iter::once(keys).chain(fewer).find(fits).unwrap_or(keys)
+}
+
+/// Rejects a single sum of P V over all keys if V has factors per block of rows: the products of each KV
+/// block are multiplied by their own factor.
+pub(crate) fn check_sums_of_factors(
+    problem: &Problem,
+    sums: OutputSums,
+    family: &'static str,
+) -> Result<(), PlanError> {
+    if problem.scales.rows(Tensor::V).is_none() || sums == OutputSums::ByBlock {
+        return Ok(());
+    }
+    let [what, value, accepted] =
+        ["output_sums", "running", "by_block with descale_v per block of rows"].map(str::to_owned);
+    Err(PlanError::Problem { family, what, value, accepted })
+}
+
+/// The values of the gene `output_sums`. Sums of 16-bit products are exact enough without a second level.
+pub(crate) fn output_sums_gene(problem: &Problem) -> Gene {
+    let values = match (problem.dtypes.v.is_fp8(), problem.scales.rows(Tensor::V)) {
+        (false, _) => &[][..],
+        (true, None) => &["running", "by_block"],
+        (true, Some(_)) => &["by_block"],
+    };
+    Gene::new("output_sums").searched(values.iter().copied())
 }

@@ -64,7 +64,9 @@ fn retold(draw: &mut Draw, p: &Problem) -> Problem {
         *table = Table::dense(table.dtype, &extents);
     }
     for scales in [&mut p.scales.q, &mut p.scales.k, &mut p.scales.v].into_iter().flatten() {
-        *scales = draw.of(&[ScaleLayout::TENSOR, ScaleLayout::per_head(p.heads_kv)]);
+        let rows = scales.rows;
+        let of_heads = ScaleLayout { rows, block: 2, ..ScaleLayout::per_head(p.heads_kv) };
+        *scales = draw.of(&[ScaleLayout { rows, ..ScaleLayout::TENSOR }, of_heads]);
     }
     let mut p = p.with_layout(draw.of(&[Layout::Bhsd, Layout::Bshd]));
     match draw.below(8) {
@@ -138,7 +140,8 @@ fn problem(draw: &mut Draw) -> Problem {
         p.lengths.left_padded = draw.one_in(3);
     }
     if dtype == DType::E4m3 && draw.one_in(2) {
-        let scales = [0; 3].map(|_| draw.one_in(2).then_some(ScaleLayout::TENSOR));
+        let layouts = [None, Some(64), Some(128)].map(|rows| ScaleLayout { rows, ..ScaleLayout::TENSOR });
+        let scales = [0; 3].map(|_| draw.one_in(2).then(|| draw.of(&layouts)));
         p.scales = Scales { q: scales[0], k: scales[1], v: scales[2] };
     } else if draw.one_in(4) {
         let dtype = draw.of(&[TableType::F32, TableType::F16]);

@@ -9,7 +9,7 @@ use flashcore_kernels::forward::mma::MmaPlan;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Share, Store, WgmmaPlan};
 use flashcore_kernels::{Arch, Family, Plan, Program, emit};
 use problem::{Band, DType, DTypes, Layout, Problem, ScaleLayout};
-use tile::{Handout, TileOrder, Turns};
+use tile::{Handout, Tail, TileOrder, Turns};
 
 /// A device with two SMs, so that a CTA computes several tiles.
 const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
@@ -104,6 +104,178 @@ fn features() {
     }
 }
 
+/// Factors per block of 64 and of 128 rows, in each tensor and in some: both types, each mask, groups of
+/// heads, packed or not, a softcap, sinks, overlapping tiles, a shared tail, factors that repeat and that lie
+/// apart.
+#[test]
+fn factors_per_block_of_rows() {
+    let p = |types, band| problem(200, 300, 64, types, band);
+    let grouped = |heads: usize, problem: Problem| {
+        Problem { heads_q: 2 * heads, ..problem }.with_heads_kv(2, Layout::Bshd)
+    };
+    let capped = |mut problem: Problem| {
+        (problem.score.softcap, problem.score.sink) = (Some(2.0), true);
+        problem
+    };
+    let strides = |mut problem: Problem, block| {
+        let layout = |rows| ScaleLayout { rows: Some(rows), batch: 0, head: 1, block };
+        (problem.scales.q, problem.scales.k, problem.scales.v) =
+            (Some(layout(64)), Some(layout(128)), Some(layout(64)));
+        problem
+    };
+    let with = fp8::with_factors;
+    let two = WgmmaPlan { consumers: 2, ..base() };
+    let wide = WgmmaPlan { block_n: 128, ..base() };
+    let speculative = Rescaling::Speculative { beyond: 2, limit: 8 };
+    let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, rescale: speculative, stages: 3, ..two.clone() };
+    let cases = [
+        (with(p("e4m3", Band::FULL), [Some(64); 3]), base()),
+        (with(p("e5m2", Band::CAUSAL), [Some(128); 3]), wide.clone()),
+        (
+            with(p("e4m3", WINDOW), [Some(128), Some(64), Some(64)]),
+            WgmmaPlan { ends: Ends::Own, ..two.clone() },
+        ),
+        // The keys of a block have two factors.
+        (with(p("e5m2", Band::CAUSAL), [Some(64), Some(64), Some(0)]), wide.clone()),
+        (with(grouped(5, p("e4m3", WINDOW)), [Some(64), None, Some(64)]), {
+            WgmmaPlan { packing: Packing::Packed, ..two.clone() }
+        }),
+        (with(capped(grouped(2, p("e4m3", Band::CAUSAL))), [Some(64), Some(64), Some(128)]), two.clone()),
+        (with(p("e4m3", Band::FULL), [Some(64); 3]), overlapped.clone()),
+        (with(p("e5m2", Band::FULL), [None, Some(64), Some(64)]), {
+            WgmmaPlan { tail: Tail::Shared, ..overlapped }
+        }),
+        (with(p("e4m3/e4m3/bf16", WINDOW), [Some(0), Some(64), None]), WgmmaPlan { block_n: 32, ..plain() }),
+        (with(p("e4m3/e4m3/bf16", Band::FULL), [Some(64), Some(64), None]), {
+            WgmmaPlan { block_n: 128, rescale: Rescaling::Speculative { beyond: 8, limit: 15 }, ..plain() }
+        }),
+        (strides(p("e4m3", Band::FULL), 0), WgmmaPlan { rescale: Rescaling::Always, ..base() }),
+        (strides(p("e4m3", Band::CAUSAL), 5), {
+            WgmmaPlan { ends: Ends::Own, diagonal: Diagonal::Halved, products: Order::InTurn, ..two }
+        }),
+    ];
+    for (i, (problem, plan)) in cases.into_iter().enumerate() {
+        check(&problem, plan, i as u64);
+    }
+}
+
+/// The default plans with factors per block of rows.
+#[test]
+fn default_plans_with_factors_per_block() {
+    for (i, (dim, rows, band)) in
+        [(64, 64, Band::CAUSAL), (64, 128, Band::FULL), (128, 64, Band::FULL), (128, 128, Band::CAUSAL)]
+            .into_iter()
+            .enumerate()
+    {
+        let problem = fp8::with_factors(problem(260, 260, dim, "e4m3", band), [Some(rows); 3]);
+        check(&problem, WgmmaPlan::default_for(&problem, &SMALL), i as u64);
+    }
+}
+
+/// A factor that is not accepted makes rows NaN that see its keys or values, and no others. A factor of 0 of
+/// Q or K makes the logits of its block 0.
+#[test]
+fn factors_that_are_not_accepted() {
+    for (i, bad) in [f32::NAN, f32::INFINITY, -1.0, 0.0].into_iter().enumerate() {
+        for (tensor, block) in [(0, 0), (0, 1), (1, 1), (1, 3), (2, 1), (2, 3)] {
+            for (band, sums) in [(Band::CAUSAL, 64), (WINDOW, 64), (Band::CAUSAL_TOP_LEFT, 0)] {
+                let p = Problem::new(1, 1, 130, 32, DType::E4m3).with_band(band).with_lse(true);
+                let p = fp8::with_factors(p.with_seq_kv(250, Layout::Bshd), [Some(64), Some(64), Some(sums)]);
+                // Without blocks, V has one factor, and the case is that of a head.
+                if sums == 0 && tensor == 2 {
+                    continue;
+                }
+                let rescale = match i % 2 {
+                    0 => Rescaling::Speculative { beyond: 5, limit: 8 },
+                    _ => Rescaling::Beyond(0),
+                };
+                let plan = WgmmaPlan { block_n: if sums == 0 { 128 } else { 64 }, rescale, ..base() };
+                let spoil = |factors: &mut [Vec<f32>; 3]| factors[tensor][block] = bad;
+                fp8::run_with_factors(&p, &Plan::Wgmma(plan), &SMALL, 3, |_| {}, spoil).check();
+            }
+        }
+    }
+}
+
+/// Factors of heads that are not accepted, also two negative ones, whose product is positive.
+#[test]
+fn factors_of_heads_that_are_not_accepted() {
+    let p = fp8::with_factors(problem(70, 130, 32, "e4m3", Band::FULL), [Some(0); 3]);
+    for bad in [f32::NAN, f32::INFINITY, -1.0] {
+        for spoiled in [&[0][..], &[1], &[2], &[0, 1]] {
+            let spoil = |factors: &mut [Vec<f32>; 3]| spoiled.iter().for_each(|&of| factors[of][1] = bad);
+            fp8::run_with_factors(&p, &Plan::Wgmma(base()), &SMALL, 3, |_| {}, spoil).check();
+        }
+    }
+}
+
+/// The comparison detects kernels with one fault each in their factors per block of rows.
+#[test]
+fn faults_of_factors_are_seen() {
+    let problem = problem(256, 256, 64, "e4m3", Band::FULL);
+    let problem = fp8::with_factors(problem, [Some(64), Some(64), Some(128)]);
+    let plan = Plan::Wgmma(base());
+    let run = |edit: &dyn Fn(&mut Program)| fp8::run(&problem, &plan, &SMALL, 9, edit).error();
+    let right = run(&|_| {});
+    assert!(right.worst <= 1.0 && right.relative < 0.05, "{right:?}");
+    for (fault, change) in fp8::factor_faults() {
+        let error = run(&|program| edit_text(program, change));
+        assert!(error.worst > 1.0 && error.relative > 0.1, "{fault}: {error:?}");
+    }
+}
+
+/// Plans whose blocks of keys do not fit the blocks of factors, and searches.
+#[test]
+fn plans_fit_the_blocks_of_factors() {
+    let good = fp8::with_factors(problem(64, 64, 64, "e4m3", Band::FULL), [Some(64); 3]);
+    let reason = |problem: &Problem, plan: WgmmaPlan| {
+        Plan::Wgmma(plan).check(problem, &Arch::SM_90).expect_err("refused").to_string()
+    };
+    assert_eq!(
+        reason(&good, WgmmaPlan { block_n: 128, ..base() }),
+        "invalid value '128' for block_n: expected divisors of 64 with descale_v per 64 rows"
+    );
+    assert_eq!(
+        reason(&good, WgmmaPlan { output_sums: OutputSums::Running, ..base() }),
+        "invalid value 'running' for output_sums with family wgmma: expected by_block with descale_v per block \
+         of rows"
+    );
+    let keys = fp8::with_factors(good.clone(), [None, Some(128), None]);
+    assert_eq!(
+        reason(&keys, WgmmaPlan { block_n: 96, ..base() }),
+        "invalid value '96' for block_n: expected divisors and multiples of 128 with descale_k per 128 rows"
+    );
+    let wide = fp8::with_factors(Problem::new(2, 16, 4096, 256, DType::E4m3), [Some(64); 3]);
+    assert_eq!(
+        reason(&wide, base()),
+        "invalid value '256' for head_dim_v: expected up to 144 with descale_v per block of rows"
+    );
+    assert_eq!(Plan::default_for(&wide, &Arch::SM_90).expect("a plan").family(), "mma");
+    for rows in [64, 128] {
+        let long = fp8::with_factors(Problem::new(2, 16, 4096, 128, DType::E4m3), [Some(rows); 3]);
+        assert_eq!(WgmmaPlan::default_for(&long, &Arch::SM_90).block_n, rows);
+    }
+    for family in [Family::Mma, Family::Wgmma] {
+        let plan = family.default_for(&good, &Arch::SM_90).expect("a default plan");
+        for gene in family.genes(&good) {
+            for value in gene.searched.iter().filter(|_| ["block_n", "output_sums"].contains(&gene.name)) {
+                let mut fields = serde_json::to_value(&plan).expect("a plan is JSON");
+                fields[gene.name] = value.clone();
+                // In `mma`, the number of warps that divide the keys decides, too.
+                let fits = [1, 2, 4].into_iter().any(|warps| {
+                    if family == Family::Mma {
+                        (fields["kv_warps"], fields["warps"], fields["block_m"]) =
+                            (warps.into(), warps.into(), 16.into());
+                    }
+                    let plan: Plan = serde_json::from_value(fields.clone()).expect("a plan");
+                    plan.check(&good, &Arch::SM_90).err().is_none_or(|e| !e.to_string().contains("descale"))
+                });
+                assert!(fits, "{family:?} {} = {value}", gene.name);
+            }
+        }
+    }
+}
+
 /// Warpgroups that divide the head dim support only 16-bit inputs, and `mma` has no 8-bit rows beyond 256.
 #[test]
 fn combinations_without_a_kernel_are_refused() {
@@ -190,16 +362,29 @@ fn faults_are_seen() {
 fn default_plans_are_not_serialised() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
     let nvdisasm = tools::find("FLASHCORE_NVDISASM");
-    for (dim, types) in
-        [(64, "e4m3"), (128, "e4m3"), (128, "e5m2:f16"), (256, "e4m3"), (128, "e4m3/e4m3/bf16")]
-    {
+    for (dim, types, rows) in [
+        (64, "e4m3", [None; 3]),
+        (128, "e4m3", [None; 3]),
+        (128, "e5m2:f16", [None; 3]),
+        (256, "e4m3", [None; 3]),
+        (128, "e4m3/e4m3/bf16", [None; 3]),
+        (64, "e4m3", [Some(64); 3]),
+        (128, "e4m3", [Some(64); 3]),
+        (128, "e5m2", [Some(128); 3]),
+        (128, "e4m3", [Some(64), Some(64), Some(0)]),
+        (144, "e4m3", [Some(64); 3]),
+        (256, "e4m3", [Some(64), Some(64), Some(0)]),
+        (128, "e4m3/e4m3/bf16", [Some(64), Some(64), None]),
+    ] {
         for band in [Band::FULL, Band::CAUSAL, Band::window(1023, 0)] {
             let dtypes: DTypes = types.parse().expect("types");
             let problem = Problem::new(2, 16, 8192, dim, DType::E4m3).with_dtypes(dtypes).with_band(band);
+            let problem = fp8::with_factors(problem, rows);
             let plan = WgmmaPlan::default_for(&problem, &Arch::SM_90);
             let program = emit(&problem, &Plan::Wgmma(plan.clone()), &Arch::SM_90).expect("a default plan");
             let assembled = tools::assemble(&ptxas, &program.kernel);
-            println!("{dim} {types} {band}: {} registers, {} spilled", assembled.registers, assembled.spills);
+            let (registers, spills) = (assembled.registers, assembled.spills);
+            println!("{dim} {types} {rows:?} {band}: {registers} registers, {spills} spilled");
             assert_eq!(assembled.spills, 0, "{plan:?}");
             let Some(nvdisasm) = &nvdisasm else { continue };
             let machine = tools::disassemble(nvdisasm, &assembled);

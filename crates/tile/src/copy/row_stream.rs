@@ -46,7 +46,11 @@ impl RowStream {
 
     /// Releases the stage, which the warp has read, and advances to the next stage. One lane arrives for the
     /// reads of all lanes.
+    ///
+    /// The proxy fence keeps the next TMA copy into the stage behind the reads. On an H200, outputs were wrong
+    /// without it: the arrival overtakes `ldmatrix` that waits while `wgmma` uses the shared memory.
     pub fn release(&self, k: &mut Builder) {
+        k.fence_proxy_async_shared();
         k.warp_sync();
         self.ring.pipeline.consumer_release(k, &self.at, self.elected);
         self.at.advance(k);

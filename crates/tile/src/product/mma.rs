@@ -207,27 +207,57 @@ pub fn mma_ab(k: &mut Builder, ty: MmaType, a: &OperandTile, b: &OperandB, d: &A
     match ty {
         MmaType::Half(half) => ab_of_halves(k, half, a, &b.tile, d),
         MmaType::F32 => ab_of_f32(k, a, b, d),
-        MmaType::Fp8(types) => ab_of_bytes(k, types, a, &b.tile, d, false),
+        MmaType::Fp8(types) => ab_of_bytes(k, types, a, &b.tile, d, Addition::Onto),
     }
 }
 
 /// Like [`mma_ab`] of 8-bit types, but A B has separate accumulators, which are added to D in f32: sums of
 /// 8-bit products on the tensor cores keep few bits below the largest term.
 pub fn mma_ab_apart(k: &mut Builder, types: [Type; 2], a: &OperandTile, b: &OperandB, d: &AccTile) {
-    ab_of_bytes(k, types, a, &b.tile, d, true);
+    ab_of_bytes(k, types, a, &b.tile, d, Addition::Apart);
+}
+
+/// Like [`mma_ab_apart`], with a factor for A B in each of the lane's rows.
+pub fn mma_ab_scaled(
+    k: &mut Builder,
+    types: [Type; 2],
+    a: &OperandTile,
+    b: &OperandB,
+    d: &AccTile,
+    factors: &[F32],
+) {
+    ab_of_bytes(k, types, a, &b.tile, d, Addition::Scaled(factors));
+}
+
+/// How a product is added to D.
+#[derive(Clone, Copy)]
+enum Addition<'a> {
+    /// By the tensor cores.
+    Onto,
+    /// In f32, from accumulators of its own.
+    Apart,
+    /// In f32, from accumulators of its own, times a factor for each of the lane's rows.
+    Scaled(&'a [F32]),
 }
 
 /// The product of 8-bit A and B, 16 columns at a time. `ldmatrix.trans` moves pairs of bytes: a lane gets two
 /// rows of the neighbouring columns `2g` and `2g + 1`, where `g` is its index among the columns of a
 /// fragment. From two such registers, one permutation takes the bytes of the even column and another those of
 /// the odd column, each with four rows in the order of [`AccTile::round`].
-fn ab_of_bytes(k: &mut Builder, types: [Type; 2], a: &OperandTile, b: &OpenTile, d: &AccTile, apart: bool) {
+fn ab_of_bytes(
+    k: &mut Builder,
+    types: [Type; 2],
+    a: &OperandTile,
+    b: &OpenTile,
+    d: &AccTile,
+    addition: Addition<'_>,
+) {
     const EVEN: u32 = 0x6420;
     const ODD: u32 = 0x7531;
     for n in (0..d.n_tiles()).step_by(4) {
         // Number of tiles of D for each chunk of 16 columns.
         let chunks = ((d.n_tiles() - n) / 2).min(2);
-        let sums = if apart {
+        let sums = if !matches!(addition, Addition::Onto) {
             // Without this barrier, ptxas would begin the sums of many columns at once, and spill registers.
             if n > 0 && d.n_tiles() > 16 {
                 k.warp_sync();
@@ -257,8 +287,10 @@ fn ab_of_bytes(k: &mut Builder, types: [Type; 2], a: &OperandTile, b: &OpenTile,
                 }
             }
         }
-        if apart {
-            add_tiles(k, &d.columns(n, 2 * chunks), &sums);
+        match addition {
+            Addition::Onto => {}
+            Addition::Apart => add_tiles(k, &d.columns(n, 2 * chunks), &sums),
+            Addition::Scaled(factors) => add_scaled(k, &d.columns(n, 2 * chunks), &sums, factors),
         }
     }
 }
@@ -360,6 +392,15 @@ fn of_parts(k: &mut Builder, a: &[Parts; 4], b: &[Parts; 2], large: [F32; 4], sm
     k.mma_tf32(small, a_small, b_large);
     k.mma_tf32(small, a_large, b_small);
     k.mma_tf32(large, a_large, b_large);
+}
+
+/// Adds a tile times a factor for each of the lane's rows.
+fn add_scaled(k: &mut Builder, sum: &AccTile, other: &AccTile, factors: &[F32]) {
+    for (row, &factor) in (0..).zip(factors) {
+        for (sum, other) in sum.row(row).zip(other.row(row)) {
+            k.mad_to(sum, other, factor, sum);
+        }
+    }
 }
 
 fn add_tiles(k: &mut Builder, sum: &AccTile, other: &AccTile) {

@@ -1,17 +1,20 @@
 //! The descale factors of the CTA's head.
 
-use attend::Softcap;
+use attend::{Block, ScoreFactors, Softcap, ValueFactors, WarpKeys};
 use ptx::{Builder, F32, R32};
 use tile::divide;
 
 use super::emit::Forward;
-use crate::forward::descale::descaled;
+use crate::forward::descale::{ScaledTile, descaled};
 
 impl Forward<'_> {
     /// The factor of scores in the exponent and the softcap, both with the descale factors of the CTA's head.
+    /// Factors per block of rows are left out ([`Forward::block_factors`]).
     pub(super) fn score_factors(&self, k: &mut Builder) -> (F32, Option<Softcap>) {
         let (factor, softcap) = (self.params.factor, self.params.softcap);
-        let Some(descale) = self.params.score_descale else { return (factor, softcap) };
+        let Some(descale) = self.params.score_descale.filter(|descale| !descale.is_per_block()) else {
+            return (factor, softcap);
+        };
         let at = self.batch_and_key_head(k);
         let descale = descale.load(k, at);
         match softcap {
@@ -20,11 +23,45 @@ impl Forward<'_> {
         }
     }
 
-    /// The descale factor of the CTA's values; `None` without factors.
+    /// The factors of the warp's scores, if Q or K has factors per block of rows. 16 rows have one factor.
+    pub(super) fn block_factors(&self, k: &mut Builder) -> Option<ScoreFactors> {
+        let descale = self.params.score_descale.filter(|descale| descale.is_per_block())?;
+        let at = self.batch_and_key_head(k);
+        let rows = self.plan.warp_rows();
+        let first = k.mad(self.threads.row_warp, rows, self.rows.first);
+        let rows: Vec<R32> = (0..rows).step_by(16).map(|row| k.add(first, row)).collect();
+        let tile = ScaledTile {
+            at,
+            rows: &rows,
+            lengths: [self.params.seq_q, self.params.seq_kv],
+            keys: self.plan.warp_keys(),
+            factor: self.params.softcap.is_none().then_some(self.params.factor),
+        };
+        descale.of_tile(k, &tile)
+    }
+
+    /// The keys of a block that the warp multiplies.
+    pub(super) fn own_keys_of(&self, k: &mut Builder, block: &Block) -> WarpKeys {
+        let count = self.plan.warp_keys();
+        let origin = match self.threads.part {
+            None => block.origin,
+            Some(part) => k.mad(part, count, block.origin),
+        };
+        WarpKeys { origin, count, coverage: block.coverage }
+    }
+
+    /// The descale factor of the CTA's values; `None` without a factor of the head.
     pub(super) fn value_factor(&self, k: &mut Builder) -> Option<F32> {
-        let descale = self.params.value_descale?;
+        let descale = self.params.value_descale.filter(|descale| !descale.is_per_block())?;
         let at = self.batch_and_key_head(k);
         Some(descale.load(k, at))
+    }
+
+    /// The factors of the CTA's values, if V has factors per block of rows.
+    pub(super) fn value_factors(&self, k: &mut Builder) -> Option<ValueFactors> {
+        let descale = self.params.value_descale.filter(|descale| descale.is_per_block())?;
+        let at = self.batch_and_key_head(k);
+        descale.blocks(k, at, self.params.seq_kv)
     }
 
     fn batch_and_key_head(&self, k: &mut Builder) -> [R32; 2] {

@@ -9,12 +9,12 @@ use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg};
 use tile::{
     AccTile, MatrixReader, MmaType, OperandA, OperandType, PairSum, Sign, Threads, TileCopy, TileLayout,
-    divide, mma_ab, mma_ab_apart, mma_abt, store_rows, store_words,
+    divide, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt, store_rows, store_words,
 };
 
 use super::fp8::{out_half, product_types};
 use super::plan::{Grid, MmaPlan, QueryHome};
-use super::split::{self, row_block_and_split};
+use super::split::{self, merge_descales, row_block_and_split};
 use crate::contract::Contract;
 use crate::draft::{Draft, Drafts};
 use crate::forward::contract::{declare_band, declare_head_strides, declare_softcap, factor, lse_of_row};
@@ -107,8 +107,8 @@ pub(super) struct Params {
     tensors: Vec<(Global, R64, R64)>,
     lse: Option<Global>,
     partials: Option<Partials>,
-    seq_q: R32,
-    seq_kv: R32,
+    pub(super) seq_q: R32,
+    pub(super) seq_kv: R32,
     lengths: Option<Lengths>,
     /// `|scale| · log2 e`.
     pub(super) factor: F32,
@@ -118,7 +118,7 @@ pub(super) struct Params {
     sinks: Option<Global>,
     lists: Option<BlockLists>,
     pub(super) score_descale: Option<ScoreDescale>,
-    /// With split keys, the merge kernel applies this factor.
+    /// With split keys, the merge kernel applies the factor of a head.
     pub(super) value_descale: Option<ValueDescale>,
 }
 
@@ -159,7 +159,10 @@ impl Params {
             sinks: if splits == 1 { c.sinks(k) } else { None },
             lists,
             score_descale: ScoreDescale::declare(k, c, problem),
-            value_descale: if splits == 1 { ValueDescale::declare(k, c, problem) } else { None },
+            value_descale: match splits > 1 && merge_descales(problem) {
+                true => None,
+                false => ValueDescale::declare(k, c, problem),
+            },
         }
     }
 }
@@ -206,6 +209,11 @@ impl<'a> Forward<'a> {
         let mask = Masker::new(k, &self.params.band, threads, rows, plan.warp_rows(), plan.warp_keys());
         let (factor, softcap) = self.score_factors(k);
         let softmax = OnlineSoftmax::new(k, self.weights(), plan.rescale, factor, plan.warp_rows());
+        let (score_factors, value_factors) = (self.block_factors(k), self.value_factors(k));
+        let softmax = match &score_factors {
+            None => softmax,
+            Some(factors) => factors.in_softmax(softmax),
+        };
         let programs = self.params.programs.as_ref().map(|programs| {
             let at = self.head_and_batch(k);
             programs.for_rows(k, threads, rows, (plan.warp_rows(), plan.warp_keys()), at)
@@ -215,9 +223,16 @@ impl<'a> Forward<'a> {
         let sum = self.pair_sum(k);
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
+            let of_keys = score_factors.as_ref().map(|factors| {
+                let keys = self.own_keys_of(k, block);
+                factors.load(k, &keys)
+            });
             let s = mma_abt(k, &q, &key); //                     S = Q Kᵀ
             if let Some(sum) = &sum {
                 sum.add(k, &s); //                               of both halves of the head dim
+            }
+            if let Some((factors, of_keys)) = score_factors.as_ref().zip(of_keys) {
+                factors.apply(k, &s, &of_keys); //               S·f, if f changes with the block
             }
             if let Some(softcap) = &softcap {
                 softcap.apply(k, &s); //                         S = tanh(S·c')
@@ -231,18 +246,30 @@ impl<'a> Forward<'a> {
             s
         };
         let update = |k: &mut Builder, s: &AccTile| {
+            if let Some(factors) = &score_factors {
+                factors.enter(k);
+            }
             softmax.update(k, s, &o); //                         m = max(m, S·c); O, l rescaled
         };
         let accumulate = |k: &mut Builder, s: &AccTile, block: &Block| {
             let [_, ty] = self.types;
+            let of_values = value_factors.map(|values| {
+                let keys = self.own_keys_of(k, block);
+                (values, values.load(k, &keys), keys)
+            });
             let p = match ty {
                 //                           P = exp2(S·c − m); l += Σ P
                 MmaType::Half(_) | MmaType::Fp8(_) => softmax.probabilities(k, s),
                 MmaType::F32 => softmax.probabilities_in_f32(k, s),
             };
             let value = block.value(k);
-            match (ty, plan.output_sums) {
-                (MmaType::Fp8(types), OutputSums::ByBlock) => mma_ab_apart(k, types, &p, &value, &o),
+            match (ty, plan.output_sums, of_values) {
+                (MmaType::Fp8(types), _, Some((values, factor, keys))) => {
+                    let factors: Vec<F32> = (0..o.lane_rows()).map(|_| k.reg()).collect();
+                    values.set(k, &factors, factor, &keys, Some(&mask));
+                    mma_ab_scaled(k, types, &p, &value, &o, &factors); // O += f·P V
+                }
+                (MmaType::Fp8(types), OutputSums::ByBlock, None) => mma_ab_apart(k, types, &p, &value, &o),
                 _ => mma_ab(k, ty, &p, &value, &o), //           O += P V
             }
         };

@@ -8,6 +8,7 @@ use super::plan::default_splits;
 use crate::draft::Drafts;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, rescale_within, tanh_gene};
+use crate::forward::fp8::{check_keys_of_factors, output_sums_gene};
 use crate::forward::lists::visits_gene;
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
@@ -15,7 +16,7 @@ use crate::{Arch, Baked, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: false }
+        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: true }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
@@ -28,9 +29,12 @@ impl FamilyPlan for MmaPlan {
 
     fn genes(problem: &Problem) -> Vec<Gene> {
         let tile_orders = if problem.band == Band::FULL { &[][..] } else { &["heads_first", "rows_first"] };
-        // Sums of 16-bit products are exact enough without a second level.
-        let output_sums = if problem.dtypes.v.is_fp8() { &["running", "by_block"][..] } else { &[] };
         let dim_warps = if problem.head_dim_v > 256 { &[2][..] } else { &[] };
+        // Some number of warps can divide the keys.
+        let divided = |keys: u32| {
+            let fits = |warps: &u32| check_keys_of_factors(problem, "keys", keys / warps).is_ok();
+            [1, 2, 4, 8].iter().any(fits)
+        };
         vec![
             Gene::new("block_m").searched([16, 32, 48, 64, 128]).wider([96, 192, 256]).curing(&[
                 ("small grid", Down),
@@ -43,7 +47,7 @@ impl FamilyPlan for MmaPlan {
                 ("dram", Up),
             ]),
             Gene::new("block_n")
-                .searched([32, 48, 64, 80, 96, 128, 256])
+                .searched([32, 48, 64, 80, 96, 128, 256].into_iter().filter(|&keys| divided(keys)))
                 .wider([16, 112, 160, 192])
                 .curing(BLOCK_N),
             Gene::new("warps").searched([2, 3, 4, 8]).wider([1, 6]).curing(&[
@@ -79,7 +83,7 @@ impl FamilyPlan for MmaPlan {
             Gene::new("rescale")
                 .searched([json!("always"), json!({ "beyond": 8 })])
                 .wider([4, 14].map(|n| json!({ "beyond": n }))),
-            Gene::new("output_sums").searched(output_sums.iter().copied()),
+            output_sums_gene(problem),
             Gene::new("copy"),
             Gene::new("tile_order")
                 .searched(tile_orders.iter().copied())
@@ -104,7 +108,7 @@ impl FamilyPlan for MmaPlan {
 
     fn adapted(mut self, problem: &Problem, arch: &Arch, own_shape: bool) -> MmaPlan {
         self.tanh = default_tanh(problem);
-        self = self.visiting(problem);
+        self = self.visiting(problem).fitted_to_factors(problem);
         if self.splits > 1 && !own_shape {
             self.splits = default_splits(problem, self.block_m, arch);
         }

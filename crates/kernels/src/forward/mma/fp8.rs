@@ -11,7 +11,9 @@ use tile::{CopyMode, MmaType};
 
 use super::plan::MmaPlan;
 use crate::error::accept;
-use crate::forward::fp8::{check_scales, operand_type};
+use crate::forward::fp8::{
+    check_keys_of_factors, check_scales, check_sums_of_factors, keys_of_factors, operand_type,
+};
 use crate::{Arch, Dims, PlanError};
 
 /// The maximum width of rows of 8-bit tensors.
@@ -113,6 +115,14 @@ impl MmaPlan {
         check_scales(problem, "mma")
     }
 
+    /// The nearest genes that descale factors per block of rows allow.
+    pub(super) fn fitted_to_factors(self, problem: &Problem) -> MmaPlan {
+        let keys = keys_of_factors(problem, self.warp_keys(), key_step(problem));
+        let by_block = problem.scales.rows(Tensor::V).is_some();
+        let output_sums = if by_block { OutputSums::ByBlock } else { self.output_sums };
+        MmaPlan { block_n: keys * self.kv_warps, output_sums, ..self }
+    }
+
     /// Checks that the genes are compatible with 8-bit inputs.
     pub(super) fn check_fp8_genes(&self, problem: &Problem) -> Result<(), PlanError> {
         if !problem.dtypes.v.is_fp8() && self.output_sums == OutputSums::ByBlock {
@@ -123,6 +133,8 @@ impl MmaPlan {
         if !problem.dtypes.has_fp8() {
             return Ok(());
         }
+        check_sums_of_factors(problem, self.output_sums, "mma")?;
+        check_keys_of_factors(problem, "block_n / kv_warps", self.warp_keys())?;
         accept("dim_warps", self.dim_warps.into(), self.dim_warps == 1, "1 with 8-bit inputs")?;
         // Elements of 8 bits are copied in pairs.
         let pairs = |tensor, dim: usize| !problem.dtypes.of(tensor).is_fp8() || dim.is_multiple_of(2);

@@ -1,7 +1,7 @@
 //! Split-KV: several CTAs divide the keys of a row block ([`MmaPlan::splits`]). The first kernel stores
 //! partial results, and the second kernel merges them.
 
-use attend::{OnlineSoftmax, Partials, Sinks};
+use attend::{OnlineSoftmax, Partials, Sinks, accepted_value_factor};
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, SpecialReg};
 use tile::{AccTile, divide};
@@ -67,6 +67,7 @@ impl MmaPlan {
         if let Some(descale) = descale {
             let key_head = divide(k, head, baked.group_size());
             let factor = descale.load(k, [batch, key_head]);
+            let factor = accepted_value_factor(k, factor);
             o = o.map(|element| k.mul(element, factor));
         }
         let to = row_of_output(k, baked, (out, strides), [batch, head, row]);
@@ -128,11 +129,16 @@ impl Params {
             out: c.tensor(k, Tensor::Out),
             lse: problem.pass.lse().then(|| c.lse(k)),
             sinks: c.sinks(k),
-            descale: ValueDescale::declare(k, c, problem),
+            descale: merge_descales(problem).then(|| ValueDescale::declare(k, c, problem)).flatten(),
             strides: declare_head_strides(k, c, problem, Tensor::Out),
             seq_q: c.u32(k, "seq_q", problem.seq_q as u32),
         }
     }
+}
+
+/// Whether the merge multiplies by the factor of V. Factors per block of rows are in the partial results.
+pub(super) fn merge_descales(problem: &Problem) -> bool {
+    problem.scales.rows(Tensor::V).is_none()
 }
 
 /// Declares the temporaries of the partial results.

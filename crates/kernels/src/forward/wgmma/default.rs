@@ -9,6 +9,7 @@ use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables
 use crate::Arch;
 use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
+use crate::forward::fp8::keys_of_factors;
 use crate::forward::packing::packs_well;
 
 impl WgmmaPlan {
@@ -140,7 +141,7 @@ impl WgmmaPlan {
     fn within_resources(mut self, problem: &Problem, arch: &Arch) -> WgmmaPlan {
         let (least, step) = key_steps(problem);
         while self.block_n > least && self.check_resources(problem, arch).is_err() {
-            self.block_n -= step;
+            self.block_n = keys_of_factors(problem, self.block_n - step, step);
         }
         self
     }

@@ -1,11 +1,11 @@
 //! The descale factors of a tile.
 
-use attend::Softcap;
+use attend::{RowRange, ScoreFactors, Softcap, ValueFactors};
 use ptx::{Builder, F32, R32};
-use tile::WorkTile;
+use tile::{Consumer, WorkTile};
 
 use super::emit::Forward;
-use crate::forward::descale::descaled;
+use crate::forward::descale::{ScaledTile, ScoreDescale, descaled};
 
 impl Forward<'_> {
     /// The KV head of a tile.
@@ -14,10 +14,15 @@ impl Forward<'_> {
         tile::divide(k, tile.head, self.baked.group_size() / heads)
     }
 
+    /// The factors of the scores, if the factors of Q and K are those of heads.
+    pub(super) fn head_descale(&self) -> Option<ScoreDescale> {
+        self.params.score_descale.filter(|descale| !descale.is_per_block())
+    }
+
     /// The factor of a tile's scores in the exponent, positive or NaN. With a softcap, sets the factor of the
-    /// scores inside the cap instead.
+    /// scores inside the cap instead. Factors per block of rows are left out ([`Forward::block_factors`]).
     pub(super) fn tile_factor(&self, k: &mut Builder, tile: &WorkTile, cap: Option<&Softcap>) -> F32 {
-        let Some(descale) = self.params.score_descale else { return self.params.factor };
+        let Some(descale) = self.head_descale() else { return self.params.factor };
         let at = [tile.batch, self.key_head(k, tile)];
         let descale = descale.load(k, at);
         match cap.zip(self.params.softcap) {
@@ -29,10 +34,47 @@ impl Forward<'_> {
         }
     }
 
-    /// The factor of a tile's values; `None` without factors.
+    /// The factors of a warp's scores, if Q or K has factors per block of rows. `rows` are those of the tile.
+    pub(super) fn block_factors(
+        &self,
+        k: &mut Builder,
+        tile: &WorkTile,
+        rows: &RowRange,
+        consumer: &Consumer,
+    ) -> Option<ScoreFactors> {
+        let descale = self.params.score_descale.filter(ScoreDescale::is_per_block)?;
+        let at = [tile.batch, self.key_head(k, tile)];
+        let first = k.mad(consumer.threads.row_warp, 16, rows.first);
+        // Without packed heads, the warp's first row is a multiple of 16, and its rows have one factor. With
+        // packed heads, a warp may have rows of two blocks of positions.
+        let positions = if rows.heads == 1 {
+            vec![first]
+        } else {
+            let own = k.add(first, consumer.threads.quad);
+            let other = k.add(own, 8);
+            [own, other].map(|row| rows.position(k, row)).to_vec()
+        };
+        let scaled = ScaledTile {
+            at,
+            rows: &positions,
+            lengths: [self.params.seq_q, self.params.seq_kv],
+            keys: self.plan.block_n,
+            factor: self.params.softcap.is_none().then_some(self.params.factor),
+        };
+        descale.of_tile(k, &scaled)
+    }
+
+    /// The factor of a tile's values; `None` without a factor of the head.
     pub(super) fn value_descale(&self, k: &mut Builder, tile: &WorkTile) -> Option<F32> {
-        let value = self.params.value_descale?;
+        let value = self.params.value_descale.filter(|value| !value.is_per_block())?;
         let at = [tile.batch, self.key_head(k, tile)];
         Some(value.load(k, at))
+    }
+
+    /// The factors of a tile's values, if V has factors per block of rows.
+    pub(super) fn value_factors(&self, k: &mut Builder, tile: &WorkTile) -> Option<ValueFactors> {
+        let value = self.params.value_descale.filter(|value| value.is_per_block())?;
+        let at = [tile.batch, self.key_head(k, tile)];
+        value.blocks(k, at, self.params.seq_kv)
     }
 }

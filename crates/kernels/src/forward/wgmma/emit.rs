@@ -440,7 +440,13 @@ impl<'a> Forward<'a> {
             self.halve(k, &main_loop, &own);
             let mask = Masker::new(k, &self.params.band, &key_threads, &rows, 16, plan.block_n).by_bits();
             let factor = self.tile_factor(k, tile, main_loop.softcap.as_ref());
+            let scores = self.block_factors(k, tile, &rows, consumer);
+            let values = self.value_factors(k, tile);
             let softmax = self.softmax(k, factor);
+            let softmax = match &scores {
+                None => softmax,
+                Some(factors) => factors.in_softmax(softmax),
+            };
             let programs = self.params.programs.as_ref().map(|programs| {
                 let at = [tile.head, tile.batch];
                 programs.for_rows(k, &key_threads, &rows, (16, plan.block_n), at)
@@ -452,6 +458,8 @@ impl<'a> Forward<'a> {
                 softmax: &softmax,
                 programs: programs.as_ref(),
                 list: list.as_ref(),
+                scores: scores.as_ref(),
+                values: values.as_ref(),
             };
             let more = main_loop.attend(k, &walk, &tile_rows, |k| {
                 let more = tiles.advance(k);
@@ -505,7 +513,7 @@ impl<'a> Forward<'a> {
         let plan = self.plan;
         let [q, key, value] = LOADED.map(|tensor| operand_type(self.baked, tensor));
         let products = Products::new([q, key]);
-        let softcap = self.params.softcap.map(|softcap| match self.params.score_descale {
+        let softcap = self.params.softcap.map(|softcap| match self.head_descale() {
             None => softcap,
             // Each tile sets its own factor.
             Some(_) => Softcap { factor: k.reg(), ..softcap },
@@ -577,8 +585,11 @@ impl<'a> Forward<'a> {
                 }
             }),
             o: AccTile::unset(k, 16, plan.columns_out(self.baked)),
-            block_output: (plan.output_sums == OutputSums::ByBlock)
-                .then(|| BlockOutput::new(k, plan.columns_out(self.baked))),
+            block_output: (plan.output_sums == OutputSums::ByBlock).then(|| {
+                let output = BlockOutput::new(k, plan.columns_out(self.baked));
+                let by_block = self.params.value_descale.is_some_and(|values| values.is_per_block());
+                if by_block { output.descaling() } else { output }
+            }),
         }
     }
 

@@ -4,10 +4,10 @@ use problem::{Band, Problem};
 use serde_json::{Value, json};
 
 use super::WgmmaPlan;
-use super::fp8::transposes_values;
 use crate::draft::Drafts;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::forward::contract::{default_tanh, tanh_gene};
+use crate::forward::fp8::{check_keys_of_factors, output_sums_gene};
 use crate::forward::lists::visits_gene;
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, PRODUCTS, RESIDENT_CTAS, STAGES, TURNS};
@@ -15,7 +15,7 @@ use crate::{Arch, Baked, Features, PlanError};
 
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: false }
+        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: true }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
@@ -32,9 +32,7 @@ impl FamilyPlan for WgmmaPlan {
         // Without grouped heads there is nothing to pack. Only tiles of equal length can be shared.
         let packings = if problem.group_size() > 1 { &["apart", "packed"][..] } else { &[] };
         let tails = if problem.band == Band::FULL { &["whole", "shared"][..] } else { &[] };
-        // Sums of 16-bit products are exact enough without a second level.
-        let truncates = transposes_values(problem);
-        let output_sums = if truncates { &["running", "by_block"][..] } else { &[] };
+        let divided = |keys: u32| check_keys_of_factors(problem, "block_n", keys).is_ok();
         let shares =
             if problem.head_dim_v > 256 && !problem.dtypes.q.is_fp8() { &["head_dim"][..] } else { &[] };
         let tables = if WgmmaPlan::may_share_tables(problem) { &["registers", "shared"][..] } else { &[] };
@@ -55,7 +53,7 @@ impl FamilyPlan for WgmmaPlan {
                 .wider(["apart", "packed"])
                 .curing(PACKING),
             Gene::new("block_n")
-                .searched([64, 80, 96, 112, 128, 144, 160, 176])
+                .searched([64, 80, 96, 112, 128, 144, 160, 176].into_iter().filter(|&keys| divided(keys)))
                 .wider([32, 48, 192, 208, 224, 240, 256])
                 .curing(BLOCK_N),
             Gene::new("stages").searched([2, 3, 4]).wider([5, 6]).curing(STAGES),
@@ -77,7 +75,7 @@ impl FamilyPlan for WgmmaPlan {
             Gene::new("tables").searched(tables.iter().copied()).curing(&[("issue", To("shared"))]),
             Gene::new("chains").searched([1, 2, 4].map(chains)),
             Gene::new("sums").searched(["lanes", "product"]),
-            Gene::new("output_sums").searched(output_sums.iter().copied()),
+            output_sums_gene(problem),
             Gene::new("ends")
                 .searched(["common", "own"])
                 .curing(&[("issue", To("own")), ("tensor", To("own"))]),

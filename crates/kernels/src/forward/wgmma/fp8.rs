@@ -5,19 +5,24 @@
 //! With 16-bit V, P and the product with V are the same as in the 16-bit kernels.
 
 use attend::{Chains, Order, OutputSums, Packing, Sums, Tiles};
-use problem::Problem;
+use problem::{Problem, Tensor};
 use tile::{Handout, Tail, TileOrder, Turns};
 
 use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan, section_mib};
 use crate::error::accept;
 use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
-use crate::forward::fp8::{check_scales, default_threshold};
+use crate::forward::fp8::{
+    check_keys_of_factors, check_scales, check_sums_of_factors, default_threshold, keys_of_factors,
+};
 use crate::forward::lengths::keys_are_uneven;
 use crate::{Dims, PlanError};
 
 /// The limit of a grid along y and z (CUDA C++ Programming Guide, "Compute Capabilities").
 const GRID_LIMIT: u64 = 65_535;
+
+/// The maximum head dim of V with factors per block of rows: with 160, causal kernels spill.
+const WIDEST_BY_BLOCK: usize = 144;
 
 /// Whether a kernel transposes V before the attention kernel.
 pub(super) fn transposes_values(dims: impl Into<Dims>) -> bool {
@@ -55,6 +60,10 @@ impl WgmmaPlan {
         check_scales(problem, family)?;
         if transposes_values(problem) {
             accept("head_dim_v", dim_v as u64, aligned(dim_v), "multiples of 16 with 8-bit values")?;
+            // P V of a block needs an accumulator of its own.
+            let by_block = problem.scales.rows(Tensor::V).is_some();
+            let fits = !by_block || dim_v <= WIDEST_BY_BLOCK;
+            accept("head_dim_v", dim_v as u64, fits, "up to 144 with descale_v per block of rows")?;
             if keys_are_uneven(problem) {
                 return refuse("lengths of keys", "uneven", "equal lengths with 8-bit values");
             }
@@ -65,8 +74,10 @@ impl WgmmaPlan {
         Ok(())
     }
 
-    /// Checks that the genes are compatible with 8-bit P.
+    /// Checks that the genes are compatible with 8-bit P and with descale factors per block of rows.
     pub(super) fn check_fp8_genes(&self, problem: &Problem, family: &'static str) -> Result<(), PlanError> {
+        check_sums_of_factors(problem, self.output_sums, family)?;
+        check_keys_of_factors(problem, "block_n", self.block_n)?;
         if !transposes_values(problem) {
             return Ok(());
         }
@@ -86,15 +97,19 @@ impl WgmmaPlan {
         Ok(())
     }
 
-    /// The nearest genes that 8-bit P allows.
+    /// The nearest genes that 8-bit P and descale factors per block of rows allow.
     pub(super) fn fitted_to_fp8(mut self, problem: &Problem) -> WgmmaPlan {
         if transposes_values(problem) {
             let (least, step) = key_steps(problem);
             self.block_n = (self.block_n / step * step).max(least);
             self.probabilities = Probabilities::Registers;
-            if !self.block_n.is_multiple_of(64) {
-                self.diagonal = Diagonal::Whole;
-            }
+        }
+        self.block_n = keys_of_factors(problem, self.block_n, key_steps(problem).1);
+        if problem.scales.rows(Tensor::V).is_some() {
+            self.output_sums = OutputSums::ByBlock;
+        }
+        if transposes_values(problem) && !self.block_n.is_multiple_of(64) {
+            self.diagonal = Diagonal::Whole;
         }
         self
     }

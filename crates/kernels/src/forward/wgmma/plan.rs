@@ -262,6 +262,8 @@ const MOST_REGISTERS: u32 = 256;
 /// Estimated registers of a consumer in addition to its tiles: addresses, references and sums of the rows,
 /// loop state (measured as the number that ptxas can hold without serialising products).
 const OTHER_REGISTERS: u32 = 26;
+/// Estimated registers for descale factors per block of rows: their addresses, and the factors of a block.
+const FACTOR_REGISTERS: u32 = 6;
 
 impl WgmmaPlan {
     /// Threads of a CTA.
@@ -359,7 +361,9 @@ impl WgmmaPlan {
         };
         let prob_bytes = problem.dtypes.weights().bytes() as u32;
         let elements = self.staged_reads(problem) * self.block_n / 4;
-        accumulators + self.block_n / 2 + self.block_n * prob_bytes / 8 + elements + OTHER_REGISTERS
+        let factors = if problem.scales.are_per_block() { FACTOR_REGISTERS } else { 0 };
+        let scores = self.block_n / 2 + self.block_n * prob_bytes / 8;
+        accumulators + scores + elements + factors + OTHER_REGISTERS
     }
 
     /// Columns of the P V accumulator: O, and the row sums if products compute them.

@@ -4,7 +4,7 @@
 use emu::{Emulator, Options};
 use flashcore_kernels::{Arch, Operand, Plan, Program, emit};
 use half::{bf16, f16};
-use problem::{DType, E4m3, E5m2, Problem, Tensor};
+use problem::{DType, E4m3, E5m2, Problem, ScaleLayout, Scales, Tensor};
 use ptx::Machine;
 
 fn decode(dtype: DType, bits: u32) -> f64 {
@@ -50,6 +50,18 @@ pub struct Run {
 
 /// Runs a program on fresh inputs. `edit` modifies the program first.
 pub fn run(problem: &Problem, plan: &Plan, arch: &Arch, seed: u64, edit: impl FnOnce(&mut Program)) -> Run {
+    run_with_factors(problem, plan, arch, seed, edit, |_| {})
+}
+
+/// Like [`run`]. `spoil` modifies the descale factors of Q, K and V first.
+pub fn run_with_factors(
+    problem: &Problem,
+    plan: &Plan,
+    arch: &Arch,
+    seed: u64,
+    edit: impl FnOnce(&mut Program),
+    spoil: impl FnOnce(&mut [Vec<f32>; 3]),
+) -> Run {
     let mut program = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
     edit(&mut program);
     let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
@@ -67,10 +79,11 @@ pub fn run(problem: &Problem, plan: &Plan, arch: &Arch, seed: u64, edit: impl Fn
         }
         data
     });
-    let scales = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
-        let factor = |i: usize| 0.4 + 0.3 * i as f32 + 0.1 * tensor as usize as f32;
+    let mut scales = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
+        let factor = |i: usize| 0.4 + 0.3 * (i % 5) as f32 + 0.1 * tensor as usize as f32;
         (0..problem.scale_len(tensor)).map(factor).collect::<Vec<f32>>()
     });
+    spoil(&mut scales);
     let bytes = |data: &[u32], dtype: DType| -> Vec<u8> {
         data.iter().flat_map(|code| code.to_le_bytes()[..dtype.bytes()].to_vec()).collect()
     };
@@ -132,14 +145,18 @@ impl Run {
         codes.iter().map(|&code| decode(self.problem.dtypes.of(tensor), code)).collect()
     }
 
-    fn descale(&self, tensor: Tensor, batch: usize, head: usize) -> f64 {
+    /// The descale factor of a row of a KV head; NaN if it is not accepted.
+    fn descale(&self, tensor: Tensor, [batch, head, row]: [usize; 3]) -> f64 {
         let factors = &self.scales[tensor as usize];
-        self.problem.scales.of(tensor).map_or(1.0, |layout| factors[layout.index(batch, head, 0)].into())
+        self.problem.scales.of(tensor).map_or(1.0, |layout| {
+            Problem::accepted_factor(tensor, factors[layout.index(batch, head, row)]).into()
+        })
     }
 
     /// Compares with f64 arithmetic. The bound is the rounding of P to its type (a relative error of at most
     /// `u`, and half of the smallest number where a row's largest probability is 2^8), the rounding of O, and
     /// the truncated sums of 8-bit products: 2^-12 of the largest partial sum, for each of the steps.
+    /// Elements that must be NaN are only checked to be NaN.
     pub fn error(&self) -> Error {
         let p = &self.problem;
         let [of_p, of_out] = [p.dtypes.weights(), p.dtypes.out].map(DType::unit_roundoff);
@@ -151,11 +168,10 @@ impl Run {
             let kv_head = h / p.group_size();
             let q = self.row(Tensor::Q, [b, h, s]);
             let visible = p.band.keys(s, p.seq_q, p.seq_kv);
-            let scale = f64::from(p.softmax_scale())
-                * self.descale(Tensor::Q, b, kv_head)
-                * self.descale(Tensor::K, b, kv_head);
+            let of_query = f64::from(p.softmax_scale()) * self.descale(Tensor::Q, [b, kv_head, s]);
             let logit = |j: usize| {
                 let key = self.row(Tensor::K, [b, kv_head, j]);
+                let scale = of_query * self.descale(Tensor::K, [b, kv_head, j]);
                 p.score.logit(scale, q.iter().zip(&key).map(|(a, b)| a * b).sum())
             };
             let keys = visible.start..visible.end;
@@ -166,9 +182,9 @@ impl Run {
             let sum = of_keys + sink.map_or(0.0, |sink| (sink - max).exp());
             let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let mut want = vec![[0.0; 3]; p.head_dim_v];
-            let factor = self.descale(Tensor::V, b, kv_head);
             for (j, logit) in keys.zip(&logits) {
                 let weight = (logit - max).exp() / sum;
+                let factor = self.descale(Tensor::V, [b, kv_head, j]);
                 let tiny = 2f64.powi(-17) * (largest - max).exp() / sum;
                 for (w, v) in want.iter_mut().zip(self.row(Tensor::V, [b, kv_head, j])) {
                     let v = factor * v;
@@ -176,6 +192,10 @@ impl Run {
                 }
             }
             for (got, [value, magnitude, tiny]) in self.row(Tensor::Out, [b, h, s]).into_iter().zip(want) {
+                if value.is_nan() {
+                    worst = if got.is_nan() { worst } else { f64::INFINITY };
+                    continue;
+                }
                 let truncated = if p.dtypes.v.is_fp8() { 2f64.powi(-10) } else { 1e-5 };
                 let scores = if p.dtypes.q.is_fp8() { 2f64.powi(-8) } else { 0.0 };
                 let bound = of_p * magnitude
@@ -191,11 +211,13 @@ impl Run {
             if p.pass.lse() {
                 let got = f64::from(*lse.next().expect("an LSE of each row"));
                 let want = if visible.is_empty() { f64::NEG_INFINITY } else { max + sum.ln() };
-                let close = got == want || (got - want).abs() <= 4e-3 * (1.0 + want.abs());
+                let close = got == want
+                    || got.is_nan() && want.is_nan()
+                    || (got - want).abs() <= 4e-3 * (1.0 + want.abs());
                 worst = if close { worst } else { f64::INFINITY };
             }
         }
-        let relative = (of_errors / squares).sqrt();
+        let relative = if of_errors == 0.0 { 0.0 } else { f64::sqrt(of_errors / squares) };
         Error { relative: if relative.is_nan() { f64::INFINITY } else { relative }, worst }
     }
 
@@ -210,6 +232,61 @@ impl Run {
             self.problem
         );
     }
+}
+
+/// The problem with descale factors of Q, K and V per block of so many rows, one for each KV head without
+/// blocks (0), or none.
+pub fn with_factors(problem: Problem, rows: [Option<u32>; 3]) -> Problem {
+    let of = |rows: Option<u32>, seq| {
+        rows.map(|rows| match rows {
+            0 => ScaleLayout::per_head(problem.heads_kv),
+            rows => ScaleLayout::per_block(problem.heads_kv, seq, rows),
+        })
+    };
+    let [q, k, v] = rows;
+    let scales = Scales { q: of(q, problem.seq_q), k: of(k, problem.seq_kv), v: of(v, problem.seq_kv) };
+    Problem { scales, ..problem }
+}
+
+/// A change of a kernel's text.
+pub type Change = fn(&str) -> String;
+
+/// The faults of kernels with factors per block of rows: the factor of the neighbouring block instead of the
+/// block's own, for blocks of 64 rows and of 128, and sums P V that are added without a factor.
+pub fn factor_faults() -> [(&'static str, Change); 3] {
+    fn neighbour(text: &str, rows: u32) -> String {
+        let shift = format!(", {};", rows.ilog2());
+        let mut after_min = false;
+        let changed = text.lines().map(|line| {
+            let (block, minimum) =
+                (line.trim().strip_prefix("shr.u32 "), line.trim().starts_with("min.u32 "));
+            let swapped = match block.filter(|block| after_min && block.ends_with(&shift)) {
+                None => String::new(),
+                Some(block) => {
+                    let to = block.split(',').next().unwrap_or_default();
+                    format!("xor.b32 {to}, {to}, 1;\n")
+                }
+            };
+            after_min = minimum;
+            format!("{line}\n{swapped}")
+        });
+        changed.collect()
+    }
+    [
+        ("factors of K and Q of the neighbouring block", |text| neighbour(text, 64)),
+        ("factors of V of the neighbouring block", |text| neighbour(text, 128)),
+        ("sums without the factor of V", |text| {
+            lines(text, |line, _| {
+                let operands = line.trim().strip_prefix("fma.rn.f32 ").unwrap_or_default();
+                match operands.trim_end_matches(';').split(", ").collect::<Vec<_>>()[..] {
+                    [to, sum, factor, old] if to == old && factor.starts_with('%') => {
+                        Some(format!("add.rn.f32 {to}, {old}, {sum};"))
+                    }
+                    _ => Some(line.to_owned()),
+                }
+            })
+        }),
+    ]
 }
 
 /// Changes the text of the last kernel, which is the attention kernel.

@@ -41,7 +41,14 @@ impl Forward<'_, StreamedPlan> {
         let walk =
             Walk { from: tile.from(), full_from: own.lower.and_then(|lower| lower.full_from), end, masked };
         let programs = self.row_programs(k);
-        let rows = TileRows { mask: Some(&mask), softmax: &softmax, programs: programs.as_ref(), list: None };
+        let rows = TileRows {
+            mask: Some(&mask),
+            softmax: &softmax,
+            programs: programs.as_ref(),
+            list: None,
+            scores: None,
+            values: None,
+        };
         main_loop.attend_once(k, &walk, &rows);
         (softmax, main_loop.o)
     }
