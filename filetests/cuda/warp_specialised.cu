@@ -70,6 +70,7 @@ __device__ void sum(const float* x, float* out) {
         int s = tile % STAGES;
         wait(&full[s], tile / STAGES & 1);
         acc += stage[s][threadIdx.x];  // hazard: async_not_waited
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // before the next copy into the stage
         arrive(&empty[s]);
     }
     out[threadIdx.x] = acc;

@@ -162,7 +162,7 @@ fn cure(hazard: &Hazard) -> &'static str {
             "wait for the copy (cp.async.wait_group, or the mbarrier's phase) before its memory is used again"
         }
         HazardKind::MissingProxyFence => {
-            "put fence.proxy.async between the threads' writes and the bulk copy, then a barrier"
+            "put fence.proxy.async between the threads' accesses and the bulk copy, before the barrier"
         }
         HazardKind::TransactionMismatch => "expect exactly the bytes that the copies of this phase transfer",
         HazardKind::MissingWgmmaFence => {

@@ -71,8 +71,9 @@ impl Env<'_> {
 fn describe(c: &Conflict, writes: bool, actor: Actor, still: bool) -> String {
     let verb = if writes { "writes" } else { "reads" };
     if c.unfenced {
+        let earlier = if c.wrote { "wrote" } else { "read" };
         return format!(
-            "the asynchronous proxy {verb} memory that a thread wrote, without a fence.proxy.async in between"
+            "the asynchronous proxy {verb} memory that a thread {earlier}, without a fence.proxy.async in between"
         );
     }
     let copies = matches!(c.touch, Touch::Copy | Touch::CopyArrive);

@@ -257,7 +257,7 @@ impl Level {
     fn unordered_read(&self, cell: usize, a: &Access) -> Option<Conflict> {
         let slots = &self.reads[cell * self.slots..][..self.slots];
         let unordered = slots.iter().enumerate().find(|(actor, read)| {
-            read.epoch > a.view.known_to_all(*actor)
+            read.epoch > a.view.known_to_all(a.actor_of(*actor))
                 && read.conflict(a.view.home() + *actor as Agent, a).is_some()
         });
         unordered.and_then(|(actor, read)| read.conflict(a.view.home() + actor as Agent, a))

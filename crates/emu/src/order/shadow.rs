@@ -78,6 +78,14 @@ impl Access<'_> {
         self.view.home() + self.actor as Agent
     }
 
+    /// The index of the actor in whose epochs this access must know those of `local`: for an access of the
+    /// asynchronous proxy, the fenced actor of a warp.
+    #[inline(always)]
+    pub(super) fn actor_of(&self, local: usize) -> usize {
+        let actors = self.view.actors();
+        if self.proxy && local < actors.threads() { local + actors.fenced() } else { local }
+    }
+
     /// Whether the access, as a write, keeps the records of the accesses with which it does not race.
     #[inline(always)]
     pub(super) fn stands_beside(&self) -> bool {
@@ -123,13 +131,10 @@ impl Write {
         }
     }
 
-    /// The index of the actor in whose epoch `a` must know this write. For an access of the asynchronous
-    /// proxy to a warp's write, that is the fenced actor.
+    /// The index of the actor in whose epoch `a` must know this write.
     #[inline(always)]
     fn actor(&self, a: &Access) -> usize {
-        let local = self.agent.wrapping_sub(a.view.home()) as usize;
-        let actors = a.view.actors();
-        if a.proxy && local < actors.threads() { local + actors.fenced() } else { local }
+        a.actor_of(self.agent.wrapping_sub(a.view.home()) as usize)
     }
 
     /// Whether the write happened before the access, or does not race with it.
@@ -246,7 +251,9 @@ impl Record {
             return writes.find(|w| !write_ordered(w, a)).map(|w| w.conflict(a));
         }
         let lanes = read_unordered(self, agent, a);
-        (lanes != 0).then(|| self.read_conflict(agent, lanes))
+        let generic = Access { proxy: false, ..*a };
+        let unfenced = a.proxy && read_unordered(self, agent, &generic) == 0;
+        (lanes != 0).then(|| Conflict { unfenced, ..self.read_conflict(agent, lanes) })
     }
 }
 
@@ -323,15 +330,19 @@ impl Record {
     }
 }
 
-/// The lanes whose recorded read did not happen before the present write.
+/// The lanes whose recorded read did not happen before the present write. A write of the asynchronous proxy
+/// needs a proxy fence after a thread's read: on an H200, a TMA copy overtook an `ldmatrix` whose warp had
+/// already arrived on the mbarrier for which the copy waited.
 fn read_unordered(r: &Record, agent: Agent, a: &Access) -> u32 {
     if r.epoch == 0 || exempt(r.strength, a.strength, a.view.reach(agent)) {
         return 0;
     }
     let lane = a.lanes.trailing_zeros() as usize;
-    let knows = |lanes: u32| match r.touch {
-        Touch::CopyArrive => a.view.was_told(lane, agent, lanes, r.epoch),
-        _ => a.view.knows_agent(lane, agent, lanes, r.epoch),
+    let fenced = a.view.actors().fenced_agent(agent).filter(|_| a.proxy);
+    let knows = |lanes: u32| match (fenced, r.touch) {
+        (Some(fenced), _) => a.view.was_told(lane, fenced, lanes, r.epoch),
+        (None, Touch::CopyArrive) => a.view.was_told(lane, agent, lanes, r.epoch),
+        (None, _) => a.view.knows_agent(lane, agent, lanes, r.epoch),
     };
     if knows(r.lanes) {
         return 0;

@@ -47,8 +47,8 @@ impl RowStream {
     /// Releases the stage, which the warp has read, and advances to the next stage. One lane arrives for the
     /// reads of all lanes.
     ///
-    /// The proxy fence keeps the next TMA copy into the stage behind the reads. On an H200, outputs were wrong
-    /// without it: the arrival overtakes `ldmatrix` that waits while `wgmma` uses the shared memory.
+    /// The proxy fence keeps the next TMA copy into the stage behind the reads. Without it, outputs were
+    /// wrong on an H200: a copy overtook `ldmatrix`.
     pub fn release(&self, k: &mut Builder) {
         k.fence_proxy_async_shared();
         k.warp_sync();
