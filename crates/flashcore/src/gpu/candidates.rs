@@ -170,9 +170,9 @@ mod tests {
     /// another address gets a plan that passes the check, too.
     #[test]
     fn tables_that_are_loaded_by_tma_must_be_aligned() {
-        let mut problem = Problem::new(1, 16, 1024, 64, DType::Bf16).with_layout(Layout::Bshd);
+        let mut problem = Problem::new(1, 16, 4096, 64, DType::Bf16).with_layout(Layout::Bshd);
         let slopes = Table::dense(TableType::F32, &[1, 16]);
-        let bias = Table::dense(TableType::Bf16, &[1, 16, 1024, 1024]);
+        let bias = Table::dense(TableType::Bf16, &[1, 16, 4096, 4096]);
         let score = library::alibi(0) + (library::bias(1) - library::score());
         problem.programs.score = Some(Program::new(&score).unwrap());
         problem.programs.tables = vec![slopes, bias];
