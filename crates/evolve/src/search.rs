@@ -192,7 +192,8 @@ fn mma(of: Declared<'_>) -> Vec<Vec<Value>> {
 
 #[cfg(test)]
 mod tests {
-    use problem::{Band, DType, Layout};
+    use problem::program::library;
+    use problem::{Band, DType, Layout, Program, Table, TableType};
 
     use super::*;
 
@@ -245,7 +246,11 @@ mod tests {
     /// A renamed gene would be skipped silently.
     #[test]
     fn every_group_changes_something() {
+        let mut biased = Problem::new(1, 16, 4096, 64, DType::Bf16);
+        biased.programs.score = Some(Program::new(&library::bias(0)).unwrap());
+        biased.programs.tables = vec![Table::dense(TableType::Bf16, &[1, 16, 4096, 4096])];
         let problems = [
+            biased,
             Problem::new(1, 8, 512, 64, DType::Bf16).with_band(Band::CAUSAL),
             Problem::new(1, 8, 512, 64, DType::Bf16),
             Problem::new(4, 16, 4096, 128, DType::Bf16).with_band(Band::CAUSAL),
