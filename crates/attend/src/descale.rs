@@ -131,8 +131,8 @@ impl ScoreFactors {
                         None => k.mov_to(next, scaled),
                         Some(of_keys) => k.mul_to(next, scaled, of_keys),
                     }
-                    // With a factor of 0, the −∞ of masked scores would become NaN. The maximum also replaces
-                    // NaN.
+                    // With a factor of 0, the −∞ of masked scores would become NaN. The maximum also
+                    // replaces NaN.
                     k.max_to(next, next, f32::MIN_POSITIVE);
                 }
                 self.spoil(k, s, of_keys, *spoiled);

@@ -73,7 +73,8 @@ fn describe(c: &Conflict, writes: bool, actor: Actor, still: bool) -> String {
     if c.unfenced {
         let earlier = if c.wrote { "wrote" } else { "read" };
         return format!(
-            "the asynchronous proxy {verb} memory that a thread {earlier}, without a fence.proxy.async in between"
+            "the asynchronous proxy {verb} memory that a thread {earlier}, without a fence.proxy.async in \
+             between"
         );
     }
     let copies = matches!(c.touch, Touch::Copy | Touch::CopyArrive);
