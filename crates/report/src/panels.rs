@@ -86,7 +86,7 @@ pub fn panels(panels: &[Panel], legend: &[String], unit: &str, scale: Scale) -> 
                     line.grid x1=(left) x2=(left + wide) y1=(y(rate)) y2=(y(rate)) {}
                     text.tick x=(left - 6.0) y=(y(rate) + 4.0) text-anchor="end" { (rate_text(rate)) }
                 }
-                @for doubling in 0..=doublings.round() as i32 {
+                @for doubling in (0..=doublings.round() as i32).step_by(if doublings > 8.0 { 2 } else { 1 }) {
                     @let size = first * f64::from(doubling).exp2();
                     text.tick x=(x(size)) y=(head + HEIGHT + 15.0) text-anchor="middle" { (size_text(size)) }
                 }
@@ -108,8 +108,12 @@ fn rate_text(rate: f64) -> String {
     if rate == 0.0 || rate >= 1.0 { format!("{rate:.0}") } else { rate.to_string() }
 }
 
-/// A size in units of 1024, if it is a multiple of 1024.
+/// A size in units of 2^20 or 1024, if it is a multiple of them.
 fn size_text(size: f64) -> String {
+    const MEGA: f64 = 1_048_576.0;
+    if size >= MEGA && size % MEGA == 0.0 {
+        return format!("{:.0}M", size / MEGA);
+    }
     if size >= 1024.0 && size % 1024.0 == 0.0 {
         format!("{:.0}k", size / 1024.0)
     } else {
@@ -163,7 +167,10 @@ mod tests {
         let labels: Vec<String> = grid.lines.iter().map(|&rate| rate_text(rate)).collect();
         assert_eq!(labels, ["0.01", "0.1", "1", "10", "100"]);
         assert!((grid.height(1.0) - 0.5).abs() < 1e-9 && grid.height(0.01) == 0.0);
-        assert_eq!([512.0, 1024.0, 1536.0, 131_072.0].map(size_text), ["512", "1k", "1536", "128k"]);
+        assert_eq!(
+            [512.0, 1024.0, 1536.0, 131_072.0, 1_048_576.0].map(size_text),
+            ["512", "1k", "1536", "128k", "1M"]
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The curves of 8-bit attention's error over the number of keys, and the errors at most keys, from rows of
-//! `flashcore accuracy --evidence`.
+//! The curves of 8-bit attention's error over the number of keys, and the errors at some numbers of keys, from
+//! rows of `flashcore accuracy --evidence`.
 
 use std::path::Path;
 
@@ -13,6 +13,9 @@ use crate::chart::standalone;
 
 /// The suite of the rows, and the name of the table.
 pub(super) const SUITE: &str = "accuracy";
+
+/// Numbers of keys in the table, besides the largest one.
+const SHOWN: [usize; 2] = [8 << 10, 128 << 10];
 
 #[derive(Clone, Debug, Deserialize)]
 struct Row {
@@ -36,13 +39,20 @@ pub(super) fn table(path: &Path) -> Result<Option<(String, String)>, TableError>
     let header: Vec<&str> = ["inputs", "keys"].into_iter().chain(names).collect();
     let mut lines = vec![line(&header), line(&[":--", "--:", "--:", "--:", "--:", "--:"])];
     for (draw, points) in &curves {
-        let Some(most) = points.iter().map(|point| point.keys).max() else { continue };
-        let errors = Scheme::ALL.map(|scheme| {
-            let of_scheme = points.iter().find(|point| (point.keys, point.scheme) == (most, scheme));
-            of_scheme.map_or("–".to_owned(), |point| format!("{:.2} %", 100.0 * point.relative))
-        });
-        let cells = [draw.name().to_owned(), most.to_string()].into_iter().chain(errors);
-        lines.push(line(&cells.collect::<Vec<_>>()));
+        let of = |keys: usize, scheme: Scheme| {
+            let point = points.iter().find(|point| (point.keys, point.scheme) == (keys, scheme));
+            point.map(|point| format!("{:.2} %", 100.0 * point.relative))
+        };
+        let most = points.iter().map(|point| point.keys).max();
+        for keys in SHOWN.into_iter().chain(most.filter(|most| !SHOWN.contains(most))) {
+            let errors = Scheme::ALL.map(|scheme| of(keys, scheme));
+            if errors.iter().all(Option::is_none) {
+                continue;
+            }
+            let errors = errors.map(|error| error.unwrap_or("–".to_owned()));
+            let cells = [draw.name().to_owned(), keys.to_string()].into_iter().chain(errors);
+            lines.push(line(&cells.collect::<Vec<_>>()));
+        }
     }
     lines.push(String::new());
     let commit = newest.commit.as_deref().unwrap_or("none");
