@@ -155,8 +155,8 @@ impl Sources {
         }
     }
 
-    /// A message of the emulator or of the gate with source lines in place of lines of the PTX, and with names
-    /// as in the source.
+    /// A message of the emulator or of the gate with source lines in place of lines of the PTX, and with
+    /// names as in the source.
     pub fn readable(&self, message: &str) -> String {
         const WORD: &str = "line ";
         // A finding about the whole kernel has line 0.
