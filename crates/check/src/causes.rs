@@ -77,18 +77,13 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
             continue;
         }
         known.insert(key, found.len());
-        // If source lines are named, a line number inside the message itself must say whether it is a PTX
-        // line.
-        let message = match &lines.0 {
-            Some(_) if hazard.kind != HazardKind::AssertionFailed => {
-                hazard.message.replace(" line ", " PTX line ")
-            }
-            _ => hazard.message.clone(),
-        };
         found.push(Cause {
             kind: hazard.kind,
-            message: demangle(&message).into_owned(),
-            cure: cure(hazard),
+            message: sources.readable(&hazard.message),
+            cure: is_triton(&lines.0)
+                .then(|| cure_in_triton(hazard))
+                .flatten()
+                .unwrap_or_else(|| cure(hazard)),
             count: hazard.count,
             address: hazard.place.as_ref().map(|place| demangle(&place.to_string()).into_owned()),
             threads: hazard.threads.iter().map(ToString::to_string).collect(),
@@ -183,6 +178,25 @@ fn cure(hazard: &Hazard) -> &'static str {
         }
         HazardKind::Trap => "find out why the kernel reaches the trap",
         HazardKind::AssertionFailed => "find out why the asserted condition does not hold",
+    }
+}
+
+/// Whether a line is of a Triton kernel.
+fn is_triton(source: &Option<SourceLine>) -> bool {
+    source.as_ref().is_some_and(|source| source.file.ends_with(".py"))
+}
+
+/// The usual fix of a hazard in a Triton kernel, where it differs: a program has no threads to be ordered.
+fn cure_in_triton(hazard: &Hazard) -> Option<&'static str> {
+    let shared = hazard.place.as_ref().is_some_and(|place| place.space == Space::Shared);
+    match hazard.kind {
+        HazardKind::OutOfBounds => {
+            Some("give tl.load or tl.store a mask that compares the offsets with the size")
+        }
+        HazardKind::Race if !shared => Some(
+            "let one program write each element, or use tl.atomic_add (or another tl.atomic_…), or two launches",
+        ),
+        _ => None,
     }
 }
 

@@ -146,6 +146,40 @@ impl Sources {
         })
     }
 
+    /// The name of a PTX line in messages: its source line; without one, its number.
+    pub fn place(&self, ptx_line: u32) -> String {
+        match self.line(ptx_line) {
+            Some(source) => source.name(),
+            None if self.is_empty() => format!("line {ptx_line}"),
+            None => format!("PTX line {ptx_line}"),
+        }
+    }
+
+    /// A message of the emulator or of the gate with source lines in place of lines of the PTX, and with
+    /// names as in the source.
+    pub fn readable(&self, message: &str) -> String {
+        const WORD: &str = "line ";
+        // A finding about the whole kernel has line 0.
+        let message = message.replace(" at line 0:", ":");
+        let mut readable = String::new();
+        let mut rest = &*message;
+        while let Some(at) = rest.find(WORD) {
+            let (before, after) = rest.split_at(at);
+            let digits = after[WORD.len()..].bytes().take_while(u8::is_ascii_digit).count();
+            let (name, after) = after.split_at(WORD.len() + digits);
+            readable += before;
+            match name[WORD.len()..].parse() {
+                // An assertion names its own file and line.
+                Ok(line) if is_begin_of_word(&readable) && !message.contains("the assertion `") => {
+                    readable += &self.place(line);
+                }
+                _ => readable += name,
+            }
+            rest = after;
+        }
+        demangle(&(readable + rest)).into_owned()
+    }
+
     fn call(&self, frame: &SourceFrame) -> SourceCall {
         SourceCall {
             file: self.files.get(frame.file).map_or(frame.file, |file| &file.shown).to_owned(),
@@ -167,6 +201,11 @@ impl Sources {
         }
         ranges
     }
+}
+
+/// Whether a word begins after this text, which is not the word "PTX".
+fn is_begin_of_word(before: &str) -> bool {
+    !before.ends_with("PTX ") && !before.ends_with(|c: char| c.is_alphanumeric() || c == '_')
 }
 
 /// The instructions of one source line, and how many of them ran.
@@ -207,7 +246,7 @@ impl File {
         let moved = beside.and_then(|folder| Some(folder.join(named.file_name()?)));
         let found = [Some(named), moved].into_iter().flatten();
         let found = found.map(|path| (read(&path), path)).find_map(|(text, path)| Some((text?, path)));
-        let library = is_library(Path::new(name));
+        let library = is_library(Path::new(name), here);
         let Some((text, path)) = found else {
             return File { shown: relative(Path::new(name), here), library, lines: Vec::new() };
         };
@@ -231,14 +270,20 @@ fn relative(path: &Path, here: &Path) -> String {
 }
 
 /// Whether a file belongs to CUDA's headers or to an installed Python package, such as Triton's own library:
-/// its path contains the folder `include` below a folder `cuda…` or `cu13`, or the folder `site-packages`.
-fn is_library(path: &Path) -> bool {
+/// its path contains the folder `site-packages`, or the folder `include` below a folder `cuda`, `cuda-12.4`
+/// or `cu13`. A folder `cuda` in the working directory `here` belongs to the project.
+fn is_library(path: &Path, here: &Path) -> bool {
+    // The headers that NVRTC brings have no folder.
+    if path.to_string_lossy().starts_with("__nv_nvrtc") {
+        return true;
+    }
+    let is_inside = path.is_relative() || here.parent().is_some() && path.starts_with(here);
     let mut cuda = false;
     path.components().any(|part| {
         let part = part.as_os_str().to_string_lossy();
-        let version =
-            part.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-        cuda |= part.starts_with("cuda") || version;
+        let version = part.strip_prefix("cuda-").or_else(|| part.strip_prefix("cu"));
+        cuda |= part == "cuda" && !is_inside
+            || version.is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit()));
         matches!(&*part, "site-packages" | "dist-packages") || cuda && part == "include"
     })
 }
@@ -287,6 +332,25 @@ $F: .b8 95,90,54,95,95,104,97,100,100,118,0
     }
 
     #[test]
+    fn messages_name_source_lines() {
+        let sources = Sources::from(PTX.to_owned());
+        for (said, readable) in [
+            (
+                "race at line 6 (and line 10): writes _Z1kPf",
+                "race at /nowhere/build/n.cu:2 (and /nowhere/build/n.cu:3): writes k",
+            ),
+            ("line 6: the emulator does not", "/nowhere/build/n.cu:2: the emulator does not"),
+            ("PTX line 6, a deadline 6, line x", "PTX line 6, a deadline 6, line x"),
+            ("unwritten_output at line 0: 4 bytes", "unwritten_output: 4 bytes"),
+            ("the assertion `a` of f (a.cu, line 6) fails", "the assertion `a` of f (a.cu, line 6) fails"),
+            ("at line 1", "at PTX line 1"),
+        ] {
+            assert_eq!(sources.readable(said), readable);
+        }
+        assert_eq!(Sources::from(PTX.replace(".loc", "//")).readable("at line 6"), "at line 6");
+    }
+
+    #[test]
     fn only_source_files_are_read() {
         let named = |file: &str| PTX.replace("/nowhere/build/n.cu", file);
         let folder = std::env::temp_dir().join(format!("flashcore-secret-{}", std::process::id()));
@@ -307,8 +371,14 @@ $F: .b8 95,90,54,95,95,104,97,100,100,118,0
             ("/x/site-packages/triton/language/standard.py", true),
             ("/home/me/project/include/tile.cuh", false),
             ("/home/me/cuda-kernels/src/row.cu", false),
+            ("/home/me/cuda-kernels/include/tile.cuh", false),
+            ("/home/me/cuda_kernels/include/tile.cuh", false),
+            ("/work/cuda/include/tile.cuh", false),
+            ("/work/venv/lib/python3.11/site-packages/triton/language/standard.py", true),
+            ("include/tile.cuh", false),
+            ("__nv_nvrtc_builtin_header.h", true),
         ] {
-            assert_eq!(is_library(Path::new(path)), library, "{path}");
+            assert_eq!(is_library(Path::new(path), Path::new("/work")), library, "{path}");
         }
     }
 }

@@ -9,6 +9,7 @@ use check::gate::{
     CheckReport, Fate, GateError, Mutant, Settings, Verdict, Watch, check_mutants, check_watched,
 };
 use check::launchfile::Bound;
+use check::names::demangle;
 use check::sources::Sources;
 use check::study::{Study, analyse};
 use emu::Placement;
@@ -22,7 +23,7 @@ use crate::args::Check;
 use crate::error::CliError;
 use crate::findings::{self, Found};
 use crate::progress::Progress;
-use crate::source::Origin;
+use crate::source::{Origin, Unjudged};
 use crate::terminal::{Out, detail};
 use crate::{Status, junit, sarif, source, unless_closed};
 
@@ -41,10 +42,14 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     }
     let reports = Reports::planned(args)?;
     let started = Instant::now();
-    let (bound, text) = match &args.launch {
-        Some(launch) => origin.load(launch)?,
-        None => origin.load_stated(&args.stated)?,
+    let loaded = match &args.launch {
+        Some(launch) => origin.load(launch),
+        None => origin.load_stated(&args.stated),
     };
+    if let Err(CliError::Unknown(unjudged)) = &loaded {
+        reports.write_unjudged(unjudged, started.elapsed().as_secs_f64())?;
+    }
+    let (bound, text) = loaded?;
     if let Some(file) = &args.keep_ptx {
         store::write(file, text.as_bytes())?;
     }
@@ -64,7 +69,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     if let Some(percent) = args.require_coverage {
         check.require_coverage(percent);
     }
-    let mutants = match args.mutants {
+    let mut mutants = match args.mutants {
         Some(most) if check.verdict == Verdict::Passed => {
             check_mutants(&bound, &settings, &check, most, &Watch::start(args.timeout))?
         }
@@ -77,6 +82,11 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     study.findings.retain(|finding| finding.name != SMALL_GRID);
     if let Some(resources @ Resources { source: Source::Ptxas(_), .. }) = &study.resources {
         study.check.require_room(&launch, resources, gpu);
+    }
+    for mutant in &mut mutants {
+        if let Fate::Failed(reason) | Fate::Incomplete(reason) = &mut mutant.fate {
+            *reason = study.sources.readable(reason);
+        }
     }
     let found = Found::of(&study);
     reports.write(&study, &found, started.elapsed().as_secs_f64())?;
@@ -171,13 +181,24 @@ impl Reports<'_> {
     }
 
     fn write(&self, study: &Study, found: &Found, seconds: f64) -> Result<(), CliError> {
+        let Check { file, launch, .. } = self.args;
+        self.write_each(
+            || sarif::log(study, found, file, launch.as_deref()),
+            || junit::suite(study, found, file, seconds),
+        )
+    }
+
+    /// The files of a kernel that did not run.
+    fn write_unjudged(&self, unjudged: &Unjudged, seconds: f64) -> Result<(), CliError> {
+        self.write_each(
+            || sarif::unjudged(unjudged, self.args.launch.as_deref()),
+            || junit::unjudged(unjudged, seconds),
+        )
+    }
+
+    fn write_each(&self, sarif: impl Fn() -> Value, junit: impl Fn() -> String) -> Result<(), CliError> {
         for (argument, path) in self.paths() {
-            let text = match argument {
-                "--sarif" => {
-                    format!("{:#}\n", sarif::log(study, found, &self.args.file, self.args.launch.as_deref()))
-                }
-                _ => junit::suite(study, found, &self.args.file, seconds),
-            };
+            let text = if argument == "--sarif" { format!("{:#}\n", sarif()) } else { junit() };
             store::write(path, text.as_bytes())?;
         }
         Ok(())
@@ -224,7 +245,9 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
     writeln!(out, " {}", after(check))?;
     let launch = &study.bound.kernel.launch;
     let judged = judged(study);
-    writeln!(out, "1 shape: grid {}, block {}, {judged}", launch.grid, launch.block)?;
+    let kernel = study.bound.steps().map(|kernel| demangle(&kernel.entry));
+    let kernel = ptx::quote::list(kernel.map(|name| ptx::quote::cut(&name).into_owned()));
+    writeln!(out, "1 shape of {kernel}: grid {}, block {}, {judged}", launch.grid, launch.block)?;
     if let Some(sample) = &check.sample {
         writeln!(out, "{sample}")?;
     }
@@ -283,8 +306,10 @@ fn after(check: &CheckReport) -> String {
 /// Prints what became of each mutant.
 fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(), CliError> {
     for mutant in mutants {
-        let source = study.sources.line(mutant.line);
-        let place = findings::place(mutant.line, &source);
+        let place = match mutant.line {
+            0 => "an argument".to_owned(),
+            line => study.sources.place(line),
+        };
         let fate = match &mutant.fate {
             Fate::Failed(reason) => format!("found: {}", ptx::quote::words(reason)),
             Fate::Incomplete(reason) => format!("no verdict: {}", ptx::quote::words(reason)),

@@ -43,10 +43,8 @@ pub enum CliError {
     #[error("{path}: {error}")]
     Parse { path: PathBuf, error: ptx::ParseError },
     /// The launched kernel uses a feature that the emulator does not support.
-    #[error(
-        "incomplete: {} of {path} cannot be judged: {}", ptx::quote::cut(&left_out.function), left_out.error
-    )]
-    Unknown { path: PathBuf, left_out: Box<ptx::LeftOut> },
+    #[error("incomplete: {0}")]
+    Unknown(Box<crate::source::Unjudged>),
     /// A Triton kernel that does not compile.
     #[error(transparent)]
     Triton(#[from] host::triton::TritonError),
@@ -113,7 +111,7 @@ pub enum CliError {
         what: String,
     },
     /// A kernel file with an unknown extension.
-    #[error("invalid value '{0}' for FILE: expected a .ptx or a .cu file")]
+    #[error("invalid value '{0}' for FILE: expected a .ptx file, a .cu file or FILE.py:FUNCTION")]
     Extension(PathBuf),
     /// The repository is not at a clean commit, so the rows could not name one.
     #[error(
@@ -147,8 +145,12 @@ pub enum CliError {
     #[error("{path}: {error}{}", check::names::legend(&error.to_string()))]
     Launch { path: PathBuf, error: Box<check::launchfile::LaunchError> },
     /// A launch on the command line that cannot be used.
-    #[error(transparent)]
-    Stated(Box<check::launchfile::LaunchError>),
+    #[error("{}", stated(error, args))]
+    Stated {
+        error: Box<check::launchfile::LaunchError>,
+        /// The values of `--arg`.
+        args: Vec<String>,
+    },
     /// A CUDA C++ file whose kernels are all templates.
     #[error(
         "{path}: all kernels are templates ({templates}); name an instance, such as --instantiate '{example}'"
@@ -204,6 +206,30 @@ pub enum CliError {
     NoRun { ledger: PathBuf },
 }
 
+/// An error of a launch file in the words of the command line: the options in place of the keys. The names of
+/// the module are explained.
+fn stated(error: &check::launchfile::LaunchError, args: &[String]) -> String {
+    let mut said = error.to_string();
+    said = said.strip_prefix("launch file: ").map(str::to_owned).unwrap_or(said);
+    for (key, option) in [
+        ("launch.entry", "--entry"),
+        ("launch.grid", "--grid"),
+        ("launch.block", "--block"),
+        ("launch.cluster", "--cluster"),
+        ("launch.dynamic_shared", "--dynamic-shared"),
+        ("[[arg]] given", "--arg given"),
+    ] {
+        said = said.replace(key, option);
+    }
+    for (index, arg) in args.iter().enumerate() {
+        let mut option = String::from("--arg ");
+        option.push_str(&ptx::quote::cut(arg));
+        said = said.replace(&format!("[[arg]] {index} "), &format!("{option} "));
+        said = said.replace(&format!("[[arg]] {index}:"), &format!("{option}:"));
+    }
+    said + &check::names::legend(&error.to_string())
+}
+
 /// A shape as text. A long list of dimensions is cut.
 fn dims(shape: &[usize]) -> String {
     match shape {
@@ -225,7 +251,22 @@ fn near(value: &str, accepted: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::near;
+    use super::{near, stated};
+
+    #[test]
+    fn errors_of_a_stated_launch_name_the_options() {
+        let value = |key: &str| check::launchfile::LaunchError::Value {
+            key: key.to_owned(),
+            value: "[0]".to_owned(),
+            accepted: "more".to_owned(),
+        };
+        let args = ["x:f32:1".to_owned(), "n:i32=1.5".to_owned()];
+        assert_eq!(stated(&value("launch.grid"), &args), "invalid value '[0]' for --grid: expected more");
+        assert_eq!(
+            stated(&value("[[arg]] 1 value"), &args),
+            "invalid value '[0]' for --arg n:i32=1.5 value: expected more"
+        );
+    }
 
     #[test]
     fn a_typo_is_recognised() {

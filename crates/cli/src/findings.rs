@@ -34,7 +34,7 @@ impl Found {
         // Each hazard is also a reason, in words.
         let hazards: std::collections::HashSet<String> =
             check.hazards.iter().map(ToString::to_string).collect();
-        let readable = |text: &String| demangle(text).into_owned();
+        let readable = |text: &String| study.sources.readable(text);
         Found {
             causes: causes(&check.hazards, &study.sources),
             notes: causes(&check.notes, &study.sources),
@@ -50,13 +50,17 @@ impl Found {
 }
 
 /// A line of the source, or of the PTX where there is no source: `row.cu:12`, `line 97`.
-pub fn place(line: u32, source: &Option<SourceLine>) -> String {
+fn place(line: u32, source: &Option<SourceLine>) -> String {
     source.as_ref().map_or_else(|| format!("line {line}"), SourceLine::name)
 }
 
 /// A cause in one sentence.
 pub fn sentence(cause: &Cause) -> String {
-    let mut said = format!("{} at {}", cause.kind.name(), place(cause.line, &cause.source));
+    let mut said = cause.kind.name().to_owned();
+    // A finding about the whole kernel has line 0.
+    if cause.line > 0 {
+        said += &format!(" at {}", place(cause.line, &cause.source));
+    }
     if let Some(line) = cause.other_line {
         said += &format!(" (and {})", place(line, &cause.other_source));
     }

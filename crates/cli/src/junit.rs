@@ -8,6 +8,7 @@ use check::names::demangle;
 use check::study::Study;
 
 use crate::findings::{Found, sentence};
+use crate::source::Unjudged;
 
 /// The test suite of one check: one case, which fails for a failed check and is an error for an incomplete
 /// one. `seconds` is the time that the check took.
@@ -22,11 +23,7 @@ pub fn suite(study: &Study, found: &Found, file: &Path, seconds: f64) -> String 
     let kernel = &study.bound.kernel;
     let name =
         format!("{}, grid {}, block {}", demangle(&kernel.entry), kernel.launch.grid, kernel.launch.block);
-    let (file, name) = (escaped(&file.display().to_string()), escaped(&name));
-    let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
-    // Writing to a `String` does not fail.
-    let _ = writeln!(text, "<testsuites {counts}>\n  <testsuite name=\"flashcore check\" {counts}>");
-    let _ = writeln!(text, "    <testcase classname=\"{file}\" name=\"{name}\" time=\"{seconds:.3}\">");
+    let mut text = head(&counts, file, &name, seconds);
     let element = match verdict {
         Verdict::Passed => None,
         Verdict::Failed => Some("failure"),
@@ -36,7 +33,8 @@ pub fn suite(study: &Study, found: &Found, file: &Path, seconds: f64) -> String 
         let causes = found.causes.iter().map(|cause| format!("{}\n  cure: {}", sentence(cause), cause.cure));
         let said: Vec<String> = causes.chain(found.reasons.iter().cloned()).collect();
         let first = said.first().and_then(|said| said.lines().next()).unwrap_or(verdict.name());
-        let kind = found.causes.first().map_or(verdict.name(), |cause| cause.kind.name());
+        let other = if verdict == Verdict::Failed { "wrong_result" } else { verdict.name() };
+        let kind = found.causes.first().map_or(other, |cause| cause.kind.name());
         let _ = writeln!(
             text,
             "      <{element} type=\"{kind}\" message=\"{}\">{}</{element}>",
@@ -49,8 +47,28 @@ pub fn suite(study: &Study, found: &Found, file: &Path, seconds: f64) -> String 
     if !notes.is_empty() {
         let _ = writeln!(text, "      <system-out>{}</system-out>", escaped(&notes.join("\n")));
     }
-    text + "    </testcase>\n  </testsuite>\n</testsuites>\n"
+    text + TAIL
 }
+
+/// The test suite of a kernel that did not run: one case, which is an error.
+pub fn unjudged(unjudged: &Unjudged, seconds: f64) -> String {
+    let counts = format!("tests=\"1\" failures=\"0\" errors=\"1\" skipped=\"0\" time=\"{seconds:.3}\"");
+    let said = unjudged.to_string();
+    let first = escaped(said.lines().next().unwrap_or_default());
+    let error = format!("      <error type=\"incomplete\" message=\"{first}\">{}</error>\n", escaped(&said));
+    head(&counts, &unjudged.file, &unjudged.kernel, seconds) + &error + TAIL
+}
+
+/// Everything before the outcome of the only case.
+fn head(counts: &str, file: &Path, name: &str, seconds: f64) -> String {
+    let (file, name) = (escaped(&file.display().to_string()), escaped(name));
+    format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites {counts}>\n  <testsuite name=\"flashcore check\" \
+         {counts}>\n    <testcase classname=\"{file}\" name=\"{name}\" time=\"{seconds:.3}\">\n"
+    )
+}
+
+const TAIL: &str = "    </testcase>\n  </testsuite>\n</testsuites>\n";
 
 /// Text for XML. Characters that XML 1.0 does not allow become U+FFFD.
 fn escaped(text: &str) -> String {

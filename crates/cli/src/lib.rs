@@ -192,7 +192,7 @@ fn conclude(outcome: Result<Result<Status, CliError>, Panic>) -> (Status, Option
         Ok(Err(CliError::Output(error))) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             (Status::Passed, None)
         }
-        Ok(Err(error @ CliError::Unknown { .. })) => (Status::Incomplete, Some(error.to_string())),
+        Ok(Err(error @ CliError::Unknown(_))) => (Status::Incomplete, Some(error.to_string())),
         Ok(Err(error)) => (Status::BadUsage, Some(error.to_string())),
         Err(panic) => (Status::Incomplete, Some(CliError::Internal(panic).to_string())),
     }

@@ -12,16 +12,17 @@ use ptx::Statement;
 use serde_json::{Value, json};
 
 use crate::findings::{Found, sentence};
+use crate::source::Unjudged;
 
 const SCHEMA: &str = "https://json.schemastore.org/sarif-2.1.0.json";
 
 /// The log of one check. `file` is the kernel's file, `launch` its launch file.
 pub fn log(study: &Study, found: &Found, file: &Path, launch: Option<&Path>) -> Value {
     let mut results = Vec::new();
-    for (causes, level) in [(&found.causes, "error"), (&found.notes, "note")] {
-        results.extend(causes.iter().map(|cause| of_cause(cause, level, file)));
-    }
     let entry = entry(study, file);
+    for (causes, level) in [(&found.causes, "error"), (&found.notes, "note")] {
+        results.extend(causes.iter().map(|cause| of_cause(cause, level, file, &entry)));
+    }
     let (rule, level) = match study.check.verdict {
         Verdict::Incomplete => ("incomplete", "warning"),
         Verdict::Passed | Verdict::Failed => ("wrong_result", "error"),
@@ -37,10 +38,28 @@ pub fn log(study: &Study, found: &Found, file: &Path, launch: Option<&Path>) -> 
         let index = rules.iter().position(|rule| rule["id"] == result["ruleId"]);
         result["ruleIndex"] = json!(index);
     }
+    log_of(&results, &rules, file, launch, &demangle(&study.bound.kernel.entry))
+}
+
+/// The log of a kernel that did not run.
+pub fn unjudged(unjudged: &Unjudged, launch: Option<&Path>) -> Value {
+    let Unjudged { file, kernel, at, line, .. } = unjudged;
+    let mut place = location(*line, at, &None, file);
+    place["logicalLocations"] = json!([{ "name": kernel, "kind": "function" }]);
+    let message = json!({ "text": unjudged.to_string() });
+    let mut results =
+        [json!({ "ruleId": "incomplete", "level": "warning", "message": message, "locations": [place] })];
+    let none = Found { causes: Vec::new(), notes: Vec::new(), reasons: Vec::new(), warnings: Vec::new() };
+    let rules = rules(&results, &none);
+    results[0]["ruleIndex"] = json!(0);
+    log_of(&results, &rules, file, launch, kernel)
+}
+
+fn log_of(results: &[Value], rules: &[Value], file: &Path, launch: Option<&Path>, kernel: &str) -> Value {
     // A code host takes several logs together only if their ids differ.
     let id = match launch {
         Some(launch) => format!("flashcore/{}/", launch.display()),
-        None => format!("flashcore/{}:{}/", file.display(), study.bound.kernel.entry),
+        None => format!("flashcore/{}:{kernel}/", file.display()),
     };
     json!({
         "$schema": SCHEMA,
@@ -82,7 +101,8 @@ fn rules(results: &[Value], found: &Found) -> Vec<Value> {
     rules
 }
 
-fn of_cause(cause: &Cause, level: &str, file: &Path) -> Value {
+/// The result of one cause in the kernel at `entry`.
+fn of_cause(cause: &Cause, level: &str, file: &Path, entry: &Value) -> Value {
     let mut related = Vec::new();
     if let Some(line) = cause.other_line {
         related.push((
@@ -91,18 +111,32 @@ fn of_cause(cause: &Cause, level: &str, file: &Path) -> Value {
         ));
     }
     for source in [&cause.source, &cause.other_source].into_iter().flatten() {
-        related.extend(source.inlined_at.iter().map(|call| ("inlined here".to_owned(), of_call(call))));
+        related.extend(source.inlined_at.iter().map(|call| {
+            let into = call.function.as_ref().map_or_else(String::new, |name| format!(" into {name}"));
+            (format!("inlined here{into}"), of_call(call))
+        }));
     }
     let related = related.into_iter().enumerate().map(|(id, (text, mut location))| {
         location["id"] = json!(id);
         location["message"] = json!({ "text": text });
         location
     });
+    let kernel = entry["logicalLocations"][0]["name"].as_str().unwrap_or_default();
+    let mut place = location(cause.line, &cause.source, &cause.text, file);
+    if cause.line == 0 {
+        // The finding belongs to the whole kernel.
+        place = entry.clone();
+    }
+    let within = cause.source.as_ref().and_then(|source| source.function.as_deref());
+    place["logicalLocations"] = match within.filter(|within| *within != kernel) {
+        Some(within) => json!([{ "name": within, "kind": "function" }, entry["logicalLocations"][0]]),
+        None => entry["logicalLocations"].clone(),
+    };
     json!({
         "ruleId": cause.kind.name(),
         "level": level,
-        "message": { "text": format!("{}. Cure: {}.", sentence(cause), cause.cure) },
-        "locations": [location(cause.line, &cause.source, &cause.text, file)],
+        "message": { "text": format!("{}. Kernel: {kernel}. Cure: {}.", sentence(cause), cause.cure) },
+        "locations": [place],
         "relatedLocations": related.collect::<Vec<_>>(),
         "occurrenceCount": cause.count,
     })

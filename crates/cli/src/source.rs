@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 
 use check::launchfile::{Bound, Brief, LaunchError, LaunchSpec, suggest};
 use check::names::demangle;
+use check::sources::{SourceLine, Sources};
 use host::cuda::{Compiled, Source, compile_files, templates};
 use host::store::{self, read_text};
+use host::tools::NvrtcError;
 use host::triton;
-use ptx::{LeftOut, Target, TargetSuffix, Verified};
+use ptx::{LeftOut, ParseError, Target, TargetSuffix, Verified};
 
 use crate::args::{Compiling, Stated};
 use crate::error::CliError;
@@ -22,6 +24,59 @@ pub struct Origin<'a> {
     /// C++ is compiled for it.
     pub sm: Option<Target>,
     pub compiling: &'a Compiling,
+}
+
+/// A kernel that uses a feature that the emulator does not support.
+#[derive(Debug, thiserror::Error)]
+#[error("{kernel} of {} cannot be judged: {place}: {what}\n  {text}", file.display())]
+pub struct Unjudged {
+    pub file: PathBuf,
+    /// The name of the entry as in the source.
+    pub kernel: String,
+    /// The source line, and the line of the PTX.
+    place: String,
+    what: String,
+    text: String,
+    /// The place of the instruction in the source, and its line of the PTX.
+    pub at: Option<SourceLine>,
+    pub line: u32,
+}
+
+impl Unjudged {
+    fn new(file: &Path, left_out: LeftOut, sources: &Sources) -> Unjudged {
+        let LeftOut { function, error } = left_out;
+        let ParseError { line, column, text, message } = error;
+        let at = sources.line(line);
+        let ptx = format!("line {line}, column {column}");
+        Unjudged {
+            file: file.to_path_buf(),
+            kernel: ptx::quote::cut(&demangle(&function)).into_owned(),
+            place: at.as_ref().map_or(ptx.clone(), |at| format!("{} (PTX {ptx})", at.name())),
+            what: message,
+            text: ptx::quote::cut(text.trim()).into_owned(),
+            at,
+            line,
+        }
+    }
+}
+
+/// Where a launch is stated, which its errors name.
+#[derive(Clone, Copy)]
+enum Stating<'a> {
+    File(&'a Path),
+    /// The values of `--arg`.
+    Options(&'a [String]),
+}
+
+impl Stating<'_> {
+    fn refuse(self, error: LaunchError, kernel: &Path) -> CliError {
+        let error = Box::new(error);
+        match self {
+            _ if *error == LaunchError::NoEntry => CliError::Launch { path: kernel.to_path_buf(), error },
+            Stating::File(path) => CliError::Launch { path: path.to_path_buf(), error },
+            Stating::Options(args) => CliError::Stated { error, args: args.to_vec() },
+        }
+    }
 }
 
 /// The kernels of a file.
@@ -48,10 +103,11 @@ impl Origin<'_> {
                 accepted: "a file, since the kernel is read from standard input".to_owned(),
             });
         }
-        let refuse = |error| CliError::Launch { path: launch.to_path_buf(), error: Box::new(error) };
-        let spec: LaunchSpec = read_text(launch)?.parse().map_err(refuse)?;
+        let stating = Stating::File(launch);
+        let spec: LaunchSpec =
+            read_text(launch)?.parse().map_err(|error| stating.refuse(error, self.file))?;
         let folder = if store::is_standard(launch) { None } else { launch.parent() };
-        self.bind(spec, folder.unwrap_or(Path::new(".")), launch)
+        self.bind(spec, folder.unwrap_or(Path::new(".")), stating)
     }
 
     /// Like [`Origin::load`], for a launch that the command line states.
@@ -71,24 +127,26 @@ impl Origin<'_> {
             cooperative: stated.cooperative,
             args: stated.arg.clone(),
         };
-        let spec = brief.spec().map_err(not_stated)?;
-        self.bind(spec, Path::new("."), self.file)
+        let stating = Stating::Options(&stated.arg);
+        let spec = brief.spec().map_err(|error| stating.refuse(error, self.file))?;
+        self.bind(spec, Path::new("."), stating)
     }
 
     /// Proposes a launch file for the kernel.
     pub fn suggest(&self, entry: Option<&str>) -> Result<String, CliError> {
         let Kernels { module, names, .. } = self.module(None)?;
         let entry = entry.map(|entry| names.get(entry).map_or(entry, String::as_str));
-        suggest(&module, entry).map_err(not_stated)
+        suggest(&module, entry).map_err(|error| Stating::Options(&[]).refuse(error, self.file))
     }
 
-    /// Reads the files of a launch, among them the reference kernels, and binds it. `path` is the file that
-    /// errors name.
-    fn bind(&self, mut spec: LaunchSpec, folder: &Path, path: &Path) -> Result<(Bound, String), CliError> {
-        let refuse = |error| CliError::Launch {
-            path: if error == LaunchError::NoEntry { self.file } else { path }.to_path_buf(),
-            error: Box::new(error),
-        };
+    /// Reads the files of a launch, among them the reference kernels, and binds it.
+    fn bind(
+        &self,
+        mut spec: LaunchSpec,
+        folder: &Path,
+        stating: Stating<'_>,
+    ) -> Result<(Bound, String), CliError> {
+        let refuse = |error| stating.refuse(error, self.file);
         let Kernels { module, text, names, left_out, shared } = self.module(Some(&spec))?;
         if let Some(shared) = shared {
             let parameters = module.entries().map(|entry| entry.params.len()).max().unwrap_or(0);
@@ -107,7 +165,8 @@ impl Origin<'_> {
         };
         let is_only = module.entries().next().is_none();
         if let Some(left_out) = left_out.into_iter().find(|left_out| is_only || chosen(&left_out.function)) {
-            return Err(CliError::Unknown { path: self.file.to_path_buf(), left_out: Box::new(left_out) });
+            let sources = Sources::new(text, self.file.parent());
+            return Err(CliError::Unknown(Box::new(Unjudged::new(self.file, left_out, &sources))));
         }
         spec.read_files(folder).map_err(refuse)?;
         let mut references = Vec::new();
@@ -172,8 +231,9 @@ impl Origin<'_> {
         spec: &LaunchSpec,
     ) -> Result<triton::Compiled, CliError> {
         let Compiling { signature, constexpr, num_warps, num_stages, .. } = self.compiling;
+        read_text(&file)?;
         let types = match &signature[..] {
-            [] => spec.triton_types().map_err(not_stated)?,
+            [] => spec.triton_types().map_err(|error| Stating::Options(&[]).refuse(error, self.file))?,
             given => given.iter().map(|ty| ty.trim().to_owned()).collect(),
         };
         let sm = self.sm.map_or(80, |target| target.sm);
@@ -197,7 +257,7 @@ impl Origin<'_> {
             define: define.clone(),
             instantiate: instantiate.clone(),
         };
-        let compiled = compile_files(&sources, &options)?;
+        let compiled = compile_files(&sources, &options).map_err(|error| self.refused(error))?;
         if !compiled.ptx.contains(".entry") {
             let (templates, launched) = templates(&sources);
             if let Some(first) = templates.first() {
@@ -216,15 +276,30 @@ impl Origin<'_> {
     }
 }
 
+impl Origin<'_> {
+    /// An error of NVRTC. One about an argument names the argument.
+    fn refused(&self, error: NvrtcError) -> CliError {
+        let NvrtcError::Source(said) = &error else { return error.into() };
+        let instances = &self.compiling.instantiate;
+        if let Some(target) = self.sm.filter(|_| said.contains("invalid value for --gpu-architecture")) {
+            let accepted =
+                "an architecture that the installed NVRTC compiles for, such as 80, 89 or 90a".to_owned();
+            let value = target.to_string().replace("sm_", "");
+            return CliError::Argument { argument: "--sm", value, accepted };
+        }
+        // NVRTC compiles the requested instances as a file of its own.
+        if said.trim_start().starts_with("__nv_name_map") && !instances.is_empty() {
+            let accepted = format!("an instance of a kernel of the source; NVRTC says:\n{said}");
+            return CliError::Argument { argument: "--instantiate", value: instances.join("; "), accepted };
+        }
+        error.into()
+    }
+}
+
 /// Splits `FILE.py:FUNCTION` into the file and the function.
 fn triton_function(file: &Path) -> Option<(PathBuf, String)> {
     let (file, function) = file.to_str()?.rsplit_once(':')?;
     file.ends_with(".py").then(|| (PathBuf::from(file), function.to_owned()))
-}
-
-/// The error of a launch on the command line.
-fn not_stated(error: LaunchError) -> CliError {
-    CliError::Stated(Box::new(error))
 }
 
 /// Rejects a file for `--keep-ptx` that cannot be written, before the kernel is run.

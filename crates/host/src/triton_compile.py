@@ -195,7 +195,18 @@ source = ASTSource(
     attrs=attributes,
 )
 options = {key: number for key, number in request["options"].items() if number is not None}
-compiled = triton.compile(source, target=GPUTarget("cuda", request["sm"], 32), options=options)
+try:
+    compiled = triton.compile(source, target=GPUTarget("cuda", request["sm"], 32), options=options)
+except KeyError as error:
+    unknown = [text for text in request["types"] if str(error.args[0]) in text]
+    if not unknown:
+        raise
+    fail("invalid value '%s' for --signature: expected types such as *fp32, *fp16:16, fp32, i32" % unknown[0])
+except Exception as error:
+    # The reason is in the error, and often in its cause. Triton's own frames say nothing about the kernel.
+    said = "%s: %s" % (type(error).__name__, error)
+    cause = "" if error.__cause__ is None else str(error.__cause__)
+    fail(said if cause in said else said + "\n" + cause)
 metadata = compiled.metadata
 with open(answer, "w") as file:
     json.dump(

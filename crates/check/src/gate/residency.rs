@@ -58,7 +58,9 @@ fn note(hang: &Hazard, ctas: u64, most: (u64, &str), check: &mut CheckReport) {
          cooperative launch promises"
     );
     if ctas <= most.0 {
-        check.leave_incomplete(format!("{needs}; state `cooperative = true` under [launch] if it is one"));
+        check.leave_incomplete(format!(
+            "{needs}; state `cooperative = true` under [launch], or --cooperative, if it is one"
+        ));
         return;
     }
     check.add_hazards(vec![Hazard {

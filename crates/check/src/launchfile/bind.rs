@@ -1,5 +1,7 @@
 //! Binds a launch file to the module whose kernels it launches.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +13,7 @@ use super::memory::{BufferType, Init, Memory};
 use super::scalar::Scalar;
 use super::spec::check_cluster;
 use super::{ArgSpec, LaunchError, LaunchSpec, LaunchStep, MapTarget, fill};
+use crate::names::demangle;
 use crate::reference::{self, Reference, ReferenceSpec, Source};
 
 /// The role of a kernel's buffer: what the gate writes to it before the launch, and whether its contents are
@@ -253,7 +256,7 @@ impl LaunchSpec {
     fn check_params(&self, step: &LaunchStep, entry: &Function) -> Result<(), LaunchError> {
         if entry.params.len() != step.args.len() {
             return Err(LaunchError::Count {
-                entry: entry.name.to_string(),
+                entry: demangle(&entry.name).into_owned(),
                 args: step.args.len(),
                 params: entry.params.len(),
                 list: ptx::quote::list(entry.params.iter().map(describe)),
@@ -273,7 +276,7 @@ impl LaunchSpec {
                         }
                         _ => "an address of 8 bytes".to_owned(),
                     },
-                    parameter: param.name.to_string(),
+                    parameter: demangle(&param.name).into_owned(),
                     wanted: describe(param),
                 });
             }
@@ -297,7 +300,7 @@ impl LaunchStep {
     }
 
     pub(super) fn pick_entry<'m>(&self, module: &'m Module, key: &str) -> Result<&'m Function, LaunchError> {
-        let accepted = || ptx::quote::list(module.entries().map(|f| &f.name));
+        let accepted = || ptx::quote::list(names(module));
         let mut entries = module.entries();
         match (&self.entry, entries.next()) {
             (_, None) => Err(LaunchError::NoEntry),
@@ -367,7 +370,22 @@ fn entry_named<'m>(module: &'m Module, name: &str) -> Option<&'m Function> {
         found.next().filter(|_| found.next().is_none())
     });
     // A name as in messages, such as `sum<float, 4>`.
-    exact.or_else(|| module.entries().find(|f| crate::names::demangle(&f.name) == name))
+    exact.or_else(|| module.entries().find(|f| demangle(&f.name) == name))
+}
+
+/// The names of the entries as in the source, by which a launch file may name them; as in the module where
+/// several entries have one name.
+pub(super) fn names(module: &Module) -> Vec<Cow<'_, str>> {
+    let readable = || module.entries().map(|entry| demangle(&entry.name));
+    let mut counts: HashMap<Cow<'_, str>, usize> = HashMap::new();
+    for name in readable() {
+        *counts.entry(name).or_default() += 1;
+    }
+    module
+        .entries()
+        .zip(readable())
+        .map(|(entry, name)| if counts[&name] == 1 { name } else { Cow::Borrowed(&*entry.name) })
+        .collect()
 }
 
 /// A launch contract under construction.
@@ -491,8 +509,8 @@ impl Contract {
 
 fn describe(param: &Param) -> String {
     match param.elements {
-        Some(n) => format!(".{} {}[{n}]", param.ty, param.name),
-        None => format!(".{} {}", param.ty, param.name),
+        Some(n) => format!(".{} {}[{n}]", param.ty, demangle(&param.name)),
+        None => format!(".{} {}", param.ty, demangle(&param.name)),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Suggests a first launch file from the signature of a kernel.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -8,7 +9,9 @@ use ptx::{
 };
 
 use super::LaunchError;
+use super::bind::names;
 use super::spec::LaunchStep;
+use crate::names::demangle;
 
 /// How the code uses the memory to which a parameter points.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -31,6 +34,8 @@ const ELEMENTS: usize = 1 << 16;
 pub fn suggest(module: &Module, entry: Option<&str>) -> Result<String, LaunchError> {
     let function = LaunchStep::named(entry).pick_entry(module, "launch")?;
     let uses = uses(function);
+    let named = module.entries().zip(names(module)).find(|(entry, _)| entry.name == function.name);
+    let name = named.map_or(Cow::Borrowed(&*function.name), |(_, name)| name);
     let block = match (function.bounds.required_threads, function.bounds.max_threads) {
         (Some(threads), _) => threads,
         (None, Some([x, y, z])) => [x, y.max(1), z.max(1)],
@@ -43,11 +48,11 @@ pub fn suggest(module: &Module, entry: Option<&str>) -> Result<String, LaunchErr
     let _ = write!(
         text,
         "[launch]\nentry = \"{}\"\ngrid = {cluster:?}  # ? CTAs\nblock = {block:?}{}\ndynamic_shared = 0  # ? bytes\n",
-        function.name,
+        name,
         if function.bounds.required_threads.is_some() { "" } else { "  # ? threads" },
     );
     for param in &function.params {
-        let _ = write!(text, "\n[[arg]]  # {}\n", declaration(param));
+        let _ = write!(text, "\n[[arg]]  # {}\n", demangle(&declaration(param)));
         text += &argument(param, uses.get(&*param.name).copied().unwrap_or_default());
     }
     let mut outputs = function

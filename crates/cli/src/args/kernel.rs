@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{TIMEOUT, count, percent, problem_help, seconds, target};
+use super::{TIMEOUT, count, percent, positive, problem_help, seconds, target};
 
 /// The format of the launch file, for `--help`.
 pub(super) fn launch_file() -> String {
@@ -149,11 +149,17 @@ pub struct Compiling {
     #[arg(long, value_name = "NAME=VALUE", value_parser = constant, help_heading = "Triton")]
     pub constexpr: Vec<(String, String)>,
     /// Triton: warps of a CTA; default: Triton's
-    #[arg(long, value_name = "N", help_heading = "Triton")]
+    #[arg(long, value_name = "N", value_parser = warps, help_heading = "Triton")]
     pub num_warps: Option<u32>,
     /// Triton: stages of the software pipeline; default: Triton's
-    #[arg(long, value_name = "N", help_heading = "Triton")]
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Triton")]
     pub num_stages: Option<u32>,
+}
+
+/// Reads the number of warps of a Triton kernel.
+fn warps(text: &str) -> Result<u32, String> {
+    let warps = text.parse().ok().filter(|&warps: &u32| warps.is_power_of_two() && warps <= 32);
+    warps.ok_or_else(|| "expected a power of two up to 32".to_owned())
 }
 
 /// `NAME=VALUE`.

@@ -218,7 +218,7 @@ fn bad_usage_is_named_and_exits_with_3() {
         (&["check", &ptx], "--launch"),
         (&["check", "none.ptx", "--launch", &launch], "cannot read none.ptx"),
         (&["check", &ptx, "--launch", "none.toml"], "cannot read none.toml"),
-        (&["check", &launch, "--launch", &launch], "expected a .ptx or a .cu file"),
+        (&["check", &launch, "--launch", &launch], "expected a .ptx file, a .cu file or FILE.py:FUNCTION"),
         (&["check", &ptx, "--launch", &ptx], "launch file:"),
         (&["check", &broken, "--launch", &launch], "line 19, column"),
         (&["check", &ptx, "--launch", &wrong_launch], "invalid value '[0]' for launch.block"),

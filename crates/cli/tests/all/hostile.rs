@@ -258,7 +258,7 @@ fn a_check_says_what_ran() {
     assert_eq!(code, Some(0), "{said}");
     for part in [
         "after 3 runs",
-        "1 shape: grid [1, 1, 1], block [32, 1, 1]",
+        "1 shape of k: grid [1, 1, 1], block [32, 1, 1]",
         "4 of 5 instructions executed (80 %); never executed: lines 12",
     ] {
         assert!(said.contains(part), "{part}: {said}");

@@ -58,9 +58,26 @@ fn a_launch_can_be_stated_by_options() {
     let short = run(&[&base[..], &["y:f32:64", "--arg", "n:i32=100", "--entry", "twice"]].concat());
     assert_told(&short, 1, &["out_of_bounds", "y["]);
     for (args, said) in [
-        (&["--grid", "4"][..], "0 [[arg]] given, but entry _Z5twicePKfPfi takes 3 parameters"),
-        (&["--grid", "4", "--block", "32"], "0 [[arg]] given, but entry"),
+        (&["--grid", "4"][..], "flashcore: 0 --arg given, but entry twice takes 3 parameters"),
+        (&["--grid", "4", "--block", "32"], "0 --arg given, but entry"),
         (&["--grid", "x"], "invalid value 'x' for --grid"),
+        (&["--grid", "0", "--block", "32"], "invalid value '[0]' for --grid: expected one to three numbers"),
+        (
+            &["--grid", "1", "--block", "-1"],
+            "invalid value '[-1]' for --block: expected one to three numbers",
+        ),
+        (
+            &["--grid", "1", "--entry", "once"],
+            "invalid value 'once' for --entry: expected an entry of the module: twice",
+        ),
+        (
+            &["--grid", "1", "--arg", "n:i32=1.5"],
+            "invalid value '1.5' for --arg n:i32=1.5 value: expected -2^31",
+        ),
+        (
+            &["--grid", "1", "--num-warps", "3"],
+            "invalid value '3' for --num-warps: expected a power of two up to 32",
+        ),
         (&["--grid", "4", "--launch", "a.toml"], "cannot be used with"),
         (&["--block", "32"], "--grid"),
         (&[], "missing --launch: state the launch in a file, or by --grid"),
@@ -266,11 +283,18 @@ fn an_unknown_instruction_is_incomplete_where_it_is_reached() {
     let twice = ["--entry", "twice", "--arg", "x:f32:32=1", "--arg", "y:f32:32", "--arg", "n:i32=32"];
     assert_told(&run(&twice), 0, &["passed after 3 runs"]);
     let sampled = ["--entry", "sampled", "--arg", "t:u64=1", "--arg", "y:f32:32"];
-    assert_told(
-        &run(&sampled),
-        2,
-        &["incomplete: _Z7sampledyPf of", "unknown instruction `tex.1d.v4.f32.s32`"],
-    );
+    assert_told(&run(&sampled), 2, &["incomplete: sampled of", "unknown instruction `tex.1d.v4.f32.s32`"]);
+    // Both reports say so.
+    let reports = ["--sarif", "a.sarif", "--junit", "a.xml"];
+    assert_told(&run(&[&sampled[..], &reports].concat()), 2, &["incomplete: sampled of"]);
+    let read = |name: &str| std::fs::read_to_string(folder.0.join(name)).unwrap();
+    let log: serde_json::Value = serde_json::from_str(&read("a.sarif")).unwrap();
+    let result = &log["runs"][0]["results"][0];
+    assert_eq!((&result["ruleId"], &result["ruleIndex"]), (&"incomplete".into(), &0.into()));
+    let line = 1 + std::fs::read_to_string(&ptx).unwrap().lines().position(|l| l.contains("tex.1d")).unwrap();
+    assert_eq!(result["locations"][0]["physicalLocation"]["region"]["startLine"], line);
+    assert_eq!(result["locations"][0]["logicalLocations"][0]["name"], "sampled");
+    assert!(read("a.xml").contains("errors=\"1\"") && read("a.xml").contains("type=\"incomplete\""));
 }
 
 const TRITON: &str = "import triton

@@ -61,7 +61,7 @@ impl Env<'_> {
         let to = addresses(&warp.registers, inst).map(|a| resolve(a).1);
         let from = based(&warp.registers, inst.source.0, inst.source.1).map(|a| resolve(a).1);
         self.count_copy(warp, inst, mask, &to, &from);
-        let taken: [u32; 32] = std::array::from_fn(|lane| {
+        let mut taken: [u32; 32] = std::array::from_fn(|lane| {
             if !inst.s[0].is_some() {
                 bytes
             } else if c.ignore_src {
@@ -72,14 +72,16 @@ impl Env<'_> {
         });
         let (mut good, mut watched, mut destination) = (0, 0, [0; 32]);
         for_lanes(mask, |lane| {
-            if let Some((watch, offset)) =
-                self.issue_copy(warp, inst, lane, (to[lane], from[lane], taken[lane]))
-            {
-                destination[lane] = offset;
+            let copy = (to[lane], from[lane], taken[lane]);
+            if let Some((watch, offset, read)) = self.issue_copy(warp, inst, lane, copy) {
+                (destination[lane], taken[lane]) = (offset, read);
                 good |= 1 << lane;
                 watched |= u32::from(watch) << lane;
             }
         });
+        if good == 0 {
+            return;
+        }
         let mut flight = Flight {
             pc: inst.pc,
             lanes: good,
@@ -104,14 +106,16 @@ impl Env<'_> {
     }
 
     /// Checks a lane's copy at its issue: destination, source and number of bytes read. Returns whether the
-    /// kernel may write the source, and the offset of the destination; `None` when the copy cannot be made.
+    /// kernel may write the source, the offset of the destination and the bytes to read; `None` when the
+    /// destination is invalid. From an invalid source nothing is read: the fault is reported once, and the
+    /// destination is set to zero, so that later uses of it are no findings.
     fn issue_copy(
         &mut self,
         warp: &Warp,
         inst: &Inst,
         lane: usize,
-        (to, from, taken): (u64, u64, u32),
-    ) -> Option<(bool, u32)> {
+        (to, from, mut taken): (u64, u64, u32),
+    ) -> Option<(bool, u32, u32)> {
         let write = copy_site(inst, Space::Shared, inst.target);
         let offset = self.shared_offset(warp, &write, lane, to)?;
         // The source is aligned to the copy's size, even when fewer bytes are read.
@@ -120,11 +124,15 @@ impl Env<'_> {
             self.report(HazardKind::Misaligned, inst, warp.index, lane, place, || {
                 format!("copies {size} bytes from address {from:#x}, which is not a multiple of {size}")
             });
-            return None;
+            taken = 0;
         }
         let read = copy_site(inst, Space::Global, taken);
         let races = self.context.options.checks.races;
-        let watch = taken > 0 && self.global_region(warp, &read, lane, from)?.0.watched() && races;
+        let source = (taken > 0).then(|| self.global_region(warp, &read, lane, from)).flatten();
+        if source.is_none() {
+            taken = 0;
+        }
+        let watch = races && source.is_some_and(|(region, ..)| region.watched());
         if watch {
             let access = Access { touch: Touch::Copy, epoch: FLIGHT, ..plain(warp, &read, lane) };
             self.note_global_read(&read, &access, from, taken);
@@ -136,7 +144,7 @@ impl Env<'_> {
                 self.report_conflict(inst, warp.index, lane, true, &c, place);
             }
         }
-        Some((watch, offset as u32))
+        Some((watch, offset as u32, taken))
     }
 
     fn count_copy(&mut self, warp: &Warp, inst: &Inst, mask: u32, to: &[u64; 32], from: &[u64; 32]) {
