@@ -88,8 +88,8 @@ fn factors_per_block_of_rows_pass() {
     ] {
         let dtypes: DTypes = types.parse().unwrap();
         let of = |problem: &Problem, rows, seq| ScaleLayout::per_block(problem.heads_kv, seq, rows);
-        let problems = torture::problems(dtypes, 64).into_iter().filter(|t| t.problem.programs.is_empty());
-        let problems: Vec<Torture> = problems
+        let problems: Vec<Torture> = torture::problems(dtypes, 64)
+            .into_iter()
             .map(|Torture { name, mut problem }| {
                 problem.scales = Scales {
                     q: Some(of(&problem, rows[0], problem.seq_q)),

@@ -4,7 +4,7 @@
 //! division by the row sums. With factors per block of rows, the main loop multiplies the scores and the sums
 //! of each KV block ([`attend::ScoreFactors`], [`attend::ValueFactors`]).
 
-use attend::{BlockFactors, ScoreFactors, ValueFactors, accepted_score_factor};
+use attend::{BlockFactors, ScoreFactors, ScorePrograms, Softcap, ValueFactors, accepted_score_factor};
 use problem::{Problem, Tensor};
 use ptx::{Builder, F32, Global, R32};
 
@@ -83,7 +83,8 @@ pub(crate) struct ScaledTile<'a> {
     pub lengths: [R32; 2],
     /// The keys of a KV block that a warp multiplies.
     pub keys: u32,
-    /// The factor of scores without descale factors; `None` if a softcap applies a factor of its own.
+    /// The factor of scores without descale factors; `None` if a softcap or a score program takes the scores
+    /// before the exponent.
     pub factor: Option<F32>,
 }
 
@@ -138,6 +139,17 @@ impl ScoreDescale {
             None => ScoreFactors::on_scores(of_rows, keys),
         })
     }
+}
+
+/// `factor`, the factor of scores in the exponent, if nothing takes the scores before: neither a softcap nor a
+/// score program.
+pub(crate) fn in_exponent(
+    factor: F32,
+    softcap: Option<&Softcap>,
+    programs: Option<&ScorePrograms>,
+) -> Option<F32> {
+    let shaped = softcap.is_some() || programs.is_some_and(ScorePrograms::shapes_scores);
+    (!shaped).then_some(factor)
 }
 
 /// `factor · descale`, the factor of scores in the exponent: positive or NaN.

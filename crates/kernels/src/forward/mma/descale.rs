@@ -1,25 +1,32 @@
 //! The descale factors of the CTA's head.
 
-use attend::{Block, ScoreFactors, Softcap, ValueFactors, WarpKeys};
+use attend::{Block, ScoreFactors, ScorePrograms, Softcap, ValueFactors, WarpKeys};
 use ptx::{Builder, F32, R32};
 use tile::divide;
 
 use super::emit::Forward;
-use crate::forward::descale::{ScaledTile, descaled};
+use crate::forward::descale::{ScaledTile, descaled, in_exponent};
 
 impl Forward<'_> {
-    /// The factor of scores in the exponent and the softcap, both with the descale factors of the CTA's head.
-    /// Factors per block of rows are left out ([`Forward::block_factors`]).
-    pub(super) fn score_factors(&self, k: &mut Builder) -> (F32, Option<Softcap>) {
-        let (factor, softcap) = (self.params.factor, self.params.softcap);
+    /// The factor of scores in the exponent, the softcap and the programs. The first of these that takes the
+    /// scores has the descale factors of the CTA's head: the softcap, else a score program, else the
+    /// exponent. Factors per block of rows are left out ([`Forward::block_factors`]).
+    pub(super) fn score_factors(&self, k: &mut Builder) -> (F32, Option<Softcap>, Option<ScorePrograms>) {
+        let (factor, softcap, programs) =
+            (self.params.factor, self.params.softcap, self.params.programs.clone());
         let Some(descale) = self.params.score_descale.filter(|descale| !descale.is_per_block()) else {
-            return (factor, softcap);
+            return (factor, softcap, programs);
         };
         let at = self.batch_and_key_head(k);
         let descale = descale.load(k, at);
-        match softcap {
-            Some(softcap) => (factor, Some(Softcap { factor: k.mul(softcap.factor, descale), ..softcap })),
-            None => (descaled(k, factor, descale), None),
+        match (softcap, programs) {
+            (Some(softcap), programs) => {
+                (factor, Some(Softcap { factor: k.mul(softcap.factor, descale), ..softcap }), programs)
+            }
+            (None, Some(programs)) if programs.shapes_scores() => {
+                (factor, None, Some(programs.descaled(k, descale)))
+            }
+            (None, programs) => (descaled(k, factor, descale), None, programs),
         }
     }
 
@@ -35,7 +42,11 @@ impl Forward<'_> {
             rows: &rows,
             lengths: [self.params.seq_q, self.params.seq_kv],
             keys: self.plan.warp_keys(),
-            factor: self.params.softcap.is_none().then_some(self.params.factor),
+            factor: in_exponent(
+                self.params.factor,
+                self.params.softcap.as_ref(),
+                self.params.programs.as_ref(),
+            ),
         };
         descale.of_tile(k, &tile)
     }
