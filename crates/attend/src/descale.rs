@@ -1,7 +1,7 @@
 //! Descale factors of 8-bit inputs with one factor per block of rows.
 //!
-//! Factors of Q and K multiply the scores before the softcap, the programs and the mask. Factors of V multiply
-//! the sums P V of a KV block. A KV block, or a warp's part of it, has keys of one factor of V.
+//! Factors of Q and K multiply the scores before the softcap, the programs and the mask. Factors of V
+//! multiply the sums P V of a KV block. A KV block, or a warp's part of it, has keys of one factor of V.
 
 use ptx::{Builder, CmpOp, F32, Global, Pred, R32};
 use tile::{AccTile, divide};

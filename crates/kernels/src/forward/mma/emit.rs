@@ -274,6 +274,7 @@ impl<'a> Forward<'a> {
             }
         };
         blocks.for_each_block(k, Steps { scores, update, accumulate });
+        self.spoil_seen(k, &softmax, factor);
         let (softmax, o) = self.merge(k, softmax, o);
         let o = match self.types {
             [_, MmaType::Fp8(_)] => o.in_quads(),

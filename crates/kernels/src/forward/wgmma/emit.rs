@@ -470,6 +470,7 @@ impl<'a> Forward<'a> {
             });
             let softmax = softmax.with_output_factor(self.value_descale(k, tile));
             let o = softmax.take_sums(k, &main_loop.o);
+            self.spoil_seen(k, &softmax, factor);
             self.if_complete(k, consumer, tile, &softmax, &o, |k| {
                 let sinks = self
                     .params
