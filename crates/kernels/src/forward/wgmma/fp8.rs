@@ -163,8 +163,8 @@ impl WgmmaPlan {
             let threshold = if transposes_values(problem) { 0 } else { default_threshold(problem.seq_kv) };
             WgmmaPlan { rescale: Rescaling::Beyond(threshold), ..plan }
         };
-        // ptxas spills registers of wider blocks and of overlapped tiles, except where a score program is alone
-        // and two warpgroups have O of at most 128 columns.
+        // ptxas spills registers of wider blocks and of overlapped tiles, except where a score program is
+        // alone and two warpgroups have O of at most 128 columns.
         let narrow =
             problem.programs.mask.is_some() || problem.programs.score.is_some() && !(65..=128).contains(&dim);
         if narrow {
