@@ -19,7 +19,7 @@ mod softmax;
 mod split;
 mod walk;
 
-pub use band::{After, BlockList, BlockLists, Bound, Coverage, KeyBand, Lower, Masker, RowRange};
+pub use band::{After, BlockList, BlockLists, Bound, Coverage, Hides, KeyBand, Lower, Masker, RowRange};
 pub use descale::{BlockFactors, ScoreFactors, ValueFactors, WarpKeys, accepted_score_factor};
 pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};

@@ -9,7 +9,7 @@
 use emu::numerics::Lanes32;
 use emu::numerics::tensor::{Accumulator, Input, MmaKind, Shape, TensorRules, mma};
 use problem::E4m3;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Number of query rows: the rows of one tensor-core tile.
 pub const ROWS: usize = 16;
@@ -23,7 +23,7 @@ pub const STEP: usize = 32;
 const TILE: usize = 8;
 
 /// How O is summed over the keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheme {
     /// P V of each block in a separate accumulator, which is added to O in f32: two-level sums.
@@ -59,7 +59,7 @@ impl Scheme {
 }
 
 /// The distribution from which the inputs are drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Draw {
     /// Independent normal numbers.
@@ -89,7 +89,7 @@ impl Draw {
 }
 
 /// The error of a scheme at a number of keys.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Point {
     /// Keys.
     pub keys: usize,

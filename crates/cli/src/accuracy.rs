@@ -2,7 +2,9 @@
 //! of keys.
 
 use std::io::Write;
+use std::path::Path;
 
+use bench::provenance::Provenance;
 use check::accuracy::{Draw, Point, STEP, Scheme, errors};
 use host::store;
 use serde_json::{Value, json};
@@ -29,7 +31,18 @@ pub fn accuracy(args: &Accuracy) -> Result<Status, CliError> {
         source::not_beside_json("--out", out, args.json)?;
         store::writable(out)?;
     }
+    // One thread computes the curves.
+    let provenance = Provenance::of_cpu(Path::new("."), 1);
+    if args.evidence.is_some() && provenance.commit.is_none() {
+        return Err(CliError::Unclean);
+    }
     let curves = curves(args.keys);
+    if let Some(given) = &args.evidence {
+        let file = given.as_deref().unwrap_or(Path::new("evidence/emulator.jsonl"));
+        for row in rows(&curves, &provenance) {
+            store::append_line(file, &row.to_string())?;
+        }
+    }
     if let Some(out) = &args.out {
         store::write(out, report::accuracy::page(&curves).as_bytes())?;
         if store::is_standard(out) {
@@ -60,6 +73,26 @@ fn curves(most: usize) -> Vec<(Draw, Vec<Point>)> {
         (draw, points.collect())
     };
     Draw::ALL.map(&mut points_of).into()
+}
+
+/// The rows of evidence: one for each error, with the provenance of all.
+fn rows(curves: &[(Draw, Vec<Point>)], provenance: &Provenance) -> Vec<Value> {
+    let points = curves.iter().flat_map(|(draw, points)| points.iter().map(move |point| (draw, point)));
+    points
+        .map(|(draw, Point { keys, scheme, relative })| {
+            let mut row = json!(provenance);
+            for (name, value) in [
+                ("suite", json!("accuracy")),
+                ("distribution", json!(draw)),
+                ("keys", json!(keys)),
+                ("scheme", json!(scheme)),
+                ("relative", json!(relative)),
+            ] {
+                row[name] = value;
+            }
+            row
+        })
+        .collect()
 }
 
 fn object(curves: &[(Draw, Vec<Point>)]) -> Value {

@@ -250,6 +250,10 @@ pub struct Accuracy {
     /// File for a page with the curves, or - for standard output instead of the table
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Append a row per error to FILE (default: evidence/emulator.jsonl); refused unless the commit is known
+    /// and clean
+    #[arg(long, value_name = "FILE", num_args = 0..=1)]
+    pub evidence: Option<Option<PathBuf>>,
 }
 
 #[derive(Debug, Args)]

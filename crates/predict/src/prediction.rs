@@ -122,6 +122,15 @@ pub struct Utilisation {
     pub dram: f64,
 }
 
+impl Utilisation {
+    /// The utilisation of the busiest unit.
+    #[must_use]
+    pub fn busiest(&self) -> f64 {
+        let Utilisation { issue, fma, alu, half, double, mufu, tensor, shared, l1, l2, dram } = *self;
+        [issue, fma, alu, half, double, mufu, tensor, shared, l1, l2, dram].into_iter().fold(0.0, f64::max)
+    }
+}
+
 /// A kernel's position under the roofline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Roofline {

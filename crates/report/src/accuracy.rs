@@ -1,12 +1,12 @@
 //! The page of `flashcore accuracy`: error over the number of keys, by distribution and by scheme of sums.
 
 use check::accuracy::{Draw, Point, Scheme};
-use maud::{DOCTYPE, PreEscaped, html};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use crate::panels::{Panel, panels};
+use crate::panels::{Panel, Scale, panels};
 
-/// The page. Each distribution has points of all schemes in the order of [`Scheme::ALL`].
-pub fn page(curves: &[(Draw, Vec<Point>)]) -> String {
+/// The curves of each distribution, on a common logarithmic scale of errors in %.
+pub fn chart(curves: &[(Draw, Vec<Point>)]) -> Markup {
     let legend = Scheme::ALL.map(|scheme| scheme.name().to_owned());
     let panel = |(draw, points): &(Draw, Vec<Point>)| {
         let line = |(number, scheme): (usize, Scheme)| {
@@ -19,6 +19,12 @@ pub fn page(curves: &[(Draw, Vec<Point>)]) -> String {
         }
     };
     let charts: Vec<Panel> = curves.iter().map(panel).collect();
+    panels(&charts, &legend, "%", Scale::Logarithmic)
+}
+
+/// The page. Each distribution has points of all schemes in the order of [`Scheme::ALL`].
+pub fn page(curves: &[(Draw, Vec<Point>)]) -> String {
+    let legend = Scheme::ALL.map(Scheme::name);
     let markup = html! {
         (DOCTYPE)
         html lang="en" {
@@ -32,10 +38,10 @@ pub fn page(curves: &[(Draw, Vec<Point>)]) -> String {
                 h1 { "8-bit attention over the number of keys" }
                 p.soft {
                     "Error of O against attention in f64 on the same e4m3 inputs, in % of O (root mean square), "
-                    "over the number of keys. Computed by the emulator's model of the tensor cores of sm_90, "
+                    "over the number of keys; the scale is logarithmic. Computed by the emulator's model of the tensor cores of sm_90, "
                     "for 16 queries of head dim 128; no kernel ran."
                 }
-                (panels(&charts, &legend, "%"))
+                (chart(curves))
                 p {
                     "The tensor cores align the 32 products of a sum, and the accumulator, to the largest exponent "
                     "and keep 13 bits below it. One accumulator over all keys loses the contributions of light keys. "

@@ -11,6 +11,47 @@ pub struct Panel {
     pub lines: Vec<(usize, Vec<(f64, f64)>)>,
 }
 
+/// The scale of the rates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// From 0.
+    Linear,
+    /// Whole powers of ten.
+    Logarithmic,
+}
+
+/// The grid lines of a scale: value and height from 0 to 1.
+struct Grid {
+    scale: Scale,
+    lines: Vec<f64>,
+}
+
+impl Grid {
+    /// The grid for values from `least`, which is positive, to `most`.
+    fn new(scale: Scale, least: f64, most: f64) -> Grid {
+        let lines = match scale {
+            Scale::Linear => {
+                let step = step(most);
+                (0..=(most / step).ceil() as usize).map(|tick| tick as f64 * step).collect()
+            }
+            Scale::Logarithmic => {
+                let from = least.log10().floor() as i32;
+                let to = (most.log10().ceil() as i32).max(from + 1);
+                (from..=to).map(|power| 10f64.powi(power)).collect()
+            }
+        };
+        Grid { scale, lines }
+    }
+
+    fn height(&self, value: f64) -> f64 {
+        let (low, high) = (self.lines[0], self.lines[self.lines.len() - 1]);
+        match self.scale {
+            Scale::Linear => value / high,
+            Scale::Logarithmic => (value / low).log10() / (high / low).log10(),
+        }
+    }
+}
+
 const COLUMNS: usize = 2;
 const GAP: f64 = 46.0;
 const HEIGHT: f64 = 190.0;
@@ -18,15 +59,14 @@ const LEGEND: f64 = 30.0;
 const TITLE: f64 = 22.0;
 const FOOT: f64 = 34.0;
 
-/// Panels with a common scale: rates upwards from 0, sizes doubling to the right. The line of the first name
-/// in the legend is the boldest.
-pub fn panels(panels: &[Panel], legend: &[String], unit: &str) -> Markup {
+/// Panels with a common scale: rates upwards, sizes doubling to the right. The line of the first name in the
+/// legend is the boldest. On a logarithmic scale, rates are positive.
+pub fn panels(panels: &[Panel], legend: &[String], unit: &str, scale: Scale) -> Markup {
     let rows = panels.len().div_ceil(COLUMNS) as f64;
     let height = LEGEND + rows * (TITLE + HEIGHT + FOOT);
     let points = || panels.iter().flat_map(|panel| &panel.lines).flat_map(|(_, points)| points);
-    let most = points().map(|p| p.1).fold(0.0, f64::max);
-    let step = step(most);
-    let top = (most / step).ceil() * step;
+    let (least, most) = points().fold((f64::INFINITY, 0.0), |(low, high), p| (p.1.min(low), p.1.max(high)));
+    let grid = Grid::new(scale, least, most);
     let (first, last) = points().fold((f64::INFINITY, 0.0), |(low, high), p| (p.0.min(low), p.0.max(high)));
     let doublings = (last / first).log2().max(1.0);
     let wide = (WIDTH - COLUMNS as f64 * GAP - 28.0) / COLUMNS as f64;
@@ -40,16 +80,15 @@ pub fn panels(panels: &[Panel], legend: &[String], unit: &str) -> Markup {
                 @let left = GAP + (index % COLUMNS) as f64 * (wide + GAP);
                 @let head = LEGEND + (index / COLUMNS) as f64 * (TITLE + HEIGHT + FOOT) + TITLE;
                 @let x = |size: f64| left + (size / first).log2() / doublings * wide;
-                @let y = |rate: f64| head + HEIGHT * (1.0 - rate / top);
+                @let y = |rate: f64| head + HEIGHT * (1.0 - grid.height(rate));
                 text.name x=(left) y=(head - 8.0) { (panel.title) }
-                @for tick in 0..=(top / step).round() as usize {
-                    @let rate = tick as f64 * step;
+                @for &rate in &grid.lines {
                     line.grid x1=(left) x2=(left + wide) y1=(y(rate)) y2=(y(rate)) {}
-                    text.tick x=(left - 6.0) y=(y(rate) + 4.0) text-anchor="end" { (format!("{rate:.0}")) }
+                    text.tick x=(left - 6.0) y=(y(rate) + 4.0) text-anchor="end" { (rate_text(rate)) }
                 }
                 @for doubling in 0..=doublings.round() as i32 {
                     @let size = first * f64::from(doubling).exp2();
-                    text.tick x=(x(size)) y=(head + HEIGHT + 15.0) text-anchor="middle" { (format!("{size:.0}")) }
+                    text.tick x=(x(size)) y=(head + HEIGHT + 15.0) text-anchor="middle" { (size_text(size)) }
                 }
                 // The first line is drawn on top.
                 @for (number, points) in panel.lines.iter().rev() {
@@ -62,6 +101,19 @@ pub fn panels(panels: &[Panel], legend: &[String], unit: &str) -> Markup {
                 }
             }
         }
+    }
+}
+
+fn rate_text(rate: f64) -> String {
+    if rate == 0.0 || rate >= 1.0 { format!("{rate:.0}") } else { rate.to_string() }
+}
+
+/// A size in units of 1024, if it is a multiple of 1024.
+fn size_text(size: f64) -> String {
+    if size >= 1024.0 && size % 1024.0 == 0.0 {
+        format!("{:.0}k", size / 1024.0)
+    } else {
+        format!("{size:.0}")
     }
 }
 
@@ -106,11 +158,21 @@ mod tests {
     }
 
     #[test]
+    fn a_logarithmic_grid_holds_all_values_between_powers_of_ten() {
+        let grid = Grid::new(Scale::Logarithmic, 0.03, 48.0);
+        let labels: Vec<String> = grid.lines.iter().map(|&rate| rate_text(rate)).collect();
+        assert_eq!(labels, ["0.01", "0.1", "1", "10", "100"]);
+        assert!((grid.height(1.0) - 0.5).abs() < 1e-9 && grid.height(0.01) == 0.0);
+        assert_eq!([512.0, 1024.0, 1536.0, 131_072.0].map(size_text), ["512", "1k", "1536", "128k"]);
+    }
+
+    #[test]
     fn every_line_is_drawn_in_its_place() {
         let line = |rate| vec![(512.0, rate), (1024.0, 2.0 * rate), (2048.0, 2.0 * rate)];
         let panel =
             |title: &str| Panel { title: title.into(), lines: vec![(0, line(100.0)), (1, line(50.0))] };
-        let svg = panels(&[panel("D64"), panel("D128 <full>")], &["ours".into(), "peer".into()], "TFLOP/s");
+        let both = [panel("D64"), panel("D128 <full>")];
+        let svg = panels(&both, &["ours".into(), "peer".into()], "TFLOP/s", Scale::Linear);
         let svg = svg.into_string();
         assert_eq!(svg.matches("<path").count(), 4);
         assert_eq!(svg.matches("<circle").count(), 12);

@@ -22,6 +22,9 @@ pub struct TileMask<'a> {
 }
 
 const LANES: u32 = 32;
+/// Rows at either end that a search for visible and hidden elements evaluates together, so that their loads
+/// overlap.
+const SEARCHED_ROWS: u32 = 2;
 
 impl ScorePrograms {
     /// The mask over the rows of a tile, which has at least one row. `head` is the tile's query head, or
@@ -95,7 +98,8 @@ impl TileMask<'_> {
         [any, all]
     }
 
-    /// Evaluates the mask for one element after another, until a visible and a hidden one are found.
+    /// Evaluates the mask from the first and the last row inwards, until a visible and a hidden element are
+    /// found. Rows of two groups, such as two documents, differ between the ends.
     fn judge_elements(&self, k: &mut Builder, at: &mut Scope, parts: u32, [any, all]: [R32; 2]) {
         let of_columns: Vec<Memo> = (0..parts)
             .map(|part| {
@@ -113,26 +117,36 @@ impl TileMask<'_> {
         let limit = k.mul(rows.seq_q, rows.heads);
         let end = k.add(rows.first, rows.rows);
         let end = k.min_u(end, limit);
-        let row = k.mov(rows.first);
+        let last = k.sub(end, 1);
+        let inwards: R32 = k.mov(0);
         k.do_while(|k| {
-            set_row(k, at, (&rows, self.head, self.last[0]), row);
+            let (from_first, from_last) = (k.add(rows.first, inwards), k.sub(last, inwards));
+            let ends = (0..SEARCHED_ROWS).flat_map(|further| {
+                let (below, above) = (k.add(from_first, further), k.sub(from_last, further));
+                [k.min_s(below, last), k.max_s(above, rows.first)]
+            });
+            let ends: Vec<R32> = ends.collect();
             let mut found: Option<[_; 2]> = None;
-            for (part, of_column) in (0..).zip(&of_columns) {
-                at.offset = LANES * part;
-                at.column.clone_from(of_column);
-                at.element.fill(None);
-                let sees = at.value(k, self.mask).bool();
-                found = Some(match found {
-                    None => [sees, sees],
-                    Some([any, all]) => [k.or_pred(any, sees), k.and_pred(all, sees)],
-                });
+            for row in ends {
+                set_row(k, at, (&rows, self.head, self.last[0]), row);
+                for (part, of_column) in (0..).zip(&of_columns) {
+                    at.offset = LANES * part;
+                    at.column.clone_from(of_column);
+                    at.element.fill(None);
+                    let sees = at.value(k, self.mask).bool();
+                    found = Some(match found {
+                        None => [sees, sees],
+                        Some([any, all]) => [k.or_pred(any, sees), k.and_pred(all, sees)],
+                    });
+                }
             }
             let [some, every] = found.expect("a block has keys");
             let (some, every) = (k.vote_any(some), k.vote_all(every));
             k.selp_to(any, 1, any, some);
             k.selp_to(all, all, 0, every);
-            k.add_to(row, row, 1);
-            let more = k.setp_u(CmpOp::Lt, row, end);
+            k.add_to(inwards, inwards, SEARCHED_ROWS);
+            let (from_first, from_last) = (k.add(rows.first, inwards), k.sub(last, inwards));
+            let more = k.setp_s(CmpOp::Le, from_first, from_last);
             // The search continues until both answers are known: any = 1 and all = 0.
             let open = k.setp_s(CmpOp::Le, any, all);
             k.and_pred(open, more)

@@ -67,6 +67,8 @@ pub struct ScorePrograms {
     pub(super) params: ProgramParams,
     /// Whether the mask program also runs in full blocks.
     pub(super) masks_full: bool,
+    /// Whether every block has all of its keys, so that none lies beyond the last key.
+    pub(super) whole_blocks: bool,
     /// Whether table elements are read one block ahead.
     pub(super) reads_ahead: bool,
     /// The parameters of the staged reads, in the order of [`ProgramCode::staged`].
@@ -103,7 +105,14 @@ pub enum Elements {
 impl ScorePrograms {
     /// The programs of this code.
     pub const fn new(code: ProgramCode, params: ProgramParams) -> ScorePrograms {
-        ScorePrograms { code, params, masks_full: true, reads_ahead: false, staged: Vec::new() }
+        ScorePrograms {
+            code,
+            params,
+            masks_full: true,
+            whole_blocks: false,
+            reads_ahead: false,
+            staged: Vec::new(),
+        }
     }
 
     /// Omits the mask program in full blocks. Correct if the coverage of the blocks takes the mask program
@@ -123,6 +132,13 @@ impl ScorePrograms {
     /// Whether there is a score program. If so, the softmax gets logits in units of the natural logarithm.
     pub const fn shapes_scores(&self) -> bool {
         self.code.score.is_some()
+    }
+
+    /// Reads tables without a test for keys beyond the last one. Correct if blocks of keys divide the keys
+    /// evenly (`divides`).
+    #[must_use]
+    pub fn on_whole_blocks(self, divides: bool) -> ScorePrograms {
+        ScorePrograms { whole_blocks: divides, ..self }
     }
 
     /// The programs for warps that hold `warp_rows` rows of the range and `warp_keys` keys of each block.
@@ -162,11 +178,24 @@ impl ScorePrograms {
         });
         let of_rows = of_rows.collect();
         let ahead = self.ahead(k, (warp_rows, warp_keys));
-        RowPrograms { programs: self, rows: *rows, column, last_key, once: at.once, of_rows, ahead }
+        RowPrograms {
+            programs: self,
+            rows: *rows,
+            column,
+            last_key,
+            once: at.once,
+            of_rows,
+            ahead,
+        }
     }
 }
 
 impl RowPrograms<'_> {
+    /// Whether only a mask program runs, so that blocks whose keys it shows need no code.
+    pub const fn only_mask(&self) -> bool {
+        self.programs.code.score.is_none()
+    }
+
     /// Turns the products of the tile's queries with the keys from `origin` on into logits, and hides the
     /// keys that the mask program hides. The products may have been capped before.
     pub fn apply(&self, k: &mut Builder, s: &AccTile, origin: R32, coverage: Coverage) {
@@ -236,7 +265,8 @@ impl RowPrograms<'_> {
         let code = &self.programs.code;
         let mut at = Scope::new(self.programs, &self.rows);
         at.once.clone_from(&self.once);
-        at.first_key = Some(block);
+        let (first, coverage) = block;
+        at.first_key = Some((first, if self.programs.whole_blocks { Coverage::Full } else { coverage }));
         at.last_key = Some(self.last_key);
         at.in_pairs = pairs.is_some();
         let ahead = if pairs == Some(Elements::Ahead) { &*self.ahead } else { &[] };

@@ -8,7 +8,7 @@ use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared, Src};
 use tile::{AccTile, MatrixReader, OperandB, TileCopy, TileLayout};
 
 use super::Order;
-use crate::{BlockList, Bound, Coverage, Lower};
+use crate::{BlockList, Bound, Coverage, Hides, Lower};
 
 /// One of the two streamed tensors, K or V.
 #[derive(Clone, Debug)]
@@ -80,6 +80,8 @@ pub struct Block<'a> {
     /// First key of the block.
     pub origin: R32,
     pub coverage: Coverage,
+    /// Which masks hide keys, if a list says so.
+    pub hides: Option<Hides>,
     pipeline: &'a KvPipeline,
     /// Offset of the key stage that the round has already waited for; `None` if [`Block::key`] waits.
     key_stage: Option<R32>,
@@ -167,7 +169,7 @@ impl KvPipeline {
     fn request_first(&self, k: &mut Builder, stream: &Stream, ahead: u32) {
         self.if_block(k, ahead, |k| {
             let limit = self.ragged.filter(|_| ahead == 0).map(|keys| {
-                let before = self.origin(k, self.current);
+                let before = self.block(k, 0, Coverage::Partial, None).origin;
                 k.sub(keys, before)
             });
             let to = stream.tile.at(i64::from(ahead * self.stage_bytes));
@@ -305,19 +307,14 @@ impl KvPipeline {
         k.cp_async_commit();
     }
 
-    /// The first key of the block at a position.
-    fn origin(&self, k: &mut Builder, position: R32) -> R32 {
-        let block = match &self.list {
-            None => position,
-            Some(list) => list.block(k, position),
-        };
-        k.mul(block, self.block_n)
-    }
-
     /// The block that is `ahead` blocks after the current one.
     fn block(&self, k: &mut Builder, ahead: u32, coverage: Coverage, key_stage: Option<R32>) -> Block<'_> {
         let index = if ahead == 0 { self.current } else { k.sub(self.current, ahead) };
-        Block { origin: self.origin(k, index), coverage, pipeline: self, key_stage }
+        let (block, hides) = match self.list.map(|list| list.entry(k, index)) {
+            None => (index, None),
+            Some((block, hides)) => (block, Some(hides)),
+        };
+        Block { origin: k.mul(block, self.block_n), coverage, hides, pipeline: self, key_stage }
     }
 
     fn visit_down_to(

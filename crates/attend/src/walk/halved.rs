@@ -5,8 +5,7 @@ use ptx::{Builder, CmpOp, R32};
 use tile::AccTile;
 
 use super::Tiles;
-use super::main_loop::{Loaded, MainLoop, TileRows};
-use crate::Coverage;
+use super::main_loop::{Loaded, MainLoop, TileRows, Visit};
 
 impl MainLoop {
     /// Computes the first half of the first block if `halved` is non-zero, else all of it. P of the other
@@ -15,7 +14,7 @@ impl MainLoop {
         &self,
         k: &mut Builder,
         halved: R32,
-        block: (R32, Coverage),
+        visit: &Visit,
         rows: (&TileRows, &Loaded),
     ) {
         if self.tiles == Tiles::InTurn {
@@ -34,12 +33,12 @@ impl MainLoop {
                 let (columns, k_tiles) = (self.s.n_tiles() / 2, self.p.k_tiles() / 2);
                 let (s, p) = (self.s.columns(0, columns), self.p.first_tiles(k_tiles));
                 scores(k, &s);
-                self.first_softmax(k, (&s, &p), block, rows);
+                self.first_softmax(k, (&s, &p), visit, rows);
                 self.p.clear_from(k, k_tiles);
             },
             |k| {
                 scores(k, &self.s);
-                self.first_softmax(k, (&self.s, &self.p), block, rows);
+                self.first_softmax(k, (&self.s, &self.p), visit, rows);
             },
         );
         self.skip_owed_values(k);

@@ -20,7 +20,7 @@ use tile::{AccTile, Accumulate, OperandTile, OperandType, PairSum, PingPong, Pro
 
 use super::{BlockOutput, Order, SharedProbs, Skips, Tiles, Walk};
 use crate::{
-    BlockList, Chains, Coverage, Elements, Masker, OnlineSoftmax, RowPrograms, ScoreFactors, Softcap,
+    BlockList, Chains, Coverage, Elements, Hides, Masker, OnlineSoftmax, RowPrograms, ScoreFactors, Softcap,
     SpeculativeMax, StagedTables, ValueFactors, WarpKeys, Words,
 };
 
@@ -96,10 +96,32 @@ pub(super) struct Loaded {
     pub(super) of_values: Option<(F32, WarpKeys)>,
 }
 
+/// A visited block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Visit {
+    pub block: R32,
+    pub coverage: Coverage,
+    /// Which masks hide keys, if a list says so.
+    hides: Option<Hides>,
+}
+
+impl Visit {
+    /// The block of a list's entry; without a list, the block at `position`.
+    fn of(entry: Option<(R32, Hides)>, position: R32, coverage: Coverage) -> Visit {
+        let (block, hides) = entry.unzip();
+        Visit { block: block.unwrap_or(position), coverage, hides }
+    }
+}
+
 impl TileRows<'_> {
+    /// The first block of the walk, which is at `position`.
+    fn first_visit(&self, k: &mut Builder, position: R32, coverage: Coverage) -> Visit {
+        Visit::of(self.list.map(|list| list.first(k)), position, coverage)
+    }
+
     /// The block at a position of the walk.
-    fn block(&self, k: &mut Builder, position: R32) -> R32 {
-        self.list.map_or(position, |list| list.block(k, position))
+    fn visit(&self, k: &mut Builder, position: R32, coverage: Coverage) -> Visit {
+        Visit::of(self.list.map(|list| list.entry(k, position)), position, coverage)
     }
 }
 
@@ -148,14 +170,14 @@ impl MainLoop {
         self.clear_output(k); //                                          2  O = 0 (`softmax`: l = 0, m = −∞)
         let position = walk.first(k);
         self.read_ahead(k, walk, position, rows);
-        let block = rows.block(k, position);
-        let factors = self.load_factors(k, (block, walk.first_coverage()), rows);
-        self.first_block(k, (block, walk.first_coverage()), (rows, &factors)); // 3–6
+        let first = rows.first_visit(k, position, walk.first_coverage());
+        let factors = self.load_factors(k, &first, rows);
+        self.first_block(k, &first, (rows, &factors)); //                3–6
         self.set_value_factors(k, &factors, rows);
         walk.rest(k, position, |k, coverage| {
             //                                                            7  for each further block
-            let block = rows.block(k, position);
-            let factors = self.load_factors(k, (block, coverage), rows);
+            let visit = rows.visit(k, position, coverage);
+            let factors = self.load_factors(k, &visit, rows);
             let mut staged = Vec::new(); //                                  elements of tables in tiles
             let read = |k: &mut Builder| staged = self.tables.read(k, self.block_n);
             self.issue_both(k, read); //                               8–11  S = Q Kᵀ, beside O += P V
@@ -163,13 +185,13 @@ impl MainLoop {
             self.add_halves(k, s); //                                        S of both halves of the head dim
             self.descale(k, s, &factors, rows); //                           S·f, if f changes with the block
             self.cap(k, s); //                                               S = tanh(S·c'), if capped
-            self.run_programs(k, s, (block, coverage), rows, (Elements::Ahead, &staged)); // S = score(S)
+            self.run_programs(k, s, &visit, rows, (Elements::Ahead, &staged)); // S = score(S)
             self.read_ahead(k, walk, position, rows);
             if let (Some(speculative), Coverage::Full) = (&self.speculative, coverage) {
-                return self.softmax_speculative(k, speculative, block, (rows, &factors, &staged));
+                return self.softmax_speculative(k, speculative, &visit, (rows, &factors, &staged));
             }
             keys.release(k); //                                          15  for K
-            self.hide(k, s, (block, coverage), rows); //                     S = −∞ where a row sees no key
+            self.hide(k, s, &visit, rows); //                                S = −∞ where a row sees no key
             let rescale = softmax.update_row_max(k, s, *chains); //      13  m = max(m, S·c); l·α
             let sums = softmax.exponentials(k, s, *chains); //           13  P = exp2(S·c − m)
             softmax.add_sums(k, &sums); //                               13  l += Σ P
@@ -183,16 +205,16 @@ impl MainLoop {
     }
 
     /// The first block, up to its probabilities.
-    fn first_block(&self, k: &mut Builder, block: (R32, Coverage), rows: (&TileRows, &Loaded)) {
+    fn first_block(&self, k: &mut Builder, visit: &Visit, rows: (&TileRows, &Loaded)) {
         if let Some(halved) = self.halved {
-            return self.first_block_halved(k, halved, block, rows);
+            return self.first_block_halved(k, halved, visit, rows);
         }
         if self.tiles == Tiles::InTurn {
             self.wait_for_first(k); //                                    3
             self.first_scores(k, &self.s); //                           4–5  S = Q Kᵀ
         }
         self.skip_owed_values(k);
-        self.first_softmax(k, (&self.s, &self.p), block, rows); //        6  m, P and l from S
+        self.first_softmax(k, (&self.s, &self.p), visit, rows); //        6  m, P and l from S
     }
 
     /// Issues the scores of a block and the P V of the block before it, and runs `between` between the two.
@@ -242,15 +264,15 @@ impl MainLoop {
         &self,
         k: &mut Builder,
         (s, p): (&AccTile, &OperandTile),
-        block: (R32, Coverage),
+        visit: &Visit,
         (rows, factors): (&TileRows, &Loaded),
     ) {
         let staged = self.tables.read(k, 8 * s.n_tiles());
         self.add_halves(k, s);
         self.descale(k, s, factors, rows);
         self.cap(k, s);
-        self.run_programs(k, s, block, rows, (Elements::InPlace, &staged));
-        self.hide(k, s, block, rows);
+        self.run_programs(k, s, visit, rows, (Elements::InPlace, &staged));
+        self.hide(k, s, visit, rows);
         rows.softmax.update_row_max(k, s, self.chains);
         let sums = rows.softmax.exponentials(k, s, self.chains);
         rows.softmax.add_sums(k, &sums);
@@ -312,11 +334,12 @@ impl MainLoop {
     }
 
     /// Loads the descale factors of a block, if they change from block to block.
-    fn load_factors(&self, k: &mut Builder, (block, coverage): (R32, Coverage), rows: &TileRows) -> Loaded {
+    fn load_factors(&self, k: &mut Builder, visit: &Visit, rows: &TileRows) -> Loaded {
         if rows.scores.is_none() && rows.values.is_none() {
             return Loaded { of_keys: Vec::new(), of_values: None };
         }
-        let keys = WarpKeys { origin: k.mul(block, self.block_n), count: self.block_n, coverage };
+        let origin = k.mul(visit.block, self.block_n);
+        let keys = WarpKeys { origin, count: self.block_n, coverage: visit.coverage };
         Loaded {
             of_keys: rows.scores.map_or(Vec::new(), |scores| scores.load(k, &keys)),
             of_values: rows.values.map(|values| (values.load(k, &keys), keys)),
@@ -343,13 +366,16 @@ impl MainLoop {
         &self,
         k: &mut Builder,
         s: &AccTile,
-        (block, coverage): (R32, Coverage),
+        visit: &Visit,
         rows: &TileRows,
         (elements, staged): (Elements, &[Words]),
     ) {
         if let Some(programs) = rows.programs {
-            let origin = k.mul(block, self.block_n);
-            programs.apply_with(k, s, (origin, coverage), elements, staged);
+            let hides = visit.hides.filter(|_| programs.only_mask() && visit.coverage == Coverage::Partial);
+            Hides::by_program(hides, k, |k| {
+                let origin = k.mul(visit.block, self.block_n);
+                programs.apply_with(k, s, (origin, visit.coverage), elements, staged);
+            });
         }
     }
 
@@ -360,17 +386,19 @@ impl MainLoop {
         let more = k.setp_s(CmpOp::Gt, position, walk.from.clone());
         k.if_(more, |k| {
             let next = k.sub(position, 1);
-            let block = rows.block(k, next);
+            let block = rows.list.map_or(next, |list| list.block(k, next));
             let origin = k.mul(block, self.block_n);
             programs.read_ahead(k, origin);
         });
     }
 
     /// Hides the keys of a partial block that a row does not see.
-    fn hide(&self, k: &mut Builder, s: &AccTile, (block, coverage): (R32, Coverage), rows: &TileRows) {
-        if let (Some(mask), Coverage::Partial) = (rows.mask, coverage) {
-            let origin = k.mul(block, self.block_n);
-            mask.apply(k, s, origin, coverage);
+    fn hide(&self, k: &mut Builder, s: &AccTile, visit: &Visit, rows: &TileRows) {
+        if let (Some(mask), Coverage::Partial) = (rows.mask, visit.coverage) {
+            Hides::by_band(visit.hides, k, |k| {
+                let origin = k.mul(visit.block, self.block_n);
+                mask.apply(k, s, origin, visit.coverage);
+            });
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Variant of the softmax of a full block: no row max is computed, and the block is recomputed if a score
 //! exceeds the stored row max by too much ([`SpeculativeMax`]).
 
-use ptx::{Builder, R32};
+use ptx::Builder;
 
-use super::main_loop::{Loaded, MainLoop, TileRows};
-use crate::{Coverage, Elements, SpeculativeMax, Words};
+use super::main_loop::{Loaded, MainLoop, TileRows, Visit};
+use crate::{Elements, SpeculativeMax, Words};
 
 impl MainLoop {
     /// The softmax of a block with the row max of earlier blocks. If a row of the warpgroup exceeds the limit
@@ -14,7 +14,7 @@ impl MainLoop {
         &self,
         k: &mut Builder,
         speculative: &SpeculativeMax,
-        block: R32,
+        visit: &Visit,
         (rows, factors, staged): (&TileRows, &Loaded, &[Words]),
     ) {
         let softmax = rows.softmax;
@@ -29,7 +29,7 @@ impl MainLoop {
             k.wgmma_wait(0);
             self.descale(k, s, factors, rows);
             self.cap(k, s);
-            self.run_programs(k, s, (block, Coverage::Full), rows, (Elements::InPlace, staged));
+            self.run_programs(k, s, visit, rows, (Elements::InPlace, staged));
             let rescale = softmax.raise_row_max(k, s, *chains);
             self.rescale_output(k, &rescale); //                         m = max(m, S·c); O, l rescaled
             let exact = softmax.exponentials(k, s, *chains); //          P = exp2(S·c − m)

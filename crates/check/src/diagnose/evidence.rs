@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use emu::trace::CtaTrace;
 use emu::{Counter, Counters};
 use predict::resources::Resources;
-use predict::{Cause, Prediction};
+use predict::{Cause, Prediction, Utilisation};
 use ptx::{Instruction, Kernel, Op, Statement};
 use serde::Serialize;
 
-use super::show_lines;
+use super::{amdahl, show_lines};
 use crate::sources::{SourceRange, Sources};
 
 /// A PTX instruction with its counters.
@@ -170,6 +170,21 @@ impl<'a> Evidence<'a> {
     /// Predicted time share of some causes; `otherwise` if there is no prediction.
     pub fn predicted(&self, causes: &[Cause], otherwise: f64) -> f64 {
         self.prediction.map_or(otherwise, |p| causes.iter().map(|&c| p.share(c)).sum())
+    }
+
+    /// Limits the gain of a cure that leaves the work of some units as it is: the kernel then takes at least
+    /// its launch and the time of the busiest of these units. `units` gives the utilisation of that unit.
+    pub fn limited(&self, gain: f64, units: impl Fn(&Utilisation) -> f64) -> f64 {
+        let Some(prediction) = self.prediction else { return gain };
+        let launch = prediction.share(Cause::Launch);
+        let floor = launch + (1.0 - launch) * units(&prediction.utilisation);
+        gain.min(1.0 / floor.clamp(0.001, 1.0))
+    }
+
+    /// Maximum speed-up when waits that are `share` of the time shrink to the fraction `rest`. No cure of a
+    /// wait reduces the work of a unit.
+    pub fn gain_of_waits(&self, share: f64, rest: f64) -> f64 {
+        self.limited(amdahl(share, rest), Utilisation::busiest)
     }
 
     /// Whether the kernel has an instruction that `select` picks.

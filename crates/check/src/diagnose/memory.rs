@@ -86,7 +86,8 @@ pub(super) fn scalar_accesses(evidence: &Evidence) -> Option<Finding> {
         ),
         lines,
         share,
-        expected_gain: amdahl(share, f64::from(bytes) / 16.0),
+        // Wider accesses move the same bytes between the SMs, L2 and DRAM.
+        expected_gain: evidence.limited(amdahl(share, f64::from(bytes) / 16.0), |u| u.l2.max(u.dram)),
         cure: "load and store 16 bytes a lane (ld.global.v4, cp.async 16)",
     })
 }
@@ -184,7 +185,7 @@ pub(super) fn no_overlap(evidence: &Evidence) -> Option<Finding> {
         ),
         lines: evidence.lines(loads),
         share,
-        expected_gain: amdahl(share, 0.0),
+        expected_gain: evidence.gain_of_waits(share, 0.0),
         cure: "cp.async into a second stage while the first is computed on",
     })
 }

@@ -25,6 +25,7 @@ pub struct Finding {
     /// Share of the kernel's time that the cause explains, 0 to 1.
     pub share: f64,
     /// Maximum speed-up by a perfect fix: 1 / (1 − share · (the fraction of the share that the fix saves)).
+    /// For a wait, at most the speed-up that makes the busiest unit fully busy.
     pub expected_gain: f64,
     /// The recommended change.
     pub cure: &'static str,
@@ -42,7 +43,7 @@ impl Finding {
     }
 }
 
-/// Causes below this share are not reported.
+/// Causes with a smaller share, or a smaller potential gain, are not reported.
 const LEAST_SHARE: f64 = 0.03;
 
 /// All root causes, the largest expected gain first.
@@ -66,7 +67,8 @@ pub fn diagnose(evidence: &Evidence) -> Vec<Finding> {
         waits::exponentials,
     ];
     // Local memory is reported whatever its share is, because a small share is useful information too.
-    let worth_saying = |f: &Finding| f.share >= LEAST_SHARE || f.name == memory::LOCAL_MEMORY;
+    let matters = |f: &Finding| f.share >= LEAST_SHARE && f.expected_gain >= 1.0 + LEAST_SHARE;
+    let worth_saying = |f: &Finding| matters(f) || f.name == memory::LOCAL_MEMORY;
     let mut findings: Vec<Finding> =
         causes.iter().filter_map(|cause| cause(evidence)).filter(worth_saying).collect();
     if findings.is_empty() {

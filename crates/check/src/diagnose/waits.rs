@@ -62,7 +62,7 @@ pub(super) fn mbarriers(evidence: &Evidence) -> Option<Finding> {
             if times == 1 { "" } else { "s" },
         ),
         share,
-        expected_gain: amdahl(share, 0.0),
+        expected_gain: evidence.gain_of_waits(share, 0.0),
         cure: match is_short {
             true => "a tile has too few blocks of keys to hide the first copies: smaller blocks and more stages in flight, \
                      fewer CTAs with more tiles each, or several CTAs on a multiprocessor",
@@ -105,7 +105,7 @@ pub(super) fn longest(evidence: &Evidence) -> Option<Finding> {
             cause.name()
         ),
         share: *share,
-        expected_gain: amdahl(*share, 0.5),
+        expected_gain: evidence.gain_of_waits(*share, 0.5),
         cure: "independent work between an instruction and the use of its result, or more warps on a multiprocessor",
     })
 }

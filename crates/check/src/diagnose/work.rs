@@ -181,7 +181,7 @@ pub(super) fn low_occupancy(evidence: &Evidence) -> Option<Finding> {
             100.0 * share
         ),
         share,
-        expected_gain: amdahl(share, 0.5),
+        expected_gain: evidence.gain_of_waits(share, 0.5),
         cure: "free what limits it, or give each warp more independent work",
     })
 }
@@ -206,7 +206,7 @@ pub(super) fn barriers(evidence: &Evidence) -> Option<Finding> {
         ),
         lines: evidence.lines(is_barrier),
         share,
-        expected_gain: amdahl(share, 0.0),
+        expected_gain: evidence.gain_of_waits(share, 0.0),
         cure: "even out the work between barriers, then drop those that order nothing (two buffers need one a tile)",
     })
 }

@@ -5,7 +5,7 @@ use flashcore_check::diagnose::{Evidence, Executed};
 use flashcore_check::gate::{Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::LaunchSpec;
 use flashcore_check::study::{RecordError, record, sketch, study};
-use predict::machine;
+use predict::{Cause, machine};
 
 /// A thousand threads that walk private arrays of `words` words, with 24 multiply-adds per access.
 fn private_arrays(words: u32) -> Finding {
@@ -41,6 +41,31 @@ fn local_memory_weighs_its_misses() {
     assert!(held.share < 0.3, "{held:?}");
     assert!(missed.share > 2.0 * held.share && missed.share > 0.4, "{missed:?} against {held:?}");
     assert!(held.evidence.contains(" 0 % of what L1 asks of L2"), "{held:?}");
+}
+
+/// Each thread doubles 16 numbers, one after the other. Warps wait for DRAM, but DRAM is busy: earlier copies
+/// or wider accesses would gain little.
+#[test]
+fn a_wait_for_a_busy_unit_has_no_gain() {
+    let text = ".version 7.0\n.target sm_80\n.address_size 64\n\
+                .visible .entry k(.param .u64 from, .param .u64 to)\n{\n.reg .pred %p;\n\
+                .reg .b32 %i, %c, %t;\n.reg .b64 %at, %from, %to;\n.reg .f32 %x;\n\
+                mov.u32 %c, %ctaid.x;\nmov.u32 %t, %tid.x;\nmad.lo.u32 %i, %c, 2048, %t;\n\
+                mul.wide.u32 %at, %i, 4;\nld.param.u64 %from, [from];\nld.param.u64 %to, [to];\n\
+                add.u64 %from, %from, %at;\nadd.u64 %to, %to, %at;\nmov.u32 %i, 0;\n\
+                NEXT:\nld.global.f32 %x, [%from];\nadd.f32 %x, %x, %x;\nst.global.f32 [%to], %x;\n\
+                add.u64 %from, %from, 512;\nadd.u64 %to, %to, 512;\nadd.u32 %i, %i, 1;\n\
+                setp.lt.u32 %p, %i, 16;\n@%p bra NEXT;\nret;\n}\n";
+    let buffer = "[[arg]]\nrole = \"buffer\"\ndtype = \"f32\"\nelements = 4194304\ninit = \"zeros\"\n";
+    let launch = format!("[launch]\ngrid = [2048]\nblock = [128]\n{buffer}{buffer}");
+    let module = ptx::parse(text).unwrap().verify().unwrap();
+    let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
+    let study =
+        study(bound, Some(text.to_owned().into()), &Settings::quick().first_run(), &[machine::H200], None)
+            .unwrap();
+    let prediction = study.predictions[0].as_ref().unwrap();
+    assert!(prediction.utilisation.dram > 0.9 && prediction.share(Cause::Dram) > 0.5, "{prediction:?}");
+    assert!(study.findings.iter().all(|f| f.expected_gain < 1.15), "{:?}", study.findings);
 }
 
 /// The next run could not finish in the budget either, so only one run is made.

@@ -21,7 +21,7 @@ const ENTRY: &str = "flash_forward_lists";
 /// The name of the temporary that holds the lists.
 pub const BLOCK_LISTS: &str = "block_lists";
 /// Warps of a CTA. Each warp classifies one block at a time.
-const WARPS: u32 = 8;
+const WARPS: u32 = 32;
 /// Maximum size of all lists, in bytes.
 const MOST_BYTES: u64 = 256 << 20;
 /// Minimum number of rows and of keys for which lists are written by default. Below it, the second kernel
@@ -167,7 +167,7 @@ impl ListTiles {
     }
 
     fn capacity(&self, problem: &Problem) -> u64 {
-        (problem.seq_kv as u64).div_ceil(self.block_n.max(1).into()).max(1)
+        BlockLists::capacity((problem.seq_kv as u64).div_ceil(self.block_n.max(1).into()).max(1))
     }
 
     fn bytes(&self, problem: &Problem) -> u64 {

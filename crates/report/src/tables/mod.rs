@@ -16,6 +16,7 @@
 //!
 //! For each problem and mode, the newest run in which FlashCore raced a peer counts, or else the newest run.
 
+mod accuracy;
 mod evolution;
 mod features;
 mod ideas;
@@ -253,6 +254,17 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
                 name: format!("{device}/{suite}"),
                 file: file.clone(),
             };
+            let mut picture = |alt: &str, contents: String| {
+                let file = format!("{device}-{suite}.svg");
+                let shown = format!("![{alt}]({}{file})", images_from(document));
+                pictures.push(Made { path: root.join(IMAGES).join(file), contents });
+                shown
+            };
+            if suite == accuracy::SUITE {
+                let (text, curves) = accuracy::table(&file)?.ok_or_else(none)?;
+                let shown = picture("error of 8-bit attention over the number of keys", curves);
+                return Ok(format!("{shown}\n\n{text}"));
+            }
             if suite == evolution::SUITE {
                 return evolution::table(&file)?.ok_or_else(none);
             }
@@ -270,10 +282,8 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             let entries = entries(&measured);
             let mut text = render::table(suite, &entries, &predicted).ok_or_else(none)?;
             if let Some((contents, caption)) = render::plot(suite, &entries) {
-                let picture = format!("{device}-{suite}.svg");
-                text += &format!("\n\n![{suite} on {device}]({}{picture})", images_from(document));
-                text += &format!("  \n{caption}");
-                pictures.push(Made { path: root.join(IMAGES).join(picture), contents });
+                let shown = picture(&format!("{suite} on {device}"), contents);
+                text += &format!("\n\n{shown}  \n{caption}");
             }
             Ok(text)
         })?;

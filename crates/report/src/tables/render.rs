@@ -2,7 +2,7 @@
 
 use super::{Entry, Problem, Row};
 use crate::chart::{Bar, standalone, wide_bars};
-use crate::panels::{Panel, panels};
+use crate::panels::{Panel, Scale, panels};
 use bench::Mode;
 
 /// Suites whose times are shown as rates.
@@ -243,8 +243,12 @@ pub(super) fn place(row: &Row) -> String {
 
 /// The device, the software and the day.
 pub(super) fn place_of(device: &str, driver: &str, commit: Option<&str>, when: &str) -> String {
-    let day = when.split('T').next().unwrap_or_default();
-    format!("{device}, {driver}, commit {}, {day}.  ", commit.unwrap_or("none"))
+    format!("{device}, {driver}, commit {}, {}.  ", commit.unwrap_or("none"), day_of(when))
+}
+
+/// The day of a time.
+pub(super) fn day_of(when: &str) -> &str {
+    when.split('T').next().unwrap_or_default()
 }
 
 /// A picture and its caption: rates as lines over the length, times as bars.
@@ -287,7 +291,7 @@ fn curves(entries: &[Entry]) -> Option<String> {
             !panel.title.ends_with("full"),
         )
     });
-    (!all.is_empty()).then(|| standalone(&panels(&all, &legend, "TFLOP/s")))
+    (!all.is_empty()).then(|| standalone(&panels(&all, &legend, "TFLOP/s", Scale::Linear)))
 }
 
 /// FlashCore's times as bars and the best peer's as marks, L2 warm.

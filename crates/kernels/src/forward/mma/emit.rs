@@ -1,9 +1,9 @@
 //! The generator of the `mma` family.
 
 use attend::{
-    Block, BlockList, BlockLists, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax, Order,
-    OutputSums, Partials, ProgramCode, RowRange, ScorePrograms, Sequence, Sinks, Softcap, Steps, Stream,
-    store_lse,
+    Block, BlockList, BlockLists, Bound, Coverage, Hides, KeyBand, KvPipeline, Lengths, Masker,
+    OnlineSoftmax, Order, OutputSums, Partials, ProgramCode, RowRange, ScorePrograms, Sequence, Sinks,
+    Softcap, Steps, Stream, store_lse,
 };
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg};
@@ -154,7 +154,8 @@ impl Params {
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
             programs: declare_programs(k, c, problem, baked.programs.as_ref())
-                .map(|programs| if lists.is_some() { programs.masking_partial_blocks() } else { programs }),
+                .map(|programs| if lists.is_some() { programs.masking_partial_blocks() } else { programs })
+                .map(|programs| programs.on_whole_blocks(baked.divides)),
             // With split keys, the merge kernel adds the sinks.
             sinks: if splits == 1 { c.sinks(k) } else { None },
             lists,
@@ -238,10 +239,14 @@ impl<'a> Forward<'a> {
                 softcap.apply(k, &s); //                         S = tanh(S·c')
             }
             if let Some(programs) = &programs {
-                programs.apply(k, &s, block.origin, block.coverage); // S = score(S)
+                let partial = block.coverage == Coverage::Partial;
+                let hides = block.hides.filter(|_| programs.only_mask() && partial);
+                Hides::by_program(hides, k, |k| {
+                    programs.apply(k, &s, block.origin, block.coverage); // S = score(S)
+                });
             }
-            if !unmasked {
-                mask.apply(k, &s, block.origin, block.coverage);
+            if !unmasked && block.coverage == Coverage::Partial {
+                Hides::by_band(block.hides, k, |k| mask.apply(k, &s, block.origin, block.coverage));
             }
             s
         };

@@ -20,9 +20,11 @@ impl WgmmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let speculative = Rescaling::Speculative { beyond: 8, limit: 15 };
         let lazy = Rescaling::Beyond(8);
-        // With programs, or with sinks and a window, a speculative softmax spills, because it needs a second
-        // copy of the code of a block. So do 128 keys at small head dims.
-        let programs = !problem.programs.is_empty();
+        // With programs in full blocks, or with sinks and a window, a speculative softmax spills, because it
+        // needs a second copy of the code of a block. So do 128 keys at small head dims. A mask program does
+        // not run in full blocks that a list names.
+        let in_full = problem.programs.mask.is_some() && Visits::default_for(problem) == Visits::Band;
+        let programs = problem.programs.score.is_some() || in_full;
         let crowded = programs || problem.score.sink && !causal && !problem.band.is_full();
         let tensors = has_element_tables(problem);
         let shares_tables = WgmmaPlan::may_share_tables(problem);

@@ -43,8 +43,9 @@ impl WgmmaPlan {
         let baked = Baked {
             programs: baked.programs.map(|code| self.staging(problem, code)),
             listed: self.visits.lists(problem).then(|| ProgramCode::of_mask(problem, packed)),
-            // A bound on later keys is compared with the last key as well.
-            divides: baked.band.after.is_none() && blocks_divide(problem, self.block_n),
+            // A bound on later keys is compared with the last key as well. Programs read tables at each key.
+            divides: (baked.band.after.is_none() || !problem.programs.is_empty())
+                && blocks_divide(problem, self.block_n),
             ..baked
         };
         if self.store == Store::Bulk {
@@ -292,6 +293,7 @@ impl Params {
                     Some(code) => programs.with_staged(plan.declare_tables(k, c, problem, code)),
                 })
                 .map(|programs| if lists { programs.masking_partial_blocks() } else { programs })
+                .map(|programs| programs.on_whole_blocks(baked.divides))
                 .map(|programs| {
                     let ahead = programs.registers_ahead((16, plan.block_n)) + AHEAD_REGISTERS;
                     let fits = plan.registers(problem) + ahead <= plan.register_split().1;
