@@ -190,6 +190,52 @@ def test_torch_factors_of_blocks_of_rows(where, rows, kind, request):
         near(found[:, :first], whole(*dequantised)[:, :first])
 
 
+@pytest.mark.parametrize("where", ["cpu", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
+@pytest.mark.parametrize("blocks", [None, 64])
+def test_torch_programs_beside_factors(where, blocks, request):
+    """Chunks, ALiBi slopes and both, beside factors of heads and of blocks of rows."""
+    torch = pytest.importorskip("torch")
+    if where == "pretended":
+        request.getfixturevalue("pretended_gpu")
+    device = "cuda" if where == "cuda" else "cpu"
+    within = 0.05 if where == "cuda" else 0.01
+    (q, k, v), factors = draw([TYPES[0]] * 3, 4)
+    if blocks:
+        rng = np.random.default_rng(6)
+        factors = [rng.uniform(0.3, 2.0, (2, 2, -(-x.shape[1] // blocks))).astype(np.float32) for x in (q, k, v)]
+    slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
+
+    def of_rows(x, of_blocks):
+        wide = np.repeat(of_blocks.reshape(2, 2, -1), blocks or x.shape[1], 2)[:, :, : x.shape[1]]
+        return x.astype(np.float64) * np.repeat(wide.transpose(0, 2, 1), x.shape[2] // 2, 2)[..., None]
+
+    exact = [of_rows(x, of_blocks).transpose(0, 2, 1, 3) for x, of_blocks in zip((q, k, v), factors)]
+    exact[1:] = (np.repeat(x, 2, 1) for x in exact[1:])
+    scores = exact[0] @ exact[1].transpose(0, 1, 3, 2) / 8
+    rows, keys = np.arange(33)[:, None] + 70 - 33, np.arange(70)
+    chunk = (rows // 16 == keys // 16) & (keys <= rows)
+    bias = -slopes[:, None, None] * abs(rows - keys)
+
+    def expected(scores, seen):
+        scores = np.where(seen, scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return (weights / weights.sum(-1, keepdims=True) @ exact[2]).transpose(0, 2, 1, 3)
+
+    def out(**given):
+        tensors = [torch.from_numpy(x.view(np.uint8)).to(device).view(torch.float8_e4m3fn) for x in (q, k, v)]
+        names = ("descale_q", "descale_k", "descale_v")
+        scales = {name: torch.from_numpy(x).to(device) for name, x in zip(names, factors)}
+        return flash_attn_func(*tensors, causal=True, **scales, **given).cpu().double().numpy()
+
+    def near(found, exact):
+        assert np.abs(found - exact).max() <= within * np.abs(exact).max()
+
+    on_device = torch.from_numpy(slopes).to(device)
+    near(out(attention_chunk=16), expected(scores, chunk))
+    near(out(alibi_slopes=on_device), expected(scores + bias, keys <= rows))
+    near(out(alibi_slopes=on_device, attention_chunk=16), expected(scores + bias, chunk))
+
+
 SHAPES = [(2, 70, 4, 64), (2, 150, 2, 64), (2, 150, 2, 96)]
 
 

@@ -1,7 +1,7 @@
 //! Descale factors of 8-bit inputs with one factor per block of rows.
 //!
-//! Factors of Q and K multiply the scores before the softcap and the mask, factors of V multiply the sums P V
-//! of a KV block. A KV block, or a warp's part of it, has keys of one factor of V.
+//! Factors of Q and K multiply the scores before the softcap, the programs and the mask. Factors of V
+//! multiply the sums P V of a KV block. A KV block, or a warp's part of it, has keys of one factor of V.
 
 use ptx::{Builder, CmpOp, F32, Global, Pred, R32};
 use tile::{AccTile, divide};
@@ -93,8 +93,8 @@ impl ScoreFactors {
         ScoreFactors { of_rows, keys, place: Place::Exponent { scaled, spoiled, next, current } }
     }
 
-    /// Factors that multiply each score, for tiles whose keys have several factors, and for scores with a
-    /// softcap.
+    /// Factors that multiply each score, for tiles whose keys have several factors, and for scores that a
+    /// softcap or a score program takes.
     pub fn on_scores(of_rows: Vec<F32>, keys: Option<BlockFactors>) -> ScoreFactors {
         ScoreFactors { of_rows, keys, place: Place::Scores }
     }

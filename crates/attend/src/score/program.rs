@@ -122,6 +122,18 @@ impl ScorePrograms {
         ScorePrograms { masks_full: false, ..self }
     }
 
+    /// Multiplies the scores by `descale` as well before the score program takes them.
+    #[must_use]
+    pub fn descaled(mut self, k: &mut Builder, descale: F32) -> ScorePrograms {
+        self.params.factor = k.mul(self.params.factor, descale);
+        self
+    }
+
+    /// Whether there is a score program. If so, the softmax gets logits in units of the natural logarithm.
+    pub const fn shapes_scores(&self) -> bool {
+        self.code.score.is_some()
+    }
+
     /// Reads tables without a test for keys beyond the last one. Correct if blocks of keys divide the keys
     /// evenly (`divides`).
     #[must_use]

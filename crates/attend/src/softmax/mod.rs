@@ -9,7 +9,7 @@ mod speculative;
 mod sums;
 
 pub use online::{Finished, OnlineSoftmax, accepted_value_factor};
-pub(crate) use online::{inverse, log_sum};
+pub(crate) use online::{factor_if_seen, inverse, log_sum};
 pub use reduce::{Chains, LaneMaxima};
 pub(crate) use row_max::NO_MAX;
 pub use row_max::{DeferredRescale, Rescale};

@@ -2,7 +2,7 @@
 //! the log2 domain: with `c = scale · log2 e > 0`, a row's probabilities are `exp2(s · c − m)`, one FFMA and
 //! one EX2 each.
 
-use ptx::{Builder, CmpOp, F32};
+use ptx::{Builder, CmpOp, F32, Pred};
 use tile::{AccTile, OperandTile, OperandType};
 
 use super::reduce::{QUAD, reduce};
@@ -129,6 +129,16 @@ impl OnlineSoftmax {
         k.add_to(sum, sum, own);
     }
 
+    /// Makes the sums NaN of rows that have seen a key if `refused` is true. Comes before the sums of lanes
+    /// or warps are added.
+    pub fn spoil_seen(&self, k: &mut Builder, refused: Pred) {
+        for &sum in &self.sum {
+            let seen = k.setp_f(CmpOp::Ne, sum, 0.0f32);
+            let spoiled = k.and_pred(seen, refused);
+            k.selp_to(sum, f32::NAN, sum, spoiled);
+        }
+    }
+
     /// Completes the sums, adds the sinks, and divides `o` by the sums. A row that saw no key keeps its
     /// zeros.
     pub fn finish(&self, k: &mut Builder, o: &AccTile, sinks: Option<&Sinks>) -> Finished {
@@ -139,11 +149,15 @@ impl OnlineSoftmax {
 
     /// Adds the sinks to sums that are otherwise complete, and divides `o` by the sums.
     pub fn normalize(&self, k: &mut Builder, o: &AccTile, sinks: Option<&Sinks>) {
+        // Sinks change the sums, so the rows that saw a key are found first.
+        let output_factors: Option<Vec<F32>> = self.output_factor.map(|factor| {
+            let factor = accepted_value_factor(k, factor);
+            self.sum.iter().map(|&sum| factor_if_seen(k, factor, sum)).collect()
+        });
         let inverses = self.inverses(k, sinks);
-        let output_factor = self.output_factor.map(|factor| accepted_value_factor(k, factor));
-        for (i, inverse) in (0..).zip(inverses) {
-            let factor = output_factor.map_or(inverse, |factor| k.mul(inverse, factor));
-            o.scale_row(k, i, factor);
+        for (i, inverse) in inverses.into_iter().enumerate() {
+            let factor = output_factors.as_ref().map_or(inverse, |factors| k.mul(inverse, factors[i]));
+            o.scale_row(k, i as u32, factor);
         }
     }
 
@@ -195,6 +209,12 @@ impl OnlineSoftmax {
 /// Replaces an infinite factor of V by NaN.
 pub fn accepted_value_factor(k: &mut Builder, factor: F32) -> F32 {
     k.mad(factor, 0.0f32, factor)
+}
+
+/// `factor`, or 1 for a row that saw no key, whose sum is 0: NaN must not reach the row's zeros.
+pub(crate) fn factor_if_seen(k: &mut Builder, factor: F32, sum: F32) -> F32 {
+    let empty = k.setp_f(CmpOp::Eq, sum, 0.0f32);
+    k.selp(1.0f32, factor, empty)
 }
 
 /// The factor that normalises a row of O, from a complete sum: 1 for a row that saw no key.

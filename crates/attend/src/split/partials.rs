@@ -10,7 +10,7 @@ use ptx::{Builder, CmpOp, F32, Global, Pointer, R32, R64};
 use tile::{AccTile, Threads};
 
 use crate::OnlineSoftmax;
-use crate::softmax::{inverse, log_sum};
+use crate::softmax::{factor_if_seen, inverse, log_sum};
 
 /// Location of the partial results in global memory. Each row of each split has an index there.
 #[derive(Clone, Copy, Debug)]
@@ -75,13 +75,14 @@ impl Partials {
 
     /// Four columns of a row of O from `column` on, merged over `splits` splits, and the row's LSE. `first`
     /// is the row's index in split 0; the index grows by `step` from split to split. `sink` is the row's
-    /// attention sink times log2 e.
+    /// attention sink times log2 e. `factor` multiplies O of rows that saw a key.
     pub fn merge(
         &self,
         k: &mut Builder,
         (first, step, splits): (R64, R32, u32),
         column: R32,
         sink: Option<F32>,
+        factor: Option<F32>,
     ) -> ([F32; 4], F32) {
         let step = k.zext(step);
         let mut index = first;
@@ -102,6 +103,7 @@ impl Partials {
                 k.ex2(distance)
             }
         };
+        let sums: Vec<F32> = statistics.iter().map(|part| part[1]).collect();
         let o: [F32; 4] = std::array::from_fn(|_| k.mov(0.0f32));
         for ([out, _], [part_max, part_sum]) in places.into_iter().zip(statistics) {
             let distance = k.sub(part_max, row_max);
@@ -113,7 +115,12 @@ impl Partials {
                 k.mad_to(sum, part, weight, sum);
             }
         }
-        let inverse = inverse(k, sum);
+        let mut inverse = inverse(k, sum);
+        if let Some(factor) = factor {
+            let of_keys = sums.into_iter().reduce(|a, b| k.add(a, b)).expect("a split");
+            let factor = factor_if_seen(k, factor, of_keys);
+            inverse = k.mul(inverse, factor);
+        }
         (o.map(|element| k.mul(element, inverse)), log_sum(k, sum, row_max))
     }
 

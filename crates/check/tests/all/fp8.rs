@@ -1,5 +1,5 @@
 //! Tests of the gate on 8-bit inputs: the torture set and the default plans with descale factors in the
-//! family `mma`, and descale factors per block of rows in both families.
+//! family `mma`, and the torture set with descale factors in both families.
 
 use attend::Order;
 use emu::Schedule;
@@ -65,11 +65,11 @@ fn default_plans_pass_with_factors() {
     }
 }
 
-/// The torture set with factors per block of rows, whose blocks begin at the first row of each sequence. Some
-/// draws have factors of Q and K that are not accepted. `wgmma` refuses uneven keys beside 8-bit values, so
-/// its packed sequences have 16-bit values.
+/// The torture set with factors of heads (0 rows) and per block of rows, whose blocks begin at the first row
+/// of each sequence. Some draws have factors of Q and K that are not accepted. `wgmma` refuses uneven keys
+/// beside 8-bit values, so its packed sequences have 16-bit values.
 #[test]
-fn factors_per_block_of_rows_pass() {
+fn factors_of_heads_and_of_blocks_of_rows_pass() {
     let settings = Settings {
         runs: vec![
             (Style::Normal, 1, Schedule::Late),
@@ -85,11 +85,16 @@ fn factors_per_block_of_rows_pass() {
         (Family::Mma, "e5m2/e4m3/e4m3", [128, 64, 128]),
         (Family::Wgmma, "e4m3", [64, 64, 64]),
         (Family::Wgmma, "e4m3/e5m2/bf16", [64, 128, 0]),
+        (Family::Mma, "e4m3", [0, 0, 0]),
+        (Family::Wgmma, "e4m3", [0, 0, 0]),
     ] {
         let dtypes: DTypes = types.parse().unwrap();
-        let of = |problem: &Problem, rows, seq| ScaleLayout::per_block(problem.heads_kv, seq, rows);
-        let problems = torture::problems(dtypes, 64).into_iter().filter(|t| t.problem.programs.is_empty());
-        let problems: Vec<Torture> = problems
+        let of = |problem: &Problem, rows, seq| match rows {
+            0 => ScaleLayout::per_head(problem.heads_kv),
+            _ => ScaleLayout::per_block(problem.heads_kv, seq, rows),
+        };
+        let problems: Vec<Torture> = torture::problems(dtypes, 64)
+            .into_iter()
             .map(|Torture { name, mut problem }| {
                 problem.scales = Scales {
                     q: Some(of(&problem, rows[0], problem.seq_q)),

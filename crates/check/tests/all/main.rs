@@ -7,6 +7,7 @@ mod budget;
 mod common;
 mod cuda;
 mod diagnosis;
+mod factors;
 mod fp8;
 mod gate;
 mod launches;

@@ -4,9 +4,9 @@
 //! division by the row sums. With factors per block of rows, the main loop multiplies the scores and the sums
 //! of each KV block ([`attend::ScoreFactors`], [`attend::ValueFactors`]).
 
-use attend::{BlockFactors, ScoreFactors, ValueFactors, accepted_score_factor};
+use attend::{BlockFactors, ScoreFactors, ScorePrograms, Softcap, ValueFactors, accepted_score_factor};
 use problem::{Problem, Tensor};
-use ptx::{Builder, F32, Global, R32};
+use ptx::{Builder, CmpOp, F32, Global, Pred, R32};
 
 use crate::contract::Contract;
 
@@ -83,7 +83,8 @@ pub(crate) struct ScaledTile<'a> {
     pub lengths: [R32; 2],
     /// The keys of a KV block that a warp multiplies.
     pub keys: u32,
-    /// The factor of scores without descale factors; `None` if a softcap applies a factor of its own.
+    /// The factor of scores without descale factors; `None` if a softcap or a score program takes the scores
+    /// before the exponent.
     pub factor: Option<F32>,
 }
 
@@ -140,12 +141,34 @@ impl ScoreDescale {
     }
 }
 
-/// `factor · descale`, the factor of scores in the exponent: positive or NaN.
+/// `factor`, the factor of scores in the exponent, if nothing takes the scores before: neither a softcap nor
+/// a score program.
+pub(crate) fn in_exponent(
+    factor: F32,
+    softcap: Option<&Softcap>,
+    programs: Option<&ScorePrograms>,
+) -> Option<F32> {
+    let shaped = softcap.is_some() || programs.is_some_and(ScorePrograms::shapes_scores);
+    (!shaped).then_some(factor)
+}
+
+/// The smallest factor of scores in the exponent. With a factor of 0, the −∞ of masked scores would become
+/// NaN.
+const LEAST: f32 = 2.0 * f32::MIN_POSITIVE;
+/// Stands for NaN as the factor of scores in the exponent, where it would reach rows that see no key.
+const REFUSED: f32 = f32::MIN_POSITIVE;
+
+/// `factor · descale`, the factor of scores in the exponent, or [`REFUSED`] if `descale` is NaN.
 pub(crate) fn descaled(k: &mut Builder, factor: F32, descale: F32) -> F32 {
+    let refused = k.setp_f(CmpOp::Neu, descale, descale);
     let factor = k.mul(factor, descale);
-    // With a factor of 0, the −∞ of masked scores would become NaN.
-    k.max_nan_to(factor, factor, f32::MIN_POSITIVE);
-    factor
+    k.max_to(factor, factor, LEAST);
+    k.selp(REFUSED, factor, refused)
+}
+
+/// Whether a factor is [`REFUSED`]. Then all rows that see a key are NaN.
+pub(crate) fn is_refused(k: &mut Builder, factor: F32) -> Pred {
+    k.setp_f(CmpOp::Lt, factor, LEAST)
 }
 
 /// The factors of V.

@@ -1,5 +1,5 @@
-//! 8-bit inputs, for all families: types of the products, the rescale threshold, the keys of a KV block with
-//! descale factors per block of rows, and unsupported factors.
+//! 8-bit inputs, for all families: types of the products, the rescale threshold, and the keys and sums of a
+//! KV block with descale factors per block of rows.
 
 use attend::OutputSums;
 use problem::{DType, Problem, Tensor, descale_name};
@@ -42,16 +42,6 @@ pub(crate) const fn default_threshold(keys: usize) -> u8 {
         3..MOST => threshold as u8,
         MOST.. => MOST as u8,
     }
-}
-
-/// Rejects descale factors together with a score program, which can take only the softmax scale.
-pub(crate) fn check_scales(problem: &Problem, family: &'static str) -> Result<(), PlanError> {
-    if problem.scales.is_empty() || problem.programs.is_empty() {
-        return Ok(());
-    }
-    let [what, value, accepted] =
-        ["scales", "descale factors", "none beside score and mask programs"].map(str::to_owned);
-    Err(PlanError::Problem { family, what, value, accepted })
 }
 
 /// Checks the keys of a KV block that a warp multiplies. They have one factor of V, by which their P V is

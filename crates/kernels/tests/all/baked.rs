@@ -143,7 +143,8 @@ fn problem(draw: &mut Draw) -> Problem {
         let layouts = [None, Some(64), Some(128)].map(|rows| ScaleLayout { rows, ..ScaleLayout::TENSOR });
         let scales = [0; 3].map(|_| draw.one_in(2).then(|| draw.of(&layouts)));
         p.scales = Scales { q: scales[0], k: scales[1], v: scales[2] };
-    } else if draw.one_in(4) {
+    }
+    if draw.one_in(4) {
         let dtype = draw.of(&[TableType::F32, TableType::F16]);
         let scores = [
             None,

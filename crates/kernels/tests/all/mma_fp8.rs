@@ -373,14 +373,31 @@ fn factors_that_are_not_accepted() {
     }
 }
 
-/// Factors of heads that are not accepted, also two negative ones, whose product is positive.
+/// Factors of heads that are not accepted, also two negative ones, whose product is positive. Rows that see
+/// no key are 0, with and without a sink.
 #[test]
 fn factors_of_heads_that_are_not_accepted() {
-    let p = fp8::with_factors(problem(70, 130, 32, "e4m3", Band::FULL), [Some(0); 3]);
-    for bad in [f32::NAN, f32::INFINITY, -1.0] {
-        for spoiled in [&[0][..], &[1], &[2], &[0, 1]] {
-            let spoil = |factors: &mut [Vec<f32>; 3]| spoiled.iter().for_each(|&of| factors[of][1] = bad);
-            fp8::run_with_factors(&p, &Plan::Mma(base(&p)), &Arch::SM_89, 3, |_| {}, spoil).check();
+    for (i, bad) in [f32::NAN, f32::INFINITY, -1.0].into_iter().enumerate() {
+        for (seq_q, seq_kv, band, sink) in [
+            (70, 130, Band::FULL, false),
+            (130, 70, Band::CAUSAL, false),
+            (100, 40, WINDOW, true),
+            (100, 40, Band::CAUSAL, true),
+        ] {
+            let mut p = fp8::with_factors(problem(seq_q, seq_kv, 32, "e4m3", band), [Some(0); 3]);
+            p.score.sink = sink;
+            p.score.softcap = (sink && i == 1).then_some(2.0);
+            let plans = [
+                base(&p),
+                MmaPlan { splits: 2, ..base(&p) },
+                MmaPlan { kv_warps: 2, warps: 4, block_n: 64, ..base(&p) },
+            ];
+            for (spoiled, plan) in
+                [&[0][..], &[1], &[2], &[0, 1]].into_iter().zip(plans.iter().cycle().skip(i))
+            {
+                let spoil = |factors: &mut [Vec<f32>; 3]| spoiled.iter().for_each(|&of| factors[of][1] = bad);
+                fp8::run_with_factors(&p, &Plan::Mma(plan.clone()), &Arch::SM_89, 3, |_| {}, spoil).check();
+            }
         }
     }
 }

@@ -1,6 +1,9 @@
 //! Tests of kernels with score and mask programs: the properties on which their text depends, and spills of
 //! the default plans.
 
+use std::path::Path;
+
+use crate::common::fp8;
 use crate::tools;
 use flashcore_kernels::{Arch, Family, emit};
 use problem::program::library as lib;
@@ -50,7 +53,8 @@ fn the_text_does_not_depend_on_values() {
     }
 }
 
-/// Problems of real models: Gemma 2's cap with a window, GPT-OSS' sinks, ALiBi, and a bias tensor.
+/// Problems of real models: Gemma 2's cap with a window, GPT-OSS' sinks, ALiBi, a bias tensor, and Llama 4's
+/// chunks.
 fn of_models(dim: usize, dtype: DType) -> Vec<(&'static str, Problem)> {
     let mut capped = problem(dim, dtype).with_band(Band::window(511, 0)).with_softcap(30.0);
     capped.score.sink = true;
@@ -70,6 +74,9 @@ fn of_models(dim: usize, dtype: DType) -> Vec<(&'static str, Problem)> {
         p.score.sink = true;
         p
     };
+    let mut chunked = problem(dim, dtype).with_band(Band::CAUSAL);
+    chunked.programs.mask = program(lib::chunk(lib::int(0)));
+    chunked.programs.ints = vec![512];
     let slopes = Table { strides: vec![0, 1], ..Table::dense(TableType::F32, &[2, 16]) };
     let of_scores = |dtype| Table::dense(dtype, &[2, 16, 2048, 2048]);
     let documents = Table::dense(TableType::I32, &[2, 2048]);
@@ -82,6 +89,7 @@ fn of_models(dim: usize, dtype: DType) -> Vec<(&'static str, Problem)> {
         ("bias", with(Band::FULL, Some(lib::bias(0)), None, of_scores(TableType::Bf16))),
         ("mask", with(Band::FULL, None, Some(lib::mask_tensor(0)), of_scores(TableType::U8))),
         ("documents", with(Band::CAUSAL, None, Some(lib::document(0)), documents)),
+        ("chunks", chunked),
     ]
 }
 
@@ -92,18 +100,52 @@ fn default_plans_do_not_spill() {
     for (dim, dtype) in [(64, DType::Bf16), (128, DType::F16), (256, DType::F16)] {
         for (name, problem) in of_models(dim, dtype) {
             for arch in [Arch::SM_80, Arch::SM_90] {
-                for family in Family::ALL {
-                    let Ok(plan) = family.default_for(&problem, &arch) else { continue };
-                    let kernel = emit(&problem, &plan, &arch).unwrap().kernel;
-                    let assembled = tools::assemble(&ptxas, &kernel);
-                    let what = format!("{name} D{dim} {family:?} sm_{}", arch.sm);
-                    println!("{what}: {} registers, {} bytes spilled", assembled.registers, assembled.spills);
-                    if assembled.spills > 0 {
-                        spilling.push(format!("{what}: {} bytes, {plan:?}", assembled.spills));
-                    }
-                }
+                spilling.extend(spills(&ptxas, &format!("{name} D{dim}"), &problem, &arch));
             }
         }
     }
     assert!(spilling.is_empty(), "{}", spilling.join("\n"));
+}
+
+/// 8-bit inputs with programs, without descale factors and beside those of heads and of blocks of rows.
+#[test]
+fn default_plans_beside_factors_do_not_spill() {
+    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    let mut spilling = Vec::new();
+    for (dim, types, rows) in [
+        (64, "e4m3", [None; 3]),
+        (64, "e4m3", [Some(0); 3]),
+        (64, "e5m2", [Some(64); 3]),
+        (128, "e4m3", [Some(0); 3]),
+        (128, "e4m3", [Some(64); 3]),
+        (128, "e4m3/e4m3/bf16", [Some(128), Some(64), None]),
+        (192, "e4m3", [Some(0); 3]),
+    ] {
+        for (name, mut problem) in of_models(dim, DType::E4m3) {
+            if problem.programs.is_empty() {
+                continue;
+            }
+            problem.dtypes = types.parse().unwrap();
+            let problem = fp8::with_factors(problem, rows);
+            for arch in [Arch::SM_89, Arch::SM_90] {
+                let name = format!("{name} D{dim} {types}, factors of {rows:?} rows");
+                spilling.extend(spills(&ptxas, &name, &problem, &arch));
+            }
+        }
+    }
+    assert!(spilling.is_empty(), "{}", spilling.join("\n"));
+}
+
+/// The default plans whose kernels spill.
+fn spills(ptxas: &Path, name: &str, problem: &Problem, arch: &Arch) -> Vec<String> {
+    let plans =
+        Family::ALL.into_iter().filter_map(|family| Some((family, family.default_for(problem, arch).ok()?)));
+    let spilled = plans.filter_map(|(family, plan)| {
+        let kernel = emit(problem, &plan, arch).unwrap().kernel;
+        let assembled = tools::assemble(ptxas, &kernel);
+        let what = format!("{name} {family:?} sm_{}", arch.sm);
+        println!("{what}: {} registers, {} bytes spilled", assembled.registers, assembled.spills);
+        (assembled.spills > 0).then(|| format!("{what}: {} bytes, {plan:?}", assembled.spills))
+    });
+    spilled.collect()
 }

@@ -1,26 +1,50 @@
 //! The descale factors of the CTA's head.
 
-use attend::{Block, ScoreFactors, Softcap, ValueFactors, WarpKeys};
+use attend::{Block, OnlineSoftmax, ScoreFactors, ScorePrograms, Softcap, ValueFactors, WarpKeys};
 use ptx::{Builder, F32, R32};
 use tile::divide;
 
 use super::emit::Forward;
-use crate::forward::descale::{ScaledTile, descaled};
+use crate::forward::descale::{ScaledTile, ScoreDescale, descaled, in_exponent, is_refused};
 
 impl Forward<'_> {
-    /// The factor of scores in the exponent and the softcap, both with the descale factors of the CTA's head.
-    /// Factors per block of rows are left out ([`Forward::block_factors`]).
-    pub(super) fn score_factors(&self, k: &mut Builder) -> (F32, Option<Softcap>) {
-        let (factor, softcap) = (self.params.factor, self.params.softcap);
-        let Some(descale) = self.params.score_descale.filter(|descale| !descale.is_per_block()) else {
-            return (factor, softcap);
-        };
+    /// The factor of scores in the exponent, the softcap and the programs. The first of these that takes the
+    /// scores has the descale factors of the CTA's head: the softcap, else a score program, else the
+    /// exponent. Factors per block of rows are left out ([`Forward::block_factors`]).
+    pub(super) fn score_factors(&self, k: &mut Builder) -> (F32, Option<Softcap>, Option<ScorePrograms>) {
+        let (factor, softcap, programs) =
+            (self.params.factor, self.params.softcap, self.params.programs.clone());
+        let Some(descale) = self.head_descale() else { return (factor, softcap, programs) };
         let at = self.batch_and_key_head(k);
         let descale = descale.load(k, at);
-        match softcap {
-            Some(softcap) => (factor, Some(Softcap { factor: k.mul(softcap.factor, descale), ..softcap })),
-            None => (descaled(k, factor, descale), None),
+        match (softcap, programs) {
+            (Some(softcap), programs) => {
+                (factor, Some(Softcap { factor: k.mul(softcap.factor, descale), ..softcap }), programs)
+            }
+            (None, Some(programs)) if programs.shapes_scores() => {
+                (factor, None, Some(programs.descaled(k, descale)))
+            }
+            (None, programs) => (descaled(k, factor, descale), None, programs),
         }
+    }
+
+    /// The factors of the scores, if the factors of Q and K are those of heads.
+    fn head_descale(&self) -> Option<ScoreDescale> {
+        self.params.score_descale.filter(|descale| !descale.is_per_block())
+    }
+
+    /// After the last block, makes the rows NaN that have seen a key, if the exponent has a factor of the
+    /// head that is not accepted.
+    pub(super) fn spoil_seen(&self, k: &mut Builder, softmax: &OnlineSoftmax, factor: F32) {
+        if self.head_descale().is_some() && self.exponent_factor().is_some() {
+            let refused = is_refused(k, factor);
+            softmax.spoil_seen(k, refused);
+        }
+    }
+
+    /// The factor of scores without descale factors, if the exponent has the descale factors.
+    fn exponent_factor(&self) -> Option<F32> {
+        in_exponent(self.params.factor, self.params.softcap.as_ref(), self.params.programs.as_ref())
     }
 
     /// The factors of the warp's scores, if Q or K has factors per block of rows. 16 rows have one factor.
@@ -35,7 +59,7 @@ impl Forward<'_> {
             rows: &rows,
             lengths: [self.params.seq_q, self.params.seq_kv],
             keys: self.plan.warp_keys(),
-            factor: self.params.softcap.is_none().then_some(self.params.factor),
+            factor: self.exponent_factor(),
         };
         descale.of_tile(k, &tile)
     }

@@ -114,7 +114,7 @@ pub(super) struct Params {
     pub(super) factor: F32,
     band: KeyBand,
     pub(super) softcap: Option<Softcap>,
-    programs: Option<ScorePrograms>,
+    pub(super) programs: Option<ScorePrograms>,
     sinks: Option<Global>,
     lists: Option<BlockLists>,
     pub(super) score_descale: Option<ScoreDescale>,
@@ -208,14 +208,14 @@ impl<'a> Forward<'a> {
         let o = AccTile::zero(k, plan.warp_rows(), plan.columns(self.baked)[1] / plan.dim_warps);
         let threads = &self.key_threads();
         let mask = Masker::new(k, &self.params.band, threads, rows, plan.warp_rows(), plan.warp_keys());
-        let (factor, softcap) = self.score_factors(k);
+        let (factor, softcap, programs) = self.score_factors(k);
         let softmax = OnlineSoftmax::new(k, self.weights(), plan.rescale, factor, plan.warp_rows());
         let (score_factors, value_factors) = (self.block_factors(k), self.value_factors(k));
         let softmax = match &score_factors {
             None => softmax,
             Some(factors) => factors.in_softmax(softmax),
         };
-        let programs = self.params.programs.as_ref().map(|programs| {
+        let programs = programs.as_ref().map(|programs| {
             let at = self.head_and_batch(k);
             programs.for_rows(k, threads, rows, (plan.warp_rows(), plan.warp_keys()), at)
         });
@@ -279,6 +279,7 @@ impl<'a> Forward<'a> {
             }
         };
         blocks.for_each_block(k, Steps { scores, update, accumulate });
+        self.spoil_seen(k, &softmax, factor);
         let (softmax, o) = self.merge(k, softmax, o);
         let o = match self.types {
             [_, MmaType::Fp8(_)] => o.in_quads(),

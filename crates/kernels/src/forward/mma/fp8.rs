@@ -11,9 +11,7 @@ use tile::{CopyMode, MmaType};
 
 use super::plan::MmaPlan;
 use crate::error::accept;
-use crate::forward::fp8::{
-    check_keys_of_factors, check_scales, check_sums_of_factors, keys_of_factors, operand_type,
-};
+use crate::forward::fp8::{check_keys_of_factors, check_sums_of_factors, keys_of_factors, operand_type};
 use crate::{Arch, Dims, PlanError};
 
 /// The maximum width of rows of 8-bit tensors.
@@ -112,7 +110,7 @@ impl MmaPlan {
         for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
             accept(what, dim as u64, (1..=WIDEST).contains(&dim), "1 to 256 with 8-bit inputs")?;
         }
-        check_scales(problem, "mma")
+        Ok(())
     }
 
     /// The nearest genes that descale factors per block of rows allow.

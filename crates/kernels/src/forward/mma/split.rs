@@ -63,13 +63,12 @@ impl MmaPlan {
         let split: R32 = k.mov(0);
         let first = partial_row(k, baked, self.splits, [batch, head, split, row], seq_q);
         let sink = sinks.map(|start| Sinks::of_head(k, start, head));
-        let (mut o, log_sum) = partials.merge(k, (first, seq_q, self.splits), column, sink);
-        if let Some(descale) = descale {
+        let factor = descale.map(|descale| {
             let key_head = divide(k, head, baked.group_size());
             let factor = descale.load(k, [batch, key_head]);
-            let factor = accepted_value_factor(k, factor);
-            o = o.map(|element| k.mul(element, factor));
-        }
+            accepted_value_factor(k, factor)
+        });
+        let (o, log_sum) = partials.merge(k, (first, seq_q, self.splits), column, sink, factor);
         let to = row_of_output(k, baked, (out, strides), [batch, head, row]);
         let to = k.index(to, column, baked.dims.dtypes.out.bytes() as u32);
         self.store_columns(k, baked, to, column, o);

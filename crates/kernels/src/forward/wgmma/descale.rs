@@ -1,11 +1,11 @@
 //! The descale factors of a tile.
 
-use attend::{RowRange, ScoreFactors, Softcap, ValueFactors};
+use attend::{OnlineSoftmax, RowRange, ScoreFactors, ScorePrograms, Softcap, ValueFactors};
 use ptx::{Builder, F32, R32};
 use tile::{Consumer, WorkTile};
 
 use super::emit::Forward;
-use crate::forward::descale::{ScaledTile, ScoreDescale, descaled};
+use crate::forward::descale::{ScaledTile, ScoreDescale, descaled, in_exponent, is_refused};
 
 impl Forward<'_> {
     /// The KV head of a tile.
@@ -19,19 +19,44 @@ impl Forward<'_> {
         self.params.score_descale.filter(|descale| !descale.is_per_block())
     }
 
-    /// The factor of a tile's scores in the exponent, positive or NaN. With a softcap, sets the factor of the
-    /// scores inside the cap instead. Factors per block of rows are left out ([`Forward::block_factors`]).
-    pub(super) fn tile_factor(&self, k: &mut Builder, tile: &WorkTile, cap: Option<&Softcap>) -> F32 {
-        let Some(descale) = self.head_descale() else { return self.params.factor };
+    /// The factor of a tile's scores in the exponent and the programs. The descale factors
+    /// of the tile's head are in the first of these that takes the scores: the factor of the softcap, which
+    /// is set here, else a score program, else the exponent. Factors per block of rows are left out
+    /// ([`Forward::block_factors`]).
+    pub(super) fn tile_factor(
+        &self,
+        k: &mut Builder,
+        tile: &WorkTile,
+        cap: Option<&Softcap>,
+    ) -> (F32, Option<ScorePrograms>) {
+        let (factor, programs) = (self.params.factor, self.params.programs.clone());
+        let Some(descale) = self.head_descale() else { return (factor, programs) };
         let at = [tile.batch, self.key_head(k, tile)];
         let descale = descale.load(k, at);
-        match cap.zip(self.params.softcap) {
-            Some((own, common)) => {
+        match (cap.zip(self.params.softcap), programs) {
+            (Some((own, common)), programs) => {
                 k.mul_to(own.factor, common.factor, descale);
-                self.params.factor
+                (factor, programs)
             }
-            None => descaled(k, self.params.factor, descale),
+            (None, Some(programs)) if programs.shapes_scores() => {
+                (factor, Some(programs.descaled(k, descale)))
+            }
+            (None, programs) => (descaled(k, factor, descale), programs),
         }
+    }
+
+    /// After the last block of a tile, makes the rows NaN that have seen a key, if the exponent has a factor
+    /// of the tile's head that is not accepted.
+    pub(super) fn spoil_seen(&self, k: &mut Builder, softmax: &OnlineSoftmax, factor: F32) {
+        if self.head_descale().is_some() && self.exponent_factor().is_some() {
+            let refused = is_refused(k, factor);
+            softmax.spoil_seen(k, refused);
+        }
+    }
+
+    /// The factor of scores without descale factors, if the exponent has the descale factors.
+    fn exponent_factor(&self) -> Option<F32> {
+        in_exponent(self.params.factor, self.params.softcap.as_ref(), self.params.programs.as_ref())
     }
 
     /// The factors of a warp's scores, if Q or K has factors per block of rows. `rows` are those of the tile.
@@ -59,7 +84,7 @@ impl Forward<'_> {
             rows: &positions,
             lengths: [self.params.seq_q, self.params.seq_kv],
             keys: self.plan.block_n,
-            factor: self.params.softcap.is_none().then_some(self.params.factor),
+            factor: self.exponent_factor(),
         };
         descale.of_tile(k, &scaled)
     }

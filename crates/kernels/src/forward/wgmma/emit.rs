@@ -441,7 +441,7 @@ impl<'a> Forward<'a> {
             }
             self.halve(k, &main_loop, &own);
             let mask = Masker::new(k, &self.params.band, &key_threads, &rows, 16, plan.block_n).by_bits();
-            let factor = self.tile_factor(k, tile, main_loop.softcap.as_ref());
+            let (factor, programs) = self.tile_factor(k, tile, main_loop.softcap.as_ref());
             let scores = self.block_factors(k, tile, &rows, consumer);
             let values = self.value_factors(k, tile);
             let softmax = self.softmax(k, factor);
@@ -449,7 +449,7 @@ impl<'a> Forward<'a> {
                 None => softmax,
                 Some(factors) => factors.in_softmax(softmax),
             };
-            let programs = self.params.programs.as_ref().map(|programs| {
+            let programs = programs.as_ref().map(|programs| {
                 let at = [tile.head, tile.batch];
                 programs.for_rows(k, &key_threads, &rows, (16, plan.block_n), at)
             });
@@ -472,6 +472,7 @@ impl<'a> Forward<'a> {
             });
             let softmax = softmax.with_output_factor(self.value_descale(k, tile));
             let o = softmax.take_sums(k, &main_loop.o);
+            self.spoil_seen(k, &softmax, factor);
             self.if_complete(k, consumer, tile, &softmax, &o, |k| {
                 let sinks = self
                     .params

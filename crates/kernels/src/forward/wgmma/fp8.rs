@@ -12,9 +12,7 @@ use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables
 use crate::error::accept;
 use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
-use crate::forward::fp8::{
-    check_keys_of_factors, check_scales, check_sums_of_factors, default_threshold, keys_of_factors,
-};
+use crate::forward::fp8::{check_keys_of_factors, check_sums_of_factors, default_threshold, keys_of_factors};
 use crate::forward::lengths::keys_are_uneven;
 use crate::{Dims, PlanError};
 
@@ -57,7 +55,6 @@ impl WgmmaPlan {
             let [what, value, accepted] = [what, value, accepted].map(str::to_owned);
             Err(PlanError::Problem { family, what, value, accepted })
         };
-        check_scales(problem, family)?;
         if transposes_values(problem) {
             accept("head_dim_v", dim_v as u64, aligned(dim_v), "multiples of 16 with 8-bit values")?;
             // P V of a block needs an accumulator of its own.
@@ -159,6 +156,20 @@ impl WgmmaPlan {
             65..=128 => base,
             _ => WgmmaPlan { stages: 2, output_sums: OutputSums::Running, turns: Turns::PingPong, ..base },
         };
+        let plan = if problem.programs.is_empty() {
+            plan
+        } else {
+            // Biases make single keys heavy, so P in e4m3 keeps its whole range.
+            let threshold = if transposes_values(problem) { 0 } else { default_threshold(problem.seq_kv) };
+            WgmmaPlan { rescale: Rescaling::Beyond(threshold), ..plan }
+        };
+        // ptxas spills registers of wider blocks and of overlapped tiles, except where a score program is
+        // alone and two warpgroups have O of at most 128 columns.
+        let narrow =
+            problem.programs.mask.is_some() || problem.programs.score.is_some() && !(65..=128).contains(&dim);
+        if narrow {
+            return WgmmaPlan { block_n: 64, tiles: Tiles::InTurn, ..plan };
+        }
         if !transposes_values(problem) {
             return plan;
         }
