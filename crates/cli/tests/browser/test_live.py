@@ -118,7 +118,7 @@ def test_every_column_is_seen_on_a_telephone(browser, serve, ledger):
     for path in ("", "run/1", "run/1/candidates", "topk", "forecasts", f"candidate/{best}", f"diff?a=1&b={best}"):
         page = tab.open(f"{server.url}{path}", allowed=server.url)
         if path.startswith(("candidate", "diff")):
-            page.wait_for_function("!document.querySelector('.part > p.soft > noscript')", timeout=60_000)
+            page.wait_for_selector("table.dearest, table.genes", timeout=60_000)
         assert page.evaluate("document.documentElement.scrollWidth") <= 420, path
         assert page.evaluate(HIDDEN) == [], path
         tab.picture(f"telephone-{path.split('?')[0].replace('/', '-') or 'runs'}", full_page=True)

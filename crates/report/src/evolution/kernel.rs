@@ -258,7 +258,7 @@ pub fn difference(a: &AnalysedKernel, b: &AnalysedKernel, shown: Lines) -> Marku
                                 li { b { (f.name) } ", at most " (ratio(f.expected_gain)) br; span.soft { (f.evidence) } }
                             } }
                         }
-                        Err(why) => p.soft { (why) "." },
+                        Err(why) => p.soft { "No listing: " (why) "." },
                     }
                 }
             }

@@ -234,6 +234,7 @@ fn problems_of(runs: [&RunView; 2]) -> Vec<Shape> {
 pub fn candidate(view: &Dossier, device: &str) -> String {
     let new = &view.known.new;
     let id = view.known.id.0;
+    let native = matches!(new.candidate, Candidate::Cpu(_));
     let body = html! {
         (navigation("/candidate"))
         h1 { "Candidate #" (id) }
@@ -268,12 +269,14 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
             (plan(&new.candidate))
         }
         @if let Some((screening, findings)) = &view.screening {
-            section #screening { h2 { "Screening" } (screened(screening)) (noted(findings)) }
+            section #screening { h2 { "Screening" } (screened(screening, native)) (noted(findings)) }
         }
         section #times { h2 { "Times" } (times(&view.forecasts, &view.measurements, &new.problem)) }
         section #checks { h2 { "Checks" } (checks(&view.checks)) }
-        section #kernel { h2 { "Kernel" }
-            (part(&format!("/candidate/{id}/kernel"), "The kernel is being taken apart …"))
+        @if !native {
+            section #kernel { h2 { "Kernel" }
+                (part(&format!("/candidate/{id}/kernel"), "The kernel is being taken apart …"))
+            }
         }
     };
     frame(&format!("Candidate #{id}"), SCRIPT, body)
@@ -307,15 +310,18 @@ fn plan(candidate: &Candidate) -> Markup {
     }
 }
 
-fn screened(s: &Screening) -> Markup {
+/// What the screening found. A native plan has no PTX, and its hash is that of the plan.
+fn screened(s: &Screening, native: bool) -> Markup {
     let count = |value: Option<u32>| value.map_or("–".to_owned(), grouped);
     html! {
         dl.figures {
-            div { dt { "PTX" } dd { code { (s.ptx_hash) } } }
-            @if let Some(sass) = &s.sass_hash { div { dt { "machine code" } dd { code { (sass) } } } }
-            div { dt { "registers a thread" } dd { (count(s.registers)) } }
-            div { dt { "bytes spilled" } dd { (count(s.spill_bytes)) } }
-            div { dt { "bytes of shared memory" } dd { (count(s.shared_bytes)) } }
+            div { dt { "hash of the " @if native { "plan" } @else { "PTX" } } dd { code { (s.ptx_hash) } } }
+            @if let Some(sass) = &s.sass_hash { div { dt { "hash of the machine code" } dd { code { (sass) } } } }
+            @if !native {
+                div { dt { "registers a thread" } dd { (count(s.registers)) } }
+                div { dt { "bytes spilled" } dd { (count(s.spill_bytes)) } }
+                div { dt { "bytes of shared memory" } dd { (count(s.shared_bytes)) } }
+            }
             div { dt { "bound by" } dd { (s.bound.as_deref().unwrap_or("–").replace('_', " ")) } }
             div { dt { "tile" } dd { (s.tile.as_deref().unwrap_or("–")) } }
         }
@@ -364,6 +370,12 @@ pub(super) fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], ow
                 } }
             }
         } }
+        @if measurements.iter().any(|m| m.against.is_some()) {
+            p.soft {
+                "Each time is the median of its samples. Elsewhere, a candidate that raced has its incumbent's time divided "
+                "by the ratio of the race."
+            }
+        }
     }
 }
 
