@@ -550,7 +550,8 @@ pub struct Evolve {
     /// Seed of the random numbers
     #[arg(long, default_value_t = 1, value_parser = count::<u64>)]
     pub seed: u64,
-    /// Plan (JSON, as `explain --problem` or `topk` prints it) that is the only starting plan and the baseline
+    /// Plan (JSON, as `explain --problem` or `topk` prints it) that is the only starting plan and the
+    /// baseline
     #[arg(long, value_name = "FILE.json")]
     pub seed_plan: Option<PathBuf>,
     /// Use only kernels of this family: mma, wgmma, small_streamed or small_at_once; repeatable
