@@ -208,7 +208,8 @@ pub struct Bench {
     /// Mask of --shape: none, causal, causal-top-left or window:BEFORE:AFTER
     #[arg(long, default_value = "none", requires = "shape")]
     pub mask: String,
-    /// GPU: suite of problems: mission, small, forward, ampere, windows or fp8; repeatable; default: mission
+    /// GPU: suite of problems: mission (the reference problem, also causal and bf16), small, forward, ampere,
+    /// windows or fp8; repeatable; default: mission
     #[arg(long)]
     pub suite: Vec<String>,
     /// GPU: plan to time instead of the chosen one; JSON, as `explain --problem` or `topk` prints it;
@@ -553,7 +554,8 @@ pub struct Evolve {
     /// Seed of the random numbers
     #[arg(long, default_value_t = 1, value_parser = count::<u64>)]
     pub seed: u64,
-    /// Plan (JSON, as `explain --problem` or `topk` prints it) that is the only seed and the baseline
+    /// Plan (JSON, as `explain --problem` or `topk` prints it) that is the only starting plan and the
+    /// baseline
     #[arg(long, value_name = "FILE.json")]
     pub seed_plan: Option<PathBuf>,
     /// Use only kernels of this family: mma, wgmma, small_streamed or small_at_once; repeatable

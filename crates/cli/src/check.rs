@@ -273,8 +273,13 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
             judgement.elements
         )?;
     }
+    if !study.findings.is_empty() {
+        let machine =
+            study.prediction().map_or_else(String::new, |p| format!(", predicted on {}", p.machine));
+        writeln!(out, "what costs time{machine}:")?;
+    }
     for finding in &study.findings {
-        writeln!(out, "{}: {}", finding.name, finding.evidence)?;
+        writeln!(out, "  {}: {}", finding.name, finding.evidence)?;
     }
     Ok(())
 }

@@ -160,7 +160,26 @@ fn print_prediction(out: &mut Out, p: &Prediction) -> Result<(), CliError> {
     for (cause, share) in p.split.iter().filter(|(_, share)| *share >= SMALL) {
         writeln!(out, "  {:<20} {:>4.0} %", cause.name(), 100.0 * share)?;
     }
+    if let Some(cause) = elsewhere(p, units.first().map(|(unit, _)| *unit)) {
+        let (bound, cause) = (bound.name(), cause.name());
+        writeln!(out, "  the bound is the busiest unit, {bound}: waits for {cause} can follow from it")?;
+    }
     Ok(())
+}
+
+/// The cause for which warps wait longest, if a level of memory is both the busiest unit and the bound, and
+/// the cause has another name.
+fn elsewhere(p: &Prediction, busiest: Option<Unit>) -> Option<Cause> {
+    let own: &[Cause] = match p.bound {
+        Unit::L1 => &[Cause::L1],
+        Unit::L2 => &[Cause::L2, Cause::L2Bandwidth],
+        Unit::Dram => &[Cause::Dram, Cause::DramBandwidth],
+        _ => return None,
+    };
+    let is_wait = |cause: &Cause| !matches!(cause, Cause::Launch | Cause::Issue | Cause::NotSelected);
+    let waits = p.split.iter().filter(|(cause, _)| is_wait(cause));
+    let (longest, _) = waits.max_by(|a, b| a.1.total_cmp(&b.1))?;
+    (busiest == Some(p.bound) && !own.contains(longest)).then_some(*longest)
 }
 
 /// The names of a program's kernels in launch order.

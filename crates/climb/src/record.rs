@@ -105,9 +105,9 @@ impl Record {
         let two: Vec<&str> = self.rungs.iter().filter(|r| r.batch > 1).map(|r| r.rung.as_str()).collect();
         let percent = |score: &Score| 100.0 * score.median_error;
         format!(
-            "{} times quoted from the original kernels' log of an L4, predicted: rank correlation {:.2}, median error \
-             {:.0} %. {} are of two batches by the log's scripts, and predicted for two; predicted for one batch like the \
-             others: {:.2}, {:.0} %.",
+            "Predicted times against the {} times of the original kernels' log of an L4: rank correlation {:.2}, \
+             median error {:.0} %. The log's scripts timed {} with a batch of two, and the predictions are for the \
+             same; for a batch of one: {:.2}, {:.0} %.",
             self.rungs.len(),
             self.score.spearman,
             percent(&self.score),

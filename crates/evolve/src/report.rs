@@ -262,7 +262,7 @@ pub enum Promoted {
 /// The plan for a winner's row, or the reason why there is none.
 fn tabled(winner: &Candidate) -> Result<&Plan, &'static str> {
     match winner {
-        Candidate::Gpu(Plan::Ladder { .. }) => Err("a rung of the ladder is not chosen for any problem"),
+        Candidate::Gpu(Plan::Ladder { .. }) => Err("a version of the climb is not chosen for any problem"),
         Candidate::Gpu(
             plan @ (Plan::Mma(_) | Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_)),
         ) => Ok(plan),

@@ -231,7 +231,7 @@ fn roofline_within(points: &[Point], peak: f64, [dram, l2]: [f64; 2], width: f64
         svg.chart viewBox=(format!("0 0 {width} {height}")) role="img" {
             @for tick in across.ticks() {
                 line.grid x1=(x(tick)) x2=(x(tick)) y1=(top) y2=(bottom) {}
-                text.tick x=(x(tick)) y=(bottom + 14.0) text-anchor="middle" { (short(tick)) }
+                text.tick x=(x(tick)) y=(bottom + 17.0) text-anchor="middle" { (short(tick)) }
             }
             @for tick in up.ticks() {
                 line.grid x1=(left) x2=(right) y1=(y(tick)) y2=(y(tick)) {}
@@ -242,7 +242,9 @@ fn roofline_within(points: &[Point], peak: f64, [dram, l2]: [f64; 2], width: f64
             path.roof d=(format!("{}L{} {}", slope(dram), x(last), y(peak))) {}
             path.roof.l2 d=(format!("{}L{} {}", slope(l2), x(ridge), y(peak))) {}
             @for point in points {
-                circle class=(format!("dot {}", point.class)) cx=(x(point.intensity)) cy=(y(point.tflops)) r="4.5" {
+                // A ring, so that a failed kernel and a passed one at the same place are both seen.
+                @let (shape, r) = if point.class == "failed" { ("ring", "7") } else { ("dot", "4.5") };
+                circle class=(format!("{shape} {}", point.class)) cx=(x(point.intensity)) cy=(y(point.tflops)) r=(r) {
                     title { (point.name) ": " (short(point.tflops)) " TFLOP/s" }
                 }
             }
@@ -310,6 +312,17 @@ mod tests {
         assert_eq!(axis.ticks(), [10.0, 100.0, 1000.0, 10_000.0]);
         assert!((axis.at(100.0) - 1.0 / 3.0).abs() < 1e-12);
         assert_eq!(Log::over(std::iter::empty()).ticks().len(), 2);
+    }
+
+    /// A failed and a passed kernel at the same place.
+    #[test]
+    fn a_failed_kernel_is_not_covered_by_a_passed_one() {
+        let point = |name, class| Point { name, intensity: 1.0, tflops: 1.0, class };
+        let points = [point("right", "passed"), point("wrong", "failed"), point("next", "passed")];
+        let svg = roofline(&points, 100.0, 0.3, 2.0).into_string();
+        // In both widths.
+        assert_eq!(svg.matches(r#"<circle class="ring failed""#).count(), 2, "{svg}");
+        assert_eq!(svg.matches(r#"<circle class="dot passed""#).count(), 4, "{svg}");
     }
 
     #[test]

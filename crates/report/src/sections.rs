@@ -201,10 +201,15 @@ pub(super) fn roofs(climb: &Climb) -> Markup {
     let Some(gpu) = climb.machines.first() else { return html! {} };
     let l2_gbps = f64::from(gpu.memory.l2_bandwidth) * gpu.clock_mhz * 1e-3;
     html! {
+        div.legend {
+            span { i.round style="background:var(--passed)" {} "passed" }
+            span { i.ring {} "failed: wrong kernel" }
+        }
         (roofline(&points, gpu.tensor_tflops(), gpu.memory.dram_gbps * 1e-3, l2_gbps * 1e-3))
         p.soft { (gpu.name) ": " (short(gpu.tensor_tflops())) " TFLOP/s dense on tensor cores, "
             (short(gpu.memory.dram_gbps)) " GB/s of DRAM, " (short(l2_gbps))
-            " GB/s of L2 (dashed), where inputs of this size stay from launch to launch." }
+            " GB/s of L2 (dashed), where inputs of this size stay from launch to launch. A kernel above the solid slope "
+            "reads more from L2 than DRAM could give: the dashed slope is its limit." }
     }
 }
 
@@ -235,13 +240,14 @@ pub(super) fn forecasts(climb: &Climb) -> Markup {
     html! {
         (outcomes(climb))
         @if let Some(record) = climb.record() { p { (record.summary()) } }
-        div.scroll { table {
+        div.scroll { table.short.stacks {
             thead { tr { th { "version" } th.n { "the author's own forecast, µs" } th.n { "the outcome, quoted" } th.n { "predicted here" } } }
             tbody { @for (rung, (low, high)) in rows {
                 tr {
-                    td { (rung.rung.name) } td.n { (short(low)) "–" (short(high)) }
-                    td.n { (rung.rung.quoted_us().map_or("–".into(), short)) }
-                    td.n { (rung.predicted_us().map_or("–".into(), short)) }
+                    td { b { (rung.rung.name) } }
+                    td.n data-label="the author's own forecast, µs" { (short(low)) "–" (short(high)) }
+                    td.n data-label="the outcome, quoted" { (rung.rung.quoted_us().map_or("–".into(), short)) }
+                    td.n data-label="predicted here" { (rung.predicted_us().map_or("–".into(), short)) }
                 }
             } }
         } }
@@ -286,7 +292,8 @@ pub(super) fn findings(climb: &Climb) -> Markup {
                     thead { tr { th { "cause" } th { "evidence" } th.n { "lines" } th.n { "gain at most" } th { "cure" } } }
                     tbody { @for f in rung.study.findings.iter().take(3) {
                         tr {
-                            td { b { (f.name) } } td { (f.evidence) } td.n data-label="lines" { (show_lines(&f.lines[..f.lines.len().min(2)])) }
+                            td { b { (f.name) } } td { (f.evidence) }
+                            td.n data-label=[(!f.lines.is_empty()).then_some("lines")] { (show_lines(&f.lines[..f.lines.len().min(2)])) }
                             td.n data-label="gain at most" { (format!("{:.2}×", f.expected_gain)) }
                             td data-label="cure" { (f.cure) }
                         }
@@ -299,15 +306,15 @@ pub(super) fn findings(climb: &Climb) -> Markup {
 
 pub(super) fn cpu(climb: &Climb) -> Markup {
     html! {
-        div.scroll { table {
+        div.scroll { table.short.stacks {
             thead { tr { th { "element type" } th.n { "µs, median" } th.n { "GFLOP/s" } th.n { "error / allowed" } th.n { "samples" } } }
             tbody { @for race in &climb.cpu {
                 @let us = race.first().us();
                 tr {
-                    td { (race.problem.dtypes) } td.n { (short(us)) }
-                    td.n { (short(race.problem.flops() / us * 1e-3)) }
-                    td.n { (race.first().error.map_or("–".into(), |e| e.brief())) }
-                    td.n { (race.first().samples.len()) }
+                    td { b { (race.problem.dtypes) } } td.n data-label="µs, median" { (format!("{us:.0}")) }
+                    td.n data-label="GFLOP/s" { (short(race.problem.flops() / us * 1e-3)) }
+                    td.n data-label="error / allowed" { (race.first().error.map_or("–".into(), |e| e.brief())) }
+                    td.n data-label="samples" { (race.first().samples.len()) }
                 }
             } }
         } }

@@ -122,7 +122,7 @@ fn print(races: &[Race], sgemm: Option<f64>) -> Result<(), CliError> {
             let peer = race.measurements.get(1);
             let of_peer = |cell: &dyn Fn(f64) -> String| match peer {
                 None => "–".to_owned(),
-                Some(peer) if peer.fault.is_some() => "out".to_owned(),
+                Some(peer) if peer.fault.is_some() => "n/a".to_owned(),
                 Some(peer) => cell(peer.us()),
             };
             vec![

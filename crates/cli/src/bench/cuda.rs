@@ -343,7 +343,7 @@ fn rows_of(race: &Race) -> Vec<Vec<String>> {
             range,
             number(race.problem.flops() / us * 1e-6, 1),
             m.error.map_or("–".into(), |e| e.brief()),
-            if m.fault.is_some() { "out".into() } else { ratio(m) },
+            if m.fault.is_some() { "n/a".into() } else { ratio(m) },
             verdict(m).to_owned(),
             number(bench::median(&clocks), 0),
             if bits == 0 {

@@ -74,10 +74,12 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "flashcore topk --problem 1,8,512,64,f32 --device cpu -k 3 --json",
         ],
     ),
+    ("plans", &["flashcore plans list", "flashcore plans check"]),
     ("plans list", &["flashcore plans list", "flashcore plans list --json"]),
     ("plans add", &["flashcore plans add --problem 1,8,512,64,f32 --plan plan.json"]),
     ("plans check", &["flashcore plans check --seconds 5"]),
     ("plans clear", &["flashcore plans clear", "flashcore plans clear --problem 1,8,512,64,f32"]),
+    ("forecast", &["flashcore forecast list", "flashcore forecast score"]),
     (
         "forecast add",
         &[
@@ -88,6 +90,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ("forecast list", &["flashcore forecast list -n 10"]),
     ("forecast score", &["flashcore forecast score", "flashcore forecast score --json"]),
     ("forecast recalibrate", &["flashcore forecast recalibrate --device cpu"]),
+    ("ledger", &["flashcore ledger runs", "flashcore ledger check"]),
     (
         "ledger export",
         &[
@@ -103,6 +106,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &["flashcore accuracy --keys 8192", "flashcore accuracy --keys 1048576 --out accuracy.html"],
     ),
     ("doctor", &["flashcore doctor", "flashcore doctor --json"]),
+    ("lab", &["flashcore lab microbench --out machine.json"]),
     ("lab tables", &["flashcore lab tables README.md --check"]),
     (
         "lab selftest",

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from conftest import FLASHCORE, Facts, demo
+from conftest import FLASHCORE, Facts, Tab, demo
 from playwright.sync_api import expect
 
 
@@ -103,6 +103,30 @@ def test_the_fastest_and_the_forecasts(tab, serve, ledger):
     assert "Three stages hide the loads of <64 keys>" in page.locator("table.told").inner_text()
     assert page.locator("svg.scatter").count() == 2
     tab.picture("forecasts", full_page=True)
+
+
+# Finds tables that are wider than the screen and hide their last columns.
+HIDDEN = """() => [...document.querySelectorAll(".scroll")]
+  .filter((e) => e.scrollWidth > e.clientWidth + 1)
+  .map((e) => `${e.firstElementChild.className}: ${e.scrollWidth} of ${e.clientWidth}`)"""
+
+
+def test_every_column_is_seen_on_a_telephone(browser, serve, ledger):
+    server = serve(ledger)
+    tab = Tab(browser, viewport={"width": 420, "height": 800})
+    best = Facts(ledger).one("SELECT candidate FROM standing WHERE promoted ORDER BY us LIMIT 1")
+    for path in ("", "run/1", "run/1/candidates", "topk", "forecasts", f"candidate/{best}", f"diff?a=1&b={best}"):
+        page = tab.open(f"{server.url}{path}", allowed=server.url)
+        if path.startswith(("candidate", "diff")):
+            page.wait_for_selector("table.dearest, table.genes", timeout=60_000)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 420, path
+        assert page.evaluate(HIDDEN) == [], path
+        tab.picture(f"telephone-{path.split('?')[0].replace('/', '-') or 'runs'}", full_page=True)
+    page = tab.open(f"{server.url}run/1/candidates", allowed=server.url)
+    page.get_by_label("Filter rows").fill("no such candidate")
+    assert not any(row.is_visible() for row in page.locator("table.candidates tbody tr").all())
+    tab.context.close()
+    assert tab.complaints == []
 
 
 @pytest.mark.parametrize("path, status, words", [

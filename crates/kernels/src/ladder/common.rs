@@ -12,7 +12,7 @@ use super::RungPlan;
 use crate::contract::Contract;
 use crate::{Arch, PlanError, Program};
 
-/// Head dimension, a constant in the seeds' kernels.
+/// Head dimension, a constant in the original kernels.
 pub(super) const DIM: u32 = 64;
 /// Keys of a tile (`BLOCK_N`).
 pub(super) const KEYS: u32 = 64;

@@ -1,5 +1,5 @@
 //! The ladder: a series of published CUDA kernels, rebuilt with the structure that made each of them fast,
-//! slow or wrong. Each kernel has its own file. The original kernels, which the documents call *the seeds*,
+//! slow or wrong. Each kernel has its own file. The original kernels
 //! come with their authors' log of times on an L4.
 //!
 //! The rungs (the kernels of the ladder) are exhibits, not kernels to use. The emulator must accept the

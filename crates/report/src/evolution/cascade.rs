@@ -100,7 +100,7 @@ pub(super) fn operators(view: &RunView) -> Markup {
             } }
             tbody { @for o in &view.operators { (operator(o, tried, most)) } }
         } }
-        p.soft { "Gained: the product of time before over time after, of candidates that were faster than all before them in their arm." }
+        p.soft { "Gained: the product of time before over time after, of candidates that were faster than all before them in their group." }
     }
 }
 

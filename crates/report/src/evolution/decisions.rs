@@ -14,12 +14,12 @@ pub fn decisions(decisions: &[Decided], links: Links) -> Markup {
         return html! { p.soft { "Nothing was decided yet." } };
     }
     html! {
-        div.scroll { table.decisions {
+        div.scroll { table.decisions.stacks {
             thead { tr { th { "decision" } th { "candidate" } th { "because" } th { "when" } } }
             tbody { @for d in decisions {
                 tr {
                     td { b { (d.decision.what.replace('_', " ")) } }
-                    td { @match d.decision.candidate { Some(id) => (links.number(id)), None => "–" } }
+                    td data-label="candidate" { @match d.decision.candidate { Some(id) => (links.number(id)), None => "–" } }
                     td { (because(&d.decision.why)) }
                     td.n { (view::moment(d.at)) }
                 }

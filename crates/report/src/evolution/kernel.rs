@@ -84,6 +84,11 @@ impl AnalysedKernel {
         Ok(AnalysedKernel { id, name: in_words(&work.candidate), candidate: work.candidate, time, anatomy })
     }
 
+    /// Whether the kernel is native code of the CPU, which has no PTX to show.
+    pub(super) const fn is_native(&self) -> bool {
+        matches!(self.candidate, Candidate::Cpu(_))
+    }
+
     fn anatomy(&self) -> Option<&Anatomy> {
         self.anatomy.as_ref().as_ref().ok()
     }
@@ -112,7 +117,7 @@ const PATIENCE: Duration = Duration::from_millis(400);
 pub fn heat(analysed: &AnalysedKernel) -> Markup {
     let anatomy = match analysed.anatomy.as_ref() {
         Ok(anatomy) => anatomy,
-        Err(why) => return html! { p { (analysed.name) ". " (why) "." } (genes(analysed)) },
+        Err(why) => return html! { p { (analysed.name) ": " (why) "." } (genes(analysed)) },
     };
     let heat = Heat::of(anatomy);
     html! {
@@ -147,12 +152,13 @@ fn findings(findings: &[Finding]) -> Markup {
         return html! { p.soft { "No single bottleneck was found." } };
     }
     html! {
-        div.scroll { table.findings {
+        div.scroll { table.findings.stacks {
             thead { tr { th { "cause" } th { "evidence" } th.n { "lines" } th.n { "gain at most" } th { "cure" } } }
             tbody { @for f in findings.iter().take(4) {
                 tr {
-                    td { b { (f.name) } } td { (f.evidence) } td.n { (show_lines(&f.lines[..f.lines.len().min(2)])) }
-                    td.n { (ratio(f.expected_gain)) } td { (f.cure) }
+                    td { b { (f.name) } } td { (f.evidence) }
+                    td.n data-label=[(!f.lines.is_empty()).then_some("lines")] { (show_lines(&f.lines[..f.lines.len().min(2)])) }
+                    td.n data-label="gain at most" { (ratio(f.expected_gain)) } td data-label="cure" { (f.cure) }
                 }
             } }
         } }
@@ -171,12 +177,14 @@ fn dearest(anatomy: &Anatomy) -> Markup {
         b.weight().total_cmp(&a.weight()).then(b.issues.cmp(&a.issues)).then(a.line.cmp(&b.line))
     });
     html! {
-        div.scroll { table.dearest {
+        div.scroll { table.dearest.stacks {
             thead { tr { th.n { "line" } th.n { "of " (of_what(anatomy)) } th.n { "issues" } th.n { "lanes" } th.n { "conflicts" } th { "PTX" } } }
             tbody { @for l in lines.into_iter().take(DEAREST) {
                 tr {
-                    td.n { (l.line) } td.n { (percent(l.weight())) } td.n { (grouped(l.issues)) }
-                    td.n { (format!("{:.1}", l.lanes)) } td.n { (format!("{:.1}", l.conflicts)) }
+                    td.n data-label="line" { (l.line) }
+                    td.n data-label=(format!("of {}", of_what(anatomy))) { (percent(l.weight())) }
+                    td.n data-label="issues" { (grouped(l.issues)) } td.n data-label="lanes" { (format!("{:.1}", l.lanes)) }
+                    td.n data-label="conflicts" { (format!("{:.1}", l.conflicts)) }
                     td { code { (text.get((l.line as usize).saturating_sub(1)).map_or("", |t| t.trim())) } }
                 }
             } }
@@ -250,7 +258,7 @@ pub fn difference(a: &AnalysedKernel, b: &AnalysedKernel, shown: Lines) -> Marku
                                 li { b { (f.name) } ", at most " (ratio(f.expected_gain)) br; span.soft { (f.evidence) } }
                             } }
                         }
-                        Err(why) => p.soft { (why) "." },
+                        Err(why) => p.soft { "No listing: " (why) "." },
                     }
                 }
             }

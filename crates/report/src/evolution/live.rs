@@ -9,7 +9,10 @@ use super::cascade::{duration, operator_name};
 use super::decisions::figures;
 use super::lineage::changes;
 use super::view::{ProblemView, RunRow, RunView, in_words, moment, speedup};
-use super::{Links, Section, arm_name, frame, scatter, stage_name, title, trial_name, with_contents};
+use super::{
+    Links, Section, arm_name, frame, kind_words, scatter, scatter_legend, stage_name, title, trial_name,
+    with_contents,
+};
 use bench::suites::words;
 use ledger::Candidate;
 use ledger::{
@@ -52,7 +55,7 @@ pub fn runs(ledger: &str, rows: &[RunRow], before: Option<i64>) -> String {
             @if let [first, second, ..] = rows {
                 p { a href=(format!("/compare?a={}&b={}", second.line.id.0, first.line.id.0)) { "compare the two latest" } }
             }
-            div.scroll { table.runs.sortable {
+            div.scroll { table.runs.stacks.sortable {
                 thead { tr {
                     th { "run" } th { "device" } th { "problem" } th { "begun" } th { "state" }
                     th.n { "candidates" } th.n { "baseline µs" } th.n { "best µs" } th.n { "speed-up" }
@@ -80,10 +83,10 @@ fn run_row(row: &RunRow) -> Markup {
             } }
             td { (row.begun) }
             td { span class=(format!("state {}", row.state.name())) { (row.state.name()) } }
-            td.n { (grouped(line.candidates)) }
-            td.n { (us(baseline)) }
-            td.n { (us(best)) @if best.is_some_and(|b| b.kind == TimeKind::Predicted) { span.soft { " predicted" } } }
-            td.n { @match gain {
+            td.n data-label="candidates" { (grouped(line.candidates)) }
+            td.n data-label="baseline µs" { (us(baseline)) }
+            td.n data-label="best µs" { (us(best)) @if best.is_some_and(|b| b.kind == TimeKind::Predicted) { span.soft { " predicted" } } }
+            td.n data-label="speed-up" { @match gain {
                 None => "–",
                 Some((gain, Some(_))) => (ratio(gain)),
                 Some((gain, None)) => { (ratio(gain)) span.soft { " of times" } }
@@ -108,9 +111,14 @@ pub fn live_run(view: &RunView, sections: &[Section]) -> String {
     frame(&title(view), SCRIPT, body)
 }
 
-/// The candidates of a run, newest first; `before` leads to older ones.
-pub fn candidates(run: RunId, lines: &[Line], before: Option<i64>) -> String {
+/// The candidates of a run, newest first; `before` leads to older ones. `kind` says where the times come
+/// from.
+pub fn candidates(run: RunId, kind: TimeKind, lines: &[Line], before: Option<i64>) -> String {
     let us = |value: Option<f64>| value.map_or("–".to_owned(), time);
+    let (forecast, timed) = match kind {
+        TimeKind::Measured => ("predicted µs", "measured µs"),
+        TimeKind::Predicted => ("µs, predicted at screening", "µs, predicted"),
+    };
     let body = html! {
         (navigation("/run"))
         h1 { "Candidates of run " (run.0) }
@@ -118,16 +126,17 @@ pub fn candidates(run: RunId, lines: &[Line], before: Option<i64>) -> String {
             a href=(format!("/run/{}", run.0)) { "the run" }
             a href=(format!("/run/{}/candidates.csv", run.0)) download=(format!("run-{}.csv", run.0)) { "all candidates as CSV" }
         }
-        div.scroll { table.candidates.sortable {
+        div.scroll { table.candidates.stacks.sortable {
             thead { tr {
-                th { "candidate" } th { "group" } th { "operator" } th { "last stage" } th { "rejected" } th.n { "predicted µs" } th.n { "µs" }
+                th { "candidate" } th { "group" } th { "operator" } th { "last stage" } th { "rejected" } th.n { (forecast) } th.n { (timed) }
             } }
             tbody { @for line in lines {
                 tr {
                     td { (number(line.id)) @if line.promoted { " ★" } }
-                    td { (arm_name(line.arm)) } td title=(line.operator) { (operator_name(&line.operator)) } td { (line.stage.map_or("–", stage_name)) }
-                    td { (line.rejected.map_or("–", Reason::name).replace('_', " ")) }
-                    td.n { (us(line.predicted_us)) } td.n { (us(line.us)) }
+                    td { (arm_name(line.arm)) } td title=(line.operator) { (operator_name(&line.operator)) }
+                    td data-label="last stage" { (line.stage.map_or("–", stage_name)) }
+                    td data-label="rejected" { (line.rejected.map_or("–", Reason::name).replace('_', " ")) }
+                    td.n data-label=(forecast) { (us(line.predicted_us)) } td.n data-label=(timed) { (us(line.us)) }
                 }
             } }
         } }
@@ -171,6 +180,7 @@ pub fn compare(a: &RunView, b: &RunView) -> String {
                 (side_by_side("commit", both, |run| run.run.environment.commit.clone().unwrap_or("–".into())))
                 (side_by_side("begun", both, |run| run.begun.clone()))
                 (side_by_side("state", both, |run| run.state.name().to_owned()))
+                (side_by_side("times", both, |run| kind_words(run.kind()).to_owned()))
                 (side_by_side("candidates, with a time", both, |run| format!("{}, {}", grouped(run.candidates), grouped(run.timed))))
                 (side_by_side("device time", both, |run| duration(run.cost.device_seconds)))
                 @for problem in problems_of(both) {
@@ -183,7 +193,10 @@ pub fn compare(a: &RunView, b: &RunView) -> String {
                     })))
                     (of_problem("noise floor", both, &problem, |p| p.noise_floor().map(ratio)))
                     (of_problem("best plan", both, &problem, |p| p.best.as_ref().map(|r| in_words(&r.subject))))
-                    (of_problem("best random sample µs", both, &problem, |p| p.drawn.as_ref().map(|r| time(r.us))))
+                    (of_problem("best random sample µs", both, &problem, |p| p.drawn.as_ref().map(|r| {
+                        let how = if r.trial == Trial::Microbench { ", short timing" } else { "" };
+                        format!("{}{how}", time(r.us))
+                    })))
                 }
             }
         } }
@@ -221,13 +234,14 @@ fn problems_of(runs: [&RunView; 2]) -> Vec<Shape> {
 pub fn candidate(view: &Dossier, device: &str) -> String {
     let new = &view.known.new;
     let id = view.known.id.0;
+    let native = matches!(new.candidate, Candidate::Cpu(_));
     let body = html! {
         (navigation("/candidate"))
         h1 { "Candidate #" (id) }
         p.lead {
             (in_words(&new.candidate)) ", of " a href=(format!("/run/{}", new.run.0)) { "run " (new.run.0) }
             " on " (device) ", for " (new.problem.title()) ". "
-            "Group: " (arm_name(new.arm)) "; operator: " b { (new.operator) } "; " (moment(view.known.at)) "."
+            "Group: " (arm_name(new.arm)) "; operator: " b title=(new.operator) { (operator_name(&new.operator)) } "; " (moment(view.known.at)) "."
         }
         @if !new.parents.is_empty() {
             p { "From " @for (i, parent) in new.parents.iter().enumerate() { @if i > 0 { " and " } (number(*parent)) }
@@ -255,12 +269,14 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
             (plan(&new.candidate))
         }
         @if let Some((screening, findings)) = &view.screening {
-            section #screening { h2 { "Screening" } (screened(screening)) (noted(findings)) }
+            section #screening { h2 { "Screening" } (screened(screening, native)) (noted(findings)) }
         }
         section #times { h2 { "Times" } (times(&view.forecasts, &view.measurements, &new.problem)) }
         section #checks { h2 { "Checks" } (checks(&view.checks)) }
-        section #kernel { h2 { "Kernel" }
-            (part(&format!("/candidate/{id}/kernel"), "The kernel is being taken apart …"))
+        @if !native {
+            section #kernel { h2 { "Kernel" }
+                (part(&format!("/candidate/{id}/kernel"), "The kernel is being taken apart …"))
+            }
         }
     };
     frame(&format!("Candidate #{id}"), SCRIPT, body)
@@ -294,15 +310,18 @@ fn plan(candidate: &Candidate) -> Markup {
     }
 }
 
-fn screened(s: &Screening) -> Markup {
+/// What the screening found. A native plan has no PTX, and its hash is that of the plan.
+fn screened(s: &Screening, native: bool) -> Markup {
     let count = |value: Option<u32>| value.map_or("–".to_owned(), grouped);
     html! {
         dl.figures {
-            div { dt { "PTX" } dd { code { (s.ptx_hash) } } }
-            @if let Some(sass) = &s.sass_hash { div { dt { "machine code" } dd { code { (sass) } } } }
-            div { dt { "registers a thread" } dd { (count(s.registers)) } }
-            div { dt { "bytes spilled" } dd { (count(s.spill_bytes)) } }
-            div { dt { "bytes of shared memory" } dd { (count(s.shared_bytes)) } }
+            div { dt { "hash of the " @if native { "plan" } @else { "PTX" } } dd { code { (s.ptx_hash) } } }
+            @if let Some(sass) = &s.sass_hash { div { dt { "hash of the machine code" } dd { code { (sass) } } } }
+            @if !native {
+                div { dt { "registers a thread" } dd { (count(s.registers)) } }
+                div { dt { "bytes spilled" } dd { (count(s.spill_bytes)) } }
+                div { dt { "bytes of shared memory" } dd { (count(s.shared_bytes)) } }
+            }
             div { dt { "bound by" } dd { (s.bound.as_deref().unwrap_or("–").replace('_', " ")) } }
             div { dt { "tile" } dd { (s.tile.as_deref().unwrap_or("–")) } }
         }
@@ -330,19 +349,19 @@ pub(super) fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], ow
         return html! { p.soft { "None yet." } };
     }
     html! {
-        div.scroll { table.times {
+        div.scroll { table.times.stacks {
             thead { tr { th { "what" } th { "problem" } th.n { "µs" } th.n { "interval" } th.n { "samples" } th { "against" } } }
             tbody {
                 @for f in forecasts { tr {
-                    td { "forecast by " (f.author) @if !f.hypothesis.is_empty() { ": " (f.hypothesis) } } td { (f.problem.as_ref().map_or("–".to_owned(), |problem| problem.title())) } td.n { (time(f.us)) }
-                    td.n { (time(f.low_us)) " – " (time(f.high_us)) } td.n { "–" } td { "–" }
+                    td { "forecast by " (f.author) @if !f.hypothesis.is_empty() { ": " (f.hypothesis) } } td { (f.problem.as_ref().map_or("–".to_owned(), |problem| problem.title())) } td.n data-label="µs" { (time(f.us)) }
+                    td.n data-label="interval" { (time(f.low_us)) " – " (time(f.high_us)) } td.n data-label="samples" { "–" } td data-label="against" { "–" }
                 } }
                 @for m in measurements { tr {
                     @let second = m.trial == Trial::HeldOut && m.problem == *own;
                     td { (if second { "second race" } else { trial_name(m.trial) }) @if m.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
-                    td { (m.problem.title()) } td.n { b { (time(m.us)) } }
-                    td.n { (time(m.low_us)) " – " (time(m.high_us)) } td.n { (m.samples.len()) }
-                    td { @match m.against {
+                    td { (m.problem.title()) } td.n data-label="µs" { b { (time(m.us)) } }
+                    td.n data-label="interval" { (time(m.low_us)) " – " (time(m.high_us)) } td.n data-label="samples" { (m.samples.len()) }
+                    td data-label="against" { @match m.against {
                         Some(a) => {
                             (number(a.incumbent)) ": " (ratio(a.ratio)) " (" (ratio(a.low)) " to " (ratio(a.high)) "), " b { (a.verdict.name()) }
                         }
@@ -351,6 +370,12 @@ pub(super) fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], ow
                 } }
             }
         } }
+        @if measurements.iter().any(|m| m.against.is_some()) {
+            p.soft {
+                "Each time is the median of its samples. Elsewhere, a candidate that raced has its incumbent's time divided "
+                "by the ratio of the race."
+            }
+        }
     }
 }
 
@@ -389,17 +414,19 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
         } }
         @if let Some((problem, device)) = chosen {
             h2 { (problem.title()) " on " (device) }
-            div.scroll { table.best.sortable {
+            div.scroll { table.best.stacks.sortable {
                 thead { tr {
                     th { "candidate" } th { "plan" } th { "operator" } th.n { "µs" } th.n { "interval" } th { "by" } th { "over its incumbent" }
                 } }
                 tbody { @for timed in best {
+                    @let short = timed.trial == Trial::Microbench;
                     tr {
                         td { (number(timed.candidate)) @if timed.promoted { " ★" } }
                         td { (in_words(&timed.subject)) } td title=(timed.operator) { (operator_name(&timed.operator)) }
-                        td.n { b { (time(timed.us)) } } td.n { (time(timed.low_us)) " – " (time(timed.high_us)) }
-                        td { (trial_name(timed.trial)) @if timed.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
-                        td { @match timed.against {
+                        td.n data-label="µs" { @if short { span.soft { (time(timed.us)) } } @else { b { (time(timed.us)) } } }
+                        td.n data-label="interval" { (time(timed.low_us)) " – " (time(timed.high_us)) }
+                        td data-label="by" { (trial_name(timed.trial)) @if timed.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
+                        td data-label="over its incumbent" { @match timed.against {
                             Some(race) => {
                                 (ratio(race.ratio)) " over " (number(race.incumbent))
                                 @if let Some(us) = timed.incumbent_us { " at " (time(us)) " µs" }
@@ -409,7 +436,10 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
                     }
                 } }
             } }
-            p.soft { "Runs differ in their incumbents: a plan may be the faster one and have the smaller ratio." }
+            p.soft {
+                "Grey times are single short timings. The incumbent is the plan that a candidate raced against. "
+                "Runs have different incumbents: compare times, not ratios."
+            }
         }
     };
     frame("Fastest plans", SCRIPT, body)
@@ -436,12 +466,12 @@ pub fn forecasts(authors: &[(String, String, Vec<Pair>)], told: &[ByHand]) -> St
         @if authors.is_empty() { p.soft { "Nothing that was forecast has been measured yet." } }
         @for (author, device, pairs) in authors {
             section { h2 { (author) ", " (device) }
-                div.halves { div { (scatter::chart(pairs, Links::Live)) } div { (scatter::score(pairs)) } }
+                div.halves { div { (scatter::chart(pairs, Links::Live)) } div { (scatter::score(pairs)) (scatter_legend(pairs)) } }
             }
         }
         section { h2 { "Manual forecasts" }
             @if told.is_empty() { p.soft { "No manual forecasts yet: " code { "flashcore forecast add" } " records one." } }
-            @else { div.scroll { table.told {
+            @else { div.scroll { table.told.stacks {
                 thead { tr { th { "idea" } th { "by" } th { "device" } th.n { "expected µs" } th.n { "came out" } th { "verdict" } } }
                 tbody { @for t in told { (told_row(t)) } }
             } } }
@@ -459,9 +489,9 @@ fn told_row(told: &ByHand) -> Markup {
                 (f.hypothesis)
                 @if let Some(note) = told.note.as_ref().filter(|note| !note.is_empty()) { br; span.soft { (note) } }
             }
-            td { (f.author) } td { (f.device) } td.n { (time(f.us)) " (" (time(f.low_us)) " – " (time(f.high_us)) ")" }
-            td.n { (told.measured_us.map_or("–".to_owned(), time)) }
-            td { @match told.measured_us {
+            td data-label="by" { (f.author) } td data-label="device" { (f.device) } td.n data-label="expected µs" { (time(f.us)) " (" (time(f.low_us)) " – " (time(f.high_us)) ")" }
+            td.n data-label="came out" { (told.measured_us.map_or("–".to_owned(), time)) }
+            td data-label="verdict" { @match told.measured_us {
                 Some(us) if (f.low_us..=f.high_us).contains(&us) => "as expected",
                 Some(us) => { (percent(f.us / us - 1.0)) " off" }
                 None => span.soft { "open" },

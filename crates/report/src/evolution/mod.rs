@@ -85,13 +85,14 @@ impl Section {
 /// The page of a run as one file without scripts or network access. `analysed` are the kernels to show line
 /// by line: the baseline and the best.
 pub fn page(view: &RunView, analysed: &[AnalysedKernel]) -> String {
-    let shown: Vec<CandidateId> = analysed.iter().map(|e| e.id).collect();
+    let shown: Vec<CandidateId> = analysed.iter().filter(|e| !e.is_native()).map(|e| e.id).collect();
     let mut sections = sections(view, Links::Within(&shown));
     if let [first, second] = analysed {
         let body = difference(first, second, Lines::Folded);
         sections.push(Section::new("difference", "The best beside the baseline", body));
     }
-    sections.extend(analysed.iter().map(|analysed| {
+    let has_lines = |analysed: &&AnalysedKernel| !analysed.is_native();
+    sections.extend(analysed.iter().filter(has_lines).map(|analysed| {
         let title = format!("Kernel #{}, line by line", analysed.id.0);
         Section::new(format!("kernel-{}", analysed.id.0), &title, kernel::heat(analysed))
     }));
@@ -254,7 +255,8 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
                 (tile("candidates", html! { (grouped(view.candidates)) }, html! { (grouped(view.timed)) " with a time" }))
                 (tile("device time", html! { (cascade::duration(view.cost.device_seconds)) }, match view.cost.price {
                     Some(cost) => html! { "cost " (format!("{cost:.2}")) },
-                    None => html! { "cost not known" },
+                    None if view.cost.device_seconds > 0.0 => html! { "evolve --price gives its cost" },
+                    None => html! { "no device was used" },
                 }))
                 @if !view.forecasts.is_empty() {
                     @let score = Score::of("", "", &view.forecasts);
@@ -271,14 +273,21 @@ fn tile(name: &str, figure: Markup, note: Markup) -> Markup {
     html! { div { dt { (name) } dd.figure { (figure) } dd.note { (note) } } }
 }
 
-fn kind_badge(kind: Option<TimeKind>) -> Markup {
-    html! {
-        @match kind {
-            Some(TimeKind::Measured) => span.badge.measured { "measured" },
-            Some(TimeKind::Predicted) => span.badge.predicted { "predicted by the time model, not measured" },
-            None => span.badge { "no times yet" },
-        }
+const fn kind_words(kind: Option<TimeKind>) -> &'static str {
+    match kind {
+        Some(TimeKind::Measured) => "measured",
+        Some(TimeKind::Predicted) => "predicted by the time model, not measured",
+        None => "no times yet",
     }
+}
+
+fn kind_badge(kind: Option<TimeKind>) -> Markup {
+    let class = match kind {
+        Some(TimeKind::Measured) => "badge measured",
+        Some(TimeKind::Predicted) => "badge predicted",
+        None => "badge",
+    };
+    html! { span class=(class) { (kind_words(kind)) } }
 }
 
 /// The gain of the evolution arm over the random arm and the control: first by races, then by short timings,
@@ -499,6 +508,37 @@ mod tests {
         assert!(RunView::of(&ledger, RunId(9)).is_err());
     }
 
+    /// A native kernel has no PTX, so its page has no sections of lines.
+    #[test]
+    fn a_native_plan_has_no_section_of_lines() {
+        let (_folder, ledger) = ledger();
+        let view = RunView::of(&ledger, begin(&ledger, "a processor")).unwrap();
+        let analysed = [1, 2].map(|id| AnalysedKernel {
+            id: CandidateId(id),
+            name: "native".into(),
+            candidate: Candidate::Cpu(cpu::CpuPlan::for_problem(&Problem::mission())),
+            time: None,
+            anatomy: std::sync::Arc::new(Err("no PTX".into())),
+        });
+        let page = page(&view, &analysed);
+        assert!(page.contains("The best beside the baseline"), "{page}");
+        assert!(!page.contains("line by line") && !page.contains("#kernel-"), "{page}");
+    }
+
+    #[test]
+    fn a_list_of_candidates_says_where_its_times_come_from() {
+        let (_folder, ledger) = ledger();
+        let measured = begin(&ledger, "H200");
+        let config = json!({ "target": { "model": { "machine": "h200" } } });
+        let environment = Environment::default();
+        let run = Run { device: "H200".into(), config, environment, price_per_hour: None };
+        let predicted = ledger.begin_run(&run).unwrap();
+        let page = |run| pages::candidates(&ledger, run, None).unwrap();
+        assert!(page(measured).contains(">measured µs</th>"), "{}", page(measured));
+        assert!(page(predicted).contains(">µs, predicted</th>"), "{}", page(predicted));
+        assert!(!page(predicted).contains("measured µs"), "{}", page(predicted));
+    }
+
     #[test]
     fn a_run_as_csv_and_two_runs_side_by_side() {
         let (_folder, ledger) = ledger();
@@ -510,7 +550,7 @@ mod tests {
         assert!(lines[0].starts_with("candidate,group,operator"), "{csv}");
         assert!(lines[1].starts_with("1,\"evolution\",\"mutate:a+\"\"b\"\"\""), "{csv}");
         let page = pages::compare(&ledger, runs[0], runs[1]).unwrap();
-        for words in ["Run 1 and run 2", "H200", "L4", "f16 B1 H2 S128 D64", "noise floor"] {
+        for words in ["Run 1 and run 2", "H200", "L4", "f16 B1 H2 S128 D64", "noise floor", "no times yet"] {
             assert!(page.contains(words), "{words}");
         }
         assert!(!page.contains(HOSTILE));
@@ -591,6 +631,8 @@ mod tests {
             ledger.tell(&told(candidate, Stage::Race, Trial::Race, us / ratio, Some(against))).unwrap();
         }
         let page = pages::top(&ledger, None, Some("H200")).unwrap().unwrap();
+        let compared = pages::compare(&ledger, RunId(1), RunId(2)).unwrap();
+        assert_eq!(compared.matches("<td>measured</td>").count(), 2, "{compared}");
         let rows: Vec<&str> = page.split("<tr>").skip(2).collect();
         assert!(page.contains("over its incumbent") && rows.len() == 2, "{page}");
         assert!(
@@ -635,7 +677,7 @@ mod tests {
             page(&view, &[]),
             live_run(&view, &sections(&view, Links::Live)),
             runs(HOSTILE, &rows, None),
-            candidates(run, &ledger.lines(run, None, 9).unwrap(), None),
+            candidates(run, TimeKind::Measured, &ledger.lines(run, None, 9).unwrap(), None),
             candidate(&ledger.candidate(id).unwrap(), HOSTILE),
             failure("404", HOSTILE, HOSTILE),
         ];

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::view::{POINTS, RunRow, RunView};
 use super::{Links, Section, live, sections, title};
 use bench::suites::words;
-use ledger::{CandidateId, Ledger, LedgerError, RunId};
+use ledger::{CandidateId, Ledger, LedgerError, RunId, TimeKind};
 
 /// Rows of a list on one page.
 const ROWS: usize = 50;
@@ -78,11 +78,12 @@ fn news(view: &RunView, sections: &[Section]) -> Value {
 /// # Errors
 /// When there is no such run, or the ledger cannot be read.
 pub fn candidates(ledger: &Ledger, run: RunId, before: Option<CandidateId>) -> Result<String, LedgerError> {
-    ledger.run(run)?;
+    let model = !ledger.run(run)?.config["target"]["model"].is_null();
+    let kind = if model { TimeKind::Predicted } else { TimeKind::Measured };
     let mut lines = ledger.lines(run, before, ROWS + 1)?;
     let older = (lines.len() > ROWS).then(|| lines[ROWS - 1].id.0);
     lines.truncate(ROWS);
-    Ok(live::candidates(run, &lines, older))
+    Ok(live::candidates(run, kind, &lines, older))
 }
 
 /// Maximum number of candidates in a CSV file.

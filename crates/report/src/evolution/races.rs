@@ -39,7 +39,8 @@ pub(super) fn strips(view: &ProblemView, links: Links) -> Markup {
         p.soft {
             "A dot is the time of one sample, a call in turns with the baseline's. The box is the middle half of the "
             "samples and the line in it their median. Two groups of dots in one row mean that the machine was in "
-            "two different states: the ratios of the race are then unreliable. Point at a dot for its value."
+            "two different states: the ratios of the race are then unreliable. Point at a dot for its value. Elsewhere on "
+            "this page, the time of a candidate that raced is the baseline's time divided by the ratio of the race."
         }
     }
 }

@@ -69,7 +69,7 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
         let against = best.and_then(|row| Some((row.ratio?, row.ratio_low?, row.ratio_high?)));
         lines.push(line(&[
             own.problem.clone(),
-            own.fault.as_ref().map_or_else(|| time(own.us_median), |_| "out".to_owned()),
+            own.fault.as_ref().map_or_else(|| time(own.us_median), |_| "n/a".to_owned()),
             own.tflops.map_or("–".into(), rate),
             names.join(", "),
             against.map_or("–".into(), |(ratio, low, high)| format!("{ratio:.2}× [{low:.2}, {high:.2}]")),

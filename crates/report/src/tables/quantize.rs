@@ -38,7 +38,7 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
         let name = if row.implementation == OURS { "" } else { ": a copy of as many bytes" };
         lines.push(line(&[
             format!("{}{name}", row.problem),
-            row.fault.as_ref().map_or_else(|| number(row.us_median, 0), |_| "out".to_owned()),
+            row.fault.as_ref().map_or_else(|| number(row.us_median, 0), |_| "n/a".to_owned()),
             number(row.gbps, 0),
             number(row.of_copy, 2),
         ]));

@@ -125,7 +125,7 @@ pub(super) fn title(p: &Problem) -> String {
 fn figure(row: Option<&Row>, rate: bool) -> String {
     let Some(row) = row else { return "–".into() };
     match (&row.fault, row.us_median, row.tflops) {
-        (Some(_), ..) => "out".into(),
+        (Some(_), ..) => "n/a".into(),
         (None, _, Some(tflops)) if rate => format!("{tflops:.0}"),
         (None, Some(us), _) if !rate && us >= 100.0 => format!("{us:.0}"),
         (None, Some(us), _) if !rate => format!("{us:.2}"),
@@ -198,7 +198,7 @@ fn summary(entries: &[Entry]) -> Vec<String> {
         .flat_map(|entry| std::iter::once(&entry.ours).chain(&entry.peers))
         .filter(|row| !slower.contains(&row.implementation))
         .filter_map(|row| {
-            row.fault.as_ref().map(|why| format!("Out: {}: {}.  ", row.implementation, told(why)))
+            row.fault.as_ref().map(|why| format!("n/a: {}: {}.  ", row.implementation, told(why)))
         })
         .collect();
     out.sort();
