@@ -58,6 +58,8 @@ pub struct Bound {
     pub data: Vec<Arc<[u8]>>,
     /// The order of the rows of the LSE.
     pub lse_layout: Layout,
+    /// Whether no run has inputs with NaN, infinities or logits of −∞.
+    pub finite_inputs: bool,
     /// References that judge outputs, in addition to the problem's oracle.
     pub references: Vec<Reference>,
 }
@@ -82,6 +84,7 @@ impl Bound {
             words: Vec::new(),
             data: Vec::new(),
             lse_layout: Layout::Bhsd,
+            finite_inputs: false,
             references: Vec::new(),
         }
     }
@@ -195,6 +198,7 @@ impl LaunchSpec {
             words,
             data: self.data.clone(),
             lse_layout: self.lse_layout,
+            finite_inputs: self.finite_inputs,
             references: bound_references,
         })
     }

@@ -68,6 +68,7 @@ pub(super) struct RawProblem {
     pub scale: Option<f64>,
     pub softcap: Option<f64>,
     pub scales: Option<Scales>,
+    pub inputs: Option<String>,
 }
 
 /// The table `[launch]`.

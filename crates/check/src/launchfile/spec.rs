@@ -38,6 +38,7 @@ pub struct LaunchSpec {
     pub(super) lse_init: Init,
     /// The order of the rows of `lse`.
     pub(super) lse_layout: Layout,
+    pub(super) finite_inputs: bool,
 }
 
 /// One launch of a kernel.
@@ -117,6 +118,11 @@ impl LaunchSpec {
             problem.check()?;
             check_work(problem)?;
         }
+        let finite_inputs = match file.problem.as_ref().and_then(|problem| problem.inputs.as_deref()) {
+            None | Some("all") => false,
+            Some("finite") => true,
+            Some(other) => return Err(LaunchError::value("problem.inputs", other, "all or finite")),
+        };
         let out_init = start_of(&file.arg, "out", problem.as_ref(), &mut files)?;
         let lse_init = start_of(&file.arg, "lse", problem.as_ref(), &mut files)?;
         let lse_layout =
@@ -146,6 +152,7 @@ impl LaunchSpec {
             out_init,
             lse_init,
             lse_layout,
+            finite_inputs,
         };
         let mut files = std::mem::take(&mut spec.files);
         spec.references = ReferenceSpec::all(&file.reference, &spec, &file.arg, &mut files)?;

@@ -41,6 +41,35 @@ fn compiled(name: &str, sm: u32) -> Bound {
     launch.bind(ptx::parse(&text(format!("{name}_sm{sm}.ptx"))).unwrap().verify().unwrap()).unwrap()
 }
 
+/// Outputs that lose NaN: right for all finite inputs, and told so. Without such inputs the kernel passes.
+#[test]
+fn a_kernel_that_fails_only_special_values_is_told_so() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/corpus");
+    let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
+    let lost =
+        |line: &str| match line.split_once("cvt.rn.f16.f32 ").and_then(|(_, rest)| rest.split_once(", ")) {
+            // PTX ISA, "max": a NaN operand is dropped.
+            Some((_, x)) => format!("max.f32 {0}, {0}, 0fC77FE000;\n{line}\n", x.trim_end_matches(';')),
+            None => format!("{line}\n"),
+        };
+    let text: String = read("cuda_flash_sm80.ptx").lines().map(lost).collect();
+    let launch = read("cuda_flash.toml");
+    let verdict = |launch: &str| {
+        let spec: LaunchSpec = launch.parse().unwrap();
+        let bound = spec.bind(ptx::parse(&text).unwrap().verify().unwrap()).unwrap();
+        check_kernel(&bound, &Settings::thorough()).unwrap()
+    };
+    let all = verdict(&launch);
+    assert_eq!(all.verdict, Verdict::Failed);
+    let told = "only inputs that are not finite fail (NaN and Inf): all runs on finite inputs passed";
+    assert!(all.reasons.iter().any(|reason| reason.starts_with(told)), "{:?}", all.reasons);
+    let finite = verdict(&launch.replace("[launch]", "inputs = \"finite\"\n\n[launch]"));
+    assert_eq!((finite.verdict, finite.runs), (Verdict::Passed, 12), "{:?}", finite.reasons);
+    let error = launch.replace("[launch]", "inputs = \"some\"\n\n[launch]").parse::<LaunchSpec>();
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("invalid value 'some' for problem.inputs: expected all or finite"), "{error}");
+}
+
 /// The kernel with a fault at one of its sites.
 fn with(fault: Fault, site: usize, bound: Bound) -> Bound {
     let kernel = mutant(&bound.kernel, fault, site).unwrap_or_else(|| panic!("{fault:?} has no site {site}"));
