@@ -19,6 +19,7 @@
 mod evolution;
 mod features;
 mod ideas;
+mod named;
 mod quantize;
 mod render;
 
