@@ -5,6 +5,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import reference
 
 from flashcore_attn import (
     ArgumentError,
@@ -19,18 +20,38 @@ from flashcore_attn import (
 TYPES = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 
 
-def attention(q, k, v, factors, causal=False):
+SHAPES = [(2, 70, 4, 64), (2, 150, 2, 64), (2, 150, 2, 96)]
+NAMES = ("descale_q", "descale_k", "descale_v")
+
+
+# `pretended` runs the code of a CUDA tensor up to the launch, which the CPU kernels replace.
+@pytest.fixture(params=["cpu", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
+def device(request):
+    """The device of PyTorch's tensors."""
+    pytest.importorskip("torch")
+    if request.param == "pretended":
+        request.getfixturevalue("pretended_gpu")
+    return "cuda" if request.param == "cuda" else "cpu"
+
+
+def on(device, kind, arrays):
+    """PyTorch's tensors of the arrays, which are of an 8-bit type."""
+    import torch
+
+    return [torch.from_numpy(x.view(np.uint8)).to(device).view(getattr(torch, kind)) for x in arrays]
+
+
+def attention(q, k, v, causal=False):
     """Attention in float64 of ``(batch, sequence, heads, dim)``."""
-    q, k, v = (np.asarray(x, np.float64).transpose(0, 2, 1, 3) for x in (q, k, v))
-    group = q.shape[1] // k.shape[1]
-    dq, dk, dv = (np.float64(x)[:, :, None, None] for x in factors)
-    q, k, v = q * np.repeat(dq, group, 1), np.repeat(k * dk, group, 1), np.repeat(v * dv, group, 1)
-    scores = q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[3])
-    if causal:
-        rows, keys = scores.shape[2:]
-        scores = np.where(np.tril(np.ones((rows, keys), bool), keys - rows), scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return (weights / weights.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3)
+    out, _ = reference(*(x.astype(np.float64).transpose(0, 2, 1, 3) for x in (q, k, v)), causal)
+    return out.transpose(0, 2, 1, 3)
+
+
+def restored(x, factors, rows=None):
+    """The tensor in float64, times the factors of its KV heads, or of their blocks of rows."""
+    of_blocks = factors[..., None] if rows is None else factors
+    of_rows = np.repeat(of_blocks, rows or x.shape[1], 2)[:, :, : x.shape[1]].transpose(0, 2, 1)
+    return x.astype(np.float64) * np.repeat(of_rows, x.shape[2] // factors.shape[1], 2)[..., None]
 
 
 def draw(kinds, seed=0):
@@ -40,9 +61,10 @@ def draw(kinds, seed=0):
     return tensors, [rng.uniform(0.3, 2.0, (2, 2)).astype(np.float32) for _ in range(3)]
 
 
-def close(out, exact, kind=ml_dtypes.bfloat16):
-    assert out.dtype == kind
-    assert np.abs(out.astype(np.float64) - exact).max() <= 0.01 * np.abs(exact).max()
+def close(out, exact, within=0.01):
+    """Whether an output, an array or a tensor, is near the result in float64."""
+    found = out.astype(np.float64) if isinstance(out, np.ndarray) else out.cpu().double().numpy()
+    assert np.abs(found - exact).max() <= within * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("first", TYPES)
@@ -52,8 +74,9 @@ def test_numpy(first, last):
     eight = last in TYPES
     factors = {"descale_q": dq, "descale_k": dk, **({"descale_v": dv} if eight else {})}
     out = flash_attn_func(q, k, v, causal=True, **factors)
-    exact = attention(q, k, v, (dq, dk, dv if eight else np.ones_like(dv)), causal=True)
-    close(out, exact, ml_dtypes.bfloat16 if eight else last)
+    assert out.dtype == (ml_dtypes.bfloat16 if eight else last)
+    values = restored(v, dv) if eight else v
+    close(out, attention(restored(q, dq), restored(k, dk), values, causal=True))
 
 
 def test_factors_have_any_strides():
@@ -63,7 +86,7 @@ def test_factors_have_any_strides():
     out, lse, _ = flash_attn_func(
         q, k, v, descale_q=one, descale_k=strided, descale_v=strided.T, return_attn_probs=True
     )
-    close(out, attention(q, k, v, (one, strided, strided.T)))
+    close(out, attention(*map(restored, (q, k, v), (one, strided, strided.T))))
     assert np.isfinite(lse).all()
 
 
@@ -72,9 +95,7 @@ def test_factors_of_blocks_of_rows():
     (q, k, v), _ = draw([TYPES[0]] * 3)
     factors = np.random.default_rng(2).uniform(0.3, 2.0, (2, 2, 2)).astype(np.float32)
     out = flash_attn_func(q, k, v, descale_k=factors, descale_v=factors[:, :, :1])
-    of_rows = np.repeat(factors, 64, 2)[:, :, :70].transpose(0, 2, 1)[..., None]
-    exact = attention(q, k.astype(np.float64) * of_rows, v, (np.ones((2, 2)), np.ones((2, 2)), factors[:, :, 0]))
-    close(out, exact)
+    close(out, attention(q, restored(k, factors, 64), restored(v, factors[:, :, 0])))
 
 
 def test_packed_batches():
@@ -87,9 +108,8 @@ def test_packed_batches():
     out = flash_attn_varlen_func(q, k, v, starts, starts, 100, 100, descale_q=dq, k_descale=dk, descale_v=dv)
     for i, (start, end) in enumerate(zip(starts, starts[1:])):
         one = slice(i, i + 1)
-        of_rows = np.repeat(dv[one], 64, 2)[:, :, : end - start].transpose(0, 2, 1)[..., None]
-        tensors = (x[None, start:end].astype(np.float64) for x in (q, k, v))
-        exact = attention(*(x * y for x, y in zip(tensors, (1, 1, of_rows))), (dq[one], dk[one], np.ones((1, 2))))
+        own_q, own_k, own_v = (x[None, start:end] for x in (q, k, v))
+        exact = attention(restored(own_q, dq[one]), restored(own_k, dk[one]), restored(own_v, dv[one], 64))
         close(out[None, start:end], exact)
     with pytest.raises(FlashCoreError, match=r"the shape of descale_v.*\(2, 2, 2\) or \(2, 2, 1\)"):
         flash_attn_varlen_func(q, k, v, starts, starts, 100, 100, descale_v=np.ones((2, 2, 3), np.float32))
@@ -114,129 +134,96 @@ def test_wrong_types_and_factors_are_named():
         flash_attn_func(*half, descale_q=dq)
 
 
-# `pretended` runs the code of a CUDA tensor up to the launch, which the CPU kernels replace.
-@pytest.mark.parametrize("where", ["cpu", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
-def test_torch(where, kind, request):
-    torch = pytest.importorskip("torch")
-    if where == "pretended":
-        request.getfixturevalue("pretended_gpu")
-    device = "cuda" if where == "cuda" else "cpu"
+def test_torch(device, kind):
+    import torch
+
     # A tensor core multiplies with P in e4m3.
-    within = 0.05 if where == "cuda" else 0.01
+    within = 0.05 if device == "cuda" else 0.01
     (q, k, v), factors = draw([getattr(ml_dtypes, kind)] * 3)
-    tensors = [torch.from_numpy(x.view(np.uint8)).to(device).view(getattr(torch, kind)) for x in (q, k, v)]
+    tensors = on(device, kind, (q, k, v))
     scales = [torch.from_numpy(x).to(device) for x in factors]
-    names = ("descale_q", "descale_k", "descale_v")
 
     def near(out, exact):
         assert out.dtype == torch.bfloat16 and out.device == tensors[0].device
-        assert np.abs(out.cpu().double().numpy() - exact).max() <= within * np.abs(exact).max()
+        close(out, exact, within)
 
-    near(flash_attn_func(*tensors, **dict(zip(names, scales))), attention(q, k, v, factors))
+    exact = attention(*map(restored, (q, k, v), factors))
+    near(flash_attn_func(*tensors, **dict(zip(NAMES, scales))), exact)
     expanded = torch.tensor([[0.5]], device=device).expand(2, 2)  # strides of 0
-    ones = np.ones((2, 2))
-    near(flash_attn_func(*tensors, descale_q=expanded), attention(q, k, v, (0.5 * ones, ones, ones)))
-    near(flash_attn_func(*tensors, causal=True), attention(q, k, v, (ones, ones, ones), causal=True))
+    near(flash_attn_func(*tensors, descale_q=expanded), attention(0.5 * q.astype(np.float64), k, v))
+    near(flash_attn_func(*tensors, causal=True), attention(q, k, v, causal=True))
     starts_q, starts_k = (torch.arange(3, dtype=torch.int32, device=device) * rows for rows in (33, 70))
     packed = [x.flatten(0, 1) for x in tensors]
-    out = flash_attn_varlen_func(*packed, starts_q, starts_k, 33, 70, **dict(zip(names, scales)))
-    near(out.unflatten(0, (2, 33)), attention(q, k, v, factors))
+    out = flash_attn_varlen_func(*packed, starts_q, starts_k, 33, 70, **dict(zip(NAMES, scales)))
+    near(out.unflatten(0, (2, 33)), exact)
     with pytest.raises(DTypeError):
         flash_attn_func(tensors[0], tensors[1].to(torch.bfloat16), tensors[2])
 
 
-@pytest.mark.parametrize("where", ["cpu", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
 @pytest.mark.parametrize("rows", [64, 128])
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
-def test_torch_factors_of_blocks_of_rows(where, rows, kind, request):
+def test_torch_factors_of_blocks_of_rows(device, rows, kind):
     """Factors of any strides, NaN in some, of 8-bit tensors and of a 16-bit v."""
-    torch = pytest.importorskip("torch")
-    if where == "pretended":
-        request.getfixturevalue("pretended_gpu")
-    device = "cuda" if where == "cuda" else "cpu"
-    within = 0.05 if where == "cuda" else 0.01
+    import torch
+
+    within = 0.05 if device == "cuda" else 0.01
     rng = np.random.default_rng(3)
     dtype = getattr(ml_dtypes, kind)
     arrays = [rng.standard_normal(shape).astype(np.float32).astype(dtype) for shape in SHAPES]
-    q, k, v = (torch.from_numpy(x.view(np.uint8)).to(device).view(getattr(torch, kind)) for x in arrays)
+    q, k, v = on(device, kind, arrays)
     blocks = [-(-shape[1] // rows) for shape in SHAPES]
     factors = [rng.uniform(0.3, 2.0, (n, 2, 2)).astype(np.float32).transpose(1, 2, 0) for n in blocks]
-    names = ("descale_q", "descale_k", "descale_v")
 
-    def of_rows(x, of_blocks):
-        wide = np.repeat(of_blocks, rows, 2)[:, :, : x.shape[1]].transpose(0, 2, 1)
-        return x.astype(np.float64) * np.repeat(wide, x.shape[2] // 2, 2)[..., None]
+    def out(v, *given):
+        scales = [torch.from_numpy(x).to(device) for x in given]
+        return flash_attn_func(q, k, v, causal=True, **dict(zip(NAMES, scales))).cpu().double().numpy()
 
-    def out(v, **given):
-        scales = {name: torch.from_numpy(x).to(device) for name, x in given.items()}
-        return flash_attn_func(q, k, v, causal=True, **scales).cpu().double().numpy()
-
-    def near(found, exact):
-        assert np.abs(found - exact).max() <= within * np.abs(exact).max()
-
-    dequantised = [of_rows(x, of_blocks) for x, of_blocks in zip(arrays, factors)]
-    near(out(v, **dict(zip(names, factors))), whole(*dequantised))
-    halves = v.to(torch.bfloat16)
-    mixed = [*dequantised[:2], arrays[2].astype(np.float64)]
-    near(out(halves, **dict(zip(names, factors[:2]))), whole(*mixed))
+    exact_q, exact_k, exact_v = (restored(x, of_blocks, rows) for x, of_blocks in zip(arrays, factors))
+    exact = attention(exact_q, exact_k, exact_v, causal=True)
+    close(out(v, *factors), exact, within)
+    mixed = attention(exact_q, exact_k, arrays[2], causal=True)
+    close(out(v.to(torch.bfloat16), *factors[:2]), mixed, within)
     # Row i sees keys up to i + 80, so the last block of 64 keys is hidden from rows below 48.
     bad = factors[2].copy()
     bad[:, :, -1] = np.nan
-    found = out(v, descale_q=factors[0], descale_k=factors[1], descale_v=bad)
+    found = out(v, *factors[:2], bad)
     first = rows * (blocks[2] - 1) - (SHAPES[1][1] - SHAPES[0][1])
     assert np.isnan(found[:, max(first, 0) :]).all()
-    if where == "cuda" and first > 0:
-        near(found[:, :first], whole(*dequantised)[:, :first])
+    if device == "cuda" and first > 0:
+        close(found[:, :first], exact[:, :first], within)
 
 
-@pytest.mark.parametrize("where", ["cpu", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
-@pytest.mark.parametrize("blocks", [None, 64])
-def test_torch_programs_beside_factors(where, blocks, request):
+@pytest.mark.parametrize("rows", [None, 64])
+def test_torch_programs_beside_factors(device, rows):
     """Chunks, ALiBi slopes and both, beside factors of heads and of blocks of rows."""
-    torch = pytest.importorskip("torch")
-    if where == "pretended":
-        request.getfixturevalue("pretended_gpu")
-    device = "cuda" if where == "cuda" else "cpu"
-    within = 0.05 if where == "cuda" else 0.01
-    (q, k, v), factors = draw([TYPES[0]] * 3, 4)
-    if blocks:
+    import torch
+
+    within = 0.05 if device == "cuda" else 0.01
+    arrays, factors = draw([TYPES[0]] * 3, 4)
+    if rows:
         rng = np.random.default_rng(6)
-        factors = [rng.uniform(0.3, 2.0, (2, 2, -(-x.shape[1] // blocks))).astype(np.float32) for x in (q, k, v)]
+        factors = [rng.uniform(0.3, 2.0, (2, 2, -(-x.shape[1] // rows))).astype(np.float32) for x in arrays]
     slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
-
-    def of_rows(x, of_blocks):
-        wide = np.repeat(of_blocks.reshape(2, 2, -1), blocks or x.shape[1], 2)[:, :, : x.shape[1]]
-        return x.astype(np.float64) * np.repeat(wide.transpose(0, 2, 1), x.shape[2] // 2, 2)[..., None]
-
-    exact = [of_rows(x, of_blocks).transpose(0, 2, 1, 3) for x, of_blocks in zip((q, k, v), factors)]
-    exact[1:] = (np.repeat(x, 2, 1) for x in exact[1:])
-    scores = exact[0] @ exact[1].transpose(0, 1, 3, 2) / 8
-    rows, keys = np.arange(33)[:, None] + 70 - 33, np.arange(70)
-    chunk = (rows // 16 == keys // 16) & (keys <= rows)
-    bias = -slopes[:, None, None] * abs(rows - keys)
+    q, k, v = (restored(x, of_rows, rows).transpose(0, 2, 1, 3) for x, of_rows in zip(arrays, factors))
+    k, v = (np.repeat(x, 2, 1) for x in (k, v))
+    scores = q @ k.transpose(0, 1, 3, 2) / 8
+    positions, keys = np.arange(33)[:, None] + 70 - 33, np.arange(70)
+    chunk = (positions // 16 == keys // 16) & (keys <= positions)
+    bias = -slopes[:, None, None] * abs(positions - keys)
 
     def expected(scores, seen):
         scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        return (weights / weights.sum(-1, keepdims=True) @ exact[2]).transpose(0, 2, 1, 3)
+        return (weights / weights.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3)
 
-    def out(**given):
-        tensors = [torch.from_numpy(x.view(np.uint8)).to(device).view(torch.float8_e4m3fn) for x in (q, k, v)]
-        names = ("descale_q", "descale_k", "descale_v")
-        scales = {name: torch.from_numpy(x).to(device) for name, x in zip(names, factors)}
-        return flash_attn_func(*tensors, causal=True, **scales, **given).cpu().double().numpy()
-
-    def near(found, exact):
-        assert np.abs(found - exact).max() <= within * np.abs(exact).max()
-
-    on_device = torch.from_numpy(slopes).to(device)
-    near(out(attention_chunk=16), expected(scores, chunk))
-    near(out(alibi_slopes=on_device), expected(scores + bias, keys <= rows))
-    near(out(alibi_slopes=on_device, attention_chunk=16), expected(scores + bias, chunk))
-
-
-SHAPES = [(2, 70, 4, 64), (2, 150, 2, 64), (2, 150, 2, 96)]
+    scales = {name: torch.from_numpy(x).to(device) for name, x in zip(NAMES, factors)}
+    tensors = on(device, "float8_e4m3fn", arrays)
+    out = lambda **given: flash_attn_func(*tensors, causal=True, **scales, **given)  # noqa: E731
+    slopes = torch.from_numpy(slopes).to(device)
+    close(out(attention_chunk=16), expected(scores, chunk), within)
+    close(out(alibi_slopes=slopes), expected(scores + bias, keys <= positions), within)
+    close(out(alibi_slopes=slopes, attention_chunk=16), expected(scores + bias, chunk), within)
 
 
 def originals(outlier=1.0):
@@ -254,11 +241,6 @@ def error(quantised, exact, causal=True):
     return np.sqrt(np.mean((out - exact) ** 2) / np.mean(exact**2))
 
 
-def whole(q, k, v, causal=True):
-    ones = np.ones((2, 2))
-    return attention(q, k, v, (ones, ones, ones), causal)
-
-
 @pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("to", TYPES)
 @pytest.mark.parametrize("rows", [None, 64, 128])
@@ -272,20 +254,17 @@ def test_quantised_numpy_arrays(kind, to, rows):
         # A KV head's largest element is the largest number of the type.
         wide = np.abs(x.astype(np.float32))
         assert wide.max() == float(ml_dtypes.finfo(to).max)
-        by_row = factors[..., None] if rows is None else np.repeat(factors, rows, 2)[:, :, : x.shape[1]]
-        of_rows = by_row.transpose(0, 2, 1)
-        group = x.shape[2] // 2
-        restored = x.astype(np.float64) * np.repeat(of_rows, group, 2)[..., None]
         step = 2.0**-4 if to is TYPES[0] else 2.0**-3
         wanted = original.astype(np.float64)
-        assert (np.abs(restored - wanted) <= step * np.abs(wanted) + 1e-3 * np.abs(wanted).max()).all()
-    assert error(quantised, whole(q, k, v)) < (0.1 if to is TYPES[0] else 0.2)
+        errors = np.abs(restored(x, factors, rows) - wanted)
+        assert (errors <= step * np.abs(wanted) + 1e-3 * np.abs(wanted).max()).all()
+    assert error(quantised, attention(q, k, v, causal=True)) < (0.1 if to is TYPES[0] else 0.2)
 
 
 def test_a_rotation_lowers_the_error_of_an_outlier_channel():
     """Without it, the product of the outlier channels has one rounding error; with it, that of many channels."""
     q, k, v = originals(outlier=8.0)
-    exact = whole(q, k, v)
+    exact = attention(q, k, v, causal=True)
     plain, rotated, other = (quantize(q, k, v, hadamard=seed) for seed in (None, 1, 2))
     assert not np.array_equal(rotated.q.view(np.uint8), other.q.view(np.uint8))
     assert np.array_equal(plain.v.view(np.uint8), rotated.v.view(np.uint8))
@@ -295,7 +274,7 @@ def test_a_rotation_lowers_the_error_of_an_outlier_channel():
 def test_smoothing_lowers_the_error_of_a_shifted_channel():
     q, k, v = originals()
     k[..., 9] += 40.0
-    exact = whole(q, k, v)
+    exact = attention(q, k, v, causal=True)
     assert error(quantize(q, k, v, smooth_keys=True), exact) < 0.5 * error(quantize(q, k, v), exact)
 
 
@@ -345,15 +324,12 @@ def test_wrong_arguments_of_quantize_are_named():
         quantize(q, k.tolist(), v)
 
 
-@pytest.mark.parametrize("where", ["cpu", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
 @pytest.mark.parametrize("rows", [None, 64])
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
-def test_quantised_torch_tensors(where, kind, rows, request):
+def test_quantised_torch_tensors(device, kind, rows):
     """Codes and factors on every device are those of NumPy arrays."""
-    torch = pytest.importorskip("torch")
-    if where == "pretended":
-        request.getfixturevalue("pretended_gpu")
-    device = "cuda" if where == "cuda" else "cpu"
+    import torch
+
     arrays = originals()
     tensors = [torch.from_numpy(x).to(device) for x in arrays]
     expected = quantize(*arrays, dtype=kind, rows=rows, hadamard=3)
@@ -364,7 +340,7 @@ def test_quantised_torch_tensors(where, kind, rows, request):
         codes = a.contiguous().view(torch.uint8).cpu().numpy()
         assert np.array_equal(codes, np.ascontiguousarray(b).view(np.uint8)), name
     out = flash_attn_func(**found._asdict(), causal=True)
-    exact = whole(*arrays)
+    exact = attention(*arrays, causal=True)
     assert np.abs(out.cpu().double().numpy() - exact).max() < 0.25 * np.abs(exact).max()
     # Rows at addresses that are no multiples of 16 bytes, and a strided last dimension.
     shifted = torch.zeros(2, 70, 4, 65, device=device)[..., 1:].copy_(tensors[0])

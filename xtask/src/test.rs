@@ -11,7 +11,8 @@ use crate::{
 };
 
 /// Runs every check, stopping at the first that fails. The last lines say how long each took. The tests in
-/// Python, which use one core most of the time, run at the same time as the tests in Rust.
+/// Python, which use one core most of the time, run at the same time as the tests in Rust. The evolution,
+/// whose length is fixed, runs at the same time as the checks after them.
 ///
 /// # Errors
 /// When a command fails.
@@ -32,11 +33,12 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     times.step("tests, compiled", || run(cargo().args(TESTS).arg("--no-run")))?;
     let python = Beside::start(root, "python")?;
     times.step("tests", || run(cargo().args(TESTS)))?;
+    let evolution = Beside::start(root, "evolution")?;
     times.step("examples of the documentation", || {
         run(cargo().args(["test", "--workspace", "--features", wheel::ALL, "--quiet", "--doc"]))
     })?;
-    times.step("evolution", || evolution::test(root, cargo))?;
     times.step("browser", || browser::test(root, cargo))?;
+    times.step("evolution, waited for", || evolution.finish())?;
     times.step("tests in Python, waited for", || python.finish())?;
     times.step("tables", || tables::make(root, true))?;
     times.tell();

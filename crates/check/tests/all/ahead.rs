@@ -1,17 +1,16 @@
 //! Tests of the gate with tables whose elements `wgmma` reads one block ahead.
 
-use attend::{Sums, Tiles};
+use crate::common::{self, SMALL, plain_wgmma};
+use attend::Tiles;
 use emu::Schedule;
 use flashcore_check::gate::inputs::Style;
-use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
-use kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Tables, WgmmaPlan};
-use kernels::{Arch, Plan};
+use flashcore_check::gate::{Settings, bind, check_kernel};
+use kernels::Plan;
+use kernels::forward::wgmma::{Diagonal, Rescaling, Tables, WgmmaPlan};
 use problem::program::library as lib;
 use problem::{Band, DType, Layout, Problem, Program, Programs, Table, TableType};
-use tile::{Handout, Turns};
+use tile::Turns;
 
-/// A Hopper GPU with so few SMs that a CTA computes several tiles.
-const SMALL: Arch = Arch { multiprocessors: 3, ..Arch::SM_90 };
 const KEYS: usize = 261;
 
 /// A problem with a bias whose rows are `stride` elements apart, 1 for each query head.
@@ -35,9 +34,7 @@ fn passes(problem: &Problem, plan: WgmmaPlan, schedule: Schedule) {
     let text = bound.kernel.module.to_string();
     assert!(text.contains("ld.global.nc.v4.b32"), "the kernel reads no vectors ahead\n{plan:?}");
     let settings = Settings { runs: vec![(Style::Normal, 1, schedule)], lagging: false, ..Settings::quick() };
-    let report = check_kernel(&bound, &settings).unwrap();
-    let (reasons, hazards) = (report.reasons, report.hazards);
-    assert_eq!(report.verdict, Verdict::Passed, "{problem:?}\n{plan:?}\n{reasons:?}\n{hazards:?}");
+    common::passes(&check_kernel(&bound, &settings).unwrap(), &(problem, plan));
 }
 
 /// Blocks of 48 keys have four words of a row that lanes exchange, and two that each lane reads itself. Rows
@@ -58,17 +55,7 @@ fn variants_read_ahead() {
     let speculative = Rescaling::Speculative { beyond: 0, limit: 7 };
     for (i, band) in [Band::FULL, Band::CAUSAL].into_iter().enumerate() {
         let problem = biased(264, TableType::Bf16, band);
-        let plain = WgmmaPlan {
-            consumers: 2,
-            block_n: 64,
-            rescale: Rescaling::Beyond(8),
-            turns: Turns::Free,
-            tiles: Tiles::InTurn,
-            sums: Sums::Lanes,
-            ends: Ends::Own,
-            handout: Handout::Static,
-            ..WgmmaPlan::default_for(&problem, &SMALL)
-        };
+        let plain = plain_wgmma(&problem);
         let mut plans = vec![
             WgmmaPlan { rescale: speculative, tiles: Tiles::Overlapped, ..plain.clone() },
             WgmmaPlan { turns: Turns::PingPong, tiles: Tiles::Overlapped, ..plain.clone() },

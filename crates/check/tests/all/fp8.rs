@@ -1,18 +1,15 @@
 //! Tests of the gate on 8-bit inputs: the torture set and the default plans with descale factors in the
 //! family `mma`, and the torture set with descale factors in both families.
 
+use crate::common::passes;
 use attend::Order;
 use emu::Schedule;
 use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::torture::Torture;
-use flashcore_check::gate::{CheckReport, Settings, Verdict, bind, check_family, check_kernel, torture};
+use flashcore_check::gate::{Settings, bind, check_family, check_kernel, torture};
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::{Arch, Family, Plan};
 use problem::{Band, DTypes, Layout, Problem, ScaleLayout, Scales};
-
-fn passes(check: &CheckReport, of: &dyn std::fmt::Debug) {
-    assert_eq!(check.verdict, Verdict::Passed, "{of:?}: {:#?}", check.reasons);
-}
 
 #[test]
 fn the_torture_set_passes() {

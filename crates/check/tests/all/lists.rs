@@ -4,6 +4,7 @@
 use std::cell::Cell;
 
 use crate::common::programs::{FEATURES, Feature, draft};
+use crate::common::{self, SMALL};
 use attend::{Order, Packing, Tiles};
 use emu::{Buffer, HazardKind, Options, Schedule};
 use flashcore_check::gate::inputs::Style;
@@ -16,9 +17,6 @@ use kernels::{Arch, LengthArray, Operand, Plan};
 use problem::program::library as lib;
 use problem::{Band, DType, Expr, Layout, Problem, Program, SideLengths, Table, TableType};
 use tile::{Handout, Turns};
-
-/// A Hopper GPU with so few SMs that a CTA computes several tiles.
-const SMALL: Arch = Arch { multiprocessors: 3, ..Arch::SM_90 };
 
 /// Plans of both families with small tiles, so that lists have several blocks.
 fn plans(problem: &Problem) -> Vec<Plan> {
@@ -79,9 +77,7 @@ fn once(number: usize) -> Settings {
 }
 
 fn passes(plan: &Plan, problem: &Problem, settings: &Settings) {
-    let report = check_kernel(&bound(plan, problem), settings).unwrap();
-    let (reasons, hazards) = (report.reasons, report.hazards);
-    assert_eq!(report.verdict, Verdict::Passed, "{plan:?} {problem:?}\n{reasons:?}\n{hazards:?}");
+    common::passes(&check_kernel(&bound(plan, problem), settings).unwrap(), &(plan, problem));
 }
 
 fn feature(name: &str) -> &'static Feature {

@@ -2,6 +2,7 @@
 //! pass, and kernels of slightly different problems fail.
 
 use crate::common::programs::{FEATURES, Feature, draft};
+use crate::common::{SMALL, plain_wgmma};
 use attend::{Order, Packing, Rescale, Sums, Tiles};
 use emu::Schedule;
 use flashcore_check::gate::inputs::Style;
@@ -13,11 +14,9 @@ use kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use problem::program::library as lib;
 use problem::{Band, DType, Expr, Layout, Problem, Program, Programs, Table, TableType};
-use tile::{Handout, RowStore, Tail, Turns};
+use tile::{RowStore, Tail, Turns};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
-/// A Hopper GPU with so few SMs that a CTA computes several tiles.
-const SMALL: Arch = Arch { multiprocessors: 3, ..Arch::SM_90 };
 
 /// Ragged lengths, few queries, and rows that see no key where a causal band is added.
 const LENGTHS: [(usize, usize); 5] = [(70, 90), (33, 33), (1, 75), (90, 41), (17, 130)];
@@ -125,18 +124,7 @@ fn every_operation_is_right() {
 /// Plans with features that defaults do not use: speculation, halved diagonals, overlapped tiles, skips,
 /// shared tails, clusters, keys divided among warps, packed heads.
 fn variants(problem: &Problem) -> Vec<Plan> {
-    let plain = WgmmaPlan {
-        consumers: 2,
-        block_n: 32,
-        rescale: Rescaling::Beyond(8),
-        turns: Turns::Free,
-        tiles: Tiles::InTurn,
-        sums: Sums::Lanes,
-        ends: Ends::Own,
-        handout: Handout::Static,
-        packing: Packing::Apart,
-        ..WgmmaPlan::default_for(problem, &SMALL)
-    };
+    let plain = WgmmaPlan { block_n: 32, packing: Packing::Apart, ..plain_wgmma(problem) };
     let speculative = Rescaling::Speculative { beyond: 0, limit: 7 };
     let wgmma = [
         WgmmaPlan { rescale: speculative, tiles: Tiles::Overlapped, turns: Turns::PingPong, ..plain.clone() },

@@ -1,13 +1,12 @@
 //! Tests of the gate on forward passes with keys divided among CTAs: the kernel of partial results and the
 //! merge pass together, and a fault in either kernel is rejected.
 
+use crate::common::passes;
 use attend::Order;
 use emu::{Emulator, Options, Schedule};
 use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::mutate::{Fault, mutant, sites};
-use flashcore_check::gate::{
-    CheckReport, Feed, Settings, Verdict, bind, check_family, check_kernel, torture, trial,
-};
+use flashcore_check::gate::{Feed, Settings, Verdict, bind, check_family, check_kernel, torture, trial};
 use flashcore_check::launchfile::{Bound, Role};
 use flashcore_check::{forecast, study};
 use kernels::forward::mma::{Grid, MmaPlan, QueryHome};
@@ -66,10 +65,6 @@ fn emitted(plan: &MmaPlan, problem: &Problem) -> Result<Bound, KernelError> {
 
 fn split(plan: &MmaPlan, problem: &Problem) -> Bound {
     emitted(plan, problem).unwrap()
-}
-
-fn passes(check: &CheckReport, of: &dyn std::fmt::Debug) {
-    assert_eq!(check.verdict, Verdict::Passed, "{of:?}: {:#?}", check.reasons);
 }
 
 #[test]

@@ -1,18 +1,17 @@
 //! Tests of the gate with tables that `wgmma` reads from tiles in shared memory.
 
-use attend::{Packing, Sums, Tiles};
+use crate::common::{self, SMALL, plain_wgmma};
+use attend::{Packing, Tiles};
 use emu::{HazardKind, Schedule};
 use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::Bound;
+use kernels::Plan;
 use kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Share, Tables, WgmmaPlan};
-use kernels::{Arch, Plan};
 use problem::program::library as lib;
 use problem::{Band, DType, Layout, Lengths, Problem, Program, Programs, SideLengths, Table, TableType};
-use tile::{Handout, Tail, Turns};
+use tile::{Tail, Turns};
 
-/// A Hopper GPU with so few SMs that a CTA computes several tiles.
-const SMALL: Arch = Arch { multiprocessors: 3, ..Arch::SM_90 };
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
 /// The problem with a bias, whose rows are aligned to 16 bytes. The bias is one for all batch entries.
@@ -33,19 +32,9 @@ fn problem(band: Band) -> Problem {
         .with_lse(true)
 }
 
-/// The simplest plan with two consumers.
+/// The simplest plan with two consumers, and with tables in shared memory.
 fn plain(problem: &Problem) -> WgmmaPlan {
-    WgmmaPlan {
-        consumers: 2,
-        block_n: 64,
-        rescale: Rescaling::Beyond(8),
-        turns: Turns::Free,
-        tiles: Tiles::InTurn,
-        sums: Sums::Lanes,
-        ends: Ends::Own,
-        handout: Handout::Static,
-        ..shared(problem)
-    }
+    WgmmaPlan { packing: Packing::Apart, tables: Tables::Shared, ..plain_wgmma(problem) }
 }
 
 /// The default plan, with rows of one head in a tile, and with tables in shared memory.
@@ -67,9 +56,7 @@ fn passes(problem: &Problem, plan: &WgmmaPlan, styles: &[Style], number: usize) 
     let schedule = |i: usize| SCHEDULES[(number + i) % 3];
     let runs = styles.iter().enumerate().map(|(i, &style)| (style, (number + i) as u64, schedule(i)));
     let settings = Settings { runs: runs.collect(), lagging: false, ..Settings::quick() };
-    let report = check_kernel(&bound, &settings).unwrap();
-    let (reasons, hazards) = (report.reasons, report.hazards);
-    assert_eq!(report.verdict, Verdict::Passed, "{problem:?}\n{plan:?}\n{reasons:?}\n{hazards:?}");
+    common::passes(&check_kernel(&bound, &settings).unwrap(), &(problem, plan));
 }
 
 #[test]

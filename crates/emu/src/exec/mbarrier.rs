@@ -3,7 +3,7 @@
 //! state instead. From `init` to `inval`, nothing else may access these bits (PTX ISA, "Lifecycle of the
 //! mbarrier object").
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use ptx::{Mbarrier, MbarrierOp, MemSem, Scope, Space};
 use rand::Rng;
@@ -118,7 +118,7 @@ pub(super) struct Cause<'i> {
 /// The objects of a cluster, by address.
 #[derive(Debug, Default)]
 pub(crate) struct Mbarriers {
-    objects: HashMap<u64, Object>,
+    objects: BTreeMap<u64, Object>,
     /// Number of objects initialised so far.
     made: usize,
     /// By actor, the phase in which copies complete now.
@@ -163,9 +163,7 @@ impl Mbarriers {
         let off = |(address, o): (&u64, &Object)| {
             (o.bytes != 0 && o.flights == 0).then_some((*address, o.made_at, o.bytes))
         };
-        let mut list: Vec<_> = self.objects.iter().filter_map(off).collect();
-        list.sort_unstable();
-        list.into_iter()
+        self.objects.iter().filter_map(off)
     }
 }
 

@@ -6,13 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[derive(Debug, Default)]
 pub(crate) struct Bitmap {
     words: Vec<AtomicU64>,
+    /// One bit per word that is not zero. Maps of sparse buffers have tens of millions of words.
+    used: Vec<AtomicU64>,
     bytes: usize,
 }
 
 impl Bitmap {
     /// All bits clear.
     pub fn new(bytes: usize) -> Bitmap {
-        Bitmap { words: bytemuck::zeroed_vec(bytes.div_ceil(64)), bytes }
+        let words: Vec<AtomicU64> = bytemuck::zeroed_vec(bytes.div_ceil(64));
+        Bitmap { used: bytemuck::zeroed_vec(words.len().div_ceil(64)), words, bytes }
     }
 
     /// Sets the bits of an aligned access of up to 64 bytes.
@@ -20,8 +23,8 @@ impl Bitmap {
     pub fn set(&self, offset: usize, bytes: usize) {
         let bits = mask(offset, bytes);
         let word = &self.words[offset / 64];
-        if word.load(Relaxed) & bits != bits {
-            word.fetch_or(bits, Relaxed);
+        if word.load(Relaxed) & bits != bits && word.fetch_or(bits, Relaxed) == 0 {
+            self.used[offset / 4096].fetch_or(1 << (offset / 64 % 64), Relaxed);
         }
     }
 
@@ -44,6 +47,7 @@ impl Bitmap {
         while from < end {
             let to = end.min((from / 64 + 1) * 64);
             *self.words[from / 64].get_mut() |= mask(from, to - from);
+            *self.used[from / 4096].get_mut() |= 1 << (from / 64 % 64);
             from = to;
         }
     }
@@ -51,18 +55,27 @@ impl Bitmap {
     /// Sets the bits that are set in another map. Words without such bits are not written, so that they use
     /// no memory in a new map.
     pub fn union(&mut self, other: &Bitmap) {
-        for (mine, theirs) in self.words.iter_mut().zip(&other.words) {
-            let theirs = theirs.load(Relaxed);
-            if theirs != 0 {
-                *mine.get_mut() |= theirs;
-            }
+        for word in other.used_words() {
+            *self.words[word].get_mut() |= other.words[word].load(Relaxed);
+            *self.used[word / 64].get_mut() |= 1 << (word % 64);
         }
     }
 
     /// The blocks of 64 bytes, the last one shorter, in which some bit is set.
     pub fn blocks(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
-        let set = self.words.iter().enumerate().filter(|(_, word)| word.load(Relaxed) != 0);
-        set.map(|(i, _)| 64 * i..self.bytes.min(64 * (i + 1)))
+        self.used_words().map(|i| 64 * i..self.bytes.min(64 * (i + 1)))
+    }
+
+    /// The indices of the words that are not zero.
+    fn used_words(&self) -> impl Iterator<Item = usize> {
+        self.used.iter().enumerate().flat_map(|(group, bits)| {
+            let mut bits = bits.load(Relaxed);
+            std::iter::from_fn(move || {
+                let bit = bits.trailing_zeros() as usize;
+                bits &= bits.wrapping_sub(1);
+                (bit < 64).then_some(64 * group + bit)
+            })
+        })
     }
 
     /// The first byte of the range whose bit is clear, and the number of bytes in the range whose bit is

@@ -11,32 +11,13 @@ use problem::{
 };
 use serde_json::Value;
 
+use crate::common::draw::Draw;
 use crate::common::each::each;
 
 /// Drawn problems a family.
 const DRAWS: u64 = 200;
 /// Other values of what a launch is told, and other properties, for each problem.
 const RETOLD: usize = 8;
-
-/// A generator of numbers (xorshift64*).
-struct Draw(u64);
-
-impl Draw {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % n
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-
-    fn of<T: Clone>(&mut self, items: &[T]) -> T {
-        items[self.below(items.len())].clone()
-    }
-}
 
 /// The problem with other lengths, sizes and strides, of which no plan bakes the value itself.
 fn retold(draw: &mut Draw, p: &Problem) -> Problem {

@@ -8,18 +8,16 @@
 //! committed hash. `BLESS_MACHINE_CODE=1 cargo test -p flashcore-kernels --test all machine_code::` writes
 //! the file.
 
-use crate::tools;
+use crate::tools::{self, hash};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use crate::common::each::each;
 use flashcore_kernels::select::TunedTable;
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{Band, DType, Layout, Problem};
 use ptx::Kernel;
-use sha2::{Digest, Sha256};
 
 /// Of the kernels whose text has the committed hash, one in this many is assembled anyway.
 const SAMPLED: usize = 16;
@@ -59,12 +57,6 @@ impl Case {
         );
         Case { key, text: hash(kernel.module.to_string().as_bytes()), kernel }
     }
-}
-
-/// The first sixteen hex digits of SHA-256.
-fn hash(bytes: &[u8]) -> String {
-    let digest = Sha256::digest(bytes);
-    digest.iter().take(8).fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 /// Problems with different default plans: short, long, ragged, grouped, with a single query, with few and
@@ -190,42 +182,24 @@ fn file(version: &str, golden: &Golden) -> String {
     text
 }
 
-/// ptxas, with a cache of the hashes of assembled kernels.
 struct Assembler {
     ptxas: PathBuf,
     version: String,
-    cache: PathBuf,
 }
 
 impl Assembler {
     /// ptxas at the path that the environment names.
     fn find() -> Option<Assembler> {
         let ptxas = tools::find("FLASHCORE_PTXAS")?;
-        let output = Command::new(&ptxas).arg("--version").output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let version = text.lines().last().expect("ptxas names its version").trim().to_owned();
-        let cache =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join("machine_code").join(hash(version.as_bytes()));
-        std::fs::create_dir_all(&cache).unwrap();
-        Some(Assembler { ptxas, version, cache })
+        Some(Assembler { version: tools::version(&ptxas), ptxas })
     }
 
     /// The hash of a kernel's machine code and register count.
     fn code(&self, case: &Case) -> String {
-        let known = self.cache.join(&case.text);
-        if let Ok(code) = std::fs::read_to_string(&known) {
-            return code;
-        }
         let assembled = tools::assemble(&self.ptxas, &case.kernel);
         let mut bytes = assembled.code();
         bytes.extend(assembled.registers.to_le_bytes());
-        let code = hash(&bytes);
-        // The hash is written under a temporary name first, so that an interrupted run leaves no partial
-        // hash.
-        let unfinished = self.cache.join(format!("{}.{}", case.text, std::process::id()));
-        std::fs::write(&unfinished, &code).unwrap();
-        std::fs::rename(&unfinished, &known).unwrap();
-        code
+        hash(&bytes)
     }
 
     /// The hashes of these kernels, in order; each text is assembled once.

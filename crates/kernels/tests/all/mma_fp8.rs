@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::fp8::{self, edit_text, lines};
+use crate::common::factors::{self, capped, with_factors, with_strides};
+use crate::common::fp8::{self, WINDOW, edit_text, lines, problem};
 use crate::tools;
 use attend::{Order, OutputSums, Rescale};
 use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
@@ -34,14 +35,6 @@ fn base(problem: &Problem) -> MmaPlan {
 fn check(problem: &Problem, plan: MmaPlan, arch: &Arch, seed: u64) {
     fp8::run(problem, &Plan::Mma(plan), arch, seed, |_| {}).check();
 }
-
-fn problem(seq_q: usize, seq_kv: usize, dim: usize, types: &str, band: Band) -> Problem {
-    let dtypes: DTypes = types.parse().expect("types");
-    let problem = Problem::new(1, 2, seq_q, dim, DType::E4m3).with_dtypes(dtypes).with_band(band);
-    problem.with_seq_kv(seq_kv, Layout::Bshd).with_lse(true)
-}
-
-const WINDOW: Band = Band { before: Some(50), ..Band::CAUSAL };
 
 /// Both 8-bit types, ragged ends, each mask, each kind of row width, each type of O.
 #[test]
@@ -181,29 +174,8 @@ fn features() {
 fn faults_are_seen() {
     let problem = problem(64, 300, 64, "e4m3", Band::FULL);
     let plan = Plan::Mma(MmaPlan { block_n: 64, rescale: Rescale::Always, ..base(&problem) });
-    let run = |edit: &dyn Fn(&mut Program)| fp8::run(&problem, &plan, &Arch::SM_89, 9, edit).error();
-    let right = run(&|_| {});
-    assert!(right.worst <= 1.0 && right.relative < 0.05, "{right:?}");
-    let scaled_twice = run(&|program: &mut Program| {
-        let factor = program.kernel.args.iter_mut().find_map(|arg| match arg {
-            ptx::Arg::F32(factor) => Some(factor),
-            _ => None,
-        });
-        *factor.expect("the factor of the scores") *= 0.125;
-    });
-    let factor_forgotten = run(&|program: &mut Program| {
-        edit_text(program, |text| {
-            lines(text, |line, _| match line.trim().strip_prefix("rcp.approx.ftz.f32 ") {
-                None => Some(line.to_owned()),
-                Some(operands) => {
-                    let sum = operands.split(", ").nth(1)?.trim_end_matches(';');
-                    Some(format!("mul.f32 {sum}, {sum}, 0f3B800000;\n{line}"))
-                }
-            })
-        });
-    });
     // O keeps only the last block, because the sums of a block replace those of all blocks.
-    let never_added = run(&|program: &mut Program| {
+    let never_add = |program: &mut Program| {
         edit_text(program, |text| {
             let products = text.lines().filter(|line| line.trim().starts_with("mma.sync"));
             let results: BTreeSet<&str> = products
@@ -218,19 +190,20 @@ fn faults_are_seen() {
                 }
             })
         });
-    });
+    };
     // Odd columns of O are computed from the even columns of V.
-    let even_columns = run(&|program: &mut Program| {
+    let even_columns = |program: &mut Program| {
         edit_text(program, |text| text.replace(", 30001;", ", 25632;").replace(", 0x7531;", ", 0x6420;"));
-    });
-    for (fault, error) in [
-        ("scale twice", scaled_twice),
-        ("P's factor forgotten in the sum", factor_forgotten),
-        ("blocks not added", never_added),
-        ("even columns of V for odd ones", even_columns),
-    ] {
-        assert!(error.worst > 1.0 && error.relative > 0.1, "{fault}: {error:?}");
-    }
+    };
+    fp8::faults_are_seen(
+        |edit| fp8::run(&problem, &plan, &Arch::SM_89, 9, edit),
+        &[
+            ("scale twice", &fp8::scale_twice),
+            ("P's factor forgotten in the sum", &fp8::forget_the_factor_of_p),
+            ("blocks not added", &never_add),
+            ("even columns of V for odd ones", &even_columns),
+        ],
+    );
 }
 
 #[test]
@@ -261,12 +234,12 @@ fn what_cannot_be_computed_is_refused_with_the_reason() {
         reason(&halves, &same, &Arch::SM_89),
         "invalid value 'by_block' for output_sums with family mma: expected running without 8-bit values"
     );
-    let blocks = fp8::with_factors(good.clone(), [None, Some(64), Some(128)]);
+    let blocks = with_factors(good.clone(), [None, Some(64), Some(128)]);
     assert_eq!(
         reason(&blocks, &|p| p.block_n = 96, &Arch::SM_89),
         "invalid value '96' for block_n / kv_warps: expected divisors of 128 with descale_v per 128 rows"
     );
-    let keys = fp8::with_factors(good.clone(), [None, Some(64), Some(0)]);
+    let keys = with_factors(good.clone(), [None, Some(64), Some(0)]);
     assert_eq!(
         reason(&keys, &|p| p.block_n = 96, &Arch::SM_89),
         "invalid value '96' for block_n / kv_warps: expected divisors and multiples of 64 with descale_k per 64 \
@@ -286,47 +259,39 @@ fn factors_per_block_of_rows() {
     let p = |types, band| problem(200, 300, 64, types, band);
     let grouped = |problem: Problem| Problem { heads_q: 4, ..problem }.with_heads_kv(2, Layout::Bshd);
     let base = base(&p("e4m3", Band::FULL));
-    let capped = |mut problem: Problem| {
-        (problem.score.softcap, problem.score.sink) = (Some(2.0), true);
-        problem
-    };
-    let strides = |mut problem: Problem, block| {
-        let layout = |rows| ScaleLayout { rows: Some(rows), batch: 0, head: 1, block };
-        (problem.scales.q, problem.scales.k, problem.scales.v) =
-            (Some(layout(64)), Some(layout(128)), Some(layout(64)));
-        problem
-    };
-    let with = fp8::with_factors;
     let cases = [
-        (with(p("e4m3", Band::FULL), [Some(64); 3]), base.clone()),
-        (with(p("e5m2", Band::CAUSAL), [Some(128); 3]), MmaPlan { block_n: 128, ..base.clone() }),
+        (with_factors(p("e4m3", Band::FULL), [Some(64); 3]), base.clone()),
+        (with_factors(p("e5m2", Band::CAUSAL), [Some(128); 3]), MmaPlan { block_n: 128, ..base.clone() }),
         (
-            with(p("e4m3", WINDOW), [Some(128), Some(64), Some(64)]),
+            with_factors(p("e4m3", WINDOW), [Some(128), Some(64), Some(64)]),
             MmaPlan { block_n: 64, products: Order::ScoresAhead, ..base.clone() },
         ),
         // The keys of a block have two factors.
         (
-            with(p("e5m2", Band::CAUSAL), [Some(64), Some(64), Some(0)]),
+            with_factors(p("e5m2", Band::CAUSAL), [Some(64), Some(64), Some(0)]),
             MmaPlan { block_n: 128, ..base.clone() },
         ),
         // A warp has rows of two blocks of queries.
-        (with(p("e4m3", Band::CAUSAL), [Some(64); 3]), MmaPlan { block_m: 96, ..base.clone() }),
-        (with(grouped(p("e4m3", WINDOW)), [Some(64), None, Some(64)]), base.clone()),
+        (with_factors(p("e4m3", Band::CAUSAL), [Some(64); 3]), MmaPlan { block_m: 96, ..base.clone() }),
+        (with_factors(grouped(p("e4m3", WINDOW)), [Some(64), None, Some(64)]), base.clone()),
         (
-            with(capped(grouped(p("e4m3", Band::CAUSAL))), [Some(64), Some(64), Some(128)]),
+            with_factors(capped(grouped(p("e4m3", Band::CAUSAL))), [Some(64), Some(64), Some(128)]),
             MmaPlan { products: Order::ScoresAhead, ..base.clone() },
         ),
         (
-            with(p("e4m3", Band::CAUSAL), [Some(64); 3]),
+            with_factors(p("e4m3", Band::CAUSAL), [Some(64); 3]),
             MmaPlan { kv_warps: 4, warps: 4, block_n: 256, products: Order::ScoresAhead, ..base.clone() },
         ),
-        (with(p("e5m2", Band::FULL), [None, Some(64), Some(64)]), MmaPlan { splits: 3, ..base.clone() }),
         (
-            with(p("e4m3/e4m3/bf16", WINDOW), [Some(0), Some(64), None]),
+            with_factors(p("e5m2", Band::FULL), [None, Some(64), Some(64)]),
+            MmaPlan { splits: 3, ..base.clone() },
+        ),
+        (
+            with_factors(p("e4m3/e4m3/bf16", WINDOW), [Some(0), Some(64), None]),
             MmaPlan { block_n: 16, output_sums: OutputSums::Running, ..base.clone() },
         ),
-        (strides(p("e4m3", Band::FULL), 0), MmaPlan { rescale: Rescale::Always, ..base.clone() }),
-        (strides(p("e4m3", Band::FULL), 5), MmaPlan { rescale: Rescale::Beyond(3), ..base.clone() }),
+        (with_strides(p("e4m3", Band::FULL), 0), MmaPlan { rescale: Rescale::Always, ..base.clone() }),
+        (with_strides(p("e4m3", Band::FULL), 5), MmaPlan { rescale: Rescale::Beyond(3), ..base.clone() }),
     ];
     for (i, (problem, plan)) in cases.into_iter().enumerate() {
         check(&problem, plan, &ARCHS[i % 3], i as u64);
@@ -343,7 +308,7 @@ fn default_plans_with_factors_per_block() {
     {
         let queries = if seq > 1000 { 16 } else { seq };
         let problem = Problem::new(1, heads, queries, dim, DType::E4m3).with_band(Band::CAUSAL);
-        let problem = fp8::with_factors(problem.with_seq_kv(seq, Layout::Bhsd), [Some(rows); 3]);
+        let problem = with_factors(problem.with_seq_kv(seq, Layout::Bhsd), [Some(rows); 3]);
         let arch = &ARCHS[i % 3];
         let plan = MmaPlan::default_for(&problem, arch);
         assert!(seq < 1000 || plan.splits > 1, "{plan:?}");
@@ -351,70 +316,30 @@ fn default_plans_with_factors_per_block() {
     }
 }
 
-/// A factor that is not accepted makes rows NaN that see its keys or values, and no others. A factor of 0 of
-/// Q or K makes the logits of its block 0.
 #[test]
-fn factors_that_are_not_accepted() {
-    for (i, bad) in [f32::NAN, f32::INFINITY, -1.0, 0.0].into_iter().enumerate() {
-        for (tensor, block) in [(0, 0), (0, 1), (1, 1), (1, 3), (2, 1), (2, 3)] {
-            for (band, sums) in [(Band::CAUSAL, 64), (WINDOW, 64), (Band::CAUSAL_TOP_LEFT, 0)] {
-                let p = Problem::new(1, 1, 130, 32, DType::E4m3).with_band(band).with_lse(true);
-                let p = fp8::with_factors(p.with_seq_kv(250, Layout::Bshd), [Some(64), Some(64), Some(sums)]);
-                let plan = MmaPlan { block_n: if sums == 0 { 128 } else { 64 }, ..base(&p) };
-                // Without blocks, V has one factor, and the case is that of a head.
-                if sums == 0 && tensor == 2 {
-                    continue;
-                }
-                let spoil = |factors: &mut [Vec<f32>; 3]| factors[tensor][block] = bad;
-                let plan = Plan::Mma(plan);
-                fp8::run_with_factors(&p, &plan, &ARCHS[i % 3], 3, |_| {}, spoil).check();
-            }
-        }
-    }
+fn bad_factors_of_blocks() {
+    factors::bad_factors_of_blocks(|i, problem, block_n| {
+        (Plan::Mma(MmaPlan { block_n, ..base(problem) }), ARCHS[i % 3])
+    });
 }
 
-/// Factors of heads that are not accepted, also two negative ones, whose product is positive. Rows that see
-/// no key are 0, with and without a sink.
 #[test]
-fn factors_of_heads_that_are_not_accepted() {
-    for (i, bad) in [f32::NAN, f32::INFINITY, -1.0].into_iter().enumerate() {
-        for (seq_q, seq_kv, band, sink) in [
-            (70, 130, Band::FULL, false),
-            (130, 70, Band::CAUSAL, false),
-            (100, 40, WINDOW, true),
-            (100, 40, Band::CAUSAL, true),
-        ] {
-            let mut p = fp8::with_factors(problem(seq_q, seq_kv, 32, "e4m3", band), [Some(0); 3]);
-            p.score.sink = sink;
-            p.score.softcap = (sink && i == 1).then_some(2.0);
-            let plans = [
-                base(&p),
-                MmaPlan { splits: 2, ..base(&p) },
-                MmaPlan { kv_warps: 2, warps: 4, block_n: 64, ..base(&p) },
-            ];
-            for (spoiled, plan) in
-                [&[0][..], &[1], &[2], &[0, 1]].into_iter().zip(plans.iter().cycle().skip(i))
-            {
-                let spoil = |factors: &mut [Vec<f32>; 3]| spoiled.iter().for_each(|&of| factors[of][1] = bad);
-                fp8::run_with_factors(&p, &Plan::Mma(plan.clone()), &Arch::SM_89, 3, |_| {}, spoil).check();
-            }
-        }
-    }
+fn bad_factors_of_heads() {
+    let plans = |problem: &Problem| {
+        let base = base(problem);
+        [
+            base.clone(),
+            MmaPlan { splits: 2, ..base.clone() },
+            MmaPlan { kv_warps: 2, warps: 4, block_n: 64, ..base },
+        ]
+    };
+    factors::bad_factors_of_heads(|i, problem| Plan::Mma(plans(problem)[i % 3].clone()), &Arch::SM_89);
 }
 
-/// The comparison detects kernels with one fault each in their factors per block of rows.
 #[test]
 fn faults_of_factors_are_seen() {
-    let problem = problem(256, 256, 64, "e4m3", Band::FULL);
-    let problem = fp8::with_factors(problem, [Some(64), Some(64), Some(128)]);
-    let plan = Plan::Mma(MmaPlan { block_n: 64, ..base(&problem) });
-    let run = |edit: &dyn Fn(&mut Program)| fp8::run(&problem, &plan, &Arch::SM_89, 9, edit).error();
-    let right = run(&|_| {});
-    assert!(right.worst <= 1.0 && right.relative < 0.05, "{right:?}");
-    for (fault, change) in fp8::factor_faults() {
-        let error = run(&|program| edit_text(program, change));
-        assert!(error.worst > 1.0 && error.relative > 0.1, "{fault}: {error:?}");
-    }
+    let plan = |problem: &Problem| Plan::Mma(MmaPlan { block_n: 64, ..base(problem) });
+    factors::faults_are_seen(plan, &Arch::SM_89);
 }
 
 /// Problems with 8-bit inputs are computed by `mma` if no other family supports them.
@@ -433,63 +358,41 @@ fn the_family_is_chosen_by_the_architecture() {
     assert_eq!(family(&odd, Arch::SM_90), "mma");
 }
 
-/// The default plans in ptxas: nothing spills, except for the widest heads on sm_90, whose operands ptxas
-/// converts to f16. `wgmma` has plans for such heads if they are a multiple of 16.
+/// The default plans in ptxas, without factors and with those per block of rows (0: without): nothing spills,
+/// except for the widest heads on sm_90, whose operands ptxas converts to f16. `wgmma` has plans for such
+/// heads if they are a multiple of 16.
 #[test]
 fn default_plans_do_not_spill() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
-    for arch in ARCHS {
-        for (dim, types) in [
-            (64, "e4m3"),
-            (128, "e4m3"),
-            (128, "e5m2:f16"),
-            (256, "e4m3"),
-            (96, "e4m3:f32"),
-            (192, "e4m3"),
-            (40, "e5m2"),
-            (64, "e4m3/e4m3/bf16"),
-            (128, "e4m3/e4m3/bf16"),
-        ] {
+    for (dim, types, rows) in [
+        (64, "e4m3", 0),
+        (128, "e4m3", 0),
+        (128, "e5m2:f16", 0),
+        (256, "e4m3", 0),
+        (96, "e4m3:f32", 0),
+        (192, "e4m3", 0),
+        (40, "e5m2", 0),
+        (64, "e4m3/e4m3/bf16", 0),
+        (128, "e4m3/e4m3/bf16", 0),
+        (64, "e4m3", 64),
+        (128, "e5m2", 64),
+        (128, "e4m3/e4m3/bf16", 128),
+        (256, "e4m3", 64),
+    ] {
+        for arch in ARCHS {
             for band in [Band::FULL, Band::CAUSAL, Band::window(1023, 0)] {
                 for (batch, heads, seq) in [(2, 16, 8192), (1, 8, 512), (1, 4, 256)] {
                     let dtypes: DTypes = types.parse().expect("types");
-                    let problem =
-                        Problem::new(batch, heads, seq, dim, DType::E4m3).with_dtypes(dtypes).with_band(band);
+                    let mut problem = Problem::new(batch, heads, seq, dim, dtypes).with_band(band);
+                    if rows > 0 {
+                        let of_values = dtypes.v.is_fp8().then_some(rows);
+                        problem = with_factors(problem, [Some(rows), Some(rows), of_values]);
+                    }
                     let plan = Family::Mma.default_for(&problem, &arch).expect("a default plan");
                     let program = emit(&problem, &plan, &arch).expect("a default plan");
                     let assembled = tools::assemble(&ptxas, &program.kernel);
                     println!(
-                        "sm_{} {dim} {types} {band} S{seq}: {} registers, {} spilled",
-                        arch.sm, assembled.registers, assembled.spills
-                    );
-                    let most = if arch.sm == 90 && dim > 192 { 128 } else { 0 };
-                    assert!(assembled.spills <= most, "{plan:?}");
-                }
-            }
-        }
-    }
-}
-
-/// The default plans with factors per block of rows in ptxas, like those without
-/// ([`default_plans_do_not_spill`]).
-#[test]
-fn default_plans_with_factors_do_not_spill() {
-    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
-    for arch in ARCHS {
-        for (dim, types, rows) in
-            [(64, "e4m3", 64), (128, "e5m2", 64), (128, "e4m3/e4m3/bf16", 128), (256, "e4m3", 64)]
-        {
-            for band in [Band::FULL, Band::CAUSAL, Band::window(1023, 0)] {
-                for (batch, heads, seq) in [(2, 16, 8192), (1, 8, 512), (1, 4, 256)] {
-                    let dtypes: DTypes = types.parse().expect("types");
-                    let of_values = dtypes.v.is_fp8().then_some(rows);
-                    let problem = Problem::new(batch, heads, seq, dim, dtypes).with_band(band);
-                    let problem = fp8::with_factors(problem, [Some(rows), Some(rows), of_values]);
-                    let plan = Family::Mma.default_for(&problem, &arch).expect("a default plan");
-                    let program = emit(&problem, &plan, &arch).expect("a default plan");
-                    let assembled = tools::assemble(&ptxas, &program.kernel);
-                    println!(
-                        "sm_{} {dim} {types} {band} S{seq}: {} registers, {} spilled",
+                        "sm_{} {dim} {types} {rows} {band} S{seq}: {} registers, {} spilled",
                         arch.sm, assembled.registers, assembled.spills
                     );
                     let most = if arch.sm == 90 && dim > 192 { 128 } else { 0 };

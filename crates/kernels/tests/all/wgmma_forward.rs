@@ -1,31 +1,14 @@
 //! Tests of the persistent `wgmma` family of sm_90a on the emulator: no hazards with every check on, and
 //! results within the rounding of P and O.
 
-use crate::common;
 use crate::common::cases;
-use crate::common::wgmma_plan::plain;
-use attend::{Chains, Order, OutputSums, Packing, Sums, Tanh, Tiles};
-use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::Visits;
-use flashcore_kernels::forward::wgmma::{
-    Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan,
-};
-use flashcore_kernels::{Arch, Plan};
+use crate::common::wgmma_plan::{self, SMALL, check, plain};
+use attend::{Chains, Packing, Sums, Tiles};
+use emu::{Options, Schedule};
+use flashcore_kernels::Plan;
+use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};
 use problem::{Band, DType, Layout, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
-
-/// A device with two SMs, so that a CTA computes several tiles.
-const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
-
-/// Checks a plan. The LSE is requested if lanes compute the sums, except for every fourth seed.
-fn check(problem: &Problem, plan: WgmmaPlan, options: Options) {
-    let seed = options.seed;
-    let problem = &problem.clone().with_lse(plan.sums == Sums::Lanes && seed % 4 != 3);
-    common::run(&mut Emulator::new(options), problem, &Plan::Wgmma(plan), &SMALL, seed).check();
-}
-
-/// Number of plans with random genes.
-const RANDOM_PLANS: usize = 40;
 
 const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 8, limit: 15 };
 
@@ -306,56 +289,12 @@ fn every_schedule_gives_the_same_clean_result() {
     }
 }
 
-/// Random combinations of genes: genes that are right alone must be right together.
+/// Random combinations of genes on ragged problems with groups of heads.
 #[test]
 fn genes_get_along() {
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut draw = |n: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state % n) as usize
-    };
-    let mut passed = 0;
-    while passed < RANDOM_PLANS {
-        let heads_kv = [1, 2, 4][draw(3)];
-        let (seq_q, seq_kv) = (1 + draw(300), 1 + draw(300));
-        let problem = rectangle(4, seq_q, seq_kv, [64, 128][draw(2)], Band::NAMED[draw(3)]);
-        let problem = problem.with_heads_kv(heads_kv, [Layout::Bshd, Layout::Bhsd][draw(2)]);
-        let plan = WgmmaPlan {
-            share: Share::Rows,
-            consumers: 1 + draw(3) as u32,
-            resident_ctas: 1 + draw(2) as u32,
-            cluster: 1 + draw(2) as u32,
-            packing: [Packing::Apart, Packing::Packed][draw(2)],
-            block_n: [16, 32, 48, 64][draw(4)],
-            stages: 1 + draw(3) as u32,
-            tiles: [Tiles::InTurn, Tiles::Overlapped][draw(2)],
-            products: [Order::ScoresAhead, Order::InTurn][draw(2)],
-            producer_registers: [None, Some(24), Some(40)][draw(3)],
-            queries_ahead: draw(2) as u32,
-            store: [Store::Direct, Store::Bulk][draw(2)],
-            turns: [Turns::Free, Turns::PingPong][draw(2)],
-            rescale: [SPECULATIVE, Rescaling::Beyond(8), Rescaling::Always][draw(3)],
-            exps_by_fma: [0, 0, 3, 8][draw(4)],
-            probabilities: [Probabilities::Registers, Probabilities::Shared][draw(2)],
-            tables: Tables::Registers,
-            chains: Chains { max: 2, sum: 1 },
-            sums: [Sums::Lanes, Sums::Product][draw(2)],
-            output_sums: [OutputSums::Running, OutputSums::ByBlock][draw(2)],
-            diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],
-            ends: [Ends::Common, Ends::Own][draw(2)],
-            handout: [Handout::Static, Handout::Dynamic, Handout::Folded, Handout::Grid][draw(4)],
-            tail: [Tail::Whole, Tail::Shared][draw(2)],
-            tile_order: [TileOrder::InOrder, TileOrder::LongestFirst, TileOrder::Strided][draw(3)],
-            section_mib: 1 + draw(2) as u32,
-            tanh: Tanh::Exp2,
-            visits: Visits::Band,
-        };
-        if Plan::Wgmma(plan.clone()).check(&problem, &SMALL).is_ok() {
-            let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][draw(3)];
-            check(&problem, plan, Options { seed: passed as u64, schedule, ..Options::default() });
-            passed += 1;
-        }
-    }
+    wgmma_plan::genes_get_along(|draw, plan| {
+        let (seq_q, seq_kv) = (1 + draw.below(300), 1 + draw.below(300));
+        let problem = rectangle(4, seq_q, seq_kv, draw.of(&[64, 128]), draw.of(&Band::NAMED));
+        (problem.with_heads_kv(draw.of(&[1, 2, 4]), draw.of(&[Layout::Bshd, Layout::Bhsd])), plan)
+    });
 }

@@ -1,8 +1,9 @@
 //! Tests of the `wgmma` family with 8-bit inputs, on the emulator: no hazards with every check on, and
 //! results within the rounding of P and O.
 
-use crate::common::fp8::{self, edit_text, lines};
-use crate::common::wgmma_plan::plain;
+use crate::common::factors::{self, capped, with_factors, with_strides};
+use crate::common::fp8::{self, WINDOW, edit_text, lines, problem};
+use crate::common::wgmma_plan::{SMALL, plain};
 use crate::tools;
 use attend::{Order, OutputSums, Packing, Tiles};
 use flashcore_kernels::forward::mma::MmaPlan;
@@ -10,9 +11,6 @@ use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Share, Store,
 use flashcore_kernels::{Arch, Family, Plan, Program, emit};
 use problem::{Band, DType, DTypes, Layout, Problem, ScaleLayout};
 use tile::{Handout, Tail, TileOrder, Turns};
-
-/// A device with two SMs, so that a CTA computes several tiles.
-const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
 
 /// The simplest plan for 8-bit values.
 fn base() -> WgmmaPlan {
@@ -22,14 +20,6 @@ fn base() -> WgmmaPlan {
 fn check(problem: &Problem, plan: WgmmaPlan, seed: u64) {
     fp8::run(problem, &Plan::Wgmma(plan), &SMALL, seed, |_| {}).check();
 }
-
-fn problem(seq_q: usize, seq_kv: usize, dim: usize, types: &str, band: Band) -> Problem {
-    let dtypes: DTypes = types.parse().expect("types");
-    let problem = Problem::new(1, 2, seq_q, dim, DType::E4m3).with_dtypes(dtypes).with_band(band);
-    problem.with_seq_kv(seq_kv, Layout::Bshd).with_lse(true)
-}
-
-const WINDOW: Band = Band { before: Some(50), ..Band::CAUSAL };
 
 /// Both 8-bit types, ragged ends, each mask, each kind of row width.
 #[test]
@@ -113,44 +103,39 @@ fn factors_per_block_of_rows() {
     let grouped = |heads: usize, problem: Problem| {
         Problem { heads_q: 2 * heads, ..problem }.with_heads_kv(2, Layout::Bshd)
     };
-    let capped = |mut problem: Problem| {
-        (problem.score.softcap, problem.score.sink) = (Some(2.0), true);
-        problem
-    };
-    let strides = |mut problem: Problem, block| {
-        let layout = |rows| ScaleLayout { rows: Some(rows), batch: 0, head: 1, block };
-        (problem.scales.q, problem.scales.k, problem.scales.v) =
-            (Some(layout(64)), Some(layout(128)), Some(layout(64)));
-        problem
-    };
-    let with = fp8::with_factors;
     let two = WgmmaPlan { consumers: 2, ..base() };
     let wide = WgmmaPlan { block_n: 128, ..base() };
     let speculative = Rescaling::Speculative { beyond: 2, limit: 8 };
     let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, rescale: speculative, stages: 3, ..two.clone() };
     let cases = [
-        (with(p("e4m3", Band::FULL), [Some(64); 3]), base()),
-        (with(p("e5m2", Band::CAUSAL), [Some(128); 3]), wide.clone()),
+        (with_factors(p("e4m3", Band::FULL), [Some(64); 3]), base()),
+        (with_factors(p("e5m2", Band::CAUSAL), [Some(128); 3]), wide.clone()),
         (
-            with(p("e4m3", WINDOW), [Some(128), Some(64), Some(64)]),
+            with_factors(p("e4m3", WINDOW), [Some(128), Some(64), Some(64)]),
             WgmmaPlan { ends: Ends::Own, ..two.clone() },
         ),
         // The keys of a block have two factors.
-        (with(p("e5m2", Band::CAUSAL), [Some(64), Some(64), Some(0)]), wide.clone()),
-        (with(grouped(5, p("e4m3", WINDOW)), [Some(64), None, Some(64)]), {
+        (with_factors(p("e5m2", Band::CAUSAL), [Some(64), Some(64), Some(0)]), wide.clone()),
+        (with_factors(grouped(5, p("e4m3", WINDOW)), [Some(64), None, Some(64)]), {
             WgmmaPlan { packing: Packing::Packed, ..two.clone() }
         }),
-        (with(capped(grouped(2, p("e4m3", Band::CAUSAL))), [Some(64), Some(64), Some(128)]), two.clone()),
-        (with(p("e4m3", Band::FULL), [Some(64); 3]), overlapped.clone()),
-        (with(p("e5m2", Band::FULL), [None, Some(64), Some(64)]), {
+        (
+            with_factors(capped(grouped(2, p("e4m3", Band::CAUSAL))), [Some(64), Some(64), Some(128)]),
+            two.clone(),
+        ),
+        (with_factors(p("e4m3", Band::FULL), [Some(64); 3]), overlapped.clone()),
+        (with_factors(p("e5m2", Band::FULL), [None, Some(64), Some(64)]), {
             WgmmaPlan { tail: Tail::Shared, ..overlapped }
         }),
-        (with(p("e4m3/e4m3/bf16", WINDOW), [Some(0), Some(64), None]), WgmmaPlan { block_n: 32, ..plain() }),
-        (with(p("e4m3/e4m3/bf16", Band::FULL), [Some(64), Some(64), None]), {
+        (
+            with_factors(p("e4m3/e4m3/bf16", WINDOW), [Some(0), Some(64), None]),
+            WgmmaPlan { block_n: 32, ..plain() },
+        ),
+        (with_factors(p("e4m3/e4m3/bf16", Band::FULL), [Some(64), Some(64), None]), {
             WgmmaPlan { block_n: 128, rescale: Rescaling::Speculative { beyond: 8, limit: 15 }, ..plain() }
         }),
-        (strides(p("e4m3", Band::FULL), 0), WgmmaPlan { rescale: Rescaling::Always, ..base() }),
-        (strides(p("e4m3", Band::CAUSAL), 5), {
+        (with_strides(p("e4m3", Band::FULL), 0), WgmmaPlan { rescale: Rescaling::Always, ..base() }),
+        (with_strides(p("e4m3", Band::CAUSAL), 5), {
             WgmmaPlan { ends: Ends::Own, diagonal: Diagonal::Halved, products: Order::InTurn, ..two }
         }),
     ];
@@ -167,77 +152,36 @@ fn default_plans_with_factors_per_block() {
             .into_iter()
             .enumerate()
     {
-        let problem = fp8::with_factors(problem(260, 260, dim, "e4m3", band), [Some(rows); 3]);
+        let problem = with_factors(problem(260, 260, dim, "e4m3", band), [Some(rows); 3]);
         check(&problem, WgmmaPlan::default_for(&problem, &SMALL), i as u64);
     }
 }
 
-/// A factor that is not accepted makes rows NaN that see its keys or values, and no others. A factor of 0 of
-/// Q or K makes the logits of its block 0.
 #[test]
-fn factors_that_are_not_accepted() {
-    for (i, bad) in [f32::NAN, f32::INFINITY, -1.0, 0.0].into_iter().enumerate() {
-        for (tensor, block) in [(0, 0), (0, 1), (1, 1), (1, 3), (2, 1), (2, 3)] {
-            for (band, sums) in [(Band::CAUSAL, 64), (WINDOW, 64), (Band::CAUSAL_TOP_LEFT, 0)] {
-                let p = Problem::new(1, 1, 130, 32, DType::E4m3).with_band(band).with_lse(true);
-                let p = fp8::with_factors(p.with_seq_kv(250, Layout::Bshd), [Some(64), Some(64), Some(sums)]);
-                // Without blocks, V has one factor, and the case is that of a head.
-                if sums == 0 && tensor == 2 {
-                    continue;
-                }
-                let rescale = match i % 2 {
-                    0 => Rescaling::Speculative { beyond: 5, limit: 8 },
-                    _ => Rescaling::Beyond(0),
-                };
-                let plan = WgmmaPlan { block_n: if sums == 0 { 128 } else { 64 }, rescale, ..base() };
-                let spoil = |factors: &mut [Vec<f32>; 3]| factors[tensor][block] = bad;
-                fp8::run_with_factors(&p, &Plan::Wgmma(plan), &SMALL, 3, |_| {}, spoil).check();
-            }
-        }
-    }
+fn bad_factors_of_blocks() {
+    factors::bad_factors_of_blocks(|i, _, block_n| {
+        let rescale = match i % 2 {
+            0 => Rescaling::Speculative { beyond: 5, limit: 8 },
+            _ => Rescaling::Beyond(0),
+        };
+        (Plan::Wgmma(WgmmaPlan { block_n, rescale, ..base() }), SMALL)
+    });
 }
 
-/// Factors of heads that are not accepted, also two negative ones, whose product is positive. Rows that see
-/// no key are 0, with and without a sink.
 #[test]
-fn factors_of_heads_that_are_not_accepted() {
-    for (i, bad) in [f32::NAN, f32::INFINITY, -1.0].into_iter().enumerate() {
-        for (seq_q, seq_kv, band, sink) in [
-            (70, 130, Band::FULL, false),
-            (130, 70, Band::CAUSAL, false),
-            (100, 40, WINDOW, true),
-            (100, 40, Band::CAUSAL, true),
-        ] {
-            let mut p = fp8::with_factors(problem(seq_q, seq_kv, 32, "e4m3", band), [Some(0); 3]);
-            p.score.sink = sink;
-            p.score.softcap = (sink && i == 1).then_some(2.0);
-            for spoiled in [&[0][..], &[1], &[2], &[0, 1]] {
-                let spoil = |factors: &mut [Vec<f32>; 3]| spoiled.iter().for_each(|&of| factors[of][1] = bad);
-                fp8::run_with_factors(&p, &Plan::Wgmma(base()), &SMALL, 3, |_| {}, spoil).check();
-            }
-        }
-    }
+fn bad_factors_of_heads() {
+    factors::bad_factors_of_heads(|_, _| Plan::Wgmma(base()), &SMALL);
 }
 
-/// The comparison detects kernels with one fault each in their factors per block of rows.
 #[test]
 fn faults_of_factors_are_seen() {
-    let problem = problem(256, 256, 64, "e4m3", Band::FULL);
-    let problem = fp8::with_factors(problem, [Some(64), Some(64), Some(128)]);
-    let plan = Plan::Wgmma(base());
-    let run = |edit: &dyn Fn(&mut Program)| fp8::run(&problem, &plan, &SMALL, 9, edit).error();
-    let right = run(&|_| {});
-    assert!(right.worst <= 1.0 && right.relative < 0.05, "{right:?}");
-    for (fault, change) in fp8::factor_faults() {
-        let error = run(&|program| edit_text(program, change));
-        assert!(error.worst > 1.0 && error.relative > 0.1, "{fault}: {error:?}");
-    }
+    factors::faults_are_seen(|_| Plan::Wgmma(base()), &SMALL);
 }
 
 /// Plans whose blocks of keys do not fit the blocks of factors, and searches.
 #[test]
 fn plans_fit_the_blocks_of_factors() {
-    let good = fp8::with_factors(problem(64, 64, 64, "e4m3", Band::FULL), [Some(64); 3]);
+    let good = with_factors(problem(64, 64, 64, "e4m3", Band::FULL), [Some(64); 3]);
     let reason = |problem: &Problem, plan: WgmmaPlan| {
         Plan::Wgmma(plan).check(problem, &Arch::SM_90).expect_err("refused").to_string()
     };
@@ -250,19 +194,19 @@ fn plans_fit_the_blocks_of_factors() {
         "invalid value 'running' for output_sums with family wgmma: expected by_block with descale_v per block \
          of rows"
     );
-    let keys = fp8::with_factors(good.clone(), [None, Some(128), None]);
+    let keys = with_factors(good.clone(), [None, Some(128), None]);
     assert_eq!(
         reason(&keys, WgmmaPlan { block_n: 96, ..base() }),
         "invalid value '96' for block_n: expected divisors and multiples of 128 with descale_k per 128 rows"
     );
-    let wide = fp8::with_factors(Problem::new(2, 16, 4096, 256, DType::E4m3), [Some(64); 3]);
+    let wide = with_factors(Problem::new(2, 16, 4096, 256, DType::E4m3), [Some(64); 3]);
     assert_eq!(
         reason(&wide, base()),
         "invalid value '256' for head_dim_v: expected up to 144 with descale_v per block of rows"
     );
     assert_eq!(Plan::default_for(&wide, &Arch::SM_90).expect("a plan").family(), "mma");
     for rows in [64, 128] {
-        let long = fp8::with_factors(Problem::new(2, 16, 4096, 128, DType::E4m3), [Some(rows); 3]);
+        let long = with_factors(Problem::new(2, 16, 4096, 128, DType::E4m3), [Some(rows); 3]);
         assert_eq!(WgmmaPlan::default_for(&long, &Arch::SM_90).block_n, rows);
     }
     for family in [Family::Mma, Family::Wgmma] {
@@ -315,36 +259,15 @@ fn faults_are_seen() {
     let problem = problem(64, 300, 64, "e4m3", Band::FULL);
     let plan = WgmmaPlan { block_n: 128, rescale: Rescaling::Always, ..base() };
     let plan = Plan::Wgmma(plan);
-    let run = |edit: &dyn Fn(&mut Program)| fp8::run(&problem, &plan, &SMALL, 9, edit).error();
-    let right = run(&|_| {});
-    assert!(right.worst <= 1.0 && right.relative < 0.05, "{right:?}");
-    let scaled_twice = run(&|program: &mut Program| {
-        let factor = program.then[0].args.iter_mut().find_map(|arg| match arg {
-            ptx::Arg::F32(factor) => Some(factor),
-            _ => None,
-        });
-        *factor.expect("the factor of the scores") *= 0.125;
-    });
-    let factor_forgotten = run(&|program: &mut Program| {
-        edit_text(program, |text| {
-            lines(text, |line, _| match line.trim().strip_prefix("rcp.approx.ftz.f32 ") {
-                None => Some(line.to_owned()),
-                Some(operands) => {
-                    let sum = operands.split(", ").nth(1)?.trim_end_matches(';');
-                    Some(format!("mul.f32 {sum}, {sum}, 0f3B800000;\n{line}"))
-                }
-            })
-        });
-    });
     // The second panel instead of the first, and so on; the last panel is zero.
-    let off_by_a_panel = run(&|program: &mut Program| {
+    let off_by_a_panel = |program: &mut Program| {
         let map = program.then[0].tensor_maps.iter_mut().find(|map| map.offset == 0 && map.extents[0] == 304);
         let map = map.expect("the map of the transposed values");
         map.offset += 128;
         map.extents[0] -= 128;
-    });
+    };
     // O keeps only the last block.
-    let never_added = run(&|program: &mut Program| {
+    let never_add = |program: &mut Program| {
         edit_text(program, |text| {
             lines(text, |line, next| {
                 let added = line.trim().strip_prefix("fma.rn.f32 ").is_some_and(|operands| {
@@ -355,15 +278,16 @@ fn faults_are_seen() {
                 (!added || exponent).then(|| line.to_owned())
             })
         });
-    });
-    for (fault, error) in [
-        ("scale twice", scaled_twice),
-        ("P's factor forgotten in the sum", factor_forgotten),
-        ("V off by a panel", off_by_a_panel),
-        ("blocks not added", never_added),
-    ] {
-        assert!(error.worst > 1.0 && error.relative > 0.1, "{fault}: {error:?}");
-    }
+    };
+    fp8::faults_are_seen(
+        |edit| fp8::run(&problem, &plan, &SMALL, 9, edit),
+        &[
+            ("scale twice", &fp8::scale_twice),
+            ("P's factor forgotten in the sum", &fp8::forget_the_factor_of_p),
+            ("V off by a panel", &off_by_a_panel),
+            ("blocks not added", &never_add),
+        ],
+    );
 }
 
 /// The default plans of long problems in ptxas: nothing spills, and the waits for products are where the code
@@ -389,7 +313,7 @@ fn default_plans_are_not_serialised() {
         for band in [Band::FULL, Band::CAUSAL, Band::window(1023, 0)] {
             let dtypes: DTypes = types.parse().expect("types");
             let problem = Problem::new(2, 16, 8192, dim, DType::E4m3).with_dtypes(dtypes).with_band(band);
-            let problem = fp8::with_factors(problem, rows);
+            let problem = with_factors(problem, rows);
             let plan = WgmmaPlan::default_for(&problem, &Arch::SM_90);
             let program = emit(&problem, &Plan::Wgmma(plan.clone()), &Arch::SM_90).expect("a default plan");
             let assembled = tools::assemble(&ptxas, &program.kernel);

@@ -2,25 +2,16 @@
 //! emulator with random genes, the properties on which the text depends, the reads that are refused, and the
 //! machine code of the default plans.
 
-use crate::common;
-use crate::common::wgmma_plan::plain;
+use crate::common::wgmma_plan::{self, check, plain};
 use crate::tools;
-use attend::{Chains, Order, OutputSums, Packing, Sums, Tiles};
-use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::Visits;
-use flashcore_kernels::forward::wgmma::{
-    Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan,
-};
+use attend::Packing;
+use emu::{Options, Schedule};
+use flashcore_kernels::forward::wgmma::{Ends, Rescaling, Tables, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, PlanError, emit};
 use problem::program::library as lib;
 use problem::{Band, DType, Expr, Layout, Problem, Program, Table, TableType};
-use tile::{Handout, Tail, TileOrder, Turns};
 
-/// A device with two SMs, so that a CTA computes several tiles.
-const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
 const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 0, limit: 3 };
-/// Number of plans with random genes.
-const RANDOM_PLANS: usize = 40;
 
 /// The problem with a bias of bf16 that repeats along the given dimensions, batch and head. Rows are aligned,
 /// with a gap between them.
@@ -52,12 +43,6 @@ fn sharing(plan: WgmmaPlan) -> WgmmaPlan {
     WgmmaPlan { tables: Tables::Shared, ..plan }
 }
 
-fn check(problem: &Problem, plan: WgmmaPlan, seed: u64, schedule: Schedule) {
-    let problem = &problem.clone().with_lse(plan.sums == Sums::Lanes && seed % 4 != 3);
-    let options = Options { seed, schedule, ..Options::default() };
-    common::run(&mut Emulator::new(options), problem, &Plan::Wgmma(plan), &SMALL, seed).check();
-}
-
 /// The reason for which a plan is refused.
 fn refusal(problem: &Problem, plan: &WgmmaPlan) -> String {
     Plan::Wgmma(plan.clone()).check(problem, &Arch::SM_90).expect_err("refused").to_string()
@@ -67,57 +52,17 @@ fn refusal(problem: &Problem, plan: &WgmmaPlan) -> String {
 /// batch or the heads.
 #[test]
 fn genes_get_along_with_tables_in_shared_memory() {
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut draw = |n: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state % n) as usize
-    };
-    let mut passed = 0;
-    while passed < RANDOM_PLANS {
-        let (seq_q, seq_kv) = (1 + draw(300), 1 + draw(300));
-        let problem = Problem::new(1 + draw(2), 2, seq_q, [64, 128][draw(2)], DType::Bf16)
-            .with_band(Band::NAMED[draw(3)])
+    wgmma_plan::genes_get_along(|draw, plan| {
+        let (seq_q, seq_kv) = (1 + draw.below(300), 1 + draw.below(300));
+        let problem = Problem::new(draw.of(&[1, 2]), 2, seq_q, draw.of(&[64, 128]), DType::Bf16)
+            .with_band(draw.of(&Band::NAMED))
             .with_seq_kv(seq_kv, Layout::Bshd)
-            .with_heads_kv(1 + draw(2), Layout::Bshd);
-        let problem = biased(problem, [draw(2) == 0, draw(2) == 0]);
-        let plan = WgmmaPlan {
-            share: Share::Rows,
-            consumers: 1 + draw(3) as u32,
-            resident_ctas: 1 + draw(2) as u32,
-            cluster: 1 + draw(2) as u32,
-            packing: Packing::Apart,
-            block_n: [16, 32, 48, 96][draw(4)],
-            stages: 1 + draw(3) as u32,
-            tiles: [Tiles::InTurn, Tiles::Overlapped][draw(2)],
-            products: [Order::ScoresAhead, Order::InTurn][draw(2)],
-            producer_registers: [None, Some(40)][draw(2)],
-            queries_ahead: draw(2) as u32,
-            store: [Store::Direct, Store::Bulk][draw(2)],
-            turns: [Turns::Free, Turns::PingPong][draw(2)],
-            rescale: [SPECULATIVE, Rescaling::Beyond(8), Rescaling::Always][draw(3)],
-            exps_by_fma: [0, 0, 3][draw(3)],
-            probabilities: [Probabilities::Registers, Probabilities::Shared][draw(2)],
-            tables: Tables::Shared,
-            chains: Chains { max: 2, sum: 1 },
-            sums: [Sums::Lanes, Sums::Product][draw(2)],
-            output_sums: [OutputSums::Running, OutputSums::ByBlock][draw(2)],
-            diagonal: [Diagonal::Whole, Diagonal::Halved][draw(2)],
-            ends: [Ends::Common, Ends::Own][draw(2)],
-            handout: [Handout::Static, Handout::Dynamic, Handout::Folded, Handout::Grid][draw(4)],
-            tail: [Tail::Whole, Tail::Shared][draw(2)],
-            tile_order: [TileOrder::InOrder, TileOrder::LongestFirst, TileOrder::Strided][draw(3)],
-            section_mib: 1,
-            tanh: attend::Tanh::Exp2,
-            visits: Visits::Band,
-        };
-        if Plan::Wgmma(plan.clone()).check(&problem, &SMALL).is_ok() {
-            let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][draw(3)];
-            check(&problem, plan, passed as u64, schedule);
-            passed += 1;
-        }
-    }
+            .with_heads_kv(draw.of(&[1, 2]), Layout::Bshd);
+        let rescale = draw.of(&[SPECULATIVE, plan.rescale]);
+        let block_n = draw.of(&[16, 32, 48, 96]);
+        let plan = WgmmaPlan { packing: Packing::Apart, block_n, rescale, ..sharing(plan) };
+        (biased(problem, [draw.one_in(2), draw.one_in(2)]), plan)
+    });
 }
 
 /// Two biases in tiles, a bias in tiles beside one whose rows are not aligned, and indices of the head and
@@ -148,7 +93,8 @@ fn several_reads_are_right() {
         let problem = with_score(problem(), tables, score);
         let rescale = [SPECULATIVE, Rescaling::Beyond(8)][i % 2];
         let plan = sharing(WgmmaPlan { consumers: 2, rescale, ends: Ends::Own, ..plain() });
-        check(&problem, plan, i as u64, [Schedule::Late, Schedule::Early, Schedule::Random][i % 3]);
+        let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][i % 3];
+        check(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
     }
 }
 

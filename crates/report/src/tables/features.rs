@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bench::OURS;
-use serde::Deserialize;
 
-use super::render::{line, place_of};
+use super::named::Named;
+use super::render::line;
 use super::{TableError, parsed};
 
 /// The suites with such rows.
@@ -16,33 +16,14 @@ const SUITES: [&str; 6] = ["features", "softcap", "sinks", "packed", "documents"
 /// The name of a table that shows all of [`SUITES`].
 pub(super) const SUITE: &str = "features";
 
-#[derive(Clone, Debug, Deserialize)]
-struct Row {
-    suite: String,
-    problem: String,
-    #[serde(rename = "impl")]
-    implementation: String,
-    us_median: Option<f64>,
-    tflops: Option<f64>,
-    ratio: Option<f64>,
-    ratio_low: Option<f64>,
-    ratio_high: Option<f64>,
-    fault: Option<String>,
-    device: String,
-    driver: String,
-    commit: Option<String>,
-    run: String,
-    when: String,
-}
-
 /// The newest run of each problem: FlashCore, its variants, and every peer with its ratio. `None` without
 /// rows.
 pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
     let known = |suite: &str| SUITES.contains(&suite);
-    let rows: Vec<Row> =
+    let rows: Vec<Named> =
         parsed(path, |row| row["problem"].is_string() && row["suite"].as_str().is_some_and(known))?;
-    let mut newest: BTreeMap<(usize, &str), &Row> = BTreeMap::new();
-    for row in rows.iter().filter(|row| row.implementation == OURS) {
+    let mut newest: BTreeMap<(usize, &str), &Named> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.is_ours()) {
         let suite = SUITES.iter().position(|suite| *suite == row.suite).unwrap_or(SUITES.len());
         let counts = newest.entry((suite, &row.problem)).or_insert(row);
         if row.when > counts.when {
@@ -58,8 +39,8 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
     ];
     let mut places: Vec<String> = Vec::new();
     for own in newest.values() {
-        let of_run = |row: &&Row| row.run == own.run && row.problem == own.problem;
-        let others: Vec<&Row> = rows.iter().filter(of_run).filter(|row| row.implementation != OURS).collect();
+        let of_run = |row: &&Named| row.run == own.run && row.problem == own.problem;
+        let others: Vec<&Named> = rows.iter().filter(of_run).filter(|row| !row.is_ours()).collect();
         let timed = || others.iter().filter(|row| row.fault.is_none() && row.us_median.is_some());
         let names: Vec<String> =
             timed().map(|row| format!("{} {}", row.implementation, time(row.us_median))).collect();
@@ -69,12 +50,12 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
         let against = best.and_then(|row| Some((row.ratio?, row.ratio_low?, row.ratio_high?)));
         lines.push(line(&[
             own.problem.clone(),
-            own.fault.as_ref().map_or_else(|| time(own.us_median), |_| "n/a".to_owned()),
+            own.time(time),
             own.tflops.map_or("–".into(), rate),
             names.join(", "),
             against.map_or("–".into(), |(ratio, low, high)| format!("{ratio:.2}× [{low:.2}, {high:.2}]")),
         ]));
-        let place = place_of(&own.device, &own.driver, own.commit.as_deref(), &own.when);
+        let place = own.place();
         if !places.contains(&place) {
             places.push(place);
         }

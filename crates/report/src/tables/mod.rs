@@ -20,6 +20,7 @@ mod accuracy;
 mod evolution;
 mod features;
 mod ideas;
+mod named;
 mod quantize;
 mod render;
 

@@ -2,49 +2,31 @@
 
 use std::path::Path;
 
-use bench::OURS;
-use serde::Deserialize;
-
-use super::render::{line, place_of};
+use super::named::Named;
+use super::render::line;
 use super::{TableError, parsed};
 
 /// The suite of the rows, and the name of the table.
 pub(super) const SUITE: &str = "quantize";
 
-#[derive(Clone, Debug, Deserialize)]
-struct Row {
-    problem: String,
-    #[serde(rename = "impl")]
-    implementation: String,
-    us_median: Option<f64>,
-    gbps: Option<f64>,
-    of_copy: Option<f64>,
-    fault: Option<String>,
-    device: String,
-    driver: String,
-    commit: Option<String>,
-    run: String,
-    when: String,
-}
-
 /// The newest run, in the order of its rows. `None` without rows.
 pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
-    let rows: Vec<Row> = parsed(path, |row| row["suite"] == SUITE)?;
+    let rows: Vec<Named> = parsed(path, |row| row["suite"] == SUITE)?;
     let Some(newest) = rows.iter().max_by(|a, b| a.when.cmp(&b.when)) else { return Ok(None) };
     let mut lines =
         vec![line(&["problem", "µs", "GB/s", "of the copy's rate"]), line(&[":--", "--:", "--:", "--:"])];
     let number = |x: Option<f64>, digits: usize| x.map_or("–".into(), |x| format!("{x:.digits$}"));
     for row in rows.iter().filter(|row| row.run == newest.run) {
-        let name = if row.implementation == OURS { "" } else { ": a copy of as many bytes" };
+        let name = if row.is_ours() { "" } else { ": a copy of as many bytes" };
         lines.push(line(&[
             format!("{}{name}", row.problem),
-            row.fault.as_ref().map_or_else(|| number(row.us_median, 0), |_| "n/a".to_owned()),
+            row.time(|us| number(us, 0)),
             number(row.gbps, 0),
             number(row.of_copy, 2),
         ]));
     }
     lines.push(String::new());
-    lines.push(place_of(&newest.device, &newest.driver, newest.commit.as_deref(), &newest.when));
+    lines.push(newest.place());
     Ok(Some(lines.join("\n")))
 }
 

@@ -2,10 +2,41 @@
 
 pub mod programs;
 
+use std::fmt::Debug;
+
+use attend::{Sums, Tiles};
+use flashcore_check::gate::{CheckReport, Verdict};
 use flashcore_check::launchfile::Bound;
 use kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use kernels::forward::wgmma::{Ends, Rescaling, WgmmaPlan};
 use kernels::{Arch, Plan};
 use problem::Problem;
+use tile::{Handout, Turns};
+
+/// A Hopper GPU with so few SMs that a CTA computes several tiles.
+pub const SMALL: Arch = Arch { multiprocessors: 3, ..Arch::SM_90 };
+
+/// The default plan on [`SMALL`], with two consumers, blocks of 64 keys, and the genes that tests vary at
+/// their simplest values.
+pub fn plain_wgmma(problem: &Problem) -> WgmmaPlan {
+    WgmmaPlan {
+        consumers: 2,
+        block_n: 64,
+        rescale: Rescaling::Beyond(8),
+        turns: Turns::Free,
+        tiles: Tiles::InTurn,
+        sums: Sums::Lanes,
+        ends: Ends::Own,
+        handout: Handout::Static,
+        ..WgmmaPlan::default_for(problem, &SMALL)
+    }
+}
+
+/// Asserts that a check passed. `of` is named if it did not.
+pub fn passes(check: &CheckReport, of: &dyn Debug) {
+    let CheckReport { verdict, reasons, hazards, .. } = check;
+    assert_eq!(*verdict, Verdict::Passed, "{of:?}\n{reasons:#?}\n{hazards:?}");
+}
 
 /// The fused family with 64 rows and 64 keys. The plan is fixed, so that better defaults do not move fault
 /// sites.

@@ -1,41 +1,19 @@
 //! Runs a plan on 8-bit inputs, optionally with a modified program, and compares the result with attention in
 //! f64.
 
+use super::{decode, draw_normal, encode};
 use emu::{Emulator, Options};
 use flashcore_kernels::{Arch, Operand, Plan, Program, emit};
-use half::{bf16, f16};
-use problem::{DType, E4m3, E5m2, Problem, ScaleLayout, Scales, Tensor};
+use problem::{Band, DType, DTypes, Layout, Problem, Tensor};
 use ptx::Machine;
 
-fn decode(dtype: DType, bits: u32) -> f64 {
-    match dtype {
-        DType::E4m3 => E4m3::from_bits(bits as u8).to_f32().into(),
-        DType::E5m2 => E5m2::from_bits(bits as u8).to_f32().into(),
-        DType::Bf16 => bf16::from_bits(bits as u16).to_f64(),
-        DType::F16 => f16::from_bits(bits as u16).to_f64(),
-        DType::F32 => f32::from_bits(bits).into(),
-    }
-}
+pub const WINDOW: Band = Band { before: Some(50), ..Band::CAUSAL };
 
-fn encode(dtype: DType, value: f64) -> u32 {
-    match dtype {
-        DType::E4m3 => E4m3::from_f32(value as f32).to_bits().into(),
-        DType::E5m2 => E5m2::from_f32(value as f32).to_bits().into(),
-        DType::Bf16 => bf16::from_f64(value).to_bits().into(),
-        _ => f16::from_f64(value).to_bits().into(),
-    }
-}
-
-/// Draws from a roughly normal distribution of variance 1 (xorshift64*, sum of four uniforms).
-fn draw(state: &mut u64) -> f64 {
-    let mut sum = 0.0;
-    for _ in 0..4 {
-        *state ^= *state >> 12;
-        *state ^= *state << 25;
-        *state ^= *state >> 27;
-        sum += (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11) as f64 / (1u64 << 53) as f64;
-    }
-    (sum - 2.0) * 3.0f64.sqrt()
+/// A problem of two heads with the given types, such as `e4m3/e4m3/bf16`.
+pub fn problem(seq_q: usize, seq_kv: usize, dim: usize, types: &str, band: Band) -> Problem {
+    let dtypes: DTypes = types.parse().expect("types");
+    let problem = Problem::new(1, 2, seq_q, dim, dtypes).with_band(band);
+    problem.with_seq_kv(seq_kv, Layout::Bshd).with_lse(true)
 }
 
 /// Inputs of a run and its output.
@@ -75,7 +53,9 @@ pub fn run_with_factors(
             (0..batch).flat_map(|b| (0..heads).flat_map(move |h| (0..rows).map(move |s| (b, h, s))))
         {
             let start = (origin as i64 + problem.strides(tensor).offset(b, h, s)) as usize;
-            data[start..start + dim].iter_mut().for_each(|code| *code = encode(dtype, draw(&mut state)));
+            data[start..start + dim]
+                .iter_mut()
+                .for_each(|code| *code = encode(dtype, draw_normal(&mut state)));
         }
         data
     });
@@ -234,59 +214,41 @@ impl Run {
     }
 }
 
-/// The problem with descale factors of Q, K and V per block of so many rows, one for each KV head without
-/// blocks (0), or none.
-pub fn with_factors(problem: Problem, rows: [Option<u32>; 3]) -> Problem {
-    let of = |rows: Option<u32>, seq| {
-        rows.map(|rows| match rows {
-            0 => ScaleLayout::per_head(problem.heads_kv),
-            rows => ScaleLayout::per_block(problem.heads_kv, seq, rows),
-        })
-    };
-    let [q, k, v] = rows;
-    let scales = Scales { q: of(q, problem.seq_q), k: of(k, problem.seq_kv), v: of(v, problem.seq_kv) };
-    Problem { scales, ..problem }
+/// A change of a program that makes its result wrong.
+pub type Fault<'a> = &'a dyn Fn(&mut Program);
+
+/// Checks that programs with one fault each have a large error, and the program without a fault a small one.
+/// `run` runs the program with a change.
+pub fn faults_are_seen(run: impl Fn(Fault<'_>) -> Run, faults: &[(&str, Fault<'_>)]) {
+    let right = run(&|_| {}).error();
+    assert!(right.worst <= 1.0 && right.relative < 0.05, "{right:?}");
+    for (fault, change) in faults {
+        let error = run(change).error();
+        assert!(error.worst > 1.0 && error.relative > 0.1, "{fault}: {error:?}");
+    }
 }
 
-/// A change of a kernel's text.
-pub type Change = fn(&str) -> String;
+/// A fault of the attention kernel: the scores are scaled twice.
+pub fn scale_twice(program: &mut Program) {
+    let kernel = program.then.last_mut().unwrap_or(&mut program.kernel);
+    let factor = kernel.args.iter_mut().find_map(|arg| match arg {
+        ptx::Arg::F32(factor) => Some(factor),
+        _ => None,
+    });
+    *factor.expect("the factor of the scores") *= 0.125;
+}
 
-/// The faults of kernels with factors per block of rows: the factor of the neighbouring block instead of the
-/// block's own, for blocks of 64 rows and of 128, and sums P V that are added without a factor.
-pub fn factor_faults() -> [(&'static str, Change); 3] {
-    fn neighbour(text: &str, rows: u32) -> String {
-        let shift = format!(", {};", rows.ilog2());
-        let mut after_min = false;
-        let changed = text.lines().map(|line| {
-            let (block, minimum) =
-                (line.trim().strip_prefix("shr.u32 "), line.trim().starts_with("min.u32 "));
-            let swapped = match block.filter(|block| after_min && block.ends_with(&shift)) {
-                None => String::new(),
-                Some(block) => {
-                    let to = block.split(',').next().unwrap_or_default();
-                    format!("xor.b32 {to}, {to}, 1;\n")
-                }
-            };
-            after_min = minimum;
-            format!("{line}\n{swapped}")
-        });
-        changed.collect()
-    }
-    [
-        ("factors of K and Q of the neighbouring block", |text| neighbour(text, 64)),
-        ("factors of V of the neighbouring block", |text| neighbour(text, 128)),
-        ("sums without the factor of V", |text| {
-            lines(text, |line, _| {
-                let operands = line.trim().strip_prefix("fma.rn.f32 ").unwrap_or_default();
-                match operands.trim_end_matches(';').split(", ").collect::<Vec<_>>()[..] {
-                    [to, sum, factor, old] if to == old && factor.starts_with('%') => {
-                        Some(format!("add.rn.f32 {to}, {old}, {sum};"))
-                    }
-                    _ => Some(line.to_owned()),
-                }
-            })
-        }),
-    ]
+/// A fault of the attention kernel: the sums of a row leave out the factor of P.
+pub fn forget_the_factor_of_p(program: &mut Program) {
+    edit_text(program, |text| {
+        lines(text, |line, _| match line.trim().strip_prefix("rcp.approx.ftz.f32 ") {
+            None => Some(line.to_owned()),
+            Some(operands) => {
+                let sum = operands.split(", ").nth(1)?.trim_end_matches(';');
+                Some(format!("mul.f32 {sum}, {sum}, 0f3B800000;\n{line}"))
+            }
+        })
+    });
 }
 
 /// Changes the text of the last kernel, which is the attention kernel.

@@ -1,7 +1,9 @@
 //! Runs a plan on a machine and compares the result with attention in f64.
 
 pub mod cases;
+pub mod draw;
 pub mod each;
+pub mod factors;
 pub mod fp8;
 pub mod small_plan;
 pub mod wgmma_plan;
@@ -68,7 +70,7 @@ fn loaded(dtype: DType, bytes: &[u8]) -> Vec<u32> {
 }
 
 /// Draws from a roughly normal distribution of variance 1 (xorshift64*, sum of four uniforms).
-fn draw(state: &mut u64) -> f64 {
+fn draw_normal(state: &mut u64) -> f64 {
     let mut sum = 0.0;
     for _ in 0..4 {
         *state ^= *state >> 12;
@@ -97,7 +99,7 @@ fn input(problem: &Problem, tensor: Tensor, seed: u64) -> Vec<u32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     for (_, start) in rows(problem, tensor) {
         for element in &mut data[start..start + problem.extents(tensor)[3]] {
-            *element = encode(problem.dtypes.of(tensor), draw(&mut state));
+            *element = encode(problem.dtypes.of(tensor), draw_normal(&mut state));
         }
     }
     data
@@ -114,7 +116,7 @@ fn table(table: &Table, seed: u64) -> Vec<bf16> {
         for (at, &extent) in index.iter_mut().zip(&table.extents).rev() {
             (*at, rest) = ((rest % extent) as i64, rest / extent);
         }
-        data[table.offset(index)] = bf16::from_f64(draw(&mut state));
+        data[table.offset(index)] = bf16::from_f64(draw_normal(&mut state));
     }
     data
 }
