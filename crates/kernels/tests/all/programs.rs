@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::common::fp8;
+use crate::common::factors;
 use crate::tools;
 use flashcore_kernels::{Arch, Family, emit};
 use problem::program::library as lib;
@@ -126,7 +126,7 @@ fn default_plans_beside_factors_do_not_spill() {
                 continue;
             }
             problem.dtypes = types.parse().unwrap();
-            let problem = fp8::with_factors(problem, rows);
+            let problem = factors::with_factors(problem, rows);
             for arch in [Arch::SM_89, Arch::SM_90] {
                 let name = format!("{name} D{dim} {types}, factors of {rows:?} rows");
                 spilling.extend(spills(&ptxas, &name, &problem, &arch));
