@@ -1,5 +1,5 @@
-//! The curves of 8-bit attention's error over the number of keys, and the errors at some numbers of keys, from
-//! rows of `flashcore accuracy --evidence`.
+//! The curves of 8-bit attention's error over the number of keys, and the errors at some numbers of keys,
+//! from rows of `flashcore accuracy --evidence`.
 
 use std::path::Path;
 
