@@ -88,7 +88,8 @@ impl BlockLists {
     /// Writes the list of a tile; run by all threads of a CTA of `warps` warps. `judge` classifies a block,
     /// in all lanes of a warp: whether any row sees any of the keys, and whether every row sees every key,
     /// each as 1 or 0, by the mask program. `bound` holds the blocks of the band. With `at_least_one`, a list
-    /// without visible keys contains block 0 as a partial block. `codes` is shared memory for `warps` integers.
+    /// without visible keys contains block 0 as a partial block. `codes` is shared memory for `warps`
+    /// integers.
     pub fn write(
         &self,
         k: &mut Builder,

@@ -178,15 +178,7 @@ impl ScorePrograms {
         });
         let of_rows = of_rows.collect();
         let ahead = self.ahead(k, (warp_rows, warp_keys));
-        RowPrograms {
-            programs: self,
-            rows: *rows,
-            column,
-            last_key,
-            once: at.once,
-            of_rows,
-            ahead,
-        }
+        RowPrograms { programs: self, rows: *rows, column, last_key, once: at.once, of_rows, ahead }
     }
 }
 

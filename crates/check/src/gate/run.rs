@@ -93,8 +93,8 @@ impl Settings {
         Settings { runs: self.runs.iter().take(1).copied().collect(), lagging: false, ..self.clone() }
     }
 
-    /// The runs of a kernel. Inputs that are not finite come last: a kernel that fails them alone is right for
-    /// all finite inputs that ran. Confusing two phases of an mbarrier with equal parity shows only when the
+    /// The runs of a kernel. Inputs that are not finite come last: a kernel that fails only them is right
+    /// for all finite inputs that ran. Confusing two phases of an mbarrier with equal parity shows only when the
     /// warp that confuses them lags.
     fn runs_of(&self, bound: &Bound) -> Vec<(Style, u64, Schedule)> {
         let mut runs = self.runs.clone();
