@@ -2,10 +2,11 @@
 //!
 //! A list is an array of 32-bit integers: the number of blocks, the number of full blocks, the entry that is
 //! visited first, an unused word, then an entry for each block: its index, and whether the band and the mask
-//! program hide any of its keys from any row. The entries of full blocks are stored from the front in ascending order, those of partial blocks from the end
-//! in descending order. A *position* counts the full blocks from 0 on, then the partial blocks from the
-//! lowest on. The main loop goes down from the last position, so it visits partial blocks first, beginning
-//! with the highest one, which is the only block that can be ragged.
+//! program hide any of its keys from any row. The entries of full blocks are stored from the front in
+//! ascending order, those of partial blocks from the end in descending order. A *position* counts the full
+//! blocks from 0 on, then the partial blocks from the lowest on. The main loop goes down from the last
+//! position, so it visits partial blocks first, beginning with the highest one, which is the only block that
+//! can be ragged.
 
 use ptx::{Builder, CmpOp, Global, Guard, Pointer, Pred, R32, Shared};
 

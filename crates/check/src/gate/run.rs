@@ -94,8 +94,8 @@ impl Settings {
     }
 
     /// The runs of a kernel. Inputs that are not finite come last: a kernel that fails only them is right
-    /// for all finite inputs that ran. Confusing two phases of an mbarrier with equal parity shows only when the
-    /// warp that confuses them lags.
+    /// for all finite inputs that ran. Confusing two phases of an mbarrier with equal parity shows only when
+    /// the warp that confuses them lags.
     fn runs_of(&self, bound: &Bound) -> Vec<(Style, u64, Schedule)> {
         let mut runs = self.runs.clone();
         let fp8 = bound.problem.as_ref().is_some_and(|problem| problem.dtypes.has_fp8());
