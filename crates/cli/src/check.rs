@@ -23,8 +23,9 @@ use crate::args::Check;
 use crate::error::CliError;
 use crate::findings::{self, Found};
 use crate::progress::Progress;
-use crate::source::{Origin, Unjudged};
+use crate::source::Origin;
 use crate::terminal::{Out, detail};
+use crate::unjudged::Unjudged;
 use crate::{Status, junit, sarif, source, unless_closed};
 
 pub fn check(args: &Check) -> Result<Status, CliError> {

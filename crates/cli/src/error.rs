@@ -44,7 +44,7 @@ pub enum CliError {
     Parse { path: PathBuf, error: ptx::ParseError },
     /// The launched kernel uses a feature that the emulator does not support.
     #[error("incomplete: {0}")]
-    Unknown(Box<crate::source::Unjudged>),
+    Unknown(Box<crate::unjudged::Unjudged>),
     /// A Triton kernel that does not compile.
     #[error(transparent)]
     Triton(#[from] host::triton::TritonError),

@@ -8,7 +8,7 @@ use check::names::demangle;
 use check::study::Study;
 
 use crate::findings::{Found, sentence};
-use crate::source::Unjudged;
+use crate::unjudged::Unjudged;
 
 /// The test suite of one check: one case, which fails for a failed check and is an error for an incomplete
 /// one. `seconds` is the time that the check took.

@@ -40,6 +40,7 @@ mod table;
 mod terminal;
 #[cfg(feature = "search")]
 mod topk;
+mod unjudged;
 mod version;
 #[cfg(feature = "search")]
 mod worker;

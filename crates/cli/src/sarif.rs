@@ -12,7 +12,7 @@ use ptx::Statement;
 use serde_json::{Value, json};
 
 use crate::findings::{Found, sentence};
-use crate::source::Unjudged;
+use crate::unjudged::Unjudged;
 
 const SCHEMA: &str = "https://json.schemastore.org/sarif-2.1.0.json";
 

@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 
 use check::launchfile::{Bound, Brief, LaunchError, LaunchSpec, suggest};
 use check::names::demangle;
-use check::sources::{SourceLine, Sources};
+use check::sources::Sources;
 use host::cuda::{Compiled, Source, compile_files, templates};
 use host::store::{self, read_text};
 use host::tools::NvrtcError;
 use host::triton;
-use ptx::{LeftOut, ParseError, Target, TargetSuffix, Verified};
+use ptx::{LeftOut, Target, TargetSuffix, Verified};
 
 use crate::args::{Compiling, Stated};
 use crate::error::CliError;
+use crate::unjudged::Unjudged;
 
 /// A kernel file and how it becomes a module.
 #[derive(Clone, Copy)]
@@ -24,40 +25,6 @@ pub struct Origin<'a> {
     /// C++ is compiled for it.
     pub sm: Option<Target>,
     pub compiling: &'a Compiling,
-}
-
-/// A kernel that uses a feature that the emulator does not support.
-#[derive(Debug, thiserror::Error)]
-#[error("{kernel} of {} cannot be judged: {place}: {what}\n  {text}", file.display())]
-pub struct Unjudged {
-    pub file: PathBuf,
-    /// The name of the entry as in the source.
-    pub kernel: String,
-    /// The source line, and the line of the PTX.
-    place: String,
-    what: String,
-    text: String,
-    /// The place of the instruction in the source, and its line of the PTX.
-    pub at: Option<SourceLine>,
-    pub line: u32,
-}
-
-impl Unjudged {
-    fn new(file: &Path, left_out: LeftOut, sources: &Sources) -> Unjudged {
-        let LeftOut { function, error } = left_out;
-        let ParseError { line, column, text, message } = error;
-        let at = sources.line(line);
-        let ptx = format!("line {line}, column {column}");
-        Unjudged {
-            file: file.to_path_buf(),
-            kernel: ptx::quote::cut(&demangle(&function)).into_owned(),
-            place: at.as_ref().map_or(ptx.clone(), |at| format!("{} (PTX {ptx})", at.name())),
-            what: message,
-            text: ptx::quote::cut(text.trim()).into_owned(),
-            at,
-            line,
-        }
-    }
 }
 
 /// Where a launch is stated, which its errors name.
