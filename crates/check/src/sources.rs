@@ -373,12 +373,12 @@ $F: .b8 95,90,54,95,95,104,97,100,100,118,0
             ("/home/me/cuda-kernels/src/row.cu", false),
             ("/home/me/cuda-kernels/include/tile.cuh", false),
             ("/home/me/cuda_kernels/include/tile.cuh", false),
-            ("/work/cuda/include/tile.cuh", false),
-            ("/work/venv/lib/python3.11/site-packages/triton/language/standard.py", true),
+            ("/project/cuda/include/tile.cuh", false),
+            ("/project/venv/lib/python3.11/site-packages/triton/language/standard.py", true),
             ("include/tile.cuh", false),
             ("__nv_nvrtc_builtin_header.h", true),
         ] {
-            assert_eq!(is_library(Path::new(path), Path::new("/work")), library, "{path}");
+            assert_eq!(is_library(Path::new(path), Path::new("/project")), library, "{path}");
         }
     }
 }

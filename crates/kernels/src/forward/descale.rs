@@ -152,10 +152,10 @@ pub(crate) fn in_exponent(
     (!shaped).then_some(factor)
 }
 
-/// The smallest factor of scores in the exponent. With a factor of 0, the −∞ of masked scores would become
+/// The smallest factor of scores in the exponent. A factor of 0 would turn the −∞ of masked scores into
 /// NaN.
 const LEAST: f32 = 2.0 * f32::MIN_POSITIVE;
-/// Stands for NaN as the factor of scores in the exponent, where it would reach rows that see no key.
+/// The factor of scores that replaces NaN in the exponent: NaN would reach rows that see no key.
 const REFUSED: f32 = f32::MIN_POSITIVE;
 
 /// `factor · descale`, the factor of scores in the exponent, or [`REFUSED`] if `descale` is NaN.

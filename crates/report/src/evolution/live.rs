@@ -310,7 +310,7 @@ fn plan(candidate: &Candidate) -> Markup {
     }
 }
 
-/// What the screening found. A native plan has no PTX, and its hash is that of the plan.
+/// The results of the screening. For a native plan, which has no PTX, the hash is the plan's.
 fn screened(s: &Screening, native: bool) -> Markup {
     let count = |value: Option<u32>| value.map_or("–".to_owned(), grouped);
     html! {

@@ -2,7 +2,7 @@
 //!
 //! One version of ptxas always generates the same machine code and messages for the same text. Both are kept
 //! in cargo's folder for temporary files of tests, so that a text is assembled once, for all tests and runs.
-//! The same holds for disassembled kernels.
+//! The output of nvdisasm is kept there too.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
