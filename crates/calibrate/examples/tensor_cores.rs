@@ -1,8 +1,8 @@
 //! Compares the emulator's tensor cores with a GPU's:
-//! `tensor_cores FRAGMENTS ROWS.jsonl [--only NAME] [FIRST]`, from subject number FIRST on, for instructions
-//! whose names begin with NAME (`mma`, `wmma`, `wgmma`, or longer). Prints one line per `mma.sync`, `wmma`
-//! and `wgmma`, and a build of `cargo xtask evidence` appends a row for each. A failing subject is reported,
-//! and the next one follows.
+//! `tensor_cores FRAGMENTS ROWS.jsonl [--widths] [--only NAME] [FIRST]`, from subject number FIRST on, for
+//! instructions whose names begin with NAME (`mma`, `wmma`, `wgmma`, or longer); with `--widths`, for every N
+//! of `wgmma` with 8-bit floats. Prints one line per `mma.sync`, `wmma` and `wgmma`, and a build of `cargo
+//! xtask evidence` appends a row for each. A failing subject is reported, and the next one follows.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,14 +22,17 @@ struct Request {
     /// The beginning of the instruction's name.
     only: String,
     first: usize,
+    /// Every N of `wgmma` with 8-bit floats instead of [`Subject::all`].
+    widths: bool,
 }
 
 impl Request {
     fn parse(mut args: impl Iterator<Item = String>) -> Option<Request> {
         let (fragments, rows) = (args.next()?.parse().ok()?, args.next()?.into());
-        let mut request = Request { fragments, rows, only: String::new(), first: 0 };
+        let mut request = Request { fragments, rows, only: String::new(), first: 0, widths: false };
         while let Some(arg) = args.next() {
             match arg.as_str() {
+                "--widths" => request.widths = true,
                 "--only" => request.only = args.next()?,
                 first => request.first = first.parse().ok()?,
             }
@@ -40,7 +43,7 @@ impl Request {
 
 fn main() -> ExitCode {
     let Some(request) = Request::parse(std::env::args().skip(1)) else {
-        eprintln!("usage: tensor_cores FRAGMENTS ROWS.jsonl [--only NAME] [FIRST]");
+        eprintln!("usage: tensor_cores FRAGMENTS ROWS.jsonl [--widths] [--only NAME] [FIRST]");
         return ExitCode::from(3);
     };
     match run(&request) {
@@ -61,7 +64,7 @@ fn run(request: &Request) -> Result<bool, String> {
     let (sm, target) = (major * 10 + minor, gpu.target());
     let rules = TensorRules::of_sm(sm).ok_or_else(|| format!("sm_{sm} has no rules"))?;
     println!("{} sm_{sm}, {rules:?} rules, {} fragments each", gpu.info().name, request.fragments);
-    let mut subjects = Subject::all(rules);
+    let mut subjects = if request.widths { Subject::of_every_width() } else { Subject::all(rules) };
     subjects.retain(|subject| subject.instruction(target).starts_with(&request.only));
     let (mut exact, count) = (true, subjects.len());
     for (i, subject) in subjects.into_iter().enumerate().skip(request.first) {

@@ -46,6 +46,11 @@ impl Subject {
         mma.chain(wmma).chain(wgmma.into_iter().map(Subject::Wgmma)).collect()
     }
 
+    /// Every N of `wgmma` with 8-bit floats, where [`Subject::all`] has a few N of each type.
+    pub fn of_every_width() -> Vec<Subject> {
+        Product::of_every_width().into_iter().map(Subject::Wgmma).collect()
+    }
+
     /// The instruction and, for `wgmma`, the layout of its operands.
     pub fn instruction(self, target: Target) -> String {
         self.module(target).1

@@ -146,6 +146,20 @@ impl Product {
         products
     }
 
+    /// Every N of every type with 8-bit floats. A comes from registers for every other N, and the layout and
+    /// the signs change from N to N.
+    pub fn of_every_width() -> Vec<Product> {
+        let float8 = |kind: &MmaKind| matches!(kind.a(), Input::E4m3 | Input::E5m2);
+        let of_kind = |(first, kind): (usize, MmaKind)| {
+            (1..=32).map(move |eights| {
+                let i = first + eights;
+                let a = (i % 2 == 0).then(|| k_major(i / 2));
+                Product { kind, columns: 8 * eights, a, b: k_major(i / 8), negated: [i & 4 != 0, i & 8 != 0] }
+            })
+        };
+        kinds().into_iter().filter(float8).enumerate().flat_map(of_kind).collect()
+    }
+
     pub(super) fn fragments(self) -> usize {
         WARPS * self.columns / 8
     }
@@ -511,6 +525,24 @@ mod tests {
             let (module, text) = product.module(Target::sm_a(90));
             assert!(module.to_string().contains(&Op::Wgmma(product.operation()).to_string()));
             assert!(texts.insert(text.clone()), "twice: {text}");
+        }
+    }
+
+    #[test]
+    fn every_width_of_eight_bit_floats_is_there() {
+        let all = Product::of_every_width();
+        let shapes: HashSet<String> = all.iter().map(|p| format!("{:?} {}", p.kind, p.columns)).collect();
+        assert_eq!((all.len(), shapes.len()), (8 * 32, 8 * 32));
+        for source in [true, false] {
+            let layouts: HashSet<String> = all
+                .iter()
+                .filter(|product| product.a.is_some() == source)
+                .map(|product| product.b.to_string())
+                .collect();
+            assert_eq!(layouts.len(), 4, "{layouts:?}");
+        }
+        for product in all.iter().step_by(5) {
+            product.check(6);
         }
     }
 
