@@ -132,11 +132,6 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    from flashcore_attn import UnsupportedError
-
-    for item in items:
-        if "float32-cuda" in item.name:  # on GPUs f32 needs a plan, which Python cannot pass
-            item.add_marker(pytest.mark.xfail(raises=UnsupportedError, strict=True))
     marked = [item for item in items if item.get_closest_marker("needs_cuda")]
     if marked and not _has_cuda():
         for item in marked:

@@ -77,7 +77,7 @@ impl Answer {
         problem.check()?;
         let inputs = normal_inputs(&problem, seed);
         if Answer::is_whole(&problem) {
-            let references = References::of(&problem, &inputs)?;
+            let references = References::of(&problem, &inputs)?.of_gpu(&problem);
             let elements = std::iter::once(0..references.elements()).collect();
             let whole = Block { elements, references };
             return Ok(Answer { inputs, blocks: vec![whole], dim: problem.head_dim_v });
@@ -202,7 +202,7 @@ fn judged(problem: &Problem, parts: Vec<Part>) -> Block {
             all.lse.extend(of.lse);
         }
     }
-    Block { elements, references: References::new(problem, oracle, &standard) }
+    Block { elements, references: References::new(problem, oracle, &standard).of_gpu(problem) }
 }
 
 /// A run of rows from `row` on as a problem of its own. Its keys reach from the first key of the first row

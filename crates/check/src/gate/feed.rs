@@ -74,7 +74,8 @@ impl Feed {
         wanted: Option<&[bool]>,
     ) -> Result<Option<References>, OracleError> {
         let Some((problem, inputs)) = bound.problem.as_ref().zip(self.judged()) else { return Ok(None) };
-        References::of_rows(problem, inputs, wanted).map(Some)
+        let references = References::of_rows(problem, inputs, wanted)?;
+        Ok(Some(references.of_gpu(problem)))
     }
 
     /// The rows that a run of some CTAs wrote completely, in the order of the LSE, and the number of rows

@@ -173,18 +173,22 @@ impl References {
     pub fn new(problem: &Problem, oracle: Reference, standard: &Reference) -> References {
         let roundoff = problem.dtypes.out.unit_roundoff();
         let dim = problem.head_dim_v.max(1);
+        let rows = oracle.out.len() / dim;
         let theirs = Distance::of(&standard.out, &oracle.out, dim);
         let largest = finite(&oracle.out).fold(0.0, |m: f64, x| m.max(x.abs()));
         let (_, of_lse) = lse_error(&standard.lse, &oracle.lse);
         let largest_lse = finite(&oracle.lse).fold(1.0, |m: f64, x| m.max(x.abs()));
         let roundings = 64.0 + problem.head_dim as f64;
+        let drift =
+            if problem.dtypes.weights().unit_roundoff() > roundoff { mean_error(&theirs, rows) } else { 0.0 };
         let allowed = ErrorFigures {
             // The kernel rounds its output once more than the error bound of a sum covers.
             max_abs_allowed: 2.0 * theirs.max_abs + 2.0 * roundoff * largest,
             rel_allowed: 2.0 * theirs.rel + roundoff,
             row_rel_allowed: 2.0 * theirs.row_rel + 2.0 * roundoff,
-            // A common factor can come from the rounding of the output and from the f32 rounding of 1 / sum.
-            bias_allowed: 2.0 * theirs.bias + roundoff + DType::F32.unit_roundoff(),
+            // A common factor can come from the rounding of the output, from the f32 rounding of 1 / sum, and
+            // from the mean of the rounding errors of P where P has fewer bits than O.
+            bias_allowed: 2.0 * theirs.bias + drift.max(roundoff) + DType::F32.unit_roundoff(),
             // LSE is f32: twice the error of the standard computation, plus the cost of f32 sums of head_dim
             // products and of the logarithm (64 roundings of the largest term).
             lse_allowed: 2.0 * of_lse + roundings * DType::F32.unit_roundoff() * largest_lse,
@@ -193,6 +197,36 @@ impl References {
         let rounded: Vec<f32> = oracle.out.iter().map(|&x| x as f32).collect();
         let rounded = Values::round(problem.dtypes.out, &rounded);
         References { dim, oracle, rounded, allowed }
+    }
+
+    /// Adds what an output in f32 costs on a GPU; the errors allowed of 16-bit outputs, whose rounding is
+    /// coarser, stay the same. These are errors of logits, which an exponential turns into relative errors of
+    /// weights, and the truncation of sums by tensor cores, which has one direction where all terms have one
+    /// sign.
+    #[must_use]
+    pub fn of_gpu(mut self, problem: &Problem) -> References {
+        if problem.dtypes.out != DType::F32 {
+            return self;
+        }
+        let unit = DType::F32.unit_roundoff();
+        let largest = |values: &[f64]| finite(values).fold(0.0, |m: f64, x| m.max(x.abs()));
+        // A logit is a sum of head_dim products; the base-2 exponential of the hardware adds a few units.
+        let logits = (64.0 + problem.head_dim as f64) * unit * largest(&self.oracle.lse).max(1.0);
+        let keys = problem.seq_kv as f64;
+        let sums = match problem.dtypes.v {
+            // 13 bits are kept below the largest term of a sum of 32 products.
+            DType::E4m3 | DType::E5m2 => 1.0 / 4096.0,
+            // Each addition of 16 products, or of 8 in each of three products of tf32, loses half a unit of
+            // 2^-23 of a sum that is on average half of its last value.
+            DType::F16 | DType::Bf16 => keys / 16.0 * unit / 2.0,
+            DType::F32 => 3.0 * keys / 8.0 * unit / 2.0,
+        };
+        let relative = logits + sums;
+        self.allowed.max_abs_allowed += 2.0 * relative * largest(&self.oracle.out);
+        self.allowed.rel_allowed += relative;
+        self.allowed.row_rel_allowed += 2.0 * relative;
+        self.allowed.bias_allowed += relative;
+        self
     }
 
     /// Number of elements of O.
@@ -361,6 +395,12 @@ impl Sums {
         let norms = (self.exact * self.other).sqrt();
         if norms == 0.0 { 0.0 } else { (1.0 - self.cross / norms).max(0.0) }
     }
+}
+
+/// Three standard deviations of the bias that unbiased rounding errors of P have over `rows` rows. All
+/// columns of a row share the errors of its P.
+fn mean_error(distance: &Distance, rows: usize) -> f64 {
+    3.0 * distance.rel / (rows.max(1) as f64).sqrt()
 }
 
 fn finite(values: &[f64]) -> impl Iterator<Item = f64> {

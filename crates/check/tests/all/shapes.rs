@@ -18,6 +18,12 @@ fn passes(family: Family, dtype: DType, dim: usize, arch: &Arch) {
     assert_eq!(check.verdict, Verdict::Passed, "{family:?} {dtype} {dim}: {:#?}", check.reasons);
 }
 
+/// Three products of tf32.
+#[test]
+fn f32_is_within_the_error_model() {
+    passes(Family::Mma, DType::F32, 32, &Arch::SM_80);
+}
+
 #[test]
 fn odd_head_dims_are_within_the_error_model() {
     passes(Family::Mma, DType::F16, 59, &Arch::SM_80);

@@ -4,8 +4,8 @@ use attend::Order;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::wgmma::{Tables, WgmmaPlan};
 use kernels::select::{self, Source, TunedTable};
-use kernels::{Arch, KernelError, Plan, PlanError};
-use problem::{DType, Problem};
+use kernels::{Arch, KernelError, Plan};
+use problem::Problem;
 use tile::CopyMode;
 
 /// Where a plan came from.
@@ -48,13 +48,6 @@ pub(super) fn candidates(
     }
     if let Some(plan) = given {
         return Ok((vec![of(plan, PlanSource::Given)], vec!["chosen: the plan that was given".to_owned()]));
-    }
-    if problem.dtypes.out == DType::F32 {
-        // `mma` computes f32 in three products of tf32. Tensor cores truncate their sums, so the mean error
-        // is up to three times what the gate allows, as is that of 8-bit inputs with an output in f32. A
-        // caller who accepts that gives the plan.
-        let (family, accepted) = ("mma", "f16, bf16 without a plan");
-        return Err(PlanError::DType { family, dtype: problem.dtypes, accepted }.into());
     }
     let choice = select::choose(problem, device, TunedTable::builtin())?;
     let default = Plan::default_for(problem, &device.arch)?;
@@ -139,7 +132,7 @@ mod tests {
     use super::*;
     use kernels::ladder::RungPlan;
     use problem::program::library;
-    use problem::{Band, DType, Layout, Program, Table, TableType};
+    use problem::{Band, DType, DTypes, Layout, Program, Table, TableType};
 
     const H200: select::Device<'_> = select::Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
@@ -208,11 +201,19 @@ mod tests {
         }
     }
 
+    /// f32 runs in `mma`, and 8-bit inputs with an output in f32 in `wgmma`, on an architecture that has it.
+    #[test]
+    fn outputs_in_f32_have_a_default_plan() {
+        for (types, family) in [("f32", "mma"), ("e4m3:f32", "wgmma")] {
+            let problem = Problem::new(1, 4, 300, 64, types.parse::<DTypes>().unwrap());
+            let (all, _) = candidates(&problem, &H200, None).unwrap();
+            assert_eq!(all[0].plan.family(), family, "{types}");
+        }
+    }
+
     #[test]
     fn what_no_family_computes_is_refused_with_what_is_accepted() {
         let refuse = |problem: Problem| candidates(&problem, &H200, None).unwrap_err().to_string();
-        let f32 = refuse(Problem::new(1, 1, 8, 64, DType::F32));
-        assert!(f32.contains("invalid value 'f32' for dtype with family mma: expected f16, bf16"), "{f32}");
         let wide = Problem { head_dim_v: 520, ..Problem::new(1, 1, 8, 64, DType::F16) };
         let wide = refuse(wide.with_layout(Layout::Bhsd));
         assert!(wide.contains("invalid value '520' for head_dim_v: expected 1 to 512"), "{wide}");

@@ -24,6 +24,15 @@ pub(crate) fn half(dims: impl Into<Dims>) -> Half {
     if dims.into().dtypes.out == DType::Bf16 { Half::Bf16 } else { Half::F16 }
 }
 
+/// The type of O, if it has 16 bits.
+pub(crate) fn out_half(dims: impl Into<Dims>) -> Option<Half> {
+    match dims.into().dtypes.out {
+        DType::F16 => Some(Half::F16),
+        DType::Bf16 => Some(Half::Bf16),
+        DType::F32 | DType::E4m3 | DType::E5m2 => None,
+    }
+}
+
 /// The largest threshold of [`Rescale::Beyond`] for probabilities of a type.
 const fn most_beyond(dtype: DType) -> u8 {
     match dtype {

@@ -1,7 +1,7 @@
 //! Epilogue directly from registers, without shared memory: the lanes of a quad exchange columns so that each
 //! lane stores whole 16-byte chunks.
 
-use ptx::{Builder, CmpOp, Global, Half, Pointer, Pred, R32};
+use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, Pred, R32};
 
 use crate::{AccTile, Threads};
 
@@ -44,22 +44,26 @@ pub fn store_fragments(
         let wide = k.zext(row);
         Global { base: k.mad(wide, row_bytes, tensor.base), offset: tensor.offset }
     };
-    store_fragments_at(k, threads, half, o, (first, limit), place, store, None);
+    store_fragments_at(k, threads, Some(half), o, (first, limit), place, store, None);
 }
 
 /// Like [`store_fragments`], but `place` gives the address of each row's first column. If `width` is given,
 /// only the first `width` columns of the warp are stored, and each chunk is stored completely or not at all.
+/// Without `half`, O is stored in f32, in pairs: a quad stores 32 contiguous bytes at a time.
 #[allow(clippy::too_many_arguments, reason = "what, which part of it, to where")]
 pub fn store_fragments_at(
     k: &mut Builder,
     threads: &Threads,
-    half: Half,
+    half: Option<Half>,
     o: &AccTile,
     (first, limit): (R32, R32),
     place: impl Fn(&mut Builder, R32) -> Global,
     store: RowStore,
     width: Option<R32>,
 ) {
+    let Some(half) = half else {
+        return store_floats(k, threads, o, (first, limit), place, width);
+    };
     let whole_tiles = match store {
         RowStore::Pairs => 0,
         RowStore::Chunks => o.n_tiles() / TILES * TILES,
@@ -106,6 +110,38 @@ pub fn store_fragments_at(
             let one = k.setp_s_and(CmpOp::Eq, left, 8 * n + 1, exists);
             let [low, _] = k.split16(word);
             k.guarded(one, |k| k.st(at, low));
+        }
+    }
+}
+
+/// Stores the rows of [`store_fragments_at`] in f32.
+fn store_floats(
+    k: &mut Builder,
+    threads: &Threads,
+    o: &AccTile,
+    (first, limit): (R32, R32),
+    place: impl Fn(&mut Builder, R32) -> Global,
+    width: Option<R32>,
+) {
+    let left = width.map(|width| k.sub(width, threads.column));
+    let row = k.add(first, threads.quad);
+    for (i, below) in [(0, 0), (1, 8)] {
+        let row = if below == 0 { row } else { k.add(row, below) };
+        let exists = k.setp_u(CmpOp::Lt, row, limit);
+        let to = place(k, row);
+        let start = Global::from(k.mad_wide_u(threads.column, 4, to.base));
+        for n in 0..o.n_tiles() {
+            let tile = o.tile(0, n);
+            let pair: [F32; 2] = [tile[2 * i], tile[2 * i + 1]];
+            let at = start.at(to.offset + i64::from(32 * n));
+            let Some(left) = left else {
+                k.guarded(exists, |k| k.st_vec(at, pair));
+                continue;
+            };
+            let both = k.setp_s_and(CmpOp::Ge, left, 8 * n + 2, exists);
+            k.guarded(both, |k| k.st_vec(at, pair));
+            let one = k.setp_s_and(CmpOp::Eq, left, 8 * n + 1, exists);
+            k.guarded(one, |k| k.st(at, pair[0]));
         }
     }
 }

@@ -12,12 +12,14 @@ use tile::{
     divide, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt, store_rows, store_words,
 };
 
-use super::fp8::{out_half, product_types};
+use super::fp8::product_types;
 use super::plan::{Grid, MmaPlan, QueryHome};
 use super::split::{self, merge_descales, row_block_and_split};
 use crate::contract::Contract;
 use crate::draft::{Draft, Drafts};
-use crate::forward::contract::{declare_band, declare_head_strides, declare_softcap, factor, lse_of_row};
+use crate::forward::contract::{
+    declare_band, declare_head_strides, declare_softcap, factor, lse_of_row, out_half,
+};
 use crate::forward::descale::{ScoreDescale, ValueDescale};
 use crate::forward::fp8::weights;
 use crate::forward::lengths::{blocks_divide, declare_lengths, row_blocks};

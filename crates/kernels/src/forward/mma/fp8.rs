@@ -35,15 +35,6 @@ pub(super) fn product_types(dims: impl Into<Dims>) -> [MmaType; 2] {
     [scores, values]
 }
 
-/// The type of O, if it has 16 bits.
-pub(super) fn out_half(dims: impl Into<Dims>) -> Option<Half> {
-    match dims.into().dtypes.out {
-        DType::F16 => Some(Half::F16),
-        DType::Bf16 => Some(Half::Bf16),
-        DType::F32 | DType::E4m3 | DType::E5m2 => None,
-    }
-}
-
 /// The step between the possible numbers of keys of a warp: the keys of one product P V.
 pub(super) const fn key_step(problem: &Problem) -> u32 {
     if problem.dtypes.v.is_fp8() { 32 } else { 16 }

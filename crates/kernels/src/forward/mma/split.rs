@@ -7,11 +7,10 @@ use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, 
 use tile::{AccTile, divide};
 
 use super::emit::{Forward, head_and_batch};
-use super::fp8::out_half;
 use super::plan::{Grid, MmaPlan};
 use crate::contract::Contract;
 use crate::draft::Draft;
-use crate::forward::contract::{declare_head_strides, lse_of_row, row_of_output};
+use crate::forward::contract::{declare_head_strides, lse_of_row, out_half, row_of_output};
 use crate::forward::descale::ValueDescale;
 use crate::{Arch, Baked};
 

@@ -41,7 +41,7 @@ impl<P: SmallPlan> Forward<'_, P> {
             let at = place(k, row);
             row_of_output(k, self.baked, (out, self.params.out_strides), at)
         };
-        store_fragments_at(k, &self.threads, self.half, o, limits, row_of_out, self.common.store, None);
+        store_fragments_at(k, &self.threads, Some(self.half), o, limits, row_of_out, self.common.store, None);
         if let Some(start) = self.params.lse {
             let lse: Vec<F32> = softmax.lse(k);
             let to = |k: &mut Builder, row: R32| {

@@ -10,7 +10,7 @@ use super::plan::{
     largest_threshold,
 };
 use crate::error::accept;
-use crate::forward::contract::{band, check_tensor_map, check_tensor_maps, misaligned, most_rows};
+use crate::forward::contract::{band, check_tensor_map, check_tensor_maps, misaligned, most_rows, out_half};
 use crate::forward::lengths::{check_lengths, check_ragged_values};
 use crate::forward::packing::check_packing;
 use crate::{Arch, PlanError};
@@ -43,8 +43,8 @@ impl WgmmaPlan {
     }
 
     pub(super) fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
-        if problem.dtypes.out == DType::F32 {
-            let (family, accepted) = (FAMILY, "outputs of f16 and bf16");
+        if problem.dtypes.q == DType::F32 {
+            let (family, accepted) = (FAMILY, "inputs of f16, bf16, e4m3 and e5m2");
             return Err(PlanError::DType { family, dtype: problem.dtypes, accepted });
         }
         WgmmaPlan::check_fp8_problem(problem, FAMILY)?;
@@ -284,6 +284,10 @@ impl WgmmaPlan {
         accept("head_dim_v", dim, dim.is_multiple_of(64), "multiples of 64 with store = bulk")?;
         let heads = self.packed_heads(problem);
         accept("packed heads", heads.into(), heads == 1, "1 with store = bulk")?;
+        if out_half(problem).is_none() {
+            let accepted = "outputs of f16 and bf16 with store = bulk";
+            return Err(PlanError::DType { family: FAMILY, dtype: problem.dtypes, accepted });
+        }
         check_tensor_map(problem, Tensor::Out, FAMILY)
     }
 

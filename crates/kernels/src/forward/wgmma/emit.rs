@@ -7,9 +7,7 @@ use attend::{
     StreamKMerge, Sums, TileRows, Tiles,
 };
 use problem::{Problem, Tensor};
-use ptx::{
-    Access, Builder, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, Target, TensorMapPtr,
-};
+use ptx::{Access, Builder, Dim3, F32, Global, Launch, Pointer, R32, R64, Shared, Target, TensorMapPtr};
 use tile::{
     AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, OperandType,
     PairSum, PingPong, Pipeline, Products, Roles, RowStore, SharedMatrix, Sign, StreamK, SwizzledTile, Tail,
@@ -22,7 +20,7 @@ use super::transpose::TransposedValues;
 use crate::contract::Contract;
 use crate::draft::{Draft, Drafts};
 use crate::forward::contract::{
-    declare_band, declare_head_strides, declare_map, declare_softcap, half, misaligned, unsigned_factor,
+    declare_band, declare_head_strides, declare_map, declare_softcap, misaligned, out_half, unsigned_factor,
 };
 use crate::forward::descale::{ScoreDescale, ValueDescale};
 use crate::forward::fp8::{operand_type, weights};
@@ -52,7 +50,7 @@ impl WgmmaPlan {
             return baked;
         }
         let aligned = misaligned(problem, Tensor::Out, RowStore::Chunks.elements()).is_none();
-        let chunks_out = aligned && problem.head_dim_v.is_multiple_of(8);
+        let chunks_out = out_half(problem).is_some() && aligned && problem.head_dim_v.is_multiple_of(8);
         Baked { chunks_out, ..baked.with_row_bytes(problem, &[Tensor::Out]) }
     }
 
@@ -164,8 +162,6 @@ impl WgmmaPlan {
 pub(super) struct Forward<'a> {
     pub(super) plan: &'a WgmmaPlan,
     pub(super) baked: &'a Baked,
-    /// The type of O.
-    pub(super) half: Half,
     /// The type of P.
     weights: OperandType,
     pub(super) params: Params,
@@ -367,7 +363,6 @@ impl<'a> Forward<'a> {
         Forward {
             plan,
             baked,
-            half: half(baked),
             weights: weights(baked),
             queries,
             keys,

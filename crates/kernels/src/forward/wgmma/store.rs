@@ -5,7 +5,7 @@ use ptx::{Builder, F32, Global, R32};
 use tile::{AccTile, BulkStore, Consumer, RowStore, WorkTile, store_fragments_at};
 
 use super::emit::{Forward, Params};
-use crate::forward::contract::{lse_of_row, row_of_output};
+use crate::forward::contract::{half, lse_of_row, out_half, row_of_output};
 
 impl Forward<'_> {
     /// The warp's first row, and one past the last row that it stores.
@@ -37,7 +37,7 @@ impl Forward<'_> {
             let place = self.place(k, tile, rows, row);
             match before {
                 None => place,
-                Some(before) => k.index(place, before, 2),
+                Some(before) => k.index(place, before, self.baked.dims.dtypes.out.bytes() as u32),
             }
         };
         let width = match before {
@@ -49,7 +49,7 @@ impl Forward<'_> {
             _ => None,
         };
         let store = if self.baked.chunks_out { RowStore::Chunks } else { RowStore::Pairs };
-        store_fragments_at(k, &consumer.threads, self.half, o, limits, place, store, width);
+        store_fragments_at(k, &consumer.threads, out_half(self.baked), o, limits, place, store, width);
     }
 
     /// Stores the warp's rows of O by TMA.
@@ -63,7 +63,7 @@ impl Forward<'_> {
         o: &AccTile,
     ) {
         let (first, _) = self.row_limits(k, consumer, rows);
-        bulk.store(k, self.half, o, [first.into(), tile.head.into(), tile.batch.into()]);
+        bulk.store(k, half(self.baked), o, [first.into(), tile.head.into(), tile.batch.into()]);
     }
 
     /// Stores the LSE of the warp's rows, if it is returned.
