@@ -253,8 +253,9 @@ impl Product {
 
     /// Random operands and the emulator's result.
     pub(super) fn draw(self, distribution: Distribution, seed: u64) -> Result<Operands, tensor::MmaError> {
-        let parts: Vec<_> = (0..self.fragments() as u64)
-            .map(|part| tensor::random_fragment(self.kind, distribution, seed.wrapping_mul(128) + part))
+        let seed_of = |part: usize| seed.wrapping_mul(128) + part as u64;
+        let parts: Vec<_> = (0..WARPS.max(self.columns / 8))
+            .map(|part| tensor::random_fragment(self.kind, distribution, seed_of(part)))
             .collect();
         let [mut a, mut b, ..] = self.bytes().map(|bytes| vec![0xFF; bytes]);
         for (line, part) in parts.iter().enumerate().take(WARPS) {
@@ -269,15 +270,16 @@ impl Product {
         let [.., mut c, mut d] = self.bytes().map(|bytes| vec![0; bytes]);
         let registers = self.kind.registers()[2];
         let nothing = vec![[0; 32]; registers];
-        for (i, part) in parts.iter().enumerate() {
+        for i in 0..self.fragments() {
+            let given = tensor::random_sums(self.kind, distribution, seed_of(i));
             let (tile, warp) = (i / WARPS, i % WARPS);
             let left = signed(&parts[warp].a, self.kind.a(), self.negated[0]);
             let right = signed(&parts[tile].b, self.kind.b(), self.negated[1]);
             let replaces = seed % u64::from(REPLACING) == u64::from(REPLACING) - 1;
-            let given = if replaces { &nothing } else { &part.c };
+            let start = if replaces { &nothing } else { &given };
             let mut sums = nothing.clone();
-            tensor::mma(self.kind, TensorRules::HopperAsync, &left, &right, given, &mut sums)?;
-            place_registers(&mut c, tile * registers, warp, &part.c);
+            tensor::mma(self.kind, TensorRules::HopperAsync, &left, &right, start, &mut sums)?;
+            place_registers(&mut c, tile * registers, warp, &given);
             place_registers(&mut d, tile * registers, warp, &sums);
         }
         Ok([a, b, c, d])

@@ -24,7 +24,7 @@ mod tests;
 pub mod wmma;
 
 pub use kind::{Accumulator, BitProduct, Input, MmaKind, Shape, TensorRules, UnsupportedMma};
-pub use random::{Distribution, Fragment, Fragment64, random_fragment, random_fragment_f64};
+pub use random::{Distribution, Fragment, Fragment64, random_fragment, random_fragment_f64, random_sums};
 
 use super::{Lanes32, Lanes64};
 

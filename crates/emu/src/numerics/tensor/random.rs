@@ -59,6 +59,12 @@ pub fn random_fragment(kind: MmaKind, distribution: Distribution, seed: u64) -> 
     Fragment { a, b, c: registers(c, || source.accumulator_register(kind.accumulator())) }
 }
 
+/// The sums C of a fragment alone.
+pub fn random_sums(kind: MmaKind, distribution: Distribution, seed: u64) -> Vec<Lanes32> {
+    let mut source = Source { factors: false, ..Source::new(kind, distribution, seed) };
+    registers(kind.registers()[2], || source.accumulator_register(kind.accumulator()))
+}
+
 /// A fragment of an f64 `kind`.
 pub fn random_fragment_f64(kind: MmaKind, distribution: Distribution, seed: u64) -> Fragment64 {
     let mut source = Source::new(kind, distribution, seed);

@@ -4,7 +4,7 @@
 use super::super::Lanes32;
 use super::super::round::{Decoded, Exact, Format, Rounding};
 use super::recipe::{LEAST_ALIGNMENT, Order, Recipe};
-use super::{Accumulator, MmaKind, TensorRules, decode, layout};
+use super::{Accumulator, Input, MmaKind, TensorRules, decode, layout};
 
 /// A term of a dot product: value = significand · 2^(exponent − fraction bits of its format). The exponent is
 /// that of the format's leading bit, also for subnormals.
@@ -118,6 +118,14 @@ pub fn mma(
     let shape = kind.shape();
     let recipe = Recipe::new(kind, rules);
     let [ea, eb] = [kind.a(), kind.b()].map(|input| input.per_register());
+    let rows = factors(&recipe, kind.a(), shape.m, shape.k, |row, k| {
+        let (register, lane) = layout::locate_a(shape, ea, row, k);
+        a[register][lane]
+    });
+    let columns = factors(&recipe, kind.b(), shape.n, shape.k, |column, k| {
+        let (register, lane) = layout::locate_b(eb, k, column);
+        b[register][lane]
+    });
     // One buffer for all sums: with an allocation per sum, threads that share the allocator's lock spend ten
     // times as long there as on the arithmetic.
     let mut terms = Vec::with_capacity(1 + recipe.chunk);
@@ -133,13 +141,7 @@ pub fn mma(
                 terms.push(term(accumulator_format(kind.accumulator()), u64::from(sum)));
                 for i in start..start + recipe.chunk {
                     let k = recipe.k_at(i);
-                    let (ra, la) = layout::locate_a(shape, ea, row, k);
-                    let (rb, lb) = layout::locate_b(eb, k, column);
-                    let x = decode::widen(&recipe, kind.a(), decode::element(kind.a(), a[ra][la], k));
-                    let y = decode::widen(&recipe, kind.b(), decode::element(kind.b(), b[rb][lb], k));
-                    let fx = decode::format(recipe.operand(kind.a()));
-                    let fy = decode::format(recipe.operand(kind.b()));
-                    terms.push(product(term(fx, u64::from(x)), term(fy, u64::from(y))));
+                    terms.push(product(rows[row * shape.k + k], columns[column * shape.k + k]));
                 }
                 sum = fused_sum(&terms, &recipe, kind.accumulator());
             }
@@ -149,6 +151,24 @@ pub fn mma(
             write_accumulator(kind.accumulator(), d, row, column, sum);
         }
     }
+}
+
+/// The decoded elements of A or B: `depth` values of k for each of `lines` rows or columns.
+fn factors(
+    recipe: &Recipe,
+    input: Input,
+    lines: usize,
+    depth: usize,
+    register: impl Fn(usize, usize) -> u32,
+) -> Vec<Term> {
+    let format = decode::format(recipe.operand(input));
+    let places = (0..lines).flat_map(|line| (0..depth).map(move |k| (line, k)));
+    places
+        .map(|(line, k)| {
+            let bits = decode::widen(recipe, input, decode::element(input, register(line, k), k));
+            term(format, u64::from(bits))
+        })
+        .collect()
 }
 
 fn accumulator_format(accumulator: Accumulator) -> Format {
