@@ -9,10 +9,10 @@ const ROWS: usize = 256;
 
 /// The mean of the rows of a head, column by column.
 ///
-/// Sums are in f32. The rows are divided into [`parts`](Mean::parts) of neighbours. In a part, strand `s` adds
-/// rows `s`, `s + strands`, `s + 2 · strands` and so on; the part then adds its strands in order, and the
-/// head adds its parts in order. Every implementation adds in this order, so that results agree to the last
-/// bit.
+/// Sums are in f32. The rows are divided into [`parts`](Mean::parts) of neighbours. In a part, strand `s`
+/// adds rows `s`, `s + strands`, `s + 2 · strands` and so on; the part then adds its strands in order, and
+/// the head adds its parts in order. Every implementation adds in this order, so that results agree to the
+/// last bit.
 ///
 /// Elements are multiplied by a [power of two](Mean::scale) before they are added, which keeps sums of finite
 /// elements finite. A column with a NaN, or with infinities of both signs, has the mean NaN; a column with

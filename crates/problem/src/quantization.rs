@@ -19,11 +19,11 @@ pub struct Quantization {
     /// does not change their products. Its blocks have the size of the largest power of two that divides the
     /// head dim.
     pub hadamard: Option<u64>,
-    /// Subtracts the [mean](crate::Mean) of the head's keys from each key, before the rotation. Every logit of
-    /// a row changes by the same number, which does not affect the softmax; the LSE changes by that number.
-    /// All rows of the head count. The mean is rounded to f32, and this rounding does not affect the softmax
-    /// either. A column that contains a NaN, or infinities of both signs, becomes NaN in all rows of the head.
-    /// A column with infinities of one sign becomes NaN in their rows, and infinite in the others.
+    /// Subtracts the [mean](crate::Mean) of the head's keys from each key, before the rotation. Every logit
+    /// of a row changes by the same number, which does not affect the softmax; the LSE changes by that
+    /// number. All rows of the head count. The mean is rounded to f32, and this rounding does not affect the
+    /// softmax either. A column that contains a NaN, or infinities of both signs, becomes NaN in all rows of
+    /// the head. A column with infinities of one sign becomes NaN in their rows, and infinite in the others.
     pub smooth_keys: bool,
 }
 

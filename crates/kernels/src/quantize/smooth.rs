@@ -1,5 +1,5 @@
-//! The means of the keys of each head, in the order of sums of [`Mean`]: a kernel adds the rows of each part of
-//! a head, then a kernel adds the parts.
+//! The means of the keys of each head, in the order of sums of [`Mean`]: a kernel adds the rows of each part
+//! of a head, then a kernel adds the parts.
 
 use problem::{Mean, Problem, Rotation};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, SpecialReg};
@@ -14,8 +14,8 @@ const ENTRY: &str = "flash_quantize_means";
 /// Strands that a thread loads before it adds the first.
 const STRANDS: u32 = 8;
 
-/// The body of the first kernel. A CTA adds the rows of a part: each thread those of a strand in the columns of
-/// a unit, then each thread the strands in one column.
+/// The body of the first kernel. A CTA adds the rows of a part: each thread those of a strand in the columns
+/// of a unit, then each thread the strands in one column.
 pub(super) fn add_rows(k: &mut Builder, code: QuantizationCode, params: Params) {
     let place = Place::new(k, code, params);
     let (Some(to), Some(scale)) = (place.params.sums, place.params.scale) else { return };

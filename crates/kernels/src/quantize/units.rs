@@ -67,7 +67,7 @@ impl Units {
         Units { code, row, first, has_share, rotation, mean: None }
     }
 
-    /// Subtracts the mean of the head's rows, with the signs of the rotation, whose first column is at `head`.
+    /// Subtracts the mean of the head's rows. `head` is its first column, with the signs of the rotation.
     pub fn subtract(&mut self, k: &mut Builder, head: Global) {
         self.mean = Some(k.index(head, self.first, 4 * UNIT));
     }

@@ -160,8 +160,8 @@ fn rows_move_in_16_bytes() {
     }
 }
 
-/// Without the barrier, a thread may read the magnitude of a warp before that warp has stored it, and the sums
-/// of a strand.
+/// Without the barrier, a thread may read the magnitude of a warp, or the sums of a strand, before another
+/// warp has stored them.
 #[test]
 fn the_barrier_is_needed() {
     for (rows, smooth_keys) in [(Some(64), false), (None, false), (None, true)] {
