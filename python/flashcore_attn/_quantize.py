@@ -69,9 +69,10 @@ def quantize(
             from 0 to 2^64 - 1 is the seed; None for no rotation. The rotation spreads outliers over the head
             dim. It does not change the products of q and k. Its blocks have the size of the largest power of
             two that divides ``head_dim``.
-        smooth_keys: subtracts the mean of a head's keys from each of them, on the CPU only. It changes
-            neither the softmax nor the output, but the log-sum-exp and the effect of a softcap, a sink, ALiBi
-            or another change of the scores: attention of smoothed keys must have none of them.
+        smooth_keys: subtracts the mean of a head's keys from each of them. It changes neither the softmax nor
+            the output, but the log-sum-exp and the effect of a softcap, a sink, ALiBi or another change of the
+            scores: attention of smoothed keys must have none of them. A NaN in a column of k makes the column
+            NaN in all keys of the head.
 
     Returns:
         The 8-bit tensors ``q``, ``k`` and ``v`` of the shapes given, of q's kind and on its device, and the
@@ -80,8 +81,8 @@ def quantize(
         tensors are ``(batch, heads, seqlen, head_dim)``. Codes and factors are the same, to the last bit, on
         the CPU and on a GPU.
 
-    On a GPU (sm_89 or later; head dims that are multiples of 16, up to 576) a kernel for each tensor is
-    enqueued on PyTorch's current stream, nothing is synchronised, and a CUDA graph may capture it. Tensors
+    On a GPU (sm_89 or later; head dims that are multiples of 16, up to 576) kernels for each tensor are
+    enqueued on PyTorch's current stream, nothing is synchronised, and a CUDA graph may capture them. Tensors
     whose rows do not begin at multiples of 16 bytes are copied first.
 
     Raises:

@@ -324,16 +324,17 @@ def test_wrong_arguments_of_quantize_are_named():
         quantize(q, k.tolist(), v)
 
 
+@pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("rows", [None, 64])
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
-def test_quantised_torch_tensors(device, kind, rows):
+def test_quantised_torch_tensors(device, kind, rows, smooth):
     """Codes and factors on every device are those of NumPy arrays."""
     import torch
 
     arrays = originals()
     tensors = [torch.from_numpy(x).to(device) for x in arrays]
-    expected = quantize(*arrays, dtype=kind, rows=rows, hadamard=3)
-    found = quantize(*tensors, dtype=getattr(torch, kind), rows=rows, hadamard=3)
+    expected = quantize(*arrays, dtype=kind, rows=rows, hadamard=3, smooth_keys=smooth)
+    found = quantize(*tensors, dtype=getattr(torch, kind), rows=rows, hadamard=3, smooth_keys=smooth)
     for name, a, b in zip(found._fields, found, expected):
         assert a.device == tensors[0].device and tuple(a.shape) == b.shape, name
         assert a.dtype == (torch.float32 if name.startswith("descale") else getattr(torch, kind)), name
@@ -345,7 +346,7 @@ def test_quantised_torch_tensors(device, kind, rows):
     # Rows at addresses that are no multiples of 16 bytes, and a strided last dimension.
     shifted = torch.zeros(2, 70, 4, 65, device=device)[..., 1:].copy_(tensors[0])
     across = tensors[1].transpose(1, 3).contiguous().transpose(1, 3)
-    again = quantize(shifted, across, tensors[2], dtype=kind, rows=rows, hadamard=3)
+    again = quantize(shifted, across, tensors[2], dtype=kind, rows=rows, hadamard=3, smooth_keys=smooth)
     for a, b in zip(found, again):
         assert torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
     with pytest.raises(UnsupportedError, match="requires grad"):
@@ -362,16 +363,14 @@ def test_quantised_torch_tensors(device, kind, rows):
 def test_a_gpu_refuses_what_its_kernels_do_not_have():
     torch = pytest.importorskip("torch")
     q, k, v = (torch.from_numpy(x).cuda() for x in originals())
-    with pytest.raises(UnsupportedError, match="smooth_keys.*the CPU smooths keys"):
-        quantize(q, k, v, smooth_keys=True)
     with pytest.raises(UnsupportedError, match="'60' for head_dim"):
         quantize(q[..., :60], k[..., :60], v)
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        first = quantize(q, k, v, hadamard=1)
+        first = quantize(q, k, v, hadamard=1, smooth_keys=True)
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        captured = quantize(q, k, v, hadamard=1)
+        captured = quantize(q, k, v, hadamard=1, smooth_keys=True)
     graph.replay()
     torch.cuda.synchronize()
     for a, b in zip(first, captured):

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use problem::{DType, Element, Layout, Problem, Quantization, Rotation, ScaleLayout, Tensor};
+use problem::{DType, Element, Layout, Mean, Problem, Quantization, Rotation, ScaleLayout, Tensor};
 
 use crate::CpuError;
 use crate::threads::{Executor, with_default};
@@ -112,11 +112,21 @@ impl<'a> Group<'a> {
             let (head, row) = (head_kv * self.heads + i / rows, i % rows);
             self.view.row(entry, head, row).widen(to);
         }
-        if self.smooth {
-            subtract_mean(&mut wide, dim);
+        let mut mean = self.smooth.then(|| Mean::new(rows, dim).of(&wide));
+        if let Some((mean, rotation)) = mean.as_mut().zip(self.rotation.as_ref()) {
+            rotation.flip(mean);
         }
-        if let Some(rotation) = &self.rotation {
-            wide.chunks_exact_mut(dim).for_each(|row| rotation.apply(row));
+        for row in wide.chunks_exact_mut(dim) {
+            // Signs change first, so that an element that equals its mean is +0 in every column, as on GPUs.
+            if let Some(rotation) = &self.rotation {
+                rotation.flip(row);
+            }
+            if let Some(mean) = &mean {
+                row.iter_mut().zip(mean).for_each(|(x, mean)| *x -= mean);
+            }
+            if let Some(rotation) = &self.rotation {
+                rotation.mix(row);
+            }
         }
         let norm = self.rotation.as_ref().map_or(1.0, Rotation::norm);
         let of_block = |i: usize| i % rows / self.block;
@@ -155,18 +165,6 @@ fn code(x: f32, dtype: DType) -> u8 {
     match dtype {
         DType::E5m2 => problem::E5m2::from_f32(x).to_bits(),
         _ => problem::E4m3::from_f32(x).to_bits(),
-    }
-}
-
-/// Subtracts the mean of all rows from each row.
-fn subtract_mean(all: &mut [f32], dim: usize) {
-    let rows = (all.len() / dim).max(1) as f64;
-    let mut sums = vec![0.0f64; dim];
-    for row in all.chunks_exact(dim) {
-        sums.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x));
-    }
-    for row in all.chunks_exact_mut(dim) {
-        row.iter_mut().zip(&sums).for_each(|(x, sum)| *x -= (sum / rows) as f32);
     }
 }
 

@@ -160,7 +160,7 @@ fn launches_that_run_at_once_share_nothing() {
     }
 }
 
-/// Codes and factors of the GPU are those of the CPU, bit for bit.
+/// Codes and factors of the GPU are those of the CPU, bit for bit, with smoothed keys too.
 #[test]
 fn quantised_tensors_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
@@ -170,19 +170,25 @@ fn quantised_tensors_are_those_of_the_cpu() {
         let data = draw(2 * HEADS * 1000 * dim, dim as u32);
         let mut from = Buffer::new(gpu.context(), 2 * data.len()).unwrap();
         from.upload(bytes_of(&data)).unwrap();
-        for (dtype, hadamard) in [(DType::E4m3, Some(1)), (DType::E5m2, None)] {
-            let options = Quantization { rows, hadamard, ..Quantization::per_head(dtype) };
-            let expected = quantize(&problem, Tensor::Q, &data, &options).unwrap();
+        for (tensor, dtype, hadamard) in [
+            (Tensor::Q, DType::E4m3, Some(1)),
+            (Tensor::Q, DType::E5m2, None),
+            (Tensor::K, DType::E4m3, Some(1)),
+            (Tensor::K, DType::E5m2, None),
+        ] {
+            let plain = Quantization::per_head(dtype);
+            let options = Quantization { rows, hadamard, smooth_keys: true, ..plain };
+            let expected = quantize(&problem, tensor, &data, &options).unwrap();
             let sizes = [expected.codes.len(), 4 * expected.factors.len()];
             let [codes, factors] = sizes.map(|bytes| Buffer::new(gpu.context(), bytes).unwrap());
-            let quantizer = gpu.prepare_quantization(&problem, Tensor::Q, &options).unwrap();
+            let quantizer = gpu.prepare_quantization(&problem, tensor, &options).unwrap();
             quantizer.enqueue(&stream, from.slice(), codes.slice(), factors.slice()).unwrap();
             stream.synchronize().unwrap();
             let [mut found, mut of_kernel] = sizes.map(|bytes| vec![0; bytes]);
             codes.download(&mut found).unwrap();
             factors.download(&mut of_kernel).unwrap();
             let is_equal = found == expected.codes && of_kernel == bytes_of(&expected.factors);
-            assert!(is_equal, "dim {dim}, heads_kv {heads_kv}, {options:?}");
+            assert!(is_equal, "{tensor:?}, dim {dim}, heads_kv {heads_kv}, {options:?}");
         }
     }
 }

@@ -228,7 +228,8 @@ fn device_memory() {
     assert!(lse.chunks(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]) == f32::NEG_INFINITY));
 }
 
-/// Codes and factors in device memory are those of host memory, by one kernel and by two, also from a graph.
+/// Codes and factors in device memory are those of host memory, by one kernel, by two, and with smoothed keys
+/// by three, also from a graph.
 fn quantization() {
     let gpu = Gpu::open(0).unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
@@ -240,7 +241,7 @@ fn quantization() {
     };
     for (tensor, heads) in [(Tensor::Q, 4), (Tensor::K, 2)] {
         let data = ramp(heads * 100 * 32, 7);
-        let options = Quantization { rows: Some(64), hadamard: Some(3), ..plain };
+        let options = Quantization { rows: Some(64), hadamard: Some(3), smooth_keys: true, ..plain };
         let expected = quantize(&problem, tensor, &data, &options).unwrap();
         let (bytes, factors) = (expected.codes.len(), expected.factors.len());
         let mut from = Buffer::new(gpu.context(), 2 * bytes).unwrap();
@@ -268,8 +269,9 @@ fn quantization() {
         let shifted = larger.slice().part(8, 2 * bytes).unwrap();
         refuse(quantizer.enqueue(&stream, shifted, codes, factors), "expected a multiple of 16 bytes");
     }
-    let smooth = Quantization { smooth_keys: true, ..plain };
-    refuse(gpu.prepare_quantization(&problem, Tensor::K, &smooth).map(drop), "the CPU smooths keys");
+    let (capped, smooth) = (problem.clone().with_softcap(5.0), Quantization { smooth_keys: true, ..plain });
+    let words = "'true' for smooth_keys: expected false with a softcap";
+    refuse(gpu.prepare_quantization(&capped, Tensor::K, &smooth).map(drop), words);
     let none = Quantization { dtype: DType::F16, ..plain };
     refuse(gpu.prepare_quantization(&problem, Tensor::K, &none).map(drop), "'f16' for dtype: expected e4m3");
 }

@@ -19,8 +19,11 @@ pub struct Quantization {
     /// does not change their products. Its blocks have the size of the largest power of two that divides the
     /// head dim.
     pub hadamard: Option<u64>,
-    /// Subtracts the mean of the head's keys from each key. Every logit of a row changes by the same number,
-    /// which does not affect the softmax; the LSE changes by that number.
+    /// Subtracts the [mean](crate::Mean) of the head's keys from each key, before the rotation. Every logit
+    /// of a row changes by the same number, which does not affect the softmax; the LSE changes by that
+    /// number. All rows of the head count. The mean is rounded to f32, and this rounding does not affect the
+    /// softmax either. A column that contains a NaN, or infinities of both signs, becomes NaN in all rows of
+    /// the head. A column with infinities of one sign becomes NaN in their rows, and infinite in the others.
     pub smooth_keys: bool,
 }
 
@@ -128,14 +131,24 @@ impl Rotation {
         &self.signs
     }
 
-    /// Rotates a row, without the factor [`Rotation::norm`]. Sums are in f32, neighbours first; every
-    /// implementation adds in this order, so that results agree to the last bit.
+    /// Rotates a row, without the factor [`Rotation::norm`].
     pub fn apply(&self, row: &mut [f32]) {
+        self.flip(row);
+        self.mix(row);
+    }
+
+    /// The first part of the rotation: changes the signs of columns.
+    pub fn flip(&self, row: &mut [f32]) {
         for (column, x) in row.iter_mut().enumerate() {
             if self.signs[column / 32] >> (column % 32) & 1 == 1 {
                 *x = -*x;
             }
         }
+    }
+
+    /// The second part of the rotation: multiplies blocks of columns by a Hadamard matrix. Sums are in f32,
+    /// neighbours first; every implementation adds in this order, so that results agree to the last bit.
+    pub fn mix(&self, row: &mut [f32]) {
         for block in row.chunks_exact_mut(self.block) {
             let mut half = 1;
             while half < self.block {

@@ -19,8 +19,10 @@ from ._rows import Rows
 
 #: Batch entries, query heads, KV heads, sequence length, head dim. The tensors are larger than any L2.
 SHAPES = ((4, 16, 16, 8192, 128), (4, 32, 32, 8192, 64), (4, 32, 8, 8192, 128), (2, 16, 16, 8192, 256))
-#: Rows that share a factor, and the seed of the rotation.
-OPTIONS = ((None, 1), (None, None), (64, 1), (64, None))
+#: Rows that share a factor, the seed of the rotation, and whether keys are smoothed.
+OPTIONS = (
+    (None, 1, False), (None, None, False), (64, 1, False), (64, None, False), (64, None, True), (64, 1, True),
+)  # fmt: skip
 
 COPY = "copy"
 
@@ -33,7 +35,7 @@ def tensors(shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: s
 
 
 def least_bytes(inputs: list[Tensor]) -> int:
-    """Bytes that a quantisation must move: each input once, and a code for each element."""
+    """Bytes that a quantisation must move without smoothing: each input once, and a code for each element."""
     return sum(x.numel() * (x.element_size() + 1) for x in inputs)
 
 
@@ -56,9 +58,10 @@ def rows_of(shape: tuple[int, int, int, int, int], dtype: torch.dtype, seconds: 
     batch, heads, heads_k, length, dim = shape
     problem = f"B{batch} H{heads}/{heads_k} S{length} D{dim} {str(dtype).removeprefix('torch.')}"
     every: list[tuple[dict[str, Any], Contestant]] = []
-    for rows, seed in OPTIONS:
-        options: dict[str, Any] = {"rows": rows, "hadamard": seed}
+    for rows, seed, smooth in OPTIONS:
+        options: dict[str, Any] = {"rows": rows, "hadamard": seed, "smooth_keys": smooth}
         words = ("per head" if rows is None else f"per {rows} rows") + (", Hadamard" if seed is not None else "")
+        words += ", smoothed keys" if smooth else ""
         wrong = fault(inputs, quantize(*inputs, **options), options)
         call = functools.partial(quantize, *inputs, **options)
         every.append((_row(f"{problem}, {words}", OURS, wrong), Contestant(OURS, call, device)))

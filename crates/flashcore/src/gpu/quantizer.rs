@@ -22,12 +22,13 @@ pub struct Quantizer {
 impl Gpu {
     /// Kernels that quantise Q, K or V of a problem to 8-bit floats with descale factors, ready to launch.
     /// Codes and factors are those of [`crate::quantize`] to the last bit. Kernels stay loaded: a call with
-    /// another length, batch, stride or seed emits no kernel.
+    /// another length, batch, stride or seed emits no kernel. Where keys are smoothed, two more kernels
+    /// compute the means of K, in memory of the library's own.
     ///
     /// # Errors
     /// When the options do not fit the tensor ([`Quantization::check`]), when the kernels do not support the
-    /// tensor or the device (older than sm_89, smoothed keys, a head dim that is no multiple of 16, rows that
-    /// do not begin at multiples of 16 bytes), or when the driver fails.
+    /// tensor or the device (older than sm_89, a head dim that is no multiple of 16, rows that do not begin
+    /// at multiples of 16 bytes), or when the driver fails.
     pub fn prepare_quantization(
         &self,
         problem: &Problem,

@@ -23,6 +23,8 @@ pub struct QuantizationCode {
     pub(super) to: DType,
     pub(super) dim: u32,
     pub(super) rotated: bool,
+    /// Whether the mean of the rows is subtracted.
+    pub(super) smoothed: bool,
     /// Threads of a CTA.
     pub(super) threads: u32,
     pub(super) passes: Passes,
@@ -102,8 +104,16 @@ impl QuantizationCode {
         match self.passes {
             // A thread holds 64 elements: 96 registers.
             Passes::Held { .. } => 640,
+            // Means of the columns take more.
+            Passes::Two { .. } if self.smoothed => 640,
             Passes::Two { .. } => 768,
         }
+    }
+
+    /// The code of the kernel that adds the rows. A slab has a row of each strand of [`problem::Mean`].
+    pub(super) const fn of_sums(self) -> QuantizationCode {
+        let passes = Passes::Two { grouped: false };
+        QuantizationCode { rotated: false, threads: THREADS, passes, ..self }
     }
 
     /// The code with one kernel, if a CTA can hold `rows` rows of one head.

@@ -2,10 +2,13 @@
 //!
 //! Codes and factors are equal to those of the CPU to the last bit. A CTA that holds all rows of a factor in
 //! registers reads them once. Otherwise a first kernel finds the largest
-//! magnitudes and a second kernel reads the tensor again.
+//! magnitudes and a second kernel reads the tensor again. Where keys are smoothed, two kernels compute the
+//! means of K first, which reads K once more.
 
 mod code;
 mod kernels;
+mod place;
+mod smooth;
 mod units;
 
 pub use code::QuantizationCode;
@@ -63,7 +66,7 @@ fn code(
     arch: &Arch,
 ) -> Result<QuantizationCode, KernelError> {
     options.check(problem, tensor)?;
-    check(problem, tensor, options, arch)?;
+    check(problem, tensor, arch)?;
     let [_, heads, rows, dim] = problem.extents(tensor);
     let two = QuantizationCode {
         tensor,
@@ -71,6 +74,7 @@ fn code(
         to: options.dtype,
         dim: dim as u32,
         rotated: options.rotation(problem, tensor).is_some(),
+        smoothed: options.smooth_keys && tensor == Tensor::K,
         threads: THREADS,
         passes: Passes::Two { grouped: heads > problem.heads_kv },
     };
@@ -79,16 +83,13 @@ fn code(
 }
 
 /// Rejects what the kernels do not support.
-fn check(problem: &Problem, tensor: Tensor, options: &Quantization, arch: &Arch) -> Result<(), PlanError> {
+fn check(problem: &Problem, tensor: Tensor, arch: &Arch) -> Result<(), PlanError> {
     let [batch, heads, rows, dim] = problem.extents(tensor);
     let refuse = |what: String, value: String, accepted: &str| {
         Err(PlanError::Problem { family: NAME, what, value, accepted: accepted.to_owned() })
     };
     let rounds = arch.multiplies_fp8();
     accept("sm", arch.sm.into(), rounds, "89 and later, which round to 8-bit floats")?;
-    if options.smooth_keys && tensor == Tensor::K {
-        return refuse("smooth_keys".to_owned(), "true".to_owned(), "false; the CPU smooths keys");
-    }
     let from = problem.dtypes.of(tensor);
     if from.is_fp8() {
         let accepted = "f16, bf16 or f32";

@@ -26,6 +26,8 @@ pub(super) struct Units {
     /// Whether the thread has a share; `None` if every thread has.
     has_share: Option<Pred>,
     rotation: Option<Turn>,
+    /// The mean of the first unit's columns with the signs of the rotation; `None` if no mean is subtracted.
+    mean: Option<Global>,
 }
 
 /// The part of the rotation that belongs to a thread's share.
@@ -51,7 +53,7 @@ pub(super) fn sign_words(rotation: &Rotation) -> Vec<u32> {
 }
 
 impl Units {
-    /// `signs` are the words of [`sign_words`].
+    /// `signs` are the words of [`sign_words`]. No mean is subtracted.
     pub fn new(k: &mut Builder, code: QuantizationCode, thread: R32, signs: &[R32]) -> Units {
         let row = divide(k, thread, code.lanes());
         let before = k.mul(row, code.lanes());
@@ -62,7 +64,17 @@ impl Units {
         let all = code.threads.is_multiple_of(code.lanes());
         let has_share = (!all).then(|| k.setp_u(CmpOp::Lt, row, code.slab()));
         let rotation = code.rotated.then(|| Turn::new(k, code, first, signs));
-        Units { code, row, first, has_share, rotation }
+        Units { code, row, first, has_share, rotation, mean: None }
+    }
+
+    /// Subtracts the mean of the head's rows. `head` is its first column, with the signs of the rotation.
+    pub fn subtract(&mut self, k: &mut Builder, head: Global) {
+        self.mean = Some(k.index(head, self.first, 4 * UNIT));
+    }
+
+    /// Whether the thread has a share.
+    pub fn has_share(&self) -> Option<Pred> {
+        self.has_share
     }
 
     /// Whether the thread has a share of the row of index `row`, of `rows` rows.
@@ -92,12 +104,18 @@ impl Units {
         share
     }
 
-    /// The elements of a share in f32, rotated but not normalised. All lanes of a warp take part.
-    pub fn elements(&self, k: &mut Builder, share: &[Vec<R32>]) -> Vec<Unit> {
+    /// The elements of a share in f32, less the mean, rotated but not normalised; zeros if the share does not
+    /// exist. All lanes of a warp take part.
+    pub fn elements(&self, k: &mut Builder, (share, exists): (&[Vec<R32>], Pred)) -> Vec<Unit> {
         let mut units: Vec<Unit> = Vec::new();
-        for (unit, words) in share.iter().enumerate() {
-            let signs = self.rotation.as_ref().map(|turn| turn.signs[unit]);
-            units.push(widen(k, self.code.from, words, signs));
+        for (number, words) in share.iter().enumerate() {
+            let signs = self.rotation.as_ref().map(|turn| turn.signs[number]);
+            let unit = widen(k, self.code.from, words, signs);
+            if let Some(mean) = self.mean {
+                let columns = number as u32 * self.code.distance() * UNIT;
+                subtract(k, (unit, exists), mean.at(4 * i64::from(columns)));
+            }
+            units.push(unit);
         }
         if let Some(turn) = &self.rotation {
             turn.rotate(k, self.code, &mut units);
@@ -148,6 +166,19 @@ fn widen(k: &mut Builder, from: DType, words: &[R32], signs: Option<R32>) -> Uni
         }
     }
     std::array::from_fn(|i| elements[i])
+}
+
+/// Subtracts the mean at `mean` from the elements of a unit that exists.
+fn subtract(k: &mut Builder, (unit, exists): (Unit, Pred), mean: Global) {
+    for (chunk, elements) in (0..).zip(unit.chunks_exact(4)) {
+        let of_columns: [F32; 4] = k.regs();
+        k.ld_vec_to(of_columns, mean.at(16 * chunk));
+        k.guarded(exists, |k| {
+            for (&x, mean) in elements.iter().zip(of_columns) {
+                k.sub_to(x, x, mean);
+            }
+        });
+    }
 }
 
 impl Turn {

@@ -32,11 +32,6 @@ fn what_the_kernels_do_not_support_is_refused() {
         message(&problem, &PLAIN, &Arch::SM_86),
         "invalid value '86' for sm: expected 89 and later, which round to 8-bit floats"
     );
-    let smooth = Quantization { smooth_keys: true, ..PLAIN };
-    assert_eq!(
-        message(&problem, &smooth, &Arch::SM_90),
-        "invalid value 'true' for smooth_keys with family quantize: expected false; the CPU smooths keys"
-    );
     let odd = Problem::new(1, 1, 100, 72, DType::F16);
     assert!(
         message(&odd, &PLAIN, &Arch::SM_90).starts_with("invalid value '72' for head_dim: expected mult")
@@ -62,6 +57,13 @@ fn what_the_kernels_do_not_support_is_refused() {
         accepted: "64, 128, or one factor per KV head",
     };
     assert_eq!(refused(&problem, &wrong, &Arch::SM_90), KernelError::Problem(expected));
+    let smooth = Quantization { smooth_keys: true, ..PLAIN };
+    let expected = ProblemError::Quantization {
+        option: "smooth_keys",
+        value: "true".to_owned(),
+        accepted: "false with a softcap, sinks, a score program or an LSE, which see the mean",
+    };
+    assert_eq!(refused(&problem.with_softcap(5.0), &smooth, &Arch::SM_90), KernelError::Problem(expected));
 }
 
 /// Lengths, batches, strides, groups and seeds are launch parameters.
@@ -101,6 +103,17 @@ fn equal_codes_are_equal_texts() {
     ] {
         assert!(other.0 != first.0 && other.1 != first.1);
     }
+    // Only K is smoothed.
+    let smooth = Quantization { smooth_keys: true, ..rotated };
+    assert!(of(&base, &smooth) == first);
+    let of_keys = |problem: &Problem| {
+        let (code, contracts) = quantize::bind(problem, Tensor::K, &smooth, &Arch::SM_90).unwrap();
+        let program = emit(problem, Tensor::K, &smooth, &Arch::SM_90);
+        assert_eq!(program.kernel.args, contracts.first.args);
+        (code, program.kernel.module.to_string())
+    };
+    let longer = Problem { batch: 2, seq_kv: 30_000, ..base.clone() }.with_layout(Layout::Bhsd);
+    assert!(of_keys(&base) == of_keys(&longer) && of_keys(&base).0 != first.0);
 }
 
 /// With 512 threads on an SM, two of the largest CTAs, a thread has 128 registers.
@@ -110,18 +123,16 @@ const REGISTERS: u32 = 128;
 fn kernels_assemble_without_spills() {
     let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
     for dim in [64, 128, 192, 256] {
-        for dtype in [DType::F16, DType::F32] {
-            for rows in [Some(64), None] {
-                let problem = Problem::new(1, 8, 4096, dim, dtype);
-                for hadamard in [None, Some(1)] {
-                    for arch in [Arch::SM_89, Arch::SM_90, Arch::SM_120] {
-                        let options = Quantization { rows, hadamard, ..PLAIN };
-                        let program = emit(&problem, Tensor::Q, &options, &arch);
-                        let assembled = tools::assemble(&ptxas, &program.kernel);
-                        let what = format!("{dim} {dtype} {options:?} sm_{}", arch.sm);
-                        assert_eq!(assembled.spills, 0, "{what}");
-                        assert!(assembled.registers <= REGISTERS, "{what}: {}", assembled.registers);
-                    }
+        for (dtype, rows) in [DType::F16, DType::F32].iter().flat_map(|&t| [(t, Some(64)), (t, None)]) {
+            let problem = Problem::new(1, 8, 4096, dim, dtype);
+            for (hadamard, smooth_keys) in [None, Some(1)].iter().flat_map(|&h| [(h, false), (h, true)]) {
+                for arch in [Arch::SM_89, Arch::SM_90, Arch::SM_120] {
+                    let options = Quantization { rows, hadamard, smooth_keys, ..PLAIN };
+                    let program = emit(&problem, Tensor::K, &options, &arch);
+                    let assembled = tools::assemble(&ptxas, &program.kernel);
+                    let what = format!("{dim} {dtype} {options:?} sm_{}", arch.sm);
+                    assert_eq!(assembled.spills, 0, "{what}");
+                    assert!(assembled.registers <= REGISTERS, "{what}: {}", assembled.registers);
                 }
             }
         }
@@ -149,11 +160,12 @@ fn rows_move_in_16_bytes() {
     }
 }
 
-/// Without the barrier, a thread may read the magnitude of a warp before that warp has stored it.
+/// Without the barrier, a thread may read the magnitude of a warp, or the sums of a strand, before another
+/// warp has stored them.
 #[test]
 fn the_barrier_is_needed() {
-    for rows in [Some(64), None] {
-        let options = Quantization { rows, ..PLAIN };
+    for (rows, smooth_keys) in [(Some(64), false), (None, false), (None, true)] {
+        let options = Quantization { rows, smooth_keys, ..PLAIN };
         let problem = Problem::new(1, 1, 300, 64, DType::F16);
         let run = |program: &Program| -> Result<(), String> {
             let mut machine = Emulator::new(Options::default());
