@@ -1,5 +1,6 @@
 //! The tensor core's sum, element by element and in plain integers. It is slow, and easy to check against the
-//! papers. The fast path must give the same bits. Fragments with NaN or infinity are always computed here.
+//! papers. The fast path must give the same bits. Elements with an infinite operand or sum are always computed
+//! here.
 
 use super::super::Lanes32;
 use super::super::round::{Decoded, Exact, Format, Rounding};
@@ -115,43 +116,69 @@ pub fn mma(
     c: &[Lanes32],
     d: &mut [Lanes32],
 ) {
-    let shape = kind.shape();
-    let recipe = Recipe::new(kind, rules);
-    let [ea, eb] = [kind.a(), kind.b()].map(|input| input.per_register());
-    // One buffer for all sums: with an allocation per sum, threads that share the allocator's lock spend ten
-    // times as long there as on the arithmetic.
-    let mut terms = Vec::with_capacity(1 + recipe.chunk);
-    for row in 0..shape.m {
-        for column in 0..shape.n {
-            let c_bits = read_accumulator(kind.accumulator(), c, row, column);
-            let mut sum = match recipe.order {
-                Order::Natural => c_bits,
-                Order::SplitPairs => 0,
-            };
-            for start in (0..shape.k).step_by(recipe.chunk) {
-                terms.clear();
-                terms.push(term(accumulator_format(kind.accumulator()), u64::from(sum)));
-                for i in start..start + recipe.chunk {
-                    let k = recipe.k_at(i);
-                    let (ra, la) = layout::locate_a(shape, ea, row, k);
-                    let (rb, lb) = layout::locate_b(eb, k, column);
-                    let x = decode::widen(&recipe, kind.a(), decode::element(kind.a(), a[ra][la], k));
-                    let y = decode::widen(&recipe, kind.b(), decode::element(kind.b(), b[rb][lb], k));
-                    let fx = decode::format(recipe.operand(kind.a()));
-                    let fy = decode::format(recipe.operand(kind.b()));
-                    terms.push(product(term(fx, u64::from(x)), term(fy, u64::from(y))));
-                }
-                sum = fused_sum(&terms, &recipe, kind.accumulator());
-            }
-            if recipe.order == Order::SplitPairs {
-                sum = add_rounded(kind.accumulator(), c_bits, sum);
-            }
-            write_accumulator(kind.accumulator(), d, row, column, sum);
+    let mut elements = Elements::new(kind, Recipe::new(kind, rules), a, b, c);
+    for row in 0..kind.shape().m {
+        for column in 0..kind.shape().n {
+            write_accumulator(kind.accumulator(), d, row, column, elements.get(row, column));
         }
     }
 }
 
-fn accumulator_format(accumulator: Accumulator) -> Format {
+/// Computes elements of D.
+pub(super) struct Elements<'a> {
+    kind: MmaKind,
+    recipe: Recipe,
+    a: &'a [Lanes32],
+    b: &'a [Lanes32],
+    c: &'a [Lanes32],
+    /// One buffer for all sums: with an allocation per sum, threads that share the allocator's lock spend ten
+    /// times as long there as on the arithmetic.
+    terms: Vec<Term>,
+}
+
+impl<'a> Elements<'a> {
+    pub fn new(
+        kind: MmaKind,
+        recipe: Recipe,
+        a: &'a [Lanes32],
+        b: &'a [Lanes32],
+        c: &'a [Lanes32],
+    ) -> Elements<'a> {
+        Elements { kind, recipe, a, b, c, terms: Vec::with_capacity(1 + recipe.chunk) }
+    }
+
+    /// The bits of one element of D.
+    pub fn get(&mut self, row: usize, column: usize) -> u32 {
+        let Self { kind, recipe, a, b, c, terms } = self;
+        let [ea, eb] = [kind.a(), kind.b()].map(|input| input.per_register());
+        let c_bits = read_accumulator(kind.accumulator(), c, row, column);
+        let mut sum = match recipe.order {
+            Order::Natural => c_bits,
+            Order::SplitPairs => 0,
+        };
+        for start in (0..kind.shape().k).step_by(recipe.chunk) {
+            terms.clear();
+            terms.push(term(accumulator_format(kind.accumulator()), u64::from(sum)));
+            for i in start..start + recipe.chunk {
+                let k = recipe.k_at(i);
+                let (ra, la) = layout::locate_a(kind.shape(), ea, row, k);
+                let (rb, lb) = layout::locate_b(eb, k, column);
+                let x = decode::widen(recipe, kind.a(), decode::element(kind.a(), a[ra][la], k));
+                let y = decode::widen(recipe, kind.b(), decode::element(kind.b(), b[rb][lb], k));
+                let fx = decode::format(recipe.operand(kind.a()));
+                let fy = decode::format(recipe.operand(kind.b()));
+                terms.push(product(term(fx, u64::from(x)), term(fy, u64::from(y))));
+            }
+            sum = fused_sum(terms, recipe, kind.accumulator());
+        }
+        match recipe.order {
+            Order::Natural => sum,
+            Order::SplitPairs => add_rounded(kind.accumulator(), c_bits, sum),
+        }
+    }
+}
+
+pub(super) fn accumulator_format(accumulator: Accumulator) -> Format {
     match accumulator {
         Accumulator::F16 => Format::F16,
         _ => Format::F32,
