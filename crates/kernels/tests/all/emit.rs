@@ -5,7 +5,8 @@ use crate::tools;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::tools::Assembled;
+use crate::common::each::each;
+use crate::tools::Facts;
 use attend::Rescale;
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
 use flashcore_kernels::forward::small;
@@ -109,7 +110,6 @@ fn histograms_are_the_golden_ones() {
 /// Default plans for grids that fill a device, and for small grids, whose tiles have fewer rows.
 #[test]
 fn defaults_assemble_without_spills() {
-    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
     let dims = [32, 40, 64, 72, 96, 120, 128, 136, 192, 256, 264, 320, 384, 512];
     let mut cases: Vec<(Problem, MmaPlan, Arch)> = Vec::new();
     for (dim, mask) in dims.into_iter().flat_map(|dim| [Band::FULL, Band::CAUSAL].map(|mask| (dim, mask))) {
@@ -129,23 +129,20 @@ fn defaults_assemble_without_spills() {
         }
     }
     assert!(cases.iter().any(|(_, plan, _)| plan.kv_warps == 4), "no small grid");
-    std::thread::scope(|scope| {
-        for share in cases.chunks(cases.len().div_ceil(2)) {
-            let ptxas = &ptxas;
-            scope.spawn(move || {
-                for (problem, plan, arch) in share {
-                    let kernel = emit(problem, &Plan::Mma(plan.clone()), arch).unwrap().kernel;
-                    let Assembled { registers, spills, .. } = tools::assemble(ptxas, &kernel);
-                    assert_eq!(spills, 0, "{problem:?} {plan:?} sm_{}: {registers} registers", arch.sm);
-                }
-            });
-        }
-    });
+    none_spills(cases.into_iter().map(|(problem, plan, arch)| (problem, Plan::Mma(plan), arch)).collect());
+}
+
+fn none_spills(cases: Vec<(Problem, Plan, Arch)>) {
+    let kernels = each(&cases, |(problem, plan, arch)| emit(problem, plan, arch).unwrap().kernel);
+    let Some(facts) = tools::facts(&kernels.iter().collect::<Vec<_>>()) else { return };
+    for ((problem, plan, arch), Facts { registers, spills, .. }) in cases.into_iter().zip(facts) {
+        assert_eq!(spills, 0, "{problem:?} {plan:?} sm_{}: {registers} registers", arch.sm);
+    }
 }
 
 #[test]
 fn kernels_of_packed_batches_assemble_without_spills() {
-    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    let mut cases = Vec::new();
     for (family, arch) in [(Family::Mma, Arch::SM_80), (Family::Wgmma, Arch::SM_90)] {
         for (dim, band) in [(64, Band::CAUSAL), (128, Band::FULL), (128, Band::CAUSAL)] {
             let mut problem = Problem::new(16, 32, 2048, dim, DType::Bf16).with_layout(Layout::Bshd);
@@ -153,11 +150,10 @@ fn kernels_of_packed_batches_assemble_without_spills() {
             problem.lengths = Lengths { q: packed, kv: packed, left_padded: false };
             let problem = problem.with_band(band);
             let plan = family.default_for(&problem, &arch).unwrap();
-            let kernel = emit(&problem, &plan, &arch).unwrap().kernel;
-            let Assembled { registers, spills, .. } = tools::assemble(&ptxas, &kernel);
-            assert_eq!(spills, 0, "{problem:?} {plan:?}: {registers} registers");
+            cases.push((problem, plan, arch));
         }
     }
+    none_spills(cases);
 }
 
 /// The characteristic instructions of the family appear in the machine code as often as they were emitted.
@@ -271,15 +267,14 @@ fn buffers_and_arguments_follow_the_strides() {
 /// in registers.
 #[test]
 fn ptxas_assembles_the_ladder_without_spills() {
-    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
+    let mut cases = Vec::new();
     for arch in [Arch::SM_80, Arch::SM_89] {
         for rung in RungPlan::ALL {
             let problem = Problem::mission().with_band(rung.mask());
-            let kernel = emit(&problem, &Plan::Ladder { rung }, &arch).unwrap().kernel;
-            let Assembled { registers, spills, .. } = tools::assemble(&ptxas, &kernel);
-            assert_eq!(spills, 0, "{} sm_{}: {registers} registers", rung.name(), arch.sm);
+            cases.push((problem, Plan::Ladder { rung }, arch));
         }
     }
+    none_spills(cases);
 }
 
 /// With at least as many keys as rows, a top-left mask gives the same plan and the same kernel as the square

@@ -1,13 +1,12 @@
 //! Tests of kernels with score and mask programs: the properties on which their text depends, and spills of
 //! the default plans.
 
-use std::path::Path;
-
 use crate::common::factors;
-use crate::tools;
-use flashcore_kernels::{Arch, Family, emit};
+use crate::tools::{self, Facts};
+use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::program::library as lib;
 use problem::{Band, DType, Expr, Layout, Problem, Program, Programs, Table, TableType};
+use ptx::Kernel;
 
 fn problem(dim: usize, dtype: DType) -> Problem {
     Problem::new(2, 16, 2048, dim, dtype).with_heads_kv(4, Layout::Bshd)
@@ -95,23 +94,21 @@ fn of_models(dim: usize, dtype: DType) -> Vec<(&'static str, Problem)> {
 
 #[test]
 fn default_plans_do_not_spill() {
-    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
-    let mut spilling = Vec::new();
+    let mut cases = Vec::new();
     for (dim, dtype) in [(64, DType::Bf16), (128, DType::F16), (256, DType::F16)] {
         for (name, problem) in of_models(dim, dtype) {
             for arch in [Arch::SM_80, Arch::SM_90] {
-                spilling.extend(spills(&ptxas, &format!("{name} D{dim}"), &problem, &arch));
+                cases.extend(defaults(&format!("{name} D{dim}"), &problem, &arch));
             }
         }
     }
-    assert!(spilling.is_empty(), "{}", spilling.join("\n"));
+    none_spills(&cases);
 }
 
 /// 8-bit inputs with programs, without descale factors and beside those of heads and of blocks of rows.
 #[test]
 fn default_plans_beside_factors_do_not_spill() {
-    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
-    let mut spilling = Vec::new();
+    let mut cases = Vec::new();
     for (dim, types, rows) in [
         (64, "e4m3", [None; 3]),
         (64, "e4m3", [Some(0); 3]),
@@ -129,23 +126,32 @@ fn default_plans_beside_factors_do_not_spill() {
             let problem = factors::with_factors(problem, rows);
             for arch in [Arch::SM_89, Arch::SM_90] {
                 let name = format!("{name} D{dim} {types}, factors of {rows:?} rows");
-                spilling.extend(spills(&ptxas, &name, &problem, &arch));
+                cases.extend(defaults(&name, &problem, &arch));
             }
         }
     }
-    assert!(spilling.is_empty(), "{}", spilling.join("\n"));
+    none_spills(&cases);
 }
 
-/// The default plans whose kernels spill.
-fn spills(ptxas: &Path, name: &str, problem: &Problem, arch: &Arch) -> Vec<String> {
+/// The default plan of each family and its kernel.
+fn defaults(name: &str, problem: &Problem, arch: &Arch) -> Vec<(String, Plan, Kernel)> {
     let plans =
         Family::ALL.into_iter().filter_map(|family| Some((family, family.default_for(problem, arch).ok()?)));
-    let spilled = plans.filter_map(|(family, plan)| {
+    let emitted = plans.map(|(family, plan)| {
         let kernel = emit(problem, &plan, arch).unwrap().kernel;
-        let assembled = tools::assemble(ptxas, &kernel);
-        let what = format!("{name} {family:?} sm_{}", arch.sm);
-        println!("{what}: {} registers, {} bytes spilled", assembled.registers, assembled.spills);
-        (assembled.spills > 0).then(|| format!("{what}: {} bytes, {plan:?}", assembled.spills))
+        (format!("{name} {family:?} sm_{}", arch.sm), plan, kernel)
     });
-    spilled.collect()
+    emitted.collect()
+}
+
+fn none_spills(cases: &[(String, Plan, Kernel)]) {
+    let kernels: Vec<&Kernel> = cases.iter().map(|(.., kernel)| kernel).collect();
+    let Some(facts) = tools::facts(&kernels) else { return };
+    let spilling =
+        cases.iter().zip(facts).filter_map(|((what, plan, _), Facts { registers, spills, .. })| {
+            println!("{what}: {registers} registers, {spills} bytes spilled");
+            (spills > 0).then(|| format!("{what}: {spills} bytes, {plan:?}"))
+        });
+    let spilling: Vec<String> = spilling.collect();
+    assert!(spilling.is_empty(), "{}", spilling.join("\n"));
 }

@@ -1,8 +1,9 @@
 //! Tests of head dims of every size on the emulator: large ones, whose columns two warps divide, and those
 //! that are not a multiple of a 16-byte chunk.
 
-use crate::{common, tools};
-use std::path::Path;
+use crate::common;
+use crate::common::each::each;
+use crate::tools::{self, Facts};
 
 use attend::{Order, Packing, Sums, Tiles};
 use emu::{Emulator, Options, Schedule};
@@ -10,6 +11,7 @@ use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
 use flashcore_kernels::forward::wgmma::{Ends, Rescaling, Share, WgmmaPlan};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{Band, DType, DTypes, Layout, Problem, Strides, Tensor};
+use ptx::Kernel;
 use tile::{CopyMode, Turns};
 
 fn check(problem: &Problem, plan: MmaPlan, arch: &Arch, seed: u64) {
@@ -229,43 +231,47 @@ fn any_group_of_query_heads_is_right() {
 /// The default plans of large and of odd head dims, on every architecture.
 #[test]
 fn defaults_assemble_without_spills() {
-    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
-    let mut spilled = Vec::new();
+    let mut cases = Vec::new();
     for (i, dims) in WIDE.into_iter().chain([(59, 59), (111, 111), (300, 300)]).enumerate() {
         for arch in Arch::ALL {
             let mut problem = Problem::new(2, 16, 4096, dims.0, [DType::F16, DType::Bf16][i % 2]);
             problem.head_dim_v = dims.1;
             let problem = problem.with_band(Band::NAMED[i % 2]).with_layout(Layout::Bshd);
-            spilled.extend(spills(&ptxas, &problem, &arch));
+            cases.push((problem.clone(), arch));
         }
     }
-    assert!(spilled.is_empty(), "{}", spilled.join("\n"));
+    none_spills(&cases);
 }
 
 #[test]
 fn defaults_of_f32_assemble_without_spills() {
-    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
-    let mut spilled = Vec::new();
+    let mut cases = Vec::new();
     for (i, dim) in [32, 59, 64, 96, 128, 192, 256, 320, 512].into_iter().enumerate() {
         for arch in Arch::ALL {
             for (batch, seq) in [(2, 4096), (1, 256)] {
                 let problem = Problem::new(batch, 16, seq, dim, DType::F32).with_band(Band::NAMED[i % 2]);
-                spilled.extend(spills(&ptxas, &problem, &arch));
+                cases.push((problem.clone(), arch));
             }
         }
     }
-    assert!(spilled.is_empty(), "{}", spilled.join("\n"));
+    none_spills(&cases);
 }
 
-/// The spills of the default plan's kernels, in words.
-fn spills(ptxas: &Path, problem: &Problem, arch: &Arch) -> Vec<String> {
-    let plan = Plan::default_for(problem, arch).unwrap();
-    let program = emit(problem, &plan, arch).unwrap();
-    let assembled = program.steps().map(|kernel| tools::assemble(ptxas, kernel));
-    assembled
-        .filter(|assembled| assembled.spills > 0)
-        .map(|a| {
-            format!("{problem:?} {plan:?} sm_{}: {} registers, {} bytes", arch.sm, a.registers, a.spills)
+/// No kernel of the default plans spills.
+fn none_spills(cases: &[(Problem, Arch)]) {
+    let programs = each(cases, |(problem, arch)| {
+        let plan = Plan::default_for(problem, arch).unwrap();
+        let program = emit(problem, &plan, arch).unwrap();
+        (format!("{problem:?} {plan:?} sm_{}", arch.sm), program)
+    });
+    let steps = programs.iter().flat_map(|(what, program)| program.steps().map(move |kernel| (what, kernel)));
+    let (names, kernels): (Vec<&String>, Vec<&Kernel>) = steps.unzip();
+    let Some(facts) = tools::facts(&kernels) else { return };
+    let spilled = names.into_iter().zip(facts).filter(|(_, facts)| facts.spills > 0);
+    let spilled: Vec<String> = spilled
+        .map(|(what, Facts { registers, spills, .. })| {
+            format!("{what}: {registers} registers, {spills} bytes")
         })
-        .collect()
+        .collect();
+    assert!(spilled.is_empty(), "{}", spilled.join("\n"));
 }

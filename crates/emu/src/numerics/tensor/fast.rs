@@ -1,5 +1,6 @@
 //! The tensor core's sum, 16 rows at a time. For finite operands the results equal those of
-//! [`super::reference`]. All other fragments are passed to that module.
+//! [`super::reference`]. An element of D depends on a row of A, a column of B and an element of C. With a NaN
+//! among these the element is NaN, and with an infinity it is computed by that module.
 //!
 //! A column of D is computed as vectors over its 16 rows, with one element of B broadcast at a time. The
 //! first pass finds the largest exponent. The second pass sums the aligned and truncated products in i32.
@@ -42,6 +43,42 @@ struct Side<const K: usize, const W: usize> {
     magnitude: [[u32; W]; K],
     /// Exponent of the format's leading bit, also for subnormals, encoded as in [`Exponents`].
     exponent: [[u32; W]; K],
+    /// The largest bits, without the sign, of each row or column.
+    largest: [u32; W],
+    format: Format,
+}
+
+impl<const K: usize, const W: usize> Side<K, W> {
+    #[inline(always)]
+    fn is_finite(&self) -> bool {
+        let infinity = self.format.infinity() as u32;
+        self.largest.iter().all(|&largest| largest < infinity)
+    }
+
+    /// The class of each row or column.
+    fn classes(&self) -> [Class; W] {
+        self.largest.map(|largest| Class::of(self.format, largest))
+    }
+}
+
+/// What a group of numbers contains: only finite ones, also infinities, or also NaN.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Class {
+    Finite,
+    Infinite,
+    Nan,
+}
+
+impl Class {
+    /// The class of numbers whose largest bits, without the sign, are these.
+    fn of(format: Format, largest: u32) -> Class {
+        let (nan, infinity) = (format.canonical_nan() as u32, format.infinity() as u32);
+        match largest {
+            _ if largest < infinity => Class::Finite,
+            _ if largest == infinity && infinity != nan => Class::Infinite,
+            _ => Class::Nan,
+        }
+    }
 }
 
 /// C or a partial sum: `[column][row]`, with 24-bit magnitudes.
@@ -75,7 +112,7 @@ struct Finite<'a> {
 }
 
 impl pulp::WithSimd for Finite<'_> {
-    /// `None` when an operand or a sum is not finite.
+    /// `None` for a shape that is not computed here.
     type Output = Option<()>;
 
     #[inline(always)]
@@ -106,15 +143,23 @@ impl Finite<'_> {
         let [fa, fb] = [kind.a(), kind.b()].map(|input| decode::format(recipe.operand(input)));
         // A is shifted so that a product with the largest exponent has all the bits that are kept.
         let side_a =
-            decode_side(fa, recipe.fraction_bits - fa.fraction_bits - fb.fraction_bits, FACTOR, &rows)?;
-        let side_b = decode_side(fb, 0, FACTOR, &columns)?;
+            decode_side(fa, recipe.fraction_bits - fa.fraction_bits - fb.fraction_bits, FACTOR, &rows);
+        let side_b = decode_side(fb, 0, FACTOR, &columns);
         let given = gather_sums(kind.accumulator(), c);
         let mut bits = match recipe.order {
             Order::Natural => given,
             Order::SplitPairs => [[0; ROWS]; COLUMNS],
         };
+        // The elements that have a sum which is not finite. Numbers that are not finite are computed with as
+        // if they were, and the elements that depend on them are replaced at the end.
+        let mut open = [[false; ROWS]; COLUMNS];
+        let mut finite = side_a.is_finite() && side_b.is_finite();
         for start in (0..K).step_by(CHUNK) {
-            let sums = decode_sums(kind.accumulator(), &bits)?;
+            let sums = decode_sums(kind.accumulator(), &bits);
+            if !sums.is_finite() {
+                finite = false;
+                mark(kind.accumulator(), &bits, &mut open);
+            }
             for (column, bits) in bits.iter_mut().enumerate() {
                 let (total, largest) =
                     column_sum::<S, K, CHUNK>(simd, &recipe, &side_a, &side_b, &sums, column, start);
@@ -127,9 +172,58 @@ impl Finite<'_> {
         if recipe.order == Order::SplitPairs {
             add_rounded(kind.accumulator(), bits.as_flattened_mut(), given.as_flattened());
         }
+        if !finite {
+            let elements = reference::Elements::new(kind, recipe, a, b, c);
+            replace(
+                kind.accumulator(),
+                elements,
+                (side_a.classes(), side_b.classes()),
+                &given,
+                &open,
+                &mut bits,
+            );
+        }
         scatter(kind.accumulator(), &bits, d);
         Some(())
     }
+}
+
+/// Marks the sums that are not finite.
+#[cold]
+#[inline(never)]
+fn mark(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS], open: &mut [[bool; ROWS]; COLUMNS]) {
+    for (bits, open) in bits.as_flattened().iter().zip(open.as_flattened_mut()) {
+        *open |= class_of_sum(accumulator, *bits) != Class::Finite;
+    }
+}
+
+/// Replaces the elements of D that depend on a number which is not finite.
+#[cold]
+#[inline(never)]
+fn replace(
+    accumulator: Accumulator,
+    mut elements: reference::Elements,
+    (rows, columns): ([Class; ROWS], [Class; COLUMNS]),
+    given: &[[u32; ROWS]; COLUMNS],
+    open: &[[bool; ROWS]; COLUMNS],
+    bits: &mut [[u32; ROWS]; COLUMNS],
+) {
+    let nan = reference::accumulator_format(accumulator).canonical_nan() as u32;
+    for column in 0..COLUMNS {
+        for row in 0..ROWS {
+            let class = class_of_sum(accumulator, given[column][row]).max(rows[row]).max(columns[column]);
+            match class {
+                Class::Nan => bits[column][row] = nan,
+                Class::Finite if !open[column][row] => {}
+                _ => bits[column][row] = elements.get(row, column),
+            }
+        }
+    }
+}
+
+fn class_of_sum(accumulator: Accumulator, bits: u32) -> Class {
+    let format = reference::accumulator_format(accumulator);
+    Class::of(format, bits & format.canonical_nan() as u32)
 }
 
 /// Element bits of A and B. A row of the result holds the elements of all rows (columns) for one k.
@@ -190,18 +284,18 @@ fn finish_elements<const E: usize, const K: usize, const W: usize>(
     }
 }
 
-/// Splits bits into sign, magnitude · 2^`up` and exponent. `None` if an element is NaN or infinite.
+/// Splits bits into sign, magnitude · 2^`up` and exponent.
 #[inline(always)]
 fn decode_side<const K: usize, const W: usize>(
     format: Format,
     up: u32,
     exponents: Exponents,
     bits: &[[u32; W]; K],
-) -> Option<Side<K, W>> {
-    let mut side = Side { sign: [[0; W]; K], magnitude: [[0; W]; K], exponent: [[0; W]; K] };
-    let (all, infinity) = (format.canonical_nan() as u32, format.infinity() as u32);
+) -> Side<K, W> {
+    let zeros = [[0; W]; K];
+    let mut side = Side { sign: zeros, magnitude: zeros, exponent: zeros, largest: [0; W], format };
+    let all = format.canonical_nan() as u32;
     let hidden = 1 << format.fraction_bits;
-    let mut largest = [0; W];
     for (i, bits) in bits.iter().enumerate() {
         for (j, &x) in bits.iter().enumerate() {
             let field = (x & all) >> format.fraction_bits;
@@ -210,10 +304,10 @@ fn decode_side<const K: usize, const W: usize>(
             let exponent = field.max(1).wrapping_add((exponents.shift - format.bias()) as u32);
             side.exponent[i][j] = if x & all == 0 { exponents.zero } else { exponent };
             side.sign[i][j] = (x >> format.sign_bit() & 1).wrapping_neg();
-            largest[j] = largest[j].max(x & all);
+            side.largest[j] = side.largest[j].max(x & all);
         }
     }
-    largest.iter().all(|&x| x < infinity).then_some(side)
+    side
 }
 
 #[inline(always)]
@@ -271,7 +365,7 @@ fn add_rounded(accumulator: Accumulator, sums: &mut [u32], given: &[u32]) {
 
 /// Partial sums as 24-bit significands, for either format.
 #[inline(always)]
-fn decode_sums(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS]) -> Option<Sums> {
+fn decode_sums(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS]) -> Sums {
     match accumulator {
         Accumulator::F16 => {
             decode_side(Format::F16, Format::F32.fraction_bits - Format::F16.fraction_bits, SUM, bits)

@@ -1,5 +1,6 @@
 //! The tensor core's sum, element by element and in plain integers. It is slow, and easy to check against the
-//! papers. The fast path must give the same bits. Fragments with NaN or infinity are always computed here.
+//! papers. The fast path must give the same bits. Elements with an infinite operand or sum are always computed
+//! here.
 
 use super::super::Lanes32;
 use super::super::round::{Decoded, Exact, Format, Rounding};
@@ -115,40 +116,69 @@ pub fn mma(
     c: &[Lanes32],
     d: &mut [Lanes32],
 ) {
-    let shape = kind.shape();
-    let recipe = Recipe::new(kind, rules);
-    let [ea, eb] = [kind.a(), kind.b()].map(|input| input.per_register());
-    let rows = factors(&recipe, kind.a(), shape.m, shape.k, |row, k| {
-        let (register, lane) = layout::locate_a(shape, ea, row, k);
-        a[register][lane]
-    });
-    let columns = factors(&recipe, kind.b(), shape.n, shape.k, |column, k| {
-        let (register, lane) = layout::locate_b(eb, k, column);
-        b[register][lane]
-    });
-    // One buffer for all sums: with an allocation per sum, threads that share the allocator's lock spend ten
-    // times as long there as on the arithmetic.
-    let mut terms = Vec::with_capacity(1 + recipe.chunk);
-    for row in 0..shape.m {
-        for column in 0..shape.n {
-            let c_bits = read_accumulator(kind.accumulator(), c, row, column);
-            let mut sum = match recipe.order {
-                Order::Natural => c_bits,
-                Order::SplitPairs => 0,
-            };
-            for start in (0..shape.k).step_by(recipe.chunk) {
-                terms.clear();
-                terms.push(term(accumulator_format(kind.accumulator()), u64::from(sum)));
-                for i in start..start + recipe.chunk {
-                    let k = recipe.k_at(i);
-                    terms.push(product(rows[row * shape.k + k], columns[column * shape.k + k]));
-                }
-                sum = fused_sum(&terms, &recipe, kind.accumulator());
+    let mut elements = Elements::new(kind, Recipe::new(kind, rules), a, b, c);
+    for row in 0..kind.shape().m {
+        for column in 0..kind.shape().n {
+            write_accumulator(kind.accumulator(), d, row, column, elements.get(row, column));
+        }
+    }
+}
+
+/// Computes elements of D.
+pub(super) struct Elements<'a> {
+    kind: MmaKind,
+    recipe: Recipe,
+    /// The decoded elements of A by row, and of B by column; k varies fastest.
+    rows: Vec<Term>,
+    columns: Vec<Term>,
+    c: &'a [Lanes32],
+    /// One buffer for all sums: with an allocation per sum, threads that share the allocator's lock spend ten
+    /// times as long there as on the arithmetic.
+    terms: Vec<Term>,
+}
+
+impl<'a> Elements<'a> {
+    pub fn new(
+        kind: MmaKind,
+        recipe: Recipe,
+        a: &[Lanes32],
+        b: &[Lanes32],
+        c: &'a [Lanes32],
+    ) -> Elements<'a> {
+        let shape = kind.shape();
+        let [ea, eb] = [kind.a(), kind.b()].map(|input| input.per_register());
+        let rows = factors(&recipe, kind.a(), [shape.m, shape.k], |row, k| {
+            let (register, lane) = layout::locate_a(shape, ea, row, k);
+            a[register][lane]
+        });
+        let columns = factors(&recipe, kind.b(), [shape.n, shape.k], |column, k| {
+            let (register, lane) = layout::locate_b(eb, k, column);
+            b[register][lane]
+        });
+        Elements { kind, recipe, rows, columns, c, terms: Vec::with_capacity(1 + recipe.chunk) }
+    }
+
+    /// The bits of one element of D.
+    pub fn get(&mut self, row: usize, column: usize) -> u32 {
+        let Self { kind, recipe, rows, columns, c, terms } = self;
+        let depth = kind.shape().k;
+        let c_bits = read_accumulator(kind.accumulator(), c, row, column);
+        let mut sum = match recipe.order {
+            Order::Natural => c_bits,
+            Order::SplitPairs => 0,
+        };
+        for start in (0..depth).step_by(recipe.chunk) {
+            terms.clear();
+            terms.push(term(accumulator_format(kind.accumulator()), u64::from(sum)));
+            for i in start..start + recipe.chunk {
+                let k = recipe.k_at(i);
+                terms.push(product(rows[row * depth + k], columns[column * depth + k]));
             }
-            if recipe.order == Order::SplitPairs {
-                sum = add_rounded(kind.accumulator(), c_bits, sum);
-            }
-            write_accumulator(kind.accumulator(), d, row, column, sum);
+            sum = fused_sum(terms, recipe, kind.accumulator());
+        }
+        match recipe.order {
+            Order::Natural => sum,
+            Order::SplitPairs => add_rounded(kind.accumulator(), c_bits, sum),
         }
     }
 }
@@ -157,8 +187,7 @@ pub fn mma(
 fn factors(
     recipe: &Recipe,
     input: Input,
-    lines: usize,
-    depth: usize,
+    [lines, depth]: [usize; 2],
     register: impl Fn(usize, usize) -> u32,
 ) -> Vec<Term> {
     let format = decode::format(recipe.operand(input));
@@ -171,7 +200,7 @@ fn factors(
         .collect()
 }
 
-fn accumulator_format(accumulator: Accumulator) -> Format {
+pub(super) fn accumulator_format(accumulator: Accumulator) -> Format {
     match accumulator {
         Accumulator::F16 => Format::F16,
         _ => Format::F32,

@@ -44,6 +44,43 @@ fn fast_and_reference_agree_bit_for_bit() {
     assert!(compared > 5_000, "{compared}");
 }
 
+/// One infinite or NaN element leaves most of D finite.
+#[test]
+fn one_element_that_is_not_finite_changes_its_row_or_column() {
+    for kind in floating() {
+        for rules in RULES.into_iter().filter(|rules| kind.check(*rules).is_ok()) {
+            for (seed, all_ones) in (0..24).zip([false, true].into_iter().cycle()) {
+                let mut f = random_fragment(kind, Distribution::Normal, seed);
+                let accumulator = reference::accumulator_format(kind.accumulator());
+                let (registers, format) = match seed / 2 % 3 {
+                    0 => (&mut f.a, decode::format(kind.a())),
+                    1 => (&mut f.b, decode::format(kind.b())),
+                    _ => (&mut f.c, accumulator),
+                };
+                let bits = if all_ones { format.canonical_nan() } else { format.infinity() } as u32;
+                // A tf32 is in the high bits of its register. The first of several elements is in the low bits.
+                let (shift, width) = match format.sign_bit() + 1 {
+                    19 => (13, 19),
+                    width => (0, width),
+                };
+                let register = seed as usize % registers.len();
+                let word = &mut registers[register][seed as usize];
+                let mask = (u64::from(u32::MAX) >> (32 - width)) as u32;
+                *word = *word & !(mask << shift) | bits << shift;
+                let mut fast = vec![[0; 32]; kind.registers()[2]];
+                let mut slow = fast.clone();
+                mma(kind, rules, &f.a, &f.b, &f.c, &mut fast).unwrap();
+                reference::mma(kind, rules, &f.a, &f.b, &f.c, &mut slow);
+                assert_eq!(fast, slow, "{kind:?} {rules:?} seed {seed}");
+                let words = fast.as_flattened();
+                let magnitudes = words.iter().map(|word| word & accumulator.canonical_nan() as u32);
+                let finite = magnitudes.filter(|bits| *bits < accumulator.infinity() as u32).count();
+                assert!(finite >= words.len() / 2, "{kind:?} {rules:?} seed {seed}: {finite} are finite");
+            }
+        }
+    }
+}
+
 /// D[0][0] of an f16 `mma` with the given row of A and column of B.
 fn dot(kind: MmaKind, rules: TensorRules, a: &[f32], b: &[f32], c: f32) -> f32 {
     let [na, nb, nc] = kind.registers();

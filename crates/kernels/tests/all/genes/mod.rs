@@ -8,7 +8,7 @@ mod wgmma;
 use crate::common;
 use crate::common::small_plan;
 use crate::common::wgmma_plan;
-use crate::tools;
+use crate::tools::{self, Facts};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::common::each::each;
@@ -300,21 +300,19 @@ fn plans_survive_serde() {
 /// The machine code or the launch of the two kernels also differs, and neither kernel spills.
 #[test]
 fn every_gene_changes_what_runs() {
-    let Some(ptxas) = tools::find("FLASHCORE_PTXAS") else { return };
     let changes: Vec<Change> = Family::ALL.into_iter().flat_map(changes).collect();
     let kernels: Vec<_> = changes.iter().map(Change::kernels).collect();
-    let texts: HashMap<String, _> =
-        kernels.iter().flatten().map(|of| (of.1.module.to_string(), of)).collect();
-    let code: HashMap<_, _> = each(&Vec::from_iter(texts), |(text, (plan, kernel))| {
-        let assembled = tools::assemble(&ptxas, kernel);
-        assert_eq!(assembled.spills, 0, "{plan:?}: {} registers", assembled.registers);
-        (text.clone(), (assembled.code(), assembled.registers))
-    })
-    .into_iter()
-    .collect();
-    let runs = |kernel: &Kernel| (&code[&kernel.module.to_string()], kernel.launch, kernel.args.clone());
-    for (change, [(_, base), (_, plan)]) in changes.iter().zip(&kernels) {
-        assert!(runs(base) != runs(plan), "{} of {:?} changes nothing that runs", change.gene, change.plan);
+    let of_plans: Vec<&Kernel> = kernels.iter().flatten().map(|(_, kernel)| kernel).collect();
+    let Some(facts) = tools::facts(&of_plans) else { return };
+    for ((plan, _), facts) in kernels.iter().flatten().zip(&facts) {
+        assert_eq!(facts.spills, 0, "{plan:?}: {} registers", facts.registers);
+    }
+    let runs = |kernel: &Kernel, facts: &Facts| {
+        (facts.code.clone(), facts.registers, kernel.launch, kernel.args.clone())
+    };
+    for ((change, [(_, base), (_, plan)]), facts) in changes.iter().zip(&kernels).zip(facts.chunks(2)) {
+        let differs = runs(base, &facts[0]) != runs(plan, &facts[1]);
+        assert!(differs, "{} of {:?} changes nothing that runs", change.gene, change.plan);
     }
 }
 

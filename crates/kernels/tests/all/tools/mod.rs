@@ -4,6 +4,8 @@
 //! in cargo's folder for temporary files of tests, so that a text is assembled once, for all tests and runs.
 //! The output of nvdisasm is kept there too.
 
+mod facts;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,6 +16,8 @@ use std::time::{Duration, SystemTime};
 
 use ptx::Kernel;
 use sha2::{Digest, Sha256};
+
+pub use facts::{Facts, facts};
 
 /// The result of assembling a kernel.
 pub struct Assembled {
