@@ -3,6 +3,7 @@
 mod axis;
 mod cascade;
 mod decisions;
+mod gains;
 mod kernel;
 mod lineage;
 mod live;
@@ -14,13 +15,15 @@ mod ranking;
 mod roofline;
 mod scatter;
 mod view;
+mod words;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use axis::{grouped, percent, ratio, time};
 use bench::Load;
-use ledger::Stage;
-use ledger::{Against, Arm, CandidateId, Pair, Ranked, Score, TimeKind, Trial};
+use gains::gains;
+use ledger::{CandidateId, Pair, Ranked, Score, Trial};
+use words::{arm_class, arm_name, kind_badge, kind_words, stage_name, trial_name};
 
 pub use kernel::{AnalysedKernel, Lines, Work, difference, heat};
 pub use live::{SCRIPT, SCRIPT_TEXT, failure};
@@ -273,87 +276,6 @@ fn tile(name: &str, figure: Markup, note: Markup) -> Markup {
     html! { div { dt { (name) } dd.figure { (figure) } dd.note { (note) } } }
 }
 
-const fn kind_words(kind: Option<TimeKind>) -> &'static str {
-    match kind {
-        Some(TimeKind::Measured) => "measured",
-        Some(TimeKind::Predicted) => "predicted by the time model, not measured",
-        None => "no times yet",
-    }
-}
-
-fn kind_badge(kind: Option<TimeKind>) -> Markup {
-    let class = match kind {
-        Some(TimeKind::Measured) => "badge measured",
-        Some(TimeKind::Predicted) => "badge predicted",
-        None => "badge",
-    };
-    html! { span class=(class) { (kind_words(kind)) } }
-}
-
-/// The gain of the evolution arm over the random arm and the control: first by races, then by short timings,
-/// which are the luckiest of many.
-fn gains(view: &ProblemView) -> Markup {
-    let best = |arm| view.curve(arm).and_then(|c| Some((c.best_us()?, c.tried)));
-    let race = |ranked: &Option<Ranked>| {
-        let (ranked, baseline) = (ranked.as_ref()?, view.baseline.as_ref()?);
-        ranked.against.filter(|race| race.incumbent == baseline.candidate)
-    };
-    let other_race = view.best.as_ref().and_then(|ranked| ranked.against);
-    html! {
-        p {
-            @match (race(&view.best), other_race) {
-                (Some(best), _) => {
-                    "Raced against the baseline, the best came out at " b { (ratio(best.ratio)) } " ("
-                    (ratio(best.low)) " to " (ratio(best.high)) "), " (best.verdict.name()) ". "
-                }
-                (None, Some(other)) => {
-                    "The best has raced against #" (other.incumbent.0) " (" (raced_ratio(&other))
-                    "), and not against the baseline: its speed-up is a ratio of separate timings. "
-                }
-                (None, None) => {
-                    "The best has not raced yet: there are only short timings, each the luckiest of many. "
-                }
-            }
-            @if let Some(drawn) = race(&view.drawn) { "The best random sample: " (raced_ratio(&drawn)) ". " }
-            @if let Some(control) = race(&view.control) {
-                "The control, which is the baseline again as if it were new: " (raced_ratio(&control)) ". "
-            }
-            @if let Some(floor) = view.noise_floor() {
-                "Differences below " (ratio(floor)) " are noise in this run. "
-            }
-        }
-        p.soft {
-            @match (best(Arm::Evolution), best(Arm::Random)) {
-                (Some((evolution, tried)), Some((random, drawn))) => {
-                    "By short timings alone, "
-                    @if evolution < random { "the evolution's best is " (ratio(random / evolution)) " as fast as the best random sample" }
-                    @else if evolution > random { "the best random sample is " (ratio(evolution / random)) " as fast as the evolution's best" }
-                    @else { "the evolution and random sampling found the same time" }
-                    ", after " (grouped(tried)) " and " (grouped(drawn)) " candidates"
-                    @if let Some(at_equal) = equal(view, drawn.min(tried)) {
-                        "; at " (grouped(drawn.min(tried))) " each, " (ratio(at_equal))
-                    }
-                    "."
-                }
-                _ => "No random sample has a time yet.",
-            }
-        }
-    }
-}
-
-fn raced_ratio(race: &Against) -> Markup {
-    html! { (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) ")" }
-}
-
-/// time(random) / time(evolution) for the best of the first `tried` candidates of each.
-fn equal(view: &ProblemView, tried: i64) -> Option<f64> {
-    let best = |arm| {
-        let steps = &view.curve(arm)?.steps;
-        steps.iter().rev().find(|s| s.candidates <= tried).map(|s| s.us)
-    };
-    Some(best(Arm::Random)? / best(Arm::Evolution)?)
-}
-
 fn ranking_legend(view: &ProblemView) -> Markup {
     let raced = |t: &Ranked| t.trial == Trial::Race;
     let order = match (view.top.iter().any(raced), view.top.iter().all(raced)) {
@@ -388,46 +310,10 @@ fn scatter_legend(pairs: &[Pair]) -> Markup {
     }
 }
 
-const fn arm_class(arm: Arm) -> &'static str {
-    match arm {
-        Arm::Baseline => "baseline",
-        Arm::Evolution => "evolution",
-        Arm::Random => "random",
-        Arm::Control => "control",
-    }
-}
-
-const fn arm_name(arm: Arm) -> &'static str {
-    match arm {
-        Arm::Baseline => "baseline",
-        Arm::Evolution => "evolution",
-        Arm::Random => "random samples",
-        Arm::Control => "control",
-    }
-}
-
-const fn stage_name(stage: Stage) -> &'static str {
-    match stage {
-        Stage::Propose => "propose",
-        Stage::Screen => "screen",
-        Stage::Check => "check",
-        Stage::Microbench => "microbench",
-        Stage::Race => "race",
-        Stage::HeldOut => "held out",
-    }
-}
-
-const fn trial_name(trial: Trial) -> &'static str {
-    match trial {
-        Trial::Microbench => "microbench",
-        Trial::Race => "race",
-        Trial::HeldOut => "held-out race",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use kernels::select::Shape;
+    use ledger::{Against, Arm, Stage, TimeKind};
     use problem::{DType, Problem};
     use serde_json::json;
 

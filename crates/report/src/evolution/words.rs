@@ -1,0 +1,58 @@
+//! The words and CSS classes of groups, stages, races and kinds of times.
+
+use ledger::{Arm, Stage, TimeKind, Trial};
+use maud::{Markup, html};
+
+pub const fn kind_words(kind: Option<TimeKind>) -> &'static str {
+    match kind {
+        Some(TimeKind::Measured) => "measured",
+        Some(TimeKind::Predicted) => "predicted by the time model, not measured",
+        None => "no times yet",
+    }
+}
+
+pub fn kind_badge(kind: Option<TimeKind>) -> Markup {
+    let class = match kind {
+        Some(TimeKind::Measured) => "badge measured",
+        Some(TimeKind::Predicted) => "badge predicted",
+        None => "badge",
+    };
+    html! { span class=(class) { (kind_words(kind)) } }
+}
+
+pub const fn arm_class(arm: Arm) -> &'static str {
+    match arm {
+        Arm::Baseline => "baseline",
+        Arm::Evolution => "evolution",
+        Arm::Random => "random",
+        Arm::Control => "control",
+    }
+}
+
+pub const fn arm_name(arm: Arm) -> &'static str {
+    match arm {
+        Arm::Baseline => "baseline",
+        Arm::Evolution => "evolution",
+        Arm::Random => "random samples",
+        Arm::Control => "control",
+    }
+}
+
+pub const fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Propose => "propose",
+        Stage::Screen => "screen",
+        Stage::Check => "check",
+        Stage::Microbench => "microbench",
+        Stage::Race => "race",
+        Stage::HeldOut => "held out",
+    }
+}
+
+pub const fn trial_name(trial: Trial) -> &'static str {
+    match trial {
+        Trial::Microbench => "microbench",
+        Trial::Race => "race",
+        Trial::HeldOut => "held-out race",
+    }
+}
