@@ -8,14 +8,17 @@ pub(super) const THREADS: u32 = 256;
 pub(super) const UNIT: u32 = 16;
 /// Units that a thread holds at most.
 const UNITS: u32 = 4;
-/// Units of a row that a thread has at most. With four, fewer exchanges between lanes would be left, but also
-/// fewer warps on an SM.
+/// Units of a row that a thread has at most if the tensor is read twice. With [`UNITS`], fewer exchanges
+/// between lanes would be left, but also fewer warps on an SM.
 const SHARE: u32 = 2;
 /// Bytes that a thread loads before it uses the first, so that enough loads are in flight.
 const IN_FLIGHT: u32 = 128;
 
-/// All properties of a quantisation that its code depends on. Lengths, strides, the number of heads and the
-/// signs of the rotation are launch parameters.
+/// Heads of a cluster at most: the largest cluster that every GPU with clusters accepts.
+const CLUSTER: u32 = 8;
+
+/// All properties of a quantisation that its code depends on. Lengths, strides, the number of heads (but for
+/// the heads of a cluster) and the signs of the rotation are launch parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantizationCode {
     pub(super) tensor: Tensor,
@@ -33,8 +36,12 @@ pub struct QuantizationCode {
 /// How often the tensor is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Passes {
-    /// Once, by one kernel: a CTA holds all rows of a factor, a thread its share of `shares` rows.
-    Held { shares: u32 },
+    /// Once, by one kernel: a CTA holds the rows of a factor in one head, a thread its share of `shares` rows.
+    Held {
+        shares: u32,
+        /// Heads that share a factor: their CTAs are a cluster.
+        group: u32,
+    },
     /// Twice: the first kernel stores the largest magnitude of each part of the rows of a factor, and the
     /// second kernel rounds.
     Two {
@@ -57,7 +64,12 @@ impl QuantizationCode {
     /// Units of a row that a thread has: its share. Units of one share are added without an exchange between
     /// lanes. At least two lanes share a row of two units or more, so that they use whole sectors of it.
     pub(super) fn share(&self) -> u32 {
-        (self.units() / 2).clamp(1, SHARE).min(self.block_units())
+        let most = match self.passes {
+            // The thread holds as many elements in any case.
+            Passes::Held { .. } => UNITS,
+            Passes::Two { .. } => SHARE,
+        };
+        (self.units() / 2).clamp(1, most).min(self.block_units())
     }
 
     /// The distance between the units of a share, in units.
@@ -73,7 +85,7 @@ impl QuantizationCode {
     /// Rows of which a thread loads its share before it uses the first.
     pub(super) fn shares(&self) -> u32 {
         match self.passes {
-            Passes::Held { shares } => shares,
+            Passes::Held { shares, .. } => shares,
             Passes::Two { .. } => (IN_FLIGHT / (4 * self.words() as u32 * self.share())).max(1),
         }
     }
@@ -102,7 +114,8 @@ impl QuantizationCode {
     /// registers of some kernels to make room for more threads.
     pub(super) const fn resident_threads(&self) -> u32 {
         match self.passes {
-            // A thread holds 64 elements: 96 registers.
+            // A thread holds 64 elements: 96 registers, or 112 if it loads f32 elements and means.
+            Passes::Held { .. } if self.smoothed && matches!(self.from, DType::F32) => 576,
             Passes::Held { .. } => 640,
             // Means of the columns take more.
             Passes::Two { .. } if self.smoothed => 640,
@@ -116,14 +129,24 @@ impl QuantizationCode {
         QuantizationCode { rotated: false, threads: THREADS, passes, ..self }
     }
 
-    /// The code with one kernel, if a CTA can hold `rows` rows of one head.
-    pub(super) fn held(self, rows: u32) -> Option<QuantizationCode> {
-        let slab = rows.div_ceil(UNITS / self.share()).max(1);
-        let threads = (slab.saturating_mul(self.lanes())).next_multiple_of(32);
-        let held = QuantizationCode { threads, ..self };
+    /// CTAs of a cluster.
+    pub(super) const fn cluster(&self) -> u32 {
+        match self.passes {
+            Passes::Held { group, .. } => group,
+            Passes::Two { .. } => 1,
+        }
+    }
+
+    /// The code with one kernel, if a CTA can hold `rows` rows of one head, and a cluster the heads of a group
+    /// if there are several.
+    pub(super) fn held(self, rows: u32, group: u32, has_clusters: bool) -> Option<QuantizationCode> {
+        let one = QuantizationCode { passes: Passes::Held { shares: 1, group }, ..self };
+        let slab = rows.div_ceil(UNITS / one.share()).max(1);
+        let threads = (slab.saturating_mul(one.lanes())).next_multiple_of(32);
+        let held = QuantizationCode { threads, ..one };
         let shares = rows.div_ceil(held.slab()).max(1);
-        let grouped = self.passes == Passes::Two { grouped: true };
-        let fits = threads <= THREADS && !grouped;
-        fits.then_some(QuantizationCode { passes: Passes::Held { shares }, ..held })
+        let is_cluster = has_clusters && group.is_power_of_two() && group <= CLUSTER;
+        let fits = threads <= THREADS && (group == 1 || is_cluster);
+        fits.then_some(QuantizationCode { passes: Passes::Held { shares, group }, ..held })
     }
 }

@@ -1,9 +1,9 @@
 //! Kernels that quantise Q, K or V to 8-bit floats with descale factors.
 //!
 //! Codes and factors are equal to those of the CPU to the last bit. A CTA that holds all rows of a factor in
-//! registers reads them once. Otherwise a first kernel finds the largest
-//! magnitudes and a second kernel reads the tensor again. Where keys are smoothed, two kernels compute the
-//! means of K first, which reads K once more.
+//! registers reads them once, and so does a cluster of CTAs if several heads share the factor. Otherwise a
+//! first kernel finds the largest magnitudes and a second kernel reads the tensor again. Where keys are
+//! smoothed, two kernels compute the means of K first, which reads K once more.
 
 mod code;
 mod kernels;
@@ -79,7 +79,8 @@ fn code(
         passes: Passes::Two { grouped: heads > problem.heads_kv },
     };
     let of_factor = options.rows.map_or(rows, |block| rows.min(block as usize)) as u32;
-    Ok(two.held(of_factor).unwrap_or(two))
+    let group = (heads / problem.heads_kv) as u32;
+    Ok(two.held(of_factor, group, arch.sm >= 90).unwrap_or(two))
 }
 
 /// Rejects what the kernels do not support.

@@ -3,6 +3,8 @@
 use problem::{Mean, Problem, Quantization, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, Pred, R32, R64, SpecialReg};
 
+use tile::divide;
+
 use super::code::{Passes, QuantizationCode, THREADS, UNIT};
 use super::units::{Unit, Units, factor};
 use crate::contract::Contract;
@@ -52,7 +54,7 @@ impl Sizes {
         let tiles = of_factor.div_ceil(code.tile());
         // Each thread of the second kernel reads at most one part.
         let parts = match code.passes {
-            Passes::Held { .. } => 1,
+            Passes::Held { group, .. } => group,
             Passes::Two { .. } => (group * tiles).min(THREADS),
         };
         Sizes {
@@ -89,11 +91,11 @@ impl Sizes {
         self.batch as usize * self.heads_kv as usize * self.blocks as usize
     }
 
-    pub const fn launch(&self, threads: u32) -> Launch {
+    pub const fn launch(&self, code: &QuantizationCode) -> Launch {
         Launch {
             grid: Dim3(self.blocks * self.parts, self.heads_kv, self.batch),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(threads, 1, 1),
+            cluster: Dim3(code.cluster(), 1, 1),
+            block: Dim3(code.threads, 1, 1),
             dynamic_shared: 0,
             overlapping: false,
         }
@@ -176,7 +178,7 @@ pub(super) struct Place {
     head_kv: R32,
     /// The index of the factor.
     pub index: R32,
-    /// The part of this CTA.
+    /// The part of this CTA: the head in the group if the CTA holds its rows.
     pub part: R32,
     /// The first row in the head that has the factor, and the number of those rows.
     first: R32,
@@ -201,7 +203,11 @@ impl Place {
         let mut units = Units::new(k, code, thread, &params.signs);
         let [ctas, heads_kv] = [SpecialReg::NctaidX, SpecialReg::NctaidY].map(|register| k.special(register));
         let (block, blocks, part) = match code.passes {
-            Passes::Held { .. } => (cta, ctas, k.mov(0)),
+            // The CTAs of a cluster follow each other.
+            Passes::Held { group, .. } => {
+                let [block, blocks] = [cta, ctas].map(|n| divide(k, n, group));
+                (block, blocks, k.and(cta, group - 1))
+            }
             Passes::Two { .. } => {
                 let [block, blocks] = [cta, ctas].map(|n| k.div_u(n, params.parts));
                 let before = k.mul(block, params.parts);

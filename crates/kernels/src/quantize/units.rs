@@ -13,9 +13,6 @@ const ELEMENTS: usize = UNIT as usize;
 /// Elements of a unit.
 pub(super) type Unit = [F32; ELEMENTS];
 
-/// The smallest magnitude, 0, in the order that [`raise`] makes of floats.
-pub(super) const LEAST: u32 = 0x0080_0000;
-
 /// The place of a thread in a slab of rows, and how it rotates its share of a row.
 pub(super) struct Units {
     code: QuantizationCode,
@@ -252,36 +249,91 @@ impl Turn {
     }
 }
 
-/// Raises `most` to the largest finite magnitude of a share. Magnitudes are signed integers in the order of
-/// floats: the bits of |x|, plus [`LEAST`], with which infinities and NaN become negative.
-pub(super) fn raise(k: &mut Builder, most: R32, share: &[Unit]) {
-    for &x in share.iter().flatten() {
-        let bits = k.to_bits(x);
-        let magnitude = k.and(bits, 0x7FFF_FFFFu32);
-        let ordered = k.add(magnitude, LEAST);
-        k.max_s_to(most, most, ordered);
+/// Raises `most`, the bits of a float that is not negative, to the largest finite magnitude of units.
+pub(super) fn raise<'a>(k: &mut Builder, most: R32, units: impl Iterator<Item = &'a Unit> + Clone) {
+    // Two maxima, so that one does not wait for the one before it. They leave out NaN.
+    let largest: [F32; 2] = std::array::from_fn(|_| k.mov(0.0f32));
+    for unit in units.clone() {
+        for (i, &x) in unit.iter().enumerate() {
+            let magnitude = k.abs(x);
+            k.max_to(largest[i % 2], largest[i % 2], magnitude);
+        }
     }
+    let largest = k.max(largest[0], largest[1]);
+    let is_infinite = k.setp_f(CmpOp::Eq, largest, f32::INFINITY);
+    k.if_(is_infinite, |k| {
+        k.mov_to(largest, 0.0f32);
+        for &x in units.flatten() {
+            let magnitude = k.abs(x);
+            let is_finite = k.setp_f(CmpOp::Lt, magnitude, f32::INFINITY);
+            k.guarded(is_finite, |k| k.max_to(largest, largest, magnitude));
+        }
+    });
+    let bits = k.to_bits(largest);
+    k.max_s_to(most, most, bits);
 }
 
 /// The largest magnitude of all threads of the CTA.
 pub(super) fn largest_of_cta(k: &mut Builder, code: &QuantizationCode, thread: R32, most: R32) -> R32 {
-    let mut most = most;
-    for lanes in [16, 8, 4, 2, 1] {
-        let other = k.shfl_xor(most, lanes);
-        most = k.max_s(most, other);
-    }
+    let most = largest_of_warp(k, most);
     let warps = code.threads / 32;
     if warps == 1 {
         return most;
     }
     let shared = k.shared_array("magnitudes", 4, 4 * warps);
     let warp = k.shr_u(thread, 5);
-    let lane = k.and(thread, 31);
     let of_warp: Shared = k.shared_index(shared, warp, 4);
-    let is_first = k.setp_u(CmpOp::Eq, lane, 0);
+    let is_first = is_first_lane(k, thread);
     k.guarded(is_first, |k| k.st(of_warp, most));
     k.bar_sync();
-    for warp in 0..warps {
+    largest_of(k, shared, warps)
+}
+
+/// The largest magnitude of all threads of the cluster, in which the CTA has the rank `rank`. The threads have
+/// arrived at the cluster's barrier before, so that all CTAs have started where their shared memory is written.
+pub(super) fn largest_of_cluster(
+    k: &mut Builder,
+    code: &QuantizationCode,
+    (thread, rank): (R32, R32),
+    most: R32,
+) -> R32 {
+    let most = largest_of_warp(k, most);
+    let warps = code.threads / 32;
+    let shared = k.shared_array("magnitudes", 4, 4 * warps * code.cluster());
+    let warp = k.shr_u(thread, 5);
+    let place = k.mad(rank, warps, warp);
+    let of_warp: Shared = k.shared_index(shared, place, 4);
+    let is_first = is_first_lane(k, thread);
+    k.cluster_wait();
+    for cta in 0..code.cluster() {
+        let of_warp = k.mapa(of_warp, cta);
+        k.guarded(is_first, |k| k.st(of_warp, most));
+    }
+    // No CTA writes to another one after this barrier, so that each may exit.
+    k.cluster_arrive();
+    k.cluster_wait();
+    largest_of(k, shared, warps * code.cluster())
+}
+
+/// The largest magnitude of all lanes of the warp.
+fn largest_of_warp(k: &mut Builder, most: R32) -> R32 {
+    let mut most = most;
+    for lanes in [16, 8, 4, 2, 1] {
+        let other = k.shfl_xor(most, lanes);
+        most = k.max_s(most, other);
+    }
+    most
+}
+
+fn is_first_lane(k: &mut Builder, thread: R32) -> Pred {
+    let lane = k.and(thread, 31);
+    k.setp_u(CmpOp::Eq, lane, 0)
+}
+
+/// The largest of `count` magnitudes in shared memory.
+fn largest_of(k: &mut Builder, shared: Shared, count: u32) -> R32 {
+    let mut most = k.ld(shared);
+    for warp in 1..count {
         let other: R32 = k.ld(shared.at(4 * i64::from(warp)));
         most = k.max_s(most, other);
     }
@@ -291,8 +343,7 @@ pub(super) fn largest_of_cta(k: &mut Builder, code: &QuantizationCode, thread: R
 /// The descale factor of a block of rows, and the multiplier of its elements
 /// ([`problem::Quantization::factor`]).
 pub(super) fn factor(k: &mut Builder, code: &QuantizationCode, most: R32) -> [F32; 2] {
-    let bits = k.sub(most, LEAST);
-    let most = k.from_bits(bits);
+    let most = k.from_bits(most);
     let most = k.mul(most, code.norm());
     let factor = k.div(most, code.to.largest());
     let is_normal = k.setp_f(CmpOp::Ge, factor, f32::MIN_POSITIVE);
