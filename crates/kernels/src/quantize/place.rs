@@ -124,6 +124,9 @@ pub(super) struct Params {
     /// What elements are multiplied by before they are added, of the kernel that adds rows.
     pub scale: Option<F32>,
     signs: Vec<R32>,
+    /// Whether the grid goes through the tensor from its end. Kernels alternate, so that each begins with
+    /// the rows that the kernel before it has read last, which L2 may still have.
+    backward: bool,
 }
 
 impl Params {
@@ -145,6 +148,7 @@ impl Params {
         });
         let adds = work == Work::Add;
         let sums = adds.then(|| declare_sums(k, c, problem, Access::Write));
+        let kernels_before = u32::from(code.smoothed && !adds) + u32::from(finds && rounds);
         let means = (code.smoothed && !adds).then(|| declare_means(k, c, problem, Access::Read));
         let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
         let row_bytes = problem.strides(tensor).row.wrapping_mul(code.from.bytes() as i64);
@@ -164,6 +168,7 @@ impl Params {
             parts: c.u32(k, "parts", sizes.parts),
             scale: adds.then(|| c.f32(k, "scale", Mean::new(sizes.rows as usize, code.dim as usize).scale())),
             signs: (0..).zip(signs).map(|(i, &word)| c.u32(k, &format!("signs_{i}"), word)).collect(),
+            backward: kernels_before % 2 == 1,
         }
     }
 }
@@ -197,11 +202,23 @@ pub(super) struct Tile {
 
 impl Place {
     pub fn new(k: &mut Builder, code: QuantizationCode, params: Params) -> Place {
-        let [cta, head_kv, batch, thread] =
-            [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ, SpecialReg::TidX]
-                .map(|register| k.special(register));
-        let mut units = Units::new(k, code, thread, &params.signs);
+        let thread = k.special(SpecialReg::TidX);
         let [ctas, heads_kv] = [SpecialReg::NctaidX, SpecialReg::NctaidY].map(|register| k.special(register));
+        let [cta, head_kv, batch] = [
+            (SpecialReg::CtaidX, SpecialReg::NctaidX),
+            (SpecialReg::CtaidY, SpecialReg::NctaidY),
+            (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
+        ]
+        .map(|(index, count)| {
+            let index = k.special(index);
+            if !params.backward {
+                return index;
+            }
+            // count − 1 − index
+            let (count, index) = (k.special(count), k.not(index));
+            k.add(count, index)
+        });
+        let mut units = Units::new(k, code, thread, &params.signs);
         let (block, blocks, part) = match code.passes {
             // The CTAs of a cluster follow each other.
             Passes::Held { group, .. } => {
