@@ -6,7 +6,7 @@ use ptx::{Builder, CmpOp, R32};
 use super::code::{Passes, QuantizationCode};
 use super::place::{Params, Place, Sizes, Work};
 use super::smooth;
-use super::units::{Unit, largest_of_cluster, largest_of_cta, raise, sign_words};
+use super::units::{largest_of_cluster, largest_of_cta, sign_words};
 use crate::Arch;
 use crate::contract::Contract;
 use crate::draft::{Draft, Drafts};
@@ -60,15 +60,17 @@ type Body = fn(&mut Builder, QuantizationCode, Params);
 /// One kernel: a CTA or a cluster holds all rows of a factor.
 fn held(k: &mut Builder, code: QuantizationCode, params: Params) {
     let place = Place::new(k, code, params);
+    place.exit_without_rows(k);
     if code.cluster() > 1 {
         k.cluster_arrive_relaxed();
     }
     let zero: R32 = k.mov(0);
     let tile = place.load(k, (place.part, zero));
     let most: R32 = k.mov(0);
-    let all: Vec<Vec<Unit>> =
-        tile.shares.iter().map(|(share, exists)| place.units.elements(k, (share, *exists))).collect();
-    raise(k, most, all.iter().flatten());
+    let shares = tile.shares.iter();
+    let before: Vec<_> = shares.map(|(share, _)| place.units.before_pairs(k, share)).collect();
+    let all: Vec<_> = before.iter().map(|units| place.units.add_pairs(k, units)).collect();
+    place.units.raise(k, most, &before, |_| all.concat());
     let largest = match code.cluster() {
         1 => largest_of_cta(k, &code, place.thread, most),
         _ => largest_of_cluster(k, &code, (place.thread, place.part), most),
@@ -84,9 +86,9 @@ fn find_largest(k: &mut Builder, code: QuantizationCode, params: Params) {
     let place = Place::new(k, code, params);
     let most: R32 = k.mov(0);
     place.for_tiles(k, |k, tile| {
-        for (share, exists) in &tile.shares {
-            let units = place.units.elements(k, (share, *exists));
-            raise(k, most, units.iter());
+        for (share, _) in &tile.shares {
+            let before = [place.units.before_pairs(k, share)];
+            place.units.raise(k, most, &before, |k| place.units.add_pairs(k, &before[0]));
         }
     });
     let largest = largest_of_cta(k, &code, place.thread, most);
@@ -109,8 +111,8 @@ fn round(k: &mut Builder, code: QuantizationCode, params: Params) {
     let largest = largest_of_cta(k, &code, place.thread, most);
     let multiplier = place.store_factor(k, largest);
     place.for_tiles(k, |k, tile| {
-        for (number, (share, exists)) in tile.shares.iter().enumerate() {
-            let units = place.units.elements(k, (share, *exists));
+        for (number, (share, _)) in tile.shares.iter().enumerate() {
+            let units = place.units.elements(k, share);
             place.store(k, (&tile, number), &units, multiplier);
         }
     });

@@ -187,9 +187,9 @@ pub(super) struct Place {
     pub part: R32,
     /// The first row in the head that has the factor, and the number of those rows.
     first: R32,
-    left: R32,
-    /// Bytes from a row to the row that the thread takes next.
-    step_bytes: R64,
+    pub left: R32,
+    /// The index of the last of those rows.
+    last: R32,
 }
 
 /// The shares of a thread in one tile.
@@ -240,33 +240,37 @@ impl Place {
         let first = k.mul(block, params.of_factor);
         let left = k.sub(params.rows, first);
         let left = k.min_u(left, params.of_factor);
-        let step_bytes = k.mul(params.row_bytes, code.slab());
-        Place { code, params, units, thread, batch, head_kv, index, part, first, left, step_bytes }
+        let last = k.sub(left, 1);
+        Place { code, params, units, thread, batch, head_kv, index, part, first, left, last }
     }
 
     /// Loads the thread's shares of the tile that begins at row `row` of those with the factor, in the head
-    /// `in_group` of the group.
+    /// `in_group` of the group. In place of a share that does not exist, the kernel that adds rows takes zeros,
+    /// and the others take the last row, which changes no largest magnitude.
     pub fn load(&self, k: &mut Builder, (in_group, row): (R32, R32)) -> Tile {
         let Params { from, batch_bytes, head_bytes, row_bytes, rows, group, .. } = self.params;
         let head = k.mad(self.head_kv, group, in_group);
         let row = k.add(row, self.units.row);
-        let in_head = k.add(self.first, row);
-        let [wide_batch, wide_head, wide_row] = [self.batch, head, in_head].map(|n| k.zext(n));
-        let start = k.mad(wide_batch, batch_bytes, from.base);
-        let start = k.mad(wide_head, head_bytes, start);
-        let start = k.mad(wide_row, row_bytes, start);
-        let start = Global { base: start, offset: from.offset };
-        let mut at = k.index(start, self.units.first, 4 * self.code.words() as u32);
+        let [wide_batch, wide_head] = [self.batch, head].map(|n| k.zext(n));
+        let of_head = k.mad(wide_batch, batch_bytes, from.base);
+        let of_head = k.mad(wide_head, head_bytes, of_head);
+        let of_head = Global { base: of_head, offset: from.offset };
+        let of_head = k.index(of_head, self.units.first, 4 * self.code.words() as u32);
         let mut shares = Vec::new();
-        let count = self.code.shares();
-        for number in 0..count {
+        for number in 0..self.code.shares() {
             let row = k.add(row, number * self.code.slab());
             let exists = self.units.exists(k, row, self.left);
-            shares.push((self.units.load(k, at, exists), exists));
-            if number + 1 < count {
-                at = k.advance(at, self.step_bytes);
-            }
+            let (row, guard) = match self.params.sums {
+                Some(_) => (row, Some(exists)),
+                None => (k.min_u(row, self.last), None),
+            };
+            let row = k.add(self.first, row);
+            let wide_row = k.zext(row);
+            let at = Global { base: k.mad(wide_row, row_bytes, of_head.base), offset: of_head.offset };
+            shares.push((self.units.load(k, at, guard), exists));
         }
+        let in_head = k.add(self.first, row);
+        let wide_row = k.zext(in_head);
         let to = self.params.to.map(|(codes, _)| {
             let heads_kv = k.special(SpecialReg::NctaidY);
             let heads = k.mul(heads_kv, group);
@@ -304,6 +308,19 @@ impl Place {
             let loaded = self.load(k, (in_group, row));
             body(k, loaded);
         });
+    }
+
+    /// Stores the factor 1 and exits if the tensor has no rows.
+    pub fn exit_without_rows(&self, k: &mut Builder) {
+        let is_empty = k.setp_u(CmpOp::Eq, self.left, 0);
+        if let Some((_, factors)) = self.params.to {
+            let to = k.index(factors, self.index, 4);
+            let one: F32 = k.mov(1.0f32);
+            let stores = k.setp_u(CmpOp::Eq, self.thread, 0);
+            let stores = k.and_pred(stores, is_empty);
+            k.guarded(stores, |k| k.st(to, one));
+        }
+        k.exit_if(is_empty);
     }
 
     /// Stores the factor, by one thread of those that share it. Returns the multiplier of elements.
