@@ -289,6 +289,7 @@ fn long_sequences_and_groups_of_heads() {
     assert_eq!(steps(4, 2, 300, None), 2);
     assert_eq!(steps(6, 2, 150, Some(64)), 2);
     assert_eq!(steps(16, 1, 70, Some(64)), 2);
+    assert_eq!(steps_on(Arch::SM_89, 80, 1, 140, Some(128)), 2);
     // More tiles than parts: a CTA has several.
     let problem = Problem::new(1, 1, 16_500, 256, DType::F16);
     assert_eq!(agree_in(&problem, Tensor::V, &options(DType::E5m2, None, None), Arch::SM_89), 2);

@@ -47,6 +47,8 @@ pub(super) enum Passes {
     Two {
         /// Whether several heads share a factor.
         grouped: bool,
+        /// Rows of a head that share a factor ([`problem::Quantization::rows`]); `None` if all do.
+        block: Option<u32>,
     },
 }
 
@@ -86,7 +88,10 @@ impl QuantizationCode {
     pub(super) fn shares(&self) -> u32 {
         match self.passes {
             Passes::Held { shares, .. } => shares,
-            Passes::Two { .. } => (IN_FLIGHT / (4 * self.words() as u32 * self.share())).max(1),
+            Passes::Two { block, .. } => {
+                let in_flight = (IN_FLIGHT / (4 * self.words() as u32 * self.share())).max(1);
+                block.map_or(in_flight, |rows| in_flight.min(rows.div_ceil(self.slab())))
+            }
         }
     }
 
@@ -125,8 +130,15 @@ impl QuantizationCode {
 
     /// The code of the kernel that adds the rows. A slab has a row of each strand of [`problem::Mean`].
     pub(super) const fn of_sums(self) -> QuantizationCode {
-        let passes = Passes::Two { grouped: false };
+        let passes = Passes::Two { grouped: false, block: None };
         QuantizationCode { rotated: false, threads: THREADS, passes, ..self }
+    }
+
+    /// The code with no more threads than a block of rows needs.
+    pub(super) fn fitted(self) -> QuantizationCode {
+        let Passes::Two { block: Some(rows), .. } = self.passes else { return self };
+        let threads = (rows * self.lanes()).next_multiple_of(32).min(self.threads);
+        QuantizationCode { threads, ..self }
     }
 
     /// CTAs of a cluster.

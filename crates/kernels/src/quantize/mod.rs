@@ -76,11 +76,11 @@ fn code(
         rotated: options.rotation(problem, tensor).is_some(),
         smoothed: options.smooth_keys && tensor == Tensor::K,
         threads: THREADS,
-        passes: Passes::Two { grouped: heads > problem.heads_kv },
+        passes: Passes::Two { grouped: heads > problem.heads_kv, block: options.rows },
     };
     let of_factor = options.rows.map_or(rows, |block| rows.min(block as usize)) as u32;
     let group = (heads / problem.heads_kv) as u32;
-    Ok(two.held(of_factor, group, arch.sm >= 90).unwrap_or(two))
+    Ok(two.held(of_factor, group, arch.sm >= 90).unwrap_or(two.fitted()))
 }
 
 /// Rejects what the kernels do not support.

@@ -5,7 +5,7 @@ use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, Pred, R32,
 
 use tile::divide;
 
-use super::code::{Passes, QuantizationCode, THREADS, UNIT};
+use super::code::{Passes, QuantizationCode, UNIT};
 use super::units::{Unit, Units, factor};
 use crate::contract::Contract;
 use crate::forward::contract::declare_head_strides;
@@ -55,7 +55,7 @@ impl Sizes {
         // Each thread of the second kernel reads at most one part.
         let parts = match code.passes {
             Passes::Held { group, .. } => group,
-            Passes::Two { .. } => (group * tiles).min(THREADS),
+            Passes::Two { .. } => (group * tiles).min(code.threads),
         };
         Sizes {
             batch: batch as u32,
@@ -293,7 +293,7 @@ impl Place {
     /// Runs `body` for each tile of the CTA's part.
     pub fn for_tiles(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile)) {
         let Params { group, tiles, parts, .. } = self.params;
-        let Passes::Two { grouped } = self.code.passes else { return };
+        let Passes::Two { grouped, .. } = self.code.passes else { return };
         let all = if grouped { k.mul(group, tiles) } else { tiles };
         k.for_range(self.part, all, parts, |k, tile| {
             k.nounroll();
