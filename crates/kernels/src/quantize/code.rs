@@ -4,13 +4,13 @@ use problem::{DType, Rotation, Tensor};
 
 /// Threads of the largest CTA.
 pub(super) const THREADS: u32 = 256;
+/// Threads of a CTA that rotates and does not hold the rows of a factor. With more, an SM has room for fewer
+/// warps, as a thread has 96 registers.
+pub(super) const ROTATING: u32 = 128;
 /// Elements whose codes fill a store of 16 bytes.
 pub(super) const UNIT: u32 = 16;
 /// Units that a thread holds at most.
 const UNITS: u32 = 4;
-/// Units of a row that a thread has at most if the tensor is read twice. With [`UNITS`], fewer exchanges
-/// between lanes would be left, but also fewer warps on an SM.
-const SHARE: u32 = 2;
 /// Bytes that a thread loads before it uses the first, so that enough loads are in flight.
 const IN_FLIGHT: u32 = 128;
 
@@ -36,7 +36,8 @@ pub struct QuantizationCode {
 /// How often the tensor is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Passes {
-    /// Once, by one kernel: a CTA holds the rows of a factor in one head, a thread its share of `shares` rows.
+    /// Once, by one kernel: a CTA holds the rows of a factor in one head, a thread its share of `shares`
+    /// rows.
     Held {
         shares: u32,
         /// Heads that share a factor: their CTAs are a cluster.
@@ -66,12 +67,7 @@ impl QuantizationCode {
     /// Units of a row that a thread has: its share. Units of one share are added without an exchange between
     /// lanes. At least two lanes share a row of two units or more, so that they use whole sectors of it.
     pub(super) fn share(&self) -> u32 {
-        let most = match self.passes {
-            // The thread holds as many elements in any case.
-            Passes::Held { .. } => UNITS,
-            Passes::Two { .. } => SHARE,
-        };
-        (self.units() / 2).clamp(1, most).min(self.block_units())
+        (self.units() / 2).clamp(1, UNITS).min(self.block_units())
     }
 
     /// The distance between the units of a share, in units.
@@ -123,8 +119,8 @@ impl QuantizationCode {
             Passes::Held { .. } if self.smoothed && matches!(self.from, DType::F32) => 576,
             Passes::Held { .. } => 640,
             // Means of the columns take more.
-            Passes::Two { .. } if self.smoothed => 640,
-            Passes::Two { .. } => 768,
+            Passes::Two { .. } if self.smoothed => 512,
+            Passes::Two { .. } => 640,
         }
     }
 
@@ -149,13 +145,12 @@ impl QuantizationCode {
         }
     }
 
-    /// The code with one kernel, if a CTA can hold `rows` rows of one head, and a cluster the heads of a group
-    /// if there are several.
+    /// The code with one kernel, if a CTA can hold `rows` rows of one head, and a cluster the heads of a
+    /// group if there are several.
     pub(super) fn held(self, rows: u32, group: u32, has_clusters: bool) -> Option<QuantizationCode> {
-        let one = QuantizationCode { passes: Passes::Held { shares: 1, group }, ..self };
-        let slab = rows.div_ceil(UNITS / one.share()).max(1);
-        let threads = (slab.saturating_mul(one.lanes())).next_multiple_of(32);
-        let held = QuantizationCode { threads, ..one };
+        let slab = rows.div_ceil(UNITS / self.share()).max(1);
+        let threads = (slab.saturating_mul(self.lanes())).next_multiple_of(32);
+        let held = QuantizationCode { threads, ..self };
         let shares = rows.div_ceil(held.slab()).max(1);
         let is_cluster = has_clusters && group.is_power_of_two() && group <= CLUSTER;
         let fits = threads <= THREADS && (group == 1 || is_cluster);

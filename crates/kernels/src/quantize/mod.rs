@@ -19,7 +19,7 @@ use crate::error::accept;
 use crate::forward::contract::misaligned;
 use crate::program::Contracts;
 use crate::{Arch, KernelError, PlanError, Program};
-use code::{Passes, THREADS, UNIT};
+use code::{Passes, ROTATING, THREADS, UNIT};
 
 /// The name of the generator in errors.
 const NAME: &str = "quantize";
@@ -68,14 +68,15 @@ fn code(
     options.check(problem, tensor)?;
     check(problem, tensor, arch)?;
     let [_, heads, rows, dim] = problem.extents(tensor);
+    let rotated = options.rotation(problem, tensor).is_some();
     let two = QuantizationCode {
         tensor,
         from: problem.dtypes.of(tensor),
         to: options.dtype,
         dim: dim as u32,
-        rotated: options.rotation(problem, tensor).is_some(),
+        rotated,
         smoothed: options.smooth_keys && tensor == Tensor::K,
-        threads: THREADS,
+        threads: if rotated { ROTATING } else { THREADS },
         passes: Passes::Two { grouped: heads > problem.heads_kv, block: options.rows },
     };
     let of_factor = options.rows.map_or(rows, |block| rows.min(block as usize)) as u32;

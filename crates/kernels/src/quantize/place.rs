@@ -245,8 +245,8 @@ impl Place {
     }
 
     /// Loads the thread's shares of the tile that begins at row `row` of those with the factor, in the head
-    /// `in_group` of the group. In place of a share that does not exist, the kernel that adds rows takes zeros,
-    /// and the others take the last row, which changes no largest magnitude.
+    /// `in_group` of the group. In place of a share that does not exist, the kernel that adds rows takes
+    /// zeros, and the others take the last row, which changes no largest magnitude.
     pub fn load(&self, k: &mut Builder, (in_group, row): (R32, R32)) -> Tile {
         let Params { from, batch_bytes, head_bytes, row_bytes, rows, group, .. } = self.params;
         let head = k.mad(self.head_kv, group, in_group);

@@ -296,8 +296,8 @@ impl Turn {
         (0..code.distance().trailing_zeros()).map(|log| 1 << log)
     }
 
-    /// Neighbours first, as [`Rotation::mix`]: inside units, between lanes, and between units of the share, but
-    /// for the last pairs ([`Units::add_pairs`]).
+    /// Neighbours first, as [`Rotation::mix`]: inside units, between lanes, and between units of the share,
+    /// but for the last pairs ([`Units::add_pairs`]).
     fn rotate(&self, k: &mut Builder, code: QuantizationCode, units: &mut [Unit]) {
         for unit in &mut *units {
             for half in (0..UNIT.trailing_zeros()).map(|log| 1usize << log) {
@@ -341,8 +341,8 @@ pub(super) fn largest_of_cta(k: &mut Builder, code: &QuantizationCode, thread: R
     largest_of(k, shared, warps)
 }
 
-/// The largest magnitude of all threads of the cluster, in which the CTA has the rank `rank`. The threads have
-/// arrived at the cluster's barrier before, so that all CTAs have started where their shared memory is written.
+/// The largest magnitude of all threads of the cluster, in which the CTA has the rank `rank`. The threads
+/// have arrived at the cluster's barrier before, so that a CTA has started when its shared memory is written.
 pub(super) fn largest_of_cluster(
     k: &mut Builder,
     code: &QuantizationCode,

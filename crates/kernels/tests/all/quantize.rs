@@ -156,8 +156,8 @@ fn rows_move_in_16_bytes() {
             let text = emit(&problem, Tensor::Q, &options, &Arch::SM_90).kernel.module.to_string();
             let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
             let kernels = if rows.is_some() { 1 } else { 2 };
-            // A thread has four units, or 128 bytes of units before the first is used.
-            let units = if rows.is_none() && dtype == DType::F32 { 2 } else { 4 };
+            // A thread has four units.
+            let units = 4;
             assert_eq!(count("ld.global.v4.b32"), kernels * units * dtype.bytes(), "{text}");
             assert_eq!(count("st.global.v4.b32"), units);
             // One factor, and that of a tensor without rows or the largest magnitude of a part.
