@@ -243,7 +243,14 @@ fn faults_in_the_means_are_found() {
             mutant.then.iter_mut().for_each(|kernel| kernel.module = module.clone());
             mutant
         };
-        let is_subtraction = |line: &str| line.trim_start().starts_with('@') && line.contains("sub.rn.f32");
+        // The mean is subtracted in place.
+        let is_subtraction = |line: &str| {
+            let operands = line.trim().strip_prefix("sub.rn.f32 ");
+            operands.is_some_and(|operands| {
+                let mut operands = operands.split(", ");
+                operands.next() == operands.next()
+            })
+        };
         let not_subtracted = mutant(0, &|line| is_subtraction(line).then(String::new));
         assert!(!is_right(&not_subtracted));
         // The last entries quantise. A row of means has 320 bytes.
@@ -263,16 +270,26 @@ fn faults_in_the_means_are_found() {
 /// Few rows are read once; more rows of a factor than a CTA holds, and groups of heads, are read twice.
 #[test]
 fn long_sequences_and_groups_of_heads() {
-    let steps = |heads: usize, heads_kv: usize, rows: usize, of_factor: Option<u32>| {
+    let steps_on = |arch: Arch, heads: usize, heads_kv: usize, rows: usize, of_factor: Option<u32>| {
         let problem = Problem::new(2, heads, rows, 64, DType::F16).with_heads_kv(heads_kv, Layout::Bshd);
-        agree_in(&problem, Tensor::Q, &options(DType::E4m3, of_factor, Some(1)), Arch::SM_90)
+        agree_in(&problem, Tensor::Q, &options(DType::E4m3, of_factor, Some(1)), arch)
+    };
+    let steps = |heads: usize, heads_kv: usize, rows: usize, of_factor: Option<u32>| {
+        steps_on(Arch::SM_90, heads, heads_kv, rows, of_factor)
     };
     assert_eq!(steps(2, 2, 1, None), 1);
     assert_eq!(steps(2, 2, 256, None), 1);
     assert_eq!(steps(2, 2, 257, None), 2);
     assert_eq!(steps(1, 1, 600, Some(128)), 1);
-    assert_eq!(steps(4, 2, 100, None), 2);
+    // The heads of a group are a cluster, where there are clusters of that size.
+    assert_eq!(steps(4, 2, 100, None), 1);
+    assert_eq!(steps(8, 2, 150, Some(64)), 1);
+    assert_eq!(steps_on(Arch::SM_120, 8, 1, 290, Some(128)), 1);
+    assert_eq!(steps_on(Arch::SM_89, 4, 2, 100, None), 2);
+    assert_eq!(steps(4, 2, 300, None), 2);
     assert_eq!(steps(6, 2, 150, Some(64)), 2);
+    assert_eq!(steps(16, 1, 70, Some(64)), 2);
+    assert_eq!(steps_on(Arch::SM_89, 80, 1, 140, Some(128)), 2);
     // More tiles than parts: a CTA has several.
     let problem = Problem::new(1, 1, 16_500, 256, DType::F16);
     assert_eq!(agree_in(&problem, Tensor::V, &options(DType::E5m2, None, None), Arch::SM_89), 2);
@@ -299,8 +316,8 @@ fn strides_of_every_kind() {
 #[test]
 fn numbers_that_are_not_ordinary() {
     let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 1e-40, f32::MIN_POSITIVE, 3e38, -2e-20];
-    let dim = 32;
-    for hadamard in [None, Some(5)] {
+    // A thread has one unit of a row, and four.
+    for (dim, hadamard) in [(32, None), (32, Some(5)), (128, Some(5))] {
         for (dtype, rows) in [(DType::E4m3, Some(64)), (DType::E5m2, None)] {
             let options = options(dtype, rows, hadamard);
             let smooth = Quantization { smooth_keys: true, ..options };

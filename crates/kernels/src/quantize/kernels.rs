@@ -6,7 +6,7 @@ use ptx::{Builder, CmpOp, R32};
 use super::code::{Passes, QuantizationCode};
 use super::place::{Params, Place, Sizes, Work};
 use super::smooth;
-use super::units::{LEAST, largest_of_cta, raise, sign_words};
+use super::units::{largest_of_cluster, largest_of_cta, sign_words};
 use crate::Arch;
 use crate::contract::Contract;
 use crate::draft::{Draft, Drafts};
@@ -34,7 +34,7 @@ pub(super) fn drafts(
         let mut contract = Contract::new(problem);
         let signs: &[u32] = if code.rotated { &signs } else { &[] };
         let params = Params::declare(&mut k, &mut contract, (&code, sizes), (problem, signs), work);
-        let launch = sizes.launch(code.threads);
+        let launch = sizes.launch(&code);
         Draft::new(k, contract, (entry, launch), arch.target(), move |k| body(k, code, params))
     };
     let rounding: (&str, Body) = match code.passes {
@@ -57,19 +57,24 @@ pub(super) fn drafts(
 /// Emits the body of a kernel.
 type Body = fn(&mut Builder, QuantizationCode, Params);
 
-/// One kernel: a CTA holds all rows of a factor.
+/// One kernel: a CTA or a cluster holds all rows of a factor.
 fn held(k: &mut Builder, code: QuantizationCode, params: Params) {
     let place = Place::new(k, code, params);
-    let zero: R32 = k.mov(0);
-    let tile = place.load(k, (zero, zero));
-    let most: R32 = k.mov(LEAST);
-    let mut all = Vec::new();
-    for (share, exists) in &tile.shares {
-        let units = place.units.elements(k, (share, *exists));
-        raise(k, most, &units);
-        all.push(units);
+    place.exit_without_rows(k);
+    if code.cluster() > 1 {
+        k.cluster_arrive_relaxed();
     }
-    let largest = largest_of_cta(k, &code, place.thread, most);
+    let zero: R32 = k.mov(0);
+    let tile = place.load(k, (place.part, zero));
+    let most: R32 = k.mov(0);
+    let shares = tile.shares.iter();
+    let before: Vec<_> = shares.map(|(share, _)| place.units.before_pairs(k, share)).collect();
+    let all: Vec<_> = before.iter().map(|units| place.units.add_pairs(k, units)).collect();
+    place.units.raise(k, most, &before, |_| all.concat());
+    let largest = match code.cluster() {
+        1 => largest_of_cta(k, &code, place.thread, most),
+        _ => largest_of_cluster(k, &code, (place.thread, place.part), most),
+    };
     let multiplier = place.store_factor(k, largest);
     for (number, units) in all.iter().enumerate() {
         place.store(k, (&tile, number), units, multiplier);
@@ -79,11 +84,11 @@ fn held(k: &mut Builder, code: QuantizationCode, params: Params) {
 /// The first of two kernels: each CTA finds the largest magnitude of its part.
 fn find_largest(k: &mut Builder, code: QuantizationCode, params: Params) {
     let place = Place::new(k, code, params);
-    let most: R32 = k.mov(LEAST);
+    let most: R32 = k.mov(0);
     place.for_tiles(k, |k, tile| {
-        for (share, exists) in &tile.shares {
-            let units = place.units.elements(k, (share, *exists));
-            raise(k, most, &units);
+        for (share, _) in &tile.shares {
+            let before = [place.units.before_pairs(k, share)];
+            place.units.raise(k, most, &before, |k| place.units.add_pairs(k, &before[0]));
         }
     });
     let largest = largest_of_cta(k, &code, place.thread, most);
@@ -97,7 +102,7 @@ fn find_largest(k: &mut Builder, code: QuantizationCode, params: Params) {
 /// The second of two kernels: each CTA rounds its part.
 fn round(k: &mut Builder, code: QuantizationCode, params: Params) {
     let place = Place::new(k, code, params);
-    let most: R32 = k.mov(LEAST);
+    let most: R32 = k.mov(0);
     if let Some(from) = place.largest(k) {
         let from = k.index(from, place.thread, 4);
         let exists = k.setp_u(CmpOp::Lt, place.thread, place.params.parts);
@@ -106,8 +111,8 @@ fn round(k: &mut Builder, code: QuantizationCode, params: Params) {
     let largest = largest_of_cta(k, &code, place.thread, most);
     let multiplier = place.store_factor(k, largest);
     place.for_tiles(k, |k, tile| {
-        for (number, (share, exists)) in tile.shares.iter().enumerate() {
-            let units = place.units.elements(k, (share, *exists));
+        for (number, (share, _)) in tile.shares.iter().enumerate() {
+            let units = place.units.elements(k, share);
             place.store(k, (&tile, number), &units, multiplier);
         }
     });

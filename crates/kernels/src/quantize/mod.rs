@@ -1,9 +1,9 @@
 //! Kernels that quantise Q, K or V to 8-bit floats with descale factors.
 //!
 //! Codes and factors are equal to those of the CPU to the last bit. A CTA that holds all rows of a factor in
-//! registers reads them once. Otherwise a first kernel finds the largest
-//! magnitudes and a second kernel reads the tensor again. Where keys are smoothed, two kernels compute the
-//! means of K first, which reads K once more.
+//! registers reads them once, and so does a cluster of CTAs if several heads share the factor. Otherwise a
+//! first kernel finds the largest magnitudes and a second kernel reads the tensor again. Where keys are
+//! smoothed, two kernels compute the means of K first, which reads K once more.
 
 mod code;
 mod kernels;
@@ -19,7 +19,7 @@ use crate::error::accept;
 use crate::forward::contract::misaligned;
 use crate::program::Contracts;
 use crate::{Arch, KernelError, PlanError, Program};
-use code::{Passes, THREADS, UNIT};
+use code::{Passes, ROTATING, THREADS, UNIT};
 
 /// The name of the generator in errors.
 const NAME: &str = "quantize";
@@ -68,18 +68,20 @@ fn code(
     options.check(problem, tensor)?;
     check(problem, tensor, arch)?;
     let [_, heads, rows, dim] = problem.extents(tensor);
+    let rotated = options.rotation(problem, tensor).is_some();
     let two = QuantizationCode {
         tensor,
         from: problem.dtypes.of(tensor),
         to: options.dtype,
         dim: dim as u32,
-        rotated: options.rotation(problem, tensor).is_some(),
+        rotated,
         smoothed: options.smooth_keys && tensor == Tensor::K,
-        threads: THREADS,
-        passes: Passes::Two { grouped: heads > problem.heads_kv },
+        threads: if rotated { ROTATING } else { THREADS },
+        passes: Passes::Two { grouped: heads > problem.heads_kv, block: options.rows },
     };
     let of_factor = options.rows.map_or(rows, |block| rows.min(block as usize)) as u32;
-    Ok(two.held(of_factor).unwrap_or(two))
+    let group = (heads / problem.heads_kv) as u32;
+    Ok(two.held(of_factor, group, arch.sm >= 90).unwrap_or(two.fitted()))
 }
 
 /// Rejects what the kernels do not support.

@@ -3,7 +3,9 @@
 use problem::{Mean, Problem, Quantization, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, Pred, R32, R64, SpecialReg};
 
-use super::code::{Passes, QuantizationCode, THREADS, UNIT};
+use tile::divide;
+
+use super::code::{Passes, QuantizationCode, UNIT};
 use super::units::{Unit, Units, factor};
 use crate::contract::Contract;
 use crate::forward::contract::declare_head_strides;
@@ -52,8 +54,8 @@ impl Sizes {
         let tiles = of_factor.div_ceil(code.tile());
         // Each thread of the second kernel reads at most one part.
         let parts = match code.passes {
-            Passes::Held { .. } => 1,
-            Passes::Two { .. } => (group * tiles).min(THREADS),
+            Passes::Held { group, .. } => group,
+            Passes::Two { .. } => (group * tiles).min(code.threads),
         };
         Sizes {
             batch: batch as u32,
@@ -89,11 +91,11 @@ impl Sizes {
         self.batch as usize * self.heads_kv as usize * self.blocks as usize
     }
 
-    pub const fn launch(&self, threads: u32) -> Launch {
+    pub const fn launch(&self, code: &QuantizationCode) -> Launch {
         Launch {
             grid: Dim3(self.blocks * self.parts, self.heads_kv, self.batch),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(threads, 1, 1),
+            cluster: Dim3(code.cluster(), 1, 1),
+            block: Dim3(code.threads, 1, 1),
             dynamic_shared: 0,
             overlapping: false,
         }
@@ -122,6 +124,9 @@ pub(super) struct Params {
     /// What elements are multiplied by before they are added, of the kernel that adds rows.
     pub scale: Option<F32>,
     signs: Vec<R32>,
+    /// Whether the grid goes through the tensor from its end. Kernels alternate, so that each begins with
+    /// the rows that the kernel before it has read last, which L2 may still have.
+    backward: bool,
 }
 
 impl Params {
@@ -143,6 +148,7 @@ impl Params {
         });
         let adds = work == Work::Add;
         let sums = adds.then(|| declare_sums(k, c, problem, Access::Write));
+        let kernels_before = u32::from(code.smoothed && !adds) + u32::from(finds && rounds);
         let means = (code.smoothed && !adds).then(|| declare_means(k, c, problem, Access::Read));
         let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
         let row_bytes = problem.strides(tensor).row.wrapping_mul(code.from.bytes() as i64);
@@ -162,6 +168,7 @@ impl Params {
             parts: c.u32(k, "parts", sizes.parts),
             scale: adds.then(|| c.f32(k, "scale", Mean::new(sizes.rows as usize, code.dim as usize).scale())),
             signs: (0..).zip(signs).map(|(i, &word)| c.u32(k, &format!("signs_{i}"), word)).collect(),
+            backward: kernels_before % 2 == 1,
         }
     }
 }
@@ -176,13 +183,13 @@ pub(super) struct Place {
     head_kv: R32,
     /// The index of the factor.
     pub index: R32,
-    /// The part of this CTA.
+    /// The part of this CTA: the head in the group if the CTA holds its rows.
     pub part: R32,
     /// The first row in the head that has the factor, and the number of those rows.
     first: R32,
-    left: R32,
-    /// Bytes from a row to the row that the thread takes next.
-    step_bytes: R64,
+    pub left: R32,
+    /// The index of the last of those rows.
+    last: R32,
 }
 
 /// The shares of a thread in one tile.
@@ -195,13 +202,29 @@ pub(super) struct Tile {
 
 impl Place {
     pub fn new(k: &mut Builder, code: QuantizationCode, params: Params) -> Place {
-        let [cta, head_kv, batch, thread] =
-            [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ, SpecialReg::TidX]
-                .map(|register| k.special(register));
-        let mut units = Units::new(k, code, thread, &params.signs);
+        let thread = k.special(SpecialReg::TidX);
         let [ctas, heads_kv] = [SpecialReg::NctaidX, SpecialReg::NctaidY].map(|register| k.special(register));
+        let [cta, head_kv, batch] = [
+            (SpecialReg::CtaidX, SpecialReg::NctaidX),
+            (SpecialReg::CtaidY, SpecialReg::NctaidY),
+            (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
+        ]
+        .map(|(index, count)| {
+            let index = k.special(index);
+            if !params.backward {
+                return index;
+            }
+            // count − 1 − index
+            let (count, index) = (k.special(count), k.not(index));
+            k.add(count, index)
+        });
+        let mut units = Units::new(k, code, thread, &params.signs);
         let (block, blocks, part) = match code.passes {
-            Passes::Held { .. } => (cta, ctas, k.mov(0)),
+            // The CTAs of a cluster follow each other.
+            Passes::Held { group, .. } => {
+                let [block, blocks] = [cta, ctas].map(|n| divide(k, n, group));
+                (block, blocks, k.and(cta, group - 1))
+            }
             Passes::Two { .. } => {
                 let [block, blocks] = [cta, ctas].map(|n| k.div_u(n, params.parts));
                 let before = k.mul(block, params.parts);
@@ -217,33 +240,37 @@ impl Place {
         let first = k.mul(block, params.of_factor);
         let left = k.sub(params.rows, first);
         let left = k.min_u(left, params.of_factor);
-        let step_bytes = k.mul(params.row_bytes, code.slab());
-        Place { code, params, units, thread, batch, head_kv, index, part, first, left, step_bytes }
+        let last = k.sub(left, 1);
+        Place { code, params, units, thread, batch, head_kv, index, part, first, left, last }
     }
 
     /// Loads the thread's shares of the tile that begins at row `row` of those with the factor, in the head
-    /// `in_group` of the group.
+    /// `in_group` of the group. In place of a share that does not exist, the kernel that adds rows takes
+    /// zeros, and the others take the last row, which changes no largest magnitude.
     pub fn load(&self, k: &mut Builder, (in_group, row): (R32, R32)) -> Tile {
         let Params { from, batch_bytes, head_bytes, row_bytes, rows, group, .. } = self.params;
         let head = k.mad(self.head_kv, group, in_group);
         let row = k.add(row, self.units.row);
-        let in_head = k.add(self.first, row);
-        let [wide_batch, wide_head, wide_row] = [self.batch, head, in_head].map(|n| k.zext(n));
-        let start = k.mad(wide_batch, batch_bytes, from.base);
-        let start = k.mad(wide_head, head_bytes, start);
-        let start = k.mad(wide_row, row_bytes, start);
-        let start = Global { base: start, offset: from.offset };
-        let mut at = k.index(start, self.units.first, 4 * self.code.words() as u32);
+        let [wide_batch, wide_head] = [self.batch, head].map(|n| k.zext(n));
+        let of_head = k.mad(wide_batch, batch_bytes, from.base);
+        let of_head = k.mad(wide_head, head_bytes, of_head);
+        let of_head = Global { base: of_head, offset: from.offset };
+        let of_head = k.index(of_head, self.units.first, 4 * self.code.words() as u32);
         let mut shares = Vec::new();
-        let count = self.code.shares();
-        for number in 0..count {
+        for number in 0..self.code.shares() {
             let row = k.add(row, number * self.code.slab());
             let exists = self.units.exists(k, row, self.left);
-            shares.push((self.units.load(k, at, exists), exists));
-            if number + 1 < count {
-                at = k.advance(at, self.step_bytes);
-            }
+            let (row, guard) = match self.params.sums {
+                Some(_) => (row, Some(exists)),
+                None => (k.min_u(row, self.last), None),
+            };
+            let row = k.add(self.first, row);
+            let wide_row = k.zext(row);
+            let at = Global { base: k.mad(wide_row, row_bytes, of_head.base), offset: of_head.offset };
+            shares.push((self.units.load(k, at, guard), exists));
         }
+        let in_head = k.add(self.first, row);
+        let wide_row = k.zext(in_head);
         let to = self.params.to.map(|(codes, _)| {
             let heads_kv = k.special(SpecialReg::NctaidY);
             let heads = k.mul(heads_kv, group);
@@ -266,7 +293,7 @@ impl Place {
     /// Runs `body` for each tile of the CTA's part.
     pub fn for_tiles(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile)) {
         let Params { group, tiles, parts, .. } = self.params;
-        let Passes::Two { grouped } = self.code.passes else { return };
+        let Passes::Two { grouped, .. } = self.code.passes else { return };
         let all = if grouped { k.mul(group, tiles) } else { tiles };
         k.for_range(self.part, all, parts, |k, tile| {
             k.nounroll();
@@ -281,6 +308,19 @@ impl Place {
             let loaded = self.load(k, (in_group, row));
             body(k, loaded);
         });
+    }
+
+    /// Stores the factor 1 and exits if the tensor has no rows.
+    pub fn exit_without_rows(&self, k: &mut Builder) {
+        let is_empty = k.setp_u(CmpOp::Eq, self.left, 0);
+        if let Some((_, factors)) = self.params.to {
+            let to = k.index(factors, self.index, 4);
+            let one: F32 = k.mov(1.0f32);
+            let stores = k.setp_u(CmpOp::Eq, self.thread, 0);
+            let stores = k.and_pred(stores, is_empty);
+            k.guarded(stores, |k| k.st(to, one));
+        }
+        k.exit_if(is_empty);
     }
 
     /// Stores the factor, by one thread of those that share it. Returns the multiplier of elements.

@@ -21,8 +21,8 @@ pub(super) fn add_rows(k: &mut Builder, code: QuantizationCode, params: Params) 
     let (Some(to), Some(scale)) = (place.params.sums, place.params.scale) else { return };
     let sums: [F32; UNIT as usize] = std::array::from_fn(|_| k.mov(0.0f32));
     place.for_tiles(k, |k, tile| {
-        for (share, exists) in &tile.shares {
-            for unit in place.units.elements(k, (share, *exists)) {
+        for (share, _) in &tile.shares {
+            for unit in place.units.elements(k, share) {
                 for (&sum, x) in sums.iter().zip(unit) {
                     // Not fused: the product may have fewer bits than its factor if it is below the normal
                     // numbers, and the CPU rounds it.

@@ -13,9 +13,6 @@ const ELEMENTS: usize = UNIT as usize;
 /// Elements of a unit.
 pub(super) type Unit = [F32; ELEMENTS];
 
-/// The smallest magnitude, 0, in the order that [`raise`] makes of floats.
-pub(super) const LEAST: u32 = 0x0080_0000;
-
 /// The place of a thread in a slab of rows, and how it rotates its share of a row.
 pub(super) struct Units {
     code: QuantizationCode,
@@ -85,35 +82,43 @@ impl Units {
         }
     }
 
-    /// The bits of a share, unit by unit, whose first unit is at `from`; zeros if the share does not exist.
-    pub fn load(&self, k: &mut Builder, from: Global, exists: Pred) -> Vec<Vec<R32>> {
+    /// The bits of a share, unit by unit, whose first unit is at `from`; zeros if `guard` is false.
+    pub fn load(&self, k: &mut Builder, from: Global, guard: Option<Pred>) -> Vec<Vec<R32>> {
         let words = self.code.words();
-        let chunks = words / 4;
-        let zeros = |k: &mut Builder| -> [R32; 4] { std::array::from_fn(|_| k.mov(0)) };
+        let chunk = |k: &mut Builder, at: Global| match guard {
+            Some(guard) => {
+                let loaded: [R32; 4] = std::array::from_fn(|_| k.mov(0));
+                k.guarded(guard, |k| k.ld_vec_to(loaded, at));
+                loaded
+            }
+            None => k.ld_vec(at),
+        };
         let mut share = Vec::new();
         for unit in 0..self.code.share() {
             let at = from.at(i64::from(unit * self.code.distance()) * 4 * words as i64);
-            let loaded: Vec<[R32; 4]> = (0..chunks).map(|_| zeros(k)).collect();
-            k.guarded(exists, |k| {
-                for (chunk, words) in (0..).zip(&loaded) {
-                    k.ld_vec_to(*words, at.at(16 * chunk));
-                }
-            });
+            let loaded: Vec<[R32; 4]> =
+                (0..words as i64 / 4).map(|number| chunk(k, at.at(16 * number))).collect();
             share.push(loaded.concat());
         }
         share
     }
 
-    /// The elements of a share in f32, less the mean, rotated but not normalised; zeros if the share does not
-    /// exist. All lanes of a warp take part.
-    pub fn elements(&self, k: &mut Builder, (share, exists): (&[Vec<R32>], Pred)) -> Vec<Unit> {
+    /// The elements of a share in f32, less the mean, rotated but not normalised. All lanes of a warp take
+    /// part.
+    pub fn elements(&self, k: &mut Builder, share: &[Vec<R32>]) -> Vec<Unit> {
+        let units = self.before_pairs(k, share);
+        self.add_pairs(k, &units)
+    }
+
+    /// The elements of a share before the rotation adds and subtracts the last pairs ([`Units::add_pairs`]).
+    pub fn before_pairs(&self, k: &mut Builder, share: &[Vec<R32>]) -> Vec<Unit> {
         let mut units: Vec<Unit> = Vec::new();
         for (number, words) in share.iter().enumerate() {
             let signs = self.rotation.as_ref().map(|turn| turn.signs[number]);
             let unit = widen(k, self.code.from, words, signs);
             if let Some(mean) = self.mean {
                 let columns = number as u32 * self.code.distance() * UNIT;
-                subtract(k, (unit, exists), mean.at(4 * i64::from(columns)));
+                subtract(k, unit, mean.at(4 * i64::from(columns)));
             }
             units.push(unit);
         }
@@ -121,6 +126,75 @@ impl Units {
             turn.rotate(k, self.code, &mut units);
         }
         units
+    }
+
+    /// Whether [`Units::add_pairs`] adds: a thread that has several units of a Hadamard matrix adds the first
+    /// half of them to the second half at last.
+    fn has_pairs(&self) -> bool {
+        self.code.rotated && self.code.share() > 1
+    }
+
+    /// The sums and the differences of the last pairs of a share.
+    pub fn add_pairs(&self, k: &mut Builder, units: &[Unit]) -> Vec<Unit> {
+        if !self.has_pairs() {
+            return units.to_vec();
+        }
+        let (lower, upper) = units.split_at(units.len() / 2);
+        let pairs = || lower.iter().zip(upper);
+        let sums: Vec<Unit> = pairs().map(|(a, b)| std::array::from_fn(|i| k.add(a[i], b[i]))).collect();
+        let differences = pairs().map(|(a, b)| std::array::from_fn(|i| k.sub(a[i], b[i])));
+        sums.into_iter().chain(differences).collect()
+    }
+
+    /// Raises `most`, the bits of a float that is not negative, to the largest finite magnitude of shares.
+    /// `before` are their elements before the last pairs are added, `all` gives the elements.
+    pub fn raise(
+        &self,
+        k: &mut Builder,
+        most: R32,
+        before: &[Vec<Unit>],
+        all: impl FnOnce(&mut Builder) -> Vec<Unit>,
+    ) {
+        // Two maxima, so that one does not wait for the one before it.
+        let largest = if self.has_pairs() {
+            // Of a sum and a difference, the larger magnitude is the sum of the magnitudes. Integers have the
+            // order of floats that are not negative, and a maximum of three on sm_90.
+            let largest: [R32; 2] = std::array::from_fn(|_| k.mov(0));
+            let halves = before.iter().map(|units| units.split_at(units.len() / 2));
+            for (a, b) in halves.flat_map(|(lower, upper)| lower.iter().zip(upper)) {
+                for i in 0..ELEMENTS {
+                    let (a, b) = (k.abs(a[i]), k.abs(b[i]));
+                    let magnitude = k.add(a, b);
+                    let bits = k.to_bits(magnitude);
+                    k.max_s_to(largest[i % 2], largest[i % 2], bits);
+                }
+            }
+            k.max_s(largest[0], largest[1])
+        } else {
+            // These maxima leave out NaN.
+            let largest: [F32; 2] = std::array::from_fn(|_| k.mov(0.0f32));
+            for (i, &x) in before.iter().flatten().flatten().enumerate() {
+                let magnitude = k.abs(x);
+                k.max_to(largest[i % 2], largest[i % 2], magnitude);
+            }
+            let largest = k.max(largest[0], largest[1]);
+            k.to_bits(largest)
+        };
+        let is_finite = k.setp_s(CmpOp::Lt, largest, f32::INFINITY.to_bits());
+        k.if_else(
+            is_finite,
+            |k| k.max_s_to(most, most, largest),
+            |k| {
+                let finite: F32 = k.from_bits(most);
+                for &x in all(k).iter().flatten() {
+                    let magnitude = k.abs(x);
+                    let is_finite = k.setp_f(CmpOp::Lt, magnitude, f32::INFINITY);
+                    k.guarded(is_finite, |k| k.max_to(finite, finite, magnitude));
+                }
+                let bits = k.to_bits(finite);
+                k.mov_to(most, bits);
+            },
+        );
     }
 
     /// Rounds a share to codes and stores them, those of the first unit at `to`.
@@ -168,16 +242,14 @@ fn widen(k: &mut Builder, from: DType, words: &[R32], signs: Option<R32>) -> Uni
     std::array::from_fn(|i| elements[i])
 }
 
-/// Subtracts the mean at `mean` from the elements of a unit that exists.
-fn subtract(k: &mut Builder, (unit, exists): (Unit, Pred), mean: Global) {
+/// Subtracts the mean at `mean` from the elements of a unit.
+fn subtract(k: &mut Builder, unit: Unit, mean: Global) {
     for (chunk, elements) in (0..).zip(unit.chunks_exact(4)) {
         let of_columns: [F32; 4] = k.regs();
         k.ld_vec_to(of_columns, mean.at(16 * chunk));
-        k.guarded(exists, |k| {
-            for (&x, mean) in elements.iter().zip(of_columns) {
-                k.sub_to(x, x, mean);
-            }
-        });
+        for (&x, mean) in elements.iter().zip(of_columns) {
+            k.sub_to(x, x, mean);
+        }
     }
 }
 
@@ -224,7 +296,8 @@ impl Turn {
         (0..code.distance().trailing_zeros()).map(|log| 1 << log)
     }
 
-    /// Neighbours first, as [`Rotation::apply`]: inside units, between lanes, and between units of the share.
+    /// Neighbours first, as [`Rotation::mix`]: inside units, between lanes, and between units of the share,
+    /// but for the last pairs ([`Units::add_pairs`]).
     fn rotate(&self, k: &mut Builder, code: QuantizationCode, units: &mut [Unit]) {
         for unit in &mut *units {
             for half in (0..UNIT.trailing_zeros()).map(|log| 1usize << log) {
@@ -242,7 +315,7 @@ impl Turn {
                 });
             }
         }
-        for half in (0..code.share().trailing_zeros()).map(|log| 1usize << log) {
+        for half in (0..code.share().trailing_zeros().saturating_sub(1)).map(|log| 1usize << log) {
             for first in (0..units.len()).filter(|unit| unit & half == 0) {
                 let (a, b) = (units[first], units[first + half]);
                 units[first] = std::array::from_fn(|i| k.add(a[i], b[i]));
@@ -252,36 +325,67 @@ impl Turn {
     }
 }
 
-/// Raises `most` to the largest finite magnitude of a share. Magnitudes are signed integers in the order of
-/// floats: the bits of |x|, plus [`LEAST`], with which infinities and NaN become negative.
-pub(super) fn raise(k: &mut Builder, most: R32, share: &[Unit]) {
-    for &x in share.iter().flatten() {
-        let bits = k.to_bits(x);
-        let magnitude = k.and(bits, 0x7FFF_FFFFu32);
-        let ordered = k.add(magnitude, LEAST);
-        k.max_s_to(most, most, ordered);
-    }
-}
-
 /// The largest magnitude of all threads of the CTA.
 pub(super) fn largest_of_cta(k: &mut Builder, code: &QuantizationCode, thread: R32, most: R32) -> R32 {
-    let mut most = most;
-    for lanes in [16, 8, 4, 2, 1] {
-        let other = k.shfl_xor(most, lanes);
-        most = k.max_s(most, other);
-    }
+    let most = largest_of_warp(k, most);
     let warps = code.threads / 32;
     if warps == 1 {
         return most;
     }
     let shared = k.shared_array("magnitudes", 4, 4 * warps);
     let warp = k.shr_u(thread, 5);
-    let lane = k.and(thread, 31);
     let of_warp: Shared = k.shared_index(shared, warp, 4);
-    let is_first = k.setp_u(CmpOp::Eq, lane, 0);
+    let is_first = is_first_lane(k, thread);
     k.guarded(is_first, |k| k.st(of_warp, most));
     k.bar_sync();
-    for warp in 0..warps {
+    largest_of(k, shared, warps)
+}
+
+/// The largest magnitude of all threads of the cluster, in which the CTA has the rank `rank`. The threads
+/// have arrived at the cluster's barrier before, so that a CTA has started when its shared memory is written.
+pub(super) fn largest_of_cluster(
+    k: &mut Builder,
+    code: &QuantizationCode,
+    (thread, rank): (R32, R32),
+    most: R32,
+) -> R32 {
+    let most = largest_of_warp(k, most);
+    let warps = code.threads / 32;
+    let shared = k.shared_array("magnitudes", 4, 4 * warps * code.cluster());
+    let warp = k.shr_u(thread, 5);
+    let place = k.mad(rank, warps, warp);
+    let of_warp: Shared = k.shared_index(shared, place, 4);
+    let is_first = is_first_lane(k, thread);
+    k.cluster_wait();
+    for cta in 0..code.cluster() {
+        let of_warp = k.mapa(of_warp, cta);
+        k.guarded(is_first, |k| k.st(of_warp, most));
+    }
+    // No CTA writes to another one after this barrier, so that each may exit.
+    k.cluster_arrive();
+    k.cluster_wait();
+    largest_of(k, shared, warps * code.cluster())
+}
+
+/// The largest magnitude of all lanes of the warp.
+fn largest_of_warp(k: &mut Builder, most: R32) -> R32 {
+    let mut most = most;
+    for lanes in [16, 8, 4, 2, 1] {
+        let other = k.shfl_xor(most, lanes);
+        most = k.max_s(most, other);
+    }
+    most
+}
+
+fn is_first_lane(k: &mut Builder, thread: R32) -> Pred {
+    let lane = k.and(thread, 31);
+    k.setp_u(CmpOp::Eq, lane, 0)
+}
+
+/// The largest of `count` magnitudes in shared memory.
+fn largest_of(k: &mut Builder, shared: Shared, count: u32) -> R32 {
+    let mut most = k.ld(shared);
+    for warp in 1..count {
         let other: R32 = k.ld(shared.at(4 * i64::from(warp)));
         most = k.max_s(most, other);
     }
@@ -291,8 +395,7 @@ pub(super) fn largest_of_cta(k: &mut Builder, code: &QuantizationCode, thread: R
 /// The descale factor of a block of rows, and the multiplier of its elements
 /// ([`problem::Quantization::factor`]).
 pub(super) fn factor(k: &mut Builder, code: &QuantizationCode, most: R32) -> [F32; 2] {
-    let bits = k.sub(most, LEAST);
-    let most = k.from_bits(bits);
+    let most = k.from_bits(most);
     let most = k.mul(most, code.norm());
     let factor = k.div(most, code.to.largest());
     let is_normal = k.setp_f(CmpOp::Ge, factor, f32::MIN_POSITIVE);

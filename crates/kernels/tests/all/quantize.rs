@@ -125,11 +125,18 @@ fn kernels_assemble_without_spills() {
     for dim in [64, 128, 192, 256] {
         for (dtype, rows) in [DType::F16, DType::F32].iter().flat_map(|&t| [(t, Some(64)), (t, None)]) {
             let problem = Problem::new(1, 8, 4096, dim, dtype);
+            let grouped = problem.clone().with_heads_kv(2, Layout::Bhsd);
             for (hadamard, smooth_keys) in [None, Some(1)].iter().flat_map(|&h| [(h, false), (h, true)]) {
-                for arch in [Arch::SM_89, Arch::SM_90, Arch::SM_120] {
+                for (problem, tensor, arch) in [
+                    (&problem, Tensor::K, Arch::SM_89),
+                    (&problem, Tensor::K, Arch::SM_90),
+                    (&problem, Tensor::K, Arch::SM_120),
+                    (&grouped, Tensor::Q, Arch::SM_90),
+                    (&grouped, Tensor::Q, Arch::SM_120),
+                ] {
                     let options = Quantization { rows, hadamard, smooth_keys, ..PLAIN };
-                    cases.push(format!("{dim} {dtype} {options:?} sm_{}", arch.sm));
-                    programs.push(emit(&problem, Tensor::K, &options, &arch));
+                    cases.push(format!("{tensor:?} {dim} {dtype} {options:?} sm_{}", arch.sm));
+                    programs.push(emit(problem, tensor, &options, &arch));
                 }
             }
         }
@@ -152,30 +159,35 @@ fn rows_move_in_16_bytes() {
             let text = emit(&problem, Tensor::Q, &options, &Arch::SM_90).kernel.module.to_string();
             let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
             let kernels = if rows.is_some() { 1 } else { 2 };
-            // A thread has four units, or 128 bytes of units before the first is used.
-            let units = if rows.is_none() && dtype == DType::F32 { 2 } else { 4 };
+            // A thread has four units.
+            let units = 4;
             assert_eq!(count("ld.global.v4.b32"), kernels * units * dtype.bytes(), "{text}");
             assert_eq!(count("st.global.v4.b32"), units);
-            // One factor, and the largest magnitude of a part.
-            assert_eq!(count("st.global.f32") + count("st.global.b32"), kernels);
+            // One factor, and that of a tensor without rows or the largest magnitude of a part.
+            assert_eq!(count("st.global.f32") + count("st.global.b32"), 2);
             assert_eq!(count("ld.global.b32"), kernels - 1);
         }
     }
 }
 
 /// Without the barrier, a thread may read the magnitude of a warp, or the sums of a strand, before another
-/// warp has stored them.
+/// warp has stored them. The barriers of a cluster are needed, too.
 #[test]
 fn the_barrier_is_needed() {
-    for (rows, smooth_keys) in [(Some(64), false), (None, false), (None, true)] {
+    for (tensor, rows, smooth_keys) in [
+        (Tensor::K, Some(64), false),
+        (Tensor::K, None, false),
+        (Tensor::K, None, true),
+        (Tensor::Q, Some(64), false),
+    ] {
         let options = Quantization { rows, smooth_keys, ..PLAIN };
-        let problem = Problem::new(1, 1, 300, 64, DType::F16);
+        let problem = Problem::new(1, 2, 300, 64, DType::F16).with_heads_kv(1, Layout::Bshd);
         let run = |program: &Program| -> Result<(), String> {
             let mut machine = Emulator::new(Options::default());
             let mut buffers: Vec<_> = Vec::new();
             for (operand, spec) in program.operands.iter().zip(&program.kernel.buffers) {
                 let mut buffer = machine.allocate(spec.bytes).map_err(|error| error.to_string())?;
-                if *operand == Operand::Tensor(Tensor::K) {
+                if *operand == Operand::Tensor(tensor) {
                     machine
                         .upload(&mut buffer, &vec![0x2C; spec.bytes])
                         .map_err(|error| error.to_string())?;
@@ -188,9 +200,10 @@ fn the_barrier_is_needed() {
             }
             Ok(())
         };
-        let mut program = emit(&problem, Tensor::K, &options, &Arch::SM_90);
+        let mut program = emit(&problem, tensor, &options, &Arch::SM_90);
         assert_eq!(run(&program), Ok(()));
-        let is_barrier = |line: &str| line.trim_start().starts_with("bar.sync");
+        let is_barrier =
+            |line: &str| ["bar.sync", "barrier.cluster"].iter().any(|b| line.trim_start().starts_with(b));
         edit_text(&mut program, |text| lines(text, |line, _| (!is_barrier(line)).then(|| line.to_owned())));
         let finding = run(&program).unwrap_err();
         assert!(finding.contains("race"), "{finding}");
