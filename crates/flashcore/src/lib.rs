@@ -22,9 +22,9 @@
 //! (grouped-query attention). A causal mask is aligned to the bottom right, as in FlashAttention, or to the
 //! top left, as in PyTorch.
 //!
-//! With an NVIDIA driver of CUDA 12.0 or later and a GPU of sm_80 or later (sm_89 for 8-bit inputs), attention
-//! runs on the GPU. No CUDA toolkit is needed. For tensors that are already in device memory, use [`gpu`]: it enqueues the kernel
-//! on a stream and returns.
+//! With an NVIDIA driver of CUDA 12.0 or later and a GPU of sm_80 or later (sm_89 for 8-bit inputs),
+//! attention runs on the GPU. No CUDA toolkit is needed. For tensors that are already in device memory, use
+//! [`gpu`]: it enqueues the kernel on a stream and returns.
 //!
 //! ```no_run
 //! use flashcore::gpu::{Buffer, Gpu, Stream};
