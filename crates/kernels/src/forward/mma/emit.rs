@@ -18,7 +18,7 @@ use super::split::{self, merge_descales, row_block_and_split};
 use crate::contract::Contract;
 use crate::draft::{Draft, Drafts};
 use crate::forward::contract::{declare_band, declare_head_strides, declare_softcap, factor, lse_of_row};
-use crate::forward::descale::{ScoreDescale, ValueDescale};
+use crate::forward::descale::{ScoreDescale, Scores, ValueDescale};
 use crate::forward::fp8::weights;
 use crate::forward::lengths::{blocks_divide, declare_lengths, row_blocks};
 use crate::forward::lists::ListTiles;
