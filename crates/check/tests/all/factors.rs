@@ -3,6 +3,7 @@
 //! fail.
 
 use crate::common::programs::{FEATURES, Feature, draft};
+use crate::common::{SMALL, plain_mma};
 use attend::{Order, Packing, Tiles};
 use emu::Schedule;
 use flashcore_check::gate::inputs::Style;
@@ -15,8 +16,6 @@ use problem::{DTypes, Layout, Problem, ScaleLayout, Scales};
 use tile::Handout;
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
-/// A Hopper GPU with so few SMs that a CTA computes several tiles.
-const SMALL: Arch = Arch { multiprocessors: 3, ..Arch::SM_90 };
 
 /// Ragged lengths, few queries, and rows that see no key where a causal band is added.
 const LENGTHS: [(usize, usize); 5] = [(70, 200), (33, 70), (1, 150), (150, 41), (17, 130)];
@@ -100,15 +99,7 @@ fn of_names(names: &[&str]) -> Vec<&'static Feature> {
 /// Plans with features that defaults do not use: keys divided among warps and among CTAs, speculation, halved
 /// diagonals, overlapped tiles, skips, packed heads.
 fn variants(problem: &Problem) -> Vec<Plan> {
-    let plain = MmaPlan {
-        block_m: 32,
-        block_n: 64,
-        warps: 2,
-        kv_warps: 1,
-        splits: 1,
-        stages: 2,
-        ..MmaPlan::default_for(problem, &SMALL)
-    };
+    let plain = MmaPlan { block_n: 64, ..plain_mma(problem, &SMALL) };
     let mma = [
         MmaPlan { products: Order::ScoresAhead, ..plain.clone() },
         MmaPlan { kv_warps: 2, block_m: 16, block_n: 128, ..plain.clone() },

@@ -1,7 +1,7 @@
 //! Tests of the gate on 8-bit inputs: the torture set and the default plans with descale factors in the
 //! family `mma`, and the torture set with descale factors in both families. Some outputs are in f32.
 
-use crate::common::passes;
+use crate::common::{passes, plain_mma};
 use attend::Order;
 use emu::Schedule;
 use flashcore_check::gate::inputs::Style;
@@ -18,15 +18,11 @@ fn the_torture_set_passes() {
         let problems = torture::problems(dtypes, 64);
         let bound = |problem: &Problem| {
             let plan = MmaPlan {
-                block_m: 32,
                 block_n: 32,
-                warps: 2,
-                kv_warps: 1,
-                splits: 1,
                 stages: [1, 3][i],
                 products: if i == 0 { Order::InTurn } else { Order::ScoresAhead },
                 queries: QueryHome::Shared,
-                ..MmaPlan::default_for(&problem.canonical(), &Arch::SM_89)
+                ..plain_mma(&problem.canonical(), &Arch::SM_89)
             };
             Some(bind(&Plan::Mma(plan), &problem.clone().with_lse(true), &Arch::SM_89).unwrap())
         };

@@ -21,17 +21,12 @@ use tile::{Handout, Turns};
 /// Plans of both families with small tiles, so that lists have several blocks.
 fn plans(problem: &Problem) -> Vec<Plan> {
     let mma = MmaPlan {
-        block_m: 32,
         block_n: 32,
-        warps: 2,
-        kv_warps: 1,
-        splits: 1,
-        stages: 2,
         products: Order::InTurn,
         queries: QueryHome::Shared,
         resident_ctas: None,
         visits: Visits::Listed,
-        ..MmaPlan::default_for(problem, &SMALL)
+        ..common::plain_mma(problem, &SMALL)
     };
     let wgmma = WgmmaPlan {
         consumers: 1,

@@ -1,7 +1,7 @@
 //! Tests of the gate on forward passes with keys divided among CTAs: the kernel of partial results and the
 //! merge pass together, and a fault in either kernel is rejected.
 
-use crate::common::passes;
+use crate::common::{passes, plain_mma};
 use attend::Order;
 use emu::{Emulator, Options, Schedule};
 use flashcore_check::gate::inputs::Style;
@@ -20,16 +20,12 @@ use tile::CopyMode;
 /// Plans with every place of the queries, order of products, order of tiles and kind of copy.
 fn plans() -> [MmaPlan; 4] {
     let base = MmaPlan {
-        block_m: 32,
         block_n: 32,
-        warps: 2,
-        kv_warps: 1,
         splits: 3,
-        stages: 2,
         products: Order::InTurn,
         queries: QueryHome::Registers,
         tile_order: Grid::RowsFirst,
-        ..MmaPlan::default_for(&Problem::mission(), &Arch::SM_80)
+        ..plain_mma(&Problem::mission(), &Arch::SM_80)
     };
     [
         base.clone(),

@@ -4,9 +4,11 @@
 //! division by the row sums. With factors per block of rows, the main loop multiplies the scores and the sums
 //! of each KV block ([`attend::ScoreFactors`], [`attend::ValueFactors`]).
 
-use attend::{BlockFactors, ScoreFactors, ScorePrograms, Softcap, ValueFactors, accepted_score_factor};
+use attend::{
+    BlockFactors, OnlineSoftmax, ScoreFactors, ScorePrograms, Softcap, ValueFactors, accepted_score_factor,
+};
 use problem::{Problem, Tensor};
-use ptx::{Builder, CmpOp, F32, Global, Pred, R32};
+use ptx::{Builder, CmpOp, F32, Global, R32};
 
 use crate::contract::Contract;
 
@@ -141,15 +143,40 @@ impl ScoreDescale {
     }
 }
 
-/// `factor`, the factor of scores in the exponent, if nothing takes the scores before: neither a softcap nor
-/// a score program.
-pub(crate) fn in_exponent(
-    factor: F32,
-    softcap: Option<&Softcap>,
-    programs: Option<&ScorePrograms>,
-) -> Option<F32> {
-    let shaped = softcap.is_some() || programs.is_some_and(ScorePrograms::shapes_scores);
-    (!shaped).then_some(factor)
+/// What a kernel does with its scores, without descale factors.
+pub(crate) struct Scoring<'a> {
+    pub descale: Option<ScoreDescale>,
+    /// The factor of scores in the exponent.
+    pub factor: F32,
+    pub softcap: Option<&'a Softcap>,
+    pub programs: Option<&'a ScorePrograms>,
+}
+
+/// A kernel whose Q and K may have descale factors.
+pub(crate) trait Scores {
+    fn scoring(&self) -> Scoring<'_>;
+
+    /// The factors of the scores, if the factors of Q and K are those of heads.
+    fn head_descale(&self) -> Option<ScoreDescale> {
+        self.scoring().descale.filter(|descale| !descale.is_per_block())
+    }
+
+    /// The factor of scores without descale factors, if nothing takes the scores before the exponent: neither
+    /// a softcap nor a score program. Then the exponent has the descale factors.
+    fn exponent_factor(&self) -> Option<F32> {
+        let Scoring { factor, softcap, programs, .. } = self.scoring();
+        let shaped = softcap.is_some() || programs.is_some_and(ScorePrograms::shapes_scores);
+        (!shaped).then_some(factor)
+    }
+
+    /// After the last block of a tile, makes the rows NaN that have seen a key, if the exponent has a factor
+    /// of the tile's head that is not accepted.
+    fn spoil_seen(&self, k: &mut Builder, softmax: &OnlineSoftmax, factor: F32) {
+        if self.head_descale().is_some() && self.exponent_factor().is_some() {
+            let refused = k.setp_f(CmpOp::Lt, factor, LEAST);
+            softmax.spoil_seen(k, refused);
+        }
+    }
 }
 
 /// The smallest factor of scores in the exponent. A factor of 0 would turn the −∞ of masked scores into
@@ -164,11 +191,6 @@ pub(crate) fn descaled(k: &mut Builder, factor: F32, descale: F32) -> F32 {
     let factor = k.mul(factor, descale);
     k.max_to(factor, factor, LEAST);
     k.selp(REFUSED, factor, refused)
-}
-
-/// Whether a factor is [`REFUSED`]. Then all rows that see a key are NaN.
-pub(crate) fn is_refused(k: &mut Builder, factor: F32) -> Pred {
-    k.setp_f(CmpOp::Lt, factor, LEAST)
 }
 
 /// The factors of V.

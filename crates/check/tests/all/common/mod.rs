@@ -32,6 +32,13 @@ pub fn plain_wgmma(problem: &Problem) -> WgmmaPlan {
     }
 }
 
+/// The default plan on a GPU, with tiles of 32 rows that two warps divide, and the simplest values of genes
+/// that divide the keys.
+pub fn plain_mma(problem: &Problem, arch: &Arch) -> MmaPlan {
+    let default = MmaPlan::default_for(problem, arch);
+    MmaPlan { block_m: 32, warps: 2, kv_warps: 1, splits: 1, stages: 2, ..default }
+}
+
 /// Asserts that a check passed. `of` is named if it did not.
 pub fn passes(check: &CheckReport, of: &dyn Debug) {
     let CheckReport { verdict, reasons, hazards, .. } = check;

@@ -1,6 +1,6 @@
 //! The tensor core's sum, element by element and in plain integers. It is slow, and easy to check against the
-//! papers. The fast path must give the same bits. Elements with an infinite operand or sum are always computed
-//! here.
+//! papers. The fast path must give the same bits. Elements with an infinite operand or sum are always
+//! computed here.
 
 use super::super::Lanes32;
 use super::super::round::{Decoded, Exact, Format, Rounding};

@@ -58,7 +58,7 @@ fn one_element_that_is_not_finite_changes_its_row_or_column() {
                     _ => (&mut f.c, accumulator),
                 };
                 let bits = if all_ones { format.canonical_nan() } else { format.infinity() } as u32;
-                // A tf32 is in the high bits of its register. The first of several elements is in the low bits.
+                // A tf32 is in the high bits of its register, the first of several elements in the low bits.
                 let (shift, width) = match format.sign_bit() + 1 {
                     19 => (13, 19),
                     width => (0, width),

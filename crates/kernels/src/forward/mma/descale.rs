@@ -1,11 +1,19 @@
 //! The descale factors of the CTA's head.
 
-use attend::{Block, OnlineSoftmax, ScoreFactors, ScorePrograms, Softcap, ValueFactors, WarpKeys};
+use attend::{Block, ScoreFactors, ScorePrograms, Softcap, ValueFactors, WarpKeys};
 use ptx::{Builder, F32, R32};
 use tile::divide;
 
-use super::emit::Forward;
-use crate::forward::descale::{ScaledTile, ScoreDescale, descaled, in_exponent, is_refused};
+use super::emit::{Forward, Params};
+use crate::forward::descale::{ScaledTile, Scores, Scoring, descaled};
+
+impl Scores for Forward<'_> {
+    fn scoring(&self) -> Scoring<'_> {
+        let Params { score_descale, factor, softcap, programs, .. } = &self.params;
+        let (descale, factor) = (*score_descale, *factor);
+        Scoring { descale, factor, softcap: softcap.as_ref(), programs: programs.as_ref() }
+    }
+}
 
 impl Forward<'_> {
     /// The factor of scores in the exponent, the softcap and the programs. The first of these that takes the
@@ -26,25 +34,6 @@ impl Forward<'_> {
             }
             (None, programs) => (descaled(k, factor, descale), None, programs),
         }
-    }
-
-    /// The factors of the scores, if the factors of Q and K are those of heads.
-    fn head_descale(&self) -> Option<ScoreDescale> {
-        self.params.score_descale.filter(|descale| !descale.is_per_block())
-    }
-
-    /// After the last block, makes the rows NaN that have seen a key, if the exponent has a factor of the
-    /// head that is not accepted.
-    pub(super) fn spoil_seen(&self, k: &mut Builder, softmax: &OnlineSoftmax, factor: F32) {
-        if self.head_descale().is_some() && self.exponent_factor().is_some() {
-            let refused = is_refused(k, factor);
-            softmax.spoil_seen(k, refused);
-        }
-    }
-
-    /// The factor of scores without descale factors, if the exponent has the descale factors.
-    fn exponent_factor(&self) -> Option<F32> {
-        in_exponent(self.params.factor, self.params.softcap.as_ref(), self.params.programs.as_ref())
     }
 
     /// The factors of the warp's scores, if Q or K has factors per block of rows. 16 rows have one factor.

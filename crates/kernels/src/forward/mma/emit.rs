@@ -20,7 +20,7 @@ use crate::draft::{Draft, Drafts};
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor, lse_of_row, out_half,
 };
-use crate::forward::descale::{ScoreDescale, ValueDescale};
+use crate::forward::descale::{ScoreDescale, Scores, ValueDescale};
 use crate::forward::fp8::weights;
 use crate::forward::lengths::{blocks_divide, declare_lengths, row_blocks};
 use crate::forward::lists::ListTiles;

@@ -1,22 +1,25 @@
 //! The descale factors of a tile.
 
-use attend::{OnlineSoftmax, RowRange, ScoreFactors, ScorePrograms, Softcap, ValueFactors};
+use attend::{RowRange, ScoreFactors, ScorePrograms, Softcap, ValueFactors};
 use ptx::{Builder, F32, R32};
 use tile::{Consumer, WorkTile};
 
-use super::emit::Forward;
-use crate::forward::descale::{ScaledTile, ScoreDescale, descaled, in_exponent, is_refused};
+use super::emit::{Forward, Params};
+use crate::forward::descale::{ScaledTile, ScoreDescale, Scores, Scoring, descaled};
+
+impl Scores for Forward<'_> {
+    fn scoring(&self) -> Scoring<'_> {
+        let Params { score_descale, factor, softcap, programs, .. } = &self.params;
+        let (descale, factor) = (*score_descale, *factor);
+        Scoring { descale, factor, softcap: softcap.as_ref(), programs: programs.as_ref() }
+    }
+}
 
 impl Forward<'_> {
     /// The KV head of a tile.
     pub(super) fn key_head(&self, k: &mut Builder, tile: &WorkTile) -> R32 {
         let heads = self.plan.packed_heads(self.baked);
         tile::divide(k, tile.head, self.baked.group_size() / heads)
-    }
-
-    /// The factors of the scores, if the factors of Q and K are those of heads.
-    pub(super) fn head_descale(&self) -> Option<ScoreDescale> {
-        self.params.score_descale.filter(|descale| !descale.is_per_block())
     }
 
     /// The factor of a tile's scores in the exponent and the programs. The descale factors
@@ -43,20 +46,6 @@ impl Forward<'_> {
             }
             (None, programs) => (descaled(k, factor, descale), programs),
         }
-    }
-
-    /// After the last block of a tile, makes the rows NaN that have seen a key, if the exponent has a factor
-    /// of the tile's head that is not accepted.
-    pub(super) fn spoil_seen(&self, k: &mut Builder, softmax: &OnlineSoftmax, factor: F32) {
-        if self.head_descale().is_some() && self.exponent_factor().is_some() {
-            let refused = is_refused(k, factor);
-            softmax.spoil_seen(k, refused);
-        }
-    }
-
-    /// The factor of scores without descale factors, if the exponent has the descale factors.
-    fn exponent_factor(&self) -> Option<F32> {
-        in_exponent(self.params.factor, self.params.softcap.as_ref(), self.params.programs.as_ref())
     }
 
     /// The factors of a warp's scores, if Q or K has factors per block of rows. `rows` are those of the tile.

@@ -22,7 +22,7 @@ use crate::draft::{Draft, Drafts};
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, misaligned, out_half, unsigned_factor,
 };
-use crate::forward::descale::{ScoreDescale, ValueDescale};
+use crate::forward::descale::{ScoreDescale, Scores, ValueDescale};
 use crate::forward::fp8::{operand_type, weights};
 use crate::forward::lengths::{batch_rows, blocks_divide, declare_lengths};
 use crate::forward::lists::ListTiles;
