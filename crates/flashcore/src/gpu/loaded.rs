@@ -1,7 +1,9 @@
 //! Kernels loaded on the device. No kernel is ever unloaded: a captured graph may refer to it.
 
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use driver::{Context, DriverError, Expect, Function};
 use kernels::quantize::QuantizationCode;
@@ -63,13 +65,15 @@ impl Kernels {
 }
 
 impl Functions {
+    /// Loads each kernel of a program in a thread of its own, because the driver may have to compile them.
     fn load(context: &Arc<Context>, key: &Key, program: &Program) -> Result<Functions, DriverError> {
-        let then = program.then.iter().zip(&key.then);
-        Ok(Functions {
-            first: Function::load(context, &program.kernel, &key.first)?,
-            then: then
-                .map(|(kernel, expect)| Function::load(context, kernel, expect))
-                .collect::<Result<_, _>>()?,
+        thread::scope(|scope| {
+            let load = |(kernel, expect)| scope.spawn(move || Function::load(context, kernel, expect));
+            let then: Vec<_> = program.then.iter().zip(&key.then).map(load).collect();
+            let first = Function::load(context, &program.kernel, &key.first)?;
+            let joined =
+                then.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            Ok(Functions { first, then: joined.collect::<Result<_, _>>()? })
         })
     }
 }
