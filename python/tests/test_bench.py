@@ -26,7 +26,7 @@ def test_problems_are_parsed():
     assert str(windowed) == "B1 H8 S512 D64 bf16 window:127:inf softcap 50"
     shape = "1,8,512,64"
     for text in (
-        shape, f"{shape},f32", f"{shape},f16,window", f"{shape},f16,window:1", f"{shape},f16,none", "x,8,512,64,f16",
+        shape, f"{shape},f64", f"{shape},f16,window", f"{shape},f16,window:1", f"{shape},f16,none", "x,8,512,64,f16",
         f"{shape},f16,softcap:0", f"{shape},f16,softcap:nan", f"{shape},f16,softcap:1,causal",
     ):  # fmt: skip
         with pytest.raises(ValueError, match="BATCH,HEADS,SEQ,DIM"):

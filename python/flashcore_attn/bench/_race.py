@@ -18,6 +18,7 @@ from ._problem import OURS, Problem
 DTYPES = {
     "f16": torch.float16,
     "bf16": torch.bfloat16,
+    "f32": torch.float32,
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
 }
