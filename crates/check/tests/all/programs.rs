@@ -253,14 +253,14 @@ fn verdict(family: Family, emitted: &Problem, judged: &Problem) -> Verdict {
     check_kernel(&bound, &once(1)).unwrap().verdict
 }
 
-/// Each right problem with a wrong one: a bias of another head or row, slopes of another head, a mask before
-/// the cap, a missing mask, and a missing sink.
+/// Each right problem with a wrong one: a bias of another head or row, slopes of another head, distances that
+/// are off by one row, a mask before the cap, a missing mask, and a missing sink.
 #[test]
 fn kernels_of_other_programs_fail() {
     let bias =
         |head: Expr, query: Expr| lib::score() + Expr::load(0, true, [lib::batch(), head, query, lib::key()]);
-    let slopes = |head: Expr| {
-        let distance = (lib::level() - lib::key()).abs();
+    let slopes = |head: Expr, off: i32| {
+        let distance = (lib::level() + off - lib::key()).abs();
         lib::score() - Expr::load(1, true, [lib::batch(), head]) * distance
     };
     let next = |index: Expr, last: i32| (index + 1).min(last);
@@ -271,14 +271,15 @@ fn kernels_of_other_programs_fail() {
         problem
     };
     let right_bias = problem(Some(bias(lib::head(), lib::query())), None);
-    let right_slopes = problem(Some(slopes(lib::head())), None);
+    let right_slopes = problem(Some(slopes(lib::head(), 0)), None);
     let masked = problem(None, Some(mask()));
     let cap_then_mask = problem(None, Some(mask())).with_softcap(3.0);
     let mask_then_cap = problem(Some(capped(mask().select(lib::score(), f32::NEG_INFINITY))), None);
     for (name, right, wrong) in [
         ("head of the bias", &right_bias, problem(Some(bias(next(lib::head(), 3), lib::query())), None)),
         ("row of the bias", &right_bias, problem(Some(bias(lib::head(), next(lib::query(), 69))), None)),
-        ("head of the slopes", &right_slopes, problem(Some(slopes(next(lib::head(), 3))), None)),
+        ("head of the slopes", &right_slopes, problem(Some(slopes(next(lib::head(), 3), 0)), None)),
+        ("row of the distance", &right_slopes, problem(Some(slopes(lib::head(), 1)), None)),
         ("mask before the cap", &cap_then_mask, mask_then_cap),
         ("no mask", &masked, problem(None, None)),
         ("no sink", &with_sink(masked.clone()), masked.clone()),
