@@ -143,7 +143,7 @@ impl ScoreDescale {
     }
 }
 
-/// What a kernel does with its scores, without descale factors.
+/// The factors, the softcap and the programs that a kernel applies to its scores.
 pub(crate) struct Scoring<'a> {
     pub descale: Option<ScoreDescale>,
     /// The factor of scores in the exponent.

@@ -17,7 +17,7 @@ const SUMS: &str = "key_sums";
 /// The name of the temporary: the means of the columns of each head, with the signs of the rotation.
 const MEANS: &str = "key_means";
 
-/// What a kernel does with the tensor.
+/// The task of one of the kernels that quantise a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// Adds the rows of each part of [`Mean`].
@@ -121,7 +121,7 @@ pub(super) struct Params {
     group: R32,
     tiles: R32,
     pub parts: R32,
-    /// What elements are multiplied by before they are added, of the kernel that adds rows.
+    /// The kernel that adds rows first multiplies each element by this power of two ([`Mean::scale`]).
     pub scale: Option<F32>,
     signs: Vec<R32>,
     /// Whether the grid goes through the tensor from its end. Kernels alternate, so that each begins with

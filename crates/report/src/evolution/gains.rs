@@ -1,4 +1,4 @@
-//! What the search gained over random samples, and what one race says.
+//! The gain of the search over random samples, and the ratio of one race.
 
 use ledger::{Against, Arm, Ranked};
 use maud::{Markup, html};

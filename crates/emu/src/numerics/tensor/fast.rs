@@ -61,7 +61,7 @@ impl<const K: usize, const W: usize> Side<K, W> {
     }
 }
 
-/// What a group of numbers contains: only finite ones, also infinities, or also NaN.
+/// The class of a group of numbers: all are finite, some are infinite and none is NaN, or some are NaN.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Class {
     Finite,

@@ -1,4 +1,4 @@
-//! What ptxas and nvdisasm report of kernels, kept in `filetests/ptxas.txt`.
+//! The reports of ptxas and nvdisasm on kernels, kept in `filetests/ptxas.txt`.
 //!
 //! Each line of that file describes a kernel: the hashes of its PTX text and of its machine code, registers,
 //! bytes of spills, and counts of instructions if the kernel has `wgmma` products. One version of ptxas
@@ -24,7 +24,7 @@ const VERSION: &str = "ptxas";
 /// The instructions that are counted.
 const COUNTED: [&str; 4] = ["HGMMA", "QGMMA", "WARPGROUP.DEPBAR", "UTMALDG"];
 
-/// What ptxas and nvdisasm report of a kernel. ptxas serialises products of none.
+/// The report of ptxas and nvdisasm on a kernel. [`assemble`] fails if ptxas serialises products.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// The hash of the machine code.
