@@ -24,6 +24,7 @@ FP8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 SIZES = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4, torch.float8_e4m3fn: 1, torch.float8_e5m2: 1}
 # Four bits for each of q, k, v and out; all four have this type.
 _CODES = {torch.float16: 0x0000, torch.bfloat16: 0x1111, torch.float32: 0x2222}
+_TF32 = 0x1_0000  # added to the code of float32 for products in tf32
 _DIGITS = {
     torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float8_e4m3fn: 3, torch.float8_e5m2: 4,
 }  # fmt: skip
@@ -42,12 +43,25 @@ _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
 )
 
 
+def _allows_tf32() -> bool:
+    """Whether the user lets PyTorch round the operands of float32 matrix products to tf32."""
+    matmul = torch.backends.cuda.matmul
+    # PyTorch 2.9 and later reject reads of `allow_tf32` after `fp32_precision` was set.
+    precision = getattr(matmul, "fp32_precision", None)
+    return matmul.allow_tf32 if precision is None else precision == "tf32"
+
+
+def _code(dtype: torch.dtype) -> int | None:
+    """The code of four tensors of one type, `None` for types without one."""
+    return 0x2222 | _TF32 if dtype is torch.float32 and _allows_tf32() else _CODES.get(dtype)
+
+
 def attend(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Enqueues attention on the current stream of q's device."""
     device, dtype = q.get_device(), q.dtype
-    code = _CODES.get(dtype)
+    code = _code(dtype)
     agree = dtype is k.dtype and dtype is v.dtype and device == k.get_device() == v.get_device()
     if code is None or not agree or q.is_neg() or k.is_neg() or v.is_neg():
         code, _ = _codes(q, k, v)
@@ -215,6 +229,8 @@ def output_like(q: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
 def _codes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, torch.dtype]:
     """The code of checked element types, and the output's type."""
     out = output_type(q, k, v)
+    if (code := _code(out)) is not None and q.dtype not in FP8:
+        return code, out
     return sum(_DIGITS[dtype] << 4 * i for i, dtype in enumerate((q.dtype, k.dtype, v.dtype, out))), out
 
 

@@ -112,13 +112,17 @@ pub fn enqueue(
 }
 
 /// The element types of a code: four bits for each of q, k, v and out, the lowest for q, with the place of
-/// the type in [`DType::ALL`]. An integer is the cheapest argument that Python can look up and pass.
+/// the type in [`DType::ALL`]; then a bit for products in tf32. An integer is the cheapest argument that
+/// Python can look up and pass.
 fn dtypes_of(code: u32) -> Result<DTypes, Error> {
     let of = |tensor: u32| DType::ALL.get((code >> (4 * tensor) & 15) as usize).copied();
-    match (of(0), of(1), of(2), of(3)) {
-        (Some(q), Some(k), Some(v), Some(out)) if code >> 16 == 0 => Ok(DTypes { q, k, v, out }),
+    match (of(0), of(1), of(2), of(3), code >> 16) {
+        (Some(q), Some(k), Some(v), Some(out), tf32 @ (0 | 1)) => {
+            Ok(DTypes { q, k, v, out, tf32: tf32 == 1 })
+        }
         _ => {
-            let expected = "four digits from 0 to 4 (f16, bf16, f32, e4m3, e5m2), for q, k, v and out";
+            let expected = "four digits from 0 to 4 (f16, bf16, f32, e4m3, e5m2), for q, k, v and out, after \
+                            a digit 1 for products in tf32";
             Err(Error::DType(format!("invalid value '{code:#x}' for dtypes: expected {expected}")))
         }
     }

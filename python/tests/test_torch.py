@@ -58,6 +58,40 @@ def close(ours, exact, dtype):
     assert worst <= TOLERANCE[dtype], worst
 
 
+@pytest.fixture
+def matmul_precision():
+    """Sets PyTorch's precision of float32 matrix products, and restores it."""
+    before = torch.get_float32_matmul_precision()
+    yield torch.set_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+def test_products_in_tf32_follow_pytorch(matmul_precision):
+    from flashcore_attn import _cuda
+
+    for precision, code in (("highest", 0x2222), ("high", 0x12222), ("medium", 0x12222)):
+        matmul_precision(precision)
+        assert _cuda._code(torch.float32) == code and _cuda._code(torch.bfloat16) == 0x1111
+        x = torch.zeros(1, 1, 1, 8)
+        assert _cuda._codes(x, x, x) == (code, torch.float32)
+    matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert _cuda._code(torch.float32) == 0x12222
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("dim", [64, 128, 59, 256])
+def test_products_in_tf32(dim, matmul_precision):
+    q, k, v = three("cuda", torch.float32, rows=300, keys=517, heads_k=2, dim=dim)
+    exact, _ = reference(q, k, v)
+    attend = lambda: flashcore_attn.scaled_dot_product_attention(q, k, v, enable_gqa=True).double()  # noqa: E731
+    in_full = attend()
+    matmul_precision("high")
+    rounded = attend()
+    assert (in_full - exact).abs().max().item() < 1e-5
+    assert 1e-5 < (rounded - exact).abs().max().item() < 3e-3
+
+
 @pytest.mark.parametrize(("device", "dtype", "dim"), CASES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ for line in sys.stdin:
     try:
         if command["op"] == "setup":
             torch.set_num_threads(command["threads"])
-            dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[command["dtype"]]
+            types = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "tf32": torch.float32}
+            dtype = types[command["dtype"]]
             for name in "qkv":
                 values = load(command[name], dtype, command["shape_" + name])
                 held = state.get(name)

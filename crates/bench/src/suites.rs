@@ -145,8 +145,8 @@ pub fn calls(problem: &Problem) -> u32 {
 pub const FORM: &str = "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP][,lse][,bshd] as in 1,8,512,64,f16; \
      HEADS may be QUERY/KEY heads as in 32/8, SEQ may be QUERIESxKEYS as in 1x8192, \
      DIM may be of keys/of values \
-     as in 192/128, DTYPE is f16, bf16, f32, e4m3 or e5m2, MASK is causal, causal-top-left, or a sliding window, \
-     window:BEFORE:AFTER or window-top-left:BEFORE:AFTER, of BEFORE keys before the query's own and AFTER keys \
+     as in 192/128, DTYPE is f16, bf16, f32, tf32, e4m3 or e5m2, MASK is causal, causal-top-left, or a sliding \
+     window, window:BEFORE:AFTER or window-top-left:BEFORE:AFTER, of BEFORE keys before the query's own and AFTER keys \
      after it (inf for all); lse asks for the log-sum-exp";
 
 /// Why a text does not describe a problem, with the accepted form.

@@ -157,7 +157,7 @@ fn problem_of(args: &Run, layout: Layout, q: &Tensor, k: &Tensor, v: &Tensor) ->
         return Err(misfit("v", v, "k", k, "batch, heads and sequence must agree"));
     }
     let [q, k, v] = [q, k, v].map(|tensor| tensor.values.dtype());
-    let dtypes = DTypes { q, k, v, out: DTypes::from(v).out };
+    let dtypes = DTypes { q, k, v, ..v.into() };
     let problem = Problem {
         heads_kv: b[1],
         seq_kv: b[2],

@@ -59,6 +59,7 @@ pub struct Attention<'a, Q, K = Q, V = Q> {
     band: Band,
     score: Score,
     features: Features<'a>,
+    tf32: bool,
     /// `None` selects [`Device::best`], with the CPU as fallback.
     device: Option<Device>,
 }
@@ -83,7 +84,7 @@ pub fn attention<'a, Q: Element, K: Element, V: Element>(
     v: TensorView<'a, V>,
 ) -> Attention<'a, Q, K, V> {
     let (band, score, features) = (Band::FULL, Score::default(), Features::default());
-    Attention { q, k, v, band, score, features, device: None }
+    Attention { q, k, v, band, score, features, tf32: false, device: None }
 }
 
 impl<T: Element> Attention<'_, T> {
@@ -311,6 +312,24 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
         self
     }
 
+    /// Allows GPUs to round Q, K, V and the weights P in f32 to tf32, which has 11 significant bits, before
+    /// they multiply them, as `torch.backends.cuda.matmul.allow_tf32` does for matrix products. Without it,
+    /// each product is the sum of three tf32 products, and has the precision of f32. The CPU always computes
+    /// f32 in full.
+    ///
+    /// ```
+    /// use flashcore::{Layout, TensorView, attention};
+    ///
+    /// let x = [0.5f32; 8];
+    /// let view = || TensorView::dense(&x, [1, 1, 1, 8], Layout::Bhsd);
+    /// assert_eq!(attention(view()?, view()?, view()?).tf32().run()?.data, x);
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn tf32(mut self) -> Self {
+        self.tf32 = true;
+        self
+    }
+
     /// The device that computes. The default is [`Device::best`], and the CPU when that device does not
     /// support the problem or is out of memory. A device that is set here computes the problem or returns an
     /// error; the call does not fall back to the CPU.
@@ -466,7 +485,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
         self.features.check_sinks(q[1])?;
         let Extents { batch, seq_q, seq_kv, lengths } = self.features.extents(q, k)?;
         let (programs, tables) = self.features.programs([batch, q[1], seq_q, seq_kv])?;
-        let dtypes = DTypes { q: Q::DTYPE, k: K::DTYPE, v: V::DTYPE, out: dtype };
+        let dtypes = DTypes { q: Q::DTYPE, k: K::DTYPE, v: V::DTYPE, out: dtype, tf32: self.tf32 };
         let problem = Problem {
             heads_kv: k[1],
             seq_kv,

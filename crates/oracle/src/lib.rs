@@ -117,6 +117,7 @@ pub fn oracle_of_rows(
 /// distance from [`oracle`] serves as a tolerance. The problem has no operands other than Q, K and V.
 ///
 /// - With 16- and 32-bit inputs, Q·scale, S, P and O are rounded to their type; sums and the softmax are f32.
+/// - With products in tf32, Q, K, V and P are rounded to tf32.
 /// - With 8-bit Q and K, S = Q Kᵀ is summed as tensor cores sum 8-bit products, and is f32 from there on.
 /// - With 8-bit V, P is multiplied by [`WEIGHT_FACTOR`] and rounded to e4m3, and P V is summed as tensor
 ///   cores sum 8-bit products, [`SUM_KEYS`] keys at a time; those sums are added in f32. The softmax's
@@ -166,12 +167,13 @@ fn in_precision(
     operands: &Operands<'_>,
     wanted: Option<&[bool]>,
 ) -> Result<Reference, OracleError> {
-    let DTypes { q, v, .. } = problem.dtypes;
+    let DTypes { q, v, tf32, .. } = problem.dtypes;
     match (q, v) {
         (DType::F16, _) => attend::<Rounded<f16, f16>>(problem, inputs, operands, wanted),
         (DType::Bf16, _) => attend::<Rounded<bf16, bf16>>(problem, inputs, operands, wanted),
         (_, DType::F16) => attend::<Rounded<f32, f16>>(problem, inputs, operands, wanted),
         (_, DType::Bf16) => attend::<Rounded<f32, bf16>>(problem, inputs, operands, wanted),
+        _ if tf32 => attend::<Rounded<f32, Tf32, Tf32>>(problem, inputs, operands, wanted),
         _ => attend::<Rounded<f32, f32>>(problem, inputs, operands, wanted),
     }
 }
@@ -198,6 +200,8 @@ trait Arithmetic {
     /// Whether values that standard attention stores are rounded.
     const ROUNDS: bool;
     fn real(x: f32) -> Self::Real;
+    /// An element of Q, K or V as an operand of a product.
+    fn input(x: f32) -> Self::Real;
     /// Rounding of Q·scale and S.
     fn store(x: Self::Real) -> Self::Real;
     /// Rounds a weight of P to the precision of the type, not to its range of exponents.
@@ -219,6 +223,9 @@ impl Arithmetic for Exact {
     const ROUNDS: bool = false;
     const NEG_INFINITY: f64 = f64::NEG_INFINITY;
     fn real(x: f32) -> f64 {
+        f64::from(x)
+    }
+    fn input(x: f32) -> f64 {
         f64::from(x)
     }
     fn store(x: f64) -> f64 {
@@ -244,10 +251,31 @@ impl Arithmetic for Exact {
     }
 }
 
-/// Q·scale and S are rounded to `S`, weights to `W`.
-struct Rounded<S, W>(std::marker::PhantomData<(S, W)>);
+/// A number format to which f32 numbers are rounded.
+trait Format {
+    fn round(x: f32) -> f32;
+}
 
-impl<S: Element, W: Element> Arithmetic for Rounded<S, W> {
+impl<T: Element> Format for T {
+    fn round(x: f32) -> f32 {
+        T::from_f32(x).to_f32()
+    }
+}
+
+/// 11 significant bits and the exponent range of f32.
+struct Tf32;
+
+impl Format for Tf32 {
+    /// The nearest number, ties away from zero, as `cvt.rna.tf32.f32` rounds.
+    fn round(x: f32) -> f32 {
+        if x.is_finite() { f32::from_bits((x.to_bits() + 0x1000) & !0x1fff) } else { x }
+    }
+}
+
+/// Q·scale and S are rounded to `S`, weights to `W`, and inputs, which have their type already, to `I`.
+struct Rounded<S, W, I = f32>(std::marker::PhantomData<(S, W, I)>);
+
+impl<S: Format, W: Format, I: Format> Arithmetic for Rounded<S, W, I> {
     type Real = f32;
     const PRECISION: Precision = Precision::Single;
     const ROUNDS: bool = true;
@@ -255,13 +283,16 @@ impl<S: Element, W: Element> Arithmetic for Rounded<S, W> {
     fn real(x: f32) -> f32 {
         x
     }
+    fn input(x: f32) -> f32 {
+        I::round(x)
+    }
     fn store(x: f32) -> f32 {
-        S::from_f32(x).to_f32()
+        S::round(x)
     }
     fn store_weight(x: f32) -> f32 {
         // Rounded in [1, 2), where every type has its full precision; a NaN stays one.
         let power = f32::from_bits(x.to_bits() & f32::INFINITY.to_bits());
-        if power == 0.0 { x } else { W::from_f32(x / power).to_f32() * power }
+        if power == 0.0 { x } else { W::round(x / power) * power }
     }
     fn exp(x: f32) -> f32 {
         x.exp()
@@ -292,7 +323,7 @@ fn widen_head<A: Arithmetic>(view: Rows<'_>, span: Span, head: usize) -> Vec<A::
         let elements = view.row(span.batch, head, span.start + index);
         row.resize(elements.len(), 0.0);
         elements.widen(&mut row);
-        all.extend(row.iter().map(|&x| A::real(x)));
+        all.extend(row.iter().map(|&x| A::input(x)));
     }
     all
 }
@@ -444,7 +475,7 @@ fn row_block<A: Arithmetic>(
     for (lane, row) in rows.iter().enumerate() {
         row.widen(&mut wide);
         for (q, &x) in query.iter_mut().zip(&wide) {
-            q[lane] = A::store(A::real(x) * of_query);
+            q[lane] = A::store(A::input(x) * of_query);
         }
     }
     let sink = problem.score.sink.then(|| A::real(place.operands.sinks[place.head]));

@@ -99,7 +99,8 @@ impl FromStr for DType {
 /// Element types of the four tensors of a problem.
 ///
 /// As text, on the command line and in files: `q/k/v:out`, for example `e4m3/e5m2/bf16:f16`. One name stands
-/// for Q, K and V: `e4m3:f16`. Without `:out`, O has the type of [`DTypes::from`]: `f16`, `e4m3`.
+/// for Q, K and V: `e4m3:f16`. Without `:out`, O has the type of [`DTypes::from`]: `f16`, `e4m3`. `tf32`
+/// stands for tensors in f32 that are multiplied in tf32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DTypes {
     /// Type of the queries.
@@ -110,17 +111,24 @@ pub struct DTypes {
     pub v: DType,
     /// Type of the output.
     pub out: DType,
+    /// Whether the tensors are f32 and kernels may round Q, K, P and V to tf32, which has 11 significant bits
+    /// and the exponent range of f32, before they multiply them. Otherwise products of f32 numbers have the
+    /// precision of f32.
+    pub tf32: bool,
 }
 
 impl DTypes {
     /// One type for all four tensors.
     pub const fn uniform(dtype: DType) -> DTypes {
-        DTypes { q: dtype, k: dtype, v: dtype, out: dtype }
+        DTypes { q: dtype, k: dtype, v: dtype, out: dtype, tf32: false }
     }
+
+    /// Tensors in f32 whose products are in tf32.
+    pub const TF32: DTypes = DTypes { tf32: true, ..DTypes::uniform(DType::F32) };
 
     /// The common type of all four tensors, or `None` if they differ.
     pub fn one(self) -> Option<DType> {
-        (self == DTypes::uniform(self.q)).then_some(self.q)
+        (DTypes { tf32: false, ..self } == DTypes::uniform(self.q)).then_some(self.q)
     }
 
     /// The type of a tensor.
@@ -144,19 +152,28 @@ impl DTypes {
         if self.v.is_fp8() { DType::E4m3 } else { self.v }
     }
 
+    /// The unit roundoff of the weights P in the product P·V.
+    pub const fn weight_roundoff(self) -> f64 {
+        // tf32 has as many significant bits as f16.
+        if self.tf32 { DType::F16.unit_roundoff() } else { self.weights().unit_roundoff() }
+    }
+
     /// Rejects types that no implementation computes.
     pub(crate) fn check(self) -> Result<(), ProblemError> {
-        let DTypes { q, k, v, out } = self;
+        let DTypes { q, k, v, out, tf32 } = self;
         let fp8 = q.is_fp8() && k.is_fp8() && v != DType::F32 && !out.is_fp8();
-        if fp8 || self.one().is_some_and(|dtype| !dtype.is_fp8()) {
-            return Ok(());
-        }
-        Err(ProblemError::DTypes { value: self.in_full() })
+        let accepted = match self.one() {
+            Some(dtype) if tf32 => dtype == DType::F32,
+            Some(dtype) => !dtype.is_fp8(),
+            None => fp8 && !tf32,
+        };
+        if accepted { Ok(()) } else { Err(ProblemError::DTypes { value: self.in_full() }) }
     }
 
     /// The text form that names the types of all four tensors.
     fn in_full(self) -> String {
-        format!("{}/{}/{}:{}", self.q, self.k, self.v, self.out)
+        let products = if self.tf32 { " with products in tf32" } else { "" };
+        format!("{}/{}/{}:{}{products}", self.q, self.k, self.v, self.out)
     }
 }
 
@@ -169,7 +186,10 @@ impl From<DType> for DTypes {
 
 impl fmt::Display for DTypes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DTypes { q, k, v, out } = *self;
+        if *self == DTypes::TF32 {
+            return f.pad("tf32");
+        }
+        let DTypes { q, k, v, out, tf32: _ } = *self;
         let inputs = if q == k && k == v { q.to_string() } else { format!("{q}/{k}/{v}") };
         if out == DTypes::from(v).out { f.pad(&inputs) } else { f.pad(&format!("{inputs}:{out}")) }
     }
@@ -182,8 +202,11 @@ impl FromStr for DTypes {
         let unknown = || ProblemError::UnknownName {
             what: "dtype",
             value: s.to_owned(),
-            accepted: "f16, bf16, f32, e4m3, e5m2, or the types of Q, K, V and O as in e4m3/e4m3/bf16:f16",
+            accepted: "f16, bf16, f32, tf32, e4m3, e5m2, or the types of Q, K, V and O as in e4m3/e4m3/bf16:f16",
         };
+        if s == "tf32" {
+            return Ok(DTypes::TF32);
+        }
         let (inputs, out) = s.split_once(':').map_or((s, None), |(inputs, out)| (inputs, Some(out)));
         let dtype = |name: &str| name.parse::<DType>().map_err(|_| unknown());
         let names: Vec<&str> = inputs.split('/').collect();
@@ -193,7 +216,7 @@ impl FromStr for DTypes {
             _ => return Err(unknown()),
         };
         let out = out.map_or(Ok(DTypes::from(v).out), dtype)?;
-        Ok(DTypes { q, k, v, out })
+        Ok(DTypes { q, k, v, out, tf32: false })
     }
 }
 
@@ -222,7 +245,7 @@ mod tests {
             for k in DType::ALL {
                 for v in DType::ALL {
                     for out in DType::ALL {
-                        let types = DTypes { q, k, v, out };
+                        let types = DTypes { q, k, v, out, tf32: false };
                         let text = types.to_string();
                         assert_eq!(text.parse(), Ok(types), "{text}");
                         assert_eq!(types.in_full().parse(), Ok(types));
@@ -235,8 +258,10 @@ mod tests {
         let of = |text: &str| text.parse::<DTypes>().unwrap();
         assert_eq!(of("e4m3"), DTypes { out: DType::Bf16, ..DTypes::uniform(DType::E4m3) });
         assert_eq!(of("e5m2:f32").out, DType::F32);
+        assert_eq!(of("tf32"), DTypes { tf32: true, ..DType::F32.into() });
+        assert_eq!(of("tf32").to_string(), "tf32");
         assert_eq!(of("e4m3/e5m2/bf16").weights(), DType::Bf16);
-        for wrong in ["", "fp8", "e4m3/e4m3", "e4m3:", "f16:f16:f16", "e4m3/e4m3/e4m3/e4m3"] {
+        for wrong in ["", "fp8", "e4m3/e4m3", "e4m3:", "f16:f16:f16", "e4m3/e4m3/e4m3/e4m3", "tf32:f32"] {
             let refused = wrong.parse::<DTypes>().unwrap_err().to_string();
             assert!(refused.starts_with(&format!("invalid value '{wrong}' for dtype")), "{refused}");
         }
@@ -245,7 +270,9 @@ mod tests {
     #[test]
     fn only_computable_types_are_accepted() {
         let check = |text: &str| Problem::mission().with_dtypes(text.parse().unwrap()).check();
-        for good in ["f16", "bf16", "f32", "e4m3", "e5m2:f16", "e4m3/e5m2/e5m2:f32", "e5m2/e4m3/f16:bf16"] {
+        for good in
+            ["f16", "bf16", "f32", "tf32", "e4m3", "e5m2:f16", "e4m3/e5m2/e5m2:f32", "e5m2/e4m3/f16:bf16"]
+        {
             assert_eq!(check(good), Ok(()), "{good}");
         }
         for (bad, full) in [
@@ -256,6 +283,11 @@ mod tests {
             ("f16:f32", "f16/f16/f16:f32"),
         ] {
             assert_eq!(check(bad), Err(ProblemError::DTypes { value: full.to_owned() }));
+        }
+        for dtype in [DType::F16, DType::E4m3] {
+            let dtypes = DTypes { tf32: true, ..dtype.into() };
+            let refused = Problem::mission().with_dtypes(dtypes).check().unwrap_err().to_string();
+            assert!(refused.contains(" with products in tf32' for the element types"), "{refused}");
         }
     }
 }

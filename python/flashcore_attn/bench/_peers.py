@@ -66,6 +66,22 @@ def _math(problem: Problem) -> Attention:
     return _sdpa(problem)
 
 
+def _flex(problem: Problem) -> Attention:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    if problem.dtype not in ("f32", "tf32"):
+        raise NotImplementedError("it is raced on f32 only")
+    _needs_plain_scores(problem)
+    blocks, compiled = None, torch.compile(flex_attention, dynamic=False)
+    if problem.causal:
+        offset = 0 if "top-left" in problem.mask else problem.seq_kv - problem.seq_q
+        blocks = create_block_mask(
+            lambda b, h, q, k: q + offset >= k, None, None, problem.seq_q, problem.seq_kv, device="cuda"
+        )
+    grouped = problem.heads_q != problem.heads_kv
+    return lambda q, k, v: compiled(q, k, v, block_mask=blocks, enable_gqa=grouped)
+
+
 def _flash_attention_3(problem: Problem) -> Attention:
     _needs_bottom_right(problem)
     options: dict[str, Any] = {"window_size": problem.window or (-1, -1), "softcap": problem.softcap or 0.0}
@@ -205,6 +221,7 @@ PEERS = (
     Peer("sdpa-cudnn", "bhsd", _sdpa, _cudnn_version, _backend("CUDNN_ATTENTION")),
     Peer("sdpa-efficient", "bhsd", _sdpa, _torch_version, _backend("EFFICIENT_ATTENTION")),
     Peer("sdpa-math", "bhsd", _math, _torch_version, _backend("MATH")),
+    Peer("flex", "bhsd", _flex, _torch_version),
     Peer("cudnn-fp8", "bshd", _cudnn_fp8, _cudnn_version, out="e4m3"),
     Peer("fa3", "bshd", _flash_attention_3, _installed("flash-attn-3", "fa3-fwd", "flash_attn_3")),
     Peer("fa4", "bshd", _flash_attention_4, _installed("flash-attn-4", "flash-attn-cute", "flash-attn")),

@@ -12,9 +12,9 @@ OURS = "flashcore"  # the name in rows that is reserved for FlashCore's kernels
 
 EXPECTED = (
     "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, "
-    "SEQ may be QUERIESxKEYS as in 1x8192, DTYPE is f16, bf16, f32, e4m3 or e5m2, MASK is causal, causal-top-left, "
-    "or a sliding window, window:BEFORE:AFTER or window-top-left:BEFORE:AFTER, of keys before and after the query's "
-    "own (inf for all)"
+    "SEQ may be QUERIESxKEYS as in 1x8192, DTYPE is f16, bf16, f32, tf32 (f32 multiplied in tf32), e4m3 or e5m2, "
+    "MASK is causal, causal-top-left, or a sliding window, window:BEFORE:AFTER or window-top-left:BEFORE:AFTER, of "
+    "keys before and after the query's own (inf for all)"
 )
 
 
@@ -56,7 +56,7 @@ class Problem(NamedTuple):
                 raise ValueError(mask)
             if softcap is not None and not 0 < softcap < math.inf:
                 raise ValueError(softcap)
-            if dtype not in ("f16", "bf16", "f32", *FP8):
+            if dtype not in ("f16", "bf16", "f32", "tf32", *FP8):
                 raise ValueError(dtype)
             keys, positions = int(heads_kv or heads_q), int(seq_kv or seq_q)
             return Problem(int(batch), int(heads_q), keys, int(seq_q), positions, int(dim), dtype, mask, softcap)

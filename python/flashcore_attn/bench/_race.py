@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ DTYPES = {
     "f16": torch.float16,
     "bf16": torch.bfloat16,
     "f32": torch.float32,
+    "tf32": torch.float32,
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
 }
@@ -94,12 +96,23 @@ def _race(run: Run, suite: str, problem: Problem) -> Iterator[Row]:
 
 
 def _enter(field: Any, peer: Peer, problem: Problem, tensors: tuple[Tensor, Tensor, Tensor]) -> Captured:
-    with torch.no_grad(), peer.context():
+    with torch.no_grad(), peer.context(), _products(problem):
         function = peer.load(problem)
         captured = Captured(lambda: function(*tensors), field.calls(), peer.layout)
     q, k, v = (describe(x, peer.layout) for x in tensors)
     field.peer(peer.name, captured.warm, captured.cold, q, k, v, captured.out, peer.out)
     return captured
+
+
+@contextlib.contextmanager
+def _products(problem: Problem) -> Iterator[None]:
+    """Lets PyTorch multiply float32 in tf32 if the problem does."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if problem.dtype == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def reason(error: BaseException) -> str:

@@ -179,8 +179,7 @@ impl References {
         let (_, of_lse) = lse_error(&standard.lse, &oracle.lse);
         let largest_lse = finite(&oracle.lse).fold(1.0, |m: f64, x| m.max(x.abs()));
         let roundings = 64.0 + problem.head_dim as f64;
-        let drift =
-            if problem.dtypes.weights().unit_roundoff() > roundoff { mean_error(&theirs, rows) } else { 0.0 };
+        let drift = if problem.dtypes.weight_roundoff() > roundoff { mean_error(&theirs, rows) } else { 0.0 };
         let allowed = ErrorFigures {
             // The kernel rounds its output once more than the error bound of a sum covers.
             max_abs_allowed: 2.0 * theirs.max_abs + 2.0 * roundoff * largest,
@@ -216,9 +215,10 @@ impl References {
         let sums = match problem.dtypes.v {
             // 13 bits are kept below the largest term of a sum of 32 products.
             DType::E4m3 | DType::E5m2 => 1.0 / 4096.0,
-            // Each addition of 16 products, or of 8 in each of three products of tf32, loses half a unit of
-            // 2^-23 of a sum that is on average half of its last value.
+            // Each addition of 16 products, or of 8 in tf32, of which there are three for f32, loses half a
+            // unit of 2^-23 of a sum that is on average half of its last value.
             DType::F16 | DType::Bf16 => keys / 16.0 * unit / 2.0,
+            DType::F32 if problem.dtypes.tf32 => keys / 8.0 * unit / 2.0,
             DType::F32 => 3.0 * keys / 8.0 * unit / 2.0,
         };
         let relative = logits + sums;

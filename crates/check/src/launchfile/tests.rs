@@ -104,7 +104,7 @@ fn refusals_name_key_value_and_what_is_accepted() {
         ),
         ("head_dim = 16", "head_dim = 16\nhead_dim_v = \"16\"", "head_dim_v = \"16\""),
         ("heads_kv = 2", "heads_kv = 3", "expected a multiple of heads_kv = 3"),
-        ("\"bf16\"", "\"fp8\"", "invalid value 'fp8' for dtype: expected f16, bf16, f32, e4m3, e5m2"),
+        ("\"bf16\"", "\"fp8\"", "invalid value 'fp8' for dtype: expected f16, bf16, f32, tf32, e4m3, e5m2"),
         (
             "\"causal\"",
             "\"casual\"",

@@ -1,13 +1,15 @@
 //! Tests of the gate on default plans for odd and for large head dims: the torture set must be within the
 //! error model of the type.
 
-use flashcore_check::gate::{Settings, Verdict, bind, check_family, torture};
+use flashcore_check::gate::{Settings, Verdict, bind, check_family, check_kernel, torture};
+use flashcore_check::launchfile::Bound;
 use kernels::{Arch, Family};
-use problem::DType;
+use problem::{DType, DTypes, Problem};
 
 /// The torture set of a type and a head dim, on the default plans of a family.
-fn passes(family: Family, dtype: DType, dim: usize, arch: &Arch) {
-    let problems = torture::problems(dtype, dim);
+fn passes(family: Family, dtypes: impl Into<DTypes>, dim: usize, arch: &Arch) {
+    let dtypes = dtypes.into();
+    let problems = torture::problems(dtypes, dim);
     let bound = |problem: &problem::Problem| {
         let problem = problem.clone().with_lse(true);
         let plan = family.default_for(&problem, arch).ok()?;
@@ -15,13 +17,34 @@ fn passes(family: Family, dtype: DType, dim: usize, arch: &Arch) {
     };
     assert!(problems.iter().filter(|torture| bound(&torture.problem).is_some()).count() > 10);
     let check = check_family(&problems, &Settings::quick(), bound).unwrap();
-    assert_eq!(check.verdict, Verdict::Passed, "{family:?} {dtype} {dim}: {:#?}", check.reasons);
+    assert_eq!(check.verdict, Verdict::Passed, "{family:?} {dtypes} {dim}: {:#?}", check.reasons);
 }
 
 /// Three products of tf32.
 #[test]
 fn f32_is_within_the_error_model() {
     passes(Family::Mma, DType::F32, 32, &Arch::SM_80);
+}
+
+#[test]
+fn tf32_is_within_its_error_model() {
+    passes(Family::Mma, DTypes::TF32, 32, &Arch::SM_80);
+}
+
+/// A kernel that multiplies in tf32 fails as a kernel of f32.
+#[test]
+fn tf32_is_not_f32() {
+    let float = Problem::new(1, 2, 96, 32, DType::F32);
+    let coarse = Problem { dtypes: DTypes::TF32, ..float.clone() };
+    let plan = Family::Mma.default_for(&coarse, &Arch::SM_80).unwrap();
+    let verdict = |stated: &Problem, computed: &Problem| {
+        let bound = bind(&plan, computed, &Arch::SM_80).unwrap();
+        let bound = Bound { problem: Some(stated.clone()), ..bound };
+        check_kernel(&bound, &Settings::quick()).unwrap().verdict
+    };
+    assert_eq!(verdict(&float, &float), Verdict::Passed);
+    assert_eq!(verdict(&coarse, &coarse), Verdict::Passed);
+    assert_eq!(verdict(&float, &coarse), Verdict::Failed);
 }
 
 #[test]

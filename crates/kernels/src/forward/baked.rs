@@ -12,7 +12,9 @@ impl Baked {
     /// What every family bakes. `packed` says whether the rows of a tile belong to several heads.
     pub(crate) fn of(problem: &Problem, packed: bool) -> Baked {
         let lse = problem.pass.lse();
-        let tables = problem.programs.tables.iter().map(|table| TableKind {
+        // Without a program, nothing reads a table.
+        let tables = problem.programs.tables.iter().filter(|_| !problem.programs.is_empty());
+        let tables = tables.map(|table| TableKind {
             dtype: table.dtype,
             dimensions: table.extents.len(),
             contiguous: table.strides.last() == Some(&1),

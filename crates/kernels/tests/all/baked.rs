@@ -94,6 +94,7 @@ fn problem(draw: &mut Draw) -> Problem {
         draw.of(&[(64, 64), (128, 128), (64, 128), (192, 128), (72, 72), (256, 256), (40, 24)]);
     let dtype = draw.of(&[DType::F16, DType::F16, DType::Bf16, DType::Bf16, DType::E4m3, DType::F32]);
     let mut p = Problem::new(2, 4, 64, dim, dtype).with_lse(draw.one_in(2));
+    p.dtypes.tf32 = dtype == DType::F32 && draw.one_in(2);
     if dtype == DType::E4m3 && draw.one_in(2) {
         p.dtypes = DTypes { v: DType::Bf16, out: DType::Bf16, ..p.dtypes };
     }

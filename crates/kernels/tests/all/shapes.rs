@@ -132,9 +132,21 @@ fn tensor_maps_fill_narrow_rows_with_zeros() {
 fn f32_is_right() {
     let dims =
         [(64, 64), (8, 8), (40, 72), (59, 59), (128, 128), (192, 128), (256, 256), (320, 264), (576, 512)];
-    for (i, dims) in dims.into_iter().enumerate() {
+    check_f32(DTypes::uniform(DType::F32), &dims);
+}
+
+/// With products in tf32, P is rounded to 11 bits.
+#[test]
+fn tf32_is_right() {
+    let dims = [(64, 64), (8, 8), (40, 72), (59, 59), (128, 128), (320, 264)];
+    check_f32(DTypes::TF32, &dims);
+}
+
+/// Plans of every kind on tensors in f32.
+fn check_f32(dtypes: DTypes, dims: &[(usize, usize)]) {
+    for (i, &dims) in dims.iter().enumerate() {
         let mut problem = problem(i, dims, (4, 2));
-        problem.dtypes = DTypes::uniform(DType::F32);
+        problem.dtypes = dtypes;
         for (problem, arch) in [(&problem, Arch::SM_80), (&padded(&problem), Arch::SM_90)] {
             check(problem, MmaPlan::default_for(problem, &arch), &arch, i as u64);
             let plan = small_plan(problem, &arch);
@@ -249,8 +261,10 @@ fn defaults_of_f32_assemble_without_spills() {
     for (i, dim) in [32, 59, 64, 96, 128, 192, 256, 320, 512].into_iter().enumerate() {
         for arch in Arch::ALL {
             for (batch, seq) in [(2, 4096), (1, 256)] {
-                let problem = Problem::new(batch, 16, seq, dim, DType::F32).with_band(Band::NAMED[i % 2]);
-                cases.push((problem.clone(), arch));
+                for dtypes in [DType::F32.into(), DTypes::TF32] {
+                    let problem = Problem::new(batch, 16, seq, dim, dtypes).with_band(Band::NAMED[i % 2]);
+                    cases.push((problem, arch));
+                }
             }
         }
     }

@@ -189,9 +189,9 @@ impl AccTile {
 }
 
 impl AccTile {
-    /// The tile without rounding, as the A operand of f32 products ([`crate::MmaType::F32`]): one fragment
-    /// for every 8 columns. A lane holds columns `2t` and `2t + 1`, while such a fragment has `t` and `t +
-    /// 4`, so the product reads the rows of B in that order.
+    /// The tile without rounding, as the A operand of f32 products ([`crate::MmaType::F32`] and
+    /// [`crate::MmaType::Tf32`]): one fragment for every 8 columns. A lane holds columns `2t` and `2t + 1`,
+    /// while such a fragment has `t` and `t + 4`, so the product reads the rows of B in that order.
     pub fn words(&self, k: &mut Builder) -> OperandTile {
         let fragments = self.tiles.iter().map(|&[a, b, c, d]| [a, c, b, d].map(|word| k.to_bits(word)));
         OperandTile { k_tiles: self.n_tiles, fragments: fragments.collect() }

@@ -14,6 +14,8 @@ pub enum MmaType {
     /// f32, each number as the sum of two tf32 numbers: three products of tf32, without the product of the
     /// two small parts (3xTF32; Markidis et al. 2018). The omitted product is below 2^-22 of the result.
     F32,
+    /// f32, each number rounded to tf32 (11 significant bits): one product of tf32.
+    Tf32,
     /// 8-bit floats: the types of A and of B.
     Fp8([Type; 2]),
 }
@@ -23,7 +25,7 @@ impl MmaType {
     const fn signs(self) -> u32 {
         match self {
             MmaType::Half(_) => 0x8000_8000,
-            MmaType::F32 => 0x8000_0000,
+            MmaType::F32 | MmaType::Tf32 => 0x8000_0000,
             MmaType::Fp8(_) => 0x8080_8080,
         }
     }
@@ -134,14 +136,15 @@ impl OperandA {
         load: impl FnOnce(&mut Builder) -> [R32; N],
     ) -> [R32; N] {
         let fragment = load(k);
-        match self.sign {
+        let fragment = match self.sign {
             Sign::Keep => fragment,
             Sign::Negate => {
                 let signs = self.ty.signs();
                 fragment.map(|r| k.xor(r, signs))
             }
             Sign::Clear => fragment.map(|_| k.mov(0)),
-        }
+        };
+        if self.ty == MmaType::Tf32 { fragment.map(|word| rounded(k, word)) } else { fragment }
     }
 }
 
@@ -159,9 +162,16 @@ pub struct OperandB {
 pub fn mma_abt(k: &mut Builder, a: &OperandA, b: &OperandB) -> AccTile {
     let columns = b.tile.layout().rows;
     let d = AccTile::zero(k, 16 * a.m_tiles, columns);
-    if a.ty == MmaType::F32 {
-        abt_of_f32(k, a, b, &d);
-        return d;
+    match a.ty {
+        MmaType::F32 => {
+            abt_of_f32(k, a, b, &d);
+            return d;
+        }
+        MmaType::Tf32 => {
+            abt_of_tf32(k, a, b, &d);
+            return d;
+        }
+        MmaType::Half(_) | MmaType::Fp8(_) => {}
     }
     let open = a.open(k);
     for step in 0..a.steps() {
@@ -194,7 +204,7 @@ fn product(k: &mut Builder, ty: MmaType, d: &AccTile, n: u32, a: &[Fragment], b:
                 (MmaType::Half(half), Fragment::K8(a)) => k.mma_m16n8k8(half, acc, *a, b(j)[0]),
                 (MmaType::Fp8(types), Fragment::K16(a)) => k.mma_m16n8k32(types, acc, *a, b(j)),
                 (MmaType::Fp8(_), Fragment::K8(_)) => unreachable!("8-bit rows have whole steps"),
-                (MmaType::F32, _) => unreachable!("f32 has a product of its own"),
+                (MmaType::F32 | MmaType::Tf32, _) => unreachable!("f32 has products of its own"),
             }
         }
     }
@@ -207,6 +217,7 @@ pub fn mma_ab(k: &mut Builder, ty: MmaType, a: &OperandTile, b: &OperandB, d: &A
     match ty {
         MmaType::Half(half) => ab_of_halves(k, half, a, &b.tile, d),
         MmaType::F32 => ab_of_f32(k, a, b, d),
+        MmaType::Tf32 => ab_of_tf32(k, a, b, d),
         MmaType::Fp8(types) => ab_of_bytes(k, types, a, &b.tile, d, Addition::Onto),
     }
 }
@@ -365,6 +376,52 @@ fn ab_of_f32(k: &mut Builder, a: &OperandTile, b: &OperandB, d: &AccTile) {
             }
         }
     }
+}
+
+/// D = A Bᵀ of f32 numbers rounded to tf32, in steps of 8 columns.
+fn abt_of_tf32(k: &mut Builder, a: &OperandA, b: &OperandB, d: &AccTile) {
+    let open = a.open(k);
+    for step in 0..a.steps() {
+        let fragments: Vec<[R32; 4]> = (0..a.m_tiles)
+            .map(|m| match a.fragment(k, &open, m, step) {
+                Fragment::K16(words) => words,
+                Fragment::K8(_) => unreachable!("tiles of f32 have an even number of chunks"),
+            })
+            .collect();
+        for pair in 0..d.n_tiles() / 2 {
+            let words: [R32; 4] = k.ldmatrix(b.tile.address(16 * pair, 2 * step));
+            let [b0, b1, b2, b3] = words.map(|word| rounded(k, word));
+            for (m, &a) in (0..).zip(&fragments) {
+                for (n, b) in [(2 * pair, [b0, b1]), (2 * pair + 1, [b2, b3])] {
+                    k.mma_tf32(d.tile(m, n), a, b);
+                }
+            }
+        }
+    }
+}
+
+/// D += A B of f32 numbers rounded to tf32, in steps of 8 rows of B.
+fn ab_of_tf32(k: &mut Builder, a: &OperandTile, b: &OperandB, d: &AccTile) {
+    let [even, odd] = [Some(&b.tile), b.tail.as_ref()].map(|rows| rows.expect("readers of both rows"));
+    for j in 0..a.k_tiles() {
+        let fragments: Vec<[R32; 4]> =
+            (0..d.m_tiles()).map(|m| a.fragment(m, j).map(|word| rounded(k, word))).collect();
+        for n in 0..d.n_tiles() {
+            let b = [even, odd].map(|rows| {
+                let word: R32 = k.ld(rows.address(8 * j, 2 * n));
+                rounded(k, word)
+            });
+            for (m, &a) in (0..).zip(&fragments) {
+                k.mma_tf32(d.tile(m, n), a, b);
+            }
+        }
+    }
+}
+
+/// The tf32 number nearest to an f32.
+fn rounded(k: &mut Builder, word: R32) -> R32 {
+    let value = k.from_bits(word);
+    k.to_tf32(value)
 }
 
 /// An f32 as the sum of two tf32 numbers. The remainder is below 2^-22 of the number.

@@ -267,7 +267,7 @@ impl<'a> Forward<'a> {
             let p = match ty {
                 //                           P = exp2(S·c − m); l += Σ P
                 MmaType::Half(_) | MmaType::Fp8(_) => softmax.probabilities(k, s),
-                MmaType::F32 => softmax.probabilities_in_f32(k, s),
+                MmaType::F32 | MmaType::Tf32 => softmax.probabilities_in_f32(k, s),
             };
             let value = block.value(k);
             match (ty, plan.output_sums, of_values) {
@@ -302,7 +302,7 @@ impl<'a> Forward<'a> {
     /// The type of P; for f32, the 16-bit type with the same range.
     fn weights(&self) -> OperandType {
         match self.types {
-            [_, MmaType::F32] => Half::Bf16.into(),
+            [_, MmaType::F32 | MmaType::Tf32] => Half::Bf16.into(),
             _ => weights(self.baked),
         }
     }
@@ -371,7 +371,7 @@ impl<'a> Forward<'a> {
         let [_, ty] = self.types;
         let (reader, tail) = match ty {
             MmaType::Half(_) | MmaType::Fp8(_) => (self.own_keys(k, value, MatrixReader::rows_first), None),
-            MmaType::F32 => {
+            MmaType::F32 | MmaType::Tf32 => {
                 let mut rows = |odd| {
                     self.own_keys(k, value, |k, threads, tile| MatrixReader::elements(k, threads, tile, odd))
                 };

@@ -22,13 +22,14 @@ pub(super) fn product_types(dims: impl Into<Dims>) -> [MmaType; 2] {
     let dims = dims.into();
     let dtypes = dims.dtypes;
     let half = |dtype| if dtype == DType::Bf16 { Half::Bf16 } else { Half::F16 };
+    let float = if dtypes.tf32 { MmaType::Tf32 } else { MmaType::F32 };
     let scores = match dtypes.q {
-        DType::F32 => MmaType::F32,
+        DType::F32 => float,
         DType::F16 | DType::Bf16 => MmaType::Half(half(dtypes.q)),
         DType::E4m3 | DType::E5m2 => MmaType::Fp8([Tensor::Q, Tensor::K].map(|of| operand_type(dims, of))),
     };
     let values = match dtypes.v {
-        DType::F32 => MmaType::F32,
+        DType::F32 => float,
         DType::F16 | DType::Bf16 => MmaType::Half(half(dtypes.v)),
         DType::E4m3 | DType::E5m2 => MmaType::Fp8([ptx::Type::E4m3, operand_type(dims, Tensor::V)]),
     };

@@ -110,6 +110,7 @@ impl MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let float = problem.dtypes.out == DType::F32;
         let (block_m, block_n, warps) = match problem.dtypes.q {
+            DType::F32 if problem.dtypes.tf32 => tile_shape_of_tf32(dim, arch),
             DType::F32 => tile_shape_of_f32(dim, arch),
             DType::F16 | DType::Bf16 => tile_shape(dim, problem.band, arch),
             DType::E4m3 | DType::E5m2 => tile_shape_of_fp8(dim, arch),
@@ -294,7 +295,7 @@ impl MmaPlan {
             QueryHome::Registers => m_tiles * dim * problem.dtypes.q.bytes() as u32 / 8,
             QueryHome::Shared => 0,
         };
-        // In f32, S has two accumulators, and P two parts.
+        // In f32, S has two accumulators, and P two parts; in tf32, P has as many registers as S.
         let s = if problem.dtypes.q == DType::F32 { 2 * s } else { s };
         // The accumulators of 32 columns.
         let sums = match self.output_sums {
@@ -515,5 +516,15 @@ fn tile_shape_of_f32(dim: usize, arch: &Arch) -> (u32, u32, u32) {
         (..=256, _) => (64, 16, 4),
         (_, true) => (32, 16, 4),
         (_, false) => (16, 16, 2),
+    }
+}
+
+/// Like [`tile_shape_of_f32`], for products in tf32. With 32 rows, a warp multiplies twice with an operand
+/// that it read from shared memory.
+fn tile_shape_of_tf32(dim: usize, arch: &Arch) -> (u32, u32, u32) {
+    match dim {
+        ..=64 => (128, 64, 4),
+        65..=128 => (128, 32, 4),
+        _ => tile_shape_of_f32(dim, arch),
     }
 }
