@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from flashcore_attn import quantize  # noqa: E402
 from flashcore_attn.bench import __main__ as command  # noqa: E402
-from flashcore_attn.bench import _peers, _plot, _quantize, _race, _table  # noqa: E402
+from flashcore_attn.bench import _first, _peers, _plot, _quantize, _race, _table  # noqa: E402
 
 
 def test_problems_are_parsed():
@@ -123,6 +123,8 @@ def test_without_a_gpu_it_says_so(capsys):
     assert "PyTorch sees no GPU" in capsys.readouterr().err
     assert command.main(["quantize"]) == 2
     assert "quantize is timed on a GPU, and PyTorch sees none" in capsys.readouterr().err
+    assert command.main(["first"]) == 2
+    assert "first is timed on a GPU, and PyTorch sees none" in capsys.readouterr().err
 
 
 def test_quantisations_are_timed_beside_a_copy():
@@ -182,3 +184,11 @@ def test_host_costs(capsys):
     assert command.main(arguments) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["suite"] for row in rows] == ["host"] * 3 and all(row["us_median"] > 0 for row in rows)
+
+
+def test_first_calls_are_timed_in_processes_of_their_own():
+    rows = _first.rows_of("flashcore", "cpu", repeats=1, length=240)
+    assert [row["problem"].split(", ")[1] for row in rows] == 2 * ["new", "from the cache on disk", "another parameter"]
+    assert all(row["fault"] is None and row["us_median"] > 0 for row in rows), rows
+    assert [row["samples"] for row in rows] == 2 * [1, 1, 2]
+    assert _first.table(rows).count("\n") == len(rows) + 1

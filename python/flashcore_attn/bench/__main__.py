@@ -36,9 +36,9 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
         "what",
         nargs="?",
         default="race",
-        choices=["race", "host", "model", "quantize"],
-        help="race kernels, time what a call costs the host, race on the CPU between PyTorch's operations, or time "
-        "the quantisation to 8 bits beside a copy of as many bytes",
+        choices=["race", "host", "model", "quantize", "first"],
+        help="race kernels, time what a call costs the host, race on the CPU between PyTorch's operations, time the "
+        "quantisation to 8 bits beside a copy of as many bytes, or time the first call with a new program",
     )
     parser.add_argument("--suite", action="append", choices=suites, default=[], help="may be repeated; mission if none")
     parser.add_argument("--problem", action="append", default=[], metavar="P", help=EXPECTED)
@@ -72,6 +72,10 @@ def main(argv: list[str] | None = None) -> int:
         if args.suite or args.problem or args.peers is not None or args.plot:
             parser.error("quantize goes with --seconds, --device, --evidence and --json alone")
         return _quantize(args)
+    if args.what == "first":
+        if args.suite or args.problem or args.plot:
+            parser.error("first goes with --peers, --device, --evidence and --json alone")
+        return _first(args)
     if features := [name for name in args.suite if name in FEATURES]:
         return _of_features(args, parser, features)
     try:
@@ -120,6 +124,15 @@ def _model(args: argparse.Namespace) -> int:
 def _quantize(args: argparse.Namespace) -> int:
     try:
         from ._quantize import run
+    except ImportError as error:
+        print(f"flashcore_attn.bench: the tensors are PyTorch's ({error})", file=sys.stderr)
+        return 2
+    return run(args)
+
+
+def _first(args: argparse.Namespace) -> int:
+    try:
+        from ._first import run
     except ImportError as error:
         print(f"flashcore_attn.bench: the tensors are PyTorch's ({error})", file=sys.stderr)
         return 2

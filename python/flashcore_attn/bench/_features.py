@@ -270,48 +270,78 @@ def lengths_of(mean: int, total: int) -> list[int]:
     return found
 
 
-def packed(device: str, dtype: torch.dtype, shrunk: int, mean: int = 1000, is_causal: bool = True) -> list[Work]:
-    """A packed batch of uneven sequences, and one of even sequences with as many tokens: our own dense rate."""
-    total, mean = 32768 // shrunk, max(mean // shrunk, 4)
-    uneven = lengths_of(mean, total)
-    even = [mean] * (total // mean)
-    works = []
-    for kind, lengths in (("uneven", uneven), ("even", even)):
-        rows = sum(lengths)
-        q, k, v = (x[0].transpose(0, 1).contiguous() for x in _tensors(device, dtype, 1, (16, 16), rows, 128))
-        ends = torch.tensor([0, *lengths]).cumsum(0)
-        cu = ends.to(device=device, dtype=torch.int32)
-        document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
-        longest = max(lengths)
-
-        def mask(b: Any, h: Any, q: Any, k: Any, document: Tensor = document) -> Any:
-            seen = document[q] == document[k]
-            return seen & (q >= k) if is_causal else seen
-
-        pairs = float(sum(n * (n + 1) // 2 if is_causal else n * n for n in lengths))
-        heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
-        name = f"packed {kind}, mean {mean}, {rows} tokens H16 D128"
-        work = Work(name, heads[0], heads[1], heads[2], {}, mask=mask, pairs=pairs)
-        args = (q, k, v, cu, cu, longest, longest)
-
-        def ours(args: Any = args) -> Call:
-            return _bound(flash_attn_varlen_func, *args, causal=is_causal)
-
-        work.calls[OURS] = ours
-        for version in (3, 4):
-
-            def load(version: int = version, args: Any = args) -> Call:
-                function = _flash_attention(version, "flash_attn_varlen_func")
-                q, k, v, cu_q, cu_k, longest_q, longest_k = args
-                return _bound(
-                    function, q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=longest_q,
-                    max_seqlen_k=longest_k, causal=is_causal,
-                )  # fmt: skip
-
-            work.calls[f"fa{version}"] = load
-        work.as_heads = {name: lambda out: out.transpose(0, 1)[None] for name in work.calls}
+def packed(device: str, dtype: torch.dtype, shrunk: int) -> list[Work]:
+    """Packed batches: uneven sequences, even ones beside our own dense rate, and a long one beside its parts."""
+    total, works = 32768 // shrunk, []
+    for mean in (max(mean // shrunk, 4) for mean in (500, 1000, 4000)):
+        uneven, even = lengths_of(mean, total), [mean] * (total // mean)
+        for kind, lengths, is_causal in (("uneven", uneven, True), ("even", even, True), ("even", even, False)):
+            name = f"packed {kind}, mean {mean}, {sum(lengths)} tokens H16 D128{'' if is_causal else ' full'}"
+            work, (q, k, v) = _packed(name, device, dtype, lengths, is_causal)
+            works.append(work)
+            if kind == "even":
+                dense = [x.view(len(lengths), mean, 16, 128) for x in (q, k, v)]
+                call = _bound(flash_attn_func, *dense, causal=is_causal)
+                _also(work, "flashcore-dense", call, lambda x: x.flatten(0, 1))
+    for is_causal in (True, False):
+        long, short = 16384 // shrunk, max(200 // shrunk, 4)
+        name = f"packed 1 x {long} and 63 x {short} tokens H16 D128{'' if is_causal else ' full'}"
+        work, tensors = _packed(name, device, dtype, [long] + 63 * [short], is_causal)
+        parts = [
+            _varlen(device, [x[:long] for x in tensors], [long], is_causal),
+            _varlen(device, [x[long:] for x in tensors], 63 * [short], is_causal),
+        ]
+        _also(work, "flashcore-parts", lambda parts=parts: [part() for part in parts], torch.cat)  # type: ignore[misc]
         works.append(work)
     return works
+
+
+def _packed(
+    name: str, device: str, dtype: torch.dtype, lengths: list[int], is_causal: bool
+) -> tuple[Work, list[Tensor]]:
+    """A packed batch of 16 heads of 128 elements, and its tensors ``(tokens, heads, head_dim)``."""
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in _tensors(device, dtype, 1, (16, 16), sum(lengths), 128))
+    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
+
+    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+        seen = document[q] == document[k]
+        return seen & (q >= k) if is_causal else seen
+
+    pairs = float(sum(n * (n + 1) // 2 if is_causal else n * n for n in lengths))
+    heads = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    work = Work(name, heads[0], heads[1], heads[2], {}, mask=mask, pairs=pairs)
+    _also(work, OURS, _varlen(device, [q, k, v], lengths, is_causal))
+    for version in (3, 4):
+
+        def load(version: int = version) -> Call:
+            cu, longest = _ends(lengths, device), max(lengths)
+            return _bound(
+                _flash_attention(version, "flash_attn_varlen_func"), q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu,
+                max_seqlen_q=longest, max_seqlen_k=longest, causal=is_causal,
+            )  # fmt: skip
+
+        work.calls[f"fa{version}"], work.as_heads[f"fa{version}"] = load, _of_tokens
+    return work, [q, k, v]
+
+
+def _also(work: Work, name: str, call: Call, as_tokens: Callable[[Any], Tensor] = lambda x: x) -> None:
+    """Adds a contestant whose result becomes ``(tokens, heads, head_dim)`` by ``as_tokens``."""
+    work.calls[name], work.as_heads[name] = lambda: call, lambda out: _of_tokens(as_tokens(out))
+
+
+def _of_tokens(out: Tensor) -> Tensor:
+    return out.transpose(0, 1)[None]
+
+
+def _ends(lengths: list[int], device: str) -> Tensor:
+    """``cu_seqlens`` of sequences of these lengths."""
+    return torch.tensor([0, *lengths]).cumsum(0).to(device=device, dtype=torch.int32)
+
+
+def _varlen(device: str, tensors: list[Tensor], lengths: list[int], is_causal: bool) -> Call:
+    """FlashCore on a packed batch."""
+    cu, longest = _ends(lengths, device), max(lengths)
+    return _bound(flash_attn_varlen_func, *tensors, cu, cu, longest, longest, causal=is_causal)
 
 
 def documents(
@@ -330,10 +360,7 @@ def documents(
     name = f"{len(lengths)} documents causal H{heads} S{length} D{dim}"
     work = _simple(name, q, k, v, ours, mask=mask, transposed=False, sdpa=length <= 8192)
     rows = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)]
-    cu = torch.tensor([0, *lengths]).cumsum(0).to(device=device, dtype=torch.int32)
-    options = {"max_seqlen_q": max(lengths), "max_seqlen_k": max(lengths), "causal": True}
-    work.calls["flashcore-varlen"] = lambda: _bound(flash_attn_varlen_func, *rows, cu, cu, **options)
-    work.as_heads["flashcore-varlen"] = lambda out: out.transpose(0, 1)[None]
+    _also(work, "flashcore-varlen", _varlen(device, rows, lengths, is_causal=True))
     return work
 
 
@@ -409,9 +436,7 @@ def on_cpu(dtype: torch.dtype = torch.float32, length: int = 2048, heads: int = 
 GPU_SUITES: dict[str, Callable[[str, torch.dtype, int], list[Work]]] = {
     "softcap": lambda device, dtype, shrunk: [softcap(device, dtype, shrunk)],
     "sinks": lambda device, dtype, shrunk: [sinks(device, dtype, shrunk)],
-    "packed": lambda device, dtype, shrunk: [
-        work for mean in (500, 1000, 4000) for work in packed(device, dtype, shrunk, mean)
-    ],
+    "packed": packed,
     "documents": lambda device, dtype, shrunk: [documents(device, dtype, shrunk)],
     "bias": lambda device, dtype, shrunk: [bias(device, dtype, shrunk)],
 }
