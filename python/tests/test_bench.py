@@ -47,7 +47,7 @@ def test_suites_are_those_of_the_rust_program():
 
 def test_peers_are_chosen_by_name():
     assert [peer.key for peer in _peers.chosen("fa3,sdpa-math")] == ["fa3", "sdpa-math"]
-    assert _peers.chosen("none") == [] and len(_peers.chosen(None)) == 8
+    assert _peers.chosen("none") == [] and len(_peers.chosen(None)) == 9
     with pytest.raises(ValueError, match="invalid value 'triton' for peers: expected sdpa-flash"):
         _peers.chosen("triton")
 
