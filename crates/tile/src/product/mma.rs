@@ -343,7 +343,8 @@ fn abt_of_f32(k: &mut Builder, a: &OperandA, b: &OperandB, d: &AccTile) {
             let [b0, b1, b2, b3] = words.map(|word| Parts::of(k, word));
             for (m, a) in (0..).zip(&fragments) {
                 for (n, b) in [(2 * pair, [b0, b1]), (2 * pair + 1, [b2, b3])] {
-                    of_parts(k, a, &b, d.tile(m, n), small.tile(m, n));
+                    small_products(k, a, &b, small.tile(m, n));
+                    large_product(k, a, &b, d.tile(m, n));
                 }
             }
         }
@@ -352,26 +353,32 @@ fn abt_of_f32(k: &mut Builder, a: &OperandA, b: &OperandB, d: &AccTile) {
 }
 
 /// D += A B of f32, in steps of 8 rows of B. The sums of a block have separate accumulators: sums on the
-/// tensor cores are truncated, while the addition to D, once per block, is rounded.
+/// tensor cores are truncated, while the addition to D, once per block, is rounded. The products of small
+/// parts come first, so that their sums are truncated while they are small.
 fn ab_of_f32(k: &mut Builder, a: &OperandTile, b: &OperandB, d: &AccTile) {
     let [even, odd] = [Some(&b.tile), b.tail.as_ref()].map(|rows| rows.expect("readers of both rows"));
     let parts = |k: &mut Builder, m: u32, j: u32| a.fragment(m, j).map(|word| Parts::of(k, word));
     let fragments: Vec<Vec<[Parts; 4]>> =
         (0..a.k_tiles()).map(|j| (0..d.m_tiles()).map(|m| parts(k, m, j)).collect()).collect();
     for n in 0..d.n_tiles() {
-        let [large, small] = [0, 1].map(|_| AccTile::zero(k, 16 * d.m_tiles(), 8));
-        for (j, fragments) in (0..).zip(&fragments) {
-            let b = [even, odd].map(|rows| {
-                let word: R32 = k.ld(rows.address(8 * j, 2 * n));
-                Parts::of(k, word)
-            });
-            for (m, a) in (0..).zip(fragments) {
-                of_parts(k, a, &b, large.tile(m, 0), small.tile(m, 0));
+        let sums = AccTile::zero(k, 16 * d.m_tiles(), 8);
+        let columns: Vec<[Parts; 2]> = (0..a.k_tiles())
+            .map(|j| {
+                [even, odd].map(|rows| {
+                    let word: R32 = k.ld(rows.address(8 * j, 2 * n));
+                    Parts::of(k, word)
+                })
+            })
+            .collect();
+        for multiply in [small_products, large_product] {
+            for (fragments, b) in fragments.iter().zip(&columns) {
+                for (m, a) in (0..).zip(fragments) {
+                    multiply(k, a, b, sums.tile(m, 0));
+                }
             }
         }
-        add_tiles(k, &large, &small);
         for m in 0..d.m_tiles() {
-            for (sum, part) in d.tile(m, n).into_iter().zip(large.tile(m, 0)) {
+            for (sum, part) in d.tile(m, n).into_iter().zip(sums.tile(m, 0)) {
                 k.add_to(sum, sum, part);
             }
         }
@@ -424,7 +431,7 @@ fn rounded(k: &mut Builder, word: R32) -> R32 {
     k.to_tf32(value)
 }
 
-/// An f32 as the sum of two tf32 numbers. The remainder is below 2^-22 of the number.
+/// An f32 as the sum of two tf32 numbers. The remainder is at most 2^-23 of the number.
 #[derive(Clone, Copy)]
 struct Parts {
     large: R32,
@@ -432,23 +439,29 @@ struct Parts {
 }
 
 impl Parts {
+    /// Three instructions; each `cvt.rna.tf32` would be three on Hopper. Half a unit is added and the low
+    /// bits are removed: the nearest tf32. The rest has 12 bits, and the tensor core ignores the 13 low bits
+    /// of its operands, which removes at most one. A NaN whose large part is none stays NaN in the small one.
     fn of(k: &mut Builder, word: R32) -> Parts {
-        let value = k.from_bits(word);
-        let large = k.to_tf32(value);
-        let of_large: F32 = k.from_bits(large);
+        const HALF_UNIT: u32 = 1 << 12;
+        const KEPT: u32 = !((1 << 13) - 1);
+        let raised = k.add(word, HALF_UNIT);
+        let large = k.and(raised, KEPT);
+        let [value, of_large]: [F32; 2] = [word, large].map(|word| k.from_bits(word));
         let rest = k.sub(value, of_large);
-        Parts { large, small: k.to_tf32(rest) }
+        Parts { large, small: k.to_bits(rest) }
     }
 }
 
-/// The products of one step: the product of the large parts is added to `large`, the other products to
-/// `small`.
-fn of_parts(k: &mut Builder, a: &[Parts; 4], b: &[Parts; 2], large: [F32; 4], small: [F32; 4]) {
-    let [a_large, a_small] = [a.map(|parts| parts.large), a.map(|parts| parts.small)];
-    let [b_large, b_small] = [b.map(|parts| parts.large), b.map(|parts| parts.small)];
-    k.mma_tf32(small, a_small, b_large);
-    k.mma_tf32(small, a_large, b_small);
-    k.mma_tf32(large, a_large, b_large);
+/// The products of one step of a small part with a large one.
+fn small_products(k: &mut Builder, a: &[Parts; 4], b: &[Parts; 2], sum: [F32; 4]) {
+    k.mma_tf32(sum, a.map(|parts| parts.small), b.map(|parts| parts.large));
+    k.mma_tf32(sum, a.map(|parts| parts.large), b.map(|parts| parts.small));
+}
+
+/// The product of one step of the large parts.
+fn large_product(k: &mut Builder, a: &[Parts; 4], b: &[Parts; 2], sum: [F32; 4]) {
+    k.mma_tf32(sum, a.map(|parts| parts.large), b.map(|parts| parts.large));
 }
 
 /// Adds a tile times a factor for each of the lane's rows.
