@@ -110,8 +110,7 @@ impl MmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let float = problem.dtypes.out == DType::F32;
         let (block_m, block_n, warps) = match problem.dtypes.q {
-            DType::F32 if problem.dtypes.tf32 => tile_shape_of_tf32(dim, arch),
-            DType::F32 => tile_shape_of_f32(dim, arch),
+            DType::F32 => tile_shape_of_f32(problem, dim, arch),
             DType::F16 | DType::Bf16 => tile_shape(dim, problem.band, arch),
             DType::E4m3 | DType::E5m2 => tile_shape_of_fp8(dim, arch),
         };
@@ -122,7 +121,9 @@ impl MmaPlan {
             DType::F16 | DType::Bf16 => (WIDEST, 128),
             DType::E4m3 | DType::E5m2 => widest_of_fp8(arch),
         };
-        let dim_warps = if problem.head_dim_v > WIDEST { 2 } else { 1 };
+        // In f32, two warps that divide wide rows have 32 rows instead of 16.
+        let divides = problem.head_dim_v > WIDEST || (float && block_m == 128 && warps == 8);
+        let dim_warps = if divides { 2 } else { 1 };
         let warps = if dim > WIDEST { block_m / 16 * dim_warps } else { warps };
         // Programs, and sinks combined with a window, need registers: with more keys, these shapes spill.
         let windowed = !problem.band.is_full() && !problem.band.is_causal();
@@ -509,22 +510,18 @@ fn tile_shape(dim: usize, mask: Band, arch: &Arch) -> (u32, u32, u32) {
     }
 }
 
-/// Like [`tile_shape`], for f32: rows have twice as many bytes, and S and P need twice the registers.
-fn tile_shape_of_f32(dim: usize, arch: &Arch) -> (u32, u32, u32) {
+/// Like [`tile_shape`], for f32: rows have twice as many bytes, and S and P need twice the registers. A warp of
+/// 32 rows multiplies twice with each operand that it reads from shared memory and splits or rounds.
+fn tile_shape_of_f32(problem: &Problem, dim: usize, arch: &Arch) -> (u32, u32, u32) {
+    // 128 rows of Q at head dim 256 need 128 KB.
+    let many_rows = ctas(problem, 128) >= arch.multiprocessors as usize && arch.shared_per_cta > 192 * 1024;
     match (dim, roomy(arch)) {
-        (..=128, _) => (64, 32, 4),
+        (..=64, _) => (128, if problem.dtypes.tf32 { 64 } else { 32 }, 4),
+        (..=128, true) => (128, if problem.dtypes.tf32 { 32 } else { 16 }, 4),
+        (..=128, false) => (64, 32, 4),
+        (..=256, true) if many_rows => (128, 16, 8),
         (..=256, _) => (64, 16, 4),
         (_, true) => (32, 16, 4),
         (_, false) => (16, 16, 2),
-    }
-}
-
-/// Like [`tile_shape_of_f32`], for products in tf32. With 32 rows, a warp multiplies twice with an operand
-/// that it read from shared memory.
-fn tile_shape_of_tf32(dim: usize, arch: &Arch) -> (u32, u32, u32) {
-    match dim {
-        ..=64 => (128, 64, 4),
-        65..=128 => (128, 32, 4),
-        _ => tile_shape_of_f32(dim, arch),
     }
 }
