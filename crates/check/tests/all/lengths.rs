@@ -7,7 +7,7 @@ use flashcore_check::gate::{Feed, Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::{Bound, Role};
 use kernels::{Arch, Family, LengthArray, Operand, Plan};
 use problem::{Band, Corner, DType, Layout, Problem, SideLengths, Tensor};
-use serde_json::json;
+use serde_json::{Value, json};
 
 const FAMILIES: [Family; 2] = [Family::Mma, Family::Wgmma];
 
@@ -85,6 +85,22 @@ fn bound(family: Family, problem: &Problem) -> Bound {
     bind(&plan, problem, &Arch::SM_90).unwrap()
 }
 
+/// The default plan of the `wgmma` family with other genes.
+fn with_genes(problem: &Problem, genes: &Value) -> Plan {
+    let base = Family::Wgmma.default_for(problem, &Arch::SM_90).unwrap();
+    let mut plan = serde_json::to_value(&base).unwrap();
+    plan.as_object_mut().unwrap().extend(genes.as_object().unwrap().clone());
+    serde_json::from_value(plan).unwrap()
+}
+
+/// The default kernels of the families, and that of `wgmma` with TMA stores if the problem allows them.
+fn every_store(problem: &Problem) -> Vec<(&'static str, Bound)> {
+    let bulk = with_genes(problem, &json!({ "store": "bulk", "packing": "apart" }));
+    let bulk = bind(&bulk, problem, &Arch::SM_90).ok().map(|bound| ("wgmma, bulk", bound));
+    let default = FAMILIES.map(|family| (family.name(), bound(family, problem)));
+    default.into_iter().chain(bulk).collect()
+}
+
 #[test]
 fn uneven_lengths_pass() {
     for family in FAMILIES {
@@ -107,13 +123,13 @@ fn uneven_lengths_pass_under_every_schedule() {
         (2, json!({ "handout": "folded", "tile_order": "in_order", "ends": "common" })),
         (3, json!({ "handout": "static", "tile_order": "strided", "packing": "packed", "consumers": 2 })),
         (6, json!({ "handout": "dynamic", "consumers": 2, "tiles": "overlapped", "products": "in_turn" })),
+        (0, json!({ "store": "bulk", "handout": "dynamic", "tiles": "overlapped" })),
+        (2, json!({ "store": "bulk", "handout": "static" })),
+        (3, json!({ "store": "bulk", "packing": "apart" })),
+        (7, json!({ "store": "bulk" })),
     ] {
         let (name, problem) = &problems[at];
-        let base = Family::Wgmma.default_for(problem, &Arch::SM_90).unwrap();
-        let mut plan = serde_json::to_value(&base).unwrap();
-        plan.as_object_mut().unwrap().extend(genes.as_object().unwrap().clone());
-        let plan: Plan = serde_json::from_value(plan).unwrap();
-        let bound = bind(&plan, problem, &Arch::SM_90).unwrap();
+        let bound = bind(&with_genes(problem, &genes), problem, &Arch::SM_90).unwrap();
         let report = check_kernel(&bound, &Settings::quick()).unwrap();
         assert_eq!(report.verdict, Verdict::Passed, "{name} {genes}: {:?}", report.reasons);
     }
@@ -122,14 +138,16 @@ fn uneven_lengths_pass_under_every_schedule() {
 #[test]
 fn plans_that_cannot_follow_uneven_lengths_are_refused() {
     let (_, problem) = &problems()[2];
-    for (gene, value) in [("cluster", json!(2)), ("tail", json!("shared")), ("store", json!("bulk"))] {
-        let base = Family::Wgmma.default_for(problem, &Arch::SM_90).unwrap();
-        let mut plan = serde_json::to_value(&base).unwrap();
-        plan[gene] = value;
-        let plan: Plan = serde_json::from_value(plan).unwrap();
+    for (gene, value) in [("cluster", json!(2)), ("tail", json!("shared"))] {
+        let plan = with_genes(problem, &json!({ gene: value }));
         let refused = plan.check(problem, &Arch::SM_90).unwrap_err().to_string();
         assert!(refused.contains(&format!("{gene} with uneven lengths")), "{refused}");
     }
+    let mut apart = problems().remove(3).1;
+    apart.out.batch += 8;
+    let plan = with_genes(&apart, &json!({ "store": "bulk", "packing": "apart" }));
+    let refused = plan.check(&apart, &Arch::SM_90).unwrap_err().to_string();
+    assert!(refused.contains("multiples of the row stride with uneven queries"), "{refused}");
 }
 
 #[test]
@@ -158,8 +176,7 @@ fn lengths_do_not_change_the_code() {
 #[test]
 fn rows_outside_sequences_keep_their_values() {
     let (_, problem) = &problems()[0];
-    for family in FAMILIES {
-        let bound = bound(family, problem);
+    for (what, bound) in every_store(problem) {
         let mut inputs = draw(problem, Style::Normal, 1);
         inputs.others.cumulative_q = vec![17, 100, 100, 101, 190];
         inputs.others.cumulative_kv = vec![3, 90, 91, 91, 200];
@@ -168,17 +185,14 @@ fn rows_outside_sequences_keep_their_values() {
         let mut buffers = feed.buffers(&bound);
         let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
         let report = emu::run(&bound.kernel, &mut handles, &Options::default()).unwrap();
-        assert!(report.hazards.is_empty(), "{family:?}: {:?}", report.hazards);
+        assert!(report.hazards.is_empty(), "{what}: {:?}", report.hazards);
         let after: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
         let figures = feed.judge(&bound, &references, &after).unwrap();
-        assert_eq!(figures.reasons(), [""; 0], "{family:?}");
+        assert_eq!(figures.reasons(), [""; 0], "{what}");
         let out = bound.roles.iter().position(|r| *r == Role::Operand(Operand::Tensor(Tensor::Out))).unwrap();
         let row_bytes = 2 * problem.out.row as usize;
         let kept = [0..17 * row_bytes, 190 * row_bytes..after[out].len()];
-        assert!(
-            kept.into_iter().all(|range| after[out][range].iter().all(|byte| *byte == 0xff)),
-            "{family:?}"
-        );
+        assert!(kept.into_iter().all(|range| after[out][range].iter().all(|byte| *byte == 0xff)), "{what}");
     }
 }
 
@@ -195,9 +209,8 @@ const HOSTILE: [[i32; 5]; 6] = [
 #[test]
 fn hostile_lengths_stay_inside_the_tensors() {
     let hidden = [HazardKind::OutOfBounds, HazardKind::Misaligned];
-    for family in FAMILIES {
-        for (name, problem) in problems() {
-            let bound = bound(family, &problem);
+    for (name, problem) in problems() {
+        for (what, bound) in every_store(&problem) {
             for values in HOSTILE {
                 let feed = Feed::draw(&bound, Style::Normal, 1).unwrap();
                 let mut buffers = feed.buffers(&bound);
@@ -212,7 +225,7 @@ fn hostile_lengths_stay_inside_the_tensors() {
                 let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
                 let report = emu::run(&bound.kernel, &mut handles, &Options::default()).unwrap();
                 let found: Vec<_> = report.hazards.iter().filter(|h| hidden.contains(&h.kind)).collect();
-                assert!(found.is_empty(), "{family:?} {name} {values:?}: {found:?}");
+                assert!(found.is_empty(), "{what} {name} {values:?}: {found:?}");
             }
         }
     }

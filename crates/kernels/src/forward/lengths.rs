@@ -81,33 +81,37 @@ pub(crate) fn check_lengths(problem: &Problem, block_m: u32, heads: u32) -> Resu
     accept("rows of all tiles", rows, q.is_none() || rows < 1 << 31, "fewer than 2^31 with packed queries")
 }
 
-/// Checks that ragged tiles of V can be loaded ([`SwizzledTile::ragged_at`]).
-pub(crate) fn check_ragged_values(problem: &Problem, family: &'static str) -> Result<(), PlanError> {
-    if !keys_are_uneven(problem) {
+/// Checks that ragged tiles of V can be loaded, and those of O stored ([`SwizzledTile::ragged_at`]), if the
+/// lengths of that side are uneven.
+pub(crate) fn check_ragged(problem: &Problem, tensor: Tensor, family: &'static str) -> Result<(), PlanError> {
+    let (uneven, with) = match tensor {
+        Tensor::Q | Tensor::Out => (!problem.lengths.q.is_even(), "with uneven queries"),
+        Tensor::K | Tensor::V => (keys_are_uneven(problem), "with uneven keys"),
+    };
+    if !uneven {
         return Ok(());
     }
     let refuse = |what: &str, value: i64, accepted: &str| {
-        let (what, accepted) = (what.to_owned(), accepted.to_owned());
+        let (what, accepted) = (format!("{} {what}", tensor.name()), format!("{accepted} {with}"));
         Err(PlanError::Problem { family, what, value: value.to_string(), accepted })
     };
-    let ([batch, _, rows, _], strides) = (problem.extents(Tensor::V), problem.strides(Tensor::V));
-    let row_bytes = stepped(problem, Tensor::V, rows, strides.row) as u64;
+    let ([batch, _, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
+    let row_bytes = stepped(problem, tensor, rows, strides.row) as u64;
     if row_bytes >= SwizzledTile::RAGGED_STRIDE_LIMIT {
-        return refuse("v row stride", strides.row, "fewer than 2^33 elements with uneven keys");
+        return refuse("row stride", strides.row, "fewer than 2^33 elements");
     }
     if batch > 1 && (rows <= 1 || strides.batch % strides.row != 0) {
-        let accepted = "multiples of the row stride with uneven keys";
-        return refuse("v batch stride", strides.batch, accepted);
+        return refuse("batch stride", strides.batch, "multiples of the row stride");
     }
-    let end = batch_rows(problem).saturating_mul(batch as u64).saturating_add(rows as u64);
+    let end = batch_rows(problem, tensor).saturating_mul(batch as u64).saturating_add(rows as u64);
     if end >= SwizzledTile::RAGGED_END_LIMIT {
-        return refuse("v batch stride", strides.batch, "fewer than 2^31 rows in all with uneven keys");
+        return refuse("batch stride", strides.batch, "fewer than 2^31 rows in all");
     }
     Ok(())
 }
 
-/// Rows of V between batch entries: the batch stride in rows.
-pub(crate) const fn batch_rows(problem: &Problem) -> u64 {
-    let ([batch, ..], strides) = (problem.extents(Tensor::V), problem.strides(Tensor::V));
+/// Rows of a tensor between batch entries: the batch stride in rows.
+pub(crate) const fn batch_rows(problem: &Problem, tensor: Tensor) -> u64 {
+    let ([batch, ..], strides) = (problem.extents(tensor), problem.strides(tensor));
     if batch > 1 && strides.row != 0 { (strides.batch / strides.row) as u64 } else { 0 }
 }

@@ -17,28 +17,28 @@ pub struct BulkStore {
 }
 
 impl BulkStore {
-    /// The tile that one warp stores. `columns` must be a multiple of 64.
-    pub const fn tile(columns: u32) -> SwizzledTile {
-        SwizzledTile::new(WarpRows::ROWS, columns)
+    /// The tile that one warp stores. `columns` must be a multiple of 64. `ragged` says whether rows end
+    /// with their sequence instead of with the tensor.
+    pub const fn tile(columns: u32, ragged: bool) -> SwizzledTile {
+        SwizzledTile::new(WarpRows::ROWS, columns).ragged(ragged)
     }
 
     /// Creates the store for a warp of a consumer warpgroup. `first` is the staging buffer of warp 0; the
     /// buffers of the other warps follow it.
     pub fn new(
         k: &mut Builder,
-        columns: u32,
+        tile: SwizzledTile,
         first: Shared,
         map: TensorMapPtr,
         consumer: &Consumer,
     ) -> BulkStore {
-        let tile = BulkStore::tile(columns);
         let place = k.shared_index(first, consumer.threads.row_warp, tile.bytes());
         let rows = WarpRows::new(k, tile, place, &consumer.threads);
         BulkStore { tile, place, rows, map, elected: consumer.elected }
     }
 
-    /// Rounds the warp's rows and stores them at a row, head and batch entry. TMA drops rows beyond the
-    /// tensor's end.
+    /// Rounds the warp's rows and stores them at a row, head and batch entry, which for a ragged tile are
+    /// those of [`SwizzledTile::ragged_at`]. TMA drops rows beyond the end.
     pub fn store(&self, k: &mut Builder, half: Half, o: &AccTile, to: [Src<ptx::R32>; 3]) {
         k.guarded(self.elected, |k| k.bulk_wait_read(0));
         k.warp_sync();

@@ -34,9 +34,9 @@ impl SwizzledTile {
     /// The sum of start and length in [`SwizzledTile::ragged_at`] must be below this limit.
     pub const RAGGED_END_LIMIT: u64 = SHIFTS;
 
-    /// Row and batch coordinates for [`SwizzledTile::load`] of a ragged tile: the rows from `row` on of a
-    /// sequence of `len` rows that begins at row `start` of the tensor. Rows from `len` on are filled with
-    /// zeros.
+    /// Row and batch coordinates for [`SwizzledTile::load`] and [`SwizzledTile::store`] of a ragged tile: the
+    /// rows from `row` on of a sequence of `len` rows that begins at row `start` of the tensor. Rows from
+    /// `len` on are loaded as zeros, and not stored.
     ///
     /// The map has two dimensions in addition to those of the tensor, which shift the address by rows. The
     /// row coordinate is counted so that row `len` is the first one beyond the extent of 2^30 rows. The end
@@ -146,11 +146,19 @@ impl SwizzledTile {
         }
     }
 
-    /// Stores a whole tile at `row` of a head asynchronously, in the thread's current bulk group. Run by one
-    /// thread.
+    /// Stores a whole or a ragged tile at `row` of a head asynchronously, in the thread's current bulk group.
+    /// For a ragged tile, `row` and `batch` come from [`SwizzledTile::ragged_at`]; rows beyond the sequence
+    /// are not written. Run by one thread.
     pub fn store(self, k: &mut Builder, from: Shared, map: TensorMapPtr, [row, head, batch]: [Src<R32>; 3]) {
-        debug_assert!(self.whole(), "a box of all panels");
-        k.tma_store(map, &[0.into(), row, 0.into(), head, batch], from);
+        if !self.ragged {
+            debug_assert!(self.whole(), "a box of all panels");
+            return k.tma_store(map, &[0.into(), row, 0.into(), head, batch], from);
+        }
+        for panel in 0..self.panels() {
+            let (from, column) = (from.at(i64::from(panel * self.panel_bytes())), panel * self.panel());
+            let place = [column.into(), row.clone(), head.clone(), batch.clone(), RAGGED_ROWS.into()];
+            k.tma_store(map, &place, from);
+        }
     }
 
     /// Loads this CTA's part of the tile that begins at `row` to the same address in all CTAs of the cluster

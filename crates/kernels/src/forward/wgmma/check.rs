@@ -11,7 +11,7 @@ use super::plan::{
 };
 use crate::error::accept;
 use crate::forward::contract::{band, check_tensor_map, check_tensor_maps, misaligned, most_rows, out_half};
-use crate::forward::lengths::{check_lengths, check_ragged_values};
+use crate::forward::lengths::{check_lengths, check_ragged};
 use crate::forward::packing::check_packing;
 use crate::{Arch, PlanError};
 
@@ -61,7 +61,7 @@ impl WgmmaPlan {
             accept(what, 0, side.packed != Some(0), &accepted)?;
         }
         check_tensor_maps(problem, FAMILY)?;
-        check_ragged_values(problem, FAMILY)?;
+        check_ragged(problem, Tensor::V, FAMILY)?;
         match misaligned(problem, Tensor::Out, RowStore::Pairs.elements()) {
             None => Ok(()),
             Some((what, stride)) => Err(PlanError::Problem {
@@ -135,15 +135,12 @@ impl WgmmaPlan {
             Err(PlanError::Problem { family: FAMILY, what, value, accepted })
         };
         // CTAs of a cluster share the loads of keys, and the tiles of a shared last wave must have equal
-        // numbers of blocks. A bulk store ends at the end of the tensor, not of the sequence.
+        // numbers of blocks.
         if self.cluster > 1 {
             return refuse("cluster", &self.cluster.to_string(), "1");
         }
         if self.tail == Tail::Shared {
             return refuse("tail", "shared", "whole");
-        }
-        if self.store == Store::Bulk {
-            return refuse("store", "bulk", "direct");
         }
         check_lengths(problem, self.tile_rows(problem), self.packed_heads(problem))
     }
@@ -288,7 +285,8 @@ impl WgmmaPlan {
             let accepted = "outputs of f16 and bf16 with store = bulk";
             return Err(PlanError::DType { family: FAMILY, dtype: problem.dtypes, accepted });
         }
-        check_tensor_map(problem, Tensor::Out, FAMILY)
+        check_tensor_map(problem, Tensor::Out, FAMILY)?;
+        check_ragged(problem, Tensor::Out, FAMILY)
     }
 
     /// Checks that shared memory and registers suffice.

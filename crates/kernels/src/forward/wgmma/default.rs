@@ -157,7 +157,6 @@ impl WgmmaPlan {
         if !problem.lengths.is_even() {
             self.cluster = 1;
             self.tail = Tail::Whole;
-            self.store = Store::Direct;
             // The producer reads the lengths of the next tile while the consumers compute.
             self.handout = Handout::Dynamic;
             // In the last tile of each sequence, some warpgroups may have no query.

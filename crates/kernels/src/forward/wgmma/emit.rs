@@ -126,7 +126,7 @@ impl WgmmaPlan {
         };
         let rows_out = match self.store {
             Store::Direct => 0,
-            Store::Bulk => 4 * self.consumers * BulkStore::tile(problem.head_dim_v as u32).bytes(),
+            Store::Bulk => 4 * self.consumers * BulkStore::tile(problem.head_dim_v as u32, false).bytes(),
         };
         let probs = self.prob_tile().map_or(0, |tile| self.consumers * tile.bytes());
         let ones = match self.sums {
@@ -174,7 +174,7 @@ pub(super) struct Forward<'a> {
     /// The merge of the parts of shared tiles, if tiles are shared.
     pub(super) merge: Option<StreamKMerge>,
     /// Staging rows of O in shared memory, for TMA stores.
-    pub(super) rows_out: Option<(TensorMapPtr, Shared)>,
+    pub(super) rows_out: Option<(TensorMapPtr, SwizzledTile, Shared)>,
     /// P of the first warpgroup in shared memory, if P V reads P from there. P of the other warpgroups
     /// follows.
     pub(super) probs: Option<(SwizzledTile, Shared)>,
@@ -200,6 +200,8 @@ pub(super) struct Params {
     pub(super) lengths: Option<Lengths>,
     /// The batch stride of V in rows, if tiles of V are ragged.
     pub(super) value_batch_rows: Option<R32>,
+    /// The batch stride of O in rows, if tiles of O are ragged.
+    pub(super) out_batch_rows: Option<R32>,
     pub(super) grid: TileGrid,
     pub(super) stream_k: Option<StreamK>,
     /// `|scale| · log2 e`.
@@ -232,7 +234,7 @@ impl Params {
                 declare_map(k, c, problem, (tensor, tile))
             }
         });
-        let rows_out = BulkStore::tile(problem.head_dim_v as u32);
+        let rows_out = BulkStore::tile(problem.head_dim_v as u32, !baked.lengths.q.is_even());
         let out_map =
             (plan.store == Store::Bulk).then(|| declare_map(k, c, problem, (Tensor::Out, rows_out)));
         let out = c.tensor(k, Tensor::Out);
@@ -249,7 +251,10 @@ impl Params {
         let seq_q = c.u32(k, "seq_q", problem.seq_q as u32);
         let seq_kv = c.u32(k, "seq_kv", problem.seq_kv as u32);
         let lengths = declare_lengths(k, c, problem, [seq_q, seq_kv]);
-        let value_batch_rows = value.ragged.then(|| c.u32(k, "v_batch_rows", batch_rows(problem) as u32));
+        let mut rows_of_batch = |name: &str, tensor| c.u32(k, name, batch_rows(problem, tensor) as u32);
+        let value_batch_rows = value.ragged.then(|| rows_of_batch("v_batch_rows", Tensor::V));
+        let out_batch_rows =
+            (out_map.is_some() && rows_out.ragged).then(|| rows_of_batch("out_batch_rows", Tensor::Out));
         let grid = TileGrid {
             order: plan.tile_order,
             tiles: c.u32(k, "tiles", plan.tile_count(problem) as u32),
@@ -278,6 +283,7 @@ impl Params {
             seq_kv,
             lengths,
             value_batch_rows,
+            out_batch_rows,
             grid,
             stream_k,
             factor,
@@ -333,8 +339,9 @@ impl<'a> Forward<'a> {
             .collect();
         let probs = plan.prob_tile().map(|tile| (tile, take(plan.consumers * tile.bytes())));
         let sum_room = (plan.share == Share::HeadDim).then(|| take(plan.sum_bytes()));
-        let bytes = 4 * plan.consumers * BulkStore::tile(baked.head_dim_v()).bytes();
-        let rows_out = params.out_map.map(|map| (map, take(bytes)));
+        let warp_rows = BulkStore::tile(baked.head_dim_v(), params.out_batch_rows.is_some());
+        let bytes = 4 * plan.consumers * warp_rows.bytes();
+        let rows_out = params.out_map.map(|map| (map, warp_rows, take(bytes)));
         let ones = (plan.sums == Sums::Product).then(|| Ones { at: take(Ones::BYTES) });
         let [queries, keys, values] = places.map(|(tile, stages, cluster, first)| {
             let pipeline = Pipeline::new(take(Pipeline::bytes(stages)), stages).in_cluster(cluster);
@@ -417,9 +424,8 @@ impl<'a> Forward<'a> {
             Share::HeadDim => consumer.threads.of_all_columns(),
         };
         let main_loop = self.main_loop(k, consumer);
-        let bulk = self
-            .rows_out
-            .map(|(map, place)| BulkStore::new(k, self.baked.head_dim_v(), place, map, consumer));
+        let bulk =
+            self.rows_out.map(|(map, warp_rows, place)| BulkStore::new(k, warp_rows, place, map, consumer));
         let tiles = self.schedule.consumer(k, consumer);
         if plan.tiles == Tiles::Overlapped {
             self.look_ahead(k, consumer, &main_loop, &tiles);

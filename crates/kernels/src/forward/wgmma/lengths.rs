@@ -31,14 +31,19 @@ impl Forward<'_> {
         [head, batch]: [Src<R32>; 2],
     ) -> [Src<R32>; 3] {
         let Some(spans) = tile.spans else { return [first.into(), head, batch] };
-        let [start, len] = spans.reduced;
         match self.params.value_batch_rows.filter(|_| ragged) {
-            None => [k.add(first, start).into(), head, batch],
-            Some(batch_rows) => {
-                let start = k.mad(tile.batch, batch_rows, start);
-                let [row, end] = SwizzledTile::ragged_at(k, first, [start, len]);
-                [row.into(), head, end.into()]
+            None => [k.add(first, spans.reduced[0]).into(), head, batch],
+            Some(batch_rows) => ragged_place(k, tile.batch, batch_rows, spans.reduced, first, head),
+        }
+    }
+
+    /// The coordinates for storing rows of O from position `first` on.
+    pub(super) fn out_place(&self, k: &mut Builder, tile: &WorkTile, first: R32) -> [Src<R32>; 3] {
+        match (tile.spans, self.params.out_batch_rows) {
+            (Some(spans), Some(batch_rows)) => {
+                ragged_place(k, tile.batch, batch_rows, spans.rows, first, tile.head.into())
             }
+            _ => [first.into(), tile.head.into(), tile.batch.into()],
         }
     }
 
@@ -52,4 +57,18 @@ impl Forward<'_> {
             Some(lengths) => ([k.mov(0), row], lengths.q.tensor_rows()),
         }
     }
+}
+
+/// The coordinates in a ragged tensor map of the rows of a sequence from `first` on.
+fn ragged_place(
+    k: &mut Builder,
+    batch: R32,
+    batch_rows: R32,
+    [start, len]: [R32; 2],
+    first: R32,
+    head: Src<R32>,
+) -> [Src<R32>; 3] {
+    let start = k.mad(batch, batch_rows, start);
+    let [row, end] = SwizzledTile::ragged_at(k, first, [start, len]);
+    [row.into(), head, end.into()]
 }

@@ -63,7 +63,8 @@ impl Forward<'_> {
         o: &AccTile,
     ) {
         let (first, _) = self.row_limits(k, consumer, rows);
-        bulk.store(k, half(self.baked), o, [first.into(), tile.head.into(), tile.batch.into()]);
+        let to = self.out_place(k, tile, first);
+        bulk.store(k, half(self.baked), o, to);
     }
 
     /// Stores the LSE of the warp's rows, if it is returned.
