@@ -62,7 +62,8 @@ impl TileScheduler<'_> {
     /// it is given exactly once, before its last request: the closure takes the next tile index from the
     /// counter. If the index were taken earlier, the CTA would hold a tile while other CTAs are already idle,
     /// which costs 5% for tiles of different lengths. The wait for the last request's stage hides the latency
-    /// of the atomic.
+    /// of the atomic. The search for the rows of a tile takes longer, so the closure also searches for the
+    /// rows of the next tile and sends it, if batch entries have different rows.
     pub fn for_each_as_producer(
         &self,
         k: &mut Builder,
@@ -81,13 +82,20 @@ impl TileScheduler<'_> {
             }
             (Some(broadcast), None) => {
                 let (sent, tile) = (broadcast.pipeline.producer_state(k), IndexedTile::new(k, self, index));
-                k.do_while(|k| {
-                    let mut taken = k.reg();
-                    produce(k, &tile.tile, &mut |k| taken = broadcast.take(k));
-                    let next = k.add(taken, takers);
-                    let next = IndexedTile::new(k, self, next);
+                let send_next = |k: &mut Builder, taken: R32| {
+                    let index = k.add(taken, takers);
+                    let next = IndexedTile::new(k, self, index);
                     self.pass_empty_tiles(k, broadcast, &next, takers);
                     broadcast.send(k, &sent, &next);
+                    next
+                };
+                k.do_while(|k| {
+                    let (mut taken, mut next) = (k.reg(), None);
+                    produce(k, &tile.tile, &mut |k| {
+                        taken = broadcast.take(k);
+                        next = self.locate.map(|_| send_next(k, taken));
+                    });
+                    let next = next.unwrap_or_else(|| send_next(k, taken));
                     tile.copy_from(k, &next);
                     k.setp_u(CmpOp::Lt, tile.index, self.grid.tiles)
                 });

@@ -5,7 +5,10 @@ use problem::{DType, Problem};
 use tile::{Handout, SwizzledTile, Tail, TileOrder, Turns};
 
 use super::fp8::key_steps;
-use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan, section_mib};
+use super::plan::{
+    Diagonal, Ends, Probabilities, Rescaling, SEARCHING_REGISTERS, Share, Store, Tables, WgmmaPlan,
+    section_mib,
+};
 use crate::Arch;
 use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
@@ -161,6 +164,7 @@ impl WgmmaPlan {
             self.handout = Handout::Dynamic;
             // In the last tile of each sequence, some warpgroups may have no query.
             self.ends = if self.share == Share::Rows { Ends::Own } else { Ends::Common };
+            self = self.searching(problem);
         }
         if self.visits.lists(problem) {
             // All warpgroups of a tile, and no other tile, must visit the blocks of its list.
@@ -178,6 +182,16 @@ impl WgmmaPlan {
             self.store = Store::Direct;
         }
         self
+    }
+
+    /// The plan whose producer has the registers to search for the rows of its next tile, if the consumers
+    /// can spare them.
+    fn searching(self, problem: &Problem) -> WgmmaPlan {
+        if self.producer_registers.is_some() || self.consumers != 2 || self.resident_ctas != 1 {
+            return self;
+        }
+        let plan = WgmmaPlan { producer_registers: Some(SEARCHING_REGISTERS), ..self.clone() };
+        if plan.registers(problem) <= plan.register_split().1 { plan } else { self }
     }
 
     /// The plan with the default choice of the blocks to visit.

@@ -257,6 +257,8 @@ pub(super) const fn section_mib() -> u32 {
 
 /// Registers of a producer thread if several CTAs are resident: the minimum of `setmaxnreg`.
 pub(super) const FEEDING_REGISTERS: u32 = 24;
+/// Registers of a producer thread that searches for the rows of the next tile while it holds its own.
+pub(super) const SEARCHING_REGISTERS: u32 = 40;
 /// The maximum that a consumer can request with `setmaxnreg`.
 const MOST_REGISTERS: u32 = 256;
 /// Estimated registers of a consumer in addition to its tiles: addresses, references and sums of the rows,

@@ -6,6 +6,7 @@ use ptx::{Builder, CmpOp, R32, Src, TensorMapPtr};
 use tile::{PipelineState, TileRing, WorkTile};
 
 use super::emit::{Forward, LOADED};
+use super::plan::SEARCHING_REGISTERS;
 
 impl Forward<'_> {
     /// The producer: FlashAttention-3, Algorithm 1; the numbers in the margin are its lines. Keys are
@@ -60,17 +61,28 @@ impl Forward<'_> {
             request(k, &self.keys, &key_at, key_map, block, key_part.clone()); //          8  last K
             let [head, batch] = q_part;
             self.queries.request(k, &q_at, q_map, [position.into(), head, batch]); //      4  Q
-            k.while_(
-                |k| k.setp_u(CmpOp::Ne, block, from), //                                   6
-                |k| {
-                    let next = k.sub(block, 1);
-                    request_tables(k, next);
-                    request(k, &self.keys, &key_at, key_map, next, key_part.clone()); //   8  K
-                    request(k, &self.values, &value_at, value_map, block, value_part.clone()); // 8  V
-                    k.mov_to(block, next);
-                },
-            );
-            take_next(k);
+            let step = |k: &mut Builder| {
+                let next = k.sub(block, 1);
+                request_tables(k, next);
+                request(k, &self.keys, &key_at, key_map, next, key_part.clone()); //       8  K
+                request(k, &self.values, &value_at, value_map, block, value_part.clone()); // 8  V
+                k.mov_to(block, next);
+            };
+            let (registers, _) = self.plan.register_split();
+            if tile.spans.is_none() || registers < SEARCHING_REGISTERS {
+                k.while_(|k| k.setp_u(CmpOp::Ne, block, from.clone()), step); //           6
+                take_next(k);
+            } else {
+                // The search for the rows of the next tile takes about as long as a block.
+                let several = |k: &mut Builder| {
+                    let left = k.sub(block, from.clone());
+                    k.setp_u(CmpOp::Gt, left, 1)
+                };
+                k.while_(several, step); //                                                6
+                take_next(k);
+                let more = k.setp_u(CmpOp::Ne, block, from);
+                k.if_(more, step);
+            }
             request(k, &self.values, &value_at, value_map, block, value_part.clone()); //  8  last V
         });
     }
