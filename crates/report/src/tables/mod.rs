@@ -19,6 +19,7 @@
 mod accuracy;
 mod evolution;
 mod features;
+mod first_call;
 mod ideas;
 mod named;
 mod quantize;
@@ -271,6 +272,9 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             }
             if suite == features::SUITE {
                 return features::table(&file)?.ok_or_else(none);
+            }
+            if suite == first_call::SUITE {
+                return first_call::table(&file)?.ok_or_else(none);
             }
             if suite == quantize::SUITE {
                 return quantize::table(&file)?.ok_or_else(none);

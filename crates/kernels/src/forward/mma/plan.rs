@@ -510,8 +510,8 @@ fn tile_shape(dim: usize, mask: Band, arch: &Arch) -> (u32, u32, u32) {
     }
 }
 
-/// Like [`tile_shape`], for f32: rows have twice as many bytes, and S and P need twice the registers. A warp of
-/// 32 rows multiplies twice with each operand that it reads from shared memory and splits or rounds.
+/// Like [`tile_shape`], for f32: rows have twice as many bytes, and S and P need twice the registers. A warp
+/// of 32 rows multiplies twice with each operand that it reads from shared memory and splits or rounds.
 fn tile_shape_of_f32(problem: &Problem, dim: usize, arch: &Arch) -> (u32, u32, u32) {
     // 128 rows of Q at head dim 256 need 128 KB.
     let many_rows = ctas(problem, 128) >= arch.multiprocessors as usize && arch.shared_per_cta > 192 * 1024;
