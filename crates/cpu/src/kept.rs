@@ -216,9 +216,12 @@ impl Usable {
     }
 }
 
-/// The shape of a problem in its canonical form, so that equal work has one key.
+/// The shape of a problem in its canonical form, so that equal work has one key. The CPU kernels compute f32
+/// in full, with or without the switch for tf32.
 fn key(problem: &Problem) -> Shape {
-    Shape::of(&problem.canonical())
+    let mut shape = Shape::of(&problem.canonical());
+    shape.dtypes.tf32 = false;
+    shape
 }
 
 fn is_plain(problem: &Problem) -> bool {

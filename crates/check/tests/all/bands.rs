@@ -3,9 +3,13 @@
 
 use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::Bound;
-use kernels::{Arch, Family};
+use kernels::forward::wgmma::WgmmaPlan;
+use kernels::{Arch, Family, Plan};
 use problem::{Band, Corner, DType, Layout, Problem};
 use ptx::{Arg, Kernel};
+use tile::Handout;
+
+use crate::common::{SMALL, plain_wgmma};
 
 /// Rows without visible keys, keys that no row sees, and bounds inside a key block.
 fn problem(dtype: DType, corner: Corner) -> Problem {
@@ -53,6 +57,25 @@ fn windows_pass_and_windows_off_by_one_fail() {
                 assert_eq!(verdict(&mutant), Verdict::Failed, "{dtype} side {side} by {keys}");
             }
         }
+    }
+}
+
+/// Tiles with few blocks, one after the other in a CTA. The consumers skip blocks at the end of a tile, and
+/// receive the index of the next tile after that.
+#[test]
+fn windows_pass_with_few_blocks_in_a_tile() {
+    for (before, after, stages) in [(10, 0, 2), (70, 3, 2), (10, 0, 1)] {
+        let problem = Problem::new(2, 2, 500, 64, DType::F16).with_band(Band::window(before, after));
+        let plan = WgmmaPlan {
+            stages,
+            queries_ahead: 1,
+            block_n: 128,
+            handout: Handout::Dynamic,
+            ..plain_wgmma(&problem)
+        };
+        let bound = bind(&Plan::Wgmma(plan), &problem, &SMALL).unwrap();
+        let report = check_kernel(&bound, &Settings::quick()).unwrap();
+        assert_eq!(report.verdict, Verdict::Passed, "{before} {after} {stages}: {:?}", report.reasons);
     }
 }
 

@@ -9,6 +9,8 @@ use kernels::{Arch, Family, LengthArray, Operand, Plan};
 use problem::{Band, Corner, DType, Layout, Problem, SideLengths, Tensor};
 use serde_json::{Value, json};
 
+use crate::common::SMALL;
+
 const FAMILIES: [Family; 2] = [Family::Mma, Family::Wgmma];
 
 /// A problem of four sequences of at most 100 queries and 130 keys, in tensors `[batch, row, head, dim]`.
@@ -87,7 +89,7 @@ fn bound(family: Family, problem: &Problem) -> Bound {
 
 /// The default plan of the `wgmma` family with other genes.
 fn with_genes(problem: &Problem, genes: &Value) -> Plan {
-    let base = Family::Wgmma.default_for(problem, &Arch::SM_90).unwrap();
+    let base = Family::Wgmma.default_for(problem, &SMALL).unwrap();
     let mut plan = serde_json::to_value(&base).unwrap();
     plan.as_object_mut().unwrap().extend(genes.as_object().unwrap().clone());
     serde_json::from_value(plan).unwrap()
@@ -96,7 +98,7 @@ fn with_genes(problem: &Problem, genes: &Value) -> Plan {
 /// The default kernels of the families, and that of `wgmma` with TMA stores if the problem allows them.
 fn every_store(problem: &Problem) -> Vec<(&'static str, Bound)> {
     let bulk = with_genes(problem, &json!({ "store": "bulk", "packing": "apart" }));
-    let bulk = bind(&bulk, problem, &Arch::SM_90).ok().map(|bound| ("wgmma, bulk", bound));
+    let bulk = bind(&bulk, problem, &SMALL).ok().map(|bound| ("wgmma, bulk", bound));
     let default = FAMILIES.map(|family| (family.name(), bound(family, problem)));
     default.into_iter().chain(bulk).collect()
 }
@@ -112,7 +114,7 @@ fn uneven_lengths_pass() {
     }
 }
 
-/// Schedules and packings of the `wgmma` family other than its defaults.
+/// Schedules and packings of the `wgmma` family other than its defaults, where a CTA computes several tiles.
 #[test]
 fn uneven_lengths_pass_under_every_schedule() {
     let problems = problems();
@@ -127,9 +129,17 @@ fn uneven_lengths_pass_under_every_schedule() {
         (2, json!({ "store": "bulk", "handout": "static" })),
         (3, json!({ "store": "bulk", "packing": "apart" })),
         (7, json!({ "store": "bulk" })),
+        (
+            8,
+            json!({ "handout": "dynamic", "consumers": 2, "stages": 2, "queries_ahead": 1, "turns": "free" }),
+        ),
+        (
+            8,
+            json!({ "handout": "dynamic", "consumers": 2, "stages": 2, "tiles": "overlapped", "turns": "free" }),
+        ),
     ] {
         let (name, problem) = &problems[at];
-        let bound = bind(&with_genes(problem, &genes), problem, &Arch::SM_90).unwrap();
+        let bound = bind(&with_genes(problem, &genes), problem, &SMALL).unwrap();
         let report = check_kernel(&bound, &Settings::quick()).unwrap();
         assert_eq!(report.verdict, Verdict::Passed, "{name} {genes}: {:?}", report.reasons);
     }

@@ -115,6 +115,9 @@ impl WgmmaPlan {
             return plan; // its resource use may overflow
         }
         plan = plan.filled(problem);
+        if plan.store == Store::Bulk && plan.check_bulk_store(problem).is_err() {
+            plan.store = Store::Direct; // the heads are packed
+        }
         if plan.blank_warpgroups(problem) && !plan.visits.lists(problem) {
             (plan.ends, plan.tail) = (Ends::Own, Tail::Whole);
         }

@@ -148,13 +148,16 @@ impl WgmmaPlan {
     }
 
     /// Whether the consumers have received the index of the previous tile when the producer sends the index
-    /// of the next one. Consumers receive a tile's index while they compute the tile before it. By then the
-    /// producer has requested all loads of a tile. With one Q stage, the consumers have therefore released
-    /// the queries of the tile before it. With at most two KV stages, they have released the last values of
-    /// the tile two before it, after which they received the index. In a cluster, the producers also receive
-    /// indices but release no tiles, so the argument does not hold.
-    fn broadcast_without_empty_barriers(&self) -> bool {
-        self.cluster == 1 && (self.query_stages() == 1 || self.stages <= 2)
+    /// of the next one. Consumers receive the index of a tile while they compute the tile before it. With one
+    /// Q stage, the producer has requested the queries of its tile, so the consumers have released those of
+    /// the tile before it, whose index they had received. With at most two KV stages, the last values of the
+    /// producer's tile replace values that the consumers release after they have received the index. That
+    /// holds only if the producer sends after its last request, not if it searches for the rows of tiles
+    /// (`locates`), and not for consumers that skip blocks at the end of a tile: these release all values
+    /// first. In a cluster, the producers also receive indices but release no tiles.
+    fn broadcast_without_empty_barriers(&self, band: &KeyBand, locates: bool) -> bool {
+        let last = !locates && !self.skips_last(band);
+        self.cluster == 1 && (self.query_stages() == 1 || (last && self.stages <= 2))
     }
 }
 
@@ -358,9 +361,9 @@ impl<'a> Forward<'a> {
         };
         let broadcast = params.counter.map(|counter| {
             let (spans, bytes) = (locate.is_some(), TileBroadcast::shared_bytes(locate.is_some()));
+            let redundant = plan.broadcast_without_empty_barriers(&params.band, spans);
             let mut broadcast = TileBroadcast::new(take(bytes), counter, cluster, spans);
-            broadcast.pipeline =
-                broadcast.pipeline.without_empty_barriers(plan.broadcast_without_empty_barriers());
+            broadcast.pipeline = broadcast.pipeline.without_empty_barriers(redundant);
             broadcast
         });
         let merge = params.parts.zip(params.stream_k).map(|([parts, counters], stream_k)| {
@@ -574,7 +577,7 @@ impl<'a> Forward<'a> {
             halved: (plan.diagonal == Diagonal::Halved).then(|| k.mov(0)),
             skips: (plan.ends == Ends::Own).then(|| {
                 let skips = Skips::none(k, keys, values, ping_pong).with_tables(tables);
-                if self.skips_last() { skips.at_both_ends(k) } else { skips }
+                if self.plan.skips_last(&self.params.band) { skips.at_both_ends(k) } else { skips }
             }),
             s: AccTile::unset(k, 16, plan.block_n),
             p: OperandTile::unset(k, self.weights, 16, plan.block_n),

@@ -1,11 +1,19 @@
 //! The query rows of a CTA and of a warpgroup, and the KV blocks that these rows see.
 
-use attend::{BlockList, Bound, MainLoop, Masked, RowRange, Tiles, Walk};
+use attend::{BlockList, Bound, KeyBand, MainLoop, Masked, RowRange, Tiles, Walk};
 use ptx::{Builder, CmpOp, R32, Src};
 use tile::{Consumer, Tail, TileCursor, WARPGROUP_ROWS, WorkTile};
 
 use super::emit::Forward;
-use super::plan::Ends;
+use super::plan::{Ends, WgmmaPlan};
+
+impl WgmmaPlan {
+    /// Whether a warpgroup skips the blocks below the lower bound of its own rows.
+    pub(super) fn skips_last(&self, band: &KeyBand) -> bool {
+        let whole_tiles = self.tiles == Tiles::InTurn && self.tail == Tail::Whole;
+        band.before.is_some() && self.ends == Ends::Own && whole_tiles
+    }
+}
 
 impl Forward<'_> {
     /// The CTA's query rows of a tile.
@@ -102,16 +110,9 @@ impl Forward<'_> {
         Walk { from, full_from, end, masked }
     }
 
-    /// Whether a warpgroup skips the blocks below the lower bound of its own rows.
-    pub(super) fn skips_last(&self) -> bool {
-        let plan = self.plan;
-        let whole_tiles = plan.tiles == Tiles::InTurn && plan.tail == Tail::Whole;
-        self.params.band.before.is_some() && plan.ends == Ends::Own && whole_tiles
-    }
-
     /// The lowest KV block of a tile that a warpgroup visits.
     fn own_from(&self, k: &mut Builder, tile: &WorkTile, own: &RowRange, own_end: R32) -> Src<R32> {
-        let lower = if self.skips_last() { self.bound_of(k, own).lower } else { None };
+        let lower = if self.plan.skips_last(&self.params.band) { self.bound_of(k, own).lower } else { None };
         let Some(lower) = lower else { return self.tile_bound(k, tile).from() };
         let last = k.sub(own_end, 1);
         k.min_s(lower.from, last).into()
@@ -145,7 +146,9 @@ impl Forward<'_> {
     /// Sets the number of blocks to skip at the end of a tile: the blocks below the warpgroup's own lower
     /// bound.
     pub(super) fn skip_last(&self, k: &mut Builder, main_loop: &MainLoop, tile: &WorkTile, walk: &Walk) {
-        let Some(skips) = main_loop.skips.as_ref().filter(|_| self.skips_last()) else { return };
+        let Some(skips) = main_loop.skips.as_ref().filter(|_| self.plan.skips_last(&self.params.band)) else {
+            return;
+        };
         let (own_from, from) = (k.mov(walk.from.clone()), self.tile_bound(k, tile).from());
         let blocks = k.sub(own_from, from);
         skips.set_last(k, blocks);
