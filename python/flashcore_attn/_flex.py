@@ -33,7 +33,8 @@ def flex_attention(
     (``if``) on a score or a position is refused, with its line.
 
     Args:
-        query: ``(batch, heads, L, E)``, float16, bfloat16 or float32.
+        query: ``(batch, heads, L, E)``, float16, bfloat16 or float32. On a GPU, float32 is multiplied in tf32 if
+            PyTorch allows that for matrix products, as in PyTorch's function.
         key: ``(batch, heads_k, S, E)``.
         value: ``(batch, heads_k, S, Ev)``.
         score_mod: ``score_mod(score, b, h, q, k)`` returns the score that the softmax takes.

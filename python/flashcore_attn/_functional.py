@@ -122,9 +122,10 @@ def flash_attn_func(
     to that. Keys that ``causal``, ``window_size`` or ``attention_chunk`` hide have ``s = -inf``, after all of them.
 
     Args:
-        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16, float8_e4m3fn, float8_e5m2 or, on the CPU,
-            float32. With 8-bit q and k, v is of an 8-bit type, float16 or bfloat16. On a GPU, 8-bit tensors need
-            one of sm_90.
+        q: ``(batch, seqlen_q, heads, head_dim)``, float16, bfloat16, float32, float8_e4m3fn or float8_e5m2. With 8-bit
+            q and k, v is of an 8-bit type, float16 or bfloat16. On a GPU, 8-bit tensors need one of sm_89 or later,
+            and float32 is multiplied in tf32 if PyTorch allows that for matrix products
+            (``torch.set_float32_matmul_precision("high")``).
         k: ``(batch, seqlen_k, heads_k, head_dim)``; ``heads_k`` divides ``heads``, and query head ``h`` reads key head
             ``h // (heads // heads_k)``.
         v: ``(batch, seqlen_k, heads_k, head_dim_v)``.
@@ -230,7 +231,8 @@ def scaled_dot_product_attention(
     """PyTorch's function: ``softmax(query key^T * scale) value``.
 
     Args:
-        query: ``(..., heads, L, E)``, float16, bfloat16 or float32.
+        query: ``(..., heads, L, E)``, float16, bfloat16 or float32. On a GPU, float32 is multiplied in tf32 if
+            PyTorch allows that for matrix products.
         key: ``(..., heads, S, E)``.
         value: ``(..., heads, S, Ev)``. Leading dimensions broadcast.
         attn_mask: a tensor that broadcasts to ``(..., heads, L, S)``: of bool, where True means that the key takes

@@ -192,3 +192,6 @@ def test_first_calls_are_timed_in_processes_of_their_own():
     assert all(row["fault"] is None and row["us_median"] > 0 for row in rows), rows
     assert [row["samples"] for row in rows] == 2 * [1, 1, 2]
     assert _first.table(rows).count("\n") == len(rows) + 1
+    assert _first.chosen(None) == ["flashcore", "flex"] and _first.chosen("none") == ["flashcore"]
+    with pytest.raises(ValueError, match="'fa3'"):
+        _first.chosen("fa3")

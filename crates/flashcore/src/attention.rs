@@ -313,9 +313,10 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     }
 
     /// Allows GPUs to round Q, K, V and the weights P in f32 to tf32, which has 11 significant bits, before
-    /// they multiply them, as `torch.backends.cuda.matmul.allow_tf32` does for matrix products. Without it,
-    /// each product is the sum of three tf32 products, and has the precision of f32. The CPU always computes
-    /// f32 in full.
+    /// they multiply them, as `torch.backends.cuda.matmul.allow_tf32` does for matrix products. On a GPU
+    /// without this call, each product is the sum of three tf32 products, and has the precision of f32. The
+    /// CPU always computes f32 in full. With Q, K or V of another type, the run returns an error that names
+    /// the element types.
     ///
     /// ```
     /// use flashcore::{Layout, TensorView, attention};

@@ -147,7 +147,8 @@ impl DTypes {
     }
 
     /// The type to which kernels round the weights P before P·V. P is e4m3 for either 8-bit type of V: P lies
-    /// in 0..=1, so the wider exponent range of e5m2 would only cost one bit of precision.
+    /// in 0..=1, so the wider exponent range of e5m2 would only cost one bit of precision. With products in
+    /// tf32, V's type is f32 and kernels round P to tf32 ([`DTypes::weight_roundoff`]).
     pub const fn weights(self) -> DType {
         if self.v.is_fp8() { DType::E4m3 } else { self.v }
     }

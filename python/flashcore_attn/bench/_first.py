@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import _flashcore, flex_attention
+from .._errors import invalid
 from . import _features
 from ._problem import OURS
 from ._rows import Rows
@@ -49,7 +50,9 @@ def timings(library: str, device: str, length: int) -> dict[str, dict[str, Any]]
     from torch.nn.attention.flex_attention import create_block_mask
 
     torch.manual_seed(0)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    if on_gpu := device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
     q, k, v = (torch.randn(1, _HEADS, length, _DIM, device=device, dtype=dtype) for _ in range(3))
     attend: Callable[..., Any] = flex_attention
     if library != OURS:
@@ -88,12 +91,12 @@ def timings(library: str, device: str, length: int) -> dict[str, dict[str, Any]]
 
 
 def _wait(device: str) -> None:
-    if device == "cuda":
+    if device.startswith("cuda"):
         torch.cuda.synchronize()
 
 
 def rows_of(library: str, device: str, repeats: int = _REPEATS, length: int = _LENGTH) -> list[dict[str, Any]]:
-    """The rows of a library."""
+    """Rows of a library: one for each kind of program and of call."""
     samples: dict[tuple[str, str], list[float]] = {}
     wrong: dict[str, str | None] = {}
     for _ in range(repeats):
@@ -118,23 +121,36 @@ def rows_of(library: str, device: str, repeats: int = _REPEATS, length: int = _L
 
 
 def _in_a_process(library: str, device: str, length: int, caches: Path) -> dict[str, dict[str, Any]]:
-    names = ("CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    names = ("FLASHCORE_CACHE_DIR", "CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     environment = os.environ | {name: str(caches / name.lower()) for name in names}
     command = [sys.executable, "-m", "flashcore_attn.bench._first", library, device, str(length)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["the process ended without a word"])[-1])
+        raise RuntimeError((done.stderr.strip().splitlines() or ["the process wrote no message"])[-1])
     found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Milliseconds of each kind of call."""
-    lines = ["| problem | impl | ms | least | most |", "|---|---|---:|---:|---:|"]
+    lines = ["| problem | impl | ms | least | most | fault |", "|---|---|---:|---:|---:|---|"]
     for row in rows:
         ms = [f"{row[name] / 1e3:.4g}" for name in ("us_median", "us_low", "us_high")]
-        lines.append(f"| {row['problem']} | {row['impl']} | {' | '.join(ms)} | {row['fault'] or ''}")
+        lines.append(f"| {row['problem']} | {row['impl']} | {' | '.join(ms)} | {row['fault'] or ''} |")
     return "\n".join(lines)
+
+
+def chosen(peers: str | None) -> list[str]:
+    """FlashCore and the peers of a list of names; all if None, FlashCore alone for ``none``.
+
+    Raises:
+        ValueError: with what is accepted.
+    """
+    wanted = list(LIBRARIES[1:]) if peers is None else [] if peers == "none" else peers.split(",")
+    for name in wanted:
+        if name not in LIBRARIES[1:]:
+            raise invalid("peers", name, ", ".join((*LIBRARIES[1:], "none")))
+    return [OURS, *wanted]
 
 
 def run(args: Any) -> int:
@@ -144,16 +160,16 @@ def run(args: Any) -> int:
         return 2
     torch.cuda.set_device(args.device)
     provenance = json.loads(_flashcore.Session(args.device).provenance())
-    only = LIBRARIES if args.peers is None else (OURS, *args.peers.split(","))
     try:
+        libraries = chosen(args.peers)
         kept = Rows(args, provenance["commit"])
     except (OSError, ValueError) as error:
         print(f"flashcore_attn.bench: {error}", file=sys.stderr)
         return 2
-    for library in (library for library in LIBRARIES if library in only):
+    for library in libraries:
         print(f"first: {library}, {2 * _REPEATS} processes", file=sys.stderr, flush=True)
         try:
-            rows = rows_of(library, "cuda")
+            rows = rows_of(library, f"cuda:{args.device}")
         except RuntimeError as error:
             print(f"flashcore_attn.bench: {library}: {error}", file=sys.stderr)
             if library == OURS:

@@ -70,7 +70,7 @@ def _flex(problem: Problem) -> Attention:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     if problem.dtype not in ("f32", "tf32"):
-        raise NotImplementedError("it is raced on f32 only")
+        raise NotImplementedError("it is raced on f32 and tf32 only")
     _needs_plain_scores(problem)
     blocks, compiled = None, torch.compile(flex_attention, dynamic=False)
     if problem.causal:

@@ -215,8 +215,9 @@ impl References {
         let sums = match problem.dtypes.v {
             // 13 bits are kept below the largest term of a sum of 32 products.
             DType::E4m3 | DType::E5m2 => 1.0 / 4096.0,
-            // Each addition of 16 products, or of 8 in tf32, of which there are three for f32, loses half a
-            // unit of 2^-23 of a sum that is on average half of its last value.
+            // The tensor core adds 16 products of 16-bit types at a time, or 8 of tf32. f32 takes three such
+            // additions for 8 keys, tf32 one. Each addition loses half a unit of 2^-23 of a sum that is on
+            // average half of its last value.
             DType::F16 | DType::Bf16 => keys / 16.0 * unit / 2.0,
             DType::F32 if problem.dtypes.tf32 => keys / 8.0 * unit / 2.0,
             DType::F32 => 3.0 * keys / 8.0 * unit / 2.0,

@@ -138,7 +138,7 @@ fn f32_is_right() {
 /// With products in tf32, P is rounded to 11 bits.
 #[test]
 fn tf32_is_right() {
-    let dims = [(64, 64), (8, 8), (40, 72), (59, 59), (128, 128), (320, 264)];
+    let dims = [(64, 64), (8, 8), (40, 72), (59, 59), (128, 128), (320, 264), (192, 130)];
     check_f32(DTypes::TF32, &dims);
 }
 
@@ -153,6 +153,11 @@ fn check_f32(dtypes: DTypes, dims: &[(usize, usize)]) {
             check(problem, plan.clone(), &arch, i as u64);
             let ahead = MmaPlan { stages: 2, products: Order::ScoresAhead, splits: 2, ..plan.clone() };
             check(problem, ahead, &Arch::SM_90, i as u64);
+            if problem.head_dim_v <= 256 && arch.sm == 90 {
+                // Two warps share 32 rows, as on large grids.
+                let shared = MmaPlan { block_m: 64, warps: 4, dim_warps: 2, ..plan.clone() };
+                check(problem, shared, &arch, i as u64);
+            }
             if dims.0 <= 64 {
                 let registers = MmaPlan { queries: QueryHome::Registers, dim_warps: 2, warps: 4, ..plan };
                 check(problem, registers, &arch, i as u64);

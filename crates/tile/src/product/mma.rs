@@ -439,9 +439,10 @@ struct Parts {
 }
 
 impl Parts {
-    /// Three instructions; each `cvt.rna.tf32` would be three on Hopper. Half a unit is added and the low
-    /// bits are removed: the nearest tf32. The rest has 12 bits, and the tensor core ignores the 13 low bits
-    /// of its operands, which removes at most one. A NaN whose large part is none stays NaN in the small one.
+    /// Three instructions: add, and, subtract. One `cvt.rna.tf32` alone takes three on Hopper. Adding half a
+    /// unit and clearing the 13 low bits rounds to the nearest tf32. The rest has at most 12 significant bits.
+    /// The tensor core ignores the 13 low bits of its operands, which drops at most one of the 12. The large
+    /// part of a NaN may be an infinity or a zero; the rest is then still NaN.
     fn of(k: &mut Builder, word: R32) -> Parts {
         const HALF_UNIT: u32 = 1 << 12;
         const KEPT: u32 = !((1 << 13) - 1);

@@ -49,7 +49,8 @@ pub struct MmaPlan {
     pub kv_warps: u32,
     /// Warps that share the same rows and divide the head dims among them: 1 or 2. Each of two warps
     /// multiplies its half of the columns of Q and K, adds the other warp's part of S through shared memory,
-    /// and computes its half of O's columns. 2 halves the registers of O, for head_dim_v above 256. Cannot be
+    /// and computes its half of O's columns. 2 halves the registers of O: for head_dim_v above 256, and by
+    /// default in f32 for wider rows than 128 on large grids, where each warp then has 32 rows. Cannot be
     /// combined with `kv_warps`.
     #[serde(default = "one")]
     pub dim_warps: u32,
@@ -121,7 +122,7 @@ impl MmaPlan {
             DType::F16 | DType::Bf16 => (WIDEST, 128),
             DType::E4m3 | DType::E5m2 => widest_of_fp8(arch),
         };
-        // In f32, two warps that divide wide rows have 32 rows instead of 16.
+        // In f32, two warps share 32 rows and divide the columns; otherwise each would have 16 rows.
         let divides = problem.head_dim_v > WIDEST || (float && block_m == 128 && warps == 8);
         let dim_warps = if divides { 2 } else { 1 };
         let warps = if dim > WIDEST { block_m / 16 * dim_warps } else { warps };
@@ -511,7 +512,7 @@ fn tile_shape(dim: usize, mask: Band, arch: &Arch) -> (u32, u32, u32) {
 }
 
 /// Like [`tile_shape`], for f32: rows have twice as many bytes, and S and P need twice the registers. A warp
-/// of 32 rows multiplies twice with each operand that it reads from shared memory and splits or rounds.
+/// of 32 rows uses each operand of K and V that it has read and split, or rounded, in two products.
 fn tile_shape_of_f32(problem: &Problem, dim: usize, arch: &Arch) -> (u32, u32, u32) {
     // 128 rows of Q at head dim 256 need 128 KB.
     let many_rows = ctas(problem, 128) >= arch.multiprocessors as usize && arch.shared_per_cta > 192 * 1024;

@@ -73,7 +73,8 @@ impl Forward<'_> {
                 k.while_(|k| k.setp_u(CmpOp::Ne, block, from.clone()), step); //           6
                 take_next(k);
             } else {
-                // The search for the rows of the next tile takes about as long as a block.
+                // The search for the rows of the next tile takes about as long as a block, so the tile is
+                // taken before the keys of the last block are requested.
                 let several = |k: &mut Builder| {
                     let left = k.sub(block, from.clone());
                     k.setp_u(CmpOp::Gt, left, 1)
