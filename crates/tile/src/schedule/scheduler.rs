@@ -62,8 +62,8 @@ impl TileScheduler<'_> {
     /// it is given exactly once, before its last request: the closure takes the next tile index from the
     /// counter. If the index were taken earlier, the CTA would hold a tile while other CTAs are already idle,
     /// which costs 5% for tiles of different lengths. The wait for the last request's stage hides the latency
-    /// of the atomic. If batch entries have different rows, the closure also searches for the rows of the next
-    /// tile and sends the tile, because that search takes longer than the atomic.
+    /// of the atomic. If batch entries have different rows, the closure also searches for the rows of the
+    /// next tile and sends the tile, because that search takes longer than the atomic.
     pub fn for_each_as_producer(
         &self,
         k: &mut Builder,

@@ -215,8 +215,15 @@ impl Run {
         let [b, h, s] = index;
         let start = (origin as i64 + self.problem.strides(tensor).offset(b, h, s)) as usize;
         let data = if tensor == Tensor::Out { &self.out } else { &self.inputs[tensor as usize] };
-        let dim = self.problem.extents(tensor)[3];
-        data[start..start + dim].iter().map(|&bits| decode(self.problem.dtypes.of(tensor), bits)).collect()
+        let (dim, dtype) = (self.problem.extents(tensor)[3], self.problem.dtypes.of(tensor));
+        data[start..start + dim].iter().map(|&bits| decode(dtype, bits)).collect()
+    }
+
+    /// The rows of each batch entry and KV head, one after the other.
+    fn heads(&self, tensor: Tensor) -> Vec<Vec<f64>> {
+        let [batch, heads, rows, _] = self.problem.extents(tensor);
+        let head = |b, h| (0..rows).flat_map(|s| self.row(tensor, [b, h, s])).collect();
+        (0..batch).flat_map(|b| (0..heads).map(move |h| head(b, h))).collect()
     }
 
     fn point(&self, [batch, head, query]: [usize; 3], key: usize, score: f64) -> Point {
@@ -250,17 +257,20 @@ impl Run {
         let (sums, of_logits) =
             if p.dtypes.has_fp8() { (2f64.powi(-8) + 2f64.powi(-10), 4e-3) } else { (1e-5, 2e-5) };
         let mut written = vec![false; self.out.len()];
+        let [all_keys, all_values] = [Tensor::K, Tensor::V].map(|tensor| self.heads(tensor));
         for (i, ([b, h, s], start)) in rows(p, Tensor::Out).enumerate() {
             let kv_head = h / p.group_size();
             let q = self.row(Tensor::Q, [b, h, s]);
+            let head = b * p.heads_kv + kv_head;
+            let (keys_of_head, values_of_head) = (&all_keys[head], &all_values[head]);
             let visible = p.band.keys(s, p.seq_q, p.seq_kv);
             let keys = (visible.start..visible.end).filter(|&key| self.sees([b, h, s], key));
             let keys: Vec<usize> = keys.collect();
             let logits: Vec<f64> = keys
                 .iter()
                 .map(|&j| {
-                    let key = self.row(Tensor::K, [b, kv_head, j]);
-                    let dot: f64 = q.iter().zip(&key).map(|(a, b)| a * b).sum();
+                    let key = &keys_of_head[j * p.head_dim..(j + 1) * p.head_dim];
+                    let dot: f64 = q.iter().zip(key).map(|(a, b)| a * b).sum();
                     self.scored([b, h, s], j, p.score.logit(p.softmax_scale().into(), dot))
                 })
                 .collect();
@@ -269,7 +279,7 @@ impl Run {
             let mut want = vec![(0.0, 0.0); p.head_dim_v];
             for (&j, logit) in keys.iter().zip(&logits) {
                 let weight = (logit - max).exp() / sum;
-                for (w, v) in want.iter_mut().zip(self.row(Tensor::V, [b, kv_head, j])) {
+                for (w, v) in want.iter_mut().zip(&values_of_head[j * p.head_dim_v..(j + 1) * p.head_dim_v]) {
                     *w = (w.0 + weight * v, w.1 + weight * v.abs());
                 }
             }
