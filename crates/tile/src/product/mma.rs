@@ -440,9 +440,9 @@ struct Parts {
 
 impl Parts {
     /// Three instructions: add, and, subtract. One `cvt.rna.tf32` alone takes three on Hopper. Adding half a
-    /// unit and clearing the 13 low bits rounds to the nearest tf32. The rest has at most 12 significant bits.
-    /// The tensor core ignores the 13 low bits of its operands, which drops at most one of the 12. The large
-    /// part of a NaN may be an infinity or a zero; the rest is then still NaN.
+    /// unit and clearing the 13 low bits rounds to the nearest tf32. The rest has at most 12 significant
+    /// bits. The tensor core ignores the 13 low bits of its operands, which drops at most one of the 12. The
+    /// large part of a NaN may be an infinity or a zero; the rest is then still NaN.
     fn of(k: &mut Builder, word: R32) -> Parts {
         const HALF_UNIT: u32 = 1 << 12;
         const KEPT: u32 = !((1 << 13) - 1);
