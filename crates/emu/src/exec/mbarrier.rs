@@ -107,6 +107,18 @@ struct Arrival<'c> {
     scope: Scope,
 }
 
+/// A wait of lanes on one object, after which a repeated wait needs no check: the lanes know no less, the
+/// object is the same, and their use is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CheckedWait {
+    address: u64,
+    lanes: u32,
+    /// The epoch in which the use is recorded.
+    epoch: Epoch,
+    /// [`Mbarriers::changes`] at that time.
+    changes: usize,
+}
+
 /// The agent that advances a phase.
 #[derive(Clone, Copy)]
 pub(super) struct Cause<'i> {
@@ -121,6 +133,8 @@ pub(crate) struct Mbarriers {
     objects: BTreeMap<u64, Object>,
     /// Number of objects initialised so far.
     made: usize,
+    /// Number of objects initialised or ended so far.
+    changes: usize,
     /// By actor, the phase in which copies complete now.
     phases: HashMap<usize, Epoch>,
     /// By address, the number of further unsuccessful waits before the copies complete.
@@ -182,14 +196,23 @@ impl Env<'_> {
             return Flow::Next;
         }
         let places = addresses(&warp.registers, inst).map(|a| resolve(a).1);
+        let lane = mask.trailing_zeros() as usize;
+        let is_one = together(&places, mask, lane) == mask;
+        let (address, epoch, changes) = (places[lane], warp.view.now(), self.mbarriers.changes);
+        let wait = (m.op.waits() && is_one).then_some(CheckedWait { address, lanes: mask, epoch, changes });
         let mut good = 0;
-        for_lanes(mask, |lane| {
-            let inside = self.shared_offset(warp, &object_site(inst), lane, places[lane]).is_some();
-            good |= u32::from(
-                inside && (m.op == MbarrierOp::Init || self.check_made(warp, inst, lane, places[lane])),
-            ) << lane;
-        });
+        if wait.is_some() && warp.waited == wait {
+            good = mask;
+        } else {
+            for_lanes(mask, |lane| {
+                let inside = self.shared_offset(warp, &object_site(inst), lane, places[lane]).is_some();
+                good |= u32::from(
+                    inside && (m.op == MbarrierOp::Init || self.check_made(warp, inst, lane, places[lane])),
+                ) << lane;
+            });
+        }
         if m.op.waits() {
+            warp.waited = wait.filter(|_| good == mask);
             return self.test_wait(warp, split, inst, m, good, mask, &places);
         }
         let operand = |l: usize| warp.registers.lane(inst.s[0], l) as u32;
@@ -252,6 +275,7 @@ impl Env<'_> {
         let nothing = Released::nothing(self.actors);
         let actor = self.actors.mbarrier((address >> RANK_SHIFT) as usize, self.mbarriers.made);
         self.mbarriers.made += 1;
+        self.mbarriers.changes += 1;
         let object = Object {
             expected: count,
             pending: count,
@@ -269,6 +293,7 @@ impl Env<'_> {
 
     fn end(&mut self, warp: &Warp, cause: Cause, address: u64) {
         self.replace(warp, cause, address, Touch::MbarrierEnd);
+        self.mbarriers.changes += 1;
         self.mbarriers.objects.remove(&address);
     }
 
@@ -450,11 +475,15 @@ impl Env<'_> {
     ) -> Flow {
         // A wait on an address without an mbarrier was reported, and succeeds at once.
         let mut done = mask & !good;
+        let mut found: Option<(u64, u64)> = None;
         for_lanes(good, |lane| {
             let token = warp.registers.lane(inst.s[0], lane);
-            let Some(object) = self.mbarriers.objects.get(&places[lane]) else { return };
-            let complete =
-                if m.op.by_parity() { object.phase & 1 != token & 1 } else { object.phase != token >> 32 };
+            // Most waits are on one object.
+            let known = found.filter(|(address, _)| *address == places[lane]);
+            let phase = || Some((places[lane], self.mbarriers.objects.get(&places[lane])?.phase));
+            found = known.or_else(phase);
+            let Some((_, phase)) = found else { return };
+            let complete = if m.op.by_parity() { phase & 1 != token & 1 } else { phase != token >> 32 };
             done |= u32::from(complete) << lane;
         });
         warp.registers.set_pred(inst.d[0], mask, done);

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::bulk_store::BulkQueue;
 use super::cluster::Attendance;
 use super::copy::CopyQueue;
+use super::mbarrier::CheckedWait;
 use super::registers::Registers;
 use super::undefined::Undefined;
 use super::wgmma::WgmmaQueue;
@@ -149,6 +150,8 @@ pub(crate) struct Warp {
     pub released: Vec<Fenced>,
     pub seen: Vec<Seen>,
     pub attendance: Attendance,
+    /// The last wait on an mbarrier that all its lanes were allowed to use.
+    pub waited: Option<CheckedWait>,
     /// Instructions issued, and the part of them up to the last CTA barrier.
     pub steps: u64,
     pub steps_at_barrier: u64,
@@ -187,6 +190,7 @@ impl Warp {
             released: Vec::new(),
             seen: Vec::new(),
             attendance: Attendance::default(),
+            waited: None,
             steps: 0,
             steps_at_barrier: 0,
         }

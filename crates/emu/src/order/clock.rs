@@ -122,6 +122,7 @@ impl Clock {
     }
 
     /// The lanes among `lanes` of `agent` whose accesses at `epoch` are not known.
+    #[inline]
     pub fn unknown(&self, home: Agent, agent: Agent, lanes: u32, epoch: Epoch) -> u32 {
         let local = agent.wrapping_sub(home) as usize;
         if self.warps.get(local).is_some_and(|known| epoch <= *known) {

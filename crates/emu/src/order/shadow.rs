@@ -294,20 +294,27 @@ pub(super) fn write_ordered(w: &Write, a: &Access) -> bool {
     if w.touch == Touch::Mbarrier && !matches!(a.touch, Touch::Mbarrier | Touch::MbarrierEnd) {
         return false;
     }
+    // Most accesses are known from a synchronisation of all lanes.
+    let told = |agent| {
+        a.view.all_were_told(agent, 1 << w.lane, w.epoch)
+            || each_lane(a.lanes).all(|lane| a.view.was_told(lane, agent, 1 << w.lane, w.epoch))
+    };
     if w.touch == Touch::CopyArrive && !a.proxy {
-        return each_lane(a.lanes).all(|lane| a.view.was_told(lane, w.agent, 1 << w.lane, w.epoch));
+        return told(w.agent);
     }
     if a.proxy
         && let Some(fenced) = a.view.actors().fenced_agent(w.agent)
     {
-        return each_lane(a.lanes).all(|lane| a.view.was_told(lane, fenced, 1 << w.lane, w.epoch));
+        return told(fenced);
     }
     let local = w.agent.wrapping_sub(a.view.home()) as usize;
     if local < a.view.actors().threads() && a.lanes.is_power_of_two() {
         if a.view.knows(a.lanes.trailing_zeros() as usize, local, 1 << w.lane, w.epoch) {
             return true;
         }
-    } else if each_lane(a.lanes).all(|lane| a.view.knows_agent(lane, w.agent, 1 << w.lane, w.epoch)) {
+    } else if a.view.all_were_told(w.agent, 1 << w.lane, w.epoch)
+        || each_lane(a.lanes).all(|lane| a.view.knows_agent(lane, w.agent, 1 << w.lane, w.epoch))
+    {
         return true;
     }
     w.epoch != FLIGHT && exempt(w.strength, a.strength, a.view.reach(w.agent))

@@ -93,6 +93,13 @@ impl WarpView {
         self.base.warp(warp)
     }
 
+    /// Whether every lane of this warp knows the accesses of `lanes` of any agent at `epoch` from a
+    /// synchronisation of all lanes. Otherwise each lane may still know them.
+    #[inline]
+    pub fn all_were_told(&self, agent: Agent, lanes: u32, epoch: Epoch) -> bool {
+        self.base.unknown(self.home, agent, lanes, epoch) == 0
+    }
+
     /// Whether the accesses of `lanes` of a warp of this cluster at `epoch` happened before what `lane` does
     /// now.
     #[inline(always)]
