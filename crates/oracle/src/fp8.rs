@@ -31,8 +31,14 @@ fn fused(start: f64, products: impl Iterator<Item = f64> + Clone) -> f64 {
         return all().sum();
     }
     let unit = unit_of(largest);
-    let sum: f64 = all().map(|x| (x / unit).trunc()).sum::<f64>() * unit;
-    if sum == 0.0 { 0.0 } else { (sum / unit_of(sum)).trunc() * unit_of(sum) }
+    let sum: f64 = all().map(|x| truncated(x / unit)).sum::<f64>() * unit;
+    if sum == 0.0 { 0.0 } else { truncated(sum / unit_of(sum)) * unit_of(sum) }
+}
+
+/// The integer part. `f64::trunc` is a library call here, because the target includes x86-64 without SSE 4.1.
+fn truncated(x: f64) -> f64 {
+    // Larger numbers have no fraction; a NaN stays one.
+    if x.abs() < (1u64 << 52) as f64 { (x as i64) as f64 } else { x }
 }
 
 /// The value of the last bit that is kept when the largest number is `x`.

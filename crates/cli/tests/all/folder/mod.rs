@@ -2,14 +2,18 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A folder for one test, deleted at its end.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
-    /// Creates an empty folder.
+    /// Creates an empty folder. Tests that run at the same time may use one name.
     pub fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("flashcore-cli-{}-{name}", std::process::id()));
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("flashcore-cli-{}-{number}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
         std::fs::create_dir_all(&path).unwrap();
         Folder(path)
     }
