@@ -1,7 +1,7 @@
 """Times the first call with a new program: it is traced, its kernels are generated, and the driver compiles them.
 
-Each measurement has two processes of its own. The first one finds empty caches on disk, the second one those that the
-first one has left.
+Each measurement has two processes of its own. The first one finds empty caches on disk. The second one finds
+the caches that the first one has left.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use bench::OURS;
 
-use super::named::Named;
+use super::named::{Named, places};
 use super::render::line;
 use super::{TableError, parsed};
 
@@ -37,7 +37,6 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
         line(&["problem", "**FlashCore**, µs", "TFLOP/s", "others, µs", "against the best [95 %]"]),
         line(&[":--", "--:", "--:", ":--", "--:"]),
     ];
-    let mut places: Vec<String> = Vec::new();
     for own in newest.values() {
         let of_run = |row: &&Named| row.run == own.run && row.problem == own.problem;
         let others: Vec<&Named> = rows.iter().filter(of_run).filter(|row| !row.is_ours()).collect();
@@ -55,13 +54,9 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
             names.join(", "),
             against.map_or("–".into(), |(ratio, low, high)| format!("{ratio:.2}× [{low:.2}, {high:.2}]")),
         ]));
-        let place = own.place();
-        if !places.contains(&place) {
-            places.push(place);
-        }
     }
     lines.push(String::new());
-    lines.extend(places);
+    lines.extend(places(newest.into_values()));
     Ok(Some(lines.join("\n")))
 }
 

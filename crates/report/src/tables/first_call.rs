@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::named::Named;
+use super::named::{Named, places};
 use super::render::line;
 use super::{TableError, parsed};
 
@@ -27,7 +27,6 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
         return Ok(None);
     }
     let mut lines = vec![line(&["call", "**FlashCore**, ms", "others, ms"]), line(&[":--", "--:", ":--"])];
-    let mut places: Vec<String> = Vec::new();
     for own in newest.values() {
         let of_run = |row: &&Named| row.run == own.run && row.problem == own.problem && !row.is_ours();
         let others: Vec<String> = rows
@@ -36,13 +35,9 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
             .map(|row| format!("{} {}", row.implementation, row.time(milliseconds)))
             .collect();
         lines.push(line(&[own.problem.clone(), own.time(milliseconds), others.join(", ")]));
-        let place = own.place();
-        if !places.contains(&place) {
-            places.push(place);
-        }
     }
     lines.push(String::new());
-    lines.extend(places);
+    lines.extend(places(newest.into_values()));
     Ok(Some(lines.join("\n")))
 }
 

@@ -43,3 +43,14 @@ impl Named {
         place_of(&self.device, &self.driver, self.commit.as_deref(), &self.when)
     }
 }
+
+/// The sources of the figures of rows, each once, in the order of the rows.
+pub(super) fn places<'a>(rows: impl IntoIterator<Item = &'a Named>) -> Vec<String> {
+    let mut places: Vec<String> = Vec::new();
+    for place in rows.into_iter().map(Named::place) {
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    places
+}
