@@ -35,6 +35,9 @@ pub struct MainLoop {
     pub order: Order,
     /// The ring of Q, read as the warpgroup's own 64 rows.
     pub queries: TileStream,
+    /// Present if a tile keeps its stage of Q until the next tile has computed its first block, because O is
+    /// stored from that stage. Non-zero after the first tile.
+    pub kept_queries: Option<R32>,
     /// The ring of K.
     pub keys: TileStream,
     /// The ring of V.
@@ -136,7 +139,13 @@ impl MainLoop {
         advance: impl FnOnce(&mut Builder) -> Pred,
     ) -> Pred {
         self.blocks(k, walk, rows);
-        self.queries.release(k);
+        match self.kept_queries {
+            None => self.queries.release(k),
+            Some(kept) => {
+                self.queries.keep(k);
+                k.mov_to(kept, 1);
+            }
+        }
         if let Some(skips) = self.skips.as_ref().filter(|skips| skips.has_last_blocks()) {
             // The producer takes the next tile after most requests of this one, which may wait for the stages
             // of the skipped blocks. So these come first.
@@ -174,6 +183,9 @@ impl MainLoop {
         let factors = self.load_factors(k, &first, rows);
         self.first_block(k, &first, (rows, &factors)); //                3–6
         self.set_value_factors(k, &factors, rows);
+        if let Some(kept) = self.kept_queries {
+            self.queries.release_kept(k, kept);
+        }
         walk.rest(k, position, |k, coverage| {
             //                                                            7  for each further block
             let visit = rows.visit(k, position, coverage);

@@ -129,6 +129,8 @@ fn uneven_lengths_pass_under_every_schedule() {
         (2, json!({ "store": "bulk", "handout": "static" })),
         (3, json!({ "store": "bulk", "packing": "apart" })),
         (7, json!({ "store": "bulk" })),
+        (0, json!({ "store": "over_queries", "queries_ahead": 1, "stages": 1 })),
+        (7, json!({ "store": "over_queries", "tiles": "overlapped" })),
         (
             8,
             json!({ "handout": "dynamic", "consumers": 2, "stages": 2, "queries_ahead": 1, "turns": "free" }),

@@ -64,6 +64,7 @@ fn every_gene_computes_the_same_beside_it() {
         WgmmaPlan { cluster: 2, tiles: Tiles::Overlapped, turns: Turns::PingPong, ..two.clone() },
         WgmmaPlan { store: Store::Bulk, queries_ahead: 1, ..two.clone() },
         WgmmaPlan { store: Store::Bulk, tiles: Tiles::Overlapped, cluster: 2, ..two.clone() },
+        WgmmaPlan { store: Store::OverQueries, queries_ahead: 1, ..base() },
         WgmmaPlan { resident_ctas: 2, stages: 1, ..base() },
         WgmmaPlan { tile_order: TileOrder::LongestFirst, stages: 3, rescale: Rescaling::Always, ..two },
     ];

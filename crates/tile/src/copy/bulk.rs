@@ -4,7 +4,7 @@
 
 use ptx::{Builder, Half, Pred, Shared, Src, TensorMapPtr};
 
-use crate::{AccTile, Consumer, SwizzledTile, WarpRows};
+use crate::{AccTile, Consumer, PipelineState, SwizzledTile, WarpRows};
 
 /// A warp's staging buffer in shared memory for its rows of O.
 #[derive(Clone, Copy, Debug)]
@@ -23,25 +23,36 @@ impl BulkStore {
         SwizzledTile::new(WarpRows::ROWS, columns).ragged(ragged)
     }
 
-    /// Creates the store for a warp of a consumer warpgroup. `first` is the staging buffer of warp 0; the
-    /// buffers of the other warps follow it.
+    /// Creates the store for a warp of a consumer warpgroup whose staging buffer is `place`.
     pub fn new(
         k: &mut Builder,
         tile: SwizzledTile,
-        first: Shared,
+        place: Shared,
         map: TensorMapPtr,
         consumer: &Consumer,
     ) -> BulkStore {
-        let place = k.shared_index(first, consumer.threads.row_warp, tile.bytes());
         let rows = WarpRows::new(k, tile, place, &consumer.threads);
         BulkStore { tile, place, rows, map, elected: consumer.elected }
     }
 
-    /// Rounds the warp's rows and stores them at a row, head and batch entry, which for a ragged tile are
-    /// those of [`SwizzledTile::ragged_at`]. TMA drops rows beyond the end.
-    pub fn store(&self, k: &mut Builder, half: Half, o: &AccTile, to: [Src<ptx::R32>; 3]) {
+    /// The store whose staging buffer lies in a stage of a ring of tiles of `bytes` bytes. The buffer of
+    /// `self` lies in stage 0.
+    #[must_use]
+    pub fn at_stage(self, k: &mut Builder, at: &PipelineState, bytes: u32) -> BulkStore {
+        let place = at.place(k, self.place, bytes);
+        BulkStore { place, rows: self.rows.at_stage(k, at, bytes), ..self }
+    }
+
+    /// Waits until the warp's last store has read the staging buffer.
+    pub fn wait_until_free(&self, k: &mut Builder) {
         k.guarded(self.elected, |k| k.bulk_wait_read(0));
         k.warp_sync();
+    }
+
+    /// Rounds the warp's rows and stores them at a row, head and batch entry, which for a ragged tile are
+    /// those of [`SwizzledTile::ragged_at`]. TMA drops rows beyond the end. The staging buffer must be
+    /// free.
+    pub fn store(&self, k: &mut Builder, half: Half, o: &AccTile, to: [Src<ptx::R32>; 3]) {
         let rounded = o.round(k, half);
         self.rows.write(k, &rounded);
         k.fence_proxy_async_shared();

@@ -77,6 +77,21 @@ impl PipelineState {
         PipelineState { stage: k.mov(stage), ..self }
     }
 
+    /// The state with the parity kept and the stage before the current one.
+    #[must_use]
+    pub fn previous(self, k: &mut Builder) -> PipelineState {
+        let stage = match self.stages {
+            1 => self.stage,
+            2 => k.xor(self.stage, 1),
+            stages => {
+                let first = k.setp_u(ptx::CmpOp::Eq, self.stage, 0);
+                let before = k.sub(self.stage, 1);
+                k.selp(stages - 1, before, first)
+            }
+        };
+        PipelineState { stage, ..self }
+    }
+
     /// The address of the current stage, for tiles of `bytes` bytes each from `first` on.
     pub fn place(self, k: &mut Builder, first: Shared, bytes: u32) -> Shared {
         k.shared_index(first, self.stage, bytes)

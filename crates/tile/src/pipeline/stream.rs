@@ -161,6 +161,26 @@ impl TileStream {
         if self.at.stages() == 1 { self.first } else { self.first.stage(k, self.at.stage) }
     }
 
+    /// Advances to the next stage without releasing this one. [`TileStream::release_kept`] releases it later.
+    pub fn keep(&self, k: &mut Builder) {
+        self.at.advance(k);
+    }
+
+    /// The stage before the current one.
+    pub fn previous(&self, k: &mut Builder) -> PipelineState {
+        self.at.previous(k)
+    }
+
+    /// Releases the stage before the current one for a warp that has kept it, if `kept` is not zero. Waits
+    /// before that until the bulk stores of the warp have read shared memory, because they may read that
+    /// stage.
+    pub fn release_kept(&self, k: &mut Builder, kept: R32) {
+        let previous = self.previous(k);
+        let releases = k.setp_u_and(CmpOp::Ne, kept, 0, self.elected);
+        k.guarded(releases, |k| k.bulk_wait_read(0));
+        self.ring.pipeline.consumer_release(k, &previous, releases);
+    }
+
     /// Releases the stage for a warp whose products with the tile are complete, and advances to the next
     /// stage.
     pub fn release(&self, k: &mut Builder) {

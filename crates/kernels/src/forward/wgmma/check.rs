@@ -110,7 +110,7 @@ impl WgmmaPlan {
             return refuse("tail", "shared", "whole");
         }
         if self.store != Store::Direct {
-            return refuse("store", "bulk", "direct");
+            return refuse("store", self.store.name(), "direct");
         }
         if self.sums != Sums::Lanes {
             return refuse("sums", "product", "lanes");
@@ -211,9 +211,12 @@ impl WgmmaPlan {
             let fits = guesses || transposes_values(problem);
             accept("exps_by_fma", self.exps_by_fma.into(), fits, "0 without rescale = speculative")?;
         }
-        if self.store == Store::Bulk {
+        if self.store.by_tma() {
             self.check_bulk_store(problem)?;
         }
+        let stages = self.query_stages();
+        let enough = self.store != Store::OverQueries || stages > 1;
+        accept("stages of Q", stages.into(), enough, "2 or more with store = over_queries")?;
         self.check_fp8_genes(problem, FAMILY)?;
         within("chains.max", self.chains.max, 1, 8)?;
         within("chains.sum", self.chains.sum, 1, 8)?;
@@ -277,12 +280,21 @@ impl WgmmaPlan {
 
     /// Checks that TMA can store O.
     pub(super) fn check_bulk_store(&self, problem: &Problem) -> Result<(), PlanError> {
-        let dim = problem.head_dim_v as u64;
-        accept("head_dim_v", dim, dim.is_multiple_of(64), "multiples of 64 with store = bulk")?;
+        let (dim, store) = (problem.head_dim_v as u64, self.store.name());
+        let by_tma = |accepted: &str| format!("{accepted} with store = {store}");
+        accept("head_dim_v", dim, dim.is_multiple_of(64), &by_tma("multiples of 64"))?;
+        if self.store == Store::OverQueries {
+            // The rows of a warp take a part of 64 rows of a panel of Q.
+            let fits = problem.dtypes.q.bytes() == 2 && dim.is_power_of_two();
+            let accepted = by_tma("64, 128 and 256, with inputs of 16 bits,");
+            accept("head_dim_v", dim, fits, &accepted)?;
+            let most = problem.head_dim as u64;
+            accept("head_dim_v", dim, dim <= most, &by_tma(&format!("up to head_dim ({most})")))?;
+        }
         let heads = self.packed_heads(problem);
-        accept("packed heads", heads.into(), heads == 1, "1 with store = bulk")?;
+        accept("packed heads", heads.into(), heads == 1, &by_tma("1"))?;
         if out_half(problem).is_none() {
-            let accepted = "outputs of f16 and bf16 with store = bulk";
+            let accepted = "outputs of f16 and bf16 where TMA stores O";
             return Err(PlanError::DType { family: FAMILY, dtype: problem.dtypes, accepted });
         }
         check_tensor_map(problem, Tensor::Out, FAMILY)?;

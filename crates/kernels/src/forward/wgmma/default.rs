@@ -115,7 +115,7 @@ impl WgmmaPlan {
             return plan; // its resource use may overflow
         }
         plan = plan.filled(problem);
-        if plan.store == Store::Bulk && plan.check_bulk_store(problem).is_err() {
+        if plan.store.by_tma() && plan.check_bulk_store(problem).is_err() {
             plan.store = Store::Direct; // the heads are packed
         }
         if plan.blank_warpgroups(problem) && !plan.visits.lists(problem) {
@@ -181,7 +181,7 @@ impl WgmmaPlan {
         }
         self = self.fitted_to_fp8(problem);
         self.rescale = self.rescale.within(problem.dtypes.weights(), self.sums);
-        if self.store == Store::Bulk && self.check_bulk_store(problem).is_err() {
+        if self.store.by_tma() && self.check_bulk_store(problem).is_err() {
             self.store = Store::Direct;
         }
         self

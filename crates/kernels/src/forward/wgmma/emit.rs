@@ -46,7 +46,7 @@ impl WgmmaPlan {
                 && blocks_divide(problem, self.block_n),
             ..baked
         };
-        if self.store == Store::Bulk {
+        if self.store.by_tma() {
             return baked;
         }
         let aligned = misaligned(problem, Tensor::Out, RowStore::Chunks.elements()).is_none();
@@ -125,7 +125,7 @@ impl WgmmaPlan {
             Handout::Dynamic => TileBroadcast::shared_bytes(!problem.lengths.is_even()),
         };
         let rows_out = match self.store {
-            Store::Direct => 0,
+            Store::Direct | Store::OverQueries => 0,
             Store::Bulk => 4 * self.consumers * BulkStore::tile(problem.head_dim_v as u32, false).bytes(),
         };
         let probs = self.prob_tile().map_or(0, |tile| self.consumers * tile.bytes());
@@ -142,22 +142,24 @@ impl WgmmaPlan {
     /// Whether an empty stage for the first keys of a tile implies an empty stage for its Q. Each tile has at
     /// least one block. With no more KV stages than Q stages, the first keys of a tile replace keys of the
     /// tile whose queries are replaced, or of a later tile. Keys are released after the last product that
-    /// reads the queries together with them.
+    /// reads the queries together with them. Where O takes the place of Q, the queries are released later.
     fn queries_without_empty_barriers(&self) -> bool {
-        self.stages <= self.query_stages()
+        self.store != Store::OverQueries && self.stages <= self.query_stages()
     }
 
     /// Whether the consumers have received the index of the previous tile when the producer sends the index
     /// of the next one. Consumers receive the index of a tile while they compute the tile before it. With one
     /// Q stage, the producer has requested the queries of its tile, so the consumers have released those of
-    /// the tile before it, whose index they had received. With at most two KV stages, the last values of the
+    /// the tile before it, whose index they had received. Where O takes the place of Q, they release the
+    /// queries of a tile during the next one, so the same holds with two Q stages. With at most two KV stages, the last values of the
     /// producer's tile replace values that the consumers release after they have received the index. That
     /// holds only if the producer sends after its last request, not if it searches for the rows of tiles
     /// (`locates`), and not for consumers that skip blocks at the end of a tile: these release all values
     /// first. In a cluster, the producers also receive indices but release no tiles.
     fn broadcast_without_empty_barriers(&self, band: &KeyBand, locates: bool) -> bool {
         let last = !locates && !self.skips_last(band);
-        self.cluster == 1 && (self.query_stages() == 1 || (last && self.stages <= 2))
+        let released = self.query_stages() == 1 + u32::from(self.store == Store::OverQueries);
+        self.cluster == 1 && (released || (last && self.stages <= 2))
     }
 }
 
@@ -176,8 +178,9 @@ pub(super) struct Forward<'a> {
     pub(super) schedule: TileScheduler<'a>,
     /// The merge of the parts of shared tiles, if tiles are shared.
     pub(super) merge: Option<StreamKMerge>,
-    /// Staging rows of O in shared memory, for TMA stores.
-    pub(super) rows_out: Option<(TensorMapPtr, SwizzledTile, Shared)>,
+    /// Staging rows of O in shared memory, for TMA stores: of the first warp, or `None` if O takes the place
+    /// of Q.
+    pub(super) rows_out: Option<(TensorMapPtr, SwizzledTile, Option<Shared>)>,
     /// P of the first warpgroup in shared memory, if P V reads P from there. P of the other warpgroups
     /// follows.
     pub(super) probs: Option<(SwizzledTile, Shared)>,
@@ -239,7 +242,7 @@ impl Params {
         });
         let rows_out = BulkStore::tile(problem.head_dim_v as u32, !baked.lengths.q.is_even());
         let out_map =
-            (plan.store == Store::Bulk).then(|| declare_map(k, c, problem, (Tensor::Out, rows_out)));
+            plan.store.by_tma().then(|| declare_map(k, c, problem, (Tensor::Out, rows_out)));
         let out = c.tensor(k, Tensor::Out);
         let lse = problem.pass.lse().then(|| c.lse(k));
         let counter = (plan.handout == Handout::Dynamic).then(|| c.counter(k, COUNTER_BYTES));
@@ -344,7 +347,8 @@ impl<'a> Forward<'a> {
         let sum_room = (plan.share == Share::HeadDim).then(|| take(plan.sum_bytes()));
         let warp_rows = BulkStore::tile(baked.head_dim_v(), params.out_batch_rows.is_some());
         let bytes = 4 * plan.consumers * warp_rows.bytes();
-        let rows_out = params.out_map.map(|map| (map, warp_rows, take(bytes)));
+        let staging = (plan.store == Store::Bulk).then(|| take(bytes));
+        let rows_out = params.out_map.map(|map| (map, warp_rows, staging));
         let ones = (plan.sums == Sums::Product).then(|| Ones { at: take(Ones::BYTES) });
         let [queries, keys, values] = places.map(|(tile, stages, cluster, first)| {
             let pipeline = Pipeline::new(take(Pipeline::bytes(stages)), stages).in_cluster(cluster);
@@ -427,8 +431,7 @@ impl<'a> Forward<'a> {
             Share::HeadDim => consumer.threads.of_all_columns(),
         };
         let main_loop = self.main_loop(k, consumer);
-        let bulk =
-            self.rows_out.map(|(map, warp_rows, place)| BulkStore::new(k, warp_rows, place, map, consumer));
+        let bulk = self.bulk_store(k, consumer);
         let tiles = self.schedule.consumer(k, consumer);
         if plan.tiles == Tiles::Overlapped {
             self.look_ahead(k, consumer, &main_loop, &tiles);
@@ -474,6 +477,7 @@ impl<'a> Forward<'a> {
                 }
                 more
             });
+            let bulk = bulk.map(|bulk| self.staged(k, bulk, consumer, &main_loop.queries));
             let softmax = softmax.with_output_factor(self.value_descale(k, tile));
             let o = softmax.take_sums(k, &main_loop.o);
             self.spoil_seen(k, &softmax, factor);
@@ -561,6 +565,7 @@ impl<'a> Forward<'a> {
             chains: plan.chains,
             tiles: plan.tiles,
             queries,
+            kept_queries: (plan.store == Store::OverQueries).then(|| k.mov(0)),
             keys,
             values,
             tables: tables.clone(),

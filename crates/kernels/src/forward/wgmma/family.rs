@@ -63,7 +63,7 @@ impl FamilyPlan for WgmmaPlan {
             Gene::new("products").searched(["in_turn"]).curing(PRODUCTS),
             Gene::new("producer_registers").searched([24, 32, 40]),
             Gene::new("queries_ahead").searched([0, 1]).wider([2]),
-            Gene::new("store").searched(["direct", "bulk"]),
+            Gene::new("store").searched(["direct", "bulk", "over_queries"]),
             Gene::new("turns").searched(["free", "ping_pong"]).curing(TURNS),
             // With a threshold above 0, O is not rescaled if no row of the warp exceeds its stored max by
             // more.

@@ -121,6 +121,25 @@ pub enum Store {
     Direct,
     /// Through shared memory, by TMA, while the next tile is computed.
     Bulk,
+    /// Like `Bulk`, but O takes the place of the tile's Q in shared memory. Q needs a second stage for the
+    /// queries of the next tile.
+    OverQueries,
+}
+
+impl Store {
+    /// Whether TMA stores O.
+    pub const fn by_tma(self) -> bool {
+        matches!(self, Store::Bulk | Store::OverQueries)
+    }
+
+    /// The gene's value in a plan.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Store::Direct => "direct",
+            Store::Bulk => "bulk",
+            Store::OverQueries => "over_queries",
+        }
+    }
 }
 
 /// What the consumer warpgroups of a CTA divide.

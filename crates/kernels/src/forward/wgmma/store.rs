@@ -1,10 +1,14 @@
 //! The epilogue: addresses and stores of O and of the LSE.
 
 use attend::{RowRange, store_lse_at};
-use ptx::{Builder, F32, Global, R32};
-use tile::{AccTile, BulkStore, Consumer, RowStore, WorkTile, store_fragments_at};
+use ptx::{Builder, F32, Global, R32, Shared};
+use tile::{
+    AccTile, BulkStore, Consumer, RowStore, SwizzledTile, TileStream, WARPGROUP_ROWS, WarpgroupVote,
+    WorkTile, store_fragments_at,
+};
 
 use super::emit::{Forward, Params};
+use super::plan::Store;
 use crate::forward::contract::{half, lse_of_row, out_half, row_of_output};
 
 impl Forward<'_> {
@@ -52,6 +56,49 @@ impl Forward<'_> {
         store_fragments_at(k, &consumer.threads, out_half(self.baked), o, limits, place, store, width);
     }
 
+    /// The store of a warp's rows of O by TMA, if the plan has one. Where O takes the place of Q, the store is
+    /// that of stage 0 of Q.
+    pub(super) fn bulk_store(&self, k: &mut Builder, consumer: &Consumer) -> Option<BulkStore> {
+        let (map, tile, staging) = self.rows_out?;
+        let warp = consumer.threads.row_warp;
+        let place = match staging {
+            Some(first) => k.shared_index(first, warp, tile.bytes()),
+            None => self.place_in_queries(k, warp, tile.bytes()),
+        };
+        Some(BulkStore::new(k, tile, place, map, consumer))
+    }
+
+    /// The place of a warp's rows of O, of `bytes` bytes, in stage 0 of Q. The 64 rows of a warpgroup are
+    /// contiguous in each panel of Q, and hold the rows of O of four warps, two or one.
+    fn place_in_queries(&self, k: &mut Builder, warp: R32, bytes: u32) -> Shared {
+        let part = WARPGROUP_ROWS * SwizzledTile::ROW_BYTES;
+        let (group, warp) = (k.shr_u(warp, 2), k.and(warp, 3));
+        let place = k.shared_index(self.queries.first, group, part);
+        let in_part = part / bytes;
+        let (panel, number) = (k.shr_u(warp, in_part.ilog2()), k.and(warp, in_part - 1));
+        let place = k.shared_index(place, panel, self.queries.tile.panel_bytes());
+        k.shared_index(place, number, bytes)
+    }
+
+    /// The store of a tile that has ended. Where O takes the place of its Q, a warp writes over rows of Q that
+    /// other warps of its warpgroup have read, unless a row of O fills one panel.
+    pub(super) fn staged(
+        &self,
+        k: &mut Builder,
+        bulk: BulkStore,
+        consumer: &Consumer,
+        queries: &TileStream,
+    ) -> BulkStore {
+        if self.plan.store != Store::OverQueries {
+            return bulk;
+        }
+        if self.baked.head_dim_v() > SwizzledTile::PANEL {
+            WarpgroupVote::new(k, consumer.group).sync(k);
+        }
+        let ended = queries.previous(k);
+        bulk.at_stage(k, &ended, self.queries.tile.bytes())
+    }
+
     /// Stores the warp's rows of O by TMA.
     pub(super) fn store_bulk(
         &self,
@@ -64,6 +111,9 @@ impl Forward<'_> {
     ) {
         let (first, _) = self.row_limits(k, consumer, rows);
         let to = self.out_place(k, tile, first);
+        if self.plan.store == Store::Bulk {
+            bulk.wait_until_free(k);
+        }
         bulk.store(k, half(self.baked), o, to);
     }
 

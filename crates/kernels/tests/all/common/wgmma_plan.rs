@@ -55,7 +55,7 @@ fn random(draw: &mut Draw) -> WgmmaPlan {
         products: draw.of(&[Order::ScoresAhead, Order::InTurn]),
         producer_registers: draw.of(&[None, Some(24), Some(40)]),
         queries_ahead: draw.of(&[0, 1]),
-        store: draw.of(&[Store::Direct, Store::Bulk]),
+        store: draw.of(&[Store::Direct, Store::Bulk, Store::OverQueries]),
         turns: draw.of(&[Turns::Free, Turns::PingPong]),
         rescale: draw.of(&[speculative, Rescaling::Beyond(8), Rescaling::Always]),
         exps_by_fma: draw.of(&[0, 0, 3, 8]),

@@ -30,6 +30,10 @@ fn two(p: &mut WgmmaPlan) {
     p.consumers = 2;
 }
 
+fn ahead(p: &mut WgmmaPlan) {
+    p.queries_ahead = 1;
+}
+
 fn own(p: &mut WgmmaPlan) {
     p.ends = Ends::Own;
 }
@@ -69,6 +73,7 @@ pub const TABLE: &[Line<WgmmaPlan>] = &[
     (causal, alone, |p| p.queries_ahead = 1),
     (full, alone, |p| p.queries_ahead = 2),
     (causal, alone, |p| p.store = Store::Bulk),
+    (causal, ahead, |p| p.store = Store::OverQueries),
     (causal, two, |p| p.turns = Turns::PingPong),
     (full, alone, |p| p.rescale = Rescaling::Always),
     (causal, alone, |p| p.rescale = Rescaling::Beyond(4)),

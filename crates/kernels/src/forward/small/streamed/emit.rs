@@ -110,6 +110,7 @@ impl Forward<'_, StreamedPlan> {
             chains: Chains { max: 2, sum: 1 },
             shared_probs: None,
             queries,
+            kept_queries: None,
             keys,
             values,
             tables: StagedTables::default(),
