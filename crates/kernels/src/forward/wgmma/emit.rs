@@ -241,8 +241,7 @@ impl Params {
             }
         });
         let rows_out = BulkStore::tile(problem.head_dim_v as u32, !baked.lengths.q.is_even());
-        let out_map =
-            plan.store.by_tma().then(|| declare_map(k, c, problem, (Tensor::Out, rows_out)));
+        let out_map = plan.store.by_tma().then(|| declare_map(k, c, problem, (Tensor::Out, rows_out)));
         let out = c.tensor(k, Tensor::Out);
         let lse = problem.pass.lse().then(|| c.lse(k));
         let counter = (plan.handout == Handout::Dynamic).then(|| c.counter(k, COUNTER_BYTES));

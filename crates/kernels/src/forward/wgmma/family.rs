@@ -13,6 +13,10 @@ use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, PRODUCTS, RESIDENT_CTAS, STAGES, TURNS};
 use crate::{Arch, Baked, Features, PlanError};
 
+/// The smallest section with a window, whose tiles use only a part of the keys of their heads: 16k keys with
+/// windows of 1k and 4k are 1 to 2 % faster than with 48.
+const WINDOWED_SECTION_MIB: u32 = 64;
+
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
         Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: true }
@@ -105,6 +109,9 @@ impl FamilyPlan for WgmmaPlan {
 
     fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> WgmmaPlan {
         self.tanh = default_tanh(problem);
+        if problem.band.before.is_some() {
+            self.section_mib = self.section_mib.max(WINDOWED_SECTION_MIB);
+        }
         let plan = self.visiting(problem);
         if own_shape { plan.fitted(problem) } else { plan.filled(problem).fitted(problem) }
     }
