@@ -151,11 +151,11 @@ impl WgmmaPlan {
     /// of the next one. Consumers receive the index of a tile while they compute the tile before it. With one
     /// Q stage, the producer has requested the queries of its tile, so the consumers have released those of
     /// the tile before it, whose index they had received. Where O takes the place of Q, they release the
-    /// queries of a tile during the next one, so the same holds with two Q stages. With at most two KV stages, the last values of the
-    /// producer's tile replace values that the consumers release after they have received the index. That
-    /// holds only if the producer sends after its last request, not if it searches for the rows of tiles
-    /// (`locates`), and not for consumers that skip blocks at the end of a tile: these release all values
-    /// first. In a cluster, the producers also receive indices but release no tiles.
+    /// queries of a tile during the next one, so two Q stages suffice. With at most two KV stages, the last
+    /// values of the producer's tile replace values that the consumers release after they have received the
+    /// index. That holds only if the producer sends after its last request, not if it searches for the rows
+    /// of tiles (`locates`), and not for consumers that skip blocks at the end of a tile: these release all
+    /// values first. In a cluster, the producers also receive indices but release no tiles.
     fn broadcast_without_empty_barriers(&self, band: &KeyBand, locates: bool) -> bool {
         let last = !locates && !self.skips_last(band);
         let released = self.query_stages() == 1 + u32::from(self.store == Store::OverQueries);

@@ -56,8 +56,8 @@ impl Forward<'_> {
         store_fragments_at(k, &consumer.threads, out_half(self.baked), o, limits, place, store, width);
     }
 
-    /// The store of a warp's rows of O by TMA, if the plan has one. Where O takes the place of Q, the store is
-    /// that of stage 0 of Q.
+    /// The store of a warp's rows of O by TMA, if the plan has one. Where O takes the place of Q, it is the
+    /// store from stage 0 of Q.
     pub(super) fn bulk_store(&self, k: &mut Builder, consumer: &Consumer) -> Option<BulkStore> {
         let (map, tile, staging) = self.rows_out?;
         let warp = consumer.threads.row_warp;
@@ -80,8 +80,8 @@ impl Forward<'_> {
         k.shared_index(place, number, bytes)
     }
 
-    /// The store of a tile that has ended. Where O takes the place of its Q, a warp writes over rows of Q that
-    /// other warps of its warpgroup have read, unless a row of O fills one panel.
+    /// The store of a tile that has ended. Where O takes the place of its Q, a warp writes over rows of Q
+    /// that other warps of its warpgroup have read, unless a row of O fills one panel.
     pub(super) fn staged(
         &self,
         k: &mut Builder,
