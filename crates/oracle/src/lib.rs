@@ -486,19 +486,15 @@ fn row_block<A: Arithmetic>(
     let sees = |visible: &[bool; LANES]| visible.contains(&true);
     let first = visible.iter().position(sees).unwrap_or(0);
     let end = visible.iter().rposition(sees).map_or(first, |last| last + 1);
-    let products = match fp8 && A::ROUNDS || dim == 0 {
-        true => Vec::new(),
-        false => products::dot_products(&query, &keys[first * dim..end * dim]),
+    let seen = &keys[first * dim..end * dim];
+    let products = match fp8 && A::ROUNDS {
+        true => fp8::dot_products::<A>(&query, seen),
+        false => products::dot_products(&query, seen),
     };
-    for (key, (visible, row)) in visible.iter().zip(keys.chunks_exact(dim)).enumerate() {
+    for (key, visible) in visible.iter().enumerate() {
         let mut logits = [A::NEG_INFINITY; LANES];
         if visible.contains(&true) {
-            let mut sums = [A::Real::default(); LANES];
-            if fp8 && A::ROUNDS {
-                fp8::dot::<A>(&query, row, &mut sums);
-            } else if let Some(products) = products.get(key.wrapping_sub(first)) {
-                sums = *products;
-            }
+            let mut sums = products[key - first];
             if fp8 {
                 for (lane, sum) in sums.iter_mut().enumerate() {
                     *sum = *sum * scale * place.descale_of_logit::<A>(lane, key);
