@@ -27,6 +27,13 @@ fn problems() -> [Problem; 4] {
     ]
 }
 
+/// Two of the four quick runs: every pair of neighbours is as frequent as the others.
+fn half_of_quick(seed: u64) -> Settings {
+    let quick = Settings::quick();
+    let runs = quick.runs.iter().cycle().skip(seed as usize % quick.runs.len()).take(2);
+    Settings { runs: runs.copied().collect(), ..quick }
+}
+
 #[test]
 fn blind_draws_pass() {
     let arch = Arch { multiprocessors: 4, ..Arch::SM_90 };
@@ -44,7 +51,7 @@ fn blind_draws_pass() {
                 Ok(bound) => bound,
                 Err(error) => return Some(format!("{plan:?}: {error}")),
             };
-            match check_kernel(&bound, &Settings::quick()) {
+            match check_kernel(&bound, &half_of_quick(*seed)) {
                 Ok(check) if check.verdict == Verdict::Passed => None,
                 Ok(check) => {
                     Some(format!("{problem:?}, draw {seed}, {plan:?}: {}", check.reasons.join("; ")))
