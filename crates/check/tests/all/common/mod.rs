@@ -5,7 +5,8 @@ pub mod programs;
 use std::fmt::Debug;
 
 use attend::{Sums, Tiles};
-use flashcore_check::gate::{CheckReport, Verdict};
+use flashcore_check::gate::torture::Torture;
+use flashcore_check::gate::{CheckReport, Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::Bound;
 use kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use kernels::forward::wgmma::{Ends, Rescaling, WgmmaPlan};
@@ -43,6 +44,30 @@ pub fn plain_mma(problem: &Problem, arch: &Arch) -> MmaPlan {
 pub fn passes(check: &CheckReport, of: &dyn Debug) {
     let CheckReport { verdict, reasons, hazards, .. } = check;
     assert_eq!(*verdict, Verdict::Passed, "{of:?}\n{reasons:#?}\n{hazards:?}");
+}
+
+/// Asserts that the kernels of a torture set pass. `emit` returns `None` for problems that are not supported;
+/// at least `least` must be. Each kernel has two of the four quick runs. Which two follows the problem and the
+/// half: each half has every run, and both halves together have every problem on every run. Tests that take
+/// the set with several plans give each half to some of the plans.
+pub fn half_of_torture_passes(
+    problems: &[Torture],
+    half: usize,
+    least: usize,
+    of: &dyn Debug,
+    emit: impl Fn(&Problem) -> Option<Bound>,
+) {
+    let quick = Settings::quick();
+    let count = quick.runs.len();
+    let mut supported = 0;
+    for (i, torture) in problems.iter().enumerate() {
+        let Some(bound) = emit(&torture.problem) else { continue };
+        supported += 1;
+        let runs = (0..count / 2).map(|run| quick.runs[(i + half * count / 2 + run) % count]).collect();
+        let settings = Settings { runs, ..quick.clone() };
+        passes(&check_kernel(&bound, &settings).unwrap(), &(of, torture.name));
+    }
+    assert!(supported >= least, "{of:?}: {supported} of {}", problems.len());
 }
 
 /// The fused family with 64 rows and 64 keys. The plan is fixed, so that better defaults do not move fault
