@@ -6,6 +6,9 @@
 //! first pass finds the largest exponent. The second pass sums the aligned and truncated products in i32.
 //! Significands have at most 11 bits. A product shifted to 25 fraction bits therefore stays below 2^27, and a
 //! sum of 16 products below 2^31.
+//!
+//! Exponents are added with wrapping operations: the overflow checks of test builds would keep their loops
+//! from being vectorised. The encoding leaves room for every exponent of the formats.
 
 use std::ops::Range;
 
@@ -398,7 +401,7 @@ fn column_sum<S: Simd, const K: usize, const CHUNK: usize>(
     let extra = 25 - recipe.fraction_bits;
     let mut total = [0f64; ROWS];
     for row in 0..ROWS {
-        let down = (largest[row] - c.exponent[column][row] + extra).min(31);
+        let down = largest[row].wrapping_sub(c.exponent[column][row]).wrapping_add(extra).min(31);
         let magnitude = c.magnitude[column][row] << 2 >> down;
         total[row] = f64::from((magnitude ^ c.sign[column][row]).wrapping_sub(c.sign[column][row]) as i32);
     }
@@ -441,13 +444,13 @@ fn products<S: Simd, const K: usize>(
 /// Exponent of the unit in which a sum with this largest exponent (encoded) is counted.
 #[inline(always)]
 fn unit_exponent(largest: u32, recipe: &Recipe) -> i32 {
-    largest as i32 - SUM.shift - recipe.fraction_bits as i32
+    (largest as i32).wrapping_sub(SUM.shift.wrapping_add(recipe.fraction_bits as i32))
 }
 
 /// 2^`exponent` for a normal f64.
 #[inline(always)]
 fn power_of_two(exponent: i32) -> f64 {
-    f64::from_bits(((exponent + 1023) as u64) << 52)
+    f64::from_bits((exponent.wrapping_add(1023) as u64) << 52)
 }
 
 /// Rounds `total · 2^(largest − kept)` toward zero to f32, or to the shorter fraction of Ada's fp8 sums.
@@ -458,7 +461,8 @@ fn to_f32(total: &[f64; ROWS], largest: &[u32; ROWS], recipe: &Recipe) -> [u32; 
     let mask = !((1u64 << (52 - recipe.output_fraction)) - 1);
     let mut bits = [0; ROWS];
     for row in 0..ROWS {
-        let units = (total[row] * power_of_two(unit_exponent(largest[row], recipe) - unit)).trunc();
+        let units =
+            (total[row] * power_of_two(unit_exponent(largest[row], recipe).wrapping_sub(unit))).trunc();
         let kept = f64::from_bits(units.to_bits() & mask) * power_of_two(unit);
         // Adding zero turns −0, left by a truncated negative value, into +0, the zero of an integer sum.
         bits[row] = ((kept + 0.0) as f32).to_bits();
