@@ -56,7 +56,7 @@ pub(super) fn dimensions(table: &Table, index: &[Id]) -> impl Iterator<Item = Di
 
 /// Scratch memory for loads, kept between calls.
 #[derive(Default)]
-pub(super) struct Loads {
+pub(crate) struct Loads {
     /// Number of keys of the tile that exist.
     pub keys: usize,
     rows_at: Vec<usize>,

@@ -17,7 +17,7 @@ use problem::{KeyRange, Operands, Problem, Program, Programs, TableData};
 
 use crate::simd::Simd;
 use apply::Operand;
-use load::Loads;
+pub(crate) use load::Loads;
 
 /// Number of words of a tile that are evaluated at a time: the values of a few operations fit in the L1
 /// cache.
@@ -362,7 +362,7 @@ pub(crate) fn evaluate<S: Simd>(s: S, program: &Compiled<'_>, values: &mut Value
             if !region.position(&program.program.ops()[id], first * width, &mut to) {
                 let Values { panels, block, diagonals, tile, loads, .. } = &mut *values;
                 let known = Known { rows: &panels[panel].values, keys: &block.values, diagonals, tile };
-                compute(s, program, id, known, shape, loads, &mut to);
+                s.compute(Operation { program, id, known, shape }, loads, &mut to);
             }
             let measured = || measured(program.program.types()[id], &to);
             match axes {
@@ -409,7 +409,7 @@ fn diagonals<S: Simd>(s: S, program: &Compiled<'_>, values: &mut Values, panel: 
             }
             (None, None) => {
                 let shape = Shape { first: 0, width, lines: 1, along: Axes::Diagonal };
-                compute(s, program, id, known, shape, loads, &mut to);
+                s.compute(Operation { program, id, known, shape }, loads, &mut to);
             }
         }
         values.diagonals[id] = to;
@@ -449,17 +449,19 @@ impl Region<'_> {
     }
 }
 
-/// Evaluates one operation that is not a position.
-#[inline(always)]
-fn compute<S: Simd>(
-    s: S,
-    program: &Compiled<'_>,
+/// An operation of a program that is not a position, and the lines for which it is evaluated.
+#[derive(Clone, Copy)]
+pub(crate) struct Operation<'a> {
+    program: &'a Compiled<'a>,
     id: Id,
-    known: Known<'_>,
+    known: Known<'a>,
     shape: Shape,
-    loads: &mut Loads,
-    to: &mut [f32],
-) {
+}
+
+/// Evaluates one operation. Inlined into [`Simd::compute`], which is compiled for the instruction set.
+#[inline(always)]
+pub(crate) fn compute<S: Simd>(s: S, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
+    let Operation { program, id, known, shape } = operation;
     let (ops, types) = (program.program.ops(), program.program.types());
     let of = |id: Id| program.operand(id, known, shape);
     match &ops[id] {

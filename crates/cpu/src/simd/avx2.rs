@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use super::{Simd, exp2_by_shift, transpose_plain, widen_bf16_plain};
 use crate::dims;
 use crate::peak;
-use crate::programs::{self, Compiled, Region, Values};
+use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
 use crate::tile::{self, Step};
 
 /// A token: it exists only if the processor has AVX2, FMA and F16C.
@@ -106,6 +106,14 @@ impl Simd for Avx2 {
             programs::evaluate(s, program, values, region);
         }
         unsafe { compiled(self, program, values, region) }
+    }
+
+    fn compute(self, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
+        #[target_feature(enable = "avx2,fma")]
+        fn compiled(s: Avx2, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
+            programs::compute(s, operation, loads, to);
+        }
+        unsafe { compiled(self, operation, loads, to) }
     }
 
     fn products(self, rounds: usize) -> f64 {

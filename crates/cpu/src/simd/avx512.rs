@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use super::{Simd, exp2_polynomial};
 use crate::dims;
 use crate::peak;
-use crate::programs::{self, Compiled, Region, Values};
+use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
 use crate::tile::{self, Step};
 use crate::{Element, ElementsMut};
 
@@ -115,6 +115,14 @@ impl Simd for Avx512 {
             programs::evaluate(s, program, values, region);
         }
         unsafe { compiled(self, program, values, region) }
+    }
+
+    fn compute(self, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
+        #[target_feature(enable = "avx512f,avx512dq")]
+        fn compiled(s: Avx512, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
+            programs::compute(s, operation, loads, to);
+        }
+        unsafe { compiled(self, operation, loads, to) }
     }
 
     fn products(self, rounds: usize) -> f64 {

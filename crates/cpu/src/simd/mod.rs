@@ -41,7 +41,7 @@ pub(crate) use neon::Neon;
 pub(crate) use {amx::Amx, avx2::Avx2, avx512::Avx512, avx512vnni::Avx512Vnni};
 
 use crate::computed::computed_type;
-use crate::programs::{Compiled, Region, Values};
+use crate::programs::{Compiled, Loads, Operation, Region, Values};
 use crate::tile::Step;
 use crate::{Element, Elements};
 
@@ -241,6 +241,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Evaluates a region of a program, compiled for the instruction set.
     fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>);
+
+    /// Evaluates one operation of a program, compiled for the instruction set. [`Simd::evaluate`] calls it at
+    /// two places. Inlined at both, its many loops would take twice as long to compile.
+    fn compute(self, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]);
 
     /// Executes `rounds` times a dozen multiply-adds in registers, compiled for the instruction set. Returns
     /// the number of floating-point operations.

@@ -6,7 +6,7 @@ use std::arch::aarch64::*;
 use super::{Simd, exp2_by_shift, transpose_plain};
 use crate::dims;
 use crate::peak;
-use crate::programs::{self, Compiled, Region, Values};
+use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
 use crate::tile::{self, Step};
 
 /// A token: it exists only if the processor has NEON.
@@ -104,6 +104,14 @@ impl Simd for Neon {
             programs::evaluate(s, program, values, region);
         }
         unsafe { compiled(self, program, values, region) }
+    }
+
+    fn compute(self, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
+        #[target_feature(enable = "neon")]
+        fn compiled(s: Neon, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
+            programs::compute(s, operation, loads, to);
+        }
+        unsafe { compiled(self, operation, loads, to) }
     }
 
     fn products(self, rounds: usize) -> f64 {

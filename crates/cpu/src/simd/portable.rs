@@ -4,7 +4,7 @@
 use super::{Simd, exp2_by_shift, transpose_plain};
 use crate::dims;
 use crate::peak;
-use crate::programs::{self, Compiled, Region, Values};
+use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
 use crate::tile::{self, Step};
 
 /// Vectors of plain Rust. Compilers for every 64-bit processor can vectorise 4 lanes. 16 lanes have the
@@ -91,6 +91,10 @@ impl<const LANES: usize> Simd for Portable<LANES> {
         programs::evaluate(self, program, values, region);
     }
 
+    fn compute(self, operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
+        compute(operation, loads, to);
+    }
+
     fn products(self, rounds: usize) -> f64 {
         peak::chains(self, rounds)
     }
@@ -102,4 +106,10 @@ impl<const LANES: usize> Simd for Portable<LANES> {
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
         transpose_plain(from, from_ld, to, to_ld, rows, cols);
     }
+}
+
+/// Evaluates one operation of a program. The result of a word does not depend on the number of lanes, so one
+/// function serves all.
+fn compute(operation: Operation<'_>, loads: &mut Loads, to: &mut [f32]) {
+    programs::compute(Portable::<4>, operation, loads, to);
 }
