@@ -318,7 +318,7 @@ fn progress_leaves_logs_alone() {
     // A check that takes long says after a second where it is.
     let endless = folder.write("endless.ptx", &format!("{HEAD}{ENDLESS}"));
     let launch = folder.write("none.toml", NO_ARGUMENTS);
-    let check = ["check", &endless, "--launch", &launch, "--timeout", "3"];
+    let check = ["check", &endless, "--launch", &launch, "--timeout", "2"];
     let output = folder.run(&check);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
     let said = text(&output.stderr);
