@@ -235,10 +235,18 @@ impl Space {
         if family(mother) != family(father) {
             return None;
         }
-        let theirs = genome(father);
+        let (ours, theirs) = (genome(mother), genome(father));
+        let differs = |gene: &str, value: &Value| ours.get(gene) != Some(value);
+        let differing = theirs.iter().filter(|(gene, value)| differs(gene, value)).count();
         (0..TRIES).find_map(|_| {
             let taken = theirs.iter().filter(|_| rng.random_bool(0.5));
-            let change = taken.map(|(gene, value)| (gene.clone(), value.clone())).collect();
+            let taken = taken.filter(|(gene, value)| differs(gene, value));
+            let change: Map<String, Value> =
+                taken.map(|(gene, value)| (gene.clone(), value.clone())).collect();
+            // A plan with none or all of the genes that differ is one of the two.
+            if change.is_empty() || change.len() == differing {
+                return None;
+            }
             let child = with_genes(mother, &change)?;
             (child != *mother && child != *father && self.fits(&child)).then_some(child)
         })
