@@ -61,7 +61,7 @@ fn every_flipped_bit_that_changes_a_value_is_found() {
     assert!(before.len() > 25, "{}", before.len());
     let mut rng = SmallRng::seed_from_u64(13);
     let (mut changed, mut unseen) = (0, Vec::new());
-    for _ in 0..1000 {
+    for _ in 0..400 {
         let (at, bit) = (rng.random_range(100..whole.len()), rng.random_range(0..8));
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << bit;
@@ -76,7 +76,7 @@ fn every_flipped_bit_that_changes_a_value_is_found() {
             unseen.push((at, bit));
         }
     }
-    assert!(changed > 150, "{changed}");
+    assert!(changed > 60, "{changed}");
     assert!(unseen.is_empty(), "{} of {changed} are not found: {unseen:?}", unseen.len());
 }
 
