@@ -131,6 +131,7 @@ fn uneven_lengths_pass_under_every_schedule() {
         (7, json!({ "store": "bulk" })),
         (0, json!({ "store": "over_queries", "queries_ahead": 1, "stages": 1 })),
         (7, json!({ "store": "over_queries", "tiles": "overlapped" })),
+        (2, json!({ "store": "over_queries", "queries_ahead": 1, "block_n": 64, "packing": "apart" })),
         (
             8,
             json!({ "handout": "dynamic", "consumers": 2, "stages": 2, "queries_ahead": 1, "turns": "free" }),

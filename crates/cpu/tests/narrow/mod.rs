@@ -85,9 +85,7 @@ fn accurate<T: Element>(plans: &[CpuPlan], most: f64, [seq, keys, dim]: [usize; 
     let p = Problem::new(1, 1, seq, dim, T::DTYPE).with_seq_kv(keys, Layout::Bhsd);
     let inputs = normal::<T>(&p, if T::DTYPE == DType::F16 { 1 } else { 2 }, sizes);
     let [exact, ideal] = exact_and_ideal(&p, &inputs);
-    let error =
-        |out: &[f64]| out.iter().zip(&exact).map(|(x, exact)| (x - exact).powi(2)).sum::<f64>().sqrt();
-    let of_ideal = error(&ideal);
+    let of_ideal = distance(&ideal, &exact);
     for plan in plans {
         let ours = distance(&run_out(&p, &inputs, plan), &exact);
         assert!(

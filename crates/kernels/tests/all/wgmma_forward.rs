@@ -176,6 +176,54 @@ fn values_may_be_narrower_than_keys() {
         for plan in plans {
             check(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
+        if matches!(problem.head_dim_v, 64 | 128 | 256) {
+            let plan = WgmmaPlan { store: Store::OverQueries, queries_ahead: 1, ..plain() };
+            check(&problem, plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
+/// O over Q with four warps to a panel, two and one, in clusters, and in the shape of the tuned plans.
+#[test]
+fn output_may_take_the_place_of_queries() {
+    let over = WgmmaPlan { store: Store::OverQueries, queries_ahead: 1, ..plain() };
+    let two = WgmmaPlan { cluster: 2, handout: Handout::Dynamic, ..over.clone() };
+    let tuned = WgmmaPlan {
+        consumers: 3,
+        block_n: 64,
+        stages: 4,
+        ends: Ends::Own,
+        handout: Handout::Dynamic,
+        tile_order: TileOrder::LongestFirst,
+        rescale: SPECULATIVE,
+        ..over.clone()
+    };
+    for (i, (dim, plan)) in [(64, two.clone()), (128, two), (256, over), (128, tuned)].into_iter().enumerate()
+    {
+        for (j, band) in [Band::CAUSAL, Band::window(70, 0)].into_iter().enumerate() {
+            let problem = rectangle(3, 400, 420, dim, band);
+            check(&problem, plan.clone(), Options { seed: (2 * i + j) as u64, ..Options::default() });
+        }
+    }
+}
+
+#[test]
+fn plans_without_room_for_output_over_queries_are_refused() {
+    let over = WgmmaPlan { store: Store::OverQueries, queries_ahead: 1, ..plain() };
+    let problem = |dim| Problem::new(1, 2, 200, dim, DType::F16);
+    let refused = |problem: &Problem, plan: &WgmmaPlan| {
+        Plan::Wgmma(plan.clone()).check(problem, &SMALL).unwrap_err().to_string()
+    };
+    for (text, expected) in [
+        (refused(&problem(64), &WgmmaPlan { queries_ahead: 0, ..over.clone() }), "'0' for queries_ahead"),
+        (refused(&problem(192), &over), "'192' for head_dim_v"),
+        (
+            refused(&Problem { head_dim: 64, ..problem(128) }.with_layout(Layout::Bshd), &over),
+            "head_dim (64)",
+        ),
+        (refused(&Problem::new(1, 2, 200, 64, DType::E4m3), &over), "inputs of 16 bits"),
+    ] {
+        assert!(text.contains(expected) && text.contains("over_queries"), "{text}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Epilogue through shared memory. Each warp writes its 16 rows with `stmatrix`, and one elected lane stores
-//! them by TMA. The warp waits for that store only before it overwrites its rows in shared memory with the
-//! next tile.
+//! them by TMA. The warp waits for that store only before the rows in shared memory are overwritten:
+//! by the next tile's rows ([`BulkStore::wait_until_free`]), or by the queries of a later tile, if the rows
+//! lie in a stage of Q ([`TileStream::release_kept`](crate::TileStream::release_kept)).
 
 use ptx::{Builder, Half, Pred, Shared, Src, TensorMapPtr};
 

@@ -49,7 +49,7 @@ pub fn passes(check: &CheckReport, of: &dyn Debug) {
 /// Asserts that the kernels of a torture set pass. `emit` returns `None` for problems that are not supported;
 /// at least `least` must be. Each kernel has two of the four quick runs, which depend on the problem and the
 /// half: the problems of a half have all runs between them, and in both halves together every problem has
-/// every run. Tests that take the set with several plans give each half to some of the plans.
+/// every run. Tests that take the set with several plans, types or families give each half to some of them.
 pub fn half_of_torture_passes(
     problems: &[Torture],
     half: usize,

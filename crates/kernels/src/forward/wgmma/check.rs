@@ -214,9 +214,9 @@ impl WgmmaPlan {
         if self.store.by_tma() {
             self.check_bulk_store(problem)?;
         }
-        let stages = self.query_stages();
-        let enough = self.store != Store::OverQueries || stages > 1;
-        accept("stages of Q", stages.into(), enough, "2 or more with store = over_queries")?;
+        let second = self.store != Store::OverQueries || self.query_stages() > 1;
+        let accepted = "1 or 2 with store = over_queries and tiles = in_turn";
+        accept("queries_ahead", self.queries_ahead.into(), second, accepted)?;
         self.check_fp8_genes(problem, FAMILY)?;
         within("chains.max", self.chains.max, 1, 8)?;
         within("chains.sum", self.chains.sum, 1, 8)?;
@@ -284,10 +284,13 @@ impl WgmmaPlan {
         let by_tma = |accepted: &str| format!("{accepted} with store = {store}");
         accept("head_dim_v", dim, dim.is_multiple_of(64), &by_tma("multiples of 64"))?;
         if self.store == Store::OverQueries {
+            if problem.dtypes.q.bytes() != 2 {
+                let accepted = "inputs of 16 bits with store = over_queries";
+                return Err(PlanError::DType { family: FAMILY, dtype: problem.dtypes, accepted });
+            }
             // The rows of a warp take a part of 64 rows of a panel of Q.
-            let fits = problem.dtypes.q.bytes() == 2 && dim.is_power_of_two();
-            let accepted = by_tma("64, 128 and 256, with inputs of 16 bits,");
-            accept("head_dim_v", dim, fits, &accepted)?;
+            let divides = matches!(dim, 64 | 128 | 256);
+            accept("head_dim_v", dim, divides, &by_tma("64, 128 and 256"))?;
             let most = problem.head_dim as u64;
             accept("head_dim_v", dim, dim <= most, &by_tma(&format!("up to head_dim ({most})")))?;
         }

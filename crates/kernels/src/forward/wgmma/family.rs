@@ -13,8 +13,9 @@ use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, PRODUCTS, RESIDENT_CTAS, STAGES, TURNS};
 use crate::{Arch, Baked, Features, PlanError};
 
-/// The smallest section with a window, whose tiles use only a part of the keys of their heads: 16k keys with
-/// windows of 1k and 4k are 1 to 2 % faster than with 48.
+/// The smallest section where a plan that was tuned without a window is taken for a window. Tiles then use
+/// only a part of the keys of their heads: 16k keys with windows of 1k and 4k are 1 to 2 % faster than with
+/// 48 (`evidence/changes.jsonl`).
 const WINDOWED_SECTION_MIB: u32 = 64;
 
 impl FamilyPlan for WgmmaPlan {
@@ -109,7 +110,7 @@ impl FamilyPlan for WgmmaPlan {
 
     fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> WgmmaPlan {
         self.tanh = default_tanh(problem);
-        if problem.band.before.is_some() {
+        if problem.band.before.is_some() && !own_shape {
             self.section_mib = self.section_mib.max(WINDOWED_SECTION_MIB);
         }
         let plan = self.visiting(problem);
