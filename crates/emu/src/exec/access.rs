@@ -619,7 +619,7 @@ pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> 
         view: &warp.view,
         actor: warp.index,
         epoch: warp.view.now(),
-        proxy: false,
+        proxy: None,
         lanes: 1 << lane,
         pc: site.inst.pc,
         strength: site.strength,
@@ -656,10 +656,8 @@ fn scatter(registers: &mut Registers, slot: Slot, mask: u32, chunks: &[Chunk; 32
             let value = std::array::from_fn(|l| {
                 if ty.is_signed() { ((raw(l) << (64 - bits)) as i64 >> (64 - bits)) as u64 } else { raw(l) }
             });
-            // A signed byte in a 16-bit register leaves the upper half of its slot clear, like all 16-bit
-            // values.
-            let narrow = |v: u64| if slot.class == Class::W32 && bits < 16 { v & 0xffff_ffff } else { v };
-            registers.set_any(slot, mask, &value.map(narrow));
+            // The upper half of a slot that holds 16 bits has no meaning: readers mask it.
+            registers.set_any(slot, mask, &value);
         }
     }
 }

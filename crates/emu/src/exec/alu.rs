@@ -422,7 +422,11 @@ fn convert(r: &mut Registers, inst: &Inst, cvt: &ptx::Cvt, mask: u32) -> bool {
             let format = if cvt.from == F16 { Packed::F16x2 } else { Packed::Bf16x2 };
             into32(r, inst, |d, [a, ..]| unpack(format, mask, d, a));
         }
-        (F32, S32 | U32) if cvt.rounding == NEAREST && cvt.saturation == ptx::CvtSaturation::None => {
+        (F32, S32 | U32)
+            if inst.s[0].class == Class::W32
+                && cvt.rounding == NEAREST
+                && cvt.saturation == ptx::CvtSaturation::None =>
+        {
             let signed = cvt.from == S32;
             let a = r.get32(inst.s[0]);
             let d = a.map(|v| if signed { v as i32 as f32 } else { v as f32 }.to_bits());
@@ -467,17 +471,17 @@ fn lane_by_lane(r: &mut Registers, inst: &Inst, mask: u32) {
         {
             // A wider destination register is sign-extended.
             let unused = 64 - cvt.to.bits();
-            let keep = if inst.d[0].class == Class::W32 && cvt.to.bits() == 16 { 0xffff } else { u64::MAX };
-            d = d.map(|v| ((v << unused) as i64 >> unused) as u64 & keep);
+            d = d.map(|v| ((v << unused) as i64 >> unused) as u64);
         }
         r.set_any(inst.d[0], mask, &d);
     }
 }
 
-/// The new value of an atomic. `b` is the operand; `c` is the second operand of `cas`.
-pub(super) fn atomic(op: AtomicOp, ty: Type, old: u64, b: u64, c: u64) -> u64 {
-    let plain = FloatMods::NONE;
-    let two = |op| scalar::evaluate(&Op::Binary(op, ty, plain), [old, b, 0, 0]).unwrap_or(0);
+/// The new value of an atomic. `b` is the operand; `c` is the second operand of `cas`. `ftz` says whether
+/// additions flush subnormal numbers.
+pub(super) fn atomic(op: AtomicOp, ty: Type, old: u64, [b, c]: [u64; 2], ftz: bool) -> u64 {
+    let mods = FloatMods { ftz, ..FloatMods::NONE };
+    let two = |op| scalar::evaluate(&Op::Binary(op, ty, mods), [old, b, 0, 0]).unwrap_or(0);
     let mask = u64::MAX >> (64 - ty.bits());
     match op {
         AtomicOp::And => old & b & mask,

@@ -95,7 +95,10 @@ impl<'a> Env<'a> {
         let replaced = chunk;
         let before = u64::from(chunk[0]) | u64::from(chunk[1]) << 32;
         let operand = |i: usize| warp.registers.lane(site.inst.s[i], lane);
-        let after = alu::atomic(a.op, a.ty, before, self.joint_operand(a, target, operand(0)), operand(1));
+        let joint = self.joint_operand(a, target, operand(0));
+        // In global memory, additions of f32 flush subnormal numbers (PTX ISA, "atom" and "red").
+        let flushes = matches!(target, Target::Global(_)) && a.ty == Type::F32;
+        let after = alu::atomic(a.op, a.ty, before, [joint, operand(1)], flushes);
         let acquires = matches!(a.sem, MemSem::Acquire | MemSem::AcqRel);
         let releases = matches!(a.sem, MemSem::Release | MemSem::AcqRel);
         let observation = if acquires { Observation::Acquire } else { Observation::Relaxed };

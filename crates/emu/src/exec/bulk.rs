@@ -15,7 +15,7 @@ use super::warp::Warp;
 use super::{Env, alu};
 use crate::decode::Inst;
 use crate::memory::{Chunk, GlobalMemory, RANK_SHIFT, Region, load_bytes, resolve, store_bytes};
-use crate::order::{Access, Epoch, FLIGHT, Strength, Touch};
+use crate::order::{Access, Epoch, FLIGHT, ProxySpace, Strength, Touch};
 use crate::report::{HazardKind, Schedule};
 use crate::trace::{Detail, MbarrierPlace};
 
@@ -336,7 +336,7 @@ impl<'a> Env<'a> {
         payload: Payload,
         reduce: Option<(AtomicOp, Type)>,
     ) {
-        let proxy = !matches!(payload, Payload::Values(_));
+        let proxy = (!matches!(payload, Payload::Values(_))).then_some(ProxySpace::Shared);
         let site = Site { inst, space: Space::Shared, bytes: 8, strength: Strength::Cta };
         if self.shared_offset(warp, &site, lane, mbarrier).is_none()
             || !self.check_made(warp, inst, lane, mbarrier)
@@ -345,7 +345,7 @@ impl<'a> Env<'a> {
         }
         let Some((actor, phase)) = self.mbarriers.actor(mbarrier) else { return };
         if self.context.options.checks.races {
-            if proxy && !self.knows_initialisation(warp, lane, mbarrier) {
+            if proxy.is_some() && !self.knows_initialisation(warp, lane, mbarrier) {
                 let cause = Cause { inst, warp: warp.index, lane };
                 self.report_at(HazardKind::MissingProxyFence, cause, mbarrier, || {
                     "a bulk copy completes on an mbarrier whose initialisation the asynchronous proxy may not see: \
@@ -384,8 +384,11 @@ impl<'a> Env<'a> {
         bytes: u32,
     ) {
         let site = Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak };
-        let access =
-            Access { actor, epoch: phase, proxy: true, touch: Touch::Bulk, ..plain(warp, &site, lane) };
+        let proxy = Some(match payload {
+            Payload::Global(..) => ProxySpace::Global,
+            _ => ProxySpace::Shared,
+        });
+        let access = Access { actor, epoch: phase, proxy, touch: Touch::Bulk, ..plain(warp, &site, lane) };
         match payload {
             Payload::Shared(offset) => {
                 let verdict = self.shadow.read(*offset, bytes as usize, &access);
@@ -543,7 +546,7 @@ pub(super) fn reduce(op: AtomicOp, ty: Type, target: &mut [u8], source: &[u8]) {
             eight[..size].copy_from_slice(bytes);
             u64::from_le_bytes(eight)
         };
-        let after = alu::atomic(op, ty, value(to), value(from), 0);
+        let after = alu::atomic(op, ty, value(to), [value(from), 0], false);
         to.copy_from_slice(&after.to_le_bytes()[..size]);
     }
 }

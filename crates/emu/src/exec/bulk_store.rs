@@ -11,7 +11,7 @@ use super::tensor_map::{Piece, pieces};
 use super::warp::Warp;
 use crate::decode::Inst;
 use crate::memory::{GlobalMemory, RANK_SHIFT, load_bytes, resolve};
-use crate::order::{Access, Epoch, Strength, Touch};
+use crate::order::{Access, Epoch, ProxySpace, Strength, Touch};
 use crate::report::HazardKind;
 use crate::trace::{Detail, MbarrierPlace};
 
@@ -124,7 +124,7 @@ impl Env<'_> {
         let read = Access {
             actor: self.actors.bulk_reads(warp.index),
             epoch: epoch(d.group),
-            proxy: true,
+            proxy: Some(ProxySpace::Shared),
             touch: Touch::Bulk,
             ..plain(warp, &site, d.lane)
         };
@@ -132,9 +132,10 @@ impl Env<'_> {
         let address = self.shared_address(d.offset);
         self.judge_shared_read(verdict, inst, warp.index, d.lane, address);
         let actor = self.actors.bulk_writes(warp.index);
+        let proxy = Some(ProxySpace::Global);
         let write = match d.reduce {
-            None => Access { actor, ..read },
-            Some(_) => Access { actor, touch: Touch::Atomic, strength: Strength::Gpu, ..read },
+            None => Access { actor, proxy, ..read },
+            Some(_) => Access { actor, proxy, touch: Touch::Atomic, strength: Strength::Gpu, ..read },
         };
         let context = self.context;
         let region = &context.global.regions[d.buffer];

@@ -86,13 +86,20 @@ impl Attendance {
     }
 }
 
+/// An access of a warp to the shared memory of another CTA; the epoch is 0 if there was none.
+#[derive(Clone, Copy, Debug, Default)]
+struct Visit {
+    epoch: Epoch,
+    lanes: u32,
+    pc: u32,
+}
+
 /// Accesses to the shared memory of other CTAs. A CTA must not exit before the accesses to its shared memory
 /// (PTX ISA, "mapa"; CUDA C++ Programming Guide, "Distributed Shared Memory").
 #[derive(Debug)]
 pub(crate) struct Visits {
-    /// For each CTA and each warp of the cluster: the epoch, the lanes and the instruction of the warp's last
-    /// access to the CTA's shared memory.
-    last: Vec<Vec<(Epoch, u32, u32)>>,
+    /// For each CTA and each warp of the cluster, the warp's last access to the CTA's shared memory.
+    last: Vec<Vec<Visit>>,
     /// The accesses that the warps of each CTA knew to have happened when they exited.
     exits: Vec<Clock>,
 }
@@ -101,7 +108,7 @@ impl Visits {
     pub fn new(actors: Actors) -> Visits {
         let ctas = if actors.ctas > 1 { actors.ctas } else { 0 };
         Visits {
-            last: vec![vec![(0, 0, 0); actors.threads()]; ctas],
+            last: vec![vec![Visit::default(); actors.threads()]; ctas],
             exits: vec![Clock::new(actors.total()); ctas],
         }
     }
@@ -113,12 +120,16 @@ impl Env<'_> {
         // The write of an asynchronous store is ordered by its mbarrier, not by the thread that issued it.
         let sent = matches!(
             inst.op,
-            Op::StAsync(_) | Op::RedAsync(_) | Op::CpAsyncBulk(_) | Op::CpAsyncBulkTensor(_)
+            Op::StAsync(_)
+                | Op::RedAsync(_)
+                | Op::CpAsyncBulk(_)
+                | Op::CpReduceAsyncBulk(_)
+                | Op::CpAsyncBulkTensor(_)
         );
         let last = &mut self.visits.last[rank][warp.index];
-        let others = if last.0 == warp.view.now() { last.1 } else { 0 };
+        let others = if last.epoch == warp.view.now() { last.lanes } else { 0 };
         if !sent {
-            *last = (warp.view.now(), others | 1 << lane, inst.pc);
+            *last = Visit { epoch: warp.view.now(), lanes: others | 1 << lane, pc: inst.pc };
         }
         let warps = rank * self.actors.warps..(rank + 1) * self.actors.warps;
         if self.live[warps].iter().all(|lanes| *lanes == 0) {
@@ -146,7 +157,7 @@ impl Env<'_> {
             return;
         }
         for other in 0..self.actors.threads() {
-            let (epoch, lanes, pc) = self.visits.last[rank][other];
+            let Visit { epoch, lanes, pc } = self.visits.last[rank][other];
             let agent = home + other as u32;
             if epoch == 0 || self.visits.exits[rank].unknown(home, agent, lanes, epoch) == 0 {
                 continue;

@@ -67,7 +67,18 @@ impl Env<'_> {
             } else if c.ignore_src {
                 if warp.registers.get_pred(inst.s[0], inst.negated, 0) >> lane & 1 == 1 { 0 } else { bytes }
             } else {
-                (warp.registers.lane(inst.s[0], lane) as u32).min(bytes)
+                warp.registers.lane(inst.s[0], lane) as u32
+            }
+        });
+        for_lanes(mask, |lane| {
+            if taken[lane] > bytes {
+                let source = taken[lane];
+                self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
+                    format!(
+                        "a source size of {source} bytes for a copy of {bytes} bytes: the effect is undefined"
+                    )
+                });
+                taken[lane] = bytes;
             }
         });
         let (mut good, mut watched, mut destination) = (0, 0, [0; 32]);

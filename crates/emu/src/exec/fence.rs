@@ -51,14 +51,15 @@ impl Env<'_> {
         }
         let moment = warp.view.moment(lanes);
         self.toll += toll(moment.parts());
+        let sequential = sem == FenceSem::Sc && strength == Strength::Gpu;
         for before in &mut warp.released {
-            // An earlier fence of these lanes with a wider scope still covers the accesses before it.
-            if before.strength <= strength {
+            // An earlier fence of these lanes with a wider scope, or an earlier `fence.sc`, still covers the
+            // accesses before it.
+            if before.strength <= strength && (sequential || !before.sequential) {
                 before.lanes &= !lanes;
             }
         }
         warp.released.retain(|f| f.lanes != 0);
-        let sequential = sem == FenceSem::Sc && strength == Strength::Gpu;
         if sequential {
             self.note_fence(warp, lanes);
         }

@@ -15,7 +15,7 @@ use super::run::Flow;
 use super::warp::{Split, Warp};
 use crate::decode::Inst;
 use crate::memory::{RANK_SHIFT, SHARED_BASE, resolve};
-use crate::order::{Access, Actors, Agent, Clock, Epoch, Strength, Touch};
+use crate::order::{Access, Actors, Agent, Clock, Epoch, ProxySpace, Strength, Touch};
 use crate::report::{HazardKind, Schedule};
 use crate::trace::{Detail, MbarrierPlace};
 
@@ -238,6 +238,11 @@ impl Env<'_> {
                     let announces = m.op.expects_bytes();
                     let (count, bytes) = if announces { (1, n) } else { (n, 0) };
                     let dropped = if m.op.drops() { count } else { 0 };
+                    if !(1..=LIMIT).contains(&count) {
+                        self.report_at(HazardKind::BarrierDivergence, cause, address, || {
+                            format!("{count} arrivals in one instruction: expected 1 to {LIMIT}")
+                        });
+                    }
                     let arrival =
                         Arrival { count, dropped, bytes, clock: released.1.as_ref(), scope: m.scope };
                     states[lane] = self.arrive_at(cause, address, &arrival);
@@ -361,10 +366,12 @@ impl Env<'_> {
         let Some(object) = self.mbarriers.objects.get(&address) else { return true };
         let ((agent, maker, epoch), home) = (object.maker, warp.view.home());
         let maker_warp = agent.wrapping_sub(home) as usize;
-        [self.actors.initialised(maker_warp), maker_warp + self.actors.fenced()].into_iter().any(|actor| {
-            epoch <= warp.view.known_to_all(actor)
-                || warp.view.was_told(lane, home + actor as Agent, maker, epoch)
-        })
+        [self.actors.initialised(maker_warp), maker_warp + self.actors.fenced(ProxySpace::Shared)]
+            .into_iter()
+            .any(|actor| {
+                epoch <= warp.view.known_to_all(actor)
+                    || warp.view.was_told(lane, home + actor as Agent, maker, epoch)
+            })
     }
 
     /// `fence.mbarrier_init`: afterwards the asynchronous proxy and other CTAs may use the objects that these

@@ -5,7 +5,7 @@ use ptx::{Space, Type};
 use super::Env;
 use super::warp::Warp;
 use crate::decode::{CLOCK, Class, Inst};
-use crate::memory::{resolve, window};
+use crate::memory::{RANK_SHIFT, resolve, window};
 
 impl Env<'_> {
     pub(super) fn mov(&mut self, warp: &mut Warp, inst: &Inst, ty: Type, mask: u32) {
@@ -59,8 +59,13 @@ impl Env<'_> {
 
     pub(super) fn isspacep(&mut self, warp: &mut Warp, inst: &Inst, space: Space, mask: u32) {
         let a = *warp.registers.get64(inst.s[0]);
-        let space = if space == Space::SharedCluster { Space::Shared } else { space };
-        let inside = (0..32).fold(0, |set, l| set | u32::from(resolve(a[l]).0 == space) << l);
+        let own = self.rank(warp) as u64;
+        let contains = |address: u64| match (resolve(address), space) {
+            ((Space::Shared, place), Space::Shared) => place >> RANK_SHIFT == own,
+            ((Space::Shared, _), Space::SharedCluster) => true,
+            ((found, _), _) => found == space,
+        };
+        let inside = (0..32).fold(0, |set, l| set | u32::from(contains(a[l])) << l);
         warp.registers.set_pred(inst.d[0], mask, inside);
     }
 }

@@ -7,6 +7,7 @@ use super::control::parts;
 use super::warp::{Split, State, Warp};
 use crate::EmuError;
 use crate::decode::Inst;
+use crate::order::ProxySpace;
 
 /// The effect of an instruction on the flow of control.
 pub(super) enum Flow {
@@ -185,8 +186,15 @@ impl Env<'_> {
                 return self.warpgroup(warp, split, inst, mask);
             }
             Op::FenceProxy(kind) => {
-                if kind != ProxyFence::Alias && self.context.program.asynchronous {
-                    warp.view.fence_proxy(mask, warp.live);
+                let spaces: &[ProxySpace] = match kind {
+                    _ if !self.context.program.asynchronous => &[],
+                    ProxyFence::Alias => &[],
+                    ProxyFence::Async => &[ProxySpace::Shared, ProxySpace::Global],
+                    ProxyFence::AsyncGlobal => &[ProxySpace::Global],
+                    ProxyFence::AsyncSharedCta | ProxyFence::AsyncSharedCluster => &[ProxySpace::Shared],
+                };
+                for &space in spaces {
+                    warp.view.fence_proxy(mask, warp.live, space);
                 }
             }
             Op::FenceMbarrierInit => self.fence_initialisations(warp, mask),

@@ -190,15 +190,21 @@ fn approximate(op: UnaryOp, ty: Type, mods: FloatMods, a: u64) -> Option<u64> {
             Some(u64::from(result[0]))
         }
         Type::F64 => {
-            // rcp.approx.ftz.f64 and rsqrt.approx.f64 guarantee 20 bits. The correctly rounded value is
-            // within that bound.
-            let x = f64::from_bits(a);
+            // With `.ftz`, the instruction reads and writes the upper 32 bits only, of which it guarantees 20
+            // bits of mantissa (PTX ISA, "rcp.approx.ftz.f64" and "rsqrt.approx.ftz.f64"). The bits of the
+            // hardware's approximation are not known; this is the true value, cut off.
+            let upper = |bits: u64| if mods.ftz { flushed_f64(bits) & !0xffff_ffff } else { bits };
+            let x = f64::from_bits(upper(a));
             let value = match op {
                 UnaryOp::Rcp => 1.0 / x,
                 UnaryOp::Rsqrt => 1.0 / x.sqrt(),
                 _ => return None,
             };
-            Some(if value.is_nan() { float::nan(Format::F64) } else { value.to_bits() })
+            Some(match (value.is_nan(), mods.ftz) {
+                (true, true) => 0x7fff_ffff_0000_0000,
+                (true, false) => float::nan(Format::F64),
+                (false, _) => upper(value.to_bits()),
+            })
         }
         _ => {
             let function = match op {
@@ -448,4 +454,9 @@ fn permute(mode: PrmtMode) -> Permute {
         PrmtMode::Ecr => Permute::EdgeClampRight,
         PrmtMode::Rc16 => Permute::Replicate16,
     }
+}
+
+/// The bits of an f64, with zero of the same sign in the place of a subnormal number.
+fn flushed_f64(bits: u64) -> u64 {
+    if f64::from_bits(bits).is_subnormal() { bits & 1 << 63 } else { bits }
 }

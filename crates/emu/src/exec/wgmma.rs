@@ -18,7 +18,7 @@ use crate::decode::{Inst, Slot, wgmma_bits};
 use crate::memory::{Chunk, SHARED_BASE, load_bytes};
 use crate::numerics::Lanes32;
 use crate::numerics::tensor::{self, Accumulator, BitProduct, Input, MmaKind, Shape, TensorRules};
-use crate::order::{Access, Strength, Touch};
+use crate::order::{Access, ProxySpace, Strength, Touch};
 use crate::report::{Fidelity, HazardKind};
 
 /// Warps of a warpgroup.
@@ -255,7 +255,7 @@ impl Env<'_> {
             let access = Access {
                 actor: self.actors.wgmma(warp.index),
                 epoch: warp.wgmma.committed + 1,
-                proxy: true,
+                proxy: Some(ProxySpace::Shared),
                 touch: Touch::Wgmma,
                 lanes: warp.live,
                 ..plain(warp, &site, 0)

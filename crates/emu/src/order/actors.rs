@@ -12,7 +12,8 @@ const WARPGROUP: usize = 4;
 /// - the warps;
 /// - the wgmma of each warpgroup, whose epochs are its groups;
 /// - the reads, then the writes, of each warp's bulk copies, whose epochs are their groups;
-/// - the fenced actor of each warp: how many of the warp's accesses are ordered for the asynchronous proxy;
+/// - the fenced actors of each warp, one per [`ProxySpace`]: how many of the warp's accesses are ordered for
+///   the asynchronous proxy's accesses to shared or to global memory;
 /// - for each warp, the mbarriers that are known to be initialised;
 /// - the mbarriers on which copies complete, whose epochs are their phases;
 /// - the previous grid (programmatic dependent launch), all of whose accesses have one epoch.
@@ -28,6 +29,14 @@ pub(crate) struct Actors {
     pub asynchronous: bool,
     /// Whether the previous grid may still run.
     pub overlapping: bool,
+}
+
+/// The memory for which a proxy fence orders accesses (PTX ISA, "membar/fence"). The windows of shared memory,
+/// `shared::cta` and `shared::cluster`, are not distinguished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProxySpace {
+    Shared,
+    Global,
 }
 
 /// The kind of an actor.
@@ -57,7 +66,7 @@ impl Actors {
 
     /// The number of actors of a cluster.
     pub const fn total(self) -> usize {
-        let more = if self.asynchronous { 4 * self.threads() + MBARRIERS * self.ctas } else { 0 };
+        let more = if self.asynchronous { 5 * self.threads() + MBARRIERS * self.ctas } else { 0 };
         self.slots() + more + self.overlapping as usize
     }
 
@@ -88,15 +97,18 @@ impl Actors {
         self.slots() + self.threads() + warp
     }
 
-    /// The offset from the index of a warp to the index of its fenced actor. The epochs of that actor say how
-    /// much of the warp is known to be ordered for the asynchronous proxy.
-    pub const fn fenced(self) -> usize {
-        self.slots() + 2 * self.threads()
+    /// The offset from the index of a warp to the index of its fenced actor for a space. The epochs of that
+    /// actor say how much of the warp is known to be ordered for the asynchronous proxy's accesses there.
+    pub const fn fenced(self, space: ProxySpace) -> usize {
+        match space {
+            ProxySpace::Shared => self.slots() + 2 * self.threads(),
+            ProxySpace::Global => self.slots() + 3 * self.threads(),
+        }
     }
 
     /// The actor that stands for the mbarriers which a warp has initialised.
     pub const fn initialised(self, warp: usize) -> usize {
-        self.slots() + 3 * self.threads() + warp
+        self.slots() + 4 * self.threads() + warp
     }
 
     /// The index range of all [`Actors::initialised`].
@@ -107,7 +119,7 @@ impl Actors {
 
     /// The `n`-th mbarrier of a CTA.
     pub const fn mbarrier(self, cta: usize, n: usize) -> usize {
-        self.slots() + 4 * self.threads() + cta * MBARRIERS + n % MBARRIERS
+        self.slots() + 5 * self.threads() + cta * MBARRIERS + n % MBARRIERS
     }
 
     /// The kind of an agent and its index in its cluster.
@@ -120,17 +132,17 @@ impl Actors {
             let per_cta = self.warps.div_ceil(WARPGROUP);
             let group = local - threads;
             Actor::Wgmma(group / per_cta * self.warps + group % per_cta * WARPGROUP)
-        } else if local < slots + 4 * threads {
+        } else if local < slots + 5 * threads {
             Actor::Bulk((local - slots) % threads)
         } else {
-            Actor::Mbarrier(local - slots - 4 * threads)
+            Actor::Mbarrier(local - slots - 5 * threads)
         }
     }
 
     /// The fenced actor of an agent, if the agent is a warp and the kernel uses the asynchronous proxy.
-    pub fn fenced_agent(self, agent: Agent) -> Option<Agent> {
+    pub fn fenced_agent(self, agent: Agent, space: ProxySpace) -> Option<Agent> {
         let local = agent as usize % self.total();
-        (self.asynchronous && local < self.threads()).then(|| agent + self.fenced() as Agent)
+        (self.asynchronous && local < self.threads()).then(|| agent + self.fenced(space) as Agent)
     }
 }
 
@@ -144,7 +156,9 @@ mod tests {
         let mut all: Vec<usize> = (0..12).chain([0, 4, 6, 10].map(|w| actors.wgmma(w))).collect();
         for warp in 0..12 {
             all.extend([actors.bulk_reads(warp), actors.bulk_writes(warp)]);
-            all.extend([warp + actors.fenced(), actors.initialised(warp)]);
+            let fenced = [ProxySpace::Shared, ProxySpace::Global].map(|space| warp + actors.fenced(space));
+            all.extend(fenced);
+            all.push(actors.initialised(warp));
         }
         all.extend((0..2).flat_map(|cta| (0..MBARRIERS).map(move |n| actors.mbarrier(cta, n))));
         all.extend(actors.grid_before());

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Actors;
+use super::{Actors, ProxySpace};
 
 /// A point in the time of an actor. It advances whenever a lane of the warp releases. Epoch 0 comes before
 /// all accesses.
@@ -132,14 +132,14 @@ impl Clock {
         parts.take_while(|p| epoch <= p.epoch).fold(lanes, |left, p| left & !p.lanes)
     }
 
-    /// Marks everything known as ordered for the asynchronous proxy too.
-    pub fn fence(&mut self, home: Agent, actors: Actors) {
-        let fenced = actors.fenced();
+    /// Marks everything known as ordered for the asynchronous proxy's accesses to `space` too.
+    pub fn fence(&mut self, home: Agent, actors: Actors, space: ProxySpace) {
+        let fenced = actors.fenced(space);
         for warp in 0..actors.threads() {
             self.warps[warp + fenced] = self.warps[warp + fenced].max(self.warps[warp]);
         }
         for part in self.parts.clone() {
-            if let Some(agent) = actors.fenced_agent(part.agent) {
+            if let Some(agent) = actors.fenced_agent(part.agent, space) {
                 self.learn(home, agent, part.lanes, part.epoch);
             }
         }

@@ -283,7 +283,7 @@ mod tests {
                 view: &views[actor],
                 actor,
                 epoch: views[actor].now(),
-                proxy: false,
+                proxy: None,
                 lanes,
                 pc: 0,
                 strength: Strength::Gpu,

@@ -10,7 +10,7 @@ mod records;
 mod shadow;
 mod view;
 
-pub(crate) use actors::{Actor, Actors};
+pub(crate) use actors::{Actor, Actors, ProxySpace};
 pub(crate) use clock::{Agent, Clock, Epoch, FLIGHT};
 pub(crate) use dense::DenseShadow;
 pub(crate) use paged::PagedShadow;

@@ -7,7 +7,7 @@
 //! before that write, and the older records are dropped. A strong write or a reduction does not order the
 //! accesses with which it does not race. It is therefore added as a further record.
 
-use super::{Agent, Epoch, FLIGHT, WarpView};
+use super::{Agent, Epoch, FLIGHT, ProxySpace, WarpView};
 
 /// The widest scope at which an access is strong. Two strong accesses whose scopes include each other do not
 /// race (PTX ISA, "Morally Strong Operations").
@@ -50,9 +50,9 @@ pub(crate) struct Access<'a> {
     pub actor: usize,
     /// The time of the access; [`FLIGHT`] while an asynchronous access is in flight.
     pub epoch: Epoch,
-    /// Whether the asynchronous proxy makes the access. That proxy sees only the generic writes that a proxy
-    /// fence ordered.
-    pub proxy: bool,
+    /// The memory, if the asynchronous proxy makes the access. That proxy sees only the generic writes that a
+    /// proxy fence ordered.
+    pub proxy: Option<ProxySpace>,
     /// The threads that access: one thread, or for ldmatrix all threads that receive a part of the data.
     pub lanes: u32,
     pub pc: u32,
@@ -83,7 +83,10 @@ impl Access<'_> {
     #[inline(always)]
     pub(super) fn actor_of(&self, local: usize) -> usize {
         let actors = self.view.actors();
-        if self.proxy && local < actors.threads() { local + actors.fenced() } else { local }
+        match self.proxy {
+            Some(space) if local < actors.threads() => local + actors.fenced(space),
+            _ => local,
+        }
     }
 
     /// Whether the access, as a write, keeps the records of the accesses with which it does not race.
@@ -118,7 +121,7 @@ impl Write {
 
     /// The conflict of this write with an access that is not ordered after it.
     pub(super) fn conflict(&self, a: &Access) -> Conflict {
-        let generic = Access { proxy: false, ..*a };
+        let generic = Access { proxy: None, ..*a };
         Conflict {
             agent: self.agent,
             lane: u32::from(self.lane),
@@ -127,7 +130,7 @@ impl Write {
             touch: self.touch,
             in_flight: self.epoch == FLIGHT,
             epoch: self.epoch,
-            unfenced: a.proxy && write_ordered(self, &generic),
+            unfenced: a.proxy.is_some() && write_ordered(self, &generic),
         }
     }
 
@@ -151,7 +154,7 @@ impl Write {
     /// Whether a read may race with the other writes.
     #[inline(always)]
     pub(super) fn beside_matters(&self, a: &Access) -> bool {
-        self.beside.is_some_and(|weakest| a.proxy || weakest.min(a.strength) < Strength::Gpu)
+        self.beside.is_some_and(|weakest| a.proxy.is_some() || weakest.min(a.strength) < Strength::Gpu)
     }
 
     /// Records that a write of this strength is kept in addition to this one.
@@ -244,15 +247,18 @@ impl Record {
     /// recorded read with a write.
     pub(super) fn conflict(&self, agent: Agent, a: &Access) -> Option<Conflict> {
         if self.wrote {
-            if !a.proxy && self.epoch != FLIGHT && exempt(self.strength, a.strength, a.view.reach(agent)) {
+            if a.proxy.is_none()
+                && self.epoch != FLIGHT
+                && exempt(self.strength, a.strength, a.view.reach(agent))
+            {
                 return None;
             }
             let mut writes = each_lane(self.lanes).map(|lane| self.as_write(agent, lane));
             return writes.find(|w| !write_ordered(w, a)).map(|w| w.conflict(a));
         }
         let lanes = read_unordered(self, agent, a);
-        let generic = Access { proxy: false, ..*a };
-        let unfenced = a.proxy && read_unordered(self, agent, &generic) == 0;
+        let generic = Access { proxy: None, ..*a };
+        let unfenced = a.proxy.is_some() && read_unordered(self, agent, &generic) == 0;
         (lanes != 0).then(|| Conflict { unfenced, ..self.read_conflict(agent, lanes) })
     }
 }
@@ -299,11 +305,11 @@ pub(super) fn write_ordered(w: &Write, a: &Access) -> bool {
         a.view.all_were_told(agent, 1 << w.lane, w.epoch)
             || each_lane(a.lanes).all(|lane| a.view.was_told(lane, agent, 1 << w.lane, w.epoch))
     };
-    if w.touch == Touch::CopyArrive && !a.proxy {
+    if w.touch == Touch::CopyArrive && a.proxy.is_none() {
         return told(w.agent);
     }
-    if a.proxy
-        && let Some(fenced) = a.view.actors().fenced_agent(w.agent)
+    if let Some(space) = a.proxy
+        && let Some(fenced) = a.view.actors().fenced_agent(w.agent, space)
     {
         return told(fenced);
     }
@@ -345,7 +351,7 @@ fn read_unordered(r: &Record, agent: Agent, a: &Access) -> u32 {
         return 0;
     }
     let lane = a.lanes.trailing_zeros() as usize;
-    let fenced = a.view.actors().fenced_agent(agent).filter(|_| a.proxy);
+    let fenced = a.proxy.and_then(|space| a.view.actors().fenced_agent(agent, space));
     let knows = |lanes: u32| match (fenced, r.touch) {
         (Some(fenced), _) => a.view.was_told(lane, fenced, lanes, r.epoch),
         (None, Touch::CopyArrive) => a.view.was_told(lane, agent, lanes, r.epoch),

@@ -1,6 +1,6 @@
 //! The accesses that the lanes of a warp know to have happened before.
 
-use super::{Actors, Agent, Clock, Epoch, FLIGHT, Strength};
+use super::{Actors, Agent, Clock, Epoch, FLIGHT, ProxySpace, Strength};
 
 /// The accesses that happened before, as the lanes of one warp know them.
 #[derive(Clone, Debug)]
@@ -207,16 +207,16 @@ impl WarpView {
     }
 
     /// A proxy fence by `lanes`: all accesses that each of them knows and made are ordered for the
-    /// asynchronous proxy. No lane learns the accesses of other lanes.
-    pub fn fence_proxy(&mut self, lanes: u32, live: u32) {
+    /// asynchronous proxy's accesses to `space`. No lane learns the accesses of other lanes.
+    pub fn fence_proxy(&mut self, lanes: u32, live: u32, space: ProxySpace) {
         let known = self.groups.iter().filter(|(members, _)| members & lanes != 0);
         let known = known.map(|(members, clock)| (members & lanes, clock.clone()));
         let known: Vec<_> = std::iter::once((lanes, self.base.clone())).chain(known).collect();
         for (members, mut clock) in known {
-            clock.fence(self.home, self.actors);
+            clock.fence(self.home, self.actors, space);
             self.acquire(members, live, &clock);
         }
-        self.show(lanes, self.warp + self.actors.fenced());
+        self.show(lanes, self.warp + self.actors.fenced(space));
     }
 
     /// Records the accesses of each of `lanes` so far as accesses of `actor`. A new epoch begins.

@@ -13,7 +13,7 @@ use super::round::{Decoded, Exact, Format, Rounding};
 /// Modifiers that apply before and after the rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Modifiers {
-    /// `.ftz` (f32 only): subnormal inputs and results become zeros of their sign.
+    /// `.ftz` (f16 and f32): subnormal inputs and results become zeros of their sign.
     pub ftz: bool,
     /// `.sat`: clamp to [0, 1], NaN to +0.
     pub sat: bool,
