@@ -42,7 +42,7 @@ impl DeviceInfo {
         self.capability.0 * 10 + self.capability.1
     }
 
-    /// The target with all of the device's features.
+    /// The device's portable target: `sm_90`, not `sm_90a`.
     pub fn target(&self) -> Target {
         Target::sm(self.sm())
     }

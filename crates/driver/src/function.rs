@@ -118,6 +118,18 @@ impl<'k> Printed<'k> {
     pub fn text(&self) -> &str {
         &self.text
     }
+
+    /// Compiles the module or takes it from the cache, and loads it.
+    fn load(&self, context: &Arc<Context>) -> Result<Arc<Module>, DriverError> {
+        let Printed { kernel, text } = self;
+        param_bytes(kernel)?;
+        runs_on(kernel, context)?;
+        let target = kernel.module.target;
+        Ok(Arc::new(match is_one_program(&kernel.module) {
+            true => Module::load_whole(context, text, target)?,
+            false => Module::load(context, text, target)?,
+        }))
+    }
 }
 
 /// An entry of a loaded module that passed admission. It keeps its module loaded. Clones are cheap.
@@ -161,15 +173,32 @@ impl Function {
         printed: &Printed<'_>,
         expect: &Expect,
     ) -> Result<Function, DriverError> {
-        let Printed { kernel, text } = printed;
+        let module = printed.load(context)?;
+        Function::of_module(context, &module, printed.kernel, expect)
+    }
+
+    /// Like [`Function::load`], for several entries of one module, which is compiled and loaded once. The
+    /// kernels must have the same module.
+    ///
+    /// # Errors
+    /// As [`Function::load`].
+    pub fn load_all<'k>(
+        context: &Arc<Context>,
+        kernels: impl IntoIterator<Item = (&'k Kernel, &'k Expect)>,
+    ) -> Result<Vec<Function>, DriverError> {
+        let mut kernels = kernels.into_iter().peekable();
+        let Some((first, _)) = kernels.peek() else { return Ok(Vec::new()) };
+        let module = Printed::new(first).load(context)?;
+        kernels.map(|(kernel, expect)| Function::of_module(context, &module, kernel, expect)).collect()
+    }
+
+    fn of_module(
+        context: &Arc<Context>,
+        module: &Arc<Module>,
+        kernel: &Kernel,
+        expect: &Expect,
+    ) -> Result<Function, DriverError> {
         let params = param_bytes(kernel)?;
-        runs_on(kernel, context)?;
-        let module = if is_one_program(&kernel.module) {
-            Module::load_whole(context, text, kernel.module.target)?
-        } else {
-            Module::load(context, text, kernel.module.target)?
-        };
-        let module = Arc::new(module);
         let _entered = context.enter()?;
         let _relaxed = Relaxed::new()?;
         let raw = module.function(&kernel.entry)?;
@@ -182,7 +211,7 @@ impl Function {
         let resources = resources(context, raw)?;
         expect.admit(&kernel.entry, &resources, context.info().shared_per_cta)?;
         let function = Function(Arc::new(Inner {
-            module,
+            module: module.clone(),
             raw,
             entry: kernel.entry.clone(),
             params,
@@ -206,10 +235,10 @@ impl Function {
         &self.0.entry
     }
 
-    /// Resident CTAs per SM for this launch.
+    /// Resident CTAs per SM for this launch. Clusters are not taken into account.
     ///
     /// # Errors
-    /// When the launch needs more shared memory than was admitted.
+    /// When the driver returns an error.
     pub fn resident_ctas(&self, launch: &Launch) -> Result<u32, DriverError> {
         let (context, mut ctas) = (self.0.module.context(), 0);
         let threads = i32::try_from(launch.block.count()).unwrap_or(i32::MAX);

@@ -45,7 +45,7 @@ impl Gpu {
         &self.context
     }
 
-    /// The target with all of the device's features.
+    /// The device's portable target: `sm_90`, not `sm_90a`.
     pub fn target(&self) -> Target {
         self.info().target()
     }

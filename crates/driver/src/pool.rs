@@ -79,7 +79,7 @@ impl Pool {
     }
 
     /// Like [`Pool::allocate`], but the memory may be used on any stream once this call returns: it waits for
-    /// `stream`. The call is allowed while other streams are captured.
+    /// `stream`. It is still freed in the order of `stream` (see [`PoolBuffer`]). The call is allowed while other streams are captured.
     ///
     /// # Errors
     /// As [`Pool::allocate`], and [`DriverError::Poisoned`] when a kernel failed.
@@ -114,7 +114,8 @@ impl Drop for Inner {
 }
 
 /// Memory of a [`Pool`]. When the buffer and all graphs that captured its use are dropped, the memory is
-/// freed after the work that is on its stream at that time.
+/// freed after the work that is on its stream at that time. Work on another stream that uses the memory must
+/// be ordered before that: by an event for which the memory's stream waits, or by a wait of the caller.
 #[derive(Debug)]
 pub struct PoolBuffer {
     /// The memory: an [`Allocation`], or the memory of a [`Buffer`] if the device has no pools.

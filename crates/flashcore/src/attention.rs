@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use cpu::{Element, Elements, Input, kept};
 use driver::DriverError;
+use kernels::KernelError;
 use problem::{
     Band, DType, DTypes, Expr, Layout, LengthValues, Operands, Pass, Problem, ScaleLayout, ScaleValues,
     Scales, Score, TableData, Tensor,
@@ -24,8 +25,8 @@ pub enum Device {
 }
 
 impl Device {
-    /// The fastest device present: the first GPU of sm_80 or later, else the CPU. The driver is queried once
-    /// per process. No CUDA context is created.
+    /// The fastest device present: the first GPU of sm_80 or later, else the CPU, also when the driver reports
+    /// an error. The driver is queried once per process. No CUDA context is created.
     pub fn best() -> Device {
         static BEST: OnceLock<Device> = OnceLock::new();
         *BEST.get_or_init(|| {
@@ -34,6 +35,16 @@ impl Device {
             first.map_or(Device::Cpu, |device| Device::Cuda(device.ordinal))
         })
     }
+}
+
+/// Whether the CPU takes over from the default device: no kernel family supports the problem, device memory
+/// is exhausted, or the process is a fork that cannot use the device. Other errors are reported.
+fn is_for_the_cpu(error: &AttentionError) -> bool {
+    matches!(
+        error,
+        AttentionError::Kernel(KernelError::Problem(_) | KernelError::Plan(_))
+            | AttentionError::Driver(DriverError::OutOfMemory { .. } | DriverError::Forked)
+    )
 }
 
 /// The result of [`Attention::run`]: dense tensors in new memory.
@@ -332,8 +343,8 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     }
 
     /// The device that computes. The default is [`Device::best`], and the CPU when that device does not
-    /// support the problem or is out of memory. A device that is set here computes the problem or returns an
-    /// error; the call does not fall back to the CPU.
+    /// support the problem, is out of memory or cannot be used after a fork. A device that is set here
+    /// computes the problem or returns an error; the call does not fall back to the CPU.
     ///
     /// On the CPU, the plan is the one that a search has kept for this problem on this machine (`flashcore
     /// evolve`, `flashcore plans`), else the default.
@@ -419,14 +430,10 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
                 self.compute_on_gpu(&*Gpu::open(ordinal)?, problem, operands, out, lse)
             }
             Device::Cuda(ordinal) => {
-                let Ok(gpu) = Gpu::open(ordinal) else {
-                    return self.compute_on_cpu(problem, operands, out, lse);
-                };
-                match self.compute_on_gpu(&gpu, problem, operands, out, lse.as_deref_mut()) {
-                    // No kernel family supports the problem, or device memory is exhausted.
-                    Err(
-                        AttentionError::Kernel(_) | AttentionError::Driver(DriverError::OutOfMemory { .. }),
-                    ) => self.compute_on_cpu(problem, operands, out, lse),
+                let on_gpu = Gpu::open(ordinal)
+                    .and_then(|gpu| self.compute_on_gpu(&gpu, problem, operands, out, lse.as_deref_mut()));
+                match on_gpu {
+                    Err(error) if is_for_the_cpu(&error) => self.compute_on_cpu(problem, operands, out, lse),
                     other => other,
                 }
             }

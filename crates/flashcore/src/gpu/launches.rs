@@ -107,13 +107,13 @@ impl Launches {
         }));
         // Another thread may use this queue, and then the same scratch.
         let turn = leases.iter().find_map(Lease::turn);
-        for Launched { function, call } in std::iter::once(&self.first).chain(&self.then) {
-            function.launch(stream, call, &all)?;
-        }
+        let mut kernels = std::iter::once(&self.first).chain(&self.then);
+        let result = kernels.try_for_each(|Launched { function, call }| function.launch(stream, call, &all));
         drop(turn);
         drop(all);
+        // Also after an error: the kernels before the one that failed use the memory.
         leases.into_iter().for_each(|lease| lease.launched(stream));
-        Ok(())
+        Ok(result?)
     }
 }
 

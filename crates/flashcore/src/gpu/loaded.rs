@@ -1,9 +1,7 @@
 //! Kernels loaded on the device. No kernel is ever unloaded: a captured graph may refer to it.
 
 use std::collections::HashMap;
-use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 
 use driver::{Context, DriverError, Expect, Function};
 use kernels::quantize::QuantizationCode;
@@ -65,16 +63,13 @@ impl Kernels {
 }
 
 impl Functions {
-    /// Loads each kernel of a program in a thread of its own, because the driver may have to compile them.
+    /// Loads the kernels of a program, which are entries of one module.
     fn load(context: &Arc<Context>, key: &Key, program: &Program) -> Result<Functions, DriverError> {
-        thread::scope(|scope| {
-            let load = |(kernel, expect)| scope.spawn(move || Function::load(context, kernel, expect));
-            let then: Vec<_> = program.then.iter().zip(&key.then).map(load).collect();
-            let first = Function::load(context, &program.kernel, &key.first)?;
-            let joined =
-                then.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
-            Ok(Functions { first, then: joined.collect::<Result<_, _>>()? })
-        })
+        let first = [(&program.kernel, &key.first)];
+        let mut all =
+            Function::load_all(context, first.into_iter().chain(program.then.iter().zip(&key.then)))?;
+        let then = all.split_off(1);
+        Ok(Functions { first: all.remove(0), then })
     }
 }
 

@@ -126,7 +126,8 @@ impl Gpu {
         Ok(all.entry(key).or_insert(prepared).clone())
     }
 
-    /// Returns device memory of earlier calls that no call, stream or graph holds any more.
+    /// Returns device memory of earlier calls that no call, stream or graph holds any more. The first four
+    /// streams keep their scratch, also after they are destroyed.
     ///
     /// # Errors
     /// When the driver fails.
@@ -155,9 +156,9 @@ impl Gpu {
         let idle = || self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let known = idle().pop();
         let stream = known.map_or_else(|| Stream::new(&self.context), Ok)?;
-        let result = work(&stream)?;
+        let result = work(&stream);
         idle().push(stream);
-        Ok(result)
+        result
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
-use kernels::{Arch, LengthArray, Operand, Plan, bind, emit, select};
+use kernels::{Arch, KernelError, LengthArray, Operand, Plan, bind, emit, select};
 use problem::{Problem, Tensor};
 use ptx::Launch;
 use smallvec::SmallVec;
@@ -340,11 +340,12 @@ fn spills(source: PlanSource) -> u32 {
     }
 }
 
-/// Whether the failure is specific to the plan, so that the next candidate may succeed.
+/// Whether the failure is specific to the plan, so that the next candidate may succeed. Invalid PTX is a bug
+/// and is reported.
 fn is_the_plans_fault(reason: &AttentionError) -> bool {
     matches!(
         reason,
-        AttentionError::Kernel(_)
+        AttentionError::Kernel(KernelError::Problem(_) | KernelError::Plan(_) | KernelError::Ladder { .. })
             | AttentionError::Unsupported { .. }
             | AttentionError::Driver(
                 DriverError::Admission { .. }
