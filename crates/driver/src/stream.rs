@@ -325,8 +325,8 @@ impl Stream {
         let _steady =
             self.steady_keeping(|| [to, from].into_iter().filter_map(DeviceSlice::owner).collect())?;
         // SAFETY: device memory that is alive (the slices borrow it, or the maker of the slice guarantees
-        // it), long enough on both sides. It is freed after the copy (memory of a pool that is used on another
-        // stream: as its documentation asks), and a graph keeps it alive.
+        // it), long enough on both sides. It is freed after the copy (memory of a pool on another stream: as
+        // its documentation asks), and a graph keeps it alive.
         let result =
             unsafe { sys::cuMemcpyDtoDAsync_v2(to.address(), from.address(), from.bytes(), self.0.raw) };
         context.check("cuMemcpyDtoDAsync", result)

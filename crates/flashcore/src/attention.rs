@@ -25,8 +25,8 @@ pub enum Device {
 }
 
 impl Device {
-    /// The fastest device present: the first GPU of sm_80 or later, else the CPU, also when the driver reports
-    /// an error. The driver is queried once per process. No CUDA context is created.
+    /// The fastest device present: the first GPU of sm_80 or later, else the CPU, also when the driver
+    /// reports an error. The driver is queried once per process. No CUDA context is created.
     pub fn best() -> Device {
         static BEST: OnceLock<Device> = OnceLock::new();
         *BEST.get_or_init(|| {

@@ -31,8 +31,8 @@ pub(crate) struct Actors {
     pub overlapping: bool,
 }
 
-/// The memory for which a proxy fence orders accesses (PTX ISA, "membar/fence"). The windows `shared::cta` and
-/// `shared::cluster` are not distinguished.
+/// The memory for which a proxy fence orders accesses (PTX ISA, "membar/fence"). The windows `shared::cta`
+/// and `shared::cluster` are not distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProxySpace {
     Shared,
