@@ -8,8 +8,9 @@
 //!
 //! This crate contains `unsafe`, because the driver is a C library. Each block states what makes the call
 //! sound. The safe functions accept no raw addresses: a [`DeviceSlice`] borrows its buffer, freeing waits for
-//! the work that was enqueued before (for the memory of a [`Pool`], the work on the memory's own stream), and a
-//! captured graph keeps the modules and the memory that it refers to. A caller's own addresses and handles come in through the `from_raw` constructors, which are `unsafe`.
+//! the work that was enqueued before (for the memory of a [`Pool`], the work on the memory's own stream), and
+//! a captured graph keeps the modules and the memory that it refers to. A caller's own addresses and handles
+//! come in through the `from_raw` constructors, which are `unsafe`.
 //!
 //! A kernel is a program. [`Function::launch`], [`GraphExec::launch`] and [`Gpu`] are safe to call in the
 //! sense that [`std::process::Command`] is: they check the arguments against the kernel's parameters and

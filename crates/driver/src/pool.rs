@@ -79,7 +79,8 @@ impl Pool {
     }
 
     /// Like [`Pool::allocate`], but the memory may be used on any stream once this call returns: it waits for
-    /// `stream`. It is still freed in the order of `stream` (see [`PoolBuffer`]). The call is allowed while other streams are captured.
+    /// `stream`. It is still freed in the order of `stream` (see [`PoolBuffer`]). The call is allowed while
+    /// other streams are captured.
     ///
     /// # Errors
     /// As [`Pool::allocate`], and [`DriverError::Poisoned`] when a kernel failed.
