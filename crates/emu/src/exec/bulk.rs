@@ -546,6 +546,7 @@ pub(super) fn reduce(op: AtomicOp, ty: Type, target: &mut [u8], source: &[u8]) {
             eight[..size].copy_from_slice(bytes);
             u64::from_le_bytes(eight)
         };
+        // Unlike `red`, bulk reductions of f32 keep subnormal numbers, as seen on an H200.
         let after = alu::atomic(op, ty, value(to), [value(from), 0], false);
         to.copy_from_slice(&after.to_le_bytes()[..size]);
     }
