@@ -18,8 +18,10 @@ mod products;
 mod rows;
 
 use half::{bf16, f16};
-use problem::program::{Point, Precision};
-use problem::{DType, DTypes, Element, Elements, Operands, Problem, ProblemError, Sequence, Span, Tensor};
+use problem::program::{InRow, Point, Precision};
+use problem::{
+    DType, DTypes, Element, Elements, Operands, Problem, ProblemError, Program, Sequence, Span, Tensor,
+};
 use rayon::prelude::*;
 
 pub use fp8::{SUM_KEYS, WEIGHT_FACTOR};
@@ -404,17 +406,17 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// The point of a score.
-    fn point(&self, lane: usize, key: usize, score: f64) -> Point {
-        Point {
-            score,
+    /// A program in the row of a lane.
+    fn in_row<'a>(&'a self, program: &'a Program, lane: usize, precision: Precision) -> InRow<'a> {
+        let point = Point {
             query: self.first + lane,
-            key,
             batch: self.batch,
             head: self.head,
             query_length: self.sequence.q.len,
             key_length: self.sequence.kv.len,
-        }
+            ..Point::default()
+        };
+        program.in_row(&self.problem.programs, self.operands.tables, point, precision)
     }
 
     /// The product of the descale factors of a query and a key.
@@ -438,16 +440,12 @@ impl Place<'_> {
     fn visible(&self, lanes: usize) -> Vec<[bool; LANES]> {
         let (rows, keys) = (self.sequence.q.len, self.sequence.kv.len);
         let mut visible = vec![[false; LANES]; keys];
-        let mut values = Vec::new();
-        let programs = &self.problem.programs;
         for lane in 0..lanes {
+            let mask = self.problem.programs.mask.as_ref();
+            let mut mask = mask.map(|mask| self.in_row(mask, lane, Precision::Exact));
             let seen = self.problem.band.keys(self.first + lane, rows, keys);
             for (key, visible) in (seen.start..seen.end).zip(&mut visible[seen.start..]) {
-                visible[lane] = programs.mask.as_ref().is_none_or(|mask| {
-                    let point = self.point(lane, key, 0.0);
-                    let tables = self.operands.tables;
-                    mask.evaluate(programs, tables, &point, Precision::Exact, &mut values).is_true()
-                });
+                visible[lane] = mask.as_mut().is_none_or(|mask| mask.evaluate(key, 0.0).is_true());
             }
         }
         visible
@@ -481,7 +479,9 @@ fn row_block<A: Arithmetic>(
     let sink = problem.score.sink.then(|| A::real(place.operands.sinks[place.head]));
     let mut weights = Vec::with_capacity(visible.len());
     let mut max = [sink.unwrap_or(A::NEG_INFINITY); LANES];
-    let mut scratch = Vec::new();
+    let score = problem.programs.score.as_ref();
+    let score = |lane| score.map(|score| place.in_row(score, lane, A::PRECISION));
+    let mut scores: Vec<Option<InRow>> = (0..rows.len()).map(score).collect();
     // The products with the keys between the first and the last one that any row sees.
     let sees = |visible: &[bool; LANES]| visible.contains(&true);
     let first = visible.iter().position(sees).unwrap_or(0);
@@ -505,11 +505,8 @@ fn row_block<A: Arithmetic>(
                     None => A::store(sums[lane]),
                     Some(cap) => A::store(cap * A::tanh(A::store(sums[lane]) / cap)),
                 };
-                if let Some(program) = &problem.programs.score {
-                    let point = place.point(lane, key, logit.into());
-                    let (programs, tables) = (&problem.programs, place.operands.tables);
-                    let value = program.evaluate(programs, tables, &point, A::PRECISION, &mut scratch);
-                    logit = A::store(A::narrow(value.float()));
+                if let Some(score) = &mut scores[lane] {
+                    logit = A::store(A::narrow(score.evaluate(key, logit.into()).float()));
                 }
                 // A NaN logit does not change the maximum. As a weight, it makes the row NaN.
                 max[lane] = if logit > max[lane] { logit } else { max[lane] };

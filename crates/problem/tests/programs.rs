@@ -25,7 +25,13 @@ fn parse(text: &str) -> Program {
 }
 
 fn value(program: &Program, programs: &Programs, tables: &[TableData<'_>], point: Point) -> Value {
-    program.evaluate(programs, tables, &point, Precision::Exact, &mut Vec::new())
+    let value = program.evaluate(programs, tables, &point, Precision::Exact, &mut Vec::new());
+    // In its row, the program has the same value, whichever key and score came before.
+    let before = Point { key: point.key + 1, score: point.score + 1.0, ..point };
+    let mut row = program.in_row(programs, tables, before, Precision::Exact);
+    row.evaluate(point.key + 2, 2.0 - point.score);
+    assert_eq!(format!("{:?}", row.evaluate(point.key, point.score)), format!("{value:?}"));
+    value
 }
 
 /// The parameters and tables that the texts use.

@@ -1,6 +1,6 @@
 //! Evaluates a program for one score.
 
-use super::{BinaryOp, Comparison, Input, Op, Program, Programs, Type, UnaryOp};
+use super::{BinaryOp, Comparison, Id, Input, Op, Program, Programs, Type, UnaryOp};
 use crate::TableData;
 
 /// A value of a program.
@@ -79,31 +79,87 @@ impl Program {
         values: &mut Vec<Value>,
     ) -> Value {
         values.clear();
-        let rounded = |x: f64| match precision {
-            Precision::Exact => x,
-            Precision::Single => f64::from(x as f32),
+        for id in 0..self.ops.len() {
+            values.push(self.step(id, programs, tables, point, precision, values));
+        }
+        values[values.len() - 1]
+    }
+
+    /// The program in the row of a point, whose key and score do not matter. Tables are as for
+    /// [`Program::evaluate`].
+    pub fn in_row<'a>(
+        &'a self,
+        programs: &'a Programs,
+        tables: &'a [TableData<'a>],
+        point: Point,
+        precision: Precision,
+    ) -> InRow<'a> {
+        let mut varies = vec![false; self.ops.len()];
+        for (id, op) in self.ops.iter().enumerate() {
+            let of_key = matches!(op, Op::Input(Input::Key | Input::Score));
+            varies[id] = of_key || op.reads().iter().any(|&read| varies[read]);
+        }
+        let mut values = Vec::with_capacity(self.ops.len());
+        self.evaluate(programs, tables, &point, precision, &mut values);
+        let varying = (0..self.ops.len()).filter(|&id| varies[id]).collect();
+        InRow { program: self, programs, tables, point, precision, values, varying }
+    }
+
+    /// The result of an operation, whose arguments are in `values`.
+    #[inline]
+    fn step(
+        &self,
+        id: Id,
+        programs: &Programs,
+        tables: &[TableData<'_>],
+        point: &Point,
+        precision: Precision,
+        values: &[Value],
+    ) -> Value {
+        let value = match &self.ops[id] {
+            Op::Input(input) => read(*input, programs, point),
+            Op::Float(bits) => Value::Float(f64::from(f32::from_bits(*bits))),
+            Op::Int(x) => Value::Int(*x),
+            Op::Bool(x) => Value::Bool(*x),
+            Op::Load { table, index, .. } => {
+                let number = *table as usize;
+                let at = programs.tables[number].offset(index.iter().map(|&id| i64::from(values[id].int())));
+                tables.get(number).map_or(Value::Int(0), |data| element(data, at))
+            }
+            Op::Unary(op, a) => unary(*op, values[*a]),
+            Op::Binary(op, a, b) => binary(*op, values[*a], values[*b]),
+            Op::Compare(op, a, b) => Value::Bool(compare(*op, values[*a], values[*b])),
+            Op::Select(a, b, c) => values[if values[*a].is_true() { *b } else { *c }],
         };
-        for op in &self.ops {
-            let value = match op {
-                Op::Input(input) => read(*input, programs, point),
-                Op::Float(bits) => Value::Float(f64::from(f32::from_bits(*bits))),
-                Op::Int(x) => Value::Int(*x),
-                Op::Bool(x) => Value::Bool(*x),
-                Op::Load { table, index, .. } => {
-                    let number = *table as usize;
-                    let at =
-                        programs.tables[number].offset(index.iter().map(|&id| i64::from(values[id].int())));
-                    tables.get(number).map_or(Value::Int(0), |data| element(data, at))
-                }
-                Op::Unary(op, a) => unary(*op, values[*a]),
-                Op::Binary(op, a, b) => binary(*op, values[*a], values[*b]),
-                Op::Compare(op, a, b) => Value::Bool(compare(*op, values[*a], values[*b])),
-                Op::Select(a, b, c) => values[if values[*a].is_true() { *b } else { *c }],
-            };
-            values.push(match value {
-                Value::Float(x) => Value::Float(rounded(x)),
-                other => other,
-            });
+        match (value, precision) {
+            (Value::Float(x), Precision::Single) => Value::Float(f64::from(x as f32)),
+            (value, _) => value,
+        }
+    }
+}
+
+/// A program in one row of scores. Operations that depend on neither the key nor the score were computed when
+/// it was made.
+#[derive(Clone, Debug)]
+pub struct InRow<'a> {
+    program: &'a Program,
+    programs: &'a Programs,
+    tables: &'a [TableData<'a>],
+    point: Point,
+    precision: Precision,
+    /// The results of the operations.
+    values: Vec<Value>,
+    /// The operations that depend on the key or the score, in order.
+    varying: Vec<Id>,
+}
+
+impl InRow<'_> {
+    /// Evaluates the program for a key and a logit after the scale and the softcap.
+    pub fn evaluate(&mut self, key: usize, score: f64) -> Value {
+        let InRow { program, programs, tables, point, precision, values, varying } = self;
+        (point.key, point.score) = (key, score);
+        for &id in varying.iter() {
+            values[id] = program.step(id, programs, tables, point, *precision, values);
         }
         values[values.len() - 1]
     }

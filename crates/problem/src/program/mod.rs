@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Problem, ProblemError};
 
-pub use eval::{Point, Precision, Value};
+pub use eval::{InRow, Point, Precision, Value};
 pub use expr::Expr;
 pub use range::Range;
 pub use table::{Table, TableType};
