@@ -5,9 +5,10 @@
 //! `selp` passes the value on. An address, a branch, a store, a barrier or a matrix product depends on the
 //! value, and the finding is reported there.
 
-use std::collections::{HashMap, HashSet};
+use std::ops::{Index, IndexMut};
 
 use ptx::{BinaryOp, Op, PrmtMode};
+use smallvec::SmallVec;
 
 use super::flow::{Block, blocks};
 use super::{Class, Inst, Program, Slot};
@@ -29,41 +30,43 @@ pub(crate) struct Watch {
     pub bytes: Option<[Vec<(u32, u8)>; 8]>,
 }
 
+type Slots = SmallVec<[Slot; 8]>;
+
 /// The slots that an instruction reads: those whose value it passes on, and those on which it depends.
 struct Uses {
-    data: Vec<Slot>,
-    effect: Vec<Slot>,
+    data: Slots,
+    effect: Slots,
 }
 
 /// The slots that an instruction reads, without its guard. With `follow_loads`, a plain store passes its
 /// values on; the run looks at them when it knows the memory that they are stored to.
 fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
     let sources = || inst.s.iter().copied().filter(|s| s.is_some());
-    let mut uses = Uses { data: Vec::new(), effect: Vec::new() };
+    let mut uses = Uses { data: Slots::new(), effect: Slots::new() };
     match inst.op {
         Op::Mov(_) => {
             uses.data.extend(sources());
             if inst.d[0].is_some() {
-                uses.data.extend(list);
+                uses.data.extend_from_slice(list);
             }
         }
-        Op::St(_) if follow_loads => uses.data.extend(list),
+        Op::St(_) if follow_loads => uses.data.extend_from_slice(list),
         Op::St(_) | Op::Stmatrix(_) | Op::WmmaStore(_) => {
             uses.effect.extend(sources());
-            uses.effect.extend(list);
+            uses.effect.extend_from_slice(list);
         }
         Op::Mma(m) => {
             let [_, _, _, results] = m.registers();
-            uses.effect.extend(&list[results..]);
+            uses.effect.extend_from_slice(&list[results..]);
         }
         Op::Wmma(w) => {
             let [_, _, _, results] = w.registers();
-            uses.effect.extend(&list[results..]);
+            uses.effect.extend_from_slice(&list[results..]);
         }
         // Whether D is read depends on the predicate.
         Op::Wgmma(w) => {
             uses.effect.extend(sources());
-            uses.effect.extend(&list[w.d_registers()..]);
+            uses.effect.extend_from_slice(&list[w.d_registers()..]);
         }
         Op::CpAsyncBulk(_)
         | Op::CpReduceAsyncBulk(_)
@@ -72,11 +75,11 @@ fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
         | Op::StAsync(_)
         | Op::RedAsync(_) => {
             uses.effect.extend(sources());
-            uses.effect.extend(list);
+            uses.effect.extend_from_slice(list);
         }
         Op::Shfl(_) => {
             uses.data.push(inst.s[0]);
-            uses.effect.extend(&inst.s[1..]);
+            uses.effect.extend_from_slice(&inst.s[1..]);
         }
         _ if passes_on(&inst.op) => uses.data.extend(sources()),
         _ => uses.effect.extend(sources()),
@@ -88,20 +91,20 @@ fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
 }
 
 /// The slots that an instruction writes.
-fn defines(inst: &Inst, list: &[Slot]) -> Vec<Slot> {
-    let mut slots: Vec<Slot> = inst.d.to_vec();
+fn defines(inst: &Inst, list: &[Slot]) -> Slots {
+    let mut slots = Slots::from_slice(&inst.d);
     match inst.op {
-        Op::Ld(_) | Op::Ldmatrix(_) | Op::WmmaLoad(_) => slots.extend(list),
-        Op::Mov(_) if !inst.d[0].is_some() => slots.extend(list),
+        Op::Ld(_) | Op::Ldmatrix(_) | Op::WmmaLoad(_) => slots.extend_from_slice(list),
+        Op::Mov(_) if !inst.d[0].is_some() => slots.extend_from_slice(list),
         Op::Mma(m) => {
             let [_, _, _, results] = m.registers();
-            slots.extend(&list[..results]);
+            slots.extend_from_slice(&list[..results]);
         }
         Op::Wmma(w) => {
             let [_, _, _, results] = w.registers();
-            slots.extend(&list[..results]);
+            slots.extend_from_slice(&list[..results]);
         }
-        Op::Wgmma(w) => slots.extend(&list[..w.d_registers()]),
+        Op::Wgmma(w) => slots.extend_from_slice(&list[..w.d_registers()]),
         _ => {}
     }
     slots.retain(|s| s.is_some());
@@ -142,23 +145,27 @@ fn passes_on(op: &Op) -> bool {
 /// Finds the registers that may be undefined when they are read, and the instructions that read or write
 /// them. With `follow_loads`, every register that a load writes counts as possibly undefined.
 pub(super) fn watch(program: &mut Program, follow_loads: bool) {
-    let constant: HashSet<Slot> = program
-        .constants
-        .iter()
-        .map(|(slot, _)| *slot)
-        .chain(program.specials.iter().map(|(slot, _)| *slot))
-        .chain(program.shared_addresses.iter().map(|(slot, _)| *slot))
-        .chain([program.frame_pointer])
-        .collect();
-    let passed: HashSet<Slot> = program.calls.iter().flat_map(super::Call::passed_slots).collect();
-    let mut suspects = HashSet::new();
+    let mut known = BySlot::new(program, false);
+    let constants = program.constants.iter().map(|(slot, _)| *slot);
+    let specials = program.specials.iter().map(|(slot, _)| *slot);
+    let addresses = program.shared_addresses.iter().map(|(slot, _)| *slot);
+    let passed = program.calls.iter().flat_map(super::Call::passed_slots);
+    let always = constants.chain(specials).chain(addresses).chain([program.frame_pointer]).chain(passed);
+    always.for_each(|slot| known[slot] = true);
+    let analysis = Analysis::new(program, &known, follow_loads);
+    let mut suspects = Vec::new();
     for info in &program.functions {
         let blocks = blocks(&program.code, &program.targets, info.start, info.end);
-        let analysis = Analysis { program, constant: &constant, passed: &passed, follow_loads };
         analysis.suspects(&blocks, &mut suspects);
     }
-    program.suspects = suspects.into_iter().collect();
-    let index: HashMap<Slot, u32> = program.suspects.iter().copied().zip(0..).collect();
+    suspects.sort_unstable_by_key(|slot| (slot.class as u8, slot.index));
+    suspects.dedup();
+    if suspects.is_empty() {
+        return;
+    }
+    let mut index = BySlot::new(program, None);
+    suspects.iter().zip(0..).for_each(|(slot, number)| index[*slot] = Some(number));
+    program.suspects = suspects;
     for pc in 0..program.code.len() {
         if let Some(watch) = watch_of(program, &program.code[pc], &index, follow_loads) {
             program.code[pc].watched = Some(program.watches.len() as u32);
@@ -171,16 +178,12 @@ pub(super) fn watch(program: &mut Program, follow_loads: bool) {
 /// is in flight (PTX ISA, "wgmma.mma_async").
 pub(super) fn touch(program: &mut Program) {
     let of_wgmma = |inst: &&Inst| matches!(inst.op, Op::Wgmma(_));
-    let registers: HashSet<Slot> = program
-        .code
-        .iter()
-        .filter(of_wgmma)
-        .flat_map(|inst| program.slots(inst).iter().copied())
-        .filter(|slot| slot.is_some())
-        .collect();
-    if registers.is_empty() {
+    if !program.code.iter().any(|inst| of_wgmma(&inst)) {
         return;
     }
+    let mut registers = BySlot::new(program, false);
+    let slots = program.code.iter().filter(of_wgmma).flat_map(|inst| program.slots(inst));
+    slots.filter(|slot| slot.is_some()).for_each(|slot| registers[*slot] = true);
     for pc in 0..program.code.len() {
         let inst = &program.code[pc];
         if of_wgmma(&inst) {
@@ -191,7 +194,7 @@ pub(super) fn touch(program: &mut Program) {
         data.extend(effect);
         data.extend(defines(inst, list));
         let mut touched: Vec<u16> =
-            data.iter().filter(|slot| registers.contains(slot)).map(|slot| slot.index).collect();
+            data.iter().filter(|slot| registers[**slot]).map(|slot| slot.index).collect();
         touched.sort_unstable();
         touched.dedup();
         if !touched.is_empty() {
@@ -201,30 +204,29 @@ pub(super) fn touch(program: &mut Program) {
     }
 }
 
-fn watch_of(program: &Program, inst: &Inst, index: &HashMap<Slot, u32>, follow_loads: bool) -> Option<Watch> {
+fn watch_of(
+    program: &Program,
+    inst: &Inst,
+    index: &BySlot<Option<u32>>,
+    follow_loads: bool,
+) -> Option<Watch> {
     let list = operand_list(program, inst);
     let Uses { data, effect } = uses(inst, list, follow_loads);
-    let known = |slots: &[Slot]| -> Vec<u32> { slots.iter().filter_map(|s| index.get(s).copied()).collect() };
-    let guard = inst.guard.and_then(|(at, _)| index.get(&Slot { class: Class::Pred, index: at }).copied());
-    let choice = matches!(inst.op, Op::Selp(_)).then(|| [0, 1, 2].map(|i| index.get(&inst.s[i]).copied()));
-    let watch = Watch {
-        guard,
-        data: known(&data),
-        effect: known(&effect),
-        defines: known(&defines(inst, list)),
-        choice,
-        bytes: bytes_of(program, inst, index),
-    };
-    let touches =
-        guard.is_some() || !(watch.data.is_empty() && watch.effect.is_empty() && watch.defines.is_empty());
-    touches.then_some(watch)
+    let known = |slots: &[Slot]| -> Vec<u32> { slots.iter().filter_map(|s| index[*s]).collect() };
+    let guard = inst.guard.and_then(|(at, _)| index[Slot { class: Class::Pred, index: at }]);
+    let [data, effect, defines] = [known(&data), known(&effect), known(&defines(inst, list))];
+    if guard.is_none() && data.is_empty() && effect.is_empty() && defines.is_empty() {
+        return None;
+    }
+    let choice = matches!(inst.op, Op::Selp(_)).then(|| [0, 1, 2].map(|i| index[inst.s[i]]));
+    Some(Watch { guard, data, effect, defines, choice, bytes: bytes_of(program, inst, index) })
 }
 
 /// The bytes of suspects on which each byte of the result depends, for operations that keep bytes apart.
-fn bytes_of(program: &Program, inst: &Inst, index: &HashMap<Slot, u32>) -> Option<[Vec<(u32, u8)>; 8]> {
+fn bytes_of(program: &Program, inst: &Inst, index: &BySlot<Option<u32>>) -> Option<[Vec<(u32, u8)>; 8]> {
     let constant = |slot: Slot| program.constants.iter().find(|(s, _)| *s == slot).map(|(_, value)| *value);
     // A byte of an operand that decides about the result, unless the other operand decides alone.
-    let part = |at: usize, byte: u8| index.get(&inst.s[at]).map(|suspect| (*suspect, byte));
+    let part = |at: usize, byte: u8| index[inst.s[at]].map(|suspect| (suspect, byte));
     let byte_of = |value: u64, byte: u8| (value >> (8 * byte)) as u8;
     let width = match inst.op {
         Op::Binary(_, ty, _) | Op::Mov(ty) => ty.bytes(),
@@ -265,23 +267,78 @@ fn operand_list<'p>(program: &'p Program, inst: &Inst) -> &'p [Slot] {
     if matches!(inst.op, Op::BrxIdx { .. }) { &[] } else { program.slots(inst) }
 }
 
-struct Analysis<'p> {
-    program: &'p Program,
-    constant: &'p HashSet<Slot>,
-    passed: &'p HashSet<Slot>,
-    /// Whether a register that a load writes may be undefined.
-    follow_loads: bool,
+/// A value for each slot.
+#[derive(Clone, PartialEq, Eq)]
+struct BySlot<T> {
+    /// The position of the first slot of each class.
+    first: [usize; 4],
+    values: Vec<T>,
+}
+
+impl<T: Clone> BySlot<T> {
+    fn new(program: &Program, value: T) -> BySlot<T> {
+        let [w32, w64, pred] = program.sizes;
+        // Absent slots share the last position.
+        BySlot { first: [0, w32, w32 + w64, w32 + w64 + pred], values: vec![value; w32 + w64 + pred + 1] }
+    }
+}
+
+impl<T> Index<Slot> for BySlot<T> {
+    type Output = T;
+
+    fn index(&self, slot: Slot) -> &T {
+        &self.values[self.first[slot.class as usize] + slot.at()]
+    }
+}
+
+impl<T> IndexMut<Slot> for BySlot<T> {
+    fn index_mut(&mut self, slot: Slot) -> &mut T {
+        &mut self.values[self.first[slot.class as usize] + slot.at()]
+    }
 }
 
 /// Registers that are defined in every lane that reaches a point; `None` before any path to the point was
 /// found.
-type Defined = Option<HashSet<Slot>>;
+type Defined = Option<BySlot<bool>>;
 
-impl Analysis<'_> {
-    fn suspects(&self, blocks: &[Block], suspects: &mut HashSet<Slot>) {
+/// What an instruction does with slots.
+struct Step {
+    data: Slots,
+    /// The other slots that it reads.
+    effect: Slots,
+    defines: Slots,
+    guarded: bool,
+    /// Whether the slots that it defines may be undefined in any case.
+    followed: bool,
+}
+
+struct Analysis {
+    steps: Vec<Step>,
+    /// No slot.
+    nothing: BySlot<bool>,
+}
+
+impl Analysis {
+    /// `known` has the slots that are defined everywhere. With `follow_loads`, a register that a load writes
+    /// may be undefined.
+    fn new(program: &Program, known: &BySlot<bool>, follow_loads: bool) -> Analysis {
+        let step = |inst: &Inst| {
+            let list = operand_list(program, inst);
+            let Uses { mut data, mut effect } = uses(inst, list, follow_loads);
+            effect.extend(inst.guard.map(|(index, _)| Slot { class: Class::Pred, index }));
+            data.retain(|slot| !known[*slot]);
+            effect.retain(|slot| !known[*slot]);
+            let followed = follow_loads && matches!(inst.op, Op::Ld(_));
+            Step { data, effect, defines: defines(inst, list), guarded: inst.guard.is_some(), followed }
+        };
+        let steps = program.code.iter().map(step).collect();
+        Analysis { steps, nothing: BySlot::new(program, false) }
+    }
+
+    fn suspects(&self, blocks: &[Block], suspects: &mut Vec<Slot>) {
         let mut entry: Vec<Defined> = vec![None; blocks.len()];
         let Some(first) = entry.first_mut() else { return };
-        *first = Some(HashSet::new());
+        *first = Some(self.nothing.clone());
         let mut work = vec![0];
         while let Some(b) = work.pop() {
             let Some(mut defined) = entry[b].clone() else { continue };
@@ -295,9 +352,12 @@ impl Analysis<'_> {
                         true
                     }
                     Some(known) => {
-                        let before = known.len();
-                        known.retain(|s| defined.contains(s));
-                        known.len() != before
+                        let mut changed = false;
+                        for (known, defined) in known.values.iter_mut().zip(&defined.values) {
+                            changed |= *known & !defined;
+                            *known &= defined;
+                        }
+                        changed
                     }
                 };
                 if changed {
@@ -308,36 +368,19 @@ impl Analysis<'_> {
         for (block, defined) in blocks.iter().zip(entry) {
             let Some(mut defined) = defined else { continue };
             for pc in block.start..block.end {
-                self.step(pc, &mut defined, &mut |slot| {
-                    suspects.insert(slot);
-                });
+                self.step(pc, &mut defined, &mut |slot| suspects.push(slot));
             }
         }
     }
 
     /// Updates `defined` for an instruction. Calls `undefined` for each slot that the instruction reads and
     /// that may be undefined.
-    fn step(&self, pc: u32, defined: &mut HashSet<Slot>, undefined: &mut impl FnMut(Slot)) {
-        let inst = &self.program.code[pc as usize];
-        let list = operand_list(self.program, inst);
-        let known = |slot: &Slot, defined: &HashSet<Slot>| {
-            defined.contains(slot) || self.constant.contains(slot) || self.passed.contains(slot)
-        };
-        let Uses { data, effect } = uses(inst, list, self.follow_loads);
-        let guard = inst.guard.map(|(index, _)| Slot { class: Class::Pred, index });
-        for slot in data.iter().chain(&effect).chain(&guard) {
-            if !known(slot, defined) {
-                undefined(*slot);
-            }
-        }
-        let followed = self.follow_loads && matches!(inst.op, Op::Ld(_));
-        let clean = !followed && data.iter().all(|s| known(s, defined));
-        for slot in defines(inst, list) {
-            if !clean {
-                defined.remove(&slot);
-            } else if inst.guard.is_none() {
-                defined.insert(slot);
-            }
+    fn step(&self, pc: u32, defined: &mut BySlot<bool>, undefined: &mut impl FnMut(Slot)) {
+        let Step { data, effect, defines, guarded, followed } = &self.steps[pc as usize];
+        data.iter().chain(effect).filter(|slot| !defined[**slot]).for_each(|slot| undefined(*slot));
+        let clean = !followed && data.iter().all(|slot| defined[*slot]);
+        for slot in defines.iter().filter(|_| !clean || !guarded) {
+            defined[*slot] = clean;
         }
     }
 }
