@@ -3,7 +3,8 @@
 use ptx::{Instruction, Reg};
 use smallvec::SmallVec;
 
-type Regs = SmallVec<[Reg; 6]>;
+/// Registers of one instruction.
+pub(crate) type Regs = SmallVec<[Reg; 6]>;
 
 /// The registers read, including those of the guard and of addresses.
 pub(crate) fn reads(instruction: &Instruction) -> Regs {

@@ -44,8 +44,10 @@ pub(super) fn check(
 /// kernel whose CTAs are guaranteed to be resident together.
 fn wait_for_room(kernel: &Kernel, cooperative: bool) -> Option<(u64, &'static str)> {
     let ctas = kernel.launch.grid.count();
+    // Registers are estimated.
+    let resources = estimate(&kernel.module, &kernel.entry).map_or((1, 0), |r| (r.registers, r.shared));
     let rooms = MACHINES.into_iter().filter(|gpu| kernel.module.target.runs_on(gpu.sm));
-    let most = rooms.map(|gpu| (resident(kernel, gpu), gpu.name)).max().unwrap_or_default();
+    let most = rooms.map(|gpu| (resident(kernel, resources, gpu), gpu.name)).max().unwrap_or_default();
     let promised = kernel.launch.cluster.count() >= ctas || cooperative && ctas <= most.0;
     (!promised).then_some(most)
 }
@@ -69,10 +71,10 @@ fn note(hang: &Hazard, ctas: u64, most: (u64, &str), check: &mut CheckReport) {
     }]);
 }
 
-/// The number of CTAs that a GPU holds at the same time. Registers are estimated.
-fn resident(kernel: &Kernel, gpu: &Gpu) -> u64 {
-    let registers = estimate(&kernel.module, &kernel.entry).map_or((1, 0), |r| (r.registers, r.shared));
-    let shared = registers.1.saturating_add(kernel.launch.dynamic_shared);
-    let held = occupancy(gpu, kernel.launch.block.count(), registers.0, shared);
+/// The number of CTAs that a GPU holds at the same time. `resources` are registers of a thread, and static
+/// shared memory of a CTA.
+fn resident(kernel: &Kernel, (registers, shared): (u32, u32), gpu: &Gpu) -> u64 {
+    let shared = shared.saturating_add(kernel.launch.dynamic_shared);
+    let held = occupancy(gpu, kernel.launch.block.count(), registers, shared);
     held.map_or(0, |held| u64::from(held.ctas) * u64::from(gpu.sms))
 }

@@ -3,7 +3,7 @@
 use ptx::{Body, Instruction, Label, Module, Op, Operand, Statement, Type};
 
 use super::{Resources, Source, static_shared};
-use crate::dataflow::{reads, writes};
+use crate::dataflow::{Regs, reads, writes};
 
 /// Registers of every kernel in addition to its values: the stack pointer, and temporaries of expanded
 /// instructions.
@@ -87,9 +87,23 @@ struct Block<'a> {
     next: Vec<usize>,
 }
 
+/// The registers that an instruction writes in every thread, and those that it reads.
+struct Uses {
+    writes: Regs,
+    reads: Regs,
+}
+
+impl Uses {
+    fn of(inst: &Instruction) -> Uses {
+        Uses { writes: if inst.guard.is_none() { writes(inst) } else { Regs::new() }, reads: reads(inst) }
+    }
+}
+
 /// The maximum number of words that are live at one point.
 fn peak(body: &Body) -> u32 {
     let blocks = blocks(body);
+    let uses = |block: &Block| block.code.iter().rev().map(|inst| Uses::of(inst)).collect::<Vec<_>>();
+    let uses: Vec<Vec<Uses>> = blocks.iter().map(uses).collect();
     let weight: Vec<u32> = body.registers.iter().map(|r| words(r.ty)).collect();
     let mut live_in = vec![Set::new(weight.len()); blocks.len()];
     let live_out = |i: usize, live_in: &[Set]| {
@@ -102,7 +116,7 @@ fn peak(body: &Body) -> u32 {
         changed = false;
         for i in (0..blocks.len()).rev() {
             let mut live = live_out(i, &live_in);
-            blocks[i].code.iter().rev().for_each(|inst| step(inst, &mut live, &mut 0, &weight));
+            uses[i].iter().for_each(|uses| step(uses, &mut live, &mut 0, &weight));
             if live != live_in[i] {
                 live_in[i] = live;
                 changed = true;
@@ -110,12 +124,12 @@ fn peak(body: &Body) -> u32 {
         }
     }
     let mut most = 0;
-    for (i, block) in blocks.iter().enumerate() {
+    for (i, uses) in uses.iter().enumerate() {
         let mut live = live_out(i, &live_in);
         let mut now = live.members().map(|r| weight[r as usize]).sum();
         most = most.max(now);
-        for inst in block.code.iter().rev() {
-            step(inst, &mut live, &mut now, &weight);
+        for uses in uses {
+            step(uses, &mut live, &mut now, &weight);
             most = most.max(now);
         }
     }
@@ -123,15 +137,13 @@ fn peak(body: &Body) -> u32 {
 }
 
 /// Updates liveness from after an instruction to before it. `now` is the number of live words.
-fn step(inst: &Instruction, live: &mut Set, now: &mut u32, weight: &[u32]) {
-    if inst.guard.is_none() {
-        for r in writes(inst) {
-            if live.remove(r.0) {
-                *now = now.saturating_sub(weight[r.0 as usize]);
-            }
+fn step(uses: &Uses, live: &mut Set, now: &mut u32, weight: &[u32]) {
+    for r in &uses.writes {
+        if live.remove(r.0) {
+            *now = now.saturating_sub(weight[r.0 as usize]);
         }
     }
-    for r in reads(inst) {
+    for r in &uses.reads {
         if live.insert(r.0) {
             *now += weight[r.0 as usize];
         }
