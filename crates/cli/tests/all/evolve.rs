@@ -66,7 +66,7 @@ fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
         "--held-out",
         "1,1,48,32,f32",
         "--candidates",
-        "12",
+        "6",
         // A kept plan would be the baseline of the second run.
         "--no-keep",
     ];

@@ -112,15 +112,14 @@ fn a_search_keeps_what_it_promotes() {
     let slow = json!({ "isa": "portable", "threads": 1, "block_q": 1, "block_kv": 16 });
     folder.write("slow.json", &slow.to_string());
     let search = |extra: &[&str]| {
-        let fixed =
-            ["evolve", "--problem", "1,2,128,32,f32", "--candidates", "12", "--seed-plan", "slow.json"];
+        let fixed = ["evolve", "--problem", "1,2,128,32,f32", "--seed-plan", "slow.json", "--candidates"];
         let output = folder.run(&[&fixed[..], extra].concat());
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         (text(&output.stdout), text(&output.stderr))
     };
-    search(&["--no-keep"]);
+    search(&["4", "--no-keep"]);
     assert!(!folder.0.join("config").exists());
-    let (result, told) = search(&[]);
+    let (result, told) = search(&["12"]);
     let list: Value = serde_json::from_slice(&folder.run(&["plans", "list", "--json"]).stdout).unwrap();
     let rows = list["rows"].as_array().unwrap();
     // A busy machine may leave every race undecided: then nothing is promoted, and nothing is kept.
