@@ -18,7 +18,7 @@ use crate::decode::{Inst, Slot, wgmma_bits};
 use crate::memory::{Chunk, SHARED_BASE, load_bytes};
 use crate::numerics::Lanes32;
 use crate::numerics::tensor::{self, Accumulator, BitProduct, Input, MmaKind, Shape, TensorRules};
-use crate::order::{Access, ProxySpace, Strength, Touch};
+use crate::order::{Access, ProxySpace, Strength, Touch, Verdict};
 use crate::report::{Fidelity, HazardKind};
 
 /// Warps of a warpgroup.
@@ -215,9 +215,20 @@ impl Env<'_> {
         transposed: bool,
     ) -> Option<[Lanes32; 2]> {
         let mut registers: [Lanes32; 2] = [[0; 32]; 2];
+        let start = self.rank(warp) * self.span;
+        let site = Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak };
+        let access = Access {
+            actor: self.actors.wgmma(warp.index),
+            epoch: warp.wgmma.committed + 1,
+            proxy: Some(ProxySpace::Shared),
+            touch: Touch::Wgmma,
+            lanes: warp.live,
+            ..plain(warp, &site, 0)
+        };
         if transposed {
             for k in 0..16usize {
-                let chunk = self.operand_chunk(warp, inst, descriptor.chunk(block, k as u64))?;
+                let address = descriptor.chunk(block, k as u64);
+                let chunk = self.operand_chunk(warp, inst, address, start, &access)?;
                 let (register, shift) = (&mut registers[k / 8], 16 * (k % 2));
                 for i in 0..8 {
                     let element = chunk[i / 2] >> (16 * (i % 2)) & 0xffff;
@@ -228,7 +239,7 @@ impl Env<'_> {
             for row in 0..8usize {
                 for (minor, register) in registers.iter_mut().enumerate() {
                     let address = descriptor.chunk(8 * block + row as u64, minor as u64);
-                    let chunk = self.operand_chunk(warp, inst, address)?;
+                    let chunk = self.operand_chunk(warp, inst, address, start, &access)?;
                     register[4 * row..4 * row + 4].copy_from_slice(&chunk[..4]);
                 }
             }
@@ -236,8 +247,16 @@ impl Env<'_> {
         Some(registers)
     }
 
-    /// 16 bytes of an operand, read by the asynchronous proxy.
-    fn operand_chunk(&mut self, warp: &Warp, inst: &Inst, address: u64) -> Option<Chunk> {
+    /// 16 bytes of an operand, read by the asynchronous proxy. The shared memory of the warp's CTA begins at
+    /// `start` in that of the cluster.
+    fn operand_chunk(
+        &mut self,
+        warp: &Warp,
+        inst: &Inst,
+        address: u64,
+        start: usize,
+        access: &Access,
+    ) -> Option<Chunk> {
         let layout = &self.context.program.layout;
         let offset = address.wrapping_sub(SHARED_BASE);
         // For an address below the start of shared memory, the offset is close to 2^64.
@@ -249,19 +268,15 @@ impl Env<'_> {
             });
             return None;
         }
-        let offset = self.rank(warp) * self.span + offset as usize;
+        let offset = start + offset as usize;
         if self.context.options.checks.races {
-            let site = Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak };
-            let access = Access {
-                actor: self.actors.wgmma(warp.index),
-                epoch: warp.wgmma.committed + 1,
-                proxy: Some(ProxySpace::Shared),
-                touch: Touch::Wgmma,
-                lanes: warp.live,
-                ..plain(warp, &site, 0)
-            };
-            let verdict = self.shadow.read(offset, 16, &access);
-            self.judge_shared_read(verdict, inst, warp.index, 0, self.shared_address(offset));
+            match self.shadow.read(offset, 16, access) {
+                Verdict::Fine => {}
+                found => {
+                    let address = self.shared_address(offset);
+                    self.judge_shared_read(found, inst, warp.index, 0, address);
+                }
+            }
         }
         Some(load_bytes(&self.shared, offset, 16))
     }

@@ -108,8 +108,8 @@ impl Clock {
         self.parts.reserve(mine.len().max(other.len()));
         let (mut ours, mut theirs) = (&mine[..], other);
         while let Some(agent) = ours.first().into_iter().chain(theirs.first()).map(|p| p.agent).min() {
-            let (here, rest) = ours.split_at(range(ours, agent).end);
-            let (there, others) = theirs.split_at(range(theirs, agent).end);
+            let (here, rest) = ours.split_at(first_of(ours, agent));
+            let (there, others) = theirs.split_at(first_of(theirs, agent));
             (ours, theirs) = (rest, others);
             self.parts.extend_from_slice(here);
             let foreign = agent.wrapping_sub(home) as usize >= self.warps.len();
@@ -164,7 +164,12 @@ impl Clock {
 /// The index range of an agent's parts.
 fn range(parts: &[Part], agent: Agent) -> Range<usize> {
     let start = parts.partition_point(|p| p.agent < agent);
-    start..start + parts[start..].partition_point(|p| p.agent == agent)
+    start..start + first_of(&parts[start..], agent)
+}
+
+/// The number of parts of an agent at the start of a list. Most agents have one or two.
+fn first_of(parts: &[Part], agent: Agent) -> usize {
+    parts.iter().take_while(|p| p.agent == agent).count()
 }
 
 #[cfg(test)]
