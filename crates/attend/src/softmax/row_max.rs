@@ -14,8 +14,9 @@ pub enum Rescale {
     /// At every block.
     Always,
     /// When the row max of any row of the warp exceeds the stored one by more than this many powers of two
-    /// (lazy rescaling). Until then, probabilities may reach `2^threshold`; f16 holds powers up to 15.
-    /// Numerator and denominator share the factor.
+    /// (lazy rescaling). Until then, probabilities may grow by that many powers of two. In f16 a row max has
+    /// the weight 2^7 and 2^15 is the largest power, so the threshold is at most 8. Numerator and denominator
+    /// share the factor.
     Beyond(u8),
 }
 

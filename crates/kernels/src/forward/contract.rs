@@ -33,7 +33,9 @@ pub(crate) fn out_half(dims: impl Into<Dims>) -> Option<Half> {
     }
 }
 
-/// The largest threshold of [`Rescale::Beyond`] for probabilities of a type.
+/// The largest threshold of [`Rescale::Beyond`] for probabilities of a type. In f16 and e4m3 it follows from
+/// the range of the type. For bf16 it is a choice: the former limit of f16 for all types, which no search
+/// exceeds. The range of bf16 would allow 60, which `wgmma` accepts (`largest_threshold` there).
 const fn most_beyond(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => Rescale::MOST_IN_F16,

@@ -1,7 +1,7 @@
 //! The last, partial wave of a persistent kernel, where fewer tiles than CTAs remain. With stream-K (Osama et
 //! al. 2023) the blocks of these tiles along the reduction (KV blocks) form one line, tile after tile, and
-//! each CTA takes one piece of the line. Piece lengths differ by at most one block. A piece is shorter than a
-//! tile, so it is a part of one tile, or the end of one tile and the beginning of the next.
+//! each CTA takes one piece of the line. Piece lengths differ by at most one block. A piece is at most as
+//! long as a tile, so it is a part of one tile, or the end of one tile and the beginning of the next.
 
 use ptx::{Builder, CmpOp, R32};
 

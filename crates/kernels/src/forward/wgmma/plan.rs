@@ -20,21 +20,23 @@ pub enum Rescaling {
     #[serde(alias = "classic")]
     Always,
     /// The reference moves only when any score of the warp exceeds it by more than this many powers of two
-    /// (lazy rescaling). Probabilities may reach that power of two; f16 holds 15.
+    /// (lazy rescaling). Until then, probabilities may grow by that many powers of two. In f16 a row max has
+    /// the weight 2^7 and 2^15 is the largest power, so the threshold is at most 8.
     #[serde(alias = "lazy")]
     Beyond(#[serde(deserialize_with = "threshold")] u8),
     /// Unmasked blocks after the first do not compute a row max (speculative row max): their exponentials use
-    /// the old reference, and a block in which a lane's sum reaches `2^limit` is recomputed with its row max.
-    /// If products compute the sums, a block is recomputed when a probability reaches 2, that is, when a
+    /// the old reference, and a block in which a lane's sum reaches `2^limit` times the weight of a row max is
+    /// recomputed with its row max. A row max has the weight 1 in bf16. In f16 it has 2^7, and a block is
+    /// recomputed at `2^min(limit + 7, 15)`. If products compute the sums, a block is recomputed when a probability reaches 2, that is, when a
     /// score exceeds the maximum behind its reference by `limit + 1` powers of two.
     #[serde(alias = "optimistic")]
     Speculative {
         /// The threshold of [`Rescaling::Beyond`], for the blocks that compute a row max.
         #[serde(alias = "slack")]
         beyond: u8,
-        /// The limit in powers of two; f16 holds 15. If products compute the sums, references lie `limit`
-        /// powers of two above the row max, and probabilities as far below one; `limit` is then at most 15 in
-        /// bf16 too.
+        /// The limit in powers of two: in f16 at most 15, where 8 to 15 give the same kernel. If products
+        /// compute the sums, references lie `limit` powers of two above the row max, and probabilities as far
+        /// below one; `limit` is then at most 15 in bf16 too.
         limit: u8,
     },
 }
@@ -67,8 +69,10 @@ impl Rescaling {
     }
 }
 
-/// The largest threshold. For f16, 2^15 is the largest power of two. bf16 has the range of the f32 sums and
-/// of O, so O can overflow, while the mean of the values would not, only for values from about 2^60 on.
+/// The largest threshold that the ranges allow. In f16 and e4m3, probabilities stay within the range of their
+/// type. bf16 has the range of the f32 sums and of O, so O can overflow, while the mean of the values would
+/// not, only for values from about 2^60 on. The families without this gene accept less in bf16
+/// ([`check_rescale`](crate::forward::contract::check_rescale)).
 pub(super) const fn largest_threshold(dtype: DType) -> u8 {
     match dtype {
         DType::F16 => Rescale::MOST_IN_F16,

@@ -35,7 +35,8 @@ pub struct StreamedPlan {
     /// When O is rescaled.
     pub rescale: Rescale,
     /// Speculative row max: blocks that need no mask do not compute a row max. A block is recomputed if a
-    /// lane's sum of its exponentials reaches `2^speculative`.
+    /// lane's sum of its exponentials reaches `2^speculative` times the weight of a row max: `2^speculative`
+    /// in bf16, and `2^min(speculative + 7, 15)` in f16.
     #[serde(default, alias = "guess")]
     pub speculative: Option<u8>,
     /// Whether row warpgroups use the tensor cores in turn (ping-pong).
