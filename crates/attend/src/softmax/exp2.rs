@@ -10,7 +10,7 @@ const CUBIC: [f32; 3] = [0.693_282_9, 0.242_210_76, 0.055_008_747];
 const TO_INTEGER: f32 = 12_582_912.0;
 
 /// `x = 2^x` on the FMA and integer pipes (Cody & Waite 1980; FlashAttention-4 does this on Blackwell): `x =
-/// j + f` with an integer j, `2^f` from a polynomial, then j is added to its exponent. Ten instructions
+/// j + f` with an integer j, `2^f` from a polynomial, then j is added to its exponent. Nine instructions
 /// replace one EX2, but the EX2 pipe has at most a quarter of the rate of these pipes.
 ///
 /// The relative error is 1.0e-4, less than one rounding to f16. The result is 0 for x ≤ −127 and for −∞,

@@ -111,7 +111,7 @@ impl QuantizationCode {
         if self.rotated { Rotation::new(0, self.dim as usize).norm() } else { 1.0 }
     }
 
-    /// Threads of an SM for which a kernel that rotates leaves registers. Without a bound, ptxas spills
+    /// Threads per SM that the register limit of a rotating kernel allows for. Without a bound, ptxas spills
     /// registers of some kernels to make room for more threads.
     pub(super) const fn resident_threads(&self) -> u32 {
         match self.passes {

@@ -114,7 +114,7 @@ impl Pipeline {
         self.wait(k, barrier, at);
     }
 
-    /// Waits for the phase of a barrier on which other CTAs of the cluster may arrive.
+    /// Waits for a phase of a barrier. Other CTAs of the cluster may arrive on it.
     fn wait(&self, k: &mut Builder, barrier: Shared, at: &PipelineState) {
         match self.cluster {
             None => k.mbarrier_wait_parity(barrier, at.parity),

@@ -32,8 +32,8 @@ enum Refill {
 #[derive(Clone, Copy, Debug)]
 pub struct Supply {
     pub map: TensorMapPtr,
-    /// First row of the next tile to request, after the tiles of all stages; below `last` if there is none.
-    /// Moves down.
+    /// First row of the next tile to request; the first `stages` tiles were requested before. It decreases by
+    /// `step`. Below `last`, no tile is left.
     pub next: R32,
     /// First row of the last tile; `None` for 0.
     pub last: Option<R32>,

@@ -12,7 +12,8 @@ pub enum MmaType {
     /// A 16-bit type.
     Half(Half),
     /// f32, each number as the sum of two tf32 numbers: three products of tf32, without the product of the
-    /// two small parts (3xTF32; Markidis et al. 2018). The omitted product is below 2^-22 of the result.
+    /// two small parts (3xTF32; Markidis et al. 2018). The omitted product is at most 2^-22 of |a·b| of
+    /// its term.
     F32,
     /// f32, each number rounded to tf32 (11 significant bits): one product of tf32.
     Tf32,

@@ -11,7 +11,7 @@ use crate::PlanError;
 use crate::contract::Contract;
 use crate::forward::contract::STRIDE_LIMIT;
 
-/// Bytes to whose multiples a tensor map needs strides and addresses to be aligned, in 16-bit elements.
+/// Tensor maps need strides and addresses that are multiples of 16 bytes: 8 elements of 16 bits.
 const UNIT: i64 = 8;
 
 /// A property of a table that excludes tensor maps.
