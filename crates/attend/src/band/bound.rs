@@ -8,7 +8,7 @@ use super::{KeyBand, RowRange};
 /// Whether all rows see all keys of a KV block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Coverage {
-    /// Every row of the CTA sees every key: no mask needed.
+    /// Every row of the rows that the bounds were made for sees every key: no mask needed.
     Full,
     /// Some rows do not see some keys: the mask is applied.
     Partial,
@@ -22,7 +22,7 @@ pub struct Bound {
     /// The lower end of the blocks and of the full blocks; `None` if both are 0.
     pub lower: Option<Lower>,
     /// Every row sees the last key of each block below this one; `None` if that holds for all blocks.
-    pub full: Option<R32>,
+    pub full_to: Option<R32>,
     /// One past the last block of which any row sees a key.
     pub end: R32,
 }
@@ -41,13 +41,13 @@ impl Bound {
     pub fn new(k: &mut Builder, band: &KeyBand, rows: &RowRange, block_n: u32, divides: bool) -> Bound {
         let [by_all, by_any] = rows.keys_seen(k, band);
         let every_block = band.after.is_none() && divides;
-        let full = (!every_block).then(|| divide(k, by_all, block_n));
+        let full_to = (!every_block).then(|| divide(k, by_all, block_n));
         let end = blocks_up(k, by_any, block_n);
         let lower = rows.keys_skipped(k, band).map(|[by_any, by_all]| Lower {
             from: divide(k, by_any, block_n),
             full_from: Some(blocks_up(k, by_all, block_n)),
         });
-        Bound { lower, full, end }
+        Bound { lower, full_to, end }
     }
 
     /// The bound for a loop that visits at least one block. If no row sees any key, that block is fully

@@ -118,8 +118,8 @@ impl BlockLists {
                 let [any, all] = judge(k, block);
                 let by_program = k.setp_u(CmpOp::Eq, all, 0);
                 let mut hides = vec![(by_program, BY_PROGRAM)];
-                if let Some(full) = bound.full {
-                    hides.push((k.setp_s(CmpOp::Ge, block, full), BY_BAND));
+                if let Some(full_to) = bound.full_to {
+                    hides.push((k.setp_s(CmpOp::Ge, block, full_to), BY_BAND));
                 }
                 if let Some(full_from) = bound.lower.and_then(|lower| lower.full_from) {
                     hides.push((k.setp_s(CmpOp::Lt, block, full_from), BY_BAND));
@@ -202,7 +202,7 @@ impl BlockList {
 
     /// The positions to visit, in the form of a bound on blocks: positions from `full` on are partial.
     pub const fn bound(&self) -> Bound {
-        Bound { lower: None, full: Some(self.full), end: self.count }
+        Bound { lower: None, full_to: Some(self.full), end: self.count }
     }
 }
 

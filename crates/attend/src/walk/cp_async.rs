@@ -228,9 +228,9 @@ impl KvPipeline {
     fn limits(&self, k: &mut Builder) -> Limits {
         let from = self.bound.from();
         match self.bound.lower {
-            None => Limits { full_to: self.bound.full, full_from: None, from },
+            None => Limits { full_to: self.bound.full_to, full_from: None, from },
             Some(Lower { from: first, full_from }) => Limits {
-                full_to: self.bound.full.map(|full| k.max_s(full, first)),
+                full_to: self.bound.full_to.map(|full| k.max_s(full, first)),
                 full_from: full_from.map(|full_from| k.max_s(full_from, first).into()),
                 from,
             },
@@ -245,7 +245,7 @@ impl KvPipeline {
         F: Fn(&mut Builder, &AccTile),
         C: Fn(&mut Builder, &AccTile, &Block),
     {
-        let masked = self.bound.full.is_some() || self.bound.lower.is_some_and(|l| l.full_from.is_some());
+        let masked = self.bound.full_to.is_some() || self.bound.lower.is_some_and(|l| l.full_from.is_some());
         let cautious = if masked { Coverage::Partial } else { Coverage::Full };
         let some = k.setp_s(CmpOp::Ge, self.current, self.bound.from());
         k.if_(some, |k| {

@@ -187,6 +187,6 @@ impl Forward<'_> {
             return (None, if self.divides() { Masked::Never } else { Masked::First });
         }
         let bound = Bound::new(k, band, own, self.plan.block_n, false);
-        (bound.lower.and_then(|lower| lower.full_from), bound.full.map_or(Masked::First, Masked::From))
+        (bound.lower.and_then(|lower| lower.full_from), bound.full_to.map_or(Masked::First, Masked::From))
     }
 }

@@ -26,7 +26,7 @@ impl Forward<'_, StreamedPlan> {
         let own_rows = self.own_rows(k);
         let own = self.bound(k, &own_rows);
         let end = if self.ends_differ() { own.end } else { tile.end };
-        let masked = match own.full {
+        let masked = match own.full_to {
             None => Masked::Never,
             Some(_) if self.params.band.is_full() => Masked::First,
             Some(full) => Masked::From(full),
