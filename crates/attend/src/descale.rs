@@ -48,12 +48,12 @@ pub struct ScoreFactors {
     of_rows: Vec<F32>,
     /// The factors of K, if K has one per block of rows.
     keys: Option<BlockFactors>,
-    place: Place,
+    place: FactorPlace,
 }
 
 /// Where factors are multiplied with the scores.
 #[derive(Clone, Debug)]
-enum Place {
+enum FactorPlace {
     /// In the exponent: the softmax multiplies scores by these factors.
     Exponent {
         /// `of_rows` times the factor of scores without descale factors.
@@ -90,20 +90,20 @@ impl ScoreFactors {
             })
         });
         let [next, current] = [0; 2].map(|_| scaled.iter().map(|_| k.reg()).collect());
-        ScoreFactors { of_rows, keys, place: Place::Exponent { scaled, spoiled, next, current } }
+        ScoreFactors { of_rows, keys, place: FactorPlace::Exponent { scaled, spoiled, next, current } }
     }
 
     /// Factors that multiply each score, for tiles whose keys have several factors, and for scores that a
     /// softcap or a score program takes.
     pub fn on_scores(of_rows: Vec<F32>, keys: Option<BlockFactors>) -> ScoreFactors {
-        ScoreFactors { of_rows, keys, place: Place::Scores }
+        ScoreFactors { of_rows, keys, place: FactorPlace::Scores }
     }
 
     /// The softmax of a tile with these factors.
     pub fn in_softmax(&self, softmax: OnlineSoftmax) -> OnlineSoftmax {
         match &self.place {
-            Place::Exponent { current, .. } => softmax.with_row_factors(current),
-            Place::Scores => softmax,
+            FactorPlace::Exponent { current, .. } => softmax.with_row_factors(current),
+            FactorPlace::Scores => softmax,
         }
     }
 
@@ -124,7 +124,7 @@ impl ScoreFactors {
     /// [loaded](ScoreFactors::load) factors of K.
     pub fn apply(&self, k: &mut Builder, s: &AccTile, of_keys: &[F32]) {
         match &self.place {
-            Place::Exponent { scaled, spoiled, next, .. } => {
+            FactorPlace::Exponent { scaled, spoiled, next, .. } => {
                 let of_keys = of_keys.first().copied();
                 for (&next, &scaled) in next.iter().zip(scaled) {
                     match of_keys {
@@ -137,13 +137,13 @@ impl ScoreFactors {
                 }
                 self.spoil(k, s, of_keys, *spoiled);
             }
-            Place::Scores => self.multiply(k, s, of_keys),
+            FactorPlace::Scores => self.multiply(k, s, of_keys),
         }
     }
 
     /// Gives the factors of the scores that were computed last to the softmax.
     pub fn enter(&self, k: &mut Builder) {
-        if let Place::Exponent { next, current, .. } = &self.place {
+        if let FactorPlace::Exponent { next, current, .. } = &self.place {
             for (&current, &next) in current.iter().zip(next) {
                 k.mov_to(current, next);
             }

@@ -33,7 +33,7 @@ pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
     accepted_value_factor,
 };
-pub use split::{Division, Exchange, Partials, Place, StreamKMerge, merge_bytes};
+pub use split::{Division, Exchange, Partials, StreamKMerge, WarpgroupPlace, merge_bytes};
 pub use walk::{
     Block, BlockOutput, KvPipeline, MainLoop, Masked, Order, OutputSums, SharedProbs, Skips, Steps, Stream,
     TileRows, Tiles, Walk,

@@ -20,7 +20,7 @@ mod schedule;
 pub use cluster::Cluster;
 pub use copy::{
     BulkStore, ByteTranspose, CopyMode, RowStore, RowStream, TensorRows, TileCopy, WarpRows, store_fragments,
-    store_fragments_at, store_rows, store_words,
+    store_fragments_at, store_rows, store_rows_in_f32,
 };
 pub use divide::divide;
 pub use layout::{

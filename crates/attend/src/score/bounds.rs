@@ -8,7 +8,7 @@ use problem::program::{BinaryOp, Comparison, Id, Op, Range, UnaryOp};
 use ptx::{Builder, CmpOp, R32};
 
 use super::emit::{Division, Value, binary};
-use super::lower::{Node, Place, ProgramCode};
+use super::lower::{Node, ProgramCode, ValuePlace};
 use super::program::Scope;
 
 /// A lower and an upper bound of a value.
@@ -59,11 +59,11 @@ impl Bounds {
 pub(super) type BoundsOf = Vec<Option<Bounds>>;
 
 /// The per-row and per-column nodes whose bounds determine the bounds of the mask.
-pub(super) fn leaves(code: &ProgramCode, place: Place) -> Vec<Id> {
+pub(super) fn leaves(code: &ProgramCode, place: ValuePlace) -> Vec<Id> {
     let mut found = Vec::new();
     let mut left: Vec<Id> = code.mask.into_iter().collect();
     while let Some(id) = left.pop() {
-        if code.places[id] != Place::Element {
+        if code.places[id] != ValuePlace::Element {
             if code.places[id] == place {
                 found.push(id);
             }
@@ -125,12 +125,12 @@ impl TileBounds<'_, '_> {
             return self.known[id];
         }
         self.known[id] = match self.code.places[id] {
-            Place::Once => {
+            ValuePlace::Once => {
                 let value = self.at.value(k, id);
                 Bounds::of_value(k, value)
             }
-            Place::Row | Place::Column => None,
-            Place::Element => match &self.code.nodes[id] {
+            ValuePlace::Row | ValuePlace::Column => None,
+            ValuePlace::Element => match &self.code.nodes[id] {
                 Node::Op(op) => self.operation(k, id, op),
                 Node::Load { table, .. } => self.element(k, id, *table),
                 Node::Reciprocal(_) | Node::Address { .. } | Node::Staged(_) => None,

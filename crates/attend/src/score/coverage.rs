@@ -5,7 +5,7 @@ use problem::program::Id;
 use ptx::{Builder, CmpOp, R32};
 
 use super::bounds::{BoundsOf, TileBounds, leaves, of_leaves};
-use super::lower::Place;
+use super::lower::ValuePlace;
 use super::program::{Memo, Scope, ScorePrograms};
 use crate::{Coverage, RowRange};
 
@@ -44,11 +44,11 @@ impl ScorePrograms {
         let mut at = Scope::new(self, rows);
         (at.head, at.batch) = (Some(head), Some(batch));
         // Code in conditional branches reads these values, so they are computed here.
-        for id in self.code.needed_at(Place::Once) {
+        for id in self.code.needed_at(ValuePlace::Once) {
             at.value(k, id);
         }
         let once = at.once.clone();
-        let leaves = leaves(&self.code, Place::Row);
+        let leaves = leaves(&self.code, ValuePlace::Row);
         let of_rows = of_leaves(k, &mut at, &leaves, rows.rows.div_ceil(LANES), |k, at, part| {
             let row = k.add(lane, LANES * part);
             let row = k.min_u(row, rows.rows - 1);
@@ -84,7 +84,7 @@ impl TileMask<'_> {
             at.offset = LANES * part;
             at.column.fill(None);
         };
-        let mut known = of_leaves(k, &mut at, &leaves(code, Place::Column), parts, set);
+        let mut known = of_leaves(k, &mut at, &leaves(code, ValuePlace::Column), parts, set);
         for (bounds, of_rows) in known.iter_mut().zip(&self.of_rows) {
             *bounds = bounds.or(*of_rows);
         }
@@ -105,7 +105,7 @@ impl TileMask<'_> {
             .map(|part| {
                 at.offset = LANES * part;
                 at.column.fill(None);
-                for id in self.programs.code.needed_at(Place::Column) {
+                for id in self.programs.code.needed_at(ValuePlace::Column) {
                     at.value(k, id);
                 }
                 at.column.clone()

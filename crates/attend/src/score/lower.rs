@@ -11,7 +11,7 @@ const EXACT: i64 = 1 << 24;
 /// Where a value is computed. Each value is computed at the first place that its operands allow, which is the
 /// least frequent one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Place {
+pub(super) enum ValuePlace {
     /// Once for all rows of a tile.
     Once,
     /// Once for each of the lane's rows.
@@ -22,11 +22,13 @@ pub(super) enum Place {
     Element,
 }
 
-impl Place {
+impl ValuePlace {
     /// The place of a value that depends on values of two places.
-    fn with(self, other: Place) -> Place {
+    fn with(self, other: ValuePlace) -> ValuePlace {
         match (self, other) {
-            (Place::Row, Place::Column) | (Place::Column, Place::Row) => Place::Element,
+            (ValuePlace::Row, ValuePlace::Column) | (ValuePlace::Column, ValuePlace::Row) => {
+                ValuePlace::Element
+            }
             _ => self.max(other),
         }
     }
@@ -106,7 +108,7 @@ impl Node {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ProgramCode {
     pub(super) nodes: Vec<Node>,
-    pub(super) places: Vec<Place>,
+    pub(super) places: Vec<ValuePlace>,
     /// The node of the score program's result.
     pub(super) score: Option<Id>,
     /// The node of the mask program's result.
@@ -165,7 +167,7 @@ impl Lowering {
     /// A read of a table. The indices of one place form one part of the address.
     fn load(&mut self, table: usize, indices: Vec<Index>) -> Id {
         let mut parts = Vec::new();
-        for place in [Place::Once, Place::Row, Place::Column, Place::Element] {
+        for place in [ValuePlace::Once, ValuePlace::Row, ValuePlace::Column, ValuePlace::Element] {
             let of_place = |index: &Index| self.code.places[index.value] == place;
             let indices: Vec<Index> = indices.iter().copied().filter(of_place).collect();
             if !indices.is_empty() {
@@ -187,7 +189,7 @@ impl Lowering {
         if !self.ranges[integer].is_some_and(exact) {
             return None;
         }
-        if self.code.places[integer] != Place::Element {
+        if self.code.places[integer] != ValuePlace::Element {
             return Some(self.convert(integer));
         }
         let Node::Op(op) = self.code.nodes[integer].clone() else { return None };
@@ -208,11 +210,11 @@ impl Lowering {
             return id;
         }
         let own = match node {
-            Node::Op(Op::Input(Input::Score)) => Place::Element,
-            Node::Op(Op::Input(Input::Query)) => Place::Row,
-            Node::Op(Op::Input(Input::Key)) => Place::Column,
-            Node::Op(Op::Input(Input::Head)) if self.code.packed => Place::Row,
-            _ => Place::Once,
+            Node::Op(Op::Input(Input::Score)) => ValuePlace::Element,
+            Node::Op(Op::Input(Input::Query)) => ValuePlace::Row,
+            Node::Op(Op::Input(Input::Key)) => ValuePlace::Column,
+            Node::Op(Op::Input(Input::Head)) if self.code.packed => ValuePlace::Row,
+            _ => ValuePlace::Once,
         };
         self.code
             .places
@@ -268,7 +270,7 @@ impl ProgramCode {
 
     /// The per-row values that are used inside blocks, and so are computed before the blocks.
     pub(super) fn of_rows(&self) -> Vec<Id> {
-        let is_of_rows = |&id: &Id| self.places[id] <= Place::Row;
+        let is_of_rows = |&id: &Id| self.places[id] <= ValuePlace::Row;
         let of_blocks = self.needed().into_iter().filter(|id| !is_of_rows(id));
         let read = of_blocks.flat_map(|id| self.nodes[id].reads());
         let mut found: Vec<Id> = read.chain(self.score).chain(self.mask).filter(is_of_rows).collect();
@@ -278,7 +280,7 @@ impl ProgramCode {
     }
 
     /// The nodes of a place on which the results depend, in the order of evaluation.
-    pub(super) fn needed_at(&self, place: Place) -> Vec<Id> {
+    pub(super) fn needed_at(&self, place: ValuePlace) -> Vec<Id> {
         let mut found: Vec<Id> = self.needed().into_iter().filter(|&id| self.places[id] == place).collect();
         found.sort_unstable();
         found

@@ -14,7 +14,7 @@ use ptx::{Builder, F32, Global, Half, Pred, R16, R32, R64, TensorMapPtr, Type};
 use tile::{AccTile, Threads};
 
 use super::emit::{Division, Value, binary, compare, select, truth, unary};
-use super::lower::{Index, Node, Place, ProgramCode};
+use super::lower::{Index, Node, ProgramCode, ValuePlace};
 use super::words::Words;
 use crate::{Coverage, RowRange};
 
@@ -309,7 +309,7 @@ impl ScorePrograms {
             let last = table.lasts.len() - 1;
             indices.iter().any(|index| index.dimension == last && self.code.is_key(index.value))
         };
-        table.pairs.is_some() && self.code.places[id] == Place::Element && parts.iter().any(is_key)
+        table.pairs.is_some() && self.code.places[id] == ValuePlace::Element && parts.iter().any(is_key)
     }
 }
 
@@ -364,10 +364,10 @@ impl<'a> Scope<'a> {
 
     fn memo(&mut self, id: Id) -> &mut Option<Value> {
         let of_place = match self.programs.code.places[id] {
-            Place::Once => &mut self.once,
-            Place::Row => &mut self.row,
-            Place::Column => &mut self.column,
-            Place::Element => &mut self.element,
+            ValuePlace::Once => &mut self.once,
+            ValuePlace::Row => &mut self.row,
+            ValuePlace::Column => &mut self.column,
+            ValuePlace::Element => &mut self.element,
         };
         &mut of_place[id]
     }

@@ -9,7 +9,7 @@ use problem::program::Id;
 use ptx::{Builder, Half, R32, Src, TensorMapPtr};
 use tile::{Consumer, RowStream, TileRing};
 
-use super::lower::{Index, Node, Place, ProgramCode, TileRead};
+use super::lower::{Index, Node, ProgramCode, TileRead, ValuePlace};
 use super::program::{Scope, ScorePrograms, StagedParams};
 use super::words::Words;
 use crate::RowRange;
@@ -27,7 +27,7 @@ impl ProgramCode {
         others.pop().filter(|last| self.is_key(last.value))?;
         let query = others.iter().position(|index| self.is_query(index.value))?;
         let query = others.remove(query).dimension;
-        let uniform = others.iter().all(|index| self.places[index.value] == Place::Once);
+        let uniform = others.iter().all(|index| self.places[index.value] == ValuePlace::Once);
         (uniform && others.len() <= 2).then_some(TileRead { table: *table, query, others })
     }
 

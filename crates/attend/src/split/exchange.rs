@@ -56,7 +56,7 @@ impl Division {
 
 /// The position of a warpgroup in its cluster.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct WarpgroupPlace {
     /// Warp in the CTA.
     pub warp: R32,
     /// Thread in the warpgroup.
@@ -69,9 +69,9 @@ pub struct Place {
     pub cta: R32,
 }
 
-impl Place {
+impl WarpgroupPlace {
     /// Reads the thread's position in a cluster of `division.ctas` CTAs along x.
-    pub fn new(k: &mut Builder, division: Division) -> Place {
+    pub fn new(k: &mut Builder, division: Division) -> WarpgroupPlace {
         let warp = k.warp_index_uniform();
         let index = k.special(SpecialReg::TidX);
         let thread = k.and(index, WARPGROUP_THREADS - 1);
@@ -87,7 +87,7 @@ impl Place {
             }
         };
         let cta = if division.ctas > 1 { k.special(SpecialReg::ClusterCtarank) } else { k.mov(0) };
-        Place { warp, thread, row_warpgroup, kv_warpgroup, cta }
+        WarpgroupPlace { warp, thread, row_warpgroup, kv_warpgroup, cta }
     }
 
     /// Index of the warpgroup's part of the keys.
@@ -118,7 +118,7 @@ impl Place {
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
     division: Division,
-    place: Place,
+    place: WarpgroupPlace,
     columns: u32,
     room: Shared,
     barriers: Mbarriers,
@@ -129,7 +129,7 @@ impl Exchange {
     /// `barriers` has [`Division::barriers`] mbarriers.
     pub const fn new(
         division: Division,
-        place: Place,
+        place: WarpgroupPlace,
         columns: u32,
         room: Shared,
         barriers: Mbarriers,

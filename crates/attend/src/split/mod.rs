@@ -6,7 +6,7 @@ mod merge;
 mod partials;
 mod stream_k;
 
-pub use exchange::{Division, Exchange, Place};
+pub use exchange::{Division, Exchange, WarpgroupPlace};
 pub use merge::merge_bytes;
 pub use partials::Partials;
 pub use stream_k::StreamKMerge;

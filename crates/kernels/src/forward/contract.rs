@@ -202,16 +202,16 @@ fn softmax_factor(problem: &Problem) -> f64 {
     f64::from(problem.score.softcap.unwrap_or(problem.softmax_scale().abs()))
 }
 
-/// `|scale| · log2 e`, or 1 for a scale of 0, in which case Q is set to zero. With a softcap `softcap · log2
-/// e`, and after a score program `log2 e`.
-pub(crate) fn factor(problem: &Problem) -> f32 {
+/// `|scale| · log2 e`, `softcap · log2 e` with a softcap, or `log2 e` after a score program. 1 for a scale of
+/// 0, in which case the kernel sets Q to zero.
+pub(crate) fn factor_or_one(problem: &Problem) -> f32 {
     let scale = softmax_factor(problem);
     if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 }
 }
 
-/// `|scale| · log2 e`, `softcap · log2 e` with a softcap, or `log2 e` after a score program. A scale of zero
-/// is replaced by a factor so small that all scores have equal weight, while masked scores stay −∞.
-pub(crate) fn unsigned_factor(problem: &Problem) -> f32 {
+/// Like [`factor_or_one`], but a scale of 0 gives a factor so small that all scores have equal weight, while
+/// masked scores stay −∞.
+pub(crate) fn factor_or_least(problem: &Problem) -> f32 {
     let scale = softmax_factor(problem);
     ((scale * std::f64::consts::LOG2_E) as f32).max(f32::MIN_POSITIVE)
 }

@@ -5,7 +5,7 @@ use crate::common;
 use crate::common::cases;
 use attend::{Order, Rescale};
 use emu::{Emulator, Options, Schedule};
-use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use flashcore_kernels::forward::mma::{CtaOrder, MmaPlan, QueryHome};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, Op, Statement};
@@ -42,7 +42,7 @@ fn torture_set_is_right_and_without_hazards() {
             stages: [2, 1, 3][i % 3],
             queries: if wide || i % 4 < 2 { QueryHome::Shared } else { QueryHome::Registers },
             rescale: [Rescale::Beyond(8), Rescale::Always][i / 3 % 2],
-            tile_order: [Grid::RowsFirst, Grid::HeadsFirst][i / 5 % 2],
+            tile_order: [CtaOrder::RowsFirst, CtaOrder::HeadsFirst][i / 5 % 2],
             ..plain_plan(problem, &arch)
         };
         // Every second plan divides the keys among warps, if the columns of O can be divided.

@@ -7,7 +7,7 @@ use crate::common::factors::{self, capped, with_factors, with_strides};
 use crate::common::fp8::{self, WINDOW, edit_text, lines, problem};
 use crate::tools::{self, Facts};
 use attend::{Order, OutputSums, Rescale};
-use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use flashcore_kernels::forward::mma::{CtaOrder, MmaPlan, QueryHome};
 use flashcore_kernels::{Arch, Family, Plan, Program, emit};
 use problem::{Band, DType, DTypes, Layout, Problem, ScaleLayout, Strides};
 use ptx::Kernel;
@@ -144,7 +144,7 @@ fn genes() {
         MmaPlan { kv_warps: 4, warps: 4, block_n: 128, products: Order::ScoresAhead, ..base.clone() },
         MmaPlan { splits: 3, ..base.clone() },
         MmaPlan { splits: 2, kv_warps: 2, block_n: 64, ..base.clone() },
-        MmaPlan { tile_order: Grid::RowsFirst, rescale: Rescale::Always, ..base },
+        MmaPlan { tile_order: CtaOrder::RowsFirst, rescale: Rescale::Always, ..base },
     ];
     for (i, plan) in plans.into_iter().enumerate() {
         check(if i % 2 == 0 { &p } else { &full }, plan.clone(), &ARCHS[i % 3], i as u64);

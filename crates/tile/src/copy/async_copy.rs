@@ -306,7 +306,7 @@ fn store_chunk(
 ) {
     let all = |k: &mut Builder| {
         let chunk: [R32; 4] = k.ld_vec(from);
-        store_words(k, to, chunk, mode);
+        store_whole(k, to, chunk, mode);
     };
     let Some(width) = &column.width else { return guarded_by(k, wanted, all) };
     let [whole, cut] = [width.whole, width.cut].map(|pred| match wanted {
@@ -349,8 +349,8 @@ fn guarded_by(k: &mut Builder, guard: Option<Pred>, body: impl FnOnce(&mut Build
     }
 }
 
-/// Stores a chunk with accesses of the mode's width.
-fn store_words(k: &mut Builder, to: Global, chunk: [R32; 4], mode: CopyMode) {
+/// Stores a whole chunk with accesses of the mode's width.
+fn store_whole(k: &mut Builder, to: Global, chunk: [R32; 4], mode: CopyMode) {
     let [a, b, c, d] = chunk;
     match mode {
         CopyMode::Async16 => k.st_vec(to, chunk),

@@ -131,7 +131,7 @@ fn chunk_places(
 
 /// Stores the rows of each warp's accumulator in f32, directly from registers: the lanes of a quad write 32
 /// or 64 contiguous bytes. The arguments are those of [`store_rows`].
-pub fn store_words(
+pub fn store_rows_in_f32(
     k: &mut Builder,
     threads: &Threads,
     o: &AccTile,

@@ -121,11 +121,11 @@ mod tests {
         for (tiles, blocks, takers) in
             [(2048, 128, 132), (7, 3, 4), (8, 3, 4), (5, 1, 4), (3, 5, 15), (1, 1, 1)]
         {
-            let round = LastWave { tiles, blocks, takers };
-            assert_eq!(round.whole() + round.shared(), tiles);
-            assert_eq!(round.takers * round.piece() + round.longer(), round.line());
-            let longest = round.piece() + u64::from(round.longer() > 0);
-            assert!(longest <= blocks, "{round:?}: a piece of three tiles");
+            let wave = LastWave { tiles, blocks, takers };
+            assert_eq!(wave.whole() + wave.shared(), tiles);
+            assert_eq!(wave.takers * wave.piece() + wave.longer(), wave.line());
+            let longest = wave.piece() + u64::from(wave.longer() > 0);
+            assert!(longest <= blocks, "{wave:?}: a piece longer than a tile");
         }
     }
 }

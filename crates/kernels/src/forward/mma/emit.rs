@@ -9,16 +9,16 @@ use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg};
 use tile::{
     AccTile, MatrixReader, MmaType, OperandA, OperandType, PairSum, Sign, Threads, TileCopy, TileLayout,
-    divide, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt, store_rows, store_words,
+    divide, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt, store_rows, store_rows_in_f32,
 };
 
 use super::fp8::product_types;
-use super::plan::{Grid, MmaPlan, QueryHome};
+use super::plan::{CtaOrder, MmaPlan, QueryHome};
 use super::split::{self, merge_descales, row_block_and_split};
 use crate::contract::Contract;
 use crate::draft::{Draft, Drafts};
 use crate::forward::contract::{
-    declare_band, declare_head_strides, declare_softcap, factor, lse_of_row, out_half,
+    declare_band, declare_head_strides, declare_softcap, factor_or_one, lse_of_row, out_half,
 };
 use crate::forward::descale::{ScoreDescale, Scores, ValueDescale};
 use crate::forward::fp8::weights;
@@ -75,8 +75,8 @@ impl MmaPlan {
         let heads = problem.heads_q as u32;
         Launch {
             grid: match self.tile_order {
-                Grid::RowsFirst => Dim3(rows, heads, batch),
-                Grid::HeadsFirst => Dim3(heads, batch, rows),
+                CtaOrder::RowsFirst => Dim3(rows, heads, batch),
+                CtaOrder::HeadsFirst => Dim3(heads, batch, rows),
             },
             cluster: Dim3(1, 1, 1),
             block: Dim3(self.threads(), 1, 1),
@@ -152,7 +152,7 @@ impl Params {
             seq_q,
             seq_kv,
             lengths: declare_lengths(k, c, problem, [seq_q, seq_kv]),
-            factor: c.f32(k, "scale_log2e", factor(problem)),
+            factor: c.f32(k, "scale_log2e", factor_or_one(problem)),
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
             programs: declare_programs(k, c, problem, baked.programs.as_ref())
@@ -498,7 +498,7 @@ impl<'a> Forward<'a> {
         let width = (self.row_bytes(Tensor::Out), self.baked.head_dim_v());
         match half {
             Some(half) => store_rows(k, &self.threads, half, o, self.shared, rows, width, self.plan.copy),
-            None => store_words(k, &self.threads, o, rows, width, self.plan.copy),
+            None => store_rows_in_f32(k, &self.threads, o, rows, width, self.plan.copy),
         }
         if let Some(start) = self.params.lse {
             let [head, batch] = head_and_batch(k, self.plan.tile_order);
@@ -589,8 +589,8 @@ fn row_block(k: &mut Builder, plan: &MmaPlan, band: &KeyBand) -> R32 {
         return if band.is_full() { block } else { k.sub(last, block) };
     }
     let (index, count) = match plan.tile_order {
-        Grid::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),
-        Grid::HeadsFirst => (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
+        CtaOrder::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),
+        CtaOrder::HeadsFirst => (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
     };
     let index = k.special(index);
     if band.is_full() {
@@ -602,10 +602,10 @@ fn row_block(k: &mut Builder, plan: &MmaPlan, band: &KeyBand) -> R32 {
 }
 
 /// The CTA's query head and batch entry.
-pub(super) fn head_and_batch(k: &mut Builder, grid: Grid) -> [R32; 2] {
+pub(super) fn head_and_batch(k: &mut Builder, grid: CtaOrder) -> [R32; 2] {
     match grid {
-        Grid::RowsFirst => [SpecialReg::CtaidY, SpecialReg::CtaidZ],
-        Grid::HeadsFirst => [SpecialReg::CtaidX, SpecialReg::CtaidY],
+        CtaOrder::RowsFirst => [SpecialReg::CtaidY, SpecialReg::CtaidZ],
+        CtaOrder::HeadsFirst => [SpecialReg::CtaidX, SpecialReg::CtaidY],
     }
     .map(|register| k.special(register))
 }

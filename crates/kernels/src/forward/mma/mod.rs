@@ -21,4 +21,6 @@ mod fp8;
 mod plan;
 mod split;
 
-pub use plan::{Grid, MmaPlan, QueryHome};
+/// The former name of [`CtaOrder`], which the tests of `flashcore-check` still use.
+pub use plan::CtaOrder as Grid;
+pub use plan::{CtaOrder, MmaPlan, QueryHome};

@@ -26,7 +26,7 @@ pub enum QueryHome {
 /// The order in which CTAs compute tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Grid {
+pub enum CtaOrder {
     /// Neighbouring CTAs compute neighbouring row blocks of one head, whose keys stay in L2. In a causal
     /// head, long rows come first.
     RowsFirst,
@@ -77,7 +77,7 @@ pub struct MmaPlan {
     pub copy: CopyMode,
     /// The order in which CTAs compute tiles.
     #[serde(alias = "grid")]
-    pub tile_order: Grid,
+    pub tile_order: CtaOrder,
     /// The instructions of the softcap. They have no effect on problems without a softcap.
     #[serde(default)]
     pub tanh: Tanh,
@@ -158,7 +158,7 @@ impl MmaPlan {
             rescale: default_rescale(problem),
             output_sums: default_sums(problem),
             copy: CopyMode::Async16,
-            tile_order: if problem.band.is_causal() { Grid::HeadsFirst } else { Grid::RowsFirst },
+            tile_order: if problem.band.is_causal() { CtaOrder::HeadsFirst } else { CtaOrder::RowsFirst },
             tanh: default_tanh(problem),
             visits: Visits::Band,
         };
@@ -169,8 +169,8 @@ impl MmaPlan {
         plan = plan.visiting(problem);
         if plan.check_grid(problem).is_err() {
             plan.tile_order = match plan.tile_order {
-                Grid::RowsFirst => Grid::HeadsFirst,
-                Grid::HeadsFirst => Grid::RowsFirst,
+                CtaOrder::RowsFirst => CtaOrder::HeadsFirst,
+                CtaOrder::HeadsFirst => CtaOrder::RowsFirst,
             };
         }
         // Rows with the largest head dims leave room for only few keys in shared memory.
@@ -421,8 +421,8 @@ impl MmaPlan {
         let rows = rows * u64::from(self.splits);
         let heads = problem.heads_q as u64;
         let limits = match self.tile_order {
-            Grid::RowsFirst => [("row blocks", rows, 1 << 30), ("heads_q", heads, Arch::GRID_YZ)],
-            Grid::HeadsFirst => [("row blocks", rows, Arch::GRID_YZ), ("heads_q", heads, 1 << 30)],
+            CtaOrder::RowsFirst => [("row blocks", rows, 1 << 30), ("heads_q", heads, Arch::GRID_YZ)],
+            CtaOrder::HeadsFirst => [("row blocks", rows, Arch::GRID_YZ), ("heads_q", heads, 1 << 30)],
         };
         for (what, value, limit) in limits.into_iter().chain([("batch", batch, Arch::GRID_YZ)]) {
             accept(

@@ -7,7 +7,7 @@ use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, 
 use tile::{AccTile, divide};
 
 use super::emit::{Forward, head_and_batch};
-use super::plan::{Grid, MmaPlan};
+use super::plan::{CtaOrder, MmaPlan};
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{declare_head_strides, lse_of_row, out_half, row_of_output};
@@ -176,8 +176,8 @@ fn partial_row(
 /// neighbours. Returns the row block's index, the number of row blocks, and the split.
 pub(super) fn row_block_and_split(k: &mut Builder, plan: &MmaPlan) -> [R32; 3] {
     let (index, count) = match plan.tile_order {
-        Grid::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),
-        Grid::HeadsFirst => (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
+        CtaOrder::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),
+        CtaOrder::HeadsFirst => (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
     };
     let [index, count] = [index, count].map(|register| k.special(register));
     let [block, blocks] = [index, count].map(|n| divide(k, n, plan.splits));

@@ -2,7 +2,8 @@
 //! parts of the keys.
 
 use attend::{
-    Exchange, KeyBand, OnlineSoftmax, Place, Rescale, RowPrograms, RowRange, ScorePrograms, Sinks, Softcap,
+    Exchange, KeyBand, OnlineSoftmax, Rescale, RowPrograms, RowRange, ScorePrograms, Sinks, Softcap,
+    WarpgroupPlace,
 };
 use problem::{Problem, Tensor};
 use ptx::{
@@ -16,7 +17,7 @@ use super::copies::Source;
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{
-    declare_band, declare_head_strides, declare_map, declare_softcap, half, unsigned_factor,
+    declare_band, declare_head_strides, declare_map, declare_softcap, factor_or_least, half,
 };
 use crate::forward::programs::declare_programs;
 use crate::{Baked, Dims};
@@ -118,7 +119,7 @@ impl Params {
             out_strides: declare_head_strides(k, c, problem, Tensor::Out),
             seq_q: c.u32(k, "seq_q", problem.seq_q as u32),
             seq_kv: c.u32(k, "seq_kv", problem.seq_kv as u32),
-            factor: c.f32(k, "scale_log2e", unsigned_factor(problem)),
+            factor: c.f32(k, "scale_log2e", factor_or_least(problem)),
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, common.tanh),
             programs: declare_programs(k, c, problem, baked.programs.as_ref()),
@@ -135,7 +136,7 @@ pub(super) struct Forward<'a, P> {
     pub(super) baked: &'a Baked,
     pub(super) half: Half,
     pub(super) params: Params,
-    pub(super) place: Place,
+    pub(super) place: WarpgroupPlace,
     pub(super) threads: Threads,
     pub(super) rows: RowRange,
     /// The CTA's query head or group of packed heads, and its batch entry.
@@ -150,7 +151,7 @@ impl<'a, P: SmallPlan> Forward<'a, P> {
     fn new(k: &mut Builder, baked: &'a Baked, plan: &'a P, map: SharedMap, params: Params) -> Forward<'a, P> {
         let common = plan.common();
         let division = common.division();
-        let place = Place::new(k, division);
+        let place = WarpgroupPlace::new(k, division);
         let threads = place.threads(k, division);
         let work = Work::of_cluster(k, &common, &params.band);
         let first = k.mul(work.tile, common.rows());

@@ -259,7 +259,7 @@ impl WgmmaPlan {
     /// Checks that the tiles of the last wave can be shared. This requires tiles of equal length and a static
     /// schedule.
     fn check_tail(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        let Some(round) = self.last_round(problem, arch) else { return Ok(()) };
+        let Some(wave) = self.last_wave(problem, arch) else { return Ok(()) };
         if !band(problem).is_full() {
             let (mask, accepted) = (problem.band, Band::FULL);
             return Err(PlanError::Mask { family: "wgmma with tail = shared", mask, accepted });
@@ -274,7 +274,7 @@ impl WgmmaPlan {
         if self.ends != Ends::Common {
             return refuse("ends", "own".to_owned(), "common");
         }
-        let line = round.line();
+        let line = wave.line();
         accept("blocks of shared tiles", line, line < 1 << 31, "fewer than 2^31")
     }
 

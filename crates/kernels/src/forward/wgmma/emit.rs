@@ -20,7 +20,7 @@ use super::transpose::TransposedValues;
 use crate::contract::Contract;
 use crate::draft::{Draft, Drafts};
 use crate::forward::contract::{
-    declare_band, declare_head_strides, declare_map, declare_softcap, misaligned, out_half, unsigned_factor,
+    declare_band, declare_head_strides, declare_map, declare_softcap, factor_or_least, misaligned, out_half,
 };
 use crate::forward::descale::{ScoreDescale, Scores, ValueDescale};
 use crate::forward::fp8::{operand_type, weights};
@@ -267,13 +267,13 @@ impl Params {
             heads: c.u32(k, "heads", plan.tile_heads(problem) as u32),
             section: c.u32(k, "section", plan.section(problem) as u32),
         };
-        let stream_k = plan.last_round(problem, arch).map(|round| StreamK {
-            blocks: c.u32(k, "blocks", round.blocks as u32),
-            whole: c.u32(k, "whole_tiles", round.whole() as u32),
-            piece: c.u32(k, "piece", round.piece() as u32),
-            longer: c.u32(k, "longer", round.longer() as u32),
+        let stream_k = plan.last_wave(problem, arch).map(|wave| StreamK {
+            blocks: c.u32(k, "blocks", wave.blocks as u32),
+            whole: c.u32(k, "whole_tiles", wave.whole() as u32),
+            piece: c.u32(k, "piece", wave.piece() as u32),
+            longer: c.u32(k, "longer", wave.longer() as u32),
         });
-        let factor = c.f32(k, "scale_log2e", unsigned_factor(problem));
+        let factor = c.f32(k, "scale_log2e", factor_or_least(problem));
         let lists = plan.list_tiles(problem).is_some();
         Params {
             maps,

@@ -461,13 +461,13 @@ impl WgmmaPlan {
     }
 
     /// The last wave, if its tiles are shared.
-    pub(super) fn last_round(&self, problem: &Problem, arch: &Arch) -> Option<LastWave> {
-        let round = LastWave {
+    pub(super) fn last_wave(&self, problem: &Problem, arch: &Arch) -> Option<LastWave> {
+        let wave = LastWave {
             tiles: self.tile_count(problem),
             blocks: self.blocks(problem),
             takers: self.takers(problem, arch),
         };
-        (self.tail == Tail::Shared).then_some(round)
+        (self.tail == Tail::Shared).then_some(wave)
     }
 
     /// Warps that compute a tile, over all CTAs of a cluster.

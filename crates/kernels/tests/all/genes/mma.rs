@@ -2,7 +2,7 @@
 
 use attend::{Order, OutputSums, Rescale};
 use flashcore_kernels::forward::Visits;
-use flashcore_kernels::forward::mma::{Grid, MmaPlan, QueryHome};
+use flashcore_kernels::forward::mma::{CtaOrder, MmaPlan, QueryHome};
 use tile::CopyMode;
 
 use super::{Line, capped, causal, full, masked, small_types};
@@ -23,7 +23,7 @@ pub fn plain() -> MmaPlan {
         rescale: Rescale::Always,
         output_sums: OutputSums::Running,
         copy: CopyMode::Async16,
-        tile_order: Grid::RowsFirst,
+        tile_order: CtaOrder::RowsFirst,
         tanh: attend::Tanh::Exp2,
         visits: Visits::Band,
     }
@@ -49,7 +49,7 @@ pub const TABLE: &[Line<MmaPlan>] = &[
     (causal, alone, |p| p.copy = CopyMode::Async8),
     (full, alone, |p| p.copy = CopyMode::Async4),
     (causal, alone, |p| p.copy = CopyMode::Elements),
-    (causal, alone, |p| p.tile_order = Grid::HeadsFirst),
+    (causal, alone, |p| p.tile_order = CtaOrder::HeadsFirst),
     (capped, alone, |p| p.tanh = attend::Tanh::Approx),
     (masked, alone, |p| p.visits = Visits::Listed),
 ];

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use attend::{LaneMaxima, Masker, Place, RowPrograms, Softcap};
+use attend::{LaneMaxima, Masker, RowPrograms, Softcap, WarpgroupPlace};
 use ptx::{Builder, F32, R32};
 use tile::{AccTile, Accumulate, Group, OperandTile, Products, SharedMatrix};
 
@@ -40,7 +40,7 @@ impl<'a> Block<'a> {
         baked: &Baked,
         map: &SharedMap,
         products: Products,
-        place: &Place,
+        place: &WarpgroupPlace,
         loads: &'a Loads<'a>,
     ) -> Block<'a> {
         loads.wait_for_queries(k);

@@ -1,7 +1,7 @@
 //! The TMA requests: which warp issues them and when. Each copy is issued by one lane of a separate warp,
 //! directly after that lane has initialised the copy's mbarrier.
 
-use attend::{Exchange, Place};
+use attend::{Exchange, WarpgroupPlace};
 use problem::Tensor;
 use ptx::{Builder, CmpOp, Pred, R32, Shared, Src, TensorMapPtr};
 use tile::{Mbarriers, SwizzledTile};
@@ -48,7 +48,7 @@ pub(super) struct Loads<'a> {
     plan: &'a AtOncePlan,
     baked: &'a Baked,
     map: SharedMap,
-    place: Place,
+    place: WarpgroupPlace,
     lane: R32,
     /// Address of the warpgroup's first tile of queries; the next fields hold those of keys and values.
     pub queries: Shared,
@@ -65,7 +65,7 @@ impl<'a> Loads<'a> {
         plan: &'a AtOncePlan,
         baked: &'a Baked,
         map: SharedMap,
-        place: Place,
+        place: WarpgroupPlace,
         lane: R32,
         shared: Shared,
     ) -> Loads<'a> {
