@@ -13,6 +13,7 @@ mod cluster;
 mod copy;
 mod divide;
 mod layout;
+mod named_barriers;
 mod pipeline;
 mod product;
 mod schedule;

@@ -2,6 +2,7 @@
 
 use ptx::{Builder, CmpOp, R32};
 
+use crate::named_barriers::FIRST_TURN;
 use crate::{Consumer, WARPGROUP_THREADS};
 
 /// Whether the consumer warpgroups use the tensor cores in turn.
@@ -16,8 +17,8 @@ pub enum Turns {
     PingPong,
 }
 
-/// The warp scheduler barriers of ping-pong scheduling. Named barrier `1 + group` is the warpgroup's turn:
-/// the warpgroup syncs on it, and the warpgroup before it arrives.
+/// The warp scheduler barriers of ping-pong scheduling. Each warpgroup has a named barrier for its turn: the
+/// warpgroup syncs on it, and the warpgroup before it arrives.
 #[derive(Clone, Copy, Debug)]
 pub struct PingPong {
     own: R32,
@@ -27,9 +28,10 @@ pub struct PingPong {
 impl PingPong {
     /// Warpgroup 0 has the first turn, so it arrives on its own barrier.
     pub fn new(k: &mut Builder, consumer: &Consumer, consumers: u32) -> PingPong {
-        let ping_pong = PingPong { own: k.add(consumer.group, 1), next: k.add(consumer.group, 2) };
+        let ping_pong =
+            PingPong { own: k.add(consumer.group, FIRST_TURN), next: k.add(consumer.group, FIRST_TURN + 1) };
         let last = k.setp_u(CmpOp::Eq, consumer.group, consumers - 1);
-        k.guarded(last, |k| k.mov_to(ping_pong.next, 1));
+        k.guarded(last, |k| k.mov_to(ping_pong.next, FIRST_TURN));
         let first = k.setp_u(CmpOp::Eq, consumer.group, 0);
         k.if_(first, |k| k.named_barrier_arrive(ping_pong.own, 2 * WARPGROUP_THREADS));
         ping_pong

@@ -3,19 +3,16 @@
 use ptx::{BarKind, Builder, Op, Operand, Pred, R32, Src, Value};
 
 use crate::WARPGROUP_THREADS;
+use crate::named_barriers::FIRST_VOTE;
 
 /// Warpgroup-wide synchronisation and vote on a named barrier.
 #[derive(Clone, Copy, Debug)]
 pub struct WarpgroupVote(R32);
 
 impl WarpgroupVote {
-    /// Named barriers 8 to 15 belong to the warpgroups, one each. Barrier 0 belongs to the CTA, 1 to 7 to
-    /// [`PingPong`].
-    const FIRST: u32 = 8;
-
     /// The vote of warpgroup `warpgroup` of the CTA, an index below 8.
     pub fn new(k: &mut Builder, warpgroup: R32) -> WarpgroupVote {
-        WarpgroupVote(k.add(warpgroup, WarpgroupVote::FIRST))
+        WarpgroupVote(k.add(warpgroup, FIRST_VOTE))
     }
 
     /// Waits until all threads of the warpgroup have arrived.

@@ -3,6 +3,7 @@
 use ptx::{Builder, F32, Pointer, R32, Shared};
 
 use crate::AccTile;
+use crate::named_barriers::FIRST_PAIR;
 
 /// Bytes of four registers of every lane.
 const QUAD_BYTES: u32 = 16 * 32;
@@ -20,9 +21,6 @@ pub struct PairSum {
 }
 
 impl PairSum {
-    /// Maximum number of pairs in a CTA. Named barrier 0 belongs to the CTA.
-    pub const MOST_PAIRS: u32 = 15;
-
     /// Bytes of shared memory for `pairs` pairs of warps, with accumulators of `rows` × `columns`.
     pub const fn bytes(pairs: u32, rows: u32, columns: u32) -> u32 {
         2 * pairs * PairSum::message_bytes(rows, columns)
@@ -33,7 +31,7 @@ impl PairSum {
     }
 
     /// For warp `half` (0 or 1) of pair `pair`, with accumulators of `shape` rows and columns. `room` has
-    /// [`PairSum::bytes`] bytes. The pair uses the named barrier `1 + pair`.
+    /// [`PairSum::bytes`] bytes.
     pub fn new(
         k: &mut Builder,
         room: Shared,
@@ -47,7 +45,7 @@ impl PairSum {
         PairSum {
             own: k.shared_index(first, half, bytes),
             other: k.shared_index(first, peer, bytes),
-            barrier: k.add(pair, 1),
+            barrier: k.add(pair, FIRST_PAIR),
         }
     }
 
