@@ -4,24 +4,27 @@ use ptx::{Builder, CmpOp, Pred, R32, SpecialReg};
 
 use crate::divide;
 
-/// A thread's position in its one-dimensional CTA, read once at the start of a kernel.
+/// A thread's position among the threads that hold query rows: all threads of a one-dimensional CTA
+/// ([`Threads::new`]), or its [consumers](crate::Consumer). Read once at the start of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads {
-    /// Threads of the CTA.
+    /// Threads of the CTA that hold query rows; without the producer's.
     pub count: u32,
-    /// Index in the CTA.
+    /// Index in the CTA, counted from the producer's threads if there is a producer. Only without a producer
+    /// is it an index below `count`.
     pub index: R32,
     /// Lane in the warp.
     pub lane: R32,
-    /// Warp in the CTA.
+    /// Warp in the CTA, counted like `index`.
     pub warp: R32,
     /// `lane / 4`: the lane's row in each 8-row half of an accumulator tile.
     pub quad: R32,
     /// `2 · (lane mod 4)`: the first of the two columns of an 8-column tile that the lane holds.
     pub column: R32,
-    /// Index of the warp's group of rows in the CTA.
+    /// Index of the warp's group of rows among those of the CTA.
     pub row_warp: R32,
     /// Number of warps that share a group of rows and divide the columns or the k dimension of each KV block.
+    /// If CTAs of a cluster share rows, the warps of all of them count.
     pub kv_warps: u32,
     /// Index of the warp's part; `None` if the warp computes all parts.
     pub part: Option<R32>,
@@ -67,12 +70,12 @@ impl Threads {
         Threads { part: None, ..self }
     }
 
-    /// Warps of the CTA.
+    /// Warps of the CTA that hold query rows.
     pub const fn warps(&self) -> u32 {
         self.count / 32
     }
 
-    /// Number of row groups in the CTA.
+    /// Number of row groups in the CTA, if all warps that share a group are in it.
     pub const fn row_warps(&self) -> u32 {
         self.warps() / self.kv_warps
     }
