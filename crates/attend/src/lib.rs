@@ -26,7 +26,7 @@ pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
 pub use score::{
     Elements, ProgramCode, ProgramParams, RowPrograms, ScorePrograms, Softcap, StagedParams, StagedTables,
-    TableParams, Tanh, TileMask, TileRead, Words,
+    TableParams, Tanh, TileMask, TileRead, Words, half_of,
 };
 pub use sinks::Sinks;
 pub use softmax::{

@@ -76,6 +76,18 @@ pub enum PlanError {
     Misaligned { tensor: &'static str, what: &'static str, value: i64, elements: u32 },
 }
 
+impl PlanError {
+    /// The error for a value that the family does not support.
+    pub(crate) fn unsupported(
+        family: &'static str,
+        what: impl Into<String>,
+        value: impl ToString,
+        accepted: impl Into<String>,
+    ) -> PlanError {
+        PlanError::Problem { family, what: what.into(), value: value.to_string(), accepted: accepted.into() }
+    }
+}
+
 /// Rejects a number unless `fits` holds.
 pub(crate) fn accept(what: &'static str, value: u64, fits: bool, accepted: &str) -> Result<(), PlanError> {
     if fits { Ok(()) } else { Err(PlanError::Value { what, value, accepted: accepted.to_owned() }) }

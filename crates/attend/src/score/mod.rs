@@ -13,7 +13,7 @@ mod words;
 
 pub use coverage::TileMask;
 pub use lower::{ProgramCode, TileRead};
-pub use program::{Elements, ProgramParams, RowPrograms, ScorePrograms, StagedParams, TableParams};
+pub use program::{Elements, ProgramParams, RowPrograms, ScorePrograms, StagedParams, TableParams, half_of};
 pub use softcap::{Softcap, Tanh};
 pub use staged::StagedTables;
 pub use words::Words;

@@ -542,7 +542,7 @@ fn further(k: &mut Builder, at: Option<Global>, i: R32, stride: Option<R64>, ele
 }
 
 /// The 16-bit float type of a table's elements; `None` for other types.
-pub(super) const fn half_of(dtype: TableType) -> Option<Half> {
+pub const fn half_of(dtype: TableType) -> Option<Half> {
     match dtype {
         TableType::F16 => Some(Half::F16),
         TableType::Bf16 => Some(Half::Bf16),

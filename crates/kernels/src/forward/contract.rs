@@ -266,14 +266,10 @@ pub(crate) fn check_tensor_map(
         ("row stride", rows, strides.row, unit),
     ] {
         if extent > 1 && (stride % unit != 0 || !(least..STRIDE_LIMIT / element).contains(&stride)) {
-            return Err(PlanError::Problem {
-                family,
-                what: format!("{} {what}", tensor.name()),
-                value: stride.to_string(),
-                accepted: format!(
-                    "multiples of {unit} from {least} to 2^{power} elements, as tensor maps need"
-                ),
-            });
+            let what = format!("{} {what}", tensor.name());
+            let accepted =
+                format!("multiples of {unit} from {least} to 2^{power} elements, as tensor maps need");
+            return Err(PlanError::unsupported(family, what, stride, accepted));
         }
     }
     Ok(())

@@ -80,9 +80,8 @@ pub(crate) fn check_sums_of_factors(
     if problem.scales.rows(Tensor::V).is_none() || sums == OutputSums::ByBlock {
         return Ok(());
     }
-    let [what, value, accepted] =
-        ["output_sums", "running", "by_block with descale_v per block of rows"].map(str::to_owned);
-    Err(PlanError::Problem { family, what, value, accepted })
+    let accepted = "by_block with descale_v per block of rows";
+    Err(PlanError::unsupported(family, "output_sums", "running", accepted))
 }
 
 /// The values of the gene `output_sums`. Sums of 16-bit products are exact enough without a second level.

@@ -93,7 +93,7 @@ pub(crate) fn check_ragged(problem: &Problem, tensor: Tensor, family: &'static s
     }
     let refuse = |what: &str, value: i64, accepted: &str| {
         let (what, accepted) = (format!("{} {what}", tensor.name()), format!("{accepted} {with}"));
-        Err(PlanError::Problem { family, what, value: value.to_string(), accepted })
+        Err(PlanError::unsupported(family, what, value, accepted))
     };
     let ([batch, _, rows, _], strides) = (problem.extents(tensor), problem.strides(tensor));
     let row_bytes = stepped(problem, tensor, rows, strides.row) as u64;

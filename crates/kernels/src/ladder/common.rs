@@ -43,12 +43,10 @@ pub(super) fn check(problem: &Problem, rung: RungPlan) -> Result<(), PlanError> 
         return Err(PlanError::Mask { family, mask: problem.band, accepted: rung.mask() });
     }
     if let Some(softcap) = problem.score.softcap {
-        let [what, value] = ["softcap".to_owned(), softcap.to_string()];
-        return Err(PlanError::Problem { family, what, value, accepted: "none".to_owned() });
+        return Err(PlanError::unsupported(family, "softcap", softcap, "none"));
     }
     if problem.pass.lse() {
-        let [what, value, accepted] = ["lse", "true", "false"].map(str::to_owned);
-        return Err(PlanError::Problem { family, what, value, accepted });
+        return Err(PlanError::unsupported(family, "lse", "true", "false"));
     }
     for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
         if dim != DIM as usize {

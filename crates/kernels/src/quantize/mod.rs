@@ -88,7 +88,7 @@ fn code(
 fn check(problem: &Problem, tensor: Tensor, arch: &Arch) -> Result<(), PlanError> {
     let [batch, heads, rows, dim] = problem.extents(tensor);
     let refuse = |what: String, value: String, accepted: &str| {
-        Err(PlanError::Problem { family: NAME, what, value, accepted: accepted.to_owned() })
+        Err(PlanError::unsupported(NAME, what, value, accepted))
     };
     let rounds = arch.multiplies_fp8();
     accept("sm", arch.sm.into(), rounds, "89 and later, which round to 8-bit floats")?;

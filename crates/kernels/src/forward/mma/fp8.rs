@@ -116,9 +116,8 @@ impl MmaPlan {
     /// Checks that the genes are compatible with 8-bit inputs.
     pub(super) fn check_fp8_genes(&self, problem: &Problem) -> Result<(), PlanError> {
         if !problem.dtypes.v.is_fp8() && self.output_sums == OutputSums::ByBlock {
-            let [what, value, accepted] =
-                ["output_sums", "by_block", "running without 8-bit values"].map(str::to_owned);
-            return Err(PlanError::Problem { family: "mma", what, value, accepted });
+            let accepted = "running without 8-bit values";
+            return Err(PlanError::unsupported("mma", "output_sums", "by_block", accepted));
         }
         if !problem.dtypes.has_fp8() {
             return Ok(());

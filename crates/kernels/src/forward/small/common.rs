@@ -227,12 +227,10 @@ impl Common {
         }
         match misaligned(problem, Tensor::Out, step) {
             None => Ok(()),
-            Some((what, stride)) => Err(PlanError::Problem {
-                family,
-                what: format!("out {what}"),
-                value: stride.to_string(),
-                accepted: format!("multiples of {step} elements with this store"),
-            }),
+            Some((what, stride)) => {
+                let accepted = format!("multiples of {step} elements with this store");
+                Err(PlanError::unsupported(family, format!("out {what}"), stride, accepted))
+            }
         }
     }
 

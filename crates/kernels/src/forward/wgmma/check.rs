@@ -17,6 +17,11 @@ use crate::{Arch, PlanError};
 
 const FAMILY: &str = "wgmma";
 
+/// Rejects a gene's value outside `low..=high`.
+fn within(what: &'static str, value: u32, low: u32, high: u32) -> Result<(), PlanError> {
+    accept(what, value.into(), (low..=high).contains(&value), &format!("{low} to {high}"))
+}
+
 impl WgmmaPlan {
     /// Whether the plan fits the problem and the architecture.
     ///
@@ -64,12 +69,10 @@ impl WgmmaPlan {
         check_ragged(problem, Tensor::V, FAMILY)?;
         match misaligned(problem, Tensor::Out, RowStore::Pairs.elements()) {
             None => Ok(()),
-            Some((what, stride)) => Err(PlanError::Problem {
-                family: FAMILY,
-                what: format!("out {what}"),
-                value: stride.to_string(),
-                accepted: "multiples of 2 elements".to_owned(),
-            }),
+            Some((what, stride)) => {
+                let what = format!("out {what}");
+                Err(PlanError::unsupported(FAMILY, what, stride, "multiples of 2 elements"))
+            }
         }
     }
 
@@ -81,8 +84,7 @@ impl WgmmaPlan {
         }
         let refuse = |what: &str, value: &str, accepted: &str| {
             let accepted = format!("{accepted} with share = head_dim");
-            let (what, value) = (what.to_owned(), value.to_owned());
-            Err(PlanError::Problem { family: FAMILY, what, value, accepted })
+            Err(PlanError::unsupported(FAMILY, what, value, accepted))
         };
         if problem.dtypes.q.is_fp8() {
             return refuse("types", &problem.dtypes.to_string(), "16-bit inputs");
@@ -131,8 +133,7 @@ impl WgmmaPlan {
         }
         let refuse = |what: &str, value: &str, accepted: &str| {
             let what = format!("{what} with uneven lengths");
-            let (value, accepted) = (value.to_owned(), accepted.to_owned());
-            Err(PlanError::Problem { family: FAMILY, what, value, accepted })
+            Err(PlanError::unsupported(FAMILY, what, value, accepted))
         };
         // CTAs of a cluster share the loads of keys, and the tiles of a shared last wave must have equal
         // numbers of blocks.
@@ -151,8 +152,7 @@ impl WgmmaPlan {
         let Some(tiles) = self.list_tiles(problem) else { return Ok(()) };
         let refuse = |what: &str, value: &str, accepted: &str| {
             let what = format!("{what} with visits = listed");
-            let (value, accepted) = (value.to_owned(), accepted.to_owned());
-            Err(PlanError::Problem { family: FAMILY, what, value, accepted })
+            Err(PlanError::unsupported(FAMILY, what, value, accepted))
         };
         if self.cluster > 1 {
             return refuse("cluster", &self.cluster.to_string(), "1");
@@ -170,9 +170,6 @@ impl WgmmaPlan {
     }
 
     fn check_genes(&self, problem: &Problem) -> Result<(), PlanError> {
-        let within = |what, value: u32, low: u32, high: u32| {
-            accept(what, value.into(), (low..=high).contains(&value), &format!("{low} to {high}"))
-        };
         within("consumers", self.consumers, 1, 3)?;
         within("resident_ctas", self.resident_ctas, 1, 4)?;
         within("cluster", self.cluster, 1, 2)?;
@@ -183,21 +180,7 @@ impl WgmmaPlan {
         check_packing(problem, heads, heads <= self.block_m(), accepted)?;
         within("stages", self.stages, 1, 8)?;
         within("section_mib", self.section_mib, 1, 4096)?;
-        let refuse = |what: &str, value: &str, accepted: &str| {
-            let [what, value, accepted] = [what, value, accepted].map(str::to_owned);
-            Err(PlanError::Problem { family: FAMILY, what, value, accepted })
-        };
-        if self.diagonal == Diagonal::Halved {
-            if band(problem).after.is_none() {
-                let accepted = "masks with a bound after the diagonal, with diagonal = halved";
-                return refuse("mask", &problem.band.to_string(), accepted);
-            }
-            if self.ends != Ends::Own {
-                return refuse("ends", "common", "own with diagonal = halved");
-            }
-            let halves = self.block_n.is_multiple_of(32);
-            accept("block_n", self.block_n.into(), halves, "multiples of 32 with diagonal = halved")?;
-        }
+        self.check_diagonal(problem)?;
         within("queries_ahead", self.queries_ahead, 0, 2)?;
         if let Some(registers) = self.producer_registers {
             let most = self.registers_at_launch();
@@ -220,23 +203,48 @@ impl WgmmaPlan {
         self.check_fp8_genes(problem, FAMILY)?;
         within("chains.max", self.chains.max, 1, 8)?;
         within("chains.sum", self.chains.sum, 1, 8)?;
-        if self.sums == Sums::Product {
-            let dim = problem.head_dim_v as u64;
-            accept("head_dim_v", dim, dim == 64, "64 with sums = product")?;
-            if problem.dtypes.weights() != DType::Bf16 {
-                return refuse(
-                    "dtype",
-                    &problem.dtypes.to_string(),
-                    "bf16 with sums = product, which need its range",
-                );
-            }
-            if problem.pass.lse() {
-                let accepted = "lanes where the LSE is returned: products sum rounded probabilities";
-                return refuse("sums", "product", accepted);
-            }
-        }
+        self.check_sums(problem)?;
         let turns = self.turns == Turns::Free || self.consumers > 1;
         accept("consumers", self.consumers.into(), turns, "2 or 3 with turns = ping_pong")?;
+        self.check_rescaling(problem)
+    }
+
+    /// Checks that the blocks on the diagonal can be halved, if the plan halves them.
+    fn check_diagonal(&self, problem: &Problem) -> Result<(), PlanError> {
+        if self.diagonal == Diagonal::Whole {
+            return Ok(());
+        }
+        if band(problem).after.is_none() {
+            let accepted = "masks with a bound after the diagonal, with diagonal = halved";
+            return Err(PlanError::unsupported(FAMILY, "mask", problem.band, accepted));
+        }
+        if self.ends != Ends::Own {
+            return Err(PlanError::unsupported(FAMILY, "ends", "common", "own with diagonal = halved"));
+        }
+        let halves = self.block_n.is_multiple_of(32);
+        accept("block_n", self.block_n.into(), halves, "multiples of 32 with diagonal = halved")
+    }
+
+    /// Checks that products can compute the row sums, if they do in the plan.
+    fn check_sums(&self, problem: &Problem) -> Result<(), PlanError> {
+        if self.sums == Sums::Lanes {
+            return Ok(());
+        }
+        let dim = problem.head_dim_v as u64;
+        accept("head_dim_v", dim, dim == 64, "64 with sums = product")?;
+        if problem.dtypes.weights() != DType::Bf16 {
+            let accepted = "bf16 with sums = product, which need its range";
+            return Err(PlanError::unsupported(FAMILY, "dtype", problem.dtypes, accepted));
+        }
+        if problem.pass.lse() {
+            let accepted = "lanes where the LSE is returned: products sum rounded probabilities";
+            return Err(PlanError::unsupported(FAMILY, "sums", "product", accepted));
+        }
+        Ok(())
+    }
+
+    /// Checks that probabilities stay in the range of their type.
+    fn check_rescaling(&self, problem: &Problem) -> Result<(), PlanError> {
         let threshold_fits = |threshold: u8| {
             let weights = problem.dtypes.weights();
             let most = largest_threshold(weights);
@@ -264,15 +272,15 @@ impl WgmmaPlan {
             let (mask, accepted) = (problem.band, Band::FULL);
             return Err(PlanError::Mask { family: "wgmma with tail = shared", mask, accepted });
         }
-        let refuse = |what, value: String, accepted: &str| {
-            let (what, accepted) = (format!("{what} beside tail = shared"), accepted.to_owned());
-            Err(PlanError::Problem { family: FAMILY, what, value, accepted })
+        let refuse = |what: &str, value: &str, accepted: &str| {
+            let what = format!("{what} beside tail = shared");
+            Err(PlanError::unsupported(FAMILY, what, value, accepted))
         };
         if self.handout != Handout::Static {
-            return refuse("handout", format!("{:?}", self.handout).to_lowercase(), "static");
+            return refuse("handout", &format!("{:?}", self.handout).to_lowercase(), "static");
         }
         if self.ends != Ends::Common {
-            return refuse("ends", "own".to_owned(), "common");
+            return refuse("ends", "own", "common");
         }
         let line = wave.line();
         accept("blocks of shared tiles", line, line < 1 << 31, "fewer than 2^31")

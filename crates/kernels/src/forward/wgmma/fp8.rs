@@ -51,10 +51,6 @@ impl WgmmaPlan {
         let aligned = |dim: usize| dim.is_multiple_of(16);
         let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
         accept("head_dim", dim as u64, aligned(dim), "multiples of 16 with 8-bit queries and keys")?;
-        let refuse = |what: &str, value: &str, accepted: &str| {
-            let [what, value, accepted] = [what, value, accepted].map(str::to_owned);
-            Err(PlanError::Problem { family, what, value, accepted })
-        };
         if transposes_values(problem) {
             accept("head_dim_v", dim_v as u64, aligned(dim_v), "multiples of 16 with 8-bit values")?;
             // P V of a block needs an accumulator of its own.
@@ -62,7 +58,8 @@ impl WgmmaPlan {
             let fits = !by_block || dim_v <= WIDEST_BY_BLOCK;
             accept("head_dim_v", dim_v as u64, fits, "up to 144 with descale_v per block of rows")?;
             if keys_are_uneven(problem) {
-                return refuse("lengths of keys", "uneven", "equal lengths with 8-bit values");
+                let accepted = "equal lengths with 8-bit values";
+                return Err(PlanError::unsupported(family, "lengths of keys", "uneven", accepted));
             }
             for (what, n) in [("heads_kv", problem.heads_kv), ("batch", problem.batch)] {
                 accept(what, n as u64, n as u64 <= GRID_LIMIT, "up to 65535 with 8-bit values")?;
@@ -82,8 +79,7 @@ impl WgmmaPlan {
         let keys = self.block_n >= least && self.block_n.is_multiple_of(step);
         accept("block_n", self.block_n.into(), keys, "multiples of 32 from 64 to 256 with 8-bit values")?;
         let refuse = |what: &str, value: &str, accepted: &str| {
-            let [what, value, accepted] = [what, value, accepted].map(str::to_owned);
-            Err(PlanError::Problem { family, what, value, accepted })
+            Err(PlanError::unsupported(family, what, value, accepted))
         };
         if self.probabilities == Probabilities::Shared {
             return refuse("probabilities", "shared", "registers with 8-bit values");

@@ -1,8 +1,8 @@
 //! Tables that the score program reads from shared memory ([`Tables::Shared`]): which reads qualify, the
 //! rings of tiles, and the tensor maps.
 
-use attend::{ProgramCode, StagedParams, TileRead};
-use problem::{Problem, Table, TableType};
+use attend::{ProgramCode, StagedParams, TileRead, half_of};
+use problem::{Problem, Table};
 use ptx::{Builder, Element, Half};
 use tile::{Pipeline, SwizzledTile, TensorRows};
 
@@ -46,15 +46,6 @@ fn misfit(problem: &Problem, read: &TileRead) -> Option<Misfit> {
         }
     }
     None
-}
-
-/// The 16-bit float type of a table's elements; `None` for other types.
-const fn half_of(dtype: TableType) -> Option<Half> {
-    match dtype {
-        TableType::F16 => Some(Half::F16),
-        TableType::Bf16 => Some(Half::Bf16),
-        TableType::F32 | TableType::I32 | TableType::U8 => None,
-    }
 }
 
 /// Extent and stride in bytes of a table in a tensor map. Elements that repeat along a dimension count as
@@ -127,7 +118,7 @@ impl WgmmaPlan {
         }
         let refuse = |what: &str, value: &str, accepted: &str| {
             let accepted = format!("{accepted} with tables = shared");
-            Err(PlanError::Problem { family, what: what.to_owned(), value: value.to_owned(), accepted })
+            Err(PlanError::unsupported(family, what, value, accepted))
         };
         if self.packed_heads(problem) > 1 {
             return refuse("packing", "packed", "apart");
