@@ -20,12 +20,13 @@ mod schedule;
 
 pub use cluster::Cluster;
 pub use copy::{
-    BulkStore, ByteTranspose, CopyMode, RowStore, RowStream, TensorRows, TileCopy, WarpRows, store_fragments,
-    store_fragments_at, store_rows, store_rows_in_f32,
+    BulkStore, ByteTranspose, CopyMode, QuadTransposition, RowStore, RowStream, TensorRows, TileCopy,
+    WarpRows, store_fragments, store_fragments_at, store_rows, store_rows_in_f32,
 };
 pub use divide::divide;
 pub use layout::{
-    AccTile, Fragment, OperandTile, OperandType, SwizzledTile, Threads, TileLayout, column_of_byte,
+    AccTile, Fragment, OperandTile, OperandType, SwizzledTile, Threads, TileLayout, WARP_VECTOR_BYTES,
+    column_of_byte, warp_vectors,
 };
 pub use pipeline::{
     Consumer, Mbarriers, PingPong, Pipeline, PipelineState, Roles, Supply, TileRing, TileStream, Turns,

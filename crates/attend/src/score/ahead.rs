@@ -12,7 +12,8 @@
 //! lanes exchange words before they use them.
 
 use problem::program::Id;
-use ptx::{Builder, CmpOp, Global, Half, Pred, R32, Type};
+use ptx::{Builder, Global, Half, Pred, R32, Type};
+use tile::QuadTransposition;
 
 use super::lower::Node;
 use super::program::{RowPrograms, Scope, ScorePrograms, half_of};
@@ -135,25 +136,12 @@ impl RowPrograms<'_> {
         at.sum(k, parts)
     }
 
-    /// After [`RowPrograms::read_eights`], gives each lane the words of its own columns: a transposition of
-    /// 4×4 words in each quad, in two steps. In each, the two lanes of a pair exchange half of their words.
+    /// After [`RowPrograms::read_eights`], gives each lane the words of its own columns.
     fn exchange(&self, k: &mut Builder) {
-        // The lane's first column is twice its number in the quad.
-        let steps = [1, 2].map(|step| {
-            let bit = k.and(self.column, 2 * step);
-            (step, k.setp_u(CmpOp::Ne, bit, 0))
-        });
+        let transposition = QuadTransposition::new(k, self.column);
         for words in self.ahead.iter().flat_map(|ahead| &ahead.of_rows) {
             for quad in words.chunks_exact(QUAD) {
-                for (step, upper) in steps {
-                    let lower_words = (0..QUAD).filter(|word| word & step as usize == 0);
-                    for (low, high) in lower_words.map(|word| (quad[word], quad[word | step as usize])) {
-                        let sent: R32 = k.selp(low, high, upper);
-                        let received = k.shfl_xor(sent, step);
-                        k.selp_to(low, received, low, upper);
-                        k.selp_to(high, high, received, upper);
-                    }
-                }
+                transposition.apply_in_place(k, [quad[0], quad[1], quad[2], quad[3]]);
             }
         }
     }

@@ -2,17 +2,14 @@
 //! merge of FlashDecoding (Dao et al. 2023) through shared memory.
 
 use ptx::{Builder, F32, Pointer, Shared};
-use tile::{AccTile, Threads};
+use tile::{AccTile, Threads, WARP_VECTOR_BYTES, warp_vectors};
 
 use crate::OnlineSoftmax;
-
-/// Bytes of four registers of every lane of a warp.
-const QUAD_BYTES: u32 = 4 * 4 * 32;
 
 /// Shared memory that [`OnlineSoftmax::merge`] needs, in bytes, for a CTA of `warps` warps, each with an
 /// accumulator of `rows` × `columns`.
 pub const fn merge_bytes(warps: u32, rows: u32, columns: u32) -> u32 {
-    warps * rows / 16 * (1 + columns / 8) * QUAD_BYTES
+    warps * rows / 16 * (1 + columns / 8) * WARP_VECTOR_BYTES
 }
 
 impl OnlineSoftmax {
@@ -32,26 +29,26 @@ impl OnlineSoftmax {
         let Some(part) = threads.part else { return (self, o.clone()) };
         let (m_tiles, n_tiles) = (o.m_tiles(), o.n_tiles());
         let sums = k.shared_index(room, threads.lane, 16);
-        let tiles = sums.at(i64::from(threads.warps() * m_tiles * QUAD_BYTES));
+        let tiles = sums.at(i64::from(threads.warps() * m_tiles * WARP_VECTOR_BYTES));
 
-        let own_sums = k.shared_index(sums, threads.warp, QUAD_BYTES * m_tiles);
-        let own_tiles = k.shared_index(tiles, threads.warp, QUAD_BYTES * m_tiles * n_tiles);
+        let own_sums = k.shared_index(sums, threads.warp, WARP_VECTOR_BYTES * m_tiles);
+        let own_tiles = k.shared_index(tiles, threads.warp, WARP_VECTOR_BYTES * m_tiles * n_tiles);
         for m in 0..m_tiles {
-            k.st_vec(own_sums.at(quads(m)), self.statistics(m));
+            k.st_vec(own_sums.at(warp_vectors(m)), self.statistics(m));
             for n in 0..n_tiles {
-                k.st_vec(own_tiles.at(quads(m * n_tiles + n)), o.tile(m, n));
+                k.st_vec(own_tiles.at(warp_vectors(m * n_tiles + n)), o.tile(m, n));
             }
         }
         k.bar_sync();
 
         let columns = n_tiles / threads.kv_warps;
-        let sums = k.shared_index(sums, threads.row_warp, QUAD_BYTES * m_tiles);
-        let tiles = k.shared_index(tiles, threads.row_warp, QUAD_BYTES * m_tiles * n_tiles);
-        let tiles = k.shared_index(tiles, part, QUAD_BYTES * columns);
+        let sums = k.shared_index(sums, threads.row_warp, WARP_VECTOR_BYTES * m_tiles);
+        let tiles = k.shared_index(tiles, threads.row_warp, WARP_VECTOR_BYTES * m_tiles * n_tiles);
+        let tiles = k.shared_index(tiles, part, WARP_VECTOR_BYTES * columns);
         let joined = AccTile::zero(k, 16 * m_tiles, 8 * columns);
         let mut merged = OnlineSoftmax { row_max: Vec::new(), sum: Vec::new(), ..self };
         for m in 0..m_tiles {
-            let of_part = |p: u32, quad: u32, each: u32| quads(p * threads.row_warps() * each + quad);
+            let of_part = |p: u32, quad: u32, each: u32| warp_vectors(p * threads.row_warps() * each + quad);
             let parts: Vec<[F32; 4]> =
                 (0..threads.kv_warps).map(|p| k.ld_vec(sums.at(of_part(p, m, m_tiles)))).collect();
             let weights = merged.join(k, &parts);
@@ -91,8 +88,4 @@ impl OnlineSoftmax {
         }
         weights
     }
-}
-
-fn quads(count: u32) -> i64 {
-    i64::from(count * QUAD_BYTES)
 }

@@ -6,13 +6,10 @@
 //! of the keys, so the result does not depend on which warp is last. No warp waits.
 
 use ptx::{Builder, CmpOp, F32, Global, Pointer, Pred, R32, SpecialReg};
-use tile::{AccTile, Cluster, Consumer, StreamK, TilePart, add_one};
+use tile::{AccTile, Cluster, Consumer, StreamK, TilePart, WARP_VECTOR_BYTES, add_one, warp_vectors};
 
 use crate::OnlineSoftmax;
 use crate::softmax::NO_MAX;
-
-/// Bytes of four registers of every lane of a warp.
-const QUAD_BYTES: u32 = 4 * 4 * 32;
 
 /// Buffers and counters for the merge of partial tiles.
 #[derive(Clone, Copy, Debug)]
@@ -122,7 +119,7 @@ impl StreamKMerge {
 
 /// Bytes of a warp's part.
 const fn warp_bytes(n_tiles: u32) -> u32 {
-    (1 + n_tiles) * QUAD_BYTES
+    (1 + n_tiles) * WARP_VECTOR_BYTES
 }
 
 /// Increments the counter for a warp, after all writes of its lanes and before all their later reads. Returns
@@ -141,7 +138,7 @@ impl OnlineSoftmax {
     fn write(&self, k: &mut Builder, o: &AccTile, to: Global) {
         k.st_vec(to, self.statistics(0));
         for n in 0..o.n_tiles() {
-            k.st_vec(to.at(quads(1 + n)), o.tile(0, n));
+            k.st_vec(to.at(warp_vectors(1 + n)), o.tile(0, n));
         }
     }
 
@@ -172,15 +169,11 @@ impl OnlineSoftmax {
         }
         let [old, new] = weights;
         for n in 0..o.n_tiles() {
-            let part: [F32; 4] = k.ld_vec(from.at(quads(1 + n)));
+            let part: [F32; 4] = k.ld_vec(from.at(warp_vectors(1 + n)));
             for (i, sum) in o.tile(0, n).into_iter().enumerate() {
                 let scaled = k.mul(part[i], new[i / 2]);
                 k.mad_to(sum, sum, old[i / 2], scaled);
             }
         }
     }
-}
-
-fn quads(count: u32) -> i64 {
-    i64::from(count * QUAD_BYTES)
 }

@@ -1,8 +1,9 @@
 //! Epilogue directly from registers, without shared memory: the lanes of a quad exchange columns so that each
 //! lane stores whole 16-byte chunks.
 
-use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, Pred, R32};
+use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, R32};
 
+use super::QuadTransposition;
 use crate::{AccTile, Threads};
 
 /// 8-column tiles that a quad stores at once, one chunk per lane.
@@ -68,8 +69,7 @@ pub fn store_fragments_at(
         RowStore::Pairs => 0,
         RowStore::Chunks => o.n_tiles() / TILES * TILES,
     };
-    let odd = bit(k, threads, 2);
-    let upper = bit(k, threads, 4);
+    let transposition = QuadTransposition::new(k, threads.column);
     // The remaining columns, counted from the lane's first chunk and from its first pair.
     let left = width.map(|width| {
         let before = k.mul(threads.column, 4);
@@ -92,7 +92,7 @@ pub fn store_fragments_at(
             .collect();
         let (whole, rest) = words.split_at(whole_tiles as usize);
         for (group, words) in (0..).zip(whole.chunks_exact(TILES as usize)) {
-            let words = transpose(k, [words[0], words[1], words[2], words[3]], odd, upper);
+            let words = transposition.apply(k, [words[0], words[1], words[2], words[3]]);
             let wanted = match left {
                 None => exists,
                 Some([left, _]) => k.setp_s_and(CmpOp::Ge, left, 32 * group + 8, exists),
@@ -144,24 +144,4 @@ fn store_floats(
             k.guarded(one, |k| k.st(at, pair[0]));
         }
     }
-}
-
-/// Whether the bit `mask` of the lane's column is set.
-fn bit(k: &mut Builder, threads: &Threads, mask: u32) -> Pred {
-    let bit = k.and(threads.column, mask);
-    k.setp_u(CmpOp::Ne, bit, 0)
-}
-
-/// Transposes 4×4 words within a quad; each lane holds one column. Single words are exchanged with the
-/// neighbouring lane, then pairs of words with the lane two further on.
-fn transpose(k: &mut Builder, mut words: [R32; 4], odd: Pred, upper: Pred) -> [R32; 4] {
-    for (swaps, lane, pairs) in [(odd, 1, [(0, 1), (2, 3)]), (upper, 2, [(0, 2), (1, 3)])] {
-        for (a, b) in pairs {
-            let sent = k.selp(words[a], words[b], swaps);
-            let got = k.shfl_xor(sent, lane);
-            words[a] = k.selp(got, words[a], swaps);
-            words[b] = k.selp(words[b], got, swaps);
-        }
-    }
-    words
 }

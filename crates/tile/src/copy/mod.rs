@@ -3,6 +3,7 @@
 mod async_copy;
 mod bulk;
 mod fragments;
+mod quad;
 mod row_stream;
 mod rows;
 mod tma;
@@ -12,6 +13,7 @@ mod warp_rows;
 pub use async_copy::{CopyMode, TileCopy};
 pub use bulk::BulkStore;
 pub use fragments::{RowStore, store_fragments, store_fragments_at};
+pub use quad::QuadTransposition;
 pub use row_stream::RowStream;
 pub use rows::{store_rows, store_rows_in_f32};
 pub use tma::TensorRows;

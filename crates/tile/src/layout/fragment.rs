@@ -4,6 +4,14 @@ use ptx::{Builder, CmpOp, F32, Half, Pred, R32, Type};
 
 use crate::Threads;
 
+/// Bytes of four registers of every lane of a warp, such as its registers of a 16×8 tile.
+pub const WARP_VECTOR_BYTES: u32 = 4 * 4 * 32;
+
+/// Bytes of `count` times four registers of every lane of a warp.
+pub const fn warp_vectors(count: u32) -> i64 {
+    count as i64 * WARP_VECTOR_BYTES as i64
+}
+
 /// The type of an A operand in registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OperandType {

@@ -6,7 +6,9 @@ mod swizzled;
 mod threads;
 mod tile_layout;
 
-pub use fragment::{AccTile, Fragment, OperandTile, OperandType, column_of_byte};
+pub use fragment::{
+    AccTile, Fragment, OperandTile, OperandType, WARP_VECTOR_BYTES, column_of_byte, warp_vectors,
+};
 pub use swizzled::SwizzledTile;
 pub use threads::Threads;
 pub(crate) use tile_layout::CHUNK_BYTES;

@@ -2,11 +2,9 @@
 
 use ptx::{Builder, F32, Pointer, R32, Shared};
 
-use crate::AccTile;
 use crate::named_barriers::FIRST_PAIR;
+use crate::{AccTile, WARP_VECTOR_BYTES, warp_vectors};
 
-/// Bytes of four registers of every lane.
-const QUAD_BYTES: u32 = 16 * 32;
 /// Threads of a pair of warps.
 const PAIR_THREADS: u32 = 64;
 
@@ -27,7 +25,7 @@ impl PairSum {
     }
 
     const fn message_bytes(rows: u32, columns: u32) -> u32 {
-        (rows / 16) * (columns / 8) * QUAD_BYTES
+        (rows / 16) * (columns / 8) * WARP_VECTOR_BYTES
     }
 
     /// For warp `half` (0 or 1) of pair `pair`, with accumulators of `shape` rows and columns. `room` has
@@ -53,11 +51,11 @@ impl PairSum {
     /// warp's reads before the other warp's writes.
     pub fn add(&self, k: &mut Builder, acc: &AccTile) {
         for (i, tile) in (0..).zip(acc.tiles()) {
-            k.st_vec(self.own.at(i * i64::from(QUAD_BYTES)), *tile);
+            k.st_vec(self.own.at(warp_vectors(i)), *tile);
         }
         self.wait(k);
         for (i, tile) in (0..).zip(acc.tiles()) {
-            let other: [F32; 4] = k.ld_vec(self.other.at(i * i64::from(QUAD_BYTES)));
+            let other: [F32; 4] = k.ld_vec(self.other.at(warp_vectors(i)));
             for (&sum, other) in tile.iter().zip(other) {
                 k.add_to(sum, sum, other);
             }
