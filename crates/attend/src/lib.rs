@@ -19,7 +19,9 @@ mod softmax;
 mod split;
 mod walk;
 
-pub use band::{After, BlockList, BlockLists, Bound, Coverage, Hides, KeyBand, Lower, Masker, RowRange};
+pub use band::{
+    After, BlockList, BlockLists, Bound, Coverage, Hides, KeyBand, ListWriter, Lower, Masker, RowRange,
+};
 pub use descale::{BlockFactors, ScoreFactors, ValueFactors, WarpKeys, accepted_score_factor};
 pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
@@ -33,7 +35,7 @@ pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
     accepted_value_factor,
 };
-pub use split::{Division, Exchange, Partials, StreamKMerge, WarpgroupPlace, merge_bytes};
+pub use split::{Division, Exchange, Partials, SplitRow, StreamKMerge, WarpgroupPlace, merge_bytes};
 pub use walk::{
     Block, BlockOutput, KvPipeline, MainLoop, Masked, Order, OutputSums, SharedProbs, Skips, Steps, Stream,
     TileRows, Tiles, Walk,

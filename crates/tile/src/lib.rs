@@ -20,8 +20,8 @@ mod schedule;
 
 pub use cluster::Cluster;
 pub use copy::{
-    BulkStore, ByteTranspose, CopyMode, QuadTransposition, RowStore, RowStream, TensorRows, TileCopy,
-    WarpRows, store_fragments, store_fragments_at, store_rows, store_rows_in_f32,
+    BulkStore, ByteTranspose, CopyMode, QuadTransposition, RowStore, RowStream, RowsOut, TensorRows,
+    TileCopy, WarpRows, store_fragments, store_fragments_at, store_rows, store_rows_in_f32,
 };
 pub use divide::divide;
 pub use layout::{

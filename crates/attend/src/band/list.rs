@@ -48,6 +48,30 @@ pub struct BlockList {
     pub count: R32,
 }
 
+/// The slots of a list's entries.
+#[derive(Clone, Copy)]
+struct Slots {
+    /// The first slot.
+    entries: Global,
+    /// The last slot.
+    last: R32,
+    /// Number of full blocks.
+    full: R32,
+}
+
+/// The CTA that writes a list.
+#[derive(Clone, Copy, Debug)]
+pub struct ListWriter {
+    /// The thread's warp in the CTA.
+    pub warp: R32,
+    /// The thread's lane.
+    pub lane: R32,
+    /// Warps of the CTA.
+    pub warps: u32,
+    /// Shared memory for `warps` integers.
+    pub codes: Shared,
+}
+
 /// Which masks hide keys of a block, according to the block's entry in a list.
 #[derive(Clone, Copy, Debug)]
 pub struct Hides(R32);
@@ -86,18 +110,17 @@ impl BlockLists {
         BlockList { entries: list.at(4 * i64::from(HEADER)), last, first, full, count }
     }
 
-    /// Writes the list of a tile; run by all threads of a CTA of `warps` warps. `judge` classifies a block,
-    /// in all lanes of a warp: whether any row sees any of the keys, and whether every row sees every key,
-    /// each as 1 or 0, by the mask program. `bound` holds the blocks of the band. With `at_least_one`, a list
-    /// without visible keys contains block 0 as a partial block. `codes` is shared memory for `warps`
-    /// integers.
+    /// Writes the list of a tile; run by all threads of the CTA. `judge` classifies a block, in all lanes of a
+    /// warp: whether any row sees any of the keys, and whether every row sees every key, each as 1 or 0, by
+    /// the mask program. `bound` holds the blocks of the band. With `at_least_one`, a list without visible
+    /// keys contains block 0 as a partial block.
     pub fn write(
         &self,
         k: &mut Builder,
         at: [R32; 3],
-        (bound, at_least_one): (&Bound, bool),
-        (warp, lane, warps): (R32, R32, u32),
-        codes: Shared,
+        bound: &Bound,
+        at_least_one: bool,
+        ListWriter { warp, lane, warps, codes }: ListWriter,
         judge: impl FnOnce(&mut Builder, R32) -> [R32; 2],
     ) {
         let list = self.list(k, at);
@@ -116,18 +139,7 @@ impl BlockLists {
             let exists = k.setp_s(CmpOp::Lt, block, bound.end);
             k.if_(exists, |k| {
                 let [any, all] = judge(k, block);
-                let by_program = k.setp_u(CmpOp::Eq, all, 0);
-                let mut hides = vec![(by_program, BY_PROGRAM)];
-                if let Some(full_to) = bound.full_to {
-                    hides.push((k.setp_s(CmpOp::Ge, block, full_to), BY_BAND));
-                }
-                if let Some(full_from) = bound.lower.and_then(|lower| lower.full_from) {
-                    hides.push((k.setp_s(CmpOp::Lt, block, full_from), BY_BAND));
-                }
-                let marked = hides.into_iter().fold(block, |marked, (hides, bit)| {
-                    let bit: R32 = k.selp(bit, 0, hides);
-                    k.or(marked, bit)
-                });
+                let marked = marked(k, block, bound, all);
                 k.mov_to(entry, marked);
                 let is_full = k.setp_u(CmpOp::Lt, entry, BY_BAND);
                 let seen: R32 = k.selp(FULL, PARTIAL, is_full);
@@ -161,25 +173,44 @@ impl BlockLists {
         // One thread writes the header.
         let first_warp = k.setp_u(CmpOp::Eq, warp, 0);
         let writes = k.and_pred(first_warp, speaks);
-        k.if_(writes, |k| {
-            let mut count = k.add(full, partial);
-            if at_least_one {
-                let none = k.setp_u(CmpOp::Eq, count, 0);
-                k.if_(none, |k| {
-                    let to = k.index(entries, last, 4);
-                    let hidden: R32 = k.mov(BY_BAND | BY_PROGRAM);
-                    k.st(to, hidden);
-                });
-                count = k.max_u(count, 1);
-            }
-            let position = k.sub(count, 1);
-            let place = place_of(k, (entries, last, full), position);
-            let visited = k.setp_u(CmpOp::Ne, count, 0);
-            let first: R32 = k.mov(0);
-            k.guarded(visited, |k| k.ld_to(first, place));
-            k.st_vec(list, [count, full, first, first]);
-        });
+        k.if_(writes, |k| write_header(k, list, Slots { entries, last, full }, partial, at_least_one));
     }
+}
+
+/// The entry of a block: its index, and what hides keys of it. `all` says whether the mask program hides none.
+fn marked(k: &mut Builder, block: R32, bound: &Bound, all: R32) -> R32 {
+    let by_program = k.setp_u(CmpOp::Eq, all, 0);
+    let mut hides = vec![(by_program, BY_PROGRAM)];
+    if let Some(full_to) = bound.full_to {
+        hides.push((k.setp_s(CmpOp::Ge, block, full_to), BY_BAND));
+    }
+    if let Some(full_from) = bound.lower.and_then(|lower| lower.full_from) {
+        hides.push((k.setp_s(CmpOp::Lt, block, full_from), BY_BAND));
+    }
+    hides.into_iter().fold(block, |marked, (hides, bit)| {
+        let bit: R32 = k.selp(bit, 0, hides);
+        k.or(marked, bit)
+    })
+}
+
+/// Writes the header of a list with `partial` partial blocks; run by one thread after all entries are written.
+fn write_header(k: &mut Builder, list: Global, slots: Slots, partial: R32, at_least_one: bool) {
+    let mut count = k.add(slots.full, partial);
+    if at_least_one {
+        let none = k.setp_u(CmpOp::Eq, count, 0);
+        k.if_(none, |k| {
+            let to = k.index(slots.entries, slots.last, 4);
+            let hidden: R32 = k.mov(BY_BAND | BY_PROGRAM);
+            k.st(to, hidden);
+        });
+        count = k.max_u(count, 1);
+    }
+    let position = k.sub(count, 1);
+    let place = slots.at(k, position);
+    let visited = k.setp_u(CmpOp::Ne, count, 0);
+    let first: R32 = k.mov(0);
+    k.guarded(visited, |k| k.ld_to(first, place));
+    k.st_vec(list, [count, slots.full, first, first]);
 }
 
 impl BlockList {
@@ -190,7 +221,8 @@ impl BlockList {
 
     /// The block at a position, and which masks hide keys of it.
     pub fn entry(&self, k: &mut Builder, position: R32) -> (R32, Hides) {
-        let place = place_of(k, (self.entries, self.last, self.full), position);
+        let slots = Slots { entries: self.entries, last: self.last, full: self.full };
+        let place = slots.at(k, position);
         let entry = k.ld(place);
         hides_of(k, entry)
     }
@@ -206,13 +238,15 @@ impl BlockList {
     }
 }
 
-/// The address of the entry at a position, in a list with `full` full blocks and these first and last slots.
-fn place_of(k: &mut Builder, (entries, last, full): (Global, R32, R32), position: R32) -> Global {
-    let of_partial = k.sub(position, full);
-    let from_end = k.sub(last, of_partial);
-    let is_partial = k.setp_s(CmpOp::Ge, of_partial, 0);
-    let place = k.selp(from_end, position, is_partial);
-    k.index(entries, place, 4)
+impl Slots {
+    /// The address of the entry at a position.
+    fn at(&self, k: &mut Builder, position: R32) -> Global {
+        let of_partial = k.sub(position, self.full);
+        let from_end = k.sub(self.last, of_partial);
+        let is_partial = k.setp_s(CmpOp::Ge, of_partial, 0);
+        let place = k.selp(from_end, position, is_partial);
+        k.index(self.entries, place, 4)
+    }
 }
 
 /// The block of an entry, and what hides keys of it.

@@ -9,7 +9,7 @@ use problem::Corner;
 use ptx::{Builder, R32};
 
 pub use bound::{Bound, Coverage, Lower};
-pub use list::{BlockList, BlockLists, Hides};
+pub use list::{BlockList, BlockLists, Hides, ListWriter};
 pub use mask::Masker;
 pub use rows::RowRange;
 

@@ -8,5 +8,5 @@ mod stream_k;
 
 pub use exchange::{Division, Exchange, WarpgroupPlace};
 pub use merge::merge_bytes;
-pub use partials::Partials;
+pub use partials::{Partials, SplitRow};
 pub use stream_k::StreamKMerge;

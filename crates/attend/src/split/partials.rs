@@ -24,6 +24,17 @@ pub struct Partials {
     pub columns: u32,
 }
 
+/// The partial results of one row: one in each of `splits` splits.
+#[derive(Clone, Copy, Debug)]
+pub struct SplitRow {
+    /// The row's index in split 0.
+    pub first: R64,
+    /// How much the index grows from split to split.
+    pub step: R32,
+    /// Number of splits.
+    pub splits: u32,
+}
+
 impl Partials {
     /// Bytes of the partial O of `rows` rows over all splits.
     pub const fn out_bytes(rows: usize, columns: usize) -> usize {
@@ -73,13 +84,12 @@ impl Partials {
         }
     }
 
-    /// Four columns of a row of O from `column` on, merged over `splits` splits, and the row's LSE. `first`
-    /// is the row's index in split 0; the index grows by `step` from split to split. `sink` is the row's
-    /// attention sink times log2 e. `factor` multiplies O of rows that saw a key.
+    /// Four columns of a row of O from `column` on, merged over all splits, and the row's LSE. `sink` is the
+    /// row's attention sink times log2 e. `factor` multiplies O of rows that saw a key.
     pub fn merge(
         &self,
         k: &mut Builder,
-        (first, step, splits): (R64, R32, u32),
+        SplitRow { first, step, splits }: SplitRow,
         column: R32,
         sink: Option<F32>,
         factor: Option<F32>,

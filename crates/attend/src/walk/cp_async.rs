@@ -173,7 +173,7 @@ impl KvPipeline {
                 k.sub(keys, before)
             });
             let to = stream.tile.at(i64::from(ahead * self.stage_bytes));
-            self.request(k, stream, to, limit, (self.current, ahead));
+            self.request(k, stream, to, limit, self.current, ahead);
         });
     }
 
@@ -297,12 +297,12 @@ impl KvPipeline {
         k.bar_sync();
         self.if_block(k, self.stages, |k| {
             let to = k.shared_advance(self.key.tile, self.stage);
-            self.request(k, &self.key, to, None, (self.current, self.stages));
+            self.request(k, &self.key, to, None, self.current, self.stages);
         });
         self.if_block(k, self.ahead(), |k| {
             let free = self.stage_before(k);
             let to = k.shared_advance(self.value.tile, free);
-            self.request(k, &self.value, to, None, (self.current, self.ahead()));
+            self.request(k, &self.value, to, None, self.current, self.ahead());
         });
         k.cp_async_commit();
     }
@@ -354,7 +354,8 @@ impl KvPipeline {
         stream: &Stream,
         to: Shared,
         limit: Option<R32>,
-        (position, ahead): (R32, u32),
+        position: R32,
+        ahead: u32,
     ) {
         let Some(list) = &self.list else {
             stream.copy.load(k, to, stream.from, limit);
@@ -380,7 +381,7 @@ impl KvPipeline {
             let free = self.stage_before(k);
             for stream in [&self.key, &self.value] {
                 let to = k.shared_advance(stream.tile, free);
-                self.request(k, stream, to, None, (position, 0));
+                self.request(k, stream, to, None, position, 0);
             }
         });
         k.cp_async_commit();
@@ -432,7 +433,7 @@ impl Block<'_> {
         k.bar_sync();
         if p.stages == 1 {
             let limit = self.limit(k);
-            p.request(k, &p.value, p.value.tile, limit, (p.current, 0));
+            p.request(k, &p.value, p.value.tile, limit, p.current, 0);
             k.cp_async_commit();
         } else {
             p.request_ahead(k);
@@ -447,7 +448,7 @@ impl Block<'_> {
         if p.stages == 1 {
             k.cp_async_wait(0);
             k.bar_sync();
-            p.if_block(k, 1, |k| p.request(k, &p.key, p.key.tile, None, (p.current, 1)));
+            p.if_block(k, 1, |k| p.request(k, &p.key, p.key.tile, None, p.current, 1));
             k.cp_async_commit();
         }
         let tile = p.tile(k, &p.value);

@@ -1,7 +1,7 @@
 //! Block lists: the KV blocks that the rows of a tile see, for mask programs that no band can express. One
 //! kernel writes the lists, and the forward kernel after it visits the listed blocks.
 
-use attend::{BlockLists, Bound, KeyBand, Lengths, RowRange, ScorePrograms};
+use attend::{BlockLists, Bound, KeyBand, Lengths, ListWriter, RowRange, ScorePrograms};
 use problem::program::{Input, Op, Program as Mask};
 use problem::{Problem, Programs};
 use ptx::{Access, Builder, CmpOp, Dim3, Launch, R32, SpecialReg, Target};
@@ -257,7 +257,7 @@ impl ListTiles {
             let origin = k.mul(block, self.block_n);
             mask.judge(k, origin, self.block_n)
         };
-        let bound = (&bound, self.at_least_one);
-        lists.write(k, [batch, head, tile], bound, (warp, lane, WARPS), codes, judge);
+        let writer = ListWriter { warp, lane, warps: WARPS, codes };
+        lists.write(k, [batch, head, tile], &bound, self.at_least_one, writer, judge);
     }
 }

@@ -3,7 +3,7 @@
 
 use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, R32};
 
-use super::QuadTransposition;
+use super::{QuadTransposition, RowsOut};
 use crate::{AccTile, Threads};
 
 /// 8-column tiles that a quad stores at once, one chunk per lane.
@@ -30,15 +30,14 @@ impl RowStore {
     }
 }
 
-/// Rounds each warp's accumulator of 16 rows and stores the rows. The warp's first row is row `first` of
-/// `tensor`, whose row pitch is `row_bytes`; rows at or beyond `limit` are not stored.
+/// Rounds each warp's accumulator of 16 rows and stores the rows. `rows` begin at the warp's first row; rows
+/// at or beyond `limit` are not stored.
 pub fn store_fragments(
     k: &mut Builder,
     threads: &Threads,
     half: Half,
     o: &AccTile,
-    (tensor, first, limit): (Global, R32, R32),
-    row_bytes: i64,
+    RowsOut { tensor, first, limit, row_bytes }: RowsOut,
     store: RowStore,
 ) {
     let place = |k: &mut Builder, row: R32| {

@@ -15,7 +15,7 @@ pub use bulk::BulkStore;
 pub use fragments::{RowStore, store_fragments, store_fragments_at};
 pub use quad::QuadTransposition;
 pub use row_stream::RowStream;
-pub use rows::{store_rows, store_rows_in_f32};
+pub use rows::{RowsOut, store_rows, store_rows_in_f32};
 pub use tma::TensorRows;
 pub use transpose::ByteTranspose;
 pub use warp_rows::WarpRows;

@@ -6,12 +6,24 @@ use crate::TileLayout;
 use crate::layout::CHUNK_BYTES;
 use crate::{AccTile, CopyMode, Threads, TileCopy};
 
+/// The rows of a tensor in global memory that an epilogue stores.
+#[derive(Clone, Copy, Debug)]
+pub struct RowsOut {
+    /// Row 0 of the head.
+    pub tensor: Global,
+    /// The first row to store: that of the CTA or that of the warp.
+    pub first: R32,
+    /// One past the last row to store.
+    pub limit: R32,
+    /// Bytes from one row to the next.
+    pub row_bytes: i64,
+}
+
 /// Rounds each warp's accumulator and stores its rows through shared memory, so that every global store is a
 /// whole 16-byte chunk. `tile` has space for all rows of the CTA. A warp that does not share its rows stores
 /// them alone. Warps that share rows hold a part of the columns each, and all threads of the CTA store the
-/// rows after a barrier. `(tensor, first, limit)` are row 0 of the head, the CTA's first row, and one past
-/// the last row to store. The tensor's rows have `width` columns, at most as many as the accumulators, and
-/// the row pitch `row_bytes`.
+/// rows after a barrier. `rows` begin at the CTA's first row. The tensor's rows have `width` columns, at most
+/// as many as the accumulators.
 #[allow(clippy::too_many_arguments, reason = "what, through where, to where")]
 pub fn store_rows(
     k: &mut Builder,
@@ -19,8 +31,8 @@ pub fn store_rows(
     half: Half,
     o: &AccTile,
     tile: Shared,
-    (tensor, first, limit): (Global, R32, R32),
-    (row_bytes, width): (i64, u32),
+    RowsOut { tensor, first, limit, row_bytes }: RowsOut,
+    width: u32,
     mode: CopyMode,
 ) {
     let layout = TileLayout::new(16 * o.m_tiles(), 8 * o.n_tiles() * threads.kv_warps);
@@ -135,8 +147,8 @@ pub fn store_rows_in_f32(
     k: &mut Builder,
     threads: &Threads,
     o: &AccTile,
-    (tensor, first, limit): (Global, R32, R32),
-    (row_bytes, width): (i64, u32),
+    RowsOut { tensor, first, limit, row_bytes }: RowsOut,
+    width: u32,
     mode: CopyMode,
 ) {
     let own = o.lane_column(k, threads);

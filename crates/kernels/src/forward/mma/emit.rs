@@ -8,8 +8,8 @@ use attend::{
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg};
 use tile::{
-    AccTile, MatrixReader, MmaType, OperandA, OperandType, PairSum, Sign, Threads, TileCopy, TileLayout,
-    divide, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt, store_rows, store_rows_in_f32,
+    AccTile, MatrixReader, MmaType, OperandA, OperandType, PairSum, RowsOut, Sign, Threads, TileCopy,
+    TileLayout, divide, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt, store_rows, store_rows_in_f32,
 };
 
 use super::fp8::product_types;
@@ -102,11 +102,18 @@ pub(super) struct Forward<'a> {
     shared: Shared,
 }
 
+/// A tensor's start, and its strides in bytes.
+#[derive(Clone, Copy)]
+struct TensorStart {
+    start: Global,
+    batch_bytes: R64,
+    head_bytes: R64,
+}
+
 /// The kernel's parameters.
 pub(super) struct Params {
-    /// For q, k, v and out: the start, and the strides in bytes of batch entries and of heads. With split
-    /// keys, partial results replace out and the LSE.
-    tensors: Vec<(Global, R64, R64)>,
+    /// Q, K, V and O. With split keys, partial results replace O and the LSE.
+    tensors: Vec<TensorStart>,
     lse: Option<Global>,
     partials: Option<Partials>,
     pub(super) seq_q: R32,
@@ -137,9 +144,9 @@ impl Params {
         let pointers: Vec<Global> = tensors.iter().map(|&tensor| c.tensor(k, tensor)).collect();
         let lse = (problem.pass.lse() && splits == 1).then(|| c.lse(k));
         let partials = (splits > 1).then(|| split::declare(k, c, problem, plan, Access::Write));
-        let tensors = tensors.iter().zip(pointers).map(|(&tensor, pointer)| {
+        let tensors = tensors.iter().zip(pointers).map(|(&tensor, start)| {
             let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
-            (pointer, batch_bytes, head_bytes)
+            TensorStart { start, batch_bytes, head_bytes }
         });
         let tensors = tensors.collect();
         let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
@@ -190,18 +197,8 @@ impl<'a> Forward<'a> {
     /// The kernel: FlashAttention-2, Algorithm 1.
     fn body(&self, k: &mut Builder) {
         let (plan, rows, divides) = (self.plan, &self.rows, self.baked.divides);
-        let list = self.params.lists.map(|lists| {
-            let [head, batch] = self.head_and_batch(k);
-            lists.read(k, [batch, head, self.tile], None)
-        });
-        let mut bound = match &list {
-            None => Bound::new(k, &self.params.band, rows, plan.block_n, divides),
-            Some(list) => list.bound(),
-        };
-        if plan.splits > 1 {
-            let [_, _, split] = row_block_and_split(k, plan);
-            bound = bound.split(k, split, plan.splits);
-        }
+        let list = self.list(k);
+        let bound = self.bound(k, list.as_ref());
         let blocks = self.keys_and_values(k, bound, list, divides);
         self.load_queries(k);
         blocks.start(k);
@@ -282,6 +279,33 @@ impl<'a> Forward<'a> {
         };
         blocks.for_each_block(k, Steps { scores, update, accumulate });
         self.spoil_seen(k, &softmax, factor);
+        self.finish(k, softmax, o);
+    }
+
+    /// The list of the blocks that the CTA visits, if the plan lists blocks.
+    fn list(&self, k: &mut Builder) -> Option<BlockList> {
+        self.params.lists.map(|lists| {
+            let [head, batch] = self.head_and_batch(k);
+            lists.read(k, [batch, head, self.tile], None)
+        })
+    }
+
+    /// The blocks that the CTA visits.
+    fn bound(&self, k: &mut Builder, list: Option<&BlockList>) -> Bound {
+        let plan = self.plan;
+        let bound = match list {
+            None => Bound::new(k, &self.params.band, &self.rows, plan.block_n, self.baked.divides),
+            Some(list) => list.bound(),
+        };
+        if plan.splits == 1 {
+            return bound;
+        }
+        let [_, _, split] = row_block_and_split(k, plan);
+        bound.split(k, split, plan.splits)
+    }
+
+    /// Merges the results of the warps that share rows, normalises O and stores the results.
+    fn finish(&self, k: &mut Builder, softmax: OnlineSoftmax, o: AccTile) {
         let (softmax, o) = self.merge(k, softmax, o);
         let o = match self.types {
             [_, MmaType::Fp8(_)] => o.in_quads(),
@@ -292,7 +316,7 @@ impl<'a> Forward<'a> {
         }
         let sinks = self.params.sinks.map(|start| {
             let [head, _] = self.head_and_batch(k);
-            Sinks::load(k, start, head, &self.threads, rows, plan.warp_rows())
+            Sinks::load(k, start, head, &self.threads, &self.rows, self.plan.warp_rows())
         });
         let softmax = softmax.with_output_factor(self.value_factor(k));
         let finished = softmax.finish(k, &o, sinks.as_ref());
@@ -494,8 +518,13 @@ impl<'a> Forward<'a> {
         } else if !self.waits_for_queries() {
             k.cp_async_wait(0); // A CTA without keys has not waited for Q yet.
         }
-        let rows = (self.head(k, Tensor::Out), self.rows.first, self.rows.seq_q);
-        let width = (self.row_bytes(Tensor::Out), self.baked.head_dim_v());
+        let rows = RowsOut {
+            tensor: self.head(k, Tensor::Out),
+            first: self.rows.first,
+            limit: self.rows.seq_q,
+            row_bytes: self.row_bytes(Tensor::Out),
+        };
+        let width = self.baked.head_dim_v();
         match half {
             Some(half) => store_rows(k, &self.threads, half, o, self.shared, rows, width, self.plan.copy),
             None => store_rows_in_f32(k, &self.threads, o, rows, width, self.plan.copy),
@@ -520,7 +549,7 @@ impl<'a> Forward<'a> {
     /// Start of the CTA's head in a tensor. It is recomputed at each use, so that it occupies no registers in
     /// between.
     fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
-        let (start, batch_bytes, head_bytes) = self.params.tensors[tensor as usize];
+        let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor as usize];
         let [head, batch] = self.head_and_batch(k);
         let head = match tensor {
             Tensor::K | Tensor::V => divide(k, head, self.baked.group_size()),

@@ -1,7 +1,7 @@
 //! Split-KV: several CTAs divide the keys of a row block ([`MmaPlan::splits`]). The first kernel stores
 //! partial results, and the second kernel merges them.
 
-use attend::{OnlineSoftmax, Partials, Sinks, accepted_value_factor};
+use attend::{OnlineSoftmax, Partials, Sinks, SplitRow, accepted_value_factor};
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, SpecialReg};
 use tile::{AccTile, divide};
@@ -67,7 +67,8 @@ impl MmaPlan {
             let factor = descale.load(k, [batch, key_head]);
             accepted_value_factor(k, factor)
         });
-        let (o, log_sum) = partials.merge(k, (first, seq_q, self.splits), column, sink, factor);
+        let parts = SplitRow { first, step: seq_q, splits: self.splits };
+        let (o, log_sum) = partials.merge(k, parts, column, sink, factor);
         let to = row_of_output(k, baked, (out, strides), [batch, head, row]);
         let to = k.index(to, column, baked.dims.dtypes.out.bytes() as u32);
         self.store_columns(k, baked, to, column, o);

@@ -3,7 +3,7 @@
 use attend::{OnlineSoftmax, store_lse, store_lse_at};
 use problem::Tensor;
 use ptx::{Builder, F32, Global, R32};
-use tile::{AccTile, store_fragments, store_fragments_at};
+use tile::{AccTile, RowsOut, store_fragments, store_fragments_at};
 
 use super::emit::{Forward, SmallPlan, WARP_ROWS};
 use crate::forward::contract::{lse_of_row, row_of_output};
@@ -16,9 +16,9 @@ impl<P: SmallPlan> Forward<'_, P> {
         }
         let to = self.output(k);
         let first = self.first_row(k);
-        let rows = (to, first, self.rows.seq_q);
         let row_bytes = self.baked.row_bytes(Tensor::Out);
-        store_fragments(k, &self.threads, self.half, o, rows, row_bytes, self.common.store);
+        let rows = RowsOut { tensor: to, first, limit: self.rows.seq_q, row_bytes };
+        store_fragments(k, &self.threads, self.half, o, rows, self.common.store);
         if let Some(start) = self.params.lse {
             let lse = softmax.lse(k);
             let limit = k.sub(self.rows.seq_q, first);

@@ -84,6 +84,25 @@ impl WgmmaPlan {
         }
     }
 
+    /// Declares the score and mask programs, with the tables that come from shared memory.
+    fn declare_score_programs(
+        &self,
+        k: &mut Builder,
+        c: &mut Contract<'_>,
+        problem: &Problem,
+        baked: &Baked,
+    ) -> Option<ScorePrograms> {
+        let code = baked.programs.as_ref()?;
+        let programs = declare_programs(k, c, problem, Some(code))?;
+        let programs = programs.with_staged(self.declare_tables(k, c, problem, code));
+        let listed = self.list_tiles(problem).is_some();
+        let programs = if listed { programs.masking_partial_blocks() } else { programs };
+        let programs = programs.on_whole_blocks(baked.divides);
+        let ahead = programs.registers_ahead((16, self.block_n)) + AHEAD_REGISTERS;
+        let fits = self.registers(problem) + ahead <= self.register_split().1;
+        Some(if fits { programs.reading_ahead() } else { programs })
+    }
+
     /// Tiles of Q, K and V as the kernel loads them.
     fn loaded_tiles(&self, baked: &Baked) -> [SwizzledTile; 3] {
         let [q, key, value] = self.tile_shapes(baked);
@@ -178,9 +197,8 @@ pub(super) struct Forward<'a> {
     pub(super) schedule: TileScheduler<'a>,
     /// The merge of the parts of shared tiles, if tiles are shared.
     pub(super) merge: Option<StreamKMerge>,
-    /// Staging rows of O in shared memory, for TMA stores: of the first warp, or `None` if O takes the place
-    /// of Q.
-    pub(super) rows_out: Option<(TensorMapPtr, SwizzledTile, Option<Shared>)>,
+    /// If TMA stores O.
+    pub(super) tma_out: Option<TmaOut>,
     /// P of the first warpgroup in shared memory, if P V reads P from there. P of the other warpgroups
     /// follows.
     pub(super) probs: Option<(SwizzledTile, Shared)>,
@@ -188,6 +206,16 @@ pub(super) struct Forward<'a> {
     pub(super) sum_room: Option<Shared>,
     /// The columns of ones that are added to V, if products compute the row sums.
     pub(super) ones: Option<Ones>,
+}
+
+/// What TMA needs to store O.
+#[derive(Clone, Copy)]
+pub(super) struct TmaOut {
+    pub(super) map: TensorMapPtr,
+    /// The rows of a warp.
+    pub(super) tile: SwizzledTile,
+    /// The staging rows of the first warp in shared memory; `None` if O takes the place of Q.
+    pub(super) staging: Option<Shared>,
 }
 
 /// The kernel's parameters.
@@ -274,7 +302,6 @@ impl Params {
             longer: c.u32(k, "longer", wave.longer() as u32),
         });
         let factor = c.f32(k, "scale_log2e", factor_or_least(problem));
-        let lists = plan.list_tiles(problem).is_some();
         Params {
             maps,
             out_map,
@@ -294,18 +321,7 @@ impl Params {
             factor,
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
-            programs: declare_programs(k, c, problem, baked.programs.as_ref())
-                .map(|programs| match &baked.programs {
-                    None => programs,
-                    Some(code) => programs.with_staged(plan.declare_tables(k, c, problem, code)),
-                })
-                .map(|programs| if lists { programs.masking_partial_blocks() } else { programs })
-                .map(|programs| programs.on_whole_blocks(baked.divides))
-                .map(|programs| {
-                    let ahead = programs.registers_ahead((16, plan.block_n)) + AHEAD_REGISTERS;
-                    let fits = plan.registers(problem) + ahead <= plan.register_split().1;
-                    if fits { programs.reading_ahead() } else { programs }
-                }),
+            programs: plan.declare_score_programs(k, c, problem, baked),
             sinks: c.sinks(k),
             lists: plan.list_tiles(problem).map(|tiles| tiles.declare(k, c, problem, Access::Read)),
             score_descale: ScoreDescale::declare(k, c, problem),
@@ -347,7 +363,7 @@ impl<'a> Forward<'a> {
         let warp_rows = BulkStore::tile(baked.head_dim_v(), params.out_batch_rows.is_some());
         let bytes = 4 * plan.consumers * warp_rows.bytes();
         let staging = (plan.store == Store::Bulk).then(|| take(bytes));
-        let rows_out = params.out_map.map(|map| (map, warp_rows, staging));
+        let tma_out = params.out_map.map(|map| TmaOut { map, tile: warp_rows, staging });
         let ones = (plan.sums == Sums::Product).then(|| Ones { at: take(Ones::BYTES) });
         let [queries, keys, values] = places.map(|(tile, stages, cluster, first)| {
             let pipeline = Pipeline::new(take(Pipeline::bytes(stages)), stages).in_cluster(cluster);
@@ -390,7 +406,7 @@ impl<'a> Forward<'a> {
                 stream_k: params.stream_k,
             },
             merge,
-            rows_out,
+            tma_out,
             probs,
             sum_room,
             ones,

@@ -7,7 +7,7 @@ use tile::{
     WorkTile, store_fragments_at,
 };
 
-use super::emit::{Forward, Params};
+use super::emit::{Forward, Params, TmaOut};
 use super::plan::Store;
 use crate::forward::contract::{half, lse_of_row, out_half, row_of_output};
 
@@ -59,7 +59,7 @@ impl Forward<'_> {
     /// The store of a warp's rows of O by TMA, if the plan has one. Where O takes the place of Q, it is the
     /// store from stage 0 of Q.
     pub(super) fn bulk_store(&self, k: &mut Builder, consumer: &Consumer) -> Option<BulkStore> {
-        let (map, tile, staging) = self.rows_out?;
+        let TmaOut { map, tile, staging } = self.tma_out?;
         let warp = consumer.threads.row_warp;
         let place = match staging {
             Some(first) => k.shared_index(first, warp, tile.bytes()),
