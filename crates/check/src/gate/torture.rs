@@ -56,10 +56,13 @@ pub fn problems(dtypes: impl Into<DTypes>, head_dim: usize) -> Vec<Torture> {
 /// Uneven lengths, sinks, and score and mask programs.
 fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
     let layout = Layout::Bshd;
-    let base = |seq_q: usize, seq_kv: usize| {
-        Problem { batch: 3, heads_kv: 1, ..Problem::new(1, 2, seq_q, head_dim, dtypes) }
+    let of_batch = |batch: usize, seq_q: usize, seq_kv: usize| {
+        Problem { batch, heads_kv: 1, ..Problem::new(1, 2, seq_q, head_dim, dtypes) }
             .with_seq_kv(seq_kv, layout)
     };
+    let base = |seq_q: usize, seq_kv: usize| of_batch(2, seq_q, seq_kv);
+    // Three sequences: one has a neighbour on both sides.
+    let uneven = |seq_q: usize, seq_kv: usize| of_batch(3, seq_q, seq_kv);
     let packed = |rows| SideLengths { packed: Some(rows), used: false };
     let used = SideLengths { packed: None, used: true };
     let with = |problem: Problem, lengths: Lengths| Problem { lengths, ..problem };
@@ -81,26 +84,26 @@ fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
         };
         Problem { programs, ..problem }
     };
-    let slopes = || vec![Table { dtype: TableType::F32, extents: vec![3, 2], strides: vec![0, 1] }];
+    let slopes = || vec![Table { dtype: TableType::F32, extents: vec![2, 2], strides: vec![0, 1] }];
     let one_per_pair = |dtype, rows: usize, keys: usize| {
         // One table for all batch entries and heads.
         let strides = vec![0, 0, keys as i64, 1];
-        vec![Table { dtype, extents: vec![3, 2, rows, keys], strides }]
+        vec![Table { dtype, extents: vec![2, 2, rows, keys], strides }]
     };
     let window = || library::window(library::int(0), library::int(1));
     vec![
-        ("packed sequences", with(base(70, 90), both)),
-        ("packed sequences, causal", with(base(70, 90), both).with_band(Band::CAUSAL)),
-        ("packed sequences, top left", with(base(90, 70), both).with_band(Band::CAUSAL_TOP_LEFT)),
-        ("packed sequences, window, sink", sink(with(base(70, 90), both).with_band(Band::window(20, 3)))),
-        ("used keys", with(base(40, 130), kv_used)),
+        ("packed sequences", with(uneven(70, 90), both)),
+        ("packed sequences, causal", with(uneven(70, 90), both).with_band(Band::CAUSAL)),
+        ("packed sequences, top left", with(uneven(90, 70), both).with_band(Band::CAUSAL_TOP_LEFT)),
+        ("packed sequences, window, sink", sink(with(uneven(70, 90), both).with_band(Band::window(20, 3)))),
+        ("used keys", with(uneven(40, 130), kv_used)),
         ("used keys, causal, left padding", {
             let lengths = Lengths { left_padded: true, ..kv_used };
-            with(base(50, 100), lengths).with_band(Band::CAUSAL)
+            with(uneven(50, 100), lengths).with_band(Band::CAUSAL)
         }),
         ("used queries of packed sequences", {
             let q = SideLengths { packed: Some(130), used: true };
-            with(base(60, 60), Lengths { q, kv: used, left_padded: false })
+            with(uneven(60, 60), Lengths { q, kv: used, left_padded: false })
         }),
         ("sink", sink(base(67, 131))),
         ("sink, causal, rows that see nothing", sink(base(101, 37).with_band(Band::CAUSAL))),
@@ -128,11 +131,11 @@ fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
         }),
         ("documents, causal", {
             let of_position =
-                vec![Table { dtype: TableType::I32, extents: vec![3, 90], strides: vec![90, 1] }];
+                vec![Table { dtype: TableType::I32, extents: vec![2, 90], strides: vec![90, 1] }];
             program(base(90, 90), None, Some(library::causal() & library::document(0)), of_position)
         }),
         ("chunks of packed sequences", {
-            program(with(base(70, 90), both), None, Some(library::chunk(library::int(1))), Vec::new())
+            program(with(uneven(70, 90), both), None, Some(library::chunk(library::int(1))), Vec::new())
         }),
         ("prefix and scaled score, window", {
             let score = library::score() * library::float(0)

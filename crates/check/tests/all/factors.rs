@@ -133,7 +133,7 @@ fn variants_of_plans_pass() {
     for (i, names) in sets.iter().enumerate() {
         for layout in [[0, 0, 0], [64, 64, 64], [1, 64, 0]] {
             let dense = Problem::new(1, 4, 150, 64, "e4m3".parse::<DTypes>().expect("types"))
-                .with_seq_kv(210, Layout::Bshd)
+                .with_seq_kv(155, Layout::Bshd)
                 .with_heads_kv(2, Layout::Bshd)
                 .with_lse(true);
             let problem = with_factors(draft(dense, &of_names(names)), layout);

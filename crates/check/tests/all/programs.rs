@@ -196,7 +196,7 @@ fn variants_of_plans_pass() {
     let sets = [["alibi", "causal", "sink"], ["bias", "mask", "sink"], ["document", "softcap", "sink"]];
     let mut ran = [0; 13];
     for (i, features) in sets.map(named).iter().enumerate() {
-        let by_lanes = Problem::new(1, 8, 70, 64, DType::Bf16)
+        let by_lanes = Problem::new(1, 4, 70, 64, DType::Bf16)
             .with_seq_kv(150, Layout::Bshd)
             .with_heads_kv(2, Layout::Bshd);
         let problem = draft(by_lanes, features);
