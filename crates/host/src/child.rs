@@ -1,7 +1,7 @@
 //! Runs child processes that may hang: reads their output line by line, and kills a silent child.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ pub enum Ended {
 }
 
 /// Runs a command to its end and passes each line of its standard output to `line`. A child that prints no
-/// line for `limit` is killed: it may be waiting for a kernel that never ends.
+/// line for `limit` is killed: it may be waiting for a kernel that never ends. A child that has closed its
+/// standard output is killed if it does not end within `limit`.
 ///
 /// # Errors
 /// When the child cannot be started or waited for.
@@ -36,7 +37,9 @@ pub fn follow(command: &mut Command, limit: Duration, mut line: impl FnMut(&str)
                 child.wait()?;
                 break Ended::Silent;
             }
-            Err(RecvTimeoutError::Disconnected) => break Ended::Exited(child.wait()?),
+            Err(RecvTimeoutError::Disconnected) => {
+                break wait_within(&mut child, limit)?.map_or(Ended::Silent, Ended::Exited);
+            }
         }
     };
     drop(lines);
@@ -60,10 +63,16 @@ pub fn within(command: &mut Command, limit: Duration) -> std::io::Result<Option<
     let output = std::fs::File::create(&said)?;
     let errors = output.try_clone()?;
     let mut child = command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn()?;
+    let Some(status) = wait_within(&mut child, limit)? else { return Ok(None) };
+    Ok(Some((status, String::from_utf8_lossy(&std::fs::read(&said)?).into_owned())))
+}
+
+/// Waits for the end of a child. Returns `None` if the child exceeded the limit and was killed.
+fn wait_within(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
     let start = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
-            return Ok(Some((status, String::from_utf8_lossy(&std::fs::read(&said)?).into_owned())));
+            return Ok(Some(status));
         }
         if start.elapsed() >= limit {
             child.kill()?;
@@ -100,6 +109,14 @@ mod tests {
         let (ended, lines) =
             sh("for i in 1 2 3 4; do echo $i; sleep 0.2; done; exec sleep 60", Duration::from_millis(600));
         assert_eq!((ended, lines.len()), (Ended::Silent, 4));
+    }
+
+    #[test]
+    fn a_child_without_output_has_the_limit_too() {
+        let (ended, lines) = sh("echo one; exec >&-; exec sleep 20", Duration::from_millis(600));
+        assert_eq!((ended, lines.len()), (Ended::Silent, 1));
+        let (ended, _) = sh("exec >&-; sleep 0.1; exit 3", Duration::from_secs(20));
+        assert!(matches!(ended, Ended::Exited(status) if status.code() == Some(3)), "{ended:?}");
     }
 
     #[test]
