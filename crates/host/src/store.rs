@@ -190,17 +190,19 @@ fn draft(path: &Path) -> Result<PathBuf, StoreError> {
 }
 
 /// Appends one line to a file. If the line cannot be written completely, the file is cut back to its old
-/// length.
+/// length. The file is locked meanwhile, so that the lines of other processes are neither mixed with the line
+/// nor cut off.
 ///
 /// # Errors
-/// When the file cannot be opened or written.
+/// When the file cannot be opened, locked or written.
 pub fn append_line(path: &Path, line: &str) -> Result<(), StoreError> {
     let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(fail)?;
     }
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
-    // A single write call keeps the lines of two processes from mixing.
+    // Closing the file releases the lock.
+    file.lock().map_err(fail)?;
     let before = file.metadata().map_err(fail)?.len();
     file.write_all(format!("{line}\n").as_bytes()).map_err(|source| {
         // The first error is the one to report.
@@ -269,6 +271,26 @@ mod tests {
         if Path::new("/dev/full").exists() {
             assert!(append_line(Path::new("/dev/full"), "x").is_err());
         }
+    }
+
+    #[test]
+    fn a_line_is_appended_under_a_lock() {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.path("rows.jsonl");
+        append_line(&path, "first").unwrap();
+        let other = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+        other.lock().unwrap();
+        let (tell, done) = std::sync::mpsc::channel();
+        let writer = std::thread::spawn({
+            let path = path.clone();
+            move || tell.send(append_line(&path, "second")).unwrap()
+        });
+        assert!(done.recv_timeout(std::time::Duration::from_millis(200)).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "first\n");
+        other.unlock().unwrap();
+        done.recv().unwrap().unwrap();
+        writer.join().unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "first\nsecond\n");
     }
 
     #[cfg(unix)]
