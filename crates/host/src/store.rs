@@ -1,8 +1,9 @@
 //! Files that are written completely or not at all, and scratch folders that are removed on drop.
 
-use std::io::{Read, Write};
+use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A file that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -48,10 +49,24 @@ pub fn read_text(path: &Path) -> Result<String, StoreError> {
     }
 }
 
-static COUNTER: AtomicU64 = AtomicU64::new(0);
+/// A suffix that other processes and users cannot predict.
+fn random_suffix() -> String {
+    // Each `RandomState` has its own keys, which begin with random numbers of the operating system.
+    format!("{:016x}", RandomState::new().hash_one(()))
+}
 
-fn unique() -> String {
-    format!("{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
+/// Calls `create` with new paths until it succeeds or fails for another reason than that the path exists.
+fn create_new<T>(
+    mut path: impl FnMut() -> PathBuf,
+    create: impl Fn(&Path) -> std::io::Result<T>,
+) -> std::io::Result<(PathBuf, T)> {
+    loop {
+        let path = path();
+        match create(&path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            created => return created.map(|created| (path, created)),
+        }
+    }
 }
 
 /// Writes a file completely or not at all, through a [`Draft`]. The path `-` means standard output.
@@ -74,7 +89,7 @@ pub fn write(path: &Path, contents: &[u8]) -> Result<(), StoreError> {
 /// link is kept and its target is written. A device or a pipe is written directly.
 #[derive(Debug)]
 pub struct Draft {
-    file: std::io::BufWriter<std::fs::File>,
+    file: std::io::BufWriter<File>,
     /// The path as the caller gave it.
     path: PathBuf,
     /// The temporary and the final name; `None` for a device or a pipe.
@@ -88,8 +103,8 @@ impl Draft {
         let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
         let (file, names) = match place(path).map_err(fail)? {
             Some(name) => {
-                let draft = draft(&name)?;
-                (std::fs::File::create(&draft).map_err(fail)?, Some((draft, name)))
+                let (draft, file) = draft(&name).map_err(fail)?;
+                (file, Some((draft, name)))
             }
             None => (std::fs::OpenOptions::new().write(true).open(path).map_err(fail)?, None),
         };
@@ -155,8 +170,7 @@ pub fn writable(path: &Path) -> Result<(), StoreError> {
     let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
     // A device or a pipe is not opened here: opening a pipe would block until there is a reader.
     let Some(name) = place(path).map_err(fail)? else { return Ok(()) };
-    let draft = draft(&name)?;
-    std::fs::write(&draft, b"").and_then(|()| std::fs::remove_file(&draft)).map_err(fail)
+    draft(&name).and_then(|(draft, _)| std::fs::remove_file(draft)).map_err(fail)
 }
 
 /// Checks that [`append_line`] can append to a file, before minutes of work are spent. Leaves no file behind.
@@ -174,19 +188,19 @@ pub fn appendable(path: &Path) -> Result<(), StoreError> {
         // tested.
         Some(file) => {
             let above = file.ancestors().skip(1).find(|folder| folder.exists());
-            let draft = draft(&above.unwrap_or(Path::new("")).join("x"))?;
-            std::fs::write(&draft, b"").and_then(|()| std::fs::remove_file(&draft)).map_err(fail)
+            let draft = draft(&above.unwrap_or(Path::new("")).join("x"));
+            draft.and_then(|(draft, _)| std::fs::remove_file(draft)).map_err(fail)
         }
     }
 }
 
-/// The temporary name of a file that is not complete yet.
-fn draft(path: &Path) -> Result<PathBuf, StoreError> {
+/// Creates the temporary file of a file that is not complete yet. An existing file or link is not written.
+fn draft(path: &Path) -> std::io::Result<(PathBuf, File)> {
     let Some(name) = path.file_name() else {
-        let source = std::io::Error::other("it does not name a file");
-        return Err(StoreError::Write { path: path.to_path_buf(), source });
+        return Err(std::io::Error::other("it does not name a file"));
     };
-    Ok(path.with_file_name(format!(".{}.{}", name.to_string_lossy(), unique())))
+    let draft = || path.with_file_name(format!(".{}.{}", name.to_string_lossy(), random_suffix()));
+    create_new(draft, |path| File::create_new(path))
 }
 
 /// Appends one line to a file. If the line cannot be written completely, the file is cut back to its old
@@ -211,17 +225,29 @@ pub fn append_line(path: &Path, line: &str) -> Result<(), StoreError> {
     })
 }
 
-/// A private folder under the system's temporary folder, removed on drop.
+/// A private folder under the system's temporary folder, removed on drop. No other user can read it.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
 impl Scratch {
     /// # Errors
-    /// When the temporary folder cannot be written.
+    /// When the temporary folder does not exist or cannot be written.
     pub fn new() -> Result<Scratch, StoreError> {
-        let path = std::env::temp_dir().join(format!("flashcore-{}", unique()));
-        std::fs::create_dir_all(&path).map_err(|source| StoreError::Write { path: path.clone(), source })?;
-        Ok(Scratch(path))
+        Scratch::named(|| format!("flashcore-{}", random_suffix()))
+    }
+
+    /// A folder with the first of the names that does not exist yet. The contents of an existing folder belong
+    /// to someone else.
+    fn named(mut name: impl FnMut() -> String) -> Result<Scratch, StoreError> {
+        let folder = std::env::temp_dir();
+        #[allow(unused_mut, reason = "only Unix has modes")]
+        let mut builder = std::fs::DirBuilder::new();
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        let created = create_new(|| folder.join(name()), |path| builder.create(path));
+        created
+            .map(|(path, ())| Scratch(path))
+            .map_err(|source| StoreError::Write { path: folder.clone(), source })
     }
 
     /// A path inside the folder.
@@ -271,6 +297,24 @@ mod tests {
         if Path::new("/dev/full").exists() {
             assert!(append_line(Path::new("/dev/full"), "x").is_err());
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn scratch_folders_are_new_and_private() {
+        use std::os::unix::fs::PermissionsExt;
+        let mine = Scratch::new().unwrap();
+        assert_eq!(std::fs::metadata(mine.path("")).unwrap().permissions().mode() & 0o777, 0o700);
+        let taken = mine.0.file_name().unwrap().to_string_lossy().into_owned();
+        let mut names = [taken.clone(), taken, format!("flashcore-{}", random_suffix())].into_iter();
+        let other = Scratch::named(|| names.next().unwrap()).unwrap();
+        assert_ne!(mine.0, other.0);
+        // A link to a file that does not exist is not followed either.
+        let (link, target) = (mine.path("link"), mine.path("target"));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let mut paths = [link, mine.path("free")].into_iter();
+        let (path, _) = create_new(|| paths.next().unwrap(), |path| File::create_new(path)).unwrap();
+        assert_eq!((path, target.exists()), (mine.path("free"), false));
     }
 
     #[test]
