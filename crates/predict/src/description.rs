@@ -40,7 +40,7 @@ pub(super) fn kept_list<'de, D: Deserializer<'de>>(from: D) -> Result<List, D::E
 
 /// An impossible value in a machine description.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("machine {machine}: invalid value '{value}' for {field}: expected a finite number above 0")]
+#[error("machine {machine}: invalid value '{value}' for {field}: expected {expected}")]
 pub struct MachineError {
     /// The machine's name.
     pub machine: Name,
@@ -48,14 +48,17 @@ pub struct MachineError {
     pub field: &'static str,
     /// The value of the field.
     pub value: f64,
+    /// The values that the field may have.
+    pub expected: &'static str,
 }
 
 impl Gpu {
-    /// Checks that every value of the description is possible. Prediction requires a description without
-    /// errors.
+    /// Checks that the fields listed here are finite numbers above 0, and that the reserved shared memory of a
+    /// CTA fits on an SM. Prediction requires a description without errors. Other fields, such as `units` and
+    /// `latency.half2`, are not checked.
     ///
     /// # Errors
-    /// A value is not a finite number above 0.
+    /// A checked value is outside its range.
     pub fn check(&self) -> Result<(), MachineError> {
         let above_zero: [(&'static str, f64); 30] = [
             ("sms", self.sms.into()),
@@ -90,9 +93,13 @@ impl Gpu {
             ("launch_us", self.launch_us),
         ];
         let fault = above_zero.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0));
-        match fault {
-            Some((field, value)) => Err(MachineError { machine: self.name, field, value }),
-            None => Ok(()),
+        let error = |field, value, expected| Err(MachineError { machine: self.name, field, value, expected });
+        match (fault, self.memory.shared_reserved) {
+            (Some((field, value)), _) => error(field, value, "a finite number above 0"),
+            (None, reserved) if reserved > self.memory.shared_bytes => {
+                error("memory.shared_reserved", reserved.into(), "at most memory.shared_bytes")
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -120,6 +127,13 @@ mod tests {
         assert_eq!(
             error,
             "machine L4: invalid value '0' for memory.dram_gbps: expected a finite number above 0"
+        );
+        let reserving = |shared_reserved| Gpu { memory: Memories { shared_reserved, ..L4.memory }, ..L4 };
+        assert_eq!(reserving(0).check(), Ok(()));
+        let error = reserving(u32::MAX).check().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "machine L4: invalid value '4294967295' for memory.shared_reserved: expected at most memory.shared_bytes"
         );
     }
 }

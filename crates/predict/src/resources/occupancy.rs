@@ -67,19 +67,27 @@ pub fn occupancy(gpu: &Gpu, threads: u64, registers: u32, shared: u32) -> Result
         return Err(OccupancyError::Shared { bytes: shared, limit: gpu.memory.shared_per_cta });
     }
     let warps = count.div_ceil(32);
-    let warp_registers = (registers.max(1) * 32).next_multiple_of(REGISTER_UNIT);
+    let in_units = |size: u32, unit| size.checked_next_multiple_of(unit).unwrap_or(u32::MAX);
+    let warp_registers = in_units(registers.max(1).saturating_mul(32), REGISTER_UNIT);
     // Each sub-partition has its own register file, and the warps of a CTA are distributed over them.
     let by_file = limits.registers / gpu.schedulers / warp_registers;
-    let held = (shared + gpu.memory.shared_reserved).next_multiple_of(SHARED_UNIT);
+    let held = in_units(shared.saturating_add(gpu.memory.shared_reserved), SHARED_UNIT);
     let candidates = [
         (limits.warps / warps, Limiter::Warps),
         (limits.ctas, Limiter::Ctas),
         (by_file * gpu.schedulers / warps, Limiter::Registers),
-        (gpu.memory.shared_bytes / held, Limiter::Shared),
+        // Without shared memory, and on a machine that reserves none, shared memory is no limit.
+        (gpu.memory.shared_bytes.checked_div(held).unwrap_or(u32::MAX), Limiter::Shared),
     ];
     let (ctas, limiter) = candidates.into_iter().min_by_key(|(n, _)| *n).unwrap_or((0, Limiter::Ctas));
     if ctas == 0 {
-        return Err(OccupancyError::Registers { registers, threads: count, limit: limits.registers });
+        return Err(match limiter {
+            Limiter::Shared => OccupancyError::Shared { bytes: held, limit: gpu.memory.shared_bytes },
+            Limiter::Warps => OccupancyError::Threads { threads, limit: limits.warps.saturating_mul(32) },
+            Limiter::Registers | Limiter::Ctas => {
+                OccupancyError::Registers { registers, threads: count, limit: limits.registers }
+            }
+        });
     }
     Ok(Occupancy {
         ctas,
@@ -94,7 +102,7 @@ pub fn occupancy(gpu: &Gpu, threads: u64, registers: u32, shared: u32) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::{A100, H200, L4};
+    use crate::machine::{A100, H200, L4, Memories};
 
     #[test]
     fn each_limiter() {
@@ -108,6 +116,19 @@ mod tests {
         assert_eq!(of(&A100, 256, 255, 0), Ok((1, Limiter::Registers)));
         assert_eq!(of(&A100, 128, 33, 0), Ok((12, Limiter::Registers)), "33 registers are 40");
         assert_eq!(of(&L4, 128, 32, 99 << 10), Ok((1, Limiter::Shared)));
+    }
+
+    #[test]
+    fn any_reserved_shared_memory_is_counted() {
+        let reserving = |shared_reserved| Gpu { memory: Memories { shared_reserved, ..L4.memory }, ..L4 };
+        let of = |gpu: &Gpu, shared| occupancy(gpu, 128, 32, shared).map(|o| (o.ctas, o.limiter));
+        assert_eq!(of(&reserving(0), 0), Ok((12, Limiter::Warps)));
+        assert_eq!(of(&reserving(0), 50 << 10), Ok((2, Limiter::Shared)));
+        for reserved in [u32::MAX, u32::MAX - 128, L4.memory.shared_bytes + 1] {
+            let none = of(&reserving(reserved), 128);
+            assert!(matches!(none, Err(OccupancyError::Shared { .. })), "{reserved}: {none:?}");
+        }
+        assert!(matches!(occupancy(&L4, 128, u32::MAX, 0), Err(OccupancyError::Registers { .. })));
     }
 
     #[test]
