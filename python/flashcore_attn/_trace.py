@@ -240,6 +240,9 @@ def table(array: Any) -> Any:
 
 
 class Table:
+    #: Reads without a position, in all threads. A program has their result as a constant.
+    constants = 0
+
     def __init__(self, array: Any) -> None:
         self.array = array
 
@@ -247,6 +250,7 @@ class Table:
         index = index if isinstance(index, tuple) else (index,)
         tracer = next((i for i in index if isinstance(i, Tracer)), None)
         if tracer is None:
+            Table.constants += 1
             return self.array[index]
         return look_up(tracer.trace, self.array, index)
 

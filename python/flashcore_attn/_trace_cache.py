@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import numbers
+import sys
 import types
 import weakref
 from typing import Any
@@ -49,7 +50,7 @@ def trace(function: Any, arguments: str, kind: str, backend: Any) -> tuple[str, 
 
     A function is traced again when its code, or a value that it has captured, has changed.
     """
-    captured: set[int] = set()
+    captured = _Captured(backend.name == "torch")
     made_of = _contents(function, captured)
     key = None if made_of is None else (made_of, arguments, backend.name)
     if key is not None:
@@ -57,51 +58,75 @@ def trace(function: Any, arguments: str, kind: str, backend: Any) -> tuple[str, 
         arrays = None if known is None else known.resolved()
         if known is not None and arrays is not None:
             return known.text, arrays
-    recorder = Trace(backend)
+    recorder, read = Trace(backend), Table.constants
     with backend.recording(recorder):
         result = function(*(recorder.position(name) for name in arguments))
         text = recorder.finish(result, kind)
     owned = [array.array if isinstance(array, View) else array for array in recorder.arrays]
-    if key is not None and not recorder.once and all(id(array) in captured for array in owned):
+    lasting = not recorder.once and Table.constants == read
+    if key is not None and lasting and all(id(array) in captured.arrays for array in owned):
         while len(_known) >= _MOST:
             _known.pop(next(iter(_known)), None)
         _known[key] = _Traced(text, recorder.arrays)
     return text, recorder.arrays
 
 
-def _contents(value: Any, captured: set[int], depth: int = 0) -> Any:
-    """The contents of a value as a key; None if they cannot be determined. Notes the ids of arrays."""
-    if value is None or isinstance(value, (bool, numbers.Real, str, bytes)):
-        return type(value), repr(value)
+class _Captured:
+    """The arrays that a function has captured."""
+
+    def __init__(self, watches_tensors: bool) -> None:
+        #: Whether the recorder notices that the function reads a number from a PyTorch tensor.
+        self.watches_tensors = watches_tensors
+        self.arrays: set[int] = set()
+
+    def key(self, array: Any) -> Any:
+        self.arrays.add(id(array))
+        return "array", id(array), tuple(array.shape), str(array.dtype), str(getattr(array, "device", ""))
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_STABLE = ("torch", "numpy", "math", "operator")
+
+
+def _contents(value: Any, captured: _Captured, depth: int = 0) -> Any:
+    """The contents of a value as a key; None if they cannot be determined. Notes arrays."""
+    # A subclass, and a class of the caller, may hold more than their text shows.
+    kind, origin = type(value), type(value).__module__.partition(".")[0]
+    if kind in _PLAIN or (origin == "numpy" and isinstance(value, numbers.Real)):
+        return kind, repr(value)
     if depth > 8:
         return None
     if isinstance(value, types.ModuleType):
-        stable = value.__name__.partition(".")[0] in ("torch", "numpy", "math", "operator")
-        return ("module", value.__name__) if stable else None
-    if isinstance(value, types.FunctionType):
+        return ("module", value.__name__) if value.__name__.partition(".")[0] in _STABLE else None
+    if kind is types.FunctionType:
         return _contents_of_function(value, captured, depth)
-    if isinstance(value, functools.partial):
-        parts = (value.func, value.args, tuple(sorted(value.keywords.items())))
+    if kind is functools.partial:
+        parts = (value.func, value.args, _sorted(value.keywords), _sorted(vars(value)))
         return _contents(parts, captured, depth + 1)
-    if isinstance(value, (tuple, list)):
+    if kind in (tuple, list):
         parts = tuple(_contents(part, captured, depth + 1) for part in value)
-        return None if None in parts else (type(value), parts)
-    if isinstance(value, Table):
-        return _contents(value.array, captured, depth)
+        return None if None in parts else (kind, parts)
+    if kind is Table:
+        return captured.key(value.array) if is_array(value.array) else None
     if is_array(value):
-        captured.add(id(value))
-        return "array", id(value), tuple(value.shape), str(value.dtype), str(getattr(value, "device", ""))
-    if isinstance(value, (types.BuiltinFunctionType, type)) or type(value).__name__ in ("dtype", "device"):
+        # The function may read numbers from another array unnoticed.
+        return captured.key(value) if captured.watches_tensors and hasattr(value, "__torch_function__") else None
+    if kind is types.BuiltinFunctionType and isinstance(value.__self__, (types.ModuleType, type(None))):
         return "named", repr(value)
-    return None
+    return ("named", repr(value)) if origin in _STABLE and kind.__name__ in ("dtype", "device") else None
 
 
-def _contents_of_function(function: Any, captured: set[int], depth: int) -> Any:
+def _sorted(named: Any) -> tuple[Any, ...]:
+    return tuple(sorted(named.items(), key=lambda item: item[0]))
+
+
+def _contents_of_function(function: Any, captured: _Captured, depth: int) -> Any:
     code = function.__code__
     cells = tuple(cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
-    names = _names(code)
-    read = tuple((name, function.__globals__[name]) for name in names if name in function.__globals__)
-    parts = (cells, function.__defaults__, tuple(sorted((function.__kwdefaults__ or {}).items())), read)
+    # A name that is no global may be that of a module, which the function imports.
+    found = ((name, function.__globals__.get(name, sys.modules.get(name))) for name in _names(code))
+    read = tuple((name, value) for name, value in found if value is not None)
+    parts = (cells, function.__defaults__, _sorted(function.__kwdefaults__ or {}), _sorted(vars(function)), read)
     contents = _contents(parts, captured, depth + 1)
     return None if contents is None else (code, contents)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
 import pytest
 
 import flashcore_attn
@@ -138,6 +139,48 @@ def test_contents_of_captured_tensors_are_read_at_each_call():
     before = flashcore_attn.flex_attention(q, k, v, read)
     bias.fill_(5.0)
     assert not torch.equal(flashcore_attn.flex_attention(q, k, v, read), before)
+
+
+class Settings:
+    window = 2
+
+
+class Window(int):
+    __repr__ = lambda self: "Window"  # noqa: E731
+
+
+def _settings():
+    return Settings.window
+
+
+def test_a_function_is_traced_again_when_what_it_reads_has_changed():
+    q, k, v = three()
+    numbers, wrapped = np.array([2]), np.array([2])
+    table, get, setting = flashcore_attn.table(wrapped), {"window": 2}, [Window(2)]
+    _settings.window = 2
+
+    def change():
+        Settings.window = _settings.window = numbers[0] = wrapped[0] = get["window"] = 16
+        setting[0] = Window(16)
+
+    bound = get.get
+    masks = [
+        lambda b, h, i, j: i - j < Settings.window,
+        lambda b, h, i, j: i - j < numbers[0],
+        lambda b, h, i, j: i - j < int(numbers[0]),
+        lambda b, h, i, j: i - j < table[0],
+        lambda b, h, i, j: i - j < bound("window"),
+        lambda b, h, i, j: i - j < _settings.window,
+        lambda b, h, i, j: i - j < _settings(),
+        lambda b, h, i, j: i - j < setting[0],
+    ]
+    run = lambda mask: flashcore_attn.flex_attention(q, k, v, None, mask)  # noqa: E731
+    narrow, wide = (run(lambda b, h, i, j, most=most: i - j < most) for most in (2, 16))
+    for mask in masks:
+        assert torch.equal(run(mask), narrow)
+    change()
+    for number, mask in enumerate(masks):
+        assert torch.equal(run(mask), wide), number
 
 
 def test_gradients_of_captured_tensors_are_refused():
