@@ -13,6 +13,7 @@ import numbers
 import operator
 import os
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -264,7 +265,9 @@ def _name(function: Any) -> str:
     name = getattr(function, "__name__", str(function))
     if name == "__get__":  # of a property, as `dtype`
         return f".{function.__self__.__name__}"
-    return name.strip("_")
+    if name == "where" and isinstance(function, types.MethodDescriptorType):
+        return "_where"
+    return name[2:-2] if name.startswith("__") and name.endswith("__") else name
 
 
 def _tracers(values: Any) -> Iterator[Any]:
@@ -289,7 +292,7 @@ def unviewed(array: Any) -> Any:
 
 
 def _call_method(name: str, own: Tracer, *args: Any, **kwargs: Any) -> Any:
-    return _call(name, (own, *args), kwargs)
+    return _call("_where" if name == "where" else name, (own, *args), kwargs)
 
 
 def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

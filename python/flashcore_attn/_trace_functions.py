@@ -166,8 +166,8 @@ def _not(trace: Trace, a: Any) -> Tracer:
     return trace.emit(f"!{trace.as_kind(trace.value(a), BOOL).text}", BOOL)
 
 
-def _where(trace: Trace, condition: Any, yes: Any, no: Any) -> Tracer:
-    condition, yes, no = trace.as_kind(trace.value(condition), BOOL), trace.value(yes), trace.value(no)
+def _where(trace: Trace, condition: Any, a: Any, b: Any) -> Tracer:
+    condition, yes, no = trace.as_kind(trace.value(condition), BOOL), trace.value(a), trace.value(b)
     if yes.kind != no.kind:
         yes, no = _pair(trace, yes, no)
     both = yes.not_negative and no.not_negative
@@ -234,6 +234,12 @@ def _same(trace: Trace, a: Any, *ignored: Any) -> Tracer:
     return trace.value(a)
 
 
+def _view(trace: Trace, a: Any, *shape: Any) -> Tracer:
+    if any(trace.backend.kind_of_dtype(each) is not None for each in shape):
+        raise refused("the bits of a number as another type")
+    return trace.value(a)
+
+
 FUNCTIONS.update({
     "add": _arithmetic("+", True), "sub": _arithmetic("-"), "mul": _arithmetic("*", True),
     "rsub": lambda trace, a, b: _arithmetic("-")(trace, b, a),
@@ -253,12 +259,13 @@ FUNCTIONS.update({
     "log": _function(f"log2({{}}) * {_LN2!r}"), "log2": _function("log2({})"),
     "tanh": _function("tanh({})"), "sqrt": _function("sqrt({})"), "rsqrt": _function("1.0 / sqrt({})"),
     "reciprocal": _function("1.0 / {}"), "sigmoid": _function(f"1.0 / (1.0 + exp2({{}} * {-_LOG2E!r}))"),
-    "where": _where, "min": _extreme("min"), "max": _extreme("max"), "clamp": _clamp,
+    "where": _where, "_where": lambda trace, a, condition, b: _where(trace, condition, a, b),
+    "min": _extreme("min"), "max": _extreme("max"), "clamp": _clamp,
     "relu": lambda trace, a: _extreme("max")(trace, a, 0),
     "to": _to, "float": _cast(FLOAT), "int": _cast(INT), "bool": lambda trace, a: trace.as_kind(trace.value(a), BOOL),
     "zeros_like": _filled(0), "ones_like": _filled(1), "new_zeros": _filled(0), "new_ones": _filled(1),
     "full_like": _full, "new_full": _full, "new_tensor": lambda trace, a, value, dtype=None: trace.value(value),
-    "clone": _same, "view": _same, "expand": _same, "reshape": _same,
+    "clone": _same, "view": _view, "expand": _same, "reshape": _same,
     "getitem": lambda trace, array, index: look_up(trace, array, index if isinstance(index, tuple) else (index,)),
     "size": lambda trace, a: (), "dim": lambda trace, a: 0, "is_floating_point": lambda trace, a: a.kind == FLOAT,
 })  # fmt: skip
