@@ -11,7 +11,7 @@ _LN2, _LOG2E = math.log(2.0), 1.0 / math.log(2.0)
 
 
 def _pair(trace: Trace, a: Any, b: Any) -> tuple[Tracer, Tracer]:
-    """Two numbers in one kind; truth values become integers."""
+    """Two numbers in one kind; a truth value beside a number becomes an integer."""
     a, b = trace.value(a), trace.value(b)
     kind = FLOAT if FLOAT in (a.kind, b.kind) else INT
     return _number(trace, a, kind), _number(trace, b, kind)
@@ -23,9 +23,19 @@ def _number(trace: Trace, value: Tracer, kind: str) -> Tracer:
     return trace.as_kind(value, kind)
 
 
+def _are_bools(trace: Trace, a: Any, b: Any) -> bool:
+    """Whether both are truth values, whose sum is "or" and whose product is "and", as in PyTorch and NumPy."""
+    return trace.value(a).kind == trace.value(b).kind == BOOL
+
+
 def _arithmetic(sign: str, keeps: bool = False) -> Any:
     def apply(trace: Trace, a: Any, b: Any, alpha: Any = 1) -> Tracer:
-        a, b = _pair(trace, a, b if alpha == 1 else FUNCTIONS["mul"](trace, b, alpha))
+        b = b if alpha == 1 else FUNCTIONS["mul"](trace, b, alpha)
+        if _are_bools(trace, a, b):
+            if sign == "-":
+                raise refused("a difference of truth values", "use ^ or logical_xor")
+            return _bits({"+": "|", "*": "&"}[sign])(trace, a, b)
+        a, b = _pair(trace, a, b)
         return trace.emit(f"{a.text} {sign} {b.text}", a.kind, keeps and a.not_negative and b.not_negative)
 
     return apply
@@ -176,6 +186,8 @@ def _where(trace: Trace, condition: Any, a: Any, b: Any) -> Tracer:
 
 def _extreme(name: str) -> Any:
     def apply(trace: Trace, a: Any, b: Any) -> Tracer:
+        if _are_bools(trace, a, b):
+            return _bits("|" if name == "max" else "&")(trace, a, b)
         a, b = _pair(trace, a, b)
         known = (a.not_negative or b.not_negative) if name == "max" else (a.not_negative and b.not_negative)
         return trace.emit(f"{name}({a.text}, {b.text})", a.kind, known)

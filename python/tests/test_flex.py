@@ -59,6 +59,9 @@ def functions(device):
         "casts": lambda score, b, h, q, k: score + (q - k).to(torch.float32) / 7 + (q >= k).to(score.dtype),
         "floor": lambda score, b, h, q, k: torch.floor(score * 3) + torch.ceil(-score) + score % 2 - score // 0.7,
         "method where": lambda score, b, h, q, k: score.where(q >= k, -1.0) + offset.where(q > k, h),
+        "sums of truth values": lambda score, b, h, q, k: (
+            score + ((q >= k) + (k >= h)) + torch.where((q > k) * (h > 1), 2, 0) + torch.maximum(q > k, h > 1)
+        ),
         "logical": lambda score, b, h, q, k: torch.where(
             torch.logical_or(torch.logical_not(q > k), torch.logical_and(h == 1, kept[b, k])), score, score / 2
         ),
