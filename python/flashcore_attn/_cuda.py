@@ -41,6 +41,8 @@ _current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.curre
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
     lambda device: torch.cuda.current_stream(device).cuda_stream
 )
+_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_functorch = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 
 
 def _allows_tf32() -> bool:
@@ -280,10 +282,30 @@ def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None =
         if dtype == torch.float64:
             return x.to(torch.float32)
         if dtype in (torch.int64, torch.int16, torch.int8):
+            if dtype is torch.int64 and x.numel() and _has_values(x):
+                _check_range(name, x)
             return x.to(torch.int32)
         expected = "float32, float16, bfloat16, float64, bool, uint8, or a signed integer"
         raise DTypeError(invalid_words(f"the dtype of {name}", dtype, expected))
     return x.resolve_neg()
+
+
+def _has_values(x: Tensor) -> bool:
+    """Whether Python can read the elements now: not under a transform, of a fake tensor, or in a capture."""
+    if torch.compiler.is_compiling() or _functorch() is not None or _modes() or x.device.type not in ("cpu", "cuda"):
+        return False
+    return type(x) in (Tensor, torch.nn.Parameter) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _check_range(name: str, x: Tensor) -> None:
+    """Rejects elements that do not fit into 32 bits. On a GPU this synchronises, once for each version of a tensor."""
+    version = None if x.is_inference() or not x.is_cuda else x._version
+    if version is not None and getattr(x, "_flashcore_in_range", None) == version:
+        return
+    for value in torch.stack(torch.aminmax(x)).tolist():
+        _features.check_integer(name, value)
+    if version is not None:
+        x._flashcore_in_range = version
 
 
 def as_sink(name: str, x: Tensor) -> Tensor:

@@ -122,6 +122,12 @@ def rows_of_block(name: str, factors: Any, batch: int, heads: int, rows: int) ->
     raise invalid(f"the shape of {name}", shape, expected)
 
 
+def check_integer(name: str, value: int) -> None:
+    """Rejects an element of an array that a program cannot hold."""
+    if not -(2**31) <= value < 2**31:
+        raise invalid(f"an element of {name}", value, "an integer of 32 bits")
+
+
 def check_length_array(name: str, array: Any, elements: int) -> None:
     """Rejects an array of lengths with a wrong number of elements."""
     shape = tuple(array.shape)

@@ -167,6 +167,9 @@ def as_table(name: str, x: Any, floating: bool = False, like: Any = None) -> np.
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, f"bool, float32 or {like.dtype}"))
     if floating and not is_floating(x):
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "a floating-point type"))
+    if kind == "int64" and x.size:
+        for value in (x.min(), x.max()):
+            _features.check_integer(name, int(value))
     if kind in _CONVERTED:
         return x.astype(_CONVERTED[kind])
     if kind not in _TABLE_CODES or not x.dtype.isnative:

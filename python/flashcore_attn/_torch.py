@@ -31,11 +31,11 @@ PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
-_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_modes = _cuda._modes
 _tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
 _forward_ad = torch.autograd.forward_ad
 _profiler = torch.autograd.profiler
-_functorch = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
+_functorch = _cuda._functorch
 
 
 def attend(

@@ -404,3 +404,17 @@ def test_a_function_is_traced_once():
     flashcore_attn.flex_attention(x, x, x, counting)
     flashcore_attn.flex_attention(x, x, x, counting)
     assert len(calls) == 2, "a list may change between calls"
+
+
+@every_kind
+def test_captured_integers_of_more_than_32_bits_are_refused(tensors):
+    q = k = v = tensors.draw((1, 2, 4, 16), "float32", 0)
+    array = np.array([2**31 - 1, -(2**31), 1])
+    held = tensors.of(array, "int64")
+    table = flashcore_attn.table(held)
+    run = lambda: flashcore_attn.flex_attention(q, k, v, lambda s, b, h, i, j: s + table[h])  # noqa: E731
+    run()
+    for value in (2**31, -(2**31) - 1, 2**32 + 7):
+        held[1] = value
+        with pytest.raises(flashcore_attn.ArgumentError, match=f"'{value}' for an element of a captured tensor"):
+            run()
