@@ -105,7 +105,7 @@ def _launch(
     else:
         out = output_like(plain_rows(q), v_shape[3])
     lse = lse_like(q, heads) if want_lse else None
-    clear(out, lse, features)
+    clear(out, lse, heads, features)
     copies = _enqueue(
         (q.data_ptr(), shape, strides),
         (k.data_ptr(), k.shape, k.stride()),
@@ -259,12 +259,20 @@ def lse_like(q: Tensor, heads: int) -> Tensor:
     return q.new_empty((q.shape[0], q.shape[heads], q.shape[3 - heads]), dtype=torch.float32)
 
 
-def clear(out: Tensor, lse: Tensor | None, features: Features | None) -> None:
+def clear(out: Tensor, lse: Tensor | None, heads: int, features: Features | None) -> None:
     """Sets the rows that belong to no sequence, which a kernel does not write."""
-    if features is not None and features.lengths[2] is not None:
+    if features is None:
+        return
+    starts, _, used, _, _ = features.lengths
+    if used is not None or (starts is not None and not _covers(starts, out.shape[3 - heads])):
         out.zero_()
         if lse is not None:
             lse.fill_(-torch.inf)
+
+
+def _covers(starts: Tensor, rows: int) -> bool:
+    """Whether each row is known to belong to a packed sequence. To read lengths on a GPU would synchronise it."""
+    return starts.device.type == "cpu" and int(starts[0]) == 0 and int(starts[-1]) == rows
 
 
 def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None = None) -> Tensor:

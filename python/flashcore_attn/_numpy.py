@@ -88,7 +88,7 @@ def attend(
     out = np.empty((*q.shape[:3], v.shape[3]), kind)
     batch, sequence = q.shape[0], q.shape[3 - heads]
     lse = np.empty((batch, q.shape[heads], sequence), np.float32) if want_lse else None
-    if features is not None and features.lengths[2] is not None:  # some rows belong to no sequence
+    if features is not None and _leaves_rows(features, sequence):
         out.fill(0)
         if lse is not None:
             lse.fill(-np.inf)
@@ -106,6 +106,12 @@ def attend(
         None if features is None else _described(features),
     )
     return out, lse
+
+
+def _leaves_rows(features: Features, rows: int) -> bool:
+    """Whether some rows may belong to no sequence."""
+    starts, _, used, _, _ = features.lengths
+    return used is not None or (starts is not None and (starts[0] != 0 or starts[-1] != rows))
 
 
 def quantize(

@@ -113,7 +113,7 @@ def _now(
     q, k, v = _cuda.plain_rows(q), _cuda.plain_rows(k), _cuda.plain_rows(v)
     out = _cuda.output_like(q, v.shape[3], dtype)
     lse = _cuda.lse_like(q, heads) if want_lse else None
-    _cuda.clear(out, lse, features)
+    _cuda.clear(out, lse, heads, features)
     lse_address = None if lse is None else lse.data_ptr()
     # The interpreter is released during the call. Another thread may give a tensor new memory, which must not
     # free the old memory.

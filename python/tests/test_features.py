@@ -418,3 +418,26 @@ def test_captured_integers_of_more_than_32_bits_are_refused(tensors):
         held[1] = value
         with pytest.raises(flashcore_attn.ArgumentError, match=f"'{value}' for an element of a captured tensor"):
             run()
+
+
+@every_kind
+def test_rows_of_no_packed_sequence_are_zero(tensors, monkeypatch):
+    q, k, v = (tensors.draw((9, 2, 16), "float32", seed) for seed in range(3))
+    starts = tensors.of(np.array([1, 3, 7], np.int32), "int32")
+    if tensors.kind == "numpy":
+        monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, np.nan, dtype))
+        run = flashcore_attn.flash_attn_varlen_func
+    else:
+        import torch
+
+        def run(*arguments, **options):
+            torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+            try:
+                return flashcore_attn.flash_attn_varlen_func(*arguments, **options)
+            finally:
+                torch.use_deterministic_algorithms(False)
+
+    out, lse, _ = run(q, k, v, starts, starts, return_attn_probs=True)
+    out, lse = tensors.array(out), tensors.array(lse)
+    assert np.isfinite(out).all() and np.isfinite(lse[:, 1:7]).all()
+    assert not out[[0, 7, 8]].any() and (lse[:, [0, 7, 8]] == -np.inf).all()
