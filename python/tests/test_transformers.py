@@ -171,3 +171,15 @@ def test_what_is_not_computed_is_refused():
     model.set_attn_implementation(integration.NAME)
     with pytest.raises(flashcore_attn.UnsupportedError, match="requires grad"):
         model(input_ids=tokens())
+
+
+def test_gradients_of_sinks_are_refused():
+    import flashcore_attn
+
+    q = torch.randn(1, 2, 5, 16)
+    for dtype in (torch.float32, torch.bfloat16):
+        sinks = torch.zeros(2, dtype=dtype, requires_grad=True)
+        with pytest.raises(flashcore_attn.UnsupportedError, match="requires grad"):
+            integration.attention(torch.nn.Identity(), q, q, q, None, s_aux=sinks)
+        with torch.no_grad():
+            integration.attention(torch.nn.Identity(), q, q, q, None, s_aux=sinks)

@@ -111,7 +111,7 @@ def attention(
     sink = None
     if s_aux is not None:
         _features.check_sink("s_aux", s_aux, shape[1])
-        sink = backend.as_sink("s_aux", s_aux.detach())
+        sink = backend.as_sink("s_aux", s_aux)
     lengths, batch = _features.NO_LENGTHS, 0
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         batch = len(cu_seq_lens_q) - 1
