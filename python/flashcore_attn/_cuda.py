@@ -327,7 +327,7 @@ def as_scale(name: str, x: Tensor) -> Tensor:
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
     if x.dtype != torch.float32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.float32"))
-    return x
+    return x.resolve_neg()
 
 
 def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:

@@ -161,6 +161,17 @@ def test_torch(device, kind):
         flash_attn_func(tensors[0], tensors[1].to(torch.bfloat16), tensors[2])
 
 
+def test_a_factor_that_pytorch_negates_when_it_is_read(device):
+    import torch
+
+    tensors = on(device, TYPES[0].__name__, draw([TYPES[0]] * 3)[0])
+    factors = torch.full((2, 2), -0.5, device=device)
+    negated = torch.complex(torch.zeros_like(factors), factors).conj().imag
+    assert negated.is_neg()
+    out = flash_attn_func(*tensors, descale_q=negated, descale_v=negated)
+    assert torch.equal(out, flash_attn_func(*tensors, descale_q=-factors, descale_v=-factors))
+
+
 @pytest.mark.parametrize("rows", [64, 128])
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2"])
 def test_torch_factors_of_blocks_of_rows(device, rows, kind):
