@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, library
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from ._errors import ArgumentError, FlashCoreError, UnsupportedError, invalid_words
 
@@ -429,3 +430,25 @@ def _no_backward(ctx: Any, *grads: Any) -> Any:
 
 _operator.register_autograd(_no_backward)
 _operator_with.register_autograd(_no_backward)
+
+
+def _mapped(function: Any) -> Any:
+    """The rule of ``torch.vmap`` for an operator: a call for each element, as PyTorch's own fallback makes them, which
+    takes neither lists nor optional tensors."""
+
+    def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        flat, structure = pytree.tree_flatten(arguments)
+        dims = structure.flatten_up_to(in_dims)
+
+        def call(number: int) -> Any:
+            parts = [x if dim is None else x.select(dim, number) for x, dim in zip(flat, dims)]
+            return function(*pytree.tree_unflatten(parts, structure))
+
+        results = [call(number) for number in range(info.batch_size)]
+        return tuple(torch.stack(parts) for parts in zip(*results)), (0, 0)
+
+    return rule
+
+
+_operator.register_vmap(_mapped(torch.ops.flashcore_attn.attention))
+_operator_with.register_vmap(_mapped(torch.ops.flashcore_attn.attention_with))

@@ -335,3 +335,27 @@ def test_block_lists_of_other_shapes_are_refused(lists, size, message):
     with pytest.raises(flashcore_attn.ArgumentError, match=message):
         mask = flashcore_attn.block_sparse_mask(None, flashcore_attn.BlockSparseTensors(*lists), size)
         flashcore_attn.flex_attention(q, q, q, None, mask)
+
+
+def test_vmap_of_calls_with_features():
+    q, k, v = (torch.randn(3, 2, 4, 8, 16) for _ in range(3))
+    masks, sinks, bias = torch.rand(8, 3, 8) > 0.3, torch.randn(3, 4), torch.randn(3, 4)
+    starts = torch.tensor([0, 3, 8], dtype=torch.int32)
+
+    def masked(q, k, v, mask, sink, bias):
+        shown = flashcore_attn.scaled_dot_product_attention(q, k, v, mask)
+        scored = flashcore_attn.flex_attention(q, k, v, lambda s, b, h, i, j: s + bias[h] * j)
+        rows = [x[0].transpose(0, 1) for x in (q, k, v)]
+        packed, lse, _ = flashcore_attn.flash_attn_varlen_func(
+            *rows, starts, starts, learnable_sink=sink, return_attn_probs=True
+        )
+        return shown, scored, packed, lse
+
+    mapped = torch.vmap(masked, in_dims=(0, 0, None, 1, 0, 0))(q, k, v[0], masks, sinks, bias)
+    for i in range(3):
+        for ours, alone in zip(mapped, masked(q[i], k[i], v[0], masks[:, i], sinks[i], bias[i])):
+            assert torch.equal(ours[i], alone)
+    with flashcore_attn.compat.enabled(), torch.no_grad():
+        attend = lambda q, mask: F.scaled_dot_product_attention(q, q, q, attn_mask=mask)  # noqa: E731
+        ours = torch.vmap(attend, in_dims=(0, 1))(q, masks)
+    torch.testing.assert_close(ours, torch.stack([TORCH_SDPA(x, x, x, m) for x, m in zip(q, masks.unbind(1))]))
