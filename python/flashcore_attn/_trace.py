@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from ._errors import UnsupportedError
+from ._errors import ArgumentError, UnsupportedError
 
 __all__ = ["FUNCTIONS", "Trace", "Tracer", "look_up", "refused"]
 
@@ -181,6 +181,8 @@ class Trace:
 
     def finish(self, result: Any, kind: str) -> str:
         """The program's text."""
+        if result is None:
+            raise ArgumentError(f"the function returned None; expected a {'truth value' if kind == BOOL else 'score'}")
         value = self.as_kind(self.value(result), kind)
         return " ".join((*self.statements, value.text))
 
@@ -303,15 +305,26 @@ def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     function = FUNCTIONS.get(name)
     if function is None:
         raise refused(f"the function {name}", _ACCEPTED)
-    kwargs = {key: value for key, value in kwargs.items() if key not in _IGNORED}
-    return function(trace, *args, **kwargs)
+    if kwargs.get("inplace"):
+        raise refused(f"the function {name} with inplace=True", "use its result")
+    given = {
+        _ARGUMENTS.get(key, key): value for key, value in kwargs.items() if key not in _IGNORED and value is not None
+    }
+    try:
+        return function(trace, *args, **given)
+    except TypeError as error:
+        raise refused(f"the function {name} with these arguments") from error
 
 
 _ACCEPTED = (
     "a program has Python's operators, where, abs, sign, floor, ceil, trunc, exp, exp2, log, log2, sqrt, rsqrt, "
     "square, tanh, sigmoid, minimum, maximum and clamp"
 )
-_IGNORED = frozenset({"device", "copy", "non_blocking", "memory_format", "requires_grad", "layout", "pin_memory"})
+#: Names that PyTorch and NumPy have for arguments, and those of the functions here.
+_ARGUMENTS = {"input": "a", "self": "a", "other": "b", "exponent": "b", "a_min": "min", "a_max": "max"}
+_IGNORED = frozenset(
+    {"inplace", "device", "copy", "non_blocking", "memory_format", "requires_grad", "layout", "pin_memory"}
+)
 
 #: PyTorch's and NumPy's functions, by name. ``_trace_functions`` fills it.
 FUNCTIONS: dict[str, Any] = {}

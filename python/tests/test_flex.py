@@ -62,6 +62,11 @@ def functions(device):
         "sums of truth values": lambda score, b, h, q, k: (
             score + ((q >= k) + (k >= h)) + torch.where((q > k) * (h > 1), 2, 0) + torch.maximum(q > k, h > 1)
         ),
+        "names of arguments": lambda score, b, h, q, k: (
+            F.relu(score) + torch.pow(score, exponent=2) + torch.div(score, other=2.0) + torch.abs(input=score)
+            + torch.where(condition=q >= k, input=score, other=1.0) + score.sub(other=1, alpha=2)
+            + torch.clamp(input=score, min=None, max=0.5)
+        ),
         "logical": lambda score, b, h, q, k: torch.where(
             torch.logical_or(torch.logical_not(q > k), torch.logical_and(h == 1, kept[b, k])), score, score / 2
         ),
@@ -274,6 +279,26 @@ def test_a_captured_tensor_beyond_its_storage_is_refused():
     released.untyped_storage().resize_(0)
     with pytest.raises(flashcore_attn.ArgumentError, match="a table ends at byte 16 of its storage"):
         flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + released[h])
+
+
+def test_calls_that_cannot_be_recorded_are_refused():
+    q, k, v = three()
+    for function in (
+        lambda s, b, h, i, j: F.relu(s, inplace=True),
+        lambda s, b, h, i, j: torch.abs_(s),
+        lambda s, b, h, i, j: torch.max(s, dim=0),
+        lambda s, b, h, i, j: s.sub(),
+        lambda s, b, h, i, j: s.view(torch.int32),
+    ):
+        with pytest.raises(flashcore_attn.UnsupportedError, match="cannot be part of a program") as error:
+            flashcore_attn.flex_attention(q, k, v, function)
+        assert error.value.reason == "program" and "test_flex.py:" in str(error.value)
+    for result, options in (
+        ("score", {"score_mod": lambda *_: None}),
+        ("truth value", {"block_mask": lambda *_: None}),
+    ):
+        with pytest.raises(flashcore_attn.ArgumentError, match=f"the function returned None; expected a {result}"):
+            flashcore_attn.flex_attention(q, k, v, **options)
 
 
 def test_a_python_number_of_a_position_is_refused():
