@@ -73,12 +73,11 @@ def _dispatched(
     if features is None:
         out, lse = torch.ops.flashcore_attn.attention(q, k, v, heads, *terms, want_lse)
     else:
-        lengths, batch, max_q, max_k, sink, *programs, tables, scales, _ = features
-        if any(x is not None for x in scales):
-            raise UnsupportedError("descale factors are supported only for plain tensors in eager mode", "descale")
+        lengths, batch, max_q, max_k, sink, *programs, tables, scales, blocks = features
         out, lse = torch.ops.flashcore_attn.attention_with(
-            q, k, v, heads, *terms, want_lse, *lengths, batch, max_q, max_k, sink, *programs, list(tables)
-        )
+            q, k, v, heads, *terms, want_lse, *lengths, batch, max_q, max_k, sink, *programs, list(tables), *scales,
+            list(blocks),
+        )  # fmt: skip
     return out, lse if want_lse else None
 
 
@@ -95,9 +94,9 @@ def _undispatched(q: Tensor, k: Tensor, v: Tensor) -> UnsupportedError:
     return UnsupportedError(invalid_words(f"the type of {name}", kind, expected), f"type {kind}")
 
 
-def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def _is_plain(q: Tensor, k: Tensor, v: Tensor, profiled: bool = False) -> bool:
     kinds = type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN
-    quiet = _functorch() is None and _tracing() is None and not _profiler._is_profiler_enabled
+    quiet = _functorch() is None and _tracing() is None and (profiled or not _profiler._is_profiler_enabled)
     return kinds and quiet and not _modes() and not q.is_meta
 
 
@@ -140,9 +139,12 @@ def quantize(tensors: tuple[Tensor, Tensor, Tensor], heads: int, options: Option
         raise UnsupportedError(message, "requires_grad")
     if _forward_ad._current_level >= 0:
         raise UnsupportedError("forward-mode derivatives are not supported yet", "forward_ad")
-    if _is_compiling() or not _is_plain(*tensors):
+    if _is_compiling() or not _is_plain(*tensors, profiled=True):
         raise UnsupportedError("quantize is supported only for plain tensors in eager mode", "quantize")
     _cuda.check_inputs(tensors)
+    if _profiler._is_profiler_enabled:
+        with _profiler.record_function("flashcore_attn::quantize"):
+            return _quantize_now(tensors, heads, options, getattr(torch, options.dtype))
     return _quantize_now(tensors, heads, options, getattr(torch, options.dtype))
 
 
@@ -382,7 +384,8 @@ def _fake(
     schema="(Tensor q, Tensor k, Tensor v, int heads, bool top_left, SymInt before, SymInt after, float? scale, "
     "float softcap, bool want_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
     "Tensor? leftpad_k, SymInt batch, SymInt max_q, SymInt max_k, Tensor? sink, str score, str mask, float[] floats, "
-    "SymInt[] ints, Tensor[] tables) -> (Tensor, Tensor)",
+    "SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, int[] blocks) "
+    "-> (Tensor, Tensor)",
 )
 def _operator_with(
     q: Tensor,
@@ -401,10 +404,12 @@ def _operator_with(
 
 
 def _stated(features: tuple[Any, ...]) -> Features:
-    *lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features
+    *lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features[:-4]
+    *scales, (of_q, of_k, of_v) = features[-4:]
     return _features.Features(
-        tuple(lengths), batch, max_q, max_k, sink, score, mask, tuple(floats), tuple(ints), tuple(tables)
-    )
+        tuple(lengths), batch, max_q, max_k, sink, score, mask, tuple(floats), tuple(ints), tuple(tables),
+        tuple(scales), (of_q, of_k, of_v),
+    )  # fmt: skip
 
 
 @_operator_with.register_fake

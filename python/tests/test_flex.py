@@ -258,7 +258,26 @@ def test_the_operator_with_features_passes_pytorchs_own_checks(device):
     used = torch.tensor([3, 70], dtype=torch.int32, device=device)
     sink, table = torch.rand(4, device=device), torch.rand(70, device=device)
     terms = (False, -1, 0, None, 0.0)
-    features = (None, None, None, used, None, 2, 50, 70, sink, "s + t0[k]", "(q + i0) % 3 != 0", [], [4], [table])
+    features = (
+        None,
+        None,
+        None,
+        used,
+        None,
+        2,
+        50,
+        70,
+        sink,
+        "s + t0[k]",
+        "(q + i0) % 3 != 0",
+        [],
+        [4],
+        [table],
+        None,
+        None,
+        None,
+        [0, 0, 0],
+    )
     for want_lse in (False, True):
         torch.library.opcheck(
             torch.ops.flashcore_attn.attention_with, (q, k, v, 1, *terms, want_lse, *features),

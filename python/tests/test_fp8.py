@@ -161,6 +161,18 @@ def test_torch(device, kind):
         flash_attn_func(tensors[0], tensors[1].to(torch.bfloat16), tensors[2])
 
 
+def test_a_profiler_changes_nothing(device):
+    import torch
+
+    originals = [torch.from_numpy(x.astype(np.float32)).to(device) for x in draw([TYPES[0]] * 3)[0]]
+    expected = flash_attn_func(**quantize(*originals)._asdict(), attention_chunk=16)
+    with torch.profiler.profile() as profile:
+        found = flash_attn_func(**quantize(*originals)._asdict(), attention_chunk=16)
+    assert torch.equal(found, expected)
+    seen = {event.key for event in profile.key_averages()}
+    assert {"flashcore_attn::quantize", "flashcore_attn::attention_with"} <= seen
+
+
 def test_a_factor_that_pytorch_negates_when_it_is_read(device):
     import torch
 
