@@ -372,9 +372,9 @@ def _fake(
     softcap: float,
     want_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    _cuda.check(q, k, v)
+    dtype = _cuda.output_type(q, k, v)
     q, v = _cuda.plain_rows(q), _cuda.plain_rows(v)
-    out = _cuda.output_like(q, v.shape[3])
+    out = _cuda.output_like(q, v.shape[3], dtype)
     return out, _cuda.lse_like(q, heads) if want_lse else q.new_empty((0,), dtype=torch.float32)
 
 

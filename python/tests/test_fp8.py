@@ -173,6 +173,24 @@ def test_a_profiler_changes_nothing(device):
     assert {"flashcore_attn::quantize", "flashcore_attn::attention_with"} <= seen
 
 
+def test_compiled_calls(device):
+    import torch
+
+    arrays, factors = draw([TYPES[0], TYPES[1], np.float16])
+    q, k = on(device, TYPES[0].__name__, arrays[:1])[0], on(device, TYPES[1].__name__, arrays[1:2])[0]
+    v, dq = torch.from_numpy(arrays[2]).to(device), torch.from_numpy(factors[0]).to(device)
+    e4m3 = on(device, TYPES[0].__name__, [arrays[2].astype(TYPES[0])])[0]
+    layers = (
+        lambda: flash_attn_func(q, k, v, causal=True),
+        lambda: flash_attn_func(q, k, e4m3),
+        lambda: flash_attn_func(q, k, e4m3, descale_q=dq, descale_k=dq[..., None].expand(2, 2, 2)),
+    )
+    for layer in layers:
+        torch._dynamo.reset()
+        found = torch.compile(layer, fullgraph=True, backend="aot_eager")()
+        assert found.dtype == layer().dtype and torch.equal(found, layer())
+
+
 def test_a_factor_that_pytorch_negates_when_it_is_read(device):
     import torch
 
