@@ -133,3 +133,20 @@ def check_length_array(name: str, array: Any, elements: int) -> None:
     shape = tuple(array.shape)
     if len(shape) != 1 or shape[0] != elements:
         raise ArgumentError(f"{name} has shape {shape}; expected ({elements},)")
+
+
+def check_shapes(q: Any, k: Any, v: Any, heads: int, same_batch: bool = True) -> None:
+    """Rejects extents that do not fit, in the words of Rust. The axis ``heads`` is 1 or 2."""
+    row = 3 - heads
+    for tensor, what, value, other, expected in (
+        *((("k", "batch", k.shape[0], "q", q.shape[0]),) if same_batch else ()),
+        ("v", "batch", v.shape[0], "k", k.shape[0]),
+        ("k", "head_dim", k.shape[3], "q", q.shape[3]),
+        ("v", "heads", v.shape[heads], "k", k.shape[heads]),
+        ("v", "sequence length", v.shape[row], "k", k.shape[row]),
+    ):
+        if value != expected:
+            raise ArgumentError(f"{tensor} has {what} = {value}, but {other} has {expected}; they must be equal")
+    heads_q, heads_k = q.shape[heads], k.shape[heads]
+    if heads_q % heads_k if heads_k else heads_q:
+        raise invalid("heads_q", heads_q, f"a multiple of heads_kv = {heads_k}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from . import _features, _functional
-from ._errors import ArgumentError, DTypeError, invalid, invalid_words
+from ._errors import DTypeError, invalid, invalid_words
 
 __all__ = ["Options", "Quantized", "quantize"]
 
@@ -99,7 +99,7 @@ def quantize(
         return Quantized(*_functional.foreign(quantize, {"q": q, "k": k, "v": v}, **named))
     backend.check_kinds(q, k, v)
     _functional._check_dims(q, k, v)
-    _check_shapes(q, k, v)
+    _features.check_shapes(q, k, v, 2)
     heads = k.shape[2]
     (a, descale_q), (b, descale_k), (c, descale_v) = backend.quantize((q, k, v), heads, options)
     return Quantized(a, b, c, descale_q, descale_k, descale_v)
@@ -130,18 +130,3 @@ def _seed(seed: Any) -> int | None:
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed.__index__() < 2**64:
         raise invalid("hadamard", seed, "None, or the seed of the signs: an integer from 0 to 2^64 - 1")
     return int(seed.__index__())
-
-
-def _check_shapes(q: Any, k: Any, v: Any) -> None:
-    for tensor, what, value, other, expected in (
-        ("k", "batch", k.shape[0], "q", q.shape[0]),
-        ("v", "batch", v.shape[0], "k", k.shape[0]),
-        ("k", "head_dim", k.shape[3], "q", q.shape[3]),
-        ("v", "heads", v.shape[2], "k", k.shape[2]),
-        ("v", "sequence length", v.shape[1], "k", k.shape[1]),
-    ):
-        if value != expected:
-            raise ArgumentError(f"{tensor} has {what} = {value}, but {other} has {expected}; they must be equal")
-    heads, heads_k = q.shape[2], k.shape[2]
-    if heads % heads_k if heads_k else heads:
-        raise invalid("heads_q", heads, f"a multiple of heads_kv = {heads_k}")

@@ -371,8 +371,10 @@ def _fake(
     scale: float | None,
     softcap: float,
     want_lse: bool,
+    same_batch: bool = True,
 ) -> tuple[Tensor, Tensor]:
     dtype = _cuda.output_type(q, k, v)
+    _features.check_shapes(q, k, v, heads, same_batch)
     q, v = _cuda.plain_rows(q), _cuda.plain_rows(v)
     out = _cuda.output_like(q, v.shape[3], dtype)
     return out, _cuda.lse_like(q, heads) if want_lse else q.new_empty((0,), dtype=torch.float32)
@@ -426,7 +428,9 @@ def _fake_with(
     want_lse: bool,
     *features: Any,
 ) -> tuple[Tensor, Tensor]:
-    return _fake(q, k, v, heads, top_left, before, after, scale, softcap, want_lse)
+    # Lengths of only one side: the other side has a dimension for the batch entries.
+    same_batch = (features[0] is None) == (features[1] is None)
+    return _fake(q, k, v, heads, top_left, before, after, scale, softcap, want_lse, same_batch)
 
 
 def _no_backward(ctx: Any, *grads: Any) -> Any:

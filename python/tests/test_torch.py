@@ -504,6 +504,31 @@ print(flashcore_attn.doctor()["torch"])
     assert told.count("PyTorch 2.4.1 is too old; needed is 2.5 or later") >= 3, told
 
 
+@pytest.mark.parametrize("lazy", [torch.device("meta"), "fake"])
+def test_shapes_of_tensors_without_memory_are_checked(lazy):
+    def messages(make):
+        found = []
+        for k, v in (
+            ((3, 7, 2, 16), (3, 7, 2, 16)), ((2, 7, 2, 8), (2, 7, 2, 16)), ((2, 7, 3, 16), (2, 7, 3, 16)),
+            ((2, 7, 2, 16), (2, 7, 4, 16)), ((2, 7, 2, 16), (2, 6, 2, 16)),
+        ):  # fmt: skip
+            with pytest.raises(flashcore_attn.ArgumentError) as error:
+                flashcore_attn.flash_attn_func(make(2, 5, 4, 16), make(*k), make(*v))
+            found.append(str(error.value))
+        return found
+
+    expected = messages(torch.zeros)
+    if lazy == "fake":
+        with torch._subclasses.fake_tensor.FakeTensorMode():
+            assert messages(torch.zeros) == expected
+    else:
+        assert messages(lambda *shape: torch.zeros(shape, device=lazy)) == expected
+    used = torch.zeros(2, dtype=torch.int32, device="meta")
+    starts = torch.zeros(3, dtype=torch.int32, device="meta")
+    q, k = torch.zeros(9, 4, 16, device="meta"), torch.zeros(2, 7, 4, 16, device="meta")
+    assert flashcore_attn.flash_attn_varlen_func(q, k, k, starts, None, seqused_k=used).shape == q.shape
+
+
 def test_a_profiler_sees_the_operator():
     q = draw(2, 4, 16, 32)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
