@@ -258,7 +258,12 @@ def admit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     check_kinds(q, k, v)
     if not (_is_compiling() or _any_autocast()):  # only the public functions can be traced
         return q, k, v
-    return q.to(_computed(q)), k.to(_computed(k)), v.to(_computed(v))
+    return _converted(q), _converted(k), _converted(v)
+
+
+def _converted(x: Tensor) -> Tensor:
+    # A conversion that changes nothing would bind an exported program to the type.
+    return x if (dtype := _computed(x)) == x.dtype else x.to(dtype)
 
 
 def _computed(x: Tensor) -> torch.dtype:

@@ -529,6 +529,18 @@ def test_shapes_of_tensors_without_memory_are_checked(lazy):
     assert flashcore_attn.flash_attn_varlen_func(q, k, k, starts, None, seqused_k=used).shape == q.shape
 
 
+def test_an_exported_program_takes_other_types():
+    class Layer(torch.nn.Module):
+        def forward(self, q):
+            return flashcore_attn.scaled_dot_product_attention(q, q, q)
+
+    q = draw(1, 2, 8, 16)
+    with torch.no_grad():
+        program = torch.export.export(Layer(), (q,), strict=False)
+    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert [name for name in targets if "getitem" not in name] == ["flashcore_attn.attention.default"]
+
+
 def test_a_profiler_sees_the_operator():
     q = draw(2, 4, 16, 32)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
