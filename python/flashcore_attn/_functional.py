@@ -440,8 +440,10 @@ def _broadcast(backend: Any, query: Any, key: Any, value: Any, enable_gqa: bool)
     for name, tensor in tensors.items():
         wide = backend.expand(tensor, (*lead, *shapes[name][-own:]))
         dims = tuple(wide.shape)
-        while len(dims) < 4:
-            dims = (*dims[:-2], 1, *dims[-2:])  # batch entries without heads
+        if len(dims) == 3:  # without enable_gqa, batch entries without heads
+            dims = (1, *dims) if enable_gqa else (dims[0], 1, *dims[1:])
+        elif len(dims) == 2:
+            dims = (1, 1, *dims)
         batch = 1
         for extent in dims[:-3]:
             batch *= extent

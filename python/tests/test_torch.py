@@ -541,6 +541,15 @@ def test_an_exported_program_takes_other_types():
     assert [name for name in targets if "getitem" not in name] == ["flashcore_attn.attention.default"]
 
 
+def test_grouped_heads_without_a_batch():
+    q, k, v = draw(4, 5, 8, seed=1), draw(2, 7, 8, seed=2), draw(2, 7, 8, seed=3)
+    mask = draw(4, 5, 7, seed=4)
+    for options in ({}, {"attn_mask": mask}, {"is_causal": True}):
+        ours = flashcore_attn.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
+        theirs = F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **options)
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_a_profiler_sees_the_operator():
     q = draw(2, 4, 16, 32)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
