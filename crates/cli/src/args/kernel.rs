@@ -98,21 +98,21 @@ pub struct Stated {
     #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',')]
     pub grid: Vec<i64>,
     /// Threads of a CTA: X, X,Y or X,Y,Z; default: the entry's .reqntid
-    #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',', requires = "grid")]
+    #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',', requires = "grid", conflicts_with_all = ["launch", "suggest"])]
     pub block: Option<Vec<i64>>,
     /// CTAs of a cluster; default: the entry's .reqnctapercluster, or one
-    #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',', requires = "grid")]
+    #[arg(long, value_name = "X[,Y[,Z]]", value_delimiter = ',', requires = "grid", conflicts_with_all = ["launch", "suggest"])]
     pub cluster: Option<Vec<i64>>,
     /// Dynamic shared memory in bytes
-    #[arg(long, value_name = "BYTES", requires = "grid")]
+    #[arg(long, value_name = "BYTES", requires = "grid", conflicts_with_all = ["launch", "suggest"])]
     pub dynamic_shared: Option<i64>,
     /// A cooperative launch: all CTAs are resident together and may use a barrier of the grid
-    #[arg(long, requires = "grid")]
+    #[arg(long, requires = "grid", conflicts_with_all = ["launch", "suggest"])]
     pub cooperative: bool,
     /// An argument, one for each parameter, in order: NAME:TYPE=VALUE for a number, NAME:TYPE:SHAPE[=INIT]
     /// for a buffer, such as n:i32=1000 or x:f32:64x32=random; INIT as in a launch file, LOW..HIGH or
     /// @FILE.npy or @FILE.safetensors:NAME
-    #[arg(long, value_name = "ARG", requires = "grid")]
+    #[arg(long, value_name = "ARG", requires = "grid", conflicts_with_all = ["launch", "suggest"])]
     pub arg: Vec<String>,
     /// The kernel's entry; default: the only one
     #[arg(long, value_name = "NAME", conflicts_with = "launch")]

@@ -13,4 +13,5 @@ mod schemas;
 mod source_lines;
 mod sources;
 mod tutorials;
+mod usage;
 mod worker;

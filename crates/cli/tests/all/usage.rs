@@ -1,0 +1,25 @@
+//! Options that have no effect beside other options are refused.
+
+use crate::folder::{Folder, text};
+
+/// Runs the command and expects exit code 3 with a message that contains `expected`.
+fn refused(folder: &Folder, args: &[&str], expected: &str) {
+    let output = folder.run(args);
+    let (code, error) = (output.status.code(), text(&output.stderr));
+    assert!(code == Some(3) && error.contains(expected), "{args:?}: {code:?} {error}");
+}
+
+#[test]
+fn a_launch_is_stated_in_one_way() {
+    let folder = Folder::new("one-launch");
+    for option in [
+        &["--block", "9999"][..],
+        &["--cluster", "77"],
+        &["--dynamic-shared", "99999999"],
+        &["--arg", "bogus"],
+        &["--cooperative"],
+    ] {
+        refused(&folder, &[&["check", "k.ptx", "--launch", "l.toml"], option].concat(), "cannot be used with");
+        refused(&folder, &[&["check", "k.ptx", "--suggest"], option].concat(), "cannot be used with");
+    }
+}
