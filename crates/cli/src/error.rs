@@ -33,6 +33,13 @@ pub enum CliError {
     /// An argument is missing that another argument needs.
     #[error("missing {argument}: {why}")]
     Missing { argument: &'static str, why: &'static str },
+    /// An option has no effect without another option.
+    #[error("{argument} needs {needed}")]
+    Needs {
+        argument: &'static str,
+        /// The other option, with a hint where one helps.
+        needed: &'static str,
+    },
     /// An output file would replace an input file.
     #[error(
         "{argument} {path} is the same file as {input} {source_path}; name another file, so that the \

@@ -28,6 +28,13 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
     if let Some(problem) = &args.problem {
         return choice::explain(args, problem);
     }
+    if args.device.is_some() {
+        let needed = "--problem; --gpu names the machine whose time is predicted for a kernel";
+        return Err(CliError::Needs { argument: "--device", needed });
+    }
+    if args.plan.is_some() {
+        return Err(CliError::Needs { argument: "--plan", needed: "--problem" });
+    }
     let gpu = match &args.machine {
         Some(file) => calibrate::machine::read(file)?,
         None => Gpu::named(&args.gpu).ok_or_else(|| CliError::Argument {

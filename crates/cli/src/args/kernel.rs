@@ -203,12 +203,12 @@ pub struct Explain {
     /// it (default: the target of the PTX; the architecture must be able to run that target)
     #[arg(long, value_name = "NN[a]", value_parser = target)]
     pub sm: Option<ptx::Target>,
-    #[arg(long, conflicts_with_all = ["file", "gpu", "lines", "sm"], help = problem_help("Say instead which plan computes a problem, and why"))]
+    #[arg(long, conflicts_with_all = ["file", "launch", "against", "gpu", "lines", "sm", "Compiling"], help = problem_help("Say instead which plan computes a problem, and why"))]
     pub problem: Option<String>,
     /// Device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
-    #[arg(long, value_name = "NAME", requires = "problem")]
+    #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
     /// Check this plan for --problem instead of choosing one; JSON, as this command or `topk` prints it
-    #[arg(long, value_name = "JSON", requires = "problem")]
+    #[arg(long, value_name = "JSON")]
     pub plan: Option<String>,
 }

@@ -23,3 +23,17 @@ fn a_launch_is_stated_in_one_way() {
         refused(&folder, &[&["check", "k.ptx", "--suggest"], option].concat(), "cannot be used with");
     }
 }
+
+#[test]
+fn the_options_of_explain_belong_to_a_kernel_or_to_a_problem() {
+    let folder = Folder::new("explain-options");
+    let kernel = ["explain", "k.ptx", "--launch", "l.toml"];
+    for kernel in [&kernel[..], &["explain"]] {
+        refused(&folder, &[kernel, &["--device", "H200"]].concat(), "--device needs --problem; --gpu names");
+        refused(&folder, &[kernel, &["--plan", "{}"]].concat(), "--plan needs --problem");
+    }
+    for option in [["--launch", "l.toml"], ["--against", "k.ptx"], ["--std", "20"], ["-D", "X"]] {
+        let problem = ["explain", "--problem", "1,8,512,64,f16", "--device", "H200"];
+        refused(&folder, &[&problem[..], &option].concat(), "cannot be used with");
+    }
+}
