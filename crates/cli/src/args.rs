@@ -202,11 +202,12 @@ pub struct Bench {
     /// CPU: one problem instead of the suite: BATCHxHEADSxSEQxDIM, such as 1x8x512x64
     #[arg(long, value_name = "SHAPE")]
     pub shape: Option<String>,
-    /// Element type of --shape: f32, f16 or bf16
-    #[arg(long, default_value = "f32", requires = "shape")]
+    /// Element type of --shape: f32, f16, bf16, tf32, e4m3 or e5m2, or the types of Q, K, V and O as in
+    /// e4m3/e4m3/bf16:f16
+    #[arg(long, default_value = "f32", requires = "shape", conflicts_with = "problem")]
     pub dtype: String,
-    /// Mask of --shape: none, causal, causal-top-left or window:BEFORE:AFTER
-    #[arg(long, default_value = "none", requires = "shape")]
+    /// Mask of --shape: none, causal, causal-top-left, window:BEFORE:AFTER or window-top-left:BEFORE:AFTER
+    #[arg(long, default_value = "none", requires = "shape", conflicts_with = "problem")]
     pub mask: String,
     /// GPU: suite of problems: mission (the reference problem, also causal and bf16), small, forward, ampere,
     /// windows or fp8; repeatable; default: mission

@@ -37,3 +37,11 @@ fn the_options_of_explain_belong_to_a_kernel_or_to_a_problem() {
         refused(&folder, &[&problem[..], &option].concat(), "cannot be used with");
     }
 }
+
+#[test]
+fn a_problem_states_its_type_and_its_mask() {
+    let folder = Folder::new("bench-options");
+    for option in [["--dtype", "bogus"], ["--mask", "bogus"]] {
+        refused(&folder, &[&["bench", "--problem", "1,8,512,64,f16"], &option[..]].concat(), "cannot be used");
+    }
+}
