@@ -189,7 +189,14 @@ fn band_of(args: &Run) -> Result<Band, CliError> {
         keys => keys.parse().map(Some).map_err(|_| refused()),
     };
     let (before, after) = window.split_once(',').ok_or_else(refused)?;
-    let after = bound(after)?;
-    let after = if causal.is_causal() { Some(0) } else { after };
-    Ok(Band { before: bound(before)?, after, ..causal }.aligned(causal.corner))
+    let (before, after) = (bound(before)?, bound(after)?);
+    if causal.is_causal() && after != Some(0) {
+        let mask = if args.causal { "--causal" } else { "--causal-top-left" };
+        return Err(CliError::Argument {
+            argument: "--window",
+            value: window.clone(),
+            accepted: format!("BEFORE,0 with {mask}, under which a query sees no later key"),
+        });
+    }
+    Ok(Band { before, after, ..causal }.aligned(causal.corner))
 }

@@ -565,7 +565,12 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
     check::files::save(&folder.0.join("rank.npy"), &[("q".to_owned(), rank)].into()).unwrap();
     std::fs::create_dir(folder.0.join("folder.npy")).unwrap();
     let before = folder.names();
-    let cases: [(&[&str], &str); 11] = [
+    let windows = ["--q", "in.safetensors", "--out", "bad.npy", "--window", "3,2"];
+    let causal = [&["run"], &windows[..], &["--causal"]].concat();
+    let top_left = [&["run"], &windows[..], &["--causal-top-left"]].concat();
+    let cases: [(&[&str], &str); 13] = [
+        (&causal, "invalid value '3,2' for --window: expected BEFORE,0 with --causal"),
+        (&top_left, "invalid value '3,2' for --window: expected BEFORE,0 with --causal-top-left"),
         (&["run", "--q", "bad.safetensors", "--out", "bad.npy"], "batch and head dim must agree"),
         (&["run", "--q", "in.safetensors", "--out", "bad.txt"], ".npy or a .safetensors file"),
         (&["run", "--q", "in.safetensors", "--out", "no/bad.npy"], "cannot write no/bad.npy"),
