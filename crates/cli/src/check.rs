@@ -30,7 +30,7 @@ use crate::{Status, junit, sarif, source, unless_closed};
 
 pub fn check(args: &Check) -> Result<Status, CliError> {
     source::keepable(args.keep_ptx.as_deref(), &inputs(args))?;
-    let origin = Origin { file: &args.file, sm: args.sm, compiling: &args.compiling };
+    let origin = Origin { file: &args.file, sm: args.sm, compiling: &args.compiling, beside: None };
     if args.stated.suggest {
         return suggest(args, origin);
     }

@@ -120,6 +120,16 @@ pub enum CliError {
     /// A kernel file with an unknown extension.
     #[error("invalid value '{0}' for FILE: expected a .ptx file, a .cu file or FILE.py:FUNCTION")]
     Extension(PathBuf),
+    /// An option about a language in which the kernel is not written.
+    #[error("{argument} is for {of}, but {path} is {is}; omit {argument}")]
+    OtherLanguage {
+        argument: &'static str,
+        /// The language of the option.
+        of: &'static str,
+        path: PathBuf,
+        /// The language of the file.
+        is: &'static str,
+    },
     /// The repository is not at a clean commit, so the rows could not name one.
     #[error(
         "--evidence: the commit is unknown, because this folder is not in a repository, its repository \

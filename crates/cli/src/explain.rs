@@ -62,11 +62,13 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
                     accepted: "a file, since two kernels are launched by it".to_owned(),
                 });
             }
-            let load = |file: &Path| Origin { file, sm: args.sm, compiling: &args.compiling }.load(launch);
+            let load = |file: &Path, beside: Option<&Path>| {
+                Origin { file, sm: args.sm, compiling: &args.compiling, beside }.load(launch)
+            };
             let sources = |text, file: &Path| Some(Sources::new(text, file.parent()));
-            let (bound, text) = load(file)?;
             let other = args.against.as_deref();
-            let loaded = other.map(load).transpose()?;
+            let (bound, text) = load(file, other)?;
+            let loaded = other.map(|other| load(other, Some(file))).transpose()?;
             let other = other.zip(loaded);
             let other = other.map(|(file, (bound, text))| studied(bound, sources(text, file))).transpose()?;
             (studied(bound, sources(text, file))?, other)

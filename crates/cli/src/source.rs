@@ -25,6 +25,36 @@ pub struct Origin<'a> {
     /// C++ is compiled for it.
     pub sm: Option<Target>,
     pub compiling: &'a Compiling,
+    /// A second kernel file, to which the options also apply.
+    pub beside: Option<&'a Path>,
+}
+
+/// The language of a kernel file, by its name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Language {
+    Ptx,
+    Cuda,
+    Triton,
+}
+
+impl Language {
+    /// `None` for a file that no command reads.
+    fn of(file: &Path) -> Option<Language> {
+        match file.extension().and_then(|extension| extension.to_str()) {
+            _ if store::is_standard(file) => Some(Language::Ptx),
+            Some("ptx") => Some(Language::Ptx),
+            Some("cu") => Some(Language::Cuda),
+            _ => triton_function(file).map(|_| Language::Triton),
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Language::Ptx => "PTX",
+            Language::Cuda => "CUDA C++",
+            Language::Triton => "a Triton kernel",
+        }
+    }
 }
 
 /// Where a launch is stated, which its errors name.
@@ -99,8 +129,37 @@ impl Origin<'_> {
         self.bind(spec, Path::new("."), stating)
     }
 
+    /// Rejects an option about a language in which no kernel is written. The reference kernels are compiled
+    /// with the options about the source, but not with those about instances and further files.
+    fn understood(&self, references: &[&str]) -> Result<(), CliError> {
+        let files = || std::iter::once(self.file).chain(self.beside);
+        let Some(language) = Language::of(self.file) else { return Ok(()) };
+        let has = |language| files().any(|file| Language::of(file) == Some(language));
+        let is_cuda = has(Language::Cuda);
+        let compiles =
+            is_cuda || references.iter().any(|file| Language::of(Path::new(file)) == Some(Language::Cuda));
+        let c = self.compiling;
+        let options = [
+            ("--std", c.standard.is_some(), compiles, Language::Cuda),
+            ("--include", !c.include.is_empty(), compiles, Language::Cuda),
+            ("--define", !c.define.is_empty(), compiles, Language::Cuda),
+            ("--instantiate", !c.instantiate.is_empty(), is_cuda, Language::Cuda),
+            ("--with", !c.others.is_empty(), is_cuda, Language::Cuda),
+            ("--signature", !c.signature.is_empty(), has(Language::Triton), Language::Triton),
+            ("--constexpr", !c.constexpr.is_empty(), has(Language::Triton), Language::Triton),
+            ("--num-warps", c.num_warps.is_some(), has(Language::Triton), Language::Triton),
+            ("--num-stages", c.num_stages.is_some(), has(Language::Triton), Language::Triton),
+        ];
+        let lost = options.into_iter().find(|(_, given, applies, _)| *given && !applies);
+        lost.map_or(Ok(()), |(argument, _, _, of)| {
+            let (of, is) = (of.name(), language.name());
+            Err(CliError::OtherLanguage { argument, of, path: self.file.to_path_buf(), is })
+        })
+    }
+
     /// Proposes a launch file for the kernel.
     pub fn suggest(&self, entry: Option<&str>) -> Result<String, CliError> {
+        self.understood(&[])?;
         let Kernels { module, names, .. } = self.module(None)?;
         let entry = entry.map(|entry| names.get(entry).map_or(entry, String::as_str));
         suggest(&module, entry).map_err(|error| Stating::Options(&[]).refuse(error, self.file))
@@ -114,6 +173,7 @@ impl Origin<'_> {
         stating: Stating<'_>,
     ) -> Result<(Bound, String), CliError> {
         let refuse = |error| stating.refuse(error, self.file);
+        self.understood(&spec.reference_kernels().collect::<Vec<_>>())?;
         let Kernels { module, text, names, left_out, shared } = self.module(Some(&spec))?;
         if let Some(shared) = shared {
             let parameters = module.entries().map(|entry| entry.params.len()).max().unwrap_or(0);
@@ -142,9 +202,9 @@ impl Origin<'_> {
         // The options about instances and further files apply to the checked kernel only.
         let compiling = Compiling { standard, include, define, ..Compiling::default() };
         for file in spec.reference_kernels() {
-            references.push(
-                Origin { file: &folder.join(file), compiling: &compiling, sm: self.sm }.module(None)?.module,
-            );
+            let origin =
+                Origin { file: &folder.join(file), compiling: &compiling, sm: self.sm, beside: None };
+            references.push(origin.module(None)?.module);
         }
         Ok((spec.bind_with(module, &references, folder).map_err(refuse)?, text))
     }

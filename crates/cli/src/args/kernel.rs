@@ -127,32 +127,32 @@ pub struct Stated {
 #[command(next_help_heading = "CUDA C++")]
 pub struct Compiling {
     /// Standard of C++; default: 17
-    #[arg(long = "std", value_name = "NN", value_parser = ["14", "17", "20"])]
+    #[arg(long = "std", value_name = "NN", requires = "file", value_parser = ["14", "17", "20"])]
     pub standard: Option<String>,
     /// Folder that is searched for included files, after that of the source; repeatable
-    #[arg(short = 'I', long = "include", value_name = "FOLDER")]
+    #[arg(short = 'I', long = "include", value_name = "FOLDER", requires = "file")]
     pub include: Vec<PathBuf>,
     /// Macro to define; repeatable
-    #[arg(short = 'D', long = "define", value_name = "NAME[=VALUE]")]
+    #[arg(short = 'D', long = "define", value_name = "NAME[=VALUE]", requires = "file")]
     pub define: Vec<String>,
     /// Template instance to compile, such as 'scale<float, 64>'; repeatable
-    #[arg(long, value_name = "NAME<…>")]
+    #[arg(long, value_name = "NAME<…>", requires = "file")]
     pub instantiate: Vec<String>,
     /// Another source file of the kernel, compiled together with FILE; repeatable
-    #[arg(long = "with", value_name = "FILE.cu")]
+    #[arg(long = "with", value_name = "FILE.cu", requires = "file")]
     pub others: Vec<PathBuf>,
     /// Triton: the types of the parameters that are not constants, such as '*fp32:16,*fp32,i32' (:16 promises
     /// a multiple of 16); default: those of the arguments, as Triton's launcher chooses them
-    #[arg(long, value_name = "TYPES", value_delimiter = ',', help_heading = "Triton")]
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', requires = "file", help_heading = "Triton")]
     pub signature: Vec<String>,
     /// Triton: a parameter that is a constant, such as BLOCK=64 or DTYPE=tl.float16; repeatable
-    #[arg(long, value_name = "NAME=VALUE", value_parser = constant, help_heading = "Triton")]
+    #[arg(long, value_name = "NAME=VALUE", requires = "file", value_parser = constant, help_heading = "Triton")]
     pub constexpr: Vec<(String, String)>,
     /// Triton: warps of a CTA; default: Triton's
-    #[arg(long, value_name = "N", value_parser = warps, help_heading = "Triton")]
+    #[arg(long, value_name = "N", value_parser = warps, requires = "file", help_heading = "Triton")]
     pub num_warps: Option<u32>,
     /// Triton: stages of the software pipeline; default: Triton's
-    #[arg(long, value_name = "N", value_parser = positive, help_heading = "Triton")]
+    #[arg(long, value_name = "N", value_parser = positive, requires = "file", help_heading = "Triton")]
     pub num_stages: Option<u32>,
 }
 
@@ -201,7 +201,7 @@ pub struct Explain {
     pub lines: usize,
     /// GPU architecture, such as 89 or 90a: CUDA C++ is compiled for it (default: 80), and PTX is emulated on
     /// it (default: the target of the PTX; the architecture must be able to run that target)
-    #[arg(long, value_name = "NN[a]", value_parser = target)]
+    #[arg(long, value_name = "NN[a]", value_parser = target, requires = "file")]
     pub sm: Option<ptx::Target>,
     #[arg(long, conflicts_with_all = ["file", "launch", "against", "gpu", "lines", "sm", "Compiling"], help = problem_help("Say instead which plan computes a problem, and why"))]
     pub problem: Option<String>,

@@ -19,7 +19,11 @@ fn a_launch_is_stated_in_one_way() {
         &["--arg", "bogus"],
         &["--cooperative"],
     ] {
-        refused(&folder, &[&["check", "k.ptx", "--launch", "l.toml"], option].concat(), "cannot be used with");
+        refused(
+            &folder,
+            &[&["check", "k.ptx", "--launch", "l.toml"], option].concat(),
+            "cannot be used with",
+        );
         refused(&folder, &[&["check", "k.ptx", "--suggest"], option].concat(), "cannot be used with");
     }
 }
@@ -42,6 +46,33 @@ fn the_options_of_explain_belong_to_a_kernel_or_to_a_problem() {
 fn a_problem_states_its_type_and_its_mask() {
     let folder = Folder::new("bench-options");
     for option in [["--dtype", "bogus"], ["--mask", "bogus"]] {
-        refused(&folder, &[&["bench", "--problem", "1,8,512,64,f16"], &option[..]].concat(), "cannot be used");
+        refused(
+            &folder,
+            &[&["bench", "--problem", "1,8,512,64,f16"], &option[..]].concat(),
+            "cannot be used",
+        );
     }
+}
+
+#[test]
+fn options_about_another_language_are_refused() {
+    let folder = Folder::new("languages");
+    folder.write("l.toml", crate::cli::LAUNCH);
+    for (option, language) in [
+        (["--std", "20"], "CUDA C++"),
+        (["-I", "."], "CUDA C++"),
+        (["--with", "k.cu"], "CUDA C++"),
+        (["--constexpr", "BLOCK=64"], "a Triton kernel"),
+        (["--signature", "i32"], "a Triton kernel"),
+        (["--num-warps", "4"], "a Triton kernel"),
+    ] {
+        let expected = format!("is for {language}, but k.ptx is PTX; omit --");
+        for launch in [&["--launch", "l.toml"][..], &["--suggest"], &["--grid", "1"]] {
+            refused(&folder, &[&["check", "k.ptx"], launch, &option].concat(), &expected);
+        }
+        refused(&folder, &[&["explain", "k.ptx", "--launch", "l.toml"], &option[..]].concat(), &expected);
+        refused(&folder, &[&["explain"], &option[..]].concat(), "<FILE>");
+    }
+    let triton = ["check", "k.cu", "--launch", "l.toml", "--num-stages", "2"];
+    refused(&folder, &triton, "--num-stages is for a Triton kernel, but k.cu is CUDA C++");
 }
