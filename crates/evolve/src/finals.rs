@@ -189,6 +189,8 @@ enum Objection {
     Control,
     /// The candidate did not win its second race.
     Second(HeldOut),
+    /// The last race's ratio is below the noise floor of the run's races.
+    Noise { ratio: f64, floor: f64 },
     /// The candidate lost on a held-out problem, was wrong there, or could not be tried.
     HeldOut(Shape, HeldOut),
     /// The shipped plan is faster, or could not race.
@@ -211,6 +213,13 @@ fn objection(evolution: &Evolution, case: usize, member: &Member) -> Option<Obje
         HeldOut::Open => {}
         HeldOut::Raced(against) if against.verdict == SpeedVerdict::Faster => {}
         lost => return Some(Objection::Second(lost)),
+    }
+    // A race knows only its own noise.
+    let floor = evolution.searches[case].population.noise_floor();
+    if let Some((race, floor)) = rank::race(member).zip(floor)
+        && race.ratio < floor
+    {
+        return Some(Objection::Noise { ratio: race.ratio, floor });
     }
     let mut held = evolution.config.cases[case].held_out.iter().map(|(shape, _)| shape);
     held.find_map(|shape| match fate(evolution, member, shape) {
@@ -272,6 +281,9 @@ impl Objection {
                 "the control, the baseline against itself, did not come out even".to_owned()
             }
             Objection::Second(fate) => format!("its second race against the baseline was {}", lost(fate)),
+            Objection::Noise { ratio, floor } => {
+                format!("it is {ratio:.3}× as fast, which is below the run's noise floor of {floor:.3}×")
+            }
             Objection::HeldOut(shape, fate) => {
                 format!("its race on the held-out problem {} was {}", shape, lost(fate))
             }

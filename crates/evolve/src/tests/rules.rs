@@ -124,6 +124,34 @@ fn who_wins_twice_is_promoted_by_the_second_race() {
     assert!(promoted.decision.why["first_race"]["ratio"].as_f64() > Some(1.0));
 }
 
+/// A win is noise if another race of the run, here that of the control, shows more noise.
+#[test]
+fn who_wins_by_less_than_the_noise_is_not_promoted() {
+    let run = |control: f64| {
+        let page = Page::new("noise");
+        let config = config(&Problem::mission(), 60, 12);
+        let own = config.cases[0].problem;
+        let spared = Landscape::identity(&config.cases[0].baseline);
+        let mut evolution = begin(&page, &config, Limits::ALONE);
+        let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+            if task.stage == Stage::HeldOut && task.problem == own {
+                verdict_of(finding, 1.0625, SpeedVerdict::Faster);
+            } else if task.stage == Stage::Race && Landscape::identity(&task.subject) == spared {
+                verdict_of(finding, control, SpeedVerdict::Undecided);
+            }
+        });
+        run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
+        json!(evolution.report())
+    };
+    let report = run(1.08);
+    assert_eq!((&report["noise_floor"], &report["promoted"]), (&json!(1.08), &Value::Null));
+    assert_eq!(
+        report["refused"]["why"],
+        "it is 1.062× as fast, which is below the run's noise floor of 1.080×"
+    );
+    assert!(run(1.01)["promoted"].is_object());
+}
+
 /// A run from a slow plan: its baseline is beaten easily, and the shipped plan races at the end with the
 /// ratio `shipped`.
 fn from_a_slow_seed(page: &Page, shipped: f64, verdict: SpeedVerdict) -> Evolution {
