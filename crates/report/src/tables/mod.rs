@@ -258,7 +258,7 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             };
             let mut picture = |alt: &str, contents: String| {
                 let file = format!("{device}-{suite}.svg");
-                let shown = format!("![{alt}]({}{file})", images_from(document));
+                let shown = format!("![{alt}]({}{file})", images_from(root, document));
                 pictures.push(Made { path: root.join(IMAGES).join(file), contents });
                 shown
             };
@@ -301,13 +301,19 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
 /// The pictures' folder from the root, within the book's pages.
 const IMAGES: &str = "docs/src/images";
 
-/// The pictures' folder relative to a document's folder, with a `/` at its end.
-fn images_from(document: &Path) -> String {
-    let folder = document.parent().unwrap_or(Path::new(""));
-    let shared = folder.ancestors().find(|parent| Path::new(IMAGES).starts_with(parent));
+/// The pictures' folder relative to a document's folder, with a `/` at its end. The document is named relative
+/// to `root` or by an absolute path.
+fn images_from(root: &Path, document: &Path) -> String {
+    let real = |folder: &Path| {
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        std::fs::canonicalize(folder).unwrap_or_else(|_| folder.to_path_buf())
+    };
+    let folder = real(root.join(document).parent().unwrap_or(root));
+    let images = real(root).join(IMAGES);
+    let shared = folder.ancestors().find(|parent| images.starts_with(parent));
     let shared = shared.unwrap_or(Path::new(""));
     let ups = folder.components().count() - shared.components().count();
-    let down = Path::new(IMAGES).strip_prefix(shared).unwrap_or(Path::new(IMAGES));
+    let down = images.strip_prefix(shared).unwrap_or(&images);
     format!("{}{}/", "../".repeat(ups), down.display())
 }
 
@@ -401,13 +407,21 @@ mod tests {
 
     #[test]
     fn pictures_are_named_from_the_document_s_folder() {
+        let folder = folder(&[]);
+        for below in ["docs/src/how", "python"] {
+            std::fs::create_dir_all(folder.path(below)).unwrap();
+        }
+        let root = folder.path("");
         for (document, images) in [
             ("README.md", "docs/src/images/"),
             ("docs/src/benchmarks.md", "images/"),
             ("docs/src/how/hopper.md", "../images/"),
             ("python/README.md", "../docs/src/images/"),
         ] {
-            assert_eq!(images_from(Path::new(document)), images, "{document}");
+            assert_eq!(images_from(&root, Path::new(document)), images, "{document}");
+            let other = Path::new("docs/..").join(document);
+            assert_eq!(images_from(&root, &other), images, "{document}");
+            assert_eq!(images_from(&root, &root.join(document)), images, "{document}");
         }
     }
 
