@@ -187,7 +187,7 @@ pub struct Bench {
     #[arg(long, default_value = "cpu")]
     pub device: String,
     /// Seconds for each problem and mode; default: 3 on a CPU, 1 on a GPU
-    #[arg(long, value_parser = number::<f64>)]
+    #[arg(long, value_parser = race_seconds)]
     pub seconds: Option<f64>,
     #[arg(long, value_name = "PROBLEM", conflicts_with = "shape", help = problem_help("A problem (may be given several times)"))]
     pub problem: Vec<String>,
@@ -197,7 +197,7 @@ pub struct Bench {
     #[arg(from_global)]
     pub json: bool,
     /// CPU: number of threads; default: all cores
-    #[arg(long, value_parser = count::<usize>)]
+    #[arg(long, value_parser = positive::<usize>)]
     pub threads: Option<usize>,
     /// CPU: one problem instead of the suite: BATCHxHEADSxSEQxDIM, such as 1x8x512x64
     #[arg(long, value_name = "SHAPE")]
@@ -223,7 +223,7 @@ pub struct Bench {
     pub mode: Option<String>,
     /// GPU: race the first plan against itself N times, loading it again each time, and count the undecided
     /// races
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive::<u32>)]
     pub control: Option<u32>,
 }
 
@@ -354,7 +354,7 @@ pub struct Topk {
     #[arg(long)]
     pub device: String,
     /// Number of plans to list
-    #[arg(short, value_name = "N", default_value_t = 10, value_parser = count::<usize>)]
+    #[arg(short, value_name = "N", default_value_t = 10, value_parser = positive::<usize>)]
     pub k: usize,
     #[arg(from_global)]
     pub json: bool,
@@ -428,7 +428,7 @@ pub struct ForecastOutcome {
 #[derive(Debug, Args)]
 pub struct ForecastList {
     /// Number of forecasts to list
-    #[arg(short, value_name = "N", default_value_t = 50, value_parser = count::<usize>)]
+    #[arg(short, value_name = "N", default_value_t = 50, value_parser = positive::<usize>)]
     pub n: usize,
     #[arg(from_global)]
     pub json: bool,
@@ -546,7 +546,7 @@ pub struct Evolve {
     #[arg(long, value_parser = number::<f64>)]
     pub minutes: Option<f64>,
     /// Maximum number of candidates, including random samples
-    #[arg(long, value_name = "N", value_parser = count::<usize>)]
+    #[arg(long, value_name = "N", value_parser = positive::<usize>)]
     pub candidates: Option<usize>,
     /// Kind of search: full (from the best of every bound and tile shape, every operator), insight (from the
     /// best, guided by past gains and by the diagnosis) or free (random changes of the best)
@@ -598,7 +598,7 @@ pub struct Evolve {
     pub price: Option<f64>,
     /// Threads that build and check candidates while the device measures; default: all cores but one (with
     /// --device cpu: one)
-    #[arg(long, value_name = "N", value_parser = count::<usize>)]
+    #[arg(long, value_name = "N", value_parser = positive::<usize>)]
     pub jobs: Option<usize>,
     /// CPU: do not keep a promoted plan for `run`, the Rust API and the Python package (see `flashcore
     /// plans`)
@@ -627,12 +627,20 @@ fn problem_help(what: &str) -> String {
 
 /// Default time limit for all emulator runs together, in seconds. It ends kernels that loop forever.
 const TIMEOUT: &str = "600";
+/// Largest time limit in seconds: 31 years.
+const MOST_SECONDS: f64 = 1e9;
 
 /// Reads a time limit.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0);
-    let limit = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    limit.ok_or_else(|| "expected a number of seconds above 0".to_owned())
+    let seconds = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0 && *seconds <= MOST_SECONDS);
+    let limit = seconds.map(Duration::from_secs_f64).filter(|limit| !limit.is_zero());
+    limit.ok_or_else(|| format!("expected a number of seconds above 0, at most {MOST_SECONDS:.0}"))
+}
+
+/// Reads the duration of a race in seconds.
+fn race_seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 3600.0);
+    seconds.ok_or_else(|| "expected a number of seconds above 0, at most 3600".to_owned())
 }
 
 /// Reads a percentage.
@@ -647,10 +655,10 @@ fn count<N: std::str::FromStr>(text: &str) -> Result<N, String> {
 }
 
 /// Reads a count, 1 or more.
-fn positive(text: &str) -> Result<u32, String> {
+fn positive<N: std::str::FromStr + PartialOrd + From<u8>>(text: &str) -> Result<N, String> {
     text.parse()
         .ok()
-        .filter(|count| *count > 0)
+        .filter(|count| *count >= N::from(1))
         .ok_or_else(|| "expected a whole number, 1 or more".to_owned())
 }
 

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::args::{self, ForecastAdd, ForecastCommand, ForecastList, ForecastRecalibrate, ForecastScore};
 use crate::error::CliError;
-use crate::topk::{at_least_one, device_name};
+use crate::topk::device_name;
 use crate::{Status, choice, table, unless_closed};
 
 pub fn forecast(command: &ForecastCommand) -> Result<Status, CliError> {
@@ -132,7 +132,6 @@ fn outcome(args: &args::ForecastOutcome) -> Result<Status, CliError> {
 }
 
 fn list(args: &ForecastList) -> Result<Status, CliError> {
-    at_least_one("-n", args.n)?;
     let forecasts = Ledger::read(&args.ledger.path)?.by_hand(args.n)?;
     let mut out = crate::terminal::out();
     unless_closed(if args.json {

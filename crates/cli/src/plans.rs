@@ -127,7 +127,11 @@ fn add(args: &PlansAdd) -> Result<Status, CliError> {
     };
     let file = file()?;
     let mut plans = read(&file)?;
-    plans.put(kept).map_err(|why| CliError::Argument { argument: "--plan", value, accepted: why })?;
+    plans.put(kept).map_err(|why| CliError::Argument {
+        argument: "--plan",
+        value,
+        accepted: format!("a plan that can be kept ({why})"),
+    })?;
     write(&file, &plans)?;
     changed(args.json, &file, &plans, json!({ "added": 1, "removed": 0 }))
 }

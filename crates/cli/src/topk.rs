@@ -12,7 +12,6 @@ use crate::error::CliError;
 use crate::{Status, choice, table, unless_closed};
 
 pub fn topk(args: &Topk) -> Result<Status, CliError> {
-    at_least_one("-k", args.k)?;
     let problem = choice::parse_shape("--problem", &args.problem)?;
     let ledger = Ledger::read(&args.ledger.path)?;
     let best = ledger.topk(&problem, &device_name(&args.device)?, args.k)?;
@@ -23,14 +22,6 @@ pub fn topk(args: &Topk) -> Result<Status, CliError> {
         print(&mut out, &args.problem, &best)
     })?;
     Ok(Status::Passed)
-}
-
-/// Rejects a list of 0 entries.
-pub fn at_least_one(argument: &'static str, count: usize) -> Result<(), CliError> {
-    match count {
-        0 => Err(CliError::Argument { argument, value: "0".to_owned(), accepted: "1 or more".to_owned() }),
-        _ => Ok(()),
-    }
 }
 
 /// The name under which the ledger keeps `cpu`, `cuda` or `cuda:N` of this machine. Other names are returned

@@ -38,7 +38,7 @@ mod view;
 pub use cost::{Bound, Cost};
 pub use error::CpuError;
 pub use forward::{attention, attention_on, attention_with, attention_with_on};
-pub use plan::{CpuPlan, Lanes, Order, Rows};
+pub use plan::{CpuPlan, Lanes, MAX_THREADS, Order, Rows};
 pub use problem::{Element, Elements, ElementsMut, Quantization};
 pub use quantize::{Quantized, quantize, quantize_on, quantized_problem};
 pub use simd::Isa;

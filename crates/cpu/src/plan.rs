@@ -119,7 +119,7 @@ const WEIGHT_BYTES: usize = 1 << 14;
 /// Maximum of `block_q` and `block_kv`. It limits a thread's scratch memory to some megabytes.
 const MAX_BLOCK: usize = 4096;
 /// Maximum number of threads: more than any machine has, and few enough that starting them does not dominate.
-pub(crate) const MAX_THREADS: usize = 1024;
+pub const MAX_THREADS: usize = 1024;
 /// Maximum number of parts of the keys, because the partial outputs of all parts are stored.
 const MAX_SPLITS: usize = 64;
 

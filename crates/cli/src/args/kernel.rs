@@ -152,7 +152,7 @@ pub struct Compiling {
     #[arg(long, value_name = "N", value_parser = warps, requires = "file", help_heading = "Triton")]
     pub num_warps: Option<u32>,
     /// Triton: stages of the software pipeline; default: Triton's
-    #[arg(long, value_name = "N", value_parser = positive, requires = "file", help_heading = "Triton")]
+    #[arg(long, value_name = "N", value_parser = positive::<u32>, requires = "file", help_heading = "Triton")]
     pub num_stages: Option<u32>,
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::{count, number, problem_help};
+use super::{problem_help, race_seconds};
 
 #[derive(Debug, Subcommand)]
 pub enum PlansCommand {
@@ -34,7 +34,7 @@ pub struct PlansAdd {
     #[arg(long, value_name = "FILE.json")]
     pub plan: PathBuf,
     /// Threads of the calls that use the plan; default: those that calls have on this machine
-    #[arg(long, value_name = "N", value_parser = count::<usize>)]
+    #[arg(long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
     #[arg(from_global)]
     pub json: bool,
@@ -43,7 +43,7 @@ pub struct PlansAdd {
 #[derive(Debug, Args)]
 pub struct PlansCheck {
     /// Seconds for each race
-    #[arg(long, value_parser = number::<f64>, default_value_t = 2.0)]
+    #[arg(long, value_parser = race_seconds, default_value_t = 2.0)]
     pub seconds: f64,
     #[arg(from_global)]
     pub json: bool,
@@ -55,4 +55,10 @@ pub struct PlansClear {
     pub problem: Option<String>,
     #[arg(from_global)]
     pub json: bool,
+}
+
+/// Reads the number of threads of a plan.
+fn threads(text: &str) -> Result<usize, String> {
+    let threads = text.parse().ok().filter(|threads| (1..=cpu::MAX_THREADS).contains(threads));
+    threads.ok_or_else(|| format!("expected a whole number from 1 to {}", cpu::MAX_THREADS))
 }

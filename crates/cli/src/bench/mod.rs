@@ -18,13 +18,6 @@ use crate::progress::Progress;
 use crate::{Status, choice, unless_closed};
 
 pub fn bench(args: &Bench) -> Result<Status, CliError> {
-    if let Some(seconds) = args.seconds.filter(|s| !(*s > 0.0 && *s <= 3600.0)) {
-        return Err(CliError::Argument {
-            argument: "--seconds",
-            value: seconds.to_string(),
-            accepted: "more than 0, at most 3600".into(),
-        });
-    }
     let gpu = match args.device.parse()? {
         Device::Cpu => None,
         Device::Cuda(ordinal) => Some(ordinal),

@@ -203,9 +203,6 @@ fn check(args: &Evolve) -> Result<(), CliError> {
     if let Some(minutes) = args.minutes.filter(|m| !(m.is_finite() && *m > 0.0)) {
         return refuse("--minutes", minutes.to_string(), "a number above 0");
     }
-    if args.candidates == Some(0) {
-        return refuse("--candidates", "0".into(), "1 or more");
-    }
     if !(args.random_share > 0.0 && args.random_share <= 0.9) {
         return refuse("--random-share", args.random_share.to_string(), "above 0, at most 0.9");
     }

@@ -175,7 +175,7 @@ mod tests {
         let cases: [(&[&str], &str); 6] = [
             (
                 &["check", "k.ptx", "--launch", "l", "--timeout", "soon"],
-                "invalid value 'soon' for --timeout: expected a number of seconds above 0",
+                "invalid value 'soon' for --timeout: expected a number of seconds above 0, at most 1000000000",
             ),
             (
                 &["bench", "--control", "0"],

@@ -95,7 +95,10 @@ fn what_cannot_be_kept_is_refused() {
         (&["--problem", PROBLEM, "--plan", "bad.json"][..], "invalid value '0' for plan.block_q"),
         (&["--problem", PROBLEM, "--plan", "gpu.json"], "this is a gpu plan; expected a cpu plan"),
         (&["--problem", "1,2", "--plan", "good.json"], "for --problem"),
-        (&["--problem", PROBLEM, "--plan", "good.json", "--threads", "0"], "invalid value '0' for threads"),
+        (
+            &["--problem", PROBLEM, "--plan", "good.json", "--threads", "0"],
+            "invalid value '0' for --threads: expected a whole number from 1",
+        ),
         (&["--problem", PROBLEM, "--plan", "none.json"], "cannot read none.json"),
     ] {
         let output = folder.run(&[&["plans", "add"], args].concat());

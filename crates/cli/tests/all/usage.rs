@@ -76,3 +76,26 @@ fn options_about_another_language_are_refused() {
     let triton = ["check", "k.cu", "--launch", "l.toml", "--num-stages", "2"];
     refused(&folder, &triton, "--num-stages is for a Triton kernel, but k.cu is CUDA C++");
 }
+
+/// A message names the range that the command accepts.
+#[test]
+fn a_refused_number_is_outside_the_named_range() {
+    let folder = Folder::new("ranges");
+    for seconds in ["0", "-1", "nan", "inf", "3601"] {
+        let expected = format!(
+            "invalid value '{seconds}' for --seconds: expected a number of seconds above 0, at most 3600"
+        );
+        refused(&folder, &["plans", "check", "--seconds", seconds], &expected);
+    }
+    for (option, value) in [("--timeout", "1e300"), ("--budget", "inf"), ("--timeout", "1e-300")] {
+        let expected =
+            format!("invalid value '{value}' for {option}: expected a number of seconds above 0, at most");
+        refused(&folder, &["check", "k.ptx", "--launch", "l.toml", option, value], &expected);
+    }
+    for count in ["0", "-1"] {
+        let some = "expected a whole number, 1 or more";
+        refused(&folder, &["topk", "-k", count, "--problem", "1,8,512,64,f16", "--device", "h200"], some);
+        refused(&folder, &["forecast", "list", "-n", count], some);
+        refused(&folder, &["evolve", "--candidates", count], some);
+    }
+}

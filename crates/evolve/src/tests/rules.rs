@@ -133,13 +133,14 @@ fn who_wins_by_less_than_the_noise_is_not_promoted() {
         let own = config.cases[0].problem;
         let spared = Landscape::identity(&config.cases[0].baseline);
         let mut evolution = begin(&page, &config, Limits::ALONE);
-        let mut evaluator = Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
-            if task.stage == Stage::HeldOut && task.problem == own {
-                verdict_of(finding, 1.0625, SpeedVerdict::Faster);
-            } else if task.stage == Stage::Race && Landscape::identity(&task.subject) == spared {
-                verdict_of(finding, control, SpeedVerdict::Undecided);
-            }
-        });
+        let mut evaluator =
+            Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+                if task.stage == Stage::HeldOut && task.problem == own {
+                    verdict_of(finding, 1.0625, SpeedVerdict::Faster);
+                } else if task.stage == Stage::Race && Landscape::identity(&task.subject) == spared {
+                    verdict_of(finding, control, SpeedVerdict::Undecided);
+                }
+            });
         run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
         json!(evolution.report())
     };
