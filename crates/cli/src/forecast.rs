@@ -196,8 +196,7 @@ fn figures(s: &Score) -> Vec<String> {
         s.count.to_string(),
         format!("{:.3}×", s.bias),
         format!("{:.0} %", s.coverage * 100.0),
-        // A rank correlation needs two forecasts.
-        if s.count < 2 { "–".to_owned() } else { format!("{:.2}", s.spearman) },
+        s.spearman.map_or_else(|| "–".to_owned(), |spearman| format!("{spearman:.2}")),
         format!("{:.1} %", s.median_error * 100.0),
     ]
 }

@@ -21,8 +21,8 @@ pub struct Score {
     pub bias: f64,
     /// Share of the measured times within the forecast interval.
     pub coverage: f64,
-    /// Spearman's rank correlation.
-    pub spearman: f64,
+    /// Spearman's rank correlation; `None` if all forecasts or all measured times are equal.
+    pub spearman: Option<f64>,
     /// Median of |forecast / measured − 1|.
     pub median_error: f64,
 }
@@ -83,13 +83,16 @@ impl Score {
         let ratios: Vec<f64> = times.iter().map(|(us, measured)| us / measured).collect();
         let within = pairs.iter().filter(|p| (p.low_us..=p.high_us).contains(&p.measured_us)).count();
         let fit = Fit::of(&times);
+        // Ranks exist if the values differ.
+        let varies = |of: fn(&(f64, f64)) -> f64| times.windows(2).any(|pair| of(&pair[0]) != of(&pair[1]));
+        let is_defined = varies(|pair| pair.0) && varies(|pair| pair.1);
         Score {
             author: author.to_owned(),
             device: device.to_owned(),
             count: fit.count,
             bias: if ratios.is_empty() { 1.0 } else { median(&ratios) },
             coverage: within as f64 / fit.count.max(1) as f64,
-            spearman: fit.spearman,
+            spearman: is_defined.then_some(fit.spearman),
             median_error: fit.median_error,
         }
     }
@@ -325,10 +328,21 @@ mod tests {
     #[test]
     fn a_score_is_bias_coverage_order_and_error() {
         let score = Score::of("ada", "L4", &[pair(12.0, 10.0), pair(21.0, 20.0), pair(33.0, 30.0)]);
-        assert_eq!((score.count, score.spearman), (3, 1.0));
+        assert_eq!((score.count, score.spearman), (3, Some(1.0)));
         assert!((score.bias - 1.1).abs() < 1e-12 && (score.median_error - 0.1).abs() < 1e-12, "{score:?}");
         assert!((score.coverage - 2.0 / 3.0).abs() < 1e-12);
         assert_eq!(Score::of("ada", "L4", &[]).count, 0);
+    }
+
+    #[test]
+    fn a_rank_correlation_needs_two_ranks() {
+        let score = |pairs: &[Pair]| Score::of("ada", "L4", pairs).spearman;
+        assert_eq!(score(&[]), None);
+        assert_eq!(score(&[pair(12.0, 10.0)]), None);
+        assert_eq!(score(&[pair(12.0, 10.0), pair(12.0, 11.0)]), None);
+        assert_eq!(score(&[pair(12.0, 10.0), pair(13.0, 9.0)]), Some(-1.0));
+        let json = serde_json::json!(Score::of("ada", "L4", &[]));
+        assert!(json["spearman"].is_null(), "{json}");
     }
 
     #[test]

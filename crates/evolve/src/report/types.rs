@@ -249,7 +249,7 @@ pub struct Forecasts {
 pub struct Scored {
     pub bias: f64,
     pub coverage: f64,
-    pub rank_correlation: f64,
+    pub rank_correlation: Option<f64>,
     pub median_error: f64,
 }
 

@@ -86,9 +86,6 @@ pub(super) fn score(pairs: &[Pair]) -> Markup {
 
 /// The rank correlation; a dash for fewer than three forecasts, whose ranks say nothing.
 pub(super) fn correlation(score: &Score) -> String {
-    if score.count >= 3 && score.spearman.is_finite() {
-        format!("{:.2}", score.spearman)
-    } else {
-        "–".to_owned()
-    }
+    let shown = score.spearman.filter(|_| score.count >= 3);
+    shown.map_or_else(|| "–".to_owned(), |spearman| format!("{spearman:.2}"))
 }
