@@ -222,7 +222,15 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
 pub fn words(problem: &Problem) -> String {
     let softcap = problem.score.softcap.map_or_else(String::new, |cap| format!(",softcap:{cap}"));
     let lse = if problem.pass.lse() { ",lse" } else { "" };
-    format!("{}{softcap}{lse}", Shape::of(problem))
+    let bshd = if is_bshd(problem) { ",bshd" } else { "" };
+    format!("{}{softcap}{lse}{bshd}", Shape::of(problem))
+}
+
+/// Whether the tensors are dense as `[batch, sequence, head, dim]` and not also as
+/// `[batch, head, sequence, dim]`.
+pub fn is_bshd(problem: &Problem) -> bool {
+    let is = |layout| problem.clone().with_layout(layout) == *problem;
+    is(Layout::Bshd) && !is(Layout::Bhsd)
 }
 
 #[cfg(test)]
@@ -238,6 +246,7 @@ mod tests {
             "1,8,512,64,bf16,window:127:0,softcap:50",
             "1,8,512,64,f16,causal,lse",
             "1,8,512,64,bf16,window-top-left:inf:3",
+            "1,8,512,64,f16,softcap:50,lse,bshd",
         ] {
             assert_eq!(words(&parse(text).unwrap()), text);
         }

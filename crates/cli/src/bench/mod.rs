@@ -6,7 +6,7 @@ mod cuda;
 
 use std::path::Path;
 
-use bench::{Measurement, SpeedVerdict};
+use bench::{Measurement, SpeedVerdict, suites};
 use host::store;
 use kernels::select::Shape;
 use problem::Problem;
@@ -85,9 +85,19 @@ fn affordable(
     Ok(problem)
 }
 
-/// A short description of a problem.
+/// A short description of a problem. Problems that [`bench::suites::parse`] tells apart have different ones.
 fn title(problem: &Problem) -> String {
-    Shape::of(problem).title()
+    let mut title = Shape::of(problem).title();
+    if let Some(cap) = problem.score.softcap {
+        title += &format!(" softcap {cap}");
+    }
+    if problem.pass.lse() {
+        title += " lse";
+    }
+    if suites::is_bshd(problem) {
+        title += " bshd";
+    }
+    title
 }
 
 /// The progress of races. With `--json` no progress is shown.
@@ -117,4 +127,20 @@ fn ratio(measurement: &Measurement) -> String {
 /// The verdict on the first contestant against this one.
 fn verdict(measurement: &Measurement) -> &'static str {
     measurement.comparison.map_or("–", |c| SpeedVerdict::name(c.verdict))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::title;
+
+    #[test]
+    fn rows_of_different_problems_have_different_titles() {
+        for (problem, expected) in [
+            ("1,8,512,64,f16", "f16 B1 H8 S512 D64"),
+            ("1,8,512,64,f16,causal,softcap:50", "f16 B1 H8 S512 D64 causal softcap 50"),
+            ("1,8,512,64,f16,lse,bshd", "f16 B1 H8 S512 D64 lse bshd"),
+        ] {
+            assert_eq!(title(&bench::suites::parse(problem).unwrap()), expected);
+        }
+    }
 }
