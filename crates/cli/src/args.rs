@@ -93,7 +93,7 @@ pub enum Command {
     Sandboxed(Sandboxed),
     /// Search for faster kernels: make, check, time and race candidates; write every result to a ledger
     ///
-    /// A part of the candidates are random samples (a control group), and one is an A/A test of the baseline.
+    /// Some of the candidates are random samples (a control group), and one is an A/A test of the baseline.
     /// For a device that this machine lacks (h200, l4, …) the time model predicts the times, and all output
     /// says so. Ctrl-C ends the run after the tasks under way; --resume continues it.
     ///

@@ -35,11 +35,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
         return suggest(args, origin);
     }
     if args.lines && !args.json {
-        return Err(CliError::Argument {
-            argument: "--lines",
-            value: "without --json".to_owned(),
-            accepted: "--json beside it, since the lines are part of the JSON".to_owned(),
-        });
+        return Err(CliError::Needs { argument: "--lines", needed: "--json" });
     }
     let reports = Reports::planned(args)?;
     let started = Instant::now();

@@ -210,7 +210,7 @@ fn recalibrate(args: &ForecastRecalibrate) -> Result<Status, CliError> {
         (map, true) => out.json("forecast-recalibrate", &json!({ "map": map })).map_err(CliError::from),
         (Some(map), false) => print(&mut out, map),
         (None, false) => {
-            writeln!(out, "too few forecasts came out: a map needs 20 of them").map_err(CliError::from)
+            writeln!(out, "too few forecasts have an outcome: a map needs 20").map_err(CliError::from)
         }
     })?;
     Ok(Status::Passed)

@@ -153,7 +153,7 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
         "expected of another run of this size",
         expected.map_or("unknown".into(), |e| format!("{e:.3}×")),
         match expected {
-            None => format!("{} of {LEAST} times are there", population.curve.len()),
+            None => format!("only {} of the {LEAST} times needed have been taken", population.curve.len()),
             Some(e) if e > worth => format!("more than the {worth:.3}× that this machine can resolve"),
             Some(_) => format!("less than the {worth:.3}× that this machine can resolve"),
         },

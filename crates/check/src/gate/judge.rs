@@ -58,7 +58,7 @@ impl ErrorFigures {
         ];
         for (name, value, allowed) in figures {
             if value > allowed || value.is_nan() {
-                reasons.push(format!("{name} is {value:.3e}, allowed are {allowed:.3e}"));
+                reasons.push(format!("{name} is {value:.3e}, at most {allowed:.3e} is allowed"));
             }
         }
         reasons

@@ -64,10 +64,26 @@ impl fmt::Display for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ((run, runs), (done, ctas)) = (self.runs(), self.stopwatch.progress());
         let done_runs = run.saturating_sub(1);
-        write!(f, "{done_runs} of {runs} runs done; run {run}: {done} of {ctas} CTAs")?;
+        write!(f, "{done_runs} of {runs} runs done")?;
+        // The grid is known when the run begins.
+        if ctas > 0 {
+            write!(f, "; run {run}: {done} of {ctas} CTAs")?;
+        }
         match self.rest() {
             Some(rest) => write!(f, "; about {} s left", rest.as_secs_f64().ceil()),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_is_shown_when_its_grid_is_known() {
+        let watch = Watch::default();
+        watch.begin(1, 3);
+        assert_eq!(watch.to_string(), "0 of 3 runs done");
     }
 }

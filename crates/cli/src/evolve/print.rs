@@ -32,7 +32,7 @@ pub fn print(out: &mut impl Write, report: &Report) -> Result<(), CliError> {
             (Some(price), Some(hour)) => format!(", cost {price:.4} at {hour} an hour"),
             _ => " (--price gives its cost)".to_owned(),
         };
-        writeln!(out, "device time: {:.1} s{price}", cost.device_seconds)?;
+        writeln!(out, "device held for {:.1} s, idle time included{price}", cost.device_seconds)?;
     }
     Ok(())
 }

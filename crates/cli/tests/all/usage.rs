@@ -99,3 +99,9 @@ fn a_refused_number_is_outside_the_named_range() {
         refused(&folder, &["evolve", "--candidates", count], some);
     }
 }
+
+#[test]
+fn lines_are_part_of_the_json() {
+    let folder = Folder::new("lines");
+    refused(&folder, &["check", "k.ptx", "--launch", "l.toml", "--lines"], "--lines needs --json");
+}
