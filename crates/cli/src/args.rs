@@ -682,9 +682,11 @@ fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "expected a port, 0 to 65535".to_owned())
 }
 
-/// Reads a GPU architecture.
+/// Reads a GPU architecture that exists.
 fn target(text: &str) -> Result<ptx::Target, String> {
-    text.parse().map_err(|_| "expected an architecture, such as 89 or 90a".to_owned())
+    let name = text.strip_prefix("sm_").unwrap_or(text);
+    let known = ptx::Target::KNOWN.contains(&name).then(|| name.parse().ok()).flatten();
+    known.ok_or_else(|| format!("expected an architecture, one of {}", ptx::Target::KNOWN.join(", ")))
 }
 
 /// Reads the name of a kernel family.

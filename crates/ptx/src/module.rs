@@ -36,6 +36,13 @@ pub struct Target {
 }
 
 impl Target {
+    /// The architectures of NVIDIA's GPUs from Maxwell on, without `sm_`.
+    pub const KNOWN: [&str; 34] = [
+        "50", "52", "53", "60", "61", "62", "70", "72", "75", "80", "86", "87", "88", "89", "90", "90a", "100",
+        "100a", "100f", "101", "101a", "101f", "103", "103a", "103f", "110", "110a", "110f", "120", "120a", "120f",
+        "121", "121a", "121f",
+    ];
+
     /// `sm_NN` without a suffix.
     pub const fn sm(sm: u32) -> Target {
         Target { sm, suffix: TargetSuffix::None }

@@ -105,3 +105,15 @@ fn lines_are_part_of_the_json() {
     let folder = Folder::new("lines");
     refused(&folder, &["check", "k.ptx", "--launch", "l.toml", "--lines"], "--lines needs --json");
 }
+
+#[test]
+fn an_architecture_exists() {
+    let folder = Folder::new("architectures");
+    for sm in ["9000", "81", "89a", "sm_", "x"] {
+        let expected = format!("invalid value '{sm}' for --sm: expected an architecture, one of 50, 52");
+        refused(&folder, &["check", "k.ptx", "--launch", "l.toml", "--sm", sm], &expected);
+    }
+    for known in ptx::Target::KNOWN {
+        refused(&folder, &["check", "k.ptx", "--launch", "l.toml", "--sm", known], "cannot read");
+    }
+}
