@@ -262,6 +262,7 @@ impl LaunchSpec {
             return Err(LaunchError::Count {
                 entry: demangle(&entry.name).into_owned(),
                 args: step.args.len(),
+                listed: step.listed,
                 params: entry.params.len(),
                 list: ptx::quote::list(entry.params.iter().map(describe)),
             });
@@ -300,6 +301,7 @@ impl LaunchStep {
             dynamic_shared: 0,
             cooperative: false,
             args: Vec::new(),
+            listed: false,
         }
     }
 

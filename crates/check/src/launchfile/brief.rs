@@ -150,7 +150,7 @@ mod tests {
             ("n:int=4", "for --arg: expected a type of a number: bool u8"),
             ("x:f32:0", "for --arg: expected a shape"),
             ("x:f32:4=ones", "for --arg: expected zeros, random"),
-            ("n:u8=300", "invalid value '300' for [[arg]] 0 value: expected 0 to 255"),
+            ("n:u8=300", "invalid value '300' for [[arg]] 0 value: expected a whole number from 0 to 255"),
             ("1x:u8=3", "invalid value '1x' for [[arg]] 0 name: expected letters"),
         ] {
             let error = brief(&[arg]).unwrap_err().to_string();

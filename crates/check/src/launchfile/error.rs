@@ -105,11 +105,16 @@ pub enum LaunchError {
         accepted: String,
     },
     /// The numbers of arguments and parameters differ.
-    #[error("launch file: {args} [[arg]] given, but entry {entry} takes {params} parameters: {list}")]
+    #[error(
+        "launch file: {args} {}, but entry {entry} takes {params} parameters: {list}",
+        if *listed { "arguments given in launch.args" } else { "[[arg]] given" }
+    )]
     Count {
         entry: String,
         /// Number of arguments given.
         args: usize,
+        /// Whether the launch lists its arguments.
+        listed: bool,
         /// Number of parameters of the entry.
         params: usize,
         /// The parameters, printed.

@@ -50,6 +50,16 @@ impl ScalarType {
     fn argument(self, value: &toml::Value) -> Result<Arg, &'static str> {
         let integer = value.as_integer();
         let float = value.as_float().or(integer.map(|v| v as f64)).ok_or("a number, inf or nan");
+        /// A number, unless rounding makes it infinite.
+        fn rounded<T>(
+            value: Result<f64, &'static str>,
+            round: fn(f64) -> T,
+            is_finite: fn(&T) -> bool,
+            accepted: &'static str,
+        ) -> Result<T, &'static str> {
+            let (value, rounded) = value.map(|value| (value, round(value)))?;
+            if value.is_finite() && !is_finite(&rounded) { Err(accepted) } else { Ok(rounded) }
+        }
         /// An integer of a type that may be narrower.
         fn narrow<T: TryFrom<i64>>(value: Option<i64>, accepted: &'static str) -> Result<T, &'static str> {
             value.and_then(|v| T::try_from(v).ok()).ok_or(accepted)
@@ -59,17 +69,30 @@ impl ScalarType {
                 let bit = value.as_bool().or(integer.filter(|v| (0..=1).contains(v)).map(|v| v == 1));
                 Arg::U8(bit.ok_or("true or false")?.into())
             }
-            ScalarType::U8 => Arg::U8(narrow(integer, "0 to 255")?),
-            ScalarType::I8 => Arg::U8(narrow::<i8>(integer, "-128 to 127")? as u8),
-            ScalarType::U16 => Arg::U16(narrow(integer, "0 to 65535")?),
-            ScalarType::I16 => Arg::U16(narrow::<i16>(integer, "-32768 to 32767")? as u16),
-            ScalarType::U32 => Arg::U32(narrow(integer, "0 to 2^32 - 1")?),
-            ScalarType::I32 => Arg::I32(narrow(integer, "-2^31 to 2^31 - 1")?),
-            ScalarType::U64 => Arg::U64(narrow(integer, "0 to 2^63 - 1")?),
-            ScalarType::I64 => Arg::I64(integer.ok_or("-2^63 to 2^63 - 1")?),
-            ScalarType::F16 => Arg::U16(half::f16::from_f64(float?).to_bits()),
-            ScalarType::Bf16 => Arg::U16(half::bf16::from_f64(float?).to_bits()),
-            ScalarType::F32 => Arg::F32(float? as f32),
+            ScalarType::U8 => Arg::U8(narrow(integer, "a whole number from 0 to 255")?),
+            ScalarType::I8 => Arg::U8(narrow::<i8>(integer, "a whole number from -128 to 127")? as u8),
+            ScalarType::U16 => Arg::U16(narrow(integer, "a whole number from 0 to 65535")?),
+            ScalarType::I16 => {
+                Arg::U16(narrow::<i16>(integer, "a whole number from -32768 to 32767")? as u16)
+            }
+            ScalarType::U32 => Arg::U32(narrow(integer, "a whole number from 0 to 2^32 - 1")?),
+            ScalarType::I32 => Arg::I32(narrow(integer, "a whole number from -2^31 to 2^31 - 1")?),
+            ScalarType::U64 => Arg::U64(narrow(integer, "a whole number from 0 to 2^63 - 1")?),
+            ScalarType::I64 => Arg::I64(integer.ok_or("a whole number from -2^63 to 2^63 - 1")?),
+            ScalarType::F16 => {
+                let accepted = "a number from -65504 to 65504, inf or nan";
+                let rounded = rounded(float, half::f16::from_f64, |v| v.is_finite(), accepted)?;
+                Arg::U16(rounded.to_bits())
+            }
+            ScalarType::Bf16 => {
+                let accepted = "a number from -3.38e38 to 3.38e38, inf or nan";
+                let rounded = rounded(float, half::bf16::from_f64, |v| v.is_finite(), accepted)?;
+                Arg::U16(rounded.to_bits())
+            }
+            ScalarType::F32 => {
+                let accepted = "a number from -3.4e38 to 3.4e38, inf or nan";
+                Arg::F32(rounded(float, |v| v as f32, |v| v.is_finite(), accepted)?)
+            }
             ScalarType::F64 => Arg::F64(float?),
         })
     }

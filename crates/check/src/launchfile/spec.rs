@@ -58,6 +58,8 @@ pub struct LaunchStep {
     pub cooperative: bool,
     /// Numbers of the arguments, one per parameter, in order.
     pub args: Vec<usize>,
+    /// Whether the file lists them.
+    pub listed: bool,
 }
 
 /// An argument of a kernel, or memory to which other arguments refer.
@@ -126,8 +128,8 @@ impl LaunchSpec {
         let out_init = start_of(&file.arg, "out", problem.as_ref(), &mut files)?;
         let lse_init = start_of(&file.arg, "lse", problem.as_ref(), &mut files)?;
         let lse_layout =
-            match file.arg.iter().find(|arg| arg.role == "lse").and_then(|arg| arg.layout.as_ref()) {
-                Some(layout) => layout.parse()?,
+            match file.arg.iter().enumerate().find(|(_, arg)| arg.role == "lse" && arg.layout.is_some()) {
+                Some((index, arg)) => layout_of(index, arg.layout.as_deref().unwrap_or_default())?,
                 None => Layout::Bhsd,
             };
         let many = file.launch.len() > 1;
@@ -286,6 +288,7 @@ pub(crate) fn step_of(key: &str, raw: &RawLaunch, all: &[RawArg]) -> Result<Laun
         dynamic_shared: shared_bytes(name("dynamic_shared"), raw.dynamic_shared.unwrap_or(0))?,
         cooperative: raw.cooperative.unwrap_or(false),
         args,
+        listed: raw.args.is_some(),
     })
 }
 
@@ -434,7 +437,7 @@ fn lay_out(raw: &[RawArg], problem: &mut Problem) -> Result<(), LaunchError> {
         let mut chosen: Option<(usize, Layout)> = None;
         for (index, arg) in raw.iter().enumerate().filter(|(_, arg)| arg.tensor() == Some(tensor)) {
             let Some(name) = &arg.layout else { continue };
-            let layout: Layout = name.parse()?;
+            let layout = layout_of(index, name)?;
             if let Some((first, other)) = chosen.filter(|(_, other)| *other != layout) {
                 let accepted = format!("{}, as [[arg]] {first} has it", other.name());
                 return Err(LaunchError::value(format!("[[arg]] {index} layout"), layout.name(), accepted));
@@ -458,6 +461,10 @@ fn lay_out(raw: &[RawArg], problem: &mut Problem) -> Result<(), LaunchError> {
         *strides = laid;
     }
     Ok(())
+}
+
+fn layout_of(index: usize, name: &str) -> Result<Layout, LaunchError> {
+    name.parse().map_err(|_| LaunchError::value(format!("[[arg]] {index} layout"), name, "bhsd or bshd"))
 }
 
 /// `strides` of a tensor: elements between batches, heads and rows.

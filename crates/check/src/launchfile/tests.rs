@@ -123,7 +123,11 @@ fn refusals_name_key_value_and_what_is_accepted() {
             "role = \"query\"",
             "invalid value 'query' for [[arg]] 0 role: expected q, k, v, out",
         ),
-        ("\"bshd\"", "\"dhsb\"", "invalid value 'dhsb' for layout: expected bhsd, bshd"),
+        (
+            "\"bshd\"",
+            "\"dhsb\"",
+            "launch file: invalid value 'dhsb' for [[arg]] 0 layout: expected bhsd or bshd",
+        ),
         ("elements = 10", "elements = -1", "invalid value '-1' for [[arg]] 2 elements: expected 1 or more"),
         ("elements = 10\n", "", "[[arg]] 2 has role = \"buffer\" and needs `elements`"),
         ("elements = 10", "elements = 9999999999", "'39999999996 bytes' for size of [[arg]] 2"),
@@ -167,7 +171,12 @@ fn a_problem_without_an_answer_is_refused() {
 fn arguments_must_fit_the_entry() {
     let spec: LaunchSpec = FILE.parse().unwrap();
     let bind = |params: &[Type]| spec.bind(module(params, LaunchBounds::default()));
-    assert!(matches!(bind(&PARAMS[..3]), Err(LaunchError::Count { args: 4, params: 3, .. })));
+    let count = bind(&PARAMS[..3]);
+    assert!(matches!(count, Err(LaunchError::Count { args: 4, params: 3, listed: false, .. })));
+    let listed = FILE.replacen("block = ", "args = [\"q\", \"out\"]\nblock = ", 1);
+    let error = listed.parse::<LaunchSpec>().unwrap();
+    let error = error.bind(module(&PARAMS, LaunchBounds::default())).unwrap_err().to_string();
+    assert!(error.contains("2 arguments given in launch.args, but entry"), "{error}");
     let wrong = bind(&[Type::U64, Type::U32, Type::U64, Type::F32]);
     assert!(matches!(wrong, Err(LaunchError::Mismatch { index: 1, .. })), "{wrong:?}");
     let wrong = bind(&[Type::U64, Type::U64, Type::U64, Type::U32]);
@@ -420,6 +429,9 @@ fn every_number_type_has_its_range() {
         ("bf16", "1.5", "true"),
         ("f32", "nan", "[1]"),
         ("f64", "1e300", "\"1\""),
+        ("f16", "65504", "65520"),
+        ("bf16", "3.38e38", "3.4e38"),
+        ("f32", "3.4e38", "1e40"),
     ] {
         let file = |value: &str| plain(&format!("[[arg]]\nrole = \"{ty}\"\nvalue = {value}\n"));
         assert_eq!(file(good).unwrap().args[2].role(), ty);
@@ -472,7 +484,7 @@ fn refusals_of_the_newer_keys_name_their_place() {
         ("[[arg]]\nrole = \"struct\"\n", "[[arg]] 2 has role = \"struct\" and needs `fields`"),
         (
             "[[arg]]\nrole = \"struct\"\nfields = [{ role = \"i32\", value = 5000000000 }]\n",
-            "'5000000000' for [[arg]] 2 fields[0] value: expected -2^31 to 2^31 - 1",
+            "'5000000000' for [[arg]] 2 fields[0] value: expected a whole number from -2^31 to 2^31 - 1",
         ),
         (
             "[[arg]]\nrole = \"struct\"\nbytes = 4\nfields = [{ role = \"f64\", value = 1 }]\n",
@@ -505,7 +517,19 @@ fn refusals_of_the_newer_keys_name_their_place() {
         ),
         ("[reference]\noutput = \"z\"\nfile = \"y.npy\"\n", "'z' for reference.output: expected the name"),
         ("[reference]\n", "for reference: expected exactly one of `builtin`"),
-        ("[reference]\nfile = \"y.npy\"\natol = -1\n", "'-1' for reference.atol: expected 0 or more"),
+        (
+            "[reference]\nfile = \"y.npy\"\natol = -1\n",
+            "'-1' for reference.atol: expected a finite number, 0 or more",
+        ),
+        ("[reference]\nfile = \"y.npy\"\natol = inf\n", "'inf' for reference.atol: expected a finite number"),
+        (
+            "[reference]\nbuiltin = \"softmax\"\ninputs = []\n",
+            "invalid value '[] for an output of shape [4, 8]' for reference.inputs",
+        ),
+        (
+            "[[arg]]\nrole = \"i32\"\nvalue = 5.5\n",
+            "'5.5' for [[arg]] 2 value: expected a whole number from -2^31",
+        ),
         ("[reference]\nfile = \"y.npy\"\neps = 1e-5\n", "'(given)' for reference.eps: expected no `eps`"),
         ("[reference]\npython = \"f\"\n", "'f' for reference.python: expected FILE.py:FUNCTION"),
         ("[reference]\npython = \"f.py:f\"\ntimeout = 0\n", "'0' for reference.timeout: expected seconds"),

@@ -200,7 +200,8 @@ impl Parser<'_> {
         let fits = views.as_ref().is_some_and(|views| builtin.fits(views, &output.shaped()));
         if !fits {
             let shapes = views.iter().flatten().map(|v| format!("{:?}", v.shape())).collect::<Vec<_>>();
-            let value = format!("{} for an output of shape {:?}", shapes.join(", "), output.shaped().shape());
+            let shapes = if shapes.is_empty() { "[]".to_owned() } else { shapes.join(", ") };
+            let value = format!("{shapes} for an output of shape {:?}", output.shaped().shape());
             return Err(self.refuse("inputs", value, builtin.inputs()));
         }
         let work = builtin.work(&views.unwrap_or_default(), &output.shaped());
@@ -254,7 +255,7 @@ impl Parser<'_> {
         let (atol, rtol) = (self.raw.atol, self.raw.rtol);
         for (key, value) in [("atol", atol), ("rtol", rtol)] {
             if let Some(value) = value.filter(|value| !(value.is_finite() && *value >= 0.0)) {
-                return Err(self.refuse(key, value, "0 or more"));
+                return Err(self.refuse(key, value, "a finite number, 0 or more"));
             }
         }
         Ok(Tolerance { atol, rtol })

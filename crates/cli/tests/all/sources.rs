@@ -72,7 +72,7 @@ fn a_launch_can_be_stated_by_options() {
         ),
         (
             &["--grid", "1", "--arg", "n:i32=1.5"],
-            "invalid value '1.5' for --arg n:i32=1.5 value: expected -2^31",
+            "invalid value '1.5' for --arg n:i32=1.5 value: expected a whole number from -2^31",
         ),
         (
             &["--grid", "1", "--num-warps", "3"],
