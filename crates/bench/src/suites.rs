@@ -145,15 +145,29 @@ pub fn calls(problem: &Problem) -> u32 {
 pub const FORM: &str = "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP][,lse][,bshd] as in 1,8,512,64,f16; \
      HEADS may be QUERY/KEY heads as in 32/8, SEQ may be QUERIESxKEYS as in 1x8192, \
      DIM may be of keys/of values \
-     as in 192/128, DTYPE is f16, bf16, f32, tf32, e4m3 or e5m2, MASK is causal, causal-top-left, or a sliding \
+     as in 192/128, DTYPE is f16, bf16, f32, tf32, e4m3 or e5m2, MASK is none, causal, causal-top-left, or a sliding \
      window, window:BEFORE:AFTER or window-top-left:BEFORE:AFTER, of BEFORE keys before the query's own and AFTER keys \
      after it (inf for all); lse asks for the log-sum-exp";
+
+const MASK: &str = "a mask, which is none, causal, causal-top-left, window:BEFORE:AFTER or \
+     window-top-left:BEFORE:AFTER with keys from 0 on or inf,";
+const SOFTCAP: &str = "softcap:CAP with a number above 0";
 
 /// Why a text does not describe a problem, with the accepted form.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum WordsError {
     #[error("{}", FORM)]
     Form,
+    /// A part of the text cannot be read.
+    #[error("{expected} in place of '{}'", ptx::quote::cut(part))]
+    Part {
+        part: String,
+        /// What is accepted there.
+        expected: &'static str,
+    },
+    /// A part stands at the wrong place, or twice.
+    #[error("nothing in place of '{}': after DTYPE come MASK, softcap:CAP, lse and bshd, in this order", ptx::quote::cut(.0))]
+    Order(String),
     /// The form is right, but no such problem can be computed.
     #[error("a valid problem ({0})")]
     Problem(#[from] ProblemError),
@@ -182,36 +196,44 @@ pub fn parse_shape(text: &str) -> Result<Shape, WordsError> {
 pub fn parse(text: &str) -> Result<Problem, WordsError> {
     let fields: Vec<&str> = text.split(',').map(str::trim).collect();
     let (shape, words) = fields.split_at_checked(5).ok_or(WordsError::Form)?;
-    let (words, layout) = match words {
-        [words @ .., "bshd"] => (words, Layout::Bshd),
-        words => (words, Layout::Bhsd),
+    let mut rest = words;
+    let mut take = |is: fn(&str) -> bool| {
+        let (first, others) = rest.split_first().filter(|(word, _)| is(word))?;
+        rest = others;
+        Some(*first)
     };
-    let (words, lse) = match words {
-        [words @ .., "lse"] => (words, true),
-        words => (words, false),
+    let mask = take(|word| !word.starts_with("softcap:") && !matches!(word, "lse" | "bshd"));
+    let softcap = take(|word| word.starts_with("softcap:"));
+    let lse = take(|word| word == "lse").is_some();
+    let layout = take(|word| word == "bshd").map_or(Layout::Bhsd, |_| Layout::Bshd);
+    if let Some(surplus) = rest.first() {
+        return Err(WordsError::Order((*surplus).to_owned()));
+    }
+    let part = |part: &str, expected| WordsError::Part { part: part.to_owned(), expected };
+    let band = match mask {
+        None => Band::FULL,
+        Some(mask) => mask.parse().map_err(|_| part(mask, MASK))?,
     };
-    let cap = |word: &str| word.strip_prefix("softcap:").map(|cap| cap.parse().map_err(|_| WordsError::Form));
-    let (words, softcap) = match words {
-        [words @ .., last] if last.starts_with("softcap:") => (words, cap(last).transpose()?),
-        words => (words, None),
+    // Without the caps that f32 rounds to 0 or infinity.
+    let cap =
+        |word: &str| word.split_once(':')?.1.parse().ok().filter(|cap: &f32| cap.is_normal() && *cap > 0.0);
+    let softcap = match softcap {
+        None => None,
+        Some(word) => Some(cap(word).ok_or_else(|| part(word, SOFTCAP))?),
     };
-    let band = match words {
-        [] => Band::FULL,
-        ["none"] => return Err(WordsError::Form),
-        [band] => band.parse().map_err(|_| WordsError::Form)?,
-        _ => return Err(WordsError::Form),
-    };
-    let number = |text: &str| text.parse::<usize>().map_err(|_| WordsError::Form);
     // One number for both extents, or two numbers.
     let pair = |text: &str, between: char| match text.split_once(between) {
-        Some((a, b)) => Ok((number(a)?, number(b)?)),
-        None => number(text).map(|n| (n, n)),
+        Some((a, b)) => Some((a.parse::<usize>().ok()?, b.parse::<usize>().ok()?)),
+        None => text.parse().ok().map(|n| (n, n)),
     };
-    let ((heads_q, heads_kv), (seq_q, seq_kv)) = (pair(shape[1], '/')?, pair(shape[2], 'x')?);
-    let (dim, dim_v) = pair(shape[3], '/')?;
+    let pair = |text: &str, between, expected| pair(text, between).ok_or_else(|| part(text, expected));
+    let batch = shape[0].parse().map_err(|_| part(shape[0], "a whole number of batches"))?;
+    let (heads_q, heads_kv) = pair(shape[1], '/', "heads as in 8 or 32/8")?;
+    let (seq_q, seq_kv) = pair(shape[2], 'x', "a sequence as in 512 or 1x8192")?;
+    let (dim, dim_v) = pair(shape[3], '/', "a head dimension as in 64 or 192/128")?;
     let dtypes: DTypes = shape[4].parse()?;
     let score = Score { softcap, ..Score::default() };
-    let problem = Problem::new(number(shape[0])?, heads_q, seq_q, dim, dtypes);
+    let problem = Problem::new(batch, heads_q, seq_q, dim, dtypes);
     let problem = Problem { heads_kv, seq_kv, head_dim_v: dim_v, band, score, ..problem };
     let problem = problem.with_lse(lse).with_layout(layout);
     problem.check()?;
@@ -259,15 +281,24 @@ mod tests {
         assert_eq!((decode.heads_q, decode.heads_kv, decode.seq_q, decode.seq_kv), (32, 8, 1, 8192));
         assert_eq!((decode.head_dim, decode.head_dim_v, decode.band), (192, 128, Band::CAUSAL));
         assert_eq!(decode.v, Layout::Bshd.strides(8, 8192, 128));
-        for bad in [
-            "",
-            "1,8,512,64",
-            "1,8,512,64,f16,full",
-            "1,8,-1,64,f16",
-            "1,8,512,64,f16,bshd,causal-top-left",
-            "1,8,512,64,f16,lse,causal",
-        ] {
+        assert_eq!(parse("1,8,512,64,f16,none").unwrap(), Problem::mission());
+        for bad in ["", "1,8,512,64"] {
             assert_eq!(parse(bad), Err(WordsError::Form), "{bad}");
+        }
+        for (bad, said) in [
+            ("1,8,512,64,f16,causl", "a mask, which is none, causal"),
+            ("1,8,512,64,f16,full", "in place of 'full'"),
+            ("1,8,512,64,f16,window:-1:0", "in place of 'window:-1:0'"),
+            ("-1,8,512,64,f16", "a whole number of batches in place of '-1'"),
+            ("1,8/,512,64,f16", "heads as in 8 or 32/8 in place of '8/'"),
+            ("1,8,-1,64,f16", "a sequence as in 512 or 1x8192 in place of '-1'"),
+            ("1,8,512,wide,f16", "a head dimension as in 64 or 192/128 in place of 'wide'"),
+            ("1,8,512,64,f16,softcap:1e-60", "softcap:CAP with a number above 0 in place of 'softcap:1e-60'"),
+            ("1,8,512,64,f16,bshd,causal-top-left", "nothing in place of 'causal-top-left'"),
+            ("1,8,512,64,f16,lse,causal", "nothing in place of 'causal'"),
+        ] {
+            let error = parse(bad).unwrap_err().to_string();
+            assert!(error.contains(said) && error.len() < 200, "{bad}: {error}");
         }
         for text in ["1,8,512,64,f16,softcap:30", "1,8,512,64,f16,lse"] {
             assert_eq!(parse_shape(text), Err(WordsError::NoShape));

@@ -18,12 +18,16 @@ pub fn command() -> clap::Command {
     with_examples(numbers(Cli::command()), &mut Vec::new())
 }
 
-/// Makes every option that takes a value accept `-1` as its value. The error message is then about the value,
-/// not about an unknown option `-1`.
+/// Options that take a list of numbers.
+const LISTS: [&str; 6] = ["problem", "held_out", "window", "grid", "block", "cluster"];
+
+/// Makes every option that takes a value accept `-1` as its value, and every option that takes a list `-1,3`.
+/// The error message is then about the value, not about an unknown option `-1`.
 fn numbers(command: clap::Command) -> clap::Command {
     let values = |arg: clap::Arg| {
         let takes = arg.get_action().takes_values();
-        arg.allow_negative_numbers(takes)
+        let is_list = LISTS.contains(&arg.get_id().as_str());
+        arg.allow_negative_numbers(takes).allow_hyphen_values(is_list)
     };
     command.mut_args(values).mut_subcommands(numbers)
 }

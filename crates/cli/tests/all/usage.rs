@@ -117,3 +117,28 @@ fn an_architecture_exists() {
         refused(&folder, &["check", "k.ptx", "--launch", "l.toml", "--sm", known], "cannot read");
     }
 }
+
+/// A list that begins with a negative number is a value, not an unknown option.
+#[test]
+fn lists_of_negative_numbers_are_values() {
+    let folder = Folder::new("lists");
+    let batches =
+        "invalid value '-1,8,512,64,f16' for --problem: expected a whole number of batches in place of '-1'";
+    refused(&folder, &["bench", "--problem", "-1,8,512,64,f16"], batches);
+    refused(&folder, &["explain", "--device", "L4", "--problem", "-1,8,512,64,f16"], batches);
+    let causl = "for --problem: expected a mask, which is none, causal";
+    refused(&folder, &["bench", "--problem", "1,8,512,64,f16,causl"], causl);
+    refused(
+        &folder,
+        &["check", "k.ptx", "--grid", "-1,3"],
+        "invalid value '-1,3' for --grid: expected one to",
+    );
+    let tensor = check::files::Tensor {
+        values: check::values::Values::zeros(problem::DType::F32, 4 * 8),
+        shape: vec![1, 1, 4, 8],
+    };
+    let tensors = ["q", "k", "v"].map(|name| (name.to_owned(), tensor.clone())).into();
+    check::files::save(&folder.0.join("in.safetensors"), &tensors).unwrap();
+    let run = ["run", "--q", "in.safetensors", "--out", "o.npy", "--window", "-1,3"];
+    refused(&folder, &run, "invalid value '-1,3' for --window: expected BEFORE,AFTER");
+}
