@@ -227,6 +227,12 @@ pub enum CliError {
 /// the module are explained.
 fn stated(error: &check::launchfile::LaunchError, args: &[String]) -> String {
     let mut said = error.to_string();
+    if let check::launchfile::LaunchError::Value { value, .. } = error
+        && let Some(list) = value.strip_prefix('[').and_then(|value| value.strip_suffix(']'))
+    {
+        // Lists stand without brackets on the command line.
+        said = said.replacen(&format!("'{value}'"), &format!("'{}'", list.replace(", ", ",")), 1);
+    }
     said = said.strip_prefix("launch file: ").map(str::to_owned).unwrap_or(said);
     for (key, option) in [
         ("launch.entry", "--entry"),
@@ -255,12 +261,17 @@ fn dims(shape: &[usize]) -> String {
     }
 }
 
-/// The word of `accepted` that a mistyped value probably meant, as the end of a sentence. Empty if no word is
-/// within one edit of the value for each three characters.
+/// The listed value of `accepted` that a mistyped value probably meant, as the end of a sentence. Empty if
+/// none is within one edit of the value for each three characters, and if `accepted` lists no values.
 fn near(value: &str, accepted: &str) -> String {
     let value = value.to_lowercase();
     let edits = |word: &&str| strsim::damerau_levenshtein(&word.to_lowercase(), &value);
-    let words = accepted.split(|c: char| !c.is_alphanumeric() && c != '-').filter(|word| word.len() > 2);
+    // The values after `a GPU that runs sm_90a: `, without explanations in parentheses.
+    let list = accepted.rsplit(": ").next().unwrap_or_default();
+    let items = list.split([',', ';']).flat_map(|item| item.split(" or "));
+    let items = items.map(|item| item.split(" (").next().unwrap_or_default().trim());
+    let words: Vec<&str> = items.filter(|item| !item.is_empty() && !item.contains(' ')).collect();
+    let words = words.iter().copied().filter(|word| words.len() > 1 && word.len() > 2);
     let nearest =
         words.min_by_key(edits).filter(|word| (1..=value.chars().count() / 3).contains(&edits(word)));
     nearest.map_or(String::new(), |word| format!("; did you mean '{word}'?"))
@@ -278,10 +289,10 @@ mod tests {
             accepted: "more".to_owned(),
         };
         let args = ["x:f32:1".to_owned(), "n:i32=1.5".to_owned()];
-        assert_eq!(stated(&value("launch.grid"), &args), "invalid value '[0]' for --grid: expected more");
+        assert_eq!(stated(&value("launch.grid"), &args), "invalid value '0' for --grid: expected more");
         assert_eq!(
             stated(&value("[[arg]] 1 value"), &args),
-            "invalid value '[0]' for --arg n:i32=1.5 value: expected more"
+            "invalid value '0' for --arg n:i32=1.5 value: expected more"
         );
     }
 
@@ -292,5 +303,10 @@ mod tests {
         assert_eq!(near("H20", devices), "; did you mean 'h200'?");
         assert_eq!(near("tpu-pod", devices), "");
         assert_eq!(near("x", devices), "");
+        assert_eq!(near("H20", "a GPU that runs sm_90: H200, H100"), "; did you mean 'H200'?");
+        assert_eq!(near("wrm", "warm, cold, both (warm and cold), sustained"), "; did you mean 'warm'?");
+        // Words of prose are no values.
+        assert_eq!(near("fils", "a file, since --json prints to standard output"), "");
+        assert_eq!(near("ones", "one plan as JSON, as `explain --problem` prints it"), "");
     }
 }
