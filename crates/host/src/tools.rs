@@ -23,8 +23,16 @@ pub enum NvrtcError {
     working Python 3"
     )]
     Python { python: String, source: std::io::Error },
-    #[error("{library} cannot be loaded: {reason}")]
-    Load { library: PathBuf, reason: String },
+    #[error(
+        "{library}{} cannot be loaded: {reason}",
+        if *named { ", which FLASHCORE_NVRTC names," } else { "" }
+    )]
+    Load {
+        library: PathBuf,
+        /// Whether FLASHCORE_NVRTC names the library.
+        named: bool,
+        reason: String,
+    },
     /// The source includes CUDA headers that are not installed.
     #[error(
         "the source includes <{header}>, but there are no CUDA headers beside NVRTC: install the packages \
@@ -167,7 +175,10 @@ impl Request {
                 Ok(Compiled { ptx, names: names.filter_map(name).collect() })
             }
             (Some(1), _) => Err(NvrtcError::Source(log)),
-            _ => Err(NvrtcError::Load { library: library.to_path_buf(), reason: log }),
+            _ => {
+                let named = std::env::var_os("FLASHCORE_NVRTC").is_some();
+                Err(NvrtcError::Load { library: library.to_path_buf(), named, reason: log })
+            }
         }
     }
 }
