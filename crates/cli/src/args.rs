@@ -350,7 +350,7 @@ pub struct LedgerFile {
 pub struct Topk {
     #[arg(long, help = problem_help("The problem"))]
     pub problem: String,
-    /// Device: cpu or cuda (of this machine), or a name or part of a name, such as h200
+    /// Device: cpu or cuda (of this machine), or a name or words of a name, such as h200
     #[arg(long)]
     pub device: String,
     /// Number of plans to list
@@ -449,7 +449,7 @@ pub struct ForecastRecalibrate {
     /// Author of the forecasts
     #[arg(long, value_name = "NAME", default_value = "model")]
     pub author: String,
-    /// Device: cpu or cuda (of this machine), or a name or part of a name, such as h200
+    /// Device: cpu or cuda (of this machine), or a name or words of a name, such as h200
     #[arg(long)]
     pub device: String,
     #[arg(from_global)]
