@@ -56,7 +56,7 @@ pub fn keep(plan: KeptPlan) -> Result<PathBuf, CliError> {
 /// Whether calls on this machine use a line's plan, and if not, why.
 fn use_of(line: &Line) -> String {
     match &line.plan {
-        Err(why) => format!("no: {why}"),
+        Err(why) => format!("no: line {} of the file: {why}", line.number),
         Ok(kept) if kept.processor != processor() => "no: another processor".to_owned(),
         Ok(kept) => match kept.plan.check(&kept.problem.problem()) {
             Err(why) => format!("no: {why}"),
@@ -127,13 +127,15 @@ fn add(args: &PlansAdd) -> Result<Status, CliError> {
     };
     let file = file()?;
     let mut plans = read(&file)?;
+    let before = plans.lines().len();
     plans.put(kept).map_err(|why| CliError::Argument {
         argument: "--plan",
         value,
         accepted: format!("a plan that can be kept ({why})"),
     })?;
     write(&file, &plans)?;
-    changed(args.json, &file, &plans, json!({ "added": 1, "removed": 0 }))
+    let replaced = before + 1 - plans.lines().len();
+    changed(args.json, &file, &plans, json!({ "added": 1, "replaced": replaced, "removed": 0 }))
 }
 
 fn clear(args: &PlansClear) -> Result<Status, CliError> {
@@ -148,7 +150,7 @@ fn clear(args: &PlansClear) -> Result<Status, CliError> {
     if removed > 0 {
         write(&file, &plans)?;
     }
-    changed(args.json, &file, &plans, json!({ "added": 0, "removed": removed }))
+    changed(args.json, &file, &plans, json!({ "added": 0, "replaced": 0, "removed": removed }))
 }
 
 fn changed(json: bool, file: &Path, plans: &KeptPlans, mut told: Value) -> Result<Status, CliError> {
@@ -157,8 +159,13 @@ fn changed(json: bool, file: &Path, plans: &KeptPlans, mut told: Value) -> Resul
         (told["file"], told["kept"]) = (json!(file), json!(kept));
         unless_closed(terminal::out().json("plans-change", &told).map_err(CliError::from))?;
     } else {
-        let (added, removed) = (&told["added"], &told["removed"]);
-        tell(format_args!("{added} added, {removed} removed; {} keeps {kept}", file.display()));
+        let count = |key: &str| told[key].as_u64().unwrap_or(0);
+        let change = match (count("added"), count("replaced"), count("removed")) {
+            (0, _, removed) => format!("{removed} removed"),
+            (_, 0, _) => "1 added".to_owned(),
+            (_, replaced, _) => format!("{replaced} replaced"),
+        };
+        tell(format_args!("{change}; {} keeps {kept}", file.display()));
     }
     Ok(Status::Passed)
 }

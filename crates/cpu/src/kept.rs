@@ -63,6 +63,8 @@ impl KeptPlan {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     text: String,
+    /// The line's number in the file, from 1 on.
+    pub number: usize,
     /// The plan, or the reason why the line cannot be used.
     pub plan: Result<KeptPlan, String>,
 }
@@ -106,12 +108,13 @@ impl KeptPlans {
 
     /// Parses the contents of a file. Empty lines are ignored.
     pub fn parse(text: &str) -> KeptPlans {
-        let line = |text: &str| {
+        let line = |(index, text): (usize, &str)| {
             let plan = serde_json::from_str(text).map_err(|error| error.to_string());
             let plan = plan.and_then(|plan: KeptPlan| plan.check().map(|()| plan));
-            Line { text: text.to_owned(), plan }
+            Line { text: text.to_owned(), number: index + 1, plan }
         };
-        KeptPlans { lines: text.lines().filter(|text| !text.trim().is_empty()).map(line).collect() }
+        let lines = text.lines().enumerate().filter(|(_, text)| !text.trim().is_empty());
+        KeptPlans { lines: lines.map(line).collect() }
     }
 
     /// The contents of the file. Lines that cannot be used are kept unchanged: a newer version may have
@@ -133,7 +136,8 @@ impl KeptPlans {
         plan.check()?;
         let text = serde_json::to_string(&plan).map_err(|error| error.to_string())?;
         self.lines.retain(|line| !line.plan.as_ref().is_ok_and(|kept| kept.is_of(&plan)));
-        self.lines.push(Line { text, plan: Ok(plan) });
+        let number = self.lines.last().map_or(1, |line| line.number + 1);
+        self.lines.push(Line { text, number, plan: Ok(plan) });
         Ok(())
     }
 
@@ -194,12 +198,12 @@ struct Usable(HashMap<(Shape, usize), KeptPlan>);
 impl Usable {
     fn of(plans: &KeptPlans, processor: &str, mut warn: impl FnMut(usize, &str)) -> Usable {
         let mut usable = HashMap::new();
-        for (index, line) in plans.lines.iter().enumerate() {
+        for line in &plans.lines {
             match &line.plan {
-                Err(why) => warn(index + 1, why),
+                Err(why) => warn(line.number, why),
                 Ok(kept) if kept.processor != processor => {}
                 Ok(kept) => match kept.plan.check(&kept.problem.problem()) {
-                    Err(why) => warn(index + 1, &why.to_string()),
+                    Err(why) => warn(line.number, &why.to_string()),
                     // The last line for a problem is used.
                     Ok(()) => drop(usable.insert((key(&kept.problem.problem()), kept.threads), kept.clone())),
                 },

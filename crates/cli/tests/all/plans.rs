@@ -50,6 +50,8 @@ fn a_kept_plan_is_used_until_it_is_cleared() {
     // The later plan of a problem takes the place of the earlier one.
     add("six.json");
     assert_eq!(run(&folder, &[]).0, plan(6));
+    let again = folder.run(&["plans", "add", "--problem", PROBLEM, "--plan", "six.json"]);
+    assert!(text(&again.stderr).contains("1 replaced; "), "{}", text(&again.stderr));
     let list = text(&folder.run(&["plans", "list"]).stdout);
     assert!(list.contains(PROBLEM) && list.contains("yes") && list.lines().count() == 2, "{list}");
     // A plan on the command line comes first, and other problems keep the default.
@@ -72,6 +74,9 @@ fn a_damaged_file_costs_a_warning_and_no_result() {
     let (used, _, warning) = run(&folder, &[]);
     assert_eq!(used, plan(4));
     assert!(warning.contains("line 1 of ") && warning.contains("plans.jsonl is ignored"), "{warning}");
+    std::fs::write(&file, format!("\n{good}\nno plan\n")).unwrap();
+    let list = text(&folder.run(&["plans", "list"]).stdout);
+    assert!(list.contains("no: line 4 of the file: expected"), "{list}");
     std::fs::write(&file, good.replace("\"block_q\":4", "\"block_q\":0")).unwrap();
     let (_, source, warning) = run(&folder, &[]);
     assert!(source == "default" && warning.contains("invalid value '0' for plan.block_q"), "{warning}");
