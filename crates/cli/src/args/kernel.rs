@@ -20,10 +20,6 @@ pub struct Check {
     /// Launch file: grid, block, and the meaning of each parameter; - reads it from standard input
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["grid", "suggest"])]
     pub launch: Option<PathBuf>,
-    #[command(flatten)]
-    pub stated: Stated,
-    #[command(flatten)]
-    pub compiling: Compiling,
     #[arg(from_global)]
     pub json: bool,
     /// Use fewer inputs and schedules
@@ -88,6 +84,11 @@ pub struct Check {
     /// it (default: the target of the PTX; the architecture must be able to run that target)
     #[arg(long, value_name = "NN[a]", value_parser = target)]
     pub sm: Option<ptx::Target>,
+    // Options after these would be shown under their headings.
+    #[command(flatten)]
+    pub stated: Stated,
+    #[command(flatten)]
+    pub compiling: Compiling,
 }
 
 /// A launch without a launch file.
@@ -177,8 +178,6 @@ pub struct Explain {
     /// Launch file
     #[arg(long, value_name = "FILE.toml", requires = "file")]
     pub launch: Option<PathBuf>,
-    #[command(flatten)]
-    pub compiling: Compiling,
     /// Machine whose time is predicted: H200, H100, A100, L4 or "RTX 4090"
     #[arg(long, default_value = "L4")]
     pub gpu: String,
@@ -211,4 +210,6 @@ pub struct Explain {
     /// Check this plan for --problem instead of choosing one; JSON, as this command or `topk` prints it
     #[arg(long, value_name = "JSON")]
     pub plan: Option<String>,
+    #[command(flatten)]
+    pub compiling: Compiling,
 }
