@@ -1,6 +1,7 @@
 //! The help of the program: examples, shell completions, manual pages, and the words of a usage error.
 
 mod examples;
+mod man;
 mod usage;
 
 use std::io::Write;
@@ -72,12 +73,13 @@ pub fn man(args: &Man) -> Result<Status, CliError> {
         Some(folder) => {
             let failed = |source| CliError::Write { path: folder.clone(), source };
             std::fs::create_dir_all(folder).map_err(failed)?;
-            clap_mangen::generate_to(command(), folder).map_err(failed)?;
+            man::write_all(command(), folder).map_err(failed)?;
         }
         None => {
-            let mut page = Vec::new();
-            clap_mangen::Man::new(command()).render(&mut page)?;
-            unless_closed(std::io::stdout().lock().write_all(&page).map_err(CliError::from))?;
+            let mut command = command();
+            command.build();
+            let page = man::page(&command)?;
+            unless_closed(std::io::stdout().lock().write_all(page.as_bytes()).map_err(CliError::from))?;
         }
     }
     Ok(Status::Passed)
@@ -128,6 +130,23 @@ mod tests {
         });
         let matches = command().try_get_matches_from(std::iter::once("flashcore").chain(words))?;
         Cli::from_arg_matches(&matches)
+    }
+
+    #[test]
+    fn options_stand_under_their_own_headings() {
+        let command = command();
+        for name in ["check", "explain"] {
+            let command = command.find_subcommand(name).unwrap();
+            let heading = |id: &str| {
+                let found = command.get_arguments().find(|arg| arg.get_id() == id).unwrap();
+                found.get_help_heading().map(str::to_owned)
+            };
+            for option in ["launch", "timeout", "sm", "gpu", "keep_ptx"] {
+                assert_eq!(heading(option), None, "{name} --{option}");
+            }
+            assert_eq!(heading("define").as_deref(), Some("CUDA C++"));
+            assert_eq!(heading("constexpr").as_deref(), Some("Triton"));
+        }
     }
 
     #[test]
