@@ -16,7 +16,10 @@ pub fn write_all(command: clap::Command, folder: &Path) -> io::Result<()> {
 }
 
 fn write(command: &clap::Command, folder: &Path) -> io::Result<()> {
-    command.get_subcommands().filter(|below| !below.is_hide_set()).try_for_each(|below| write(below, folder))?;
+    command
+        .get_subcommands()
+        .filter(|below| !below.is_hide_set())
+        .try_for_each(|below| write(below, folder))?;
     std::fs::write(folder.join(Man::new(command.clone()).get_filename()), page(command)?)
 }
 

@@ -59,10 +59,25 @@ fn command_below(command: clap::Command, path: &mut Vec<String>) -> clap::Comman
     })
 }
 
+/// The command line without hidden commands, for completions.
+fn visible() -> clap::Command {
+    fn seen(command: &clap::Command) -> clap::Command {
+        let mut seen = clap::Command::new(command.get_name().to_owned())
+            .args(command.get_arguments().cloned())
+            .groups(command.get_groups().cloned())
+            .subcommands(command.get_subcommands().filter(|below| !below.is_hide_set()).map(seen));
+        if let Some(about) = command.get_about() {
+            seen = seen.about(about.clone());
+        }
+        seen
+    }
+    seen(&command()).version(env!("CARGO_PKG_VERSION"))
+}
+
 /// Prints the completions of a shell (`flashcore completions`).
 pub fn completions(args: &Completions) -> Result<Status, CliError> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut command(), "flashcore", &mut script);
+    clap_complete::generate(args.shell, &mut visible(), "flashcore", &mut script);
     unless_closed(std::io::stdout().lock().write_all(&script).map_err(CliError::from))?;
     Ok(Status::Passed)
 }
@@ -130,6 +145,17 @@ mod tests {
         });
         let matches = command().try_get_matches_from(std::iter::once("flashcore").chain(words))?;
         Cli::from_arg_matches(&matches)
+    }
+
+    #[test]
+    fn hidden_commands_are_not_completed() {
+        for shell in [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish] {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut visible(), "flashcore", &mut script);
+            let script = String::from_utf8(script).unwrap();
+            assert!(!script.contains("sandboxed"), "{shell}");
+            assert!(script.contains("forecast") && script.contains("random-share"), "{shell}");
+        }
     }
 
     #[test]

@@ -22,8 +22,16 @@ pub fn refuse(error: &clap::Error) {
 }
 
 /// The message for a rejected value, in the form of this program's other errors about values. `None` for a
-/// missing value and for all other errors; clap's own text is used for them.
+/// missing value and for all other errors except a missing command; clap's own text is used for them.
 pub fn words(error: &clap::Error) -> Option<String> {
+    if let (ErrorKind::MissingSubcommand, Some(ContextValue::Strings(commands))) =
+        (error.kind(), error.get(ContextKind::ValidSubcommand))
+    {
+        let hidden = super::command();
+        let hidden = |name: &str| hidden.find_subcommand(name).is_some_and(clap::Command::is_hide_set);
+        let shown: Vec<&str> = commands.iter().map(String::as_str).filter(|name| !hidden(name)).collect();
+        return Some(format!("missing a command: expected one of {}", shown.join(", ")));
+    }
     if !matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
         return None;
     }

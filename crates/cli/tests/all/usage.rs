@@ -101,6 +101,15 @@ fn a_refused_number_is_outside_the_named_range() {
 }
 
 #[test]
+fn a_missing_command_is_one_of_those_that_are_shown() {
+    let folder = Folder::new("commands");
+    let error = text(&folder.run(&["--json"]).stderr);
+    assert!(error.contains("missing a command: expected one of climb, check, explain"), "{error}");
+    assert!(!error.contains("worker") && !error.contains("sandboxed"), "{error}");
+    refused(&folder, &["ledger", "--json"], "missing a command: expected one of export, check, runs");
+}
+
+#[test]
 fn lines_are_part_of_the_json() {
     let folder = Folder::new("lines");
     refused(&folder, &["check", "k.ptx", "--launch", "l.toml", "--lines"], "--lines needs --json");
