@@ -236,8 +236,8 @@ impl Scratch {
         Scratch::named(|| format!("flashcore-{}", random_suffix()))
     }
 
-    /// A folder with the first of the names that does not exist yet. The contents of an existing folder belong
-    /// to someone else.
+    /// A folder with the first of the names that does not exist yet. The contents of an existing folder
+    /// belong to someone else.
     fn named(mut name: impl FnMut() -> String) -> Result<Scratch, StoreError> {
         let folder = std::env::temp_dir();
         #[allow(unused_mut, reason = "only Unix has modes")]

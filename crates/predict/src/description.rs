@@ -53,9 +53,9 @@ pub struct MachineError {
 }
 
 impl Gpu {
-    /// Checks that the fields listed here are finite numbers above 0, and that the reserved shared memory of a
-    /// CTA fits on an SM. Prediction requires a description without errors. Other fields, such as `units` and
-    /// `latency.half2`, are not checked.
+    /// Checks that the fields listed here are finite numbers above 0, and that the reserved shared memory of
+    /// a CTA fits on an SM. Prediction requires a description without errors. Other fields, such as `units`
+    /// and `latency.half2`, are not checked.
     ///
     /// # Errors
     /// A checked value is outside its range.

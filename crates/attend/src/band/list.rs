@@ -110,8 +110,8 @@ impl BlockLists {
         BlockList { entries: list.at(4 * i64::from(HEADER)), last, first, full, count }
     }
 
-    /// Writes the list of a tile; run by all threads of the CTA. `judge` classifies a block, in all lanes of a
-    /// warp: whether any row sees any of the keys, and whether every row sees every key, each as 1 or 0, by
+    /// Writes the list of a tile; run by all threads of the CTA. `judge` classifies a block, in all lanes of
+    /// a warp: whether any row sees any of the keys, and whether every row sees every key, each as 1 or 0, by
     /// the mask program. `bound` holds the blocks of the band. With `at_least_one`, a list without visible
     /// keys contains block 0 as a partial block.
     pub fn write(
@@ -177,7 +177,8 @@ impl BlockLists {
     }
 }
 
-/// The entry of a block: its index, and what hides keys of it. `all` says whether the mask program hides none.
+/// The entry of a block: its index, and what hides keys of it. `all` says whether the mask program hides
+/// none.
 fn marked(k: &mut Builder, block: R32, bound: &Bound, all: R32) -> R32 {
     let by_program = k.setp_u(CmpOp::Eq, all, 0);
     let mut hides = vec![(by_program, BY_PROGRAM)];
@@ -193,7 +194,8 @@ fn marked(k: &mut Builder, block: R32, bound: &Bound, all: R32) -> R32 {
     })
 }
 
-/// Writes the header of a list with `partial` partial blocks; run by one thread after all entries are written.
+/// Writes the header of a list with `partial` partial blocks; run by one thread after all entries are
+/// written.
 fn write_header(k: &mut Builder, list: Global, slots: Slots, partial: R32, at_least_one: bool) {
     let mut count = k.add(slots.full, partial);
     if at_least_one {

@@ -95,8 +95,8 @@ impl WarpgroupPlace {
         k.mad(self.cta, division.kv_warpgroups, self.kv_warpgroup)
     }
 
-    /// The thread's position among the CTA's warps of 16 rows each, as [`Threads`]. The warps of all parts, also
-    /// those of other CTAs of the cluster, share rows: [`Threads::kv_warps`] is the number of parts.
+    /// The thread's position among the CTA's warps of 16 rows each, as [`Threads`]. The warps of all parts,
+    /// also those of other CTAs of the cluster, share rows: [`Threads::kv_warps`] is the number of parts.
     pub fn threads(self, k: &mut Builder, division: Division) -> Threads {
         let lane = k.and(self.thread, 31);
         let in_quad = k.and(lane, 3);

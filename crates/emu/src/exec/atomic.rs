@@ -96,7 +96,8 @@ impl<'a> Env<'a> {
         let before = u64::from(chunk[0]) | u64::from(chunk[1]) << 32;
         let operand = |i: usize| warp.registers.lane(site.inst.s[i], lane);
         let joint = self.joint_operand(a, target, operand(0));
-        // In global memory, additions of f32 flush subnormal numbers (PTX ISA, "atom" and "red"; an H200 too).
+        // In global memory, additions of f32 flush subnormal numbers (PTX ISA, "atom" and "red"; an H200
+        // too).
         let flushes = matches!(target, Target::Global(_)) && a.ty == Type::F32;
         let after = alu::atomic(a.op, a.ty, before, [joint, operand(1)], flushes);
         let acquires = matches!(a.sem, MemSem::Acquire | MemSem::AcqRel);

@@ -301,8 +301,8 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
 /// The pictures' folder from the root, within the book's pages.
 const IMAGES: &str = "docs/src/images";
 
-/// The pictures' folder relative to a document's folder, with a `/` at its end. The document is named relative
-/// to `root` or by an absolute path.
+/// The pictures' folder relative to a document's folder, with a `/` at its end. The document is named
+/// relative to `root` or by an absolute path.
 fn images_from(root: &Path, document: &Path) -> String {
     let real = |folder: &Path| {
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };

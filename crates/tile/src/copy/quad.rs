@@ -2,8 +2,8 @@
 
 use ptx::{Builder, CmpOp, Pred, R32};
 
-/// A transposition of 4×4 words within a quad, of which each lane holds one column. Single words are exchanged
-/// with the neighbouring lane, then pairs of words with the lane two further on.
+/// A transposition of 4×4 words within a quad, of which each lane holds one column. Single words are
+/// exchanged with the neighbouring lane, then pairs of words with the lane two further on.
 #[derive(Clone, Copy, Debug)]
 pub struct QuadTransposition {
     /// For each step, the distance to the other lane, and whether this lane is the upper one.
@@ -35,8 +35,8 @@ impl QuadTransposition {
         });
     }
 
-    /// Runs the steps. `select` sets a word to the first of two words in the upper lane of a pair of lanes, to
-    /// the second one in the lower lane.
+    /// Runs the steps. `select` sets a word to the first of two words in the upper lane of a pair of lanes,
+    /// to the second one in the lower lane.
     fn exchange(
         &self,
         k: &mut Builder,

@@ -21,8 +21,8 @@ pub struct Roles {
 pub struct Consumer {
     /// Index of the consumer warpgroup, from 0; ptxas knows that it is warp-uniform.
     pub group: R32,
-    /// The thread's position. Its rows are those of `row_warp`, and `count` and `row_warp` count the consumers
-    /// only. `index` and `warp` include the producer warpgroup, which comes first.
+    /// The thread's position. Its rows are those of `row_warp`, and `count` and `row_warp` count the
+    /// consumers only. `index` and `warp` include the producer warpgroup, which comes first.
     pub threads: Threads,
     /// The elected lane of each warp, which arrives on mbarriers for the warp.
     pub elected: Pred,

@@ -25,10 +25,11 @@ pub enum Rescaling {
     #[serde(alias = "lazy")]
     Beyond(#[serde(deserialize_with = "threshold")] u8),
     /// Unmasked blocks after the first do not compute a row max (speculative row max): their exponentials use
-    /// the old reference, and a block in which a lane's sum reaches `2^limit` times the weight of a row max is
-    /// recomputed with its row max. A row max has the weight 1 in bf16. In f16 it has 2^7, and a block is
-    /// recomputed at `2^min(limit + 7, 15)`. If products compute the sums, a block is recomputed when a probability reaches 2, that is, when a
-    /// score exceeds the maximum behind its reference by `limit + 1` powers of two.
+    /// the old reference, and a block in which a lane's sum reaches `2^limit` times the weight of a row max
+    /// is recomputed with its row max. A row max has the weight 1 in bf16. In f16 it has 2^7, and a block is
+    /// recomputed at `2^min(limit + 7, 15)`. If products compute the sums, a block is recomputed when a
+    /// probability reaches 2, that is, when a score exceeds the maximum behind its reference by `limit + 1`
+    /// powers of two.
     #[serde(alias = "optimistic")]
     Speculative {
         /// The threshold of [`Rescaling::Beyond`], for the blocks that compute a row max.
