@@ -1,8 +1,10 @@
 //! `flashcore explain --problem … --device …`: which plan computes a problem on a device, and why.
 
 use std::io::Write;
+use std::path::Path;
 
 use bench::suites::{self, WordsError};
+use host::store;
 use kernels::select::{Choice, Device, Shape, TunedTable, choose};
 use kernels::{Arch, KernelError, Plan};
 use predict::{Gpu, machine};
@@ -62,9 +64,13 @@ fn print(
     Ok(())
 }
 
-/// Reads `--plan`. A plan that cannot compute the problem is an error.
+/// Reads `--plan`, JSON or a file (`-`: standard input). A plan that cannot compute the problem is an error.
 fn given(text: &str, problem: &Problem, arch: &Arch) -> Result<Plan, CliError> {
-    let plan = plan::gpu("--plan", text, text)?;
+    let json = match text.trim_start().starts_with('{') {
+        true => text.to_owned(),
+        false => store::read_text(Path::new(text))?,
+    };
+    let plan = plan::gpu("--plan", text, &json)?;
     plan.check(problem, arch).map_err(kernels::KernelError::from)?;
     Ok(plan)
 }

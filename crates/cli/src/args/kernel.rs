@@ -207,8 +207,9 @@ pub struct Explain {
     /// Device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
-    /// Check this plan for --problem instead of choosing one; JSON, as this command or `topk` prints it
-    #[arg(long, value_name = "JSON")]
+    /// Check this plan for --problem instead of choosing one; JSON as this command or `topk` prints it, a
+    /// file with it, or - for standard input
+    #[arg(long, value_name = "JSON|FILE")]
     pub plan: Option<String>,
     #[command(flatten)]
     pub compiling: Compiling,

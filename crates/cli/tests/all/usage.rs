@@ -165,3 +165,19 @@ fn the_variable_that_names_a_missing_library_is_named() {
     let error = text(&command.output().unwrap().stderr);
     assert!(error.contains("/none, which FLASHCORE_NVRTC names, cannot be loaded"), "{error}");
 }
+
+/// `explain --plan` takes the JSON itself or a file, as the other commands do.
+#[test]
+fn a_plan_to_explain_is_json_or_a_file() {
+    let folder = Folder::new("explain-plan");
+    let explain = |plan: &[&str]| {
+        let args = ["explain", "--problem", "1,8,512,64,f16,none", "--device", "L4", "--json"];
+        let output = folder.run(&[&args, plan].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["plan"].to_string()
+    };
+    let plan = explain(&[]);
+    let file = folder.write("plan.json", &plan);
+    assert_eq!(explain(&["--plan", &plan]), plan);
+    assert_eq!(explain(&["--plan", &file]), plan);
+}
