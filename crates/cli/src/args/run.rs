@@ -4,8 +4,6 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::number;
-
 #[derive(Debug, Args)]
 pub struct Run {
     #[arg(from_global)]
@@ -36,10 +34,10 @@ pub struct Run {
     #[arg(long, value_name = "BEFORE,AFTER")]
     pub window: Option<String>,
     /// Factor on Q·Kᵀ; default: 1/sqrt(head_dim)
-    #[arg(long, value_parser = number::<f32>)]
+    #[arg(long, value_parser = single)]
     pub scale: Option<f32>,
     /// Cap on the logits, as in Gemma 2: softcap · tanh(scale · q·k / softcap)
-    #[arg(long, value_parser = number::<f32>, value_name = "CAP")]
+    #[arg(long, value_parser = single, value_name = "CAP")]
     pub softcap: Option<f32>,
     /// Order of dimensions: bhsd (PyTorch) or bshd (FlashAttention)
     #[arg(long, default_value = "bhsd")]
@@ -48,4 +46,12 @@ pub struct Run {
     /// plans`), else the built-in choice
     #[arg(long, value_name = "FILE.json")]
     pub plan: Option<PathBuf>,
+}
+
+/// Reads a number that f32 rounds neither to 0 nor to infinity.
+fn single(text: &str) -> Result<f32, String> {
+    let value: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    let rounded = value as f32;
+    let is_held = (rounded == 0.0) == (value == 0.0) && rounded.is_finite() == value.is_finite();
+    if is_held { Ok(rounded) } else { Err("expected 0 or a number from 1e-45 to 3.4e38 in size".to_owned()) }
 }

@@ -92,6 +92,11 @@ fn a_refused_number_is_outside_the_named_range() {
             format!("invalid value '{value}' for {option}: expected a number of seconds above 0, at most");
         refused(&folder, &["check", "k.ptx", "--launch", "l.toml", option, value], &expected);
     }
+    for cap in ["1e-60", "1e60"] {
+        let run = ["run", "--q", "q.npy", "--out", "o.npy", "--softcap", cap];
+        let expected = format!("invalid value '{cap}' for --softcap: expected 0 or a number from 1e-45");
+        refused(&folder, &run, &expected);
+    }
     for count in ["0", "-1"] {
         let some = "expected a whole number, 1 or more";
         refused(&folder, &["topk", "-k", count, "--problem", "1,8,512,64,f16", "--device", "h200"], some);
