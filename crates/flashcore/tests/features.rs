@@ -289,7 +289,7 @@ fn refusals_name_the_argument_the_value_and_what_is_accepted() {
     let error = TableView::strided(&numbers[..], &[2], &[-1]).unwrap_err();
     assert!(matches!(error, AttentionError::Table { .. }), "{error}");
     let many = inputs.call().score(lib::score()).tables((0..9).map(|_| table(&[1])));
-    assert_eq!(told(many), "invalid tables program: there are 9; expected at most 8");
+    assert_eq!(told(many), "invalid value '9' for the number of tables: expected at most 8");
 }
 
 /// A mask and a window that contradict hide every key.

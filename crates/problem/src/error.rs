@@ -82,10 +82,18 @@ pub enum ProblemError {
         /// The reason, and what is accepted.
         reason: &'static str,
     },
+    /// The programs of a call have too many tables.
+    #[error("invalid value '{count}' for the number of tables: expected at most {most}")]
+    Tables {
+        /// The number of tables given.
+        count: usize,
+        /// The largest accepted number.
+        most: usize,
+    },
     /// A score or mask program that does not fit the problem.
     #[error("invalid {what} program: {reason}")]
     Program {
-        /// `score`, `mask` or `tables`.
+        /// `score` or `mask`.
         what: &'static str,
         /// The reason, and what is accepted.
         reason: String,

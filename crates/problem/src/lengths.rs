@@ -178,7 +178,8 @@ fn check_cumulative(
             let expected = match before {
                 Some(before) if value < before => format!("at least the element before it, {before}"),
                 Some(before) if value as usize <= rows => {
-                    format!("at most {most}, the element before it, {before}, and the longest sequence")
+                    let bound = argument.replace("cu_seqlens", "max_seqlen");
+                    format!("at most {most}: the element before it ({before}) plus {bound} ({longest})")
                 }
                 _ => format!("0 to {rows}, the rows of the tensor"),
             };

@@ -339,9 +339,9 @@ impl Programs {
     /// read a table at a position outside its extents.
     pub(crate) fn check(&self, problem: &Problem) -> Result<(), ProblemError> {
         let refuse = |what, reason: String| Err(ProblemError::Program { what, reason });
-        if self.tables.len() > Programs::MOST_TABLES {
-            let most = Programs::MOST_TABLES;
-            return refuse("tables", format!("there are {}; expected at most {most}", self.tables.len()));
+        let (count, most) = (self.tables.len(), Programs::MOST_TABLES);
+        if count > most {
+            return Err(ProblemError::Tables { count, most });
         }
         for (what, program, result) in [("score", &self.score, Type::Float), ("mask", &self.mask, Type::Bool)]
         {
