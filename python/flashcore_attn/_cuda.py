@@ -342,12 +342,13 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
 
 def describe(features: Features, q: Tensor) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks = features
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, names = features
+    names = names or tuple(f"table {i}" for i in range(len(tables)))  # an operator has no names
     named = (
         *zip(_features.LENGTHS, lengths),
         *zip(_features.SCALES, scales),
         ("learnable_sink", sink),
-        *((f"table {i}", t) for i, t in enumerate(tables)),
+        *zip(names, tables),
     )
     for name, x in named:
         if x is not None and x.device != q.device:
@@ -360,17 +361,20 @@ def describe(features: Features, q: Tensor) -> DescribedFeatures:
         mask,
         floats,
         ints,
-        [(_inside(x), _TABLE_CODES[x.dtype], x.shape, x.stride()) for x in tables],
-        [None if x is None else (_inside(x), (*x.stride(), 0)[:3], rows) for x, rows in zip(scales, blocks)],
+        [(_inside(name, x), _TABLE_CODES[x.dtype], x.shape, x.stride()) for name, x in zip(names, tables)],
+        [
+            None if x is None else (_inside(name, x), (*x.stride(), 0)[:3], rows)
+            for name, x, rows in zip(_features.SCALES, scales, blocks)
+        ],
     )
 
 
-def _inside(x: Tensor) -> int:
+def _inside(name: str, x: Tensor) -> int:
     """The address of a table. Rejects one that ends beyond its storage: its memory was released."""
     reach = sum((extent - 1) * stride for extent, stride in zip(x.shape, x.stride()))
     last = (x.storage_offset() + reach + 1) * x.element_size()
     if last > x.untyped_storage().nbytes() and 0 not in x.shape:
-        raise ArgumentError(f"a table ends at byte {last} of its storage; expected a tensor inside its storage")
+        raise ArgumentError(f"{name} ends at byte {last} of its storage; expected a tensor inside its storage")
     return x.data_ptr()
 
 

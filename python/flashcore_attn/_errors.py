@@ -38,6 +38,11 @@ def invalid_words(argument: str, value: Any, expected: str) -> str:
     return f"invalid value '{text}' for {argument}: expected {expected}"
 
 
+def dimensions(number: int) -> str:
+    """So many dimensions, in words."""
+    return "1 dimension" if number == 1 else f"{number} dimensions"
+
+
 class DTypeError(FlashCoreError, TypeError):
     """An element type other than float16, bfloat16 and float32, or types that differ."""
 

@@ -34,6 +34,8 @@ class Features(NamedTuple):
     scales: tuple[Any, Any, Any] = NO_SCALES
     # Rows that share a factor of q, of k and of v; 0 for one factor per KV head.
     blocks: tuple[int, int, int] = (0, 0, 0)
+    # What messages call the tables.
+    names: tuple[str, ...] = ()
 
     @property
     def uneven(self) -> bool:
@@ -48,10 +50,12 @@ class Parts:
         self.score = ""
         self.mask = ""
         self.tables: list[Any] = []
+        self.names: list[str] = []
         self.ints: list[int] = []
 
-    def table(self, table: Any) -> int:
+    def table(self, table: Any, name: str) -> int:
         self.tables.append(table)
+        self.names.append(name)
         return len(self.tables) - 1
 
     def integer(self, value: int) -> int:
@@ -61,7 +65,8 @@ class Parts:
     def features(self, **others: Any) -> Features | None:
         """The features; None if there are none."""
         tables, ints = tuple(self.tables), tuple(self.ints)
-        features = Features(score=self.score, mask=self.mask, ints=ints, tables=tables, **others)
+        named = {"names": tuple(self.names), **others}
+        features = Features(score=self.score, mask=self.mask, ints=ints, tables=tables, **named)
         stated = features.score or features.mask or features.sink is not None or features.uneven
         scaled = any(x is not None for x in features.scales)
         return features if stated or scaled else None
@@ -73,7 +78,7 @@ def alibi(parts: Parts, backend: Any, slopes: Any, batch: int, heads: int) -> No
     if shape not in ((heads,), (batch, heads)):
         raise invalid("the shape of alibi_slopes", shape, f"({heads},), or (batch, heads) = ({batch}, {heads})")
     index = "[h]" if len(shape) == 1 else "[b, h]"
-    number = parts.table(backend.as_table("alibi_slopes", slopes, floating=True))
+    number = parts.table(backend.as_table("alibi_slopes", slopes, floating=True), "alibi_slopes")
     parts.score = f"s - t{number}{index} * float(abs(q + k_len - q_len - k))"
 
 
@@ -83,7 +88,7 @@ def chunk(parts: Parts, length: int) -> None:
     parts.mask = f"(q + k_len - q_len) / i{number} == k / i{number}"
 
 
-def scores(parts: Parts, backend: Any, mask: Any, shape: tuple[int, int, int, int]) -> None:
+def scores(parts: Parts, backend: Any, name: str, mask: Any, shape: tuple[int, int, int, int]) -> None:
     """A mask (of truth values) or a bias (of floats) that has been expanded to ``(batch, heads, L, S)``."""
     kept = [i for i, extent in enumerate(shape) if extent > 1 and backend.strides(mask)[i] != 0]
     # A repeated dimension has stride 0, which shows on which dimensions the mask depends.
@@ -92,7 +97,7 @@ def scores(parts: Parts, backend: Any, mask: Any, shape: tuple[int, int, int, in
     if 0 in shape:
         return  # there is no score
     read = read if kept else read.reshape((1,))
-    number = parts.table(read)
+    number = parts.table(read, name)
     if backend.is_floating(mask):
         parts.score = f"{parts.score or 's'} + t{number}[{index}]"
     else:

@@ -7,11 +7,15 @@ import re
 from typing import Any
 
 from . import _blocks, _features, _trace, _trace_cache
-from ._errors import ArgumentError, invalid
+from ._errors import ArgumentError, dimensions, invalid
 from ._functional import _broadcast, _flag, _leads_agree, _of_scale, backend_of, foreign
 from ._trace import table
 
 __all__ = ["flex_attention", "table"]
+
+#: The name of a table in messages.
+CAPTURED = "a captured tensor"
+MOST_TABLES = 8
 
 
 def flex_attention(
@@ -67,9 +71,8 @@ def flex_attention(
     if not _leads_agree(q.shape, k.shape, v.shape, enable_gqa):
         for name, tensor in (("query", q), ("key", k), ("value", v)):
             if tensor.ndim != 4:
-                raise ArgumentError(
-                    f"{name} has {tensor.ndim} dimensions; it takes 4: batch, heads, sequence, head_dim"
-                )
+                dims = f"{name} has {dimensions(tensor.ndim)}"
+                raise ArgumentError(f"{dims}; it takes 4: batch, heads, sequence, head_dim")
         _, q, k, v = _broadcast(backend, q, k, v, enable_gqa)
     tracing = backend.Tracing(q)
     parts = _features.Parts()
@@ -98,7 +101,9 @@ def _program(parts: _features.Parts, backend: Any, tracing: Any, function: Any, 
     text, arrays = _trace_cache.trace(function, arguments, kind, tracing)
     first = len(parts.tables)
     for array in arrays:
-        parts.table(backend.as_table("a captured tensor", _trace.unviewed(array)))
+        parts.table(backend.as_table(CAPTURED, _trace.unviewed(array)), CAPTURED)
+    if (captured := parts.names.count(CAPTURED)) > MOST_TABLES:
+        raise invalid("the number of captured tensors", captured, f"at most {MOST_TABLES}")
     return text if first == 0 else _renumbered(text, first)
 
 
@@ -150,7 +155,7 @@ def _listed(
         if of_blocks.shape[axis] not in (1, shape[axis]):
             raise invalid(f"{name} of block_mask", of_blocks.shape[axis], f"1 or {shape[axis]}")
     dense = backend.as_table("block_mask", of_blocks)
-    number = parts.table(backend.expand(dense, (*shape[:2], *dense.shape[-2:])))
+    number = parts.table(backend.expand(dense, (*shape[:2], *dense.shape[-2:])), "block_mask")
     kind = f"n{number}[b, h, q / {rows}, k / {keys}]"
     named, _, result = parts.mask.rpartition(";")
     listed = f"({kind} > 1) | (({kind} == 1) & ({result or 'true'}))"
@@ -162,5 +167,5 @@ def _dense_blocks(parts: _features.Parts, backend: Any, mask: Any, shape: tuple[
     dense = backend.as_table("block_mask", mask.to_dense())
     rows, keys = mask.BLOCK_SIZE
     whole = backend.expand(dense, (*shape[:2], *dense.shape[-2:]))
-    number = parts.table(whole)
+    number = parts.table(whole, "block_mask")
     parts.mask = f"n{number}[b, h, q / {rows}, k / {keys}] != 0"

@@ -12,7 +12,7 @@ import threading
 from typing import Any, Literal, TypeVar, overload
 
 from . import _features
-from ._errors import ArgumentError, UnsupportedError, invalid, invalid_words
+from ._errors import ArgumentError, UnsupportedError, dimensions, invalid, invalid_words
 
 __all__ = ["explain", "flash_attn_func", "scaled_dot_product_attention"]
 
@@ -320,7 +320,7 @@ def _of_mask(backend: Any, mask: Any, q: Any, k: Any, lead: tuple[int, ...]) -> 
         raise invalid("the shape of attn_mask", tuple(mask.shape), f"one that broadcasts to {whole}")
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     parts = _features.Parts()
-    _features.scores(parts, backend, backend.reshape(backend.expand(table, whole), shape), shape)
+    _features.scores(parts, backend, "attn_mask", backend.reshape(backend.expand(table, whole), shape), shape)
     return parts.features()
 
 
@@ -425,7 +425,7 @@ def _broadcast(backend: Any, query: Any, key: Any, value: Any, enable_gqa: bool)
     for name, tensor in tensors.items():
         least = 3 if enable_gqa else 2
         if tensor.ndim < least:
-            raise ArgumentError(f"{name} has {tensor.ndim} dimensions; it needs at least {least}")
+            raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it needs at least {least}")
     own = 3 if enable_gqa else 2  # trailing dimensions that do not broadcast
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if enable_gqa:
@@ -471,7 +471,7 @@ def _check_dims(q: Any, k: Any, v: Any) -> None:
         return
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4:
-            dims = f"{name} has {tensor.ndim} dimensions"
+            dims = f"{name} has {dimensions(tensor.ndim)}"
             raise ArgumentError(f"{dims}; it takes 4: batch, sequence, heads, head_dim")
 
 

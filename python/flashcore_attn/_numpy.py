@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _features, _flashcore, _trace
-from ._errors import ArgumentError, DTypeError, UnsupportedError, invalid_words
+from ._errors import ArgumentError, DTypeError, UnsupportedError, dimensions, invalid_words
 
 if TYPE_CHECKING:
     from ._features import Features
@@ -254,7 +254,7 @@ def is_floating(array: np.ndarray[Any, Any]) -> bool:
 
 def _described(features: Features) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks = features
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, _ = features
     address = [None if x is None else x.ctypes.data for x in lengths]
     factors: list[Any] = [
         None if x is None else (x.ctypes.data, (*strides(x), 0)[:3], rows) for x, rows in zip(scales, blocks)
@@ -284,7 +284,7 @@ def _describe(
     array: np.ndarray[Any, Any], heads: int
 ) -> tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]:
     if array.ndim != 4:
-        raise ArgumentError(f"an array of shape {array.shape} has {array.ndim} dimensions; attention takes 4")
+        raise ArgumentError(f"an array of shape {array.shape} has {dimensions(array.ndim)}; attention takes 4")
     batch, head, row, dim = (0, heads, 3 - heads, 3)
     shape, strides = array.shape, [stride // array.itemsize for stride in array.strides]
     return (

@@ -73,7 +73,7 @@ def _dispatched(
     if features is None:
         out, lse = torch.ops.flashcore_attn.attention(q, k, v, heads, *terms, want_lse)
     else:
-        lengths, batch, max_q, max_k, sink, *programs, tables, scales, blocks = features
+        lengths, batch, max_q, max_k, sink, *programs, tables, scales, blocks, _ = features
         out, lse = torch.ops.flashcore_attn.attention_with(
             q, k, v, heads, *terms, want_lse, *lengths, batch, max_q, max_k, sink, *programs, list(tables), *scales,
             list(blocks),

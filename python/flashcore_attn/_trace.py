@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from ._errors import ArgumentError, UnsupportedError
+from ._errors import ArgumentError, UnsupportedError, dimensions
 
 __all__ = ["FUNCTIONS", "Trace", "Tracer", "look_up", "refused"]
 
@@ -132,7 +132,7 @@ class Trace:
         """An element of an array."""
         shape = tuple(array.shape)
         if not 1 <= len(shape) <= 4:
-            raise refused(f"a look-up in an array of {len(shape)} dimensions", "use 1 to 4")
+            raise refused(f"a look-up in an array of {dimensions(len(shape))}", "use 1 to 4")
         number, kind = self.array(array), self.backend.kind(array)
         texts = [self._index(i, extent) for i, extent in zip(index, shape)]
         loaded = f"{'t' if kind == FLOAT else 'n'}{number}[{', '.join(texts)}]"
@@ -218,7 +218,7 @@ def look_up(trace: Trace, array: Any, index: tuple[Any, ...]) -> Any:
     if any(i is None or isinstance(i, (slice, type(Ellipsis))) for i in index):
         raise refused("a look-up with a slice beside a position", "index every dimension")
     if len(index) > array.ndim:
-        raise refused(f"a look-up with {len(index)} indices in an array of {array.ndim} dimensions")
+        raise refused(f"a look-up with {len(index)} indices in an array of {dimensions(array.ndim)}")
     return trace.load(array, index) if len(index) == array.ndim else _Partial(trace, array, index)
 
 

@@ -6,7 +6,7 @@ import operator
 from typing import Any
 
 from . import _features
-from ._errors import ArgumentError, invalid
+from ._errors import ArgumentError, dimensions, invalid
 from ._functional import (
     _band_and_cap,
     _either,
@@ -128,7 +128,7 @@ def flash_attn_varlen_func(
     for name, tensor, packed in (("q", q, packed_q), ("k", k, packed_k), ("v", v, packed_k)):
         wanted = "3: rows, heads, head_dim" if packed else "4: batch, sequence, heads, head_dim"
         if tensor.ndim != int(wanted[0]):
-            raise ArgumentError(f"{name} has {tensor.ndim} dimensions; it takes {wanted}")
+            raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it takes {wanted}")
     batch = _batch(q, k, cu_seqlens_q, cu_seqlens_k)
     arrays = tuple(
         None if array is None else backend.as_lengths(name, array, batch + name.startswith("cu_"))

@@ -288,15 +288,32 @@ def test_the_operator_with_features_passes_pytorchs_own_checks(device):
 def test_devices_of_captured_tensors_are_compared():
     q, k, v = three()
     elsewhere = torch.zeros(4, device="meta")
-    with pytest.raises(flashcore_attn.ArgumentError, match="table 0 is on meta, q on cpu; they must be on one device"):
+    with pytest.raises(flashcore_attn.ArgumentError, match="a captured tensor is on meta, q on cpu; they must be"):
         flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + elsewhere[h])
+    with pytest.raises(flashcore_attn.ArgumentError, match="attn_mask is on meta, q on cpu"):
+        flashcore_attn.scaled_dot_product_attention(q, k, v, torch.zeros(50, 70, device="meta"))
+    rows = [x.transpose(1, 2) for x in (q, k, v)]
+    with pytest.raises(flashcore_attn.ArgumentError, match="alibi_slopes is on meta, q on cpu"):
+        flashcore_attn.flash_attn_func(*rows, alibi_slopes=elsewhere)
+
+
+def test_the_number_of_captured_tensors_is_bounded():
+    q, k, v = three()
+    score = lambda s, b, h, q, k: s + sum(x[h] for x in tables)  # noqa: E731
+    tables = [torch.zeros(4) for _ in range(8)]
+    flashcore_attn.flex_attention(q, k, v, score)
+    tables.append(torch.zeros(4))
+    with pytest.raises(
+        flashcore_attn.ArgumentError, match="'9' for the number of captured tensors: expected at most 8"
+    ):
+        flashcore_attn.flex_attention(q, k, v, score)
 
 
 def test_a_captured_tensor_beyond_its_storage_is_refused():
     q, k, v = three()
     released = torch.zeros(4)
     released.untyped_storage().resize_(0)
-    with pytest.raises(flashcore_attn.ArgumentError, match="a table ends at byte 16 of its storage"):
+    with pytest.raises(flashcore_attn.ArgumentError, match="a captured tensor ends at byte 16 of its storage"):
         flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + released[h])
 
 

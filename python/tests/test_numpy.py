@@ -201,7 +201,7 @@ def test_sdpa_refusals():
         flashcore_attn.scaled_dot_product_attention(ONE, ONE, ONE, is_causal="yes")
     with pytest.raises(ValueError, match="leading dimensions do not broadcast"):
         flashcore_attn.scaled_dot_product_attention(np.ones((3, 8, 16), np.float32), ONE, ONE)
-    with pytest.raises(ValueError, match="query has 1 dimensions"):
+    with pytest.raises(ValueError, match="query has 1 dimension;"):
         flashcore_attn.scaled_dot_product_attention(np.ones(16, np.float32), ONE, ONE)
 
 

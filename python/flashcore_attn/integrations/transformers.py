@@ -107,7 +107,7 @@ def attention(
         if tensor is not None:
             table = backend.as_table(name, tensor)
             # A static cache has more keys than the mask; a mask may have more keys than there are.
-            _features.scores(parts, backend, backend.expand(table[..., : shape[3]], shape), shape)
+            _features.scores(parts, backend, name, backend.expand(table[..., : shape[3]], shape), shape)
     sink = None
     if s_aux is not None:
         _features.check_sink("s_aux", s_aux, shape[1])
