@@ -42,7 +42,7 @@ const ROUNDS: [(usize, usize, u32); 8] =
     [(4, 3, 2), (3, 4, 2), (5, 3, 3), (7, 5, 4), (5, 2, 4), (7, 1, 6), (2, 7, 5), (1, 3, 6)];
 
 #[test]
-fn tiles_of_the_last_round_are_whole_in_the_end() {
+fn tiles_of_the_last_wave_are_whole_in_the_end() {
     for (i, (count, blocks, takers)) in ROUNDS.into_iter().enumerate() {
         for tile_order in [Tiles::InTurn, Tiles::Overlapped] {
             let problem = tiles(count, blocks, [0, 7][i % 2], 64);

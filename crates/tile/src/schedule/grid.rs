@@ -44,7 +44,7 @@ pub struct WorkTile {
     pub head: R32,
     /// The batch entry.
     pub batch: R32,
-    /// The blocks along the reduction to compute; `None` for all, if no tile of the last round is shared.
+    /// The blocks along the reduction to compute; `None` for all, if no tile of the last wave is shared.
     pub part: Option<TilePart>,
     /// The rows of the batch entry; `None` if all batch entries have the same rows.
     pub spans: Option<Spans>,
