@@ -58,6 +58,10 @@ def block_sparse_mask(mask_mod: Any, tensors: Any, block_size: tuple[int, int] |
         raise invalid("block_size", size, "(rows, keys) of a block") from None
     if rows < 1 or keys < 1:
         raise invalid("block_size", (rows, keys), "positive numbers")
+    if not hasattr(tensors, "mask_block_cnt"):
+        raise invalid("the type of tensors", type(tensors).__name__, "BlockSparseTensors")
+    if all(getattr(tensors, f"{name}_block_{part}") is None for name in ("mask", "full") for part in ("cnt", "idx")):
+        raise invalid("mask_block_cnt", None, "a tensor where full_block_cnt is None")
     for name, of_counts in (("mask_block", tensors.mask_block_cnt), ("full_block", tensors.full_block_cnt)):
         indices = getattr(tensors, f"{name}_idx")
         if of_counts is None and indices is None:

@@ -74,11 +74,12 @@ class Parts:
 
 def alibi(parts: Parts, backend: Any, slopes: Any, batch: int, heads: int) -> None:
     """ALiBi: ``s - slope * |i + seqlen_k - seqlen_q - j|``."""
+    slopes = backend.as_table("alibi_slopes", slopes, floating=True)
     shape = tuple(slopes.shape)
     if shape not in ((heads,), (batch, heads)):
         raise invalid("the shape of alibi_slopes", shape, f"({heads},), or (batch, heads) = ({batch}, {heads})")
     index = "[h]" if len(shape) == 1 else "[b, h]"
-    number = parts.table(backend.as_table("alibi_slopes", slopes, floating=True), "alibi_slopes")
+    number = parts.table(slopes, "alibi_slopes")
     parts.score = f"s - t{number}{index} * float(abs(q + k_len - q_len - k))"
 
 
@@ -104,10 +105,12 @@ def scores(parts: Parts, backend: Any, name: str, mask: Any, shape: tuple[int, i
         parts.mask = f"n{number}[{index}] != 0"
 
 
-def check_sink(name: str, sink: Any, heads: int) -> None:
-    """Rejects sinks that are not one per query head."""
-    if tuple(sink.shape) != (heads,):
-        raise invalid(f"the shape of {name}", tuple(sink.shape), f"({heads},), a logit per query head")
+def sink(name: str, backend: Any, given: Any, heads: int) -> Any:
+    """Sinks in float32, one per query head."""
+    made = backend.as_sink(name, given)
+    if tuple(made.shape) != (heads,):
+        raise invalid(f"the shape of {name}", tuple(made.shape), f"({heads},), a logit per query head")
+    return made
 
 
 #: Rows that can share a descale factor.

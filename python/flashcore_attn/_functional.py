@@ -202,6 +202,8 @@ def flash_attn_func(
     backend.check_kinds(q, k, v)
     _check_dims(q, k, v)
     before, after, cap = _band_and_cap(causal, window_size, softcap)
+    if type(attention_chunk) is not int or attention_chunk:
+        attention_chunk = _count("attention_chunk", attention_chunk)
     features = None
     if alibi_slopes is not None or learnable_sink is not None or attention_chunk:
         features = _of_heads(backend, q.shape[0], q.shape[2], alibi_slopes, learnable_sink, attention_chunk)
@@ -286,12 +288,9 @@ def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chun
     if slopes is not None:
         _features.alibi(parts, backend, slopes, batch, heads)
     if chunk:
-        if type(chunk) is not int or chunk < 0:
-            raise invalid("attention_chunk", chunk, "an integer of 0 (none) or more")
         _features.chunk(parts, chunk)
     if sink is not None:
-        _features.check_sink("learnable_sink", sink, heads)
-        sink = backend.as_sink("learnable_sink", sink)
+        sink = _features.sink("learnable_sink", backend, sink, heads)
     return parts.features(sink=sink)
 
 
@@ -361,6 +360,18 @@ def _cap(value: Any) -> float:
     if not 0.0 <= cap < _INFINITY:
         raise invalid("softcap", value, "0 (no cap) or a positive number that is finite in float32")
     return cap
+
+
+def _count(name: str, value: Any) -> int:
+    """An integer of 0 to 2^31 - 1."""
+    try:
+        # `operator.index` would turn a number that varies in a compiled graph into a constant.
+        number = value if type(value) is int else operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**31:
+        raise invalid(name, value, "an integer of 0 to 2^31 - 1")
+    return number
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from ._errors import ArgumentError, UnsupportedError, dimensions
+from ._errors import ArgumentError, UnsupportedError, dimensions, invalid
 
 __all__ = ["FUNCTIONS", "Trace", "Tracer", "look_up", "refused"]
 
@@ -239,6 +239,8 @@ def table(array: Any) -> Any:
     Returns:
         An object that is indexed with one position per dimension: ``slopes = table(array)``, then ``slopes[h]``.
     """
+    if not is_array(array):
+        raise invalid("the type of array", type(array).__name__, "a NumPy array or another array")
     return Table(array)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from . import _features
 from ._errors import ArgumentError, dimensions, invalid
 from ._functional import (
     _band_and_cap,
+    _count,
     _either,
     _kind,
     _of_scale,
@@ -139,14 +139,14 @@ def flash_attn_varlen_func(
     parts = _features.Parts()
     if alibi_slopes is not None:
         _features.alibi(parts, backend, alibi_slopes, batch, heads)
-    if attention_chunk:
-        _features.chunk(parts, _longest("attention_chunk", attention_chunk, 1, 0))
+    if attention_chunk := _count("attention_chunk", attention_chunk):
+        _features.chunk(parts, attention_chunk)
     sink = None
     if learnable_sink is not None:
-        _features.check_sink("learnable_sink", learnable_sink, heads)
-        sink = backend.as_sink("learnable_sink", learnable_sink)
-    max_q = _longest("max_seqlen_q", max_seqlen_q, 0, q.shape[0] if packed_q else q.shape[1])
-    max_k = _longest("max_seqlen_k", max_seqlen_k, 0, k.shape[0] if packed_k else k.shape[1])
+        sink = _features.sink("learnable_sink", backend, learnable_sink, heads)
+    max_q, max_k = q.shape[0 if packed_q else 1], k.shape[0 if packed_k else 1]
+    max_q = max_q if max_seqlen_q is None else _count("max_seqlen_q", max_seqlen_q)
+    max_k = max_k if max_seqlen_k is None else _count("max_seqlen_k", max_seqlen_k)
     features = parts.features(lengths=arrays, batch=batch, max_q=max_q, max_k=max_k, sink=sink)
     if any(factor is not None for factor in factors):
         heads_k = k.shape[1] if packed_k else k.shape[2]
@@ -244,23 +244,14 @@ def _refuse(dropout_p: float, **others: Any) -> None:
 
 def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
     """The number of batch entries."""
+    for name, array in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if array is not None and len(getattr(array, "shape", ())) != 1:
+            raise ArgumentError(f"{name} is {_kind(array)}; expected a tensor of 1 dimension")
     of_q = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else q.shape[0]
     of_k = len(cu_seqlens_k) - 1 if cu_seqlens_k is not None else k.shape[0]
     if of_q != of_k or of_q < 0:
         raise ArgumentError(f"q has {of_q} sequences, k has {of_k}; the numbers must be equal")
     return int(of_q)
-
-
-def _longest(name: str, value: Any, least: int, otherwise: int) -> int:
-    if value is None:
-        return otherwise
-    try:
-        number = value if type(value) is int else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < least:
-        raise invalid(name, value, f"an integer of {least} or more")
-    return number
 
 
 def _check_parts(name: str, tensor: Any, parts: int) -> None:

@@ -210,7 +210,11 @@ def test_lengths_that_are_refused(tensors):
             r"invalid value '9' for seqused_k\[0\]: expected 0 to 6",
         ),
         ({"max_seqlen_q": 4}, ValueError, r"invalid value '8' for cu_seqlens_q\[2\]: expected at most 7"),
-        ({"max_seqlen_q": -1}, ValueError, "invalid value '-1' for max_seqlen_q: expected an integer of 0 or more"),
+        ({"max_seqlen_q": -1}, ValueError, "invalid value '-1' for max_seqlen_q: expected an integer of 0 to 2"),
+        ({"attention_chunk": 2**31}, ValueError, "for attention_chunk: expected an integer of 0 to 2"),
+        ({"attention_chunk": -1}, ValueError, "for attention_chunk: expected an integer of 0 to 2"),
+        ({"cu_seqlens_q": 5}, ValueError, "cu_seqlens_q is a int; expected a tensor"),
+        ({"learnable_sink": [0.0]}, ValueError, "learnable_sink is a list; expected"),
         ({"q": q[None]}, ValueError, "q has 4 dimensions; it takes 3: rows, heads, head_dim"),
         ({"block_table": rows}, NotImplementedError, "invalid value 'a ndarray' for block_table: expected None"),
         ({"dropout_p": 0.5}, NotImplementedError, "invalid value '0.5' for dropout_p"),
@@ -441,3 +445,12 @@ def test_rows_of_no_packed_sequence_are_zero(tensors, monkeypatch):
     out, lse = tensors.array(out), tensors.array(lse)
     assert np.isfinite(out).all() and np.isfinite(lse[:, 1:7]).all()
     assert not out[[0, 7, 8]].any() and (lse[:, [0, 7, 8]] == -np.inf).all()
+
+
+def test_arguments_of_other_types_are_named():
+    with pytest.raises(flashcore_attn.ArgumentError, match="'list' for the type of array"):
+        flashcore_attn.table([1.0, 2.0])
+    with pytest.raises(flashcore_attn.ArgumentError, match="'NoneType' for the type of tensors"):
+        flashcore_attn.block_sparse_mask(None, None, (16, 16))
+    x = np.zeros((1, 8, 2, 16), np.float32)
+    assert (flashcore_attn.flash_attn_func(x, x, x, attention_chunk=np.int64(4)) == 0).all()

@@ -383,6 +383,7 @@ def test_block_sparse_tensors_alone_and_hostile_ones():
 @pytest.mark.parametrize(
     ("lists", "size", "message"),
     [
+        ((None, None), (16, 16), "mask_block_cnt: expected a tensor where full_block_cnt is None"),
         ((torch.ones(1, 1, 2), torch.ones(1, 1, 2, 2)), None, "block_size"),
         ((torch.ones(1, 1, 2), torch.ones(1, 1, 2, 2)), (0, 16), "block_size"),
         ((torch.ones(1, 2), torch.ones(1, 1, 2, 2)), (16, 16), "the shapes of mask_block_cnt and mask_block_idx"),

@@ -110,8 +110,7 @@ def attention(
             _features.scores(parts, backend, name, backend.expand(table[..., : shape[3]], shape), shape)
     sink = None
     if s_aux is not None:
-        _features.check_sink("s_aux", s_aux, shape[1])
-        sink = backend.as_sink("s_aux", s_aux)
+        sink = _features.sink("s_aux", backend, s_aux, shape[1])
     lengths, batch = _features.NO_LENGTHS, 0
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
         batch = len(cu_seq_lens_q) - 1
