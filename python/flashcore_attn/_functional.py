@@ -62,6 +62,7 @@ def flash_attn_func(
     descale_q: Any = ...,
     descale_k: Any = ...,
     descale_v: Any = ...,
+    return_lse: Literal[False] = ...,
 ) -> T: ...
 @overload
 def flash_attn_func(
@@ -89,7 +90,64 @@ def flash_attn_func(
     descale_q: Any = ...,
     descale_k: Any = ...,
     descale_v: Any = ...,
+    return_lse: bool = ...,
 ) -> tuple[T, T, None]: ...
+@overload
+def flash_attn_func(
+    q: T,
+    k: T,
+    v: T,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    softcap: float = ...,
+    alibi_slopes: Any = ...,
+    deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+    *,
+    learnable_sink: Any = ...,
+    attention_chunk: int = ...,
+    num_splits: int = ...,
+    pack_gqa: bool | None = ...,
+    sm_margin: int = ...,
+    qv: None = ...,
+    q_descale: Any = ...,
+    k_descale: Any = ...,
+    v_descale: Any = ...,
+    descale_q: Any = ...,
+    descale_k: Any = ...,
+    descale_v: Any = ...,
+    return_lse: Literal[True],
+) -> tuple[T, T]: ...
+@overload
+def flash_attn_func(
+    q: T,
+    k: T,
+    v: T,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int | None, int | None] = ...,
+    softcap: float = ...,
+    alibi_slopes: Any = ...,
+    deterministic: bool = ...,
+    return_attn_probs: bool = ...,
+    *,
+    learnable_sink: Any = ...,
+    attention_chunk: int = ...,
+    num_splits: int = ...,
+    pack_gqa: bool | None = ...,
+    sm_margin: int = ...,
+    qv: None = ...,
+    q_descale: Any = ...,
+    k_descale: Any = ...,
+    v_descale: Any = ...,
+    descale_q: Any = ...,
+    descale_k: Any = ...,
+    descale_v: Any = ...,
+    return_lse: bool = ...,
+) -> T | tuple[T, T] | tuple[T, T, None]: ...
 def flash_attn_func(
     q: Any,
     k: Any,
@@ -115,6 +173,7 @@ def flash_attn_func(
     descale_q: Any = None,
     descale_k: Any = None,
     descale_v: Any = None,
+    return_lse: bool = False,
 ) -> Any:
     """FlashAttention's function: ``softmax(s) v`` without ever storing the scores ``s = softmax_scale * q k^T``.
 
@@ -155,6 +214,7 @@ def flash_attn_func(
             that is negative, infinite or NaN makes NaN of the rows that it affects. Also ``(batch, heads_k, blocks)``,
             a factor for each block of 64 or 128 rows. :func:`flashcore_attn.quantize` makes 8-bit tensors and factors.
         q_descale, k_descale, v_descale: FlashAttention-3's names of ``descale_q``, ``descale_k`` and ``descale_v``.
+        return_lse: return ``(out, lse)`` as FlashAttention-4 does.
 
     Returns:
         ``(batch, seqlen_q, heads, head_dim_v)`` of q's kind, dtype, device and order in memory. With 8-bit q and k,
@@ -177,9 +237,11 @@ def flash_attn_func(
         UnsupportedError: (a NotImplementedError) a feature that is not there, gradients among them.
         DeviceError: (a RuntimeError) the GPU or its driver refused.
     """
-    wrong = [("qv", _kind(qv), None)] if qv is not None else []
-    if dropout_p or wrong:
-        raise _unsupported(("dropout_p", dropout_p, 0.0), *wrong)
+    if type(dropout_p) is not float or dropout_p or qv is not None:
+        _refuse(dropout_p, qv=qv)
+    if type(return_attn_probs) is not bool or type(return_lse) is not bool:
+        return_attn_probs = _flag("return_attn_probs", return_attn_probs)
+        return_lse = _flag("return_lse", return_lse)
     descale_q = _either("descale_q", descale_q, "q_descale", q_descale)
     descale_k = _either("descale_k", descale_k, "k_descale", k_descale)
     descale_v = _either("descale_v", descale_v, "v_descale", v_descale)
@@ -196,7 +258,8 @@ def flash_attn_func(
             return flash_attn_func(
                 **named, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
                 softcap=softcap, attention_chunk=attention_chunk, return_attn_probs=return_attn_probs,
-            )  # type: ignore[call-overload]  # fmt: skip
+                return_lse=return_lse,
+            )  # fmt: skip
 
         return foreign(call, tensors)
     backend.check_kinds(q, k, v)
@@ -212,12 +275,15 @@ def flash_attn_func(
         factors = (descale_q, descale_k, descale_v)
         features = _with_scales(features, backend, (k.shape[0], k.shape[2]), rows, factors)
     try:
-        out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), return_attn_probs, features)
+        want_lse = return_attn_probs or return_lse
+        out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), want_lse, features)
     except (ArgumentError, TypeError, OverflowError) as error:
         if (told := _of_scale(error, "softmax_scale", softmax_scale)) is not None:
             raise told from None
         raise
-    return (out, lse, None) if return_attn_probs else out
+    if return_attn_probs:
+        return out, lse, None
+    return (out, lse) if return_lse else out
 
 
 def scaled_dot_product_attention(
@@ -251,8 +317,10 @@ def scaled_dot_product_attention(
 
     Memory, streams and errors are as in :func:`flash_attn_func`.
     """
-    if dropout_p:
-        raise _unsupported(("dropout_p", dropout_p, 0.0))
+    if type(dropout_p) is not float or dropout_p:
+        _refuse(dropout_p)
+    if enable_gqa is not False and enable_gqa is not True:
+        enable_gqa = _flag("enable_gqa", enable_gqa)
     if is_causal is not False and is_causal is not True:
         is_causal = _flag("is_causal", is_causal)
     if attn_mask is not None and is_causal:
@@ -376,7 +444,11 @@ def _count(name: str, value: Any) -> int:
 
 def _flag(name: str, value: Any) -> bool:
     """A bool, NumPy's bool, 0 or 1. The truth value of other objects may not be the intended one."""
-    if isinstance(value, str) or value not in (0, 1):
+    try:
+        known = not isinstance(value, str) and value in (0, 1)
+    except (TypeError, ValueError, RuntimeError):  # of arrays
+        known = False
+    if not known:
         raise invalid(name, value, "True or False")
     return bool(value)
 
@@ -484,6 +556,15 @@ def _check_dims(q: Any, k: Any, v: Any) -> None:
         if tensor.ndim != 4:
             dims = f"{name} has {dimensions(tensor.ndim)}"
             raise ArgumentError(f"{dims}; it takes 4: batch, sequence, heads, head_dim")
+
+
+def _refuse(dropout_p: Any, **others: Any) -> None:
+    """Rejects dropout, and each other argument that is not None."""
+    if not hasattr(dropout_p, "__float__"):
+        raise invalid("dropout_p", dropout_p, "0.0, no other is supported yet")
+    wrong = [(name, _kind(value), None) for name, value in others.items() if value is not None]
+    if dropout_p or wrong:
+        raise _unsupported(("dropout_p", dropout_p, 0.0), *wrong)
 
 
 def _unsupported(*arguments: tuple[str, Any, Any]) -> UnsupportedError:

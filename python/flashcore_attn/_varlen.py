@@ -10,9 +10,10 @@ from ._functional import (
     _band_and_cap,
     _count,
     _either,
+    _flag,
     _kind,
     _of_scale,
-    _unsupported,
+    _refuse,
     _with_scales,
     backend_of,
     foreign,
@@ -99,6 +100,8 @@ def flash_attn_varlen_func(
         DTypeError: lengths of another type than int32; what :func:`flash_attn_func` raises.
     """
     _refuse(dropout_p=dropout_p, block_table=block_table, page_table=page_table, qv=qv)
+    return_attn_probs = _flag("return_attn_probs", return_attn_probs)
+    return_lse = _flag("return_lse", return_lse)
     factors = (
         _either("descale_q", descale_q, "q_descale", q_descale),
         _either("descale_k", descale_k, "k_descale", k_descale),
@@ -152,9 +155,10 @@ def flash_attn_varlen_func(
         heads_k = k.shape[1] if packed_k else k.shape[2]
         features = _with_scales(features, backend, (batch, heads_k), (max_q, max_k, max_k), factors)
     q, k, v = (x[None] if packed else x for x, packed in ((q, packed_q), (k, packed_k), (v, packed_k)))
-    want_lse = bool(return_attn_probs or return_lse)
     try:
-        out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), want_lse, features)
+        out, lse = backend.attend(
+            q, k, v, 2, (False, before, after, softmax_scale, cap), return_attn_probs or return_lse, features
+        )
     except (ArgumentError, TypeError, OverflowError) as error:
         if (told := _of_scale(error, "softmax_scale", softmax_scale)) is not None:
             raise told from None
@@ -234,12 +238,6 @@ def flash_attn_varlen_kvpacked_func(
         raise ArgumentError(f"kv is {_kind(kv)}, q {_kind(q)}; they must be of one kind")
     _check_parts("kv", kv, 2)
     return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, *options)
-
-
-def _refuse(dropout_p: float, **others: Any) -> None:
-    wrong = [(name, _kind(value), None) for name, value in others.items() if value is not None]
-    if dropout_p or wrong:
-        raise _unsupported(("dropout_p", dropout_p, 0.0), *wrong)
 
 
 def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:

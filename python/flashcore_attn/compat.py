@@ -217,7 +217,7 @@ def _unsupported_reason(torch: Any, query: Any, key: Any, value: Any, attn_mask:
     for x in tensors:
         if type(x) not in _torch.PLAIN:
             return f"type {type(x).__name__}"
-    if dropout_p:
+    if dropout_p or dropout_p is None:
         return "dropout_p"
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return "requires_grad"

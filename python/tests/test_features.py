@@ -454,3 +454,31 @@ def test_arguments_of_other_types_are_named():
         flashcore_attn.block_sparse_mask(None, None, (16, 16))
     x = np.zeros((1, 8, 2, 16), np.float32)
     assert (flashcore_attn.flash_attn_func(x, x, x, attention_chunk=np.int64(4)) == 0).all()
+
+
+@every_kind
+def test_the_log_sum_exp_as_flashattention_4_returns_it(tensors):
+    q, k, v = tensors.three(3, 5, 4, 2, 16, "float32")
+    out, lse = flashcore_attn.flash_attn_func(q, k, v, return_lse=True)
+    expected, expected_lse, _ = flashcore_attn.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert tensors.bits(out) == tensors.bits(expected) and tensors.bits(lse) == tensors.bits(expected_lse)
+    assert len(flashcore_attn.flash_attn_func(q, k, v, return_attn_probs=True, return_lse=True)) == 3
+
+
+def test_flags_of_other_values_are_named():
+    x = np.zeros((1, 8, 2, 16), np.float32)
+    rows, starts = x[0], np.array([0, 8], np.int32)
+    calls = {
+        "return_attn_probs": lambda value: flashcore_attn.flash_attn_func(x, x, x, return_attn_probs=value),
+        "return_lse": lambda value: flashcore_attn.flex_attention(x, x, x, return_lse=value),
+        "enable_gqa": lambda value: flashcore_attn.scaled_dot_product_attention(x, x, x, enable_gqa=value),
+        "dropout_p": lambda value: flashcore_attn.scaled_dot_product_attention(x, x, x, dropout_p=value),
+    }
+    for name, call in calls.items():
+        for value in ("no", None):
+            with pytest.raises(flashcore_attn.ArgumentError, match=f"invalid value '{value}' for {name}: expected"):
+                call(value)
+    with pytest.raises(flashcore_attn.ArgumentError, match="invalid value 'False' for return_lse"):
+        flashcore_attn.flash_attn_varlen_func(rows, rows, rows, starts, starts, return_lse="False")
+    for value in (0, 1, np.True_):
+        calls["return_lse"](value), calls["enable_gqa"](value)
