@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from . import _blocks, _features, _trace, _trace_cache
-from ._errors import ArgumentError, dimensions, invalid
+from ._errors import ArgumentError, UnsupportedError, dimensions, invalid, invalid_words
 from ._functional import _broadcast, _flag, _leads_agree, _of_scale, backend_of, foreign
 from ._trace import table
 
@@ -27,6 +27,9 @@ def flex_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
+    kernel_options: Any = None,
+    *,
+    return_aux: Any = None,
 ) -> Any:
     """PyTorch's FlexAttention: ``softmax(score_mod(query key^T * scale)) value``, where a mask shows the key.
 
@@ -51,6 +54,8 @@ def flex_attention(
         enable_gqa: key and value may have fewer heads than query, a divisor of their number.
         return_lse: return ``(out, lse)``; ``lse`` is the natural logarithm of each row's sum of exponentials,
             ``(batch, heads, L)``, float32.
+        kernel_options: accepted; options of PyTorch's kernels change no result.
+        return_aux: PyTorch's ``AuxRequest``, of which only ``lse`` is supported: return ``(out, AuxOutput)``.
 
     Returns:
         ``(batch, heads, L, Ev)`` of query's kind. A row that sees no key is 0, its ``lse`` minus infinity.
@@ -60,6 +65,12 @@ def flex_attention(
             grad.
         ArgumentError: as :func:`scaled_dot_product_attention`, and a ``BlockMask`` for fewer queries or keys.
     """
+    if return_aux is not None:
+        wanted = _wants_lse(return_aux, return_lse)
+        found = flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, wanted)
+        from torch.nn.attention.flex_attention import AuxOutput
+
+        return (found[0], AuxOutput(lse=found[1])) if wanted else (found, AuxOutput())
     backend = backend_of(query)
     if backend is None:
         return foreign(
@@ -91,6 +102,17 @@ def flex_attention(
 
 # The functions of the caller are called with tracers, which PyTorch's compiler must not trace in turn.
 flex_attention._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+def _wants_lse(return_aux: Any, return_lse: Any) -> bool:
+    """Whether PyTorch's ``AuxRequest`` asks for the log-sum-exp."""
+    if _flag("return_lse", return_lse):
+        raise invalid("return_lse", return_lse, "False where return_aux is given, as in PyTorch")
+    if not hasattr(return_aux, "lse"):
+        raise invalid("the type of return_aux", type(return_aux).__name__, "PyTorch's AuxRequest")
+    if getattr(return_aux, "max_scores", False):
+        raise UnsupportedError(invalid_words("return_aux", return_aux, "no max_scores"), "return_aux")
+    return bool(return_aux.lse)
 
 
 def _program(parts: _features.Parts, backend: Any, tracing: Any, function: Any, arguments: str, kind: str) -> str:

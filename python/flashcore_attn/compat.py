@@ -202,11 +202,9 @@ def _flex(
     if _depth == 0 or torch.compiler.is_compiling():
         return fall_back()
     reason = _unsupported_reason(torch, query, key, value, None, 0.0)
-    if others.get("return_aux") is not None:
-        reason = reason or "return_aux"
 
     def ours() -> Any:
-        return flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse)
+        return flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **others)
 
     return _counted(ours, fall_back, reason)
 

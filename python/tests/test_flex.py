@@ -399,6 +399,26 @@ def test_block_lists_of_other_shapes_are_refused(lists, size, message):
         flashcore_attn.flex_attention(q, q, q, None, mask)
 
 
+@pytest.mark.skipif(not hasattr(flex, "AuxRequest"), reason="PyTorch is older than AuxRequest")
+def test_auxiliary_outputs_and_options_of_kernels():
+    q, k, v = three()
+    expected, expected_lse = flashcore_attn.flex_attention(q, k, v, tanh_cap, return_lse=True)
+    flashcore_attn.compat.reset_stats()
+    with flashcore_attn.compat.enabled():
+        for attend in (flashcore_attn.flex_attention, flex.flex_attention):
+            options = {"kernel_options": {"BLOCK_M": 32}}
+            out, aux = attend(q, k, v, tanh_cap, return_aux=flex.AuxRequest(lse=True), **options)
+            assert torch.equal(out, expected) and torch.equal(aux.lse, expected_lse) and aux.max_scores is None
+            assert attend(q, k, v, tanh_cap, return_aux=flex.AuxRequest())[1] == flex.AuxOutput()
+        with pytest.raises(NotImplementedError, match="max scores is not supported on CPU"):  # PyTorch's own error
+            flex.flex_attention(q, k, v, tanh_cap, return_aux=flex.AuxRequest(max_scores=True))
+    assert flashcore_attn.compat.stats()["reasons"] == {"return_aux": 1}
+    with pytest.raises(flashcore_attn.UnsupportedError, match="for return_aux: expected no max_scores"):
+        flashcore_attn.flex_attention(q, k, v, return_aux=flex.AuxRequest(max_scores=True))
+    with pytest.raises(flashcore_attn.ArgumentError, match="for return_lse: expected False where return_aux"):
+        flashcore_attn.flex_attention(q, k, v, return_lse=True, return_aux=flex.AuxRequest())
+
+
 def test_vmap_of_calls_with_features():
     q, k, v = (torch.randn(3, 2, 4, 8, 16) for _ in range(3))
     masks, sinks, bias = torch.rand(8, 3, 8) > 0.3, torch.randn(3, 4), torch.randn(3, 4)
