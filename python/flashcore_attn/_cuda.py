@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 FP8 = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+# The types of q and k, and of v, where q has an 8-bit type.
+_BESIDE_FP8 = ((*FP8,), (*FP8, torch.float16, torch.bfloat16))
 SIZES = {torch.float16: 2, torch.bfloat16: 2, torch.float32: 4, torch.float8_e4m3fn: 1, torch.float8_e5m2: 1}
 # Four bits for each of q, k, v and out; all four have this type.
 _CODES = {torch.float16: 0x0000, torch.bfloat16: 0x1111, torch.float32: 0x2222}
@@ -247,10 +249,11 @@ def output_type(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
     if q.dtype not in FP8:
         check(q, k, v)
         return q.dtype
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    for name, x, accepted in (("q", q, _BESIDE_FP8[0]), ("k", k, _BESIDE_FP8[0]), ("v", v, _BESIDE_FP8[1])):
         _check_placed(name, x, q)
-        if x.dtype not in FP8 and x.dtype not in DTYPES:
-            raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, (*DTYPES, *FP8)))))
+        if x.dtype not in accepted:
+            expected = ", ".join(map(str, accepted))
+            raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, f"{expected} beside q of {q.dtype}"))
     return torch.bfloat16 if v.dtype in FP8 else v.dtype
 
 
@@ -395,8 +398,8 @@ def check(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Rejects layouts, element types and devices that do not fit."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         _check_layout(name, x)
-        if x.dtype not in DTYPES:
-            raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, DTYPES))))
+        if x.dtype not in DTYPES and (x is q or x.dtype not in FP8):
+            raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, (*DTYPES, *FP8)))))
         _check_placed(name, x, q)
         if x.dtype != q.dtype:
             raise DTypeError(f"{name} has dtype {x.dtype}, but q has {q.dtype}; they must be equal")

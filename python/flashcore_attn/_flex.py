@@ -41,7 +41,8 @@ def flex_attention(
 
     Args:
         query: ``(batch, heads, L, E)``, float16, bfloat16 or float32. On a GPU, float32 is multiplied in tf32 if
-            PyTorch allows that for matrix products, as in PyTorch's function.
+            PyTorch allows that for matrix products, as in PyTorch's function. 8-bit tensors are taken as by
+            :func:`flash_attn_func`, without descale factors.
         key: ``(batch, heads_k, S, E)``.
         value: ``(batch, heads_k, S, Ev)``.
         score_mod: ``score_mod(score, b, h, q, k)`` returns the score that the softmax takes.

@@ -300,7 +300,8 @@ def scaled_dot_product_attention(
 
     Args:
         query: ``(..., heads, L, E)``, float16, bfloat16 or float32. On a GPU, float32 is multiplied in tf32 if
-            PyTorch allows that for matrix products.
+            PyTorch allows that for matrix products. 8-bit tensors are taken as by :func:`flash_attn_func`, without
+            descale factors.
         key: ``(..., heads, S, E)``.
         value: ``(..., heads, S, Ev)``. Leading dimensions broadcast.
         attn_mask: a tensor that broadcasts to ``(..., heads, L, S)``: of bool, where True means that the key takes
@@ -313,7 +314,8 @@ def scaled_dot_product_attention(
         enable_gqa: key and value may have fewer heads than query, a divisor of their number.
 
     Returns:
-        ``(..., heads, L, Ev)`` of query's kind, dtype, device and order in memory. A row that sees no key is 0.
+        ``(..., heads, L, Ev)`` of query's kind, dtype, device and order in memory. With 8-bit query and key, the dtype
+        is that of :func:`flash_attn_func`. A row that sees no key is 0.
 
     Memory, streams and errors are as in :func:`flash_attn_func`.
     """

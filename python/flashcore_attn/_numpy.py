@@ -81,6 +81,10 @@ def attend(
     q, k, v = (array if type(array) is Array else Array.view(array, Array) for array in (q, k, v))
     dtypes, kind = _DTYPES[q.dtype.name], q.dtype
     if kind.name in _FP8:
+        for name, array, accepted in (("k", k, _FP8), ("v", v, {**_FP8, "float16": "", "bfloat16": ""})):
+            if array.dtype.name not in accepted:
+                expected = f"{', '.join(accepted)} beside q of {kind}"
+                raise DTypeError(invalid_words(f"the dtype of {name}", array.dtype, expected))
         dtypes = "/".join(_DTYPES[x.dtype.name] for x in (q, k, v))
         kind = v.dtype if v.dtype.name not in _FP8 else _bfloat16()
     elif not q.dtype == k.dtype == v.dtype:

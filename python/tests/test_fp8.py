@@ -161,6 +161,30 @@ def test_torch(device, kind):
         flash_attn_func(tensors[0], tensors[1].to(torch.bfloat16), tensors[2])
 
 
+def test_mixtures_of_types_are_named(device):
+    import torch
+
+    x = torch.zeros(1, 4, 2, 16, device=device)
+    e4m3, e5m2 = x.to(torch.float8_e4m3fn), x.to(torch.float8_e5m2)
+    eight = "torch.float8_e4m3fn, torch.float8_e5m2"
+    for tensors, words in (
+        (
+            (e4m3, x, x),
+            f"invalid value 'torch.float32' for the dtype of k: expected {eight} beside q of torch.float8_e4",
+        ),
+        ((e4m3, e5m2, x), f"for the dtype of v: expected {eight}, torch.float16, torch.bfloat16 beside q of"),
+        ((x, e4m3, x), "k has dtype torch.float8_e4m3fn, but q has torch.float32; they must be equal"),
+        ((x, x, e5m2), "v has dtype torch.float8_e5m2, but q has torch.float32; they must be equal"),
+        ((x.double(),) * 3, f"for the dtype of q: expected torch.float16, torch.bfloat16, torch.float32, {eight}"),
+    ):
+        with pytest.raises(DTypeError) as error:
+            flash_attn_func(*tensors)
+        assert words in str(error.value)
+    q = np.zeros((1, 4, 2, 16), np.float32)
+    with pytest.raises(DTypeError, match="'float32' for the dtype of k: expected float8_e4m3fn, float8_e5m2 beside"):
+        flash_attn_func(q.astype(TYPES[0]), q, q)
+
+
 def test_a_profiler_changes_nothing(device):
     import torch
 

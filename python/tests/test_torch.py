@@ -269,7 +269,7 @@ def test_refusals(device):
         (
             (q.double(), k.double(), v.double()),
             TypeError,
-            "for the dtype of q: expected torch.float16, torch.bfloat16, torch.float32",
+            "for the dtype of q: expected torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn",
         ),
         ((q, k[..., :32], v), ValueError, "k has head_dim = 32, but q has 64"),
         ((q, k[:, :, :5], v), ValueError, "v has sequence length = 96, but k has 5"),
