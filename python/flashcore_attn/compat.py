@@ -25,6 +25,7 @@ compiled call is routed is decided once, during tracing. Compiled calls are not 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -167,7 +168,7 @@ def _counted(ours: Any, fall_back: Any, reason: str | None) -> Any:
         except UnsupportedError as error:
             reason = error.reason
         except FlashCoreError as error:  # PyTorch may accept the call, or raises its own error
-            reason = type(error).__name__
+            reason = _argument(error)
         else:
             with _lock:
                 _served += 1
@@ -175,6 +176,18 @@ def _counted(ours: Any, fall_back: Any, reason: str | None) -> Any:
     with _lock:
         _fallbacks[reason] += 1
     return fall_back()
+
+
+# "invalid value '3' for the shape of attn_mask: expected …", "k has batch = 2, but …"
+_NAMED = re.compile(
+    r"^invalid value .* for (?:the [a-z ]+ of )?(\w+)[^:]*: expected|^(\w+) (?:is|has|ends) ", re.DOTALL
+)
+
+
+def _argument(error: FlashCoreError) -> str:
+    """The argument that an error names; the error's class if it names none."""
+    found = _NAMED.match(str(error))
+    return (found[1] or found[2]) if found else type(error).__name__
 
 
 def _flex(

@@ -334,8 +334,12 @@ def test_compat_falls_back_and_says_why(device, slow_path):
         out.sum().backward()
         with pytest.raises(RuntimeError):
             F.scaled_dot_product_attention(q, k[..., :3], v)
-    reasons = {"dropout_p": 1, "dtype torch.float64": 1, "requires_grad": 2, "ArgumentError": 1}
-    assert flashcore_attn.compat.stats() == {"calls": 5, "flashcore": 0, "fallback": 5, "reasons": reasons}
+        with pytest.raises(RuntimeError):
+            F.scaled_dot_product_attention(q, k, v, attn_mask=torch.zeros(95, 96, device=device, dtype=q.dtype))
+        with pytest.raises(RuntimeError):
+            F.scaled_dot_product_attention(q, k, v[:, :3])
+    reasons = {"dropout_p": 1, "dtype torch.float64": 1, "requires_grad": 2, "k": 1, "attn_mask": 1, "ArgumentError": 1}
+    assert flashcore_attn.compat.stats() == {"calls": 7, "flashcore": 0, "fallback": 7, "reasons": reasons}
 
 
 @pytest.mark.parametrize("device", DEVICES)
