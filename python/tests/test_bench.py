@@ -116,6 +116,19 @@ def test_arguments_are_checked(capsys):
     assert "none of the 4 problems" in capsys.readouterr().err
 
 
+def test_options_that_would_be_ignored_are_refused(capsys):
+    for arguments, ignored in (
+        (["--suite", "features", "--limit", "3", "--mode", "warm"], "--mode, --limit"),
+        (["--suite", "features", "--start", "2", "--overlapping"], "--overlapping, --start"),
+        (["model", "--device", "1"], "--device"),
+        (["quantize", "--suite", "fp8"], "--suite"),
+        (["first", "--seconds", "2"], "--seconds"),
+    ):
+        with pytest.raises(SystemExit):
+            command.main(arguments)
+        assert f" alone, not with {ignored}" in capsys.readouterr().err
+
+
 def test_without_a_gpu_it_says_so(capsys):
     if torch.cuda.is_available():
         pytest.skip("there is one")

@@ -65,16 +65,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = arguments([*suites, *FEATURES])
     args = parser.parse_args(argv)
     if args.what == "model":
-        if args.suite or args.problem or args.peers is not None or args.plot:
-            parser.error("model goes with --seconds, --start, --limit, --evidence and --json alone")
+        _only(args, parser, "model", "seconds", "start", "limit", "evidence", "json")
         return _model(args)
     if args.what == "quantize":
-        if args.suite or args.problem or args.peers is not None or args.plot:
-            parser.error("quantize goes with --seconds, --device, --evidence and --json alone")
+        _only(args, parser, "quantize", "seconds", "device", "evidence", "json")
         return _quantize(args)
     if args.what == "first":
-        if args.suite or args.problem or args.plot:
-            parser.error("first goes with --peers, --device, --evidence and --json alone")
+        _only(args, parser, "first", "peers", "device", "evidence", "json")
         return _first(args)
     if features := [name for name in args.suite if name in FEATURES]:
         return _of_features(args, parser, features)
@@ -99,9 +96,24 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if any(row["impl"].startswith(OURS) and row["fault"] for row in rows.every) else 0
 
 
+def _only(
+    args: argparse.Namespace, parser: argparse.ArgumentParser, what: str, *options: str, also: tuple[str, ...] = ()
+) -> None:
+    """Rejects options that would be ignored."""
+    ignored = [
+        f"--{name}"
+        for name, value in vars(args).items()
+        if name not in (*options, *also, "what") and value != parser.get_default(name)
+    ]
+    if ignored:
+        accepted = ", ".join(f"--{name}" for name in options)
+        parser.error(f"{what} goes with {accepted} alone, not with {', '.join(ignored)}")
+
+
 def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, features: list[str]) -> int:
-    if len(features) < len(args.suite) or args.problem or args.what != "race" or args.plot:
-        parser.error(f"--suite {features[0]} goes with --seconds, --peers, --device, --evidence and --json alone")
+    if len(features) < len(args.suite) or args.what != "race":
+        parser.error(f"--suite {features[0]} goes with race and other suites of features: {', '.join(FEATURES)}")
+    _only(args, parser, f"--suite {features[0]}", "seconds", "peers", "device", "evidence", "json", also=("suite",))
     try:
         from ._alternating import run
     except ImportError as error:
