@@ -7,6 +7,7 @@ and while a profiler is on they go through the operator, which all of those unde
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,6 +71,8 @@ def attend(
 def _dispatched(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None
 ) -> tuple[Tensor, Tensor | None]:
+    if not _is_compiling() and _modes():
+        _register_flops()
     if features is None:
         out, lse = torch.ops.flashcore_attn.attention(q, k, v, heads, *terms, want_lse)
     else:
@@ -466,3 +469,28 @@ def _mapped(function: Any) -> Any:
 
 _operator.register_vmap(_mapped(torch.ops.flashcore_attn.attention))
 _operator_with.register_vmap(_mapped(torch.ops.flashcore_attn.attention_with))
+
+
+def _flops(q: Tensor, k: Tensor, v: Tensor, heads: int, *terms: Any, **named: Any) -> int:
+    """The FLOP of a call as PyTorch counts those of its own attention: of both products, without regard to masks."""
+    starts_q, starts_k = terms[6:8] if len(terms) > 6 else (None, None)
+    rows, keys = q.shape[3 - heads], k.shape[3 - heads]
+    pairs = rows * keys if starts_k is not None else q.shape[0] * rows * keys
+    if starts_q is not None and starts_k is not None and type(starts_q) is Tensor and not starts_q.is_meta:
+        pairs = int((starts_q.diff() * starts_k.diff()).sum())
+    return 2 * pairs * q.shape[heads] * (q.shape[3] + v.shape[3])
+
+
+def _register_flops() -> None:
+    """Registers the count of FLOP with ``torch.utils.flop_counter``, if that was imported, and its active counters."""
+    counter = sys.modules.get("torch.utils.flop_counter")
+    if counter is None:
+        return
+    modes: Any = getattr(torch.utils._python_dispatch, "_get_current_dispatch_mode_stack", list)()
+    counters = (getattr(mode, "counter", mode) for mode in modes)
+    for registry in (counter.flop_registry, *(getattr(each, "flop_registry", {}) for each in counters)):
+        for operator in (torch.ops.flashcore_attn.attention, torch.ops.flashcore_attn.attention_with):
+            registry.setdefault(operator, _flops)
+
+
+_register_flops()

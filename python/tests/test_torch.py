@@ -554,6 +554,27 @@ def test_grouped_heads_without_a_batch():
         torch.testing.assert_close(ours, theirs)
 
 
+def test_flop_are_counted_as_those_of_pytorchs_attention():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    q, k, v = three("cpu", torch.float32, rows=16, keys=24)
+    mask = torch.zeros(16, 24, dtype=torch.bool)
+
+    def counted(function, *arguments, **options):
+        with FlopCounterMode(display=False) as counter:
+            function(*arguments, **options)
+        return counter.get_total_flops()
+
+    expected = counted(TORCH_SDPA, q, k, v)
+    assert expected == 2 * 2 * q.shape[0] * q.shape[1] * 16 * 24 * 64
+    assert counted(flashcore_attn.scaled_dot_product_attention, q, k, v) == expected
+    assert counted(flashcore_attn.scaled_dot_product_attention, q, k, v, attn_mask=mask) == expected
+    starts = torch.tensor([0, 4, 16], dtype=torch.int32)
+    rows = [x[0].transpose(0, 1)[:16] for x in (q, k, v)]
+    packed = counted(flashcore_attn.flash_attn_varlen_func, *rows, starts, starts)
+    assert packed == 2 * 2 * q.shape[1] * (4 * 4 + 12 * 12) * 64
+
+
 def test_a_profiler_sees_the_operator():
     q = draw(2, 4, 16, 32)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
