@@ -467,8 +467,9 @@ def _mapped(function: Any) -> Any:
     return rule
 
 
-_operator.register_vmap(_mapped(torch.ops.flashcore_attn.attention))
-_operator_with.register_vmap(_mapped(torch.ops.flashcore_attn.attention_with))
+if hasattr(_operator, "register_vmap"):
+    _operator.register_vmap(_mapped(torch.ops.flashcore_attn.attention))
+    _operator_with.register_vmap(_mapped(torch.ops.flashcore_attn.attention_with))
 
 
 def _flops(q: Tensor, k: Tensor, v: Tensor, heads: int, *terms: Any, **named: Any) -> int:
