@@ -274,8 +274,8 @@ def clear(out: Tensor, lse: Tensor | None, heads: int, features: Features | None
 
 
 def _covers(starts: Tensor, rows: int) -> bool:
-    """Whether each row is known to belong to a packed sequence. To read lengths on a GPU would synchronise it."""
-    return starts.device.type == "cpu" and int(starts[0]) == 0 and int(starts[-1]) == rows
+    """Whether each row belongs to a packed sequence. Assumed on a GPU, where reading lengths would synchronise."""
+    return starts.device.type != "cpu" or (int(starts[0]) == 0 and int(starts[-1]) == rows)
 
 
 def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None = None) -> Tensor:
