@@ -20,10 +20,9 @@ pub(super) fn check(
     options: &Options,
     check: &mut CheckReport,
 ) -> Result<(), emu::EmuError> {
-    let mut buffers: Option<Vec<Buffer>> = None;
     for (at, kernel) in bound.steps().enumerate() {
         let Some(most) = wait_for_room(kernel, bound.is_cooperative(at)) else { continue };
-        let buffers = buffers.get_or_insert_with(|| feed.buffers(bound));
+        let mut buffers = feed.buffers(bound);
         let mut handles: Vec<&mut Buffer> = buffers.iter_mut().collect();
         // The kernels before this one write its inputs.
         for before in bound.steps().take(at) {

@@ -48,6 +48,31 @@ fn ctas_that_wait_for_later_ones_need_a_cooperative_launch() {
     assert_verdict(&check(&earlier, few), Verdict::Passed, "");
 }
 
+#[test]
+fn each_launch_that_communicates_starts_with_fresh_buffers() {
+    let entry = |name: &str, body: &str| {
+        format!(
+            ".visible .entry {name}(.param .u64 counter)\n{{\n.reg .pred %p<2>;\n.reg .b32 %r<2>;\n\
+             .reg .b64 %rd<2>;\nld.param.u64 %rd1, [counter];\n{body}\nret;\n}}\n"
+        )
+    };
+    let adds = entry("adds", "atom.global.add.u32 %r1, [%rd1], 1;");
+    // Both CTAs of `adds` have added before this kernel starts.
+    let waits = entry(
+        "waits",
+        "WAIT:\nld.acquire.gpu.global.u32 %r1, [%rd1];\nsetp.ne.u32 %p1, %r1, 2;\n@%p1 bra WAIT;",
+    );
+    let ptx = format!(".version 8.0\n.target sm_90\n.address_size 64\n{adds}{waits}");
+    let step = |name: &str| {
+        format!("[[launch]]\nentry = \"{name}\"\ngrid = [2]\nblock = [1]\nargs = [\"counter\"]\n")
+    };
+    let buffer = "[[arg]]\nname = \"counter\"\nrole = \"buffer\"\ndtype = \"u32\"\nelements = 1\n\
+         init = \"zeros\"\n";
+    let launch = format!("{}{}{buffer}", step("adds"), step("waits"));
+    let check = check_kernel(&bound(&ptx, &launch), &Settings::quick()).unwrap();
+    assert_verdict(&check, Verdict::Passed, "");
+}
+
 /// Warp 0 fills the buffer three times, and warps 1 and 2 wait for each filling. `frees` are the warps that
 /// release it.
 fn readers(count: u32, second_frees: bool) -> String {
