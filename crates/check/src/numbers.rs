@@ -6,9 +6,62 @@ use ptx::quote;
 
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
+use serde::Serialize;
 
 use crate::files::{FileError, extents, malformed, npy_header, read, value};
 use crate::launchfile::BufferType;
+
+/// An element. Integers are exact.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Number {
+    /// A number of a 64-bit or smaller integer type.
+    Integer(i128),
+    Real(f64),
+}
+
+impl Number {
+    /// The number that an element of a type holds.
+    ///
+    /// # Panics
+    /// When `bytes` are fewer than [`BufferType::bytes`].
+    pub fn of(dtype: BufferType, bytes: &[u8]) -> Number {
+        let word = || std::array::from_fn(|at| bytes[at]);
+        match dtype {
+            BufferType::U64 => Number::Integer(u64::from_le_bytes(word()).into()),
+            BufferType::I64 => Number::Integer(i64::from_le_bytes(word()).into()),
+            _ => Number::Real(dtype.decode(bytes)).in_type(dtype),
+        }
+    }
+
+    /// The nearest f64.
+    pub fn value(self) -> f64 {
+        match self {
+            Number::Integer(n) => n as f64,
+            Number::Real(x) => x,
+        }
+    }
+
+    /// A whole f64 as an integer, if the type is an integer type with that number.
+    pub(crate) fn in_type(self, dtype: BufferType) -> Number {
+        match (self, dtype.integers()) {
+            (Number::Real(x), Some((low, high))) if x.fract() == 0.0 => {
+                let n = x as i128;
+                if (low..=high).contains(&n) { Number::Integer(n) } else { self }
+            }
+            _ => self,
+        }
+    }
+}
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Number::Integer(n) => write!(f, "{n}"),
+            Number::Real(x) => write!(f, "{x:e}"),
+        }
+    }
+}
 
 /// A dense array in C order.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,6 +200,12 @@ impl Numbers {
         [&b"\x93NUMPY\x01\x00"[..], &length, header.as_bytes(), &self.bytes].concat()
     }
 
+    /// The elements, of which integers are exact.
+    pub fn elements(&self) -> Vec<Number> {
+        let elements = self.bytes.chunks_exact(self.dtype.bytes());
+        elements.map(|element| Number::of(self.dtype, element)).collect()
+    }
+
     /// The elements as f64. 64-bit integers are rounded.
     pub fn values(&self) -> Vec<f64> {
         self.bytes.chunks_exact(self.dtype.bytes()).map(|element| self.dtype.decode(element)).collect()
@@ -193,6 +252,11 @@ mod tests {
                 Numbers::of(BufferType::F64, &[2, 3], &again.converted(BufferType::F64)).bytes
             );
             assert_eq!(again.values(), [1.0, 2.0, 3.0, 4.0, 0.0, 6.0]);
+            assert!(again.elements().iter().all(|x| matches!(x, Number::Real(_)) == dtype.is_float()));
+        }
+        for (dtype, n) in [(BufferType::U64, u64::MAX.into()), (BufferType::I64, i64::MIN.into())] {
+            let numbers = Numbers::of(dtype, &[1], &i128::to_le_bytes(n)[..8]);
+            assert_eq!(numbers.elements(), [Number::Integer(n)]);
         }
         let e4m3 = Numbers::of(BufferType::E4m3, &[1], &BufferType::E4m3.encode(1.5));
         assert_eq!((e4m3.dtype, e4m3.values()), (BufferType::F32, vec![1.5]));

@@ -5,23 +5,27 @@ use serde::Serialize;
 use super::Tolerance;
 use super::builtin::Element;
 use crate::launchfile::BufferType;
+use crate::numbers::Number;
 
 /// Number of roundings of the accumulator's type that a built-in's magnitude allows. Approximate instructions
 /// (`ex2.approx`, `rsqrt.approx`) have errors of two units in the last place.
 const ROUNDINGS: f64 = 8.0;
 
+/// From here on, f64 does not have every integer: 2^53.
+const INEXACT: f64 = 9_007_199_254_740_992.0;
+
 /// The expected elements of an output, with the error that each may have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expected {
     dtype: BufferType,
-    values: Vec<f64>,
+    values: Vec<Number>,
     allowed: Vec<f64>,
 }
 
 impl Expected {
     /// Elements with the magnitudes to which errors are proportional. The output may have an error of two
     /// roundings of its type, plus [`ROUNDINGS`] roundings of the accumulator's type (`accumulator`: its unit
-    /// roundoff) on the magnitude.
+    /// roundoff) on the magnitude. Integers from 2^53 on were rounded to f64 and are compared as f64.
     pub(super) fn of_magnitudes(
         dtype: BufferType,
         elements: &[Element],
@@ -34,27 +38,32 @@ impl Expected {
         };
         let allowed =
             elements.iter().map(|element| allowed(tolerance, element.0, || model(element))).collect();
-        Expected { dtype, values: elements.iter().map(|(value, _)| *value).collect(), allowed }
+        let number = |&(value, _): &Element| match Number::Real(value) {
+            number if value.abs() < INEXACT => number.in_type(dtype),
+            number => number,
+        };
+        Expected { dtype, values: elements.iter().map(number).collect(), allowed }
     }
 
     /// Elements that another implementation rounded, whose magnitudes are unknown. The tolerance is a number
     /// of roundings of the output's type on the element and on the root mean square of all elements: 64 for
     /// f32 and f64, which sums of some thousand terms need, 4 for 16-bit types, whose sums are in f32, and 2
     /// for 8-bit types.
-    pub(super) fn of_values(dtype: BufferType, values: Vec<f64>, tolerance: Tolerance) -> Expected {
+    pub(super) fn of_values(dtype: BufferType, values: Vec<Number>, tolerance: Tolerance) -> Expected {
         let roundings = match dtype.bytes() {
             1 => 2.0,
             2 => 4.0,
             _ => 64.0,
         };
-        let finite = || values.iter().filter(|x| x.is_finite());
+        let finite = || values.iter().map(|x| x.value()).filter(|x| x.is_finite());
         let mean = (finite().map(|x| x * x).sum::<f64>() / finite().count().max(1) as f64).sqrt();
         let part = roundings * dtype.unit_roundoff();
         let allowed = values
             .iter()
-            .map(|&x| allowed(tolerance, x, || part * (x.abs() + mean) + smallest_step(dtype)))
+            .map(|x| x.value())
+            .map(|x| allowed(tolerance, x, || part * (x.abs() + mean) + smallest_step(dtype)))
             .collect();
-        Expected { dtype, values, allowed }
+        Expected { dtype, values: values.into_iter().map(|x| x.in_type(dtype)).collect(), allowed }
     }
 
     /// Compares the elements that were found. An element that is `None` is not judged.
@@ -62,7 +71,7 @@ impl Expected {
         &self,
         output: &str,
         by: &str,
-        found: impl Iterator<Item = Option<f64>>,
+        found: impl Iterator<Item = Option<Number>>,
         shape: &[usize],
     ) -> Judgement {
         let mut judgement = Judgement {
@@ -91,9 +100,14 @@ impl Expected {
         judgement
     }
 
-    /// The distance of two elements. It is 0 if both are NaN or both are the same infinity, and infinite if
-    /// only one is. A number beyond the type's range counts as infinity.
-    fn error(&self, found: f64, wanted: f64) -> f64 {
+    /// The distance of two elements. That of integers is computed exactly. The distance is 0 if both are NaN or
+    /// both are the same infinity, and infinite if only one is. A number beyond the type's range counts as
+    /// infinity.
+    fn error(&self, found: Number, wanted: Number) -> f64 {
+        if let (Number::Integer(found), Number::Integer(wanted)) = (found, wanted) {
+            return found.abs_diff(wanted) as f64;
+        }
+        let (found, wanted) = (found.value(), wanted.value());
         let rounded =
             if self.dtype.is_float() { self.dtype.decode(&self.dtype.encode(wanted)) } else { wanted };
         if found == wanted || found == rounded || found.is_nan() && wanted.is_nan() {
@@ -161,8 +175,8 @@ pub struct Judgement {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Worst {
     pub index: Vec<usize>,
-    pub found: f64,
-    pub wanted: f64,
+    pub found: Number,
+    pub wanted: Number,
 }
 
 impl Judgement {
@@ -172,7 +186,7 @@ impl Judgement {
         let index = worst.index.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
         let (wrong, elements) = (self.wrong, self.elements);
         Some(format!(
-            "wrong answer in {}: {wrong} of {elements} elements; [{index}] is {:e}, {} says {:e} with an error of at most \
+            "wrong answer in {}: {wrong} of {elements} elements; [{index}] is {}, {} says {} with an error of at most \
              {:.1e}",
             self.output, worst.found, self.by, worst.wanted, self.allowed
         ))
@@ -191,8 +205,49 @@ mod tests {
     use super::*;
 
     fn judge(dtype: BufferType, wanted: &[f64], found: &[f64], tolerance: Tolerance) -> Judgement {
-        let expected = Expected::of_values(dtype, wanted.to_vec(), tolerance);
-        expected.judge("y", "the file y.npy", found.iter().copied().map(Some), &[wanted.len()])
+        let [wanted, found] =
+            [wanted, found].map(|values| values.iter().map(|&x| Number::Real(x).in_type(dtype)).collect());
+        compare(dtype, wanted, found, tolerance)
+    }
+
+    fn compare(
+        dtype: BufferType,
+        wanted: Vec<Number>,
+        found: Vec<Number>,
+        tolerance: Tolerance,
+    ) -> Judgement {
+        let shape = [wanted.len()];
+        let expected = Expected::of_values(dtype, wanted, tolerance);
+        expected.judge("y", "the file y.npy", found.into_iter().map(Some), &shape)
+    }
+
+    #[test]
+    fn integers_are_compared_exactly() {
+        let none = Tolerance::default();
+        let big = 1i128 << 60;
+        let integers = |dtype, wanted, found, tolerance| {
+            compare(dtype, vec![Number::Integer(wanted)], vec![Number::Integer(found)], tolerance)
+        };
+        for (dtype, sign) in [(BufferType::U64, 1), (BufferType::I64, -1)] {
+            assert_eq!(integers(dtype, sign * big, sign * big, none).wrong, 0);
+            let wrong = integers(dtype, sign * big, sign * (big + 1), none);
+            assert_eq!((wrong.wrong, wrong.error), (1, 1.0));
+            let reason = wrong.reason().unwrap();
+            assert!(reason.contains(&format!("[0] is {}, the file", sign * (big + 1))), "{reason}");
+            serde_json::to_value(&wrong).unwrap();
+            let wide = Tolerance { atol: Some(1.0), rtol: None };
+            assert_eq!(integers(dtype, sign * big, sign * (big + 1), wide).wrong, 0);
+        }
+        // A function may return floats for integers.
+        let real =
+            compare(BufferType::U64, vec![Number::Real(big as f64)], vec![Number::Integer(big + 1)], none);
+        assert_eq!(real.wrong, 1);
+        // A built-in computes in f64, which has no 2^60 + 1.
+        for (wanted, found, wrong) in [(big as f64, big + 1, 0), (7.0, 7, 0), (7.0, 8, 1)] {
+            let expected = Expected::of_magnitudes(BufferType::U64, &[(wanted, 0.0)], 0.0, none);
+            let judgement = expected.judge("y", "", [Some(Number::Integer(found))].into_iter(), &[1]);
+            assert_eq!(judgement.wrong, wrong, "{found}");
+        }
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub use judge::{Expected, Judgement};
 pub use parse::ReferenceSpec;
 
 use crate::launchfile::{BufferType, LaunchStep, Memory};
+use crate::numbers::Number;
 
 /// Why a reference could not compute its outputs.
 #[derive(Debug, thiserror::Error)]
@@ -115,10 +116,11 @@ impl Reference {
         options: &Options,
     ) -> Result<Expected, ReferenceError> {
         let (dtype, view) = (self.memory.dtype, self.memory.shaped());
-        let decode = |bytes: &[u8]| -> Vec<f64> {
+        let decode = |bytes: &[u8]| -> Vec<Number> {
             let size = dtype.bytes();
-            bytes.chunks_exact(size).map(|element| dtype.decode(element)).collect()
+            bytes.chunks_exact(size).map(|element| Number::of(dtype, element)).collect()
         };
+        let missing = Number::Real(f64::NAN);
         match &self.source {
             Source::Builtin(builtin) => {
                 let inputs: Vec<_> = self.inputs.iter().filter_map(|input| input.read(before)).collect();
@@ -145,7 +147,7 @@ impl Reference {
             Source::Kernel { path, .. } => {
                 let after = self.run_kernel(path, fresh(), options)?;
                 let all = decode(&after);
-                let values = view.places().map(|at| all.get(at).copied().unwrap_or(f64::NAN)).collect();
+                let values = view.places().map(|at| all.get(at).copied().unwrap_or(missing)).collect();
                 Ok(Expected::of_values(dtype, values, self.tolerance))
             }
         }
@@ -184,7 +186,8 @@ impl Reference {
     pub fn judge(&self, expected: &Expected, after: &[u8], judged: impl Fn(usize) -> bool) -> Judgement {
         let (dtype, view) = (self.memory.dtype, self.memory.shaped());
         let size = dtype.bytes();
-        let element = |at: usize| after.get(at * size..).map_or(f64::NAN, |b| dtype.decode(b));
+        let missing = Number::Real(f64::NAN);
+        let element = |at: usize| after.get(at * size..).map_or(missing, |b| Number::of(dtype, b));
         let found = view.places().map(|at| judged(at).then(|| element(at)));
         expected.judge(&self.name, &self.source.words(), found, view.shape())
     }

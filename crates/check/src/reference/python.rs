@@ -8,7 +8,7 @@ use host::store::Scratch;
 
 use super::ReferenceError;
 use crate::launchfile::BufferType;
-use crate::numbers::Numbers;
+use crate::numbers::{Number, Numbers};
 
 /// An argument of the function.
 pub(super) enum Argument {
@@ -34,7 +34,7 @@ impl Call<'_> {
     /// # Errors
     /// When Python or NumPy is missing, the function raises an exception or exceeds the time limit, or the
     /// result has another shape.
-    pub fn run(&self, arguments: &[Argument], shape: &[usize]) -> Result<Vec<f64>, ReferenceError> {
+    pub fn run(&self, arguments: &[Argument], shape: &[usize]) -> Result<Vec<Number>, ReferenceError> {
         let fail = |reason: String| ReferenceError::Python {
             function: format!("{}:{}", self.file.display(), self.function),
             reason,
@@ -79,7 +79,7 @@ impl Call<'_> {
                         "it returned an array of shape {given:?}, expected {wanted:?}"
                     )));
                 }
-                Ok(found.values())
+                Ok(found.elements())
             }
         }
     }

@@ -193,6 +193,36 @@ fn outputs_are_compared_with_another_kernel() {
 }
 
 #[test]
+fn integers_of_64_bits_are_compared_exactly() {
+    // f64 has 2^60, but not 2^60 + 1.
+    let stores = |name: &str, n: u64| {
+        format!(
+            ".visible .entry {name}(.param .u64 y)\n{{\n{REGISTERS}ld.param.u64 %rd1, [y];\nmov.u64 %rd2, {n};\n\
+             st.global.u64 [%rd1], %rd2;\nret;\n}}\n"
+        )
+    };
+    let file = |reference: &str| {
+        let y = "[[arg]]\nname = \"y\"\nrole = \"buffer\"\ndtype = \"u64\"\nelements = 1\ninit = \"zeros\"\n";
+        format!("[launch]\ngrid = [1]\nblock = [1]\n{y}[reference]\noutput = \"y\"\n{reference}\n")
+    };
+    let scratch = Scratch::new().unwrap();
+    let (odd, even) = ((1u64 << 60) + 1, 1u64 << 60);
+    let wanted = Numbers::of(flashcore_check::launchfile::BufferType::U64, &[1], &odd.to_le_bytes());
+    std::fs::write(scratch.path("wanted.npy"), wanted.to_npy()).unwrap();
+    for reference in ["kernel = \"other.ptx\"", "file = \"wanted.npy\""] {
+        let mut spec: LaunchSpec = file(reference).parse().unwrap();
+        spec.read_files(scratch.path("").as_path()).unwrap();
+        let run = |n| {
+            let others: Vec<_> = spec.reference_kernels().map(|_| module(&stores("other", odd))).collect();
+            let bound = spec.bind_with(module(&stores("k", n)), &others, Path::new(".")).unwrap();
+            check_kernel(&bound, &Settings::quick()).unwrap()
+        };
+        assert_passed(&run(odd));
+        assert_failed(&run(even), "[0] is 1152921504606846976,");
+    }
+}
+
+#[test]
 fn launches_follow_each_other_on_the_same_buffers() {
     let kernels =
         format!("{}{}", copy("first", "add.f32 %f1, %f1, %f1;"), copy("second", "sub.f32 %f1, %f1, %f1;"));
