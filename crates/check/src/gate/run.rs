@@ -93,6 +93,20 @@ impl Settings {
         Settings { runs: self.runs.iter().take(1).copied().collect(), lagging: false, ..self.clone() }
     }
 
+    /// The options of one run.
+    fn options(&self, seed: u64, schedule: Schedule, watch: &Watch) -> Options {
+        Options {
+            seed,
+            schedule,
+            step_limit: self.step_limit,
+            grid_limit: self.grid_limit,
+            placement: self.placement,
+            collectives_order: self.collectives_order,
+            stopwatch: Some(watch.stopwatch()),
+            ..Options::default()
+        }
+    }
+
     /// The runs of a kernel. Inputs that are not finite come last: a kernel that fails only them is right
     /// for all finite inputs that ran. Confusing two phases of an mbarrier with equal parity shows only when
     /// the warp that confuses them lags.
@@ -174,16 +188,7 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
     };
     for (number, &(index, &(style, seed, schedule))) in runs.iter().enumerate() {
         watch.begin(number + 1, runs.len());
-        let mut options = Options {
-            seed,
-            schedule,
-            step_limit: settings.step_limit,
-            grid_limit: settings.grid_limit,
-            placement: settings.placement,
-            collectives_order: settings.collectives_order,
-            stopwatch: Some(watch.stopwatch()),
-            ..Options::default()
-        };
+        let mut options = settings.options(seed, schedule, watch);
         let mut next = Next::All;
         if let Some(sampler) = &mut sampler {
             if number == 0
@@ -206,15 +211,8 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
         if let Some(sampler) = &mut sampler {
             sampler.note(&next, started.elapsed());
         }
-        let last = number + 1 == runs.len();
-        if last
-            && check.communicates
-            && check.verdict == Verdict::Passed
-            && let Some(feed) = Feed::draw(bound, Style::Normal, seed)
-            && let Err(error) = residency::check(bound, &feed, &options, &mut check)
-                .and_then(|()| repeat::check_weak_order(bound, &feed, &options, &mut check))
-        {
-            unfinished(error, watch, &mut check)?;
+        if number + 1 == runs.len() {
+            check_communication(bound, seed, &options, watch, &mut check)?;
         }
         let races =
             settings.repeat_races && check.hazards.iter().any(|hazard| hazard.kind == HazardKind::Race);
@@ -238,6 +236,24 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
     Ok(check)
 }
 
+/// After the last run of a kernel that passed and whose CTAs communicate: runs it with little room for its
+/// CTAs, and with reads that return older values.
+fn check_communication(
+    bound: &Bound,
+    seed: u64,
+    options: &Options,
+    watch: &Watch,
+    check: &mut CheckReport,
+) -> Result<(), GateError> {
+    if !check.communicates || check.verdict != Verdict::Passed {
+        return Ok(());
+    }
+    let Some(feed) = Feed::draw(bound, Style::Normal, seed) else { return Ok(()) };
+    let checked = residency::check(bound, &feed, options, check)
+        .and_then(|()| repeat::check_weak_order(bound, &feed, options, check));
+    checked.or_else(|error| unfinished(error, watch, check))
+}
+
 /// Checks a generator with one kernel for each problem. `emit` returns `None` for problems that the generator
 /// does not support.
 ///
@@ -258,6 +274,23 @@ pub fn check_family(
     Ok(family)
 }
 
+/// One run of all kernels of a program, up to the first one with a hazard that fails the check.
+struct Run<'a> {
+    bound: &'a Bound,
+    feed: &'a Feed,
+    options: &'a Options,
+    buffers: Vec<Buffer>,
+    /// The bytes of the buffers before and after the run.
+    before: Vec<Vec<u8>>,
+    after: Vec<Vec<u8>>,
+    /// Whether all kernels ran.
+    complete: bool,
+    /// Whether all kernels ran without an access outside their memory.
+    whole: bool,
+    /// The variables of the module that each kernel changed.
+    changed: Vec<Vec<String>>,
+}
+
 fn run_once(
     bound: &Bound,
     (style, seed): (Style, u64),
@@ -266,14 +299,34 @@ fn run_once(
     watch: &Watch,
     check: &mut CheckReport,
 ) -> Result<(), GateError> {
-    let Some(feed) = Feed::draw(bound, style, seed) else { return Ok(()) };
-    let options = &Options { must_write: must_write(bound, &feed), ..options.clone() };
+    let Some(feed) = &Feed::draw(bound, style, seed) else { return Ok(()) };
+    let options = &Options { must_write: must_write(bound, feed), ..options.clone() };
     let mut buffers = feed.buffers(bound);
-    let before: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
+    let bytes = |buffers: &[Buffer]| buffers.iter().map(Buffer::to_bytes).collect();
+    let before = bytes(&buffers);
     let mut reports = match run_steps(bound, &mut buffers, options, traced) {
         Ok(reports) => reports,
         Err(error) => return unfinished(error, watch, check),
     };
+    let lost = |h: &emu::Hazard| matches!(h.kind, HazardKind::Misaligned | HazardKind::OutOfBounds);
+    let complete = reports.len() == bound.steps().count();
+    let whole = complete && !reports.iter().flat_map(|report| &report.hazards).any(lost);
+    let changed = reports.iter_mut().map(|report| std::mem::take(&mut report.changed)).collect();
+    account(bound, options, complete, reports, check);
+    let after = bytes(&buffers);
+    let run = Run { bound, feed, options, buffers, before, after, complete, whole, changed };
+    run.judge_memory(check);
+    run.judge_outputs(check)
+}
+
+/// Adds the hazards, counters and records of a run to the check.
+fn account(
+    bound: &Bound,
+    options: &Options,
+    complete: bool,
+    mut reports: Vec<Report>,
+    check: &mut CheckReport,
+) {
     check.runs += 1;
     let mut counters = Counters::default();
     for (kernel, report) in bound.steps().zip(&reports) {
@@ -289,78 +342,80 @@ fn run_once(
             ));
         }
     }
-    let count = bound.steps().count();
-    let some_ctas = options.only.is_some();
-    // A wrong output that follows from an access outside its memory, or from a kernel that was not run after
-    // a failed one, is not reported again.
-    let lost = |h: &emu::Hazard| matches!(h.kind, HazardKind::Misaligned | HazardKind::OutOfBounds);
-    let complete = reports.len() == count;
-    let whole = complete && !reports.iter().flat_map(|report| &report.hazards).any(lost);
     reports.iter_mut().for_each(|report| check.add_hazards(std::mem::take(&mut report.hazards)));
-    for (at, report) in reports.iter().enumerate().take(count - 1) {
-        if !report.changed.is_empty() {
-            let (number, names) = (at + 1, ptx::quote::list(&report.changed));
-            check.leave_incomplete(format!(
-                "launch {number} of {count} changes {names}, and variables of a module start anew in each launch \
-                 here; use a buffer"
-            ));
-        }
-    }
-    if complete && count > 1 {
-        check_written(bound, &options.must_write, &buffers, check);
-    }
     if complete && !stores(&bound.kernel, &counters) {
         check.warn("a run executed no store to global memory, so the kernel has no result".into());
     }
-    let first = check.runs == 1;
-    // The time model needs the counters of the whole grid.
-    let watch_times = !some_ctas;
-    if first {
-        check.counters = counters;
+    if check.runs > 1 {
+        return;
     }
-    let mut changed = Vec::new();
+    check.counters = counters;
     for mut report in reports {
-        changed.append(&mut report.changed);
-        if first {
-            check.printed.append(&mut report.printed);
-            if watch_times {
-                check.recorded.push(report.into());
+        check.printed.append(&mut report.printed);
+        // The time model needs the counters of the whole grid.
+        if options.only.is_none() {
+            check.recorded.push(report.into());
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Judges what the run wrote and kept, apart from the values of the outputs.
+    fn judge_memory(&self, check: &mut CheckReport) {
+        let Run { bound, complete, .. } = *self;
+        let count = bound.steps().count();
+        for (number, changed) in (1..count).zip(&self.changed) {
+            if !changed.is_empty() {
+                let names = ptx::quote::list(changed);
+                check.leave_incomplete(format!(
+                    "launch {number} of {count} changes {names}, and variables of a module start anew in each launch \
+                     here; use a buffer"
+                ));
+            }
+        }
+        if complete && count > 1 {
+            check_written(bound, &self.options.must_write, &self.buffers, check);
+        }
+        for ((spec, role), buffer) in bound.kernel.buffers.iter().zip(&bound.roles).zip(&self.buffers) {
+            if complete
+                && matches!(role, Role::Fill(Memory { init: Init::Uninitialised, .. }))
+                && buffer.is_uninitialised()
+            {
+                check.warn(format!("a run wrote nothing to the uninitialised buffer {}", spec.name));
+            }
+        }
+        self.feed.check_inputs_kept(bound, &self.before, &self.after, check);
+        if bound.problem.is_some() {
+            // State that one launch leaves for the next may be a cached output.
+            for name in self.changed.iter().flatten() {
+                check.fail(format!("the kernel keeps something in {name} from one launch to the next"));
             }
         }
     }
-    for ((spec, role), buffer) in bound.kernel.buffers.iter().zip(&bound.roles).zip(&buffers) {
-        if complete
-            && matches!(role, Role::Fill(Memory { init: Init::Uninitialised, .. }))
-            && buffer.is_uninitialised()
-        {
-            check.warn(format!("a run wrote nothing to the uninitialised buffer {}", spec.name));
+
+    /// Compares the outputs with their references. A wrong output that follows from an access outside its
+    /// memory, or from a kernel that was not run after a failed one, is not reported again.
+    fn judge_outputs(&self, check: &mut CheckReport) -> Result<(), GateError> {
+        let Run { bound, feed, options, whole, .. } = *self;
+        let some_ctas = options.only.is_some();
+        if whole {
+            judge_references(bound, feed, options, &self.before, &self.buffers, check)?;
         }
-    }
-    let after: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
-    feed.check_inputs_kept(bound, &before, &after, check);
-    if bound.problem.is_some() {
-        // State that one launch leaves for the next may be a cached output.
-        for name in changed {
-            check.fail(format!("the kernel keeps something in {name} from one launch to the next"));
+        let rows = if some_ctas { feed.written_rows(bound, &self.buffers) } else { None };
+        if let Some((_, in_part @ 1..)) = rows {
+            check.warn(format!(
+                "the CTAs that ran wrote a part of {in_part} rows of the output, which were not judged"
+            ));
         }
+        let rows = rows.as_ref().map(|(rows, _)| rows.as_slice());
+        if whole && let Some(references) = feed.references_of(bound, rows)? {
+            feed.check_outputs(bound, &references, &self.after, rows, check);
+        }
+        if check.quantisation.is_none() && !some_ctas {
+            check.quantisation = feed.quantisation(bound)?;
+        }
+        Ok(())
     }
-    if whole {
-        judge_references(bound, &feed, options, &before, &buffers, check)?;
-    }
-    let rows = if some_ctas { feed.written_rows(bound, &buffers) } else { None };
-    if let Some((_, in_part @ 1..)) = rows {
-        check.warn(format!(
-            "the CTAs that ran wrote a part of {in_part} rows of the output, which were not judged"
-        ));
-    }
-    let rows = rows.as_ref().map(|(rows, _)| rows.as_slice());
-    if whole && let Some(references) = feed.references_of(bound, rows)? {
-        feed.check_outputs(bound, &references, &after, rows, check);
-    }
-    if check.quantisation.is_none() && !some_ctas {
-        check.quantisation = feed.quantisation(bound)?;
-    }
-    Ok(())
 }
 
 /// Runs the kernels of a program one after another on the same buffers, up to the first kernel with a hazard
