@@ -14,8 +14,16 @@ use serde_json::{Value, json};
 /// separately.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coverage {
-    /// Index in the module, line, executed.
-    instructions: Vec<(usize, u32, bool)>,
+    instructions: Vec<Reachable>,
+}
+
+/// A reachable instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reachable {
+    /// Index in the module.
+    index: usize,
+    line: u32,
+    executed: bool,
 }
 
 impl Coverage {
@@ -31,14 +39,17 @@ impl Coverage {
             instructions(function).map(move |instruction| (reached, instruction.line))
         });
         let all = all.enumerate().filter(|(_, (reached, _))| *reached);
-        Coverage { instructions: all.map(|(at, (_, line))| (at, line, false)).collect() }
+        let instructions = all.map(|(index, (_, line))| Reachable { index, line, executed: false });
+        Coverage { instructions: instructions.collect() }
     }
 
     /// Adds the counters of one kernel's run.
     pub(super) fn add(&mut self, kernel: &Kernel, counters: &Counters) {
         let ops: Vec<Op> = kernel.module.functions().flat_map(instructions).map(|inst| inst.op).collect();
-        for (at, _, executed) in &mut self.instructions {
-            let (Some(op), Some(counter)) = (ops.get(*at), counters.instructions.get(*at)) else { continue };
+        for Reachable { index, executed, .. } in &mut self.instructions {
+            let (Some(op), Some(counter)) = (ops.get(*index), counters.instructions.get(*index)) else {
+                continue;
+            };
             let evaluates = matches!(op, Op::Bra { .. } | Op::BrxIdx { .. } | Op::Ret { .. } | Op::Exit);
             *executed |= counter.lanes > 0 || evaluates && counter.issues > 0;
         }
@@ -46,7 +57,7 @@ impl Coverage {
 
     /// The number of executed instructions and the number of all instructions.
     pub fn counts(&self) -> (usize, usize) {
-        let executed = self.instructions.iter().filter(|(_, _, executed)| *executed).count();
+        let executed = self.instructions.iter().filter(|instruction| instruction.executed).count();
         (executed, self.instructions.len())
     }
 
@@ -60,7 +71,7 @@ impl Coverage {
 
     /// The PTX line of each instruction and whether it was executed, in the order of the text.
     pub fn lines(&self) -> impl Iterator<Item = (u32, bool)> {
-        self.instructions.iter().map(|&(_, line, executed)| (line, executed))
+        self.instructions.iter().map(|instruction| (instruction.line, instruction.executed))
     }
 
     /// The number of executed instructions and their share, in words.
@@ -75,7 +86,7 @@ impl Coverage {
     pub fn missing(&self) -> Vec<(u32, u32)> {
         let mut ranges: Vec<(u32, u32)> = Vec::new();
         let mut before = true;
-        for &(_, line, executed) in &self.instructions {
+        for &Reachable { line, executed, .. } in &self.instructions {
             match ranges.last_mut() {
                 Some((_, last)) if !executed && !before => *last = line,
                 _ if !executed => ranges.push((line, line)),
