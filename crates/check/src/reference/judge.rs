@@ -100,8 +100,8 @@ impl Expected {
         judgement
     }
 
-    /// The distance of two elements. That of integers is computed exactly. The distance is 0 if both are NaN or
-    /// both are the same infinity, and infinite if only one is. A number beyond the type's range counts as
+    /// The distance of two elements. That of integers is computed exactly. The distance is 0 if both are NaN
+    /// or both are the same infinity, and infinite if only one is. A number beyond the type's range counts as
     /// infinity.
     fn error(&self, found: Number, wanted: Number) -> f64 {
         if let (Number::Integer(found), Number::Integer(wanted)) = (found, wanted) {
