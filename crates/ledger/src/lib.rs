@@ -34,6 +34,7 @@ mod totals;
 mod write;
 
 use std::cell::{Cell, RefCell};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -78,8 +79,8 @@ pub struct Ledger {
     /// The altered rows of an older ledger that is read through an upgraded copy. The copy has new checksums
     /// and would hide them.
     altered_before: Altered,
-    /// The folder of the upgraded copy that is read instead of an older ledger. The connection is closed
-    /// before the folder is removed.
+    /// The folder of the copy that is read instead of an older ledger, or of a ledger whose log cannot be
+    /// read in its folder. The connection is closed before the folder is removed.
     _copy: Option<Scratch>,
 }
 
@@ -120,7 +121,8 @@ impl Ledger {
     }
 
     /// Opens a ledger for reading. The file is not written, and writers are not blocked. An older ledger is
-    /// read through an upgraded copy, which shows the state at the time of opening.
+    /// read through an upgraded copy, which shows the state at the time of opening. So is a ledger with a
+    /// write-ahead log in a folder that is not writable.
     ///
     /// # Errors
     /// When the file is missing or empty, and as for [`Ledger::open`].
@@ -191,9 +193,17 @@ impl Ledger {
         Ledger::with(connection, path, patience)
     }
 
-    /// Opens a ledger in a folder that is not writable. No process writes there, so no write-ahead log has to
-    /// be read.
+    /// Opens a ledger in a folder that this process cannot write and that has no shared memory (`PATH-shm`)
+    /// through which SQLite could read a write-ahead log. A process that writes the ledger has made that
+    /// memory. A killed process may have left a log with committed facts, which `immutable` ignores.
     fn connect_unwritable(path: &Path) -> Result<Ledger, LedgerError> {
+        // SQLite names the log after the file to which a link leads.
+        let mut log = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf()).into_os_string();
+        log.push("-wal");
+        if std::fs::metadata(&log).is_ok_and(|log| log.len() > 0) {
+            return Ledger::connect_copy(path, Path::new(&log))
+                .map_err(|source| LedgerError::File { path: path.to_path_buf(), source })?;
+        }
         let escaped: String = path
             .to_string_lossy()
             .chars()
@@ -210,6 +220,18 @@ impl Ledger {
         let connection =
             Connection::open_with_flags(format!("file:{escaped}?immutable=1"), flags).map_err(error)?;
         Ledger::with(connection, path, PATIENCE)
+    }
+
+    /// Opens a temporary copy of a ledger and its write-ahead log.
+    fn connect_copy(path: &Path, log: &Path) -> std::io::Result<Result<Ledger, LedgerError>> {
+        let folder = Scratch::new().map_err(std::io::Error::other)?;
+        for (from, name) in [(path, "ledger"), (log, "ledger-wal")] {
+            // `std::fs::copy` would keep the mode, and SQLite must be able to write the log's copy.
+            std::io::copy(&mut File::open(from)?, &mut File::create(folder.path(name))?)?;
+        }
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let copy = Ledger::connect(&folder.path("ledger"), flags, PATIENCE);
+        Ok(copy.map(|copy| Ledger { path: path.to_path_buf(), _copy: Some(folder), ..copy }))
     }
 
     fn with(connection: Connection, path: &Path, patience: Duration) -> Result<Ledger, LedgerError> {

@@ -55,6 +55,26 @@ fn what_is_no_ledger_is_told_apart() {
 }
 
 #[test]
+fn facts_in_the_log_are_read_where_nothing_can_be_written() {
+    let (folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    begin(&ledger);
+    let runs = |path: &Path| Ledger::connect_unwritable(path)?.count("SELECT count(*) FROM run");
+    // The files of a process that was killed: the last facts are only in the log.
+    let killed = folder.path("killed");
+    for suffix in ["", "-wal"] {
+        let from = format!("{}{suffix}", path.display());
+        std::fs::copy(from, format!("{}{suffix}", killed.display())).unwrap();
+    }
+    assert_eq!(runs(&killed).unwrap(), 1);
+    // A process that ends has moved the facts to the ledger.
+    drop(ledger);
+    assert_eq!(runs(&path).unwrap(), 1);
+    let files = std::fs::read_dir(folder.path("")).unwrap().count();
+    assert_eq!(files, 3, "to read writes nothing");
+}
+
+#[test]
 fn a_newer_ledger_is_refused_with_both_versions() {
     let (_folder, path) = scratch();
     drop(Ledger::open(&path).unwrap());
