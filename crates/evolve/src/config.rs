@@ -81,6 +81,15 @@ pub struct Case {
     pub shipped: Option<Candidate>,
 }
 
+/// A win of another run. Its serde form was an array of the three fields, which is still read.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EarlierWin {
+    pub family: String,
+    pub changes: Value,
+    /// The speed-up.
+    pub gain: f64,
+}
+
 /// The configuration of a run. It contains every random seed and all results of other runs that the search
 /// uses, so that a resumed run behaves as if it had not stopped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -105,8 +114,8 @@ pub struct Config {
     pub random_share: f64,
     /// Families to draw from; all families if empty.
     pub families: Vec<String>,
-    /// Wins of other runs: the family, the changes and the speed-up.
-    pub wins: Vec<(String, Value, f64)>,
+    /// Wins of other runs.
+    pub wins: Vec<EarlierWin>,
     /// The command line of a program that proposes candidates.
     pub proposer: Option<String>,
     /// The sandbox of the proposer, if one was requested.
@@ -214,6 +223,17 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn stored_wins_of_other_runs_are_read() {
+        let win =
+            EarlierWin { family: "mma".to_owned(), changes: json!({ "block_n": [64, 128] }), gain: 1.25 };
+        for stored in [json!(["mma", { "block_n": [64, 128] }, 1.25]), json!(win)] {
+            assert_eq!(serde_json::from_value::<EarlierWin>(stored.clone()).unwrap(), win);
+            assert_eq!(serde_json::from_str::<EarlierWin>(&stored.to_string()).unwrap(), win);
+        }
+    }
 
     #[test]
     fn held_out_problems_are_others_of_the_kind() {

@@ -170,8 +170,8 @@ impl Evolution {
         });
         let searches = searches.collect();
         let mut insights = Insights::default();
-        for (family, changes, ratio) in &config.wins {
-            insights.learn(family, changes, *ratio, 1.0);
+        for win in &config.wins {
+            insights.learn(&win.family, &win.changes, win.gain, 1.0);
         }
         Evolution {
             ledger,

@@ -8,7 +8,7 @@ use kernels::{Arch, Family, KernelError};
 use predict::{Gpu, machine};
 use problem::Tensor;
 
-use super::config::{Case, Config, Configuration};
+use super::config::{Case, Config, Configuration, EarlierWin};
 use super::error::EvolveError;
 use super::seeding::{self, Wishes};
 use super::space;
@@ -147,8 +147,12 @@ pub fn config(
         config.peaks = Some(CpuPeaks::measure(&problems));
     }
     let wins = from_others.map_or(Ok(Vec::new()), |ledger| ledger.wins(device, WINS))?;
-    config.wins =
-        wins.into_iter().map(|win| (space::family(&win.subject).to_owned(), win.changes, win.gain)).collect();
+    let earlier = wins.into_iter().map(|win| EarlierWin {
+        family: space::family(&win.subject).to_owned(),
+        changes: win.changes,
+        gain: win.gain,
+    });
+    config.wins = earlier.collect();
     Ok(config)
 }
 
