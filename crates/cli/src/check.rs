@@ -281,16 +281,21 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
     Ok(())
 }
 
+/// The number of runs, with that of the planned runs if some were left out.
+fn runs(done: usize, planned: usize) -> String {
+    match (done, planned) {
+        (done, planned) if done < planned => format!("{done} of {planned} runs"),
+        (1, _) => "1 run".to_owned(),
+        (done, _) => format!("{done} runs"),
+    }
+}
+
 /// The runs, shapes and CTAs of a check, for the line of the verdict. With a budget it says how much did not
 /// run.
 fn after(check: &CheckReport) -> String {
-    let runs = if check.runs == 1 { "run" } else { "runs" };
-    let Some(sample) = &check.sample else { return format!("after {} {runs} in the emulator", check.runs) };
-    let mut said = format!("after {}", check.runs);
-    if (check.runs as usize) < sample.runs_planned {
-        said += &format!(" of {}", sample.runs_planned);
-    }
-    said += &format!(" {runs} ");
+    let done = check.runs as usize;
+    let Some(sample) = &check.sample else { return format!("after {} in the emulator", runs(done, done)) };
+    let mut said = format!("after {} ", runs(done, sample.runs_planned));
     if sample.ctas_run < sample.ctas {
         said += &format!("of {} of {} CTAs ", sample.ctas_run, sample.ctas);
     }
@@ -344,4 +349,13 @@ fn judged(study: &Study) -> String {
 /// A problem in the notation of `--problem`.
 fn words(problem: &Problem) -> String {
     format!("problem {}", bench::suites::words(problem))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_plural_follows_the_planned_runs() {
+        let said = [(1, 1), (3, 3), (1, 3)].map(|(done, planned)| super::runs(done, planned));
+        assert_eq!(said, ["1 run", "3 runs", "1 of 3 runs"]);
+    }
 }

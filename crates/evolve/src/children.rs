@@ -157,10 +157,7 @@ pub enum Confinement {
     #[error("the program did not end within {0} s")]
     Time(f64),
     /// The program and its children exceeded the memory limit.
-    #[error(
-        "invalid value '{held}' for MB of memory of the program and its children: expected at most \
-    {limit}"
-    )]
+    #[error("the program and its children hold {held} MB of memory: at most {limit} MB are allowed")]
     Memory {
         /// Memory that they held, MB.
         held: u64,

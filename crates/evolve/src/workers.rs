@@ -246,7 +246,7 @@ impl Running {
                 Err(RecvTimeoutError::Timeout) if since.elapsed() >= given => {
                     return Err(Fault::new(
                         Reason::Hangs,
-                        format!("nothing came of it within {:.1} s", given.as_secs_f64()),
+                        format!("the worker sent no outcome within {:.1} s", given.as_secs_f64()),
                     ));
                 }
                 Err(RecvTimeoutError::Timeout) => {
@@ -255,9 +255,7 @@ impl Running {
                         let (held, most) = (held >> 20, program.memory >> 20);
                         return Err(Fault::new(
                             Reason::Memory,
-                            format!(
-                                "invalid value '{held}' for MB of memory of its worker: expected at most {most}"
-                            ),
+                            format!("the worker holds {held} MB of memory: at most {most} MB are allowed"),
                         ));
                     }
                 }

@@ -60,7 +60,7 @@ fn note(hang: &Hazard, ctas: u64, most: (u64, &str), check: &mut CheckReport) {
     );
     if ctas <= most.0 {
         check.leave_incomplete(format!(
-            "{needs}; state `cooperative = true` under [launch], or --cooperative, if it is one"
+            "{needs}. If the launch is cooperative, state `cooperative = true` under [launch] or give --cooperative."
         ));
         return;
     }

@@ -75,7 +75,10 @@ pub fn drive(
     let ended = loop {
         if !stopping && presses.load(Ordering::Relaxed) > 0 {
             stopping = true;
-            tell(format_args!("stops after {under_way} tasks under way; Ctrl-C again ends at once"));
+            let tasks = if under_way == 1 { "task" } else { "tasks" };
+            tell(format_args!(
+                "waits for {under_way} running {tasks}, then stops; press Ctrl-C again to stop at once"
+            ));
         }
         if stopping && under_way == 0 {
             evolution.stop()?;
@@ -106,10 +109,10 @@ pub fn drive(
     Ok((evolution, ended))
 }
 
-/// The command that resumes a run.
+/// Says with which command the run is resumed.
 pub fn how_to_go_on(evolution: &Evolution) -> String {
     let ledger = evolution.ledger().path().display();
-    format!("`flashcore evolve --resume {} --ledger {ledger}` goes on", evolution.run().0)
+    format!("resume the run with `flashcore evolve --resume {} --ledger {ledger}`", evolution.run().0)
 }
 
 /// Counts Ctrl-C. The second one ends the program at once: the ledger is consistent, and the run can be
@@ -120,7 +123,7 @@ fn interruptions(how_to_go_on: String) -> Arc<AtomicU32> {
     // If no handler can be set, the first Ctrl-C ends the program at once.
     let _ = ctrlc::set_handler(move || {
         if counted.fetch_add(1, Ordering::Relaxed) > 0 {
-            tell(format_args!("ended at once; {how_to_go_on}"));
+            tell(format_args!("stopped at once; {how_to_go_on}"));
             std::process::exit(INTERRUPTED);
         }
     });

@@ -283,7 +283,8 @@ fn an_interrupted_run_says_how_to_go_on() {
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(said.contains("evolve --resume 1 --ledger"), "{said}");
+    assert!(said.contains("then stops; press Ctrl-C again to stop at once"), "{said}");
+    assert!(said.contains("stopped; resume the run with `flashcore evolve --resume 1 --ledger"), "{said}");
     let events = Ledger::read(ledger.as_ref()).unwrap().events(RunId(1)).unwrap();
     assert_eq!(events.last().unwrap().1, RunEvent::Stopped);
 }
@@ -309,7 +310,8 @@ fn a_run_that_is_ended_at_once_says_how_to_go_on() {
         let output = child.wait_with_output().unwrap();
         if output.status.code() == Some(130) {
             let said = String::from_utf8_lossy(&output.stderr);
-            assert!(said.contains("ended at once; `flashcore evolve --resume 1 --ledger"), "{said}");
+            let resume = "stopped at once; resume the run with `flashcore evolve --resume 1 --ledger";
+            assert!(said.contains(resume), "{said}");
             return;
         }
     }

@@ -67,11 +67,11 @@ fn what_ends_a_worker_is_recorded_and_the_next_task_is_done() {
     let mut worker = worker();
     let (_, first) = rejected(&mut worker, "good");
     for (orders, reason, said) in [
-        ("HANG", Reason::Hangs, "within 0.3 s"),
+        ("HANG", Reason::Hangs, "sent no outcome within 0.3 s"),
         ("CRASH", Reason::Crashed, "no more"),
         ("GARBAGE", Reason::Crashed, "no outcome"),
         ("OTHER", Reason::Crashed, "another task"),
-        ("GREEDY", Reason::Memory, "expected at most 150"),
+        ("GREEDY", Reason::Memory, "at most 150 MB are allowed"),
         ("LOST", Reason::Crashed, "by "),
     ] {
         let before = worker.started();
