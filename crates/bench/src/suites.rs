@@ -159,14 +159,14 @@ pub enum WordsError {
     #[error("{}", FORM)]
     Form,
     /// A part of the text cannot be read.
-    #[error("{expected} in place of '{}'", ptx::quote::cut(part))]
+    #[error("{expected} in place of '{part}'")]
     Part {
         part: String,
         /// What is accepted there.
         expected: &'static str,
     },
     /// A part stands at the wrong place, or twice.
-    #[error("nothing in place of '{}': after DTYPE come MASK, softcap:CAP, lse and bshd, in this order", ptx::quote::cut(.0))]
+    #[error("nothing in place of '{0}': after DTYPE come MASK, softcap:CAP, lse and bshd, in this order")]
     Order(String),
     /// The form is right, but no such problem can be computed.
     #[error("a valid problem ({0})")]
@@ -207,9 +207,9 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
     let lse = take(|word| word == "lse").is_some();
     let layout = take(|word| word == "bshd").map_or(Layout::Bhsd, |_| Layout::Bshd);
     if let Some(surplus) = rest.first() {
-        return Err(WordsError::Order((*surplus).to_owned()));
+        return Err(WordsError::Order(shortened(surplus)));
     }
-    let part = |part: &str, expected| WordsError::Part { part: part.to_owned(), expected };
+    let part = |part: &str, expected| WordsError::Part { part: shortened(part), expected };
     let band = match mask {
         None => Band::FULL,
         Some(mask) => mask.parse().map_err(|_| part(mask, MASK))?,
@@ -238,6 +238,11 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
     let problem = problem.with_lse(lse).with_layout(layout);
     problem.check()?;
     Ok(problem)
+}
+
+/// The beginning of a part, for a message.
+fn shortened(part: &str) -> String {
+    part.chars().take(40).collect()
 }
 
 /// Formats a dense problem in the words that [`parse`] reads.

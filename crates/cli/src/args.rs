@@ -639,7 +639,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// Reads the duration of a race in seconds.
 fn race_seconds(text: &str) -> Result<f64, String> {
-    let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 3600.0);
+    let seconds = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0 && *seconds <= 3600.0);
     seconds.ok_or_else(|| "expected a number of seconds above 0, at most 3600".to_owned())
 }
 
@@ -656,7 +656,7 @@ fn count<N: std::str::FromStr>(text: &str) -> Result<N, String> {
 
 /// Reads a count, 1 or more.
 fn positive<N: std::str::FromStr + PartialOrd + From<u8>>(text: &str) -> Result<N, String> {
-    text.parse()
+    text.parse::<N>()
         .ok()
         .filter(|count| *count >= N::from(1))
         .ok_or_else(|| "expected a whole number, 1 or more".to_owned())

@@ -61,17 +61,12 @@ fn command_below(command: clap::Command, path: &mut Vec<String>) -> clap::Comman
 
 /// The command line without hidden commands, for completions.
 fn visible() -> clap::Command {
-    fn seen(command: &clap::Command) -> clap::Command {
-        let mut seen = clap::Command::new(command.get_name().to_owned())
-            .args(command.get_arguments().cloned())
-            .groups(command.get_groups().cloned())
-            .subcommands(command.get_subcommands().filter(|below| !below.is_hide_set()).map(seen));
-        if let Some(about) = command.get_about() {
-            seen = seen.about(about.clone());
-        }
-        seen
-    }
-    seen(&command()).version(env!("CARGO_PKG_VERSION"))
+    let all = command();
+    clap::Command::new("flashcore")
+        .version(env!("CARGO_PKG_VERSION"))
+        .args(all.get_arguments().cloned())
+        .groups(all.get_groups().cloned())
+        .subcommands(all.get_subcommands().filter(|below| !below.is_hide_set()).cloned())
 }
 
 /// Prints the completions of a shell (`flashcore completions`).

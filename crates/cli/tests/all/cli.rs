@@ -260,7 +260,7 @@ fn negative_numbers_are_values() {
             "invalid value '-1' for --us",
         ),
         (&["serve", "--port", "-1"], "invalid value '-1' for --port: expected a port, 0 to 65535"),
-        (&["check", "x.ptx", "--launch", "y", "--sm", "-1"], "expected an architecture, such as 89 or 90a"),
+        (&["check", "x.ptx", "--launch", "y", "--sm", "-1"], "expected an architecture, one of 50, 52"),
         (&["evolve", "--candidates", "-1"], some),
         (&["evolve", "--jobs", "-1"], some),
         (&["evolve", "--seed", "-1"], whole),

@@ -25,7 +25,8 @@ fn cuda_sources_go_through_nvrtc() {
     let absent = command(Some("/nonexistent/libnvrtc.so"));
     assert_eq!(absent.status.code(), Some(3));
     assert!(
-        text(&absent.stderr).contains("/nonexistent/libnvrtc.so cannot be loaded"),
+        text(&absent.stderr)
+            .contains("/nonexistent/libnvrtc.so, which FLASHCORE_NVRTC names, cannot be loaded"),
         "{}",
         text(&absent.stderr)
     );

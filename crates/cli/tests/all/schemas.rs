@@ -264,7 +264,7 @@ fn colour_completions_and_manual_pages() {
     }
     assert!(folder.run(&["man", "--out", "pages"]).status.success());
     let page = std::fs::read_to_string(folder.0.join("pages/flashcore-check.1")).unwrap();
-    assert!(page.contains("Examples:") && page.contains("require\\-coverage"), "{page}");
+    assert!(page.contains(".SH EXAMPLES") && page.contains("require\\-coverage"), "{page}");
     assert!(
         folder.0.join("pages/flashcore.1").exists() && !folder.0.join("pages/flashcore-worker.1").exists()
     );

@@ -157,20 +157,6 @@ fn lists_of_negative_numbers_are_values() {
     refused(&folder, &run, "invalid value '-1,3' for --window: expected BEFORE,AFTER");
 }
 
-#[test]
-fn the_variable_that_names_a_missing_library_is_named() {
-    let folder = Folder::new("library");
-    folder.write("k.cu", "extern \"C\" __global__ void k() {}\n");
-    folder.write("l.toml", crate::cli::LAUNCH);
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_flashcore"));
-    command
-        .args(["check", "k.cu", "--launch", "l.toml"])
-        .env("FLASHCORE_NVRTC", "/none")
-        .current_dir(&folder.0);
-    let error = text(&command.output().unwrap().stderr);
-    assert!(error.contains("/none, which FLASHCORE_NVRTC names, cannot be loaded"), "{error}");
-}
-
 /// `explain --plan` takes the JSON itself or a file, as the other commands do.
 #[test]
 fn a_plan_to_explain_is_json_or_a_file() {
