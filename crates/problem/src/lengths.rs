@@ -237,7 +237,7 @@ mod tests {
         for (cumulative_q, used_kv, told) in [
             ([0, 5, 4, 9], [3, 8, 0], "'4' for cu_seqlens_q[2]: expected at least the element before it, 5"),
             ([0, 5, 13, 21], [3, 8, 0], "'21' for cu_seqlens_q[3]: expected 0 to 20, the rows"),
-            ([0, 5, 14, 20], [3, 8, 0], "'14' for cu_seqlens_q[2]: expected at most 13, the element"),
+            ([0, 5, 14, 20], [3, 8, 0], "'14' for cu_seqlens_q[2]: expected at most 13: the element"),
             ([0, 5, 13, 20], [3, 9, 0], "'9' for seqused_k[1]: expected 0 to 8"),
             ([0, 5, 13, 20], [3, 8, -1], "'-1' for seqused_k[2]: expected 0 to 8"),
         ] {
