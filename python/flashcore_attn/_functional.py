@@ -300,8 +300,8 @@ def scaled_dot_product_attention(
 
     Args:
         query: ``(..., heads, L, E)``, float16, bfloat16 or float32. On a GPU, float32 is multiplied in tf32 if
-            PyTorch allows that for matrix products. 8-bit tensors are taken as by :func:`flash_attn_func`, without
-            descale factors.
+            PyTorch allows that for matrix products. 8-bit tensors are taken as by :func:`flash_attn_func`,
+            without descale factors.
         key: ``(..., heads, S, E)``.
         value: ``(..., heads, S, Ev)``. Leading dimensions broadcast.
         attn_mask: a tensor that broadcasts to ``(..., heads, L, S)``: of bool, where True means that the key takes

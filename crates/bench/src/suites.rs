@@ -162,7 +162,7 @@ pub enum WordsError {
     #[error("{expected} in place of '{part}'")]
     Part {
         part: String,
-        /// What is accepted there.
+        /// The words that are accepted in its place.
         expected: &'static str,
     },
     /// A part stands at the wrong place, or twice.

@@ -301,7 +301,7 @@ impl<T> IndexMut<Slot> for BySlot<T> {
 /// found.
 type Defined = Option<BySlot<bool>>;
 
-/// What an instruction does with slots.
+/// The slots that an instruction reads and defines.
 struct Step {
     data: Slots,
     /// The other slots that it reads.

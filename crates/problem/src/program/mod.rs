@@ -235,7 +235,7 @@ pub enum ProgramError {
         text: String,
         /// Column from 1.
         column: usize,
-        /// What is accepted there.
+        /// The text that is accepted at that column.
         expected: String,
     },
     /// The program has too many operations.

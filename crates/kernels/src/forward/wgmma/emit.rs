@@ -208,7 +208,7 @@ pub(super) struct Forward<'a> {
     pub(super) ones: Option<Ones>,
 }
 
-/// What TMA needs to store O.
+/// The tensor map, the tile and the shared memory of the TMA stores of O.
 #[derive(Clone, Copy)]
 pub(super) struct TmaOut {
     pub(super) map: TensorMapPtr,
