@@ -45,10 +45,10 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     Ok(())
 }
 
-/// The arguments of cargo for all tests except documentation tests. The features are those of the wheel under
-/// test, so that cargo compiles each crate once. Clippy has compiled the examples; no test runs one.
-const TESTS: [&str; 8] =
-    ["test", "--workspace", "--quiet", "--lib", "--bins", "--tests", "--features", wheel::ALL];
+/// The arguments of cargo for all tests except documentation tests: `--tests` selects the libraries and
+/// programs that have unit tests, too. The features are those of the wheel under test, so that cargo compiles
+/// each crate once. Clippy has compiled the examples; no test runs one.
+const TESTS: [&str; 6] = ["test", "--workspace", "--quiet", "--tests", "--features", wheel::ALL];
 
 /// A task of this program that runs at the same time as this one, in a child process. Its output is shown
 /// when it has ended. If it is dropped before that, it starts no further command.

@@ -70,15 +70,15 @@ pub fn release(root: &Path, features: &'static str) -> Result<(), XtaskError> {
     let python = environment(root)?;
     let out = root.join("target/wheels");
     // A wheel that does not know its commit cannot write evidence with `python -m flashcore_attn.bench`.
-    let commit = evidence::commit(root).unwrap_or_else(|error| {
+    let commit = evidence::commit(root);
+    if let Err(error) = &commit {
         eprintln!("xtask: this wheel writes no evidence: {error}");
-        String::new()
-    });
+    }
     let mut options = vec!["--release", "--strip"];
     if cfg!(target_os = "linux") {
         options.extend(PORTABLE);
     }
-    let wheel = build(root, &python, &out, &options, features, &commit)?;
+    let wheel = build(root, &python, &out, &options, features, commit.ok().as_deref())?;
     run(pip(&python)
         .args(["download", "--no-deps", "--only-binary", ":all:", "--dest"])
         .arg(&out)
@@ -154,7 +154,7 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     run(tool("ruff").args(["format", "--check", "--quiet", "."]))?;
     run(tool("ruff").args(["check", "--quiet", "."]))?;
     run(tool("mypy").args(["--no-error-summary", PACKAGE]))?;
-    let wheel = build(root, &python, &root.join("target/wheels/dev"), &["--profile", "dev"], SEARCH, "")?;
+    let wheel = build(root, &python, &root.join("target/wheels/dev"), &["--profile", "dev"], SEARCH, None)?;
     run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(&wheel))?;
     pytest(root, &python, &[package.join("tests")])?;
     let python = torch(root)?;
@@ -175,7 +175,7 @@ fn build(
     out: &Path,
     options: &[&str],
     features: &'static str,
-    commit: &str,
+    commit: Option<&str>,
 ) -> Result<PathBuf, XtaskError> {
     let io = |source| XtaskError::Io { path: out.to_owned(), source };
     let wheels = || -> std::io::Result<Vec<PathBuf>> {
@@ -192,7 +192,8 @@ fn build(
     let mut maturin = Command::new(python);
     maturin
         .current_dir(root)
-        .env("FLASHCORE_COMMIT", commit)
+        // Set to nothing, the variable would have cargo compile what depends on it again.
+        .envs(commit.map(|commit| ("FLASHCORE_COMMIT", commit)))
         // `--zig` looks for a `python3` that has the package ziglang.
         .env("PATH", first_in_path(python)?)
         .args(["-m", "maturin", "build", "--quiet", "--locked"]);
