@@ -1,6 +1,7 @@
 //! Finds and runs ptxas, NVIDIA's PTX assembler.
 
-use std::io::Write;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -89,14 +90,11 @@ impl Ptxas {
     /// # Errors
     /// As for [`Ptxas::resources`], or the temporary file cannot be read.
     pub fn assemble(&self, ptx: &str, arch: &str, entry: &str) -> Result<(Resources, Vec<u8>), PtxasError> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("flashcore-{}-{}.cubin", std::process::id(), COUNT.fetch_add(1, Relaxed));
-        let file = std::env::temp_dir().join(name);
-        let resources = self.run(ptx, arch, entry, &file);
-        let code = std::fs::read(&file).map_err(|e| self.unusable(&e));
-        // If the removal fails, the operating system clears the temporary directory.
-        let _ = std::fs::remove_file(&file);
-        Ok((resources?, code?))
+        let mut output = OutputFile::new().map_err(|e| self.unusable(&e))?;
+        let resources = self.run(ptx, arch, entry, &output.path)?;
+        let mut code = Vec::new();
+        output.file.read_to_end(&mut code).map_err(|e| self.unusable(&e))?;
+        Ok((resources, code))
     }
 
     fn unusable(&self, error: &std::io::Error) -> PtxasError {
@@ -126,6 +124,41 @@ impl Ptxas {
         }
         let source = Source::Ptxas(self.version.clone());
         parse(&text, entry, source).ok_or_else(|| PtxasError::NoSuchEntry(entry.to_owned()))
+    }
+}
+
+/// A temporary file that a child process writes. On Linux it has no name, so nothing is left when this
+/// process ends while the child runs, as at the end of a search.
+struct OutputFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl OutputFile {
+    fn new() -> std::io::Result<OutputFile> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("flashcore-{}-{}.cubin", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        let path = std::env::temp_dir().join(name);
+        // Neither follows a link nor opens a file of another process.
+        let file = match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return OutputFile::new(),
+            file => file?,
+        };
+        #[cfg(target_os = "linux")]
+        let path = {
+            use std::os::fd::AsRawFd;
+            std::fs::remove_file(&path)?;
+            PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
+        };
+        Ok(OutputFile { file, path })
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+impl Drop for OutputFile {
+    fn drop(&mut self) {
+        // If the removal fails, the operating system clears the temporary directory.
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
