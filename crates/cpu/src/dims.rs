@@ -5,7 +5,7 @@
 use crate::programs::{self, Layout};
 use crate::simd::{Added, MAX_LANES, Part, Rows, Simd, gemm_part};
 use crate::softcap::cap_logits;
-use crate::tile::{Block, LAZY_GROWTH, Panel, Step};
+use crate::tile::{Block, LAZY_GROWTH, Panel, Step, is_large};
 
 /// Query rows of a panel. Each block of K and V is read from the cache once for all rows.
 pub(crate) const PANEL_ROWS: usize = 8;
@@ -34,7 +34,7 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
         logits[seen.end..].fill(f32::NEG_INFINITY);
         let max = largest(s, logits);
         raise_maximum(s, panel, row, scale, max);
-        panel.sum[row] += exponentiate(s, logits, scale, panel.shift[row]);
+        panel.sum[row] += exponentiate(s, logits, scale, panel.shift[row], panel.max[row]);
     }
     let ld_out = panel.out.len() / panel.rows;
     let all = |row| seen(panel, block, row).len() == block.keys.len();
@@ -180,8 +180,9 @@ fn raise_maximum<S: Simd>(s: S, panel: &mut Panel, row: usize, scale: f32, max: 
     if !grows {
         return;
     }
-    let shift = max * scale; // not for −∞, which does not grow
-    let alpha = if old < f32::MIN { 0.0 } else { exp2(s, panel.shift[row] - shift) };
+    let shift = (max * scale).clamp(f32::MIN, f32::MAX); // not for −∞, which does not grow
+    let reduction = if is_large(shift) { (old - max) * scale } else { panel.shift[row] - shift };
+    let alpha = if old < f32::MIN { 0.0 } else { exp2(s, reduction) };
     (panel.max[row], panel.shift[row]) = (max, shift);
     panel.sum[row] *= alpha;
     let ld = panel.out.len() / panel.rows;
@@ -200,8 +201,13 @@ fn exp2<S: Simd>(s: S, t: f32) -> f32 {
 
 /// Turns logits into weights, in place. Returns their sum.
 #[inline(always)]
-fn exponentiate<S: Simd>(s: S, logits: &mut [f32], scale: f32, shift: f32) -> f32 {
-    let (scale, minus_shift) = (s.splat(scale), s.splat(-shift));
+fn exponentiate<S: Simd>(s: S, logits: &mut [f32], scale: f32, shift: f32, max: f32) -> f32 {
+    let mut minus_shift = s.splat(-shift);
+    if is_large(shift) {
+        logits.iter_mut().for_each(|logit| *logit -= max);
+        minus_shift = s.splat(0.0);
+    }
+    let scale = s.splat(scale);
     let mut sum = s.splat(0.0);
     for logits in logits.chunks_exact_mut(S::LANES) {
         let weight = s.exp2(s.fma(s.load(logits), scale, minus_shift));

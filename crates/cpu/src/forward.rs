@@ -474,7 +474,7 @@ impl<T: Element> Call<'_, T> {
         let factor = softcap.unwrap_or(logit);
         // The scale must not be 0: 0 times the −∞ of a hidden key would be NaN.
         let scale = match self.programs.score {
-            None => ((factor * LOG2_E) as f32).max(f32::from_bits(1)),
+            None => ((factor * LOG2_E) as f32).clamp(f32::from_bits(1), f32::MAX),
             Some(_) => LOG2_E as f32,
         };
         Scale { factor: factor as f32, scale, cap: softcap.map(|softcap| (logit / softcap) as f32) }

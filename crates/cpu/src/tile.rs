@@ -20,6 +20,16 @@ pub(crate) const MAX_WIDTH: usize = 64;
 /// below 2⁸, sums far below f32's range, and O is rarely rescaled.
 pub(crate) const LAZY_GROWTH: f32 = 8.0;
 
+/// Largest shift (in log2) that is subtracted from scaled logits. The rounding error of a larger shift would
+/// be visible in the weights, and from 2³¹ on would make them infinite or 0: there the maximum is subtracted
+/// from the logits before they are scaled. Ordinary logits stay below it.
+const LARGEST_SHIFT: f32 = 4096.0;
+
+/// Whether a shift is too large to be subtracted from scaled logits. False for NaN.
+pub(crate) fn is_large(shift: f32) -> bool {
+    shift.abs() > LARGEST_SHIFT
+}
+
 /// One panel: up to `width` query rows and their running softmax. Matrices are dense with `width` numbers per
 /// row.
 pub(crate) struct Panel {
@@ -39,7 +49,8 @@ pub(crate) struct Panel {
     pub out: Aligned,
     /// Running maximum of the unscaled logits.
     pub max: [f32; MAX_WIDTH],
-    /// `max · scale · log2(e)`, which is subtracted in the exponent; 0 while the maximum is −∞.
+    /// `max · scale · log2(e)`, which is subtracted in the exponent: at most `f32::MAX` in size, and 0 while
+    /// the maximum is −∞.
     pub shift: [f32; MAX_WIDTH],
     /// Sum of the weights.
     pub sum: [f32; MAX_WIDTH],
@@ -268,9 +279,12 @@ pub(crate) fn raise_maximum<S: Simd, const VECTORS: usize>(
         // lanes without mass α = 0.
         let old_shift = s.load(&panel.shift[at..]);
         let none = s.splat(f32::MIN);
-        let shift = s.select_lt(raised, none, s.splat(0.0), s.mul(raised, s.splat(scale)));
+        let scaled = finite(s, s.mul(raised, s.splat(scale)));
+        let shift = s.select_lt(raised, none, s.splat(0.0), scaled);
         s.store(shift, &mut panel.shift[at..]);
-        let alpha = s.select_lt(limit, growth, s.exp2(s.sub(old_shift, shift)), s.splat(1.0));
+        let zero = s.splat(0.0);
+        let reduction = select_large(s, shift, s.sub(zero, growth), s.sub(old_shift, shift));
+        let alpha = s.select_lt(limit, growth, s.exp2(reduction), s.splat(1.0));
         let alpha = s.select_lt(old, none, s.splat(0.0), alpha);
         s.store(s.mul(s.load(&panel.sum[at..]), alpha), &mut panel.sum[at..]);
         for row in panel.out.chunks_exact_mut(VECTORS * lanes) {
@@ -280,18 +294,57 @@ pub(crate) fn raise_maximum<S: Simd, const VECTORS: usize>(
     }
 }
 
+/// Lanes of `yes` where the shift is large, otherwise of `no`.
+#[inline(always)]
+pub(crate) fn select_large<S: Simd>(s: S, shift: S::V, yes: S::V, no: S::V) -> S::V {
+    let size = s.max(shift, s.sub(s.splat(0.0), shift));
+    s.select_lt(s.splat(LARGEST_SHIFT), size, yes, no)
+}
+
+/// ±∞ becomes the nearest finite number.
+#[inline(always)]
+pub(crate) fn finite<S: Simd>(s: S, x: S::V) -> S::V {
+    let (least, most) = (s.splat(f32::MIN), s.splat(f32::MAX));
+    let x = s.select_lt(most, x, most, x);
+    s.select_lt(x, least, least, x)
+}
+
+/// What is added to the scaled logits of each lane in the exponents: minus the shift. In lanes with a large
+/// shift it is 0, and `maxima` are subtracted from the logits.
+#[inline(always)]
+pub(crate) fn minus_shifts<S: Simd, const VECTORS: usize>(
+    s: S,
+    shifts: &[f32],
+    maxima: &[f32],
+    logits: &mut [f32],
+) -> [S::V; VECTORS] {
+    let zero = s.splat(0.0);
+    let mut minus_shift = [zero; VECTORS];
+    for (v, minus_shift) in minus_shift.iter_mut().enumerate() {
+        let at = v * S::LANES;
+        let shift = s.load(&shifts[at..]);
+        *minus_shift = select_large(s, shift, zero, s.sub(zero, shift));
+        let subtracted = select_large(s, shift, s.splat(1.0), zero);
+        if s.any_lt(zero, subtracted) {
+            let subtracted = select_large(s, shift, s.load(&maxima[at..]), zero);
+            for row in logits.chunks_exact_mut(VECTORS * S::LANES) {
+                let logits = &mut row[at..at + S::LANES];
+                s.store(s.sub(s.load(logits), subtracted), logits);
+            }
+        }
+    }
+    minus_shift
+}
+
 /// Turns logits into weights, in place, and adds their sum to the panel's.
 #[inline(always)]
 fn exponentiate<S: Simd, const VECTORS: usize>(s: S, panel: &mut Panel, scale: f32, logits: &mut [f32]) {
     let lanes = S::LANES;
     let scale = s.splat(scale);
-    let mut minus_shift = [s.splat(0.0); VECTORS];
+    let minus_shift: [S::V; VECTORS] = minus_shifts(s, &panel.shift, &panel.max, logits);
     // Each block has its own sum: one long chain of additions would have a larger error than all other errors
     // of a row.
-    let mut sum = minus_shift;
-    for (v, shift) in minus_shift.iter_mut().enumerate() {
-        *shift = s.sub(s.splat(0.0), s.load(&panel.shift[v * lanes..]));
-    }
+    let mut sum = [s.splat(0.0); VECTORS];
     for row in logits.chunks_exact_mut(VECTORS * lanes) {
         for (v, logits) in row.chunks_exact_mut(lanes).enumerate() {
             let weight = s.exp2(s.fma(s.load(logits), scale, minus_shift[v]));

@@ -5,8 +5,8 @@ mod narrow;
 mod operands;
 mod terms;
 
-use common::{Inputs, check, check_everywhere, run, small_plan};
-use flashcore_cpu::{CpuError, CpuPlan, Isa, Lanes, Order, Rows, attention};
+use common::{Inputs, check, check_everywhere, run, run_out, small_plan};
+use flashcore_cpu::{CpuError, CpuPlan, Element, Isa, Lanes, Order, Rows, attention};
 
 use oracle::{OracleError, oracle, reference_in_precision};
 use problem::{Band, Corner, DType, Layout, Problem, Strides};
@@ -137,6 +137,50 @@ fn logits_of_ten_thousand() {
     p.score.scale = Some(100.0); // f32 sums of ±300 · 100
     check_everywhere(&p, 7, 3.0);
     check_everywhere(&p.with_band(Band::CAUSAL), 7, 3.0);
+}
+
+/// Logits that are equal, or differ by more than a float's exponent has room for. Integers as inputs keep
+/// the products exact in every arithmetic, so only the softmax can err.
+#[test]
+fn logits_of_any_finite_size() {
+    fn check<T: Element>(scale: f32, band: Band, plan: &CpuPlan) {
+        let mut p = Problem::new(1, 1, 61, 8, T::DTYPE).with_band(band);
+        p.score.scale = Some(scale);
+        let mut inputs = Inputs::<T>::random(&p, 11, 1.0);
+        for (i, x) in inputs.q.iter_mut().chain(&mut inputs.k).enumerate() {
+            *x = T::from_f32([1.0, -1.0, 2.0, 0.0, 1.0][i % 5 * (i / 40 % 3) % 5]);
+        }
+        let want = oracle(&p, &inputs.q, &inputs.k, &inputs.v).unwrap();
+        let (out, lse) = run(&p, &inputs, plan);
+        let tolerance = 4.0 * p.dtypes.out.unit_roundoff() + 1e-6;
+        for out in [out, run_out(&p, &inputs, plan)] {
+            for (i, (got, want)) in out.iter().zip(&want.out).enumerate() {
+                assert!((got - want).abs() <= tolerance, "{scale:e} {plan:?}: O[{i}] = {got}, not {want}");
+            }
+        }
+        for (i, (&got, want)) in lse.iter().zip(&want.lse).enumerate() {
+            // Kernels compute it in base 2, so it is at most f32::MAX · ln 2 in size.
+            let largest = f64::from(f32::MAX) * std::f64::consts::LN_2;
+            let want = want.clamp(-largest, largest);
+            let close = (f64::from(got) - want).abs() <= 1e-6 * want.abs().max(1.0);
+            assert!(close, "{scale:e} {plan:?}: LSE[{i}] = {got}, not {want}");
+        }
+    }
+    for isa in Isa::available() {
+        let plan = small_plan(isa);
+        let dims = isa.has_dims().then_some(CpuPlan { lanes: Lanes::Dims, ..plan });
+        for plan in [plan, CpuPlan { splits: 3, ..plan }].into_iter().chain(dims) {
+            // Parts of a row are compared by shifts, which exceed no finite number.
+            let largest = if plan.splits == 1 { -2.3e38 } else { -1e36 };
+            for scale in [1e3, 2e4, 3e9, -1e10, 1.1e20, 1e36, largest] {
+                for band in [Band::FULL, Band::CAUSAL] {
+                    check::<f32>(scale, band, &plan);
+                    check::<half::f16>(scale, band, &plan);
+                    check::<half::bf16>(scale, band, &plan);
+                }
+            }
+        }
+    }
 }
 
 #[test]

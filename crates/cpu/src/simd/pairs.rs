@@ -9,7 +9,7 @@ use super::{MAX_LANES, Simd};
 use crate::Elements;
 use crate::narrow::{WEIGHT_BITS, WINDOW};
 use crate::programs;
-use crate::tile::{self, Panel, Step};
+use crate::tile::{self, MAX_WIDTH, Panel, Step};
 
 /// The vector type of `P`.
 type Vector<P> = <<P as Pairs>::Vectors as Simd>::V;
@@ -279,15 +279,21 @@ fn weigh<P: Pairs, const VECTORS: usize>(
     let (s, lanes) = (p.vectors(), P::Vectors::LANES);
     let keys = logits.len() / (VECTORS * lanes);
     let (scale, bits) = (s.splat(scale), s.splat(WEIGHT_BITS));
-    let mut raise = [bits; VECTORS];
     let mut factor = [bits; VECTORS];
+    let (mut tops, mut maxima) = ([0.0; MAX_WIDTH], [0.0; MAX_WIDTH]);
     for v in 0..VECTORS {
-        let shift = s.load(&panel.shift[v * lanes..]);
+        let at = v * lanes;
+        let (shift, running) = (s.load(&panel.shift[at..]), s.load(&panel.max[at..]));
         // A lane that sees no key here has integer weights of 0, for any factor.
-        let top = s.select_lt(max[v], s.splat(f32::MIN), shift, s.mul(max[v], scale));
-        raise[v] = s.sub(bits, top);
-        factor[v] = s.exp2(s.sub(s.sub(top, shift), bits));
+        let choose = |none, some| s.select_lt(max[v], s.splat(f32::MIN), none, some);
+        let top = choose(shift, tile::finite(s, s.mul(max[v], scale)));
+        let max = choose(running, max[v]);
+        let distance = tile::select_large(s, top, s.mul(s.sub(max, running), scale), s.sub(top, shift));
+        factor[v] = s.exp2(s.sub(distance, bits));
+        s.store(top, &mut tops[at..]);
+        s.store(max, &mut maxima[at..]);
     }
+    let raise = tile::minus_shifts::<_, VECTORS>(s, &tops, &maxima, logits).map(|minus| s.add(bits, minus));
     let mut sum = [s.splat(0.0); VECTORS];
     for pair in 0..keys.div_ceil(2) {
         for v in 0..VECTORS {

@@ -168,13 +168,13 @@ fn products<const TERMS: usize>(most: usize) -> impl Iterator<Item = (usize, usi
 }
 
 /// Turns the logits of a panel's keys into weights: `TERMS` matrices of pairs along the keys, with zeros
-/// after the last key. Adds the weights to the panel's sum.
+/// after the last key. Adds the weights to the panel's sum. Large logits are changed.
 #[inline(always)]
 fn weigh<T: Tiles, const TERMS: usize, const VECTORS: usize>(
     t: T,
     panel: &mut Panel,
     scale: f32,
-    logits: &[f32],
+    logits: &mut [f32],
     weights: &mut [f32],
 ) {
     let (s, lanes) = (t.vectors(), T::Vectors::LANES);
@@ -182,7 +182,7 @@ fn weigh<T: Tiles, const TERMS: usize, const VECTORS: usize>(
     let (keys, matrix) = (logits.len() / width, weights.len() / TERMS);
     let mut weigher = Lanes::<T, VECTORS> {
         scale: s.splat(scale),
-        minus_shift: std::array::from_fn(|v| s.sub(s.splat(0.0), s.load(&panel.shift[v * lanes..]))),
+        minus_shift: tile::minus_shifts(s, &panel.shift, &panel.max, logits),
         sum: [s.splat(0.0); VECTORS],
     };
     let mut terms = weights.chunks_exact_mut(matrix);
