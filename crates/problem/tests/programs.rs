@@ -213,6 +213,18 @@ fn the_bounds_of_a_mask_become_a_band() {
     }
 }
 
+/// Expressions of any depth are built, refused, printed and dropped without recursion.
+#[test]
+fn a_deep_expression_is_refused_without_recursion() {
+    let mut deep = lib::score();
+    for _ in 0..200_000 {
+        deep = deep + 1.0;
+    }
+    let told = "the program has 4097 operations: expected at most 4096";
+    assert_eq!(Program::new(&deep).unwrap_err().to_string(), told);
+    assert_eq!(format!("{:?}", deep.replace(Input::Score, &lib::float(0))), format!("Expr(invalid: {told})"));
+}
+
 /// The T5 buckets of `transformers`: exact in the first half, then logarithmic, and shared beyond the
 /// farthest distance.
 #[test]

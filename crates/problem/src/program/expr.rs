@@ -1,6 +1,8 @@
 //! Expressions of score and mask programs, built with Rust's operators.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
+use std::fmt;
 use std::sync::Arc;
 
 use super::{BinaryOp, Comparison, Id, Input, Op, Program, ProgramError, Type, UnaryOp};
@@ -8,90 +10,137 @@ use super::{BinaryOp, Comparison, Id, Input, Op, Program, ProgramError, Type, Un
 /// An expression of positions, tables and parameters, and, in a score program, of the score.
 ///
 /// Integers become floats where the other argument is a float. Types are checked by [`Program::new`].
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Expr(Arc<Node>);
 
-#[derive(Debug)]
-enum Node {
+/// An operation and its arguments. No function on nodes recurses: the depth of an expression has no limit,
+/// but the stack has one.
+struct Node {
+    kind: Kind,
+    arguments: Vec<Expr>,
+}
+
+#[derive(Clone)]
+enum Kind {
     /// An input, a constant, or another operation without arguments.
     Leaf(Op),
     Load {
         table: u32,
         float: bool,
-        index: Vec<Expr>,
     },
-    Unary(UnaryOp, Expr),
-    Binary(BinaryOp, Expr, Expr),
-    Compare(Comparison, Expr, Expr),
-    Select(Expr, Expr, Expr),
+    Unary(UnaryOp),
+    Binary(BinaryOp),
+    Compare(Comparison),
+    Select,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let mut left = std::mem::take(&mut self.arguments);
+        while let Some(expr) = left.pop() {
+            if let Some(mut node) = Arc::into_inner(expr.0) {
+                left.append(&mut node.arguments);
+            }
+        }
+    }
+}
+
+/// Shows the text of the program, or why the expression is none.
+impl fmt::Debug for Expr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Program::new(self) {
+            Ok(program) => write!(f, "Expr({program})"),
+            Err(error) => write!(f, "Expr(invalid: {error})"),
+        }
+    }
 }
 
 impl Expr {
-    fn new(node: Node) -> Expr {
-        Expr(Arc::new(node))
+    fn new(kind: Kind, arguments: Vec<Expr>) -> Expr {
+        Expr(Arc::new(Node { kind, arguments }))
+    }
+
+    /// Identifies the node while the expression exists.
+    fn address(&self) -> *const Node {
+        Arc::as_ptr(&self.0)
+    }
+
+    /// Calls `of` once for each node of the expression, arguments first and from left to right.
+    fn each_node<E>(&self, mut of: impl FnMut(&Expr) -> Result<(), E>) -> Result<(), E> {
+        let mut done = HashSet::new();
+        let mut left = vec![(self, false)];
+        while let Some((expr, arguments_done)) = left.pop() {
+            if done.contains(&expr.address()) {
+                continue;
+            }
+            if arguments_done {
+                of(expr)?;
+                done.insert(expr.address());
+            } else {
+                left.push((expr, true));
+                left.extend(expr.0.arguments.iter().rev().map(|argument| (argument, false)));
+            }
+        }
+        Ok(())
     }
 
     /// A position or a parameter.
     pub fn input(input: Input) -> Expr {
-        Expr::new(Node::Leaf(Op::Input(input)))
+        Expr::leaf(Op::Input(input))
+    }
+
+    fn leaf(op: Op) -> Expr {
+        Expr::new(Kind::Leaf(op), Vec::new())
     }
 
     /// The element of table `table` at the indices. `float` says whether the table holds floats.
     pub fn load(table: u32, float: bool, index: impl IntoIterator<Item = Expr>) -> Expr {
-        Expr::new(Node::Load { table, float, index: index.into_iter().collect() })
+        Expr::new(Kind::Load { table, float }, index.into_iter().collect())
     }
 
     /// An operation on one value.
     #[must_use]
     pub fn unary(self, op: UnaryOp) -> Expr {
-        Expr::new(Node::Unary(op, self))
+        Expr::new(Kind::Unary(op), vec![self])
     }
 
     /// An operation on two values.
     #[must_use]
     pub fn binary(self, op: BinaryOp, other: impl Into<Expr>) -> Expr {
-        Expr::new(Node::Binary(op, self, other.into()))
+        Expr::new(Kind::Binary(op), vec![self, other.into()])
     }
 
     /// A comparison.
     #[must_use]
     pub fn compare(self, op: Comparison, other: impl Into<Expr>) -> Expr {
-        Expr::new(Node::Compare(op, self, other.into()))
+        Expr::new(Kind::Compare(op), vec![self, other.into()])
     }
 
     /// `yes` if this truth value is true, else `no`.
     #[must_use]
     pub fn select(self, yes: impl Into<Expr>, no: impl Into<Expr>) -> Expr {
-        Expr::new(Node::Select(self, yes.into(), no.into()))
+        Expr::new(Kind::Select, vec![self, yes.into(), no.into()])
     }
 
     /// The expression with `input` replaced by `other`.
     #[must_use]
     pub fn replace(&self, input: Input, other: &Expr) -> Expr {
-        let mut replaced = HashMap::new();
-        self.replaced(input, other, &mut replaced)
-    }
-
-    /// `done` caches the expressions that were already replaced, so that shared subexpressions stay shared.
-    fn replaced(&self, input: Input, other: &Expr, done: &mut HashMap<*const Node, Expr>) -> Expr {
-        let address = Arc::as_ptr(&self.0);
-        if let Some(known) = done.get(&address) {
-            return known.clone();
-        }
-        let mut of = |expr: &Expr| expr.replaced(input, other, done);
-        let expr = match &*self.0 {
-            Node::Leaf(Op::Input(known)) if *known == input => other.clone(),
-            Node::Leaf(_) => self.clone(),
-            Node::Load { table, float, index } => {
-                Expr::load(*table, *float, index.iter().map(of).collect::<Vec<_>>())
-            }
-            Node::Unary(op, a) => of(a).unary(*op),
-            Node::Binary(op, a, b) => of(a).binary(*op, of(b)),
-            Node::Compare(op, a, b) => of(a).compare(*op, of(b)),
-            Node::Select(a, b, c) => of(a).select(of(b), of(c)),
-        };
-        done.insert(address, expr.clone());
-        expr
+        // By address, so that shared subexpressions stay shared.
+        let mut replaced: HashMap<*const Node, Expr> = HashMap::new();
+        let Ok(()) = self.each_node(|expr| {
+            let node = &*expr.0;
+            let new = match &node.kind {
+                Kind::Leaf(Op::Input(known)) if *known == input => other.clone(),
+                Kind::Leaf(_) => expr.clone(),
+                kind => {
+                    let of = |argument: &Expr| replaced[&argument.address()].clone();
+                    Expr::new(kind.clone(), node.arguments.iter().map(of).collect())
+                }
+            };
+            replaced.insert(expr.address(), new);
+            Ok::<(), Infallible>(())
+        });
+        replaced[&self.address()].clone()
     }
 
     /// `|x|`.
@@ -183,19 +232,19 @@ impl std::ops::Not for Expr {
 
 impl From<f32> for Expr {
     fn from(x: f32) -> Expr {
-        Expr::new(Node::Leaf(Op::Float(x.to_bits())))
+        Expr::leaf(Op::Float(x.to_bits()))
     }
 }
 
 impl From<i32> for Expr {
     fn from(x: i32) -> Expr {
-        Expr::new(Node::Leaf(Op::Int(x)))
+        Expr::leaf(Op::Int(x))
     }
 }
 
 impl From<bool> for Expr {
     fn from(x: bool) -> Expr {
-        Expr::new(Node::Leaf(Op::Bool(x)))
+        Expr::leaf(Op::Bool(x))
     }
 }
 
@@ -223,46 +272,40 @@ struct Flat {
 }
 
 impl Flat {
-    fn visit(&mut self, expr: &Expr) -> Result<Id, ProgramError> {
-        let address = Arc::as_ptr(&expr.0);
-        if let Some(&id) = self.visited.get(&address) {
-            return Ok(id);
-        }
-        let id = match &*expr.0 {
-            Node::Leaf(op) => self.push(op.clone(), leaf_type(op))?,
-            Node::Load { table, float, index } => {
-                let mut ids = Vec::with_capacity(index.len());
-                for expr in index {
-                    let id = self.visit(expr)?;
+    fn visit(&mut self, root: &Expr) -> Result<Id, ProgramError> {
+        root.each_node(|expr| {
+            let arguments: Vec<Id> = expr.0.arguments.iter().map(|a| self.visited[&a.address()]).collect();
+            let id = self.node(&expr.0.kind, &arguments)?;
+            self.visited.insert(expr.address(), id);
+            Ok(())
+        })?;
+        Ok(self.visited[&root.address()])
+    }
+
+    fn node(&mut self, kind: &Kind, arguments: &[Id]) -> Result<Id, ProgramError> {
+        match (kind, arguments) {
+            (Kind::Leaf(op), _) => self.push(op.clone(), leaf_type(op)),
+            (&Kind::Load { table, float }, index) => {
+                for &id in index {
                     self.expect(id, Type::Int, "an index of a table", "an int")?;
-                    ids.push(id);
                 }
-                let result = if *float { Type::Float } else { Type::Int };
-                self.push(Op::Load { table: *table, float: *float, index: ids }, result)?
+                let result = if float { Type::Float } else { Type::Int };
+                self.push(Op::Load { table, float, index: index.to_vec() }, result)
             }
-            Node::Unary(op, a) => {
-                let a = self.visit(a)?;
-                self.unary(*op, a)?
-            }
-            Node::Binary(op, a, b) => {
-                let (a, b) = (self.visit(a)?, self.visit(b)?);
-                self.binary(*op, a, b)?
-            }
-            Node::Compare(op, a, b) => {
-                let (a, b) = (self.visit(a)?, self.visit(b)?);
+            (&Kind::Unary(op), &[a]) => self.unary(op, a),
+            (&Kind::Binary(op), &[a, b]) => self.binary(op, a, b),
+            (&Kind::Compare(op), &[a, b]) => {
                 let (a, b) = self.same_type(a, b, "a comparison")?;
-                self.push(Op::Compare(*op, a, b), Type::Bool)?
+                self.push(Op::Compare(op, a, b), Type::Bool)
             }
-            Node::Select(a, b, c) => {
-                let a = self.visit(a)?;
+            (Kind::Select, &[a, b, c]) => {
                 self.expect(a, Type::Bool, "the condition of select", "a bool")?;
-                let (b, c) = (self.visit(b)?, self.visit(c)?);
                 let (b, c) = self.same_type(b, c, "select")?;
-                self.push(Op::Select(a, b, c), self.types[b])?
+                self.push(Op::Select(a, b, c), self.types[b])
             }
-        };
-        self.visited.insert(address, id);
-        Ok(id)
+            // The constructors of `Expr` give each operation its number of arguments.
+            _ => unreachable!("an operation with {} arguments", arguments.len()),
+        }
     }
 
     fn unary(&mut self, op: UnaryOp, a: Id) -> Result<Id, ProgramError> {
