@@ -165,6 +165,18 @@ fn problems_refuse_programs_that_do_not_fit() {
     }
 }
 
+/// A position beyond 32 bits would wrap. Strides of 0 allow so many keys.
+#[test]
+fn positions_have_32_bits() {
+    let mut p = Problem::new(1, 1, 4, 16, DType::F16);
+    (p.seq_kv, p.k.row, p.v.row) = (1 << 40, 0, 0);
+    p.check().unwrap();
+    p.programs.mask = Some(parse("k * k >= q"));
+    let told = "invalid mask program: invalid value '1099511627776' for seq_kv: expected at most 2^31 - 1, \
+                since positions of programs are 32-bit integers";
+    assert_eq!(p.check().unwrap_err().to_string(), told);
+}
+
 /// The band and the rest of every split mask show the same keys as the mask, with more queries than keys and
 /// with fewer.
 #[test]
@@ -210,6 +222,66 @@ fn the_bounds_of_a_mask_become_a_band() {
                 }
             }
         }
+    }
+}
+
+/// Integers wrap in 32 bits. A comparison becomes a bound only if its sides wrap at no position of the
+/// problem.
+#[test]
+fn masks_that_wrap_become_no_band() {
+    let (most, least) = (i32::MAX, i32::MIN);
+    let (q, k) = (lib::query, lib::key);
+    let masks = [
+        (q() + most).ge(k()),
+        (q() + int_parameter()).ge(k()),
+        (k() - q() - most).le(least),
+        (q() - k() - least).ge(0),
+        (q() * most * most * most).ge(k()),
+        (q() * 65536 * 65536).ge(k() - 1),
+        (-(q() * least)).ge(k()),
+    ];
+    for (i, mask) in masks.iter().enumerate() {
+        for seq in [1, 4] {
+            let mut p = Problem::new(1, 1, seq, 16, DType::F16);
+            let mask = Program::new(mask).unwrap();
+            p.programs = Programs { mask: Some(mask.clone()), ints: vec![most], ..Programs::default() };
+            let (band, rest) = p.programs.split_band(&p);
+            for (query, key) in (0..seq).flat_map(|q| (0..seq).map(move |k| (q, k))) {
+                let point = Point { query, key, query_length: seq, key_length: seq, ..Point::default() };
+                let keys = band.keys(query, seq, seq);
+                let split = (keys.start..keys.end).contains(&key)
+                    && rest.as_ref().is_none_or(|rest| value(rest, &p.programs, &[], point).is_true());
+                let shown = value(&mask, &p.programs, &[], point).is_true();
+                assert_eq!(split, shown, "mask {i}, {seq} positions, query {query}, key {key}, {band}");
+            }
+        }
+    }
+    // The largest parameter is a usual way to state that there is no bound, and does not wrap here.
+    let mut p = Problem::new(1, 1, 4, 16, DType::F16);
+    let mask = Program::new(&(q() - k()).le(int_parameter())).unwrap();
+    p.programs = Programs { mask: Some(mask), ints: vec![most], ..Programs::default() };
+    assert_eq!(p.programs.split_band(&p).0.before, Some(most as u32));
+}
+
+fn int_parameter() -> Expr {
+    lib::int(0)
+}
+
+/// The work on a program grows with its operations, not with the paths through shared expressions.
+#[test]
+fn shared_expressions_are_visited_once() {
+    let (mut sum, mut both) = (lib::query(), lib::query().ge(lib::key()));
+    for _ in 0..200 {
+        sum = sum.clone() + sum;
+        both = both.clone() & both;
+    }
+    let doubled = sum.ge(lib::key());
+    let shown = format!("{doubled:?}");
+    assert!(shown.starts_with("Expr(v0 = (q + q); "), "{shown}");
+    for mask in [doubled, both] {
+        let mut p = Problem::new(1, 1, 4, 16, DType::F16);
+        p.programs.mask = Some(Program::new(&mask).unwrap());
+        p.canonical();
     }
 }
 

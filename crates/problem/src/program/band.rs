@@ -4,7 +4,7 @@ use super::{BinaryOp, Comparison, Expr, Id, Input, Op, Program, Programs, Type, 
 use crate::{Band, Corner, Problem};
 
 /// A sum of positions and a constant: `query · q + key · k + query_length · q_len + key_length · k_len +
-/// rest`.
+/// rest`. The value of an operation is that sum without wrap-around, at all positions of the problem.
 #[derive(Clone, Copy, Debug, Default)]
 struct Affine {
     query: i64,
@@ -19,19 +19,38 @@ impl Affine {
         Affine { rest, ..Affine::default() }
     }
 
-    fn plus(self, other: Affine, factor: i64) -> Affine {
-        Affine {
-            query: self.query + factor * other.query,
-            key: self.key + factor * other.key,
-            query_length: self.query_length + factor * other.query_length,
-            key_length: self.key_length + factor * other.key_length,
-            rest: self.rest + factor * other.rest,
-        }
+    /// `self + factor · other`, unless a coefficient overflows.
+    fn plus(self, other: Affine, factor: i64) -> Option<Affine> {
+        let add = |a: i64, b: i64| a.checked_add(factor.checked_mul(b)?);
+        Some(Affine {
+            query: add(self.query, other.query)?,
+            key: add(self.key, other.key)?,
+            query_length: add(self.query_length, other.query_length)?,
+            key_length: add(self.key_length, other.key_length)?,
+            rest: add(self.rest, other.rest)?,
+        })
     }
 
     fn as_constant(self) -> Option<i64> {
         let Affine { query: 0, key: 0, query_length: 0, key_length: 0, rest } = self else { return None };
         Some(rest)
+    }
+
+    /// Whether the sum is a 32-bit integer at all positions of the problem. Integers of programs wrap: an
+    /// operation has another value where its sum is none.
+    fn fits(self, problem: &Problem) -> bool {
+        let (mut low, mut high) = (i128::from(self.rest), i128::from(self.rest));
+        for (coefficient, most) in [
+            (self.query, problem.seq_q.saturating_sub(1)),
+            (self.key, problem.seq_kv.saturating_sub(1)),
+            (self.query_length, problem.seq_q),
+            (self.key_length, problem.seq_kv),
+        ] {
+            let reach = i128::from(coefficient).saturating_mul(most as i128);
+            low = low.saturating_add(reach.min(0));
+            high = high.saturating_add(reach.max(0));
+        }
+        i128::from(i32::MIN) <= low && high <= i128::from(i32::MAX)
     }
 }
 
@@ -52,13 +71,14 @@ impl Programs {
         let mut band = problem.band;
         let Some(mask) = &self.mask else { return (band, None) };
         let even = problem.lengths.is_even();
+        let (sums, exprs) = (mask.sums(&self.ints, problem), mask.exprs());
         let mut rest: Option<Expr> = None;
         for part in mask.conjuncts() {
-            let bound = mask.bound(part, &self.ints, problem, even);
+            let bound = mask.bound(part, &sums, problem, even);
             if bound.is_some_and(|bound| narrow(&mut band, bound)) {
                 continue;
             }
-            let part = mask.expr(part);
+            let part = exprs[part].clone();
             rest = Some(match rest {
                 None => part,
                 Some(others) => others & part,
@@ -86,11 +106,15 @@ fn narrow(band: &mut Band, bound: BandBound) -> bool {
 }
 
 impl Program {
-    /// The truth values that `&` joins into the result.
+    /// The truth values that `&` joins into the result, each once.
     fn conjuncts(&self) -> Vec<Id> {
         let mut found = Vec::new();
+        let mut seen = vec![false; self.ops.len()];
         let mut left = vec![self.ops.len() - 1];
         while let Some(id) = left.pop() {
+            if std::mem::replace(&mut seen[id], true) {
+                continue;
+            }
             match self.ops[id] {
                 Op::Binary(BinaryOp::And, a, b) if self.types[id] == Type::Bool => left.extend([b, a]),
                 Op::Bool(true) => {}
@@ -100,19 +124,19 @@ impl Program {
         found
     }
 
-    /// The bound of the band that a comparison states, if any.
-    fn bound(&self, id: Id, ints: &[i32], problem: &Problem, even: bool) -> Option<BandBound> {
+    /// The bound of the band that a comparison states, if any. `sums` are those of [`Program::sums`].
+    fn bound(&self, id: Id, sums: &[Option<Affine>], problem: &Problem, even: bool) -> Option<BandBound> {
         let Op::Compare(op, a, b) = self.ops[id] else { return None };
         if self.types[a] != Type::Int {
             return None;
         }
-        let (a, b) = (self.affine(a, ints)?, self.affine(b, ints)?);
+        let (a, b) = (sums[a]?, sums[b]?);
         // Every comparison is written as `sum ≥ 0`.
         let sum = match op {
-            Comparison::Ge => a.plus(b, -1),
-            Comparison::Gt => a.plus(b, -1).plus(Affine::constant(1), -1),
-            Comparison::Le => b.plus(a, -1),
-            Comparison::Lt => b.plus(a, -1).plus(Affine::constant(1), -1),
+            Comparison::Ge => a.plus(b, -1)?,
+            Comparison::Gt => a.plus(b, -1)?.plus(Affine::constant(1), -1)?,
+            Comparison::Le => b.plus(a, -1)?,
+            Comparison::Lt => b.plus(a, -1)?.plus(Affine::constant(1), -1)?,
             Comparison::Eq | Comparison::Ne => return None,
         };
         // `q − k + n ≥ 0` is `k ≤ q + n`; `k − q + n ≥ 0` is `k ≥ q − n`.
@@ -134,34 +158,20 @@ impl Program {
         Some(if is_after { BandBound::After(corner, keys) } else { BandBound::Before(corner, keys) })
     }
 
-    /// An integer operation as an affine sum of positions, with the values of the parameters inserted.
-    fn affine(&self, id: Id, ints: &[i32]) -> Option<Affine> {
-        Some(match self.ops[id] {
-            Op::Int(x) => Affine::constant(x.into()),
-            Op::Input(Input::Query) => Affine { query: 1, ..Affine::default() },
-            Op::Input(Input::Key) => Affine { key: 1, ..Affine::default() },
-            Op::Input(Input::QueryLength) => Affine { query_length: 1, ..Affine::default() },
-            Op::Input(Input::KeyLength) => Affine { key_length: 1, ..Affine::default() },
-            Op::Input(Input::IntParameter(i)) => Affine::constant((*ints.get(i as usize)?).into()),
-            Op::Unary(UnaryOp::Neg, a) => Affine::default().plus(self.affine(a, ints)?, -1),
-            Op::Binary(BinaryOp::Add, a, b) => self.affine(a, ints)?.plus(self.affine(b, ints)?, 1),
-            Op::Binary(BinaryOp::Sub, a, b) => self.affine(a, ints)?.plus(self.affine(b, ints)?, -1),
-            Op::Binary(BinaryOp::Mul, a, b) => {
-                let (a, b) = (self.affine(a, ints)?, self.affine(b, ints)?);
-                match (a.as_constant(), b.as_constant()) {
-                    (Some(factor), _) => Affine::default().plus(b, factor),
-                    (_, Some(factor)) => Affine::default().plus(a, factor),
-                    _ => return None,
-                }
-            }
-            _ => return None,
-        })
+    /// Each operation as a sum of positions, with the values of the parameters inserted. `None` for an
+    /// operation that is not such a sum, or that can wrap at a position of the problem.
+    fn sums(&self, ints: &[i32], problem: &Problem) -> Vec<Option<Affine>> {
+        let mut found = Vec::with_capacity(self.ops.len());
+        for op in &self.ops {
+            found.push(affine(op, &found, ints).filter(|sum| sum.fits(problem)));
+        }
+        found
     }
 
-    /// Converts an operation back to an expression.
-    fn expr(&self, root: Id) -> Expr {
-        let mut exprs: Vec<Expr> = Vec::with_capacity(root + 1);
-        for op in &self.ops[..=root] {
+    /// Converts all operations back to expressions.
+    fn exprs(&self) -> Vec<Expr> {
+        let mut exprs: Vec<Expr> = Vec::with_capacity(self.ops.len());
+        for op in &self.ops {
             let of = |id: &Id| exprs[*id].clone();
             let expr = match op {
                 Op::Input(input) => Expr::input(*input),
@@ -176,6 +186,31 @@ impl Program {
             };
             exprs.push(expr);
         }
-        exprs.swap_remove(root)
+        exprs
+    }
+}
+
+/// An operation as a sum of positions, given the sums of all earlier operations.
+fn affine(op: &Op, found: &[Option<Affine>], ints: &[i32]) -> Option<Affine> {
+    let none = Affine::default();
+    match *op {
+        Op::Int(x) => Some(Affine::constant(x.into())),
+        Op::Input(Input::Query) => Some(Affine { query: 1, ..none }),
+        Op::Input(Input::Key) => Some(Affine { key: 1, ..none }),
+        Op::Input(Input::QueryLength) => Some(Affine { query_length: 1, ..none }),
+        Op::Input(Input::KeyLength) => Some(Affine { key_length: 1, ..none }),
+        Op::Input(Input::IntParameter(i)) => Some(Affine::constant((*ints.get(i as usize)?).into())),
+        Op::Unary(UnaryOp::Neg, a) => none.plus(found[a]?, -1),
+        Op::Binary(BinaryOp::Add, a, b) => found[a]?.plus(found[b]?, 1),
+        Op::Binary(BinaryOp::Sub, a, b) => found[a]?.plus(found[b]?, -1),
+        Op::Binary(BinaryOp::Mul, a, b) => {
+            let (a, b) = (found[a]?, found[b]?);
+            match (a.as_constant(), b.as_constant()) {
+                (Some(factor), _) => none.plus(b, factor),
+                (_, Some(factor)) => none.plus(a, factor),
+                _ => None,
+            }
+        }
+        _ => None,
     }
 }

@@ -343,9 +343,22 @@ impl Programs {
         if count > most {
             return Err(ProblemError::Tables { count, most });
         }
+        let most = i32::MAX as usize;
+        let positions = [
+            ("batch", problem.batch),
+            ("heads_q", problem.heads_q),
+            ("seq_q", problem.seq_q),
+            ("seq_kv", problem.seq_kv),
+        ];
         for (what, program, result) in [("score", &self.score, Type::Float), ("mask", &self.mask, Type::Bool)]
         {
             let Some(program) = program else { continue };
+            if let Some((argument, value)) = positions.iter().find(|(_, value)| *value > most) {
+                let reason = format!(
+                    "invalid value '{value}' for {argument}: expected at most 2^31 - 1, since positions of programs are 32-bit integers"
+                );
+                return refuse(what, reason);
+            }
             if program.result() != result {
                 let (given, wanted) = (program.result().name(), result.name());
                 return refuse(what, format!("its result is a {given}; expected a {wanted}"));
