@@ -10,6 +10,7 @@ use problem::{
     Scales, Score, TableData, Tensor,
 };
 
+use crate::bands::Bands;
 use crate::features::{Extents, Features};
 use crate::gpu::{self, Gpu};
 use crate::{AttentionError, TableView, TensorView, TensorViewMut};
@@ -67,7 +68,7 @@ pub struct Attention<'a, Q, K = Q, V = Q> {
     q: TensorView<'a, Q>,
     k: TensorView<'a, K>,
     v: TensorView<'a, V>,
-    band: Band,
+    bands: Bands,
     score: Score,
     features: Features<'a>,
     tf32: bool,
@@ -94,8 +95,8 @@ pub fn attention<'a, Q: Element, K: Element, V: Element>(
     k: TensorView<'a, K>,
     v: TensorView<'a, V>,
 ) -> Attention<'a, Q, K, V> {
-    let (band, score, features) = (Band::FULL, Score::default(), Features::default());
-    Attention { q, k, v, band, score, features, tf32: false, device: None }
+    let (bands, score, features) = (Bands::FULL, Score::default(), Features::default());
+    Attention { q, k, v, bands, score, features, tf32: false, device: None }
 }
 
 impl<T: Element> Attention<'_, T> {
@@ -112,6 +113,20 @@ impl<T: Element> Attention<'_, T> {
 impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     /// Each query sees the keys up to its own position, counted from the end of the sequence, as in
     /// FlashAttention.
+    ///
+    /// `causal`, [`causal_top_left`](Attention::causal_top_left), [`window`](Attention::window) and
+    /// [`band`](Attention::band) can be joined in any order. A query sees the keys that all of them show, as
+    /// with `causal=True` and `window_size` of `flash_attn_func` in Python:
+    ///
+    /// ```
+    /// use flashcore::{Layout, TensorView, attention};
+    ///
+    /// let x = [0.0f32; 4 * 8];
+    /// let view = || TensorView::dense(&x, [1, 1, 4, 8], Layout::Bhsd);
+    /// let out = attention(view()?, view()?, view()?).window(1, 1).causal().run()?;
+    /// assert_eq!(out.lse, [0.0, 2f32.ln(), 2f32.ln(), 2f32.ln()]); // the query's own key and the one before
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
     pub fn causal(self) -> Self {
         self.band(Band::CAUSAL)
     }
@@ -130,10 +145,12 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
         self.band(Band::window(before, after))
     }
 
-    /// Which keys a query sees, by position: [`Band`] has the formula. A row that sees no key has O = 0 and
-    /// LSE = −∞.
+    /// Hides the keys outside a band of positions; [`Band`] has the formula. Bands of several calls are
+    /// joined: a query sees the keys that all of them show. For bands of both corners, unless all sequences
+    /// have as many queries as keys, the bounds at the top left are part of the mask program. A row that sees
+    /// no key has O = 0 and LSE = −∞.
     pub fn band(mut self, band: Band) -> Self {
-        self.band = band;
+        self.bands.add(band);
         self
     }
 
@@ -492,13 +509,14 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
         }
         self.features.check_sinks(q[1])?;
         let Extents { batch, seq_q, seq_kv, lengths } = self.features.extents(q, k)?;
-        let (programs, tables) = self.features.programs([batch, q[1], seq_q, seq_kv])?;
+        let (band, bounds) = self.bands.resolve(lengths.is_even() && seq_q == seq_kv);
+        let (programs, tables) = self.features.programs([batch, q[1], seq_q, seq_kv], bounds)?;
         let dtypes = DTypes { q: Q::DTYPE, k: K::DTYPE, v: V::DTYPE, out: dtype, tf32: self.tf32 };
         let problem = Problem {
             heads_kv: k[1],
             seq_kv,
             head_dim_v: v[3],
-            band: self.band,
+            band,
             score: self.score,
             lengths,
             programs,
@@ -544,6 +562,31 @@ mod tests {
             for (ours, exact) in output.lse.iter().zip(&oracle.lse) {
                 assert!((f64::from(*ours) - exact).abs() < 1e-5);
             }
+        }
+    }
+
+    /// The number of keys that each of five queries sees of `keys` keys.
+    fn shown<'a>(
+        zeros: &'a [f32],
+        keys: usize,
+        bands: impl Fn(Attention<'a, f32>) -> Attention<'a, f32>,
+    ) -> Vec<u32> {
+        let view = |rows| TensorView::dense(zeros, [1, 1, rows, 8], Layout::Bhsd).unwrap();
+        let call = bands(attention(view(5), view(keys), view(keys))).device(Device::Cpu);
+        call.run().unwrap().lse.iter().map(|lse| lse.exp().round() as u32).collect()
+    }
+
+    #[test]
+    fn bands_are_joined_in_any_order() {
+        let zeros = [0.0f32; 8 * 8];
+        assert_eq!(shown(&zeros, 5, |call| call.window(2, 0).causal()), [1, 2, 3, 3, 3]);
+        assert_eq!(shown(&zeros, 5, |call| call.causal().window(2, 2)), [1, 2, 3, 3, 3]);
+        assert_eq!(shown(&zeros, 5, |call| call.causal_top_left().window(2, 2)), [1, 2, 3, 3, 3]);
+        assert_eq!(shown(&zeros, 5, |call| call.window(3, 1).window(2, 2)), [2, 3, 4, 4, 3]);
+        // Query 0 is level with key 0 at the top left, and with key 3 or −2 at the bottom right.
+        for (keys, expected) in [(8, [1, 2, 2, 2, 2]), (3, [0, 0, 1, 2, 3])] {
+            assert_eq!(shown(&zeros, keys, |call| call.causal_top_left().window(4, 0)), expected);
+            assert_eq!(shown(&zeros, keys, |call| call.window(4, 0).causal_top_left()), expected);
         }
     }
 

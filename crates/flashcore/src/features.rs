@@ -55,8 +55,12 @@ impl<'a> Features<'a> {
     }
 
     /// The programs of a call over scores `[batch, heads_q, seq_q, seq_kv]`, and the contents of their
-    /// tables.
-    pub fn programs(&self, scores: [usize; 4]) -> Result<(Programs, Vec<TableData<'a>>), AttentionError> {
+    /// tables. `bounds` is a mask that the call's mask is joined with.
+    pub fn programs(
+        &self,
+        scores: [usize; 4],
+        bounds: Option<Expr>,
+    ) -> Result<(Programs, Vec<TableData<'a>>), AttentionError> {
         let [batch, heads, ..] = scores;
         let mut tables: Vec<Table> = self.tables.iter().map(|view| view.table.clone()).collect();
         let mut data: Vec<TableData<'a>> = self.tables.iter().map(|view| view.data).collect();
@@ -78,18 +82,15 @@ impl<'a> Features<'a> {
             let i = add(bias.over_scores("bias", scores)?, bias.data);
             score = Some(on_top(score, library::bias(i)));
         }
-        let mut mask = self.mask_program.clone();
+        let mut masks: Vec<Expr> = bounds.into_iter().chain(self.mask_program.clone()).collect();
         if let Some(tensor) = &self.mask {
             if tensor.table.dtype.is_float() {
                 return Err(wrong_type("mask", tensor.table.dtype, "bool, u8 or i32"));
             }
             let i = add(tensor.over_scores("mask", scores)?, tensor.data);
-            let shown = library::mask_tensor(i);
-            mask = Some(match mask {
-                None => shown,
-                Some(program) => program & shown,
-            });
+            masks.push(library::mask_tensor(i));
         }
+        let mask = masks.into_iter().reduce(|a, b| a & b);
         let program = |what, expr: Option<Expr>| {
             expr.map(|expr| Program::new(&expr))
                 .transpose()

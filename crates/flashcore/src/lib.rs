@@ -43,6 +43,7 @@
 #![warn(missing_docs)]
 
 mod attention;
+mod bands;
 mod error;
 mod features;
 pub mod gpu;

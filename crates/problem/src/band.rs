@@ -84,6 +84,18 @@ impl Band {
         }
     }
 
+    /// The band of the keys that both bands show, at all lengths. `None` if the bands are aligned to
+    /// different corners: no band expresses that.
+    #[must_use]
+    pub fn intersection(self, other: Band) -> Option<Band> {
+        if self.is_full() || other.is_full() {
+            return Some(if self.is_full() { other } else { self });
+        }
+        let least = |a: Option<u32>, b: Option<u32>| a.into_iter().chain(b).min();
+        let (before, after) = (least(self.before, other.before), least(self.after, other.after));
+        (self.corner == other.corner).then_some(Band { before, after, ..self })
+    }
+
     /// Whether every row sees every key, for all sequence lengths.
     pub const fn is_full(self) -> bool {
         self.before.is_none() && self.after.is_none()
@@ -278,6 +290,22 @@ mod tests {
                         "{band} {seq_q} {seq_kv} {row}"
                     );
                     assert!(seen.iter().all(|&key| (shown.start..shown.end).contains(&key)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_intersection_shows_what_both_bands_show() {
+        for (a, b) in BANDS.into_iter().flat_map(|a| BANDS.map(|b| (a, b))) {
+            let Some(both) = a.intersection(b) else {
+                assert_ne!(a.corner, b.corner);
+                continue;
+            };
+            for (seq_q, seq_kv) in LENGTHS {
+                for (row, key) in (0..seq_q).flat_map(|row| (0..seq_kv).map(move |key| (row, key))) {
+                    let shown = |band: Band| sees(band, row, key, seq_q, seq_kv);
+                    assert_eq!(shown(both), shown(a) && shown(b), "{a} {b} {seq_q} {seq_kv} {row} {key}");
                 }
             }
         }

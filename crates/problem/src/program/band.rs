@@ -92,17 +92,13 @@ impl Programs {
 
 /// Adds a bound to a band. Returns false if one band cannot express both.
 fn narrow(band: &mut Band, bound: BandBound) -> bool {
-    let (BandBound::After(corner, keys) | BandBound::Before(corner, keys)) = bound;
-    if !band.is_full() && band.corner != corner {
-        return false;
-    }
-    let side = match bound {
-        BandBound::After(..) => &mut band.after,
-        BandBound::Before(..) => &mut band.before,
+    let (corner, before, after) = match bound {
+        BandBound::After(corner, keys) => (corner, None, Some(keys)),
+        BandBound::Before(corner, keys) => (corner, Some(keys), None),
     };
-    *side = Some(side.map_or(keys, |known| known.min(keys)));
-    band.corner = corner;
-    true
+    let both = band.intersection(Band { corner, before, after });
+    *band = both.unwrap_or(*band);
+    both.is_some()
 }
 
 impl Program {
