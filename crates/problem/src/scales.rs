@@ -54,19 +54,27 @@ impl ScaleLayout {
         ScaleLayout { rows: None, batch: heads_kv as i64, head: 1, block: 0 }
     }
 
-    /// Dense factors `[batch, heads_kv, ⌈seq / rows⌉]`.
+    /// Dense factors `[batch, heads_kv, ⌈seq / rows⌉]`. [`Problem::check`] rejects `rows` other than 64 and
+    /// 128.
     pub const fn per_block(heads_kv: usize, seq: usize, rows: u32) -> ScaleLayout {
-        let blocks = seq.div_ceil(rows as usize) as i64;
-        ScaleLayout { rows: Some(rows), batch: heads_kv as i64 * blocks, head: blocks, block: 1 }
+        let blocks = if rows == 0 { 0 } else { seq.div_ceil(rows as usize) as i64 };
+        let batch = (heads_kv as i64).saturating_mul(blocks);
+        ScaleLayout { rows: Some(rows), batch, head: blocks, block: 1 }
     }
 
-    /// The index of the factor that belongs to row `row` of a sequence.
+    /// The index of the factor that belongs to row `row` of a sequence. The indices must lie within the
+    /// extents of a problem that [`Problem::check`] accepted, so that the index does not overflow.
     pub const fn index(self, batch: usize, head_kv: usize, row: usize) -> usize {
-        let block = match self.rows {
-            Some(rows) => row / rows as usize,
-            None => 0,
-        };
+        let block = self.block_of(row);
         (batch as i64 * self.batch + head_kv as i64 * self.head + block as i64 * self.block) as usize
+    }
+
+    const fn block_of(self, row: usize) -> usize {
+        let Some(rows) = self.rows else { return 0 };
+        match row.checked_div(rows as usize) {
+            Some(block) => block,
+            None => 0,
+        }
     }
 }
 
@@ -103,7 +111,8 @@ impl Scales {
     }
 }
 
-/// Values of the factors. An array that the problem does not use is empty.
+/// Values of the factors, each from the first factor to the last: [`Problem::scale_len`] elements. An array
+/// that the problem does not use is empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScaleValues<'a> {
     /// Factors of Q (`descale_q`).
@@ -137,11 +146,21 @@ pub const fn descale_name(tensor: Tensor) -> &'static str {
 }
 
 impl Problem {
-    /// Number of elements from the first factor of a tensor to the last; 0 without factors.
+    /// Number of elements from the first factor of a tensor to the last; 0 without factors. `usize::MAX`
+    /// where the number is larger, or a stride is negative, which [`Problem::check`] rejects.
     pub fn scale_len(&self, tensor: Tensor) -> usize {
         let Some(layout) = self.scales.of(tensor) else { return 0 };
         let seq = if tensor == Tensor::Q { self.seq_q } else { self.seq_kv };
-        layout.index(self.batch.max(1) - 1, self.heads_kv.max(1) - 1, seq.max(1) - 1) + 1
+        let last = |extent: usize| extent.max(1) - 1;
+        let steps = [
+            (last(self.batch), layout.batch),
+            (last(self.heads_kv), layout.head),
+            (layout.block_of(last(seq)), layout.block),
+        ];
+        let len = steps.into_iter().try_fold(1usize, |len, (index, stride)| {
+            len.checked_add(index.checked_mul(usize::try_from(stride).ok()?)?)
+        });
+        len.unwrap_or(usize::MAX)
     }
 
     /// The factor that belongs to row `row` of a sequence; 1 without factors.
@@ -156,14 +175,14 @@ impl Problem {
         if fits { factor } else { f32::NAN }
     }
 
-    /// Rejects arrays of factors that are too short, and factors of a tensor without factors.
+    /// Rejects arrays of factors that do not have [`Problem::scale_len`] elements.
     ///
     /// # Errors
     /// [`ProblemError::Lengths`].
     pub fn check_scale_values(&self, values: &ScaleValues<'_>) -> Result<(), ProblemError> {
         for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
             let (len, expected) = (values.of(tensor).len(), self.scale_len(tensor));
-            if len < expected || expected == 0 && len > 0 {
+            if len != expected {
                 return Err(ProblemError::Lengths { argument: descale_name(tensor), len, expected });
             }
         }
@@ -182,6 +201,9 @@ impl Problem {
             let most = 1 << 31;
             if [batch, head, block].iter().any(|stride| !(0..most).contains(stride)) {
                 return refuse("expected strides from 0 to 2^31 - 1");
+            }
+            if self.scale_len(tensor) > 1 << 58 {
+                return refuse("expected strides with which all factors span at most 2^58 elements");
             }
         }
         Ok(())
@@ -210,6 +232,10 @@ mod tests {
         let values = ScaleValues { q: &numbers[..1], k: &numbers[..8], v: &numbers };
         let refused = p.check_scale_values(&values).unwrap_err().to_string();
         assert_eq!(refused, "invalid value '31' for the number of elements of descale_v: expected 32");
+        let numbers = vec![1.0; 33];
+        let values = ScaleValues { q: &numbers[..1], k: &numbers[..8], v: &numbers };
+        let refused = p.check_scale_values(&values).unwrap_err().to_string();
+        assert_eq!(refused, "invalid value '33' for the number of elements of descale_v: expected 32");
     }
 
     #[test]
@@ -222,6 +248,16 @@ mod tests {
         const OF: ScaleLayout = ScaleLayout::TENSOR;
         assert!(refused(|p| p.scales.k = Some(ScaleLayout { rows: Some(32), ..OF })).contains("64 or 128"));
         assert!(refused(|p| p.scales.k = Some(ScaleLayout { head: -1, ..OF })).contains("strides from 0"));
+        assert!(refused(|p| p.scales.q = Some(ScaleLayout::per_block(2, 100, 0))).contains("64 or 128"));
+        assert!(
+            refused(|p| p.scales.q = Some(ScaleLayout::per_block(1 << 40, 1 << 40, 64)))
+                .contains("strides from 0 to 2^31 - 1")
+        );
+        let far = refused(|p| {
+            (p.seq_kv, p.k.row, p.v.row) = (1 << 40, 0, 0);
+            p.scales.k = Some(ScaleLayout { rows: Some(64), block: (1 << 31) - 1, ..OF });
+        });
+        assert!(far.contains("span at most 2^58 elements"), "{far}");
         let sixteen = refused(|p| {
             p.dtypes.v = DType::Bf16;
             p.scales.v = Some(OF);

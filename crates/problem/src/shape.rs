@@ -270,10 +270,11 @@ impl Problem {
         }
     }
 
-    /// Number of elements of the LSE: `[batch][head][row]`, or `[head][row]` for packed queries.
+    /// Number of elements of the LSE: `[batch][head][row]`, or `[head][row]` for packed queries. `usize::MAX`
+    /// where the number is larger, which [`Problem::check`] rejects.
     pub const fn lse_len(&self) -> usize {
         let [batch, heads, rows, _] = self.extents(Tensor::Q);
-        batch * heads * rows
+        batch.saturating_mul(heads).saturating_mul(rows)
     }
 
     /// Strides of a tensor.
@@ -355,7 +356,8 @@ impl Problem {
             Band::CAUSAL_TOP_LEFT if rows <= keys => rows as f64 * rows as f64 / 2.0,
             band => (0..rows).map(|row| band.keys(row, rows, keys).len() as f64).sum(),
         };
-        2.0 * (self.head_dim + self.head_dim_v) as f64 * scores * self.batch as f64 * self.heads_q as f64
+        let dims = self.head_dim as f64 + self.head_dim_v as f64;
+        2.0 * dims * scores * self.batch as f64 * self.heads_q as f64
     }
 
     /// The minimum memory traffic in bytes: each input is read once, except keys and values that no row sees.
@@ -515,6 +517,8 @@ mod tests {
         let mut p = Problem::mission();
         p.seq_q = 0;
         assert_eq!(p.check(), Err(ProblemError::Zero { argument: "seq_q" }));
+        let p = Problem::new(usize::MAX, 2, 2, 1, DType::F32);
+        assert_eq!((p.lse_len(), p.check()), (usize::MAX, Err(ProblemError::TooLarge { tensor: "q" })));
         let p = Problem::mission().with_heads_kv(3, Layout::Bhsd);
         assert!(matches!(p.check(), Err(ProblemError::HeadsNotGrouped { heads_q: 8, heads_kv: 3 })));
         let mut p = Problem::mission();
