@@ -284,7 +284,7 @@ fn log2(x: f32) -> f32 {
     let is_small = x < f32::MIN_POSITIVE;
     let (normal, offset) = if is_small { (x * 8_388_608.0, -23.0) } else { (x, 0.0) };
     let bits = int(normal);
-    let exponent = (bits - int(std::f32::consts::FRAC_1_SQRT_2)) >> 23;
+    let exponent = bits.wrapping_sub(int(std::f32::consts::FRAC_1_SQRT_2)) >> 23;
     let m = word(bits.wrapping_sub(exponent << 23));
     let s = (m - 1.0) / (m + 1.0);
     let square = s * s;
@@ -310,6 +310,7 @@ mod tests {
     fn logarithms_keep_their_bound() {
         for (x, expected) in [
             (0.0, f32::NEG_INFINITY),
+            (-0.0, f32::NEG_INFINITY),
             (f32::INFINITY, f32::INFINITY),
             (1.0, 0.0),
             (8.0, 3.0),
