@@ -1,5 +1,7 @@
 //! Views of the tensors that scores and masks read.
 
+use std::fmt;
+
 use problem::{Table, TableData};
 
 use crate::AttentionError;
@@ -11,16 +13,23 @@ use crate::AttentionError;
 /// use flashcore::TableView;
 ///
 /// let bias = [0.0f32; 6];
-/// TableView::dense(&bias[..], &[2, 3])?;
-/// let refused = TableView::dense(&bias[..], &[2, 4]).unwrap_err().to_string();
+/// TableView::dense(&bias, &[2, 3])?; // an array, a vector or a slice
+/// let refused = TableView::dense(&bias.to_vec(), &[2, 4]).unwrap_err().to_string();
 /// let told = "invalid value '6' for the number of elements of a table: expected 8 for shape [2, 4]";
 /// assert_eq!(refused, told);
 /// # Ok::<(), flashcore::AttentionError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct TableView<'a> {
     pub(crate) data: TableData<'a>,
     pub(crate) table: Table,
+}
+
+/// Shows the type, the shape and the strides.
+impl fmt::Debug for TableView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TableView").field("table", &self.table).finish_non_exhaustive()
+    }
 }
 
 impl<'a> TableView<'a> {

@@ -1,5 +1,7 @@
 //! Strided views of slices.
 
+use std::fmt;
+
 use problem::{Layout, Strides};
 
 use crate::AttentionError;
@@ -7,7 +9,7 @@ use crate::AttentionError;
 /// A read-only tensor `[batch, heads, sequence, dim]` in a slice. The last dimension is contiguous. The slice
 /// starts at the lowest element in memory, so with a negative stride index 0 lies towards the end of the
 /// slice.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct TensorView<'a, T> {
     pub(crate) data: &'a [T],
     pub(crate) shape: [usize; 4],
@@ -15,7 +17,6 @@ pub struct TensorView<'a, T> {
 }
 
 /// A writable tensor `[batch, heads, sequence, dim]` in a slice, laid out as a [`TensorView`].
-#[derive(Debug)]
 pub struct TensorViewMut<'a, T> {
     pub(crate) data: &'a mut [T],
     pub(crate) shape: [usize; 4],
@@ -64,6 +65,28 @@ impl<'a, T> TensorViewMut<'a, T> {
     }
 }
 
+impl<T> fmt::Debug for TensorView<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        shown::<T>(f, "TensorView", self.shape, self.strides)
+    }
+}
+
+impl<T> fmt::Debug for TensorViewMut<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        shown::<T>(f, "TensorViewMut", self.shape, self.strides)
+    }
+}
+
+/// Shows a view without its elements, which may be many.
+fn shown<T>(f: &mut fmt::Formatter<'_>, name: &str, shape: [usize; 4], strides: Strides) -> fmt::Result {
+    let element = std::any::type_name::<T>();
+    f.debug_struct(name)
+        .field("element", &element)
+        .field("shape", &shape)
+        .field("strides", &strides)
+        .finish_non_exhaustive()
+}
+
 fn check(len: usize, shape: [usize; 4], strides: Strides) -> Result<(), AttentionError> {
     let needed = reach(shape, strides).ok_or_else(|| AttentionError::ViewTooLarge {
         shape,
@@ -86,4 +109,20 @@ fn reach([batch, heads, rows, dim]: [usize; 4], strides: Strides) -> Option<usiz
         sum.checked_add((extent as u128 - 1).checked_mul(u128::from(stride.unsigned_abs()))?)
     })?;
     usize::try_from(span).ok().filter(|&n| n <= isize::MAX as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_are_shown_without_their_elements() {
+        let mut data = vec![0.0f32; 1000];
+        let told = "{ element: \"f32\", shape: [1, 2, 5, 100], \
+                    strides: Strides { batch: 1000, head: 500, row: 100 }, .. }";
+        let view = TensorView::dense(&data, [1, 2, 5, 100], Layout::Bhsd).unwrap();
+        assert_eq!(format!("{view:?}"), format!("TensorView {told}"));
+        let view = TensorViewMut::dense(&mut data, [1, 2, 5, 100], Layout::Bhsd).unwrap();
+        assert_eq!(format!("{view:?}"), format!("TensorViewMut {told}"));
+    }
 }

@@ -34,21 +34,38 @@ pub enum TableData<'a> {
 }
 
 macro_rules! conversions {
-    ($($name:ident $element:ty),* $(,)?) => {
+    ($($element:ty => $table:expr),* $(,)?) => {
         $(impl<'a> From<&'a [$element]> for TableData<'a> {
             fn from(elements: &'a [$element]) -> TableData<'a> {
-                TableData::$name(elements)
+                $table(elements)
+            }
+        }
+
+        impl<'a> From<&'a Vec<$element>> for TableData<'a> {
+            fn from(elements: &'a Vec<$element>) -> TableData<'a> {
+                elements.as_slice().into()
+            }
+        }
+
+        impl<'a, const N: usize> From<&'a [$element; N]> for TableData<'a> {
+            fn from(elements: &'a [$element; N]) -> TableData<'a> {
+                elements.as_slice().into()
             }
         })*
     };
 }
-conversions! { F32 f32, F16 f16, Bf16 bf16, I32 i32, U8 u8 }
+conversions! {
+    f32 => TableData::F32,
+    f16 => TableData::F16,
+    bf16 => TableData::Bf16,
+    i32 => TableData::I32,
+    u8 => TableData::U8,
+    bool => truths,
+}
 
 /// Bytes with 1 for true and 0 for false.
-impl<'a> From<&'a [bool]> for TableData<'a> {
-    fn from(elements: &'a [bool]) -> TableData<'a> {
-        TableData::U8(bytemuck::cast_slice(elements))
-    }
+fn truths(elements: &[bool]) -> TableData<'_> {
+    TableData::U8(bytemuck::cast_slice(elements))
 }
 
 impl TableData<'_> {
