@@ -168,13 +168,22 @@ fn code(x: f32, dtype: DType) -> u8 {
     }
 }
 
-/// A quantised tensor as an input of its problem.
-impl<'a> Quantized {
+impl Quantized {
+    /// The codes of a quantisation to e4m3.
+    pub fn e4m3(&self) -> &[problem::E4m3] {
+        bytemuck::cast_slice(&self.codes)
+    }
+
+    /// The codes of a quantisation to e5m2.
+    pub fn e5m2(&self) -> &[problem::E5m2] {
+        bytemuck::cast_slice(&self.codes)
+    }
+
     /// The codes as an input of type `dtype`, that of the quantisation.
-    pub fn input(&'a self, dtype: DType) -> Input<'a> {
+    pub fn input(&self, dtype: DType) -> Input<'_> {
         match dtype {
-            DType::E5m2 => Input::from(bytemuck::cast_slice::<u8, problem::E5m2>(&self.codes)),
-            _ => Input::from(bytemuck::cast_slice::<u8, problem::E4m3>(&self.codes)),
+            DType::E5m2 => self.e5m2().into(),
+            _ => self.e4m3().into(),
         }
     }
 }

@@ -54,10 +54,11 @@ pub use attention::{Attention, Device, Output, attention};
 pub use cpu::{Element, Quantization, Quantized, quantize, quantized_problem};
 pub use error::AttentionError;
 pub use kernels::Plan;
-pub use problem::program::library;
+pub use problem::program::{BinaryOp, Comparison, Input, UnaryOp, library};
 pub use problem::{
-    Band, Corner, DType, DTypes, E4m3, E5m2, Expr, Layout, LengthValues, Pass, Problem, Program,
-    ProgramError, ScaleLayout, ScaleValues, Scales, Score, Strides, TableData, Tensor,
+    Band, Corner, DType, DTypes, E4m3, E5m2, Expr, Layout, LengthValues, Pass, Problem, ProblemError,
+    Program, ProgramError, ScaleLayout, ScaleValues, Scales, Score, Strides, Table, TableData, TableType,
+    Tensor,
 };
 pub use table::TableView;
 pub use tensor::{TensorView, TensorViewMut};
@@ -77,8 +78,9 @@ struct Tutorial;
 #[doc = include_str!("../../../docs/src/guide/rust.md")]
 struct Guide;
 
-/// The examples of the chapters on lengths and on programs.
+/// The examples of the chapters on lengths, on programs and on 8-bit inputs.
 #[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/guide/fp8.md")]
 #[doc = include_str!("../../../docs/src/guide/lengths.md")]
 #[doc = include_str!("../../../docs/src/guide/scores-and-masks.md")]
 struct Masks;
