@@ -11,7 +11,7 @@ use problem::{
 };
 
 use crate::bands::Bands;
-use crate::features::{Extents, Features};
+use crate::features::{Extents, Features, with_rust_names};
 use crate::gpu::{self, Gpu};
 use crate::{AttentionError, TableView, TensorView, TensorViewMut};
 
@@ -100,7 +100,8 @@ pub fn attention<'a, Q: Element, K: Element, V: Element>(
 }
 
 impl<T: Element> Attention<'_, T> {
-    /// Computes into new memory of the inputs' type.
+    /// Computes into new memory of the inputs' type. The result is dense `[batch, heads, sequence, dim]`,
+    /// also for inputs in [`Layout::Bshd`]. For 8-bit inputs, call [`run_as`](Attention::run_as).
     ///
     /// # Errors
     /// When the shapes of q, k and v disagree, when [`Problem::check`] rejects the problem, or when the
@@ -397,18 +398,18 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     }
 
     /// Computes into new memory of type `T`: the inputs' type, or any type of 16 or 32 bits for 8-bit Q and
-    /// K.
+    /// K. The result is dense `[batch, heads, sequence, dim]`, whatever the layout of the inputs.
     ///
     /// # Errors
-    /// When the shapes of q, k and v disagree, when [`Problem::check`] rejects the problem, or when the
-    /// device fails or does not support the problem.
+    /// When the shapes of q, k and v disagree, when [`Problem::check`] rejects the problem, when there is no
+    /// memory for the result, or when the device fails or does not support the problem.
     pub fn run_as<T: Element>(self) -> Result<Output<T>, AttentionError> {
         let shape = [self.q.shape[0], self.q.shape[1], self.q.shape[2], self.v.shape[3]];
         let strides = Layout::Bhsd.strides(shape[1], shape[2], shape[3]);
         let (problem, tables) = self.problem(T::DTYPE, shape, strides, true)?;
         let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
-        let mut data = vec![T::from_f32(0.0); elements];
-        let mut lse = vec![f32::NEG_INFINITY; problem.lse_len()];
+        let mut data = filled("out", elements, T::from_f32(0.0))?;
+        let mut lse = filled("lse", problem.lse_len(), f32::NEG_INFINITY)?;
         self.compute(&problem, &tables, &mut data, Some(&mut lse))?;
         Ok(Output { data, shape, lse })
     }
@@ -507,6 +508,13 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
                 return Err(AttentionError::Shape { tensor, what, value, other, expected });
             }
         }
+        if dtype.is_fp8() {
+            return Err(AttentionError::Unsupported {
+                argument: "the element type of out",
+                value: dtype.to_string(),
+                accepted: "f16, bf16 or f32; for 8-bit inputs, call run_as::<half::bf16>()".to_owned(),
+            });
+        }
         self.features.check_sinks(q[1])?;
         let Extents { batch, seq_q, seq_kv, lengths } = self.features.extents(q, k)?;
         let (band, bounds) = self.bands.resolve(lengths.is_even() && seq_q == seq_kv);
@@ -529,10 +537,19 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
             ..Problem::new(batch, q[1], seq_q, q[3], dtypes)
         };
         problem.check()?;
-        problem.check_length_values(&self.features.lengths)?;
+        problem.check_length_values(&self.features.lengths).map_err(with_rust_names)?;
         problem.check_scale_values(&self.features.scales.1)?;
         Ok((problem, tables))
     }
+}
+
+/// A new vector, or an error if there is no memory for it.
+fn filled<T: Copy>(tensor: &'static str, elements: usize, value: T) -> Result<Vec<T>, AttentionError> {
+    let mut data = Vec::new();
+    let out_of_memory = |_| AttentionError::HostMemory { tensor, elements };
+    data.try_reserve_exact(elements).map_err(out_of_memory)?;
+    data.resize(elements, value);
+    Ok(data)
 }
 
 #[cfg(test)]
@@ -635,6 +652,26 @@ mod tests {
                 .to_string()
                 .contains("invalid value 'NaN' for scale: expected a finite number")
         );
+        let rows = problem::Strides { batch: 0, head: 0, row: 0 };
+        let endless = TensorView::strided(&data, [1, 1, 1 << 50, 8], rows).unwrap();
+        let error = attention(endless, view([1, 1, 8, 8]), view([1, 1, 8, 8])).run().unwrap_err();
+        assert_eq!(error, AttentionError::HostMemory { tensor: "out", elements: 1 << 53 });
+        let slopes = TensorView::strided(&data, [usize::MAX, 2, 4, 8], rows).unwrap();
+        let error = attention(slopes, slopes, slopes).alibi(&[1.0; 3]).run().unwrap_err().to_string();
+        assert_eq!(error, "invalid value '3' for the number of slopes of alibi: expected heads_q = 2");
+        let eight = [problem::E4m3::from_f32(1.0); 8];
+        let eight = TensorView::dense(&eight, [1, 1, 1, 8], Layout::Bhsd).unwrap();
+        let error = attention(eight, eight, eight).run().unwrap_err().to_string();
+        let told = "invalid value 'e4m3' for the element type of out: expected f16, bf16 or f32; for 8-bit \
+                    inputs, call run_as::<half::bf16>()";
+        assert_eq!(error, told);
+        let factors = [1.0; 2];
+        let error = attention(eight, eight, eight)
+            .descale(&factors, &[], &[])
+            .run_as::<f32>()
+            .unwrap_err()
+            .to_string();
+        assert_eq!(error, "invalid value '2' for the number of elements of descale_q: expected 1");
         let mut out = vec![0.0; 64];
         let out = TensorViewMut::dense(&mut out, [1, 1, 8, 8], Layout::Bhsd).unwrap();
         let call = attention(view([1, 1, 8, 8]), view([1, 1, 8, 8]), view([1, 1, 8, 8]));

@@ -49,10 +49,20 @@ pub enum AttentionError {
         /// Elements needed.
         needed: usize,
     },
-    /// A bias, a mask, slopes or sinks do not fit the problem.
+    /// There is no host memory for the result of [`run`](crate::Attention::run).
+    #[error(
+        "not enough host memory for {elements} elements of {tensor}; run_into takes memory of the caller"
+    )]
+    HostMemory {
+        /// `out` or `lse`.
+        tensor: &'static str,
+        /// Elements needed.
+        elements: usize,
+    },
+    /// A bias, a mask, slopes, sinks or packed lengths do not fit the problem.
     #[error("invalid value '{value}' for the {what} of {argument}: expected {expected}")]
     Operand {
-        /// `alibi`, `bias`, `mask` or `sink`.
+        /// The builder's method, the tensor or the array of lengths.
         argument: &'static str,
         /// The property of the argument that does not fit.
         what: &'static str,

@@ -2,8 +2,8 @@
 
 use problem::program::{Input, library};
 use problem::{
-    Expr, LengthValues, Lengths, Operands, Program, Programs, ScaleValues, Scales, SideLengths, Table,
-    TableData, TableType,
+    Expr, LengthValues, Lengths, Operands, ProblemError, Program, Programs, ScaleValues, Scales, SideLengths,
+    Table, TableData, TableType,
 };
 
 use crate::{AttentionError, TableView};
@@ -39,11 +39,10 @@ impl<'a> Features<'a> {
     /// The extents of a call whose Q has the shape `q` and whose K has the shape `k`.
     pub fn extents(&self, q: [usize; 4], k: [usize; 4]) -> Result<Extents, AttentionError> {
         let LengthValues { cumulative_q, cumulative_kv, used_q, used_kv, left_pad } = self.lengths;
-        let (batch_q, seq_q) = side("cu_seqlens_q", "q", cumulative_q, [q[0], q[2]])?;
-        let (batch_kv, seq_kv) = side("cu_seqlens_k", "k", cumulative_kv, [k[0], k[2]])?;
+        let (batch_q, seq_q) = side("cumulative_q", "q", cumulative_q, [q[0], q[2]])?;
+        let (batch_kv, seq_kv) = side("cumulative_kv", "k", cumulative_kv, [k[0], k[2]])?;
         if batch_q != batch_kv {
-            let (tensor, what, other) = ("k", "batch", "q");
-            return Err(AttentionError::Shape { tensor, what, value: batch_kv, other, expected: batch_q });
+            return Err(batches_differ([cumulative_q, cumulative_kv], [batch_q, batch_kv]));
         }
         let packed = |values: &[i32], rows| (!values.is_empty()).then_some(rows);
         let lengths = Lengths {
@@ -134,15 +133,17 @@ fn on_top(score: Option<Expr>, term: Expr) -> Expr {
 
 /// The table of slopes, `[heads]` or `[batch, heads]`.
 fn slopes_table(len: usize, batch: usize, heads: usize) -> Result<Table, AttentionError> {
+    let all = batch.checked_mul(heads);
     let batch_stride = match len {
         _ if len == heads => 0,
-        _ if len == batch * heads => heads as i64,
+        _ if Some(len) == all => heads as i64,
         _ => {
+            let each = all.map_or(String::new(), |all| format!(", or batch · heads_q = {all}"));
             return Err(AttentionError::Operand {
                 argument: "alibi",
                 what: "number of slopes",
                 value: len.to_string(),
-                expected: format!("heads_q = {heads}, or batch · heads_q = {}", batch * heads),
+                expected: format!("heads_q = {heads}{each}"),
             });
         }
     };
@@ -152,6 +153,36 @@ fn slopes_table(len: usize, batch: usize, heads: usize) -> Result<Table, Attenti
 fn wrong_type(argument: &'static str, dtype: TableType, expected: &str) -> AttentionError {
     let value = format!("{dtype:?}").to_lowercase();
     AttentionError::Operand { argument, what: "element type", value, expected: expected.to_owned() }
+}
+
+/// The error for keys that have another number of batch entries than the queries.
+fn batches_differ(cumulative: [&[i32]; 2], [batch_q, batch_kv]: [usize; 2]) -> AttentionError {
+    let [q_packed, kv_packed] = cumulative.map(|ends| !ends.is_empty());
+    let (argument, what) = if kv_packed { ("cumulative_kv", "number of sequences") } else { ("k", "batch") };
+    let of_q = if q_packed { "the number of sequences of cumulative_q" } else { "the batch of q" };
+    let expected = format!("{batch_q}, {of_q}");
+    AttentionError::Operand { argument, what, value: batch_kv.to_string(), expected }
+}
+
+/// An error of the problem with the arrays of lengths named as the fields of [`LengthValues`].
+pub(crate) fn with_rust_names(error: ProblemError) -> ProblemError {
+    let named = |argument: &'static str| match argument {
+        "cu_seqlens_q" => "cumulative_q",
+        "cu_seqlens_k" => "cumulative_kv",
+        "seqused_q" => "used_q",
+        "seqused_k" => "used_kv",
+        "leftpad_k" => "left_pad",
+        other => other,
+    };
+    match error {
+        ProblemError::Lengths { argument, len, expected } => {
+            ProblemError::Lengths { argument: named(argument), len, expected }
+        }
+        ProblemError::Length { argument, index, value, expected } => {
+            ProblemError::Length { argument: named(argument), index, value, expected }
+        }
+        other => other,
+    }
 }
 
 /// The number of batch entries and the longest sequence of one side. `shape` is the tensor's batch extent and
@@ -164,8 +195,12 @@ fn side(
 ) -> Result<(usize, usize), AttentionError> {
     let [_, rest @ ..] = cumulative else { return Ok((batch, rows)) };
     if batch != 1 {
-        let (what, other, expected) = ("batch", argument, 1);
-        return Err(AttentionError::Shape { tensor, what, value: batch, other, expected });
+        return Err(AttentionError::Operand {
+            argument: tensor,
+            what: "batch",
+            value: batch.to_string(),
+            expected: format!("1, since {argument} packs all sequences"),
+        });
     }
     // Wrong values are refused later; a problem has a row, if only as an upper bound.
     let ends = cumulative.iter().zip(rest);

@@ -264,7 +264,7 @@ fn refusals_name_the_argument_the_value_and_what_is_accepted() {
     );
     assert_eq!(
         told(inputs.call().score(lib::score() + lib::float(0))),
-        "invalid score program: it reads f0 of 0 floats"
+        "invalid score program: the program reads float parameter 0 (f0), but 0 were given"
     );
     assert_eq!(
         told(inputs.call().mask_program(lib::score().ge(0.0))),
@@ -275,16 +275,30 @@ fn refusals_name_the_argument_the_value_and_what_is_accepted() {
     let lengths = |used_kv| LengthValues { used_kv, ..LengthValues::default() };
     assert_eq!(
         told(inputs.call().lengths(lengths(&[1, 34]))),
-        "invalid value '34' for seqused_k[1]: expected 0 to 33"
+        "invalid value '34' for used_kv[1]: expected 0 to 33"
     );
     assert_eq!(
         told(inputs.call().lengths(lengths(&[1]))),
-        "invalid value '1' for the number of elements of seqused_k: expected 2"
+        "invalid value '1' for the number of elements of used_kv: expected 2"
     );
     let packed = LengthValues { cumulative_q: &[0, 3], ..LengthValues::default() };
     assert_eq!(
         told(inputs.call().lengths(packed)),
-        "q has batch = 2, but cu_seqlens_q has 1; they must be equal"
+        "invalid value '2' for the batch of q: expected 1, since cumulative_q packs all sequences"
+    );
+    let counts = |cumulative_q, cumulative_kv| {
+        let view = || TensorView::dense(&numbers[..16], [1, 1, 2, 8], Layout::Bhsd).unwrap();
+        let lengths = LengthValues { cumulative_q, cumulative_kv, ..LengthValues::default() };
+        attention(view(), view(), view()).lengths(lengths).run().unwrap_err().to_string()
+    };
+    assert_eq!(
+        counts(&[0, 1, 2], &[0, 2]),
+        "invalid value '1' for the number of sequences of cumulative_kv: expected 2, the number of sequences \
+         of cumulative_q"
+    );
+    assert_eq!(
+        counts(&[0, 1, 2], &[]),
+        "invalid value '1' for the batch of k: expected 2, the number of sequences of cumulative_q"
     );
     let error = TableView::strided(&numbers[..], &[2], &[-1]).unwrap_err();
     assert!(matches!(error, AttentionError::Table { .. }), "{error}");

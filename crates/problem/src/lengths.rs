@@ -84,15 +84,15 @@ pub struct Sequence {
 /// Values of the arrays of lengths. An array that the problem does not use is empty.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LengthValues<'a> {
-    /// `batch + 1` cumulative lengths of packed queries.
+    /// `batch + 1` cumulative lengths of packed queries (`cu_seqlens_q` in Python).
     pub cumulative_q: &'a [i32],
-    /// `batch + 1` cumulative lengths of packed keys.
+    /// `batch + 1` cumulative lengths of packed keys (`cu_seqlens_k`).
     pub cumulative_kv: &'a [i32],
-    /// `batch` used lengths of the queries.
+    /// `batch` used lengths of the queries (`seqused_q`).
     pub used_q: &'a [i32],
-    /// `batch` used lengths of the keys.
+    /// `batch` used lengths of the keys (`seqused_k`).
     pub used_kv: &'a [i32],
-    /// `batch` numbers of padding rows before the first key.
+    /// `batch` numbers of padding rows before the first key (`leftpad_k`).
     pub left_pad: &'a [i32],
 }
 

@@ -127,7 +127,7 @@ fn faults_are_named() {
         ("q +", "at column 4: expected a number, s, q, k"),
         ("q k", "at column 3: expected an operator or the end"),
         ("min(q)", "2 arguments of min, not 1"),
-        ("q + (k > 1)", "+ takes two values of one type, not a int and a bool"),
+        ("q + (k > 1)", "+ takes two values of one type, not an int and a bool"),
         ("s % 2.0", "% takes ints, not float"),
         ("s & true", "& takes two values of one type"),
         ("t0[s]", "an index of a table takes an int, not float"),
@@ -151,10 +151,10 @@ fn problems_refuse_programs_that_do_not_fit() {
     let table = |extents: &[usize]| vec![Table::dense(TableType::F32, extents)];
     check(Some("s + t0[b, h]"), Some("q >= k"), table(&[2, 3])).unwrap();
     for (score, mask, tables, message) in [
-        (Some("q"), None, vec![], "its result is a int; expected a float"),
+        (Some("q"), None, vec![], "its result is an int; expected a float"),
         (None, Some("s > 0.0"), vec![], "a mask cannot read the score"),
-        (Some("s + f3"), None, vec![], "it reads f3 of 1 floats"),
-        (Some("s + t0[h]"), None, vec![], "it reads t0 of 0 tables"),
+        (Some("s + f3"), None, vec![], "the program reads float parameter 3 (f3), but 1 was given"),
+        (Some("s + t0[h]"), None, vec![], "the program reads table 0 (t0), but 0 were given"),
         (Some("s + t0[h]"), None, table(&[2, 3]), "t0 has 2 dimensions and is read with 1 indices"),
         (Some("s + t0[h]"), None, table(&[2]), "it reads t0 at 0 to 2 in dimension 0, which has 2 elements"),
         (None, Some("n0[h] == 0"), table(&[3]), "t0 holds"),

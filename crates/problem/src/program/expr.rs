@@ -357,7 +357,7 @@ impl Flat {
             (x, y) => Err(ProgramError::Types {
                 operation: operation.to_owned(),
                 accepted: "two values of one type",
-                given: format!("a {} and a {}", x.name(), y.name()),
+                given: format!("{} and {}", x.one(), y.one()),
             }),
         }
     }

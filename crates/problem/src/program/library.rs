@@ -79,7 +79,8 @@ pub fn document(table: u32) -> Expr {
     of(query()).eq(of(key()))
 }
 
-/// A mask: every `step`-th key before the query (dilated window).
+/// A mask: the level key and every `step`-th key before and after it. Join it with [`causal`] or [`window`]
+/// for a dilated window.
 pub fn dilated(step: impl Into<Expr>) -> Expr {
     ((level() - key()) % step).eq(0)
 }

@@ -40,6 +40,15 @@ impl Type {
             Type::Bool => "bool",
         }
     }
+
+    /// The name with its article.
+    const fn one(self) -> &'static str {
+        match self {
+            Type::Float => "a float",
+            Type::Int => "an int",
+            Type::Bool => "a bool",
+        }
+    }
 }
 
 /// Index of an operation in its [`Program`]. An operation reads earlier operations only.
@@ -360,8 +369,8 @@ impl Programs {
                 return refuse(what, reason);
             }
             if program.result() != result {
-                let (given, wanted) = (program.result().name(), result.name());
-                return refuse(what, format!("its result is a {given}; expected a {wanted}"));
+                let (given, wanted) = (program.result().one(), result.one());
+                return refuse(what, format!("its result is {given}; expected {wanted}"));
             }
             if result == Type::Bool && program.any(|op| *op == Op::Input(Input::Score)) {
                 return refuse(what, "a mask cannot read the score".to_owned());
@@ -370,17 +379,15 @@ impl Programs {
             for op in program.ops() {
                 match *op {
                     Op::Input(Input::FloatParameter(i)) if i as usize >= self.floats.len() => {
-                        return refuse(what, format!("it reads f{i} of {} floats", self.floats.len()));
+                        return refuse(what, missing("float parameter", 'f', i, self.floats.len()));
                     }
                     Op::Input(Input::IntParameter(i)) if i as usize >= self.ints.len() => {
-                        return refuse(what, format!("it reads i{i} of {} integers", self.ints.len()));
+                        return refuse(what, missing("integer parameter", 'i', i, self.ints.len()));
                     }
                     Op::Load { table, float, ref index } => {
                         let Some(known) = self.tables.get(table as usize) else {
-                            return refuse(
-                                what,
-                                format!("it reads t{table} of {} tables", self.tables.len()),
-                            );
+                            let name = if float { 't' } else { 'n' };
+                            return refuse(what, missing("table", name, table, self.tables.len()));
                         };
                         known.check_read(table, float, index, &ranges).or_else(|why| refuse(what, why))?;
                     }
@@ -393,4 +400,10 @@ impl Programs {
             .enumerate()
             .try_for_each(|(i, table)| table.check().or_else(|why| refuse("tables", format!("t{i}: {why}"))))
     }
+}
+
+/// Why a program is rejected that reads parameter or table `number`, of which `count` were given.
+fn missing(kind: &str, letter: char, number: u32, count: usize) -> String {
+    let given = if count == 1 { "1 was".to_owned() } else { format!("{count} were") };
+    format!("the program reads {kind} {number} ({letter}{number}), but {given} given")
 }

@@ -78,11 +78,14 @@ impl Table {
     /// The reason, and what is accepted.
     pub fn check(&self) -> Result<(), String> {
         let dimensions = self.extents.len();
-        if !(1..=Table::MOST_DIMENSIONS).contains(&dimensions) || self.strides.len() != dimensions {
+        if !(1..=Table::MOST_DIMENSIONS).contains(&dimensions) {
+            let most = Table::MOST_DIMENSIONS;
+            return Err(format!("invalid value '{dimensions}' for its dimensions: expected 1 to {most}"));
+        }
+        if self.strides.len() != dimensions {
+            let given = self.strides.len();
             return Err(format!(
-                "{dimensions} extents and {} strides; expected 1 to {} of each",
-                self.strides.len(),
-                Table::MOST_DIMENSIONS
+                "invalid value '{given}' for the number of strides: expected {dimensions}, one for each dimension"
             ));
         }
         if self.extents.contains(&0) || self.extents.iter().any(|&extent| extent > i32::MAX as usize) {
@@ -90,7 +93,10 @@ impl Table {
         }
         let most = 1i64 << 58;
         if self.strides.iter().any(|stride| !(0..most).contains(stride)) || self.span() as i64 > most {
-            return Err(format!("strides {:?}; expected 0 to 2^58 elements in total", self.strides));
+            return Err(format!(
+                "strides {:?}; expected strides of 0 or more, spanning at most 2^58 elements",
+                self.strides
+            ));
         }
         Ok(())
     }
