@@ -174,7 +174,8 @@ def as_table(name: str, x: Any, floating: bool = False, like: Any = None) -> np.
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a NumPy array")
     kind = x.dtype.name
     if like is not None and kind not in ("bool", "float32", "float64", like.dtype.name):
-        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, f"bool, float32 or {like.dtype}"))
+        of_q = "" if like.dtype.name in ("float32", "float64") else f", {like.dtype.name}"
+        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, f"bool{of_q}, float32 or float64"))
     if floating and not is_floating(x):
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "a floating-point type"))
     if kind == "int64" and x.size:

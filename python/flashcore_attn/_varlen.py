@@ -248,7 +248,11 @@ def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
     of_q = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else q.shape[0]
     of_k = len(cu_seqlens_k) - 1 if cu_seqlens_k is not None else k.shape[0]
     if of_q != of_k or of_q < 0:
-        raise ArgumentError(f"q has {of_q} sequences, k has {of_k}; the numbers must be equal")
+        on_q = "q" if cu_seqlens_q is None else "cu_seqlens_q"
+        on_k = "k" if cu_seqlens_k is None else "cu_seqlens_k"
+        raise ArgumentError(
+            f"{on_k} has {of_k} sequence{'' if of_k == 1 else 's'}, {on_q} has {of_q}; the numbers must be equal"
+        )
     return int(of_q)
 
 

@@ -70,10 +70,12 @@ pub fn problem_of(
 /// 1.
 fn check_batch(problem: &Problem, tensors: [(&str, usize); 2], packed: [bool; 2]) -> Result<(), Error> {
     for ((tensor, batch), packed) in tensors.into_iter().zip(packed) {
-        let (other, expected) = if packed { ("a packed tensor", 1) } else { ("q", problem.batch) };
+        let expected = if packed { 1 } else { problem.batch };
         if batch != expected {
+            let why =
+                if packed { ", since cu_seqlens packs all sequences" } else { ", the number of sequences" };
             let message =
-                format!("{tensor} has batch = {batch}, but {other} has {expected}; they must be equal");
+                format!("invalid value '{batch}' for the batch of {tensor}: expected {expected}{why}");
             return Err(Error::Argument(message));
         }
     }

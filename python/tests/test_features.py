@@ -202,7 +202,11 @@ def test_lengths_that_are_refused(tensors):
             r"invalid value '11' for cu_seqlens_k\[2\]: expected 0 to 10, the rows",
         ),
         ({"cu_seqlens_q": rows.astype(np.int64)}, TypeError, "invalid value 'int64' for the dtype of cu_seqlens_q"),
-        ({"cu_seqlens_q": rows[:2]}, ValueError, "q has 1 sequences, k has 2; the numbers must be equal"),
+        (
+            {"cu_seqlens_q": rows[:2]},
+            ValueError,
+            "cu_seqlens_k has 2 sequences, cu_seqlens_q has 1; the numbers must be equal",
+        ),
         ({"seqused_k": rows}, ValueError, r"seqused_k has shape \(3,\); expected \(2,\)"),
         (
             {"seqused_k": np.array([9, 1], np.int32)},
