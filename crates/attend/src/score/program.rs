@@ -115,6 +115,11 @@ impl ScorePrograms {
         }
     }
 
+    /// Whether there is a score program, and not only a mask program.
+    pub fn has_score(&self) -> bool {
+        self.code.score.is_some()
+    }
+
     /// Omits the mask program in full blocks. Correct if the coverage of the blocks takes the mask program
     /// into account.
     #[must_use]
@@ -184,8 +189,8 @@ impl ScorePrograms {
 
 impl RowPrograms<'_> {
     /// Whether only a mask program runs, so that blocks whose keys it shows need no code.
-    pub const fn only_mask(&self) -> bool {
-        self.programs.code.score.is_none()
+    pub fn only_mask(&self) -> bool {
+        !self.programs.has_score()
     }
 
     /// Turns the products of the tile's queries with the keys from `origin` on into logits, and hides the

@@ -6,9 +6,9 @@ use ptx::{Builder, CmpOp, F32, Pred};
 use tile::{AccTile, OperandTile, OperandType};
 
 use super::reduce::{QUAD, reduce};
-use super::row_max::{NO_MAX, usual_headroom};
+use super::row_max::{NO_MAX, no_max_after_program, usual_headroom};
 use super::{Rescale, Sums};
-use crate::Sinks;
+use crate::{ScorePrograms, Sinks};
 
 /// Running maximum and sum of the rows a lane holds.
 #[derive(Clone, Debug)]
@@ -19,8 +19,8 @@ pub struct OnlineSoftmax {
     /// The factor of each row's scores in the exponent, positive.
     pub(crate) factors: Vec<F32>,
     /// The stored row max m of each row, which exponentials subtract: the largest scaled score when m was
-    /// last raised, plus the headroom; [`NO_MAX`] until a score above −∞ was seen. With [`Rescale::Beyond`],
-    /// and after speculative blocks, m is stale: later scores may exceed it.
+    /// last raised, plus the headroom; its first value until a greater score was seen. With
+    /// [`Rescale::Beyond`], and after speculative blocks, m is stale: later scores may exceed it.
     pub(crate) row_max: Vec<F32>,
     /// The lane's part of each row's sum. The parts of a quad are added at the end.
     pub(crate) sum: Vec<F32>,
@@ -42,17 +42,20 @@ pub struct Finished {
 }
 
 impl OnlineSoftmax {
-    /// The softmax of `rows` rows of a warp. `factor` is `scale · log2 e`, positive.
+    /// The softmax of `rows` rows of a warp, after `programs`. `factor` is `scale · log2 e`, positive.
     pub fn new(
         k: &mut Builder,
         weights: impl Into<OperandType>,
         rescale: Rescale,
         factor: F32,
         rows: u32,
+        programs: Option<&ScorePrograms>,
     ) -> OnlineSoftmax {
         let weights = weights.into();
         let lane_rows = rows / 8;
-        let row_max = (0..lane_rows).map(|_| k.mov(NO_MAX)).collect();
+        let has_score = programs.is_some_and(ScorePrograms::has_score);
+        let no_max = if has_score { no_max_after_program(weights) } else { NO_MAX };
+        let row_max = (0..lane_rows).map(|_| k.mov(no_max)).collect();
         let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
         let factors = vec![factor; lane_rows as usize];
         let (sums, headroom) = (Sums::Lanes, usual_headroom(weights, rescale));

@@ -63,6 +63,17 @@ pub(super) const fn usual_headroom(weights: OperandType, rescale: Rescale) -> f3
 /// smaller.
 pub(crate) const NO_MAX: f32 = f32::MIN;
 
+/// [`NO_MAX`] of kernels with a score program, in which a large negative bias may hide keys. Scaled scores
+/// below it count as −∞. A row max `m = round(s · c)` is off by up to half a unit in its last place, and
+/// `exp2(s · c − m)`, with the exact product, by as many powers of two: 64 at −2³¹, which f32 and bf16 hold,
+/// and 1/2 at −2²³. All weights of a row share the error.
+pub(super) const fn no_max_after_program(weights: OperandType) -> f32 {
+    match weights {
+        OperandType::Half(Half::Bf16) => -2_147_483_648.0,
+        OperandType::Half(Half::F16) | OperandType::E4m3 => -8_388_608.0,
+    }
+}
+
 /// A rescale of O that waits for the product that adds to O.
 #[derive(Clone, Debug)]
 pub struct DeferredRescale {

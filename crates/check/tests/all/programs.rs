@@ -291,6 +291,27 @@ fn kernels_of_other_programs_fail() {
     }
 }
 
+/// A large negative score hides a key as −∞ does, in the first blocks of a row and in whole rows.
+#[test]
+fn large_negative_scores_hide_keys() {
+    for dtype in [DType::Bf16, DType::F16] {
+        let hidden_by = |value: f32| {
+            let shown = (lib::key() + lib::query()).ge(lib::int(0)) & lib::query().ne(5);
+            let mut problem = problem(Some(shown.select(lib::score(), value)), None);
+            problem = problem.with_seq_kv(300, Layout::Bhsd);
+            (problem.dtypes, problem.programs.ints) = (dtype.into(), vec![220]);
+            problem
+        };
+        let judged = hidden_by(f32::NEG_INFINITY);
+        for family in Family::ALL {
+            for value in [-1e10, -1e30, f32::MIN] {
+                let verdict = verdict(family, &hidden_by(value), &judged);
+                assert_eq!(verdict, Verdict::Passed, "{dtype} {family:?} {value:e}");
+            }
+        }
+    }
+}
+
 /// A sink that counts twice fails, also if several warps share the keys.
 #[test]
 fn sinks_that_count_twice_fail() {

@@ -208,7 +208,8 @@ impl<'a> Forward<'a> {
         let threads = &self.key_threads();
         let mask = Masker::new(k, &self.params.band, threads, rows, plan.warp_rows(), plan.warp_keys());
         let (factor, softcap, programs) = self.score_factors(k);
-        let softmax = OnlineSoftmax::new(k, self.weights(), plan.rescale, factor, plan.warp_rows());
+        let softmax =
+            OnlineSoftmax::new(k, self.weights(), plan.rescale, factor, plan.warp_rows(), programs.as_ref());
         let (score_factors, value_factors) = (self.block_factors(k), self.value_factors(k));
         let softmax = match &score_factors {
             None => softmax,

@@ -189,7 +189,8 @@ impl<'a, P: SmallPlan> Forward<'a, P> {
     }
 
     pub(super) fn softmax(&self, k: &mut Builder, rescale: Rescale) -> OnlineSoftmax {
-        OnlineSoftmax::new(k, self.half, rescale, self.params.factor, WARP_ROWS)
+        let Params { factor, ref programs, .. } = self.params;
+        OnlineSoftmax::new(k, self.half, rescale, factor, WARP_ROWS, programs.as_ref())
     }
 
     /// The programs for the warpgroup's rows.

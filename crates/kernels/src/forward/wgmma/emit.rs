@@ -622,8 +622,9 @@ impl<'a> Forward<'a> {
 
     /// The softmax of a tile whose scores have the factor `factor` in the exponent.
     fn softmax(&self, k: &mut Builder, factor: F32) -> OnlineSoftmax {
-        let softmax = OnlineSoftmax::new(k, self.weights, self.rescale(), factor, 16)
-            .with_exponentials_by_fma(self.plan.exps_by_fma);
+        let softmax =
+            OnlineSoftmax::new(k, self.weights, self.rescale(), factor, 16, self.params.programs.as_ref())
+                .with_exponentials_by_fma(self.plan.exps_by_fma);
         match (self.plan.sums, self.plan.rescale) {
             (Sums::Lanes, _) => softmax,
             // A block is recomputed if a probability reaches 2.
