@@ -389,7 +389,7 @@ mod tests {
         let (child, left) = ("61234.125", "61234.25");
         run(&format!("sleep {child} & echo answer"), Vec::new(), &LIMITS).unwrap();
         assert!(!lives(child));
-        // This process left the group.
+        // `setsid` moves this process out of the process group.
         let line = format!("setsid sleep {left} >/dev/null 2>&1 & sleep 0.2; echo answer");
         let said = run(&line, Vec::new(), &LIMITS).unwrap();
         assert_eq!(said.output, b"answer\n");

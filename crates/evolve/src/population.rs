@@ -416,7 +416,7 @@ impl Population {
         }
         match rejection {
             Some(rejection) => {
-                // Rejected at once, so that it cannot be picked from its draw.
+                // Rejected before it is placed, so that no later draw can pick it.
                 self.kill(id, rejection.clone());
                 rejected.push((id, rejection));
             }

@@ -230,7 +230,7 @@ END:
             let found = mutants.iter().find(|mutant| mutant.fault == fault && mutant.line == line);
             &found.unwrap_or_else(|| panic!("no {fault} at {line}: {mutants:?}")).fate
         };
-        // No thread is number 48.
+        // The launch has no thread with index 48.
         assert_eq!(*fate("BoundTooLarge", 13), Fate::NoEffect);
         assert_eq!(*fate("ComparisonOffByOne", 13), Fate::NoEffect);
         assert_eq!(*fate("SkipStore", 18), Fate::NotExecuted);

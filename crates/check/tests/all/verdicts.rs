@@ -118,7 +118,7 @@ fn must_fail() -> Vec<(&'static str, Bound, &'static str)> {
         ("no fence before the flag of another CTA", with(DropFence, 0, split()), "race at"),
         ("no fence after the flag of another CTA", with(DropFence, 1, split()), "race at"),
         ("the mask is off by one", with_behind(product, ComparisonOffByOne, fused()), "wrong answer"),
-        // The first quarter of a tile's rows: the tail must end in it.
+        // The problem's last row lies in the first quarter of a tile.
         ("an index is off by one", with(ComparisonOffByOne, 0, short_tail), "out_of_bounds at"),
         ("a rescale is missing", with(SkipRescale, 0, fused()), "wrong answer"),
         ("a tile is stale", with(DropCopy, last_copy, fused()), "wrong answer"),

@@ -114,7 +114,7 @@ fn evolution(ledger: &Folder, problem: &Problem) -> Evolution {
     let mut config = Config::new(target, device, Some(ARCH), vec![case]);
     (config.candidates, config.seconds, config.random_share) = (Some(400), Some(SECONDS), 0.1);
     config.early_stop = false;
-    // Of few operators, the proposer is one that is chosen often.
+    // `Free` has few operators, so the proposer is chosen often.
     config.configuration = Configuration::Free;
     config.proposer = Some("proposer.py".to_owned());
     let ledger = Ledger::open(&ledger.path("ledger.sqlite")).unwrap();

@@ -52,7 +52,8 @@ fn outputs(problem: &Problem, plan: &Plan, arch: &Arch) -> Vec<Vec<u8>> {
             None => buffer.write_at(0, &vec![0; spec.bytes]),
         }
     }
-    // A second run to distinguish races within a warp would need copies of the buffers.
+    // Collectives count as ordering: telling races within a warp apart needs a second run, hence copies of
+    // the buffers.
     let options = Options { collectives_order: true, ..Options::default() };
     for kernel in steps {
         let report = run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options).unwrap();

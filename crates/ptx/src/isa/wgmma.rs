@@ -89,7 +89,7 @@ instructions! { ($) wgmma wgmma_list
             m.ty(&mut wgmma.d)?;
             m.ty(&mut wgmma.a)?;
             m.ty(&mut wgmma.b)?;
-            // The ISA has one operation for single bits, `and`, but requires its name.
+            // For 1-bit operands the ISA requires `.and.popc`, although no other operation exists.
             if wgmma.a == Type::B1 {
                 m.word("and")?;
                 m.word("popc")?;
