@@ -4,6 +4,7 @@
 mod evidence;
 mod loops;
 mod memory;
+mod sums;
 mod waits;
 mod work;
 

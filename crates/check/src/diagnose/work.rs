@@ -5,6 +5,7 @@ use predict::resources::Limiter;
 use ptx::{BinaryOp, Op, TernaryOp, Type, UnaryOp};
 
 use super::evidence::{Evidence, Executed};
+use super::sums::sums_products;
 use super::{Finding, amdahl};
 
 /// Mean active lanes up to which an instruction counts as serial.
@@ -54,9 +55,10 @@ pub(super) fn idle_warps(evidence: &Evidence) -> Option<Finding> {
     Some(Finding {
         name: "idle warps",
         evidence: format!(
-            "{} of {warps} warps work in {:.0} % of the critical path, {}: as with `row = tid` \
-             and fewer rows than threads",
+            "{} of {warps} warps {} in {:.0} % of the critical path, {}; typical cause: one row per thread and \
+             fewer rows than threads",
             heaviest.warps,
+            if heaviest.warps == 1 { "works" } else { "work" },
             100.0 * share,
             evidence.show(&lines)
         ),
@@ -92,7 +94,8 @@ pub(super) fn idle_lanes(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// Finds scalar multiply-adds where tensor cores could be used.
+/// Finds scalar matrix products. Kernels whose multiply-adds belong to exponentials or polynomials have no
+/// use for tensor cores.
 pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
     let scalar = |e: &Executed| {
         matches!(
@@ -109,7 +112,7 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
     let on_tensor: f64 = evidence.executed.iter().map(|e| e.counter.tensor_flop as f64).sum();
     // An empty sum of floats is −0, hence the absolute value.
     let fraction = on_tensor.abs() / (on_tensor + by_hand).max(1.0);
-    if fraction > 0.9 || by_hand == 0.0 {
+    if fraction > 0.9 || by_hand == 0.0 || !sums_products(evidence) {
         return None;
     }
     // Loads from shared memory that feed a scalar product are counted with the product.
@@ -128,7 +131,7 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
         lines,
         share,
         expected_gain: amdahl(share, 1.0 / 16.0),
-        cure: "do both matrix products with mma.sync; its accumulators stay in registers",
+        cure: "compute matrix products with mma.sync; its accumulators stay in registers",
     })
 }
 

@@ -120,3 +120,53 @@ fn a_producer_is_no_serial_section() {
     let wrong = ["serial section", "serial reduction", "idle warps", "idle lanes", "small grid"];
     assert!(names.iter().all(|name| !wrong.contains(name)), "{:?}", study.findings);
 }
+
+/// The finding about tensor cores of a kernel whose threads run a loop 64 times.
+fn tensor_cores(body: &str) -> Option<Finding> {
+    let text = format!(
+        ".version 7.0\n.target sm_80\n.address_size 64\n\
+         .visible .entry k(.param .u64 from, .param .u64 to)\n{{\n.reg .pred %p;\n\
+         .reg .b32 %i, %t;\n.reg .b64 %at, %from, %to;\n.reg .f32 %x, %y, %n, %e, %l;\n\
+         mov.u32 %t, %tid.x;\nmul.wide.u32 %at, %t, 4;\nld.param.u64 %from, [from];\nld.param.u64 %to, [to];\n\
+         add.u64 %from, %from, %at;\nadd.u64 %to, %to, %at;\nmov.u32 %i, 0;\nmov.f32 %l, 0f00000000;\n\
+         NEXT:\nld.global.f32 %x, [%from];\nld.global.f32 %y, [%from+128];\n{body}\
+         add.u64 %from, %from, 256;\nadd.u32 %i, %i, 1;\n\
+         setp.lt.u32 %p, %i, 64;\n@%p bra NEXT;\nst.global.f32 [%to], %l;\nret;\n}}\n"
+    );
+    let buffer = |elements| {
+        format!("[[arg]]\nrole = \"buffer\"\ndtype = \"f32\"\nelements = {elements}\ninit = \"zeros\"\n")
+    };
+    let launch = format!("[launch]\ngrid = [1]\nblock = [32]\n{}{}", buffer(4096), buffer(32));
+    let module = ptx::parse(&text).unwrap().verify().unwrap();
+    let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
+    let study =
+        study(bound, Some(text.into()), &Settings::quick().first_run(), &[machine::L4], None).unwrap();
+    study.findings.into_iter().find(|f| f.name == "tensor cores unused")
+}
+
+/// Tensor cores are recommended for products that are summed over a loop, not for the multiply-adds of an
+/// exponential.
+#[test]
+fn tensor_cores_are_for_sums_of_products() {
+    // As NVRTC compiles `expf`: a range reduction with constants in registers, and a power of two made of
+    // bits.
+    let exponential = "mov.f32 %n, 0f3BBB989D;\nfma.rn.f32 %e, %x, %n, 0f3F000000;\ncvt.sat.f32.f32 %e, %e;\n\
+                       mov.f32 %n, 0f437C0000;\nfma.rm.f32 %n, %e, %n, 0f4B400001;\n\
+                       add.f32 %e, %n, 0fCB40007F;\nneg.f32 %e, %e;\nfma.rn.f32 %e, %x, 0f3FB8AA3B, %e;\n\
+                       fma.rn.f32 %e, %x, 0f32A57060, %e;\nmov.b32 %t, %n;\nshl.b32 %t, %t, 23;\n\
+                       mov.b32 %n, %t;\nex2.approx.ftz.f32 %e, %e;\n";
+    for sum in ["fma.rn.f32 %l, %e, %n, %l;\n", "mul.f32 %e, %e, %n;\nfma.rn.f32 %l, %l, %y, %e;\n"] {
+        assert_eq!(tensor_cores(&format!("{exponential}{sum}")), None, "{sum}");
+    }
+    assert_eq!(tensor_cores("fma.rn.f32 %l, %x, %x, %l;\n"), None, "a sum of squares");
+    assert_eq!(tensor_cores("fma.rn.f32 %l, %l, %x, 0f3F800000;\n"), None, "a polynomial");
+    for product in [
+        "fma.rn.f32 %l, %x, %y, %l;\n",
+        "fma.rn.f32 %e, %x, %y, %l;\nmov.f32 %l, %e;\n",
+        "mul.f32 %n, %x, %y;\nfma.rn.f32 %e, %y, %x, %n;\nadd.f32 %l, %l, %e;\n",
+        "mul.f32 %l, %l, %y;\nfma.rn.f32 %l, %x, %y, %l;\n",
+    ] {
+        let finding = tensor_cores(product).unwrap_or_else(|| panic!("no finding: {product}"));
+        assert!(finding.cure.starts_with("compute matrix products with mma.sync"), "{finding:?}");
+    }
+}
