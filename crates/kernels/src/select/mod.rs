@@ -113,7 +113,7 @@ fn from(
                 }
                 (None, _) => "rejected: less similar problem".to_owned(),
             };
-            why.push(describe(kind, distance, row, &outcome));
+            why.push(describe(kind, distance, row, problem, &outcome));
             if let Some(Ok(plan)) = adapted {
                 found = Some((distance, row, plan));
             }
@@ -166,11 +166,27 @@ fn adapt(row: &TunedRow, problem: &Problem, arch: &Arch) -> Result<Plan, PlanErr
     plan.check(problem, arch).map(|()| plan)
 }
 
-fn describe(kind: Kind, distance: f64, row: &TunedRow, outcome: &str) -> String {
+/// The features of a problem that no row states, in words.
+fn unstated(problem: &Problem) -> String {
+    let features = [
+        ("softcap", problem.score.softcap.is_some()),
+        ("sinks", problem.score.sink),
+        ("LSE", problem.pass.lse()),
+        ("lengths", !problem.lengths.is_even()),
+    ];
+    let of_problem = features.into_iter().filter(|(_, has)| *has).map(|(name, _)| name);
+    of_problem.collect::<Vec<_>>().join(", ")
+}
+
+fn describe(kind: Kind, distance: f64, row: &TunedRow, problem: &Problem, outcome: &str) -> String {
     let s = &row.problem;
+    let zero = match unstated(problem).as_str() {
+        "" => "this problem".to_owned(),
+        features => format!("this problem, but rows are without {features}"),
+    };
     format!(
         "{outcome}: {} on {}, batch {} heads {}/{} seq {}×{} dim {}/{} {} mask {}, {:.2} µs; distance \
-         {distance:.2} (0: this problem)",
+         {distance:.2} (0: {zero})",
         name(kind),
         row.device,
         s.batch,
@@ -397,6 +413,16 @@ mod tests {
             assert!(taken.problem == row.problem && *distance == 0.0, "{:?}: {:?}", row.problem, choice.why);
             assert!(taken.us <= row.us, "{:?}: {} µs, {:?}", row.problem, row.us, choice.why);
         }
+    }
+
+    #[test]
+    fn a_reason_names_the_features_that_rows_lack() {
+        let why = |problem: &Problem| choose(problem, &H200, TunedTable::builtin()).unwrap().why.join("\n");
+        let plain = Problem::mission();
+        assert!(why(&plain).contains("distance 0.00 (0: this problem)"), "{}", why(&plain));
+        let capped = plain.with_softcap(50.0).with_lse(true);
+        let expected = "distance 0.00 (0: this problem, but rows are without softcap, LSE)";
+        assert!(why(&capped).contains(expected), "{}", why(&capped));
     }
 
     #[test]
