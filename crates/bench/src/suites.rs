@@ -141,13 +141,25 @@ pub fn calls(problem: &Problem) -> u32 {
     }
 }
 
+/// The format of a problem with the given words for the score and the outputs.
+macro_rules! form {
+    ($words:literal) => {
+        concat!(
+            "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK]",
+            $words,
+            "[,bshd] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, SEQ may be QUERIESxKEYS as in \
+             1x8192, DIM may be of keys/of values as in 192/128, DTYPE is f16, bf16, f32, tf32, e4m3 or e5m2, MASK is \
+             none, causal, causal-top-left, or a sliding window, window:BEFORE:AFTER or \
+             window-top-left:BEFORE:AFTER, of BEFORE keys before the query's own and AFTER keys after it (inf for all)"
+        )
+    };
+}
+
+/// The format of a shape in words, which [`parse_shape`] reads.
+pub const SHAPE_FORM: &str = form!("");
+
 /// The format of a problem in words, which [`parse`] reads.
-pub const FORM: &str = "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP][,lse][,bshd] as in 1,8,512,64,f16; \
-     HEADS may be QUERY/KEY heads as in 32/8, SEQ may be QUERIESxKEYS as in 1x8192, \
-     DIM may be of keys/of values \
-     as in 192/128, DTYPE is f16, bf16, f32, tf32, e4m3 or e5m2, MASK is none, causal, causal-top-left, or a sliding \
-     window, window:BEFORE:AFTER or window-top-left:BEFORE:AFTER, of BEFORE keys before the query's own and AFTER keys \
-     after it (inf for all); lse asks for the log-sum-exp";
+pub const FORM: &str = concat!(form!("[,softcap:CAP][,lse]"), "; lse asks for the log-sum-exp");
 
 const MASK: &str = "a mask, which is none, causal, causal-top-left, window:BEFORE:AFTER or \
      window-top-left:BEFORE:AFTER with keys from 0 on or inf,";
@@ -158,6 +170,8 @@ const SOFTCAP: &str = "softcap:CAP with a number above 0";
 pub enum WordsError {
     #[error("{}", FORM)]
     Form,
+    #[error("{}", SHAPE_FORM)]
+    ShapeForm,
     /// A part of the text cannot be read.
     #[error("{expected} in place of '{part}'")]
     Part {
@@ -181,7 +195,10 @@ pub enum WordsError {
 /// # Errors
 /// As [`parse`], and when the problem has a softcap or asks for the LSE, which shapes do not state.
 pub fn parse_shape(text: &str) -> Result<Shape, WordsError> {
-    let problem = parse(text)?;
+    let problem = parse(text).map_err(|error| match error {
+        WordsError::Form => WordsError::ShapeForm,
+        error => error,
+    })?;
     if problem.score.softcap.is_some() || problem.pass.lse() {
         return Err(WordsError::NoShape);
     }
@@ -308,6 +325,7 @@ mod tests {
         for text in ["1,8,512,64,f16,softcap:30", "1,8,512,64,f16,lse"] {
             assert_eq!(parse_shape(text), Err(WordsError::NoShape));
         }
+        assert_eq!(parse_shape("1,8"), Err(WordsError::ShapeForm));
         assert_eq!(parse_shape("1,8,512,64,f16"), Ok(Shape::of(&Problem::mission())));
         for (bad, why) in [
             ("1,8,512,64,f8", "f8"),

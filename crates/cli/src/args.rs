@@ -348,7 +348,7 @@ pub struct LedgerFile {
 
 #[derive(Debug, Args)]
 pub struct Topk {
-    #[arg(long, help = problem_help("The problem"))]
+    #[arg(long, help = shape_help("The problem"))]
     pub problem: String,
     /// Device: cpu or cuda (of this machine), or a name or words of a name, such as h200
     #[arg(long)]
@@ -388,7 +388,7 @@ pub struct ForecastAdd {
     /// Device: cpu or cuda (of this machine), or a name, such as h200
     #[arg(long)]
     pub device: Option<String>,
-    #[arg(long, help = problem_help("The problem"))]
+    #[arg(long, help = shape_help("The problem"))]
     pub problem: Option<String>,
     /// Candidate of the ledger, on its own device and problem; its measurement is the outcome
     #[arg(long, value_parser = whole::<i64>, value_name = "N", conflicts_with_all = ["device", "problem"])]
@@ -534,7 +534,7 @@ pub struct Evolve {
     /// Device: cpu, cuda or cuda:N (measured on this machine), or h200, h100, a100, l4, rtx4090 (predicted)
     #[arg(long, default_value = "cpu")]
     pub device: String,
-    #[arg(long, value_name = "PROBLEM", help = problem_help(
+    #[arg(long, value_name = "PROBLEM", help = shape_help(
         "What is to be computed (may be given several times; default: the reference problem, 1,8,512,64,f16)"
     ))]
     pub problem: Vec<String>,
@@ -619,10 +619,14 @@ pub struct Evolve {
     pub ledger: LedgerFile,
 }
 
-/// The help of an option that takes a problem: its purpose, then the notation, which is the same for every
-/// command.
+/// The help of an option that takes a problem: its purpose, then the notation.
 fn problem_help(what: &str) -> String {
     format!("{what}: {}", suites::FORM)
+}
+
+/// Like [`problem_help`], for searches and the ledger, whose problems have neither softcap nor LSE.
+fn shape_help(what: &str) -> String {
+    format!("{what}: {}", suites::SHAPE_FORM)
 }
 
 /// Default time limit for all emulator runs together, in seconds. It ends kernels that loop forever.

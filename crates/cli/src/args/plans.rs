@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::{problem_help, race_seconds};
+use super::{race_seconds, shape_help};
 
 #[derive(Debug, Subcommand)]
 pub enum PlansCommand {
@@ -28,7 +28,7 @@ pub struct PlansList {
 
 #[derive(Debug, Args)]
 pub struct PlansAdd {
-    #[arg(long, help = problem_help("The problem"))]
+    #[arg(long, help = shape_help("The problem"))]
     pub problem: String,
     /// Plan, JSON, as `topk` prints it; - for standard input
     #[arg(long, value_name = "FILE.json")]
@@ -51,7 +51,7 @@ pub struct PlansCheck {
 
 #[derive(Debug, Args)]
 pub struct PlansClear {
-    #[arg(long, help = problem_help("Only the plans of this problem on this machine"))]
+    #[arg(long, help = shape_help("Only the plans of this problem on this machine"))]
     pub problem: Option<String>,
     #[arg(from_global)]
     pub json: bool,

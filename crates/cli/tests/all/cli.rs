@@ -282,14 +282,21 @@ fn a_forecast_is_of_something() {
     assert!(text(&output.stderr).contains("<--device <DEVICE>|--candidate <N>>"), "{}", text(&output.stderr));
 }
 
-/// The help of every command that takes a problem describes the notation with one text.
+/// The help of the commands that take a problem describes the notation that they accept with one text.
 #[test]
 fn every_command_states_problems_alike() {
     let folder = Folder::new("grammar");
-    for command in [&["explain"][..], &["bench"], &["topk"], &["evolve"], &["forecast", "add"]] {
+    let help = |command: &[&str]| {
         let output = folder.run(&[command, &["--help"]].concat());
-        let help = text(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(help.contains(bench::suites::FORM), "{command:?}: {help}");
+        text(&output.stdout).split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    for command in [&["explain"][..], &["bench"]] {
+        assert!(help(command).contains(bench::suites::FORM), "{command:?}: {}", help(command));
+    }
+    // These commands refuse softcap and lse.
+    for command in [&["topk"][..], &["evolve"], &["forecast", "add"], &["plans", "add"], &["plans", "clear"]]
+    {
+        assert!(help(command).contains(bench::suites::SHAPE_FORM), "{command:?}: {}", help(command));
     }
 }
 
