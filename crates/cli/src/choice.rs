@@ -25,7 +25,10 @@ pub struct Named {
 /// Prints the plan that is chosen for a problem, or checks the plan given with `--plan`.
 pub fn explain(args: &Explain, problem: &str) -> Result<Status, CliError> {
     let problem = parse(problem)?;
-    let device = device(args.device.as_deref().unwrap_or("cuda"))?;
+    let device = match (&args.device, &args.gpu) {
+        (None, Some(gpu)) => device("--gpu", gpu)?,
+        (name, _) => device("--device", name.as_deref().unwrap_or("cuda"))?,
+    };
     let (plan, source, why) = match &args.plan {
         Some(text) => (given(text, &problem, &device.arch)?, json!({ "source": "given" }), Vec::new()),
         None => {
@@ -80,10 +83,9 @@ pub fn chosen(problem: &Problem, device: &Named) -> Result<Choice, KernelError> 
     choose(problem, &Device { name: &device.name, arch: device.arch }, TunedTable::builtin())
 }
 
-/// Reads `--device`: the GPU of this machine, or a machine of the time model.
-fn device(name: &str) -> Result<Named, CliError> {
-    let refuse =
-        |accepted: String| CliError::Argument { argument: "--device", value: name.to_owned(), accepted };
+/// Reads the value of `--device` or `--gpu`: the GPU of this machine, or a machine of the time model.
+fn device(argument: &'static str, name: &str) -> Result<Named, CliError> {
+    let refuse = |accepted: String| CliError::Argument { argument, value: name.to_owned(), accepted };
     let names = || machine::MACHINES.map(|gpu| gpu.name).join(", ");
     if name == "cuda" {
         let gpu = driver::Gpu::open(0).map_err(|error| refuse(format!("{} here ({error})", names())))?;

@@ -37,11 +37,14 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
     }
     let gpu = match &args.machine {
         Some(file) => calibrate::machine::read(file)?,
-        None => Gpu::named(&args.gpu).ok_or_else(|| CliError::Argument {
-            argument: "--gpu",
-            value: args.gpu.clone(),
-            accepted: machine::MACHINES.map(|g| g.name).join(", "),
-        })?,
+        None => {
+            let name = args.gpu.as_deref().unwrap_or("L4");
+            Gpu::named(name).ok_or_else(|| CliError::Argument {
+                argument: "--gpu",
+                value: name.to_owned(),
+                accepted: machine::MACHINES.map(|g| g.name).join(", "),
+            })?
+        }
     };
     let ptxas = Ptxas::find().ok();
     detail(format_args!(
@@ -92,7 +95,11 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
         out.json("explain", &object).map_err(CliError::from)
     } else {
         print(&mut out, &study, args.lines).and_then(|()| match &other {
-            Some(other) => compare(&mut out, &study, other),
+            Some(other) => {
+                let files =
+                    [&args.file, &args.against].map(|file| file.as_deref().map_or_else(String::new, name));
+                compare(&mut out, files, &study, other)
+            }
             None => Ok(()),
         })
     })?;
@@ -197,8 +204,12 @@ fn entries(study: &Study) -> String {
     names.collect::<Vec<_>>().join(", then ")
 }
 
-/// A table of two kernels: times, resources, busy units and waits.
-fn compare(out: &mut Out, study: &Study, other: &Study) -> Result<(), CliError> {
+fn name(file: &Path) -> String {
+    quote::cut(&file.display().to_string()).into_owned()
+}
+
+/// A table of the kernels of two files: times, resources, busy units and waits.
+fn compare(out: &mut Out, files: [String; 2], study: &Study, other: &Study) -> Result<(), CliError> {
     let dash = || "–".to_owned();
     let both = [study, other];
     let mut rows = vec![
@@ -232,8 +243,8 @@ fn compare(out: &mut Out, study: &Study, other: &Study) -> Result<(), CliError> 
         }
     }
     writeln!(out)?;
-    let names = both.map(entries);
-    table::print(out, &["", &names[0], &format!("against {}", names[1]), "ratio"], &rows)?;
+    let [file, against] = files;
+    table::print(out, &["", &file, &format!("against {against}"), "ratio"], &rows)?;
     Ok(())
 }
 

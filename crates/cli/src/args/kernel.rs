@@ -178,9 +178,10 @@ pub struct Explain {
     /// Launch file
     #[arg(long, value_name = "FILE.toml", requires = "file")]
     pub launch: Option<PathBuf>,
-    /// Machine whose time is predicted: H200, H100, A100, L4 or "RTX 4090"
-    #[arg(long, default_value = "L4")]
-    pub gpu: String,
+    /// Machine whose time is predicted: H200, H100, A100, L4 or "RTX 4090" (default: L4); with --problem, the
+    /// same as --device
+    #[arg(long)]
+    pub gpu: Option<String>,
     /// Machine whose time is predicted: a description that `lab microbench` wrote
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["gpu", "problem"])]
     pub machine: Option<PathBuf>,
@@ -202,10 +203,10 @@ pub struct Explain {
     /// it (default: the target of the PTX; the architecture must be able to run that target)
     #[arg(long, value_name = "NN[a]", value_parser = target, requires = "file")]
     pub sm: Option<ptx::Target>,
-    #[arg(long, conflicts_with_all = ["file", "launch", "against", "gpu", "lines", "sm", "Compiling"], help = problem_help("Say instead which plan computes a problem, and why"))]
+    #[arg(long, conflicts_with_all = ["file", "launch", "against", "lines", "sm", "Compiling"], help = problem_help("Say instead which plan computes a problem, and why"))]
     pub problem: Option<String>,
     /// Device of --problem: cuda (this machine's GPU, the default), H200, H100, A100, L4 or "RTX 4090"
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with = "gpu")]
     pub device: Option<String>,
     /// Check this plan for --problem instead of choosing one; JSON as this command or `topk` prints it, a
     /// file with it, or - for standard input

@@ -166,7 +166,7 @@ fn bad_usage_is_named_and_exits_with_3() {
     std::fs::create_dir(folder.0.join("folder.ptx")).unwrap();
     let unjudged = format!("{}{LAUNCH}", problem.replace("000000", "0"));
     let unjudged = folder.write("unjudged.toml", &unjudged);
-    let cases: [(&[&str], &str); 44] = [
+    let cases: [(&[&str], &str); 45] = [
         (&["lab", "selftest", "--emulator", "--evidence", "rows.jsonl"], "--evidence: the commit is unknown"),
         (&["check", &ptx, "--launch", &unjudged], "no [[arg]] is its output"),
         (
@@ -183,7 +183,14 @@ fn bad_usage_is_named_and_exits_with_3() {
         (&["bench", "--device", "cuda", "--problem", "64,128,65536,128,bf16"], "bytes of tensors"),
         (&["bench", "--problem", "1,8/3,512,64,f16"], "expected a multiple of heads_kv = 3"),
         (&["explain", "--launch", &launch], "<FILE>"),
-        (&["explain", "--problem", "1,8,512,64,f16", "--gpu", "none"], "cannot be used with '--gpu"),
+        (
+            &["explain", "--problem", "1,8,512,64,f16", "--gpu", "none"],
+            "invalid value 'none' for --gpu: expected cuda, ",
+        ),
+        (
+            &["explain", "--problem", "1,8,512,64,f16", "--gpu", "l4", "--device", "l4"],
+            "cannot be used with '--device",
+        ),
         (
             &["run", "--q", "q.npy", "--out", "out.txt"],
             "invalid value 'out.txt' for --out: expected a .npy or",
@@ -650,6 +657,8 @@ fn explain_says_which_plan_a_problem_gets() {
     assert_eq!((&chosen["source"], chosen["distance"].as_f64()), (&"tuned".into(), Some(0.0)));
     assert_eq!(chosen["plan"], chosen["row"]["plan"]);
     assert!(!chosen["why"].as_array().unwrap().is_empty());
+    let other = folder.run(&["explain", "--problem", "1,8,512,64,f16", "--gpu", "h200", "--json"]);
+    assert_eq!(text(&other.stdout), text(&output.stdout), "{}", text(&other.stderr));
     // The printed plan is accepted by `--plan`. An error names the wrong gene.
     let mut plan = chosen["plan"].clone();
     let output = ask(&["--plan", &plan.to_string()]);
