@@ -152,9 +152,10 @@ pub(crate) fn npy_header(bytes: &[u8]) -> Result<(&str, &[u8]), String> {
         }
     }
     .ok_or("the file ends within its first bytes")?;
-    let (header, data) = rest
-        .split_at_checked(length as usize)
-        .ok_or_else(|| format!("the header is said to have {length} bytes, and {} follow", rest.len()))?;
+    let (header, data) = rest.split_at_checked(length as usize).ok_or_else(|| {
+        let rest = rest.len();
+        format!("the file says that its header has {length} bytes, but only {rest} bytes follow")
+    })?;
     let header = std::str::from_utf8(header).map_err(|_| "the header is not text")?;
     Ok((header, data))
 }
@@ -354,7 +355,7 @@ mod tests {
             let claim =
                 [b"\x93NUMPY", &[version, 0][..], &u32::MAX.to_le_bytes(), b"{'descr': '<f4'"].concat();
             let error = parse(Path::new("x.npy"), &claim, "q").unwrap_err().to_string();
-            assert!(error.contains("said to have 4294967295 bytes, and 15 follow"), "{error}");
+            assert!(error.contains("its header has 4294967295 bytes, but only 15 bytes follow"), "{error}");
         }
         for bytes in
             [&b"\x93NUMPY"[..], b"\x93NUMPY\x01", b"\x93NUMPY\x01\x00\x10", b"\x93NUMPY\x09\x00\x10\x00"]

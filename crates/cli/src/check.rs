@@ -323,7 +323,9 @@ fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(),
             Fate::Differs(what) => format!("no hazard, {what}: a [reference] would find it"),
             Fate::Same => "not found: no hazard, and equal outputs".to_owned(),
             Fate::NotExecuted => "not checked: the instruction is not executed".to_owned(),
-            Fate::NoEffect => "not checked: the comparison has the same results with it".to_owned(),
+            Fate::NoEffect => {
+                "not checked: with this fault the comparison has the same result in every thread".to_owned()
+            }
         };
         writeln!(out, "mutant {} at {place}: {fate}", mutant.fault)?;
     }

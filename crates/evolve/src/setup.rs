@@ -164,7 +164,7 @@ fn check_families(families: &[String], problems: &[Shape], arch: Option<&Arch>) 
     };
     let Some(first) = families.first() else { return Ok(()) };
     let Some(arch) = arch else {
-        return refuse(first, "none on a processor: its plans are of one family".to_owned());
+        return refuse(first, "none with device cpu, whose plans are of one family".to_owned());
     };
     let computes = |family: &Family, shape: &Shape| family.default_for(&shape.problem(), arch).is_ok();
     let names = |fit: &dyn Fn(&Family) -> bool| -> String {
@@ -418,7 +418,7 @@ mod tests {
         assert_eq!(said, "invalid value 'wgmma' for family: expected mma");
         assert!(on("h200", family("wgmma")).is_ok() && on("l4", family("mma")).is_ok());
         let said = config(None, Target::Cpu, "any", None, family("mma")).unwrap_err().to_string();
-        assert!(said.contains("'mma' for family") && said.contains("processor"), "{said}");
+        assert!(said.contains("'mma' for family") && said.contains("none with device cpu"), "{said}");
     }
 
     #[test]

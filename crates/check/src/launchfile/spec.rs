@@ -366,7 +366,15 @@ fn start_of(
 
 fn extents(key: &str, values: &[i64], most: [i64; 3]) -> Result<Dim3, LaunchError> {
     let written = || format!("[{}]", values.iter().map(i64::to_string).collect::<Vec<_>>().join(", "));
-    let accepted = || format!("one to three numbers from 1 to {}, {}, {}", most[0], most[1], most[2]);
+    let accepted = || match most {
+        [x, y, z] if x == y && y == z => format!("one to three numbers from 1 to {x}"),
+        [x, y, z] if y == z => {
+            format!("one to three numbers, X[,Y[,Z]]: X from 1 to {x}, Y and Z from 1 to {y}")
+        }
+        [x, y, z] => {
+            format!("one to three numbers, X[,Y[,Z]]: X and Y from 1 to {}, Z from 1 to {z}", x.min(y))
+        }
+    };
     let fits = !values.is_empty()
         && values.len() <= 3
         && values.iter().zip(most).all(|(&value, most)| value >= 1 && value <= most);

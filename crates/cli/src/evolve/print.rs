@@ -94,7 +94,9 @@ fn print_case(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
     operators(out, case)?;
     let rejected: Vec<String> =
         case.rejected.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
-    writeln!(out, "rejected: {}", rejected.join(", "))?;
+    if !rejected.is_empty() {
+        writeln!(out, "rejected: {}", rejected.join(", "))?;
+    }
     let taken_over = case.taken_over;
     if taken_over.verdicts + taken_over.times > 0 {
         writeln!(

@@ -35,6 +35,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, WorkerPool), CliError> {
     findable(args)?;
     let target = target(&args.device, args.emulator)?;
     promotable(args, &target)?;
+    family_applies(args, &target)?;
     let mut wanted = wanted(args)?;
     let sandbox = sandbox(args)?;
     sandbox.as_ref().map_or(Ok(()), can_be_had)?;
@@ -134,6 +135,18 @@ fn promotable(args: &Evolve, target: &Target) -> Result<(), CliError> {
             accepted: "no --promote with --device cpu: the table of tuned plans holds GPU kernels only, and the winners of \
                        a CPU search are kept for this user (`flashcore plans`)"
                 .to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Rejects `--family` for a CPU, whose plans have no families.
+fn family_applies(args: &Evolve, target: &Target) -> Result<(), CliError> {
+    match (args.family.first(), target) {
+        (Some(family), Target::Cpu) => Err(CliError::Argument {
+            argument: "--family",
+            value: family.clone(),
+            accepted: "no --family with --device cpu: families are those of GPU kernels".to_owned(),
         }),
         _ => Ok(()),
     }

@@ -344,7 +344,10 @@ fn bad_usage_is_told() {
             "invalid value '1,1,64,600,f16' for held_out",
         ),
         (vec!["--device", "l4", "--family", "wgmma"], "invalid value 'wgmma' for family: expected mma"),
-        (vec!["--device", "cpu", "--family", "mma"], "invalid value 'mma' for family"),
+        (
+            vec!["--device", "cpu", "--family", "mma"],
+            "invalid value 'mma' for --family: expected no --family with --device cpu",
+        ),
         (vec!["--held-out", "1,8"], "invalid value '1,8' for --held-out"),
         (vec!["--jobs", "100000"], "invalid value '100000' for --jobs: expected 1 to 256"),
         (vec!["--proposer", " "], "invalid value ' ' for --proposer"),
