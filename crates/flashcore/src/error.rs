@@ -120,8 +120,8 @@ pub enum AttentionError {
     },
     /// A device address is not a multiple of the element size, or of 2 bytes for 8-bit elements.
     #[error(
-        "invalid value '{address:#x}' for the address of {tensor}: expected a multiple of {accepted} bytes, as \
-         kernels read and write its elements"
+        "invalid value '{address:#x}' for the address of {tensor}: expected a multiple of {accepted} bytes, \
+         the size of an element or of two 8-bit elements"
     )]
     Alignment {
         /// The tensor: q, k, v, out, lse, or another operand.
