@@ -104,6 +104,8 @@ def _launch(
         out = output_like(plain_rows(q), v_shape[3], _codes(q, k, v)[1])
     elif shape[3] == v_shape[3] and strides[3] == 1:
         out = _empty_like(q)
+        if out.stride(3) != 1:
+            out = output_like(q, v_shape[3])
     else:
         out = output_like(plain_rows(q), v_shape[3])
     lse = lse_like(q, heads) if want_lse else None
@@ -224,7 +226,10 @@ def plain_rows(x: Tensor) -> Tensor:
 def output_like(q: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Memory for the output: dense, in q's order of dimensions, of q's type or another one."""
     if q.shape[3] == dim:
-        return torch.empty_like(q, dtype=dtype)
+        out = torch.empty_like(q, dtype=dtype)
+        if dim <= 1 or out.stride(3) == 1:
+            return out
+        # The order of an expanded q may put another dimension innermost, although q's rows are contiguous.
     if q.stride(1) >= q.stride(2):
         return q.new_empty((*q.shape[:3], dim), dtype=dtype)
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], dim), dtype=dtype).transpose(1, 2)

@@ -151,6 +151,22 @@ def test_strides_of_every_kind(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_an_output_of_an_expanded_q_has_contiguous_rows(device):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    k = draw(1, 7, 2, 64, dtype=torch.float32, device=device)
+    column = draw(1, 64, 1, dtype=torch.float32, device=device)
+    q = column.transpose(1, 2)[:, None].expand(1, 2, 1, 64).transpose(1, 2)
+    assert q.stride(3) == 1 and torch.empty_like(q).stride(3) == 2
+    out = flashcore_attn.flash_attn_func(q, k, k)
+    assert out.stride(3) == 1
+    torch.testing.assert_close(out, flashcore_attn.flash_attn_func(q.contiguous(), k, k))
+    with FakeTensorMode() as mode:
+        fake = flashcore_attn.flash_attn_func(*(mode.from_tensor(x) for x in (q, k, k)))
+    assert fake.stride() == out.stride()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shapes", [
     ((6, 32), (7, 32), (7, 32)), ((3, 6, 32), (3, 7, 32), (3, 7, 32)), ((5, 1, 3, 6, 32), (2, 3, 7, 32), (7, 32)),
     ((2, 3, 6, 32), (2, 1, 7, 32), (1, 3, 7, 32)),
