@@ -351,6 +351,12 @@ def test_strided_and_empty_arrays_are_quantised():
         assert np.array_equal(a.view(np.uint8), b.view(np.uint8))
     none = quantize(q[:, :0], k[:, :0], v[:, :0])
     assert none.k.shape == (2, 0, 2, 64) and np.array_equal(none.descale_k, np.ones((2, 2)))
+    for rows in (None, 64):
+        no_keys = quantize(q, k[:, :0], v[:, :0], rows=rows)
+        assert no_keys.descale_k.shape == ((2, 2) if rows is None else (2, 2, 0))
+        assert not np.asarray(flash_attn_func(**no_keys._asdict()), np.float32).any()
+        no_rows = quantize(q[:, :0], k, v, rows=rows)
+        assert flash_attn_func(**no_rows._asdict()).shape == (2, 0, 4, 96)
     special = np.zeros((1, 2, 1, 16), np.float32)
     special[0, 0, 0, :4] = np.nan, np.inf, -np.inf, 224.0
     codes, *_, factor = (lambda x: (x.v, x.descale_v))(quantize(special, special, special))

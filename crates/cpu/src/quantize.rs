@@ -130,7 +130,8 @@ impl<'a> Group<'a> {
         }
         let norm = self.rotation.as_ref().map_or(1.0, Rotation::norm);
         let of_block = |i: usize| i % rows / self.block;
-        let mut largest = vec![0.0f32; rows.div_ceil(self.block).max(1)];
+        let blocks = options.rows.map_or(1, |_| rows.div_ceil(self.block));
+        let mut largest = vec![0.0f32; blocks];
         for (i, row) in wide.chunks_exact(dim).enumerate() {
             let most = &mut largest[of_block(i)];
             *most = row.iter().filter(|x| x.is_finite()).fold(*most, |most, x| most.max(x.abs()));

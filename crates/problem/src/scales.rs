@@ -31,7 +31,8 @@ pub struct ScaleLayout {
     /// that all rows of a batch entry and KV head share a factor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<u32>,
-    /// Distance in elements from one batch entry to the next. Not negative; 0 broadcasts.
+    /// Distance in elements from one batch entry to the next: 0 to 2^31 - 1 (0 broadcasts), or any number if
+    /// there is one entry. The distances below have the same range.
     pub batch: i64,
     /// Elements from one **KV** head to the next, for Q too, as in FlashAttention-3: the query heads that
     /// share a KV head share a factor.
@@ -146,21 +147,30 @@ pub const fn descale_name(tensor: Tensor) -> &'static str {
 }
 
 impl Problem {
-    /// Number of elements from the first factor of a tensor to the last; 0 without factors. `usize::MAX`
-    /// where the number is larger, or a stride is negative, which [`Problem::check`] rejects.
+    /// Number of elements from the first factor of a tensor to the last; 0 without factors, also if the tensor
+    /// has no batch entry, no head, or, with factors per block, no row. `usize::MAX` where the number is
+    /// larger, or a used stride is negative, which [`Problem::check`] rejects.
     pub fn scale_len(&self, tensor: Tensor) -> usize {
         let Some(layout) = self.scales.of(tensor) else { return 0 };
-        let seq = if tensor == Tensor::Q { self.seq_q } else { self.seq_kv };
-        let last = |extent: usize| extent.max(1) - 1;
-        let steps = [
-            (last(self.batch), layout.batch),
-            (last(self.heads_kv), layout.head),
-            (layout.block_of(last(seq)), layout.block),
-        ];
-        let len = steps.into_iter().try_fold(1usize, |len, (index, stride)| {
-            len.checked_add(index.checked_mul(usize::try_from(stride).ok()?)?)
+        let steps = self.scale_steps(tensor, layout);
+        if steps.iter().any(|&(extent, _)| extent == 0) {
+            return 0;
+        }
+        let mut used = steps.into_iter().filter(|&(extent, _)| extent > 1);
+        let len = used.try_fold(1usize, |len, (extent, stride)| {
+            len.checked_add((extent - 1).checked_mul(usize::try_from(stride).ok()?)?)
         });
         len.unwrap_or(usize::MAX)
+    }
+
+    /// The extents of the factors of a tensor (batch entries, KV heads, blocks of rows) with their strides.
+    fn scale_steps(&self, tensor: Tensor, layout: ScaleLayout) -> [(usize, i64); 3] {
+        let seq = if tensor == Tensor::Q { self.seq_q } else { self.seq_kv };
+        let blocks = match (layout.rows, seq) {
+            (Some(_), 0) => 0,
+            _ => layout.block_of(seq.max(1) - 1) + 1,
+        };
+        [(self.batch, layout.batch), (self.heads_kv, layout.head), (blocks, layout.block)]
     }
 
     /// The factor that belongs to row `row` of a sequence; 1 without factors.
@@ -190,16 +200,17 @@ impl Problem {
     }
 
     pub(crate) fn check_scales(&self) -> Result<(), ProblemError> {
-        for (tensor, ScaleLayout { rows, batch, head, block }) in self.scales.each() {
+        for (tensor, layout) in self.scales.each() {
             let refuse = |reason| Err(ProblemError::Scales { argument: descale_name(tensor), reason });
             if !self.dtypes.of(tensor).is_fp8() {
                 return refuse("the tensor is not e4m3 or e5m2; expected no factors");
             }
-            if !matches!(rows, None | Some(64 | 128)) {
+            if !matches!(layout.rows, None | Some(64 | 128)) {
                 return refuse("expected one factor per KV head, or per block of 64 or 128 rows");
             }
-            let most = 1 << 31;
-            if [batch, head, block].iter().any(|stride| !(0..most).contains(stride)) {
+            // A stride of an extent of 1 reaches no other factor. NumPy and PyTorch give such strides any value.
+            let (steps, most) = (self.scale_steps(tensor, layout), 1 << 31);
+            if steps.iter().any(|(extent, stride)| *extent > 1 && !(0..most).contains(stride)) {
                 return refuse("expected strides from 0 to 2^31 - 1");
             }
             if self.scale_len(tensor) > 1 << 58 {
@@ -239,6 +250,26 @@ mod tests {
     }
 
     #[test]
+    fn strides_of_one_factor_have_any_value() {
+        let mut p = Problem::new(1, 2, 60, 64, DType::E4m3);
+        let far = ScaleLayout { rows: Some(64), batch: -1, head: 1, block: 1 << 40 };
+        p.scales.k = Some(far);
+        assert_eq!((p.check(), p.scale_len(Tensor::K), far.index(0, 1, 59)), (Ok(()), 2, 1));
+    }
+
+    #[test]
+    fn tensors_without_rows_have_no_block_with_a_factor() {
+        let mut p = Problem::new(1, 2, 60, 64, DType::E4m3).with_seq_kv(0, Layout::Bhsd);
+        p.scales.q = Some(ScaleLayout::per_block(2, 60, 64));
+        p.scales.k = Some(ScaleLayout::per_block(2, 0, 64));
+        p.scales.v = Some(ScaleLayout::per_head(2));
+        let lengths = |p: &Problem| [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| p.scale_len(tensor));
+        assert_eq!((p.check(), lengths(&p)), (Ok(()), [2, 0, 2]));
+        assert_eq!(lengths(&Problem { batch: 0, ..p.clone() }), [0; 3]);
+        assert_eq!(lengths(&Problem { heads_kv: 0, ..p }), [0; 3]);
+    }
+
+    #[test]
     fn wrong_layouts_are_named() {
         let refused = |change: fn(&mut Problem)| {
             let mut p = Problem::new(1, 2, 100, 64, DType::E4m3);
@@ -248,6 +279,7 @@ mod tests {
         const OF: ScaleLayout = ScaleLayout::TENSOR;
         assert!(refused(|p| p.scales.k = Some(ScaleLayout { rows: Some(32), ..OF })).contains("64 or 128"));
         assert!(refused(|p| p.scales.k = Some(ScaleLayout { head: -1, ..OF })).contains("strides from 0"));
+        assert!(refused(|p| p.scales.k = Some(ScaleLayout { head: 1 << 31, ..OF })).contains("2^31 - 1"));
         assert!(refused(|p| p.scales.q = Some(ScaleLayout::per_block(2, 100, 0))).contains("64 or 128"));
         assert!(
             refused(|p| p.scales.q = Some(ScaleLayout::per_block(1 << 40, 1 << 40, 64)))
