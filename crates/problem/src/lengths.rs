@@ -134,8 +134,8 @@ impl Problem {
 
 impl Problem {
     /// Rejects lengths that are certainly mistakes: cumulative lengths that descend, lengths that exceed the
-    /// tensor or the longest sequence, and negative lengths. This check is for values that the host can read;
-    /// [`Problem::sequences`] clamps all other values.
+    /// tensor or the longest sequence, padding that exceeds its sequence, and negative lengths. This check is
+    /// for values that the host can read; [`Problem::sequences`] clamps all other values.
     ///
     /// # Errors
     /// [`ProblemError::Length`], and the errors of [`Problem::sequences`].
@@ -157,6 +157,13 @@ impl Problem {
             if let Some(index) = lengths.iter().position(|value| !fits(value)) {
                 let (value, expected) = (lengths[index], format!("0 to {most}"));
                 return Err(ProblemError::Length { argument, index, value, expected });
+            }
+        }
+        for (index, &value) in values.left_pad.iter().enumerate() {
+            let rows = span(index, kv, self.seq_kv, values.cumulative_kv, values.used_kv).len;
+            if value as usize > rows {
+                let expected = format!("0 to {rows}, the rows of the sequence, which include the padding");
+                return Err(ProblemError::Length { argument: "leftpad_k", index, value, expected });
             }
         }
         Ok(())
@@ -244,6 +251,10 @@ mod tests {
             let wrong = LengthValues { cumulative_q: &cumulative_q, used_kv: &used_kv, ..values };
             assert!(refused(&wrong).starts_with(&format!("invalid value {told}")), "{}", refused(&wrong));
         }
+        let wrong = LengthValues { cumulative_q: &[0, 5, 13, 20], left_pad: &[0, 6, 0], ..values };
+        let told = refused(&LengthValues { used_kv: &[3, 3, 0], ..wrong });
+        let rows = "expected 0 to 3, the rows of the sequence, which include the padding";
+        assert_eq!(told, format!("invalid value '6' for leftpad_k[1]: {rows}"));
         let right = LengthValues { cumulative_q: &[0, 5, 13, 20], used_kv: &[3, 8, 0], ..values };
         p.check_length_values(&right).unwrap();
         let short = LengthValues { used_q: &[1], ..values };
