@@ -116,7 +116,7 @@ fn computed(problem: &Problem) -> Problem {
     if !is_empty(problem) {
         return problem.clone();
     }
-    let heads = |heads: usize| if problem.heads_q == 0 { problem.heads_kv.max(1) } else { heads };
+    let heads = |heads: usize| if problem.heads_q == 0 { 1 } else { heads };
     let mut lengths = problem.lengths;
     lengths.q.packed = lengths.q.packed.map(|rows| rows.max(1));
     let one = Problem {
@@ -125,9 +125,11 @@ fn computed(problem: &Problem) -> Problem {
         heads_q: heads(problem.heads_q),
         heads_kv: heads(problem.heads_kv),
         seq_q: 1,
+        programs: problem.programs.with_one_element(),
         ..problem.clone()
     };
-    Problem { out: Layout::Bhsd.strides(one.heads_q, 1, one.head_dim_v), ..one }
+    let rows = one.lengths.q.packed.unwrap_or(1);
+    Problem { out: Layout::Bhsd.strides(one.heads_q, rows, one.head_dim_v), ..one }
 }
 
 /// The strides of the rows of a tensor. The last dimension must be contiguous.

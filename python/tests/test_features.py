@@ -168,6 +168,37 @@ def test_packed_functions_read_the_parts(tensors):
 
 
 @every_kind
+def test_features_of_calls_without_rows(tensors):
+    zeros = lambda *shape: tensors.of(np.zeros(shape), "float32")  # noqa: E731
+    k = zeros(1, 5, 2, 16)
+    out = flashcore_attn.flash_attn_func(zeros(1, 4, 0, 16), k, k, alibi_slopes=zeros(0))
+    assert out.shape == (1, 4, 0, 16)
+    out = flashcore_attn.flash_attn_func(zeros(0, 4, 2, 16), k[:0], k[:0], alibi_slopes=zeros(0, 2))
+    assert out.shape == (0, 4, 2, 16)
+    table, k = zeros(0) if tensors.kind != "numpy" else flashcore_attn.table(zeros(0)), zeros(1, 2, 5, 16)
+    out = flashcore_attn.flex_attention(zeros(1, 0, 4, 16), k[:, :0], k[:, :0], lambda s, b, h, i, j: s + table[h])
+    assert out.shape == (1, 0, 4, 16)
+    out = flashcore_attn.flex_attention(zeros(1, 2, 0, 16), k, k, lambda s, b, h, i, j: s + table[i])
+    assert out.shape == (1, 2, 0, 16)
+    starts = tensors.of(np.array([0, 1, 4]), "int32")
+    k = zeros(4, 2, 16)
+    out = flashcore_attn.flash_attn_varlen_func(zeros(4, 0, 16), k, k, starts, starts, 3, 3)
+    assert out.shape == (4, 0, 16)
+
+
+@every_kind
+def test_padding_beyond_the_used_rows(tensors):
+    q, k, v = tensors.three(4, 9, 2, 2, 16, "float32", batch=2)
+    used, padding = (tensors.of(np.array(x), "int32") for x in ([9, 3], [0, 6]))
+    call = lambda: flashcore_attn.flash_attn_varlen_func(q, k, v, seqused_k=used, leftpad_k=padding)  # noqa: E731
+    if tensors.kind == "cuda":  # lengths in device memory are cut
+        assert not tensors.array(call())[1].any()
+        return
+    with pytest.raises(flashcore_attn.ArgumentError, match=r"'6' for leftpad_k\[1\]: expected 0 to 3, the rows"):
+        call()
+
+
+@every_kind
 def test_used_lengths_and_left_padding(tensors):
     q, k, v = tensors.three(20, 33, 4, 2, 16, "float16", batch=3)
     used_q, used_k, padding = ([20, 7, 0], [33, 0, 21], [0, 0, 4])

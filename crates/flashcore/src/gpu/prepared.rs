@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
 use kernels::{Arch, KernelError, LengthArray, Operand, Plan, bind, emit, select};
-use problem::{Problem, Tensor};
+use problem::{Layout, Problem, Tensor};
 use ptx::Launch;
 use smallvec::SmallVec;
 
@@ -361,6 +361,9 @@ fn is_the_plans_fault(reason: &AttentionError) -> bool {
 fn stand_in(problem: &Problem) -> (Problem, bool) {
     let packed = problem.lengths.q.packed;
     let empty = problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0 || packed == Some(0);
+    if !empty {
+        return (problem.clone(), false);
+    }
     let heads = |heads: usize| if problem.heads_q == 0 { heads.max(1) } else { heads };
     let mut lengths = problem.lengths;
     lengths.q.packed = packed.map(|rows| rows.max(1));
@@ -370,9 +373,12 @@ fn stand_in(problem: &Problem) -> (Problem, bool) {
         heads_q: heads(problem.heads_q),
         heads_kv: if problem.heads_q == 0 { 1 } else { problem.heads_kv },
         seq_q: problem.seq_q.max(1),
+        programs: problem.programs.with_one_element(),
         ..problem.clone()
     };
-    (stand_in, empty)
+    let rows = stand_in.lengths.q.packed.unwrap_or(stand_in.seq_q);
+    let out = Layout::Bhsd.strides(stand_in.heads_q, rows, stand_in.head_dim_v);
+    (Problem { out, ..stand_in }, true)
 }
 
 #[cfg(test)]
@@ -387,6 +393,14 @@ mod tests {
             |p| p.seq_q = 0,
             |p| (p.heads_q, p.heads_kv) = (0, 0),
             |p| p.lengths.q.packed = Some(0),
+            |p| {
+                (p.heads_q, p.lengths.q.packed, p.out.row) = (0, Some(5), 0);
+            },
+            |p| {
+                p.heads_q = 0;
+                p.programs.score = Some("s + t0[h]".parse().unwrap());
+                p.programs.tables = vec![problem::Table::dense(problem::TableType::F32, &[0])];
+            },
         ] {
             let mut problem = Problem::new(2, 4, 8, 16, DType::F16);
             change(&mut problem);

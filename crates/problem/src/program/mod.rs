@@ -402,6 +402,19 @@ impl Programs {
     }
 }
 
+impl Programs {
+    /// The programs with an extent of 1 in place of each empty dimension of a table. A call without rows reads
+    /// no table, and is checked as a call with one row.
+    #[must_use]
+    pub fn with_one_element(&self) -> Programs {
+        let mut programs = self.clone();
+        for table in &mut programs.tables {
+            table.extents.iter_mut().for_each(|extent| *extent = (*extent).max(1));
+        }
+        programs
+    }
+}
+
 /// Why a program is rejected that reads parameter or table `number`, of which `count` were given.
 fn missing(kind: &str, letter: char, number: u32, count: usize) -> String {
     let given = if count == 1 { "1 was".to_owned() } else { format!("{count} were") };
