@@ -546,8 +546,9 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
 /// A new vector, or an error if there is no memory for it.
 fn filled<T: Copy>(tensor: &'static str, elements: usize, value: T) -> Result<Vec<T>, AttentionError> {
     // `resize` would write every element. `vec!` takes pages of zeros from the operating system, which clears
-    // a page when the computation first writes to it, but `vec!` aborts the process if there is no memory. The
-    // vector that is dropped here finds out beforehand. `black_box` keeps the compiler from removing the vector.
+    // a page when the computation first writes to it, but `vec!` aborts the process if there is no memory.
+    // The vector that is dropped here finds out beforehand. `black_box` keeps the compiler from removing the
+    // vector.
     let out_of_memory = |_| AttentionError::HostMemory { tensor, elements };
     let mut probe = Vec::<T>::new();
     probe.try_reserve_exact(elements).map_err(out_of_memory)?;

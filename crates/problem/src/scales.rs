@@ -147,9 +147,9 @@ pub const fn descale_name(tensor: Tensor) -> &'static str {
 }
 
 impl Problem {
-    /// Number of elements from the first factor of a tensor to the last; 0 without factors, also if the tensor
-    /// has no batch entry, no head, or, with factors per block, no row. `usize::MAX` where the number is
-    /// larger, or a used stride is negative, which [`Problem::check`] rejects.
+    /// Number of elements from the first factor of a tensor to the last; 0 without factors, also if the
+    /// tensor has no batch entry, no head, or, with factors per block, no row. `usize::MAX` where the number
+    /// is larger, or a used stride is negative, which [`Problem::check`] rejects.
     pub fn scale_len(&self, tensor: Tensor) -> usize {
         let Some(layout) = self.scales.of(tensor) else { return 0 };
         let steps = self.scale_steps(tensor, layout);
@@ -208,7 +208,8 @@ impl Problem {
             if !matches!(layout.rows, None | Some(64 | 128)) {
                 return refuse("expected one factor per KV head, or per block of 64 or 128 rows");
             }
-            // A stride of an extent of 1 reaches no other factor. NumPy and PyTorch give such strides any value.
+            // A stride of an extent of 1 reaches no other factor. NumPy and PyTorch give such strides any
+            // value.
             let (steps, most) = (self.scale_steps(tensor, layout), 1 << 31);
             if steps.iter().any(|(extent, stride)| *extent > 1 && !(0..most).contains(stride)) {
                 return refuse("expected strides from 0 to 2^31 - 1");

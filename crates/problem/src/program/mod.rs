@@ -403,8 +403,8 @@ impl Programs {
 }
 
 impl Programs {
-    /// The programs with an extent of 1 in place of each empty dimension of a table. A call without rows reads
-    /// no table, and is checked as a call with one row.
+    /// The programs with an extent of 1 in place of each empty dimension of a table. A call without rows
+    /// reads no table, and is checked as a call with one row.
     #[must_use]
     pub fn with_one_element(&self) -> Programs {
         let mut programs = self.clone();
