@@ -309,8 +309,8 @@ pub(crate) fn finite<S: Simd>(s: S, x: S::V) -> S::V {
     s.select_lt(x, least, least, x)
 }
 
-/// What is added to the scaled logits of each lane in the exponents: minus the shift. In lanes with a large
-/// shift it is 0, and `maxima` are subtracted from the logits.
+/// Returns the addends that turn the scaled logits of each lane into exponents: minus the shift. A lane with
+/// a large shift has the addend 0, and this function subtracts its maximum from its logits.
 #[inline(always)]
 pub(crate) fn minus_shifts<S: Simd, const VECTORS: usize>(
     s: S,
