@@ -533,7 +533,9 @@ fn resources_are_estimated_without_ptxas_and_read_with_it() {
     let found = ptxas.resources(&module.to_string(), "sm_89", "k").unwrap_or_else(|e| panic!("{e}"));
     assert_eq!((found.shared, found.spill_loads), (32768, 0));
     assert_eq!(found.source, Source::Ptxas(ptxas.version().to_owned()));
-    assert!(ptxas.resources("not ptx", "sm_89", "k").is_err());
+    let rejected = |ptx: &str| ptxas.resources(ptx, "sm_89", "k").map_err(|e| e.to_string()).unwrap_err();
+    assert_eq!(rejected("not ptx"), rejected("not ptx"), "the message names no temporary file");
+    assert!(rejected("not ptx").contains("<PTX>, line 1"), "{}", rejected("not ptx"));
     assert!(ptxas.resources(&module.to_string(), "sm_89", "absent").is_err());
 }
 

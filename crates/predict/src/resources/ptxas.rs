@@ -90,7 +90,7 @@ impl Ptxas {
     /// # Errors
     /// As for [`Ptxas::resources`], or the temporary file cannot be read.
     pub fn assemble(&self, ptx: &str, arch: &str, entry: &str) -> Result<(Resources, Vec<u8>), PtxasError> {
-        let mut output = OutputFile::new().map_err(|e| self.unusable(&e))?;
+        let mut output = TempFile::new().map_err(|e| self.unusable(&e))?;
         let resources = self.run(ptx, arch, entry, &output.path)?;
         let mut code = Vec::new();
         output.file.read_to_end(&mut code).map_err(|e| self.unusable(&e))?;
@@ -103,45 +103,38 @@ impl Ptxas {
 
     fn run(&self, ptx: &str, arch: &str, entry: &str, output: &Path) -> Result<Resources, PtxasError> {
         let unusable = |e: std::io::Error| self.unusable(&e);
-        let mut child = Command::new(&self.path)
-            .args(["-v", "-arch", arch, "-o"])
-            .arg(output)
-            .arg("-")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(unusable)?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // When ptxas rejects the text it closes the pipe early. Its message on stderr gives the reason.
-            let _ = stdin.write_all(ptx.as_bytes());
-        }
-        let output = child.wait_with_output().map_err(unusable)?;
+        // From a pipe ptxas first copies its input to a named file, which stays when ptxas is killed.
+        let mut input = TempFile::new().map_err(unusable)?;
+        input.file.write_all(ptx.as_bytes()).map_err(unusable)?;
+        let mut command = Command::new(&self.path);
+        command.args(["-v", "-arch", arch, "-o"]).arg(output).arg(&input.path).stdin(Stdio::null());
+        let output = command.output().map_err(unusable)?;
         let text =
             String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {
-            return Err(PtxasError::Rejected { arch: arch.to_owned(), message: text.trim().to_owned() });
+            let message = text.trim().replace(&*input.path.to_string_lossy(), "<PTX>");
+            return Err(PtxasError::Rejected { arch: arch.to_owned(), message });
         }
         let source = Source::Ptxas(self.version.clone());
         parse(&text, entry, source).ok_or_else(|| PtxasError::NoSuchEntry(entry.to_owned()))
     }
 }
 
-/// A temporary file that a child process writes. On Linux it has no name, so nothing is left when this
-/// process ends while the child runs, as at the end of a search.
-struct OutputFile {
+/// A temporary file that a child process reads or writes. On Linux it has no name, so nothing is left when
+/// this process ends while the child runs, as at the end of a search.
+struct TempFile {
     file: File,
     path: PathBuf,
 }
 
-impl OutputFile {
-    fn new() -> std::io::Result<OutputFile> {
+impl TempFile {
+    fn new() -> std::io::Result<TempFile> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("flashcore-{}-{}.cubin", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        let name = format!("flashcore-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
         let path = std::env::temp_dir().join(name);
         // Neither follows a link nor opens a file of another process.
         let file = match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return OutputFile::new(),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => return TempFile::new(),
             file => file?,
         };
         #[cfg(target_os = "linux")]
@@ -150,12 +143,12 @@ impl OutputFile {
             std::fs::remove_file(&path)?;
             PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
         };
-        Ok(OutputFile { file, path })
+        Ok(TempFile { file, path })
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-impl Drop for OutputFile {
+impl Drop for TempFile {
     fn drop(&mut self) {
         // If the removal fails, the operating system clears the temporary directory.
         let _ = std::fs::remove_file(&self.path);
