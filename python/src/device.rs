@@ -13,7 +13,7 @@ use pyo3::types::PyDict;
 
 use crate::error::Error;
 use crate::features::{self, Features};
-use crate::tensor::{Described, Terms, band_and_score, is_empty, problem_of};
+use crate::tensor::{Described, Terms, band_and_score, problem_of};
 
 type Four<T> = (T, T, T, T);
 
@@ -92,7 +92,7 @@ pub fn enqueue(
                 return Ok(strided);
             }
             let problem = key.problem()?;
-            if is_empty(&problem) {
+            if problem.is_empty() {
                 return Ok(0);
             }
             let known = py.detach(|| Known::new(&key, &problem))?;

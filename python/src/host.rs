@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::features::{self, Features};
 use crate::interrupt::Interruptible;
 use crate::openmp::Team;
-use crate::tensor::{Described, Terms, band_and_score, is_empty, problem_of};
+use crate::tensor::{Described, Terms, band_and_score, problem_of};
 
 /// Computes attention of tensors on the host into `out`, and the log-sum-exp into `lse` if that is given (the
 /// address of `batch * heads_q * seq_q` floats). If `threads` is given, the caller is PyTorch, and at most
@@ -39,7 +39,7 @@ pub fn attention_cpu(
     let terms = band_and_score(terms)?;
     let stated = features.as_ref().map(Features::new).transpose()?;
     let problem = problem_of([&q, &k, &v, &out], dtypes, terms, stated.as_ref())?.with_lse(lse.is_some());
-    if is_empty(&problem) {
+    if problem.is_empty() {
         return Ok(());
     }
     let others = features.map_or_else(Vec::new, |features| features::operands(&features, &problem));

@@ -1,6 +1,6 @@
 //! Tensors as the package describes them, and the problem that four tensors define.
 
-use problem::{Band, Corner, DTypes, Layout, Problem, ProblemError, Score, Strides};
+use problem::{Band, Corner, DTypes, Problem, ProblemError, Score, Strides};
 
 use crate::error::Error;
 use crate::features::Features;
@@ -62,7 +62,7 @@ pub fn problem_of(
         features.apply(&mut problem)?;
     }
     check_batch(&problem, [("q", q.1[0]), ("k", k.1[0])], packed)?;
-    computed(&problem).check()?;
+    problem.with_a_row().check()?;
     Ok(problem)
 }
 
@@ -103,33 +103,6 @@ fn bound(name: &str, keys: i64) -> Result<Option<u32>, Error> {
     }
     let expected = || format!("-1 (all keys) to {}", u32::MAX);
     u32::try_from(keys).map(Some).map_err(|_| Error::invalid(name, &keys.to_string(), &expected()))
-}
-
-/// Whether there is nothing to compute: no batch, no head or no row.
-pub fn is_empty(problem: &Problem) -> bool {
-    problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0 || problem.lengths.q.packed == Some(0)
-}
-
-/// The problem, or, if there is nothing to compute, a problem of one row that is valid or invalid for the
-/// same reasons.
-fn computed(problem: &Problem) -> Problem {
-    if !is_empty(problem) {
-        return problem.clone();
-    }
-    let heads = |heads: usize| if problem.heads_q == 0 { 1 } else { heads };
-    let mut lengths = problem.lengths;
-    lengths.q.packed = lengths.q.packed.map(|rows| rows.max(1));
-    let one = Problem {
-        lengths,
-        batch: 1,
-        heads_q: heads(problem.heads_q),
-        heads_kv: heads(problem.heads_kv),
-        seq_q: 1,
-        programs: problem.programs.with_one_element(),
-        ..problem.clone()
-    };
-    let rows = one.lengths.q.packed.unwrap_or(1);
-    Problem { out: Layout::Bhsd.strides(one.heads_q, rows, one.head_dim_v), ..one }
 }
 
 /// The strides of the rows of a tensor. The last dimension must be contiguous.

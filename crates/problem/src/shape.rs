@@ -306,6 +306,34 @@ impl Problem {
         (elements <= (i64::MAX / 8) as i128).then_some((elements as usize, (-low) as usize))
     }
 
+    /// Whether there is nothing to compute: no sequence, no query head or no query row.
+    pub fn is_empty(&self) -> bool {
+        self.batch == 0 || self.heads_q == 0 || self.seq_q == 0 || self.lengths.q.packed == Some(0)
+    }
+
+    /// If the problem is empty, the same problem with an extent of 1 in place of each extent of 0 that makes it
+    /// empty: it is valid or invalid for the same reasons. Otherwise the problem itself.
+    pub fn with_a_row(&self) -> Cow<'_, Problem> {
+        if !self.is_empty() {
+            return Cow::Borrowed(self);
+        }
+        let (heads_q, heads_kv) = if self.heads_q == 0 { (1, 1) } else { (self.heads_q, self.heads_kv) };
+        let mut lengths = self.lengths;
+        lengths.q.packed = lengths.q.packed.map(|rows| rows.max(1));
+        let seq_q = self.seq_q.max(1);
+        let rows = lengths.q.packed.unwrap_or(seq_q);
+        Cow::Owned(Problem {
+            lengths,
+            batch: self.batch.max(1),
+            heads_q,
+            heads_kv,
+            seq_q,
+            programs: self.programs.with_one_element(),
+            out: Layout::Bhsd.strides(heads_q, rows, self.head_dim_v),
+            ..self.clone()
+        })
+    }
+
     /// An equivalent problem in the canonical form that plans and kernels take.
     ///
     /// - Bounds that the mask program states become bounds of the band.
@@ -454,6 +482,35 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Table, TableType};
+
+    #[test]
+    fn empty_problems_get_a_row() {
+        for change in [
+            (|p: &mut Problem| p.batch = 0) as fn(&mut Problem),
+            |p| p.seq_q = 0,
+            |p| (p.heads_q, p.heads_kv) = (0, 0),
+            |p| p.lengths.q.packed = Some(0),
+            |p| {
+                (p.heads_q, p.lengths.q.packed, p.out.row) = (0, Some(5), 0);
+            },
+            |p| {
+                p.heads_q = 0;
+                p.programs.score = Some("s + t0[h]".parse().unwrap());
+                p.programs.tables = vec![Table::dense(TableType::F32, &[0])];
+            },
+        ] {
+            let mut problem = Problem::new(2, 4, 8, 16, DType::F16);
+            change(&mut problem);
+            assert!(problem.is_empty());
+            let with_a_row = problem.with_a_row();
+            assert!(!with_a_row.is_empty());
+            assert_eq!(with_a_row.check(), Ok(()));
+        }
+        let mut ungrouped = Problem::new(2, 4, 8, 16, DType::F16);
+        ungrouped.heads_kv = 0;
+        assert!(!ungrouped.is_empty() && ungrouped.with_a_row().check().is_err());
+    }
 
     #[test]
     fn mission_costs() {

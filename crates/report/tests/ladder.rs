@@ -65,7 +65,7 @@ fn every_rung_gets_its_verdict_and_its_cause() {
 
 /// Compares the log's measured table with the model of an L4, each time for the problem that was timed.
 #[test]
-fn the_model_orders_the_seeds_table() {
+fn the_model_orders_the_times_of_the_log() {
     let problem = Problem::new(1, 8, 512, 64, DType::F16);
     let predict = |rung: &Rung| {
         let quoted = rung.quoted.as_ref()?;

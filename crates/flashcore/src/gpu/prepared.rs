@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
 use kernels::{Arch, KernelError, LengthArray, Operand, Plan, bind, emit, select};
-use problem::{Layout, Problem, Tensor};
+use problem::{Problem, Tensor};
 use ptx::Launch;
 use smallvec::SmallVec;
 
@@ -78,7 +78,7 @@ impl Prepared {
         problem: &Problem,
         plan: Option<&Plan>,
     ) -> Result<Prepared, AttentionError> {
-        let (problem, empty) = stand_in(problem);
+        let (problem, empty) = (problem.with_a_row().into_owned(), problem.is_empty());
         let callers = callers(&problem);
         let mut fallbacks = Vec::new();
         let device = select::Device { name: &context.info().name, arch: *arch };
@@ -356,62 +356,10 @@ fn is_the_plans_fault(reason: &AttentionError) -> bool {
     )
 }
 
-/// The problem with an extent of 1 in place of an empty batch, head or row dimension, and whether one was
-/// empty.
-fn stand_in(problem: &Problem) -> (Problem, bool) {
-    let packed = problem.lengths.q.packed;
-    let empty = problem.batch == 0 || problem.heads_q == 0 || problem.seq_q == 0 || packed == Some(0);
-    if !empty {
-        return (problem.clone(), false);
-    }
-    let heads = |heads: usize| if problem.heads_q == 0 { heads.max(1) } else { heads };
-    let mut lengths = problem.lengths;
-    lengths.q.packed = packed.map(|rows| rows.max(1));
-    let stand_in = Problem {
-        lengths,
-        batch: problem.batch.max(1),
-        heads_q: heads(problem.heads_q),
-        heads_kv: if problem.heads_q == 0 { 1 } else { problem.heads_kv },
-        seq_q: problem.seq_q.max(1),
-        programs: problem.programs.with_one_element(),
-        ..problem.clone()
-    };
-    let rows = stand_in.lengths.q.packed.unwrap_or(stand_in.seq_q);
-    let out = Layout::Bhsd.strides(stand_in.heads_q, rows, stand_in.head_dim_v);
-    (Problem { out, ..stand_in }, true)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use problem::{DType, Problem};
-
-    #[test]
-    fn problems_without_rows_stand_for_one_row() {
-        for change in [
-            (|p: &mut Problem| p.batch = 0) as fn(&mut Problem),
-            |p| p.seq_q = 0,
-            |p| (p.heads_q, p.heads_kv) = (0, 0),
-            |p| p.lengths.q.packed = Some(0),
-            |p| {
-                (p.heads_q, p.lengths.q.packed, p.out.row) = (0, Some(5), 0);
-            },
-            |p| {
-                p.heads_q = 0;
-                p.programs.score = Some("s + t0[h]".parse().unwrap());
-                p.programs.tables = vec![problem::Table::dense(problem::TableType::F32, &[0])];
-            },
-        ] {
-            let mut problem = Problem::new(2, 4, 8, 16, DType::F16);
-            change(&mut problem);
-            let (stand_in, empty) = stand_in(&problem);
-            assert!(empty);
-            assert_eq!(stand_in.check(), Ok(()));
-        }
-        let mut ungrouped = Problem::new(2, 4, 8, 16, DType::F16);
-        ungrouped.heads_kv = 0;
-        assert!(!stand_in(&ungrouped).1 && stand_in(&ungrouped).0.check().is_err());
-    }
 
     #[test]
     fn slices_are_held_against_the_problem() {
