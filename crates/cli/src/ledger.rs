@@ -36,8 +36,7 @@ fn export(args: &LedgerExport) -> Result<Status, CliError> {
             .iter()
             .filter(|e| e.rows > 0 || e.broken.is_some())
             .map(|e| {
-                let end =
-                    e.broken.as_ref().map_or(String::new(), |why| format!("incomplete, damaged: {why}"));
+                let end = e.broken.as_ref().map_or(String::new(), |why| format!("damaged: {why}"));
                 vec![e.table.to_owned(), e.rows.to_string(), end]
             })
             .collect();
@@ -64,7 +63,7 @@ fn to_standard_output(ledger: &Ledger, args: &LedgerExport) -> Result<Status, Cl
     let copied = std::io::copy(&mut facts, &mut std::io::stdout().lock());
     unless_closed(copied.map(drop).map_err(CliError::from))?;
     for damaged in exported.iter().filter_map(|e| Some((e.table, e.broken.as_ref()?))) {
-        fault(format_args!("{} is incomplete, the rest of the table is damaged: {}", damaged.0, damaged.1));
+        fault(format_args!("{} is damaged: {}", damaged.0, damaged.1));
     }
     Ok(if exported.iter().all(|e| e.broken.is_none()) { Status::Passed } else { Status::Failed })
 }

@@ -72,8 +72,7 @@ pub enum LedgerError {
     /// The disk is full, or the file has reached a size limit.
     #[error(
         "{path}: no space for another fact ({what}); free some space, then continue with `flashcore \
-        evolve --resume \
-        --ledger {path}`"
+        evolve --resume --ledger {path}`, or begin again if the ledger has no run yet"
     )]
     Full {
         path: PathBuf,
@@ -150,11 +149,13 @@ impl LedgerError {
             }
             Some((ErrorCode::NotADatabase, _)) => LedgerError::NotALedger { path, what },
             Some((ErrorCode::DatabaseCorrupt, _)) => LedgerError::Damaged { path, what },
-            // A stored value that cannot be parsed is damage: FlashCore never writes such a value.
-            None if matches!(error, rusqlite::Error::FromSqlConversionFailure(..)) => {
-                LedgerError::Damaged { path, what }
-            }
-            _ => LedgerError::Sql { path, source: error },
+            _ => match error {
+                // A stored value that cannot be parsed is damage: FlashCore never writes such a value.
+                rusqlite::Error::FromSqlConversionFailure(..) | rusqlite::Error::Utf8Error(..) => {
+                    LedgerError::Damaged { path, what }
+                }
+                error => LedgerError::Sql { path, source: error },
+            },
         }
     }
 }

@@ -11,7 +11,7 @@ use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
-use rusqlite::types::ValueRef;
+use rusqlite::types::{Type, ValueRef};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -36,7 +36,8 @@ pub struct Exported {
     pub table: &'static str,
     /// Number of rows written.
     pub rows: u64,
-    /// The damage at which the export of this table stopped, if any.
+    /// The damage at which the export of this table stopped, or else the first text that is not UTF-8: its
+    /// row is written with replacement characters.
     pub broken: Option<String>,
 }
 
@@ -82,7 +83,7 @@ impl Ledger {
     fn table(&self, table: &'static str, sink: &mut impl Sink) -> Result<Exported, LedgerError> {
         let columns = self.columns(table)?;
         let mut exported = Exported { table, rows: 0, broken: None };
-        let written = self.each_row(table, &columns, sink, &mut exported.rows);
+        let written = self.each_row(&columns, sink, &mut exported);
         match written {
             // The readable rows of a damaged table are exported.
             Err(LedgerError::Damaged { what, .. }) => exported.broken = Some(what),
@@ -93,21 +94,25 @@ impl Ledger {
 
     fn each_row(
         &self,
-        table: &str,
         columns: &[Column],
         sink: &mut impl Sink,
-        written: &mut u64,
+        exported: &mut Exported,
     ) -> Result<(), LedgerError> {
         let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
-        let sql = format!("SELECT {} FROM {table} ORDER BY 1, 2", names.join(", "));
+        let sql = format!("SELECT {} FROM {} ORDER BY 1, 2", names.join(", "), exported.table);
         let mut statement = self.connection.prepare(&sql).map_err(|e| self.error(e))?;
         let mut rows = statement.query([]).map_err(|e| self.error(e))?;
         while let Some(row) = rows.next().map_err(|e| self.error(e))? {
             for (at, column) in columns.iter().enumerate() {
-                sink.value(at, column, row.get_ref(at).map_err(|e| self.error(e))?)?;
+                let value = row.get_ref(at).map_err(|e| self.error(e))?;
+                if value.data_type() == Type::Text && value.as_str().is_err() {
+                    let what = format!("the {} of row {} is not UTF-8", column.name, exported.rows + 1);
+                    exported.broken.get_or_insert(what);
+                }
+                sink.value(at, column, value)?;
             }
             sink.row()?;
-            *written += 1;
+            exported.rows += 1;
         }
         Ok(())
     }
@@ -260,7 +265,7 @@ impl Sink for Columns<'_> {
             }
             ValueRef::Text(bytes) => {
                 column.level(1);
-                column.texts.push(ByteArray::from(bytes.to_vec()));
+                column.texts.push(ByteArray::from(&*String::from_utf8_lossy(bytes)));
             }
             ValueRef::Blob(bytes) => {
                 let samples = samples(bytes);

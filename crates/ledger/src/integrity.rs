@@ -109,6 +109,33 @@ fn an_altered_row_is_named() {
     assert_eq!((found.altered.rows, found.altered.named), (1, vec![format!("decision: id {id}")]));
 }
 
+#[test]
+fn a_text_that_is_not_utf_8_is_damage_and_exported_in_part() {
+    let (folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let (run, ..) = story(&ledger);
+    for what in ["first", "strange", "last"] {
+        let decision = Decision { what: what.into(), candidate: None, why: serde_json::json!({}) };
+        ledger.decided(run, &decision).unwrap();
+    }
+    ledger.connection.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    drop(ledger);
+    replace(&path, b"strange", b"str\xff\xfege");
+    let ledger = Ledger::read(&path).unwrap();
+    let read = ledger.rows("SELECT what FROM decision", [], |row| row.get::<_, String>(0));
+    assert!(matches!(read, Err(LedgerError::Damaged { .. })), "{read:?}");
+    for (format, name) in [(Format::JsonLines, "facts.jsonl"), (Format::Parquet, "facts")] {
+        let exported = ledger.export(&folder.path(name), format).unwrap();
+        let damaged: Vec<_> = exported.iter().filter(|table| table.broken.is_some()).collect();
+        let [decisions] = damaged.as_slice() else { panic!("{damaged:?}") };
+        let broken = decisions.broken.as_deref().unwrap();
+        assert_eq!(decisions.table, "decision");
+        assert!(broken.starts_with("the what of row ") && broken.ends_with(" is not UTF-8"), "{broken}");
+    }
+    let facts = std::fs::read_to_string(folder.path("facts.jsonl")).unwrap();
+    assert!(facts.contains("\"str\u{fffd}\u{fffd}ge\"") && facts.contains("\"last\""), "{facts}");
+}
+
 /// Values whose stored form may differ from the written form still match their checksums when they are read
 /// back.
 #[test]
