@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use bench::provenance::iso8601_now;
-use bench::{BenchError, Comparison, RaceInputs, SpeedVerdict, race_plans};
+use bench::{BenchError, Comparison, LoadMeter, RaceInputs, SpeedVerdict, race_plans};
 use cpu::CpuPlan;
 use cpu::kept::{KeptPlan, KeptPlans, Line, processor};
 use host::store;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::args::{PlansAdd, PlansCheck, PlansClear, PlansCommand, PlansList};
 use crate::error::CliError;
-use crate::terminal::{self, tell};
+use crate::terminal::{self, fault, tell};
 use crate::{Status, choice, plan, table, unless_closed};
 
 pub fn plans(command: &PlansCommand) -> Result<Status, CliError> {
@@ -170,15 +170,23 @@ fn changed(json: bool, file: &Path, plans: &KeptPlans, mut told: Value) -> Resul
     Ok(Status::Passed)
 }
 
-/// Races each plan that calls on this machine use against the built-in choice.
+/// Races each plan that calls on this machine use against the built-in choice. A race on a busy machine
+/// decides nothing.
 fn check(args: &PlansCheck) -> Result<Status, CliError> {
     let file = file()?;
     let plans = read(&file)?;
     let used = plans.lines().iter().filter(|line| use_of(line) == "yes");
     let mut rows = Vec::new();
     for kept in used.filter_map(|line| line.plan.as_ref().ok()) {
-        let race = race(kept, args.seconds)?;
-        rows.push(json!({ "problem": kept.problem, "words": kept.problem.to_string(), "race": race }));
+        let meter = LoadMeter::start();
+        let mut race = race(kept, args.seconds)?;
+        let words = kept.problem.to_string();
+        let busy = meter.read().and_then(|load| load.words());
+        if let Some(busy) = &busy {
+            race.verdict = SpeedVerdict::Undecided;
+            fault(format_args!("{words} is undecided, because this machine was busy: {busy}"));
+        }
+        rows.push(json!({ "problem": kept.problem, "words": words, "race": race, "busy": busy }));
     }
     let is_slower = |row: &Value| row["race"]["verdict"] == json!(SpeedVerdict::Slower);
     let status = if rows.iter().any(is_slower) { Status::Failed } else { Status::Passed };
