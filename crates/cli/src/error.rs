@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use host::store::{self, StoreError};
+
 /// Why a command stopped. The message names the argument, its value and what is accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
@@ -199,7 +201,7 @@ pub enum CliError {
     #[error(transparent)]
     Worker(#[from] evolve::workers::ServeError),
     #[error(transparent)]
-    Store(#[from] host::store::StoreError),
+    Store(StoreError),
     #[error(transparent)]
     File(#[from] check::files::FileError),
     #[error(transparent)]
@@ -215,12 +217,38 @@ pub enum CliError {
     Evolution(#[from] evolve::EvolveError),
     #[cfg(feature = "search")]
     #[error(transparent)]
-    Setup(#[from] evolve::setup::SetupError),
+    Setup(evolve::setup::SetupError),
     /// The ledger has no run that can be resumed.
     #[error(
         "--resume: {ledger} has no run that can be continued; `flashcore ledger runs --ledger {ledger}` lists its runs"
     )]
     NoRun { ledger: PathBuf },
+}
+
+#[cfg(feature = "search")]
+impl From<evolve::setup::SetupError> for CliError {
+    fn from(error: evolve::setup::SetupError) -> CliError {
+        match error {
+            evolve::setup::SetupError::Argument { argument, value, accepted } => {
+                let argument = match argument {
+                    "family" => "--family",
+                    "held_out" => "--held-out",
+                    other => other,
+                };
+                CliError::Argument { argument, value, accepted }
+            }
+            error => CliError::Setup(error),
+        }
+    }
+}
+
+impl From<StoreError> for CliError {
+    fn from(error: StoreError) -> CliError {
+        match error {
+            StoreError::Write { path, source } if store::is_standard(&path) => CliError::Output(source),
+            error => CliError::Store(error),
+        }
+    }
 }
 
 /// An error of a launch file in the words of the command line: the options in place of the keys. The names of

@@ -115,10 +115,15 @@ fn object(study: &Study) -> Value {
         row
     });
     let source_lines: Vec<Value> = source_lines.collect();
+    let resources = study.resources.as_ref().map(|resources| {
+        let mut row = json!(resources);
+        row["shared"] = json!(study.check.counters.shared_bytes);
+        row
+    });
     json!({
         "verdict": study.check.verdict, "reasons": Found::of(study).sentences(),
         "prediction": study.prediction(),
-        "resources": study.resources, "findings": findings::findings(study), "lines": study.lines,
+        "resources": resources, "findings": findings::findings(study), "lines": study.lines,
         "loops": study.loops, "source_lines": source_lines,
     })
 }

@@ -21,8 +21,9 @@ pub fn refuse(error: &clap::Error) {
     }
 }
 
-/// The message for a rejected value, in the form of this program's other errors about values. `None` for a
-/// missing value and for all other errors except a missing command; clap's own text is used for them.
+/// The message for a rejected value, in the form of this program's other errors about values, and for a
+/// missing, unknown or conflicting argument and a missing command: one line. `None` for all other errors, for
+/// which clap's own text is used.
 pub fn words(error: &clap::Error) -> Option<String> {
     if let (ErrorKind::MissingSubcommand, Some(ContextValue::Strings(commands))) =
         (error.kind(), error.get(ContextKind::ValidSubcommand))
@@ -32,13 +33,33 @@ pub fn words(error: &clap::Error) -> Option<String> {
         let shown: Vec<&str> = commands.iter().map(String::as_str).filter(|name| !hidden(name)).collect();
         return Some(format!("missing a command: expected one of {}", shown.join(", ")));
     }
-    if !matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation) {
-        return None;
-    }
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
     };
+    let list = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join("', '"),
+        _ => String::new(),
+    };
+    match error.kind() {
+        ErrorKind::MissingRequiredArgument => {
+            return Some(format!("missing '{}'", list(ContextKind::InvalidArg)));
+        }
+        ErrorKind::ArgumentConflict => {
+            let [argument, other] = [ContextKind::InvalidArg, ContextKind::PriorArg].map(list);
+            let with =
+                if argument == other { "multiple times".to_owned() } else { format!("with '{other}'") };
+            return Some(format!("'{argument}' cannot be used {with}"));
+        }
+        ErrorKind::UnknownArgument => {
+            let hint = text(ContextKind::SuggestedArg).map(|near| format!("; did you mean '{near}'?"));
+            let argument = ptx::quote::cut(text(ContextKind::InvalidArg)?);
+            return Some(format!("unexpected argument '{argument}'{}", hint.unwrap_or_default()));
+        }
+        ErrorKind::InvalidValue | ErrorKind::ValueValidation => {}
+        _ => return None,
+    }
     let value = text(ContextKind::InvalidValue).filter(|value| !value.is_empty())?;
     // The argument as clap shows it: `--layout <LAYOUT>` or `<FILE>`.
     let shown = text(ContextKind::InvalidArg)?;

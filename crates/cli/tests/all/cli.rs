@@ -418,6 +418,9 @@ fn who_stops_to_read_changes_no_exit_code() {
     assert_eq!(code(&[&SMALL[..], &["--json", "--evidence"]].concat(), false), Some(0));
     let rows = std::fs::read_to_string(folder.0.join("evidence/cpu.jsonl")).unwrap();
     assert_eq!(rows.lines().count(), 1, "{rows}");
+    let search = ["evolve", "--device", "l4", "--problem", "1,1,64,64,f16", "--candidates", "1", "--quiet"];
+    assert_eq!(folder.run(&search).status.code(), Some(0));
+    assert_eq!(code(&["report", "--out", "-"], false), Some(0));
 }
 
 /// Two false PyTorch installations: the first rejects each problem, the process of the second ends.
@@ -507,6 +510,14 @@ fn explain_names_causes_and_lines() {
         !shown.contains("bound by L") && !shown.contains("Ptxas(") && !shown.contains("Estimate"),
         "{shown}"
     );
+    // 256 bytes of a variable and 1024 that the launch states.
+    let dynamic = LAUNCH.replace("block = [64]", "block = [64]\ndynamic_shared = 1024");
+    let dynamic = folder.write("dynamic.toml", &dynamic);
+    let shown = text(&folder.run(&["explain", &ptx, "--launch", &dynamic]).stdout);
+    assert!(shown.contains(" 1280 bytes of shared memory"), "{shown}");
+    let said = folder.run(&["explain", &ptx, "--launch", &dynamic, "--json"]);
+    let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!(said["resources"]["shared"], 1280);
     // `explain` explains kernels that fail their check.
     let racy = folder.write("racy.ptx", &PTX.replace("BARRIER", ""));
     let output = folder.run(&["explain", &racy, "--launch", &launch]);

@@ -341,9 +341,9 @@ fn bad_usage_is_told() {
         (vec!["--device", "h200", "--seed-plan", &text], "one plan as JSON"),
         (
             vec!["--device", "h200", "--held-out", "1,1,64,600,f16"],
-            "invalid value '1,1,64,600,f16' for held_out",
+            "invalid value '1,1,64,600,f16' for --held-out",
         ),
-        (vec!["--device", "l4", "--family", "wgmma"], "invalid value 'wgmma' for family: expected mma"),
+        (vec!["--device", "l4", "--family", "wgmma"], "invalid value 'wgmma' for --family: expected mma"),
         (
             vec!["--device", "cpu", "--family", "mma"],
             "invalid value 'mma' for --family: expected no --family with --device cpu",

@@ -55,6 +55,23 @@ fn a_problem_states_its_type_and_its_mask() {
 }
 
 #[test]
+fn errors_about_arguments_are_one_line() {
+    let folder = Folder::new("one-line");
+    for (args, expected) in [
+        (
+            &["check", "k.ptx", "--lanch", "l.toml"][..],
+            "unexpected argument '--lanch'; did you mean '--launch'?",
+        ),
+        (&["bench", "--xyz"], "unexpected argument '--xyz'"),
+        (&["bench", "--json", "--json"], "'--json' cannot be used multiple times"),
+        (&["plans", "add", "--plan", "p.json"], "missing '--problem <PROBLEM>'"),
+    ] {
+        let output = folder.run(args);
+        assert_eq!(text(&output.stderr), format!("flashcore: {expected}\n"));
+    }
+}
+
+#[test]
 fn options_about_another_language_are_refused() {
     let folder = Folder::new("languages");
     folder.write("l.toml", crate::cli::LAUNCH);

@@ -359,7 +359,7 @@ fn is_the_plans_fault(reason: &AttentionError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use problem::{DType, Problem};
+    use problem::Problem;
 
     #[test]
     fn slices_are_held_against_the_problem() {
