@@ -311,8 +311,8 @@ impl Problem {
         self.batch == 0 || self.heads_q == 0 || self.seq_q == 0 || self.lengths.q.packed == Some(0)
     }
 
-    /// If the problem is empty, the same problem with an extent of 1 in place of each extent of 0 that makes it
-    /// empty: it is valid or invalid for the same reasons. Otherwise the problem itself.
+    /// If the problem is empty, the same problem with an extent of 1 in place of each extent of 0 that makes
+    /// it empty: it is valid or invalid for the same reasons. Otherwise the problem itself.
     pub fn with_a_row(&self) -> Cow<'_, Problem> {
         if !self.is_empty() {
             return Cow::Borrowed(self);
