@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bench::suites;
 use clap::{ArgGroup, Args, Parser, Subcommand};
+use problem::{Band, DTypes};
 
 mod kernel;
 mod plans;
@@ -205,10 +206,10 @@ pub struct Bench {
     /// Element type of --shape: f32, f16, bf16, tf32, e4m3 or e5m2, or the types of Q, K, V and O as in
     /// e4m3/e4m3/bf16:f16
     #[arg(long, default_value = "f32", requires = "shape", conflicts_with = "problem")]
-    pub dtype: String,
+    pub dtype: DTypes,
     /// Mask of --shape: none, causal, causal-top-left, window:BEFORE:AFTER or window-top-left:BEFORE:AFTER
     #[arg(long, default_value = "none", requires = "shape", conflicts_with = "problem")]
-    pub mask: String,
+    pub mask: Band,
     /// GPU: suite of problems: mission (the reference problem, also causal and bf16), small, forward, ampere,
     /// windows or fp8; repeatable; default: mission
     #[arg(long)]

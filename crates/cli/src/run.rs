@@ -17,7 +17,7 @@ use crate::error::CliError;
 use crate::{Status, plan, source, terminal, unless_closed};
 
 pub fn run(args: &Run) -> Result<Status, CliError> {
-    let layout: Layout = args.layout.parse()?;
+    let layout = args.layout;
     source::not_beside_json("--out", &args.out, args.json)?;
     let mut stdin = Stdin::default();
     let to_stdout = store::is_standard(&args.out);

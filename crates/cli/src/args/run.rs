@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use problem::Layout;
 
 #[derive(Debug, Args)]
 pub struct Run {
@@ -41,7 +42,7 @@ pub struct Run {
     pub softcap: Option<f32>,
     /// Order of dimensions: bhsd (PyTorch) or bshd (FlashAttention)
     #[arg(long, default_value = "bhsd")]
-    pub layout: String,
+    pub layout: Layout,
     /// Plan (JSON, as `topk` and `plans list` print it); default: the plan kept for this problem (`flashcore
     /// plans`), else the built-in choice
     #[arg(long, value_name = "FILE.json")]

@@ -6,7 +6,7 @@ use std::path::Path;
 use bench::provenance::Provenance;
 use bench::{BenchError, Identity, Mode, OURS, Race, Row, Torch, TorchError, race_cpu, suite_cpu};
 use cpu::CpuPlan;
-use problem::{DTypes, Problem};
+use problem::Problem;
 use serde_json::json;
 
 use super::{Limits, affordable, keep, parse, ratio, title, verdict};
@@ -106,8 +106,7 @@ fn problems(args: &Bench) -> Result<Vec<Problem>, CliError> {
     let numbers: Vec<usize> =
         shape.split('x').map(str::parse).collect::<Result<_, _>>().map_err(|_| refuse())?;
     let [batch, heads, seq, dim] = numbers[..] else { return Err(refuse()) };
-    let dtypes: DTypes = args.dtype.parse()?;
-    let problem = Problem::new(batch, heads, seq, dim, dtypes).with_band(args.mask.parse()?);
+    let problem = Problem::new(batch, heads, seq, dim, args.dtype).with_band(args.mask);
     problem.check()?;
     Ok(vec![affordable(problem, &LIMITS, "--shape", shape)?])
 }

@@ -72,7 +72,10 @@ pub fn words(error: &clap::Error) -> Option<String> {
         },
         (_, Some(source)) => {
             let source = source.to_string();
-            match (source.strip_prefix("expected "), source.as_str()) {
+            // Errors of the libraries name the argument in words: `invalid value 'x' for dtype: expected …`.
+            let named = source.strip_prefix("invalid value ").and_then(|rest| rest.split_once(": expected "));
+            match (source.strip_prefix("expected ").or(named.map(|(_, expected)| expected)), source.as_str())
+            {
                 (Some(expected), _) => expected.to_owned(),
                 (None, "invalid digit found in string") => "a whole number".to_owned(),
                 (None, "invalid float literal") => "a number".to_owned(),

@@ -45,7 +45,7 @@ fn the_options_of_explain_belong_to_a_kernel_or_to_a_problem() {
 #[test]
 fn a_problem_states_its_type_and_its_mask() {
     let folder = Folder::new("bench-options");
-    for option in [["--dtype", "bogus"], ["--mask", "bogus"]] {
+    for option in [["--dtype", "f16"], ["--mask", "causal"]] {
         refused(
             &folder,
             &[&["bench", "--problem", "1,8,512,64,f16"], &option[..]].concat(),
@@ -65,6 +65,10 @@ fn errors_about_arguments_are_one_line() {
         (&["bench", "--xyz"], "unexpected argument '--xyz'"),
         (&["bench", "--json", "--json"], "'--json' cannot be used multiple times"),
         (&["plans", "add", "--plan", "p.json"], "missing '--problem <PROBLEM>'"),
+        (
+            &["run", "--q", "q.npy", "--layout", "hbsd"],
+            "invalid value 'hbsd' for --layout: expected bhsd, bshd; did you mean 'bhsd'?",
+        ),
     ] {
         let output = folder.run(args);
         assert_eq!(text(&output.stderr), format!("flashcore: {expected}\n"));
