@@ -90,8 +90,9 @@ pub(crate) struct Inst {
     pub number: u32,
     /// Predicate and whether it is negated.
     pub guard: Option<(u16, bool)>,
-    /// Results. The second one is the predicate of a pair.
+    /// Results. The second one is the predicate of a pair, or the carry flag.
     pub d: [Slot; 2],
+    /// Sources. The last one may be the carry flag.
     pub s: [Slot; 4],
     /// Bit i is set when predicate source i is negated.
     pub negated: u8,
@@ -261,6 +262,7 @@ pub(crate) fn decode(
         specials: HashMap::new(),
         shared_addresses: HashMap::new(),
         frame_pointer: Slot { class: Class::W64, index: 0 },
+        carry: Slot { class: Class::Pred, index: 0 },
         labels: Vec::new(),
         code: Vec::new(),
         pool: Vec::new(),
@@ -347,6 +349,8 @@ struct Decoder<'m> {
     specials: HashMap<SpecialReg, Slot>,
     shared_addresses: HashMap<(Class, u64), Slot>,
     frame_pointer: Slot,
+    /// The carry flag CC.CF.
+    carry: Slot,
     /// Instruction index of each label of the current function.
     labels: Vec<u32>,
     code: Vec<Inst>,
@@ -380,6 +384,7 @@ fn mentioned(function: &Function, body: &Body) -> Vec<bool> {
 impl Decoder<'_> {
     fn assign_registers(&mut self, reached: &[bool]) -> Result<(), EmuError> {
         self.frame_pointer = self.new_slot(Class::W64)?;
+        self.carry = self.new_slot(Class::Pred)?;
         for (index, function) in self.functions.iter().enumerate() {
             let before = self.next.map(|n| n as u16);
             let mut slots = Vec::new();

@@ -56,6 +56,9 @@ impl Decoder<'_> {
             },
             Op::Carry(op, ty) => {
                 let sources = if carry_sources(op) == 3 { &[ty, ty, ty][..] } else { &[ty, ty] };
+                let [reads, writes] = carry_flag(op);
+                out.s[3] = if reads { self.carry } else { Slot::NONE };
+                out.d[1] = if writes { self.carry } else { Slot::NONE };
                 self.lanewise(out, o, ty, sources)
             }
             Op::Setp { combine, ty, .. } => {
@@ -472,6 +475,13 @@ fn is_arithmetic(op: &Op) -> bool {
 fn carry_sources(op: ptx::CarryOp) -> usize {
     use ptx::CarryOp::{AddCc, Addc, AddcCc, SubCc, Subc, SubcCc};
     if matches!(op, AddCc | Addc | AddcCc | SubCc | Subc | SubcCc) { 2 } else { 3 }
+}
+
+/// Whether an operation reads CC.CF, and whether it writes it.
+fn carry_flag(op: ptx::CarryOp) -> [bool; 2] {
+    use ptx::CarryOp::{AddCc, Addc, MadHiCc, MadLoCc, MadcHi, MadcLo, SubCc, Subc};
+    let reads = !matches!(op, AddCc | SubCc | MadLoCc | MadHiCc);
+    [reads, !matches!(op, Addc | Subc | MadcLo | MadcHi)]
 }
 
 pub(super) fn is_clock(special: SpecialReg) -> bool {

@@ -12,7 +12,7 @@ use crate::numerics::float::lanes::{F32Op, Packed, PackedOp, f32_op, pack, packe
 use crate::numerics::{Lanes32, Lanes64};
 
 #[inline(always)]
-pub(super) fn execute(r: &mut Registers, carry: &mut u32, inst: &Inst, mask: u32) {
+pub(super) fn execute(r: &mut Registers, inst: &Inst, mask: u32) {
     let done = match inst.op {
         Op::Binary(op, ty, mods) => binary(r, inst, op, ty, mods, mask),
         Op::Ternary(op, ty, mods) => ternary(r, inst, op, ty, mods, mask),
@@ -27,7 +27,7 @@ pub(super) fn execute(r: &mut Registers, carry: &mut u32, inst: &Inst, mask: u32
         }
         Op::Cvt(cvt) => convert(r, inst, &cvt, mask),
         Op::Carry(op, ty) => {
-            carrying(r, carry, inst, op, ty, mask);
+            carrying(r, inst, op, ty, mask);
             true
         }
         Op::Lop3(Some(with)) => {
@@ -437,17 +437,18 @@ fn convert(r: &mut Registers, inst: &Inst, cvt: &ptx::Cvt, mask: u32) -> bool {
     true
 }
 
-fn carrying(r: &mut Registers, carry: &mut u32, inst: &Inst, op: ptx::CarryOp, ty: Type, mask: u32) {
+fn carrying(r: &mut Registers, inst: &Inst, op: ptx::CarryOp, ty: Type, mask: u32) {
+    let before = if inst.s[3].is_some() { r.get_pred(inst.s[3], 0, 3) } else { 0 };
+    let mut after = 0;
     let mut d: Lanes64 = [0; 32];
     for_lanes(mask, |l| {
         let operands = [0, 1, 2].map(|i| r.lane(inst.s[i], l));
-        let (value, out) = scalar::carry(op, ty, operands, u64::from(*carry >> l & 1));
-        d[l] = value;
-        if let Some(out) = out {
-            *carry = *carry & !(1 << l) | (out as u32) << l;
-        }
+        let carried = scalar::carry(op, ty, operands, u64::from(before >> l & 1));
+        d[l] = carried.value;
+        after |= (carried.carry as u32) << l;
     });
     r.set_any(inst.d[0], mask, &d);
+    r.set_pred(inst.d[1], mask, after);
 }
 
 /// Executes an operation that has no fast path.

@@ -226,7 +226,7 @@ impl Env<'_> {
             Op::Mapa { space, .. } => self.mapa(warp, inst, space, mask),
             Op::Getctarank { .. } => self.getctarank(warp, inst, mask),
             Op::Isspacep(space) => self.isspacep(warp, inst, space, mask),
-            _ => super::alu::execute(&mut warp.registers, &mut warp.carry, inst, mask),
+            _ => super::alu::execute(&mut warp.registers, inst, mask),
         }
         Flow::Next
     }

@@ -322,13 +322,13 @@ fn ternary(op: TernaryOp, ty: Type, mods: FloatMods, [a, b, c]: [u64; 3]) -> Opt
     })
 }
 
-/// An addition or subtraction with carry. Returns the result, and the carry if the operation writes it.
-pub(crate) fn carry(op: CarryOp, ty: Type, [a, b, c]: [u64; 3], carry: u64) -> (u64, Option<u64>) {
+/// An addition or subtraction with carry.
+pub(crate) fn carry(op: CarryOp, ty: Type, [a, b, c]: [u64; 3], carry: u64) -> Carried {
     use CarryOp::{
         AddCc, Addc, AddcCc, MadHiCc, MadLoCc, MadcHi, MadcHiCc, MadcLo, MadcLoCc, SubCc, Subc, SubcCc,
     };
     let ty = int_type(ty).unwrap_or(IntType::U32);
-    let carried = match op {
+    match op {
         AddCc => int::add_carry(ty, a, b, 0),
         Addc | AddcCc => int::add_carry(ty, a, b, carry),
         SubCc => int::sub_borrow(ty, a, b, 0),
@@ -337,10 +337,7 @@ pub(crate) fn carry(op: CarryOp, ty: Type, [a, b, c]: [u64; 3], carry: u64) -> (
         MadcLo | MadcLoCc => int::mad_lo_carry(ty, a, b, c, carry),
         MadHiCc => int::mad_hi_carry(ty, a, b, c, 0),
         MadcHi | MadcHiCc => int::mad_hi_carry(ty, a, b, c, carry),
-    };
-    let Carried { value, carry } = carried;
-    let writes = matches!(op, AddCc | AddcCc | SubCc | SubcCc | MadLoCc | MadcLoCc | MadHiCc | MadcHiCc);
-    (value, writes.then_some(carry))
+    }
 }
 
 /// The result of a comparison.

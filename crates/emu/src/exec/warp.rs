@@ -138,7 +138,6 @@ pub(crate) struct Warp {
     /// Lanes that have not exited.
     pub live: u32,
     pub registers: Registers,
-    pub carry: u32,
     pub splits: Vec<Split>,
     pub groups: Vec<Group>,
     pub view: WarpView,
@@ -166,7 +165,6 @@ impl Warp {
             index,
             live: present,
             registers: Registers::new(program),
-            carry: 0,
             splits: vec![Split {
                 mask: present,
                 pc: entry.start,
