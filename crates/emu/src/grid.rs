@@ -158,9 +158,7 @@ pub(crate) fn run_once(
     let neighbours = if options.survey { neighbours(&context) } else { Vec::new() };
     drop(global);
     keep_written(kernel, buffers, fresh);
-    let mut doubts = std::mem::take(&mut total.doubts);
-    // The values that a call passes in registers cannot be followed.
-    doubts.overflow |= program.passes_registers();
+    let doubts = std::mem::take(&mut total.doubts);
     let mut report = Report { changed: changed(&program, &variables), ..total.report(&program, kernel) };
     report.survey.neighbours = neighbours;
     Ok(Once { report, doubts, broken })

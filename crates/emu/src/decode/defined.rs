@@ -11,7 +11,7 @@ use ptx::{BinaryOp, Op, PrmtMode};
 use smallvec::SmallVec;
 
 use super::flow::{Block, blocks};
-use super::{Class, Inst, Program, Slot};
+use super::{Call, Class, Inst, Program, Slot};
 
 /// The suspects (registers that may be undefined) that an instruction touches, by their index in
 /// [`Program::suspects`].
@@ -143,28 +143,32 @@ fn passes_on(op: &Op) -> bool {
 }
 
 /// Finds the registers that may be undefined when they are read, and the instructions that read or write
-/// them. With `follow_loads`, every register that a load writes counts as possibly undefined.
+/// them. A register that a call passes always counts as one: the call and the return copy its state. With
+/// `follow_loads`, every register that a load writes counts as possibly undefined.
 pub(super) fn watch(program: &mut Program, follow_loads: bool) {
     let mut known = BySlot::new(program, false);
     let constants = program.constants.iter().map(|(slot, _)| *slot);
     let specials = program.specials.iter().map(|(slot, _)| *slot);
     let addresses = program.shared_addresses.iter().map(|(slot, _)| *slot);
-    let passed = program.calls.iter().flat_map(super::Call::passed_slots);
-    let always = constants.chain(specials).chain(addresses).chain([program.frame_pointer]).chain(passed);
+    let always = constants.chain(specials).chain(addresses).chain([program.frame_pointer]);
     always.for_each(|slot| known[slot] = true);
     let analysis = Analysis::new(program, &known, follow_loads);
-    let mut suspects = Vec::new();
+    let passed = program.calls.iter().flat_map(Call::registers);
+    let mut suspects: Vec<Slot> = passed.filter(|slot| !known[*slot]).collect();
     for info in &program.functions {
         let blocks = blocks(&program.code, &program.targets, info.start, info.end);
         analysis.suspects(&blocks, &mut suspects);
     }
-    suspects.sort_unstable_by_key(|slot| (slot.class as u8, slot.index));
+    suspects.sort_unstable_by_key(|slot| slot.key());
     suspects.dedup();
     if suspects.is_empty() {
         return;
     }
     let mut index = BySlot::new(program, None);
     suspects.iter().zip(0..).for_each(|(slot, number)| index[*slot] = Some(number));
+    for info in &mut program.functions {
+        info.suspects = suspects.iter().filter(|slot| info.owns(**slot)).filter_map(|s| index[*s]).collect();
+    }
     program.suspects = suspects;
     for pc in 0..program.code.len() {
         if let Some(watch) = watch_of(program, &program.code[pc], &index, follow_loads) {
@@ -328,8 +332,11 @@ impl Analysis {
             effect.extend(inst.guard.map(|(index, _)| Slot { class: Class::Pred, index }));
             data.retain(|slot| !known[*slot]);
             effect.retain(|slot| !known[*slot]);
-            let followed = follow_loads && matches!(inst.op, Op::Ld(_));
-            Step { data, effect, defines: defines(inst, list), guarded: inst.guard.is_some(), followed }
+            let mut defines = defines(inst, list);
+            let call = matches!(inst.op, Op::Call { .. }).then(|| &program.calls[inst.target as usize]);
+            defines.extend(call.into_iter().flat_map(Call::result_registers));
+            let followed = follow_loads && matches!(inst.op, Op::Ld(_)) || call.is_some();
+            Step { data, effect, defines, guarded: inst.guard.is_some(), followed }
         };
         let steps = program.code.iter().map(step).collect();
         Analysis { steps, nothing: BySlot::new(program, false) }

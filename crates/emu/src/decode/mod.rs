@@ -77,6 +77,10 @@ impl Slot {
     pub fn is_some(self) -> bool {
         self.class != Class::Sink
     }
+
+    fn key(self) -> (u8, u16) {
+        (self.class as u8, self.index)
+    }
 }
 
 /// A decoded instruction.
@@ -164,11 +168,20 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// The registers that the call itself writes. They are defined in the callee or after the call.
-    fn passed_slots(&self) -> impl Iterator<Item = Slot> {
-        self.arguments.iter().chain(&self.results).filter_map(|t| match t {
-            Transfer::Register { to, .. } => Some(*to),
-            Transfer::Bytes { .. } => None,
+    /// The registers that the call reads and writes, in the caller and in the callee.
+    fn registers(&self) -> impl Iterator<Item = Slot> {
+        let slots = self.arguments.iter().chain(&self.results).flat_map(|t| match *t {
+            Transfer::Register { from, to } => [from, to],
+            Transfer::Bytes { .. } => [Slot::NONE; 2],
+        });
+        slots.filter(|slot| slot.is_some())
+    }
+
+    /// The registers of the caller that the return writes.
+    fn result_registers(&self) -> impl Iterator<Item = Slot> {
+        self.results.iter().filter_map(|t| match *t {
+            Transfer::Register { to, .. } if to.is_some() => Some(to),
+            _ => None,
         })
     }
 }
@@ -186,6 +199,20 @@ pub(crate) struct FunctionInfo {
     pub pred: (u16, u16),
     /// Bytes of local memory per thread.
     pub frame: u32,
+    /// The suspects among its registers.
+    pub suspects: Vec<u32>,
+}
+
+impl FunctionInfo {
+    fn owns(&self, slot: Slot) -> bool {
+        let (first, count) = match slot.class {
+            Class::W32 => self.w32,
+            Class::W64 => self.w64,
+            Class::Pred => self.pred,
+            Class::Sink => return false,
+        };
+        slot.index.checked_sub(first).is_some_and(|at| at < count)
+    }
 }
 
 /// A kernel ready to run.
@@ -217,7 +244,7 @@ pub(crate) struct Program {
     pub maps: Vec<std::ops::Range<usize>>,
     /// Width in bytes of the narrowest access to shared memory and to global memory.
     pub granules: [u32; 2],
-    /// Registers that may be undefined when they are read.
+    /// Registers that may be undefined when they are read, in the order of [`Slot::key`].
     pub suspects: Vec<Slot>,
     pub watches: Vec<Watch>,
     /// Registers of a wgmma that instructions of other kinds read or write.
@@ -613,9 +640,9 @@ impl Inst {
 }
 
 impl Program {
-    /// Whether a call passes a parameter or a result in a register.
-    pub fn passes_registers(&self) -> bool {
-        self.calls.iter().flat_map(Call::passed_slots).next().is_some()
+    /// The index of a register in [`Program::suspects`], if it is there.
+    pub fn suspect(&self, slot: Slot) -> Option<u32> {
+        self.suspects.binary_search_by_key(&slot.key(), |s| s.key()).ok().map(|at| at as u32)
     }
 
     /// The pool slots of an instruction: its vector, fragments or other list.

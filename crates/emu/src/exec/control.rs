@@ -4,8 +4,9 @@ use ptx::Op;
 
 use super::Env;
 use super::run::Flow;
+use super::undefined::Definedness;
 use super::warp::{Frame, SavedRegisters, Split, State, Warp};
-use crate::decode::{Class, Inst, NOWHERE, Slot, Transfer};
+use crate::decode::{Class, Inst, NOWHERE, Program, Slot, Transfer};
 use crate::report::HazardKind;
 
 /// Maximum depth of nested calls.
@@ -110,10 +111,11 @@ impl Env<'_> {
         let saved = active.then(|| Box::new(save(warp, callee)));
         // Saving and restoring one register of 32 lanes takes about as long as a warp instruction.
         self.toll += saved.as_ref().map_or(0, |s| (s.w32.len() + 2 * s.w64.len()) as u64);
-        let given: Vec<_> = call.arguments.iter().map(|t| read_transfer(warp, t)).collect();
-        for (transfer, value) in call.arguments.iter().zip(given) {
+        let given: Vec<_> = call.arguments.iter().map(|t| read_transfer(program, warp, t, inst)).collect();
+        warp.undefined.forget(&callee.suspects, split.mask);
+        for (transfer, passed) in call.arguments.iter().zip(given) {
             match *transfer {
-                Transfer::Register { to, .. } => write_slot(warp, to, split.mask, &value),
+                Transfer::Register { to, .. } => write_slot(program, warp, to, split.mask, &passed),
                 Transfer::Bytes { caller, callee, bytes } => {
                     copy_local(
                         warp,
@@ -134,7 +136,7 @@ impl Env<'_> {
         Flow::Jump
     }
 
-    pub(super) fn ret(&mut self, warp: &mut Warp, split: &mut Split) -> Flow {
+    pub(super) fn ret(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst) -> Flow {
         let program = self.context.program;
         let Some(frame) = split.frames.pop() else { return self.exit(warp, split, split.mask) };
         let call = &program.calls[frame.call as usize];
@@ -144,13 +146,13 @@ impl Env<'_> {
         let pointer =
             (warp.registers.lane(program.frame_pointer, first) - crate::memory::LOCAL_BASE) as usize;
         let back = pointer - caller_frame;
-        let results: Vec<_> = call.results.iter().map(|t| read_transfer(warp, t)).collect();
+        let results: Vec<_> = call.results.iter().map(|t| read_transfer(program, warp, t, inst)).collect();
         if let Some(saved) = &frame.saved {
             restore(warp, callee, saved, split.mask);
         }
-        for (transfer, value) in call.results.iter().zip(results) {
+        for (transfer, passed) in call.results.iter().zip(results) {
             match *transfer {
-                Transfer::Register { to, .. } => write_slot(warp, to, split.mask, &value),
+                Transfer::Register { to, .. } => write_slot(program, warp, to, split.mask, &passed),
                 Transfer::Bytes { caller, callee, bytes } => {
                     copy_local(warp, split.mask, pointer + callee as usize, back + caller as usize, bytes);
                 }
@@ -261,14 +263,34 @@ impl Env<'_> {
     }
 }
 
-fn read_transfer(warp: &Warp, transfer: &Transfer) -> [u64; 32] {
-    match transfer {
-        Transfer::Register { from, .. } => std::array::from_fn(|l| warp.registers.lane(*from, l)),
-        Transfer::Bytes { .. } => [0; 32],
+/// The values of a register that a call or a return passes, and which of them are undefined.
+fn read_transfer(
+    program: &Program,
+    warp: &Warp,
+    transfer: &Transfer,
+    inst: &Inst,
+) -> ([u64; 32], Definedness) {
+    match *transfer {
+        Transfer::Register { from, .. } => {
+            let (bytes, origin) =
+                program.suspect(from).map_or_else(Definedness::default, |s| warp.undefined.state(s));
+            let values = std::array::from_fn(|l| warp.registers.lane(from, l));
+            (values, (bytes, origin.or(Some(inst.line))))
+        }
+        Transfer::Bytes { .. } => ([0; 32], Definedness::default()),
     }
 }
 
-fn write_slot(warp: &mut Warp, slot: Slot, mask: u32, value: &[u64; 32]) {
+fn write_slot(
+    program: &Program,
+    warp: &mut Warp,
+    slot: Slot,
+    mask: u32,
+    (value, undefined): &([u64; 32], Definedness),
+) {
+    if let Some(suspect) = program.suspect(slot) {
+        warp.undefined.set_state(suspect, mask, *undefined);
+    }
     if slot.class == Class::Pred {
         let bits = (0..32).fold(0, |set, l| set | (value[l] as u32 & 1) << l);
         warp.registers.set_pred(slot, mask, bits);
@@ -299,6 +321,7 @@ fn save(warp: &Warp, function: &crate::decode::FunctionInfo) -> SavedRegisters {
         w32: warp.registers.w32[range(function.w32)].to_vec(),
         w64: warp.registers.w64[range(function.w64)].to_vec(),
         pred: warp.registers.pred[range(function.pred)].to_vec(),
+        undefined: function.suspects.iter().map(|s| warp.undefined.state(*s)).collect(),
     }
 }
 
@@ -311,5 +334,8 @@ fn restore(warp: &mut Warp, function: &crate::decode::FunctionInfo, saved: &Save
     }
     for (i, value) in saved.pred.iter().enumerate() {
         warp.registers.set_pred(Slot { class: Class::Pred, index: function.pred.0 + i as u16 }, mask, *value);
+    }
+    for (suspect, state) in function.suspects.iter().zip(&saved.undefined) {
+        warp.undefined.set_state(*suspect, mask, *state);
     }
 }

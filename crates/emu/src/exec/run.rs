@@ -151,7 +151,7 @@ impl Env<'_> {
             Op::Bra { .. } => return self.branch(warp, split, inst, mask),
             Op::BrxIdx { .. } => return self.indexed_branch(warp, split, inst),
             Op::Call { .. } => return self.call(warp, split, inst),
-            Op::Ret { .. } => return self.ret(warp, split),
+            Op::Ret { .. } => return self.ret(warp, split, inst),
             Op::Exit => return self.exit(warp, split, mask),
             Op::Trap => return self.trap(warp, split, inst, mask),
             Op::Bar { .. } => return self.bar(warp, split, inst),

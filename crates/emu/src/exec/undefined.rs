@@ -19,6 +19,9 @@ pub(crate) struct Undefined {
     origin: Vec<Option<u32>>,
 }
 
+/// The lanes in which each byte of a register is undefined, and the register's origin.
+pub(crate) type Definedness = ([u32; 8], Option<u32>);
+
 impl Undefined {
     pub fn new(program: &Program) -> Undefined {
         let count = program.suspects.len();
@@ -39,14 +42,25 @@ impl Undefined {
     }
 
     fn set_bytes(&mut self, suspects: &[u32], mask: u32, bytes: [u32; 8], origin: u32) {
-        for suspect in suspects {
-            for (old, lanes) in self.lanes[*suspect as usize].iter_mut().zip(bytes) {
-                *old = *old & !mask | lanes & mask;
-            }
-            if bytes.iter().any(|lanes| lanes & mask != 0) {
-                self.origin[*suspect as usize] = Some(origin);
-            }
+        suspects.iter().for_each(|suspect| self.set_state(*suspect, mask, (bytes, Some(origin))));
+    }
+
+    pub fn state(&self, suspect: u32) -> Definedness {
+        (self.lanes[suspect as usize], self.origin[suspect as usize])
+    }
+
+    pub fn set_state(&mut self, suspect: u32, mask: u32, (bytes, origin): Definedness) {
+        for (old, lanes) in self.lanes[suspect as usize].iter_mut().zip(bytes) {
+            *old = *old & !mask | lanes & mask;
         }
+        if bytes.iter().any(|lanes| lanes & mask != 0) {
+            self.origin[suspect as usize] = origin;
+        }
+    }
+
+    /// Marks registers as never written in some lanes.
+    pub fn forget(&mut self, suspects: &[u32], mask: u32) {
+        suspects.iter().for_each(|suspect| self.set_state(*suspect, mask, ([!0; 8], None)));
     }
 
     /// The line where the undefined value in these registers was first read; `line` if the present line is

@@ -32,6 +32,8 @@ pub(crate) struct SavedRegisters {
     pub w32: Vec<[u32; 32]>,
     pub w64: Vec<[u64; 32]>,
     pub pred: Vec<u32>,
+    /// The states of the function's suspects.
+    pub undefined: Vec<super::undefined::Definedness>,
 }
 
 /// The state of a split.
