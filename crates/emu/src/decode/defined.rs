@@ -25,10 +25,13 @@ pub(crate) struct Watch {
     pub defines: Vec<u32>,
     /// `a`, `b` and the predicate of a `selp`, if they are suspects.
     pub choice: Option<[Option<u32>; 3]>,
-    /// For operations that put bytes together: the bytes of suspects on which each byte of the result
-    /// depends. Compilers set the bytes of an unwritten register one by one.
-    pub bytes: Option<[Vec<(u32, u8)>; 8]>,
+    /// For operations that put bytes together or take them apart: the suspects that they write, and where
+    /// their bytes come from. Compilers set the bytes of an unwritten register one by one.
+    pub bytes: Vec<(u32, Bytes)>,
 }
+
+/// The bytes of suspects on which each byte of a result depends.
+type Bytes = [Vec<(u32, u8)>; 8];
 
 type Slots = SmallVec<[Slot; 8]>;
 
@@ -223,11 +226,30 @@ fn watch_of(
         return None;
     }
     let choice = matches!(inst.op, Op::Selp(_)).then(|| [0, 1, 2].map(|i| index[inst.s[i]]));
-    Some(Watch { guard, data, effect, defines, choice, bytes: bytes_of(program, inst, index) })
+    let bytes = match inst.op {
+        Op::Mov(ty) if !list.is_empty() => {
+            bytes_of_parts((ty.bytes() / list.len() as u32) as u8, inst, list, index)
+        }
+        _ => index[inst.d[0]].zip(bytes_of(program, inst, index)).into_iter().collect(),
+    };
+    Some(Watch { guard, data, effect, defines, choice, bytes })
+}
+
+/// [`Watch::bytes`] of a `mov` that packs or unpacks parts of `size` bytes.
+fn bytes_of_parts(size: u8, inst: &Inst, list: &[Slot], index: &BySlot<Option<u32>>) -> Vec<(u32, Bytes)> {
+    let byte = |slot: Slot, byte: u8| Vec::from_iter(index[slot].map(|suspect| (suspect, byte)));
+    let packed = |at: u8| list.get(usize::from(at / size)).map_or(Vec::new(), |part| byte(*part, at % size));
+    let part = |first: u8, at: u8| if at < size { byte(inst.s[0], first + at) } else { Vec::new() };
+    let bytes = [0, 1, 2, 3, 4, 5, 6, 7];
+    if inst.d[0].is_some() {
+        return Vec::from_iter(index[inst.d[0]].map(|suspect| (suspect, bytes.map(packed))));
+    }
+    let parts = list.iter().zip((0..).step_by(usize::from(size)));
+    parts.filter_map(|(slot, first)| Some((index[*slot]?, bytes.map(|at| part(first, at))))).collect()
 }
 
 /// The bytes of suspects on which each byte of the result depends, for operations that keep bytes apart.
-fn bytes_of(program: &Program, inst: &Inst, index: &BySlot<Option<u32>>) -> Option<[Vec<(u32, u8)>; 8]> {
+fn bytes_of(program: &Program, inst: &Inst, index: &BySlot<Option<u32>>) -> Option<Bytes> {
     let constant = |slot: Slot| program.constants.iter().find(|(s, _)| *s == slot).map(|(_, value)| *value);
     // A byte of an operand that decides about the result, unless the other operand decides alone.
     let part = |at: usize, byte: u8| index[inst.s[at]].map(|suspect| (suspect, byte));
@@ -256,12 +278,10 @@ fn bytes_of(program: &Program, inst: &Inst, index: &BySlot<Option<u32>>) -> Opti
         };
         sources.into_iter().flatten().collect()
     };
-    let is_copy =
-        || matches!(inst.op, Op::Mov(_)) && inst.list.1 == 0 && inst.s[1..].iter().all(|s| !s.is_some());
     let keeps_apart = match inst.op {
         Op::Binary(BinaryOp::And | BinaryOp::Or | BinaryOp::Xor, ..) => inst.d[0].class != Class::Pred,
         Op::Prmt(PrmtMode::Generic) => constant(inst.s[2]).is_some(),
-        _ => is_copy(),
+        _ => matches!(inst.op, Op::Mov(_)),
     };
     keeps_apart.then(|| [0, 1, 2, 3, 4, 5, 6, 7].map(from))
 }

@@ -109,12 +109,15 @@ impl Env<'_> {
         }
         let undefined = &mut warp.undefined;
         let origin = undefined.origin(&watch.data, mask, inst.line);
-        if let Some(bytes) = &watch.bytes {
+        for (suspect, bytes) in &watch.bytes {
             let lanes = |parts: &Vec<(u32, u8)>| {
                 parts.iter().fold(0, |set, (s, byte)| set | undefined.lanes[*s as usize][usize::from(*byte)])
             };
             let bytes = bytes.each_ref().map(lanes);
-            return undefined.set_bytes(&watch.defines, mask, bytes, origin);
+            undefined.set_bytes(&[*suspect], mask, bytes, origin);
+        }
+        if !watch.bytes.is_empty() {
+            return;
         }
         let lanes = match watch.choice {
             Some(slots) => {
