@@ -279,9 +279,11 @@ fn bytes_of(program: &Program, inst: &Inst, index: &BySlot<Option<u32>>) -> Opti
         sources.into_iter().flatten().collect()
     };
     let keeps_apart = match inst.op {
-        Op::Binary(BinaryOp::And | BinaryOp::Or | BinaryOp::Xor, ..) => inst.d[0].class != Class::Pred,
+        Op::Mov(_) | Op::Binary(BinaryOp::And | BinaryOp::Or | BinaryOp::Xor, ..) => {
+            inst.d[0].class != Class::Pred
+        }
         Op::Prmt(PrmtMode::Generic) => constant(inst.s[2]).is_some(),
-        _ => matches!(inst.op, Op::Mov(_)),
+        _ => false,
     };
     keeps_apart.then(|| [0, 1, 2, 3, 4, 5, 6, 7].map(from))
 }
