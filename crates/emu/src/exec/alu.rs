@@ -138,7 +138,9 @@ fn binary(r: &mut Registers, inst: &Inst, op: BinaryOp, ty: Type, mods: FloatMod
             into32(r, inst, |d, sources| packed_op(format, op, mask, d, sources));
             true
         }
-        Type::U32 | Type::S32 | Type::B32 if !mods.sat => integer32(r, inst, op, ty.is_signed(), mask),
+        Type::U32 | Type::S32 | Type::B32 if !(mods.sat || mods.relu) => {
+            integer32(r, inst, op, ty.is_signed(), mask)
+        }
         Type::U64 | Type::S64 | Type::B64 => integer64(r, inst, op, ty.is_signed(), mask),
         Type::Pred => {
             let (a, b) = (r.get_pred(inst.s[0], inst.negated, 0), r.get_pred(inst.s[1], inst.negated, 1));

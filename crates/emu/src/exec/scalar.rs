@@ -236,7 +236,8 @@ fn binary(op: BinaryOp, ty: Type, mods: FloatMods, a: u64, b: u64) -> Option<u64
             BinaryOp::Max => i64::max,
             _ => return None,
         };
-        return Some(u64::from(packed::halves(half, a as u32, b as u32, f)));
+        let least = if mods.relu { 0 } else { i64::MIN };
+        return Some(u64::from(packed::halves(half, a as u32, b as u32, |x, y| f(x, y).max(least))));
     }
     match int_type(ty) {
         Some(ty) => integer(op, ty, mods, a, b),
@@ -257,8 +258,11 @@ fn integer(op: BinaryOp, ty: IntType, mods: FloatMods, a: u64, b: u64) -> Option
         BinaryOp::Mul24Hi => int::mul24_hi(ty, a, b),
         BinaryOp::Div => int::div(ty, a, b),
         BinaryOp::Rem => int::rem(ty, a, b),
-        BinaryOp::Min => int::min(ty, a, b),
-        BinaryOp::Max => int::max(ty, a, b),
+        BinaryOp::Min | BinaryOp::Max => {
+            let extremum = if op == BinaryOp::Min { int::min } else { int::max };
+            let result = extremum(ty, a, b);
+            if mods.relu { int::max(ty, result, 0) } else { result }
+        }
         BinaryOp::And => a & b,
         BinaryOp::Or => a | b,
         BinaryOp::Xor => a ^ b,
