@@ -312,24 +312,30 @@ fn setp(r: &mut Registers, inst: &Inst, mask: u32) {
             let (a, b) = (r.get32(inst.s[0]), r.get32(inst.s[1]));
             float_holds(cmp, a, b)
         }
-        _ => {
-            let mut set = 0;
-            for_lanes(mask, |l| {
-                let (a, b) = (r.lane(inst.s[0], l), r.lane(inst.s[1], l));
-                set |= u32::from(scalar::compare(cmp, ty, ftz, a, b).unwrap_or(false)) << l;
-            });
-            set
-        }
+        _ => compared(r, inst, mask, 0),
     };
+    // The second result of a pair is that of the high halves.
+    let other = if scalar::is_pair(ty) { compared(r, inst, mask, 16) } else { !holds };
     let (p, q) = match combine {
-        None => (holds, !holds),
+        None => (holds, other),
         Some(op) => {
             let c = r.get_pred(inst.s[2], inst.negated, 2);
-            (scalar::combine(op, holds, c), scalar::combine(op, !holds, c))
+            (scalar::combine(op, holds, c), scalar::combine(op, other, c))
         }
     };
     r.set_pred(inst.d[0], mask, p);
     r.set_pred(inst.d[1], mask, q);
+}
+
+/// Compares lane by lane what is left of the sources after a shift to the right.
+fn compared(r: &Registers, inst: &Inst, mask: u32, shift: u32) -> u32 {
+    let Op::Setp { cmp, ty, ftz, .. } = inst.op else { return 0 };
+    let mut set = 0;
+    for_lanes(mask, |l| {
+        let [a, b] = [0, 1].map(|i| r.lane(inst.s[i], l) >> shift);
+        set |= u32::from(scalar::compare(cmp, ty, ftz, a, b).unwrap_or(false)) << l;
+    });
+    set
 }
 
 #[inline(always)]

@@ -26,15 +26,20 @@ pub(crate) fn evaluate(op: &Op, [a, b, c, d]: [u64; 4]) -> Option<u64> {
         Op::Binary(op, ty, mods) => return binary(op, ty, mods, a, b),
         Op::Ternary(op, ty, mods) => return ternary(op, ty, mods, [a, b, c]),
         Op::Set { cmp, combine: with, to, ty, ftz } => {
-            let holds = u32::from(compare(cmp, ty, ftz, a, b)?);
-            let holds = with.map_or(holds, |op| combine(op, holds, c as u32 & 1)) & 1;
             let one = match to {
                 Type::F32 => 0x3f80_0000,
-                Type::F16 => 0x3c00,
-                Type::Bf16 => 0x3f80,
+                Type::F16 | Type::F16x2 => 0x3c00,
+                Type::Bf16 | Type::Bf16x2 => 0x3f80,
+                _ if is_pair(ty) => 0xffff,
                 _ => u64::MAX >> (64 - to.bits()),
             };
-            u64::from(holds) * one
+            let set = |a, b| {
+                let holds = u32::from(compare(cmp, ty, ftz, a, b)?);
+                let holds = with.map_or(holds, |op| combine(op, holds, c as u32 & 1)) & 1;
+                Some(u64::from(holds) * one)
+            };
+            let low = set(a, b)?;
+            if is_pair(ty) { low | set(a >> 16, b >> 16)? << 16 } else { low }
         }
         Op::Setp { cmp, ty, ftz, .. } => u64::from(compare(cmp, ty, ftz, a, b)?),
         Op::Selp(_) => {
@@ -111,7 +116,7 @@ fn format(ty: Type) -> Option<Format> {
     })
 }
 
-fn is_pair(ty: Type) -> bool {
+pub(crate) fn is_pair(ty: Type) -> bool {
     matches!(ty, Type::F16x2 | Type::Bf16x2)
 }
 
@@ -344,7 +349,7 @@ pub(crate) fn carry(op: CarryOp, ty: Type, [a, b, c]: [u64; 3], carry: u64) -> C
     }
 }
 
-/// The result of a comparison.
+/// The result of a comparison. Of pairs, it compares the low halves.
 pub(crate) fn compare(cmp: CmpOp, ty: Type, ftz: bool, a: u64, b: u64) -> Option<bool> {
     if let Some(ty) = int_type(ty) {
         let ordering = ty.read(a).cmp(&ty.read(b));
@@ -375,7 +380,8 @@ pub(crate) fn compare(cmp: CmpOp, ty: Type, ftz: bool, a: u64, b: u64) -> Option
         CmpOp::Nan => Comparison::Nan,
         CmpOp::Lo | CmpOp::Ls | CmpOp::Hi | CmpOp::Hs => return None,
     };
-    (!is_pair(ty)).then(|| format(ty).map(|f| compare::compare(comparison, f, ftz, a, b)))?
+    let [a, b] = if is_pair(ty) { [a & 0xffff, b & 0xffff] } else { [a, b] };
+    Some(compare::compare(comparison, format(ty)?, ftz, a, b))
 }
 
 /// Combines predicates bit by bit.

@@ -119,9 +119,12 @@ instructions! { ($) compare compare_list
         operands: comparison(value(carrier(to)), ty, combine.is_some()),
         accepts: {
             comparable("set", cmp, ty, ftz)?;
-            let half = matches!(to, Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2);
-            let to_fits = matches!(to, Type::U32 | Type::S32 | Type::F32 | Type::U16 | Type::S16) || half;
-            ensure(to_fits, || format!("set has no result type .{to}"))
+            let to_fits = match (to, ty) {
+                (Type::U32 | Type::S32, _) => true,
+                (Type::F16x2 | Type::Bf16x2, _) | (_, Type::F16x2 | Type::Bf16x2) => to == ty,
+                _ => matches!(to, Type::F32 | Type::U16 | Type::S16 | Type::F16 | Type::Bf16),
+            };
+            ensure(to_fits, || format!("set.{ty} has no result type .{to}"))
         },
         needs: when(is_bf16(ty), need(78, 90)),
     }
