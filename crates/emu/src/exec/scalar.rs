@@ -110,7 +110,7 @@ fn format(ty: Type) -> Option<Format> {
     Some(match ty {
         Type::F16 | Type::F16x2 => Format::F16,
         Type::Bf16 | Type::Bf16x2 => Format::BF16,
-        Type::F32 => Format::F32,
+        Type::F32 | Type::F32x2 => Format::F32,
         Type::F64 => Format::F64,
         _ => return None,
     })
@@ -139,7 +139,11 @@ fn direction(mode: ptx::Rounding) -> Rounding {
 
 /// Applies a scalar function to a value, or to both halves of a pair.
 fn each<const N: usize>(ty: Type, operands: [u64; N], f: impl Fn([u64; N]) -> u64) -> u64 {
-    if is_pair(ty) { u64::from(float::halves(operands.map(|x| x as u32), f)) } else { f(operands) }
+    match ty {
+        Type::F32x2 => f(operands.map(|x| x & 0xffff_ffff)) | f(operands.map(|x| x >> 32)) << 32,
+        _ if is_pair(ty) => u64::from(float::halves(operands.map(|x| x as u32), f)),
+        _ => f(operands),
+    }
 }
 
 fn unary(op: UnaryOp, ty: Type, mods: FloatMods, a: u64) -> Option<u64> {
