@@ -182,7 +182,7 @@ fn conversion_requirement(cvt: &Cvt) -> Requirement {
         (Type::Tf32, _) if cvt.rounding == Some(CvtRounding::Rna) => {
             when(saturates, need(81, 80)).and(need(70, 80))
         }
-        (Type::Tf32, _) => need(78, 90).and(when(saturates, need(81, 90))),
+        (Type::Tf32, _) => when(saturates, need(86, 100)).and(need(78, 90)),
         (to, from) if is_fp8(to) || is_fp8(from) => need(81, 89),
         (Type::F16x2 | Type::Bf16x2, Type::F32) => need(70, 80).and(when(saturates, need(81, 80))),
         (Type::Bf16, Type::F32) => need(70, 80).and(when(saturates, need(81, 80))),
