@@ -175,6 +175,9 @@ fn entry(module: &Module, function: &Function, report: &mut Report) {
     if !function.returns.is_empty() {
         report.declare(Rule::Declaration, "a kernel returns nothing");
     }
+    if function.bounds.no_return {
+        report.declare(Rule::Declaration, "a kernel does not take .noreturn");
+    }
     if function.body.is_none() && function.linkage != Linkage::Extern && !defined(module, function) {
         report.declare(Rule::Declaration, "a kernel needs a body");
     }

@@ -13,10 +13,10 @@
 //! local memory 512 KiB, constants 64 KiB). Only `.global` and `.const` variables are initialised. An
 //! initialiser is not longer than its variable and contains no address of an undeclared name.
 //!
-//! **Functions.** Kernels return nothing and have a body. Their parameters are `.param`s of together at most
-//! 4352 bytes (32764 from `.version` 8.1 on). Launch bounds are not 0. A CTA has at most 1024 threads, a
-//! cluster at most 16 CTAs. `.maxntid` excludes `.reqntid`. Names of registers, labels and variables are
-//! unique in the function. Every label that is used is placed exactly once.
+//! **Functions.** Kernels return nothing, have a body and are not `.noreturn`. Their parameters are `.param`s
+//! of together at most 4352 bytes (32764 from `.version` 8.1 on). Launch bounds are not 0. A CTA has at most
+//! 1024 threads, a cluster at most 16 CTAs. `.maxntid` excludes `.reqntid`. Names of registers, labels and
+//! variables are unique in the function. Every label that is used is placed exactly once.
 //!
 //! **Operands.** Their number and kinds are those of [`Op::signature`](crate::Op::signature). A register is
 //! as wide as the instruction's type, or wider in `ld`, `st` and `cvt`. The type of a register agrees with
