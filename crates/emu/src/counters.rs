@@ -77,6 +77,7 @@ impl Counter {
                 self.tensor_flop = self.issues * 2 * u64::from(m / 4) * u64::from(n) * u64::from(k);
             }
             Op::Ternary(TernaryOp::Fma | TernaryOp::Mad, ty, _) => self.flop = 2 * pair(ty) * self.lanes,
+            Op::Ternary(TernaryOp::Min | TernaryOp::Max, ..) => self.flop = 2 * self.lanes,
             Op::Binary(BinaryOp::Div, ty, mods) if ty.is_float() => {
                 self.flop = self.lanes;
                 if mods.precision == Precision::Approx {

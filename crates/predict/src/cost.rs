@@ -261,6 +261,7 @@ fn ternary(c: &Costs, op: TernaryOp, ty: Type) -> Cost {
         T::MadHi | T::Mad24Hi => c.imad(2),
         T::MadWide => Cost { busy: 2 * c.imad(1).busy, ..c.imad(1) },
         T::Sad => c.alu(2),
+        T::Min | T::Max => c.alu(1),
     }
 }
 

@@ -308,6 +308,12 @@ fn floating(op: BinaryOp, ty: Type, mods: FloatMods, a: u64, b: u64) -> Option<u
 }
 
 fn ternary(op: TernaryOp, ty: Type, mods: FloatMods, [a, b, c]: [u64; 3]) -> Option<u64> {
+    if let TernaryOp::Min | TernaryOp::Max = op {
+        let format = format(ty)?;
+        let [a, b, c] = if mods.abs { [a, b, c].map(|x| float::abs(format, mods.ftz, x)) } else { [a, b, c] };
+        let op = if op == TernaryOp::Min { BinaryOp::Min } else { BinaryOp::Max };
+        return floating(op, ty, mods, floating(op, ty, mods, a, b)?, c);
+    }
     let Some(int) = int_type(ty) else {
         let format = format(ty)?;
         let rounding = rounding(mods.precision)?;
@@ -331,7 +337,7 @@ fn ternary(op: TernaryOp, ty: Type, mods: FloatMods, [a, b, c]: [u64; 3]) -> Opt
         TernaryOp::Mad24Hi if mods.sat => int::mad24_hi_sat_s32(a, b, c),
         TernaryOp::Mad24Hi => add(int::mul24_hi(int, a, b)),
         TernaryOp::Sad => int::sad(int, a, b, c),
-        TernaryOp::Fma | TernaryOp::Mad => return None,
+        TernaryOp::Fma | TernaryOp::Mad | TernaryOp::Min | TernaryOp::Max => return None,
     })
 }
 

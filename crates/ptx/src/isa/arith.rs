@@ -53,6 +53,8 @@ pub struct FloatMods {
     pub nan: bool,
     /// `.xorsign.abs` of min and max.
     pub xorsign_abs: bool,
+    /// `.abs` of min and max with three sources.
+    pub abs: bool,
 }
 
 impl FloatMods {
@@ -64,6 +66,7 @@ impl FloatMods {
         relu: false,
         nan: false,
         xorsign_abs: false,
+        abs: false,
     };
     /// `.rn`.
     pub const RN: FloatMods = FloatMods { precision: Precision::Rounded(Rounding::Rn), ..FloatMods::NONE };
@@ -149,6 +152,10 @@ pub enum TernaryOp {
     Mad24Hi,
     /// `sad`: |a − b| + c.
     Sad,
+    /// `min` with three sources.
+    Min,
+    /// `max` with three sources.
+    Max,
 }
 
 /// Arithmetic with the carry flag.
@@ -213,7 +220,7 @@ names! {
     TernaryOp {
         Fma = "fma", Mad = "mad", MadLo = "mad.lo", MadHi = "mad.hi", MadWide = "mad.wide",
         Mad24Lo = "mad24.lo",
-        Mad24Hi = "mad24.hi", Sad = "sad",
+        Mad24Hi = "mad24.hi", Sad = "sad", Min = "min", Max = "max",
     }
     CarryOp {
         AddCc = "add.cc", Addc = "addc", AddcCc = "addc.cc", SubCc = "sub.cc", Subc = "subc",
@@ -241,6 +248,7 @@ fn float_mods<S: Syntax>(m: &mut S, mods: &mut FloatMods) -> Result<(), S::Stop>
     m.flag(&mut mods.ftz, "ftz")?;
     m.flag(&mut mods.nan, "NaN")?;
     m.flag(&mut mods.xorsign_abs, "xorsign.abs")?;
+    m.flag(&mut mods.abs, "abs")?;
     m.flag(&mut mods.sat, "sat")?;
     m.flag(&mut mods.relu, "relu")
 }
@@ -306,7 +314,8 @@ instructions! { ($) arith arith_list
         },
     }
 
-    /// `d, a, b, c`. PTX ISA, the section with the name of the operation.
+    /// `d, a, b, c`. PTX ISA, the section with the name of the operation. The parser tells `min` and `max`
+    /// from those of [`BinaryOp`] by the number of operands.
     Ternary(op: TernaryOp, ty: Type, mods: FloatMods) => {
         text: |m| { m.name(op, TernaryOp::NAMES)?; float_mods(m, mods)?; m.ty(ty) },
         operands: {
@@ -318,8 +327,14 @@ instructions! { ($) arith arith_list
                 _ => uniform(ty, 3),
             }
         },
-        accepts: allowed(op.name(), ty, mods, ternary(op, ty)),
+        accepts: match op {
+            TernaryOp::Min | TernaryOp::Max => {
+                allowed(&format!("three-source {}", op.name()), ty, mods, ternary(op, ty))
+            }
+            _ => allowed(op.name(), ty, mods, ternary(op, ty)),
+        },
         needs: match op {
+            TernaryOp::Min | TernaryOp::Max => need(88, 100),
             TernaryOp::Fma if ty == Type::F32x2 => need(86, 100),
             TernaryOp::Fma => when(is_bf16(ty) || mods.relu, need(70, 80)),
             _ => BASE,
@@ -364,6 +379,7 @@ struct Accepts {
     relu: bool,
     nan: bool,
     xorsign: bool,
+    abs: bool,
 }
 
 const NOTHING: Accepts = Accepts {
@@ -378,6 +394,7 @@ const NOTHING: Accepts = Accepts {
     relu: false,
     nan: false,
     xorsign: false,
+    abs: false,
 };
 /// Operations that accept no modifier.
 const PLAIN: Accepts = Accepts { bare: true, ..NOTHING };
@@ -416,6 +433,7 @@ fn allowed(name: &str, ty: Type, mods: FloatMods, accepts: Option<Accepts>) -> R
         (mods.relu && !a.relu, ".relu"),
         (mods.nan && !a.nan, ".NaN"),
         (mods.xorsign_abs && !a.xorsign, ".xorsign.abs"),
+        (mods.abs && !a.abs, ".abs"),
     ];
     if let Some((_, modifier)) = refused.iter().find(|(refused, _)| *refused) {
         return Err(format!("{name}.{ty} does not take {modifier}"));
@@ -510,5 +528,8 @@ fn ternary(op: TernaryOp, ty: Type) -> Option<Accepts> {
         TernaryOp::MadWide => when(matches!(ty, U16 | U32 | S16 | S32)),
         TernaryOp::Mad24Hi if ty == S32 => Some(Accepts { sat: true, ..PLAIN }),
         TernaryOp::Mad24Lo | TernaryOp::Mad24Hi => when(matches!(ty, U32 | S32)),
+        TernaryOp::Min | TernaryOp::Max => {
+            (ty == F32).then_some(Accepts { nan: true, abs: true, ..PLAIN_FTZ })
+        }
     }
 }

@@ -8,8 +8,8 @@ use super::scope::Symbol;
 use super::variable::declared_space;
 use super::{Failure, Parser, mnemonic};
 use crate::{
-    Body, Guard, Imm, Instruction, Label, Linkage, Op, Operand, Reg, Register, SlotKind, Statement, Type,
-    WgmmaSource,
+    BinaryOp, Body, Guard, Imm, Instruction, Label, Linkage, Op, Operand, Reg, Register, SlotKind, Statement,
+    TernaryOp, Type, WgmmaSource,
 };
 
 /// Prefixes of labels that compilers write for debuggers only.
@@ -164,6 +164,10 @@ impl<'t> Parser<'t> {
         }
         let mut op = mnemonic::op(&mut modifiers)?;
         let mut operands = self.operands(op)?;
+        if let (Op::Binary(which @ (BinaryOp::Min | BinaryOp::Max), ty, mods), 4) = (op, operands.len()) {
+            let which = if which == BinaryOp::Min { TernaryOp::Min } else { TernaryOp::Max };
+            op = Op::Ternary(which, ty, mods);
+        }
         if let (Op::CpAsync(copy), Some(&Operand::Reg(Reg(r)))) = (&mut op, operands.get(3)) {
             copy.ignore_src = body.registers.get(r as usize).is_some_and(|reg| reg.ty == Type::Pred);
         }

@@ -62,6 +62,7 @@ fn mods(c: &mut Choices) -> FloatMods {
         relu: c.flag(),
         nan: c.flag(),
         xorsign_abs: c.flag(),
+        abs: c.flag(),
     }
 }
 
