@@ -443,6 +443,13 @@ fn clusters_fences_and_roles() {
             forms.push(format!("fence.proxy.tensormap::generic.{sem}.{scope}{operands};"));
         }
     }
+    for sem in ["", ".acquire", ".release", ".acq_rel", ".sc"] {
+        for scope in ["cta", "cluster", "gpu"] {
+            for restriction in ["", ".sync_restrict::shared::cta", ".sync_restrict::shared::cluster"] {
+                forms.push(format!("fence{sem}{restriction}.{scope};"));
+            }
+        }
+    }
     for space in ["", ".global", ".shared::cta", ".shared::cluster", ".local"] {
         forms.push(format!("fence.proxy.async{space};"));
         forms.push(format!("prefetch{space}.tensormap [d0];"));

@@ -201,7 +201,7 @@ impl Env<'_> {
             Op::CpAsyncMbarrierArrive { noinc, .. } => self.copy_arrive(warp, inst, noinc, mask),
             Op::Mbarrier(m) => return self.mbarrier(warp, split, inst, m, mask),
             Op::Membar(scope) => self.fence(warp, FenceSem::Sc, scope, mask),
-            Op::Fence(sem, scope) => self.fence(warp, sem, scope, mask),
+            Op::Fence(sem, scope, _) => self.fence(warp, sem, scope, mask),
             Op::Activemask => {
                 let active = [mask; 32];
                 warp.registers.set32(inst.d[0], mask, &active);

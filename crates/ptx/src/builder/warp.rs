@@ -89,7 +89,7 @@ impl Builder {
 
     /// `fence.acq_rel` at a scope.
     pub fn fence(&mut self, scope: Scope) {
-        self.op(Op::Fence(FenceSem::AcqRel, scope), []);
+        self.op(Op::Fence(FenceSem::AcqRel, scope, false), []);
     }
 
     /// The value of lane 0 in all lanes. ptxas then knows that the register is uniform.

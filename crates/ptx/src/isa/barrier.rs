@@ -160,16 +160,25 @@ instructions! { ($) barrier barrier_list
         accepts: ensure(scope != Scope::Cluster, || "membar takes .cta, .gl or .sys".into()),
     }
 
-    /// No operands. PTX ISA, "fence".
-    Fence(sem: FenceSem, scope: Scope) => {
+    /// No operands. With `restricted`, an acquire orders accesses to the shared memory of the cluster only, a
+    /// release those to the shared memory of the CTA (`.sync_restrict`). PTX ISA, "fence".
+    Fence(sem: FenceSem, scope: Scope, restricted: bool) => {
         text: |m| {
             m.head("fence")?;
             let mut written = Some(*sem);
             m.maybe(&mut written, FenceSem::NAMES)?;
             *sem = written.unwrap_or(FenceSem::AcqRel);
+            let space = if *sem == FenceSem::Release { "cta" } else { "cluster" };
+            m.flag(restricted, &format!("sync_restrict::shared::{space}"))?;
             m.one(scope, SCOPE, Scope::NAMES)
         },
         operands: Signature::new(),
+        accepts: {
+            let one_way = matches!(sem, FenceSem::Acquire | FenceSem::Release);
+            ensure(!restricted || one_way && scope == Scope::Cluster, || {
+                "fence takes .sync_restrict with .acquire.cluster or .release.cluster only".into()
+            })
+        },
         needs: {
             let one_way = matches!(sem, FenceSem::Acquire | FenceSem::Release);
             scope_requirement(Some(scope)).and(when(one_way, need(86, 90)))

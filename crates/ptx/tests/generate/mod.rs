@@ -291,7 +291,7 @@ fn other(c: &mut Choices) -> Op {
             use BarKind::{Arrive, RedAnd, RedOr, RedPopc, Sync};
             Op::Bar { kind: c.of(&[Sync, Arrive, RedPopc, RedAnd, RedOr]), aligned: c.flag() }
         }
-        21 => Op::Fence(c.named(FenceSem::NAMES), c.named(Scope::NAMES)),
+        21 => Op::Fence(c.named(FenceSem::NAMES), c.named(Scope::NAMES), c.flag()),
         22 => Op::Mbarrier(mbarrier(c)),
         27 | 28 => bulk(c),
         29 => c.of(&[Op::WgmmaFence, Op::WgmmaCommitGroup, Op::WgmmaWaitGroup]),
