@@ -63,16 +63,16 @@ pub fn parse(text: &str) -> Result<Module, ParseError> {
 pub struct LeftOut {
     /// The name of the function.
     pub function: Name,
-    /// The first unknown instruction or special register in its body.
+    /// The first unknown instruction, modifier or special register in its body.
     pub error: ParseError,
 }
 
-/// Parses a module in which some functions may use instructions or special registers that the crate does not
-/// know. An entry that uses one is omitted. Another function that uses one keeps its declaration and loses
-/// its body.
+/// Parses a module in which some functions may use instructions, modifiers or special registers that the
+/// crate does not know. An entry that uses one is omitted. Another function that uses one keeps its
+/// declaration and loses its body.
 ///
 /// # Errors
-/// As for [`parse`], apart from unknown instructions and special registers.
+/// As for [`parse`], apart from unknown instructions, modifiers and special registers.
 pub fn parse_known(text: &str) -> Result<(Module, Vec<LeftOut>), ParseError> {
     let parsed = parser(text).and_then(|mut parser| {
         parser.left_out = Some(Vec::new());
@@ -95,7 +95,7 @@ fn parser(text: &str) -> Result<Parser<'_>, Failure> {
 pub(in crate::parse) struct Failure {
     offset: usize,
     message: String,
-    /// Whether the name of an instruction or of a special register is unknown.
+    /// Whether the name of an instruction, a modifier or a special register is unknown.
     unknown: bool,
 }
 
@@ -284,5 +284,25 @@ impl<'t> Parser<'t> {
         let text = self.text();
         self.next();
         Ok(&text[1..text.len() - 1])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_known;
+
+    /// Types of later architectures are unknown modifiers too.
+    #[test]
+    fn entries_with_unknown_modifiers_are_left_out() {
+        let known = ".version 8.8\n.target sm_90a\n.visible .entry known() { ret; }";
+        let inside = |line: &str| format!("{known}\n.visible .entry k() {{ .reg .b32 r<4>; {line} ret; }}");
+        for line in ["add.bogus.u32 r1, r2, r3;", "cvt.rn.satfinite.e2m1x2.f32 r1, r2, r3;"] {
+            let (module, left_out) = parse_known(&inside(line)).unwrap();
+            assert_eq!(module.functions().count(), 1, "{line}");
+            assert_eq!(&*left_out[0].function, "k", "{line}");
+        }
+        for line in ["add r1, r2, r3;", "cvt.rn.f32 r1, r2;"] {
+            assert!(parse_known(&inside(line)).is_err(), "{line}");
+        }
     }
 }

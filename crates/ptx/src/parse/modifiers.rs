@@ -44,7 +44,9 @@ impl<'t> Modifiers<'t> {
     pub(super) fn finish(&self) -> Result<(), Failure> {
         match self.rest.first() {
             None => Ok(()),
-            Some(m) => Err(Failure::at(m.offset, format!("`{}` has no modifier `.{}`", self.base, m.text))),
+            Some(m) => {
+                Err(Failure::unknown(m.offset, format!("`{}` has no modifier `.{}`", self.base, m.text)))
+            }
         }
     }
 
@@ -149,7 +151,9 @@ impl Syntax for Modifiers<'_> {
     }
 
     fn ty(&mut self, ty: &mut Type) -> Result<(), Failure> {
-        *ty = self.find(Type::from_name).ok_or_else(|| self.missing("a type"))?;
+        // A modifier that is left may be a type that the crate does not know.
+        let missing = |m: &Self| Failure { unknown: !m.rest.is_empty(), ..m.missing("a type") };
+        *ty = self.find(Type::from_name).ok_or_else(|| missing(self))?;
         Ok(())
     }
 
