@@ -1,12 +1,14 @@
 //! Parses the module scope: header, variables, functions and their parameters.
 
+use std::collections::HashMap;
+
 use super::lexer::Kind;
 use super::scope::Names;
 use super::variable::declared_space;
 use super::{Failure, Parser};
 use crate::{
-    Body, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Name, Param, ParamSpace, Reg,
-    Register, Space, Target, Version,
+    Body, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Name, Operand, Param, ParamSpace, Reg,
+    Register, Space, Statement, Target, Version,
 };
 
 impl<'t> Parser<'t> {
@@ -17,10 +19,18 @@ impl<'t> Parser<'t> {
     /// The module, and the functions that were left out.
     pub(super) fn module_and_rest(mut self) -> Result<(Module, Vec<(Name, Failure)>), Failure> {
         let (version, target) = self.header()?;
-        let mut items = Vec::new();
+        let (mut items, mut aliases) = (Vec::new(), HashMap::new());
         while self.peek() != Kind::End {
-            self.item(&mut items)?;
+            if self.eat_dot(".alias") {
+                let alias = self.declared()?;
+                self.punct(b',')?;
+                aliases.insert(alias, self.declared()?);
+                self.punct(b';')?;
+            } else {
+                self.item(&mut items)?;
+            }
         }
+        resolve(&mut items, &aliases);
         let rest = self.left_out.unwrap_or_default();
         let left_out =
             |f: &Function| f.kind == FunctionKind::Entry && rest.iter().any(|(name, _)| *name == f.name);
@@ -116,6 +126,14 @@ impl<'t> Parser<'t> {
     /// defined once.
     fn define(&mut self, name: &'t str) -> crate::Name {
         self.symbols.entry(name).or_insert_with(|| name.into()).clone()
+    }
+
+    /// The name of a variable or function that was declared before.
+    fn declared(&mut self) -> Result<Name, Failure> {
+        let start = self.here();
+        let name = self.name("the name of a function")?;
+        let declared = self.symbols.get(name).cloned();
+        declared.ok_or_else(|| Failure::at(start, format!("`{name}` is not declared")))
     }
 
     /// `.section name { … }`: debugging information.
@@ -278,6 +296,29 @@ impl<'t> Parser<'t> {
             None => {
                 let message = format!("more than {} registers in a module", super::MAX_REGISTERS);
                 Err(Failure::at(offset, message))
+            }
+        }
+    }
+}
+
+/// Makes calls of aliases call the functions that they stand for, and drops the declarations of the aliases.
+fn resolve(items: &mut Vec<Item>, aliases: &HashMap<Name, Name>) {
+    if aliases.is_empty() {
+        return;
+    }
+    items.retain(
+        |item| !matches!(item, Item::Function(f) if f.body.is_none() && aliases.contains_key(&f.name)),
+    );
+    for item in items {
+        let Item::Function(Function { body: Some(body), .. }) = item else { continue };
+        for statement in &mut body.statements {
+            let Statement::Inst(instruction) = statement else { continue };
+            for operand in &mut instruction.operands {
+                if let Operand::Function(name) = operand
+                    && let Some(function) = aliases.get(name)
+                {
+                    *name = function.clone();
+                }
             }
         }
     }
