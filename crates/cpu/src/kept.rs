@@ -27,8 +27,8 @@ pub struct KeptPlan {
     pub problem: Shape,
     /// The plan.
     pub plan: CpuPlan,
-    /// The speed-up of this plan over the default plan, as measured in a race: above 1, this plan is faster.
-    /// `None` for a plan that was added by hand.
+    /// The speed-up of this plan over the plan that calls used before, as measured in a race: above 1, this
+    /// plan is faster. `None` for a plan that was added by hand.
     pub speedup: Option<f64>,
     /// The origin of the plan.
     pub source: String,

@@ -257,8 +257,7 @@ pub(super) fn promotion(evolution: &Evolution, case: usize) -> Promotion {
         return refused(member, format!("it was not tried {race}: there was no time"));
     }
     if evolution.config.cases[case].shipped.is_some() {
-        let race =
-            shipped(population).and_then(|shipped| shipped.race).filter(|race| race.incumbent == member.id);
+        let race = shipped_against(population, member.id);
         if race.is_none_or(|race| race.verdict == SpeedVerdict::Faster) {
             return refused(member, Objection::Shipped(race).words());
         }
@@ -392,6 +391,11 @@ pub(super) fn shipped(population: &Population) -> Option<&Member> {
     population.members.values().find(|m| m.operator.operator == Operator::Shipped)
 }
 
+/// The race of the shipped plan against this candidate.
+pub(super) fn shipped_against(population: &Population, candidate: CandidateId) -> Option<Against> {
+    shipped(population)?.race.filter(|race| race.incumbent == candidate)
+}
+
 /// The figures behind a promotion or its refusal.
 #[derive(Clone, Debug, Serialize)]
 pub struct Evidence {
@@ -408,14 +412,13 @@ pub struct Evidence {
 /// The figures behind a promotion or its refusal.
 pub(super) fn evidence(evolution: &Evolution, case: usize, member: &Member) -> Evidence {
     let held = evolution.config.cases[case].held_out.iter();
-    let shipped = shipped(&evolution.searches[case].population).and_then(|shipped| shipped.race);
     Evidence {
         race: rank::race(member),
         first_race: member.race,
         us: member.time.map(|time| time.us),
         kind: member.kind,
         held_out: held.map(|(shape, _)| HeldOutEnd::new(*shape, fate(evolution, member, shape))).collect(),
-        shipped: shipped.filter(|race| race.incumbent == member.id),
+        shipped: shipped_against(&evolution.searches[case].population, member.id),
     }
 }
 

@@ -211,10 +211,22 @@ impl Evolution {
             threads: cpu::threads(),
             problem: self.searches[case].population.problem,
             plan,
-            speedup: rank::race(winner).map(|race| race.ratio),
+            speedup: self.gain_over_use(case, winner),
             source: run.to_owned(),
             when: when.to_owned(),
         })
+    }
+
+    /// A winner's speed divided by that of the plan that calls used when the run began: the shipped plan if
+    /// the run has another baseline, else the baseline.
+    fn gain_over_use(&self, case: usize, winner: &Member) -> Option<f64> {
+        match self.config.cases[case].shipped {
+            Some(_) => {
+                let race = finals::shipped_against(&self.searches[case].population, winner.id);
+                race.map(|race| 1.0 / race.ratio)
+            }
+            None => rank::race(winner).map(|race| race.ratio),
+        }
     }
 
     /// The winners, as rows of the tuned table or as plans to keep where possible.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::error::EvolveError;
+use cpu::CpuPlan;
 use ledger::Reason;
 
 /// A landscape whose findings a function may modify.
@@ -199,6 +200,48 @@ fn who_does_not_lose_to_what_ships_is_promoted() {
     assert_eq!(report["promoted"]["shipped"]["ratio"], 1.01, "{}", report["refused"]);
     assert_eq!(report["promoted"]["shipped"]["incumbent"], report["promoted"]["id"]);
     assert_eq!(report["refused"], Value::Null);
+}
+
+/// A plan that is kept for a CPU has the speed-up over the plan that calls used, not over a slow seed plan.
+#[test]
+fn what_is_kept_has_the_speed_up_over_what_calls_used() {
+    let problem = Problem::mission();
+    let shipped = Candidate::Cpu(CpuPlan::for_problem(&problem));
+    let slow = Candidate::Cpu(CpuPlan { threads: 1, block_q: 1, ..CpuPlan::for_problem(&problem) });
+    let speedup = |ships: Option<&Candidate>| {
+        let page = Page::new("kept");
+        let case = Case {
+            problem: Shape::of(&problem),
+            baseline: slow.clone(),
+            seeds: Vec::new(),
+            draws: 0,
+            held_out: Vec::new(),
+            shipped: ships.cloned(),
+        };
+        let mut config = Config::new(Target::Cpu, "any", None, vec![case]);
+        (config.candidates, config.early_stop) = (Some(40), false);
+        let spared = Landscape::identity(&slow);
+        let incumbent = slow.clone();
+        let mut evolution = begin(&page, &config, Limits::ALONE);
+        let mut evaluator =
+            Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
+                let is_first = task.incumbent.as_ref().is_some_and(|(_, plan)| *plan == incumbent);
+                match task.stage {
+                    Stage::Race if !is_first => verdict_of(finding, 0.8, SpeedVerdict::Slower),
+                    Stage::Race | Stage::HeldOut if Landscape::identity(&task.subject) != spared => {
+                        verdict_of(finding, 4.0, SpeedVerdict::Faster)
+                    }
+                    _ => {}
+                }
+            });
+        run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
+        match &evolution.promoted(&Environment::default(), "run", "now")[..] {
+            [Promoted::Kept(_, plan)] => plan.speedup,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(speedup(Some(&shipped)), Some(1.25));
+    assert_eq!(speedup(None), Some(4.0));
 }
 
 /// The shipped plan races once, after all candidates that may still win. Because of the time limit, some of
