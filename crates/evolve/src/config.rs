@@ -129,6 +129,9 @@ pub struct Config {
     pub early_stop: bool,
     /// The time of the best library on the first problem, µs, if it is known.
     pub peer_us: Option<f64>,
+    /// Whether a promoted plan of a CPU is not kept for the calls of this user.
+    #[serde(default)]
+    pub no_keep: bool,
     /// The program that began the run. Results of earlier runs are used only if they come from the same
     /// program. Without a name, the commit identifies the program.
     #[serde(default)]
@@ -168,6 +171,7 @@ impl Config {
             timing,
             early_stop: true,
             peer_us: None,
+            no_keep: false,
             program: None,
             peaks: None,
             load: None,
@@ -262,6 +266,9 @@ mod tests {
         let config = Config::new(Target::Cpu, "any", None, vec![case]);
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config);
+        // A run of an earlier version does not have the setting.
+        let earlier = text.replace("\"no_keep\":false,", "");
+        assert!(earlier != text && serde_json::from_str::<Config>(&earlier).unwrap() == config);
         for configuration in Configuration::ALL {
             assert_eq!(Configuration::named(configuration.name()), Some(configuration));
         }

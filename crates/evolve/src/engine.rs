@@ -540,7 +540,8 @@ impl Evolution {
         Ok(())
     }
 
-    pub(super) const fn is_finished(&self) -> bool {
+    /// Whether the run is complete. A complete run can only be reported.
+    pub const fn is_finished(&self) -> bool {
         self.finished
     }
 }

@@ -31,6 +31,7 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
         Some(number) => setup::resume(number, args)?,
         None => setup::begin(args)?,
     };
+    let was_finished = evolution.is_finished();
     let (evolution, ended) = drive::drive(evolution, pool, args)?;
     let (report, going_on) = (evolution.report(), drive::how_to_go_on(&evolution));
     let mut out = crate::terminal::out();
@@ -42,7 +43,8 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
     match ended {
         Ended::Done => {
             keep(&evolution, &report, args)?;
-            promote(&evolution, args)?;
+            // A later plan may have taken the place of the one that a complete run found.
+            promote(&evolution, args, !was_finished)?;
         }
         Ended::Stopped => tell(format_args!("stopped; {going_on}")),
     }
@@ -99,15 +101,17 @@ fn keep_plan(candidate: CandidateId, plan: KeptPlan) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Stores the winners where calls find them.
-fn promote(evolution: &Evolution, args: &Evolve) -> Result<(), CliError> {
+/// Stores the winners where calls find them. A plan is kept only if `ends` says that this command ended the
+/// run.
+fn promote(evolution: &Evolution, args: &Evolve, ends: bool) -> Result<(), CliError> {
+    let keeps = ends && !args.no_keep && !evolution.config().no_keep;
     let environment = evolution.ledger().run(evolution.run())?.environment;
     let run = format!("ledger-{}", evolution.run().0);
     for winner in evolution.promoted(&environment, &run, &iso8601_now()) {
         match winner {
             Promoted::Row(row) => args.promote.as_deref().map_or(Ok(()), |file| append(file, &json!(row)))?,
-            Promoted::Kept(..) if args.no_keep => {}
-            Promoted::Kept(candidate, plan) => keep_plan(candidate, *plan)?,
+            Promoted::Kept(candidate, plan) if keeps => keep_plan(candidate, *plan)?,
+            Promoted::Kept(..) => {}
             Promoted::NoRow { candidate, why } => {
                 let Some(file) = &args.promote else { continue };
                 let file = file.display();

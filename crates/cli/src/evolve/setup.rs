@@ -50,6 +50,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, WorkerPool), CliError> {
     let mut config = setup::config(past.as_ref(), device.target, name, device.arch, wanted)?;
     config.program = program();
     config.sandbox = sandbox;
+    config.no_keep = args.no_keep;
     if let Some(words) = config.load.and_then(|load| load.words()) {
         tell(format_args!("this machine is busy: {words}; times will be unreliable"));
     }
