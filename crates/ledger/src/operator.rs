@@ -8,7 +8,8 @@ use rusqlite::ToSql;
 use rusqlite::types::{FromSql, FromSqlResult, ToSqlOutput, ValueRef};
 use serde::{Deserialize, Serialize};
 
-/// How a candidate came into a run.
+/// How a candidate came into a run. Its JSON is its [name](Operator::name); `cross` and `propose` were names
+/// of earlier versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operator {
@@ -27,6 +28,7 @@ pub enum Operator {
     /// Redraws genes of an elite.
     Mutate,
     /// Combines genes of two elites.
+    #[serde(rename = "crossover", alias = "cross")]
     Cross,
     /// Changes one gene of the best candidate by one step.
     Neighbour,
@@ -35,6 +37,7 @@ pub enum Operator {
     /// Draws a candidate at random.
     Restart,
     /// Asks the external proposer.
+    #[serde(rename = "proposer", alias = "propose")]
     Propose,
     /// An operator that this version does not know. The detail is its full name.
     Other,
@@ -199,6 +202,12 @@ mod tests {
         assert!(MadeBy::from("seed:model").is_drawn() && !MadeBy::from("seed:tuned").is_drawn());
         for operator in Operator::ALL {
             assert_eq!(MadeBy::from(operator.name()), operator.into());
+            let json = serde_json::to_string(&operator).unwrap();
+            assert_eq!(json, format!("{:?}", operator.name()));
+            assert_eq!(serde_json::from_str::<Operator>(&json).unwrap(), operator);
+        }
+        for (former, operator) in [("cross", Operator::Cross), ("propose", Operator::Propose)] {
+            assert_eq!(serde_json::from_value::<Operator>(former.into()).unwrap(), operator);
         }
     }
 }
