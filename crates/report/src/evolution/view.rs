@@ -242,14 +242,15 @@ impl RunView {
         let problems = shapes.iter().map(|shape| ProblemView::of(ledger, id, shape, &curves(shape)));
         let cost = ledger.cost(id)?;
         let rejections = reasons(ledger, id)?;
+        let candidates = counted().map(|t| t.candidates).sum();
         Ok(RunView {
             id,
             begun: moment(begun),
             latest: moment(latest),
             state: State::after(ledger.events(id)?.last().map(|(_, event)| *event)),
-            candidates: counted().map(|t| t.candidates).sum(),
+            candidates,
             timed: counted().map(|t| t.timed).sum(),
-            funnel: funnel(&ledger.entered(id)?, &rejections),
+            funnel: funnel(candidates, &ledger.entered(id)?, &rejections),
             problems: problems.collect::<Result<_, _>>()?,
             operators: ledger.operators(id)?.into_iter().take(OPERATORS).collect(),
             forecasts: ledger.pairs_of_run(id, MODEL, POINTS)?,
@@ -294,12 +295,20 @@ fn reasons(ledger: &Ledger, run: RunId) -> Result<Vec<Rejected>, LedgerError> {
     Ok(reasons)
 }
 
-fn funnel(entered: &[Entered], rejections: &[Rejected]) -> Vec<Passage> {
+fn funnel(candidates: i64, entered: &[Entered], rejections: &[Rejected]) -> Vec<Passage> {
+    // The candidates that no earlier stage rejected.
+    let mut left = candidates;
     let passage = |stage: Stage| {
-        let counted = entered.iter().filter(|e| e.stage == stage && is_candidate(e.arm));
-        let rejected = rejections.iter().filter(|d| d.stage == stage).map(|d| d.count).sum();
-        // A rejection may be written without an outcome.
-        Passage { stage, entered: counted.map(|e| e.count).sum::<i64>().max(rejected), rejected }
+        let of_stage = || rejections.iter().filter(|d| d.stage == stage);
+        let rejected = of_stage().map(|d| d.count).sum();
+        let outcomes = entered.iter().filter(|e| e.stage == stage && is_candidate(e.arm));
+        let outcomes: i64 = outcomes.map(|e| e.count).sum();
+        // Candidates that a stage had no time for have no outcome there, apart from those that were screened
+        // and then waited for the rest of their draw.
+        let late: i64 = of_stage().filter(|d| d.reason == Reason::Budget).map(|d| d.count).sum();
+        let entered = (outcomes + late).min(left).max(outcomes).max(rejected);
+        left -= rejected;
+        Passage { stage, entered, rejected }
     };
     // Runs without a proposer do not show its stage.
     STAGES.into_iter().map(passage).filter(|p| p.stage != Stage::Propose || p.entered > 0).collect()
@@ -487,6 +496,39 @@ mod tests {
 
     use super::*;
     use ledger::{Language, Source};
+
+    /// The candidates that lacked the time for a stage count beside those that went through it.
+    #[test]
+    fn stages_count_who_had_no_time_for_them() {
+        let entered = [(Stage::Screen, 9), (Stage::Check, 6), (Stage::Microbench, 6), (Stage::Race, 2)];
+        let entered = entered.map(|(stage, count)| Entered { arm: Arm::Evolution, stage, count });
+        let rejected = |stage, reason, count| Rejected {
+            stage,
+            reason,
+            count,
+            example: (CandidateId(1), String::new()),
+        };
+        // Two of the ten candidates ended with the budget at the first stage: one was not screened, the other
+        // waited for its draw.
+        let rejections = [
+            rejected(Stage::Screen, Reason::Budget, 2),
+            rejected(Stage::Screen, Reason::Plan, 2),
+            rejected(Stage::Race, Reason::Budget, 3),
+            rejected(Stage::Race, Reason::Slower, 1),
+        ];
+        let counts: Vec<_> =
+            funnel(10, &entered, &rejections).iter().map(|p| (p.stage, p.entered, p.rejected)).collect();
+        assert_eq!(
+            counts,
+            [
+                (Stage::Screen, 10, 4),
+                (Stage::Check, 6, 0),
+                (Stage::Microbench, 6, 0),
+                (Stage::Race, 5, 4),
+                (Stage::HeldOut, 0, 0)
+            ]
+        );
+    }
 
     #[test]
     fn candidates_in_a_few_words() {
