@@ -14,7 +14,7 @@ use super::space::family;
 use super::task::{Finding, Outcome, Stage};
 use bench::SpeedVerdict;
 use ledger::{Against, Arm, Candidate, CandidateId, MadeBy, NewCandidate, Operator, Reason, Rejection};
-use ledger::{Screening, TimeKind};
+use ledger::{MeasurementFact, Screening, TimeKind};
 
 /// The state of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +65,8 @@ pub struct Member {
     pub is_taken_over: bool,
     /// The result of its race against the baseline.
     pub race: Option<Against>,
-    /// The factor by which samples of the candidate's race may be misleading, if they have two modes.
-    pub modes: Option<f64>,
+    /// The noise floor that its races on the run's problem show, as a ratio.
+    pub noise: Option<f64>,
     /// The median of its last race against the baseline, µs.
     pub race_us: Option<f64>,
     /// The results of a winner's further races by problem, its second race included, or the reason why a race
@@ -97,7 +97,7 @@ impl Member {
             kind: None,
             is_taken_over: false,
             race: None,
-            modes: None,
+            noise: None,
             race_us: None,
             held_out: BTreeMap::new(),
             rejection: None,
@@ -146,13 +146,6 @@ impl Member {
         let screening = self.screening.as_ref();
         (of(screening.and_then(|s| s.bound.as_ref())), of(screening.and_then(|s| s.tile.as_ref())))
     }
-}
-
-/// The factor by which the trimmed means of a race may differ if one contestant meets the slower of two modes
-/// more often; `None` if the samples have one mode.
-fn misled(samples: &[f64]) -> Option<f64> {
-    let [fast, slow, share] = bench::two_modes(samples)?;
-    Some((slow / fast).powf(share.min(1.0 - share)))
 }
 
 /// The candidates of one problem.
@@ -232,15 +225,11 @@ impl Population {
         Some(self.members.get(&self.baseline?)?.time?.us)
     }
 
-    /// The noise floor of this run's races, as a ratio: differences below it cannot be distinguished from
-    /// noise. It is the largest of the races' own floors, the distance of the A/A control from 1, and the
-    /// possible effect of samples with two modes.
+    /// The noise floor of this run's races on the problem, as a ratio: differences below it cannot be
+    /// distinguished from noise. It is the largest [floor](MeasurementFact::noise_floor) of all races;
+    /// [`Ledger::noise_floor`](ledger::Ledger::noise_floor) is the same figure from the ledger.
     pub fn noise_floor(&self) -> Option<f64> {
-        let control = self.control.and_then(|id| self.members.get(&id)?.race);
-        let control = control.map(|race| race.ratio.max(1.0 / race.ratio));
-        let races = self.members.values().filter_map(|m| Some(m.race?.noise));
-        let modes = self.members.values().filter_map(|m| m.modes);
-        races.chain(modes).chain(control).max_by(f64::total_cmp)
+        self.members.values().filter_map(|m| m.noise).max_by(f64::total_cmp)
     }
 
     /// Adds a candidate. Returns the rejection if its plan is known. The rejection is
@@ -326,15 +315,12 @@ impl Population {
                         let has_raced = race.is_ok();
                         self.note_held_out(id, &outcome.problem, race);
                         if outcome.problem == self.problem && has_raced {
-                            self.note_race_us(id, measurement.us);
+                            self.note_race(id, measurement);
                         }
                     }
                     (_, Some(rejection)) => rejected.push((id, rejection)),
                     (Stage::Race, None) => {
-                        if let Some(member) = self.members.get_mut(&id) {
-                            member.modes = misled(&measurement.samples);
-                        }
-                        self.note_race_us(id, measurement.us);
+                        self.note_race(id, measurement);
                         rejected.extend(self.after_race(id, measurement.against));
                     }
                     (_, None) => {
@@ -382,9 +368,12 @@ impl Population {
         }
     }
 
-    fn note_race_us(&mut self, id: CandidateId, us: f64) {
+    /// Records the time and the noise of a race on the run's problem.
+    fn note_race(&mut self, id: CandidateId, measurement: &MeasurementFact) {
         if let Some(member) = self.members.get_mut(&id) {
-            member.race_us = Some(us);
+            member.race_us = Some(measurement.us);
+            let floor = measurement.noise_floor(member.arm);
+            member.noise = member.noise.into_iter().chain(floor).max_by(f64::total_cmp);
         }
     }
 

@@ -196,6 +196,19 @@ pub struct MeasurementFact {
     pub against: Option<Against>,
 }
 
+impl MeasurementFact {
+    /// The noise floor that this race of a candidate of `arm` shows, as a ratio; `None` for a short timing. It is the largest of the race's own floor, the possible effect of samples with two modes, and,
+    /// in the A/A control, the distance of the ratio from 1.
+    pub fn noise_floor(&self, arm: Arm) -> Option<f64> {
+        let Against { ratio, noise, .. } = self.against.filter(|_| self.trial != Trial::Microbench)?;
+        let control = if arm == Arm::Control { ratio.max(1.0 / ratio) } else { 1.0 };
+        // The factor by which the trimmed means may differ if one contestant meets the slower mode more often.
+        let modes = bench::two_modes(&self.samples);
+        let modes = modes.map_or(1.0, |[fast, slow, share]| (slow / fast).powf(share.min(1.0 - share)));
+        Some(noise.max(control).max(modes))
+    }
+}
+
 /// The result of a race against an incumbent.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Against {

@@ -215,6 +215,26 @@ impl Ledger {
         Ok(Some(Ranked { against, incumbent_us: raced.map(|race| race.ratio * ranked.us), ..ranked }))
     }
 
+    /// The noise floor of a run's races on a problem, as a ratio: the largest
+    /// [floor](crate::MeasurementFact::noise_floor) of all races, second races included.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub fn noise_floor(&self, run: RunId, problem: &Shape) -> Result<Option<f64>, LedgerError> {
+        let sql = format!(
+            "{MEASUREMENT} WHERE trial <> 'microbench' AND problem = (SELECT id FROM problem WHERE shape = ?2)
+               AND candidate IN (SELECT s.candidate FROM standing s WHERE s.run = ?1
+                 AND s.problem = (SELECT id FROM problem WHERE shape = ?2) AND s.arm = ?3 AND s.grade > 0 AND s.us IS NOT NULL AND {})",
+            sound()
+        );
+        let mut floors = Vec::new();
+        for arm in [Arm::Baseline, Arm::Evolution, Arm::Random, Arm::Control] {
+            let races = self.rows(&sql, (run.0, text(problem), word(&arm)), measurement)?;
+            floors.extend(races.iter().filter_map(|race| race.noise_floor(arm)));
+        }
+        Ok(floors.into_iter().max_by(f64::total_cmp))
+    }
+
     /// The best candidate of each problem that has times on a device.
     ///
     /// # Errors

@@ -58,6 +58,14 @@ fn verdict_of(race: &mut Finding, ratio: f64, verdict: SpeedVerdict) {
     }
 }
 
+fn noise_of(race: &mut Finding, noise: f64) {
+    if let Finding::Timed { measurement, .. } = race
+        && let Some(against) = &mut measurement.against
+    {
+        against.noise = noise;
+    }
+}
+
 /// The fastest of several races may be luck, so the second race decides.
 #[test]
 fn who_wins_by_luck_is_not_promoted() {
@@ -125,10 +133,10 @@ fn who_wins_twice_is_promoted_by_the_second_race() {
     assert!(promoted.decision.why["first_race"]["ratio"].as_f64() > Some(1.0));
 }
 
-/// A win is noise if another race of the run, here that of the control, shows more noise.
+/// A win is noise if any race of the run shows more noise: that of the control, or a second race.
 #[test]
 fn who_wins_by_less_than_the_noise_is_not_promoted() {
-    let run = |control: f64| {
+    let run = |control: f64, second: f64| {
         let page = Page::new("noise");
         let config = config(&Problem::mission(), 60, 12);
         let own = config.cases[0].problem;
@@ -138,20 +146,27 @@ fn who_wins_by_less_than_the_noise_is_not_promoted() {
             Meddled(Landscape::new(12, &config), move |task: &Task, finding: &mut Finding| {
                 if task.stage == Stage::HeldOut && task.problem == own {
                     verdict_of(finding, 1.0625, SpeedVerdict::Faster);
+                    noise_of(finding, second);
                 } else if task.stage == Stage::Race && Landscape::identity(&task.subject) == spared {
                     verdict_of(finding, control, SpeedVerdict::Undecided);
                 }
             });
         run_out(&mut evolution, &mut evaluator, nobody, |_| {}).unwrap();
-        json!(evolution.report())
+        let report = json!(evolution.report());
+        // The pages read the same figure from the ledger.
+        let floor = page.open().noise_floor(evolution.run(), &own).unwrap();
+        assert_eq!(report["noise_floor"], json!(floor));
+        report
     };
-    let report = run(1.08);
+    let report = run(1.08, 1.005);
     assert_eq!((&report["noise_floor"], &report["promoted"]), (&json!(1.08), &Value::Null));
     assert_eq!(
         report["refused"]["why"],
         "it is 1.062× as fast, which is below the run's noise floor of 1.080×"
     );
-    assert!(run(1.01)["promoted"].is_object());
+    assert!(run(1.01, 1.005)["promoted"].is_object());
+    let report = run(1.01, 1.07);
+    assert_eq!((&report["noise_floor"], &report["promoted"]), (&json!(1.07), &Value::Null));
 }
 
 /// A run from a slow plan: its baseline is beaten easily, and the shipped plan races at the end with the

@@ -130,6 +130,29 @@ fn who_raced_is_ranked_by_its_last_race() {
     assert!(ledger.check().unwrap().is_sound());
 }
 
+/// The noise floor counts every race on the problem: first and second ones, those that are not ranked, and
+/// the distance of the control from 1.
+#[test]
+fn the_noise_floor_is_that_of_all_races_on_the_problem() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let (run, [seed, child, _, _, control], _) = story(&ledger);
+    let floor = || ledger.noise_floor(run, &shape(128)).unwrap().unwrap();
+    let noisy = |noise: f64, ratio: f64| race(seed, ratio).map(|race| Against { noise, ..race });
+    let other = add(&ledger, run, "e", Arm::Evolution, &[child]);
+    ledger.tell(&outcome(other, Stage::Microbench, timed(Trial::Microbench, 9.0, None))).unwrap();
+    ledger.tell(&outcome(other, Stage::Race, timed(Trial::Race, 9.0, noisy(1.0625, 1.1)))).unwrap();
+    assert_eq!(floor(), 1.0625);
+    // The second race has less noise than the first.
+    ledger.tell(&outcome(other, Stage::HeldOut, timed(Trial::HeldOut, 9.0, noisy(1.03125, 1.1)))).unwrap();
+    assert_eq!(floor(), 1.0625);
+    ledger.tell(&outcome(child, Stage::HeldOut, timed(Trial::HeldOut, 9.0, noisy(1.125, 1.2)))).unwrap();
+    assert_eq!(floor(), 1.125);
+    ledger.tell(&outcome(control, Stage::Race, timed(Trial::Race, 9.0, noisy(1.03125, 0.8)))).unwrap();
+    assert_eq!(floor(), 1.25);
+    assert_eq!(ledger.noise_floor(run, &shape(64)).unwrap(), None);
+}
+
 /// A win counts the gain over the parent, not over the baseline. Wins on other devices are not listed.
 #[test]
 fn a_win_is_worth_what_its_changes_gained() {

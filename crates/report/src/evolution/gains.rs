@@ -34,7 +34,7 @@ pub fn gains(view: &ProblemView) -> Markup {
             @if let Some(control) = race(&view.control) {
                 "The control, which is the baseline again as if it were new: " (raced_ratio(&control)) ". "
             }
-            @if let Some(floor) = view.noise_floor() {
+            @if let Some(floor) = view.noise_floor {
                 "Differences below " (ratio(floor)) " are noise in this run. "
             }
         }

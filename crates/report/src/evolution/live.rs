@@ -191,7 +191,7 @@ pub fn compare(a: &RunView, b: &RunView) -> String {
                         Some((low, high)) => format!("{} ({} to {})", ratio(gain), ratio(low), ratio(high)),
                         None => format!("~{}, by short timings", ratio(gain)),
                     })))
-                    (of_problem("noise floor", both, &problem, |p| p.noise_floor().map(ratio)))
+                    (of_problem("noise floor", both, &problem, |p| p.noise_floor.map(ratio)))
                     (of_problem("best plan", both, &problem, |p| p.best.as_ref().map(|r| in_words(&r.subject))))
                     (of_problem("best random sample µs", both, &problem, |p| p.drawn.as_ref().map(|r| {
                         let how = if r.trial == Trial::Microbench { ", short timing" } else { "" };

@@ -249,7 +249,7 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
                 (tile("speed-up", html! { (ratio(gain)) }, match range {
                     Some((low, high)) => html! {
                         "raced: " (ratio(low)) " to " (ratio(high))
-                        @if let Some(floor) = problem.noise_floor() { "; noise below " (ratio(floor)) }
+                        @if let Some(floor) = problem.noise_floor { "; noise below " (ratio(floor)) }
                     },
                     None => html! { "ratio of separate timings" },
                 }))
@@ -371,6 +371,7 @@ mod tests {
             top: Vec::new(),
             control: None,
             races: Vec::new(),
+            noise_floor: None,
         }
     }
 

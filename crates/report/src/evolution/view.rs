@@ -131,6 +131,8 @@ pub struct ProblemView {
     pub control: Option<Ranked>,
     /// The races against the baseline, in the order of the ranking; the control's is the last.
     pub races: Vec<RaceView>,
+    /// The noise floor of all races on the problem, as a ratio.
+    pub noise_floor: Option<f64>,
 }
 
 /// A race against the baseline.
@@ -340,6 +342,7 @@ impl ProblemView {
         let races = raced.map(|ranked| race(ledger, ranked)).collect::<Result<Vec<_>, _>>()?;
         Ok(ProblemView {
             races: races.into_iter().flatten().collect(),
+            noise_floor: ledger.noise_floor(run, shape)?,
             problem: *shape,
             curves: tried.iter().map(curve).collect(),
             lineage: best.as_ref().map_or(Ok(Vec::new()), |best| lineage(ledger, best.candidate))?,
@@ -361,17 +364,6 @@ impl ProblemView {
     pub fn raced_us(&self, candidate: CandidateId) -> Option<f64> {
         let race = self.races.iter().find(|race| race.ranked.candidate == candidate);
         race.map(|race| race.ranked.us)
-    }
-
-    /// The noise floor of the races, as a ratio: the largest of their own floors, the distance of the A/A
-    /// control from 1, and the possible effect of samples with two modes.
-    pub fn noise_floor(&self) -> Option<f64> {
-        let floors = self.races.iter().filter_map(|race| Some(race.ranked.against?.noise));
-        let control = self.control.as_ref().and_then(|control| control.against);
-        let control = control.map(|race| race.ratio.max(1.0 / race.ratio));
-        let modes = self.races.iter().filter_map(|race| race.modes);
-        let modes = modes.map(|[fast, slow, share]| (slow / fast).powf(share.min(1.0 - share)));
-        floors.chain(control).chain(modes).max_by(f64::total_cmp)
     }
 
     /// The baseline's time in the race against the best candidate, to which the best time refers. When the
