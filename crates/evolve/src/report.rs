@@ -292,7 +292,11 @@ pub(super) fn random_arm(population: &Population) -> RandomArm {
     let floor = population.noise_floor().unwrap_or(1.0);
     let gained = race_of(population, ours).zip(race_of(population, random)).map(|(o, r)| gain(&o, &r, floor));
     let is_given = ours.is_some_and(is_seed);
+    let is_tried = |m: &Member| m.counts() && (m.rejection.is_some() || m.is_timed());
     let says = match (ours, random, gained) {
+        (None, None, _) if !population.members.values().any(is_tried) => {
+            "there was no time to evaluate a candidate"
+        }
         (None, None, _) => "neither found a kernel that works",
         (Some(_), None, _) => "no random sample has a time",
         (None, Some(_), _) => "only random samples have a time",

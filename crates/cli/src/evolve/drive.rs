@@ -76,9 +76,11 @@ pub fn drive(
         if !stopping && presses.load(Ordering::Relaxed) > 0 {
             stopping = true;
             let tasks = if under_way == 1 { "task" } else { "tasks" };
-            tell(format_args!(
-                "waits for {under_way} running {tasks}, then stops; press Ctrl-C again to stop at once"
-            ));
+            if under_way > 0 {
+                tell(format_args!(
+                    "waits for {under_way} running {tasks}, then stops; press Ctrl-C again to stop at once"
+                ));
+            }
         }
         if stopping && under_way == 0 {
             evolution.stop()?;

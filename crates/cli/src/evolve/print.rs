@@ -57,24 +57,18 @@ fn print_case(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
         _ => writeln!(out, "best against baseline: not raced")?,
     }
     let (gain, equal) = (case.random_arm.gain, case.random_arm.at_equal_budget);
-    writeln!(
-        out,
-        "random sampling: {}{}; of {} candidates each, by short timings: {} µs against {} µs",
-        case.random_arm.says,
-        gain.map_or(String::new(), |gain| {
-            format!(" ({:.3}×, {:.3} to {:.3})", gain.ratio, gain.low, gain.high)
-        }),
-        equal.candidates,
-        shown(equal.evolution_us, 2),
-        shown(equal.random_us, 2),
-    )?;
-    let control = &case.control;
-    writeln!(
-        out,
-        "control (the baseline against itself): {} {}×",
-        control.verdict.map_or("not raced", |verdict| verdict.name()),
-        shown(control.race.map(|race| race.ratio), 3)
-    )?;
+    let gain = gain
+        .map_or(String::new(), |gain| format!(" ({:.3}×, {:.3} to {:.3})", gain.ratio, gain.low, gain.high));
+    let timed = equal.evolution_us.or(equal.random_us).map_or(String::new(), |_| {
+        let [ours, random] = [equal.evolution_us, equal.random_us].map(|us| shown(us, 2));
+        format!("; of {} candidates each, by short timings: {ours} µs against {random} µs", equal.candidates)
+    });
+    writeln!(out, "random sampling: {}{gain}{timed}", case.random_arm.says)?;
+    let control = case
+        .control
+        .race
+        .map_or("not raced".to_owned(), |race| format!("{} {:.3}×", race.verdict.name(), race.ratio));
+    writeln!(out, "control (the baseline against itself): {control}")?;
     for held in &case.held_out {
         writeln!(out, "held out, {}: {}", held.problem, held_out(held))?;
     }

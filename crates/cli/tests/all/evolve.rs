@@ -166,6 +166,28 @@ fn a_short_run_against_the_model() {
     }
 }
 
+/// A run that ends before it has evaluated a candidate does not report that no kernel works.
+#[test]
+fn a_run_without_time_says_so() {
+    let folder = Folder::new("short");
+    let ledger = folder.file("l.ledger");
+    let found = run(&[
+        "--device",
+        "h200",
+        "--problem",
+        SMALL,
+        "--minutes",
+        "0.00001",
+        "--jobs",
+        "1",
+        "--ledger",
+        &ledger,
+    ]);
+    let said = String::from_utf8_lossy(&found.stdout);
+    assert!(said.contains("random sampling: there was no time to evaluate a candidate\n"), "{found:?}");
+    assert!(said.contains("control (the baseline against itself): not raced\n"), "{found:?}");
+}
+
 /// A measured run on this machine's CPU: a few plans of a small problem, with every step of a longer run.
 #[test]
 fn a_short_run_on_this_processor() {
