@@ -185,8 +185,8 @@ pub struct MeasurementFact {
     pub problem: Shape,
     /// Every sample, µs per call. Empty for a time taken over from an earlier run.
     pub samples: Vec<f64>,
-    /// The median, µs. For a short timing in turns with the baseline: the baseline's own time divided by the
-    /// measured speed-up.
+    /// The time, µs: for a race on a GPU the median, otherwise the trimmed mean of the logarithms. For a short
+    /// timing in turns with the baseline: the baseline's own time divided by the measured speed-up.
     pub us: f64,
     /// Lower end of the interval, µs.
     pub low_us: f64,

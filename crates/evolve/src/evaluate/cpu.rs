@@ -14,11 +14,11 @@ use serde_json::json;
 
 use super::cpu_model::CpuModel;
 use super::cpu_proof::Cases;
-use super::{Evaluator, Look, word_of};
+use super::{Evaluator, Look, time_of, word_of};
 use crate::space::Domain;
 use crate::{Candidate, Finding, Stage, Task};
 use bench::provenance::Provenance;
-use bench::{CpuTimer, RaceInputs, interval, median, race_plans};
+use bench::{CpuTimer, RaceInputs, interval, race_plans};
 use check::gate::Verdict;
 use ledger::{
     Against, CandidateId, CheckFact, Environment, Judge, MeasurementFact, Reason, Rejection, Screening,
@@ -134,7 +134,7 @@ impl CpuEvaluator {
         let mut model = model.lock().unwrap_or_else(PoisonError::into_inner);
         match (incumbent, against) {
             (Some((_, theirs)), Some(against)) => model.learn_against(plan, &theirs, 1.0 / against.ratio),
-            _ => model.set_reference(plan, median(&ours)),
+            _ => model.set_reference(plan, time_of(&ours)[1]),
         }
         Ok(timed(Trial::Microbench, task, ours, against, seconds))
     }
@@ -191,9 +191,7 @@ fn incumbent(task: &Task) -> Result<Option<(CandidateId, CpuPlan)>, Rejection> {
 }
 
 fn timed(trial: Trial, task: &Task, samples: Vec<f64>, against: Option<Against>, seconds: f64) -> Look {
-    let logs: Vec<f64> = samples.iter().map(|us| us.ln()).collect();
-    let (found, us) = (interval(&logs), median(&samples));
-    let (low_us, high_us) = (found.low.exp().min(us), found.high.exp().max(us));
+    let [low_us, us, high_us] = time_of(&samples);
     let (kind, problem) = (TimeKind::Measured, task.problem);
     let measurement = MeasurementFact { trial, kind, problem, samples, us, low_us, high_us, against };
     Look { finding: Finding::Timed { check: None, measurement }, device_seconds: seconds }
@@ -336,6 +334,23 @@ mod tests {
         let alone = evaluator.evaluate(&task(Stage::Microbench, &problem, plan, None)).finding;
         assert!(matches!(alone, Finding::Timed { measurement, .. } if measurement.against.is_none()));
         assert!(!evaluator.environment().device.is_empty());
+    }
+
+    /// The stored time is the statistic of its interval, not the median.
+    #[test]
+    fn a_time_has_its_own_interval() {
+        let problem = Problem::new(1, 2, 64, 32, DType::F32);
+        let task = task(Stage::Race, &problem, CpuPlan::for_problem(&problem), None);
+        let samples = [vec![1.0; 5], vec![2.0; 4]].concat();
+        let Finding::Timed { measurement, .. } =
+            timed(Trial::Race, &task, samples.clone(), None, 0.0).finding
+        else {
+            panic!("no time")
+        };
+        let logs: Vec<f64> = samples.iter().map(|us| us.ln()).collect();
+        assert_eq!(measurement.us, interval(&logs).middle.exp());
+        assert!(1.1 < measurement.us && measurement.low_us < measurement.us);
+        assert!(measurement.us < measurement.high_us && measurement.high_us <= 2.0);
     }
 
     #[test]

@@ -32,6 +32,18 @@ const fn word_of(fault: &bench::Fault) -> Reason {
     }
 }
 
+/// The time of samples in µs with its 95 % interval: low, time, high. The time is the statistic of the
+/// interval, the trimmed mean of the logarithms.
+fn time_of(samples: &[f64]) -> [f64; 3] {
+    let logs: Vec<f64> = samples.iter().map(|us| us.ln()).collect();
+    let found = bench::interval(&logs);
+    let least = samples.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = samples.iter().copied().fold(0.0, f64::max);
+    // A single sample has no interval, and for equal samples rounding of the logarithms could reverse the
+    // interval.
+    [found.low, found.middle, found.high].map(|log| log.exp().clamp(least, most))
+}
+
 /// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Look {

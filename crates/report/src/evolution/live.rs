@@ -372,8 +372,8 @@ pub(super) fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], ow
         } }
         @if measurements.iter().any(|m| m.against.is_some()) {
             p.soft {
-                "Each time is the median of its samples. Elsewhere, a candidate that raced has its incumbent's time divided "
-                "by the ratio of the race."
+                "Each time is the mean of the middle half of its samples; that of a race on a GPU is their median. Elsewhere, "
+                "a candidate that raced has its incumbent's time divided by the ratio of the race."
             }
         }
     }

@@ -24,9 +24,9 @@ use serde_json::json;
 
 use super::kernel::{self, Bench};
 use super::subject::{Fault, bound};
-use super::{Evaluator, Look, word_of};
+use super::{Evaluator, Look, time_of, word_of};
 use crate::{Finding, Stage, Task};
-use bench::{Race, RaceInputs, interval};
+use bench::{Race, RaceInputs};
 pub use card::{Built, Card, GpuCard};
 use check::gate::Verdict;
 use check::launchfile::Bound;
@@ -135,19 +135,14 @@ impl<C: Card> Cuda<C> {
         };
         (self.allow)(patience + Duration::from_secs_f64(3.0 * task.seconds.clamp(0.0, 600.0)));
         let samples = self.card.time(&bound, &judged.contents, task.seconds)?;
-        let logs: Vec<f64> = samples.iter().map(|us| us.ln()).collect();
-        let found = interval(&logs);
-        let least = samples.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = samples.iter().copied().fold(0.0, f64::max);
+        let [low_us, us, high_us] = time_of(&samples);
         let measurement = MeasurementFact {
             trial: Trial::Microbench,
             kind: self.card.kind(),
             problem: task.problem,
-            // A single sample has no interval, and for equal samples rounding of the logarithms could reverse
-            // the interval.
-            us: found.middle.exp().clamp(least, most),
-            low_us: found.low.exp().clamp(least, most),
-            high_us: found.high.exp().clamp(least, most),
+            us,
+            low_us,
+            high_us,
             samples,
             against: None,
         };
