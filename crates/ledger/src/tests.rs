@@ -451,6 +451,8 @@ fn what_is_counted_and_where_it_came_from() {
     ledger.spent(run, 1000.0, "warming").unwrap();
     let cost = ledger.cost(run).unwrap();
     assert_eq!(cost.device_seconds, 17.0 * 0.25 + 1000.0);
+    // No evaluator worked while the device was warmed.
+    assert_eq!(cost.items.iter().map(|item| item.seconds).sum::<f64>(), 17.0 * 0.5);
     assert!((cost.price.unwrap() - 3.6 * 1004.25 / 3600.0).abs() < 1e-12);
     ledger.event(run, RunEvent::Finished).unwrap();
     let runs = ledger.runs().unwrap();

@@ -79,7 +79,7 @@ pub struct CostItem {
     /// A stage, or the kind of other spending.
     pub what: String,
     pub tasks: i64,
-    /// Evaluators' time, s.
+    /// Evaluators' time, s; 0 for other spending.
     pub seconds: f64,
     /// Device time, s.
     pub device_seconds: f64,
@@ -220,10 +220,13 @@ impl Ledger {
         let price_per_hour = self.run(run)?.price_per_hour;
         let sql = "SELECT what, tasks, seconds, device_seconds FROM cost WHERE run = ? ORDER BY device_seconds DESC, what";
         let items = self.rows(sql, [run.0], |row| {
+            let (what, seconds): (String, f64) = (row.get(0)?, row.get(2)?);
+            // The summary also has the device time of other spending as seconds, but no evaluator worked then.
+            let is_stage = unword::<Stage>(row, 0).is_ok();
             Ok(CostItem {
-                what: row.get(0)?,
+                what,
                 tasks: row.get(1)?,
-                seconds: row.get(2)?,
+                seconds: if is_stage { seconds } else { 0.0 },
                 device_seconds: row.get(3)?,
             })
         })?;
