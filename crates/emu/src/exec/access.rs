@@ -98,7 +98,9 @@ impl<'a> Env<'a> {
             }
             if strength != Strength::Weak && matches!(space, Space::Global | Space::Shared) {
                 let kind = if m.sem == MemSem::Acquire { Observation::Acquire } else { Observation::Relaxed };
-                for_lanes(lanes, |lane| self.observe(warp, &site, lane, places[lane], kind));
+                for_lanes(lanes, |lane| {
+                    elements(m).for_each(|at| self.observe(warp, &site, lane, places[lane] + at, kind));
+                });
                 polled = true;
             }
         }
@@ -185,7 +187,9 @@ impl<'a> Env<'a> {
             }
             if strength != Strength::Weak && matches!(space, Space::Global | Space::Shared) {
                 let kind = if m.sem == MemSem::Release { Publication::Release } else { Publication::Store };
-                for_lanes(lanes, |lane| self.publish(warp, &site, lane, places[lane], kind));
+                for_lanes(lanes, |lane| {
+                    elements(m).for_each(|at| self.publish(warp, &site, lane, places[lane] + at, kind));
+                });
             }
         }
     }
@@ -610,6 +614,12 @@ impl<'a> Env<'a> {
 /// Hashes the values of a poll to detect a change (the multiplier is that of FxHash).
 pub(super) fn mix(hash: u64, value: u64) -> u64 {
     (hash.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95)
+}
+
+/// The offsets of the elements. A vector access is a set of accesses to its elements (PTX ISA, "Vector
+/// Data-types" of the memory consistency model).
+fn elements(m: &Memory) -> impl Iterator<Item = u64> {
+    (0..u64::from(m.bytes())).step_by(m.ty.bytes() as usize)
 }
 
 /// A weak access by one lane.
