@@ -24,6 +24,8 @@ pub(crate) struct Tally {
 pub(crate) struct Barrier {
     /// Number of threads that the barrier waits for; `None` for all threads of the CTA.
     expected: Option<u32>,
+    /// The reduction of the first arrival, if it has one.
+    reduction: Option<BarKind>,
     /// The warps that arrived, once for each arrival.
     arrived: Vec<usize>,
     waiting: Vec<usize>,
@@ -73,6 +75,7 @@ impl Env<'_> {
         }
         let at = 16 * self.rank(warp) + id as usize;
         self.check_count(inst, warp.index, lane, at, count);
+        self.check_reduction(inst, warp.index, lane, at, kind);
         if let Some(recorder) = &mut self.recorder {
             let threads = count.unwrap_or(32 * self.actors.warps as u32) as u16;
             recorder.barrier(warp.index, inst.number, lanes, id as u8, kind, threads);
@@ -110,6 +113,20 @@ impl Env<'_> {
         }
     }
 
+    /// `barrier.red` must not be used with `barrier.sync` or `barrier.arrive` on the same active barrier (PTX
+    /// ISA, "bar, barrier").
+    fn check_reduction(&mut self, inst: &Inst, warp: usize, lane: usize, at: usize, kind: BarKind) {
+        let barrier = &self.barriers[at];
+        if barrier.arrived.is_empty() || barrier.reduction == reduction(kind) {
+            return;
+        }
+        let (id, line, thread) = (at % 16, barrier.line, self.thread(warp, lane));
+        self.findings.report(HazardKind::BarrierDivergence, inst.line, Some(line), || {
+            let message = format!("warps use barrier {id} with different operations in one phase");
+            (vec![thread], None, message)
+        });
+    }
+
     fn arrive(&mut self, warp: &mut Warp, parts: &[Part], kind: BarKind, id: usize, count: Option<u32>) {
         let home = warp.view.home();
         let barrier = &mut self.barriers[id];
@@ -120,6 +137,7 @@ impl Env<'_> {
                 None => {
                     barrier.clock = Some(clock);
                     barrier.expected = count;
+                    barrier.reduction = reduction(kind);
                     barrier.line = inst.line;
                 }
             }
@@ -215,6 +233,11 @@ impl Env<'_> {
             BarKind::RedOr => warp.registers.set_pred(inst.d[0], mask, all_ones(tally.count > 0)),
         }
     }
+}
+
+/// The reduction of a barrier. Barriers without one may be mixed.
+fn reduction(kind: BarKind) -> Option<BarKind> {
+    (!matches!(kind, BarKind::Sync | BarKind::Arrive)).then_some(kind)
 }
 
 fn all_ones(condition: bool) -> u32 {
