@@ -492,6 +492,9 @@ impl Env<'_> {
             let Some((_, phase)) = found else { return };
             let complete = if m.op.by_parity() { phase & 1 != token & 1 } else { phase != token >> 32 };
             done |= u32::from(complete) << lane;
+            if !m.op.by_parity() && phase.wrapping_sub(token >> 32) > 1 {
+                self.report_stale(Cause { inst, warp: warp.index, lane }, places[lane], phase, token >> 32);
+            }
         });
         warp.registers.set_pred(inst.d[0], mask, done);
         if let Some(recorder) = &mut self.recorder {
@@ -531,6 +534,18 @@ impl Env<'_> {
             _ if matches!(m.op, MbarrierOp::TryWait | MbarrierOp::TryWaitParity) => Flow::Yield,
             flow => flow,
         }
+    }
+
+    /// Reports a wait for a phase that is neither the present one nor the one before it. PTX defines waits
+    /// for these two alone (PTX ISA, "mbarrier.test_wait, mbarrier.try_wait").
+    #[cold]
+    fn report_stale(&mut self, cause: Cause, address: u64, phase: u64, waited: u64) {
+        self.report_at(HazardKind::BarrierDivergence, cause, address, || {
+            format!(
+                "waits with the state of phase {waited} of an mbarrier that is in phase {phase}: the state \
+                 must be of this phase or of the one before"
+            )
+        });
     }
 
     /// Whether the copies to an mbarrier stay in flight after this unsuccessful wait. A wait may fail any
