@@ -74,7 +74,9 @@ fn successors_of(inst: &Inst, pc: u32, targets: &[u32]) -> Vec<u32> {
     if !is_end(inst) || inst.guard.is_some() {
         next.push(pc + 1);
     }
-    if matches!(inst.op, Op::Ret { .. } | Op::Exit | Op::Trap) {
+    // A trap is no path to the exit, so that lanes reconverge behind a branch in which none of them traps. A
+    // guarded exit is one, because it may be the only way out of a loop.
+    if matches!(inst.op, Op::Ret { .. } | Op::Exit) {
         next.push(NOWHERE);
     }
     next

@@ -637,15 +637,14 @@ pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> 
     }
 }
 
-/// Whether the conflicting write is by the same instruction: of another lane in the same step, or of another
-/// warp of the same CTA. If the values are equal too, the order does not matter. Compilers rely on this
-/// (Triton, if a layout assigns the same element to several threads).
+/// Whether the conflicting write is by the same instruction, of another thread of the same CTA. If the values
+/// are equal too, the order does not matter. Compilers rely on this (Triton, if a layout assigns the same
+/// element to several threads).
 fn same_store(c: &Conflict, a: &Access) -> bool {
     let Actors { warps, ctas, .. } = a.view.actors();
     let warp = c.agent.wrapping_sub(a.view.home()) as usize;
     let same_cta = warp < ctas * warps && warp / warps == a.actor / warps;
-    let together = warp != a.actor || c.epoch == a.view.now();
-    c.wrote && c.touch == Touch::Plain && c.pc == a.pc && same_cta && together
+    c.wrote && c.touch == Touch::Plain && c.pc == a.pc && same_cta
 }
 
 /// Writes element `element` of each lane's loaded data to a register, which may be wider.
