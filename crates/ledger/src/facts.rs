@@ -202,7 +202,8 @@ impl MeasurementFact {
     pub fn noise_floor(&self, arm: Arm) -> Option<f64> {
         let Against { ratio, noise, .. } = self.against.filter(|_| self.trial != Trial::Microbench)?;
         let control = if arm == Arm::Control { ratio.max(1.0 / ratio) } else { 1.0 };
-        // The factor by which the trimmed means may differ if one contestant meets the slower mode more often.
+        // The factor by which the trimmed means may differ if one contestant meets the slower mode more
+        // often.
         let modes = bench::two_modes(&self.samples);
         let modes = modes.map_or(1.0, |[fast, slow, share]| (slow / fast).powf(share.min(1.0 - share)));
         Some(noise.max(control).max(modes))

@@ -221,7 +221,8 @@ impl Ledger {
         let sql = "SELECT what, tasks, seconds, device_seconds FROM cost WHERE run = ? ORDER BY device_seconds DESC, what";
         let items = self.rows(sql, [run.0], |row| {
             let (what, seconds): (String, f64) = (row.get(0)?, row.get(2)?);
-            // The summary also has the device time of other spending as seconds, but no evaluator worked then.
+            // The summary also has the device time of other spending as seconds, but no evaluator worked
+            // then.
             let is_stage = unword::<Stage>(row, 0).is_ok();
             Ok(CostItem {
                 what,
