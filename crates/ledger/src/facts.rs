@@ -185,8 +185,8 @@ pub struct MeasurementFact {
     pub problem: Shape,
     /// Every sample, µs per call. Empty for a time taken over from an earlier run.
     pub samples: Vec<f64>,
-    /// The time, µs: for a race on a GPU the median, otherwise the trimmed mean of the logarithms. For a short
-    /// timing in turns with the baseline: the baseline's own time divided by the measured speed-up.
+    /// The time, µs: for a race on a GPU the median, otherwise the trimmed mean of the logarithms. For a
+    /// short timing in turns with the baseline: the baseline's own time divided by the measured speed-up.
     pub us: f64,
     /// Lower end of the interval, µs.
     pub low_us: f64,
@@ -197,8 +197,9 @@ pub struct MeasurementFact {
 }
 
 impl MeasurementFact {
-    /// The noise floor that this race of a candidate of `arm` shows, as a ratio; `None` for a short timing. It is the largest of the race's own floor, the possible effect of samples with two modes, and,
-    /// in the A/A control, the distance of the ratio from 1.
+    /// The noise floor that this race of a candidate of `arm` shows, as a ratio; `None` for a short timing.
+    /// It is the largest of the race's own floor, the possible effect of samples with two modes, and, in the
+    /// A/A control, the distance of the ratio from 1.
     pub fn noise_floor(&self, arm: Arm) -> Option<f64> {
         let Against { ratio, noise, .. } = self.against.filter(|_| self.trial != Trial::Microbench)?;
         let control = if arm == Arm::Control { ratio.max(1.0 / ratio) } else { 1.0 };
