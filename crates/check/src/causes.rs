@@ -144,9 +144,7 @@ fn cure(hazard: &Hazard) -> &'static str {
         }
         HazardKind::OutOfBounds => "compare the index with the size before the access, also in the last tile",
         HazardKind::Misaligned => "align the address to the width of the access, or use a narrower access",
-        HazardKind::BarrierDivergence => {
-            "move the barrier out of the branch, so that every thread of the CTA reaches the same one"
-        }
+        HazardKind::BarrierDivergence => cure_of_barrier(hazard),
         HazardKind::Deadlock => {
             "let every thread arrive that the barrier counts, and every flag be set that a loop waits for"
         }
@@ -200,6 +198,45 @@ fn cure_in_triton(hazard: &Hazard) -> Option<&'static str> {
     }
 }
 
+/// A barrier is fixed by its operands, or by its place if all threads must execute it.
+fn cure_of_barrier(hazard: &Hazard) -> &'static str {
+    let says = |word: &str| hazard.message.contains(word);
+    if says("does not exist") {
+        return "use one of the barriers 0 to 15";
+    }
+    if says("multiple of 32") {
+        return "count whole warps: give the barrier a multiple of 32 threads that is not 0";
+    }
+    if says("different thread counts") {
+        return "give every warp that uses the barrier the same thread count";
+    }
+    if says("different operations") {
+        return "use another barrier for the reduction, or the same reduction in every warp";
+    }
+    if says("with the state of phase") {
+        return "wait with the state of the latest arrival before the mbarrier moves on by two phases";
+    }
+    if says("mbarrier") || says("arrivals in one instruction") {
+        return "initialise the mbarrier for the number of arrivals of a phase, and let exactly these arrive";
+    }
+    if says("cluster barrier") {
+        return "let every thread arrive at the cluster barrier once, and then wait once";
+    }
+    if says("fewer than four warps") {
+        return "launch whole warpgroups: a multiple of 128 threads";
+    }
+    if says("differ between threads") || says("differs from that of lane") {
+        return "give all threads of the warp the same operands";
+    }
+    if says("member mask") && says("itself") {
+        return "name in the member mask every lane that executes the instruction, and no other";
+    }
+    if says("setmaxnreg") {
+        return "let all warps of the warpgroup execute the same setmaxnreg instructions";
+    }
+    "move the barrier out of the branch, so that every thread of the CTA reaches the same one"
+}
+
 /// A race is fixed by an operation that orders the two threads, or by a wait for the asynchronous operation.
 fn cure_of_race(hazard: &Hazard) -> &'static str {
     let shared = hazard.place.as_ref().is_some_and(|place| place.space == Space::Shared);
@@ -241,6 +278,27 @@ mod tests {
             place: Some(place),
             message: "writes memory that another thread reads, without ordering".to_owned(),
             count: 3,
+        }
+    }
+
+    #[test]
+    fn the_cure_of_a_barrier_follows_its_cause() {
+        let cure = |message: &str| {
+            let mut hazard = hazard(HazardKind::BarrierDivergence, 9, None, [0, 1]);
+            hazard.message = message.to_owned();
+            super::cure(&hazard)
+        };
+        for (message, part) in [
+            ("barrier 16 does not exist: a CTA has barriers 0 to 15", "barriers 0 to 15"),
+            ("barrier 1 counts 48 threads: the count must be a multiple of 32", "a multiple of 32"),
+            ("warps use barrier 1 with different thread counts: 64 and 96", "the same thread count"),
+            ("warps use barrier 1 with different operations in one phase", "another barrier"),
+            ("0 arrivals in one instruction: expected 1 to 1048575", "number of arrivals"),
+            ("4 arrivals at an mbarrier that waits for 3 more: the count is too small", "number of arrivals"),
+            ("waits with the state of phase 0 of an mbarrier that is in phase 3", "the latest arrival"),
+            ("lanes 0x0000ffff of the warp wait for lanes 0xffff0000: they never come", "out of the branch"),
+        ] {
+            assert!(cure(message).contains(part), "{message}: {}", cure(message));
         }
     }
 
