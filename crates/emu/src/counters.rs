@@ -236,6 +236,8 @@ pub struct Counters {
     pub lone_warp_issues: u64,
     /// Warp instructions of the busiest warp, summed over the intervals between barriers: the critical path.
     pub critical_issues: u64,
+    /// Texts that `printf` printed, including those that the report leaves out.
+    pub prints: u64,
 }
 
 impl Counters {
@@ -255,6 +257,7 @@ impl Counters {
         self.single_lane_issues += other.single_lane_issues;
         self.lone_warp_issues += other.lone_warp_issues;
         self.critical_issues += other.critical_issues;
+        self.prints += other.prints;
     }
 }
 

@@ -299,6 +299,12 @@ fn a_check_takes_notes_and_prints() {
     let (code, said) = check("run/printed.ptx", &["--printf"]);
     assert!(code == Some(0) && said.contains("printf of CTA 0 warp 0 lane 0: n=-07 0x1p 3.50|x"), "{said}");
     assert!(!check("run/printed.ptx", &[]).1.contains("printf of"));
+    let repeated = filetest("run/printed.ptx")
+        .replace("@%p0 bra DONE;", "@%p0 bra DONE;\nmov.u32 %r5, 0;\nAGAIN:")
+        .replace("\nDONE:", "\nadd.u32 %r5, %r5, 1;\nsetp.lt.u32 %p1, %r5, 1500;\n@%p1 bra AGAIN;\nDONE:");
+    let file = folder.write("repeated.ptx", &repeated);
+    let said = text(&folder.run(&["check", &file, "--launch", &launch, "--printf"]).stdout);
+    assert!(said.contains("printf: 476 more texts are not shown"), "{said}");
     let (code, said) = check("hazard/unknown_function_called.ptx", &[]);
     assert!(code == Some(2) && said.contains("a call of `elsewhere`"), "{said}");
 }

@@ -49,6 +49,7 @@ impl Env<'_> {
                     let format = self.text(warp, lane, format);
                     let (text, count) = self.formatted(warp, lane, &format, values);
                     let thread = self.thread(warp.index, lane);
+                    self.counters.prints += 1;
                     if self.printed.len() < MOST_PRINTED {
                         self.printed.push(Printed { thread, text });
                     }
