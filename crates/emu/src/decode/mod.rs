@@ -16,7 +16,8 @@ mod wmma;
 use std::collections::HashMap;
 
 use ptx::{
-    Body, Function, Kernel, Name, Op, Operand, Param, ParamSpace, Reg, Space, SpecialReg, Statement, Type,
+    Atomic, Body, Function, Kernel, Memory, Name, Op, Operand, Param, ParamSpace, Reg, Space, SpecialReg,
+    Statement, Type,
 };
 
 pub(crate) use defined::Watch;
@@ -100,6 +101,8 @@ pub(crate) struct Inst {
     pub s: [Slot; 4],
     /// Bit i is set when predicate source i is negated.
     pub negated: u8,
+    /// Bytes of an element of a load, store or atomic in memory; 0 for others.
+    pub width: u8,
     /// Address: base and offset in `space`.
     pub base: Slot,
     pub offset: i64,
@@ -611,8 +614,16 @@ impl Decoder<'_> {
 
 impl Inst {
     fn new(op: Op, line: u32) -> Inst {
+        let width = match op {
+            Op::Ld(Memory { ty, .. })
+            | Op::St(Memory { ty, .. })
+            | Op::Atom(Atomic { ty, .. })
+            | Op::Red(Atomic { ty, .. }) => element_width(ty),
+            _ => 0,
+        };
         Inst {
             op,
+            width,
             line,
             pc: 0,
             number: 0,
@@ -637,6 +648,12 @@ impl Inst {
     fn special(line: u32, special: Special) -> Inst {
         Inst { special: Some(Box::new(special)), ..Inst::new(Op::Pmevent, line) }
     }
+}
+
+/// Bytes of an element: a packed type has two.
+pub(crate) fn element_width(ty: Type) -> u8 {
+    let packed = matches!(ty, Type::F16x2 | Type::Bf16x2);
+    (ty.bytes() >> u32::from(packed)) as u8
 }
 
 impl Program {

@@ -633,6 +633,7 @@ pub(super) fn plain<'w>(warp: &'w Warp, site: &Site, lane: usize) -> Access<'w> 
         lanes: 1 << lane,
         pc: site.inst.pc,
         strength: site.strength,
+        width: site.inst.width,
         touch: Touch::Plain,
     }
 }

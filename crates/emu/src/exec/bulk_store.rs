@@ -9,7 +9,7 @@ use super::bulk::{Box, copy_toll, reduce};
 use super::registers::for_lanes;
 use super::tensor_map::{Piece, pieces};
 use super::warp::Warp;
-use crate::decode::Inst;
+use crate::decode::{Inst, element_width};
 use crate::memory::{GlobalMemory, RANK_SHIFT, load_bytes, resolve};
 use crate::order::{Access, Epoch, ProxySpace, Strength, Touch};
 use crate::report::HazardKind;
@@ -135,7 +135,10 @@ impl Env<'_> {
         let proxy = Some(ProxySpace::Global);
         let write = match d.reduce {
             None => Access { actor, proxy, ..read },
-            Some(_) => Access { actor, proxy, touch: Touch::Atomic, strength: Strength::Gpu, ..read },
+            Some((_, ty)) => {
+                let (touch, strength, width) = (Touch::Atomic, Strength::Gpu, element_width(ty));
+                Access { actor, proxy, touch, strength, width, ..read }
+            }
         };
         let context = self.context;
         let region = &context.global.regions[d.buffer];

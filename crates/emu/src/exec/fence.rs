@@ -95,7 +95,7 @@ impl Env<'_> {
         let strength = site.strength;
         let release = matches!(kind, Publication::Release | Publication::UpdateRelease);
         let update = matches!(kind, Publication::Update | Publication::UpdateRelease);
-        let (home, agent) = (warp.view.home(), warp.view.agent());
+        let (home, agent, width) = (warp.view.home(), warp.view.agent(), site.inst.width);
         let mut clock: Option<Clock> = None;
         let mut reach = Strength::Weak;
         if release {
@@ -118,17 +118,19 @@ impl Env<'_> {
         self.toll += clock.as_ref().map_or(0, |c| toll(c.parts()));
         let variables = self.variables(site.space);
         match (clock, variables.get_mut(&address)) {
-            (Some(clock), Some(old)) if update => {
+            (Some(clock), Some(old)) if update && old.width == width => {
                 // A release sequence: earlier releases at this location stay released.
                 let mut joined = clock;
                 joined.join_foreign(home, &old.clock, old.home);
                 let sequential = sequential || old.sequential;
                 let clock = Arc::new(joined);
-                *old = SyncVariable { clock, home, agent, strength: reach.min(old.strength), sequential };
+                let strength = reach.min(old.strength);
+                *old = SyncVariable { clock, home, agent, strength, width, sequential };
             }
             (Some(clock), _) => {
                 let clock = Arc::new(clock);
-                variables.insert(address, SyncVariable { clock, home, agent, strength: reach, sequential });
+                let strength = reach;
+                variables.insert(address, SyncVariable { clock, home, agent, strength, width, sequential });
             }
             (None, Some(_)) if !update => {
                 variables.remove(&address);
@@ -151,7 +153,8 @@ impl Env<'_> {
         let Some(variable) = self.variables(site.space).get(&address) else { return };
         let home = warp.view.home();
         let (reach, sequential) = (warp.view.reach(variable.agent), variable.sequential);
-        if reach > Strength::Cta && variable.strength.min(site.strength) < reach {
+        let narrow = reach > Strength::Cta && variable.strength.min(site.strength) < reach;
+        if narrow || variable.width != site.inst.width {
             return;
         }
         let last = Arc::clone(&variable.clock);

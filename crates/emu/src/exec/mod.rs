@@ -137,6 +137,8 @@ struct SyncVariable {
     home: Agent,
     agent: Agent,
     strength: Strength,
+    /// Bytes of the element: accesses of other widths do not synchronise with it.
+    width: u8,
     sequential: bool,
 }
 

@@ -287,6 +287,7 @@ mod tests {
                 lanes,
                 pc: 0,
                 strength: Strength::Gpu,
+                width: 4,
                 touch: Touch::Plain,
             });
             shadow.read(0, 4, &reader);

@@ -88,7 +88,7 @@ impl Records {
         let lane = a.lanes.trailing_zeros() as usize;
         self.0.retain(|(owner, r)| {
             let implied = a.strength == Strength::Weak
-                || r.strength >= a.strength && a.view.reach(*owner) <= Strength::Cta;
+                || r.strength >= a.strength && r.width == a.width && a.view.reach(*owner) <= Strength::Cta;
             let told = r.touch != Touch::CopyArrive && a.view.knows_agent(lane, *owner, r.lanes, r.epoch);
             r.wrote || !implied || !told
         });
@@ -110,8 +110,9 @@ impl Records {
         }
         if a.stands_beside() {
             found = found.or_else(|| self.0.iter().find_map(|(agent, r)| r.conflict(*agent, a)));
-            last.add_beside(a.strength);
-            self.note(a.agent(), Record::of_write(&Write::of(a)), a.view.known_to_all(a.actor));
+            let new = Record::of_write(a);
+            last.add_beside(&new);
+            self.note(a.agent(), new, a.view.known_to_all(a.actor));
             return found;
         }
         *last = Write::of(a);
@@ -119,15 +120,16 @@ impl Records {
             let Some(conflict) = record.conflict(*agent, a) else { return false };
             let stays = forgiven(&conflict);
             if stays {
-                last.add_beside(record.strength);
+                last.add_beside(record);
             } else if found.is_none() {
                 found = Some(conflict);
             }
             stays
         });
         if let Some(write) = beside {
-            last.add_beside(write.strength);
-            self.note(write.agent, Record::of_write(&write), 0);
+            let kept = Record::of_weak_write(&write);
+            last.add_beside(&kept);
+            self.note(write.agent, kept, 0);
         }
         found
     }

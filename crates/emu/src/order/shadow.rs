@@ -57,6 +57,9 @@ pub(crate) struct Access<'a> {
     pub lanes: u32,
     pub pc: u32,
     pub strength: Strength,
+    /// Bytes of an element. Elements are aligned, so two accesses to a granule that have equal widths overlap
+    /// completely.
+    pub width: u8,
     pub touch: Touch,
 }
 
@@ -67,10 +70,17 @@ pub(super) struct Write {
     pub(super) agent: Agent,
     pub(super) pc: u32,
     pub(super) lane: u8,
-    pub(super) strength: Strength,
     pub(super) touch: Touch,
-    /// The lowest strength among the other writes; `None` when there are none.
-    pub(super) beside: Option<Strength>,
+    /// The other writes; `None` when there are none.
+    pub(super) beside: Option<Beside>,
+}
+
+/// What the writes of a granule other than the last weak one have in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beside {
+    /// The lowest strength; weak if the widths differ.
+    weakest: Strength,
+    width: u8,
 }
 
 impl Access<'_> {
@@ -97,15 +107,8 @@ impl Access<'_> {
 }
 
 impl Write {
-    pub(super) const NEVER: Write = Write {
-        epoch: 0,
-        agent: 0,
-        pc: 0,
-        lane: 0,
-        strength: Strength::Weak,
-        touch: Touch::Plain,
-        beside: None,
-    };
+    pub(super) const NEVER: Write =
+        Write { epoch: 0, agent: 0, pc: 0, lane: 0, touch: Touch::Plain, beside: None };
 
     pub(super) fn of(a: &Access) -> Write {
         Write {
@@ -113,7 +116,6 @@ impl Write {
             agent: a.agent(),
             pc: a.pc,
             lane: a.lanes.trailing_zeros() as u8,
-            strength: a.strength,
             touch: a.touch,
             beside: None,
         }
@@ -154,12 +156,19 @@ impl Write {
     /// Whether a read may race with the other writes.
     #[inline(always)]
     pub(super) fn beside_matters(&self, a: &Access) -> bool {
-        self.beside.is_some_and(|weakest| a.proxy.is_some() || weakest.min(a.strength) < Strength::Gpu)
+        self.beside.is_some_and(|Beside { weakest, width }| {
+            a.proxy.is_some() || weakest.min(a.strength) < Strength::Gpu || width != a.width
+        })
     }
 
-    /// Records that a write of this strength is kept in addition to this one.
-    pub(super) fn add_beside(&mut self, strength: Strength) {
-        self.beside = Some(self.beside.map_or(strength, |weakest| weakest.min(strength)));
+    /// Records that another write is kept in addition to this one.
+    pub(super) fn add_beside(&mut self, new: &Record) {
+        let weakest = match self.beside {
+            None => new.strength,
+            Some(Beside { weakest, width }) if width == new.width => weakest.min(new.strength),
+            Some(_) => Strength::Weak,
+        };
+        self.beside = Some(Beside { weakest, width: new.width });
     }
 }
 
@@ -170,27 +179,46 @@ pub(super) struct Record {
     pub(super) lanes: u32,
     pub(super) pc: u32,
     pub(super) strength: Strength,
+    pub(super) width: u8,
     pub(super) touch: Touch,
     pub(super) wrote: bool,
 }
 
 impl Record {
-    pub(super) const NEVER: Record =
-        Record { epoch: 0, lanes: 0, pc: 0, strength: Strength::Weak, touch: Touch::Plain, wrote: false };
+    pub(super) const NEVER: Record = Record {
+        epoch: 0,
+        lanes: 0,
+        pc: 0,
+        strength: Strength::Weak,
+        width: 0,
+        touch: Touch::Plain,
+        wrote: false,
+    };
 
     pub(super) fn of_read(a: &Access) -> Record {
-        let Access { epoch, lanes, pc, strength, touch, .. } = *a;
-        Record { epoch, lanes, pc, strength, touch, wrote: false }
+        let Access { epoch, lanes, pc, strength, width, touch, .. } = *a;
+        Record { epoch, lanes, pc, strength, width, touch, wrote: false }
     }
 
-    pub(super) fn of_write(w: &Write) -> Record {
-        let Write { epoch, lane, pc, strength, touch, .. } = *w;
-        Record { epoch, lanes: 1 << lane, pc, strength, touch, wrote: true }
+    pub(super) fn of_write(a: &Access) -> Record {
+        let lanes = a.lanes & a.lanes.wrapping_neg();
+        Record { lanes, wrote: true, ..Record::of_read(a) }
+    }
+
+    pub(super) fn of_weak_write(w: &Write) -> Record {
+        let Write { epoch, lane, pc, touch, .. } = *w;
+        Record { epoch, lanes: 1 << lane, pc, touch, wrote: true, ..Record::NEVER }
     }
 
     fn as_write(&self, agent: Agent, lane: usize) -> Write {
-        let Record { epoch, pc, strength, touch, .. } = *self;
-        Write { epoch, agent, pc, lane: lane as u8, strength, touch, beside: None }
+        let Record { epoch, pc, touch, .. } = *self;
+        Write { epoch, agent, pc, lane: lane as u8, touch, beside: None }
+    }
+
+    /// Whether this and the access are morally strong: both scopes include the other thread, and the accesses
+    /// overlap completely.
+    fn exempt(&self, agent: Agent, a: &Access) -> bool {
+        self.strength.min(a.strength) >= a.view.reach(agent) && self.width == a.width
     }
 
     fn read_conflict(&self, agent: Agent, lanes: u32) -> Conflict {
@@ -225,14 +253,16 @@ impl Record {
     /// Whether two records differ only in their lanes.
     #[inline(always)]
     pub(super) fn is_with(&self, new: &Record) -> bool {
-        (self.epoch, self.touch, self.strength, self.wrote) == (new.epoch, new.touch, new.strength, new.wrote)
+        (self.epoch, self.touch, self.strength, self.width, self.wrote)
+            == (new.epoch, new.touch, new.strength, new.width, new.wrote)
     }
 
     /// The lanes of this record that a later record of the same actor does not imply. A later record implies
     /// this one if it comes after it and is exempt from no more conflicts.
     #[inline(always)]
     pub(super) fn lanes_beside(&self, new: &Record, known: Epoch) -> u32 {
-        if self.strength < new.strength || self.wrote && !new.wrote {
+        let mixed = new.strength > Strength::Weak && self.width != new.width;
+        if self.strength < new.strength || mixed || self.wrote && !new.wrote {
             self.lanes
         } else if self.epoch <= known {
             0
@@ -247,14 +277,14 @@ impl Record {
     /// recorded read with a write.
     pub(super) fn conflict(&self, agent: Agent, a: &Access) -> Option<Conflict> {
         if self.wrote {
-            if a.proxy.is_none()
-                && self.epoch != FLIGHT
-                && exempt(self.strength, a.strength, a.view.reach(agent))
-            {
+            let fenced = a.proxy.and_then(|space| a.view.actors().fenced_agent(agent, space));
+            if fenced.is_none() && self.epoch != FLIGHT && self.exempt(agent, a) {
                 return None;
             }
             let mut writes = each_lane(self.lanes).map(|lane| self.as_write(agent, lane));
-            return writes.find(|w| !write_ordered(w, a)).map(|w| w.conflict(a));
+            let conflict = writes.find(|w| !write_ordered(w, a))?.conflict(a);
+            let unfenced = conflict.unfenced || self.epoch != FLIGHT && self.exempt(agent, a);
+            return Some(Conflict { unfenced, ..conflict });
         }
         let lanes = read_unordered(self, agent, a);
         let generic = Access { proxy: None, ..*a };
@@ -286,12 +316,7 @@ pub(crate) enum Verdict {
     Conflict(Conflict),
 }
 
-/// Whether two accesses are morally strong: both scopes include the other thread.
-fn exempt(a: Strength, b: Strength, reach: Strength) -> bool {
-    a.min(b) >= reach
-}
-
-/// Whether the write happened before the access of every lane, or does not race with the access.
+/// Whether the write happened before the access of every lane, or is a reduction as the access is.
 #[inline(always)]
 pub(super) fn write_ordered(w: &Write, a: &Access) -> bool {
     if w.epoch == 0 || w.touch == Touch::Reduce && a.touch == Touch::Reduce {
@@ -315,15 +340,10 @@ pub(super) fn write_ordered(w: &Write, a: &Access) -> bool {
     }
     let local = w.agent.wrapping_sub(a.view.home()) as usize;
     if local < a.view.actors().threads() && a.lanes.is_power_of_two() {
-        if a.view.knows(a.lanes.trailing_zeros() as usize, local, 1 << w.lane, w.epoch) {
-            return true;
-        }
-    } else if a.view.all_were_told(w.agent, 1 << w.lane, w.epoch)
-        || each_lane(a.lanes).all(|lane| a.view.knows_agent(lane, w.agent, 1 << w.lane, w.epoch))
-    {
-        return true;
+        return a.view.knows(a.lanes.trailing_zeros() as usize, local, 1 << w.lane, w.epoch);
     }
-    w.epoch != FLIGHT && exempt(w.strength, a.strength, a.view.reach(w.agent))
+    a.view.all_were_told(w.agent, 1 << w.lane, w.epoch)
+        || each_lane(a.lanes).all(|lane| a.view.knows_agent(lane, w.agent, 1 << w.lane, w.epoch))
 }
 
 fn each_lane(mut lanes: u32) -> impl Iterator<Item = usize> {
@@ -347,7 +367,7 @@ impl Record {
 /// needs a proxy fence after a thread's read: on an H200, a TMA copy overtook an `ldmatrix` whose warp had
 /// already arrived on the mbarrier for which the copy waited.
 fn read_unordered(r: &Record, agent: Agent, a: &Access) -> u32 {
-    if r.epoch == 0 || exempt(r.strength, a.strength, a.view.reach(agent)) {
+    if r.epoch == 0 || r.exempt(agent, a) {
         return 0;
     }
     let lane = a.lanes.trailing_zeros() as usize;
