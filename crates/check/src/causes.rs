@@ -198,43 +198,39 @@ fn cure_in_triton(hazard: &Hazard) -> Option<&'static str> {
     }
 }
 
+/// Words of the messages about barriers, and the cure of each. The first words that occur in a message count.
+const BARRIER_CURES: [(&str, &str); 13] = [
+    ("does not exist", "use one of the barriers 0 to 15"),
+    ("multiple of 32", "count whole warps: give the barrier a multiple of 32 threads that is not 0"),
+    ("different thread counts", "give every warp that uses the barrier the same thread count"),
+    ("different operations", "use another barrier for the reduction, or the same reduction in every warp"),
+    (
+        "with the state of phase",
+        "wait with the state of the latest arrival before the mbarrier moves on by two phases",
+    ),
+    ("mbarrier", COUNT_ARRIVALS),
+    ("arrivals in one instruction", COUNT_ARRIVALS),
+    ("cluster barrier", "let every thread arrive at the cluster barrier once, and then wait once"),
+    ("fewer than four warps", "launch whole warpgroups: a multiple of 128 threads"),
+    ("differ between threads", SAME_OPERANDS),
+    ("differs from that of lane", SAME_OPERANDS),
+    (
+        "include the lane itself",
+        "name in the member mask every lane that executes the instruction, and no other",
+    ),
+    ("setmaxnreg", "let all warps of the warpgroup execute the same setmaxnreg instructions"),
+];
+const COUNT_ARRIVALS: &str =
+    "initialise the mbarrier for the number of arrivals of a phase, and let exactly these arrive";
+const SAME_OPERANDS: &str = "give all threads of the warp the same operands";
+
 /// A barrier is fixed by its operands, or by its place if all threads must execute it.
 fn cure_of_barrier(hazard: &Hazard) -> &'static str {
-    let says = |word: &str| hazard.message.contains(word);
-    if says("does not exist") {
-        return "use one of the barriers 0 to 15";
-    }
-    if says("multiple of 32") {
-        return "count whole warps: give the barrier a multiple of 32 threads that is not 0";
-    }
-    if says("different thread counts") {
-        return "give every warp that uses the barrier the same thread count";
-    }
-    if says("different operations") {
-        return "use another barrier for the reduction, or the same reduction in every warp";
-    }
-    if says("with the state of phase") {
-        return "wait with the state of the latest arrival before the mbarrier moves on by two phases";
-    }
-    if says("mbarrier") || says("arrivals in one instruction") {
-        return "initialise the mbarrier for the number of arrivals of a phase, and let exactly these arrive";
-    }
-    if says("cluster barrier") {
-        return "let every thread arrive at the cluster barrier once, and then wait once";
-    }
-    if says("fewer than four warps") {
-        return "launch whole warpgroups: a multiple of 128 threads";
-    }
-    if says("differ between threads") || says("differs from that of lane") {
-        return "give all threads of the warp the same operands";
-    }
-    if says("member mask") && says("itself") {
-        return "name in the member mask every lane that executes the instruction, and no other";
-    }
-    if says("setmaxnreg") {
-        return "let all warps of the warpgroup execute the same setmaxnreg instructions";
-    }
-    "move the barrier out of the branch, so that every thread of the CTA reaches the same one"
+    let named = BARRIER_CURES.iter().find(|(words, _)| hazard.message.contains(words));
+    named.map_or(
+        "move the barrier out of the branch, so that every thread of the CTA reaches the same one",
+        |(_, cure)| cure,
+    )
 }
 
 /// A race is fixed by an operation that orders the two threads, or by a wait for the asynchronous operation.

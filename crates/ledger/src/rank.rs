@@ -224,7 +224,8 @@ impl Ledger {
         let sql = format!(
             "{MEASUREMENT} WHERE trial <> 'microbench' AND problem = (SELECT id FROM problem WHERE shape = ?2)
                AND candidate IN (SELECT s.candidate FROM standing s WHERE s.run = ?1
-                 AND s.problem = (SELECT id FROM problem WHERE shape = ?2) AND s.arm = ?3 AND s.grade > 0 AND s.us IS NOT NULL AND {})",
+                 AND s.problem = (SELECT id FROM problem WHERE shape = ?2) AND s.arm = ?3
+                 AND s.grade > 0 AND s.us IS NOT NULL AND {})",
             sound()
         );
         let mut floors = Vec::new();

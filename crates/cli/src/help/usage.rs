@@ -72,7 +72,7 @@ pub fn words(error: &clap::Error) -> Option<String> {
         },
         (_, Some(source)) => {
             let source = source.to_string();
-            // Errors of the libraries name the argument in words: `invalid value 'x' for dtype: expected …`.
+            // The libraries' errors name the argument in words: `invalid value 'x' for dtype: expected f16`.
             let named = source.strip_prefix("invalid value ").and_then(|rest| rest.split_once(": expected "));
             match (source.strip_prefix("expected ").or(named.map(|(_, expected)| expected)), source.as_str())
             {

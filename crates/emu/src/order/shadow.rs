@@ -75,7 +75,7 @@ pub(super) struct Write {
     pub(super) beside: Option<Beside>,
 }
 
-/// What the writes of a granule other than the last weak one have in common.
+/// The lowest strength and the width of all writes of a granule except the last weak one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Beside {
     /// The lowest strength; weak if the widths differ.
