@@ -4,13 +4,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bench::suites;
-use clap::{ArgGroup, Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use problem::{Band, DTypes};
 
+mod evolve;
+mod forecast;
 mod kernel;
 mod plans;
 mod run;
 
+pub use evolve::Evolve;
+pub use forecast::{
+    ForecastAdd, ForecastCommand, ForecastList, ForecastOutcome, ForecastRecalibrate, ForecastScore,
+};
 pub use kernel::{Check, Compiling, Explain, Stated};
 pub use plans::{PlansAdd, PlansCheck, PlansClear, PlansCommand, PlansList};
 pub use run::Run;
@@ -364,102 +370,6 @@ pub struct Topk {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum ForecastCommand {
-    /// Add a forecast and print its number
-    Add(ForecastAdd),
-    /// Record the measured time of a forecast
-    Outcome(ForecastOutcome),
-    /// List the forecasts of people, newest first
-    List(ForecastList),
-    /// Score each author with measured forecasts: bias, coverage of the interval, rank correlation, error
-    Score(ForecastScore),
-    /// Correct an author's forecasts: fit a map to the older half of the measured ones, and test it on the
-    /// newer half. A map that helps is kept and applied to later forecasts of the time model
-    Recalibrate(ForecastRecalibrate),
-}
-
-#[derive(Debug, Args)]
-#[command(group = ArgGroup::new("of what").args(["device", "candidate"]).required(true))]
-pub struct ForecastAdd {
-    /// The idea in words
-    pub hypothesis: String,
-    /// Name of the person who makes the forecast
-    #[arg(long, value_name = "NAME")]
-    pub author: String,
-    /// Device: cpu or cuda (of this machine), or a name, such as h200
-    #[arg(long)]
-    pub device: Option<String>,
-    #[arg(long, help = shape_help("The problem"))]
-    pub problem: Option<String>,
-    /// Candidate of the ledger, on its own device and problem; its measurement is the outcome
-    #[arg(long, value_parser = whole::<i64>, value_name = "N", conflicts_with_all = ["device", "problem"])]
-    pub candidate: Option<i64>,
-    /// Expected time, µs
-    #[arg(long, value_parser = number::<f64>)]
-    pub us: f64,
-    /// Lower end of the expected interval, µs; default: 10 % below --us
-    #[arg(long, value_parser = number::<f64>, value_name = "US")]
-    pub low: Option<f64>,
-    /// Upper end of the expected interval, µs; default: 10 % above --us
-    #[arg(long, value_parser = number::<f64>, value_name = "US")]
-    pub high: Option<f64>,
-    #[arg(from_global)]
-    pub json: bool,
-    #[command(flatten)]
-    pub ledger: LedgerFile,
-}
-
-#[derive(Debug, Args)]
-pub struct ForecastOutcome {
-    /// Number of the forecast
-    #[arg(value_parser = whole::<i64>)]
-    pub forecast: i64,
-    /// Measured time, µs
-    #[arg(long, value_parser = number::<f64>)]
-    pub us: f64,
-    /// A note to keep with the outcome
-    #[arg(long, default_value = "")]
-    pub note: String,
-    #[arg(from_global)]
-    pub json: bool,
-    #[command(flatten)]
-    pub ledger: LedgerFile,
-}
-
-#[derive(Debug, Args)]
-pub struct ForecastList {
-    /// Number of forecasts to list
-    #[arg(short, value_name = "N", default_value_t = 50, value_parser = positive::<usize>)]
-    pub n: usize,
-    #[arg(from_global)]
-    pub json: bool,
-    #[command(flatten)]
-    pub ledger: LedgerFile,
-}
-
-#[derive(Debug, Args)]
-pub struct ForecastScore {
-    #[arg(from_global)]
-    pub json: bool,
-    #[command(flatten)]
-    pub ledger: LedgerFile,
-}
-
-#[derive(Debug, Args)]
-pub struct ForecastRecalibrate {
-    /// Author of the forecasts
-    #[arg(long, value_name = "NAME", default_value = "model")]
-    pub author: String,
-    /// Device: cpu or cuda (of this machine), or a name or words of a name, such as h200
-    #[arg(long)]
-    pub device: String,
-    #[arg(from_global)]
-    pub json: bool,
-    #[command(flatten)]
-    pub ledger: LedgerFile,
-}
-
-#[derive(Debug, Subcommand)]
 pub enum LedgerCommand {
     /// Write all facts: to FILE.jsonl as one JSON object per line, or with --parquet to a folder as one file
     /// per table
@@ -528,96 +438,6 @@ pub struct Serve {
     /// Address to listen at; anyone who can reach it can read the ledger
     #[arg(long, value_parser = address, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub bind: std::net::IpAddr,
-}
-
-#[derive(Debug, Args)]
-pub struct Evolve {
-    /// Device: cpu, cuda or cuda:N (measured on this machine), or h200, h100, a100, l4, rtx4090 (predicted)
-    #[arg(long, default_value = "cpu")]
-    pub device: String,
-    #[arg(long, value_name = "PROBLEM", help = shape_help(
-        "What is to be computed (may be given several times; default: the reference problem, 1,8,512,64,f16)"
-    ))]
-    pub problem: Vec<String>,
-    /// Problem that the search does not see and on which a winner must not lose; repeatable; default: half
-    /// and twice the length of each problem on a GPU, none on a CPU, whose plans serve their own problem only
-    #[arg(long, value_name = "PROBLEM")]
-    pub held_out: Vec<String>,
-    /// Time limit of the search with its races, minutes; default: 2, or none if --candidates is given
-    #[arg(long, value_parser = number::<f64>)]
-    pub minutes: Option<f64>,
-    /// Maximum number of candidates, including random samples
-    #[arg(long, value_name = "N", value_parser = positive::<usize>)]
-    pub candidates: Option<usize>,
-    /// Kind of search: full (from the best of every bound and tile shape, every operator), insight (from the
-    /// best, guided by past gains and by the diagnosis) or free (random changes of the best)
-    #[arg(long, default_value = "full")]
-    pub configuration: String,
-    /// Seed of the random numbers
-    #[arg(long, default_value_t = 1, value_parser = count::<u64>)]
-    pub seed: u64,
-    /// Plan (JSON, as `explain --problem` or `topk` prints it) that is the only starting plan and the
-    /// baseline
-    #[arg(long, value_name = "FILE.json")]
-    pub seed_plan: Option<PathBuf>,
-    /// Use only kernels of this family: mma, wgmma, small_streamed or small_at_once; repeatable
-    #[arg(long, value_name = "NAME")]
-    pub family: Vec<String>,
-    /// Fraction of the candidates that are random samples, a control group that shows what the search gains
-    #[arg(long, value_parser = number::<f64>, value_name = "SHARE", default_value_t = 0.5)]
-    pub random_share: f64,
-    /// Program that proposes kernels: it reads a JSON object on standard input and answers with one (see the
-    /// chapter on proposers in the book)
-    #[arg(long, value_name = "CMD")]
-    pub proposer: Option<String>,
-    /// Run the proposer in a sandbox: no network, few environment variables, a temporary folder to write, and
-    /// read access to the system's programs and libraries and the files that CMD names (see the chapter on
-    /// proposers in the book)
-    #[arg(long, requires = "proposer")]
-    pub proposer_sandbox: bool,
-    /// Environment variable that a proposer in a sandbox may see; repeatable
-    #[arg(long, value_name = "NAME", requires = "proposer_sandbox")]
-    pub proposer_env: Vec<String>,
-    /// File or folder that a proposer in a sandbox may read; repeatable
-    #[arg(long, value_name = "PATH", requires = "proposer_sandbox")]
-    pub proposer_read: Vec<PathBuf>,
-    /// Time of the best library on the first problem, µs, for the advice at the end
-    #[arg(long = "library-us", value_parser = number::<f64>, value_name = "US")]
-    pub peer_us: Option<f64>,
-    /// Use the whole budget, even if no further gain is expected
-    #[arg(long)]
-    pub no_early_stop: bool,
-    /// Continue a run of the ledger with its original settings: the latest unfinished run, or the run of this
-    /// number
-    #[arg(long, value_parser = whole::<i64>, value_name = "RUN", num_args = 0..=1, conflicts_with_all = [
-        "device", "problem", "held_out", "minutes", "candidates", "configuration", "seed", "seed_plan", "family", "random_share",
-        "proposer", "proposer_sandbox", "peer_us", "no_early_stop", "price",
-    ])]
-    pub resume: Option<Option<i64>>,
-    /// Price of an hour of the device
-    #[arg(long, value_parser = number::<f64>, visible_alias = "price-per-hour", value_name = "PRICE")]
-    pub price: Option<f64>,
-    /// Threads that build and check candidates while the device measures; default: all cores but one (with
-    /// --device cpu: one)
-    #[arg(long, value_name = "N", value_parser = positive::<usize>)]
-    pub jobs: Option<usize>,
-    /// CPU: do not keep a promoted plan for `run`, the Rust API and the Python package (see `flashcore
-    /// plans`)
-    #[arg(long)]
-    pub no_keep: bool,
-    /// Append winners to FILE as rows of the table of tuned plans; GPU kernels only
-    #[arg(long, value_name = "FILE.jsonl")]
-    pub promote: Option<PathBuf>,
-    /// Append the report to FILE as a row with its commit; refused unless the commit is known and clean
-    #[arg(long, value_name = "FILE.jsonl")]
-    pub evidence: Option<PathBuf>,
-    #[arg(from_global)]
-    pub json: bool,
-    /// Use the emulator instead of a GPU, with times from the time model, to test the search
-    #[arg(long, hide = true)]
-    pub emulator: bool,
-    #[command(flatten)]
-    pub ledger: LedgerFile,
 }
 
 /// The help of an option that takes a problem: its purpose, then the notation.

@@ -3,6 +3,7 @@
 mod cli;
 mod cuda;
 mod evolve;
+mod explain;
 mod folder;
 mod hostile;
 mod microbench;
