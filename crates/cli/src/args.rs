@@ -8,15 +8,12 @@ use clap::{Args, Parser, Subcommand};
 use problem::{Band, DTypes};
 
 mod evolve;
-mod forecast;
+pub mod forecast;
 mod kernel;
 mod plans;
 mod run;
 
 pub use evolve::Evolve;
-pub use forecast::{
-    ForecastAdd, ForecastCommand, ForecastList, ForecastOutcome, ForecastRecalibrate, ForecastScore,
-};
 pub use kernel::{Check, Compiling, Explain, Stated};
 pub use plans::{PlansAdd, PlansCheck, PlansClear, PlansCommand, PlansList};
 pub use run::Run;
@@ -116,7 +113,7 @@ pub enum Command {
     /// Record the time that an idea is expected to give, and score the forecasts of people and of the time
     /// model
     #[command(subcommand)]
-    Forecast(ForecastCommand),
+    Forecast(forecast::ForecastCommand),
     /// Export the facts of a ledger, check it, or list its runs
     #[command(subcommand)]
     Ledger(LedgerCommand),

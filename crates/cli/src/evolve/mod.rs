@@ -8,7 +8,7 @@ use std::path::Path;
 
 use bench::provenance::iso8601_now;
 use cpu::kept::KeptPlan;
-use evolve::{Evolution, Promoted, Report};
+use evolve::{Cases, Evolution, Promoted, Report};
 use host::store::{self, append_line};
 use ledger::CandidateId;
 use serde_json::{Value, json};
@@ -36,7 +36,11 @@ pub fn evolve(args: &Evolve) -> Result<Status, CliError> {
     let (report, going_on) = (evolution.report(), drive::how_to_go_on(&evolution));
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
-        out.json("evolve", &json!(report)).map_err(CliError::from)
+        let schema = match report.cases {
+            Cases::One(_) => "evolve",
+            Cases::Several { .. } => "evolve-several",
+        };
+        out.json(schema, &json!(report)).map_err(CliError::from)
     } else {
         print::print(&mut out, &report)
     })?;

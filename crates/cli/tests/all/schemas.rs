@@ -141,6 +141,9 @@ fn every_output_fits_its_schema() {
     held.run(&folder, "bench", &["bench", "--problem", SMALL, "--seconds", "0.05"]);
     held.run(&folder, "microbench", &["lab", "microbench", "--emulator", "--only", "fma chain"]);
     held.run(&folder, "evolve", &["evolve", "--device", "h200", "--problem", SMALL, "--candidates", "8"]);
+    let several = ["evolve", "--device", "h200", "--problem", SMALL, "--problem", "1,1,32,16,f16"];
+    let several = [&several[..], &["--candidates", "4", "--ledger", "several.ledger"]].concat();
+    held.run(&folder, "evolve-several", &several);
     held.run(&folder, "report", &["report"]);
     held.run(&folder, "topk", &["topk", "--problem", SMALL, "--device", "h200"]);
     held.run(&folder, "ledger-runs", &["ledger", "runs"]);

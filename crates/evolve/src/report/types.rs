@@ -1,4 +1,5 @@
-//! The types of a run's report. Its JSON has the schema `docs/src/reference/schemas/evolve.json`.
+//! The types of a run's report. Its JSON has the schema `evolve.json` or, for several problems,
+//! `evolve-several.json` in `docs/src/reference/schemas`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
