@@ -8,7 +8,7 @@ use bench::provenance::Provenance;
 use bench::{
     Entrant, Identity, Mode, RaceError, RaceInputs, Reading, Rules, Slot, Stage, Timing, Work, race,
 };
-use check::values::{Inputs, Values};
+use judge::values::{Inputs, Values};
 use problem::{DType, Problem};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

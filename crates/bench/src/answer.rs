@@ -14,10 +14,10 @@ use rayon::prelude::*;
 
 use super::Origin;
 use super::fault::Fault;
-use check::gate::References;
-use check::gate::judge::ErrorFigures;
-use check::operands::OtherInputs;
-use check::values::{Inputs, Values};
+use judge::operands::OtherInputs;
+use judge::outputs::ErrorFigures;
+use judge::outputs::References;
+use judge::values::{Inputs, Values};
 
 /// The problem with all tensors dense as `[batch, head, row, dim]`. Inputs are drawn and outputs are judged
 /// in this order.

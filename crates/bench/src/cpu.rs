@@ -10,8 +10,8 @@ use super::race::{Race, RaceError, RaceInputs, Rules, race as run};
 use super::sensors::Reading;
 use super::stage::{Entrant, Mode, Origin, Slot, Stage, Timing, Work};
 use super::torch::{Torch, TorchError};
-use check::operands::OtherInputs;
-use check::values::{Inputs, Values};
+use judge::operands::OtherInputs;
+use judge::values::{Inputs, Values};
 
 /// Why a race on the CPU did not take place or does not count.
 #[derive(Debug, thiserror::Error)]

@@ -17,7 +17,7 @@ use super::sensors::{Reading, Sensors};
 use super::stage::{Entrant, Slot, Stage, Timing, Work};
 use crate::provenance::hash;
 use check::launchfile::{Bound, Role};
-use check::values::{Inputs, Values};
+use judge::values::{Inputs, Values};
 
 /// Why a kernel or a library cannot race.
 #[derive(Debug, thiserror::Error)]

@@ -25,7 +25,7 @@ use super::schedule::{is_looked_at, middle, palindrome};
 use super::sensors::Reading;
 use super::stage::{Entrant, Mode, Origin, Slot, Stage, Timing, Work};
 use super::statistics::{Comparison, compare, control, interval, median, quantile};
-use check::gate::judge::ErrorFigures;
+use judge::outputs::ErrorFigures;
 
 /// Inputs of a race with the oracle's outputs: an initial set, and one for each round with new values.
 pub struct RaceInputs {

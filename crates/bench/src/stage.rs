@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::sensors::Reading;
-use check::values::{Inputs, Values};
+use judge::values::{Inputs, Values};
 
 /// The state of the device before the timed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -10,9 +10,9 @@ use problem::{Band, Problem, Tensor};
 use serde::Deserialize;
 use serde_json::json;
 
-use check::values::{Inputs, Values};
 use host::store::Scratch;
 use host::tools::python;
+use judge::values::{Inputs, Values};
 
 /// Why PyTorch cannot race.
 #[derive(Debug, thiserror::Error)]

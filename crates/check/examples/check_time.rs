@@ -7,8 +7,9 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use flashcore_check::gate::{Feed, Settings, bind, check_kernel, inputs::Style};
+use flashcore_check::gate::{Feed, Settings, bind, check_kernel};
 use flashcore_check::launchfile::{Bound, LaunchSpec};
+use judge::inputs::Style;
 use kernels::forward::{mma::MmaPlan, wgmma::WgmmaPlan};
 use kernels::{Arch, Plan};
 use problem::{DType, Problem};

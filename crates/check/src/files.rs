@@ -10,8 +10,8 @@ use ptx::quote;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 
-use crate::values::Values;
 use host::store::{self, StoreError};
+use judge::values::Values;
 
 /// A dense tensor in C order.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,7 +10,7 @@
 //! - [`sources`] and [`names`]: source lines behind PTX lines, and readable C++ names.
 //! - [`forecast`]: predicted times of plans, and their quality.
 //! - [`accuracy`]: the error of 8-bit attention over the number of keys.
-//! - [`values`] and [`files`]: tensors in host memory and in files; [`numbers`]: arrays of any type in files.
+//! - [`files`]: tensors in files; [`numbers`]: arrays of any type in files.
 
 pub mod accuracy;
 pub mod causes;
@@ -22,8 +22,6 @@ pub mod genes;
 pub mod launchfile;
 pub mod names;
 pub mod numbers;
-pub mod operands;
 pub mod reference;
 pub mod sources;
 pub mod study;
-pub mod values;

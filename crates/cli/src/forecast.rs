@@ -14,7 +14,7 @@ use predict::Gpu;
 use serde_json::json;
 
 use crate::args::forecast::{
-    ForecastAdd, ForecastCommand, ForecastList, ForecastOutcome, ForecastRecalibrate, ForecastScore,
+    self as args, ForecastAdd, ForecastCommand, ForecastList, ForecastRecalibrate, ForecastScore,
 };
 use crate::error::CliError;
 use crate::topk::device_name;
@@ -118,7 +118,7 @@ fn common_name(ledger: &Ledger, name: String) -> Result<String, CliError> {
     }
 }
 
-fn outcome(args: &ForecastOutcome) -> Result<Status, CliError> {
+fn outcome(args: &args::ForecastOutcome) -> Result<Status, CliError> {
     positive("--us", args.us)?;
     let outcome = ForecastOutcome { forecast: args.forecast, us: args.us, note: args.note.clone() };
     let ledger = Ledger::open_existing(&args.ledger.path)?;

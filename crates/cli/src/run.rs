@@ -5,10 +5,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use check::files::{Tensor, encode, load, parse};
-use check::operands::OtherInputs;
-use check::values::{Inputs, Values};
 use cpu::kept::{self, Choice};
 use host::store;
+use judge::operands::OtherInputs;
+use judge::values::{Inputs, Values};
 use problem::{Band, DType, DTypes, Layout, Problem, Score};
 use serde_json::json;
 

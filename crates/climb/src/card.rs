@@ -3,10 +3,10 @@
 use bench::gpu::{Workbench, WorkbenchError};
 use bench::schedule::palindrome;
 use bench::{median, quantile};
-use check::gate::inputs::Style;
-use check::gate::judge::ErrorFigures;
 use check::gate::{Feed, GateError};
 use check::launchfile::Bound;
+use judge::inputs::Style;
+use judge::outputs::ErrorFigures;
 
 /// A device that runs and times kernels: a GPU, or a substitute in a test. Kernels are known by number, in
 /// the order of preparation.

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::time::Instant;
 
 use check::launchfile::{Bound, Role};
-use check::values::Values;
 use driver::{
     Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Resources,
     Stream,
@@ -12,6 +11,7 @@ use driver::{
 use flashcore_bench::provenance::Provenance;
 use flashcore_bench::{Answer, Origin, median, problem_json, quantile, suites};
 use host::store::append_line;
+use judge::values::Values;
 use kernels::{Arch, Operand, Plan, emit};
 use problem::Tensor;
 use serde_json::json;

@@ -1,12 +1,12 @@
 //! Checks of results against the oracle, of the interface on host slices, of rejected input, and of a
 //! kernel's fault.
 
-use check::gate::inputs::{Style, draw};
-use check::values::Values;
 use driver::{Buffer, DeviceSlice, DriverError, Expect, Function, Stream};
 use flashcore::gpu::Gpu;
 use flashcore::{AttentionError, Device, Layout, Strides, TensorView, TensorViewMut, attention};
 use half::f16;
+use judge::inputs::{Style, draw};
+use judge::values::Values;
 use kernels::Plan;
 use problem::{Band, DType, Problem};
 use ptx::{Arg, Builder, Dim3, Kernel, Launch, Machine};

@@ -33,7 +33,7 @@ pub fn first() -> Outcome {
     let prepared = gpu.prepare(&problem.clone().with_lse(true), None)?;
     let prepare_ms = ms(created);
     let paused = Instant::now();
-    let inputs = check::gate::inputs::draw(&problem, check::gate::inputs::Style::Normal, 1);
+    let inputs = judge::inputs::draw(&problem, judge::inputs::Style::Normal, 1);
     // Drawing random numbers is not part of the library's time.
     let drawing = ms(paused);
     let stream = Stream::new(&context)?;

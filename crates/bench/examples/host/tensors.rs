@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use check::gate::References;
-use check::gate::inputs::{Style, draw};
-use check::gate::judge::ErrorFigures;
-use check::values::{Inputs, Values};
 use driver::{Buffer, Context, DeviceSlice, Stream};
 use flashcore::gpu::Prepared;
+use judge::inputs::{Style, draw};
+use judge::outputs::ErrorFigures;
+use judge::outputs::References;
+use judge::values::{Inputs, Values};
 use problem::{Problem, Tensor};
 
 use crate::{Outcome, ensure};

@@ -2,11 +2,11 @@
 
 use std::convert::Infallible;
 
-use check::values::{Inputs, Values};
 use cpu::CpuPlan;
 use flashcore_bench::{
     Entrant, Mode, Origin, Race, RaceInputs, Reading, Rules, Slot, Stage, Timing, Work, race,
 };
+use judge::values::{Inputs, Values};
 use problem::{DType, Problem};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

@@ -2,11 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use check::values::Values;
 use flashcore_bench::schedule::palindrome;
 use flashcore_bench::{
     Entrant, Fault, Mode, NotOurs, Origin, Peaks, Race, Rules, SUSTAINED_US, SpeedVerdict, median, race,
 };
+use judge::values::Values;
 use problem::DType;
 
 use crate::device::{CALLS, COLD_US, Device, Host, WARM_US, World, against, honest, problem, race_on};

@@ -16,11 +16,11 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use check::gate::inputs::Style;
 use check::gate::{GateError, Settings};
 use check::launchfile::LaunchSpec;
 use check::study::study;
 use host::panics::{Panic, contain};
+use judge::inputs::Style;
 
 pub use seeds::{kernels, launch_for};
 

@@ -10,9 +10,9 @@ use rand::rngs::SmallRng;
 
 use super::mutate::damage;
 use check::files::{FileError, Tensor, encode, parse};
-use check::operands::OtherInputs;
-use check::values::{Inputs, Values};
 use host::panics::{Panic, contain};
+use judge::operands::OtherInputs;
+use judge::values::{Inputs, Values};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorFile {

@@ -9,10 +9,11 @@ use rayon::prelude::*;
 
 use super::plans::Variant;
 use super::{Check, FEW, Making, Settings};
-use check::gate::inputs::Style;
 use check::gate::torture::{Torture, problems};
-use check::gate::{Feed, References, Verdict, bind, trial};
+use check::gate::{Feed, Verdict, bind, trial};
 use check::launchfile::Bound;
+use judge::inputs::Style;
+use judge::outputs::References;
 
 /// A problem with inputs and references.
 struct Case {

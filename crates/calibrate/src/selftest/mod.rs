@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 
 use bench::provenance::Provenance;
 use check::gate::Verdict;
-use check::gate::inputs::Style;
+use judge::inputs::Style;
 
 /// The extent of a self-test.
 #[derive(Clone, Debug, PartialEq)]

@@ -18,10 +18,10 @@ use tile::{Handout, RowStore, Tail, TileOrder, Turns};
 
 use super::plans::asking;
 use super::{Check, Making, Settings};
-use check::gate::inputs::Style;
 use check::gate::mutate::{Fault, mutant, sites};
 use check::gate::{self, Verdict, bind, check_kernel};
 use check::launchfile::Bound;
+use judge::inputs::Style;
 
 /// Faults that remove ordering. Each of their sites must be needed.
 fn order() -> impl Iterator<Item = Fault> {

@@ -5,9 +5,9 @@ use kernels::{Arch, Operand};
 use problem::Problem;
 
 use super::{Check, FEW, Making, Settings};
-use check::gate::inputs::Style;
 use check::gate::{Feed, bind};
 use check::launchfile::{Bound, Role};
+use judge::inputs::Style;
 
 /// Number of concurrent streams.
 const STREAMS: usize = 4;

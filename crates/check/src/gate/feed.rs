@@ -8,11 +8,11 @@ use oracle::OracleError;
 use problem::{Layout, Problem, Sequence, Tensor};
 
 use super::CheckReport;
-use super::inputs::{Style, draw, rows_of};
-use super::judge::{ErrorFigures, References, dense_rows};
 use super::quantised::{Codes, distance, encode};
 use crate::launchfile::{Bound, Memory, Role, fill};
-use crate::values::{Inputs, Values};
+use judge::inputs::{Style, draw, rows_of};
+use judge::outputs::{ErrorFigures, References, dense_rows};
+use judge::values::{Inputs, Values};
 
 /// The buffers before a run on normal draws. Outputs hold a NaN pattern.
 pub fn contents(bound: &Bound, seed: u64) -> Vec<Vec<u8>> {

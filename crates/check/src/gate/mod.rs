@@ -11,8 +11,6 @@
 
 mod coverage;
 mod feed;
-pub mod inputs;
-pub mod judge;
 mod mutants;
 pub mod mutate;
 mod quantised;
@@ -28,7 +26,6 @@ mod watch;
 
 pub use coverage::Coverage;
 pub use feed::{Feed, contents};
-pub use judge::{References, dense_rows};
 pub use mutants::{Fate, Mutant, check_mutants};
 pub use report::{CheckReport, HazardRow, Recorded, Verdict};
 pub use run::{GateError, Settings, check_family, check_kernel, check_watched};

@@ -7,13 +7,13 @@ use ptx::{Kernel, Statement};
 use serde::Serialize;
 
 use super::feed::Feed;
-use super::inputs::Style;
 use super::mutate::{Fault, mutant, sites, witness};
 use super::repeat::{difference, outputs};
 use super::run::{GateError, Settings, check_watched, run_steps};
 use super::{CheckReport, Verdict, Watch};
 use crate::launchfile::Bound;
 use emu::{EmuError, HazardKind, Options};
+use judge::inputs::Style;
 
 /// Sites that are looked at for each mutant that is asked for: at some of them a fault has no effect.
 const SITES: usize = 4;

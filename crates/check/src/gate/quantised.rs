@@ -4,7 +4,7 @@
 use kernels::ladder::{dequantise, quantise};
 use problem::Problem;
 
-use crate::values::{Inputs, Values};
+use judge::values::{Inputs, Values};
 
 /// Quantised inputs.
 pub(super) struct Codes {

@@ -8,9 +8,9 @@ use predict::Gpu;
 use predict::resources::{Resources, occupancy};
 use serde::{Deserialize, Serialize};
 
-use super::judge::ErrorFigures;
 use super::{Coverage, Sample};
 use crate::reference::Judgement;
+use judge::outputs::ErrorFigures;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -11,11 +11,11 @@ use problem::{Problem, Tensor};
 use ptx::{Access, BarKind, Kernel, Launch, Op, Space, Statement};
 
 use super::feed::{Feed, lse_rows, row_ranges};
-use super::inputs::Style;
 use super::sampler::{Next, Sampler};
 use super::{CheckReport, Coverage, Verdict, Watch, repeat, residency};
 use crate::launchfile::{Bound, Init, Memory, Role};
 use crate::reference::ReferenceError;
+use judge::inputs::Style;
 
 /// Default limit of warp instructions per CTA, equivalent to ten seconds or more.
 const STEP_LIMIT: u64 = 50_000_000;

@@ -1,4 +1,4 @@
-//! Problems whose shape, strides or mask make faulty kernels fail. [`Style`](super::inputs::Style) has the
+//! Problems whose shape, strides or mask make faulty kernels fail. [`Style`](judge::inputs::Style) has the
 //! difficult values.
 
 use problem::program::library;
@@ -188,9 +188,9 @@ fn with_row_stride(mut problem: Problem, row: i64) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::References;
-    use crate::gate::inputs::{Style, draw};
     use cpu::CpuPlan;
+    use judge::inputs::{Style, draw};
+    use judge::outputs::References;
     use problem::{DType, Tensor};
 
     #[test]
@@ -204,11 +204,11 @@ mod tests {
                 let (_, origin) = problem.span(Tensor::Out).unwrap();
                 let mut dense = Vec::new();
                 let sequences = inputs.others.sequences(&problem);
-                for (span, h, r) in crate::gate::inputs::rows_of(&sequences, Tensor::Out, problem.heads_q) {
+                for (span, h, r) in judge::inputs::rows_of(&sequences, Tensor::Out, problem.heads_q) {
                     let start = origin as i64 + problem.out.offset(span.batch, h, span.start + r);
                     dense.extend((0..64).filter_map(|d| out.get(start as usize + d)).map(f64::from));
                 }
-                let rows = crate::gate::judge::dense_rows(&problem, &sequences);
+                let rows = judge::outputs::dense_rows(&problem, &sequences);
                 let lse: Vec<f64> = rows.into_iter().map(|row| f64::from(lse[row])).collect();
                 let references = References::of(&problem, &inputs).unwrap();
                 let reasons = references.judge(&dense, Some(&lse)).reasons();

@@ -9,10 +9,10 @@ use problem::Problem;
 use ptx::{Access, Arg, Kernel, Machine};
 
 use super::feed::Feed;
-use super::judge::{ErrorFigures, References};
 use super::run::must_write;
 use super::{CheckReport, Verdict};
 use crate::launchfile::{Bound, Role};
+use judge::outputs::{ErrorFigures, References};
 
 /// Bytes of a guard: more than a tile's row, and a multiple of every alignment.
 const GUARD: usize = 4096;
@@ -202,7 +202,7 @@ mod tests {
     use ptx::Dim3;
 
     use super::*;
-    use crate::gate::inputs::Style;
+    use judge::inputs::Style;
 
     fn emulator() -> Emulator {
         Emulator::new(Options {

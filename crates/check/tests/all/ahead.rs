@@ -3,8 +3,8 @@
 use crate::common::{self, SMALL, plain_wgmma};
 use attend::Tiles;
 use emu::Schedule;
-use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::{Settings, bind, check_kernel};
+use judge::inputs::Style;
 use kernels::Plan;
 use kernels::forward::wgmma::{Diagonal, Rescaling, Tables, WgmmaPlan};
 use problem::program::library as lib;

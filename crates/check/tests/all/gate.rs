@@ -4,10 +4,10 @@
 use crate::common::small_tiles;
 use attend::{Rescale, Sums};
 use emu::Schedule;
-use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::mutate::{Fault, mutant, sites};
 use flashcore_check::gate::{CheckReport, Settings, Verdict, check_family, check_kernel, torture};
 use flashcore_check::launchfile::Bound;
+use judge::inputs::Style;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::{AtOncePlan, Merge, StreamedPlan};
 use kernels::forward::wgmma::{Ends, Rescaling, WgmmaPlan};

@@ -7,8 +7,8 @@ use flashcore_check::files::{self, Tensor};
 use flashcore_check::gate::{CheckReport, Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::{LaunchError, LaunchSpec};
 use flashcore_check::numbers::Numbers;
-use flashcore_check::values::Values;
 use host::store::Scratch;
+use judge::values::Values;
 use ptx::Verified;
 
 const HEAD: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";

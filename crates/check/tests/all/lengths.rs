@@ -2,9 +2,9 @@
 //! start from the wrong place fail. No array contents lead a kernel outside its tensors.
 
 use emu::{Buffer, HazardKind, Options};
-use flashcore_check::gate::inputs::{Style, draw};
 use flashcore_check::gate::{Feed, Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::{Bound, Role};
+use judge::inputs::{Style, draw};
 use kernels::{Arch, Family, LengthArray, Operand, Plan};
 use problem::{Band, Corner, DType, Layout, Problem, SideLengths, Tensor};
 use serde_json::{Value, json};

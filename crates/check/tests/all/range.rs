@@ -2,9 +2,9 @@
 //! moves probabilities out of the useful range of their type.
 
 use emu::Schedule;
-use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::{CheckReport, Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::Bound;
+use judge::inputs::Style;
 use kernels::{Arch, Family, Plan};
 use problem::{DType, Layout, Problem};
 use ptx::Kernel;

@@ -4,11 +4,11 @@
 use crate::common::{half_of_torture_passes, passes, plain_mma};
 use attend::Order;
 use emu::{Emulator, Options, Schedule};
-use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::mutate::{Fault, mutant, sites};
 use flashcore_check::gate::{Feed, Settings, Verdict, bind, check_kernel, torture, trial};
 use flashcore_check::launchfile::{Bound, Role};
 use flashcore_check::{forecast, study};
+use judge::inputs::Style;
 use kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use kernels::select::{self, TunedTable};
 use kernels::{Arch, KernelError, Plan};

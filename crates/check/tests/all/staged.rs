@@ -3,9 +3,9 @@
 use crate::common::{self, SMALL, plain_wgmma};
 use attend::{Packing, Tiles};
 use emu::{HazardKind, Schedule};
-use flashcore_check::gate::inputs::Style;
 use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::Bound;
+use judge::inputs::Style;
 use kernels::Plan;
 use kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Share, Tables, WgmmaPlan};
 use problem::program::library as lib;

@@ -501,7 +501,7 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
     let folder = Folder::new("run");
     let tensor = |shape: [usize; 4]| {
         let count: usize = shape.iter().product();
-        let values = check::values::Values::F32((0..count).map(|i| (i % 7) as f32 / 7.0).collect());
+        let values = judge::values::Values::F32((0..count).map(|i| (i % 7) as f32 / 7.0).collect());
         check::files::Tensor { values, shape: shape.to_vec() }
     };
     let save = |name: &str, tensors: &[(&str, [usize; 4])]| {
@@ -524,7 +524,7 @@ fn run_computes_attention_on_files_and_leaves_no_half_of_one() {
     types.insert(
         "k".into(),
         check::files::Tensor {
-            values: check::values::Values::round(problem::DType::F16, &[0.5; 16]),
+            values: judge::values::Values::round(problem::DType::F16, &[0.5; 16]),
             shape: vec![1, 1, 2, 8],
         },
     );

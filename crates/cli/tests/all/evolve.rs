@@ -291,8 +291,8 @@ fn a_run_that_is_killed_loses_nothing() {
     assert_eq!(ledger.runs().unwrap().len(), 1);
 }
 
-/// Starts a search, waits for its first line of progress, presses Ctrl-C `presses` times, and returns the exit
-/// code and the text on standard error.
+/// Starts a search, waits for its first line of progress, presses Ctrl-C `presses` times, and returns the
+/// exit code and the text on standard error.
 #[cfg(unix)]
 fn interrupted(presses: u32, ledger: &str) -> (Option<i32>, String) {
     use std::io::{BufRead as _, BufReader, Read as _};

@@ -139,7 +139,7 @@ fn byte_order_marks_are_no_part_of_a_text() {
 #[test]
 fn inputs_are_not_overwritten() {
     let folder = Folder::new("overwrite");
-    let values = || check::values::Values::F32(vec![0.5; 16]);
+    let values = || judge::values::Values::F32(vec![0.5; 16]);
     let tensor = || check::files::Tensor { values: values(), shape: vec![1, 1, 2, 8] };
     let path = folder.0.join("in.safetensors");
     let tensors = ["q", "k", "v"].map(|name| (name.to_owned(), tensor()));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::folder::{Folder, text};
 use check::files::{Tensor, save};
-use check::values::Values;
+use judge::values::Values;
 use problem::DType;
 use serde_json::{Value, json};
 

@@ -169,7 +169,7 @@ fn lists_of_negative_numbers_are_values() {
         "invalid value '-1,3' for --grid: expected one to",
     );
     let tensor = check::files::Tensor {
-        values: check::values::Values::zeros(problem::DType::F32, 4 * 8),
+        values: judge::values::Values::zeros(problem::DType::F32, 4 * 8),
         shape: vec![1, 1, 4, 8],
     };
     let tensors = ["q", "k", "v"].map(|name| (name.to_owned(), tensor.clone())).into();

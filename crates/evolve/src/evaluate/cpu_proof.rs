@@ -6,9 +6,10 @@ use cpu::{CpuError, CpuPlan};
 use oracle::OracleError;
 use problem::{DType, Layout, Problem, Tensor};
 
-use check::gate::inputs::{Style, draw};
-use check::gate::{References, dense_rows, torture};
-use check::values::{Inputs, Values};
+use check::gate::torture;
+use judge::inputs::{Style, draw};
+use judge::outputs::{References, dense_rows};
+use judge::values::{Inputs, Values};
 
 /// Upper limits of the small problem: batches, key heads, query heads per key head, rows and keys. Rows and
 /// keys are not multiples of a block.

@@ -13,7 +13,7 @@ use crate::evaluate::subject::Fault;
 use bench::provenance::built_from;
 use bench::{Entrant, Mode, Race, RaceError, RaceInputs, Reading, Rules, Slot, Stage, Timing, Work, race};
 use check::launchfile::{Bound, Role};
-use check::values::{Inputs, Values};
+use judge::values::{Inputs, Values};
 use ledger::{Environment, Reason, TimeKind};
 
 /// Warp instructions per simulated µs.

@@ -9,11 +9,12 @@ use rayon::prelude::*;
 use super::card::Card;
 use crate::evaluate::subject::Fault;
 use bench::{Answer, Origin, dense};
-use check::gate::inputs::Style;
-use check::gate::judge::ErrorFigures;
-use check::gate::{Feed, Launched, References, Trial, TrialError, launch};
+use check::gate::{Feed, Launched, Trial, TrialError, launch};
 use check::launchfile::{Bound, Role};
-use check::values::Values;
+use judge::inputs::Style;
+use judge::outputs::ErrorFigures;
+use judge::outputs::References;
+use judge::values::Values;
 
 /// Draws of a small problem: normal inputs, inputs whose row max moves along the keys, and outliers.
 const DRAWS: [(Style, u64); 4] =
@@ -71,7 +72,7 @@ impl Gate {
         } else {
             let cases = SEEDS.iter().map(|&seed| {
                 let answer = Answer::draw(problem, seed).map_err(refused)?;
-                let laid = check::values::Inputs {
+                let laid = judge::values::Inputs {
                     q: answer.inputs.q.clone().scatter(problem, Tensor::Q),
                     k: answer.inputs.k.clone().scatter(problem, Tensor::K),
                     v: answer.inputs.v.clone().scatter(problem, Tensor::V),

@@ -2,7 +2,7 @@
 //! takes as many turns as it needs.
 
 use bench::{Reading, Slot, Stage, Timing, Work};
-use check::values::{Inputs, Values};
+use judge::values::{Inputs, Values};
 
 /// A stage that announces each turn while the device is idle.
 pub(super) struct Watched<'a, S> {

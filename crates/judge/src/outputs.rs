@@ -5,7 +5,7 @@ use oracle::{OracleError, Reference};
 use problem::{DType, Problem, Sequence, Tensor};
 use rayon::prelude::*;
 
-use super::inputs::rows_of;
+use crate::inputs::rows_of;
 use crate::values::{Inputs, Values};
 
 /// The errors of an output against the oracle, each with its tolerance.
@@ -411,7 +411,7 @@ fn finite(values: &[f64]) -> impl Iterator<Item = f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::inputs::{Style, draw};
+    use crate::inputs::{Style, draw};
     use cpu::CpuPlan;
     use problem::{Band, DTypes, ScaleLayout, Scales};
 

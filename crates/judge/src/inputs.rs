@@ -188,7 +188,7 @@ fn place_outliers(
 
 /// The rows of a tensor that belong to sequences: the sequence's span, the head and the position in the
 /// sequence, in the order batch entry, head, row.
-pub(super) fn rows_of(
+pub fn rows_of(
     sequences: &[Sequence],
     tensor: Tensor,
     heads: usize,
