@@ -150,11 +150,21 @@ pub(crate) fn gemm_part<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
                 7 if S::TILE_ROWS[VECTORS - 1] >= 7 => {
                     tile::<S, P, A, 7, VECTORS>(s, product, a, b, c, row, k)
                 }
-                6 => tile::<S, P, A, 6, VECTORS>(s, product, a, b, c, row, k),
-                5 => tile::<S, P, A, 5, VECTORS>(s, product, a, b, c, row, k),
-                4 => tile::<S, P, A, 4, VECTORS>(s, product, a, b, c, row, k),
-                3 => tile::<S, P, A, 3, VECTORS>(s, product, a, b, c, row, k),
-                2 => tile::<S, P, A, 2, VECTORS>(s, product, a, b, c, row, k),
+                6 if S::TILE_ROWS[VECTORS - 1] >= 6 => {
+                    tile::<S, P, A, 6, VECTORS>(s, product, a, b, c, row, k)
+                }
+                5 if S::TILE_ROWS[VECTORS - 1] >= 5 => {
+                    tile::<S, P, A, 5, VECTORS>(s, product, a, b, c, row, k)
+                }
+                4 if S::TILE_ROWS[VECTORS - 1] >= 4 => {
+                    tile::<S, P, A, 4, VECTORS>(s, product, a, b, c, row, k)
+                }
+                3 if S::TILE_ROWS[VECTORS - 1] >= 3 => {
+                    tile::<S, P, A, 3, VECTORS>(s, product, a, b, c, row, k)
+                }
+                2 if S::TILE_ROWS[VECTORS - 1] >= 2 => {
+                    tile::<S, P, A, 2, VECTORS>(s, product, a, b, c, row, k)
+                }
                 _ => tile::<S, P, A, 1, VECTORS>(s, product, a, b, c, row, k),
             }
         }
