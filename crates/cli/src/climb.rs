@@ -54,6 +54,9 @@ pub fn climb(args: &args::Climb) -> Result<Status, CliError> {
         }
     })?;
     drop(bar);
+    if !climb.cpu.is_empty() {
+        crate::bench::tell_of_slow_build();
+    }
     store::write(&args.out, report::page(&climb).as_bytes())?;
     let mut out = crate::terminal::out();
     unless_closed(if store::is_standard(&args.out) {

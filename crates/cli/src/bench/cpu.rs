@@ -33,6 +33,7 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
     if args.evidence.is_some() && provenance.commit.is_none() {
         return Err(CliError::Unclean);
     }
+    super::tell_of_slow_build();
     let mut torch = match Torch::start() {
         Ok(torch) => Some(torch),
         Err(error) => {

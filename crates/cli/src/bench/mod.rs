@@ -15,6 +15,7 @@ use crate::args::Bench;
 use crate::device::Device;
 use crate::error::CliError;
 use crate::progress::Progress;
+use crate::terminal::tell;
 use crate::{Status, choice, unless_closed};
 
 pub fn bench(args: &Bench) -> Result<Status, CliError> {
@@ -98,6 +99,13 @@ fn title(problem: &Problem) -> String {
         title += " bshd";
     }
     title
+}
+
+/// Says that CPU kernels are slow in this build, if they are.
+pub fn tell_of_slow_build() {
+    if cfg!(debug_assertions) {
+        tell("CPU kernels are up to three times as fast in a release build (cargo run --release)");
+    }
 }
 
 /// The progress of races. With `--json` no progress is shown.

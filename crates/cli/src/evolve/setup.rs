@@ -292,6 +292,7 @@ fn open(target: Target, args: &Evolve, has_proposer: bool) -> Result<Device, Cli
     match &target {
         Target::Cpu => {
             // One task at a time: other work on the CPU would disturb a timing.
+            crate::bench::tell_of_slow_build();
             let evaluator = CpuEvaluator::new();
             let environment = evaluator.environment();
             let pool = WorkerPool::start(vec![Box::new(evaluator)], vec![Box::new(CpuEvaluator::new())]);
