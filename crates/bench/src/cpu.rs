@@ -3,6 +3,8 @@
 use std::time::Instant;
 
 use cpu::{CpuError, CpuPlan};
+use judge::operands::OtherInputs;
+use judge::values::{Inputs, Values};
 use oracle::OracleError;
 use problem::{DType, Problem, Tensor};
 
@@ -10,8 +12,13 @@ use super::race::{Race, RaceError, RaceInputs, Rules, race as run};
 use super::sensors::Reading;
 use super::stage::{Entrant, Mode, Origin, Slot, Stage, Timing, Work};
 use super::torch::{Torch, TorchError};
-use judge::operands::OtherInputs;
-use judge::values::{Inputs, Values};
+
+/// A note on the times of CPU kernels, in a build with debug assertions.
+pub const SLOW_BUILD: Option<&str> = if cfg!(debug_assertions) {
+    Some("CPU kernels are up to three times as fast in a release build (cargo run --release)")
+} else {
+    None
+};
 
 /// Why a race on the CPU did not take place or does not count.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +53,8 @@ const LEAST_ROUNDS: usize = 8;
 const SAMPLE_US: f64 = 300.0;
 /// Maximum number of calls in a sample.
 const MOST_CALLS: u32 = 1000;
+/// The inputs are copied before a call on new inputs. Calls of 2.5 µs then take 5 µs.
+const COLD_US: f64 = 10.0;
 /// Maximum number of rounds; a busy machine would otherwise need more.
 const MOST_ROUNDS: usize = 200;
 
@@ -100,6 +109,7 @@ fn run_race(
     let rules = Rules {
         least_rounds: LEAST_ROUNDS,
         most_rounds: MOST_ROUNDS,
+        cold_us: COLD_US,
         ..Rules::new(Mode::Warm, seconds, None)
     };
     run(stage, drawn, entrants, &rules).map_err(|error| match error {

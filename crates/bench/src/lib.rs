@@ -25,7 +25,7 @@ mod torch;
 
 pub use self::race::{Measurement, Race, RaceError, RaceInputs, Rules, SUSTAINED_US, Sample, race};
 pub use answer::{Answer, dense};
-pub use cpu::{BenchError, CpuTimer, race as race_cpu, race_plans, suite as suite_cpu};
+pub use cpu::{BenchError, CpuTimer, SLOW_BUILD, race as race_cpu, race_plans, suite as suite_cpu};
 pub use fault::Fault;
 pub use floor::{Floor, Peaks};
 pub use load::{Load, LoadMeter, two_modes};

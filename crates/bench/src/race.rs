@@ -13,6 +13,7 @@
 
 use std::time::Instant;
 
+use judge::outputs::ErrorFigures;
 use oracle::OracleError;
 use problem::Problem;
 use rayon::prelude::*;
@@ -25,7 +26,6 @@ use super::schedule::{is_looked_at, middle, palindrome};
 use super::sensors::Reading;
 use super::stage::{Entrant, Mode, Origin, Slot, Stage, Timing, Work};
 use super::statistics::{Comparison, compare, control, interval, median, quantile};
-use judge::outputs::ErrorFigures;
 
 /// Inputs of a race with the oracle's outputs: an initial set, and one for each round with new values.
 pub struct RaceInputs {
@@ -73,6 +73,9 @@ pub struct Rules {
     pub width: f64,
     /// The device's peaks. Without them no shortest possible time is known.
     pub peaks: Option<Peaks>,
+    /// A call on new inputs may take this much longer than one on repeated inputs, µs, because other work ran
+    /// before it and filled the caches.
+    pub cold_us: f64,
 }
 
 impl Rules {
@@ -89,6 +92,7 @@ impl Rules {
             most_rounds: 60,
             width: 0.002,
             peaks,
+            cold_us: 0.0,
         }
     }
 }
@@ -241,7 +245,8 @@ const FEW: usize = 5;
 /// time of a single call includes the launch and the events, and calls in a batch may overlap, so correct
 /// batches go down to a third.
 const BATCH_PART: f64 = 0.15;
-/// If nearly all times on new inputs exceed all others by this factor, the contestant caches outputs.
+/// If nearly all times on new inputs exceed all others by this factor (and by [`Rules::cold_us`]), the
+/// contestant caches outputs.
 const SEEN_RATIO: f64 = 1.25;
 /// The host's clock may exceed the events' time by this factor plus `HOST_US` µs, because the host sees both
 /// events late.
@@ -483,7 +488,8 @@ impl<'a, S: Stage> Run<'a, S> {
             return Some(Fault::Batched { calls, us, single_us });
         }
         let fresh_us = fresh.iter().copied().fold(f64::INFINITY, f64::min);
-        if fresh_us.is_finite() && fresh_us > SEEN_RATIO * quantile(&times, 0.9) {
+        let cold_us = self.rules.cold_us / f64::from(calls.max(1));
+        if fresh_us.is_finite() && fresh_us > SEEN_RATIO * quantile(&times, 0.9) + cold_us {
             return Some(Fault::FasterOnSeenInputs { fresh_us, seen_us: us });
         }
         None

@@ -306,6 +306,7 @@ pub(super) fn findings(climb: &Climb) -> Markup {
 
 pub(super) fn cpu(climb: &Climb) -> Markup {
     html! {
+        @if let Some(note) = bench::SLOW_BUILD { p.soft { (note) "." } }
         div.scroll { table.short.stacks {
             thead { tr { th { "element type" } th.n { "µs, median" } th.n { "GFLOP/s" } th.n { "error / allowed" } th.n { "samples" } } }
             tbody { @for race in &climb.cpu {

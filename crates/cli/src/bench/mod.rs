@@ -103,8 +103,8 @@ fn title(problem: &Problem) -> String {
 
 /// Says that CPU kernels are slow in this build, if they are.
 pub fn tell_of_slow_build() {
-    if cfg!(debug_assertions) {
-        tell("CPU kernels are up to three times as fast in a release build (cargo run --release)");
+    if let Some(note) = bench::SLOW_BUILD {
+        tell(note);
     }
 }
 
