@@ -693,11 +693,14 @@ import threading, time, torch, flashcore_attn
 q = torch.ones(1, 4096, 8, 64)
 F = flashcore_attn.flash_attn_func
 F(q[:, :256], q[:, :256], q[:, :256])
+entered = threading.Event()
 def replace():
+    entered.wait()
     time.sleep(0.05)
     q.data = torch.empty(0)
 thread = threading.Thread(target=replace)
 thread.start()
+entered.set()
 out = F(q, q, q)
 thread.join()
 print((out - 1).abs().max().item() < 1e-5)

@@ -30,8 +30,8 @@ while read -r line; do
 {\"rejected\":{\"stage\":\"$stage\",\"reason\":\"$1\",\"detail\":\"by $$\"}}}"
     }
     case $line in
-        *HANG*) echo '{"allow":0.3}'; sleep 60;;
-        *SLOW*) echo '{"allow":0.3}'; sleep 0.2; echo '{"allow":0.3}'; sleep 0.2; answer slower;;
+        *HANG*) echo '{"allow":1}'; sleep 60;;
+        *SLOW*) echo '{"allow":1}'; sleep 0.6; echo '{"allow":1}'; sleep 0.6; answer slower;;
         *CRASH*) echo "no more" >&2; kill -9 $$;;
         *LEAVE*) answer budget; exit 0;;
         *LOST*) answer crashed;;
@@ -67,7 +67,7 @@ fn what_ends_a_worker_is_recorded_and_the_next_task_is_done() {
     let mut worker = worker();
     let (_, first) = rejected(&mut worker, "good");
     for (orders, reason, said) in [
-        ("HANG", Reason::Hangs, "sent no outcome within 0.3 s"),
+        ("HANG", Reason::Hangs, "sent no outcome within 1.0 s"),
         ("CRASH", Reason::Crashed, "no more"),
         ("GARBAGE", Reason::Crashed, "no outcome"),
         ("OTHER", Reason::Crashed, "another task"),
@@ -91,7 +91,9 @@ fn a_sound_worker_is_kept_and_one_that_left_is_replaced() {
     assert_eq!(rejected(&mut worker, "SLOW"), (Reason::Slower, first.clone()));
     assert_eq!(rejected(&mut worker, "LEAVE"), (Reason::Budget, first.clone()));
     // The worker ended after its outcome, so no candidate is rejected.
-    std::thread::sleep(Duration::from_millis(100));
+    while matches!(worker.running.as_mut().unwrap().group.ended(), Ok(None)) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let (reason, second) = rejected(&mut worker, "good");
     assert_eq!((reason, worker.started()), (Reason::Plan, 2));
     assert_ne!(first, second);
