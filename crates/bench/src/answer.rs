@@ -6,6 +6,10 @@
 
 use std::ops::Range;
 
+use judge::operands::OtherInputs;
+use judge::outputs::ErrorFigures;
+use judge::outputs::References;
+use judge::values::{Inputs, Values};
 use oracle::{OracleError, Reference};
 use problem::{Band, Corner, KeyRange, Layout, Problem, Score, Tensor};
 use rand::rngs::SmallRng;
@@ -14,10 +18,6 @@ use rayon::prelude::*;
 
 use super::Origin;
 use super::fault::Fault;
-use judge::operands::OtherInputs;
-use judge::outputs::ErrorFigures;
-use judge::outputs::References;
-use judge::values::{Inputs, Values};
 
 /// The problem with all tensors dense as `[batch, head, row, dim]`. Inputs are drawn and outputs are judged
 /// in this order.

@@ -7,6 +7,7 @@ use std::time::Instant;
 use driver::{
     Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream,
 };
+use judge::values::{Inputs, Values};
 use kernels::Operand;
 use problem::{Problem, Tensor};
 use serde_json::Value;
@@ -17,7 +18,6 @@ use super::sensors::{Reading, Sensors};
 use super::stage::{Entrant, Slot, Stage, Timing, Work};
 use crate::provenance::hash;
 use check::launchfile::{Bound, Role};
-use judge::values::{Inputs, Values};
 
 /// Why a kernel or a library cannot race.
 #[derive(Debug, thiserror::Error)]

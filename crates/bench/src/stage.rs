@@ -1,9 +1,9 @@
 //! The device of a race as an interface: a GPU's stream, this machine's CPU, or a simulated device of a test.
 
+use judge::values::{Inputs, Values};
 use serde::Serialize;
 
 use super::sensors::Reading;
-use judge::values::{Inputs, Values};
 
 /// The state of the device before the timed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

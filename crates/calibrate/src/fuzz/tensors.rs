@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use cpu::CpuPlan;
+use judge::operands::OtherInputs;
+use judge::values::{Inputs, Values};
 use problem::{DType, Layout, Problem};
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -11,8 +13,6 @@ use rand::rngs::SmallRng;
 use super::mutate::damage;
 use check::files::{FileError, Tensor, encode, parse};
 use host::panics::{Panic, contain};
-use judge::operands::OtherInputs;
-use judge::values::{Inputs, Values};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorFile {

@@ -1,6 +1,8 @@
 //! Tests of attention kernels on a machine: correct outputs, equal to the emulator's, and reproducible.
 
 use emu::{Checks, Emulator, Options};
+use judge::inputs::Style;
+use judge::outputs::References;
 use kernels::ladder::{Expected, rungs};
 use kernels::{Arch, Plan};
 use problem::{DType, Problem};
@@ -12,8 +14,6 @@ use super::{Check, FEW, Making, Settings};
 use check::gate::torture::{Torture, problems};
 use check::gate::{Feed, Verdict, bind, trial};
 use check::launchfile::Bound;
-use judge::inputs::Style;
-use judge::outputs::References;
 
 /// A problem with inputs and references.
 struct Case {

@@ -8,6 +8,7 @@
 
 use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
 use emu::Schedule;
+use judge::inputs::Style;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::{AtOncePlan, Merge, Requests, RowOrder, Scores, StreamedPlan};
 use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan};
@@ -21,7 +22,6 @@ use super::{Check, Making, Settings};
 use check::gate::mutate::{Fault, mutant, sites};
 use check::gate::{self, Verdict, bind, check_kernel};
 use check::launchfile::Bound;
-use judge::inputs::Style;
 
 /// Faults that remove ordering. Each of their sites must be needed.
 fn order() -> impl Iterator<Item = Fault> {

@@ -1,13 +1,13 @@
 //! One launch runs on several streams at once, in varying order. Its outputs must be bit-identical each time.
 
 use driver::{Buffer, Call, DriverError, Expect, Function, Gpu, Stream};
+use judge::inputs::Style;
 use kernels::{Arch, Operand};
 use problem::Problem;
 
 use super::{Check, FEW, Making, Settings};
 use check::gate::{Feed, bind};
 use check::launchfile::{Bound, Role};
-use judge::inputs::Style;
 
 /// Number of concurrent streams.
 const STREAMS: usize = 4;

@@ -3,6 +3,9 @@
 use std::ops::Range;
 
 use emu::Buffer;
+use judge::inputs::{Style, draw, rows_of};
+use judge::outputs::{ErrorFigures, References, dense_rows};
+use judge::values::{Inputs, Values};
 use kernels::Operand;
 use oracle::OracleError;
 use problem::{Layout, Problem, Sequence, Tensor};
@@ -10,9 +13,6 @@ use problem::{Layout, Problem, Sequence, Tensor};
 use super::CheckReport;
 use super::quantised::{Codes, distance, encode};
 use crate::launchfile::{Bound, Memory, Role, fill};
-use judge::inputs::{Style, draw, rows_of};
-use judge::outputs::{ErrorFigures, References, dense_rows};
-use judge::values::{Inputs, Values};
 
 /// The buffers before a run on normal draws. Outputs hold a NaN pattern.
 pub fn contents(bound: &Bound, seed: u64) -> Vec<Vec<u8>> {

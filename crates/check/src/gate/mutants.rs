@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use judge::inputs::Style;
 use ptx::{Kernel, Statement};
 use serde::Serialize;
 
@@ -13,7 +14,6 @@ use super::run::{GateError, Settings, check_watched, run_steps};
 use super::{CheckReport, Verdict, Watch};
 use crate::launchfile::Bound;
 use emu::{EmuError, HazardKind, Options};
-use judge::inputs::Style;
 
 /// Sites that are looked at for each mutant that is asked for: at some of them a fault has no effect.
 const SITES: usize = 4;

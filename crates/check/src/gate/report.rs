@@ -4,13 +4,13 @@ use std::fmt;
 
 use emu::trace::CtaTrace;
 use emu::{Counters, Hazard, Printed};
+use judge::outputs::ErrorFigures;
 use predict::Gpu;
 use predict::resources::{Resources, occupancy};
 use serde::{Deserialize, Serialize};
 
 use super::{Coverage, Sample};
 use crate::reference::Judgement;
-use judge::outputs::ErrorFigures;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use emu::{Buffer, Counters, EmuError, HazardKind, Options, Placement, Report, Schedule};
+use judge::inputs::Style;
 use kernels::Operand;
 use oracle::OracleError;
 use problem::{Problem, Tensor};
@@ -15,7 +16,6 @@ use super::sampler::{Next, Sampler};
 use super::{CheckReport, Coverage, Verdict, Watch, repeat, residency};
 use crate::launchfile::{Bound, Init, Memory, Role};
 use crate::reference::ReferenceError;
-use judge::inputs::Style;
 
 /// Default limit of warp instructions per CTA, equivalent to ten seconds or more.
 const STEP_LIMIT: u64 = 50_000_000;

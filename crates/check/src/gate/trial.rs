@@ -3,6 +3,7 @@
 //! between two guards, and outputs start as a NaN pattern.
 
 use emu::Buffer;
+use judge::outputs::{ErrorFigures, References};
 use kernels::{Arch, KernelError, Operand, Plan};
 use oracle::OracleError;
 use problem::Problem;
@@ -12,7 +13,6 @@ use super::feed::Feed;
 use super::run::must_write;
 use super::{CheckReport, Verdict};
 use crate::launchfile::{Bound, Role};
-use judge::outputs::{ErrorFigures, References};
 
 /// Bytes of a guard: more than a tile's row, and a multiple of every alignment.
 const GUARD: usize = 4096;

@@ -1,6 +1,7 @@
 //! Tests of the gate on 8-bit inputs: the torture set and the default plans with descale factors in the
 //! family `mma`, and the torture set with descale factors in both families. Some outputs are in f32.
 
+use judge::inputs::Style;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::common::{half_of_torture_passes, passes, plain_mma};
@@ -8,7 +9,6 @@ use attend::Order;
 use emu::Schedule;
 use flashcore_check::gate::torture::Torture;
 use flashcore_check::gate::{Settings, bind, check_kernel, torture};
-use judge::inputs::Style;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::{Arch, Family, Plan};
 use problem::{Band, DTypes, Layout, Problem, ScaleLayout, Scales};

@@ -1,6 +1,7 @@
 //! Tests of the gate with block lists: kernels that visit listed blocks pass for every kind of mask, and
 //! kernels with a wrong list fail.
 
+use judge::inputs::Style;
 use std::cell::Cell;
 
 use crate::common::programs::{FEATURES, Feature, draft};
@@ -9,7 +10,6 @@ use attend::{Order, Packing, Tiles};
 use emu::{Buffer, HazardKind, Options, Schedule};
 use flashcore_check::gate::{Feed, Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::{Bound, Role};
-use judge::inputs::Style;
 use kernels::forward::Visits;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::wgmma::{Ends, Rescaling, WgmmaPlan};

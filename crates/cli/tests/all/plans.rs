@@ -1,10 +1,10 @@
 //! Tests of `flashcore plans`, and of the plans that calls use.
 
+use judge::values::Values;
 use std::collections::BTreeMap;
 
 use crate::folder::{Folder, text};
 use check::files::{Tensor, save};
-use judge::values::Values;
 use problem::DType;
 use serde_json::{Value, json};
 

@@ -3,6 +3,7 @@
 //! a kernel with fewer instructions faster.
 
 use emu::{Buffer, Checks, EmuError, Emulator, HazardKind, Options};
+use judge::values::{Inputs, Values};
 use kernels::{Arch, Operand};
 use problem::{Problem, Tensor};
 use ptx::Kernel;
@@ -13,7 +14,6 @@ use crate::evaluate::subject::Fault;
 use bench::provenance::built_from;
 use bench::{Entrant, Mode, Race, RaceError, RaceInputs, Reading, Rules, Slot, Stage, Timing, Work, race};
 use check::launchfile::{Bound, Role};
-use judge::values::{Inputs, Values};
 use ledger::{Environment, Reason, TimeKind};
 
 /// Warp instructions per simulated µs.

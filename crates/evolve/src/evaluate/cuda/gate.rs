@@ -1,6 +1,10 @@
 //! The gate on a device: checks correct outputs on several draws of inputs, that every output element is
 //! written and nothing else, and that repeated launches give identical bits.
 
+use judge::inputs::Style;
+use judge::outputs::ErrorFigures;
+use judge::outputs::References;
+use judge::values::Values;
 use kernels::Operand;
 use ledger::Reason;
 use problem::{Problem, Tensor};
@@ -11,10 +15,6 @@ use crate::evaluate::subject::Fault;
 use bench::{Answer, Origin, dense};
 use check::gate::{Feed, Launched, Trial, TrialError, launch};
 use check::launchfile::{Bound, Role};
-use judge::inputs::Style;
-use judge::outputs::ErrorFigures;
-use judge::outputs::References;
-use judge::values::Values;
 
 /// Draws of a small problem: normal inputs, inputs whose row max moves along the keys, and outliers.
 const DRAWS: [(Style, u64); 4] =
