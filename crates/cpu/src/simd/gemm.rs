@@ -138,36 +138,19 @@ pub(crate) fn gemm_part<S: Simd, P: Product<S>, A: Lhs, const VECTORS: usize>(
         // Of the heights above 8, only 12 is compiled. The remaining rows follow in the next tile.
         let rows = if (9..12).contains(&rows) { 8 } else { rows };
         let c = (&mut c[row * ldc..], ldc);
-        // SAFETY: the assertions cover every index below (m, k) of the three matrices.
-        unsafe {
-            match rows {
-                12 if S::TILE_ROWS[VECTORS - 1] >= 12 => {
-                    tile::<S, P, A, 12, VECTORS>(s, product, a, b, c, row, k)
+        macro_rules! tile_of {
+            ($($height:literal)*) => {
+                match rows {
+                    // A height that no tile has is not compiled.
+                    $($height if S::TILE_ROWS[VECTORS - 1] >= $height => {
+                        tile::<S, P, A, $height, VECTORS>(s, product, a, b, c, row, k)
+                    })*
+                    _ => tile::<S, P, A, 1, VECTORS>(s, product, a, b, c, row, k),
                 }
-                8 if S::TILE_ROWS[VECTORS - 1] >= 8 => {
-                    tile::<S, P, A, 8, VECTORS>(s, product, a, b, c, row, k)
-                }
-                7 if S::TILE_ROWS[VECTORS - 1] >= 7 => {
-                    tile::<S, P, A, 7, VECTORS>(s, product, a, b, c, row, k)
-                }
-                6 if S::TILE_ROWS[VECTORS - 1] >= 6 => {
-                    tile::<S, P, A, 6, VECTORS>(s, product, a, b, c, row, k)
-                }
-                5 if S::TILE_ROWS[VECTORS - 1] >= 5 => {
-                    tile::<S, P, A, 5, VECTORS>(s, product, a, b, c, row, k)
-                }
-                4 if S::TILE_ROWS[VECTORS - 1] >= 4 => {
-                    tile::<S, P, A, 4, VECTORS>(s, product, a, b, c, row, k)
-                }
-                3 if S::TILE_ROWS[VECTORS - 1] >= 3 => {
-                    tile::<S, P, A, 3, VECTORS>(s, product, a, b, c, row, k)
-                }
-                2 if S::TILE_ROWS[VECTORS - 1] >= 2 => {
-                    tile::<S, P, A, 2, VECTORS>(s, product, a, b, c, row, k)
-                }
-                _ => tile::<S, P, A, 1, VECTORS>(s, product, a, b, c, row, k),
-            }
+            };
         }
+        // SAFETY: the assertions cover every index below (m, k) of the three matrices.
+        unsafe { tile_of!(12 8 7 6 5 4 3 2) };
         row += rows;
     }
 }
