@@ -106,16 +106,25 @@ pub fn interval(values: &[f64]) -> Interval {
         return Interval { middle: trimmed_mean(values), low: f64::NEG_INFINITY, high: f64::INFINITY };
     }
     let block = (n as f64).cbrt().ceil() as usize;
+    // A resample is kept as the number of times that each rank was drawn, so none has to be sorted.
+    let mut order: Vec<usize> = (0..n).collect();
+    order.sort_by(|&i, &j| values[i].total_cmp(&values[j]));
+    let mut ranks = vec![0; n];
+    order.iter().enumerate().for_each(|(rank, &i)| ranks[i] = rank);
+    let sorted: Vec<f64> = order.iter().map(|&i| values[i]).collect();
+    let mut counts = vec![0; n];
     let mut rng = SmallRng::seed_from_u64(1);
     let mut means: Vec<f64> = (0..RESAMPLES)
         .map(|_| {
-            let mut resample = Vec::with_capacity(n + block);
-            while resample.len() < n {
+            counts.fill(0);
+            let mut missing = n;
+            while missing > 0 {
                 let start = rng.random_range(0..n);
-                resample.extend((start..start + block).map(|i| values[i % n]));
+                let drawn = block.min(missing);
+                (start..start + drawn).for_each(|i| counts[ranks[i % n]] += 1);
+                missing -= drawn;
             }
-            resample.truncate(n);
-            trimmed_mean(&resample)
+            trimmed_mean_of_counts(&sorted, &counts)
         })
         .collect();
     means.sort_by(f64::total_cmp);
@@ -156,6 +165,23 @@ pub fn trimmed_mean(values: &[f64]) -> f64 {
     let cut = (TRIM * sorted.len() as f64) as usize;
     let kept = &sorted[cut..sorted.len() - cut];
     kept.iter().sum::<f64>() / kept.len() as f64
+}
+
+/// The trimmed mean of a sample that holds each of the `sorted` values as often as `counts` says.
+fn trimmed_mean_of_counts(sorted: &[f64], counts: &[usize]) -> f64 {
+    let n: usize = counts.iter().sum();
+    let cut = (TRIM * n as f64) as usize;
+    let kept = n - 2 * cut;
+    let (mut below, mut added, mut sum) = (0, 0, 0.0);
+    for (value, count) in sorted.iter().zip(counts) {
+        // How many of these copies lie between the two cuts.
+        let skipped = (*count).min(cut - below);
+        below += skipped;
+        let copies = (count - skipped).min(kept - added);
+        (0..copies).for_each(|_| sum += value);
+        added += copies;
+    }
+    sum / kept as f64
 }
 
 /// The median; NaN for an empty slice.
@@ -237,6 +263,21 @@ mod tests {
             |rng: &mut SmallRng, t: usize| if t / 40 % 2 == 1 { 1.1 } else { 1.0 } * (1.0 + 0.003 * normal(rng));
         assert!(undecided_of_100(steps) >= 95, "steps of the clock");
         assert_eq!(undecided_of_100(|_, _| 1.0), 100, "no noise at all");
+    }
+
+    #[test]
+    fn counts_and_copies_have_one_trimmed_mean() {
+        let mut rng = SmallRng::seed_from_u64(3);
+        for n in 1..40 {
+            let mut sorted: Vec<f64> = (0..n).map(|_| normal(&mut rng)).collect();
+            sorted.sort_by(f64::total_cmp);
+            let mut counts = vec![0; n];
+            (0..n).for_each(|_| counts[rng.random_range(0..n)] += 1);
+            let copies =
+                sorted.iter().zip(&counts).flat_map(|(&value, &count)| std::iter::repeat_n(value, count));
+            let copies: Vec<f64> = copies.collect();
+            assert_eq!(trimmed_mean_of_counts(&sorted, &counts), trimmed_mean(&copies));
+        }
     }
 
     #[test]
