@@ -368,8 +368,8 @@ mod tests {
 
     /// Two-level sums add at most a fifth to the error of rounding P, except if columns of V have a mean:
     /// then the blocks are truncated in one direction. The error of a single accumulator grows with the
-    /// number of keys. At 16k keys it is less than 1 % for normal draws. With a heavy key it is a factor of
-    /// two, because the product of that key makes the accumulator large from the beginning.
+    /// number of keys. At 4096 keys it is less than 1 % for normal draws. With a heavy key it is two fifths,
+    /// because the product of that key makes the accumulator large from the beginning.
     #[test]
     fn two_levels_keep_what_one_loses() {
         for draw in Draw::ALL {
@@ -377,14 +377,14 @@ mod tests {
                 let points = errors(draw, keys, 1);
                 move |scheme| points.iter().find(|p| p.scheme == scheme).expect("all schemes").relative
             };
-            let (short, long) = (of(1024), of(16384));
+            let (short, long) = (of(512), of(4096));
             assert!(long(Scheme::ByBlock) < long(Scheme::Running), "{draw:?}");
             let least = long(Scheme::ByBlock) / long(Scheme::Exact);
             assert!(draw == Draw::Channels || least <= 1.2, "{draw:?} {least}");
             let loss = |of: &dyn Fn(Scheme) -> f64| of(Scheme::Running) / of(Scheme::Exact);
             let losses = [loss(&short), loss(&long)];
             assert!(losses[1] > losses[0], "{draw:?} {losses:?}");
-            assert!(draw != Draw::HeavyKey || losses[1] > 2.0, "{losses:?}");
+            assert!(draw != Draw::HeavyKey || losses[1] > 1.3, "{losses:?}");
         }
     }
 }
