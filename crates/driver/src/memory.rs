@@ -162,9 +162,15 @@ impl Buffer {
     pub fn upload(&mut self, data: &[u8]) -> Result<(), DriverError> {
         self.slice().fits(data.len())?;
         let _entered = self.context.enter()?;
-        // SAFETY: the destination holds at least `data.len()` bytes, and the copy is synchronous.
+        // SAFETY: the destination holds at least `data.len()` bytes. When the call returns, the driver has
+        // read `data`.
         let result = unsafe { sys::cuMemcpyHtoD_v2(self.address, data.as_ptr().cast(), data.len()) };
-        self.context.check("cuMemcpyHtoD", result)
+        self.context.check("cuMemcpyHtoD", result)?;
+        // The call may return before the last bytes are on the device (CUDA Driver API, "API synchronization
+        // behavior"), and other streams do not wait for the default stream.
+        // SAFETY: null is the default stream.
+        let result = unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) };
+        self.context.check("cuStreamSynchronize", result)
     }
 
     /// Copies the start of the buffer to `data`, after the work on the default stream. Waits for the copy.

@@ -86,7 +86,7 @@ impl Module {
         };
         match context.check("cuModuleLoadDataEx", result) {
             Ok(()) => Ok(Module { context: context.clone(), raw }),
-            Err(DriverError::Call { message, .. }) => {
+            Err(DriverError::Call { message, .. }) if is_rejection(result) => {
                 let end = log.iter().position(|&b| b == 0).unwrap_or(log.len());
                 let log = format!("{message}: {}", String::from_utf8_lossy(&log[..end]).trim());
                 Err(DriverError::Compile { target: target.to_owned(), log })
@@ -111,6 +111,19 @@ impl Module {
         self.context.check("cuModuleGetFunction", result)?;
         Ok(raw)
     }
+}
+
+/// Whether the compiler or the loader rejected the code itself. Other errors, such as a system that is not
+/// ready, may pass.
+fn is_rejection(result: sys::CUresult) -> bool {
+    matches!(
+        result,
+        sys::CUDA_ERROR_INVALID_IMAGE
+            | sys::CUDA_ERROR_NO_BINARY_FOR_GPU
+            | sys::CUDA_ERROR_INVALID_PTX
+            | sys::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+            | sys::CUDA_ERROR_INVALID_SOURCE
+    )
 }
 
 impl Drop for Module {

@@ -108,6 +108,12 @@ pub enum AttentionError {
         /// Whether the kernel takes it.
         wanted: bool,
     },
+    /// An operand is given more than once.
+    #[error("{operand} is given twice; expected each operand once")]
+    OperandTwice {
+        /// The operand's name.
+        operand: &'static str,
+    },
     /// A slice of device memory is shorter than its tensor.
     #[error("{tensor} has {bytes} bytes of device memory; its shape and strides need {needed}")]
     DeviceSlice {

@@ -101,7 +101,7 @@ impl Style {
             Style::PoisonedPadding => "NaN in padding",
             Style::Outlier => "one large element",
             Style::Saturated => "largest numbers",
-            Style::BadFactors => "descale factors that are refused",
+            Style::BadFactors => "invalid descale factors",
             Style::Light => "keys 2^25.4 lighter than one",
             Style::Lighter => "keys 2^26.5 lighter than one",
         }

@@ -101,7 +101,7 @@ impl OtherInputs {
     pub fn spoil_factors(&mut self, seed: u64) {
         const BAD: [f32; 4] = [f32::NAN, -1.0, f32::INFINITY, 0.0];
         for (i, factors) in self.scales[..2].iter_mut().enumerate() {
-            let (len, turn) = (factors.len(), seed as usize + i);
+            let (len, turn) = (factors.len(), (seed as usize).wrapping_add(i));
             if len > 0 {
                 factors[turn % len] = if len == 1 { 0.0 } else { BAD[turn % 4] };
             }

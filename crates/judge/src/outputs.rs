@@ -239,7 +239,7 @@ impl References {
     /// if given, their LSE.
     pub fn judge(&self, out: &[f64], lse: Option<&[f64]>) -> ErrorFigures {
         let ours = Distance::of(out, &self.oracle.out, self.dim);
-        let (max_diff, allclose_1e3) = self.as_the_seeds(out);
+        let (max_diff, allclose_1e3) = self.as_the_original_kernels(out);
         let (unlike, lse_error) = lse.map_or((0, 0.0), |lse| lse_error(lse, &self.oracle.lse));
         ErrorFigures {
             max_abs: ours.max_abs,
@@ -265,7 +265,7 @@ impl References {
         self.judge(&values, None)
     }
 
-    fn as_the_seeds(&self, out: &[f64]) -> (f64, bool) {
+    fn as_the_original_kernels(&self, out: &[f64]) -> (f64, bool) {
         let (mut max_diff, mut close) = (0.0f64, true);
         for (index, &x) in out.iter().enumerate() {
             let expected = self.rounded.get(index).map_or(f64::NAN, f64::from);

@@ -90,7 +90,7 @@ fn safe(default: &MmaPlan, problem: &Problem) -> MmaPlan {
     }
 }
 
-/// Bytes to a multiple of which the plan needs the addresses of all four tensors to be aligned.
+/// Alignment in bytes that the plan needs of the addresses of Q, K, V and O.
 pub(super) fn alignment(plan: &Plan) -> u64 {
     match plan {
         Plan::Mma(plan) => plan.copy.bytes().into(),

@@ -39,7 +39,7 @@ fn others<'a>(operands: &Operands<'a>) -> Vec<(Operand, &'a [u8])> {
     });
     let given = arrays.chain([(Operand::Sinks, bytes_of(operands.sinks))]);
     let given = given.filter(|(_, bytes)| !bytes.is_empty());
-    let tables = (0..).zip(operands.tables).map(|(i, data)| {
+    let tables = (0..=u8::MAX).zip(operands.tables).map(|(i, data)| {
         let bytes = match data {
             TableData::F32(x) => bytes_of(x),
             TableData::F16(x) => bytes_of(x),

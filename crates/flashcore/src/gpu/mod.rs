@@ -126,7 +126,7 @@ impl Gpu {
         Ok(all.entry(key).or_insert(prepared).clone())
     }
 
-    /// Returns device memory of earlier calls that no call, stream or graph holds any more. The first four
+    /// Frees device memory of earlier calls that no call, stream or graph holds any more. The first four
     /// streams keep their scratch, also after they are destroyed.
     ///
     /// # Errors

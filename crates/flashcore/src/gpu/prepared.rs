@@ -24,7 +24,7 @@ const MEASURED_SPILLS: u32 = 256;
 /// The number of operands that every caller provides: Q, K, V and O.
 const TENSORS: usize = Tensor::ALL.len();
 
-/// Bytes to whose multiples the addresses of tables in tensor maps must be aligned.
+/// Alignment in bytes that tensor maps need of the addresses of tables.
 const TABLE_ALIGNMENT: u64 = 16;
 
 /// A plan that was tried and rejected.
@@ -159,9 +159,11 @@ impl Prepared {
     /// slower kernel may be needed; the first such call compiles that kernel.
     ///
     /// Any number of streams and threads may enqueue at once. A plan that hands out tiles from a counter has
-    /// one counter per stream and per graph. A plan whose CTAs share tiles, or divide the keys of a row
-    /// block, also has scratch memory, up to tens of megabytes per stream and per graph. Both are reused when
-    /// a graph is destroyed or the launches of a stream are done; only the first four streams keep theirs.
+    /// one counter per stream and per graph. A plan whose CTAs share tiles or divide the keys of a row block,
+    /// that lists blocks of keys, or that transposes V, also has scratch memory per stream and per graph: up
+    /// to tens of megabytes, up to 256 MiB for lists, and as much as V for its transposition. Both are reused
+    /// when a graph is destroyed or the launches of a stream are done. Only the first four streams keep
+    /// theirs, for each size up to the largest, which is less than 3.5 times the largest.
     ///
     /// One executable graph never runs concurrently with itself. But executable graphs that were instantiated
     /// from the same captured graph, its clones, and graphs that contain it share one counter and scratch. Do
@@ -211,6 +213,13 @@ impl Prepared {
             let given = others.iter().find(|(given, _)| given == operand);
             let missing = || AttentionError::OperandWanted { operand: operand.name(), wanted: true };
             slices.push(given.ok_or_else(missing)?.1);
+        }
+        let twice = others
+            .iter()
+            .enumerate()
+            .find(|(i, (operand, _))| others[..*i].iter().any(|(o, _)| o == operand));
+        if let Some((_, (operand, _))) = twice {
+            return Err(AttentionError::OperandTwice { operand: operand.name() });
         }
         if self.empty {
             return Ok(());
@@ -274,7 +283,8 @@ impl Ready {
 /// lengths, sinks, tables and descale factors.
 fn callers(problem: &Problem) -> Vec<Operand> {
     let lengths = LengthArray::ALL.into_iter().filter(|array| array.len(problem).is_some());
-    let tables = (0..).zip(&problem.programs.tables).map(|(i, _)| Operand::Table(i));
+    // More tables than a `u8` counts are rejected when the problem is checked.
+    let tables = (0..=u8::MAX).zip(&problem.programs.tables).map(|(i, _)| Operand::Table(i));
     Tensor::ALL
         .into_iter()
         .map(Operand::Tensor)
@@ -292,8 +302,8 @@ fn positions(callers: &[Operand], tables: &[u8]) -> Vec<usize> {
     callers.iter().enumerate().filter(|(_, operand)| is_one(operand)).map(|(index, _)| index).collect()
 }
 
-/// Bytes to a multiple of which an operand must be aligned: those of an element, and 2 for 8-bit elements,
-/// which are read in pairs.
+/// Alignment in bytes that an operand needs: the size of an element, and 2 for 8-bit elements, which are read
+/// in pairs.
 fn element_bytes(operand: Operand, problem: &Problem) -> u64 {
     match operand {
         Operand::Lse | Operand::Lengths(_) | Operand::Sinks | Operand::Descale(_) => 4,

@@ -27,7 +27,7 @@ use kernels::Operand;
 const ALIGNMENT: usize = 256;
 /// A sector of L2 in bytes. The memory of two queues never shares a sector.
 const SECTOR: usize = 32;
-/// Scratch sizes are rounded up to this, so that more kernels share places.
+/// The least size of scratch.
 const MIB: usize = 1 << 20;
 /// Number of counters that are allocated together.
 const COUNTERS: usize = 64;
@@ -83,11 +83,16 @@ impl Purpose {
         }
     }
 
-    /// Size of a place for `bytes` bytes.
+    /// Size of a place for `bytes` bytes. Scratch is a power of two or three quarters of one, so that problems
+    /// of growing size need few places: all sizes up to a place's own add up to less than 3.5 times that size.
     fn place(self, bytes: usize) -> usize {
         match self {
             Purpose::Counter => bytes.max(SECTOR).next_power_of_two(),
-            Purpose::Scratch => bytes.max(1).next_multiple_of(MIB),
+            Purpose::Scratch => {
+                let power = bytes.max(MIB).next_power_of_two();
+                let less = power / 4 * 3;
+                if less >= bytes.max(MIB) { less } else { power }
+            }
         }
     }
 }
@@ -377,6 +382,17 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scratch_of_growing_size_needs_few_places() {
+        let sizes = [(0, 1), (1, 1), (2, 2), (5, 6), (6, 6), (7, 8), (100, 128), (257, 384), (385, 512)];
+        for (mib, place) in sizes {
+            assert_eq!(Purpose::Scratch.place(mib * MIB), place * MIB, "{mib}");
+        }
+        let places: std::collections::BTreeSet<usize> =
+            (0..=1024).map(|mib| Purpose::Scratch.place(mib * MIB)).collect();
+        assert!(places.iter().sum::<usize>() < 7 * 1024 * MIB / 2, "{places:?}");
+    }
 
     /// Two buffers of equal size once had one place.
     #[test]

@@ -75,7 +75,7 @@ pub enum Fault {
     #[error("invalid value '0' for multiprocessors: expected 1 or more")]
     NoMultiprocessors,
     /// No kernels are emitted for this architecture.
-    #[error("invalid value '{0}' for sm: expected 80, 86, 89, 90, 120")]
+    #[error("invalid value '{0}' for sm: expected {list}", list = Arch::ALL.map(|arch| arch.sm.to_string()).join(", "))]
     Sm(u32),
     /// The plan does not fit the problem, or the problem is invalid.
     #[error(transparent)]

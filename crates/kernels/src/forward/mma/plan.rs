@@ -432,6 +432,8 @@ impl MmaPlan {
                 &format!("up to {limit} with tile_order = {:?}", self.tile_order),
             )?;
         }
+        let all = problem.heads_q as u64 * problem.batch as u64;
+        accept("heads_q · batch", all, all < 1 << 32, "fewer than 2^32")?;
         if self.splits > 1 {
             self.check_merge(problem)?;
         }

@@ -23,7 +23,7 @@ impl Wave {
     }
 
     fn of(tiles: u64, arch: &Arch) -> Wave {
-        match (2 * tiles.min(1 << 32)).div_ceil(arch.multiprocessors.into()) {
+        match (2 * tiles.min(1 << 32)).div_ceil(arch.multiprocessors.max(1).into()) {
             0..=1 => Wave::Half,
             2 => Wave::One,
             3..=4 => Wave::Two,

@@ -14,10 +14,7 @@ use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
 use crate::forward::fp8::{check_keys_of_factors, check_sums_of_factors, default_threshold, keys_of_factors};
 use crate::forward::lengths::keys_are_uneven;
-use crate::{Dims, PlanError};
-
-/// The limit of a grid along y and z (CUDA C++ Programming Guide, "Compute Capabilities").
-const GRID_LIMIT: u64 = 65_535;
+use crate::{Arch, Dims, PlanError};
 
 /// The maximum head dim of V with factors per block of rows: with 160, causal kernels spill.
 const WIDEST_BY_BLOCK: usize = 144;
@@ -62,8 +59,12 @@ impl WgmmaPlan {
                 return Err(PlanError::unsupported(family, "lengths of keys", "uneven", accepted));
             }
             for (what, n) in [("heads_kv", problem.heads_kv), ("batch", problem.batch)] {
-                accept(what, n as u64, n as u64 <= GRID_LIMIT, "up to 65535 with 8-bit values")?;
+                accept(what, n as u64, n as u64 <= Arch::GRID_YZ, "up to 65535 with 8-bit values")?;
             }
+            // The transposition counts the columns of all heads in 32 bits.
+            let columns = problem.batch as u64 * problem.heads_kv as u64 * dim_v as u64;
+            let accepted = "fewer than 2^32 with 8-bit values";
+            accept("batch · heads_kv · head_dim_v", columns, columns < 1 << 32, accepted)?;
         }
         Ok(())
     }
