@@ -98,9 +98,7 @@ impl Fault {
             (Fault::DropBarrier, Op::Bar { kind, .. }) => kind == BarKind::Sync,
             (Fault::DropWarpBarrier, Op::BarWarpSync) => true,
             (Fault::DropAsyncWait, Op::CpAsyncWaitGroup | Op::CpAsyncWaitAll) => true,
-            (Fault::DropFence, Op::Fence(..) | Op::Membar(_) | Op::FenceProxy(_) | Op::FenceMbarrierInit) => {
-                true
-            }
+            (Fault::DropFence, Op::Fence(..) | Op::Membar(_) | Op::FenceProxy(_)) => true,
             (Fault::DropArrival, Op::Bar { kind, .. }) => kind == BarKind::Arrive,
             (Fault::DropArrival, Op::Mbarrier(Mbarrier { op, .. })) => {
                 matches!(op, MbarrierOp::Arrive | MbarrierOp::ArriveNoComplete)

@@ -345,13 +345,6 @@ impl<'a> Env<'a> {
         }
         let Some((actor, phase)) = self.mbarriers.actor(mbarrier) else { return };
         if self.context.options.checks.races {
-            if proxy.is_some() && !self.knows_initialisation(warp, lane, mbarrier) {
-                let cause = Cause { inst, warp: warp.index, lane };
-                self.report_at(HazardKind::MissingProxyFence, cause, mbarrier, || {
-                    "a bulk copy completes on an mbarrier whose initialisation the asynchronous proxy may not see: \
-                     no fence.mbarrier_init or fence.proxy.async follows it".into()
-                });
-            }
             self.check_source(warp, inst, lane, (actor, phase), &payload, bytes);
             let touch = if reduce.is_some() { Touch::Reduce } else { Touch::Bulk };
             let access = Access { actor, epoch: FLIGHT, proxy, touch, ..plain(warp, &site, lane) };

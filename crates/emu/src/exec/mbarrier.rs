@@ -362,7 +362,7 @@ impl Env<'_> {
 
     /// Whether a `fence.mbarrier_init` or a proxy fence comes between the initialisation and the lane's
     /// present instruction.
-    pub(super) fn knows_initialisation(&self, warp: &Warp, lane: usize, address: u64) -> bool {
+    fn knows_initialisation(&self, warp: &Warp, lane: usize, address: u64) -> bool {
         let Some(object) = self.mbarriers.objects.get(&address) else { return true };
         let ((agent, maker, epoch), home) = (object.maker, warp.view.home());
         let maker_warp = agent.wrapping_sub(home) as usize;
@@ -374,8 +374,7 @@ impl Env<'_> {
             })
     }
 
-    /// `fence.mbarrier_init`: afterwards the asynchronous proxy and other CTAs may use the objects that these
-    /// lanes initialised.
+    /// `fence.mbarrier_init`: afterwards other CTAs may use the objects that these lanes initialised.
     pub(super) fn fence_initialisations(&mut self, warp: &mut Warp, mask: u32) {
         if self.context.program.asynchronous {
             warp.view.show(mask, self.actors.initialised(warp.index));

@@ -34,7 +34,6 @@ fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
                         | Op::BarWarpSync
                         | Op::BarrierCluster(_)
                         | Op::Mbarrier(_)
-                        | Op::FenceMbarrierInit
                         | Op::WgmmaFence
                         | Op::WgmmaCommitGroup
                         | Op::WgmmaWaitGroup

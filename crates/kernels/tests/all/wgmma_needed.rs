@@ -72,7 +72,6 @@ fn sites(plan: &WgmmaPlan, dim: u32, kernel: &Kernel) -> Vec<Site> {
             Op::Bar { .. }
             | Op::BarWarpSync
             | Op::BarrierCluster(_)
-            | Op::FenceMbarrierInit
             | Op::FenceProxy(_)
             | Op::Fence(..)
             | Op::Membar(_)

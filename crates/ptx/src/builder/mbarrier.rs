@@ -23,8 +23,7 @@ impl Builder {
         self.op(Op::Mbarrier(Mbarrier::new(MbarrierOp::Inval)), [Operand::Address(bar.address())]);
     }
 
-    /// Makes initialised mbarriers visible to the cluster and to bulk copies
-    /// (`fence.mbarrier_init.release.cluster`).
+    /// Makes initialised mbarriers visible to the cluster (`fence.mbarrier_init.release.cluster`).
     pub fn fence_mbarrier_init(&mut self) {
         self.op(Op::FenceMbarrierInit, []);
     }
