@@ -83,8 +83,8 @@ pub enum Command {
     Report(Report),
     /// Show a ledger in a browser, live
     Serve(Serve),
-    /// Show what attention on 8-bit inputs loses over the number of keys, by the sums of Hopper's tensor
-    /// cores
+    /// Show how the error of attention on 8-bit inputs grows with the number of keys, with the sums of Hopper's
+    /// tensor cores
     Accuracy(Accuracy),
     /// Show what this machine has and what each part enables
     Doctor(Doctor),
@@ -180,7 +180,7 @@ pub struct Climb {
     pub out: PathBuf,
     #[arg(from_global)]
     pub json: bool,
-    /// Check each version with every kind of input and schedule; takes some minutes
+    /// Check each version with every kind of input and schedule; takes about half as long again
     #[arg(long)]
     pub thorough: bool,
 }

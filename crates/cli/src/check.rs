@@ -346,6 +346,9 @@ fn judged(study: &Study) -> String {
         by.insert(0, "output judged by the f64 oracle".to_owned());
     }
     match (&problem, by.is_empty()) {
+        (_, true) if !study.bound.references.is_empty() => {
+            "a [reference], output not judged: the check ended before it".to_owned()
+        }
         (None, true) => "no [problem] and no [reference]: hazards only, output not judged".to_owned(),
         (problem, true) => format!("{}output not judged", problem.as_deref().unwrap_or_default()),
         (problem, false) => format!("{}{}", problem.as_deref().unwrap_or_default(), by.join(", ")),

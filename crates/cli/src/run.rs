@@ -120,6 +120,13 @@ impl Stdin {
 
 fn tensor(stdin: &mut Stdin, path: &Path, name: &'static str) -> Result<Tensor, CliError> {
     let tensor = match store::is_standard(path) {
+        true if stdin.bytes()?.is_empty() => {
+            return Err(CliError::Argument {
+                argument: name,
+                value: "-".to_owned(),
+                accepted: "a .npy or .safetensors file on standard input, which is empty".to_owned(),
+            });
+        }
         true => parse(&stdin.named(path)?, stdin.bytes()?, name)?,
         false => load(path, name)?,
     };

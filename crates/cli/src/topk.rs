@@ -19,7 +19,7 @@ pub fn topk(args: &Topk) -> Result<Status, CliError> {
     unless_closed(if args.json {
         out.json("topk", &json!(best)).map_err(CliError::from)
     } else {
-        print(&mut out, &args.problem, &best)
+        print(&mut out, args, &best)
     })?;
     Ok(Status::Passed)
 }
@@ -48,9 +48,9 @@ pub fn device_name(device: &str) -> Result<String, CliError> {
     }
 }
 
-fn print(out: &mut impl Write, problem: &str, best: &[Ranked]) -> Result<(), CliError> {
+fn print(out: &mut impl Write, args: &Topk, best: &[Ranked]) -> Result<(), CliError> {
     if best.is_empty() {
-        writeln!(out, "the ledger has no time for {problem} on this device")?;
+        writeln!(out, "the ledger has no time for {} on {}", args.problem, args.device)?;
         return Ok(());
     }
     let header = ["", "time µs", "interval", "by", "over its incumbent", "candidate", "from", "plan"];

@@ -57,8 +57,8 @@ pub enum PlanError {
     NotDense { family: &'static str, tensor: &'static str },
     /// The plan needs more shared memory than a CTA can have.
     #[error(
-        "{bytes} bytes of shared memory are needed, but sm_{sm} has {limit}; use smaller tiles, fewer \
-        stages or fewer resident CTAs"
+        "{bytes} bytes of shared memory are needed, but a CTA of this plan can have {limit} on sm_{sm}; use \
+        smaller tiles, fewer stages or fewer resident CTAs"
     )]
     SharedMemory { bytes: u64, limit: u32, sm: u32 },
     /// The plan needs more registers than a thread can have.

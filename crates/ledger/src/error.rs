@@ -32,8 +32,7 @@ pub enum LedgerError {
     },
     /// The database pages are inconsistent.
     #[error(
-        "{path} is damaged: {what}; no more data is written to it. Restore it from a copy, or save what \
-        is readable with `flashcore ledger export \
+        "{path} is damaged: {what}. Restore it from a copy, or save what is readable with `flashcore ledger export \
          FILE.jsonl --ledger {path}`"
     )]
     Damaged {

@@ -47,7 +47,7 @@ pub fn page(curves: &[(Draw, Vec<Point>)]) -> String {
                     "and keep 13 bits below it. One accumulator over all keys loses the contributions of light keys. "
                     "Two-level sums give each block of 128 keys an accumulator of its own and add it to O in f32."
                 }
-                table {
+                div.scroll { table.stacks {
                     caption { "Error in % of O" }
                     thead { tr {
                         th { "inputs" } th.n { "keys" }
@@ -58,13 +58,15 @@ pub fn page(curves: &[(Draw, Vec<Point>)]) -> String {
                             @for points in points.chunks(Scheme::ALL.len()) {
                                 tr {
                                     td { (draw.name()) }
-                                    td.n { (points[0].keys) }
-                                    @for point in points { td.n { (format!("{:.2}", 100.0 * point.relative)) } }
+                                    td.n data-label="keys" { (points[0].keys) }
+                                    @for (point, name) in points.iter().zip(&legend) {
+                                        td.n data-label=(name) { (format!("{:.2}", 100.0 * point.relative)) }
+                                    }
                                 }
                             }
                         }
                     }
-                }
+                } }
             }
         }
     };

@@ -57,7 +57,10 @@ const COLUMNS: [(&str, &str); 10] = [
     ),
     ("predicted µs", "the time of the time model"),
     ("measured µs", "the time on the GPU of this machine, if there is one"),
-    ("quoted µs", "the time in the log of the original kernels, on an NVIDIA L4"),
+    (
+        "quoted µs",
+        "the time in the log of the original kernels, on an NVIDIA L4; minimal, phase1 and phase3 were timed with a batch of two",
+    ),
     ("×", "how many times as fast as the first version"),
     ("bound", "the resource that limits the kernel"),
     ("first root cause", "what costs most time; all causes are below"),
@@ -241,13 +244,13 @@ pub(super) fn forecasts(climb: &Climb) -> Markup {
         (outcomes(climb))
         @if let Some(record) = climb.record() { p { (record.summary()) } }
         div.scroll { table.short.stacks {
-            thead { tr { th { "version" } th.n { "the author's own forecast, µs" } th.n { "the outcome, quoted" } th.n { "predicted here" } } }
+            thead { tr { th { "version" } th.n { "the author's own forecast, µs" } th.n { "the outcome, quoted, µs" } th.n { "predicted here, µs" } } }
             tbody { @for (rung, (low, high)) in rows {
                 tr {
                     td { b { (rung.rung.name) } }
                     td.n data-label="the author's own forecast, µs" { (short(low)) "–" (short(high)) }
-                    td.n data-label="the outcome, quoted" { (rung.rung.quoted_us().map_or("–".into(), short)) }
-                    td.n data-label="predicted here" { (rung.predicted_us().map_or("–".into(), short)) }
+                    td.n data-label="the outcome, quoted, µs" { (rung.rung.quoted_us().map_or("–".into(), short)) }
+                    td.n data-label="predicted here, µs" { (rung.predicted_us().map_or("–".into(), short)) }
                 }
             } }
         } }

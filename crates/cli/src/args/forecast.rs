@@ -1,4 +1,4 @@
-//! The arguments of `flashcore lab forecast`.
+//! The arguments of `flashcore forecast`.
 
 use clap::{ArgGroup, Args, Subcommand};
 

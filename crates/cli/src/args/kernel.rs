@@ -171,8 +171,8 @@ fn constant(text: &str) -> Result<(String, String), String> {
 
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// Kernel file: PTX or CUDA C++, or - for PTX from standard input; default: the kernel of the reference
-    /// problem (1,8,512,64,f16) on the GPU
+    /// Kernel file: PTX, CUDA C++ or a Triton kernel (FILE.py:FUNCTION), or - for PTX from standard input;
+    /// default: the kernel of the reference problem (1,8,512,64,f16) on the GPU
     #[arg(requires = "launch")]
     pub file: Option<PathBuf>,
     /// Launch file

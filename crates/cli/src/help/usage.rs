@@ -57,6 +57,13 @@ pub fn words(error: &clap::Error) -> Option<String> {
             let argument = ptx::quote::cut(text(ContextKind::InvalidArg)?);
             return Some(format!("unexpected argument '{argument}'{}", hint.unwrap_or_default()));
         }
+        ErrorKind::InvalidSubcommand => {
+            let hint = text(ContextKind::SuggestedSubcommand).map(str::to_owned);
+            let hint = hint.unwrap_or_else(|| list(ContextKind::SuggestedSubcommand));
+            let hint = if hint.is_empty() { hint } else { format!("; did you mean '{hint}'?") };
+            let command = ptx::quote::cut(text(ContextKind::InvalidSubcommand)?);
+            return Some(format!("unknown command '{command}'{hint}"));
+        }
         ErrorKind::InvalidValue | ErrorKind::ValueValidation => {}
         _ => return None,
     }

@@ -53,7 +53,7 @@ impl Trouble {
     fn accepted(&self) -> &str {
         match self {
             Trouble::Page(_) => {
-                "Pages: /, /run/N, /run/N/candidates, /candidate/N, /diff?a=N&b=M, /topk, /forecasts."
+                "Pages: /, /run/N, /run/N/candidates, /run/N/candidates.csv, /compare?a=N&b=M, /candidate/N, /diff?a=N&b=M, /topk, /topk?problem=P&device=D, /forecasts, /api/run/N."
             }
             Trouble::Argument { accepted, .. } => accepted,
             Trouble::Host(_) => {

@@ -232,7 +232,7 @@ fn bad_usage_is_named_and_exits_with_3() {
         (&["check", &ptx, "--launch", &two], "2 [[arg]] given, but entry shift takes 1 parameters"),
         (&["explain", &ptx, "--launch", &launch, "--gpu", "TPU"], "invalid value 'TPU' for --gpu: expected "),
         (&["bench", "--shape", "1x2x3"], "invalid value '1x2x3' for --shape"),
-        (&["fly"], "unrecognized subcommand"),
+        (&["fly"], "unknown command 'fly'"),
     ];
     for (args, expected) in cases {
         let output = folder.run(args);

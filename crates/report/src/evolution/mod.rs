@@ -22,7 +22,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use axis::{grouped, percent, ratio, time};
 use bench::Load;
 use gains::gains;
-use ledger::{CandidateId, Pair, Ranked, Score, Trial};
+use ledger::{CandidateId, Pair, Ranked, Score, TimeKind, Trial};
 use words::{arm_class, arm_name, kind_badge, kind_words, stage_name, trial_name};
 
 pub use kernel::{AnalysedKernel, Lines, Work, difference, heat};
@@ -158,7 +158,10 @@ pub fn sections(view: &RunView, links: Links) -> Vec<Section> {
         };
         add("progress", "Best so far", html! { (gains(problem)) (progress::chart(problem, floor)) });
         add("top", "The fastest", html! { (ranking::chart(problem, links)) (ranking_legend(problem)) });
-        add("races", "Every sample of the races", races::strips(problem, links));
+        // Predicted times have one sample each.
+        if view.kind() != Some(TimeKind::Predicted) {
+            add("races", "Every sample of the races", races::strips(problem, links));
+        }
         add("lineage", "Lineage of the best", lineage::tree(problem, links));
         add(
             "space",
@@ -241,7 +244,7 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
                 @if let Some(r) = ranked {
                     (tile(name, html! { (time(r.us)) small { " µs" } }, html! {
                         (links.number(r.candidate)) " " (in_words(&r.subject))
-                        @if let (true, Some(us)) = (name == "baseline", problem.beside_best()) { "; " (time(us)) " µs beside the best" }
+                        @if let (true, Some(us)) = (name == "baseline", problem.beside_best()) { "; " (time(us)) " µs in its race with the best" }
                     }))
                 }
             }
@@ -264,7 +267,7 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
                 @if !view.forecasts.is_empty() {
                     @let score = Score::of("", "", &view.forecasts);
                     (tile("forecasts", html! { (scatter::correlation(&score)) }, html! {
-                        "rank correlation; " (percent(score.median_error)) " off"
+                        "rank correlation; median error " (percent(score.median_error))
                     }))
                 }
             }

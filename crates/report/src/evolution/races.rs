@@ -76,7 +76,7 @@ fn strip(race: &RaceView, y: f64, x: &Axis, layout: &Layout, links: Links) -> Ma
             }
             @if let Some([fast, slow, share]) = race.modes {
                 text.modes x=(px(x.at(slow))) y=(y - 13.0) text-anchor="end" {
-                    "two modes, " (ratio(slow / fast)) " apart, " (percent(share)) " slow"
+                    "two modes, " (ratio(slow / fast)) " apart, " (percent(share)) " in the slower"
                 }
             }
             rect class=(format!("box {class}")) x=(px(at(0.25))) y=(y - 11.0) height="22"

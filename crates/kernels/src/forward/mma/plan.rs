@@ -420,17 +420,16 @@ impl MmaPlan {
         let [rows, batch] = row_blocks(problem, self.block_m, 1);
         let rows = rows * u64::from(self.splits);
         let heads = problem.heads_q as u64;
-        let limits = match self.tile_order {
-            CtaOrder::RowsFirst => [("row blocks", rows, 1 << 30), ("heads_q", heads, Arch::GRID_YZ)],
-            CtaOrder::HeadsFirst => [("row blocks", rows, Arch::GRID_YZ), ("heads_q", heads, 1 << 30)],
+        let (order, limits) = match self.tile_order {
+            CtaOrder::RowsFirst => {
+                ("rows_first", [("row blocks", rows, 1 << 30), ("heads_q", heads, Arch::GRID_YZ)])
+            }
+            CtaOrder::HeadsFirst => {
+                ("heads_first", [("row blocks", rows, Arch::GRID_YZ), ("heads_q", heads, 1 << 30)])
+            }
         };
         for (what, value, limit) in limits.into_iter().chain([("batch", batch, Arch::GRID_YZ)]) {
-            accept(
-                what,
-                value,
-                value <= limit,
-                &format!("up to {limit} with tile_order = {:?}", self.tile_order),
-            )?;
+            accept(what, value, value <= limit, &format!("up to {limit} with tile_order = {order}"))?;
         }
         let all = problem.heads_q as u64 * problem.batch as u64;
         accept("heads_q · batch", all, all < 1 << 32, "fewer than 2^32")?;
