@@ -130,6 +130,11 @@ impl Module {
         self.functions().filter(|f| f.kind == FunctionKind::Entry && f.body.is_some())
     }
 
+    /// The instructions of all functions in the order of the text.
+    pub fn instructions(&self) -> impl Iterator<Item = &Instruction> {
+        self.functions().flat_map(Function::instructions)
+    }
+
     /// The function with this name that has a body.
     pub fn function(&self, name: &str) -> Option<&Function> {
         self.functions().find(|f| &*f.name == name && f.body.is_some())
@@ -290,6 +295,14 @@ impl Function {
     /// registers, in order.
     pub fn register_params(&self) -> usize {
         self.returns.iter().chain(&self.params).filter(|param| param.space == ParamSpace::Reg).count()
+    }
+
+    /// The instructions in order; none for a declaration.
+    pub fn instructions(&self) -> impl Iterator<Item = &Instruction> {
+        self.body.iter().flat_map(|body| &body.statements).filter_map(|statement| match statement {
+            Statement::Inst(instruction) => Some(instruction),
+            Statement::Label(_) | Statement::Pragma(_) => None,
+        })
     }
 }
 

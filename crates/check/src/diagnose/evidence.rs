@@ -6,7 +6,7 @@ use emu::trace::CtaTrace;
 use emu::{Counter, Counters};
 use predict::resources::Resources;
 use predict::{Cause, Prediction, Utilisation};
-use ptx::{Instruction, Kernel, Op, Statement};
+use ptx::{Instruction, Kernel, Op};
 use serde::Serialize;
 
 use super::{amdahl, show_lines};
@@ -111,13 +111,9 @@ impl<'a> Evidence<'a> {
         prediction: Option<&'a Prediction>,
         resources: Option<&'a Resources>,
     ) -> Evidence<'a> {
-        let instructions = kernel.module.functions().flat_map(|f| f.body.iter()).flat_map(|b| &b.statements);
-        let instructions = instructions.filter_map(|s| match s {
-            Statement::Inst(inst) => Some(inst),
-            Statement::Label(_) | Statement::Pragma(_) => None,
-        });
         let by_warp = issues_by_warp(traces, counters.instructions.len());
-        let instructions: Vec<(&Instruction, &Counter)> = instructions.zip(&counters.instructions).collect();
+        let instructions: Vec<(&Instruction, &Counter)> =
+            kernel.module.instructions().zip(&counters.instructions).collect();
         let teams: Vec<Vec<usize>> = (0..instructions.len()).map(|pc| team(&by_warp, pc)).collect();
         let producers = producers(&instructions, &teams);
         let executed = instructions

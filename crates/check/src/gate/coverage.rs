@@ -1,7 +1,7 @@
 //! Instruction coverage of a check: the verdict says nothing about instructions that did not run.
 
 use emu::Counters;
-use ptx::{Function, Instruction, Kernel, Op, Statement};
+use ptx::{Kernel, Op};
 
 use crate::launchfile::Bound;
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ impl Coverage {
             reached.iter_mut().zip(by_kernel).for_each(|(all, one)| *all |= one);
         }
         let all = module.functions().zip(reached).flat_map(|(function, reached)| {
-            instructions(function).map(move |instruction| (reached, instruction.line))
+            function.instructions().map(move |instruction| (reached, instruction.line))
         });
         let all = all.enumerate().filter(|(_, (reached, _))| *reached);
         let instructions = all.map(|(index, (_, line))| Reachable { index, line, executed: false });
@@ -45,7 +45,7 @@ impl Coverage {
 
     /// Adds the counters of one kernel's run.
     pub(super) fn add(&mut self, kernel: &Kernel, counters: &Counters) {
-        let ops: Vec<Op> = kernel.module.functions().flat_map(instructions).map(|inst| inst.op).collect();
+        let ops: Vec<Op> = kernel.module.instructions().map(|inst| inst.op).collect();
         for Reachable { index, executed, .. } in &mut self.instructions {
             let (Some(op), Some(counter)) = (ops.get(*index), counters.instructions.get(*index)) else {
                 continue;
@@ -120,14 +120,6 @@ impl std::fmt::Display for Coverage {
         };
         write!(f, "; never executed: lines {}", ptx::quote::list(ranges.iter().map(range)))
     }
-}
-
-fn instructions(function: &Function) -> impl Iterator<Item = &Instruction> {
-    let statements = function.body.iter().flat_map(|body| &body.statements);
-    statements.filter_map(|statement| match statement {
-        Statement::Inst(instruction) => Some(instruction),
-        Statement::Label(_) | Statement::Pragma(_) => None,
-    })
 }
 
 #[cfg(test)]

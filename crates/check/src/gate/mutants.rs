@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use judge::inputs::Style;
-use ptx::{Kernel, Statement};
+use ptx::Kernel;
 use serde::Serialize;
 
 use super::feed::Feed;
@@ -171,15 +171,8 @@ fn chosen(kernel: &Kernel, most: usize) -> Vec<(Fault, usize)> {
 
 /// The line of the instruction that a fault changes; 0 for an argument.
 fn line_of(kernel: &Kernel, fault: Fault, site: usize) -> Option<u32> {
-    let body = kernel.module.function(&kernel.entry)?.body.as_ref()?;
-    let lines: Vec<u32> = body
-        .statements
-        .iter()
-        .filter_map(|statement| match statement {
-            Statement::Inst(inst) if fault.applies(inst) => Some(inst.line),
-            _ => None,
-        })
-        .collect();
+    let instructions = kernel.module.function(&kernel.entry)?.instructions();
+    let lines: Vec<u32> = instructions.filter(|inst| fault.applies(inst)).map(|inst| inst.line).collect();
     // Faults in arguments come before those in the code.
     let arguments = sites(kernel, fault) - lines.len();
     Some(site.checked_sub(arguments).map_or(0, |at| lines[at]))

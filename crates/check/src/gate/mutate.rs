@@ -247,10 +247,8 @@ fn widened(cmp: ptx::CmpOp) -> Option<ptx::CmpOp> {
 
 /// Number of sites of a fault in the entry and its arguments.
 pub fn sites(kernel: &Kernel, fault: Fault) -> usize {
-    let statements = kernel.module.function(&kernel.entry).and_then(|f| f.body.as_ref());
-    let in_code = statements.map_or(0, |body| {
-        body.statements.iter().filter(|s| matches!(s, Statement::Inst(inst) if fault.applies(inst))).count()
-    });
+    let entry = kernel.module.function(&kernel.entry);
+    let in_code = entry.map_or(0, |f| f.instructions().filter(|inst| fault.applies(inst)).count());
     in_code + scale_arguments(kernel, fault)
 }
 

@@ -1,7 +1,7 @@
 //! Repeats runs with equal inputs and another order of events, to see whether outputs depend on the order.
 
 use emu::{Buffer, EmuError, HazardKind, Options, Schedule};
-use ptx::{Access, MemSem, Op, Space, Statement};
+use ptx::{Access, Instruction, MemSem, Op, Space};
 
 use super::CheckReport;
 use super::feed::Feed;
@@ -40,7 +40,7 @@ pub(super) fn check_weak_order(
     options: &Options,
     check: &mut CheckReport,
 ) -> Result<(), EmuError> {
-    if !bound.steps().any(|kernel| reads_relaxed(&kernel.module)) {
+    if !bound.steps().any(|kernel| kernel.module.instructions().any(reads_relaxed)) {
         return Ok(());
     }
     let plain = |seed, schedule| outputs(bound, feed, &Options { seed, schedule, ..options.clone() });
@@ -86,14 +86,11 @@ pub(super) fn difference<'b>(
     })
 }
 
-/// Whether a module has relaxed or volatile reads of global memory.
-fn reads_relaxed(module: &ptx::Module) -> bool {
-    let mut statements = module.functions().flat_map(|f| f.body.iter().flat_map(|b| &b.statements));
-    statements.any(|statement| {
-        matches!(statement, Statement::Inst(inst) if matches!(
-            inst.op,
-            Op::Ld(m) if matches!(m.space, Space::Global | Space::Generic)
-                && matches!(m.sem, MemSem::Relaxed | MemSem::Volatile)
-        ))
-    })
+/// Whether an instruction is a relaxed or volatile read of global memory.
+fn reads_relaxed(inst: &Instruction) -> bool {
+    matches!(
+        inst.op,
+        Op::Ld(m) if matches!(m.space, Space::Global | Space::Generic)
+            && matches!(m.sem, MemSem::Relaxed | MemSem::Volatile)
+    )
 }

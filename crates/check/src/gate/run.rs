@@ -9,7 +9,7 @@ use judge::inputs::Style;
 use kernels::Operand;
 use oracle::OracleError;
 use problem::{Problem, Tensor};
-use ptx::{Access, BarKind, Kernel, Launch, Op, Space, Statement};
+use ptx::{Access, BarKind, Kernel, Launch, Op, Space};
 
 use super::feed::{Feed, lse_rows, row_ranges};
 use super::sampler::{Next, Sampler};
@@ -135,15 +135,11 @@ impl Settings {
 
 /// Whether a kernel's module has mbarriers, or barriers for a given number of threads.
 fn waits_by_count(kernel: &Kernel) -> bool {
-    let mut statements = kernel.module.functions().flat_map(|f| f.body.iter().flat_map(|b| &b.statements));
-    statements.any(|statement| match statement {
-        Statement::Inst(inst) => match inst.op {
-            Op::Mbarrier(_) => true,
-            Op::Bar { kind: BarKind::Arrive, .. } => true,
-            Op::Bar { kind: BarKind::Sync, .. } => inst.operands.len() > 1,
-            _ => false,
-        },
-        Statement::Label(_) | Statement::Pragma(_) => false,
+    kernel.module.instructions().any(|inst| match inst.op {
+        Op::Mbarrier(_) => true,
+        Op::Bar { kind: BarKind::Arrive, .. } => true,
+        Op::Bar { kind: BarKind::Sync, .. } => inst.operands.len() > 1,
+        _ => false,
     })
 }
 
@@ -537,13 +533,8 @@ fn unfinished(error: EmuError, watch: &Watch, check: &mut CheckReport) -> Result
 
 /// Whether any lane executed an instruction that may write global memory.
 fn stores(kernel: &Kernel, counters: &Counters) -> bool {
-    let statements = kernel.module.functions().flat_map(|f| f.body.iter().flat_map(|b| &b.statements));
-    let ops = statements.filter_map(|statement| match statement {
-        Statement::Inst(inst) => Some(inst.op),
-        Statement::Label(_) | Statement::Pragma(_) => None,
-    });
-    ops.zip(&counters.instructions).any(|(op, counter)| {
-        let writes = match op {
+    kernel.module.instructions().zip(&counters.instructions).any(|(inst, counter)| {
+        let writes = match inst.op {
             Op::St(m) => matches!(m.space, Space::Global | Space::Generic),
             Op::Atom(a) | Op::Red(a) => matches!(a.space, Space::Global | Space::Generic),
             Op::WmmaStore(_)

@@ -4,9 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use ptx::{
-    Base, Function, Instruction, Module, Op, Operand, Param, Reg, Space, Statement, TensorMapSpec, Type,
-};
+use ptx::{Base, Function, Instruction, Module, Op, Operand, Param, Reg, Space, TensorMapSpec, Type};
 
 use super::LaunchError;
 use super::bind::names;
@@ -141,13 +139,7 @@ const fn element(ty: Type) -> &'static str {
 
 /// How each parameter is used. Addresses are followed through arithmetic, but not through memory.
 fn uses(function: &Function) -> BTreeMap<String, Use> {
-    let statements = function.body.iter().flat_map(|body| &body.statements);
-    let code: Vec<&Instruction> = statements
-        .filter_map(|statement| match statement {
-            Statement::Inst(instruction) => Some(instruction),
-            Statement::Label(_) | Statement::Pragma(_) => None,
-        })
-        .collect();
+    let code: Vec<&Instruction> = function.instructions().collect();
     let origin = origins(function, &code);
     let mut uses: BTreeMap<String, Use> = BTreeMap::new();
     for instruction in &code {
