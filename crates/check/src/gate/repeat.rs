@@ -12,7 +12,7 @@ use crate::launchfile::Bound;
 const WEAK_RUNS: u64 = 6;
 
 /// For a kernel whose accesses race, reports whether its outputs differ from run to run.
-pub(super) fn tell_nondeterminism(
+pub(super) fn check_determinism(
     bound: &Bound,
     feed: &Feed,
     options: &Options,

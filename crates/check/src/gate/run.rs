@@ -94,7 +94,7 @@ impl Settings {
     }
 
     /// The options of one run.
-    fn options(&self, seed: u64, schedule: Schedule, watch: &Watch) -> Options {
+    pub(super) fn options(&self, seed: u64, schedule: Schedule, watch: &Watch) -> Options {
         Options {
             seed,
             schedule,
@@ -109,8 +109,9 @@ impl Settings {
 
     /// The runs of a kernel. Inputs that are not finite come last: a kernel that fails only them is right
     /// for all finite inputs that ran. Confusing two phases of an mbarrier with equal parity shows only when
-    /// the warp that confuses them lags.
-    fn runs_of(&self, bound: &Bound) -> Vec<(Style, u64, Schedule)> {
+    /// the warp that confuses them lags. Without a problem the inputs do not vary, so only runs with different
+    /// schedules are useful.
+    pub(super) fn runs_of(&self, bound: &Bound) -> Vec<(Style, u64, Schedule)> {
         let mut runs = self.runs.clone();
         let fp8 = bound.problem.as_ref().is_some_and(|problem| problem.dtypes.has_fp8());
         if fp8 && runs.iter().any(|&(style, ..)| style == Style::NonFinite) {
@@ -129,7 +130,11 @@ impl Settings {
         }
         runs.sort_by_key(|(style, ..)| !style.is_finite());
         runs.retain(|(style, ..)| style.is_finite() || !bound.finite_inputs);
-        runs
+        let runs = runs
+            .into_iter()
+            .enumerate()
+            .filter(|(index, (style, ..))| bound.problem.is_some() || *index == 0 || *style == Style::Normal);
+        runs.map(|(_, run)| run).collect()
     }
 }
 
@@ -171,18 +176,10 @@ pub fn check_kernel(bound: &Bound, settings: &Settings) -> Result<CheckReport, G
 /// As for [`check_kernel`].
 pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Result<CheckReport, GateError> {
     let mut check = CheckReport::empty();
-    // Without a problem the inputs do not vary, so only runs with different schedules are useful.
-    let counts = |&(index, (style, ..)): &(usize, &(Style, u64, Schedule))| match (&bound.problem, index) {
-        (Some(_), _) | (None, 0) => true,
-        (None, _) => *style == Style::Normal,
-    };
     let runs = settings.runs_of(bound);
-    let runs: Vec<_> = runs.iter().enumerate().filter(counts).collect();
-    let mut sampler = match settings.budget {
-        Some(budget) => Some(Sampler::new(bound, budget, runs.len()).map_err(GateError::Launch)?),
-        None => None,
-    };
-    for (number, &(index, &(style, seed, schedule))) in runs.iter().enumerate() {
+    let sampler = settings.budget.map(|budget| Sampler::new(bound, budget, runs.len()));
+    let mut sampler = sampler.transpose().map_err(GateError::Launch)?;
+    for (number, &(style, seed, schedule)) in runs.iter().enumerate() {
         watch.begin(number + 1, runs.len());
         let mut options = settings.options(seed, schedule, watch);
         let mut next = Next::All;
@@ -191,7 +188,7 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
                 && let Some(feed) = Feed::draw(bound, style, seed)
                 && let Err(error) = sampler.search(bound, &feed, &options)
             {
-                unfinished(error, watch, &mut check)?;
+                check.leave_incomplete(unfinished(error, watch)?);
                 break;
             }
             next = sampler.next(runs.len() - number);
@@ -201,53 +198,86 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
             Next::Some(ctas) => (options.only, options.survey) = (Some(ctas.clone()), true),
             Next::Stop => break,
         }
-        let traced = if index == 0 && settings.budget.is_none() { settings.traced_ctas } else { 0 };
+        let traced = if number == 0 && settings.budget.is_none() { settings.traced_ctas } else { 0 };
         let started = Instant::now();
         run_once(bound, (style, seed), &options, traced, watch, &mut check)?;
         if let Some(sampler) = &mut sampler {
             sampler.note(&next, started.elapsed());
         }
-        if number + 1 == runs.len() {
-            check_communication(bound, seed, &options, watch, &mut check)?;
-        }
-        let races =
-            settings.repeat_races && check.hazards.iter().any(|hazard| hazard.kind == HazardKind::Race);
-        if races && let Some(feed) = Feed::draw(bound, style, seed) {
-            // The verdict is final, whether or not these runs end in time.
-            let _ = repeat::tell_nondeterminism(bound, &feed, &options, &mut check);
-        }
         if check.verdict != Verdict::Passed {
-            if check.verdict == Verdict::Failed && !style.is_finite() {
-                check.fail(format!(
-                    "only inputs that are not finite fail ({}): all runs on finite inputs passed, and `inputs = \"finite\"` \
-                     in the launch file leaves the others out",
-                    style.name()
-                ));
-            }
+            explain_failure(bound, settings, (style, seed), &options, &mut check);
             break; // further runs would only repeat the finding
         }
+    }
+    // A budget may have ended before the last run.
+    if let Some(&(_, seed, schedule)) = runs.last() {
+        conclude(bound, seed, &settings.options(seed, schedule, watch), watch, &mut check)?;
     }
     check.sample = sampler.map(|sampler| sampler.sample());
     check.close();
     Ok(check)
 }
 
-/// After the last run of a kernel that passed and whose CTAs communicate: runs it with little room for its
-/// CTAs, and with reads that return older values.
-fn check_communication(
+/// After a run that did not pass: adds whether the outputs differ from run to run, and which inputs do not fail.
+fn explain_failure(
+    bound: &Bound,
+    settings: &Settings,
+    (style, seed): (Style, u64),
+    options: &Options,
+    check: &mut CheckReport,
+) {
+    let races = settings.repeat_races && check.hazards.iter().any(|hazard| hazard.kind == HazardKind::Race);
+    if races && let Some(feed) = Feed::draw(bound, style, seed) {
+        // The verdict is final, whether or not these runs end in time.
+        let _ = repeat::check_determinism(bound, &feed, options, check);
+    }
+    if check.verdict == Verdict::Failed && !style.is_finite() {
+        check.fail(format!(
+            "only inputs that are not finite fail ({}): all runs on finite inputs passed, and `inputs = \"finite\"` \
+             in the launch file leaves the others out",
+            style.name()
+        ));
+    }
+}
+
+/// After the runs of a kernel that passed them all. If its CTAs communicate, runs it with little room for its
+/// CTAs, and with reads that return older values. Leaves the check incomplete if an output was not judged.
+fn conclude(
     bound: &Bound,
     seed: u64,
     options: &Options,
     watch: &Watch,
     check: &mut CheckReport,
 ) -> Result<(), GateError> {
-    if !check.communicates || check.verdict != Verdict::Passed {
-        return Ok(());
+    if check.verdict == Verdict::Passed
+        && check.communicates
+        && let Some(feed) = Feed::draw(bound, Style::Normal, seed)
+    {
+        let checked = residency::check(bound, &feed, options, check)
+            .and_then(|()| repeat::check_weak_order(bound, &feed, options, check));
+        if let Err(error) = checked {
+            check.leave_incomplete(unfinished(error, watch)?);
+        }
     }
-    let Some(feed) = Feed::draw(bound, Style::Normal, seed) else { return Ok(()) };
-    let checked = residency::check(bound, &feed, options, check)
-        .and_then(|()| repeat::check_weak_order(bound, &feed, options, check));
-    checked.or_else(|error| unfinished(error, watch, check))
+    if check.verdict == Verdict::Passed && check.runs > 0 {
+        require_judged(bound, check);
+    }
+    Ok(())
+}
+
+/// Makes the verdict incomplete when the CTAs that ran wrote nothing that can be judged.
+fn require_judged(bound: &Bound, check: &mut CheckReport) {
+    if bound.problem.is_some() && check.error.is_none() {
+        check.leave_incomplete("no row of the output was written completely by the CTAs that ran".to_owned());
+    }
+    for reference in &bound.references {
+        if check.judgements.iter().all(|judgement| judgement.output != reference.name) {
+            check.leave_incomplete(format!(
+                "no element of {} was written by the CTAs that ran",
+                reference.name
+            ));
+        }
+    }
 }
 
 /// Checks a generator with one kernel for each problem. `emit` returns `None` for problems that the generator
@@ -302,7 +332,10 @@ fn run_once(
     let before = bytes(&buffers);
     let mut reports = match run_steps(bound, &mut buffers, options, traced) {
         Ok(reports) => reports,
-        Err(error) => return unfinished(error, watch, check),
+        Err(error) => {
+            check.leave_incomplete(unfinished(error, watch)?);
+            return Ok(());
+        }
     };
     let lost = |h: &emu::Hazard| matches!(h.kind, HazardKind::Misaligned | HazardKind::OutOfBounds);
     let complete = reports.len() == bound.steps().count();
@@ -503,7 +536,12 @@ fn judge_references(
                 }
         };
         match reference.expect(before, || feed.buffers(bound), options) {
-            Ok(expected) => check.judge(reference.judge(&expected, &contents, is_judged)),
+            Ok(expected) => {
+                let judgement = reference.judge(&expected, &contents, is_judged);
+                if judgement.elements > 0 || options.only.is_none() {
+                    check.judge(judgement);
+                }
+            }
             Err(error @ ReferenceError::Kernel { .. }) => check.leave_incomplete(error.to_string()),
             Err(error) => return Err(error.into()),
         }
@@ -511,24 +549,23 @@ fn judge_references(
     Ok(())
 }
 
-/// Records that a run did not end.
+/// Why a run did not end, in words.
 ///
 /// # Errors
 /// When the kernel cannot be launched at all.
-fn unfinished(error: EmuError, watch: &Watch, check: &mut CheckReport) -> Result<(), GateError> {
+pub(super) fn unfinished(error: EmuError, watch: &Watch) -> Result<String, GateError> {
     match error {
         EmuError::Unsupported { .. }
         | EmuError::StepLimit { .. }
         | EmuError::GridLimit { .. }
         | EmuError::GridSize { .. }
-        | EmuError::MemoryLimit { .. } => check.leave_incomplete(error.to_string()),
+        | EmuError::MemoryLimit { .. } => Ok(error.to_string()),
         EmuError::TimeLimit { .. } => {
             let (run, runs) = watch.runs();
-            check.leave_incomplete(format!("run {run} of {runs} did not end: {error}"));
+            Ok(format!("run {run} of {runs} did not end: {error}"))
         }
-        error => return Err(GateError::Launch(error)),
+        error => Err(GateError::Launch(error)),
     }
-    Ok(())
 }
 
 /// Whether any lane executed an instruction that may write global memory.

@@ -12,6 +12,11 @@ use problem::{DType, Problem};
 /// A kernel on a grid of 40 x 5 CTAs. Each thread writes one element of `y`; `body` has the CTA's index in
 /// `%r5`, the element's address in `%rd2` and its value in `%r9`.
 fn kernel(body: &str) -> Bound {
+    kernel_with(body, "")
+}
+
+/// The kernel with more tables in its launch file.
+fn kernel_with(body: &str, tables: &str) -> Bound {
     let module = format!(
         ".version 7.0
 .target sm_80
@@ -39,7 +44,11 @@ fn kernel(body: &str) -> Bound {
     );
     let launch = "[launch]\ngrid = [40, 5]\nblock = [32]\n[[arg]]\nname = \"y\"\nrole = \"buffer\"\n\
         dtype = \"u32\"\nelements = 6400\n";
-    let module = ptx::parse(&module).unwrap().verify().unwrap();
+    bound(&module, &format!("{launch}{tables}"))
+}
+
+fn bound(module: &str, launch: &str) -> Bound {
+    let module = ptx::parse(module).unwrap().verify().unwrap();
     launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap()
 }
 
@@ -112,4 +121,54 @@ fn rows_of_attention_are_judged_as_far_as_they_ran() {
     assert_eq!(check.verdict, Verdict::Passed, "{:?} {:?}", check.reasons, check.warnings);
     assert!(sample.ctas_run < sample.ctas, "{sample:?}");
     assert!(check.error.is_some() && check.recorded.is_empty() && check.warnings.is_empty());
+}
+
+#[test]
+fn reads_of_older_values_are_checked_after_a_short_budget() {
+    let text = include_str!("../../../../filetests/cuda/relaxed_message.ptx");
+    let launch = |entry: &str| {
+        format!(
+            "[launch]\nentry = \"{entry}\"\ngrid = [2]\nblock = [32]\ncooperative = true\n\
+             [[arg]]\nrole = \"buffer\"\ndtype = \"i32\"\nelements = 64\ninit = \"zeros\"\n\
+             [[arg]]\nrole = \"buffer\"\ndtype = \"i32\"\nelements = 1\n"
+        )
+    };
+    for (entry, verdict) in [("wrong", Verdict::Failed), ("right", Verdict::Passed)] {
+        let (check, sample) = within(&bound(text, &launch(entry)), Duration::ZERO);
+        assert_eq!((check.verdict, check.runs), (verdict, 1), "{entry}: {:?}", check.reasons);
+        assert!(sample.runs_planned > 1);
+        assert_eq!(check.reasons.iter().any(|reason| reason.contains("weak_order")), entry == "wrong");
+    }
+}
+
+#[test]
+fn a_check_that_judged_no_row_is_incomplete() {
+    // Each CTA writes half a row.
+    let module = ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out)\n{\n\
+        .reg .b64 %rd<3>;\n.reg .b32 %r<4>;\n.reg .b16 %h<2>;\nld.param.u64 %rd1, [out];\n\
+        mov.u32 %r1, %ctaid.x;\nmov.u32 %r2, %tid.x;\nmad.lo.u32 %r3, %r1, 32, %r2;\n\
+        mul.wide.u32 %rd2, %r3, 2;\nadd.u64 %rd1, %rd1, %rd2;\nmov.u16 %h1, 0;\n\
+        st.global.u16 [%rd1], %h1;\nret;\n}\n";
+    let launch = "[problem]\nheads_q = 1\nseq_q = 100\nhead_dim = 64\ndtype = \"f16\"\n\
+        [launch]\ngrid = [200]\nblock = [32]\n[[arg]]\nrole = \"out\"\n";
+    let (check, sample) = within(&bound(module, launch), Duration::ZERO);
+    assert_eq!((check.verdict, sample.ctas_run), (Verdict::Incomplete, 2), "{:?}", check.reasons);
+    assert_eq!(check.reasons, ["no row of the output was written completely by the CTAs that ran"]);
+    assert!(check.error.is_none());
+}
+
+#[test]
+fn a_check_that_judged_no_element_is_incomplete() {
+    // Only CTA 137 writes.
+    let body = "    setp.ne.u32 %p1, %r5, 137;\n    @%p1 ret;";
+    let zeros = "[[arg]]\nname = \"x\"\nrole = \"buffer\"\ndtype = \"u32\"\nelements = 6400\ninit = \"zeros\"\n\
+        parameter = false\n[reference]\noutput = \"y\"\nbuiltin = \"scan\"\noperation = \"max\"\ninputs = [\"x\"]\n";
+    let bound = kernel_with(body, zeros);
+    let (check, _) = within(&bound, Duration::ZERO);
+    assert_eq!(check.verdict, Verdict::Incomplete, "{:?}", check.reasons);
+    assert_eq!(check.reasons, ["no element of y was written by the CTAs that ran"]);
+    assert!(!check.is_judged());
+    let (check, _) = within(&bound, LONG);
+    assert_eq!(check.verdict, Verdict::Failed, "{:?}", check.reasons);
+    assert!(check.reasons[0].contains("wrong answer in y: 32 of 32 elements"), "{:?}", check.reasons);
 }
