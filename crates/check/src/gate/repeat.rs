@@ -19,8 +19,7 @@ pub(super) fn check_determinism(
     check: &mut CheckReport,
 ) -> Result<(), EmuError> {
     let first = outputs(bound, feed, &Options { schedule: Schedule::Late, ..options.clone() })?;
-    for schedule in [Schedule::Early, Schedule::Random, Schedule::Random] {
-        let seed = options.seed.wrapping_add(check.runs.into()).wrapping_mul(2) + 1;
+    for (seed, schedule) in repetitions(options.seed.wrapping_add(check.runs.into())) {
         let next = outputs(bound, feed, &Options { schedule, seed, ..options.clone() })?;
         if let Some((name, bytes, all)) = difference(bound, &first, &next) {
             check.fail(format!(
@@ -30,6 +29,12 @@ pub(super) fn check_determinism(
         }
     }
     Ok(())
+}
+
+/// The seeds and schedules of the repetitions.
+fn repetitions(seed: u64) -> impl Iterator<Item = (u64, Schedule)> {
+    let seeds = (0..).map(move |index| seed.wrapping_add(index).wrapping_mul(2) + 1);
+    seeds.zip([Schedule::Early, Schedule::Random, Schedule::Random])
 }
 
 /// Repeats a kernel with relaxed or volatile reads so that these reads return older values. If the outputs
@@ -93,4 +98,17 @@ fn reads_relaxed(inst: &Instruction) -> bool {
         Op::Ld(m) if matches!(m.space, Space::Global | Space::Generic)
             && matches!(m.sem, MemSem::Relaxed | MemSem::Volatile)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_repetitions_are_equal() {
+        for seed in [0, 7, u64::MAX] {
+            let all: Vec<_> = repetitions(seed).collect();
+            assert!((1..all.len()).all(|i| !all[..i].contains(&all[i])), "{all:?}");
+        }
+    }
 }
