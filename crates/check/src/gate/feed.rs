@@ -163,7 +163,7 @@ impl Feed {
 
     fn filled(&self, bound: &Bound, index: usize, memory: &Memory) -> Buffer {
         let bytes = bound.kernel.buffers[index].bytes;
-        match fill(memory, self.seed + index as u64, &bound.data) {
+        match fill(memory, self.seed.wrapping_add(index as u64), &bound.data) {
             Some(contents) => Buffer::from_bytes(&contents),
             None => Buffer::uninitialised(bytes),
         }
@@ -293,6 +293,6 @@ fn check_gaps(name: &str, out: &[u8], rows: &[Range<usize>], bytes: usize, check
     }
     let stray = out.iter().zip(&covered).position(|(&byte, &covered)| !covered && byte != 0xff);
     if let Some(at) = stray {
-        check.fail(format!("byte {at} of {name} belongs to no row and was written"));
+        check.fail(format!("byte {at} of {name} lies between output rows and was written"));
     }
 }

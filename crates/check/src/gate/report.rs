@@ -15,7 +15,8 @@ use crate::reference::Judgement;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// No hazard, and every output within the error model.
+    /// No hazard, and every output that was judged is within its tolerance. Without a problem or a reference,
+    /// no output is judged.
     #[serde(alias = "proven")]
     Passed,
     /// Something could not be checked: an unsupported instruction, or a kernel that did not end in time.

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use flashcore_check::files::{self, Tensor};
-use flashcore_check::gate::{CheckReport, Settings, Verdict, check_kernel};
+use flashcore_check::gate::{CheckReport, Settings, Verdict, check_kernel, contents};
 use flashcore_check::launchfile::{LaunchError, LaunchSpec};
 use flashcore_check::numbers::Numbers;
 use host::store::Scratch;
@@ -316,4 +316,10 @@ fn a_tensor_map_may_lie_in_global_memory() {
     let check = check_kernel(&bound, &Settings::quick()).unwrap();
     assert_passed(&check);
     assert!(check.coverage.unwrap().percent() > 50.0);
+}
+
+#[test]
+fn any_seed_fills_the_buffers() {
+    let bound = judged(IS_COPY).parse::<LaunchSpec>().unwrap().bind(module(&copy("k", ""))).unwrap();
+    assert_eq!(contents(&bound, u64::MAX).len(), 2);
 }
