@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use check::diagnose::SMALL_GRID;
 use check::gate::{
-    CheckReport, Fate, GateError, Mutant, Settings, Verdict, Watch, check_mutants, check_watched,
+    CheckReport, GateError, Mutant, MutantResult, Settings, Verdict, Watch, check_mutants, check_watched,
 };
 use check::launchfile::Bound;
 use check::names::demangle;
@@ -81,7 +81,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
         study.check.require_room(&launch, resources, gpu);
     }
     for mutant in &mut mutants {
-        if let Fate::Failed(reason) | Fate::Incomplete(reason) = &mut mutant.fate {
+        if let MutantResult::Failed(reason) | MutantResult::Incomplete(reason) = &mut mutant.result {
             *reason = study.sources.readable(reason);
         }
     }
@@ -321,17 +321,17 @@ fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(),
             0 => "an argument".to_owned(),
             line => study.sources.place(line),
         };
-        let fate = match &mutant.fate {
-            Fate::Failed(reason) => format!("found: {}", ptx::quote::words(reason)),
-            Fate::Incomplete(reason) => format!("no verdict: {}", ptx::quote::words(reason)),
-            Fate::Differs(what) => format!("no hazard, {what}: a [reference] would find it"),
-            Fate::Same => "not found: no hazard, and equal outputs".to_owned(),
-            Fate::NotExecuted => "not checked: the instruction is not executed".to_owned(),
-            Fate::NoEffect => {
+        let result = match &mutant.result {
+            MutantResult::Failed(reason) => format!("found: {}", ptx::quote::words(reason)),
+            MutantResult::Incomplete(reason) => format!("no verdict: {}", ptx::quote::words(reason)),
+            MutantResult::Differs(what) => format!("no hazard, {what}: a [reference] would find it"),
+            MutantResult::Same => "not found: no hazard, and equal outputs".to_owned(),
+            MutantResult::NotExecuted => "not checked: the instruction is not executed".to_owned(),
+            MutantResult::NoEffect => {
                 "not checked: with this fault the comparison has the same result in every thread".to_owned()
             }
         };
-        writeln!(out, "mutant {} at {place}: {fate}", mutant.fault)?;
+        writeln!(out, "mutant {} at {place}: {result}", mutant.fault)?;
     }
     Ok(())
 }

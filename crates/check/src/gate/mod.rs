@@ -26,7 +26,7 @@ mod watch;
 
 pub use coverage::Coverage;
 pub use feed::{Feed, contents};
-pub use mutants::{Fate, Mutant, check_mutants};
+pub use mutants::{Mutant, MutantResult, check_mutants};
 pub use report::{CheckReport, HazardRow, Recorded, Verdict};
 pub use run::{GateError, Settings, check_family, check_kernel, check_watched};
 pub use sample::{Choice, Sample};

@@ -3,14 +3,14 @@
 
 use std::collections::HashSet;
 
-use judge::inputs::Style;
 use ptx::Kernel;
 use serde::Serialize;
 
 use super::feed::Feed;
 use super::mutate::{Fault, mutant, sites, witness};
 use super::repeat::{difference, outputs};
-use super::run::{GateError, Settings, check_watched, run_steps};
+use super::run::{GateError, Settings, check_watched, run_steps, unfinished};
+use super::sampler::spread;
 use super::{CheckReport, Verdict, Watch};
 use crate::launchfile::Bound;
 use emu::{EmuError, HazardKind, Options};
@@ -18,10 +18,10 @@ use emu::{EmuError, HazardKind, Options};
 /// Sites that are looked at for each mutant that is asked for: at some of them a fault has no effect.
 const SITES: usize = 4;
 
-/// The verdict on a mutant.
+/// What a check finds of a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fate {
+pub enum MutantResult {
     /// The check failed, for this reason.
     Failed(String),
     /// The check ended without a verdict, for this reason.
@@ -36,10 +36,10 @@ pub enum Fate {
     NoEffect,
 }
 
-impl Fate {
+impl MutantResult {
     /// Whether the fault was put into the kernel and had an effect in a run.
     fn was_checked(&self) -> bool {
-        !matches!(self, Fate::NotExecuted | Fate::NoEffect)
+        !matches!(self, MutantResult::NotExecuted | MutantResult::NoEffect)
     }
 }
 
@@ -51,7 +51,8 @@ pub struct Mutant {
     pub orders: bool,
     /// The line of the PTX.
     pub line: u32,
-    pub fate: Fate,
+    #[serde(rename = "fate")]
+    pub result: MutantResult,
 }
 
 /// Checks up to `most` mutants of a kernel that passed with the report `passed`, drawn evenly from the kinds
@@ -73,7 +74,7 @@ pub fn check_mutants(
         .map(|coverage| coverage.lines().filter_map(|(line, executed)| executed.then_some(line)).collect());
     let mut found: Vec<Mutant> = Vec::new();
     for (fault, site) in chosen(&bound.kernel, most * SITES) {
-        if found.iter().filter(|mutant| mutant.fate.was_checked()).count() >= most {
+        if found.iter().filter(|mutant| mutant.result.was_checked()).count() >= most {
             break;
         }
         let (Some(kernel), Some(line)) =
@@ -81,30 +82,53 @@ pub fn check_mutants(
         else {
             continue;
         };
-        let fate = if line > 0 && executed.as_ref().is_some_and(|lines| !lines.contains(&line)) {
-            Fate::NotExecuted
-        } else if !has_effect(bound, settings, fault, site).map_err(GateError::Launch)? {
-            Fate::NoEffect
+        let result = if line > 0 && executed.as_ref().is_some_and(|lines| !lines.contains(&line)) {
+            MutantResult::NotExecuted
         } else {
             let mutated = Bound { kernel, ..bound.clone() };
-            let check = check_watched(&mutated, settings, watch)?;
-            let reason = || check.reasons.first().cloned().unwrap_or_default();
-            match check.verdict {
-                Verdict::Failed => Fate::Failed(reason()),
-                Verdict::Incomplete => Fate::Incomplete(reason()),
-                Verdict::Passed => compare(bound, &mutated, settings),
+            match has_effect(bound, settings, fault, site, watch) {
+                Ok(true) => check_mutant(bound, &mutated, settings, watch)?,
+                Ok(false) => MutantResult::NoEffect,
+                Err(error) => without_original(error, watch)?,
             }
         };
-        found.push(Mutant { fault: format!("{fault:?}"), orders: fault.orders(), line, fate });
+        found.push(Mutant { fault: format!("{fault:?}"), orders: fault.orders(), line, result });
     }
     Ok(found)
 }
 
+/// Checks a mutant, and compares its outputs with those of the original if it passes.
+fn check_mutant(
+    bound: &Bound,
+    mutated: &Bound,
+    settings: &Settings,
+    watch: &Watch,
+) -> Result<MutantResult, GateError> {
+    let check = check_watched(mutated, settings, watch)?;
+    let reason = || check.reasons.first().cloned().unwrap_or_default();
+    match check.verdict {
+        Verdict::Failed => Ok(MutantResult::Failed(reason())),
+        Verdict::Incomplete => Ok(MutantResult::Incomplete(reason())),
+        Verdict::Passed => compare(bound, mutated, settings, watch),
+    }
+}
+
+/// The result of a mutant when a run of the original kernel does not end.
+fn without_original(error: EmuError, watch: &Watch) -> Result<MutantResult, GateError> {
+    Ok(MutantResult::Incomplete(format!("the kernel without the fault: {}", unfinished(error, watch)?)))
+}
+
 /// Whether a fault changes the result of a comparison in some run. Other faults count as having an effect.
-fn has_effect(bound: &Bound, settings: &Settings, fault: Fault, site: usize) -> Result<bool, EmuError> {
+fn has_effect(
+    bound: &Bound,
+    settings: &Settings,
+    fault: Fault,
+    site: usize,
+    watch: &Watch,
+) -> Result<bool, EmuError> {
     let Some(kernel) = witness(&bound.kernel, fault, site) else { return Ok(true) };
     let witness = Bound { kernel, ..bound.clone() };
-    for (feed, options) in runs(bound, settings) {
+    for (feed, options) in runs(bound, settings, watch) {
         let reports = run_steps(&witness, &mut feed.buffers(&witness), &options, 0)?;
         let mut hazards = reports.iter().flat_map(|report| &report.hazards);
         if hazards.any(|hazard| hazard.kind == HazardKind::Trap) {
@@ -115,58 +139,51 @@ fn has_effect(bound: &Bound, settings: &Settings, fault: Fault, site: usize) -> 
 }
 
 /// Compares the outputs of a mutant with those of the original.
-fn compare(bound: &Bound, mutated: &Bound, settings: &Settings) -> Fate {
-    for (feed, options) in runs(bound, settings) {
-        let run = |bound: &Bound| outputs(bound, &feed, &options);
-        let (Ok(original), Ok(mutant)) = (run(bound), run(mutated)) else { continue };
+fn compare(
+    bound: &Bound,
+    mutated: &Bound,
+    settings: &Settings,
+    watch: &Watch,
+) -> Result<MutantResult, GateError> {
+    for (feed, options) in runs(bound, settings, watch) {
+        let original = match outputs(bound, &feed, &options) {
+            Ok(original) => original,
+            Err(error) => return without_original(error, watch),
+        };
+        let mutant = match outputs(mutated, &feed, &options) {
+            Ok(mutant) => mutant,
+            Err(error) => return Ok(MutantResult::Incomplete(unfinished(error, watch)?)),
+        };
         if let Some((name, bytes, all)) = difference(bound, &original, &mutant) {
-            return Fate::Differs(format!("{bytes} of {all} bytes of {name} differ from the original's"));
+            let differs = format!("{bytes} of {all} bytes of {name} differ from the original's");
+            return Ok(MutantResult::Differs(differs));
         }
     }
-    Fate::Same
+    Ok(MutantResult::Same)
 }
 
-/// The inputs and options of the runs. Without a problem the inputs do not vary, as in [`check_watched`].
-fn runs(bound: &Bound, settings: &Settings) -> impl Iterator<Item = (Feed, Options)> {
-    let runs = settings.runs.iter().enumerate();
-    let runs =
-        runs.filter(|(index, (style, ..))| *index == 0 || bound.problem.is_some() || *style == Style::Normal);
-    runs.filter_map(|(_, &(style, seed, schedule))| {
-        let options = Options {
-            seed,
-            schedule,
-            step_limit: settings.step_limit,
-            grid_limit: settings.grid_limit,
-            placement: settings.placement,
-            collectives_order: settings.collectives_order,
-            ..Options::default()
-        };
-        Some((Feed::draw(bound, style, seed)?, options))
+/// The inputs and options of the runs of [`check_watched`].
+fn runs(bound: &Bound, settings: &Settings, watch: &Watch) -> impl Iterator<Item = (Feed, Options)> {
+    let runs = settings.runs_of(bound);
+    let count = runs.len();
+    runs.into_iter().zip(1..).filter_map(move |((style, seed, schedule), run)| {
+        watch.begin(run, count);
+        Some((Feed::draw(bound, style, seed)?, settings.options(seed, schedule, watch)))
     })
 }
 
 /// Sites of faults: one of each kind in turn, spread over the kernel.
 fn chosen(kernel: &Kernel, most: usize) -> Vec<(Fault, usize)> {
-    let counts: Vec<(Fault, usize)> =
-        Fault::ALL.into_iter().map(|fault| (fault, sites(kernel, fault))).filter(|(_, n)| *n > 0).collect();
+    let mut kinds = Fault::ALL.map(|fault| (fault, spread(sites(kernel, fault) as u64)));
     let mut chosen = Vec::new();
-    for round in 0.. {
+    loop {
         let before = chosen.len();
-        for &(fault, count) in counts.iter().filter(|(_, count)| round < *count) {
-            if chosen.len() < most {
-                // The golden ratio spreads the sites of successive rounds.
-                let spread = (round as f64 * 0.618_033_988_75).fract();
-                let site = ((spread * count as f64) as usize).min(count - 1);
-                if !chosen.contains(&(fault, site)) {
-                    chosen.push((fault, site));
-                }
-            }
-        }
+        chosen.extend(kinds.iter_mut().filter_map(|(fault, sites)| Some((*fault, sites.next()? as usize))));
         if chosen.len() == before || chosen.len() >= most {
+            chosen.truncate(most);
             return chosen;
         }
     }
-    chosen
 }
 
 /// The line of the instruction that a fault changes; 0 for an argument.
@@ -209,26 +226,71 @@ END:
 }
 ";
 
-    #[test]
-    fn a_fault_without_effect_is_no_mutant() {
+    fn bound(module: &str) -> Bound {
         let launch = "[launch]\nentry = \"k\"\ngrid = [1]\nblock = [32]\n\
             [[arg]]\nrole = \"buffer\"\ndtype = \"u32\"\nelements = 32\n";
-        let module = ptx::parse(MODULE).unwrap().verify().unwrap();
-        let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
-        let settings = Settings::quick();
+        let module = ptx::parse(module).unwrap().verify().unwrap();
+        launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap()
+    }
+
+    #[test]
+    fn every_site_is_chosen_in_time() {
+        let store = "    @!%p1 st.global.u32 [%rd1], %r1;\n";
+        assert!(MODULE.contains(store));
+        for count in 1..60 {
+            let kernel = bound(&MODULE.replace(store, &store.repeat(count))).kernel;
+            let all = Fault::ALL.map(|fault| sites(&kernel, fault));
+            let chosen = chosen(&kernel, usize::MAX);
+            assert_eq!(chosen.len(), all.iter().sum::<usize>(), "{count}");
+            let known: HashSet<(Fault, usize)> = chosen.into_iter().collect();
+            for (fault, sites) in Fault::ALL.into_iter().zip(all) {
+                assert!((0..sites).all(|site| known.contains(&(fault, site))), "{fault:?} of {count}");
+            }
+        }
+        assert_eq!(chosen(&bound(MODULE).kernel, 4).len(), 4);
+    }
+
+    #[test]
+    fn a_run_that_does_not_end_gives_no_verdict() {
+        let (bound, none) = (bound(MODULE), Watch::default());
+        let passed = check_kernel(&bound, &Settings::quick()).unwrap();
+        let incomplete = |result: &MutantResult, words: &str| match result {
+            MutantResult::Incomplete(reason) => assert!(reason.contains(words), "{reason}"),
+            other => panic!("{other:?}"),
+        };
+        let over = Watch::start(std::time::Duration::ZERO);
+        for mutant in check_mutants(&bound, &Settings::quick(), &passed, 8, &over).unwrap() {
+            if mutant.result != MutantResult::NotExecuted {
+                incomplete(&mutant.result, "the time limit of 0 s was exceeded");
+            }
+        }
+        // Starting the CTAs already exceeds the limit.
+        let small = Settings { grid_limit: 0, ..Settings::quick() };
+        let compared = compare(&bound, &bound, &small, &none).unwrap();
+        incomplete(&compared, "the kernel without the fault: the grid has 1 CTAs");
+        for mutant in check_mutants(&bound, &small, &passed, 8, &none).unwrap() {
+            if mutant.result != MutantResult::NotExecuted {
+                incomplete(&mutant.result, "the grid has 1 CTAs");
+            }
+        }
+    }
+
+    #[test]
+    fn a_fault_without_effect_is_no_mutant() {
+        let (bound, settings) = (bound(MODULE), Settings::quick());
         let passed = check_kernel(&bound, &settings).unwrap();
         assert_eq!(passed.verdict, Verdict::Passed, "{:?}", passed.reasons);
         let mutants = check_mutants(&bound, &settings, &passed, 8, &Watch::default()).unwrap();
-        let fate = |fault: &str, line: u32| {
+        let result = |fault: &str, line: u32| {
             let found = mutants.iter().find(|mutant| mutant.fault == fault && mutant.line == line);
-            &found.unwrap_or_else(|| panic!("no {fault} at {line}: {mutants:?}")).fate
+            &found.unwrap_or_else(|| panic!("no {fault} at {line}: {mutants:?}")).result
         };
         // The launch has no thread with index 48.
-        assert_eq!(*fate("BoundTooLarge", 13), Fate::NoEffect);
-        assert_eq!(*fate("ComparisonOffByOne", 13), Fate::NoEffect);
-        assert_eq!(*fate("SkipStore", 18), Fate::NotExecuted);
+        assert_eq!(*result("BoundTooLarge", 13), MutantResult::NoEffect);
+        assert_eq!(*result("ComparisonOffByOne", 13), MutantResult::NoEffect);
+        assert_eq!(*result("SkipStore", 18), MutantResult::NotExecuted);
         // The comparison changes for thread 15, and nothing depends on it.
-        assert_eq!(*fate("ComparisonOffByOne", 15), Fate::Same);
-        assert!(matches!(fate("SkipStore", 14), Fate::Differs(_)));
+        assert_eq!(*result("ComparisonOffByOne", 15), MutantResult::Same);
+        assert!(matches!(result("SkipStore", 14), MutantResult::Differs(_)));
     }
 }

@@ -377,16 +377,19 @@ impl Grid {
     /// All clusters, in consecutive pairs. Any number of pairs from the beginning is spread evenly.
     fn spread(&self) -> impl Iterator<Item = u64> + use<> {
         let count = self.count();
-        let pairs = count.div_ceil(2);
-        // A step near the golden section of the number of pairs, and coprime to that number, visits all
-        // pairs.
-        let mut step = ((pairs as f64 * 0.618_033_988_75) as u64).max(1);
-        while gcd(step, pairs) != 1 {
-            step += 1;
-        }
-        let all = (0..pairs).map(move |i| (u128::from(i) * u128::from(step) % u128::from(pairs)) as u64);
-        all.flat_map(|pair| [2 * pair, 2 * pair + 1]).filter(move |cluster| *cluster < count)
+        let pairs = spread(count.div_ceil(2));
+        pairs.flat_map(|pair| [2 * pair, 2 * pair + 1]).filter(move |cluster| *cluster < count)
     }
+}
+
+/// The numbers below `count`, each once. Any number of them from the beginning is spread evenly.
+pub(super) fn spread(count: u64) -> impl Iterator<Item = u64> {
+    // A step near the golden section of the count, and coprime to the count, visits all numbers.
+    let mut step = ((count as f64 * 0.618_033_988_75) as u64).max(1);
+    while gcd(step, count) != 1 {
+        step += 1;
+    }
+    (0..count).map(move |i| (u128::from(i) * u128::from(step) % u128::from(count)) as u64)
 }
 
 fn gcd(a: u64, b: u64) -> u64 {
