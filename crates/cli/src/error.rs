@@ -227,14 +227,18 @@ pub enum CliError {
 
 #[cfg(feature = "search")]
 impl From<evolve::setup::SetupError> for CliError {
-    fn from(error: evolve::setup::SetupError) -> CliError {
+    fn from(mut error: evolve::setup::SetupError) -> CliError {
+        use evolve::setup::SetupError;
+        if let SetupError::Argument { argument, .. } | SetupError::Memory { argument, .. } = &mut error {
+            *argument = match *argument {
+                "family" => "--family",
+                "problem" => "--problem",
+                "held_out" => "--held-out",
+                other => other,
+            };
+        }
         match error {
-            evolve::setup::SetupError::Argument { argument, value, accepted } => {
-                let argument = match argument {
-                    "family" => "--family",
-                    "held_out" => "--held-out",
-                    other => other,
-                };
+            SetupError::Argument { argument, value, accepted } => {
                 CliError::Argument { argument, value, accepted }
             }
             error => CliError::Setup(error),

@@ -121,10 +121,20 @@ fn is_marked(process: u32, mark: &[u8]) -> bool {
 
 /// Resident memory of a process, bytes.
 fn resident(process: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kilobytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kilobytes.unwrap_or(0) * 1024
+    proc_bytes(&format!("/proc/{process}/status"), "VmRSS:").unwrap_or(0)
+}
+
+/// This machine's memory, bytes; a small default if the system does not report it.
+pub(super) fn machine_memory() -> u64 {
+    const SMALL: u64 = 16 << 30;
+    proc_bytes("/proc/meminfo", "MemTotal:").unwrap_or(SMALL)
+}
+
+/// A size from a file of `/proc` with lines such as `VmRSS:  1234 kB`, bytes.
+fn proc_bytes(file: &str, key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
+    Some(rest.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
 /// Limits of a program that is run to its end.

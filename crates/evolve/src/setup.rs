@@ -13,7 +13,7 @@ use super::error::EvolveError;
 use super::seeding::{self, Wishes};
 use super::space;
 use super::task::Target;
-use super::workers::memory;
+use super::workers::evaluation_memory;
 use bench::{CpuPeaks, LoadMeter};
 use ledger::Candidate;
 use ledger::{Environment, Ledger, LedgerError, RunEvent, RunId};
@@ -68,10 +68,11 @@ pub enum SetupError {
     #[error("invalid value '{value}' for {argument}: expected {accepted}")]
     Argument { argument: &'static str, value: String, accepted: String },
     #[error(
-        "invalid value '{problem}' for problem: expected tensors of at most {most:.1} GB on this machine; these take \
-         {needed:.1} GB, and an evaluation holds them {times} times"
+        "invalid value '{problem}' for {argument}: expected tensors of at most {most:.1} GB on this machine; these \
+         take {needed:.1} GB, and an evaluation holds them {times} times"
     )]
     Memory {
+        argument: &'static str,
         problem: String,
         /// Size of its tensors, GB.
         needed: f64,
@@ -110,7 +111,7 @@ pub fn config(
     arch: Option<Arch>,
     wanted: Wanted,
 ) -> Result<Config, SetupError> {
-    can_hold(&target, wanted.problems.iter().chain(wanted.held_out.iter().flatten()))?;
+    can_hold(&target, wanted.problems.iter(), wanted.held_out.iter().flatten())?;
     let problems = distinct(wanted.problems);
     check_families(&wanted.families, &problems, arch.as_ref())?;
     for shape in wanted.held_out.iter().flatten() {
@@ -213,14 +214,20 @@ fn check_held_out(
 /// [`SetupError::Memory`] for the first problem that is too large.
 pub fn affordable(config: &Config) -> Result<(), SetupError> {
     let held_out = config.cases.iter().flat_map(|case| case.held_out.iter().map(|(shape, _)| shape));
-    can_hold(&config.target, config.cases.iter().map(|case| &case.problem).chain(held_out))
+    can_hold(&config.target, config.cases.iter().map(|case| &case.problem), held_out)
 }
 
-fn can_hold<'a>(target: &Target, mut shapes: impl Iterator<Item = &'a Shape>) -> Result<(), SetupError> {
+fn can_hold<'a>(
+    target: &Target,
+    problems: impl Iterator<Item = &'a Shape>,
+    held_out: impl Iterator<Item = &'a Shape>,
+) -> Result<(), SetupError> {
     let most = most(target);
-    shapes.find(|shape| bytes(shape) > most).map_or(Ok(()), |shape| {
+    let problems = problems.map(|shape| ("problem", shape));
+    let mut shapes = problems.chain(held_out.map(|shape| ("held_out", shape)));
+    shapes.find(|(_, shape)| bytes(shape) > most).map_or(Ok(()), |(argument, shape)| {
         let [needed, most] = [bytes(shape), most].map(|bytes| bytes as f64 / 1e9);
-        Err(SetupError::Memory { problem: shape.to_string(), needed, times: copies(target), most })
+        Err(SetupError::Memory { argument, problem: shape.to_string(), needed, times: copies(target), most })
     })
 }
 
@@ -231,9 +238,10 @@ const fn copies(target: &Target) -> u64 {
     }
 }
 
-/// Maximum size of a problem's tensors, bytes: half of this machine's memory divided by the number of copies.
+/// Maximum size of a problem's tensors, bytes: the memory that an evaluation may hold divided by the number
+/// of copies.
 fn most(target: &Target) -> u64 {
-    memory() / 2 / copies(target)
+    evaluation_memory() / copies(target)
 }
 
 /// Size of a problem's tensors, bytes.
@@ -338,6 +346,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::workers::Program;
     use host::store::Scratch;
     use ledger::Run;
 
@@ -428,10 +437,13 @@ mod tests {
             config(None, Target::Cpu, "any", None, Wanted { problems, held_out, ..wanted() })
         };
         let (huge, small) = (of(1 << 40), of(64));
-        for (problems, held_out) in [(vec![huge], None), (vec![small], Some(vec![huge]))] {
+        for (problems, held_out, argument) in
+            [(vec![huge], None, "problem"), (vec![small], Some(vec![huge]), "held_out")]
+        {
             let refused = begin(problems, held_out).unwrap_err();
             assert!(matches!(refused, SetupError::Memory { .. }), "{refused}");
-            assert!(refused.to_string().contains("1,8,1099511627776,64,f16"), "{refused}");
+            let words = format!("invalid value '1,8,1099511627776,64,f16' for {argument}: expected tensors");
+            assert!(refused.to_string().starts_with(&words), "{refused}");
         }
         // The largest problem that fits; its neighbour of twice the length does not.
         let (target, gpu) = model_named("h200").unwrap();
@@ -442,6 +454,16 @@ mod tests {
         affordable(&kept).unwrap();
         kept.cases[0].problem = of(longest + 1);
         assert!(matches!(affordable(&kept), Err(SetupError::Memory { .. })));
+    }
+
+    /// A problem that the setup accepts must not end its worker.
+    #[test]
+    fn a_worker_may_hold_what_the_setup_accepts() {
+        let limit = Program::of_this(&[]).unwrap().memory;
+        for target in [Target::Cpu, Target::Cuda { ordinal: 0 }, model_named("h200").unwrap().0] {
+            let needed = most(&target) * copies(&target);
+            assert!(needed <= limit, "{target:?}: {needed} > {limit}");
+        }
     }
 
     #[test]

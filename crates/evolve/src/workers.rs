@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::children::Group;
+use super::children::{Group, machine_memory};
 use super::evaluate::{Evaluator, Fault, Look};
 use super::faults::is_lost;
 use super::task::{Finding, Outcome, Task};
@@ -113,24 +113,15 @@ impl Program {
     /// When the system does not name this program's file.
     pub fn of_this(args: &[&str]) -> std::io::Result<Program> {
         let args = ["worker", "--watched"].iter().chain(args).copied().map(OsString::from).collect();
-        let (patience, memory) = (Duration::from_secs(180), share_of_memory());
+        let (patience, memory) = (Duration::from_secs(180), evaluation_memory());
         Ok(Program { file: std::env::current_exe()?, args, patience, memory })
     }
 }
 
-/// Memory limit of a worker, bytes: enough for the tensors of any problem, at most a quarter of this
-/// machine's memory.
-fn share_of_memory() -> u64 {
-    (memory() / 4).min(16 << 30)
-}
-
-/// This machine's memory, bytes; a small default if the system does not report it.
-pub(super) fn memory() -> u64 {
-    const SMALL: u64 = 16 << 30;
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    let kilobytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kilobytes.map_or(SMALL, |kilobytes| kilobytes * 1024)
+/// The memory that an evaluation may hold, bytes: half of this machine's memory. A worker that holds more is
+/// ended, and the setup of a run refuses problems whose evaluation needs more.
+pub(super) fn evaluation_memory() -> u64 {
+    machine_memory() / 2
 }
 
 /// A child process as an evaluator. It starts with its first task, and again after it is lost.

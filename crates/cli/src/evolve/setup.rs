@@ -71,7 +71,8 @@ pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, WorkerPo
         None => return Err(no_run(&ledger, number)?),
     };
     let config = setup::kept(&ledger, run)?;
-    setup::affordable(&config)?;
+    // The problems come from the ledger, so the error names no option.
+    setup::affordable(&config).map_err(CliError::Setup)?;
     config.sandbox.as_ref().map_or(Ok(()), can_be_had)?;
     promotable(args, &config.target)?;
     // Whether the run has a proposer is read from the ledger, because the command line does not repeat the

@@ -391,13 +391,16 @@ fn bad_usage_is_told() {
         (vec!["--proposer", "no-such-program x"], "the shell finds; it finds no no-such-program"),
         (
             vec!["--problem", "1,8,99999999999,64,f16"],
-            "invalid value '1,8,99999999999,64,f16' for problem: expected tensors of at most",
+            "invalid value '1,8,99999999999,64,f16' for --problem: expected tensors of at most",
         ),
         (
             vec!["--problem", "1,8,9999999,64,f16", "--device", "h200"],
-            "invalid value '1,8,9999999,64,f16' for problem",
+            "invalid value '1,8,9999999,64,f16' for --problem",
         ),
-        (vec!["--held-out", "1,8,99999999999,64,f16"], "expected tensors of at most "),
+        (
+            vec!["--held-out", "1,8,99999999999,64,f16"],
+            "invalid value '1,8,99999999999,64,f16' for --held-out: expected tensors of at most",
+        ),
         (vec!["--device", "h200", "--promote", "/proc/rows.jsonl"], "cannot write /proc/rows.jsonl"),
         (vec!["--device", "h200", "--promote", &place], "it is a folder"),
         (vec!["--evidence", &place], "it is a folder"),
