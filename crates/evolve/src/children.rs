@@ -24,6 +24,7 @@ const ROUNDS: u32 = 20;
 pub struct Group {
     child: Child,
     mark: String,
+    has_ended: bool,
 }
 
 impl Group {
@@ -35,19 +36,23 @@ impl Group {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let mark = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         lead_a_group(command);
-        Ok(Group { child: command.env(MARK, &mark).spawn()?, mark })
+        Ok(Group { child: command.env(MARK, &mark).spawn()?, mark, has_ended: false })
     }
 
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
-    /// The exit status of the group's leader, if it has ended.
+    /// The exit status of the group's leader, if it has ended. The rest of the group then ends too.
     ///
     /// # Errors
     /// When the system cannot report the status.
     pub fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
-        self.child.try_wait()
+        let status = self.child.try_wait()?;
+        if status.is_some() {
+            self.end();
+        }
+        Ok(status)
     }
 
     /// Total resident memory of the group, bytes; 0 where the system does not report it.
@@ -55,8 +60,12 @@ impl Group {
         members(&self.mark, self.child.id()).into_iter().map(resident).sum()
     }
 
-    /// Kills all processes of the group and waits for the leader.
+    /// Kills all processes of the group and waits for the leader. Only the first call sends signals: after
+    /// the group has ended, the system may give its number to other processes.
     pub fn end(&mut self) {
+        if std::mem::replace(&mut self.has_ended, true) {
+            return;
+        }
         let leader = self.child.id();
         signal(&[format!("-{leader}")]);
         // The leader is killed directly as well, in case there is no `sh`. It may have ended already.
@@ -151,11 +160,11 @@ pub struct Limits {
 
 /// The result of a program that stayed within its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Said {
+pub struct ProgramOutput {
     pub status: ExitStatus,
     pub output: Vec<u8>,
     /// The end of its standard error.
-    pub complaint: String,
+    pub stderr: String,
 }
 
 /// Why a program was killed or did not start.
@@ -163,6 +172,9 @@ pub struct Said {
 pub enum Confinement {
     #[error("the program cannot be started: {0}")]
     Start(std::io::Error),
+    /// The system does not report whether the program has ended.
+    #[error("cannot read the status of the program: {0}")]
+    Status(std::io::Error),
     /// The program exceeded its time limit.
     #[error("the program did not end within {0} s")]
     Time(f64),
@@ -179,19 +191,19 @@ pub enum Confinement {
 }
 
 /// Bytes of standard error that are kept.
-const COMPLAINT: usize = 4096;
+const STDERR_BYTES: usize = 4096;
 /// Interval between two checks of a program.
 const LOOK: Duration = Duration::from_millis(5);
 /// Checks of the program per check of its memory, which is more expensive: one every half second.
 const MEMORY_EVERY: u32 = 100;
 /// How long to wait for remaining output after a program has ended.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+pub(super) const OUTPUT_GRACE: Duration = Duration::from_secs(2);
 
 /// Runs a shell command line to its end, through [`run_command`].
 ///
 /// # Errors
 /// When the program cannot be started or exceeds a limit.
-pub fn run(line: &str, input: Vec<u8>, limits: &Limits) -> Result<Said, Confinement> {
+pub fn run(line: &str, input: Vec<u8>, limits: &Limits) -> Result<ProgramOutput, Confinement> {
     run_command(&["sh".into(), "-c".into(), line.into()], input, limits)
 }
 
@@ -201,7 +213,11 @@ pub fn run(line: &str, input: Vec<u8>, limits: &Limits) -> Result<Said, Confinem
 ///
 /// # Errors
 /// When the program cannot be started or exceeds a limit.
-pub fn run_command(words: &[OsString], input: Vec<u8>, limits: &Limits) -> Result<Said, Confinement> {
+pub fn run_command(
+    words: &[OsString],
+    input: Vec<u8>,
+    limits: &Limits,
+) -> Result<ProgramOutput, Confinement> {
     // The watching loop belongs to the group: if this process disappears, the loop kills the group.
     const SCRIPT: &str = "ulimit -c 0
         (while kill -s 0 \"$3\"; do sleep 1; done; kill -s KILL -- -$$) </dev/null >/dev/null 2>&1 &
@@ -225,17 +241,21 @@ pub fn run_command(words: &[OsString], input: Vec<u8>, limits: &Limits) -> Resul
     let tells = overflows.clone();
     let output =
         stdout.map(|stdout| Reader::start(stdout, move |kept, part| capped(kept, part, cap, &tells)));
-    let complaint = stderr.map(|stderr| Reader::start(stderr, tail));
+    let stderr = stderr.map(|stderr| Reader::start(stderr, tail));
     let ended = attend(&mut group, limits, began, &overflows);
     // When the last process ends, the pipes close and the reader threads end.
     group.end();
-    let wait_until = Instant::now() + LAST_WORDS;
+    let wait_until = Instant::now() + OUTPUT_GRACE;
     let output = output.map(|reader| reader.read(wait_until)).unwrap_or_default();
-    let complaint = complaint.map(|reader| reader.read(wait_until)).unwrap_or_default();
-    let complaint = String::from_utf8_lossy(&complaint).trim().to_owned();
+    let stderr = stderr.map(|reader| reader.read(wait_until)).unwrap_or_default();
+    let stderr = String::from_utf8_lossy(&stderr).trim().to_owned();
     let status = ended?;
     // The program may have ended before the overflow was noticed.
-    if output.len() > cap { Err(Confinement::Output(cap)) } else { Ok(Said { status, output, complaint }) }
+    if output.len() > cap {
+        Err(Confinement::Output(cap))
+    } else {
+        Ok(ProgramOutput { status, output, stderr })
+    }
 }
 
 /// A stream that is read on its own thread. If a process holds the stream open, the thread is abandoned.
@@ -282,7 +302,7 @@ fn attend(
     overflows: &AtomicBool,
 ) -> Result<ExitStatus, Confinement> {
     for looks in 0u32.. {
-        if let Some(status) = group.ended().map_err(Confinement::Start)? {
+        if let Some(status) = group.ended().map_err(Confinement::Status)? {
             return Ok(status);
         }
         if overflows.load(Ordering::Relaxed) {
@@ -314,7 +334,7 @@ fn capped(kept: &mut Vec<u8>, part: &[u8], cap: usize, overflows: &AtomicBool) -
 /// Keeps the end of a stream.
 fn tail(kept: &mut Vec<u8>, part: &[u8]) -> bool {
     kept.extend_from_slice(part);
-    let excess = kept.len().saturating_sub(COMPLAINT);
+    let excess = kept.len().saturating_sub(STDERR_BYTES);
     kept.drain(..excess);
     true
 }
@@ -326,17 +346,14 @@ mod tests {
     const LIMITS: Limits =
         Limits { wall: Duration::from_secs(20), cpu_seconds: 10, memory: 1 << 30, output: 1 << 20 };
 
-    fn short(line: &str) -> Result<Said, Confinement> {
+    fn short(line: &str) -> Result<ProgramOutput, Confinement> {
         run(line, b"in".to_vec(), &Limits { wall: Duration::from_millis(700), ..LIMITS })
     }
 
     #[test]
     fn who_keeps_the_limits_is_heard() {
         let said = run("cat; echo no >&2; exit 3", b"input".to_vec(), &LIMITS).unwrap();
-        assert_eq!(
-            (said.status.code(), said.output, said.complaint),
-            (Some(3), b"input".to_vec(), "no".into())
-        );
+        assert_eq!((said.status.code(), said.output, said.stderr), (Some(3), b"input".to_vec(), "no".into()));
         // The input exceeds the pipe's buffer, and the program reads nothing.
         let said = run("echo done", vec![b'x'; 1 << 20], &LIMITS).unwrap();
         assert_eq!((said.status.code(), said.output), (Some(0), b"done\n".to_vec()));
@@ -362,11 +379,7 @@ mod tests {
         // Only the end of standard error is kept.
         let said =
             run("head -c 9000000 /dev/zero | tr '\\0' x >&2; echo end >&2", Vec::new(), &LIMITS).unwrap();
-        assert!(
-            said.complaint.len() <= COMPLAINT && said.complaint.ends_with("xend"),
-            "{}",
-            said.complaint.len()
-        );
+        assert!(said.stderr.len() <= STDERR_BYTES && said.stderr.ends_with("xend"), "{}", said.stderr.len());
     }
 
     #[test]
@@ -375,7 +388,7 @@ mod tests {
         let said = run(&format!("exec python3 -c \"{greedy}\""), Vec::new(), &LIMITS);
         // The system refuses the memory, and Python reports that.
         let refused =
-            said.as_ref().is_ok_and(|said| !said.status.success() && said.complaint.contains("MemoryError"));
+            said.as_ref().is_ok_and(|said| !said.status.success() && said.stderr.contains("MemoryError"));
         assert!(refused || matches!(said, Err(Confinement::Memory { .. })), "{said:?}");
         // Each process is within the limit, all together are not.
         let part = "import time; x = b'x' * (300 << 20); time.sleep(60)";
@@ -406,6 +419,17 @@ mod tests {
         assert!(!lives(left));
     }
 
+    /// The group ends when its leader is found to have ended, since later its number may be another group's.
+    #[test]
+    fn children_end_with_their_leader() {
+        let seconds = "61234.5";
+        let mut group = Group::start(Command::new("sh").args(["-c", &format!("sleep {seconds} &")])).unwrap();
+        while group.ended().unwrap().is_none() {
+            std::thread::sleep(LOOK);
+        }
+        assert!(!lives(seconds));
+    }
+
     /// A process that cleared the mark and left the group keeps the pipes open. The run does not wait for
     /// this process, and keeps the output so far.
     #[test]
@@ -413,7 +437,7 @@ mod tests {
         let began = Instant::now();
         let line = "setsid env -i sleep 9 & sleep 0.2; echo answer; echo why >&2";
         let said = run(line, vec![b'x'; 1 << 20], &LIMITS).unwrap();
-        assert_eq!((said.output, said.complaint), (b"answer\n".to_vec(), "why".to_owned()));
+        assert_eq!((said.output, said.stderr), (b"answer\n".to_vec(), "why".to_owned()));
         assert!(began.elapsed() < Duration::from_secs(7), "{:?}", began.elapsed());
     }
 

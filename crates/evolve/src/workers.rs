@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::children::{Group, machine_memory};
+use super::children::{Group, OUTPUT_GRACE, machine_memory};
 use super::evaluate::{Evaluator, Fault, Look};
 use super::faults::is_lost;
 use super::task::{Finding, Outcome, Task};
@@ -138,17 +138,17 @@ struct Running {
     stdin: ChildStdin,
     lines: Receiver<String>,
     /// The last lines of its standard error.
-    complaint: Arc<Mutex<VecDeque<String>>>,
+    stderr: Arc<Mutex<VecDeque<String>>>,
     /// The thread that reads standard error.
     listener: JoinHandle<()>,
 }
 
 /// Number of lines of standard error that are kept.
-const COMPLAINTS: usize = 8;
-/// How long to wait for remaining output after the end of a worker.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const STDERR_LINES: usize = 8;
 /// Interval between two checks of a worker's memory.
 const LOOK: Duration = Duration::from_millis(200);
+/// Interval between two checks of a worker whose output ended.
+const PAUSE: Duration = Duration::from_millis(5);
 
 impl Worker {
     /// A worker of a program; `environment` describes the origin of its figures.
@@ -174,42 +174,42 @@ impl Worker {
         std::thread::spawn(move || {
             let _ = BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| tell.send(line));
         });
-        let complaint = Arc::new(Mutex::new(VecDeque::new()));
-        let kept = complaint.clone();
-        let listener = std::thread::spawn(move || keep(stderr, &kept));
+        let kept = Arc::new(Mutex::new(VecDeque::new()));
+        let shared = kept.clone();
+        let listener = std::thread::spawn(move || keep(stderr, &shared));
         self.started += 1;
-        Ok(Running { group, stdin, lines, complaint, listener })
+        Ok(Running { group, stdin, lines, stderr: kept, listener })
     }
 
     /// Sends the task to a running worker and returns the outcome.
     fn ask(&mut self, task: &Task) -> Result<Outcome, Fault> {
         let line = serde_json::to_string(task).map_err(|error| Fault::new(Reason::Crashed, error))?;
         // A worker that ended while idle is replaced without a rejection.
-        for attempt in 0..2 {
-            let mut running = match self.running.take() {
-                Some(running) => running,
-                None => self.start().map_err(|error| {
-                    let program = self.program.file.display();
-                    Fault::new(Reason::Crashed, format!("the worker {program} cannot be started: {error}"))
-                })?,
-            };
-            if attempt == 0 && !matches!(running.group.ended(), Ok(None)) {
-                continue;
-            }
-            // A failed write is noticed when the outcome does not arrive.
-            let _ = writeln!(running.stdin, "{line}").and_then(|()| running.stdin.flush());
-            let answer = running.answer(task, &self.program);
-            let is_sound = answer.as_ref().is_ok_and(|outcome| !is_lost(outcome));
-            if is_sound {
-                self.running = Some(running);
-            }
-            return answer;
+        let idle = self.running.take();
+        let mut running = match idle.and_then(Running::still_runs) {
+            Some(running) => running,
+            None => self.start().map_err(|error| {
+                let program = self.program.file.display();
+                Fault::new(Reason::Crashed, format!("the worker {program} cannot be started: {error}"))
+            })?,
+        };
+        // A failed write is noticed when the outcome does not arrive.
+        let _ = writeln!(running.stdin, "{line}").and_then(|()| running.stdin.flush());
+        let answer = running.answer(task, &self.program);
+        let is_sound = answer.as_ref().is_ok_and(|outcome| !is_lost(outcome));
+        if is_sound {
+            self.running = Some(running);
         }
-        Err(Fault::new(Reason::Crashed, "the worker ends as soon as it is started"))
+        answer
     }
 }
 
 impl Running {
+    /// This worker, unless it has ended.
+    fn still_runs(mut self) -> Option<Running> {
+        matches!(self.group.ended(), Ok(None)).then_some(self)
+    }
+
     fn answer(&mut self, task: &Task, program: &Program) -> Result<Outcome, Fault> {
         let mut given = program.patience;
         let mut since = Instant::now();
@@ -226,7 +226,9 @@ impl Running {
                         let begin: String = line.chars().take(80).collect();
                         Fault::new(
                             Reason::Crashed,
-                            format!("the worker said {begin:?}, which is no outcome: {error}"),
+                            format!(
+                                "invalid line {begin:?} from the worker: expected an outcome as JSON ({error})"
+                            ),
                         )
                     })?;
                     if (outcome.candidate, outcome.stage) != (task.candidate, task.stage) {
@@ -255,18 +257,29 @@ impl Running {
         }
     }
 
+    /// The fault of a worker whose standard output ended. Its process may still run.
     fn how_it_ended(&mut self) -> Fault {
-        let status = match self.group.child().wait() {
-            Ok(status) => status.to_string(),
-            Err(error) => error.to_string(),
+        let closed = Instant::now();
+        let status = loop {
+            match self.group.ended() {
+                Ok(None) if closed.elapsed() < OUTPUT_GRACE => std::thread::sleep(PAUSE),
+                Ok(None) => {
+                    let seconds = OUTPUT_GRACE.as_secs_f64();
+                    let detail =
+                        format!("the worker closed its output and did not end within {seconds:.1} s");
+                    return Fault::new(Reason::Hangs, detail);
+                }
+                Ok(Some(status)) => break status.to_string(),
+                Err(error) => break error.to_string(),
+            }
         };
-        // Remaining output may still arrive; a child of the worker may hold the pipe open.
+        // Remaining output may still arrive; a process that left the group may hold the pipe open.
         let ended = Instant::now();
-        while !self.listener.is_finished() && ended.elapsed() < LAST_WORDS {
-            std::thread::sleep(Duration::from_millis(5));
+        while !self.listener.is_finished() && ended.elapsed() < OUTPUT_GRACE {
+            std::thread::sleep(PAUSE);
         }
-        let complaint = self.complaint.lock().unwrap_or_else(PoisonError::into_inner);
-        let words: Vec<&str> = complaint.iter().map(String::as_str).collect();
+        let stderr = self.stderr.lock().unwrap_or_else(PoisonError::into_inner);
+        let words: Vec<&str> = stderr.iter().map(String::as_str).collect();
         Fault::new(Reason::Crashed, format!("its worker ended ({status}): {}", words.join(" | ")))
     }
 }
@@ -276,7 +289,7 @@ fn keep(stream: impl Read, kept: &Mutex<VecDeque<String>>) {
     for line in BufReader::new(stream).lines().map_while(Result::ok) {
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_back(line);
-        if kept.len() > COMPLAINTS {
+        if kept.len() > STDERR_LINES {
             kept.pop_front();
         }
     }

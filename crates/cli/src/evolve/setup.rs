@@ -204,7 +204,7 @@ fn of_line(line: &str, sandbox: Option<&Sandbox>) -> Result<Proposer, CliError> 
 fn can_be_had(sandbox: &Sandbox) -> Result<(), CliError> {
     let said =
         of_line(":", Some(sandbox))?.run(Vec::new()).map_err(|error| CliError::Sandbox(error.to_string()))?;
-    if said.status.success() { Ok(()) } else { Err(CliError::Sandbox(said.complaint)) }
+    if said.status.success() { Ok(()) } else { Err(CliError::Sandbox(said.stderr)) }
 }
 
 /// Largest value of `--jobs`: more than any machine can use, and few enough to start on any machine.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::children::{Confinement, Limits, Said, run, run_command};
+use super::children::{Confinement, Limits, ProgramOutput, run, run_command};
 use super::task::Stage;
 pub use answer::Proposal;
 use host::store::{Scratch, StoreError};
@@ -71,7 +71,7 @@ impl Proposer {
     ///
     /// # Errors
     /// When the line cannot be started or exceeds a limit.
-    pub fn run(&self, input: Vec<u8>) -> Result<Said, Unheard> {
+    pub fn run(&self, input: Vec<u8>) -> Result<ProgramOutput, Unheard> {
         let Some((program, sandbox)) = &self.sandbox else {
             return Ok(run(&self.line, input, &self.limits)?);
         };
@@ -96,7 +96,7 @@ impl Proposer {
             _ => rejection(Reason::Proposer, fault),
         })?;
         if !said.status.success() {
-            let detail = format!("it ended with {}: {}", said.status, end(&said.complaint));
+            let detail = format!("it ended with {}: {}", said.status, end(&said.stderr));
             return Err(rejection(Reason::Proposer, detail));
         }
         let text = String::from_utf8(said.output).map_err(|error| {

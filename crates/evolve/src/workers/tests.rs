@@ -36,6 +36,7 @@ while read -r line; do
         *LEAVE*) answer budget; exit 0;;
         *LOST*) answer crashed;;
         *GARBAGE*) echo "%&/";;
+        *CLOSE*) exec >&-; sleep 60;;
         *OTHER*) number=999; answer plan;;
         *GREEDY*) exec python3 -c "x = b'x' * (300 << 20); import time; time.sleep(60)";;
         *) answer plan;;
@@ -69,7 +70,8 @@ fn what_ends_a_worker_is_recorded_and_the_next_task_is_done() {
     for (orders, reason, said) in [
         ("HANG", Reason::Hangs, "sent no outcome within 1.0 s"),
         ("CRASH", Reason::Crashed, "no more"),
-        ("GARBAGE", Reason::Crashed, "no outcome"),
+        ("GARBAGE", Reason::Crashed, "expected an outcome as JSON"),
+        ("CLOSE", Reason::Hangs, "closed its output and did not end within 2.0 s"),
         ("OTHER", Reason::Crashed, "another task"),
         ("GREEDY", Reason::Memory, "at most 150 MB are allowed"),
         ("LOST", Reason::Crashed, "by "),
