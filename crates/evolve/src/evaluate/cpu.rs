@@ -12,8 +12,8 @@ use kernels::select::Shape;
 use problem::Problem;
 use serde_json::json;
 
+use super::cpu_check::Cases;
 use super::cpu_model::CpuModel;
-use super::cpu_proof::Cases;
 use super::{Evaluator, Look, time_of, word_of};
 use crate::space::Domain;
 use crate::{Candidate, Finding, Stage, Task};

@@ -2,8 +2,8 @@
 //! know the search, and the search does not know threads, devices and processes.
 
 pub mod cpu;
+mod cpu_check;
 mod cpu_model;
-mod cpu_proof;
 pub mod cuda;
 mod kept;
 pub mod kernel;

@@ -4,7 +4,7 @@
 
 use cpu::{CpuError, CpuPlan};
 use oracle::OracleError;
-use problem::{DType, Layout, Problem, Tensor};
+use problem::{DType, Layout, Problem, ScaleLayout, Scales, Tensor};
 
 use check::gate::torture;
 use judge::inputs::{Style, draw};
@@ -16,6 +16,8 @@ use judge::values::{Inputs, Values};
 const MOST: [usize; 5] = [2, 2, 4, 71, 203];
 /// Number of draws of normal inputs.
 const SEEDS: u64 = 2;
+/// Number of draws of invalid descale factors: one for each kind of invalid factor.
+const FACTORS: u64 = 4;
 
 /// Inputs with their references.
 pub(super) struct Cases(Vec<Case>);
@@ -35,7 +37,9 @@ impl Cases {
         let small = small(problem);
         let ordinary = (1..=SEEDS).map(|seed| (Style::Normal, seed));
         let others = Style::ALL.into_iter().filter(|&style| style != Style::Normal).map(|style| (style, 1));
-        let own = ordinary.chain(others).map(|(style, seed)| {
+        let factors = (1..=FACTORS).map(|seed| (Style::BadFactors, seed));
+        let fp8 = [(Style::Saturated, 1)].into_iter().chain(factors).filter(|_| small.dtypes.has_fp8());
+        let own = ordinary.chain(others).chain(fp8).map(|(style, seed)| {
             let slack = match style {
                 // The error comes from f32 sums of huge products, and depends on the order of summation.
                 Style::HugeLogits | Style::Outlier => 4.0,
@@ -47,7 +51,8 @@ impl Cases {
                 Style::Rising | Style::Falling if small.dtypes.q == DType::F32 => 2.0,
                 _ => 1.0,
             };
-            let case = Case::draw(format!("{}, seed {seed}", style.name()), small.clone(), style, seed)?;
+            let problem = if style == Style::BadFactors { with_factors(&small) } else { small.clone() };
+            let case = Case::draw(format!("{}, seed {seed}", style.name()), problem, style, seed)?;
             Ok(Case { slack, ..case })
         });
         let torture = torture::problems(problem.dtypes, problem.head_dim).into_iter();
@@ -117,10 +122,20 @@ fn small(problem: &Problem) -> Problem {
     .with_layout(Layout::Bhsd)
 }
 
+/// The problem with descale factors per KV head for each 8-bit input. Calls with factors use the plan too.
+fn with_factors(problem: &Problem) -> Problem {
+    let layout = |tensor| {
+        let is_fp8 = problem.dtypes.of(tensor).is_fp8();
+        is_fp8.then(|| ScaleLayout::per_head(problem.heads_kv))
+    };
+    let scales = Scales { q: layout(Tensor::Q), k: layout(Tensor::K), v: layout(Tensor::V) };
+    Problem { scales, ..problem.clone() }
+}
+
 #[cfg(test)]
 mod tests {
     use cpu::{Isa, Lanes};
-    use problem::Band;
+    use problem::{Band, DTypes};
 
     use super::*;
 
@@ -142,6 +157,20 @@ mod tests {
             // The references no longer belong to the inputs.
             cases.0[0].inputs.v = cases.0[1].inputs.v.clone();
             assert!(cases.judge(&plan).unwrap().0[0].starts_with("normal, seed 1: "));
+        }
+    }
+
+    #[test]
+    fn plans_for_8_bit_inputs_are_checked_on_the_styles_of_8_bit_inputs() {
+        for dtypes in ["e4m3", "e5m2/e4m3/bf16:f32"] {
+            let dtypes: DTypes = dtypes.parse().unwrap();
+            let problem = Problem::new(1, 4, 300, 64, dtypes).with_heads_kv(2, Layout::Bhsd);
+            let cases = Cases::of(&problem).unwrap();
+            for (style, draws) in [(Style::Saturated, 1), (Style::BadFactors, 4)] {
+                let of_style = cases.0.iter().filter(|case| case.name.starts_with(style.name()));
+                assert_eq!(of_style.count(), draws, "{}", style.name());
+            }
+            assert_eq!(cases.judge(&CpuPlan::for_problem(&problem)).unwrap().0, [""; 0], "{dtypes}");
         }
     }
 
