@@ -25,7 +25,7 @@ use ledger::{
     TimeKind, Trial,
 };
 
-/// Locked for writing during a timing, and for reading during a check.
+/// Locked for writing during a timing, and for reading during a check or while inputs are drawn.
 static MACHINE: RwLock<()> = RwLock::new(());
 /// The time models of this process's problems, shared by all of its workers, the newest last.
 static MODELS: Mutex<Vec<(Shape, SharedModel)>> = Mutex::new(Vec::new());
@@ -101,7 +101,10 @@ impl CpuEvaluator {
     fn microbench(&mut self, plan: &CpuPlan, task: &Task) -> Result<Look, Rejection> {
         let incumbent = incumbent(task)?;
         let known = self.known(&task.problem);
-        let timer = known.timer.get_or_insert_with(|| CpuTimer::new(&task.problem.problem()));
+        let timer = known.timer.get_or_insert_with(|| {
+            let _shared = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
+            CpuTimer::new(&task.problem.problem())
+        });
         let failed = |error| reject(Stage::Microbench, Reason::Crashed, error);
         let theirs_failed = |error| reject(Stage::Microbench, Reason::Incumbent, error);
         let alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
