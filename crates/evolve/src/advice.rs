@@ -21,13 +21,13 @@ use super::rank;
 use bench::{Mode, Peaks};
 
 /// Minimum number of times for an estimate from the curve.
-const LEAST: usize = 10;
+const MIN_SAMPLES: usize = 10;
 /// Minimum number of times before a search counts as flat.
-const PATIENCE: usize = 48;
+const MIN_SAMPLES_FLAT: usize = 48;
 /// An expected log-gain below 0.2 % counts as none.
-const NOTHING: f64 = 0.002;
+const NO_GAIN: f64 = 0.002;
 /// An expected log-gain below 1 % is not worth more candidates.
-const WORTH: f64 = 0.01;
+const MIN_GAIN: f64 = 0.01;
 
 /// The advice in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -76,7 +76,7 @@ pub struct Advice {
 
 /// The expected logarithm of the speed-up from as many candidates again; `None` for a short curve.
 pub fn expected_gain(curve: &[f64]) -> Option<f64> {
-    if curve.len() < LEAST {
+    if curve.len() < MIN_SAMPLES {
         return None;
     }
     let logs: Vec<f64> = curve.iter().map(|us| us.ln()).collect();
@@ -94,9 +94,9 @@ pub fn expected_gain(curve: &[f64]) -> Option<f64> {
 pub fn is_flat(curve: &[f64]) -> bool {
     let least = |part: &[f64]| part.iter().copied().fold(f64::INFINITY, f64::min);
     let half = curve.len() / 2;
-    curve.len() >= PATIENCE
+    curve.len() >= MIN_SAMPLES_FLAT
         && least(&curve[..half]) <= least(&curve[half..])
-        && expected_gain(curve).is_some_and(|gain| gain < NOTHING)
+        && expected_gain(curve).is_some_and(|gain| gain < NO_GAIN)
 }
 
 /// The advice for a case.
@@ -135,8 +135,8 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
     let possible = best_us.zip(floor_us).map(|(best, floor)| (best / floor).max(1.0));
     let gain = expected_gain(&population.curve).map(f64::exp);
     let expected = gain.map(|gain| possible.map_or(gain, |possible| gain.min(possible)));
-    let noise = population.noise_floor().unwrap_or(1.0 + WORTH);
-    let worth = (1.0 + WORTH).max(noise);
+    let noise = population.noise_floor().unwrap_or(1.0 + MIN_GAIN);
+    let worth = (1.0 + MIN_GAIN).max(noise);
     let mut rows = Vec::new();
     let mut row =
         |criterion: &'static str, value: String, says: String| rows.push(Row { criterion, value, says });
@@ -153,7 +153,9 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
         "expected of another run of this size",
         expected.map_or("unknown".into(), |e| format!("{e:.3}×")),
         match expected {
-            None => format!("only {} of the {LEAST} times needed have been taken", population.curve.len()),
+            None => {
+                format!("only {} of the {MIN_SAMPLES} times needed have been taken", population.curve.len())
+            }
             Some(e) if e > worth => format!("more than the {worth:.3}× that this machine can resolve"),
             Some(_) => format!("less than the {worth:.3}× that this machine can resolve"),
         },

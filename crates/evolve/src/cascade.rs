@@ -9,7 +9,7 @@
 //! 5. `HeldOut`: the winner once more against the baseline, and on problems that the search never used.
 
 use super::population::{Member, Place};
-use super::task::Stage;
+use super::task::{Stage, reject};
 use check::gate::Verdict;
 use ledger::{Against, Candidate, CandidateId, CheckFact, Reason, Rejection};
 
@@ -18,10 +18,6 @@ pub const PICKED: usize = 2;
 /// Limit on spilled bytes per thread. A few spilled registers around a loop cost nothing; more spills change
 /// the character of the kernel.
 const SPILLS: u32 = 256;
-
-fn reject(stage: Stage, reason: Reason, detail: String) -> Rejection {
-    Rejection { stage, reason, detail }
-}
 
 /// Rejects a kernel that is known already.
 pub fn identical(first: CandidateId, stage: Stage) -> Rejection {
@@ -36,15 +32,16 @@ pub fn screened(member: &Member, standard: Option<[f64; 3]>) -> Option<Rejection
         return Some(reject(
             Stage::Screen,
             Reason::Spills,
-            format!("{spills} bytes a thread; up to {SPILLS} are let pass"),
+            format!("invalid value '{spills}' for spilled bytes per thread: expected at most {SPILLS}"),
         ));
     }
     let ([low, _, _], [_, standard, _]) = (member.predicted?, standard?);
     // Errors of the model's constants affect both predictions, so the interval of one bounds their
     // difference.
     (low > standard).then(|| {
-        let detail =
-            format!("at least {low:.2} µs are predicted where {standard:.2} are of the fastest known");
+        let detail = format!(
+            "its predicted time is at least {low:.2} µs; that of the fastest known candidate is {standard:.2} µs"
+        );
         reject(Stage::Screen, Reason::PredictedSlow, detail)
     })
 }
@@ -65,7 +62,7 @@ pub fn is_audited(member: &Member, standard: &[f64; 3]) -> bool {
 
 /// Rejects a random sample because others of its draw have better predictions.
 pub fn not_picked(rank: usize) -> Rejection {
-    let detail = format!("{} others of its draw are predicted to be faster", rank);
+    let detail = format!("{rank} samples of the same draw have shorter predicted times");
     reject(Stage::Screen, Reason::PredictedSlow, detail)
 }
 
@@ -77,12 +74,12 @@ pub fn not_reached(place: Place) -> Rejection {
             (Stage::Screen, "the budget ended before all of its draw were screened")
         }
     };
-    reject(stage, Reason::Budget, detail.to_owned())
+    reject(stage, Reason::Budget, detail)
 }
 
 /// Rejects a finalist because the budget ended before its race.
 pub fn not_raced() -> Rejection {
-    reject(Stage::Race, Reason::Budget, "no time was left for its race".to_owned())
+    reject(Stage::Race, Reason::Budget, "no time was left for its race")
 }
 
 /// The reason to reject a candidate after the gate, if any.

@@ -287,9 +287,9 @@ impl Objection {
                 format!("its race on the held-out problem {} was {}", shape, lost(fate))
             }
             Objection::Shipped(Some(Against { ratio, low, high, .. })) => {
-                format!("what ships is {ratio:.3}× as fast ({low:.3} to {high:.3})")
+                format!("the shipped plan is {ratio:.3}× as fast ({low:.3} to {high:.3})")
             }
-            Objection::Shipped(None) => "what ships could not be raced against it".to_owned(),
+            Objection::Shipped(None) => "the shipped plan could not be raced against it".to_owned(),
         }
     }
 }
@@ -308,7 +308,7 @@ fn open_races(evolution: &Evolution, case: usize, member: &Member) -> Vec<String
     let population = &evolution.searches[case].population;
     let is_told = |m: &Member| evolution.was_reported(m.id, Stage::Race, &population.problem);
     if evolution.config.cases[case].shipped.is_some() && !shipped(population).is_some_and(is_told) {
-        open.push("against what ships".to_owned());
+        open.push("against the shipped plan".to_owned());
     }
     open
 }

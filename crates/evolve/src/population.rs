@@ -288,7 +288,7 @@ impl Population {
             }
             // The ledger stores this rejection together with the outcome.
             Finding::Rejected(rejection) => {
-                self.kill(id, rejection.clone());
+                self.reject(id, rejection.clone());
                 self.take_over(id);
             }
             Finding::Screened { screening, predicted_us, findings } => {
@@ -338,13 +338,13 @@ impl Population {
             rejected.extend(self.pick_of_draw());
         }
         for (id, rejection) in &rejected {
-            self.kill(*id, rejection.clone());
+            self.reject(*id, rejection.clone());
         }
         rejected
     }
 
     /// Rejects a candidate.
-    pub fn kill(&mut self, id: CandidateId, rejection: Rejection) {
+    pub fn reject(&mut self, id: CandidateId, rejection: Rejection) {
         self.niches.leave(id);
         if let Some(member) = self.members.get_mut(&id) {
             member.place = Place::Rejected;
@@ -406,7 +406,7 @@ impl Population {
         match rejection {
             Some(rejection) => {
                 // Rejected before it is placed, so that no later draw can pick it.
-                self.kill(id, rejection.clone());
+                self.reject(id, rejection.clone());
                 rejected.push((id, rejection));
             }
             None if is_drawn => self.place(id, Place::Held),

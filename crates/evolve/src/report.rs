@@ -274,7 +274,7 @@ pub enum Promoted {
 /// The plan for a winner's row, or the reason why there is none.
 fn tabled(winner: &Candidate) -> Result<&Plan, &'static str> {
     match winner {
-        Candidate::Gpu(Plan::Ladder { .. }) => Err("a version of the climb is not chosen for any problem"),
+        Candidate::Gpu(Plan::Ladder { .. }) => Err("the kernels of the ladder are not rows of the table"),
         Candidate::Gpu(
             plan @ (Plan::Mma(_) | Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_)),
         ) => Ok(plan),
@@ -303,7 +303,7 @@ pub(super) fn random_arm(population: &Population) -> RandomArm {
         (_, _, None) => "not raced yet",
         (_, _, Some(gain)) => match gain.verdict {
             SpeedVerdict::Faster if is_given => {
-                "what the evolution began with beats random sampling; the evolution found nothing better"
+                "the initial candidates are faster than the random samples; the search found nothing faster"
             }
             SpeedVerdict::Faster => "the evolution beats random sampling",
             SpeedVerdict::Slower => "random sampling beats the evolution",

@@ -203,7 +203,7 @@ fn check_held_out(
         return refuse("a problem that the run does not search itself".to_owned());
     }
     match arch.map(|arch| seeding::ships(shape, device, arch)) {
-        Some(Err(why)) => refuse(format!("a problem that a kernel ships for ({why})")),
+        Some(Err(why)) => refuse(format!("a problem that a shipped plan supports ({why})")),
         Some(Ok(_)) | None => Ok(()),
     }
 }

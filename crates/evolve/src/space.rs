@@ -44,8 +44,12 @@ impl Domain {
                 plan.check(problem).map_err(|error| error.to_string())
             }
             (Domain::Gpu(..), Candidate::Kernel(_)) => Ok(()),
-            (Domain::Gpu(..), Candidate::Cpu(_)) => Err("a plan for a CPU; a GPU's is sought".to_owned()),
-            (Domain::Cpu(_), _) => Err("a kernel for a GPU; a CPU's plan is sought".to_owned()),
+            (Domain::Gpu(..), Candidate::Cpu(_)) => {
+                Err("invalid candidate, a plan for a CPU: expected a plan for a GPU".to_owned())
+            }
+            (Domain::Cpu(_), _) => {
+                Err("invalid candidate, a kernel for a GPU: expected a plan for a CPU".to_owned())
+            }
         }
     }
 }

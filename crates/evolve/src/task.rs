@@ -2,7 +2,7 @@
 //! child process that may crash, or on another machine.
 
 use kernels::select::Shape;
-use ledger::{Candidate, CandidateId};
+use ledger::{Candidate, CandidateId, Reason, Rejection};
 pub use ledger::{Finding, Outcome, Stage};
 use serde::{Deserialize, Serialize};
 
@@ -38,4 +38,9 @@ pub struct Task {
     pub incumbent: Option<(CandidateId, Candidate)>,
     /// Approximate duration of a timing, s.
     pub seconds: f64,
+}
+
+/// The rejection of a candidate at a stage.
+pub(crate) fn reject(stage: Stage, reason: Reason, detail: impl ToString) -> Rejection {
+    Rejection { stage, reason, detail: detail.to_string() }
 }

@@ -16,6 +16,7 @@ use super::cpu_check::Cases;
 use super::cpu_model::CpuModel;
 use super::{Evaluator, Look, time_of, word_of};
 use crate::space::Domain;
+use crate::task::reject;
 use crate::{Candidate, Finding, Stage, Task};
 use bench::provenance::Provenance;
 use bench::{CpuTimer, RaceInputs, interval, race_plans};
@@ -48,10 +49,6 @@ struct Known {
 #[derive(Default)]
 pub struct CpuEvaluator {
     known: Vec<(Shape, Known)>,
-}
-
-fn reject(stage: Stage, reason: Reason, detail: impl ToString) -> Rejection {
-    Rejection { stage, reason, detail: detail.to_string() }
 }
 
 impl CpuEvaluator {

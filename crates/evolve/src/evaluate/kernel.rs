@@ -7,7 +7,7 @@ use predict::{Gpu, Prediction};
 use problem::{Band, Layout, Problem};
 use serde_json::{Value, json};
 
-use super::super::task::{Finding, Stage};
+use super::super::task::{Finding, Stage, reject};
 use super::subject;
 use bench::provenance::hash;
 use check::forecast::{self, ForecastError};
@@ -42,10 +42,6 @@ pub struct Built {
     pub resources: Vec<Resources>,
     /// Hash of the machine code, if ptxas assembled it.
     pub sass_hash: Option<String>,
-}
-
-fn reject(stage: Stage, reason: Reason, detail: impl ToString) -> Rejection {
-    Rejection { stage, reason, detail: detail.to_string() }
 }
 
 impl Bench {

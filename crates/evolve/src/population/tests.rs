@@ -179,7 +179,7 @@ fn the_default_may_be_the_best() {
     assert!((arm["gain"]["ratio"].as_f64().unwrap() - 1.25).abs() < 1e-9, "{arm}");
     assert_eq!(
         arm["says"],
-        "what the evolution began with beats random sampling; the evolution found nothing better"
+        "the initial candidates are faster than the random samples; the search found nothing faster"
     );
 }
 

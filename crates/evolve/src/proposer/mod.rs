@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::children::{Confinement, Limits, ProgramOutput, run, run_command};
-use super::task::Stage;
+use super::task::{Stage, reject};
 pub use answer::Proposal;
 use host::store::{Scratch, StoreError};
 use ledger::{Reason, Rejection};
@@ -92,21 +92,26 @@ impl Proposer {
             object.insert("answers".to_owned(), answer::help());
         }
         let said = self.run(format!("{brief}\n").into_bytes()).map_err(|fault| match fault {
-            Unheard::Confinement(Confinement::Time(_)) => rejection(Reason::Hangs, fault),
-            _ => rejection(Reason::Proposer, fault),
+            Unheard::Confinement(Confinement::Time(_)) => reject(Stage::Propose, Reason::Hangs, fault),
+            _ => reject(Stage::Propose, Reason::Proposer, fault),
         })?;
         if !said.status.success() {
             let detail = format!("it ended with {}: {}", said.status, end(&said.stderr));
-            return Err(rejection(Reason::Proposer, detail));
+            return Err(reject(Stage::Propose, Reason::Proposer, detail));
         }
         let text = String::from_utf8(said.output).map_err(|error| {
-            rejection(
+            reject(
+                Stage::Propose,
                 Reason::Proposer,
                 format!("invalid answer ({error}): expected one JSON object in UTF-8"),
             )
         })?;
         Proposal::parse(&text).map_err(|error| {
-            rejection(Reason::Proposer, format!("{error}; it answered {:?}", quoted(text.trim())))
+            reject(
+                Stage::Propose,
+                Reason::Proposer,
+                format!("{error}; it answered {:?}", quoted(text.trim())),
+            )
         })
     }
 }
@@ -124,10 +129,6 @@ pub fn missing(line: &str) -> Option<&str> {
     // Without a shell, the error is reported when the proposer is asked.
     let is_missing = shell.stderr(Stdio::null()).status().is_ok_and(|status| !status.success());
     is_missing.then_some(word)
-}
-
-fn rejection(reason: Reason, detail: impl ToString) -> Rejection {
-    Rejection { stage: Stage::Propose, reason, detail: detail.to_string() }
 }
 
 /// The beginning of a text.

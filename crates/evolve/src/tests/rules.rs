@@ -197,7 +197,7 @@ fn who_loses_to_what_ships_is_not_promoted() {
     assert_eq!((&report["verdict"], &report["promoted"]), (&json!("FASTER"), &Value::Null));
     assert_eq!(evolution.promoted(&Environment::default(), "run", "now"), []);
     let why = report["refused"]["why"].as_str().unwrap();
-    assert!(why.contains("what ships is 1.580× as fast"), "{why}");
+    assert!(why.contains("the shipped plan is 1.580× as fast"), "{why}");
     let decisions = page.open().decisions(evolution.run()).unwrap();
     let what: Vec<&str> = decisions.iter().map(|d| d.decision.what.as_str()).collect();
     assert!(what.contains(&"refused") && !what.contains(&"promoted"), "{what:?}");
