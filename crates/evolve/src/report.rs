@@ -297,6 +297,7 @@ pub(super) fn random_arm(population: &Population) -> RandomArm {
         (None, None, _) if !population.members.values().any(is_tried) => {
             "there was no time to evaluate a candidate"
         }
+        _ if equal == 0 => "too few candidates were made for a random sample",
         (None, None, _) => "neither found a kernel that works",
         (Some(_), None, _) => "no random sample has a time",
         (None, Some(_), _) => "only random samples have a time",

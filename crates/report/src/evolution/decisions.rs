@@ -50,7 +50,7 @@ fn evidence(why: &Value) -> Markup {
         "us" => "µs".to_owned(),
         "kind" => "times are".to_owned(),
         "race" => "latest race".to_owned(),
-        "shipped" => "against what ships".to_owned(),
+        "shipped" => "against the shipped plan".to_owned(),
         "held_out" => "held-out problems".to_owned(),
         other => other.replace('_', " "),
     };
