@@ -30,6 +30,13 @@ pub(crate) struct Watch {
     pub bytes: Vec<(u32, Bytes)>,
 }
 
+/// The registers of a wgmma that an instruction of another kind reads or writes, and those that it writes.
+#[derive(Debug)]
+pub(crate) struct Touches {
+    pub all: Vec<u16>,
+    pub written: Vec<u16>,
+}
+
 /// The bytes of suspects on which each byte of a result depends.
 type Bytes = [Vec<(u32, u8)>; 8];
 
@@ -66,7 +73,7 @@ fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
             let [_, _, _, results] = w.registers();
             uses.effect.extend_from_slice(&list[results..]);
         }
-        // Whether D is read depends on the predicate.
+        // Whether D is read depends on the predicate, so `Env::check_registers` looks at D.
         Op::Wgmma(w) => {
             uses.effect.extend(sources());
             uses.effect.extend_from_slice(&list[w.d_registers()..]);
@@ -199,14 +206,20 @@ pub(super) fn touch(program: &mut Program) {
         let list = operand_list(program, inst);
         let Uses { mut data, effect } = uses(inst, list, false);
         data.extend(effect);
-        data.extend(defines(inst, list));
-        let mut touched: Vec<u16> =
-            data.iter().filter(|slot| registers[**slot]).map(|slot| slot.index).collect();
-        touched.sort_unstable();
-        touched.dedup();
-        if !touched.is_empty() {
+        let mut written = defines(inst, list);
+        data.extend_from_slice(&written);
+        let call = matches!(inst.op, Op::Call { .. }).then(|| &program.calls[inst.target as usize]);
+        written.extend(call.into_iter().flat_map(Call::registers));
+        let [all, written] = [data, written].map(|slots| {
+            let of_products = slots.iter().filter(|slot| registers[**slot]);
+            let mut indices: Vec<u16> = of_products.map(|slot| slot.index).collect();
+            indices.sort_unstable();
+            indices.dedup();
+            indices
+        });
+        if !all.is_empty() || !written.is_empty() {
             program.code[pc].touches = Some(program.touches.len() as u32);
-            program.touches.push(touched);
+            program.touches.push(Touches { all, written });
         }
     }
 }

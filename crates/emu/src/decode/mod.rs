@@ -20,7 +20,7 @@ use ptx::{
     Statement, Type,
 };
 
-pub(crate) use defined::Watch;
+pub(crate) use defined::{Touches, Watch};
 pub(crate) use layout::{Layout, SharedVariable, VariableRegion};
 pub(crate) use matrix::wgmma_bits;
 pub(crate) use operands::{scope_strength, strength};
@@ -251,7 +251,7 @@ pub(crate) struct Program {
     pub suspects: Vec<Slot>,
     pub watches: Vec<Watch>,
     /// Registers of a wgmma that instructions of other kinds read or write.
-    pub touches: Vec<Vec<u16>>,
+    pub touches: Vec<Touches>,
     /// Whether CTAs may communicate: the kernel has atomics, or strong accesses to global memory.
     pub communicates: bool,
     /// Whether the kernel has accesses by the asynchronous proxy, or mbarriers.

@@ -95,8 +95,8 @@ impl Env<'_> {
                 let rest = split_off(warp, &mut split, mask);
                 warp.splits.push(rest);
             }
-            if let Some(registers) = inst.touches {
-                self.touch_registers(warp, inst, &program.touches[registers as usize], mask);
+            if let Some(touches) = inst.touches {
+                self.touch_registers(warp, inst, &program.touches[touches as usize], mask);
             }
             let pc = split.pc as usize;
             let flow = self.execute(warp, &mut split, inst, mask);

@@ -14,7 +14,7 @@ use super::descriptor::Descriptor;
 use super::matrix::input;
 use super::run::Flow;
 use super::warp::{Split, State, Warp};
-use crate::decode::{Inst, Slot, wgmma_bits};
+use crate::decode::{Inst, Slot, Touches, wgmma_bits};
 use crate::memory::{Chunk, SHARED_BASE, load_bytes};
 use crate::numerics::Lanes32;
 use crate::numerics::tensor::{self, Accumulator, BitProduct, Input, MmaKind, Shape, TensorRules};
@@ -33,6 +33,8 @@ struct Use {
     columns: u16,
     /// Fences executed before the last access by an instruction other than wgmma, counted from 1.
     touched: u32,
+    /// The lanes in which an instruction has written the register.
+    written: u32,
 }
 
 /// The products of a warp.
@@ -146,10 +148,11 @@ impl Env<'_> {
         }
         let slots = self.context.program.slots(inst);
         let (d_slots, a_slots) = slots.split_at(w.d_registers());
-        self.check_registers(warp, inst, w, d_slots, a_slots);
-        self.check_uniform(warp, inst, w);
+        let adding = warp.registers.get_pred(inst.s[2], inst.negated, 2) & warp.live;
+        self.check_registers(warp, inst, w, (d_slots, adding), a_slots);
+        self.check_uniform(warp, inst, w, adding);
         warp.wgmma.open = true;
-        let adds = warp.registers.get_pred(inst.s[2], inst.negated, 2) & 1 == 1;
+        let adds = adding & 1 == 1;
         if self.context.options.fidelity == Fidelity::Sketch {
             let zeroed = if adds { &[] } else { d_slots };
             zeroed.iter().for_each(|slot| warp.registers.set32(*slot, !0, &[0; 32]));
@@ -281,15 +284,15 @@ impl Env<'_> {
         Some(load_bytes(&self.shared, offset, 16))
     }
 
-    /// Checks that descriptors and the predicate are equal in all lanes.
-    fn check_uniform(&mut self, warp: &Warp, inst: &Inst, w: &Wgmma) {
+    /// Checks that descriptors and the predicate are equal in all lanes. `adding` are the lanes where the
+    /// predicate is true.
+    fn check_uniform(&mut self, warp: &Warp, inst: &Inst, w: &Wgmma, adding: u32) {
         let differs = |slot: Slot| {
             let values = warp.registers.get_any(slot);
             slot.is_some() && values.iter().any(|v| *v != values[0])
         };
-        let predicate = warp.registers.get_pred(inst.s[2], inst.negated, 2) & warp.live;
         let a = w.a_source == WgmmaSource::Shared && differs(inst.s[0]);
-        if a || differs(inst.s[1]) || predicate != 0 && predicate != warp.live {
+        if a || differs(inst.s[1]) || adding != 0 && adding != warp.live {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, 0, None, || {
                 "its descriptors or its predicate differ between threads of the warp".into()
             });
@@ -297,13 +300,21 @@ impl Env<'_> {
     }
 
     /// Checks the registers of a product against accesses by other instructions and by products in flight.
-    fn check_registers(&mut self, warp: &mut Warp, inst: &Inst, w: &Wgmma, d: &[Slot], a: &[Slot]) {
+    /// The product reads D only in the lanes `adding`.
+    fn check_registers(
+        &mut self,
+        warp: &mut Warp,
+        inst: &Inst,
+        w: &Wgmma,
+        (d, adding): (&[Slot], u32),
+        a: &[Slot],
+    ) {
         let queue = &mut warp.wgmma;
         if queue.uses.is_empty() {
             queue.uses = vec![Use::default(); warp.registers.w32.len()];
         }
         let (group, waited) = (queue.committed + 1, queue.waited);
-        let (mut unfenced, mut busy) = (queue.fences == 0, false);
+        let (mut unfenced, mut busy, mut unwritten) = (queue.fences == 0, false, 0);
         let columns = w.shape.n;
         for slot in d.iter().filter(|slot| slot.is_some()) {
             let used = &mut queue.uses[slot.at()];
@@ -311,6 +322,8 @@ impl Env<'_> {
             busy |= in_flight && used.columns != columns;
             unfenced |= !in_flight && used.touched == queue.fences + 1;
             (used.group, used.columns) = (group, columns);
+            unwritten |= adding & !used.written;
+            used.written = !0;
         }
         for slot in a {
             let used = &mut queue.uses[slot.at()];
@@ -323,6 +336,12 @@ impl Env<'_> {
                 "uses registers of a wgmma with another shape or role that no wait_group covers".into()
             });
         }
+        if unwritten != 0 && self.context.options.checks.uninitialised {
+            let lane = unwritten.trailing_zeros() as usize;
+            self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, None, || {
+                "adds to a register that the thread has not written".into()
+            });
+        }
         if unfenced {
             self.report(HazardKind::MissingWgmmaFence, inst, warp.index, 0, None, || {
                 "uses registers that other instructions accessed since the last wgmma.fence".into()
@@ -332,17 +351,20 @@ impl Env<'_> {
 
     /// Checks an instruction of another kind that reads or writes registers of products.
     #[inline(never)]
-    pub(super) fn touch_registers(&mut self, warp: &mut Warp, inst: &Inst, registers: &[u16], mask: u32) {
+    pub(super) fn touch_registers(&mut self, warp: &mut Warp, inst: &Inst, touches: &Touches, mask: u32) {
         let queue = &mut warp.wgmma;
         if queue.uses.is_empty() {
             queue.uses = vec![Use::default(); warp.registers.w32.len()];
         }
         let (fences, waited) = (queue.fences, queue.waited);
         let mut busy = false;
-        for &register in registers {
+        for &register in &touches.all {
             let used = &mut queue.uses[usize::from(register)];
             used.touched = fences + 1;
             busy |= used.group > waited;
+        }
+        for &register in &touches.written {
+            queue.uses[usize::from(register)].written |= mask;
         }
         if busy {
             let lane = mask.trailing_zeros() as usize;
