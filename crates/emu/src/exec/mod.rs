@@ -56,6 +56,7 @@ use cluster::{ClusterRendezvous, Visits};
 use mbarrier::Mbarriers;
 use register_pool::RegisterPool;
 use warp::Warp;
+use wgmma::OpenProducts;
 
 pub(crate) use atomic::atomic_supported;
 pub(crate) use bulk::reduce_supported;
@@ -195,6 +196,8 @@ pub(crate) struct Env<'a> {
     /// The number of wgmma groups that each warp has committed, and that each warpgroup has waited for.
     wgmma_committed: Vec<u32>,
     wgmma_waited: Vec<u32>,
+    /// By warpgroup.
+    wgmma_open: Vec<OpenProducts>,
     /// The registers that `setmaxnreg` moves.
     pool: RegisterPool,
     counters: Counters,
@@ -253,6 +256,7 @@ impl<'a> Cluster<'a> {
             senders: HashMap::new(),
             wgmma_committed: vec![0; actors.threads()],
             wgmma_waited: vec![0; actors.threads()],
+            wgmma_open: vec![OpenProducts::default(); actors.threads()],
             pool: RegisterPool::new(actors, context.registers),
             counters: Counters {
                 instructions: vec![Counter::default(); program.code.len()],

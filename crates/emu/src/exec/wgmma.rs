@@ -6,6 +6,8 @@
 //! warps have issued it, so a wait of one warp covers all four. The emulator's wait also ends only after all
 //! four warps have issued the product.
 
+use std::collections::VecDeque;
+
 use ptx::{Op, Space, Type, Wgmma, WgmmaSource};
 
 use super::Env;
@@ -48,6 +50,41 @@ pub(crate) struct WgmmaQueue {
     waited: u32,
     /// Whether a product belongs to no group yet.
     open: bool,
+}
+
+/// A product as a warp executes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Product {
+    pc: u32,
+    /// Descriptors of B and of A; 0 for A in registers.
+    descriptors: [u64; 2],
+    adds: bool,
+}
+
+/// The products that some but not all warps of a warpgroup have executed, and the number of these that each
+/// warp has executed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OpenProducts {
+    products: VecDeque<Product>,
+    executed: [usize; WARPS],
+}
+
+impl OpenProducts {
+    /// Records the next product of a warp, and returns the product that another warp executed in its place if
+    /// they differ. Warps that are not `live` execute no further products.
+    fn execute(&mut self, warp: usize, product: Product, live: [bool; WARPS]) -> Option<Product> {
+        let at = self.executed[warp];
+        let first = self.products.get(at).copied();
+        if first.is_none() {
+            self.products.push_back(product);
+        }
+        self.executed[warp] += 1;
+        if self.executed.iter().zip(live).all(|(executed, live)| *executed > 0 || !live) {
+            self.products.pop_front();
+            self.executed.iter_mut().for_each(|executed| *executed = executed.saturating_sub(1));
+        }
+        first.filter(|first| *first != product)
+    }
 }
 
 /// The product of 16 rows and 8 columns into which a wgmma is split; `None` if the emulator does not
@@ -284,8 +321,8 @@ impl Env<'_> {
         Some(load_bytes(&self.shared, offset, 16))
     }
 
-    /// Checks that descriptors and the predicate are equal in all lanes. `adding` are the lanes where the
-    /// predicate is true.
+    /// Checks that descriptors and the predicate are equal in all lanes and warps, and that all warps of the
+    /// warpgroup execute the same product. `adding` are the lanes where the predicate is true.
     fn check_uniform(&mut self, warp: &Warp, inst: &Inst, w: &Wgmma, adding: u32) {
         let differs = |slot: Slot| {
             let values = warp.registers.get_any(slot);
@@ -295,6 +332,24 @@ impl Env<'_> {
         if a || differs(inst.s[1]) || adding != 0 && adding != warp.live {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, 0, None, || {
                 "its descriptors or its predicate differ between threads of the warp".into()
+            });
+        }
+        let in_shared = w.a_source == WgmmaSource::Shared;
+        let a = if in_shared { warp.registers.lane(inst.s[0], 0) } else { 0 };
+        let descriptors = [warp.registers.lane(inst.s[1], 0), a];
+        let product = Product { pc: inst.pc, descriptors, adds: adding != 0 };
+        let group = self.warpgroup_of(warp);
+        let live = std::array::from_fn(|at| self.live[group.start + at] != 0);
+        let open = &mut self.wgmma_open[self.actors.warpgroup(warp.index)];
+        if let Some(other) = open.execute(warp.index - group.start, product, live) {
+            let threads = vec![self.thread(warp.index, 0)];
+            let (other_line, message) = if other.pc == inst.pc {
+                (None, "its descriptors or its predicate differ between warps of the warpgroup")
+            } else {
+                (Some(self.line(other.pc)), "another warp of the warpgroup executes another product instead")
+            };
+            self.findings.report(HazardKind::BarrierDivergence, inst.line, other_line, || {
+                (threads, None, message.into())
             });
         }
     }
