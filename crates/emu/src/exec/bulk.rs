@@ -247,6 +247,10 @@ impl<'a> Env<'a> {
         if self.bulk_range(warp, inst, lane, to, bytes, align).is_none() {
             return;
         }
+        if ctas.is_none() {
+            let signal = resolve(based(&warp.registers, inst.signal.0, inst.signal.1)[lane]).1;
+            self.check_one_cta(warp, inst, lane, to, signal);
+        }
         let pieces = pieces(spec, &coordinates, to & ((1 << RANK_SHIFT) - 1));
         let pieces = self.in_buffer(warp, inst, lane, spec, pieces);
         let payload = Payload::Global(spec.buffer, Rc::new(pieces));
@@ -289,6 +293,18 @@ impl<'a> Env<'a> {
         }
     }
 
+    /// Checks that the destination of a copy and its mbarrier lie in one CTA (PTX ISA, "cp.async.bulk.tensor",
+    /// `.cta_group::1`, and "st.async").
+    fn check_one_cta(&mut self, warp: &Warp, inst: &Inst, lane: usize, to: u64, signal: u64) -> bool {
+        let same = to >> RANK_SHIFT == signal >> RANK_SHIFT;
+        if !same {
+            self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
+                "the destination and the mbarrier lie in different CTAs".into()
+            });
+        }
+        same
+    }
+
     /// Executes `st.async` and `red.async`.
     pub(super) fn store_async(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
         let (ty, vector, reduce) = match inst.op {
@@ -307,10 +323,7 @@ impl<'a> Env<'a> {
         let counter = &mut self.counters.instructions[inst.pc as usize];
         counter.shared(mask, &to, bytes, false);
         for_lanes(mask, |lane| {
-            if to[lane] >> RANK_SHIFT != signals[lane] >> RANK_SHIFT {
-                self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
-                    "the destination and the mbarrier lie in different CTAs".into()
-                });
+            if !self.check_one_cta(warp, inst, lane, to[lane], signals[lane]) {
                 return;
             }
             if let Some(recorder) = &mut self.recorder {
