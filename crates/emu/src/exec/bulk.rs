@@ -114,6 +114,13 @@ impl<'a> Env<'a> {
             Payload::Global(index, Rc::new(pieces))
         } else {
             let Some(offset) = self.bulk_range(warp, inst, lane, resolve(from).1, bytes, 16) else { return };
+            // "The destination has to be in the shared memory of a different CTA" (PTX ISA, "cp.async.bulk").
+            if reduce.is_none() && to >> RANK_SHIFT == self.rank(warp) as u64 {
+                let place = Some((Space::Shared, to));
+                self.report(HazardKind::OutOfBounds, inst, warp.index, lane, place, || {
+                    "a copy from .shared::cta to .shared::cluster goes to its own CTA".into()
+                });
+            }
             Payload::Shared(offset)
         };
         self.depart_to(warp, inst, lane, ctas, (bytes, 16), &payload, reduce);
