@@ -512,19 +512,23 @@ impl<'a> Env<'a> {
         }
     }
 
-    /// Reports copies to the shared memory of a CTA that are still in flight when the CTA exits.
-    pub(super) fn check_flights_to(&mut self, rank: usize) {
+    /// Reports copies to or from the shared memory of a CTA that are still in flight when the CTA exits.
+    pub(super) fn check_flights_of(&mut self, rank: usize) {
         let range = rank * self.span..(rank + 1) * self.span;
-        let late: Vec<(u32, usize, usize, u64)> = self
+        let inside = |f: &Flight| match f.payload {
+            _ if range.contains(&f.offset) => Some((f.offset, "writes to")),
+            Payload::Shared(from) if range.contains(&from) => Some((from, "reads")),
+            _ => None,
+        };
+        let late: Vec<_> = self
             .flights
             .iter()
-            .filter(|f| range.contains(&f.offset))
-            .map(|f| (f.pc, f.warp, f.lane, self.shared_address(f.offset)))
+            .filter_map(|f| inside(f).map(|(at, verb)| (f.pc, f.warp, f.lane, self.shared_address(at), verb)))
             .collect();
-        for (pc, warp, lane, address) in late {
+        for (pc, warp, lane, address, verb) in late {
             let inst = &self.context.program.code[pc as usize];
             self.report(HazardKind::AsyncNotWaited, inst, warp, lane, Some((Space::Shared, address)), || {
-                format!("the CTA of rank {rank} exits while a copy still writes to its shared memory: no thread waited")
+                format!("the CTA of rank {rank} exits while a copy still {verb} its shared memory: no thread waited")
             });
         }
     }

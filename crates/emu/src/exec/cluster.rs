@@ -152,7 +152,7 @@ impl Env<'_> {
         if self.live[warps].iter().any(|lanes| *lanes != 0) || !self.context.options.checks.races {
             return;
         }
-        self.check_flights_to(rank);
+        self.check_flights_of(rank);
         if self.actors.ctas == 1 {
             return;
         }
