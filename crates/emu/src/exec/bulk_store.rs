@@ -72,6 +72,18 @@ impl Env<'_> {
         let Some(Box { spec, coordinates }) = self.tensor_box(warp, inst, lane) else { return };
         let bytes = spec.box_bytes();
         let Some(from) = self.bulk_source(warp, inst, lane, (bytes, 128)) else { return };
+        if let Some(op) = op
+            && !has_tensor_reduction(op, spec.element)
+        {
+            self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
+                let element = element_type(spec.element);
+                format!(
+                    "a tensor reduction has no .{} of {element}, the elements of the tensor map",
+                    op.name()
+                )
+            });
+            return;
+        }
         let pieces = pieces(spec, &coordinates, self.shared_address(from) & ((1 << RANK_SHIFT) - 1));
         let pieces = self.in_buffer(warp, inst, lane, spec, pieces);
         let reduce = op.map(|op| (op, element_type(spec.element)));
@@ -224,6 +236,18 @@ impl Env<'_> {
             });
         }
         self.carry_out(warp, waiting);
+    }
+}
+
+/// Whether tensors of this element have the reduction (PTX ISA, "cp.reduce.async.bulk.tensor").
+fn has_tensor_reduction(op: AtomicOp, element: Element) -> bool {
+    use Element::{Bf16, F16, F32, I32, I64, U32, U64};
+    match op {
+        AtomicOp::Add => matches!(element, U32 | I32 | U64 | F32 | F16 | Bf16),
+        AtomicOp::Min | AtomicOp::Max => matches!(element, U32 | I32 | U64 | I64 | F16 | Bf16),
+        AtomicOp::Inc | AtomicOp::Dec => element == U32,
+        AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => matches!(element, U32 | I32 | U64 | I64),
+        AtomicOp::Exch | AtomicOp::Cas => false,
     }
 }
 
