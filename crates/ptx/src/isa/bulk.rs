@@ -378,7 +378,6 @@ instructions! { ($) bulk bulk_list
 const BULK_SPACES: &[(Space, &str)] = &[
     (Space::Global, "global"),
     (Space::Shared, "shared::cta"),
-    (Space::Shared, "shared"),
     (Space::SharedCluster, "shared::cluster"),
     (Space::Local, "local"),
     (Space::Const, "const"),

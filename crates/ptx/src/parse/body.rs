@@ -265,15 +265,11 @@ impl<'t> Parser<'t> {
     }
 }
 
-/// Turns a vector of one element into a scalar, or the reverse, as the operand position requires. Compilers
-/// write `{%r1}` for both.
+/// Turns a vector of one element into a scalar where the operand position requires that.
 fn normalise(operand: &mut Operand, kind: SlotKind) {
     match (kind, &mut *operand) {
         (SlotKind::Value(_) | SlotKind::Wide(_), Operand::Vector(parts)) if parts.len() == 1 => {
             *operand = parts.remove(0);
-        }
-        (SlotKind::Vector(_, 1) | SlotKind::WideVector(_, 1), Operand::Reg(_) | Operand::Imm(_)) => {
-            *operand = Operand::Vector(vec![operand.clone()]);
         }
         _ => {}
     }
