@@ -2,6 +2,7 @@
 //! memory of other CTAs, and the cluster barrier.
 
 use ptx::{ClusterBarrier, Dim3, Op, Space, SpecialReg};
+use smallvec::SmallVec;
 
 use super::registers::for_lanes;
 use super::run::Flow;
@@ -86,9 +87,11 @@ impl Attendance {
     }
 }
 
-/// An access of a warp to the shared memory of another CTA; the epoch is 0 if there was none.
-#[derive(Clone, Copy, Debug, Default)]
+/// Accesses of lanes of a warp to the shared memory of another CTA.
+#[derive(Clone, Copy, Debug)]
 struct Visit {
+    /// The actor and the epoch that the other CTA must know before it exits.
+    actor: usize,
     epoch: Epoch,
     lanes: u32,
     pc: u32,
@@ -98,8 +101,9 @@ struct Visit {
 /// (PTX ISA, "mapa"; CUDA C++ Programming Guide, "Distributed Shared Memory").
 #[derive(Debug)]
 pub(crate) struct Visits {
-    /// For each CTA and each warp of the cluster, the warp's last access to the CTA's shared memory.
-    last: Vec<Vec<Visit>>,
+    /// For each CTA and each warp of the cluster, the last accesses of the warp's lanes to the CTA's shared
+    /// memory. A lane has at most one for each actor.
+    last: Vec<Vec<SmallVec<[Visit; 1]>>>,
     /// The accesses that the warps of each CTA knew to have happened when they exited.
     exits: Vec<Clock>,
 }
@@ -108,9 +112,27 @@ impl Visits {
     pub fn new(actors: Actors) -> Visits {
         let ctas = if actors.ctas > 1 { actors.ctas } else { 0 };
         Visits {
-            last: vec![vec![Visit::default(); actors.threads()]; ctas],
+            last: vec![vec![SmallVec::new(); actors.threads()]; ctas],
             exits: vec![Clock::new(actors.total()); ctas],
         }
+    }
+
+    /// Records the access of a lane of a warp to the shared memory of the CTA of rank `rank`. Whatever comes
+    /// after the lane's new access comes after its earlier ones.
+    fn note(&mut self, rank: usize, warp: usize, new: Visit) {
+        let last = &mut self.last[rank][warp];
+        let together = |v: &Visit| (v.actor, v.epoch, v.pc) == (new.actor, new.epoch, new.pc);
+        let place = last.iter().position(together);
+        if place.is_some() && last.len() == 1 {
+            last[0].lanes |= new.lanes;
+            return;
+        }
+        last.iter_mut().filter(|v| v.actor == new.actor).for_each(|v| v.lanes &= !new.lanes);
+        match place {
+            Some(at) => last[at].lanes |= new.lanes,
+            None => last.push(new),
+        }
+        last.retain(|v| v.lanes != 0);
     }
 }
 
@@ -126,10 +148,9 @@ impl Env<'_> {
                 | Op::CpReduceAsyncBulk(_)
                 | Op::CpAsyncBulkTensor(_)
         );
-        let last = &mut self.visits.last[rank][warp.index];
-        let others = if last.epoch == warp.view.now() { last.lanes } else { 0 };
         if !sent {
-            *last = Visit { epoch: warp.view.now(), lanes: others | 1 << lane, pc: inst.pc };
+            let (actor, epoch) = (warp.index, warp.view.now());
+            self.visits.note(rank, warp.index, Visit { actor, epoch, lanes: 1 << lane, pc: inst.pc });
         }
         let warps = rank * self.actors.warps..(rank + 1) * self.actors.warps;
         if self.live[warps].iter().all(|lanes| *lanes == 0) {
@@ -157,18 +178,19 @@ impl Env<'_> {
             return;
         }
         for other in 0..self.actors.threads() {
-            let Visit { epoch, lanes, pc } = self.visits.last[rank][other];
-            let agent = home + other as u32;
-            if epoch == 0 || self.visits.exits[rank].unknown(home, agent, lanes, epoch) == 0 {
-                continue;
+            for Visit { actor, epoch, lanes, pc } in std::mem::take(&mut self.visits.last[rank][other]) {
+                let left = self.visits.exits[rank].unknown(home, home + actor as u32, lanes, epoch);
+                if left == 0 {
+                    continue;
+                }
+                let threads =
+                    vec![self.thread(other, left.trailing_zeros() as usize), self.thread(warp.index, 0)];
+                self.findings.report(HazardKind::Race, self.line(pc), None, || {
+                    let message =
+                        "accesses the shared memory of another CTA, and the access is not ordered before that CTA's exit";
+                    (threads, None, message.into())
+                });
             }
-            let threads =
-                vec![self.thread(other, lanes.trailing_zeros() as usize), self.thread(warp.index, 0)];
-            self.findings.report(HazardKind::Race, self.line(pc), None, || {
-                let message =
-                    "accesses the shared memory of another CTA, and the access is not ordered before that CTA's exit";
-                (threads, None, message.into())
-            });
         }
     }
 
