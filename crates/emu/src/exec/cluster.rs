@@ -1,7 +1,7 @@
 //! Clusters (PTX ISA, "Cluster of Cooperative Thread Arrays"): the CTAs of a cluster, addresses in the shared
 //! memory of other CTAs, and the cluster barrier.
 
-use ptx::{ClusterBarrier, Dim3, Op, Space, SpecialReg};
+use ptx::{ClusterBarrier, Dim3, MemSem, Op, Space, SpecialReg};
 use smallvec::SmallVec;
 
 use super::registers::for_lanes;
@@ -10,7 +10,7 @@ use super::warp::{Split, State, Warp};
 use super::{Context, Env};
 use crate::decode::Inst;
 use crate::memory::{RANK_SHIFT, SHARED_BASE, resolve, window};
-use crate::order::{Actors, Clock, Epoch};
+use crate::order::{Actors, Clock, Epoch, Strength};
 use crate::report::HazardKind;
 
 impl Context<'_> {
@@ -149,7 +149,10 @@ impl Env<'_> {
                 | Op::CpAsyncBulkTensor(_)
         );
         if !sent {
-            let (actor, epoch) = (warp.index, warp.view.now());
+            // A relaxed arrival does not release itself. A wait for its phase comes after it.
+            let arrival = matches!(inst.op, Op::Mbarrier(m) if m.op.arrives() && m.sem == MemSem::Relaxed);
+            let phase = if arrival { self.mbarriers.actor(address) } else { None };
+            let (actor, epoch) = phase.unwrap_or((warp.index, warp.view.now()));
             self.visits.note(rank, warp.index, Visit { actor, epoch, lanes: 1 << lane, pc: inst.pc });
         }
         let warps = rank * self.actors.warps..(rank + 1) * self.actors.warps;
@@ -327,7 +330,11 @@ impl Env<'_> {
         } else {
             Attendance { lanes: mask, phase: current, before: before | lanes }
         };
-        let clock = if relaxed { self.released_by_fences(warp, mask) } else { warp.view.release(mask) };
+        let clock = if relaxed {
+            self.released_by_fences(warp, mask, Strength::Cluster)
+        } else {
+            warp.view.release(mask)
+        };
         self.counters.cluster_barriers += 1;
         let rendezvous = &mut self.rendezvous;
         rendezvous.line = inst.line;

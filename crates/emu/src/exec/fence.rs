@@ -66,13 +66,12 @@ impl Env<'_> {
         warp.released.push(Fenced { lanes, strength, sequential, moment });
     }
 
-    /// The accesses that a relaxed arrival at the cluster barrier releases: those that earlier fences of
-    /// these lanes cover, including fences for initialised mbarriers.
-    pub(super) fn released_by_fences(&mut self, warp: &mut Warp, lanes: u32) -> Clock {
+    /// The accesses that a relaxed arrival releases: those that earlier fences of these lanes cover, if the
+    /// fences have at least this scope. Fences for initialised mbarriers are among them.
+    pub(super) fn released_by_fences(&mut self, warp: &mut Warp, lanes: u32, scope: Strength) -> Clock {
         let mut clock = warp.view.release(lanes);
         clock.keep(&self.actors.initialisations(), self.actors.total());
-        for fence in warp.released.iter().filter(|f| f.lanes & lanes != 0 && f.strength >= Strength::Cluster)
-        {
+        for fence in warp.released.iter().filter(|f| f.lanes & lanes != 0 && f.strength >= scope) {
             clock.join(warp.view.home(), &fence.moment.of(fence.lanes & lanes));
         }
         clock

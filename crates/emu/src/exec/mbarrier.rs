@@ -76,23 +76,34 @@ impl Released {
     }
 
     /// A thread of a CTA arrives.
-    fn add(&mut self, home: Agent, clock: &Clock, rank: usize, scope: Scope) {
-        self.near[rank].join(home, clock);
-        if reaches_peers(scope) && self.near.len() > 1 {
-            self.far.join(home, clock);
+    fn add(&mut self, home: Agent, rank: usize, clocks: &Clocks) {
+        self.near[rank].join(home, &clocks.near);
+        if let Some(far) = &clocks.far
+            && self.near.len() > 1
+        {
+            self.far.join(home, far);
         }
     }
 
-    /// The clocks that a wait by a thread of a CTA acquires.
-    fn reaching(&self, rank: usize, scope: Scope) -> impl Iterator<Item = &Clock> {
+    /// The clocks that a wait by a thread of a CTA acquires. If the wait is relaxed, a later fence of this
+    /// scope acquires them.
+    fn reaching(&self, rank: usize, scope: Scope) -> impl Iterator<Item = (Strength, &Clock)> {
         let far = reaches_peers(scope) && self.near.len() > 1;
-        std::iter::once(&self.near[rank]).chain(far.then_some(&self.far))
+        let far = far.then_some((Strength::Cluster, &self.far));
+        std::iter::once((Strength::Cta, &self.near[rank])).chain(far)
     }
 }
 
 /// Whether a scope includes the other CTAs of the cluster.
 fn reaches_peers(scope: Scope) -> bool {
     scope != Scope::Cta
+}
+
+/// The accesses that an arrival releases to its CTA, and to the other CTAs of the cluster if its scope
+/// includes them.
+struct Clocks {
+    near: Clock,
+    far: Option<Clock>,
 }
 
 /// An arrival.
@@ -102,9 +113,7 @@ struct Arrival<'c> {
     dropped: u32,
     /// Bytes that the arrival announces.
     bytes: u32,
-    /// The accesses that the arrival releases, and the scope.
-    clock: Option<&'c Clock>,
-    scope: Scope,
+    clocks: Option<&'c Clocks>,
 }
 
 /// A wait of lanes on one object, after which a repeated wait needs no check: the lanes know no less, the
@@ -218,14 +227,12 @@ impl Env<'_> {
         let operand = |l: usize| warp.registers.lane(inst.s[0], l) as u32;
         let operands: [u32; 32] = std::array::from_fn(|l| if inst.s[0].is_some() { operand(l) } else { 1 });
         let mut states = [0u64; 32];
-        // An arrival releases the earlier accesses of its threads. Threads that arrive together release
-        // together only if they arrive at the same object.
-        let releases = m.op.arrives() && m.sem != MemSem::Relaxed;
-        let mut released: (u32, Option<Clock>) = (0, None);
+        // Threads that arrive together release together only if they arrive at the same object.
+        let mut released: (u32, Option<Clocks>) = (0, None);
         for_lanes(good, |lane| {
-            if releases && released.0 >> lane & 1 == 0 {
+            if m.op.arrives() && released.0 >> lane & 1 == 0 {
                 let here = together(&places, good, lane);
-                released = (here, Some(warp.view.release(here)));
+                released = (here, Some(self.released(warp, m, here)));
             }
             self.note_arrival(m.op, places[lane], operands[lane]);
             let (address, n, cause) = (places[lane], operands[lane], Cause { inst, warp: warp.index, lane });
@@ -243,8 +250,7 @@ impl Env<'_> {
                             format!("{count} arrivals in one instruction: expected 1 to {LIMIT}")
                         });
                     }
-                    let arrival =
-                        Arrival { count, dropped, bytes, clock: released.1.as_ref(), scope: m.scope };
+                    let arrival = Arrival { count, dropped, bytes, clocks: released.1.as_ref() };
                     states[lane] = self.arrive_at(cause, address, &arrival);
                     if matches!(m.op, MbarrierOp::ArriveNoComplete | MbarrierOp::ArriveDropNoComplete) {
                         self.check_incomplete(cause, address, states[lane]);
@@ -255,6 +261,21 @@ impl Env<'_> {
         warp.registers.set64(inst.d[0], mask, &states);
         split.polls = 0;
         Flow::Next
+    }
+
+    /// The accesses that an arrival of lanes releases: all earlier ones or, if it is relaxed, those that
+    /// fences of the lanes cover.
+    fn released(&mut self, warp: &mut Warp, m: Mbarrier, lanes: u32) -> Clocks {
+        let far = reaches_peers(m.scope) && self.actors.ctas > 1;
+        if m.sem == MemSem::Relaxed {
+            let near = self.released_by_fences(warp, lanes, Strength::Cta);
+            return Clocks {
+                near,
+                far: far.then(|| self.released_by_fences(warp, lanes, Strength::Cluster)),
+            };
+        }
+        let near = warp.view.release(lanes);
+        Clocks { far: far.then(|| near.clone()), near }
     }
 
     /// Records an arrival for the trace. Objects are identified by their address without the rank of the CTA.
@@ -408,15 +429,15 @@ impl Env<'_> {
 
     /// Counts an arrival. Returns the previous state: the phase and the number of pending arrivals.
     fn arrive_at(&mut self, cause: Cause, address: u64, arrival: &Arrival) -> u64 {
-        let Arrival { count, dropped, bytes, clock, scope } = *arrival;
+        let Arrival { count, dropped, bytes, clocks } = *arrival;
         self.expect_bytes(cause, address, bytes);
         // The object may belong to another CTA of the same cluster, whose clocks have the same home.
         let home = (self.cluster as u32).wrapping_mul(self.actors.total() as u32);
         let rank = cause.warp / self.actors.warps;
         let Some(object) = self.mbarriers.objects.get_mut(&address) else { return 0 };
         let state = object.phase << 32 | u64::from(object.pending);
-        if let Some(clock) = clock {
-            object.arriving.add(home, clock, rank, scope);
+        if let Some(clocks) = clocks {
+            object.arriving.add(home, rank, clocks);
         }
         object.expected -= dropped.min(object.expected);
         if count > object.pending {
@@ -503,15 +524,20 @@ impl Env<'_> {
             let at = MbarrierPlace::new(inside(places[lane]));
             recorder.note(Detail::Wait { at, parity, done: done == mask });
         }
-        let mut left = if m.sem == MemSem::Relaxed { 0 } else { done & good };
+        let mut left = done & good;
         while left != 0 {
-            // Lanes that wait on the same object acquire its clocks together.
+            // Lanes that wait on the same object acquire its clocks together. After a relaxed wait their next
+            // fence acquires them.
             let lane = left.trailing_zeros() as usize;
             let (address, here) = (places[lane], together(places, left, lane));
             left &= !here;
             if let Some(object) = self.mbarriers.objects.get(&address) {
-                for clock in object.completed.reaching(warp.index / self.actors.warps, m.scope) {
-                    warp.view.acquire(here, warp.live, clock);
+                for (strength, clock) in object.completed.reaching(warp.index / self.actors.warps, m.scope) {
+                    if m.sem == MemSem::Relaxed {
+                        warp.see(here, strength, clock);
+                    } else {
+                        warp.view.acquire(here, warp.live, clock);
+                    }
                 }
             }
         }
@@ -570,11 +596,10 @@ impl Env<'_> {
         while left != 0 {
             let here = together(places, left, left.trailing_zeros() as usize);
             left &= !here;
-            let clock = warp.view.release(here);
+            let clocks = Clocks { near: warp.view.release(here), far: None };
             for_lanes(here, |lane| {
                 if self.check_made(warp, inst, lane, places[lane]) {
-                    let arrival =
-                        Arrival { count: 1, dropped: 0, bytes: 0, clock: Some(&clock), scope: Scope::Cta };
+                    let arrival = Arrival { count: 1, dropped: 0, bytes: 0, clocks: Some(&clocks) };
                     self.arrive_at(Cause { inst, warp: warp.index, lane }, places[lane], &arrival);
                 }
             });

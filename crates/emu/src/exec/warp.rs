@@ -90,7 +90,7 @@ pub(crate) struct Fenced {
 }
 
 /// Releases that relaxed reads of a lane observed and that a later fence acquires. The entry covers several
-/// lanes if a barrier passed it on to them.
+/// lanes if they waited on an mbarrier together, or if a barrier passed it on to them.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub lanes: u32,
@@ -351,6 +351,18 @@ impl Warp {
         split.groups.truncate(common);
         split.meet = split.groups.last().map_or(NOWHERE, |&g| self.groups[g as usize].pc);
         self.wake_complete_groups();
+    }
+
+    /// Keeps what a relaxed wait of lanes observed. Their next fence of at least this scope acquires it.
+    pub fn see(&mut self, lanes: u32, strength: Strength, clock: &Clock) {
+        let alike = |s: &&mut Seen| s.lanes == lanes && s.strength == strength && !s.sequential;
+        match self.seen.iter_mut().find(alike) {
+            Some(seen) => seen.clock.join(self.view.home(), clock),
+            None => {
+                let clock = clock.clone();
+                self.seen.push(Seen { lanes, strength, sequential: false, clock, last: None });
+            }
+        }
     }
 
     /// The state that a barrier passes on from these lanes to the lanes that leave it.
