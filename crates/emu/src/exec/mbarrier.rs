@@ -214,6 +214,7 @@ impl Env<'_> {
             good = mask;
         } else {
             for_lanes(mask, |lane| {
+                self.check_own(warp, inst, m, lane, places[lane]);
                 let inside = self.shared_offset(warp, &object_site(inst), lane, places[lane]).is_some();
                 good |= u32::from(
                     inside && (m.op == MbarrierOp::Init || self.check_made(warp, inst, lane, places[lane])),
@@ -263,6 +264,24 @@ impl Env<'_> {
         Flow::Next
     }
 
+    /// Reports an operation on an object of another CTA, if the operation is defined for the own CTA's objects
+    /// only (PTX ISA, "mbarrier"). If the address is not generic, other checks refuse that.
+    fn check_own(&mut self, warp: &Warp, inst: &Inst, m: Mbarrier, lane: usize, address: u64) {
+        let rank = (address >> RANK_SHIFT) as usize;
+        let remote = matches!(m.op, MbarrierOp::ExpectTx | MbarrierOp::CompleteTx)
+            || (m.op.arrives() && !inst.d[0].is_some());
+        if inst.space != Space::Generic || remote || rank == self.rank(warp) || rank >= self.ctas.len() {
+            return;
+        }
+        let cause = Cause { inst, warp: warp.index, lane };
+        self.report_at(HazardKind::OutOfBounds, cause, address, || {
+            format!(
+                "uses an mbarrier of the CTA of rank {rank}: only arrivals without a state, expect_tx and \
+                 complete_tx may do that"
+            )
+        });
+    }
+
     /// The accesses that an arrival of lanes releases: all earlier ones or, if it is relaxed, those that
     /// fences of the lanes cover.
     fn released(&mut self, warp: &mut Warp, m: Mbarrier, lanes: u32) -> Clocks {
@@ -295,6 +314,12 @@ impl Env<'_> {
         if !(1..=LIMIT).contains(&count) {
             self.report_at(HazardKind::BarrierDivergence, cause, address, || {
                 format!("an mbarrier for {count} arrivals: there may be 1 to {LIMIT}")
+            });
+        }
+        if let Some(object) = self.mbarriers.objects.get(&address) {
+            let line = object.made_at;
+            self.report_at(HazardKind::BarrierDivergence, cause, address, || {
+                format!("initialises the mbarrier of line {line} again: `mbarrier.inval` must end it first")
             });
         }
         self.replace(warp, cause, address, Touch::Mbarrier);
@@ -482,9 +507,12 @@ impl Env<'_> {
         }
         *epoch += 1;
         if flights > 0 {
-            let lines = self.lines_of_flights(address);
+            let lines = match self.lines_of_flights(address) {
+                lines if lines.is_empty() => lines,
+                lines => format!(" ({lines})"),
+            };
             self.report_at(HazardKind::TransactionMismatch, cause, address, || {
-                format!("completes the phase of an mbarrier before {flights} copies that count on it ({lines}): their bytes were not expected")
+                format!("completes the phase of an mbarrier before {flights} copies that count on it{lines}: their bytes were not expected")
             });
         }
     }
@@ -505,6 +533,9 @@ impl Env<'_> {
         let mut found: Option<(u64, u64)> = None;
         for_lanes(good, |lane| {
             let token = warp.registers.lane(inst.s[0], lane);
+            if m.op.by_parity() && token > 1 {
+                self.report_parity(Cause { inst, warp: warp.index, lane }, places[lane], token);
+            }
             // Most waits are on one object.
             let known = found.filter(|(address, _)| *address == places[lane]);
             let phase = || Some((places[lane], self.mbarriers.objects.get(&places[lane])?.phase));
@@ -559,6 +590,13 @@ impl Env<'_> {
             _ if matches!(m.op, MbarrierOp::TryWait | MbarrierOp::TryWaitParity) => Flow::Yield,
             flow => flow,
         }
+    }
+
+    #[cold]
+    fn report_parity(&mut self, cause: Cause, address: u64, parity: u64) {
+        self.report_at(HazardKind::BarrierDivergence, cause, address, || {
+            format!("waits for a phase of parity {parity}: the parity must be 0 or 1")
+        });
     }
 
     /// Reports a wait for a phase that is neither the present one nor the one before it. PTX defines waits
