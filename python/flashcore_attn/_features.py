@@ -89,14 +89,20 @@ def chunk(parts: Parts, length: int) -> None:
     parts.mask = f"(q + k_len - q_len) / i{number} == k / i{number}"
 
 
+def broadcasts(shape: Any, whole: tuple[int, ...]) -> bool:
+    """Whether a tensor of this shape broadcasts to ``whole``."""
+    return len(shape) <= len(whole) and all(x in (1, y) for x, y in zip(reversed(shape), reversed(whole)))
+
+
 def scores(parts: Parts, backend: Any, name: str, mask: Any, shape: tuple[int, int, int, int]) -> None:
     """A mask (of truth values) or a bias (of floats) that has been expanded to ``(batch, heads, L, S)``."""
-    kept = [i for i, extent in enumerate(shape) if extent > 1 and backend.strides(mask)[i] != 0]
-    # A repeated dimension has stride 0, which shows on which dimensions the mask depends.
-    read = mask[tuple(slice(None) if i in kept else 0 for i in range(4))] if 0 not in shape else mask
-    index = ", ".join(_POSITIONS[i] for i in kept) if kept else "0"
-    if 0 in shape:
+    varies = backend.is_traced()  # the mask of a later call may depend on other dimensions
+    if 0 in shape and not varies:
         return  # there is no score
+    # A repeated dimension has stride 0, which shows on which dimensions the mask depends.
+    kept = [i for i, extent in enumerate(shape) if varies or (extent > 1 and backend.strides(mask)[i] != 0)]
+    read = mask[tuple(slice(None) if i in kept else 0 for i in range(4))]
+    index = ", ".join(_POSITIONS[i] for i in kept) if kept else "0"
     read = read if kept else read.reshape((1,))
     number = parts.table(read, name)
     if backend.is_floating(mask):

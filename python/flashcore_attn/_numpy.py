@@ -257,6 +257,11 @@ def is_floating(array: np.ndarray[Any, Any]) -> bool:
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
+def is_traced() -> bool:
+    """Whether later calls repeat this one with other arrays. NumPy has no such recorder."""
+    return False
+
+
 def _described(features: Features) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
     lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, _ = features

@@ -15,7 +15,7 @@ from torch import Tensor, library
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ._errors import ArgumentError, FlashCoreError, UnsupportedError, invalid_words
+from ._errors import ArgumentError, DTypeError, FlashCoreError, UnsupportedError, invalid, invalid_words
 
 if torch.__version__ < (2, 5):  # a TorchVersion, which compares with tuples
     message = f"PyTorch {torch.__version__} is too old; needed is 2.5 or later"
@@ -239,6 +239,11 @@ def is_floating(tensor: Tensor) -> bool:
     return tensor.is_floating_point()
 
 
+def is_traced() -> bool:
+    """Whether ``torch.jit.trace`` records the call, which it repeats with tensors of other shapes."""
+    return not _is_compiling() and _tracing() is not None
+
+
 def expand(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A view of ``shape``. Repeated dimensions have stride 0."""
     return tensor.expand(shape)
@@ -410,7 +415,33 @@ def _operator_with(
     want_lse: bool,
     *features: Any,
 ) -> tuple[Tensor, Tensor]:
-    return _both(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse, _stated(features))
+    stated = _stated(features)
+    _check_features(q, k, heads, stated)
+    # A slice that `torch.vmap` hands over may have strides, which the kernels do not read.
+    lengths: Any = tuple(None if x is None else x.contiguous() for x in stated.lengths)
+    stated = stated._replace(lengths=lengths, sink=None if stated.sink is None else stated.sink.contiguous())
+    return _both(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse, stated)
+
+
+def _check_features(q: Tensor, k: Tensor, heads: int, features: Features) -> None:
+    """Rejects features whose tensors do not fit: a trace or a direct call brings some that nothing else has checked.
+    Rust checks tables."""
+    for name, x in zip(_features.LENGTHS, features.lengths):
+        if x is not None:
+            _cuda.as_lengths(name, x, features.batch + name.startswith("cu_"))
+    if features.sink is not None:
+        _features.sink("sink", _cuda, features.sink, q.shape[heads])
+        if features.sink.dtype != torch.float32:
+            raise DTypeError(invalid_words("the dtype of sink", features.sink.dtype, "torch.float32"))
+    batch, rows = q.shape[0], (q.shape[3 - heads], k.shape[3 - heads], k.shape[3 - heads])
+    if features.uneven:
+        batch, rows = features.batch, (features.max_q, features.max_k, features.max_k)
+    for name, x, whole, of_block in zip(_features.SCALES, features.scales, rows, features.blocks):
+        if x is None:
+            continue
+        expected = (batch, k.shape[heads], -(-whole // of_block)) if of_block else (batch, k.shape[heads])
+        if tuple(_cuda.as_scale(name, x).shape) != expected:
+            raise invalid(f"the shape of {name}", tuple(x.shape), f"{expected}")
 
 
 def _stated(features: tuple[Any, ...]) -> Features:
@@ -438,6 +469,7 @@ def _fake_with(
 ) -> tuple[Tensor, Tensor]:
     # Lengths of only one side: the other side has a dimension for the batch entries.
     same_batch = (features[0] is None) == (features[1] is None)
+    _check_features(q, k, heads, _stated(features))
     return _fake(q, k, v, heads, top_left, before, after, scale, softcap, want_lse, same_batch)
 
 

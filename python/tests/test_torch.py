@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -420,6 +421,48 @@ def test_traced_by_torch_jit(slow_path):
         traced = torch.jit.trace(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), inputs)
     assert "aten::scaled_dot_product_attention" in str(traced.graph)
     assert set(flashcore_attn.compat.stats()["reasons"]) == {"tracing"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trace_serves_masks_of_other_shapes():
+    def attention(q, mask):
+        return flashcore_attn.scaled_dot_product_attention(q, q, q, mask)
+
+    q = torch.randn(2, 2, 6, 16)
+    every = torch.rand(2, 2, 6, 6) < 0.7
+    for shape in ((2, 1, 1, 6), (1, 1, 6, 6), (6, 6)):
+        traced = torch.jit.trace(attention, (q, torch.ones(shape, dtype=torch.bool)))
+        for mask in (every[: shape[0], :1] if len(shape) == 4 else every[0, 0], every[:, :, :1]):
+            if mask.ndim == len(shape):
+                close(traced(q, mask), attention(q, mask), torch.float32)
+    traced = torch.jit.trace(attention, (q[:1], every[:1, :1]))
+    close(traced(q, every[:, :1]), attention(q, every[:, :1]), torch.float32)
+
+
+def test_the_operator_checks_what_it_reads():
+    q, starts = torch.randn(1, 9, 2, 16), torch.tensor([0, 4, 9, 99], dtype=torch.int32)
+
+    def call(starts=None, batch=0, sink=None, scale=None, rows=0):
+        return torch.ops.flashcore_attn.attention_with(
+            q, q, q, 2, False, -1, -1, None, 0.0, False, starts, starts, None, None, None, batch, 9, 9, sink, "", "",
+            [], [], [], scale, None, None, [rows, 0, 0],
+        )[0]  # fmt: skip
+
+    strided = torch.tensor([0, -5, 4, -5, 9], dtype=torch.int32)[::2]  # as slices of `torch.vmap`
+    assert torch.equal(call(strided, 2), call(starts[:3], 2))
+    assert torch.equal(call(sink=torch.tensor([0.5, -9.0, 1.5])[::2]), call(sink=torch.tensor([0.5, 1.5])))
+    refused = [
+        ({"starts": starts[:3], "batch": 3}, ValueError, "cu_seqlens_q has shape (3,); expected (4,)"),
+        ({"starts": starts[:3].long(), "batch": 2}, TypeError, "the dtype of cu_seqlens_q"),
+        ({"starts": starts[None, :3], "batch": 2}, ValueError, "cu_seqlens_q has shape (1, 3)"),
+        ({"sink": torch.ones(1)}, ValueError, "the shape of sink"),
+        ({"sink": torch.ones(2).half()}, TypeError, "the dtype of sink"),
+        ({"scale": torch.ones(1, 1)}, ValueError, "the shape of descale_q"),
+        ({"scale": torch.ones(1, 2), "rows": 64}, ValueError, "the shape of descale_q"),
+    ]
+    for arguments, error, words in refused:
+        with pytest.raises(error, match=re.escape(words)):
+            call(**arguments)
 
 
 class Attention(torch.nn.Module):
