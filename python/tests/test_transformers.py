@@ -107,6 +107,16 @@ def test_gpt_oss_with_sinks(monkeypatch):
     compare(model, monkeypatch, 2, input_ids=tokens())
 
 
+def test_llama_4_with_chunks(monkeypatch):
+    settings = {
+        **DECODER, "head_dim": 16, "attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 96,
+        "no_rope_layers": [1, 0], "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    model = built(transformers.Llama4ForCausalLM, transformers.Llama4TextConfig, **settings)
+    assert "chunked_attention" in model.config.layer_types
+    compare(model, monkeypatch, 2, input_ids=tokens())
+
+
 def test_t5_with_its_bias(monkeypatch):
     model = built(
         transformers.T5ForConditionalGeneration, transformers.T5Config, vocab_size=101, d_model=64, d_kv=16, d_ff=96,
@@ -154,6 +164,34 @@ def test_the_vision_tower_of_qwen_2_5_vl(monkeypatch):
     grid = torch.tensor([[1, 8, 12], [1, 4, 4]])
     patches = torch.randn(8 * 12 + 16, 3 * 2 * 4 * 4, generator=torch.Generator().manual_seed(4))
     compare(model, monkeypatch, 2, hidden_states=patches, grid_thw=grid)
+
+
+def test_lengths_beside_a_mask_are_not_applied_twice(monkeypatch):
+    # What a collator of packed sequences passes. The positions alone make a mask.
+    model = built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER)
+    starts = torch.tensor([0, 9, 23], dtype=torch.int32)
+    positions = torch.cat([torch.arange(9), torch.arange(14)])[None]
+    named = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 14, "max_length_k": 14}
+    compare(model, monkeypatch, 2, input_ids=tokens(1), position_ids=positions, use_cache=False, **named)
+
+
+def test_what_packed_and_paged_calls_cannot_say_is_refused():
+    import flashcore_attn
+
+    q = torch.randn(1, 2, 6, 16)
+    starts, module = torch.tensor([0, 2, 6], dtype=torch.int32), torch.nn.Identity()
+    lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
+    for named in (
+        {"cache": object()},
+        {"block_table": starts},
+        {**lengths, "cu_seq_lens_k": {"full_attention": starts}},
+        {**lengths, "position_bias": torch.zeros(1, 2, 6, 6)},
+    ):
+        with pytest.raises(flashcore_attn.UnsupportedError):
+            integration.attention(module, q, q, q, None, **named)
+    for shape in ((1, 1, 6, 5), (1, 1, 5, 6), (1, 1, 1, 6, 6), (3, 1, 6, 6)):
+        with pytest.raises(flashcore_attn.ArgumentError, match="the shape of attention_mask"):
+            integration.attention(module, q, q, q, torch.ones(shape, dtype=torch.bool))
 
 
 def test_generation_reads_a_cache(monkeypatch):

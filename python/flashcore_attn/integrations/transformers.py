@@ -9,8 +9,9 @@ are computed by the kernel. There is no way back to another implementation: what
 dropout) raises an error that names it.
 
 ``transformers`` takes every name with "flash" in it for a variant of the package ``flash-attn``, which it imports or
-replaces. :func:`register` exempts this name. Models that hand cumulative lengths to such variants (the vision towers of
-Qwen) pass them to this one as well.
+replaces, and which has no chunked attention (Llama 4). :func:`register` exempts this name from both. Models that hand
+cumulative lengths to such variants (the vision towers of Qwen) pass them to this one as well. Continuous batching
+(``generate_batch``) also takes the name for such a variant and passes a paged cache, which raises an error.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import functools
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, masking_utils
 from transformers.masking_utils import sdpa_mask
 
 from .. import _features
-from .._errors import UnsupportedError
+from .._errors import UnsupportedError, invalid
 from .._functional import backend_of
 
 __all__ = ["NAME", "attention", "register"]
@@ -39,9 +40,20 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
     if PreTrainedModel._check_and_adjust_attn_implementation is not _check_and_adjust:
         PreTrainedModel._check_and_adjust_attn_implementation = _check_and_adjust
+    # Masks ask this only in order to refuse chunks that are longer than a chunk. Models ask their own copy.
+    if _is_flash is not None and masking_utils.is_flash_attention_requested is not _is_flash_mask:
+        masking_utils.is_flash_attention_requested = _is_flash_mask
 
 
 _adjusted = PreTrainedModel._check_and_adjust_attn_implementation
+_is_flash = getattr(masking_utils, "is_flash_attention_requested", None)
+
+
+def _is_flash_mask(config: Any = None, *args: Any, **kwargs: Any) -> bool:
+    """Whether masks are those of FlashAttention; not for this name."""
+    if getattr(config, "_attn_implementation", None) == NAME or _is_flash is None:
+        return False
+    return bool(_is_flash(config, *args, **kwargs))
 
 
 @functools.wraps(_adjusted)
@@ -82,11 +94,12 @@ def attention(
         is_causal: instead of the module's attribute.
         softcap: bound of the scores' magnitude.
         s_aux: a logit per query head, which takes part in the denominator.
-        position_bias: added to the scores; it broadcasts to ``(batch, heads, L, S)``.
-        cu_seq_lens_q: the first row of each sequence that is packed into ``L``, and the end of the last.
+        position_bias: added to the scores; it broadcasts to ``(batch, heads, L, S)``. Not together with lengths alone.
+        cu_seq_lens_q: the first row of each sequence that is packed into ``L``, and the end of the last. A mask says
+            which rows belong together: beside one the lengths are not read, as by the implementation "sdpa".
         cu_seq_lens_k: the same of ``S``.
         max_length_q: the longest of these sequences, as ``max_length_k``.
-        others: what other implementations take; windows are part of the mask.
+        others: what other implementations take; windows are part of the mask. Paged caches are refused.
 
     Returns:
         ``(batch, L, heads, head_dim_v)``, and None for the weights.
@@ -97,6 +110,13 @@ def attention(
         raise UnsupportedError(
             "output_attentions is not supported: FlashCore does not store the weights; use eager attention"
         )
+    for name in ("cache", "block_table"):
+        if others.get(name) is not None:
+            words = "paged caches are not supported: use another attn_implementation for continuous batching"
+            raise UnsupportedError(f"{name} is given, and {words}", name)
+    for name, lengths_of in (("cu_seq_lens_q", cu_seq_lens_q), ("cu_seq_lens_k", cu_seq_lens_k)):
+        if isinstance(lengths_of, dict):
+            raise UnsupportedError(f"{name} is a dict of lengths by kind of layer; expected one tensor", name)
     backend = backend_of(query)
     q, k, v = backend.admit(query, key, value)
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
@@ -106,19 +126,23 @@ def attention(
     for name, tensor in (("attention_mask", attention_mask), ("position_bias", position_bias)):
         if tensor is not None:
             table = backend.as_table(name, tensor)
-            # A static cache has more keys than the mask; a mask may have more keys than there are.
-            _features.scores(parts, backend, name, backend.expand(table[..., : shape[3]], shape), shape)
+            given = tuple(table.shape)
+            if given:
+                table = table[..., : shape[3]]  # a mask may have more keys than there are
+            if not _features.broadcasts(table.shape, shape):
+                raise invalid(f"the shape of {name}", given, f"one that broadcasts to {shape}, or has more keys")
+            _features.scores(parts, backend, name, backend.expand(table, shape), shape)
     sink = None
     if s_aux is not None:
         sink = _features.sink("s_aux", backend, s_aux, shape[1])
     lengths, batch = _features.NO_LENGTHS, 0
-    if cu_seq_lens_q is not None and cu_seq_lens_k is not None:
+    if cu_seq_lens_q is not None and cu_seq_lens_k is not None and attention_mask is None:
+        if position_bias is not None:
+            raise UnsupportedError("position_bias beside cu_seq_lens_q is not supported; pack by an attention_mask")
         batch = len(cu_seq_lens_q) - 1
         packed = (("cu_seq_lens_q", cu_seq_lens_q), ("cu_seq_lens_k", cu_seq_lens_k))
         lengths = (*(backend.as_lengths(name, array.int(), batch + 1) for name, array in packed), None, None, None)
-    longest = tuple(
-        int(rows if given is None else given) for given, rows in zip((max_length_q, max_length_k), shape[2:])
-    )
+    longest = tuple(int(rows if most is None else most) for most, rows in zip((max_length_q, max_length_k), shape[2:]))
     features = parts.features(lengths=lengths, batch=batch, max_q=longest[0], max_k=longest[1], sink=sink)
     terms = (True, -1, 0 if causal else -1, scaling, float(softcap or 0.0))
     out, _ = backend.attend(q, k, v, 1, terms, False, features)
