@@ -287,9 +287,14 @@ def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None =
     """A tensor that a program reads, in a supported type. A mask ``like`` q has bool, q's type or float32."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
+    _check_layout(name, x)
     dtype = x.dtype
     if like is not None:
         if dtype not in (torch.bool, torch.float32, like.dtype):
+            kind = x.device.type
+            autocast = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+            if autocast and dtype in DTYPES and like.dtype in DTYPES:  # converted as q was
+                return x.to(like.dtype).resolve_neg()
             expected = " or ".join(dict.fromkeys(map(str, (torch.bool, torch.float32, like.dtype))))
             raise DTypeError(invalid_words(f"the dtype of {name}", dtype, expected))
     elif floating and not x.is_floating_point():
@@ -333,6 +338,7 @@ def as_scale(name: str, x: Tensor) -> Tensor:
     """Descale factors in float32, with any strides."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
+    _check_layout(name, x)
     if x.dtype != torch.float32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.float32"))
     return x.resolve_neg()
@@ -342,6 +348,7 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
     """An array of lengths: int32 and contiguous."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
+    _check_layout(name, x)
     if x.dtype != torch.int32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32"))
     _features.check_length_array(name, x, elements)

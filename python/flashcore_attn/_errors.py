@@ -30,7 +30,9 @@ def invalid(argument: str, value: object, expected: str) -> ArgumentError:
 
 def invalid_words(argument: str, value: Any, expected: str) -> str:
     """The message of such an error. Long values are cut."""
-    if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to print very long integers
+    if (
+        isinstance(value, int) and not isinstance(value, bool) and abs(value) >> 128
+    ):  # Python refuses to print very long integers
         text = f"an integer of {value.bit_length()} bits"
     else:
         text = " ".join(str(value).split())

@@ -80,7 +80,7 @@ def flex_attention(
         )  # fmt: skip
     q, k, v = backend.admit(query, key, value)
     enable_gqa, return_lse = _flag("enable_gqa", enable_gqa), _flag("return_lse", return_lse)
-    if not _leads_agree(q.shape, k.shape, v.shape, enable_gqa):
+    if not _leads_agree(q, k, v, enable_gqa):
         for name, tensor in (("query", q), ("key", k), ("value", v)):
             if tensor.ndim != 4:
                 dims = f"{name} has {dimensions(tensor.ndim)}"
@@ -94,7 +94,7 @@ def flex_attention(
         _mask(parts, backend, tracing, block_mask, (q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
     try:
         out, lse = backend.attend(q, k, v, 1, (True, -1, -1, scale, 0.0), return_lse, parts.features())
-    except (ArgumentError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         if (told := _of_scale(error, "scale", scale)) is not None:
             raise told from None
         raise

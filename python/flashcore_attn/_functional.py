@@ -12,7 +12,7 @@ import threading
 from typing import Any, Literal, TypeVar, overload
 
 from . import _features
-from ._errors import ArgumentError, UnsupportedError, dimensions, invalid, invalid_words
+from ._errors import ArgumentError, FlashCoreError, UnsupportedError, dimensions, invalid, invalid_words
 
 __all__ = ["explain", "flash_attn_func", "scaled_dot_product_attention"]
 
@@ -277,7 +277,7 @@ def flash_attn_func(
     try:
         want_lse = return_attn_probs or return_lse
         out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), want_lse, features)
-    except (ArgumentError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         if (told := _of_scale(error, "softmax_scale", softmax_scale)) is not None:
             raise told from None
         raise
@@ -337,14 +337,14 @@ def scaled_dot_product_attention(
         )  # fmt: skip
     q, k, v = backend.admit(query, key, value)
     lead = None
-    if not _leads_agree(q.shape, k.shape, v.shape, enable_gqa):
+    if not _leads_agree(q, k, v, enable_gqa):
         lead, q, k, v = _broadcast(backend, q, k, v, enable_gqa)
     features = None
     if attn_mask is not None:
         features = _of_mask(backend, attn_mask, q, k, (q.shape[0], q.shape[1]) if lead is None else lead)
     try:
         out = backend.attend(q, k, v, 1, (True, -1, 0 if is_causal else -1, scale, 0.0), False, features)[0]
-    except (ArgumentError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         if (told := _of_scale(error, "scale", scale)) is not None:
             raise told from None
         raise
@@ -458,8 +458,11 @@ def _of_scale(error: Exception, name: str, value: Any) -> ArgumentError | None:
     """An error about the scale, with the caller's name for the scale; None for other errors."""
     if " for scale: " in str(error):
         return ArgumentError(str(error).replace(" for scale: ", f" for {name}: ", 1))
-    overflows = isinstance(error, OverflowError) and isinstance(value, int)
-    if overflows or (isinstance(error, TypeError) and value is not None and not hasattr(value, "__float__")):
+    if isinstance(error, FlashCoreError) or value is None:
+        return None
+    try:
+        math.fabs(value)  # which, unlike `float`, refuses text
+    except (ValueError, TypeError, OverflowError):
         return invalid(name, value, "a number that is finite in float32, or None")
     return None
 
@@ -495,8 +498,13 @@ def explain(
     return told
 
 
-def _leads_agree(q: Any, k: Any, v: Any, enable_gqa: bool) -> bool:
+def _leads_agree(query: Any, key: Any, value: Any, enable_gqa: bool) -> bool:
     """Whether tensors of these shapes need no broadcasting."""
+    try:
+        q, k, v = query.shape, key.shape, value.shape
+    except RuntimeError as error:
+        words = invalid_words("the layout of query, key or value", "nested", "torch.strided")
+        raise UnsupportedError(words, "layout nested") from error
     if not (len(q) == len(k) == len(v) == 4 and q[0] == k[0] == v[0] and k[1] == v[1]):
         return False
     return bool(q[1] == k[1] or (enable_gqa and k[1] and q[1] % k[1] == 0))
@@ -564,7 +572,11 @@ def _refuse(dropout_p: Any, **others: Any) -> None:
     if not hasattr(dropout_p, "__float__"):
         raise invalid("dropout_p", dropout_p, "0.0, no other is supported yet")
     wrong = [(name, _kind(value), None) for name, value in others.items() if value is not None]
-    if dropout_p or wrong:
+    try:
+        drops = bool(dropout_p)
+    except (RuntimeError, ValueError, TypeError):  # of arrays
+        raise invalid("dropout_p", dropout_p, "0.0, no other is supported yet") from None
+    if drops or wrong:
         raise _unsupported(("dropout_p", dropout_p, 0.0), *wrong)
 
 

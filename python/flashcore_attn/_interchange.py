@@ -17,10 +17,19 @@ def call(function: Any, tensors: dict[str, Any], options: dict[str, Any]) -> Any
         raise ArgumentError(f"{', '.join(tensors)} are on {', '.join(kinds)}; they must be on one device")
     first = next(iter(tensors.values()))
     view, back = _on_cuda(first) if kinds[0] == "cuda" else _on_cpu(first)
-    result = function(*map(view, tensors.values()), **options)
+    result = function(*(_viewed(view, name, tensor) for name, tensor in tensors.items()), **options)
     if not isinstance(result, tuple):
         return back(result)
     return tuple(None if part is None else back(part) for part in result)
+
+
+def _viewed(view: Any, name: str, tensor: Any) -> Any:
+    """A view of an array. Its library may refuse one (of a tensor that requires grad), and NumPy has no bfloat16."""
+    try:
+        return view(tensor)
+    except (BufferError, RuntimeError) as error:
+        words = f"{name} cannot be viewed as an array ({' '.join(str(error).split())})"
+        raise UnsupportedError(f"{words}; pass a tensor of PyTorch, as torch.from_dlpack makes", "dlpack") from error
 
 
 def _kind(name: str, tensor: Any) -> str:

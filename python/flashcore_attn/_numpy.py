@@ -53,10 +53,14 @@ def admit(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     return q, k, v
 
 
-def _check(name: str, array: np.ndarray[Any, Any]) -> None:
+def _check_unmasked(name: str, array: np.ndarray[Any, Any]) -> None:
     if type(array) is not Array and isinstance(array, np.ma.MaskedArray):
         expected = "a plain array, as its .data or .filled(...): the mask would be ignored"
         raise UnsupportedError(invalid_words(f"the type of {name}", "MaskedArray", expected), "masked array")
+
+
+def _check(name: str, array: np.ndarray[Any, Any]) -> None:
+    _check_unmasked(name, array)
     if array.dtype.name not in _DTYPES or not array.dtype.isnative:
         hint = "; view it as ml_dtypes.bfloat16 if it holds bfloat16" if array.dtype.name == "uint16" else ""
         expected = (
@@ -172,6 +176,7 @@ def as_table(name: str, x: Any, floating: bool = False, like: Any = None) -> np.
     """An array that a program reads, in a supported type. A mask ``like`` q has bool, q's type or float32."""
     if not isinstance(x, np.ndarray):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a NumPy array")
+    _check_unmasked(name, x)
     kind = x.dtype.name
     if like is not None and kind not in ("bool", "float32", "float64", like.dtype.name):
         of_q = "" if like.dtype.name in ("float32", "float64") else f", {like.dtype.name}"
@@ -199,6 +204,7 @@ def as_scale(name: str, x: Any) -> np.ndarray[Any, Any]:
     """Descale factors in float32, with any strides that are whole elements and not negative."""
     if not isinstance(x, np.ndarray):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a NumPy array")
+    _check_unmasked(name, x)
     if x.dtype != np.float32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "float32"))
     whole = x.flags.aligned and all(stride >= 0 and stride % x.itemsize == 0 for stride in x.strides)
@@ -209,6 +215,7 @@ def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
     """An array of lengths: int32 and contiguous."""
     if not isinstance(x, np.ndarray):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a NumPy array")
+    _check_unmasked(name, x)
     if x.dtype != np.int32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "int32"))
     _features.check_length_array(name, x, elements)

@@ -159,7 +159,7 @@ def flash_attn_varlen_func(
         out, lse = backend.attend(
             q, k, v, 2, (False, before, after, softmax_scale, cap), return_attn_probs or return_lse, features
         )
-    except (ArgumentError, TypeError, OverflowError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         if (told := _of_scale(error, "softmax_scale", softmax_scale)) is not None:
             raise told from None
         raise
@@ -243,11 +243,15 @@ def flash_attn_varlen_kvpacked_func(
 def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
     """The number of batch entries."""
     for name, array in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if array is not None and len(getattr(array, "shape", ())) != 1:
+        if array is None:
+            continue
+        if not hasattr(array, "shape"):
             raise ArgumentError(f"{name} is {_kind(array)}; expected a tensor of 1 dimension")
+        if len(array.shape) != 1 or array.shape[0] == 0:
+            raise ArgumentError(f"{name} has shape {tuple(array.shape)}; expected (batch + 1,)")
     of_q = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else q.shape[0]
     of_k = len(cu_seqlens_k) - 1 if cu_seqlens_k is not None else k.shape[0]
-    if of_q != of_k or of_q < 0:
+    if of_q != of_k:
         on_q = "q" if cu_seqlens_q is None else "cu_seqlens_q"
         on_k = "k" if cu_seqlens_k is None else "cu_seqlens_k"
         raise ArgumentError(

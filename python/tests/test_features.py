@@ -249,6 +249,8 @@ def test_lengths_that_are_refused(tensors):
         ({"attention_chunk": 2**31}, ValueError, "for attention_chunk: expected an integer of 0 to 2"),
         ({"attention_chunk": -1}, ValueError, "for attention_chunk: expected an integer of 0 to 2"),
         ({"cu_seqlens_q": 5}, ValueError, "cu_seqlens_q is a int; expected a tensor"),
+        ({"cu_seqlens_q": rows[:0]}, ValueError, r"cu_seqlens_q has shape \(0,\); expected \(batch \+ 1,\)"),
+        ({"cu_seqlens_k": keys[None]}, ValueError, r"cu_seqlens_k has shape \(1, 3\); expected \(batch \+ 1,\)"),
         ({"learnable_sink": [0.0]}, ValueError, "learnable_sink is a list; expected"),
         ({"q": q[None]}, ValueError, "q has 4 dimensions; it takes 3: rows, heads, head_dim"),
         ({"block_table": rows}, NotImplementedError, "invalid value 'a ndarray' for block_table: expected None"),

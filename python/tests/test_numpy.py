@@ -140,6 +140,17 @@ def test_a_mask_is_not_ignored():
     x = np.ma.masked_less(draw((1, 4, 2, 16), "float32", 1), 0)
     with pytest.raises(NotImplementedError, match="^invalid value 'MaskedArray' for the type of k"):
         flashcore_attn.flash_attn_func(x.data, x, x)
+    x, mask, two = x.data, np.ma.ones((4, 4)), np.ma.ones(2, np.float32)
+    rows, starts = x[0], np.ma.array([0, 4], np.int32)
+    for name, call in {
+        "attn_mask": lambda: flashcore_attn.scaled_dot_product_attention(*[x.swapaxes(1, 2)] * 3, mask),
+        "alibi_slopes": lambda: flashcore_attn.flash_attn_func(x, x, x, alibi_slopes=two),
+        "learnable_sink": lambda: flashcore_attn.flash_attn_func(x, x, x, learnable_sink=two),
+        "descale_q": lambda: flashcore_attn.flash_attn_func(x, x, x, descale_q=two[None]),
+        "cu_seqlens_q": lambda: flashcore_attn.flash_attn_varlen_func(rows, rows, rows, starts, starts),
+    }.items():
+        with pytest.raises(NotImplementedError, match=f"^invalid value 'MaskedArray' for the type of {name}"):
+            call()
 
 
 def test_inputs_may_be_read_only():
