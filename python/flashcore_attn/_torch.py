@@ -303,6 +303,21 @@ def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return _gpu_lacks(q.get_device())
 
 
+def takes_mask(mask: Tensor, q: Tensor) -> bool:
+    """Whether a mask has a type that a call with such a q takes."""
+    own = _computed(q)
+    return mask.dtype in (torch.bool, torch.float32, own) or (
+        torch.is_autocast_enabled(q.device.type) and mask.dtype in _cuda.DTYPES
+    )
+
+
+def broadcast_leads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[int, ...]:
+    """The leading dimensions of the scores of tensors that broadcast."""
+    if enable_gqa:
+        return (*torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3]), q.shape[-3])
+    return tuple(torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]))
+
+
 def _gpu_lacks(ordinal: int) -> str | None:
     try:
         _flashcore.check_gpu(ordinal)

@@ -5,7 +5,8 @@
 >>> flashcore_attn.compat.stats()   # {'calls': 24, 'flashcore': 22, 'fallback': 2, 'reasons': {'dropout_p': 2}}
 >>> flashcore_attn.compat.disable()
 
-``torch.nn.attention.flex_attention.flex_attention`` is routed in the same way.
+``torch.nn.attention.flex_attention.flex_attention`` is routed in the same way, except in compiled code:
+``torch.compile(flex_attention)`` stays PyTorch's.
 
 Calls that FlashCore does not support (dropout, gradients, a device, type or head dim that it lacks, a function that
 cannot be a program) run in PyTorch as before, and are counted with their reason. The same holds for tensors of other
@@ -32,11 +33,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from . import _features
 from ._errors import FlashCoreError, UnsupportedError
 from ._flex import flex_attention
-from ._functional import load, scaled_dot_product_attention
+from ._functional import _leads_agree, load, scaled_dot_product_attention
 
 __all__ = ["disable", "enable", "enabled", "reset_stats", "stats"]
+
+# Times log2(e) it is finite in float32.
+_LARGEST_SCALE = 2e38
 
 _lock = threading.Lock()
 _torch: Any = None  # `flashcore_attn._torch` from the first `enable` on
@@ -69,10 +74,12 @@ def enable() -> None:
     with _lock:
         _torch = loaded
         _depth += 1
-        if _original is None:
+        # Somebody may have put PyTorch's function back since the last call. Another library's function stays: it may
+        # call this one.
+        if _original is None or functional.scaled_dot_product_attention is _original:
             _original = functional.scaled_dot_product_attention
             functional.scaled_dot_product_attention = _attention
-        if _original_flex is None:
+        if _original_flex is None or flex.flex_attention is _original_flex:
             _original_flex = flex.flex_attention
             flex.flex_attention = _flex
 
@@ -149,6 +156,8 @@ def _attention(
         return fall_back()
     reason = _unsupported_reason(torch, query, key, value, attn_mask, dropout_p)
     if torch.compiler.is_compiling():  # nothing is tried twice, and the call is not counted
+        if reason is None:
+            reason = _refused(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         if reason is not None:
             return fall_back()
         return scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
@@ -220,6 +229,27 @@ def _flex(
         return flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **others)
 
     return _counted(ours, fall_back, reason)
+
+
+def _refused(query: Any, key: Any, value: Any, mask: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> str | None:
+    """The argument for which a call would raise an error while it is compiled, where PyTorch may accept it."""
+    if mask is not None and is_causal:
+        return "is_causal"
+    if isinstance(scale, (int, float)) and not -_LARGEST_SCALE < scale < _LARGEST_SCALE:
+        return "scale"
+    if query.ndim < 2 or query.shape[-1] == 0 or value.shape[-1] == 0:
+        return "head_dim"
+    agree = _leads_agree(query, key, value, enable_gqa)
+    if enable_gqa and not agree:
+        heads, heads_k, heads_v = (x.shape[-3] if x.ndim > 2 else 0 for x in (query, key, value))
+        if heads_k != heads_v or heads_k == 0 or heads % heads_k:
+            return "enable_gqa"
+    if mask is None:
+        return None
+    # Leading dimensions that differ and broadcast are checked by PyTorch in any case.
+    lead = query.shape[:-2] if agree else _torch.broadcast_leads(query, key, value, enable_gqa)
+    fits = _features.broadcasts(mask.shape, (*lead, query.shape[-2], key.shape[-2]))
+    return None if fits and _torch.takes_mask(mask, query) else "attn_mask"
 
 
 def _unsupported_reason(torch: Any, query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -254,6 +255,9 @@ def test_autocast(device):
     q, k, v = three(device, torch.float32)
     with torch.autocast(device, torch.bfloat16):
         assert flashcore_attn.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
+        mask = torch.randn(q.shape[2], k.shape[2], device=device, dtype=torch.float16)
+        theirs = TORCH_SDPA(q, k, v, mask).float()
+        close(flashcore_attn.scaled_dot_product_attention(q, k, v, mask), theirs, torch.bfloat16)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -302,6 +306,54 @@ def test_refusals(device):
         flashcore_attn.flash_attn_func(q.to_sparse(), k, v)
     with pytest.raises(ValueError, match="invalid value 'inf' for softmax_scale: expected a finite number"):
         flashcore_attn.flash_attn_func(q, k, v, softmax_scale=float("inf"))
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_other_layouts_and_arrays_for_numbers_are_named():
+    q, two = draw(2, 4, 4, 8), torch.tensor([0.0, 0.0])
+    nested = torch.nested.nested_tensor([q[0], q[1, :, :3]])
+    sdpa, call = flashcore_attn.scaled_dot_product_attention, flashcore_attn.flash_attn_func
+    sparse = torch.eye(4).to_sparse()
+    for refused, name in (
+        (lambda: sdpa(nested, nested, nested), "the layout of query"),
+        (lambda: flashcore_attn.flex_attention(nested, nested, nested), "the layout of query"),
+        (lambda: sdpa(q, q, q, nested), "the layout of attn_mask"),
+        (lambda: sdpa(q, q, q, sparse), "the layout of attn_mask"),
+        (lambda: call(q, q, q, alibi_slopes=sparse[0]), "the layout of alibi_slopes"),
+        (lambda: call(q, q, q, learnable_sink=sparse[0]), "the layout of learnable_sink"),
+        (lambda: call(q, q, q, softmax_scale=two), "softmax_scale"),
+        (lambda: sdpa(q, q, q, scale=two.numpy()), "scale"),
+        (lambda: sdpa(q, q, q, scale="1"), "scale"),
+        (lambda: call(q, q, q, dropout_p=two), "dropout_p"),
+    ):
+        with pytest.raises(flashcore_attn.FlashCoreError, match=f"invalid value .* for {name}"):
+            refused()
+
+    @torch.compile(backend="eager")
+    def compiled(q, mask):
+        return sdpa(q, q, q, mask, is_causal=True)
+
+    with pytest.raises(flashcore_attn.ArgumentError, match="invalid value 'True' for is_causal"):
+        compiled(q, torch.ones(4, 4, dtype=torch.bool))
+
+
+class OnlyDlpack:
+    """An array that offers DLPack only."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def test_arrays_without_a_view_are_named():
+    for tensor in (draw(1, 4, 2, 8).bfloat16(), draw(1, 4, 2, 8).requires_grad_()):
+        with pytest.raises(flashcore_attn.UnsupportedError, match="^q cannot be viewed as an array"):
+            flashcore_attn.flash_attn_func(*[OnlyDlpack(tensor)] * 3)
 
 
 class TwoLayers(torch.nn.Module):
@@ -381,6 +433,25 @@ def test_compat_under_compile_leaves_alone_what_would_fail():
         # The graph that exists for one type is not used for another type.
         q, k, v = (x.float() for x in (q, k, v))
         assert torch.equal(layer(q, k, v), flashcore_attn.scaled_dot_product_attention(q, k, v))
+
+
+def test_compat_under_compile_leaves_alone_arguments_that_would_fail():
+    q, k = draw(2, 4, 6, 8), draw(2, 4, 9, 8)
+    mask = torch.ones(2, 1, 6, 9, dtype=torch.bool)
+    calls = [
+        lambda: F.scaled_dot_product_attention(q, k[:, :2], k[:, :1], enable_gqa=True),
+        lambda: F.scaled_dot_product_attention(q[..., :0], k[..., :0], k),
+        lambda: F.scaled_dot_product_attention(q, k, k, scale=math.inf),
+        lambda: F.scaled_dot_product_attention(q, k[0], k[:1], mask),
+        lambda: F.scaled_dot_product_attention(q[0], k[0, :2], k[0, :2], mask[0], enable_gqa=True),
+    ]
+    for call in calls:
+        torch._dynamo.reset()
+        with torch.no_grad():
+            expected = call()
+            with flashcore_attn.compat.enabled():
+                out = torch.compile(call, fullgraph=True, backend="aot_eager")()
+        torch.testing.assert_close(out, expected, equal_nan=True)
 
 
 def test_what_a_gpu_lacks_is_known_beforehand(monkeypatch):
@@ -699,6 +770,18 @@ def test_compat_nests():
     q = draw(1, 1, 4, 8)
     torch.testing.assert_close(ours(q, q, q), TORCH_SDPA(q, q, q))
     assert flashcore_attn.compat.stats()["calls"] == 0
+
+
+def test_compat_replaces_a_function_that_was_put_back():
+    from torch.nn.attention import flex_attention as flex
+
+    flashcore_attn.compat.disable()
+    of_flex = flex.flex_attention
+    with flashcore_attn.compat.enabled():
+        F.scaled_dot_product_attention, flex.flex_attention = TORCH_SDPA, of_flex
+    with flashcore_attn.compat.enabled():
+        assert F.scaled_dot_product_attention is not TORCH_SDPA and flex.flex_attention is not of_flex
+    assert F.scaled_dot_product_attention is TORCH_SDPA and flex.flex_attention is of_flex
 
 
 def test_a_tensor_beyond_its_storage_is_refused_by_name():
