@@ -50,7 +50,9 @@ def flex_attention(
             ``BlockMask``, of which the ``mask_mod`` is taken; or FlashAttention-4's tensors, by
             :func:`block_sparse_mask`. A ``BlockMask`` without a ``mask_mod`` of its own is taken by its blocks. On a
             GPU, its lists also say which blocks to skip where ``mask_mod`` reads a tensor with an element for each
-            score; for other masks a kernel finds these blocks itself.
+            score; for other masks a kernel finds these blocks itself. Beside a ``mask_mod``, lists must say the same
+            as it, as those of ``create_block_mask`` do: lists that hide or show more are not followed in general,
+            although ``torch.compile(flex_attention)`` follows them. :func:`block_sparse_mask` does.
         scale: factor on the scores; None means ``1 / sqrt(E)``.
         enable_gqa: key and value may have fewer heads than query, a divisor of their number.
         return_lse: return ``(out, lse)``; ``lse`` is the natural logarithm of each row's sum of exponentials,

@@ -9,6 +9,7 @@ import operator
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from . import _features
@@ -44,7 +45,7 @@ def flash_attn_func(
     dropout_p: float = ...,
     softmax_scale: float | None = ...,
     causal: bool = ...,
-    window_size: tuple[int | None, int | None] = ...,
+    window_size: Sequence[int | None] = ...,
     softcap: float = ...,
     alibi_slopes: Any = ...,
     deterministic: bool = ...,
@@ -72,7 +73,7 @@ def flash_attn_func(
     dropout_p: float = ...,
     softmax_scale: float | None = ...,
     causal: bool = ...,
-    window_size: tuple[int | None, int | None] = ...,
+    window_size: Sequence[int | None] = ...,
     softcap: float = ...,
     alibi_slopes: Any = ...,
     deterministic: bool = ...,
@@ -97,10 +98,38 @@ def flash_attn_func(
     q: T,
     k: T,
     v: T,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Sequence[int | None],
+    softcap: float,
+    alibi_slopes: Any,
+    deterministic: bool,
+    return_attn_probs: Literal[True],
+    *,
+    learnable_sink: Any = ...,
+    attention_chunk: int = ...,
+    num_splits: int = ...,
+    pack_gqa: bool | None = ...,
+    sm_margin: int = ...,
+    qv: None = ...,
+    q_descale: Any = ...,
+    k_descale: Any = ...,
+    v_descale: Any = ...,
+    descale_q: Any = ...,
+    descale_k: Any = ...,
+    descale_v: Any = ...,
+    return_lse: bool = ...,
+) -> tuple[T, T, None]: ...
+@overload
+def flash_attn_func(
+    q: T,
+    k: T,
+    v: T,
     dropout_p: float = ...,
     softmax_scale: float | None = ...,
     causal: bool = ...,
-    window_size: tuple[int | None, int | None] = ...,
+    window_size: Sequence[int | None] = ...,
     softcap: float = ...,
     alibi_slopes: Any = ...,
     deterministic: bool = ...,
@@ -128,7 +157,7 @@ def flash_attn_func(
     dropout_p: float = ...,
     softmax_scale: float | None = ...,
     causal: bool = ...,
-    window_size: tuple[int | None, int | None] = ...,
+    window_size: Sequence[int | None] = ...,
     softcap: float = ...,
     alibi_slopes: Any = ...,
     deterministic: bool = ...,
@@ -155,7 +184,7 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int | None, int | None] = _NO_WINDOW,
+    window_size: Sequence[int | None] = _NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
     deterministic: bool = False,
@@ -200,7 +229,8 @@ def flash_attn_func(
             not for its value.
         alibi_slopes: ``(heads,)`` or ``(batch, heads)``, floating point; None for none. The scores become
             ``s - slope * |i + seqlen_k - seqlen_q - j|``, and ``lse`` is of these.
-        deterministic: accepted; the result is always the same to the last bit.
+        deterministic: accepted; equal calls on one device give the same result to the last bit. On the CPU, float16
+            and bfloat16 results are rounded otherwise with the log-sum-exp than without it.
         return_attn_probs: return ``(out, lse, None)``, where ``lse`` is the natural logarithm of each row's sum of
             ``exp(s)``, ``(batch, heads, seqlen_q)``, float32. Probabilities themselves are never formed.
         learnable_sink: ``(heads,)``, floating point: a logit per query head that takes part in the softmax's
@@ -468,7 +498,7 @@ def _of_scale(error: Exception, name: str, value: Any) -> ArgumentError | None:
 
 
 def explain(
-    q: Any, k: Any, v: Any, *, causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0
+    q: Any, k: Any, v: Any, *, causal: bool = False, window_size: Sequence[int | None] = (-1, -1), softcap: float = 0.0
 ) -> dict[str, Any]:
     """Which GPU kernel :func:`flash_attn_func` runs for such tensors, and why. The first time it is compiled.
 
