@@ -81,9 +81,7 @@ instructions! { ($) wgmma wgmma_list
     Wgmma(wgmma: Wgmma) => {
         text: |m| {
             m.head("wgmma.mma_async")?;
-            if m.redundant("sp") {
-                m.refuse("sparse `wgmma` (`.sp`) is not supported")?;
-            }
+            m.unsupported(&["sp"], "the operands of `wgmma` are dense")?;
             m.aligned()?;
             m.shape(&mut wgmma.shape)?;
             m.ty(&mut wgmma.d)?;

@@ -95,7 +95,7 @@ fn parser(text: &str) -> Result<Parser<'_>, Failure> {
 pub(in crate::parse) struct Failure {
     offset: usize,
     message: String,
-    /// Whether the name of an instruction, a modifier or a special register is unknown.
+    /// Whether the name of an instruction, a modifier or a special register is unknown or not supported.
     unknown: bool,
 }
 
@@ -291,12 +291,17 @@ impl<'t> Parser<'t> {
 mod tests {
     use super::parse_known;
 
-    /// Types of later architectures are unknown modifiers too.
+    /// Types of later architectures and modifiers that the crate refuses as a whole are unknown modifiers too.
     #[test]
     fn entries_with_unknown_modifiers_are_left_out() {
         let known = ".version 8.8\n.target sm_90a\n.visible .entry known() { ret; }";
         let inside = |line: &str| format!("{known}\n.visible .entry k() {{ .reg .b32 r<4>; {line} ret; }}");
-        for line in ["add.bogus.u32 r1, r2, r3;", "cvt.rn.satfinite.e2m1x2.f32 r1, r2, r3;"] {
+        for line in [
+            "add.bogus.u32 r1, r2, r3;",
+            "cvt.rn.satfinite.e2m1x2.f32 r1, r2, r3;",
+            "cp.async.bulk.tensor.3d.global.shared::cta.im2col_no_offs.bulk_group [r1, {r1, r1, r1}], [r2];",
+            "wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16 {r1, r2}, r3, r3, r3, 0, 1, 1, 1, 0, 0;",
+        ] {
             let (module, left_out) = parse_known(&inside(line)).unwrap();
             assert_eq!(module.functions().count(), 1, "{line}");
             assert_eq!(&*left_out[0].function, "k", "{line}");

@@ -183,7 +183,7 @@ impl Syntax for Modifiers<'_> {
         let begins = |m: &&Modifier<'_>| prefixes.iter().any(|prefix| m.text.starts_with(prefix));
         match self.rest.iter().find(begins) {
             None => Ok(()),
-            Some(m) => Err(Failure::at(m.offset, format!("`.{}` is not supported: {why}", m.text))),
+            Some(m) => Err(Failure::unknown(m.offset, format!("`.{}` is not supported: {why}", m.text))),
         }
     }
 
