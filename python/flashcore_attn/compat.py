@@ -74,8 +74,8 @@ def enable() -> None:
     with _lock:
         _torch = loaded
         _depth += 1
-        # Somebody may have put PyTorch's function back since the last call. Another library's function stays: it may
-        # call this one.
+        # Somebody may have put PyTorch's function back since the last call. Another library's function stays:
+        # it may call this one.
         if _original is None or functional.scaled_dot_product_attention is _original:
             _original = functional.scaled_dot_product_attention
             functional.scaled_dot_product_attention = _attention

@@ -83,8 +83,8 @@ pub enum Command {
     Report(Report),
     /// Show a ledger in a browser, live
     Serve(Serve),
-    /// Show how the error of attention on 8-bit inputs grows with the number of keys, with the sums of Hopper's
-    /// tensor cores
+    /// Show how the error of attention on 8-bit inputs grows with the number of keys, with the sums of
+    /// Hopper's tensor cores
     Accuracy(Accuracy),
     /// Show what this machine has and what each part enables
     Doctor(Doctor),

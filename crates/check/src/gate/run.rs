@@ -107,9 +107,9 @@ impl Settings {
         }
     }
 
-    /// The runs of a kernel. Inputs that are not finite come last: a kernel that fails only them is right
-    /// for all finite inputs that ran. Confusing two phases of an mbarrier with equal parity shows only when
-    /// the warp that confuses them lags. Without a problem the inputs do not vary, so only runs with different
+    /// The runs of a kernel. Inputs that are not finite come last: a kernel that fails only them is right for
+    /// all finite inputs that ran. Confusing two phases of an mbarrier with equal parity shows only when the
+    /// warp that confuses them lags. Without a problem the inputs do not vary, so only runs with different
     /// schedules are useful.
     pub(super) fn runs_of(&self, bound: &Bound) -> Vec<(Style, u64, Schedule)> {
         let mut runs = self.runs.clone();
@@ -218,7 +218,8 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
     Ok(check)
 }
 
-/// After a run that did not pass: adds whether the outputs differ from run to run, and which inputs do not fail.
+/// After a run that did not pass: adds whether the outputs differ from run to run, and which inputs do not
+/// fail.
 fn explain_failure(
     bound: &Bound,
     settings: &Settings,

@@ -300,8 +300,8 @@ impl<'a> Env<'a> {
         }
     }
 
-    /// Checks that the destination of a copy and its mbarrier lie in one CTA (PTX ISA, "cp.async.bulk.tensor",
-    /// `.cta_group::1`, and "st.async").
+    /// Checks that the destination of a copy and its mbarrier lie in one CTA (PTX ISA,
+    /// "cp.async.bulk.tensor", `.cta_group::1`, and "st.async").
     fn check_one_cta(&mut self, warp: &Warp, inst: &Inst, lane: usize, to: u64, signal: u64) -> bool {
         let same = to >> RANK_SHIFT == signal >> RANK_SHIFT;
         if !same {

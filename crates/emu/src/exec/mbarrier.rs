@@ -264,8 +264,8 @@ impl Env<'_> {
         Flow::Next
     }
 
-    /// Reports an operation on an object of another CTA, if the operation is defined for the own CTA's objects
-    /// only (PTX ISA, "mbarrier"). If the address is not generic, other checks refuse that.
+    /// Reports an operation on an object of another CTA, if the operation is defined for the own CTA's
+    /// objects only (PTX ISA, "mbarrier"). If the address is not generic, other checks refuse that.
     fn check_own(&mut self, warp: &Warp, inst: &Inst, m: Mbarrier, lane: usize, address: u64) {
         let rank = (address >> RANK_SHIFT) as usize;
         let remote = matches!(m.op, MbarrierOp::ExpectTx | MbarrierOp::CompleteTx)

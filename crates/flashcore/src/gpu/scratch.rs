@@ -83,8 +83,9 @@ impl Purpose {
         }
     }
 
-    /// Size of a place for `bytes` bytes. Scratch is a power of two or three quarters of one, so that problems
-    /// of growing size need few places: all sizes up to a place's own add up to less than 3.5 times that size.
+    /// Size of a place for `bytes` bytes. Scratch is a power of two or three quarters of one, so that
+    /// problems of growing size need few places: all sizes up to a place's own add up to less than 3.5 times
+    /// that size.
     fn place(self, bytes: usize) -> usize {
         match self {
             Purpose::Counter => bytes.max(SECTOR).next_power_of_two(),

@@ -291,7 +291,8 @@ impl<'t> Parser<'t> {
 mod tests {
     use super::parse_known;
 
-    /// Types of later architectures and modifiers that the crate refuses as a whole are unknown modifiers too.
+    /// Types of later architectures and modifiers that the crate refuses as a whole are unknown modifiers
+    /// too.
     #[test]
     fn entries_with_unknown_modifiers_are_left_out() {
         let known = ".version 8.8\n.target sm_90a\n.visible .entry known() { ret; }";
