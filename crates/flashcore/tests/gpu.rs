@@ -459,7 +459,9 @@ fn scratch() {
     let prepared = gpu.prepare(&problem, Some(&Plan::Wgmma(plan.clone()))).unwrap();
     let kernel = kernels::emit(&problem, &Plan::Wgmma(plan), gpu.arch()).unwrap().kernel;
     let bytes = kernel.buffers.iter().find(|buffer| buffer.name == "scratch").unwrap().bytes;
-    let place = bytes.next_multiple_of(1 << 20);
+    // A power of two or three quarters of one.
+    let power = bytes.next_power_of_two();
+    let place = if bytes <= power / 4 * 3 { power / 4 * 3 } else { power };
     let [q, k, v, out] = [(); 4].map(|()| Buffer::new(context, 5 * 4096 * 64 * 2).unwrap());
     let enqueue = |stream: &Stream| {
         prepared.enqueue(stream, q.slice(), k.slice(), v.slice(), out.slice(), None).unwrap();
