@@ -63,7 +63,7 @@ pub enum Command {
     /// Check, time or predict, and diagnose every version of the kernel, from the first slow one to the fused
     /// one; write a report
     Climb(Climb),
-    /// Check a kernel (PTX, or CUDA C++ through NVRTC) in the emulator: data races, out-of-bounds accesses,
+    /// Check a kernel (PTX, CUDA C++ or Triton) in the emulator: data races, out-of-bounds accesses,
     /// wrong results
     ///
     /// Exit code: 0 passed, 1 failed, 2 incomplete, 3 bad usage.

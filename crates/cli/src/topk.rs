@@ -50,7 +50,8 @@ pub fn device_name(device: &str) -> Result<String, CliError> {
 
 fn print(out: &mut impl Write, args: &Topk, best: &[Ranked]) -> Result<(), CliError> {
     if best.is_empty() {
-        writeln!(out, "the ledger has no time for {} on {}", args.problem, args.device)?;
+        let device = crate::terminal::one_line(&args.device);
+        writeln!(out, "the ledger has no time for {} on {device}", args.problem)?;
         return Ok(());
     }
     let header = ["", "time µs", "interval", "by", "over its incumbent", "candidate", "from", "plan"];
