@@ -272,7 +272,7 @@ fn colour_completions_and_manual_pages() {
         folder.0.join("pages/flashcore.1").exists() && !folder.0.join("pages/flashcore-worker.1").exists()
     );
     let said = text(&folder.run(&["evolv"]).stderr);
-    assert!(said.contains("a similar subcommand exists: 'evolve'"), "{said}");
+    assert!(said.contains("unknown command 'evolv'; did you mean 'evolve'?"), "{said}");
     let said = text(&folder.run(&["bench", "--device", "cdua"]).stderr);
     assert!(said.ends_with("expected cpu, cuda, cuda:N, auto; did you mean 'cuda'?\n"), "{said}");
 }
