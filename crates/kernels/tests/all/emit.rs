@@ -206,7 +206,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     let needs = MmaPlan { block_n: 64, stages: 2, queries: QueryHome::Shared, ..good.clone() };
     assert_eq!(
         reason(needs, &wide, &Arch::SM_89),
-        "163840 bytes of shared memory are needed, but sm_89 has 101376; use smaller tiles, fewer stages or fewer resident CTAs"
+        "163840 bytes of shared memory are needed, but a CTA of this plan can have 101376 on sm_89; use smaller tiles, fewer stages or fewer resident CTAs"
     );
     let mut unaligned = Problem::mission();
     unaligned.k.row = 68;
