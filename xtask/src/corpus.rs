@@ -60,7 +60,7 @@ struct Repository {
 #[serde(deny_unknown_fields)]
 struct File {
     path: String,
-    /// Options of every check of this file.
+    /// Options with which this file is compiled.
     #[serde(default)]
     options: Vec<String>,
     /// The environment variable that names a Python with the version of Triton for which the file was
@@ -432,6 +432,7 @@ impl Runner<'_> {
             command.arg(ptx).args(named(spaced(entry.kernel)));
         } else {
             command.arg(&file.path).args(named(entry.kernel.to_owned())).arg("--keep-ptx").arg(ptx);
+            command.args(&file.options);
             let entries = file.kernels.lines().map(|line| Entry::of(line).kernel);
             entries.filter(|kernel| kernel.contains('<')).for_each(|kernel| {
                 command.args(["--instantiate", kernel]);
@@ -448,7 +449,7 @@ impl Runner<'_> {
         entry.arguments.iter().for_each(|argument| {
             command.args(["--arg", argument]);
         });
-        command.args(&file.options).args(&entry.options);
+        command.args(&entry.options);
         command.args(["--json", "--timeout", &self.args.timeout.to_string()]);
         if mutants > 0 {
             command.args(["--mutants", &mutants.to_string()]);
