@@ -18,7 +18,7 @@ use emu::{EmuError, HazardKind, Options};
 /// Sites that are looked at for each mutant that is asked for: at some of them a fault has no effect.
 const SITES: usize = 4;
 
-/// What a check finds of a mutant.
+/// The result of checking a mutant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MutantResult {
