@@ -136,3 +136,17 @@ def pytest_collection_modifyitems(items):
     if marked and not _has_cuda():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def slow_path():
+    """nn.TransformerEncoderLayer without its fused C++ path, which would call no Python function."""
+    import torch
+
+    import flashcore_attn
+
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    flashcore_attn.compat.reset_stats()
+    yield
+    torch.backends.mha.set_fastpath_enabled(enabled)
