@@ -7,14 +7,8 @@ use std::process::Command;
 use crate::{XtaskError, run, target, wheel};
 
 /// Documents with tables, relative to the root.
-const DOCUMENTS: [&str; 6] = [
-    "README.md",
-    "docs/src/benchmarks.md",
-    "docs/src/guide/fp8.md",
-    "docs/src/how/cpu-kernels.md",
-    "docs/src/how/hopper.md",
-    "docs/src/how/evolution.md",
-];
+const DOCUMENTS: [&str; 4] =
+    ["README.md", "docs/src/benchmarks.md", "docs/src/guide/fp8.md", "evidence/tables.md"];
 
 /// Updates the tables, or with `check` only compares them with their rows.
 ///

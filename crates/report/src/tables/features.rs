@@ -16,12 +16,22 @@ const SUITES: [&str; 6] = ["features", "softcap", "sinks", "packed", "documents"
 /// The name of a table that shows all of [`SUITES`].
 pub(super) const SUITE: &str = "features";
 
-/// The newest run of each problem: FlashCore, its variants, and every peer with its ratio. `None` without
-/// rows.
-pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
+/// The newest run of a problem.
+pub(super) struct Newest<'a> {
+    pub(super) own: &'a Named,
+    others: Vec<&'a Named>,
+    /// The fastest peer's time as a multiple of FlashCore's, with the ends of its interval.
+    pub(super) against: Option<(f64, f64, f64)>,
+}
+
+/// The rows of these suites.
+pub(super) fn rows(path: &Path) -> Result<Vec<Named>, TableError> {
     let known = |suite: &str| SUITES.contains(&suite);
-    let rows: Vec<Named> =
-        parsed(path, |row| row["problem"].is_string() && row["suite"].as_str().is_some_and(known))?;
+    parsed(path, |row| row["problem"].is_string() && row["suite"].as_str().is_some_and(known))
+}
+
+/// The newest run of each problem, in the order of the suites.
+pub(super) fn newest(rows: &[Named]) -> Vec<Newest<'_>> {
     let mut newest: BTreeMap<(usize, &str), &Named> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.is_ours()) {
         let suite = SUITES.iter().position(|suite| *suite == row.suite).unwrap_or(SUITES.len());
@@ -30,6 +40,25 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
             *counts = row;
         }
     }
+    let compared = newest.into_values().map(|own| {
+        let of_run = |row: &&Named| row.run == own.run && row.problem == own.problem;
+        let timed = |row: &&Named| !row.is_ours() && row.fault.is_none() && row.us_median.is_some();
+        let others: Vec<&Named> = rows.iter().filter(of_run).filter(timed).collect();
+        let best = others
+            .iter()
+            .filter(|row| !row.implementation.starts_with(OURS))
+            .min_by(|a, b| a.us_median.partial_cmp(&b.us_median).unwrap_or(std::cmp::Ordering::Equal));
+        let against = best.and_then(|row| Some((row.ratio?, row.ratio_low?, row.ratio_high?)));
+        Newest { own, others, against }
+    });
+    compared.collect()
+}
+
+/// The newest run of each problem: FlashCore, its variants, and every peer with its ratio. `None` without
+/// rows.
+pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
+    let rows = rows(path)?;
+    let newest = newest(&rows);
     if newest.is_empty() {
         return Ok(None);
     }
@@ -37,16 +66,9 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
         line(&["problem", "**FlashCore**, µs", "TFLOP/s", "others, µs", "against the best [95 %]"]),
         line(&[":--", "--:", "--:", ":--", "--:"]),
     ];
-    for own in newest.values() {
-        let of_run = |row: &&Named| row.run == own.run && row.problem == own.problem;
-        let others: Vec<&Named> = rows.iter().filter(of_run).filter(|row| !row.is_ours()).collect();
-        let timed = || others.iter().filter(|row| row.fault.is_none() && row.us_median.is_some());
+    for Newest { own, others, against } in &newest {
         let names: Vec<String> =
-            timed().map(|row| format!("{} {}", row.implementation, time(row.us_median))).collect();
-        let best = timed()
-            .filter(|row| !row.implementation.starts_with(OURS))
-            .min_by(|a, b| a.us_median.partial_cmp(&b.us_median).unwrap_or(std::cmp::Ordering::Equal));
-        let against = best.and_then(|row| Some((row.ratio?, row.ratio_low?, row.ratio_high?)));
+            others.iter().map(|row| format!("{} {}", row.implementation, time(row.us_median))).collect();
         lines.push(line(&[
             own.problem.clone(),
             own.time(time),
@@ -56,7 +78,7 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
         ]));
     }
     lines.push(String::new());
-    lines.extend(places(newest.into_values()));
+    lines.extend(places(newest.iter().map(|problem| problem.own)));
     Ok(Some(lines.join("\n")))
 }
 

@@ -12,9 +12,11 @@
 //! suites, FlashCore with its peers. Rows of mode `predicted` in `evidence/predicted.jsonl` have separate
 //! columns, which say that they are predicted.
 //!
-//! A suite's table holds only its own problems. `other` is the table of problems that are in no suite.
+//! A suite's table holds only its own problems. `other` is the table of problems that are in no suite. The
+//! table `suites` has one line for each suite of a file.
 //!
-//! For each problem and mode, the newest run in which FlashCore raced a peer counts, or else the newest run.
+//! For each problem and mode, the newest run in which FlashCore was timed with a peer counts, or else the
+//! newest run.
 
 mod accuracy;
 mod evolution;
@@ -24,6 +26,7 @@ mod ideas;
 mod named;
 mod quantize;
 mod render;
+mod suites;
 
 use std::path::{Path, PathBuf};
 
@@ -278,6 +281,9 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             }
             if suite == quantize::SUITE {
                 return quantize::table(&file)?.ok_or_else(none);
+            }
+            if suite == suites::SUITE {
+                return suites::table(&file)?.ok_or_else(none);
             }
             let measured = rows(&file, suite)?;
             if suite.starts_with("ideas_") {

@@ -23,7 +23,7 @@ pub(super) struct Named {
     pub(super) fault: Option<String>,
     device: String,
     driver: String,
-    commit: Option<String>,
+    pub(super) commit: Option<String>,
     pub(super) run: String,
     pub(super) when: String,
 }

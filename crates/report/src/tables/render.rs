@@ -155,7 +155,8 @@ fn variants_against_best(entries: &[Entry]) -> Vec<String> {
     names(entries, |entry| entry.variants.clone()).into_iter().filter_map(of).collect()
 }
 
-fn mean_and_least(ratios: &[f64]) -> (f64, f64) {
+/// The geometric mean and the least.
+pub(super) fn mean_and_least(ratios: &[f64]) -> (f64, f64) {
     let mean = (ratios.iter().map(|r| r.ln()).sum::<f64>() / ratios.len() as f64).exp();
     (mean, ratios.iter().copied().fold(f64::INFINITY, f64::min))
 }
@@ -189,7 +190,7 @@ fn summary(entries: &[Entry]) -> Vec<String> {
     let (_, slower) = contenders(entries);
     if !slower.is_empty() {
         lines.push(format!(
-            "Raced as well, nowhere within {CONTENDS} times the best peer's time: {}.  ",
+            "Timed as well, nowhere within {CONTENDS} times the best peer's time: {}.  ",
             slower.join(", ")
         ));
     }
