@@ -53,7 +53,7 @@ impl FamilyPlan for WgmmaPlan {
             Gene::new("share").searched(shares.iter().copied()).wider(["rows", "head_dim"]),
             Gene::new("resident_ctas").searched([1, 2, 3]).wider([4]).curing(RESIDENT_CTAS),
             // Since arrivals have the scope of the cluster, clusters of two were slower in all measurements
-            // (docs/src/how/hopper.md, chapter 20).
+            // (evidence/notes/hopper.md).
             Gene::new("cluster").searched([1]).wider([2]).curing(CLUSTER),
             Gene::new("packing")
                 .searched(packings.iter().copied())
