@@ -1,4 +1,5 @@
-//! Writes the counts of public kernels into their page of the guide.
+//! Writes the counts of public kernels into their page of the guide, and the findings into a document beside
+//! the lists.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +13,10 @@ const PAGE: &str = "docs/src/guide/public-kernels.md";
 const BEGIN: &str = "<!-- corpus: begin -->\n";
 const END: &str = "<!-- corpus: end -->\n";
 
-/// Writes the generated part of the page.
+/// The document with the findings.
+const FINDINGS: &str = "xtask/corpus/findings.md";
+
+/// Writes the generated part of the page, and the document with the findings.
 pub(super) fn write(root: &Path, lists: &[Repository], rows: &[Row]) -> Result<(), XtaskError> {
     let io = |path: &Path| {
         let path = path.to_path_buf();
@@ -26,12 +30,14 @@ pub(super) fn write(root: &Path, lists: &[Repository], rows: &[Row]) -> Result<(
     let Some((before, after)) = parts else {
         return Err(XtaskError::Check(format!("{PAGE} has no lines {BEGIN:?} and {END:?}")));
     };
-    let page = format!("{before}{BEGIN}{}{END}{after}", generated(lists, rows));
-    std::fs::write(&path, page).map_err(io(&path))
+    let page = format!("{before}{BEGIN}{}{END}{after}", counts(lists, rows));
+    std::fs::write(&path, page).map_err(io(&path))?;
+    let path = root.join(FINDINGS);
+    std::fs::write(&path, findings(lists, rows)).map_err(io(&path))
 }
 
-/// The counts, the faults of kernels, and what the check cannot judge.
-fn generated(lists: &[Repository], rows: &[Row]) -> String {
+/// The counts of kernels and of mutants.
+fn counts(lists: &[Repository], rows: &[Row]) -> String {
     let mut text = String::from(
         "\n| repository | commit | kernels | passed | faults | by the letter | false alarms | incomplete | refused | \
          not explained |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n",
@@ -60,7 +66,19 @@ fn generated(lists: &[Repository], rows: &[Row]) -> String {
     let with_row = rows.len();
     text.push('\n');
     text += &paragraph(&format!("The lists name {listed} kernels. {with_row} have a row: {builds}."));
-    text += &mutant_counts(lists, rows);
+    text += &mutant_counts(rows);
+    text.push('\n');
+    text
+}
+
+/// The faults of kernels, what the check cannot judge, and why mutants have the outputs of their kernels.
+fn findings(lists: &[Repository], rows: &[Row]) -> String {
+    let mut text = String::from("# Findings in public kernels\n\n");
+    text += &paragraph(
+        "`cargo xtask corpus` writes this page from the lists in this folder and from `rows.jsonl`. \
+         [Public kernels under the check](../../docs/src/guide/public-kernels.md) has the counts and says what \
+         the words mean.",
+    );
     for (class, title) in [
         (Class::Bug, "Faults"),
         (Class::Letter, "By the letter of PTX"),
@@ -73,7 +91,7 @@ fn generated(lists: &[Repository], rows: &[Row]) -> String {
         if known.is_empty() {
             continue;
         }
-        let _ = writeln!(text, "\n### {title}\n");
+        let _ = writeln!(text, "\n## {title}\n");
         for (list, known) in known {
             let kind = known.kind.as_ref().map_or_else(String::new, |kind| format!(" (`{kind}`)"));
             let cure = known.cure.as_ref().map_or_else(String::new, |cure| format!(" Cure: {cure}"));
@@ -81,16 +99,14 @@ fn generated(lists: &[Repository], rows: &[Row]) -> String {
             text += &wrapped(&entry);
         }
     }
-    text.push('\n');
-    text
+    text + &equal_outputs(lists, rows)
 }
 
-/// The counts of mutants, and why the outputs of some are those of the original kernel.
-fn mutant_counts(lists: &[Repository], rows: &[Row]) -> String {
+/// The counts of mutants.
+fn mutant_counts(rows: &[Row]) -> String {
     let mut counts = [[0usize; 4]; 2];
     let mut without = [0usize; 2];
-    let mutants = || rows.iter().flat_map(|row| row.mutants.iter().map(move |mutant| (row, mutant)));
-    for (_, mutant) in mutants() {
+    for mutant in rows.iter().flat_map(|row| &row.mutants) {
         match mutant.fate.column() {
             Ok(at) => counts[usize::from(mutant.orders)][at] += 1,
             Err(at) => without[at] += 1,
@@ -116,6 +132,12 @@ fn mutant_counts(lists: &[Repository], rows: &[Row]) -> String {
          in every thread.",
         not_executed + no_effect
     ));
+    text
+}
+
+/// Why the outputs of some mutants are those of the original kernel.
+fn equal_outputs(lists: &[Repository], rows: &[Row]) -> String {
+    let mutants = || rows.iter().flat_map(|row| row.mutants.iter().map(move |mutant| (row, mutant)));
     let mut explained: BTreeMap<Reason, (usize, String)> = BTreeMap::new();
     for list in lists {
         for equal in &list.equal {
@@ -131,10 +153,16 @@ fn mutant_counts(lists: &[Repository], rows: &[Row]) -> String {
             }
         }
     }
+    let mut text = String::new();
     for (reason, (count, items)) in explained {
-        let _ = writeln!(text, "\nEqual outputs since {}, {count}:\n\n{}", reason.words(), items.trim_end());
+        let _ = writeln!(
+            text,
+            "\n## Mutants with equal outputs since {}: {count}\n\n{}",
+            reason.words(),
+            items.trim_end()
+        );
     }
-    text.trim_end().to_owned() + "\n"
+    text
 }
 
 /// A paragraph in lines of at most 110 columns.
