@@ -36,9 +36,11 @@ pub fn accuracy(args: &Accuracy) -> Result<Status, CliError> {
     if args.evidence.is_some() && provenance.commit.is_none() {
         return Err(CliError::Unclean);
     }
+    let default = Path::new("evidence/emulator.jsonl");
+    let evidence = args.evidence.as_ref().map(|given| given.as_deref().unwrap_or(default));
+    evidence.map_or(Ok(()), store::appendable)?;
     let curves = curves(args.keys);
-    if let Some(given) = &args.evidence {
-        let file = given.as_deref().unwrap_or(Path::new("evidence/emulator.jsonl"));
+    if let Some(file) = evidence {
         for row in rows(&curves, &provenance) {
             store::append_line(file, &row.to_string())?;
         }

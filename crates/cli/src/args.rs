@@ -195,7 +195,8 @@ pub struct Bench {
     pub seconds: Option<f64>,
     #[arg(long, value_name = "PROBLEM", conflicts_with = "shape", help = problem_help("A problem (may be given several times)"))]
     pub problem: Vec<String>,
-    /// Append rows to FILE (default: evidence/DEVICE.jsonl); refused unless the commit is known and clean
+    /// Append rows to FILE, in a folder that is there (default: evidence/DEVICE.jsonl); refused unless the
+    /// commit is known and clean
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub evidence: Option<Option<PathBuf>>,
     #[arg(from_global)]
@@ -256,8 +257,8 @@ pub struct Accuracy {
     /// File for a page with the curves, or - for standard output instead of the table
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Append a row per error to FILE (default: evidence/emulator.jsonl); refused unless the commit is known
-    /// and clean
+    /// Append a row per error to FILE, in a folder that is there (default: evidence/emulator.jsonl); refused
+    /// unless the commit is known and clean
     #[arg(long, value_name = "FILE", num_args = 0..=1)]
     pub evidence: Option<Option<PathBuf>>,
 }
@@ -284,7 +285,7 @@ pub struct Selftest {
     /// Do not run compute-sanitizer
     #[arg(long)]
     pub no_sanitizer: bool,
-    /// Append a row to FILE; refused unless the commit is known
+    /// Append a row to FILE, in a folder that is there; refused unless the commit is known
     #[arg(long, value_name = "FILE")]
     pub evidence: Option<PathBuf>,
     /// Use the emulator instead of a GPU, to test the self-test

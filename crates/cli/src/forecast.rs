@@ -1,11 +1,13 @@
 //! The command `flashcore forecast`: records forecasts, and scores those of people and of the time model.
 
 use std::io::Write;
+use std::path::Path;
 
 use bench::provenance::iso8601;
 use bench::suites;
 use evolve::Evaluator;
 use evolve::evaluate::cpu::CpuEvaluator;
+use evolve::setup::models;
 use ledger::Operator;
 use ledger::{
     ByHand, CandidateId, Forecast, ForecastOutcome, Ledger, LedgerError, Recalibration, SCORED, Score,
@@ -50,12 +52,11 @@ fn add(args: &ForecastAdd) -> Result<Status, CliError> {
         high_us: args.high.unwrap_or(args.us * (1.0 + DEFAULT_MARGIN)),
     };
     forecast.check()?;
-    let device = args.device.as_deref().map(own_name).transpose()?;
     let path = &args.ledger.path;
-    let ledger = if args.candidate.is_some() { Ledger::open_existing(path) } else { Ledger::open(path) }?;
-    if let Some(device) = device {
-        forecast.device = common_name(&ledger, device)?;
+    if let Some(device) = &args.device {
+        forecast.device = common_name(path, device)?;
     }
+    let ledger = if args.candidate.is_some() { Ledger::open_existing(path) } else { Ledger::open(path) }?;
     let number = ledger.forecast(&forecast)?;
     let mut out = crate::terminal::out();
     unless_closed(
@@ -108,14 +109,24 @@ fn own_name(device: &str) -> Result<String, CliError> {
 }
 
 /// A common name for all spellings of a device, so that its forecasts are scored together: the name in the
-/// ledger, or else the name in the time model.
-fn common_name(ledger: &Ledger, name: String) -> Result<String, CliError> {
-    match ledger.device_called(&name) {
-        Err(LedgerError::Unknown { .. }) => {
-            Ok(Gpu::named(&name).map_or(name, |machine| machine.name.to_owned()))
-        }
-        found => Ok(found?),
-    }
+/// ledger, or else this processor's or GPU's name or the name in the time model. Any other name is refused: a
+/// forecast of a misspelt device is never scored. Must be called before the ledger is created.
+fn common_name(ledger: &Path, device: &str) -> Result<String, CliError> {
+    let own = own_name(device)?;
+    let known = match Ledger::read(ledger) {
+        Err(LedgerError::Missing { .. } | LedgerError::Empty { .. }) => None,
+        ledger => match ledger?.device_called(&own) {
+            Err(LedgerError::Unknown { .. }) => None,
+            found => Some(found?),
+        },
+    };
+    let of_this_machine = || (own != device.trim()).then(|| own.clone());
+    let of_model = || Gpu::named(&own).map(|machine| machine.name.to_owned());
+    known.or_else(of_this_machine).or_else(of_model).ok_or_else(|| CliError::Argument {
+        argument: "--device",
+        value: device.to_owned(),
+        accepted: format!("cpu, cuda, cuda:N, {}, or the name of a device in the ledger", models()),
+    })
 }
 
 fn outcome(args: &args::ForecastOutcome) -> Result<Status, CliError> {

@@ -6,7 +6,10 @@ use crate::Status;
 use crate::args::Sandboxed;
 use crate::error::CliError;
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod calls;
+
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub fn sandboxed(args: &Sandboxed) -> Result<Status, CliError> {
     use std::os::unix::process::CommandExt;
     linux::restrict(args).map_err(CliError::Sandbox)?;
@@ -14,12 +17,12 @@ pub fn sandboxed(args: &Sandboxed) -> Result<Status, CliError> {
     Err(CliError::Sandbox(format!("sh cannot be started: {error}")))
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub fn sandboxed(_: &Sandboxed) -> Result<Status, CliError> {
-    Err(CliError::Sandbox("this system is not Linux, which alone has Landlock and seccomp".to_owned()))
+    Err(CliError::Sandbox("it needs Landlock and seccomp of Linux on x86-64 or aarch64".to_owned()))
 }
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod linux {
     use std::path::{Path, PathBuf};
     use std::process::Command;
@@ -28,8 +31,8 @@ mod linux {
         ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
         RulesetCreated, RulesetCreatedAttr, RulesetError, Scope, path_beneath_rules,
     };
-    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
+    use super::calls;
     use crate::args::Sandboxed;
 
     /// The oldest Landlock interface that the sandbox accepts (Linux 6.2). Earlier ones cannot forbid
@@ -41,7 +44,7 @@ mod linux {
 
     /// Programs, libraries and the files that they read at start. Paths that a system does not have are left
     /// out.
-    const SYSTEM: [&str; 15] = [
+    const SYSTEM: [&str; 16] = [
         "/usr",
         "/bin",
         "/sbin",
@@ -55,6 +58,7 @@ mod linux {
         "/etc/ld.so.conf.d",
         "/etc/locale.alias",
         "/etc/localtime",
+        "/etc/ssl/openssl.cnf",
         "/dev/random",
         "/dev/urandom",
     ];
@@ -77,7 +81,7 @@ mod linux {
 
     /// Restricts this process and all its children, permanently.
     pub fn restrict(args: &Sandboxed) -> Result<(), String> {
-        let filter = without_network()?;
+        let filter = calls::filter().map_err(|error| format!("no seccomp filter: {error}"))?;
         restrict_files(args)?;
         seccompiler::apply_filter(&filter).map_err(|error| {
             format!("the kernel takes no seccomp filter ({error}); it needs CONFIG_SECCOMP_FILTER")
@@ -110,7 +114,9 @@ mod linux {
             let allowed = if path.is_dir() { reading } else { AccessFs::ReadFile | AccessFs::Execute };
             allow(rules, path, allowed)
         })?;
-        let rules = allow(rules, &args.folder, AccessFs::from_all(NEWEST))?;
+        // Through a device node of its own, root would reach the disk.
+        let devices = AccessFs::MakeBlock | AccessFs::MakeChar | AccessFs::IoctlDev;
+        let rules = allow(rules, &args.folder, AccessFs::from_all(NEWEST) & !devices)?;
         rules.restrict_self().map(|_| ()).map_err(landlock)
     }
 
@@ -123,27 +129,5 @@ mod linux {
             |error: &dyn std::fmt::Display| format!("{} cannot be allowed: {error}", Path::display(path));
         let place = PathFd::new(path).map_err(|error| fault(&error))?;
         rules.add_rule(PathBeneath::new(place, access)).map_err(|error| fault(&error))
-    }
-
-    /// The seccomp filter that refuses to make sockets, and with them every kind of network. `socketpair`
-    /// stays allowed. The filter also refuses io_uring, which can make sockets without the `socket` system
-    /// call, and the calls on the kernel's key ring, which holds keys of the user.
-    fn without_network() -> Result<BpfProgram, String> {
-        /// The x32 interface of x86-64 has the same system calls with this bit set in their numbers.
-        const X32: i64 = 0x4000_0000;
-        let refused = [
-            libc::SYS_socket,
-            libc::SYS_io_uring_setup,
-            libc::SYS_add_key,
-            libc::SYS_request_key,
-            libc::SYS_keyctl,
-        ];
-        let numbers = refused.into_iter().flat_map(|number| [number, number | X32]);
-        let arch = TargetArch::try_from(std::env::consts::ARCH)
-            .map_err(|error| format!("no seccomp filter for this processor: {error}"))?;
-        let (allowed, denied) = (SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32));
-        let filter =
-            SeccompFilter::new(numbers.map(|number| (number, vec![])).collect(), allowed, denied, arch);
-        filter.and_then(BpfProgram::try_from).map_err(|error| format!("no seccomp filter: {error}"))
     }
 }

@@ -9,7 +9,7 @@ use calibrate::selftest::{Check, Report, Settings, arithmetic, attention, mutant
 use check::gate::Verdict;
 use driver::Gpu;
 use emu::{Checks, Emulator, Options};
-use host::store::append_line;
+use host::store::{append_line, appendable};
 use kernels::Arch;
 use ptx::Machine;
 use serde_json::json;
@@ -31,6 +31,7 @@ pub fn selftest(args: &Selftest) -> Result<Status, CliError> {
     if !args.family.is_empty() {
         settings.families.clone_from(&args.family);
     }
+    args.evidence.as_deref().map_or(Ok(()), appendable)?;
     let mut log = Log { json: args.json, done: 0 };
     let (report, provenance) = if args.emulator {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);

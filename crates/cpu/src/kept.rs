@@ -240,15 +240,53 @@ fn user() -> &'static Usable {
         let Some(file) = KeptPlans::file() else { return Usable::default() };
         match KeptPlans::read(&file) {
             Ok(plans) if plans.lines.is_empty() => Usable::default(),
-            Ok(plans) => Usable::of(&plans, processor(), |line, why| {
-                eprintln!("flashcore: line {line} of {} is ignored: {why}", file.display());
-            }),
+            Ok(plans) => {
+                let mut faults = Vec::new();
+                let usable = Usable::of(&plans, processor(), |line, why| faults.push((line, why.to_owned())));
+                if let Some(warning) = warning(&file, &faults) {
+                    eprintln!("flashcore: {warning}");
+                }
+                usable
+            }
             Err(error) => {
                 eprintln!("flashcore: {} is ignored: {error}", file.display());
                 Usable::default()
             }
         }
     })
+}
+
+/// Lines that a warning names. `flashcore plans list` names all.
+const NAMED: usize = 3;
+
+/// Characters of a reason that a warning quotes.
+const QUOTED: usize = 200;
+
+/// A reason without characters that would steer the terminal, such as those of a strange key.
+fn quoted(why: &str) -> String {
+    let steers = |c: char| c.is_control() || c.escape_debug().len() > 2;
+    let shown = |c: char| if steers(c) { c.escape_debug().collect() } else { c.to_string() };
+    let rest = if why.chars().nth(QUOTED).is_some() { "…" } else { "" };
+    why.chars().take(QUOTED).map(shown).collect::<String>() + rest
+}
+
+/// One warning about all lines that cannot be used.
+fn warning(file: &Path, faults: &[(usize, String)]) -> Option<String> {
+    let file = file.display();
+    let named: Vec<String> =
+        faults.iter().take(NAMED).map(|(line, why)| format!("line {line}: {}", quoted(why))).collect();
+    match faults {
+        [] => None,
+        [(line, why)] => Some(format!("line {line} of {file} is ignored: {}", quoted(why))),
+        faults if faults.len() <= NAMED => {
+            Some(format!("{} lines of {file} are ignored: {}", faults.len(), named.join("; ")))
+        }
+        faults => Some(format!(
+            "{} lines of {file} are ignored (`flashcore plans list` names all): {}; …",
+            faults.len(),
+            named.join("; ")
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -331,6 +369,28 @@ mod tests {
         }
         let mut plans = KeptPlans::default();
         assert!(plans.put(KeptPlan { threads: 0, ..kept(&problem, 2, 16) }).unwrap_err().contains("threads"));
+    }
+
+    #[test]
+    fn many_damaged_lines_are_one_warning() {
+        let fault = |line| (line, "no JSON".to_owned());
+        let warned =
+            |count| warning(Path::new("/c/plans.jsonl"), &(1..=count).map(fault).collect::<Vec<_>>());
+        assert_eq!(warned(0), None);
+        assert_eq!(warned(1).unwrap(), "line 1 of /c/plans.jsonl is ignored: no JSON");
+        assert_eq!(
+            warned(2).unwrap(),
+            "2 lines of /c/plans.jsonl are ignored: line 1: no JSON; line 2: no JSON"
+        );
+        assert_eq!(
+            warned(300).unwrap(),
+            "300 lines of /c/plans.jsonl are ignored (`flashcore plans list` names all): line 1: no JSON; \
+             line 2: no JSON; line 3: no JSON; …"
+        );
+        let strange = format!("unknown field `\u{1b}[2K\n\u{202e}é'{}`", "x".repeat(1 << 20));
+        let warned = warning(Path::new("p"), &[(1, strange)]).unwrap();
+        assert!(warned.contains("`\\u{1b}[2K\\n\\u{202e}é'xx") && warned.ends_with("x…"), "{warned}");
+        assert!(warned.chars().count() < 300, "{warned}");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Runs untrusted child processes. Each one leads its own process group and has a mark in its environment.
 //! All processes that it started end with it, and their total memory is limited. This protects against
-//! accidents, not against malice: a process that clears the mark and leaves the group escapes.
+//! accidents, not against malice: a process that clears the mark and leaves the group escapes. In a sandbox,
+//! no process can leave the group.
 //!
-//! No system call beyond the standard library is needed: `sh` sets limits and sends signals, and `/proc`
-//! reports memory. Without `/proc`, memory is limited by `ulimit -v` alone.
+//! `sh` sets limits, and `/proc` reports memory. Without `/proc`, memory is limited by `ulimit -v` alone. No
+//! process is started to send a signal: a program that starts processes without end leaves no room for one.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -67,8 +68,8 @@ impl Group {
             return;
         }
         let leader = self.child.id();
-        signal(&[format!("-{leader}")]);
-        // The leader is killed directly as well, in case there is no `sh`. It may have ended already.
+        kill(-i64::from(leader));
+        // The leader is killed directly as well, on systems without groups. It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         for round in 0..ROUNDS {
@@ -76,7 +77,7 @@ impl Group {
             if others.is_empty() {
                 return;
             }
-            signal(&others.iter().map(u32::to_string).collect::<Vec<_>>());
+            others.into_iter().for_each(|process| kill(process.into()));
             std::thread::sleep(Duration::from_millis(u64::from(round)));
         }
     }
@@ -96,13 +97,19 @@ fn lead_a_group(command: &mut Command) {
 #[cfg(not(unix))]
 fn lead_a_group(_: &mut Command) {}
 
-/// Kills processes by number, and groups by their number with a minus sign. Processes that have ended are
+/// Kills a process by its number, or a group by its number with a minus sign. A process that has ended is
 /// ignored.
-fn signal(targets: &[String]) {
-    let mut kill = Command::new("sh");
-    kill.args(["-c", "kill -s KILL -- \"$@\"", "sh"]).args(targets);
-    let _ = kill.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+#[cfg(unix)]
+fn kill(target: i64) {
+    use nix::sys::signal::{Signal, kill};
+    // 0 and -1 would be other processes than those of a group.
+    if let Ok(target @ (..=-2 | 1..)) = i32::try_from(target) {
+        let _ = kill(nix::unistd::Pid::from_raw(target), Signal::SIGKILL);
+    }
 }
+
+#[cfg(not(unix))]
+fn kill(_: i64) {}
 
 /// Running processes that belong to a group or have the mark. Zombies use no memory and do not count.
 fn members(mark: &str, leader: u32) -> Vec<u32> {

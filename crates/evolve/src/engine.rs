@@ -136,7 +136,7 @@ impl Evolution {
         let known = ledger.resume(run)?;
         let finished = ledger.events(run)?.last().is_some_and(|(_, event)| *event == RunEvent::Finished);
         if finished {
-            ledger.release(run)?;
+            ledger.release(run);
         } else {
             ledger.event(run, RunEvent::Resumed)?;
         }
@@ -346,7 +346,7 @@ impl Evolution {
             self.ledger.spent(self.run, lost, WAITED)?;
         }
         self.ledger.event(self.run, RunEvent::Stopped)?;
-        self.ledger.release(self.run)?;
+        self.ledger.release(self.run);
         Ok(())
     }
 
@@ -535,7 +535,7 @@ impl Evolution {
             decisions.iter().try_for_each(|decision| ledger.decided(self.run, decision))?;
             ledger.event(self.run, RunEvent::Finished)
         })?;
-        self.ledger.release(self.run)?;
+        self.ledger.release(self.run);
         self.finished = true;
         Ok(())
     }

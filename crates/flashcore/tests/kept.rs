@@ -47,6 +47,8 @@ fn kept_plans_are_read_and_damage_is_a_warning() {
     assert_eq!(said("good", &line), "");
     let damaged = said("damaged", &format!("{}\n{line}\n", &line[..40]));
     assert!(damaged.contains("line 1 of ") && damaged.contains("plans.jsonl is ignored"), "{damaged}");
+    let many = said("many", &format!("{}{line}\n", "no plan\n".repeat(300)));
+    assert!(many.lines().count() == 1 && many.contains("300 lines of "), "{many}");
     let wrong = said("wrong", &line.replace("\"block_q\":4", "\"block_q\":0"));
     assert!(wrong.contains("invalid value '0' for plan.block_q"), "{wrong}");
 }

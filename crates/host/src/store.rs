@@ -134,6 +134,9 @@ fn place(path: &Path) -> std::io::Result<Option<PathBuf>> {
             Err(std::io::Error::other("it is a folder: expected the name of a file"))
         }
         Ok(_) => Ok(None),
+        Err(_) if path.to_string_lossy().ends_with(std::path::is_separator) => {
+            Err(std::io::Error::other("it ends as a folder does: expected the name of a file"))
+        }
         Err(_) if path.is_symlink() => Err(std::io::Error::other("it is a link that leads nowhere")),
         // Any other error is reported when the draft is created.
         Err(_) => Ok(Some(path.to_path_buf())),
@@ -184,13 +187,22 @@ pub fn appendable(path: &Path) -> Result<(), StoreError> {
         Some(file) if file.exists() => {
             std::fs::OpenOptions::new().append(true).open(file).map(drop).map_err(fail)
         }
-        // Missing folders are created when the first line is written, so the nearest existing folder is
-        // tested.
         Some(file) => {
-            let above = file.ancestors().skip(1).find(|folder| folder.exists());
-            let draft = draft(&above.unwrap_or(Path::new("")).join("x"));
-            draft.and_then(|(draft, _)| std::fs::remove_file(draft)).map_err(fail)
+            let tried = has_folder(&file).and_then(|()| draft(&file));
+            tried.and_then(|(draft, _)| std::fs::remove_file(draft)).map_err(fail)
         }
+    }
+}
+
+/// Whether the folder of a file exists. It is not created: a missing folder is more often a misspelt path, or
+/// a command that was started in another folder.
+fn has_folder(file: &Path) -> std::io::Result<()> {
+    match file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists()) {
+        Some(folder) => {
+            let why = format!("there is no folder {}; create it, or name another file", folder.display());
+            Err(std::io::Error::new(ErrorKind::NotFound, why))
+        }
+        None => Ok(()),
     }
 }
 
@@ -211,9 +223,7 @@ fn draft(path: &Path) -> std::io::Result<(PathBuf, File)> {
 /// When the file cannot be opened, locked or written.
 pub fn append_line(path: &Path, line: &str) -> Result<(), StoreError> {
     let fail = |source| StoreError::Write { path: path.to_path_buf(), source };
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(fail)?;
-    }
+    has_folder(path).map_err(fail)?;
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).map_err(fail)?;
     // Closing the file releases the lock.
     file.lock().map_err(fail)?;
@@ -280,17 +290,24 @@ mod tests {
         assert!(error.contains("folder"), "{error}");
         assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 2);
         assert!(write(&scratch.path("none/x"), b"").is_err());
-        for (path, accepted) in [("report.html", true), ("new", true), ("none/x", false), ("folder", false)] {
+        for (path, accepted) in
+            [("report.html", true), ("new", true), ("new/", false), ("none/x", false), ("folder", false)]
+        {
             assert_eq!(writable(&scratch.path(path)).is_ok(), accepted, "{path}");
         }
         for (path, accepted) in [
             ("report.html", true),
             ("new", true),
-            ("none/x", true),
+            ("new/", false),
+            ("none/x", false),
             ("folder", false),
             ("report.html/x", false),
         ] {
             assert_eq!(appendable(&scratch.path(path)).is_ok(), accepted, "{path}");
+        }
+        // A missing folder is named and not created.
+        for fault in [appendable(&scratch.path("none/x")), append_line(&scratch.path("none/x"), "")] {
+            assert!(fault.unwrap_err().to_string().contains("there is no folder"));
         }
         assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 2);
         // Every write to this device fails as on a full disk.

@@ -82,7 +82,39 @@ impl Soundness {
     }
 }
 
+/// What is damaged, in words.
+impl std::fmt::Display for Soundness {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut found = Vec::new();
+        if self.altered.rows > 0 {
+            found.push(format!("altered since it was written: {}", self.altered));
+        }
+        if self.dangling > 0 {
+            found.push(format!("{} rows name what is not there", self.dangling));
+        }
+        found.extend(
+            self.disagreements
+                .iter()
+                .map(|d| format!("{}: {} by the facts, {} by the summary", d.what, d.facts, d.summary)),
+        );
+        f.write_str(&found.join("; "))
+    }
+}
+
 impl Ledger {
+    /// Refuses a ledger that [`Ledger::check`] finds damaged. A run would build on its rows, and its report
+    /// would repeat them.
+    ///
+    /// # Errors
+    /// [`LedgerError::Damaged`] with everything that was found, and as for [`Ledger::check`].
+    pub fn require_sound(&self) -> Result<(), LedgerError> {
+        let found = self.check()?;
+        if found.is_sound() {
+            return Ok(());
+        }
+        Err(LedgerError::Damaged { path: self.path.clone(), what: found.to_string() })
+    }
+
     /// Checks every page, row, reference and summary. The check takes seconds for a large ledger.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Detects that the path of a ledger no longer leads to the open file. Without this check, a process could go
 //! on writing to a deleted file, which the system discards when the process ends.
 
+use std::fs::{File, Metadata};
 use std::path::Path;
 
 use super::{Ledger, LedgerError};
@@ -11,16 +12,24 @@ pub(super) struct Identity(u64, u64);
 
 impl Identity {
     /// The identity of the file at a path; `None` on systems without such numbers.
-    #[cfg(unix)]
     pub fn of(path: &Path) -> std::io::Result<Option<Identity>> {
+        std::fs::metadata(path).map(|found| Identity::from(&found))
+    }
+
+    /// The identity of an open file.
+    pub fn of_open(file: &File) -> std::io::Result<Option<Identity>> {
+        file.metadata().map(|found| Identity::from(&found))
+    }
+
+    #[cfg(unix)]
+    fn from(found: &Metadata) -> Option<Identity> {
         use std::os::unix::fs::MetadataExt;
-        let found = std::fs::metadata(path)?;
-        Ok(Some(Identity(found.dev(), found.ino())))
+        Some(Identity(found.dev(), found.ino()))
     }
 
     #[cfg(not(unix))]
-    pub fn of(_: &Path) -> std::io::Result<Option<Identity>> {
-        Ok(None)
+    fn from(_: &Metadata) -> Option<Identity> {
+        None
     }
 }
 

@@ -106,7 +106,12 @@ fn an_altered_row_is_named() {
     let ledger = Ledger::read(&path).unwrap();
     let found = ledger.check().unwrap();
     let id = ledger.count("SELECT id FROM decision WHERE what = 'tiree'").unwrap();
-    assert_eq!((found.altered.rows, found.altered.named), (1, vec![format!("decision: id {id}")]));
+    assert_eq!((found.altered.rows, &found.altered.named), (1, &vec![format!("decision: id {id}")]));
+    let refused = ledger.require_sound().unwrap_err();
+    assert!(matches!(refused, LedgerError::Damaged { .. }), "{refused}");
+    assert!(
+        refused.to_string().contains(&format!("altered since it was written: decision: id {id}. Restore"))
+    );
 }
 
 #[test]

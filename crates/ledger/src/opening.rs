@@ -259,6 +259,22 @@ fn overwritten_pages_are_found() {
     assert!(matches!(Ledger::open(&path), Err(LedgerError::NotALedger { .. })));
 }
 
+/// The log is beside the ledger while a process writes, so the disk must have space for both.
+#[test]
+fn the_log_stays_short() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    let log = format!("{}-wal", path.display());
+    // A frame of the log is a page with a header of 24 bytes. The last transaction may exceed the limit.
+    let most = u64::from(LOG_PAGES + 100) * (4096 + 24);
+    for i in 0..300 {
+        add(&ledger, run, &format!("{i}"), Arm::Evolution, &[]);
+        let long = std::fs::metadata(&log).unwrap().len();
+        assert!(long <= most, "{long} bytes after {i} candidates");
+    }
+}
+
 #[test]
 fn a_full_disk_is_told_and_survived() {
     let (_folder, path) = scratch();

@@ -6,6 +6,7 @@ use std::path::Path;
 use bench::provenance::Provenance;
 use bench::{BenchError, Identity, Mode, OURS, Race, Row, Torch, TorchError, race_cpu, suite_cpu};
 use cpu::CpuPlan;
+use host::store;
 use problem::Problem;
 use serde_json::json;
 
@@ -44,6 +45,7 @@ pub fn bench(args: &Bench) -> Result<Status, CliError> {
     let (mut races, mut wrong) = (Vec::new(), 0);
     let default = Path::new("evidence/cpu.jsonl");
     let evidence = args.evidence.as_ref().map(|given| given.as_deref().unwrap_or(default));
+    evidence.map_or(Ok(()), store::appendable)?;
     let seconds = args.seconds.unwrap_or(SECONDS);
     let bar = super::races(problems.len(), args.json);
     for (index, problem) in problems.iter().enumerate() {

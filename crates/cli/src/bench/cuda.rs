@@ -128,13 +128,15 @@ impl Track<'_> {
         }
         let file = info.name.split(' ').next_back().unwrap_or("gpu").to_lowercase();
         let default = || PathBuf::from(format!("evidence/{file}.jsonl"));
+        let evidence = args.evidence.clone().map(|given| given.unwrap_or_else(default));
+        evidence.as_deref().map_or(Ok(()), store::appendable)?;
         Ok(Track {
             args,
             stream: Stream::new(&context)?,
             arch: Arch { multiprocessors: info.sms, ..arch },
             peaks,
             provenance,
-            evidence: args.evidence.clone().map(|given| given.unwrap_or_else(default)),
+            evidence,
             context,
         })
     }

@@ -1,6 +1,7 @@
 //! The loop between the engine and its workers: hands out tasks, takes in outcomes, shows progress, and stops
 //! on request.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -67,7 +68,7 @@ pub fn drive(
     pool: WorkerPool,
     args: &Evolve,
 ) -> Result<(Evolution, Ended), CliError> {
-    let presses = interruptions(how_to_go_on(&evolution));
+    let presses = interruptions(how_to_go_on(&evolution), evolution.ledger().lock_files());
     let asked = Asked::new(setup::proposer(evolution.config())?);
     let bar = if args.json { Bar::silent() } else { bar(&evolution) };
     let began = Instant::now();
@@ -119,13 +120,15 @@ pub fn how_to_go_on(evolution: &Evolution) -> String {
 
 /// Counts Ctrl-C. The second one ends the program at once: the ledger is consistent, and the run can be
 /// resumed.
-fn interruptions(how_to_go_on: String) -> Arc<AtomicU32> {
+fn interruptions(how_to_go_on: String, locks: Vec<PathBuf>) -> Arc<AtomicU32> {
     let presses = Arc::new(AtomicU32::new(0));
     let counted = presses.clone();
     // If no handler can be set, the first Ctrl-C ends the program at once.
     let _ = ctrlc::set_handler(move || {
         if counted.fetch_add(1, Ordering::Relaxed) > 0 {
             tell(format_args!("stopped at once; {how_to_go_on}"));
+            // The process holds the locks until it ends. A file that cannot be deleted harms no one.
+            locks.iter().for_each(|lock| drop(std::fs::remove_file(lock)));
             std::process::exit(INTERRUPTED);
         }
     });

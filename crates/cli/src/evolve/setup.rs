@@ -44,6 +44,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, WorkerPool), CliError> {
         Err(LedgerError::Missing { .. } | LedgerError::Empty { .. }) => None,
         other => Some(other?),
     };
+    past.as_ref().map_or(Ok(()), Ledger::require_sound)?;
     let device = open(target, args, wanted.proposer.is_some())?;
     keepable(args, &device.environment, &device.target)?;
     let (has_seed, name) = (wanted.only.is_some(), &device.environment.device);
@@ -66,6 +67,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, WorkerPool), CliError> {
 pub fn resume(number: Option<i64>, args: &Evolve) -> Result<(Evolution, WorkerPool), CliError> {
     check(args)?;
     let ledger = Ledger::open_existing(&args.ledger.path)?;
+    ledger.require_sound()?;
     let run = match setup::which(&ledger, number)? {
         Some(run) => run,
         None => return Err(no_run(&ledger, number)?),

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::HeaderMap;
 use axum::http::header::{self, HeaderName, HeaderValue};
 use axum::middleware::{self, Next};
@@ -178,13 +178,9 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'unsafe-i
 /// Rejects requests with a foreign Host header and requests made by pages of other sites, and sets the
 /// headers of every answer.
 async fn guard(State(site): State<Arc<Site>>, request: Request, next: Next) -> Response {
-    let host = request.headers().get(header::HOST).and_then(|h| h.to_str().ok()).map(str::to_owned);
-    let mut response = match host {
-        // The name of a foreign page may resolve to this address (DNS rebinding). That page could then read
-        // the ledger.
-        Some(host) if !ours(&host, site.bind) => Trouble::Host(host).into_response(),
-        _ if foreign(request.headers(), request.uri().path()) => Trouble::Foreign.into_response(),
-        _ => next.run(request).await,
+    let mut response = match refusal(&request, site.bind) {
+        Some(trouble) => trouble.into_response(),
+        None => next.run(request).await,
     };
     let headers: [(HeaderName, &'static str); 4] = [
         (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -196,6 +192,22 @@ async fn guard(State(site): State<Arc<Site>>, request: Request, next: Next) -> R
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
+}
+
+/// Why a request is refused, whatever page it asks for.
+fn refusal(request: &Request, bind: IpAddr) -> Option<Trouble> {
+    // The name of a foreign page may resolve to this address (DNS rebinding). That page could then read the
+    // ledger.
+    let hosts = request.headers().get_all(header::HOST).iter();
+    let mut hosts = hosts.map(|host| String::from_utf8_lossy(host.as_bytes()).into_owned());
+    if let Some(host) = hosts.find(|host| !ours(host, bind)) {
+        return Some(Trouble::Host(host));
+    }
+    if foreign(request.headers(), request.uri().path()) {
+        return Some(Trouble::Foreign);
+    }
+    let route = request.extensions().get::<MatchedPath>()?;
+    pages::unknown_parameter(route.as_str(), request.uri())
 }
 
 /// Whether a page of another site made the request, as the `Sec-Fetch` headers of browsers say. A link on

@@ -34,6 +34,31 @@ fn asked(query: &Asked, argument: &'static str) -> Result<Option<i64>, Trouble> 
     query.get(argument).map(|value| number(argument, value)).transpose()
 }
 
+/// The names that a page accepts after `?`.
+fn parameters(route: &str) -> &'static [&'static str] {
+    match route {
+        "/" | "/run/{run}/candidates" => &["before"],
+        "/compare" | "/diff" | "/diff/part" => &["a", "b"],
+        "/topk" => &["problem", "device"],
+        _ => &[],
+    }
+}
+
+/// The first parameter of an address that its page does not have, or that the address gives twice. Such an
+/// address would silently show something else than it says.
+pub fn unknown_parameter(route: &str, uri: &Uri) -> Option<Trouble> {
+    let Ok(Query(given)) = Query::<Vec<(String, String)>>::try_from_uri(uri) else {
+        return Some(Trouble::Parameter {
+            name: uri.query().unwrap_or_default().to_owned(),
+            accepted: parameters(route),
+        });
+    };
+    let names: Vec<&str> = given.iter().map(|(name, _)| name.as_str()).collect();
+    let wrong = |(at, name): (usize, &&str)| !parameters(route).contains(name) || names[..at].contains(name);
+    let (_, name) = names.iter().enumerate().find(|&found| wrong(found))?;
+    Some(Trouble::Parameter { name: (*name).to_owned(), accepted: parameters(route) })
+}
+
 pub async fn script() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "text/javascript; charset=utf-8")], evolution::SCRIPT_TEXT)
 }

@@ -1,5 +1,7 @@
 //! Errors of a request, as pages.
 
+use std::borrow::Cow;
+
 use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Response};
 use ledger::LedgerError;
@@ -17,6 +19,13 @@ pub enum Trouble {
     /// An invalid value in the address.
     #[error("Invalid value '{}' for {argument}.", ptx::quote::cut(value))]
     Argument { argument: &'static str, value: String, accepted: &'static str },
+    /// The address has a parameter that its page does not have, or has one twice.
+    #[error("Invalid parameter '{}'.", ptx::quote::cut(name))]
+    Parameter {
+        name: String,
+        /// The parameters of the page.
+        accepted: &'static [&'static str],
+    },
     /// The Host header does not name this server.
     #[error("'{}' is not a name of this server.", ptx::quote::cut(.0))]
     Host(String),
@@ -40,7 +49,7 @@ impl Trouble {
             Trouble::Page(_) | Trouble::Part { .. } | Trouble::Ledger(LedgerError::Unknown { .. }) => {
                 StatusCode::NOT_FOUND
             }
-            Trouble::Argument { .. } => StatusCode::BAD_REQUEST,
+            Trouble::Argument { .. } | Trouble::Parameter { .. } => StatusCode::BAD_REQUEST,
             Trouble::Host(_) => StatusCode::MISDIRECTED_REQUEST,
             Trouble::Foreign => StatusCode::FORBIDDEN,
             Trouble::Method => StatusCode::METHOD_NOT_ALLOWED,
@@ -50,8 +59,12 @@ impl Trouble {
     }
 
     /// The requests that the server accepts, for the error page.
-    fn accepted(&self) -> &str {
-        match self {
+    fn accepted(&self) -> Cow<'_, str> {
+        let text = match self {
+            Trouble::Parameter { accepted: [], .. } => "This page has no parameters.",
+            Trouble::Parameter { accepted, .. } => {
+                return format!("This page has, each at most once: {}.", accepted.join(", ")).into();
+            }
             Trouble::Page(_) => {
                 "Pages: /, /run/N, /run/N/candidates, /run/N/candidates.csv, /compare?a=N&b=M, /candidate/N, /diff?a=N&b=M, /topk, /topk?problem=P&device=D, /forecasts, /api/run/N."
             }
@@ -62,13 +75,14 @@ impl Trouble {
             Trouble::Foreign => "Open the page by its address, or follow a link to a whole page.",
             Trouble::Method => "Expected GET.",
             Trouble::Part { .. } | Trouble::Ledger(_) | Trouble::Internal(_) => "",
-        }
+        };
+        text.into()
     }
 }
 
 impl IntoResponse for Trouble {
     fn into_response(self) -> Response {
         let status = self.status();
-        (status, Html(failure(&status.to_string(), &self.to_string(), self.accepted()))).into_response()
+        (status, Html(failure(&status.to_string(), &self.to_string(), &self.accepted()))).into_response()
     }
 }

@@ -415,7 +415,14 @@ fn who_stops_to_read_changes_no_exit_code() {
     };
     git(&["init", "--quiet"]);
     git(&["commit", "--quiet", "--allow-empty", "-m", "first"]);
-    assert_eq!(code(&[&SMALL[..], &["--json", "--evidence"]].concat(), false), Some(0));
+    // A missing folder is refused before the race and is not created.
+    let kept = [&SMALL[..], &["--json", "--evidence"]].concat();
+    let refused = folder.run(&kept);
+    assert_eq!(refused.status.code(), Some(3));
+    assert!(text(&refused.stderr).contains("there is no folder evidence") && refused.stdout.is_empty());
+    assert!(!folder.0.join("evidence").exists());
+    std::fs::create_dir(folder.0.join("evidence")).unwrap();
+    assert_eq!(code(&kept, false), Some(0));
     let rows = std::fs::read_to_string(folder.0.join("evidence/cpu.jsonl")).unwrap();
     assert_eq!(rows.lines().count(), 1, "{rows}");
     let search = ["evolve", "--device", "l4", "--problem", "1,1,64,64,f16", "--candidates", "1", "--quiet"];

@@ -486,6 +486,12 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
             "invalid value '-3' for --us: expected a positive number",
         ),
         ([&add[..], &["--us", "3", "--device", " "]].concat(), "invalid value ' ' for --device"),
+        (
+            [&add[..], &["--us", "3", "--device", "L5"]].concat(),
+            "invalid value 'L5' for --device: expected cpu",
+        ),
+        ([&add[..], &["--us", "3", "--device", "cpu1"]].concat(), "invalid value 'cpu1' for --device"),
+        ([&add[..], &["--us", "3", "--device", "cuda:x"]].concat(), "invalid value 'cuda:x' for --device"),
         (vec!["add", " ", "--author", "ada", "--us", "3", "--device", "L4"], "the idea, in words"),
         (vec!["add", "an idea", "--author", "", "--us", "3", "--device", "L4"], "a person's name"),
         (vec!["add", "an idea", "--author", "proposer", "--us", "3", "--device", "L4"], "a person's name"),
@@ -514,6 +520,10 @@ fn a_forecast_that_cannot_be_kept_begins_no_ledger() {
         (vec!["outcome", "2", "--us", "3"], "already has an outcome, 3.05 µs"),
         (vec!["outcome", "3", "--us", "-1"], "invalid value '-1' for --us"),
         (vec!["recalibrate", "--device", "a100"], "its devices: L4; H200"),
+        (
+            [&add[..], &["--us", "3", "--device", "L5"]].concat(),
+            "invalid value 'L5' for --device: expected cpu",
+        ),
     ] {
         let found = forecast(&args);
         let said = String::from_utf8_lossy(&found.stderr).into_owned();
@@ -556,6 +566,30 @@ fn an_empty_file_is_no_ledger_to_read() {
     assert!(found["rows"].as_array().is_some_and(|tables| tables[0]["table"] == "problem"), "{found}");
 }
 
+/// A ledger that `ledger check` finds damaged begins no run, and none of its runs goes on.
+#[test]
+fn a_damaged_ledger_is_refused() {
+    let folder = Folder::new("damaged");
+    let ledger = folder.file("l.ledger");
+    let args =
+        ["--device", "h200", "--problem", SMALL, "--candidates", "4", "--jobs", "1", "--ledger", &ledger];
+    assert_eq!(run(&args).status.code(), Some(0));
+    assert!(!PathBuf::from(format!("{ledger}.run-1.lock")).exists());
+    let mut bytes = std::fs::read(&ledger).unwrap();
+    let word = b"random_share";
+    let at = bytes.windows(word.len()).position(|part| part == word).unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(&ledger, &bytes).unwrap();
+    for args in [&args[..], &["--resume", "--ledger", &ledger], &["--resume", "1", "--ledger", &ledger]] {
+        let said = run(args);
+        let complaint = String::from_utf8_lossy(&said.stderr);
+        let parts = ["is damaged: altered since it was written: run: id 1", "Restore it", "ledger export"];
+        assert_eq!(said.status.code(), Some(3), "{args:?}: {complaint}");
+        assert!(parts.iter().all(|part| complaint.contains(part)), "{args:?}: {complaint}");
+    }
+    assert_eq!(std::fs::read(&ledger).unwrap(), bytes);
+}
+
 /// While one process drives a run, no other process can resume it. A process that resumes it later evaluates
 /// the proposer's kernels in separate processes, as the run was begun, although the command line does not
 /// name the proposer.
@@ -568,20 +602,26 @@ fn a_run_with_a_proposer_is_one_process_and_its_sandbox() {
     let spawn = |args: &[&str]| -> Child {
         command(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    let end = |mut child: Child| {
-        assert!(Command::new("kill").args(["-KILL", &child.id().to_string()]).status().unwrap().success());
-        child.wait().unwrap();
+    let kill = |signal: &str, child: &Child| {
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
     };
-    let first = spawn(&[&args[..], &["--proposer", "cat"]].concat());
+    let lock = PathBuf::from(format!("{ledger}.run-1.lock"));
+    let mut first = spawn(&[&args[..], &["--proposer", "cat"]].concat());
     assert!(has_workers(&first), "begun");
     let second = run(&["--resume", "--ledger", &ledger]);
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(3), "{said}");
     assert!(said.contains("is driven by another process") && said.contains(".run-1.lock"), "{said}");
-    end(first);
-    let resumed = spawn(&["--resume", "--jobs", "1", "--ledger", &ledger]);
+    kill("-KILL", &first);
+    first.wait().unwrap();
+    assert!(lock.exists(), "a process that is killed leaves its lock file");
+    let mut resumed = spawn(&["--resume", "--jobs", "1", "--ledger", &ledger]);
     assert!(has_workers(&resumed), "resumed");
-    end(resumed);
+    // The process may see two interrupts as one. It then ends by itself.
+    kill("-INT", &resumed);
+    kill("-INT", &resumed);
+    resumed.wait().unwrap();
+    assert!(!lock.exists(), "the lock file stays");
 }
 
 /// Whether a command starts workers in separate processes.

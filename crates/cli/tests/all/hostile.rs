@@ -45,7 +45,7 @@ fn no_file_steers_the_terminal() {
     let plan = folder.write("plan.json", &format!("{{\"{}\": 1}}", SPOOF.replace('\x1b', "\\u001b")));
     let plan = std::fs::read_to_string(plan).unwrap();
     let idea = format!("idea{SPOOF}\npassed");
-    let forecast = ["forecast", "add", &idea, "--author", &idea, "--device", &idea, "--us", "3"];
+    let forecast = ["forecast", "add", &idea, "--author", &idea, "--device", "h200", "--us", "3"];
     assert_eq!(folder.run(&forecast).status.code(), Some(0));
     let whole = ["--problem", "1,8,512,64,f16"];
     let asked: Vec<Vec<&str>> = vec![
@@ -65,7 +65,8 @@ fn no_file_steers_the_terminal() {
         vec!["forecast", "list"],
         vec!["forecast", "list", "--json"],
         vec!["forecast", "score"],
-        vec!["forecast", "add", "x", "--author", "x", "--device", "x", "--us", &idea],
+        vec!["forecast", "add", "x", "--author", "x", "--device", "h200", "--us", &idea],
+        vec!["forecast", "add", "x", "--author", "x", "--device", &idea, "--us", "3"],
         vec!["ledger", "runs", "--ledger", &idea],
         vec!["ledger", "check"],
         vec!["ledger", "export", &idea],
@@ -176,7 +177,7 @@ fn inputs_are_not_overwritten() {
     assert_eq!(std::fs::read(&path).unwrap(), before);
     assert_eq!(std::fs::read_to_string(&ptx).unwrap(), wild(""));
     // A ledger is refused as the output file for a page or for rows.
-    let forecast = ["forecast", "add", "x", "--author", "x", "--device", "x", "--us", "3"];
+    let forecast = ["forecast", "add", "x", "--author", "x", "--device", "h200", "--us", "3"];
     assert_eq!(folder.run(&forecast).status.code(), Some(0));
     for args in [
         &["report", "--out", "flashcore.ledger"][..],
@@ -350,16 +351,21 @@ impl Server {
         Server(child, address)
     }
 
-    fn send(&self, request: &str) -> TcpStream {
+    fn send(&self, request: impl AsRef<[u8]>) -> TcpStream {
         let mut stream = TcpStream::connect(&self.1).unwrap();
         // Longer than any answer takes, so that a server that hangs fails the test.
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
+        stream.write_all(request.as_ref()).unwrap();
         stream
     }
 
     fn get(&self, path: &str, more: &str) -> String {
-        let head = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{more}\r\n", self.1);
+        self.asked(path, self.1.as_bytes(), more)
+    }
+
+    fn asked(&self, path: &str, host: &[u8], more: &str) -> String {
+        let parts = [b"GET ", path.as_bytes(), b" HTTP/1.1\r\nHost: ", host, b"\r\nConnection: close\r\n"];
+        let head = [&parts.concat(), more.as_bytes(), b"\r\n"].concat();
         let mut answer = Vec::new();
         self.send(&head).read_to_end(&mut answer).unwrap();
         text(&answer)
@@ -393,5 +399,58 @@ fn pages_of_other_sites_get_nothing_from_the_server() {
         let answer = server.get(path, foreign);
         assert!(answer.starts_with("HTTP/1.1 403"), "{path}: {answer}");
         assert!(!server.get(path, "Sec-Fetch-Site: same-origin\r\n").starts_with("HTTP/1.1 403"), "{path}");
+    }
+}
+
+#[test]
+fn a_host_that_is_not_this_server_gets_nothing() {
+    let folder = Folder::new("host");
+    let server = Server::start(&folder);
+    let hosts: [&[u8]; 8] = [
+        b"evil.example",
+        "bücher.example".as_bytes(),
+        b"\xff\xfe",
+        b"localhost\xc2\xa0",
+        "ⓛocalhost".as_bytes(),
+        b"",
+        b"localhost, evil.example",
+        b"evil.example@localhost",
+    ];
+    for host in hosts {
+        let answer = server.asked("/", host, "");
+        assert!(answer.starts_with("HTTP/1.1 421"), "{host:?}: {answer}");
+    }
+    for hosts in ["Host: evil.example\r\n", "Host: \u{e9}\r\n"] {
+        let answer = server.get("/", hosts);
+        assert!(answer.starts_with("HTTP/1.1 421"), "a second {hosts:?}: {answer}");
+    }
+    assert!(server.get("/", "").starts_with("HTTP/1.1 503"));
+}
+
+#[test]
+fn a_parameter_that_a_page_does_not_have_is_refused() {
+    let folder = Folder::new("parameters");
+    let server = Server::start(&folder);
+    for (path, said) in [
+        ("/run/1?limit=3", "Invalid parameter &#39;limit&#39;"),
+        ("/run/1?before=3", "This page has no parameters"),
+        ("/?befor=3", "This page has, each at most once: before."),
+        ("/?before=3&before=4", "Invalid parameter &#39;before&#39;"),
+        ("/?=", "Invalid parameter"),
+        ("/run/1/candidates?before=3&x", "Invalid parameter &#39;x&#39;"),
+        ("/run/1/candidates.csv?all", "This page has no parameters"),
+        ("/compare?a=1&b=2&c=3", "each at most once: a, b."),
+        ("/diff?a=1&b=2&%63=3", "Invalid parameter &#39;c&#39;"),
+        ("/topk?problem=x&Device=y", "each at most once: problem, device."),
+        ("/api/run/1?x=%ff%00", "This page has no parameters"),
+        ("/live.js?x", "This page has no parameters"),
+    ] {
+        let answer = server.get(path, "").replace("&#x27;", "&#39;").replace('\'', "&#39;");
+        assert!(answer.starts_with("HTTP/1.1 400") && answer.contains(said), "{path}: {answer}");
+    }
+    // Without a ledger, a page that exists answers 503.
+    for path in ["/", "/?", "/run/1?", "/?before=3", "/compare?a=1&b=2", "/topk?problem=x&device=y"] {
+        let answer = server.get(path, "");
+        assert!(answer.starts_with("HTTP/1.1 503"), "{path}: {answer}");
     }
 }

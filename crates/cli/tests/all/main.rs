@@ -13,6 +13,7 @@ mod sandbox;
 mod schemas;
 mod source_lines;
 mod sources;
+mod system_calls;
 mod tutorials;
 mod usage;
 mod worker;
