@@ -1,5 +1,14 @@
 //! Decides whether an output is right. Tolerances come from the error of standard attention in the input
 //! precision, as in FlashAttention's own tests, not from a loose constant.
+//!
+//! Twice that error is enough where an error has many independent causes. Where logits are f32, a few of their
+//! roundings may decide: in a row whose two heaviest keys are nearly tied, the error δ of the difference of
+//! their logits moves O by p₁ p₂ δ (v₁ − v₂). Standard attention draws δ once, in one order of sums, and may
+//! draw it small. The ratio of two such errors has no bound (in three of ten pairs of normal draws, the first
+//! exceeds twice the second in magnitude), so that right kernels were refused. The oracle therefore predicts
+//! the standard deviation of each element by these roundings ([`Reference::deviation`]), and six of them are
+//! allowed in addition. 16-bit logits of standard attention have errors far above those of f32 logits, so that
+//! nothing is added there.
 
 use oracle::{OracleError, Reference};
 use problem::{DType, Problem, Sequence, Tensor};
@@ -13,7 +22,8 @@ use crate::values::{Inputs, Values};
 pub struct ErrorFigures {
     pub max_abs: f64,
     /// Tolerance of `max_abs`: twice the error of standard attention in the input precision, plus two
-    /// roundings of the largest element.
+    /// roundings of the largest element, plus what roundings of f32 logits may cost. The other tolerances
+    /// have the same parts.
     pub max_abs_allowed: f64,
     /// Relative Frobenius error, ‖O − O*‖ / ‖O*‖.
     pub rel: f64,
