@@ -229,8 +229,10 @@ def flash_attn_func(
             not for its value.
         alibi_slopes: ``(heads,)`` or ``(batch, heads)``, floating point; None for none. The scores become
             ``s - slope * |i + seqlen_k - seqlen_q - j|``, and ``lse`` is of these.
-        deterministic: accepted; equal calls on one device give the same result to the last bit. On the CPU, float16
-            and bfloat16 results are rounded otherwise with the log-sum-exp than without it.
+        deterministic: accepted; equal calls on one device give the same result to the last bit. On the CPU this holds
+            for one number of threads (``torch.set_num_threads``): with few rows and many keys, it decides into how
+            many parts the keys are split. float16 and bfloat16 results are rounded otherwise with the log-sum-exp
+            than without it.
         return_attn_probs: return ``(out, lse, None)``, where ``lse`` is the natural logarithm of each row's sum of
             ``exp(s)``, ``(batch, heads, seqlen_q)``, float32. Probabilities themselves are never formed.
         learnable_sink: ``(heads,)``, floating point: a logit per query head that takes part in the softmax's

@@ -1,7 +1,7 @@
 //! Quantisation to 8-bit floats, of tensors on the host and on a GPU.
 #![allow(unsafe_code, reason = "slices over the memory of the caller's tensors, and streams")]
 
-use cpu::{Input, Quantized, quantize_on};
+use cpu::{Input, quantize_into};
 use driver::{DeviceSlice, Stream};
 use flashcore::gpu::Gpu;
 use problem::{DType, Problem, ProblemError, Quantization, Tensor};
@@ -49,11 +49,7 @@ impl Call {
 
     /// The numbers of codes and of factors.
     fn results(&self) -> [usize; 2] {
-        let mut quantised = self.problem.clone();
-        quantised.dtypes = self.options.dtype.into();
-        let layout = Some(self.options.layout(&self.problem, self.tensor));
-        quantised.scales = problem::Scales { q: layout, k: layout, v: layout };
-        [self.problem.extents(self.tensor).iter().product(), quantised.scale_len(self.tensor)]
+        cpu::quantized_lengths(&self.problem, self.tensor, &self.options)
     }
 }
 
@@ -90,14 +86,12 @@ pub fn quantize_cpu(
     let threads = Threads::new(py, threads.unwrap_or_else(cpu::threads), threads);
     py.detach(|| {
         let executor = Interruptible::new(threads.executor());
-        let quantised = quantize_on(&executor, &call.problem, call.tensor, input, &call.options);
+        let to = (to_codes, to_factors);
+        let done = quantize_into(&executor, &call.problem, call.tensor, input, &call.options, to);
         if let Some(exception) = executor.exception() {
             return Err(exception.into());
         }
-        let Quantized { codes, factors, .. } = quantised?;
-        to_codes.copy_from_slice(&codes);
-        to_factors.copy_from_slice(&factors);
-        Ok(())
+        Ok(done?)
     })
 }
 

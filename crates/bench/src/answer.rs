@@ -193,13 +193,14 @@ fn groups(problem: &Problem, parts: Vec<Part>) -> Vec<Vec<Part>> {
 /// Runs of rows that are judged together.
 fn judged(problem: &Problem, parts: Vec<Part>) -> Block {
     let mut elements = Vec::new();
-    let nothing = || Reference { out: Vec::new(), lse: Vec::new() };
+    let nothing = || Reference { out: Vec::new(), lse: Vec::new(), deviation: Vec::new() };
     let (mut oracle, mut standard) = (nothing(), nothing());
     for part in parts {
         elements.push(part.elements);
         for (all, of) in [(&mut oracle, part.oracle), (&mut standard, part.standard)] {
             all.out.extend(of.out);
             all.lse.extend(of.lse);
+            all.deviation.extend(of.deviation);
         }
     }
     Block { elements, references: References::new(problem, oracle, &standard).of_gpu(problem) }

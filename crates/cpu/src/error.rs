@@ -6,6 +6,7 @@ use crate::Isa;
 
 /// Why attention was rejected. Each message names the argument, its value and what is accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CpuError {
     /// The problem is not valid.
     #[error(transparent)]

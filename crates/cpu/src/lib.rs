@@ -40,7 +40,7 @@ pub use error::CpuError;
 pub use forward::{attention, attention_on, attention_with, attention_with_on};
 pub use plan::{CpuPlan, Lanes, MAX_THREADS, Order, Rows};
 pub use problem::{Element, Elements, ElementsMut, Quantization};
-pub use quantize::{Quantized, quantize, quantize_on, quantized_problem};
+pub use quantize::{Quantized, quantize, quantize_into, quantized_lengths, quantized_problem};
 pub use simd::Isa;
 pub use threads::{CallingThread, Executor, Pool, threads};
 pub use view::Input;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use flashcore_cpu::{CallingThread, CpuError, CpuPlan, Executor, Input, Isa, attention, attention_on};
+use flashcore_cpu::{CallingThread, CpuError, CpuPlan, Executor, Input, Isa, Pool, attention, attention_on};
 use problem::{DType, Layout, Problem};
 
 /// Calls a function each time that a thread checks whether to stop.
@@ -91,4 +91,31 @@ fn calls_leave_rayons_global_pool_alone() {
     assert!(out.iter().all(|x| (x - 0.5).abs() < 1e-5));
     // A global pool can be created only if none has been started.
     rayon::ThreadPoolBuilder::new().num_threads(1).build_global().unwrap();
+}
+
+/// The plan decides the bits, with or without a split of the keys, and not the number of threads that share its
+/// tasks or the order in which they end. The default plan of another number of threads may split the keys
+/// otherwise.
+#[test]
+fn a_plan_has_the_same_bits_on_every_number_of_threads() {
+    for (heads, rows, keys) in [(8, 1, 1500), (4, 40, 1100), (2, 150, 300)] {
+        let problem = Problem::new(1, heads, rows, 64, DType::F32).with_seq_kv(keys, Layout::Bhsd);
+        let number = |i: usize| ((i * 7919 + 13) % 10007) as f32 / 2500.0 - 2.0;
+        let kv: Vec<f32> = (0..heads * keys * 64).map(number).collect();
+        let q: Vec<f32> = (0..heads * rows * 64).map(|i| number(i + 5)).collect();
+        for splits in [1, 3, 4] {
+            let on = |executor: &dyn Executor, threads| {
+                let plan = CpuPlan { threads, splits, ..CpuPlan::for_threads(&problem, 2) };
+                let mut out = vec![0.0f32; q.len()];
+                let inputs = [&q[..], &kv, &kv].map(Input::from);
+                attention_on(executor, &problem, inputs, &mut out, None, &plan).unwrap();
+                out.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+            };
+            let alone = on(&CallingThread, 1);
+            for threads in [2, 3, 8] {
+                let shared = on(&Pool::new(threads).unwrap(), threads);
+                assert!(shared == alone, "{heads}, {rows}x{keys}, {splits} splits, {threads} threads");
+            }
+        }
+    }
 }

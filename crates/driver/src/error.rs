@@ -4,6 +4,7 @@ use std::fmt;
 
 /// Errors of the CUDA driver and of this crate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum DriverError {
     /// The driver's library is not installed.
     #[error("no CUDA driver on this machine (libcuda is not found); install the NVIDIA driver to use a GPU")]

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::memory::Kept;
+use crate::stream::LastWork;
 use crate::{Context, DriverError, Stream, sys};
 
 /// Objects that a graph keeps alive, by address.
@@ -124,7 +125,7 @@ impl<'a> Capture<'a> {
         let result = unsafe { sys::cuGraphInstantiateWithFlags(&mut raw, graph.0, 0) };
         context.check("cuGraphInstantiate", result)?;
         Ok(GraphExec {
-            raw: Mutex::new(raw),
+            executable: Mutex::new(Executable { raw, launched: None }),
             owner: Some(Owner { context: context.clone(), keep: Arc::new(keep) }),
         })
     }
@@ -160,13 +161,25 @@ impl Drop for Capture<'_> {
 }
 
 /// An instantiated graph, ready to launch.
+///
+/// Dropping it waits for its launches, so that the modules and the memory that it keeps outlive them. If the
+/// stream of the last launch cannot be waited for, modules and memory are kept until the process ends: when
+/// the stream is being captured, or is another thread's default stream.
 #[derive(Debug)]
 pub struct GraphExec {
     /// Locked during a launch: two threads may not launch a graph at once (CUDA Driver API, "Graph object
     /// thread safety").
-    raw: Mutex<sys::CUgraphExec>,
+    executable: Mutex<Executable>,
     /// `None` for the caller's graph, which is not destroyed.
     owner: Option<Owner>,
+}
+
+#[derive(Debug)]
+struct Executable {
+    raw: sys::CUgraphExec,
+    /// The work up to the last launch that no capture has taken up. The driver orders the launches of a
+    /// graph, so earlier ones have ended when it has.
+    launched: Option<LastWork>,
 }
 
 #[derive(Debug)]
@@ -176,7 +189,7 @@ struct Owner {
     keep: Arc<Keep>,
 }
 
-// SAFETY: a handle, used by one thread at a time: see `raw`.
+// SAFETY: handles, used by one thread at a time: see `executable`.
 unsafe impl Send for GraphExec {}
 // SAFETY: as above.
 unsafe impl Sync for GraphExec {}
@@ -188,7 +201,8 @@ impl GraphExec {
     /// `raw` must be an instantiated graph that outlives the result and that no one else launches at the same
     /// time. Its functions and memory must stay valid as long as it is launched.
     pub unsafe fn from_raw(raw: u64) -> GraphExec {
-        GraphExec { raw: Mutex::new(raw as usize as sys::CUgraphExec), owner: None }
+        let raw = raw as usize as sys::CUgraphExec;
+        GraphExec { executable: Mutex::new(Executable { raw, launched: None }), owner: None }
     }
 
     /// Launches the graph on a stream. One executable graph never runs concurrently with itself: the driver
@@ -203,11 +217,17 @@ impl GraphExec {
         }
         let _entered = context.enter()?;
         // On a captured stream, the graph becomes a part of another graph.
-        let kept = || self.owner.iter().map(|owner| owner.keep.clone() as Kept).collect();
-        let _steady = stream.steady_keeping(kept)?;
-        let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_captured = false;
+        let _steady = stream.steady_keeping(|| {
+            is_captured = true;
+            self.owner.iter().map(|owner| owner.keep.clone() as Kept).collect()
+        })?;
+        let mut executable = self.executable.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.owner.is_some() && !is_captured {
+            executable.launched = Some(stream.last_work());
+        }
         // SAFETY: graph and stream are alive; the lock excludes other threads.
-        context.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(*raw, stream.handle()) })
+        context.check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(executable.raw, stream.handle()) })
     }
 }
 
@@ -215,10 +235,12 @@ impl Drop for GraphExec {
     fn drop(&mut self) {
         if let Some(owner) = &self.owner {
             let Some(_entered) = owner.context.enter_to_drop() else { return };
-            // SAFETY: instantiated by us, destroyed once; a launch in progress completes. A failure cannot be
-            // reported.
-            let raw = *self.raw.get_mut().unwrap_or_else(PoisonError::into_inner);
-            let _ = unsafe { sys::cuGraphExecDestroy(raw) };
+            let executable = self.executable.get_mut().unwrap_or_else(PoisonError::into_inner);
+            if executable.launched.take().is_some_and(|work| !work.finish()) {
+                std::mem::forget(owner.keep.clone());
+            }
+            // SAFETY: instantiated by us, destroyed once. A failure cannot be reported.
+            let _ = unsafe { sys::cuGraphExecDestroy(executable.raw) };
         }
     }
 }

@@ -81,8 +81,8 @@ impl Stream {
     ///
     /// # Safety
     /// `raw` must be a stream of this context that outlives the result, its clones and everything that
-    /// borrows them (including buffers of a [`Pool`](crate::Pool) and [`Transfer`](crate::Transfer)s). If the
-    /// caller captures the stream without [`Graph::capture`](crate::Graph::capture), the functions and memory
+    /// borrows them (including buffers of a [`Pool`](crate::Pool) and [`Transfer`](crate::Transfer)s), and
+    /// each [`GraphExec`](crate::GraphExec) whose last launch is on it. If the caller captures the stream without [`Graph::capture`](crate::Graph::capture), the functions and memory
     /// used in the capture must outlive the graph. No other thread may then begin the capture while a call of
     /// this crate enqueues work on the stream.
     pub unsafe fn from_raw(context: &Arc<Context>, raw: u64) -> Stream {
@@ -364,6 +364,11 @@ impl Stream {
         context.check("cuMemsetD32Async", result)
     }
 
+    /// The work on the stream up to now.
+    pub(crate) fn last_work(&self) -> LastWork {
+        LastWork { stream: self.clone(), thread: (self.raw() == PER_THREAD).then(this_thread) }
+    }
+
     /// While the guard lives, the stream joins no capture.
     pub(crate) fn steady(&self) -> MutexGuard<'_, ()> {
         self.0.steady.lock().unwrap_or_else(PoisonError::into_inner)
@@ -397,6 +402,30 @@ impl Stream {
             captures.keep(number, kept());
         }
         Ok(steady)
+    }
+}
+
+/// The work that is on a stream at some time.
+#[derive(Debug)]
+pub(crate) struct LastWork {
+    stream: Stream,
+    /// The thread, for a handle that names a different stream in each thread.
+    thread: Option<u64>,
+}
+
+impl LastWork {
+    /// Waits for the work, from a destructor: the context must be current. `false` if that is not possible,
+    /// because the stream is being captured or is another thread's. After an error of the device, nothing
+    /// runs any more.
+    pub(crate) fn finish(self) -> bool {
+        if self.thread.is_some_and(|thread| thread != this_thread()) {
+            return false;
+        }
+        // Other streams may be captured meanwhile.
+        let Ok(_relaxed) = Relaxed::new() else { return false };
+        let Ok(_steady) = self.stream.steady_outside_captures() else { return false };
+        let _ = self.stream.finish();
+        true
     }
 }
 

@@ -203,6 +203,24 @@ fn host_memory_is_not_copied_by_graphs() {
     assert_eq!(back.as_slice(), pinned.as_slice());
 }
 
+/// A graph that is dropped while it runs on another stream than that of its memory waits for the launch.
+#[test]
+fn a_graph_that_is_dropped_waits_for_its_launch() {
+    const BYTES: usize = 256 << 20;
+    let Some(context) = context() else { return };
+    let [one, two] = [(); 2].map(|()| Stream::new(&context).unwrap());
+    let pool = Pool::new(&context, 0).unwrap();
+    let buffer = pool.allocate_now(&one, BYTES).unwrap();
+    // Some 20 ms of work.
+    let graph =
+        Graph::capture(&one, |one| (0..256).try_for_each(|byte| one.fill(buffer.slice(), byte as u8)))
+            .unwrap();
+    drop(buffer);
+    graph.launch(&two).unwrap();
+    drop(graph);
+    assert!(two.is_done().unwrap());
+}
+
 /// Memory of a pool returns to the device. An event without time shows when work is done.
 #[test]
 fn pools_give_memory_back() {

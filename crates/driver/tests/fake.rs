@@ -125,6 +125,7 @@ fn scenario() {
         }
         Ok("fork") => fork(),
         Ok("joined") => graphs::joined(),
+        Ok("dropped_in_flight") => graphs::dropped_in_flight(),
         Ok("user_objects") => graphs::user_objects(),
         Ok("refused_object") => graphs::refused_object(),
         Ok("copies") => graphs::copies(),
@@ -604,6 +605,11 @@ fn a_forked_child_is_told_that_cuda_does_not_work_there() {
 #[test]
 fn graphs_keep_what_joined_streams_use() {
     passes("joined", &[]);
+}
+
+#[test]
+fn a_graph_that_is_dropped_waits_for_its_launches() {
+    passes("dropped_in_flight", &[]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use problem::{ProblemError, ProgramError};
 /// Why attention was rejected. Each message names the argument, its value and what is accepted. Nothing has
 /// been computed or written, unless a GPU failed during the call ([`AttentionError::Driver`]).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum AttentionError {
     /// The slice is shorter than the view's shape and strides need.
     #[error("a view of shape {shape:?} needs {needed} elements, but the slice has {len}")]

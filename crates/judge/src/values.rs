@@ -230,7 +230,7 @@ impl Inputs {
         self.others.with(|others| oracle::oracle_with(problem, self.elements(), others))
     }
 
-    /// The oracle and standard attention in the precision of the inputs. With `wanted`, only for the rows
+    /// The oracle with its deviation, and standard attention in the precision of the inputs. With `wanted`, only for the rows
     /// whose element is set, in the order of the LSE.
     ///
     /// # Errors
@@ -240,9 +240,6 @@ impl Inputs {
         problem: &Problem,
         wanted: Option<&[bool]>,
     ) -> Result<(Reference, Reference), OracleError> {
-        let Some(wanted) = wanted else {
-            return Ok((self.oracle(problem)?, self.reference_in_precision(problem)?));
-        };
         self.others.with(|others| {
             let exact = oracle::oracle_of_rows(problem, self.elements(), others, wanted)?;
             let rounded = oracle::reference_in_precision_of_rows(problem, self.elements(), others, wanted)?;

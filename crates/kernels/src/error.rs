@@ -5,6 +5,7 @@ use ptx::Violations;
 
 /// Why no kernel could be emitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum KernelError {
     /// The problem itself is invalid.
     #[error(transparent)]
@@ -34,6 +35,7 @@ pub enum KernelError {
 
 /// Why a plan does not fit. Each variant names the gene or argument, its value and what is accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PlanError {
     /// The family does not compute these element types.
     #[error("invalid value '{dtype}' for dtype with family {family}: expected {accepted}")]

@@ -15,6 +15,7 @@
 
 mod fp8;
 mod products;
+mod roundings;
 mod rows;
 
 use half::{bf16, f16};
@@ -29,6 +30,7 @@ use rows::Rows;
 
 /// Why a reference cannot be computed. Each message names the argument, its value and what is accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum OracleError {
     /// The problem is not valid.
     #[error(transparent)]
@@ -73,6 +75,10 @@ pub struct Reference {
     /// `[batch, heads_q, seq_q]`, or `[heads_q, rows]` for packed queries: natural logarithm of the sum of
     /// exponentials of the logits, the sink included.
     pub lse: Vec<f64>,
+    /// The standard deviation of each element of `out` by the roundings of logits in f32, from
+    /// [`oracle_of_rows`] for f32 inputs; otherwise 0. 16-bit logits of standard attention have larger errors
+    /// than f32 logits of a kernel.
+    pub deviation: Vec<f64>,
 }
 
 /// Attention in f64 on the given inputs, which are already rounded to their types. The problem has no
@@ -98,11 +104,11 @@ pub fn oracle_with(
     inputs: [Elements<'_>; 3],
     operands: &Operands<'_>,
 ) -> Result<Reference, OracleError> {
-    attend::<Exact>(problem, inputs, operands, None)
+    attend::<Exact<false>>(problem, inputs, operands, None)
 }
 
-/// Like [`oracle_with`], for the rows whose element of `wanted` is set, in the order of the LSE. Other rows
-/// may be NaN.
+/// Like [`oracle_with`], with [`Reference::deviation`]. With `wanted`, only for the rows whose element is
+/// set, in the order of the LSE; other rows may be NaN.
 ///
 /// # Errors
 /// An [`OracleError`] if the problem, a buffer or an operand is rejected.
@@ -110,9 +116,9 @@ pub fn oracle_of_rows(
     problem: &Problem,
     inputs: [Elements<'_>; 3],
     operands: &Operands<'_>,
-    wanted: &[bool],
+    wanted: Option<&[bool]>,
 ) -> Result<Reference, OracleError> {
-    attend::<Exact>(problem, inputs, operands, Some(wanted))
+    attend::<Exact<true>>(problem, inputs, operands, wanted)
 }
 
 /// Standard attention in the precision of its inputs, like the reference of FlashAttention's tests. Twice its
@@ -146,24 +152,15 @@ pub fn reference_in_precision_with(
     inputs: [Elements<'_>; 3],
     operands: &Operands<'_>,
 ) -> Result<Reference, OracleError> {
-    in_precision(problem, inputs, operands, None)
+    reference_in_precision_of_rows(problem, inputs, operands, None)
 }
 
-/// Like [`reference_in_precision_with`], for the rows whose element of `wanted` is set, in the order of the
-/// LSE. Other rows may be NaN.
+/// Like [`reference_in_precision_with`]. With `wanted`, only for the rows whose element is set, in the order
+/// of the LSE; other rows may be NaN.
 ///
 /// # Errors
 /// An [`OracleError`] if the problem, a buffer or an operand is rejected.
 pub fn reference_in_precision_of_rows(
-    problem: &Problem,
-    inputs: [Elements<'_>; 3],
-    operands: &Operands<'_>,
-    wanted: &[bool],
-) -> Result<Reference, OracleError> {
-    in_precision(problem, inputs, operands, Some(wanted))
-}
-
-fn in_precision(
     problem: &Problem,
     inputs: [Elements<'_>; 3],
     operands: &Operands<'_>,
@@ -201,6 +198,8 @@ trait Arithmetic {
     const PRECISION: Precision;
     /// Whether values that standard attention stores are rounded.
     const ROUNDS: bool;
+    /// Whether [`Reference::deviation`] is computed.
+    const DEVIATES: bool = false;
     fn real(x: f32) -> Self::Real;
     /// An element of Q, K or V as an operand of a product.
     fn input(x: f32) -> Self::Real;
@@ -217,12 +216,14 @@ trait Arithmetic {
     fn output(x: Self::Real, dtype: DType) -> f64;
 }
 
-struct Exact;
+/// f64; with `DEVIATES`, also the deviation.
+struct Exact<const DEVIATES: bool>;
 
-impl Arithmetic for Exact {
+impl<const DEVIATES: bool> Arithmetic for Exact<DEVIATES> {
     type Real = f64;
     const PRECISION: Precision = Precision::Exact;
     const ROUNDS: bool = false;
+    const DEVIATES: bool = DEVIATES;
     const NEG_INFINITY: f64 = f64::NEG_INFINITY;
     fn real(x: f32) -> f64 {
         f64::from(x)
@@ -347,6 +348,7 @@ fn attend<A: Arithmetic>(
     let [_, heads, all_rows, dim_v] = problem.extents(Tensor::Out);
     let mut out = vec![f64::NAN; problem.lse_len() * dim_v];
     let mut lse = vec![f64::NAN; problem.lse_len()];
+    let mut deviation = vec![0.0; out.len()];
     let group = problem.group_size();
     // Heads are processed one after the other, so that only one head of K and V is converted at a time.
     for (batch, sequence) in problem.sequences(&operands.lengths)?.into_iter().enumerate() {
@@ -359,23 +361,23 @@ fn attend<A: Arithmetic>(
             let Span { batch: outer, start, len } = sequence.q;
             let first = (outer * heads + head) * all_rows + start;
             let wanted = wanted.and_then(|wanted| wanted.get(first..first + len));
-            let (out, lse) = (&mut out[first * dim_v..][..len * dim_v], &mut lse[first..][..len]);
-            out.par_chunks_mut(LANES * dim_v).zip(lse.par_chunks_mut(LANES)).enumerate().for_each(
-                |(block, (out, lse))| {
-                    let unwanted =
-                        |rows: &[bool]| !rows.iter().skip(block * LANES).take(LANES).any(|&row| row);
-                    if wanted.is_some_and(unwanted) {
-                        return;
-                    }
-                    let row = |lane| queries.row(outer, head, start + block * LANES + lane);
-                    let rows: Vec<Elements<'_>> = (0..lse.len()).map(row).collect();
-                    let place = Place { problem, operands, sequence, batch, head, first: block * LANES };
-                    row_block::<A>(&place, &rows, (&widened.0, &widened.1), out, lse);
-                },
-            );
+            let elements = first * dim_v..(first + len) * dim_v;
+            let (out, deviation) = (&mut out[elements.clone()], &mut deviation[elements]);
+            let lse = &mut lse[first..first + len];
+            let blocks = out.par_chunks_mut(LANES * dim_v).zip(deviation.par_chunks_mut(LANES * dim_v));
+            blocks.zip(lse.par_chunks_mut(LANES)).enumerate().for_each(|(block, ((out, deviation), lse))| {
+                let unwanted = |rows: &[bool]| !rows.iter().skip(block * LANES).take(LANES).any(|&row| row);
+                if wanted.is_some_and(unwanted) {
+                    return;
+                }
+                let row = |lane| queries.row(outer, head, start + block * LANES + lane);
+                let rows: Vec<Elements<'_>> = (0..lse.len()).map(row).collect();
+                let place = Place { problem, operands, sequence, batch, head, first: block * LANES };
+                row_block::<A>(&place, &rows, (&widened.0, &widened.1), (out, deviation), lse);
+            });
         }
     }
-    Ok(Reference { out, lse })
+    Ok(Reference { out, lse, deviation })
 }
 
 /// Rejects sinks and tables of the wrong size.
@@ -457,7 +459,7 @@ fn row_block<A: Arithmetic>(
     place: &Place<'_>,
     rows: &[Elements<'_>],
     (keys, values): (&[A::Real], &[A::Real]),
-    out: &mut [f64],
+    (out, deviation): (&mut [f64], &mut [f64]),
     lse: &mut [f64],
 ) {
     let problem = place.problem;
@@ -482,6 +484,14 @@ fn row_block<A: Arithmetic>(
     let score = problem.programs.score.as_ref();
     let score = |lane| score.map(|score| place.in_row(score, lane, A::PRECISION));
     let mut scores: Vec<Option<InRow>> = (0..rows.len()).map(score).collect();
+    let mut logit_of = |lane: usize, key: usize, sum: A::Real| {
+        let logit = match cap {
+            None => A::store(sum),
+            Some(cap) => A::store(cap * A::tanh(A::store(sum) / cap)),
+        };
+        let Some(score) = &mut scores[lane] else { return logit };
+        A::store(A::narrow(score.evaluate(key, logit.into()).float()))
+    };
     // The products with the keys between the first and the last one that any row sees.
     let sees = |visible: &[bool; LANES]| visible.contains(&true);
     let first = visible.iter().position(sees).unwrap_or(0);
@@ -491,6 +501,12 @@ fn row_block<A: Arithmetic>(
         true => fp8::dot_products::<A>(&query, seen),
         false => products::dot_products(&query, seen),
     };
+    let deviates = A::DEVIATES && problem.dtypes.q == DType::F32;
+    let squares = match deviates {
+        true => roundings::squared_products(&query, seen),
+        false => Vec::new(),
+    };
+    let mut variances = vec![[0.0; LANES]; if deviates { visible.len() } else { 0 }];
     for (key, visible) in visible.iter().enumerate() {
         let mut logits = [A::NEG_INFINITY; LANES];
         if visible.contains(&true) {
@@ -501,12 +517,12 @@ fn row_block<A: Arithmetic>(
                 }
             }
             for lane in (0..LANES).filter(|&lane| visible[lane]) {
-                let mut logit = match cap {
-                    None => A::store(sums[lane]),
-                    Some(cap) => A::store(cap * A::tanh(A::store(sums[lane]) / cap)),
-                };
-                if let Some(score) = &mut scores[lane] {
-                    logit = A::store(A::narrow(score.evaluate(key, logit.into()).float()));
+                let logit = logit_of(lane, key, sums[lane]);
+                if deviates {
+                    let (sum, squares) = (sums[lane], squares[key - first][lane].into());
+                    let error = A::narrow(roundings::of_product(dim, sum.into(), squares));
+                    let change = logit_of(lane, key, sum + error) - logit;
+                    variances[key][lane] = roundings::of_logit(logit.into(), change.into());
                 }
                 // A NaN logit does not change the maximum. As a weight, it makes the row NaN.
                 max[lane] = if logit > max[lane] { logit } else { max[lane] };
@@ -526,24 +542,14 @@ fn row_block<A: Arithmetic>(
             *weights = weights.map(|weight| weight * place.descale_of_value::<A>(key));
         }
     }
-    let seen_by_all = |key: &usize| visible[*key][..rows.len()].iter().all(|&sees| sees);
-    let mut key = if fp8 { weights.len() } else { 0 };
-    while key < weights.len() {
-        let run = (key..weights.len()).take_while(seen_by_all).count();
-        if run > 0 {
-            let values = &values[key * dim_v..(key + run) * dim_v];
-            products::add_weighted(&mut acc, &weights[key..key + run], values);
-            key += run;
-            continue;
-        }
-        // A weight of 0 must not be multiplied by a NaN that the row does not see.
-        let row = &values[key * dim_v..(key + 1) * dim_v];
-        for lane in (0..rows.len()).filter(|&lane| visible[key][lane]) {
-            for (acc, &x) in acc.iter_mut().zip(row) {
-                acc[lane] = acc[lane] + weights[key][lane] * x;
-            }
-        }
-        key += 1;
+    if !fp8 {
+        weigh_values(&mut acc, &weights, values, &visible, rows.len());
+    }
+    if deviates {
+        let weights: Vec<[f64; LANES]> = weights.iter().map(|weights| weights.map(Into::into)).collect();
+        let shares = roundings::shares(&weights, &variances);
+        let values: Vec<f64> = values.iter().map(|&x| x.into()).collect();
+        deviations(&acc, &shares, &values, &visible, deviation);
     }
     for (lane, out) in out.chunks_mut(dim_v).enumerate() {
         let empty = sum[lane].into() == 0.0;
@@ -551,6 +557,57 @@ fn row_block<A: Arithmetic>(
             *out = if empty { 0.0 } else { A::output(acc[lane], problem.dtypes.out) };
         }
         lse[lane] = if empty { f64::NEG_INFINITY } else { (max[lane] + A::ln(sum[lane])).into() };
+    }
+}
+
+/// Adds each key's values times its weights to `acc`. A weight of 0 is not multiplied by a NaN that the row
+/// does not see.
+fn weigh_values<R: products::Real>(
+    acc: &mut [[R; LANES]],
+    weights: &[[R; LANES]],
+    values: &[R],
+    visible: &[[bool; LANES]],
+    rows: usize,
+) {
+    let dim = acc.len();
+    let seen_by_all = |key: &usize| visible[*key][..rows].iter().all(|&sees| sees);
+    let mut key = 0;
+    while key < weights.len() {
+        let run = (key..weights.len()).take_while(seen_by_all).count();
+        if run > 0 {
+            products::add_weighted(acc, &weights[key..key + run], &values[key * dim..(key + run) * dim]);
+            key += run;
+            continue;
+        }
+        let row = &values[key * dim..(key + 1) * dim];
+        for lane in (0..rows).filter(|&lane| visible[key][lane]) {
+            for (acc, &x) in acc.iter_mut().zip(row) {
+                acc[lane] = acc[lane] + weights[key][lane] * x;
+            }
+        }
+        key += 1;
+    }
+}
+
+/// The deviations of the rows whose outputs are `acc`, from the shares of [`roundings::shares`].
+fn deviations<R: Copy + Into<f64>>(
+    acc: &[[R; LANES]],
+    shares: &[[f64; LANES]],
+    values: &[f64],
+    visible: &[[bool; LANES]],
+    deviation: &mut [f64],
+) {
+    let dim = acc.len();
+    let rows = deviation.len() / dim;
+    let [mut of_values, mut of_squares] = [(); 2].map(|()| vec![[0.0; LANES]; dim]);
+    weigh_values(&mut of_values, shares, values, visible, rows);
+    weigh_values(&mut of_squares, shares, &roundings::squares(values), visible, rows);
+    for (lane, deviation) in deviation.chunks_mut(dim).enumerate() {
+        let of_keys: f64 = shares.iter().map(|shares| shares[lane]).sum();
+        for (d, deviation) in deviation.iter_mut().enumerate() {
+            let sums = [of_keys, of_values[d][lane], of_squares[d][lane]];
+            *deviation = roundings::of_output(acc[d][lane].into(), sums);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 /// Why a [`Problem`](crate::Problem) is rejected. Each message names the argument, its value and what is
 /// accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProblemError {
     /// A dimension that must be positive is zero.
     #[error("invalid value '0' for {argument}: expected 1 or more")]

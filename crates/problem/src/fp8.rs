@@ -47,6 +47,7 @@ macro_rules! float8 {
 
             /// The nearest finite number, ties to even. Larger magnitudes and infinities become the largest
             /// finite number, as in `cvt.rn.satfinite`; NaN stays NaN.
+            #[inline]
             pub const fn from_f32(value: f32) -> $name {
                 $name(encoded(value, $mantissa, $bias, $largest))
             }
@@ -99,26 +100,23 @@ const fn decoded(code: u8, mantissa: u32, bias: i32, largest: u8) -> f32 {
     f32::from_bits(sign | (steps as f32 * unit).to_bits())
 }
 
-/// The code of the nearest finite number.
+/// The code of the nearest finite number. Without branches, so that the compiler can use vectors.
+#[inline]
 const fn encoded(value: f32, mantissa: u32, bias: i32, largest: u8) -> u8 {
     let bits = value.to_bits();
     let (sign, magnitude) = ((bits >> 24) as u8 & 0x80, bits & 0x7fff_ffff);
-    if magnitude > 0x7f80_0000 {
-        return 0x7f;
-    }
-    let exponent = (magnitude >> 23) as i32 - 127;
-    // Subnormal numbers have the spacing of the smallest normal number.
-    let power = if exponent < 1 - bias { 1 - bias } else { exponent };
-    let shift = 23 - mantissa + (power - exponent) as u32;
-    if shift > 24 {
-        return sign;
-    }
-    let digits = magnitude & 0x7f_ffff | 0x80_0000;
-    let (kept, lost, half) = (digits >> shift, digits & ((1 << shift) - 1), 1 << (shift - 1));
-    let up = lost > half || lost == half && kept % 2 == 1;
-    // A carry out of the mantissa moves into the exponent.
-    let code = (((power + bias - 1) as u32) << mantissa) + kept + up as u32;
-    sign | if code > largest as u32 { largest } else { code as u8 }
+    // A normal number: the lost bits are rounded to the nearest even number; a carry moves into the exponent.
+    let shift = 23 - mantissa;
+    let odd = magnitude >> shift & 1;
+    let rounded = (magnitude + (1 << (shift - 1)) - 1 + odd) >> shift;
+    let normal = rounded.wrapping_sub(((127 - bias) as u32) << mantissa);
+    // A subnormal number: the sum with a number whose last bit is worth the smallest number rounds it.
+    let coarse = ((127 + 23 + 1 - bias - mantissa as i32) as u32) << 23;
+    let sum = f32::from_bits(magnitude) + f32::from_bits(coarse);
+    let code =
+        if magnitude < ((127 + 1 - bias) as u32) << 23 { sum.to_bits().wrapping_sub(coarse) } else { normal };
+    let code = if code > largest as u32 { largest } else { code as u8 };
+    if magnitude > 0x7f80_0000 { 0x7f } else { sign | code }
 }
 
 #[cfg(test)]

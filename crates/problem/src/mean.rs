@@ -59,17 +59,32 @@ impl Mean {
 
     /// The mean of the rows of a head, which `all` contains one after the other.
     pub fn of(&self, all: &[f32]) -> Vec<f32> {
-        let &Mean { dim, .. } = self;
-        let (scale, row_of) = (self.scale(), dim.max(1));
+        let parts = all.chunks((self.part() * self.dim).max(1));
+        self.of_parts(parts.map(|part| {
+            let mut strands = self.no_rows();
+            part.chunks(strands.len().max(1)).for_each(|rows| self.add(&mut strands, rows));
+            strands
+        }))
+    }
+
+    /// The strands of a part before any row is added.
+    pub fn no_rows(&self) -> Vec<f32> {
+        vec![0.0; self.strands() * self.dim]
+    }
+
+    /// Adds the next rows of a part to its strands: as many as there are strands, or the last ones.
+    pub fn add(&self, strands: &mut [f32], rows: &[f32]) {
+        let scale = self.scale();
+        strands.iter_mut().zip(rows).for_each(|(sum, x)| *sum += x * scale);
+    }
+
+    /// The mean, from the strands of all parts in their order.
+    pub fn of_parts(&self, parts: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
         let add = |sums: &mut [f32], row: &[f32]| sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
-        let mut total = vec![0.0; dim];
-        for part in all.chunks(self.part() * row_of) {
-            let mut strands = vec![0.0; self.strands() * dim];
-            for rows in part.chunks(strands.len().max(1)) {
-                strands.iter_mut().zip(rows).for_each(|(sum, x)| *sum += x * scale);
-            }
-            let mut sums = vec![0.0; dim];
-            strands.chunks_exact(row_of).for_each(|strand| add(&mut sums, strand));
+        let mut total = vec![0.0; self.dim];
+        for strands in parts {
+            let mut sums = vec![0.0; self.dim];
+            strands.chunks_exact(self.dim.max(1)).for_each(|strand| add(&mut sums, strand));
             add(&mut total, &sums);
         }
         total.iter().map(|sum| sum * self.factor()).collect()

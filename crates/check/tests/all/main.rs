@@ -7,6 +7,7 @@ mod budget;
 mod common;
 mod cuda;
 mod diagnosis;
+mod draws;
 mod factors;
 mod fp8;
 mod gate;

@@ -1,6 +1,7 @@
 //! The processor's vectors as seen by the kernels: a vector of f32, a dozen operations, and entry points that
 //! are compiled for the instruction set.
 
+mod codes;
 mod gemm;
 mod pairs;
 mod portable;
@@ -28,6 +29,7 @@ use half::{bf16, f16};
 use problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use codes::{codes, largest_finite};
 pub(crate) use gemm::{Added, Columns, Fresh, Part, Rows, gemm, gemm_part};
 pub(crate) use pairs::{Columnwise, Extent, Pairs, RowNorms};
 pub(crate) use portable::Portable;

@@ -96,6 +96,56 @@ pub fn joined() {
     drop((graph, function, buffer));
 }
 
+/// A graph that is dropped waits for its launches. It does not wait for a launch that became a part of another
+/// graph, and not for a stream that is being captured: a wait would end the capture. The memory of such a
+/// launch is never freed.
+pub fn dropped_in_flight() {
+    let context = Context::open(0).unwrap();
+    let k = kernel("store");
+    let [one, two] = [(); 2].map(|()| Stream::new(&context).unwrap());
+    let function = load(&context, &k).unwrap();
+    let capture = |buffer: &Buffer| {
+        Graph::capture(&one, |one| function.launch(one, &Call::of(&k), &[buffer.slice()])).unwrap()
+    };
+    let waited = |work: &mut dyn FnMut()| {
+        let before = waits().0;
+        work();
+        waits().0 - before
+    };
+    let live = counts().0;
+    assert_eq!(waited(&mut || drop(capture(&Buffer::new(&context, 4).unwrap()))), 0, "nothing was launched");
+    let launch = |stream: &Stream| {
+        let graph = capture(&Buffer::new(&context, 4).unwrap());
+        graph.launch(stream).unwrap();
+        graph
+    };
+    assert_eq!(waited(&mut || drop(launch(&two))), 1);
+    let own_stream = || launch(&Stream::new(&context).unwrap());
+    assert_eq!(waited(&mut || drop(own_stream())), 1, "the graph keeps the stream of its launch");
+    let within = || {
+        let inner = capture(&Buffer::new(&context, 4).unwrap());
+        Graph::capture(&two, |two| inner.launch(two)).unwrap()
+    };
+    assert_eq!(waited(&mut || drop(within())), 0, "only the outer graph can be launched");
+    assert_eq!(counts().0, live, "something was kept for good");
+
+    let mut graph = Some(launch(&two));
+    let during = Graph::capture(&two, |two| {
+        assert_eq!(waited(&mut || drop(graph.take())), 0);
+        assert!(two.is_capturing()?);
+        Ok::<(), DriverError>(())
+    });
+    assert!(during.is_ok());
+    drop(during);
+    assert_eq!(counts().0, live + 1, "the memory of a launch that may be running was freed");
+    // CU_STREAM_PER_THREAD of another thread.
+    // SAFETY: this handle is always valid.
+    let own = unsafe { Stream::from_raw(&context, 2) };
+    graph = std::thread::scope(|scope| scope.spawn(|| Some(launch(&own))).join().unwrap());
+    assert_eq!(waited(&mut || drop(graph.take())), 0);
+    assert_eq!(counts().0, live + 2);
+}
+
 /// Sets a flag when dropped.
 struct Flag(Arc<AtomicBool>);
 

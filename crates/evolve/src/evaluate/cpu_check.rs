@@ -4,7 +4,7 @@
 
 use cpu::{CpuError, CpuPlan};
 use oracle::OracleError;
-use problem::{DType, Layout, Problem, ScaleLayout, Scales, Tensor};
+use problem::{Layout, Problem, ScaleLayout, Scales, Tensor};
 
 use check::gate::torture;
 use judge::inputs::{Style, draw};
@@ -27,8 +27,6 @@ struct Case {
     problem: Problem,
     inputs: Inputs,
     references: References,
-    /// Factor on the tolerances of the error model.
-    slack: f64,
 }
 
 impl Cases {
@@ -40,20 +38,8 @@ impl Cases {
         let factors = (1..=FACTORS).map(|seed| (Style::BadFactors, seed));
         let fp8 = [(Style::Saturated, 1)].into_iter().chain(factors).filter(|_| small.dtypes.has_fp8());
         let own = ordinary.chain(others).chain(fp8).map(|(style, seed)| {
-            let slack = match style {
-                // The error comes from f32 sums of huge products, and depends on the order of summation.
-                Style::HugeLogits | Style::Outlier => 4.0,
-                // The logit of the heavy key is rounded once, and this error changes the weight of every
-                // other key.
-                Style::Spike if small.dtypes.q == DType::F32 => 4.0,
-                // Rows are nearly equal here, and f32 sums round equally in all of them, so that a single
-                // rounding looks like a bias.
-                Style::Rising | Style::Falling if small.dtypes.q == DType::F32 => 2.0,
-                _ => 1.0,
-            };
             let problem = if style == Style::BadFactors { with_factors(&small) } else { small.clone() };
-            let case = Case::draw(format!("{}, seed {seed}", style.name()), problem, style, seed)?;
-            Ok(Case { slack, ..case })
+            Case::draw(format!("{}, seed {seed}", style.name()), problem, style, seed)
         });
         let torture = torture::problems(problem.dtypes, problem.head_dim).into_iter();
         let torture =
@@ -80,7 +66,7 @@ impl Case {
     fn draw(name: String, problem: Problem, style: Style, seed: u64) -> Result<Case, OracleError> {
         let inputs = draw(&problem, style, seed);
         let references = References::of(&problem, &inputs)?;
-        Ok(Case { name, problem, inputs, references, slack: 1.0 })
+        Ok(Case { name, problem, inputs, references })
     }
 
     /// Runs the plan into poisoned outputs. With an LSE requested, 16-bit inputs take a different path.
@@ -98,7 +84,7 @@ impl Case {
         let values: Vec<f64> = places.filter_map(|i| dense.get(i)).map(f64::from).collect();
         let lse: Vec<f64> = rows.iter().filter_map(|&row| lse.get(row).copied()).map(f64::from).collect();
         let figures = self.references.judge(&values, with_lse.then_some(&lse[..]));
-        let mut reasons = figures.with_slack(self.slack).reasons();
+        let mut reasons = figures.reasons();
         let between = elements - values.len();
         if poison - values.iter().filter(|x| x.is_nan()).count() != between {
             reasons.push(format!("of {between} elements between rows some were written"));
@@ -135,7 +121,7 @@ fn with_factors(problem: &Problem) -> Problem {
 #[cfg(test)]
 mod tests {
     use cpu::{Isa, Lanes};
-    use problem::{Band, DTypes};
+    use problem::{Band, DType, DTypes};
 
     use super::*;
 
@@ -157,6 +143,23 @@ mod tests {
             // The references no longer belong to the inputs.
             cases.0[0].inputs.v = cases.0[1].inputs.v.clone();
             assert!(cases.judge(&plan).unwrap().0[0].starts_with("normal, seed 1: "));
+        }
+    }
+
+    /// A gate that refuses the default plan can measure no candidate: `evolve` then has no baseline. The first
+    /// four problems were refused, because one rounding of a logit decided the error of standard attention.
+    #[test]
+    fn the_default_plans_pass_on_a_grid_of_problems() {
+        let f32s = [(2, 4), (4, 8), (2, 8), (2, 12)].map(|(batch, heads)| (batch, heads, 128, 64, "f32"));
+        let others = [(1, 4, 40, 32), (1, 2, 71, 128), (1, 2, 20, 256), (1, 8, 1, 64)];
+        let others = ["f16", "bf16", "f32", "e4m3", "e5m2:f16"]
+            .into_iter()
+            .flat_map(|dtypes| others.map(|(batch, heads, rows, dim)| (batch, heads, rows, dim, dtypes)));
+        for (batch, heads, rows, dim, dtypes) in f32s.into_iter().chain(others) {
+            let problem = Problem::new(batch, heads, rows, dim, dtypes.parse::<DTypes>().unwrap());
+            let problem = if rows == 1 { problem.with_seq_kv(200, Layout::Bhsd) } else { problem };
+            let (reasons, _) = Cases::of(&problem).unwrap().judge(&CpuPlan::for_problem(&problem)).unwrap();
+            assert_eq!(reasons, [""; 0], "{problem:?}");
         }
     }
 

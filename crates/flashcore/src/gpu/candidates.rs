@@ -10,6 +10,7 @@ use tile::CopyMode;
 
 /// Where a plan came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum PlanSource {
     /// The caller gave the plan. It is tried alone, and its failure is returned.
     Given,

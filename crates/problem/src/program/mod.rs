@@ -226,6 +226,7 @@ pub struct Program {
 
 /// Why an expression is not a program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProgramError {
     /// An operation has arguments of the wrong type.
     #[error("{operation} takes {accepted}, not {given}")]

@@ -196,13 +196,8 @@ pub(super) fn fault_of(error: DriverError) -> Fault {
         DriverError::Admission { .. } => Reason::Resources,
         DriverError::Contract { .. } | DriverError::TensorMap(_) | DriverError::Call { .. } => Reason::Launch,
         DriverError::OutOfMemory { .. } | DriverError::Copy { .. } => Reason::Memory,
-        DriverError::NoDriver
-        | DriverError::DriverTooOld { .. }
-        | DriverError::MissingSymbol { .. }
-        | DriverError::NoDevice { .. }
-        | DriverError::NoPermission { .. }
-        | DriverError::Forked
-        | DriverError::OtherDevice { .. } => Reason::Device,
+        // No driver, no device, another device, a forked process: nothing that the candidate did.
+        _ => Reason::Device,
     };
     Fault::new(reason, error)
 }
