@@ -1,7 +1,7 @@
 //! [`Baked`]: the properties of a problem on which the code of a plan depends.
 
 use attend::ProgramCode;
-use problem::{Band, DTypes, Lengths, Problem, TableType, Tensor};
+use problem::{Band, DTypes, ElementType, Lengths, Problem, Tensor};
 use tile::Sign;
 
 /// Element types and sizes, of which tiles and products are made.
@@ -80,7 +80,7 @@ pub struct Baked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TableKind {
     /// Type of the elements.
-    pub dtype: TableType,
+    pub dtype: ElementType,
     /// Number of dimensions.
     pub dimensions: usize,
     /// Whether neighbours in the last dimension are neighbours in memory.

@@ -5,7 +5,7 @@ use attend::{
     OnlineSoftmax, Order, OutputSums, Partials, ProgramCode, RowRange, ScorePrograms, Sequence, Sinks,
     Softcap, Steps, Stream, store_lse,
 };
-use problem::{Problem, Tensor};
+use problem::{Operand, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg};
 use tile::{
     AccTile, MatrixReader, MmaType, OperandA, OperandType, PairSum, RowsOut, Sign, Threads, TileCopy,
@@ -142,7 +142,7 @@ impl Params {
         let splits = plan.splits;
         let tensors = if splits > 1 { &Tensor::ALL[..3] } else { &Tensor::ALL[..] };
         let pointers: Vec<Global> = tensors.iter().map(|&tensor| c.tensor(k, tensor)).collect();
-        let lse = (problem.pass.lse() && splits == 1).then(|| c.lse(k));
+        let lse = if splits == 1 { c.operand(k, Operand::Lse) } else { None };
         let partials = (splits > 1).then(|| split::declare(k, c, problem, plan, Access::Write));
         let tensors = tensors.iter().zip(pointers).map(|(&tensor, start)| {
             let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
@@ -166,7 +166,7 @@ impl Params {
                 .map(|programs| if lists.is_some() { programs.masking_partial_blocks() } else { programs })
                 .map(|programs| programs.on_whole_blocks(baked.divides)),
             // With split keys, the merge kernel adds the sinks.
-            sinks: if splits == 1 { c.sinks(k) } else { None },
+            sinks: if splits == 1 { c.operand(k, Operand::Sinks) } else { None },
             lists,
             score_descale: ScoreDescale::declare(k, c, problem),
             value_descale: match splits > 1 && merge_descales(problem) {

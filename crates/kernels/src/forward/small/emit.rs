@@ -5,7 +5,7 @@ use attend::{
     Exchange, KeyBand, OnlineSoftmax, Rescale, RowPrograms, RowRange, ScorePrograms, Sinks, Softcap,
     WarpgroupPlace,
 };
-use problem::{Problem, Tensor};
+use problem::{Operand, Problem, Tensor};
 use ptx::{
     Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Target,
     TensorMapPtr,
@@ -115,7 +115,7 @@ impl Params {
         Params {
             maps: tiles.map(|tile| declare_map(k, c, problem, tile)),
             out: c.tensor(k, Tensor::Out),
-            lse: problem.pass.lse().then(|| c.lse(k)),
+            lse: c.operand(k, Operand::Lse),
             out_strides: declare_head_strides(k, c, problem, Tensor::Out),
             seq_q: c.u32(k, "seq_q", problem.seq_q as u32),
             seq_kv: c.u32(k, "seq_kv", problem.seq_kv as u32),
@@ -123,7 +123,7 @@ impl Params {
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, common.tanh),
             programs: declare_programs(k, c, problem, baked.programs.as_ref()),
-            sinks: c.sinks(k),
+            sinks: c.operand(k, Operand::Sinks),
         }
     }
 }

@@ -6,7 +6,7 @@ use attend::{
     Rescale, ScorePrograms, SequenceTiles, SharedProbs, Sinks, Skips, Softcap, SpeculativeMax, StagedTables,
     StreamKMerge, Sums, TileRows, Tiles,
 };
-use problem::{Problem, Tensor};
+use problem::{Operand, Problem, Tensor};
 use ptx::{Access, Builder, Dim3, F32, Global, Launch, Pointer, R32, R64, Shared, Target, TensorMapPtr};
 use tile::{
     AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, OperandType,
@@ -271,7 +271,7 @@ impl Params {
         let rows_out = BulkStore::tile(problem.head_dim_v as u32, !baked.lengths.q.is_even());
         let out_map = plan.store.by_tma().then(|| declare_map(k, c, problem, (Tensor::Out, rows_out)));
         let out = c.tensor(k, Tensor::Out);
-        let lse = problem.pass.lse().then(|| c.lse(k));
+        let lse = c.operand(k, Operand::Lse);
         let counter = (plan.handout == Handout::Dynamic).then(|| c.counter(k, COUNTER_BYTES));
         let parts = (plan.tail == Tail::Shared).then(|| {
             // The sizes do not depend on the lengths and are never 0, because an empty buffer has no address.
@@ -322,7 +322,7 @@ impl Params {
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
             programs: plan.declare_score_programs(k, c, problem, baked),
-            sinks: c.sinks(k),
+            sinks: c.operand(k, Operand::Sinks),
             lists: plan.list_tiles(problem).map(|tiles| tiles.declare(k, c, problem, Access::Read)),
             score_descale: ScoreDescale::declare(k, c, problem),
             value_descale: ValueDescale::declare(k, c, problem),
