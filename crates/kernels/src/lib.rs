@@ -31,7 +31,7 @@ pub mod quantize;
 pub mod select;
 
 pub use arch::Arch;
-pub use baked::{Baked, Dims, TableKind};
+pub use baked::{Baked, Dims, Repeated, TableKind};
 pub use contract::BufferKind;
 pub use error::{KernelError, PlanError};
 pub use family::Family;

@@ -5,7 +5,7 @@ use attend::{
     OnlineSoftmax, Order, OutputSums, Partials, ProgramCode, RowRange, ScorePrograms, Sequence, Sinks,
     Softcap, Steps, Stream, store_lse,
 };
-use problem::{Operand, Problem, Tensor};
+use problem::{Operand, OperandMap, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg};
 use tile::{
     AccTile, MatrixReader, MmaType, OperandA, OperandType, PairSum, RowsOut, Sign, Threads, TileCopy,
@@ -113,7 +113,7 @@ struct TensorStart {
 /// The kernel's parameters.
 pub(super) struct Params {
     /// Q, K, V and O. With split keys, partial results replace O and the LSE.
-    tensors: Vec<TensorStart>,
+    tensors: OperandMap<TensorStart>,
     lse: Option<Global>,
     partials: Option<Partials>,
     pub(super) seq_q: R32,
@@ -146,7 +146,7 @@ impl Params {
         let partials = (splits > 1).then(|| split::declare(k, c, problem, plan, Access::Write));
         let tensors = tensors.iter().zip(pointers).map(|(&tensor, start)| {
             let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
-            TensorStart { start, batch_bytes, head_bytes }
+            (tensor.into(), TensorStart { start, batch_bytes, head_bytes })
         });
         let tensors = tensors.collect();
         let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
@@ -550,7 +550,7 @@ impl<'a> Forward<'a> {
     /// Start of the CTA's head in a tensor. It is recomputed at each use, so that it occupies no registers in
     /// between.
     fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
-        let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor as usize];
+        let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
         let [head, batch] = self.head_and_batch(k);
         let head = match tensor {
             Tensor::K | Tensor::V => divide(k, head, self.baked.group_size()),

@@ -5,7 +5,7 @@ use attend::{
     Exchange, KeyBand, OnlineSoftmax, Rescale, RowPrograms, RowRange, ScorePrograms, Sinks, Softcap,
     WarpgroupPlace,
 };
-use problem::{Operand, Problem, Tensor};
+use problem::{Operand, OperandMap, Problem, Tensor};
 use ptx::{
     Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Target,
     TensorMapPtr,
@@ -88,7 +88,7 @@ fn launch(common: &Common, problem: &Problem, dynamic_shared: u32) -> Launch {
 /// The kernel's parameters.
 pub(super) struct Params {
     /// Tensor maps of Q, K and V.
-    maps: [TensorMapPtr; 3],
+    maps: OperandMap<TensorMapPtr>,
     pub(super) out: Global,
     pub(super) lse: Option<Global>,
     /// Bytes between batch entries and between heads of the output.
@@ -113,7 +113,7 @@ impl Params {
     ) -> Params {
         let tiles = [(Tensor::Q, map.query_tile), (Tensor::K, map.key_tile), (Tensor::V, map.value_tile)];
         Params {
-            maps: tiles.map(|tile| declare_map(k, c, problem, tile)),
+            maps: tiles.map(|tile| (tile.0.into(), declare_map(k, c, problem, tile))).into_iter().collect(),
             out: c.tensor(k, Tensor::Out),
             lse: c.operand(k, Operand::Lse),
             out_strides: declare_head_strides(k, c, problem, Tensor::Out),
@@ -222,7 +222,7 @@ impl<'a, P: SmallPlan> Forward<'a, P> {
     pub(super) fn source(&self, k: &mut Builder) -> Source {
         let own = self.own_rows(k);
         Source {
-            maps: self.params.maps,
+            maps: self.params.maps.clone(),
             position: own.position(k, own.first),
             first_key: self.first_key(k),
             head: self.head,

@@ -5,7 +5,7 @@ use attend::{
     Bound, Chains, MainLoop, Masked, Masker, OnlineSoftmax, Order, RowRange, Skips, SpeculativeMax,
     StagedTables, TileRows, Tiles, Walk,
 };
-use problem::Tensor;
+use problem::{Operand, Tensor};
 use ptx::{Builder, CmpOp, Pointer, Pred, Shared, Src};
 use tile::{
     AccTile, Consumer, OperandTile, PingPong, Pipeline, Supply, SwizzledTile, TileRing, TileStream, Turns,
@@ -166,7 +166,7 @@ impl Forward<'_, StreamedPlan> {
         let warp = k.mad(self.place.row_warpgroup, WARPS, in_warpgroup);
         let first = k.mad(tile.end, step, source.first_key);
         Supply {
-            map: source.maps[tensor as usize],
+            map: source.maps[tensor.into()],
             next: k.sub(first, (1 + self.plan.stages) * step),
             last: tile.lower.map(|lower| k.mul(lower.from, step)),
             step,
@@ -184,7 +184,7 @@ impl Forward<'_, StreamedPlan> {
             let at = ring.pipeline.consumer_state(k);
             let [head, batch] = source.head(k, self.baked, Tensor::Q);
             let first = self.rows.position(k, self.rows.first);
-            ring.fill(k, &at, source.maps[Tensor::Q as usize], [first, head, batch].map(Src::from));
+            ring.fill(k, &at, source.maps[Operand::Q], [first, head, batch].map(Src::from));
         };
         if self.plan.kv_warpgroups == 1 {
             return request(k);
