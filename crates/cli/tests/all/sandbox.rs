@@ -21,6 +21,9 @@ fn can_be_had() -> bool {
     let said = sandboxed(Path::new("/"), &[], ":");
     let complaint = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(said.status.success() || complaint.contains("cannot set up the sandbox"), "{complaint}");
+    if !said.status.success() {
+        filetest::not_run(complaint.trim());
+    }
     said.status.success()
 }
 
