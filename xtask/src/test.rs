@@ -196,3 +196,32 @@ fn has_target(root: &Path, target: &str) -> bool {
     let listed = Command::new("rustup").args(["target", "list", "--installed"]).current_dir(root).output();
     listed.is_ok_and(|l| String::from_utf8_lossy(&l.stdout).lines().any(|line| line == target))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a source file in the folder has a code block or an included page in its documentation.
+    fn has_examples(folder: &Path) -> bool {
+        fs::read_dir(folder).unwrap().flatten().any(|entry| {
+            let path = entry.path();
+            if path.is_dir() {
+                return has_examples(&path);
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let starts = ["/// ```", "//! ```", "#[doc = include_str"];
+            text.lines().any(|line| starts.iter().any(|start| line.trim_start().starts_with(start)))
+        })
+    }
+
+    /// rustdoc takes seconds to find that a crate has no example, so such crates have `doctest = false`.
+    #[test]
+    fn crates_with_examples_test_them() {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("crates");
+        for entry in fs::read_dir(crates).unwrap().flatten() {
+            let manifest = fs::read_to_string(entry.path().join("Cargo.toml")).unwrap();
+            let tests = !manifest.contains("doctest = false");
+            assert_eq!(tests, has_examples(&entry.path().join("src")), "{}", entry.path().display());
+        }
+    }
+}
