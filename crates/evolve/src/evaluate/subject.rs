@@ -137,8 +137,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
 
 /// The architecture for which CUDA C++ is compiled, with architecture-specific features where they exist.
 fn virtual_architecture(arch: &Arch) -> String {
-    let suffix = if arch.sm == 90 { "a" } else { "" };
-    format!("compute_{}{suffix}", arch.sm)
+    arch.full_target().to_string().replace("sm_", "compute_")
 }
 
 #[cfg(test)]

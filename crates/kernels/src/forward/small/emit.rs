@@ -7,8 +7,7 @@ use attend::{
 };
 use problem::{Operand, OperandMap, Problem, Tensor};
 use ptx::{
-    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Target,
-    TensorMapPtr,
+    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, TensorMapPtr,
 };
 use tile::{AccTile, Mbarriers, Products, Sign, SwizzledTile, Threads, WARPGROUP_ROWS, divide};
 
@@ -20,7 +19,7 @@ use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, factor_or_least, half,
 };
 use crate::forward::programs::declare_programs;
-use crate::{Baked, Dims};
+use crate::{Arch, Baked, Dims};
 
 const ENTRY: &str = "flash_forward_small";
 
@@ -67,7 +66,7 @@ pub(super) fn draft<'a, P: SmallPlan>(plan: &'a P, problem: &Problem, baked: &'a
         let (softmax, o) = P::attend(&forward, k);
         forward.store(k, &softmax, &o);
     };
-    Draft::new(k, contract, launch, Target::sm_a(90), body)
+    Draft::new(k, contract, launch, Arch::SM_90.full_target(), body)
 }
 
 fn launch(common: &Common, problem: &Problem, dynamic_shared: u32) -> Launch {

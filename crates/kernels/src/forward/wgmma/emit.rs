@@ -7,7 +7,7 @@ use attend::{
     StreamKMerge, Sums, TileRows, Tiles,
 };
 use problem::{Operand, Problem, Tensor};
-use ptx::{Access, Builder, Dim3, F32, Global, Launch, Pointer, R32, R64, Shared, Target, TensorMapPtr};
+use ptx::{Access, Builder, Dim3, F32, Global, Launch, Pointer, R32, R64, Shared, TensorMapPtr};
 use tile::{
     AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, OperandType,
     PairSum, PingPong, Pipeline, Products, Roles, RowStore, SharedMatrix, Sign, StreamK, SwizzledTile, Tail,
@@ -63,7 +63,7 @@ impl WgmmaPlan {
         k.min_ctas_per_sm(self.resident_ctas);
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, (problem, baked), self, arch);
-        let target = Target::sm_a(arch.sm);
+        let target = arch.full_target();
         let launch = (ENTRY, self.launch(problem, arch));
         let body = move |k: &mut Builder| {
             let tiles = params.lengths.map(|lengths| SequenceTiles {
