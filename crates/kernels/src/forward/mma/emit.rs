@@ -1,9 +1,9 @@
 //! The generator of the `mma` family.
 
 use attend::{
-    Block, BlockList, BlockLists, Bound, Coverage, Hides, KeyBand, KvPipeline, Lengths, Masker,
-    OnlineSoftmax, Order, OutputSums, Partials, ProgramCode, RowRange, ScorePrograms, Sequence, Sinks,
-    Softcap, Steps, Stream, store_lse,
+    Block, BlockList, BlockLists, BlockScores, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax,
+    Order, OutputSums, Partials, ProgramCode, RowRange, ScoreChain, ScorePrograms, Sequence, Sinks, Softcap,
+    Steps, Stream, store_lse,
 };
 use problem::{Operand, OperandMap, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg};
@@ -222,6 +222,12 @@ impl<'a> Forward<'a> {
         // A listed block may be partial because of the mask program alone.
         let unmasked = list.is_some() && divides && self.params.band.is_full();
         let sum = self.pair_sum(k);
+        let chain = ScoreChain {
+            descale: score_factors.as_ref(),
+            softcap: softcap.as_ref(),
+            programs: programs.as_ref(),
+            mask: (!unmasked).then_some(&mask),
+        };
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
             let of_keys = score_factors.as_ref().map(|factors| {
@@ -232,22 +238,13 @@ impl<'a> Forward<'a> {
             if let Some(sum) = &sum {
                 sum.add(k, &s); //                               of both halves of the head dim
             }
-            if let Some((factors, of_keys)) = score_factors.as_ref().zip(of_keys) {
-                factors.apply(k, &s, &of_keys); //               S·f, if f changes with the block
-            }
-            if let Some(softcap) = &softcap {
-                softcap.apply(k, &s); //                         S = tanh(S·c')
-            }
-            if let Some(programs) = &programs {
-                let partial = block.coverage == Coverage::Partial;
-                let hides = block.hides.filter(|_| programs.only_mask() && partial);
-                Hides::by_program(hides, k, |k| {
-                    programs.apply(k, &s, block.origin, block.coverage); // S = score(S)
-                });
-            }
-            if !unmasked && block.coverage == Coverage::Partial {
-                Hides::by_band(block.hides, k, |k| mask.apply(k, &s, block.origin, block.coverage));
-            }
+            let of_keys = of_keys.unwrap_or_default();
+            let block_scores = BlockScores {
+                hides: block.hides,
+                descale: (&of_keys, false),
+                ..BlockScores::in_place(block.coverage)
+            };
+            chain.apply(k, &s, &block_scores, |_| block.origin); // S = score(S·f), −∞ where hidden
             s
         };
         let update = |k: &mut Builder, s: &AccTile| {
