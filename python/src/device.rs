@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use driver::{CubinCache, DeviceInfo, DeviceSlice, Stream};
-use flashcore::gpu::{Gpu, Operand, Prepared};
-use problem::{Band, DType, DTypes, Problem, Score, Tensor};
+use flashcore::gpu::{Gpu, Prepared};
+use problem::{Band, DType, DTypes, OperandSpec, Problem, Score, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -199,7 +199,7 @@ impl Known {
         &self,
         addresses: [u64; 4],
         lse: Option<u64>,
-        others: &[(Operand, usize, usize)],
+        others: &[(OperandSpec, usize)],
         stream: u64,
     ) -> Result<(), Error> {
         let slice = |tensor: usize| {
@@ -213,9 +213,9 @@ impl Known {
         // SAFETY: this is PyTorch's current stream on the device. PyTorch never destroys a current stream.
         let stream = unsafe { Stream::from_raw(self.gpu.context(), stream) };
         let tensors = [slice(0), slice(1), slice(2), slice(3)];
-        let other = |&(operand, address, bytes): &(Operand, usize, usize)| {
+        let other = |&(spec, address): &(OperandSpec, usize)| {
             // SAFETY: the conditions are those of the tensors above.
-            (operand, unsafe { DeviceSlice::from_raw(address as u64, bytes) })
+            (spec.operand, unsafe { DeviceSlice::from_raw(address as u64, spec.bytes()) })
         };
         let others: Vec<_> = others.iter().map(other).collect();
         Ok(self.prepared.enqueue_with(&stream, tensors, lse, &others)?)

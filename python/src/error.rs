@@ -11,7 +11,6 @@ use flashcore::AttentionError;
 use kernels::KernelError;
 #[cfg(feature = "evolve")]
 use ledger::LedgerError;
-use oracle::OracleError;
 use problem::ProblemError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -76,12 +75,6 @@ impl From<ProblemError> for Error {
 
 impl From<CpuError> for Error {
     fn from(error: CpuError) -> Error {
-        Error::Argument(error.to_string())
-    }
-}
-
-impl From<OracleError> for Error {
-    fn from(error: OracleError) -> Error {
         Error::Argument(error.to_string())
     }
 }

@@ -4,9 +4,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use kernels::{LengthArray, Operand};
 use problem::{
-    Lengths, Problem, Program, Programs, ScaleLayout, Scales, SideLengths, Table, TableType, Tensor,
+    ElementType, Lengths, OperandSpec, Problem, Program, Programs, ScaleLayout, Scales, SideLengths, Table,
 };
 
 use crate::error::Error;
@@ -22,8 +21,8 @@ pub type DescribedTable = (usize, TypeCode, Vec<usize>, Vec<i64>);
 type TypeCode = u8;
 
 /// The element types of tables, in the order of their codes.
-const TYPES: [TableType; 5] =
-    [TableType::F32, TableType::F16, TableType::Bf16, TableType::I32, TableType::U8];
+const TYPES: [ElementType; 5] =
+    [ElementType::F32, ElementType::F16, ElementType::Bf16, ElementType::I32, ElementType::U8];
 
 /// Lengths, the address of the sinks, the texts of the score and of the mask program (empty: none), the
 /// values of float and integer parameters, the tables, and the descale factors of Q, K and V.
@@ -124,24 +123,16 @@ fn layout(described: &Option<DescribedScales>) -> Option<ScaleLayout> {
     Some(ScaleLayout { rows: (rows > 0).then_some(rows), batch, head, block })
 }
 
-/// The address and the size in bytes of each operand other than Q, K and V.
+/// The inputs beside Q, K and V, each with its address. The package describes them in the order of
+/// [`Problem::operands`].
 pub fn operands(
     (lengths, sink, _, _, _, _, tables, scales): &Described,
     problem: &Problem,
-) -> Vec<(Operand, usize, usize)> {
-    let arrays = lengths.map_or([None; 5], |(.., arrays)| arrays);
-    let arrays = LengthArray::ALL
-        .into_iter()
-        .zip(arrays)
-        .filter_map(|(array, address)| Some((Operand::Lengths(array), address?, 4 * array.len(problem)?)));
-    let sinks = sink.map(|address| (Operand::Sinks, address, 4 * problem.heads_q));
-    let tables = (0..).zip(tables).zip(&problem.programs.tables);
-    let tables = tables
-        .map(|((i, (address, ..)), table)| (Operand::Table(i), *address, table.span() * table.dtype.bytes()));
-    let factors = [Tensor::Q, Tensor::K, Tensor::V].into_iter().zip(scales).filter_map(|(tensor, scales)| {
-        Some((Operand::Descale(tensor), scales.as_ref()?.0, 4 * problem.scale_len(tensor)))
-    });
-    arrays.chain(sinks).chain(tables).chain(factors).collect()
+) -> Vec<(OperandSpec, usize)> {
+    let arrays = lengths.map_or([None; 5], |(.., arrays)| arrays).into_iter().flatten();
+    let tables = tables.iter().map(|&(address, ..)| address);
+    let factors = scales.iter().flatten().map(|&(address, ..)| address);
+    problem.other_inputs().zip(arrays.chain(*sink).chain(tables).chain(factors)).collect()
 }
 
 /// Largest number of cached programs. A full cache is emptied.

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use cpu::{CallingThread, CpuPlan, Element, Executor, Input, Pool, attention_with_on, kept};
 use half::{bf16, f16};
-use kernels::{LengthArray, Operand};
-use problem::{DType, DTypes, Operands, Problem, TableData, TableType, Tensor};
+use problem::{DType, DTypes, OperandMap, OperandSpec, Problem, Tensor};
 use pyo3::prelude::*;
 
 use crate::error::Error;
@@ -94,8 +93,8 @@ struct Addresses {
     v: usize,
     out: usize,
     lse: Option<usize>,
-    /// Address and bytes of the other operands.
-    others: Vec<(Operand, usize, usize)>,
+    /// The other inputs with their addresses.
+    others: Vec<(OperandSpec, usize)>,
 }
 
 impl Addresses {
@@ -113,9 +112,15 @@ impl Addresses {
             // call, and the range is that tensor's by its shape and strides; `range` checks alignment and
             // null. Writing to an input from another Python thread meanwhile is a race of the caller's, as
             // with any NumPy function; the gaps between its rows may be written.
-            Ok(unsafe { Input::from_raw_parts(dtype, start, elements) })
+            Ok(unsafe { Input::from_raw_parts(dtype.into(), start, elements) })
         };
-        let (q, k, v) = (input(Tensor::Q, self.q)?, input(Tensor::K, self.k)?, input(Tensor::V, self.v)?);
+        let mut inputs = OperandMap::default();
+        for (tensor, address) in [(Tensor::Q, self.q), (Tensor::K, self.k), (Tensor::V, self.v)] {
+            inputs.insert(tensor.into(), input(tensor, address)?);
+        }
+        for &(spec, address) in &self.others {
+            inputs.insert(spec.operand, other(spec, address)?);
+        }
         let (start, elements) = range(problem, Tensor::Out, self.out)?;
         // SAFETY: the conditions are those of the inputs. The package has just allocated `out`, so nothing
         // else refers to its memory.
@@ -128,69 +133,22 @@ impl Addresses {
                 std::slice::from_raw_parts_mut(aligned::<f32>("lse", address)?.as_ptr(), rows)
             }),
         };
-        let tables = self.tables(problem)?;
-        let operands = self.others(&tables)?;
-        problem.check_length_values(&operands.lengths)?;
-        Ok(attention_with_on(executor, problem, [q, k, v], &operands, out, lse, plan)?)
-    }
-
-    /// The operands other than Q, K, V and tables.
-    fn others<'a>(&'a self, tables: &'a [TableData<'a>]) -> Result<Operands<'a>, Error> {
-        let mut others = Operands { tables, ..Operands::default() };
-        let lengths = &mut others.lengths;
-        for &(operand, address, bytes) in &self.others {
-            match operand {
-                Operand::Lengths(array) => {
-                    let values = elements::<i32>(operand, address, bytes)?;
-                    *match array {
-                        LengthArray::CumulativeQ => &mut lengths.cumulative_q,
-                        LengthArray::CumulativeKv => &mut lengths.cumulative_kv,
-                        LengthArray::UsedQ => &mut lengths.used_q,
-                        LengthArray::UsedKv => &mut lengths.used_kv,
-                        LengthArray::LeftPad => &mut lengths.left_pad,
-                    } = values;
-                }
-                Operand::Sinks => others.sinks = elements::<f32>(operand, address, bytes)?,
-                Operand::Descale(tensor) => {
-                    let values = elements::<f32>(operand, address, bytes)?;
-                    *match tensor {
-                        Tensor::Q => &mut others.scales.q,
-                        Tensor::K => &mut others.scales.k,
-                        Tensor::V | Tensor::Out => &mut others.scales.v,
-                    } = values;
-                }
-                _ => {}
-            }
-        }
-        Ok(others)
-    }
-
-    /// The tables of the programs.
-    fn tables(&self, problem: &Problem) -> Result<Vec<TableData<'_>>, Error> {
-        let mut tables = Vec::new();
-        for &(operand, address, bytes) in &self.others {
-            let Operand::Table(i) = operand else { continue };
-            tables.push(match problem.programs.tables[usize::from(i)].dtype {
-                TableType::F32 => TableData::F32(elements(operand, address, bytes)?),
-                TableType::F16 => TableData::F16(elements(operand, address, bytes)?),
-                TableType::Bf16 => TableData::Bf16(elements(operand, address, bytes)?),
-                TableType::I32 => TableData::I32(elements(operand, address, bytes)?),
-                TableType::U8 => TableData::U8(elements(operand, address, bytes)?),
-            });
-        }
-        Ok(tables)
+        Ok(attention_with_on(executor, problem, &inputs, out, lse, plan)?)
     }
 }
 
-/// The elements of an operand other than Q, K and V.
-fn elements<'a, T>(operand: Operand, address: usize, bytes: usize) -> Result<&'a [T], Error> {
-    if bytes == 0 {
-        return Ok(&[]);
+/// An input beside Q, K and V.
+fn other<'a>(spec: OperandSpec, address: usize) -> Result<Input<'a>, Error> {
+    let OperandSpec { operand, dtype, elements } = spec;
+    if elements == 0 {
+        // SAFETY: there is no element.
+        return Ok(unsafe { Input::from_raw_parts(dtype, NonNull::<u64>::dangling().cast(), 0) });
     }
-    let start = aligned::<T>(operand.name(), address)?;
-    // SAFETY: the package describes a tensor whose memory has these bytes and keeps it alive during the call;
-    // `aligned` checks alignment and null. The elements are numbers, of which every bit pattern is valid.
-    Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes / size_of::<T>()) })
+    let start = aligned_to(dtype.bytes(), operand.name(), address)?;
+    // SAFETY: the package describes a tensor whose memory has these elements and keeps it alive during the
+    // call; `aligned_to` checks alignment and null. The elements are numbers, of which every bit pattern is
+    // valid.
+    Ok(unsafe { Input::from_raw_parts(dtype, start, elements) })
 }
 
 /// The address of a tensor's lowest element in memory, and the number of elements up to its highest one.

@@ -9,7 +9,7 @@ use bench::{
     Entrant, Identity, Mode, RaceError, RaceInputs, Reading, Rules, Slot, Stage, Timing, Work, race,
 };
 use judge::values::{Inputs, Values};
-use problem::{DType, Problem};
+use problem::{DType, Operand, Problem};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde_json::json;
@@ -99,9 +99,10 @@ impl Stage for Layer<'_> {
     }
 
     fn load(&mut self, slot: Slot) -> PyResult<()> {
-        let Some(Inputs { q, k, v, .. }) = &self.staged[slot as usize] else { return Ok(()) };
-        let bytes = |values: &Values| PyBytes::new(self.layer.py(), &values.to_bytes());
-        self.layer.call_method1("load", (bytes(q), bytes(k), bytes(v))).map(|_| ())
+        let Some(inputs) = &self.staged[slot as usize] else { return Ok(()) };
+        let bytes = |operand| PyBytes::new(self.layer.py(), &inputs[operand].to_bytes());
+        let qkv = (bytes(Operand::Q), bytes(Operand::K), bytes(Operand::V));
+        self.layer.call_method1("load", qkv).map(|_| ())
     }
 
     fn flush(&mut self) -> PyResult<()> {

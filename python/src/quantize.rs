@@ -73,7 +73,7 @@ pub fn quantize_cpu(
     let (start, elements) = range(&call.problem, call.tensor, tensor.0)?;
     // SAFETY: the package describes a tensor whose storage it has measured and keeps alive during the call,
     // and the range is that tensor's by its shape and strides; `range` checks alignment and null.
-    let input = unsafe { Input::from_raw_parts(call.problem.dtypes.of(call.tensor), start, elements) };
+    let input = unsafe { Input::from_raw_parts(call.problem.dtypes.of(call.tensor).into(), start, elements) };
     let [codes, factors] = call.results();
     let (to_codes, to_factors) = (aligned::<u8>("codes", to.0)?, aligned::<f32>("factors", to.1)?);
     // SAFETY: the package has just allocated that many codes and factors, so nothing else refers to them.

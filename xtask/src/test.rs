@@ -1,5 +1,6 @@
 //! The command `cargo xtask test`: runs every check that must pass before a change lands.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -32,7 +33,8 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     })?;
     times.step("tests, compiled", || run(cargo().args(TESTS).arg("--no-run")))?;
     let python = Beside::start(root, "python")?;
-    times.step("tests", || run(cargo().args(TESTS)))?;
+    let list = NotRun::start(root)?;
+    times.step("tests", || run(cargo().args(TESTS).env(filetest::LIST, &list.0)))?;
     let evolution = Beside::start(root, "evolution")?;
     times.step("examples of the documentation", || {
         run(cargo().args(["test", "--workspace", "--features", wheel::ALL, "--quiet", "--doc"]))
@@ -42,7 +44,7 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     times.step("tests in Python, waited for", || python.finish())?;
     times.step("tables", || tables::make(root, true))?;
     times.tell();
-    Ok(())
+    list.tell()
 }
 
 /// The arguments of cargo for all tests except documentation tests: `--tests` selects the libraries and
@@ -87,6 +89,28 @@ impl Drop for Beside {
         // Both calls do nothing if the task has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The file to which tests in Rust that need something which this machine lacks write a line each.
+struct NotRun(PathBuf);
+
+impl NotRun {
+    fn start(root: &Path) -> Result<NotRun, XtaskError> {
+        let list = target(root)?.join("not_run.txt");
+        fs::write(&list, "").map_err(|source| XtaskError::Io { path: list.clone(), source })?;
+        Ok(NotRun(list))
+    }
+
+    /// Prints the tests that did not run, and their number.
+    fn tell(&self) -> Result<(), XtaskError> {
+        let text = fs::read_to_string(&self.0);
+        let text = text.map_err(|source| XtaskError::Io { path: self.0.clone(), source })?;
+        // A test may ask twice.
+        let tests: BTreeSet<&str> = text.lines().collect();
+        tests.iter().for_each(|test| eprintln!("xtask: not run: {test}"));
+        eprintln!("xtask: not run: {}", tests.len());
+        Ok(())
     }
 }
 
@@ -171,4 +195,33 @@ const ARM: &str = "aarch64-unknown-linux-gnu";
 fn has_target(root: &Path, target: &str) -> bool {
     let listed = Command::new("rustup").args(["target", "list", "--installed"]).current_dir(root).output();
     listed.is_ok_and(|l| String::from_utf8_lossy(&l.stdout).lines().any(|line| line == target))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a source file in the folder has a code block or an included page in its documentation.
+    fn has_examples(folder: &Path) -> bool {
+        fs::read_dir(folder).unwrap().flatten().any(|entry| {
+            let path = entry.path();
+            if path.is_dir() {
+                return has_examples(&path);
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let starts = ["/// ```", "//! ```", "#[doc = include_str"];
+            text.lines().any(|line| starts.iter().any(|start| line.trim_start().starts_with(start)))
+        })
+    }
+
+    /// rustdoc takes seconds to find that a crate has no example, so such crates have `doctest = false`.
+    #[test]
+    fn crates_with_examples_test_them() {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("crates");
+        for entry in fs::read_dir(crates).unwrap().flatten() {
+            let manifest = fs::read_to_string(entry.path().join("Cargo.toml")).unwrap();
+            let tests = !manifest.contains("doctest = false");
+            assert_eq!(tests, has_examples(&entry.path().join("src")), "{}", entry.path().display());
+        }
+    }
 }

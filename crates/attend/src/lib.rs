@@ -27,8 +27,8 @@ pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
 pub use score::{
-    Elements, ProgramCode, ProgramParams, RowPrograms, ScorePrograms, Softcap, StagedParams, StagedTables,
-    TableParams, Tanh, TileMask, TileRead, Words, half_of,
+    BlockScores, Elements, ProgramCode, ProgramParams, RowPrograms, ScoreChain, ScorePrograms, Softcap,
+    StagedParams, StagedTables, TableParams, Tanh, TileMask, TileRead, Words, half_of,
 };
 pub use sinks::Sinks;
 pub use softmax::{
@@ -37,6 +37,6 @@ pub use softmax::{
 };
 pub use split::{Division, Exchange, Partials, SplitRow, StreamKMerge, WarpgroupPlace, merge_bytes};
 pub use walk::{
-    Block, BlockOutput, KvPipeline, MainLoop, Masked, Order, OutputSums, SharedProbs, Skips, Steps, Stream,
-    TileRows, Tiles, Walk,
+    Block, BlockOutput, KvPipeline, LoopProducts, LoopSchedule, LoopTiles, MainLoop, Masked, Order,
+    OutputSums, Rings, SharedProbs, Skips, Steps, Stream, TileRows, Tiles, Walk,
 };

@@ -6,12 +6,12 @@
 
 use std::ops::Range;
 
-use judge::operands::OtherInputs;
+use judge::operands::draw_others;
 use judge::outputs::ErrorFigures;
 use judge::outputs::References;
 use judge::values::{Inputs, Values};
-use oracle::{OracleError, Reference};
-use problem::{Band, Corner, KeyRange, Layout, Problem, Score, Tensor};
+use oracle::Reference;
+use problem::{Band, Corner, KeyRange, Layout, Operand, Problem, ProblemError, Score, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
@@ -72,7 +72,7 @@ impl Answer {
     ///
     /// # Errors
     /// When the oracle rejects the problem.
-    pub fn draw(problem: &Problem, seed: u64) -> Result<Answer, OracleError> {
+    pub fn draw(problem: &Problem, seed: u64) -> Result<Answer, ProblemError> {
         let problem = dense(problem);
         problem.check()?;
         let inputs = normal_inputs(&problem, seed);
@@ -215,7 +215,7 @@ fn part(
     head: usize,
     row: usize,
     rows: usize,
-) -> Result<Part, OracleError> {
+) -> Result<Part, ProblemError> {
     let (seq_q, seq_kv) = (problem.seq_q, problem.seq_kv);
     let range = |row| problem.band.keys(row, seq_q, seq_kv);
     let keys = KeyRange { start: range(row).start, end: range(row + rows - 1).end };
@@ -244,12 +244,14 @@ fn part(
         start..start + rows * dim
     };
     let kv_head = head / problem.group_size();
-    let inputs = Inputs {
-        q: inputs.q.slice(from(Tensor::Q, head, row, rows)),
-        k: inputs.k.slice(from(Tensor::K, kv_head, keys.start, keys.len())),
-        v: inputs.v.slice(from(Tensor::V, kv_head, keys.start, keys.len())),
-        others: inputs.others.clone(),
-    };
+    let operands = inputs.operands.map(|operand, values| match operand {
+        Operand::Tensor(tensor @ (Tensor::K | Tensor::V)) => {
+            values.slice(from(tensor, kv_head, keys.start, keys.len()))
+        }
+        Operand::Tensor(tensor) => values.slice(from(tensor, head, row, rows)),
+        _ => values.clone(),
+    });
+    let inputs = Inputs { operands };
     let [oracle, standard] = References::outputs(&part, &inputs, None)?;
     Ok(Part { elements: from(Tensor::Out, head, row, rows), oracle, standard })
 }
@@ -273,8 +275,11 @@ pub(super) fn normal_inputs(problem: &Problem, seed: u64) -> Inputs {
         });
         Values::round(problem.dtypes.of(tensor), &data)
     };
-    let others = OtherInputs::draw(problem, seed);
-    Inputs { q: tensor(Tensor::Q, 1), k: tensor(Tensor::K, 2), v: tensor(Tensor::V, 3), others }
+    let mut operands = draw_others(problem, seed);
+    operands.extend(
+        [(Tensor::Q, 1), (Tensor::K, 2), (Tensor::V, 3)].map(|(of, stream)| (of.into(), tensor(of, stream))),
+    );
+    Inputs { operands }
 }
 
 #[cfg(test)]
@@ -292,11 +297,12 @@ mod tests {
         let problem = Problem::new(1, 2, 512, 64, DType::F32);
         let inputs = normal_inputs(&problem, 3);
         assert_eq!(inputs, normal_inputs(&problem, 3));
-        assert_ne!(inputs.q, normal_inputs(&problem, 4).q);
-        assert_ne!(inputs.q, inputs.k);
+        assert_ne!(inputs[Operand::Q], normal_inputs(&problem, 4)[Operand::Q]);
+        assert_ne!(inputs[Operand::Q], inputs[Operand::K]);
         let moment = |power: i32| {
-            let values = (0..inputs.v.len()).filter_map(|i| inputs.v.get(i));
-            values.map(|x| f64::from(x).powi(power)).sum::<f64>() / inputs.v.len() as f64
+            let v = &inputs[Operand::V];
+            let values = (0..v.len()).filter_map(|i| v.get(i));
+            values.map(|x| f64::from(x).powi(power)).sum::<f64>() / v.len() as f64
         };
         assert!(moment(1).abs() < 0.02 && (moment(2) - 1.0).abs() < 0.03 && (moment(4) - 3.0).abs() < 0.3);
     }

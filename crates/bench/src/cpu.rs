@@ -3,10 +3,8 @@
 use std::time::Instant;
 
 use cpu::{CpuError, CpuPlan};
-use judge::operands::OtherInputs;
 use judge::values::{Inputs, Values};
-use oracle::OracleError;
-use problem::{DType, Problem, Tensor};
+use problem::{DType, OperandMap, Problem, ProblemError, Tensor};
 
 use super::race::{Race, RaceError, RaceInputs, Rules, race as run};
 use super::sensors::Reading;
@@ -28,7 +26,7 @@ pub enum BenchError {
     Cpu(#[from] CpuError),
     /// The oracle rejects the problem.
     #[error(transparent)]
-    Oracle(#[from] OracleError),
+    Oracle(#[from] ProblemError),
     /// The PyTorch process failed.
     #[error(transparent)]
     Torch(#[from] TorchError),
@@ -185,8 +183,7 @@ impl<'a> CpuStage<'a> {
         torch: Option<&'a mut Torch>,
     ) -> CpuStage<'a> {
         let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
-        let nothing = || Values::zeros(problem.dtypes.out, 0);
-        let inputs = Inputs { q: nothing(), k: nothing(), v: nothing(), others: OtherInputs::default() };
+        let inputs = Inputs { operands: OperandMap::default() };
         let out = Values::zeros(problem.dtypes.out, elements);
         CpuStage { problem, plans, calls, staged: [None, None], inputs, out, lse: lse_of(problem), torch }
     }
@@ -206,9 +203,7 @@ impl Stage for CpuStage<'_> {
 
     fn load(&mut self, slot: Slot) -> Result<(), BenchError> {
         let Some(inputs) = &self.staged[slot as usize] else { return Ok(()) };
-        self.inputs.q.copy_from(&inputs.q);
-        self.inputs.k.copy_from(&inputs.k);
-        self.inputs.v.copy_from(&inputs.v);
+        self.inputs.copy_from(inputs);
         match (&mut self.torch, self.plans.first()) {
             (Some(torch), Some(plan)) => Ok(torch.set_up(self.problem, inputs, plan.threads)?),
             _ => Ok(()),

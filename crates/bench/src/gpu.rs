@@ -8,8 +8,8 @@ use driver::{
     Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream,
 };
 use judge::values::{Inputs, Values};
-use kernels::Operand;
-use problem::{Problem, Tensor};
+use kernels::BufferKind;
+use problem::{Operand, Problem, Tensor};
 use serde_json::Value;
 
 use super::race::{Race, RaceError, RaceInputs, Rules, race as run};
@@ -130,36 +130,26 @@ impl<'a> Contestant<'a> {
         let mut own = Vec::new();
         for (spec, role) in bound.kernel.buffers.iter().zip(&bound.roles) {
             own.push(match role {
-                Role::Operand(Operand::Tensor(Tensor::Q | Tensor::K | Tensor::V)) => None,
-                Role::Operand(Operand::Tensor(Tensor::Out))
-                | Role::Operand(Operand::Lse)
-                | Role::Operand(Operand::Scratch | Operand::Temporary(_)) => {
+                Role::Operand(operand) if operand.is_output() => Some(Buffer::new(context, spec.bytes)?),
+                Role::Operand(Operand::Tensor(_)) => None,
+                Role::Internal(BufferKind::Scratch | BufferKind::Temporary(_)) => {
                     Some(Buffer::new(context, spec.bytes)?)
                 }
-                Role::Operand(Operand::Counter) => Some(Buffer::zeroed(context, spec.bytes)?),
-                Role::Operand(
-                    Operand::Lengths(_)
-                    | Operand::Sinks
-                    | Operand::Table(_)
-                    | Operand::Descale(_)
-                    | Operand::Codes(_)
-                    | Operand::Scales,
-                )
-                | Role::Fill(_)
-                | Role::Words(_) => {
+                Role::Internal(BufferKind::Counter) => Some(Buffer::zeroed(context, spec.bytes)?),
+                Role::Operand(_) | Role::Internal(_) | Role::Fill(_) | Role::Words(_) => {
                     return Err(ContestantError::Buffer(spec.name.clone()));
                 }
             });
         }
         let slices: Vec<DeviceSlice<'_>> = (bound.roles.iter().zip(&own))
             .map(|(role, own)| match role {
-                Role::Operand(Operand::Tensor(Tensor::Q)) => inputs[0],
-                Role::Operand(Operand::Tensor(Tensor::K)) => inputs[1],
-                Role::Operand(Operand::Tensor(Tensor::V)) => inputs[2],
+                Role::Operand(Operand::Q) => inputs[0],
+                Role::Operand(Operand::K) => inputs[1],
+                Role::Operand(Operand::V) => inputs[2],
                 _ => own.as_ref().map_or(DeviceSlice::EMPTY, Buffer::slice),
             })
             .collect();
-        let place = bound.roles.iter().position(|role| *role == Role::Operand(Operand::Tensor(Tensor::Out)));
+        let place = bound.roles.iter().position(|role| *role == Role::Operand(Operand::OUT));
         let out = place.map_or(DeviceSlice::EMPTY, |place| slices[place]);
         Tensors { q: inputs[0], k: inputs[1], v: inputs[2], out }.check(&problem)?;
         let (warm, cold) = (capture(stream, &steps, calls, &slices)?, capture(stream, &steps, 1, &slices)?);
@@ -314,11 +304,8 @@ impl Stage for GpuStage<'_> {
 
     fn stage(&mut self, slot: Slot, inputs: &Inputs) -> Result<(), DriverError> {
         for source in &self.sources {
-            let values = [&inputs.q, &inputs.k, &inputs.v];
-            for (((tensor, _), buffer), values) in
-                source.live.iter().zip(&source.staged[slot as usize]).zip(values)
-            {
-                let laid = values.clone().scatter(&source.problem, *tensor);
+            for ((tensor, _), buffer) in source.live.iter().zip(&source.staged[slot as usize]) {
+                let laid = inputs[(*tensor).into()].clone().scatter(&source.problem, *tensor);
                 self.stream.upload(buffer.slice(), &laid.to_bytes())?;
             }
         }

@@ -14,8 +14,7 @@
 use std::time::Instant;
 
 use judge::outputs::ErrorFigures;
-use oracle::OracleError;
-use problem::Problem;
+use problem::{Problem, ProblemError};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -39,7 +38,7 @@ impl RaceInputs {
     ///
     /// # Errors
     /// When the oracle rejects the problem.
-    pub fn draw(problem: &Problem, seed: u64) -> Result<RaceInputs, OracleError> {
+    pub fn draw(problem: &Problem, seed: u64) -> Result<RaceInputs, ProblemError> {
         // The initial inputs, then those of the first, the middle and the last round.
         let draws = (0..4u64).into_par_iter();
         let answers =

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use problem::{Band, Problem, Tensor};
+use problem::{Band, Operand, Problem, Tensor};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -100,7 +100,8 @@ impl Torch {
                 .map_err(|source| host::store::StoreError::Write { path: path.clone(), source })?;
             Ok(path)
         };
-        let (q, k, v) = (file("q", &inputs.q)?, file("k", &inputs.k)?, file("v", &inputs.v)?);
+        let file = |operand: Operand| file(operand.name(), &inputs[operand]);
+        let (q, k, v) = (file(Operand::Q)?, file(Operand::K)?, file(Operand::V)?);
         self.ask(&json!({
             "op": "setup", "threads": threads, "dtype": problem.dtypes.to_string(),
             "q": q, "k": k, "v": v,

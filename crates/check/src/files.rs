@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use half::f16;
 use npyz::WriterBuilder;
-use problem::DType;
+use problem::{DType, ElementType};
 use ptx::quote;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -18,6 +18,13 @@ use judge::values::Values;
 pub struct Tensor {
     pub values: Values,
     pub shape: Vec<usize>,
+}
+
+impl Tensor {
+    /// Type of the elements, which [`load`] and [`parse`] have found to be floats.
+    pub fn dtype(&self) -> DType {
+        self.values.dtype().float().expect("tensors in files are floats")
+    }
 }
 
 /// Why a tensor file cannot be used.
@@ -252,11 +259,13 @@ fn safetensors_bytes(path: &Path, tensors: &BTreeMap<String, Tensor>) -> Result<
         tensors.iter().map(|(name, t)| (name, t, t.values.to_bytes())).collect();
     let views = data.iter().map(|(name, tensor, bytes)| {
         let dtype = match tensor.values.dtype() {
-            DType::F16 => Dtype::F16,
-            DType::Bf16 => Dtype::BF16,
-            DType::F32 => Dtype::F32,
-            DType::E4m3 => Dtype::F8_E4M3,
-            DType::E5m2 => Dtype::F8_E5M2,
+            ElementType::F16 => Dtype::F16,
+            ElementType::Bf16 => Dtype::BF16,
+            ElementType::F32 => Dtype::F32,
+            ElementType::I32 => Dtype::I32,
+            ElementType::U8 => Dtype::U8,
+            ElementType::E4m3 => Dtype::F8_E4M3,
+            ElementType::E5m2 => Dtype::F8_E5M2,
         };
         TensorView::new(dtype, tensor.shape.clone(), bytes).map(|view| (name.as_str(), view))
     });
@@ -277,6 +286,8 @@ fn npy_bytes(path: &Path, tensor: &Tensor) -> Result<Vec<u8>, FileError> {
     match &tensor.values {
         Values::F16(data) => write(&shape, data).map_err(|e| malformed(path, e)),
         Values::F32(data) => write(&shape, data).map_err(|e| malformed(path, e)),
+        Values::I32(data) => write(&shape, data).map_err(|e| malformed(path, e)),
+        Values::U8(data) => write(&shape, data).map_err(|e| malformed(path, e)),
         Values::Bf16(_) => Err(malformed(path, "NumPy has no bf16; use .safetensors for it")),
         Values::E4m3(_) | Values::E5m2(_) => {
             Err(malformed(path, "NumPy has no 8-bit floats; use .safetensors for them"))

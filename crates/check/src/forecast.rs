@@ -7,7 +7,7 @@ use kernels::{Arch, KernelError, Plan};
 use predict::resources::{Ptxas, Resources, estimate};
 use predict::{Gpu, ModelError, Prediction};
 use problem::{Band, DType, Problem};
-use ptx::Kernel;
+use ptx::{Kernel, Target};
 
 use crate::gate::{Recorded, bind};
 use crate::launchfile::Bound;
@@ -125,13 +125,7 @@ pub fn resources(bound: &Bound, ptxas: Option<&Ptxas>) -> Option<Vec<Resources>>
 
 /// ptxas's name of the kernel's architecture.
 pub fn target(bound: &Bound) -> String {
-    architecture(bound.kernel.module.target.sm)
-}
-
-/// ptxas's name of an architecture. Hopper's is `sm_90a`, the name with the instructions that only Hopper
-/// has.
-pub fn architecture(sm: u32) -> String {
-    if sm == 90 { "sm_90a".to_owned() } else { format!("sm_{sm}") }
+    Target::of_device(bound.kernel.module.target.sm).to_string()
 }
 
 /// A plan on a problem, from the fixed set on which forecasts are tested.

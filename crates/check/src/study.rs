@@ -4,10 +4,9 @@ use emu::trace::{CtaTrace, sample_ctas};
 use emu::{Buffer, Checks, EmuError, Fidelity, HazardKind, Options};
 use predict::resources::{Ptxas, Resources, estimate};
 use predict::{CacheState, Gpu, ModelError, Prediction, Subject, predict};
-use ptx::{Access, BufferSpec, Kernel, Launch};
+use ptx::{Access, BufferSpec, Kernel, Launch, Target};
 
 use crate::diagnose::{Evidence, Finding, LineCost, LoopCost, SourceCost, diagnose, loops};
-use crate::forecast::architecture;
 use crate::gate::{CheckReport, GateError, Recorded, Settings, check_kernel, contents};
 use crate::launchfile::Bound;
 use crate::sources::Sources;
@@ -69,8 +68,9 @@ pub fn analyse(
     let sources = sources.unwrap_or_else(|| bound.kernel.module.to_string().into());
     let of_step = |kernel: &Kernel| {
         let gpu = machines.first()?;
-        let assembled =
-            ptxas.and_then(|p| p.resources(sources.ptx(), &architecture(gpu.sm), &kernel.entry).ok());
+        let assembled = ptxas.and_then(|p| {
+            p.resources(sources.ptx(), &Target::of_device(gpu.sm).to_string(), &kernel.entry).ok()
+        });
         assembled.or_else(|| estimate(&kernel.module, &kernel.entry))
     };
     let resources: Vec<Resources> = bound.steps().map_while(of_step).collect();

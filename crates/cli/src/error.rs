@@ -209,8 +209,6 @@ pub enum CliError {
     #[error(transparent)]
     Cpu(#[from] cpu::CpuError),
     #[error(transparent)]
-    Oracle(#[from] oracle::OracleError),
-    #[error(transparent)]
     Problem(#[from] problem::ProblemError),
     #[cfg(feature = "search")]
     #[error(transparent)]

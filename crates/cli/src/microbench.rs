@@ -6,7 +6,7 @@ use bench::gpu::Workbench;
 use bench::provenance::Provenance;
 use bench::{Sensors, median};
 use calibrate::probes::description::{Description, Device, Row, base, empty, row};
-use calibrate::probes::{Probe, all, target};
+use calibrate::probes::{Probe, all};
 use check::launchfile::Bound;
 use driver::Gpu;
 use emu::{Checks, Emulator, Options};
@@ -72,7 +72,7 @@ fn on_gpu(args: &Microbench, ordinal: i32) -> Result<Measured, CliError> {
         l2_bytes: info.l2 as u64,
         clock_mhz: None,
     };
-    let target = target(info.sm());
+    let target = Target::of_device(info.sm());
     let (probes, mut clock_mhz) = (chosen(args, target), None);
     let (rows, failed) = measure(&mut gpu, &probes, &device, target, |gpu| {
         gpu.unload();
@@ -99,7 +99,7 @@ fn on_emulator(args: &Microbench) -> Measured {
     let mut emulator = Emulator::new(Options { checks, ..Options::default() });
     let name = "emulator, sm_90".to_owned();
     let device = Device { name, sm: 90, sms: EMULATED_SMS, l2_bytes: 0, clock_mhz: None };
-    let target = target(90);
+    let target = Target::of_device(90);
     let mut probes = chosen(args, target);
     probes.retain(|probe| probe.data <= EMULATED_BYTES);
     let (rows, failed) = measure(&mut emulator, &probes, &device, target, |_| {});

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use check::files::{Tensor, encode, load, parse};
 use cpu::kept::{self, Choice};
 use host::store;
-use judge::operands::OtherInputs;
 use judge::values::{Inputs, Values};
 use problem::{Band, DType, DTypes, Layout, Problem, Score};
 use serde_json::json;
@@ -55,7 +54,7 @@ pub fn run(args: &Run) -> Result<Status, CliError> {
             accepted: "a .safetensors file, since NumPy has no bf16".to_owned(),
         });
     }
-    let inputs = Inputs { q: q.values, k: k.values, v: v.values, others: OtherInputs::default() };
+    let inputs = Inputs::of(q.values, k.values, v.values);
     let Choice { plan, kept } = plan_of(args, &problem)?;
     let (out, lse) = inputs.attention(&problem, &plan)?;
     let [b, h, s, d] = problem.extents(problem::Tensor::Out);
@@ -151,7 +150,7 @@ fn problem_of(args: &Run, layout: Layout, q: &Tensor, k: &Tensor, v: &Tensor) ->
         rule,
     };
     for (tensor, t) in [("k", k), ("v", v)] {
-        let (dtype, expected) = (t.values.dtype(), q.values.dtype());
+        let (dtype, expected) = (t.dtype(), q.dtype());
         // The types of 8-bit inputs may differ; `Problem::check` says which are accepted.
         if dtype != expected && !expected.is_fp8() {
             return Err(CliError::DTypes { tensor, dtype, expected });
@@ -163,7 +162,7 @@ fn problem_of(args: &Run, layout: Layout, q: &Tensor, k: &Tensor, v: &Tensor) ->
     if b[..3] != c[..3] {
         return Err(misfit("v", v, "k", k, "batch, heads and sequence must agree"));
     }
-    let [q, k, v] = [q, k, v].map(|tensor| tensor.values.dtype());
+    let [q, k, v] = [q, k, v].map(Tensor::dtype);
     let dtypes = DTypes { q, k, v, ..v.into() };
     let problem = Problem {
         heads_kv: b[1],

@@ -7,15 +7,16 @@ use flashcore_cpu::{CpuPlan, Element, Input, attention_with};
 use half::bf16;
 use problem::program::library as lib;
 use problem::{
-    Band, DType, Expr, Layout, LengthValues, Operands, Problem, Program, Table, TableData, TableType, Tensor,
+    Band, DType, ElementType, Elements, Expr, Layout, LengthArray, Operand, Operands, Problem, Program,
+    Table, Tensor,
 };
 
 const HEADS: usize = 8;
 const ROWS: usize = 1024;
 const DIM: usize = 64;
 
-/// The median time of a call in milliseconds.
-fn time<T: Element>(problem: &Problem, operands: &Operands<'_>) -> f64 {
+/// The median time of a call in milliseconds. `others` are the inputs beside Q, K and V.
+fn time<T: Element>(problem: &Problem, others: &Operands<'_>) -> f64 {
     let draw = |tensor, seed: usize| -> Vec<T> {
         let (elements, _) = problem.span(tensor).unwrap();
         (0..elements).map(|i| T::from_f32(((i * 7919 + seed) % 1009) as f32 / 504.5 - 1.0)).collect()
@@ -23,10 +24,13 @@ fn time<T: Element>(problem: &Problem, operands: &Operands<'_>) -> f64 {
     let (q, k, v) = (draw(Tensor::Q, 1), draw(Tensor::K, 2), draw(Tensor::V, 3));
     let mut out = draw(Tensor::Out, 4);
     let plan = CpuPlan::for_threads(problem, 1);
+    let mut inputs = others.map(|_, &elements| Input::from(elements));
+    inputs.extend(
+        [(Operand::Q, &q), (Operand::K, &k), (Operand::V, &v)].map(|(operand, x)| (operand, x[..].into())),
+    );
     let mut call = || {
         let start = Instant::now();
-        let inputs = [&q[..], &k, &v].map(Input::from);
-        attention_with(problem, inputs, operands, &mut out, None, &plan).unwrap();
+        attention_with(problem, &inputs, &mut out, None, &plan).unwrap();
         start.elapsed().as_secs_f64() * 1e3
     };
     call();
@@ -50,8 +54,9 @@ fn main() {
     };
     let causal = dense.clone().with_band(Band::CAUSAL);
     show("causal", time::<f32>(&causal, &none));
-    let run = |name: &str, p: &Problem, data: &[TableData<'_>]| {
-        show(name, time::<f32>(p, &Operands { tables: data, ..none }));
+    let run = |name: &str, p: &Problem, data: &[Elements<'_>]| {
+        let tables = (0..).zip(data).map(|(i, &table)| (Operand::Table(i), table));
+        show(name, time::<f32>(p, &tables.collect()));
     };
     let squares = [1, HEADS, ROWS, ROWS];
     let bias: Vec<f32> = (0..HEADS * ROWS * ROWS).map(|i| (i % 977) as f32 / 500.0 - 1.0).collect();
@@ -61,44 +66,44 @@ fn main() {
     let of = |table| [table];
     run(
         "bias [1, h, s, s] f32",
-        &with(Some(lib::bias(0)), None, &of(Table::dense(TableType::F32, &squares))),
-        &[TableData::F32(&bias)],
+        &with(Some(lib::bias(0)), None, &of(Table::dense(ElementType::F32, &squares))),
+        &[Elements::F32(&bias)],
     );
     run(
         "bias [1, h, s, s] bf16",
-        &with(Some(lib::bias(0)), None, &of(Table::dense(TableType::Bf16, &squares))),
-        &[TableData::Bf16(&narrow)],
+        &with(Some(lib::bias(0)), None, &of(Table::dense(ElementType::Bf16, &squares))),
+        &[Elements::Bf16(&narrow)],
     );
     let broadcast =
-        Table { dtype: TableType::U8, extents: squares.to_vec(), strides: vec![0, 0, ROWS as i64, 1] };
+        Table { dtype: ElementType::U8, extents: squares.to_vec(), strides: vec![0, 0, ROWS as i64, 1] };
     run(
         "boolean mask [1, 1, s, s]",
         &with(None, Some(lib::mask_tensor(0)), &[broadcast]),
-        &[TableData::U8(&bytes)],
+        &[Elements::U8(&bytes)],
     );
     run(
         "ALiBi",
-        &with(Some(lib::alibi(0)), None, &of(Table::dense(TableType::F32, &[1, HEADS]))),
-        &[TableData::F32(&[0.5; HEADS])],
+        &with(Some(lib::alibi(0)), None, &of(Table::dense(ElementType::F32, &[1, HEADS]))),
+        &[Elements::F32(&[0.5; HEADS])],
     );
     run(
         "relative bias",
         &with(
             Some(lib::relative_bias(0, ROWS as i32)),
             None,
-            &of(Table::dense(TableType::F32, &[HEADS, 2 * ROWS])),
+            &of(Table::dense(ElementType::F32, &[HEADS, 2 * ROWS])),
         ),
-        &[TableData::F32(&bias)],
+        &[Elements::F32(&bias)],
     );
     run(
         "T5 bias",
-        &with(Some(lib::t5_bias(0, 32, 128, true)), None, &of(Table::dense(TableType::F32, &[HEADS, 32]))),
-        &[TableData::F32(&bias)],
+        &with(Some(lib::t5_bias(0, 32, 128, true)), None, &of(Table::dense(ElementType::F32, &[HEADS, 32]))),
+        &[Elements::F32(&bias)],
     );
     run(
         "8 documents",
-        &with(None, Some(lib::document(0)), &of(Table::dense(TableType::I32, &[1, ROWS]))),
-        &[TableData::I32(&documents)],
+        &with(None, Some(lib::document(0)), &of(Table::dense(ElementType::I32, &[1, ROWS]))),
+        &[Elements::I32(&documents)],
     );
     run("dilated by 3", &with(None, Some(lib::dilated(3)), &[]), &[]);
     packed();
@@ -114,8 +119,9 @@ fn packed() {
     let mut p = Problem::new(64, HEADS, 2048, DIM, DType::F32).with_layout(Layout::Bshd);
     let total = Some(sums[64] as usize);
     (p.lengths.q.packed, p.lengths.kv.packed) = (total, total);
-    let values = LengthValues { cumulative_q: &sums, cumulative_kv: &sums, ..LengthValues::default() };
-    let all = time::<f32>(&p, &Operands { lengths: values, ..Operands::default() });
+    let cumulative = [LengthArray::CumulativeQ, LengthArray::CumulativeKv];
+    let lengths = cumulative.map(|array| (Operand::Lengths(array), (&sums).into()));
+    let all = time::<f32>(&p, &lengths.into_iter().collect());
     let alone = |rows, batch| {
         let p = Problem::new(batch, HEADS, rows, DIM, DType::F32).with_layout(Layout::Bshd);
         time::<f32>(&p, &Operands::default())

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use problem::{
-    DType, DTypes, Element, Layout, Operands, Problem, ScaleValues, Scales, Sequence, Span, Tensor,
+    DType, DTypes, Element, ElementType, Layout, Operand, Operands, Problem, Scales, Sequence, Span, Tensor,
 };
 
 use crate::Elements;
@@ -72,7 +72,8 @@ impl<T: Element + Default> Decoded<T> {
             }
             let room = room.insert(vec![T::default(); batch * heads * rows * dim]);
             let to = OutputRows::new(room, 0, strides, dim);
-            let job = Job { problem, tensor, input, scales: &operands.scales, sequences, multiplies, to };
+            let scales = operands.floats(Operand::Descale(tensor));
+            let job = Job { problem, tensor, input, scales, sequences, multiplies, to };
             let next = AtomicUsize::new(0);
             let work = || job.run(&next, executor);
             match threads.min(sequences.len() * heads) {
@@ -82,7 +83,7 @@ impl<T: Element + Default> Decoded<T> {
         }
         let mut factors = Factors::default();
         if !multiplies {
-            factors = of_heads(problem, &operands.scales);
+            factors = of_heads(problem, operands);
         }
         Decoded { problem: inner, factors, rooms }
     }
@@ -101,10 +102,14 @@ impl<T: Element + Default> Decoded<T> {
 
 /// The factors of every batch entry and KV head. The rows of a head with an invalid factor are decoded as
 /// NaN, so its factor is not applied here.
-fn of_heads(problem: &Problem, values: &ScaleValues<'_>) -> Factors {
+fn of_heads(problem: &Problem, operands: &Operands<'_>) -> Factors {
     let heads = || (0..problem.batch).flat_map(|b| (0..problem.heads_kv).map(move |h| [b, h, 0]));
+    let of = |tensor, at| {
+        let factors = operands.floats(Operand::Descale(tensor));
+        Problem::accepted_factor(tensor, problem.descale(factors, tensor, at))
+    };
     let accepted = |tensor, at| {
-        let factor = Problem::accepted_factor(tensor, problem.descale(values, tensor, at));
+        let factor = of(tensor, at);
         if factor.is_nan() { 1.0 } else { factor }
     };
     let scaled = |tensor| problem.scales.of(tensor).is_some();
@@ -113,8 +118,7 @@ fn of_heads(problem: &Problem, values: &ScaleValues<'_>) -> Factors {
         factors.logits = heads().map(|at| accepted(Tensor::Q, at) * accepted(Tensor::K, at)).collect();
     }
     if scaled(Tensor::V) {
-        let of = |at| Problem::accepted_factor(Tensor::V, problem.descale(values, Tensor::V, at));
-        factors.values = heads().map(of).collect();
+        factors.values = heads().map(|at| of(Tensor::V, at)).collect();
     }
     factors
 }
@@ -124,7 +128,8 @@ struct Job<'a, T> {
     problem: &'a Problem,
     tensor: Tensor,
     input: &'a Any<'a>,
-    scales: &'a ScaleValues<'a>,
+    /// The tensor's factors.
+    scales: &'a [f32],
     sequences: &'a [Sequence],
     /// Whether elements are multiplied by their factors.
     multiplies: bool,
@@ -183,9 +188,9 @@ impl<T: Element> Job<'_, T> {
 }
 
 /// The value of every code of an 8-bit type, times `factor`.
-fn decoded<T: Element>(dtype: DType, factor: f32) -> Vec<T> {
+fn decoded<T: Element>(dtype: ElementType, factor: f32) -> Vec<T> {
     let value = |code: u8| match dtype {
-        DType::E4m3 => problem::E4m3::from_bits(code).to_f32(),
+        ElementType::E4m3 => problem::E4m3::from_bits(code).to_f32(),
         _ => problem::E5m2::from_bits(code).to_f32(),
     };
     (0..=255).map(|code| T::from_f32(value(code) * factor)).collect()

@@ -1,6 +1,6 @@
 //! The reasons why a call is rejected.
 
-use problem::{DType, ProblemError, TableType};
+use problem::ProblemError;
 
 use crate::Isa;
 
@@ -8,53 +8,9 @@ use crate::Isa;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CpuError {
-    /// The problem is not valid.
+    /// The problem is not valid, or an operand does not fit it.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// An element of an array of lengths does not ascend or exceeds the tensor.
-    #[error("invalid value '{value}' for {array}[{index}]: expected {low} to {high}")]
-    Length {
-        /// The array: `cu_seqlens_q`, `cu_seqlens_k`, `seqused_q`, `seqused_k` or `leftpad_k`.
-        array: &'static str,
-        /// The element's index.
-        index: usize,
-        /// The element.
-        value: i32,
-        /// The smallest accepted value: the preceding element of a cumulative array.
-        low: usize,
-        /// The largest accepted value, by the tensor's rows and the problem's longest sequence.
-        high: usize,
-    },
-    /// The element type of a table differs from that in the problem.
-    #[error("table {table} holds {given:?}, but the problem states {expected:?}")]
-    TableType {
-        /// The table, as programs name it.
-        table: &'static str,
-        /// Type of the given elements.
-        given: TableType,
-        /// The problem's type.
-        expected: TableType,
-    },
-    /// The element type of the slices differs from the problem's.
-    #[error("{tensor} holds elements of {slices}; the problem's are {problem}")]
-    DType {
-        /// The tensor: q, k, v or out.
-        tensor: &'static str,
-        /// Element type of the slices.
-        slices: DType,
-        /// Element type of the problem.
-        problem: DType,
-    },
-    /// A buffer is shorter than its tensor.
-    #[error("{tensor} has {len} elements; its shape and strides need {needed}")]
-    BufferTooShort {
-        /// The tensor: q, k, v, out, lse, or a table (t0 to t7).
-        tensor: &'static str,
-        /// Elements given.
-        len: usize,
-        /// Elements needed.
-        needed: usize,
-    },
     /// A field of the plan is out of range.
     #[error("invalid value '{value}' for plan.{field}: expected 1 to {most}")]
     Plan {

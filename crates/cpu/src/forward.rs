@@ -8,13 +8,15 @@ use std::f64::consts::{LN_2, LOG2_E};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
-use problem::{DType, ElementsMut, KeyRange, Operands, Problem, Sequence, Span, Strides, Tensor};
+use problem::{
+    DType, ElementsMut, KeyRange, Operand, OperandMap, Operands, Problem, ProblemError, Sequence, Span,
+    Strides, Tensor,
+};
 
 use crate::aligned::Aligned;
 use crate::arithmetic::{Arithmetic, Dotted, Faster, HeadRows, HeadsOf, Never, Wide};
 use crate::computed::computed_type;
 use crate::decode::{Decoded, Factors};
-use crate::operands;
 use crate::output::{Output, OutputRows};
 use crate::parts::{self, Parts};
 use crate::plan::{Lanes, Rows};
@@ -26,7 +28,7 @@ use crate::simd::{Amx, Avx2, Avx512, Avx512Vnni};
 use crate::simd::{HasTiles, Isa, Pairs, Portable, PortablePairs, PortableTiles, Simd};
 use crate::threads::{CallingThread, Executor, with_default};
 use crate::tile::{Block, MAX_WIDTH, Panel, Scores, Step, Tile};
-use crate::view::{Any, Input, Inputs, origin};
+use crate::view::{Any, Input, Inputs, origin, others};
 use crate::{CpuError, CpuPlan, Element, narrow, terms};
 use tasks::Task;
 
@@ -46,27 +48,29 @@ pub fn attention<Q: Element, K: Element, V: Element, O: Element>(
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
-    let inputs = [Input::from(q), Input::from(k), Input::from(v)];
-    attention_with(problem, inputs, &Operands::default(), out, lse, plan)
+    attention_with(problem, &qkv([q.into(), k.into(), v.into()]), out, lse, plan)
 }
 
-/// Like [`attention`], with `[q, k, v]` as inputs, and with the problem's other operands: arrays of lengths,
-/// descale factors, sinks and tables. The LSE of packed queries is `[heads_q, rows]`.
+/// Q, K and V as the inputs of a call.
+fn qkv([q, k, v]: [Input<'_>; 3]) -> OperandMap<Input<'_>> {
+    OperandMap::from_iter([(Operand::Q, q), (Operand::K, k), (Operand::V, v)])
+}
+
+/// Like [`attention`], with all inputs of the problem. The LSE of packed queries is `[heads_q, rows]`.
 ///
 /// # Errors
-/// As [`attention`], and a [`CpuError`] that names the operand if one is rejected.
+/// As [`attention`].
 pub fn attention_with<O: Element>(
     problem: &Problem,
-    inputs: [Input<'_>; 3],
-    operands: &Operands<'_>,
+    inputs: &OperandMap<Input<'_>>,
     out: &mut [O],
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
     if plan.threads == 1 {
-        return attention_with_on(&CallingThread, problem, inputs, operands, out, lse, plan);
+        return attention_with_on(&CallingThread, problem, inputs, out, lse, plan);
     }
-    with_default(|executor| attention_with_on(executor, problem, inputs, operands, out, lse, plan))
+    with_default(|executor| attention_with_on(executor, problem, inputs, out, lse, plan))
 }
 
 /// Like [`attention`], with `[q, k, v]` as inputs and the threads of an executor.
@@ -82,7 +86,7 @@ pub fn attention_on<O: Element>(
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
-    attention_with_on(executor, problem, inputs, &Operands::default(), out, lse, plan)
+    attention_with_on(executor, problem, &qkv(inputs), out, lse, plan)
 }
 
 /// Like [`attention_with`], with the threads of an executor.
@@ -93,13 +97,12 @@ pub fn attention_on<O: Element>(
 pub fn attention_with_on<O: Element>(
     executor: &dyn Executor,
     problem: &Problem,
-    inputs: [Input<'_>; 3],
-    operands: &Operands<'_>,
+    inputs: &OperandMap<Input<'_>>,
     out: &mut [O],
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
-    compute(executor, problem, inputs, operands, O::elements_mut(out), lse, plan)
+    compute(executor, problem, inputs, O::elements_mut(out), lse, plan)
 }
 
 /// Computes with the kernels of the element type. This function is not generic, so that the kernels of all
@@ -107,16 +110,15 @@ pub fn attention_with_on<O: Element>(
 fn compute(
     executor: &dyn Executor,
     problem: &Problem,
-    inputs: [Input<'_>; 3],
-    operands: &Operands<'_>,
+    inputs: &OperandMap<Input<'_>>,
     out: ElementsMut<'_>,
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
     match computed_type(problem) {
-        DType::F16 => compute_as::<f16>(executor, problem, inputs, operands, out, lse, plan),
-        DType::F32 => compute_as::<f32>(executor, problem, inputs, operands, out, lse, plan),
-        _ => compute_as::<bf16>(executor, problem, inputs, operands, out, lse, plan),
+        DType::F16 => compute_as::<f16>(executor, problem, inputs, out, lse, plan),
+        DType::F32 => compute_as::<f32>(executor, problem, inputs, out, lse, plan),
+        _ => compute_as::<bf16>(executor, problem, inputs, out, lse, plan),
     }
 }
 
@@ -124,13 +126,19 @@ fn compute(
 fn compute_as<T: Element + Default>(
     executor: &dyn Executor,
     problem: &Problem,
-    inputs: [Input<'_>; 3],
-    operands: &Operands<'_>,
+    inputs: &OperandMap<Input<'_>>,
     out: ElementsMut<'_>,
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
     plan.check(problem)?;
+    problem.check_inputs(inputs, Input::type_and_len)?;
+    let operands = &others(inputs);
+    problem.check_length_values(operands)?;
+    let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
+        let none = || Input::empty(problem.dtypes.of(tensor).into());
+        inputs.get(tensor.into()).copied().unwrap_or_else(none)
+    });
     let [q, k, v] = inputs;
     let typed = [
         Any::new(problem, Tensor::Q, q)?,
@@ -139,16 +147,15 @@ fn compute_as<T: Element + Default>(
     ];
     // The canonical problem has the same origins of tensors and the same operands.
     let problem = &*problem.canonical();
-    let sequences = problem.sequences(&operands.lengths)?;
-    operands::check(problem, operands)?;
-    let origin = origin(problem, Tensor::Out, out.len())?;
-    let lse_rows = problem.lse_len();
-    if let Some(lse) = lse.as_deref().filter(|lse| lse.len() < lse_rows) {
-        return Err(CpuError::BufferTooShort { tensor: "lse", len: lse.len(), needed: lse_rows });
+    let sequences = problem.sequences(operands)?;
+    let (dtype, expected) = (out.dtype().into(), problem.dtypes.out.into());
+    let origin = origin(problem, Tensor::Out, (dtype, out.len()))?;
+    let (argument, needed) = (Operand::Lse.name(), problem.lse_len());
+    if let Some(len) = lse.as_deref().map(<[f32]>::len).filter(|&len| len < needed) {
+        return Err(ProblemError::OperandTooShort { argument, len, needed }.into());
     }
-    let (slices, expected) = (out.dtype(), problem.dtypes.out);
-    let out = Output::new(out, origin, problem.out, problem.head_dim_v).filter(|_| slices == expected);
-    let out = out.ok_or(CpuError::DType { tensor: "out", slices, problem: expected })?;
+    let wrong = ProblemError::OperandType { argument: Operand::OUT.name(), dtype, expected };
+    let out = Output::new(out, origin, problem.out, problem.head_dim_v).ok_or(wrong)?;
     let [_, heads, rows, _] = problem.extents(Tensor::Q).map(|extent| extent as i64);
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
@@ -182,9 +189,10 @@ impl Checked<'_> {
     ) -> Result<(), CpuError> {
         let Checked { executor, sequences, operands, out, lse, plan } = self;
         let inputs = Inputs::<T>::views(problem, inputs)?;
-        let sinks = problem.score.sink.then_some(operands.sinks);
+        let sinks = problem.score.sink.then(|| operands.floats(Operand::Sinks));
         let grouped = plan.rows == Rows::Group && problem.group_size() > 1;
-        let programs = &Evaluators::new(problem, operands, grouped);
+        let tables = operands.tables();
+        let programs = &Evaluators::new(problem, &tables, grouped);
         let call = Call { executor, problem, sequences, sinks, programs, inputs, factors, out, lse, plan };
         // `plan.check` has found the instruction set, so `detect` succeeds.
         match plan.isa {

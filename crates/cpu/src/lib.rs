@@ -21,7 +21,6 @@ mod error;
 mod forward;
 pub mod kept;
 mod narrow;
-mod operands;
 mod output;
 mod parts;
 pub mod peak;

@@ -358,7 +358,7 @@ impl<P: Pairs> Arithmetic for Narrowed<'_, P> {
 
 #[cfg(test)]
 mod tests {
-    use problem::{DType, Layout, LengthValues};
+    use problem::{DType, Layout, Operands};
     use rand::{Rng, SeedableRng, rngs::SmallRng};
 
     use super::*;
@@ -430,7 +430,7 @@ mod tests {
         // The bounds are those of a 16-bit type, but the elements stay f32 here.
         let of_type = Problem { dtypes: dtype.into(), ..problem.clone() };
         let plan = CpuPlan::with_isa(&of_type, Isa::PortableIntegers);
-        let sequences = of_type.sequences(&LengthValues::default()).unwrap();
+        let sequences = of_type.sequences(&Operands::default()).unwrap();
         let of = HeadsOf {
             problem: &of_type,
             sequences: &sequences,

@@ -5,18 +5,20 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use half::{bf16, f16};
-use problem::{DType, E4m3, E5m2, Problem, ProblemError, Strides, Tensor};
+use problem::{
+    DType, E4m3, E5m2, ElementType, Operand, OperandMap, Operands, Problem, ProblemError, Strides, Tensor,
+};
 
 use crate::{CpuError, Element, Elements};
 
-/// The memory of an input tensor, from its lowest element to its highest. A slice is such memory. If the rows
-/// of a tensor have gaps, [`Input::from_raw_parts`] makes no assumption about the gaps: another thread may
-/// write them.
+/// The memory of an input, from its lowest element to its highest. A slice is such memory. If the rows of a
+/// tensor have gaps, [`Input::from_raw_parts`] makes no assumption about the gaps: another thread may write
+/// them.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
     start: NonNull<u8>,
     len: usize,
-    dtype: DType,
+    dtype: ElementType,
     elements: PhantomData<&'a [u8]>,
 }
 
@@ -28,19 +30,14 @@ unsafe impl Sync for Input<'_> {}
 impl<'a, T: Element> From<&'a [T]> for Input<'a> {
     fn from(elements: &'a [T]) -> Self {
         let start = NonNull::from(elements).cast();
-        Input { start, len: elements.len(), dtype: T::DTYPE, elements: PhantomData }
+        Input { start, len: elements.len(), dtype: T::DTYPE.into(), elements: PhantomData }
     }
 }
 
 impl<'a> From<Elements<'a>> for Input<'a> {
     fn from(elements: Elements<'a>) -> Self {
-        match elements {
-            Elements::F32(x) => x.into(),
-            Elements::F16(x) => x.into(),
-            Elements::Bf16(x) => x.into(),
-            Elements::E4m3(x) => x.into(),
-            Elements::E5m2(x) => x.into(),
-        }
+        let start = NonNull::from(elements.bytes()).cast();
+        Input { start, len: elements.len(), dtype: elements.dtype(), elements: PhantomData }
     }
 }
 
@@ -48,17 +45,55 @@ impl<'a> Input<'a> {
     /// The `len` elements of type `dtype` from `start` on.
     ///
     /// # Safety
-    /// `start` is aligned for the type, the range lies in one allocation, and for `'a` each row that the
-    /// problem's shape and strides place in the range is initialised and not written.
-    pub unsafe fn from_raw_parts(dtype: DType, start: NonNull<u8>, len: usize) -> Self {
+    /// `start` is aligned for the type, the range lies in one allocation, and for `'a` the range is
+    /// initialised and not written. Of Q, K and V, this holds for each row that the problem's shape and
+    /// strides place in the range.
+    pub unsafe fn from_raw_parts(dtype: ElementType, start: NonNull<u8>, len: usize) -> Self {
         Input { start, len, dtype, elements: PhantomData }
+    }
+
+    /// No element of type `dtype`.
+    pub(crate) fn empty(dtype: ElementType) -> Self {
+        // A slice of f32 is aligned for every type.
+        Input { dtype, ..Input::from(&[] as &[f32]) }
+    }
+
+    /// Type and number of the elements.
+    pub(crate) fn type_and_len(&self) -> (ElementType, usize) {
+        (self.dtype, self.len)
+    }
+
+    /// All elements. Only of inputs beside Q, K and V, whose whole range is initialised and not written.
+    fn elements(self) -> Elements<'a> {
+        let Input { start, len, dtype, .. } = self;
+        macro_rules! slice {
+            // SAFETY: the type is that of the elements, and the rest is the contract of `from_raw_parts`.
+            ($of:ident) => {
+                Elements::$of(unsafe { std::slice::from_raw_parts(start.cast().as_ptr(), len) })
+            };
+        }
+        match dtype {
+            ElementType::F32 => slice!(F32),
+            ElementType::F16 => slice!(F16),
+            ElementType::Bf16 => slice!(Bf16),
+            ElementType::I32 => slice!(I32),
+            ElementType::U8 => slice!(U8),
+            ElementType::E4m3 => slice!(E4m3),
+            ElementType::E5m2 => slice!(E5m2),
+        }
     }
 
     /// The elements, if they have type `T`.
     fn memory<T: Element>(self) -> Option<Memory<'a, T>> {
         let Input { start, len, dtype, .. } = self;
-        (dtype == T::DTYPE).then(|| Memory { start: start.cast(), len, elements: PhantomData })
+        (dtype == T::DTYPE.into()).then(|| Memory { start: start.cast(), len, elements: PhantomData })
     }
+}
+
+/// The inputs beside Q, K and V as slices.
+pub(crate) fn others<'a>(inputs: &OperandMap<Input<'a>>) -> Operands<'a> {
+    let others = inputs.iter().filter(|(operand, _)| !matches!(operand, Operand::Tensor(_)));
+    others.map(|(operand, input)| (operand, input.elements())).collect()
 }
 
 /// An [`Input`] of a known element type.
@@ -87,12 +122,20 @@ impl<'a, T> Memory<'a, T> {
     }
 }
 
-/// Returns the index of element (0, 0, 0, 0) in a buffer of `len` elements. An error if the buffer is too
-/// short for `tensor`.
-pub(crate) fn origin(problem: &Problem, tensor: Tensor, len: usize) -> Result<usize, CpuError> {
-    let (needed, origin) = problem.span(tensor).ok_or(ProblemError::TooLarge { tensor: tensor.name() })?;
+/// Returns the index of element (0, 0, 0, 0) in a buffer of `len` elements of type `dtype`. Rejects another
+/// type than the problem's, and a buffer that is too short for `tensor`.
+pub(crate) fn origin(
+    problem: &Problem,
+    tensor: Tensor,
+    (dtype, len): (ElementType, usize),
+) -> Result<usize, ProblemError> {
+    let (argument, expected) = (tensor.name(), problem.dtypes.of(tensor).into());
+    if dtype != expected {
+        return Err(ProblemError::OperandType { argument, dtype, expected });
+    }
+    let (needed, origin) = problem.span(tensor).ok_or(ProblemError::TooLarge { tensor: argument })?;
     if len < needed {
-        return Err(CpuError::BufferTooShort { tensor: tensor.name(), len, needed });
+        return Err(ProblemError::OperandTooShort { argument, len, needed });
     }
     Ok(origin)
 }
@@ -110,10 +153,10 @@ pub(crate) struct View<'a, T> {
 impl<'a, T: Element> View<'a, T> {
     /// Rejects elements of another type, and a buffer that is too short.
     fn new(problem: &Problem, tensor: Tensor, input: Input<'a>) -> Result<Self, CpuError> {
-        let (slices, expected) = (input.dtype, problem.dtypes.of(tensor));
-        let data = input.memory::<T>().filter(|_| slices == expected);
-        let data = data.ok_or(CpuError::DType { tensor: tensor.name(), slices, problem: expected })?;
-        let origin = origin(problem, tensor, data.len)?;
+        let origin = origin(problem, tensor, input.type_and_len())?;
+        let (argument, dtype, expected) = (tensor.name(), input.dtype, T::DTYPE.into());
+        let wrong = ProblemError::OperandType { argument, dtype, expected };
+        let data = input.memory::<T>().ok_or(wrong)?;
         let [.., dim] = problem.extents(tensor);
         Ok(View { data, origin, strides: problem.strides(tensor), dim })
     }
@@ -172,7 +215,7 @@ pub(crate) enum Any<'a> {
 
 impl<'a> Any<'a> {
     pub(crate) fn new(problem: &Problem, tensor: Tensor, input: Input<'a>) -> Result<Self, CpuError> {
-        Ok(match input.dtype {
+        Ok(match problem.dtypes.of(tensor) {
             DType::F32 => Any::F32(View::new(problem, tensor, input)?),
             DType::F16 => Any::F16(View::new(problem, tensor, input)?),
             DType::Bf16 => Any::Bf16(View::new(problem, tensor, input)?),

@@ -1,6 +1,7 @@
 //! Tests every feature of a problem against the oracle, on every instruction set of this machine.
 
 mod common;
+mod data;
 mod narrow;
 mod operands;
 mod terms;
@@ -8,8 +9,8 @@ mod terms;
 use common::{Inputs, check, check_everywhere, run, run_out, small_plan};
 use flashcore_cpu::{CpuError, CpuPlan, Element, Isa, Lanes, Order, Rows, attention};
 
-use oracle::{OracleError, oracle, reference_in_precision};
-use problem::{Band, Corner, DType, Layout, Problem, Strides};
+use oracle::{oracle, reference_in_precision};
+use problem::{Band, Corner, DType, ElementType, Layout, Problem, ProblemError, Strides};
 use proptest::prelude::*;
 
 fn small(seq: usize, dim: usize) -> Problem {
@@ -336,16 +337,16 @@ fn refusals_name_the_argument() {
     assert_eq!(run(&full, &mut out, None, &plan), Ok(()));
     assert_eq!(
         run(&short, &mut out, None, &plan),
-        Err(CpuError::BufferTooShort { tensor: "q", len: 127, needed: 128 })
+        Err(ProblemError::OperandTooShort { argument: "q", len: 127, needed: 128 }.into())
     );
-    assert!(matches!(
+    assert_eq!(
         run(&full, &mut short.clone(), None, &plan),
-        Err(CpuError::BufferTooShort { tensor: "out", .. })
-    ));
+        Err(ProblemError::OperandTooShort { argument: "out", len: 127, needed: 128 }.into())
+    );
     let mut lse = [0.0; 31];
     assert_eq!(
         run(&full, &mut out, Some(&mut lse), &plan),
-        Err(CpuError::BufferTooShort { tensor: "lse", len: 31, needed: 32 })
+        Err(ProblemError::OperandTooShort { argument: "lse", len: 31, needed: 32 }.into())
     );
     for bad in
         [CpuPlan { block_q: 0, ..plan }, CpuPlan { block_kv: 5000, ..plan }, CpuPlan { threads: 0, ..plan }]
@@ -371,9 +372,11 @@ fn refusals_name_the_argument() {
     ));
     let mut other = p.clone();
     other.dtypes = DType::F16.into();
-    assert!(matches!(oracle(&other, &full, &full, &full), Err(OracleError::DType { .. })));
+    let (dtype, expected) = (ElementType::F32, ElementType::F16);
+    let error = ProblemError::OperandType { argument: "q", dtype, expected };
+    assert_eq!(oracle(&other, &full, &full, &full), Err(error));
     other.seq_q = 0;
-    assert!(matches!(oracle(&other, &full, &full, &full), Err(OracleError::Problem(_))));
+    assert_eq!(oracle(&other, &full, &full, &full), Err(ProblemError::Zero { argument: "seq_q" }));
 }
 
 proptest! {

@@ -1,84 +1,85 @@
 //! Tests of 8-bit inputs with descale factors against the oracle, and of quantisation.
 
+mod data;
+
+use data::{Data, inputs, slices};
 use flashcore_cpu::{
-    CpuError, CpuPlan, Input, Isa, Quantization, Quantized, attention_with, quantize, quantized_problem,
+    CpuError, CpuPlan, Isa, Quantization, Quantized, attention_with, quantize, quantized_problem,
 };
 use half::bf16;
 use oracle::{Reference, oracle_with};
 use problem::{
-    Band, DType, DTypes, E4m3, E5m2, Element, Elements, Layout, LengthValues, Operands, Problem,
-    ProblemError, ScaleLayout, ScaleValues, Scales, SideLengths, Tensor,
+    Band, DType, DTypes, E4m3, E5m2, Element, ElementType, Elements, Layout, LengthArray, Operand,
+    OperandMap, Operands, Problem, ProblemError, ScaleLayout, Scales, SideLengths, Tensor,
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
-/// A tensor's elements.
-enum Data {
-    E4m3(Vec<E4m3>),
-    E5m2(Vec<E5m2>),
-    F16(Vec<half::f16>),
-    Bf16(Vec<bf16>),
-}
-
-impl Data {
-    fn draw(dtype: DType, elements: usize, rng: &mut SmallRng) -> Data {
-        fn of<T: Element>(elements: usize, rng: &mut SmallRng) -> Vec<T> {
-            (0..elements).map(|_| T::from_f32(rng.random_range(-2.0..2.0))).collect()
-        }
-        match dtype {
-            DType::E4m3 => Data::E4m3(of(elements, rng)),
-            DType::E5m2 => Data::E5m2(of(elements, rng)),
-            DType::F16 => Data::F16(of(elements, rng)),
-            _ => Data::Bf16(of(elements, rng)),
-        }
+/// Random elements of a tensor.
+fn random(dtype: DType, elements: usize, rng: &mut SmallRng) -> Data {
+    fn of<T: Element>(elements: usize, rng: &mut SmallRng) -> Vec<T> {
+        (0..elements).map(|_| T::from_f32(rng.random_range(-2.0..2.0))).collect()
     }
-
-    fn elements(&self) -> Elements<'_> {
-        match self {
-            Data::E4m3(x) => Elements::E4m3(x),
-            Data::E5m2(x) => Elements::E5m2(x),
-            Data::F16(x) => Elements::F16(x),
-            Data::Bf16(x) => Elements::Bf16(x),
-        }
+    match dtype {
+        DType::E4m3 => of::<E4m3>(elements, rng).into(),
+        DType::E5m2 => of::<E5m2>(elements, rng).into(),
+        DType::F16 => of::<half::f16>(elements, rng).into(),
+        _ => of::<bf16>(elements, rng).into(),
     }
 }
 
 struct Case {
     problem: Problem,
-    inputs: [Data; 3],
-    scales: [Vec<f32>; 3],
+    inputs: OperandMap<Data>,
 }
 
 impl Case {
+    /// Draws Q, K, V and the descale factors.
     fn draw(problem: Problem, seed: u64) -> Case {
         let mut rng = SmallRng::seed_from_u64(seed);
-        let tensors = [Tensor::Q, Tensor::K, Tensor::V];
-        let inputs = tensors
-            .map(|tensor| Data::draw(problem.dtypes.of(tensor), problem.span(tensor).unwrap().0, &mut rng));
-        let scales = tensors.map(|tensor| {
-            let low = if tensor == Tensor::V { -1.5 } else { 0.2 };
-            (0..problem.scale_len(tensor)).map(|_| rng.random_range(low..1.5)).collect()
-        });
-        Case { problem, inputs, scales }
+        let mut inputs = OperandMap::default();
+        for spec in problem.operands() {
+            let drawn = match spec.operand {
+                Operand::Q | Operand::K | Operand::V => {
+                    random(spec.dtype.float().unwrap(), spec.elements, &mut rng)
+                }
+                Operand::Descale(tensor) => {
+                    let low = if tensor == Tensor::V { -1.5 } else { 0.2 };
+                    (0..spec.elements).map(|_| rng.random_range(low..1.5)).collect::<Vec<f32>>().into()
+                }
+                _ => continue,
+            };
+            inputs.insert(spec.operand, drawn);
+        }
+        Case { problem, inputs }
     }
 
-    fn operands<'a>(&'a self, sinks: &'a [f32], lengths: LengthValues<'a>) -> Operands<'a> {
-        let [q, k, v] = self.scales.each_ref().map(Vec::as_slice);
-        Operands { lengths, sinks, scales: ScaleValues { q, k, v }, tables: &[] }
+    /// The case with one more input.
+    fn with(mut self, operand: Operand, data: impl Into<Data>) -> Case {
+        self.inputs.insert(operand, data.into());
+        self
     }
 
-    fn run(&self, operands: &Operands<'_>, plan: &CpuPlan) -> (Vec<f64>, Vec<f64>) {
-        fn of<O: Element>(case: &Case, operands: &Operands<'_>, plan: &CpuPlan) -> (Vec<f64>, Vec<f64>) {
+    /// The factors of a tensor; empty if it has none.
+    fn factors(&mut self, tensor: Tensor) -> &mut [f32] {
+        match self.inputs.get_mut(Operand::Descale(tensor)) {
+            Some(Data::F32(factors)) => factors,
+            _ => &mut [],
+        }
+    }
+
+    fn run(&self, plan: &CpuPlan) -> (Vec<f64>, Vec<f64>) {
+        fn of<O: Element>(case: &Case, plan: &CpuPlan) -> (Vec<f64>, Vec<f64>) {
             let mut out = vec![O::from_f32(f32::NAN); case.problem.span(Tensor::Out).unwrap().0];
             let mut lse = vec![f32::NAN; case.problem.lse_len()];
-            let inputs = case.inputs.each_ref().map(|data| Input::from(data.elements()));
-            attention_with(&case.problem, inputs, operands, &mut out, Some(&mut lse), plan).unwrap();
+            let inputs = inputs(&slices(&case.inputs));
+            attention_with(&case.problem, &inputs, &mut out, Some(&mut lse), plan).unwrap();
             let wide = out.iter().map(|x| f64::from(x.to_f32())).collect();
             (wide, lse.into_iter().map(f64::from).collect())
         }
         match self.problem.dtypes.out {
-            DType::F16 => of::<half::f16>(self, operands, plan),
-            DType::F32 => of::<f32>(self, operands, plan),
-            _ => of::<bf16>(self, operands, plan),
+            DType::F16 => of::<half::f16>(self, plan),
+            DType::F32 => of::<f32>(self, plan),
+            _ => of::<bf16>(self, plan),
         }
     }
 
@@ -86,17 +87,17 @@ impl Case {
     ///
     /// A weight is rounded to bf16 or more (2⁻⁹), and O to its type: the error of an element is below the sum
     /// of both times the largest value.
-    fn check(&self, sinks: &[f32], lengths: LengthValues<'_>) {
-        let operands = self.operands(sinks, lengths);
-        let want: Reference =
-            oracle_with(&self.problem, self.inputs.each_ref().map(Data::elements), &operands).unwrap();
-        let largest = self.scales[2].iter().fold(1.0f32, |m, x| m.max(x.abs())) * 2.0;
+    fn check(&self) {
+        let operands = slices(&self.inputs);
+        let want: Reference = oracle_with(&self.problem, &operands).unwrap();
+        let factors = operands.floats(Operand::Descale(Tensor::V));
+        let largest = factors.iter().fold(1.0f32, |m, x| m.max(x.abs())) * 2.0;
         let unit = self.problem.dtypes.out.unit_roundoff() + DType::Bf16.unit_roundoff();
         let allowed = f64::from(largest) * (unit + 1e-5);
         for isa in Isa::available().into_iter().chain(Isa::TWINS) {
             let plan = CpuPlan::widest(isa, 2, 40, 24);
             for plan in [plan, CpuPlan { splits: 3, ..plan }] {
-                let (out, lse) = self.run(&operands, &plan);
+                let (out, lse) = self.run(&plan);
                 for (name, got, want, allowed) in
                     [("O", &out, &want.out, allowed), ("LSE", &lse, &want.lse, 1e-4)]
                 {
@@ -142,7 +143,7 @@ fn every_type_and_layout_of_factors() {
             if !problem.dtypes.v.is_fp8() {
                 scales.v = None;
             }
-            Case::draw(Problem { scales, ..problem }, i as u64).check(&[], LengthValues::default());
+            Case::draw(Problem { scales, ..problem }, i as u64).check();
         }
     }
 }
@@ -154,7 +155,8 @@ fn features_take_eight_bit_inputs() {
         problem.score.sink = true;
         problem.score.scale = Some(-0.2);
         problem.scales = scales;
-        Case::draw(problem, i as u64).check(&[0.5, -1.0, 2.0, f32::NEG_INFINITY], LengthValues::default());
+        let sinks = vec![0.5, -1.0, 2.0, f32::NEG_INFINITY];
+        Case::draw(problem, i as u64).with(Operand::Sinks, sinks).check();
     }
 }
 
@@ -163,11 +165,15 @@ fn no_key_and_rows_that_see_nothing() {
     for scales in layouts() {
         let problem = base("e4m3").with_lse(true);
         let empty = Problem { scales, ..problem.clone().with_seq_kv(0, Layout::Bhsd) };
-        Case::draw(empty, 1).check(&[], LengthValues::default());
+        let mut empty = Case::draw(empty, 1);
+        empty.check();
+        // Inputs without elements may be missing.
+        (empty.inputs.remove(Operand::K), empty.inputs.remove(Operand::V));
+        empty.check();
         let causal = problem.with_seq_kv(30, Layout::Bhsd).with_band(Band::CAUSAL);
         let mut case = Case::draw(Problem { scales, ..causal }, 1);
-        case.scales[0].iter_mut().take(1).for_each(|factor| *factor = f32::NAN);
-        case.check(&[], LengthValues::default());
+        case.factors(Tensor::Q).iter_mut().take(1).for_each(|factor| *factor = f32::NAN);
+        case.check();
     }
 }
 
@@ -179,8 +185,7 @@ fn lengths_take_eight_bit_inputs() {
         problem.batch = 2;
         problem.lengths.kv = SideLengths { packed: None, used: true };
         problem.scales = scales;
-        let case = Case::draw(problem, 3);
-        case.check(&[], LengthValues { used_kv: &[150, 33], ..LengthValues::default() });
+        Case::draw(problem, 3).with(Operand::Lengths(LengthArray::UsedKv), vec![150, 33]).check();
     }
 }
 
@@ -189,18 +194,18 @@ fn bad_numbers_have_defined_results() {
     let with = |change: &dyn Fn(&mut Case), scales: Scales| {
         let mut case = Case::draw(Problem { scales, ..base("e4m3").with_band(Band::CAUSAL) }, 5);
         change(&mut case);
-        case.check(&[], LengthValues::default());
+        case.check();
     };
     for scales in layouts().into_iter().skip(1) {
         for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
-            with(&|case| case.scales[0][0] = bad, scales);
-            with(&|case| case.scales[2][0] = if bad == 0.0 { f32::NAN } else { bad }, scales);
-            with(&|case| case.scales[1].iter_mut().take(1).for_each(|x| *x = bad), scales);
+            with(&|case| case.factors(Tensor::Q)[0] = bad, scales);
+            with(&|case| case.factors(Tensor::V)[0] = if bad == 0.0 { f32::NAN } else { bad }, scales);
+            with(&|case| case.factors(Tensor::K).iter_mut().take(1).for_each(|x| *x = bad), scales);
         }
         for code in [0x7f, 0xff, 0x7e, 0xfe] {
             with(
                 &|case| {
-                    let Data::E4m3(keys) = &mut case.inputs[1] else { unreachable!() };
+                    let Data::E4m3(keys) = &mut case.inputs[Operand::K] else { unreachable!() };
                     keys[100 * 32 + 3] = E4m3::from_bits(code);
                 },
                 scales,
@@ -208,9 +213,9 @@ fn bad_numbers_have_defined_results() {
         }
     }
     let mut infinite = Case::draw(base("e5m2"), 5);
-    let Data::E5m2(values) = &mut infinite.inputs[2] else { unreachable!() };
+    let Data::E5m2(values) = &mut infinite.inputs[Operand::V] else { unreachable!() };
     values[32] = E5m2::from_bits(0x7c);
-    infinite.check(&[], LengthValues::default());
+    infinite.check();
 }
 
 #[test]
@@ -219,19 +224,22 @@ fn wrong_types_and_factors_are_named() {
     let plan = CpuPlan::for_problem(&case.problem);
     let mut out = vec![bf16::ZERO; case.problem.span(Tensor::Out).unwrap().0];
     let refused = |case: &Case, problem: &Problem, out: &mut [bf16]| {
-        let inputs = case.inputs.each_ref().map(|data| Input::from(data.elements()));
-        let operands = case.operands(&[], LengthValues::default());
-        attention_with(problem, inputs, &operands, out, None, &plan).unwrap_err()
+        let inputs = inputs(&slices(&case.inputs));
+        attention_with(problem, &inputs, out, None, &plan).unwrap_err()
+    };
+    let typed = |argument, dtype, expected| {
+        CpuError::Problem(ProblemError::OperandType { argument, dtype, expected })
     };
     let other = base("e4m3/e4m3/e5m2");
-    let expected = CpuError::DType { tensor: "v", slices: DType::E4m3, problem: DType::E5m2 };
+    let expected = typed("v", ElementType::E4m3, ElementType::E5m2);
     assert_eq!(refused(&case, &other, &mut out), expected);
     let wide = base("e4m3:f32");
-    let expected = CpuError::DType { tensor: "out", slices: DType::Bf16, problem: DType::F32 };
+    let expected = typed("out", ElementType::Bf16, ElementType::F32);
     assert_eq!(refused(&case, &wide, &mut out), expected);
     let scaled = Problem { scales: layouts()[1], ..base("e4m3") };
-    case.scales[1] = vec![1.0; 3];
-    case.scales[0] = vec![1.0; 4];
+    let factors = [(Tensor::Q, 4), (Tensor::K, 3)];
+    let factors = factors.map(|(tensor, len)| (Operand::Descale(tensor), vec![1.0f32; len].into()));
+    case.inputs.extend(factors);
     let expected = ProblemError::Lengths { argument: "descale_k", len: 3, expected: 4 };
     assert_eq!(refused(&case, &scaled, &mut out), CpuError::Problem(expected));
 }
@@ -249,15 +257,16 @@ fn error(problem: &Problem, [q, k, v]: [&[f32]; 3], options: [&Quantization; 3])
         out: Layout::Bhsd.strides(problem.heads_q, problem.seq_q, problem.head_dim_v),
         ..quantized_problem(problem, DType::E4m3, [&q, &k, &v])
     };
-    let operands = Operands {
-        scales: ScaleValues { q: &q.factors, k: &k.factors, v: &v.factors },
-        ..Operands::default()
-    };
-    let inputs = [&q, &k, &v].map(|x| Elements::E4m3(bytemuck::cast_slice(&x.codes)));
-    let found = oracle_with(&narrow, inputs, &operands).unwrap();
+    let quantized = [(Tensor::Q, &q), (Tensor::K, &k), (Tensor::V, &v)];
+    let factors = quantized.map(|(tensor, x)| (Operand::Descale(tensor), Elements::F32(&x.factors)));
+    let codes = quantized.map(|(tensor, x)| (tensor.into(), Elements::E4m3(bytemuck::cast_slice(&x.codes))));
+    let operands: Operands<'_> = codes.into_iter().chain(factors).collect();
+    let found = oracle_with(&narrow, &operands).unwrap();
     let mut out = vec![0.0f32; narrow.span(Tensor::Out).unwrap().0];
-    let inputs = [&q, &k, &v].map(|x| x.input(DType::E4m3));
-    attention_with(&narrow, inputs, &operands, &mut out, None, &CpuPlan::for_problem(&narrow)).unwrap();
+    let codes = quantized.map(|(tensor, x)| (tensor.into(), x.input(DType::E4m3)));
+    let factors = factors.map(|(operand, elements)| (operand, elements.into()));
+    let inputs = codes.into_iter().chain(factors).collect();
+    attention_with(&narrow, &inputs, &mut out, None, &CpuPlan::for_problem(&narrow)).unwrap();
     let size = exact.out.iter().fold(0.0f64, |m, x| m.max(x.abs()));
     for (a, b) in out.iter().zip(&found.out) {
         assert!((f64::from(*a) - b).abs() <= 0.01 * size, "{a} {b}");

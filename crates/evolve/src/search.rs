@@ -193,7 +193,7 @@ fn mma(of: Declared<'_>) -> Vec<Vec<Value>> {
 #[cfg(test)]
 mod tests {
     use problem::program::library;
-    use problem::{Band, DType, Layout, Program, Table, TableType};
+    use problem::{Band, DType, ElementType, Layout, Program, Table};
 
     use super::*;
 
@@ -248,7 +248,7 @@ mod tests {
     fn every_group_changes_something() {
         let mut biased = Problem::new(1, 16, 4096, 64, DType::Bf16);
         biased.programs.score = Some(Program::new(&library::bias(0)).unwrap());
-        biased.programs.tables = vec![Table::dense(TableType::Bf16, &[1, 16, 4096, 4096])];
+        biased.programs.tables = vec![Table::dense(ElementType::Bf16, &[1, 16, 4096, 4096])];
         let problems = [
             biased,
             Problem::new(1, 8, 512, 64, DType::Bf16).with_band(Band::CAUSAL),

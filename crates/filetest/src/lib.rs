@@ -17,6 +17,10 @@ use std::path::{Path, PathBuf};
 
 use libtest_mimic::{Arguments, Trial};
 
+mod not_run;
+
+pub use not_run::{LIST, REQUIRE, not_run};
+
 /// The environment variable that makes [`golden`] write the files before it compares them.
 pub const BLESS: &str = "FLASHCORE_BLESS";
 

@@ -2,18 +2,17 @@
 
 use std::sync::OnceLock;
 
-use cpu::{Element, Elements, Input, kept};
+use cpu::{Element, Input, kept};
 use driver::DriverError;
 use kernels::KernelError;
 use problem::{
-    Band, DType, DTypes, Expr, Layout, LengthValues, Operands, Pass, Problem, ScaleLayout, ScaleValues,
-    Scales, Score, TableData, Tensor,
+    Band, DType, DTypes, Expr, Layout, Operand, Operands, Pass, Problem, ScaleLayout, Scales, Score, Tensor,
 };
 
 use crate::bands::Bands;
 use crate::features::{Extents, Features, with_rust_names};
 use crate::gpu::{self, Gpu};
-use crate::{AttentionError, TableView, TensorView, TensorViewMut};
+use crate::{AttentionError, LengthValues, ScaleValues, TableView, TensorView, TensorViewMut};
 
 /// The device that computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -406,11 +405,11 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     pub fn run_as<T: Element>(self) -> Result<Output<T>, AttentionError> {
         let shape = [self.q.shape[0], self.q.shape[1], self.q.shape[2], self.v.shape[3]];
         let strides = Layout::Bhsd.strides(shape[1], shape[2], shape[3]);
-        let (problem, tables) = self.problem(T::DTYPE, shape, strides, true)?;
+        let (problem, inputs) = self.problem(T::DTYPE, shape, strides, true)?;
         let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
         let mut data = filled("out", elements, T::from_f32(0.0))?;
         let mut lse = filled("lse", problem.lse_len(), f32::NEG_INFINITY)?;
-        self.compute(&problem, &tables, &mut data, Some(&mut lse))?;
+        self.compute(&problem, &inputs, &mut data, Some(&mut lse))?;
         Ok(Output { data, shape, lse })
     }
 
@@ -426,72 +425,45 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
         out: TensorViewMut<'_, T>,
         lse: Option<&mut [f32]>,
     ) -> Result<(), AttentionError> {
-        let (problem, tables) = self.problem(T::DTYPE, out.shape, out.strides, lse.is_some())?;
+        let (problem, inputs) = self.problem(T::DTYPE, out.shape, out.strides, lse.is_some())?;
         let needed = problem.lse_len();
         if let Some(len) = lse.as_ref().map(|lse| lse.len()).filter(|&len| len != needed) {
             return Err(AttentionError::Lse { len, needed });
         }
-        self.compute(&problem, &tables, out.data, lse)
+        self.compute(&problem, &inputs, out.data, lse)
     }
 
     fn compute<T: Element>(
         &self,
         problem: &Problem,
-        tables: &[TableData<'_>],
+        inputs: &Operands<'_>,
         out: &mut [T],
         mut lse: Option<&mut [f32]>,
     ) -> Result<(), AttentionError> {
-        let operands = &self.features.operands(tables);
         match self.device.unwrap_or_else(Device::best) {
-            Device::Cpu => self.compute_on_cpu(problem, operands, out, lse),
+            Device::Cpu => compute_on_cpu(problem, inputs, out, lse),
             Device::Cuda(ordinal) if self.device.is_some() => {
-                self.compute_on_gpu(&*Gpu::open(ordinal)?, problem, operands, out, lse)
+                gpu::attend(&*Gpu::open(ordinal)?, problem, inputs, out, lse)
             }
             Device::Cuda(ordinal) => {
                 let on_gpu = Gpu::open(ordinal)
-                    .and_then(|gpu| self.compute_on_gpu(&gpu, problem, operands, out, lse.as_deref_mut()));
+                    .and_then(|gpu| gpu::attend(&gpu, problem, inputs, out, lse.as_deref_mut()));
                 match on_gpu {
-                    Err(error) if is_for_the_cpu(&error) => self.compute_on_cpu(problem, operands, out, lse),
+                    Err(error) if is_for_the_cpu(&error) => compute_on_cpu(problem, inputs, out, lse),
                     other => other,
                 }
             }
         }
     }
 
-    fn compute_on_cpu<T: Element>(
-        &self,
-        problem: &Problem,
-        operands: &Operands<'_>,
-        out: &mut [T],
-        lse: Option<&mut [f32]>,
-    ) -> Result<(), AttentionError> {
-        let plan = kept::chosen(problem, cpu::threads()).plan;
-        Ok(cpu::attention_with(problem, self.inputs().map(Input::from), operands, out, lse, &plan)?)
-    }
-
-    fn compute_on_gpu<T: Element>(
-        &self,
-        gpu: &Gpu,
-        problem: &Problem,
-        operands: &Operands<'_>,
-        out: &mut [T],
-        lse: Option<&mut [f32]>,
-    ) -> Result<(), AttentionError> {
-        gpu::attend(gpu, problem, self.inputs(), operands, out, lse)
-    }
-
-    fn inputs(&self) -> [Elements<'a>; 3] {
-        [Q::elements(self.q.data), K::elements(self.k.data), V::elements(self.v.data)]
-    }
-
-    /// The problem, and the contents of its programs' tables.
+    /// The problem and its inputs.
     fn problem(
         &self,
         dtype: DType,
         out: [usize; 4],
         out_strides: problem::Strides,
         lse: bool,
-    ) -> Result<(Problem, Vec<TableData<'a>>), AttentionError> {
+    ) -> Result<(Problem, Operands<'a>), AttentionError> {
         let (q, k, v) = (self.q.shape, self.k.shape, self.v.shape);
         let pairs = [
             ("v", "batch", v[0], "k", k[0]),
@@ -537,9 +509,13 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
             ..Problem::new(batch, q[1], seq_q, q[3], dtypes)
         };
         problem.check()?;
-        problem.check_length_values(&self.features.lengths).map_err(with_rust_names)?;
-        problem.check_scale_values(&self.features.scales.1)?;
-        Ok((problem, tables))
+        let mut inputs = self.features.inputs(tables);
+        inputs.insert(Operand::Q, Q::elements(self.q.data));
+        inputs.insert(Operand::K, K::elements(self.k.data));
+        inputs.insert(Operand::V, V::elements(self.v.data));
+        problem.check_length_values(&inputs).map_err(with_rust_names)?;
+        problem.check_inputs(&inputs, |elements| (elements.dtype(), elements.len()))?;
+        Ok((problem, inputs))
     }
 }
 
@@ -554,6 +530,17 @@ fn filled<T: Copy>(tensor: &'static str, elements: usize, value: T) -> Result<Ve
     probe.try_reserve_exact(elements).map_err(out_of_memory)?;
     drop(std::hint::black_box(probe));
     Ok(vec![value; elements])
+}
+
+fn compute_on_cpu<T: Element>(
+    problem: &Problem,
+    inputs: &Operands<'_>,
+    out: &mut [T],
+    lse: Option<&mut [f32]>,
+) -> Result<(), AttentionError> {
+    let plan = kept::chosen(problem, cpu::threads()).plan;
+    let inputs = inputs.map(|_, &elements| Input::from(elements));
+    Ok(cpu::attention_with(problem, &inputs, out, lse, &plan)?)
 }
 
 #[cfg(test)]

@@ -2,11 +2,52 @@
 
 use problem::program::{Input, library};
 use problem::{
-    Expr, LengthValues, Lengths, Operands, ProblemError, Program, Programs, ScaleValues, Scales, SideLengths,
-    Table, TableData, TableType,
+    ElementType, Elements, Expr, LengthArray, Lengths, Operand, Operands, ProblemError, Program, Programs,
+    Scales, SideLengths, Table, Tensor,
 };
 
 use crate::{AttentionError, TableView};
+
+/// Values of the arrays of lengths. An array that is empty is not used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LengthValues<'a> {
+    /// `batch + 1` cumulative lengths of packed queries (`cu_seqlens_q` in Python).
+    pub cumulative_q: &'a [i32],
+    /// `batch + 1` cumulative lengths of packed keys (`cu_seqlens_k`).
+    pub cumulative_kv: &'a [i32],
+    /// `batch` used lengths of the queries (`seqused_q`).
+    pub used_q: &'a [i32],
+    /// `batch` used lengths of the keys (`seqused_k`).
+    pub used_kv: &'a [i32],
+    /// `batch` numbers of padding rows before the first key (`leftpad_k`).
+    pub left_pad: &'a [i32],
+}
+
+impl<'a> LengthValues<'a> {
+    /// The arrays with their names in this struct and their values.
+    fn arrays(self) -> [(LengthArray, &'static str, &'a [i32]); 5] {
+        [
+            (LengthArray::CumulativeQ, "cumulative_q", self.cumulative_q),
+            (LengthArray::CumulativeKv, "cumulative_kv", self.cumulative_kv),
+            (LengthArray::UsedQ, "used_q", self.used_q),
+            (LengthArray::UsedKv, "used_kv", self.used_kv),
+            (LengthArray::LeftPad, "left_pad", self.left_pad),
+        ]
+    }
+}
+
+/// Values of the descale factors, each from the first factor to the last:
+/// [`Problem::scale_len`](crate::Problem::scale_len) elements. An array that the problem does not use is
+/// empty.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ScaleValues<'a> {
+    /// Factors of Q (`descale_q`).
+    pub q: &'a [f32],
+    /// Factors of K (`descale_k`).
+    pub k: &'a [f32],
+    /// Factors of V (`descale_v`).
+    pub v: &'a [f32],
+}
 
 /// The features of a call, as its builder has collected them.
 #[derive(Clone, Debug, Default)]
@@ -59,11 +100,11 @@ impl<'a> Features<'a> {
         &self,
         scores: [usize; 4],
         bounds: Option<Expr>,
-    ) -> Result<(Programs, Vec<TableData<'a>>), AttentionError> {
+    ) -> Result<(Programs, Vec<Elements<'a>>), AttentionError> {
         let [batch, heads, ..] = scores;
         let mut tables: Vec<Table> = self.tables.iter().map(|view| view.table.clone()).collect();
-        let mut data: Vec<TableData<'a>> = self.tables.iter().map(|view| view.data).collect();
-        let mut add = |table: Table, contents: TableData<'a>| {
+        let mut data: Vec<Elements<'a>> = self.tables.iter().map(|view| view.data).collect();
+        let mut add = |table: Table, contents: Elements<'a>| {
             tables.push(table);
             data.push(contents);
             (tables.len() - 1) as u32
@@ -71,7 +112,7 @@ impl<'a> Features<'a> {
         let mut score = self.score_program.clone();
         if let Some(slopes) = self.slopes {
             let table = slopes_table(slopes.len(), batch, heads)?;
-            let i = add(table, TableData::F32(slopes));
+            let i = add(table, Elements::F32(slopes));
             score = Some(on_top(score, library::alibi(i)));
         }
         if let Some(bias) = &self.bias {
@@ -99,14 +140,18 @@ impl<'a> Features<'a> {
         Ok((Programs { score, mask, floats: self.floats.clone(), ints: self.ints.clone(), tables }, data))
     }
 
-    /// The operands of a call, whose tables `programs` has returned.
-    pub fn operands<'b>(&'b self, tables: &'b [TableData<'b>]) -> Operands<'b> {
-        Operands {
-            lengths: self.lengths,
-            scales: self.scales.1,
-            sinks: self.sinks.unwrap_or_default(),
-            tables,
-        }
+    /// The inputs of a call beside Q, K and V, whose tables `programs` has returned.
+    pub fn inputs(&self, tables: Vec<Elements<'a>>) -> Operands<'a> {
+        let lengths =
+            self.lengths.arrays().map(|(array, _, values)| (Operand::Lengths(array), values.into()));
+        let ScaleValues { q, k, v } = self.scales.1;
+        let factors = [(Tensor::Q, q), (Tensor::K, k), (Tensor::V, v)];
+        let factors = factors.map(|(tensor, values)| (Operand::Descale(tensor), values.into()));
+        let sinks = self.sinks.map(|sinks| (Operand::Sinks, sinks.into()));
+        let given = lengths.into_iter().chain(factors).chain(sinks);
+        // More tables than a `u8` counts are rejected when the problem is checked.
+        let tables = (0..=u8::MAX).zip(tables).map(|(i, table)| (Operand::Table(i), table));
+        given.filter(|(_, elements): &(_, Elements<'_>)| !elements.is_empty()).chain(tables).collect()
     }
 
     /// Rejects sinks that are not one per query head.
@@ -147,10 +192,10 @@ fn slopes_table(len: usize, batch: usize, heads: usize) -> Result<Table, Attenti
             });
         }
     };
-    Ok(Table { dtype: TableType::F32, extents: vec![batch, heads], strides: vec![batch_stride, 1] })
+    Ok(Table { dtype: ElementType::F32, extents: vec![batch, heads], strides: vec![batch_stride, 1] })
 }
 
-fn wrong_type(argument: &'static str, dtype: TableType, expected: &str) -> AttentionError {
+fn wrong_type(argument: &'static str, dtype: ElementType, expected: &str) -> AttentionError {
     let value = format!("{dtype:?}").to_lowercase();
     AttentionError::Operand { argument, what: "element type", value, expected: expected.to_owned() }
 }
@@ -166,13 +211,10 @@ fn batches_differ(cumulative: [&[i32]; 2], [batch_q, batch_kv]: [usize; 2]) -> A
 
 /// An error of the problem with the arrays of lengths named as the fields of [`LengthValues`].
 pub(crate) fn with_rust_names(error: ProblemError) -> ProblemError {
-    let named = |argument: &'static str| match argument {
-        "cu_seqlens_q" => "cumulative_q",
-        "cu_seqlens_k" => "cumulative_kv",
-        "seqused_q" => "used_q",
-        "seqused_k" => "used_kv",
-        "leftpad_k" => "left_pad",
-        other => other,
+    let arrays = LengthValues::default().arrays();
+    let named = |argument: &'static str| {
+        let known = arrays.iter().find(|(array, ..)| array.name() == argument);
+        known.map_or(argument, |(_, name, _)| name)
     };
     match error {
         ProblemError::Lengths { argument, len, expected } => {

@@ -53,13 +53,18 @@ mod tensor;
 pub use attention::{Attention, Device, Output, attention};
 pub use cpu::{Element, Quantization, Quantized, quantize, quantized_problem};
 pub use error::AttentionError;
+pub use features::{LengthValues, ScaleValues};
 pub use kernels::Plan;
 pub use problem::program::{BinaryOp, Comparison, Input, UnaryOp, library};
 pub use problem::{
-    Band, Corner, DType, DTypes, E4m3, E5m2, Expr, Layout, LengthValues, Pass, Problem, ProblemError,
-    Program, ProgramError, ScaleLayout, ScaleValues, Scales, Score, Strides, Table, TableData, TableType,
-    Tensor,
+    Band, Corner, DType, DTypes, E4m3, E5m2, ElementType, Elements, Expr, Layout, Pass, Problem,
+    ProblemError, Program, ProgramError, ScaleLayout, Scales, Score, Strides, Table, Tensor,
 };
+/// The elements of a table.
+pub type TableData<'a> = Elements<'a>;
+/// The element type of a table.
+pub type TableType = ElementType;
+
 pub use table::TableView;
 pub use tensor::{TensorView, TensorViewMut};
 

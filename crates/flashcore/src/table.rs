@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use problem::{Table, TableData};
+use problem::{Elements, Table};
 
 use crate::AttentionError;
 
@@ -21,7 +21,7 @@ use crate::AttentionError;
 /// ```
 #[derive(Clone)]
 pub struct TableView<'a> {
-    pub(crate) data: TableData<'a>,
+    pub(crate) data: Elements<'a>,
     pub(crate) table: Table,
 }
 
@@ -37,7 +37,7 @@ impl<'a> TableView<'a> {
     ///
     /// # Errors
     /// When the slice is too short, or the number of dimensions is not 1 to 4.
-    pub fn dense(data: impl Into<TableData<'a>>, shape: &[usize]) -> Result<TableView<'a>, AttentionError> {
+    pub fn dense(data: impl Into<Elements<'a>>, shape: &[usize]) -> Result<TableView<'a>, AttentionError> {
         let data = data.into();
         TableView::new(data, Table::dense(data.dtype(), shape))
     }
@@ -47,7 +47,7 @@ impl<'a> TableView<'a> {
     /// # Errors
     /// When the slice is too short, the number of dimensions is not 1 to 4, or a stride is negative.
     pub fn strided(
-        data: impl Into<TableData<'a>>,
+        data: impl Into<Elements<'a>>,
         shape: &[usize],
         strides: &[i64],
     ) -> Result<TableView<'a>, AttentionError> {
@@ -58,7 +58,7 @@ impl<'a> TableView<'a> {
         )
     }
 
-    fn new(data: TableData<'a>, table: Table) -> Result<TableView<'a>, AttentionError> {
+    fn new(data: Elements<'a>, table: Table) -> Result<TableView<'a>, AttentionError> {
         table.check().map_err(|reason| AttentionError::Table { reason })?;
         if data.len() < table.span() {
             let (len, needed, shape) = (data.len(), table.span(), table.extents);

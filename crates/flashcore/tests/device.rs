@@ -25,7 +25,9 @@ fn gpu() -> Option<Arc<Gpu>> {
         Ok(gpu) if required => panic!("{gpu:?} is not of sm_90"),
         Err(error) if required => panic!("{error}"),
         other => {
-            eprintln!("not run: {:?}", other.err());
+            filetest::not_run(
+                other.err().map_or("the GPU is not of sm_90".to_owned(), |error| error.to_string()),
+            );
             None
         }
     }

@@ -1,11 +1,11 @@
 //! Lengths, sinks, biases, masks and programs through the façade, against the oracle.
 
 use flashcore::{
-    Attention, AttentionError, Band, DType, Device, Element, Layout, LengthValues, Problem, TableData,
-    TableView, TensorView, attention, library as lib,
+    Attention, AttentionError, Band, DType, Device, ElementType, Layout, LengthValues, Problem, TableView,
+    TensorView, attention, library as lib,
 };
 use oracle::{Reference, oracle_with};
-use problem::{Expr, Lengths, Operands, Program, Programs, SideLengths, Table, TableType};
+use problem::{Expr, LengthArray, Lengths, Operand, Operands, Program, Programs, SideLengths, Table};
 
 const BATCH: usize = 2;
 const HEADS: usize = 4;
@@ -43,10 +43,8 @@ impl Inputs {
             .device(Device::Cpu)
     }
 
-    fn exact(&self, change: impl FnOnce(&mut Problem), operands: &Operands<'_>) -> Reference {
-        let mut problem = problem([BATCH, ROWS, KEYS]);
-        change(&mut problem);
-        oracle_with(&problem, [&self.q, &self.k, &self.v].map(|x| Element::elements(x)), operands).unwrap()
+    fn operands(&self) -> Operands<'_> {
+        Operands::qkv(&self.q, &self.k, &self.v)
     }
 }
 
@@ -74,6 +72,13 @@ fn compare(call: Attention<'_, f32>, exact: &Reference) {
     }
 }
 
+/// The oracle's result for the problem of [`Inputs`] with a change.
+fn exact(operands: &Operands<'_>, change: impl FnOnce(&mut Problem)) -> Reference {
+    let mut problem = problem([BATCH, ROWS, KEYS]);
+    change(&mut problem);
+    oracle_with(&problem, operands).unwrap()
+}
+
 /// Programs as the façade must state them.
 fn stated(score: Option<&str>, mask: Option<&str>, tables: &[Table]) -> Programs {
     let parse = |text: &str| text.parse::<Program>().unwrap();
@@ -88,9 +93,9 @@ fn stated(score: Option<&str>, mask: Option<&str>, tables: &[Table]) -> Programs
 #[test]
 fn sinks_enter_the_denominator() {
     let (inputs, sinks) = (Inputs::new(), draw(HEADS, 4));
-    let operands = Operands { sinks: &sinks, ..Operands::default() };
+    let operands = inputs.operands().with(Operand::Sinks, &sinks);
     let band = Band::window(3, 0);
-    let exact = inputs.exact(|p| (p.score.sink, p.band) = (true, band), &operands);
+    let exact = exact(&operands, |p| (p.score.sink, p.band) = (true, band));
     compare(inputs.call().sink(&sinks).band(band), &exact);
 }
 
@@ -100,10 +105,9 @@ fn slopes_are_per_head_or_per_batch_entry_and_head() {
     let text = "s - t0[b, h] * float(abs(q + k_len - q_len - k))";
     for (len, stride) in [(HEADS, 0), (BATCH * HEADS, HEADS as i64)] {
         let slopes = draw(len, 5);
-        let table = Table { dtype: TableType::F32, extents: vec![BATCH, HEADS], strides: vec![stride, 1] };
-        let tables = [TableData::F32(&slopes)];
-        let operands = Operands { tables: &tables, ..Operands::default() };
-        let exact = inputs.exact(|p| p.programs = stated(Some(text), None, &[table]), &operands);
+        let table = Table { dtype: ElementType::F32, extents: vec![BATCH, HEADS], strides: vec![stride, 1] };
+        let operands = inputs.operands().with(Operand::Table(0), &slopes);
+        let exact = exact(&operands, |p| p.programs = stated(Some(text), None, &[table]));
         compare(inputs.call().alibi(&slopes), &exact);
     }
 }
@@ -116,21 +120,20 @@ fn a_bias_and_a_mask_broadcast() {
     let (rows, keys) = (ROWS as i64, KEYS as i64);
     let tables = [
         Table {
-            dtype: TableType::F32,
+            dtype: ElementType::F32,
             extents: vec![BATCH, HEADS, ROWS, KEYS],
             strides: vec![0, keys, 0, 1],
         },
         Table {
-            dtype: TableType::U8,
+            dtype: ElementType::U8,
             extents: vec![BATCH, HEADS, ROWS, KEYS],
             strides: vec![rows * keys, 0, keys, 1],
         },
     ];
     let bytes: Vec<u8> = mask.iter().map(|&x| x.into()).collect();
-    let data = [TableData::F32(&bias), TableData::U8(&bytes)];
     let programs = stated(Some("s + t0[b, h, q, k]"), Some("n1[b, h, q, k] != 0"), &tables);
-    let operands = Operands { tables: &data, ..Operands::default() };
-    let exact = inputs.exact(|p| (p.programs, p.band) = (programs, Band::CAUSAL), &operands);
+    let operands = inputs.operands().with(Operand::Table(0), &bias).with(Operand::Table(1), &bytes);
+    let exact = exact(&operands, |p| (p.programs, p.band) = (programs, Band::CAUSAL));
     let call = inputs.call().causal().bias(TableView::dense(&bias[..], &[HEADS, 1, KEYS]).unwrap());
     compare(call.mask(TableView::dense(&mask[..], &[BATCH, 1, ROWS, KEYS]).unwrap()), &exact);
 }
@@ -140,15 +143,17 @@ fn a_score_program_comes_before_slopes_and_bias() {
     let inputs = Inputs::new();
     let (slopes, bias, own) = (draw(HEADS, 8), draw(KEYS, 9), draw(HEADS, 10));
     let tables = [
-        Table::dense(TableType::F32, &[HEADS]),
-        Table { dtype: TableType::F32, extents: vec![BATCH, HEADS], strides: vec![0, 1] },
-        Table { dtype: TableType::F32, extents: vec![BATCH, HEADS, ROWS, KEYS], strides: vec![0, 0, 0, 1] },
+        Table::dense(ElementType::F32, &[HEADS]),
+        Table { dtype: ElementType::F32, extents: vec![BATCH, HEADS], strides: vec![0, 1] },
+        Table { dtype: ElementType::F32, extents: vec![BATCH, HEADS, ROWS, KEYS], strides: vec![0, 0, 0, 1] },
     ];
     let text = "(s * t0[h] * f0 - t1[b, h] * float(abs(q + k_len - q_len - k))) + t2[b, h, q, k]";
     let mut programs = stated(Some(text), Some("(q / i0 == k / i0)"), &tables);
     (programs.floats, programs.ints) = (vec![1.5], vec![7]);
-    let data = [TableData::F32(&own), TableData::F32(&slopes), TableData::F32(&bias)];
-    let exact = inputs.exact(|p| p.programs = programs, &Operands { tables: &data, ..Operands::default() });
+    let tables = (0..).zip([&own, &slopes, &bias]).map(|(i, table)| (Operand::Table(i), table.into()));
+    let mut operands = inputs.operands();
+    operands.extend(tables);
+    let exact = exact(&operands, |p| p.programs = programs);
     let program = lib::score() * Expr::load(0, true, [lib::head()]) * lib::float(0);
     let call = inputs
         .call()
@@ -180,19 +185,26 @@ fn packed_and_padded_sequences() {
         left_padded: false,
     };
     problem.out = Layout::Bhsd.strides(HEADS, 30, DIM);
-    let operands = Operands { lengths, ..Operands::default() };
-    let exact = oracle_with(&problem, [&q, &kv, &kv].map(|x| Element::elements(x)), &operands).unwrap();
-    compare(call.causal().lengths(lengths), &exact);
+    let operands = Operands::qkv(&q, &kv, &kv)
+        .with(Operand::Lengths(LengthArray::CumulativeQ), &starts_q)
+        .with(Operand::Lengths(LengthArray::CumulativeKv), &starts_k)
+        .with(Operand::Lengths(LengthArray::UsedKv), &used);
+    let exact_packed = oracle_with(&problem, &operands).unwrap();
+    compare(call.causal().lengths(lengths), &exact_packed);
 
     let inputs = Inputs::new();
     let lengths =
         LengthValues { used_q: &[19, 5], used_kv: &[33, 20], left_pad: &[0, 9], ..LengthValues::default() };
-    let operands = Operands { lengths, ..Operands::default() };
+    let operands = inputs
+        .operands()
+        .with(Operand::Lengths(LengthArray::UsedQ), lengths.used_q)
+        .with(Operand::Lengths(LengthArray::UsedKv), lengths.used_kv)
+        .with(Operand::Lengths(LengthArray::LeftPad), lengths.left_pad);
     let even = |p: &mut Problem| {
         let used = SideLengths { packed: None, used: true };
         p.lengths = Lengths { q: used, kv: used, left_padded: true };
     };
-    compare(inputs.call().lengths(lengths), &inputs.exact(even, &operands));
+    compare(inputs.call().lengths(lengths), &exact(&operands, even));
 }
 
 /// Keys beyond a length and hidden keys may hold NaN.

@@ -21,7 +21,7 @@ use harness::{Folder, SCENARIO, passes};
 use kernels::forward::mma::MmaPlan;
 use kernels::forward::wgmma::{Ends, Tables, WgmmaPlan};
 use kernels::{Family, Plan};
-use problem::{Operands, Table, TableData, TableType};
+use problem::{ElementType, Operands, Table};
 use tile::{Handout, Tail, Turns};
 
 #[test]
@@ -390,17 +390,15 @@ fn hopper() {
 fn hopper_bias(gpu: &Gpu, problem: &Problem) {
     let mut problem = problem.clone();
     let (extents, strides) = (vec![1, 2, 70, 70], vec![0, 70 * 72, 72, 1]);
-    problem.programs.tables = vec![Table { dtype: TableType::F16, extents, strides }];
+    problem.programs.tables = vec![Table { dtype: ElementType::F16, extents, strides }];
     problem.programs.score = Some(Program::new(&library::bias(0)).unwrap());
     let plan = WgmmaPlan::default_for(&problem, gpu.arch());
     assert_eq!(plan.tables, Tables::Shared);
     let prepared = gpu.prepare(&problem, Some(&Plan::Wgmma(plan))).unwrap();
     let [q, k, v] = [3, 5, 11].map(|step| ramp(2 * 70 * 64, step));
     let bias = ramp(problem.programs.tables[0].span(), 7);
-    let tables = [TableData::F16(&bias)];
-    let operands = Operands { tables: &tables, ..Operands::default() };
-    let oracle =
-        oracle::oracle_with(&problem, [&q, &k, &v].map(|x| Element::elements(x)), &operands).unwrap();
+    let operands = Operands::qkv(&q, &k, &v).with(Operand::Table(0), &bias);
+    let oracle = oracle::oracle_with(&problem, &operands).unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
     for shift in [0, 2, 16] {
         let [q, k, v, bias] = [(&q, 0), (&k, 0), (&v, 0), (&bias, shift)].map(|(data, shift)| {

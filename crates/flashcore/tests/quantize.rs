@@ -4,8 +4,8 @@ use driver::bytes_of;
 use emu::{Emulator, Options, Schedule};
 use flashcore::{DType, Element, Layout, Problem, Quantization, Quantized, Strides, quantize};
 use half::{bf16, f16};
-use kernels::{Arch, Operand, Program};
-use problem::{E4m3, Tensor};
+use kernels::{Arch, BufferKind, Program};
+use problem::{E4m3, Operand, Tensor};
 use ptx::Machine;
 
 /// Draws of which some are large (xorshift64*).
@@ -40,23 +40,13 @@ fn memory<T: Element>(problem: &Problem, tensor: Tensor, round: impl Fn(f32) -> 
     data
 }
 
-fn stored<T: Element>(data: &[T]) -> Vec<u8> {
-    match T::elements(data) {
-        problem::Elements::F16(data) => bytes_of(data).to_vec(),
-        problem::Elements::Bf16(data) => bytes_of(data).to_vec(),
-        problem::Elements::F32(data) => bytes_of(data).to_vec(),
-        problem::Elements::E4m3(data) => bytemuck::cast_slice(data).to_vec(),
-        problem::Elements::E5m2(data) => bytemuck::cast_slice(data).to_vec(),
-    }
-}
-
 /// Codes and factors that the emulator computes. Any finding is an error.
 fn emulated(program: &Program, tensor: Tensor, data: &[u8], schedule: Schedule) -> (Vec<u8>, Vec<f32>) {
     let mut machine = Emulator::new(Options { schedule, ..Options::default() });
     let mut buffers: Vec<_> = Vec::new();
-    for (operand, spec) in program.operands.iter().zip(&program.kernel.buffers) {
+    for (&kind, spec) in program.kinds.iter().zip(&program.kernel.buffers) {
         let mut buffer = machine.allocate(spec.bytes).unwrap();
-        if *operand == Operand::Tensor(tensor) {
+        if kind == Operand::Tensor(tensor).into() {
             assert_eq!(spec.bytes, data.len());
             machine.upload(&mut buffer, data).unwrap();
         }
@@ -66,15 +56,15 @@ fn emulated(program: &Program, tensor: Tensor, data: &[u8], schedule: Schedule) 
         let mut buffers: Vec<_> = buffers.iter_mut().collect();
         machine.launch(kernel, &mut buffers).unwrap_or_else(|error| panic!("{}: {error}", kernel.entry));
     }
-    let mut read = |operand: Operand| {
-        let at = program.operands.iter().position(|&o| o == operand).unwrap();
+    let mut read = |wanted: BufferKind| {
+        let at = program.kinds.iter().position(|&kind| kind == wanted).unwrap();
         let mut data = vec![0; program.kernel.buffers[at].bytes];
         machine.download(&buffers[at], &mut data).unwrap();
         data
     };
-    let factors = read(Operand::Descale(tensor));
+    let factors = read(Operand::Descale(tensor).into());
     let factors = factors.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    (read(Operand::Codes(tensor)), factors.collect())
+    (read(BufferKind::Codes(tensor)), factors.collect())
 }
 
 /// Compares the kernels with the CPU. Returns the number of kernels.
@@ -88,7 +78,7 @@ fn agree<T: Element>(
     assert_eq!(layout, options.layout(problem, tensor));
     let program = kernels::quantize::emit(problem, tensor, options, &arch).unwrap();
     let schedule = if codes.len().is_multiple_of(3) { Schedule::Random } else { Schedule::Late };
-    let (found, of_kernel) = emulated(&program, tensor, &stored(data), schedule);
+    let (found, of_kernel) = emulated(&program, tensor, T::elements(data).bytes(), schedule);
     let what = format!("{tensor:?} of {problem:?}, {options:?}");
     let bits = |factors: &[f32]| factors.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&of_kernel), bits(&factors), "factors of {what}");

@@ -1,10 +1,10 @@
 //! The input styles of a check: independent random draws, and inputs that make faulty kernels fail.
 
-use problem::{Band, DType, E5m2, Problem, Sequence, Span, Tensor};
+use problem::{Band, DType, E5m2, Operand, Problem, Sequence, Span, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::operands::OtherInputs;
+use crate::operands::{draw_others, spoil_factors};
 use crate::values::{Inputs, Values};
 
 /// A style of input. Q, K and V are always drawn independently: equal tensors would hide transposed or
@@ -109,11 +109,12 @@ impl Style {
 }
 
 pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
-    let mut others = OtherInputs::draw(problem, seed);
+    let mut others = draw_others(problem, seed);
     if style == Style::BadFactors {
-        others.spoil_factors(seed);
+        spoil_factors(&mut others, seed);
     }
-    let sequences = others.sequences(problem);
+    let mut inputs = Inputs { operands: others };
+    let sequences = inputs.sequences(problem);
     let tensor = |tensor: Tensor, stream: u64| {
         let mut rng = SmallRng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ stream);
         let mut data = fill(problem, tensor, style, &sequences, &mut rng);
@@ -131,7 +132,8 @@ pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
     };
     let keys_and_values = || rayon::join(|| tensor(Tensor::K, 2), || tensor(Tensor::V, 3));
     let (q, (k, v)) = rayon::join(|| tensor(Tensor::Q, 1), keys_and_values);
-    Inputs { q, k, v, others }
+    inputs.operands.extend([(Operand::Q, q), (Operand::K, k), (Operand::V, v)]);
+    inputs
 }
 
 fn fill(
@@ -327,8 +329,11 @@ mod tests {
         let inputs = draw(&problem, Style::Normal, 7);
         assert_eq!(inputs, draw(&problem, Style::Normal, 7));
         assert_ne!(inputs, draw(&problem, Style::Normal, 8));
-        assert_ne!(inputs.q, inputs.k);
-        let mean = (0..inputs.q.len()).filter_map(|i| inputs.q.get(i)).sum::<f32>() / inputs.q.len() as f32;
+        assert_ne!(inputs[Operand::Q], inputs[Operand::K]);
+        let mean = {
+            let q = &inputs[Operand::Q];
+            (0..q.len()).filter_map(|i| q.get(i)).sum::<f32>() / q.len() as f32
+        };
         assert!(mean.abs() < 0.1, "{mean}");
     }
 
@@ -337,7 +342,8 @@ mod tests {
         let mut problem = Problem::new(1, 1, 3, 4, DType::F16);
         problem.k.row = 6;
         let inputs = draw(&problem, Style::PoisonedPadding, 1);
-        let nan: Vec<bool> = (0..inputs.k.len()).filter_map(|i| inputs.k.get(i)).map(f32::is_nan).collect();
+        let k = &inputs[Operand::K];
+        let nan: Vec<bool> = (0..k.len()).filter_map(|i| k.get(i)).map(f32::is_nan).collect();
         assert_eq!(nan.len(), 16);
         assert!((0..16).all(|i| nan[i] == (i % 6 >= 4)));
     }
@@ -349,7 +355,8 @@ mod tests {
         let problem = problem.with_layout(problem::Layout::Bhsd);
         for seed in 0..9 {
             let inputs = draw(&problem, Style::Outlier, seed);
-            for values in [&inputs.q, &inputs.k, &inputs.v] {
+            for operand in [Operand::Q, Operand::K, Operand::V] {
+                let values = &inputs[operand];
                 let large = (0..values.len()).filter_map(|i| values.get(i)).filter(|x| *x >= 100.0);
                 assert_eq!(large.count(), 1, "seed {seed}");
             }
@@ -361,8 +368,8 @@ mod tests {
         let problem = Problem::mission();
         let inputs = draw(&problem, Style::HugeLogits, 1);
         let dot = |row: usize| -> f32 {
-            (0..64).map(|d| inputs.q.get(d).unwrap() * inputs.k.get(row * 64 + d).unwrap()).sum::<f32>()
-                * 0.125
+            let (q, k) = (&inputs[Operand::Q], &inputs[Operand::K]);
+            (0..64).map(|d| q.get(d).unwrap() * k.get(row * 64 + d).unwrap()).sum::<f32>() * 0.125
         };
         let largest = (0..512).map(|r| dot(r).abs()).fold(0.0, f32::max);
         assert!((2e3..1e5).contains(&largest), "{largest}");

@@ -10,8 +10,8 @@
 //! allowed in addition. 16-bit logits of standard attention have errors far above those of f32 logits, so that
 //! nothing is added there.
 
-use oracle::{OracleError, Reference};
-use problem::{DType, Problem, Sequence, Tensor};
+use oracle::Reference;
+use problem::{DType, Problem, ProblemError, Sequence, Tensor};
 use rayon::prelude::*;
 
 use crate::inputs::rows_of;
@@ -144,7 +144,7 @@ impl References {
     ///
     /// # Errors
     /// When the oracle rejects the problem.
-    pub fn of(problem: &Problem, inputs: &Inputs) -> Result<References, OracleError> {
+    pub fn of(problem: &Problem, inputs: &Inputs) -> Result<References, ProblemError> {
         References::of_rows(problem, inputs, None)
     }
 
@@ -157,7 +157,7 @@ impl References {
         problem: &Problem,
         inputs: &Inputs,
         wanted: Option<&[bool]>,
-    ) -> Result<References, OracleError> {
+    ) -> Result<References, ProblemError> {
         let [oracle, standard] = References::outputs(problem, inputs, wanted)?;
         Ok(References::new(problem, oracle, &standard))
     }
@@ -171,8 +171,8 @@ impl References {
         problem: &Problem,
         inputs: &Inputs,
         wanted: Option<&[bool]>,
-    ) -> Result<[Reference; 2], OracleError> {
-        let mut rows = dense_rows(problem, &inputs.others.sequences(problem));
+    ) -> Result<[Reference; 2], ProblemError> {
+        let mut rows = dense_rows(problem, &inputs.sequences(problem));
         rows.retain(|&row| wanted.is_none_or(|wanted| wanted[row]));
         let gather = |reference: Reference| gather(reference, &rows, problem.head_dim_v);
         let (exact, standard) = inputs.both_references(problem, wanted)?;
@@ -457,7 +457,7 @@ mod tests {
     use super::*;
     use crate::inputs::{Style, draw};
     use cpu::CpuPlan;
-    use problem::{Band, DTypes, ScaleLayout, Scales};
+    use problem::{Band, DTypes, Operand, ScaleLayout, Scales};
 
     struct Answer {
         problem: Problem,
@@ -569,19 +569,24 @@ mod tests {
             };
             assert_eq!(with(&|_| {}), [""; 0]);
             let squared = |factors: &mut Vec<f32>| factors.iter_mut().for_each(|x| *x *= *x);
-            for tensor in 0..3 {
-                assert!(!with(&|inputs| squared(&mut inputs.others.scales[tensor])).is_empty());
+            for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
+                assert!(!with(&|inputs| squared(factors(inputs, tensor))).is_empty());
             }
-            assert!(!with(&|inputs| inputs.others.scales[2].rotate_left(1)).is_empty());
+            assert!(!with(&|inputs| factors(inputs, Tensor::V).rotate_left(1)).is_empty());
             assert!(
                 !with(&|inputs| {
-                    let mut bytes = inputs.v.to_bytes();
+                    let mut bytes = inputs[Operand::V].to_bytes();
                     bytes.rotate_left(64);
-                    inputs.v = Values::from_bytes(problem.dtypes.v, &bytes);
+                    inputs[Operand::V] = Values::from_bytes(problem.dtypes.v, &bytes);
                 })
                 .is_empty()
             );
         }
+    }
+
+    fn factors(inputs: &mut Inputs, tensor: Tensor) -> &mut Vec<f32> {
+        let Values::F32(factors) = &mut inputs[Operand::Descale(tensor)] else { panic!("factors are f32") };
+        factors
     }
 
     #[test]

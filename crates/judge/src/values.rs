@@ -1,22 +1,27 @@
-//! Tensors of a problem as values and as bytes.
+//! Operands of a problem as values and as bytes.
+
+use std::ops::{Index, IndexMut};
 
 use cpu::{CpuError, CpuPlan, Input};
 use half::{bf16, f16};
-use oracle::{OracleError, Reference};
-use problem::{DType, E4m3, E5m2, Element, Elements, Problem, Tensor};
+use oracle::Reference;
+use problem::{
+    DType, E4m3, E5m2, Element, ElementType, Elements, Operand, OperandMap, Operands, Problem, ProblemError,
+    Sequence, Tensor,
+};
 use rayon::prelude::*;
-
-use crate::operands::OtherInputs;
 
 /// Minimum number of elements that a thread gets in parallel loops.
 const SHARE: usize = 1 << 16;
 
-/// Elements of one tensor, in its dtype.
+/// Elements of one operand, in its type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Values {
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
     F32(Vec<f32>),
+    I32(Vec<i32>),
+    U8(Vec<u8>),
     E4m3(Vec<E4m3>),
     E5m2(Vec<E5m2>),
 }
@@ -28,6 +33,8 @@ macro_rules! each {
             Values::F16($x) => $body,
             Values::Bf16($x) => $body,
             Values::F32($x) => $body,
+            Values::I32($x) => $body,
+            Values::U8($x) => $body,
             Values::E4m3($x) => $body,
             Values::E5m2($x) => $body,
         }
@@ -41,6 +48,8 @@ macro_rules! each_as {
             Values::F16($x) => Values::F16($body),
             Values::Bf16($x) => Values::Bf16($body),
             Values::F32($x) => Values::F32($body),
+            Values::I32($x) => Values::I32($body),
+            Values::U8($x) => Values::U8($body),
             Values::E4m3($x) => Values::E4m3($body),
             Values::E5m2($x) => Values::E5m2($body),
         }
@@ -113,24 +122,20 @@ impl Values {
             Values::F16(x) => of(x, f16::to_le_bytes),
             Values::Bf16(x) => of(x, bf16::to_le_bytes),
             Values::F32(x) => of(x, f32::to_le_bytes),
+            Values::I32(x) => of(x, i32::to_le_bytes),
+            Values::U8(x) => x.clone(),
             Values::E4m3(x) => bytemuck::cast_slice(x).to_vec(),
             Values::E5m2(x) => bytemuck::cast_slice(x).to_vec(),
         }
     }
 
-    pub fn dtype(&self) -> DType {
-        match self {
-            Values::F16(_) => DType::F16,
-            Values::Bf16(_) => DType::Bf16,
-            Values::F32(_) => DType::F32,
-            Values::E4m3(_) => DType::E4m3,
-            Values::E5m2(_) => DType::E5m2,
-        }
+    pub fn dtype(&self) -> ElementType {
+        self.elements().dtype()
     }
 
     /// The elements as a slice of their type.
     pub fn elements(&self) -> Elements<'_> {
-        each!(self, x => Element::elements(x))
+        each!(self, x => Elements::from(x))
     }
 
     pub fn len(&self) -> usize {
@@ -180,14 +185,19 @@ impl Values {
             (Values::F16(x), Values::F16(y)) => x.clone_from(y),
             (Values::Bf16(x), Values::Bf16(y)) => x.clone_from(y),
             (Values::F32(x), Values::F32(y)) => x.clone_from(y),
+            (Values::I32(x), Values::I32(y)) => x.clone_from(y),
+            (Values::U8(x), Values::U8(y)) => x.clone_from(y),
             (Values::E4m3(x), Values::E4m3(y)) => x.clone_from(y),
             (Values::E5m2(x), Values::E5m2(y)) => x.clone_from(y),
             (x, y) => *x = y.clone(),
         }
     }
 
+    /// Sets all elements to NaN, and those of integers to all ones.
     pub fn fill_nan(&mut self) {
         match self {
+            Values::I32(x) => x.fill(-1),
+            Values::U8(x) => x.fill(0xff),
             Values::F16(x) => x.fill(f16::NAN),
             Values::Bf16(x) => x.fill(bf16::NAN),
             Values::F32(x) => x.fill(f32::NAN),
@@ -197,37 +207,77 @@ impl Values {
     }
 
     pub fn count_nan(&self) -> usize {
-        each!(self, x => x.par_iter().with_min_len(SHARE).filter(|x| x.is_nan()).count())
+        fn of<T: Sync>(x: &[T], is_nan: impl Fn(&T) -> bool + Sync) -> usize {
+            x.par_iter().with_min_len(SHARE).filter(|x| is_nan(x)).count()
+        }
+        match self {
+            Values::F16(x) => of(x, |x| x.is_nan()),
+            Values::Bf16(x) => of(x, |x| x.is_nan()),
+            Values::F32(x) => of(x, |x| x.is_nan()),
+            Values::E4m3(x) => of(x, |x| x.is_nan()),
+            Values::E5m2(x) => of(x, |x| x.is_nan()),
+            Values::I32(_) | Values::U8(_) => 0,
+        }
     }
 
-    /// The element at `index`, converted to f32 without rounding.
+    /// The element at `index` as f32. The conversion of floats is exact.
     pub fn get(&self, index: usize) -> Option<f32> {
-        each!(self, x => x.get(index).map(|&x| x.to_f32()))
+        self.elements().get(index)
     }
 }
 
-/// The inputs of a problem; Q, K and V each in a buffer of [`Problem::span`] elements.
+/// The inputs of a problem. Tensors and tables have a buffer of their span.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Inputs {
-    pub q: Values,
-    pub k: Values,
-    pub v: Values,
-    /// The problem's other operands.
-    pub others: OtherInputs,
+    pub operands: OperandMap<Values>,
+}
+
+impl Index<Operand> for Inputs {
+    type Output = Values;
+
+    fn index(&self, operand: Operand) -> &Values {
+        &self.operands[operand]
+    }
+}
+
+impl IndexMut<Operand> for Inputs {
+    fn index_mut(&mut self, operand: Operand) -> &mut Values {
+        &mut self.operands[operand]
+    }
 }
 
 impl Inputs {
-    /// Q, K and V.
-    pub fn elements(&self) -> [Elements<'_>; 3] {
-        [&self.q, &self.k, &self.v].map(Values::elements)
+    /// The inputs of a problem that has none beside Q, K and V.
+    pub fn of(q: Values, k: Values, v: Values) -> Inputs {
+        Inputs { operands: OperandMap::from_iter([(Operand::Q, q), (Operand::K, k), (Operand::V, v)]) }
+    }
+
+    /// Copies all inputs. Reuses memory of equal types.
+    pub fn copy_from(&mut self, other: &Inputs) {
+        for (operand, values) in other.operands.iter() {
+            match self.operands.get_mut(operand) {
+                Some(own) => own.copy_from(values),
+                None => drop(self.operands.insert(operand, values.clone())),
+            }
+        }
+    }
+
+    /// All inputs as slices.
+    pub fn elements(&self) -> Operands<'_> {
+        self.operands.map(|_, values| values.elements())
+    }
+
+    /// The rows of each batch entry. Empty if the arrays of lengths do not fit the problem.
+    pub fn sequences(&self, problem: &Problem) -> Vec<Sequence> {
+        problem.sequences(&self.elements()).unwrap_or_default()
     }
 
     /// Attention in f64, the oracle.
     ///
     /// # Errors
     /// When the buffers do not fit the problem.
-    pub fn oracle(&self, problem: &Problem) -> Result<Reference, OracleError> {
-        self.others.with(|others| oracle::oracle_with(problem, self.elements(), others))
+    pub fn oracle(&self, problem: &Problem) -> Result<Reference, ProblemError> {
+        oracle::oracle_with(problem, &self.elements())
     }
 
     /// The oracle with its deviation, and standard attention in the precision of the inputs. With `wanted`, only for the rows
@@ -239,20 +289,18 @@ impl Inputs {
         &self,
         problem: &Problem,
         wanted: Option<&[bool]>,
-    ) -> Result<(Reference, Reference), OracleError> {
-        self.others.with(|others| {
-            let exact = oracle::oracle_of_rows(problem, self.elements(), others, wanted)?;
-            let rounded = oracle::reference_in_precision_of_rows(problem, self.elements(), others, wanted)?;
-            Ok((exact, rounded))
-        })
+    ) -> Result<(Reference, Reference), ProblemError> {
+        let inputs = self.elements();
+        let exact = oracle::oracle_of_rows(problem, &inputs, wanted)?;
+        Ok((exact, oracle::reference_in_precision_of_rows(problem, &inputs, wanted)?))
     }
 
     /// Standard attention in the precision of the inputs.
     ///
     /// # Errors
     /// When the buffers do not fit the problem.
-    pub fn reference_in_precision(&self, problem: &Problem) -> Result<Reference, OracleError> {
-        self.others.with(|others| oracle::reference_in_precision_with(problem, self.elements(), others))
+    pub fn reference_in_precision(&self, problem: &Problem) -> Result<Reference, ProblemError> {
+        oracle::reference_in_precision_with(problem, &self.elements())
     }
 
     /// Runs the native CPU kernels into `out`, a buffer of the output's [`Problem::span`], and into `lse`.
@@ -266,14 +314,18 @@ impl Inputs {
         out: &mut Values,
         lse: Option<&mut [f32]>,
     ) -> Result<(), CpuError> {
-        let inputs = self.elements().map(Input::from);
-        self.others.with(|others| match out {
-            Values::F16(out) => cpu::attention_with(problem, inputs, others, out, lse, plan),
-            Values::Bf16(out) => cpu::attention_with(problem, inputs, others, out, lse, plan),
-            Values::F32(out) => cpu::attention_with(problem, inputs, others, out, lse, plan),
-            Values::E4m3(out) => cpu::attention_with(problem, inputs, others, out, lse, plan),
-            Values::E5m2(out) => cpu::attention_with(problem, inputs, others, out, lse, plan),
-        })
+        let inputs = self.operands.map(|_, values| Input::from(values.elements()));
+        match out {
+            Values::F16(out) => cpu::attention_with(problem, &inputs, out, lse, plan),
+            Values::Bf16(out) => cpu::attention_with(problem, &inputs, out, lse, plan),
+            Values::F32(out) => cpu::attention_with(problem, &inputs, out, lse, plan),
+            Values::E4m3(out) => cpu::attention_with(problem, &inputs, out, lse, plan),
+            Values::E5m2(out) => cpu::attention_with(problem, &inputs, out, lse, plan),
+            Values::I32(_) | Values::U8(_) => {
+                let (dtype, expected) = (out.dtype(), problem.dtypes.out.into());
+                Err(ProblemError::OperandType { argument: Operand::OUT.name(), dtype, expected }.into())
+            }
+        }
     }
 
     /// Runs the native CPU kernels and returns the output buffer and the LSE.
@@ -311,7 +363,7 @@ mod tests {
         for dtype in DType::ALL {
             let values = Values::round(dtype, &[0.0, -1.5, 65504.0, f32::NEG_INFINITY, 1e-7]);
             assert_eq!(Values::from_bytes(dtype, &values.to_bytes()), values);
-            assert_eq!((values.dtype(), values.len(), values.get(1)), (dtype, 5, Some(-1.5)));
+            assert_eq!((values.dtype(), values.len(), values.get(1)), (dtype.into(), 5, Some(-1.5)));
         }
     }
 }

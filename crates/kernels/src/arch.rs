@@ -56,8 +56,18 @@ impl Arch {
         self.sm >= 89
     }
 
-    /// The PTX target.
+    /// Whether tensor cores take products of a warpgroup from shared memory (`wgmma`): sm_90 alone.
+    pub const fn has_warpgroup_products(&self) -> bool {
+        self.sm == 90
+    }
+
+    /// The PTX target of kernels that later architectures run, too.
     pub const fn target(&self) -> ptx::Target {
         ptx::Target::sm(self.sm)
+    }
+
+    /// The PTX target of kernels that use all features of this architecture.
+    pub const fn full_target(&self) -> ptx::Target {
+        ptx::Target::of_device(self.sm)
     }
 }

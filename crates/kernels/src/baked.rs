@@ -1,7 +1,7 @@
 //! [`Baked`]: the properties of a problem on which the code of a plan depends.
 
 use attend::ProgramCode;
-use problem::{Band, DTypes, Lengths, Problem, TableType, Tensor};
+use problem::{Band, DTypes, ElementType, Lengths, OperandMap, Problem, Tensor};
 use tile::Sign;
 
 /// Element types and sizes, of which tiles and products are made.
@@ -49,21 +49,18 @@ pub struct Baked {
     pub sign: Sign,
     /// Which arrays of lengths there are; packed tensors have 0 rows.
     pub lengths: Lengths,
-    /// Which of Q, K and V have descale factors.
-    pub scales: [bool; 3],
-    /// The rows that share a descale factor of Q, K and V; `None` without factors per block of rows.
-    pub scale_rows: [Option<u32>; 3],
+    /// The descale factors that there are: the rows that share a factor; `None` for factors of heads.
+    pub scales: OperandMap<Option<u32>>,
     /// The code of the programs.
     pub programs: Option<ProgramCode>,
     /// The code of the mask program in the kernel that lists blocks, if the plan lists them.
     pub listed: Option<ProgramCode>,
     /// The tables of the programs.
     pub tables: Vec<TableKind>,
-    /// Bytes between the rows of Q, K, V and O, where the code computes addresses of rows; else 0.
-    pub row_bytes: [i64; 4],
-    /// For Q, K and V that tensor maps describe: whether the batch entries are one, and whether the heads are
-    /// one.
-    pub repeated: [[bool; 2]; 3],
+    /// Bytes between the rows of the tensors whose rows' addresses the code computes.
+    pub row_bytes: OperandMap<i64>,
+    /// The dimensions of Q, K and V that their tensor maps repeat, where there are such maps.
+    pub repeated: OperandMap<Repeated>,
     /// Whether rows of O are stored in chunks of 16 bytes, where the plan does not say.
     pub chunks_out: bool,
     /// Whether the blocks of keys end where the keys end, in every batch entry, and the code makes use of
@@ -76,11 +73,20 @@ pub struct Baked {
     pub hidden_steps: u32,
 }
 
+/// The dimensions of a tensor map that have one index for all batch entries or heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Repeated {
+    /// Whether the batch entries are one.
+    pub batch: bool,
+    /// Whether the heads are one.
+    pub head: bool,
+}
+
 /// The properties of a table on which code depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TableKind {
     /// Type of the elements.
-    pub dtype: TableType,
+    pub dtype: ElementType,
     /// Number of dimensions.
     pub dimensions: usize,
     /// Whether neighbours in the last dimension are neighbours in memory.
@@ -105,8 +111,8 @@ impl Baked {
     }
 
     /// Bytes between the rows of a tensor.
-    pub(crate) const fn row_bytes(&self, tensor: Tensor) -> i64 {
-        self.row_bytes[tensor as usize]
+    pub(crate) fn row_bytes(&self, tensor: Tensor) -> i64 {
+        self.row_bytes[tensor.into()]
     }
 
     /// Whether the number of keys, or the row where they start, differs between batch entries.

@@ -10,7 +10,7 @@
 //! let (problem, arch) = (Problem::mission(), Arch::SM_80);
 //! let plan = Plan::default_for(&problem, &arch)?;
 //! let program = emit(&problem, &plan, &arch)?;
-//! let operands: Vec<String> = program.operands.iter().map(|o| o.to_string()).collect();
+//! let operands: Vec<String> = program.kinds.iter().map(|o| o.to_string()).collect();
 //! assert_eq!(operands, ["q", "k", "v", "out"]);
 //! # Ok::<(), kernels::KernelError>(())
 //! ```
@@ -31,8 +31,8 @@ pub mod quantize;
 pub mod select;
 
 pub use arch::Arch;
-pub use baked::{Baked, Dims, TableKind};
-pub use contract::{LengthArray, Operand};
+pub use baked::{Baked, Dims, Repeated, TableKind};
+pub use contract::BufferKind;
 pub use error::{KernelError, PlanError};
 pub use family::Family;
 pub use features::Features;

@@ -108,7 +108,7 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Program, Kern
         Ok((_, plan)) => {
             let baked = plan.baked(canonical);
             plan.drafts(canonical, &baked, arch).emit().map(|(module, mut contracts)| {
-                contracts.span_tensors_of(problem);
+                contracts.size_operands_of(problem);
                 Program::new(module, contracts)
             })
         }
@@ -131,6 +131,6 @@ pub fn bind(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<(Baked, Contr
     let (_, plan) = plan.of_family().map_err(KernelError::ladder)?;
     let baked = plan.baked(canonical);
     let mut contracts = plan.drafts(canonical, &baked, arch).into_contracts();
-    contracts.span_tensors_of(problem);
+    contracts.size_operands_of(problem);
     Ok((baked, contracts))
 }

@@ -3,8 +3,7 @@
 use problem::Problem;
 use ptx::{Access, Arg, BufferSpec, Kernel, Launch, TensorMapSpec, Verified};
 
-use crate::Operand;
-use crate::contract::span_bytes;
+use crate::BufferKind;
 
 /// The kernels of a plan, which one call launches in order, and the contents of their buffers.
 ///
@@ -17,9 +16,8 @@ pub struct Program {
     pub kernel: Kernel,
     /// The kernels that are launched after it, in order.
     pub then: Vec<Kernel>,
-    /// The operand of each buffer, in order. Several buffers may have the same operand, except for tensors,
-    /// the LSE and temporaries.
-    pub operands: Vec<Operand>,
+    /// The contents of each buffer, in order. Only counters and scratch memory can occur more than once.
+    pub kinds: Vec<BufferKind>,
 }
 
 /// The launch contracts of a program's kernels, without the code.
@@ -29,8 +27,8 @@ pub struct Contracts {
     pub first: Step,
     /// The contracts of the kernels that are launched after it, in order.
     pub then: Vec<Step>,
-    /// As [`Program::operands`].
-    pub operands: Vec<Operand>,
+    /// As [`Program::kinds`].
+    pub kinds: Vec<BufferKind>,
 }
 
 /// The launch contract of a kernel: a [`Kernel`] without its module.
@@ -58,9 +56,9 @@ impl Step {
 impl Program {
     /// The program of a module and the contracts of its entries.
     pub(crate) fn new(module: Verified, contracts: Contracts) -> Program {
-        let Contracts { first, then, operands } = contracts;
+        let Contracts { first, then, kinds } = contracts;
         let then = then.into_iter().map(|step| step.into_kernel(module.clone())).collect();
-        Program { kernel: first.into_kernel(module), then, operands }
+        Program { kernel: first.into_kernel(module), then, kinds }
     }
 
     /// All kernels in launch order.
@@ -70,8 +68,8 @@ impl Program {
 
     /// Name and size in bytes of each temporary.
     pub fn temporaries(&self) -> impl Iterator<Item = (&'static str, usize)> {
-        self.operands.iter().zip(&self.kernel.buffers).filter_map(|(operand, buffer)| match operand {
-            Operand::Temporary(name) => Some((*name, buffer.bytes)),
+        self.kinds.iter().zip(&self.kernel.buffers).filter_map(|(kind, buffer)| match kind {
+            BufferKind::Temporary(name) => Some((*name, buffer.bytes)),
             _ => None,
         })
     }
@@ -89,7 +87,7 @@ impl Contracts {
 
     /// The contracts with those of `next` appended.
     pub(crate) fn followed_by(mut self, next: Contracts) -> Contracts {
-        let places = self.make_room(&next.operands, &next.first.buffers);
+        let places = self.make_room(&next.kinds, &next.first.buffers);
         for mut step in std::iter::once(next.first).chain(next.then) {
             let mut buffers = self.first.buffers.clone();
             buffers.iter_mut().for_each(|buffer| buffer.access = Access::Read);
@@ -109,29 +107,27 @@ impl Contracts {
     }
 
     /// The indices of another program's buffers in this program, to which missing buffers are added.
-    fn make_room(&mut self, operands: &[Operand], buffers: &[BufferSpec]) -> Vec<usize> {
-        let own = self.operands.len();
-        let place = |(&operand, buffer): (&Operand, &BufferSpec)| {
-            let known = self.operands[..own].iter().position(|&o| o == operand && o.is_shared());
+    fn make_room(&mut self, kinds: &[BufferKind], buffers: &[BufferSpec]) -> Vec<usize> {
+        let own = self.kinds.len();
+        let place = |(&kind, buffer): (&BufferKind, &BufferSpec)| {
+            let known = self.kinds[..own].iter().position(|&known| known == kind && kind.is_shared());
             known.unwrap_or_else(|| {
-                self.operands.push(operand);
+                self.kinds.push(kind);
                 let unused = BufferSpec { access: Access::Read, ..buffer.clone() };
                 self.steps_mut().for_each(|step| step.buffers.push(unused.clone()));
-                self.operands.len() - 1
+                self.kinds.len() - 1
             })
         };
-        operands.iter().zip(buffers).map(place).collect()
+        kinds.iter().zip(buffers).map(place).collect()
     }
 
-    /// Sets the sizes of the buffers of tensors and descale factors to the span of the strides of `problem`.
-    pub(crate) fn span_tensors_of(&mut self, problem: &Problem) {
-        let Contracts { first, then, operands } = self;
+    /// Sets the sizes of the operands' buffers to those that they have in `problem`.
+    pub(crate) fn size_operands_of(&mut self, problem: &Problem) {
+        let Contracts { first, then, kinds } = self;
         for step in std::iter::once(first).chain(then) {
-            for (buffer, operand) in step.buffers.iter_mut().zip(&*operands) {
-                match *operand {
-                    Operand::Tensor(tensor) => buffer.bytes = span_bytes(problem, tensor),
-                    Operand::Descale(tensor) => buffer.bytes = 4 * problem.scale_len(tensor),
-                    _ => {}
+            for (buffer, kind) in step.buffers.iter_mut().zip(&*kinds) {
+                if let Some(spec) = kind.operand().and_then(|operand| problem.operand(operand)) {
+                    buffer.bytes = spec.bytes();
                 }
             }
         }

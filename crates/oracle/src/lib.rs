@@ -21,51 +21,13 @@ mod rows;
 use half::{bf16, f16};
 use problem::program::{InRow, Point, Precision};
 use problem::{
-    DType, DTypes, Element, Elements, Operands, Problem, ProblemError, Program, Sequence, Span, Tensor,
+    DType, DTypes, Element, Elements, Operand, Operands, Problem, ProblemError, Program, Sequence, Span,
+    Tensor,
 };
 use rayon::prelude::*;
 
 pub use fp8::{SUM_KEYS, WEIGHT_FACTOR};
 use rows::Rows;
-
-/// Why a reference cannot be computed. Each message names the argument, its value and what is accepted.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum OracleError {
-    /// The problem is not valid.
-    #[error(transparent)]
-    Problem(#[from] ProblemError),
-    /// The element type of the slices differs from the problem's.
-    #[error("{tensor} holds elements of {slices}; the problem's are {problem}")]
-    DType {
-        /// The tensor: q, k or v.
-        tensor: &'static str,
-        /// Element type of the slices.
-        slices: DType,
-        /// Element type of the problem.
-        problem: DType,
-    },
-    /// An operand has the wrong number of elements.
-    #[error("{operand} has {len} elements; expected {expected}")]
-    OperandLength {
-        /// `sinks`, or the table's name.
-        operand: String,
-        /// Elements given.
-        len: usize,
-        /// Elements accepted.
-        expected: usize,
-    },
-    /// A slice is shorter than its tensor.
-    #[error("{tensor} has {len} elements; its shape and strides need {needed}")]
-    BufferTooShort {
-        /// The tensor: q, k or v.
-        tensor: &'static str,
-        /// Elements given.
-        len: usize,
-        /// Elements needed.
-        needed: usize,
-    },
-}
 
 /// Dense outputs of a reference implementation. Rows that belong to no sequence are NaN.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,40 +47,35 @@ pub struct Reference {
 /// operands other than Q, K and V.
 ///
 /// # Errors
-/// An [`OracleError`] if the problem or a buffer is rejected.
+/// A [`ProblemError`] if the problem or a buffer is rejected.
 pub fn oracle<Q: Element, K: Element, V: Element>(
     problem: &Problem,
     q: &[Q],
     k: &[K],
     v: &[V],
-) -> Result<Reference, OracleError> {
-    oracle_with(problem, [Q::elements(q), K::elements(k), V::elements(v)], &Operands::default())
+) -> Result<Reference, ProblemError> {
+    oracle_with(problem, &Operands::qkv(Q::elements(q), K::elements(k), V::elements(v)))
 }
 
-/// Like [`oracle`], with Q, K and V as `inputs` and with the problem's other operands.
+/// Like [`oracle`], with all inputs of the problem.
 ///
 /// # Errors
-/// An [`OracleError`] if the problem, a buffer or an operand is rejected.
-pub fn oracle_with(
-    problem: &Problem,
-    inputs: [Elements<'_>; 3],
-    operands: &Operands<'_>,
-) -> Result<Reference, OracleError> {
-    attend::<Exact<false>>(problem, inputs, operands, None)
+/// A [`ProblemError`] if the problem, a buffer or an operand is rejected.
+pub fn oracle_with(problem: &Problem, inputs: &Operands<'_>) -> Result<Reference, ProblemError> {
+    attend::<Exact<false>>(problem, inputs, None)
 }
 
 /// Like [`oracle_with`], with [`Reference::deviation`]. With `wanted`, only for the rows whose element is
 /// set, in the order of the LSE; other rows may be NaN.
 ///
 /// # Errors
-/// An [`OracleError`] if the problem, a buffer or an operand is rejected.
+/// A [`ProblemError`] if the problem, a buffer or an operand is rejected.
 pub fn oracle_of_rows(
     problem: &Problem,
-    inputs: [Elements<'_>; 3],
-    operands: &Operands<'_>,
+    inputs: &Operands<'_>,
     wanted: Option<&[bool]>,
-) -> Result<Reference, OracleError> {
-    attend::<Exact<true>>(problem, inputs, operands, wanted)
+) -> Result<Reference, ProblemError> {
+    attend::<Exact<true>>(problem, inputs, wanted)
 }
 
 /// Standard attention in the precision of its inputs, like the reference of FlashAttention's tests. Twice its
@@ -132,48 +89,45 @@ pub fn oracle_of_rows(
 ///   denominator is the sum of unrounded weights. With 16-bit V, P is rounded to V's type.
 ///
 /// # Errors
-/// An [`OracleError`] if the problem or a buffer is rejected.
+/// A [`ProblemError`] if the problem or a buffer is rejected.
 pub fn reference_in_precision<Q: Element, K: Element, V: Element>(
     problem: &Problem,
     q: &[Q],
     k: &[K],
     v: &[V],
-) -> Result<Reference, OracleError> {
-    let inputs = [Q::elements(q), K::elements(k), V::elements(v)];
-    reference_in_precision_with(problem, inputs, &Operands::default())
+) -> Result<Reference, ProblemError> {
+    reference_in_precision_with(problem, &Operands::qkv(Q::elements(q), K::elements(k), V::elements(v)))
 }
 
-/// Like [`reference_in_precision`], with Q, K and V as `inputs` and with the problem's other operands.
+/// Like [`reference_in_precision`], with all inputs of the problem.
 ///
 /// # Errors
-/// An [`OracleError`] if the problem, a buffer or an operand is rejected.
+/// A [`ProblemError`] if the problem, a buffer or an operand is rejected.
 pub fn reference_in_precision_with(
     problem: &Problem,
-    inputs: [Elements<'_>; 3],
-    operands: &Operands<'_>,
-) -> Result<Reference, OracleError> {
-    reference_in_precision_of_rows(problem, inputs, operands, None)
+    inputs: &Operands<'_>,
+) -> Result<Reference, ProblemError> {
+    reference_in_precision_of_rows(problem, inputs, None)
 }
 
 /// Like [`reference_in_precision_with`]. With `wanted`, only for the rows whose element is set, in the order
 /// of the LSE; other rows may be NaN.
 ///
 /// # Errors
-/// An [`OracleError`] if the problem, a buffer or an operand is rejected.
+/// A [`ProblemError`] if the problem, a buffer or an operand is rejected.
 pub fn reference_in_precision_of_rows(
     problem: &Problem,
-    inputs: [Elements<'_>; 3],
-    operands: &Operands<'_>,
+    inputs: &Operands<'_>,
     wanted: Option<&[bool]>,
-) -> Result<Reference, OracleError> {
+) -> Result<Reference, ProblemError> {
     let DTypes { q, v, tf32, .. } = problem.dtypes;
     match (q, v) {
-        (DType::F16, _) => attend::<Rounded<f16, f16>>(problem, inputs, operands, wanted),
-        (DType::Bf16, _) => attend::<Rounded<bf16, bf16>>(problem, inputs, operands, wanted),
-        (_, DType::F16) => attend::<Rounded<f32, f16>>(problem, inputs, operands, wanted),
-        (_, DType::Bf16) => attend::<Rounded<f32, bf16>>(problem, inputs, operands, wanted),
-        _ if tf32 => attend::<Rounded<f32, Tf32, Tf32>>(problem, inputs, operands, wanted),
-        _ => attend::<Rounded<f32, f32>>(problem, inputs, operands, wanted),
+        (DType::F16, _) => attend::<Rounded<f16, f16>>(problem, inputs, wanted),
+        (DType::Bf16, _) => attend::<Rounded<bf16, bf16>>(problem, inputs, wanted),
+        (_, DType::F16) => attend::<Rounded<f32, f16>>(problem, inputs, wanted),
+        (_, DType::Bf16) => attend::<Rounded<f32, bf16>>(problem, inputs, wanted),
+        _ if tf32 => attend::<Rounded<f32, Tf32, Tf32>>(problem, inputs, wanted),
+        _ => attend::<Rounded<f32, f32>>(problem, inputs, wanted),
     }
 }
 
@@ -333,25 +287,20 @@ fn widen_head<A: Arithmetic>(view: Rows<'_>, span: Span, head: usize) -> Vec<A::
 
 fn attend<A: Arithmetic>(
     problem: &Problem,
-    [q, k, v]: [Elements<'_>; 3],
-    operands: &Operands<'_>,
+    inputs: &Operands<'_>,
     wanted: Option<&[bool]>,
-) -> Result<Reference, OracleError> {
+) -> Result<Reference, ProblemError> {
     problem.check()?;
-    check_operands(problem, operands)?;
-    problem.check_scale_values(&operands.scales)?;
-    let [queries, k, v] = [
-        Rows::new(problem, Tensor::Q, q)?,
-        Rows::new(problem, Tensor::K, k)?,
-        Rows::new(problem, Tensor::V, v)?,
-    ];
+    problem.check_inputs(inputs, |elements| (elements.dtype(), elements.len()))?;
+    let [queries, k, v] = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| Rows::new(problem, tensor, inputs));
+    let values = &OtherValues::new(inputs);
     let [_, heads, all_rows, dim_v] = problem.extents(Tensor::Out);
     let mut out = vec![f64::NAN; problem.lse_len() * dim_v];
     let mut lse = vec![f64::NAN; problem.lse_len()];
     let mut deviation = vec![0.0; out.len()];
     let group = problem.group_size();
     // Heads are processed one after the other, so that only one head of K and V is converted at a time.
-    for (batch, sequence) in problem.sequences(&operands.lengths)?.into_iter().enumerate() {
+    for (batch, sequence) in problem.sequences(inputs)?.into_iter().enumerate() {
         let mut widened = (Vec::new(), Vec::new());
         for head in 0..heads {
             if head % group == 0 {
@@ -372,7 +321,7 @@ fn attend<A: Arithmetic>(
                 }
                 let row = |lane| queries.row(outer, head, start + block * LANES + lane);
                 let rows: Vec<Elements<'_>> = (0..lse.len()).map(row).collect();
-                let place = Place { problem, operands, sequence, batch, head, first: block * LANES };
+                let place = Place { problem, values, sequence, batch, head, first: block * LANES };
                 row_block::<A>(&place, &rows, (&widened.0, &widened.1), (out, deviation), lse);
             });
         }
@@ -380,26 +329,32 @@ fn attend<A: Arithmetic>(
     Ok(Reference { out, lse, deviation })
 }
 
-/// Rejects sinks and tables of the wrong size.
-fn check_operands(problem: &Problem, operands: &Operands<'_>) -> Result<(), OracleError> {
-    let accept = |operand: &dyn Fn() -> String, len: usize, expected: usize, fits: bool| {
-        if fits { Ok(()) } else { Err(OracleError::OperandLength { operand: operand(), len, expected }) }
-    };
-    let sinks = if problem.score.sink { problem.heads_q } else { 0 };
-    let given = operands.sinks.len();
-    accept(&|| "sinks".to_owned(), given, sinks, given == sinks)?;
-    let (tables, given) = (&problem.programs.tables, operands.tables.len());
-    accept(&|| "the list of tables".to_owned(), given, tables.len(), given == tables.len())?;
-    for (i, (table, data)) in tables.iter().zip(operands.tables).enumerate() {
-        accept(&|| format!("table {i}"), data.len(), table.span(), data.len() >= table.span())?;
+/// The values of the inputs beside Q, K, V and lengths.
+struct OtherValues<'a> {
+    sinks: &'a [f32],
+    tables: Vec<Elements<'a>>,
+    descale_q: &'a [f32],
+    descale_k: &'a [f32],
+    descale_v: &'a [f32],
+}
+
+impl<'a> OtherValues<'a> {
+    fn new(inputs: &Operands<'a>) -> OtherValues<'a> {
+        let factors = |tensor| inputs.floats(Operand::Descale(tensor));
+        OtherValues {
+            sinks: inputs.floats(Operand::Sinks),
+            tables: inputs.tables(),
+            descale_q: factors(Tensor::Q),
+            descale_k: factors(Tensor::K),
+            descale_v: factors(Tensor::V),
+        }
     }
-    Ok(())
 }
 
 /// The location of a block of rows.
 struct Place<'a> {
     problem: &'a Problem,
-    operands: &'a Operands<'a>,
+    values: &'a OtherValues<'a>,
     sequence: Sequence,
     batch: usize,
     head: usize,
@@ -418,23 +373,24 @@ impl Place<'_> {
             key_length: self.sequence.kv.len,
             ..Point::default()
         };
-        program.in_row(&self.problem.programs, self.operands.tables, point, precision)
+        program.in_row(&self.problem.programs, &self.values.tables, point, precision)
     }
 
     /// The product of the descale factors of a query and a key.
     fn descale_of_logit<A: Arithmetic>(&self, lane: usize, key: usize) -> A::Real {
         let (problem, head) = (self.problem, self.head / self.problem.group_size());
-        let factor = |tensor, row| {
-            let factor = problem.descale(&self.operands.scales, tensor, [self.batch, head, row]);
+        let factor = |factors, tensor, row| {
+            let factor = problem.descale(factors, tensor, [self.batch, head, row]);
             A::real(Problem::accepted_factor(tensor, factor))
         };
-        factor(Tensor::Q, self.first + lane) * factor(Tensor::K, key)
+        let values = self.values;
+        factor(values.descale_q, Tensor::Q, self.first + lane) * factor(values.descale_k, Tensor::K, key)
     }
 
     /// The descale factor of a value.
     fn descale_of_value<A: Arithmetic>(&self, key: usize) -> A::Real {
         let head = self.head / self.problem.group_size();
-        let factor = self.problem.descale(&self.operands.scales, Tensor::V, [self.batch, head, key]);
+        let factor = self.problem.descale(self.values.descale_v, Tensor::V, [self.batch, head, key]);
         A::real(Problem::accepted_factor(Tensor::V, factor))
     }
 
@@ -478,7 +434,7 @@ fn row_block<A: Arithmetic>(
             q[lane] = A::store(A::input(x) * of_query);
         }
     }
-    let sink = problem.score.sink.then(|| A::real(place.operands.sinks[place.head]));
+    let sink = problem.score.sink.then(|| A::real(place.values.sinks[place.head]));
     let mut weights = Vec::with_capacity(visible.len());
     let mut max = [sink.unwrap_or(A::NEG_INFINITY); LANES];
     let score = problem.programs.score.as_ref();

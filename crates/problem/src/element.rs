@@ -1,7 +1,10 @@
 //! Slices of tensor elements in host memory, and the Rust types of the elements.
 
+use std::fmt;
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 
 use crate::{DType, E4m3, E5m2};
 
@@ -14,7 +17,74 @@ mod sealed {
     impl Sealed for crate::E5m2 {}
 }
 
-/// A slice of one of the five element types.
+/// The element type of an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ElementType {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 32-bit signed integer.
+    I32,
+    /// Byte. In a boolean mask, every value other than 0 is true.
+    U8,
+    /// 8-bit floating point with 4 significant bits.
+    E4m3,
+    /// 8-bit floating point with 3 significant bits.
+    E5m2,
+}
+
+impl ElementType {
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            ElementType::F32 | ElementType::I32 => 4,
+            ElementType::F16 | ElementType::Bf16 => 2,
+            ElementType::U8 | ElementType::E4m3 | ElementType::E5m2 => 1,
+        }
+    }
+
+    /// The type as that of a tensor; `None` for integers.
+    pub const fn float(self) -> Option<DType> {
+        match self {
+            ElementType::F32 => Some(DType::F32),
+            ElementType::F16 => Some(DType::F16),
+            ElementType::Bf16 => Some(DType::Bf16),
+            ElementType::E4m3 => Some(DType::E4m3),
+            ElementType::E5m2 => Some(DType::E5m2),
+            ElementType::I32 | ElementType::U8 => None,
+        }
+    }
+
+    /// Whether the elements are floats; otherwise they are integers.
+    pub const fn is_float(self) -> bool {
+        self.float().is_some()
+    }
+
+    /// The name in messages and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ElementType::F32 => "f32",
+            ElementType::F16 => "f16",
+            ElementType::Bf16 => "bf16",
+            ElementType::I32 => "i32",
+            ElementType::U8 => "u8",
+            ElementType::E4m3 => "e4m3",
+            ElementType::E5m2 => "e5m2",
+        }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A slice of elements of an operand.
 #[derive(Clone, Copy, Debug)]
 pub enum Elements<'a> {
     /// IEEE binary32.
@@ -23,40 +93,48 @@ pub enum Elements<'a> {
     F16(&'a [f16]),
     /// bfloat16.
     Bf16(&'a [bf16]),
+    /// 32-bit signed integers.
+    I32(&'a [i32]),
+    /// Bytes; a boolean mask holds 0 or 1.
+    U8(&'a [u8]),
     /// 8-bit floating point with 4 significant bits.
     E4m3(&'a [E4m3]),
     /// 8-bit floating point with 3 significant bits.
     E5m2(&'a [E5m2]),
 }
 
-/// Matches on either enum and runs `$body` with `$x` bound to the slice.
+/// Matches on [`Elements`] and runs `$body` with `$x` bound to the slice.
 macro_rules! each {
-    ($enum:ident, $elements:expr, $x:ident => $body:expr) => {
+    ($elements:expr, $x:ident => $body:expr) => {
         match $elements {
-            $enum::F32($x) => $body,
-            $enum::F16($x) => $body,
-            $enum::Bf16($x) => $body,
-            $enum::E4m3($x) => $body,
-            $enum::E5m2($x) => $body,
+            Elements::F32($x) => $body,
+            Elements::F16($x) => $body,
+            Elements::Bf16($x) => $body,
+            Elements::I32($x) => $body,
+            Elements::U8($x) => $body,
+            Elements::E4m3($x) => $body,
+            Elements::E5m2($x) => $body,
         }
     };
 }
 
 impl<'a> Elements<'a> {
     /// The elements' type.
-    pub const fn dtype(self) -> DType {
+    pub const fn dtype(self) -> ElementType {
         match self {
-            Elements::F32(_) => DType::F32,
-            Elements::F16(_) => DType::F16,
-            Elements::Bf16(_) => DType::Bf16,
-            Elements::E4m3(_) => DType::E4m3,
-            Elements::E5m2(_) => DType::E5m2,
+            Elements::F32(_) => ElementType::F32,
+            Elements::F16(_) => ElementType::F16,
+            Elements::Bf16(_) => ElementType::Bf16,
+            Elements::I32(_) => ElementType::I32,
+            Elements::U8(_) => ElementType::U8,
+            Elements::E4m3(_) => ElementType::E4m3,
+            Elements::E5m2(_) => ElementType::E5m2,
         }
     }
 
     /// The number of elements.
     pub fn len(self) -> usize {
-        each!(Elements, self, x => x.len())
+        each!(self, x => x.len())
     }
 
     /// The elements from index `start` to `end`.
@@ -64,14 +142,49 @@ impl<'a> Elements<'a> {
     /// # Panics
     /// If `end` exceeds the length of the slice.
     pub fn range(self, start: usize, end: usize) -> Elements<'a> {
-        each!(Elements, self, x => Element::elements(&x[start..end]))
+        each!(self, x => x[start..end].into())
     }
 
-    /// Writes the values to `to` as f32, up to the shorter length. The conversion is exact.
+    /// The element at `index` as f32. The conversion of floats is exact.
+    pub fn get(self, index: usize) -> Option<f32> {
+        match self {
+            Elements::F32(x) => x.get(index).copied(),
+            Elements::F16(x) => x.get(index).map(|&x| Element::to_f32(x)),
+            Elements::Bf16(x) => x.get(index).map(|&x| Element::to_f32(x)),
+            Elements::I32(x) => x.get(index).map(|&x| x as f32),
+            Elements::U8(x) => x.get(index).map(|&x| f32::from(x)),
+            Elements::E4m3(x) => x.get(index).map(|&x| Element::to_f32(x)),
+            Elements::E5m2(x) => x.get(index).map(|&x| Element::to_f32(x)),
+        }
+    }
+
+    /// The elements as bytes, in the byte order of this machine.
+    pub fn bytes(self) -> &'a [u8] {
+        match self {
+            Elements::F32(x) => bytemuck::cast_slice(x),
+            Elements::I32(x) => bytemuck::cast_slice(x),
+            Elements::F16(x) => bytemuck::cast_slice(x.reinterpret_cast()),
+            Elements::Bf16(x) => bytemuck::cast_slice(x.reinterpret_cast()),
+            Elements::U8(x) => x,
+            Elements::E4m3(x) => bytemuck::cast_slice(x),
+            Elements::E5m2(x) => bytemuck::cast_slice(x),
+        }
+    }
+
+    /// Writes the values to `to` as f32, up to the shorter length. The conversion of floats is exact.
     pub fn widen(self, to: &mut [f32]) {
-        each!(Elements, self, x => for (to, &x) in to.iter_mut().zip(x) {
-            *to = Element::to_f32(x);
-        });
+        fn widen<T: Copy>(from: &[T], to: &mut [f32], of: impl Fn(T) -> f32) {
+            to.iter_mut().zip(from).for_each(|(to, &x)| *to = of(x));
+        }
+        match self {
+            Elements::F32(x) => widen(x, to, |x| x),
+            Elements::F16(x) => widen(x, to, Element::to_f32),
+            Elements::Bf16(x) => widen(x, to, Element::to_f32),
+            Elements::I32(x) => widen(x, to, |x| x as f32),
+            Elements::U8(x) => widen(x, to, f32::from),
+            Elements::E4m3(x) => widen(x, to, Element::to_f32),
+            Elements::E5m2(x) => widen(x, to, Element::to_f32),
+        }
     }
 
     /// Whether there is no element.
@@ -80,7 +193,44 @@ impl<'a> Elements<'a> {
     }
 }
 
-/// A mutable slice of one of the five element types.
+macro_rules! conversions {
+    ($($element:ty => $of:expr),* $(,)?) => {
+        $(impl<'a> From<&'a [$element]> for Elements<'a> {
+            fn from(elements: &'a [$element]) -> Elements<'a> {
+                $of(elements)
+            }
+        }
+
+        impl<'a> From<&'a Vec<$element>> for Elements<'a> {
+            fn from(elements: &'a Vec<$element>) -> Elements<'a> {
+                elements.as_slice().into()
+            }
+        }
+
+        impl<'a, const N: usize> From<&'a [$element; N]> for Elements<'a> {
+            fn from(elements: &'a [$element; N]) -> Elements<'a> {
+                elements.as_slice().into()
+            }
+        })*
+    };
+}
+conversions! {
+    f32 => Elements::F32,
+    f16 => Elements::F16,
+    bf16 => Elements::Bf16,
+    i32 => Elements::I32,
+    u8 => Elements::U8,
+    E4m3 => Elements::E4m3,
+    E5m2 => Elements::E5m2,
+    bool => truths,
+}
+
+/// Bytes with 1 for true and 0 for false.
+fn truths(elements: &[bool]) -> Elements<'_> {
+    Elements::U8(bytemuck::cast_slice(elements))
+}
+
+/// A mutable slice of one of the five element types of tensors.
 #[derive(Debug)]
 pub enum ElementsMut<'a> {
     /// IEEE binary32.
@@ -109,7 +259,13 @@ impl ElementsMut<'_> {
 
     /// The number of elements.
     pub fn len(&self) -> usize {
-        each!(ElementsMut, self, x => x.len())
+        match self {
+            ElementsMut::F32(x) => x.len(),
+            ElementsMut::F16(x) => x.len(),
+            ElementsMut::Bf16(x) => x.len(),
+            ElementsMut::E4m3(x) => x.len(),
+            ElementsMut::E5m2(x) => x.len(),
+        }
     }
 
     /// Whether there is no element.

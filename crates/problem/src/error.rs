@@ -1,5 +1,7 @@
 //! The reasons why a problem is rejected.
 
+use crate::ElementType;
+
 /// Why a [`Problem`](crate::Problem) is rejected. Each message names the argument, its value and what is
 /// accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +64,26 @@ pub enum ProblemError {
         len: usize,
         /// The accepted number of elements.
         expected: usize,
+    },
+    /// An operand has elements of another type.
+    #[error("invalid value '{dtype}' for the element type of {argument}: expected {expected}")]
+    OperandType {
+        /// The operand's name.
+        argument: &'static str,
+        /// The type that was given.
+        dtype: ElementType,
+        /// The accepted type.
+        expected: ElementType,
+    },
+    /// A slice is shorter than its tensor or table.
+    #[error("{argument} has {len} elements; its shape and strides need {needed}")]
+    OperandTooShort {
+        /// The operand's name.
+        argument: &'static str,
+        /// The number of elements given.
+        len: usize,
+        /// The number of elements needed.
+        needed: usize,
     },
     /// An element of an array of lengths is out of range.
     #[error("invalid value '{value}' for {argument}[{index}]: expected {expected}")]

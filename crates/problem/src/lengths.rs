@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Problem, ProblemError};
+use crate::{LengthArray, Operands, Problem, ProblemError};
 
 /// How the rows of one side (queries, or keys and values) are distributed over the batch entries.
 ///
@@ -81,21 +81,6 @@ pub struct Sequence {
     pub kv: Span,
 }
 
-/// Values of the arrays of lengths. An array that the problem does not use is empty.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LengthValues<'a> {
-    /// `batch + 1` cumulative lengths of packed queries (`cu_seqlens_q` in Python).
-    pub cumulative_q: &'a [i32],
-    /// `batch + 1` cumulative lengths of packed keys (`cu_seqlens_k`).
-    pub cumulative_kv: &'a [i32],
-    /// `batch` used lengths of the queries (`seqused_q`).
-    pub used_q: &'a [i32],
-    /// `batch` used lengths of the keys (`seqused_k`).
-    pub used_kv: &'a [i32],
-    /// `batch` numbers of padding rows before the first key (`leftpad_k`).
-    pub left_pad: &'a [i32],
-}
-
 impl Problem {
     /// The rows of each batch entry.
     ///
@@ -104,31 +89,27 @@ impl Problem {
     ///
     /// # Errors
     /// [`ProblemError::Lengths`] if an array has the wrong number of elements.
-    pub fn sequences(&self, values: &LengthValues<'_>) -> Result<Vec<Sequence>, ProblemError> {
-        let Lengths { q, kv, left_padded } = self.lengths;
-        let batch = self.batch;
-        for (argument, array, expected) in [
-            ("cu_seqlens_q", values.cumulative_q, if q.packed.is_some() { batch + 1 } else { 0 }),
-            ("cu_seqlens_k", values.cumulative_kv, if kv.packed.is_some() { batch + 1 } else { 0 }),
-            ("seqused_q", values.used_q, if q.used { batch } else { 0 }),
-            ("seqused_k", values.used_kv, if kv.used { batch } else { 0 }),
-            ("leftpad_k", values.left_pad, if left_padded { batch } else { 0 }),
-        ] {
-            if array.len() != expected {
-                return Err(ProblemError::Lengths { argument, len: array.len(), expected });
+    pub fn sequences(&self, inputs: &Operands<'_>) -> Result<Vec<Sequence>, ProblemError> {
+        for array in LengthArray::ALL {
+            let (len, expected) = (inputs.lengths(array).len(), array.len(self).unwrap_or(0));
+            if len != expected {
+                return Err(ProblemError::Lengths { argument: array.name(), len, expected });
             }
         }
+        let Lengths { q, kv, left_padded } = self.lengths;
+        let [of_q, of_kv] = sides(inputs);
+        let left_pad = inputs.lengths(LengthArray::LeftPad);
         let of_batch = |b: usize| {
-            let rows_q = span(b, q, self.seq_q, values.cumulative_q, values.used_q);
-            let mut rows_kv = span(b, kv, self.seq_kv, values.cumulative_kv, values.used_kv);
+            let rows_q = span(b, q, self.seq_q, of_q);
+            let mut rows_kv = span(b, kv, self.seq_kv, of_kv);
             if left_padded {
-                let padding = cut(values.left_pad[b], rows_kv.len);
+                let padding = cut(left_pad[b], rows_kv.len);
                 rows_kv.start += padding;
                 rows_kv.len -= padding;
             }
             Sequence { q: rows_q, kv: rows_kv }
         };
-        Ok((0..batch).map(of_batch).collect())
+        Ok((0..self.batch).map(of_batch).collect())
     }
 }
 
@@ -139,28 +120,28 @@ impl Problem {
     ///
     /// # Errors
     /// [`ProblemError::Length`], and the errors of [`Problem::sequences`].
-    pub fn check_length_values(&self, values: &LengthValues<'_>) -> Result<(), ProblemError> {
-        self.sequences(values)?;
+    pub fn check_length_values(&self, inputs: &Operands<'_>) -> Result<(), ProblemError> {
+        self.sequences(inputs)?;
         let Lengths { q, kv, .. } = self.lengths;
-        for (argument, cumulative, side, seq) in [
-            ("cu_seqlens_q", values.cumulative_q, q, self.seq_q),
-            ("cu_seqlens_k", values.cumulative_kv, kv, self.seq_kv),
-        ] {
-            check_cumulative(argument, cumulative, side.packed.unwrap_or(0), seq)?;
+        for (array, side, seq) in
+            [(LengthArray::CumulativeQ, q, self.seq_q), (LengthArray::CumulativeKv, kv, self.seq_kv)]
+        {
+            check_cumulative(array.name(), inputs.lengths(array), side.packed.unwrap_or(0), seq)?;
         }
-        for (argument, lengths, most) in [
-            ("seqused_q", values.used_q, self.seq_q),
-            ("seqused_k", values.used_kv, self.seq_kv),
-            ("leftpad_k", values.left_pad, self.seq_kv),
+        for (array, most) in [
+            (LengthArray::UsedQ, self.seq_q),
+            (LengthArray::UsedKv, self.seq_kv),
+            (LengthArray::LeftPad, self.seq_kv),
         ] {
+            let (argument, lengths) = (array.name(), inputs.lengths(array));
             let fits = |&value: &i32| usize::try_from(value).is_ok_and(|n| n <= most);
             if let Some(index) = lengths.iter().position(|value| !fits(value)) {
                 let (value, expected) = (lengths[index], format!("0 to {most}"));
                 return Err(ProblemError::Length { argument, index, value, expected });
             }
         }
-        for (index, &value) in values.left_pad.iter().enumerate() {
-            let rows = span(index, kv, self.seq_kv, values.cumulative_kv, values.used_kv).len;
+        for (index, &value) in inputs.lengths(LengthArray::LeftPad).iter().enumerate() {
+            let rows = span(index, kv, self.seq_kv, sides(inputs)[1]).len;
             if value as usize > rows {
                 let expected = format!("0 to {rows}, the rows of the sequence, which include the padding");
                 return Err(ProblemError::Length { argument: "leftpad_k", index, value, expected });
@@ -197,8 +178,15 @@ fn check_cumulative(
     Ok(())
 }
 
+/// The cumulative and the used lengths of the queries and of the keys.
+fn sides<'a>(inputs: &Operands<'a>) -> [[&'a [i32]; 2]; 2] {
+    let q = [LengthArray::CumulativeQ, LengthArray::UsedQ];
+    let kv = [LengthArray::CumulativeKv, LengthArray::UsedKv];
+    [q, kv].map(|side| side.map(|array| inputs.lengths(array)))
+}
+
 /// The rows of batch entry `b` on one side.
-fn span(b: usize, side: SideLengths, seq: usize, cumulative: &[i32], used: &[i32]) -> Span {
+fn span(b: usize, side: SideLengths, seq: usize, [cumulative, used]: [&[i32]; 2]) -> Span {
     let (batch, start, len) = match side.packed {
         None => (b, 0, seq),
         Some(rows) => {
@@ -217,7 +205,7 @@ fn cut(n: i32, limit: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::DType;
+    use crate::{DType, Elements, Operand};
 
     #[test]
     fn values_outside_the_tensor_are_cut() {
@@ -225,40 +213,50 @@ mod tests {
         p.lengths.q = SideLengths { packed: Some(20), used: true };
         p.lengths.kv.used = true;
         p.lengths.left_padded = true;
-        let values = LengthValues {
-            cumulative_q: &[-4, 5, 19, 1000],
-            used_q: &[7, 100, -1],
-            used_kv: &[3, 9, 0],
-            left_pad: &[1, 100, -1],
-            ..LengthValues::default()
-        };
+        let of = |array, elements: &'static [i32]| (Operand::Lengths(array), Elements::I32(elements));
+        let values: Operands<'_> = [
+            of(LengthArray::CumulativeQ, &[-4, 5, 19, 1000]),
+            of(LengthArray::UsedQ, &[7, 100, -1]),
+            of(LengthArray::UsedKv, &[3, 9, 0]),
+            of(LengthArray::LeftPad, &[1, 100, -1]),
+        ]
+        .into_iter()
+        .collect();
         let spans: Vec<_> = p.sequences(&values).unwrap();
         let q: Vec<_> = spans.iter().map(|s| (s.q.start, s.q.len)).collect();
         let kv: Vec<_> = spans.iter().map(|s| (s.kv.batch, s.kv.start, s.kv.len)).collect();
         assert_eq!(q, [(0, 5), (5, 8), (19, 0)]);
         assert_eq!(kv, [(0, 1, 2), (1, 8, 0), (2, 0, 0)]);
-        let refused = |values: &LengthValues<'_>| p.check_length_values(values).unwrap_err().to_string();
+        let refused = |values: &Operands<'_>| p.check_length_values(values).unwrap_err().to_string();
         let told = refused(&values);
         assert_eq!(told, "invalid value '-4' for cu_seqlens_q[0]: expected 0 to 20, the rows of the tensor");
-        let values = LengthValues { used_q: &[7, 8, 0], left_pad: &[1, 2, 0], ..values };
+        let with = |values: &Operands<'static>, array, elements: &'static [i32]| {
+            values.clone().with(Operand::Lengths(array), elements)
+        };
+        let values = with(&values, LengthArray::UsedQ, &[7, 8, 0]);
+        let values = with(&values, LengthArray::LeftPad, &[1, 2, 0]);
         for (cumulative_q, used_kv, told) in [
-            ([0, 5, 4, 9], [3, 8, 0], "'4' for cu_seqlens_q[2]: expected at least the element before it, 5"),
-            ([0, 5, 13, 21], [3, 8, 0], "'21' for cu_seqlens_q[3]: expected 0 to 20, the rows"),
-            ([0, 5, 14, 20], [3, 8, 0], "'14' for cu_seqlens_q[2]: expected at most 13: the element"),
-            ([0, 5, 13, 20], [3, 9, 0], "'9' for seqused_k[1]: expected 0 to 8"),
-            ([0, 5, 13, 20], [3, 8, -1], "'-1' for seqused_k[2]: expected 0 to 8"),
+            (
+                &[0, 5, 4, 9],
+                &[3, 8, 0],
+                "'4' for cu_seqlens_q[2]: expected at least the element before it, 5",
+            ),
+            (&[0, 5, 13, 21], &[3, 8, 0], "'21' for cu_seqlens_q[3]: expected 0 to 20, the rows"),
+            (&[0, 5, 14, 20], &[3, 8, 0], "'14' for cu_seqlens_q[2]: expected at most 13: the element"),
+            (&[0, 5, 13, 20], &[3, 9, 0], "'9' for seqused_k[1]: expected 0 to 8"),
+            (&[0, 5, 13, 20], &[3, 8, -1], "'-1' for seqused_k[2]: expected 0 to 8"),
         ] {
-            let wrong = LengthValues { cumulative_q: &cumulative_q, used_kv: &used_kv, ..values };
+            let wrong = with(&values, LengthArray::CumulativeQ, cumulative_q);
+            let wrong = with(&wrong, LengthArray::UsedKv, used_kv);
             assert!(refused(&wrong).starts_with(&format!("invalid value {told}")), "{}", refused(&wrong));
         }
-        let wrong = LengthValues { cumulative_q: &[0, 5, 13, 20], left_pad: &[0, 6, 0], ..values };
-        let told = refused(&LengthValues { used_kv: &[3, 3, 0], ..wrong });
+        let right = with(&values, LengthArray::CumulativeQ, &[0, 5, 13, 20]);
+        let padded = with(&right, LengthArray::LeftPad, &[0, 6, 0]);
+        let told = refused(&with(&padded, LengthArray::UsedKv, &[3, 3, 0]));
         let rows = "expected 0 to 3, the rows of the sequence, which include the padding";
         assert_eq!(told, format!("invalid value '6' for leftpad_k[1]: {rows}"));
-        let right = LengthValues { cumulative_q: &[0, 5, 13, 20], used_kv: &[3, 8, 0], ..values };
-        p.check_length_values(&right).unwrap();
-        let short = LengthValues { used_q: &[1], ..values };
-        let refused = p.sequences(&short).unwrap_err().to_string();
+        p.check_length_values(&with(&right, LengthArray::UsedKv, &[3, 8, 0])).unwrap();
+        let refused = p.sequences(&with(&right, LengthArray::UsedQ, &[1])).unwrap_err().to_string();
         assert_eq!(refused, "invalid value '1' for the number of elements of seqused_q: expected 3");
     }
 }

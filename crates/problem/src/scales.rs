@@ -6,11 +6,11 @@ use crate::{Problem, ProblemError, Tensor};
 
 /// The descale factors of a problem's inputs. Element `x` of an input stands for `factor · x`.
 ///
-/// Factors are f32 and operands of a call ([`ScaleValues`]). The product of a query and a key is multiplied
-/// by both factors before the softmax scale, the cap and the score program. Factors of queries and keys must
-/// be finite and not negative; otherwise the logits of that query or key are NaN, and so are the rows that
-/// see the key. A factor of 0 makes the logits 0. The factor of a value may be negative and must be finite;
-/// otherwise O is NaN in the rows that see the value.
+/// Factors are f32 and operands of a call ([`Operand::Descale`](crate::Operand::Descale)). The product of a
+/// query and a key is multiplied by both factors before the softmax scale, the cap and the score program.
+/// Factors of queries and keys must be finite and not negative; otherwise the logits of that query or key are
+/// NaN, and so are the rows that see the key. A factor of 0 makes the logits 0. The factor of a value may be
+/// negative and must be finite; otherwise O is NaN in the rows that see the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Scales {
     /// Factors of Q. `None` means 1.
@@ -112,30 +112,6 @@ impl Scales {
     }
 }
 
-/// Values of the factors, each from the first factor to the last: [`Problem::scale_len`] elements. An array
-/// that the problem does not use is empty.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ScaleValues<'a> {
-    /// Factors of Q (`descale_q`).
-    pub q: &'a [f32],
-    /// Factors of K (`descale_k`).
-    pub k: &'a [f32],
-    /// Factors of V (`descale_v`).
-    pub v: &'a [f32],
-}
-
-impl<'a> ScaleValues<'a> {
-    /// The factors of a tensor; an empty slice for O.
-    pub const fn of(&self, tensor: Tensor) -> &'a [f32] {
-        match tensor {
-            Tensor::Q => self.q,
-            Tensor::K => self.k,
-            Tensor::V => self.v,
-            Tensor::Out => &[],
-        }
-    }
-}
-
 /// The name of a tensor's factors in FlashAttention-3.
 pub const fn descale_name(tensor: Tensor) -> &'static str {
     match tensor {
@@ -173,30 +149,17 @@ impl Problem {
         [(self.batch, layout.batch), (self.heads_kv, layout.head), (blocks, layout.block)]
     }
 
-    /// The factor that belongs to row `row` of a sequence; 1 without factors.
-    pub fn descale(&self, values: &ScaleValues<'_>, tensor: Tensor, at: [usize; 3]) -> f32 {
+    /// The factor that belongs to a row of a sequence; 1 without factors. `factors` are those of the tensor,
+    /// from the first to the last; `at` is the batch entry, the KV head and the row.
+    pub fn descale(&self, factors: &[f32], tensor: Tensor, at: [usize; 3]) -> f32 {
         let [batch, head_kv, row] = at;
-        self.scales.of(tensor).map_or(1.0, |layout| values.of(tensor)[layout.index(batch, head_kv, row)])
+        self.scales.of(tensor).map_or(1.0, |layout| factors[layout.index(batch, head_kv, row)])
     }
 
     /// A factor of a tensor as kernels use it: NaN unless it is finite and, for Q and K, not negative.
     pub fn accepted_factor(tensor: Tensor, factor: f32) -> f32 {
         let fits = factor.is_finite() && (factor >= 0.0 || tensor == Tensor::V);
         if fits { factor } else { f32::NAN }
-    }
-
-    /// Rejects arrays of factors that do not have [`Problem::scale_len`] elements.
-    ///
-    /// # Errors
-    /// [`ProblemError::Lengths`].
-    pub fn check_scale_values(&self, values: &ScaleValues<'_>) -> Result<(), ProblemError> {
-        for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
-            let (len, expected) = (values.of(tensor).len(), self.scale_len(tensor));
-            if len != expected {
-                return Err(ProblemError::Lengths { argument: descale_name(tensor), len, expected });
-            }
-        }
-        Ok(())
     }
 
     pub(crate) fn check_scales(&self) -> Result<(), ProblemError> {
@@ -240,14 +203,6 @@ mod tests {
         let text = serde_json::to_string(&p).unwrap();
         assert_eq!(serde_json::from_str::<Problem>(&text).unwrap(), p);
         assert!(!serde_json::to_string(&Problem::mission()).unwrap().contains("scales"));
-        let numbers = vec![1.0; 31];
-        let values = ScaleValues { q: &numbers[..1], k: &numbers[..8], v: &numbers };
-        let refused = p.check_scale_values(&values).unwrap_err().to_string();
-        assert_eq!(refused, "invalid value '31' for the number of elements of descale_v: expected 32");
-        let numbers = vec![1.0; 33];
-        let values = ScaleValues { q: &numbers[..1], k: &numbers[..8], v: &numbers };
-        let refused = p.check_scale_values(&values).unwrap_err().to_string();
-        assert_eq!(refused, "invalid value '33' for the number of elements of descale_v: expected 32");
     }
 
     #[test]

@@ -482,7 +482,7 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Table, TableType};
+    use crate::{ElementType, Table};
 
     #[test]
     fn empty_problems_get_a_row() {
@@ -497,7 +497,7 @@ mod tests {
             |p| {
                 p.heads_q = 0;
                 p.programs.score = Some("s + t0[h]".parse().unwrap());
-                p.programs.tables = vec![Table::dense(TableType::F32, &[0])];
+                p.programs.tables = vec![Table::dense(ElementType::F32, &[0])];
             },
         ] {
             let mut problem = Problem::new(2, 4, 8, 16, DType::F16);

@@ -2,7 +2,7 @@
 
 use flashcore_problem::program::{Input, Op, Point, Precision, Range, Value, library as lib};
 use flashcore_problem::{
-    Band, Corner, DType, Expr, Layout, Problem, Program, Programs, Table, TableData, TableType,
+    Band, Corner, DType, ElementType, Elements, Expr, Layout, Problem, Program, Programs, Table,
 };
 
 const TEXTS: [&str; 12] = [
@@ -24,7 +24,7 @@ fn parse(text: &str) -> Program {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-fn value(program: &Program, programs: &Programs, tables: &[TableData<'_>], point: Point) -> Value {
+fn value(program: &Program, programs: &Programs, tables: &[Elements<'_>], point: Point) -> Value {
     let value = program.evaluate(programs, tables, &point, Precision::Exact, &mut Vec::new());
     // In its row, the program has the same value, whichever key and score came before.
     let before = Point { key: point.key + 1, score: point.score + 1.0, ..point };
@@ -39,7 +39,7 @@ fn programs() -> Programs {
     Programs {
         floats: vec![7.5],
         ints: vec![4],
-        tables: vec![Table::dense(TableType::F32, &[2, 3])],
+        tables: vec![Table::dense(ElementType::F32, &[2, 3])],
         ..Programs::default()
     }
 }
@@ -114,7 +114,7 @@ fn an_index_outside_a_table_reads_the_nearest_element() {
     let data = [0.0, 1.0, 2.0, 10.0, 11.0, 12.0];
     for (text, expected) in [("t0[1, 1]", 11.0), ("t0[-3, 9]", 2.0), ("t0[5, -1]", 10.0)] {
         assert_eq!(
-            value(&parse(text), &programs, &[TableData::F32(&data)], Point::default()),
+            value(&parse(text), &programs, &[Elements::F32(&data)], Point::default()),
             Value::Float(expected),
             "{text}"
         );
@@ -148,7 +148,7 @@ fn problems_refuse_programs_that_do_not_fit() {
         p.programs = Programs { score: score.map(parse), mask: mask.map(parse), tables, ..programs() };
         p.check().map_err(|error| error.to_string())
     };
-    let table = |extents: &[usize]| vec![Table::dense(TableType::F32, extents)];
+    let table = |extents: &[usize]| vec![Table::dense(ElementType::F32, extents)];
     check(Some("s + t0[b, h]"), Some("q >= k"), table(&[2, 3])).unwrap();
     for (score, mask, tables, message) in [
         (Some("q"), None, vec![], "its result is an int; expected a float"),
@@ -302,12 +302,12 @@ fn a_deep_expression_is_refused_without_recursion() {
 #[test]
 fn t5_buckets_grow_with_the_distance() {
     let bias: Vec<f32> = (0..32u8).map(f32::from).collect();
-    let programs = Programs { tables: vec![Table::dense(TableType::F32, &[1, 32])], ..Programs::default() };
+    let programs = Programs { tables: vec![Table::dense(ElementType::F32, &[1, 32])], ..Programs::default() };
     for both in [true, false] {
         let program = Program::new(&lib::t5_bias(0, 32, 128, both)).unwrap();
         for (query, key) in (0..300).flat_map(|q| (0..300).step_by(7).map(move |k| (q, k))) {
             let point = Point { query, key, ..Point::default() };
-            let bucket = value(&program, &programs, &[TableData::F32(&bias)], point).float();
+            let bucket = value(&program, &programs, &[Elements::F32(&bias)], point).float();
             let (side, base, distance) = match (both, key as i64 - query as i64) {
                 (true, offset) => (16, if offset > 0 { 16 } else { 0 }, offset.abs()),
                 (false, offset) => (32, 0, (-offset).max(0)),

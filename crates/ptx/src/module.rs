@@ -53,6 +53,13 @@ impl Target {
         Target { sm, suffix: TargetSuffix::ArchSpecific }
     }
 
+    /// The target with all features of devices of compute capability `sm` (times ten): `sm_90a` and its like
+    /// where the architecture has features of its own.
+    pub const fn of_device(sm: u32) -> Target {
+        // The features of later architectures (`tcgen05`) have no semantics in the emulator.
+        if sm == 90 { Target::sm_a(sm) } else { Target::sm(sm) }
+    }
+
     /// Whether a device of compute capability `sm` (times ten) runs code for this target (PTX ISA,
     /// ".target").
     pub const fn runs_on(self, sm: u32) -> bool {

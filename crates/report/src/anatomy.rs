@@ -9,11 +9,11 @@ use predict::{Gpu, Prediction, machine};
 use problem::Problem;
 
 use check::diagnose::{Finding, LineCost};
-use check::forecast::architecture;
 use check::gate::{Recorded, bind, contents};
 use check::launchfile::{Bound, LaunchError, LaunchSpec};
 use check::study::{Diagnosis, RECORDED_STEPS, diagnose_steps, forecast_steps};
 use ledger::{Candidate, Language, Source};
+use ptx::Target;
 
 /// A kernel's PTX with its line costs, root causes and predicted time.
 #[derive(Clone, Debug)]
@@ -128,7 +128,7 @@ fn examine(
         recorded.push(Recorded::from(report));
     }
     let text = text.unwrap_or_else(|| bound.kernel.module.to_string());
-    let (target, ptxas) = (architecture(gpu.sm), Ptxas::find().ok());
+    let (target, ptxas) = (Target::of_device(gpu.sm).to_string(), Ptxas::find().ok());
     let of_step = |kernel: &ptx::Kernel| {
         let assembled = ptxas.as_ref().and_then(|p| p.resources(&text, &target, &kernel.entry).ok());
         assembled.or_else(|| estimate(&kernel.module, &kernel.entry))

@@ -8,7 +8,7 @@
 //! A row beyond the queries, or a column beyond the keys, reads tables at the last position. Its scores are
 //! hidden or not stored.
 
-use problem::TableType;
+use problem::ElementType;
 use problem::program::{BinaryOp, Id, Input, Op};
 use ptx::{Builder, F32, Global, Half, Pred, R16, R32, R64, TensorMapPtr, Type};
 use tile::{AccTile, Threads};
@@ -24,7 +24,7 @@ pub struct TableParams {
     /// Its first element.
     pub start: Global,
     /// Type of the elements.
-    pub dtype: TableType,
+    pub dtype: ElementType,
     /// Bytes between neighbours in each dimension; `None` for the size of an element.
     pub strides: Vec<Option<R64>>,
     /// The last index in each dimension.
@@ -547,25 +547,26 @@ fn further(k: &mut Builder, at: Option<Global>, i: R32, stride: Option<R64>, ele
 }
 
 /// The 16-bit float type of a table's elements; `None` for other types.
-pub const fn half_of(dtype: TableType) -> Option<Half> {
+pub const fn half_of(dtype: ElementType) -> Option<Half> {
     match dtype {
-        TableType::F16 => Some(Half::F16),
-        TableType::Bf16 => Some(Half::Bf16),
-        TableType::F32 | TableType::I32 | TableType::U8 => None,
+        ElementType::F16 => Some(Half::F16),
+        ElementType::Bf16 => Some(Half::Bf16),
+        _ => None,
     }
 }
 
 /// An element of a table.
-fn load(k: &mut Builder, dtype: TableType, at: Global) -> Value {
+fn load(k: &mut Builder, dtype: ElementType, at: Global) -> Value {
     let mut half = |half: Half| {
         let bits: R16 = k.ld_read_only(Type::B16, at);
         Value::Float(k.to_f32(half, bits))
     };
     match dtype {
-        TableType::F16 => half(Half::F16),
-        TableType::Bf16 => half(Half::Bf16),
-        TableType::F32 => Value::Float(k.ld_read_only(Type::F32, at)),
-        TableType::I32 => Value::Int(k.ld_read_only(Type::S32, at)),
-        TableType::U8 => Value::Int(k.ld_read_only(Type::U8, at)),
+        ElementType::F16 => half(Half::F16),
+        ElementType::Bf16 => half(Half::Bf16),
+        ElementType::F32 => Value::Float(k.ld_read_only(Type::F32, at)),
+        ElementType::I32 => Value::Int(k.ld_read_only(Type::S32, at)),
+        // `Table::check` refuses the 8-bit floats.
+        ElementType::U8 | ElementType::E4m3 | ElementType::E5m2 => Value::Int(k.ld_read_only(Type::U8, at)),
     }
 }

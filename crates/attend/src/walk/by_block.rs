@@ -83,33 +83,33 @@ impl BlockOutput {
 impl MainLoop {
     /// Sets O to zero.
     pub(super) fn clear_output(&self, k: &mut Builder) {
-        self.o.clear(k);
-        if let Some(block) = &self.block_output {
+        self.tiles.o.clear(k);
+        if let Some(block) = &self.tiles.block_output {
             block.settle(k);
         }
     }
 
     /// Adds the complete P V of a block to O, unless the product adds to O directly.
     pub(super) fn add_output(&self, k: &mut Builder) {
-        if let Some(block) = &self.block_output {
-            block.add_to(k, &self.o);
+        if let Some(block) = &self.tiles.block_output {
+            block.add_to(k, &self.tiles.o);
         }
     }
 
     /// Rescales O, at once or when the next block is added.
     pub(super) fn rescale_output(&self, k: &mut Builder, rescale: &DeferredRescale) {
-        match self.block_output.as_ref().map(|block| &block.addition) {
+        match self.tiles.block_output.as_ref().map(|block| &block.addition) {
             Some(Addition::Rescaling(due)) => rescale.defer(k, due),
-            Some(Addition::Descaling(_)) | None => rescale.apply(k, &self.o),
+            Some(Addition::Descaling(_)) | None => rescale.apply(k, &self.tiles.o),
         }
     }
 
     /// Sets the factors of the values whose P V is added next.
     pub(super) fn set_value_factors(&self, k: &mut Builder, factors: &Loaded, rows: &TileRows) {
-        let addition = self.block_output.as_ref().map(|block| &block.addition);
+        let addition = self.tiles.block_output.as_ref().map(|block| &block.addition);
         let loaded = rows.values.zip(factors.of_values.as_ref());
         if let (Some(Addition::Descaling(to)), Some((values, (factor, keys)))) = (addition, loaded) {
-            values.set(k, to, *factor, keys, rows.mask);
+            values.set(k, to, *factor, keys, rows.chain.mask);
         }
     }
 }

@@ -17,12 +17,12 @@ impl MainLoop {
         visit: &Visit,
         rows: (&TileRows, &Loaded),
     ) {
-        if self.tiles == Tiles::InTurn {
+        if self.schedule.tiles == Tiles::InTurn {
             self.wait_for_first(k);
         }
         // If tiles overlap, the scores were issued together with the last P V of the previous tile and are
         // complete.
-        let scores = |k: &mut Builder, s: &AccTile| match self.tiles {
+        let scores = |k: &mut Builder, s: &AccTile| match self.schedule.tiles {
             Tiles::InTurn => self.first_scores(k, s),
             Tiles::Overlapped => {}
         };
@@ -30,15 +30,15 @@ impl MainLoop {
         k.if_else(
             halved,
             |k| {
-                let (columns, k_tiles) = (self.s.n_tiles() / 2, self.p.k_tiles() / 2);
-                let (s, p) = (self.s.columns(0, columns), self.p.first_tiles(k_tiles));
+                let (columns, k_tiles) = (self.tiles.s.n_tiles() / 2, self.tiles.p.k_tiles() / 2);
+                let (s, p) = (self.tiles.s.columns(0, columns), self.tiles.p.first_tiles(k_tiles));
                 scores(k, &s);
                 self.first_softmax(k, (&s, &p), visit, rows);
-                self.p.clear_from(k, k_tiles);
+                self.tiles.p.clear_from(k, k_tiles);
             },
             |k| {
-                scores(k, &self.s);
-                self.first_softmax(k, (&self.s, &self.p), visit, rows);
+                scores(k, &self.tiles.s);
+                self.first_softmax(k, (&self.tiles.s, &self.tiles.p), visit, rows);
             },
         );
         self.skip_owed_values(k);

@@ -20,8 +20,8 @@ use tile::{AccTile, Accumulate, OperandTile, OperandType, PairSum, PingPong, Pro
 
 use super::{BlockOutput, Order, SharedProbs, Skips, Tiles, Walk};
 use crate::{
-    BlockList, Chains, Coverage, Elements, Hides, Masker, OnlineSoftmax, RowPrograms, ScoreFactors, Softcap,
-    SpeculativeMax, StagedTables, ValueFactors, WarpKeys, Words,
+    BlockList, BlockScores, Chains, Coverage, Elements, Hides, OnlineSoftmax, ScoreChain, SpeculativeMax,
+    StagedTables, ValueFactors, WarpKeys, Words,
 };
 
 /// Registers and rings of a consumer warpgroup.
@@ -31,8 +31,17 @@ pub struct MainLoop {
     pub weights: OperandType,
     /// Keys of a block.
     pub block_n: u32,
-    /// Whether the P V of a block is in flight during the softmax of the next block.
-    pub order: Order,
+    /// Chains of the reductions of maximum and sum.
+    pub chains: Chains,
+    pub rings: Rings,
+    pub products: LoopProducts,
+    pub tiles: LoopTiles,
+    pub schedule: LoopSchedule,
+}
+
+/// The rings from which the loop reads.
+#[derive(Clone, Debug)]
+pub struct Rings {
     /// The ring of Q, read as the warpgroup's own 64 rows.
     pub queries: TileStream,
     /// Present if a tile keeps its stage of Q until the next tile has computed its first block, because O is
@@ -44,16 +53,22 @@ pub struct MainLoop {
     pub values: TileStream,
     /// The rings of tables whose elements come from shared memory.
     pub tables: StagedTables,
-    /// The products S = Q Kᵀ.
-    pub products: Products,
-    /// The products P V, which add to O.
-    pub output_products: Products,
+}
+
+/// The products of the loop.
+#[derive(Clone, Debug)]
+pub struct LoopProducts {
+    /// S = Q Kᵀ.
+    pub scores: Products,
+    /// P V, which adds to O.
+    pub output: Products,
     /// The sum of the two parts of S, if two warpgroups divide the head dim.
     pub sum: Option<PairSum>,
-    /// The softcap, if there is one.
-    pub softcap: Option<Softcap>,
-    /// Chains of the reductions of maximum and sum.
-    pub chains: Chains,
+}
+
+/// The tiles of the loop in registers.
+#[derive(Clone, Debug)]
+pub struct LoopTiles {
     /// S.
     pub s: AccTile,
     /// P.
@@ -64,6 +79,13 @@ pub struct MainLoop {
     pub o: AccTile,
     /// The accumulator of one block's P V, if the products do not add to O directly.
     pub block_output: Option<BlockOutput>,
+}
+
+/// The order of the loop's steps, and its variants.
+#[derive(Clone, Debug)]
+pub struct LoopSchedule {
+    /// Whether the P V of a block is in flight during the softmax of the next block.
+    pub order: Order,
     /// The ping-pong barriers, if the warpgroups use the tensor cores in turn.
     pub ping_pong: Option<PingPong>,
     /// How successive tiles of query rows follow each other.
@@ -77,18 +99,14 @@ pub struct MainLoop {
     pub speculative: Option<SpeculativeMax>,
 }
 
-/// The mask and the softmax of a tile's rows.
+/// The scores and the softmax of a tile's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct TileRows<'a> {
-    /// The masker; `None` if neither the band nor the number of keys hides a key.
-    pub mask: Option<&'a Masker>,
+    /// What happens to the scores.
+    pub chain: ScoreChain<'a>,
     pub softmax: &'a OnlineSoftmax,
-    /// The score and mask programs, if there are any.
-    pub programs: Option<&'a RowPrograms<'a>>,
     /// The list of blocks, if the walk counts positions in a list; `None` if it counts blocks.
     pub list: Option<&'a BlockList>,
-    /// The descale factors of the scores, if Q or K has one per block of rows.
-    pub scores: Option<&'a ScoreFactors>,
     /// The descale factors of V, if V has one per block of rows.
     pub values: Option<&'a ValueFactors>,
 }
@@ -109,6 +127,20 @@ pub(super) struct Visit {
 }
 
 impl Visit {
+    /// The block's scores.
+    pub(super) fn scores<'a>(
+        &self,
+        factors: &'a Loaded,
+        elements: (Elements, &'a [Words]),
+    ) -> BlockScores<'a> {
+        BlockScores {
+            coverage: self.coverage,
+            hides: self.hides,
+            descale: (&factors.of_keys, true),
+            elements,
+        }
+    }
+
     /// The block of a list's entry; without a list, the block at `position`.
     fn of(entry: Option<(R32, Hides)>, position: R32, coverage: Coverage) -> Visit {
         let (block, hides) = entry.unzip();
@@ -139,26 +171,26 @@ impl MainLoop {
         advance: impl FnOnce(&mut Builder) -> Pred,
     ) -> Pred {
         self.blocks(k, walk, rows);
-        match self.kept_queries {
-            None => self.queries.release(k),
+        match self.rings.kept_queries {
+            None => self.rings.queries.release(k),
             Some(kept) => {
-                self.queries.keep(k);
+                self.rings.queries.keep(k);
                 k.mov_to(kept, 1);
             }
         }
-        if let Some(skips) = self.skips.as_ref().filter(|skips| skips.has_last_blocks()) {
+        if let Some(skips) = self.schedule.skips.as_ref().filter(|skips| skips.has_last_blocks()) {
             // The producer takes the next tile after most requests of this one, which may wait for the stages
             // of the skipped blocks. So these come first.
             self.last_output(k);
-            self.values.release(k);
+            self.rings.values.release(k);
             skips.after_last_values(k);
             return advance(k);
         }
         let more = advance(k);
-        match self.tiles {
+        match self.schedule.tiles {
             Tiles::InTurn => {
                 self.last_output(k);
-                self.values.release(k);
+                self.rings.values.release(k);
             }
             Tiles::Overlapped => self.last_output_overlapped(k, more),
         }
@@ -174,8 +206,8 @@ impl MainLoop {
 
     /// All steps of a tile except the P V of its last block.
     fn blocks(&self, k: &mut Builder, walk: &Walk, rows: &TileRows) {
-        let MainLoop { weights, chains, keys, values, s, p, .. } = self;
-        let softmax = rows.softmax;
+        let MainLoop { weights, chains, rings, tiles, schedule, .. } = self;
+        let (s, p, softmax) = (&tiles.s, &tiles.p, rows.softmax);
         self.clear_output(k); //                                          2  O = 0 (`softmax`: l = 0, m = −∞)
         let position = walk.first(k);
         self.read_ahead(k, walk, position, rows);
@@ -183,32 +215,32 @@ impl MainLoop {
         let factors = self.load_factors(k, &first, rows);
         self.first_block(k, &first, (rows, &factors)); //                3–6
         self.set_value_factors(k, &factors, rows);
-        if let Some(kept) = self.kept_queries {
-            self.queries.release_kept(k, kept);
+        if let Some(kept) = self.rings.kept_queries {
+            self.rings.queries.release_kept(k, kept);
         }
         walk.rest(k, position, |k, coverage| {
             //                                                            7  for each further block
             let visit = rows.visit(k, position, coverage);
             let factors = self.load_factors(k, &visit, rows);
             let mut staged = Vec::new(); //                                  elements of tables in tiles
-            let read = |k: &mut Builder| staged = self.tables.read(k, self.block_n);
+            let read = |k: &mut Builder| staged = rings.tables.read(k, self.block_n);
             self.issue_both(k, read); //                               8–11  S = Q Kᵀ, beside O += P V
             self.wait_for_scores(k); //                                  12
             self.add_halves(k, s); //                                        S of both halves of the head dim
-            self.descale(k, s, &factors, rows); //                           S·f, if f changes with the block
-            self.cap(k, s); //                                               S = tanh(S·c'), if capped
-            self.run_programs(k, s, &visit, rows, (Elements::Ahead, &staged)); // S = score(S)
+            let block = visit.scores(&factors, (Elements::Ahead, &staged));
+            let origin = |k: &mut Builder| self.origin(k, &visit);
+            rows.chain.transform(k, s, &block, origin); //                   S = score(S·f)
             self.read_ahead(k, walk, position, rows);
-            if let (Some(speculative), Coverage::Full) = (&self.speculative, coverage) {
+            if let (Some(speculative), Coverage::Full) = (&schedule.speculative, coverage) {
                 return self.softmax_speculative(k, speculative, &visit, (rows, &factors, &staged));
             }
-            keys.release(k); //                                          15  for K
-            self.hide(k, s, &visit, rows); //                                S = −∞ where a row sees no key
+            rings.keys.release(k); //                                    15  for K
+            rows.chain.hide(k, s, &block, origin); //                        S = −∞ where a row sees no key
             let rescale = softmax.update_row_max(k, s, *chains); //      13  m = max(m, S·c); l·α
             let sums = softmax.exponentials(k, s, *chains); //           13  P = exp2(S·c − m)
             softmax.add_sums(k, &sums); //                               13  l += Σ P
             self.wait_for_output(k); //                                  14
-            values.release(k); //                                        15  for V
+            rings.values.release(k); //                                  15  for V
             s.round_to(k, *weights, p); //                               16  P, rounded to the input type
             self.add_output(k); //                                           O += P V, if by block
             self.rescale_output(k, &rescale); //                         14  O·α
@@ -218,37 +250,37 @@ impl MainLoop {
 
     /// The first block, up to its probabilities.
     fn first_block(&self, k: &mut Builder, visit: &Visit, rows: (&TileRows, &Loaded)) {
-        if let Some(halved) = self.halved {
+        if let Some(halved) = self.schedule.halved {
             return self.first_block_halved(k, halved, visit, rows);
         }
-        if self.tiles == Tiles::InTurn {
+        if self.schedule.tiles == Tiles::InTurn {
             self.wait_for_first(k); //                                    3
-            self.first_scores(k, &self.s); //                           4–5  S = Q Kᵀ
+            self.first_scores(k, &self.tiles.s); //                           4–5  S = Q Kᵀ
         }
         self.skip_owed_values(k);
-        self.first_softmax(k, (&self.s, &self.p), visit, rows); //        6  m, P and l from S
+        self.first_softmax(k, (&self.tiles.s, &self.tiles.p), visit, rows); //        6  m, P and l from S
     }
 
     /// Issues the scores of a block and the P V of the block before it, and runs `between` between the two.
     /// With ping-pong scheduling, the warpgroup waits for its turn first.
     pub(super) fn issue_both(&self, k: &mut Builder, between: impl FnOnce(&mut Builder)) {
-        self.keys.wait(k); //                                             8
-        if let Some(ping_pong) = &self.ping_pong {
+        self.rings.keys.wait(k); //                                             8
+        if let Some(ping_pong) = &self.schedule.ping_pong {
             ping_pong.wait(k);
         }
-        self.issue(k, |k| self.scores(k, &self.s)); //                    9  S = Q Kᵀ
+        self.issue(k, |k| self.scores(k, &self.tiles.s)); //                    9  S = Q Kᵀ
         between(k);
-        self.values.wait(k); //                                          10
+        self.rings.values.wait(k); //                                          10
         self.output(k); //                                               11  O += P V
         k.wgmma_commit();
-        if let Some(ping_pong) = &self.ping_pong {
+        if let Some(ping_pong) = &self.schedule.ping_pong {
             ping_pong.arrive(k);
         }
     }
 
     /// The P V of a tile's last block, with nothing else in flight.
     pub(super) fn last_output(&self, k: &mut Builder) {
-        self.values.wait(k); //                                          18
+        self.rings.values.wait(k); //                                          18
         self.issue(k, |k| self.output(k)); //                            19  O += P V
         k.wgmma_wait(0);
         self.add_output(k);
@@ -256,18 +288,18 @@ impl MainLoop {
 
     /// Waits for a tile's queries and the keys of its first block.
     pub(super) fn wait_for_first(&self, k: &mut Builder) {
-        self.queries.wait(k);
-        if let Some(skips) = &self.skips {
+        self.rings.queries.wait(k);
+        if let Some(skips) = &self.schedule.skips {
             skips.before_first_keys(k);
         }
-        self.keys.wait(k);
+        self.rings.keys.wait(k);
     }
 
     /// The scores of the first block for as many keys as `s` has columns, with no other product in flight.
     pub(super) fn first_scores(&self, k: &mut Builder, s: &AccTile) {
         self.issue(k, |k| self.scores(k, s));
         k.wgmma_wait(0);
-        self.keys.release(k);
+        self.rings.keys.release(k);
     }
 
     /// The softmax of a tile's first block, or of the part of the block that `s` holds. O is zero, so nothing
@@ -279,12 +311,10 @@ impl MainLoop {
         visit: &Visit,
         (rows, factors): (&TileRows, &Loaded),
     ) {
-        let staged = self.tables.read(k, 8 * s.n_tiles());
+        let staged = self.rings.tables.read(k, 8 * s.n_tiles());
         self.add_halves(k, s);
-        self.descale(k, s, factors, rows);
-        self.cap(k, s);
-        self.run_programs(k, s, visit, rows, (Elements::InPlace, &staged));
-        self.hide(k, s, visit, rows);
+        let block = visit.scores(factors, (Elements::InPlace, &staged));
+        rows.chain.apply(k, s, &block, |k| self.origin(k, visit));
         rows.softmax.update_row_max(k, s, self.chains);
         let sums = rows.softmax.exponentials(k, s, self.chains);
         rows.softmax.add_sums(k, &sums);
@@ -293,7 +323,7 @@ impl MainLoop {
 
     /// Waits for the scores. In order [`Order::ScoresAhead`], P V may still be in flight.
     fn wait_for_scores(&self, k: &mut Builder) {
-        match self.order {
+        match self.schedule.order {
             Order::ScoresAhead => k.wgmma_wait(1),
             Order::InTurn => k.wgmma_wait(0),
         }
@@ -301,7 +331,7 @@ impl MainLoop {
 
     /// Waits for the P V of the block before.
     pub(super) fn wait_for_output(&self, k: &mut Builder) {
-        if self.order == Order::ScoresAhead {
+        if self.schedule.order == Order::ScoresAhead {
             k.wgmma_wait(0);
         }
     }
@@ -315,31 +345,31 @@ impl MainLoop {
 
     /// S = Q Kᵀ of the current block for as many keys as `s` has columns.
     pub(super) fn scores(&self, k: &mut Builder, s: &AccTile) {
-        let key = self.keys.matrix(k);
-        let q = self.queries.matrix(k);
-        self.products.wgmma_ss(k, q, key, s, Accumulate::Set);
+        let key = self.rings.keys.matrix(k);
+        let q = self.rings.queries.matrix(k);
+        self.products.scores.wgmma_ss(k, q, key, s, Accumulate::Set);
     }
 
     /// O += P V of the current values.
     fn output(&self, k: &mut Builder) {
-        if let Some(probs) = &self.shared_probs {
-            probs.write(k, &self.p);
+        if let Some(probs) = &self.tiles.shared_probs {
+            probs.write(k, &self.tiles.p);
         }
-        let value = self.values.matrix(k);
-        let (sums, accumulate) = match &self.block_output {
-            None => (&self.o, Accumulate::Add),
+        let value = self.rings.values.matrix(k);
+        let (sums, accumulate) = match &self.tiles.block_output {
+            None => (&self.tiles.o, Accumulate::Add),
             Some(block) => (&block.sums, Accumulate::Set),
         };
-        match &self.shared_probs {
-            None => self.output_products.wgmma_rs(k, &self.p, value, sums, accumulate),
-            Some(probs) => self.output_products.wgmma_ss(k, probs.matrix, value, sums, accumulate),
+        match &self.tiles.shared_probs {
+            None => self.products.output.wgmma_rs(k, &self.tiles.p, value, sums, accumulate),
+            Some(probs) => self.products.output.wgmma_ss(k, probs.matrix, value, sums, accumulate),
         }
     }
 
     /// If two warpgroups divide the head dim, adds the scores of the other half. The second barrier ensures
     /// that the exchange buffer is not overwritten by the next scores before both warps have read it.
     fn add_halves(&self, k: &mut Builder, s: &AccTile) {
-        if let Some(sum) = &self.sum {
+        if let Some(sum) = &self.products.sum {
             sum.add(k, s);
             sum.wait(k);
         }
@@ -347,54 +377,26 @@ impl MainLoop {
 
     /// Loads the descale factors of a block, if they change from block to block.
     fn load_factors(&self, k: &mut Builder, visit: &Visit, rows: &TileRows) -> Loaded {
-        if rows.scores.is_none() && rows.values.is_none() {
+        if rows.chain.descale.is_none() && rows.values.is_none() {
             return Loaded { of_keys: Vec::new(), of_values: None };
         }
         let origin = k.mul(visit.block, self.block_n);
         let keys = WarpKeys { origin, count: self.block_n, coverage: visit.coverage };
         Loaded {
-            of_keys: rows.scores.map_or(Vec::new(), |scores| scores.load(k, &keys)),
+            of_keys: rows.chain.descale.map_or(Vec::new(), |scores| scores.load(k, &keys)),
             of_values: rows.values.map(|values| (values.load(k, &keys), keys)),
         }
     }
 
-    /// Multiplies the scores by the descale factors of a block, if they change from block to block.
-    pub(super) fn descale(&self, k: &mut Builder, s: &AccTile, factors: &Loaded, rows: &TileRows) {
-        if let Some(scores) = rows.scores {
-            scores.apply(k, s, &factors.of_keys);
-            scores.enter(k);
-        }
-    }
-
-    /// Applies the softcap, if there is one.
-    pub(super) fn cap(&self, k: &mut Builder, s: &AccTile) {
-        if let Some(softcap) = &self.softcap {
-            softcap.apply(k, s);
-        }
-    }
-
-    /// Runs the score and mask programs, if there are any.
-    pub(super) fn run_programs(
-        &self,
-        k: &mut Builder,
-        s: &AccTile,
-        visit: &Visit,
-        rows: &TileRows,
-        (elements, staged): (Elements, &[Words]),
-    ) {
-        if let Some(programs) = rows.programs {
-            let hides = visit.hides.filter(|_| programs.only_mask() && visit.coverage == Coverage::Partial);
-            Hides::by_program(hides, k, |k| {
-                let origin = k.mul(visit.block, self.block_n);
-                programs.apply_with(k, s, (origin, visit.coverage), elements, staged);
-            });
-        }
+    /// The first key of a visited block.
+    pub(super) fn origin(&self, k: &mut Builder, visit: &Visit) -> R32 {
+        k.mul(visit.block, self.block_n)
     }
 
     /// Reads table elements for the block after the one at `position`, if there is such a block. All of its
     /// keys exist: only the first block is ragged.
     fn read_ahead(&self, k: &mut Builder, walk: &Walk, position: R32, rows: &TileRows) {
-        let Some(programs) = rows.programs.filter(|programs| programs.reads_ahead()) else { return };
+        let Some(programs) = rows.chain.programs.filter(|programs| programs.reads_ahead()) else { return };
         let more = k.setp_s(CmpOp::Gt, position, walk.from.clone());
         k.if_(more, |k| {
             let next = k.sub(position, 1);
@@ -402,15 +404,5 @@ impl MainLoop {
             let origin = k.mul(block, self.block_n);
             programs.read_ahead(k, origin);
         });
-    }
-
-    /// Hides the keys of a partial block that a row does not see.
-    fn hide(&self, k: &mut Builder, s: &AccTile, visit: &Visit, rows: &TileRows) {
-        if let (Some(mask), Coverage::Partial) = (rows.mask, visit.coverage) {
-            Hides::by_band(visit.hides, k, |k| {
-                let origin = k.mul(visit.block, self.block_n);
-                mask.apply(k, s, origin, visit.coverage);
-            });
-        }
     }
 }

@@ -13,7 +13,7 @@ mod speculative;
 pub use blocks::{Masked, Walk};
 pub use by_block::{BlockOutput, OutputSums};
 pub use cp_async::{Block, KvPipeline, Steps, Stream};
-pub use main_loop::{MainLoop, TileRows};
+pub use main_loop::{LoopProducts, LoopSchedule, LoopTiles, MainLoop, Rings, TileRows};
 pub use shared_probs::SharedProbs;
 pub use skips::Skips;
 

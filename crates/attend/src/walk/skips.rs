@@ -159,7 +159,7 @@ impl Skips {
 impl MainLoop {
     /// Skips the value tiles that are still to be skipped.
     pub(super) fn skip_owed_values(&self, k: &mut Builder) {
-        if let Some(skips) = &self.skips {
+        if let Some(skips) = &self.schedule.skips {
             skips.values_owed(k);
         }
     }

@@ -3,7 +3,7 @@
 
 use ptx::Builder;
 
-use super::main_loop::{Loaded, MainLoop, TileRows, Visit};
+use super::main_loop::{Loaded, MainLoop, Rings, TileRows, Visit};
 use crate::{Elements, SpeculativeMax, Words};
 
 impl MainLoop {
@@ -18,7 +18,8 @@ impl MainLoop {
         (rows, factors, staged): (&TileRows, &Loaded, &[Words]),
     ) {
         let softmax = rows.softmax;
-        let MainLoop { weights, keys, values, s, p, chains, .. } = self;
+        let MainLoop { weights, chains, rings: Rings { keys, values, .. }, tiles, .. } = self;
+        let (s, p) = (&tiles.s, &tiles.p);
         let sums = softmax.speculative_exponentials(k, s, *chains); //   P = exp2(S·c − m), with an old m
         self.wait_for_output(k);
         values.release(k);
@@ -27,9 +28,8 @@ impl MainLoop {
         speculative.check(k, softmax, &sums, p, |k| {
             self.issue(k, |k| self.scores(k, s)); //                     S = Q Kᵀ, again
             k.wgmma_wait(0);
-            self.descale(k, s, factors, rows);
-            self.cap(k, s);
-            self.run_programs(k, s, visit, rows, (Elements::InPlace, staged));
+            let block = visit.scores(factors, (Elements::InPlace, staged));
+            rows.chain.transform(k, s, &block, |k| self.origin(k, visit));
             let rescale = softmax.raise_row_max(k, s, *chains);
             self.rescale_output(k, &rescale); //                         m = max(m, S·c); O, l rescaled
             let exact = softmax.exponentials(k, s, *chains); //          P = exp2(S·c − m)

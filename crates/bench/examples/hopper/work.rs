@@ -12,8 +12,8 @@ use flashcore_bench::provenance::Provenance;
 use flashcore_bench::{Answer, Origin, median, problem_json, quantile, suites};
 use host::store::append_line;
 use judge::values::Values;
-use kernels::{Arch, Operand, Plan, emit};
-use problem::Tensor;
+use kernels::{Arch, BufferKind, Plan, emit};
+use problem::{Operand, Tensor};
 use serde_json::json;
 
 use crate::Error;
@@ -151,10 +151,9 @@ impl Setup<'_> {
 
     fn fill(&mut self, answer: &Answer) -> Result<(), Error> {
         let Some(problem) = &self.bound.problem else { return Err("no problem".into()) };
-        let inputs = &answer.inputs;
-        for (tensor, values) in [(Tensor::Q, &inputs.q), (Tensor::K, &inputs.k), (Tensor::V, &inputs.v)] {
-            let laid = values.clone().scatter(problem, tensor);
-            if let Some(slice) = self.slice(Role::Operand(Operand::Tensor(tensor))) {
+        for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
+            let laid = answer.inputs[tensor.into()].clone().scatter(problem, tensor);
+            if let Some(slice) = self.slice(Role::Operand(tensor.into())) {
                 self.stream.upload(slice, &laid.to_bytes())?;
             }
         }
@@ -179,16 +178,14 @@ impl Setup<'_> {
         let Some(problem) = &self.bound.problem else { return Err("no problem".into()) };
         let mut first = None;
         for repeat in 0..REPEATS {
-            for role in [Role::Operand(Operand::Tensor(Tensor::Out)), Role::Operand(Operand::Lse)] {
+            for role in [Role::Operand(Operand::OUT), Role::Operand(Operand::Lse)] {
                 self.slice(role).map_or(Ok(()), |slice| self.stream.fill(slice, 0xff))?;
             }
             self.launch()?;
             self.stream.synchronize()?;
-            let outputs = [
-                self.contents(Role::Operand(Operand::Tensor(Tensor::Out)))?,
-                self.contents(Role::Operand(Operand::Lse))?,
-            ];
-            if self.contents(Role::Operand(Operand::Counter))?.iter().any(|&byte| byte != 0) {
+            let outputs =
+                [self.contents(Role::Operand(Operand::OUT))?, self.contents(Role::Operand(Operand::Lse))?];
+            if self.contents(Role::Internal(BufferKind::Counter))?.iter().any(|&byte| byte != 0) {
                 return Ok(Some("WRONG  the counter is not at 0 after a launch".to_owned()));
             }
             let values = Values::from_bytes(problem.dtypes.out, &outputs[0]).gather(problem, Tensor::Out);

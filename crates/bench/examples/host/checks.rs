@@ -8,7 +8,7 @@ use half::f16;
 use judge::inputs::{Style, draw};
 use judge::values::Values;
 use kernels::Plan;
-use problem::{Band, DType, Problem};
+use problem::{Band, DType, Operand, Problem};
 use ptx::{Arg, Builder, Dim3, Kernel, Launch, Machine};
 
 use crate::tensors::Tensors;
@@ -104,7 +104,9 @@ pub fn interface() -> Outcome {
     let problem =
         Problem::new(1, 4, 100, 64, DType::F16).with_band(Band::CAUSAL).with_heads_kv(2, Layout::Bshd);
     let inputs = draw(&problem, Style::Normal, 3);
-    let (Values::F16(q), Values::F16(k), Values::F16(v)) = (&inputs.q, &inputs.k, &inputs.v) else {
+    let (Values::F16(q), Values::F16(k), Values::F16(v)) =
+        (&inputs[Operand::Q], &inputs[Operand::K], &inputs[Operand::V])
+    else {
         return Err("the draw has another type".into());
     };
     let of = |data, heads| TensorView::dense(data, [1, heads, 100, 64], Layout::Bshd);

@@ -3,7 +3,7 @@
 use driver::{Call, Event, Expect, Function, Graph, Pinned, Pool, Stream, TensorMap};
 use flashcore::AttentionError;
 use flashcore::gpu::Gpu;
-use problem::{Band, DType, Problem};
+use problem::{Band, DType, Operand, Problem};
 use ptx::{
     Arg, Builder, Dim3, Element, Kernel, L2Promotion, Launch, Swizzle, Target, TargetSuffix, TensorMapSpec,
 };
@@ -81,7 +81,7 @@ fn order(gpu: &Gpu) -> Outcome<String> {
     let prepared = gpu.prepare(&problem.clone().with_lse(true), None)?;
     let tensors = Tensors::new(context, &problem, 14, 0)?;
     let [q, k, v, ..] = tensors.slices()?;
-    let contents = [&tensors.inputs.q, &tensors.inputs.k, &tensors.inputs.v].map(|values| values.to_bytes());
+    let contents = [Operand::Q, Operand::K, Operand::V].map(|operand| tensors.inputs[operand].to_bytes());
     // The values that a kernel would read if it did not wait for the upload.
     for slice in [q, k, v] {
         copies.fill(slice, 0xff)?;

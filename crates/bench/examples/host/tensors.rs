@@ -8,7 +8,7 @@ use judge::inputs::{Style, draw};
 use judge::outputs::ErrorFigures;
 use judge::outputs::References;
 use judge::values::{Inputs, Values};
-use problem::{Problem, Tensor};
+use problem::{Operand, Problem, Tensor};
 
 use crate::{Outcome, ensure};
 
@@ -39,7 +39,8 @@ impl Tensors {
     pub fn of(context: &Arc<Context>, problem: &Problem, inputs: Inputs, shift: usize) -> Outcome<Tensors> {
         let elements = problem.span(Tensor::Out).map_or(0, |(elements, _)| elements);
         let rows = problem.batch * problem.heads_q * problem.seq_q;
-        let mut contents = vec![inputs.q.to_bytes(), inputs.k.to_bytes(), inputs.v.to_bytes()];
+        let mut contents =
+            [Operand::Q, Operand::K, Operand::V].map(|operand| inputs[operand].to_bytes()).to_vec();
         contents.extend([vec![POISON; elements * problem.dtypes.out.bytes()], vec![POISON; 4 * rows]]);
         let buffers = contents.iter().map(|data| -> Outcome<Buffer> {
             let mut buffer = Buffer::new(context, data.len() + 2 * shift)?;

@@ -7,7 +7,7 @@ use flashcore_bench::{
     Entrant, Fault, Mode, NotOurs, Origin, Peaks, Race, Rules, SUSTAINED_US, SpeedVerdict, median, race,
 };
 use judge::values::Values;
-use problem::DType;
+use problem::{DType, Operand};
 
 use crate::device::{CALLS, COLD_US, Device, Host, WARM_US, World, against, honest, problem, race_on};
 
@@ -69,7 +69,7 @@ fn an_output_kept_for_its_pointers_is_stale() {
 fn fingerprinting(sampled: [usize; 3]) -> Host {
     let mut kept: HashMap<[u32; 3], Values> = HashMap::new();
     Box::new(move |world, calls| {
-        let key = sampled.map(|i| world.inputs.q.get(i).unwrap().to_bits());
+        let key = sampled.map(|i| world.inputs[Operand::Q].get(i).unwrap().to_bits());
         let known = kept.contains_key(&key);
         *world.out = kept.entry(key).or_insert_with(|| world.answer()).clone();
         let first = if known { 1.0 } else { WARM_US };
@@ -132,12 +132,13 @@ fn answers_to_zeros_and_constants_are_wrong() {
     let zeros = |world: &mut World| *world.out = Values::zeros(DType::F16, 4096);
     let means = |world: &mut World| {
         let mean = |head: usize, d: usize| {
-            (0..64).map(|row| world.inputs.v.get(head * 2048 + row * 32 + d).unwrap()).sum::<f32>() / 64.0
+            (0..64).map(|row| world.inputs[Operand::V].get(head * 2048 + row * 32 + d).unwrap()).sum::<f32>()
+                / 64.0
         };
         let all: Vec<f32> = (0..4096).map(|i| mean(i / 2048, i % 32)).collect();
         *world.out = Values::round(DType::F16, &all);
     };
-    let copies = |world: &mut World| *world.out = world.inputs.v.clone();
+    let copies = |world: &mut World| *world.out = world.inputs[Operand::V].clone();
     let tricks: [Trick; 3] = [Box::new(zeros), Box::new(means), Box::new(copies)];
     for trick in tricks {
         let host: Host = Box::new(move |world, calls| {
@@ -158,7 +159,7 @@ fn a_busy_machine_is_no_fault() {
     let busy: Host = Box::new(move |world, batch| {
         calls += 1;
         *world.out = world.answer();
-        let new = met.insert(world.inputs.q.get(0).unwrap().to_bits());
+        let new = met.insert(world.inputs[Operand::Q].get(0).unwrap().to_bits());
         // One call and five turns precede the rounds. In a turn an untimed call precedes the timed one.
         waits ^= calls > 11 && calls % 2 == 1 && !new;
         let factor = if calls > 11 && (new || waits) { 3.0 } else { 1.0 };

@@ -62,7 +62,7 @@ impl Subject {
         match self {
             Subject::Mma(kind) => kernel::module(kind, target),
             Subject::Wmma(matrices) => matrices.module(target),
-            Subject::Wgmma(product) => product.module(Target::sm_a(target.sm)),
+            Subject::Wgmma(product) => product.module(Target::of_device(target.sm)),
         }
     }
 

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use cpu::CpuPlan;
-use judge::operands::OtherInputs;
 use judge::values::{Inputs, Values};
 use problem::{DType, Layout, Problem};
 use rand::Rng;
@@ -64,9 +63,9 @@ pub fn run(file: &TensorFile) -> Result<bool, Panic> {
             return false;
         };
         let [batch, heads, rows, dim] = shape[..] else { return false };
-        let problem = Problem::new(batch, heads, rows, dim, values.dtype()).with_layout(Layout::Bhsd);
-        let inputs =
-            Inputs { q: values.clone(), k: values.clone(), v: values, others: OtherInputs::default() };
+        let Some(dtype) = values.dtype().float() else { return false };
+        let problem = Problem::new(batch, heads, rows, dim, dtype).with_layout(Layout::Bhsd);
+        let inputs = Inputs::of(values.clone(), values.clone(), values);
         inputs.attention(&problem, &CpuPlan::for_problem(&problem)).is_ok()
     })
 }

@@ -248,7 +248,7 @@ mod tests {
     use predict::machine::H200;
 
     use super::*;
-    use crate::probes::{all, target};
+    use crate::probes::all;
 
     fn h200() -> Device {
         Device { name: "NVIDIA H200".into(), sm: 90, sms: 132, l2_bytes: 60 << 20, clock_mhz: None }
@@ -287,7 +287,7 @@ mod tests {
     /// Every rule names existing probes, and constants that were not measured stay the table's.
     #[test]
     fn a_constant_needs_its_probes() {
-        let target = target(90);
+        let target = Target::of_device(90);
         let rows: Vec<Row> = all(target)
             .iter()
             .map(|probe| Row { probe: probe.name.clone(), kind: probe.kind, clocks: 2.0, forecast: None })

@@ -25,11 +25,6 @@ const ROUNDS: [u32; 2] = [16, 48];
 /// Launches of each kernel. The fastest counts.
 const LAUNCHES: usize = 4;
 
-/// The target of probes on a GPU, with architecture-specific features where they exist.
-pub fn target(sm: u32) -> Target {
-    if sm == 90 { Target::sm_a(sm) } else { Target::sm(sm) }
-}
-
 /// The meaning of a probe's clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -296,9 +291,9 @@ mod tests {
     fn every_probe_runs_and_is_forecast() {
         const FEW: [u32; 2] = [3, 9];
         let mut names = std::collections::HashSet::new();
-        for probe in all(target(90)) {
+        for probe in all(Target::of_device(90)) {
             assert!(names.insert(probe.name.clone()), "{} twice", probe.name);
-            let figure = probe.forecast_from(&H200, target(90), FEW);
+            let figure = probe.forecast_from(&H200, Target::of_device(90), FEW);
             let figure = figure.unwrap_or_else(|e| panic!("{}: {e}", probe.name));
             assert!(figure.clocks > 0.0 && figure.clocks.is_finite(), "{}: {figure:?}", probe.name);
         }
@@ -307,7 +302,7 @@ mod tests {
     /// The emulator's clock counts instructions, so a chain with one instruction per unit gives one clock.
     #[test]
     fn the_difference_of_four_runs_is_the_unit() {
-        let probe = all(target(90)).into_iter().find(|p| p.name == "fma chain").unwrap();
+        let probe = all(Target::of_device(90)).into_iter().find(|p| p.name == "fma chain").unwrap();
         let figure = probe.measure(&mut Emulator::default(), Target::sm(90), 1).unwrap();
         assert_eq!(figure.clocks, 1.0);
         assert!((2.0..8.0).contains(&figure.round), "{figure:?}");

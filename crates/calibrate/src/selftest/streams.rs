@@ -2,7 +2,7 @@
 
 use driver::{Buffer, Call, DriverError, Expect, Function, Gpu, Stream};
 use judge::inputs::Style;
-use kernels::{Arch, Operand};
+use kernels::Arch;
 use problem::Problem;
 
 use super::{Check, FEW, Making, Settings};
@@ -59,9 +59,7 @@ fn at_once(gpu: &Gpu, bound: &Bound, rounds: u32, making: &mut Making) -> Result
         }
         lanes.push((Stream::new(context)?, buffers));
     }
-    let output = |role: &Role| {
-        matches!(role, Role::Operand(Operand::Tensor(problem::Tensor::Out)) | Role::Operand(Operand::Lse))
-    };
+    let output = |role: &Role| matches!(role, Role::Operand(operand) if operand.is_output());
     let mut first: Option<Vec<u8>> = None;
     for round in 0..rounds as usize {
         // Each round starts with another stream, and every other round runs backwards.

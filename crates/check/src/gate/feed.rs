@@ -6,9 +6,9 @@ use emu::Buffer;
 use judge::inputs::{Style, draw, rows_of};
 use judge::outputs::{ErrorFigures, References, dense_rows};
 use judge::values::{Inputs, Values};
-use kernels::Operand;
-use oracle::OracleError;
-use problem::{Layout, Problem, Sequence, Tensor};
+use kernels::BufferKind;
+use problem::{Layout, Operand, Problem, ProblemError, Sequence, Tensor};
+use ptx::BufferSpec;
 
 use super::CheckReport;
 use super::quantised::{Codes, distance, encode};
@@ -32,7 +32,7 @@ impl Feed {
     /// Draws inputs. `None` if the kernel cannot take the style: quantised codes can represent neither NaN
     /// nor infinity.
     pub fn draw(bound: &Bound, style: Style, seed: u64) -> Option<Feed> {
-        let quantises = bound.roles.contains(&Role::Operand(Operand::Scales));
+        let quantises = bound.roles.contains(&Role::Internal(BufferKind::Scales));
         if quantises && !style.is_finite() {
             return None;
         }
@@ -50,7 +50,7 @@ impl Feed {
     /// The rows of each batch entry; empty when the kernel has no problem.
     pub(super) fn sequences(&self, bound: &Bound) -> Vec<Sequence> {
         let drawn = bound.problem.as_ref().zip(self.drawn.as_ref());
-        drawn.map_or_else(Vec::new, |(problem, inputs)| inputs.others.sequences(problem))
+        drawn.map_or_else(Vec::new, |(problem, inputs)| inputs.sequences(problem))
     }
 
     /// The inputs for the reference: for a quantised kernel, the values that the codes represent.
@@ -62,7 +62,7 @@ impl Feed {
     ///
     /// # Errors
     /// When the oracle rejects the problem.
-    pub fn references(&self, bound: &Bound) -> Result<Option<References>, OracleError> {
+    pub fn references(&self, bound: &Bound) -> Result<Option<References>, ProblemError> {
         self.references_of(bound, None)
     }
 
@@ -72,7 +72,7 @@ impl Feed {
         &self,
         bound: &Bound,
         wanted: Option<&[bool]>,
-    ) -> Result<Option<References>, OracleError> {
+    ) -> Result<Option<References>, ProblemError> {
         let Some((problem, inputs)) = bound.problem.as_ref().zip(self.judged()) else { return Ok(None) };
         let references = References::of_rows(problem, inputs, wanted)?;
         Ok(Some(references.of_gpu(problem)))
@@ -83,8 +83,7 @@ impl Feed {
     pub(super) fn written_rows(&self, bound: &Bound, buffers: &[Buffer]) -> Option<(Vec<bool>, usize)> {
         let problem = bound.problem.as_ref()?;
         let buffer = |wanted: Role| bound.roles.iter().position(|&r| r == wanted).map(|i| &buffers[i]);
-        let (out, lse) =
-            (buffer(Role::Operand(Operand::Tensor(Tensor::Out)))?, buffer(Role::Operand(Operand::Lse)));
+        let (out, lse) = (buffer(Role::Operand(Operand::OUT))?, buffer(Role::Operand(Operand::Lse)));
         let sequences = self.sequences(bound);
         let (size, mut whole, mut in_part) = (problem.dtypes.out.bytes(), vec![false; problem.lse_len()], 0);
         let places = dense_rows(problem, &sequences).into_iter().zip(lse_rows(bound, problem, &sequences));
@@ -99,7 +98,7 @@ impl Feed {
     }
 
     /// The error that quantising the inputs causes; `None` for inputs that are not quantised.
-    pub(super) fn quantisation(&self, bound: &Bound) -> Result<Option<f64>, OracleError> {
+    pub(super) fn quantisation(&self, bound: &Bound) -> Result<Option<f64>, ProblemError> {
         let (Some(problem), Some(drawn), Some(codes)) = (&bound.problem, &self.drawn, &self.codes) else {
             return Ok(None);
         };
@@ -109,56 +108,31 @@ impl Feed {
     /// The buffers before the run. Outputs hold a NaN pattern.
     pub fn buffers(&self, bound: &Bound) -> Vec<Buffer> {
         let (inputs, codes) = (self.drawn.as_ref(), self.codes.as_ref());
-        let quantised = |tensor: Tensor| codes.map(|c| &c.codes[tensor as usize]);
         let specs = bound.kernel.buffers.iter().zip(&bound.roles).enumerate();
-        specs
-            .map(|(index, (spec, role))| match (role, inputs) {
-                (Role::Operand(Operand::Tensor(Tensor::Q)), Some(inputs)) => {
-                    Buffer::from_bytes(&inputs.q.to_bytes())
-                }
-                (Role::Operand(Operand::Tensor(Tensor::K)), Some(inputs)) => {
-                    Buffer::from_bytes(&inputs.k.to_bytes())
-                }
-                (Role::Operand(Operand::Tensor(Tensor::V)), Some(inputs)) => {
-                    Buffer::from_bytes(&inputs.v.to_bytes())
-                }
-                (Role::Fill(memory), _) => self.filled(bound, index, memory),
-                (Role::Words(words), _) => {
-                    let words = bound.words.get(*words).map_or(&[][..], Vec::as_slice);
-                    Buffer::from_bytes(&words.iter().flat_map(emu::argument_bytes).collect::<Vec<u8>>())
-                }
-                (Role::Operand(Operand::Codes(tensor @ (Tensor::Q | Tensor::K | Tensor::V))), _) => {
-                    quantised(*tensor)
-                        .map_or_else(|| Buffer::uninitialised(spec.bytes), |c| Buffer::from_bytes(c))
-                }
-                (Role::Operand(Operand::Scales), _) => {
-                    let scales = codes.iter().flat_map(|c| &c.scales).flat_map(|x| x.to_le_bytes());
-                    Buffer::from_bytes(&scales.collect::<Vec<u8>>())
-                }
-                (
-                    Role::Operand(
-                        operand @ (Operand::Lengths(_)
-                        | Operand::Sinks
-                        | Operand::Table(_)
-                        | Operand::Descale(_)),
-                    ),
-                    inputs,
-                ) => inputs
-                    .and_then(|inputs| inputs.others.bytes(*operand))
-                    .map_or_else(|| Buffer::uninitialised(spec.bytes), |bytes| Buffer::from_bytes(&bytes)),
-                (Role::Operand(Operand::Counter), _) => Buffer::from_bytes(&vec![0; spec.bytes]),
-                (
-                    Role::Operand(Operand::Tensor(_))
-                    | Role::Operand(Operand::Lse)
-                    | Role::Operand(Operand::Scratch | Operand::Temporary(_))
-                    | Role::Operand(Operand::Codes(Tensor::Out)),
-                    _,
-                ) => match bound.memory(index) {
+        let contents = |(index, (spec, role)): (usize, (&BufferSpec, &Role))| match *role {
+            Role::Operand(operand) => match inputs.and_then(|inputs| inputs.operands.get(operand)) {
+                Some(values) => Buffer::from_bytes(&values.to_bytes()),
+                None => match bound.memory(index) {
                     Some(memory) => self.filled(bound, index, &memory),
                     None => Buffer::uninitialised(spec.bytes),
                 },
-            })
-            .collect()
+            },
+            Role::Fill(ref memory) => self.filled(bound, index, memory),
+            Role::Words(words) => {
+                let words = bound.words.get(words).map_or(&[][..], Vec::as_slice);
+                Buffer::from_bytes(&words.iter().flat_map(emu::argument_bytes).collect::<Vec<u8>>())
+            }
+            Role::Internal(BufferKind::Codes(tensor)) => codes
+                .and_then(|codes| codes.codes.get(tensor.into()))
+                .map_or_else(|| Buffer::uninitialised(spec.bytes), |codes| Buffer::from_bytes(codes)),
+            Role::Internal(BufferKind::Scales) => {
+                let scales = codes.iter().flat_map(|c| &c.scales).flat_map(|x| x.to_le_bytes());
+                Buffer::from_bytes(&scales.collect::<Vec<u8>>())
+            }
+            Role::Internal(BufferKind::Counter) => Buffer::from_bytes(&vec![0; spec.bytes]),
+            Role::Internal(_) => Buffer::uninitialised(spec.bytes),
+        };
+        specs.map(contents).collect()
     }
 
     fn filled(&self, bound: &Bound, index: usize, memory: &Memory) -> Buffer {
@@ -186,16 +160,12 @@ impl Feed {
     ) {
         let specs = bound.kernel.buffers.iter().zip(&bound.roles);
         for ((spec, role), (before, after)) in specs.zip(before.iter().zip(after)) {
-            let input = matches!(
-                role,
-                Role::Operand(Operand::Tensor(Tensor::Q | Tensor::K | Tensor::V))
-                    | Role::Operand(Operand::Codes(_))
-                    | Role::Operand(Operand::Scales)
-                    | Role::Operand(
-                        Operand::Lengths(_) | Operand::Sinks | Operand::Table(_) | Operand::Descale(_)
-                    )
-            );
-            if *role == Role::Operand(Operand::Counter) && before != after {
+            let input = match role {
+                Role::Operand(operand) => !operand.is_output(),
+                Role::Internal(kind) => matches!(kind, BufferKind::Codes(_) | BufferKind::Scales),
+                Role::Fill(_) | Role::Words(_) => false,
+            };
+            if *role == Role::Internal(BufferKind::Counter) && before != after {
                 check.fail(format!("the kernel left its {} at another value than 0", spec.name));
             }
             if input && before != after {
@@ -215,7 +185,7 @@ impl Feed {
     ) {
         let Some(problem) = &bound.problem else { return };
         let contents = |wanted: Role| bound.roles.iter().position(|&r| r == wanted).map(|i| &after[i]);
-        let Some(out) = contents(Role::Operand(Operand::Tensor(Tensor::Out))) else {
+        let Some(out) = contents(Role::Operand(Operand::OUT)) else {
             return check.leave_incomplete("nothing was judged: the kernel has no `out`".to_owned());
         };
         let lse = contents(Role::Operand(Operand::Lse));

@@ -2,13 +2,13 @@
 //! is a separate figure and does not change the verdict.
 
 use kernels::ladder::{dequantise, quantise};
-use problem::Problem;
+use problem::{OperandMap, Problem, Tensor};
 
 use judge::values::{Inputs, Values};
 
 /// Quantised inputs.
 pub(super) struct Codes {
-    pub codes: [Vec<u8>; 3],
+    pub codes: OperandMap<Vec<u8>>,
     /// Scales of each head of Q, then of K, then of V.
     pub scales: Vec<f32>,
     /// The values that the codes stand for.
@@ -25,14 +25,14 @@ pub(super) fn encode(problem: &Problem, inputs: &Inputs) -> Codes {
         let decoded = Values::round(problem.dtypes.q, &dequantise(&quantised));
         (quantised.codes, decoded)
     };
-    let (q_codes, q) = tensor(&inputs.q, problem.seq_q, problem.head_dim);
-    let (k_codes, k) = tensor(&inputs.k, problem.seq_kv, problem.head_dim);
-    let (v_codes, v) = tensor(&inputs.v, problem.seq_kv, problem.head_dim_v);
-    Codes {
-        codes: [q_codes, k_codes, v_codes],
-        scales,
-        decoded: Inputs { q, k, v, others: inputs.others.clone() },
+    let (mut codes, mut decoded) = (OperandMap::default(), inputs.clone());
+    for of in [Tensor::Q, Tensor::K, Tensor::V] {
+        let [.., rows, dim] = problem.extents(of);
+        let (of_tensor, values) = tensor(&inputs[of.into()], rows, dim);
+        codes.insert(of.into(), of_tensor);
+        decoded[of.into()] = values;
     }
+    Codes { codes, scales, decoded }
 }
 
 /// Relative Frobenius distance of two outputs: the quantisation error.

@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use emu::{Buffer, Counters, EmuError, HazardKind, Options, Placement, Report, Schedule};
 use judge::inputs::Style;
-use kernels::Operand;
-use oracle::OracleError;
-use problem::{Problem, Tensor};
+use problem::{Operand, Problem, ProblemError};
 use ptx::{Access, BarKind, Kernel, Launch, Op, Space};
 
 use super::feed::{Feed, lse_rows, row_ranges};
@@ -155,7 +153,7 @@ pub enum GateError {
     #[error("the kernel cannot be launched: {0}")]
     Launch(EmuError),
     #[error("the oracle rejects the problem: {0}")]
-    Oracle(#[from] OracleError),
+    Oracle(#[from] ProblemError),
     #[error(transparent)]
     Reference(#[from] ReferenceError),
     #[error("{0}")]
@@ -592,7 +590,7 @@ pub(super) fn must_write(bound: &Bound, feed: &Feed) -> HashMap<usize, Vec<Range
     let Some(problem) = &bound.problem else { return Default::default() };
     let sequences = feed.sequences(bound);
     let at = |operand| bound.roles.iter().position(|&r| r == Role::Operand(operand));
-    let out = at(Operand::Tensor(Tensor::Out))
+    let out = at(Operand::OUT)
         .map(|index| (index, in_bytes(row_ranges(problem, &sequences), problem.dtypes.out.bytes())));
     let lse = at(Operand::Lse).filter(|_| !problem.lengths.is_even()).map(|index| {
         let rows = lse_rows(bound, problem, &sequences).into_iter().map(|row| row..row + 1);

@@ -3,7 +3,7 @@
 
 use problem::program::library;
 use problem::{
-    Band, DTypes, Expr, Layout, Lengths, Problem, Program, Programs, SideLengths, Strides, Table, TableType,
+    Band, DTypes, ElementType, Expr, Layout, Lengths, Problem, Program, Programs, SideLengths, Strides, Table,
 };
 
 /// A problem of the torture set and its difficulty.
@@ -84,7 +84,7 @@ fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
         };
         Problem { programs, ..problem }
     };
-    let slopes = || vec![Table { dtype: TableType::F32, extents: vec![2, 2], strides: vec![0, 1] }];
+    let slopes = || vec![Table { dtype: ElementType::F32, extents: vec![2, 2], strides: vec![0, 1] }];
     let one_per_pair = |dtype, rows: usize, keys: usize| {
         // One table for all batch entries and heads.
         let strides = vec![0, 0, keys as i64, 1];
@@ -110,28 +110,28 @@ fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
         ("sink, softcap, window", sink(base(100, 100).with_band(Band::window(30, 0)).with_softcap(4.0))),
         ("ALiBi, causal", program(base(67, 90), Some(library::alibi(0)), Some(library::causal()), slopes())),
         ("additive bias", {
-            let bias = one_per_pair(TableType::Bf16, 67, 83);
+            let bias = one_per_pair(ElementType::Bf16, 67, 83);
             program(base(67, 83), Some(library::bias(0)), None, bias)
         }),
         ("additive bias, read in pairs", {
-            let bias = one_per_pair(TableType::F16, 40, 256);
+            let bias = one_per_pair(ElementType::F16, 40, 256);
             program(base(40, 256), Some(library::bias(0)), None, bias)
         }),
         ("boolean mask, softcap", {
-            let mask = one_per_pair(TableType::U8, 50, 70);
+            let mask = one_per_pair(ElementType::U8, 50, 70);
             program(base(50, 70).with_softcap(3.0), None, Some(library::mask_tensor(0)), mask)
         }),
         ("boolean mask, causal, rows of a tile beyond the queries", {
-            let mask = one_per_pair(TableType::U8, 33, 33);
+            let mask = one_per_pair(ElementType::U8, 33, 33);
             program(base(33, 33).with_band(Band::CAUSAL), None, Some(library::mask_tensor(0)), mask)
         }),
         ("boolean mask, causal, a warpgroup beyond the queries", {
-            let mask = one_per_pair(TableType::U8, 100, 100);
+            let mask = one_per_pair(ElementType::U8, 100, 100);
             program(base(100, 100).with_band(Band::CAUSAL), None, Some(library::mask_tensor(0)), mask)
         }),
         ("documents, causal", {
             let of_position =
-                vec![Table { dtype: TableType::I32, extents: vec![2, 90], strides: vec![90, 1] }];
+                vec![Table { dtype: ElementType::I32, extents: vec![2, 90], strides: vec![90, 1] }];
             program(base(90, 90), None, Some(library::causal() & library::document(0)), of_position)
         }),
         ("chunks of packed sequences", {
@@ -143,7 +143,7 @@ fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
             program(base(80, 80), Some(score), Some(window() | library::key().lt(4)), Vec::new())
         }),
         ("relative bias of each head, negative scale", {
-            let table = vec![Table::dense(TableType::F32, &[2, 160])];
+            let table = vec![Table::dense(ElementType::F32, &[2, 160])];
             let mut problem = program(base(80, 80), Some(library::relative_bias(0, 79)), None, table);
             problem.score.scale = Some(-0.2);
             problem
@@ -203,7 +203,7 @@ mod tests {
                 let (out, lse) = inputs.attention(&problem, &CpuPlan::for_problem(&problem)).unwrap();
                 let (_, origin) = problem.span(Tensor::Out).unwrap();
                 let mut dense = Vec::new();
-                let sequences = inputs.others.sequences(&problem);
+                let sequences = inputs.sequences(&problem);
                 for (span, h, r) in judge::inputs::rows_of(&sequences, Tensor::Out, problem.heads_q) {
                     let start = origin as i64 + problem.out.offset(span.batch, h, span.start + r);
                     dense.extend((0..64).filter_map(|d| out.get(start as usize + d)).map(f64::from));

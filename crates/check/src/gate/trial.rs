@@ -4,9 +4,8 @@
 
 use emu::Buffer;
 use judge::outputs::{ErrorFigures, References};
-use kernels::{Arch, KernelError, Operand, Plan};
-use oracle::OracleError;
-use problem::Problem;
+use kernels::{Arch, KernelError, Plan};
+use problem::{Operand, Problem, ProblemError};
 use ptx::{Access, Arg, Kernel, Machine};
 
 use super::feed::Feed;
@@ -48,7 +47,7 @@ pub enum TrialError<E: std::error::Error> {
     #[error(transparent)]
     Machine(E),
     #[error("the oracle rejects the problem: {0}")]
-    Oracle(#[from] OracleError),
+    Oracle(#[from] ProblemError),
 }
 
 /// Emits the kernels of a plan and assigns roles to their buffers.
@@ -170,7 +169,7 @@ fn skip_guard(arg: &mut Arg) {
 }
 
 const fn is_output(role: Role) -> bool {
-    matches!(role, Role::Operand(Operand::Tensor(problem::Tensor::Out)) | Role::Operand(Operand::Lse))
+    matches!(role, Role::Operand(operand) if operand.is_output())
 }
 
 /// Checks that no output element still has the initial pattern of ones. Arithmetic produces a different NaN.

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use kernels::{Operand, Program};
-use problem::{Layout, Problem, Tensor};
+use kernels::{BufferKind, Program};
+use problem::{Layout, Operand, Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec, Verified};
 
 use super::memory::{BufferType, Init, Memory};
@@ -20,17 +20,19 @@ use crate::reference::{self, Reference, ReferenceSpec, Source};
 /// judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// An operand of a generated kernel. Inputs are drawn, `out` and the LSE are judged.
+    /// An operand of the problem. Inputs are drawn, `out` and the LSE are judged.
     Operand(Operand),
+    /// Another buffer of a generated kernel: codes, scales, counters, scratch memory and temporaries.
+    Internal(BufferKind),
     /// Memory with given initial contents. Its final contents are judged only by a reference.
     Fill(Memory),
     /// Addresses of other buffers or a tensor map: the number of the list in [`Bound::words`].
     Words(usize),
 }
 
-impl From<Operand> for Role {
-    fn from(operand: Operand) -> Role {
-        Role::Operand(operand)
+impl From<BufferKind> for Role {
+    fn from(kind: BufferKind) -> Role {
+        kind.operand().map_or(Role::Internal(kind), Role::Operand)
     }
 }
 
@@ -67,8 +69,8 @@ pub struct Bound {
 impl Bound {
     /// A generated program. The module has the line numbers of its printed form, so that findings name lines.
     pub fn of_program(program: Program, problem: &Problem) -> Bound {
-        let Program { kernel, then, operands } = program;
-        let roles = operands.into_iter().map(Role::from).collect();
+        let Program { kernel, then, kinds } = program;
+        let roles = kinds.into_iter().map(Role::from).collect();
         Bound { then, ..Bound::of_kernel(kernel, roles, Some(problem.clone())) }
     }
 

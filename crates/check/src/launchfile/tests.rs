@@ -1,5 +1,4 @@
-use kernels::Operand;
-use problem::{Band, DType, Tensor};
+use problem::{Band, DType, Operand};
 use ptx::{
     Arg, Dim3, Function, FunctionKind, Item, LaunchBounds, Linkage, Module, Param, ParamSpace, StructArg,
     Target,
@@ -85,7 +84,7 @@ fn reads_what_is_documented() {
     assert_eq!(bound.kernel.args[3], Arg::F32(2.0));
     assert_eq!(bound.kernel.args[2], Arg::Buffer { index: 2, offset: 0 });
     assert_eq!(bound.kernel.buffers[2].bytes, 40);
-    assert_eq!(bound.roles[1], Role::Operand(Operand::Tensor(Tensor::Out)));
+    assert_eq!(bound.roles[1], Role::Operand(Operand::OUT));
 }
 
 fn refusal(from: &str, to: &str) -> String {
@@ -294,10 +293,7 @@ fn tensor_maps_show_tensors_buffers_and_memory_of_their_own() {
     let bound = spec.bind(module(&params, LaunchBounds::default())).unwrap();
     let own = Role::Fill(Memory::new(BufferType::U8, 512, Init::Iota));
     let fill = Role::Fill(Memory::new(BufferType::F16, 4096, Init::Uninitialised));
-    assert_eq!(
-        bound.roles,
-        [fill, Role::Operand(Operand::Tensor(Tensor::K)), own, Role::Operand(Operand::Tensor(Tensor::Out))]
-    );
+    assert_eq!(bound.roles, [fill, Role::Operand(Operand::K), own, Role::Operand(Operand::OUT)]);
     let buffers: Vec<_> = bound.kernel.tensor_maps.iter().map(|map| map.buffer).collect();
     assert_eq!(buffers, [1, 0, 2]);
     // Heads lie between rows, in the map as in the tensor of the pointer argument.

@@ -2,9 +2,8 @@
 
 use std::fmt::Write;
 
-use kernels::Operand;
 use kernels::select::Shape;
-use problem::{Problem, Score, Tensor};
+use problem::{Operand, Problem, Score};
 use ptx::{Arg, L2Promotion, Swizzle, TensorMapSpec};
 
 use super::{Bound, Role};
@@ -48,22 +47,13 @@ impl Bound {
 
     fn role_name(&self, buffer: usize) -> Option<&'static str> {
         match self.roles.get(buffer)? {
-            Role::Operand(Operand::Tensor(tensor)) => Some(tensor.name()),
-            Role::Operand(Operand::Lse) => Some("lse"),
-            Role::Operand(Operand::Lengths(_) | Operand::Sinks | Operand::Table(_))
-            | Role::Operand(Operand::Descale(_) | Operand::Codes(_))
-            | Role::Operand(Operand::Scales)
-            | Role::Operand(Operand::Counter)
-            | Role::Operand(Operand::Scratch | Operand::Temporary(_))
-            | Role::Fill(_)
-            | Role::Words(_) => None,
+            Role::Operand(operand @ (Operand::Tensor(_) | Operand::Lse)) => Some(operand.name()),
+            Role::Operand(_) | Role::Internal(_) | Role::Fill(_) | Role::Words(_) => None,
         }
     }
 
     fn map_table(&self, map: &TensorMapSpec) -> Option<String> {
-        let Some(Role::Operand(Operand::Tensor(tensor @ (Tensor::Q | Tensor::K | Tensor::V | Tensor::Out)))) =
-            self.roles.get(map.buffer)
-        else {
+        let Some(Role::Operand(Operand::Tensor(tensor))) = self.roles.get(map.buffer) else {
             return None;
         };
         if map.l2_promotion != L2Promotion::default() || map.wraps {

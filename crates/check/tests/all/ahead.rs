@@ -8,13 +8,13 @@ use judge::inputs::Style;
 use kernels::Plan;
 use kernels::forward::wgmma::{Diagonal, Rescaling, Tables, WgmmaPlan};
 use problem::program::library as lib;
-use problem::{Band, DType, Layout, Problem, Program, Programs, Table, TableType};
+use problem::{Band, DType, ElementType, Layout, Problem, Program, Programs, Table};
 use tile::Turns;
 
 const KEYS: usize = 261;
 
 /// A problem with a bias whose rows are `stride` elements apart, 1 for each query head.
-fn biased(stride: i64, dtype: TableType, band: Band) -> Problem {
+fn biased(stride: i64, dtype: ElementType, band: Band) -> Problem {
     let mut problem = Problem::new(1, 4, 150, 64, DType::Bf16)
         .with_seq_kv(KEYS, Layout::Bshd)
         .with_heads_kv(2, Layout::Bshd)
@@ -41,7 +41,7 @@ fn passes(problem: &Problem, plan: WgmmaPlan, schedule: Schedule) {
 /// are aligned to 16 bytes, to words, or to elements.
 #[test]
 fn elements_are_read_ahead_at_every_alignment() {
-    for (stride, dtype) in [(264, TableType::Bf16), (266, TableType::F16), (265, TableType::F16)] {
+    for (stride, dtype) in [(264, ElementType::Bf16), (266, ElementType::F16), (265, ElementType::F16)] {
         for band in [Band::FULL, Band::CAUSAL, Band::window(70, 20)] {
             let problem = biased(stride, dtype, band);
             let plan = WgmmaPlan { block_n: 48, ..WgmmaPlan::default_for(&problem, &SMALL) };
@@ -54,7 +54,7 @@ fn elements_are_read_ahead_at_every_alignment() {
 fn variants_read_ahead() {
     let speculative = Rescaling::Speculative { beyond: 0, limit: 7 };
     for (i, band) in [Band::FULL, Band::CAUSAL].into_iter().enumerate() {
-        let problem = biased(264, TableType::Bf16, band);
+        let problem = biased(264, ElementType::Bf16, band);
         let plain = plain_wgmma(&problem);
         let mut plans = vec![
             WgmmaPlan { rescale: speculative, tiles: Tiles::Overlapped, ..plain.clone() },
@@ -73,8 +73,8 @@ fn variants_read_ahead() {
 /// With a mask program, blocks come from a list.
 #[test]
 fn listed_blocks_are_read_ahead() {
-    let mut problem = biased(264, TableType::Bf16, Band::CAUSAL);
-    problem.programs.tables.push(Table::dense(TableType::I32, &[1, KEYS]));
+    let mut problem = biased(264, ElementType::Bf16, Band::CAUSAL);
+    problem.programs.tables.push(Table::dense(ElementType::I32, &[1, KEYS]));
     problem.programs.mask = Some(Program::new(&lib::document(1)).unwrap());
     let plan = WgmmaPlan { block_n: 48, ..WgmmaPlan::default_for(&problem, &SMALL) };
     passes(&problem, plan, Schedule::Late);

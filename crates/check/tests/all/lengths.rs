@@ -5,8 +5,9 @@ use emu::{Buffer, HazardKind, Options};
 use flashcore_check::gate::{Feed, Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::{Bound, Role};
 use judge::inputs::{Style, draw};
-use kernels::{Arch, Family, LengthArray, Operand, Plan};
-use problem::{Band, Corner, DType, Layout, Problem, SideLengths, Tensor};
+use judge::values::Values;
+use kernels::{Arch, Family, Plan};
+use problem::{Band, Corner, DType, Layout, LengthArray, Operand, Problem, SideLengths};
 use serde_json::{Value, json};
 
 use crate::common::SMALL;
@@ -191,8 +192,12 @@ fn rows_outside_sequences_keep_their_values() {
     let (_, problem) = &problems()[0];
     for (what, bound) in every_store(problem) {
         let mut inputs = draw(problem, Style::Normal, 1);
-        inputs.others.cumulative_q = vec![17, 100, 100, 101, 190];
-        inputs.others.cumulative_kv = vec![3, 90, 91, 91, 200];
+        for (array, lengths) in [
+            (LengthArray::CumulativeQ, [17, 100, 100, 101, 190]),
+            (LengthArray::CumulativeKv, [3, 90, 91, 91, 200]),
+        ] {
+            inputs[Operand::Lengths(array)] = Values::I32(lengths.to_vec());
+        }
         let feed = Feed::of(inputs);
         let references = feed.references(&bound).unwrap().unwrap();
         let mut buffers = feed.buffers(&bound);
@@ -202,7 +207,7 @@ fn rows_outside_sequences_keep_their_values() {
         let after: Vec<Vec<u8>> = buffers.iter().map(Buffer::to_bytes).collect();
         let figures = feed.judge(&bound, &references, &after).unwrap();
         assert_eq!(figures.reasons(), [""; 0], "{what}");
-        let out = bound.roles.iter().position(|r| *r == Role::Operand(Operand::Tensor(Tensor::Out))).unwrap();
+        let out = bound.roles.iter().position(|r| *r == Role::Operand(Operand::OUT)).unwrap();
         let row_bytes = 2 * problem.out.row as usize;
         let kept = [0..17 * row_bytes, 190 * row_bytes..after[out].len()];
         assert!(kept.into_iter().all(|range| after[out][range].iter().all(|byte| *byte == 0xff)), "{what}");

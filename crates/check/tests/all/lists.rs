@@ -13,9 +13,9 @@ use flashcore_check::launchfile::{Bound, Role};
 use kernels::forward::Visits;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::wgmma::{Ends, Rescaling, WgmmaPlan};
-use kernels::{Arch, LengthArray, Operand, Plan};
+use kernels::{Arch, Plan};
 use problem::program::library as lib;
-use problem::{Band, DType, Expr, Layout, Problem, Program, SideLengths, Table, TableType};
+use problem::{Band, DType, ElementType, Expr, Layout, Operand, Problem, Program, SideLengths, Table};
 use tile::{Handout, Turns};
 
 /// Plans of both families with small tiles, so that lists have several blocks.
@@ -121,7 +121,7 @@ fn problem(mask: Expr, tables: Vec<Table>) -> Problem {
 #[test]
 fn every_way_to_decide_a_block_is_right() {
     let (q, k) = (lib::query, lib::key);
-    let coarse = Table::dense(TableType::U8, &[2, 4, 8]);
+    let coarse = Table::dense(ElementType::U8, &[2, 4, 8]);
     let of_block = |table| Expr::load(table, false, [lib::head(), q() / 32, k() / 32]);
     let of_key = |table| Expr::load(table, false, [k()]);
     for (i, (mask, tables)) in [
@@ -132,7 +132,7 @@ fn every_way_to_decide_a_block_is_right() {
         (q().lt(50).select(k().lt(64), k().ge(192)), vec![]),
         ((k() * q() % 7).eq(lib::int(1)), vec![]),
         ((of_block(0) & 3).eq(1), vec![coarse]),
-        (of_key(0).gt(0) | q().lt(30) & k().lt(100), vec![Table::dense(TableType::I32, &[256])]),
+        (of_key(0).gt(0) | q().lt(30) & k().lt(100), vec![Table::dense(ElementType::I32, &[256])]),
         (k().gt(1000), vec![]),
         (lib::head().eq(1) & k().lt(100), vec![]),
         (lib::batch().eq(0), vec![]),
@@ -188,7 +188,7 @@ fn hostile_contents_stay_inside_the_buffers() {
     let hidden = [HazardKind::OutOfBounds, HazardKind::Misaligned];
     let mut problems = uneven();
     let coarse = Expr::load(0, false, [lib::head(), lib::query() - lib::key(), lib::key() / 32]).ne(0);
-    problems.push(problem(coarse, vec![Table::dense(TableType::I32, &[2, 4, 8])]));
+    problems.push(problem(coarse, vec![Table::dense(ElementType::I32, &[2, 4, 8])]));
     for problem in problems {
         for plan in plans(&problem) {
             let bound = bound(&plan, &problem);
@@ -197,7 +197,7 @@ fn hostile_contents_stay_inside_the_buffers() {
                 let mut buffers = feed.buffers(&bound);
                 for (buffer, role) in buffers.iter_mut().zip(&bound.roles) {
                     let elements = match role {
-                        Role::Operand(Operand::Lengths(array)) => LengthArray::len(*array, &problem).unwrap(),
+                        Role::Operand(Operand::Lengths(array)) => array.len(&problem).unwrap(),
                         Role::Operand(Operand::Table(_)) => buffer.to_bytes().len() / 4,
                         _ => continue,
                     };
@@ -273,10 +273,10 @@ fn lists_are_the_default_for_large_masks_that_are_no_tensor() {
         assert_eq!(mma.visits, wgmma.visits);
         mma.visits
     };
-    let documents = Table::dense(TableType::I32, &[1, 4096]);
+    let documents = Table::dense(ElementType::I32, &[1, 4096]);
     assert_eq!(visits(&large(lib::document(0), vec![documents])), Visits::Listed);
     assert_eq!(visits(&large(lib::chunk(1024), vec![])), Visits::Listed);
-    let dense = Table::dense(TableType::U8, &[1, 16, 4096, 4096]);
+    let dense = Table::dense(ElementType::U8, &[1, 16, 4096, 4096]);
     assert_eq!(visits(&large(lib::mask_tensor(0), vec![dense])), Visits::Band);
     let few = problem(lib::chunk(30), vec![]);
     assert_eq!(visits(&few), Visits::Band);

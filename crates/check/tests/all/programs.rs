@@ -13,7 +13,7 @@ use kernels::forward::small::{AtOncePlan, Merge, StreamedPlan};
 use kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use problem::program::library as lib;
-use problem::{Band, DType, Expr, Layout, Problem, Program, Programs, Table, TableType};
+use problem::{Band, DType, ElementType, Expr, Layout, Problem, Program, Programs, Table};
 use tile::{RowStore, Tail, Turns};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
@@ -111,7 +111,7 @@ fn every_operation_is_right() {
             mask: mask.map(program),
             floats: vec![2.5],
             ints: vec![0, -5],
-            tables: vec![Table::dense(TableType::I32, &[2, 30])],
+            tables: vec![Table::dense(ElementType::I32, &[2, 30])],
         };
         let family = Family::ALL[i % Family::ALL.len()];
         let plan = family.default_for(&problem, &SMALL).unwrap();
@@ -240,7 +240,10 @@ fn problem(score: Option<Expr>, mask: Option<Expr>) -> Problem {
         mask: mask.map(program),
         floats: vec![3.0],
         ints: vec![7],
-        tables: vec![Table::dense(TableType::F32, &[1, 4, 70, 90]), Table::dense(TableType::F32, &[1, 4])],
+        tables: vec![
+            Table::dense(ElementType::F32, &[1, 4, 70, 90]),
+            Table::dense(ElementType::F32, &[1, 4]),
+        ],
     };
     problem
 }

@@ -189,7 +189,7 @@ fn kernels_share_their_buffers() {
     let used = |kernel: &Kernel| (0..7).map(|index| kernel.uses(index)).collect::<Vec<_>>();
     assert_eq!(used(first), [true, true, true, true, true, false, false]);
     assert_eq!(used(merge), [false, false, false, true, true, true, true]);
-    assert_eq!(bound.roles[3], Role::Operand(kernels::Operand::Temporary("partial_out")));
+    assert_eq!(bound.roles[3], Role::Internal(kernels::BufferKind::Temporary("partial_out")));
     assert_eq!(bound.launch_file(), None);
 }
 

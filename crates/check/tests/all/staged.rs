@@ -9,13 +9,13 @@ use judge::inputs::Style;
 use kernels::Plan;
 use kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Share, Tables, WgmmaPlan};
 use problem::program::library as lib;
-use problem::{Band, DType, Layout, Lengths, Problem, Program, Programs, SideLengths, Table, TableType};
+use problem::{Band, DType, ElementType, Layout, Lengths, Problem, Program, Programs, SideLengths, Table};
 use tile::{Tail, Turns};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
 /// The problem with a bias, whose rows are aligned to 16 bytes. The bias is one for all batch entries.
-fn biased(problem: Problem, dtype: TableType) -> Problem {
+fn biased(problem: Problem, dtype: ElementType) -> Problem {
     let Problem { batch, heads_q, seq_q, seq_kv, .. } = problem;
     let row = seq_kv.next_multiple_of(8);
     let strides = [0, seq_q * row, row, 1].map(|stride| stride as i64).to_vec();
@@ -63,7 +63,7 @@ fn passes(problem: &Problem, plan: &WgmmaPlan, styles: &[Style], number: usize) 
 fn defaults_pass_with_every_band_and_type() {
     let bands = [Band::FULL, Band::CAUSAL, Band::CAUSAL_TOP_LEFT, Band::window(70, 20)];
     for (i, band) in bands.into_iter().enumerate() {
-        for (j, dtype) in [TableType::Bf16, TableType::F16].into_iter().enumerate() {
+        for (j, dtype) in [ElementType::Bf16, ElementType::F16].into_iter().enumerate() {
             let problem = biased(problem(band), dtype);
             passes(&problem, &shared(&problem), &[[Style::Normal, Style::NonFinite][(i + j) % 2]], 2 * i + j);
         }
@@ -73,7 +73,7 @@ fn defaults_pass_with_every_band_and_type() {
 #[test]
 fn variants_of_plans_pass() {
     for (i, band) in [Band::FULL, Band::CAUSAL, Band::window(40, 0)].into_iter().enumerate() {
-        let problem = biased(problem(band), TableType::Bf16);
+        let problem = biased(problem(band), ElementType::Bf16);
         let speculative = Rescaling::Speculative { beyond: 0, limit: 7 };
         let plain = plain(&problem);
         let mut plans = vec![
@@ -97,7 +97,7 @@ fn variants_of_plans_pass() {
 #[test]
 fn warpgroups_with_the_same_rows_read_the_same_elements() {
     let wide = Problem::new(1, 2, 100, 64, DType::F16).with_seq_kv(90, Layout::Bshd).with_lse(true);
-    let problem = biased(wide, TableType::F16);
+    let problem = biased(wide, ElementType::F16);
     let plan = WgmmaPlan { share: Share::HeadDim, ends: Ends::Common, ..plain(&problem) };
     passes(&problem, &plan, &[Style::Normal], 1);
 }
@@ -108,15 +108,15 @@ fn other_features_beside_a_bias_pass() {
     let mut sinks = problem(Band::CAUSAL);
     sinks.score.sink = true;
     sinks.score.softcap = Some(2.0);
-    all.push(biased(sinks, TableType::Bf16));
+    all.push(biased(sinks, ElementType::Bf16));
     // Blocks from a list, and a mask program in partial blocks alone.
-    let mut documents = biased(problem(Band::CAUSAL), TableType::Bf16);
-    documents.programs.tables.push(Table::dense(TableType::I32, &[2, 261]));
+    let mut documents = biased(problem(Band::CAUSAL), ElementType::Bf16);
+    documents.programs.tables.push(Table::dense(ElementType::I32, &[2, 261]));
     documents.programs.mask = Some(Program::new(&lib::document(1)).unwrap());
     all.push(documents);
     // A boolean mask beside the bias.
-    let mut masked = biased(problem(Band::FULL), TableType::F16);
-    masked.programs.tables.push(Table::dense(TableType::U8, &[2, 4, 150, 261]));
+    let mut masked = biased(problem(Band::FULL), ElementType::F16);
+    masked.programs.tables.push(Table::dense(ElementType::U8, &[2, 4, 150, 261]));
     masked.programs.mask = Some(Program::new(&lib::mask_tensor(1)).unwrap());
     all.push(masked);
     for lengths in [
@@ -130,7 +130,7 @@ fn other_features_beside_a_bias_pass() {
     ] {
         let mut uneven = problem(Band::CAUSAL);
         uneven.lengths = lengths;
-        all.push(biased(uneven.with_layout(Layout::Bshd), TableType::Bf16));
+        all.push(biased(uneven.with_layout(Layout::Bshd), ElementType::Bf16));
     }
     for (i, problem) in all.iter().enumerate() {
         let plan = WgmmaPlan { block_n: 48, ..shared(problem) };
@@ -180,7 +180,7 @@ fn with_text(bound: &Bound, lines: &[String]) -> Bound {
 /// the copy of the next tile. On an H200, outputs were wrong without the fence.
 #[test]
 fn tiles_that_are_released_too_early_are_found() {
-    let problem = biased(problem(Band::FULL), TableType::Bf16);
+    let problem = biased(problem(Band::FULL), ElementType::Bf16);
     let plan = WgmmaPlan { stages: 1, ..plain(&problem) };
     let right = bound(&problem, &plan);
     let settings = Settings { runs: vec![(Style::Normal, 1, Schedule::Early)], ..Settings::quick() };

@@ -29,17 +29,9 @@ pub fn can_be_had() -> bool {
     assert!(said.status.success() || complaint.contains("cannot set up the sandbox"), "{complaint}");
     if !said.status.success() {
         assert!(std::env::var_os("FLASHCORE_REQUIRE_SANDBOX").is_none(), "{complaint}");
-        not_run(complaint.trim());
+        filetest::not_run(complaint.trim());
     }
     said.status.success()
-}
-
-/// Says that a test checks nothing here. The test program shows what is printed by a test that passes only if
-/// the test writes to the stream itself.
-pub fn not_run(why: &str) {
-    let thread = std::thread::current();
-    let line = format!("not run: {}: {why}\n", thread.name().unwrap_or("a test"));
-    std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
 /// Runs a shell command in a sandbox with two variables set. Neither is visible unless `allowed` names it.

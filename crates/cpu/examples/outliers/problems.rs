@@ -4,8 +4,8 @@ use std::error::Error;
 
 use flashcore_cpu::{CpuError, CpuPlan, Element, Isa, Lanes, Order, Rows, attention};
 use half::{bf16, f16};
-use oracle::{OracleError, Reference, oracle};
-use problem::{Band, DType, Layout, Problem, Strides, Tensor};
+use oracle::{Reference, oracle};
+use problem::{Band, DType, Layout, Problem, ProblemError, Strides, Tensor};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 /// The unit roundoff of f32, in which all sums are computed.
@@ -168,7 +168,7 @@ impl Bounds {
     ///
     /// # Errors
     /// The error of [`oracle`].
-    pub fn of<T: Element>(p: &Problem, [q, k, v]: &[Vec<T>; 3]) -> Result<Bounds, OracleError> {
+    pub fn of<T: Element>(p: &Problem, [q, k, v]: &[Vec<T>; 3]) -> Result<Bounds, ProblemError> {
         let exact = oracle(p, q, k, v)?;
         let (mut out, mut lse) = (Vec::new(), Vec::new());
         for (batch, head) in (0..p.batch).flat_map(|b| (0..p.heads_q).map(move |h| (b, h))) {

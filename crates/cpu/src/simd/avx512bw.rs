@@ -24,7 +24,7 @@ pub(super) fn load(from: Elements<'_>, at: usize) -> __m512 {
                 let halves = _mm256_maskz_loadu_epi16(mask, x.as_ptr().add(at).cast());
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
             }
-            Elements::E4m3(_) | Elements::E5m2(_) => {
+            Elements::I32(_) | Elements::U8(_) | Elements::E4m3(_) | Elements::E5m2(_) => {
                 let mut wide = [0.0; LANES];
                 let count = (from.len() - at).min(LANES);
                 from.range(at, at + count).widen(&mut wide);

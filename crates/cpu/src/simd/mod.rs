@@ -311,7 +311,7 @@ pub(crate) fn widen<S: Simd>(s: S, from: Elements<'_>, to: &mut [f32]) {
         Elements::F32(from) => to.copy_from_slice(from),
         Elements::F16(from) => s.widen_f16(from, to),
         Elements::Bf16(from) => s.widen_bf16(from, to),
-        Elements::E4m3(_) | Elements::E5m2(_) => from.widen(to),
+        Elements::I32(_) | Elements::U8(_) | Elements::E4m3(_) | Elements::E5m2(_) => from.widen(to),
     }
 }
 

@@ -3,8 +3,8 @@
 use super::Portable;
 use super::pairs::{self, Columnwise, Extent, Pairs, RowNorms};
 use super::portable::map2;
+use crate::Elements;
 use crate::tile::Step;
-use crate::{Element, Elements};
 
 /// Lanes of the vectors, as many as AVX-512 has.
 pub(super) const LANES: usize = 16;
@@ -28,14 +28,7 @@ fn word([first, second]: [i32; 2]) -> f32 {
 
 /// Element `at` of a row, widened; 0 after the last.
 pub(super) fn element(from: Elements<'_>, at: usize) -> f32 {
-    let element = match from {
-        Elements::F32(x) => x.get(at).copied(),
-        Elements::F16(x) => x.get(at).map(|x| x.to_f32()),
-        Elements::Bf16(x) => x.get(at).map(|&x| Element::to_f32(x)),
-        Elements::E4m3(x) => x.get(at).map(|x| x.to_f32()),
-        Elements::E5m2(x) => x.get(at).map(|x| x.to_f32()),
-    };
-    element.unwrap_or(0.0)
+    from.get(at).unwrap_or(0.0)
 }
 
 impl Pairs for PortablePairs {

@@ -3,7 +3,7 @@
 use flashcore_cpu::{CpuPlan, Element, Isa, Rows, attention};
 use half::{bf16, f16};
 use oracle::{Reference, oracle, reference_in_precision};
-use problem::{DType, Problem, Tensor};
+use problem::{DType, Operands, Problem, Tensor};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 /// Inputs of a problem. Each buffer has the length of its tensor's span.
@@ -23,6 +23,11 @@ impl<T: Element> Inputs<T> {
             (0..elements).map(|_| T::from_f32(rng.random_range(-size..size))).collect()
         };
         Inputs { q: draw(Tensor::Q, logits), k: draw(Tensor::K, logits), v: draw(Tensor::V, 1.0) }
+    }
+
+    /// Q, K and V as inputs of a call.
+    pub fn operands(&self) -> Operands<'_> {
+        Operands::qkv(T::elements(&self.q), T::elements(&self.k), T::elements(&self.v))
     }
 }
 

@@ -4,57 +4,12 @@ use flashcore_cpu::Element;
 use half::{bf16, f16};
 use problem::program::library as lib;
 use problem::{
-    Band, DType, Expr, Layout, LengthValues, Operands, Problem, Program, Table, TableData, TableType, Tensor,
+    Band, DType, ElementType, Expr, Layout, LengthArray, Operand, OperandMap, Problem, Program, Table, Tensor,
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 use crate::common::Inputs;
-
-/// Contents of a table.
-#[derive(Clone)]
-pub enum Elements {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-    I32(Vec<i32>),
-    U8(Vec<u8>),
-}
-
-/// Operands other than Q, K and V.
-#[derive(Clone, Default)]
-pub struct Others {
-    pub cumulative_q: Vec<i32>,
-    pub cumulative_kv: Vec<i32>,
-    pub used_q: Vec<i32>,
-    pub used_kv: Vec<i32>,
-    pub left_pad: Vec<i32>,
-    pub sinks: Vec<f32>,
-    pub tables: Vec<Elements>,
-}
-
-impl Others {
-    pub fn with<R>(&self, run: impl FnOnce(&Operands<'_>) -> R) -> R {
-        let tables: Vec<TableData<'_>> = self
-            .tables
-            .iter()
-            .map(|elements| match elements {
-                Elements::F32(x) => TableData::F32(x),
-                Elements::F16(x) => TableData::F16(x),
-                Elements::Bf16(x) => TableData::Bf16(x),
-                Elements::I32(x) => TableData::I32(x),
-                Elements::U8(x) => TableData::U8(x),
-            })
-            .collect();
-        let lengths = LengthValues {
-            cumulative_q: &self.cumulative_q,
-            cumulative_kv: &self.cumulative_kv,
-            used_q: &self.used_q,
-            used_kv: &self.used_kv,
-            left_pad: &self.left_pad,
-        };
-        run(&Operands { lengths, sinks: &self.sinks, tables: &tables, ..Operands::default() })
-    }
-}
+use crate::data::{Data, slices};
 
 /// Number of score programs and of mask programs; 0 means none.
 pub const SCORES: usize = 10;
@@ -65,7 +20,8 @@ pub const COUNTS: [usize; 9] = [SCORES, MASKS, 6, 4, 2, 2, 3, 3, 2];
 /// A problem with its operands.
 pub struct Case {
     pub problem: Problem,
-    pub others: Others,
+    /// The inputs beside Q, K and V.
+    pub others: OperandMap<Data>,
     pub seed: u64,
     /// The value of each feature: the number of the feature and the value.
     pub features: Vec<(usize, usize)>,
@@ -75,7 +31,7 @@ impl Case {
     /// Even lengths, enough rows for every arithmetic, and one score or mask program.
     pub fn plain(dtype: DType, score: usize, mask: usize) -> Case {
         let problem = Problem::new(1, 2, 70, 32, dtype).with_seq_kv(75, Layout::Bhsd);
-        let mut case = Case { problem, others: Others::default(), seed: 1, features: Vec::new() };
+        let mut case = Case { problem, others: OperandMap::default(), seed: 1, features: Vec::new() };
         case.add_programs(score, mask, &mut SmallRng::seed_from_u64(1));
         case
     }
@@ -98,18 +54,20 @@ impl Case {
             p.score.scale = Some(-0.3);
         }
         let features = values.into_iter().enumerate().collect();
-        let mut case = Case { problem: p, others: Others::default(), seed, features };
+        let mut case = Case { problem: p, others: OperandMap::default(), seed, features };
         case.add_lengths(lengths, rng);
         if sink == 1 {
-            case.others.sinks = (0..heads_kv * group).map(|_| rng.random_range(-3.0..3.0)).collect();
+            let sinks: Vec<f32> = (0..heads_kv * group).map(|_| rng.random_range(-3.0..3.0)).collect();
+            case.others.insert(Operand::Sinks, sinks.into());
         }
         case.add_programs(score, mask, rng);
         case
     }
 
     fn add_lengths(&mut self, lengths: usize, rng: &mut SmallRng) {
-        let (p, others) = (&mut self.problem, &mut self.others);
+        let p = &mut self.problem;
         p.batch = 3;
+        let mut add = |array, lengths: Vec<i32>| self.others.insert(Operand::Lengths(array), lengths.into());
         let (rows, keys) = (p.seq_q as i32, p.seq_kv as i32);
         // A sequence without rows, a full one, and one in between.
         let mut three = |most: i32| {
@@ -123,23 +81,25 @@ impl Case {
         };
         let packs = |sums: &[i32]| Some(sums[3] as usize + 2);
         if matches!(lengths, 1 | 2) {
-            others.cumulative_q = sums(&three(rows));
-            p.lengths.q.packed = packs(&others.cumulative_q);
+            let cumulative = sums(&three(rows));
+            p.lengths.q.packed = packs(&cumulative);
+            add(LengthArray::CumulativeQ, cumulative);
         }
         if matches!(lengths, 1 | 3) {
-            others.cumulative_kv = sums(&three(keys));
-            p.lengths.kv.packed = packs(&others.cumulative_kv);
+            let cumulative = sums(&three(keys));
+            p.lengths.kv.packed = packs(&cumulative);
+            add(LengthArray::CumulativeKv, cumulative);
         }
         if matches!(lengths, 2 | 4) {
-            others.used_kv = three(keys);
+            add(LengthArray::UsedKv, three(keys));
             p.lengths.kv.used = true;
         }
         if matches!(lengths, 3 | 4) {
-            others.used_q = three(rows);
+            add(LengthArray::UsedQ, three(rows));
             p.lengths.q.used = true;
         }
         if lengths == 5 {
-            others.left_pad = three(keys / 2);
+            add(LengthArray::LeftPad, three(keys / 2));
             p.lengths.left_padded = true;
         }
         let of = |tensor| {
@@ -158,22 +118,22 @@ impl Case {
         self.problem.programs.floats = vec![1.5];
         let score = match score {
             0 => None,
-            1 => Some(lib::alibi(self.table(TableType::F32, &[batch, heads], &[0, 1], rng))),
-            2 => Some(lib::bias(self.dense(TableType::Bf16, &full, rng))),
+            1 => Some(lib::alibi(self.table(ElementType::F32, &[batch, heads], &[0, 1], rng))),
+            2 => Some(lib::bias(self.dense(ElementType::Bf16, &full, rng))),
             3 => {
                 // One bias for all heads, in rows with gaps.
                 let strides = [(rows * (keys + 3)) as i64, 0, keys as i64 + 3, 1];
-                Some(lib::bias(self.table(TableType::F16, &full, &strides, rng)))
+                Some(lib::bias(self.table(ElementType::F16, &full, &strides, rng)))
             }
             4 => {
                 // Rows and keys transposed, and every other element.
                 let strides = [0, (2 * rows * keys) as i64, 2, 2 * rows as i64];
-                Some(lib::bias(self.table(TableType::F32, &full, &strides, rng)))
+                Some(lib::bias(self.table(ElementType::F32, &full, &strides, rng)))
             }
-            5 => Some(lib::relative_bias(self.dense(TableType::F32, &[heads, 60], rng), 30)),
-            6 => Some(lib::t5_bias(self.dense(TableType::F32, &[heads, 32], rng), 32, 128, true)),
+            5 => Some(lib::relative_bias(self.dense(ElementType::F32, &[heads, 60], rng), 30)),
+            6 => Some(lib::t5_bias(self.dense(ElementType::F32, &[heads, 32], rng), 32, 128, true)),
             7 => {
-                let of_key = self.dense(TableType::F16, &[batch, keys], rng);
+                let of_key = self.dense(ElementType::F16, &[batch, keys], rng);
                 Some(
                     (lib::score() * 0.7).tanh() * lib::float(0)
                         + Expr::load(of_key, true, [b.clone(), k.clone()]).exp2()
@@ -197,16 +157,16 @@ impl Case {
         };
         let mask = match mask {
             0 => None,
-            1 => Some(lib::document(self.dense(TableType::I32, &[batch, rows.max(keys)], rng))),
-            2 => Some(lib::mask_tensor(self.dense(TableType::U8, &full, rng))),
+            1 => Some(lib::document(self.dense(ElementType::I32, &[batch, rows.max(keys)], rng))),
+            2 => Some(lib::mask_tensor(self.dense(ElementType::U8, &full, rng))),
             3 => {
                 let strides = [keys as i64, 0, 0, 1];
-                Some(lib::mask_tensor(self.table(TableType::U8, &full, &strides, rng)))
+                Some(lib::mask_tensor(self.table(ElementType::U8, &full, &strides, rng)))
             }
             4 => Some(lib::chunk(lib::int(0))),
             5 => Some(lib::prefix(lib::int(0))),
             6 => Some(lib::dilated(3)),
-            7 => Some(lib::tree(self.dense(TableType::I32, &[rows], rng))),
+            7 => Some(lib::tree(self.dense(ElementType::I32, &[rows], rng))),
             8 => Some(lib::window(lib::int(1), 3) & k.clone().ne(5)),
             9 => Some(!((h + q.clone() + b) % 4).eq(0) & (q | (k.clone() >> 4)).gt(3)),
             _ => Some(Expr::from(false) | lib::block_diagonal(40)),
@@ -216,37 +176,40 @@ impl Case {
         self.problem.check().unwrap();
     }
 
-    fn dense(&mut self, dtype: TableType, extents: &[usize], rng: &mut SmallRng) -> u32 {
+    fn dense(&mut self, dtype: ElementType, extents: &[usize], rng: &mut SmallRng) -> u32 {
         let strides = Table::dense(dtype, extents).strides;
         self.table(dtype, extents, &strides, rng)
     }
 
     /// Adds a table with random contents. Returns its number.
-    fn table(&mut self, dtype: TableType, extents: &[usize], strides: &[i64], rng: &mut SmallRng) -> u32 {
+    fn table(&mut self, dtype: ElementType, extents: &[usize], strides: &[i64], rng: &mut SmallRng) -> u32 {
         let table = Table { dtype, extents: extents.to_vec(), strides: strides.to_vec() };
         let elements = 0..table.span();
         let mut float = || rng.random_range(-2.0f32..2.0);
-        self.others.tables.push(match dtype {
-            TableType::F32 => Elements::F32(elements.map(|_| float()).collect()),
-            TableType::F16 => Elements::F16(elements.map(|_| f16::from_f32(float())).collect()),
-            TableType::Bf16 => Elements::Bf16(elements.map(|_| bf16::from_f32(float())).collect()),
+        let data: Data = match dtype {
+            ElementType::F32 => elements.map(|_| float()).collect::<Vec<_>>().into(),
+            ElementType::F16 => elements.map(|_| f16::from_f32(float())).collect::<Vec<_>>().into(),
+            ElementType::Bf16 => elements.map(|_| bf16::from_f32(float())).collect::<Vec<_>>().into(),
             // Documents of neighbouring positions are often equal.
-            TableType::I32 => {
-                Elements::I32(elements.map(|i| (i as i32 / 25) + rng.random_range(0..2)).collect())
+            ElementType::I32 => {
+                elements.map(|i| (i as i32 / 25) + rng.random_range(0..2)).collect::<Vec<_>>().into()
             }
-            TableType::U8 => {
-                Elements::U8(elements.map(|i| ((i / 50) % 3) as u8 * rng.random_range(0..2)).collect())
+            ElementType::U8 => {
+                elements.map(|i| ((i / 50) % 3) as u8 * rng.random_range(0..2)).collect::<Vec<_>>().into()
             }
-        });
+            ElementType::E4m3 | ElementType::E5m2 => unreachable!("{dtype} is no type of tables"),
+        };
+        let number = self.problem.programs.tables.len() as u8;
+        self.others.insert(Operand::Table(number), data);
         self.problem.programs.tables.push(table);
-        self.others.tables.len() as u32 - 1
+        number.into()
     }
 
     /// Makes elements of K and V NaN or infinite: all of those that belong to no key, and one key's in some
     /// cases.
     pub fn spoil<T: Element>(&self, inputs: &mut Inputs<T>) {
         let p = &self.problem;
-        let sequences = self.others.with(|operands| p.sequences(&operands.lengths).unwrap());
+        let sequences = p.sequences(&slices(&self.others)).unwrap();
         for (tensor, elements) in [(Tensor::K, &mut inputs.k), (Tensor::V, &mut inputs.v)] {
             let [batches, heads, rows, dim] = p.extents(tensor);
             for (batch, row) in (0..batches).flat_map(|b| (0..rows).map(move |row| (b, row))) {

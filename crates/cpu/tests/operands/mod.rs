@@ -4,35 +4,47 @@ mod draw;
 
 use std::collections::HashSet;
 
-use flashcore_cpu::{CpuError, CpuPlan, Element, Input, Isa, Lanes, Rows, attention_with};
+use flashcore_cpu::{CpuError, CpuPlan, Element, Isa, Lanes, Rows, attention_with};
 use half::{bf16, f16};
 use oracle::{oracle_with, reference_in_precision_with};
 use problem::program::library as lib;
 use problem::{
-    Band, DType, Expr, Layout, LengthValues, Operands, Problem, Program, SideLengths, Table, TableData,
-    TableType, Tensor,
+    Band, DType, ElementType, Expr, Layout, LengthArray, Operand, OperandMap, Operands, Problem,
+    ProblemError, Program, SideLengths, Table, Tensor,
 };
 
 use crate::common::{Inputs, POISON, close_to, small_plan};
-use draw::{Case, Others};
+use crate::data::{Data, inputs as kernel_inputs, slices};
+use draw::Case;
+
+/// The inputs beside Q, K and V.
+type Others = OperandMap<Data>;
+
+/// All inputs of a call.
+fn all<'a, T: Element>(inputs: &'a Inputs<T>, others: &'a Others) -> Operands<'a> {
+    let mut all = inputs.operands();
+    all.extend(slices(others).iter().map(|(operand, &elements)| (operand, elements)));
+    all
+}
 
 /// Runs a kernel into poisoned buffers. Returns O and the LSE in the order of the reference, NaN for rows
 /// that belong to no sequence, which must keep their poison.
 fn run<T: Element>(
     problem: &Problem,
     inputs: &Inputs<T>,
-    operands: &Operands<'_>,
+    others: &Others,
     plan: &CpuPlan,
     with_lse: bool,
 ) -> (Vec<f64>, Vec<f64>) {
     let (elements, origin) = problem.span(Tensor::Out).unwrap();
     let [_, heads, rows, dim] = problem.extents(Tensor::Out);
     let (mut out, mut lse) = (vec![T::from_f32(POISON); elements], vec![POISON; problem.lse_len()]);
-    let slices = [&inputs.q[..], &inputs.k, &inputs.v].map(Input::from);
-    attention_with(problem, slices, operands, &mut out, with_lse.then_some(&mut lse), plan).unwrap();
+    let operands = all(inputs, others);
+    let lse_out = with_lse.then_some(&mut lse[..]);
+    attention_with(problem, &kernel_inputs(&operands), &mut out, lse_out, plan).unwrap();
     let (mut dense, mut dense_lse) =
         (vec![f64::NAN; problem.lse_len() * dim], vec![f64::NAN; problem.lse_len()]);
-    for sequence in problem.sequences(&operands.lengths).unwrap() {
+    for sequence in problem.sequences(&operands).unwrap() {
         for (head, row) in (0..heads).flat_map(|h| (0..sequence.q.len).map(move |r| (h, r))) {
             let row = sequence.q.start + row;
             let start = (origin as i64 + problem.out.offset(sequence.q.batch, head, row)) as usize;
@@ -52,19 +64,16 @@ fn run<T: Element>(
 
 /// Compares the results of the plans, with and without an LSE, with those of the oracle.
 fn check_plans<T: Element>(problem: &Problem, inputs: &Inputs<T>, others: &Others, plans: &[CpuPlan]) {
-    others.with(|operands| {
-        let slices = [&inputs.q[..], &inputs.k, &inputs.v];
-        let slices = slices.map(T::elements);
-        let want = oracle_with(problem, slices, operands).unwrap();
-        let naive = reference_in_precision_with(problem, slices, operands).unwrap();
-        for plan in plans {
-            let (out, lse) = run(problem, inputs, operands, plan, true);
-            close_to(problem, plan, (&out, &lse), &want, &naive);
-            // 16-bit integers are only used for calls without an LSE.
-            let (out, _) = run(problem, inputs, operands, plan, false);
-            close_to(problem, plan, (&out, &lse), &want, &naive);
-        }
-    });
+    let operands = all(inputs, others);
+    let want = oracle_with(problem, &operands).unwrap();
+    let naive = reference_in_precision_with(problem, &operands).unwrap();
+    for plan in plans {
+        let (out, lse) = run(problem, inputs, others, plan, true);
+        close_to(problem, plan, (&out, &lse), &want, &naive);
+        // 16-bit integers are only used for calls without an LSE.
+        let (out, _) = run(problem, inputs, others, plan, false);
+        close_to(problem, plan, (&out, &lse), &want, &naive);
+    }
 }
 
 /// Draws inputs and checks the plans. Elements of K and V become NaN or infinite: all elements outside of
@@ -140,14 +149,14 @@ fn packed(rows: &[i32], keys: &[i32]) -> (Problem, Others) {
     let longest = |lengths: &[i32]| lengths.iter().copied().max().unwrap() as usize;
     let mut p = Problem::new(rows.len(), 4, longest(rows), 24, DType::F32);
     (p.heads_kv, p.seq_kv) = (2, longest(keys));
-    let others = Others { cumulative_q: sums(rows), cumulative_kv: sums(keys), ..Others::default() };
-    let total = |sums: &[i32]| Some(sums[sums.len() - 1] as usize);
-    p.lengths.q.packed = total(&others.cumulative_q);
-    p.lengths.kv.packed = total(&others.cumulative_kv);
+    let total = |lengths: &[i32]| Some(lengths.iter().sum::<i32>() as usize);
+    (p.lengths.q.packed, p.lengths.kv.packed) = (total(rows), total(keys));
+    let cumulative = [(LengthArray::CumulativeQ, rows), (LengthArray::CumulativeKv, keys)];
+    let others = cumulative.map(|(array, lengths)| (Operand::Lengths(array), sums(lengths).into()));
     let strides = |heads: usize, rows: usize| Layout::Bshd.strides(heads, rows, 24);
     (p.q, p.out) = (strides(4, 1), strides(4, 1));
     (p.k, p.v) = (strides(2, 1), strides(2, 1));
-    (p, others)
+    (p, others.into_iter().collect())
 }
 
 #[test]
@@ -158,10 +167,10 @@ fn packed_sequences_of_all_lengths() {
         let mut p = p.clone().with_band(band);
         for sink in [false, true] {
             p.score.sink = sink;
-            let others = Others {
-                sinks: vec![0.5, -3.0, 2.0, -1.0][..4 * usize::from(sink)].to_vec(),
-                ..others.clone()
-            };
+            let mut others = others.clone();
+            if sink {
+                others.insert(Operand::Sinks, vec![0.5f32, -3.0, 2.0, -1.0].into());
+            }
             for isa in Isa::available() {
                 check_plans(&p, &Inputs::<f32>::random(&p, 5, 2.0), &others, &plans(isa));
             }
@@ -175,7 +184,7 @@ fn neighbours_change_no_bits() {
     let (p, others) = packed(&[60, 150, 3], &[90, 200, 70]);
     let inputs = Inputs::<f32>::random(&p, 6, 2.0);
     let plan = CpuPlan { block_q: 24, ..small_plan(Isa::best()) };
-    let all = others.with(|operands| run(&p, &inputs, operands, &plan, true));
+    let all = run(&p, &inputs, &others, &plan, true);
     let mut alone = Problem { batch: 1, seq_q: 150, seq_kv: 200, ..p.clone() };
     alone.lengths = problem::Lengths::EVEN;
     let part = |x: &[f32], from: usize, rows: usize, heads: usize| {
@@ -186,7 +195,7 @@ fn neighbours_change_no_bits() {
         k: part(&inputs.k, 90, 200, 2),
         v: part(&inputs.v, 90, 200, 2),
     };
-    let (out, lse) = run(&alone, &inputs, &Operands::default(), &plan, true);
+    let (out, lse) = run(&alone, &inputs, &Others::default(), &plan, true);
     for head in 0..4 {
         assert!(out[head * 150 * 24..][..150 * 24] == all.0[(head * 213 + 60) * 24..][..150 * 24]);
         assert!(lse[head * 150..][..150] == all.1[head * 213 + 60..][..150]);
@@ -199,14 +208,19 @@ fn sinks_of_all_sizes() {
     p.seq_kv = 30; // the first rows see no key
     p = p.with_layout(Layout::Bhsd);
     p.score.sink = true;
-    let sinks = vec![0.0, 1e4, -1e4, f32::NEG_INFINITY, f32::NAN, 90.0];
-    let others = Others { sinks, ..Others::default() };
+    let of = |sinks: [f32; 6]| Others::from_iter([(Operand::Sinks, sinks.to_vec().into())]);
+    let others = of([0.0, 1e4, -1e4, f32::NEG_INFINITY, f32::NAN, 90.0]);
     for isa in Isa::available() {
         check_plans(&p, &Inputs::<f32>::random(&p, 7, 3.0), &others, &plans(isa));
     }
-    let operands = Operands { sinks: &[f32::INFINITY; 6], ..Operands::default() };
-    let (out, lse) = run(&p, &Inputs::<f32>::random(&p, 7, 3.0), &operands, &small_plan(Isa::best()), true);
+    let (inputs, others) = (Inputs::<f32>::random(&p, 7, 3.0), of([f32::INFINITY; 6]));
+    let (out, lse) = run(&p, &inputs, &others, &small_plan(Isa::best()), true);
     assert!(lse.iter().all(|x| x.is_nan()) && out[25 * 16..50 * 16].iter().all(|x| x.is_nan()));
+}
+
+/// Tables as the inputs beside Q, K and V.
+fn tables<const N: usize>(tables: [Data; N]) -> Others {
+    (0..).zip(tables).map(|(i, table)| (Operand::Table(i), table)).collect()
 }
 
 /// Logits of ±10⁴ from a bias, rows that a bias of −∞ hides, and a row max that rises from block to block.
@@ -214,7 +228,7 @@ fn sinks_of_all_sizes() {
 fn large_and_infinite_biases() {
     let mut p = Problem::new(1, 2, 40, 16, DType::F32).with_seq_kv(100, Layout::Bhsd);
     p.programs.score = Some(Program::new(&lib::bias(0)).unwrap());
-    p.programs.tables = vec![Table::dense(TableType::F32, &[1, 2, 40, 100])];
+    p.programs.tables = vec![Table::dense(ElementType::F32, &[1, 2, 40, 100])];
     let bias = |i: usize| {
         let (row, key) = (i / 100 % 40, i % 100);
         match row % 5 {
@@ -225,8 +239,7 @@ fn large_and_infinite_biases() {
             _ => -1e4,
         }
     };
-    let others =
-        Others { tables: vec![draw::Elements::F32((0..8000).map(bias).collect())], ..Others::default() };
+    let others = tables([(0..8000).map(bias).collect::<Vec<f32>>().into()]);
     for isa in Isa::available() {
         check_plans(&p, &Inputs::<f32>::random(&p, 8, 3.0), &others, &plans(isa));
     }
@@ -241,15 +254,12 @@ fn what_a_mask_hides_changes_no_bits() {
         let mut p = Problem::new(1, 3, 90, 16, DType::F16);
         p.programs.mask = Some(Program::new(&mask).unwrap());
         p.programs.tables = vec![
-            Table::dense(TableType::I32, &[1, 90]),
-            Table { dtype: TableType::U8, extents: vec![1, 3, 90, 90], strides: vec![0, 0, 90, 1] },
+            Table::dense(ElementType::I32, &[1, 90]),
+            Table { dtype: ElementType::U8, extents: vec![1, 3, 90, 90], strides: vec![0, 0, 90, 1] },
         ];
         let documents: Vec<i32> = (0..90).map(|i| i / 30).collect();
-        let mask = (0..90 * 90).map(|i| u8::from(i / 90 / 30 == i % 90 / 30)).collect();
-        let others = Others {
-            tables: vec![draw::Elements::I32(documents), draw::Elements::U8(mask)],
-            ..Others::default()
-        };
+        let mask: Vec<u8> = (0..90 * 90).map(|i| u8::from(i / 90 / 30 == i % 90 / 30)).collect();
+        let others = tables([documents.into(), mask.into()]);
         let clean = Inputs::<f16>::random(&p, 9, 2.0);
         let mut spoiled = clean.clone();
         for head in 0..3 {
@@ -260,7 +270,7 @@ fn what_a_mask_hides_changes_no_bits() {
         }
         for isa in everywhere() {
             for plan in plans(isa) {
-                let of = |inputs| others.with(|operands| run(&p, inputs, operands, &plan, true));
+                let of = |inputs| run(&p, inputs, &others, &plan, true);
                 let ((out, lse), (other, other_lse)) = (of(&clean), of(&spoiled));
                 for row in (0..270).filter(|row| row % 90 / 30 != 1) {
                     // A head with such elements is computed in f32, whose sums differ from those of terms.
@@ -286,7 +296,7 @@ fn parameters_change_the_answer_and_not_the_plan() {
         let mut p = p.clone();
         (p.programs.floats, p.programs.ints) = (vec![floats], vec![ints]);
         check_plans(&p, &Inputs::<f32>::random(&p, 9, 2.0), &Others::default(), &[plan(&p)]);
-        let (out, _) = run(&p, &Inputs::<f32>::random(&p, 9, 2.0), &Operands::default(), &plan(&p), true);
+        let (out, _) = run(&p, &Inputs::<f32>::random(&p, 9, 2.0), &Others::default(), &plan(&p), true);
         (plan(&p), out)
     };
     let (first, other, third) = (of(0.5, 16), of(2.0, 16), of(0.5, 10));
@@ -295,66 +305,80 @@ fn parameters_change_the_answer_and_not_the_plan() {
 
 #[test]
 fn wrong_operands_are_refused() {
-    let (p, others) = packed(&[3, 4], &[5, 6]);
-    let refused = |p: &Problem, operands: &Operands<'_>| {
+    let refused = |p: &Problem, others: &Others| {
         let inputs = Inputs::<f32>::random(p, 1, 1.0);
-        let slices = [&inputs.q[..], &inputs.k, &inputs.v].map(Input::from);
         let mut out = vec![POISON; inputs.q.len()];
-        let error =
-            attention_with(p, slices, operands, &mut out, None, &small_plan(Isa::Portable)).unwrap_err();
+        let operands = kernel_inputs(&all(&inputs, others));
+        let error = attention_with(p, &operands, &mut out, None, &small_plan(Isa::Portable)).unwrap_err();
         assert!(out.iter().all(|&x| x == POISON));
         error
     };
-    let with = |change: &dyn Fn(&mut Others)| {
+    let lengths = |array, lengths: Vec<i32>| (Operand::Lengths(array), Data::from(lengths));
+    let message = |p: &Problem, others: &Others, (operand, data)| {
         let mut others = others.clone();
-        change(&mut others);
-        let error = others.with(|operands| refused(&p, operands));
-        error.to_string()
+        others.insert(operand, data);
+        refused(p, &others).to_string()
     };
-    type Change<'a> = &'a dyn Fn(&mut Others);
-    let cases: [(Change<'_>, &str); 7] = [
-        (&|o| o.cumulative_q = vec![0, 4, 3], "invalid value '3' for cu_seqlens_q[2]: expected 4 to 7"),
-        (&|o| o.cumulative_q = vec![0, 4, 8], "invalid value '8' for cu_seqlens_q[2]: expected 4 to 7"),
-        (&|o| o.cumulative_q = vec![-1, 4, 7], "invalid value '-1' for cu_seqlens_q[0]: expected 0 to 7"),
-        (&|o| o.cumulative_kv = vec![0, 0, i32::MAX], "cu_seqlens_k[2]: expected 0 to 6"),
+    use LengthArray::{CumulativeKv, CumulativeQ, LeftPad, UsedKv, UsedQ};
+    let (p, others) = packed(&[3, 4], &[5, 6]);
+    for (wrong, told) in [
         (
-            &|o| o.cumulative_kv = vec![0, 5],
-            "invalid value '2' for the number of elements of cu_seqlens_k: expected 3",
+            lengths(CumulativeQ, vec![0, 4, 3]),
+            "'3' for cu_seqlens_q[2]: expected at least the element before it, 4",
         ),
-        (&|o| o.used_q = vec![1, 1], "invalid value '2' for the number of elements of seqused_q: expected 0"),
-        (&|o| o.sinks = vec![1.0], "invalid value '1' for the number of elements of sinks: expected 0"),
-    ];
-    for (change, message) in cases {
-        let error = with(change);
-        assert!(error.contains(message), "{error}");
+        (
+            lengths(CumulativeQ, vec![0, 4, 8]),
+            "'8' for cu_seqlens_q[2]: expected 0 to 7, the rows of the tensor",
+        ),
+        (
+            lengths(CumulativeQ, vec![-1, 4, 7]),
+            "'-1' for cu_seqlens_q[0]: expected 0 to 7, the rows of the tensor",
+        ),
+        (
+            lengths(CumulativeKv, vec![0, 0, i32::MAX]),
+            "cu_seqlens_k[2]: expected 0 to 11, the rows of the tensor",
+        ),
+        (
+            lengths(CumulativeKv, vec![0, 0, 11]),
+            "'11' for cu_seqlens_k[2]: expected at most 6: the element before it (0) plus max_seqlen_k (6)",
+        ),
+        (lengths(CumulativeKv, vec![0, 5]), "'2' for the number of elements of cu_seqlens_k: expected 3"),
+        (lengths(UsedQ, vec![1, 1]), "'2' for the number of elements of seqused_q: expected 0"),
+        ((Operand::Sinks, vec![1.0f32].into()), "'1' for the number of elements of sinks: expected 0"),
+    ] {
+        let error = message(&p, &others, wrong);
+        assert!(error.contains(&format!("invalid value {told}")) || error.ends_with(told), "{error}");
     }
     let mut p = Problem::new(2, 4, 8, 24, DType::F32);
     p.lengths.q = SideLengths { packed: None, used: true };
     p.lengths.kv.used = true;
     p.lengths.left_padded = true;
     p.programs.score = Some(Program::new(&lib::alibi(0)).unwrap());
-    p.programs.tables = vec![Table::dense(TableType::F32, &[2, 4])];
-    let (good, slopes) = ([3, 8], [0.5f32; 8]);
-    let tables = [TableData::F32(&slopes)];
-    let lengths =
-        LengthValues { used_q: &good, used_kv: &good, left_pad: &[0, 8], ..LengthValues::default() };
-    let operands = Operands { lengths, tables: &tables, ..Operands::default() };
-    let message = |operands: &Operands<'_>| refused(&p, operands).to_string();
-    let of = |lengths| message(&Operands { lengths, ..operands });
-    assert!(
-        of(LengthValues { used_q: &[9, 1], ..lengths }).contains("'9' for seqused_q[0]: expected 0 to 8")
-    );
-    assert!(of(LengthValues { used_kv: &[0, -2], ..lengths }).contains("'-2' for seqused_k[1]"));
-    assert!(of(LengthValues { left_pad: &[0, 9], ..lengths }).contains("'9' for leftpad_k[1]"));
-    assert!(
-        message(&Operands { tables: &[], ..operands }).contains("'0' for the number of elements of tables")
-    );
-    assert!(matches!(
-        refused(&p, &Operands { tables: &[TableData::F32(&slopes[..7])], ..operands }),
-        CpuError::BufferTooShort { tensor: "t0", len: 7, needed: 8 }
-    ));
-    assert!(matches!(
-        refused(&p, &Operands { tables: &[TableData::I32(&[0; 8])], ..operands }),
-        CpuError::TableType { table: "t0", .. }
-    ));
+    p.programs.tables = vec![Table::dense(ElementType::F32, &[2, 4])];
+    let right: Others = [
+        lengths(UsedQ, vec![3, 8]),
+        lengths(UsedKv, vec![3, 8]),
+        lengths(LeftPad, vec![0, 8]),
+        (Operand::Table(0), vec![0.5f32; 8].into()),
+    ]
+    .into_iter()
+    .collect();
+    let message = |wrong| message(&p, &right, wrong);
+    assert!(message(lengths(UsedQ, vec![9, 1])).contains("'9' for seqused_q[0]: expected 0 to 8"));
+    assert!(message(lengths(UsedKv, vec![0, -2])).contains("'-2' for seqused_k[1]: expected 0 to 8"));
+    assert!(message(lengths(LeftPad, vec![0, 9])).contains("'9' for leftpad_k[1]: expected 0 to 8"));
+    let mut without = right.clone();
+    without.remove(Operand::Table(0));
+    let error = ProblemError::Lengths { argument: "table_0", len: 0, expected: 8 };
+    assert_eq!(refused(&p, &without), CpuError::Problem(error));
+    let with = |data| {
+        let mut others = right.clone();
+        others.insert(Operand::Table(0), data);
+        others
+    };
+    let error = ProblemError::OperandTooShort { argument: "table_0", len: 7, needed: 8 };
+    assert_eq!(refused(&p, &with(vec![0.5f32; 7].into())), CpuError::Problem(error));
+    let (dtype, expected) = (ElementType::I32, ElementType::F32);
+    let error = ProblemError::OperandType { argument: "table_0", dtype, expected };
+    assert_eq!(refused(&p, &with(vec![0i32; 8].into())), CpuError::Problem(error));
 }

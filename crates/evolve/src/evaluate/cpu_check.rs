@@ -3,8 +3,7 @@
 //! references are computed once.
 
 use cpu::{CpuError, CpuPlan};
-use oracle::OracleError;
-use problem::{Layout, Problem, ScaleLayout, Scales, Tensor};
+use problem::{Layout, Problem, ProblemError, ScaleLayout, Scales, Tensor};
 
 use check::gate::torture;
 use judge::inputs::{Style, draw};
@@ -31,7 +30,7 @@ struct Case {
 
 impl Cases {
     /// The cases for a problem.
-    pub(super) fn of(problem: &Problem) -> Result<Cases, OracleError> {
+    pub(super) fn of(problem: &Problem) -> Result<Cases, ProblemError> {
         let small = small(problem);
         let ordinary = (1..=SEEDS).map(|seed| (Style::Normal, seed));
         let others = Style::ALL.into_iter().filter(|&style| style != Style::Normal).map(|style| (style, 1));
@@ -63,7 +62,7 @@ impl Cases {
 }
 
 impl Case {
-    fn draw(name: String, problem: Problem, style: Style, seed: u64) -> Result<Case, OracleError> {
+    fn draw(name: String, problem: Problem, style: Style, seed: u64) -> Result<Case, ProblemError> {
         let inputs = draw(&problem, style, seed);
         let references = References::of(&problem, &inputs)?;
         Ok(Case { name, problem, inputs, references })
@@ -79,7 +78,7 @@ impl Case {
         let (elements, poison) = (out.len(), out.count_nan());
         let dense = out.gather(p, Tensor::Out);
         // Rows that belong to no sequence must stay poisoned, as must the elements between rows.
-        let rows = dense_rows(p, &self.inputs.others.sequences(p));
+        let rows = dense_rows(p, &self.inputs.sequences(p));
         let places = rows.iter().flat_map(|&row| row * p.head_dim_v..(row + 1) * p.head_dim_v);
         let values: Vec<f64> = places.filter_map(|i| dense.get(i)).map(f64::from).collect();
         let lse: Vec<f64> = rows.iter().filter_map(|&row| lse.get(row).copied()).map(f64::from).collect();
@@ -121,7 +120,7 @@ fn with_factors(problem: &Problem) -> Problem {
 #[cfg(test)]
 mod tests {
     use cpu::{Isa, Lanes};
-    use problem::{Band, DType, DTypes};
+    use problem::{Band, DType, DTypes, Operand};
 
     use super::*;
 
@@ -141,7 +140,7 @@ mod tests {
             assert_eq!(reasons, [""; 0], "{plan:?}");
             assert!(error > 0.0 && error < 1e-2, "{error}");
             // The references no longer belong to the inputs.
-            cases.0[0].inputs.v = cases.0[1].inputs.v.clone();
+            cases.0[0].inputs[Operand::V] = cases.0[1].inputs[Operand::V].clone();
             assert!(cases.judge(&plan).unwrap().0[0].starts_with("normal, seed 1: "));
         }
     }

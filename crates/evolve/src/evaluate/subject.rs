@@ -1,8 +1,8 @@
 //! Turns a candidate into kernels with buffer roles, or into a fault.
 
 use kernels::select::Shape;
-use kernels::{Arch, KernelError, Operand, Plan, emit};
-use problem::{Problem, Tensor};
+use kernels::{Arch, KernelError, Plan, emit};
+use problem::{Operand, Problem, Tensor};
 
 use crate::{Candidate, Language, Source, Stage};
 use check::launchfile::{Bound, LaunchSpec, Role};
@@ -115,8 +115,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
         return Err(Fault::new(Reason::Launch, detail));
     }
     // A race needs these tensors.
-    if let Some(missing) =
-        Tensor::ALL.into_iter().find(|&t| !bound.roles.contains(&Role::Operand(Operand::Tensor(t))))
+    if let Some(missing) = Tensor::ALL.into_iter().find(|&t| !bound.roles.contains(&Role::Operand(t.into())))
     {
         let detail =
             format!("no argument is {}: expected all of q, k, v and out, and lse or not", missing.name());
@@ -138,8 +137,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
 
 /// The architecture for which CUDA C++ is compiled, with architecture-specific features where they exist.
 fn virtual_architecture(arch: &Arch) -> String {
-    let suffix = if arch.sm == 90 { "a" } else { "" };
-    format!("compute_{}{suffix}", arch.sm)
+    arch.full_target().to_string().replace("sm_", "compute_")
 }
 
 #[cfg(test)]

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
     use kernels::ladder::RungPlan;
     use problem::program::library;
-    use problem::{Band, DType, DTypes, Layout, Program, Table, TableType};
+    use problem::{Band, DType, DTypes, ElementType, Layout, Program, Table};
 
     const H200: select::Device<'_> = select::Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
@@ -153,7 +153,7 @@ mod tests {
                         assert_eq!(unaligned.check(&problem, &arch), Ok(()));
                         assert_eq!(alignment(&unaligned), 2);
                         let step = kernels::emit(&problem, &unaligned, &arch).unwrap();
-                        assert_eq!(step.operands.last(), Some(&kernels::Operand::Lse));
+                        assert_eq!(step.kinds.last(), Some(&problem::Operand::Lse.into()));
                     }
                 }
             }
@@ -165,8 +165,8 @@ mod tests {
     #[test]
     fn tables_that_are_loaded_by_tma_must_be_aligned() {
         let mut problem = Problem::new(1, 16, 4096, 64, DType::Bf16).with_layout(Layout::Bshd);
-        let slopes = Table::dense(TableType::F32, &[1, 16]);
-        let bias = Table::dense(TableType::Bf16, &[1, 16, 4096, 4096]);
+        let slopes = Table::dense(ElementType::F32, &[1, 16]);
+        let bias = Table::dense(ElementType::Bf16, &[1, 16, 4096, 4096]);
         let score = library::alibi(0) + (library::bias(1) - library::score());
         problem.programs.score = Some(Program::new(&score).unwrap());
         problem.programs.tables = vec![slopes, bias];

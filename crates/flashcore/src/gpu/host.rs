@@ -2,8 +2,7 @@
 
 use cpu::{Element, Elements, ElementsMut};
 use driver::{DeviceSlice, PoolBuffer, Stream, bytes_of, bytes_of_mut};
-use kernels::{LengthArray, Operand};
-use problem::{Operands, Problem, ProblemError, TableData, Tensor};
+use problem::{Operand, OperandMap, Operands, Problem, ProblemError, Tensor};
 
 use super::{Gpu, Prepared};
 use crate::AttentionError;
@@ -12,68 +11,34 @@ use crate::AttentionError;
 pub(crate) fn attend<T: Element>(
     gpu: &Gpu,
     problem: &Problem,
-    inputs: [Elements<'_>; 3],
-    operands: &Operands<'_>,
+    inputs: &Operands<'_>,
     out: &mut [T],
     lse: Option<&mut [f32]>,
 ) -> Result<(), AttentionError> {
     let prepared = gpu.prepare(problem, None)?;
-    gpu.on_stream(|stream| {
-        let others = others(operands);
-        attend_on(gpu, stream, (&prepared, problem), inputs, &others, out, lse)
-    })
-}
-
-/// The operands beside Q, K and V, as bytes.
-fn others<'a>(operands: &Operands<'a>) -> Vec<(Operand, &'a [u8])> {
-    let lengths = &operands.lengths;
-    let arrays = LengthArray::ALL.into_iter().map(|array| {
-        let values = match array {
-            LengthArray::CumulativeQ => lengths.cumulative_q,
-            LengthArray::CumulativeKv => lengths.cumulative_kv,
-            LengthArray::UsedQ => lengths.used_q,
-            LengthArray::UsedKv => lengths.used_kv,
-            LengthArray::LeftPad => lengths.left_pad,
-        };
-        (Operand::Lengths(array), bytes_of(values))
-    });
-    let given = arrays.chain([(Operand::Sinks, bytes_of(operands.sinks))]);
-    let given = given.filter(|(_, bytes)| !bytes.is_empty());
-    let tables = (0..=u8::MAX).zip(operands.tables).map(|(i, data)| {
-        let bytes = match data {
-            TableData::F32(x) => bytes_of(x),
-            TableData::F16(x) => bytes_of(x),
-            TableData::Bf16(x) => bytes_of(x),
-            TableData::I32(x) => bytes_of(x),
-            TableData::U8(x) => bytes_of(x),
-        };
-        (Operand::Table(i), bytes)
-    });
-    let scales = &operands.scales;
-    let factors = [(Tensor::Q, scales.q), (Tensor::K, scales.k), (Tensor::V, scales.v)];
-    let factors = factors.into_iter().filter(|(_, factors)| !factors.is_empty());
-    let factors = factors.map(|(tensor, factors)| (Operand::Descale(tensor), bytes_of(factors)));
-    given.chain(tables).chain(factors).collect()
+    gpu.on_stream(|stream| attend_on(gpu, stream, (&prepared, problem), inputs, out, lse))
 }
 
 fn attend_on<T: Element>(
     gpu: &Gpu,
     stream: &Stream,
     (prepared, problem): (&Prepared, &Problem),
-    [q, k, v]: [Elements<'_>; 3],
-    others: &[(Operand, &[u8])],
+    inputs: &Operands<'_>,
     out: &mut [T],
     lse: Option<&mut [f32]>,
 ) -> Result<(), AttentionError> {
     let pool = gpu.pool()?;
-    let upload_bytes = |bytes: &[u8]| -> Result<PoolBuffer, AttentionError> {
+    let upload = |bytes: &[u8]| -> Result<PoolBuffer, AttentionError> {
         let buffer = pool.allocate(stream, bytes.len())?;
         stream.upload(buffer.slice(), bytes)?;
         Ok(buffer)
     };
-    let upload =
-        |tensor: Tensor, data: Elements<'_>| upload_bytes(bytes(data.range(0, span(problem, tensor)?)));
-    let (q, k, v) = (upload(Tensor::Q, q)?, upload(Tensor::K, k)?, upload(Tensor::V, v)?);
+    // Slices may be longer than their operands.
+    let used = |(operand, elements): (Operand, &Elements<'_>)| {
+        let needed = problem.operand(operand).map_or(0, |spec| spec.elements);
+        Ok((operand, upload(elements.range(0, needed).bytes())?))
+    };
+    let inputs = inputs.iter().map(used).collect::<Result<OperandMap<PoolBuffer>, AttentionError>>()?;
     let elements = span(problem, Tensor::Out)?;
     let out = &mut out[..elements];
     // The elements between the output rows, and rows of no sequence, must keep their values, so they are
@@ -81,18 +46,17 @@ fn attend_on<T: Element>(
     let even = problem.lengths.is_even();
     let dense = even && problem.extents(Tensor::Out).iter().product::<usize>() == elements;
     let device_out =
-        if dense { pool.allocate(stream, size_of_val(out))? } else { upload(Tensor::Out, T::elements(out))? };
+        if dense { pool.allocate(stream, size_of_val(out))? } else { upload(T::elements(out).bytes())? };
     let device_lse = match &lse {
         Some(lse) if even => Some(pool.allocate(stream, size_of_val(&**lse))?),
-        Some(lse) => Some(upload_bytes(bytes_of(lse))?),
+        Some(lse) => Some(upload(bytes_of(lse))?),
         None => None,
     };
     let lse_slice = device_lse.as_ref().map(PoolBuffer::slice);
-    let buffers: Vec<PoolBuffer> =
-        others.iter().map(|(_, bytes)| upload_bytes(bytes)).collect::<Result<_, _>>()?;
-    let others: Vec<(Operand, DeviceSlice<'_>)> =
-        others.iter().zip(&buffers).map(|((operand, _), buffer)| (*operand, buffer.slice())).collect();
-    let tensors = [q.slice(), k.slice(), v.slice(), device_out.slice()];
+    let slice = |operand| inputs.get(operand).map_or(DeviceSlice::EMPTY, PoolBuffer::slice);
+    let others = inputs.iter().filter(|(operand, _)| !matches!(operand, Operand::Tensor(_)));
+    let others: Vec<_> = others.map(|(operand, buffer)| (operand, buffer.slice())).collect();
+    let tensors = [slice(Operand::Q), slice(Operand::K), slice(Operand::V), device_out.slice()];
     prepared.enqueue_with(stream, tensors, lse_slice, &others)?;
     download(stream, &device_out, out)?;
     if let (Some(host), Some(device)) = (lse, &device_lse) {
@@ -104,16 +68,6 @@ fn attend_on<T: Element>(
 fn span(problem: &Problem, tensor: Tensor) -> Result<usize, AttentionError> {
     let (elements, _) = problem.span(tensor).ok_or(ProblemError::TooLarge { tensor: tensor.name() })?;
     Ok(elements)
-}
-
-fn bytes(data: Elements<'_>) -> &[u8] {
-    match data {
-        Elements::F32(data) => bytes_of(data),
-        Elements::F16(data) => bytes_of(data),
-        Elements::Bf16(data) => bytes_of(data),
-        Elements::E4m3(data) => bytemuck::cast_slice(data),
-        Elements::E5m2(data) => bytemuck::cast_slice(data),
-    }
 }
 
 fn download<T: Element>(stream: &Stream, from: &PoolBuffer, to: &mut [T]) -> Result<(), AttentionError> {

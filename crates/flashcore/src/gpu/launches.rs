@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use driver::{Call, Context, DeviceSlice, Function, Stream};
-use kernels::{Contracts, KernelError, Operand, Program, Step};
+use kernels::{BufferKind, Contracts, KernelError, Program, Step};
 use ptx::BufferSpec;
 use smallvec::SmallVec;
 
@@ -46,11 +46,11 @@ enum Source {
 }
 
 impl Launches {
-    /// `callers` are the operands that the caller provides. `emit` is called when the kernels of `key` are
+    /// `callers` are the buffers that the caller provides. `emit` is called when the kernels of `key` are
     /// not loaded yet.
     pub(super) fn new(
         (context, kernels): (&Arc<Context>, &Kernels),
-        callers: &[Operand],
+        callers: &[BufferKind],
         contracts: Contracts,
         key: Key,
         emit: impl FnOnce() -> Result<Program, KernelError>,
@@ -119,37 +119,37 @@ impl Launches {
 
 /// Where each buffer of a program comes from, and the program's own memory. An error when it has a buffer
 /// that is neither among the `callers`' nor its own.
-fn sources(contracts: &Contracts, callers: &[Operand]) -> Result<(Vec<Source>, Layout), AttentionError> {
+fn sources(contracts: &Contracts, callers: &[BufferKind]) -> Result<(Vec<Source>, Layout), AttentionError> {
     let mut own = Layout::default();
-    let source = |(&operand, buffer): (&Operand, &BufferSpec)| {
-        if let Some(index) = callers.iter().position(|&caller| caller == operand) {
+    let source = |(&kind, buffer): (&BufferKind, &BufferSpec)| {
+        if let Some(index) = callers.iter().position(|&caller| caller == kind) {
             return Ok::<_, AttentionError>(Source::Caller(index));
         }
-        let purpose = Purpose::of(operand).ok_or_else(|| AttentionError::Unsupported {
+        let purpose = Purpose::of(kind).ok_or_else(|| AttentionError::Unsupported {
             argument: "plan",
-            value: format!("a kernel with the buffer {operand}"),
+            value: format!("a kernel with the buffer {kind}"),
             accepted: format!("kernels with {}, counters, scratch and temporaries alone", names(callers)),
         })?;
         let (index, offset) = own.add(purpose, buffer.bytes);
         Ok(Source::Own { index, offset, bytes: buffer.bytes })
     };
-    let buffers = contracts.operands.iter().zip(&contracts.first.buffers);
+    let buffers = contracts.kinds.iter().zip(&contracts.first.buffers);
     let sources = buffers.map(source).collect::<Result<_, _>>()?;
     Ok((sources, own))
 }
 
-fn names(operands: &[Operand]) -> String {
-    operands.iter().map(|operand| operand.name()).collect::<Vec<_>>().join(", ")
+fn names(kinds: &[BufferKind]) -> String {
+    kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ")
 }
 
 /// Checks a slice of the caller's against the size and the alignment of its operand, in bytes.
 pub(super) fn check_slice(
-    operand: Operand,
+    kind: BufferKind,
     needed: usize,
     accepted: u64,
     slice: DeviceSlice<'_>,
 ) -> Result<(), AttentionError> {
-    let (bytes, address, tensor) = (slice.bytes(), slice.address(), operand.name());
+    let (bytes, address, tensor) = (slice.bytes(), slice.address(), kind.name());
     if bytes < needed {
         return Err(AttentionError::DeviceSlice { tensor, bytes, needed });
     }

@@ -28,8 +28,9 @@ pub use driver::{
     Resources, Stream, Transfer,
 };
 pub(crate) use host::attend;
-pub use kernels::{LengthArray, Operand};
+
 pub use prepared::{Fallback, Prepared};
+pub use problem::{LengthArray, Operand};
 pub use quantizer::Quantizer;
 
 /// Bytes of freed device memory that the pool keeps for the next call on host slices.

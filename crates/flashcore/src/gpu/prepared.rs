@@ -3,8 +3,8 @@
 use std::sync::{Arc, OnceLock};
 
 use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
-use kernels::{Arch, KernelError, LengthArray, Operand, Plan, bind, emit, select};
-use problem::{Problem, Tensor};
+use kernels::{Arch, BufferKind, KernelError, Plan, bind, emit, select};
+use problem::{Operand, OperandSpec, Problem, Tensor};
 use ptx::Launch;
 use smallvec::SmallVec;
 
@@ -225,7 +225,7 @@ impl Prepared {
             return Ok(());
         }
         let ready = self.variant(&slices)?;
-        check_slices(&self.callers, ready.launches.needed(), &self.problem, &slices)?;
+        check_slices(ready.launches.needed(), &self.problem, &slices)?;
         ready.launches.enqueue(stream, &slices)
     }
 
@@ -273,27 +273,16 @@ impl Ready {
             first: admit(expect(&plan, &contracts.first.launch)),
             then: contracts.then.iter().map(|step| admit(Expect::of(&step.launch))).collect(),
         };
-        let (callers, emit) = (callers(problem), || emit(problem, &plan, arch));
+        let callers: Vec<BufferKind> = problem.operands().map(|spec| spec.operand.into()).collect();
+        let emit = || emit(problem, &plan, arch);
         let launches = Launches::new((context, kernels), &callers, contracts, key, emit)?;
         Ok(Ready { plan, launches })
     }
 }
 
-/// The operands that the caller of a problem provides: the four tensors, the LSE if it is wanted, arrays of
-/// lengths, sinks, tables and descale factors.
+/// The operands that the caller of a problem provides.
 fn callers(problem: &Problem) -> Vec<Operand> {
-    let lengths = LengthArray::ALL.into_iter().filter(|array| array.len(problem).is_some());
-    // More tables than a `u8` counts are rejected when the problem is checked.
-    let tables = (0..=u8::MAX).zip(&problem.programs.tables).map(|(i, _)| Operand::Table(i));
-    Tensor::ALL
-        .into_iter()
-        .map(Operand::Tensor)
-        .chain(problem.pass.lse().then_some(Operand::Lse))
-        .chain(lengths.map(Operand::Lengths))
-        .chain(problem.score.sink.then_some(Operand::Sinks))
-        .chain(tables)
-        .chain(problem.scales.each().map(|(tensor, _)| Operand::Descale(tensor)))
-        .collect()
+    problem.operands().map(|spec| spec.operand).collect()
 }
 
 /// The indices of tables among the operands.
@@ -302,28 +291,21 @@ fn positions(callers: &[Operand], tables: &[u8]) -> Vec<usize> {
     callers.iter().enumerate().filter(|(_, operand)| is_one(operand)).map(|(index, _)| index).collect()
 }
 
-/// Alignment in bytes that an operand needs: the size of an element, and 2 for 8-bit elements, which are read
-/// in pairs.
-fn element_bytes(operand: Operand, problem: &Problem) -> u64 {
-    match operand {
-        Operand::Lse | Operand::Lengths(_) | Operand::Sinks | Operand::Descale(_) => 4,
-        Operand::Table(i) => {
-            problem.programs.tables.get(usize::from(i)).map_or(4, |table| table.dtype.bytes()) as u64
-        }
-        Operand::Tensor(tensor) => problem.dtypes.of(tensor).bytes().max(2) as u64,
-        _ => problem.dtypes.out.bytes() as u64,
-    }
+/// Alignment in bytes that an operand needs: the size of an element, and 2 for 8-bit elements of tensors,
+/// which are read in pairs.
+fn element_bytes(operand: OperandSpec) -> u64 {
+    let bytes = operand.dtype.bytes() as u64;
+    if matches!(operand.operand, Operand::Tensor(_)) { bytes.max(2) } else { bytes }
 }
 
 /// Checks the caller's slices against the sizes and alignments of their operands.
 fn check_slices(
-    callers: &[Operand],
     needed: &[usize],
     problem: &Problem,
     slices: &[DeviceSlice<'_>],
 ) -> Result<(), AttentionError> {
-    for ((&needed, &slice), &operand) in needed.iter().zip(slices).zip(callers) {
-        check_slice(operand, needed, element_bytes(operand, problem), slice)?;
+    for ((&needed, &slice), spec) in needed.iter().zip(slices).zip(problem.operands()) {
+        check_slice(spec.operand.into(), needed, element_bytes(spec), slice)?;
     }
     Ok(())
 }
@@ -374,15 +356,14 @@ mod tests {
     #[test]
     fn slices_are_held_against_the_problem() {
         let (none, mut problem) = (DeviceSlice::EMPTY, Problem::mission());
-        let check = |problem: &Problem, needed: &[usize]| {
-            check_slices(&callers(problem), needed, problem, &vec![none; needed.len()])
-        };
+        let check =
+            |problem: &Problem, needed: &[usize]| check_slices(needed, problem, &vec![none; needed.len()]);
         assert_eq!(check(&problem, &[0, 0, 0, 0]), Ok(()));
         let error = check(&problem, &[0, 64, 0, 0]).unwrap_err().to_string();
         assert_eq!(error, "k has 0 bytes of device memory; its shape and strides need 64");
         problem.lengths.kv.used = true;
         problem.score.sink = true;
-        problem.programs.tables = vec![problem::Table::dense(problem::TableType::U8, &[3])];
+        problem.programs.tables = vec![problem::Table::dense(problem::ElementType::U8, &[3])];
         let error = check(&problem, &[0, 0, 0, 0, 4, 4, 3]).unwrap_err().to_string();
         assert_eq!(error, "seqused_k has 0 bytes of device memory; its shape and strides need 4");
         let names: Vec<&str> = callers(&problem)[4..].iter().map(|operand| operand.name()).collect();

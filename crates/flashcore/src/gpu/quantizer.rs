@@ -1,8 +1,8 @@
 //! Quantisation of tensors in device memory.
 
 use driver::{DeviceSlice, Expect, Stream};
-use kernels::{Operand, quantize};
-use problem::{Problem, Quantization, Tensor};
+use kernels::{BufferKind, quantize};
+use problem::{Operand, Problem, Quantization, Tensor};
 
 use super::Gpu;
 use super::launches::{Launches, check_slice};
@@ -15,7 +15,7 @@ const CHUNK: u64 = 16;
 /// The kernels that quantise one tensor of a problem, loaded on a device. Any thread may use them.
 #[derive(Debug)]
 pub struct Quantizer {
-    operands: [Operand; 3],
+    buffers: [BufferKind; 3],
     launches: Launches,
 }
 
@@ -41,10 +41,11 @@ impl Gpu {
             first: Expect::of(&contracts.first.launch),
             then: contracts.then.iter().map(|step| Expect::of(&step.launch)).collect(),
         };
-        let operands = [Operand::Tensor(tensor), Operand::Codes(tensor), Operand::Descale(tensor)];
+        let buffers =
+            [Operand::Tensor(tensor).into(), BufferKind::Codes(tensor), Operand::Descale(tensor).into()];
         let emit = || quantize::emit(problem, tensor, options, &self.arch);
-        let launches = Launches::new((&self.context, &self.kernels), &operands, contracts, key, emit)?;
-        Ok(Quantizer { operands, launches })
+        let launches = Launches::new((&self.context, &self.kernels), &buffers, contracts, key, emit)?;
+        Ok(Quantizer { buffers, launches })
     }
 }
 
@@ -69,7 +70,7 @@ impl Quantizer {
         let slices = [from, codes, factors];
         let accepted = [CHUNK, CHUNK, size_of::<f32>() as u64];
         for (i, &needed) in self.launches.needed().iter().enumerate() {
-            check_slice(self.operands[i], needed, accepted[i], slices[i])?;
+            check_slice(self.buffers[i], needed, accepted[i], slices[i])?;
         }
         self.launches.enqueue(stream, &slices)
     }

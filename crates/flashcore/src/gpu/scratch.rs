@@ -20,7 +20,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use driver::{Buffer, Context, DeviceSlice, DriverError, Event, Pool, PoolBuffer, Queue, Stream};
-use kernels::Operand;
+use kernels::BufferKind;
 
 /// Alignment in bytes of the buffers in an allocation, as the driver aligns allocations (CUDA C++ Programming
 /// Guide, "Size and Alignment Requirement").
@@ -68,18 +68,11 @@ impl Layout {
 
 impl Purpose {
     /// The purpose of a kernel's buffer; `None` for buffers that the caller provides.
-    pub(super) fn of(operand: Operand) -> Option<Purpose> {
-        match operand {
-            Operand::Counter => Some(Purpose::Counter),
-            Operand::Scratch | Operand::Temporary(_) => Some(Purpose::Scratch),
-            Operand::Tensor(_)
-            | Operand::Lse
-            | Operand::Lengths(_)
-            | Operand::Sinks
-            | Operand::Table(_)
-            | Operand::Codes(_)
-            | Operand::Descale(_)
-            | Operand::Scales => None,
+    pub(super) fn of(kind: BufferKind) -> Option<Purpose> {
+        match kind {
+            BufferKind::Counter => Some(Purpose::Counter),
+            BufferKind::Scratch | BufferKind::Temporary(_) => Some(Purpose::Scratch),
+            BufferKind::Operand(_) | BufferKind::Codes(_) | BufferKind::Scales => None,
         }
     }
 

@@ -1,12 +1,12 @@
 //! What the code depends on in every family.
 
 use attend::ProgramCode;
-use problem::{Band, Lengths, Problem, SideLengths, Strides, Tensor};
+use problem::{Band, Lengths, Operand, OperandMap, Problem, SideLengths, Strides, Tensor};
 use tile::Sign;
 
 use super::contract::{band, stepped};
 use super::lengths::is_packed;
-use crate::{Baked, TableKind};
+use crate::{Baked, Repeated, TableKind};
 
 impl Baked {
     /// What every family bakes. `packed` says whether the rows of a tile belong to several heads.
@@ -19,6 +19,7 @@ impl Baked {
             dimensions: table.extents.len(),
             contiguous: table.strides.last() == Some(&1),
         });
+        let factors = problem.scales.each().map(|(tensor, layout)| (Operand::Descale(tensor), layout.rows));
         Baked {
             dims: problem.into(),
             lse,
@@ -28,13 +29,12 @@ impl Baked {
             sink: problem.score.sink,
             sign: if problem.softmax_scale() < 0.0 { Sign::Negate } else { Sign::Keep },
             lengths: unsized_lengths(problem.lengths),
-            scales: [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| problem.scales.of(tensor).is_some()),
-            scale_rows: [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| problem.scales.rows(tensor)),
+            scales: factors.collect(),
             programs: (!problem.programs.is_empty()).then(|| ProgramCode::new(problem, packed)),
             listed: None,
             tables: tables.collect(),
-            row_bytes: [0; 4],
-            repeated: [[false; 2]; 3],
+            row_bytes: OperandMap::default(),
+            repeated: OperandMap::default(),
             chunks_out: false,
             divides: false,
             resident: false,
@@ -46,17 +46,18 @@ impl Baked {
     pub(crate) fn with_row_bytes(mut self, problem: &Problem, tensors: &[Tensor]) -> Baked {
         for &tensor in tensors {
             let rows = problem.extents(tensor)[2];
-            self.row_bytes[tensor as usize] = stepped(problem, tensor, rows, problem.strides(tensor).row);
+            self.row_bytes.insert(tensor.into(), stepped(problem, tensor, rows, problem.strides(tensor).row));
         }
         self
     }
 
     /// With the dimensions of tensor maps of Q, K and V.
     pub(crate) fn with_maps(mut self, problem: &Problem) -> Baked {
-        self.repeated = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
+        self.repeated.extend([Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
             let Strides { batch, head, .. } = problem.strides(tensor);
-            [is_packed(problem, tensor) || batch == 0, head == 0]
-        });
+            let batch = is_packed(problem, tensor) || batch == 0;
+            (tensor.into(), Repeated { batch, head: head == 0 })
+        }));
         self
     }
 }

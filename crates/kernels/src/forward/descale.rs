@@ -7,7 +7,7 @@
 use attend::{
     BlockFactors, OnlineSoftmax, ScoreFactors, ScorePrograms, Softcap, ValueFactors, accepted_score_factor,
 };
-use problem::{Problem, Tensor};
+use problem::{Operand, Problem, Tensor};
 use ptx::{Builder, CmpOp, F32, Global, R32};
 
 use crate::contract::Contract;
@@ -35,7 +35,7 @@ struct Blocks {
 impl Descale {
     /// The factors of a tensor; `None` if it has none.
     fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, tensor: Tensor) -> Option<Descale> {
-        let (start, layout) = c.descale(k, tensor).zip(problem.scales.of(tensor))?;
+        let (start, layout) = c.operand(k, Operand::Descale(tensor)).zip(problem.scales.of(tensor))?;
         let mut stride =
             |of: &str, elements: i64| c.u32(k, &format!("descale_{}_{of}", tensor.name()), elements as u32);
         let (batch, head) = (stride("batch", layout.batch), stride("head", layout.head));

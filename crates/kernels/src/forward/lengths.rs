@@ -1,13 +1,13 @@
 //! Uneven sequence lengths: their arrays in the launch contract, and the tiles of query rows that they need.
 
 use attend::{Lengths, SideLengths};
-use problem::{Problem, Tensor};
+use problem::{LengthArray, Operand, Problem, Tensor};
 use ptx::{Builder, R32};
 use tile::SwizzledTile;
 
 use super::contract::{most_rows, stepped};
 use crate::PlanError;
-use crate::contract::{Contract, LengthArray};
+use crate::contract::Contract;
 use crate::error::accept;
 
 /// Declares the arrays of lengths; `None` if all batch entries have all rows. `longest` holds the upper
@@ -23,14 +23,14 @@ pub(crate) fn declare_lengths(
         return None;
     }
     let mut side = |packed: Option<usize>, arrays: [LengthArray; 2], rows: &str, longest| {
-        let [cumulative, used] = arrays.map(|array| c.lengths(k, array));
+        let [cumulative, used] = arrays.map(|array| c.operand(k, Operand::Lengths(array)));
         let rows = packed.map(|packed| c.u32(k, rows, packed as u32));
         SideLengths { packed: cumulative.zip(rows), used, longest }
     };
     let [of_q, of_kv] = longest;
     let q = side(lengths.q.packed, [LengthArray::CumulativeQ, LengthArray::UsedQ], "rows_q", of_q);
     let kv = side(lengths.kv.packed, [LengthArray::CumulativeKv, LengthArray::UsedKv], "rows_kv", of_kv);
-    let left_pad = c.lengths(k, LengthArray::LeftPad);
+    let left_pad = c.operand(k, Operand::Lengths(LengthArray::LeftPad));
     Some(Lengths { q, kv, left_pad, batch: c.u32(k, "batch", problem.batch as u32) })
 }
 

@@ -2,7 +2,7 @@
 
 use attend::{ProgramCode, ProgramParams, ScorePrograms, TableParams};
 use problem::program::Input;
-use problem::{Problem, Table};
+use problem::{Operand, Problem, Table};
 use ptx::{Builder, CmpOp, Global, Pred, R64};
 
 use crate::contract::Contract;
@@ -41,7 +41,7 @@ fn logit_factor(problem: &Problem) -> f32 {
 }
 
 fn declare_table(k: &mut Builder, c: &mut Contract<'_>, number: u8, table: &Table) -> TableParams {
-    let start = c.table(k, number, table);
+    let start = c.operand(k, Operand::Table(number)).expect("the problem has the table");
     let last_dimension = table.extents.len() - 1;
     let strides = table.strides.iter().enumerate().map(|(dimension, &stride)| {
         let bytes = stride * table.dtype.bytes() as i64;

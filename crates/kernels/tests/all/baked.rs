@@ -6,8 +6,8 @@ use std::mem::discriminant;
 use flashcore_kernels::{Arch, Baked, Contracts, Family, Plan, bind, emit};
 use problem::program::library as lib;
 use problem::{
-    Band, Corner, DType, DTypes, Expr, Layout, Problem, Program, Programs, ScaleLayout, Scales, Strides,
-    Table, TableType,
+    Band, Corner, DType, DTypes, ElementType, Expr, Layout, Problem, Program, Programs, ScaleLayout, Scales,
+    Strides, Table,
 };
 use serde_json::Value;
 
@@ -127,7 +127,7 @@ fn problem(draw: &mut Draw) -> Problem {
         p.scales = Scales { q: scales[0], k: scales[1], v: scales[2] };
     }
     if draw.one_in(4) {
-        let dtype = draw.of(&[TableType::F32, TableType::F16]);
+        let dtype = draw.of(&[ElementType::F32, ElementType::F16]);
         let scores = [
             None,
             program(lib::alibi(0) * lib::float(0)),
@@ -173,7 +173,7 @@ fn signature(contracts: &Contracts) -> String {
         let names: Vec<_> = step.buffers.iter().map(|buffer| &buffer.name).collect();
         format!("{} {kinds:?} {boxes:?} {names:?} {:?}", step.entry, step.launch.cluster)
     });
-    format!("{:?} {:?}", contracts.operands, steps.collect::<Vec<_>>())
+    format!("{:?} {:?}", contracts.kinds, steps.collect::<Vec<_>>())
 }
 
 struct Emitted {
@@ -190,7 +190,7 @@ fn emitted(problem: Problem, plan: &Plan, arch: &Arch) -> Emitted {
         assert_eq!((&kernel.entry, &kernel.launch, &kernel.args), (&step.entry, &step.launch, &step.args));
         assert_eq!((&kernel.buffers, &kernel.tensor_maps), (&step.buffers, &step.tensor_maps));
     }
-    assert_eq!((program.then.len(), &program.operands), (contracts.then.len(), &contracts.operands));
+    assert_eq!((program.then.len(), &program.kinds), (contracts.then.len(), &contracts.kinds));
     let text = program.kernel.module.to_string();
     Emitted { problem, baked, text, signature: signature(&contracts) }
 }

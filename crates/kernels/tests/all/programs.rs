@@ -5,7 +5,7 @@ use crate::common::factors;
 use crate::tools::{self, Facts};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::program::library as lib;
-use problem::{Band, DType, Expr, Layout, Problem, Program, Programs, Table, TableType};
+use problem::{Band, DType, ElementType, Expr, Layout, Problem, Program, Programs, Table};
 use ptx::Kernel;
 
 fn problem(dim: usize, dtype: DType) -> Problem {
@@ -22,7 +22,7 @@ fn the_text_does_not_depend_on_values() {
     let with = |seq_kv, slope_stride, row_stride, extent, float, int: i32| {
         let mut p = problem(64, DType::F16).with_seq_kv(seq_kv, Layout::Bshd);
         let table = |extents: &[usize], strides: &[i64]| Table {
-            dtype: TableType::F32,
+            dtype: ElementType::F32,
             extents: extents.to_vec(),
             strides: strides.to_vec(),
         };
@@ -76,17 +76,17 @@ fn of_models(dim: usize, dtype: DType) -> Vec<(&'static str, Problem)> {
     let mut chunked = problem(dim, dtype).with_band(Band::CAUSAL);
     chunked.programs.mask = program(lib::chunk(lib::int(0)));
     chunked.programs.ints = vec![512];
-    let slopes = Table { strides: vec![0, 1], ..Table::dense(TableType::F32, &[2, 16]) };
+    let slopes = Table { strides: vec![0, 1], ..Table::dense(ElementType::F32, &[2, 16]) };
     let of_scores = |dtype| Table::dense(dtype, &[2, 16, 2048, 2048]);
-    let documents = Table::dense(TableType::I32, &[2, 2048]);
+    let documents = Table::dense(ElementType::I32, &[2, 2048]);
     vec![
         ("cap, window and sink", capped),
         ("sink", sink(Band::FULL)),
         ("causal and sink", sink(Band::CAUSAL)),
         ("window and sink", sink(Band::window(127, 0))),
         ("alibi", with(Band::CAUSAL, Some(lib::alibi(0)), None, slopes)),
-        ("bias", with(Band::FULL, Some(lib::bias(0)), None, of_scores(TableType::Bf16))),
-        ("mask", with(Band::FULL, None, Some(lib::mask_tensor(0)), of_scores(TableType::U8))),
+        ("bias", with(Band::FULL, Some(lib::bias(0)), None, of_scores(ElementType::Bf16))),
+        ("mask", with(Band::FULL, None, Some(lib::mask_tensor(0)), of_scores(ElementType::U8))),
         ("documents", with(Band::CAUSAL, None, Some(lib::document(0)), documents)),
         ("chunks", chunked),
     ]

@@ -3,8 +3,8 @@
 //! `crates/flashcore/tests/quantize.rs` compares codes and factors with those of the CPU.
 
 use emu::{Emulator, Options};
-use flashcore_kernels::{Arch, KernelError, Operand, PlanError, Program, quantize};
-use problem::{DType, Layout, Problem, ProblemError, Quantization, Tensor};
+use flashcore_kernels::{Arch, KernelError, PlanError, Program, quantize};
+use problem::{DType, Layout, Operand, Problem, ProblemError, Quantization, Tensor};
 use ptx::{Kernel, Machine};
 
 use crate::common::fp8::{edit_text, lines};
@@ -75,7 +75,7 @@ fn equal_codes_are_equal_texts() {
         let (code, contracts) = quantize::bind(problem, Tensor::Q, options, &Arch::SM_90).unwrap();
         let program = emit(problem, Tensor::Q, options, &Arch::SM_90);
         assert_eq!(program.kernel.args, contracts.first.args);
-        assert_eq!(program.operands, contracts.operands);
+        assert_eq!(program.kinds, contracts.kinds);
         (code, program.kernel.module.to_string())
     };
     let first = of(&base, &rotated);
@@ -185,9 +185,9 @@ fn the_barrier_is_needed() {
         let run = |program: &Program| -> Result<(), String> {
             let mut machine = Emulator::new(Options::default());
             let mut buffers: Vec<_> = Vec::new();
-            for (operand, spec) in program.operands.iter().zip(&program.kernel.buffers) {
+            for (&kind, spec) in program.kinds.iter().zip(&program.kernel.buffers) {
                 let mut buffer = machine.allocate(spec.bytes).map_err(|error| error.to_string())?;
-                if *operand == Operand::Tensor(tensor) {
+                if kind == Operand::Tensor(tensor).into() {
                     machine
                         .upload(&mut buffer, &vec![0x2C; spec.bytes])
                         .map_err(|error| error.to_string())?;

@@ -9,7 +9,7 @@ use attend::{Packing, Sums, Tiles};
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::program::library;
-use problem::{Band, DType, Layout, Problem, Program, Table, TableType};
+use problem::{Band, DType, ElementType, Layout, Problem, Program, Table};
 use ptx::{Arg, Kernel};
 use tile::{Handout, Tail, TileOrder, Turns};
 
@@ -27,7 +27,7 @@ fn default_plan(problem: &Problem) -> WgmmaPlan {
 /// The problem with a bias for each score.
 fn biased(mut problem: Problem) -> Problem {
     let extents = [1, problem.heads_q, problem.seq_q, problem.seq_kv];
-    problem.programs.tables = vec![Table::dense(TableType::Bf16, &extents)];
+    problem.programs.tables = vec![Table::dense(ElementType::Bf16, &extents)];
     problem.programs.score = Some(Program::new(&library::bias(0)).unwrap());
     problem
 }

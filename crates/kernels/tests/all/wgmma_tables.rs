@@ -9,7 +9,7 @@ use emu::{Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Ends, Rescaling, Tables, WgmmaPlan};
 use flashcore_kernels::{Arch, Plan, PlanError, emit};
 use problem::program::library as lib;
-use problem::{Band, DType, Expr, Layout, Problem, Program, Table, TableType};
+use problem::{Band, DType, ElementType, Expr, Layout, Problem, Program, Table};
 
 const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 0, limit: 3 };
 
@@ -27,7 +27,7 @@ fn bias_table(problem: &Problem, repeats: [bool; 2], unit: usize) -> Table {
     let [of_batch, of_head] = [heads_q * seq_q * row, seq_q * row];
     let strides = [(of_batch, repeats[0]), (of_head, repeats[1]), (row, false), (1, false)];
     Table {
-        dtype: TableType::Bf16,
+        dtype: ElementType::Bf16,
         extents: vec![batch, heads_q, seq_q, seq_kv],
         strides: strides.map(|(stride, repeats)| if repeats { 0 } else { stride as i64 }).to_vec(),
     }
@@ -147,7 +147,7 @@ fn tables_that_tiles_cannot_hold_are_refused_with_the_reason() {
     assert!(strides(0, 1 << 39).starts_with("invalid value '549755813888' for stride 0 of table_0"));
     assert!(strides(3, 2).starts_with("invalid value '2' for stride 3 of table_0"));
     assert_eq!(
-        of_table(&|table| table.dtype = TableType::F32),
+        of_table(&|table| table.dtype = ElementType::F32),
         "invalid value 'f32' for type of table_0 with family wgmma: expected f16 and bf16 with tables = shared"
     );
     let packed = WgmmaPlan { packing: Packing::Packed, consumers: 2, ..plan.clone() };
@@ -172,7 +172,7 @@ fn of_models() -> impl Iterator<Item = Problem> {
         [(64, DType::Bf16), (64, DType::F16), (80, DType::Bf16), (128, DType::F16), (256, DType::Bf16)];
     let problem = |((dim, dtype), band): ((usize, DType), Band)| {
         let problem = Problem::new(1, 16, 4096, dim, dtype).with_layout(Layout::Bshd).with_band(band);
-        let dtype = if dtype == DType::F16 { TableType::F16 } else { TableType::Bf16 };
+        let dtype = if dtype == DType::F16 { ElementType::F16 } else { ElementType::Bf16 };
         with_score(problem, vec![Table::dense(dtype, &[1, 16, 4096, 4096])], lib::bias(0))
     };
     dims.into_iter().flat_map(|of| [Band::FULL, Band::CAUSAL].map(|band| (of, band))).map(problem)

@@ -1,7 +1,7 @@
 //! Evaluates a program for one score.
 
 use super::{BinaryOp, Comparison, Id, Input, Op, Program, Programs, Type, UnaryOp};
-use crate::TableData;
+use crate::Elements;
 
 /// A value of a program.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,7 +73,7 @@ impl Program {
     pub fn evaluate(
         &self,
         programs: &Programs,
-        tables: &[TableData<'_>],
+        tables: &[Elements<'_>],
         point: &Point,
         precision: Precision,
         values: &mut Vec<Value>,
@@ -90,7 +90,7 @@ impl Program {
     pub fn in_row<'a>(
         &'a self,
         programs: &'a Programs,
-        tables: &'a [TableData<'a>],
+        tables: &'a [Elements<'a>],
         point: Point,
         precision: Precision,
     ) -> InRow<'a> {
@@ -111,7 +111,7 @@ impl Program {
         &self,
         id: Id,
         programs: &Programs,
-        tables: &[TableData<'_>],
+        tables: &[Elements<'_>],
         point: &Point,
         precision: Precision,
         values: &[Value],
@@ -144,7 +144,7 @@ impl Program {
 pub struct InRow<'a> {
     program: &'a Program,
     programs: &'a Programs,
-    tables: &'a [TableData<'a>],
+    tables: &'a [Elements<'a>],
     point: Point,
     precision: Precision,
     /// The results of the operations.
@@ -180,13 +180,14 @@ fn read(input: Input, programs: &Programs, point: &Point) -> Value {
     }
 }
 
-fn element(data: &TableData<'_>, at: usize) -> Value {
+fn element(data: &Elements<'_>, at: usize) -> Value {
     match data {
-        TableData::F32(x) => Value::Float(x.get(at).map_or(0.0, |&x| x.into())),
-        TableData::F16(x) => Value::Float(x.get(at).map_or(0.0, |x| x.to_f64())),
-        TableData::Bf16(x) => Value::Float(x.get(at).map_or(0.0, |x| x.to_f64())),
-        TableData::I32(x) => Value::Int(x.get(at).copied().unwrap_or(0)),
-        TableData::U8(x) => Value::Int(x.get(at).copied().unwrap_or(0).into()),
+        Elements::F32(x) => Value::Float(x.get(at).map_or(0.0, |&x| x.into())),
+        Elements::F16(x) => Value::Float(x.get(at).map_or(0.0, |x| x.to_f64())),
+        Elements::Bf16(x) => Value::Float(x.get(at).map_or(0.0, |x| x.to_f64())),
+        Elements::I32(x) => Value::Int(x.get(at).copied().unwrap_or(0)),
+        Elements::U8(x) => Value::Int(x.get(at).copied().unwrap_or(0).into()),
+        Elements::E4m3(_) | Elements::E5m2(_) => Value::Float(f64::NAN), // `Table::check` refuses these types
     }
 }
 

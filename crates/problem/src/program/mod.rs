@@ -19,7 +19,7 @@ use crate::{Problem, ProblemError};
 pub use eval::{InRow, Point, Precision, Value};
 pub use expr::Expr;
 pub use range::Range;
-pub use table::{Table, TableType};
+pub use table::Table;
 
 /// The type of an operation's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

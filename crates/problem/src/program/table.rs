@@ -3,44 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Id, Range};
-
-/// The element type of a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TableType {
-    /// 32-bit floating point.
-    F32,
-    /// IEEE binary16.
-    F16,
-    /// bfloat16.
-    Bf16,
-    /// 32-bit signed integer.
-    I32,
-    /// Byte. In a boolean mask, every value other than 0 is true.
-    U8,
-}
-
-impl TableType {
-    /// Bytes of an element.
-    pub const fn bytes(self) -> usize {
-        match self {
-            TableType::F32 | TableType::I32 => 4,
-            TableType::F16 | TableType::Bf16 => 2,
-            TableType::U8 => 1,
-        }
-    }
-
-    /// Whether the elements are floats; otherwise they are integers.
-    pub const fn is_float(self) -> bool {
-        matches!(self, TableType::F32 | TableType::F16 | TableType::Bf16)
-    }
-}
+use crate::ElementType;
 
 /// A table that programs read: its shape and where its elements lie. Its contents are an operand of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Table {
-    /// Type of the elements.
-    pub dtype: TableType,
+    /// Type of the elements: `f32`, `f16`, `bf16`, `i32` or `u8`.
+    pub dtype: ElementType,
     /// Number of elements in each dimension, 1 to 4 dimensions.
     pub extents: Vec<usize>,
     /// Distance in elements between neighbours in each dimension. Not negative; 0 broadcasts.
@@ -52,7 +21,7 @@ impl Table {
     pub const MOST_DIMENSIONS: usize = 4;
 
     /// A dense table, the last dimension contiguous.
-    pub fn dense(dtype: TableType, extents: &[usize]) -> Table {
+    pub fn dense(dtype: ElementType, extents: &[usize]) -> Table {
         let mut strides = vec![1i64; extents.len()];
         for i in (0..extents.len().saturating_sub(1)).rev() {
             strides[i] = strides[i + 1].saturating_mul(i64::try_from(extents[i + 1]).unwrap_or(i64::MAX));
@@ -87,6 +56,9 @@ impl Table {
             return Err(format!(
                 "invalid value '{given}' for the number of strides: expected {dimensions}, one for each dimension"
             ));
+        }
+        if matches!(self.dtype, ElementType::E4m3 | ElementType::E5m2) {
+            return Err(format!("elements of {}; expected f32, f16, bf16, i32 or u8", self.dtype));
         }
         if self.extents.contains(&0) || self.extents.iter().any(|&extent| extent > i32::MAX as usize) {
             return Err(format!("extents {:?}; expected 1 to 2^31 - 1 each", self.extents));

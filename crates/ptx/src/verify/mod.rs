@@ -58,6 +58,7 @@ mod symbols;
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use crate::{Body, Function, Instruction, Module, Name, Statement, quote};
 
@@ -170,14 +171,15 @@ impl fmt::Display for Violations {
 impl std::error::Error for Violations {}
 
 /// A module that passed the verifier, as a [`Kernel`](crate::Kernel) needs it. [`Module::verify`] makes one,
-/// and it cannot be changed: an edit goes through [`Verified::into_module`] and the verifier again.
+/// and it cannot be changed: an edit goes through [`Verified::into_module`] and the verifier again. A clone
+/// shares the module, so that all kernels of a program have one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Verified(Module);
+pub struct Verified(Arc<Module>);
 
 impl Verified {
     /// The module, which may be changed and is no longer known to be legal.
     pub fn into_module(self) -> Module {
-        self.0
+        Arc::unwrap_or_clone(self.0)
     }
 
     /// The module as a driver compiles it for a device of compute capability `sm` (times ten): code for an
@@ -189,8 +191,9 @@ impl Verified {
         if !self.0.target.runs_on(sm) {
             return None;
         }
-        self.0.target.sm = sm;
-        self.0.version = self.0.version.max(self.0.target.minimum_version());
+        let module = Arc::make_mut(&mut self.0);
+        module.target.sm = sm;
+        module.version = module.version.max(module.target.minimum_version());
         Some(self)
     }
 }
@@ -216,7 +219,7 @@ impl Module {
     /// All violations, in the order of the text.
     pub fn verify(self) -> Result<Verified, Violations> {
         self.check()?;
-        Ok(Verified(self))
+        Ok(Verified(self.into()))
     }
 
     /// Runs the checks of [`Module::verify`], for code that needs no [`Verified`].
@@ -241,7 +244,7 @@ impl Module {
     /// tests. The emulator accepts every module and reports undefined behaviour. Such a module must never run
     /// on a GPU.
     pub fn assume_verified(self) -> Verified {
-        Verified(self)
+        Verified(self.into())
     }
 }
 

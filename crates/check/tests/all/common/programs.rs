@@ -1,7 +1,7 @@
 //! Features of scores and masks, and problems that combine them, for tests.
 
 use problem::program::library as lib;
-use problem::{Band, Corner, Expr, Problem, Program, Table, TableType};
+use problem::{Band, Corner, ElementType, Expr, Problem, Program, Table};
 
 /// A feature of a problem.
 pub struct Feature {
@@ -44,7 +44,7 @@ impl Draft {
     }
 
     /// A table `[batch, head, query, key]`: with all dimensions, or with one for all batch entries and heads.
-    fn tensor(&mut self, dtype: TableType, broadcast: bool) -> u32 {
+    fn tensor(&mut self, dtype: ElementType, broadcast: bool) -> u32 {
         let Problem { batch, heads_q, seq_q, seq_kv, .. } = self.problem;
         let mut table = Table::dense(dtype, &[batch, heads_q, seq_q, seq_kv]);
         if broadcast {
@@ -75,7 +75,7 @@ pub const FEATURES: [Feature; 16] = [
         name: "alibi",
         add: |d| {
             let extents = [d.problem.batch, d.problem.heads_q];
-            let mut table = Table::dense(TableType::F32, &extents);
+            let mut table = Table::dense(ElementType::F32, &extents);
             table.strides[0] = 0;
             let table = d.table(table);
             d.score(lib::alibi(table));
@@ -84,21 +84,21 @@ pub const FEATURES: [Feature; 16] = [
     Feature {
         name: "bias",
         add: |d| {
-            let table = d.tensor(TableType::Bf16, false);
+            let table = d.tensor(ElementType::Bf16, false);
             d.score(lib::bias(table));
         },
     },
     Feature {
         name: "broadcast bias",
         add: |d| {
-            let table = d.tensor(TableType::F32, true);
+            let table = d.tensor(ElementType::F32, true);
             d.score(lib::bias(table));
         },
     },
     Feature {
         name: "relative bias",
         add: |d| {
-            let table = d.table(Table::dense(TableType::F16, &[d.problem.heads_q, 50]));
+            let table = d.table(Table::dense(ElementType::F16, &[d.problem.heads_q, 50]));
             let offset = d.int(25);
             d.score(lib::relative_bias(table, offset));
         },
@@ -106,14 +106,14 @@ pub const FEATURES: [Feature; 16] = [
     Feature {
         name: "t5",
         add: |d| {
-            let table = d.table(Table::dense(TableType::F32, &[d.problem.heads_q, 16]));
+            let table = d.table(Table::dense(ElementType::F32, &[d.problem.heads_q, 16]));
             d.score(lib::t5_bias(table, 16, 64, true));
         },
     },
     Feature {
         name: "mask",
         add: |d| {
-            let table = d.tensor(TableType::U8, true);
+            let table = d.tensor(ElementType::U8, true);
             d.mask(lib::mask_tensor(table));
         },
     },
@@ -121,7 +121,7 @@ pub const FEATURES: [Feature; 16] = [
         name: "document",
         add: |d| {
             let positions = d.problem.seq_q.max(d.problem.seq_kv);
-            let table = d.table(Table::dense(TableType::I32, &[d.problem.batch, positions]));
+            let table = d.table(Table::dense(ElementType::I32, &[d.problem.batch, positions]));
             d.mask(lib::document(table));
         },
     },
@@ -142,7 +142,7 @@ pub const FEATURES: [Feature; 16] = [
     Feature {
         name: "tree",
         add: |d| {
-            let table = d.table(Table::dense(TableType::I32, &[d.problem.seq_q]));
+            let table = d.table(Table::dense(ElementType::I32, &[d.problem.seq_q]));
             d.mask(lib::tree(table));
         },
     },

@@ -4,8 +4,8 @@
 
 use emu::{Buffer, Checks, EmuError, Emulator, HazardKind, Options};
 use judge::values::{Inputs, Values};
-use kernels::{Arch, Operand};
-use problem::{Problem, Tensor};
+use kernels::Arch;
+use problem::{Operand, Problem, Tensor};
 use ptx::Kernel;
 
 use super::card::{Built, Card};
@@ -175,9 +175,11 @@ impl Stage for Track {
         let Some(inputs) = &self.staged[slot as usize] else { return Ok(()) };
         for contestant in &mut self.contestants {
             let problem = contestant.bound.problem.clone().unwrap_or_else(|| self.problem.clone());
-            for (tensor, values) in [(Tensor::Q, &inputs.q), (Tensor::K, &inputs.k), (Tensor::V, &inputs.v)] {
-                if let Some(buffer) = contestant.buffer(Role::Operand(Operand::Tensor(tensor))) {
-                    *buffer = Buffer::from_bytes(&values.clone().scatter(&problem, tensor).to_bytes());
+            for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
+                if let Some(buffer) = contestant.buffer(Role::Operand(tensor.into())) {
+                    *buffer = Buffer::from_bytes(
+                        &inputs[tensor.into()].clone().scatter(&problem, tensor).to_bytes(),
+                    );
                 }
             }
         }
@@ -189,7 +191,7 @@ impl Stage for Track {
     }
 
     fn poison(&mut self, who: usize) -> Result<(), EmuError> {
-        if let Some(buffer) = self.contestants[who].buffer(Role::Operand(Operand::Tensor(Tensor::Out))) {
+        if let Some(buffer) = self.contestants[who].buffer(Role::Operand(Operand::OUT)) {
             *buffer = Buffer::from_bytes(&vec![0xff; buffer.len()]);
         }
         Ok(())
@@ -207,9 +209,8 @@ impl Stage for Track {
 
     fn output(&mut self, who: usize) -> Result<Values, EmuError> {
         let problem = self.contestants[who].bound.problem.clone().unwrap_or_else(|| self.problem.clone());
-        let bytes = self.contestants[who]
-            .buffer(Role::Operand(Operand::Tensor(Tensor::Out)))
-            .map_or_else(Vec::new, |b| b.to_bytes());
+        let bytes =
+            self.contestants[who].buffer(Role::Operand(Operand::OUT)).map_or_else(Vec::new, |b| b.to_bytes());
         Ok(Values::from_bytes(problem.dtypes.out, &bytes).gather(&problem, Tensor::Out))
     }
 

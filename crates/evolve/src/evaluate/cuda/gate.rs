@@ -5,9 +5,8 @@ use judge::inputs::Style;
 use judge::outputs::ErrorFigures;
 use judge::outputs::References;
 use judge::values::Values;
-use kernels::Operand;
 use ledger::Reason;
-use problem::{Problem, Tensor};
+use problem::{Operand, Problem, Tensor};
 use rayon::prelude::*;
 
 use super::card::Card;
@@ -72,12 +71,11 @@ impl Gate {
         } else {
             let cases = SEEDS.iter().map(|&seed| {
                 let answer = Answer::draw(problem, seed).map_err(refused)?;
-                let laid = judge::values::Inputs {
-                    q: answer.inputs.q.clone().scatter(problem, Tensor::Q),
-                    k: answer.inputs.k.clone().scatter(problem, Tensor::K),
-                    v: answer.inputs.v.clone().scatter(problem, Tensor::V),
-                    others: answer.inputs.others.clone(),
-                };
+                let laid = answer.inputs.operands.map(|operand, values| match operand {
+                    Operand::Tensor(tensor) => values.clone().scatter(problem, tensor),
+                    _ => values.clone(),
+                });
+                let laid = judge::values::Inputs { operands: laid };
                 Ok(Case { feed: Feed::of(laid), truth: Truth::Rows(answer) })
             });
             cases.collect::<Result<Vec<Case>, Fault>>()?
@@ -155,7 +153,7 @@ impl Case {
             return Ok((run, error));
         };
         let problem = problem_of(bound)?;
-        let out = bound.roles.iter().position(|&role| role == Role::Operand(Operand::Tensor(Tensor::Out)));
+        let out = bound.roles.iter().position(|&role| role == Role::Operand(Operand::OUT));
         let Some(bytes) = out.map(|index| &run.after[index]) else {
             return Err(Fault::new(Reason::Launch, "it has no output"));
         };

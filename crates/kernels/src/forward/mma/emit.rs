@@ -1,11 +1,11 @@
 //! The generator of the `mma` family.
 
 use attend::{
-    Block, BlockList, BlockLists, Bound, Coverage, Hides, KeyBand, KvPipeline, Lengths, Masker,
-    OnlineSoftmax, Order, OutputSums, Partials, ProgramCode, RowRange, ScorePrograms, Sequence, Sinks,
-    Softcap, Steps, Stream, store_lse,
+    Block, BlockList, BlockLists, BlockScores, Bound, KeyBand, KvPipeline, Lengths, Masker, OnlineSoftmax,
+    Order, OutputSums, Partials, ProgramCode, RowRange, ScoreChain, ScorePrograms, Sequence, Sinks, Softcap,
+    Steps, Stream, store_lse,
 };
-use problem::{Problem, Tensor};
+use problem::{Operand, OperandMap, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg};
 use tile::{
     AccTile, MatrixReader, MmaType, OperandA, OperandType, PairSum, RowsOut, Sign, Threads, TileCopy,
@@ -113,7 +113,7 @@ struct TensorStart {
 /// The kernel's parameters.
 pub(super) struct Params {
     /// Q, K, V and O. With split keys, partial results replace O and the LSE.
-    tensors: Vec<TensorStart>,
+    tensors: OperandMap<TensorStart>,
     lse: Option<Global>,
     partials: Option<Partials>,
     pub(super) seq_q: R32,
@@ -142,11 +142,11 @@ impl Params {
         let splits = plan.splits;
         let tensors = if splits > 1 { &Tensor::ALL[..3] } else { &Tensor::ALL[..] };
         let pointers: Vec<Global> = tensors.iter().map(|&tensor| c.tensor(k, tensor)).collect();
-        let lse = (problem.pass.lse() && splits == 1).then(|| c.lse(k));
+        let lse = if splits == 1 { c.operand(k, Operand::Lse) } else { None };
         let partials = (splits > 1).then(|| split::declare(k, c, problem, plan, Access::Write));
         let tensors = tensors.iter().zip(pointers).map(|(&tensor, start)| {
             let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
-            TensorStart { start, batch_bytes, head_bytes }
+            (tensor.into(), TensorStart { start, batch_bytes, head_bytes })
         });
         let tensors = tensors.collect();
         let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
@@ -166,7 +166,7 @@ impl Params {
                 .map(|programs| if lists.is_some() { programs.masking_partial_blocks() } else { programs })
                 .map(|programs| programs.on_whole_blocks(baked.divides)),
             // With split keys, the merge kernel adds the sinks.
-            sinks: if splits == 1 { c.sinks(k) } else { None },
+            sinks: if splits == 1 { c.operand(k, Operand::Sinks) } else { None },
             lists,
             score_descale: ScoreDescale::declare(k, c, problem),
             value_descale: match splits > 1 && merge_descales(problem) {
@@ -222,6 +222,12 @@ impl<'a> Forward<'a> {
         // A listed block may be partial because of the mask program alone.
         let unmasked = list.is_some() && divides && self.params.band.is_full();
         let sum = self.pair_sum(k);
+        let chain = ScoreChain {
+            descale: score_factors.as_ref(),
+            softcap: softcap.as_ref(),
+            programs: programs.as_ref(),
+            mask: (!unmasked).then_some(&mask),
+        };
         let scores = |k: &mut Builder, block: &Block| {
             let key = block.key(k);
             let of_keys = score_factors.as_ref().map(|factors| {
@@ -232,22 +238,13 @@ impl<'a> Forward<'a> {
             if let Some(sum) = &sum {
                 sum.add(k, &s); //                               of both halves of the head dim
             }
-            if let Some((factors, of_keys)) = score_factors.as_ref().zip(of_keys) {
-                factors.apply(k, &s, &of_keys); //               S·f, if f changes with the block
-            }
-            if let Some(softcap) = &softcap {
-                softcap.apply(k, &s); //                         S = tanh(S·c')
-            }
-            if let Some(programs) = &programs {
-                let partial = block.coverage == Coverage::Partial;
-                let hides = block.hides.filter(|_| programs.only_mask() && partial);
-                Hides::by_program(hides, k, |k| {
-                    programs.apply(k, &s, block.origin, block.coverage); // S = score(S)
-                });
-            }
-            if !unmasked && block.coverage == Coverage::Partial {
-                Hides::by_band(block.hides, k, |k| mask.apply(k, &s, block.origin, block.coverage));
-            }
+            let of_keys = of_keys.unwrap_or_default();
+            let block_scores = BlockScores {
+                hides: block.hides,
+                descale: (&of_keys, false),
+                ..BlockScores::in_place(block.coverage)
+            };
+            chain.apply(k, &s, &block_scores, |_| block.origin); // S = score(S·f), −∞ where hidden
             s
         };
         let update = |k: &mut Builder, s: &AccTile| {
@@ -550,7 +547,7 @@ impl<'a> Forward<'a> {
     /// Start of the CTA's head in a tensor. It is recomputed at each use, so that it occupies no registers in
     /// between.
     fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
-        let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor as usize];
+        let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
         let [head, batch] = self.head_and_batch(k);
         let head = match tensor {
             Tensor::K | Tensor::V => divide(k, head, self.baked.group_size()),

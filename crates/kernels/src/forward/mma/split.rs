@@ -2,7 +2,7 @@
 //! partial results, and the second kernel merges them.
 
 use attend::{OnlineSoftmax, Partials, Sinks, SplitRow, accepted_value_factor};
-use problem::{Problem, Tensor};
+use problem::{Operand, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, SpecialReg};
 use tile::{AccTile, divide};
 
@@ -126,8 +126,8 @@ impl Params {
         Params {
             partials: declare(k, c, problem, plan, Access::Read),
             out: c.tensor(k, Tensor::Out),
-            lse: problem.pass.lse().then(|| c.lse(k)),
-            sinks: c.sinks(k),
+            lse: c.operand(k, Operand::Lse),
+            sinks: c.operand(k, Operand::Sinks),
             descale: merge_descales(problem).then(|| ValueDescale::declare(k, c, problem)).flatten(),
             strides: declare_head_strides(k, c, problem, Tensor::Out),
             seq_q: c.u32(k, "seq_q", problem.seq_q as u32),

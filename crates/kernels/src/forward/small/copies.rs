@@ -1,10 +1,10 @@
 //! The sources of the TMA copies of both families, and the barrier that follows the requests.
 
 use attend::Exchange;
-use problem::Tensor;
+use problem::{OperandMap, Tensor};
 use ptx::{Builder, CmpOp, R32, TensorMapPtr};
 
-use crate::Baked;
+use crate::{Baked, Repeated};
 
 /// The elected lane, which initialises mbarriers, requests copies and arrives for its warp. ptxas predicates
 /// `mbarrier.init` for the whole warp, and compute-sanitizer attributes it to the last lane. With any other
@@ -13,7 +13,7 @@ pub(super) const ELECTED_LANE: u32 = 31;
 
 /// The coordinates of the copies: tensor maps, first position and key, head and batch entry.
 pub(super) struct Source {
-    pub maps: [TensorMapPtr; 3],
+    pub maps: OperandMap<TensorMapPtr>,
     /// Sequence position of the first query row.
     pub position: R32,
     pub first_key: R32,
@@ -26,7 +26,7 @@ pub(super) struct Source {
 impl Source {
     /// Head and batch entry in a tensor's map, in which heads or batch entries with stride 0 count as one.
     pub(super) fn head(&self, k: &mut Builder, baked: &Baked, tensor: Tensor) -> [R32; 2] {
-        let [one_batch, one_head] = baked.repeated[tensor as usize];
+        let Repeated { batch: one_batch, head: one_head } = baked.repeated[tensor.into()];
         let head = if tensor == Tensor::Q { self.head } else { self.kv_head };
         let mut index = |one: bool, index: R32| if one { k.mov(0) } else { index };
         [index(one_head, head), index(one_batch, self.batch)]

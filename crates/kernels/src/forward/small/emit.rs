@@ -5,10 +5,9 @@ use attend::{
     Exchange, KeyBand, OnlineSoftmax, Rescale, RowPrograms, RowRange, ScorePrograms, Sinks, Softcap,
     WarpgroupPlace,
 };
-use problem::{Problem, Tensor};
+use problem::{Operand, OperandMap, Problem, Tensor};
 use ptx::{
-    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, Target,
-    TensorMapPtr,
+    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, TensorMapPtr,
 };
 use tile::{AccTile, Mbarriers, Products, Sign, SwizzledTile, Threads, WARPGROUP_ROWS, divide};
 
@@ -20,7 +19,7 @@ use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, factor_or_least, half,
 };
 use crate::forward::programs::declare_programs;
-use crate::{Baked, Dims};
+use crate::{Arch, Baked, Dims};
 
 const ENTRY: &str = "flash_forward_small";
 
@@ -67,7 +66,7 @@ pub(super) fn draft<'a, P: SmallPlan>(plan: &'a P, problem: &Problem, baked: &'a
         let (softmax, o) = P::attend(&forward, k);
         forward.store(k, &softmax, &o);
     };
-    Draft::new(k, contract, launch, Target::sm_a(90), body)
+    Draft::new(k, contract, launch, Arch::SM_90.full_target(), body)
 }
 
 fn launch(common: &Common, problem: &Problem, dynamic_shared: u32) -> Launch {
@@ -88,7 +87,7 @@ fn launch(common: &Common, problem: &Problem, dynamic_shared: u32) -> Launch {
 /// The kernel's parameters.
 pub(super) struct Params {
     /// Tensor maps of Q, K and V.
-    maps: [TensorMapPtr; 3],
+    maps: OperandMap<TensorMapPtr>,
     pub(super) out: Global,
     pub(super) lse: Option<Global>,
     /// Bytes between batch entries and between heads of the output.
@@ -113,9 +112,9 @@ impl Params {
     ) -> Params {
         let tiles = [(Tensor::Q, map.query_tile), (Tensor::K, map.key_tile), (Tensor::V, map.value_tile)];
         Params {
-            maps: tiles.map(|tile| declare_map(k, c, problem, tile)),
+            maps: tiles.map(|tile| (tile.0.into(), declare_map(k, c, problem, tile))).into_iter().collect(),
             out: c.tensor(k, Tensor::Out),
-            lse: problem.pass.lse().then(|| c.lse(k)),
+            lse: c.operand(k, Operand::Lse),
             out_strides: declare_head_strides(k, c, problem, Tensor::Out),
             seq_q: c.u32(k, "seq_q", problem.seq_q as u32),
             seq_kv: c.u32(k, "seq_kv", problem.seq_kv as u32),
@@ -123,7 +122,7 @@ impl Params {
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, common.tanh),
             programs: declare_programs(k, c, problem, baked.programs.as_ref()),
-            sinks: c.sinks(k),
+            sinks: c.operand(k, Operand::Sinks),
         }
     }
 }
@@ -222,7 +221,7 @@ impl<'a, P: SmallPlan> Forward<'a, P> {
     pub(super) fn source(&self, k: &mut Builder) -> Source {
         let own = self.own_rows(k);
         Source {
-            maps: self.params.maps,
+            maps: self.params.maps.clone(),
             position: own.position(k, own.first),
             first_key: self.first_key(k),
             head: self.head,

@@ -28,7 +28,7 @@ impl WgmmaPlan {
     /// # Errors
     /// The first reason why the plan does not fit.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        accept("sm", arch.sm.into(), arch.sm == 90, "90, whose target is sm_90a")?;
+        accept("sm", arch.sm.into(), arch.has_warpgroup_products(), "90, whose target is sm_90a")?;
         self.check_problem(problem)?;
         self.check_genes(problem)?;
         self.check_share(problem)?;

@@ -2,12 +2,12 @@
 //! producer's requests; `rows.rs` selects rows and blocks; `store.rs` stores the results.
 
 use attend::{
-    BlockLists, BlockOutput, KeyBand, Lengths, MainLoop, Masker, OnlineSoftmax, OutputSums, ProgramCode,
-    Rescale, ScorePrograms, SequenceTiles, SharedProbs, Sinks, Skips, Softcap, SpeculativeMax, StagedTables,
-    StreamKMerge, Sums, TileRows, Tiles,
+    BlockLists, BlockOutput, KeyBand, Lengths, LoopProducts, LoopSchedule, LoopTiles, MainLoop, Masker,
+    OnlineSoftmax, OutputSums, ProgramCode, Rescale, Rings, ScoreChain, ScorePrograms, SequenceTiles,
+    SharedProbs, Sinks, Skips, Softcap, SpeculativeMax, StagedTables, StreamKMerge, Sums, TileRows, Tiles,
 };
-use problem::{Problem, Tensor};
-use ptx::{Access, Builder, Dim3, F32, Global, Launch, Pointer, R32, R64, Shared, Target, TensorMapPtr};
+use problem::{Operand, Problem, Tensor};
+use ptx::{Access, Builder, Dim3, F32, Global, Launch, Pointer, R32, R64, Shared, TensorMapPtr};
 use tile::{
     AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, OperandType,
     PairSum, PingPong, Pipeline, Products, Roles, RowStore, SharedMatrix, Sign, StreamK, SwizzledTile, Tail,
@@ -63,7 +63,7 @@ impl WgmmaPlan {
         k.min_ctas_per_sm(self.resident_ctas);
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, (problem, baked), self, arch);
-        let target = Target::sm_a(arch.sm);
+        let target = arch.full_target();
         let launch = (ENTRY, self.launch(problem, arch));
         let body = move |k: &mut Builder| {
             let tiles = params.lengths.map(|lengths| SequenceTiles {
@@ -271,7 +271,7 @@ impl Params {
         let rows_out = BulkStore::tile(problem.head_dim_v as u32, !baked.lengths.q.is_even());
         let out_map = plan.store.by_tma().then(|| declare_map(k, c, problem, (Tensor::Out, rows_out)));
         let out = c.tensor(k, Tensor::Out);
-        let lse = problem.pass.lse().then(|| c.lse(k));
+        let lse = c.operand(k, Operand::Lse);
         let counter = (plan.handout == Handout::Dynamic).then(|| c.counter(k, COUNTER_BYTES));
         let parts = (plan.tail == Tail::Shared).then(|| {
             // The sizes do not depend on the lengths and are never 0, because an empty buffer has no address.
@@ -322,7 +322,7 @@ impl Params {
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
             programs: plan.declare_score_programs(k, c, problem, baked),
-            sinks: c.sinks(k),
+            sinks: c.operand(k, Operand::Sinks),
             lists: plan.list_tiles(problem).map(|tiles| tiles.declare(k, c, problem, Access::Read)),
             score_descale: ScoreDescale::declare(k, c, problem),
             value_descale: ValueDescale::declare(k, c, problem),
@@ -445,6 +445,7 @@ impl<'a> Forward<'a> {
             Share::Rows => consumer.threads,
             Share::HeadDim => consumer.threads.of_all_columns(),
         };
+        let softcap = self.softcap(k);
         let main_loop = self.main_loop(k, consumer);
         let bulk = self.bulk_store(k, consumer);
         let tiles = self.schedule.consumer(k, consumer);
@@ -463,7 +464,7 @@ impl<'a> Forward<'a> {
             }
             self.halve(k, &main_loop, &own);
             let mask = Masker::new(k, &self.params.band, &key_threads, &rows, 16, plan.block_n).by_bits();
-            let (factor, programs) = self.tile_factor(k, tile, main_loop.softcap.as_ref());
+            let (factor, programs) = self.tile_factor(k, tile, softcap.as_ref());
             let scores = self.block_factors(k, tile, &rows, consumer);
             let values = self.value_factors(k, tile);
             let softmax = self.softmax(k, factor);
@@ -477,14 +478,14 @@ impl<'a> Forward<'a> {
             });
             // A listed block may be partial because of the mask program alone.
             let unmasked = list.is_some() && self.params.band.is_full() && self.divides();
-            let tile_rows = TileRows {
-                mask: (!unmasked).then_some(&mask),
-                softmax: &softmax,
+            let chain = ScoreChain {
+                descale: scores.as_ref(),
+                softcap: softcap.as_ref(),
                 programs: programs.as_ref(),
-                list: list.as_ref(),
-                scores: scores.as_ref(),
-                values: values.as_ref(),
+                mask: (!unmasked).then_some(&mask),
             };
+            let tile_rows =
+                TileRows { chain, softmax: &softmax, list: list.as_ref(), values: values.as_ref() };
             let more = main_loop.attend(k, &walk, &tile_rows, |k| {
                 let more = tiles.advance(k);
                 if plan.tiles == Tiles::Overlapped {
@@ -492,9 +493,9 @@ impl<'a> Forward<'a> {
                 }
                 more
             });
-            let bulk = bulk.map(|bulk| self.staged(k, bulk, consumer, &main_loop.queries));
+            let bulk = bulk.map(|bulk| self.staged(k, bulk, consumer, &main_loop.rings.queries));
             let softmax = softmax.with_output_factor(self.value_descale(k, tile));
-            let o = softmax.take_sums(k, &main_loop.o);
+            let o = softmax.take_sums(k, &main_loop.tiles.o);
             self.spoil_seen(k, &softmax, factor);
             self.if_complete(k, consumer, tile, &softmax, &o, |k| {
                 let sinks = self
@@ -539,11 +540,6 @@ impl<'a> Forward<'a> {
         let plan = self.plan;
         let [q, key, value] = LOADED.map(|tensor| operand_type(self.baked, tensor));
         let products = Products::new([q, key]);
-        let softcap = self.params.softcap.map(|softcap| match self.head_descale() {
-            None => softcap,
-            // Each tile sets its own factor.
-            Some(_) => Softcap { factor: k.reg(), ..softcap },
-        });
         let queries = TileStream::own_rows(k, self.queries, consumer);
         let keys = TileStream::over_columns(k, self.keys, consumer);
         let values = match self.ones {
@@ -569,21 +565,44 @@ impl<'a> Forward<'a> {
             Some(programs) => StagedTables::new(k, programs, &self.tables, consumer),
         };
         let ping_pong = (plan.turns == Turns::PingPong).then(|| PingPong::new(k, consumer, plan.consumers));
+        let products = LoopProducts {
+            scores: if self.baked.sign == Sign::Negate { products.negating() } else { products },
+            output: Products::new([self.weights.ty(), value]),
+            sum,
+        };
+        let kept_queries = (plan.store == Store::OverQueries).then(|| k.mov(0));
+        let schedule = self.loop_schedule(k, consumer, (keys, values, ping_pong), &tables);
         MainLoop {
             weights: self.weights,
             block_n: plan.block_n,
-            order: plan.products,
-            output_products: Products::new([self.weights.ty(), value]),
-            products: if self.baked.sign == Sign::Negate { products.negating() } else { products },
-            sum,
-            softcap,
             chains: plan.chains,
+            rings: Rings { queries, kept_queries, keys, values, tables },
+            products,
+            schedule,
+            tiles: self.loop_tiles(k, consumer),
+        }
+    }
+
+    /// The softcap, if there is one.
+    fn softcap(&self, k: &mut Builder) -> Option<Softcap> {
+        self.params.softcap.map(|softcap| match self.head_descale() {
+            None => softcap,
+            // Each tile sets its own factor.
+            Some(_) => Softcap { factor: k.reg(), ..softcap },
+        })
+    }
+
+    fn loop_schedule(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        (keys, values, ping_pong): (TileStream, TileStream, Option<PingPong>),
+        tables: &StagedTables,
+    ) -> LoopSchedule {
+        let plan = self.plan;
+        LoopSchedule {
+            order: plan.products,
             tiles: plan.tiles,
-            queries,
-            kept_queries: (plan.store == Store::OverQueries).then(|| k.mov(0)),
-            keys,
-            values,
-            tables: tables.clone(),
             ping_pong,
             speculative: match plan.rescale {
                 Rescaling::Speculative { limit, .. } => Some(SpeculativeMax::new(
@@ -596,9 +615,15 @@ impl<'a> Forward<'a> {
             },
             halved: (plan.diagonal == Diagonal::Halved).then(|| k.mov(0)),
             skips: (plan.ends == Ends::Own).then(|| {
-                let skips = Skips::none(k, keys, values, ping_pong).with_tables(tables);
+                let skips = Skips::none(k, keys, values, ping_pong).with_tables(tables.clone());
                 if self.plan.skips_last(&self.params.band) { skips.at_both_ends(k) } else { skips }
             }),
+        }
+    }
+
+    fn loop_tiles(&self, k: &mut Builder, consumer: &Consumer) -> LoopTiles {
+        let plan = self.plan;
+        LoopTiles {
             s: AccTile::unset(k, 16, plan.block_n),
             p: OperandTile::unset(k, self.weights, 16, plan.block_n),
             shared_probs: self.probs.map(|(tile, first)| {

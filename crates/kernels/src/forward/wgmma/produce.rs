@@ -101,7 +101,8 @@ impl Forward<'_> {
 
     /// Head and batch entry in a tensor map, in which heads or batch entries with stride 0 count as one.
     fn distinct(&self, tensor: Tensor, [head, batch]: [R32; 2]) -> [Src<R32>; 2] {
-        let [one_batch, one_head] = self.baked.repeated[tensor as usize];
-        [(head, one_head), (batch, one_batch)].map(|(index, one)| if one { 0.into() } else { index.into() })
+        let repeated = self.baked.repeated[tensor.into()];
+        [(head, repeated.head), (batch, repeated.batch)]
+            .map(|(index, one)| if one { 0.into() } else { index.into() })
     }
 }

@@ -137,7 +137,7 @@ impl Forward<'_> {
 
     /// Sets the number of blocks of a tile to skip: the blocks from the warpgroup's own end on.
     pub(super) fn skip(&self, k: &mut Builder, main_loop: &MainLoop, tile: &WorkTile, own_end: R32) {
-        let Some(skips) = &main_loop.skips else { return };
+        let Some(skips) = &main_loop.schedule.skips else { return };
         let end = self.end(k, tile);
         let blocks = k.sub(end, own_end);
         skips.set(k, blocks);
@@ -146,7 +146,9 @@ impl Forward<'_> {
     /// Sets the number of blocks to skip at the end of a tile: the blocks below the warpgroup's own lower
     /// bound.
     pub(super) fn skip_last(&self, k: &mut Builder, main_loop: &MainLoop, tile: &WorkTile, walk: &Walk) {
-        let Some(skips) = main_loop.skips.as_ref().filter(|_| self.plan.skips_last(&self.params.band)) else {
+        let Some(skips) =
+            main_loop.schedule.skips.as_ref().filter(|_| self.plan.skips_last(&self.params.band))
+        else {
             return;
         };
         let (own_from, from) = (k.mov(walk.from.clone()), self.tile_bound(k, tile).from());
@@ -156,7 +158,7 @@ impl Forward<'_> {
 
     /// Records whether the warpgroup's last row sees at most the first half of the first visited block.
     pub(super) fn halve(&self, k: &mut Builder, main_loop: &MainLoop, own: &RowRange) {
-        let Some(halved) = main_loop.halved else { return };
+        let Some(halved) = main_loop.schedule.halved else { return };
         let halves = Bound::new(k, &self.params.band, own, self.plan.block_n / 2, false).end;
         let odd = k.and(halves, 1);
         k.mov_to(halved, odd);
@@ -170,7 +172,7 @@ impl Forward<'_> {
         main_loop: &MainLoop,
         tiles: &TileCursor,
     ) {
-        if main_loop.skips.is_some() {
+        if main_loop.schedule.skips.is_some() {
             let tile = tiles.next(k);
             let rows = self.rows(k, &tile);
             let own = self.own_rows(k, &rows, consumer);

@@ -2,7 +2,7 @@
 //! rings of tiles, and the tensor maps.
 
 use attend::{ProgramCode, StagedParams, TileRead, half_of};
-use problem::{Problem, Table};
+use problem::{Operand, Problem, Table};
 use ptx::{Builder, Element, Half};
 use tile::{Pipeline, SwizzledTile, TensorRows};
 
@@ -158,7 +158,8 @@ impl WgmmaPlan {
             let [outer, inner] = others.map(|dimension| mapped(table, dimension));
             let query = mapped(table, Some(read.query));
             let keys = table.extents[table.extents.len() - 1] as u64;
-            let map = c.table_map(k, (read.table as u8, table), &format!("read_{i}_map"), |buffer| {
+            let operand = Operand::Table(read.table as u8);
+            let map = c.operand_map(k, operand, &format!("read_{i}_map"), |buffer| {
                 tile.map(&TensorRows {
                     buffer,
                     offset: 0,
@@ -171,7 +172,7 @@ impl WgmmaPlan {
                 dimension.map(|_| c.u32(k, &format!("read_{i}_last_{name}"), extent as u32 - 1))
             };
             let lasts = [last("outer", others[0], outer.0), last("inner", others[1], inner.0)];
-            Some(StagedParams { map, half, lasts })
+            Some(StagedParams { map: map?, half, lasts })
         };
         code.staged().enumerate().filter_map(&mut declare).collect()
     }

@@ -2,7 +2,7 @@
 
 use super::fp8::{self, WINDOW, edit_text, lines, problem};
 use flashcore_kernels::{Arch, Plan, Program};
-use problem::{Band, DType, Layout, Problem, ScaleLayout, Scales};
+use problem::{Band, DType, Layout, Operand, OperandMap, Problem, ScaleLayout, Scales, Tensor};
 
 /// The problem with descale factors of Q, K and V per block of so many rows, one for each KV head without
 /// blocks (0), or none.
@@ -72,21 +72,26 @@ pub fn with_strides(problem: Problem, block: i64) -> Problem {
     Problem { scales, ..problem }
 }
 
+/// The factors of Q, K and V.
+const FACTORS: [Operand; 3] =
+    [Operand::Descale(Tensor::Q), Operand::Descale(Tensor::K), Operand::Descale(Tensor::V)];
+
 /// Checks runs with a factor of a block that is not accepted: it makes rows NaN that see its keys or values,
 /// and no others. A factor of 0 of Q or K makes the logits of its block 0. `plan` gives the plan, with so
 /// many keys in a block, and the architecture for the bad factor of a number.
 pub fn bad_factors_of_blocks(plan: impl Fn(usize, &Problem, u32) -> (Plan, Arch)) {
     for (i, bad) in [f32::NAN, f32::INFINITY, -1.0, 0.0].into_iter().enumerate() {
-        for (tensor, block) in [(0, 0), (0, 1), (1, 1), (1, 3), (2, 1), (2, 3)] {
+        let [q, k, v] = FACTORS;
+        for (factors, block) in [(q, 0), (q, 1), (k, 1), (k, 3), (v, 1), (v, 3)] {
             for (band, sums) in [(Band::CAUSAL, 64), (WINDOW, 64), (Band::CAUSAL_TOP_LEFT, 0)] {
                 // Without blocks, V has one factor, and the case is that of a head.
-                if sums == 0 && tensor == 2 {
+                if sums == 0 && factors == v {
                     continue;
                 }
                 let p = Problem::new(1, 1, 130, 32, DType::E4m3).with_band(band).with_lse(true);
                 let p = with_factors(p.with_seq_kv(250, Layout::Bshd), [Some(64), Some(64), Some(sums)]);
                 let (plan, arch) = plan(i, &p, if sums == 0 { 128 } else { 64 });
-                let spoil = |factors: &mut [Vec<f32>; 3]| factors[tensor][block] = bad;
+                let spoil = |of: &mut OperandMap<Vec<f32>>| of[factors][block] = bad;
                 fp8::run_with_factors(&p, &plan, &arch, 3, |_| {}, spoil).check();
             }
         }
@@ -106,8 +111,9 @@ pub fn bad_factors_of_heads(plan: impl Fn(usize, &Problem) -> Plan, arch: &Arch)
             let mut p = with_factors(problem(seq_q, seq_kv, 32, "e4m3", band), [Some(0); 3]);
             p.score.sink = sink;
             p.score.softcap = (sink && i == 1).then_some(2.0);
-            for (j, spoiled) in [&[0][..], &[1], &[2], &[0, 1]].into_iter().enumerate() {
-                let spoil = |factors: &mut [Vec<f32>; 3]| spoiled.iter().for_each(|&of| factors[of][1] = bad);
+            let [q, k, v] = FACTORS;
+            for (j, spoiled) in [&[q][..], &[k], &[v], &[q, k]].into_iter().enumerate() {
+                let spoil = |of: &mut OperandMap<Vec<f32>>| spoiled.iter().for_each(|&f| of[f][1] = bad);
                 fp8::run_with_factors(&p, &plan(i + j, &p), arch, 3, |_| {}, spoil).check();
             }
         }

@@ -3,8 +3,8 @@
 
 use super::{decode, draw_normal, encode};
 use emu::{Emulator, Options};
-use flashcore_kernels::{Arch, Operand, Plan, Program, emit};
-use problem::{Band, DType, DTypes, Layout, Problem, Tensor};
+use flashcore_kernels::{Arch, BufferKind, Plan, Program, emit};
+use problem::{Band, DType, DTypes, Layout, Operand, OperandMap, Problem, Tensor};
 use ptx::Machine;
 
 pub const WINDOW: Band = Band { before: Some(50), ..Band::CAUSAL };
@@ -19,10 +19,9 @@ pub fn problem(seq_q: usize, seq_kv: usize, dim: usize, types: &str, band: Band)
 /// Inputs of a run and its output.
 pub struct Run {
     problem: Problem,
-    /// Codes of Q, K and V, and of O.
-    tensors: [Vec<u32>; 4],
-    /// Factors of Q, K and V.
-    scales: [Vec<f32>; 3],
+    /// Codes of Q, K, V and O.
+    tensors: OperandMap<Vec<u32>>,
+    factors: OperandMap<Vec<f32>>,
     lse: Vec<f32>,
 }
 
@@ -31,18 +30,18 @@ pub fn run(problem: &Problem, plan: &Plan, arch: &Arch, seed: u64, edit: impl Fn
     run_with_factors(problem, plan, arch, seed, edit, |_| {})
 }
 
-/// Like [`run`]. `spoil` modifies the descale factors of Q, K and V first.
+/// Like [`run`]. `spoil` modifies the descale factors first.
 pub fn run_with_factors(
     problem: &Problem,
     plan: &Plan,
     arch: &Arch,
     seed: u64,
     edit: impl FnOnce(&mut Program),
-    spoil: impl FnOnce(&mut [Vec<f32>; 3]),
+    spoil: impl FnOnce(&mut OperandMap<Vec<f32>>),
 ) -> Run {
     let mut program = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
     edit(&mut program);
-    let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
+    let codes = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
         let (elements, origin) = problem.span(tensor).expect("the problem was checked");
         let dtype = problem.dtypes.of(tensor);
         // The elements between the rows are NaN codes.
@@ -57,29 +56,33 @@ pub fn run_with_factors(
                 .iter_mut()
                 .for_each(|code| *code = encode(dtype, draw_normal(&mut state)));
         }
-        data
+        (tensor.into(), data)
     });
-    let mut scales = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
+    let mut tensors = OperandMap::from_iter(codes);
+    let factors = problem.scales.each().map(|(tensor, _)| {
         let factor = |i: usize| 0.4 + 0.3 * (i % 5) as f32 + 0.1 * tensor as usize as f32;
-        (0..problem.scale_len(tensor)).map(factor).collect::<Vec<f32>>()
+        (Operand::Descale(tensor), (0..problem.scale_len(tensor)).map(factor).collect())
     });
-    spoil(&mut scales);
+    let mut factors = factors.collect();
+    spoil(&mut factors);
     let bytes = |data: &[u32], dtype: DType| -> Vec<u8> {
         data.iter().flat_map(|code| code.to_le_bytes()[..dtype.bytes()].to_vec()).collect()
     };
     let mut machine = Emulator::new(Options { seed, ..Options::default() });
     let mut buffers: Vec<_> = Vec::new();
-    for (operand, spec) in program.operands.iter().zip(&program.kernel.buffers) {
-        let content = match *operand {
-            Operand::Tensor(Tensor::Out) | Operand::Lse => Some(vec![0xFF; spec.bytes]),
-            Operand::Tensor(tensor) => Some(bytes(&inputs[tensor as usize], problem.dtypes.of(tensor))),
-            Operand::Descale(tensor) => {
-                Some(scales[tensor as usize].iter().flat_map(|factor| factor.to_le_bytes()).collect())
+    for (kind, spec) in program.kinds.iter().zip(&program.kernel.buffers) {
+        let content = match *kind {
+            BufferKind::Operand(Operand::OUT | Operand::Lse) => Some(vec![0xFF; spec.bytes]),
+            BufferKind::Operand(operand @ Operand::Tensor(tensor)) => {
+                Some(bytes(&tensors[operand], problem.dtypes.of(tensor)))
             }
-            Operand::Sinks => {
+            BufferKind::Operand(operand @ Operand::Descale(_)) => {
+                Some(factors[operand].iter().flat_map(|factor| factor.to_le_bytes()).collect())
+            }
+            BufferKind::Operand(Operand::Sinks) => {
                 Some((0..problem.heads_q).flat_map(|h| (h as f32 - 1.0).to_le_bytes()).collect())
             }
-            Operand::Counter => Some(vec![0; spec.bytes]),
+            BufferKind::Counter => Some(vec![0; spec.bytes]),
             // Temporaries may have any contents.
             _ => None,
         };
@@ -94,18 +97,17 @@ pub fn run_with_factors(
         machine.launch(kernel, &mut buffers).unwrap_or_else(|e| panic!("{plan:?} {problem:?}: {e}"));
     }
     let mut read = |operand: Operand| {
-        let at = program.operands.iter().position(|&o| o == operand)?;
+        let at = program.kinds.iter().position(|&kind| kind == operand.into())?;
         let mut data = vec![0; program.kernel.buffers[at].bytes];
         machine.download(&buffers[at], &mut data).expect("download");
         Some(data)
     };
-    let out = read(Operand::Tensor(Tensor::Out)).expect("an output");
+    let out = read(Operand::OUT).expect("an output");
     let lse = read(Operand::Lse).unwrap_or_default();
-    let [q, k, v] = inputs;
     let code = |bytes: &[u8]| bytes.iter().rev().fold(0, |code, &byte| code << 8 | u32::from(byte));
-    let out = out.chunks_exact(problem.dtypes.out.bytes()).map(code).collect();
+    tensors.insert(Operand::OUT, out.chunks_exact(problem.dtypes.out.bytes()).map(code).collect());
     let lse = lse.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-    Run { problem: problem.clone(), tensors: [q, k, v, out], scales, lse }
+    Run { problem: problem.clone(), tensors, factors, lse }
 }
 
 /// The error of an output, relative to the error that the rounding of P and O explains.
@@ -121,15 +123,15 @@ impl Run {
     fn row(&self, tensor: Tensor, [b, h, s]: [usize; 3]) -> Vec<f64> {
         let (_, origin) = self.problem.span(tensor).expect("the problem was checked");
         let start = (origin as i64 + self.problem.strides(tensor).offset(b, h, s)) as usize;
-        let codes = &self.tensors[tensor as usize][start..start + self.problem.extents(tensor)[3]];
+        let codes = &self.tensors[tensor.into()][start..start + self.problem.extents(tensor)[3]];
         codes.iter().map(|&code| decode(self.problem.dtypes.of(tensor), code)).collect()
     }
 
     /// The descale factor of a row of a KV head; NaN if it is not accepted.
     fn descale(&self, tensor: Tensor, [batch, head, row]: [usize; 3]) -> f64 {
-        let factors = &self.scales[tensor as usize];
         self.problem.scales.of(tensor).map_or(1.0, |layout| {
-            Problem::accepted_factor(tensor, factors[layout.index(batch, head, row)]).into()
+            let factor = self.factors[Operand::Descale(tensor)][layout.index(batch, head, row)];
+            Problem::accepted_factor(tensor, factor).into()
         })
     }
 

@@ -11,7 +11,7 @@ pub mod wgmma_plan;
 use flashcore_kernels::{Arch, Plan, emit};
 use half::{bf16, f16};
 use problem::program::{Point, Precision};
-use problem::{DType, E4m3, E5m2, Problem, Strides, Table, TableData, Tensor};
+use problem::{DType, E4m3, E5m2, Elements, Problem, Strides, Table, Tensor};
 use ptx::{Kernel, Machine};
 
 /// Inputs and outputs of one run, as stored in the kernel's buffers.
@@ -243,7 +243,7 @@ impl Run {
     fn scored(&self, row: [usize; 3], key: usize, logit: f64) -> f64 {
         let programs = &self.problem.programs;
         let Some(score) = &programs.score else { return logit };
-        let tables: Vec<TableData<'_>> = self.tables.iter().map(|table| TableData::Bf16(table)).collect();
+        let tables: Vec<Elements<'_>> = self.tables.iter().map(|table| Elements::Bf16(table)).collect();
         let point = self.point(row, key, logit);
         score.evaluate(programs, &tables, &point, Precision::Exact, &mut Vec::new()).float()
     }

@@ -16,7 +16,7 @@ use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::program::library;
-use problem::{Band, DType, Layout, Problem, Program, Table, TableType};
+use problem::{Band, DType, ElementType, Layout, Problem, Program, Table};
 use ptx::Kernel;
 use serde_json::Value;
 
@@ -109,7 +109,7 @@ fn masked() -> Problem {
 fn biased() -> Problem {
     let mut problem = rectangle(Band::CAUSAL);
     let (extents, strides) = (vec![1, 3, 150, 170], vec![0, 150 * 176, 176, 1]);
-    problem.programs.tables = vec![Table { dtype: TableType::Bf16, extents, strides }];
+    problem.programs.tables = vec![Table { dtype: ElementType::Bf16, extents, strides }];
     problem.programs.score = Some(Program::new(&library::bias(0)).unwrap());
     problem
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use attend::{LaneMaxima, Masker, RowPrograms, Softcap, WarpgroupPlace};
+use attend::{BlockScores, LaneMaxima, ScoreChain, WarpgroupPlace};
 use ptx::{Builder, F32, R32};
 use tile::{AccTile, Accumulate, Group, OperandTile, Products, SharedMatrix};
 
@@ -118,28 +118,15 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The row maxima of a softmax step, reduced piece by piece. The scores are capped, then transformed by
-    /// the programs, then masked.
-    pub(super) fn maxima(
-        &self,
-        k: &mut Builder,
-        softcap: Option<&Softcap>,
-        (mask, programs): (&Masker, Option<&RowPrograms<'_>>),
-        step: u32,
-    ) -> LaneMaxima {
+    /// The row maxima of a softmax step, reduced piece by piece.
+    pub(super) fn maxima(&self, k: &mut Builder, chain: &ScoreChain<'_>, step: u32) -> LaneMaxima {
         let mut maxima: Option<LaneMaxima> = None;
         for piece in self.qk_pieces_of(step) {
             self.products.wait(k, self.score_groups[piece as usize]);
             let s = self.piece_of_scores(piece);
-            if let Some(softcap) = softcap {
-                softcap.apply(k, &s);
-            }
-            let origin: R32 = k.mov(piece * self.plan.qk_keys());
             let coverage = self.seen.coverage(piece, self.plan.qk_keys());
-            if let Some(programs) = programs {
-                programs.apply(k, &s, origin, coverage);
-            }
-            mask.apply(k, &s, origin, coverage);
+            let origin: R32 = k.mov(piece * self.plan.qk_keys());
+            chain.apply(k, &s, &BlockScores::in_place(coverage), |_| origin);
             let of_piece = LaneMaxima::of(k, &s);
             maxima = Some(match maxima {
                 None => of_piece,

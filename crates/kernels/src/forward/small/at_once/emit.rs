@@ -1,6 +1,6 @@
 //! Emits the kernel that holds all keys of a warpgroup at once.
 
-use attend::{Masker, OnlineSoftmax, Rescale, RowPrograms};
+use attend::{Masker, OnlineSoftmax, Rescale, ScoreChain};
 use ptx::Builder;
 use tile::AccTile;
 
@@ -21,9 +21,11 @@ impl Forward<'_, AtOncePlan> {
         let mask = Masker::new(k, &self.params.band, &self.threads, &self.rows, WARP_ROWS, plan.block_n);
         let softmax = self.softmax(k, Rescale::Always);
         let programs = self.row_programs(k);
+        let softcap = self.params.softcap.as_ref();
+        let chain = ScoreChain { descale: None, softcap, programs: programs.as_ref(), mask: Some(&mask) };
         self.paths(k, |k, seen| {
             let mut block = block.seen(seen);
-            self.attend(k, &mut block, (&mask, programs.as_ref()), &softmax);
+            self.attend(k, &mut block, &chain, &softmax);
             softmax.gather_sums(k);
             if plan.merge == Merge::PeerFirst {
                 self.send_to_peer(k, &softmax, &block);
@@ -41,18 +43,12 @@ impl Forward<'_, AtOncePlan> {
     }
 
     /// Softmax and P V of the scores that the rows of a path see.
-    fn attend(
-        &self,
-        k: &mut Builder,
-        block: &mut Block,
-        shown: (&Masker, Option<&RowPrograms<'_>>),
-        softmax: &OnlineSoftmax,
-    ) {
+    fn attend(&self, k: &mut Builder, block: &mut Block, chain: &ScoreChain<'_>, softmax: &OnlineSoftmax) {
         let steps = block.steps();
         let ahead = if self.plan.scores == Scores::AllAtOnce { steps } else { steps.min(1) };
         (0..ahead).for_each(|step| block.issue_scores(k, step)); //       S = Q Kᵀ
         for step in 0..steps {
-            let maxima = block.maxima(k, self.params.softcap.as_ref(), shown, step);
+            let maxima = block.maxima(k, chain, step);
             let alpha = if step == 0 {
                 softmax.set_row_max(k, &maxima); //                             m = max(S·c)
                 None

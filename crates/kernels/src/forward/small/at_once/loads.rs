@@ -2,7 +2,7 @@
 //! directly after that lane has initialised the copy's mbarrier.
 
 use attend::{Exchange, WarpgroupPlace};
-use problem::Tensor;
+use problem::{Operand, Tensor};
 use ptx::{Builder, CmpOp, Pred, R32, Shared, Src, TensorMapPtr};
 use tile::{Mbarriers, SwizzledTile};
 
@@ -137,7 +137,7 @@ impl<'a> Loads<'a> {
         let of_part = (row_warpgroups > 1).then(|| k.setp_u(CmpOp::Eq, self.place.row_warpgroup, 0));
         let [q, key, v] = [Tensor::Q, Tensor::K, Tensor::V].map(|t| from.head(k, self.baked, t));
         let query = Copy {
-            map: from.maps[0],
+            map: from.maps[Operand::Q],
             tile: self.map.query_tile,
             to: self.queries,
             at: [from.position, q[0], q[1]],
@@ -145,7 +145,7 @@ impl<'a> Loads<'a> {
             requester: of_rows,
         };
         let value = Copy {
-            map: from.maps[2],
+            map: from.maps[Operand::V],
             tile: self.map.value_tile,
             to: self.values,
             at: [from.first_key, v[0], v[1]],
@@ -157,7 +157,7 @@ impl<'a> Loads<'a> {
         for i in 0..key_copies {
             let first = if i == 0 { from.first_key } else { k.add(from.first_key, i * tile.rows) };
             keys.push(Copy {
-                map: from.maps[1],
+                map: from.maps[Operand::K],
                 tile,
                 to: ptx::Pointer::at(self.keys, i64::from(i * tile.bytes())),
                 at: [first, key[0], key[1]],

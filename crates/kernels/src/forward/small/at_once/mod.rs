@@ -181,7 +181,7 @@ impl AtOncePlan {
     /// # Errors
     /// The first reason why the plan does not fit.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        accept("sm", arch.sm.into(), arch.sm == 90, "90")?;
+        accept("sm", arch.sm.into(), arch.has_warpgroup_products(), "90")?;
         let common = self.common();
         common.check_genes()?;
         self.check_pieces()?;

@@ -2,10 +2,10 @@
 //! requests the blocks of that part. The issue order is that of FlashAttention-3's Algorithm 2.
 
 use attend::{
-    Bound, Chains, MainLoop, Masked, Masker, OnlineSoftmax, Order, RowRange, Skips, SpeculativeMax,
-    StagedTables, TileRows, Tiles, Walk,
+    Bound, Chains, LoopProducts, LoopSchedule, LoopTiles, MainLoop, Masked, Masker, OnlineSoftmax, Order,
+    Rings, RowRange, ScoreChain, Skips, SpeculativeMax, StagedTables, TileRows, Tiles, Walk,
 };
-use problem::Tensor;
+use problem::{Operand, Tensor};
 use ptx::{Builder, CmpOp, Pointer, Pred, Shared, Src};
 use tile::{
     AccTile, Consumer, OperandTile, PingPong, Pipeline, Supply, SwizzledTile, TileRing, TileStream, Turns,
@@ -32,7 +32,7 @@ impl Forward<'_, StreamedPlan> {
             Some(full) => Masked::From(full),
         };
         let main_loop = self.main_loop(k, &tile);
-        if let Some(skips) = &main_loop.skips {
+        if let Some(skips) = &main_loop.schedule.skips {
             let blocks = k.sub(tile.end, end);
             skips.set(k, blocks);
         }
@@ -41,16 +41,15 @@ impl Forward<'_, StreamedPlan> {
         let walk =
             Walk { from: tile.from(), full_from: own.lower.and_then(|lower| lower.full_from), end, masked };
         let programs = self.row_programs(k);
-        let rows = TileRows {
-            mask: Some(&mask),
-            softmax: &softmax,
+        let chain = ScoreChain {
+            descale: None,
+            softcap: self.params.softcap.as_ref(),
             programs: programs.as_ref(),
-            list: None,
-            scores: None,
-            values: None,
+            mask: Some(&mask),
         };
+        let rows = TileRows { chain, softmax: &softmax, list: None, values: None };
         main_loop.attend_once(k, &walk, &rows);
-        (softmax, main_loop.o)
+        (softmax, main_loop.tiles.o)
     }
 
     /// The KV blocks that the rows see. Rows that see no key visit one fully masked block.
@@ -98,33 +97,31 @@ impl Forward<'_, StreamedPlan> {
         let queries = TileStream::own_rows(k, rings[0], &consumer);
         let ping_pong =
             (plan.turns == Turns::PingPong).then(|| PingPong::new(k, &consumer, plan.row_warpgroups));
-        MainLoop {
-            weights: self.half.into(),
-            block_n: self.common.cluster_keys(),
-            tiles: Tiles::InTurn,
+        let schedule = LoopSchedule {
             order: Order::ScoresAhead,
-            products: self.products(),
-            output_products: self.products(),
-            sum: None,
-            softcap: self.params.softcap,
-            chains: Chains { max: 2, sum: 1 },
-            shared_probs: None,
-            queries,
-            kept_queries: None,
-            keys,
-            values,
-            tables: StagedTables::default(),
+            tiles: Tiles::InTurn,
             ping_pong,
+            halved: None,
             speculative: plan.speculative.map(|limit| {
                 let warpgroup = k.shr_u(self.place.warp, 2);
                 SpeculativeMax::new(self.half, plan.rescale, limit, WarpgroupVote::new(k, warpgroup))
             }),
-            halved: None,
             skips: self.ends_differ().then(|| Skips::none(k, keys, values, ping_pong)),
-            s: AccTile::unset(k, WARP_ROWS, plan.block_n),
-            p: OperandTile::unset(k, self.half, WARP_ROWS, plan.block_n),
-            o: AccTile::unset(k, WARP_ROWS, self.baked.head_dim_v()),
-            block_output: None,
+        };
+        MainLoop {
+            weights: self.half.into(),
+            block_n: self.common.cluster_keys(),
+            chains: Chains { max: 2, sum: 1 },
+            rings: Rings { queries, kept_queries: None, keys, values, tables: StagedTables::default() },
+            products: LoopProducts { scores: self.products(), output: self.products(), sum: None },
+            schedule,
+            tiles: LoopTiles {
+                s: AccTile::unset(k, WARP_ROWS, plan.block_n),
+                p: OperandTile::unset(k, self.half, WARP_ROWS, plan.block_n),
+                shared_probs: None,
+                o: AccTile::unset(k, WARP_ROWS, self.baked.head_dim_v()),
+                block_output: None,
+            },
         }
     }
 
@@ -166,7 +163,7 @@ impl Forward<'_, StreamedPlan> {
         let warp = k.mad(self.place.row_warpgroup, WARPS, in_warpgroup);
         let first = k.mad(tile.end, step, source.first_key);
         Supply {
-            map: source.maps[tensor as usize],
+            map: source.maps[tensor.into()],
             next: k.sub(first, (1 + self.plan.stages) * step),
             last: tile.lower.map(|lower| k.mul(lower.from, step)),
             step,
@@ -184,7 +181,7 @@ impl Forward<'_, StreamedPlan> {
             let at = ring.pipeline.consumer_state(k);
             let [head, batch] = source.head(k, self.baked, Tensor::Q);
             let first = self.rows.position(k, self.rows.first);
-            ring.fill(k, &at, source.maps[Tensor::Q as usize], [first, head, batch].map(Src::from));
+            ring.fill(k, &at, source.maps[Operand::Q], [first, head, batch].map(Src::from));
         };
         if self.plan.kv_warpgroups == 1 {
             return request(k);
