@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ._errors import ArgumentError, invalid
+from ._errors import ArgumentError, DTypeError, invalid, invalid_words
 
 __all__ = ["BlockSparseMask", "BlockSparseTensors", "block_sparse_mask", "kinds"]
 
@@ -73,6 +73,20 @@ def block_sparse_mask(mask_mod: Any, tensors: Any, block_size: tuple[int, int] |
             expected = "(batch, heads, row blocks) and (batch, heads, row blocks, most)"
             raise invalid(f"the shapes of {name}_cnt and {name}_idx", shapes, expected)
     return BlockSparseMask(mask_mod, tensors, (rows, keys))
+
+
+def check_lists(lists: dict[str, Any]) -> None:
+    """Rejects lists that PyTorch cannot read."""
+    import torch
+
+    from . import _memory
+
+    for name, x in lists.items():
+        if not isinstance(x, torch.Tensor):
+            raise invalid(f"the type of {name}", type(x).__name__, "a PyTorch tensor")
+        if x.dtype not in (torch.int32, torch.int64):
+            raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32 or torch.int64"))
+        _memory.check(name, x)
 
 
 def kinds(partial: tuple[Any, Any], full: tuple[Any, Any], blocks: int) -> Any:

@@ -53,6 +53,10 @@ def admit(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
     return q, k, v
 
 
+def check_memory(name: str, array: np.ndarray[Any, Any]) -> None:
+    """NumPy's arrays keep their memory: nothing is to be checked before an array is copied."""
+
+
 def _check_unmasked(name: str, array: np.ndarray[Any, Any]) -> None:
     if type(array) is not Array and isinstance(array, np.ma.MaskedArray):
         expected = "a plain array, as its .data or .filled(...): the mask would be ignored"
