@@ -413,8 +413,8 @@ def _of_mask(backend: Any, mask: Any, q: Any, k: Any, lead: tuple[int, ...]) -> 
         raise ArgumentError(f"attn_mask is {_kind(mask)}, query {_kind(q)}; they must be of one kind")
     whole = (*lead, q.shape[2], k.shape[2])
     table = backend.as_table("attn_mask", mask, like=q)
-    if len(table.shape) < 2 or not _features.broadcasts(table.shape, whole):  # PyTorch refuses fewer dimensions
-        raise invalid("the shape of attn_mask", tuple(mask.shape), f"one of 2 dimensions or more that broadcasts to {whole}")
+    if not _features.broadcasts(table.shape, whole):
+        raise invalid("the shape of attn_mask", tuple(mask.shape), f"one that broadcasts to {whole}")
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     parts = _features.Parts()
     _features.scores(parts, backend, "attn_mask", backend.reshape(backend.expand(table, whole), shape), shape)

@@ -30,18 +30,24 @@ def address(name: str, x: Tensor, held: list[Any]) -> int:
     except RuntimeError:  # PyTorch's own refusal of a storage without memory
         start = 0
     if start == 0 and end:
-        raise ArgumentError(f"{name} has elements but no memory; expected a tensor with memory, as torch.zeros_like makes")
+        words = f"{name} has elements but no memory"
+        raise ArgumentError(f"{words}; expected a tensor with memory, as torch.zeros_like makes")
     return start + first
 
 
 def check(name: str, x: Tensor) -> None:
     """Rejects elements outside the tensor's storage, which PyTorch would read to copy or convert the tensor.
 
-    Tensors of transforms and of classes that dispatch by themselves are left to PyTorch: what it makes of them has an
-    :func:`address` of its own.
+    Tensors of transforms other than ``torch.vmap``, and of classes that dispatch by themselves, are left to PyTorch:
+    what it makes of them has an :func:`address` of its own.
     """
-    if torch.compiler.is_compiling() or _functorch() is not None or _tracing() is not None:
+    if torch.compiler.is_compiling() or _tracing() is not None:
         return
+    if _functorch() is not None:
+        while torch._C._functorch.is_batchedtensor(x):
+            x = torch._C._functorch.get_unwrapped(x)
+        if torch._C._functorch.is_functorch_wrapped_tensor(x):
+            return
     if type(x).__torch_dispatch__ is not _DISPATCH or x.is_nested or x.layout is not torch.strided:
         return
     with torch._C.DisableTorchFunctionSubclass():

@@ -303,10 +303,11 @@ def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 
 def takes_mask(mask: Tensor, q: Tensor) -> bool:
-    """Whether a mask has a type and a number of dimensions that a call with such a q takes."""
+    """Whether a mask has a type that a call with such a q takes."""
     own = _computed(q)
-    autocast = torch.is_autocast_enabled(q.device.type) and mask.dtype in _cuda.DTYPES
-    return mask.ndim >= 2 and (autocast or mask.dtype in (torch.bool, torch.float32, own))
+    return mask.dtype in (torch.bool, torch.float32, own) or (
+        torch.is_autocast_enabled(q.device.type) and mask.dtype in _cuda.DTYPES
+    )
 
 
 def broadcast_leads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[int, ...]:
@@ -532,6 +533,9 @@ def _mapped(function: Any) -> Any:
         flat, structure = pytree.tree_flatten(arguments)
         dims = structure.flatten_up_to(in_dims)
 
+        for argument, x in zip(function.default._schema.arguments, arguments):
+            if isinstance(x, Tensor):
+                _memory.check(argument.name, x)
         if info.batch_size == 0:  # the shapes are those of an element of zeros
             flat = [x if dim is None else _zeros_along(x, dim) for x, dim in zip(flat, dims)]
 

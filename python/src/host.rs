@@ -4,10 +4,10 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use cpu::{CallingThread, CpuPlan, Element, Executor, Input, Pool, attention_with_on, kept};
+use cpu::{CallingThread, CpuPlan, Element, Executor, Input, Pool, TableInput, attention_with_on, kept};
 use half::{bf16, f16};
-use kernels::{LengthArray, Operand};
-use problem::{DType, DTypes, Operands, Problem, TableData, TableType, Tensor};
+use kernels::Operand;
+use problem::{DType, DTypes, LengthValues, Operands, Problem, ScaleValues, Tensor};
 use pyo3::prelude::*;
 
 use crate::error::Error;
@@ -128,69 +128,92 @@ impl Addresses {
                 std::slice::from_raw_parts_mut(aligned::<f32>("lse", address)?.as_ptr(), rows)
             }),
         };
-        let tables = self.tables(problem)?;
-        let operands = self.others(&tables)?;
+        let (tables, copies) = (self.tables(problem)?, self.copies(problem)?);
+        let operands = copies.operands().with_tables(&tables);
         problem.check_length_values(&operands.lengths)?;
         Ok(attention_with_on(executor, problem, [q, k, v], &operands, out, lse, plan)?)
     }
 
-    /// The operands other than Q, K, V and tables.
-    fn others<'a>(&'a self, tables: &'a [TableData<'a>]) -> Result<Operands<'a>, Error> {
-        let mut others = Operands { tables, ..Operands::default() };
-        let lengths = &mut others.lengths;
+    /// Copies of the operands other than Q, K, V and tables. They are short, and what is checked in a copy
+    /// stays as it is when another thread writes to the tensor.
+    fn copies(&self, problem: &Problem) -> Result<Copies, Error> {
+        let mut copies = Copies::default();
         for &(operand, address, bytes) in &self.others {
+            let count = bytes / 4;
             match operand {
                 Operand::Lengths(array) => {
-                    let values = elements::<i32>(operand, address, bytes)?;
-                    *match array {
-                        LengthArray::CumulativeQ => &mut lengths.cumulative_q,
-                        LengthArray::CumulativeKv => &mut lengths.cumulative_kv,
-                        LengthArray::UsedQ => &mut lengths.used_q,
-                        LengthArray::UsedKv => &mut lengths.used_kv,
-                        LengthArray::LeftPad => &mut lengths.left_pad,
-                    } = values;
+                    copies.lengths[array as usize] = copied(operand, address, count, 0..count)?;
                 }
-                Operand::Sinks => others.sinks = elements::<f32>(operand, address, bytes)?,
+                Operand::Sinks => copies.sinks = copied(operand, address, count, 0..count)?,
                 Operand::Descale(tensor) => {
-                    let values = elements::<f32>(operand, address, bytes)?;
-                    *match tensor {
-                        Tensor::Q => &mut others.scales.q,
-                        Tensor::K => &mut others.scales.k,
-                        Tensor::V | Tensor::Out => &mut others.scales.v,
-                    } = values;
+                    let positions = problem.scale_positions(tensor);
+                    copies.factors[tensor as usize] = copied(operand, address, count, positions)?;
                 }
                 _ => {}
             }
         }
-        Ok(others)
+        Ok(copies)
     }
 
     /// The tables of the programs.
-    fn tables(&self, problem: &Problem) -> Result<Vec<TableData<'_>>, Error> {
+    fn tables(&self, problem: &Problem) -> Result<Vec<TableInput<'_>>, Error> {
         let mut tables = Vec::new();
         for &(operand, address, bytes) in &self.others {
             let Operand::Table(i) = operand else { continue };
-            tables.push(match problem.programs.tables[usize::from(i)].dtype {
-                TableType::F32 => TableData::F32(elements(operand, address, bytes)?),
-                TableType::F16 => TableData::F16(elements(operand, address, bytes)?),
-                TableType::Bf16 => TableData::Bf16(elements(operand, address, bytes)?),
-                TableType::I32 => TableData::I32(elements(operand, address, bytes)?),
-                TableType::U8 => TableData::U8(elements(operand, address, bytes)?),
-            });
+            let dtype = problem.programs.tables[usize::from(i)].dtype;
+            let start = match bytes {
+                0 => NonNull::dangling(), // an empty table may have no memory
+                _ => aligned_to(dtype.bytes(), operand.name(), address)?,
+            };
+            // SAFETY: the package describes a tensor whose memory has these bytes and keeps it alive during
+            // the call; `aligned_to` checks alignment and null. The elements are numbers, of which every bit
+            // pattern is valid. Writing to them meanwhile is a race of the caller's.
+            tables.push(unsafe { TableInput::from_raw_parts(dtype, start, bytes / dtype.bytes()) });
         }
         Ok(tables)
     }
 }
 
-/// The elements of an operand other than Q, K and V.
-fn elements<'a, T>(operand: Operand, address: usize, bytes: usize) -> Result<&'a [T], Error> {
-    if bytes == 0 {
-        return Ok(&[]);
+/// Copies of the short operands. An operand that the problem does not have is empty.
+#[derive(Default)]
+struct Copies {
+    lengths: [Vec<i32>; 5],
+    sinks: Vec<f32>,
+    factors: [Vec<f32>; 3],
+}
+
+impl Copies {
+    fn operands(&self) -> Operands<'_> {
+        let [cumulative_q, cumulative_kv, used_q, used_kv, left_pad] = &self.lengths;
+        let [q, k, v] = &self.factors;
+        Operands {
+            lengths: LengthValues { cumulative_q, cumulative_kv, used_q, used_kv, left_pad },
+            scales: ScaleValues { q, k, v },
+            sinks: &self.sinks,
+            tables: &[],
+        }
+    }
+}
+
+/// A copy of the elements of an operand at some positions; other elements are not read, and 0 in the copy.
+fn copied<T: Copy + Default>(
+    operand: Operand,
+    address: usize,
+    count: usize,
+    positions: impl IntoIterator<Item = usize>,
+) -> Result<Vec<T>, Error> {
+    let mut copy = vec![T::default(); count];
+    if count == 0 {
+        return Ok(copy);
     }
     let start = aligned::<T>(operand.name(), address)?;
-    // SAFETY: the package describes a tensor whose memory has these bytes and keeps it alive during the call;
-    // `aligned` checks alignment and null. The elements are numbers, of which every bit pattern is valid.
-    Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes / size_of::<T>()) })
+    for at in positions {
+        // SAFETY: the package describes a tensor with elements at these positions and keeps it alive during
+        // the call; `aligned` checks alignment and null. `T` is a type of numbers, of which every bit pattern
+        // is valid.
+        copy[at] = unsafe { start.add(at).read() };
+    }
+    Ok(copy)
 }
 
 /// The address of a tensor's lowest element in memory, and the number of elements up to its highest one.

@@ -72,7 +72,15 @@ def operands(device):
         yield name, rows, lambda x, at=at: varlen(*at(x, rows), starts, starts)
         yield name, eight, lambda x, at=at: ours(*at(x, eight))
         factors = make(2, 2)
-        yield f"descale_{name}", factors, lambda x, name=name: ours(eight, eight, eight, **{f"descale_{name}": x})
+
+        def of_eight(x, name=name):
+            return ours(eight, eight, eight, **{f"descale_{name}": x})
+
+        yield f"descale_{name}", factors, of_eight
+    yield "qkv", make(2, 8, 3, 2, 16), flashcore_attn.flash_attn_qkvpacked_func
+    yield "kv", make(2, 8, 2, 2, 16), lambda x: flashcore_attn.flash_attn_kvpacked_func(q, x)
+    yield "qkv", make(32, 3, 2, 16), lambda x: flashcore_attn.flash_attn_varlen_qkvpacked_func(x, starts)
+    yield "kv", make(32, 2, 2, 16), lambda x: flashcore_attn.flash_attn_varlen_kvpacked_func(rows, x, starts, starts)
     for name, other in (("query", 0), ("key", 1), ("value", 2)):
         wide = lambda x, other=other: [x if other == j else make(3, 2, 2, 32, 16) for j in range(3)]  # noqa: E731
         yield name, make(1, 2, 2, 32, 16), lambda x, wide=wide: sdpa(*wide(x))
@@ -128,7 +136,9 @@ def test_zeros_without_memory_are_refused_or_computed(tensors):
         try:
             out = call(never(accepted))
         except flashcore_attn.ArgumentError as error:
-            assert str(error).startswith(f"{name} has elements but no memory; expected a tensor with memory")
+            told, _, words = str(error).partition(" has elements but no memory; ")
+            assert told == name or (name in ("qkv", "kv") and told in name)
+            assert words.startswith("expected a tensor with memory")
             refused.add(name)
         else:
             theirs = call(torch.zeros_like(accepted))
@@ -138,19 +148,62 @@ def test_zeros_without_memory_are_refused_or_computed(tensors):
 
 def calls(tensors):
     device = "cuda" if tensors.kind == "cuda" else "cpu"
+    eight = device == "cpu" or torch.cuda.get_device_capability() >= (8, 9)
     for name, accepted, call in operands(device):
-        # Some GPUs have no 8-bit types.
-        if device == "cpu" or "descale" not in name and accepted.dtype != torch.float8_e4m3fn:
+        if eight or accepted.dtype != torch.float8_e4m3fn and call.__name__ != "of_eight":
             yield name, accepted, call
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
 def test_compat_leaves_zeros_without_memory_to_pytorch(device):
-    q = torch.randn(2, 4, 8, 16, device=device)
-    zeros = never(torch.empty(8, 8, device=device))
+    q, zeros = (torch.ones(2, 4, 8, 16, device=device) for _ in range(2))
     flashcore_attn.compat.reset_stats()
     with flashcore_attn.compat.enabled():
-        for call in (lambda x: F.scaled_dot_product_attention(q, q, q, x), lambda x: F.scaled_dot_product_attention(
-            q, q, x.new_zeros(()).expand(2, 4, 8, 16) if x is not zeros else never(q))):
-            torch.testing.assert_close(call(zeros), call(torch.zeros(8, 8, device=device)))
-    assert flashcore_attn.compat.stats()["reasons"] == {"attn_mask": 1, "v": 1}
+        assert not F.scaled_dot_product_attention(q, q, never(zeros)).any()
+        mask = never(torch.empty(8, 8, device=device))
+        torch.testing.assert_close(F.scaled_dot_product_attention(q, q, q, mask), q)
+    assert flashcore_attn.compat.stats()["reasons"] == {"v": 1, "attn_mask": 1}
+
+
+def test_numbers_whose_memory_was_released():
+    q = torch.ones(1, 4, 2, 8)
+    number, pair = released(torch.tensor(1)), released(torch.tensor([1, 1]))
+    for name, options in {
+        "softmax_scale": {"softmax_scale": number},
+        "softcap": {"softcap": number},
+        "causal": {"causal": number},
+        "attention_chunk": {"attention_chunk": number},
+        "dropout_p": {"dropout_p": number},
+        "window_size": {"window_size": (number, number)},
+        "window_size ": {"window_size": pair},
+    }.items():
+        with pytest.raises(flashcore_attn.ArgumentError, match=name.strip()):
+            flashcore_attn.flash_attn_func(q, q, q, **options)
+    with pytest.raises(flashcore_attn.ArgumentError, match="max_seqlen_k"):
+        flashcore_attn.flash_attn_varlen_func(q, q, q, max_seqlen_k=number)
+
+
+def test_operators_check_memory_too():
+    """A direct call, and an element that ``torch.vmap`` hands over, reach no public function."""
+    q = torch.ones(2, 2, 8, 16)
+    terms = (1, False, -1, -1, None, 0.0, False)
+    features = lambda sink, table: (None, None, None, None, None, 0, 0, 0, sink, "s + t0[0]", "", [], [], [table])  # noqa: E731
+    call = torch.ops.flashcore_attn.attention_with
+    end = (None, None, None, [0, 0, 0])
+    sink, table = torch.zeros(2), torch.zeros(1)
+    call(q, q, q, *terms, *features(sink, table), *end)
+    for name, operands in (
+        ("v", (q, q, released(q), *terms, *features(sink, table), *end)),
+        ("sink", (q, q, q, *terms, *features(released(sink), table), *end)),
+        ("table 0", (q, q, q, *terms, *features(sink, released(table)), *end)),
+    ):
+        with pytest.raises(flashcore_attn.ArgumentError, match=f"^{name} ends at byte"):
+            call(*operands)
+    sdpa = torch.vmap(flashcore_attn.scaled_dot_product_attention)
+    with pytest.raises(flashcore_attn.ArgumentError, match="^v ends at byte"):
+        sdpa(q[None], q[None], released(q[None]))
+    with pytest.raises(flashcore_attn.ArgumentError, match="^attn_mask ends at byte"):
+        sdpa(q[None], q[None], q[None], released(torch.ones(1, 8, 8)))
+    slopes = torch.vmap(lambda q, x: flashcore_attn.flash_attn_func(q, q, q, alibi_slopes=x))
+    with pytest.raises(flashcore_attn.ArgumentError, match="^alibi_slopes ends at byte"):
+        slopes(q[None], released(torch.ones(1, 8, dtype=torch.float64)))

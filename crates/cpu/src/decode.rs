@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use problem::{
-    DType, DTypes, Element, Layout, Operands, Problem, ScaleValues, Scales, Sequence, Span, Tensor,
+    DType, DTypes, Element, Layout, Problem, ScaleValues, Scales, Sequence, Span, Tensor,
 };
 
 use crate::Elements;
@@ -48,7 +48,7 @@ impl<T: Element + Default> Decoded<T> {
         threads: usize,
         problem: &Problem,
         inputs: &[Any<'_>; 3],
-        operands: &Operands<'_>,
+        scales: &ScaleValues<'_>,
         sequences: &[Sequence],
     ) -> Self {
         let mut inner = Problem {
@@ -72,7 +72,7 @@ impl<T: Element + Default> Decoded<T> {
             }
             let room = room.insert(vec![T::default(); batch * heads * rows * dim]);
             let to = OutputRows::new(room, 0, strides, dim);
-            let job = Job { problem, tensor, input, scales: &operands.scales, sequences, multiplies, to };
+            let job = Job { problem, tensor, input, scales, sequences, multiplies, to };
             let next = AtomicUsize::new(0);
             let work = || job.run(&next, executor);
             match threads.min(sequences.len() * heads) {
@@ -82,7 +82,7 @@ impl<T: Element + Default> Decoded<T> {
         }
         let mut factors = Factors::default();
         if !multiplies {
-            factors = of_heads(problem, &operands.scales);
+            factors = of_heads(problem, scales);
         }
         Decoded { problem: inner, factors, rooms }
     }

@@ -27,7 +27,7 @@ use crate::simd::{HasTiles, Isa, Pairs, Portable, PortablePairs, PortableTiles, 
 use crate::threads::{CallingThread, Executor, with_default};
 use crate::tile::{Block, MAX_WIDTH, Panel, Scores, Step, Tile};
 use crate::view::{Any, Input, Inputs, origin};
-use crate::{CpuError, CpuPlan, Element, narrow, terms};
+use crate::{CpuError, CpuPlan, Element, TableInput, narrow, terms};
 use tasks::Task;
 
 /// Computes `O = softmax(scale · Q Kᵀ + mask) V` and, if `lse` is given, the LSE (`[batch, heads_q, seq_q]`,
@@ -63,6 +63,8 @@ pub fn attention_with<O: Element>(
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
+    let tables: Vec<TableInput<'_>> = operands.tables.iter().map(|&table| table.into()).collect();
+    let operands = &operands.with_tables(&tables);
     if plan.threads == 1 {
         return attention_with_on(&CallingThread, problem, inputs, operands, out, lse, plan);
     }
@@ -94,7 +96,7 @@ pub fn attention_with_on<O: Element>(
     executor: &dyn Executor,
     problem: &Problem,
     inputs: [Input<'_>; 3],
-    operands: &Operands<'_>,
+    operands: &Operands<'_, TableInput<'_>>,
     out: &mut [O],
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
@@ -108,7 +110,7 @@ fn compute(
     executor: &dyn Executor,
     problem: &Problem,
     inputs: [Input<'_>; 3],
-    operands: &Operands<'_>,
+    operands: &Operands<'_, TableInput<'_>>,
     out: ElementsMut<'_>,
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
@@ -125,7 +127,7 @@ fn compute_as<T: Element + Default>(
     executor: &dyn Executor,
     problem: &Problem,
     inputs: [Input<'_>; 3],
-    operands: &Operands<'_>,
+    operands: &Operands<'_, TableInput<'_>>,
     out: ElementsMut<'_>,
     lse: Option<&mut [f32]>,
     plan: &CpuPlan,
@@ -153,7 +155,7 @@ fn compute_as<T: Element + Default>(
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
     if problem.dtypes.has_fp8() {
-        let decoded = Decoded::<T>::new(executor, plan.threads, problem, &typed, operands, &sequences);
+        let decoded = Decoded::<T>::new(executor, plan.threads, problem, &typed, &operands.scales, &sequences);
         let inputs = decoded.inputs(inputs);
         let checked = Checked { executor, sequences: &sequences, operands, out, lse, plan };
         return checked.run::<T>(&decoded.problem, inputs, &decoded.factors);
@@ -166,7 +168,7 @@ fn compute_as<T: Element + Default>(
 struct Checked<'a> {
     executor: &'a dyn Executor,
     sequences: &'a [Sequence],
-    operands: &'a Operands<'a>,
+    operands: &'a Operands<'a, TableInput<'a>>,
     out: Output<'a>,
     lse: Option<OutputRows<'a, f32>>,
     plan: &'a CpuPlan,

@@ -1,15 +1,15 @@
 //! Checks the operands of a call other than Q, K and V.
 
-use problem::{Operands, Problem, ProblemError, SideLengths, TableData, TableType};
+use problem::{Operands, Problem, ProblemError, SideLengths};
 
-use crate::CpuError;
+use crate::{CpuError, TableInput};
 
 /// Names of tables in messages, as in the text of programs.
 const TABLES: [&str; problem::Programs::MOST_TABLES] = ["t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7"];
 
 /// Rejects sinks and tables of the wrong size or type, and lengths that do not ascend or that exceed the
 /// tensor. [`Problem::sequences`] rejects arrays of lengths of the wrong size.
-pub(crate) fn check(problem: &Problem, operands: &Operands<'_>) -> Result<(), CpuError> {
+pub(crate) fn check(problem: &Problem, operands: &Operands<'_, TableInput<'_>>) -> Result<(), CpuError> {
     problem.check_scale_values(&operands.scales)?;
     let sinks = if problem.score.sink { problem.heads_q } else { 0 };
     let counts = [
@@ -22,11 +22,11 @@ pub(crate) fn check(problem: &Problem, operands: &Operands<'_>) -> Result<(), Cp
         }
     }
     for ((table, data), tensor) in problem.programs.tables.iter().zip(operands.tables).zip(TABLES) {
-        let given = dtype(data);
+        let (given, len) = data.size();
         if given != table.dtype {
             return Err(CpuError::TableType { table: tensor, given, expected: table.dtype });
         }
-        let (len, needed) = (data.len(), table.span());
+        let needed = table.span();
         if len < needed {
             return Err(CpuError::BufferTooShort { tensor, len, needed });
         }
@@ -37,16 +37,6 @@ pub(crate) fn check(problem: &Problem, operands: &Operands<'_>) -> Result<(), Cp
     check_each("seqused_q", values.used_q, problem.seq_q)?;
     check_each("seqused_k", values.used_kv, problem.seq_kv)?;
     check_each("leftpad_k", values.left_pad, problem.seq_kv)
-}
-
-fn dtype(data: &TableData<'_>) -> TableType {
-    match data {
-        TableData::F32(_) => TableType::F32,
-        TableData::F16(_) => TableType::F16,
-        TableData::Bf16(_) => TableType::Bf16,
-        TableData::I32(_) => TableType::I32,
-        TableData::U8(_) => TableType::U8,
-    }
 }
 
 /// Rejects cumulative lengths that do not ascend, that exceed the packed tensor, or whose sequences are

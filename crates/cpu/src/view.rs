@@ -1,11 +1,11 @@
-//! Access to the rows of input tensors.
+//! Access to the rows of input tensors, and to the elements of tables.
 #![allow(unsafe_code)] // a slice over a whole tensor would cover the gaps between its rows too
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use half::{bf16, f16};
-use problem::{DType, E4m3, E5m2, Problem, ProblemError, Strides, Tensor};
+use problem::{DType, E4m3, E5m2, Problem, ProblemError, Strides, TableData, TableType, Tensor};
 
 use crate::{CpuError, Element, Elements};
 
@@ -57,13 +57,68 @@ impl<'a> Input<'a> {
     /// The elements, if they have type `T`.
     fn memory<T: Element>(self) -> Option<Memory<'a, T>> {
         let Input { start, len, dtype, .. } = self;
-        (dtype == T::DTYPE).then(|| Memory { start: start.cast(), len, elements: PhantomData })
+        (dtype == T::DTYPE).then(|| Memory::new(start, len))
     }
 }
 
-/// An [`Input`] of a known element type.
+/// The memory of a table, from its first element to its last one. A [`TableData`] is such memory. As of an
+/// [`Input`], nothing is assumed about what lies between the elements.
 #[derive(Clone, Copy)]
-struct Memory<'a, T> {
+pub struct TableInput<'a>(pub(crate) TableMemory<'a>);
+
+/// The memory of a table of each type.
+#[derive(Clone, Copy)]
+pub(crate) enum TableMemory<'a> {
+    F32(Memory<'a, f32>),
+    F16(Memory<'a, f16>),
+    Bf16(Memory<'a, bf16>),
+    I32(Memory<'a, i32>),
+    U8(Memory<'a, u8>),
+}
+
+impl<'a> TableInput<'a> {
+    /// The `len` elements of type `dtype` from `start` on.
+    ///
+    /// # Safety
+    /// `start` is aligned for the type, the range lies in one allocation, and for `'a` each element that the
+    /// table's extents and strides place in the range is initialised and not written.
+    pub unsafe fn from_raw_parts(dtype: TableType, start: NonNull<u8>, len: usize) -> Self {
+        TableInput(match dtype {
+            TableType::F32 => TableMemory::F32(Memory::new(start, len)),
+            TableType::F16 => TableMemory::F16(Memory::new(start, len)),
+            TableType::Bf16 => TableMemory::Bf16(Memory::new(start, len)),
+            TableType::I32 => TableMemory::I32(Memory::new(start, len)),
+            TableType::U8 => TableMemory::U8(Memory::new(start, len)),
+        })
+    }
+
+    /// Type and number of the elements.
+    pub(crate) const fn size(&self) -> (TableType, usize) {
+        match self.0 {
+            TableMemory::F32(Memory { len, .. }) => (TableType::F32, len),
+            TableMemory::F16(Memory { len, .. }) => (TableType::F16, len),
+            TableMemory::Bf16(Memory { len, .. }) => (TableType::Bf16, len),
+            TableMemory::I32(Memory { len, .. }) => (TableType::I32, len),
+            TableMemory::U8(Memory { len, .. }) => (TableType::U8, len),
+        }
+    }
+}
+
+impl<'a> From<TableData<'a>> for TableInput<'a> {
+    fn from(data: TableData<'a>) -> Self {
+        TableInput(match data {
+            TableData::F32(x) => TableMemory::F32(x.into()),
+            TableData::F16(x) => TableMemory::F16(x.into()),
+            TableData::Bf16(x) => TableMemory::Bf16(x.into()),
+            TableData::I32(x) => TableMemory::I32(x.into()),
+            TableData::U8(x) => TableMemory::U8(x.into()),
+        })
+    }
+}
+
+/// Memory with elements of a known type.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory<'a, T> {
     start: NonNull<T>,
     len: usize,
     elements: PhantomData<&'a [T]>,
@@ -74,15 +129,41 @@ unsafe impl<T: Sync> Send for Memory<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Memory<'_, T> {}
 
+impl<'a, T> From<&'a [T]> for Memory<'a, T> {
+    fn from(elements: &'a [T]) -> Self {
+        Memory::new(NonNull::from(elements).cast(), elements.len())
+    }
+}
+
 impl<'a, T> Memory<'a, T> {
+    const fn new(start: NonNull<u8>, len: usize) -> Self {
+        Memory { start: start.cast(), len, elements: PhantomData }
+    }
+
+    /// The element at an index.
+    ///
+    /// # Panics
+    /// If the index exceeds the memory.
+    #[inline(always)]
+    pub(crate) fn read(&self, at: usize) -> T
+    where
+        T: Copy,
+    {
+        assert!(at < self.len, "element outside its buffer");
+        // SAFETY: inside the memory by the assertion, and an element of a table, which is initialised by the
+        // contract of `from_raw_parts`.
+        unsafe { self.start.add(at).read() }
+    }
+
     /// `count` elements from index `first` on.
     ///
     /// # Panics
-    /// If the range exceeds the input.
-    fn slice(&self, first: usize, count: usize) -> &'a [T] {
+    /// If the range exceeds the memory.
+    #[inline(always)]
+    pub(crate) fn slice(&self, first: usize, count: usize) -> &'a [T] {
         assert!(first.checked_add(count).is_some_and(|end| end <= self.len), "row outside its buffer");
-        // SAFETY: inside the range by the assertion, and part of rows that no thread writes, by the contract
-        // of `from_raw_parts`; a view accesses only rows of the problem.
+        // SAFETY: inside the range by the assertion, and rows of an input or consecutive elements of a table,
+        // which no thread writes, by the contracts of `from_raw_parts`.
         unsafe { std::slice::from_raw_parts(self.start.add(first).as_ptr(), count) }
     }
 }

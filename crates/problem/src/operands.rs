@@ -4,9 +4,10 @@ use half::{bf16, f16};
 
 use crate::{LengthValues, ScaleValues, TableType};
 
-/// The operands of a problem other than Q, K and V. An operand that the problem does not have is empty.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Operands<'a> {
+/// The operands of a problem other than Q, K and V. An operand that the problem does not have is empty. `T` is
+/// how tables are given.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands<'a, T = TableData<'a>> {
     /// Arrays of lengths.
     pub lengths: LengthValues<'a>,
     /// Descale factors of 8-bit inputs ([`Problem::scales`](crate::Problem::scales)).
@@ -14,8 +15,23 @@ pub struct Operands<'a> {
     /// A logit per query head ([`Score::sink`](crate::Score::sink)).
     pub sinks: &'a [f32],
     /// The contents of the programs' tables, in the order of [`Programs::tables`](crate::Programs::tables).
-    /// Each slice covers the span of the table's strides, beginning with its first element.
-    pub tables: &'a [TableData<'a>],
+    /// Each one covers the span of the table's strides, beginning with its first element.
+    pub tables: &'a [T],
+}
+
+impl<T> Default for Operands<'_, T> {
+    fn default() -> Self {
+        let (lengths, scales) = (LengthValues::default(), ScaleValues::default());
+        Operands { lengths, scales, sinks: &[], tables: &[] }
+    }
+}
+
+impl<'a, T> Operands<'a, T> {
+    /// The operands with other tables.
+    pub const fn with_tables<U>(self, tables: &'a [U]) -> Operands<'a, U> {
+        let Operands { lengths, scales, sinks, .. } = self;
+        Operands { lengths, scales, sinks, tables }
+    }
 }
 
 /// The elements of a table.

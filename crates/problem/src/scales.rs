@@ -152,7 +152,7 @@ impl Problem {
     /// is larger, or a used stride is negative, which [`Problem::check`] rejects.
     pub fn scale_len(&self, tensor: Tensor) -> usize {
         let Some(layout) = self.scales.of(tensor) else { return 0 };
-        let steps = self.scale_steps(tensor, layout);
+        let steps = self.steps(tensor, layout);
         if steps.iter().any(|&(extent, _)| extent == 0) {
             return 0;
         }
@@ -163,8 +163,19 @@ impl Problem {
         len.unwrap_or(usize::MAX)
     }
 
+    /// The positions of the factors of a tensor in their array, whose strides [`Problem::check`] has checked.
+    pub fn scale_positions(&self, tensor: Tensor) -> impl Iterator<Item = usize> + use<> {
+        let steps = self.scales.of(tensor).map_or([(0, 0); 3], |layout| self.steps(tensor, layout));
+        let [batches, heads, blocks] = steps.map(|(extent, stride)| {
+            (0..extent).map(move |i| i as i64 * stride)
+        });
+        let of_heads = move |first| heads.clone().map(move |head| first + head);
+        let of_blocks = move |first| blocks.clone().map(move |block| (first + block) as usize);
+        batches.flat_map(of_heads).flat_map(of_blocks)
+    }
+
     /// The extents of the factors of a tensor (batch entries, KV heads, blocks of rows) with their strides.
-    fn scale_steps(&self, tensor: Tensor, layout: ScaleLayout) -> [(usize, i64); 3] {
+    fn steps(&self, tensor: Tensor, layout: ScaleLayout) -> [(usize, i64); 3] {
         let seq = if tensor == Tensor::Q { self.seq_q } else { self.seq_kv };
         let blocks = match (layout.rows, seq) {
             (Some(_), 0) => 0,
@@ -210,7 +221,7 @@ impl Problem {
             }
             // A stride of an extent of 1 reaches no other factor. NumPy and PyTorch give such strides any
             // value.
-            let (steps, most) = (self.scale_steps(tensor, layout), 1 << 31);
+            let (steps, most) = (self.steps(tensor, layout), 1 << 31);
             if steps.iter().any(|(extent, stride)| *extent > 1 && !(0..most).contains(stride)) {
                 return refuse("expected strides from 0 to 2^31 - 1");
             }
