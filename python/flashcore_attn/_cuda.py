@@ -223,6 +223,8 @@ def resolved(name: str, x: Tensor) -> Tensor:
     """The tensor itself, or a copy if it stands for the negative of its memory."""
     if x.is_neg():
         _memory.check(name, x)
+        if x.dtype in FP8:  # which PyTorch cannot negate
+            raise UnsupportedError(f"{name} is the negative view of an 8-bit tensor; pass the tensor itself", "neg")
     return x.resolve_neg()
 
 
@@ -290,7 +292,7 @@ def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None =
     """A tensor that a program reads, in a supported type. A mask ``like`` q has bool, q's type or float32."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
-    _check_given(name, x)
+    check_given(name, x)
     dtype = x.dtype
     if like is not None:
         if dtype not in (torch.bool, torch.float32, like.dtype):
@@ -316,7 +318,7 @@ def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None =
 
 def check_table(name: str, x: Tensor) -> None:
     """Rejects a tensor that a program cannot read as it is."""
-    _check_given(name, x)
+    check_given(name, x)
     if x.dtype not in _TABLE_CODES:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, _TABLE_CODES))))
 
@@ -348,7 +350,7 @@ def as_scale(name: str, x: Tensor) -> Tensor:
     """Descale factors in float32, with any strides."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
-    _check_given(name, x)
+    check_given(name, x)
     if x.dtype != torch.float32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.float32"))
     return x.resolve_neg()
@@ -358,7 +360,7 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
     """An array of lengths: int32 and contiguous."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
-    _check_given(name, x)
+    check_given(name, x)
     if x.dtype != torch.int32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32"))
     _features.check_length_array(name, x, elements)
@@ -398,7 +400,7 @@ def check_placed(features: Features, q: Tensor) -> None:
             raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
 
 
-def _check_given(name: str, x: Tensor) -> None:
+def check_given(name: str, x: Tensor) -> None:
     """Rejects a tensor of another layout than that of plain tensors, or whose memory was released."""
     _check_layout(name, x)
     _memory.check(name, x)

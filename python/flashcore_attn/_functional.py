@@ -277,10 +277,11 @@ def flash_attn_func(
     descale_v = _either("descale_v", descale_v, "v_descale", v_descale)
     backend = backend_of(q)
     if backend is None:
-        tensors = given(
-            q=q, k=k, v=v, alibi_slopes=alibi_slopes, learnable_sink=learnable_sink,
+        others = given(
+            alibi_slopes=alibi_slopes, learnable_sink=learnable_sink,
             descale_q=descale_q, descale_k=descale_k, descale_v=descale_v,
         )  # fmt: skip
+        tensors = {"q": q, "k": k, "v": v, **others}
 
         def call(*views: Any) -> Any:
             named: dict[str, Any] = dict(zip(tensors, views))
@@ -359,7 +360,7 @@ def scaled_dot_product_attention(
         raise invalid("is_causal", is_causal, "False where attn_mask is given, as in PyTorch")
     backend = backend_of(query)
     if backend is None:
-        tensors = given(query=query, key=key, value=value, attn_mask=attn_mask)
+        tensors = {"query": query, "key": key, "value": value, **given(attn_mask=attn_mask)}
         return foreign(
             scaled_dot_product_attention, tensors, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )  # fmt: skip
@@ -536,11 +537,7 @@ def explain(
 
 def _leads_agree(query: Any, key: Any, value: Any, enable_gqa: bool) -> bool:
     """Whether tensors of these shapes need no broadcasting."""
-    try:
-        q, k, v = query.shape, key.shape, value.shape
-    except RuntimeError as error:
-        words = invalid_words("the layout of query, key or value", "nested", "torch.strided")
-        raise UnsupportedError(words, "layout nested") from error
+    q, k, v = query.shape, key.shape, value.shape
     if not (len(q) == len(k) == len(v) == 4 and q[0] == k[0] == v[0] and k[1] == v[1]):
         return False
     return bool(q[1] == k[1] or (enable_gqa and k[1] and q[1] % k[1] == 0))
@@ -566,7 +563,7 @@ def _broadcast(backend: Any, query: Any, key: Any, value: Any, enable_gqa: bool)
     lead = _broadcast_shapes({name: shape[:-own] for name, shape in shapes.items()})
     four = []
     for name, tensor in tensors.items():
-        backend.check_memory(name, tensor)
+        backend.check_given(name, tensor)
         wide = backend.expand(tensor, (*lead, *shapes[name][-own:]))
         dims = tuple(wide.shape)
         if len(dims) == 3:  # without enable_gqa, batch entries without heads

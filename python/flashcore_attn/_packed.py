@@ -41,7 +41,7 @@ def flash_attn_qkvpacked_func(
         def call(qkv: Any, slopes: Any = None) -> Any:
             return flash_attn_qkvpacked_func(qkv, *before, slopes, *after)
 
-        return foreign(call, given(qkv=qkv, alibi_slopes=alibi_slopes))
+        return foreign(call, {"qkv": qkv, **given(alibi_slopes=alibi_slopes)})
     _check_parts("qkv", qkv, 3)
     return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *before, alibi_slopes, *after)
 
@@ -79,7 +79,7 @@ def flash_attn_kvpacked_func(
         def call(q: Any, kv: Any, slopes: Any = None) -> Any:
             return flash_attn_kvpacked_func(q, kv, *before, slopes, *after)
 
-        return foreign(call, given(q=q, kv=kv, alibi_slopes=alibi_slopes))
+        return foreign(call, {"q": q, "kv": kv, **given(alibi_slopes=alibi_slopes)})
     if backend_of(kv) is not backend:
         kinds = f"kv is a {type(kv).__name__}, q a {type(q).__name__}"
         raise ArgumentError(f"{kinds}; they must be of one kind")
@@ -88,6 +88,6 @@ def flash_attn_kvpacked_func(
 
 
 def _check_parts(name: str, tensor: Any, parts: int) -> None:
+    backend_of(tensor).check_given(name, tensor)
     if tensor.ndim != 5 or tensor.shape[2] != parts:
         raise invalid(f"the shape of {name}", tuple(tensor.shape), f"(batch, sequence, {parts}, heads, head_dim)")
-    backend_of(tensor).check_memory(name, tensor)

@@ -56,10 +56,6 @@ def attend(
         return _dispatched(q, k, v, heads, terms, want_lse, features)
     if _is_plain(q, k, v):
         return _now(q, k, v, heads, terms, want_lse, features)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.is_nested:
-            words = invalid_words(f"the layout of {name}", "nested", "torch.strided")
-            raise UnsupportedError(words, "layout nested")
     try:
         return _dispatched(q, k, v, heads, terms, want_lse, features)
     except (TypeError, NotImplementedError, AssertionError) as error:
@@ -219,7 +215,7 @@ class _Recording(TorchFunctionMode):  # type: ignore[misc]
 explain = _cuda.explain
 as_table, as_sink, as_lengths = _cuda.as_table, _cuda.as_sink, _cuda.as_lengths
 as_scale = _cuda.as_scale
-check_memory = _memory.check
+check_given = _cuda.check_given
 
 
 def strides(tensor: Tensor) -> tuple[int, ...]:
@@ -248,10 +244,13 @@ def reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def check_kinds(q: Any, k: Any, v: Any) -> None:
-    """Rejects a mixture of PyTorch tensors and others."""
+    """Rejects a mixture of PyTorch tensors and others, and nested tensors."""
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
         name, other = ("v", v) if isinstance(k, Tensor) else ("k", k)
         raise ArgumentError(f"{name} is a {type(other).__name__}, q a PyTorch tensor; they must be of one kind")
+    if q.is_nested or k.is_nested or v.is_nested:  # whose shape cannot be asked for
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            _cuda.check_given(name, x)
 
 
 def admit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,7 +265,7 @@ def _converted(name: str, x: Tensor) -> Tensor:
     # A conversion that changes nothing would bind an exported program to the type.
     if (dtype := _computed(x)) == x.dtype:
         return x
-    _memory.check(name, x)
+    _cuda.check_given(name, x)
     return x.to(dtype)
 
 

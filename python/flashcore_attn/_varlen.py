@@ -114,7 +114,8 @@ def flash_attn_varlen_func(
     backend = backend_of(q)
     if backend is None:
         named = {**dict(zip(_features.LENGTHS, lengths)), **dict(zip(_features.SCALES, factors))}
-        tensors = given(q=q, k=k, v=v, alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, **named)
+        others = given(alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, **named)
+        tensors = {"q": q, "k": k, "v": v, **others}
 
         def call(*views: Any) -> Any:
             return flash_attn_varlen_func(
@@ -154,7 +155,7 @@ def flash_attn_varlen_func(
         heads_k = k.shape[1] if packed_k else k.shape[2]
         features = _with_scales(features, backend, (batch, heads_k), (max_q, max_k, max_k), factors)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        backend.check_memory(name, tensor)
+        backend.check_given(name, tensor)
     q, k, v = (x[None] if packed else x for x, packed in ((q, packed_q), (k, packed_k), (v, packed_k)))
     try:
         out, lse = backend.attend(
@@ -199,7 +200,7 @@ def flash_attn_varlen_qkvpacked_func(
         def call(qkv: Any, starts: Any, slopes: Any = None) -> Any:
             return flash_attn_varlen_qkvpacked_func(qkv, starts, max_seqlen, *before, slopes, *after)
 
-        return foreign(call, given(qkv=qkv, cu_seqlens=cu_seqlens, alibi_slopes=alibi_slopes))
+        return foreign(call, {"qkv": qkv, "cu_seqlens": cu_seqlens, **given(alibi_slopes=alibi_slopes)})
     _check_parts("qkv", qkv, 3)
     return flash_attn_varlen_func(
         qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *before, alibi_slopes, *after
@@ -253,8 +254,8 @@ def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
             raise ArgumentError(f"{name} is {_kind(array)}; expected a tensor of 1 dimension")
         if len(array.shape) != 1 or array.shape[0] == 0:
             raise ArgumentError(f"{name} has shape {tuple(array.shape)}; expected (batch + 1,)")
-    of_q = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else q.shape[0]
-    of_k = len(cu_seqlens_k) - 1 if cu_seqlens_k is not None else k.shape[0]
+    of_q = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
+    of_k = cu_seqlens_k.shape[0] - 1 if cu_seqlens_k is not None else k.shape[0]
     if of_q != of_k:
         on_q = "q" if cu_seqlens_q is None else "cu_seqlens_q"
         on_k = "k" if cu_seqlens_k is None else "cu_seqlens_k"
@@ -265,6 +266,6 @@ def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
 
 
 def _check_parts(name: str, tensor: Any, parts: int) -> None:
+    backend_of(tensor).check_given(name, tensor)
     if tensor.ndim != 4 or tensor.shape[1] != parts:
         raise invalid(f"the shape of {name}", tuple(tensor.shape), f"(rows, {parts}, heads, head_dim)")
-    backend_of(tensor).check_memory(name, tensor)

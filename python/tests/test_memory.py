@@ -11,6 +11,8 @@ import flashcore_attn
 
 torch = pytest.importorskip("torch")
 flex = pytest.importorskip("torch.nn.attention.flex_attention")
+from flashcore_attn import _torch  # noqa: E402, F401  (registers the operators)
+
 F = torch.nn.functional
 
 KINDS = ["torch", "pretended", pytest.param("cuda", marks=pytest.mark.needs_cuda)]
