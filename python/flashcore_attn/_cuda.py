@@ -369,14 +369,16 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
 
 def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust. ``held`` keeps their memory."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, names = features
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, _ = features
     check_placed(features, q)
 
     def at(name: str, x: Tensor | None) -> int | None:
         return None if x is None else _memory.address(name, x, held)
 
     return (
-        (batch, max_q, max_k, [at(name, x) for name, x in zip(_features.LENGTHS, lengths)]) if features.uneven else None,
+        (batch, max_q, max_k, [at(name, x) for name, x in zip(_features.LENGTHS, lengths)])
+        if features.uneven
+        else None,
         at("learnable_sink", sink),
         score,
         mask,

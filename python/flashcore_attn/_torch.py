@@ -67,8 +67,11 @@ def attend(
 def _dispatched(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None
 ) -> tuple[Tensor, Tensor | None]:
-    if not _is_compiling() and _modes():
-        _register_flops()
+    if not _is_compiling():
+        for name, x in (("q", q), ("k", k), ("v", v)):  # the dispatcher copies negative views
+            _memory.check(name, x)
+        if _modes():
+            _register_flops()
     if features is None:
         out, lse = torch.ops.flashcore_attn.attention(q, k, v, heads, *terms, want_lse)
     else:

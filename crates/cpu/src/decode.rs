@@ -6,9 +6,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use problem::{
-    DType, DTypes, Element, Layout, Problem, ScaleValues, Scales, Sequence, Span, Tensor,
-};
+use problem::{DType, DTypes, Element, Layout, Problem, ScaleValues, Scales, Sequence, Span, Tensor};
 
 use crate::Elements;
 use crate::aligned::Aligned;

@@ -155,7 +155,8 @@ fn compute_as<T: Element + Default>(
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
     if problem.dtypes.has_fp8() {
-        let decoded = Decoded::<T>::new(executor, plan.threads, problem, &typed, &operands.scales, &sequences);
+        let decoded =
+            Decoded::<T>::new(executor, plan.threads, problem, &typed, &operands.scales, &sequences);
         let inputs = decoded.inputs(inputs);
         let checked = Checked { executor, sequences: &sequences, operands, out, lse, plan };
         return checked.run::<T>(&decoded.problem, inputs, &decoded.factors);

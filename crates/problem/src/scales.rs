@@ -166,9 +166,8 @@ impl Problem {
     /// The positions of the factors of a tensor in their array, whose strides [`Problem::check`] has checked.
     pub fn scale_positions(&self, tensor: Tensor) -> impl Iterator<Item = usize> + use<> {
         let steps = self.scales.of(tensor).map_or([(0, 0); 3], |layout| self.steps(tensor, layout));
-        let [batches, heads, blocks] = steps.map(|(extent, stride)| {
-            (0..extent).map(move |i| i as i64 * stride)
-        });
+        let [batches, heads, blocks] =
+            steps.map(|(extent, stride)| (0..extent).map(move |i| i as i64 * stride));
         let of_heads = move |first| heads.clone().map(move |head| first + head);
         let of_blocks = move |first| blocks.clone().map(move |block| (first + block) as usize);
         batches.flat_map(of_heads).flat_map(of_blocks)
@@ -248,6 +247,13 @@ mod tests {
         assert_eq!([Tensor::Q, Tensor::K, Tensor::V].map(|t| p.scale_len(t)), [1, 8, 32]);
         assert_eq!(p.scales.v.unwrap().index(1, 2, 130), 16 + 8 + 2);
         p.check().unwrap();
+        let positions = |p: &Problem, tensor| p.scale_positions(tensor).collect::<Vec<_>>();
+        assert_eq!(positions(&p, Tensor::Q), [0; 8], "one factor for all heads");
+        assert_eq!(positions(&p, Tensor::V), (0..32).collect::<Vec<_>>());
+        let gaps = ScaleLayout { rows: None, batch: 100, head: 2, block: 0 };
+        let strided = Problem { scales: Scales { k: Some(gaps), ..Scales::default() }, ..p.clone() };
+        assert_eq!(positions(&strided, Tensor::K), [0, 2, 4, 6, 100, 102, 104, 106]);
+        assert!(positions(&strided, Tensor::V).is_empty(), "no factors");
         let text = serde_json::to_string(&p).unwrap();
         assert_eq!(serde_json::from_str::<Problem>(&text).unwrap(), p);
         assert!(!serde_json::to_string(&Problem::mission()).unwrap().contains("scales"));

@@ -1,7 +1,7 @@
 //! Loads elements of tables as words.
 
-use problem::program::Id;
 use problem::Table;
+use problem::program::Id;
 
 use super::apply::Operand;
 use super::{Axes, Compiled, Known, Shape};
