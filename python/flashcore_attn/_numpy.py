@@ -202,8 +202,13 @@ def as_table(name: str, x: Any, floating: bool = False, like: Any = None) -> np.
     if kind not in _TABLE_CODES or not x.dtype.isnative:
         expected = "float32, float16, bfloat16, float64, bool, uint8, or a signed integer"
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, expected))
+    return _whole(x)
+
+
+def _whole(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array itself, or a copy if it is misaligned or a stride is negative or not of whole elements."""
     aligned = x.flags.aligned and all(stride >= 0 and stride % x.itemsize == 0 for stride in x.strides)
-    return x if aligned else np.ascontiguousarray(x)
+    return x if aligned else x.copy(order="C")
 
 
 def as_sink(name: str, x: Any) -> np.ndarray[Any, Any]:
@@ -218,8 +223,7 @@ def as_scale(name: str, x: Any) -> np.ndarray[Any, Any]:
     _check_unmasked(name, x)
     if x.dtype != np.float32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "float32"))
-    whole = x.flags.aligned and all(stride >= 0 and stride % x.itemsize == 0 for stride in x.strides)
-    return x if whole else np.ascontiguousarray(x)
+    return _whole(x)
 
 
 def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
@@ -230,7 +234,7 @@ def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
     if x.dtype != np.int32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "int32"))
     _features.check_length_array(name, x, elements)
-    return np.ascontiguousarray(x)
+    return np.ascontiguousarray(_whole(x))
 
 
 class Tracing:
