@@ -4,8 +4,8 @@ use half::{bf16, f16};
 
 use crate::{LengthValues, ScaleValues, TableType};
 
-/// The operands of a problem other than Q, K and V. An operand that the problem does not have is empty. `T` is
-/// how tables are given.
+/// The operands of a problem other than Q, K and V. An operand that the problem does not have is empty. `T`
+/// is how tables are given.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a, T = TableData<'a>> {
     /// Arrays of lengths.
