@@ -278,7 +278,11 @@ class Table:
 
 
 def is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, Tracer)
+    if isinstance(value, Tracer) or not hasattr(value, "dtype"):
+        return False
+    if getattr(value, "is_nested", False):  # whose shape cannot be asked for
+        raise refused("a nested tensor", "use a padded one")
+    return hasattr(value, "shape")
 
 
 def _name(function: Any) -> str:

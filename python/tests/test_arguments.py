@@ -160,3 +160,23 @@ def test_compat_keeps_the_shape_of_a_result_without_elements():
     with flashcore_attn.compat.enabled():
         assert F.scaled_dot_product_attention(k[:0], k[:0], k[:0]).shape == (0, 3, 5, 16)
     assert flashcore_attn.compat.stats()["flashcore"] == 1
+
+
+def test_nested_tensors_are_refused_wherever_they_are():
+    nested = torch.nested.nested_tensor([torch.ones(3, 2, 16), torch.ones(5, 2, 16)])
+    q = torch.ones(2, 2, 8, 16)
+    calls = [
+        lambda x: flashcore_attn.flash_attn_func(x, x, x),
+        lambda x: flashcore_attn.flash_attn_qkvpacked_func(x),
+        lambda x: flashcore_attn.flash_attn_kvpacked_func(q, x),
+        lambda x: flashcore_attn.flash_attn_varlen_func(x, q, q),
+        lambda x: flashcore_attn.scaled_dot_product_attention(q, q, x),
+        lambda x: flashcore_attn.quantize(q, x, q),
+        lambda x: flashcore_attn.flex_attention(q, q, q, lambda s, b, h, i, j: s + x[i]),
+    ]
+    for call in calls:
+        with pytest.raises(flashcore_attn.UnsupportedError, match="nested"):
+            call(nested)
+    lists = flashcore_attn.BlockSparseTensors(nested, nested)
+    with pytest.raises(flashcore_attn.ArgumentError, match="the type of mask_block_cnt"):
+        flashcore_attn.block_sparse_mask(None, lists, (8, 8))
