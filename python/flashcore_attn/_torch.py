@@ -246,19 +246,19 @@ def reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return tensor.reshape(shape)
 
 
-def check_kinds(q: Any, k: Any, v: Any) -> None:
+def check_kinds(q: Any, k: Any, v: Any, names: tuple[str, ...] = ("q", "k", "v")) -> None:
     """Rejects a mixture of PyTorch tensors and others, and nested tensors."""
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
         name, other = ("v", v) if isinstance(k, Tensor) else ("k", k)
         raise ArgumentError(f"{name} is a {type(other).__name__}, q a PyTorch tensor; they must be of one kind")
     if q.is_nested or k.is_nested or v.is_nested:  # whose shape cannot be asked for
-        for name, x in (("q", q), ("k", k), ("v", v)):
+        for name, x in zip(names, (q, k, v)):
             _cuda.check_given(name, x)
 
 
 def admit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors, converted to the type of ``torch.autocast`` as PyTorch's own function does."""
-    check_kinds(q, k, v)
+    check_kinds(q, k, v, ("query", "key", "value"))
     if not (_is_compiling() or _any_autocast()):  # only the public functions can be traced
         return q, k, v
     return _converted("q", q), _converted("k", k), _converted("v", v)
