@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ._errors import ArgumentError, invalid
+from ._errors import ArgumentError, DTypeError, invalid, invalid_words
 
 __all__ = ["BlockSparseMask", "BlockSparseTensors", "block_sparse_mask", "kinds"]
 
@@ -68,11 +68,33 @@ def block_sparse_mask(mask_mod: Any, tensors: Any, block_size: tuple[int, int] |
             continue
         if of_counts is None or indices is None:
             raise ArgumentError(f"{name}_cnt and {name}_idx belong together; one of them is None")
+        for part, x in (("cnt", of_counts), ("idx", indices)):
+            if not hasattr(x, "ndim") or getattr(x, "is_nested", False):
+                raise invalid(f"the type of {name}_{part}", type(x).__name__, "a tensor")
         if of_counts.ndim != 3 or indices.ndim != 4 or tuple(of_counts.shape) != tuple(indices.shape)[:3]:
             shapes = (tuple(of_counts.shape), tuple(indices.shape))
             expected = "(batch, heads, row blocks) and (batch, heads, row blocks, most)"
             raise invalid(f"the shapes of {name}_cnt and {name}_idx", shapes, expected)
     return BlockSparseMask(mask_mod, tensors, (rows, keys))
+
+
+def check_lists(lists: dict[str, Any]) -> None:
+    """Rejects lists that PyTorch cannot read, and lists on several devices."""
+    import torch
+
+    from . import _cuda
+
+    for name, x in lists.items():
+        if not isinstance(x, torch.Tensor):
+            raise invalid(f"the type of {name}", type(x).__name__, "a PyTorch tensor")
+        if x.dtype not in (torch.int32, torch.int64):
+            raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32 or torch.int64"))
+        _cuda.check_given(name, x)
+    first = next(iter(lists))
+    for name, x in lists.items():
+        if x.device != lists[first].device:
+            words = f"{name} is on {x.device}, {first} on {lists[first].device}"
+            raise ArgumentError(f"{words}; they must be on one device")
 
 
 def kinds(partial: tuple[Any, Any], full: tuple[Any, Any], blocks: int) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import _features, _flashcore
+from . import _features, _flashcore, _memory
 from ._errors import ArgumentError, DeviceMemoryError, DTypeError, UnsupportedError, invalid_words
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def attend(
     agree = dtype is k.dtype and dtype is v.dtype and device == k.get_device() == v.get_device()
     if code is None or not agree or q.is_neg() or k.is_neg() or v.is_neg():
         code, _ = _codes(q, k, v)
-        q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+        q, k, v = resolved("q", q), resolved("k", k), resolved("v", v)
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
             return attend(q, k, v, heads, terms, want_lse, features)
@@ -97,34 +97,36 @@ def _launch(
     code: int,
 ) -> tuple[Tensor, Tensor | None]:
     shape, strides, v_shape = q.shape, q.stride(), v.shape
-    first_byte("q", q, q.untyped_storage())
-    first_byte("k", k, k.untyped_storage())
-    first_byte("v", v, v.untyped_storage())
+    held: list[Any] = []
+    inputs = (
+        (_memory.address("q", q, held), shape, strides),
+        (_memory.address("k", k, held), k.shape, k.stride()),
+        (_memory.address("v", v, held), v_shape, v.stride()),
+    )
     if q.dtype in FP8:
-        out = output_like(plain_rows(q), v_shape[3], _codes(q, k, v)[1])
+        out = output_like(plain_rows("q", q), v_shape[3], _codes(q, k, v)[1])
     elif shape[3] == v_shape[3] and strides[3] == 1:
         out = _empty_like(q)
         if out.stride(3) != 1:
             out = output_like(q, v_shape[3])
     else:
-        out = output_like(plain_rows(q), v_shape[3])
+        out = output_like(plain_rows("q", q), v_shape[3])
     lse = lse_like(q, heads) if want_lse else None
     clear(out, lse, heads, features)
     copies = _enqueue(
-        (q.data_ptr(), shape, strides),
-        (k.data_ptr(), k.shape, k.stride()),
-        (v.data_ptr(), v_shape, v.stride()),
-        (out.data_ptr(), out.stride()),
-        None if lse is None else lse.data_ptr(),
+        *inputs,
+        (_memory.address("out", out, held), out.stride()),
+        None if lse is None else _memory.address("lse", lse, held),
         heads,
         code,
         terms,
         device,
         _current_stream(device),
-        None if features is None else describe(features, q),
+        None if features is None else describe(features, q, held),
     )
     if copies:
-        return attend(plain_rows(q), plain_rows(k), plain_rows(v), heads, terms, want_lse, features)
+        q, k, v = plain_rows("q", q), plain_rows("k", k), plain_rows("v", v)
+        return attend(q, k, v, heads, terms, want_lse, features)
     return out, lse
 
 
@@ -136,36 +138,37 @@ def quantize(
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
             return quantize(tensors, heads, options, dtype)
-    return [_quantized(name, x.resolve_neg(), heads, options, dtype, device) for name, x in zip("qkv", tensors)]
+    return [_quantized(name, resolved(name, x), heads, options, dtype, device) for name, x in zip("qkv", tensors)]
 
 
 def _quantized(
     name: str, x: Tensor, heads: int, options: Options, dtype: torch.dtype, device: int
 ) -> tuple[Tensor, Tensor]:
-    x = aligned_rows(x)
+    x = aligned_rows(name, x)
     codes, factors = quantized_like(x, heads, options, dtype)
+    held: list[Any] = []
     if x.numel():
-        first_byte(name, x, x.untyped_storage())
         shape, strides = x.shape, x.stride()
         _enqueue_quantization(
             name,
             (
-                x.data_ptr(),
+                _memory.address(name, x, held),
                 (shape[0], shape[2], shape[1], shape[3]),
                 (strides[0], strides[2], strides[1], strides[3]),
             ),
             heads,
             DTYPES[x.dtype],
             (FP8[dtype], options.rows, options.seed, options.smooth_keys),
-            (codes.data_ptr(), factors.data_ptr()),
+            (_memory.address("codes", codes, held), _memory.address("factors", factors, held)),
             device,
             _current_stream(device),
         )
     return codes.transpose(1, 2), factors
 
 
-def aligned_rows(x: Tensor) -> Tensor:
+def aligned_rows(name: str, x: Tensor) -> Tensor:
     """The tensor itself, or a copy if its rows are not contiguous or do not begin at multiples of 16 bytes."""
+    _memory.check(name, x)
     size = SIZES[x.dtype]
     steps = (stride * size for extent, stride in zip(x.shape[:3], x.stride()) if extent > 1)
     contiguous = x.shape[3] <= 1 or x.stride(3) == 1
@@ -193,11 +196,12 @@ def check_inputs(tensors: tuple[Tensor, Tensor, Tensor]) -> None:
 def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms) -> dict[str, Any]:
     """Which kernel :func:`attend` runs."""
     code, dtype = _codes(q, k, v)
-    q, k, v = plain_rows(q), plain_rows(k), plain_rows(v)
+    q, k, v = plain_rows("q", q), plain_rows("k", k), plain_rows("v", v)
+    held: list[Any] = []
     told = _flashcore.explain(
-        (q.data_ptr(), q.shape, q.stride()),
-        (k.data_ptr(), k.shape, k.stride()),
-        (v.data_ptr(), v.shape, v.stride()),
+        (_memory.address("q", q, held), q.shape, q.stride()),
+        (_memory.address("k", k, held), k.shape, k.stride()),
+        (_memory.address("v", v, held), v.shape, v.stride()),
         output_like(q, v.shape[3], dtype).stride(),
         heads,
         code,
@@ -207,20 +211,21 @@ def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms) -> dict[s
     return {**told, "plan": json.loads(told["plan"])}
 
 
-def first_byte(name: str, x: Tensor, storage: torch.UntypedStorage) -> int:
-    """The byte offset of a tensor in its storage. Rejects a tensor that ends beyond it: its memory was released."""
-    (a, b, c, d), (e, f, g, h), size = x.shape, x.stride(), SIZES[x.dtype]
-    first = x.storage_offset() * size
-    last = first + ((a - 1) * e + (b - 1) * f + (c - 1) * g + (d - 1) * h + 1) * size
-    if last > storage.nbytes() and a and b and c and d:
-        message = f"{name} ends at byte {last} of its storage, which has {storage.nbytes()} bytes"
-        raise ArgumentError(f"{message}; expected a tensor inside its storage")
-    return first
-
-
-def plain_rows(x: Tensor) -> Tensor:
+def plain_rows(name: str, x: Tensor) -> Tensor:
     """The tensor itself, or a copy if its last dimension is not contiguous."""
-    return x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()
+    if x.shape[-1] <= 1 or x.stride(-1) == 1:
+        return x
+    _memory.check(name, x)
+    return x.contiguous()
+
+
+def resolved(name: str, x: Tensor) -> Tensor:
+    """The tensor itself, or a copy if it stands for the negative of its memory."""
+    if x.is_neg():
+        _memory.check(name, x)
+        if x.dtype in FP8:  # which PyTorch cannot negate
+            raise UnsupportedError(f"{name} is the negative view of an 8-bit tensor; pass the tensor itself", "neg")
+    return x.resolve_neg()
 
 
 def output_like(q: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -287,7 +292,7 @@ def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None =
     """A tensor that a program reads, in a supported type. A mask ``like`` q has bool, q's type or float32."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
-    _check_layout(name, x)
+    check_given(name, x)
     dtype = x.dtype
     if like is not None:
         if dtype not in (torch.bool, torch.float32, like.dtype):
@@ -309,6 +314,13 @@ def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None =
         expected = "float32, float16, bfloat16, float64, bool, uint8, or a signed integer"
         raise DTypeError(invalid_words(f"the dtype of {name}", dtype, expected))
     return x.resolve_neg()
+
+
+def check_table(name: str, x: Tensor) -> None:
+    """Rejects a tensor that a program cannot read as it is."""
+    check_given(name, x)
+    if x.dtype not in _TABLE_CODES:
+        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, _TABLE_CODES))))
 
 
 def _has_values(x: Tensor) -> bool:
@@ -338,7 +350,7 @@ def as_scale(name: str, x: Tensor) -> Tensor:
     """Descale factors in float32, with any strides."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
-    _check_layout(name, x)
+    check_given(name, x)
     if x.dtype != torch.float32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.float32"))
     return x.resolve_neg()
@@ -348,49 +360,52 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
     """An array of lengths: int32 and contiguous."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
-    _check_layout(name, x)
+    check_given(name, x)
     if x.dtype != torch.int32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32"))
     _features.check_length_array(name, x, elements)
     return x.contiguous()
 
 
-def describe(features: Features, q: Tensor) -> DescribedFeatures:
-    """Addresses, types, shapes and strides of features, for Rust."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, names = features
-    names = names or tuple(f"table {i}" for i in range(len(tables)))  # an operator has no names
-    named = (
-        *zip(_features.LENGTHS, lengths),
-        *zip(_features.SCALES, scales),
-        ("learnable_sink", sink),
-        *zip(names, tables),
-    )
-    for name, x in named:
-        if x is not None and x.device != q.device:
-            raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
-    address = [None if x is None else x.data_ptr() for x in lengths]
+def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeatures:
+    """Addresses, types, shapes and strides of features, for Rust. ``held`` keeps their memory."""
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, _ = features
+    check_placed(features, q)
+
+    def at(name: str, x: Tensor | None) -> int | None:
+        return None if x is None else _memory.address(name, x, held)
+
     return (
-        (batch, max_q, max_k, address) if features.uneven else None,
-        None if sink is None else sink.data_ptr(),
+        (batch, max_q, max_k, [at(name, x) for name, x in zip(_features.LENGTHS, lengths)])
+        if features.uneven
+        else None,
+        at("learnable_sink", sink),
         score,
         mask,
         floats,
         ints,
-        [(_inside(name, x), _TABLE_CODES[x.dtype], x.shape, x.stride()) for name, x in zip(names, tables)],
         [
-            None if x is None else (_inside(name, x), (*x.stride(), 0)[:3], rows)
+            (_memory.address(name, x, held), _TABLE_CODES[x.dtype], x.shape, x.stride())
+            for name, x in zip(features.table_names, tables)
+        ],
+        [
+            None if x is None else (_memory.address(name, x, held), (*x.stride(), 0)[:3], rows)
             for name, x, rows in zip(_features.SCALES, scales, blocks)
         ],
     )
 
 
-def _inside(name: str, x: Tensor) -> int:
-    """The address of a table. Rejects one that ends beyond its storage: its memory was released."""
-    reach = sum((extent - 1) * stride for extent, stride in zip(x.shape, x.stride()))
-    last = (x.storage_offset() + reach + 1) * x.element_size()
-    if last > x.untyped_storage().nbytes() and 0 not in x.shape:
-        raise ArgumentError(f"{name} ends at byte {last} of its storage; expected a tensor inside its storage")
-    return x.data_ptr()
+def check_placed(features: Features, q: Tensor) -> None:
+    """Rejects tensors of features that are not on q's device."""
+    for name, x in features.named():
+        if x.device != q.device:
+            raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
+
+
+def check_given(name: str, x: Tensor) -> None:
+    """Rejects a tensor of another layout than that of plain tensors, or whose memory was released."""
+    _check_layout(name, x)
+    _memory.check(name, x)
 
 
 def _check_layout(name: str, x: Tensor) -> None:

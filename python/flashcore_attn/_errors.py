@@ -35,7 +35,10 @@ def invalid_words(argument: str, value: Any, expected: str) -> str:
     ):  # Python refuses to print very long integers
         text = f"an integer of {value.bit_length()} bits"
     else:
-        text = " ".join(str(value).split())
+        try:
+            text = " ".join(str(value).split())
+        except Exception:  # a value that cannot be printed, as a tensor without memory
+            text = f"a {type(value).__name__}"
     text = text if len(text) <= 80 else f"{text[:80]}…"
     return f"invalid value '{text}' for {argument}: expected {expected}"
 

@@ -42,6 +42,19 @@ class Features(NamedTuple):
         """Whether lengths differ between batch entries."""
         return any(array is not None for array in self.lengths)
 
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """What messages call the tables. An operator knows no names."""
+        return self.names or tuple(f"table {i}" for i in range(len(self.tables)))
+
+    def named(self) -> list[tuple[str, Any]]:
+        """The arrays with what messages call them."""
+        named = (
+            *zip(LENGTHS, self.lengths), *zip(SCALES, self.scales), ("learnable_sink", self.sink),
+            *zip(self.table_names, self.tables),
+        )  # fmt: skip
+        return [(name, x) for name, x in named if x is not None]
+
 
 class Parts:
     """Collects the programs of a call, and the tables and parameters that they read."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import _blocks, _features, _trace, _trace_cache
 from ._errors import ArgumentError, UnsupportedError, dimensions, invalid, invalid_words
-from ._functional import _broadcast, _flag, _leads_agree, _of_scale, backend_of, foreign
+from ._functional import _broadcast, _check_number, _flag, _leads_agree, _of_scale, backend_of, foreign, given
 from ._trace import table
 
 __all__ = ["flex_attention", "table"]
@@ -16,6 +16,8 @@ __all__ = ["flex_attention", "table"]
 #: The name of a table in messages.
 CAPTURED = "a captured tensor"
 MOST_TABLES = 8
+#: The lists of blocks of PyTorch's ``BlockMask`` that this module reads.
+_LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
 
 def flex_attention(
@@ -81,6 +83,7 @@ def flex_attention(
             scale=scale, enable_gqa=enable_gqa, return_lse=return_lse,
         )  # fmt: skip
     q, k, v = backend.admit(query, key, value)
+    _check_number("scale", scale)
     enable_gqa, return_lse = _flag("enable_gqa", enable_gqa), _flag("return_lse", return_lse)
     if not _leads_agree(q, k, v, enable_gqa):
         for name, tensor in (("query", q), ("key", k), ("value", v)):
@@ -145,6 +148,7 @@ def _mask(parts: _features.Parts, backend: Any, tracing: Any, mask: Any, shape: 
             expected = f"one for at least {shape[2]} queries and {shape[3]} keys"
             raise invalid("the lengths of block_mask", f"({rows}, {keys})", expected)
         function = mask.mask_mod
+        _blocks.check_lists(given(**{name: getattr(mask, name) for name in _LISTS}))
         if getattr(function, "__name__", "") == "noop_mask":
             _dense_blocks(parts, backend, mask, shape)
             return
@@ -155,6 +159,8 @@ def _mask(parts: _features.Parts, backend: Any, tracing: Any, mask: Any, shape: 
         return
     if isinstance(mask, _blocks.BlockSparseMask):
         function, tensors, size = mask
+        names = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
+        _blocks.check_lists(given(**{name: getattr(tensors, name) for name in names}))
         if function is not None:
             parts.mask = _program(parts, backend, tracing, function, "bhqk", _trace.BOOL)
         partial = (tensors.mask_block_cnt, tensors.mask_block_idx)

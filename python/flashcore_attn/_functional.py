@@ -279,11 +279,11 @@ def flash_attn_func(
     descale_v = _either("descale_v", descale_v, "v_descale", v_descale)
     backend = backend_of(q)
     if backend is None:
-        others = {
-            "alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink,
-            "descale_q": descale_q, "descale_k": descale_k, "descale_v": descale_v,
-        }  # fmt: skip
-        tensors = {"q": q, "k": k, "v": v, **{name: x for name, x in others.items() if x is not None}}
+        others = given(
+            alibi_slopes=alibi_slopes, learnable_sink=learnable_sink,
+            descale_q=descale_q, descale_k=descale_k, descale_v=descale_v,
+        )  # fmt: skip
+        tensors = {"q": q, "k": k, "v": v, **others}
 
         def call(*views: Any) -> Any:
             named: dict[str, Any] = dict(zip(tensors, views))
@@ -296,6 +296,7 @@ def flash_attn_func(
         return foreign(call, tensors)
     backend.check_kinds(q, k, v)
     _check_dims(q, k, v)
+    _check_number("softmax_scale", softmax_scale)
     before, after, cap = _band_and_cap(causal, window_size, softcap)
     if type(attention_chunk) is not int or attention_chunk:
         attention_chunk = _count("attention_chunk", attention_chunk)
@@ -361,13 +362,12 @@ def scaled_dot_product_attention(
         raise invalid("is_causal", is_causal, "False where attn_mask is given, as in PyTorch")
     backend = backend_of(query)
     if backend is None:
-        tensors = {"query": query, "key": key, "value": value}
-        if attn_mask is not None:
-            tensors["attn_mask"] = attn_mask
+        tensors = {"query": query, "key": key, "value": value, **given(attn_mask=attn_mask)}
         return foreign(
             scaled_dot_product_attention, tensors, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )  # fmt: skip
     q, k, v = backend.admit(query, key, value)
+    _check_number("scale", scale)
     lead = None
     if not _leads_agree(q, k, v, enable_gqa):
         lead, q, k, v = _broadcast(backend, q, k, v, enable_gqa)
@@ -428,11 +428,7 @@ def _band_and_cap(causal: Any, window_size: Any, softcap: Any) -> tuple[int, int
     """The keys that a query sees before and after its own (-1: all), and the cap on the scores (0: none)."""
     if causal is not False and causal is not True:
         causal = _flag("causal", causal)
-    try:
-        bounded = bool(window_size != _NO_WINDOW)
-    except (TypeError, ValueError):  # of arrays
-        bounded = True
-    before, after = _window(window_size) if bounded else _NO_WINDOW
+    before, after = _NO_WINDOW if window_size is _NO_WINDOW else _window(window_size)
     if type(softcap) is not float or not 0.0 <= softcap < _INFINITY:
         softcap = _cap(softcap)
     return before, 0 if causal else after, softcap
@@ -441,10 +437,12 @@ def _band_and_cap(causal: Any, window_size: Any, softcap: Any) -> tuple[int, int
 def _window(size: Any) -> tuple[int, int]:
     try:
         before, after = (-1 if keys is None else keys for keys in size)
+        for keys in (before, after):
+            _check_number("window_size", keys)
         # `operator.index` would turn a number that varies in a compiled graph into a constant.
         before = before if type(before) is int else operator.index(before)
         after = after if type(after) is int else operator.index(after)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         pass
     else:
         if -1 <= before <= _WIDEST and -1 <= after <= _WIDEST:
@@ -454,6 +452,7 @@ def _window(size: Any) -> tuple[int, int]:
 
 
 def _cap(value: Any) -> float:
+    _check_number("softcap", value)
     cap = -1.0
     if hasattr(value, "__float__") or hasattr(value, "__index__"):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
@@ -465,10 +464,11 @@ def _cap(value: Any) -> float:
 
 def _count(name: str, value: Any) -> int:
     """An integer of 0 to 2^31 - 1."""
+    _check_number(name, value)
     try:
         # `operator.index` would turn a number that varies in a compiled graph into a constant.
         number = value if type(value) is int else operator.index(value)
-    except TypeError:
+    except (TypeError, ValueError, RuntimeError):  # of tensors
         number = -1
     if not 0 <= number < 2**31:
         raise invalid(name, value, "an integer of 0 to 2^31 - 1")
@@ -477,6 +477,7 @@ def _count(name: str, value: Any) -> int:
 
 def _flag(name: str, value: Any) -> bool:
     """A bool, NumPy's bool, 0 or 1. The truth value of other objects may not be the intended one."""
+    _check_number(name, value)
     try:
         known = not isinstance(value, str) and value in (0, 1)
     except (TypeError, ValueError, RuntimeError):  # of arrays
@@ -484,6 +485,12 @@ def _flag(name: str, value: Any) -> bool:
     if not known:
         raise invalid(name, value, "True or False")
     return bool(value)
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Rejects a tensor of PyTorch as a number if its gradient would be lost, or if its memory was released."""
+    if value is not None and type(value) is not float and _torch is not None and isinstance(value, _torch.Tensor):
+        _torch.check_number(name, value)
 
 
 def _of_scale(error: Exception, name: str, value: Any) -> ArgumentError | None:
@@ -532,11 +539,7 @@ def explain(
 
 def _leads_agree(query: Any, key: Any, value: Any, enable_gqa: bool) -> bool:
     """Whether tensors of these shapes need no broadcasting."""
-    try:
-        q, k, v = query.shape, key.shape, value.shape
-    except RuntimeError as error:
-        words = invalid_words("the layout of query, key or value", "nested", "torch.strided")
-        raise UnsupportedError(words, "layout nested") from error
+    q, k, v = query.shape, key.shape, value.shape
     if not (len(q) == len(k) == len(v) == 4 and q[0] == k[0] == v[0] and k[1] == v[1]):
         return False
     return bool(q[1] == k[1] or (enable_gqa and k[1] and q[1] % k[1] == 0))
@@ -562,6 +565,7 @@ def _broadcast(backend: Any, query: Any, key: Any, value: Any, enable_gqa: bool)
     lead = _broadcast_shapes({name: shape[:-own] for name, shape in shapes.items()})
     four = []
     for name, tensor in tensors.items():
+        backend.check_given(name, tensor)
         wide = backend.expand(tensor, (*lead, *shapes[name][-own:]))
         dims = tuple(wide.shape)
         if len(dims) == 3:  # without enable_gqa, batch entries without heads
@@ -666,6 +670,11 @@ def load(name: str) -> bool:
 # Marks the function as `torch.compiler.assume_constant_result` does, so that a traced call does not trace the
 # import.
 load._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def given(**tensors: Any) -> dict[str, Any]:
+    """The tensors that are not None."""
+    return {name: x for name, x in tensors.items() if x is not None}
 
 
 def foreign(function: Any, tensors: dict[str, Any], **options: Any) -> Any:

@@ -27,14 +27,14 @@ def _viewed(view: Any, name: str, tensor: Any) -> Any:
     """A view of an array. Its library may refuse one (of a tensor that requires grad), and NumPy has no bfloat16."""
     try:
         return view(tensor)
-    except (BufferError, RuntimeError) as error:
+    except Exception as error:  # whatever the other library raises
         words = f"{name} cannot be viewed as an array ({' '.join(str(error).split())})"
         raise UnsupportedError(f"{words}; pass a tensor of PyTorch, as torch.from_dlpack makes", "dlpack") from error
 
 
 def _kind(name: str, tensor: Any) -> str:
     if hasattr(tensor, "__dlpack_device__"):
-        device = int(tensor.__dlpack_device__()[0])
+        device = _viewed(lambda x: int(x.__dlpack_device__()[0]), name, tensor)
         if device in _CPU:
             return "cpu"
         if device in _CUDA:

@@ -48,15 +48,27 @@ def check_kinds(q: Any, k: Any, v: Any) -> None:
 
 
 def admit(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
-    """The three arrays as they are."""
+    """The three arrays. From here on only the memory is used: a subclass could report another shape."""
     check_kinds(q, k, v)
-    return q, k, v
+    return _unwrapped("q", q), _unwrapped("k", k), _unwrapped("v", v)
 
 
 def _check_unmasked(name: str, array: np.ndarray[Any, Any]) -> None:
     if type(array) is not Array and isinstance(array, np.ma.MaskedArray):
         expected = "a plain array, as its .data or .filled(...): the mask would be ignored"
         raise UnsupportedError(invalid_words(f"the type of {name}", "MaskedArray", expected), "masked array")
+
+
+#: What is checked before views of an array are made: NumPy's arrays keep their memory.
+check_given = _check_unmasked
+
+
+def _unwrapped(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The memory of an array of a subclass."""
+    if type(array) is Array:
+        return array
+    _check_unmasked(name, array)
+    return Array.view(array, Array)
 
 
 def _check(name: str, array: np.ndarray[Any, Any]) -> None:
@@ -81,8 +93,7 @@ def attend(
     """Attention of 4-D views whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         _check(name, array)
-    # From here on only the memory is used. A subclass could report another shape.
-    q, k, v = (array if type(array) is Array else Array.view(array, Array) for array in (q, k, v))
+    q, k, v = admit(q, k, v)
     dtypes, kind = _DTYPES[q.dtype.name], q.dtype
     if kind.name in _FP8:
         for name, array, accepted in (("k", k, _FP8), ("v", v, {**_FP8, "float16": "", "bfloat16": ""})):
@@ -145,7 +156,7 @@ def _quantized(
     if array.dtype.name in _FP8:
         expected = "float16, bfloat16 or float32, in native byte order"
         raise DTypeError(invalid_words(f"the dtype of {name}", array.dtype, expected))
-    array = _plain(array if type(array) is Array else Array.view(array, Array))
+    array = _plain(_unwrapped(name, array))
     batch, rows, _, dim = array.shape
     codes = np.empty((batch, array.shape[2], rows, dim), dtype)
     factors = np.ones(options.factors(batch, heads, rows), np.float32)
@@ -191,8 +202,13 @@ def as_table(name: str, x: Any, floating: bool = False, like: Any = None) -> np.
     if kind not in _TABLE_CODES or not x.dtype.isnative:
         expected = "float32, float16, bfloat16, float64, bool, uint8, or a signed integer"
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, expected))
+    return _whole(x)
+
+
+def _whole(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array itself, or a copy if it is misaligned or a stride is negative or not of whole elements."""
     aligned = x.flags.aligned and all(stride >= 0 and stride % x.itemsize == 0 for stride in x.strides)
-    return x if aligned else np.ascontiguousarray(x)
+    return x if aligned else x.copy(order="C")
 
 
 def as_sink(name: str, x: Any) -> np.ndarray[Any, Any]:
@@ -207,8 +223,7 @@ def as_scale(name: str, x: Any) -> np.ndarray[Any, Any]:
     _check_unmasked(name, x)
     if x.dtype != np.float32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "float32"))
-    whole = x.flags.aligned and all(stride >= 0 and stride % x.itemsize == 0 for stride in x.strides)
-    return x if whole else np.ascontiguousarray(x)
+    return _whole(x)
 
 
 def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
@@ -219,7 +234,7 @@ def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
     if x.dtype != np.int32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "int32"))
     _features.check_length_array(name, x, elements)
-    return np.ascontiguousarray(x)
+    return np.ascontiguousarray(_whole(x))
 
 
 class Tracing:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ._errors import ArgumentError, invalid
-from ._functional import backend_of, flash_attn_func, foreign
+from ._functional import backend_of, flash_attn_func, foreign, given
 
 __all__ = ["flash_attn_kvpacked_func", "flash_attn_qkvpacked_func"]
 
@@ -34,13 +34,16 @@ def flash_attn_qkvpacked_func(
     Raises:
         ArgumentError: for another shape, and what :func:`flash_attn_func` raises.
     """
-    options: tuple[Any, ...] = (
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+    before = (dropout_p, softmax_scale, causal, window_size, softcap)
+    after = (deterministic, return_attn_probs)
     if backend_of(qkv) is None:
-        return foreign(lambda qkv: flash_attn_qkvpacked_func(qkv, *options), {"qkv": qkv})
+
+        def call(qkv: Any, slopes: Any = None) -> Any:
+            return flash_attn_qkvpacked_func(qkv, *before, slopes, *after)
+
+        return foreign(call, {"qkv": qkv, **given(alibi_slopes=alibi_slopes)})
     _check_parts("qkv", qkv, 3)
-    return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *options)
+    return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *before, alibi_slopes, *after)
 
 
 def flash_attn_kvpacked_func(
@@ -68,19 +71,23 @@ def flash_attn_kvpacked_func(
     Raises:
         ArgumentError: for another shape, and what :func:`flash_attn_func` raises.
     """
-    options: tuple[Any, ...] = (
-        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+    before = (dropout_p, softmax_scale, causal, window_size, softcap)
+    after = (deterministic, return_attn_probs)
     backend = backend_of(q)
     if backend is None:
-        return foreign(lambda q, kv: flash_attn_kvpacked_func(q, kv, *options), {"q": q, "kv": kv})
+
+        def call(q: Any, kv: Any, slopes: Any = None) -> Any:
+            return flash_attn_kvpacked_func(q, kv, *before, slopes, *after)
+
+        return foreign(call, {"q": q, "kv": kv, **given(alibi_slopes=alibi_slopes)})
     if backend_of(kv) is not backend:
         kinds = f"kv is a {type(kv).__name__}, q a {type(q).__name__}"
         raise ArgumentError(f"{kinds}; they must be of one kind")
     _check_parts("kv", kv, 2)
-    return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *options)
+    return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *before, alibi_slopes, *after)
 
 
 def _check_parts(name: str, tensor: Any, parts: int) -> None:
+    backend_of(tensor).check_given(name, tensor)
     if tensor.ndim != 5 or tensor.shape[2] != parts:
         raise invalid(f"the shape of {name}", tuple(tensor.shape), f"(batch, sequence, {parts}, heads, head_dim)")

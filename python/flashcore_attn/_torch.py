@@ -15,13 +15,13 @@ from torch import Tensor, library
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ._errors import ArgumentError, DTypeError, FlashCoreError, UnsupportedError, invalid, invalid_words
+from ._errors import ArgumentError, DTypeError, FlashCoreError, UnsupportedError, dimensions, invalid, invalid_words
 
 if torch.__version__ < (2, 5):  # a TorchVersion, which compares with tuples
     message = f"PyTorch {torch.__version__} is too old; needed is 2.5 or later"
     raise UnsupportedError(message, "torch is too old")
 
-from . import _cuda, _features, _flashcore, _trace
+from . import _cuda, _features, _flashcore, _memory, _trace
 
 if TYPE_CHECKING:
     from ._features import Features
@@ -44,7 +44,7 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of 4-D tensors whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
-    others = () if features is None else tensors_of(features)
+    others = () if features is None else [x for _, x in features.named()]
     if _grad_enabled() and any(x.requires_grad for x in (q, k, v, *others)):
         raise UnsupportedError(
             "an input requires grad, and there is no backward yet; use torch.no_grad(), or detach the inputs",
@@ -56,10 +56,6 @@ def attend(
         return _dispatched(q, k, v, heads, terms, want_lse, features)
     if _is_plain(q, k, v):
         return _now(q, k, v, heads, terms, want_lse, features)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.is_nested:
-            words = invalid_words(f"the layout of {name}", "nested", "torch.strided")
-            raise UnsupportedError(words, "layout nested")
     try:
         return _dispatched(q, k, v, heads, terms, want_lse, features)
     except (TypeError, NotImplementedError, AssertionError) as error:
@@ -71,8 +67,11 @@ def attend(
 def _dispatched(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None
 ) -> tuple[Tensor, Tensor | None]:
-    if not _is_compiling() and _modes():
-        _register_flops()
+    if not _is_compiling():
+        for name, x in (("q", q), ("k", k), ("v", v)):  # the dispatcher copies negative views
+            _memory.check(name, x)
+        if _modes():
+            _register_flops()
     if features is None:
         out, lse = torch.ops.flashcore_attn.attention(q, k, v, heads, *terms, want_lse)
     else:
@@ -82,11 +81,6 @@ def _dispatched(
             list(blocks),
         )  # fmt: skip
     return out, lse if want_lse else None
-
-
-def tensors_of(features: Features) -> list[Tensor]:
-    """The tensors of features."""
-    return [x for x in (*features.lengths, features.sink, *features.tables, *features.scales) if x is not None]
 
 
 def _undispatched(q: Tensor, k: Tensor, v: Tensor) -> UnsupportedError:
@@ -112,25 +106,22 @@ def _now(
     if q.device.type != "cpu":
         raise UnsupportedError(invalid_words("the device of q", q.device, "cuda or cpu"), f"device {q.device.type}")
     if q.is_neg() or k.is_neg() or v.is_neg():
-        q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
-    q, k, v = _cuda.plain_rows(q), _cuda.plain_rows(k), _cuda.plain_rows(v)
+        q, k, v = _cuda.resolved("q", q), _cuda.resolved("k", k), _cuda.resolved("v", v)
+    q, k, v = _cuda.plain_rows("q", q), _cuda.plain_rows("k", k), _cuda.plain_rows("v", v)
     out = _cuda.output_like(q, v.shape[3], dtype)
     lse = _cuda.lse_like(q, heads) if want_lse else None
     _cuda.clear(out, lse, heads, features)
-    lse_address = None if lse is None else lse.data_ptr()
-    # The interpreter is released during the call. Another thread may give a tensor new memory, which must not
-    # free the old memory.
-    held = [x.untyped_storage() for x in (q, k, v, *(() if features is None else tensors_of(features)))]
+    held: list[Any] = []  # the interpreter is released during the call
     _flashcore.attention_cpu(
-        _describe("q", q, heads, held[0]),
-        _describe("k", k, heads, held[1]),
-        _describe("v", v, heads, held[2]),
-        _describe("out", out, heads, out.untyped_storage()),
-        lse_address,
+        _describe("q", q, heads, held),
+        _describe("k", k, heads, held),
+        _describe("v", v, heads, held),
+        _describe("out", out, heads, held),
+        None if lse is None else _memory.address("lse", lse, held),
         dtypes,
         terms,
         torch.get_num_threads(),
-        None if features is None else _cuda.describe(features, q),
+        None if features is None else _cuda.describe(features, q, held),
     )
     return out, lse
 
@@ -159,21 +150,21 @@ def _quantize_now(
         return _cuda.quantize(tensors, heads, options, dtype)
     if device.type != "cpu":
         raise UnsupportedError(invalid_words("the device of q", device, "cuda or cpu"), f"device {device.type}")
-    return [_quantized(name, x.resolve_neg(), heads, options, dtype) for name, x in zip("qkv", tensors)]
+    return [_quantized(name, _cuda.resolved(name, x), heads, options, dtype) for name, x in zip("qkv", tensors)]
 
 
 def _quantized(name: str, x: Tensor, heads: int, options: Options, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    x = _cuda.plain_rows(x)
+    x = _cuda.plain_rows(name, x)
     codes, factors = _cuda.quantized_like(x, heads, options, dtype)
     if x.numel():
-        held = x.untyped_storage()  # another thread may give the tensor new memory
+        held: list[Any] = []  # the interpreter is released during the call
         _flashcore.quantize_cpu(
             name,
             _describe(name, x, 2, held),
             heads,
             _cuda.DTYPES[x.dtype],
             (_cuda.FP8[dtype], options.rows, options.seed, options.smooth_keys),
-            (codes.data_ptr(), factors.data_ptr()),
+            (_memory.address("codes", codes, held), _memory.address("factors", factors, held)),
             torch.get_num_threads(),
         )
     return codes.transpose(1, 2), factors
@@ -227,6 +218,7 @@ class _Recording(TorchFunctionMode):  # type: ignore[misc]
 explain = _cuda.explain
 as_table, as_sink, as_lengths = _cuda.as_table, _cuda.as_sink, _cuda.as_lengths
 as_scale = _cuda.as_scale
+check_given = _cuda.check_given
 
 
 def strides(tensor: Tensor) -> tuple[int, ...]:
@@ -254,24 +246,30 @@ def reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return tensor.reshape(shape)
 
 
-def check_kinds(q: Any, k: Any, v: Any) -> None:
-    """Rejects a mixture of PyTorch tensors and others."""
+def check_kinds(q: Any, k: Any, v: Any, names: tuple[str, ...] = ("q", "k", "v")) -> None:
+    """Rejects a mixture of PyTorch tensors and others, and nested tensors."""
     if not (isinstance(k, Tensor) and isinstance(v, Tensor)):
         name, other = ("v", v) if isinstance(k, Tensor) else ("k", k)
         raise ArgumentError(f"{name} is a {type(other).__name__}, q a PyTorch tensor; they must be of one kind")
+    if q.is_nested or k.is_nested or v.is_nested:  # whose shape cannot be asked for
+        for name, x in zip(names, (q, k, v)):
+            _cuda.check_given(name, x)
 
 
 def admit(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tensors, converted to the type of ``torch.autocast`` as PyTorch's own function does."""
-    check_kinds(q, k, v)
+    check_kinds(q, k, v, ("query", "key", "value"))
     if not (_is_compiling() or _any_autocast()):  # only the public functions can be traced
         return q, k, v
-    return _converted(q), _converted(k), _converted(v)
+    return _converted("q", q), _converted("k", k), _converted("v", v)
 
 
-def _converted(x: Tensor) -> Tensor:
+def _converted(name: str, x: Tensor) -> Tensor:
     # A conversion that changes nothing would bind an exported program to the type.
-    return x if (dtype := _computed(x)) == x.dtype else x.to(dtype)
+    if (dtype := _computed(x)) == x.dtype:
+        return x
+    _cuda.check_given(name, x)
+    return x.to(dtype)
 
 
 def _computed(x: Tensor) -> torch.dtype:
@@ -293,6 +291,9 @@ def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
         return f"dtype {dtype}"
     if dtype != _computed(k) or dtype != _computed(v):
         return "dtypes that differ"
+    # PyTorch gives the result of such tensors the shape of q, without broadcasting.
+    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2] and 0 in (*q.shape, *k.shape, *v.shape):
+        return "no elements"
     if kind == "cpu":
         return None
     # The conditions of the kernels that run on every GPU: `check_problem` in
@@ -326,6 +327,14 @@ def _gpu_lacks(ordinal: int) -> str | None:
     return None
 
 
+def check_number(name: str, x: Tensor) -> None:
+    """Rejects a tensor that stands for a number if its gradient would be lost, or if its memory was released."""
+    if x.requires_grad and _grad_enabled():
+        message = f"{name} requires grad, and there is no backward yet; use torch.no_grad(), or detach it"
+        raise UnsupportedError(message, "requires_grad")
+    _memory.check(name, x)
+
+
 def flash_is_left_out() -> bool:
     """Whether ``sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention."""
     return not torch.backends.cuda.flash_sdp_enabled()
@@ -345,24 +354,34 @@ def script_as(function: Any, operator: str) -> None:
 
 
 def _describe(
-    name: str, x: Tensor, heads: int, storage: torch.UntypedStorage
+    name: str, x: Tensor, heads: int, held: list[Any]
 ) -> tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]:
-    """Address, shape and strides of a tensor that does not reach beyond its storage."""
-    shape, strides, row, first = x.shape, x.stride(), 3 - heads, _cuda.first_byte(name, x, storage)
+    """Address, shape and strides of a tensor."""
+    shape, strides, row = x.shape, x.stride(), 3 - heads
     return (
-        storage.data_ptr() + first,
+        _memory.address(name, x, held),
         (shape[0], shape[heads], shape[row], shape[3]),
         (strides[0], strides[heads], strides[row], strides[3]),
     )
 
 
-def _both(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _both(q: Tensor, k: Tensor, v: Tensor, heads: int, *rest: Any) -> tuple[Tensor, Tensor]:
     """O and the LSE. The LSE is empty if it was not requested, because an operator returns tensors only."""
+    _check_axes(q, k, v, heads)
     # Only the memory is used here. A subclass could report another shape.
     with torch._C.DisableTorchFunctionSubclass():
         q, k, v = (x if type(x) is Tensor else Tensor.as_subclass(x, Tensor) for x in (q, k, v))
-    out, lse = _now(q, k, v, *rest)
+    out, lse = _now(q, k, v, heads, *rest)
     return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
+
+
+def _check_axes(q: Tensor, k: Tensor, v: Tensor, heads: int) -> None:
+    """Rejects what a direct call of an operator may bring: another number of dimensions, another axis."""
+    if heads not in (1, 2):
+        raise invalid("heads", heads, "1 or 2, the axis of the heads")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            raise ArgumentError(f"{name} has {dimensions(x.ndim)}; attention takes 4")
 
 
 @library.custom_op(
@@ -401,9 +420,10 @@ def _fake(
     want_lse: bool,
     same_batch: bool = True,
 ) -> tuple[Tensor, Tensor]:
+    _check_axes(q, k, v, heads)
     dtype = _cuda.output_type(q, k, v)
     _features.check_shapes(q, k, v, heads, same_batch)
-    q, v = _cuda.plain_rows(q), _cuda.plain_rows(v)
+    q, v = _cuda.plain_rows("q", q), _cuda.plain_rows("v", v)
     out = _cuda.output_like(q, v.shape[3], dtype)
     return out, _cuda.lse_like(q, heads) if want_lse else q.new_empty((0,), dtype=torch.float32)
 
@@ -431,16 +451,25 @@ def _operator_with(
     *features: Any,
 ) -> tuple[Tensor, Tensor]:
     stated = _stated(features)
-    _check_features(q, k, heads, stated)
+    for name, number in (("batch", stated.batch), ("max_q", stated.max_q), ("max_k", stated.max_k)):
+        if not 0 <= number < 2**31:
+            raise invalid(name, number, "an integer of 0 to 2^31 - 1")
+    for number in stated.ints:
+        _features.check_integer("ints", number)
+    _check_features(q, k, v, heads, stated)
     # A slice that `torch.vmap` hands over may have strides, which the kernels do not read.
     lengths: Any = tuple(None if x is None else x.contiguous() for x in stated.lengths)
     stated = stated._replace(lengths=lengths, sink=None if stated.sink is None else stated.sink.contiguous())
     return _both(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse, stated)
 
 
-def _check_features(q: Tensor, k: Tensor, heads: int, features: Features) -> None:
+def _check_features(q: Tensor, k: Tensor, v: Tensor, heads: int, features: Features) -> None:
     """Rejects features whose tensors do not fit: a trace or a direct call brings some that nothing else has checked.
-    Rust checks tables."""
+    Rust checks the shapes of tables."""
+    _check_axes(q, k, v, heads)
+    _cuda.check_placed(features, q)
+    for name, x in zip(features.table_names, features.tables):
+        _cuda.check_table(name, x)
     for name, x in zip(_features.LENGTHS, features.lengths):
         if x is not None:
             _cuda.as_lengths(name, x, features.batch + name.startswith("cu_"))
@@ -461,10 +490,12 @@ def _check_features(q: Tensor, k: Tensor, heads: int, features: Features) -> Non
 
 def _stated(features: tuple[Any, ...]) -> Features:
     *lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features[:-4]
-    *scales, (of_q, of_k, of_v) = features[-4:]
+    *scales, blocks = features[-4:]
+    if len(blocks) != 3 or any(rows not in (0, *_features.ROWS) for rows in blocks):
+        raise invalid("blocks", blocks, "the rows that share a factor of q, of k and of v, each 0, 64 or 128")
     return _features.Features(
         tuple(lengths), batch, max_q, max_k, sink, score, mask, tuple(floats), tuple(ints), tuple(tables),
-        tuple(scales), (of_q, of_k, of_v),
+        tuple(scales), tuple(blocks),
     )  # fmt: skip
 
 
@@ -484,7 +515,7 @@ def _fake_with(
 ) -> tuple[Tensor, Tensor]:
     # Lengths of only one side: the other side has a dimension for the batch entries.
     same_batch = (features[0] is None) == (features[1] is None)
-    _check_features(q, k, heads, _stated(features))
+    _check_features(q, k, v, heads, _stated(features))
     return _fake(q, k, v, heads, top_left, before, after, scale, softcap, want_lse, same_batch)
 
 
@@ -504,14 +535,27 @@ def _mapped(function: Any) -> Any:
         flat, structure = pytree.tree_flatten(arguments)
         dims = structure.flatten_up_to(in_dims)
 
+        for argument, x in zip(function.default._schema.arguments, arguments):
+            if isinstance(x, Tensor):
+                _memory.check(argument.name, x)
+        if info.batch_size == 0:  # the shapes are those of an element of zeros
+            flat = [x if dim is None else _zeros_along(x, dim) for x, dim in zip(flat, dims)]
+
         def call(number: int) -> Any:
             parts = [x if dim is None else x.select(dim, number) for x, dim in zip(flat, dims)]
             return function(*pytree.tree_unflatten(parts, structure))
 
-        results = [call(number) for number in range(info.batch_size)]
-        return tuple(torch.stack(parts) for parts in zip(*results)), (0, 0)
+        results = [call(number) for number in range(info.batch_size or 1)]
+        return tuple(torch.stack(parts)[: info.batch_size] for parts in zip(*results)), (0, 0)
 
     return rule
+
+
+def _zeros_along(x: Tensor, dim: int) -> Tensor:
+    """A tensor of zeros with one element instead of none along a dimension."""
+    shape = list(x.shape)
+    shape[dim] = 1
+    return x.new_zeros(shape)
 
 
 if hasattr(_operator, "register_vmap"):

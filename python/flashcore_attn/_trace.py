@@ -27,14 +27,29 @@ _SMALLEST, _LARGEST = -(2**31), 2**31 - 1
 _HERE = os.path.dirname(__file__)
 
 
+#: Bits of integers that are narrower than those of a program, and whether they have a sign.
+WIDTHS = {"uint8": (8, False), "int8": (8, True), "int16": (16, True)}
+
+
+def narrow_type(dtype: Any) -> str | None:
+    """The key of a dtype of PyTorch or NumPy in :data:`WIDTHS`."""
+    name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype).rpartition(".")[2]
+    return name if name in WIDTHS else None
+
+
 class Tracer:
     """A value of each score, as a name in a program."""
 
-    __slots__ = ("kind", "not_negative", "text", "trace")
+    __slots__ = ("kind", "narrow", "not_negative", "text", "trace")
     __array_priority__ = 1000
 
-    def __init__(self, trace: Trace, text: str, kind: str, not_negative: bool = False) -> None:
+    def __init__(
+        self, trace: Trace, text: str, kind: str, not_negative: bool = False, narrow: str | None = None
+    ) -> None:
         self.trace, self.text, self.kind, self.not_negative = trace, text, kind, not_negative
+        #: The type of an integer of fewer than 32 bits, a key of :data:`WIDTHS`. Empty for a number of Python and a
+        #: truth value, which take the type of the other operand.
+        self.narrow = narrow
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -112,12 +127,12 @@ class Trace:
     def position(self, name: str) -> Tracer:
         return Tracer(self, name, FLOAT if name == "s" else INT, name != "s")
 
-    def emit(self, text: str, kind: str, not_negative: bool = False) -> Tracer:
+    def emit(self, text: str, kind: str, not_negative: bool = False, narrow: str | None = None) -> Tracer:
         known = self.known.get(text)
         if known is None:
             name = f"v{len(self.statements)}"
             self.statements.append(f"{name} = {text};")
-            known = self.known[text] = Tracer(self, name, kind, not_negative)
+            known = self.known[text] = Tracer(self, name, kind, not_negative, narrow)
         return known
 
     def array(self, array: Any) -> int:
@@ -138,7 +153,8 @@ class Trace:
         loaded = f"{'t' if kind == FLOAT else 'n'}{number}[{', '.join(texts)}]"
         if kind == BOOL:
             return self.emit(f"{loaded} != 0", BOOL)
-        return self.emit(loaded, kind)
+        narrow = narrow_type(array.dtype)
+        return self.emit(loaded, kind, narrow == "uint8", narrow)
 
     def _index(self, index: Any, extent: int) -> str:
         if type(index) is int:
@@ -162,7 +178,7 @@ class Trace:
             return Tracer(self, "true" if value else "false", BOOL)
         if isinstance(value, numbers.Real):  # NumPy's among them
             number = int(value) if isinstance(value, numbers.Integral) else float(value)
-            return Tracer(self, literal(number), INT if isinstance(number, int) else FLOAT, number >= 0)
+            return Tracer(self, literal(number), INT if isinstance(number, int) else FLOAT, number >= 0, "")
         if is_array(value):
             if math.prod(value.shape) != 1:
                 raise refused(f"an array of shape {tuple(value.shape)} as a number", "index it")
@@ -177,7 +193,8 @@ class Trace:
             return self.value(float(value.text) if kind == FLOAT else value.text == "1")
         if kind == BOOL:
             return self.emit(f"{value.text} != 0", BOOL)
-        return self.emit(f"{kind}({value.text})", kind, value.not_negative or value.kind == BOOL)
+        is_truth = value.kind == BOOL
+        return self.emit(f"{kind}({value.text})", kind, value.not_negative or is_truth, "" if is_truth else None)
 
     def finish(self, result: Any, kind: str) -> str:
         """The program's text."""
@@ -261,7 +278,11 @@ class Table:
 
 
 def is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, Tracer)
+    if isinstance(value, Tracer) or not hasattr(value, "dtype"):
+        return False
+    if getattr(value, "is_nested", False):  # whose shape cannot be asked for
+        raise refused("a nested tensor", "use a padded one")
+    return hasattr(value, "shape")
 
 
 def _name(function: Any) -> str:

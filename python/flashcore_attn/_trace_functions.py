@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ._trace import BOOL, FLOAT, FUNCTIONS, INT, Trace, Tracer, literal, look_up, refused
+from ._trace import BOOL, FLOAT, FUNCTIONS, INT, WIDTHS, Trace, Tracer, literal, look_up, narrow_type, refused
 
 _LN2, _LOG2E = math.log(2.0), 1.0 / math.log(2.0)
 
@@ -15,6 +15,33 @@ def _pair(trace: Trace, a: Any, b: Any) -> tuple[Tracer, Tracer]:
     a, b = trace.value(a), trace.value(b)
     kind = FLOAT if FLOAT in (a.kind, b.kind) else INT
     return _number(trace, a, kind), _number(trace, b, kind)
+
+
+def _narrow(a: Tracer, b: Tracer) -> str | None:
+    """The narrow type of PyTorch's result of two integers; None for 32 bits."""
+    types = {a.narrow, b.narrow} - {""}
+    if a.kind == FLOAT or b.kind == FLOAT or not types or None in types:
+        return None
+    return types.pop() if len(types) == 1 else "int16"
+
+
+def _integers(trace: Trace, a: Any, b: Any) -> tuple[Tracer, Tracer, str | None]:
+    """Two numbers in one kind, and the narrow type of their result, in which a number of Python takes part."""
+    a, b = _pair(trace, a, b)
+    narrow = _narrow(a, b)
+    if narrow is not None:
+        a, b = (_wrapped(trace, x, narrow) if x.narrow == "" else x for x in (a, b))
+    return a, b, narrow
+
+
+def _wrapped(trace: Trace, a: Tracer, narrow: str | None) -> Tracer:
+    """An integer as its lowest bits in a narrow type."""
+    if not narrow:
+        return a
+    bits, is_signed = WIDTHS[narrow]
+    low, half = (1 << bits) - 1, 1 << (bits - 1)
+    text = f"(({a.text} & {low}) ^ {half}) - {half}" if is_signed else f"{a.text} & {low}"
+    return trace.emit(text, INT, not is_signed, narrow)
 
 
 def _number(trace: Trace, value: Tracer, kind: str) -> Tracer:
@@ -35,8 +62,9 @@ def _arithmetic(sign: str, keeps: bool = False) -> Any:
             if sign == "-":
                 raise refused("a difference of truth values", "use ^ or logical_xor")
             return _bits({"+": "|", "*": "&"}[sign])(trace, a, b)
-        a, b = _pair(trace, a, b)
-        return trace.emit(f"{a.text} {sign} {b.text}", a.kind, keeps and a.not_negative and b.not_negative)
+        a, b, narrow = _integers(trace, a, b)
+        known = keeps and a.not_negative and b.not_negative
+        return _wrapped(trace, trace.emit(f"{a.text} {sign} {b.text}", a.kind, known), narrow)
 
     return apply
 
@@ -50,16 +78,17 @@ def _divide(trace: Trace, a: Any, b: Any, rounding_mode: str | None = None) -> T
 
 
 def _floor_divide(trace: Trace, a: Any, b: Any) -> Tracer:
-    a, b = _pair(trace, a, b)
+    a, b, narrow = _integers(trace, a, b)
     if a.kind == INT:
-        return trace.emit(f"{a.text} / {b.text}", INT, a.not_negative and b.not_negative)
+        quotient = trace.emit(f"{a.text} / {b.text}", INT, a.not_negative and b.not_negative)
+        return _wrapped(trace, quotient, narrow)
     return _floor(trace, trace.emit(f"{a.text} / {b.text}", FLOAT))
 
 
 def _remainder(trace: Trace, a: Any, b: Any) -> Tracer:
-    a, b = _pair(trace, a, b)
+    a, b, narrow = _integers(trace, a, b)
     if a.kind == INT:
-        return trace.emit(f"{a.text} % {b.text}", INT, b.not_negative)
+        return _wrapped(trace, trace.emit(f"{a.text} % {b.text}", INT, b.not_negative), narrow)
     return trace.emit(f"{a.text} - {_floor_divide(trace, a, b).text} * {b.text}", FLOAT)
 
 
@@ -102,12 +131,12 @@ def _function(text: str) -> Any:
 
 def _absolute(trace: Trace, a: Any) -> Tracer:
     a = trace.value(a)
-    return trace.emit(f"abs({a.text})", a.kind, True)
+    return _wrapped(trace, trace.emit(f"abs({a.text})", a.kind, True), a.narrow)
 
 
 def _negative(trace: Trace, a: Any) -> Tracer:
     a = _number(trace, trace.value(a), trace.value(a).kind if trace.value(a).kind != BOOL else INT)
-    return trace.emit(f"-({a.text})", a.kind)
+    return _wrapped(trace, trace.emit(f"-({a.text})", a.kind), a.narrow)
 
 
 def _power(trace: Trace, a: Any, b: Any) -> Tracer:
@@ -138,12 +167,13 @@ def _bits(sign: str) -> Any:
         a, b = trace.value(a), trace.value(b)
         if FLOAT in (a.kind, b.kind):
             raise refused(f"{sign} of floating-point numbers", "use truth values or integers")
-        if a.kind != b.kind:
-            a, b = _pair(trace, a, b)
+        narrow = None
+        if not a.kind == b.kind == BOOL:
+            a, b, narrow = _integers(trace, a, b)
         neutral = {"&": "true", "|": "false"}.get(sign)
         if neutral in (a.text, b.text):
             return b if a.text == neutral else a
-        return trace.emit(f"{a.text} {sign} {b.text}", a.kind, a.not_negative and b.not_negative)
+        return trace.emit(f"{a.text} {sign} {b.text}", a.kind, a.not_negative and b.not_negative, narrow)
 
     return apply
 
@@ -157,10 +187,11 @@ def _logical(sign: str) -> Any:
 
 def _shift(sign: str) -> Any:
     def apply(trace: Trace, a: Any, b: Any) -> Tracer:
-        a, b = _pair(trace, a, b)
+        a, b, narrow = _integers(trace, a, b)
         if a.kind != INT:
             raise refused(f"{sign} of floating-point numbers", "use integers")
-        return trace.emit(f"{a.text} {sign} {b.text}", INT, sign == ">>" and a.not_negative)
+        known = sign == ">>" and a.not_negative
+        return _wrapped(trace, trace.emit(f"{a.text} {sign} {b.text}", INT, known), narrow)
 
     return apply
 
@@ -169,7 +200,7 @@ def _invert(trace: Trace, a: Any) -> Tracer:
     a = trace.value(a)
     if a.kind == FLOAT:
         raise refused("~ of a floating-point number", "use truth values or integers")
-    return trace.emit(f"!{a.text}", a.kind)
+    return _wrapped(trace, trace.emit(f"!{a.text}", a.kind), a.narrow if a.kind == INT else None)
 
 
 def _not(trace: Trace, a: Any) -> Tracer:
@@ -181,7 +212,7 @@ def _where(trace: Trace, condition: Any, a: Any, b: Any) -> Tracer:
     if yes.kind != no.kind:
         yes, no = _pair(trace, yes, no)
     both = yes.not_negative and no.not_negative
-    return trace.emit(f"select({condition.text}, {yes.text}, {no.text})", yes.kind, both)
+    return trace.emit(f"select({condition.text}, {yes.text}, {no.text})", yes.kind, both, _narrow(yes, no))
 
 
 def _extreme(name: str) -> Any:
@@ -190,7 +221,7 @@ def _extreme(name: str) -> Any:
             return _bits("|" if name == "max" else "&")(trace, a, b)
         a, b = _pair(trace, a, b)
         known = (a.not_negative or b.not_negative) if name == "max" else (a.not_negative and b.not_negative)
-        return trace.emit(f"{name}({a.text}, {b.text})", a.kind, known)
+        return trace.emit(f"{name}({a.text}, {b.text})", a.kind, known, _narrow(a, b))
 
     return apply
 
@@ -205,22 +236,32 @@ def _clamp(trace: Trace, a: Any, min: Any = None, max: Any = None) -> Tracer:
 def _sign(trace: Trace, a: Any) -> Tracer:
     a = trace.value(a)
     one, zero = ("1.0", "0.0") if a.kind == FLOAT else ("1", "0")
-    return trace.emit(f"select({a.text} > {zero}, {one}, select({a.text} < {zero}, -{one}, {zero}))", a.kind)
+    text = f"select({a.text} > {zero}, {one}, select({a.text} < {zero}, -{one}, {zero}))"
+    return trace.emit(text, a.kind, narrow=a.narrow)
 
 
-def _cast(kind: str) -> Any:
+def _cast(kind: str, narrow: str | None = None) -> Any:
     def apply(trace: Trace, a: Any) -> Tracer:
-        return _number(trace, trace.value(a), kind)
+        return _converted(trace, trace.value(a), kind, narrow)
 
     return apply
+
+
+def _converted(trace: Trace, a: Tracer, kind: str, narrow: str | None) -> Tracer:
+    """A number in another kind, or as an integer of another width."""
+    number = _number(trace, a, kind)
+    if number.kind != INT or number.narrow == narrow:
+        return number
+    return _wrapped(trace, number, narrow) if narrow else Tracer(trace, number.text, INT, number.not_negative)
 
 
 def _to(trace: Trace, a: Any, *wanted: Any, dtype: Any = None) -> Tracer:
     a = trace.value(a)
     for each in (dtype, *wanted):
-        kind = each.kind if isinstance(each, Tracer) else trace.backend.kind_of_dtype(each)
+        is_tracer = isinstance(each, Tracer)
+        kind = each.kind if is_tracer else trace.backend.kind_of_dtype(each)
         if kind is not None:
-            return _number(trace, a, kind)
+            return _converted(trace, a, kind, each.narrow if is_tracer else narrow_type(each))
     return a
 
 
@@ -274,7 +315,9 @@ FUNCTIONS.update({
     "where": _where, "_where": lambda trace, a, condition, b: _where(trace, condition, a, b),
     "min": _extreme("min"), "max": _extreme("max"), "clamp": _clamp,
     "relu": lambda trace, a: _extreme("max")(trace, a, 0),
-    "to": _to, "float": _cast(FLOAT), "int": _cast(INT), "bool": lambda trace, a: trace.as_kind(trace.value(a), BOOL),
+    "to": _to, "float": _cast(FLOAT), "int": _cast(INT), "short": _cast(INT, "int16"),
+    "char": _cast(INT, "int8"), "byte": _cast(INT, "uint8"),
+    "bool": lambda trace, a: trace.as_kind(trace.value(a), BOOL),
     "zeros_like": _filled(0), "ones_like": _filled(1), "new_zeros": _filled(0), "new_ones": _filled(1),
     "full_like": _full, "new_full": _full, "new_tensor": lambda trace, a, value, dtype=None: trace.value(value),
     "clone": _same, "view": _view, "expand": _same, "reshape": _same,

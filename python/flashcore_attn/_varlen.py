@@ -9,6 +9,7 @@ from . import _features
 from ._errors import ArgumentError, dimensions, invalid
 from ._functional import (
     _band_and_cap,
+    _check_number,
     _count,
     _either,
     _flag,
@@ -18,6 +19,7 @@ from ._functional import (
     _with_scales,
     backend_of,
     foreign,
+    given,
 )
 
 __all__ = ["flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func"]
@@ -111,13 +113,9 @@ def flash_attn_varlen_func(
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k)
     backend = backend_of(q)
     if backend is None:
-        named = {
-            **dict(zip(_features.LENGTHS, lengths)),
-            **dict(zip(_features.SCALES, factors)),
-            "alibi_slopes": alibi_slopes,
-            "learnable_sink": learnable_sink,
-        }
-        tensors = {"q": q, "k": k, "v": v, **{name: x for name, x in named.items() if x is not None}}
+        named = {**dict(zip(_features.LENGTHS, lengths)), **dict(zip(_features.SCALES, factors))}
+        others = given(alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, **named)
+        tensors = {"q": q, "k": k, "v": v, **others}
 
         def call(*views: Any) -> Any:
             return flash_attn_varlen_func(
@@ -139,6 +137,7 @@ def flash_attn_varlen_func(
         for name, array in zip(_features.LENGTHS, lengths)
     )
     heads = q.shape[1] if packed_q else q.shape[2]
+    _check_number("softmax_scale", softmax_scale)
     before, after, cap = _band_and_cap(causal, window_size, softcap)
     parts = _features.Parts()
     if alibi_slopes is not None:
@@ -155,6 +154,8 @@ def flash_attn_varlen_func(
     if any(factor is not None for factor in factors):
         heads_k = k.shape[1] if packed_k else k.shape[2]
         features = _with_scales(features, backend, (batch, heads_k), (max_q, max_k, max_k), factors)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        backend.check_given(name, tensor)
     q, k, v = (x[None] if packed else x for x, packed in ((q, packed_q), (k, packed_k), (v, packed_k)))
     try:
         out, lse = backend.attend(
@@ -192,17 +193,18 @@ def flash_attn_varlen_qkvpacked_func(
         max_seqlen: the longest sequence, or more.
         dropout_p: this and the others are those of :func:`flash_attn_varlen_func`.
     """
+    before = (dropout_p, softmax_scale, causal, window_size, softcap)
+    after = (deterministic, return_attn_probs)
     if backend_of(qkv) is None:
-        options = (max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic)
-        return foreign(
-            lambda qkv, cu: flash_attn_varlen_qkvpacked_func(qkv, cu, *options, return_attn_probs),
-            {"qkv": qkv, "cu_seqlens": cu_seqlens},
-        )
+
+        def call(qkv: Any, starts: Any, slopes: Any = None) -> Any:
+            return flash_attn_varlen_qkvpacked_func(qkv, starts, max_seqlen, *before, slopes, *after)
+
+        return foreign(call, {"qkv": qkv, "cu_seqlens": cu_seqlens, **given(alibi_slopes=alibi_slopes)})
     _check_parts("qkv", qkv, 3)
     return flash_attn_varlen_func(
-        qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-    )  # fmt: skip
+        qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *before, alibi_slopes, *after
+    )
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -228,17 +230,19 @@ def flash_attn_varlen_kvpacked_func(
         kv: ``(total_k, 2, heads_k, head_dim)``: k and v in this order.
         cu_seqlens_q: this and the others are those of :func:`flash_attn_varlen_func`.
     """
-    options: tuple[Any, ...] = (
-        max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-        deterministic, return_attn_probs,
-    )  # fmt: skip
+    before = (max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap)
+    after = (deterministic, return_attn_probs)
     if backend_of(q) is None:
+
+        def call(q: Any, kv: Any, starts_q: Any, starts_k: Any, slopes: Any = None) -> Any:
+            return flash_attn_varlen_kvpacked_func(q, kv, starts_q, starts_k, *before, slopes, *after)
+
         tensors = {"q": q, "kv": kv, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        return foreign(lambda *views: flash_attn_varlen_kvpacked_func(*views, *options), tensors)
+        return foreign(call, {**tensors, **given(alibi_slopes=alibi_slopes)})
     if backend_of(kv) is not backend_of(q):
         raise ArgumentError(f"kv is {_kind(kv)}, q {_kind(q)}; they must be of one kind")
     _check_parts("kv", kv, 2)
-    return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, *options)
+    return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, *before, alibi_slopes, *after)
 
 
 def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
@@ -250,8 +254,8 @@ def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
             raise ArgumentError(f"{name} is {_kind(array)}; expected a tensor of 1 dimension")
         if len(array.shape) != 1 or array.shape[0] == 0:
             raise ArgumentError(f"{name} has shape {tuple(array.shape)}; expected (batch + 1,)")
-    of_q = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else q.shape[0]
-    of_k = len(cu_seqlens_k) - 1 if cu_seqlens_k is not None else k.shape[0]
+    of_q = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
+    of_k = cu_seqlens_k.shape[0] - 1 if cu_seqlens_k is not None else k.shape[0]
     if of_q != of_k:
         on_q = "q" if cu_seqlens_q is None else "cu_seqlens_q"
         on_k = "k" if cu_seqlens_k is None else "cu_seqlens_k"
@@ -262,5 +266,6 @@ def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
 
 
 def _check_parts(name: str, tensor: Any, parts: int) -> None:
+    backend_of(tensor).check_given(name, tensor)
     if tensor.ndim != 4 or tensor.shape[1] != parts:
         raise invalid(f"the shape of {name}", tuple(tensor.shape), f"(rows, {parts}, heads, head_dim)")

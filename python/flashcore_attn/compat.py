@@ -266,6 +266,8 @@ def _unsupported_reason(torch: Any, query: Any, key: Any, value: Any, attn_mask:
         return "forward_ad"
     if not torch.compiler.is_compiling() and torch.jit.is_tracing():
         return "tracing"
+    if attn_mask is not None and attn_mask.ndim < 2:  # some of PyTorch's implementations refuse such masks
+        return "attn_mask"
     if _torch.flash_is_left_out():
         return "sdpa_kernel"
     return _torch.lacks(query, key, value)

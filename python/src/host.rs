@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use cpu::{CallingThread, CpuPlan, Element, Executor, Input, Pool, attention_with_on, kept};
 use half::{bf16, f16};
-use problem::{DType, DTypes, OperandMap, OperandSpec, Problem, Tensor};
+use problem::{
+    DType, DTypes, ElementType, Elements, Operand, OperandMap, OperandSpec, Problem, Tensor,
+};
 use pyo3::prelude::*;
 
 use crate::error::Error;
@@ -118,9 +120,14 @@ impl Addresses {
         for (tensor, address) in [(Tensor::Q, self.q), (Tensor::K, self.k), (Tensor::V, self.v)] {
             inputs.insert(tensor.into(), input(tensor, address)?);
         }
+        let mut copies = Vec::new();
         for &(spec, address) in &self.others {
-            inputs.insert(spec.operand, other(spec, address)?);
+            match spec.operand {
+                Operand::Table(_) => drop(inputs.insert(spec.operand, table(spec, address)?)),
+                operand => copies.push((operand, Copied::new(problem, spec, address)?)),
+            }
         }
+        inputs.extend(copies.iter().map(|(operand, copy)| (*operand, copy.input())));
         let (start, elements) = range(problem, Tensor::Out, self.out)?;
         // SAFETY: the conditions are those of the inputs. The package has just allocated `out`, so nothing
         // else refers to its memory.
@@ -137,18 +144,64 @@ impl Addresses {
     }
 }
 
-/// An input beside Q, K and V.
-fn other<'a>(spec: OperandSpec, address: usize) -> Result<Input<'a>, Error> {
+/// A table of the programs.
+fn table<'a>(spec: OperandSpec, address: usize) -> Result<Input<'a>, Error> {
     let OperandSpec { operand, dtype, elements } = spec;
-    if elements == 0 {
-        // SAFETY: there is no element.
-        return Ok(unsafe { Input::from_raw_parts(dtype, NonNull::<u64>::dangling().cast(), 0) });
-    }
-    let start = aligned_to(dtype.bytes(), operand.name(), address)?;
+    let start = match elements {
+        0 => NonNull::<u64>::dangling().cast(), // an empty table may have no memory
+        _ => aligned_to(dtype.bytes(), operand.name(), address)?,
+    };
     // SAFETY: the package describes a tensor whose memory has these elements and keeps it alive during the
     // call; `aligned_to` checks alignment and null. The elements are numbers, of which every bit pattern is
-    // valid.
+    // valid. Writing to them meanwhile is a race of the caller's.
     Ok(unsafe { Input::from_raw_parts(dtype, start, elements) })
+}
+
+/// A copy of an array of lengths, sinks or factors. They are short, and what is checked in a copy stays as it
+/// is when another thread writes to the tensor.
+enum Copied {
+    Ints(Vec<i32>),
+    Floats(Vec<f32>),
+}
+
+impl Copied {
+    fn new(problem: &Problem, spec: OperandSpec, address: usize) -> Result<Copied, Error> {
+        let all = 0..spec.elements;
+        Ok(match (spec.operand, spec.dtype) {
+            (Operand::Descale(tensor), _) => {
+                Copied::Floats(copied(spec, address, problem.scale_positions(tensor))?)
+            }
+            (_, ElementType::I32) => Copied::Ints(copied(spec, address, all)?),
+            _ => Copied::Floats(copied(spec, address, all)?),
+        })
+    }
+
+    fn input(&self) -> Input<'_> {
+        match self {
+            Copied::Ints(copy) => Input::from(Elements::from(copy)),
+            Copied::Floats(copy) => Input::from(Elements::from(copy)),
+        }
+    }
+}
+
+/// A copy of the elements of an operand at some positions; other elements are not read, and 0 in the copy.
+fn copied<T: Copy + Default>(
+    spec: OperandSpec,
+    address: usize,
+    positions: impl IntoIterator<Item = usize>,
+) -> Result<Vec<T>, Error> {
+    let mut copy = vec![T::default(); spec.elements];
+    if spec.elements == 0 {
+        return Ok(copy);
+    }
+    let start = aligned::<T>(spec.operand.name(), address)?;
+    for at in positions {
+        // SAFETY: the package describes a tensor with elements at these positions and keeps it alive during
+        // the call; `aligned` checks alignment and null. `T` is a type of numbers, of which every bit pattern
+        // is valid.
+        copy[at] = unsafe { start.add(at).read() };
+    }
+    Ok(copy)
 }
 
 /// The address of a tensor's lowest element in memory, and the number of elements up to its highest one.

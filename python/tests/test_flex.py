@@ -441,3 +441,39 @@ def test_vmap_of_calls_with_features():
         attend = lambda q, mask: F.scaled_dot_product_attention(q, q, q, attn_mask=mask)  # noqa: E731
         ours = torch.vmap(attend, in_dims=(0, 1))(q, masks)
     torch.testing.assert_close(ours, torch.stack([TORCH_SDPA(x, x, x, m) for x, m in zip(q, masks.unbind(1))]))
+
+
+NARROW = {
+    "difference": lambda x, y: x - y,
+    "sum": lambda x, y: x + y + 100,
+    "product": lambda x, y: x * y * 3,
+    "remainder": lambda x, y: x % -3,
+    "quotient": lambda x, y: y // -3 + x // 2,
+    "power": lambda x, y: x**3,
+    "signs": lambda x, y: -x + abs(-y) + torch.sign(x - y),
+    "bits": lambda x, y: (~x & y) ^ (x | -2),
+    "shifts": lambda x, y: (x << 3) + (y >> 1),
+    "choice": lambda x, y: torch.where(x > y, x, y) - torch.minimum(x, y) * 2,
+    "wider": lambda x, y: x.int() * y.int() - x.long(),
+    "narrower": lambda x, y: (x.int() * 5).to(torch.uint8) + (y.int() * 5).to(torch.int8),
+    "types": lambda x, y: x * y.to(torch.int8) + y.short() * x.byte(),
+    "mixed": lambda x, y: (x > y) * x - 1,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+@pytest.mark.parametrize("name", NARROW)
+def test_integers_wrap_around_as_in_pytorch(name, dtype):
+    bounds = torch.iinfo(dtype)
+    generator = torch.Generator().manual_seed(1)
+    of_query, of_key = (
+        torch.randint(bounds.min, bounds.max + 1, (n,), generator=generator).to(dtype) for n in (50, 70)
+    )
+    of_query[0], of_key[0], of_key[1] = bounds.min, bounds.max, bounds.min
+    q, k, v = three()
+
+    def score(s, b, h, i, j):
+        return s + NARROW[name](of_query[i], of_key[j]) * 1e-3
+
+    theirs = TORCH_FLEX(q, k, v, score)
+    torch.testing.assert_close(flashcore_attn.flex_attention(q, k, v, score), theirs, atol=2e-5, rtol=1e-4)

@@ -354,3 +354,48 @@ def test_neither_numpy_nor_torch_is_imported_for_us():
 def test_doctor(capsys):
     lines = flashcore_attn.doctor()
     assert "threads" in lines["cpu"] and lines["cpu"] in capsys.readouterr().out
+
+
+def misaligned(x):
+    """The same numbers at an odd address."""
+    return np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape)
+
+
+def test_operands_at_odd_addresses():
+    q = np.random.default_rng(0).standard_normal((2, 8, 2, 16)).astype(np.float32)
+    used, starts = np.array([3, 5], np.int32), np.array([0, 6, 8], np.int32)
+    mask = np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32)
+    eight, factors = q.astype(pytest.importorskip("ml_dtypes").float8_e4m3fn), mask[:2, :2] ** 2
+    ours, varlen = flashcore_attn.flash_attn_func, flashcore_attn.flash_attn_varlen_func
+    for call, x in (
+        (lambda x: ours(q, q, q, learnable_sink=x), mask[0, :2]),
+        (lambda x: ours(q, q, q, alibi_slopes=x), mask[0, :2]),
+        (lambda x: ours(eight, eight, eight, descale_q=x), factors),
+        (lambda x: varlen(q, q, q, seqused_k=x), used),
+        (lambda x: varlen(q[0], q[0], q[0], x, x), starts),
+        (lambda x: flashcore_attn.scaled_dot_product_attention(q, q, q, x), mask[:2, :2]),
+        (lambda x: flashcore_attn.quantize(x, q, q).q, q),
+    ):
+        assert not misaligned(x).flags.aligned
+        assert np.array_equal(np.asarray(call(misaligned(x))), np.asarray(call(x)))
+
+
+def test_whatever_another_library_raises_names_the_argument():
+    class Array:
+        def __dlpack_device__(self):
+            raise KeyError("device")
+
+    q = np.zeros((1, 4, 2, 16), np.float32)
+    with pytest.raises(flashcore_attn.UnsupportedError, match="^q cannot be viewed as an array"):
+        flashcore_attn.flash_attn_func(Array(), q, q)
+
+
+def test_arrays_of_a_class_that_reports_another_shape():
+    class Sly(np.ndarray):
+        @property
+        def shape(self):
+            return (1,)
+
+    q = np.random.default_rng(0).standard_normal((2, 2, 8, 16)).astype(np.float32)
+    call = flashcore_attn.scaled_dot_product_attention
+    assert np.array_equal(call(q.view(Sly), q[0], q), call(q, q[0], q))

@@ -28,7 +28,7 @@ use crate::simd::{Amx, Avx2, Avx512, Avx512Vnni};
 use crate::simd::{HasTiles, Isa, Pairs, Portable, PortablePairs, PortableTiles, Simd};
 use crate::threads::{CallingThread, Executor, with_default};
 use crate::tile::{Block, MAX_WIDTH, Panel, Scores, Step, Tile};
-use crate::view::{Any, Input, Inputs, origin, others};
+use crate::view::{Any, Input, Inputs, TableMemory, arrays, origin, tables};
 use crate::{CpuError, CpuPlan, Element, narrow, terms};
 use tasks::Task;
 
@@ -133,7 +133,7 @@ fn compute_as<T: Element + Default>(
 ) -> Result<(), CpuError> {
     plan.check(problem)?;
     problem.check_inputs(inputs, Input::type_and_len)?;
-    let operands = &others(inputs);
+    let (operands, tables) = (&arrays(inputs), &tables(inputs)[..]);
     problem.check_length_values(operands)?;
     let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
         let none = || Input::empty(problem.dtypes.of(tensor).into());
@@ -162,10 +162,10 @@ fn compute_as<T: Element + Default>(
     if problem.dtypes.has_fp8() {
         let decoded = Decoded::<T>::new(executor, plan.threads, problem, &typed, operands, &sequences);
         let inputs = decoded.inputs(inputs);
-        let checked = Checked { executor, sequences: &sequences, operands, out, lse, plan };
+        let checked = Checked { executor, sequences: &sequences, operands, tables, out, lse, plan };
         return checked.run::<T>(&decoded.problem, inputs, &decoded.factors);
     }
-    let checked = Checked { executor, sequences: &sequences, operands, out, lse, plan };
+    let checked = Checked { executor, sequences: &sequences, operands, tables, out, lse, plan };
     checked.run::<T>(problem, inputs, &Factors::default())
 }
 
@@ -174,6 +174,7 @@ struct Checked<'a> {
     executor: &'a dyn Executor,
     sequences: &'a [Sequence],
     operands: &'a Operands<'a>,
+    tables: &'a [TableMemory<'a>],
     out: Output<'a>,
     lse: Option<OutputRows<'a, f32>>,
     plan: &'a CpuPlan,
@@ -187,12 +188,11 @@ impl Checked<'_> {
         inputs: [Input<'_>; 3],
         factors: &Factors,
     ) -> Result<(), CpuError> {
-        let Checked { executor, sequences, operands, out, lse, plan } = self;
+        let Checked { executor, sequences, operands, tables, out, lse, plan } = self;
         let inputs = Inputs::<T>::views(problem, inputs)?;
         let sinks = problem.score.sink.then(|| operands.floats(Operand::Sinks));
         let grouped = plan.rows == Rows::Group && problem.group_size() > 1;
-        let tables = operands.tables();
-        let programs = &Evaluators::new(problem, &tables, grouped);
+        let programs = &Evaluators::new(problem, tables, grouped);
         let call = Call { executor, problem, sequences, sinks, programs, inputs, factors, out, lse, plan };
         // `plan.check` has found the instruction set, so `detect` succeeds.
         match plan.isa {

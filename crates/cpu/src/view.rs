@@ -1,4 +1,4 @@
-//! Access to the rows of input tensors.
+//! Access to the rows of input tensors, and to the elements of tables.
 #![allow(unsafe_code)] // a slice over a whole tensor would cover the gaps between its rows too
 
 use std::marker::PhantomData;
@@ -45,9 +45,9 @@ impl<'a> Input<'a> {
     /// The `len` elements of type `dtype` from `start` on.
     ///
     /// # Safety
-    /// `start` is aligned for the type, the range lies in one allocation, and for `'a` the range is
-    /// initialised and not written. Of Q, K and V, this holds for each row that the problem's shape and
-    /// strides place in the range.
+    /// `start` is aligned for the type, the range lies in one allocation, and for `'a` each element that the
+    /// problem's shapes and strides place in the range is initialised and not written: of Q, K and V each
+    /// row, of a table each element, of another input all.
     pub unsafe fn from_raw_parts(dtype: ElementType, start: NonNull<u8>, len: usize) -> Self {
         Input { start, len, dtype, elements: PhantomData }
     }
@@ -63,7 +63,7 @@ impl<'a> Input<'a> {
         (self.dtype, self.len)
     }
 
-    /// All elements. Only of inputs beside Q, K and V, whose whole range is initialised and not written.
+    /// All elements. Only of inputs without strides, whose whole range is initialised and not written.
     fn elements(self) -> Elements<'a> {
         let Input { start, len, dtype, .. } = self;
         macro_rules! slice {
@@ -86,19 +86,52 @@ impl<'a> Input<'a> {
     /// The elements, if they have type `T`.
     fn memory<T: Element>(self) -> Option<Memory<'a, T>> {
         let Input { start, len, dtype, .. } = self;
-        (dtype == T::DTYPE.into()).then(|| Memory { start: start.cast(), len, elements: PhantomData })
+        (dtype == T::DTYPE.into()).then(|| Memory::new(start, len))
+    }
+
+    /// The memory of a table.
+    fn table(self) -> TableMemory<'a> {
+        let Input { start, len, dtype, .. } = self;
+        match dtype {
+            ElementType::F32 => TableMemory::F32(Memory::new(start, len)),
+            ElementType::F16 => TableMemory::F16(Memory::new(start, len)),
+            ElementType::Bf16 => TableMemory::Bf16(Memory::new(start, len)),
+            ElementType::I32 => TableMemory::I32(Memory::new(start, len)),
+            // `Table::check` refuses the 8-bit floats.
+            ElementType::U8 | ElementType::E4m3 | ElementType::E5m2 => {
+                TableMemory::U8(Memory::new(start, len))
+            }
+        }
     }
 }
 
-/// The inputs beside Q, K and V as slices.
-pub(crate) fn others<'a>(inputs: &OperandMap<Input<'a>>) -> Operands<'a> {
-    let others = inputs.iter().filter(|(operand, _)| !matches!(operand, Operand::Tensor(_)));
-    others.map(|(operand, input)| (operand, input.elements())).collect()
+/// The inputs without strides as slices: arrays of lengths, sinks and descale factors.
+pub(crate) fn arrays<'a>(inputs: &OperandMap<Input<'a>>) -> Operands<'a> {
+    let strided = |operand| matches!(operand, Operand::Tensor(_) | Operand::Table(_));
+    let arrays = inputs.iter().filter(|&(operand, _)| !strided(operand));
+    arrays.map(|(operand, input)| (operand, input.elements())).collect()
 }
 
-/// An [`Input`] of a known element type.
+/// The memory of the programs' tables, in order.
+pub(crate) fn tables<'a>(inputs: &OperandMap<Input<'a>>) -> Vec<TableMemory<'a>> {
+    let tables = inputs.iter().filter(|(operand, _)| matches!(operand, Operand::Table(_)));
+    tables.map(|(_, input)| input.table()).collect()
+}
+
+/// The memory of a table, from its first element to its last one. As of an [`Input`], nothing is assumed
+/// about what lies between the elements.
 #[derive(Clone, Copy)]
-struct Memory<'a, T> {
+pub(crate) enum TableMemory<'a> {
+    F32(Memory<'a, f32>),
+    F16(Memory<'a, f16>),
+    Bf16(Memory<'a, bf16>),
+    I32(Memory<'a, i32>),
+    U8(Memory<'a, u8>),
+}
+
+/// Memory with elements of a known type.
+#[derive(Clone, Copy)]
+pub(crate) struct Memory<'a, T> {
     start: NonNull<T>,
     len: usize,
     elements: PhantomData<&'a [T]>,
@@ -110,14 +143,34 @@ unsafe impl<T: Sync> Send for Memory<'_, T> {}
 unsafe impl<T: Sync> Sync for Memory<'_, T> {}
 
 impl<'a, T> Memory<'a, T> {
+    const fn new(start: NonNull<u8>, len: usize) -> Self {
+        Memory { start: start.cast(), len, elements: PhantomData }
+    }
+
+    /// The element at an index.
+    ///
+    /// # Panics
+    /// If the index exceeds the memory.
+    #[inline(always)]
+    pub(crate) fn read(&self, at: usize) -> T
+    where
+        T: Copy,
+    {
+        assert!(at < self.len, "element outside its buffer");
+        // SAFETY: inside the memory by the assertion, and an element of a table, which is initialised by the
+        // contract of `from_raw_parts`.
+        unsafe { self.start.add(at).read() }
+    }
+
     /// `count` elements from index `first` on.
     ///
     /// # Panics
-    /// If the range exceeds the input.
-    fn slice(&self, first: usize, count: usize) -> &'a [T] {
+    /// If the range exceeds the memory.
+    #[inline(always)]
+    pub(crate) fn slice(&self, first: usize, count: usize) -> &'a [T] {
         assert!(first.checked_add(count).is_some_and(|end| end <= self.len), "row outside its buffer");
-        // SAFETY: inside the range by the assertion, and part of rows that no thread writes, by the contract
-        // of `from_raw_parts`; a view accesses only rows of the problem.
+        // SAFETY: inside the range by the assertion, and rows of an input or consecutive elements of a table,
+        // which no thread writes, by the contract of `from_raw_parts`.
         unsafe { std::slice::from_raw_parts(self.start.add(first).as_ptr(), count) }
     }
 }

@@ -128,7 +128,7 @@ impl Problem {
     /// is larger, or a used stride is negative, which [`Problem::check`] rejects.
     pub fn scale_len(&self, tensor: Tensor) -> usize {
         let Some(layout) = self.scales.of(tensor) else { return 0 };
-        let steps = self.scale_steps(tensor, layout);
+        let steps = self.steps(tensor, layout);
         if steps.iter().any(|&(extent, _)| extent == 0) {
             return 0;
         }
@@ -139,8 +139,18 @@ impl Problem {
         len.unwrap_or(usize::MAX)
     }
 
+    /// The positions of the factors of a tensor in their array, whose strides [`Problem::check`] has checked.
+    pub fn scale_positions(&self, tensor: Tensor) -> impl Iterator<Item = usize> + use<> {
+        let steps = self.scales.of(tensor).map_or([(0, 0); 3], |layout| self.steps(tensor, layout));
+        let [batches, heads, blocks] =
+            steps.map(|(extent, stride)| (0..extent).map(move |i| i as i64 * stride));
+        let of_heads = move |first| heads.clone().map(move |head| first + head);
+        let of_blocks = move |first| blocks.clone().map(move |block| (first + block) as usize);
+        batches.flat_map(of_heads).flat_map(of_blocks)
+    }
+
     /// The extents of the factors of a tensor (batch entries, KV heads, blocks of rows) with their strides.
-    fn scale_steps(&self, tensor: Tensor, layout: ScaleLayout) -> [(usize, i64); 3] {
+    fn steps(&self, tensor: Tensor, layout: ScaleLayout) -> [(usize, i64); 3] {
         let seq = if tensor == Tensor::Q { self.seq_q } else { self.seq_kv };
         let blocks = match (layout.rows, seq) {
             (Some(_), 0) => 0,
@@ -173,7 +183,7 @@ impl Problem {
             }
             // A stride of an extent of 1 reaches no other factor. NumPy and PyTorch give such strides any
             // value.
-            let (steps, most) = (self.scale_steps(tensor, layout), 1 << 31);
+            let (steps, most) = (self.steps(tensor, layout), 1 << 31);
             if steps.iter().any(|(extent, stride)| *extent > 1 && !(0..most).contains(stride)) {
                 return refuse("expected strides from 0 to 2^31 - 1");
             }
@@ -200,6 +210,13 @@ mod tests {
         assert_eq!([Tensor::Q, Tensor::K, Tensor::V].map(|t| p.scale_len(t)), [1, 8, 32]);
         assert_eq!(p.scales.v.unwrap().index(1, 2, 130), 16 + 8 + 2);
         p.check().unwrap();
+        let positions = |p: &Problem, tensor| p.scale_positions(tensor).collect::<Vec<_>>();
+        assert_eq!(positions(&p, Tensor::Q), [0; 8], "one factor for all heads");
+        assert_eq!(positions(&p, Tensor::V), (0..32).collect::<Vec<_>>());
+        let gaps = ScaleLayout { rows: None, batch: 100, head: 2, block: 0 };
+        let strided = Problem { scales: Scales { k: Some(gaps), ..Scales::default() }, ..p.clone() };
+        assert_eq!(positions(&strided, Tensor::K), [0, 2, 4, 6, 100, 102, 104, 106]);
+        assert!(positions(&strided, Tensor::V).is_empty(), "no factors");
         let text = serde_json::to_string(&p).unwrap();
         assert_eq!(serde_json::from_str::<Problem>(&text).unwrap(), p);
         assert!(!serde_json::to_string(&Problem::mission()).unwrap().contains("scales"));

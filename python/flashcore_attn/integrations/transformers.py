@@ -23,7 +23,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, masking_utils
 from transformers.masking_utils import sdpa_mask
 
-from .. import _features
+from .. import _features, _memory
 from .._errors import UnsupportedError, invalid
 from .._functional import backend_of
 
@@ -141,6 +141,8 @@ def attention(
             raise UnsupportedError("position_bias beside cu_seq_lens_q is not supported; pack by an attention_mask")
         batch = len(cu_seq_lens_q) - 1
         packed = (("cu_seq_lens_q", cu_seq_lens_q), ("cu_seq_lens_k", cu_seq_lens_k))
+        for name, array in packed:
+            _memory.check(name, array)
         lengths = (*(backend.as_lengths(name, array.int(), batch + 1) for name, array in packed), None, None, None)
     longest = tuple(int(rows if most is None else most) for most, rows in zip((max_length_q, max_length_k), shape[2:]))
     features = parts.features(lengths=lengths, batch=batch, max_q=longest[0], max_k=longest[1], sink=sink)

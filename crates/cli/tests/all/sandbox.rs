@@ -254,7 +254,7 @@ fn no_signal_reaches_another_process() {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut parts = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
     if (parts.next(), parts.next()) < (Some(6), Some(12)) {
-        return not_run("Linux before 6.12 does not restrict signals");
+        return filetest::not_run("Linux before 6.12 does not restrict signals");
     }
     if !can_be_had() {
         return;

@@ -283,7 +283,7 @@ fn a_call_of_the_32_bit_interface_ends_the_process() {
     let free = unrestricted(line);
     if free.status.signal() == Some(SIGSEGV) {
         // This kernel has no 32-bit interface, with or without a sandbox.
-        crate::sandbox::not_run("the kernel has no 32-bit interface");
+        filetest::not_run("the kernel has no 32-bit interface");
         return;
     }
     assert!(free.status.success() && free.stdout == b"reached\n", "{free:?}");

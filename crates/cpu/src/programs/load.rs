@@ -1,17 +1,18 @@
 //! Loads elements of tables as words.
 
+use problem::Table;
 use problem::program::Id;
-use problem::{Elements, Table};
 
 use super::apply::Operand;
 use super::{Axes, Compiled, Known, Shape};
 use crate::simd::Simd;
+use crate::view::TableMemory;
 
 /// A read of a table.
 #[derive(Clone, Copy)]
 pub(super) struct Read<'a> {
     pub table: &'a Table,
-    pub data: Elements<'a>,
+    pub data: TableMemory<'a>,
     pub index: &'a [Id],
 }
 
@@ -167,7 +168,7 @@ fn is_run(at: &[usize]) -> bool {
 
 /// The elements of a row of the table.
 #[inline(always)]
-fn line_of<S: Simd>(s: S, data: Elements<'_>, row: usize, keys_at: &[usize], run: bool, to: &mut [f32]) {
+fn line_of<S: Simd>(s: S, data: TableMemory<'_>, row: usize, keys_at: &[usize], run: bool, to: &mut [f32]) {
     if run {
         return widen(s, data, row + keys_at[0], to);
     }
@@ -176,33 +177,32 @@ fn line_of<S: Simd>(s: S, data: Elements<'_>, row: usize, keys_at: &[usize], run
 
 /// The elements at offsets.
 #[inline(always)]
-fn pick(data: Elements<'_>, at: impl Iterator<Item = usize>, to: &mut [f32]) {
+fn pick(data: TableMemory<'_>, at: impl Iterator<Item = usize>, to: &mut [f32]) {
     let to = to.iter_mut().zip(at);
     match data {
-        Elements::F32(x) => to.for_each(|(to, at)| *to = x[at]),
-        Elements::F16(x) => to.for_each(|(to, at)| *to = half::f16::to_f32(x[at])),
-        Elements::Bf16(x) => to.for_each(|(to, at)| *to = f32::from_bits(u32::from(x[at].to_bits()) << 16)),
-        Elements::I32(x) => to.for_each(|(to, at)| *to = f32::from_bits(x[at] as u32)),
-        Elements::U8(x) => to.for_each(|(to, at)| *to = f32::from_bits(x[at].into())),
-        Elements::E4m3(x) => to.for_each(|(to, at)| *to = x[at].to_f32()),
-        Elements::E5m2(x) => to.for_each(|(to, at)| *to = x[at].to_f32()),
+        TableMemory::F32(x) => to.for_each(|(to, at)| *to = x.read(at)),
+        TableMemory::F16(x) => to.for_each(|(to, at)| *to = x.read(at).to_f32()),
+        TableMemory::Bf16(x) => {
+            to.for_each(|(to, at)| *to = f32::from_bits(u32::from(x.read(at).to_bits()) << 16));
+        }
+        TableMemory::I32(x) => to.for_each(|(to, at)| *to = f32::from_bits(x.read(at) as u32)),
+        TableMemory::U8(x) => to.for_each(|(to, at)| *to = f32::from_bits(x.read(at).into())),
     }
 }
 
 /// The elements from offset `at` on.
 #[inline(always)]
-fn widen<S: Simd>(s: S, data: Elements<'_>, at: usize, to: &mut [f32]) {
+fn widen<S: Simd>(s: S, data: TableMemory<'_>, at: usize, to: &mut [f32]) {
     let count = to.len();
     match data {
-        Elements::F32(x) => to.copy_from_slice(&x[at..][..count]),
-        Elements::F16(x) => s.widen_f16(&x[at..][..count], to),
-        Elements::Bf16(x) => s.widen_bf16(&x[at..][..count], to),
-        Elements::I32(x) => {
-            to.iter_mut().zip(&x[at..][..count]).for_each(|(to, &x)| *to = f32::from_bits(x as u32));
+        TableMemory::F32(x) => to.copy_from_slice(x.slice(at, count)),
+        TableMemory::F16(x) => s.widen_f16(x.slice(at, count), to),
+        TableMemory::Bf16(x) => s.widen_bf16(x.slice(at, count), to),
+        TableMemory::I32(x) => {
+            to.iter_mut().zip(x.slice(at, count)).for_each(|(to, &x)| *to = f32::from_bits(x as u32));
         }
-        Elements::U8(x) => {
-            to.iter_mut().zip(&x[at..][..count]).for_each(|(to, &x)| *to = f32::from_bits(x.into()));
+        TableMemory::U8(x) => {
+            to.iter_mut().zip(x.slice(at, count)).for_each(|(to, &x)| *to = f32::from_bits(x.into()));
         }
-        Elements::E4m3(_) | Elements::E5m2(_) => pick(data, at..at + count, to),
     }
 }

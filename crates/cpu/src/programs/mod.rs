@@ -13,9 +13,10 @@ mod apply;
 mod load;
 
 use problem::program::{BinaryOp, Comparison, Id, Input, Op, Range, Type, UnaryOp};
-use problem::{Elements, KeyRange, Problem, Program, Programs};
+use problem::{KeyRange, Problem, Program, Programs};
 
 use crate::simd::Simd;
+use crate::view::TableMemory;
 use apply::Operand;
 pub(crate) use load::Loads;
 
@@ -68,7 +69,7 @@ impl Axes {
 pub(crate) struct Compiled<'a> {
     program: &'a Program,
     programs: &'a Programs,
-    tables: &'a [Elements<'a>],
+    tables: &'a [TableMemory<'a>],
     /// For each operation, the coordinates on which its value depends.
     axes: Vec<Axes>,
     /// For each operation that is evaluated per score, the buffer that holds its value.
@@ -81,7 +82,7 @@ pub(crate) struct Compiled<'a> {
 
 impl<'a> Compiled<'a> {
     /// `grouped` states whether the rows of a panel may belong to several query heads.
-    fn new(program: &'a Program, programs: &'a Programs, tables: &'a [Elements<'a>], grouped: bool) -> Self {
+    fn new(program: &'a Program, programs: &'a Programs, tables: &'a [TableMemory<'a>], grouped: bool) -> Self {
         let (axes, slopes) = axes_of(program, programs, grouped);
         let (buffer, buffers) = assign_buffers(program, &axes);
         Compiled { program, programs, tables, axes, buffer, buffers, slopes }
@@ -188,7 +189,7 @@ pub(crate) struct Evaluators<'a> {
 
 impl<'a> Evaluators<'a> {
     /// `grouped` states whether the rows of a panel may belong to several query heads.
-    pub(crate) fn new(problem: &'a Problem, tables: &'a [Elements<'a>], grouped: bool) -> Self {
+    pub(crate) fn new(problem: &'a Problem, tables: &'a [TableMemory<'a>], grouped: bool) -> Self {
         let programs = &problem.programs;
         let compiled = |program: &'a Option<Program>| {
             program.as_ref().map(|program| Compiled::new(program, programs, tables, grouped))
