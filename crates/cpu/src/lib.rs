@@ -42,4 +42,4 @@ pub use problem::{Element, Elements, ElementsMut, Quantization};
 pub use quantize::{Quantized, quantize, quantize_into, quantized_lengths, quantized_problem};
 pub use simd::Isa;
 pub use threads::{CallingThread, Executor, Pool, threads};
-pub use view::{Input, TableInput};
+pub use view::Input;

@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use problem::{DType, Element, Layout, Mean, Problem, Quantization, Rotation, ScaleLayout, Tensor};
+use problem::{
+    DType, Element, Layout, Mean, Problem, ProblemError, Quantization, Rotation, ScaleLayout, Tensor,
+};
 
 use crate::CpuError;
 use crate::simd;
@@ -44,7 +46,7 @@ pub fn quantize<T: Element>(
 /// Like [`quantize`], on the threads of an executor. Codes and factors are written to memory of the caller.
 ///
 /// # Errors
-/// As [`quantize`], [`CpuError::BufferTooShort`] for codes or factors, and [`CpuError::Stopped`].
+/// As [`quantize`], [`ProblemError::OperandTooShort`] for codes or factors, and [`CpuError::Stopped`].
 pub fn quantize_into(
     executor: &dyn Executor,
     problem: &Problem,
@@ -56,9 +58,9 @@ pub fn quantize_into(
     options.check(problem, tensor)?;
     let rows = Rows::new(problem, tensor, data, options)?;
     let [of_codes, of_factors] = quantized_lengths(problem, tensor, options);
-    for (tensor, len, needed) in [("codes", codes.len(), of_codes), ("factors", factors.len(), of_factors)] {
+    for (argument, len, needed) in [("codes", codes.len(), of_codes), ("factors", factors.len(), of_factors)] {
         if len < needed {
-            return Err(CpuError::BufferTooShort { tensor, len, needed });
+            return Err(ProblemError::OperandTooShort { argument, len, needed }.into());
         }
     }
     let means = rows.means(executor)?;

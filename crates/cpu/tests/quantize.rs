@@ -104,7 +104,9 @@ fn short_memory_is_refused() {
         let to = (&mut codes[..], &mut factors[..]);
         quantize_into(&CallingThread, &problem, Tensor::V, data[..].into(), &options, to)
     };
-    let short = |tensor, len, needed| Err(CpuError::BufferTooShort { tensor, len, needed });
+    let short = |argument, len, needed| {
+        Err(CpuError::Problem(ProblemError::OperandTooShort { argument, len, needed }))
+    };
     assert_eq!(
         [into(96, 2), into(95, 2), into(96, 1)],
         [Ok(()), short("codes", 95, 96), short("factors", 1, 2)]
