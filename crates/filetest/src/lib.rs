@@ -49,23 +49,62 @@ pub fn main(purposes: &[(&str, Judge)]) -> ! {
     libtest_mimic::run(&arguments, trials.collect()).exit()
 }
 
+/// The names of the kernels in `corpus`, sorted: those of the files, and for each file `NAME_sm80` also
+/// `NAME_sm89`, which [`corpus`] makes where the compiler wrote equal code for both.
+///
+/// # Panics
+/// When the folder cannot be read.
+pub fn corpus_names() -> Vec<String> {
+    let mut names: Vec<String> = ptx_files(&root().join("corpus")).iter().map(|path| stem(path)).collect();
+    let twins: Vec<String> =
+        names.iter().filter_map(|name| Some(name.strip_suffix("80")?.to_owned() + "89")).collect();
+    names.extend(twins);
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// The PTX of a kernel in `corpus`. The folder has a file for sm_89 only where it differs from the file for
+/// sm_80 in more than the target.
+///
+/// # Panics
+/// When the file cannot be read.
+pub fn corpus(name: &str) -> String {
+    let file = |name: &str| root().join("corpus").join(format!("{name}.ptx"));
+    let read =
+        |path: PathBuf| fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    match name.strip_suffix("_sm89") {
+        Some(base) if !file(name).exists() => {
+            read(file(&format!("{base}_sm80"))).replace("\n.target sm_80\n", "\n.target sm_89\n")
+        }
+        _ => read(file(name)),
+    }
+}
+
 /// The cases of a purpose, sorted by name.
 ///
 /// # Panics
 /// When the folder or one of its files cannot be read.
 pub fn cases(purpose: &str) -> Vec<Case> {
-    let folder = root().join(purpose);
-    let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    let paths = paths.filter(|path| path.extension().is_some_and(|extension| extension == "ptx"));
-    let mut cases: Vec<Case> = paths.flat_map(|path| cases_of(purpose, path)).collect();
+    let paths = ptx_files(&root().join(purpose));
+    let mut cases: Vec<Case> = paths.into_iter().flat_map(|path| cases_of(purpose, path)).collect();
     cases.sort_by(|a, b| a.name.cmp(&b.name));
     cases
 }
 
+fn ptx_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    paths.filter(|path| path.extension().is_some_and(|extension| extension == "ptx")).collect()
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 fn cases_of(purpose: &str, path: PathBuf) -> Vec<Case> {
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let stem = stem(&path);
     let Some(group) = stem.strip_prefix("cases_") else {
         return vec![Case { name: format!("{purpose}/{stem}"), path, text }];
     };

@@ -2,8 +2,6 @@
 //! that it must pass; and the synchronisation in the latter that must not be removed. Single idioms are in
 //! `filetests/hazard` and `filetests/run`; faults at every site of the fused family are in `gate.rs`.
 
-use std::path::Path;
-
 use crate::common::small_tiles;
 use flashcore_check::gate::mutate::{Fault, mutant, sites};
 use flashcore_check::gate::{Settings, Verdict, check_kernel};
@@ -34,26 +32,23 @@ fn fused() -> Bound {
 
 /// A kernel of `filetests/corpus`, launched as in its launch file.
 fn compiled(name: &str, sm: u32) -> Bound {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/corpus");
-    let text =
-        |file: String| std::fs::read_to_string(folder.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
-    let launch: LaunchSpec = text(format!("{name}.toml")).parse().unwrap();
-    launch.bind(ptx::parse(&text(format!("{name}_sm{sm}.ptx"))).unwrap().verify().unwrap()).unwrap()
+    let file = filetest::root().join("corpus").join(format!("{name}.toml"));
+    let launch: LaunchSpec = std::fs::read_to_string(file).unwrap().parse().unwrap();
+    let text = filetest::corpus(&format!("{name}_sm{sm}"));
+    launch.bind(ptx::parse(&text).unwrap().verify().unwrap()).unwrap()
 }
 
 /// Outputs that lose NaN: right for all finite inputs, and told so. Without such inputs the kernel passes.
 #[test]
 fn a_kernel_that_fails_only_special_values_is_told_so() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/corpus");
-    let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap();
     let lost =
         |line: &str| match line.split_once("cvt.rn.f16.f32 ").and_then(|(_, rest)| rest.split_once(", ")) {
             // PTX ISA, "max": a NaN operand is dropped.
             Some((_, x)) => format!("max.f32 {0}, {0}, 0fC77FE000;\n{line}\n", x.trim_end_matches(';')),
             None => format!("{line}\n"),
         };
-    let text: String = read("cuda_flash_sm80.ptx").lines().map(lost).collect();
-    let launch = read("cuda_flash.toml");
+    let text: String = filetest::corpus("cuda_flash_sm80").lines().map(lost).collect();
+    let launch = std::fs::read_to_string(filetest::root().join("corpus/cuda_flash.toml")).unwrap();
     let verdict = |launch: &str| {
         let spec: LaunchSpec = launch.parse().unwrap();
         let bound = spec.bind(ptx::parse(&text).unwrap().verify().unwrap()).unwrap();

@@ -6,8 +6,6 @@ mod hopper;
 mod reference;
 mod triton;
 
-use std::path::Path;
-
 use flashcore_emu::{Buffer, Options, Schedule, run};
 use half::{bf16, f16};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
@@ -97,9 +95,7 @@ impl Case {
     }
 
     fn kernel(&self, sm: &str) -> Kernel {
-        let file = format!("../../filetests/corpus/{}_sm{sm}.ptx", self.file);
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
-        let text = std::fs::read_to_string(&path).expect("a file of the corpus");
+        let text = filetest::corpus(&format!("{}_sm{sm}", self.file));
         let buffers: Vec<BufferSpec> = self
             .data
             .iter()
