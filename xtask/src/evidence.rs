@@ -1,11 +1,36 @@
 //! Builds the programs that run on a GPU machine. They contain the commit of the build, because the GPU
 //! machine need not have the repository. Without a clean commit they write no rows.
 
+mod prune;
+
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use crate::{XtaskError, run};
+
+#[derive(Debug, clap::Args)]
+pub struct Evidence {
+    #[command(subcommand)]
+    task: Option<Task>,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Task {
+    /// Remove the rows of evidence/ that newer runs supersede: of each measurement the newest two runs stay
+    Prune,
+}
+
+/// Builds the programs, or does the named task.
+///
+/// # Errors
+/// When the build or the task fails.
+pub fn evidence(root: &Path, args: &Evidence) -> Result<(), XtaskError> {
+    match args.task {
+        Some(Task::Prune) => prune::prune(root),
+        None => build(root),
+    }
+}
 
 /// Examples with their packages. The top of each file says what it measures.
 const PROGRAMS: [(&str, &[&str]); 4] = [
@@ -22,7 +47,7 @@ const COMMAND: &str = "flashcore";
 ///
 /// # Errors
 /// When there are uncommitted changes, or a build fails.
-pub fn build(root: &Path) -> Result<(), XtaskError> {
+fn build(root: &Path) -> Result<(), XtaskError> {
     let commit = commit(root)?;
     let mut cargo = Command::new(env!("CARGO"));
     cargo.current_dir(root).env("FLASHCORE_COMMIT", &commit).args(["build", "--release"]);

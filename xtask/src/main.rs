@@ -37,7 +37,7 @@ enum Task {
     /// tables
     Test,
     /// Build, from a clean commit, the programs that measure on a GPU machine, into .device/
-    Evidence,
+    Evidence(evidence::Evidence),
     /// Feed damaged kernels, launch files and tensors to `check` and `run`, which must not panic or hang
     Fuzz(fuzz::Fuzz),
     /// Check the links and line lengths of the documents, and build the book into target/book (part of
@@ -97,7 +97,7 @@ enum XtaskError {
 
 fn main() -> ExitCode {
     let outcome = match Args::parse().command {
-        Task::Evidence => evidence::build(&root()),
+        Task::Evidence(args) => evidence::evidence(&root(), &args),
         Task::Fuzz(args) => fuzz::fuzz(&root(), &args),
         Task::Tables { check } => tables::make(&root(), check),
         Task::Dependencies => dependencies::check(&root())
