@@ -18,6 +18,7 @@ mod tables;
 mod test;
 mod tools;
 mod wheel;
+mod wrap;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -40,6 +41,8 @@ enum Task {
     Evidence(evidence::Evidence),
     /// Feed damaged kernels, launch files and tensors to `check` and `run`, which must not panic or hang
     Fuzz(fuzz::Fuzz),
+    /// Format the code, and wrap comments and documents at 110 columns
+    Fmt,
     /// Check the links and line lengths of the documents, and build the book into target/book (part of
     /// `test`)
     Book,
@@ -106,6 +109,7 @@ fn main() -> ExitCode {
             .and_then(|()| notices::write(&root(), notices::Linked::python(wheel::ATTENTION)))
             .and_then(|()| notices::write(&root(), notices::Linked::COMMAND)),
         Task::Test => test::all(&root()),
+        Task::Fmt => wrap::format(&root()),
         Task::Book => test::book(&root()),
         Task::Wheel { command: true, .. } => wheel::command(&root()),
         Task::Wheel { evolve, .. } => wheel::release(&root(), features(evolve)),
