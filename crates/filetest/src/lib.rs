@@ -12,7 +12,10 @@
 //! Expected errors are given in comments on the line of the error, see [`expected_errors`]. Expected output
 //! is in a separate file, see [`golden`].
 
+pub mod cuda;
+
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use libtest_mimic::{Arguments, Trial};
@@ -23,6 +26,11 @@ pub const BLESS: &str = "FLASHCORE_BLESS";
 /// The folder `filetests/` of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests")
+}
+
+/// Says on standard error that a test was not run, past the capture of a test's output.
+pub fn not_run(test: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "not run: {test}: {why}");
 }
 
 /// One test.
