@@ -1,5 +1,5 @@
-//! The CUDA C++ kernels of `filetests/cuda`. NVRTC makes their PTX when a test asks for it, and the folder
-//! `tmp/nvrtc` of the build keeps the PTX for later runs.
+//! CUDA C++ kernels of `filetests/`. NVRTC makes their PTX when a test asks for it, and the folder `tmp/nvrtc`
+//! of the build keeps the PTX for later runs.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,31 +8,39 @@ use std::path::{Path, PathBuf};
 use host::cuda::{Options, Source, compile_files};
 use host::tools::nvrtc;
 
-/// The folder of the kernels.
+/// The folder of kernels with their hazards by source line.
 pub fn folder() -> PathBuf {
     crate::root().join("cuda")
 }
 
-/// The PTX of `NAME.cu`, in which the file is called `filetests/cuda/NAME.cu`. `None` where NVRTC is not
-/// installed, which standard error then says: a test of the PTX is not run.
+/// The PTX of `NAME.cu` in [`folder`], in which the file is called `filetests/cuda/NAME.cu`.
+///
+/// # Panics
+/// As for [`compiled`].
+pub fn ptx(name: &str) -> Option<String> {
+    compiled(&folder().join(name).with_extension("cu"))
+}
+
+/// The PTX of a file. `None` where NVRTC is not installed, which standard error then says: a test of the PTX
+/// is not run.
 ///
 /// # Panics
 /// When FLASHCORE_NVRTC names a library that cannot be loaded, NVRTC rejects the source, or a file cannot be
 /// read or written.
-pub fn ptx(name: &str) -> Option<String> {
-    let file = folder().join(name).with_extension("cu");
-    let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+pub fn compiled(file: &Path) -> Option<String> {
+    let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let name = crate::stem(file);
     let Some(library) = nvrtc() else {
-        crate::not_run(&format!("filetests/cuda/{name}.cu"), "NVRTC is not installed");
+        crate::not_run(&format!("{name}.cu"), "NVRTC is not installed");
         return None;
     };
-    let kept = kept(name, &text, &library);
+    let kept = kept(file, &text, &library);
     if let Ok(ptx) = fs::read_to_string(&kept) {
         return Some(ptx);
     }
     let sm = text.lines().find_map(|line| line.strip_prefix("// sm: ")).unwrap_or("80");
     let options = Options { arch: format!("compute_{sm}"), ..Options::default() };
-    let compiled = compile_files(&[Source { file: file.clone(), text }], &options)
+    let compiled = compile_files(&[Source { file: file.to_path_buf(), text }], &options)
         .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let ptx = portable(&compiled.ptx);
     fs::create_dir_all(kept.parent().unwrap_or(&kept)).expect("a folder of the build");
@@ -49,13 +57,17 @@ pub fn portable(ptx: &str) -> String {
     names.iter().fold(text, |text, name| text.replace(name.as_str(), "filetests/cuda"))
 }
 
-/// The file that keeps the PTX of a source, by the hash of the source and of the library's identity.
-fn kept(name: &str, text: &str, library: &Path) -> PathBuf {
+/// The file that keeps the PTX of a source, by the hash of the source, of the headers beside it and of the
+/// library's identity.
+fn kept(file: &Path, text: &str, library: &Path) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     let identity = fs::metadata(library).ok().map(|found| (found.len(), found.modified().ok()));
     (text, fs::canonicalize(library).ok(), identity).hash(&mut hasher);
+    for header in crate::files(file.parent().unwrap_or(file), "cuh") {
+        fs::read(header).ok().hash(&mut hasher);
+    }
     let program = std::env::current_exe().unwrap_or_default();
     // Test programs are in `deps` of a profile's folder of the build.
     let build = program.ancestors().nth(3).unwrap_or(Path::new("target")).to_path_buf();
-    build.join("tmp/nvrtc").join(format!("{name}-{:016x}.ptx", hasher.finish()))
+    build.join("tmp/nvrtc").join(format!("{}-{:016x}.ptx", crate::stem(file), hasher.finish()))
 }

@@ -57,13 +57,15 @@ pub fn main(purposes: &[(&str, Judge)]) -> ! {
     libtest_mimic::run(&arguments, trials.collect()).exit()
 }
 
-/// The names of the kernels in `corpus`, sorted: those of the files, and for each file `NAME_sm80` also
-/// `NAME_sm89`, which [`corpus`] makes where the compiler wrote equal code for both.
+/// The names of the kernels in `corpus`, sorted: those of its PTX files and those that [`corpus`] makes.
 ///
 /// # Panics
-/// When the folder cannot be read.
+/// When a folder cannot be read.
 pub fn corpus_names() -> Vec<String> {
-    let mut names: Vec<String> = ptx_files(&root().join("corpus")).iter().map(|path| stem(path)).collect();
+    let folder = root().join("corpus");
+    let mut names: Vec<String> = files(&folder, "ptx").iter().map(|path| stem(path)).collect();
+    let sources = files(&folder.join("src"), "cu").into_iter().map(|path| stem(&path));
+    names.extend(sources.filter(|name| !name.starts_with("hopper_")).map(|name| format!("cuda_{name}_sm80")));
     let twins: Vec<String> =
         names.iter().filter_map(|name| Some(name.strip_suffix("80")?.to_owned() + "89")).collect();
     names.extend(twins);
@@ -72,20 +74,23 @@ pub fn corpus_names() -> Vec<String> {
     names
 }
 
-/// The PTX of a kernel in `corpus`. The folder has a file for sm_89 only where it differs from the file for
-/// sm_80 in more than the target.
+/// The PTX of a kernel in `corpus`. If there is no file, NVRTC makes `cuda_NAME_sm80` of `src/NAME.cu`, and
+/// `NAME_sm89` is `NAME_sm80` with another target, because the compiler writes equal code for both. `None`
+/// where NVRTC is needed and not installed.
 ///
 /// # Panics
-/// When the file cannot be read.
-pub fn corpus(name: &str) -> String {
-    let file = |name: &str| root().join("corpus").join(format!("{name}.ptx"));
-    let read =
-        |path: PathBuf| fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    match name.strip_suffix("_sm89") {
-        Some(base) if !file(name).exists() => {
-            read(file(&format!("{base}_sm80"))).replace("\n.target sm_80\n", "\n.target sm_89\n")
-        }
-        _ => read(file(name)),
+/// When the file cannot be read, and as for [`cuda::ptx`].
+pub fn corpus(name: &str) -> Option<String> {
+    let folder = root().join("corpus");
+    let file = folder.join(format!("{name}.ptx"));
+    if let Some(twin) = name.strip_suffix("_sm89").filter(|_| !file.exists()) {
+        let ptx = corpus(&format!("{twin}_sm80"))?;
+        return Some(ptx.replace("\n.target sm_80\n", "\n.target sm_89\n"));
+    }
+    let source = name.strip_prefix("cuda_").and_then(|name| name.strip_suffix("_sm80"));
+    match source.filter(|_| !file.exists()) {
+        Some(source) => cuda::compiled(&folder.join("src").join(format!("{source}.cu"))),
+        None => Some(fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()))),
     }
 }
 
@@ -94,16 +99,16 @@ pub fn corpus(name: &str) -> String {
 /// # Panics
 /// When the folder or one of its files cannot be read.
 pub fn cases(purpose: &str) -> Vec<Case> {
-    let paths = ptx_files(&root().join(purpose));
+    let paths = files(&root().join(purpose), "ptx");
     let mut cases: Vec<Case> = paths.into_iter().flat_map(|path| cases_of(purpose, path)).collect();
     cases.sort_by(|a, b| a.name.cmp(&b.name));
     cases
 }
 
-fn ptx_files(folder: &Path) -> Vec<PathBuf> {
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    paths.filter(|path| path.extension().is_some_and(|extension| extension == "ptx")).collect()
+    paths.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
 }
 
 fn stem(path: &Path) -> String {
