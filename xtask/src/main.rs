@@ -39,6 +39,12 @@ enum Task {
     Test,
     /// Build, from a clean commit, the programs that measure on a GPU machine, into .device/
     Evidence(evidence::Evidence),
+    /// Measure FlashCore itself, in release mode: the emulator, the time model, CPU plans, kernels on a GPU;
+    /// --help lists the programs
+    Measure {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Feed damaged kernels, launch files and tensors to `check` and `run`, which must not panic or hang
     Fuzz(fuzz::Fuzz),
     /// Format the code, and wrap comments and documents at 110 columns
@@ -101,6 +107,7 @@ enum XtaskError {
 fn main() -> ExitCode {
     let outcome = match Args::parse().command {
         Task::Evidence(args) => evidence::evidence(&root(), &args),
+        Task::Measure { args } => evidence::measure(&root(), &args),
         Task::Fuzz(args) => fuzz::fuzz(&root(), &args),
         Task::Tables { check } => tables::make(&root(), check),
         Task::Dependencies => dependencies::check(&root())

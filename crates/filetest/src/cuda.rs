@@ -1,5 +1,5 @@
-//! CUDA C++ kernels of `filetests/`. NVRTC makes their PTX when a test asks for it, and the folder `tmp/nvrtc`
-//! of the build keeps the PTX for later runs.
+//! CUDA C++ kernels of `filetests/`. NVRTC makes their PTX when a test asks for it, and the folder
+//! `tmp/nvrtc` of the build keeps the PTX for later runs.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};

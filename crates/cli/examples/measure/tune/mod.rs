@@ -21,19 +21,21 @@ mod device;
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bench::provenance::Provenance;
 use bench::{Suite, median, suites};
 use device::{Candidate, Device, Tensors};
-use flashcore_evolve::search::{KEPT, groups, ideas, vary};
+use evolve::search::{KEPT, groups, ideas, vary};
 use host::child::{Ended, follow};
 use host::store::append_line;
 use kernels::select::{self, Kind, Shape, TunedRow, TunedTable};
 use kernels::{Family, Plan};
 use problem::Problem;
 use serde_json::json;
+
+use crate::{Outcome, Usage};
 
 type Error = Box<dyn std::error::Error>;
 
@@ -63,30 +65,23 @@ struct Args {
     problems: Vec<Problem>,
 }
 
-fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let result = if words == [compiler::COMPILES] {
-        compiler::serve()
-    } else {
-        parse(&words).and_then(|args| if args.worker { work(&args) } else { watch(args, &words) })
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(3)
-        }
+pub fn main(words: &[String]) -> Outcome {
+    if words == [compiler::COMPILES] {
+        compiler::serve()?;
+        return Ok(true);
     }
+    let args = parse(words)?;
+    let done = if args.worker { work(&args) } else { watch(args, words) };
+    done.map(|()| true)
 }
 
 fn parse(words: &[String]) -> Result<Args, Error> {
-    const USAGE: &str = "usage: tune FOLDER [--family NAME …] [--near [--gene NAME …]] [--plans FILE] [--limit SECONDS] [--from N] mission|small|forward|ampere|PROBLEM …";
     let mut words = words.iter();
-    let folder = words.next().filter(|word| !word.starts_with('-')).ok_or(USAGE)?.into();
+    let folder = words.next().filter(|word| !word.starts_with('-')).ok_or(Usage)?.into();
     let (mut families, mut genes, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     let (mut near, mut plans, mut limit, mut from, mut worker) = (false, Vec::new(), Duration::MAX, 0, false);
     while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or(USAGE);
+        let mut value = || words.next().ok_or(Usage);
         match word.as_str() {
             "--family" => {
                 let name = value()?;
@@ -119,7 +114,7 @@ fn parse(words: &[String]) -> Result<Args, Error> {
         families = Family::ALL.to_vec();
     }
     if problems.is_empty() {
-        return Err(USAGE.into());
+        return Err(Usage.into());
     }
     Ok(Args { folder, families, near, genes, plans, limit, from, worker, problems })
 }
@@ -135,7 +130,7 @@ fn watch(args: Args, words: &[String]) -> Result<(), Error> {
             return Ok(());
         }
         let mut worker = Command::new(std::env::current_exe()?);
-        worker.args(words).args(["--worker", "--from", &next.to_string()]);
+        worker.arg("tune").args(words).args(["--worker", "--from", &next.to_string()]);
         worker.args(["--limit", &left.min(Duration::from_secs(1 << 30)).as_secs_f64().to_string()]);
         let mut tried = None;
         let ended = follow(&mut worker, SILENCE, |line| match line.strip_prefix(TRIES) {

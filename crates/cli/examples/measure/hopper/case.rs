@@ -2,13 +2,13 @@
 
 use std::fmt;
 
+use bench::{Suite, suites};
 use check::genes::with_genes;
-use flashcore_bench::{Suite, suites};
 use kernels::{Arch, Family, Plan};
 use problem::{Layout, Problem};
 use serde_json::{Value, json};
 
-use crate::Error;
+use super::Error;
 
 /// A problem with the genes of its plan.
 #[derive(Clone, Debug)]

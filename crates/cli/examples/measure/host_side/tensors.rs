@@ -10,7 +10,7 @@ use judge::outputs::References;
 use judge::values::{Inputs, Values};
 use problem::{Problem, Tensor};
 
-use crate::{Outcome, ensure};
+use super::{Outcome, ensure};
 
 /// Initial pattern of outputs: NaN in every type.
 const POISON: u8 = 0xff;

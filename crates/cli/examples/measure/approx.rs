@@ -5,35 +5,28 @@
 //! zlib streams of the results' distance to [`baseline`], zigzag-encoded, as four planes of bytes.
 
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::Instant;
 
 use bench::provenance::Provenance;
+use calibrate::approx::{Agreement, Subject};
 use driver::Gpu;
 use emu::numerics::approx::Function;
-use flashcore_calibrate::approx::{Agreement, Subject};
 use host::store;
 use ptx::{Machine, Target};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
+use crate::{Outcome, Usage};
+
 /// Samples per sign and exponent that are written to the folder.
 const KEPT: u32 = 512;
 
-fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+pub fn main(args: &[String]) -> Outcome {
     let samples = args.get(1).map_or(Ok(1 << 16), |n| n.parse());
     let (Some(folder), Ok(samples)) = (args.first(), samples) else {
-        eprintln!("usage: approx FOLDER [SAMPLES]");
-        return ExitCode::from(3);
+        return Err(Usage.into());
     };
-    match run(Path::new(folder), samples) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(3)
-        }
-    }
+    run(Path::new(folder), samples).map(|()| true)
 }
 
 fn run(folder: &Path, count: u32) -> Result<(), Box<dyn std::error::Error>> {

@@ -4,32 +4,22 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::Instant;
 
-use flashcore_check::forecast::{Fit, of_plan};
+use check::forecast::{Fit, of_plan};
 use kernels::{Arch, Plan};
 use predict::Gpu;
 use predict::resources::Ptxas;
 use problem::{Band, DType, Layout, Problem};
 use serde_json::Value;
 
+use crate::{Outcome, Usage};
+
 type Failure = Box<dyn std::error::Error>;
 
-fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    let [rows, machine] = words[..] else {
-        eprintln!("usage: retrospect ROWS.jsonl MACHINE");
-        return ExitCode::from(3);
-    };
-    match run(Path::new(rows), machine) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(3)
-        }
-    }
+pub fn main(args: &[String]) -> Outcome {
+    let [rows, machine] = args else { return Err(Usage.into()) };
+    run(Path::new(rows), machine).map(|()| true)
 }
 
 fn run(rows: &Path, machine: &str) -> Result<(), Failure> {

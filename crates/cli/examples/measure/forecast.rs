@@ -8,7 +8,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use bench::provenance::Provenance;
@@ -17,8 +17,8 @@ use check::forecast::{Fit, RECORDED, trials};
 use check::gate::contents;
 use check::launchfile::Bound;
 use check::study::{forecast_steps, record};
+use climb::rungs;
 use driver::{DriverError, Gpu};
-use flashcore_climb::rungs;
 use host::store::append_line;
 use kernels::{Arch, Plan};
 use predict::Prediction;
@@ -29,33 +29,25 @@ use ptx::Machine;
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
+use crate::{Outcome, Usage, with};
+
 /// Approximate time between two events, µs; `ROUNDS` is the number of samples.
 const SPAN: f64 = 2000.0;
 const ROUNDS: usize = 7;
 
 type Failure = Box<dyn std::error::Error>;
 
-fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+pub fn main(args: &[String]) -> Outcome {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    let result = match words[..] {
-        ["--model", machine] => model_only(machine),
+    match words[..] {
+        ["--model", machine] => model_only(machine)?,
         ["--measure", rows, from] if from.parse::<usize>().is_ok() => {
-            measure(Path::new(rows), from.parse().unwrap_or(0))
+            measure(Path::new(rows), from.parse().unwrap_or(0))?
         }
-        [rows] if !rows.starts_with('-') => run(rows),
-        _ => {
-            eprintln!("usage: forecast ROWS.jsonl | --model MACHINE");
-            return ExitCode::from(3);
-        }
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(3)
-        }
+        [rows] if !rows.starts_with('-') => run(rows)?,
+        _ => return Err(Usage.into()),
     }
+    Ok(true)
 }
 
 /// The group of a kernel in the scores.
@@ -195,7 +187,7 @@ fn run(rows: &str) -> Result<(), Failure> {
 /// Starts a process that measures from kernel `from` on, and prints its lines.
 fn measured_elsewhere(rows: &str, from: usize) -> Result<Vec<Line>, Failure> {
     let mut child = Command::new(std::env::current_exe()?)
-        .args(["--measure", rows, &from.to_string()])
+        .args(["forecast", "--measure", rows, &from.to_string()])
         .stdout(Stdio::piped())
         .spawn()?;
     let mut lines = Vec::new();
@@ -283,14 +275,11 @@ fn time(gpu: &mut Gpu, s: &Subject) -> Result<Vec<f64>, Failure> {
 
 /// The evidence row: all times, and the forecast that preceded them.
 fn row(s: &Subject, p: &Prediction, resources: &Resources, times: &[f64], provenance: &Provenance) -> Value {
-    let mut row = json!({
+    let row = json!({
         "suite": "model", "impl": "flashcore", "kernel": s.name, "part": s.part, "plan": s.plan,
         "problem": problem_json(&s.problem), "us": median(times), "all_us": times, "timer": "events, warm",
         "forecast_us": [p.us_low, p.us, p.us_high], "bound": p.bound,
         "registers": resources.registers, "local_bytes": resources.stack,
     });
-    if let (Value::Object(row), Value::Object(part)) = (&mut row, json!(provenance)) {
-        row.extend(part);
-    }
-    row
+    with(row, provenance)
 }

@@ -1,6 +1,6 @@
 //! Times every plan of a bounded space against the default plan on some problems. Prints the distance of the
-//! default from the best plan, and its gain over the rule that it replaced: `cargo run --release -p
-//! flashcore-cpu --example exhaustive [SECONDS [PROBLEM…]]`.
+//! default from the best plan, and its gain over the rule that it replaced: `exhaustive [SECONDS
+//! [PROBLEM…]]`.
 //!
 //! The number of plans is quartered until eight are left. In each round, each plan is timed in turns with the
 //! default (A B, then B A), and the fastest quarter gets three times as many rounds next. The best plan is
@@ -9,20 +9,23 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use flashcore_cpu::{CpuPlan, Element, Isa, Lanes, Order, Rows, attention};
+use cpu::{CpuPlan, Element, Isa, Lanes, Order, Rows, attention};
 use half::{bf16, f16};
 use problem::{Band, DType, Layout, Problem, Tensor};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+use crate::{Outcome, Usage};
 
 /// Number of plans that are left in the end.
 const FINALISTS: usize = 8;
 /// Minimum duration of a sample in s. Shorter calls are repeated.
 const SAMPLE: f64 = 2e-4;
 
-fn main() {
-    let mut arguments = std::env::args().skip(1);
-    let seconds: f64 = arguments.next().and_then(|x| x.parse().ok()).unwrap_or(5.0);
-    let only: Vec<String> = arguments.collect();
+pub fn main(args: &[String]) -> Outcome {
+    let (seconds, only) = match args {
+        [seconds, only @ ..] => (seconds.parse().map_err(|_| Usage)?, only),
+        [] => (5.0, args),
+    };
     println!("problem              plans   default us   best plan is faster by   before/default   best plan");
     for (name, problem) in problems() {
         if only.is_empty() || only.iter().any(|wanted| name.contains(wanted.as_str())) {
@@ -34,6 +37,7 @@ fn main() {
             }
         }
     }
+    Ok(true)
 }
 
 fn problems() -> Vec<(&'static str, Problem)> {

@@ -14,13 +14,14 @@ mod tensors;
 
 use std::error::Error;
 use std::path::Path;
-use std::process::ExitCode;
 
-use flashcore_bench::problem_json;
-use flashcore_bench::provenance::Provenance;
+use bench::problem_json;
+use bench::provenance::Provenance;
 use host::store::append_line;
 use problem::Problem;
 use serde_json::{Value, json};
+
+use crate::{Usage, with};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -30,24 +31,13 @@ const CHILD: &str = "--part";
 const COMPILED: &str = "compiled";
 const CACHED: &str = "cached";
 
-fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let outcome = match args.as_slice() {
+pub fn main(args: &[String]) -> crate::Outcome {
+    let outcome = match args {
         [flag, part] if flag == CHILD => child(part),
         [rows] => run(Path::new(rows)),
-        _ => {
-            eprintln!("usage: host ROWS.jsonl");
-            return ExitCode::from(3);
-        }
+        _ => return Err(Usage.into()),
     };
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(error) => {
-            println!("FAIL {error}");
-            ExitCode::from(3)
-        }
-    }
+    outcome.inspect_err(|error| println!("FAIL {error}"))
 }
 
 /// Runs one part in this process.
@@ -110,14 +100,8 @@ fn line(measure: &Value) -> String {
 
 /// The evidence row: the measurement with its provenance.
 fn row(measure: &Value, provenance: &Provenance) -> Value {
-    let mut row =
-        json!({ "suite": "host", "impl": "flashcore", "problem": problem_json(&Problem::mission()) });
-    for part in [measure.clone(), json!(provenance)] {
-        if let (Value::Object(row), Value::Object(part)) = (&mut row, part) {
-            row.extend(part);
-        }
-    }
-    row
+    let row = json!({ "suite": "host", "impl": "flashcore", "problem": problem_json(&Problem::mission()) });
+    with(with(row, measure), provenance)
 }
 
 /// Prints a check's verdict.

@@ -14,8 +14,8 @@ use kernels::{Arch, Plan, emit};
 use problem::{DType, DTypes, Problem};
 use ptx::Kernel;
 
-use crate::Error;
-use crate::compiler::Compiler;
+use super::Error;
+use super::compiler::Compiler;
 
 /// Number of compiling processes.
 const COMPILERS: usize = 14;

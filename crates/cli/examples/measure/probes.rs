@@ -4,46 +4,36 @@
 //! prints the predictions without a GPU; `probes --ptx FOLDER SM` writes the kernels.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use bench::median;
 use bench::provenance::Provenance;
+use calibrate::probes::{Figure, Kind, Probe, all, target};
 use driver::Gpu;
-use flashcore_calibrate::probes::{Figure, Kind, Probe, all, target};
 use host::store::append_line;
 use predict::machine::MACHINES;
 use ptx::{Builder, Dim3, Kernel, Launch, Target};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
+use crate::{Outcome, Usage, with};
+
 /// Launches of an empty kernel between two events; `ROUNDS` is the number of samples.
 const LAUNCHES: u32 = 200;
 const ROUNDS: usize = 5;
 
-fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+pub fn main(args: &[String]) -> Outcome {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
-    let result = match words[..] {
-        ["--forecast", machine] => forecasts(machine),
-        ["--ptx", folder, sm] => write_kernels(Path::new(folder), sm),
-        [rows] if !rows.starts_with('-') => run(Path::new(rows), ""),
-        [rows, word] if !rows.starts_with('-') => run(Path::new(rows), word),
-        _ => {
-            eprintln!("usage: probes ROWS.jsonl [WORD] | --forecast MACHINE | --ptx FOLDER SM");
-            return ExitCode::from(3);
-        }
+    let failed = match words[..] {
+        ["--forecast", machine] => forecasts(machine)?,
+        ["--ptx", folder, sm] => write_kernels(Path::new(folder), sm)?,
+        [rows] if !rows.starts_with('-') => run(Path::new(rows), "")?,
+        [rows, word] if !rows.starts_with('-') => run(Path::new(rows), word)?,
+        _ => return Err(Usage.into()),
     };
-    match result {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(failed) => {
-            eprintln!("{failed} probes failed");
-            ExitCode::from(1)
-        }
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(3)
-        }
+    if failed > 0 {
+        eprintln!("{failed} probes failed");
     }
+    Ok(failed == 0)
 }
 
 /// Prints the model's prediction for every probe.
@@ -128,14 +118,13 @@ fn launches(
         let times = times?;
         let (us, forecast) = (median(&times), known.map(|m| m.launch_us));
         println!("empty kernel, {ctas} CTAs of {threads} threads: {us:.2} µs");
-        let mut row = json!({
+        let row = json!({
             "suite": "model", "impl": "flashcore", "probe": "empty kernel", "kind": "launch", "ctas": ctas,
             "threads": threads, "us": us, "all_us": times, "launches": LAUNCHES, "forecast_us": forecast,
             "timer": "events, warm",
         });
         if provenance.commit.is_some() {
-            extend(&mut row, json!(provenance));
-            append_line(rows, &row.to_string())?;
+            append_line(rows, &with(row, provenance).to_string())?;
         }
     }
     Ok(())
@@ -151,17 +140,10 @@ fn line(probe: &Probe, figure: Figure, forecast: Option<Figure>) -> String {
 
 /// The evidence row: the measurement, and the model's prediction for the same kernel.
 fn row(probe: &Probe, figure: Figure, forecast: Option<Figure>, provenance: &Provenance) -> Value {
-    let mut row = json!({
+    let row = json!({
         "suite": "model", "impl": "flashcore", "probe": probe.name, "kind": probe.kind, "warps": probe.warps,
         "clocks": figure.clocks, "round_clocks": figure.round, "timer": "clock64",
         "forecast_clocks": forecast.map(|f| f.clocks), "forecast_round": forecast.map(|f| f.round),
     });
-    extend(&mut row, json!(provenance));
-    row
-}
-
-fn extend(row: &mut Value, part: Value) {
-    if let (Value::Object(row), Value::Object(part)) = (row, part) {
-        row.extend(part);
-    }
+    with(row, provenance)
 }

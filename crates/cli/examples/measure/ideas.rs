@@ -10,44 +10,34 @@
 //! table:DEVICE/ideas_FAMILY -->` in a document shows them.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use bench::gpu::{Contestant, race};
 use bench::provenance::Provenance;
 use bench::{Mode, Peaks, RaceInputs, Rules, suites};
 use check::launchfile::Bound;
 use driver::{Buffer, Context, Stream};
-use flashcore_evolve::search::ideas;
+use evolve::search::ideas;
 use host::store::append_line;
 use kernels::select::{Device, TunedTable, choose};
 use kernels::{Arch, Plan, emit};
 use problem::{Problem, Tensor};
 use serde_json::json;
 
+use crate::{Outcome, Usage};
+
 type Error = Box<dyn std::error::Error>;
 
 /// Seconds per variant of a problem.
 const SECONDS: f64 = 0.2;
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(3)
-        }
-    }
-}
-
-fn run() -> Result<(), Error> {
-    const USAGE: &str = "usage: ideas ROWS.jsonl [--seconds S] [--gene NAME …] PROBLEM …";
-    let mut words = std::env::args().skip(1);
-    let rows: PathBuf = words.next().filter(|word| !word.starts_with('-')).ok_or(USAGE)?.into();
+pub fn main(args: &[String]) -> Outcome {
+    let mut words = args.iter();
+    let rows: PathBuf = words.next().filter(|word| !word.starts_with('-')).ok_or(Usage)?.into();
     let (mut seconds, mut genes, mut problems) = (SECONDS, Vec::new(), Vec::new());
     while let Some(word) = words.next() {
         match word.as_str() {
-            "--seconds" => seconds = words.next().ok_or(USAGE)?.parse()?,
-            "--gene" => genes.push(words.next().ok_or(USAGE)?),
+            "--seconds" => seconds = words.next().ok_or(Usage)?.parse()?,
+            "--gene" => genes.push(words.next().ok_or(Usage)?.clone()),
             word => {
                 let problem = suites::parse(word).map_err(|accepted| {
                     format!("invalid value '{word}' for the problem: expected {accepted}")
@@ -57,7 +47,7 @@ fn run() -> Result<(), Error> {
         }
     }
     if problems.is_empty() {
-        return Err(USAGE.into());
+        return Err(Usage.into());
     }
     let context = Context::open(0)?;
     let provenance = Provenance::of_gpu(context.info());
@@ -65,7 +55,7 @@ fn run() -> Result<(), Error> {
     for problem in &problems {
         one(&stream, problem, &genes, seconds, &provenance, &rows)?;
     }
-    Ok(())
+    Ok(true)
 }
 
 fn one(

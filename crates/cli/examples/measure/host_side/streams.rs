@@ -8,8 +8,8 @@ use ptx::{
     Arg, Builder, Dim3, Element, Kernel, L2Promotion, Launch, Swizzle, Target, TargetSuffix, TensorMapSpec,
 };
 
-use crate::tensors::Tensors;
-use crate::{Outcome, ensure, tell};
+use super::tensors::Tensors;
+use super::{Outcome, ensure, tell};
 
 const THREADS: u64 = 8;
 const REPEATS: usize = 50;

@@ -4,16 +4,17 @@
 //! of `wgmma` with 8-bit floats. Prints one line per `mma.sync`, `wmma` and `wgmma`, and a build of `cargo
 //! xtask evidence` appends a row for each. A failing subject is reported, and the next one follows.
 
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use bench::provenance::Provenance;
+use calibrate::differential::{Comparison, Subject, compare};
 use driver::Gpu;
 use emu::numerics::tensor::TensorRules;
-use flashcore_calibrate::differential::{Comparison, Subject, compare};
 use host::store::append_line;
 use serde_json::{Value, json};
+
+use crate::{Outcome, Usage, with};
 
 /// The command line.
 struct Request {
@@ -27,13 +28,14 @@ struct Request {
 }
 
 impl Request {
-    fn parse(mut args: impl Iterator<Item = String>) -> Option<Request> {
+    fn parse(args: &[String]) -> Option<Request> {
+        let mut args = args.iter();
         let (fragments, rows) = (args.next()?.parse().ok()?, args.next()?.into());
         let mut request = Request { fragments, rows, only: String::new(), first: 0, widths: false };
         while let Some(arg) = args.next() {
             match arg.as_str() {
                 "--widths" => request.widths = true,
-                "--only" => request.only = args.next()?,
+                "--only" => request.only = args.next()?.clone(),
                 first => request.first = first.parse().ok()?,
             }
         }
@@ -41,24 +43,9 @@ impl Request {
     }
 }
 
-fn main() -> ExitCode {
-    let Some(request) = Request::parse(std::env::args().skip(1)) else {
-        eprintln!("usage: tensor_cores FRAGMENTS ROWS.jsonl [--widths] [--only NAME] [FIRST]");
-        return ExitCode::from(3);
-    };
-    match run(&request) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(message) => {
-            eprintln!("{message}");
-            ExitCode::from(3)
-        }
-    }
-}
-
-fn run(request: &Request) -> Result<bool, String> {
-    let text = |e: &dyn std::error::Error| e.to_string();
-    let mut gpu = Gpu::open(0).map_err(|e| text(&e))?;
+pub fn main(args: &[String]) -> Outcome {
+    let request = Request::parse(args).ok_or(Usage)?;
+    let mut gpu = Gpu::open(0)?;
     let provenance = Provenance::of_gpu(gpu.info());
     let (major, minor) = gpu.info().capability;
     let (sm, target) = (major * 10 + minor, gpu.target());
@@ -88,20 +75,14 @@ fn run(request: &Request) -> Result<bool, String> {
             println!("    first: {first:?}");
         }
         if provenance.commit.is_some() {
-            append(&request.rows, &compared, &provenance)?;
+            append_line(&request.rows, &row(&compared, &provenance).to_string())?;
         }
     }
     println!("{}", if exact { "no bit differs" } else { "NOT equal" });
     Ok(exact)
 }
 
-/// Appends the evidence row: the comparison with its provenance.
-fn append(rows: &Path, compared: &Comparison, provenance: &Provenance) -> Result<(), String> {
-    let mut row = json!({ "suite": "emulator", "impl": "flashcore", "check": "mma bits" });
-    for part in [json!(compared), json!(provenance)] {
-        if let (Value::Object(row), Value::Object(part)) = (&mut row, part) {
-            row.extend(part);
-        }
-    }
-    append_line(rows, &row.to_string()).map_err(|e| e.to_string())
+/// The evidence row: the comparison with its provenance.
+fn row(compared: &Comparison, provenance: &Provenance) -> Value {
+    with(with(json!({ "suite": "emulator", "impl": "flashcore", "check": "mma bits" }), compared), provenance)
 }

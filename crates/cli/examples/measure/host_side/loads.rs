@@ -7,7 +7,7 @@ use kernels::{Arch, Family, emit};
 use problem::{Band, DType, Problem};
 use serde_json::json;
 
-use crate::{Outcome, ensure, tell};
+use super::{Outcome, ensure, tell};
 
 /// Limits on the time to compile a plan and to load it from a cache, ms.
 const COMPILED_MS: f64 = 1500.0;

@@ -11,8 +11,8 @@ use kernels::Plan;
 use problem::{Band, DType, Problem};
 use ptx::{Arg, Builder, Dim3, Kernel, Launch, Machine};
 
-use crate::tensors::Tensors;
-use crate::{Outcome, ensure, tell};
+use super::tensors::Tensors;
+use super::{Outcome, ensure, tell};
 
 /// One problem for each feature of the interface.
 fn problems() -> Vec<(&'static str, Problem)> {

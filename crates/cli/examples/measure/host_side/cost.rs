@@ -2,16 +2,16 @@
 
 use std::time::Instant;
 
+use bench::{median, quantile};
 use driver::{Call, Context, Expect, Function, Graph, Stream};
 use flashcore::AttentionError;
 use flashcore::gpu::Gpu;
-use flashcore_bench::{median, quantile};
 use problem::Problem;
 use ptx::{Arg, Builder, Dim3, Kernel, Launch};
 use serde_json::json;
 
-use crate::tensors::Tensors;
-use crate::{Outcome, tell};
+use super::tensors::Tensors;
+use super::{Outcome, tell};
 
 /// Number of calls per measurement. A batch of `BATCH` calls is queued before each wait; the stream's queue
 /// holds more.

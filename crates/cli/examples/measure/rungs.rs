@@ -3,14 +3,13 @@
 //! `cargo xtask evidence` appends a row for each.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use bench::provenance::Provenance;
 use bench::{median, problem_json};
 use check::gate::{Settings, check_kernel, contents};
 use check::study::analyse;
+use climb::{Rung, rungs};
 use driver::Gpu;
-use flashcore_climb::{Rung, rungs};
 use host::store::append_line;
 use kernels::Arch;
 use predict::Prediction;
@@ -19,26 +18,20 @@ use problem::{DType, Problem};
 use ptx::Machine;
 use serde_json::{Value, json};
 
+use crate::{Outcome, Usage, with};
+
 /// Launches between two events: a few milliseconds of the fastest rung.
 const LAUNCHES: u32 = 50;
 /// Timings of each rung, in turns with the other rungs.
 const ROUNDS: usize = 7;
 
-fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+pub fn main(args: &[String]) -> Outcome {
     let heads: Result<Vec<usize>, _> = args.iter().skip(1).map(|n| n.parse()).collect();
     let (Some(rows), Ok(heads)) = (args.first(), heads) else {
-        eprintln!("usage: rungs ROWS.jsonl [HEADS …]");
-        return ExitCode::from(3);
+        return Err(Usage.into());
     };
     let heads = if heads.is_empty() { vec![8] } else { heads };
-    match run(Path::new(rows), &heads) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(3)
-        }
-    }
+    run(Path::new(rows), &heads).map(|()| true)
 }
 
 struct Subject {
@@ -108,13 +101,10 @@ fn line(s: &Subject, heads: usize) -> String {
 fn row(s: &Subject, problem: &Problem, provenance: &Provenance) -> Value {
     // A rung on 8-bit inputs has element types of its own.
     let problem = Problem { dtypes: s.rung.dtypes(problem), ..problem.clone() };
-    let mut row = json!({
+    let row = json!({
         "suite": "rungs", "impl": "flashcore", "kernel": s.rung.name, "problem": problem_json(&problem),
         "us": median(&s.times), "all_us": s.times, "launches": LAUNCHES, "timer": "events, warm",
         "forecast_us": s.forecast.as_ref().map(|p| [p.us_low, p.us, p.us_high]),
     });
-    if let (Value::Object(row), Value::Object(part)) = (&mut row, json!(provenance)) {
-        row.extend(part);
-    }
-    row
+    with(row, provenance)
 }

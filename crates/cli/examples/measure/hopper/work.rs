@@ -3,21 +3,21 @@
 use std::path::Path;
 use std::time::Instant;
 
+use bench::provenance::Provenance;
+use bench::{Answer, Origin, median, problem_json, quantile, suites};
 use check::launchfile::{Bound, Role};
 use driver::{
     Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Resources,
     Stream,
 };
-use flashcore_bench::provenance::Provenance;
-use flashcore_bench::{Answer, Origin, median, problem_json, quantile, suites};
 use host::store::append_line;
 use judge::values::Values;
 use kernels::{Arch, Operand, Plan, emit};
 use problem::Tensor;
 use serde_json::json;
 
-use crate::Error;
-use crate::case::Case;
+use super::Error;
+use super::case::Case;
 
 /// The beginning of the line of a case without faults.
 pub const RIGHT: &str = "ok ";

@@ -1,36 +1,23 @@
-//! Times a whole check: the runs in the emulator, and separately the references of one run. `cargo run
-//! --release -p flashcore-check --example check_time -- mma 1,8,4096,64` checks the default plan of a family
-//! (`mma` on sm_80, `wgmma` on sm_90a) on f16 inputs; `-- FILE.ptx FILE.toml` checks a kernel. A further
-//! argument `quick` selects the runs of `--quick`, and `runs=N` the first N runs. `RAYON_NUM_THREADS=1` uses
-//! one core.
+//! Times a whole check: the runs in the emulator, and separately the references of one run. `check_time mma
+//! 1,8,4096,64` checks the default plan of a family (`mma` on sm_80, `wgmma` on sm_90a) on f16 inputs;
+//! `check_time FILE.ptx FILE.toml` checks a kernel. A further argument `quick` selects the runs of `--quick`,
+//! and `runs=N` the first N runs. `RAYON_NUM_THREADS=1` uses one core.
 
-use std::process::ExitCode;
 use std::time::Instant;
 
-use flashcore_check::gate::{Feed, Settings, bind, check_kernel};
-use flashcore_check::launchfile::{Bound, LaunchSpec};
+use check::gate::{Feed, Settings, bind, check_kernel};
+use check::launchfile::{Bound, LaunchSpec};
 use judge::inputs::Style;
 use kernels::forward::{mma::MmaPlan, wgmma::WgmmaPlan};
 use kernels::{Arch, Plan};
 use problem::{DType, Problem};
 
+use crate::{Outcome, Usage};
+
 type Failure = Box<dyn std::error::Error>;
 
-fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    match measure(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(3)
-        }
-    }
-}
-
-fn measure(args: &[String]) -> Result<(), Failure> {
-    let [kind, what, more @ ..] = args else {
-        return Err("mma B,H,S,D, wgmma B,H,S,D or FILE.ptx FILE.toml".into());
-    };
+pub fn main(args: &[String]) -> Outcome {
+    let [kind, what, more @ ..] = args else { return Err(Usage.into()) };
     let bound = match kind.as_str() {
         "mma" | "wgmma" => attention(kind, what)?,
         _ => {
@@ -68,7 +55,7 @@ fn measure(args: &[String]) -> Result<(), Failure> {
         check.steps as f64 / seconds / 1e6,
         check.reasons
     );
-    Ok(())
+    Ok(true)
 }
 
 /// The default plan of a family for `B,H,S,D`.

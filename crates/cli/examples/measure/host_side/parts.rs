@@ -6,12 +6,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use flashcore_bench::{median, quantile};
+use bench::{median, quantile};
 use host::store::{Scratch, append_line};
 use kernels::Family;
 use serde_json::{Value, json};
 
-use crate::{CACHED, CHILD, COMPILED, Outcome};
+use super::{CACHED, CHILD, COMPILED, Outcome};
 
 /// Number of processes that start with an empty cache (`COLD`) and with a full one (`WARM`).
 const COLD: usize = 3;
@@ -227,7 +227,7 @@ enum DriverCache<'a> {
 impl Part {
     fn start(part: &str, folder: &Path, driver: DriverCache) -> Outcome<Part> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args([CHILD, part]).env("FLASHCORE_CACHE_DIR", folder);
+        command.args(["host", CHILD, part]).env("FLASHCORE_CACHE_DIR", folder);
         match driver {
             DriverCache::Off => command.env("CUDA_CACHE_DISABLE", "1"),
             DriverCache::At(place) => command.env("CUDA_CACHE_DISABLE", "0").env("CUDA_CACHE_PATH", place),

@@ -9,8 +9,8 @@ use kernels::{Plan, emit};
 use problem::Problem;
 use serde_json::json;
 
-use crate::Error;
-use crate::device::Device;
+use super::Error;
+use super::device::Device;
 
 /// The argument that makes this program a compiling process.
 pub const COMPILES: &str = "--compile";
@@ -21,7 +21,7 @@ pub struct Compiler(Mutex<Child>);
 impl Compiler {
     pub fn start() -> Result<Compiler, Error> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg(COMPILES).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["tune", COMPILES]).stdin(Stdio::piped()).stdout(Stdio::piped());
         Ok(Compiler(Mutex::new(command.spawn()?)))
     }
 

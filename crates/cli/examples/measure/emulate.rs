@@ -1,30 +1,23 @@
 //! Measures the emulator's speed on the persistent kernel for Hopper, with all checks: one CTA with a tile of
-//! 128 rows and 1024 keys of head dimension 128. `cargo run --release -p flashcore-check --example emulate`;
-//! it uses one core.
+//! 128 rows and 1024 keys of head dimension 128, on one core.
 
-use std::process::ExitCode;
 use std::time::Instant;
 
+use check::gate::{bind, contents};
 use emu::{Buffer, Options, Report};
-use flashcore_check::gate::{bind, contents};
 use kernels::forward::wgmma::WgmmaPlan;
 use kernels::{Arch, Plan};
 use problem::{DType, Layout, Problem};
 
+use crate::{Outcome, Usage};
+
 /// Number of runs. The fastest counts.
 const RUNS: usize = 7;
 
-fn main() -> ExitCode {
-    match measure() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(3)
-        }
+pub fn main(args: &[String]) -> Outcome {
+    if !args.is_empty() {
+        return Err(Usage.into());
     }
-}
-
-fn measure() -> Result<(), Box<dyn std::error::Error>> {
     // One tile gives one CTA, hence one thread.
     let problem = Problem::new(1, 1, 128, 128, DType::Bf16).with_seq_kv(1024, Layout::Bhsd);
     let plan = WgmmaPlan::default_for(&problem, &Arch::SM_90);
@@ -52,5 +45,5 @@ fn measure() -> Result<(), Box<dyn std::error::Error>> {
             report.hazards.len()
         );
     }
-    Ok(())
+    Ok(true)
 }

@@ -15,13 +15,15 @@ mod case;
 mod work;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::Command;
 use std::time::Duration;
 
 use case::Case;
 use host::child::{Ended, follow};
 use host::store::append_line;
 use serde_json::json;
+
+use crate::{Outcome, Usage};
 
 type Error = Box<dyn std::error::Error>;
 
@@ -37,35 +39,26 @@ struct Args {
     from: Option<usize>,
 }
 
-fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let result = parse(&words).and_then(|args| match args.from {
+pub fn main(words: &[String]) -> Outcome {
+    let args = parse(words)?;
+    match args.from {
         Some(from) => work::run(&args.rows, &args.cases, from),
-        None => watch(&args, &words),
-    });
-    match result {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(3)
-        }
+        None => watch(&args, words),
     }
 }
 
 fn parse(words: &[String]) -> Result<Args, Error> {
-    const USAGE: &str = "usage: hopper ROWS.jsonl [--limit SECONDS] PLAN PROBLEM … [PLAN PROBLEM …]";
     let mut words = words.iter();
-    let rows = words.next().filter(|word| !word.starts_with('-')).ok_or(USAGE)?;
+    let rows = words.next().filter(|word| !word.starts_with('-')).ok_or(Usage)?;
     let mut args =
         Args { rows: rows.into(), limit: Duration::from_secs_f64(LIMIT), cases: Vec::new(), from: None };
     let mut genes = None;
     while let Some(word) = words.next() {
         match word.as_str() {
             "--limit" => {
-                args.limit = Duration::try_from_secs_f64(words.next().ok_or(USAGE)?.parse()?)?;
+                args.limit = Duration::try_from_secs_f64(words.next().ok_or(Usage)?.parse()?)?;
             }
-            "--from" => args.from = Some(words.next().ok_or(USAGE)?.parse()?),
+            "--from" => args.from = Some(words.next().ok_or(Usage)?.parse()?),
             word => match case::genes(word)? {
                 Some(plan) => genes = Some(plan),
                 None => {
@@ -76,7 +69,7 @@ fn parse(words: &[String]) -> Result<Args, Error> {
         }
     }
     if args.cases.is_empty() {
-        return Err(USAGE.into());
+        return Err(Usage.into());
     }
     Ok(args)
 }
@@ -87,7 +80,7 @@ fn watch(args: &Args, words: &[String]) -> Result<bool, Error> {
     while let Some(case) = args.cases.get(next) {
         let before = next;
         let mut worker = Command::new(std::env::current_exe()?);
-        worker.args(words).args(["--from", &next.to_string()]);
+        worker.arg("hopper").args(words).args(["--from", &next.to_string()]);
         // A worker prints one line per case.
         let ended = follow(&mut worker, args.limit, |line| {
             println!("{line}");

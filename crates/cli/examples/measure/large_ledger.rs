@@ -1,19 +1,16 @@
 //! Measures the speed of a large ledger. Fills one as a search would (seeded, so that it is reproducible),
 //! then times every query of the commands and every page of `flashcore serve`, each page twice and each time
-//! in its own connection, as in the server.
-//! `cargo run --release -p flashcore-report --example ledger [FILE [CANDIDATES]]`; an existing FILE is only
+//! in its own connection, as in the server: `large_ledger [FILE [CANDIDATES]]`. An existing FILE is only
 //! queried. The exit code is 1 if a query or a page took 300 ms or more.
 
 use std::cell::Cell;
 use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Instant;
 
 use bench::SpeedVerdict;
 use bench::suites::words;
 use check::gate::Verdict;
-use flashcore_report::evolution::pages;
 use kernels::forward::mma::MmaPlan;
 use kernels::select::Shape;
 use kernels::{Arch, Plan};
@@ -22,6 +19,7 @@ use ledger::{Candidate, Finding, Outcome, Reason, Stage};
 use problem::{DType, Problem};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use report::evolution::pages;
 use serde_json::json;
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
@@ -35,8 +33,8 @@ const LARGEST_RUN: f64 = 0.6;
 const RUNS: usize = 25;
 const DEVICE: &str = "NVIDIA H200";
 
-fn main() -> Fallible<ExitCode> {
-    let mut args = std::env::args().skip(1);
+pub fn main(args: &[String]) -> crate::Outcome {
+    let mut args = args.iter();
     let folder = host::store::Scratch::new()?;
     let path = args.next().map_or_else(|| folder.path("large.ledger"), PathBuf::from);
     let candidates: usize = args.next().map_or(Ok(1_000_000), |n| n.parse())?;
@@ -55,7 +53,7 @@ fn main() -> Fallible<ExitCode> {
     println!("{writing:8.1} ms  open to write");
     let queries = ask(&ledger)?.max(reading).max(writing);
     println!("worst of queries: {queries:.1} ms; worst of pages: {pages:.1} ms; limit: {LIMIT_MS} ms");
-    Ok(if queries.max(pages) < LIMIT_MS { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(queries.max(pages) < LIMIT_MS)
 }
 
 fn milliseconds(since: Instant) -> f64 {
