@@ -9,6 +9,9 @@ use std::sync::Arc;
 use flashcore_ptx::{Module, TensorMapSpec, parse};
 use libtest_mimic::{Arguments, Failed, Trial};
 
+/// Judges a kernel by its name.
+type Judge = fn(&str) -> Result<(), Failed>;
+
 /// The module; `None` where NVRTC is needed and not installed.
 fn read(name: &str) -> Result<Option<Module>, Failed> {
     let module = filetest::corpus(name).map(|text| parse(&text)).transpose();
@@ -92,8 +95,7 @@ fn main() {
     let arguments = Arguments::from_args();
     let ptxas = ptxas::find().map(Arc::new);
     let mut trials = Vec::new();
-    let judges: [(&str, fn(&str) -> Result<(), Failed>); 3] =
-        [("launch", launch), ("verify", verify), ("round_trip", round_trip)];
+    let judges: [(&str, Judge); 3] = [("launch", launch), ("verify", verify), ("round_trip", round_trip)];
     for name in filetest::corpus_names() {
         for (what, judge) in judges {
             let own = name.clone();
