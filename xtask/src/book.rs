@@ -47,6 +47,12 @@ pub struct File {
     pub text: String,
 }
 
+impl File {
+    pub fn extension(&self) -> &str {
+        self.path.rsplit_once('.').map_or("", |(_, extension)| extension)
+    }
+}
+
 /// Reads one file.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use crate::XtaskError;
 use crate::book::{self, File};
 
 /// The width limit, as in `rustfmt.toml`.
-const COLUMNS: usize = 110;
+pub const COLUMNS: usize = 110;
 
 /// Files and folders whose lines are checked, relative to the root. A folder stands for its Markdown, Rust
 /// and Python files.
@@ -31,21 +31,28 @@ const HELD: [&str; 10] = [
 /// # Errors
 /// When a file cannot be read.
 pub fn faults(root: &Path) -> Result<Vec<String>, XtaskError> {
-    let mut faults = Vec::new();
+    Ok(held(root)?.iter().flat_map(long).collect())
+}
+
+/// The files whose lines are checked.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn held(root: &Path) -> Result<Vec<File>, XtaskError> {
+    let mut files = Vec::new();
     for held in HELD {
-        let files = if root.join(held).is_dir() {
-            book::files(root, held, &["md", "rs", "py"])?
+        if root.join(held).is_dir() {
+            files.extend(book::files(root, held, &["md", "rs", "py"])?);
         } else {
-            vec![book::file(root, held)?]
-        };
-        faults.extend(files.iter().flat_map(long));
+            files.push(book::file(root, held)?);
+        }
     }
-    Ok(faults)
+    Ok(files)
 }
 
 /// The lines of a file that are too long.
 fn long(file: &File) -> Vec<String> {
-    let extension = file.path.rsplit_once('.').map_or("", |(_, extension)| extension);
+    let extension = file.extension();
     let exempt = if extension == "md" { exempt(&file.text) } else { Vec::new() };
     let mut faults = Vec::new();
     let mut start = 0;
@@ -60,7 +67,9 @@ fn long(file: &File) -> Vec<String> {
             if extension == "md" { without_destinations(line) } else { line.trim_end().chars().count() };
         if counts && width > COLUMNS {
             let place = format!("{}:{}", file.path, number + 1);
-            faults.push(format!("{place}: {width} columns where prose has at most {COLUMNS}"));
+            faults.push(format!(
+                "{place}: {width} columns where prose has at most {COLUMNS}; `cargo xtask fmt` wraps"
+            ));
         }
         start = end;
     }
@@ -73,7 +82,7 @@ fn is_table_row(line: &str) -> bool {
 }
 
 /// The ranges of a page that are exempt: tables, code, and the regions that `cargo xtask tables` writes.
-fn exempt(text: &str) -> Vec<Range<usize>> {
+pub fn exempt(text: &str) -> Vec<Range<usize>> {
     let blocks = Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter();
     let mut ranges: Vec<_> = blocks
         .filter(|(event, _)| matches!(event, Event::Start(Tag::Table(_) | Tag::CodeBlock(_))))
@@ -87,7 +96,7 @@ fn exempt(text: &str) -> Vec<Range<usize>> {
 }
 
 /// The width of a line of Markdown without the destinations of its links.
-fn without_destinations(line: &str) -> usize {
+pub fn without_destinations(line: &str) -> usize {
     let mut parts = line.trim_end().split("](");
     let first = parts.next().unwrap_or_default().chars().count();
     first + parts.map(|part| part.find(')').map_or(part, |end| &part[end..]).chars().count()).sum::<usize>()
@@ -104,8 +113,9 @@ mod tests {
     #[test]
     fn long_prose_is_found_by_its_line() {
         let wide = "x".repeat(111);
-        let fault =
-            |path: &str, line: usize| format!("{path}:{line}: 111 columns where prose has at most 110");
+        let fault = |path: &str, line: usize| {
+            format!("{path}:{line}: 111 columns where prose has at most 110; `cargo xtask fmt` wraps")
+        };
         assert_eq!(found("a.md", &format!("short\n{wide}\n")), [fault("a.md", 2)]);
         let comment = format!("    // {}", "é".repeat(104));
         assert_eq!(found("a.rs", &comment), [fault("a.rs", 1)]);

@@ -18,6 +18,7 @@ mod tables;
 mod test;
 mod tools;
 mod wheel;
+mod wrap;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -37,9 +38,17 @@ enum Task {
     /// tables
     Test,
     /// Build, from a clean commit, the programs that measure on a GPU machine, into .device/
-    Evidence,
+    Evidence(evidence::Evidence),
+    /// Measure FlashCore itself, in release mode: the emulator, the time model, CPU plans, kernels on a GPU;
+    /// --help lists the programs
+    Measure {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Feed damaged kernels, launch files and tensors to `check` and `run`, which must not panic or hang
     Fuzz(fuzz::Fuzz),
+    /// Format the code, and wrap comments and documents at 110 columns
+    Fmt,
     /// Check the links and line lengths of the documents, and build the book into target/book (part of
     /// `test`)
     Book,
@@ -97,7 +106,8 @@ enum XtaskError {
 
 fn main() -> ExitCode {
     let outcome = match Args::parse().command {
-        Task::Evidence => evidence::build(&root()),
+        Task::Evidence(args) => evidence::evidence(&root(), &args),
+        Task::Measure { args } => evidence::measure(&root(), &args),
         Task::Fuzz(args) => fuzz::fuzz(&root(), &args),
         Task::Tables { check } => tables::make(&root(), check),
         Task::Dependencies => dependencies::check(&root())
@@ -106,6 +116,7 @@ fn main() -> ExitCode {
             .and_then(|()| notices::write(&root(), notices::Linked::python(wheel::ATTENTION)))
             .and_then(|()| notices::write(&root(), notices::Linked::COMMAND)),
         Task::Test => test::all(&root()),
+        Task::Fmt => wrap::format(&root()),
         Task::Book => test::book(&root()),
         Task::Wheel { command: true, .. } => wheel::command(&root()),
         Task::Wheel { evolve, .. } => wheel::release(&root(), features(evolve)),

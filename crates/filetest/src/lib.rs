@@ -12,7 +12,10 @@
 //! Expected errors are given in comments on the line of the error, see [`expected_errors`]. Expected output
 //! is in a separate file, see [`golden`].
 
+pub mod cuda;
+
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use libtest_mimic::{Arguments, Trial};
@@ -27,6 +30,11 @@ pub const BLESS: &str = "FLASHCORE_BLESS";
 /// The folder `filetests/` of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests")
+}
+
+/// Says on standard error that a test was not run, past the capture of a test's output.
+pub fn not_run(test: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "not run: {test}: {why}");
 }
 
 /// One test.
@@ -53,23 +61,67 @@ pub fn main(purposes: &[(&str, Judge)]) -> ! {
     libtest_mimic::run(&arguments, trials.collect()).exit()
 }
 
+/// The names of the kernels in `corpus`, sorted: those of its PTX files and those that [`corpus`] makes.
+///
+/// # Panics
+/// When a folder cannot be read.
+pub fn corpus_names() -> Vec<String> {
+    let folder = root().join("corpus");
+    let mut names: Vec<String> = files(&folder, "ptx").iter().map(|path| stem(path)).collect();
+    let sources = files(&folder.join("src"), "cu").into_iter().map(|path| stem(&path));
+    names.extend(sources.filter(|name| !name.starts_with("hopper_")).map(|name| format!("cuda_{name}_sm80")));
+    let twins: Vec<String> =
+        names.iter().filter_map(|name| Some(name.strip_suffix("80")?.to_owned() + "89")).collect();
+    names.extend(twins);
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// The PTX of a kernel in `corpus`. If there is no file, NVRTC makes `cuda_NAME_sm80` of `src/NAME.cu`, and
+/// `NAME_sm89` is `NAME_sm80` with another target, because the compiler writes equal code for both. `None`
+/// where NVRTC is needed and not installed.
+///
+/// # Panics
+/// When the file cannot be read, and as for [`cuda::ptx`].
+pub fn corpus(name: &str) -> Option<String> {
+    let folder = root().join("corpus");
+    let file = folder.join(format!("{name}.ptx"));
+    if let Some(twin) = name.strip_suffix("_sm89").filter(|_| !file.exists()) {
+        let ptx = corpus(&format!("{twin}_sm80"))?;
+        return Some(ptx.replace("\n.target sm_80\n", "\n.target sm_89\n"));
+    }
+    let source = name.strip_prefix("cuda_").and_then(|name| name.strip_suffix("_sm80"));
+    match source.filter(|_| !file.exists()) {
+        Some(source) => cuda::compiled(&folder.join("src").join(format!("{source}.cu"))),
+        None => Some(fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()))),
+    }
+}
+
 /// The cases of a purpose, sorted by name.
 ///
 /// # Panics
 /// When the folder or one of its files cannot be read.
 pub fn cases(purpose: &str) -> Vec<Case> {
-    let folder = root().join(purpose);
-    let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    let paths = paths.filter(|path| path.extension().is_some_and(|extension| extension == "ptx"));
-    let mut cases: Vec<Case> = paths.flat_map(|path| cases_of(purpose, path)).collect();
+    let paths = files(&root().join(purpose), "ptx");
+    let mut cases: Vec<Case> = paths.into_iter().flat_map(|path| cases_of(purpose, path)).collect();
     cases.sort_by(|a, b| a.name.cmp(&b.name));
     cases
 }
 
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    paths.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 fn cases_of(purpose: &str, path: PathBuf) -> Vec<Case> {
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let stem = stem(&path);
     let Some(group) = stem.strip_prefix("cases_") else {
         return vec![Case { name: format!("{purpose}/{stem}"), path, text }];
     };

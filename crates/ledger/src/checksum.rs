@@ -58,39 +58,6 @@ fn call(connection: &Connection, table: &str) -> rusqlite::Result<String> {
     Ok(format!("{FUNCTION}('{table}', {columns})"))
 }
 
-/// Adds the column `checksum` to every table. A stored generated column cannot be added to an existing table,
-/// so each table is created again and its rows are copied. Foreign keys must be off: a table is dropped while
-/// rows of other tables refer to it.
-pub(super) fn add(connection: &Connection) -> rusqlite::Result<()> {
-    let parts = schema(connection)?;
-    let drop = |kind: &str| {
-        let found = parts.iter().filter(move |part| part.kind == kind);
-        found.map(|part| format!("DROP {} {};", part.kind, part.name)).collect::<String>()
-    };
-    connection.execute_batch(&(drop("trigger") + &drop("view")))?;
-    for table in parts.iter().filter(|part| part.kind == "table") {
-        rebuild(connection, table)?;
-    }
-    // The indexes were dropped with their tables.
-    let rest = parts.iter().filter(|part| part.kind != "table").filter_map(|part| part.sql.as_ref());
-    rest.map(|sql| format!("{sql};")).try_for_each(|sql| connection.execute_batch(&sql))
-}
-
-fn rebuild(connection: &Connection, table: &Part) -> rusqlite::Result<()> {
-    let (name, sql) = (&table.name, table.sql.as_deref().unwrap_or_default());
-    let sum = call(connection, name)?;
-    // The column comes first, because constraints of the table may follow the other columns.
-    let (_, columns) = sql.split_once('(').unwrap_or_default();
-    let list = "SELECT group_concat(name, ', ' ORDER BY cid) FROM pragma_table_info(?)";
-    let names: String = connection.query_row(list, [name], |row| row.get(0))?;
-    connection.execute_batch(&format!(
-        "CREATE TABLE new_{name} (checksum INTEGER NOT NULL GENERATED ALWAYS AS ({sum}) STORED, {columns};
-         INSERT INTO new_{name} ({names}) SELECT {names} FROM {name};
-         DROP TABLE {name};
-         ALTER TABLE new_{name} RENAME TO {name};"
-    ))
-}
-
 /// A table, index, trigger or view in SQLite's schema. An index that a constraint creates has no SQL text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
@@ -98,14 +65,19 @@ struct Part {
     name: String,
     table: String,
     sql: Option<String>,
+    /// The first page of a trigger or view, which is 0. Those of tables and indices differ between files.
+    page: Option<i64>,
 }
 
 /// All parts in the order of their creation.
 fn schema(connection: &Connection) -> rusqlite::Result<Vec<Part>> {
-    let mut statement =
-        connection.prepare("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY rowid")?;
+    let mut statement = connection.prepare(
+        "SELECT type, name, tbl_name, sql, iif(type IN ('table', 'index'), NULL, rootpage)
+         FROM sqlite_schema ORDER BY rowid",
+    )?;
     let parts = statement.query_map([], |row| {
-        Ok(Part { kind: row.get(0)?, name: row.get(1)?, table: row.get(2)?, sql: row.get(3)? })
+        let (kind, name, table) = (row.get(0)?, row.get(1)?, row.get(2)?);
+        Ok(Part { kind, name, table, sql: row.get(3)?, page: row.get(4)? })
     })?;
     parts.collect()
 }
@@ -122,7 +94,7 @@ impl Ledger {
     /// Compares every row of every table with its checksum, and all definitions with those of a new ledger.
     pub(super) fn altered(&self) -> Result<Altered, LedgerError> {
         let error = |e| self.error(e);
-        let mut altered = self.altered_before.clone();
+        let mut altered = Altered::default();
         let expected = expected().map_err(error)?;
         let found = schema(&self.connection).map_err(error)?;
         for part in expected.iter().filter(|part| !found.contains(part)) {
@@ -132,21 +104,6 @@ impl Ledger {
         for table in expected.iter().filter(|part| part.kind == "table" && found.contains(part)) {
             self.altered_of(&table.name, &mut altered)?;
         }
-        Ok(altered)
-    }
-
-    /// Rows that do not match their checksums, in a ledger of any version. The first versions had no
-    /// checksums.
-    pub(super) fn altered_rows(&self) -> Result<Altered, LedgerError> {
-        let mut altered = Altered::default();
-        // All tables are read in one state: another process may upgrade the ledger in the meantime.
-        let moment = self.connection.unchecked_transaction().map_err(|e| self.error(e))?;
-        let parts = schema(&self.connection).map_err(|e| self.error(e))?;
-        let has_checksums = |part: &&Part| part.sql.as_ref().is_some_and(|sql| sql.contains(FUNCTION));
-        for table in parts.iter().filter(|part| part.kind == "table").filter(has_checksums) {
-            self.altered_of(&table.name, &mut altered)?;
-        }
-        moment.finish().map_err(|e| self.error(e))?;
         Ok(altered)
     }
 
@@ -194,6 +151,6 @@ impl std::fmt::Display for Altered {
 fn expected() -> rusqlite::Result<Vec<Part>> {
     let new = Connection::open_in_memory()?;
     register(&new)?;
-    super::schema::migrate(&new)?;
+    super::schema::create(&new)?;
     schema(&new)
 }

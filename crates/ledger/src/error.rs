@@ -19,15 +19,15 @@ pub enum LedgerError {
         /// The kind of the file.
         what: String,
     },
-    /// A newer FlashCore wrote the file.
+    /// Another version of FlashCore wrote the file.
     #[error(
-        "{path} is a ledger of version {found}, but this FlashCore reads versions up to {known}; use the \
-        newer FlashCore that wrote it, or name another file with --ledger"
+        "{path} is a ledger of version {found}, but this FlashCore reads version {known}; use the FlashCore \
+        that wrote it, or name another file with --ledger"
     )]
-    Newer {
+    Version {
         path: PathBuf,
         found: i64,
-        /// The newest version that this program supports.
+        /// The version that this program reads.
         known: i64,
     },
     /// The database pages are inconsistent.

@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
-use host::store::{Scratch, StoreError};
+use host::store::Scratch;
 
 pub use candidate::{Candidate, Language, Source, TooLong};
 pub use check::{Disagreement, Soundness};
@@ -80,11 +80,8 @@ pub struct Ledger {
     /// The file that was opened for writing.
     identity: Option<identity::Identity>,
     claims: RefCell<Vec<claim::Claim>>,
-    /// The altered rows of an older ledger that is read through an upgraded copy. The copy has new checksums
-    /// and would hide them.
-    altered_before: Altered,
-    /// The folder of the copy that is read instead of an older ledger, or of a ledger whose log cannot be
-    /// read in its folder. The connection is closed before the folder is removed.
+    /// The folder of the copy that is read instead of a ledger whose log cannot be read in its folder. The
+    /// connection is closed before the folder is removed.
     _copy: Option<Scratch>,
 }
 
@@ -92,8 +89,8 @@ impl Ledger {
     /// Opens a ledger for writing and reading. Creates the ledger if there is no file.
     ///
     /// # Errors
-    /// When the file is not a ledger, is a newer or damaged one, stays locked for [`PATIENCE`], or is not
-    /// writable.
+    /// When the file is not a ledger, is damaged or of another version, stays locked for [`PATIENCE`], or is
+    /// not writable.
     pub fn open(path: &Path) -> Result<Ledger, LedgerError> {
         Ledger::open_patient(path, PATIENCE)
     }
@@ -124,9 +121,9 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Opens a ledger for reading. The file is not written, and writers are not blocked. An older ledger is
-    /// read through an upgraded copy, which shows the state at the time of opening. So is a ledger with a
-    /// write-ahead log in a folder that is not writable.
+    /// Opens a ledger for reading. The file is not written, and writers are not blocked. A ledger with a
+    /// write-ahead log in a folder that is not writable is read through a copy, which shows the state at the
+    /// time of opening.
     ///
     /// # Errors
     /// When the file is missing or empty, and as for [`Ledger::open`].
@@ -138,29 +135,11 @@ impl Ledger {
             Err(LedgerError::ReadOnly { .. }) => Ledger::connect_unwritable(path)?,
             other => other?,
         };
-        match ledger.version()? {
-            found if found > schema::VERSION => Err(ledger.newer(found)),
-            schema::VERSION => Ok(ledger),
+        match ledger.known_version()? {
             // Another process is about to create the ledger.
             0 => Err(LedgerError::Empty { path: path.to_path_buf() }),
-            _ => ledger.brought_forward(),
+            _ => Ok(ledger),
         }
-    }
-
-    /// Opens a temporary copy of an older ledger, upgraded to the current version.
-    fn brought_forward(&self) -> Result<Ledger, LedgerError> {
-        let fault = |error: StoreError| LedgerError::File {
-            path: self.path.clone(),
-            source: std::io::Error::other(error),
-        };
-        let folder = Scratch::new().map_err(fault)?;
-        let place = folder.path("ledger");
-        self.connection.execute("VACUUM INTO ?", [place.to_string_lossy()]).map_err(|e| self.error(e))?;
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let copy = Ledger::connect(&place, flags, self.patience)?;
-        let altered_before = self.altered_rows()?;
-        schema::migrate(&copy.connection).map_err(|e| self.error(e))?;
-        Ok(Ledger { path: self.path.clone(), altered_before, _copy: Some(folder), ..copy })
     }
 
     pub fn path(&self) -> &Path {
@@ -247,7 +226,6 @@ impl Ledger {
             together,
             claims,
             identity: None,
-            altered_before: Altered::default(),
             _copy: None,
         };
         let set = |c: &Connection| {
@@ -272,26 +250,13 @@ impl Ledger {
 
     /// Sets up the write-ahead log, the tables and the version.
     fn make_current(&self) -> Result<(), LedgerError> {
-        let found = self.version()?;
-        if found > schema::VERSION {
-            return Err(self.newer(found));
-        }
+        let found = self.known_version()?;
         self.log_ahead()?;
-        if found == schema::VERSION {
-            return Ok(());
+        if found == 0 {
+            schema::create(&self.connection).map_err(|e| self.error(e))?;
+            self.known_version()?;
         }
-        // The upgrade computes new checksums for a table that it rebuilds, which would hide an altered row.
-        let altered = self.altered_rows()?;
-        if altered.rows > 0 {
-            let what = format!("altered, so it is not brought to version {}: {altered}", schema::VERSION);
-            return Err(LedgerError::Damaged { path: self.path.clone(), what });
-        }
-        // If two processes create one ledger at the same time, the second finds it complete.
-        schema::migrate(&self.connection).map_err(|e| self.error(e))?;
-        match self.version()? {
-            found if found > schema::VERSION => Err(self.newer(found)),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Switches to a write-ahead log. The switch needs exclusive access, for which SQLite does not wait.
@@ -349,8 +314,12 @@ impl Ledger {
         Ok(version)
     }
 
-    fn newer(&self, found: i64) -> LedgerError {
-        LedgerError::Newer { path: self.path.clone(), found, known: schema::VERSION }
+    /// The version, which is 0 for a new file.
+    fn known_version(&self) -> Result<i64, LedgerError> {
+        match self.version()? {
+            found @ (0 | schema::VERSION) => Ok(found),
+            found => Err(LedgerError::Version { path: self.path.clone(), found, known: schema::VERSION }),
+        }
     }
 
     fn count(&self, sql: &str) -> Result<i64, LedgerError> {

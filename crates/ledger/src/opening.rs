@@ -1,12 +1,9 @@
-//! Tests of opening files: recognition, permissions, upgrades and a full disk.
+//! Tests of opening files: recognition, versions, permissions and a full disk.
 
-use crate::Reason;
 use serde_json::Value;
 
 use super::tests::*;
 use super::*;
-use crate::Stage;
-use ::check::gate::Verdict;
 
 #[test]
 fn another_writer_is_waited_for_and_then_named() {
@@ -75,169 +72,22 @@ fn facts_in_the_log_are_read_where_nothing_can_be_written() {
 }
 
 #[test]
-fn a_newer_ledger_is_refused_with_both_versions() {
+fn a_ledger_of_another_version_is_refused_with_both_versions() {
     let (_folder, path) = scratch();
     drop(Ledger::open(&path).unwrap());
-    let raw = rusqlite::Connection::open(&path).unwrap();
-    raw.pragma_update(None, "user_version", schema::VERSION + 3).unwrap();
-    drop(raw);
-    for opened in [Ledger::open(&path), Ledger::read(&path)] {
-        match opened {
-            Err(LedgerError::Newer { found, known, .. }) => {
-                assert_eq!((found, known), (schema::VERSION + 3, schema::VERSION));
+    for version in [schema::VERSION - 1, schema::VERSION + 3] {
+        let raw = rusqlite::Connection::open(&path).unwrap();
+        raw.pragma_update(None, "user_version", version).unwrap();
+        drop(raw);
+        for opened in [Ledger::open(&path), Ledger::read(&path)] {
+            match opened {
+                Err(LedgerError::Version { found, known, .. }) => {
+                    assert_eq!((found, known), (version, schema::VERSION));
+                }
+                other => panic!("{other:?}"),
             }
-            other => panic!("{other:?}"),
         }
     }
-}
-
-/// A ledger of an older version with the facts of another ledger, stored in the same order and with the words
-/// of that version: a check was called a `proof`, its stage `prove`, its verdicts `proven` and `refuted`.
-fn older(path: &Path, version: i64, facts: &Ledger) -> Ledger {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
-    let old = Ledger::connect(path, flags, PATIENCE).unwrap();
-    schema::begin_old(&old.connection, version).unwrap();
-    old.connection.execute("ATTACH ? AS facts", [facts.path().to_string_lossy()]).unwrap();
-    let tell = |table: &str, which: &str| {
-        let sql = "SELECT group_concat(name, ', ' ORDER BY cid) FROM pragma_table_info(?, 'facts')";
-        let names: String = old.connection.query_row(sql, [table], |row| row.get(0)).unwrap();
-        let value = |name: &str| match (table, name) {
-            (_, "stage") => "iif(stage = 'check', 'prove', stage)".to_owned(),
-            ("rejection", "reason") => "iif(reason = 'failed', 'refuted', reason)".to_owned(),
-            ("check_result", "verdict") => {
-                "CASE verdict WHEN 'passed' THEN 'proven' WHEN 'failed' THEN 'refuted' ELSE verdict END"
-                    .to_owned()
-            }
-            _ => name.to_owned(),
-        };
-        let values: Vec<String> = names.split(", ").map(value).collect();
-        let (into, values) = (if table == "check_result" { "proof" } else { table }, values.join(", "));
-        let sql = format!(
-            "INSERT INTO main.{into} ({names}) SELECT {values} FROM facts.{table} WHERE {which} ORDER BY 1"
-        );
-        old.connection.execute(&sql, []).unwrap();
-    };
-    for table in ["problem", "device", "subject", "run", "candidate", "parent"] {
-        tell(table, "true");
-    }
-    for outcome in 1..=facts.count("SELECT count(*) FROM outcome").unwrap() {
-        tell("outcome", &format!("id = {outcome}"));
-        for table in ["screening", "forecast", "check_result", "measurement", "rejection"] {
-            tell(table, &format!("outcome = {outcome}"));
-        }
-    }
-    for table in ["check_result", "rejection"] {
-        tell(table, "outcome IS NULL");
-    }
-    old.connection.execute("DETACH facts", []).unwrap();
-    old
-}
-
-/// Adds a run with every possible verdict of a check. The candidate that failed its check comes last.
-fn verdicts(ledger: &Ledger) -> (RunId, [CandidateId; 6]) {
-    let (run, [seed, child, wrong, crossing, control], _) = story(ledger);
-    let failed = add(ledger, run, "e", Arm::Random, &[]);
-    ledger.tell(&outcome(failed, Stage::Screen, screened("p6", 6.0))).unwrap();
-    ledger.tell(&outcome(failed, Stage::Check, judged(Verdict::Failed))).unwrap();
-    let no = |stage, reason: Reason| Rejection { stage, reason, detail: format!("it was {reason}") };
-    ledger.rejected(failed, &no(Stage::Check, Reason::Failed)).unwrap();
-    for candidate in [control, crossing, wrong] {
-        ledger.rejected(candidate, &no(Stage::Race, Reason::Wrong)).unwrap();
-    }
-    (run, [seed, child, wrong, crossing, control, failed])
-}
-
-/// The upgrade replaces the words of former versions. It also computes the summaries that the older version
-/// did not have.
-#[test]
-fn an_older_ledger_says_and_counts_what_a_new_one_does() {
-    let (_new, path) = scratch();
-    let new = Ledger::open(&path).unwrap();
-    let (run, candidates) = verdicts(&new);
-    for version in 1..schema::VERSION {
-        let (_folder, path) = scratch();
-        drop(older(&path, version, &new));
-        let old = Ledger::open(&path).unwrap();
-        for candidate in candidates {
-            let (a, b) = (old.candidate(candidate).unwrap(), new.candidate(candidate).unwrap());
-            assert_eq!(a.checks, b.checks, "version {version}");
-            assert_eq!(a.rejections, b.rejections, "version {version}");
-        }
-        let told = |ledger: &Ledger| ledger.resume(run).unwrap().outcomes;
-        assert_eq!(told(&old), told(&new), "version {version}");
-        for table in ["standing", "tally", "cost", "passage", "death"] {
-            let rows = |ledger: &Ledger| {
-                let names = "SELECT group_concat(name) FROM pragma_table_info(?)";
-                let names: String = ledger.connection.query_row(names, [table], |row| row.get(0)).unwrap();
-                let sql = format!("SELECT group_concat(concat_ws(' ', {names}), '; ') FROM {table}");
-                ledger.connection.query_row(&sql, [], |row| row.get::<_, String>(0)).unwrap()
-            };
-            assert_eq!(rows(&old), rows(&new), "version {version}, {table}");
-        }
-        assert_eq!(old.entered(run).unwrap(), new.entered(run).unwrap(), "version {version}");
-        assert_eq!(old.operators(run).unwrap(), new.operators(run).unwrap(), "version {version}");
-        assert_eq!(
-            old.rejections_by_reason(run).unwrap(),
-            new.rejections_by_reason(run).unwrap(),
-            "version {version}"
-        );
-        assert_eq!(
-            old.niches(run, &shape(128)).unwrap(),
-            new.niches(run, &shape(128)).unwrap(),
-            "version {version}"
-        );
-        let corners = |ledger: &Ledger| ledger.progress(run, &shape(128)).unwrap();
-        assert_eq!(corners(&old), corners(&new), "version {version}");
-        let found = old.check().unwrap();
-        assert!(found.is_sound(), "version {version}: {found:?}");
-        // New facts are stored with the current words.
-        let (run, _) = verdicts(&old);
-        assert!(old.check().unwrap().is_sound() && old.rejections_by_reason(run).unwrap().len() == 3);
-    }
-}
-
-/// A ledger of the oldest version can be read completely, and reading does not change its file.
-#[test]
-fn an_older_ledger_is_read_and_left_as_it_is() {
-    let (_new, path) = scratch();
-    let new = Ledger::open(&path).unwrap();
-    let (run, ids, _) = story(&new);
-    for version in [1, schema::VERSION - 1] {
-        let (folder, path) = scratch();
-        drop(older(&path, version, &new));
-        let before = std::fs::read(&path).unwrap();
-        let ledger = Ledger::read(&path).unwrap();
-        assert_eq!((ledger.version().unwrap(), ledger.path()), (schema::VERSION, path.as_path()));
-        assert!(!ledger.topk(&shape(128), "l4", 5).unwrap().is_empty());
-        assert_eq!(ledger.resume(run).unwrap().candidates.len(), ids.len());
-        assert!(ledger.check().unwrap().is_sound());
-        assert_eq!((ledger.runs().unwrap().len(), ledger.scores().unwrap().is_empty()), (1, false));
-        drop(ledger);
-        assert!(std::fs::read(&path).unwrap() == before, "it was written");
-        assert_eq!(std::fs::read_dir(folder.path("")).unwrap().count(), 1, "something lies beside it");
-        // Opening for writing upgrades the ledger.
-        assert_eq!(Ledger::open(&path).unwrap().version().unwrap(), schema::VERSION);
-    }
-}
-
-/// The upgrade computes new checksums for each table that it rewrites, so an altered row must be found
-/// earlier.
-#[test]
-fn an_altered_row_of_an_older_ledger_is_not_brought_forward() {
-    let (_new, path) = scratch();
-    let new = Ledger::open(&path).unwrap();
-    verdicts(&new);
-    let (_folder, path) = scratch();
-    drop(older(&path, schema::VERSION - 1, &new));
-    let mut bytes = std::fs::read(&path).unwrap();
-    let detail = b"it was failed";
-    let place = bytes.windows(detail.len()).position(|part| part == detail).unwrap();
-    bytes[place] ^= 1;
-    std::fs::write(&path, bytes).unwrap();
-    let refused = Ledger::open(&path).unwrap_err();
-    assert!(matches!(refused, LedgerError::Damaged { .. }), "{refused}");
-    let found = Ledger::read(&path).unwrap().check().unwrap();
-    assert!(found.altered.rows == 1 && !found.is_sound(), "{found:?}");
 }
 
 #[test]

@@ -3,23 +3,23 @@
 
 mod ptxas;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use flashcore_ptx::{Module, TensorMapSpec, parse};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-fn corpus() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/corpus")
+/// Judges a kernel by its name.
+type Judge = fn(&str) -> Result<(), Failed>;
+
+/// The module; `None` where NVRTC is needed and not installed.
+fn read(name: &str) -> Result<Option<Module>, Failed> {
+    let module = filetest::corpus(name).map(|text| parse(&text)).transpose();
+    Ok(module.map_err(|e| format!("{name}: {e}"))?)
 }
 
-fn read(path: &Path) -> Result<Module, Failed> {
-    let text = std::fs::read_to_string(path)?;
-    Ok(parse(&text).map_err(|e| format!("{}: {e}", path.display()))?)
-}
-
-fn round_trip(path: &Path) -> Result<(), Failed> {
-    let module = read(path)?;
+fn round_trip(name: &str) -> Result<(), Failed> {
+    let Some(module) = read(name)? else { return Ok(()) };
     let printed = module.to_string();
     let again = parse(&printed).map_err(|e| format!("printed text: {e}"))?;
     if again != module {
@@ -28,8 +28,12 @@ fn round_trip(path: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-fn verify(path: &Path) -> Result<(), Failed> {
-    let module = read(path)?;
+fn verify(name: &str) -> Result<(), Failed> {
+    let Some(module) = read(name)? else { return Ok(()) };
+    let suffix = module.target.to_string();
+    if !name.ends_with(&suffix.replace('_', "")) {
+        return Err(format!("has the target {suffix}").into());
+    }
     module.check()?;
     let minimum = module.minimum_version();
     if minimum > module.version {
@@ -49,11 +53,11 @@ fn verify(path: &Path) -> Result<(), Failed> {
 
 /// The launch file matches the kernel: one argument per parameter with the parameter's size, and no more
 /// threads than the kernel allows.
-fn launch(path: &Path) -> Result<(), Failed> {
-    let module = read(path)?;
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let base = stem.rsplit_once("_sm").map_or(stem.as_str(), |(base, _)| base);
-    let file: toml::Table = std::fs::read_to_string(corpus().join(base).with_extension("toml"))?.parse()?;
+fn launch(name: &str) -> Result<(), Failed> {
+    let Some(module) = read(name)? else { return Ok(()) };
+    let base = name.rsplit_once("_sm").map_or(name, |(base, _)| base);
+    let path = filetest::root().join("corpus").join(base).with_extension("toml");
+    let file: toml::Table = std::fs::read_to_string(path)?.parse()?;
     let launch = &file["launch"];
     let entry = launch["entry"].as_str().and_then(|name| module.function(name)).ok_or("no such entry")?;
     let arguments = file["arg"].as_array().ok_or("`arg` is a list")?;
@@ -82,31 +86,23 @@ fn launch(path: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-fn assemble(path: &Path, ptxas: &Path) -> Result<(), Failed> {
-    let module = read(path)?;
+fn assemble(name: &str, ptxas: &Path) -> Result<(), Failed> {
+    let Some(module) = read(name)? else { return Ok(()) };
     Ok(ptxas::assemble(ptxas, &module.to_string(), module.target)?)
 }
 
 fn main() {
     let arguments = Arguments::from_args();
-    let mut files: Vec<PathBuf> = std::fs::read_dir(corpus())
-        .expect("the corpus stands in the repository")
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "ptx"))
-        .collect();
-    files.sort();
     let ptxas = ptxas::find().map(Arc::new);
     let mut trials = Vec::new();
-    for file in files {
-        let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let path = file.clone();
-        trials.push(Trial::test(format!("launch/{name}"), move || launch(&path)));
-        let path = file.clone();
-        trials.push(Trial::test(format!("verify/{name}"), move || verify(&path)));
-        let path = file.clone();
-        trials.push(Trial::test(format!("round_trip/{name}"), move || round_trip(&path)));
+    let judges: [(&str, Judge); 3] = [("launch", launch), ("verify", verify), ("round_trip", round_trip)];
+    for name in filetest::corpus_names() {
+        for (what, judge) in judges {
+            let own = name.clone();
+            trials.push(Trial::test(format!("{what}/{name}"), move || judge(&own)));
+        }
         if let Some(ptxas) = ptxas.clone() {
-            trials.push(Trial::test(format!("ptxas/{name}"), move || assemble(&file, &ptxas)));
+            trials.push(Trial::test(format!("ptxas/{name}"), move || assemble(&name, &ptxas)));
         }
     }
     libtest_mimic::run(&arguments, trials).exit();

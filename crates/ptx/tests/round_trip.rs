@@ -149,10 +149,9 @@ fn hostile_texts_are_refused_at_once() {
 /// debug builds.
 #[test]
 fn ten_thousand_lines_parse_fast() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/corpus/cuda_flash_sm80.ptx");
-    let text = std::fs::read_to_string(folder).unwrap();
-    let (header, function) = text.split_once(".visible .entry flash").unwrap();
-    let repeated: String = (0..5).map(|i| format!(".visible .entry flash{i}{function}\n")).collect();
+    let text = filetest::corpus("triton_flash_sm80").unwrap();
+    let (header, function) = text.split_once(".visible .entry kernel").unwrap();
+    let repeated: String = (0..11).map(|i| format!(".visible .entry kernel{i}{function}\n")).collect();
     let text = format!("{header}{repeated}");
     let start = std::time::Instant::now();
     let module = parse(&text).unwrap();

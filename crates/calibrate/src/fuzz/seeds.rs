@@ -17,7 +17,7 @@ pub fn kernels(filetests: &Path) -> Result<Vec<Case>, StoreError> {
         for path in ptx_files(&filetests.join(purpose))? {
             let ptx = read(&path)?;
             let launch = match purpose {
-                // `name_sm80.ptx` and `name_sm89.ptx` share `name.toml`.
+                // The targets of a kernel share a launch file: `name_sm80.ptx` has `name.toml`.
                 "corpus" => {
                     let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
                     let name = stem.rsplit_once('_').map_or(stem.as_str(), |(name, _)| name);

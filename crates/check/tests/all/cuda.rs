@@ -10,9 +10,9 @@
 //! ```
 //!
 //! Each file has the entries `wrong` and `right`. `wrong` has the announced hazards on the announced source
-//! lines and no others, and `right` passes. The PTX that NVRTC made is stored next to each source, which is
-//! checked everywhere. Where NVRTC or Triton is installed, the source is compiled again and that PTX is
-//! checked, too; `FLASHCORE_BLESS=1` then writes the committed PTX.
+//! lines and no others, and `right` passes. NVRTC compiles CUDA C++ (`filetest::cuda`); without NVRTC, those
+//! files are not run. The PTX of Triton is stored next to each source. Where Triton is installed, the source
+//! is compiled again and that PTX is checked, too; `FLASHCORE_BLESS=1` then writes the committed PTX.
 //!
 //! In a Triton file the comments begin with `#`, and each kernel has a PTX file of its own (`x_wrong.ptx`).
 //! Triton compiles for sm_90a where the file says 90.
@@ -20,17 +20,13 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use filetest::cuda::{self, folder, portable};
 use flashcore_check::causes::{Cause, causes};
 use flashcore_check::gate::{Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::LaunchSpec;
 use flashcore_check::sources::Sources;
-use host::cuda::{Options, Source, compile_files};
-use host::tools::NvrtcError;
 use host::triton::{self, TritonError};
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests/cuda")
-}
+use rayon::prelude::*;
 
 /// The sources in one language, by the ending of their names.
 fn sources(language: &str) -> Vec<PathBuf> {
@@ -73,11 +69,8 @@ struct Compiled {
     shared: Option<u32>,
 }
 
-/// The committed PTX of an entry.
+/// The committed PTX of an entry of a Triton file.
 fn committed(file: &Path, entry: &str) -> Compiled {
-    if file.extension().is_some_and(|ending| ending == "cu") {
-        return Compiled { ptx: std::fs::read_to_string(file.with_extension("ptx")).unwrap(), shared: None };
-    }
     let ptx = std::fs::read_to_string(of_entry(file, entry)).unwrap();
     let shared = ptx.lines().find_map(|line| line.strip_prefix("// shared: ")?.parse().ok());
     Compiled { ptx, shared: Some(shared.unwrap()) }
@@ -129,9 +122,23 @@ fn judge(file: &Path, compiled: impl Fn(&str) -> Compiled) -> Vec<String> {
 }
 
 #[test]
-fn hazards_are_found_on_their_source_lines() {
-    let files: Vec<PathBuf> = sources("cu").into_iter().chain(sources("py")).collect();
-    assert!(files.len() >= 40, "{} sources", files.len());
+fn hazards_of_cuda_are_found_on_their_source_lines() {
+    let files = sources("cu");
+    assert!(files.len() >= 35, "{} sources", files.len());
+    let faults: Vec<String> = files
+        .par_iter()
+        .flat_map_iter(|file| {
+            let ptx = cuda::ptx(&file.file_stem().unwrap().to_string_lossy());
+            ptx.map(|ptx| judge(file, |_| Compiled { ptx: ptx.clone(), shared: None })).unwrap_or_default()
+        })
+        .collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn hazards_of_triton_are_found_on_their_source_lines() {
+    let files = sources("py");
+    assert!(files.len() >= 6, "{} sources", files.len());
     let judged = files.iter().flat_map(|file| judge(file, |entry| committed(file, entry)));
     let faults: Vec<String> = judged.collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -143,9 +150,7 @@ fn blesses() -> bool {
 
 /// Writes committed PTX, with names of files that do not depend on the machine.
 fn bless(path: &Path, ptx: &str) {
-    let absolute = std::fs::canonicalize(folder()).unwrap().display().to_string();
-    let text = ptx.trim_end_matches('\0').replace(&folder().display().to_string(), "filetests/cuda");
-    let lines = text.replace(&absolute, "filetests/cuda").split_inclusive('\n').map(of_no_machine).collect();
+    let lines = portable(ptx).split_inclusive('\n').map(of_no_machine).collect();
     std::fs::write::<_, String>(path, lines).unwrap();
 }
 
@@ -162,27 +167,6 @@ fn of_no_machine(line: &str) -> String {
 }
 
 /// A newer compiler may place the instructions elsewhere; the source lines stay the same.
-#[test]
-fn the_compiler_of_this_machine_gives_the_announced_lines() {
-    let mut faults = Vec::new();
-    for file in sources("cu") {
-        let source = std::fs::read_to_string(&file).unwrap();
-        let sm = source.lines().find_map(|line| line.strip_prefix("// sm: ")).unwrap_or("80");
-        let options = Options { arch: format!("compute_{sm}"), ..Options::default() };
-        let sources = [Source { file: file.clone(), text: source }];
-        let ptx = match compile_files(&sources, &options) {
-            Ok(compiled) => compiled.ptx,
-            Err(NvrtcError::NotFound | NvrtcError::Load { .. } | NvrtcError::Python { .. }) => return,
-            Err(error) => panic!("{}: {error}", file.display()),
-        };
-        if blesses() {
-            bless(&file.with_extension("ptx"), &ptx);
-        }
-        faults.extend(judge(&file, |_| Compiled { ptx: ptx.clone(), shared: None }));
-    }
-    assert!(faults.is_empty(), "{}", faults.join("\n"));
-}
-
 #[test]
 fn triton_of_this_machine_gives_the_announced_lines() {
     let mut faults = Vec::new();

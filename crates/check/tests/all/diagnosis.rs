@@ -97,15 +97,11 @@ fn a_kernel_that_does_not_end_is_not_recorded() {
 /// not idle warps.
 #[test]
 fn a_producer_is_no_serial_section() {
-    let file = |name: &str| {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../filetests/cuda");
-        std::fs::read_to_string(format!("{folder}/{name}")).unwrap()
-    };
-    let source = file("warp_specialised.cu");
+    let Some(text) = filetest::cuda::ptx("warp_specialised") else { return };
+    let source = std::fs::read_to_string(filetest::cuda::folder().join("warp_specialised.cu")).unwrap();
     let spec: String =
         source.lines().filter_map(|l| l.strip_prefix("//! ")).map(|l| l.to_owned() + "\n").collect();
     let spec = spec.replace("[launch]", "[launch]\nentry = \"right\"");
-    let text = file("warp_specialised.ptx");
     let bound =
         spec.parse::<LaunchSpec>().unwrap().bind(ptx::parse(&text).unwrap().verify().unwrap()).unwrap();
     let study =

@@ -124,14 +124,17 @@ fn every_output_fits_its_schema() {
     held.run(&folder, "check", &["check", &ptx, "--launch", &launch, "--budget", "1"]);
     held.run(&folder, "check", &["check", &racy, "--launch", &launch, "--quick"]);
     // A kernel with line information.
-    let cuda = corpus("../cuda/warp_specialised.cu");
-    let source = std::fs::read_to_string(&cuda).unwrap();
-    let spec: Vec<&str> = source.lines().filter_map(|line| line.strip_prefix("//! ")).collect();
-    let spec = spec.join("\n").replacen("[launch]", "[launch]\nentry = \"wrong\"", 1);
-    let (lined, spec) = (cuda.replace(".cu", ".ptx"), folder.write("lined.toml", &spec));
-    held.run(&folder, "check", &["check", &lined, "--launch", &spec]);
-    held.run(&folder, "check", &["check", &lined, "--launch", &spec, "--lines"]);
-    held.run(&folder, "explain", &["explain", &lined, "--launch", &spec]);
+    if let Some(lined) = filetest::cuda::ptx("warp_specialised") {
+        let cuda = filetest::cuda::folder().join("warp_specialised.cu");
+        let source = std::fs::read_to_string(cuda).unwrap();
+        let spec: Vec<&str> = source.lines().filter_map(|line| line.strip_prefix("//! ")).collect();
+        let spec = spec.join("\n").replacen("[launch]", "[launch]\nentry = \"wrong\"", 1);
+        let (lined, spec) = (folder.write("lined.ptx", &lined), folder.write("lined.toml", &spec));
+        folder.write("warp_specialised.cu", &source);
+        held.run(&folder, "check", &["check", &lined, "--launch", &spec]);
+        held.run(&folder, "check", &["check", &lined, "--launch", &spec, "--lines"]);
+        held.run(&folder, "explain", &["explain", &lined, "--launch", &spec]);
+    }
     held.run(&folder, "explain", &["explain", &ptx, "--launch", &launch]);
     held.run(&folder, "explain", &["explain", &ptx, "--launch", &launch, "--against", &racy]);
     held.run(&folder, "explain-problem", &["explain", "--problem", "1,8,512,64,f16", "--device", "h200"]);

@@ -8,9 +8,9 @@
 //! <!-- /table -->
 //! ```
 //!
-//! In a suite `ideas_FAMILY`, the columns compare a plan with its variants (`examples/ideas.rs`); in other
-//! suites, FlashCore with its peers. Rows of mode `predicted` in `evidence/predicted.jsonl` have separate
-//! columns, which say that they are predicted.
+//! In a suite `ideas_FAMILY`, the columns compare a plan with its variants (`cargo xtask measure ideas`); in
+//! other suites, FlashCore with its peers. Rows of mode `predicted` in `evidence/predicted.jsonl` have
+//! separate columns, which say that they are predicted.
 //!
 //! A suite's table holds only its own problems. `other` is the table of problems that are in no suite. The
 //! table `suites` has one line for each suite of a file.

@@ -6,8 +6,6 @@ mod hopper;
 mod reference;
 mod triton;
 
-use std::path::Path;
-
 use flashcore_emu::{Buffer, Options, Schedule, run};
 use half::{bf16, f16};
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, Launch};
@@ -65,7 +63,9 @@ impl Case {
     /// Runs every schedule on both targets and passes the buffers of each result to `check`.
     fn check(&self, check: impl Fn(&[Vec<u8>])) {
         for sm in ["80", "89"] {
-            self.check_kernel(&self.kernel(sm), &check);
+            if let Some(text) = filetest::corpus(&format!("{}_sm{sm}", self.file)) {
+                self.check_kernel(&self.kernel_of(&text), &check);
+            }
         }
     }
 
@@ -96,10 +96,12 @@ impl Case {
         }
     }
 
+    /// The kernel for a target, whose PTX is in a file.
     fn kernel(&self, sm: &str) -> Kernel {
-        let file = format!("../../filetests/corpus/{}_sm{sm}.ptx", self.file);
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
-        let text = std::fs::read_to_string(&path).expect("a file of the corpus");
+        self.kernel_of(&filetest::corpus(&format!("{}_sm{sm}", self.file)).expect("a file of the corpus"))
+    }
+
+    fn kernel_of(&self, text: &str) -> Kernel {
         let buffers: Vec<BufferSpec> = self
             .data
             .iter()
@@ -114,7 +116,7 @@ impl Case {
             .collect();
         let pointers = (0..buffers.len()).map(|index| Arg::Buffer { index, offset: 0 });
         Kernel {
-            module: ptx::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", self.file)).verify().unwrap(),
+            module: ptx::parse(text).unwrap_or_else(|e| panic!("{}: {e}", self.file)).verify().unwrap(),
             entry: self.entry.to_string(),
             launch: Launch {
                 grid: self.grid,
