@@ -31,7 +31,7 @@ pub fn compiled(file: &Path) -> Option<String> {
     let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let name = crate::stem(file);
     let Some(library) = nvrtc() else {
-        crate::not_run(&format!("{name}.cu"), "NVRTC is not installed");
+        crate::not_run(format_args!("{name}.cu needs NVRTC, which is not installed"));
         return None;
     };
     let kept = kept(file, &text, &library);

@@ -13,14 +13,12 @@
 //! is in a separate file, see [`golden`].
 
 pub mod cuda;
+mod not_run;
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use libtest_mimic::{Arguments, Trial};
-
-mod not_run;
 
 pub use not_run::{LIST, REQUIRE, not_run};
 
@@ -30,11 +28,6 @@ pub const BLESS: &str = "FLASHCORE_BLESS";
 /// The folder `filetests/` of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../filetests")
-}
-
-/// Says on standard error that a test was not run, past the capture of a test's output.
-pub fn not_run(test: &str, why: &str) {
-    let _ = writeln!(std::io::stderr(), "not run: {test}: {why}");
 }
 
 /// One test.

@@ -52,7 +52,7 @@ fn compile(files: &[(&str, &str)], options: Options) -> Option<Result<Compiled, 
     }
     match compile_files(&sources, &Options { arch: "compute_80".to_owned(), ..options }) {
         Err(NvrtcError::NotFound) => {
-            filetest::not_run("NVRTC is missing");
+            eprintln!("not run: NVRTC is missing");
             None
         }
         found => Some(found.map_err(|error| error.to_string())),
