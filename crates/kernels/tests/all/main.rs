@@ -8,6 +8,8 @@ mod far;
 mod forward;
 mod genes;
 mod ladder;
+mod many_entries;
+mod wide_logits;
 mod machine_code;
 mod mma_fp8;
 mod programs;
