@@ -7,6 +7,7 @@ mod emit;
 mod far;
 mod forward;
 mod genes;
+mod hidden_numbers;
 mod ladder;
 mod many_entries;
 mod wide_logits;

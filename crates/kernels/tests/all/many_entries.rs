@@ -168,7 +168,10 @@ fn many_entries_are_quantised() {
     let plain = Quantization::per_head(DType::E4m3);
     for problem in problems(20, 20, Band::FULL) {
         let problem = Problem { pass: Problem::mission().pass, ..problem };
-        let few = if problem.batch == MANY { [PICKED.len(), 1] } else { [1, PICKED.len()] };
+        // A kernel that goes through the tensor from its end computes an entry in the place of another.
+        let picked: Vec<usize> = PICKED.into_iter().chain(PICKED.map(|entry| MANY - 1 - entry)).collect();
+        let all: Vec<usize> = (0..picked.len()).collect();
+        let few = if problem.batch == MANY { [picked.len(), 1] } else { [1, picked.len()] };
         let few = Problem { batch: few[0], heads_q: few[1], heads_kv: few[1], ..problem.clone() };
         let few = few.with_layout(Layout::Bhsd);
         for options in [plain, Quantization { smooth_keys: true, ..plain }] {
@@ -185,8 +188,8 @@ fn many_entries_are_quantised() {
                 .filter(|name| *name != "k")
                 .collect();
             assert_eq!(names.len(), 2, "{names:?}");
-            let found = outputs(&problem, &program_of_many, &PICKED, &names);
-            assert!(found == outputs(&few, &program(&few), &[0, 1, 2, 3, 4], &names), "{options:?}");
+            let found = outputs(&problem, &program_of_many, &picked, &names);
+            assert!(found == outputs(&few, &program(&few), &all, &names), "{options:?}");
         }
     }
 }
@@ -211,4 +214,36 @@ fn too_many_ctas_are_refused() {
     let expected = "invalid value '2800000000' for CTAs (row blocks · splits · heads_q · batch): expected fewer \
                     than 2^31 in x, or in all if y or z has more than 65535";
     assert_eq!(refused, expected);
+}
+
+/// Extents and strides of any size are computed or refused, in every family.
+#[test]
+fn extreme_extents_are_computed_or_refused() {
+    let sizes = [1, 3, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 33, 1 << 40];
+    let (mut computed, mut refused) = (0, 0);
+    for (batch, heads) in sizes.into_iter().flat_map(|batch| sizes.map(|heads| (batch, heads))) {
+        for (seq_q, seq_kv) in [(1, 1), (1, 1 << 31), (1 << 31, 1), (1 << 33, 1 << 33), (1 << 29, 1 << 29)] {
+            for band in [Band::FULL, Band::CAUSAL, Band::window(u32::MAX, 0), Band::window(1, u32::MAX)] {
+                let fits = [batch, heads, seq_q.max(seq_kv)].iter().map(|&n: &usize| n as f64).product::<f64>();
+                if fits > 2f64.powi(50) {
+                    continue;
+                }
+                let problem = Problem::new(batch, heads, seq_q, 64, DType::Bf16);
+                let problem = problem.with_seq_kv(seq_kv, Layout::Bhsd).with_band(band).with_lse(true);
+                for family in Family::ALL {
+                    match family.default_for(&problem, &Arch::SM_90) {
+                        Ok(plan) => {
+                            flashcore_kernels::bind(&problem, &plan, &Arch::SM_90).unwrap();
+                            computed += 1;
+                        }
+                        Err(error) => {
+                            assert!(error.to_string().contains("expected"), "{problem:?}: {error}");
+                            refused += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(computed > 100 && refused > 100, "{computed} {refused}");
 }
