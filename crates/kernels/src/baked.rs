@@ -44,7 +44,7 @@ pub struct Baked {
     pub band: Band,
     /// Whether logits are capped.
     pub softcap: bool,
-    /// Whether logits may be so large that the exponent must not have their factor: a scale above 1024, or a
+    /// Whether logits may be so large that the exponent must not have their factor: a scale above 128, or a
     /// cap above 64.
     pub wide: bool,
     /// Whether there are attention sinks.

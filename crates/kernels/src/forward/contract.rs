@@ -86,7 +86,7 @@ pub(crate) fn declare_band(k: &mut Builder, contract: &mut Contract<'_>, problem
 
 /// The largest scale of usual logits: the code for wider ones takes an instruction more for each score.
 /// Scales of normalised queries and keys stay below 100.
-const USUAL_SCALE: f32 = 1024.0;
+const USUAL_SCALE: f32 = 128.0;
 /// The largest softcap of usual logits. Up to it, the error of [`Tanh::Exp2`] is below 2^-16 after the cap.
 const USUAL_CAP: f32 = 64.0;
 
@@ -110,7 +110,8 @@ pub(crate) fn declare_softcap(
     let scale = f64::from(problem.softmax_scale()).abs();
     let Some(cap) = problem.score.softcap.map(f64::from) else {
         let factor = (scale * std::f64::consts::LOG2_E) as f32;
-        let declare = || Softcap { factor: contract.f32(k, "wide_scale_log2e", factor), tanh: None, cap: None };
+        let declare =
+            || Softcap { factor: contract.f32(k, "wide_scale_log2e", factor), tanh: None, cap: None };
         return wide.then(declare);
     };
     let factor = tanh.argument_factor() * scale / cap;

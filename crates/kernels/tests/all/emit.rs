@@ -222,8 +222,7 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     );
     let dim = Problem::new(1, 8, 512, 577, DType::F16);
     assert!(
-        reason(good, &dim, &Arch::SM_80)
-            .starts_with("invalid value '577' for head_dim: expected 1 to 576")
+        reason(good, &dim, &Arch::SM_80).starts_with("invalid value '577' for head_dim: expected 1 to 576")
     );
 }
 

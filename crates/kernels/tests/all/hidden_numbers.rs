@@ -52,7 +52,9 @@ fn hiding() -> Vec<(&'static str, Problem, fn(usize) -> bool)> {
     let program = |expr| Some(Program::new(&expr).unwrap());
     vec![
         ("causal", plain.clone().with_band(Band::CAUSAL), |row| row < HIDDEN),
-        ("window", plain.clone().with_band(Band::window(5, 9)), |row| !(HIDDEN - 9..=HIDDEN + 5).contains(&row)),
+        ("window", plain.clone().with_band(Band::window(5, 9)), |row| {
+            !(HIDDEN - 9..=HIDDEN + 5).contains(&row)
+        }),
         ("mask", with(Programs { mask: program(!key()), ..Programs::default() }), |_| true),
         ("bias", with(Programs { score: program(bias), ..Programs::default() }), |_| true),
     ]

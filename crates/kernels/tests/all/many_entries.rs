@@ -3,6 +3,7 @@
 
 use emu::{Buffer, Options, run};
 use flashcore_kernels::forward::small::RowOrder;
+use flashcore_kernels::select::{Device, TunedTable, choose};
 use flashcore_kernels::{Arch, Family, Plan, Program, emit, quantize};
 use half::f16;
 use problem::program::library as lib;
@@ -28,7 +29,9 @@ fn outputs(problem: &Problem, program: &Program, entries: &[usize], outputs: &[&
     let mut buffers: Vec<Buffer> =
         program.kernel.buffers.iter().map(|spec| Buffer::sparse(spec.bytes)).collect();
     for (buffer, spec) in buffers.iter_mut().zip(&program.kernel.buffers) {
-        let Some(tensor) = Tensor::ALL.into_iter().find(|tensor| tensor.name() == spec.name) else { continue };
+        let Some(tensor) = Tensor::ALL.into_iter().find(|tensor| tensor.name() == spec.name) else {
+            continue;
+        };
         let [_, _, rows, dim] = problem.extents(tensor);
         for (place, &entry) in entries.iter().enumerate() {
             let elements = (0..rows * dim).map(|i| element(tensor, [place, i / dim], i % dim));
@@ -94,8 +97,9 @@ fn default_plans_take_many_entries() {
             for band in Band::NAMED {
                 for problem in problems(1, 16, band) {
                     let problem = problem.with_dtypes(dtype.into()).with_layout(Layout::Bhsd);
-                    let plan = Plan::default_for(&problem, &arch).unwrap();
-                    emit(&problem, &plan, &arch).unwrap();
+                    let device = Device { name: "NVIDIA H200", arch };
+                    let choice = choose(&problem, &device, TunedTable::builtin()).unwrap();
+                    emit(&problem, &choice.plan, &arch).unwrap();
                 }
             }
         }
@@ -175,9 +179,8 @@ fn many_entries_are_quantised() {
         let few = Problem { batch: few[0], heads_q: few[1], heads_kv: few[1], ..problem.clone() };
         let few = few.with_layout(Layout::Bhsd);
         for options in [plain, Quantization { smooth_keys: true, ..plain }] {
-            let program = |problem: &Problem| {
-                quantize::emit(problem, Tensor::K, &options, &Arch::SM_90).unwrap()
-            };
+            let program =
+                |problem: &Problem| quantize::emit(problem, Tensor::K, &options, &Arch::SM_90).unwrap();
             let program_of_many = program(&problem);
             let names: Vec<&str> = program_of_many
                 .operands
@@ -224,7 +227,8 @@ fn extreme_extents_are_computed_or_refused() {
     for (batch, heads) in sizes.into_iter().flat_map(|batch| sizes.map(|heads| (batch, heads))) {
         for (seq_q, seq_kv) in [(1, 1), (1, 1 << 31), (1 << 31, 1), (1 << 33, 1 << 33), (1 << 29, 1 << 29)] {
             for band in [Band::FULL, Band::CAUSAL, Band::window(u32::MAX, 0), Band::window(1, u32::MAX)] {
-                let fits = [batch, heads, seq_q.max(seq_kv)].iter().map(|&n: &usize| n as f64).product::<f64>();
+                let fits =
+                    [batch, heads, seq_q.max(seq_kv)].iter().map(|&n: &usize| n as f64).product::<f64>();
                 if fits > 2f64.powi(50) {
                     continue;
                 }

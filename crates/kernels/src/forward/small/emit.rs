@@ -6,9 +6,7 @@ use attend::{
     WarpgroupPlace,
 };
 use problem::{Problem, Tensor};
-use ptx::{
-    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, Target, TensorMapPtr,
-};
+use ptx::{Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, Target, TensorMapPtr};
 use tile::{AccTile, Mbarriers, Products, Sign, SwizzledTile, Threads, WARPGROUP_ROWS, divide};
 
 use super::common::{Common, RowOrder, SharedMap};
