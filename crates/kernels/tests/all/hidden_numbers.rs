@@ -43,8 +43,10 @@ fn outputs(problem: &Problem, plan: &Plan, number: Option<(Tensor, f16)>) -> Vec
     bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()
 }
 
-/// The rows that do not see the key, and the problem.
-fn hiding() -> Vec<(&'static str, Problem, fn(usize) -> bool)> {
+/// What hides the key, the problem, and whether the key is hidden from a row.
+type Hiding = (&'static str, Problem, fn(usize) -> bool);
+
+fn hiding() -> Vec<Hiding> {
     let plain = Problem::new(1, 1, 100, DIM, DType::F16);
     let with = |programs| Problem { programs, ..plain.clone() };
     let key = || lib::key().eq(HIDDEN as i32);

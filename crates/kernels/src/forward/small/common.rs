@@ -237,7 +237,7 @@ impl Common {
 
     /// The extents of the grid. The CTAs of a cluster are neighbours in x.
     pub fn grid(&self, problem: &Problem) -> Extents {
-        let (tiles, heads) = (self.row_tiles(problem), self.tile_heads(problem) as u64);
+        let (tiles, heads) = (self.row_tiles(problem), self.tile_heads(problem));
         let (cluster, batch) = (u64::from(self.cluster), problem.batch as u64);
         Extents(match self.tile_order {
             RowOrder::ByHead => [cluster * tiles, heads, batch],
