@@ -1,5 +1,5 @@
-//! What becomes of the products of queries and keys before programs and masks: the softcap of the logits, `t =
-//! cap · tanh(scale · s / cap)`, and the scale of wide logits.
+//! What becomes of the products of queries and keys before programs and masks: the softcap of the logits,
+//! `t = cap · tanh(scale · s / cap)`, and the scale of wide logits.
 
 use ptx::{Builder, CmpOp, F32};
 use serde::{Deserialize, Serialize};
@@ -32,8 +32,8 @@ impl Tanh {
 /// Turns scores into `tanh(scale · s / cap)`. The softmax then uses `cap · log2 e` as its factor.
 ///
 /// If logits may be *wide*, the scores are multiplied by all factors here, and the softmax uses 1. Its
-/// exponent `s · c − m` has the exact product, but m is rounded: for a product beyond 2^30, the rounding alone
-/// overflows the exponential. With c = 1 the difference is exact.
+/// exponent `s · c − m` has the exact product, but m is rounded: for a product beyond 2^31, the rounding
+/// alone overflows the exponential. With c = 1 the difference is exact.
 #[derive(Clone, Copy, Debug)]
 pub struct Softcap {
     /// [`Tanh::argument_factor`]` · scale / cap`, or `scale · log2 e` without a cap; positive.

@@ -231,8 +231,8 @@ fn softmax_factor(problem: &Problem) -> f64 {
     f64::from(scale) * std::f64::consts::LOG2_E
 }
 
-/// `|scale| · log2 e`, `softcap · log2 e` with a softcap, `log2 e` after a score program, or 1 for wide logits.
-/// 1 for a scale of 0, in which case the kernel sets Q to zero.
+/// `|scale| · log2 e`, `softcap · log2 e` with a softcap, `log2 e` after a score program, or 1 for wide
+/// logits. 1 for a scale of 0, in which case the kernel sets Q to zero.
 pub(crate) fn factor_or_one(problem: &Problem) -> f32 {
     let factor = softmax_factor(problem);
     if factor == 0.0 { 1.0 } else { factor as f32 }

@@ -1,5 +1,5 @@
-//! NaN and infinity in a key or a value that rows do not see, in every family. `docs/src/guide/bias.md` states
-//! what holds: a mask hides keys of any contents, but not values; a bias of −∞ is added.
+//! NaN and infinity in a key or a value that rows do not see, in every family. `docs/src/guide/bias.md` has
+//! the table: a mask hides keys of any contents, but not values; a bias of −∞ is added.
 
 use emu::{Emulator, Options};
 use flashcore_kernels::{Arch, Family, Plan, emit};

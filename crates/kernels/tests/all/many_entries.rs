@@ -1,5 +1,5 @@
-//! Tests of more batch entries and heads than a launch has CTAs in y and z: grids are flat. Kernels run in the
-//! emulator for a few entries beyond the limit.
+//! Tests of more batch entries and heads than a launch has CTAs in y and z: grids are flat. Kernels run in
+//! the emulator for a few entries beyond the limit.
 
 use emu::{Buffer, Options, run};
 use flashcore_kernels::forward::small::RowOrder;

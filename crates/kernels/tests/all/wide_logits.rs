@@ -1,5 +1,5 @@
-//! Tests of scales and caps far from usual ones: large, small, negative, with inputs that give logits of usual
-//! size and with others.
+//! Tests of scales and caps far from usual ones: large, small, negative, with inputs that give logits of
+//! usual size and with others.
 
 use crate::common::each::each;
 use crate::common::factors::with_factors;
