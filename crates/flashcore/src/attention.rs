@@ -207,8 +207,8 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     }
 
     /// A bias that is added to the logits, of any shape that broadcasts to `[batch, heads_q, seq_q, seq_kv]`,
-    /// with any strides; f32, f16 or bf16. A bias of −∞ gives a key the probability 0. If the key or its value
-    /// has NaN or infinity, the row becomes NaN: hide such keys with [`Attention::mask`].
+    /// with any strides; f32, f16 or bf16. A bias of −∞ gives a key the probability 0. If the key or its
+    /// value has NaN or infinity, the row becomes NaN: hide such keys with [`Attention::mask`].
     ///
     /// ```
     /// use flashcore::{Layout, TableView, TensorView, attention};
