@@ -87,6 +87,9 @@ pub struct Attention<'a, Q, K = Q, V = Q> {
 /// attention does. A hidden value that is infinite or NaN can therefore make rows NaN that do not see it. The
 /// CPU kernels skip hidden keys.
 ///
+/// GPU kernels compute logits up to 1.49·10⁹ in size, or 5.8·10⁶ with V of f16 or 8 bits. With a scale above
+/// 128 or a softcap above 64, and on the CPU, the limit is 2.3·10³⁸.
+///
 /// With Q and K in [`E4m3`](crate::E4m3) or [`E5m2`](crate::E5m2), V has one of these types or 16 bits, and
 /// O's type is chosen with [`run_as`](Attention::run_as).
 pub fn attention<'a, Q: Element, K: Element, V: Element>(
@@ -203,7 +206,8 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     }
 
     /// A bias that is added to the logits, of any shape that broadcasts to `[batch, heads_q, seq_q, seq_kv]`,
-    /// with any strides; f32, f16 or bf16. A bias of −∞ hides the key.
+    /// with any strides; f32, f16 or bf16. A bias of −∞ gives a key the probability 0. If the key or its
+    /// value has NaN or infinity, the row becomes NaN: hide such keys with [`Attention::mask`].
     ///
     /// ```
     /// use flashcore::{Layout, TableView, TensorView, attention};
@@ -211,7 +215,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     /// let (x, v) = ([0.0f32; 16], (0..16).map(|i| i as f32).collect::<Vec<_>>());
     /// let shape = [1, 1, 2, 8];
     /// let x = TensorView::dense(&x, shape, Layout::Bhsd)?;
-    /// let bias = [0.0, f32::NEG_INFINITY]; // hides key 1 from every row
+    /// let bias = [0.0, f32::NEG_INFINITY]; // key 1 has the probability 0 in every row
     /// let call = attention(x, x, TensorView::dense(&v, shape, Layout::Bhsd)?);
     /// let out = call.bias(TableView::dense(&bias[..], &[1, 2])?).run()?;
     /// assert_eq!(out.data[8..], v[..8]);

@@ -28,8 +28,9 @@ impl From<&Problem> for Dims {
 /// problems with equal [`Baked`], for one architecture.
 ///
 /// All other properties are launch parameters: the batch, lengths, sizes of the band's bounds, the cap, the
-/// magnitude of the scale, strides other than those below, parameters of programs, and the grid. A generator
-/// emits the body of a kernel from the plan, this value and the declared parameters, without the problem.
+/// magnitude of the scale, strides other than those below, parameters of programs, and the grid. (`wide` and
+/// `flat` are a limit of the scale, of the cap and of the grid.) A generator emits the body of a kernel from
+/// the plan, this value and the declared parameters, without the problem.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Baked {
     /// Element types and sizes.
@@ -43,6 +44,9 @@ pub struct Baked {
     pub band: Band,
     /// Whether logits are capped.
     pub softcap: bool,
+    /// Whether logits may be so large that the exponent must not have their factor: a scale above 128, or a
+    /// cap above 64.
+    pub wide: bool,
     /// Whether there are attention sinks.
     pub sink: bool,
     /// The transformation of Q that lets the factor of the scores be positive.
@@ -68,6 +72,9 @@ pub struct Baked {
     pub divides: bool,
     /// Whether every block of keys has a stage of its own, where the code asks.
     pub resident: bool,
+    /// Whether the CTAs of each kernel have a flat grid: there are more batch entries or heads than a launch
+    /// has CTAs in y and z.
+    pub flat: bool,
     /// The number of a path's last steps in which some row does not see a key, where the code has paths; else
     /// 0.
     pub hidden_steps: u32,

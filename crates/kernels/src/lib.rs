@@ -24,6 +24,7 @@ mod family;
 mod features;
 pub mod forward;
 pub mod genes;
+mod grid;
 pub mod ladder;
 mod plan;
 mod program;

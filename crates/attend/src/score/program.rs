@@ -71,6 +71,8 @@ pub struct ScorePrograms {
     pub(super) whole_blocks: bool,
     /// Whether table elements are read one block ahead.
     pub(super) reads_ahead: bool,
+    /// Whether logits get the factor log2 e here, and not in the exponent ([`crate::Softcap`]).
+    pub(super) wide: bool,
     /// The parameters of the staged reads, in the order of [`ProgramCode::staged`].
     pub(super) staged: Vec<StagedParams>,
 }
@@ -111,6 +113,7 @@ impl ScorePrograms {
             masks_full: true,
             whole_blocks: false,
             reads_ahead: false,
+            wide: false,
             staged: Vec::new(),
         }
     }
@@ -137,6 +140,17 @@ impl ScorePrograms {
     /// Whether there is a score program. If so, the softmax gets logits in units of the natural logarithm.
     pub const fn shapes_scores(&self) -> bool {
         self.code.score.is_some()
+    }
+
+    /// Multiplies logits by log2 e, for a softmax whose factor is 1 ([`crate::Softcap`]).
+    #[must_use]
+    pub fn of_wide(self, wide: bool) -> ScorePrograms {
+        ScorePrograms { wide, ..self }
+    }
+
+    /// Whether logits are multiplied by log2 e.
+    pub(crate) const fn is_wide(&self) -> bool {
+        self.wide
     }
 
     /// Reads tables without a test for keys beyond the last one. Correct if blocks of keys divide the keys
@@ -286,7 +300,10 @@ impl RowPrograms<'_> {
                 let sees = mask.map(|mask| at.value(k, mask).bool());
                 if let Some(result) = code.score {
                     let logit = at.value(k, result).float();
-                    k.mov_to(score, logit);
+                    match self.programs.wide {
+                        true => k.mul_to(score, logit, std::f32::consts::LOG2_E),
+                        false => k.mov_to(score, logit),
+                    }
                 }
                 if let Some(sees) = sees {
                     k.selp_to(score, score, f32::NEG_INFINITY, sees);

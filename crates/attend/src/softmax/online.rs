@@ -30,6 +30,8 @@ pub struct OnlineSoftmax {
     /// How many of eight exponentials run on the FMA pipe: in speculative blocks, and for e4m3 in every
     /// block.
     pub(crate) by_fma: u32,
+    /// Whether m is rounded up, so that no weight exceeds the headroom where m has units of more than 1.
+    pub(crate) wide: bool,
     /// Factor of O in addition to the inverse of the sum; `None` for 1.
     pub(crate) output_factor: Option<F32>,
 }
@@ -53,7 +55,7 @@ impl OnlineSoftmax {
     ) -> OnlineSoftmax {
         let weights = weights.into();
         let lane_rows = rows / 8;
-        let has_score = programs.is_some_and(ScorePrograms::has_score);
+        let has_score = programs.is_some_and(|programs| programs.has_score() && !programs.is_wide());
         let no_max = if has_score { no_max_after_program(weights) } else { NO_MAX };
         let row_max = (0..lane_rows).map(|_| k.mov(no_max)).collect();
         let sum = (0..lane_rows).map(|_| k.mov(0.0f32)).collect();
@@ -68,8 +70,15 @@ impl OnlineSoftmax {
             sums,
             headroom,
             by_fma: 0,
+            wide: false,
             output_factor: None,
         }
+    }
+
+    /// Takes scores that were multiplied by all factors before, so that `factor` is 1 ([`crate::Softcap`]).
+    #[must_use]
+    pub fn of_wide(self, wide: bool) -> OnlineSoftmax {
+        OnlineSoftmax { wide, ..self }
     }
 
     /// Takes the row sums from a product ([`OnlineSoftmax::take_sums`]), and sets m `headroom` powers of two

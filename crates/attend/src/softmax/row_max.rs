@@ -179,7 +179,11 @@ impl OnlineSoftmax {
     fn scaled(&self, k: &mut Builder, maxima: &LaneMaxima) -> Vec<F32> {
         let of_row = |(&own, &factor): (&F32, &F32)| {
             let row = quad_reduce(k, own, |k, a, b| k.max(a, b));
-            if self.headroom == 0.0 { k.mul(row, factor) } else { k.mad(row, factor, self.headroom) }
+            match self.headroom {
+                0.0 => k.mul(row, factor),
+                headroom if self.wide && headroom < 0.0 => k.add_up(row, headroom),
+                headroom => k.mad(row, factor, headroom),
+            }
         };
         maxima.0.iter().zip(&self.factors).map(of_row).collect()
     }

@@ -4,7 +4,7 @@ use attend::ProgramCode;
 use problem::{Band, Lengths, Operand, OperandMap, Problem, SideLengths, Strides, Tensor};
 use tile::Sign;
 
-use super::contract::{band, stepped};
+use super::contract::{band, is_wide, stepped};
 use super::lengths::is_packed;
 use crate::{Baked, Repeated, TableKind};
 
@@ -26,6 +26,7 @@ impl Baked {
             heads_q: if lse { problem.heads_q } else { 0 },
             band: unsized_band(band(problem)),
             softcap: problem.score.softcap.is_some(),
+            wide: is_wide(problem),
             sink: problem.score.sink,
             sign: if problem.softmax_scale() < 0.0 { Sign::Negate } else { Sign::Keep },
             lengths: unsized_lengths(problem.lengths),
@@ -38,6 +39,7 @@ impl Baked {
             chunks_out: false,
             divides: false,
             resident: false,
+            flat: false,
             hidden_steps: 0,
         }
     }

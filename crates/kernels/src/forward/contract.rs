@@ -84,17 +84,42 @@ pub(crate) fn declare_band(k: &mut Builder, contract: &mut Contract<'_>, problem
     }
 }
 
-/// Declares the softcap in a kernel. Its factor is a launch parameter.
+/// The largest scale of usual logits: the code for wider ones takes an instruction more for each score.
+/// Scales of normalised queries and keys stay below 100.
+const USUAL_SCALE: f32 = 128.0;
+/// The largest softcap of usual logits. Up to it, the error of [`Tanh::Exp2`] is below 2^-16 after the cap.
+const USUAL_CAP: f32 = 64.0;
+
+/// Whether logits may be so large that the exponent must not have their factor ([`Softcap`]).
+pub(crate) fn is_wide(problem: &Problem) -> bool {
+    match problem.score.softcap {
+        Some(cap) => cap > USUAL_CAP,
+        None => problem.softmax_scale().abs() > USUAL_SCALE,
+    }
+}
+
+/// Declares the softcap in a kernel, and the factor of wide logits. Factors are launch parameters. After a
+/// score program, the program multiplies wide logits.
 pub(crate) fn declare_softcap(
     k: &mut Builder,
     contract: &mut Contract<'_>,
     problem: &Problem,
     tanh: Tanh,
 ) -> Option<Softcap> {
-    let cap = problem.score.softcap?;
+    let wide = is_wide(problem) && problem.programs.score.is_none();
     let scale = f64::from(problem.softmax_scale()).abs();
-    let factor = tanh.argument_factor() * scale / f64::from(cap);
-    Some(Softcap { factor: contract.f32(k, "softcap_factor", factor as f32), tanh })
+    let Some(cap) = problem.score.softcap.map(f64::from) else {
+        let factor = (scale * std::f64::consts::LOG2_E) as f32;
+        let declare =
+            || Softcap { factor: contract.f32(k, "wide_scale_log2e", factor), tanh: None, cap: None };
+        return wide.then(declare);
+    };
+    let factor = tanh.argument_factor() * scale / cap;
+    Some(Softcap {
+        factor: contract.f32(k, "softcap_factor", factor as f32),
+        tanh: Some(tanh),
+        cap: wide.then(|| contract.f32(k, "softcap_log2e", (cap * std::f64::consts::LOG2_E) as f32)),
+    })
 }
 
 /// The instructions of the softcap for problems without measurements.
@@ -193,27 +218,30 @@ pub(crate) fn lse_of_row(
     Global { base: k.mad(index, 4, lse.base), offset: lse.offset }
 }
 
-/// The scale of the softmax input. The input lies between −1 and 1 if logits are capped, and is the logit
-/// itself after a score program.
+/// The factor of the softmax input in the exponent. The input lies between −1 and 1 if logits are capped, and
+/// is the logit itself after a score program. Wide logits have been multiplied.
 fn softmax_factor(problem: &Problem) -> f64 {
-    if problem.programs.score.is_some() {
+    if is_wide(problem) {
         return 1.0;
     }
-    f64::from(problem.score.softcap.unwrap_or(problem.softmax_scale().abs()))
+    let scale = match problem.programs.score {
+        Some(_) => 1.0,
+        None => problem.score.softcap.unwrap_or(problem.softmax_scale().abs()),
+    };
+    f64::from(scale) * std::f64::consts::LOG2_E
 }
 
-/// `|scale| · log2 e`, `softcap · log2 e` with a softcap, or `log2 e` after a score program. 1 for a scale of
-/// 0, in which case the kernel sets Q to zero.
+/// `|scale| · log2 e`, `softcap · log2 e` with a softcap, `log2 e` after a score program, or 1 for wide
+/// logits. 1 for a scale of 0, in which case the kernel sets Q to zero.
 pub(crate) fn factor_or_one(problem: &Problem) -> f32 {
-    let scale = softmax_factor(problem);
-    if scale == 0.0 { 1.0 } else { (scale * std::f64::consts::LOG2_E) as f32 }
+    let factor = softmax_factor(problem);
+    if factor == 0.0 { 1.0 } else { factor as f32 }
 }
 
 /// Like [`factor_or_one`], but a scale of 0 gives a factor so small that all scores have equal weight, while
 /// masked scores stay −∞.
 pub(crate) fn factor_or_least(problem: &Problem) -> f32 {
-    let scale = softmax_factor(problem);
-    ((scale * std::f64::consts::LOG2_E) as f32).max(f32::MIN_POSITIVE)
+    (softmax_factor(problem) as f32).max(f32::MIN_POSITIVE)
 }
 
 /// The extents of a tensor, in which batch entries or heads with stride 0 count as one.

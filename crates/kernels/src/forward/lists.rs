@@ -15,7 +15,8 @@ use crate::draft::Draft;
 use crate::error::accept;
 use crate::genes::Gene;
 use crate::genes::Turn::To;
-use crate::{Arch, Baked, PlanError};
+use crate::grid::{Axis, Extents, Grid};
+use crate::{Baked, PlanError};
 
 const ENTRY: &str = "flash_forward_lists";
 /// The name of the temporary that holds the lists.
@@ -45,6 +46,7 @@ pub enum Visits {
 
 /// The parameters of the kernel that writes the lists.
 struct Params {
+    grid: Grid,
     lists: BlockLists,
     seq_q: R32,
     seq_kv: R32,
@@ -66,6 +68,7 @@ impl Params {
         let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
             .map(|(name, length)| c.u32(k, name, length as u32));
         Params {
+            grid: tiles.grid(problem).declare(k, c, baked.flat),
             lists,
             seq_q,
             seq_kv,
@@ -166,6 +169,11 @@ impl ListTiles {
         ]
     }
 
+    /// The extents of the grid.
+    pub fn grid(&self, problem: &Problem) -> Extents {
+        Extents(self.extents(problem))
+    }
+
     fn capacity(&self, problem: &Problem) -> u64 {
         BlockLists::capacity((problem.seq_kv as u64).div_ceil(self.block_n.max(1).into()).max(1))
     }
@@ -179,12 +187,7 @@ impl ListTiles {
     pub fn check(&self, problem: &Problem) -> Result<(), PlanError> {
         let bytes = self.bytes(problem);
         accept("bytes of block lists", bytes, bytes <= MOST_BYTES, "up to 2^28 with visits = listed")?;
-        let [tiles, heads, batch] = self.extents(problem);
-        accept("row blocks", tiles, tiles < 1 << 31, "fewer than 2^31 with visits = listed")?;
-        for (what, n) in [("heads_q", heads), ("batch", batch)] {
-            accept(what, n, n <= Arch::GRID_YZ, "up to 65535 with visits = listed")?;
-        }
-        Ok(())
+        self.grid(problem).check("CTAs that list blocks")
     }
 
     /// Declares the lists in a kernel.
@@ -211,9 +214,8 @@ impl ListTiles {
         k.max_threads(32 * WARPS);
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, problem, baked, self);
-        let [tiles, heads, batch] = self.extents(problem).map(|n| n as u32);
         let launch = Launch {
-            grid: Dim3(tiles, heads, batch),
+            grid: self.grid(problem).launch(baked.flat),
             cluster: Dim3(1, 1, 1),
             block: Dim3(32 * WARPS, 1, 1),
             dynamic_shared: 0,
@@ -225,12 +227,11 @@ impl ListTiles {
 
     /// Each CTA writes the list of one tile.
     fn body(self, k: &mut Builder, params: &Params, baked: &Baked) {
-        let Params { lists, seq_q, seq_kv, lengths, band, programs } = params;
+        let Params { grid, lists, seq_q, seq_kv, lengths, band, programs } = params;
         let codes = k.shared_array("codes", 4, 4 * WARPS);
 
-        let [tile, head, batch, thread] =
-            [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ, SpecialReg::TidX]
-                .map(|register| k.special(register));
+        let [tile, head, batch] = [Axis::X, Axis::Y, Axis::Z].map(|axis| grid.index(k, axis));
+        let thread = k.special(SpecialReg::TidX);
         let [warp, lane] = [k.shr_u(thread, 5), k.and(thread, 31)];
         let [seq_q, seq_kv] = match lengths {
             None => [*seq_q, *seq_kv],

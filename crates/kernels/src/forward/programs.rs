@@ -5,6 +5,7 @@ use problem::program::Input;
 use problem::{Operand, Problem, Table};
 use ptx::{Builder, CmpOp, Global, Pred, R64};
 
+use super::contract::is_wide;
 use crate::contract::Contract;
 
 /// The programs of this code in a kernel; `None` without code.
@@ -31,7 +32,8 @@ pub(crate) fn declare_programs(
         .zip(&programs.tables)
         .map(|(i, table)| code.reads_table(i as usize).then(|| declare_table(k, c, i, table)));
     let tables = tables.collect();
-    Some(ScorePrograms::new(code.clone(), ProgramParams { factor, floats, ints, tables }))
+    let programs = ScorePrograms::new(code.clone(), ProgramParams { factor, floats, ints, tables });
+    Some(programs.of_wide(is_wide(problem)))
 }
 
 /// The factor that turns the product of a query and a key, or the capped product, into the logit. A negative

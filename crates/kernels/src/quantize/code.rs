@@ -31,6 +31,8 @@ pub struct QuantizationCode {
     /// Threads of a CTA.
     pub(super) threads: u32,
     pub(super) passes: Passes,
+    /// Whether the grids are flat: more batch entries or heads than a launch has CTAs in y and z.
+    pub(super) flat: bool,
 }
 
 /// How often the tensor is read.

@@ -20,6 +20,7 @@ use crate::forward::contract::misaligned;
 use crate::program::Contracts;
 use crate::{Arch, KernelError, PlanError, Program};
 use code::{Passes, ROTATING, THREADS, UNIT};
+use place::Sizes;
 
 /// The name of the generator in errors.
 const NAME: &str = "quantize";
@@ -67,7 +68,7 @@ fn code(
 ) -> Result<QuantizationCode, KernelError> {
     options.check(problem, tensor)?;
     check(problem, tensor, arch)?;
-    let [_, heads, rows, dim] = problem.extents(tensor);
+    let [batch, heads, rows, dim] = problem.extents(tensor);
     let rotated = options.rotation(problem, tensor).is_some();
     let two = QuantizationCode {
         tensor,
@@ -78,15 +79,22 @@ fn code(
         smoothed: options.smooth_keys && tensor == Tensor::K,
         threads: if rotated { ROTATING } else { THREADS },
         passes: Passes::Two { grouped: heads > problem.heads_kv, block: options.rows },
+        flat: batch.max(problem.heads_kv) as u64 > Arch::GRID_YZ,
     };
     let of_factor = options.rows.map_or(rows, |block| rows.min(block as usize)) as u32;
     let group = (heads / problem.heads_kv) as u32;
-    Ok(two.held(of_factor, group, arch.sm >= 90).unwrap_or(two.fitted()))
+    let code = two.held(of_factor, group, arch.sm >= 90).unwrap_or(two.fitted());
+    Sizes::new(&code, problem, options).grid().check("CTAs (parts of the rows · heads_kv · batch)")?;
+    if code.smoothed {
+        let of_sums = code.of_sums();
+        Sizes::of_sums(&of_sums, problem).grid().check("CTAs that add keys (parts · heads_kv · batch)")?;
+    }
+    Ok(code)
 }
 
 /// Rejects what the kernels do not support.
 fn check(problem: &Problem, tensor: Tensor, arch: &Arch) -> Result<(), PlanError> {
-    let [batch, heads, rows, dim] = problem.extents(tensor);
+    let [_, heads, rows, dim] = problem.extents(tensor);
     let refuse = |what: String, value: String, accepted: &str| {
         Err(PlanError::unsupported(NAME, what, value, accepted))
     };
@@ -104,9 +112,6 @@ fn check(problem: &Problem, tensor: Tensor, arch: &Arch) -> Result<(), PlanError
     if let Some((stride, value)) = misaligned(problem, tensor, elements) {
         let accepted = format!("a multiple of {elements} elements, as the kernels load 16 bytes at once");
         return refuse(format!("the {stride} of {}", tensor.name()), value.to_string(), &accepted);
-    }
-    for (what, extent) in [("batch", batch), ("heads_kv", problem.heads_kv)] {
-        accept(what, extent as u64, extent as u64 <= Arch::GRID_YZ, "up to 65535")?;
     }
     // Rows of a group are counted in 31 bits, and so are the CTAs of a head.
     let group = heads / problem.heads_kv;

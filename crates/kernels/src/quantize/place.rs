@@ -9,6 +9,7 @@ use super::code::{Passes, QuantizationCode, UNIT};
 use super::units::{Unit, Units, factor};
 use crate::contract::Contract;
 use crate::forward::contract::declare_head_strides;
+use crate::grid::{Axis, Extents, Grid};
 
 /// The name of the temporary: the largest magnitude of each part of the rows of a factor.
 const LARGEST: &str = "largest_magnitudes";
@@ -91,9 +92,14 @@ impl Sizes {
         self.batch as usize * self.heads_kv as usize * self.blocks as usize
     }
 
-    pub const fn launch(&self, code: &QuantizationCode) -> Launch {
+    /// The extents of the grid.
+    pub fn grid(&self) -> Extents {
+        Extents([u64::from(self.blocks) * u64::from(self.parts), self.heads_kv.into(), self.batch.into()])
+    }
+
+    pub fn launch(&self, code: &QuantizationCode) -> Launch {
         Launch {
-            grid: Dim3(self.blocks * self.parts, self.heads_kv, self.batch),
+            grid: self.grid().launch(code.flat),
             cluster: Dim3(code.cluster(), 1, 1),
             block: Dim3(code.threads, 1, 1),
             dynamic_shared: 0,
@@ -104,6 +110,7 @@ impl Sizes {
 
 /// The parameters of a kernel.
 pub(super) struct Params {
+    grid: Grid,
     from: Global,
     /// The codes and the factors, of the kernel that writes them.
     to: Option<(Global, Global)>,
@@ -153,6 +160,7 @@ impl Params {
         let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
         let row_bytes = problem.strides(tensor).row.wrapping_mul(code.from.bytes() as i64);
         Params {
+            grid: sizes.grid().declare(k, c, code.flat),
             from,
             to,
             largest,
@@ -203,19 +211,15 @@ pub(super) struct Tile {
 impl Place {
     pub fn new(k: &mut Builder, code: QuantizationCode, params: Params) -> Place {
         let thread = k.special(SpecialReg::TidX);
-        let [ctas, heads_kv] = [SpecialReg::NctaidX, SpecialReg::NctaidY].map(|register| k.special(register));
-        let [cta, head_kv, batch] = [
-            (SpecialReg::CtaidX, SpecialReg::NctaidX),
-            (SpecialReg::CtaidY, SpecialReg::NctaidY),
-            (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
-        ]
-        .map(|(index, count)| {
-            let index = k.special(index);
+        let grid = params.grid;
+        let [ctas, heads_kv] = [Axis::X, Axis::Y].map(|axis| grid.extent(k, axis));
+        let [cta, head_kv, batch] = [Axis::X, Axis::Y, Axis::Z].map(|axis| {
+            let index = grid.index(k, axis);
             if !params.backward {
                 return index;
             }
             // count − 1 − index
-            let (count, index) = (k.special(count), k.not(index));
+            let (count, index) = (grid.extent(k, axis), k.not(index));
             k.add(count, index)
         });
         let mut units = Units::new(k, code, thread, &params.signs);
@@ -272,7 +276,7 @@ impl Place {
         let in_head = k.add(self.first, row);
         let wide_row = k.zext(in_head);
         let to = self.params.to.map(|(codes, _)| {
-            let heads_kv = k.special(SpecialReg::NctaidY);
+            let heads_kv = self.params.grid.extent(k, Axis::Y);
             let heads = k.mul(heads_kv, group);
             let head = k.mad(self.batch, heads, head);
             let before = k.mul_wide_u(head, rows);

@@ -9,6 +9,7 @@ use super::place::{Params, Place, declare_means, declare_sums};
 use crate::Arch;
 use crate::contract::Contract;
 use crate::draft::Draft;
+use crate::grid::{Axis, Extents};
 
 const ENTRY: &str = "flash_quantize_means";
 /// Strands that a thread loads before it adds the first.
@@ -89,17 +90,18 @@ pub(super) fn average(
     let signs = rotation.map_or(&[][..], Rotation::signs);
     let signs: Vec<R32> =
         (0..).zip(signs).map(|(i, &word)| c.u32(&mut k, &format!("signs_{i}"), word)).collect();
+    let extents = Extents([1, heads as u64, batch as u64]);
+    let grid = extents.declare(&mut k, &mut c, code.flat);
     let launch = Launch {
-        grid: Dim3(1, heads as u32, batch as u32),
+        grid: extents.launch(code.flat),
         cluster: Dim3(1, 1, 1),
         block: Dim3(threads, 1, 1),
         dynamic_shared: 0,
         overlapping: false,
     };
     Draft::new(k, c, (ENTRY, launch), arch.target(), move |k| {
-        let [column, head, heads, entry] =
-            [SpecialReg::TidX, SpecialReg::CtaidY, SpecialReg::NctaidY, SpecialReg::CtaidZ]
-                .map(|register| k.special(register));
+        let (column, head) = (k.special(SpecialReg::TidX), grid.index(k, Axis::Y));
+        let (heads, entry) = (grid.extent(k, Axis::Y), grid.index(k, Axis::Z));
         let has_column = k.setp_u(CmpOp::Lt, column, code.dim);
         k.if_(has_column, |k| {
             let head = k.mad(entry, heads, head);

@@ -50,6 +50,24 @@ fn problems(seed: usize) -> Vec<Problem> {
     bands().into_iter().zip(lengths).enumerate().map(problem).collect()
 }
 
+/// Bounds as large as the type allows, beside narrow ones.
+#[test]
+fn bounds_of_any_size_are_applied() {
+    let largest = [i32::MAX as u32 - 1, i32::MAX as u32, 1 << 31, u32::MAX - 1, u32::MAX];
+    for (seed, bound) in largest.into_iter().enumerate() {
+        for band in [Band::window(bound, 0), Band::window(3, bound), Band::window(bound, bound)] {
+            for band in [band, band.aligned(Corner::TopLeft)] {
+                let problem = Problem::new(1, 1, 70, 64, DType::F16).with_band(band);
+                let problem = problem.with_seq_kv(100, Layout::Bhsd);
+                for family in Family::ALL {
+                    let plan = family.default_for(&problem, &SMALL).unwrap();
+                    check(&problem, &plan, &SMALL, seed);
+                }
+            }
+        }
+    }
+}
+
 /// Checks a plan. The LSE is requested unless products compute the sums.
 fn check(problem: &Problem, plan: &Plan, arch: &Arch, seed: usize) {
     let by_products = matches!(plan, Plan::Wgmma(plan) if plan.sums == Sums::Product);

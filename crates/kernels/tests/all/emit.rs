@@ -222,18 +222,8 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     );
     let dim = Problem::new(1, 8, 512, 577, DType::F16);
     assert!(
-        reason(good.clone(), &dim, &Arch::SM_80)
-            .starts_with("invalid value '577' for head_dim: expected 1 to 576")
+        reason(good, &dim, &Arch::SM_80).starts_with("invalid value '577' for head_dim: expected 1 to 576")
     );
-    let heads = Problem::new(1, 70_000, 1, 64, DType::F16);
-    assert!(
-        reason(good, &heads, &Arch::SM_80)
-            .starts_with("invalid value '70000' for heads_q: expected up to 65535")
-    );
-    for mask in Band::NAMED {
-        let heads = heads.clone().with_band(mask);
-        MmaPlan::default_for(&heads, &Arch::SM_80).check(&heads, &Arch::SM_80).unwrap();
-    }
 }
 
 #[test]

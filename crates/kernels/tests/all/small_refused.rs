@@ -88,10 +88,10 @@ fn plans_that_cannot_work_are_refused_with_the_reason() {
     );
     let crowd = Problem::new(1, 1 << 30, 1, 64, DType::F16);
     let by_rows = AtOncePlan { tile_order: RowOrder::LongestFirst, ..good.clone() };
-    assert!(
-        reason(&crowd, &by_rows, &ARCH)
-            .starts_with("invalid value '1073741824' for heads_q: expected fewer than 2^31")
-    );
+    assert!(reason(&crowd, &by_rows, &ARCH).starts_with(
+        "invalid value '2147483648' for CTAs (cluster · tiles of query rows · heads · batch): expected \
+             fewer than 2^31"
+    ));
     assert!(of_streamed(|p| p.resident_ctas = 6).contains("bytes of shared memory are needed"));
     assert!(
         of(|p| (p.cluster, p.kv_warpgroups, p.merge) = (4, 2, Merge::Shares))

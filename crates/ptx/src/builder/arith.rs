@@ -96,6 +96,8 @@ impl Builder {
         not / not_to <V: Int>(a) = Op::Unary(UnaryOp::Not, V::TYPE, FloatMods::NONE);
         /// The minimum; if one operand is NaN, the other operand.
         min / min_to <V: Float>(a, b) = Op::Binary(BinaryOp::Min, V::TYPE, FloatMods::NONE);
+        /// `a + b`, rounded towards +∞.
+        add_up / add_up_to <V: Float>(a, b) = Op::Binary(BinaryOp::Add, V::TYPE, FloatMods::RP);
         /// The maximum; if one operand is NaN, the other operand.
         max / max_to <V: Float>(a, b) = Op::Binary(BinaryOp::Max, V::TYPE, FloatMods::NONE);
         /// −a.

@@ -70,6 +70,8 @@ impl FloatMods {
     };
     /// `.rn`.
     pub const RN: FloatMods = FloatMods { precision: Precision::Rounded(Rounding::Rn), ..FloatMods::NONE };
+    /// `.rp`: rounded towards +∞.
+    pub const RP: FloatMods = FloatMods { precision: Precision::Rounded(Rounding::Rp), ..FloatMods::NONE };
     /// `.approx.ftz`.
     pub const APPROX_FTZ: FloatMods =
         FloatMods { precision: Precision::Approx, ftz: true, ..FloatMods::NONE };

@@ -6,7 +6,7 @@ use attend::{
     Steps, Stream, store_lse,
 };
 use problem::{Operand, OperandMap, Problem, Tensor};
-use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg};
+use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared};
 use tile::{
     AccTile, MatrixReader, MmaType, OperandA, OperandType, PairSum, RowsOut, Sign, Threads, TileCopy,
     TileLayout, divide, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt, store_rows, store_rows_in_f32,
@@ -22,9 +22,10 @@ use crate::forward::contract::{
 };
 use crate::forward::descale::{ScoreDescale, Scores, ValueDescale};
 use crate::forward::fp8::weights;
-use crate::forward::lengths::{blocks_divide, declare_lengths, row_blocks};
+use crate::forward::lengths::{blocks_divide, declare_lengths};
 use crate::forward::lists::ListTiles;
 use crate::forward::programs::declare_programs;
+use crate::grid::{Axis, Grid};
 use crate::{Arch, Baked, Dims};
 
 const ENTRY: &str = "flash_forward_mma";
@@ -38,6 +39,7 @@ impl MmaPlan {
             sign: if problem.softmax_scale() == 0.0 { Sign::Clear } else { baked.sign },
             listed: self.visits.lists(problem).then(|| ProgramCode::of_mask(problem, false)),
             divides: blocks_divide(problem, self.block_n),
+            flat: self.needs_flat_grid(problem),
             ..baked
         }
         .with_row_bytes(problem, &Tensor::ALL)
@@ -53,7 +55,7 @@ impl MmaPlan {
         }
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, problem, baked, self);
-        let launch = (ENTRY, self.launch(problem));
+        let launch = (ENTRY, self.launch(problem, baked));
         let body = move |k: &mut Builder| Forward::new(k, baked, self, params).body(k);
         let drafts = Drafts::from(Draft::new(k, contract, launch, arch.target(), body));
         let drafts = match self.list_tiles(problem) {
@@ -69,15 +71,9 @@ impl MmaPlan {
         self.visits.lists(problem).then_some(tiles)
     }
 
-    fn launch(&self, problem: &Problem) -> Launch {
-        let [rows, batch] = row_blocks(problem, self.block_m, 1).map(|n| n as u32);
-        let rows = rows * self.splits;
-        let heads = problem.heads_q as u32;
+    fn launch(&self, problem: &Problem, baked: &Baked) -> Launch {
         Launch {
-            grid: match self.tile_order {
-                CtaOrder::RowsFirst => Dim3(rows, heads, batch),
-                CtaOrder::HeadsFirst => Dim3(heads, batch, rows),
-            },
+            grid: self.grid(problem).launch(baked.flat),
             cluster: Dim3(1, 1, 1),
             block: Dim3(self.threads(), 1, 1),
             dynamic_shared: self.shared_bytes(problem) as u32,
@@ -114,6 +110,7 @@ struct TensorStart {
 pub(super) struct Params {
     /// Q, K, V and O. With split keys, partial results replace O and the LSE.
     tensors: OperandMap<TensorStart>,
+    pub(super) grid: Grid,
     lse: Option<Global>,
     partials: Option<Partials>,
     pub(super) seq_q: R32,
@@ -154,6 +151,7 @@ impl Params {
         let lists = plan.list_tiles(problem).map(|tiles| tiles.declare(k, c, problem, Access::Read));
         Params {
             tensors,
+            grid: plan.grid(problem).declare(k, c, baked.flat),
             lse,
             partials,
             seq_q,
@@ -179,7 +177,7 @@ impl Params {
 
 impl<'a> Forward<'a> {
     fn new(k: &mut Builder, baked: &'a Baked, plan: &'a MmaPlan, params: Params) -> Forward<'a> {
-        let row_block = row_block(k, plan, &params.band);
+        let row_block = row_block(k, plan, &params);
         let (rows, sequence, tile) = cta_rows(k, plan, &params, row_block);
         Forward {
             plan,
@@ -209,7 +207,8 @@ impl<'a> Forward<'a> {
         let mask = Masker::new(k, &self.params.band, threads, rows, plan.warp_rows(), plan.warp_keys());
         let (factor, softcap, programs) = self.score_factors(k);
         let softmax =
-            OnlineSoftmax::new(k, self.weights(), plan.rescale, factor, plan.warp_rows(), programs.as_ref());
+            OnlineSoftmax::new(k, self.weights(), plan.rescale, factor, plan.warp_rows(), programs.as_ref())
+                .of_wide(self.baked.wide);
         let (score_factors, value_factors) = (self.block_factors(k), self.value_factors(k));
         let softmax = match &score_factors {
             None => softmax,
@@ -298,7 +297,7 @@ impl<'a> Forward<'a> {
         if plan.splits == 1 {
             return bound;
         }
-        let [_, _, split] = row_block_and_split(k, plan);
+        let [_, _, split] = row_block_and_split(k, plan, self.params.grid);
         bound.split(k, split, plan.splits)
     }
 
@@ -528,7 +527,7 @@ impl<'a> Forward<'a> {
             None => store_rows_in_f32(k, &self.threads, o, rows, width, self.plan.copy),
         }
         if let Some(start) = self.params.lse {
-            let [head, batch] = head_and_batch(k, self.plan.tile_order);
+            let [head, batch] = head_and_batch(k, self.plan.tile_order, self.params.grid);
             let first = k.mad(self.threads.row_warp, self.plan.warp_rows(), self.rows.first);
             let limit = self.rows_left(k, first);
             let position = self.sequence.map_or(first, |sequence| sequence.q.row(k, first));
@@ -540,7 +539,7 @@ impl<'a> Forward<'a> {
 
     /// The CTA's query head and batch entry.
     pub(super) fn head_and_batch(&self, k: &mut Builder) -> [R32; 2] {
-        let [head, batch] = head_and_batch(k, self.plan.tile_order);
+        let [head, batch] = head_and_batch(k, self.plan.tile_order, self.params.grid);
         [head, self.sequence.map_or(batch, |sequence| sequence.batch)]
     }
 
@@ -600,7 +599,7 @@ fn cta_rows(
     let Some(lengths) = &params.lengths else {
         return (RowRange { first: k.mul(row_block, plan.block_m), ..all }, None, row_block);
     };
-    let [_, batch] = head_and_batch(k, plan.tile_order);
+    let [_, batch] = head_and_batch(k, plan.tile_order, params.grid);
     let (sequence, index) = lengths.tile(k, batch, row_block, plan.block_m, 1);
     let empty = k.setp_u(CmpOp::Eq, sequence.q.len, 0);
     k.exit_if(empty);
@@ -609,30 +608,35 @@ fn cta_rows(
 }
 
 /// The CTA's row block. In a causal head, the last row blocks come first, because they see the most keys.
-fn row_block(k: &mut Builder, plan: &MmaPlan, band: &KeyBand) -> R32 {
+fn row_block(k: &mut Builder, plan: &MmaPlan, &Params { grid, ref band, .. }: &Params) -> R32 {
     if plan.splits > 1 {
-        let [block, blocks, _] = row_block_and_split(k, plan);
+        let [block, blocks, _] = row_block_and_split(k, plan, grid);
         let last = k.sub(blocks, 1);
         return if band.is_full() { block } else { k.sub(last, block) };
     }
-    let (index, count) = match plan.tile_order {
-        CtaOrder::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),
-        CtaOrder::HeadsFirst => (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
-    };
-    let index = k.special(index);
+    let axis = axis_of_rows(plan.tile_order);
+    let index = grid.index(k, axis);
     if band.is_full() {
         return index;
     }
-    let count = k.special(count);
+    let count = grid.extent(k, axis);
     let last = k.sub(count, 1);
     k.sub(last, index)
 }
 
 /// The CTA's query head and batch entry.
-pub(super) fn head_and_batch(k: &mut Builder, grid: CtaOrder) -> [R32; 2] {
-    match grid {
-        CtaOrder::RowsFirst => [SpecialReg::CtaidY, SpecialReg::CtaidZ],
-        CtaOrder::HeadsFirst => [SpecialReg::CtaidX, SpecialReg::CtaidY],
+pub(super) fn head_and_batch(k: &mut Builder, order: CtaOrder, grid: Grid) -> [R32; 2] {
+    match order {
+        CtaOrder::RowsFirst => [Axis::Y, Axis::Z],
+        CtaOrder::HeadsFirst => [Axis::X, Axis::Y],
     }
-    .map(|register| k.special(register))
+    .map(|axis| grid.index(k, axis))
+}
+
+/// The grid dimension of row blocks.
+pub(super) const fn axis_of_rows(order: CtaOrder) -> Axis {
+    match order {
+        CtaOrder::RowsFirst => Axis::X,
+        CtaOrder::HeadsFirst => Axis::Z,
+    }
 }

@@ -117,7 +117,7 @@ impl FamilyPlan for MmaPlan {
         if matches!(self.check(problem, arch), Err(PlanError::Misaligned { .. })) {
             self.copy = safe.copy;
         }
-        if self.check(problem, arch).is_err() {
+        if self.check(problem, arch).is_err() || self.grid(problem).need_flat() {
             self.tile_order = safe.tile_order;
         }
         self

@@ -11,6 +11,7 @@ use crate::error::accept;
 use crate::forward::Visits;
 use crate::forward::contract::{check_rescale, default_tanh, misaligned};
 use crate::forward::lengths::{check_lengths, row_blocks};
+use crate::grid::Extents;
 use crate::{Arch, Dims, PlanError};
 
 /// Where a warp's queries are kept during the main loop.
@@ -167,11 +168,13 @@ impl MmaPlan {
         }
         plan.copy = widest_copy(problem);
         plan = plan.visiting(problem);
-        if plan.check_grid(problem).is_err() {
-            plan.tile_order = match plan.tile_order {
+        if plan.grid(problem).need_flat() {
+            let tile_order = match plan.tile_order {
                 CtaOrder::RowsFirst => CtaOrder::HeadsFirst,
                 CtaOrder::HeadsFirst => CtaOrder::RowsFirst,
             };
+            let other = MmaPlan { tile_order, ..plan.clone() };
+            plan = if other.grid(problem).need_flat() { plan } else { other };
         }
         // Rows with the largest head dims leave room for only few keys in shared memory.
         while plan.block_n > 16 && (float || dim > WIDEST) {
@@ -400,16 +403,32 @@ impl MmaPlan {
         check_rescale(self.rescale, problem.dtypes.weights())
     }
 
+    /// The extents of the grid.
+    pub(super) fn grid(&self, problem: &Problem) -> Extents {
+        let ([rows, batch], heads) = (row_blocks(problem, self.block_m, 1), problem.heads_q as u64);
+        let rows = rows * u64::from(self.splits);
+        Extents(match self.tile_order {
+            CtaOrder::RowsFirst => [rows, heads, batch],
+            CtaOrder::HeadsFirst => [heads, batch, rows],
+        })
+    }
+
+    /// Whether a kernel of the plan needs a flat grid.
+    pub(super) fn needs_flat_grid(&self, problem: &Problem) -> bool {
+        let merge = (self.splits > 1).then(|| MmaPlan::merge_grid(problem));
+        let lists = self.list_tiles(problem).map(|tiles| tiles.grid(problem));
+        [Some(self.grid(problem)), merge, lists].into_iter().flatten().any(Extents::need_flat)
+    }
+
     /// Checks the limits of the merge: its grid, and indices below 2^31.
     fn check_merge(&self, problem: &Problem) -> Result<(), PlanError> {
         let even = problem.lengths.q.is_even();
         accept("splits", self.splits.into(), even, "1 with uneven lengths of the queries")?;
-        let (heads, accepted) = (problem.heads_q as u64, "up to 65535 with splits > 1");
-        accept("heads_q", heads, heads <= Arch::GRID_YZ, accepted)?;
-        let parts = heads * problem.batch as u64 * u64::from(self.splits);
+        let parts = problem.heads_q as u64 * problem.batch as u64 * u64::from(self.splits);
         accept("heads_q · batch · splits", parts, parts < 1 << 31, "fewer than 2^31")?;
         let threads = MmaPlan::merging_threads(problem);
-        accept("seq_q · head_dim_v / 4", threads, threads < 1 << 30, "fewer than 2^30 with splits > 1")
+        accept("seq_q · head_dim_v / 4", threads, threads < 1 << 30, "fewer than 2^30 with splits > 1")?;
+        MmaPlan::merge_grid(problem).check("CTAs of the merge")
     }
 
     fn check_lists(&self, problem: &Problem) -> Result<(), PlanError> {
@@ -417,20 +436,7 @@ impl MmaPlan {
     }
 
     fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
-        let [rows, batch] = row_blocks(problem, self.block_m, 1);
-        let rows = rows * u64::from(self.splits);
-        let heads = problem.heads_q as u64;
-        let (order, limits) = match self.tile_order {
-            CtaOrder::RowsFirst => {
-                ("rows_first", [("row blocks", rows, 1 << 30), ("heads_q", heads, Arch::GRID_YZ)])
-            }
-            CtaOrder::HeadsFirst => {
-                ("heads_first", [("row blocks", rows, Arch::GRID_YZ), ("heads_q", heads, 1 << 30)])
-            }
-        };
-        for (what, value, limit) in limits.into_iter().chain([("batch", batch, Arch::GRID_YZ)]) {
-            accept(what, value, value <= limit, &format!("up to {limit} with tile_order = {order}"))?;
-        }
+        self.grid(problem).check("CTAs (row blocks · splits · heads_q · batch)")?;
         let all = problem.heads_q as u64 * problem.batch as u64;
         accept("heads_q · batch", all, all < 1 << 32, "fewer than 2^32")?;
         if self.splits > 1 {

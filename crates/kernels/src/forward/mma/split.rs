@@ -6,12 +6,13 @@ use problem::{Operand, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, SpecialReg};
 use tile::{AccTile, divide};
 
-use super::emit::{Forward, head_and_batch};
-use super::plan::{CtaOrder, MmaPlan};
+use super::emit::{Forward, axis_of_rows, head_and_batch};
+use super::plan::MmaPlan;
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{declare_head_strides, lse_of_row, out_half, row_of_output};
 use crate::forward::descale::ValueDescale;
+use crate::grid::{Axis, Extents, Grid};
 use crate::{Arch, Baked};
 
 const ENTRY: &str = "flash_forward_merge";
@@ -26,15 +27,21 @@ impl MmaPlan {
         problem.seq_q as u64 * (problem.head_dim_v as u64).div_ceil(COLUMNS as u64)
     }
 
+    /// The extents of the merge's grid.
+    pub(super) fn merge_grid(problem: &Problem) -> Extents {
+        let ctas = MmaPlan::merging_threads(problem).div_ceil(THREADS.into());
+        Extents([ctas, problem.heads_q as u64, problem.batch as u64])
+    }
+
     /// The kernel that merges the splits; the plan has been checked.
     pub(super) fn merge<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Draft<'a> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(THREADS);
         let mut contract = Contract::new(problem);
-        let params = Params::declare(&mut k, &mut contract, problem, self);
+        let params = Params::declare(&mut k, &mut contract, (problem, baked), self);
         let threads = MmaPlan::merging_threads(problem);
         let launch = Launch {
-            grid: Dim3(threads.div_ceil(THREADS.into()) as u32, problem.heads_q as u32, problem.batch as u32),
+            grid: MmaPlan::merge_grid(problem).launch(baked.flat),
             cluster: Dim3(1, 1, 1),
             block: Dim3((threads as u32).next_multiple_of(32).min(THREADS), 1, 1),
             dynamic_shared: 0,
@@ -46,10 +53,9 @@ impl MmaPlan {
 
     /// Each thread computes [`COLUMNS`] columns of a row.
     fn merge_body(&self, k: &mut Builder, params: &Params, baked: &Baked) {
-        let &Params { partials, out, lse, sinks, descale, strides, seq_q } = params;
-        let [cta, head, batch, thread] =
-            [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ, SpecialReg::TidX]
-                .map(|register| k.special(register));
+        let &Params { grid, partials, out, lse, sinks, descale, strides, seq_q } = params;
+        let [cta, head, batch] = [Axis::X, Axis::Y, Axis::Z].map(|axis| grid.index(k, axis));
+        let thread = k.special(SpecialReg::TidX);
         let index = k.mad(cta, THREADS, thread);
         let chunks = baked.head_dim_v().div_ceil(COLUMNS);
         let row = divide(k, index, chunks);
@@ -112,6 +118,7 @@ impl MmaPlan {
 
 /// The parameters of the merge.
 struct Params {
+    grid: Grid,
     partials: Partials,
     out: Global,
     lse: Option<Global>,
@@ -122,8 +129,14 @@ struct Params {
 }
 
 impl Params {
-    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, plan: &MmaPlan) -> Params {
+    fn declare(
+        k: &mut Builder,
+        c: &mut Contract<'_>,
+        (problem, baked): (&Problem, &Baked),
+        plan: &MmaPlan,
+    ) -> Params {
         Params {
+            grid: MmaPlan::merge_grid(problem).declare(k, c, baked.flat),
             partials: declare(k, c, problem, plan, Access::Read),
             out: c.tensor(k, Tensor::Out),
             lse: c.operand(k, Operand::Lse),
@@ -175,12 +188,9 @@ fn partial_row(
 
 /// Reads the CTA's position along the grid dimension of row blocks, in which the splits of a row block are
 /// neighbours. Returns the row block's index, the number of row blocks, and the split.
-pub(super) fn row_block_and_split(k: &mut Builder, plan: &MmaPlan) -> [R32; 3] {
-    let (index, count) = match plan.tile_order {
-        CtaOrder::RowsFirst => (SpecialReg::CtaidX, SpecialReg::NctaidX),
-        CtaOrder::HeadsFirst => (SpecialReg::CtaidZ, SpecialReg::NctaidZ),
-    };
-    let [index, count] = [index, count].map(|register| k.special(register));
+pub(super) fn row_block_and_split(k: &mut Builder, plan: &MmaPlan, grid: Grid) -> [R32; 3] {
+    let axis = axis_of_rows(plan.tile_order);
+    let (index, count) = (grid.index(k, axis), grid.extent(k, axis));
     let [block, blocks] = [index, count].map(|n| divide(k, n, plan.splits));
     let before = k.mul(block, plan.splits);
     [block, blocks, k.sub(index, before)]
@@ -198,8 +208,8 @@ impl Forward<'_> {
         if !self.waits_for_queries() {
             k.cp_async_wait(0); // A CTA without keys has not waited for Q yet.
         }
-        let [head, batch] = head_and_batch(k, self.plan.tile_order);
-        let [_, _, split] = row_block_and_split(k, self.plan);
+        let [head, batch] = head_and_batch(k, self.plan.tile_order, self.params.grid);
+        let [_, _, split] = row_block_and_split(k, self.plan, self.params.grid);
         let row = k.mad(self.threads.row_warp, self.plan.warp_rows(), self.rows.first);
         let at = [batch, head, split, row];
         let first = partial_row(k, self.baked, self.plan.splits, at, self.rows.seq_q);

@@ -10,6 +10,7 @@ use crate::forward::contract::{check_tensor_maps, is_half, misaligned, most_rows
 use crate::forward::packing::{check_packing, packed_heads, packs_well};
 use crate::genes::Turn::{Down, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING};
+use crate::grid::Extents;
 use crate::{Arch, Dims, Features, PlanError};
 
 /// The order in which the grid's CTAs take tiles of query rows.
@@ -234,23 +235,19 @@ impl Common {
         }
     }
 
+    /// The extents of the grid. The CTAs of a cluster are neighbours in x.
+    pub fn grid(&self, problem: &Problem) -> Extents {
+        let (tiles, heads) = (self.row_tiles(problem), self.tile_heads(problem));
+        let (cluster, batch) = (u64::from(self.cluster), problem.batch as u64);
+        Extents(match self.tile_order {
+            RowOrder::ByHead => [cluster * tiles, heads, batch],
+            RowOrder::LongestFirst | RowOrder::Folded => [cluster * heads, batch, tiles],
+        })
+    }
+
     /// Checks the sizes of the grid.
     pub fn check_grid(&self, problem: &Problem) -> Result<(), PlanError> {
-        let heads = match self.packing {
-            Packing::Apart => ("heads_q", problem.heads_q as u64),
-            Packing::Packed => ("heads_kv", problem.heads_kv as u64),
-        };
-        let batch = ("batch", problem.batch as u64);
-        let [y, z] = match self.tile_order {
-            RowOrder::ByHead => [heads, batch],
-            _ => [batch, ("tiles of query rows", self.row_tiles(problem))],
-        };
-        for (what, value) in [y, z] {
-            accept(what, value, value <= Arch::GRID_YZ, "up to 65535")?;
-        }
-        let (what, heads) = heads;
-        let fits = heads.saturating_mul(self.cluster.into()) < 1 << 31;
-        accept(what, heads, fits, "fewer than 2^31 / cluster")
+        self.grid(problem).check("CTAs (cluster · tiles of query rows · heads · batch)")
     }
 
     /// Checks `shared` bytes of a CTA and about `registers` registers of a thread against the limits for the

@@ -6,9 +6,7 @@ use attend::{
     WarpgroupPlace,
 };
 use problem::{Operand, OperandMap, Problem, Tensor};
-use ptx::{
-    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, SpecialReg, TensorMapPtr,
-};
+use ptx::{Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared, TensorMapPtr};
 use tile::{AccTile, Mbarriers, Products, Sign, SwizzledTile, Threads, WARPGROUP_ROWS, divide};
 
 use super::common::{Common, RowOrder, SharedMap};
@@ -19,6 +17,7 @@ use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, factor_or_least, half,
 };
 use crate::forward::programs::declare_programs;
+use crate::grid::{Axis, Grid};
 use crate::{Arch, Baked, Dims};
 
 const ENTRY: &str = "flash_forward_small";
@@ -48,7 +47,11 @@ pub(super) fn baked<P: SmallPlan>(plan: &P, problem: &Problem) -> Baked {
     let common = plan.common();
     let baked = Baked::of(problem, common.packed_heads(problem) > 1);
     // A bound on later keys is compared with the last key as well.
-    let baked = Baked { divides: baked.band.after.is_none() && common.divides(problem), ..baked };
+    let baked = Baked {
+        divides: baked.band.after.is_none() && common.divides(problem),
+        flat: common.grid(problem).need_flat(),
+        ..baked
+    };
     plan.with_main_loop(baked.with_row_bytes(problem, &[Tensor::Out]).with_maps(problem), problem)
 }
 
@@ -60,7 +63,7 @@ pub(super) fn draft<'a, P: SmallPlan>(plan: &'a P, problem: &Problem, baked: &'a
     k.min_ctas_per_sm(common.resident_ctas);
     let mut contract = Contract::new(problem);
     let params = Params::declare(&mut k, &mut contract, (problem, baked), &common, &map);
-    let launch = (ENTRY, launch(&common, problem, map.bytes));
+    let launch = (ENTRY, launch(&common, (problem, baked), map.bytes));
     let body = move |k: &mut Builder| {
         let forward = Forward::new(k, baked, plan, map, params);
         let (softmax, o) = P::attend(&forward, k);
@@ -69,14 +72,9 @@ pub(super) fn draft<'a, P: SmallPlan>(plan: &'a P, problem: &Problem, baked: &'a
     Draft::new(k, contract, launch, Arch::SM_90.full_target(), body)
 }
 
-fn launch(common: &Common, problem: &Problem, dynamic_shared: u32) -> Launch {
-    let tiles = common.row_tiles(problem) as u32;
-    let (heads, batch) = (common.tile_heads(problem) as u32, problem.batch as u32);
+fn launch(common: &Common, (problem, baked): (&Problem, &Baked), dynamic_shared: u32) -> Launch {
     Launch {
-        grid: match common.tile_order {
-            RowOrder::ByHead => Dim3(common.cluster * tiles, heads, batch),
-            RowOrder::LongestFirst | RowOrder::Folded => Dim3(common.cluster * heads, batch, tiles),
-        },
+        grid: common.grid(problem).launch(baked.flat),
         cluster: Dim3(common.cluster, 1, 1),
         block: Dim3(common.threads(), 1, 1),
         dynamic_shared,
@@ -88,6 +86,7 @@ fn launch(common: &Common, problem: &Problem, dynamic_shared: u32) -> Launch {
 pub(super) struct Params {
     /// Tensor maps of Q, K and V.
     maps: OperandMap<TensorMapPtr>,
+    grid: Grid,
     pub(super) out: Global,
     pub(super) lse: Option<Global>,
     /// Bytes between batch entries and between heads of the output.
@@ -113,6 +112,7 @@ impl Params {
         let tiles = [(Tensor::Q, map.query_tile), (Tensor::K, map.key_tile), (Tensor::V, map.value_tile)];
         Params {
             maps: tiles.map(|tile| (tile.0.into(), declare_map(k, c, problem, tile))).into_iter().collect(),
+            grid: common.grid(problem).declare(k, c, baked.flat),
             out: c.tensor(k, Tensor::Out),
             lse: c.operand(k, Operand::Lse),
             out_strides: declare_head_strides(k, c, problem, Tensor::Out),
@@ -152,7 +152,7 @@ impl<'a, P: SmallPlan> Forward<'a, P> {
         let division = common.division();
         let place = WarpgroupPlace::new(k, division);
         let threads = place.threads(k, division);
-        let work = Work::of_cluster(k, &common, &params.band);
+        let work = Work::of_cluster(k, &common, &params);
         let first = k.mul(work.tile, common.rows());
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
         let at = |offset: u32| shared.at(i64::from(offset));
@@ -189,7 +189,8 @@ impl<'a, P: SmallPlan> Forward<'a, P> {
 
     pub(super) fn softmax(&self, k: &mut Builder, rescale: Rescale) -> OnlineSoftmax {
         let Params { factor, ref programs, .. } = self.params;
-        OnlineSoftmax::new(k, self.half, rescale, factor, WARP_ROWS, programs.as_ref())
+        let softmax = OnlineSoftmax::new(k, self.half, rescale, factor, WARP_ROWS, programs.as_ref());
+        softmax.of_wide(self.baked.wide)
     }
 
     /// The programs for the warpgroup's rows.
@@ -269,13 +270,13 @@ struct Work {
 }
 
 impl Work {
-    fn of_cluster(k: &mut Builder, common: &Common, band: &KeyBand) -> Work {
-        let [x, y, z] = [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ].map(|n| k.special(n));
+    fn of_cluster(k: &mut Builder, common: &Common, &Params { grid, ref band, .. }: &Params) -> Work {
+        let [x, y, z] = [Axis::X, Axis::Y, Axis::Z].map(|axis| grid.index(k, axis));
         let x = divide(k, x, common.cluster);
         match common.tile_order {
             RowOrder::ByHead => {
                 let tile = if !band.is_full() {
-                    let count = k.special(SpecialReg::NctaidX);
+                    let count = grid.extent(k, Axis::X);
                     let count = divide(k, count, common.cluster);
                     from_last(k, x, count)
                 } else {
@@ -284,11 +285,11 @@ impl Work {
                 Work { tile, head: y, batch: z }
             }
             RowOrder::LongestFirst => {
-                let count = k.special(SpecialReg::NctaidZ);
+                let count = grid.extent(k, Axis::Z);
                 Work { tile: from_last(k, z, count), head: x, batch: y }
             }
             RowOrder::Folded => {
-                let count = k.special(SpecialReg::NctaidZ);
+                let count = grid.extent(k, Axis::Z);
                 let up = k.add(count, 1);
                 let half = k.shr_u(up, 1);
                 let long = from_last(k, z, count);

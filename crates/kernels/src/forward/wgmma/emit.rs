@@ -27,6 +27,7 @@ use crate::forward::fp8::{operand_type, weights};
 use crate::forward::lengths::{batch_rows, blocks_divide, declare_lengths};
 use crate::forward::lists::ListTiles;
 use crate::forward::programs::declare_programs;
+use crate::grid::Extents;
 use crate::{Arch, Baked};
 
 const ENTRY: &str = "flash_forward_wgmma";
@@ -44,6 +45,7 @@ impl WgmmaPlan {
             // A bound on later keys is compared with the last key as well. Programs read tables at each key.
             divides: (baked.band.after.is_none() || !problem.programs.is_empty())
                 && blocks_divide(problem, self.block_n),
+            flat: self.needs_flat_grid(problem),
             ..baked
         };
         if self.store.by_tma() {
@@ -115,6 +117,13 @@ impl WgmmaPlan {
         let rows = self.tile_rows(problem);
         let tiles = ListTiles { rows, heads, block_n: self.block_n, at_least_one: true };
         self.visits.lists(problem).then_some(tiles)
+    }
+
+    /// Whether a kernel before the main kernel needs a flat grid.
+    fn needs_flat_grid(&self, problem: &Problem) -> bool {
+        let values = transposes_values(problem).then(|| TransposedValues::new(problem).grid());
+        let lists = self.list_tiles(problem).map(|tiles| tiles.grid(problem));
+        values.into_iter().chain(lists).any(Extents::need_flat)
     }
 
     fn launch(&self, problem: &Problem, arch: &Arch) -> Launch {
@@ -649,7 +658,8 @@ impl<'a> Forward<'a> {
     fn softmax(&self, k: &mut Builder, factor: F32) -> OnlineSoftmax {
         let softmax =
             OnlineSoftmax::new(k, self.weights, self.rescale(), factor, 16, self.params.programs.as_ref())
-                .with_exponentials_by_fma(self.plan.exps_by_fma);
+                .with_exponentials_by_fma(self.plan.exps_by_fma)
+                .of_wide(self.baked.wide);
         match (self.plan.sums, self.plan.rescale) {
             (Sums::Lanes, _) => softmax,
             // A block is recomputed if a probability reaches 2.

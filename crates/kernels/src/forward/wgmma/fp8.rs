@@ -9,12 +9,13 @@ use problem::{Problem, Tensor};
 use tile::{Handout, Tail, TileOrder, Turns};
 
 use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan, section_mib};
+use super::transpose::TransposedValues;
 use crate::error::accept;
 use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
 use crate::forward::fp8::{check_keys_of_factors, check_sums_of_factors, default_threshold, keys_of_factors};
 use crate::forward::lengths::keys_are_uneven;
-use crate::{Arch, Dims, PlanError};
+use crate::{Dims, PlanError};
 
 /// The maximum head dim of V with factors per block of rows: with 160, causal kernels spill.
 const WIDEST_BY_BLOCK: usize = 144;
@@ -58,9 +59,7 @@ impl WgmmaPlan {
                 let accepted = "equal lengths with 8-bit values";
                 return Err(PlanError::unsupported(family, "lengths of keys", "uneven", accepted));
             }
-            for (what, n) in [("heads_kv", problem.heads_kv), ("batch", problem.batch)] {
-                accept(what, n as u64, n as u64 <= Arch::GRID_YZ, "up to 65535 with 8-bit values")?;
-            }
+            TransposedValues::new(problem).grid().check("CTAs that transpose V")?;
             // The transposition counts the columns of all heads in 32 bits.
             let columns = problem.batch as u64 * problem.heads_kv as u64 * dim_v as u64;
             let accepted = "fewer than 2^32 with 8-bit values";

@@ -10,6 +10,7 @@ use crate::Baked;
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{declare_head_strides, distinct_extents};
+use crate::grid::{Axis, Extents, Grid};
 
 const ENTRY: &str = "flash_transpose_values";
 /// The name of the temporary.
@@ -32,6 +33,12 @@ impl TransposedValues {
     pub(super) fn new(problem: &Problem) -> TransposedValues {
         let [batch, heads, keys, dim] = distinct_extents(problem, Tensor::V);
         TransposedValues { batch, heads, dim, keys: keys.next_multiple_of(GROUP) }
+    }
+
+    /// The extents of the grid of the transposition.
+    pub(super) fn grid(self) -> Extents {
+        let tiles = self.keys.div_ceil(ByteTranspose::ROWS as usize);
+        Extents([tiles, self.heads, self.batch].map(|n| n as u64))
     }
 
     /// Bytes of the temporary.
@@ -73,10 +80,9 @@ impl WgmmaPlan {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(ByteTranspose::THREADS);
         let mut contract = Contract::new(problem);
-        let params = Params::declare(&mut k, &mut contract, problem, values);
-        let tiles = values.keys.div_ceil(ByteTranspose::ROWS as usize);
+        let params = Params::declare(&mut k, &mut contract, (problem, baked), values);
         let launch = Launch {
-            grid: Dim3(tiles as u32, values.heads as u32, values.batch as u32),
+            grid: values.grid().launch(baked.flat),
             cluster: Dim3(1, 1, 1),
             block: Dim3(ByteTranspose::THREADS, 1, 1),
             dynamic_shared: tile.shared_bytes(),
@@ -88,6 +94,7 @@ impl WgmmaPlan {
 
 /// The parameters of the transposition.
 struct Params {
+    grid: Grid,
     from: Global,
     to: Global,
     batch_bytes: R64,
@@ -101,11 +108,17 @@ struct Params {
 }
 
 impl Params {
-    fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, values: TransposedValues) -> Params {
+    fn declare(
+        k: &mut Builder,
+        c: &mut Contract<'_>,
+        (problem, baked): (&Problem, &Baked),
+        values: TransposedValues,
+    ) -> Params {
         let from = c.tensor(k, Tensor::V);
         let to = c.temporary(k, TRANSPOSED, values.bytes(), Access::Write);
         let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, Tensor::V);
         Params {
+            grid: values.grid().declare(k, c, baked.flat),
             from,
             to,
             batch_bytes,
@@ -120,12 +133,11 @@ impl Params {
 
 /// Each CTA transposes 128 keys of a head.
 fn body(k: &mut Builder, params: Params, tile: ByteTranspose) {
-    let Params { from, to, batch_bytes, head_bytes, row_bytes, keys, heads, pitch } = params;
+    let Params { grid, from, to, batch_bytes, head_bytes, row_bytes, keys, heads, pitch } = params;
     let shared = k.dynamic_shared(16);
 
-    let [cta, head, batch, thread] =
-        [SpecialReg::CtaidX, SpecialReg::CtaidY, SpecialReg::CtaidZ, SpecialReg::TidX]
-            .map(|register| k.special(register));
+    let [cta, head, batch] = [Axis::X, Axis::Y, Axis::Z].map(|axis| grid.index(k, axis));
+    let thread = k.special(SpecialReg::TidX);
     let first = k.mul(cta, ByteTranspose::ROWS);
     let [wide_batch, wide_head, wide_first] = [batch, head, first].map(|n| k.zext(n));
     let start = k.mad(wide_batch, batch_bytes, from.base);

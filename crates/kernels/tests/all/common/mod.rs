@@ -93,13 +93,15 @@ fn rows(problem: &Problem, tensor: Tensor) -> impl Iterator<Item = ([usize; 3], 
     })
 }
 
-fn input(problem: &Problem, tensor: Tensor, seed: u64) -> Vec<u32> {
+/// Draws of this size, times 1 for V.
+fn input(problem: &Problem, tensor: Tensor, seed: u64, size: f64) -> Vec<u32> {
+    let size = if tensor == Tensor::V { 1.0 } else { size };
     let (elements, _) = problem.span(tensor).expect("the problem was checked");
     let mut data = vec![poison(problem.dtypes.of(tensor)); elements];
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     for (_, start) in rows(problem, tensor) {
         for element in &mut data[start..start + problem.extents(tensor)[3]] {
-            *element = encode(problem.dtypes.of(tensor), draw_normal(&mut state));
+            *element = encode(problem.dtypes.of(tensor), size * draw_normal(&mut state));
             if problem.dtypes.tf32 {
                 *element &= !0x1fff; // a tf32 number, so that Q Kᵀ has only the errors of sums
             }
@@ -130,9 +132,20 @@ fn bytes<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N]) -> Ve
 
 /// Emits the plan's program and runs it on fresh inputs.
 pub fn run<M: Machine>(machine: &mut M, problem: &Problem, plan: &Plan, arch: &Arch, seed: u64) -> Run {
+    run_of_size(machine, problem, plan, arch, (seed, 1.0))
+}
+
+/// Emits the plan's program and runs it on fresh inputs. Queries and keys are about as large as `size`.
+pub fn run_of_size<M: Machine>(
+    machine: &mut M,
+    problem: &Problem,
+    plan: &Plan,
+    arch: &Arch,
+    draw: (u64, f64),
+) -> Run {
     let program = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
     let steps: Vec<&Kernel> = program.steps().collect();
-    run_steps(machine, problem, &steps, seed).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
+    run_steps(machine, problem, &steps, draw).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
 }
 
 /// Runs a kernel of the problem on fresh inputs.
@@ -143,7 +156,7 @@ pub fn run_kernel<M: Machine>(
     kernel: &Kernel,
     seed: u64,
 ) -> Result<Run, M::Error> {
-    run_steps(machine, problem, &[kernel], seed)
+    run_steps(machine, problem, &[kernel], (seed, 1.0))
 }
 
 /// Runs the kernels of a program on fresh inputs.
@@ -151,10 +164,10 @@ fn run_steps<M: Machine>(
     machine: &mut M,
     problem: &Problem,
     steps: &[&Kernel],
-    seed: u64,
+    (seed, size): (u64, f64),
 ) -> Result<Run, M::Error> {
     let kernel = steps[0];
-    let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|t| input(problem, t, seed + 7 * t as u64));
+    let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|t| input(problem, t, seed + 7 * t as u64, size));
     let tables: Vec<Vec<bf16>> =
         (0..).zip(&problem.programs.tables).map(|(i, of)| table(of, seed + 100 + i)).collect();
     let mut contents: Vec<Vec<u8>> = Vec::new();
