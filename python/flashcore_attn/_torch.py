@@ -22,15 +22,15 @@ if torch.__version__ < (2, 5):  # a TorchVersion, which compares with tuples
     raise UnsupportedError(message, "torch is too old")
 
 from . import _cuda, _features, _flashcore, _trace
+from ._overrides import PLAIN, is_computed, is_watched, watching_mode
 
 if TYPE_CHECKING:
     from ._features import Features
     from ._flashcore import Terms
     from ._quantize import Options
 
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
-
 _is_compiling = torch.compiler.is_compiling
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _modes = _cuda._modes
@@ -100,7 +100,7 @@ def _undispatched(q: Tensor, k: Tensor, v: Tensor) -> UnsupportedError:
 def _is_plain(q: Tensor, k: Tensor, v: Tensor, profiled: bool = False) -> bool:
     kinds = type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN
     quiet = _functorch() is None and _tracing() is None and (profiled or not _profiler._is_profiler_enabled)
-    return kinds and quiet and not _modes() and not q.is_meta
+    return kinds and quiet and not _modes() and not is_watched() and not q.is_meta
 
 
 def _now(
