@@ -51,6 +51,8 @@ class Replacement:
 
     def enable(self) -> None:
         """Puts it into place. Calls nest."""
+        # PyTorch lists the functions that may be overridden once: now, with its own function in place.
+        sys.modules["torch"].overrides.get_overridable_functions()
         with _lock:
             self._depth += 1
             self.active = True
