@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import _features, _flashcore
 from ._errors import ArgumentError, DeviceMemoryError, DTypeError, UnsupportedError, invalid_words
+from ._overrides import PLAIN, meaning_of_its_own
 
 if TYPE_CHECKING:
     from ._features import Features
@@ -285,9 +286,7 @@ def _covers(starts: Tensor, rows: int) -> bool:
 
 def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None = None) -> Tensor:
     """A tensor that a program reads, in a supported type. A mask ``like`` q has bool, q's type or float32."""
-    if not isinstance(x, Tensor):
-        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
-    _check_layout(name, x)
+    _check_operand(name, x)
     dtype = x.dtype
     if like is not None:
         if dtype not in (torch.bool, torch.float32, like.dtype):
@@ -315,7 +314,7 @@ def _has_values(x: Tensor) -> bool:
     """Whether Python can read the elements now: not under a transform, of a fake tensor, or in a capture."""
     if torch.compiler.is_compiling() or _functorch() is not None or _modes() or x.device.type not in ("cpu", "cuda"):
         return False
-    return type(x) in (Tensor, torch.nn.Parameter) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return type(x) in PLAIN and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _check_range(name: str, x: Tensor) -> None:
@@ -336,9 +335,7 @@ def as_sink(name: str, x: Tensor) -> Tensor:
 
 def as_scale(name: str, x: Tensor) -> Tensor:
     """Descale factors in float32, with any strides."""
-    if not isinstance(x, Tensor):
-        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
-    _check_layout(name, x)
+    _check_operand(name, x)
     if x.dtype != torch.float32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.float32"))
     return x.resolve_neg()
@@ -346,9 +343,7 @@ def as_scale(name: str, x: Tensor) -> Tensor:
 
 def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
     """An array of lengths: int32 and contiguous."""
-    if not isinstance(x, Tensor):
-        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
-    _check_layout(name, x)
+    _check_operand(name, x)
     if x.dtype != torch.int32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32"))
     _features.check_length_array(name, x, elements)
@@ -358,16 +353,8 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
 def describe(features: Features, q: Tensor) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
     lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, names = features
-    names = names or tuple(f"table {i}" for i in range(len(tables)))  # an operator has no names
-    named = (
-        *zip(_features.LENGTHS, lengths),
-        *zip(_features.SCALES, scales),
-        ("learnable_sink", sink),
-        *zip(names, tables),
-    )
-    for name, x in named:
-        if x is not None and x.device != q.device:
-            raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
+    names = names or _unnamed(tables)
+    check_devices(features, q)
     address = [None if x is None else x.data_ptr() for x in lengths]
     return (
         (batch, max_q, max_k, address) if features.uneven else None,
@@ -384,6 +371,29 @@ def describe(features: Features, q: Tensor) -> DescribedFeatures:
     )
 
 
+def _unnamed(tables: tuple[Tensor, ...]) -> tuple[str, ...]:
+    """Names of tables: an operator has none."""
+    return tuple(f"table {i}" for i in range(len(tables)))
+
+
+def named(features: Features) -> list[tuple[str, Tensor]]:
+    """The tensors of features, with their names."""
+    found = (
+        *zip(_features.LENGTHS, features.lengths),
+        *zip(_features.SCALES, features.scales),
+        ("learnable_sink", features.sink),
+        *zip(features.names or _unnamed(features.tables), features.tables),
+    )
+    return [(name, x) for name, x in found if x is not None]
+
+
+def check_devices(features: Features, q: Tensor) -> None:
+    """Rejects tensors of features that are not on q's device."""
+    for name, x in named(features):
+        if x.device != q.device:
+            raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
+
+
 def _inside(name: str, x: Tensor) -> int:
     """The address of a table. Rejects one that ends beyond its storage: its memory was released."""
     reach = sum((extent - 1) * stride for extent, stride in zip(x.shape, x.stride()))
@@ -391,6 +401,16 @@ def _inside(name: str, x: Tensor) -> int:
     if last > x.untyped_storage().nbytes() and 0 not in x.shape:
         raise ArgumentError(f"{name} ends at byte {last} of its storage; expected a tensor inside its storage")
     return x.data_ptr()
+
+
+def _check_operand(name: str, x: Any) -> None:
+    """Rejects what is no tensor in memory, and classes whose memory may mean something else."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
+    _check_layout(name, x)
+    if type(x) not in PLAIN and meaning_of_its_own(x):
+        kind = type(x).__name__
+        raise UnsupportedError(invalid_words(f"the type of {name}", kind, "torch.Tensor"), f"type {kind}")
 
 
 def _check_layout(name: str, x: Tensor) -> None:

@@ -439,9 +439,7 @@ def _band_and_cap(causal: Any, window_size: Any, softcap: Any) -> tuple[int, int
 def _window(size: Any) -> tuple[int, int]:
     try:
         before, after = (-1 if keys is None else keys for keys in size)
-        # `operator.index` would turn a number that varies in a compiled graph into a constant.
-        before = before if type(before) is int else operator.index(before)
-        after = after if type(after) is int else operator.index(after)
+        before, after = _index(before), _index(after)
     except (TypeError, ValueError):
         pass
     else:
@@ -464,13 +462,18 @@ def _cap(value: Any) -> float:
 def _count(name: str, value: Any) -> int:
     """An integer of 0 to 2^31 - 1."""
     try:
-        # `operator.index` would turn a number that varies in a compiled graph into a constant.
-        number = value if type(value) is int else operator.index(value)
+        number = _index(value)
     except TypeError:
         number = -1
     if not 0 <= number < 2**31:
         raise invalid(name, value, "an integer of 0 to 2^31 - 1")
     return number
+
+
+def _index(value: Any) -> Any:
+    """An integer. `operator.index` would turn a number that varies in a compiled graph into a constant."""
+    kind = type(value)
+    return value if kind is int or (_torch is not None and kind is _torch.SymInt) else operator.index(value)
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -644,7 +647,8 @@ def _import_backend(tensor: Any) -> Any:
         from . import _torch as loaded
 
         _torch = loaded
-        return loaded
+        if isinstance(tensor, loaded.Tensor):
+            return loaded
     if _numpy is None and "numpy" in sys.modules:
         load("_numpy")
         from . import _numpy as numpy_backend

@@ -33,8 +33,12 @@ def _viewed(view: Any, name: str, tensor: Any) -> Any:
 
 
 def _kind(name: str, tensor: Any) -> str:
+    wanted = "a PyTorch tensor, a NumPy array, or an array with __dlpack__"
     if hasattr(tensor, "__dlpack_device__"):
-        device = int(tensor.__dlpack_device__()[0])
+        try:
+            device = int(tensor.__dlpack_device__()[0])
+        except TypeError as error:  # what stands for a tensor in a trace of `torch.fx` has every attribute
+            raise invalid(f"the type of {name}", type(tensor).__name__, wanted) from error
         if device in _CPU:
             return "cpu"
         if device in _CUDA:
@@ -43,8 +47,7 @@ def _kind(name: str, tensor: Any) -> str:
         raise UnsupportedError(invalid_words(f"the DLPack device type of {name}", device, expected), "device")
     if hasattr(tensor, "__array_interface__"):
         return "cpu"
-    expected = "a PyTorch tensor, a NumPy array, or an array with __dlpack__"
-    raise invalid(f"the type of {name}", type(tensor).__name__, expected)
+    raise invalid(f"the type of {name}", type(tensor).__name__, wanted)
 
 
 def _on_cpu(like: Any) -> tuple[Any, Any]:

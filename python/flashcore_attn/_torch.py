@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, library
+from torch import SymInt, Tensor, library
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -54,7 +54,7 @@ def attend(
         raise UnsupportedError("forward-mode derivatives are not supported yet", "forward_ad")
     if _is_compiling():
         return _dispatched(q, k, v, heads, terms, want_lse, features)
-    if _is_plain(q, k, v):
+    if _is_plain(q, k, v) and all(type(x) in PLAIN for x in others):
         return _now(q, k, v, heads, terms, want_lse, features)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.is_nested:
@@ -65,7 +65,7 @@ def attend(
     except (TypeError, NotImplementedError, AssertionError) as error:
         if isinstance(error, FlashCoreError):
             raise
-        raise _undispatched(q, k, v) from error
+        raise _undispatched(q, k, v, features) from error
 
 
 def _dispatched(
@@ -89,11 +89,11 @@ def tensors_of(features: Features) -> list[Tensor]:
     return [x for x in (*features.lengths, features.sink, *features.tables, *features.scales) if x is not None]
 
 
-def _undispatched(q: Tensor, k: Tensor, v: Tensor) -> UnsupportedError:
+def _undispatched(q: Tensor, k: Tensor, v: Tensor, features: Features | None) -> UnsupportedError:
     """The error for tensor classes with which PyTorch cannot call the operator."""
-    named = (("q", q), ("k", k), ("v", v))
+    named = (("q", q), ("k", k), ("v", v), *(() if features is None else _cuda.named(features)))
     name, kind = next(((name, type(x).__name__) for name, x in named if type(x) not in PLAIN), ("q", "Tensor"))
-    expected = "torch.Tensor, or a class that dispatches flashcore_attn::attention for all of q, k and v"
+    expected = "torch.Tensor, or a class that dispatches flashcore_attn::attention for all tensors"
     return UnsupportedError(invalid_words(f"the type of {name}", kind, expected), f"type {kind}")
 
 
@@ -293,6 +293,8 @@ def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
         return f"dtype {dtype}"
     if dtype != _computed(k) or dtype != _computed(v):
         return "dtypes that differ"
+    if q.device != k.device or q.device != v.device:
+        return "devices that differ"
     if kind == "cpu":
         return None
     # The conditions of the kernels that run on every GPU: `check_problem` in
@@ -304,10 +306,11 @@ def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 
 def takes_mask(mask: Tensor, q: Tensor) -> bool:
-    """Whether a mask has a type that a call with such a q takes."""
+    """Whether a mask has a device and a type that a call with such a q takes."""
     own = _computed(q)
-    return mask.dtype in (torch.bool, torch.float32, own) or (
-        torch.is_autocast_enabled(q.device.type) and mask.dtype in _cuda.DTYPES
+    return mask.device == q.device and (
+        mask.dtype in (torch.bool, torch.float32, own)
+        or (torch.is_autocast_enabled(q.device.type) and mask.dtype in _cuda.DTYPES)
     )
 
 
@@ -356,12 +359,20 @@ def _describe(
     )
 
 
+def _memory(x: Any) -> Any:
+    """A tensor without its class, or a list of them: an operator reads memory, and a subclass could report another
+    shape."""
+    if isinstance(x, list):
+        return [_memory(each) for each in x]
+    if not isinstance(x, Tensor) or type(x) is Tensor:
+        return x
+    with torch._C.DisableTorchFunctionSubclass():
+        return Tensor.as_subclass(x, Tensor)
+
+
 def _both(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """O and the LSE. The LSE is empty if it was not requested, because an operator returns tensors only."""
-    # Only the memory is used here. A subclass could report another shape.
-    with torch._C.DisableTorchFunctionSubclass():
-        q, k, v = (x if type(x) is Tensor else Tensor.as_subclass(x, Tensor) for x in (q, k, v))
-    out, lse = _now(q, k, v, *rest)
+    out, lse = _now(_memory(q), _memory(k), _memory(v), *rest)
     return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
 
 
@@ -430,7 +441,7 @@ def _operator_with(
     want_lse: bool,
     *features: Any,
 ) -> tuple[Tensor, Tensor]:
-    stated = _stated(features)
+    stated = _stated(tuple(map(_memory, features)))
     _check_features(q, k, heads, stated)
     # A slice that `torch.vmap` hands over may have strides, which the kernels do not read.
     lengths: Any = tuple(None if x is None else x.contiguous() for x in stated.lengths)
@@ -441,9 +452,10 @@ def _operator_with(
 def _check_features(q: Tensor, k: Tensor, heads: int, features: Features) -> None:
     """Rejects features whose tensors do not fit: a trace or a direct call brings some that nothing else has checked.
     Rust checks tables."""
+    _cuda.check_devices(features, q)
     for name, x in zip(_features.LENGTHS, features.lengths):
         if x is not None:
-            _cuda.as_lengths(name, x, features.batch + name.startswith("cu_"))
+            _cuda.as_lengths(name, x, _features.length_elements(name, features.batch))
     if features.sink is not None:
         _features.sink("sink", _cuda, features.sink, q.shape[heads])
         if features.sink.dtype != torch.float32:

@@ -135,7 +135,7 @@ def flash_attn_varlen_func(
             raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it takes {wanted}")
     batch = _batch(q, k, cu_seqlens_q, cu_seqlens_k)
     arrays = tuple(
-        None if array is None else backend.as_lengths(name, array, batch + name.startswith("cu_"))
+        None if array is None else backend.as_lengths(name, array, _features.length_elements(name, batch))
         for name, array in zip(_features.LENGTHS, lengths)
     )
     heads = q.shape[1] if packed_q else q.shape[2]
@@ -241,8 +241,8 @@ def flash_attn_varlen_kvpacked_func(
     return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, *options)
 
 
-def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
-    """The number of batch entries."""
+def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
+    """The number of batch entries: an integer, also one that varies in a compiled graph."""
     for name, array in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if array is None:
             continue
@@ -250,15 +250,15 @@ def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
             raise ArgumentError(f"{name} is {_kind(array)}; expected a tensor of 1 dimension")
         if len(array.shape) != 1 or array.shape[0] == 0:
             raise ArgumentError(f"{name} has shape {tuple(array.shape)}; expected (batch + 1,)")
-    of_q = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else q.shape[0]
-    of_k = len(cu_seqlens_k) - 1 if cu_seqlens_k is not None else k.shape[0]
+    of_q = cu_seqlens_q.shape[0] - 1 if cu_seqlens_q is not None else q.shape[0]
+    of_k = cu_seqlens_k.shape[0] - 1 if cu_seqlens_k is not None else k.shape[0]
     if of_q != of_k:
         on_q = "q" if cu_seqlens_q is None else "cu_seqlens_q"
         on_k = "k" if cu_seqlens_k is None else "cu_seqlens_k"
         raise ArgumentError(
             f"{on_k} has {of_k} sequence{'' if of_k == 1 else 's'}, {on_q} has {of_q}; the numbers must be equal"
         )
-    return int(of_q)
+    return of_q
 
 
 def _check_parts(name: str, tensor: Any, parts: int) -> None:
