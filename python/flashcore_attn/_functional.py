@@ -473,7 +473,7 @@ def _count(name: str, value: Any) -> int:
 def _index(value: Any) -> Any:
     """An integer. `operator.index` would turn a number that varies in a compiled graph into a constant."""
     kind = type(value)
-    return value if kind is int or (_torch is not None and kind is _torch.SymInt) else operator.index(value)
+    return value if kind is int or (_torch is not None and kind is _torch.torch.SymInt) else operator.index(value)
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -647,8 +647,8 @@ def _import_backend(tensor: Any) -> Any:
         from . import _torch as loaded
 
         _torch = loaded
-        if isinstance(tensor, loaded.Tensor):
-            return loaded
+        if isinstance(tensor, _torch.Tensor):
+            return _torch
     if _numpy is None and "numpy" in sys.modules:
         load("_numpy")
         from . import _numpy as numpy_backend

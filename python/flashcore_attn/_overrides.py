@@ -41,7 +41,7 @@ _OPERATOR_MODES = frozenset({
 })  # fmt: skip
 
 _function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
-_function_mode = getattr(torch._C, "_get_function_stack_at", None)
+_function_mode = getattr(torch._C, "_get_function_stack_at", lambda number: None)
 _operator_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _without_override = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
 

@@ -60,7 +60,7 @@ class Replacement:
             # Somebody may have put PyTorch's function back since the last call. Another library's function stays:
             # it may call this one.
             if self._lent == 0 and self._is_own(found):
-                functools.update_wrapper(self, found)
+                functools.update_wrapper(self, found)  # type: ignore[arg-type]
                 self.original = found
                 self._put(self)
 

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import SymInt, Tensor, library
+from torch import Tensor, library
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -22,7 +22,7 @@ if torch.__version__ < (2, 5):  # a TorchVersion, which compares with tuples
     raise UnsupportedError(message, "torch is too old")
 
 from . import _cuda, _features, _flashcore, _trace
-from ._overrides import PLAIN, is_computed, is_watched, watching_mode
+from ._overrides import PLAIN, is_computed, is_watched
 
 if TYPE_CHECKING:
     from ._features import Features
@@ -62,10 +62,16 @@ def attend(
             raise UnsupportedError(words, "layout nested")
     try:
         return _dispatched(q, k, v, heads, terms, want_lse, features)
-    except (TypeError, NotImplementedError, AssertionError) as error:
-        if isinstance(error, FlashCoreError):
+    except (TypeError, NotImplementedError, AssertionError, ValueError, RuntimeError) as error:
+        of_classes = isinstance(error, (TypeError, NotImplementedError, AssertionError))
+        if isinstance(error, FlashCoreError) or not (of_classes or _has_wrappers(q, k, v, *others)):
             raise
         raise _undispatched(q, k, v, features) from error
+
+
+def _has_wrappers(*tensors: Tensor) -> bool:
+    """Whether a class among those of tensors runs operators in its own way, and may refuse a mixture of classes."""
+    return any(not is_computed(type(x)) for x in tensors)
 
 
 def _dispatched(

@@ -10,9 +10,11 @@
 
 Calls that FlashCore does not support (dropout, gradients, a device, type or head dim that it lacks, a function that
 cannot be a program) run in PyTorch as before, and are counted with their reason. The same holds for tensors of other
-classes than ``torch.Tensor`` (distributed tensors, for example), for calls that ``torch.jit`` and ``torch.fx`` trace,
-and for calls where ``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention: the user's
-choice of a kernel stays in force.
+classes than ``torch.Tensor`` (distributed tensors and ``torch.nn.attention.bias``, for example), for calls under a
+``TorchFunctionMode`` or a ``TorchDispatchMode`` that is not known to leave attention alone (the default device and the
+counter of FLOP are known), for calls that ``torch.jit`` and ``torch.fx.symbolic_trace`` trace, and for calls where
+``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention: the user's choice of a kernel
+stays in force. While a class or a mode decides about a call, PyTorch's function is in place, for all threads.
 
 Code is routed if it looks the function up when it calls it: as ``F.scaled_dot_product_attention`` or
 ``torch.nn.functional.scaled_dot_product_attention`` in any module. Two cases are not routed: a name that was imported
@@ -21,11 +23,17 @@ before (``from torch.nn.functional import scaled_dot_product_attention``), and t
 ``torch.backends.mha.set_fastpath_enabled(False)`` turns off.
 
 ``torch.compile`` traces the function that is in place at compile time, and compiles again when that changes. Whether a
-compiled call is routed is decided once, during tracing. Compiled calls are not counted.
+compiled call is routed is decided once, during tracing. Compiled calls are not counted. ``torch.export`` and ``make_fx``
+record FlashCore's operator; a call of theirs is counted when it is traced.
+
+The function in place has the name, module, documentation, signature and pickle of PyTorch's. One that another library
+has put there is not replaced: ``enable`` raises an error that names it. Enabled first, FlashCore is what the other
+library's function calls.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import threading
 from collections import Counter
@@ -46,6 +54,7 @@ _LARGEST_SCALE = 2e38
 
 _lock = threading.Lock()
 _torch: Any = None  # `flashcore_attn._torch` from the first `enable` on
+_overrides: Any = None  # `flashcore_attn._overrides`, likewise
 _served = 0
 _fallbacks: Counter[str] = Counter()
 
@@ -57,18 +66,19 @@ def enable() -> None:
     Raises:
         UnsupportedError: when PyTorch is not installed, or too old, or when another library has replaced the function.
     """
-    global _torch
+    global _torch, _overrides
     try:
-        import torch.nn.attention.flex_attention
+        importlib.import_module("torch.nn.attention.flex_attention")
     except ModuleNotFoundError as error:
         message = "compat stands in for PyTorch's attention, and PyTorch is not installed; pip install torch"
         raise UnsupportedError(message, "torch is missing") from error
 
     load("_torch")
+    from . import _overrides as overrides
     from . import _torch as loaded
 
     loaded.script_as(_attention, "aten::scaled_dot_product_attention")
-    _torch = loaded
+    _torch, _overrides = loaded, overrides
     for function in (_attention, _flex):
         function.check()
     for function in (_attention, _flex):
@@ -96,7 +106,7 @@ def stats() -> dict[str, Any]:
 
     Returns:
         ``{"calls": int, "flashcore": int, "fallback": int, "reasons": {reason: int}}`` since the process began or
-        since :func:`reset_stats`. Calls in compiled code are not counted.
+        since :func:`reset_stats`. Calls that ``torch.compile`` traces are not counted.
     """
     with _lock:
         fallback = sum(_fallbacks.values())
@@ -254,9 +264,9 @@ def _override(tensors: tuple[Any, ...]) -> str | None:
     """A class of a tensor, or an active mode, that may give PyTorch's function another meaning."""
     compiling = _torch.is_dynamo_compiling()
     for x in tensors:
-        if not _torch.is_computed(type(x), compiling):
+        if not _overrides.is_computed(type(x), compiling):
             return f"type {type(x).__name__}"
-    mode = _torch.watching_mode(compiling)
+    mode = _overrides.watching_mode(compiling)
     return None if mode is None else f"mode {mode}"
 
 

@@ -26,9 +26,11 @@ const BUILD: [&str; 8] = [
 const TORCH: [&str; 5] =
     ["torch==2.15.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0", "transformers==5.23.0"];
 /// Tests that need PyTorch, or that also run with PyTorch.
-const TORCH_TESTS: [&str; 10] = [
+const TORCH_TESTS: [&str; 12] = [
     "test_torch.py",
     "test_compat.py",
+    "test_overrides.py",
+    "test_graphs.py",
     "test_bench.py",
     "test_feature_suites.py",
     "test_fp8.py",
