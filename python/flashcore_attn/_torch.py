@@ -8,6 +8,7 @@ and while a profiler is on they go through the operator, which all of those unde
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,11 +46,7 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of 4-D tensors whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     others = () if features is None else tensors_of(features)
-    if _grad_enabled() and any(x.requires_grad for x in (q, k, v, *others)):
-        raise UnsupportedError(
-            "an input requires grad, and there is no backward yet; use torch.no_grad(), or detach the inputs",
-            "requires_grad",
-        )
+    _refuse_grad((q, k, v, *others))
     if _forward_ad._current_level >= 0:
         raise UnsupportedError("forward-mode derivatives are not supported yet", "forward_ad")
     if _is_compiling():
@@ -67,6 +64,20 @@ def attend(
         if isinstance(error, FlashCoreError) or not (of_classes or _has_wrappers(q, k, v, *others)):
             raise
         raise _undispatched(q, k, v, features) from error
+
+
+def _refuse_grad(tensors: Iterable[Tensor]) -> None:
+    if _grad_enabled() and any(x.requires_grad for x in tensors):
+        raise UnsupportedError(
+            "an input requires grad, and there is no backward yet; use torch.no_grad(), or detach the inputs",
+            "requires_grad",
+        )
+
+
+def hides_derivatives() -> bool:
+    """Whether ``torch.vmap`` runs inside of a derivative: its tensors do not show whether they require grad."""
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return any(level.key() == torch._C._functorch.TransformType.Grad for level in stack[:-1])
 
 
 def _has_wrappers(*tensors: Tensor) -> bool:
@@ -340,8 +351,9 @@ def flash_is_left_out() -> bool:
     return not torch.backends.cuda.flash_sdp_enabled()
 
 
-# Marks both as `torch.compiler.assume_constant_result` does, without importing the compiler: both are called
+# Marks them as `torch.compiler.assume_constant_result` does, without importing the compiler: they are called
 # while a graph is traced.
+hides_derivatives._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _gpu_lacks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 flash_is_left_out._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
@@ -520,6 +532,7 @@ def _mapped(function: Any) -> Any:
 
     def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
         flat, structure = pytree.tree_flatten(arguments)
+        _refuse_grad(x for x in flat if isinstance(x, Tensor))
         dims = structure.flatten_up_to(in_dims)
 
         def call(number: int) -> Any:

@@ -261,7 +261,8 @@ class Table:
 
 
 def is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, Tracer)
+    """Whether a value is an array, and not a class of arrays."""
+    return hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, (Tracer, type))
 
 
 def _name(function: Any) -> str:

@@ -23,8 +23,8 @@ before (``from torch.nn.functional import scaled_dot_product_attention``), and t
 ``torch.backends.mha.set_fastpath_enabled(False)`` turns off.
 
 ``torch.compile`` traces the function that is in place at compile time, and compiles again when that changes. Whether a
-compiled call is routed is decided once, during tracing. Compiled calls are not counted. ``torch.export`` and ``make_fx``
-record FlashCore's operator; a call of theirs is counted when it is traced.
+compiled call is routed is decided once, during tracing. Compiled calls are not counted. ``torch.export`` and
+``make_fx`` record FlashCore's operator; a call of theirs is counted when it is traced.
 
 The function in place has the name, module, documentation, signature and pickle of PyTorch's. One that another library
 has put there is not replaced: ``enable`` raises an error that names it. Enabled first, FlashCore is what the other
@@ -147,6 +147,8 @@ class _Attention(Replacement):
         if not self.active:  # a caller kept this function after `disable` had restored PyTorch's
             return theirs()
         tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+        if type(is_causal) is not bool or type(enable_gqa) is not bool:  # PyTorch refuses other truth values
+            return _counted(ours, theirs, "is_causal" if type(is_causal) is not bool else "enable_gqa")
         override = _override(tensors)
         if override is not None:
             return self._overridden(override, theirs)
@@ -275,6 +277,8 @@ def _unsupported_reason(torch: Any, tensors: tuple[Any, ...], dropout_p: float) 
     if dropout_p or dropout_p is None:
         return "dropout_p"
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return "requires_grad"
+    if _torch.is_dynamo_compiling() and _torch.hides_derivatives():
         return "requires_grad"
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward_ad"

@@ -395,6 +395,46 @@ def test_compat_is_disabled_and_enabled_while_a_class_is_asked():
     assert found == [True] * 6
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_derivatives_around_a_map_are_pytorchs(compiled):
+    """The tensors of `torch.vmap` do not show that something outside of it requires their derivatives."""
+    q = torch.randn(2, 2, 4, 8)
+
+    def summed(x, attend):
+        return torch.vmap(lambda x: attend(x, x, x))(x).sum()
+
+    expected = torch.func.grad(summed)(q, TORCH_SDPA)
+    with compat.enabled():
+        run = torch.func.grad(lambda x: summed(x, lambda *three: F.scaled_dot_product_attention(*three)))
+        run = torch.compile(run, fullgraph=True, backend="aot_eager") if compiled else run
+        torch.testing.assert_close(run(q), expected)
+    assert compat.stats()["reasons"] == ({} if compiled else {"requires_grad": 1})
+    with pytest.raises(flashcore_attn.UnsupportedError, match="requires grad"):
+        torch.func.grad(summed)(q, flashcore_attn.scaled_dot_product_attention)
+    constant = torch.func.grad(lambda x: summed(q, flashcore_attn.scaled_dot_product_attention) * x)(torch.ones(()))
+    torch.testing.assert_close(constant, summed(q, TORCH_SDPA))
+
+
+def test_truth_values_that_pytorch_refuses():
+    q = torch.randn(1, 1, 4, 8)
+    with compat.enabled():
+        for name in ("is_causal", "enable_gqa"):
+            with pytest.raises(TypeError, match=name):
+                F.scaled_dot_product_attention(q, q, q, **{name: 1})
+    assert compat.stats()["reasons"] == {"is_causal": 1, "enable_gqa": 1}
+
+
+class Special(torch.nn.Parameter):
+    pass
+
+
+def test_a_score_function_may_name_a_class_of_tensors():
+    q = torch.randn(1, 2, 4, 8)
+    score = lambda s, b, h, i, j: s + Special(torch.arange(4.0), requires_grad=False)[j]  # noqa: E731
+    out = flashcore_attn.flex_attention(q, q, q, score)
+    torch.testing.assert_close(out, flashcore_attn.flex_attention(q, q, q, lambda s, b, h, i, j: s + j * 1.0))
+
+
 def test_what_stands_for_a_tensor_in_a_trace_is_refused_by_name():
     with pytest.raises(flashcore_attn.ArgumentError, match="invalid value 'Proxy' for the type of query"):
         torch.fx.symbolic_trace(lambda q: flashcore_attn.scaled_dot_product_attention(q, q, q))
