@@ -149,12 +149,12 @@ class _Attention(Replacement):
         tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
         if type(is_causal) is not bool or type(enable_gqa) is not bool:  # PyTorch refuses other truth values
             return _counted(ours, theirs, "is_causal" if type(is_causal) is not bool else "enable_gqa")
-        override = _override(tensors)
+        others = [x for x in tensors if type(x) not in _overrides.PLAIN]
+        override = _override(others)
         if override is not None:
             return self._overridden(override, theirs)
         reason = _unsupported_reason(torch, tensors, dropout_p)
-        # Nothing is tried twice in a graph.
-        if reason is None and (torch.compiler.is_compiling() or any(type(x) not in _torch.PLAIN for x in tensors)):
+        if reason is None and (others or torch.compiler.is_compiling()):  # nothing is tried twice in a graph
             reason = _refused(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         return _counted(ours, theirs, reason)
 
@@ -234,7 +234,7 @@ class _Flex(Replacement):
         if not self.active or torch.compiler.is_dynamo_compiling():
             return theirs()
         tensors = (query, key, value)
-        override = _override(tensors)
+        override = _override([x for x in tensors if type(x) not in _overrides.PLAIN])
         if override is not None:
             with self.lent():
                 return _counted(ours, theirs, override)
@@ -262,10 +262,11 @@ def _refused(query: Any, key: Any, value: Any, mask: Any, is_causal: Any, scale:
     return None if fits and _torch.takes_mask(mask, query) else "attn_mask"
 
 
-def _override(tensors: tuple[Any, ...]) -> str | None:
-    """A class of a tensor, or an active mode, that may give PyTorch's function another meaning."""
+def _override(others: list[Any]) -> str | None:
+    """A class of one of the tensors that are not plain, or an active mode, that may give PyTorch's function another
+    meaning."""
     compiling = _torch.is_dynamo_compiling()
-    for x in tensors:
+    for x in others:
         if not _overrides.is_computed(type(x), compiling):
             return f"type {type(x).__name__}"
     mode = _overrides.watching_mode(compiling)
