@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import _features, _flashcore, _memory
 from ._errors import ArgumentError, DeviceMemoryError, DTypeError, UnsupportedError, invalid_words
+from ._overrides import PLAIN, meaning_of_its_own
 
 if TYPE_CHECKING:
     from ._features import Features
@@ -290,9 +291,7 @@ def _covers(starts: Tensor, rows: int) -> bool:
 
 def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None = None) -> Tensor:
     """A tensor that a program reads, in a supported type. A mask ``like`` q has bool, q's type or float32."""
-    if not isinstance(x, Tensor):
-        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
-    check_given(name, x)
+    _check_operand(name, x)
     dtype = x.dtype
     if like is not None:
         if dtype not in (torch.bool, torch.float32, like.dtype):
@@ -327,7 +326,7 @@ def _has_values(x: Tensor) -> bool:
     """Whether Python can read the elements now: not under a transform, of a fake tensor, or in a capture."""
     if torch.compiler.is_compiling() or _functorch() is not None or _modes() or x.device.type not in ("cpu", "cuda"):
         return False
-    return type(x) in (Tensor, torch.nn.Parameter) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return type(x) in PLAIN and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _check_range(name: str, x: Tensor) -> None:
@@ -348,9 +347,7 @@ def as_sink(name: str, x: Tensor) -> Tensor:
 
 def as_scale(name: str, x: Tensor) -> Tensor:
     """Descale factors in float32, with any strides."""
-    if not isinstance(x, Tensor):
-        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
-    check_given(name, x)
+    _check_operand(name, x)
     if x.dtype != torch.float32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.float32"))
     return x.resolve_neg()
@@ -358,9 +355,7 @@ def as_scale(name: str, x: Tensor) -> Tensor:
 
 def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
     """An array of lengths: int32 and contiguous."""
-    if not isinstance(x, Tensor):
-        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
-    check_given(name, x)
+    _check_operand(name, x)
     if x.dtype != torch.int32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32"))
     _features.check_length_array(name, x, elements)
@@ -370,7 +365,7 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
 def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust. ``held`` keeps their memory."""
     lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, _ = features
-    check_placed(features, q)
+    check_devices(features, q)
 
     def at(name: str, x: Tensor | None) -> int | None:
         return None if x is None else _memory.address(name, x, held)
@@ -395,7 +390,7 @@ def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeature
     )
 
 
-def check_placed(features: Features, q: Tensor) -> None:
+def check_devices(features: Features, q: Tensor) -> None:
     """Rejects tensors of features that are not on q's device."""
     for name, x in features.named():
         if x.device != q.device:
@@ -405,6 +400,17 @@ def check_placed(features: Features, q: Tensor) -> None:
 def check_given(name: str, x: Tensor) -> None:
     """Rejects a tensor of another layout than that of plain tensors, or whose memory was released."""
     _check_layout(name, x)
+    _memory.check(name, x)
+
+
+def _check_operand(name: str, x: Any) -> None:
+    """Rejects what is no tensor in memory, and classes whose memory may mean something else."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
+    _check_layout(name, x)
+    if type(x) not in PLAIN and meaning_of_its_own(x):
+        kind = type(x).__name__
+        raise UnsupportedError(invalid_words(f"the type of {name}", kind, "torch.Tensor"), f"type {kind}")
     _memory.check(name, x)
 
 

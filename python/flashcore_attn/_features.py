@@ -155,6 +155,12 @@ def check_integer(name: str, value: int) -> None:
         raise invalid(f"an element of {name}", value, "an integer of 32 bits")
 
 
+def length_elements(name: str, batch: Any) -> Any:
+    """The number of elements of an array of lengths."""
+    # A symbolic number of PyTorch 2.11 cannot be added to a bool.
+    return batch + 1 if name.startswith("cu_") else batch
+
+
 def check_length_array(name: str, array: Any, elements: int) -> None:
     """Rejects an array of lengths with a wrong number of elements."""
     shape = tuple(array.shape)

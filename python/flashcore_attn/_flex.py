@@ -9,6 +9,7 @@ from typing import Any
 from . import _blocks, _features, _trace, _trace_cache
 from ._errors import ArgumentError, UnsupportedError, dimensions, invalid, invalid_words
 from ._functional import _broadcast, _check_number, _flag, _leads_agree, _of_scale, backend_of, foreign, given
+from ._graphs import outside_graphs
 from ._trace import table
 
 __all__ = ["flex_attention", "table"]
@@ -20,6 +21,8 @@ MOST_TABLES = 8
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
 
+# The functions of the caller are called with tracers, which PyTorch's compiler must not trace in turn.
+@outside_graphs
 def flex_attention(
     query: Any,
     key: Any,
@@ -104,10 +107,6 @@ def flex_attention(
             raise told from None
         raise
     return (out, lse) if return_lse else out
-
-
-# The functions of the caller are called with tracers, which PyTorch's compiler must not trace in turn.
-flex_attention._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _wants_lse(return_aux: Any, return_lse: Any) -> bool:

@@ -439,9 +439,7 @@ def _window(size: Any) -> tuple[int, int]:
         before, after = (-1 if keys is None else keys for keys in size)
         for keys in (before, after):
             _check_number("window_size", keys)
-        # `operator.index` would turn a number that varies in a compiled graph into a constant.
-        before = before if type(before) is int else operator.index(before)
-        after = after if type(after) is int else operator.index(after)
+        before, after = _index(before), _index(after)
     except (TypeError, ValueError, RuntimeError):
         pass
     else:
@@ -466,13 +464,18 @@ def _count(name: str, value: Any) -> int:
     """An integer of 0 to 2^31 - 1."""
     _check_number(name, value)
     try:
-        # `operator.index` would turn a number that varies in a compiled graph into a constant.
-        number = value if type(value) is int else operator.index(value)
+        number = _index(value)
     except (TypeError, ValueError, RuntimeError):  # of tensors
         number = -1
     if not 0 <= number < 2**31:
         raise invalid(name, value, "an integer of 0 to 2^31 - 1")
     return number
+
+
+def _index(value: Any) -> Any:
+    """An integer. `operator.index` would turn a number that varies in a compiled graph into a constant."""
+    kind = type(value)
+    return value if kind is int or (_torch is not None and kind is _torch.torch.SymInt) else operator.index(value)
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -650,7 +653,8 @@ def _import_backend(tensor: Any) -> Any:
         from . import _torch as loaded
 
         _torch = loaded
-        return loaded
+        if isinstance(tensor, _torch.Tensor):
+            return _torch
     if _numpy is None and "numpy" in sys.modules:
         load("_numpy")
         from . import _numpy as numpy_backend

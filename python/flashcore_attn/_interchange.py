@@ -33,8 +33,14 @@ def _viewed(view: Any, name: str, tensor: Any) -> Any:
 
 
 def _kind(name: str, tensor: Any) -> str:
+    wanted = "a PyTorch tensor, a NumPy array, or an array with __dlpack__"
     if hasattr(tensor, "__dlpack_device__"):
-        device = _viewed(lambda x: int(x.__dlpack_device__()[0]), name, tensor)
+        try:
+            device = _viewed(lambda x: int(x.__dlpack_device__()[0]), name, tensor)
+        except UnsupportedError as error:
+            if isinstance(error.__cause__, TypeError):  # of what stands for a tensor in a trace of `torch.fx`
+                raise invalid(f"the type of {name}", type(tensor).__name__, wanted) from error
+            raise
         if device in _CPU:
             return "cpu"
         if device in _CUDA:
@@ -43,8 +49,7 @@ def _kind(name: str, tensor: Any) -> str:
         raise UnsupportedError(invalid_words(f"the DLPack device type of {name}", device, expected), "device")
     if hasattr(tensor, "__array_interface__"):
         return "cpu"
-    expected = "a PyTorch tensor, a NumPy array, or an array with __dlpack__"
-    raise invalid(f"the type of {name}", type(tensor).__name__, expected)
+    raise invalid(f"the type of {name}", type(tensor).__name__, wanted)
 
 
 def _on_cpu(like: Any) -> tuple[Any, Any]:

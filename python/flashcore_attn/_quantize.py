@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from . import _features, _functional
 from ._errors import DTypeError, invalid, invalid_words
+from ._graphs import outside_graphs
 
 __all__ = ["Options", "Quantized", "quantize"]
 
@@ -39,6 +40,7 @@ class Options(NamedTuple):
         return (batch, heads, -(-rows // self.rows)) if self.rows else (batch, heads)
 
 
+@outside_graphs
 def quantize(
     q: Any,
     k: Any,

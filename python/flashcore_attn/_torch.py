@@ -8,6 +8,7 @@ and while a profiler is on they go through the operator, which all of those unde
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,15 +23,15 @@ if torch.__version__ < (2, 5):  # a TorchVersion, which compares with tuples
     raise UnsupportedError(message, "torch is too old")
 
 from . import _cuda, _features, _flashcore, _memory, _trace
+from ._overrides import PLAIN, is_computed, is_watched
 
 if TYPE_CHECKING:
     from ._features import Features
     from ._flashcore import Terms
     from ._quantize import Options
 
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
-
 _is_compiling = torch.compiler.is_compiling
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _modes = _cuda._modes
@@ -45,23 +46,39 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of 4-D tensors whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     others = () if features is None else [x for _, x in features.named()]
-    if _grad_enabled() and any(x.requires_grad for x in (q, k, v, *others)):
-        raise UnsupportedError(
-            "an input requires grad, and there is no backward yet; use torch.no_grad(), or detach the inputs",
-            "requires_grad",
-        )
+    _refuse_grad((q, k, v, *others))
     if _forward_ad._current_level >= 0:
         raise UnsupportedError("forward-mode derivatives are not supported yet", "forward_ad")
     if _is_compiling():
         return _dispatched(q, k, v, heads, terms, want_lse, features)
-    if _is_plain(q, k, v):
+    if _is_plain(q, k, v) and all(type(x) in PLAIN for x in others):
         return _now(q, k, v, heads, terms, want_lse, features)
     try:
         return _dispatched(q, k, v, heads, terms, want_lse, features)
-    except (TypeError, NotImplementedError, AssertionError) as error:
-        if isinstance(error, FlashCoreError):
+    except (TypeError, NotImplementedError, AssertionError, ValueError, RuntimeError) as error:
+        of_classes = isinstance(error, (TypeError, NotImplementedError, AssertionError))
+        if isinstance(error, FlashCoreError) or not (of_classes or _has_wrappers(q, k, v, *others)):
             raise
-        raise _undispatched(q, k, v) from error
+        raise _undispatched(q, k, v, features) from error
+
+
+def _refuse_grad(tensors: Iterable[Tensor]) -> None:
+    if _grad_enabled() and any(x.requires_grad for x in tensors):
+        raise UnsupportedError(
+            "an input requires grad, and there is no backward yet; use torch.no_grad(), or detach the inputs",
+            "requires_grad",
+        )
+
+
+def hides_derivatives() -> bool:
+    """Whether ``torch.vmap`` runs inside of a derivative: its tensors do not show whether they require grad."""
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return any(level.key() == torch._C._functorch.TransformType.Grad for level in stack[:-1])
+
+
+def _has_wrappers(*tensors: Tensor) -> bool:
+    """Whether a class among those of tensors runs operators in its own way, and may refuse a mixture of classes."""
+    return any(not is_computed(type(x)) for x in tensors)
 
 
 def _dispatched(
@@ -83,18 +100,18 @@ def _dispatched(
     return out, lse if want_lse else None
 
 
-def _undispatched(q: Tensor, k: Tensor, v: Tensor) -> UnsupportedError:
+def _undispatched(q: Tensor, k: Tensor, v: Tensor, features: Features | None) -> UnsupportedError:
     """The error for tensor classes with which PyTorch cannot call the operator."""
-    named = (("q", q), ("k", k), ("v", v))
+    named = (("q", q), ("k", k), ("v", v), *(() if features is None else features.named()))
     name, kind = next(((name, type(x).__name__) for name, x in named if type(x) not in PLAIN), ("q", "Tensor"))
-    expected = "torch.Tensor, or a class that dispatches flashcore_attn::attention for all of q, k and v"
+    expected = "torch.Tensor, or a class that dispatches flashcore_attn::attention for all tensors"
     return UnsupportedError(invalid_words(f"the type of {name}", kind, expected), f"type {kind}")
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor, profiled: bool = False) -> bool:
     kinds = type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN
     quiet = _functorch() is None and _tracing() is None and (profiled or not _profiler._is_profiler_enabled)
-    return kinds and quiet and not _modes() and not q.is_meta
+    return kinds and quiet and not _modes() and not is_watched() and not q.is_meta
 
 
 def _now(
@@ -291,6 +308,8 @@ def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
         return f"dtype {dtype}"
     if dtype != _computed(k) or dtype != _computed(v):
         return "dtypes that differ"
+    if q.device != k.device or q.device != v.device:
+        return "devices that differ"
     # PyTorch gives the result of such tensors the shape of q, without broadcasting.
     if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2] and 0 in (*q.shape, *k.shape, *v.shape):
         return "no elements"
@@ -305,10 +324,11 @@ def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 
 def takes_mask(mask: Tensor, q: Tensor) -> bool:
-    """Whether a mask has a type that a call with such a q takes."""
+    """Whether a mask has a device and a type that a call with such a q takes."""
     own = _computed(q)
-    return mask.dtype in (torch.bool, torch.float32, own) or (
-        torch.is_autocast_enabled(q.device.type) and mask.dtype in _cuda.DTYPES
+    return mask.device == q.device and (
+        mask.dtype in (torch.bool, torch.float32, own)
+        or (torch.is_autocast_enabled(q.device.type) and mask.dtype in _cuda.DTYPES)
     )
 
 
@@ -340,8 +360,9 @@ def flash_is_left_out() -> bool:
     return not torch.backends.cuda.flash_sdp_enabled()
 
 
-# Marks both as `torch.compiler.assume_constant_result` does, without importing the compiler: both are called
+# Marks them as `torch.compiler.assume_constant_result` does, without importing the compiler: they are called
 # while a graph is traced.
+hides_derivatives._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _gpu_lacks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 flash_is_left_out._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
@@ -365,13 +386,21 @@ def _describe(
     )
 
 
+def _plain(x: Any) -> Any:
+    """A tensor without its class, or a list of them: an operator reads memory, and a subclass could report another
+    shape."""
+    if isinstance(x, list):
+        return [_plain(each) for each in x]
+    if not isinstance(x, Tensor) or type(x) is Tensor:
+        return x
+    with torch._C.DisableTorchFunctionSubclass():
+        return Tensor.as_subclass(x, Tensor)
+
+
 def _both(q: Tensor, k: Tensor, v: Tensor, heads: int, *rest: Any) -> tuple[Tensor, Tensor]:
     """O and the LSE. The LSE is empty if it was not requested, because an operator returns tensors only."""
     _check_axes(q, k, v, heads)
-    # Only the memory is used here. A subclass could report another shape.
-    with torch._C.DisableTorchFunctionSubclass():
-        q, k, v = (x if type(x) is Tensor else Tensor.as_subclass(x, Tensor) for x in (q, k, v))
-    out, lse = _now(q, k, v, heads, *rest)
+    out, lse = _now(_plain(q), _plain(k), _plain(v), heads, *rest)
     return out, q.new_empty((0,), dtype=torch.float32) if lse is None else lse
 
 
@@ -450,7 +479,7 @@ def _operator_with(
     want_lse: bool,
     *features: Any,
 ) -> tuple[Tensor, Tensor]:
-    stated = _stated(features)
+    stated = _stated(tuple(map(_plain, features)))
     for name, number in (("batch", stated.batch), ("max_q", stated.max_q), ("max_k", stated.max_k)):
         if not 0 <= number < 2**31:
             raise invalid(name, number, "an integer of 0 to 2^31 - 1")
@@ -467,12 +496,12 @@ def _check_features(q: Tensor, k: Tensor, v: Tensor, heads: int, features: Featu
     """Rejects features whose tensors do not fit: a trace or a direct call brings some that nothing else has checked.
     Rust checks the shapes of tables."""
     _check_axes(q, k, v, heads)
-    _cuda.check_placed(features, q)
+    _cuda.check_devices(features, q)
     for name, x in zip(features.table_names, features.tables):
         _cuda.check_table(name, x)
     for name, x in zip(_features.LENGTHS, features.lengths):
         if x is not None:
-            _cuda.as_lengths(name, x, features.batch + name.startswith("cu_"))
+            _cuda.as_lengths(name, x, _features.length_elements(name, features.batch))
     if features.sink is not None:
         _features.sink("sink", _cuda, features.sink, q.shape[heads])
         if features.sink.dtype != torch.float32:
@@ -533,6 +562,7 @@ def _mapped(function: Any) -> Any:
 
     def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
         flat, structure = pytree.tree_flatten(arguments)
+        _refuse_grad(x for x in flat if isinstance(x, Tensor))
         dims = structure.flatten_up_to(in_dims)
 
         for argument, x in zip(function.default._schema.arguments, arguments):

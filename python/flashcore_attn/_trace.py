@@ -278,7 +278,8 @@ class Table:
 
 
 def is_array(value: Any) -> bool:
-    if isinstance(value, Tracer) or not hasattr(value, "dtype"):
+    """Whether a value is an array, and not a class of arrays."""
+    if isinstance(value, (Tracer, type)) or not hasattr(value, "dtype"):
         return False
     if getattr(value, "is_nested", False):  # whose shape cannot be asked for
         raise refused("a nested tensor", "use a padded one")

@@ -133,7 +133,7 @@ def flash_attn_varlen_func(
             raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it takes {wanted}")
     batch = _batch(q, k, cu_seqlens_q, cu_seqlens_k)
     arrays = tuple(
-        None if array is None else backend.as_lengths(name, array, batch + name.startswith("cu_"))
+        None if array is None else backend.as_lengths(name, array, _features.length_elements(name, batch))
         for name, array in zip(_features.LENGTHS, lengths)
     )
     heads = q.shape[1] if packed_q else q.shape[2]
@@ -245,8 +245,8 @@ def flash_attn_varlen_kvpacked_func(
     return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, *before, alibi_slopes, *after)
 
 
-def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
-    """The number of batch entries."""
+def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
+    """The number of batch entries: an integer, also one that varies in a compiled graph."""
     for name, array in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if array is None:
             continue
@@ -262,7 +262,7 @@ def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> int:
         raise ArgumentError(
             f"{on_k} has {of_k} sequence{'' if of_k == 1 else 's'}, {on_q} has {of_q}; the numbers must be equal"
         )
-    return int(of_q)
+    return of_q
 
 
 def _check_parts(name: str, tensor: Any, parts: int) -> None:

@@ -10,9 +10,11 @@
 
 Calls that FlashCore does not support (dropout, gradients, a device, type or head dim that it lacks, a function that
 cannot be a program) run in PyTorch as before, and are counted with their reason. The same holds for tensors of other
-classes than ``torch.Tensor`` (distributed tensors, for example), for calls that ``torch.jit`` and ``torch.fx`` trace,
-and for calls where ``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention: the user's
-choice of a kernel stays in force.
+classes than ``torch.Tensor`` (distributed tensors and ``torch.nn.attention.bias``, for example), for calls under a
+``TorchFunctionMode`` or a ``TorchDispatchMode`` that is not known to leave attention alone (the default device and the
+counter of FLOP are known), for calls that ``torch.jit`` and ``torch.fx.symbolic_trace`` trace, and for calls where
+``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention: the user's choice of a kernel
+stays in force. While a class or a mode decides about a call, PyTorch's function is in place, for all threads.
 
 Code is routed if it looks the function up when it calls it: as ``F.scaled_dot_product_attention`` or
 ``torch.nn.functional.scaled_dot_product_attention`` in any module. Two cases are not routed: a name that was imported
@@ -21,11 +23,17 @@ before (``from torch.nn.functional import scaled_dot_product_attention``), and t
 ``torch.backends.mha.set_fastpath_enabled(False)`` turns off.
 
 ``torch.compile`` traces the function that is in place at compile time, and compiles again when that changes. Whether a
-compiled call is routed is decided once, during tracing. Compiled calls are not counted.
+compiled call is routed is decided once, during tracing. Compiled calls are not counted. ``torch.export`` and
+``make_fx`` record FlashCore's operator; a call of theirs is counted when it is traced.
+
+The function in place has the name, module, documentation, signature and pickle of PyTorch's. One that another library
+has put there is not replaced: ``enable`` raises an error that names it. Enabled first, FlashCore is what the other
+library's function calls.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import threading
 from collections import Counter
@@ -37,6 +45,7 @@ from . import _features
 from ._errors import FlashCoreError, UnsupportedError
 from ._flex import flex_attention
 from ._functional import _leads_agree, load, scaled_dot_product_attention
+from ._replaced import Replacement
 
 __all__ = ["disable", "enable", "enabled", "reset_stats", "stats"]
 
@@ -45,9 +54,7 @@ _LARGEST_SCALE = 2e38
 
 _lock = threading.Lock()
 _torch: Any = None  # `flashcore_attn._torch` from the first `enable` on
-_original: Any = None  # PyTorch's function, while FlashCore's replaces it
-_original_flex: Any = None  # its FlexAttention, likewise
-_depth = 0  # number of calls of `enable` without a matching `disable`
+_overrides: Any = None  # `flashcore_attn._overrides`, likewise
 _served = 0
 _fallbacks: Counter[str] = Counter()
 
@@ -57,50 +64,31 @@ def enable() -> None:
     whatever its other threads call. Calls nest.
 
     Raises:
-        UnsupportedError: when PyTorch is not installed, or too old.
+        UnsupportedError: when PyTorch is not installed, or too old, or when another library has replaced the function.
     """
-    global _torch, _original, _original_flex, _depth
+    global _torch, _overrides
     try:
-        import torch.nn.attention.flex_attention as flex
-        import torch.nn.functional as functional
+        importlib.import_module("torch.nn.attention.flex_attention")
     except ModuleNotFoundError as error:
         message = "compat stands in for PyTorch's attention, and PyTorch is not installed; pip install torch"
         raise UnsupportedError(message, "torch is missing") from error
 
     load("_torch")
+    from . import _overrides as overrides
     from . import _torch as loaded
 
     loaded.script_as(_attention, "aten::scaled_dot_product_attention")
-    with _lock:
-        _torch = loaded
-        _depth += 1
-        # Somebody may have put PyTorch's function back since the last call. Another library's function stays:
-        # it may call this one.
-        if _original is None or functional.scaled_dot_product_attention is _original:
-            _original = functional.scaled_dot_product_attention
-            functional.scaled_dot_product_attention = _attention
-        if _original_flex is None or flex.flex_attention is _original_flex:
-            _original_flex = flex.flex_attention
-            flex.flex_attention = _flex
+    _torch, _overrides = loaded, overrides
+    for function in (_attention, _flex):
+        function.check()
+    for function in (_attention, _flex):
+        function.enable()
 
 
 def disable() -> None:
     """Undoes one :func:`enable`. The last one restores PyTorch's functions. Without one it does nothing."""
-    global _original, _original_flex, _depth
-    if _depth == 0:  # this case does not need PyTorch
-        return
-    import torch.nn.attention.flex_attention as flex
-    import torch.nn.functional as functional
-
-    with _lock:
-        _depth = max(_depth - 1, 0)
-        # Another library may have replaced the function after `enable`. Its function stays.
-        if _depth == 0 and functional.scaled_dot_product_attention is _attention:
-            functional.scaled_dot_product_attention = _original
-            _original = None
-        if _depth == 0 and flex.flex_attention is _flex:
-            flex.flex_attention = _original_flex
-            _original_flex = None
+    for function in (_attention, _flex):
+        function.disable()
 
 
 @contextmanager
@@ -118,7 +106,7 @@ def stats() -> dict[str, Any]:
 
     Returns:
         ``{"calls": int, "flashcore": int, "fallback": int, "reasons": {reason: int}}`` since the process began or
-        since :func:`reset_stats`. Calls in compiled code are not counted.
+        since :func:`reset_stats`. Calls that ``torch.compile`` traces are not counted.
     """
     with _lock:
         fallback = sum(_fallbacks.values())
@@ -133,44 +121,64 @@ def reset_stats() -> None:
         _fallbacks.clear()
 
 
-def _attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    import torch
+class _Attention(Replacement):
+    def __call__(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        import torch
 
-    original = _original  # once: `disable` in another thread may take it away at any time
-    if original is None:
-        original = torch._C._nn.scaled_dot_product_attention
+        def theirs() -> Any:
+            return self.original(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )  # fmt: skip
 
-    def fall_back() -> Any:
-        return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        def ours() -> Any:
+            return scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
 
-    if _depth == 0:  # a caller kept this function after `disable` had restored PyTorch's
-        return fall_back()
-    reason = _unsupported_reason(torch, query, key, value, attn_mask, dropout_p)
-    if torch.compiler.is_compiling():  # nothing is tried twice, and the call is not counted
-        if reason is None:
+        if not self.active:  # a caller kept this function after `disable` had restored PyTorch's
+            return theirs()
+        tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+        if type(is_causal) is not bool or type(enable_gqa) is not bool:  # PyTorch refuses other truth values
+            return _counted(ours, theirs, "is_causal" if type(is_causal) is not bool else "enable_gqa")
+        others = [x for x in tensors if type(x) not in _overrides.PLAIN]
+        override = _override(others)
+        if override is not None:
+            return self._overridden(override, theirs)
+        reason = _unsupported_reason(torch, tensors, dropout_p)
+        if reason is None and (others or torch.compiler.is_compiling()):  # nothing is tried twice in a graph
             reason = _refused(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-        if reason is not None:
-            return fall_back()
-        return scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+        return _counted(ours, theirs, reason)
 
-    def ours() -> Any:
-        return scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+    def _overridden(self, override: str, theirs: Any) -> Any:
+        """PyTorch's function, where a class or a mode decides what it means."""
+        import torch.nn.functional as functional
 
-    return _counted(ours, fall_back, reason)
+        if not _torch.is_dynamo_compiling():
+            with self.lent():
+                return _counted(theirs, theirs, override)
+        if functional.scaled_dot_product_attention is not self:
+            return theirs()
+        functional.scaled_dot_product_attention = self.original
+        try:
+            return theirs()
+        finally:
+            functional.scaled_dot_product_attention = self
 
 
-def _counted(ours: Any, fall_back: Any, reason: str | None) -> Any:
-    """The result of ``ours`` or, if there is a reason, of ``fall_back``; counts both."""
+def _counted(ours: Any, theirs: Any, reason: str | None) -> Any:
+    """The result of ``ours`` or, if there is a reason, of ``theirs``; counts both."""
     global _served
+    if _torch.is_dynamo_compiling():  # which neither counts nor catches
+        return ours() if reason is None else theirs()
     if reason is None:
         try:
             out = ours()
@@ -184,7 +192,7 @@ def _counted(ours: Any, fall_back: Any, reason: str | None) -> Any:
             return out
     with _lock:
         _fallbacks[reason] += 1
-    return fall_back()
+    return theirs()
 
 
 # "invalid value '3' for the shape of attn_mask: expected …", "k has batch = 2, but …"
@@ -199,36 +207,38 @@ def _argument(error: FlashCoreError) -> str:
     return (found[1] or found[2]) if found else type(error).__name__
 
 
-def _flex(
-    query: Any,
-    key: Any,
-    value: Any,
-    score_mod: Any = None,
-    block_mask: Any = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    return_lse: bool = False,
-    kernel_options: Any = None,
-    **others: Any,
-) -> Any:
-    import torch
-    import torch.nn.attention.flex_attention as flex
+class _Flex(Replacement):
+    def __call__(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        score_mod: Any = None,
+        block_mask: Any = None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        return_lse: bool = False,
+        kernel_options: Any = None,
+        **others: Any,
+    ) -> Any:
+        import torch
 
-    original = _original_flex or flex.flex_attention
+        def theirs() -> Any:
+            return self.original(
+                query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, **others
+            )  # fmt: skip
 
-    def fall_back() -> Any:
-        return original(
-            query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, **others
-        )  # fmt: skip
+        def ours() -> Any:
+            return flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **others)
 
-    if _depth == 0 or torch.compiler.is_compiling():
-        return fall_back()
-    reason = _unsupported_reason(torch, query, key, value, None, 0.0)
-
-    def ours() -> Any:
-        return flex_attention(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, **others)
-
-    return _counted(ours, fall_back, reason)
+        if not self.active or torch.compiler.is_dynamo_compiling():
+            return theirs()
+        tensors = (query, key, value)
+        override = _override([x for x in tensors if type(x) not in _overrides.PLAIN])
+        if override is not None:
+            with self.lent():
+                return _counted(ours, theirs, override)
+        return _counted(ours, theirs, _unsupported_reason(torch, tensors, 0.0))
 
 
 def _refused(query: Any, key: Any, value: Any, mask: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> str | None:
@@ -252,15 +262,24 @@ def _refused(query: Any, key: Any, value: Any, mask: Any, is_causal: Any, scale:
     return None if fits and _torch.takes_mask(mask, query) else "attn_mask"
 
 
-def _unsupported_reason(torch: Any, query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float) -> str | None:
-    """The reason for a call that is known to fail. A compiled call cannot fall back after it has failed."""
-    tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
-    for x in tensors:
-        if type(x) not in _torch.PLAIN:
+def _override(others: list[Any]) -> str | None:
+    """A class of one of the tensors that are not plain, or an active mode, that may give PyTorch's function another
+    meaning."""
+    compiling = _torch.is_dynamo_compiling()
+    for x in others:
+        if not _overrides.is_computed(type(x), compiling):
             return f"type {type(x).__name__}"
+    mode = _overrides.watching_mode(compiling)
+    return None if mode is None else f"mode {mode}"
+
+
+def _unsupported_reason(torch: Any, tensors: tuple[Any, ...], dropout_p: float) -> str | None:
+    """The reason for a call that is known to fail. A compiled call cannot fall back after it has failed."""
     if dropout_p or dropout_p is None:
         return "dropout_p"
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return "requires_grad"
+    if _torch.is_dynamo_compiling() and _torch.hides_derivatives():
         return "requires_grad"
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward_ad"
@@ -270,4 +289,20 @@ def _unsupported_reason(torch: Any, query: Any, key: Any, value: Any, attn_mask:
         return "attn_mask"
     if _torch.flash_is_left_out():
         return "sdpa_kernel"
-    return _torch.lacks(query, key, value)
+    return _torch.lacks(*tensors[:3])
+
+
+def _is_own(function: Any) -> bool:
+    import torch
+
+    return function is torch._C._nn.scaled_dot_product_attention
+
+
+def _is_own_flex(function: Any) -> bool:
+    import torch.nn.attention.flex_attention as flex
+
+    return getattr(function, "__globals__", None) is vars(flex)
+
+
+_attention = _Attention("torch.nn.functional", "scaled_dot_product_attention", _is_own)
+_flex = _Flex("torch.nn.attention.flex_attention", "flex_attention", _is_own_flex)

@@ -31,6 +31,8 @@ const TORCH_TESTS: [&str; 12] = [
     "test_arguments.py",
     "test_memory.py",
     "test_compat.py",
+    "test_overrides.py",
+    "test_graphs.py",
     "test_bench.py",
     "test_feature_suites.py",
     "test_fp8.py",

@@ -49,6 +49,7 @@ _adjusted = PreTrainedModel._check_and_adjust_attn_implementation
 _is_flash = getattr(masking_utils, "is_flash_attention_requested", None)
 
 
+@functools.wraps(_is_flash or (lambda config: False))
 def _is_flash_mask(config: Any = None, *args: Any, **kwargs: Any) -> bool:
     """Whether masks are those of FlashAttention; not for this name."""
     if getattr(config, "_attn_implementation", None) == NAME or _is_flash is None:
@@ -139,12 +140,12 @@ def attention(
     if cu_seq_lens_q is not None and cu_seq_lens_k is not None and attention_mask is None:
         if position_bias is not None:
             raise UnsupportedError("position_bias beside cu_seq_lens_q is not supported; pack by an attention_mask")
-        batch = len(cu_seq_lens_q) - 1
+        batch = cu_seq_lens_q.shape[0] - 1
         packed = (("cu_seq_lens_q", cu_seq_lens_q), ("cu_seq_lens_k", cu_seq_lens_k))
         for name, array in packed:
             _memory.check(name, array)
         lengths = (*(backend.as_lengths(name, array.int(), batch + 1) for name, array in packed), None, None, None)
-    longest = tuple(int(rows if most is None else most) for most, rows in zip((max_length_q, max_length_k), shape[2:]))
+    longest = tuple(rows if most is None else int(most) for most, rows in zip((max_length_q, max_length_k), shape[2:]))
     features = parts.features(lengths=lengths, batch=batch, max_q=longest[0], max_k=longest[1], sink=sink)
     terms = (True, -1, 0 if causal else -1, scaling, float(softcap or 0.0))
     out, _ = backend.attend(q, k, v, 1, terms, False, features)
