@@ -285,7 +285,7 @@ def _unsupported_reason(torch: Any, tensors: tuple[Any, ...], dropout_p: float) 
         return "forward_ad"
     if not torch.compiler.is_compiling() and torch.jit.is_tracing():
         return "tracing"
-    if attn_mask is not None and attn_mask.ndim < 2:  # some of PyTorch's implementations refuse such masks
+    if any(mask.ndim < 2 for mask in tensors[3:]):  # some of PyTorch's implementations refuse such masks
         return "attn_mask"
     if _torch.flash_is_left_out():
         return "sdpa_kernel"
