@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use cpu::{CallingThread, CpuPlan, Element, Executor, Input, Pool, attention_with_on, kept};
 use half::{bf16, f16};
-use problem::{
-    DType, DTypes, ElementType, Elements, Operand, OperandMap, OperandSpec, Problem, Tensor,
-};
+use problem::{DType, DTypes, ElementType, Elements, Operand, OperandMap, OperandSpec, Problem, Tensor};
 use pyo3::prelude::*;
 
 use crate::error::Error;

@@ -58,7 +58,8 @@ pub fn quantize_into(
     options.check(problem, tensor)?;
     let rows = Rows::new(problem, tensor, data, options)?;
     let [of_codes, of_factors] = quantized_lengths(problem, tensor, options);
-    for (argument, len, needed) in [("codes", codes.len(), of_codes), ("factors", factors.len(), of_factors)] {
+    for (argument, len, needed) in [("codes", codes.len(), of_codes), ("factors", factors.len(), of_factors)]
+    {
         if len < needed {
             return Err(ProblemError::OperandTooShort { argument, len, needed }.into());
         }

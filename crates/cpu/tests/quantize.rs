@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use flashcore_cpu::{
     CallingThread, CpuError, Executor, Pool, Quantization, quantize_into, quantized_lengths,
 };
-use problem::{DType, Layout, Problem, Tensor};
+use problem::{DType, Layout, Problem, ProblemError, Tensor};
 
 /// Runs on one thread. Counts the checks whether to stop, and stops at one of them.
 struct Asked {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use bench::median;
 use bench::provenance::Provenance;
-use calibrate::probes::{Figure, Kind, Probe, all, target};
+use calibrate::probes::{Figure, Kind, Probe, all};
 use driver::Gpu;
 use host::store::append_line;
 use predict::machine::MACHINES;
@@ -42,7 +42,7 @@ fn forecasts(machine: &str) -> Result<usize, Box<dyn std::error::Error>> {
         let names = MACHINES.map(|m| m.name).join(", ");
         format!("no machine is called {machine}; known: {names}")
     })?;
-    let target = target(gpu.sm);
+    let target = Target::of_device(gpu.sm);
     let probes = all(target);
     let figures: Vec<_> = probes.par_iter().map(|probe| probe.forecast(gpu, target)).collect();
     for (probe, figure) in probes.iter().zip(figures) {
@@ -54,7 +54,7 @@ fn forecasts(machine: &str) -> Result<usize, Box<dyn std::error::Error>> {
 
 /// Writes each probe's shorter kernel as text.
 fn write_kernels(folder: &Path, sm: &str) -> Result<usize, Box<dyn std::error::Error>> {
-    let target = target(sm.parse().map_err(|_| format!("{sm} is not a number such as 90"))?);
+    let target = Target::of_device(sm.parse().map_err(|_| format!("{sm} is not a number such as 90"))?);
     for probe in all(target) {
         let name = probe.name.replace([' ', '.', ',', ':'], "_");
         let units = if probe.kind == Kind::Loop { 1 } else { probe.units.min(8) };
@@ -68,7 +68,7 @@ fn write_kernels(folder: &Path, sm: &str) -> Result<usize, Box<dyn std::error::E
 fn run(rows: &Path, word: &str) -> Result<usize, Box<dyn std::error::Error>> {
     let mut gpu = Gpu::open(0)?;
     let provenance = Provenance::of_gpu(gpu.info());
-    let (target, sms) = (target(gpu.target().sm), gpu.info().sms);
+    let (target, sms) = (Target::of_device(gpu.target().sm), gpu.info().sms);
     let known = MACHINES.into_iter().find(|m| gpu.info().name.split(' ').any(|name| name == m.name));
     println!("{}: forecasts {}", gpu.info().name, known.map_or("none", |m| m.name));
     let probes: Vec<Probe> = all(target).into_iter().filter(|p| p.name.contains(word)).collect();

@@ -5,7 +5,6 @@
 
 use ledger::Reason;
 use std::ffi::OsStr;
-use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixDatagram;

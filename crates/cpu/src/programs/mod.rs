@@ -82,7 +82,12 @@ pub(crate) struct Compiled<'a> {
 
 impl<'a> Compiled<'a> {
     /// `grouped` states whether the rows of a panel may belong to several query heads.
-    fn new(program: &'a Program, programs: &'a Programs, tables: &'a [TableMemory<'a>], grouped: bool) -> Self {
+    fn new(
+        program: &'a Program,
+        programs: &'a Programs,
+        tables: &'a [TableMemory<'a>],
+        grouped: bool,
+    ) -> Self {
         let (axes, slopes) = axes_of(program, programs, grouped);
         let (buffer, buffers) = assign_buffers(program, &axes);
         Compiled { program, programs, tables, axes, buffer, buffers, slopes }

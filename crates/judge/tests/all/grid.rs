@@ -4,7 +4,7 @@ use cpu::{CpuPlan, Isa, Lanes};
 use flashcore_judge::inputs::{Style, draw};
 use flashcore_judge::outputs::References;
 use flashcore_judge::values::{Inputs, Values};
-use problem::{Band, DType, DTypes, Layout, Problem};
+use problem::{Band, DType, DTypes, Layout, Operand, Problem};
 
 /// Draws of each style.
 const SEEDS: u64 = 4;
@@ -93,9 +93,9 @@ fn wrong_answers_are_refused_on_difficult_draws() {
             let is_seen = style != Style::HugeLogits;
             assert!(!is_seen || refused(&dropped, &inputs), "a dropped key, {case}");
             let mut moved = inputs.clone();
-            let mut bytes = inputs.v.to_bytes();
+            let mut bytes = inputs[Operand::V].to_bytes();
             bytes.rotate_left(4 * problem.head_dim_v);
-            moved.v = Values::from_bytes(DType::F32, &bytes);
+            moved[Operand::V] = Values::from_bytes(DType::F32, &bytes);
             assert!(refused(&problem, &moved), "a neighbour's value, {case}");
         }
     }

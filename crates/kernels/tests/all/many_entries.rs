@@ -4,7 +4,7 @@
 use emu::{Buffer, Options, run};
 use flashcore_kernels::forward::small::RowOrder;
 use flashcore_kernels::select::{Device, TunedTable, choose};
-use flashcore_kernels::{Arch, Family, Plan, Program, emit, quantize};
+use flashcore_kernels::{Arch, BufferKind, Family, Plan, Program, emit, quantize};
 use half::f16;
 use problem::program::library as lib;
 use problem::{Band, DType, Layout, Problem, Program as Expression, Quantization, Tensor};
@@ -183,10 +183,10 @@ fn many_entries_are_quantised() {
                 |problem: &Problem| quantize::emit(problem, Tensor::K, &options, &Arch::SM_90).unwrap();
             let program_of_many = program(&problem);
             let names: Vec<&str> = program_of_many
-                .operands
+                .kinds
                 .iter()
                 .zip(&program_of_many.kernel.buffers)
-                .filter(|(operand, _)| !matches!(operand, flashcore_kernels::Operand::Temporary(_)))
+                .filter(|(kind, _)| !matches!(kind, BufferKind::Temporary(_)))
                 .map(|(_, spec)| spec.name.as_str())
                 .filter(|name| *name != "k")
                 .collect();

@@ -11,7 +11,7 @@ use flashcore_kernels::forward::mma::MmaPlan;
 use flashcore_kernels::forward::wgmma::{Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::program::library as lib;
-use problem::{Band, DType, Layout, Problem, Program, Programs, Table, TableType};
+use problem::{Band, DType, ElementType, Layout, Operand, Problem, Program, Programs, Table, Tensor};
 use ptx::Kernel;
 
 /// A problem with rows that see nothing, and the LSE.
@@ -90,7 +90,7 @@ fn programs_take_wide_logits() {
     let extents = vec![1, 2, problem.seq_q, problem.seq_kv];
     problem.programs = Programs {
         score: Some(Program::new(&lib::bias(0)).unwrap()),
-        tables: vec![Table { dtype: TableType::Bf16, extents, strides }],
+        tables: vec![Table { dtype: ElementType::Bf16, extents, strides }],
         ..Programs::default()
     };
     for (scale, cap) in [(9e15, None), (-3e7, None), (1.0, Some(1e6)), (9e15, Some(1e12)), (9e15, Some(30.0))]
@@ -179,7 +179,9 @@ fn eight_bits_take_wide_logits() {
                     5,
                     |_| {},
                     |scales| {
-                        scales[..2].iter_mut().flatten().for_each(|factor| *factor *= factors);
+                        for operand in [Operand::Descale(Tensor::Q), Operand::Descale(Tensor::K)] {
+                            scales[operand].iter_mut().for_each(|factor| *factor *= factors);
+                        }
                     },
                 );
                 run.check();
