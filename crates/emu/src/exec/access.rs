@@ -435,7 +435,7 @@ impl<'a> Env<'a> {
             }
         }
         if site.strength != Strength::Weak {
-            self.note_replaced(warp, site, lane, address, region.load(offset, bytes));
+            self.note_replaced(warp, site, lane, address, (region.load(offset, bytes), false));
         }
         region.store(offset, bytes, chunk);
     }

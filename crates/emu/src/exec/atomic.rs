@@ -119,7 +119,7 @@ impl<'a> Env<'a> {
         let mut chunk: Chunk = [0; 8];
         (chunk[0], chunk[1]) = (after as u32, (after >> 32) as u32);
         if matches!(target, Target::Global(_)) {
-            self.note_replaced(warp, site, lane, address, replaced);
+            self.note_replaced(warp, site, lane, address, (replaced, observes(site.inst)));
         }
         match target {
             Target::Global(region) if region.writable() => region.store(offset, bytes, &chunk),

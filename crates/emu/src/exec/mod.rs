@@ -138,10 +138,13 @@ struct SyncVariable {
     /// First agent of the cluster that the clock belongs to, and the agent that released it.
     home: Agent,
     agent: Agent,
+    lane: usize,
     strength: Strength,
     /// Bytes of the element: accesses of other widths do not synchronise with it.
     width: u8,
     sequential: bool,
+    /// What the last release by that thread released here, and its scope.
+    own: Option<(Arc<Clock>, Strength)>,
 }
 
 /// The results of running a cluster.

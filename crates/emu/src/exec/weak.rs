@@ -4,9 +4,10 @@
 //! random.
 //!
 //! Each strong write keeps the value that it replaced. A read may return that value unless the write happened
-//! before the read, the reading warp made the write, or the thread has already seen the write. A fence.sc of
-//! the writer after the write and a fence.sc of the reader behind it in Fence-SC order also order the write
-//! before the read.
+//! before the read, the reading warp made the write, the thread has already seen the write, or a strong read
+//! that observed the write happened before the read (PTX ISA, "Causality Order", rule 2). A fence.sc of the
+//! writer after the write and a fence.sc of the reader behind it in Fence-SC order also order the write before
+//! the read.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -35,15 +36,27 @@ struct Replaced {
     agent: Agent,
     lane: usize,
     epoch: Epoch,
+    strength: Strength,
     time: u64,
     /// The last fence before the writes up to the replaced value.
     behind: FenceId,
+}
+
+/// A strong read at a time, and the time of the write that it observed.
+#[derive(Clone, Copy, Debug)]
+struct Observer {
+    agent: Agent,
+    lane: usize,
+    epoch: Epoch,
+    at: u64,
+    time: u64,
 }
 
 /// The strong accesses to a location.
 #[derive(Clone, Debug, Default)]
 struct Location {
     replaced: VecDeque<Replaced>,
+    observers: Vec<Observer>,
     /// The last fence, in Fence-SC order, before a write and before a read of the location.
     written: FenceId,
     read: FenceId,
@@ -82,18 +95,49 @@ pub(crate) struct WeakMemory {
     limits: HashMap<Agent, Limits>,
 }
 
+impl Location {
+    /// Notes what a strong read observes, if it is morally strong with the write at `time`.
+    fn observe(&mut self, warp: &Warp, lane: usize, strength: Strength, (at, time): (u64, u64)) {
+        let (agent, epoch) = (warp.view.agent(), warp.view.now());
+        let Some(write) = self.replaced.iter().find(|write| write.time == time) else { return };
+        if strength.min(write.strength) < warp.view.reach(write.agent) {
+            return;
+        }
+        let same = |o: &&mut Observer| (o.agent, o.lane, o.epoch) == (agent, lane, epoch);
+        match self.observers.iter_mut().find(same) {
+            Some(known) => (known.at, known.time) = (at, known.time.max(time)),
+            None => self.observers.push(Observer { agent, lane, epoch, at, time }),
+        }
+    }
+
+    /// The strong reads that observed a write or a later one.
+    fn observers_of(&self, write: &Replaced) -> impl Iterator<Item = &Observer> {
+        let time = write.time;
+        self.observers.iter().filter(move |observer| observer.time >= time)
+    }
+}
+
 impl WeakMemory {
     fn tick(&mut self) -> u64 {
         self.time += 1;
         self.time
     }
 
-    /// Whether sequentially consistent fences order a write before the present read.
-    fn fenced(&self, write: &Replaced, reader: Thread) -> bool {
+    /// Whether sequentially consistent fences order what a thread did at a time before the present read.
+    fn fenced(&self, thread: Thread, time: u64, reader: Thread) -> bool {
         let Some((_, last)) = self.fences.get(&reader).and_then(|fences| fences.last()) else { return false };
-        let mut of_writer = self.fences.get(&(write.agent, write.lane)).into_iter().flatten();
-        let first = of_writer.find(|(time, _)| *time >= write.time);
+        let first = self.fences.get(&thread).into_iter().flatten().find(|(at, _)| *at >= time);
         first.is_some_and(|(_, fence)| self.order.precedes(*fence, *last))
+    }
+
+    /// Whether a write precedes the present read in causality order.
+    fn precedes(&self, location: &Location, write: &Replaced, warp: &Warp, lane: usize) -> bool {
+        let reader = (warp.view.agent(), lane);
+        let before = |agent: Agent, of: usize, epoch: Epoch, time: u64| {
+            warp.view.knows_agent(lane, agent, 1 << of, epoch) || self.fenced((agent, of), time, reader)
+        };
+        before(write.agent, write.lane, write.epoch, write.time)
+            || location.observers_of(write).any(|o| before(o.agent, o.lane, o.epoch, o.at))
     }
 
     /// Keeps the Fence-SC order consistent with a write of a cluster.
@@ -123,14 +167,15 @@ impl Env<'_> {
             && matches!(site.bytes, 4 | 8)
     }
 
-    /// Called before a strong write of global memory, with the value that it replaces.
+    /// Called before a strong write of global memory, with the value that it replaces. `observes` states that
+    /// the write also reads that value.
     pub(super) fn note_replaced(
         &mut self,
         warp: &Warp,
         site: &Site,
         lane: usize,
         address: u64,
-        value: Chunk,
+        (value, observes): (Chunk, bool),
     ) {
         if !self.is_weak(site) {
             return;
@@ -140,10 +185,14 @@ impl Env<'_> {
         let place = (address, site.bytes);
         let behind = weak.locations.get(&place).map_or(FenceId::default(), |location| location.written);
         weak.limit_by_write(warp.view.home(), place);
-        let replaced = &mut weak.locations.entry(place).or_default().replaced;
-        replaced.push_back(Replaced { value, agent, lane, epoch, time, behind });
-        if replaced.len() > KEPT {
-            replaced.pop_front();
+        let (strength, location) = (site.strength, weak.locations.entry(place).or_default());
+        if let Some(last) = location.replaced.back().filter(|_| observes) {
+            let last = last.time;
+            location.observe(warp, lane, strength, (time, last));
+        }
+        location.replaced.push_back(Replaced { value, agent, lane, epoch, strength, time, behind });
+        if location.replaced.len() > KEPT {
+            location.replaced.pop_front();
         }
         weak.seen.entry((address, (agent, lane))).or_default().time = time;
     }
@@ -163,17 +212,17 @@ impl Env<'_> {
         let reader = (warp.view.agent(), lane);
         let place = (address, site.bytes);
         let weak = &mut self.order.weak;
-        let Location { replaced: writes, written, .. } = weak.locations.entry(place).or_default();
-        let mut behind = *written;
+        let location = weak.locations.entry(place).or_default();
+        let mut behind = location.written;
         let mut seen = weak.seen.get(&(address, reader)).copied().unwrap_or_default();
         let mut value = newest;
-        let mut taken = writes.back().map_or(0, |write| write.time);
+        let mut taken = location.replaced.back().map_or(0, |write| write.time);
         if seen.older < OLDER {
-            for write in weak.locations[&place].replaced.iter().rev() {
+            let location = &weak.locations[&place];
+            for write in location.replaced.iter().rev() {
                 let known = write.agent == reader.0
                     || write.time <= seen.time
-                    || warp.view.knows_agent(lane, write.agent, 1 << write.lane, write.epoch)
-                    || weak.fenced(write, reader);
+                    || weak.precedes(location, write, warp, lane);
                 if known || !self.rng.random_bool(0.5) {
                     break;
                 }
@@ -186,6 +235,10 @@ impl Env<'_> {
         seen.time = seen.time.max(if older { 0 } else { taken });
         weak.seen.insert((address, reader), seen);
         weak.limit_by_read(warp.view.home(), place, behind);
+        let now = weak.tick();
+        if let Some(location) = weak.locations.get_mut(&place).filter(|_| !older) {
+            location.observe(warp, lane, site.strength, (now, taken));
+        }
         if older {
             self.stale |= 1 << lane;
             let place = Some((Space::Global, address));

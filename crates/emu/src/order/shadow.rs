@@ -12,8 +12,9 @@ use super::{Agent, Epoch, FLIGHT, ProxySpace, WarpView};
 
 /// The widest scope at which an access is strong. Two strong accesses whose scopes include each other do not
 /// race (PTX ISA, "Morally Strong Operations").
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Strength {
+    #[default]
     Weak,
     Cta,
     Cluster,
