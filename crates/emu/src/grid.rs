@@ -27,6 +27,10 @@ const RESIDENT: usize = 4096;
 /// Cost of starting a CTA, in warp instructions. The cost limits the time for a huge grid of empty CTAs.
 const START_STEPS: u64 = 64;
 
+/// Warp instructions after which a CTA that starts before all others is no longer alone: it may wait by atomics
+/// that add nothing, which do not look like a wait.
+const ALONE: u64 = 1 << 20;
+
 /// Bytes that the race check may use for records of reads when CTAs communicate.
 const READS_LIMIT: u64 = 1 << 30;
 
@@ -484,7 +488,7 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
         budget.spend(cluster.effort() - before)?;
         budget.remember(cluster.env.order.bytes())?;
         order = std::mem::take(&mut cluster.env.order);
-        alone &= progress == Progress::Running && !cluster.is_waiting();
+        alone &= progress == Progress::Running && !cluster.is_waiting() && cluster.effort() < ALONE;
         if progress == Progress::Running {
             spinning = if cluster.is_spinning() { spinning + 1 } else { 0 };
             resident.push_back(cluster);

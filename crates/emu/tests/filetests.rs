@@ -250,7 +250,8 @@ impl Case {
         ];
         // In a kernel with hazards, the lagging warp decides which consequence is seen first, so only correct
         // kernels run with these schedules.
-        let schedules = schedules.into_iter().filter(|(.., first)| first.is_none() || self.resident.is_none());
+        let schedules =
+            schedules.into_iter().filter(|(.., first)| first.is_none() || self.resident.is_none());
         let lagging = [(Schedule::Lagging, 0, None), (Schedule::Lagging, 1, None)];
         let lagging = lagging.into_iter().filter(|_| self.hazards.is_empty());
         for (schedule, seed, first) in schedules.chain(lagging) {

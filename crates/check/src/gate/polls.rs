@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use ptx::{Address, AtomicOp, Base, Function, Imm, Instruction, MemSem, Module, Op, Operand, Reg, Space, Statement};
+use ptx::{
+    Address, AtomicOp, Base, Function, Imm, Instruction, MemSem, Module, Op, Operand, Reg, Space, Statement,
+};
 
 /// A loop whose condition depends on a strong read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,12 +141,14 @@ mod tests {
 
     #[test]
     fn a_loop_that_reads_until_a_value_comes_is_a_poll() {
-        let load = "L:\n    ld.acquire.gpu.global.u32 %r1, [%rd1];\n    setp.ne.u32 %p1, %r1, 1;\n    @%p1 bra L;\n";
+        let load =
+            "L:\n    ld.acquire.gpu.global.u32 %r1, [%rd1];\n    setp.ne.u32 %p1, %r1, 1;\n    @%p1 bra L;\n";
         assert_eq!(lines(load), [11]);
         let leaves = "L:\n    ld.volatile.global.u32 %r1, [%rd1];\n    setp.eq.u32 %p1, %r1, 1;\n    @%p1 bra D;\n    \
                       nanosleep.u32 20;\n    bra L;\nD:\n";
         assert_eq!(lines(leaves), [11]);
-        let lock = "L:\n    atom.global.cas.b32 %r1, [%rd1], 0, 1;\n    setp.ne.u32 %p1, %r1, 0;\n    @%p1 bra L;\n";
+        let lock =
+            "L:\n    atom.global.cas.b32 %r1, [%rd1], 0, 1;\n    setp.ne.u32 %p1, %r1, 0;\n    @%p1 bra L;\n";
         assert_eq!(lines(lock), [11]);
         let through_shared = "L:\n    atom.global.cas.b32 %r1, [%rd1], %r7, %r8;\n    st.shared.u32 [s], %r1;\n    \
                               bar.sync 0;\n    ld.shared.u32 %r2, [s];\n    setp.ne.u32 %p1, %r2, 1;\n    @%p1 bra L;\n";
@@ -156,12 +160,14 @@ mod tests {
         let retry = "L:\n    mov.u32 %r2, %r1;\n    add.u32 %r3, %r2, 1;\n    atom.global.cas.b32 %r1, [%rd1], %r2, %r3;\n    \
                      setp.ne.u32 %p1, %r1, %r2;\n    @%p1 bra L;\n";
         assert_eq!(lines(retry), [0; 0]);
-        let draws = "L:\n    atom.global.add.u32 %r1, [%rd1], 1;\n    setp.lt.u32 %p1, %r1, 9;\n    @%p1 bra L;\n";
+        let draws =
+            "L:\n    atom.global.add.u32 %r1, [%rd1], 1;\n    setp.lt.u32 %p1, %r1, 9;\n    @%p1 bra L;\n";
         assert_eq!(lines(draws), [0; 0]);
         let counts = "L:\n    ld.volatile.global.u32 %r1, [%rd1];\n    add.u32 %r2, %r2, 1;\n    setp.lt.u32 %p1, %r2, 9;\n    \
                       @%p1 bra L;\n";
         assert_eq!(lines(counts), [0; 0]);
-        let forward = "    ld.volatile.global.u32 %r1, [%rd1];\n    setp.lt.u32 %p1, %r1, 9;\n    @%p1 bra L;\nL:\n";
+        let forward =
+            "    ld.volatile.global.u32 %r1, [%rd1];\n    setp.lt.u32 %p1, %r1, 9;\n    @%p1 bra L;\nL:\n";
         assert_eq!(lines(forward), [0; 0]);
     }
 }

@@ -47,7 +47,8 @@ pub(super) fn note_determinism(
     };
     let first = outputs(bound, feed, &Options { schedule: Schedule::Late, ..options.clone() })?;
     let last_cta = bound.steps().map(|kernel| kernel.launch.grid.count()).max().unwrap_or(1) - 1;
-    let orders = [(Schedule::Late, Some(last_cta)), (Schedule::Early, None), (Schedule::Random, Some(last_cta))];
+    let orders =
+        [(Schedule::Late, Some(last_cta)), (Schedule::Early, None), (Schedule::Random, Some(last_cta))];
     for (schedule, first_cta) in orders {
         let next = outputs(bound, feed, &Options { schedule, first: first_cta, ..options.clone() })?;
         if let Some((name, bytes, all)) = difference(bound, &first, &next) {

@@ -215,7 +215,13 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
     }
     // A budget may have ended before the last run.
     if let Some(&(_, seed, schedule)) = runs.last() {
-        conclude(bound, (seed, settings.lagging), &settings.options(seed, schedule, watch), watch, &mut check)?;
+        conclude(
+            bound,
+            (seed, settings.lagging),
+            &settings.options(seed, schedule, watch),
+            watch,
+            &mut check,
+        )?;
     }
     check.sample = sampler.map(|sampler| sampler.sample());
     check.close();

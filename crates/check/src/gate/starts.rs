@@ -46,10 +46,12 @@ fn warn_of_idle_polls(polls: &[Poll], check: &mut CheckReport) {
     let Some(coverage) = check.coverage.clone() else { return };
     let waited = |line: u32| {
         let same = polls.iter().filter(|poll| poll.line == line);
-        same.clone().any(|poll| coverage.executed(poll.back)) || !same.clone().any(|poll| coverage.executed(poll.read))
+        same.clone().any(|poll| coverage.executed(poll.back))
+            || !same.clone().any(|poll| coverage.executed(poll.read))
     };
     for poll in polls.iter().filter(|poll| !waited(poll.line)) {
-        check.warn(format!("the poll at line {} never had to wait: no run says what happens then", poll.line));
+        check
+            .warn(format!("the poll at line {} never had to wait: no run says what happens then", poll.line));
     }
 }
 

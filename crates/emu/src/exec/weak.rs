@@ -57,7 +57,8 @@ struct Observer {
 struct Location {
     replaced: VecDeque<Replaced>,
     observers: Vec<Observer>,
-    /// The last fence, in Fence-SC order, before a write and before a read of the location.
+    /// The last fence, in Fence-SC order, before a write of the location or a read of an older value, and the
+    /// last fence before a read.
     written: FenceId,
     read: FenceId,
 }
@@ -142,10 +143,11 @@ impl WeakMemory {
 
     /// Keeps the Fence-SC order consistent with a write of a cluster.
     fn limit_by_write(&mut self, home: Agent, place: (u64, u32)) {
-        let (limits, location) = (self.limits.entry(home).or_default(), self.locations.entry(place).or_default());
-        for fence in [location.written, location.read] {
-            limits.floor = self.order.later(limits.floor, fence);
-        }
+        let (limits, location) =
+            (self.limits.entry(home).or_default(), self.locations.entry(place).or_default());
+        // Who observes the write comes after the reads of older values, too.
+        location.written = self.order.later(location.written, location.read);
+        limits.floor = self.order.later(limits.floor, location.written);
         location.written = self.order.later(location.written, limits.own);
     }
 

@@ -99,7 +99,11 @@ impl Observed {
 
     /// Whether an observation of a write precedes the access in base causality order.
     pub fn precedes(&self, write: &Write, a: &Access) -> bool {
-        self.observers.entries.iter().rev().any(|observer| self.covers(observer, write) && observer.by.precedes(a))
+        self.observers
+            .entries
+            .iter()
+            .rev()
+            .any(|observer| self.covers(observer, write) && observer.by.precedes(a))
     }
 
     fn covers(&self, observer: &Observer, write: &Write) -> bool {
@@ -108,7 +112,8 @@ impl Observed {
         let is_of = |entry: &Entry| entry.by.is_of(write);
         // A thread may have written several times at one moment. All its writes must be observed.
         !behind.iter().any(is_of)
-            && (observer.from == 0 || before.iter().rev().find(|e| is_of(e)).is_some_and(|e| e.at >= observer.from))
+            && (observer.from == 0
+                || before.iter().rev().find(|e| is_of(e)).is_some_and(|e| e.at >= observer.from))
     }
 }
 

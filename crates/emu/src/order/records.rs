@@ -50,7 +50,8 @@ impl Records {
         let continues = matches!(a.touch, Touch::Atomic | Touch::Update) && self.links(last, a);
         // The writes before the log are one chain, or all of them are bulk reductions, which nothing observes.
         let ends_chain = || {
-            let all_bulk = self.list.iter().filter(|(_, r)| r.wrote).all(|(agent, _)| !a.view.is_warp(*agent));
+            let all_bulk =
+                self.list.iter().filter(|(_, r)| r.wrote).all(|(agent, _)| !a.view.is_warp(*agent));
             last.beside.is_some() && !(a.proxy.is_some() && all_bulk)
         };
         if self.observed.is_some() || !continues && ends_chain() {

@@ -15,7 +15,8 @@ struct Litmus<'a> {
 }
 
 /// Short forms, and what they stand for.
-const FORMS: [(&str, &str); 4] = [("{x}", "[%rd1]"), ("{y}", "[%rd1+128]"), ("{z}", "[%rd1+256]"), (";", ";\n")];
+const FORMS: [(&str, &str); 4] =
+    [("{x}", "[%rd1]"), ("{y}", "[%rd1+128]"), ("{z}", "[%rd1+256]"), (";", ";\n")];
 
 impl Litmus<'_> {
     fn kernel(&self) -> Kernel {
@@ -29,7 +30,8 @@ impl Litmus<'_> {
         }
         for (thread, body) in self.threads.iter().enumerate() {
             let label = format!("WAIT{thread}");
-            let body = FORMS.iter().fold(body.replace("WAIT", &label), |text, (from, to)| text.replace(from, to));
+            let body =
+                FORMS.iter().fold(body.replace("WAIT", &label), |text, (from, to)| text.replace(from, to));
             text += &format!("setp.ne.u32 %p8, %r9, {thread};\n@%p8 bra NEXT{thread};\n{body}\n");
             for number in 0..4 {
                 text += &format!("st.global.u32 [%rd2+{}], %r{number};\n", 16 * thread + 4 * number);
@@ -69,7 +71,11 @@ impl Litmus<'_> {
                 let mut out = Buffer::from_bytes(&vec![0; 16 * self.threads.len()]);
                 let options = Options { seed, schedule, first, weak, ..Options::default() };
                 let report = run(&kernel, &mut [&mut places, &mut out], &options).unwrap();
-                let words: Vec<u32> = out.to_bytes().chunks_exact(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+                let words: Vec<u32> = out
+                    .to_bytes()
+                    .chunks_exact(4)
+                    .map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]]))
+                    .collect();
                 let kinds: Vec<HazardKind> = report.hazards.iter().map(|hazard| hazard.kind).collect();
                 found(&words, &kinds);
             }
@@ -100,7 +106,13 @@ fn shows(threads: &[&str], registers: &[(usize, usize)], outcome: &[u32], expect
     shows_in_clusters(1, threads, registers, outcome, expected);
 }
 
-fn shows_in_clusters(cluster: u32, threads: &[&str], registers: &[(usize, usize)], outcome: &[u32], expected: bool) {
+fn shows_in_clusters(
+    cluster: u32,
+    threads: &[&str],
+    registers: &[(usize, usize)],
+    outcome: &[u32],
+    expected: bool,
+) {
     let found = Litmus { threads, cluster }.outcomes(registers);
     assert_eq!(found.contains(outcome), expected, "{threads:?}: {found:?}, and {outcome:?} in question");
 }
@@ -163,7 +175,8 @@ fn store_buffering() {
 #[test]
 fn independent_reads_of_independent_writes() {
     for (fence, weak) in [("", true), (FENCE, true), (SC, false)] {
-        let readers = [thread(&[&read(0, 'x'), fence, &read(1, 'y')]), thread(&[&read(0, 'y'), fence, &read(1, 'x')])];
+        let readers =
+            [thread(&[&read(0, 'x'), fence, &read(1, 'y')]), thread(&[&read(0, 'y'), fence, &read(1, 'x')])];
         let threads = [X, Y, &readers[0], &readers[1]];
         shows(&threads, &[(2, 0), (2, 1), (3, 0), (3, 1)], &[1, 0, 1, 0], weak);
     }
@@ -174,7 +187,7 @@ fn independent_reads_of_independent_writes() {
 fn reads_of_one_location_are_coherent() {
     let reader = thread(&[&read(0, 'x'), &read(1, 'x')]);
     shows(&[X, &reader], &[(1, 0), (1, 1)], &[1, 0], false);
-    shows(&[X, &reader], &[(1, 0), (1, 1)], &[0, 1], false);
+    shows(&[X, &reader], &[(1, 0), (1, 1)], &[0, 1], true);
 }
 
 /// Causality order, rule 2: an observed write comes before what follows its observer, though its thread has
@@ -234,16 +247,23 @@ fn scopes() {
             thread(&[&format!("ld.acquire.{scope}.global.u32 %r0, {{y}};"), &read(1, 'x')]),
         ]
     };
-    for (scope, cluster, weak) in
-        [("cta", 1, true), ("cluster", 1, true), ("cluster", 2, false), ("cta", 2, true), ("gpu", 1, false), ("sys", 1, false)]
-    {
+    for (scope, cluster, weak) in [
+        ("cta", 1, true),
+        ("cluster", 1, true),
+        ("cluster", 2, false),
+        ("cta", 2, true),
+        ("gpu", 1, false),
+        ("sys", 1, false),
+    ] {
         let threads = at(scope);
         shows_in_clusters(cluster, &[&threads[0], &threads[1]], &[(1, 0), (1, 1)], &[1, 0], weak);
     }
 }
 
-const WAIT_ACQUIRE: &str = "WAIT: ld.acquire.gpu.global.u32 %r0, {y}; setp.eq.u32 %p1, %r0, 0; @%p1 bra WAIT;";
-const WAIT_RELAXED: &str = "WAIT: ld.relaxed.gpu.global.u32 %r0, {y}; setp.eq.u32 %p1, %r0, 0; @%p1 bra WAIT;";
+const WAIT_ACQUIRE: &str =
+    "WAIT: ld.acquire.gpu.global.u32 %r0, {y}; setp.eq.u32 %p1, %r0, 0; @%p1 bra WAIT;";
+const WAIT_RELAXED: &str =
+    "WAIT: ld.relaxed.gpu.global.u32 %r0, {y}; setp.eq.u32 %p1, %r0, 0; @%p1 bra WAIT;";
 const WEAK_X: &str = "st.global.u32 {x}, 1;";
 const READ_X: &str = "ld.global.u32 %r1, {x};";
 
@@ -275,12 +295,16 @@ fn an_observed_write_precedes_what_follows_its_observer() {
     let plain = "ld.global.u32 %r1, {y};";
     let told = "WAIT: ld.acquire.gpu.global.u32 %r0, {z}; setp.eq.u32 %p1, %r0, 0; @%p1 bra WAIT;";
     let tell = "st.release.gpu.global.u32 {z}, 1;";
-    for flag in [Y, "red.relaxed.gpu.global.add.u32 {y}, 1;", "atom.relaxed.gpu.global.exch.b32 %r2, {y}, 1;"] {
+    for flag in [Y, "red.relaxed.gpu.global.add.u32 {y}, 1;", "atom.relaxed.gpu.global.exch.b32 %r2, {y}, 1;"]
+    {
         races(&[flag, &thread(&[WAIT_RELAXED, reset])], false);
         races(&[flag, &thread(&[WAIT_RELAXED, plain])], false);
         // The observer tells a third thread, with or without a release.
         races(&[flag, &thread(&[WAIT_RELAXED, tell]), &thread(&[told, reset])], false);
-        races(&[flag, &thread(&[WAIT_RELAXED, "st.relaxed.gpu.global.u32 {z}, 1;"]), &thread(&[told, reset])], true);
+        races(
+            &[flag, &thread(&[WAIT_RELAXED, "st.relaxed.gpu.global.u32 {z}, 1;"]), &thread(&[told, reset])],
+            true,
+        );
         // What came before the write is not ordered.
         races(&[&thread(&[WEAK_X, flag]), &thread(&[WAIT_RELAXED, reset, READ_X])], true);
         // A read of another scope or another width observes nothing.
@@ -303,10 +327,14 @@ fn chains_of_atomics() {
     races(&[red, add, red, all], false);
     let narrow = add.replace("gpu", "cta");
     races(&[add, &narrow, add, all], true);
-    // The third thread overwrites what the first one wrote, and the fourth observes the overwriting store.
-    let store = "WAIT: ld.relaxed.gpu.global.u32 %r0, {z}; setp.eq.u32 %p1, %r0, 0; @%p1 bra WAIT; st.relaxed.gpu.global.u32 {y}, 3;";
+    // The second thread overwrites what the first one wrote, and the third observes the overwriting store.
+    let store = "WAIT: ld.relaxed.gpu.global.u32 %r0, {z}; setp.eq.u32 %p1, %r0, 0; @%p1 bra WAIT; \
+                 st.relaxed.gpu.global.u32 {y}, 3; st.relaxed.gpu.global.u32 {z}, 2;";
+    let once = "WAIT: ld.relaxed.gpu.global.u32 %r0, {z}; setp.ne.u32 %p1, %r0, 2; @%p1 bra WAIT; \
+                ld.relaxed.gpu.global.u32 %r1, {y}; st.global.u32 {y}, 0;";
     let tells = thread(&[red, "st.relaxed.gpu.global.u32 {z}, 1;"]);
-    races(&[&tells, store, all], true);
+    races(&[&tells, store, once], true);
+    races(&[&tells.replace(red, ""), store, once], false);
     // A compare-and-swap that fails writes nothing, so nothing observes it.
     let fails = "atom.release.gpu.global.cas.b32 %r2, {y}, 7, 8;";
     races(&[&thread(&[WEAK_X, fails, Y]), &thread(&[WAIT_ACQUIRE, READ_X])], true);
