@@ -27,8 +27,8 @@ const RESIDENT: usize = 4096;
 /// Cost of starting a CTA, in warp instructions. The cost limits the time for a huge grid of empty CTAs.
 const START_STEPS: u64 = 64;
 
-/// Warp instructions after which a CTA that starts before all others is no longer alone: it may wait by atomics
-/// that add nothing, which do not look like a wait.
+/// Warp instructions after which a CTA that starts before all others is no longer alone: it may wait by
+/// atomics that add nothing, which do not look like a wait.
 const ALONE: u64 = 1 << 20;
 
 /// Bytes that the race check may use for records of reads when CTAs communicate.

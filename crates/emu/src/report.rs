@@ -91,7 +91,8 @@ pub struct Options {
     /// as fit in the host's memory. A kernel that needs more deadlocks.
     pub resident: Option<u64>,
     /// The linear index of a CTA that starts before all others, if CTAs communicate: they start when the first
-    /// one waits for them, has ended, or has issued about a million warp instructions. In other runs CTAs advance evenly, and few waits have to wait.
+    /// one waits for them, has ended, or has issued about a million warp instructions. In other runs CTAs
+    /// advance evenly, and few waits have to wait.
     pub first: Option<u64>,
     /// Whether the launch is cooperative: the kernel may then use a barrier of the whole grid.
     pub cooperative: bool,

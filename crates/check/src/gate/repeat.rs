@@ -65,8 +65,8 @@ pub(super) fn note_determinism(
     Ok(())
 }
 
-/// Whether the order of an atomic may decide a result: its threads use what it returns, it replaces the value,
-/// or its sum is rounded.
+/// Whether the order of an atomic may decide a result: its threads use what it returns, it replaces the
+/// value, or its sum is rounded.
 fn order_matters(inst: &Instruction) -> bool {
     let is_used = matches!(inst.op, Op::Atom(_)) && inst.operands.first() != Some(&Operand::Sink);
     match inst.op {

@@ -16,8 +16,8 @@ use crate::order::{Agent, Clock, Strength};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Publication {
     /// Releases the accesses that the thread's fences cover, and those that the thread's last release at the
-    /// location covers if no other thread wrote in between (PTX ISA, "Release and Acquire Patterns": a release
-    /// followed by a strong write). Earlier releases of other threads are forgotten.
+    /// location covers if no other thread wrote in between (PTX ISA, "Release and Acquire Patterns": a
+    /// release followed by a strong write). Earlier releases of other threads are forgotten.
     Store,
     /// Releases all accesses before the write. Earlier releases at the location are forgotten.
     Release,

@@ -6,8 +6,8 @@
 //! Each strong write keeps the value that it replaced. A read may return that value unless the write happened
 //! before the read, the reading warp made the write, the thread has already seen the write, or a strong read
 //! that observed the write happened before the read (PTX ISA, "Causality Order", rule 2). A fence.sc of the
-//! writer after the write and a fence.sc of the reader behind it in Fence-SC order also order the write before
-//! the read.
+//! writer after the write and a fence.sc of the reader behind it in Fence-SC order also order the write
+//! before the read.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -254,7 +254,8 @@ impl Env<'_> {
 
     /// Called at a sequentially consistent fence of gpu scope. For every second pair of seeds, the fence comes
     /// as early in Fence-SC order as the accesses so far allow: before fences of other clusters that ran
-    /// earlier. Then no fence in front of an observing read orders anything because it happened to run late.
+    /// earlier. Then no fence in front of an observing read orders anything because it happened to run
+    /// late.
     pub(super) fn note_fence(&mut self, warp: &Warp, lanes: u32) {
         if !self.context.options.weak {
             return;

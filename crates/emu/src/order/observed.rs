@@ -1,8 +1,8 @@
 //! Observation order at one memory location (PTX ISA, "Observation Order" and "Causality Order"). A strong
 //! read observes the write whose value it returns, and the writes before that one in a chain of atomics. What
 //! follows the read in base causality order comes after each write that it observes, with or without fences:
-//! the last CTA may reset a ticket that all CTAs drew. What the writing threads did before these writes is not
-//! ordered by that.
+//! the last CTA may reset a ticket that all CTAs drew. What the writing threads did before these writes is
+//! not ordered by that.
 
 use std::collections::HashSet;
 use std::hash::Hash;

@@ -48,7 +48,7 @@ impl Records {
     /// it.
     fn note_strong(&mut self, last: &Write, a: &Access) {
         let continues = matches!(a.touch, Touch::Atomic | Touch::Update) && self.links(last, a);
-        // The writes before the log are one chain, or all of them are bulk reductions, which nothing observes.
+        // The writes before the log are one chain, or all are bulk reductions, which nothing observes.
         let ends_chain = || {
             let all_bulk =
                 self.list.iter().filter(|(_, r)| r.wrote).all(|(agent, _)| !a.view.is_warp(*agent));

@@ -1,7 +1,7 @@
 //! Litmus tests of the memory consistency model (PTX ISA, "Memory Consistency Model"). Each test has some
-//! threads, each the one thread of a CTA, which access the locations `x`, `y` and `z`. Outcomes are the values
-//! of registers, in runs whose strong reads may return older values. Races are looked for in other runs, with
-//! weak accesses to `x`.
+//! threads, each the one thread of a CTA, which access the locations `x`, `y` and `z`. Outcomes are the
+//! values of registers, in runs whose strong reads may return older values. Races are looked for in other
+//! runs, with weak accesses.
 
 use std::collections::BTreeSet;
 
