@@ -151,12 +151,17 @@ impl WeakMemory {
         location.written = self.order.later(location.written, limits.own);
     }
 
-    /// Keeps the Fence-SC order consistent with a read that returned a value behind `written`.
-    fn limit_by_read(&mut self, home: Agent, place: (u64, u32), written: FenceId) {
+    /// Keeps the Fence-SC order consistent with a read that returned a value behind `written`, the newest one
+    /// or an older one.
+    fn limit_by_read(&mut self, home: Agent, place: (u64, u32), written: FenceId, older: bool) {
         let limits = self.limits.entry(home).or_default();
         limits.floor = self.order.later(limits.floor, written);
         if let Some(location) = self.locations.get_mut(&place) {
             location.read = self.order.later(location.read, limits.own);
+            if older {
+                // Who observes the newest value comes after this read.
+                location.written = self.order.later(location.written, limits.own);
+            }
         }
     }
 }
@@ -236,7 +241,7 @@ impl Env<'_> {
         seen.older += u32::from(older);
         seen.time = seen.time.max(if older { 0 } else { taken });
         weak.seen.insert((address, reader), seen);
-        weak.limit_by_read(warp.view.home(), place, behind);
+        weak.limit_by_read(warp.view.home(), place, behind, older);
         let now = weak.tick();
         if let Some(location) = weak.locations.get_mut(&place).filter(|_| !older) {
             location.observe(warp, lane, site.strength, (now, taken));
