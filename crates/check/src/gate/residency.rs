@@ -45,8 +45,8 @@ pub(super) fn require_room(bound: &Bound, check: &mut CheckReport) {
         let ctas = kernel.launch.grid.count();
         if let Some((most, gpu)) = wait_for_room(kernel, true).filter(|(_, gpu)| !gpu.is_empty()) {
             check.fail(format!(
-                "launch {} of {} cannot be cooperative: its grid has {ctas} CTAs, and {gpu} holds at most {most} at once, \
-                 more than any other GPU",
+                "launch {} ({}) is cooperative, so all its CTAs must be resident together; the grid has {ctas}, and \
+                 {gpu} holds at most {most}",
                 at + 1,
                 ptx::quote::cut(&kernel.entry)
             ));

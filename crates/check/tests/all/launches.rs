@@ -193,7 +193,7 @@ fn outputs_are_compared_with_another_kernel() {
 }
 
 /// Traps unless the launch is cooperative, as `grid.sync()` does.
-const NEEDS_COOPERATIVE: &str = "mov.b32 %r2, %envreg2;\nsetp.eq.u32 %p2, %r2, 0;\n@%p2 trap;";
+const NEEDS_COOPERATIVE: &str = "mov.b32 %r2, %envreg1;\nmov.b32 %r3, %envreg2;\nor.b32 %r2, %r2, %r3;\nsetp.eq.u32 %p2, %r2, 0;\n@%p2 trap;";
 
 #[test]
 fn a_reference_kernel_is_cooperative_where_the_launch_is() {
@@ -219,7 +219,7 @@ fn a_cooperative_grid_that_no_gpu_holds_is_refused_before_it_runs() {
     let args = format!("{}{}", buffer("x", "f32", "1"), buffer("y", "f32", "0"));
     let large = format!("[launch]\ngrid = [4000]\nblock = [1024]\ncooperative = true\n{args}");
     let check = check(&copy("k", ""), &large);
-    assert_failed(&check, "cannot be cooperative: its grid has 4000 CTAs");
+    assert_failed(&check, "must be resident together; the grid has 4000, and");
     assert_eq!(check.runs, 0);
 }
 
