@@ -27,7 +27,7 @@ __device__ int poll(int* flag) {
 }
 
 __device__ void produce(int* flag, int* data) {
-    data[threadIdx.x] = threadIdx.x + 1;
+    data[threadIdx.x] = threadIdx.x + 1;  // hazard: race
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) atomicExch(flag, 1);
@@ -43,7 +43,7 @@ extern "C" __global__ void wrong(int* flag, int* data, int* out) {
         seen = answer;  // hazard: race
     } while (seen != 1);
     __threadfence();
-    out[threadIdx.x] = data[threadIdx.x];
+    out[threadIdx.x] = data[threadIdx.x];  // hazard: race
 }
 
 extern "C" __global__ void right(int* flag, int* data, int* out) {
