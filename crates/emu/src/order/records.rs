@@ -36,12 +36,16 @@ impl Records {
 
     /// Whether the access is morally strong with the last strong write.
     fn links(&self, last: &Write, a: &Access) -> bool {
-        if a.proxy.is_some() || last.beside.is_none() {
-            return false;
+        let Some(beside) = last.beside.filter(|_| a.proxy.is_none()) else { return false };
+        if let Some(links) = self.observed.as_ref().and_then(|observed| observed.links(a)) {
+            return links;
         }
-        let logged = self.observed.as_ref().and_then(|observed| observed.links(a));
+        // Without asynchronous copies all writes are those of warps.
+        if !a.view.actors().asynchronous && beside.is_strong_with(a) {
+            return true;
+        }
         let links = |(agent, r): &(Agent, Record)| a.view.is_warp(*agent) && r.exempt(*agent, a);
-        logged.unwrap_or_else(|| self.list.iter().filter(|(_, r)| r.wrote).all(links))
+        self.list.iter().filter(|(_, r)| r.wrote).all(links)
     }
 
     /// Notes a write that stands beside the last weak write. An atomic continues the chain of writes before

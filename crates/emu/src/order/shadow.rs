@@ -88,6 +88,13 @@ pub(super) struct Beside {
     width: u8,
 }
 
+impl Beside {
+    /// Whether the access is morally strong with all of these writes, whichever threads made them.
+    pub(super) fn is_strong_with(self, a: &Access) -> bool {
+        self.weakest.min(a.strength) == Strength::Gpu && self.width == a.width
+    }
+}
+
 impl Access<'_> {
     pub(crate) fn agent(&self) -> Agent {
         self.view.home() + self.actor as Agent
