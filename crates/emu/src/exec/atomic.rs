@@ -170,7 +170,8 @@ impl<'a> Env<'a> {
     ) {
         let checks = self.context.options.checks;
         let bytes = site.bytes as usize;
-        let touch = if observes(site.inst) { Touch::Atomic } else { Touch::Update };
+        // If nothing reads the result, nothing can depend on what the atomic observed.
+        let touch = if observes(site.inst) && !site.inst.unread { Touch::Atomic } else { Touch::Update };
         let access = Access { touch, ..plain(warp, site, lane) };
         let (written, conflict) = match target {
             Target::Shared => {

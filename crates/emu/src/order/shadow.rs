@@ -27,7 +27,7 @@ pub(crate) enum Touch {
     Plain,
     /// `atom`, which reads and writes.
     Atomic,
-    /// `red`, which updates memory without observing its value.
+    /// `red`, which updates memory without observing its value, or an `atom` whose result is not read.
     Update,
     /// The read and the write of a cp.async.
     Copy,
