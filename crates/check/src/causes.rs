@@ -131,7 +131,7 @@ const fn rank(kind: HazardKind) -> u32 {
         HazardKind::Race | HazardKind::WeakOrder | HazardKind::NonCoherentRead | HazardKind::WarpOrder => 4,
         HazardKind::AssertionFailed | HazardKind::Trap | HazardKind::Deadlock => 5,
         HazardKind::UninitialisedRead | HazardKind::UnwrittenOutput => 6,
-        HazardKind::UnpromisedAlignment | HazardKind::UnusedRead => 7,
+        HazardKind::UnpromisedAlignment | HazardKind::UnusedRead | HazardKind::Nondeterministic => 7,
     }
 }
 
@@ -167,6 +167,9 @@ fn cure(hazard: &Hazard) -> &'static str {
         HazardKind::WeakOrder => {
             "release the data (__threadfence() before the flag is set) and acquire it (__threadfence() after the flag \
              is read)"
+        }
+        HazardKind::Nondeterministic => {
+            "if results must not differ from call to call, let each result have one writer, or fix the order of sums"
         }
         HazardKind::UnusedRead => "load under the condition under which the value is used",
         HazardKind::UnpromisedAlignment => "declare the variable with __align__(16)",

@@ -27,6 +27,10 @@ const RESIDENT: usize = 4096;
 /// Cost of starting a CTA, in warp instructions. The cost limits the time for a huge grid of empty CTAs.
 const START_STEPS: u64 = 64;
 
+/// Warp instructions after which a CTA that starts before all others is no longer alone: it may wait by
+/// atomics that add nothing, which do not look like a wait.
+const ALONE: u64 = 1 << 20;
+
 /// Bytes that the race check may use for records of reads when CTAs communicate.
 const READS_LIMIT: u64 = 1 << 30;
 
@@ -199,6 +203,15 @@ impl Clusters {
         match self {
             Clusters::All(_) => i,
             Clusters::Only(clusters) => clusters[i as usize],
+        }
+    }
+
+    /// The position of the cluster that starts before all others.
+    fn first(&self, context: &Context) -> Option<u64> {
+        let cluster = context.cluster_of(context.options.first?);
+        match self {
+            Clusters::All(count) => (cluster < *count).then_some(cluster),
+            Clusters::Only(clusters) => clusters.binary_search(&cluster).ok().map(|at| at as u64),
         }
     }
 }
@@ -455,10 +468,17 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
     let budget = Budget::new(context, clusters.count() * context.ranks())?;
     let mut spinning = 0;
     let count = clusters.count();
+    let first = clusters.first(context);
+    let place = |next: u64| match first {
+        Some(first) if next == 0 => first,
+        Some(first) if next <= first => next - 1,
+        _ => next,
+    };
+    let mut alone = first.is_some();
     while next < count || !resident.is_empty() {
-        while next < count && resident.len() < room {
+        while next < count && resident.len() < if alone { 1 } else { room } {
             budget.start(context.ranks())?;
-            resident.push_back(Cluster::new(context, clusters.get(next), GlobalOrder::default()));
+            resident.push_back(Cluster::new(context, clusters.get(place(next)), GlobalOrder::default()));
             next += 1;
         }
         let Some(mut cluster) = resident.pop_front() else { break };
@@ -468,6 +488,7 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
         budget.spend(cluster.effort() - before)?;
         budget.remember(cluster.env.order.bytes())?;
         order = std::mem::take(&mut cluster.env.order);
+        alone &= progress == Progress::Running && !cluster.is_waiting() && cluster.effort() < ALONE;
         if progress == Progress::Running {
             spinning = if cluster.is_spinning() { spinning + 1 } else { 0 };
             resident.push_back(cluster);

@@ -4,8 +4,8 @@
 //! ```text
 //! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given; cluster=2, overlapping=1,
 //!                                             declared=1 for `Placement::Declared`, collectives_order=1,
-//!                                             resident=4; the entry is `k` if there is one, else the
-//!                                             first)
+//!                                             resident=4; every=1: each hazard is reported by every
+//!                                             schedule; the entry is `k` if there is one, else the first)
 //! // buffer: out 256 write                      (name, bytes, read|write|readwrite, and for the latter two
 //! // buffer: in 256 read iota                    zeros|iota|uninitialised: words counting from 0)
 //! // map: m in f16 64,32 128 64,16 128          (name, buffer, element, extents, strides or -, box, swizzle)
@@ -38,6 +38,8 @@ struct Case {
     placement: Placement,
     collectives_order: bool,
     resident: Option<u64>,
+    /// Whether each hazard must be reported by every schedule.
+    every: bool,
     printed: Vec<String>,
 }
 
@@ -81,6 +83,7 @@ fn read(text: &str) -> Case {
         placement: Placement::Ptxas,
         collectives_order: false,
         resident: None,
+        every: false,
         printed: Vec::new(),
     };
     for (index, line) in text.lines().enumerate() {
@@ -184,6 +187,7 @@ impl Case {
             "overlapping" => self.kernel.launch.overlapping = next() == 1,
             "collectives_order" => self.collectives_order = next() == 1,
             "resident" => self.resident = Some(next().into()),
+            "every" => self.every = next() == 1,
             "declared" if next() == 1 => self.placement = Placement::Declared,
             _ => panic!("`{key}` is no setting of a launch"),
         }
@@ -203,7 +207,12 @@ impl Case {
         });
     }
 
-    fn run(&self, schedule: Schedule, seed: u64) -> Result<(Report, Vec<Buffer>), EmuError> {
+    fn run(
+        &self,
+        schedule: Schedule,
+        seed: u64,
+        first: Option<u64>,
+    ) -> Result<(Report, Vec<Buffer>), EmuError> {
         let mut buffers: Vec<Buffer> = self
             .kernel
             .buffers
@@ -217,7 +226,7 @@ impl Case {
         let (placement, collectives_order) = (self.placement, self.collectives_order);
         let resident = self.resident;
         let mut options =
-            Options { seed, schedule, placement, collectives_order, resident, ..Options::default() };
+            Options { seed, schedule, placement, collectives_order, resident, first, ..Options::default() };
         options.step_limit = self.step_limit.unwrap_or(options.step_limit);
         options.grid_limit = self.grid_limit.unwrap_or(options.grid_limit);
         let report = run(&self.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;
@@ -227,24 +236,34 @@ impl Case {
     /// Runs every schedule. Returns a description of what is wrong.
     fn judge(&self) -> Result<(), String> {
         let mut missing = self.hazards.clone();
+        let last = self.kernel.launch.grid.count().saturating_sub(1);
         let schedules = [
-            (Schedule::Late, 0),
-            (Schedule::Late, 1),
-            (Schedule::Early, 2),
-            (Schedule::Random, 3),
-            (Schedule::Random, 4),
+            (Schedule::Late, 0, None),
+            (Schedule::Late, 1, None),
+            (Schedule::Early, 2, None),
+            (Schedule::Random, 3, None),
+            (Schedule::Random, 4, None),
+            // The other CTAs start late.
+            (Schedule::Late, 5, Some(0)),
+            (Schedule::Random, 6, Some(last / 2)),
+            (Schedule::Early, 7, Some(last)),
         ];
         // In a kernel with hazards, the lagging warp decides which consequence is seen first, so only correct
         // kernels run with these schedules.
-        let lagging = [(Schedule::Lagging, 0), (Schedule::Lagging, 1)];
+        let schedules =
+            schedules.into_iter().filter(|(.., first)| first.is_none() || self.resident.is_none());
+        let lagging = [(Schedule::Lagging, 0, None), (Schedule::Lagging, 1, None)];
         let lagging = lagging.into_iter().filter(|_| self.hazards.is_empty());
-        for (schedule, seed) in schedules.into_iter().chain(lagging) {
-            let (report, buffers) = match (self.run(schedule, seed), &self.error) {
+        for (schedule, seed, first) in schedules.chain(lagging) {
+            let (report, buffers) = match (self.run(schedule, seed, first), &self.error) {
                 (Err(error), Some(expected)) if error.to_string().contains(expected) => continue,
                 (Err(error), _) => return Err(error.to_string()),
                 (Ok(_), Some(expected)) => return Err(format!("no error, where `{expected}` was announced")),
                 (Ok(run), None) => run,
             };
+            if self.every {
+                missing.clone_from(&self.hazards);
+            }
             for hazard in &report.hazards {
                 let lines = [Some(hazard.line), hazard.other_line];
                 let announced: Vec<_> = lines
@@ -259,6 +278,9 @@ impl Case {
                 announced.iter().for_each(|key| {
                     missing.remove(key);
                 });
+            }
+            if self.every && !missing.is_empty() {
+                return Err(format!("{schedule:?} {seed}: not found: {missing:?}"));
             }
             let printed: Vec<&str> = report.printed.iter().map(|printed| &*printed.text).collect();
             if printed != self.printed {

@@ -1,8 +1,11 @@
 //! Instruction coverage of a check: the verdict says nothing about instructions that did not run.
 
+use std::collections::HashSet;
+
 use emu::Counters;
 use ptx::{Kernel, Op};
 
+use super::polls::loops;
 use crate::launchfile::Bound;
 use serde_json::{Value, json};
 
@@ -11,7 +14,8 @@ use serde_json::{Value, json};
 ///
 /// An instruction counts as executed when it was issued with an active lane. A branch, return or exit that no
 /// lane took counts too: its condition was evaluated, and the instructions at its target are counted
-/// separately.
+/// separately. The exception is a backward branch: its loop ran only once, and nothing says what a second
+/// round does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Coverage {
     instructions: Vec<Reachable>,
@@ -23,6 +27,8 @@ struct Reachable {
     /// Index in the module.
     index: usize,
     line: u32,
+    /// Whether it is a backward branch.
+    back: bool,
     executed: bool,
 }
 
@@ -35,24 +41,39 @@ impl Coverage {
             let by_kernel = module.reached_from(&kernel.entry);
             reached.iter_mut().zip(by_kernel).for_each(|(all, one)| *all |= one);
         }
-        let all = module.functions().zip(reached).flat_map(|(function, reached)| {
-            function.instructions().map(move |instruction| (reached, instruction.line))
-        });
-        let all = all.enumerate().filter(|(_, (reached, _))| *reached);
-        let instructions = all.map(|(index, (_, line))| Reachable { index, line, executed: false });
-        Coverage { instructions: instructions.collect() }
+        let (mut instructions, mut start) = (Vec::new(), 0);
+        for (function, reached) in module.functions().zip(reached) {
+            let backs: HashSet<usize> = loops(function).into_iter().map(|(_, back)| back).collect();
+            let lines = function.instructions().map(|inst| inst.line).enumerate();
+            let reachable = |(at, line)| Reachable {
+                index: start + at,
+                line,
+                back: backs.contains(&at),
+                executed: false,
+            };
+            let all: Vec<Reachable> = lines.map(reachable).collect();
+            start += all.len();
+            instructions.extend(all.into_iter().filter(|_| reached));
+        }
+        Coverage { instructions }
     }
 
     /// Adds the counters of one kernel's run.
     pub(super) fn add(&mut self, kernel: &Kernel, counters: &Counters) {
         let ops: Vec<Op> = kernel.module.instructions().map(|inst| inst.op).collect();
-        for Reachable { index, executed, .. } in &mut self.instructions {
+        for Reachable { index, back, executed, .. } in &mut self.instructions {
             let (Some(op), Some(counter)) = (ops.get(*index), counters.instructions.get(*index)) else {
                 continue;
             };
             let evaluates = matches!(op, Op::Bra { .. } | Op::BrxIdx { .. } | Op::Ret { .. } | Op::Exit);
-            *executed |= counter.lanes > 0 || evaluates && counter.issues > 0;
+            *executed |= counter.lanes > 0 || evaluates && !*back && counter.issues > 0;
         }
+    }
+
+    /// Whether a run executed the instruction with this index in the module.
+    pub(super) fn executed(&self, index: usize) -> bool {
+        let at = self.instructions.binary_search_by_key(&index, |instruction| instruction.index);
+        at.is_ok_and(|at| self.instructions[at].executed)
     }
 
     /// The number of executed instructions and the number of all instructions.
@@ -152,17 +173,41 @@ SEVEN:
 }
 ";
 
-    fn check() -> CheckReport {
+    /// A loop with one round.
+    const ONE_ROUND: &str = ".version 7.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 a)
+{
+    .reg .b64 %rd<2>;
+    .reg .b32 %r<2>;
+    .reg .pred %p<2>;
+    ld.param.u64 %rd1, [a];
+    mov.u32 %r0, 0;
+AGAIN:
+    add.u32 %r0, %r0, 1;
+    setp.lt.u32 %p1, %r0, 1;
+    @%p1 bra AGAIN;
+    mov.u32 %r1, %tid.x;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra DONE;
+    st.global.u32 [%rd1], %r0;
+DONE:
+    ret;
+}
+";
+
+    fn check(module: &str) -> CheckReport {
         let launch = "[launch]\nentry = \"k\"\ngrid = [1]\nblock = [32]\n\
             [[arg]]\nrole = \"buffer\"\ndtype = \"u32\"\nelements = 4\ninit = \"zeros\"\n";
-        let module = ptx::parse(MODULE).unwrap().verify().unwrap();
+        let module = ptx::parse(module).unwrap().verify().unwrap();
         let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
         check_kernel(&bound, &Settings::quick()).unwrap()
     }
 
     #[test]
     fn what_no_lane_executed_is_named() {
-        let check = check();
+        let check = check(MODULE);
         let coverage = check.coverage.as_ref().unwrap();
         // The helper's return counts; the other entry and the uncalled function do not. The branch was
         // evaluated.
@@ -173,8 +218,14 @@ SEVEN:
     }
 
     #[test]
+    fn a_loop_with_one_round_is_not_covered() {
+        let coverage = check(ONE_ROUND).coverage.unwrap();
+        assert_eq!(coverage.missing(), [(14, 14)], "{coverage}");
+    }
+
+    #[test]
     fn a_verdict_can_ask_for_coverage() {
-        let mut check = check();
+        let mut check = check(MODULE);
         assert_eq!(check.verdict, Verdict::Passed, "{:?}", check.reasons);
         check.require_coverage(60.0);
         assert_eq!(check.verdict, Verdict::Passed);

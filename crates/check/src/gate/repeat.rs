@@ -1,7 +1,7 @@
 //! Repeats runs with equal inputs and another order of events, to see whether outputs depend on the order.
 
-use emu::{Buffer, EmuError, HazardKind, Options, Schedule};
-use ptx::{Access, Instruction, MemSem, Op, Space};
+use emu::{Buffer, EmuError, Hazard, HazardKind, Options, Schedule};
+use ptx::{Access, AtomicOp, Instruction, MemSem, Op, Operand, Space};
 
 use super::CheckReport;
 use super::feed::Feed;
@@ -29,6 +29,53 @@ pub(super) fn check_determinism(
         }
     }
     Ok(())
+}
+
+/// For a kernel with atomics whose order may decide a result, notes whether its outputs differ between runs
+/// with equal inputs: under another order of warps, and with the last CTA before all others.
+pub(super) fn note_determinism(
+    bound: &Bound,
+    feed: &Feed,
+    options: &Options,
+    check: &mut CheckReport,
+) -> Result<(), EmuError> {
+    let coverage = check.coverage.as_ref();
+    let ran = |index: usize| coverage.is_some_and(|coverage| coverage.executed(index));
+    let mut instructions = bound.kernel.module.instructions().enumerate();
+    let Some((_, atomic)) = instructions.find(|(index, inst)| order_matters(inst) && ran(*index)) else {
+        return Ok(());
+    };
+    let first = outputs(bound, feed, &Options { schedule: Schedule::Late, ..options.clone() })?;
+    let last_cta = bound.steps().map(|kernel| kernel.launch.grid.count()).max().unwrap_or(1) - 1;
+    let orders =
+        [(Schedule::Late, Some(last_cta)), (Schedule::Early, None), (Schedule::Random, Some(last_cta))];
+    for (schedule, first_cta) in orders {
+        let next = outputs(bound, feed, &Options { schedule, first: first_cta, ..options.clone() })?;
+        if let Some((name, bytes, all)) = difference(bound, &first, &next) {
+            let message = format!(
+                "{bytes} of {all} bytes of {name} differ between two runs with equal inputs: they depend on the order of \
+                 atomics"
+            );
+            let (kind, line) = (HazardKind::Nondeterministic, atomic.line);
+            let (other_line, threads, place) = (None, Vec::new(), None);
+            check.add_hazards(vec![Hazard { kind, line, other_line, threads, place, message, count: 1 }]);
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Whether the order of an atomic may decide a result: its threads use what it returns, it replaces the
+/// value, or its sum is rounded.
+fn order_matters(inst: &Instruction) -> bool {
+    let is_used = matches!(inst.op, Op::Atom(_)) && inst.operands.first() != Some(&Operand::Sink);
+    match inst.op {
+        Op::Atom(a) | Op::Red(a) => {
+            is_used || a.ty.is_float() || matches!(a.op, AtomicOp::Exch | AtomicOp::Cas)
+        }
+        Op::CpReduceAsyncBulk(_) | Op::CpReduceAsyncBulkTensor(_) => true,
+        _ => false,
+    }
 }
 
 /// The seeds and schedules of the repetitions.

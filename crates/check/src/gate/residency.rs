@@ -39,6 +39,21 @@ pub(super) fn check(
     Ok(())
 }
 
+/// Fails the check if no GPU can hold all CTAs of a cooperative launch, which every GPU then refuses.
+pub(super) fn require_room(bound: &Bound, check: &mut CheckReport) {
+    for (at, kernel) in bound.steps().enumerate().filter(|(at, _)| bound.is_cooperative(*at)) {
+        let ctas = kernel.launch.grid.count();
+        if let Some((most, gpu)) = wait_for_room(kernel, true).filter(|(_, gpu)| !gpu.is_empty()) {
+            check.fail(format!(
+                "launch {} ({}) is cooperative, so all its CTAs must be resident together; the grid has {ctas}, and \
+                 {gpu} holds at most {most}",
+                at + 1,
+                ptx::quote::cut(&kernel.entry)
+            ));
+        }
+    }
+}
+
 /// The largest number of CTAs that any GPU holds at the same time, and the name of that GPU. `None` for a
 /// kernel whose CTAs are guaranteed to be resident together.
 fn wait_for_room(kernel: &Kernel, cooperative: bool) -> Option<(u64, &'static str)> {

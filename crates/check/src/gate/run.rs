@@ -11,7 +11,7 @@ use ptx::{Access, BarKind, Kernel, Launch, Op, Space};
 
 use super::feed::{Feed, lse_rows, row_ranges};
 use super::sampler::{Next, Sampler};
-use super::{CheckReport, Coverage, Verdict, Watch, repeat, residency};
+use super::{CheckReport, Coverage, Verdict, Watch, repeat, residency, starts};
 use crate::launchfile::{Bound, Init, Memory, Role};
 use crate::reference::ReferenceError;
 
@@ -174,6 +174,10 @@ pub fn check_kernel(bound: &Bound, settings: &Settings) -> Result<CheckReport, G
 /// As for [`check_kernel`].
 pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Result<CheckReport, GateError> {
     let mut check = CheckReport::empty();
+    residency::require_room(bound, &mut check);
+    if check.verdict != Verdict::Passed {
+        return Ok(check);
+    }
     let runs = settings.runs_of(bound);
     let sampler = settings.budget.map(|budget| Sampler::new(bound, budget, runs.len()));
     let mut sampler = sampler.transpose().map_err(GateError::Launch)?;
@@ -209,7 +213,13 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
     }
     // A budget may have ended before the last run.
     if let Some(&(_, seed, schedule)) = runs.last() {
-        conclude(bound, seed, &settings.options(seed, schedule, watch), watch, &mut check)?;
+        conclude(
+            bound,
+            (seed, settings.lagging),
+            &settings.options(seed, schedule, watch),
+            watch,
+            &mut check,
+        )?;
     }
     check.sample = sampler.map(|sampler| sampler.sample());
     check.close();
@@ -240,22 +250,29 @@ fn explain_failure(
 }
 
 /// After the runs of a kernel that passed them all. If its CTAs communicate, runs it with little room for its
-/// CTAs, and with reads that return older values. Leaves the check incomplete if an output was not judged.
+/// CTAs, with one CTA before all others, and with reads that return older values. A thorough check notes
+/// outputs that depend on the order of atomics. Leaves the check incomplete if an output was not judged.
 fn conclude(
     bound: &Bound,
-    seed: u64,
+    (seed, thorough): (u64, bool),
     options: &Options,
     watch: &Watch,
     check: &mut CheckReport,
 ) -> Result<(), GateError> {
     if check.verdict == Verdict::Passed
-        && check.communicates
         && let Some(feed) = Feed::draw(bound, Style::Normal, seed)
     {
-        let checked = residency::check(bound, &feed, options, check)
-            .and_then(|()| repeat::check_weak_order(bound, &feed, options, check));
-        if let Err(error) = checked {
-            check.leave_incomplete(unfinished(error, watch)?);
+        let checks = [residency::check, starts::check, repeat::check_weak_order];
+        for next in checks.into_iter().take(if check.communicates { 3 } else { 0 }) {
+            if check.verdict == Verdict::Passed
+                && let Err(error) = next(bound, &feed, options, check)
+            {
+                check.leave_incomplete(unfinished(error, watch)?);
+            }
+        }
+        if thorough && check.verdict == Verdict::Passed {
+            // The verdict is final, whether or not these runs end in time.
+            let _ = repeat::note_determinism(bound, &feed, options, check);
         }
     }
     if check.verdict == Verdict::Passed && check.runs > 0 {

@@ -144,8 +144,9 @@ impl Reference {
                 let values = call.run(&inputs, view.shape())?;
                 Ok(Expected::of_values(dtype, values, self.tolerance))
             }
-            Source::Kernel { path, .. } => {
-                let after = self.run_kernel(path, fresh(), options)?;
+            Source::Kernel { path, launch } => {
+                let options = Options { cooperative: launch.cooperative, ..options.clone() };
+                let after = self.run_kernel(path, fresh(), &options)?;
                 let all = decode(&after);
                 let values = view.places().map(|at| all.get(at).copied().unwrap_or(missing)).collect();
                 Ok(Expected::of_values(dtype, values, self.tolerance))

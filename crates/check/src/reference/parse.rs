@@ -223,7 +223,7 @@ impl Parser<'_> {
             cluster: raw.cluster.clone(),
             block: raw.block.clone().or_else(|| first.block.map(list)),
             dynamic_shared: raw.dynamic_shared,
-            cooperative: raw.cooperative,
+            cooperative: raw.cooperative.or(Some(first.cooperative)),
             args: raw.args.clone(),
         };
         let mut launch = step_of(&self.key, &launch, self.args)?;

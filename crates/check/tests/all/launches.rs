@@ -192,6 +192,69 @@ fn outputs_are_compared_with_another_kernel() {
     );
 }
 
+/// Traps unless the launch is cooperative, as `grid.sync()` does.
+const NEEDS_COOPERATIVE: &str = "mov.b32 %r2, %envreg1;\nmov.b32 %r3, %envreg2;\nor.b32 %r2, %r2, %r3;\nsetp.eq.u32 %p2, %r2, 0;\n@%p2 trap;";
+
+#[test]
+fn a_reference_kernel_is_cooperative_where_the_launch_is() {
+    let run = |launch: &str, reference: &str| {
+        let text = judged(&format!("kernel = \"other.ptx\"\n{reference}"));
+        let spec: LaunchSpec =
+            text.replacen("[launch]\n", &format!("[launch]\n{launch}"), 1).parse().unwrap();
+        let other = module(&copy("other", NEEDS_COOPERATIVE));
+        let bound = spec.bind_with(module(&copy("k", "")), &[other], Path::new(".")).unwrap();
+        check_kernel(&bound, &Settings::quick()).unwrap()
+    };
+    assert_passed(&run("cooperative = true\n", ""));
+    assert_passed(&run("", "cooperative = true\n"));
+    for (launch, reference) in [("", ""), ("cooperative = true\n", "cooperative = false\n")] {
+        let check = run(launch, reference);
+        assert_eq!(check.verdict, Verdict::Incomplete, "{:?}", check.reasons);
+        assert!(check.reasons[0].contains("failed: trap"), "{:?}", check.reasons);
+    }
+}
+
+#[test]
+fn a_cooperative_grid_that_no_gpu_holds_is_refused_before_it_runs() {
+    let args = format!("{}{}", buffer("x", "f32", "1"), buffer("y", "f32", "0"));
+    let large = format!("[launch]\ngrid = [4000]\nblock = [1024]\ncooperative = true\n{args}");
+    let check = check(&copy("k", ""), &large);
+    assert_failed(&check, "must be resident together; the grid has 4000, and");
+    assert_eq!(check.runs, 0);
+}
+
+/// A flag is polled by CTA 0 and set by the CTA `writer`, in a grid of `ctas`.
+fn polls(writer: u32, ctas: u32) -> CheckReport {
+    let kernel = format!(
+        ".visible .entry k(.param .u64 y)\n{{\n{REGISTERS}ld.param.u64 %rd1, [y];\nmov.u32 %r1, %ctaid.x;\n\
+         setp.ne.u32 %p1, %r1, {writer};\n@%p1 bra READER;\nmov.u32 %r2, 1;\n\
+         st.release.gpu.global.u32 [%rd1], %r2;\nREADER:\nsetp.ne.u32 %p1, %r1, 0;\n@%p1 ret;\n\
+         WAIT:\nld.acquire.gpu.global.u32 %r3, [%rd1];\nsetp.eq.u32 %p1, %r3, 0;\n@%p1 bra WAIT;\n\
+         st.global.u32 [%rd1+4], %r3;\nret;\n}}\n"
+    );
+    let file =
+        format!("[launch]\ngrid = [{ctas}]\nblock = [1]\ncooperative = true\n{}", buffer("y", "u32", "0"));
+    check(&kernel, &file)
+}
+
+#[test]
+fn a_poll_that_never_waited_is_a_warning() {
+    let idle = |check: &CheckReport| {
+        check.warnings.iter().any(|w| w.contains("the poll at line 21 never had to wait"))
+    };
+    let (alone, waits) = (polls(0, 1), polls(1, 2));
+    assert_passed(&alone);
+    assert!(idle(&alone), "{:?}", alone.warnings);
+    assert_eq!(alone.coverage.unwrap().missing(), [(23, 23)]);
+    assert_passed(&waits);
+    assert!(!idle(&waits), "{:?}", waits.warnings);
+    assert_eq!(waits.coverage.unwrap().missing(), []);
+    // CTA 1 sets the flag before CTA 0 looks, unless CTA 0 starts first.
+    let late = polls(11, 12);
+    assert_passed(&late);
+    assert!(!idle(&late), "{:?}", late.warnings);
+}
+
 #[test]
 fn integers_of_64_bits_are_compared_exactly() {
     // f64 has 2^60, but not 2^60 + 1.

@@ -11,6 +11,7 @@ mod matrix;
 mod moves;
 mod operands;
 mod synchronisation;
+mod unread;
 mod wmma;
 
 use std::collections::HashMap;
@@ -121,6 +122,8 @@ pub(crate) struct Inst {
     pub touches: Option<u32>,
     /// Index in [`Program::watches`], if the instruction reads or writes a register that may be undefined.
     pub watched: Option<u32>,
+    /// Whether it is an atomic whose result no instruction reads.
+    pub unread: bool,
     /// The action that replaces `op`, if the instruction has one.
     pub special: Option<Box<Special>>,
 }
@@ -487,6 +490,7 @@ impl Decoder<'_> {
                     Statement::Pragma(_) => {}
                 }
             }
+            let mentions = unread::mentions(body);
             for statement in &body.statements {
                 let Statement::Inst(inst) = statement else { continue };
                 self.line = inst.line;
@@ -501,6 +505,7 @@ impl Decoder<'_> {
                         decoded => decoded?,
                     },
                 };
+                decoded.unread = unread::is_unread(inst, &mentions);
                 decoded.number = self.number;
                 decoded.pc = self.code.len() as u32;
                 self.number += 1;
@@ -641,6 +646,7 @@ impl Inst {
             signal: (Slot::NONE, 0),
             touches: None,
             watched: None,
+            unread: false,
             special: None,
         }
     }

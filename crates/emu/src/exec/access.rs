@@ -89,6 +89,7 @@ impl<'a> Env<'a> {
             spaces.push((space, lanes));
             let site = Site { inst, space, bytes: m.bytes(), strength };
             self.count_access(warp, &site, lanes, &places);
+            self.stale = 0;
             if !self.load_plain(&site, lanes, &places, &mut chunks) {
                 for_lanes(lanes, |lane| {
                     if let Some(chunk) = self.load_lane(warp, &site, lane, places[lane]) {
@@ -98,7 +99,7 @@ impl<'a> Env<'a> {
             }
             if strength != Strength::Weak && matches!(space, Space::Global | Space::Shared) {
                 let kind = if m.sem == MemSem::Acquire { Observation::Acquire } else { Observation::Relaxed };
-                for_lanes(lanes, |lane| {
+                for_lanes(lanes & !self.stale, |lane| {
                     elements(m).for_each(|at| self.observe(warp, &site, lane, places[lane] + at, kind));
                 });
                 polled = true;
@@ -434,7 +435,7 @@ impl<'a> Env<'a> {
             }
         }
         if site.strength != Strength::Weak {
-            self.note_replaced(warp, site, lane, address, region.load(offset, bytes));
+            self.note_replaced(warp, site, lane, address, (region.load(offset, bytes), false));
         }
         region.store(offset, bytes, chunk);
     }

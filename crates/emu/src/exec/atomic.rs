@@ -10,7 +10,7 @@ use super::warp::{Split, Warp};
 use super::{Env, alu};
 use crate::decode::{Inst, strength};
 use crate::memory::{Chunk, Region, load_bytes, resolve, store_bytes};
-use crate::order::{Access, Touch};
+use crate::order::{Access, Touch, Verdict};
 use crate::report::HazardKind;
 
 /// The memory that an atomic acts on.
@@ -86,15 +86,18 @@ impl<'a> Env<'a> {
         address: u64,
     ) -> Option<(u64, u64)> {
         let (target, offset) = self.atomic_target(warp, site, lane, address)?;
-        self.check_atomic(warp, site, target, lane, address, offset);
         let bytes = site.bytes as usize;
-        let chunk = match target {
+        let replaced = match target {
             Target::Global(region) => region.load(offset, bytes),
             Target::Shared => load_bytes(&self.shared, offset, bytes),
         };
-        let replaced = chunk;
-        let before = u64::from(chunk[0]) | u64::from(chunk[1]) << 32;
+        let before = u64::from(replaced[0]) | u64::from(replaced[1]) << 32;
         let operand = |i: usize| warp.registers.lane(site.inst.s[i], lane);
+        // A compare-and-swap that fails is a read: an atomic is a write only "if it results in a write" (PTX
+        // ISA, "Operation Types").
+        let mask = u64::MAX >> (64 - a.ty.bits());
+        let writes = a.op != AtomicOp::Cas || before & mask == operand(0) & mask;
+        self.check_atomic(warp, site, (target, offset), lane, address, writes);
         let joint = self.joint_operand(a, target, operand(0));
         // In global memory, additions of f32 flush subnormal numbers (PTX ISA, "atom" and "red"; an H200
         // too).
@@ -104,14 +107,19 @@ impl<'a> Env<'a> {
         let releases = matches!(a.sem, MemSem::Release | MemSem::AcqRel);
         let observation = if acquires { Observation::Acquire } else { Observation::Relaxed };
         let publication = if releases { Publication::UpdateRelease } else { Publication::Update };
-        // `red` reads memory but does not observe the value (PTX ISA, "Release and Acquire Patterns").
-        if matches!(site.inst.op, Op::Atom(_)) {
+        if observes(site.inst) {
             self.observe(warp, site, lane, address, observation);
+        }
+        if !writes {
+            if matches!(target, Target::Global(region) if !region.writable()) {
+                self.report_read_only(site.inst, warp.index, lane, address);
+            }
+            return Some((before, before));
         }
         let mut chunk: Chunk = [0; 8];
         (chunk[0], chunk[1]) = (after as u32, (after >> 32) as u32);
         if matches!(target, Target::Global(_)) {
-            self.note_replaced(warp, site, lane, address, replaced);
+            self.note_replaced(warp, site, lane, address, (replaced, observes(site.inst)));
         }
         match target {
             Target::Global(region) if region.writable() => region.store(offset, bytes, &chunk),
@@ -155,23 +163,37 @@ impl<'a> Env<'a> {
         &mut self,
         warp: &Warp,
         site: &Site,
-        target: Target,
+        (target, offset): (Target, usize),
         lane: usize,
         address: u64,
-        offset: usize,
+        writes: bool,
     ) {
         let checks = self.context.options.checks;
         let bytes = site.bytes as usize;
-        let access = Access { touch: Touch::Atomic, ..plain(warp, site, lane) };
+        // If nothing reads the result, nothing can depend on what the atomic observed.
+        let touch = if observes(site.inst) && !site.inst.unread { Touch::Atomic } else { Touch::Update };
+        let access = Access { touch, ..plain(warp, site, lane) };
         let (written, conflict) = match target {
             Target::Shared => {
                 let written = self.shadow.is_written(offset, bytes);
-                let conflict = self.shadow.write(offset, bytes, &access);
+                let conflict = if writes {
+                    self.shadow.write(offset, bytes, &access)
+                } else {
+                    match self.shadow.read(offset, bytes, &access) {
+                        Verdict::Conflict(c) => Some((c, offset)),
+                        Verdict::Fine | Verdict::Uninitialised => None,
+                    }
+                };
                 (written, conflict.map(|(c, at)| (c, self.shared_address(at.max(offset)))))
             }
             Target::Global(region) => {
                 let written = region.written.is_none_or(|w| w.all(offset, bytes));
-                let conflict = self.order.shadow.write(address, bytes as u64, &access);
+                let shadow = &mut self.order.shadow;
+                let conflict = if writes {
+                    shadow.write(address, bytes as u64, &access)
+                } else {
+                    shadow.read(address, bytes as u64, &access)
+                };
                 (written, conflict.map(|c| (c, address)))
             }
         };
@@ -182,9 +204,15 @@ impl<'a> Env<'a> {
             });
         }
         if let Some((c, at)) = conflict.filter(|_| checks.races) {
-            self.report_conflict(site.inst, warp.index, lane, true, &c, (site.space, at));
+            self.report_conflict(site.inst, warp.index, lane, writes, &c, (site.space, at));
         }
     }
+}
+
+/// Whether an atomic observes the value that it replaces. `red` reads memory, but observes nothing (PTX ISA,
+/// "Release and Acquire Patterns").
+fn observes(inst: &Inst) -> bool {
+    matches!(inst.op, Op::Atom(_))
 }
 
 /// Whether an atomic of this type can be executed.

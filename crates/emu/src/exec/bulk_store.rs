@@ -148,7 +148,7 @@ impl Env<'_> {
         let write = match d.reduce {
             None => Access { actor, proxy, ..read },
             Some((_, ty)) => {
-                let (touch, strength, width) = (Touch::Atomic, Strength::Gpu, element_width(ty));
+                let (touch, strength, width) = (Touch::Update, Strength::Gpu, element_width(ty));
                 Access { actor, proxy, touch, strength, width, ..read }
             }
         };

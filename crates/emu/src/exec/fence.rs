@@ -10,12 +10,14 @@ use super::access::Site;
 use super::warp::{Fenced, Seen, Warp};
 use super::{Env, SyncVariable};
 use crate::decode::scope_strength;
-use crate::order::{Clock, Strength};
+use crate::order::{Agent, Clock, Strength};
 
 /// How a strong write releases earlier accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Publication {
-    /// Releases the accesses that the thread's fences cover. Earlier releases at the location are forgotten.
+    /// Releases the accesses that the thread's fences cover, and those that the thread's last release at the
+    /// location covers if no other thread wrote in between (PTX ISA, "Release and Acquire Patterns": a
+    /// release followed by a strong write). Earlier releases of other threads are forgotten.
     Store,
     /// Releases all accesses before the write. Earlier releases at the location are forgotten.
     Release,
@@ -23,6 +25,27 @@ pub(super) enum Publication {
     Update,
     /// Like `Release`, in a read-modify-write: earlier releases at the location stay released.
     UpdateRelease,
+}
+
+/// What a write releases.
+#[derive(Default)]
+struct Released {
+    clock: Option<Clock>,
+    strength: Strength,
+    sequential: bool,
+}
+
+impl Released {
+    /// Adds what a fence, or an earlier release at the location, released at a scope. Of several scopes, the
+    /// widest one is used: accesses that only narrower ones cover are left out.
+    fn add(&mut self, home: Agent, far: Strength, sequential: bool, clock: impl FnOnce() -> Clock) {
+        self.sequential |= sequential;
+        match &mut self.clock {
+            Some(known) if far == self.strength => known.join(home, &clock()),
+            Some(_) if far < self.strength => {}
+            _ => (self.clock, self.strength) = (Some(clock()), far),
+        }
+    }
 }
 
 /// How a strong read acquires the accesses that it observes.
@@ -95,47 +118,42 @@ impl Env<'_> {
         let release = matches!(kind, Publication::Release | Publication::UpdateRelease);
         let update = matches!(kind, Publication::Update | Publication::UpdateRelease);
         let (home, agent, width) = (warp.view.home(), warp.view.agent(), site.inst.width);
-        let mut clock: Option<Clock> = None;
-        let mut reach = Strength::Weak;
+        let mut released = Released::default();
+        let mut own = None;
         if release {
-            clock = Some(warp.view.release(1 << lane));
-            reach = strength;
-        }
-        let mut sequential = false;
-        for fence in warp.released.iter().filter(|f| !release && f.lanes >> lane & 1 == 1) {
-            let far = fence.strength.min(strength);
-            sequential |= fence.sequential;
-            let released = || fence.moment.of(1 << lane);
-            match &mut clock {
-                // If there are fences of several scopes, the widest one is used. Accesses that only narrower
-                // fences cover are left out.
-                Some(known) if far == reach => known.join(home, &released()),
-                Some(_) if far < reach => {}
-                _ => (clock, reach) = (Some(released()), far),
+            let clock = warp.view.release(1 << lane);
+            released.add(home, strength, false, || clock.clone());
+            own = Some((Arc::new(clock), strength));
+        } else {
+            let before = self.variables(site.space).get(&address);
+            let same = |old: &&SyncVariable| (old.agent, old.lane, old.width) == (agent, lane, width);
+            own = before.filter(same).and_then(|old| old.own.clone()).or(own);
+            if let Some((clock, far)) = &own {
+                released.add(home, strength.min(*far), false, || (**clock).clone());
             }
         }
+        for fence in warp.released.iter().filter(|f| !release && f.lanes >> lane & 1 == 1) {
+            released.add(home, fence.strength.min(strength), fence.sequential, || fence.moment.of(1 << lane));
+        }
+        let Released { clock, strength, mut sequential } = released;
         self.toll += clock.as_ref().map_or(0, |c| toll(c.parts()));
         let variables = self.variables(site.space);
-        match (clock, variables.get_mut(&address)) {
-            (Some(clock), Some(old)) if update && old.width == width => {
-                // A release sequence: earlier releases at this location stay released.
-                let mut joined = clock;
-                joined.join_foreign(home, &old.clock, old.home);
-                let sequential = sequential || old.sequential;
-                let clock = Arc::new(joined);
-                let strength = reach.min(old.strength);
-                *old = SyncVariable { clock, home, agent, strength, width, sequential };
-            }
-            (Some(clock), _) => {
-                let clock = Arc::new(clock);
-                let strength = reach;
-                variables.insert(address, SyncVariable { clock, home, agent, strength, width, sequential });
-            }
-            (None, Some(_)) if !update => {
+        let Some(mut clock) = clock else {
+            if !update {
                 variables.remove(&address);
             }
-            (None, _) => {}
+            return;
+        };
+        let mut reach = strength;
+        if let Some(old) = variables.get(&address).filter(|old| update && old.width == width) {
+            // A release sequence: earlier releases at this location stay released.
+            clock.join_foreign(home, &old.clock, old.home);
+            sequential |= old.sequential;
+            reach = reach.min(old.strength);
         }
+        let clock = Arc::new(clock);
+        let variable = SyncVariable { clock, home, agent, lane, strength: reach, width, sequential, own };
+        variables.insert(address, variable);
     }
 
     /// Records a strong read by a lane. If the read acquires, the lane learns the released accesses at once;

@@ -16,6 +16,7 @@ mod deadlock;
 mod descriptor;
 mod doubt;
 mod fence;
+mod fence_order;
 mod grid_wait;
 mod matrix;
 mod mbarrier;
@@ -137,10 +138,13 @@ struct SyncVariable {
     /// First agent of the cluster that the clock belongs to, and the agent that released it.
     home: Agent,
     agent: Agent,
+    lane: usize,
     strength: Strength,
     /// Bytes of the element: accesses of other widths do not synchronise with it.
     width: u8,
     sequential: bool,
+    /// What the last release by that thread released here, and its scope.
+    own: Option<(Arc<Clock>, Strength)>,
 }
 
 /// The results of running a cluster.
@@ -210,6 +214,8 @@ pub(crate) struct Env<'a> {
     collected: Option<Doubts>,
     /// The bytes of shared memory with undefined values, if these are followed.
     undefined_bytes: HashSet<u64>,
+    /// The lanes whose present strong read returns an older value, if reads may do so.
+    stale: u32,
     /// The error that stopped the run.
     stopped: Option<EmuError>,
     /// The warps that a barrier releases.
@@ -271,6 +277,7 @@ impl<'a> Cluster<'a> {
             printed: Vec::new(),
             collected: matches!(context.follow, Follow::Collect).then(Doubts::default),
             undefined_bytes: HashSet::new(),
+            stale: 0,
             stopped: None,
             wakes: Vec::new(),
             live: present.clone(),
@@ -315,9 +322,19 @@ impl<'a> Cluster<'a> {
 
     /// Whether every warp that can run only repeats reads whose value does not change.
     pub fn is_spinning(&self) -> bool {
+        self.has_polled(SPINS)
+    }
+
+    /// Whether the cluster seems to wait for another cluster.
+    pub fn is_waiting(&self) -> bool {
+        self.has_polled(LAG)
+    }
+
+    /// Whether every warp that can run has read the same value more than so many times in a row.
+    fn has_polled(&self, polls: u32) -> bool {
         let mut running =
             self.warps.iter().flat_map(|w| &w.splits).filter(|s| s.state == State::Run).peekable();
-        running.peek().is_some() && running.all(|s| s.polls > SPINS)
+        running.peek().is_some() && running.all(|s| s.polls > polls)
     }
 
     pub fn report_deadlock(&mut self) {

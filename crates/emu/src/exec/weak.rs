@@ -4,8 +4,10 @@
 //! random.
 //!
 //! Each strong write keeps the value that it replaced. A read may return that value unless the write happened
-//! before the read, the reading warp made the write, or the thread has already seen the write. A fence.sc of
-//! the writer after the write and a later fence.sc of the reader also order the write before the read.
+//! before the read, the reading warp made the write, the thread has already seen the write, or a strong read
+//! that observed the write happened before the read (PTX ISA, "Causality Order", rule 2). A fence.sc of the
+//! writer after the write and a fence.sc of the reader behind it in Fence-SC order also order the write
+//! before the read.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,6 +15,7 @@ use rand::Rng;
 
 use super::Env;
 use super::access::Site;
+use super::fence_order::{FenceId, FenceOrder};
 use super::warp::Warp;
 use crate::memory::Chunk;
 use crate::order::{Agent, Epoch, Strength};
@@ -33,7 +36,31 @@ struct Replaced {
     agent: Agent,
     lane: usize,
     epoch: Epoch,
+    strength: Strength,
     time: u64,
+    /// The last fence before the writes up to the replaced value.
+    behind: FenceId,
+}
+
+/// A strong read at a time, and the time of the write that it observed.
+#[derive(Clone, Copy, Debug)]
+struct Observer {
+    agent: Agent,
+    lane: usize,
+    epoch: Epoch,
+    at: u64,
+    time: u64,
+}
+
+/// The strong accesses to a location.
+#[derive(Clone, Debug, Default)]
+struct Location {
+    replaced: VecDeque<Replaced>,
+    observers: Vec<Observer>,
+    /// The last fence, in Fence-SC order, before a write of the location or a read of an older value, and the
+    /// last fence before a read.
+    written: FenceId,
+    read: FenceId,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,6 +70,16 @@ struct Seen {
     older: u32,
 }
 
+/// The fences that limit where the next fence of a cluster stands in Fence-SC order.
+#[derive(Clone, Copy, Debug, Default)]
+struct Limits {
+    /// The last fence of the cluster.
+    own: FenceId,
+    /// The last fence before an access that conflicts with an earlier access of the cluster. If the next
+    /// fence preceded that one, the two accesses would contradict the causality order.
+    floor: FenceId,
+}
+
 type Thread = (Agent, usize);
 
 /// The strong writes to global memory, in the order of their execution.
@@ -50,10 +87,35 @@ type Thread = (Agent, usize);
 pub(crate) struct WeakMemory {
     time: u64,
     /// Keyed by address and size in bytes.
-    writes: HashMap<(u64, u32), VecDeque<Replaced>>,
+    locations: HashMap<(u64, u32), Location>,
     seen: HashMap<(u64, Thread), Seen>,
-    /// The times of each thread's sequentially consistent fences.
-    fences: HashMap<Thread, Vec<u64>>,
+    /// Each thread's sequentially consistent fences, with their times.
+    fences: HashMap<Thread, Vec<(u64, FenceId)>>,
+    order: FenceOrder,
+    /// By the first agent of the cluster.
+    limits: HashMap<Agent, Limits>,
+}
+
+impl Location {
+    /// Notes what a strong read observes, if it is morally strong with the write at `time`.
+    fn observe(&mut self, warp: &Warp, lane: usize, strength: Strength, (at, time): (u64, u64)) {
+        let (agent, epoch) = (warp.view.agent(), warp.view.now());
+        let Some(write) = self.replaced.iter().find(|write| write.time == time) else { return };
+        if strength.min(write.strength) < warp.view.reach(write.agent) {
+            return;
+        }
+        let same = |o: &&mut Observer| (o.agent, o.lane, o.epoch) == (agent, lane, epoch);
+        match self.observers.iter_mut().find(same) {
+            Some(known) => (known.at, known.time) = (at, known.time.max(time)),
+            None => self.observers.push(Observer { agent, lane, epoch, at, time }),
+        }
+    }
+
+    /// The strong reads that observed a write or a later one.
+    fn observers_of(&self, write: &Replaced) -> impl Iterator<Item = &Observer> {
+        let time = write.time;
+        self.observers.iter().filter(move |observer| observer.time >= time)
+    }
 }
 
 impl WeakMemory {
@@ -62,11 +124,45 @@ impl WeakMemory {
         self.time
     }
 
-    /// Whether sequentially consistent fences order a write before the present read.
-    fn fenced(&self, write: &Replaced, reader: Thread) -> bool {
-        let Some(last) = self.fences.get(&reader).and_then(|times| times.last()) else { return false };
-        let of_writer = self.fences.get(&(write.agent, write.lane)).into_iter().flatten();
-        of_writer.into_iter().any(|time| (write.time..*last).contains(time))
+    /// Whether sequentially consistent fences order what a thread did at a time before the present read.
+    fn fenced(&self, thread: Thread, time: u64, reader: Thread) -> bool {
+        let Some((_, last)) = self.fences.get(&reader).and_then(|fences| fences.last()) else { return false };
+        let first = self.fences.get(&thread).into_iter().flatten().find(|(at, _)| *at >= time);
+        first.is_some_and(|(_, fence)| self.order.precedes(*fence, *last))
+    }
+
+    /// Whether a write precedes the present read in causality order.
+    fn precedes(&self, location: &Location, write: &Replaced, warp: &Warp, lane: usize) -> bool {
+        let reader = (warp.view.agent(), lane);
+        let before = |agent: Agent, of: usize, epoch: Epoch, time: u64| {
+            warp.view.knows_agent(lane, agent, 1 << of, epoch) || self.fenced((agent, of), time, reader)
+        };
+        before(write.agent, write.lane, write.epoch, write.time)
+            || location.observers_of(write).any(|o| before(o.agent, o.lane, o.epoch, o.at))
+    }
+
+    /// Keeps the Fence-SC order consistent with a write of a cluster.
+    fn limit_by_write(&mut self, home: Agent, place: (u64, u32)) {
+        let (limits, location) =
+            (self.limits.entry(home).or_default(), self.locations.entry(place).or_default());
+        // Who observes the write comes after the reads of older values, too.
+        location.written = self.order.later(location.written, location.read);
+        limits.floor = self.order.later(limits.floor, location.written);
+        location.written = self.order.later(location.written, limits.own);
+    }
+
+    /// Keeps the Fence-SC order consistent with a read that returned a value behind `written`, the newest one
+    /// or an older one.
+    fn limit_by_read(&mut self, home: Agent, place: (u64, u32), written: FenceId, older: bool) {
+        let limits = self.limits.entry(home).or_default();
+        limits.floor = self.order.later(limits.floor, written);
+        if let Some(location) = self.locations.get_mut(&place) {
+            location.read = self.order.later(location.read, limits.own);
+            if older {
+                // Who observes the newest value comes after this read.
+                location.written = self.order.later(location.written, limits.own);
+            }
+        }
     }
 }
 
@@ -78,24 +174,32 @@ impl Env<'_> {
             && matches!(site.bytes, 4 | 8)
     }
 
-    /// Called before a strong write of global memory, with the value that it replaces.
+    /// Called before a strong write of global memory, with the value that it replaces. `observes` states that
+    /// the write also reads that value.
     pub(super) fn note_replaced(
         &mut self,
         warp: &Warp,
         site: &Site,
         lane: usize,
         address: u64,
-        value: Chunk,
+        (value, observes): (Chunk, bool),
     ) {
         if !self.is_weak(site) {
             return;
         }
         let weak = &mut self.order.weak;
         let (agent, epoch, time) = (warp.view.agent(), warp.view.now(), weak.tick());
-        let writes = weak.writes.entry((address, site.bytes)).or_default();
-        writes.push_back(Replaced { value, agent, lane, epoch, time });
-        if writes.len() > KEPT {
-            writes.pop_front();
+        let place = (address, site.bytes);
+        let behind = weak.locations.get(&place).map_or(FenceId::default(), |location| location.written);
+        weak.limit_by_write(warp.view.home(), place);
+        let (strength, location) = (site.strength, weak.locations.entry(place).or_default());
+        if let Some(last) = location.replaced.back().filter(|_| observes) {
+            let last = last.time;
+            location.observe(warp, lane, strength, (time, last));
+        }
+        location.replaced.push_back(Replaced { value, agent, lane, epoch, strength, time, behind });
+        if location.replaced.len() > KEPT {
+            location.replaced.pop_front();
         }
         weak.seen.entry((address, (agent, lane))).or_default().time = time;
     }
@@ -113,29 +217,37 @@ impl Env<'_> {
             return newest;
         }
         let reader = (warp.view.agent(), lane);
-        let weak = &self.order.weak;
-        let Some(writes) = weak.writes.get(&(address, site.bytes)) else { return newest };
+        let place = (address, site.bytes);
+        let weak = &mut self.order.weak;
+        let location = weak.locations.entry(place).or_default();
+        let mut behind = location.written;
         let mut seen = weak.seen.get(&(address, reader)).copied().unwrap_or_default();
         let mut value = newest;
-        let mut taken = writes.back().map_or(0, |write| write.time);
+        let mut taken = location.replaced.back().map_or(0, |write| write.time);
         if seen.older < OLDER {
-            for write in writes.iter().rev() {
+            let location = &weak.locations[&place];
+            for write in location.replaced.iter().rev() {
                 let known = write.agent == reader.0
                     || write.time <= seen.time
-                    || warp.view.knows_agent(lane, write.agent, 1 << write.lane, write.epoch)
-                    || weak.fenced(write, reader);
+                    || weak.precedes(location, write, warp, lane);
                 if known || !self.rng.random_bool(0.5) {
                     break;
                 }
-                value = write.value;
+                (value, behind) = (write.value, write.behind);
                 taken = write.time - 1;
             }
         }
         let older = value != newest;
         seen.older += u32::from(older);
         seen.time = seen.time.max(if older { 0 } else { taken });
-        self.order.weak.seen.insert((address, reader), seen);
+        weak.seen.insert((address, reader), seen);
+        weak.limit_by_read(warp.view.home(), place, behind, older);
+        let now = weak.tick();
+        if let Some(location) = weak.locations.get_mut(&place).filter(|_| !older) {
+            location.observe(warp, lane, site.strength, (now, taken));
+        }
         if older {
+            self.stale |= 1 << lane;
             let place = Some((Space::Global, address));
             self.report(HazardKind::WeakOrder, site.inst, warp.index, lane, place, || {
                 "a relaxed or volatile read may return an older value: no release and acquire order the write before it"
@@ -145,15 +257,23 @@ impl Env<'_> {
         value
     }
 
-    /// Called at a sequentially consistent fence of gpu scope.
+    /// Called at a sequentially consistent fence of gpu scope. For every second pair of seeds, the fence comes
+    /// as early in Fence-SC order as the accesses so far allow: before fences of other clusters that ran
+    /// earlier. Then no fence in front of an observing read orders anything because it happened to run
+    /// late.
     pub(super) fn note_fence(&mut self, warp: &Warp, lanes: u32) {
         if !self.context.options.weak {
             return;
         }
-        let agent = warp.view.agent();
-        let time = self.order.weak.tick();
+        let early = self.context.options.seed / 2 % 2 == 1;
+        let (agent, weak) = (warp.view.agent(), &mut self.order.weak);
+        let time = weak.tick();
+        let limits = weak.limits.entry(warp.view.home()).or_default();
+        let floor = weak.order.later(limits.floor, limits.own);
+        limits.own = if early { weak.order.place_behind(floor) } else { weak.order.place_last() };
+        let fence = (time, limits.own);
         for lane in (0..32).filter(|lane| lanes >> lane & 1 == 1) {
-            self.order.weak.fences.entry((agent, lane)).or_default().push(time);
+            weak.fences.entry((agent, lane)).or_default().push(fence);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The shadow of shared memory: the last accesses of every location, in dense arrays.
 
 use super::records::Records;
-use super::shadow::{Access, Conflict, Record, Touch, Verdict, Write};
+use super::shadow::{Access, Conflict, Record, Strength, Touch, Verdict, Write};
 use super::{Actors, Agent, Epoch, FLIGHT};
 
 /// Bytes of a block: the width of a cp.async or ldmatrix access, the accesses that matter for speed.
@@ -68,6 +68,7 @@ impl DenseShadow {
                 Verdict::Fine => {}
                 found => verdict = found,
             }
+            level.observe(cell, a);
             level.note_read(cell, a);
         });
         verdict
@@ -238,6 +239,14 @@ impl Level {
     }
 
     #[inline(always)]
+    fn observe(&mut self, cell: usize, a: &Access) {
+        if a.strength > Strength::Weak && self.writes[cell].beside.is_some() {
+            let last = self.writes[cell];
+            self.records_of(cell).observe(&last, a);
+        }
+    }
+
+    #[inline(always)]
     fn note_read(&mut self, cell: usize, a: &Access) {
         let new = Record::of_read(a);
         let known = a.view.known_to_all(a.actor);
@@ -258,15 +267,15 @@ impl Level {
         let slots = &self.reads[cell * self.slots..][..self.slots];
         let unordered = slots.iter().enumerate().find(|(actor, read)| {
             read.epoch > a.view.known_to_all(a.actor_of(*actor))
-                && read.conflict(a.view.home() + *actor as Agent, a).is_some()
+                && read.conflict(a.view.home() + *actor as Agent, a, None).is_some()
         });
-        unordered.and_then(|(actor, read)| read.conflict(a.view.home() + actor as Agent, a))
+        unordered.and_then(|(actor, read)| read.conflict(a.view.home() + actor as Agent, a, None))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Strength, WarpView};
+    use super::super::WarpView;
     use super::*;
 
     /// Two lanes read a word in turns, each after its own fence. A strong store of another warp comes between

@@ -5,6 +5,7 @@
 mod actors;
 mod clock;
 mod dense;
+mod observed;
 mod paged;
 mod records;
 mod shadow;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::records::Records;
-use super::shadow::{Access, Conflict, Record, Touch, Write, write_ordered};
+use super::shadow::{Access, Conflict, Record, Strength, Touch, Write, write_ordered};
 use super::{Agent, Epoch};
 
 /// One granule of global memory.
@@ -63,6 +63,9 @@ impl PagedShadow {
                 found = found.or(Some(cell.write.conflict(a)));
             } else if cell.write.beside_matters(a) {
                 found = found.or_else(|| cell.records.race_with_read(a));
+            }
+            if a.strength > Strength::Weak {
+                cell.records.observe(&cell.write, a);
             }
             // The list is pruned when its length has doubled, so that pruning costs no more than the reads
             // themselves.

@@ -7,12 +7,14 @@
 //! before that write, and the older records are dropped. A strong write or a reduction does not order the
 //! accesses with which it does not race. It is therefore added as a further record.
 
+use super::observed::Observed;
 use super::{Agent, Epoch, FLIGHT, ProxySpace, WarpView};
 
 /// The widest scope at which an access is strong. Two strong accesses whose scopes include each other do not
 /// race (PTX ISA, "Morally Strong Operations").
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Strength {
+    #[default]
     Weak,
     Cta,
     Cluster,
@@ -23,7 +25,10 @@ pub(crate) enum Strength {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touch {
     Plain,
+    /// `atom`, which reads and writes.
     Atomic,
+    /// `red`, which updates memory without observing its value, or an `atom` whose result is not read.
+    Update,
     /// The read and the write of a cp.async.
     Copy,
     /// The read and the write of a cp.async that completes with a phase of an mbarrier. Its own thread must
@@ -81,6 +86,13 @@ pub(super) struct Beside {
     /// The lowest strength; weak if the widths differ.
     weakest: Strength,
     width: u8,
+}
+
+impl Beside {
+    /// Whether the access is morally strong with all of these writes, whichever threads made them.
+    pub(super) fn is_strong_with(self, a: &Access) -> bool {
+        self.weakest.min(a.strength) == Strength::Gpu && self.width == a.width
+    }
 }
 
 impl Access<'_> {
@@ -217,7 +229,7 @@ impl Record {
 
     /// Whether this and the access are morally strong: both scopes include the other thread, and the accesses
     /// overlap completely.
-    fn exempt(&self, agent: Agent, a: &Access) -> bool {
+    pub(super) fn exempt(&self, agent: Agent, a: &Access) -> bool {
         self.strength.min(a.strength) >= a.view.reach(agent) && self.width == a.width
     }
 
@@ -274,15 +286,17 @@ impl Record {
     }
 
     /// The conflict of this record with the present access. A recorded write conflicts with every access, a
-    /// recorded read with a write.
-    pub(super) fn conflict(&self, agent: Agent, a: &Access) -> Option<Conflict> {
+    /// recorded read with a write. `observed` are the observations of strong writes.
+    pub(super) fn conflict(&self, agent: Agent, a: &Access, observed: Option<&Observed>) -> Option<Conflict> {
         if self.wrote {
             let fenced = a.proxy.and_then(|space| a.view.actors().fenced_agent(agent, space));
             if fenced.is_none() && self.epoch != FLIGHT && self.exempt(agent, a) {
                 return None;
             }
             let mut writes = each_lane(self.lanes).map(|lane| self.as_write(agent, lane));
-            let conflict = writes.find(|w| !write_ordered(w, a))?.conflict(a);
+            let observed = observed.filter(|_| self.strength > Strength::Weak);
+            let ordered = |w: &Write| write_ordered(w, a) || observed.is_some_and(|o| o.precedes(w, a));
+            let conflict = writes.find(|w| !ordered(w))?.conflict(a);
             let unfenced = conflict.unfenced || self.epoch != FLIGHT && self.exempt(agent, a);
             return Some(Conflict { unfenced, ..conflict });
         }

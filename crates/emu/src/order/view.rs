@@ -67,6 +67,11 @@ impl WarpView {
         self.actors
     }
 
+    /// Whether an agent is a warp, whose accesses are those of the generic proxy.
+    pub fn is_warp(&self, agent: Agent) -> bool {
+        (agent as usize % self.actors.total()) < self.actors.threads()
+    }
+
     /// The scope that an access must have to include an agent.
     pub fn reach(&self, agent: Agent) -> Strength {
         let (total, threads) = (self.actors.total() as Agent, self.actors.threads() as Agent);

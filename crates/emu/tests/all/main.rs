@@ -5,6 +5,7 @@ mod contract;
 mod corpus;
 mod deadlock;
 mod limits;
+mod litmus;
 mod quiet;
 mod registers;
 mod wgmma;
