@@ -428,7 +428,7 @@ def _band_and_cap(causal: Any, window_size: Any, softcap: Any) -> tuple[int, int
     """The keys that a query sees before and after its own (-1: all), and the cap on the scores (0: none)."""
     if causal is not False and causal is not True:
         causal = _flag("causal", causal)
-    before, after = _NO_WINDOW if window_size is _NO_WINDOW else _window(window_size)
+    before, after = _window(window_size)
     if type(softcap) is not float or not 0.0 <= softcap < _INFINITY:
         softcap = _cap(softcap)
     return before, 0 if causal else after, softcap
@@ -436,10 +436,12 @@ def _band_and_cap(causal: Any, window_size: Any, softcap: Any) -> tuple[int, int
 
 def _window(size: Any) -> tuple[int, int]:
     try:
-        before, after = (-1 if keys is None else keys for keys in size)
-        for keys in (before, after):
-            _check_number("window_size", keys)
-        before, after = _index(before), _index(after)
+        before, after = size
+        if type(before) is not int or type(after) is not int:
+            before, after = (-1 if keys is None else keys for keys in (before, after))
+            for keys in (before, after):
+                _check_number("window_size", keys)
+            before, after = _index(before), _index(after)
     except (TypeError, ValueError, RuntimeError):
         pass
     else:

@@ -57,8 +57,8 @@ class Replacement:
             self._depth += 1
             self.active = True
             found = self._found()
-            # Somebody may have put PyTorch's function back since the last call. Another library's function stays:
-            # it may call this one.
+            # Somebody may have put PyTorch's function back since the last call. Another library's function
+            # stays: it may call this one.
             if self._lent == 0 and self._is_own(found):
                 functools.update_wrapper(self, found)  # type: ignore[arg-type]
                 self.original = found

@@ -47,8 +47,8 @@ class Tracer:
         self, trace: Trace, text: str, kind: str, not_negative: bool = False, narrow: str | None = None
     ) -> None:
         self.trace, self.text, self.kind, self.not_negative = trace, text, kind, not_negative
-        #: The type of an integer of fewer than 32 bits, a key of :data:`WIDTHS`. Empty for a number of Python and a
-        #: truth value, which take the type of the other operand.
+        #: The type of an integer of fewer than 32 bits, a key of :data:`WIDTHS`. Empty for a number of
+        #: Python and a truth value, which take the type of the other operand.
         self.narrow = narrow
 
     @classmethod

@@ -9,6 +9,7 @@
 //! keys.
 
 mod band;
+mod chain;
 mod descale;
 mod lengths;
 mod lse;
@@ -22,13 +23,14 @@ mod walk;
 pub use band::{
     After, BlockList, BlockLists, Bound, Coverage, Hides, KeyBand, ListWriter, Lower, Masker, RowRange,
 };
+pub use chain::{BlockScores, ScoreChain};
 pub use descale::{BlockFactors, ScoreFactors, ValueFactors, WarpKeys, accepted_score_factor};
 pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
 pub use score::{
-    BlockScores, Elements, ProgramCode, ProgramParams, RowPrograms, ScoreChain, ScorePrograms, Softcap,
-    StagedParams, StagedTables, TableParams, Tanh, TileMask, TileRead, Words, half_of,
+    Elements, ProgramCode, ProgramParams, RowPrograms, ScorePrograms, Softcap, StagedParams, StagedTables,
+    TableParams, Tanh, TileMask, TileRead, Words, half_of,
 };
 pub use sinks::Sinks;
 pub use softmax::{

@@ -148,12 +148,13 @@ fn compute_as<T: Element + Default>(
     // The canonical problem has the same origins of tensors and the same operands.
     let problem = &*problem.canonical();
     let sequences = problem.sequences(operands)?;
-    let (dtype, expected) = (out.dtype().into(), problem.dtypes.out.into());
-    let origin = origin(problem, Tensor::Out, (dtype, out.len()))?;
+    let dtype = out.dtype();
+    let origin = origin(problem, Tensor::Out, (dtype.into(), out.len()))?;
     let (argument, needed) = (Operand::Lse.name(), problem.lse_len());
     if let Some(len) = lse.as_deref().map(<[f32]>::len).filter(|&len| len < needed) {
         return Err(ProblemError::OperandTooShort { argument, len, needed }.into());
     }
+    let (dtype, expected) = (dtype.name(), problem.dtypes.out.name());
     let wrong = ProblemError::OperandType { argument: Operand::OUT.name(), dtype, expected };
     let out = Output::new(out, origin, problem.out, problem.head_dim_v).ok_or(wrong)?;
     let [_, heads, rows, _] = problem.extents(Tensor::Q).map(|extent| extent as i64);

@@ -184,6 +184,7 @@ pub(crate) fn origin(
 ) -> Result<usize, ProblemError> {
     let (argument, expected) = (tensor.name(), problem.dtypes.of(tensor).into());
     if dtype != expected {
+        let (dtype, expected) = (dtype.name(), expected.name());
         return Err(ProblemError::OperandType { argument, dtype, expected });
     }
     let (needed, origin) = problem.span(tensor).ok_or(ProblemError::TooLarge { tensor: argument })?;
@@ -207,7 +208,7 @@ impl<'a, T: Element> View<'a, T> {
     /// Rejects elements of another type, and a buffer that is too short.
     fn new(problem: &Problem, tensor: Tensor, input: Input<'a>) -> Result<Self, CpuError> {
         let origin = origin(problem, tensor, input.type_and_len())?;
-        let (argument, dtype, expected) = (tensor.name(), input.dtype, T::DTYPE.into());
+        let (argument, dtype, expected) = (tensor.name(), input.dtype.name(), T::DTYPE.name());
         let wrong = ProblemError::OperandType { argument, dtype, expected };
         let data = input.memory::<T>().ok_or(wrong)?;
         let [.., dim] = problem.extents(tensor);

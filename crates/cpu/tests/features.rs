@@ -10,7 +10,7 @@ use common::{Inputs, check, check_everywhere, run, run_out, small_plan};
 use flashcore_cpu::{CpuError, CpuPlan, Element, Isa, Lanes, Order, Rows, attention};
 
 use oracle::{oracle, reference_in_precision};
-use problem::{Band, Corner, DType, ElementType, Layout, Problem, ProblemError, Strides};
+use problem::{Band, Corner, DType, Layout, Problem, ProblemError, Strides};
 use proptest::prelude::*;
 
 fn small(seq: usize, dim: usize) -> Problem {
@@ -372,7 +372,7 @@ fn refusals_name_the_argument() {
     ));
     let mut other = p.clone();
     other.dtypes = DType::F16.into();
-    let (dtype, expected) = (ElementType::F32, ElementType::F16);
+    let (dtype, expected) = ("f32", "f16");
     let error = ProblemError::OperandType { argument: "q", dtype, expected };
     assert_eq!(oracle(&other, &full, &full, &full), Err(error));
     other.seq_q = 0;

@@ -9,8 +9,8 @@ use flashcore_cpu::{
 use half::bf16;
 use oracle::{Reference, oracle_with};
 use problem::{
-    Band, DType, DTypes, E4m3, E5m2, Element, ElementType, Elements, Layout, LengthArray, Operand,
-    OperandMap, Operands, Problem, ProblemError, ScaleLayout, Scales, SideLengths, Tensor,
+    Band, DType, DTypes, E4m3, E5m2, Element, Elements, Layout, LengthArray, Operand, OperandMap, Operands,
+    Problem, ProblemError, ScaleLayout, Scales, SideLengths, Tensor,
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
@@ -231,10 +231,10 @@ fn wrong_types_and_factors_are_named() {
         CpuError::Problem(ProblemError::OperandType { argument, dtype, expected })
     };
     let other = base("e4m3/e4m3/e5m2");
-    let expected = typed("v", ElementType::E4m3, ElementType::E5m2);
+    let expected = typed("v", "e4m3", "e5m2");
     assert_eq!(refused(&case, &other, &mut out), expected);
     let wide = base("e4m3:f32");
-    let expected = typed("out", ElementType::Bf16, ElementType::F32);
+    let expected = typed("out", "bf16", "f32");
     assert_eq!(refused(&case, &wide, &mut out), expected);
     let scaled = Problem { scales: layouts()[1], ..base("e4m3") };
     let factors = [(Tensor::Q, 4), (Tensor::K, 3)];

@@ -93,8 +93,8 @@ fn calls_leave_rayons_global_pool_alone() {
     rayon::ThreadPoolBuilder::new().num_threads(1).build_global().unwrap();
 }
 
-/// The plan decides the bits, with or without a split of the keys, and not the number of threads that share its
-/// tasks or the order in which they end. The default plan of another number of threads may split the keys
+/// The plan decides the bits, with or without a split of the keys, and not the number of threads that share
+/// its tasks or the order in which they end. The default plan of another number of threads may split the keys
 /// otherwise.
 #[test]
 fn a_plan_has_the_same_bits_on_every_number_of_threads() {

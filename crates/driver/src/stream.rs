@@ -80,11 +80,12 @@ impl Stream {
     /// The caller's stream: a `CUstream` or `cudaStream_t`, 0 for the default stream. It is not destroyed.
     ///
     /// # Safety
-    /// `raw` must be a stream of this context that outlives the result, its clones and everything that
-    /// borrows them (including buffers of a [`Pool`](crate::Pool) and [`Transfer`](crate::Transfer)s), and
-    /// each [`GraphExec`](crate::GraphExec) whose last launch is on it. If the caller captures the stream without [`Graph::capture`](crate::Graph::capture), the functions and memory
-    /// used in the capture must outlive the graph. No other thread may then begin the capture while a call of
-    /// this crate enqueues work on the stream.
+    /// `raw` must be a stream of this context that outlives the result, its clones, everything that borrows
+    /// them (including buffers of a [`Pool`](crate::Pool) and [`Transfer`](crate::Transfer)s), and each
+    /// [`GraphExec`](crate::GraphExec) whose last launch is on it. If the caller captures the stream without
+    /// [`Graph::capture`](crate::Graph::capture), the functions and memory used in the capture must outlive
+    /// the graph. No other thread may then begin the capture while a call of this crate enqueues work on the
+    /// stream.
     pub unsafe fn from_raw(context: &Arc<Context>, raw: u64) -> Stream {
         Stream::of(context, raw as usize as sys::CUstream, false)
     }

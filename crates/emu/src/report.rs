@@ -90,15 +90,15 @@ pub struct Options {
     /// Maximum number of CTAs that are resident at the same time when CTAs communicate. `None` means as many
     /// as fit in the host's memory. A kernel that needs more deadlocks.
     pub resident: Option<u64>,
-    /// The linear index of a CTA that starts before all others, if CTAs communicate: they start when the first
-    /// one waits for them, has ended, or has issued about a million warp instructions. In other runs CTAs
-    /// advance evenly, and few waits have to wait.
+    /// The linear index of a CTA that starts before all others, if CTAs communicate: they start when the
+    /// first one waits for them, has ended, or has issued about a million warp instructions. In other runs
+    /// CTAs advance evenly, and few waits have to wait.
     pub first: Option<u64>,
     /// Whether the launch is cooperative: the kernel may then use a barrier of the whole grid.
     pub cooperative: bool,
     /// Whether relaxed and volatile reads of global memory may return older values, as far as PTX allows it.
-    /// Each line that does so is reported as [`HazardKind::WeakOrder`]. Bit 1 of the seed decides whether each
-    /// `fence.sc` stands in Fence-SC order where it ran, or as early as the accesses before it allow.
+    /// Each line that does so is reported as [`HazardKind::WeakOrder`]. Bit 1 of the seed decides whether
+    /// each `fence.sc` stands in Fence-SC order where it ran, or as early as the accesses before it allow.
     pub weak: bool,
     /// Linear indices of the CTAs to record.
     pub traced_ctas: Vec<u64>,

@@ -1,14 +1,14 @@
 //! Decides whether an output is right. Tolerances come from the error of standard attention in the input
 //! precision, as in FlashAttention's own tests, not from a loose constant.
 //!
-//! Twice that error is enough where an error has many independent causes. Where logits are f32, a few of their
-//! roundings may decide: in a row whose two heaviest keys are nearly tied, the error δ of the difference of
-//! their logits moves O by p₁ p₂ δ (v₁ − v₂). Standard attention draws δ once, in one order of sums, and may
-//! draw it small. The ratio of two such errors has no bound (in three of ten pairs of normal draws, the first
-//! exceeds twice the second in magnitude), so that right kernels were refused. The oracle therefore predicts
-//! the standard deviation of each element by these roundings ([`Reference::deviation`]), and six of them are
-//! allowed in addition. 16-bit logits of standard attention have errors far above those of f32 logits, so that
-//! nothing is added there.
+//! Twice that error is enough where an error has many independent causes. Where logits are f32, a few of
+//! their roundings may decide: in a row whose two heaviest keys are nearly tied, the error δ of the
+//! difference of their logits moves O by p₁ p₂ δ (v₁ − v₂). Standard attention draws δ once, in one order of
+//! sums, and may draw it small. The ratio of two such errors has no bound (in three of ten pairs of normal
+//! draws, the first exceeds twice the second in magnitude), so that right kernels were refused. The oracle
+//! therefore predicts the standard deviation of each element by these roundings ([`Reference::deviation`]),
+//! and six of them are allowed in addition. 16-bit logits of standard attention have errors far above those
+//! of f32 logits, so that nothing is added there.
 
 use oracle::Reference;
 use problem::{DType, Problem, ProblemError, Sequence, Tensor};
@@ -197,8 +197,9 @@ impl References {
             rel_allowed: 2.0 * theirs.rel + roundoff + logits.rel,
             row_rel_allowed: 2.0 * theirs.row_rel + 2.0 * roundoff + logits.row_rel,
             // A common factor can come from the rounding of the output, from the f32 rounding of 1 / sum, and
-            // from the mean of the rounding errors of P where P has fewer bits than O. Errors of logits add at
-            // most their relative error, by Cauchy and Schwarz; rows that are nearly equal have equal errors.
+            // from the mean of the rounding errors of P where P has fewer bits than O. Errors of logits add
+            // at most their relative error, by Cauchy and Schwarz; rows that are nearly equal have equal
+            // errors.
             bias_allowed: 2.0 * theirs.bias + drift.max(roundoff) + DType::F32.unit_roundoff() + logits.rel,
             // LSE is f32: twice the error of the standard computation, plus the cost of f32 sums of head_dim
             // products and of the logarithm (64 roundings of the largest term).

@@ -280,8 +280,8 @@ impl Inputs {
         oracle::oracle_with(problem, &self.elements())
     }
 
-    /// The oracle with its deviation, and standard attention in the precision of the inputs. With `wanted`, only for the rows
-    /// whose element is set, in the order of the LSE.
+    /// The oracle with its deviation, and standard attention in the precision of the inputs. With `wanted`,
+    /// only for the rows whose element is set, in the order of the LSE.
     ///
     /// # Errors
     /// When the buffers do not fit the problem.
@@ -322,7 +322,7 @@ impl Inputs {
             Values::E4m3(out) => cpu::attention_with(problem, &inputs, out, lse, plan),
             Values::E5m2(out) => cpu::attention_with(problem, &inputs, out, lse, plan),
             Values::I32(_) | Values::U8(_) => {
-                let (dtype, expected) = (out.dtype(), problem.dtypes.out.into());
+                let (dtype, expected) = (out.dtype().name(), problem.dtypes.out.name());
                 Err(ProblemError::OperandType { argument: Operand::OUT.name(), dtype, expected }.into())
             }
         }

@@ -1,5 +1,6 @@
 //! The oracle against three nested loops that share nothing with it: neither bands, lengths and programs of
-//! `problem`, nor a line of the oracle. Each case states the problem twice, as a [`Problem`] and as [`Plain`].
+//! `problem`, nor a line of the oracle. Each case states the problem twice, as a [`Problem`] and as
+//! [`Plain`].
 //!
 //! Faults of the kinds that an oracle could have are put into the loops, and the comparison must see each.
 

@@ -1,7 +1,5 @@
 //! The reasons why a problem is rejected.
 
-use crate::ElementType;
-
 /// Why a [`Problem`](crate::Problem) is rejected. Each message names the argument, its value and what is
 /// accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,10 +68,10 @@ pub enum ProblemError {
     OperandType {
         /// The operand's name.
         argument: &'static str,
-        /// The type that was given.
-        dtype: ElementType,
-        /// The accepted type.
-        expected: ElementType,
+        /// The name of the type that was given.
+        dtype: &'static str,
+        /// The name of the accepted type.
+        expected: &'static str,
     },
     /// A slice is shorter than its tensor or table.
     #[error("{argument} has {len} elements; its shape and strides need {needed}")]

@@ -200,6 +200,7 @@ impl Problem {
                 return Err(ProblemError::Lengths { argument, len: 0, expected: elements });
             };
             if dtype != expected {
+                let (dtype, expected) = (dtype.name(), expected.name());
                 return Err(ProblemError::OperandType { argument, dtype, expected });
             }
             if spec.may_be_longer() && len < elements {

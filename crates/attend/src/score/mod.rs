@@ -1,8 +1,8 @@
-//! Transformations of the scores between Q Kᵀ and the softmax. [`ScoreChain`] applies them in their order.
+//! Transformations of the scores between Q Kᵀ and the softmax: the softcap, then the score program, then the
+//! mask program. [`ScoreChain`](crate::ScoreChain) applies them in their order.
 
 mod ahead;
 mod bounds;
-mod chain;
 mod coverage;
 mod emit;
 mod lower;
@@ -11,7 +11,6 @@ mod softcap;
 mod staged;
 mod words;
 
-pub use chain::{BlockScores, ScoreChain};
 pub use coverage::TileMask;
 pub use lower::{ProgramCode, TileRead};
 pub use program::{Elements, ProgramParams, RowPrograms, ScorePrograms, StagedParams, TableParams, half_of};

@@ -467,6 +467,7 @@ mod tests {
             ("avx512vnni", vec!["avx512vnni", "avx512", "avx2"]),
             ("amx", vec!["amx", "avx512", "avx2"]),
             ("neon", vec!["neon"]),
+            ("codes", vec!["codes"]),
         ];
         let found = |proofs: &[&str]| -> Vec<String> {
             proofs.iter().flat_map(|file| features_of(file)[1].clone()).collect()

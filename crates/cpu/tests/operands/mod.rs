@@ -378,7 +378,7 @@ fn wrong_operands_are_refused() {
     };
     let error = ProblemError::OperandTooShort { argument: "table_0", len: 7, needed: 8 };
     assert_eq!(refused(&p, &with(vec![0.5f32; 7].into())), CpuError::Problem(error));
-    let (dtype, expected) = (ElementType::I32, ElementType::F32);
+    let (dtype, expected) = ("i32", "f32");
     let error = ProblemError::OperandType { argument: "table_0", dtype, expected };
     assert_eq!(refused(&p, &with(vec![0i32; 8].into())), CpuError::Problem(error));
 }

@@ -96,9 +96,9 @@ pub fn joined() {
     drop((graph, function, buffer));
 }
 
-/// A graph that is dropped waits for its launches. It does not wait for a launch that became a part of another
-/// graph, and not for a stream that is being captured: a wait would end the capture. The memory of such a
-/// launch is never freed.
+/// A graph that is dropped waits for its launches. It does not wait for a launch that became a part of
+/// another graph, and not for a stream that is being captured: a wait would end the capture. The memory of
+/// such a launch is never freed.
 pub fn dropped_in_flight() {
     let context = Context::open(0).unwrap();
     let k = kernel("store");

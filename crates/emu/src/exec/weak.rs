@@ -257,9 +257,9 @@ impl Env<'_> {
         value
     }
 
-    /// Called at a sequentially consistent fence of gpu scope. For every second pair of seeds, the fence comes
-    /// as early in Fence-SC order as the accesses so far allow: before fences of other clusters that ran
-    /// earlier. Then no fence in front of an observing read orders anything because it happened to run
+    /// Called at a sequentially consistent fence of gpu scope. For every second pair of seeds, the fence
+    /// comes as early in Fence-SC order as the accesses so far allow: before fences of other clusters that
+    /// ran earlier. Then no fence in front of an observing read orders anything because it happened to run
     /// late.
     pub(super) fn note_fence(&mut self, warp: &Warp, lanes: u32) {
         if !self.context.options.weak {

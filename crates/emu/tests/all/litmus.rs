@@ -40,7 +40,8 @@ impl Litmus<'_> {
         }
         text += "ret;\n}\n";
         let count = self.threads.len() as u32;
-        let module = ptx::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}")).assume_verified();
+        let module = ptx::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let module = module.verify().unwrap_or_else(|error| panic!("{error}\n{text}"));
         let access = Access::ReadWrite;
         Kernel {
             tensor_maps: Vec::new(),

@@ -145,8 +145,9 @@ mod tests {
         }
     }
 
-    /// A gate that refuses the default plan can measure no candidate: `evolve` then has no baseline. The first
-    /// four problems were refused, because one rounding of a logit decided the error of standard attention.
+    /// A gate that refuses the default plan can measure no candidate: `evolve` then has no baseline. The
+    /// first four problems were refused, because one rounding of a logit decided the error of standard
+    /// attention.
     #[test]
     fn the_default_plans_pass_on_a_grid_of_problems() {
         let f32s = [(2, 4), (4, 8), (2, 8), (2, 12)].map(|(batch, heads)| (batch, heads, 128, 64, "f32"));

@@ -180,7 +180,11 @@ fn eight_bits_take_wide_logits() {
                     |_| {},
                     |scales| {
                         for operand in [Operand::Descale(Tensor::Q), Operand::Descale(Tensor::K)] {
-                            scales[operand].iter_mut().for_each(|factor| *factor *= factors);
+                            scales
+                                .get_mut(operand)
+                                .into_iter()
+                                .flatten()
+                                .for_each(|factor| *factor *= factors);
                         }
                     },
                 );
