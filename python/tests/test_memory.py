@@ -6,6 +6,7 @@ On a GPU, an illegal access would end every later test of the process.
 from __future__ import annotations
 
 import contextlib
+
 import pytest
 
 import flashcore_attn

@@ -168,7 +168,8 @@ fn no_key_and_rows_that_see_nothing() {
         let mut empty = Case::draw(empty, 1);
         empty.check();
         // Inputs without elements may be missing.
-        (empty.inputs.remove(Operand::K), empty.inputs.remove(Operand::V));
+        empty.inputs.remove(Operand::K);
+        empty.inputs.remove(Operand::V);
         empty.check();
         let causal = problem.with_seq_kv(30, Layout::Bhsd).with_band(Band::CAUSAL);
         let mut case = Case::draw(Problem { scales, ..causal }, 1);
