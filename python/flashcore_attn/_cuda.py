@@ -298,6 +298,7 @@ def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None =
             kind = x.device.type
             autocast = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
             if autocast and dtype in DTYPES and like.dtype in DTYPES:  # converted as q was
+                _memory.check(name, x)
                 return x.to(like.dtype).resolve_neg()
             expected = " or ".join(dict.fromkeys(map(str, (torch.bool, torch.float32, like.dtype))))
             raise DTypeError(invalid_words(f"the dtype of {name}", dtype, expected))
@@ -305,13 +306,24 @@ def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None =
         raise DTypeError(invalid_words(f"the dtype of {name}", dtype, "a floating-point type"))
     if dtype not in _TABLE_CODES:
         if dtype == torch.float64:
+            _memory.check(name, x)
             return x.to(torch.float32)
         if dtype in (torch.int64, torch.int16, torch.int8):
+            _memory.check(name, x)
             if dtype is torch.int64 and x.numel() and _has_values(x):
                 _check_range(name, x)
             return x.to(torch.int32)
         expected = "float32, float16, bfloat16, float64, bool, uint8, or a signed integer"
         raise DTypeError(invalid_words(f"the dtype of {name}", dtype, expected))
+    return _resolved(name, x)
+
+
+def _resolved(name: str, x: Tensor) -> Tensor:
+    """A tensor without a pending negation, which PyTorch computes from the tensor's memory."""
+    if not torch.compiler.is_compiling():
+        if not x.is_neg():
+            return x
+        _memory.check(name, x)
     return x.resolve_neg()
 
 
@@ -342,7 +354,10 @@ def _check_range(name: str, x: Tensor) -> None:
 
 def as_sink(name: str, x: Tensor) -> Tensor:
     """Sinks in float32, contiguous."""
-    return as_table(name, x, floating=True).to(torch.float32).contiguous()
+    x = as_table(name, x, floating=True)
+    if x.dtype != torch.float32 or not x.is_contiguous():
+        _memory.check(name, x)
+    return x.to(torch.float32).contiguous()
 
 
 def as_scale(name: str, x: Tensor) -> Tensor:
@@ -350,7 +365,7 @@ def as_scale(name: str, x: Tensor) -> Tensor:
     _check_operand(name, x)
     if x.dtype != torch.float32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.float32"))
-    return x.resolve_neg()
+    return _resolved(name, x)
 
 
 def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
@@ -359,6 +374,9 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
     if x.dtype != torch.int32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32"))
     _features.check_length_array(name, x, elements)
+    if x.is_contiguous():
+        return x
+    _memory.check(name, x)
     return x.contiguous()
 
 
@@ -411,7 +429,6 @@ def _check_operand(name: str, x: Any) -> None:
     if type(x) not in PLAIN and meaning_of_its_own(x):
         kind = type(x).__name__
         raise UnsupportedError(invalid_words(f"the type of {name}", kind, "torch.Tensor"), f"type {kind}")
-    _memory.check(name, x)
 
 
 def _check_layout(name: str, x: Tensor) -> None:

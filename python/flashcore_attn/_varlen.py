@@ -154,9 +154,13 @@ def flash_attn_varlen_func(
     if any(factor is not None for factor in factors):
         heads_k = k.shape[1] if packed_k else k.shape[2]
         features = _with_scales(features, backend, (batch, heads_k), (max_q, max_k, max_k), factors)
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        backend.check_given(name, tensor)
-    q, k, v = (x[None] if packed else x for x, packed in ((q, packed_q), (k, packed_k), (v, packed_k)))
+    named_tensors = (("q", q), ("k", k), ("v", v))
+    try:
+        q, k, v = (x[None] if packed else x for x, packed in ((q, packed_q), (k, packed_k), (v, packed_k)))
+    except RuntimeError:  # PyTorch's, of a view of memory that was released
+        for name, tensor in named_tensors:
+            backend.check_given(name, tensor)
+        raise
     try:
         out, lse = backend.attend(
             q, k, v, 2, (False, before, after, softmax_scale, cap), return_attn_probs or return_lse, features
