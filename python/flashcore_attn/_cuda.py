@@ -292,13 +292,13 @@ def _covers(starts: Tensor, rows: int) -> bool:
 def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None = None) -> Tensor:
     """A tensor that a program reads, in a supported type. A mask ``like`` q has bool, q's type or float32."""
     _check_operand(name, x)
+    _memory.check(name, x)  # views of it are taken next
     dtype = x.dtype
     if like is not None:
         if dtype not in (torch.bool, torch.float32, like.dtype):
             kind = x.device.type
             autocast = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
             if autocast and dtype in DTYPES and like.dtype in DTYPES:  # converted as q was
-                _memory.check(name, x)
                 return x.to(like.dtype).resolve_neg()
             expected = " or ".join(dict.fromkeys(map(str, (torch.bool, torch.float32, like.dtype))))
             raise DTypeError(invalid_words(f"the dtype of {name}", dtype, expected))
@@ -306,10 +306,8 @@ def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None =
         raise DTypeError(invalid_words(f"the dtype of {name}", dtype, "a floating-point type"))
     if dtype not in _TABLE_CODES:
         if dtype == torch.float64:
-            _memory.check(name, x)
             return x.to(torch.float32)
         if dtype in (torch.int64, torch.int16, torch.int8):
-            _memory.check(name, x)
             if dtype is torch.int64 and x.numel() and _has_values(x):
                 _check_range(name, x)
             return x.to(torch.int32)
@@ -354,10 +352,7 @@ def _check_range(name: str, x: Tensor) -> None:
 
 def as_sink(name: str, x: Tensor) -> Tensor:
     """Sinks in float32, contiguous."""
-    x = as_table(name, x, floating=True)
-    if x.dtype != torch.float32 or not x.is_contiguous():
-        _memory.check(name, x)
-    return x.to(torch.float32).contiguous()
+    return as_table(name, x, floating=True).to(torch.float32).contiguous()
 
 
 def as_scale(name: str, x: Tensor) -> Tensor:
@@ -371,12 +366,10 @@ def as_scale(name: str, x: Tensor) -> Tensor:
 def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
     """An array of lengths: int32 and contiguous."""
     _check_operand(name, x)
+    _memory.check(name, x)  # views of it are taken, and on a CPU it is read, next
     if x.dtype != torch.int32:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32"))
     _features.check_length_array(name, x, elements)
-    if x.is_contiguous():
-        return x
-    _memory.check(name, x)
     return x.contiguous()
 
 
