@@ -1,4 +1,4 @@
-"""Functions that ``torch.compile`` does not trace."""
+"""How ``torch.compile`` runs functions that record or measure: between two graphs, or as part of one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["outside_graphs"]
+__all__ = ["inside_graphs", "outside_graphs"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -31,5 +31,36 @@ def outside_graphs(function: Function) -> Function:
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         return untraced[0](*arguments, **named) if has_compiler() else function(*arguments, **named)
+
+    return call  # type: ignore[return-value]
+
+
+def inside_graphs(function: Function) -> Function:
+    """Lets ``torch.compile`` trace a function with its callers. What it cannot trace, it runs as it is, between two
+    graphs: it must not trace the parts of the function one by one.
+    """
+    alone = outside_graphs(function)
+
+    def is_traced() -> bool:
+        compiler = sys.modules.get("torch._dynamo")
+        if compiler is None:
+            return False
+        # Traces no call of `choose` itself, only those that it finds in a caller.
+        compiler.eval_frame.skip_code(choose.__code__)
+        return True
+
+    is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def choose(*arguments: Any, **named: Any) -> Any:
+        if is_traced():
+            from torch.compiler import is_dynamo_compiling
+
+            if not is_dynamo_compiling():
+                return alone(*arguments, **named)
+        return function(*arguments, **named)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return choose(*arguments, **named)
 
     return call  # type: ignore[return-value]

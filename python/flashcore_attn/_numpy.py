@@ -242,6 +242,7 @@ class Tracing:
 
     name = "numpy"
     device = "cpu"
+    remembers = True
 
     def __init__(self, q: Any) -> None:
         pass

@@ -194,6 +194,8 @@ class Tracing:
 
     def __init__(self, q: Tensor) -> None:
         self.device = q.device
+        #: Whether programs are kept for later calls. The compiler keeps its graphs, and watches what they depend on.
+        self.remembers = not is_dynamo_compiling()
 
     def kind(self, array: Any) -> str:
         """The kind of an array's elements in a program."""

@@ -364,6 +364,9 @@ _ATTRIBUTES: dict[str, Any] = {
 
 def literal(value: float | int) -> str:
     """A constant in the language of programs."""
+    # Under `torch.compile`, a number that has changed between calls is symbolic. Its digits make it a constant of
+    # the graph, which is compiled again for another number.
+    value = operator.index(value) if isinstance(value, int) else float.fromhex(value.hex())
     if isinstance(value, int):
         if not _SMALLEST <= value <= _LARGEST:
             raise refused(f"the integer {value}", "use integers of 32 bits")
