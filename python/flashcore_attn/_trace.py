@@ -121,6 +121,8 @@ class Trace:
         self.known: dict[str, Tracer] = {}
         #: The program's tables: arrays of the caller, not converted.
         self.arrays: list[Any] = []
+        #: Values that the function gets in place of tracers, with these.
+        self.stand_ins: list[tuple[Any, Tracer]] = []
         #: Whether the program depends on more than what the function has captured.
         self.once = False
 
@@ -168,6 +170,7 @@ class Trace:
 
     def value(self, value: Any) -> Tracer:
         """A value as a tracer: a constant, or an array of one element, which the program reads at each call."""
+        value = self.traced(value)
         if isinstance(value, Tracer):
             if value.trace is not self:
                 raise refused("a value of another call of the function")
@@ -184,6 +187,13 @@ class Trace:
                 raise refused(f"an array of shape {tuple(value.shape)} as a number", "index it")
             return self.load(View(value), (0,)) if value.ndim != 1 else self.load(value, (0,))
         raise refused(f"a {type(value).__name__} as a number")
+
+    def traced(self, value: Any) -> Any:
+        """The tracer that a value stands for, or the value."""
+        for stand_in, tracer in self.stand_ins:
+            if stand_in is value:
+                return tracer
+        return value
 
     def as_kind(self, value: Tracer, kind: str) -> Tracer:
         """The value in another kind."""
@@ -279,7 +289,8 @@ class Table:
 
 def is_array(value: Any) -> bool:
     """Whether a value is an array, and not a class of arrays."""
-    if isinstance(value, (Tracer, type)) or not hasattr(value, "dtype"):
+    # PyTorch's compiler cannot ask a symbolic number for an attribute.
+    if isinstance(value, (Tracer, type, int, float)) or not hasattr(value, "dtype"):
         return False
     if getattr(value, "is_nested", False):  # whose shape cannot be asked for
         raise refused("a nested tensor", "use a padded one")
@@ -392,3 +403,9 @@ def _line() -> str:
     while frame.f_back is not None and any(part in frame.f_code.co_filename for part in ours):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+# Marks them as `torch.compiler.assume_constant_result` does: a graph's trace, which knows no frames and not the names
+# of decorated functions, calls them.
+_line._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_name._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -76,7 +76,7 @@ def _recorded(function: Any, arguments: str, kind: str, backend: Any) -> tuple[s
     """The program of a function, traced now."""
     recorder = Trace(backend)
     with backend.recording(recorder):
-        result = function(*[recorder.position(name) for name in arguments])
+        result = function(*[backend.given(recorder, recorder.position(name)) for name in arguments])
         text = recorder.finish(result, kind)
     return text, recorder
 
