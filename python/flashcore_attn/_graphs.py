@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["inside_graphs", "outside_graphs"]
+__all__ = ["inside_graphs", "leave_graph", "outside_graphs"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -52,11 +52,8 @@ def inside_graphs(function: Function) -> Function:
     is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def choose(*arguments: Any, **named: Any) -> Any:
-        if is_traced():
-            from torch.compiler import is_dynamo_compiling
-
-            if not is_dynamo_compiling():
-                return alone(*arguments, **named)
+        if is_traced() and not _is_in_graph():
+            return alone(*arguments, **named)
         return function(*arguments, **named)
 
     @functools.wraps(function)
@@ -64,3 +61,25 @@ def inside_graphs(function: Function) -> Function:
         return choose(*arguments, **named)
 
     return call  # type: ignore[return-value]
+
+
+def leave_graph(reason: str) -> None:
+    """Where a graph is traced, ends it before the call of the function of :func:`inside_graphs`; with
+    ``fullgraph=True``, that is an error with the reason."""
+    if _has_compiler() and _is_in_graph():
+        from torch._dynamo import graph_break
+
+        graph_break(reason)
+
+
+def _is_in_graph() -> bool:
+    from torch.compiler import is_dynamo_compiling
+
+    return bool(is_dynamo_compiling())
+
+
+def _has_compiler() -> bool:
+    return "torch._dynamo" in sys.modules
+
+
+_has_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -210,7 +210,8 @@ class Tracing:
     def kind(self, array: Any) -> str:
         """The kind of an array's elements in a program."""
         if not self.remembers and self.device.type != "meta" and getattr(array, "array", array).is_meta:
-            raise _trace.refused("a value that PyTorch's compiler computes from a score or a position")
+            what = "a value that PyTorch's compiler computes from a score or a position"
+            raise _trace.refused(what, "use torch's function, as torch.abs for abs")
         return self.kind_of_dtype(array.dtype) or _trace.INT
 
     def kind_of_dtype(self, dtype: Any) -> str | None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._errors import ArgumentError, UnsupportedError, dimensions, invalid
+from ._graphs import leave_graph
 
 __all__ = ["FUNCTIONS", "Trace", "Tracer", "look_up", "refused"]
 
@@ -393,7 +394,9 @@ def literal(value: float | int) -> str:
 def refused(what: str, hint: str = "") -> UnsupportedError:
     """The error for an operation that programs do not support, with the line of the user's function."""
     hint = f"; {hint}" if hint else ""
-    return UnsupportedError(f"{_line()}: {what} cannot be part of a program{hint}", "program")
+    words = f"{what} cannot be part of a program{hint}"
+    leave_graph(words)
+    return UnsupportedError(f"{_line()}: {words}", "program")
 
 
 def _line() -> str:
@@ -405,7 +408,6 @@ def _line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-# Marks them as `torch.compiler.assume_constant_result` does: a graph's trace, which knows no frames and not the names
-# of decorated functions, calls them.
-_line._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# Marks it as `torch.compiler.assume_constant_result` does: a graph's trace, which does not know the names of decorated
+# functions, calls it.
 _name._dynamo_marked_constant = True  # type: ignore[attr-defined]
