@@ -64,12 +64,13 @@ def inside_graphs(function: Function) -> Function:
 
 
 def leave_graph(reason: str) -> None:
-    """Where a graph is traced, ends it before the call of the function of :func:`inside_graphs`; with
-    ``fullgraph=True``, that is an error with the reason."""
+    """Where a graph is traced, ends it before the call of the function of :func:`inside_graphs`. With
+    ``fullgraph=True``, that is an error with the reason.
+    """
     if _has_compiler() and _is_in_graph():
         from torch._dynamo import graph_break
 
-        graph_break(reason)
+        graph_break(msg=reason)
 
 
 def _is_in_graph() -> bool:
