@@ -37,22 +37,22 @@ def outside_graphs(function: Function) -> Function:
 
 def inside_graphs(function: Function) -> Function:
     """Lets ``torch.compile`` trace a function with its callers. What it cannot trace, it runs as it is, between two
-    graphs: it must not trace the parts of the function one by one.
+    graphs: it must not trace the parts of the function one by one. PyTorch before 2.11 runs the function between
+    graphs.
     """
     alone = outside_graphs(function)
+    skipped: list[Any] = []
 
-    def is_traced() -> bool:
-        compiler = sys.modules.get("torch._dynamo")
-        if compiler is None:
-            return False
-        # Traces no call of `choose` itself, only those that it finds in a caller.
-        compiler.eval_frame.skip_code(choose.__code__)
-        return True
+    def has_compiler() -> bool:
+        if not skipped and _has_compiler():
+            # The compiler then traces calls of `choose` only as part of a caller.
+            skipped.append(_can_trace() and sys.modules["torch._dynamo"].eval_frame.skip_code(choose.__code__))
+        return bool(skipped)
 
-    is_traced._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    has_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     def choose(*arguments: Any, **named: Any) -> Any:
-        if is_traced() and not _is_in_graph():
+        if has_compiler() and not _is_in_graph():
             return alone(*arguments, **named)
         return function(*arguments, **named)
 
@@ -76,11 +76,17 @@ def leave_graph(reason: str) -> None:
 def _is_in_graph() -> bool:
     from torch.compiler import is_dynamo_compiling
 
-    return bool(is_dynamo_compiling())
+    return bool(is_dynamo_compiling() and _can_trace())
+
+
+def _can_trace() -> bool:
+    """Whether PyTorch is one whose compiler traces the functions of :func:`inside_graphs`."""
+    return bool(sys.modules["torch"].__version__ >= (2, 11))
 
 
 def _has_compiler() -> bool:
     return "torch._dynamo" in sys.modules
 
 
+_can_trace._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _has_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]
