@@ -298,6 +298,14 @@ def test_a_graph_takes_block_masks():
     listed = flex.BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=4)
     assert whole_graphs(lambda q, mask: ATTEND(q, q, q, None, mask), (q, listed)) == 1
 
+    def sparse(q, table):
+        counts, indices = (x.expand(1, 2, *x.shape[2:]) for x in blocks)
+        tensors = flashcore_attn.BlockSparseTensors(counts, indices)
+        seen = lambda b, h, i, j: (i >= j) | (table[j] > 0)  # noqa: E731
+        return ATTEND(q, q, q, None, flashcore_attn.block_sparse_mask(seen, tensors, (4, 4)))
+
+    assert whole_graphs(sparse, *[(q, torch.randn(8)) for _ in range(2)]) == 1
+
 
 OPERATORS = ("lt le gt ge eq ne", "add sub mul truediv floordiv mod", "and_ or_ xor lshift rshift")
 
