@@ -9,7 +9,7 @@ from typing import Any
 from . import _blocks, _features, _trace, _trace_cache
 from ._errors import ArgumentError, UnsupportedError, dimensions, invalid, invalid_words
 from ._functional import _broadcast, _check_number, _flag, _leads_agree, _of_scale, backend_of, foreign, given
-from ._graphs import outside_graphs
+from ._graphs import inside_graphs
 from ._trace import table
 
 __all__ = ["flex_attention", "table"]
@@ -21,8 +21,7 @@ MOST_TABLES = 8
 _LISTS = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
 
 
-# The functions of the caller are called with tracers, which PyTorch's compiler must not trace in turn.
-@outside_graphs
+@inside_graphs
 def flex_attention(
     query: Any,
     key: Any,
@@ -136,6 +135,10 @@ def _program(parts: _features.Parts, backend: Any, tracing: Any, function: Any, 
 
 def _renumbered(text: str, first: int) -> str:
     return re.sub(r"\b([tn])(\d+)\[", lambda found: f"{found[1]}{int(found[2]) + first}[", text)
+
+
+# Marks it as `torch.compiler.assume_constant_result` does: a graph's trace calls it.
+_renumbered._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _mask(parts: _features.Parts, backend: Any, tracing: Any, mask: Any, shape: tuple[int, int, int, int]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from . import _features, _flashcore, _trace
 from ._errors import ArgumentError, DTypeError, UnsupportedError, dimensions, invalid_words
+from ._graphs import leave_graph
 
 if TYPE_CHECKING:
     from ._features import Features
@@ -242,9 +243,14 @@ class Tracing:
 
     name = "numpy"
     device = "cpu"
+    remembers = True
 
     def __init__(self, q: Any) -> None:
-        pass
+        leave_graph("flex_attention of NumPy arrays")
+
+    def given(self, recorder: _trace.Trace, tracer: _trace.Tracer) -> Any:
+        """What the function gets in place of a tracer."""
+        return tracer
 
     def kind(self, array: Any) -> str:
         """The kind of an array's elements in a program."""

@@ -194,9 +194,24 @@ class Tracing:
 
     def __init__(self, q: Tensor) -> None:
         self.device = q.device
+        #: Whether programs are kept for later calls. The compiler keeps its graphs, and watches what they depend on.
+        self.remembers = not is_dynamo_compiling()
+
+    def given(self, recorder: _trace.Trace, tracer: _trace.Tracer) -> Any:
+        """What the function gets in place of a tracer. PyTorch's compiler computes ``tracer == n`` by itself, and
+        wrongly, where ``n`` is symbolic; but it asks a mode about each function of a tensor.
+        """
+        if self.remembers:
+            return tracer
+        stand_in = torch.empty((), dtype=self.dtype_of_kind(tracer.kind), device="meta")
+        recorder.stand_ins.append((stand_in, tracer))
+        return stand_in
 
     def kind(self, array: Any) -> str:
         """The kind of an array's elements in a program."""
+        if not self.remembers and self.device.type != "meta" and getattr(array, "array", array).is_meta:
+            what = "a value that PyTorch's compiler computes from a score or a position"
+            raise _trace.refused(what, "use torch's function, as torch.abs for abs")
         return self.kind_of_dtype(array.dtype) or _trace.INT
 
     def kind_of_dtype(self, dtype: Any) -> str | None:
@@ -213,7 +228,7 @@ class Tracing:
 
     def recording(self, recorder: _trace.Trace) -> Any:
         """A mode in which functions of PyTorch record their calls with tracers."""
-        return _Recording(recorder)
+        return _Recording(recorder) if self.remembers else _RecordingGraph(recorder)
 
 
 class _Recording(TorchFunctionMode):  # type: ignore[misc]
@@ -231,6 +246,29 @@ class _Recording(TorchFunctionMode):  # type: ignore[misc]
             self.recorder.once = True
         return result
 
+
+class _RecordingGraph(_Recording):
+    """Records while a graph is traced: tensors stand for tracers."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = [self.traced(x) for x in args]
+        kwargs = {name: self.traced(x) for name, x in (kwargs or {}).items()}
+        is_recorded, result = _trace.recorded(function, args, kwargs)
+        if not is_recorded:
+            if getattr(function, "__name__", "") in _READS:
+                raise _trace.refused("a number that is read from a tensor in a graph", "use the tensor of one element")
+            return function(*args, **kwargs)
+        if not isinstance(result, _trace.Tracer):
+            return result
+        return self.recorder.backend.given(self.recorder, result)
+
+    def traced(self, value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return tuple([self.traced(x) for x in value])
+        return self.recorder.traced(value) if isinstance(value, Tensor) else value
+
+
+_READS = ("item", "tolist", "__int__", "__float__", "__bool__", "__index__")
 
 explain = _cuda.explain
 as_table, as_sink, as_lengths = _cuda.as_table, _cuda.as_sink, _cuda.as_lengths

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._errors import ArgumentError, UnsupportedError, dimensions, invalid
+from ._graphs import leave_graph
 
 __all__ = ["FUNCTIONS", "Trace", "Tracer", "look_up", "refused"]
 
@@ -121,6 +122,8 @@ class Trace:
         self.known: dict[str, Tracer] = {}
         #: The program's tables: arrays of the caller, not converted.
         self.arrays: list[Any] = []
+        #: Values that the function gets in place of tracers, with these.
+        self.stand_ins: list[tuple[Any, Tracer]] = []
         #: Whether the program depends on more than what the function has captured.
         self.once = False
 
@@ -168,6 +171,7 @@ class Trace:
 
     def value(self, value: Any) -> Tracer:
         """A value as a tracer: a constant, or an array of one element, which the program reads at each call."""
+        value = self.traced(value)
         if isinstance(value, Tracer):
             if value.trace is not self:
                 raise refused("a value of another call of the function")
@@ -184,6 +188,13 @@ class Trace:
                 raise refused(f"an array of shape {tuple(value.shape)} as a number", "index it")
             return self.load(View(value), (0,)) if value.ndim != 1 else self.load(value, (0,))
         raise refused(f"a {type(value).__name__} as a number")
+
+    def traced(self, value: Any) -> Any:
+        """The tracer that a value stands for, or the value."""
+        for stand_in, tracer in self.stand_ins:
+            if stand_in is value:
+                return tracer
+        return value
 
     def as_kind(self, value: Tracer, kind: str) -> Tracer:
         """The value in another kind."""
@@ -279,7 +290,8 @@ class Table:
 
 def is_array(value: Any) -> bool:
     """Whether a value is an array, and not a class of arrays."""
-    if isinstance(value, (Tracer, type)) or not hasattr(value, "dtype"):
+    # PyTorch's compiler cannot ask a symbolic number for an attribute.
+    if isinstance(value, (Tracer, type, int, float)) or not hasattr(value, "dtype"):
         return False
     if getattr(value, "is_nested", False):  # whose shape cannot be asked for
         raise refused("a nested tensor", "use a padded one")
@@ -364,6 +376,9 @@ _ATTRIBUTES: dict[str, Any] = {
 
 def literal(value: float | int) -> str:
     """A constant in the language of programs."""
+    # Under `torch.compile`, a number that has changed between calls is symbolic. Its digits make it a constant of
+    # the graph, which is compiled again for another number.
+    value = operator.index(value) if isinstance(value, int) else float.fromhex(value.hex())
     if isinstance(value, int):
         if not _SMALLEST <= value <= _LARGEST:
             raise refused(f"the integer {value}", "use integers of 32 bits")
@@ -379,7 +394,9 @@ def literal(value: float | int) -> str:
 def refused(what: str, hint: str = "") -> UnsupportedError:
     """The error for an operation that programs do not support, with the line of the user's function."""
     hint = f"; {hint}" if hint else ""
-    return UnsupportedError(f"{_line()}: {what} cannot be part of a program{hint}", "program")
+    words = f"{what} cannot be part of a program{hint}"
+    leave_graph(words)
+    return UnsupportedError(f"{_line()}: {words}", "program")
 
 
 def _line() -> str:
@@ -389,3 +406,8 @@ def _line() -> str:
     while frame.f_back is not None and any(part in frame.f_code.co_filename for part in ours):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+# Marks it as `torch.compiler.assume_constant_result` does: a graph's trace, which does not know the names of decorated
+# functions, calls it.
+_name._dynamo_marked_constant = True  # type: ignore[attr-defined]

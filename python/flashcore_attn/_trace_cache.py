@@ -50,6 +50,9 @@ def trace(function: Any, arguments: str, kind: str, backend: Any) -> tuple[str, 
 
     A function is traced again when its code, or a value that it has captured, has changed.
     """
+    if not backend.remembers:
+        text, recorder = _recorded(function, arguments, kind, backend)
+        return text, recorder.arrays
     captured = _Captured(backend.name == "torch")
     made_of = _contents(function, captured)
     key = None if made_of is None else (made_of, arguments, backend.name)
@@ -58,10 +61,8 @@ def trace(function: Any, arguments: str, kind: str, backend: Any) -> tuple[str, 
         arrays = None if known is None else known.resolved()
         if known is not None and arrays is not None:
             return known.text, arrays
-    recorder, read = Trace(backend), Table.constants
-    with backend.recording(recorder):
-        result = function(*(recorder.position(name) for name in arguments))
-        text = recorder.finish(result, kind)
+    read = Table.constants
+    text, recorder = _recorded(function, arguments, kind, backend)
     owned = [array.array if isinstance(array, View) else array for array in recorder.arrays]
     lasting = not recorder.once and Table.constants == read
     if key is not None and lasting and all(id(array) in captured.arrays for array in owned):
@@ -69,6 +70,15 @@ def trace(function: Any, arguments: str, kind: str, backend: Any) -> tuple[str, 
             _known.pop(next(iter(_known)), None)
         _known[key] = _Traced(text, recorder.arrays)
     return text, recorder.arrays
+
+
+def _recorded(function: Any, arguments: str, kind: str, backend: Any) -> tuple[str, Trace]:
+    """The program of a function, traced now."""
+    recorder = Trace(backend)
+    with backend.recording(recorder):
+        result = function(*[backend.given(recorder, recorder.position(name)) for name in arguments])
+        text = recorder.finish(result, kind)
+    return text, recorder
 
 
 class _Captured:

@@ -299,6 +299,7 @@ FUNCTIONS.update({
     "rtruediv": lambda trace, a, b: _divide(trace, b, a), "rdiv": lambda trace, a, b: _divide(trace, b, a),
     "rfloordiv": lambda trace, a, b: _floor_divide(trace, b, a),
     "rmod": lambda trace, a, b: _remainder(trace, b, a), "rpow": lambda trace, a, b: _power(trace, b, a),
+    "rlshift": lambda trace, a, b: _shift("<<")(trace, b, a), "rrshift": lambda trace, a, b: _shift(">>")(trace, b, a),
     "radd": _arithmetic("+", True), "rmul": _arithmetic("*", True),
     "div": _divide, "floor_divide": _floor_divide, "remainder": _remainder, "pow": _power,
     "eq": _compare("=="), "ne": _compare("!="), "lt": _compare("<"), "le": _compare("<="), "gt": _compare(">"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 
 import flashcore_attn
@@ -187,28 +189,203 @@ def test_devices_are_compared_in_a_graph():
             assert not any(called(graph)[:1] in (OURS, OURS_WITH) for graph in graphs)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_functions_of_the_caller_run_between_graphs(backend):
-    q, table = torch.randn(1, 2, 8, 16), torch.randn(2, 2)
+ATTEND = flashcore_attn.flex_attention
 
-    def captured(q):
+
+def whole_graphs(function, *calls, **options):
+    """Compares a function with itself as one graph, and returns how many graphs its calls needed."""
+    torch._dynamo.reset()
+    expected = [function(*inputs) for inputs in calls]  # the first call of a process imports modules
+    graphs = []
+
+    def keep(graph, inputs):
+        assert called(graph) in (["flashcore_attn.attention"], ["flashcore_attn.attention_with"])
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(function, backend=keep, fullgraph=True, **options)
+    for inputs, out in zip(calls, expected):
+        torch.testing.assert_close(compiled(*inputs), out)
+    return len(graphs)
+
+
+def reads(table):
+    return lambda s, b, h, i, j: s + table[h, i - j]
+
+
+class Biased(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias, self.factor = torch.nn.Buffer(torch.randn(2, 8)), 3
+
+    def score(self, s, b, h, i, j):
+        return s + self.bias[h, j] * self.factor
+
+    def forward(self, q):
+        return ATTEND(q, q, q, self.score)
+
+
+def test_a_graph_reads_the_tensors_that_a_function_has_captured():
+    q, tables = torch.randn(1, 2, 8, 16), [torch.randn(2, 8) for _ in range(3)]
+
+    def inside(q, table):
         own = table * 2
-        score = lambda s, b, h, i, j: s + table[h, j % 2] * own[h, i % 2]  # noqa: E731
-        return flashcore_attn.flex_attention(q * 2, q, q, score, return_lse=True)[0] + 1
+        score = lambda s, b, h, i, j: torch.tanh(s / 2) * 2 + table[h, i - j] * own[h][j]  # noqa: E731
+        return ATTEND(q * 2, q, q, score, lambda b, h, i, j: (own[h, j] > -1) & (i >= j), return_lse=True)[0] + 1
 
-    def masked(q):
-        return flashcore_attn.flex_attention(q * 2, q, q, block_mask=lambda b, h, i, j: table[h, j % 2] > 0) + 1
+    assert whole_graphs(inside, *[(q, table) for table in tables]) == 1
+    assert whole_graphs(lambda q, f: ATTEND(q, q, q, f), *[(q, reads(table)) for table in tables]) == 1
+    numbers = [(q, torch.tensor(x)) for x in (0.5, 2.0)]
+    assert whole_graphs(lambda q, x: ATTEND(q, q, q, lambda s, b, h, i, j: s * x), *numbers) == 1
+    layer = Biased()
+    assert whole_graphs(layer, (q,)) == 1
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for change in (lambda: None, lambda: layer.bias.mul_(2), lambda: setattr(layer, "bias", tables[0])):
+        change()
+        torch.testing.assert_close(compiled(q), layer(q))
+    program = torch.export.export(layer, (q,), strict=True)
+    assert called(program) == OURS_WITH and torch.equal(program.module()(q), layer(q))
+
+
+def test_a_graph_has_the_numbers_that_a_function_has_captured():
+    q, table = torch.randn(1, 2, 8, 16), torch.randn(8, 8)
+
+    def scaled(q, x):
+        return ATTEND(q, q, q, lambda s, b, h, i, j: s * x + i - x / 2)
+
+    assert whole_graphs(scaled, *[(q, x) for x in (1.5, -2.5, 0.1, 1e30, 1.5)]) >= 4
+    assert whole_graphs(scaled, *[(q, x) for x in (2, -3, 5, 7, 2)]) >= 4
+
+    # The compiler makes a number symbolic after its first change. It compares such a number with no object.
+    def compared(q, n):
+        mask = lambda b, h, i, j: (i == n) | (n != j) | (i < n * 2) | (n >= j) | (table[n, j] > 0)  # noqa: E731
+        return ATTEND(q, q, q, lambda s, b, h, i, j: torch.where(i > 3, s, s - n) + (n - j) + (1 << h), mask)
+
+    assert whole_graphs(compared, *[(q, n) for n in (1, 2, 3, 4)]) >= 4
+    assert whole_graphs(lambda q, x: ATTEND(q, q, q, lambda s, b, h, i, j: s * 2 if x else s), (q, True), (q, False))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_graph_takes_other_shapes(dynamic):
+    inputs = [torch.randn(1, 2, rows, 16) for rows in (8, 9, 17, 33)]
+
+    def near(q):
+        return ATTEND(q, q, q, lambda s, b, h, i, j: s + (i - j), lambda b, h, i, j: i >= j)
+
+    assert whole_graphs(near, *[(q,) for q in inputs], dynamic=dynamic) <= 2
+
+    def first(q):
+        return ATTEND(q, q, q, None, lambda b, h, i, j: j < q.shape[2] // 2)
+
+    whole_graphs(first, *[(q,) for q in inputs], dynamic=dynamic)
+    biased = [(q, torch.randn(2, q.shape[2])) for q in inputs]
+    whole_graphs(lambda q, table: ATTEND(q, q, q, reads(table)), *biased, dynamic=dynamic)
+
+
+def test_a_graph_takes_block_masks():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    q = torch.randn(1, 2, 8, 16)
+
+    def of(documents):
+        mask = lambda b, h, i, j: (documents[i] == documents[j]) & (i >= j)  # noqa: E731
+        return flex.create_block_mask(mask, None, None, 8, 8, device="cpu", BLOCK_SIZE=4)
+
+    masks = [of(torch.randint(0, 2, (8,))) for _ in range(3)]
+    assert whole_graphs(lambda q, mask: ATTEND(q, q, q, None, mask), *[(q, mask) for mask in masks]) == 1
+    assert whole_graphs(lambda q: ATTEND(q, q, q, lambda s, b, h, i, j: s * 2, masks[0]), (q,)) == 1
+    assert whole_graphs(lambda q, d: ATTEND(q, q, q, None, of(d)), (q, torch.arange(8) // 3), (q, torch.ones(8))) >= 1
+    blocks = torch.full((1, 1, 2), 1, dtype=torch.int32), torch.tensor([[[[0, 1], [1, 0]]]], dtype=torch.int32)
+    listed = flex.BlockMask.from_kv_blocks(*blocks, BLOCK_SIZE=4)
+    assert whole_graphs(lambda q, mask: ATTEND(q, q, q, None, mask), (q, listed)) == 1
+
+    def sparse(q, table):
+        counts, indices = (x.expand(1, 2, *x.shape[2:]) for x in blocks)
+        tensors = flashcore_attn.BlockSparseTensors(counts, indices)
+        seen = lambda b, h, i, j: (i >= j) | (table[j] > 0)  # noqa: E731
+        return ATTEND(q, q, q, None, flashcore_attn.block_sparse_mask(seen, tensors, (4, 4)))
+
+    assert whole_graphs(sparse, *[(q, torch.randn(8)) for _ in range(2)]) == 1
+
+
+OPERATORS = ("lt le gt ge eq ne", "add sub mul truediv floordiv mod", "and_ or_ xor lshift rshift")
+
+
+@pytest.mark.parametrize("name", " ".join(OPERATORS).split())
+def test_a_graph_has_every_operator_in_its_order(name):
+    q, apply = torch.randn(1, 2, 8, 16), getattr(operator, name)
+
+    def score(s, b, h, i, j):
+        found = s + apply(i, 3) + 2 * apply(5, j + 1) + 3 * apply(i, j + 1)
+        return found if name in OPERATORS[2] else found + 4 * apply(s, 0.5) + 5 * apply(0.5, s.abs() + 1)
+
+    assert whole_graphs(lambda q: ATTEND(q, q, q, score), (q,)) == 1
+
+
+def test_a_graph_ends_before_a_function_that_no_program_states_there():
+    q, table = torch.randn(1, 2, 8, 16), torch.randn(2)
+    counted = torch._dynamo.testing.CompileCounter
+
+    def read(s, b, h, i, j):
+        return s * table[0].item()
+
+    def counted_calls(s, b, h, i, j):
+        flashcore_attn.scaled_dot_product_attention(q, q, q)
+        return s * 2 + len([torch._dynamo.graph_break()])
+
+    for score, words in ((read, "a number that is read from a tensor"), (counted_calls, "graph_break")):
+        call = lambda q, score=score: ATTEND(q * 2, q, q, score) + 1  # noqa: E731
+        counter = counted()
+        compiled = torch.compile(call, backend=counter)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(q), call(q))
+        assert counter.frame_count == 2  # one before and one after, and none of the parts of the function
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=words):
+            torch.compile(call, backend="eager", fullgraph=True)(q)
+    wrong = lambda s, b, h, i, j: torch.sin(s)  # noqa: E731
+    with pytest.raises(flashcore_attn.UnsupportedError, match="test_graphs.py:[0-9]+: the function sin cannot"):
+        torch.compile(lambda q: ATTEND(q * 2, q, q, wrong) + 1, backend="eager")(q)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="the function sin cannot be part of a program"):
+        torch.compile(lambda q: ATTEND(q, q, q, wrong), backend="eager", fullgraph=True)(q)
+
+
+def test_a_graph_has_no_value_that_the_compiler_computes_from_a_position():
+    q = torch.randn(1, 2, 8, 16)
+    call = lambda q: ATTEND(q * 2, q, q, lambda s, b, h, i, j: s + abs(i - j))  # noqa: E731
+    torch.testing.assert_close(torch.compile(call, backend="eager")(q), call(q))
+    torch._dynamo.reset()
+    try:  # some versions of PyTorch compute `abs` so
+        out = torch.compile(call, backend="eager", fullgraph=True)(q)
+    except torch._dynamo.exc.Unsupported as error:
+        assert "use torch's function" in str(error)
+    else:
+        torch.testing.assert_close(out, call(q))
+
+
+def test_functions_of_arrays_run_between_graphs():
+    numpy = pytest.importorskip("numpy")
+    q = torch.randn(1, 2, 8, 16)
+    array, slopes = q.numpy(), flashcore_attn.table(numpy.ones((2, 8), numpy.float32))
+
+    def call(q):
+        return q * 2 + torch.from_numpy(ATTEND(array, array, array, lambda s, b, h, i, j: s + slopes[h, j])).sum()
+
+    for _ in range(2):
+        torch.testing.assert_close(torch.compile(call, backend="aot_eager")(q), call(q))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_quantize_runs_between_graphs(backend):
+    q = torch.randn(1, 2, 8, 16)
 
     def quantized(q):
         made = flashcore_attn.quantize(q * 2, q, q)
         return flashcore_attn.flash_attn_func(**made._asdict()).float() + 1
 
-    for function in (captured, masked, quantized):
-        torch._dynamo.reset()
-        for _ in range(2):
-            torch.testing.assert_close(torch.compile(function, backend=backend)(q), function(q))
-        torch._dynamo.reset()
-        with pytest.raises(Exception, match="(?s)disable.*(flex_attention|quantize)"):
-            torch.compile(function, backend=backend, fullgraph=True)(q)
-    whole = torch.compile(flashcore_attn.flex_attention, backend=backend)
-    torch.testing.assert_close(whole(q, q, q), flashcore_attn.flex_attention(q, q, q))
+    for _ in range(2):
+        torch.testing.assert_close(torch.compile(quantized, backend=backend)(q), quantized(q))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="(?s)disable.*quantize"):
+        torch.compile(quantized, backend=backend, fullgraph=True)(q)
+    whole = torch.compile(ATTEND, backend=backend)
+    torch.testing.assert_close(whole(q, q, q), ATTEND(q, q, q))
