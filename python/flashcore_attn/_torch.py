@@ -194,7 +194,7 @@ class Tracing:
 
     def __init__(self, q: Tensor) -> None:
         self.device = q.device
-        #: Whether programs are kept for later calls. The compiler keeps its graphs, and watches what they depend on.
+        #: Whether programs are kept for later calls. The compiler keeps its graphs and watches their inputs.
         self.remembers = not is_dynamo_compiling()
 
     def given(self, recorder: _trace.Trace, tracer: _trace.Tracer) -> Any:

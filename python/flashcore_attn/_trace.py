@@ -376,8 +376,8 @@ _ATTRIBUTES: dict[str, Any] = {
 
 def literal(value: float | int) -> str:
     """A constant in the language of programs."""
-    # Under `torch.compile`, a number that has changed between calls is symbolic. Its digits make it a constant of
-    # the graph, which is compiled again for another number.
+    # Under `torch.compile`, a number that has changed between calls is symbolic. Its digits make it a
+    # constant of the graph, which is compiled again for another number.
     value = operator.index(value) if isinstance(value, int) else float.fromhex(value.hex())
     if isinstance(value, int):
         if not _SMALLEST <= value <= _LARGEST:
@@ -408,6 +408,6 @@ def _line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-# Marks it as `torch.compiler.assume_constant_result` does: a graph's trace, which does not know the names of decorated
-# functions, calls it.
+# Marks it as `torch.compiler.assume_constant_result` does: a graph's trace, which does not know the names of
+# decorated functions, calls it.
 _name._dynamo_marked_constant = True  # type: ignore[attr-defined]
