@@ -6,7 +6,7 @@ use tile::AccTile;
 
 use crate::{Coverage, Elements, Hides, Masker, RowPrograms, ScoreFactors, Softcap, Words};
 
-/// What happens to the scores of a tile's rows, in this order.
+/// The steps between the product of Q and K and the softmax of a tile's rows, in this order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScoreChain<'a> {
     /// The descale factors, if Q or K has one per block of rows.

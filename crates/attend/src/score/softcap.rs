@@ -1,5 +1,5 @@
-//! What becomes of the products of queries and keys before programs and masks: the softcap of the logits,
-//! `t = cap · tanh(scale · s / cap)`, and the scale of wide logits.
+//! The softcap of the logits, `t = cap · tanh(scale · s / cap)`, and the scale of wide logits. Both are
+//! applied to the products of queries and keys before programs and masks.
 
 use ptx::{Builder, CmpOp, F32};
 use serde::{Deserialize, Serialize};

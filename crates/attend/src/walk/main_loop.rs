@@ -102,7 +102,7 @@ pub struct LoopSchedule {
 /// The scores and the softmax of a tile's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct TileRows<'a> {
-    /// What happens to the scores.
+    /// The steps between the product of Q and K and the softmax.
     pub chain: ScoreChain<'a>,
     pub softmax: &'a OnlineSoftmax,
     /// The list of blocks, if the walk counts positions in a list; `None` if it counts blocks.

@@ -172,8 +172,8 @@ impl Drop for Victim {
     }
 }
 
-/// What a faulty or hostile proposer may try with a `file` and a `process` of the user. Each deed succeeds
-/// without a sandbox.
+/// Python expressions of a faulty or hostile proposer that change a `file` or a `process` of the user. Each
+/// succeeds without a sandbox.
 const DEEDS: [&str; 20] = [
     "os.chmod(file, 0o666)",
     "os.chmod(os.path.dirname(file), 0o777)",

@@ -27,7 +27,7 @@ pub(super) enum Publication {
     UpdateRelease,
 }
 
-/// What a write releases.
+/// The clock that a write releases, and the scope of the release.
 #[derive(Default)]
 struct Released {
     clock: Option<Clock>,

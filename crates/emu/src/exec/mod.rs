@@ -143,7 +143,7 @@ struct SyncVariable {
     /// Bytes of the element: accesses of other widths do not synchronise with it.
     width: u8,
     sequential: bool,
-    /// What the last release by that thread released here, and its scope.
+    /// The clock that the thread's last release at this location released, and its scope.
     own: Option<(Arc<Clock>, Strength)>,
 }
 

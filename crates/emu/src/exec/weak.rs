@@ -145,7 +145,7 @@ impl WeakMemory {
     fn limit_by_write(&mut self, home: Agent, place: (u64, u32)) {
         let (limits, location) =
             (self.limits.entry(home).or_default(), self.locations.entry(place).or_default());
-        // Who observes the write comes after the reads of older values, too.
+        // A thread that observes the write is also ordered after the reads of older values.
         location.written = self.order.later(location.written, location.read);
         limits.floor = self.order.later(limits.floor, location.written);
         location.written = self.order.later(location.written, limits.own);
@@ -159,7 +159,7 @@ impl WeakMemory {
         if let Some(location) = self.locations.get_mut(&place) {
             location.read = self.order.later(location.read, limits.own);
             if older {
-                // Who observes the newest value comes after this read.
+                // A thread that observes the newest value is ordered after this read.
                 location.written = self.order.later(location.written, limits.own);
             }
         }

@@ -306,7 +306,7 @@ fn an_observed_write_precedes_what_follows_its_observer() {
             &[flag, &thread(&[WAIT_RELAXED, "st.relaxed.gpu.global.u32 {z}, 1;"]), &thread(&[told, reset])],
             true,
         );
-        // What came before the write is not ordered.
+        // Accesses before the write in program order are not ordered before the observer.
         races(&[&thread(&[WEAK_X, flag]), &thread(&[WAIT_RELAXED, reset, READ_X])], true);
         // A read of another scope or another width observes nothing.
         let narrow = WAIT_RELAXED.replace("gpu", "cta");

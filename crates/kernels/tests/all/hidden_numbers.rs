@@ -43,7 +43,7 @@ fn outputs(problem: &Problem, plan: &Plan, number: Option<(Tensor, f16)>) -> Vec
     bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()
 }
 
-/// What hides the key, the problem, and whether the key is hidden from a row.
+/// The name of the mask that hides the key, the problem, and whether the key is hidden from a row.
 type Hiding = (&'static str, Problem, fn(usize) -> bool);
 
 fn hiding() -> Vec<Hiding> {
