@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Band, Corner, DType, DTypes, GradientStrides, Layout, Lengths, Pass, PassKind, ProblemError, Programs,
-    Scales, Score, Strides, Table, Tensor,
+    Band, Corner, DType, DTypes, GradientStrides, Layout, Lengths, Pass, PassKind, ProblemError,
+    ProgramError, Programs, Scales, Score, Strides, Table, Tensor,
 };
 
 /// One attention problem. Build it with [`Problem::new`], set the public fields, then call
@@ -411,6 +411,11 @@ impl Problem {
         }
         if wants.sinks && !self.score.sink {
             return refuse("the gradients of the sinks are wanted, but the problem has no sinks");
+        }
+        if let Some(score) = &self.programs.score {
+            let no_derivative =
+                |error: ProgramError| ProblemError::Program { what: "score", reason: error.to_string() };
+            score.derivative().map_err(no_derivative)?;
         }
         for i in (0..u8::BITS as u8).filter(|&i| wants.table(i)) {
             let is_float = |table: &Table| table.dtype.is_float();
