@@ -20,6 +20,7 @@ mod quantization;
 mod scales;
 mod score;
 mod shape;
+mod storage;
 
 pub use band::{Band, Corner, KeyRange};
 pub use dense::Shape;
@@ -36,3 +37,4 @@ pub use quantization::{Quantization, Rotation};
 pub use scales::{ScaleLayout, Scales, descale_name};
 pub use score::Score;
 pub use shape::{Layout, Problem, Strides, Tensor};
+pub use storage::{KeyPlaces, Pages, Storage};

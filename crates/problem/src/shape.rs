@@ -6,7 +6,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, Corner, DType, DTypes, Lengths, Pass, ProblemError, Programs, Scales, Score};
+use crate::{
+    Band, Corner, DType, DTypes, Lengths, Pages, Pass, ProblemError, Programs, Scales, Score, Storage,
+};
 
 /// Distances, in elements, between neighbouring batch entries, heads and rows of a tensor. The last dimension
 /// is always contiguous, as every attention library requires. A stride of 0 broadcasts. A negative stride
@@ -143,6 +145,9 @@ pub struct Problem {
     /// Sequence lengths that differ between batch entries.
     #[serde(default, skip_serializing_if = "Lengths::is_even")]
     pub lengths: Lengths,
+    /// How K and V are stored. `seq_kv` is an upper bound if they lie in pages and have used lengths.
+    #[serde(default, skip_serializing_if = "Storage::is_rows")]
+    pub storage: Storage,
     /// Programs for the score and the mask.
     #[serde(flatten)]
     pub programs: Programs,
@@ -181,6 +186,7 @@ impl Problem {
             band: Band::FULL,
             score: Score::default(),
             lengths: Lengths::EVEN,
+            storage: Storage::Rows,
             programs: Programs::default(),
             q: strides,
             k: strides,
@@ -252,7 +258,8 @@ impl Problem {
         }
     }
 
-    /// Extents `[batch, heads, rows, dim]` of a tensor. A packed tensor has batch extent 1.
+    /// Extents `[batch, heads, rows, dim]` of a tensor. A packed tensor has batch extent 1. K and V in pages
+    /// have the pages in place of batch entries.
     pub const fn extents(&self, tensor: Tensor) -> [usize; 4] {
         let [heads, dim] = match tensor {
             Tensor::Q => [self.heads_q, self.head_dim],
@@ -262,7 +269,12 @@ impl Problem {
         };
         let (packed, seq) = match tensor {
             Tensor::Q | Tensor::Out => (self.lengths.q.packed, self.seq_q),
-            Tensor::K | Tensor::V => (self.lengths.kv.packed, self.seq_kv),
+            Tensor::K | Tensor::V => {
+                if let Storage::Pages(Pages { rows, count, .. }) = self.storage {
+                    return [count, heads, rows, dim];
+                }
+                (self.lengths.kv.packed, self.seq_kv)
+            }
         };
         match packed {
             None => [self.batch, heads, seq, dim],
@@ -398,6 +410,7 @@ impl Problem {
         };
         let of = |tensor| {
             let [batch, heads, _, dim] = self.extents(tensor);
+            let batch = if self.storage.is_rows() { batch } else { self.batch };
             let elements: f64 = [batch, heads, rows_of(tensor), dim].iter().map(|&n| n as f64).product();
             elements * self.dtypes.of(tensor).bytes() as f64
         };
@@ -432,6 +445,7 @@ impl Problem {
         self.dtypes.check()?;
         self.check_scales()?;
         self.check_lengths()?;
+        self.check_storage()?;
         self.programs.check(self)?;
         for tensor in Tensor::ALL {
             let [b, h, s, d] = self.extents(tensor);
