@@ -14,6 +14,7 @@ use oracle::Reference;
 use problem::{DType, Problem, ProblemError, Sequence, Tensor};
 use rayon::prelude::*;
 
+use crate::gradients::GradientReferences;
 use crate::inputs::rows_of;
 use crate::values::{Inputs, Values};
 
@@ -137,6 +138,8 @@ pub struct References {
     rounded: Values,
     /// The tolerances; all figures are 0.
     allowed: ErrorFigures,
+    /// The standard for gradients, which replaces the others in the backward pass.
+    gradients: Option<GradientReferences>,
 }
 
 impl References {
@@ -149,7 +152,7 @@ impl References {
     }
 
     /// Like [`References::of`]; with `wanted`, only for the rows whose element is set, in the order of the
-    /// LSE.
+    /// LSE. Gradients have all rows.
     ///
     /// # Errors
     /// When the oracle rejects the problem.
@@ -158,6 +161,11 @@ impl References {
         inputs: &Inputs,
         wanted: Option<&[bool]>,
     ) -> Result<References, ProblemError> {
+        if problem.pass.is_backward() {
+            let nothing = Reference { out: Vec::new(), lse: Vec::new(), deviation: Vec::new() };
+            let gradients = Some(GradientReferences::of(problem, inputs)?);
+            return Ok(References { gradients, ..References::new(problem, nothing.clone(), &nothing) });
+        }
         let [oracle, standard] = References::outputs(problem, inputs, wanted)?;
         Ok(References::new(problem, oracle, &standard))
     }
@@ -189,7 +197,7 @@ impl References {
         let (_, of_lse) = lse_error(&standard.lse, &oracle.lse);
         let largest_lse = finite(&oracle.lse).fold(1.0, |m: f64, x| m.max(x.abs()));
         let roundings = 64.0 + problem.head_dim as f64;
-        let logits = Deviation::of(&oracle, dim);
+        let logits = Deviation::above(&oracle.deviation, &oracle.out, dim, 0.0);
         let drift = if problem.dtypes.weight_roundoff() > roundoff { mean_error(&theirs, rows) } else { 0.0 };
         let allowed = ErrorFigures {
             // The kernel rounds its output once more than the error bound of a sum covers.
@@ -208,7 +216,7 @@ impl References {
         };
         let rounded: Vec<f32> = oracle.out.iter().map(|&x| x as f32).collect();
         let rounded = Values::round(problem.dtypes.out, &rounded);
-        References { dim, oracle, rounded, allowed }
+        References { dim, oracle, rounded, allowed, gradients: None }
     }
 
     /// Adds what an output in f32 costs on a GPU; the errors allowed of 16-bit outputs, whose rounding is
@@ -217,6 +225,7 @@ impl References {
     /// sign.
     #[must_use]
     pub fn of_gpu(mut self, problem: &Problem) -> References {
+        self.gradients = self.gradients.map(|gradients| gradients.of_gpu(problem));
         if problem.dtypes.out != DType::F32 {
             return self;
         }
@@ -241,6 +250,11 @@ impl References {
         self.allowed.row_rel_allowed += 2.0 * relative;
         self.allowed.bias_allowed += relative;
         self
+    }
+
+    /// The standard for gradients; `None` in the forward pass.
+    pub const fn gradients(&self) -> Option<&GradientReferences> {
+        self.gradients.as_ref()
     }
 
     /// Number of elements of O.
@@ -297,8 +311,13 @@ impl References {
 /// The index of each row that belongs to a sequence among the rows `[batch, head, row]` of the dense output
 /// and of the LSE, in the order batch entry, head, row.
 pub fn dense_rows(problem: &Problem, sequences: &[Sequence]) -> Vec<usize> {
-    let [_, heads, rows, _] = problem.extents(Tensor::Out);
-    rows_of(sequences, Tensor::Out, heads)
+    rows_in_sequences(problem, Tensor::Out, sequences)
+}
+
+/// [`dense_rows`] of any tensor.
+pub fn rows_in_sequences(problem: &Problem, tensor: Tensor, sequences: &[Sequence]) -> Vec<usize> {
+    let [_, heads, rows, _] = problem.extents(tensor);
+    rows_of(sequences, tensor, heads)
         .map(|(span, head, row)| (span.batch * heads + head) * rows + span.start + row)
         .collect()
 }
@@ -331,17 +350,22 @@ fn lse_error(lse: &[f64], exact: &[f64]) -> (u64, f64) {
 }
 
 /// Distances between two tensors over the elements that are finite in the exact tensor.
-struct Distance {
-    max_abs: f64,
-    rel: f64,
-    row_rel: f64,
-    bias: f64,
-    cosine: f64,
-    non_finite: u64,
+pub(crate) struct Distance {
+    pub(crate) max_abs: f64,
+    pub(crate) rel: f64,
+    pub(crate) row_rel: f64,
+    pub(crate) bias: f64,
+    pub(crate) cosine: f64,
+    pub(crate) non_finite: u64,
 }
 
 impl Distance {
     fn of(x: &[f64], exact: &[f64], dim: usize) -> Distance {
+        Distance::above(x, exact, dim, 0.0)
+    }
+
+    /// The error of a row whose norm is below `floor` is relative to `floor`.
+    pub(crate) fn above(x: &[f64], exact: &[f64], dim: usize, floor: f64) -> Distance {
         let mut total = Sums::default();
         let (mut row_rel, mut max_abs, mut non_finite) = (0.0f64, 0.0f64, 0);
         let rows = x.par_chunks(dim).zip(exact.par_chunks(dim)).with_min_len(ROWS_AT_ONCE);
@@ -349,7 +373,7 @@ impl Distance {
         for (row, most, unlike) in rows.map(|(x, exact)| of_row(x, exact)).collect::<Vec<_>>() {
             max_abs = max_abs.max(most);
             non_finite += unlike;
-            row_rel = row_rel.max(row.rel());
+            row_rel = row_rel.max(row.rel_above(floor));
             total.merge(&row);
         }
         let (rel, bias, cosine) = (total.rel(), total.bias(), total.cosine());
@@ -359,22 +383,23 @@ impl Distance {
 
 /// [`DEVIATIONS`] standard deviations of O by the roundings of f32 logits: of its largest element, of the
 /// tensor and of a row, the last two relative.
-struct Deviation {
-    max_abs: f64,
-    rel: f64,
-    row_rel: f64,
+pub(crate) struct Deviation {
+    pub(crate) max_abs: f64,
+    pub(crate) rel: f64,
+    pub(crate) row_rel: f64,
 }
 
 impl Deviation {
-    fn of(oracle: &Reference, dim: usize) -> Deviation {
+    /// From the deviation of each element of `exact`, with the `floor` of [`Distance::above`].
+    pub(crate) fn above(deviation: &[f64], exact: &[f64], dim: usize, floor: f64) -> Deviation {
         let (mut max_abs, mut row_rel, mut total) = (0.0f64, 0.0f64, Sums::default());
-        for (deviation, exact) in oracle.deviation.chunks(dim).zip(oracle.out.chunks(dim)) {
+        for (deviation, exact) in deviation.chunks(dim).zip(exact.chunks(dim)) {
             let mut row = Sums::default();
             for (&deviation, &exact) in deviation.iter().zip(exact).filter(|(_, exact)| exact.is_finite()) {
                 max_abs = max_abs.max(deviation);
                 row.add(exact + deviation, exact);
             }
-            row_rel = row_rel.max(row.rel());
+            row_rel = row_rel.max(row.rel_above(floor));
             total.merge(&row);
         }
         let [max_abs, rel, row_rel] = [max_abs, total.rel(), row_rel].map(|x| DEVIATIONS * x);
@@ -433,6 +458,11 @@ impl Sums {
         if self.error == 0.0 { 0.0 } else { (self.error / self.exact).sqrt() }
     }
 
+    /// Like [`Sums::rel`], relative to `floor` at least.
+    fn rel_above(&self, floor: f64) -> f64 {
+        if self.exact.sqrt() >= floor { self.rel() } else { self.error.sqrt() / floor }
+    }
+
     fn bias(&self) -> f64 {
         if self.exact == 0.0 { 0.0 } else { (self.cross / self.exact - 1.0).abs() }
     }
@@ -449,7 +479,7 @@ fn mean_error(distance: &Distance, rows: usize) -> f64 {
     3.0 * distance.rel / (rows.max(1) as f64).sqrt()
 }
 
-fn finite(values: &[f64]) -> impl Iterator<Item = f64> {
+pub(crate) fn finite(values: &[f64]) -> impl Iterator<Item = f64> {
     values.iter().copied().filter(|x| x.is_finite())
 }
 

@@ -53,6 +53,18 @@ pub fn gradients_in_precision(
     derive(problem, inputs, rounding)
 }
 
+/// Like [`gradients_in_precision`], with P and dS rounded to `factors`.
+///
+/// # Errors
+/// A [`ProblemError`] if the problem is no backward pass, or the problem or an operand is rejected.
+pub fn gradients_rounded(
+    problem: &Problem,
+    inputs: &Operands<'_>,
+    factors: DType,
+) -> Result<GradientReference, ProblemError> {
+    derive(problem, inputs, Rounding::To(factors))
+}
+
 /// The roundings of factors of products.
 #[derive(Clone, Copy, PartialEq)]
 enum Rounding {
