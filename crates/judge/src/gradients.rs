@@ -48,9 +48,14 @@ impl GradientReferences {
                 Operand::Tensor(tensor) => {
                     let rows = rows_in_sequences(problem, tensor, &sequences);
                     let dim = problem.extents(tensor)[3];
-                    (dim, Box::new(move |all| {
-                        rows.iter().flat_map(|&row| all[row * dim..(row + 1) * dim].iter().copied()).collect()
-                    }))
+                    (
+                        dim,
+                        Box::new(move |all| {
+                            rows.iter()
+                                .flat_map(|&row| all[row * dim..(row + 1) * dim].iter().copied())
+                                .collect()
+                        }),
+                    )
                 }
                 _ => (values.len().max(1), Box::new(<[f64]>::to_vec)),
             };
@@ -150,19 +155,32 @@ pub fn add_outputs(problem: &Problem, style: Style, inputs: &mut Inputs) -> Resu
     let of_forward = forward.inputs().filter_map(|spec| Some((spec.operand, *elements.get(spec.operand)?)));
     let reference = oracle::oracle_with(&forward, &of_forward.collect())?;
     // Rows that belong to no sequence hold what lies between rows.
-    let padding = if style == Style::PoisonedPadding { f64::NAN } else { 0.0 };
+    let padding = if style == Style::PoisonedPadding { f32::NAN } else { 0.0 };
     let mut in_sequence = vec![false; problem.lse_len()];
     for row in rows_in_sequences(problem, Tensor::Out, &inputs.sequences(problem)) {
         in_sequence[row] = true;
     }
     let dim = problem.head_dim_v.max(1);
-    let narrow = |(index, &x): (usize, &f64)| if in_sequence[index] { x as f32 } else { padding as f32 };
+    let narrow = |(index, &x): (usize, &f64)| if in_sequence[index] { x as f32 } else { padding };
     let lse: Vec<f32> = reference.lse.iter().enumerate().map(narrow).collect();
     let out = reference.out.iter().enumerate().map(|(i, x)| narrow((i / dim, x)));
-    let out = Values::round(problem.dtypes.out, &out.collect::<Vec<f32>>());
-    inputs.operands.insert(Operand::OUT, out.scatter_in(problem, Tensor::Out, padding as f32));
+    let out = lay_out(problem, &out.collect::<Vec<f32>>(), padding);
+    inputs.operands.insert(Operand::OUT, Values::round(problem.dtypes.out, &out));
     inputs.operands.insert(Operand::Lse, Values::F32(lse));
     Ok(())
+}
+
+/// O with the problem's strides, from dense rows.
+fn lay_out(problem: &Problem, dense: &[f32], padding: f32) -> Vec<f32> {
+    let [_, heads, rows, dim] = problem.extents(Tensor::Out);
+    let (elements, origin) = problem.span(Tensor::Out).unwrap_or_default(); // checked by the oracle
+    let mut laid = vec![padding; elements];
+    for (i, row) in dense.chunks(dim.max(1)).enumerate() {
+        let offset = problem.out.offset(i / (heads * rows), i / rows % heads, i % rows);
+        let start = (origin as i64 + offset) as usize;
+        laid[start..start + dim].copy_from_slice(row);
+    }
+    laid
 }
 
 #[cfg(test)]
@@ -213,8 +231,10 @@ mod tests {
                 operands.dedup();
                 operands
             };
-            let scaled = |operand| move |_: &Inputs, g: &mut problem::OperandMap<Vec<f64>>| {
-                g[operand].iter_mut().for_each(|x| *x *= 1.02);
+            let scaled = |operand| {
+                move |_: &Inputs, g: &mut problem::OperandMap<Vec<f64>>| {
+                    g[operand].iter_mut().for_each(|x| *x *= 1.02);
+                }
             };
             for operand in [DQ, DK, DV, Operand::DSinks, Operand::DTable(0)] {
                 assert_eq!(seen(&scaled(operand)), [operand], "a wrong factor in {dtype}");
@@ -231,9 +251,12 @@ mod tests {
             // P of another tile of keys.
             assert_eq!(seen(&|_, gradients| gradients[DV].rotate_left(8 * 16)), [DV]);
             // The gradient of the bias of the next head.
-            assert_eq!(seen(&|_, gradients| gradients[Operand::DTable(0)].rotate_left(40 * 48)), [Operand::DTable(0)]);
+            assert_eq!(
+                seen(&|_, gradients| gradients[Operand::DTable(0)].rotate_left(40 * 48)),
+                [Operand::DTable(0)]
+            );
             assert_eq!(seen(&|_, gradients| gradients[DK][17] = f64::NAN), [DK]);
-            assert_eq!(seen(&|_, gradients| drop(gradients[DV].pop())), [DV]);
+            assert_eq!(seen(&|_, gradients| gradients[DV].truncate(1)), [DV]);
         }
     }
 

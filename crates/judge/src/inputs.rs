@@ -4,6 +4,7 @@ use problem::{Band, DType, E5m2, KeyPlaces, Operand, Problem, Sequence, Span, Te
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use crate::gradients::add_outputs;
 use crate::operands::{draw_others, spoil_factors, spoil_pages};
 use crate::values::{Inputs, Values};
 
@@ -149,7 +150,13 @@ pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
     };
     let keys_and_values = || rayon::join(|| tensor(Tensor::K, 2), || tensor(Tensor::V, 3));
     let (q, (k, v)) = rayon::join(|| tensor(Tensor::Q, 1), keys_and_values);
+    let d_out = problem.pass.is_backward().then(|| tensor(Tensor::DOut, 4));
     inputs.operands.extend([(Operand::Q, q), (Operand::K, k), (Operand::V, v)]);
+    if let Some(d_out) = d_out {
+        inputs.operands.insert(Operand::Tensor(Tensor::DOut), d_out);
+        // A problem that the oracle rejects here is rejected again, with the reason, when it is judged.
+        let _ = add_outputs(problem, style, &mut inputs);
+    }
     inputs
 }
 
@@ -203,7 +210,9 @@ fn place_outliers(
         let row = [0, rng.random_range(0..rows), rows - 1][rng.random_range(0..3)];
         let (batch, at) = places.place(span.batch, span.start + row);
         let start = origin + problem.strides(tensor).offset(batch, head, at);
-        data[start as usize + rng.random_range(0..dim)] = [100.0, 1000.0, 6e4][rng.random_range(0..3)];
+        // Gradients are products of three inputs, and must stay in the range of f16.
+        let sizes = if problem.pass.is_backward() { 1 } else { 3 };
+        data[start as usize + rng.random_range(0..dim)] = [100.0, 1000.0, 6e4][rng.random_range(0..sizes)];
     }
 }
 
@@ -252,6 +261,7 @@ fn element(
             let spread = problem.softmax_scale().abs().max(1e-6) * (problem.head_dim as f32).sqrt();
             noise * (1e4 / 3.0 / spread).sqrt().min(100.0)
         }
+        (Style::HugeLogits, Tensor::DOut) => 0.125 * noise,
         (Style::NearTies, Tensor::K) => common[d] * (1.0 + problem.dtypes.k.unit_roundoff() as f32 * noise),
         // Queries of one sign and keys with a slope: logits from −24 to 24 for any head dim.
         (Style::Rising | Style::Falling | Style::Spike, Tensor::Q) => 1.0 + 0.1 * noise,

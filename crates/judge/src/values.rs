@@ -167,11 +167,6 @@ impl Values {
     /// The inverse of [`Values::gather`]: lays out dense elements with `problem`'s strides, and 0 between the
     /// rows.
     pub fn scatter(self, problem: &Problem, tensor: Tensor) -> Values {
-        self.scatter_in(problem, tensor, 0.0)
-    }
-
-    /// Like [`Values::scatter`], with `padding` between the rows of a floating-point tensor.
-    pub fn scatter_in(self, problem: &Problem, tensor: Tensor, padding: f32) -> Values {
         let elements = problem.span(tensor).map_or(0, |(elements, _)| elements);
         let Some(moves) = moves(problem, tensor, elements) else { return self };
         let dim = problem.extents(tensor)[3];
