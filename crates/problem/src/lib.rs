@@ -30,7 +30,7 @@ pub use fp8::{E4m3, E5m2};
 pub use lengths::{Lengths, Sequence, SideLengths, Span};
 pub use mean::Mean;
 pub use operand::{LengthArray, Operand, OperandMap, OperandSpec, Operands};
-pub use pass::Pass;
+pub use pass::{Pass, PassKind};
 pub use program::{Expr, Program, ProgramError, Programs, Table};
 pub use quantization::{Quantization, Rotation};
 pub use scales::{ScaleLayout, Scales, descale_name};

@@ -1,5 +1,7 @@
 //! The pass of a problem: which outputs are computed.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// Which outputs are computed from the inputs.
@@ -15,7 +17,29 @@ pub enum Pass {
     },
 }
 
+/// A pass without its options. Each family of GPU kernels computes one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PassKind {
+    /// [`Pass::Forward`].
+    Forward,
+}
+
+impl fmt::Display for PassKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PassKind::Forward => "forward",
+        })
+    }
+}
+
 impl Pass {
+    /// The pass without its options.
+    pub const fn kind(self) -> PassKind {
+        match self {
+            Pass::Forward { .. } => PassKind::Forward,
+        }
+    }
+
     /// Whether the LSE is returned.
     pub const fn lse(self) -> bool {
         match self {
