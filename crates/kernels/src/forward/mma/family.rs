@@ -20,7 +20,15 @@ impl FamilyPlan for MmaPlan {
     }
 
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: true }
+        Features {
+            lengths: true,
+            sink: true,
+            programs: true,
+            fp8: true,
+            scales: true,
+            block_scales: true,
+            ..Features::default()
+        }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
