@@ -7,11 +7,12 @@ use super::fence::{Observation, Publication};
 use super::registers::for_lanes;
 use super::run::Flow;
 use super::warp::{Split, Warp};
-use super::{Env, alu};
+use super::Env;
 use crate::decode::{Inst, strength};
 use crate::memory::{Chunk, Region, load_bytes, resolve, store_bytes};
 use crate::order::{Access, Touch, Verdict};
 use crate::report::HazardKind;
+use crate::semantics::atomic;
 
 /// The memory that an atomic acts on.
 #[derive(Clone, Copy)]
@@ -102,7 +103,7 @@ impl<'a> Env<'a> {
         // In global memory, additions of f32 flush subnormal numbers (PTX ISA, "atom" and "red"; an H200
         // too).
         let flushes = matches!(target, Target::Global(_)) && a.ty == Type::F32;
-        let after = alu::atomic(a.op, a.ty, before, [joint, operand(1)], flushes);
+        let after = atomic::updated(a.op, a.ty, before, [joint, operand(1)], flushes);
         let acquires = matches!(a.sem, MemSem::Acquire | MemSem::AcqRel);
         let releases = matches!(a.sem, MemSem::Release | MemSem::AcqRel);
         let observation = if acquires { Observation::Acquire } else { Observation::Relaxed };
@@ -213,15 +214,4 @@ impl<'a> Env<'a> {
 /// "Release and Acquire Patterns").
 fn observes(inst: &Inst) -> bool {
     matches!(inst.op, Op::Atom(_))
-}
-
-/// Whether an atomic of this type can be executed.
-pub(crate) fn atomic_supported(op: AtomicOp, ty: Type) -> bool {
-    use AtomicOp::{Add, Max, Min};
-    let small = matches!(ty, Type::F16 | Type::Bf16 | Type::F16x2 | Type::Bf16x2);
-    match op {
-        Add => true,
-        Min | Max => !small && !ty.is_float(),
-        _ => !ty.is_float(),
-    }
 }

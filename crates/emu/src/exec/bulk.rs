@@ -12,11 +12,12 @@ use super::mbarrier::Cause;
 use super::registers::for_lanes;
 use super::tensor_map::{Piece, map_index, pieces};
 use super::warp::Warp;
-use super::{Env, alu};
+use super::Env;
 use crate::decode::Inst;
 use crate::memory::{Chunk, GlobalMemory, RANK_SHIFT, Region, load_bytes, resolve, store_bytes};
 use crate::order::{Access, Epoch, FLIGHT, ProxySpace, Strength, Touch};
 use crate::report::{HazardKind, Schedule};
+use crate::semantics::atomic::reduce;
 use crate::trace::{Detail, MbarrierPlace};
 
 /// The data of a copy.
@@ -552,23 +553,4 @@ impl<'a> Env<'a> {
 /// Cost of a bulk copy in warp instructions: the copy moves and checks sixteen bytes at a time.
 pub(super) const fn copy_toll(bytes: u32) -> u64 {
     bytes as u64 / 16
-}
-
-/// Combines the copied elements with the elements in memory.
-pub(super) fn reduce(op: AtomicOp, ty: Type, target: &mut [u8], source: &[u8]) {
-    let size = ty.bytes() as usize;
-    for (to, from) in target.chunks_exact_mut(size).zip(source.chunks_exact(size)) {
-        let value = |bytes: &[u8]| {
-            let mut eight = [0; 8];
-            eight[..size].copy_from_slice(bytes);
-            u64::from_le_bytes(eight)
-        };
-        // Unlike `red`, bulk reductions of f32 keep subnormal numbers, as seen on an H200.
-        let after = alu::atomic(op, ty, value(to), [value(from), 0], false);
-        to.copy_from_slice(&after.to_le_bytes()[..size]);
-    }
-}
-
-pub(crate) fn reduce_supported(op: AtomicOp, ty: Type) -> bool {
-    super::atomic_supported(op, ty)
 }

@@ -5,7 +5,7 @@ use ptx::{AtomicOp, Element, Space, Type};
 
 use super::Env;
 use super::access::{Site, addresses, based, plain};
-use super::bulk::{Box, copy_toll, reduce};
+use super::bulk::{Box, copy_toll};
 use super::registers::for_lanes;
 use super::tensor_map::{Piece, pieces};
 use super::warp::Warp;
@@ -13,6 +13,7 @@ use crate::decode::{Inst, element_width};
 use crate::memory::{GlobalMemory, RANK_SHIFT, load_bytes, resolve};
 use crate::order::{Access, Epoch, ProxySpace, Strength, Touch};
 use crate::report::HazardKind;
+use crate::semantics::atomic::reduce;
 use crate::trace::{Detail, MbarrierPlace};
 
 /// A copy to global memory that is in flight.

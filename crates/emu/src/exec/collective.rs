@@ -11,6 +11,7 @@ use super::run::Flow;
 use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, NOWHERE, Slot};
 use crate::report::{HazardKind, Options, Schedule};
+use crate::semantics::scalar::evaluate;
 
 /// The participating lanes at one instruction.
 #[derive(Clone, Copy)]
@@ -284,7 +285,7 @@ fn reduce(warp: &mut Warp, op: ReduxOp, ty: Type, parts: &[Part], lanes: u32) {
 /// The minimum or maximum, as `min` and `max` of two values compute it.
 fn reduce_floats(warp: &mut Warp, op: BinaryOp, (abs, nan): (bool, bool), parts: &[Part], lanes: u32) {
     let op = Op::Binary(op, Type::F32, FloatMods { nan, ..FloatMods::NONE });
-    let both = |a, b| super::evaluate(&op, [a, b, 0, 0]).unwrap_or(0);
+    let both = |a, b| evaluate(&op, [a, b, 0, 0]).unwrap_or(0);
     let kept = if abs { !(1 << 31) } else { !0 };
     let values = get32(warp, parts, 0).map(|bits| u64::from(bits & kept));
     // The first value is combined with itself, so that a NaN alone gives the canonical NaN.

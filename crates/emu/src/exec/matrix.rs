@@ -1,6 +1,6 @@
 //! Executes `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`, in which a whole warp takes part.
 
-use ptx::{BitOp, MatrixAccess, Mma, Op, Space, Type};
+use ptx::{MatrixAccess, Mma, Op, Space};
 
 use super::Env;
 use super::access::{Site, plain};
@@ -9,52 +9,11 @@ use super::run::Flow;
 use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, Slot};
 use crate::memory::{Chunk, load_bytes};
-use crate::numerics::tensor::{self, Accumulator, BitProduct, Input, MmaKind, Shape};
+use crate::numerics::tensor::{self, Accumulator};
 use crate::numerics::{Lanes32, Lanes64};
 use crate::order::{Access, Strength};
 use crate::report::{Fidelity, HazardKind};
-
-/// The element type of A or B.
-pub(super) fn input(ty: Type) -> Option<Input> {
-    Some(match ty {
-        Type::F16 => Input::F16,
-        Type::Bf16 => Input::Bf16,
-        Type::Tf32 => Input::Tf32,
-        Type::E4m3 => Input::E4m3,
-        Type::E5m2 => Input::E5m2,
-        Type::S8 => Input::S8,
-        Type::U8 => Input::U8,
-        Type::F64 => Input::F64,
-        _ => return None,
-    })
-}
-
-/// The product that an `mma` computes; `None` if the emulator does not implement it.
-fn kind(m: &Mma) -> Option<MmaKind> {
-    let accumulator = match m.d {
-        Type::F16 => Accumulator::F16,
-        Type::F32 => Accumulator::F32,
-        Type::F64 => Accumulator::F64,
-        Type::S32 => Accumulator::S32 { saturate: m.satfinite },
-        _ => return None,
-    };
-    let shape = Shape { m: m.shape.m.into(), n: m.shape.n.into(), k: m.shape.k.into() };
-    let plain = m.c == m.d && m.a_order == ptx::MatrixOrder::Row && m.b_order == ptx::MatrixOrder::Col;
-    if !plain {
-        return None;
-    }
-    let input = |ty| match (ty, m.bits) {
-        (Type::B1, Some(BitOp::Xor)) => Some(Input::Bits(BitProduct::Xor)),
-        (Type::B1, Some(BitOp::And)) => Some(Input::Bits(BitProduct::And)),
-        _ => input(ty),
-    };
-    MmaKind::new(shape, input(m.a)?, input(m.b)?, accumulator).ok()
-}
-
-/// Whether the emulator implements this product.
-pub(crate) fn mma_supported(m: &Mma) -> bool {
-    kind(m).is_some()
-}
+use crate::semantics::products;
 
 impl Env<'_> {
     pub(super) fn matrix(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
@@ -90,7 +49,7 @@ impl Env<'_> {
     }
 
     fn mma(&mut self, warp: &mut Warp, inst: &Inst, m: &Mma, mask: u32) {
-        let Some(kind) = kind(m) else { return };
+        let Some(kind) = products::of_mma(m) else { return };
         let slots = self.context.program.slots(inst);
         let [a, b, c] = kind.registers();
         let (d_slots, rest) = slots.split_at(c);

@@ -24,7 +24,6 @@ mod moves;
 mod register_pool;
 mod registers;
 mod run;
-mod scalar;
 mod system;
 mod tensor_map;
 mod undefined;
@@ -59,15 +58,9 @@ use register_pool::RegisterPool;
 use warp::Warp;
 use wgmma::OpenProducts;
 
-pub(crate) use atomic::atomic_supported;
-pub(crate) use bulk::reduce_supported;
 pub(crate) use doubt::Doubts;
-pub(crate) use matrix::mma_supported;
 pub(crate) use register_pool::registers_at_entry;
-pub(crate) use scalar::evaluate;
 pub(crate) use tensor_map::map_image;
-pub(crate) use wgmma::wgmma_supported;
-pub(crate) use wmma::wmma_supported;
 
 /// The properties that all CTAs of a launch share.
 pub(crate) struct Context<'a> {

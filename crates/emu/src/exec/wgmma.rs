@@ -8,20 +8,20 @@
 
 use std::collections::VecDeque;
 
-use ptx::{Op, Space, Type, Wgmma, WgmmaSource};
+use ptx::{Op, Space, Wgmma, WgmmaSource};
 
 use super::Env;
 use super::access::{Site, plain};
 use super::descriptor::Descriptor;
-use super::matrix::input;
 use super::run::Flow;
 use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, Slot, Touches, wgmma_bits};
 use crate::memory::{Chunk, SHARED_BASE, load_bytes};
 use crate::numerics::Lanes32;
-use crate::numerics::tensor::{self, Accumulator, BitProduct, Input, MmaKind, Shape, TensorRules};
+use crate::numerics::tensor::{self, Input, TensorRules};
 use crate::order::{Access, ProxySpace, Strength, Touch, Verdict};
 use crate::report::{Fidelity, HazardKind};
+use crate::semantics::products;
 
 /// Warps of a warpgroup.
 pub(super) const WARPS: usize = 4;
@@ -87,32 +87,6 @@ impl OpenProducts {
     }
 }
 
-/// The product of 16 rows and 8 columns into which a wgmma is split; `None` if the emulator does not
-/// implement it.
-fn kind(w: &Wgmma) -> Option<MmaKind> {
-    let accumulator = match w.d {
-        Type::F16 => Accumulator::F16,
-        Type::F32 => Accumulator::F32,
-        Type::S32 => Accumulator::S32 { saturate: w.satfinite },
-        _ => return None,
-    };
-    let columns = usize::from(w.shape.n);
-    let step = if matches!(w.d, Type::S32) && columns > 32 { 16 } else { 8 };
-    if w.shape.m != 64 || !(8..=256).contains(&columns) || columns % step != 0 && columns != 24 {
-        return None;
-    }
-    let shape = Shape { m: 16, n: 8, k: w.shape.k.into() };
-    let exact = w.shape.k * w.a.bits() as u16 == 256;
-    // Only `.and` exists for single bits.
-    let input = |ty| if ty == Type::B1 { Some(Input::Bits(BitProduct::And)) } else { input(ty) };
-    if exact { MmaKind::new(shape, input(w.a)?, input(w.b)?, accumulator).ok() } else { None }
-}
-
-/// Whether the emulator implements this product.
-pub(crate) fn wgmma_supported(w: &Wgmma) -> bool {
-    kind(w).is_some()
-}
-
 /// The sign bits of the elements in a register.
 fn signs(input: Input) -> u32 {
     match input.bits() {
@@ -176,7 +150,7 @@ impl Env<'_> {
     }
 
     fn wgmma_product(&mut self, warp: &mut Warp, inst: &Inst, w: &Wgmma) {
-        let Some(kind) = kind(w) else { return };
+        let Some(kind) = products::of_wgmma(w) else { return };
         if self.warpgroup_of(warp).len() < WARPS {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, 0, None, || {
                 "the warpgroup has fewer than four warps".into()

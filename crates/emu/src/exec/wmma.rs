@@ -1,19 +1,18 @@
 //! Executes `wmma`: loads, stores and products of whole matrices.
 
-use ptx::{Rounding, Space, Type, Wmma};
+use ptx::{Space, Type, Wmma};
 
 use super::Env;
 use super::access::{Site, addresses, same_space};
-use super::matrix::input;
 use super::registers::for_lanes;
 use super::warp::Warp;
-use crate::decode::{Fragment, Inst};
+use crate::decode::Inst;
 use crate::memory::Chunk;
-use crate::numerics::tensor::wmma::{FragmentAccess, WmmaKind, wmma, wmma_f64};
-use crate::numerics::tensor::{Accumulator, Shape};
+use crate::numerics::tensor::wmma::{FragmentAccess, wmma, wmma_f64};
 use crate::numerics::{Lanes32, Lanes64};
 use crate::order::Strength;
 use crate::report::HazardKind;
+use crate::semantics::{Fragment, products};
 use crate::trace::AccessPart;
 
 /// Elements of a matrix, by line and by position in the line.
@@ -202,7 +201,7 @@ impl Env<'_> {
     }
 
     pub(super) fn wmma(&mut self, warp: &mut Warp, inst: &Inst, w: &Wmma, mask: u32) {
-        let Some(kind) = kind(w) else { return };
+        let Some(kind) = products::of_wmma(w) else { return };
         let slots = self.context.program.slots(inst);
         let [a, b, _, d] = w.registers();
         let (d_slots, rest) = slots.split_at(d);
@@ -239,26 +238,6 @@ impl Env<'_> {
 
 fn site<'i>(inst: &'i Inst, part: &Part) -> Site<'i> {
     Site { inst, space: part.space, bytes: part.bytes, strength: Strength::Weak }
-}
-
-/// The product, if the emulator implements it. For C in f16 and D in f32, C is widened first. For C in f32
-/// and D in f16, the result is rounded last, as in ptxas's code. In both cases the sums are f32.
-fn kind(w: &Wmma) -> Option<WmmaKind> {
-    let accumulator = match (w.c, w.d) {
-        (Type::F16, Type::F16) => Accumulator::F16,
-        (Type::F16 | Type::F32, Type::F16 | Type::F32) => Accumulator::F32,
-        (Type::F64, Type::F64) if matches!(w.rounding, None | Some(Rounding::Rn)) => Accumulator::F64,
-        (Type::S32, Type::S32) => Accumulator::S32 { saturate: w.satfinite },
-        _ => return None,
-    };
-    let shape = Shape { m: w.shape.m.into(), n: w.shape.n.into(), k: w.shape.k.into() };
-    let same = w.a == w.b && w.bits.is_none();
-    if same { WmmaKind::new(shape, input(w.a)?, accumulator) } else { None }
-}
-
-/// Whether the emulator implements this product.
-pub(crate) fn wmma_supported(w: &Wmma) -> bool {
-    kind(w).is_some()
 }
 
 /// Widens each register of two f16 values to two registers of f32.
