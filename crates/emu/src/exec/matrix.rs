@@ -50,19 +50,19 @@ impl Env<'_> {
 
     fn mma(&mut self, warp: &mut Warp, inst: &Inst, m: &Mma, mask: u32) {
         let Some(kind) = products::of_mma(m) else { return };
-        let slots = self.context.program.slots(inst);
+        let slots = self.facts.context.program.slots(inst);
         let [a, b, c] = kind.registers();
         let (d_slots, rest) = slots.split_at(c);
         let (a_slots, rest) = rest.split_at(a);
         let (b_slots, c_slots) = rest.split_at(b);
-        if self.context.options.fidelity == Fidelity::Sketch {
+        if self.facts.context.options.fidelity == Fidelity::Sketch {
             for (to, from) in d_slots.iter().zip(c_slots) {
                 let sum = warp.registers.get_any(*from);
                 warp.registers.set_any(*to, mask, &sum);
             }
             return;
         }
-        let rules = self.context.rules;
+        let rules = self.facts.context.rules;
         let done = if kind.accumulator() == Accumulator::F64 {
             let gather = |slots: &[Slot]| -> Vec<Lanes64> {
                 slots.iter().map(|s| *warp.registers.get64(*s)).collect()
@@ -96,8 +96,8 @@ impl Env<'_> {
         if inst.space == Space::Generic {
             addresses = addresses.map(|a| crate::memory::resolve(a).1);
         }
-        self.counters.instructions[inst.pc as usize].shared(lanes, &addresses, 16, false);
-        if let Some(recorder) = &mut self.recorder {
+        self.log.counter(inst).shared(lanes, &addresses, 16, false);
+        if let Some(recorder) = &mut self.log.recorder {
             recorder.shared(warp.index, inst.number, lanes & mask, &addresses, 16);
         }
         (addresses, lanes)
@@ -111,7 +111,7 @@ impl Env<'_> {
                 rows[lane] = row;
             }
         });
-        let slots = self.context.program.slots(inst);
+        let slots = self.facts.context.program.slots(inst);
         for (matrix, slot) in slots.iter().enumerate() {
             let row = |r: usize| &rows[8 * matrix + r];
             let result: Lanes32 = std::array::from_fn(|lane| {
@@ -137,17 +137,17 @@ impl Env<'_> {
     ) -> Option<Chunk> {
         let site = row_site(inst);
         let offset = self.shared_offset(warp, &site, lane, address)?;
-        if self.context.options.checks.races {
+        if self.facts.context.options.checks.races {
             let access = Access { lanes: mask, ..plain(warp, &site, lane) };
-            let verdict = self.shadow.read(offset, 16, &access);
+            let verdict = self.shared.shadow.read(offset, 16, &access);
             self.judge_shared_read(verdict, inst, warp.index, lane, address);
         }
-        Some(load_bytes(&self.shared, offset, 16))
+        Some(load_bytes(&self.shared.bytes, offset, 16))
     }
 
     fn stmatrix(&mut self, warp: &mut Warp, inst: &Inst, m: &MatrixAccess, mask: u32) {
         let (addresses, lanes) = self.rows(warp, inst, m, mask);
-        let slots = self.context.program.slots(inst);
+        let slots = self.facts.context.program.slots(inst);
         let mut rows: [Chunk; 32] = [[0; 8]; 32];
         for (matrix, slot) in slots.iter().enumerate() {
             let values = warp.registers.get32(*slot);

@@ -89,7 +89,7 @@ impl Env<'_> {
                 parts.push(Part { access, space, lanes, addresses: places, bytes: fragment.bytes(access) });
             }
         }
-        let counter = &mut self.counters.instructions[inst.pc as usize];
+        let counter = self.log.counter(inst);
         for part in &parts {
             match part.space {
                 Space::Shared => counter.shared(part.lanes, &part.addresses, part.bytes, false),
@@ -97,7 +97,7 @@ impl Env<'_> {
                 _ => {}
             }
         }
-        if let Some(recorder) = &mut self.recorder {
+        if let Some(recorder) = &mut self.log.recorder {
             let shared = parts.first().is_some_and(|part| part.space == Space::Shared);
             let parts =
                 parts.iter().map(|p| AccessPart { lanes: p.lanes, addresses: &p.addresses, bytes: p.bytes });
@@ -152,7 +152,7 @@ impl Env<'_> {
     }
 
     pub(super) fn wmma_load(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
-        let fragment = &self.context.program.fragments[inst.target as usize];
+        let fragment = &self.facts.context.program.fragments[inst.target as usize];
         let mut tile = Tile::new();
         for part in self.fragment_parts(warp, inst, fragment, mask) {
             let site = site(inst, &part);
@@ -173,13 +173,13 @@ impl Env<'_> {
         fragment.layout.each(|register, lane, line, place, shift| {
             registers[register][lane] |= *tile.at((line, place)) << shift;
         });
-        for (slot, values) in self.context.program.slots(inst).iter().zip(&registers) {
+        for (slot, values) in self.facts.context.program.slots(inst).iter().zip(&registers) {
             warp.registers.set_any(*slot, mask, values);
         }
     }
 
     pub(super) fn wmma_store(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
-        let program = self.context.program;
+        let program = self.facts.context.program;
         let fragment = &program.fragments[inst.target as usize];
         let registers: Vec<Lanes64> =
             program.slots(inst).iter().map(|s| warp.registers.get_any(*s)).collect();
@@ -202,12 +202,12 @@ impl Env<'_> {
 
     pub(super) fn wmma(&mut self, warp: &mut Warp, inst: &Inst, w: &Wmma, mask: u32) {
         let Some(kind) = products::of_wmma(w) else { return };
-        let slots = self.context.program.slots(inst);
+        let slots = self.facts.context.program.slots(inst);
         let [a, b, _, d] = w.registers();
         let (d_slots, rest) = slots.split_at(d);
         let (a_slots, rest) = rest.split_at(a);
         let (b_slots, c_slots) = rest.split_at(b);
-        let rules = self.context.rules;
+        let rules = self.facts.context.rules;
         let done = if w.a == Type::F64 {
             let gather =
                 |slots: &[_]| -> Vec<Lanes64> { slots.iter().map(|s| *warp.registers.get64(*s)).collect() };

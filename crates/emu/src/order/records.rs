@@ -154,7 +154,8 @@ impl Records {
         }
         if a.stands_beside() {
             let observed = self.observed.as_deref();
-            found = found.or_else(|| self.list.iter().find_map(|entry| Observed::conflict(observed, entry, a)));
+            found =
+                found.or_else(|| self.list.iter().find_map(|entry| Observed::conflict(observed, entry, a)));
             if a.touch == Touch::Atomic {
                 self.observe(last, a);
             }
