@@ -12,7 +12,7 @@ use ledger::{Screening, TimeKind};
 
 /// The state of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum CandidateState {
     /// The next stage can run.
     Ready(Stage),
     /// Screened, and waiting until its whole draw is screened and the model's best are picked.
@@ -44,7 +44,7 @@ pub struct Member {
     pub parents: Vec<CandidateId>,
     /// The changes against the first parent.
     pub changes: Value,
-    pub place: Place,
+    pub place: CandidateState,
     /// The properties of its kernel.
     pub screening: Option<Screening>,
     /// The predicted time: low, expected, high, µs.
@@ -83,7 +83,7 @@ impl Member {
             operator: new.operator.clone(),
             parents: new.parents.clone(),
             changes: new.changes.clone(),
-            place: Place::Ready(Stage::Screen),
+            place: CandidateState::Ready(Stage::Screen),
             screening: None,
             predicted: None,
             findings: Value::Null,
@@ -117,12 +117,12 @@ impl Member {
 
     /// Whether the candidate has stages left.
     pub fn is_open(&self) -> bool {
-        matches!(self.place, Place::Ready(_))
+        matches!(self.place, CandidateState::Ready(_))
     }
 
     /// Whether the candidate may be a parent or win: it has a time and is not rejected.
     pub fn is_fit(&self) -> bool {
-        self.time.is_some() && self.place == Place::Timed
+        self.time.is_some() && self.place == CandidateState::Timed
     }
 
     /// Whether the time is valid: the candidate is correct, even if it lost its race.

@@ -8,7 +8,7 @@ use kernels::select::Shape;
 use super::bandit::Bandit;
 use super::cascade;
 use super::insight::Insights;
-use super::member::{Member, Place, Time, key};
+use super::member::{CandidateState, Member, Time, key};
 use super::niches::{Entry, Niches};
 use super::space::family;
 use super::task::{Finding, Outcome, Stage};
@@ -112,7 +112,7 @@ impl Population {
             Arm::Control => self.control = Some(id),
             Arm::Evolution | Arm::Random => member.same_as = self.plans.get(&member.hash).copied(),
             // A reference takes part only in comparisons at the end.
-            Arm::Baseline => member.place = Place::Timed,
+            Arm::Baseline => member.place = CandidateState::Timed,
         }
         let rejection = member.same_as.map(|first| cascade::identical(first, Stage::Screen));
         self.plans.entry(member.hash.clone()).or_insert(id);
@@ -170,7 +170,7 @@ impl Population {
             }
             Finding::Judged(check) => match cascade::judged(check, Stage::Check) {
                 Some(rejection) => rejected.push((id, rejection)),
-                None => self.place(id, Place::Ready(Stage::Microbench)),
+                None => self.place(id, CandidateState::Ready(Stage::Microbench)),
             },
             Finding::Timed { check, measurement } => {
                 let wrong = check.as_ref().and_then(|check| cascade::judged(check, outcome.stage));
@@ -215,7 +215,7 @@ impl Population {
     pub fn reject(&mut self, id: CandidateId, rejection: Rejection) {
         self.niches.leave(id);
         if let Some(member) = self.members.get_mut(&id) {
-            member.place = Place::Rejected;
+            member.place = CandidateState::Rejected;
             member.rejection = Some(rejection);
         }
         if self.best == Some(id) {
@@ -224,7 +224,7 @@ impl Population {
         }
     }
 
-    fn place(&mut self, id: CandidateId, place: Place) {
+    fn place(&mut self, id: CandidateId, place: CandidateState) {
         if let Some(member) = self.members.get_mut(&id) {
             member.place = place;
         }
@@ -277,35 +277,35 @@ impl Population {
                 self.reject(id, rejection.clone());
                 rejected.push((id, rejection));
             }
-            None if is_drawn => self.place(id, Place::Held),
-            None => self.place(id, Place::Ready(Stage::Check)),
+            None if is_drawn => self.place(id, CandidateState::Held),
+            None => self.place(id, CandidateState::Ready(Stage::Check)),
         }
         rejected
     }
 
     /// Whether another random sample has passed its screening.
     fn draws_beside(&self, id: CandidateId) -> bool {
-        let passed = |m: &Member| m.screening.is_some() && m.place != Place::Rejected;
+        let passed = |m: &Member| m.screening.is_some() && m.place != CandidateState::Rejected;
         self.members.values().any(|m| m.arm == Arm::Random && m.id != id && passed(m))
     }
 
     /// Once all samples of a draw are screened or rejected, the model's best continue.
     fn pick_of_draw(&mut self) -> Vec<(CandidateId, Rejection)> {
-        let done = |m: &&Member| m.is_drawn() && m.place != Place::Ready(Stage::Screen);
+        let done = |m: &&Member| m.is_drawn() && m.place != CandidateState::Ready(Stage::Screen);
         if self.members.values().filter(done).count() < self.draws {
             return Vec::new();
         }
         let mut held: Vec<(CandidateId, f64)> = self
             .members
             .values()
-            .filter(|m| m.place == Place::Held)
+            .filter(|m| m.place == CandidateState::Held)
             .map(|m| (m.id, m.expected_us()))
             .collect();
         held.sort_by(|a, b| a.1.total_cmp(&b.1));
         let mut rejected = Vec::new();
         for (rank, (id, _)) in held.into_iter().enumerate() {
             if rank < cascade::PICKED {
-                self.place(id, Place::Ready(Stage::Check));
+                self.place(id, CandidateState::Ready(Stage::Check));
             } else {
                 rejected.push((id, cascade::not_picked(rank)));
             }
@@ -338,7 +338,7 @@ impl Population {
 
     fn after_timing(&mut self, id: CandidateId, time: Time, kind: TimeKind, insights: &mut Insights) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        (member.time, member.kind, member.place) = (Some(time), Some(kind), Place::Timed);
+        (member.time, member.kind, member.place) = (Some(time), Some(kind), CandidateState::Timed);
         match member.arm {
             Arm::Control => {}
             Arm::Random => {

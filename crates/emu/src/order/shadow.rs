@@ -136,8 +136,7 @@ impl Write {
         }
     }
 
-    /// Index into the clock of `a`: this write happened before `a` if the epoch there is not earlier than
-    /// that of the write.
+    /// Index into `a`'s clock: `a` happens after this write if that entry is at least the write's epoch.
     #[inline(always)]
     fn actor(&self, a: &Access) -> usize {
         a.actor_of(self.agent.wrapping_sub(a.view.home()) as usize)

@@ -22,7 +22,7 @@ const SPILLS: u32 = 64;
 /// so only another compiler version can exceed them.
 const MEASURED_SPILLS: u32 = 256;
 /// The number of operands that every caller provides: Q, K, V and O.
-const TENSORS: usize = Tensor::ALL.len();
+const TENSORS: usize = Tensor::FORWARD.len();
 
 /// Alignment in bytes that tensor maps need of the addresses of tables.
 const TABLE_ALIGNMENT: u64 = 16;
@@ -38,7 +38,8 @@ pub struct Fallback {
     pub reason: AttentionError,
 }
 
-/// The kernels for one problem on one device, loaded and admitted. Any thread may use them.
+/// The kernels for one problem on one device, loaded, with the resources that their plan states. Any thread
+/// may use them.
 #[derive(Debug)]
 pub struct Prepared {
     context: Arc<Context>,

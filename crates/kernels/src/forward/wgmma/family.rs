@@ -20,7 +20,15 @@ const WINDOWED_SECTION_MIB: u32 = 64;
 
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: true }
+        Features {
+            lengths: true,
+            sink: true,
+            programs: true,
+            fp8: true,
+            scales: true,
+            block_scales: true,
+            ..Features::default()
+        }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
