@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 use problem::{
-    DType, ElementsMut, KeyRange, Operand, OperandMap, Operands, PassKind, Problem, ProblemError, Sequence, Span,
-    Strides, Tensor,
+    DType, ElementsMut, KeyRange, Operand, OperandMap, Operands, PassKind, Problem, ProblemError, Sequence,
+    Span, Strides, Tensor,
 };
 
 use crate::aligned::Aligned;

@@ -30,6 +30,7 @@ mod plan;
 mod program;
 pub mod quantize;
 pub mod select;
+mod symptom;
 
 pub use arch::Arch;
 pub use baked::{Baked, Dims, Repeated, TableKind};
@@ -39,3 +40,4 @@ pub use family::Family;
 pub use features::Features;
 pub use plan::{Plan, bind, emit};
 pub use program::{Contracts, Program, Step};
+pub use symptom::Symptom;
