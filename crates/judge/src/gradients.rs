@@ -8,11 +8,11 @@
 //! A row of a gradient may be nearly 0 by cancellation, where its relative error has no bound: the error of a
 //! row is relative to an eighth of the root mean square of all rows at least.
 
-use problem::{DType, Operand, Pass, Problem, ProblemError, Tensor};
+use problem::{DType, Operand, Problem, ProblemError};
 
-use crate::inputs::Style;
-use crate::outputs::{Deviation, Distance, ErrorFigures, finite, rows_in_sequences};
-use crate::values::{Inputs, Values};
+use crate::figures::{Deviation, Distance, ErrorFigures, finite};
+use crate::inputs::rows_in_sequences;
+use crate::values::Inputs;
 
 /// The share of the root mean square of all rows that the error of a smaller row is relative to.
 const SMALLEST_ROW: f64 = 0.125;
@@ -144,51 +144,13 @@ impl Part {
     }
 }
 
-/// Adds the inputs of the backward pass that follow from others: O and the LSE by the oracle. `inputs` has all
-/// other inputs.
-///
-/// # Errors
-/// When the oracle rejects the problem.
-pub fn add_outputs(problem: &Problem, style: Style, inputs: &mut Inputs) -> Result<(), ProblemError> {
-    let forward = problem.clone().with_pass(Pass::Forward { lse: true });
-    let elements = inputs.elements();
-    let of_forward = forward.inputs().filter_map(|spec| Some((spec.operand, *elements.get(spec.operand)?)));
-    let reference = oracle::oracle_with(&forward, &of_forward.collect())?;
-    // Rows that belong to no sequence hold what lies between rows.
-    let padding = if style == Style::PoisonedPadding { f32::NAN } else { 0.0 };
-    let mut in_sequence = vec![false; problem.lse_len()];
-    for row in rows_in_sequences(problem, Tensor::Out, &inputs.sequences(problem)) {
-        in_sequence[row] = true;
-    }
-    let dim = problem.head_dim_v.max(1);
-    let narrow = |(index, &x): (usize, &f64)| if in_sequence[index] { x as f32 } else { padding };
-    let lse: Vec<f32> = reference.lse.iter().enumerate().map(narrow).collect();
-    let out = reference.out.iter().enumerate().map(|(i, x)| narrow((i / dim, x)));
-    let out = lay_out(problem, &out.collect::<Vec<f32>>(), padding);
-    inputs.operands.insert(Operand::OUT, Values::round(problem.dtypes.out, &out));
-    inputs.operands.insert(Operand::Lse, Values::F32(lse));
-    Ok(())
-}
-
-/// O with the problem's strides, from dense rows.
-fn lay_out(problem: &Problem, dense: &[f32], padding: f32) -> Vec<f32> {
-    let [_, heads, rows, dim] = problem.extents(Tensor::Out);
-    let (elements, origin) = problem.span(Tensor::Out).unwrap_or_default(); // checked by the oracle
-    let mut laid = vec![padding; elements];
-    for (i, row) in dense.chunks(dim.max(1)).enumerate() {
-        let offset = problem.out.offset(i / (heads * rows), i / rows % heads, i % rows);
-        let start = (origin as i64 + offset) as usize;
-        laid[start..start + dim].copy_from_slice(row);
-    }
-    laid
-}
-
 #[cfg(test)]
 mod tests {
-    use problem::{Band, ElementType, Gradients, Layout, Table};
+    use problem::{Band, ElementType, Gradients, Layout, Pass, Table, Tensor};
 
     use super::*;
-    use crate::inputs::draw;
+    use crate::inputs::{Style, draw};
+    use crate::values::Values;
 
     /// A problem with grouped heads, sinks and a bias, and every gradient.
     fn problem(dtype: DType) -> Problem {

@@ -6,6 +6,7 @@
 //! - [`outputs`]: the errors of an output, and the errors that are allowed.
 //! - [`values`]: tensors in host memory.
 
+mod figures;
 pub mod gradients;
 pub mod inputs;
 pub mod operands;
