@@ -93,10 +93,10 @@ pub(crate) fn run<S: Simd>(s: S, stage: Stage<'_>) {
             multiply(s, Fresh, a, &keys.value_columns, (&mut scores.slopes, BLOCK_KV), [m, dim_v], columns);
         }
         Stage::Weights { queries, logits, seen, scores } => {
-            for row in 0..queries.rows {
+            for (row, &seen) in seen.iter().enumerate() {
                 let range = row * BLOCK_KV..(row + 1) * BLOCK_KV;
                 let line = (&mut scores.weights[range.clone()], &mut scores.slopes[range]);
-                weigh(s, logits, [queries.lse[row], queries.delta[row]], seen[row], line);
+                weigh(s, logits, [queries.lse[row], queries.delta[row]], seen, line);
             }
         }
         Stage::Gradients { queries, keys, scores, dq, dk, dv } => {
