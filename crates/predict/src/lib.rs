@@ -24,6 +24,8 @@ mod address;
 mod cost;
 mod dataflow;
 mod description;
+mod joins;
+mod kept;
 mod lower;
 pub mod machine;
 mod memory;
