@@ -83,6 +83,17 @@ impl OperandA {
         OperandA { m_tiles: rows / 16, chunks: layout.chunks, ty, sign, source }
     }
 
+    /// An operand of 16 rows and a 16-bit type in registers: the fragments of each step along k.
+    pub fn in_registers(half: Half, fragments: &[[R32; 4]]) -> OperandA {
+        OperandA {
+            m_tiles: 1,
+            chunks: 2 * fragments.len() as u32,
+            ty: MmaType::Half(half),
+            sign: Sign::Keep,
+            source: Source::Registers(fragments.iter().copied().map(Fragment::K16).collect()),
+        }
+    }
+
     /// The operand of one half of the columns: the first if `half` is 0, the second if it is 1. The tile has
     /// a multiple of 32 columns.
     #[must_use]
