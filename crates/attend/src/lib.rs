@@ -37,7 +37,9 @@ pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
     accepted_value_factor,
 };
-pub use split::{Division, Exchange, Partials, SplitRow, StreamKMerge, WarpgroupPlace, merge_bytes};
+pub use split::{
+    Division, Exchange, LineMerge, Partials, SplitRow, StreamKMerge, WarpgroupPlace, merge_bytes,
+};
 pub use walk::{
     Block, BlockOutput, KvPipeline, LoopProducts, LoopSchedule, LoopTiles, MainLoop, Masked, Order,
     OutputSums, Rings, SharedProbs, Skips, Steps, Stream, TileRows, Tiles, Walk,
