@@ -20,6 +20,7 @@ pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
     };
     match family {
         Family::Mma => mma(&of),
+        Family::Decode => decode(&of),
         Family::Wgmma => wgmma(&of),
         Family::SmallAtOnce => small_at_once(&of),
         Family::SmallStreamed => small_streamed(&of),
@@ -40,6 +41,14 @@ pub fn vary(plan: &Plan, group: &[Value], problem: &Problem, arch: &Arch) -> Vec
 
 /// A gene's declared values as objects; none if it has no effect on the problem.
 type Declared<'a> = &'a dyn Fn(&str) -> Vec<Value>;
+
+fn decode(of: Declared<'_>) -> Vec<Vec<Value>> {
+    vec![
+        product(&[of("warps"), of("warp_keys"), of("stages"), of("resident_ctas")]),
+        product(&[of("least_blocks"), of("rescale")]),
+        of("tanh"),
+    ]
+}
 
 fn wgmma(of: Declared<'_>) -> Vec<Vec<Value>> {
     let alone = product(&[values("resident_ctas", [1]), of("consumers"), of("block_n"), of("turns")]);

@@ -19,7 +19,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use kernels::{Arch, Plan};
-use problem::{Band, DTypes, Lengths, Pass, Problem, Program, Programs, Scales, Strides, Table, Tensor};
+use problem::{
+    Band, DTypes, Lengths, Pass, Problem, Program, Programs, Scales, Storage, Strides, Table, Tensor,
+};
 
 use crate::AttentionError;
 pub use candidates::PlanSource;
@@ -202,6 +204,7 @@ struct Key {
     /// Bits of the softmax scale and of the softcap, and whether there are sinks.
     score: (u32, Option<u32>, bool),
     lengths: Lengths,
+    storage: Storage,
     programs: ProgramsKey,
     plan: Option<Plan>,
 }
@@ -239,6 +242,7 @@ impl Key {
             band: p.band,
             score: (p.softmax_scale().to_bits(), p.score.softcap.map(f32::to_bits), p.score.sink),
             lengths: p.lengths,
+            storage: p.storage,
             programs: ProgramsKey::new(&p.programs),
             plan: plan.cloned(),
         }

@@ -88,8 +88,9 @@ fn from(
     problem: &Problem,
     device: &Device,
 ) -> Result<Choice, KernelError> {
-    if !problem.programs.is_empty() {
-        let why = vec!["chosen: the family's default, because rows state no programs".to_owned()];
+    if !problem.programs.is_empty() || problem.storage.pages().is_some() {
+        let why =
+            vec!["chosen: the family's default, because rows state no programs and no pages".to_owned()];
         return Ok(Choice { plan: default, source: Source::Default, why });
     }
     let mut why = Vec::new();

@@ -24,3 +24,4 @@ mod split;
 /// The former name of [`CtaOrder`], which the tests of `flashcore-check` still use.
 pub use plan::CtaOrder as Grid;
 pub use plan::{CtaOrder, MmaPlan, QueryHome};
+pub(crate) use plan::{check_alignment, widest_copy};
