@@ -119,7 +119,7 @@ def _now(
 ) -> tuple[Tensor, Tensor | None]:
     if q.is_cuda:
         return _cuda.attend(q, k, v, heads, terms, want_lse, features)
-    dtypes, dtype = _cuda.host_types(q, k, v)
+    code, dtype = _cuda.codes(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(invalid_words("the device of q", q.device, "cuda or cpu"), f"device {q.device.type}")
     if q.is_neg() or k.is_neg() or v.is_neg():
@@ -129,15 +129,16 @@ def _now(
     lse = _cuda.lse_like(q, heads) if want_lse else None
     _cuda.clear(out, lse, heads, features)
     held: list[Any] = []  # the interpreter is released during the call
-    _flashcore.attention_cpu(
-        _describe("q", q, heads, held),
-        _describe("k", k, heads, held),
-        _describe("v", v, heads, held),
-        _describe("out", out, heads, held),
+    _flashcore.attend(
+        (_memory.address("q", q, held), q.shape, q.stride()),
+        (_memory.address("k", k, held), k.shape, k.stride()),
+        (_memory.address("v", v, held), v.shape, v.stride()),
+        (_memory.address("out", out, held), out.stride()),
         None if lse is None else _memory.address("lse", lse, held),
-        dtypes,
+        heads,
+        code,
         terms,
-        torch.get_num_threads(),
+        (None, torch.get_num_threads()),
         None if features is None else _cuda.describe(features, q, held),
     )
     return out, lse

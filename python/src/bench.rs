@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use serde_json::json;
 
 use crate::error::Error;
-use crate::tensor::{Described, problem_of};
+use crate::tensor::{Described, strides};
 
 /// A problem as Python states it: batch, query heads, KV heads, query length, KV length, head dim; dtype;
 /// mask; softcap.
@@ -206,8 +206,10 @@ impl Race {
         out: Described,
         out_dtype: Option<&str>,
     ) -> Result<(), Error> {
-        let Problem { dtypes, band, score, .. } = self.problem;
-        let mut own = problem_of([&q, &k, &v, &out], dtypes, (band, score), None)?;
+        let (q_strides, k_strides) = (strides("q", &q)?, strides("k", &k)?);
+        let (v_strides, out_strides) = (strides("v", &v)?, strides("out", &out)?);
+        let mut own =
+            Problem { q: q_strides, k: k_strides, v: v_strides, out: out_strides, ..self.problem.clone() };
         if let Some(dtype) = out_dtype {
             own.dtypes.out = dtype.parse()?;
         }

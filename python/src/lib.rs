@@ -6,17 +6,19 @@
 //! address belongs to a live tensor.
 
 mod bench;
+mod call;
 mod device;
+mod eager;
 mod error;
 #[cfg(feature = "evolve")]
 mod evolve;
-mod features;
 mod host;
 mod interrupt;
 mod model;
 mod openmp;
 mod quantize;
 mod tensor;
+mod torch;
 
 use pyo3::prelude::*;
 
@@ -26,17 +28,17 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // parent.
     openmp::is_forked();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_function(wrap_pyfunction!(host::attention_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(call::attend, module)?)?;
     module.add_function(wrap_pyfunction!(host::describe_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::quantize_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::quantize_gpu, module)?)?;
-    module.add_function(wrap_pyfunction!(device::enqueue, module)?)?;
     module.add_function(wrap_pyfunction!(device::explain, module)?)?;
     module.add_function(wrap_pyfunction!(device::describe_gpus, module)?)?;
     module.add_function(wrap_pyfunction!(device::check_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(device::cache_folder, module)?)?;
     module.add_function(wrap_pyfunction!(bench::bench_suites, module)?)?;
     module.add_function(wrap_pyfunction!(model::model_problems, module)?)?;
+    module.add_class::<eager::Eager>()?;
     module.add_class::<model::CpuSession>()?;
     module.add_class::<bench::Session>()?;
     module.add_class::<bench::Race>()?;

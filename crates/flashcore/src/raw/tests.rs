@@ -77,14 +77,26 @@ fn calls_with_every_feature_compute_what_the_facade_computes() {
         longest: [Some(5), None],
         ..CallOptions::default()
     };
-    let again = || called(&inputs, [1, HEADS, 9], &options);
-    assert_eq!(again(), Ok((expected.data.clone(), expected.lse.clone())));
-    assert_eq!(again(), Ok((expected.data, expected.lse))); // with the plan that was kept
+    let expected = (expected.data, expected.lse);
+    for _ in 0..2 {
+        // The second time, with the plan that was kept.
+        assert_eq!(called(&inputs, [1, HEADS, 9], &options).as_ref(), Ok(&expected));
+    }
 
     for lost in 0..inputs.len() {
         let (operand, tensor) = inputs.remove(lost);
-        let error = called(&inputs, [1, HEADS, 9], &options).unwrap_err().to_string();
-        assert!(error.contains(operand.name()) || error.contains("has batch = 2"), "{operand}: {error}");
+        match called(&inputs, [1, HEADS, 9], &options) {
+            // What is not given is not part of the problem.
+            Ok(other) => {
+                let may_be_lost = [Operand::Sinks, Operand::Lengths(LengthArray::UsedKv)].contains(&operand);
+                assert!(other != expected && may_be_lost, "{operand}");
+            }
+            Err(error) => {
+                let error = error.to_string();
+                let named = error.contains(operand.name()) || error.contains("t0") || error.contains("batch");
+                assert!(named, "{operand}: {error}");
+            }
+        }
         let other = if tensor.view.dtype == ElementType::I32 { ElementType::F32 } else { ElementType::I32 };
         let typed = Tensor { view: View { dtype: other, ..tensor.view }, ..tensor };
         let odd = Tensor { address: tensor.address + 1, ..tensor };
