@@ -111,7 +111,9 @@ impl Call {
         let (types, tf32) = types_of(dtypes)?;
         call.options.tf32 = tf32;
         let out = (out, (q.1.0, q.1.1, q.1.2, v.1.3), out_strides);
-        for (tensor, (handed, dtype)) in Tensor::ALL.into_iter().zip([q, k, v, &out].into_iter().zip(types)) {
+        for (tensor, (handed, dtype)) in
+            Tensor::FORWARD.into_iter().zip([q, k, v, &out].into_iter().zip(types))
+        {
             let &(address, (batch, x, y, dim), (of_batch, of_x, of_y, of_dim)) = handed;
             let (shape, strides) = match heads {
                 1 => ([batch, x, y, dim], [of_batch, of_x, of_y, of_dim]),

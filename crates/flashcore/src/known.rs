@@ -53,13 +53,14 @@ impl Key {
             k,
             v,
             out,
+            gradients,
         } = problem;
         let extents = [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v];
         let floats: &[u32] = bytemuck::cast_slice(floats);
         let logit = (problem.softmax_scale().to_bits(), softcap.map(f32::to_bits), sink);
         (
             (pass, extents, dtypes, scales, band, lengths, logit),
-            ([q, k, v, out], score, mask, floats, ints, tables, wish),
+            ([q, k, v, out], gradients, score, mask, floats, ints, tables, wish),
         )
     }
 }

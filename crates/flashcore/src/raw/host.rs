@@ -38,6 +38,13 @@ pub(super) unsafe fn compute(
     memory: &[(OperandSpec, u64)],
     plan: &CpuPlan,
 ) -> Result<(), AttentionError> {
+    if problem.pass.is_backward() {
+        return Err(AttentionError::Unsupported {
+            argument: "the pass on the CPU",
+            value: problem.pass.kind().name().to_owned(),
+            accepted: "forward".to_owned(),
+        });
+    }
     let mut inputs = OperandMap::default();
     let mut copies = Vec::new();
     let (mut out, mut lse) = (None, None);

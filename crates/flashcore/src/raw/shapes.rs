@@ -1,8 +1,8 @@
 //! The problem that the views of a call's operands state: the check of shapes for all callers.
 
 use problem::{
-    DType, DTypes, LengthArray, Lengths, Operand, OperandMap, Problem, Programs, ScaleLayout, Scales, Score,
-    SideLengths, Strides, Table, Tensor,
+    DType, DTypes, GradientStrides, LengthArray, Lengths, Operand, OperandMap, Problem, Programs,
+    ScaleLayout, Scales, Score, SideLengths, Strides, Table, Tensor,
 };
 
 use super::{CallOptions, View};
@@ -20,6 +20,15 @@ pub(crate) fn problem_of<T>(
     let of = |operand| operands.get(operand).map(&view);
     let four = |tensor: Tensor| rows(tensor, of(tensor.into()));
     let [q, k, v, out] = [four(Tensor::Q)?, four(Tensor::K)?, four(Tensor::V)?, four(Tensor::Out)?];
+    let gradient = |tensor: Tensor, whose: (&'static str, &Rows)| {
+        of(tensor.into()).map(|view| gradient_strides(tensor, view, whose)).transpose()
+    };
+    let gradients = GradientStrides {
+        d_out: gradient(Tensor::DOut, ("out", &out))?,
+        dq: gradient(Tensor::Dq, ("q", &q))?,
+        dk: gradient(Tensor::Dk, ("k", &k))?,
+        dv: gradient(Tensor::Dv, ("v", &v))?,
+    };
     let array = |array| of(Operand::Lengths(array));
     let starts = [array(LengthArray::CumulativeQ), array(LengthArray::CumulativeKv)];
     check_extents([&q, &k, &v, &out], starts.map(|array| array.is_some()))?;
@@ -63,6 +72,7 @@ pub(crate) fn problem_of<T>(
         k: k.strides,
         v: v.strides,
         out: out.strides,
+        gradients,
         ..Problem::new(batch, q.extents[1], seq_q, q.extents[3], dtypes)
     };
     let factors = |tensor: Tensor, rows: usize, block: u32| {
@@ -106,6 +116,22 @@ fn rows(tensor: Tensor, view: Option<View>) -> Result<Rows, AttentionError> {
         return Err(AttentionError::Strided { tensor: argument, stride });
     }
     Ok(Rows { dtype, extents: view.shape, strides: Strides { batch, head, row } })
+}
+
+/// The strides of the gradient of a tensor, which has the tensor's extents.
+fn gradient_strides(
+    tensor: Tensor,
+    view: View,
+    (other, expected): (&'static str, &Rows),
+) -> Result<Strides, AttentionError> {
+    let Rows { extents, strides, .. } = rows(tensor, Some(view))?;
+    let dimensions = ["batch", "heads", "sequence length", "head_dim"];
+    for (what, (value, expected)) in dimensions.into_iter().zip(extents.into_iter().zip(expected.extents)) {
+        if value != expected {
+            return Err(AttentionError::Shape { tensor: tensor.name(), what, value, other, expected });
+        }
+    }
+    Ok(strides)
 }
 
 /// Rejects extents that must be equal and differ.

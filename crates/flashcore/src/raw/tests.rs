@@ -202,7 +202,9 @@ fn a_problem_is_stated_by_its_operands() {
     programs.programs.floats = vec![2.0];
     programs.programs.tables =
         [4, 2].map(|extent| problem::Table::dense(ElementType::Bf16, &[extent])).into();
-    for p in [plain, packed, programs] {
+    let mut backward = plain.clone();
+    (backward.pass, backward.gradients.dk) = (Pass::BACKWARD, Some(Layout::Bhsd.strides(2, 8, 16)));
+    for p in [plain, packed, programs, backward] {
         let view = |operand| match operand {
             Operand::Tensor(tensor) => View::rows(p.dtypes.of(tensor), p.extents(tensor), p.strides(tensor)),
             Operand::Table(i) => {
@@ -223,6 +225,9 @@ fn a_problem_is_stated_by_its_operands() {
             longest: [Some(p.seq_q), Some(p.seq_kv)],
             ..CallOptions::default()
         };
-        assert_eq!(problem_of(&views, |view| *view, &options), Ok(p.clone()));
+        let stated = problem_of(&views, |view| *view, &options).unwrap();
+        let strides = |p: &Problem| p.tensors().iter().map(|&tensor| p.strides(tensor)).collect::<Vec<_>>();
+        assert_eq!(strides(&stated), strides(&p));
+        assert_eq!(Problem { gradients: p.gradients, ..stated }, p);
     }
 }
