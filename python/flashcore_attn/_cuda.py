@@ -47,7 +47,7 @@ _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _functorch = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 
 
-def _allows_tf32() -> bool:
+def allows_tf32() -> bool:
     """Whether the user lets PyTorch round the operands of float32 matrix products to tf32."""
     matmul = torch.backends.cuda.matmul
     # PyTorch 2.9 and later reject reads of `allow_tf32` after `fp32_precision` was set.
@@ -57,7 +57,7 @@ def _allows_tf32() -> bool:
 
 def _code(dtype: torch.dtype) -> int | None:
     """The code of four tensors of one type, `None` for types without one."""
-    return 0x2222 | _TF32 if dtype is torch.float32 and _allows_tf32() else _CODES.get(dtype)
+    return 0x2222 | _TF32 if dtype is torch.float32 and allows_tf32() else _CODES.get(dtype)
 
 
 def attend(
@@ -104,10 +104,7 @@ def _launch(
         (_memory.address("k", k, held), k.shape, k.stride()),
         (_memory.address("v", v, held), v_shape, v.stride()),
     )
-    if q.dtype in FP8:
-        out = output_like(q, v_shape[3], codes(q, k, v)[1])
-    else:
-        out = output_like(q, v_shape[3])
+    out = output_like(q, v_shape[3], codes(q, k, v)[1] if q.dtype in FP8 else None)
     lse = lse_like(q, heads) if want_lse else None
     clear(out, lse, heads, features)
     _attend(

@@ -42,6 +42,14 @@ def attend(
     of a GPU and a stream, or None for the host and the number of PyTorch's threads that share the work, 0 for none.
     """
 
+class Eager:
+    """Eager calls of PyTorch's tensors. The functions return None for calls that are left to Python code."""
+
+    def __init__(self, capsule: Any, functions: Any) -> None: ...
+    def flash(self, *arguments: Any) -> Any: ...
+    def varlen(self, *arguments: Any) -> Any: ...
+    def sdpa(self, *arguments: Any) -> Any: ...
+
 # Name of the 8-bit type, rows that share a factor (0: all), the seed of the rotation, and whether keys are
 # smoothed.
 _Quantization = tuple[str, int, int | None, bool]

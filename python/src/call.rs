@@ -199,7 +199,8 @@ impl Call {
     }
 
     /// Computes, or enqueues. Other Python threads run meanwhile: a launch blocks while the stream's queue is
-    /// full, and a Python callback in that queue needs the interpreter.
+    /// full, and a Python callback in that queue needs the interpreter. A plan for the host is chosen with the
+    /// interpreter held, so that no other thread can fork meanwhile and leave a lock to its child.
     pub fn run(&self, py: Python<'_>, place: Place) -> Result<(), Error> {
         let Call { operands, options, .. } = self;
         // A call without rows needs no device.
@@ -209,17 +210,19 @@ impl Call {
             let workers = Workers { of_torch, made: OnceLock::new() };
             let executor = Interruptible::new(&workers);
             let queue = Queue::Host { executor: Some(&executor), threads: workers.threads() };
+            let ready = raw::prepare(queue, operands, options)?;
             // SAFETY: the package describes tensors whose storage it has measured and keeps alive during the
             // call, and it has just allocated the outputs. Writing to an input from another Python thread
             // meanwhile is a race of the caller's, as with any NumPy function.
-            let done = py.detach(|| unsafe { raw::enqueue(queue, operands, options) });
-            return executor.exception().map_or(Ok(done?), |exception| Err(exception.into()));
+            let done = py.detach(|| unsafe { ready.enqueue() });
+            return executor.exception().map_or_else(|| Ok(done?), |exception| Err(exception.into()));
         };
         py.detach(|| {
             let gpu = Gpu::open(ordinal)?;
+            let ready = raw::prepare(Queue::Stream { gpu: &gpu, handle }, operands, options)?;
             // SAFETY: as above. PyTorch's allocator orders a later reuse of the memory on the stream, which is
             // PyTorch's current one on the device: PyTorch never destroys that.
-            Ok(unsafe { raw::enqueue(Queue::Stream { gpu: &gpu, handle }, operands, options)? })
+            Ok(unsafe { ready.enqueue()? })
         })
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use driver::{CubinCache, DeviceInfo};
 use flashcore::gpu::Gpu;
-use flashcore::raw;
+use flashcore::raw::{self, Queue};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -30,7 +30,10 @@ pub fn explain<'py>(
     let call = Call::new([&q, &k, &v], (0, out), heads, dtypes, terms)?;
     let (gpu, prepared) = py.detach(|| -> Result<_, Error> {
         let gpu = Gpu::open(ordinal)?;
-        let prepared = raw::prepare(&gpu, &call.operands, &call.options)?;
+        let queue = Queue::Stream { gpu: &gpu, handle: 0 };
+        let ready = raw::prepare(queue, &call.operands, &call.options)?;
+        let none = || Error::invalid("the shape of q", "no rows", "rows, for which a kernel is launched");
+        let prepared = ready.prepared().cloned().ok_or_else(none)?;
         Ok((gpu, prepared))
     })?;
     let resources = prepared.resources();

@@ -11,7 +11,7 @@ use pyo3::types::{PyBool, PyCapsule, PyFloat, PyInt, PyTuple};
 
 use crate::call::{Call, options_of, program};
 use crate::error::Error;
-use crate::torch::{CUDA, Functions, HOST, Seen, Torch, quiet};
+use crate::torch::{CUDA, Functions, HOST, Seen, Torch, asks, quiet};
 
 /// PyTorch's functions, with which eager calls are made.
 #[pyclass(frozen)]
@@ -98,9 +98,9 @@ impl Eager {
             pending.no_dropout(dropout)?;
             let (is_causal, gqa) = (flag(is_causal)?, flag(enable_gqa)?);
             quiet(is_causal && mask.is_some())?;
-            quiet(pending.asks(&self.0.functions.autocast_enabled)?)?;
+            quiet(asks(q.py(), &self.0.functions.autocast_enabled)?)?;
             if replaces {
-                quiet(!pending.asks(&self.0.functions.flash_enabled)?)?;
+                quiet(!asks(q.py(), &self.0.functions.flash_enabled)?)?;
             }
             pending.terms(true, -1, if is_causal { 0 } else { -1 }, scale, 0.0)?;
             let [q, k, _] = pending.tensors([q, k, v], [Rows::Bhsd; 2])?;
@@ -180,15 +180,10 @@ impl<'a, 'py> Pending<'a, 'py> {
     fn new(torch: &'a Torch, q: &Bound<'py, PyAny>) -> Option<Pending<'a, 'py>> {
         let py = q.py();
         torch.is_quiet(py)?;
-        let grad = torch.functions.grad_enabled.bind(py).call0().ok()?.is_truthy().ok()?;
+        let grad = asks(py, &torch.functions.grad_enabled)?;
         let (call, held) = (Call::default(), Vec::with_capacity(8));
         let (order, dtype) = (Rows::Bhsd, ElementType::F32);
         Some(Pending { py, torch, grad, device: (0, 0), call, held, order, rows: [0; 4], dim_v: 0, dtype })
-    }
-
-    /// Whether a function of PyTorch returns something true.
-    fn asks(&self, function: &Py<PyAny>) -> Option<bool> {
-        function.bind(self.py).call0().ok()?.is_truthy().ok()
     }
 
     fn no_dropout(&self, dropout: &Bound<'_, PyAny>) -> Option<()> {
@@ -385,7 +380,7 @@ impl<'a, 'py> Pending<'a, 'py> {
                 // PyTorch allocates, and captures, on the current device.
                 quiet(ask(&functions.current_device)?.extract::<i32>().ok()? != ordinal)?;
                 if self.dtype == ElementType::F32 {
-                    self.call.options.tf32 = ask(&functions.allows_tf32)?.is_truthy().ok()?;
+                    self.call.options.tf32 = asks(self.py, &functions.allows_tf32)?;
                 }
                 (Some(ordinal), self.torch.current_stream(ordinal)?)
             }

@@ -11,7 +11,7 @@ use problem::ElementType;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyType};
+use pyo3::types::{PyCapsule, PyString, PyType};
 
 use crate::error::Error;
 
@@ -65,7 +65,7 @@ impl Seen {
         let steps = self.shape.iter().zip(&self.strides).take(self.dimensions);
         let last =
             steps.map(|(&extent, &stride)| (extent as u64 - 1).checked_mul(u64::try_from(stride).ok()?));
-        let last = last.try_fold(0u64, |sum, step| sum.checked_add(step?))?;
+        let last = { last }.try_fold(0u64, |sum, step| sum.checked_add(step?))?;
         last.checked_add(1)?.checked_mul(self.dtype.bytes() as u64)
     }
 }
@@ -77,8 +77,10 @@ pub struct Functions {
     plain: (Py<PyType>, Py<PyType>),
     /// Without arguments: they return something true if PyTorch does more with calls than compute them.
     disturbed: Vec<Py<PyAny>>,
-    /// Modules, each with an attribute that is true in this case.
-    flags: Vec<(Py<PyAny>, Py<PyAny>)>,
+    /// Modules, each with the name of an attribute and the object that the attribute is otherwise.
+    flags: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
+    /// The number of modes of functions, and whether one of them is of interest.
+    function_modes: (Py<PyAny>, Py<PyAny>),
     pub grad_enabled: Py<PyAny>,
     pub autocast_enabled: Py<PyAny>,
     pub flash_enabled: Py<PyAny>,
@@ -117,14 +119,14 @@ impl Torch {
 
     /// Whether PyTorch only computes what it is asked: no mode, transform, trace or profiler looks at calls.
     pub fn is_quiet(&self, py: Python<'_>) -> Option<()> {
-        let Functions { disturbed, flags, .. } = &self.functions;
+        let Functions { disturbed, flags, function_modes, .. } = &self.functions;
         for function in disturbed {
-            quiet(function.bind(py).call0().ok()?.is_truthy().ok()?)?;
+            quiet(asks(py, function)?)?;
         }
-        for (module, name) in flags {
-            quiet(module.bind(py).getattr(name).ok()?.is_truthy().ok()?)?;
+        for (module, name, usual) in flags {
+            quiet(!module.bind(py).getattr(name).ok()?.is(usual))?;
         }
-        Some(())
+        quiet(asks(py, &function_modes.0)? && asks(py, &function_modes.1)?)
     }
 
     /// Describes a plain tensor, and pushes its storage on `held`. `None` for other objects, for tensors that
@@ -200,6 +202,11 @@ impl Torch {
         }
         (!refused).then_some(stream as u64)
     }
+}
+
+/// Whether a function returns something true.
+pub fn asks(py: Python<'_>, function: &Py<PyAny>) -> Option<bool> {
+    function.bind(py).call0().ok()?.is_truthy().ok()
 }
 
 /// `None` if the call is for Python code.

@@ -60,6 +60,7 @@ def pretended_gpu(monkeypatch):
     monkeypatch.setattr(_cuda, "_current_device", lambda: -1)
     monkeypatch.setattr(_cuda, "_current_stream", lambda device: 7)
     monkeypatch.setattr(_torch, "_now", _cuda.attend)
+    monkeypatch.setattr(_torch, "eager", None)  # it calls no Python code
     monkeypatch.setattr(_torch, "_quantize_now", _cuda.quantize)
 
 

@@ -26,8 +26,9 @@ const BUILD: [&str; 8] = [
 const TORCH: [&str; 5] =
     ["torch==2.15.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0", "transformers==5.23.0"];
 /// Tests that need PyTorch, or that also run with PyTorch.
-const TORCH_TESTS: [&str; 15] = [
+const TORCH_TESTS: [&str; 16] = [
     "test_torch.py",
+    "test_eager.py",
     "test_arguments.py",
     "test_memory.py",
     "test_limits.py",

@@ -254,17 +254,17 @@ fn addresses() {
     // Keys and values in another order give the same sums.
     for backwards in [false, true] {
         // SAFETY: the tensors are in device memory and outlive the launch.
-        unsafe { raw::enqueue(queue, &operands(backwards), &options) }.unwrap();
+        unsafe { raw::prepare(queue, &operands(backwards), &options).unwrap().enqueue() }.unwrap();
         let out: Vec<f16> = tensors.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
         close(&out, &exact);
     }
-    let prepared = raw::prepare(&gpu, &operands(false), &options).unwrap();
-    assert!(std::sync::Arc::ptr_eq(&prepared, &gpu.prepare(&problem, None).unwrap()));
-    assert_eq!(raw::workspace_size(&gpu, &operands(false), &options), Ok(0));
+    let ready = raw::prepare(queue, &operands(false), &options).unwrap();
+    assert!(std::sync::Arc::ptr_eq(ready.prepared().unwrap(), &gpu.prepare(&problem, None).unwrap()));
+    assert_eq!(ready.workspace_size(), 0);
     let mut odd = operands(false);
     odd[Operand::V].address += 1;
     // SAFETY: as above.
-    let error = unsafe { raw::enqueue(queue, &odd, &options) }.unwrap_err().to_string();
+    let error = unsafe { raw::prepare(queue, &odd, &options).unwrap().enqueue() }.unwrap_err().to_string();
     assert!(error.contains("for the address of v: expected a multiple of 2 bytes"), "{error}");
 }
 

@@ -155,11 +155,6 @@ impl Prepared {
         &self.problem
     }
 
-    /// Whether the problem has no rows, so that a launch does nothing.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.empty
-    }
-
     /// Bytes of device memory that a launch uses besides its operands.
     pub(crate) fn workspace_bytes(&self) -> usize {
         if self.empty { 0 } else { self.main.launches.own_bytes() }

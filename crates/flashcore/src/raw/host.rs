@@ -31,7 +31,7 @@ pub(crate) fn plan_for(problem: &Problem, threads: usize) -> Result<CpuPlan, Att
 /// Computes a problem on its operands, each with the address of its lowest element.
 ///
 /// # Safety
-/// As [`super::enqueue`].
+/// As [`super::Ready::enqueue`].
 pub(super) unsafe fn compute(
     executor: Option<&dyn Executor>,
     problem: &Problem,

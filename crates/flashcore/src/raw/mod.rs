@@ -1,9 +1,9 @@
 //! One call of attention on addresses: for Python, C, and bridges to other frameworks.
 //!
 //! A caller describes each operand of the pass by a [`Tensor`]: an address, a shape and strides. Operands
-//! have the names of [`problem::Operand`], so a new operand needs no new argument here. [`enqueue`] checks
-//! the shapes, finds the kernel that was prepared for such a problem, and launches it on the caller's stream,
-//! or computes in host memory.
+//! have the names of [`problem::Operand`], so a new operand needs no new argument here. [`prepare`] checks
+//! the shapes and finds or compiles the kernel for such a problem. [`Ready::enqueue`] launches it on the
+//! caller's stream, or computes in host memory.
 //!
 //! ```
 //! use flashcore::gpu::Operand;
@@ -20,7 +20,7 @@
 //! operands.insert(Operand::OUT, tensor(out.as_mut_ptr()));
 //! let options = CallOptions { band: Band::CAUSAL, ..CallOptions::default() };
 //! // SAFETY: the addresses are those of arrays with such shapes, which outlive the call.
-//! unsafe { raw::enqueue(Queue::host(), &operands, &options)? };
+//! unsafe { raw::prepare(Queue::host(), &operands, &options)?.enqueue()? };
 //! assert_eq!(out, x);
 //! # Ok::<(), flashcore::AttentionError>(())
 //! ```
@@ -34,7 +34,7 @@ mod tests;
 use std::fmt;
 use std::sync::Arc;
 
-use cpu::Executor;
+use cpu::{CpuPlan, Executor};
 use driver::{DeviceSlice, Stream};
 use problem::{Band, ElementType, Operand, OperandSpec, Pass, Problem, ProblemError, Program, Strides};
 use smallvec::SmallVec;
@@ -198,92 +198,128 @@ impl fmt::Debug for Queue<'_> {
     }
 }
 
-/// Computes attention: in host memory before it returns, or enqueued on the stream. It never waits for a
-/// device.
+/// A call that is checked, and whose plan is chosen, with its kernel compiled and loaded: [`Ready::enqueue`]
+/// only computes or launches.
+#[derive(Debug)]
+pub struct Ready<'a> {
+    /// The operands in their order, each with the address of its lowest element.
+    memory: Vec<(OperandSpec, u64)>,
+    on: On<'a>,
+}
+
+enum On<'a> {
+    /// Without rows, there is nothing to do.
+    Nothing,
+    Host {
+        executor: Option<&'a dyn Executor>,
+        problem: Problem,
+        plan: CpuPlan,
+    },
+    Stream {
+        gpu: &'a Gpu,
+        handle: u64,
+        prepared: Arc<Prepared>,
+    },
+}
+
+impl fmt::Debug for On<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            On::Nothing => write!(f, "Nothing"),
+            On::Host { plan, .. } => write!(f, "Host({plan:?})"),
+            On::Stream { prepared, handle, .. } => write!(f, "Stream({handle:#x}, {:?})", prepared.plan()),
+        }
+    }
+}
+
+/// Checks a call, and finds or makes what was prepared for its problem. The contents of the operands are not
+/// read. On a GPU, the first call for a problem compiles a kernel and allocates its memory; a later call
+/// neither compiles nor allocates and is allowed while a stream is captured.
 ///
 /// Q, K, V and O have the dimensions batch, head, row and dim in this order, whatever their strides; the last
 /// is contiguous. Packed tensors have a batch extent of 1. Arrays of lengths, sinks and the LSE are dense:
 /// `[batch + 1]` or `[batch]`, `[head]`, and `[batch, head, row]` or `[head, row]`. Descale factors are
-/// `[batch, kv_head]` or `[batch, kv_head, block]`.
-///
-/// A problem without rows does nothing. The first call for a problem compiles a kernel on a GPU; after
-/// [`prepare`], a call neither compiles nor allocates, and may be captured in a graph.
+/// `[batch, kv_head]` or `[batch, kv_head, block]`. Gradients have the shapes of their tensors.
 ///
 /// # Errors
 /// When operands are missing or do not fit each other, when no kernel supports the problem, or when the
-/// device fails. Each message names the argument. Nothing has been written then, unless a device failed.
-///
-/// # Safety
-/// - Each operand's address, shape, strides and type describe memory of the host, or of the GPU, which holds
-///   all its elements. Inputs are initialised. In host memory, no other thread writes inputs or uses outputs
-///   during the call, and outputs overlap no other operand.
-/// - In device memory, the operands stay allocated until the work that is enqueued has run, and other work
-///   that writes them is ordered with the stream, as for any kernel.
-/// - `handle` is a stream of the GPU's primary context, or 0 for the default stream, and lives until the
-///   call returns.
-pub unsafe fn enqueue(
-    queue: Queue<'_>,
+/// device fails. Each message names the argument.
+pub fn prepare<'a>(
+    queue: Queue<'a>,
     operands: &OperandMap<Tensor>,
     options: &CallOptions,
-) -> Result<(), AttentionError> {
+) -> Result<Ready<'a>, AttentionError> {
     let problem = problem_of(operands, |tensor| tensor.view, options)?;
     if problem.is_empty() {
-        return Ok(problem.with_a_row().check()?);
+        problem.with_a_row().check()?;
+        return Ok(Ready { memory: Vec::new(), on: On::Nothing });
     }
-    match queue {
+    Ok(match queue {
         Queue::Host { executor, threads } => {
             let plan = plan_for(&problem, threads)?;
             let memory = memory(&problem, operands)?;
-            // SAFETY: the memory is that of the operands, by their shapes, and the rest is this function's
-            // own contract.
-            unsafe { host::compute(executor, &problem, &memory, &plan) }
+            Ready { memory, on: On::Host { executor, problem, plan } }
         }
         Queue::Stream { gpu, handle } => {
             let prepared = gpu.prepared(Key { problem, wish: Wish::Best })?;
             let memory = memory(prepared.problem(), operands)?;
-            let slice = |&(spec, start): &(OperandSpec, u64)| {
-                // SAFETY: as above.
-                unsafe { DeviceSlice::from_raw(start, spec.bytes()) }
-            };
-            let slices: SmallVec<[DeviceSlice<'_>; 8]> = memory.iter().map(slice).collect();
-            // SAFETY: the caller vouches for the handle.
-            let stream = unsafe { Stream::from_raw(gpu.context(), handle) };
-            prepared.launch(&stream, &slices)
+            // The addresses decide between variants of the kernel by their alignment.
+            prepared.prepare_variant(|index| memory[index].1)?;
+            Ready { memory, on: On::Stream { gpu, handle, prepared } }
+        }
+    })
+}
+
+impl Ready<'_> {
+    /// Bytes of device memory that a launch uses besides its operands. The library allocates and keeps that
+    /// memory: once per stream and graph that launches.
+    pub fn workspace_size(&self) -> usize {
+        self.prepared().map_or(0, |prepared| prepared.workspace_bytes())
+    }
+
+    /// The kernels that are launched; `None` in host memory, and for a call without rows.
+    pub fn prepared(&self) -> Option<&Arc<Prepared>> {
+        match &self.on {
+            On::Nothing | On::Host { .. } => None,
+            On::Stream { prepared, .. } => Some(prepared),
         }
     }
-}
 
-/// Compiles and loads the kernel of a call and allocates its memory, so that [`enqueue`] with such operands
-/// only launches. The contents of the operands are not read. The addresses decide between variants of the
-/// kernel by their alignment.
-///
-/// # Errors
-/// As [`enqueue`].
-pub fn prepare(
-    gpu: &Gpu,
-    operands: &OperandMap<Tensor>,
-    options: &CallOptions,
-) -> Result<Arc<Prepared>, AttentionError> {
-    let problem = problem_of(operands, |tensor| tensor.view, options)?;
-    let prepared = gpu.prepared(Key { problem, wish: Wish::Best })?;
-    if !prepared.is_empty() {
-        let memory = memory(prepared.problem(), operands)?;
-        prepared.prepare_variant(|index| memory[index].1)?;
+    /// Computes attention: in host memory before it returns, or enqueued on the stream. It never waits for a
+    /// device, and may be captured in a graph, under the conditions of [`Prepared::enqueue`].
+    ///
+    /// # Errors
+    /// When the lengths in host memory do not fit, when an address is null or not aligned, or when the device
+    /// fails. Nothing has been written then, unless a device failed.
+    ///
+    /// # Safety
+    /// - Each operand's address, shape, strides and type describe memory of the host, or of the GPU, which
+    ///   holds all its elements. Inputs are initialised. In host memory, no other thread writes inputs or uses
+    ///   outputs during the call, and outputs overlap no other operand.
+    /// - In device memory, the operands stay allocated until the work that is enqueued has run, and other work
+    ///   that writes them is ordered with the stream, as for any kernel.
+    /// - The handle is a stream of the GPU's primary context, or 0 for the default stream, and lives until
+    ///   this returns.
+    pub unsafe fn enqueue(&self) -> Result<(), AttentionError> {
+        match &self.on {
+            On::Nothing => Ok(()),
+            On::Host { executor, problem, plan } => {
+                // SAFETY: the memory is that of the operands, by their shapes, and the rest is this function's
+                // own contract.
+                unsafe { host::compute(*executor, problem, &self.memory, plan) }
+            }
+            On::Stream { gpu, handle, prepared } => {
+                let slice = |&(spec, start): &(OperandSpec, u64)| {
+                    // SAFETY: as above.
+                    unsafe { DeviceSlice::from_raw(start, spec.bytes()) }
+                };
+                let slices: SmallVec<[DeviceSlice<'_>; 8]> = self.memory.iter().map(slice).collect();
+                // SAFETY: the caller vouches for the handle.
+                let stream = unsafe { Stream::from_raw(gpu.context(), *handle) };
+                prepared.launch(&stream, &slices)
+            }
+        }
     }
-    Ok(prepared)
-}
-
-/// Bytes of device memory that a launch of the call uses besides its operands. The library allocates and
-/// keeps that memory: once per stream and graph that launches.
-///
-/// # Errors
-/// As [`prepare`].
-pub fn workspace_size(
-    gpu: &Gpu,
-    operands: &OperandMap<Tensor>,
-    options: &CallOptions,
-) -> Result<usize, AttentionError> {
-    Ok(prepare(gpu, operands, options)?.workspace_bytes())
 }
 
 /// The operands of a problem in their order, each with the address of its lowest element in memory.

@@ -34,7 +34,7 @@ fn called(
     operands.insert(Operand::Lse, dense(&lse, ElementType::F32, &[batch, heads, rows]));
     let options = CallOptions { pass: Pass::Forward { lse: true }, ..options.clone() };
     // SAFETY: the tests describe arrays that they hold.
-    unsafe { enqueue(Queue::host(), &operands, &options)? };
+    unsafe { prepare(Queue::host(), &operands, &options)?.enqueue()? };
     Ok((out, lse))
 }
 
