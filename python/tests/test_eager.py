@@ -167,6 +167,7 @@ def test_calls_that_pytorch_watches_are_left_to_python_code(monkeypatch):
     from torch.utils.flop_counter import FlopCounterMode
 
     x = make("cpu", 1, 4, 2, 16)
+    flash(x, x, x)  # loads the package's half for PyTorch
     called, attend = [], _torch.attend
     monkeypatch.setattr(_torch, "attend", lambda *arguments: called.append(1) or attend(*arguments))
     flash(x, x, x)

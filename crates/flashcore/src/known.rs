@@ -48,6 +48,7 @@ impl Key {
             band,
             score: Score { scale: _, softcap, sink },
             lengths,
+            storage,
             programs: Programs { score, mask, floats, ints, tables },
             q,
             k,
@@ -59,7 +60,7 @@ impl Key {
         let floats: &[u32] = bytemuck::cast_slice(floats);
         let logit = (problem.softmax_scale().to_bits(), softcap.map(f32::to_bits), sink);
         (
-            (pass, extents, dtypes, scales, band, lengths, logit),
+            (pass, extents, dtypes, scales, band, lengths, storage, logit),
             ([q, k, v, out], gradients, score, mask, floats, ints, tables, wish),
         )
     }

@@ -237,7 +237,8 @@ impl fmt::Debug for On<'_> {
 /// neither compiles nor allocates and is allowed while a stream is captured.
 ///
 /// Q, K, V and O have the dimensions batch, head, row and dim in this order, whatever their strides; the last
-/// is contiguous. Packed tensors have a batch extent of 1. Arrays of lengths, sinks and the LSE are dense:
+/// is contiguous. Packed tensors have a batch extent of 1. With a page table `[batch, page]`, K and V are pools
+/// of pages in place of batch entries. Arrays of lengths, sinks and the LSE are dense:
 /// `[batch + 1]` or `[batch]`, `[head]`, and `[batch, head, row]` or `[head, row]`. Descale factors are
 /// `[batch, kv_head]` or `[batch, kv_head, block]`. Gradients have the shapes of their tensors.
 ///
@@ -363,6 +364,7 @@ fn start(problem: &Problem, spec: OperandSpec, tensor: &Tensor) -> Result<u64, A
         Operand::Table(_) | Operand::Descale(_) => Ok(*address),
         Operand::Lse
         | Operand::Lengths(_)
+        | Operand::PageTable
         | Operand::Sinks
         | Operand::DLse
         | Operand::DSinks

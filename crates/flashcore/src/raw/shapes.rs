@@ -1,8 +1,8 @@
 //! The problem that the views of a call's operands state: the check of shapes for all callers.
 
 use problem::{
-    DType, DTypes, GradientStrides, LengthArray, Lengths, Operand, OperandMap, Problem, Programs,
-    ScaleLayout, Scales, Score, SideLengths, Strides, Table, Tensor,
+    DType, DTypes, GradientStrides, LengthArray, Lengths, Operand, OperandMap, Pages, Problem, Programs,
+    ScaleLayout, Scales, Score, SideLengths, Storage, Strides, Table, Tensor,
 };
 
 use super::{CallOptions, View};
@@ -31,11 +31,14 @@ pub(crate) fn problem_of<T>(
     };
     let array = |array| of(Operand::Lengths(array));
     let starts = [array(LengthArray::CumulativeQ), array(LengthArray::CumulativeKv)];
-    check_extents([&q, &k, &v, &out], starts.map(|array| array.is_some()))?;
+    let pages = of(Operand::PageTable).map(|table| pages_of(&table, &k)).transpose()?;
+    let [packed_q, packed_kv] = starts.map(|array| array.is_some());
+    check_extents([&q, &k, &v, &out], [packed_q, packed_kv || pages.is_some()])?;
     let sequences = starts.into_iter().flatten().next().map(|starts| starts.elements().saturating_sub(1));
     let batch = sequences.unwrap_or(q.extents[0]);
-    for (tensor, extents, starts) in [("q", q.extents, starts[0]), ("k", k.extents, starts[1])] {
-        check_batch(tensor, extents[0], batch, starts.is_some())?;
+    check_batch("q", q.extents[0], batch, packed_q)?;
+    if pages.is_none() {
+        check_batch("k", k.extents[0], batch, packed_kv)?;
     }
     let side = |starts: Option<View>, rows: usize, used| SideLengths {
         packed: starts.map(|_| rows),
@@ -49,7 +52,9 @@ pub(crate) fn problem_of<T>(
     let [longest_q, longest_kv] = options.longest;
     // A problem has at least one row, even if that is only an upper bound.
     let seq_q = lengths.q.packed.map_or(q.extents[2], |rows| longest_q.unwrap_or(rows).max(1));
-    let seq_kv = lengths.kv.packed.map_or(k.extents[2], |rows| longest_kv.unwrap_or(rows));
+    let stored = pages.map(|pages| pages.per_sequence.saturating_mul(pages.rows));
+    let most = lengths.kv.packed.or(stored);
+    let seq_kv = most.map_or(k.extents[2], |rows| longest_kv.unwrap_or(rows));
     let dtypes = DTypes { q: q.dtype, k: k.dtype, v: v.dtype, out: out.dtype, tf32: options.tf32 };
     let CallOptions { pass, band, scale, softcap, scale_rows, .. } = *options;
     let tables = operands.iter().filter(|(operand, _)| matches!(operand, Operand::Table(_)));
@@ -61,6 +66,7 @@ pub(crate) fn problem_of<T>(
         band,
         score: Score { scale, softcap, sink: of(Operand::Sinks).is_some() },
         lengths,
+        storage: pages.map_or(Storage::Rows, Storage::Pages),
         programs: Programs {
             score: options.score.clone(),
             mask: options.mask.clone(),
@@ -116,6 +122,20 @@ fn rows(tensor: Tensor, view: Option<View>) -> Result<Rows, AttentionError> {
         return Err(AttentionError::Strided { tensor: argument, stride });
     }
     Ok(Rows { dtype, extents: view.shape, strides: Strides { batch, head, row } })
+}
+
+/// The pages of a pool of keys, by the page table `[batch, page]`.
+fn pages_of(table: &View, k: &Rows) -> Result<Pages, AttentionError> {
+    let &[_, per_sequence] = table.shape() else {
+        return Err(AttentionError::Operand {
+            argument: Operand::PageTable.name(),
+            what: "number of dimensions",
+            value: table.dimensions.to_string(),
+            expected: "2: batch, page".to_owned(),
+        });
+    };
+    let [count, _, rows, _] = k.extents;
+    Ok(Pages { rows, count, per_sequence })
 }
 
 /// The strides of the gradient of a tensor, which has the tensor's extents.

@@ -204,13 +204,15 @@ fn a_problem_is_stated_by_its_operands() {
         [4, 2].map(|extent| problem::Table::dense(ElementType::Bf16, &[extent])).into();
     let mut backward = plain.clone();
     (backward.pass, backward.gradients.dk) = (Pass::BACKWARD, Some(Layout::Bhsd.strides(2, 8, 16)));
-    for p in [plain, packed, programs, backward] {
+    let paged = plain.clone().with_pages(3, 9);
+    for p in [plain, packed, programs, backward, paged] {
         let view = |operand| match operand {
             Operand::Tensor(tensor) => View::rows(p.dtypes.of(tensor), p.extents(tensor), p.strides(tensor)),
             Operand::Table(i) => {
                 let table = &p.programs.tables[usize::from(i)];
                 View::new(table.dtype, &table.extents, &table.strides).unwrap()
             }
+            Operand::PageTable => View::dense(ElementType::I32, &[2, 3]).unwrap(),
             operand => {
                 let spec = p.operand(operand).unwrap();
                 View::dense(spec.dtype, &[spec.elements]).unwrap()
