@@ -250,8 +250,7 @@ fn addresses() {
     };
     let options = raw::CallOptions::default();
     let queue = raw::Queue::Stream { gpu: &gpu, handle: stream.raw() };
-    let exact = oracle::oracle(&problem, &q, &k, &v).unwrap().out;
-    // Keys and values in another order give the same sums.
+    let exact = oracle::oracle(&problem, &q, &k, &v).unwrap().out; // the same for keys in another order
     for backwards in [false, true] {
         // SAFETY: the tensors are in device memory and outlive the launch.
         unsafe { raw::prepare(queue, &operands(backwards), &options).unwrap().enqueue() }.unwrap();
