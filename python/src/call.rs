@@ -199,8 +199,8 @@ impl Call {
     }
 
     /// Computes, or enqueues. Other Python threads run meanwhile: a launch blocks while the stream's queue is
-    /// full, and a Python callback in that queue needs the interpreter. A plan for the host is chosen with the
-    /// interpreter held, so that no other thread can fork meanwhile and leave a lock to its child.
+    /// full, and a Python callback in that queue needs the interpreter. A plan for the host is chosen with
+    /// the interpreter held, so that no other thread can fork meanwhile and leave a lock to its child.
     pub fn run(&self, py: Python<'_>, place: Place) -> Result<(), Error> {
         let Call { operands, options, .. } = self;
         // A call without rows needs no device.
@@ -220,8 +220,8 @@ impl Call {
         py.detach(|| {
             let gpu = Gpu::open(ordinal)?;
             let ready = raw::prepare(Queue::Stream { gpu: &gpu, handle }, operands, options)?;
-            // SAFETY: as above. PyTorch's allocator orders a later reuse of the memory on the stream, which is
-            // PyTorch's current one on the device: PyTorch never destroys that.
+            // SAFETY: as above. PyTorch's allocator orders a later reuse of the memory on the stream, which
+            // is PyTorch's current one on the device: PyTorch never destroys that.
             Ok(unsafe { ready.enqueue()? })
         })
     }

@@ -130,8 +130,8 @@ impl Torch {
     }
 
     /// Describes a plain tensor, and pushes its storage on `held`. `None` for other objects, for tensors that
-    /// require grad if gradients are recorded, without elements, whose elements stand for negated ones, or lie
-    /// outside of their storage.
+    /// require grad if gradients are recorded, without elements, whose elements stand for negated ones, or
+    /// lie outside of their storage.
     pub fn see<'py>(
         &self,
         tensor: &Bound<'py, PyAny>,

@@ -237,8 +237,8 @@ impl fmt::Debug for On<'_> {
 /// neither compiles nor allocates and is allowed while a stream is captured.
 ///
 /// Q, K, V and O have the dimensions batch, head, row and dim in this order, whatever their strides; the last
-/// is contiguous. Packed tensors have a batch extent of 1. With a page table `[batch, page]`, K and V are pools
-/// of pages in place of batch entries. Arrays of lengths, sinks and the LSE are dense:
+/// is contiguous. Packed tensors have a batch extent of 1. With a page table `[batch, page]`, K and V are
+/// pools of pages in place of batch entries. Arrays of lengths, sinks and the LSE are dense:
 /// `[batch + 1]` or `[batch]`, `[head]`, and `[batch, head, row]` or `[head, row]`. Descale factors are
 /// `[batch, kv_head]` or `[batch, kv_head, block]`. Gradients have the shapes of their tensors.
 ///
@@ -295,8 +295,8 @@ impl Ready<'_> {
     ///
     /// # Safety
     /// - Each operand's address, shape, strides and type describe memory of the host, or of the GPU, which
-    ///   holds all its elements. Inputs are initialised. In host memory, no other thread writes inputs or uses
-    ///   outputs during the call, and outputs overlap no other operand.
+    ///   holds all its elements. Inputs are initialised. In host memory, no other thread writes inputs or
+    ///   uses outputs during the call, and outputs overlap no other operand.
     /// - In device memory, the operands stay allocated until the work that is enqueued has run, and other work
     ///   that writes them is ordered with the stream, as for any kernel.
     /// - The handle is a stream of the GPU's primary context, or 0 for the default stream, and lives until
@@ -305,8 +305,8 @@ impl Ready<'_> {
         match &self.on {
             On::Nothing => Ok(()),
             On::Host { executor, problem, plan } => {
-                // SAFETY: the memory is that of the operands, by their shapes, and the rest is this function's
-                // own contract.
+                // SAFETY: the memory is that of the operands, by their shapes, and the rest is this
+                // function's own contract.
                 unsafe { host::compute(*executor, problem, &self.memory, plan) }
             }
             On::Stream { gpu, handle, prepared } => {
