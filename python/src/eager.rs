@@ -9,7 +9,7 @@ use problem::{ElementType, LengthArray, Operand, Pass, Strides, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyCapsule, PyFloat, PyInt, PyTuple};
 
-use crate::call::{Call, options_of, program};
+use crate::call::{Call, Place, options_of, program};
 use crate::error::Error;
 use crate::torch::{CUDA, Functions, HOST, Seen, Torch, asks, quiet};
 
@@ -18,6 +18,9 @@ use crate::torch::{CUDA, Functions, HOST, Seen, Torch, asks, quiet};
 pub struct Eager(Torch);
 
 type Made<'py> = Result<Option<Bound<'py, PyAny>>, Error>;
+
+/// Memory for O and the LSE, and where they are computed.
+type Results<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, Place);
 
 #[pymethods]
 impl Eager {
@@ -366,12 +369,7 @@ impl<'a, 'py> Pending<'a, 'py> {
         }))
     }
 
-    #[expect(clippy::type_complexity, reason = "out, lse and place")]
-    fn results(
-        &mut self,
-        q: &Bound<'py, PyAny>,
-        wanted: Wanted,
-    ) -> Option<(Bound<'py, PyAny>, Option<Bound<'py, PyAny>>, (Option<i32>, u64))> {
+    fn results(&mut self, q: &Bound<'py, PyAny>, wanted: Wanted) -> Option<Results<'py>> {
         let functions = &self.torch.functions;
         let ask = |function: &Py<PyAny>| function.bind(self.py).call0().ok();
         let place = match self.device {

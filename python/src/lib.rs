@@ -1,6 +1,6 @@
 //! `flashcore_attn._flashcore`: the Rust part of the Python package. The package reads addresses, shapes and
-//! strides from the caller's tensors and passes them here, so this crate neither links nor imports NumPy or
-//! PyTorch.
+//! strides from the caller's tensors and passes them here. Eager calls on PyTorch's tensors are read here, by
+//! functions that PyTorch hands over. So this crate neither links nor imports NumPy or PyTorch.
 //!
 //! The functions are private to the package. Other Python code calls `flashcore_attn`, which checks that an
 //! address belongs to a live tensor.
