@@ -222,7 +222,8 @@ impl Call {
             let ready = raw::prepare(Queue::Stream { gpu: &gpu, handle }, operands, options)?;
             // SAFETY: as above. PyTorch's allocator orders a later reuse of the memory on the stream, which
             // is PyTorch's current one on the device: PyTorch never destroys that.
-            Ok(unsafe { ready.enqueue()? })
+            unsafe { ready.enqueue() }?;
+            Ok(())
         })
     }
 }

@@ -207,6 +207,7 @@ pub struct Ready<'a> {
     on: On<'a>,
 }
 
+#[expect(clippy::large_enum_variant, reason = "the value lives for one call, which need not allocate")]
 enum On<'a> {
     /// Without rows, there is nothing to do.
     Nothing,
