@@ -62,8 +62,8 @@ pub struct Extension {
     largest: u64,
 }
 
-/// The ordinary wheel, for attention. It had LARGEST_NOW MB in November 2026. The distribution is
-/// `flashcore-attn`: `flashcore` on the package index belongs to another project.
+/// The ordinary wheel, for attention. The distribution is `flashcore-attn`: `flashcore` on the package index
+/// belongs to another project.
 pub const ATTENTION: Extension = Extension {
     linked: Linked { package: "flashcore-python", features: "", folder: "python" },
     package: "flashcore_attn",
