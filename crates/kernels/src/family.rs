@@ -4,6 +4,7 @@ use problem::Problem;
 
 use crate::draft::Drafts;
 use crate::forward::lengths::row_blocks;
+use crate::backward::split::SplitPlan;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::{AtOncePlan, StreamedPlan};
 use crate::forward::wgmma::WgmmaPlan;
@@ -131,6 +132,8 @@ families! {
     /// For small grids, optimised for latency, on `wgmma` and TMA: each warpgroup holds the scores of all its
     /// keys at once.
     SmallAtOnce(AtOncePlan) = "small_at_once";
+    /// The backward pass on `mma.sync`, for every GPU since sm_80.
+    BackwardSplit(SplitPlan) = "backward_split";
 }
 
 impl Family {

@@ -4,6 +4,7 @@ use problem::Problem;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::backward::split::SplitPlan;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::{AtOncePlan, StreamedPlan};
 use crate::forward::wgmma::WgmmaPlan;
@@ -25,6 +26,8 @@ pub enum Plan {
     /// Forward attention for small grids, optimised for latency, on `wgmma` and TMA, for sm_90a only. Each
     /// warpgroup holds the scores of all its keys at once.
     SmallAtOnce(AtOncePlan),
+    /// Backward.
+    BackwardSplit(SplitPlan),
     /// A kernel of the [ladder](crate::ladder).
     Ladder {
         /// The kernel.
@@ -40,6 +43,7 @@ enum Stored {
     Wgmma(WgmmaPlan),
     SmallStreamed(StreamedPlan),
     SmallAtOnce(AtOncePlan),
+    BackwardSplit(SplitPlan),
     Small(Map<String, Value>),
     Ladder { rung: RungPlan },
 }
@@ -50,6 +54,7 @@ impl TryFrom<Stored> for Plan {
     fn try_from(stored: Stored) -> serde_json::Result<Plan> {
         Ok(match stored {
             Stored::Mma(plan) => Plan::Mma(plan),
+            Stored::BackwardSplit(plan) => Plan::BackwardSplit(plan),
             Stored::Wgmma(plan) => Plan::Wgmma(plan),
             Stored::SmallStreamed(plan) => Plan::SmallStreamed(plan),
             Stored::SmallAtOnce(plan) => Plan::SmallAtOnce(plan),

@@ -124,8 +124,10 @@ impl Params {
         });
         let tensors = tensors.collect();
         let (lse, access) = match side {
-            Side::Queries => (c.operand(k, Operand::Lse), Access::Write),
             Side::Keys => (None, Access::Read),
+            // With uneven lengths, rows that belong to no sequence are not written.
+            Side::Queries if problem.lengths.is_even() => (c.operand(k, Operand::Lse), Access::Write),
+            Side::Queries => (c.operand(k, Operand::Lse), Access::ReadWrite),
         };
         let d_lse = lse.and_then(|_| c.operand(k, Operand::DLse));
         let mut of_rows = |k: &mut Builder, name| c.temporary(k, name, 4 * problem.lse_len(), access);

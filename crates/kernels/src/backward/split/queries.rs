@@ -69,7 +69,7 @@ impl Cta<'_> {
         let deltas = row_dots(k, self.half(), d_out, &out); //                    4: D = rowsum(dO ∘ O)
         let first = k.mad(self.threads.row_warp, self.tiles.warp_rows(), self.rows.first);
         let limit = k.sub(self.rows.seq_q, first);
-        let mut load = |k: &mut Builder, array, missing: f32| {
+        let load = |k: &mut Builder, array, missing: f32| {
             let start = self.number_of_row(k, array, first);
             let start = k.index(start, self.threads.quad, 4);
             let left = k.sub(limit, self.threads.quad);
