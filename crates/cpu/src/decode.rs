@@ -65,11 +65,7 @@ impl<T: Element + Default> Decoded<T> {
             }
             let [batch, heads, rows, dim] = problem.extents(tensor);
             let strides = Layout::Bhsd.strides(heads, rows, dim);
-            match tensor {
-                Tensor::Q => inner.q = strides,
-                Tensor::K => inner.k = strides,
-                _ => inner.v = strides,
-            }
+            inner.set_strides(tensor, strides);
             let room = room.insert(vec![T::default(); batch * heads * rows * dim]);
             let to = OutputRows::new(room, 0, strides, dim);
             let scales = operands.floats(Operand::Descale(tensor));

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 use problem::{
-    DType, ElementsMut, KeyRange, Operand, OperandMap, Operands, Problem, ProblemError, Sequence, Span,
+    DType, ElementsMut, KeyRange, Operand, OperandMap, Operands, PassKind, Problem, ProblemError, Sequence, Span,
     Strides, Tensor,
 };
 
@@ -132,6 +132,7 @@ fn compute_as<T: Element + Default>(
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
     plan.check(problem)?;
+    problem.expect_pass(PassKind::Forward)?;
     problem.check_inputs(inputs, Input::type_and_len)?;
     let (operands, tables) = (&arrays(inputs), &tables(inputs)[..]);
     problem.check_length_values(operands)?;

@@ -251,7 +251,7 @@ fn bytes(shape: &Shape) -> u64 {
         let element = problem.dtypes.of(tensor).bytes() as u64;
         problem.extents(tensor).iter().fold(element, |all, &n| all.saturating_mul(n as u64))
     };
-    Tensor::ALL.into_iter().fold(0u64, |all, tensor| all.saturating_add(bytes(tensor)))
+    Tensor::FORWARD.into_iter().fold(0u64, |all, tensor| all.saturating_add(bytes(tensor)))
 }
 
 /// The shapes without duplicates, in order.

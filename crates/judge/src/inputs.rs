@@ -203,10 +203,7 @@ pub fn rows_of(
 
 /// The rows of a tensor that belong to the sequence.
 const fn side(sequence: &Sequence, tensor: Tensor) -> Span {
-    match tensor {
-        Tensor::Q | Tensor::Out => sequence.q,
-        Tensor::K | Tensor::V => sequence.kv,
-    }
+    if tensor.is_of_keys() { sequence.kv } else { sequence.q }
 }
 
 fn element(

@@ -36,7 +36,7 @@ impl BufferKind {
             BufferKind::Codes(Tensor::Q) => "q_codes",
             BufferKind::Codes(Tensor::K) => "k_codes",
             BufferKind::Codes(Tensor::V) => "v_codes",
-            BufferKind::Codes(Tensor::Out) => "out_codes",
+            BufferKind::Codes(_) => "out_codes",
             BufferKind::Scales => "scales",
             BufferKind::Counter => "counter",
             BufferKind::Scratch => "scratch",
@@ -237,15 +237,15 @@ impl<'a> Contract<'a> {
         let spec = self.problem.operand(operand)?;
         let even = self.problem.lengths.is_even();
         let access = match operand {
-            Operand::Tensor(tensor @ Tensor::Out) => {
+            _ if !operand.is_output(self.problem.pass.kind()) => Access::Read,
+            Operand::Tensor(tensor) => {
                 let is_dense = self.problem.extents(tensor).iter().product::<usize>() == spec.elements;
                 // Elements between the rows must keep their values, so the output is also read.
                 if is_dense && even { Access::Write } else { Access::ReadWrite }
             }
             // With uneven lengths, rows that belong to no sequence keep their values.
-            Operand::Lse if even => Access::Write,
-            Operand::Lse => Access::ReadWrite,
-            _ => Access::Read,
+            Operand::Lse if !even => Access::ReadWrite,
+            _ => Access::Write,
         };
         Some(self.buffer(operand.into(), spec.bytes(), access))
     }

@@ -21,7 +21,7 @@ mod rows;
 use half::{bf16, f16};
 use problem::program::{InRow, Point, Precision};
 use problem::{
-    DType, DTypes, Element, Elements, Operand, Operands, Problem, ProblemError, Program, Sequence, Span,
+    DType, DTypes, Element, Elements, Operand, Operands, PassKind, Problem, ProblemError, Program, Sequence, Span,
     Tensor,
 };
 use rayon::prelude::*;
@@ -291,6 +291,7 @@ fn attend<A: Arithmetic>(
     wanted: Option<&[bool]>,
 ) -> Result<Reference, ProblemError> {
     problem.check()?;
+    problem.expect_pass(PassKind::Forward)?;
     problem.check_inputs(inputs, |elements| (elements.dtype(), elements.len()))?;
     let [queries, k, v] = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| Rows::new(problem, tensor, inputs));
     let values = &OtherValues::new(inputs);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kernels::{BufferKind, Program};
-use problem::{Layout, Operand, Problem, Tensor};
+use problem::{Layout, Operand, PassKind, Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec, Verified};
 
 use super::memory::{BufferType, Init, Memory};
@@ -94,6 +94,12 @@ impl Bound {
     /// All kernels in launch order.
     pub fn steps(&self) -> impl Iterator<Item = &Kernel> {
         std::iter::once(&self.kernel).chain(&self.then)
+    }
+
+    /// Whether a buffer of this role is an output of the problem.
+    pub fn is_output(&self, role: Role) -> bool {
+        let pass = self.problem.as_ref().map_or(PassKind::Forward, |problem| problem.pass.kind());
+        matches!(role, Role::Operand(operand) if operand.is_output(pass))
     }
 
     /// All kernels in launch order, mutable.

@@ -22,7 +22,7 @@ const SPILLS: u32 = 64;
 /// so only another compiler version can exceed them.
 const MEASURED_SPILLS: u32 = 256;
 /// The number of operands that every caller provides: Q, K, V and O.
-const TENSORS: usize = Tensor::ALL.len();
+const TENSORS: usize = Tensor::FORWARD.len();
 
 /// Alignment in bytes that tensor maps need of the addresses of tables.
 const TABLE_ALIGNMENT: u64 = 16;

@@ -39,7 +39,7 @@ fn outputs(problem: &Problem, plan: &Plan, arch: &Arch) -> Vec<Vec<u8>> {
     let steps: Vec<&Kernel> = program.steps().collect();
     let mut buffers: Vec<Buffer> = steps[0].buffers.iter().map(|spec| Buffer::sparse(spec.bytes)).collect();
     for (buffer, spec) in buffers.iter_mut().zip(&steps[0].buffers) {
-        match Tensor::ALL.into_iter().find(|tensor| tensor.name() == spec.name) {
+        match Tensor::FORWARD.into_iter().find(|tensor| tensor.name() == spec.name) {
             Some(tensor) if tensor != Tensor::Out => {
                 for (index, at) in rows(problem, tensor) {
                     let elements = row(index, tensor, problem.extents(tensor)[3]);

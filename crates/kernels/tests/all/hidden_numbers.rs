@@ -21,7 +21,7 @@ fn outputs(problem: &Problem, plan: &Plan, number: Option<(Tensor, f16)>) -> Vec
     let mut buffers = Vec::new();
     for spec in &program.kernel.buffers {
         let mut buffer = machine.allocate(spec.bytes).unwrap();
-        let tensor = Tensor::ALL.into_iter().find(|tensor| tensor.name() == spec.name);
+        let tensor = Tensor::FORWARD.into_iter().find(|tensor| tensor.name() == spec.name);
         if let Some(tensor) = tensor.filter(|&tensor| tensor != Tensor::Out) {
             let element = |i: usize| match number {
                 Some((of, number)) if of == tensor && i == HIDDEN * DIM + COLUMN => number,

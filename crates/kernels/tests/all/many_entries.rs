@@ -29,7 +29,7 @@ fn outputs(problem: &Problem, program: &Program, entries: &[usize], outputs: &[&
     let mut buffers: Vec<Buffer> =
         program.kernel.buffers.iter().map(|spec| Buffer::sparse(spec.bytes)).collect();
     for (buffer, spec) in buffers.iter_mut().zip(&program.kernel.buffers) {
-        let Some(tensor) = Tensor::ALL.into_iter().find(|tensor| tensor.name() == spec.name) else {
+        let Some(tensor) = Tensor::FORWARD.into_iter().find(|tensor| tensor.name() == spec.name) else {
             continue;
         };
         let [_, _, rows, dim] = problem.extents(tensor);

@@ -41,7 +41,7 @@ fn padded(problem: &Problem) -> Problem {
         let head = row * rows as i64;
         Strides { batch: head * heads as i64, head, row }
     };
-    let [q, k, v, out] = Tensor::ALL.map(strides);
+    let [q, k, v, out] = Tensor::FORWARD.map(strides);
     Problem { q, k, v, out, ..problem.clone() }
 }
 

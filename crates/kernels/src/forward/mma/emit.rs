@@ -42,7 +42,7 @@ impl MmaPlan {
             flat: self.needs_flat_grid(problem),
             ..baked
         }
-        .with_row_bytes(problem, &Tensor::ALL)
+        .with_row_bytes(problem, &Tensor::FORWARD)
     }
 
     /// Emits the kernel. If the plan lists blocks, the kernel that lists them comes before it; if CTAs divide
@@ -137,7 +137,7 @@ impl Params {
         plan: &MmaPlan,
     ) -> Params {
         let splits = plan.splits;
-        let tensors = if splits > 1 { &Tensor::ALL[..3] } else { &Tensor::ALL[..] };
+        let tensors = if splits > 1 { &Tensor::FORWARD[..3] } else { &Tensor::FORWARD[..] };
         let pointers: Vec<Global> = tensors.iter().map(|&tensor| c.tensor(k, tensor)).collect();
         let lse = if splits == 1 { c.operand(k, Operand::Lse) } else { None };
         let partials = (splits > 1).then(|| split::declare(k, c, problem, plan, Access::Write));
@@ -548,10 +548,7 @@ impl<'a> Forward<'a> {
     fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
         let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
         let [head, batch] = self.head_and_batch(k);
-        let head = match tensor {
-            Tensor::K | Tensor::V => divide(k, head, self.baked.group_size()),
-            Tensor::Q | Tensor::Out => head,
-        };
+        let head = if tensor.is_of_keys() { divide(k, head, self.baked.group_size()) } else { head };
         // Packed tensors have a batch stride of 0.
         let [batch, head] = [batch, head].map(|n| k.zext(n));
         let of_batch = k.mad(batch, batch_bytes, start.base);
@@ -570,9 +567,9 @@ impl<'a> Forward<'a> {
     /// Bytes of a tensor's row.
     fn width_bytes(&self, tensor: Tensor) -> u32 {
         let Dims { dtypes, head_dim, head_dim_v, .. } = self.baked.dims;
-        let columns = match tensor {
+        let columns = match tensor.primal() {
             Tensor::Q | Tensor::K => head_dim,
-            Tensor::V | Tensor::Out => head_dim_v,
+            _ => head_dim_v,
         };
         (dtypes.of(tensor).bytes() * columns) as u32
     }

@@ -16,7 +16,16 @@ use crate::{Arch, Baked, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: true }
+        let backward = false;
+        Features {
+            lengths: true,
+            sink: true,
+            programs: true,
+            fp8: true,
+            scales: true,
+            block_scales: true,
+            backward,
+        }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {

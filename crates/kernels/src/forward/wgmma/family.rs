@@ -20,7 +20,16 @@ const WINDOWED_SECTION_MIB: u32 = 64;
 
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: true }
+        let backward = false;
+        Features {
+            lengths: true,
+            sink: true,
+            programs: true,
+            fp8: true,
+            scales: true,
+            block_scales: true,
+            backward,
+        }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
