@@ -12,6 +12,7 @@ mod evolution;
 mod floors;
 mod fuzz;
 mod links;
+mod names;
 mod notices;
 mod release;
 mod tables;
@@ -70,8 +71,9 @@ enum Task {
     /// Lint, build, install and test the Python package (part of `test`)
     Python,
     /// Check the licences, sources and duplicate versions of all crates against deny.toml, the layers of the
-    /// workspace and the circles of imports against ARCHITECTURE.md, and write the licence texts that the
-    /// wheels carry into python/licenses and crates/cli/licenses (part of `test`)
+    /// workspace and the circles of imports against ARCHITECTURE.md, refuse a type name that stands in more
+    /// than three files, and write the licence texts that the wheels carry into python/licenses and
+    /// crates/cli/licenses (part of `test`)
     Dependencies,
     /// Update the tables of the documents, and their pictures, from the rows in evidence/
     Tables {
@@ -113,6 +115,7 @@ fn main() -> ExitCode {
         Task::Dependencies => dependencies::check(&root())
             .and_then(|()| floors::check(&root()))
             .and_then(|()| circles::check(&root()))
+            .and_then(|()| names::check(&root()))
             .and_then(|()| notices::write(&root(), notices::Linked::python(wheel::ATTENTION)))
             .and_then(|()| notices::write(&root(), notices::Linked::COMMAND)),
         Task::Test => test::all(&root()),

@@ -138,7 +138,7 @@ mod tests {
     use problem::Problem;
 
     use super::*;
-    use crate::{Language, Source};
+    use crate::{KernelText, Language};
 
     fn mission() -> Shape {
         Shape::of(&Problem::mission())
@@ -155,7 +155,11 @@ mod tests {
             Candidate::Gpu(Plan::Mma(plan))
         };
         let foreign = |text: &str| {
-            Candidate::Kernel(Source { language: Language::Ptx, text: text.into(), launch: String::new() })
+            Candidate::Kernel(KernelText {
+                language: Language::Ptx,
+                text: text.into(),
+                launch: String::new(),
+            })
         };
         let known = vec![
             (far, plan(32)),

@@ -12,7 +12,7 @@ use check::diagnose::{Finding, LineCost};
 use check::gate::{Recorded, bind, contents};
 use check::launchfile::{Bound, LaunchError, LaunchSpec};
 use check::study::{Diagnosis, RECORDED_STEPS, diagnose_steps, forecast_steps};
-use ledger::{Candidate, Language, Source};
+use ledger::{Candidate, KernelText, Language};
 use ptx::Target;
 
 /// A kernel's PTX with its line costs, root causes and predicted time.
@@ -70,8 +70,8 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
     let no_device = || AnatomyError::Device(device.to_owned());
     match candidate {
         Candidate::Cpu(_) => Err(AnatomyError::Native),
-        Candidate::Kernel(Source { language: Language::Cuda, .. }) => Err(AnatomyError::Compiled),
-        Candidate::Kernel(Source { language: Language::Ptx, text, launch }) => {
+        Candidate::Kernel(KernelText { language: Language::Cuda, .. }) => Err(AnatomyError::Compiled),
+        Candidate::Kernel(KernelText { language: Language::Ptx, text, launch }) => {
             let gpu = machine_of(device).ok_or_else(no_device)?;
             let bound = launch.parse::<LaunchSpec>()?.bind(ptx::parse(text)?.verify()?)?;
             examine(&bound, &bound, gpu, Fidelity::Exact, Some(text.clone()))
@@ -186,7 +186,7 @@ mod tests {
         let error = dissect(&plan, &shape, "Voodoo 2").unwrap_err().to_string();
         assert!(error.contains("Voodoo 2") && error.contains("H200"), "{error}");
         let source =
-            |text: &str| Source { language: Language::Ptx, text: text.into(), launch: String::new() };
+            |text: &str| KernelText { language: Language::Ptx, text: text.into(), launch: String::new() };
         assert!(dissect(&Candidate::Kernel(source("no kernel")), &shape, "h200").is_err());
         assert_eq!(machine_of("NVIDIA A100-SXM4-80GB").map(|gpu| gpu.name), Some("A100"));
         assert_eq!(machine_of("NVIDIA GeForce RTX 4090").map(|gpu| gpu.name), Some("RTX 4090"));

@@ -8,7 +8,7 @@ use ptx::BufferSpec;
 use smallvec::SmallVec;
 
 use super::loaded::{Kernels, Key};
-use super::scratch::{Layout, Lease, OwnMemory, Purpose};
+use super::scratch::{Lease, OwnMemory, Purpose, ScratchLayout};
 use crate::AttentionError;
 
 /// Buffers of a launch that need no heap memory.
@@ -119,8 +119,11 @@ impl Launches {
 
 /// Where each buffer of a program comes from, and the program's own memory. An error when it has a buffer
 /// that is neither among the `callers`' nor its own.
-fn sources(contracts: &Contracts, callers: &[BufferKind]) -> Result<(Vec<Source>, Layout), AttentionError> {
-    let mut own = Layout::default();
+fn sources(
+    contracts: &Contracts,
+    callers: &[BufferKind],
+) -> Result<(Vec<Source>, ScratchLayout), AttentionError> {
+    let mut own = ScratchLayout::default();
     let source = |(&kind, buffer): (&BufferKind, &BufferSpec)| {
         if let Some(index) = callers.iter().position(|&caller| caller == kind) {
             return Ok::<_, AttentionError>(Source::Caller(index));

@@ -4,7 +4,7 @@ use problem::{Problem, Quantization};
 use ptx::{Builder, CmpOp, R32};
 
 use super::code::{Passes, QuantizationCode};
-use super::place::{Params, Place, Sizes, Work};
+use super::place::{CtaRows, QuantizeParams, Sizes, Work};
 use super::smooth;
 use super::units::{largest_of_cluster, largest_of_cta, sign_words};
 use crate::Arch;
@@ -33,7 +33,7 @@ pub(super) fn drafts(
         }
         let mut contract = Contract::new(problem);
         let signs: &[u32] = if code.rotated { &signs } else { &[] };
-        let params = Params::declare(&mut k, &mut contract, (&code, sizes), (problem, signs), work);
+        let params = QuantizeParams::declare(&mut k, &mut contract, (&code, sizes), (problem, signs), work);
         let launch = sizes.launch(&code);
         Draft::new(k, contract, (entry, launch), arch.target(), move |k| body(k, code, params))
     };
@@ -55,11 +55,11 @@ pub(super) fn drafts(
 }
 
 /// Emits the body of a kernel.
-type Body = fn(&mut Builder, QuantizationCode, Params);
+type Body = fn(&mut Builder, QuantizationCode, QuantizeParams);
 
 /// One kernel: a CTA or a cluster holds all rows of a factor.
-fn held(k: &mut Builder, code: QuantizationCode, params: Params) {
-    let place = Place::new(k, code, params);
+fn held(k: &mut Builder, code: QuantizationCode, params: QuantizeParams) {
+    let place = CtaRows::new(k, code, params);
     place.exit_without_rows(k);
     if code.cluster() > 1 {
         k.cluster_arrive_relaxed();
@@ -82,8 +82,8 @@ fn held(k: &mut Builder, code: QuantizationCode, params: Params) {
 }
 
 /// The first of two kernels: each CTA finds the largest magnitude of its part.
-fn find_largest(k: &mut Builder, code: QuantizationCode, params: Params) {
-    let place = Place::new(k, code, params);
+fn find_largest(k: &mut Builder, code: QuantizationCode, params: QuantizeParams) {
+    let place = CtaRows::new(k, code, params);
     let most: R32 = k.mov(0);
     place.for_tiles(k, |k, tile| {
         for (share, _) in &tile.shares {
@@ -100,8 +100,8 @@ fn find_largest(k: &mut Builder, code: QuantizationCode, params: Params) {
 }
 
 /// The second of two kernels: each CTA rounds its part.
-fn round(k: &mut Builder, code: QuantizationCode, params: Params) {
-    let place = Place::new(k, code, params);
+fn round(k: &mut Builder, code: QuantizationCode, params: QuantizeParams) {
+    let place = CtaRows::new(k, code, params);
     let most: R32 = k.mov(0);
     if let Some(from) = place.largest(k) {
         let from = k.index(from, place.thread, 4);
