@@ -118,7 +118,8 @@ pub struct Measurement {
     pub origin: Origin,
     /// Calls in one sample.
     pub calls: u32,
-    /// Every sample in the order of measurement. The samples of the first contestant's twin are not included.
+    /// Every sample in the order of measurement. The samples of the first contestant's A/A control are not
+    /// included.
     pub samples: Vec<Sample>,
     /// The worst error among the checked outputs.
     pub error: Option<ErrorFigures>,
@@ -127,7 +128,7 @@ pub struct Measurement {
     /// Why the times do not count.
     pub fault: Option<TimingFault>,
     /// The comparison of the first contestant with this one. For the first contestant itself: the comparison
-    /// with its twin.
+    /// with its A/A control.
     pub comparison: Option<Comparison>,
 }
 
@@ -221,8 +222,8 @@ struct Run<'a, S> {
     rules: &'a Rules,
     live: Live,
     measurements: Vec<Measurement>,
-    /// One lane per contestant and one for the first contestant's twin. Each round that counts adds two times
-    /// to a lane.
+    /// One lane per contestant and one for the first contestant's A/A control. Each round that counts adds
+    /// two times to a lane.
     lanes: Vec<Vec<f64>>,
     /// The shortest measured time of a single call, for contestants whose calls come in batches.
     singles: Vec<f64>,
@@ -448,12 +449,12 @@ impl<'a, S: Stage> Run<'a, S> {
             }
         }
         let logs: Vec<Vec<f64>> = self.lanes.iter().map(|lane| logs(lane)).collect();
-        let (twin, margin) = (&logs[self.entrants.len()], self.rules.mode.margin());
+        let (aa, margin) = (&logs[self.entrants.len()], self.rules.mode.margin());
         for who in 0..self.entrants.len() {
             let comparable = self.is_in(0) && self.is_in(who) && !logs[who].is_empty();
             self.measurements[who].comparison = comparable.then(|| match who {
-                0 => control(&logs[0], twin, margin),
-                _ => compare(&logs[0], &logs[who], twin, margin),
+                0 => control(&logs[0], aa, margin),
+                _ => compare(&logs[0], &logs[who], aa, margin),
             });
         }
         Race {

@@ -21,6 +21,8 @@ pub struct Features {
     pub block_scales: bool,
     /// The backward pass ([`problem::Pass`]).
     pub backward: bool,
+    /// Keys and values in pages ([`problem::Storage`]).
+    pub pages: bool,
 }
 
 impl Features {
@@ -34,6 +36,7 @@ impl Features {
             scales: !problem.scales.is_empty(),
             block_scales: problem.scales.are_per_block(),
             backward: problem.pass.is_backward(),
+            pages: problem.storage.pages().is_some(),
         }
     }
 
@@ -47,6 +50,7 @@ impl Features {
             ("8-bit inputs", wanted.fp8 && !self.fp8),
             ("descale factors", wanted.scales && !self.scales),
             ("descale factors per block of rows", wanted.block_scales && !self.block_scales),
+            ("keys and values in pages", wanted.pages && !self.pages),
         ]
         .into_iter()
         .find_map(|(name, lacks)| lacks.then_some(name))

@@ -99,7 +99,22 @@ pub enum ProblemError {
         /// The accepted values.
         expected: String,
     },
-    /// Lengths of the queries or of the keys that no kernel supports.
+    /// An entry of the page table is no page of the pool.
+    #[error(
+        "invalid value '{value}' for page_table[{sequence}][{index}]: expected 0 to {last}, the pages of the pool",
+        last = pages.saturating_sub(1)
+    )]
+    Page {
+        /// The batch entry.
+        sequence: usize,
+        /// Index in the batch entry's row of the page table.
+        index: usize,
+        /// The entry.
+        value: i32,
+        /// Pages of the pool.
+        pages: usize,
+    },
+    /// Lengths or pages of the queries or of the keys that no kernel supports.
     #[error("invalid lengths of {argument}: {reason}")]
     Side {
         /// `q` or `kv`.

@@ -20,6 +20,7 @@ mod quantization;
 mod scales;
 mod score;
 mod shape;
+mod storage;
 mod tensor;
 
 pub use band::{Band, Corner, KeyRange};
@@ -37,4 +38,5 @@ pub use quantization::{Quantization, Rotation};
 pub use scales::{ScaleLayout, Scales, descale_name};
 pub use score::Score;
 pub use shape::Problem;
+pub use storage::{KeyPlaces, Pages, Storage};
 pub use tensor::{GradientStrides, Layout, Strides, Tensor};

@@ -67,6 +67,8 @@ pub enum Operand {
     Lse,
     /// An array of lengths.
     Lengths(LengthArray),
+    /// The page table, i32, `[batch, max_pages]` ([`Pages`](crate::Pages)).
+    PageTable,
     /// A logit per query head, f32 ([`Score::sink`](crate::Score::sink)).
     Sinks,
     /// A table of the programs ([`Programs::tables`](crate::Programs::tables)).
@@ -97,6 +99,7 @@ impl Operand {
             Operand::Tensor(tensor) => tensor.name(),
             Operand::Lse => "lse",
             Operand::Lengths(array) => array.name(),
+            Operand::PageTable => "page_table",
             Operand::Sinks => "sinks",
             Operand::Descale(tensor) => descale_name(tensor),
             Operand::Table(0) => "table_0",
@@ -130,6 +133,7 @@ impl Operand {
             | Operand::Sinks
             | Operand::Table(_)
             | Operand::Descale(_)
+            | Operand::PageTable
             | Operand::DLse => false,
         }
     }
@@ -185,6 +189,9 @@ impl Problem {
         let lengths = LengthArray::ALL
             .into_iter()
             .filter_map(move |array| Some(of(Operand::Lengths(array), ElementType::I32, array.len(self)?)));
+        let pages = self.storage.pages();
+        let entries = pages.map(|pages| self.batch.saturating_mul(pages.per_sequence));
+        let page_table = entries.map(|entries| of(Operand::PageTable, ElementType::I32, entries));
         let sinks = self.score.sink.then(|| of(Operand::Sinks, ElementType::F32, self.heads_q));
         let factors = self
             .scales
@@ -198,7 +205,8 @@ impl Problem {
         let d_tables = (0..).zip(&self.programs.tables).filter(move |&(i, _)| wants.table(i));
         let d_tables =
             d_tables.map(move |(i, table)| of(Operand::DTable(i), ElementType::F32, table.gradient().span()));
-        let inputs = tensors.chain(lse).chain(lengths).chain(sinks).chain(tables).chain(factors);
+        let inputs =
+            tensors.chain(lse).chain(lengths).chain(page_table).chain(sinks).chain(tables).chain(factors);
         inputs.chain(d_lse).chain(d_sinks).chain(d_tables)
     }
 
@@ -374,12 +382,17 @@ impl<'a> OperandMap<Elements<'a>> {
         }
     }
 
-    /// The elements of an array of lengths; empty if it is missing or has another type.
-    pub fn lengths(&self, array: LengthArray) -> &'a [i32] {
-        match self.get(Operand::Lengths(array)) {
+    /// The elements of an array of i32; empty if it is missing or has another type.
+    pub fn integers(&self, operand: Operand) -> &'a [i32] {
+        match self.get(operand) {
             Some(&Elements::I32(elements)) => elements,
             _ => &[],
         }
+    }
+
+    /// The elements of an array of lengths; empty if it is missing or has another type.
+    pub fn lengths(&self, array: LengthArray) -> &'a [i32] {
+        self.integers(Operand::Lengths(array))
     }
 
     /// The tables of the programs, in order.

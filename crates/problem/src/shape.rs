@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Band, Corner, DType, DTypes, GradientStrides, Layout, Lengths, Pass, PassKind, ProblemError, Programs,
-    Scales, Score, Strides, Table, Tensor,
+    Band, Corner, DType, DTypes, GradientStrides, Layout, Lengths, Pages, Pass, PassKind, ProblemError,
+    Programs, Scales, Score, Storage, Strides, Table, Tensor,
 };
 
 /// One attention problem. Build it with [`Problem::new`], set the public fields, then call
@@ -45,6 +45,9 @@ pub struct Problem {
     /// Sequence lengths that differ between batch entries.
     #[serde(default, skip_serializing_if = "Lengths::is_even")]
     pub lengths: Lengths,
+    /// How K and V are stored. `seq_kv` is an upper bound if they lie in pages and have used lengths.
+    #[serde(default, skip_serializing_if = "Storage::is_rows")]
+    pub storage: Storage,
     /// Programs for the score and the mask.
     #[serde(flatten)]
     pub programs: Programs,
@@ -86,6 +89,7 @@ impl Problem {
             band: Band::FULL,
             score: Score::default(),
             lengths: Lengths::EVEN,
+            storage: Storage::Rows,
             programs: Programs::default(),
             q: strides,
             k: strides,
@@ -165,7 +169,8 @@ impl Problem {
         }
     }
 
-    /// Extents `[batch, heads, rows, dim]` of a tensor. A packed tensor has batch extent 1.
+    /// Extents `[batch, heads, rows, dim]` of a tensor. A packed tensor has batch extent 1. K and V in pages
+    /// have the pages in place of batch entries.
     pub const fn extents(&self, tensor: Tensor) -> [usize; 4] {
         let [heads, dim] = match tensor {
             Tensor::Q | Tensor::Dq => [self.heads_q, self.head_dim],
@@ -173,6 +178,9 @@ impl Problem {
             Tensor::V | Tensor::Dv => [self.heads_kv, self.head_dim_v],
             Tensor::Out | Tensor::DOut => [self.heads_q, self.head_dim_v],
         };
+        if let (Tensor::K | Tensor::V, Storage::Pages(Pages { rows, count, .. })) = (tensor, self.storage) {
+            return [count, heads, rows, dim];
+        }
         let (packed, seq) = if tensor.is_of_keys() {
             (self.lengths.kv.packed, self.seq_kv)
         } else {
@@ -344,6 +352,7 @@ impl Problem {
         };
         let of = |tensor| {
             let [batch, heads, _, dim] = self.extents(tensor);
+            let batch = if self.storage.is_rows() { batch } else { self.batch };
             let elements: f64 = [batch, heads, rows_of(tensor), dim].iter().map(|&n| n as f64).product();
             elements * self.dtypes.of(tensor).bytes() as f64
         };
@@ -378,6 +387,7 @@ impl Problem {
         self.dtypes.check()?;
         self.check_scales()?;
         self.check_lengths()?;
+        self.check_storage()?;
         self.programs.check(self)?;
         self.check_pass()?;
         for &tensor in self.tensors() {

@@ -14,7 +14,7 @@ use crate::device::{CALLS, COLD_US, Device, Host, WARM_US, World, against, hones
 /// The fault of the other contestant. The correct FlashCore kernel must not be disqualified.
 fn fault_of(race: &Race) -> TimingFault {
     assert_eq!(race.first().fault, None);
-    assert!(race.first().comparison.is_some_and(|c| c.verdict == SpeedVerdict::Undecided), "the twin");
+    assert!(race.first().comparison.is_some_and(|c| c.verdict == SpeedVerdict::Undecided), "the A/A control");
     assert_eq!(race.measurements[1].comparison, None, "who is out is not compared");
     race.measurements[1].fault.clone().expect("it must be caught")
 }
@@ -207,12 +207,12 @@ fn what_changes_after_the_warm_up_is_looked_at() {
     }
 }
 
-/// The A/A control can fail: the twin of a kernel lies in slower memory.
+/// The A/A control can fail: the second entry of a kernel lies in slower memory.
 #[test]
 fn a_device_that_tells_equals_apart_is_told() {
     let mut turn = 0;
     let placed: Host = Box::new(move |world, calls| {
-        // In cold mode a turn is one launch, and one precedes all rounds. Lane 2 is the twin's.
+        // In cold mode a turn is one launch, and one precedes all rounds. Lane 2 is the second entry's.
         let lane = usize::checked_sub(turn, 1).and_then(|turn| {
             let lanes = palindrome(3, 1, turn as u64 / 4).into_iter();
             lanes.filter(|&lane| lane != 1).nth(turn % 4)

@@ -50,7 +50,7 @@ pub struct Constant {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Description {
     pub machine: Gpu,
-    /// The table's machine that provides the values that were not measured.
+    /// The built-in machine that fills in unmeasured values.
     pub base: &'static str,
     /// Every constant that a probe can determine.
     pub constants: Vec<Constant>,

@@ -117,7 +117,8 @@ fn of_source(source: &KernelText, problem: &Problem, arch: &Arch) -> Result<Boun
         return Err(TaskFault::new(Reason::Launch, detail));
     }
     // A race needs these tensors.
-    if let Some(missing) = Tensor::FORWARD.into_iter().find(|&t| !bound.roles.contains(&Role::Operand(t.into())))
+    if let Some(missing) =
+        Tensor::FORWARD.into_iter().find(|&t| !bound.roles.contains(&Role::Operand(t.into())))
     {
         let detail =
             format!("no argument is {}: expected all of q, k, v and out, and lse or not", missing.name());

@@ -38,7 +38,8 @@ pub struct Fallback {
     pub reason: AttentionError,
 }
 
-/// The kernels for one problem on one device, loaded and admitted. Any thread may use them.
+/// The kernels for one problem on one device, loaded, with the resources that their plan states. Any thread
+/// may use them.
 #[derive(Debug)]
 pub struct Prepared {
     context: Arc<Context>,

@@ -16,7 +16,6 @@ use crate::{Arch, Baked, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
     fn features() -> Features {
-        let backward = false;
         Features {
             lengths: true,
             sink: true,
@@ -24,7 +23,7 @@ impl FamilyPlan for MmaPlan {
             fp8: true,
             scales: true,
             block_scales: true,
-            backward,
+            ..Features::default()
         }
     }
 

@@ -20,7 +20,6 @@ const WINDOWED_SECTION_MIB: u32 = 64;
 
 impl FamilyPlan for WgmmaPlan {
     fn features() -> Features {
-        let backward = false;
         Features {
             lengths: true,
             sink: true,
@@ -28,7 +27,7 @@ impl FamilyPlan for WgmmaPlan {
             fp8: true,
             scales: true,
             block_scales: true,
-            backward,
+            ..Features::default()
         }
     }
 
