@@ -1,11 +1,11 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, Problem};
+use problem::{Band, PassKind, Problem};
 use serde_json::Value;
 
 use super::SplitPlan;
 use super::plan::{Side, widest_copy};
-use crate::draft::Drafts;
+use crate::draft::Draft;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::genes::Turn::{Down, To, Up};
@@ -34,6 +34,10 @@ const OPERANDS: &[Cure] = &[
 ];
 
 impl FamilyPlan for SplitPlan {
+    fn pass() -> PassKind {
+        PassKind::Backward
+    }
+
     fn features() -> Features {
         Features { lengths: true, sink: true, backward: true, ..Features::default() }
     }
@@ -83,9 +87,24 @@ impl FamilyPlan for SplitPlan {
         self.baked(problem)
     }
 
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a> {
-        let [first, then] = [Side::Queries, Side::Keys].map(|side| self.draft(problem, baked, arch, side));
-        Drafts::from(first).followed_by(then)
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
+        [Side::Queries, Side::Keys].map(|side| self.draft(problem, baked, arch, side)).into()
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.dq_rows, self.dkv_keys]
+    }
+
+    fn takes_tiles(&self) -> bool {
+        false
+    }
+
+    fn max_registers(&self) -> Option<u32> {
+        Some(self.tiles(Side::Queries).max_registers())
+    }
+
+    fn alignment(&self) -> u64 {
+        self.copy.bytes().into()
     }
 
     fn adapted(mut self, problem: &Problem, arch: &Arch, _: bool) -> SplitPlan {

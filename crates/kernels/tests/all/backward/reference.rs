@@ -185,13 +185,12 @@ impl Inputs {
         program: &Program,
     ) -> Result<OperandMap<Vec<u32>>, M::Error> {
         let p = &self.problem;
-        let kinds = &program.kinds;
-        let specs = &program.kernel.buffers;
+        let specs = &program.contracts.buffers;
         let floats = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let mut buffers = Vec::new();
-        for (kind, spec) in kinds.iter().zip(specs) {
+        for spec in specs {
             let mut buffer = machine.allocate(spec.bytes)?;
-            let data = match *kind {
+            let data = match spec.kind {
                 BufferKind::Operand(Operand::Tensor(tensor)) => match self.tensors.get(tensor.into()) {
                     Some(bits) => Some(stored(p.dtypes.of(tensor), bits)),
                     None => {
@@ -209,17 +208,17 @@ impl Inputs {
                 other => panic!("a backward kernel has no {other}"),
             };
             if let Some(data) = data {
-                assert_eq!(data.len(), spec.bytes, "{}", spec.name);
+                assert_eq!(data.len(), spec.bytes, "{}", spec.kind);
                 machine.upload(&mut buffer, &data)?;
             }
             buffers.push(buffer);
         }
-        for kernel in program.steps() {
+        for kernel in &program.kernels() {
             machine.launch(kernel, &mut buffers.iter_mut().collect::<Vec<_>>())?;
         }
         let mut gradients = OperandMap::default();
-        for ((kind, spec), buffer) in kinds.iter().zip(specs).zip(&buffers) {
-            if let BufferKind::Operand(Operand::Tensor(tensor)) = *kind
+        for (spec, buffer) in specs.iter().zip(&buffers) {
+            if let BufferKind::Operand(Operand::Tensor(tensor)) = spec.kind
                 && Tensor::GRADIENTS.contains(&tensor)
             {
                 let mut bytes = vec![0; spec.bytes];

@@ -63,6 +63,9 @@ fn torture_set_is_right_and_without_hazards() {
             tile_order: [CtaOrder::RowsFirst, CtaOrder::HeadsFirst][i / 5 % 2],
             ..small_plan(&problem, &arch)
         };
+        // The rows of the largest head dims leave room for fewer and smaller stages on some architectures.
+        let least = SplitPlan { dq_stages: 2, dkv_stages: 2, dq_keys: 16, dkv_rows: 16, ..plan.clone() };
+        let plan = if plan.check(&problem, &arch).is_ok() { plan } else { least };
         check(&problem, even(), plan, &arch, Options { seed: i as u64, ..Options::default() });
     }
 }
