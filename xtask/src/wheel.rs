@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::notices::Linked;
-use crate::{XtaskError, evidence, notices, run};
+use crate::{XtaskError, evidence, notices, run, target};
 
 /// Packages that build and check the wheel. The tests compare with NumPy and ml_dtypes, and Ray distributes
 /// an evolution over machines.
-const BUILD: [&str; 8] = [
+const BUILD: [&str; 9] = [
     "maturin==1.16.0",
     // A C toolchain that links for an older glibc than this machine's.
     "ziglang==0.17.1",
@@ -20,11 +20,20 @@ const BUILD: [&str; 8] = [
     "ruff==0.17.5",
     "mypy==2.4.1",
     "ray==2.60.0",
+    // Builds the wheel of `flashcore-check`, which is Python alone.
+    "flit-core==4.2.0",
 ];
 /// Packages that the tests of PyTorch tensors need in addition. PyTorch brings the CUDA libraries: about 5
-/// GB. Models of transformers are compared with their eager attention.
-const TORCH: [&str; 5] =
-    ["torch==2.15.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0", "transformers==5.23.0"];
+/// GB, and Triton, whose kernels `flashcore-check` runs. Models of transformers are compared with their eager
+/// attention.
+const TORCH: [&str; 6] = [
+    "torch==2.15.0",
+    "pytest==9.2.0",
+    "numpy==2.4.6",
+    "ml_dtypes==0.6.0",
+    "transformers==5.23.0",
+    "pytest-xdist==3.8.0",
+];
 /// Tests that need PyTorch, or that also run with PyTorch.
 const TORCH_TESTS: [&str; 15] = [
     "test_torch.py",
@@ -141,11 +150,41 @@ pub fn command(root: &Path) -> Result<(), XtaskError> {
     run(pip(&folder.join("bin/python")).args(["install", "--no-index"]).arg(&wheel))?;
     run(Command::new(folder.join("bin/flashcore")).args(["version"]))?;
     println!("{}", wheel.display());
-    Ok(())
+    plugin(root).map(drop)
 }
 
-/// Lints the package, builds a wheel in the profile of `cargo test` (a quick build), installs it and runs its
-/// tests. The tests of PyTorch tensors run in an environment with PyTorch.
+/// The package `flashcore-check` and its folder below `python`.
+const CHECK: &str = "flashcore_check";
+const CHECK_FOLDER: &str = "check";
+
+/// Builds the wheel of the pytest plugin `flashcore-check` into `target/wheels/check`, and checks that it has
+/// the version of the command, on which it depends.
+///
+/// # Errors
+/// When the build fails or the versions differ.
+pub fn plugin(root: &Path) -> Result<PathBuf, XtaskError> {
+    let python = environment(root)?;
+    let out = root.join("target/wheels/check");
+    let io = |source| XtaskError::Io { path: out.clone(), source };
+    if out.exists() {
+        fs::remove_dir_all(&out).map_err(io)?;
+    }
+    let wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir"];
+    run(pip(&python).args(wheel).arg(&out).arg(root.join("python").join(CHECK_FOLDER)))?;
+    let wheel = out.join(format!("{CHECK}-{VERSION}-py3-none-any.whl"));
+    if !wheel.exists() {
+        let expected = format!("expected {VERSION} as version and in its dependency flashcore-attn-cli");
+        return Err(XtaskError::Check(format!("python/{CHECK_FOLDER}/pyproject.toml: {expected}")));
+    }
+    println!("{}", wheel.display());
+    Ok(wheel)
+}
+
+/// The version of all crates and wheels.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Lints the packages, builds a wheel in the profile of `cargo test` (a quick build), installs it and runs
+/// its tests. The tests of PyTorch tensors and those of `flashcore-check` run in an environment with PyTorch.
 ///
 /// # Errors
 /// When a command fails.
@@ -159,13 +198,28 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     };
     run(tool("ruff").args(["format", "--check", "--quiet", "."]))?;
     run(tool("ruff").args(["check", "--quiet", "."]))?;
-    run(tool("mypy").args(["--no-error-summary", PACKAGE]))?;
+    run(tool("mypy").args(["--no-error-summary", PACKAGE, &format!("{CHECK_FOLDER}/{CHECK}")]))?;
     let wheel = build(root, &python, &root.join("target/wheels/dev"), &["--profile", "dev"], SEARCH, None)?;
     run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(&wheel))?;
     pytest(root, &python, &[package.join("tests")])?;
     let python = torch(root)?;
     run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(&wheel))?;
-    pytest(root, &python, &TORCH_TESTS.map(|name| package.join("tests").join(name)))
+    pytest(root, &python, &TORCH_TESTS.map(|name| package.join("tests").join(name)))?;
+    run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(plugin(root)?))?;
+    let mut build = Command::new(env!("CARGO"));
+    build.current_dir(root).args([
+        "build",
+        "--quiet",
+        "--workspace",
+        "--features",
+        ALL,
+        "--bin",
+        "flashcore",
+    ]);
+    run(&mut build)?;
+    let mut tests = Command::new(&python);
+    tests.current_dir(root.join("target")).env("FLASHCORE_COMMAND", target(root)?.join("debug/flashcore"));
+    run(tests.args(["-m", "pytest", "--quiet"]).arg(package.join(CHECK_FOLDER).join("tests")))
 }
 
 /// Runs tests of the installed package from a folder that does not contain the package.
