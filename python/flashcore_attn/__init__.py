@@ -14,7 +14,7 @@ tensors, which :func:`flash_attn_func` takes too.
 :func:`flash_attn_func` also takes sliding windows and caps on the scores; :func:`flash_attn_qkvpacked_func` and
 :func:`flash_attn_kvpacked_func` take packed tensors.
 
-:mod:`flashcore_attn.compat` sends an existing model's attention here, ``python -m flashcore_attn.bench`` measures it
+:mod:`flashcore_attn.compat` sends an existing model's attention here, ``python -m flashcore_bench`` measures it
 against every other implementation present, :mod:`flashcore_attn.ray` evolves kernels on a cluster, and :func:`doctor`
 says what this machine can do.
 """

@@ -186,7 +186,7 @@ impl Known {
     fn new(key: &Key, problem: &Problem) -> Result<Known, Error> {
         let gpu = Gpu::open(key.ordinal)?;
         let prepared = gpu.prepare(problem, None)?;
-        let memory = Tensor::ALL.map(|tensor| {
+        let memory = Tensor::FORWARD.map(|tensor| {
             let size = problem.dtypes.of(tensor).bytes();
             let (elements, origin) = problem.span(tensor).unwrap_or_default(); // `problem_of` has checked it
             ((origin * size) as u64, elements * size)

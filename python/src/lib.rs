@@ -5,7 +5,6 @@
 //! The functions are private to the package. Other Python code calls `flashcore_attn`, which checks that an
 //! address belongs to a live tensor.
 
-mod bench;
 mod device;
 mod error;
 #[cfg(feature = "evolve")]
@@ -13,7 +12,6 @@ mod evolve;
 mod features;
 mod host;
 mod interrupt;
-mod model;
 mod openmp;
 mod quantize;
 mod tensor;
@@ -35,11 +33,6 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(device::describe_gpus, module)?)?;
     module.add_function(wrap_pyfunction!(device::check_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(device::cache_folder, module)?)?;
-    module.add_function(wrap_pyfunction!(bench::bench_suites, module)?)?;
-    module.add_function(wrap_pyfunction!(model::model_problems, module)?)?;
-    module.add_class::<model::CpuSession>()?;
-    module.add_class::<bench::Session>()?;
-    module.add_class::<bench::Race>()?;
     module.add("HAS_SEARCH", cfg!(feature = "evolve"))?;
     #[cfg(feature = "evolve")]
     evolve::register(module)?;

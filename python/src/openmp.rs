@@ -114,7 +114,8 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Whether the calling thread, which belongs to the team, should work.
+    /// Whether the calling thread of the team works: the caller does, and of the others as many as were asked
+    /// for.
     fn is_wanted(&self) -> bool {
         let take = |left: usize| left.checked_sub(1);
         std::thread::current().id() == self.caller

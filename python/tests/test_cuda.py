@@ -137,7 +137,7 @@ def test_the_plan_is_told():
 
 
 def test_cost_of_a_call(capsys):
-    """Prints the cost and asserts nothing. `python -m flashcore_attn.bench host` measures it."""
+    """Prints the cost and asserts nothing. `python -m flashcore_bench host` measures it."""
     q, k, v = three(batch=1)
     for _ in range(100):
         flashcore_attn.scaled_dot_product_attention(q, k, v)

@@ -656,20 +656,3 @@ def test_a_scale_beyond_every_float_is_refused():
         flashcore_attn.flash_attn_func(q, q, q, softmax_scale=10**400)
     with pytest.raises(flashcore_attn.ArgumentError, match=f"^invalid value 'an integer of 1329 bits' for {words}"):
         flashcore_attn.scaled_dot_product_attention(q, q, q, scale=10**400)
-
-
-def test_a_race_between_a_models_operations():
-    from flashcore_attn import _flashcore
-    from flashcore_attn.bench._model import Layer, Load, rows
-
-    stated = ((1, 2, 2, 40, 40, 16), "f32", "none", None)
-    found = [row for row, others in rows(_flashcore.CpuSession(2), [stated], 0.0) if others >= 0]
-    assert [row["impl"] for row in found] == ["flashcore", f"torch {torch.__version__} SDPA"]
-    for row in found:
-        assert row["suite"] == "model" and row["device"].endswith("2 threads") and row["problem"]["seq_q"] == 40
-        assert row["us_median"] > 0 and row["looked_at"] > 3 and row["err_max"] < 1e-5
-    layer = Layer(stated)
-    layer.time(0)
-    layer.forget(0)
-    assert layer.output(0) == b"" and Load().of_others() >= 0
-    assert {problem[1] for problem in _flashcore.model_problems()} == {"f32", "bf16", "f16"}

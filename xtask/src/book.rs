@@ -11,13 +11,14 @@ use crate::{XtaskError, columns, links, run};
 const BOOK: &str = "docs/src";
 
 /// Documents outside the book, relative to the root.
-const DOCUMENTS: [&str; 9] = [
+const DOCUMENTS: [&str; 10] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
     "python/README.md",
+    "python/bench/README.md",
     "evidence/notes/hopper.md",
     "evidence/tables.md",
     "xtask/corpus/findings.md",

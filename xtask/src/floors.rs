@@ -12,6 +12,9 @@ use crate::XtaskError;
 /// The heading of the layer diagram, and the heading of the section after it.
 const SECTION: [&str; 2] = ["\n## Crate layers\n", "\n## "];
 
+/// The crates outside of `crates/`.
+const PYTHON: [&str; 2] = ["python", "python/bench"];
+
 /// The parts of a `Cargo.toml` that are read here.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
@@ -47,7 +50,9 @@ pub fn check(root: &Path) -> Result<(), XtaskError> {
         let name = entry.file_name().to_string_lossy().into_owned();
         manifests.insert(name, entry.path().join("Cargo.toml"));
     }
-    manifests.insert("python".to_owned(), root.join("python/Cargo.toml"));
+    for python in PYTHON {
+        manifests.insert(python.to_owned(), root.join(python).join("Cargo.toml"));
+    }
     let mut crates = BTreeMap::new();
     for (name, path) in manifests {
         let manifest: Manifest = toml::from_str(&read(&path)?)
@@ -69,9 +74,9 @@ fn lines(architecture: &str) -> Vec<(&str, usize)> {
     let picture = section.lines().filter(|line| line.starts_with("    "));
     let crates = picture.enumerate().flat_map(|(at, line)| {
         let words = line.split_whitespace();
-        words.filter_map(move |word| match word {
-            "python/" => Some(("python", at)),
-            _ => word.strip_prefix("crates/").map(|name| (name, at)),
+        words.filter_map(move |word| {
+            let python = PYTHON.into_iter().find(|python| word.strip_suffix('/') == Some(python));
+            python.or_else(|| word.strip_prefix("crates/")).map(|name| (name, at))
         })
     });
     crates.collect()

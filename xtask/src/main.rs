@@ -12,6 +12,7 @@ mod evolution;
 mod floors;
 mod fuzz;
 mod links;
+mod names;
 mod notices;
 mod release;
 mod tables;
@@ -60,6 +61,9 @@ enum Task {
         /// Build the wheel of the command instead: `flashcore-attn-cli`
         #[arg(long, conflicts_with = "evolve")]
         command: bool,
+        /// Build the wheel of the benchmark instead: `flashcore-bench`
+        #[arg(long, conflicts_with_all = ["evolve", "command"])]
+        bench: bool,
     },
     /// Check versions, changelog and packages, build the wheel and the archive of the command, and tag the
     /// commit
@@ -70,8 +74,9 @@ enum Task {
     /// Lint, build, install and test the Python package (part of `test`)
     Python,
     /// Check the licences, sources and duplicate versions of all crates against deny.toml, the layers of the
-    /// workspace and the circles of imports against ARCHITECTURE.md, and write the licence texts that the
-    /// wheels carry into python/licenses and crates/cli/licenses (part of `test`)
+    /// workspace and the circles of imports against ARCHITECTURE.md, refuse a type name that stands in more
+    /// than three files, and write the licence texts that the wheels carry into the folder `licenses` of each
+    /// wheel (part of `test`)
     Dependencies,
     /// Update the tables of the documents, and their pictures, from the rows in evidence/
     Tables {
@@ -113,13 +118,17 @@ fn main() -> ExitCode {
         Task::Dependencies => dependencies::check(&root())
             .and_then(|()| floors::check(&root()))
             .and_then(|()| circles::check(&root()))
-            .and_then(|()| notices::write(&root(), notices::Linked::python(wheel::ATTENTION)))
-            .and_then(|()| notices::write(&root(), notices::Linked::COMMAND)),
+            .and_then(|()| names::check(&root()))
+            .and_then(|()| notices::write(&root(), wheel::ATTENTION.linked))
+            .and_then(|()| notices::write(&root(), wheel::BENCH.linked))
+            .and_then(|()| notices::write(&root(), notices::COMMAND)),
         Task::Test => test::all(&root()),
         Task::Fmt => wrap::format(&root()),
         Task::Book => test::book(&root()),
         Task::Wheel { command: true, .. } => wheel::command(&root()),
-        Task::Wheel { evolve, .. } => wheel::release(&root(), features(evolve)),
+        Task::Wheel { evolve: true, .. } => wheel::release(&root(), wheel::SEARCH),
+        Task::Wheel { bench: true, .. } => wheel::release(&root(), wheel::BENCH),
+        Task::Wheel { .. } => wheel::release(&root(), wheel::ATTENTION),
         Task::Release(args) => release::release(&root(), &args),
         Task::Binary => release::binary(&root()),
         Task::Python => wheel::test(&root()),
@@ -135,11 +144,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// The features of the wheel.
-fn features(evolve: bool) -> &'static str {
-    if evolve { wheel::SEARCH } else { wheel::ATTENTION }
 }
 
 /// The root of the workspace: the parent of this crate's folder.

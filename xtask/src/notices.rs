@@ -9,8 +9,8 @@ use std::process::Command;
 use crate::dependencies::{self, Package};
 use crate::{XtaskError, run};
 
-/// A wheel: the crate that is linked into it, its features, and the folder that `license-files` of its
-/// pyproject.toml names. This module writes all files in the folder.
+/// A wheel: the crate that is linked into it, its features, and the folder of its pyproject.toml. This module
+/// writes all files in the folder `licenses` there, which `license-files` of the pyproject.toml names.
 #[derive(Clone, Copy, Debug)]
 pub struct Linked {
     pub package: &'static str,
@@ -18,16 +18,8 @@ pub struct Linked {
     pub folder: &'static str,
 }
 
-impl Linked {
-    /// The Python package with these features.
-    pub const fn python(features: &'static str) -> Linked {
-        Linked { package: "flashcore-python", features, folder: "python/licenses" }
-    }
-
-    /// The wheel of the command.
-    pub const COMMAND: Linked =
-        Linked { package: "flashcore-cli", features: "search", folder: "crates/cli/licenses" };
-}
+/// The wheel of the command.
+pub const COMMAND: Linked = Linked { package: "flashcore-cli", features: "search", folder: "crates/cli" };
 const CRATES: &str = "third-party.txt";
 const STANDARD_LIBRARY: &str = "rust-standard-library.html";
 
@@ -43,7 +35,7 @@ which libsqlite3-sys contains, is in the public domain.
 /// When a crate or the standard library comes without a licence text, or a file cannot be read or written.
 pub fn write(root: &Path, linked: Linked) -> Result<(), XtaskError> {
     let crates = dependencies::linked(root, linked.package, linked.features)?;
-    let folder = root.join(linked.folder);
+    let folder = root.join(linked.folder).join("licenses");
     std::fs::create_dir_all(&folder).map_err(|source| XtaskError::Io { path: folder.clone(), source })?;
     let ours = read(&root.join("LICENSE-MIT"))?;
     let (path, text) = (folder.join(CRATES), notices(&crates, &ours)?);
@@ -196,7 +188,10 @@ mod tests {
     #[test]
     fn every_linked_crate_is_told_with_its_text() {
         let root = crate::root();
-        let linked = |features| dependencies::linked(&root, "flashcore-python", features).unwrap();
+        let linked = |wheel: crate::wheel::Extension| {
+            let Linked { package, features, .. } = wheel.linked;
+            dependencies::linked(&root, package, features).unwrap()
+        };
         let crates = linked(crate::wheel::SEARCH);
         let names: Vec<&str> = crates.iter().map(|package| package.name.as_str()).collect();
         assert!(names.contains(&"pyo3") && names.contains(&"rusqlite"), "{names:?}");

@@ -41,6 +41,10 @@ pub fn release(root: &Path, args: &Release) -> Result<(), XtaskError> {
     if notes(&read("CHANGELOG.md")?, &version).is_none() {
         return Err(XtaskError::Check(format!("CHANGELOG.md has no text below `## {version}`")));
     }
+    if !read("python/bench/pyproject.toml")?.contains(&format!("\"flashcore-attn=={version}\"")) {
+        let expected = format!("expected the dependency flashcore-attn=={version}");
+        return Err(XtaskError::Check(format!("python/bench/pyproject.toml: {expected}")));
+    }
     let tag = format!("v{version}");
     let (commit, dirty) = match evidence::commit(root) {
         Ok(commit) => (commit, None),
@@ -56,6 +60,7 @@ pub fn release(root: &Path, args: &Release) -> Result<(), XtaskError> {
     }
     publish(root, &packages, dirty)?;
     wheel::release(root, wheel::ATTENTION)?;
+    wheel::release(root, wheel::BENCH)?;
     wheel::command(root)?;
     let archive = command(root, &version, &commit)?;
     println!("{}", archive.display());
@@ -281,6 +286,8 @@ mod tests {
         let version = version(&packages).unwrap();
         let changelog = fs::read_to_string(crate::root().join("CHANGELOG.md")).unwrap();
         assert!(notes(&changelog, &version).is_some(), "{version}");
+        let bench = fs::read_to_string(crate::root().join("python/bench/pyproject.toml")).unwrap();
+        assert!(bench.contains(&format!("\"flashcore-attn=={version}\"")), "{version}");
     }
 
     #[test]

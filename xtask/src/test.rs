@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::tools::Tools;
 use crate::{
-    XtaskError, book, browser, circles, dependencies, evolution, floors, run, tables, target, tools, wheel,
+    XtaskError, book, browser, circles, dependencies, evolution, floors, names, run, tables, target, tools,
+    wheel,
 };
 
 /// Runs every check, stopping at the first that fails. The last lines say how long each took. The tests in
@@ -24,7 +25,10 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     times.step("format", || run(cargo().args(["fmt", "--all", "--check"])))?;
     times.step("book", || book::check(root, &tools))?;
     times.step("dependencies", || {
-        dependencies::check(root).and_then(|()| floors::check(root)).and_then(|()| circles::check(root))
+        dependencies::check(root)?;
+        floors::check(root)?;
+        circles::check(root)?;
+        names::check(root)
     })?;
     times.step("clippy", || clippy(root, cargo))?;
     times.step("documentation", || {

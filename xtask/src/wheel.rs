@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::notices::Linked;
-use crate::{XtaskError, evidence, notices, run, target};
+use crate::notices::{self, Linked};
+use crate::{XtaskError, evidence, run, target};
 
 /// Packages that build and check the wheel. The tests compare with NumPy and ml_dtypes, and Ray distributes
 /// an evolution over machines.
@@ -35,7 +35,7 @@ const TORCH: [&str; 6] = [
     "pytest-xdist==3.8.0",
 ];
 /// Tests that need PyTorch, or that also run with PyTorch.
-const TORCH_TESTS: [&str; 15] = [
+const TORCH_TESTS: [&str; 14] = [
     "test_torch.py",
     "test_arguments.py",
     "test_memory.py",
@@ -43,8 +43,7 @@ const TORCH_TESTS: [&str; 15] = [
     "test_compat.py",
     "test_overrides.py",
     "test_graphs.py",
-    "test_bench.py",
-    "test_feature_suites.py",
+    "bench",
     "test_fp8.py",
     "test_threads.py",
     "test_flashattention.py",
@@ -55,36 +54,62 @@ const TORCH_TESTS: [&str; 15] = [
 /// pytest as pure Python wheels, for a GPU machine without a network.
 const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging", "pygments"];
 
-/// Features of the ordinary wheel: attention and its benchmarks.
-pub const ATTENTION: &str = "";
-/// Features of a wheel that also has the search, for `flashcore_attn.ray`.
-pub const SEARCH: &str = "flashcore-python/evolve";
 /// Features of the whole workspace: those of the wheel and of the command with the search. All builds of
 /// `xtask` that share a target folder use them, so that each crate is compiled once.
 pub const ALL: &str = "flashcore-python/evolve,search";
-/// The name under which Python imports the package. The distribution is `flashcore-attn`: `flashcore` on the
-/// package index belongs to another project.
-const PACKAGE: &str = "flashcore_attn";
 
-/// The largest accepted wheel for attention, bytes. It had 2.2 MB in November 2026.
-const LARGEST: u64 = 4_000_000;
-/// The largest accepted wheel with SQLite and Parquet.
-const LARGEST_SEARCH: u64 = 10_000_000;
+/// A wheel with an extension module.
+#[derive(Clone, Copy, Debug)]
+pub struct Extension {
+    pub linked: Linked,
+    /// The name under which Python imports the package.
+    package: &'static str,
+    /// The folder of its tests.
+    tests: &'static str,
+    /// The largest accepted release, bytes.
+    largest: u64,
+}
+
+/// The ordinary wheel, for attention. It had LARGEST_NOW MB in November 2026. The distribution is
+/// `flashcore-attn`: `flashcore` on the package index belongs to another project.
+pub const ATTENTION: Extension = Extension {
+    linked: Linked { package: "flashcore-python", features: "", folder: "python" },
+    package: "flashcore_attn",
+    tests: "python/tests",
+    largest: 4_000_000,
+};
+/// The wheel that also has the search, for `flashcore_attn.ray`: with SQLite and Parquet.
+pub const SEARCH: Extension = Extension {
+    linked: Linked { features: "flashcore-python/evolve", ..ATTENTION.linked },
+    largest: 10_000_000,
+    ..ATTENTION
+};
+/// The wheel of the benchmark.
+pub const BENCH: Extension = Extension {
+    linked: Linked { package: "flashcore-python-bench", features: "", folder: "python/bench" },
+    package: "flashcore_bench",
+    tests: "python/tests/bench",
+    largest: 6_000_000,
+};
+/// The wheel of the benchmark with the libraries of the workspace's tests.
+const TESTED_BENCH: Extension =
+    Extension { linked: Linked { features: "flashcore-python-bench/shared", ..BENCH.linked }, ..BENCH };
+
 /// The newest glibc that a released wheel may require: that of RHEL 8 and of PyTorch's wheels. A wheel for
 /// the tests is linked by this machine's own linker, for its own glibc.
 const NEWEST_GLIBC: (u32, u32) = (2, 28);
 /// The options that link a wheel for that glibc.
 const PORTABLE: [&str; 3] = ["--zig", "--compatibility", "manylinux_2_28"];
 
-/// Builds the wheel in release mode into `target/wheels`, and puts its tests and the packages that they need
+/// Builds a wheel in release mode into `target/wheels`, and puts its tests and the packages that they need
 /// next to it.
 ///
 /// # Errors
 /// When a build fails, or the wheel is too large or not portable.
-pub fn release(root: &Path, features: &'static str) -> Result<(), XtaskError> {
+pub fn release(root: &Path, extension: Extension) -> Result<(), XtaskError> {
     let python = environment(root)?;
     let out = root.join("target/wheels");
-    // A wheel that does not know its commit cannot write evidence with `python -m flashcore_attn.bench`.
+    // A wheel that does not know its commit cannot write evidence with `python -m flashcore_bench`.
     let commit = evidence::commit(root);
     if let Err(error) = &commit {
         eprintln!("xtask: this wheel writes no evidence: {error}");
@@ -93,7 +118,7 @@ pub fn release(root: &Path, features: &'static str) -> Result<(), XtaskError> {
     if cfg!(target_os = "linux") {
         options.extend(PORTABLE);
     }
-    let wheel = build(root, &python, &out, &options, features, commit.ok().as_deref())?;
+    let wheel = build(root, &python, &out, &options, extension, commit.ok().as_deref())?;
     run(pip(&python)
         .args(["download", "--no-deps", "--only-binary", ":all:", "--dest"])
         .arg(&out)
@@ -101,7 +126,7 @@ pub fn release(root: &Path, features: &'static str) -> Result<(), XtaskError> {
     let tests = out.join("tests");
     let io = |source| XtaskError::Io { path: tests.clone(), source };
     fs::create_dir_all(&tests).map_err(io)?;
-    for entry in fs::read_dir(root.join("python/tests")).map_err(io)?.flatten() {
+    for entry in fs::read_dir(root.join(extension.tests)).map_err(io)?.flatten() {
         if entry.path().extension().is_some_and(|e| e == "py") {
             fs::copy(entry.path(), tests.join(entry.file_name())).map_err(io)?;
         }
@@ -125,7 +150,7 @@ pub fn command(root: &Path) -> Result<(), XtaskError> {
     if out.exists() {
         fs::remove_dir_all(&out).map_err(io)?;
     }
-    notices::write(root, Linked::COMMAND)?;
+    notices::write(root, notices::COMMAND)?;
     let mut maturin = Command::new(&python);
     maturin.current_dir(root).env("PATH", first_in_path(&python)?);
     maturin.env("FLASHCORE_COMMIT", evidence::commit(root).unwrap_or_default());
@@ -144,47 +169,41 @@ pub fn command(root: &Path) -> Result<(), XtaskError> {
         let most = format!("at most {LARGEST_COMMAND} are accepted");
         return Err(XtaskError::Check(format!("{} has {bytes} bytes; {most}", wheel.display())));
     }
-    notices::check(root, &python, &wheel, Linked::COMMAND)?;
+    notices::check(root, &python, &wheel, notices::COMMAND)?;
     let folder = out.join("try");
     run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
     run(pip(&folder.join("bin/python")).args(["install", "--no-index"]).arg(&wheel))?;
     run(Command::new(folder.join("bin/flashcore")).args(["version"]))?;
     println!("{}", wheel.display());
-    plugin(root).map(drop)
+    println!("{}", plugin(root)?.display());
+    Ok(())
 }
 
-/// The package `flashcore-check` and its folder below `python`.
-const CHECK: &str = "flashcore_check";
-const CHECK_FOLDER: &str = "check";
-
-/// Builds the wheel of the pytest plugin `flashcore-check` into `target/wheels/check`, and checks that it has
-/// the version of the command, on which it depends.
+/// Builds the wheel of the pytest plugin `flashcore-check`, which depends on that of the command, into
+/// `target/wheels/check`.
 ///
 /// # Errors
-/// When the build fails or the versions differ.
-pub fn plugin(root: &Path) -> Result<PathBuf, XtaskError> {
+/// When the build fails, or the wheel has another version than the command.
+fn plugin(root: &Path) -> Result<PathBuf, XtaskError> {
     let python = environment(root)?;
     let out = root.join("target/wheels/check");
-    let io = |source| XtaskError::Io { path: out.clone(), source };
     if out.exists() {
-        fs::remove_dir_all(&out).map_err(io)?;
+        fs::remove_dir_all(&out).map_err(|source| XtaskError::Io { path: out.clone(), source })?;
     }
     let wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir"];
-    run(pip(&python).args(wheel).arg(&out).arg(root.join("python").join(CHECK_FOLDER)))?;
-    let wheel = out.join(format!("{CHECK}-{VERSION}-py3-none-any.whl"));
+    run(pip(&python).args(wheel).arg(&out).arg(root.join("python/check")))?;
+    let version = env!("CARGO_PKG_VERSION");
+    let wheel = out.join(format!("flashcore_check-{version}-py3-none-any.whl"));
     if !wheel.exists() {
-        let expected = format!("expected {VERSION} as version and in its dependency flashcore-attn-cli");
-        return Err(XtaskError::Check(format!("python/{CHECK_FOLDER}/pyproject.toml: {expected}")));
+        let manifest = root.join("python/check/pyproject.toml");
+        return Err(XtaskError::Check(format!("{}: expected version {version}", manifest.display())));
     }
-    println!("{}", wheel.display());
     Ok(wheel)
 }
 
-/// The version of all crates and wheels.
-const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// Lints the packages, builds a wheel in the profile of `cargo test` (a quick build), installs it and runs
-/// its tests. The tests of PyTorch tensors and those of `flashcore-check` run in an environment with PyTorch.
+/// Lints the packages, builds their wheels in the profile of `cargo test` (a quick build), installs them and
+/// runs their tests. The tests of PyTorch tensors and those of `flashcore-check` run in an environment with
+/// PyTorch.
 ///
 /// # Errors
 /// When a command fails.
@@ -198,28 +217,26 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     };
     run(tool("ruff").args(["format", "--check", "--quiet", "."]))?;
     run(tool("ruff").args(["check", "--quiet", "."]))?;
-    run(tool("mypy").args(["--no-error-summary", PACKAGE, &format!("{CHECK_FOLDER}/{CHECK}")]))?;
-    let wheel = build(root, &python, &root.join("target/wheels/dev"), &["--profile", "dev"], SEARCH, None)?;
-    run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(&wheel))?;
+    run(tool("mypy").args(["--no-error-summary", "flashcore_attn", "bench/flashcore_bench"]))?;
+    run(tool("mypy").args(["--no-error-summary", "check/flashcore_check"]))?;
+    let out = root.join("target/wheels/dev");
+    let quick = |extension| build(root, &python, &out, &["--profile", "dev"], extension, None);
+    let wheels = [quick(SEARCH)?, quick(TESTED_BENCH)?];
+    let install = |python: &Path, wheels: &[PathBuf]| {
+        run(pip(python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).args(wheels))
+    };
+    install(&python, &wheels)?;
     pytest(root, &python, &[package.join("tests")])?;
     let python = torch(root)?;
-    run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(&wheel))?;
+    install(&python, &wheels)?;
     pytest(root, &python, &TORCH_TESTS.map(|name| package.join("tests").join(name)))?;
-    run(pip(&python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).arg(plugin(root)?))?;
-    let mut build = Command::new(env!("CARGO"));
-    build.current_dir(root).args([
-        "build",
-        "--quiet",
-        "--workspace",
-        "--features",
-        ALL,
-        "--bin",
-        "flashcore",
-    ]);
-    run(&mut build)?;
-    let mut tests = Command::new(&python);
-    tests.current_dir(root.join("target")).env("FLASHCORE_COMMAND", target(root)?.join("debug/flashcore"));
-    run(tests.args(["-m", "pytest", "--quiet"]).arg(package.join(CHECK_FOLDER).join("tests")))
+    install(&python, &[plugin(root)?])?;
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(root).args(["build", "--quiet", "--workspace", "--features", ALL]);
+    run(command.args(["--bin", "flashcore"]))?;
+    let mut pytest = Command::new(&python);
+    pytest.current_dir(root.join("target")).env("FLASHCORE_COMMAND", target(root)?.join("debug/flashcore"));
+    run(pytest.args(["-m", "pytest", "--quiet"]).arg(package.join("check/tests")))
 }
 
 /// Runs tests of the installed package from a folder that does not contain the package.
@@ -228,19 +245,19 @@ fn pytest(root: &Path, python: &Path, tests: &[PathBuf]) -> Result<(), XtaskErro
     run(pytest.current_dir(root.join("target")).args(["-m", "pytest", "--quiet"]).args(tests))
 }
 
-/// Builds into `out`, removes other FlashCore wheels there, and checks the result.
+/// Builds into `out`, removes other wheels of the package there, and checks the result.
 fn build(
     root: &Path,
     python: &Path,
     out: &Path,
     options: &[&str],
-    features: &'static str,
+    extension: Extension,
     commit: Option<&str>,
 ) -> Result<PathBuf, XtaskError> {
     let io = |source| XtaskError::Io { path: out.to_owned(), source };
     let wheels = || -> std::io::Result<Vec<PathBuf>> {
         let all = fs::read_dir(out)?.flatten().map(|entry| entry.path());
-        let is_ours = |name: &OsStr| name.to_string_lossy().starts_with(&format!("{PACKAGE}-"));
+        let is_ours = |name: &OsStr| name.to_string_lossy().starts_with(&format!("{}-", extension.package));
         let ours = |p: &PathBuf| p.file_name().is_some_and(is_ours);
         Ok(all.filter(ours).collect())
     };
@@ -248,7 +265,7 @@ fn build(
     for old in wheels().map_err(io)? {
         fs::remove_file(old).map_err(io)?;
     }
-    notices::write(root, Linked::python(features))?;
+    notices::write(root, extension.linked)?;
     let mut maturin = Command::new(python);
     maturin
         .current_dir(root)
@@ -257,14 +274,13 @@ fn build(
         // `--zig` looks for a `python3` that has the package ziglang.
         .env("PATH", first_in_path(python)?)
         .args(["-m", "maturin", "build", "--quiet", "--locked"]);
-    maturin.args(["--manifest-path", "python/Cargo.toml", "--out"]).arg(out).args(options);
-    run(maturin.args(["--features", features]))?;
+    maturin.arg("--manifest-path").arg(Path::new(extension.linked.folder).join("Cargo.toml"));
+    run(maturin.arg("--out").arg(out).args(options).args(["--features", extension.linked.features]))?;
     let wheel = wheels().map_err(io)?.pop();
     let wheel =
         wheel.ok_or_else(|| XtaskError::Check(format!("maturin left no wheel in {}", out.display())))?;
-    let largest = if features == ATTENTION { LARGEST } else { LARGEST_SEARCH };
-    check(&wheel, options.contains(&"--release").then_some(largest))?;
-    notices::check(root, python, &wheel, Linked::python(features))?;
+    check(&wheel, options.contains(&"--release").then_some(extension.largest))?;
+    notices::check(root, python, &wheel, extension.linked)?;
     Ok(wheel)
 }
 
@@ -370,7 +386,7 @@ mod tests {
         let refused = |name: &str| {
             let wheel = folder.join(name);
             fs::write(&wheel, b"wheel").unwrap();
-            check(&wheel, Some(LARGEST)).is_err()
+            check(&wheel, Some(ATTENTION.largest)).is_err()
         };
         assert!(!refused("flashcore_attn-0.1.0-cp39-abi3-manylinux_2_17_x86_64.whl"));
         assert!(refused("flashcore_attn-0.1.0-cp312-cp312-manylinux_2_17_x86_64.whl"));

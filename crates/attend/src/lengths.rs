@@ -88,10 +88,7 @@ impl SequenceRows {
 impl Sequence {
     /// The rows of a tensor.
     pub const fn side(&self, tensor: Tensor) -> SequenceRows {
-        match tensor {
-            Tensor::Q | Tensor::Out => self.q,
-            Tensor::K | Tensor::V => self.kv,
-        }
+        if tensor.is_of_keys() { self.kv } else { self.q }
     }
 }
 

@@ -17,7 +17,7 @@ use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
 
 use super::Origin;
-use super::fault::Fault;
+use super::fault::TimingFault;
 
 /// The problem with all tensors dense as `[batch, head, row, dim]`. Inputs are drawn and outputs are judged
 /// in this order.
@@ -110,16 +110,16 @@ impl Answer {
     /// Judges a dense output.
     ///
     /// # Errors
-    /// [`Fault::Unwritten`] and [`Fault::Wrong`].
-    pub fn judge(&self, out: &Values, origin: Origin) -> Result<ErrorFigures, Fault> {
+    /// [`TimingFault::Unwritten`] and [`TimingFault::Wrong`].
+    pub fn judge(&self, out: &Values, origin: Origin) -> Result<ErrorFigures, TimingFault> {
         let unwritten = out.count_nan();
         if unwritten > 0 {
-            return Err(Fault::Unwritten { elements: unwritten, of: out.len() });
+            return Err(TimingFault::Unwritten { elements: unwritten, of: out.len() });
         }
         let figures = self.blocks.iter().map(|block| {
             // An output that is too short cannot be judged.
             if block.elements.iter().any(|range| range.end > out.len()) {
-                return Err(Fault::short(out.len()));
+                return Err(TimingFault::short(out.len()));
             }
             let elements = block.elements.iter().cloned().flatten();
             Ok(match out {
@@ -144,7 +144,7 @@ impl Answer {
         };
         match bounds.reasons() {
             reasons if reasons.is_empty() => Ok(worst),
-            reasons => Err(Fault::Wrong { reasons: reasons.join("; ") }),
+            reasons => Err(TimingFault::Wrong { reasons: reasons.join("; ") }),
         }
     }
 }
@@ -320,7 +320,7 @@ mod tests {
         let mut wrong = right.clone();
         wrong.copy_within(64..128, 0);
         let fault = answer.judge(&Values::Bf16(wrong), Origin::Ours).unwrap_err();
-        assert!(matches!(fault, Fault::Wrong { .. }), "{fault}");
+        assert!(matches!(fault, TimingFault::Wrong { .. }), "{fault}");
     }
 
     #[test]
@@ -333,7 +333,7 @@ mod tests {
         answer.judge(&rounded, Origin::Peer).unwrap();
         let wrong: Vec<f32> = values.iter().map(|x| 1.3 * x).collect();
         let fault = answer.judge(&Values::round(DType::E4m3, &wrong), Origin::Peer).unwrap_err();
-        assert!(matches!(fault, Fault::Wrong { .. }), "{fault}");
+        assert!(matches!(fault, TimingFault::Wrong { .. }), "{fault}");
     }
 
     #[test]
@@ -358,15 +358,18 @@ mod tests {
             // Three faulty outputs: the output for other inputs, an overwritten row in the first block, and
             // an unwritten element.
             let stale = attention(&problem, &Answer::draw(&problem, 2).unwrap().inputs);
-            assert!(matches!(answer.judge(&stale, Origin::Peer), Err(Fault::Wrong { .. })));
+            assert!(matches!(answer.judge(&stale, Origin::Peer), Err(TimingFault::Wrong { .. })));
             let Values::F16(right) = &out else { unreachable!() };
             let mut wrong = right.clone();
             wrong.copy_within(96..192, 0);
-            assert!(matches!(answer.judge(&Values::F16(wrong), Origin::Ours), Err(Fault::Wrong { .. })));
+            assert!(matches!(
+                answer.judge(&Values::F16(wrong), Origin::Ours),
+                Err(TimingFault::Wrong { .. })
+            ));
             let mut holed = right.clone();
             *holed.last_mut().unwrap() = half::f16::NAN;
             let fault = answer.judge(&Values::F16(holed), Origin::Ours).unwrap_err();
-            assert_eq!(fault, Fault::Unwritten { elements: 1, of: right.len() });
+            assert_eq!(fault, TimingFault::Unwritten { elements: 1, of: right.len() });
         }
     }
 }

@@ -35,7 +35,7 @@ pub enum BenchError {
     Nobody,
     /// A native kernel was disqualified.
     #[error("{name} cannot race: {fault}")]
-    Out { name: String, fault: super::Fault },
+    Out { name: String, fault: super::TimingFault },
 }
 
 /// The problems that `bench` races by default: the reference problem and a longer one, in each dtype.
@@ -262,7 +262,7 @@ impl Stage for CpuStage<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Fault, Measurement};
+    use super::super::{Measurement, TimingFault};
     use super::*;
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         let race = race_plans(&drawn, &[plan, other], 0.0).unwrap();
         let [first, second] = &race.measurements[..] else { panic!("two") };
         // On a busy machine a single call may be delayed for as long as a batch takes.
-        let held_up = |m: &Measurement| matches!(m.fault, Some(Fault::Batched { .. }));
+        let held_up = |m: &Measurement| matches!(m.fault, Some(TimingFault::Batched { .. }));
         for measurement in [first, second] {
             assert!(measurement.fault.is_none() || held_up(measurement), "{:?}", measurement.fault);
         }

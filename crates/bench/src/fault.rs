@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Each message names what was found and the limit.
 #[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
 #[serde(tag = "fault", rename_all = "snake_case")]
-pub enum Fault {
+pub enum TimingFault {
     /// The output was filled with NaN before the timed work and read right after its end.
     #[error(
         "{elements} of {of} output elements were not written when the timed work ended: the work is \
@@ -37,9 +37,9 @@ pub enum Fault {
     UnderFloor { us: f64, floor_us: f64, flops_us: f64, bytes_us: f64 },
 }
 
-impl Fault {
+impl TimingFault {
     /// The fault of an output with too few elements.
-    pub(super) fn short(elements: usize) -> Fault {
-        Fault::Wrong { reasons: format!("it has {elements} elements only") }
+    pub(super) fn short(elements: usize) -> TimingFault {
+        TimingFault::Wrong { reasons: format!("it has {elements} elements only") }
     }
 }

@@ -130,7 +130,9 @@ impl<'a> Contestant<'a> {
         let mut own = Vec::new();
         for (spec, role) in bound.kernel.buffers.iter().zip(&bound.roles) {
             own.push(match role {
-                Role::Operand(operand) if operand.is_output() => Some(Buffer::new(context, spec.bytes)?),
+                Role::Operand(operand) if operand.is_output(problem.pass.kind()) => {
+                    Some(Buffer::new(context, spec.bytes)?)
+                }
                 Role::Operand(Operand::Tensor(_)) => None,
                 Role::Internal(BufferKind::Scratch | BufferKind::Temporary(_)) => {
                     Some(Buffer::new(context, spec.bytes)?)

@@ -26,7 +26,7 @@ mod torch;
 pub use self::race::{Measurement, Race, RaceError, RaceInputs, Rules, SUSTAINED_US, Sample, race};
 pub use answer::{Answer, dense};
 pub use cpu::{BenchError, CpuTimer, SLOW_BUILD, race as race_cpu, race_plans, suite as suite_cpu};
-pub use fault::Fault;
+pub use fault::TimingFault;
 pub use floor::{Floor, Peaks};
 pub use load::{Load, LoadMeter, two_modes};
 pub use peaks::{CpuPeaks, Products, Reads};

@@ -19,7 +19,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::answer::Answer;
-use super::fault::Fault;
+use super::fault::TimingFault;
 use super::floor::{Floor, Peaks};
 use super::schedule::{is_looked_at, middle, palindrome};
 use super::sensors::Reading;
@@ -118,16 +118,17 @@ pub struct Measurement {
     pub origin: Origin,
     /// Calls in one sample.
     pub calls: u32,
-    /// Every sample in the order of measurement. The samples of the first contestant's twin are not included.
+    /// Every sample in the order of measurement. The samples of the first contestant's A/A control are not
+    /// included.
     pub samples: Vec<Sample>,
     /// The worst error among the checked outputs.
     pub error: Option<ErrorFigures>,
     /// Number of checked outputs.
     pub looked_at: usize,
     /// Why the times do not count.
-    pub fault: Option<Fault>,
+    pub fault: Option<TimingFault>,
     /// The comparison of the first contestant with this one. For the first contestant itself: the comparison
-    /// with its twin.
+    /// with its A/A control.
     pub comparison: Option<Comparison>,
 }
 
@@ -191,8 +192,8 @@ pub enum RaceError<E: std::error::Error> {
 /// Races contestants on a stage.
 ///
 /// # Errors
-/// When the stage fails. A contestant that breaks the rules is disqualified with a [`Fault`], and the others
-/// continue.
+/// When the stage fails. A contestant that breaks the rules is disqualified with a [`TimingFault`], and the
+/// others continue.
 pub fn race<S: Stage>(
     stage: &mut S,
     drawn: &RaceInputs,
@@ -221,8 +222,8 @@ struct Run<'a, S> {
     rules: &'a Rules,
     live: Live,
     measurements: Vec<Measurement>,
-    /// One lane per contestant and one for the first contestant's twin. Each round that counts adds two times
-    /// to a lane.
+    /// One lane per contestant and one for the first contestant's A/A control. Each round that counts adds
+    /// two times to a lane.
     lanes: Vec<Vec<f64>>,
     /// The shortest measured time of a single call, for contestants whose calls come in batches.
     singles: Vec<f64>,
@@ -430,7 +431,7 @@ impl<'a, S: Stage> Run<'a, S> {
             }
             Err(fault) => {
                 let stale = before.is_some_and(|i| self.drawn.answers[i].judge(&out, origin).is_ok());
-                measurement.fault = Some(if stale { Fault::Stale } else { fault });
+                measurement.fault = Some(if stale { TimingFault::Stale } else { fault });
             }
         }
         Ok(())
@@ -448,12 +449,12 @@ impl<'a, S: Stage> Run<'a, S> {
             }
         }
         let logs: Vec<Vec<f64>> = self.lanes.iter().map(|lane| logs(lane)).collect();
-        let (twin, margin) = (&logs[self.entrants.len()], self.rules.mode.margin());
+        let (aa, margin) = (&logs[self.entrants.len()], self.rules.mode.margin());
         for who in 0..self.entrants.len() {
             let comparable = self.is_in(0) && self.is_in(who) && !logs[who].is_empty();
             self.measurements[who].comparison = comparable.then(|| match who {
-                0 => control(&logs[0], twin, margin),
-                _ => compare(&logs[0], &logs[who], twin, margin),
+                0 => control(&logs[0], aa, margin),
+                _ => compare(&logs[0], &logs[who], aa, margin),
             });
         }
         Race {
@@ -466,7 +467,7 @@ impl<'a, S: Stage> Run<'a, S> {
         }
     }
 
-    fn fault_of_times(&self, who: usize) -> Option<Fault> {
+    fn fault_of_times(&self, who: usize) -> Option<TimingFault> {
         let measurement = &self.measurements[who];
         let (times, fresh) = (measurement.times(), measurement.fresh());
         let us = median(&times);
@@ -475,21 +476,21 @@ impl<'a, S: Stage> Run<'a, S> {
         let host_us = median(&counting.map(|s| s.host_us).collect::<Vec<_>>());
         let calls = measurement.calls;
         if host_us > HOST_PART * us + HOST_US / f64::from(calls.max(1)) {
-            return Some(Fault::TimerDisagrees { us, host_us });
+            return Some(TimingFault::TimerDisagrees { us, host_us });
         }
         let least = times.iter().copied().fold(f64::INFINITY, f64::min);
         if let Some(floor) = self.floor.filter(|floor| least < floor.us()) {
             let Floor { flops_us, bytes_us } = floor;
-            return Some(Fault::UnderFloor { us: least, floor_us: floor.us(), flops_us, bytes_us });
+            return Some(TimingFault::UnderFloor { us: least, floor_us: floor.us(), flops_us, bytes_us });
         }
         let single_us = self.singles[who];
         if calls > 1 && us < BATCH_PART * single_us {
-            return Some(Fault::Batched { calls, us, single_us });
+            return Some(TimingFault::Batched { calls, us, single_us });
         }
         let fresh_us = fresh.iter().copied().fold(f64::INFINITY, f64::min);
         let cold_us = self.rules.cold_us / f64::from(calls.max(1));
         if fresh_us.is_finite() && fresh_us > SEEN_RATIO * quantile(&times, 0.9) + cold_us {
-            return Some(Fault::FasterOnSeenInputs { fresh_us, seen_us: us });
+            return Some(TimingFault::FasterOnSeenInputs { fresh_us, seen_us: us });
         }
         None
     }

@@ -133,7 +133,7 @@ impl Race {
         }
     }
 
-    /// The ratios of the first contestant to the best peer, to every other contestant and to its twin.
+    /// The ratios of the first contestant to the best peer, to every other contestant and to its A/A control.
     fn ratios(&self) -> Value {
         let best = self.best_peer();
         let others = self.measurements.iter().skip(1);

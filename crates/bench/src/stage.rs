@@ -32,7 +32,7 @@ impl Mode {
 
     /// The smallest relative difference that counts as a difference. A kernel that is prepared twice lies at
     /// different addresses, hence in different L2 slices and memory channels. The resulting advantage or
-    /// disadvantage lasts through a race, and neither more rounds nor the twin average it out. `bench
+    /// disadvantage lasts through a race, and neither more rounds nor the A/A control average it out. `bench
     /// --control` prepares the kernel anew for each race and shows the size of this effect.
     pub const fn margin(self) -> f64 {
         match self {

@@ -1,5 +1,5 @@
 //! The statistics of a race: log-ratios paired by round, a bootstrap interval over blocks of rounds, and a
-//! noise floor from the first contestant raced against its twin.
+//! noise floor from the first contestant raced against its A/A control.
 //!
 //! A round is a palindrome (A B B A, [`super::schedule`]). A contestant's mean log-time of a round is
 //! therefore free of any drift that is linear over the round, and the difference of two contestants in one
@@ -42,7 +42,7 @@ pub struct Comparison {
     pub low: f64,
     /// Upper end of the interval.
     pub high: f64,
-    /// The noise floor as a ratio: the reach of A against its twin, but at least the margin.
+    /// The noise floor as a ratio: the reach of A against its A/A control, but at least the margin.
     pub noise: f64,
     pub verdict: SpeedVerdict,
 }
@@ -67,18 +67,18 @@ impl Interval {
     }
 }
 
-/// Compares A with B. Each slice holds the mean log-time of each round, for A, B and A's twin. `margin` is
-/// the smallest difference that counts ([`super::stage::Mode::margin`]).
-pub fn compare(a: &[f64], b: &[f64], twin: &[f64], margin: f64) -> Comparison {
+/// Compares A with B. Each slice holds the mean log-time of each round, for A, B and A's A/A control.
+/// `margin` is the smallest difference that counts ([`super::stage::Mode::margin`]).
+pub fn compare(a: &[f64], b: &[f64], aa: &[f64], margin: f64) -> Comparison {
     // The reach of the A/A control bounds the ratio that two equal contestants can show.
-    judged(difference(a, b), difference(a, twin).reach().max(margin.ln_1p()))
+    judged(difference(a, b), difference(a, aa).reach().max(margin.ln_1p()))
 }
 
-/// The verdict on the A/A control itself: A against its twin. The noise is the margin alone, because the
-/// control's own interval would excuse any result. A verdict other than UNDECIDED means that this device
+/// The verdict on the A/A control itself: A against its A/A control. The noise is the margin alone, because
+/// the control's own interval would excuse any result. A verdict other than UNDECIDED means that this device
 /// separates equal contestants.
-pub fn control(a: &[f64], twin: &[f64], margin: f64) -> Comparison {
-    judged(difference(a, twin), margin.ln_1p())
+pub fn control(a: &[f64], aa: &[f64], margin: f64) -> Comparison {
+    judged(difference(a, aa), margin.ln_1p())
 }
 
 fn difference(a: &[f64], b: &[f64]) -> Interval {
@@ -86,8 +86,8 @@ fn difference(a: &[f64], b: &[f64]) -> Interval {
     interval(&differences)
 }
 
-/// The verdict on an interval of logarithms: the whole interval lies beyond the noise, or the race is
-/// undecided.
+/// Compares two contestants by the interval of their logarithms: faster or slower if the whole interval lies
+/// beyond the noise, else undecided.
 pub fn judged(found: Interval, noise: f64) -> Comparison {
     let verdict = match () {
         () if found.low > noise => SpeedVerdict::Faster,
@@ -216,7 +216,7 @@ mod tests {
         (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt() * (std::f64::consts::TAU * rng.random::<f64>()).cos()
     }
 
-    /// Races A, B (whose time is `factor` times A's) and A's twin in the order of the real schedule.
+    /// Races A, B (whose time is `factor` times A's) and A's A/A control in the order of the real schedule.
     fn race(seed: u64, factor: f64, mut noise: impl Noise) -> Comparison {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut logs = [vec![], vec![], vec![]];
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn a_twin_that_differs_is_told() {
         let [a, near, far] = [0.0, 0.008, 0.013].map(|log| vec![log; 12]);
-        let verdicts = [&near, &far].map(|twin| control(&a, twin, 0.01).verdict);
+        let verdicts = [&near, &far].map(|aa| control(&a, aa, 0.01).verdict);
         assert_eq!(verdicts, [SpeedVerdict::Undecided, SpeedVerdict::Faster]);
         assert_eq!(control(&far, &a, 0.01).verdict, SpeedVerdict::Slower);
     }

@@ -2,7 +2,7 @@
 
 use kernels::Family;
 use kernels::select::Shape;
-use problem::{Band, DType, DTypes, Layout, Problem, ProblemError, Score};
+use problem::{Band, DType, DTypes, Layout, Pass, Problem, ProblemError, Score};
 
 /// A named list of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,11 +159,15 @@ macro_rules! form {
 pub const SHAPE_FORM: &str = form!("");
 
 /// The format of a problem in words, which [`parse`] reads.
-pub const FORM: &str = concat!(form!("[,softcap:CAP][,lse]"), "; lse asks for the log-sum-exp");
+pub const FORM: &str = concat!(
+    form!("[,backward][,softcap:CAP][,lse]"),
+    "; backward, or backward:deterministic, asks for the gradients, and lse for the log-sum-exp"
+);
 
 const MASK: &str = "a mask, which is none, causal, causal-top-left, window:BEFORE:AFTER or \
      window-top-left:BEFORE:AFTER with keys from 0 on or inf,";
 const SOFTCAP: &str = "softcap:CAP with a number above 0";
+const BACKWARD: &str = "backward or backward:deterministic, without lse,";
 
 /// Why a text does not describe a problem, with the accepted form.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -180,7 +184,9 @@ pub enum WordsError {
         expected: &'static str,
     },
     /// A part stands at the wrong place, or twice.
-    #[error("nothing in place of '{0}': after DTYPE come MASK, softcap:CAP, lse and bshd, in this order")]
+    #[error(
+        "nothing in place of '{0}': after DTYPE come MASK, backward, softcap:CAP, lse and bshd, in this order"
+    )]
     Order(String),
     /// The form is right, but no such problem can be computed.
     #[error("a valid problem ({0})")]
@@ -219,7 +225,10 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
         rest = others;
         Some(*first)
     };
-    let mask = take(|word| !word.starts_with("softcap:") && !matches!(word, "lse" | "bshd"));
+    let mask = take(|word| {
+        !word.starts_with("softcap:") && !word.starts_with("backward") && !matches!(word, "lse" | "bshd")
+    });
+    let pass = take(|word| word.starts_with("backward"));
     let softcap = take(|word| word.starts_with("softcap:"));
     let lse = take(|word| word == "lse").is_some();
     let layout = take(|word| word == "bshd").map_or(Layout::Bhsd, |_| Layout::Bshd);
@@ -252,7 +261,13 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
     let score = Score { softcap, ..Score::default() };
     let problem = Problem::new(batch, heads_q, seq_q, dim, dtypes);
     let problem = Problem { heads_kv, seq_kv, head_dim_v: dim_v, band, score, ..problem };
-    let problem = problem.with_lse(lse).with_layout(layout);
+    let pass = match pass {
+        None => Pass::Forward { lse },
+        Some("backward") if !lse => Pass::BACKWARD,
+        Some("backward:deterministic") if !lse => Pass::DETERMINISTIC,
+        Some(word) => return Err(part(word, BACKWARD)),
+    };
+    let problem = problem.with_pass(pass).with_layout(layout);
     problem.check()?;
     Ok(problem)
 }
@@ -291,6 +306,8 @@ mod tests {
             "1,8,512,64,f16,causal,lse",
             "1,8,512,64,bf16,window-top-left:inf:3",
             "1,8,512,64,f16,softcap:50,lse,bshd",
+            "1,8,512,64,f16,backward",
+            "1,8,512,64,bf16,causal,backward:deterministic,softcap:50,bshd",
         ] {
             assert_eq!(words(&parse(text).unwrap()), text);
         }

@@ -14,7 +14,7 @@ use check::sources::Sources;
 use check::study::{Study, analyse};
 use emu::Placement;
 use host::store;
-use predict::resources::{Resources, Source};
+use predict::resources::{ResourceSource, Resources};
 use predict::{Gpu, machine};
 use problem::Problem;
 use serde_json::{Value, json};
@@ -77,7 +77,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let mut study = analyse(bound, None, Some(sources), check, std::slice::from_ref(gpu), ptxas.as_ref());
     // A check uses a small launch, however large the kernel's real launch is.
     study.findings.retain(|finding| finding.name != SMALL_GRID);
-    if let Some(resources @ Resources { source: Source::Ptxas(_), .. }) = &study.resources {
+    if let Some(resources @ Resources { source: ResourceSource::Ptxas(_), .. }) = &study.resources {
         study.check.require_room(&launch, resources, gpu);
     }
     for mutant in &mut mutants {

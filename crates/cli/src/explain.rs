@@ -10,8 +10,8 @@ use check::names::demangle;
 use check::sources::Sources;
 use check::study::{Study, analyse};
 use host::store;
-use predict::resources::{Ptxas, Source};
-use predict::{Bound as Unit, Cause, Gpu, Prediction, machine};
+use predict::resources::{Ptxas, ResourceSource};
+use predict::{Cause, Gpu, Limiter as Unit, Prediction, machine};
 use problem::Problem;
 use ptx::quote;
 use serde_json::{Value, json};
@@ -268,8 +268,8 @@ fn print(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliError> {
             r.spill_loads + r.spill_stores,
             study.check.counters.shared_bytes,
             match &r.source {
-                Source::Ptxas(version) => format!("ptxas {version}"),
-                Source::Estimate => "estimated, without ptxas".to_owned(),
+                ResourceSource::Ptxas(version) => format!("ptxas {version}"),
+                ResourceSource::Estimate => "estimated, without ptxas".to_owned(),
             }
         )?;
     }

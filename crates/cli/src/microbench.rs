@@ -5,7 +5,7 @@ use std::io::Write;
 use bench::gpu::Workbench;
 use bench::provenance::Provenance;
 use bench::{Sensors, median};
-use calibrate::probes::description::{Description, Device, Row, base, empty, row};
+use calibrate::probes::description::{Description, DeviceProperties, Row, base, empty, row};
 use calibrate::probes::{Probe, all};
 use check::launchfile::Bound;
 use driver::Gpu;
@@ -56,7 +56,7 @@ pub fn microbench(args: &Microbench) -> Result<Status, CliError> {
 }
 
 /// Device, rows, number of failed probes, time of an empty kernel (µs), and provenance.
-type Measured = (Device, Vec<Row>, usize, Option<f64>, Provenance);
+type Measured = (DeviceProperties, Vec<Row>, usize, Option<f64>, Provenance);
 
 fn on_gpu(args: &Microbench, ordinal: i32) -> Result<Measured, CliError> {
     let mut gpu = Gpu::open(ordinal)?;
@@ -65,7 +65,7 @@ fn on_gpu(args: &Microbench, ordinal: i32) -> Result<Measured, CliError> {
     if let Some(why) = sensors.missing() {
         tell(format_args!("the clock is taken from the table: {why}"));
     }
-    let mut device = Device {
+    let mut device = DeviceProperties {
         name: info.name.clone(),
         sm: info.sm(),
         sms: info.sms,
@@ -98,7 +98,7 @@ fn on_emulator(args: &Microbench) -> Measured {
     let checks = Checks { races: false, uninitialised: false, unwritten: false };
     let mut emulator = Emulator::new(Options { checks, ..Options::default() });
     let name = "emulator, sm_90".to_owned();
-    let device = Device { name, sm: 90, sms: EMULATED_SMS, l2_bytes: 0, clock_mhz: None };
+    let device = DeviceProperties { name, sm: 90, sms: EMULATED_SMS, l2_bytes: 0, clock_mhz: None };
     let target = Target::of_device(90);
     let mut probes = chosen(args, target);
     probes.retain(|probe| probe.data <= EMULATED_BYTES);
@@ -116,7 +116,7 @@ fn chosen(args: &Microbench, target: Target) -> Vec<Probe> {
 fn measure<M: Machine>(
     machine: &mut M,
     probes: &[Probe],
-    device: &Device,
+    device: &DeviceProperties,
     target: Target,
     mut after: impl FnMut(&mut M),
 ) -> (Vec<Row>, usize) {
@@ -159,7 +159,7 @@ fn ordinal(text: &str) -> Result<i32, CliError> {
 fn print(
     out: &mut impl Write,
     args: &Microbench,
-    device: &Device,
+    device: &DeviceProperties,
     description: &Description,
     rows: &[Row],
 ) -> Result<(), CliError> {

@@ -5,7 +5,9 @@ use std::io::Write;
 use std::time::Duration;
 
 use bench::provenance::Provenance;
-use calibrate::selftest::{Check, Report, Settings, arithmetic, attention, mutants, sanitizer, streams};
+use calibrate::selftest::{
+    Check, SelfTestReport, Settings, arithmetic, attention, mutants, sanitizer, streams,
+};
 use check::gate::Verdict;
 use driver::Gpu;
 use emu::{Checks, Emulator, Options};
@@ -91,7 +93,7 @@ fn on_machine<M: Machine>(
     machine: &mut M,
     arch: &Arch,
     settings: &Settings,
-    report: &mut Report,
+    report: &mut SelfTestReport,
     log: &mut Log,
 ) {
     let mut tell = |check: &Check| log.check(check);
@@ -108,8 +110,8 @@ fn on_machine<M: Machine>(
 }
 
 /// Runs the checks on the emulator, which tests the self-test itself without a GPU.
-fn on_emulator(settings: &Settings, log: &mut Log) -> Report {
-    let mut report = Report::default();
+fn on_emulator(settings: &Settings, log: &mut Log) -> SelfTestReport {
+    let mut report = SelfTestReport::default();
     let checks = Checks { races: false, uninitialised: false, unwritten: false };
     let mut emulator = Emulator::new(Options { checks, ..Options::default() });
     on_machine(&mut emulator, &Arch::SM_90, settings, &mut report, log);
@@ -117,7 +119,12 @@ fn on_emulator(settings: &Settings, log: &mut Log) -> Report {
     report
 }
 
-fn on_gpu(gpu: &mut Gpu, args: &Selftest, settings: &Settings, log: &mut Log) -> Result<Report, CliError> {
+fn on_gpu(
+    gpu: &mut Gpu,
+    args: &Selftest,
+    settings: &Settings,
+    log: &mut Log,
+) -> Result<SelfTestReport, CliError> {
     let sm = gpu.info().sm();
     let arch = Arch::of(sm).ok_or_else(|| CliError::Argument {
         argument: "--device",
@@ -125,7 +132,7 @@ fn on_gpu(gpu: &mut Gpu, args: &Selftest, settings: &Settings, log: &mut Log) ->
         accepted: Arch::ALL.map(|arch| format!("sm_{}", arch.sm)).join(", "),
     })?;
     let arch = Arch { multiprocessors: gpu.info().sms, ..arch };
-    let mut report = Report::default();
+    let mut report = SelfTestReport::default();
     if args.under_sanitizer {
         // The kernels that race on purpose are left out: the sanitizer would report their races.
         report.checks.extend(attention::torture(gpu, &arch, settings, &mut |check| log.check(check)));
@@ -163,7 +170,7 @@ fn child(args: &Selftest) -> Result<Vec<OsString>, CliError> {
         .collect())
 }
 
-fn summary(out: &mut impl Write, report: &Report, provenance: &Provenance) -> Result<(), CliError> {
+fn summary(out: &mut impl Write, report: &SelfTestReport, provenance: &Provenance) -> Result<(), CliError> {
     writeln!(out, "{} ({})", provenance.device, provenance.driver)?;
     let rows: Vec<Vec<String>> = report
         .counts()

@@ -3,7 +3,7 @@
 
 use evolve::evaluate::cuda::Allow;
 use evolve::evaluate::model::Model;
-use evolve::evaluate::{Cuda, EmulatedCard, Evaluator, Evaluators, Fault, GpuCard};
+use evolve::evaluate::{Cuda, EmulatedCard, Evaluator, Evaluators, GpuCard, TaskFault};
 use evolve::workers::ServeError;
 use evolve::{Target, workers};
 use ledger::Reason;
@@ -33,7 +33,7 @@ fn evaluator(
     target: &Target,
     args: &Worker,
     machine: Option<&'static predict::Gpu>,
-) -> Result<Box<dyn Evaluator>, Fault> {
+) -> Result<Box<dyn Evaluator>, TaskFault> {
     match target {
         Target::Cuda { .. } if args.emulator => {
             let card = EmulatedCard::new(kernels::Arch::SM_90);
@@ -48,10 +48,13 @@ fn evaluator(
             let gpu = machine.or_else(|| predict::Gpu::named(name));
             let model = gpu.and_then(Model::of);
             Ok(Box::new(
-                model.ok_or_else(|| Fault::new(Reason::Device, format!("no machine is called {name}")))?,
+                model
+                    .ok_or_else(|| TaskFault::new(Reason::Device, format!("no machine is called {name}")))?,
             ))
         }
-        Target::Cpu => Err(Fault::new(Reason::Device, "the processor's plans are not evaluated by a worker")),
+        Target::Cpu => {
+            Err(TaskFault::new(Reason::Device, "the processor's plans are not evaluated by a worker"))
+        }
     }
 }
 

@@ -46,7 +46,6 @@ const CACHE: f64 = 1.5e6;
 /// The tasks and the cost of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// Tasks.
     pub tasks: usize,
     /// Cycles of the average task.
     pub task: f64,

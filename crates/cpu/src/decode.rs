@@ -7,7 +7,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use problem::{
-    DType, DTypes, Element, ElementType, Layout, Operand, Operands, Problem, Scales, Sequence, Span, Tensor,
+    DType, DTypes, Element, ElementType, Layout, Operand, Operands, Problem, Scales, Sequence, Span, Storage,
+    Tensor,
 };
 
 use crate::Elements;
@@ -34,7 +35,7 @@ impl Factors {
 
 /// A problem whose inputs have been decoded.
 pub(crate) struct Decoded<T> {
-    /// The problem with dense inputs of type `T` and without factors.
+    /// The problem with dense inputs of type `T`, without factors and pages.
     pub problem: Problem,
     pub factors: Factors,
     /// Q, K and V; `None` if the input already had the type and is read in place.
@@ -54,22 +55,20 @@ impl<T: Element + Default> Decoded<T> {
         let mut inner = Problem {
             dtypes: DTypes { out: problem.dtypes.out, ..DTypes::uniform(T::DTYPE) },
             scales: Scales::default(),
+            storage: Storage::Rows,
             ..problem.clone()
         };
         let multiplies = T::DTYPE == DType::F32;
         let mut rooms = [None, None, None];
         let tensors = [Tensor::Q, Tensor::K, Tensor::V];
         for ((tensor, input), room) in tensors.into_iter().zip(inputs).zip(&mut rooms) {
-            if problem.dtypes.of(tensor) == T::DTYPE {
+            let in_pages = tensor != Tensor::Q && problem.storage != Storage::Rows;
+            if problem.dtypes.of(tensor) == T::DTYPE && !in_pages {
                 continue;
             }
-            let [batch, heads, rows, dim] = problem.extents(tensor);
+            let [batch, heads, rows, dim] = inner.extents(tensor);
             let strides = Layout::Bhsd.strides(heads, rows, dim);
-            match tensor {
-                Tensor::Q => inner.q = strides,
-                Tensor::K => inner.k = strides,
-                _ => inner.v = strides,
-            }
+            inner.set_strides(tensor, strides);
             let room = room.insert(vec![T::default(); batch * heads * rows * dim]);
             let to = OutputRows::new(room, 0, strides, dim);
             let scales = operands.floats(Operand::Descale(tensor));

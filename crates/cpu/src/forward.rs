@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 use problem::{
-    DType, ElementsMut, KeyRange, Operand, OperandMap, Operands, Problem, ProblemError, Sequence, Span,
-    Strides, Tensor,
+    DType, ElementsMut, KeyPlaces, KeyRange, Operand, OperandMap, Operands, PassKind, Problem, ProblemError,
+    Sequence, Span, Strides, Tensor,
 };
 
 use crate::aligned::Aligned;
@@ -132,6 +132,7 @@ fn compute_as<T: Element + Default>(
     plan: &CpuPlan,
 ) -> Result<(), CpuError> {
     plan.check(problem)?;
+    problem.expect_pass(PassKind::Forward)?;
     problem.check_inputs(inputs, Input::type_and_len)?;
     let (operands, tables) = (&arrays(inputs), &tables(inputs)[..]);
     problem.check_length_values(operands)?;
@@ -139,11 +140,11 @@ fn compute_as<T: Element + Default>(
         let none = || Input::empty(problem.dtypes.of(tensor).into());
         inputs.get(tensor.into()).copied().unwrap_or_else(none)
     });
-    let [q, k, v] = inputs;
+    let ([q, k, v], places) = (inputs, KeyPlaces::of(problem, operands));
     let typed = [
-        Any::new(problem, Tensor::Q, q)?,
-        Any::new(problem, Tensor::K, k)?,
-        Any::new(problem, Tensor::V, v)?,
+        Any::new(problem, Tensor::Q, q, KeyPlaces::ROWS)?,
+        Any::new(problem, Tensor::K, k, places)?,
+        Any::new(problem, Tensor::V, v, places)?,
     ];
     // The canonical problem has the same origins of tensors and the same operands.
     let problem = &*problem.canonical();
@@ -190,7 +191,7 @@ impl Checked<'_> {
         factors: &Factors,
     ) -> Result<(), CpuError> {
         let Checked { executor, sequences, operands, tables, out, lse, plan } = self;
-        let inputs = Inputs::<T>::views(problem, inputs)?;
+        let inputs = Inputs::<T>::views(problem, inputs, KeyPlaces::of(problem, operands))?;
         let sinks = problem.score.sink.then(|| operands.floats(Operand::Sinks));
         let grouped = plan.rows == Rows::Group && problem.group_size() > 1;
         let programs = &Evaluators::new(problem, tables, grouped);

@@ -358,7 +358,7 @@ impl<P: Pairs> Arithmetic for Narrowed<'_, P> {
 
 #[cfg(test)]
 mod tests {
-    use problem::{DType, Layout, Operands};
+    use problem::{DType, KeyPlaces, Layout, Operands};
     use rand::{Rng, SeedableRng, rngs::SmallRng};
 
     use super::*;
@@ -426,7 +426,8 @@ mod tests {
         let mut v: Vec<f32> = (0..rows * dim).map(|_| normal()).collect();
         change(&mut v);
         let q = vec![1.0; 64 * dim];
-        let inputs = Inputs::<f32>::views(&problem, [&q[..], &v, &v].map(Input::from)).unwrap();
+        let inputs = [&q[..], &v, &v].map(Input::from);
+        let inputs = Inputs::<f32>::views(&problem, inputs, KeyPlaces::ROWS).unwrap();
         // The bounds are those of a 16-bit type, but the elements stay f32 here.
         let of_type = Problem { dtypes: dtype.into(), ..problem.clone() };
         let plan = CpuPlan::with_isa(&of_type, Isa::PortableIntegers);

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use problem::{
-    DType, Element, Layout, Mean, Problem, ProblemError, Quantization, Rotation, ScaleLayout, Tensor,
+    DType, Element, KeyPlaces, Layout, Mean, Problem, ProblemError, Quantization, Rotation, ScaleLayout,
+    Tensor,
 };
 
 use crate::CpuError;
@@ -127,7 +128,7 @@ impl<'a> Rows<'a> {
         let extents @ [_, heads, rows, _] = problem.extents(tensor);
         let block = options.rows.map_or(rows, |rows| rows as usize).max(1);
         Ok(Rows {
-            view: Any::new(problem, tensor, data)?,
+            view: Any::new(problem, tensor, data, KeyPlaces::ROWS)?,
             dtype: options.dtype,
             rotation: options.rotation(problem, tensor),
             extents,

@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 
 use half::{bf16, f16};
 use problem::{
-    DType, E4m3, E5m2, ElementType, Operand, OperandMap, Operands, Problem, ProblemError, Strides, Tensor,
+    DType, E4m3, E5m2, ElementType, KeyPlaces, Operand, OperandMap, Operands, Problem, ProblemError, Strides,
+    Tensor,
 };
 
 use crate::{CpuError, Element, Elements};
@@ -200,22 +201,31 @@ pub(crate) struct View<'a, T> {
     data: Memory<'a, T>,
     origin: usize,
     strides: Strides,
+    /// Where the rows of a batch entry lie.
+    places: KeyPlaces<'a>,
     /// Number of elements of a row.
     pub dim: usize,
 }
 
 impl<'a, T: Element> View<'a, T> {
-    /// Rejects elements of another type, and a buffer that is too short.
-    fn new(problem: &Problem, tensor: Tensor, input: Input<'a>) -> Result<Self, CpuError> {
+    /// Rejects elements of another type, and a buffer that is too short. `places` are those of the rows of
+    /// the tensor.
+    fn new(
+        problem: &Problem,
+        tensor: Tensor,
+        input: Input<'a>,
+        places: KeyPlaces<'a>,
+    ) -> Result<Self, CpuError> {
         let origin = origin(problem, tensor, input.type_and_len())?;
         let (argument, dtype, expected) = (tensor.name(), input.dtype.name(), T::DTYPE.name());
         let wrong = ProblemError::OperandType { argument, dtype, expected };
         let data = input.memory::<T>().ok_or(wrong)?;
         let [.., dim] = problem.extents(tensor);
-        Ok(View { data, origin, strides: problem.strides(tensor), dim })
+        Ok(View { data, origin, strides: problem.strides(tensor), places, dim })
     }
 
     fn start(&self, batch: usize, head: usize, row: usize) -> usize {
+        let (batch, row) = self.places.place(batch, row);
         (self.origin as i64 + self.strides.offset(batch, head, row)) as usize
     }
 
@@ -232,7 +242,7 @@ impl<'a, T: Element> View<'a, T> {
         first: usize,
         count: usize,
     ) -> Option<&'a [T]> {
-        (self.strides.row == self.dim as i64)
+        (self.strides.row == self.dim as i64 && self.places.run(first, count) == count)
             .then(|| self.data.slice(self.start(batch, head, first), count * self.dim))
     }
 }
@@ -247,12 +257,16 @@ pub(crate) struct Inputs<'a, T> {
 
 impl<'a, T: Element> Inputs<'a, T> {
     /// Rejects elements of another type, and buffers that are too short. The problem has been checked, or
-    /// differs from a checked one by dense inputs.
-    pub(crate) fn views(problem: &Problem, [q, k, v]: [Input<'a>; 3]) -> Result<Self, CpuError> {
+    /// differs from a checked one by dense inputs. `places` are those of keys and values.
+    pub(crate) fn views(
+        problem: &Problem,
+        [q, k, v]: [Input<'a>; 3],
+        places: KeyPlaces<'a>,
+    ) -> Result<Self, CpuError> {
         Ok(Inputs {
-            q: View::new(problem, Tensor::Q, q)?,
-            k: View::new(problem, Tensor::K, k)?,
-            v: View::new(problem, Tensor::V, v)?,
+            q: View::new(problem, Tensor::Q, q, KeyPlaces::ROWS)?,
+            k: View::new(problem, Tensor::K, k, places)?,
+            v: View::new(problem, Tensor::V, v, places)?,
         })
     }
 }
@@ -268,13 +282,18 @@ pub(crate) enum Any<'a> {
 }
 
 impl<'a> Any<'a> {
-    pub(crate) fn new(problem: &Problem, tensor: Tensor, input: Input<'a>) -> Result<Self, CpuError> {
+    pub(crate) fn new(
+        problem: &Problem,
+        tensor: Tensor,
+        input: Input<'a>,
+        places: KeyPlaces<'a>,
+    ) -> Result<Self, CpuError> {
         Ok(match problem.dtypes.of(tensor) {
-            DType::F32 => Any::F32(View::new(problem, tensor, input)?),
-            DType::F16 => Any::F16(View::new(problem, tensor, input)?),
-            DType::Bf16 => Any::Bf16(View::new(problem, tensor, input)?),
-            DType::E4m3 => Any::E4m3(View::new(problem, tensor, input)?),
-            DType::E5m2 => Any::E5m2(View::new(problem, tensor, input)?),
+            DType::F32 => Any::F32(View::new(problem, tensor, input, places)?),
+            DType::F16 => Any::F16(View::new(problem, tensor, input, places)?),
+            DType::Bf16 => Any::Bf16(View::new(problem, tensor, input, places)?),
+            DType::E4m3 => Any::E4m3(View::new(problem, tensor, input, places)?),
+            DType::E5m2 => Any::E5m2(View::new(problem, tensor, input, places)?),
         })
     }
 

@@ -87,7 +87,9 @@ pub enum DriverError {
         log: String,
     },
     /// The compiled kernel exceeds the resources that the plan promised.
-    #[error("{entry} is not admitted: invalid value '{found}' for {what}: expected at most {accepted}")]
+    #[error(
+        "{entry} needs more than its plan states: invalid value '{found}' for {what}: expected at most {accepted}"
+    )]
     Admission {
         /// Name of the kernel.
         entry: String,

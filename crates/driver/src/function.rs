@@ -265,8 +265,8 @@ impl Function {
     ///
     /// # Errors
     /// [`DriverError::Contract`] when the arguments do not match the parameters of the entry, or when the
-    /// launch exceeds what was admitted; [`DriverError::TensorMap`] when the hardware does not support a map
-    /// of these slices.
+    /// launch exceeds the resources that were stated; [`DriverError::TensorMap`] when the hardware does not
+    /// support a map of these slices.
     pub fn launch(
         &self,
         stream: &Stream,
@@ -350,9 +350,8 @@ impl Function {
         let allowed = self.0.dynamic_shared.load(Ordering::Relaxed);
         if launch.dynamic_shared > allowed {
             let wanted = launch.dynamic_shared;
-            return Err(
-                self.refuse(format!("{wanted} bytes of dynamic shared memory; admitted were {allowed}"))
-            );
+            return Err(self
+                .refuse(format!("{wanted} bytes of dynamic shared memory; at most {allowed} were stated")));
         }
         let threads = launch.block.count();
         if threads > self.0.resources.max_threads.into() {

@@ -390,7 +390,7 @@ impl Stream {
     }
 
     /// Like [`Stream::steady`], for work that a graph may contain. If a capture by this crate includes the
-    /// stream, its graph keeps what `kept` returns alive. The context must be current.
+    /// stream, the graph holds the value of `kept()`, so that it is not freed. The context must be current.
     pub(crate) fn steady_keeping(
         &self,
         kept: impl FnOnce() -> Vec<Kept>,

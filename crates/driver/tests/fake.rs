@@ -382,7 +382,7 @@ fn contract() {
         "invalid value '65' for the number of parameters: expected at most 64",
     );
     let shared = Launch { dynamic_shared: (48 << 10) + 1, ..k.launch };
-    refuse(&shared, &k.args, "49153 bytes of dynamic shared memory; admitted were 49152");
+    refuse(&shared, &k.args, "49153 bytes of dynamic shared memory; at most 49152 were stated");
     refuse(
         &Launch { block: Dim3(512, 1, 1), ..k.launch },
         &k.args,

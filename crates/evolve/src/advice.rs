@@ -52,7 +52,7 @@ impl What {
 
 /// A row of the advice table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct AdviceRow {
     pub criterion: &'static str,
     pub value: String,
     /// What the value means for the decision.
@@ -65,7 +65,7 @@ pub struct Advice {
     pub what: What,
     /// The reason in a sentence.
     pub why: String,
-    pub rows: Vec<Row>,
+    pub rows: Vec<AdviceRow>,
     /// The shortest time that the device allows, µs.
     pub floor_us: Option<f64>,
     /// The speed-up of a perfect kernel.
@@ -138,8 +138,9 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
     let noise = population.noise_floor().unwrap_or(1.0 + MIN_GAIN);
     let worth = (1.0 + MIN_GAIN).max(noise);
     let mut rows = Vec::new();
-    let mut row =
-        |criterion: &'static str, value: String, says: String| rows.push(Row { criterion, value, says });
+    let mut row = |criterion: &'static str, value: String, says: String| {
+        rows.push(AdviceRow { criterion, value, says })
+    };
     row(
         "still possible, by the roofline",
         possible.map_or("unknown".into(), |p| format!("{p:.2}×")),

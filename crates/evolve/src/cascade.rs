@@ -8,7 +8,7 @@
 //! 4. `Race`: the fastest few against the baseline, under the rules of `bench`;
 //! 5. `HeldOut`: the winner once more against the baseline, and on problems that the search never used.
 
-use super::population::{Member, Place};
+use super::population::{CandidateState, Member};
 use super::task::{Stage, reject};
 use check::gate::Verdict;
 use ledger::{Against, Candidate, CandidateId, CheckFact, Reason, Rejection};
@@ -67,10 +67,10 @@ pub fn not_picked(rank: usize) -> Rejection {
 }
 
 /// Rejects a candidate because the budget ended before its evaluation, or before its draw was complete.
-pub fn not_reached(place: Place) -> Rejection {
+pub fn not_reached(place: CandidateState) -> Rejection {
     let (stage, detail) = match place {
-        Place::Ready(stage) => (stage, "the budget ended before it was its turn"),
-        Place::Held | Place::Timed | Place::Rejected => {
+        CandidateState::Ready(stage) => (stage, "the budget ended before it was its turn"),
+        CandidateState::Held | CandidateState::Timed | CandidateState::Rejected => {
             (Stage::Screen, "the budget ended before all of its draw were screened")
         }
     };

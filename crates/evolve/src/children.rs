@@ -155,7 +155,7 @@ fn proc_bytes(file: &str, key: &str) -> Option<u64> {
 
 /// Limits of a program that is run to its end.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
+pub struct ProcessLimits {
     /// Elapsed time.
     pub wall: Duration,
     /// Processor time of each of its processes, s.
@@ -210,7 +210,7 @@ pub(super) const OUTPUT_GRACE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// When the program cannot be started or exceeds a limit.
-pub fn run(line: &str, input: Vec<u8>, limits: &Limits) -> Result<ProgramOutput, Confinement> {
+pub fn run(line: &str, input: Vec<u8>, limits: &ProcessLimits) -> Result<ProgramOutput, Confinement> {
     run_command(&["sh".into(), "-c".into(), line.into()], input, limits)
 }
 
@@ -223,7 +223,7 @@ pub fn run(line: &str, input: Vec<u8>, limits: &Limits) -> Result<ProgramOutput,
 pub fn run_command(
     words: &[OsString],
     input: Vec<u8>,
-    limits: &Limits,
+    limits: &ProcessLimits,
 ) -> Result<ProgramOutput, Confinement> {
     // The watching loop belongs to the group: if this process disappears, the loop kills the group.
     const SCRIPT: &str = "ulimit -c 0
@@ -304,7 +304,7 @@ impl Reader {
 /// Waits until the program ends or exceeds a limit.
 fn attend(
     group: &mut Group,
-    limits: &Limits,
+    limits: &ProcessLimits,
     began: Instant,
     overflows: &AtomicBool,
 ) -> Result<ExitStatus, Confinement> {
@@ -350,11 +350,11 @@ fn tail(kept: &mut Vec<u8>, part: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { wall: Duration::from_secs(20), cpu_seconds: 10, memory: 1 << 30, output: 1 << 20 };
+    const LIMITS: ProcessLimits =
+        ProcessLimits { wall: Duration::from_secs(20), cpu_seconds: 10, memory: 1 << 30, output: 1 << 20 };
 
     fn short(line: &str) -> Result<ProgramOutput, Confinement> {
-        run(line, b"in".to_vec(), &Limits { wall: Duration::from_millis(700), ..LIMITS })
+        run(line, b"in".to_vec(), &ProcessLimits { wall: Duration::from_millis(700), ..LIMITS })
     }
 
     #[test]
@@ -372,7 +372,7 @@ mod tests {
     fn who_hangs_or_burns_is_ended() {
         assert!(matches!(short("sleep 60"), Err(Confinement::Time(_))));
         assert!(matches!(short("trap '' TERM INT; while :; do sleep 60; done"), Err(Confinement::Time(_))));
-        let limits = Limits { cpu_seconds: 1, ..LIMITS };
+        let limits = ProcessLimits { cpu_seconds: 1, ..LIMITS };
         let burnt = run("while :; do :; done", Vec::new(), &limits).unwrap();
         assert!(!burnt.status.success());
     }

@@ -14,7 +14,7 @@ use super::faults::{Faults, Word, is_fault};
 use super::finals::Promotion;
 use super::holding::{Holding, WAITED};
 use super::insight::Insights;
-use super::population::{Place, Population};
+use super::population::{CandidateState, Population};
 use super::space::Space;
 use super::task::{Finding, Outcome, Stage, Target, Task};
 use super::{advice, finals, rank};
@@ -448,7 +448,7 @@ impl Evolution {
             let has_time = search.population.members.values().any(|m| m.counts() && m.is_timed());
             let is_measure_known = search.population.baseline_us().is_some();
             for member in search.population.members.values() {
-                let Place::Ready(stage) = member.place else { continue };
+                let CandidateState::Ready(stage) = member.place else { continue };
                 let task = (member.id, stage, search.population.problem);
                 let is_taken = self.under_way.contains(&task) || self.reported.contains(&task);
                 let is_late = !in_time && member.counts() && (has_time || !stage.is_of_device());

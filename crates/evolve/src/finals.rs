@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::cascade;
 use super::engine::Evolution;
 use super::error::EvolveError;
-use super::population::{Member, Place, Population, key};
+use super::population::{CandidateState, Member, Population, key};
 use super::rank;
 use super::report::HeldOutEnd;
 use super::space::{self, Domain};
@@ -433,6 +433,9 @@ pub(super) fn ends(evolution: &Evolution, case: usize) -> Vec<(CandidateId, Reje
         true => (m.id, cascade::not_raced()),
         false => (m.id, cascade::not_among_the_fastest(m.expected_us(), fastest)),
     });
-    let cut = population.members.values().filter(|m| m.counts() && (m.is_open() || m.place == Place::Held));
+    let cut = population
+        .members
+        .values()
+        .filter(|m| m.counts() && (m.is_open() || m.place == CandidateState::Held));
     timed.chain(cut.map(|m| (m.id, cascade::not_reached(m.place)))).collect()
 }

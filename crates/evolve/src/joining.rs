@@ -11,7 +11,7 @@ use super::population::Member;
 use super::proposer::Proposal;
 use super::task::{Finding, Outcome, Stage};
 use ledger::{Arm, CandidateId, Forecast, NewCandidate, Operator, Reason, Rejection};
-use ledger::{Candidate, Language, Source};
+use ledger::{Candidate, KernelText, Language};
 
 /// The proposer's report, apart from its candidate.
 #[derive(Default)]
@@ -66,7 +66,7 @@ impl Evolution {
             Err(rejection) => {
                 let (text, launch) = (rejection.detail.clone(), String::new());
                 said.failure = Some(rejection);
-                Candidate::Kernel(Source { language: Language::Ptx, text, launch })
+                Candidate::Kernel(KernelText { language: Language::Ptx, text, launch })
             }
         };
         let parents: Vec<&Member> =

@@ -44,6 +44,6 @@ pub use config::{Case, Config, Configuration, Limits};
 pub use engine::{Ask, Evolution, Question};
 pub use error::EvolveError;
 pub use evaluate::{Evaluator, Look};
-pub use ledger::{Candidate, Language, Source};
-pub use report::{CaseReport, Cases, End, Gain, HeldOutEnd, Progress, Promoted, Report, Shown, gain};
+pub use ledger::{Candidate, KernelText, Language};
+pub use report::{CaseReport, Cases, End, Gain, HeldOutEnd, Promoted, Report, RunProgress, Shown, gain};
 pub use task::{Finding, Outcome, Stage, Target, Task};

@@ -18,7 +18,7 @@ use ledger::{MeasurementFact, Screening, TimeKind};
 
 /// The state of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum CandidateState {
     /// The next stage can run.
     Ready(Stage),
     /// Screened, and waiting until its whole draw is screened and the model's best are picked.
@@ -50,7 +50,7 @@ pub struct Member {
     pub parents: Vec<CandidateId>,
     /// The changes against the first parent.
     pub changes: Value,
-    pub place: Place,
+    pub place: CandidateState,
     /// The properties of its kernel.
     pub screening: Option<Screening>,
     /// The predicted time: low, expected, high, µs.
@@ -89,7 +89,7 @@ impl Member {
             operator: new.operator.clone(),
             parents: new.parents.clone(),
             changes: new.changes.clone(),
-            place: Place::Ready(Stage::Screen),
+            place: CandidateState::Ready(Stage::Screen),
             screening: None,
             predicted: None,
             findings: Value::Null,
@@ -123,12 +123,12 @@ impl Member {
 
     /// Whether the candidate has stages left.
     pub fn is_open(&self) -> bool {
-        matches!(self.place, Place::Ready(_))
+        matches!(self.place, CandidateState::Ready(_))
     }
 
     /// Whether the candidate may be a parent or win: it has a time and is not rejected.
     pub fn is_fit(&self) -> bool {
-        self.time.is_some() && self.place == Place::Timed
+        self.time.is_some() && self.place == CandidateState::Timed
     }
 
     /// Whether the time is valid: the candidate is correct, even if it lost its race.
@@ -244,7 +244,7 @@ impl Population {
             Arm::Control => self.control = Some(id),
             Arm::Evolution | Arm::Random => member.same_as = self.plans.get(&member.hash).copied(),
             // A reference takes part only in comparisons at the end.
-            Arm::Baseline => member.place = Place::Timed,
+            Arm::Baseline => member.place = CandidateState::Timed,
         }
         let rejection = member.same_as.map(|first| cascade::identical(first, Stage::Screen));
         self.plans.entry(member.hash.clone()).or_insert(id);
@@ -302,7 +302,7 @@ impl Population {
             }
             Finding::Judged(check) => match cascade::judged(check, Stage::Check) {
                 Some(rejection) => rejected.push((id, rejection)),
-                None => self.place(id, Place::Ready(Stage::Microbench)),
+                None => self.place(id, CandidateState::Ready(Stage::Microbench)),
             },
             Finding::Timed { check, measurement } => {
                 let wrong = check.as_ref().and_then(|check| cascade::judged(check, outcome.stage));
@@ -347,7 +347,7 @@ impl Population {
     pub fn reject(&mut self, id: CandidateId, rejection: Rejection) {
         self.niches.leave(id);
         if let Some(member) = self.members.get_mut(&id) {
-            member.place = Place::Rejected;
+            member.place = CandidateState::Rejected;
             member.rejection = Some(rejection);
         }
         if self.best == Some(id) {
@@ -356,7 +356,7 @@ impl Population {
         }
     }
 
-    fn place(&mut self, id: CandidateId, place: Place) {
+    fn place(&mut self, id: CandidateId, place: CandidateState) {
         if let Some(member) = self.members.get_mut(&id) {
             member.place = place;
         }
@@ -409,35 +409,35 @@ impl Population {
                 self.reject(id, rejection.clone());
                 rejected.push((id, rejection));
             }
-            None if is_drawn => self.place(id, Place::Held),
-            None => self.place(id, Place::Ready(Stage::Check)),
+            None if is_drawn => self.place(id, CandidateState::Held),
+            None => self.place(id, CandidateState::Ready(Stage::Check)),
         }
         rejected
     }
 
     /// Whether another random sample has passed its screening.
     fn draws_beside(&self, id: CandidateId) -> bool {
-        let passed = |m: &Member| m.screening.is_some() && m.place != Place::Rejected;
+        let passed = |m: &Member| m.screening.is_some() && m.place != CandidateState::Rejected;
         self.members.values().any(|m| m.arm == Arm::Random && m.id != id && passed(m))
     }
 
     /// Once all samples of a draw are screened or rejected, the model's best continue.
     fn pick_of_draw(&mut self) -> Vec<(CandidateId, Rejection)> {
-        let done = |m: &&Member| m.is_drawn() && m.place != Place::Ready(Stage::Screen);
+        let done = |m: &&Member| m.is_drawn() && m.place != CandidateState::Ready(Stage::Screen);
         if self.members.values().filter(done).count() < self.draws {
             return Vec::new();
         }
         let mut held: Vec<(CandidateId, f64)> = self
             .members
             .values()
-            .filter(|m| m.place == Place::Held)
+            .filter(|m| m.place == CandidateState::Held)
             .map(|m| (m.id, m.expected_us()))
             .collect();
         held.sort_by(|a, b| a.1.total_cmp(&b.1));
         let mut rejected = Vec::new();
         for (rank, (id, _)) in held.into_iter().enumerate() {
             if rank < cascade::PICKED {
-                self.place(id, Place::Ready(Stage::Check));
+                self.place(id, CandidateState::Ready(Stage::Check));
             } else {
                 rejected.push((id, cascade::not_picked(rank)));
             }
@@ -470,7 +470,7 @@ impl Population {
 
     fn after_timing(&mut self, id: CandidateId, time: Time, kind: TimeKind, insights: &mut Insights) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        (member.time, member.kind, member.place) = (Some(time), Some(kind), Place::Timed);
+        (member.time, member.kind, member.place) = (Some(time), Some(kind), CandidateState::Timed);
         match member.arm {
             Arm::Control => {}
             Arm::Random => {

@@ -8,7 +8,7 @@ use super::rank;
 use super::space::family;
 use check::gate::bind;
 use ledger::Arm;
-use ledger::{Candidate, Source};
+use ledger::{Candidate, KernelText};
 
 /// Number of latest candidates in the history.
 const HISTORY: usize = 20;
@@ -62,7 +62,7 @@ fn shown(evolution: &Evolution, member: &Member) -> Value {
 
 fn line(member: &Member) -> Value {
     let candidate = match &member.candidate {
-        Candidate::Kernel(Source { language, text, .. }) => {
+        Candidate::Kernel(KernelText { language, text, .. }) => {
             let begins: Vec<String> =
                 text.lines().take(LINES).map(|line| line.chars().take(WIDTH).collect()).collect();
             json!({ "kernel": { "language": language, "hash": member.hash, "begins": begins.join("\n") } })

@@ -22,7 +22,7 @@ pub use types::*;
 
 /// The progress of a run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Progress {
+pub struct RunProgress {
     /// Number of candidates of both arms.
     pub candidates: usize,
     /// Number of rejected candidates.
@@ -67,7 +67,7 @@ pub fn gain(ours: &Against, random: &Against, floor: f64) -> Gain {
 }
 
 impl Evolution {
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> RunProgress {
         let members =
             || self.searches.iter().flat_map(|s| s.population.members.values()).filter(|m| m.counts());
         let beside = |arm: Arm| {
@@ -76,7 +76,7 @@ impl Evolution {
                 Some((us, s.population.baseline_us()? / us))
             })
         };
-        Progress {
+        RunProgress {
             candidates: members().count(),
             rejected: members().filter(|m| m.rejection.is_some()).count(),
             under_way: self.under_way(),

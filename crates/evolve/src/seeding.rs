@@ -104,7 +104,7 @@ fn nearest(
 /// The distance of two problems in powers of two; `None` when their kernels are not interchangeable.
 fn apart(a: &Shape, b: &Shape) -> Option<f64> {
     let alike = (a.head_dim, a.head_dim_v, a.mask) == (b.head_dim, b.head_dim_v, b.mask)
-        && Tensor::ALL.map(|t| a.dtypes.of(t).bytes()) == Tensor::ALL.map(|t| b.dtypes.of(t).bytes());
+        && Tensor::FORWARD.map(|t| a.dtypes.of(t).bytes()) == Tensor::FORWARD.map(|t| b.dtypes.of(t).bytes());
     let twice = |a: usize, b: usize| (a.max(1) as f64 / b.max(1) as f64).log2().abs();
     let tiles = |s: &Shape| s.batch * s.heads_q * s.seq_q.div_ceil(64);
     let group = |s: &Shape| s.heads_q / s.heads_kv.max(1);
@@ -138,7 +138,7 @@ mod tests {
     use problem::Problem;
 
     use super::*;
-    use crate::{Language, Source};
+    use crate::{KernelText, Language};
 
     fn mission() -> Shape {
         Shape::of(&Problem::mission())
@@ -155,7 +155,11 @@ mod tests {
             Candidate::Gpu(Plan::Mma(plan))
         };
         let foreign = |text: &str| {
-            Candidate::Kernel(Source { language: Language::Ptx, text: text.into(), launch: String::new() })
+            Candidate::Kernel(KernelText {
+                language: Language::Ptx,
+                text: text.into(),
+                launch: String::new(),
+            })
         };
         let known = vec![
             (far, plan(32)),

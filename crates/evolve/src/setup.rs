@@ -251,7 +251,7 @@ fn bytes(shape: &Shape) -> u64 {
         let element = problem.dtypes.of(tensor).bytes() as u64;
         problem.extents(tensor).iter().fold(element, |all, &n| all.saturating_mul(n as u64))
     };
-    Tensor::ALL.into_iter().fold(0u64, |all, tensor| all.saturating_add(bytes(tensor)))
+    Tensor::FORWARD.into_iter().fold(0u64, |all, tensor| all.saturating_add(bytes(tensor)))
 }
 
 /// The shapes without duplicates, in order.
@@ -346,7 +346,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::workers::Program;
+    use crate::workers::WorkerProgram;
     use host::store::Scratch;
     use ledger::Run;
 
@@ -459,7 +459,7 @@ mod tests {
     /// A problem that the setup accepts must not end its worker.
     #[test]
     fn a_worker_may_hold_what_the_setup_accepts() {
-        let limit = Program::of_this(&[]).unwrap().memory;
+        let limit = WorkerProgram::of_this(&[]).unwrap().memory;
         for target in [Target::Cpu, Target::Cuda { ordinal: 0 }, model_named("h200").unwrap().0] {
             let needed = most(&target) * copies(&target);
             assert!(needed <= limit, "{target:?}: {needed} > {limit}");

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::children::{Group, OUTPUT_GRACE, machine_memory};
-use super::evaluate::{Evaluator, Fault, Look};
+use super::evaluate::{Evaluator, Look, TaskFault};
 use super::faults::is_lost;
 use super::task::{Finding, Outcome, Task};
 use ledger::{Environment, Reason, Rejection};
@@ -44,7 +44,7 @@ pub enum ServeError {
     #[error("cannot write to standard output: {0}")]
     Output(std::io::Error),
     #[error("{0}")]
-    Device(#[from] Fault),
+    Device(#[from] TaskFault),
 }
 
 /// The worker's side: serves tasks until the input ends.
@@ -54,7 +54,7 @@ pub enum ServeError {
 pub fn serve(
     input: impl BufRead,
     mut output: impl Write,
-    mut evaluate: impl FnMut(&Task) -> Result<Outcome, Fault>,
+    mut evaluate: impl FnMut(&Task) -> Result<Outcome, TaskFault>,
 ) -> Result<(), ServeError> {
     for (line, text) in (1..).zip(input.lines()) {
         let text = text.map_err(ServeError::Input)?;
@@ -97,7 +97,7 @@ pub fn allow(output: &mut impl Write, time: Duration) {
 
 /// A worker's program.
 #[derive(Clone, Debug)]
-pub struct Program {
+pub struct WorkerProgram {
     pub file: PathBuf,
     pub args: Vec<OsString>,
     /// Time limit for an outcome, unless the worker asks for another one.
@@ -106,15 +106,15 @@ pub struct Program {
     pub memory: u64,
 }
 
-impl Program {
+impl WorkerProgram {
     /// This program as a supervised worker with further arguments.
     ///
     /// # Errors
     /// When the system does not name this program's file.
-    pub fn of_this(args: &[&str]) -> std::io::Result<Program> {
+    pub fn of_this(args: &[&str]) -> std::io::Result<WorkerProgram> {
         let args = ["worker", "--watched"].iter().chain(args).copied().map(OsString::from).collect();
         let (patience, memory) = (Duration::from_secs(180), evaluation_memory());
-        Ok(Program { file: std::env::current_exe()?, args, patience, memory })
+        Ok(WorkerProgram { file: std::env::current_exe()?, args, patience, memory })
     }
 }
 
@@ -126,7 +126,7 @@ pub(super) fn evaluation_memory() -> u64 {
 
 /// A child process as an evaluator. It starts with its first task, and again after it is lost.
 pub struct Worker {
-    program: Program,
+    program: WorkerProgram,
     environment: Environment,
     running: Option<Running>,
     /// Number of processes started.
@@ -152,7 +152,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 impl Worker {
     /// A worker of a program; `environment` describes the origin of its figures.
-    pub fn new(program: Program, environment: Environment) -> Worker {
+    pub fn new(program: WorkerProgram, environment: Environment) -> Worker {
         Worker { program, environment, running: None, started: 0 }
     }
 
@@ -182,15 +182,15 @@ impl Worker {
     }
 
     /// Sends the task to a running worker and returns the outcome.
-    fn ask(&mut self, task: &Task) -> Result<Outcome, Fault> {
-        let line = serde_json::to_string(task).map_err(|error| Fault::new(Reason::Crashed, error))?;
+    fn ask(&mut self, task: &Task) -> Result<Outcome, TaskFault> {
+        let line = serde_json::to_string(task).map_err(|error| TaskFault::new(Reason::Crashed, error))?;
         // A worker that ended while idle is replaced without a rejection.
         let idle = self.running.take();
         let mut running = match idle.and_then(Running::still_runs) {
             Some(running) => running,
             None => self.start().map_err(|error| {
                 let program = self.program.file.display();
-                Fault::new(Reason::Crashed, format!("the worker {program} cannot be started: {error}"))
+                TaskFault::new(Reason::Crashed, format!("the worker {program} cannot be started: {error}"))
             })?,
         };
         // A failed write is noticed when the outcome does not arrive.
@@ -210,7 +210,7 @@ impl Running {
         matches!(self.group.ended(), Ok(None)).then_some(self)
     }
 
-    fn answer(&mut self, task: &Task, program: &Program) -> Result<Outcome, Fault> {
+    fn answer(&mut self, task: &Task, program: &WorkerProgram) -> Result<Outcome, TaskFault> {
         let mut given = program.patience;
         let mut since = Instant::now();
         loop {
@@ -224,7 +224,7 @@ impl Running {
                     }
                     let outcome: Outcome = serde_json::from_str(&line).map_err(|error| {
                         let begin: String = line.chars().take(80).collect();
-                        Fault::new(
+                        TaskFault::new(
                             Reason::Crashed,
                             format!(
                                 "invalid line {begin:?} from the worker: expected an outcome as JSON ({error})"
@@ -232,12 +232,12 @@ impl Running {
                         )
                     })?;
                     if (outcome.candidate, outcome.stage) != (task.candidate, task.stage) {
-                        return Err(Fault::new(Reason::Crashed, "the worker answered another task"));
+                        return Err(TaskFault::new(Reason::Crashed, "the worker answered another task"));
                     }
                     return Ok(outcome);
                 }
                 Err(RecvTimeoutError::Timeout) if since.elapsed() >= given => {
-                    return Err(Fault::new(
+                    return Err(TaskFault::new(
                         Reason::Hangs,
                         format!("the worker sent no outcome within {:.1} s", given.as_secs_f64()),
                     ));
@@ -246,7 +246,7 @@ impl Running {
                     let held = self.group.memory();
                     if held > program.memory {
                         let (held, most) = (held >> 20, program.memory >> 20);
-                        return Err(Fault::new(
+                        return Err(TaskFault::new(
                             Reason::Memory,
                             format!("the worker holds {held} MB of memory: at most {most} MB are allowed"),
                         ));
@@ -258,7 +258,7 @@ impl Running {
     }
 
     /// The fault of a worker whose standard output ended. Its process may still run.
-    fn how_it_ended(&mut self) -> Fault {
+    fn how_it_ended(&mut self) -> TaskFault {
         let closed = Instant::now();
         let status = loop {
             match self.group.ended() {
@@ -267,7 +267,7 @@ impl Running {
                     let seconds = OUTPUT_GRACE.as_secs_f64();
                     let detail =
                         format!("the worker closed its output and did not end within {seconds:.1} s");
-                    return Fault::new(Reason::Hangs, detail);
+                    return TaskFault::new(Reason::Hangs, detail);
                 }
                 Ok(Some(status)) => break status.to_string(),
                 Err(error) => break error.to_string(),
@@ -280,7 +280,7 @@ impl Running {
         }
         let stderr = self.stderr.lock().unwrap_or_else(PoisonError::into_inner);
         let words: Vec<&str> = stderr.iter().map(String::as_str).collect();
-        Fault::new(Reason::Crashed, format!("its worker ended ({status}): {}", words.join(" | ")))
+        TaskFault::new(Reason::Crashed, format!("its worker ended ({status}): {}", words.join(" | ")))
     }
 }
 

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use flashcore_evolve::evaluate::cuda::Card;
 use flashcore_evolve::evaluate::{Cuda, Evaluator, GpuCard, bound};
-use flashcore_evolve::{Candidate, Finding, Language, Source, Stage, Target, Task};
+use flashcore_evolve::{Candidate, Finding, KernelText, Language, Stage, Target, Task};
 use harness::{SCENARIO, passes};
 use kernels::Family;
 use kernels::select::Shape;
@@ -121,7 +121,7 @@ fn crash() {
     let kernel = bound(&plan, &tiny(), &card.arch()).unwrap();
     let rename = |text: String| text.replace(kernel.kernel.entry.as_str(), "fail");
     let (text, launch) = (rename(kernel.kernel.module.to_string()), rename(kernel.launch_file().unwrap()));
-    let fails = Candidate::Kernel(Source { language: Language::Ptx, text, launch });
+    let fails = Candidate::Kernel(KernelText { language: Language::Ptx, text, launch });
     let mut evaluator = Cuda::new(card, None);
     for subject in [fails, plan] {
         let (reason, detail) = rejected(&mut evaluator, &task(Stage::Microbench, subject));

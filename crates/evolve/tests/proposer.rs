@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use check::gate::Verdict;
-use flashcore_evolve::children::Limits;
+use flashcore_evolve::children::ProcessLimits;
 use flashcore_evolve::evaluate::{Cuda, bound};
 use flashcore_evolve::evaluate::{EmulatedCard, Evaluator};
 use flashcore_evolve::proposer::Proposer;
@@ -18,7 +18,8 @@ const ARCH: Arch = Arch::SM_90;
 
 fn proposer() -> Proposer {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/proposer.py");
-    let limits = Limits { wall: Duration::from_secs(30), cpu_seconds: 10, memory: 1 << 30, output: 16 << 20 };
+    let limits =
+        ProcessLimits { wall: Duration::from_secs(30), cpu_seconds: 10, memory: 1 << 30, output: 16 << 20 };
     Proposer::new(&format!("python3 '{script}'"), limits)
 }
 

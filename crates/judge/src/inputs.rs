@@ -1,10 +1,10 @@
 //! The input styles of a check: independent random draws, and inputs that make faulty kernels fail.
 
-use problem::{Band, DType, E5m2, Operand, Problem, Sequence, Span, Tensor};
+use problem::{Band, DType, E5m2, KeyPlaces, Operand, Problem, Sequence, Span, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::operands::{draw_others, spoil_factors};
+use crate::operands::{draw_others, spoil_factors, spoil_pages};
 use crate::values::{Inputs, Values};
 
 /// A style of input. Q, K and V are always drawn independently: equal tensors would hide transposed or
@@ -55,6 +55,8 @@ pub enum Style {
     Saturated,
     /// Normal, with one descale factor of each of Q and K that is 0, negative, infinite or NaN.
     BadFactors,
+    /// Normal, with entries of the page table that are no pages of the pool.
+    BadPages,
 }
 
 impl Style {
@@ -65,7 +67,11 @@ impl Style {
     /// Styles for 8-bit inputs. For problems with such inputs, they are used in addition to [`Style::ALL`].
     pub const FP8: [Style; 2] = [Style::Saturated, Style::BadFactors];
 
-    /// Every style except those of [`Style::LIGHT`] and [`Style::FP8`].
+    /// The style for keys and values in pages, in addition to [`Style::ALL`]. Implementations that read the
+    /// page table on the host refuse it.
+    pub const PAGES: [Style; 1] = [Style::BadPages];
+
+    /// Every style except those of [`Style::LIGHT`], [`Style::FP8`] and [`Style::PAGES`].
     pub const ALL: [Style; 12] = [
         Style::Normal,
         Style::Positive,
@@ -102,6 +108,7 @@ impl Style {
             Style::Outlier => "one large element",
             Style::Saturated => "largest numbers",
             Style::BadFactors => "invalid descale factors",
+            Style::BadPages => "entries that are no pages",
             Style::Light => "keys 2^25.4 lighter than one",
             Style::Lighter => "keys 2^26.5 lighter than one",
         }
@@ -113,13 +120,23 @@ pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
     if style == Style::BadFactors {
         spoil_factors(&mut others, seed);
     }
+    if style == Style::BadPages {
+        spoil_pages(problem, &mut others, seed);
+    }
     let mut inputs = Inputs { operands: others };
     let sequences = inputs.sequences(problem);
+    let elements = inputs.elements();
+    let paged = KeyPlaces::of(problem, &elements);
     let tensor = |tensor: Tensor, stream: u64| {
         let mut rng = SmallRng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ stream);
-        let mut data = fill(problem, tensor, style, &sequences, &mut rng);
+        let places = match tensor {
+            Tensor::K | Tensor::V => paged,
+            _ => KeyPlaces::ROWS,
+        };
+        let rows = (&sequences[..], places);
+        let mut data = fill(problem, tensor, style, rows, &mut rng);
         if style == Style::Outlier {
-            place_outliers(problem, tensor, &sequences, seed, &mut data, &mut rng);
+            place_outliers(problem, tensor, rows, seed, &mut data, &mut rng);
         }
         let mut values = Values::round(problem.dtypes.of(tensor), &data);
         if let Values::E5m2(codes) = &mut values {
@@ -140,7 +157,7 @@ fn fill(
     problem: &Problem,
     tensor: Tensor,
     style: Style,
-    sequences: &[Sequence],
+    (sequences, places): (&[Sequence], KeyPlaces<'_>),
     rng: &mut SmallRng,
 ) -> Vec<f32> {
     let (elements, origin) = problem.span(tensor).unwrap_or((0, 0));
@@ -151,7 +168,8 @@ fn fill(
     let strides = problem.strides(tensor);
     let common: Vec<f32> = (0..dim).map(|_| normal(rng)).collect();
     for (span, head, row) in rows_of(sequences, tensor, heads) {
-        let start = (origin as i64 + strides.offset(span.batch, head, span.start + row)) as usize;
+        let (batch, at) = places.place(span.batch, span.start + row);
+        let start = (origin as i64 + strides.offset(batch, head, at)) as usize;
         for (d, x) in data[start..start + dim].iter_mut().enumerate() {
             *x = element(problem, tensor, style, row, d, &common, rng);
         }
@@ -164,7 +182,7 @@ fn fill(
 fn place_outliers(
     problem: &Problem,
     tensor: Tensor,
-    sequences: &[Sequence],
+    (sequences, places): (&[Sequence], KeyPlaces<'_>),
     seed: u64,
     data: &mut [f32],
     rng: &mut SmallRng,
@@ -183,7 +201,8 @@ fn place_outliers(
         }
         let head = if tensor == Tensor::Q { kv_head * problem.group_size() } else { kv_head };
         let row = [0, rng.random_range(0..rows), rows - 1][rng.random_range(0..3)];
-        let start = origin + problem.strides(tensor).offset(span.batch, head, span.start + row);
+        let (batch, at) = places.place(span.batch, span.start + row);
+        let start = origin + problem.strides(tensor).offset(batch, head, at);
         data[start as usize + rng.random_range(0..dim)] = [100.0, 1000.0, 6e4][rng.random_range(0..3)];
     }
 }
@@ -203,10 +222,7 @@ pub fn rows_of(
 
 /// The rows of a tensor that belong to the sequence.
 const fn side(sequence: &Sequence, tensor: Tensor) -> Span {
-    match tensor {
-        Tensor::Q | Tensor::Out => sequence.q,
-        Tensor::K | Tensor::V => sequence.kv,
-    }
+    if tensor.is_of_keys() { sequence.kv } else { sequence.q }
 }
 
 fn element(
@@ -220,7 +236,10 @@ fn element(
 ) -> f32 {
     let noise = normal(rng);
     match (style, tensor) {
-        (Style::Normal | Style::PoisonedPadding | Style::Outlier | Style::BadFactors, _) => noise,
+        (
+            Style::Normal | Style::PoisonedPadding | Style::Outlier | Style::BadFactors | Style::BadPages,
+            _,
+        ) => noise,
         (Style::Saturated, Tensor::Q | Tensor::V) if problem.dtypes.of(tensor).is_fp8() => {
             let one_in = if tensor == Tensor::Q { 64 } else { 8 };
             let largest = problem.dtypes.of(tensor).largest();

@@ -1,17 +1,53 @@
 //! Values of a problem's inputs beside Q, K and V.
 
 use half::{bf16, f16};
-use problem::{ElementType, LengthArray, Operand, OperandMap, OperandSpec, Problem, SideLengths, Tensor};
+use problem::{
+    ElementType, LengthArray, Operand, OperandMap, OperandSpec, Problem, Sequence, SideLengths, Tensor,
+};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::values::Values;
+use crate::values::{Inputs, Values};
 
 /// Random values of the inputs beside Q, K and V. Lengths are uneven: a length of no rows is followed by the
-/// maximum length and, if the batch has room, by a length of one row.
+/// maximum length and, if the batch has room, by a length of one row. Pages are in random order, each at most
+/// once if the pool has enough; entries of the page table that no sequence needs are no pages.
 pub fn draw_others(problem: &Problem, seed: u64) -> OperandMap<Values> {
     let mut rng = SmallRng::seed_from_u64(seed ^ 0x6c65_6e67_7468_7321);
-    problem.other_inputs().map(|spec| (spec.operand, draw(problem, spec, &mut rng))).collect()
+    let mut drawn: OperandMap<Values> =
+        problem.other_inputs().map(|spec| (spec.operand, draw(problem, spec, &mut rng))).collect();
+    if let Some(pages) = problem.storage.pages() {
+        let mut order: Vec<i32> = (0..pages.count as i32).collect();
+        (1..order.len()).rev().for_each(|last| order.swap(last, rng.random_range(0..=last)));
+        let entries = problem.batch * pages.per_sequence;
+        let table: Vec<i32> = order.into_iter().cycle().take(entries).collect();
+        drawn.insert(Operand::PageTable, Values::I32(table));
+        replace_pages(problem, &mut drawn, |needed| !needed);
+    }
+    drawn
+}
+
+/// Replaces half of the entries of the page table that sequences need by entries that are no pages.
+pub fn spoil_pages(problem: &Problem, inputs: &mut OperandMap<Values>, seed: u64) {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    replace_pages(problem, inputs, |needed| needed && rng.random_bool(0.5));
+}
+
+/// Replaces entries of the page table by negative and large numbers. `replaces` gets whether a sequence needs
+/// an entry.
+fn replace_pages(problem: &Problem, drawn: &mut OperandMap<Values>, mut replaces: impl FnMut(bool) -> bool) {
+    let Some(pages) = problem.storage.pages() else { return };
+    let sequences = Inputs { operands: drawn.clone() }.sequences(problem);
+    let Some(Values::I32(table)) = drawn.get_mut(Operand::PageTable) else { return };
+    let wrong = [-1, i32::MAX, pages.count as i32, i32::MIN, 2_147_480_000];
+    for (of_sequence, Sequence { kv, .. }) in table.chunks_mut(pages.per_sequence.max(1)).zip(sequences) {
+        let needed = kv.start / pages.rows..(kv.start + kv.len).div_ceil(pages.rows);
+        for (index, entry) in of_sequence.iter_mut().enumerate() {
+            if replaces(kv.len > 0 && needed.contains(&index)) {
+                *entry = wrong[index % wrong.len()];
+            }
+        }
+    }
 }
 
 fn draw(problem: &Problem, spec: OperandSpec, rng: &mut SmallRng) -> Values {

@@ -51,7 +51,7 @@ pub struct Baked {
     pub sink: bool,
     /// The transformation of Q that lets the factor of the scores be positive.
     pub sign: Sign,
-    /// Which arrays of lengths there are; packed tensors have 0 rows.
+    /// The arrays of lengths that exist. Row counts are 0, since code does not depend on them.
     pub lengths: Lengths,
     /// The descale factors that there are: the rows that share a factor; `None` for factors of heads.
     pub scales: OperandMap<Option<u32>>,

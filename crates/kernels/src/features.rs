@@ -19,6 +19,8 @@ pub struct Features {
     pub scales: bool,
     /// Descale factors per block of rows.
     pub block_scales: bool,
+    /// Keys and values in pages ([`problem::Storage`]).
+    pub pages: bool,
 }
 
 impl Features {
@@ -31,6 +33,7 @@ impl Features {
             fp8: problem.dtypes.has_fp8(),
             scales: !problem.scales.is_empty(),
             block_scales: problem.scales.are_per_block(),
+            pages: problem.storage.pages().is_some(),
         }
     }
 
@@ -43,6 +46,7 @@ impl Features {
             ("8-bit inputs", wanted.fp8 && !self.fp8),
             ("descale factors", wanted.scales && !self.scales),
             ("descale factors per block of rows", wanted.block_scales && !self.block_scales),
+            ("keys and values in pages", wanted.pages && !self.pages),
         ]
         .into_iter()
         .find_map(|(name, lacks)| lacks.then_some(name))

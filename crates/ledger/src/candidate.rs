@@ -11,12 +11,12 @@ use bench::provenance::hash;
 pub enum Candidate {
     Gpu(kernels::Plan),
     Cpu(cpu::CpuPlan),
-    Kernel(Source),
+    Kernel(KernelText),
 }
 
 /// The text of a kernel with the launch file that `check` reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Source {
+pub struct KernelText {
     pub language: Language,
     pub text: String,
     /// The launch file (TOML).
@@ -37,7 +37,7 @@ pub struct TooLong {
     most: usize,
 }
 
-impl Source {
+impl KernelText {
     /// Checks the lengths of the text and the launch file.
     ///
     /// # Errors

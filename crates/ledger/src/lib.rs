@@ -42,7 +42,7 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use host::store::Scratch;
 
-pub use candidate::{Candidate, Language, Source, TooLong};
+pub use candidate::{Candidate, KernelText, Language, TooLong};
 pub use check::{Disagreement, Soundness};
 pub use checksum::Altered;
 pub use earlier::EarlierKernel;

@@ -6,7 +6,7 @@ use problem::{DType, Problem};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{Candidate, Finding, Language, Outcome, Source, Stage};
+use crate::{Candidate, Finding, KernelText, Language, Outcome, Stage};
 use ::check::gate::Verdict;
 use host::store::Scratch;
 
@@ -15,7 +15,7 @@ pub fn shape(seq: usize) -> Shape {
 }
 
 pub fn subject(text: &str) -> Candidate {
-    Candidate::Kernel(Source { language: Language::Ptx, text: text.to_owned(), launch: String::new() })
+    Candidate::Kernel(KernelText { language: Language::Ptx, text: text.to_owned(), launch: String::new() })
 }
 
 pub fn begin(ledger: &Ledger) -> RunId {

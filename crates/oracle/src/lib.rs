@@ -21,8 +21,8 @@ mod rows;
 use half::{bf16, f16};
 use problem::program::{InRow, Point, Precision};
 use problem::{
-    DType, DTypes, Element, Elements, Operand, Operands, Problem, ProblemError, Program, Sequence, Span,
-    Tensor,
+    DType, DTypes, Element, Elements, KeyPlaces, Operand, Operands, PassKind, Problem, ProblemError, Program,
+    Sequence, Span, Tensor,
 };
 use rayon::prelude::*;
 
@@ -273,11 +273,12 @@ impl<S: Format, W: Format, I: Format> Arithmetic for Rounded<S, W, I> {
 }
 
 /// The rows of a sequence in one head of K or V, converted and dense.
-fn widen_head<A: Arithmetic>(view: Rows<'_>, span: Span, head: usize) -> Vec<A::Real> {
+fn widen_head<A: Arithmetic>(view: Rows<'_>, places: KeyPlaces<'_>, span: Span, head: usize) -> Vec<A::Real> {
     let mut row = Vec::new();
     let mut all = Vec::new();
     for index in 0..span.len {
-        let elements = view.row(span.batch, head, span.start + index);
+        let (batch, at) = places.place(span.batch, span.start + index);
+        let elements = view.row(batch, head, at);
         row.resize(elements.len(), 0.0);
         elements.widen(&mut row);
         all.extend(row.iter().map(|&x| A::input(x)));
@@ -291,9 +292,10 @@ fn attend<A: Arithmetic>(
     wanted: Option<&[bool]>,
 ) -> Result<Reference, ProblemError> {
     problem.check()?;
+    problem.expect_pass(PassKind::Forward)?;
     problem.check_inputs(inputs, |elements| (elements.dtype(), elements.len()))?;
     let [queries, k, v] = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| Rows::new(problem, tensor, inputs));
-    let values = &OtherValues::new(inputs);
+    let (values, places) = (&OtherValues::new(inputs), KeyPlaces::of(problem, inputs));
     let [_, heads, all_rows, dim_v] = problem.extents(Tensor::Out);
     let mut out = vec![f64::NAN; problem.lse_len() * dim_v];
     let mut lse = vec![f64::NAN; problem.lse_len()];
@@ -304,8 +306,8 @@ fn attend<A: Arithmetic>(
         let mut widened = (Vec::new(), Vec::new());
         for head in 0..heads {
             if head % group == 0 {
-                widened.0 = widen_head::<A>(k, sequence.kv, head / group);
-                widened.1 = widen_head::<A>(v, sequence.kv, head / group);
+                widened.0 = widen_head::<A>(k, places, sequence.kv, head / group);
+                widened.1 = widen_head::<A>(v, places, sequence.kv, head / group);
             }
             let Span { batch: outer, start, len } = sequence.q;
             let first = (outer * heads + head) * all_rows + start;

@@ -6,7 +6,8 @@
 
 use flashcore_oracle::oracle_with;
 use problem::{
-    Band, Corner, DType, E4m3, Elements, LengthArray, Operand, Operands, Problem, ScaleLayout, Table,
+    Band, Corner, DType, E4m3, Elements, LengthArray, Operand, Operands, Pages, Problem, ScaleLayout,
+    Storage, Table,
 };
 
 /// The extents of all cases.
@@ -23,8 +24,11 @@ struct Plain {
     /// For each batch entry: the first row and the number of rows of Q, then the same of K and V. Rows count
     /// from the start of the tensor, `ROWS` or `KEYS` to a batch entry.
     sequences: [[usize; 4]; BATCH],
-    /// Rows of a head of Q and of K that lie together: those of a batch entry, or of all if they are packed.
+    /// Rows of a head of Q and of K that lie together: those of a batch entry, of all if they are packed, or
+    /// of a page.
     rows: [usize; 2],
+    /// The pages of each batch entry's keys; empty if keys are not in pages.
+    pages: [&'static [usize]; BATCH],
     /// Whether query `i` of `n` sees key `j` of `m`: `sees(i, j, n, m)`.
     sees: fn(i64, i64, i64, i64) -> bool,
     scale: f64,
@@ -40,6 +44,7 @@ struct Plain {
 const ALL: Plain = Plain {
     sequences: [[0, ROWS, 0, KEYS], [ROWS, ROWS, KEYS, KEYS], [2 * ROWS, ROWS, 2 * KEYS, KEYS]],
     rows: [ROWS, KEYS],
+    pages: [&[]; BATCH],
     sees: |_, _, _, _| true,
     scale: 0.25,
     cap: f64::INFINITY,
@@ -79,6 +84,8 @@ enum Fault {
     NextFactor,
     /// The factors of V are applied to the logits too.
     FactorTwice,
+    /// All batch entries have the pages of the first.
+    FirstPages,
     /// The LSE is a logarithm to base 2.
     BaseTwo,
     /// The softmax's denominator lacks the last key that the row sees.
@@ -86,7 +93,7 @@ enum Fault {
 }
 
 impl Fault {
-    const ALL: [Fault; 16] = [
+    const ALL: [Fault; 17] = [
         Fault::NextRow,
         Fault::OtherCorner,
         Fault::LostKey,
@@ -101,6 +108,7 @@ impl Fault {
         Fault::FirstLengths,
         Fault::NextFactor,
         Fault::FactorTwice,
+        Fault::FirstPages,
         Fault::BaseTwo,
         Fault::ShortSum,
     ];
@@ -125,6 +133,11 @@ fn attend(p: &Plain, x: &Tensors, fault: Option<Fault>) -> Vec<(usize, Vec<f64>,
             m -= usize::from(has(Fault::LostKey) && m > 0);
             let kv = if has(Fault::InterleavedHeads) { h % HEADS_KV } else { h / (HEADS_Q / HEADS_KV) };
             let factor_head = if has(Fault::NextFactor) { (kv + 1) % HEADS_KV } else { kv };
+            let pages = p.pages[if has(Fault::FirstPages) { 0 } else { b }];
+            let row_of = |j: usize| match pages.get((k_start + j) / p.rows[1]) {
+                Some(page) if !p.pages[b].is_empty() => page * p.rows[1] + (k_start + j) % p.rows[1],
+                _ => k_start + j,
+            };
             let factors = [0, 1, 2].map(|tensor: usize| p.factors[tensor][b][factor_head]);
             for i in 0..n {
                 let (mut sum, mut out, mut last) = (0.0, vec![0.0; DIM_V], 0.0);
@@ -135,7 +148,7 @@ fn attend(p: &Plain, x: &Tensors, fault: Option<Fault>) -> Vec<(usize, Vec<f64>,
                         continue;
                     }
                     let query = &x.q[at(q_start + i, h, HEADS_Q, p.rows[0]) * DIM..][..DIM];
-                    let key = &x.k[at(k_start + j, kv, HEADS_KV, p.rows[1]) * DIM..][..DIM];
+                    let key = &x.k[at(row_of(j), kv, HEADS_KV, p.rows[1]) * DIM..][..DIM];
                     let mut logit: f64 = query.iter().zip(key).map(|(q, k)| q * k).sum();
                     logit *= factors[0] * factors[1] * if has(Fault::FactorTwice) { factors[2] } else { 1.0 };
                     let scale = if has(Fault::NoScale) { 1.0 } else { p.scale };
@@ -151,7 +164,7 @@ fn attend(p: &Plain, x: &Tensors, fault: Option<Fault>) -> Vec<(usize, Vec<f64>,
                     };
                     let weight = logit.exp();
                     let of = if has(Fault::StaleValue) { j.max(1) - 1 } else { j };
-                    let value = &x.v[at(k_start + of, kv, HEADS_KV, p.rows[1]) * DIM_V..][..DIM_V];
+                    let value = &x.v[at(row_of(of), kv, HEADS_KV, p.rows[1]) * DIM_V..][..DIM_V];
                     out.iter_mut().zip(value).for_each(|(out, v)| *out += weight * v * factors[2]);
                     (sum, last) = (sum + weight, weight);
                 }
@@ -278,6 +291,22 @@ fn cases() -> Vec<Case> {
     let sequences = [[0, 4, 2, 5], [ROWS, 0, KEYS, 13], [2 * ROWS, 9, 2 * KEYS + 6, 0]];
     let p = Plain { sequences, sees: |i, j, n, m| j <= i + m - n, ..ALL };
     cases.push(("used lengths", p, problem, lengths));
+
+    // Pages of three rows, with left padding. The last entry of the table stands for the last page.
+    let mut problem = plain();
+    (problem.lengths.kv.used, problem.lengths.left_padded) = (true, true);
+    problem.storage = Storage::Pages(Pages { rows: 3, count: 13, per_sequence: 5 });
+    let strides = |dim| problem::Layout::Bhsd.strides(HEADS_KV, 3, dim);
+    (problem.k, problem.v) = (strides(DIM), strides(DIM_V));
+    let (used, left): (&[i32], &[i32]) = (&[7, 13, 6], &[4, 0, 1]);
+    let table: &[i32] = &[-5, 8, 2, 99, 99, 4, 0, 11, 3, 13, 1, 9, -1, -1, -1];
+    let operands = Operands::default()
+        .with(Operand::Lengths(LengthArray::UsedKv), used)
+        .with(Operand::Lengths(LengthArray::LeftPad), left)
+        .with(Operand::PageTable, table);
+    let sequences = [[0, ROWS, 4, 3], [ROWS, ROWS, 0, 13], [2 * ROWS, ROWS, 1, 5]];
+    let pages: [&[usize]; BATCH] = [&[12, 8, 2], &[4, 0, 11, 3, 12], &[1, 9]];
+    cases.push(("pages", Plain { sequences, rows: [ROWS, 3], pages, ..ALL }, problem, operands));
 
     // Packed sequences. The first row of Q belongs to none.
     let mut problem = plain().with_band(Band::CAUSAL);

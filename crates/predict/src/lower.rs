@@ -111,7 +111,7 @@ pub(super) struct ScalarLoad {
 
 /// A basic block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Block {
+pub(super) struct BasicBlock {
     pub start: u32,
     pub len: u32,
     /// Whether its last instruction may branch to its first.
@@ -124,10 +124,10 @@ pub(super) struct Block {
 
 /// All functions of a module.
 #[derive(Debug, Default)]
-pub(super) struct Program {
+pub(super) struct LoweredModule {
     /// Indexed by event `pc`.
     pub code: Vec<Lowered>,
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<BasicBlock>,
     /// The block of each `pc`.
     pub block_of: Vec<u32>,
     /// For each register, the number of low bits known to be zero.
@@ -136,10 +136,10 @@ pub(super) struct Program {
     pub registers: u32,
 }
 
-impl Program {
+impl LoweredModule {
     /// Lowers every function that has a body.
-    pub(super) fn new(module: &Module, gpu: &Gpu) -> Program {
-        let mut program = Program::default();
+    pub(super) fn new(module: &Module, gpu: &Gpu) -> LoweredModule {
+        let mut program = LoweredModule::default();
         for body in module.functions().filter_map(|f| f.body.as_ref()) {
             program.add(module, body, gpu);
         }
@@ -202,7 +202,7 @@ impl Program {
                 false => (1, false),
             };
             self.block_of.extend((start..end).map(|_| self.blocks.len() as u32));
-            self.blocks.push(Block { start, len: end - start, is_loop, unroll, counted });
+            self.blocks.push(BasicBlock { start, len: end - start, is_loop, unroll, counted });
         }
     }
 }

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::lower::Program;
+use super::lower::LoweredModule;
 use super::machine::Gpu;
-use super::schedule::{Layout, layout, single};
+use super::schedule::{ScheduledRun, layout, single};
 use emu::trace::{CtaTrace, Detail, Event};
 
 /// A run of events and its layout.
@@ -70,14 +70,14 @@ fn without_vain_waits(events: &[Event]) -> Cow<'_, [Event]> {
 
 /// The layouts made so far, by block and number of iterations.
 pub(super) struct Layouts<'a> {
-    program: &'a Program,
+    program: &'a LoweredModule,
     gpu: &'a Gpu,
-    pub all: Vec<Layout>,
+    pub all: Vec<ScheduledRun>,
     known: HashMap<(u32, u32), u32>,
 }
 
 impl<'a> Layouts<'a> {
-    pub(super) fn new(program: &'a Program, gpu: &'a Gpu) -> Layouts<'a> {
+    pub(super) fn new(program: &'a LoweredModule, gpu: &'a Gpu) -> Layouts<'a> {
         Layouts { program, gpu, all: Vec::new(), known: HashMap::new() }
     }
 
@@ -126,7 +126,7 @@ impl<'a> Layouts<'a> {
         (0..block.unroll.max(1)).take_while(|copy| whole(*copy)).count() as u32
     }
 
-    fn layout(&mut self, key: (u32, u32), make: impl FnOnce(&Self) -> Layout) -> u32 {
+    fn layout(&mut self, key: (u32, u32), make: impl FnOnce(&Self) -> ScheduledRun) -> u32 {
         if let Some(known) = self.known.get(&key) {
             return *known;
         }

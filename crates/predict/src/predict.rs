@@ -7,13 +7,13 @@ use ptx::{Dim3, Launch, Module};
 use thiserror::Error;
 
 use super::cost::{Pipe, TICK};
-use super::lower::{Action, Cached, Program};
+use super::lower::{Action, Cached, LoweredModule};
 use super::machine::Gpu;
 use super::memory::{CacheState, Residency};
 use super::plan::{Layouts, Planned};
-use super::prediction::{Bound, Cause, Prediction, Roofline, Utilisation};
+use super::prediction::{Cause, Limiter, Prediction, Roofline, Utilisation};
 use super::replay::{Outcome, replay};
-use crate::resources::{Occupancy, OccupancyError, Resources, Source, occupancy};
+use crate::resources::{Occupancy, OccupancyError, ResourceSource, Resources, occupancy};
 use emu::trace::{CtaTrace, Detail};
 
 /// Maximum number of replayed events. They take about half a second.
@@ -78,7 +78,7 @@ pub fn predict(subject: &Subject, gpu: &Gpu) -> Result<Prediction, ModelError> {
     if traces.is_empty() {
         return Err(ModelError::NoTrace { grid });
     }
-    let program = Program::new(subject.module, gpu);
+    let program = LoweredModule::new(subject.module, gpu);
     let mut layouts = Layouts::new(&program, gpu);
     let planned: Vec<Planned> = traces.iter().map(|trace| Planned::new(trace, &mut layouts)).collect();
     let works: Vec<u64> = planned.iter().map(|p| p.issues).collect();
@@ -154,7 +154,7 @@ fn affordable<'q>(queue: &'q [usize], works: &[u64], resident: usize) -> &'q [us
 }
 
 /// The fraction of the sectors new to a CTA that come from DRAM.
-fn cold_share(subject: &Subject, gpu: &Gpu, program: &Program, grid: u64) -> f64 {
+fn cold_share(subject: &Subject, gpu: &Gpu, program: &LoweredModule, grid: u64) -> f64 {
     if subject.cache == CacheState::Warm && subject.footprint <= gpu.memory.l2_bytes {
         return 0.0;
     }
@@ -294,7 +294,7 @@ impl Scene<'_> {
 
     fn uncertainty(&self, scale: f64) -> f64 {
         let resources = self.subject.resources;
-        let estimated = if resources.source == Source::Estimate { 0.10 } else { 0.0 };
+        let estimated = if resources.source == ResourceSource::Estimate { 0.10 } else { 0.0 };
         let spills = if resources.spill_loads + resources.spill_stores > 0 { 0.20 } else { 0.0 };
         let extrapolated = if scale > 1.01 { 0.10 } else { 0.0 };
         BASE_UNCERTAINTY + estimated + spills + extrapolated
@@ -340,52 +340,52 @@ fn clock_mhz(gpu: &Gpu, load: f64) -> f64 {
 
 /// The unit that is busy nearly all the time, otherwise the main cause of waiting. If memory is busy but
 /// warps wait longer for a pipe, the pipe is chosen.
-fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Bound {
+fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Limiter {
     let share =
         |wanted: &[Cause]| split.iter().filter(|(c, _)| wanted.contains(c)).map(|(_, s)| s).sum::<f64>();
     if share(&[Cause::Launch]) > 0.5 {
-        return Bound::Launch;
+        return Limiter::Launch;
     }
     let units = [
-        (u.tensor, Bound::Tensor),
-        (u.dram, Bound::Dram),
-        (u.l2, Bound::L2),
-        (u.shared, Bound::Shared),
-        (u.l1, Bound::L1),
-        (u.mufu, Bound::Mufu),
-        (u.fma, Bound::Fma),
-        (u.alu, Bound::Alu),
-        (u.half, Bound::Half),
-        (u.double, Bound::Double),
-        (u.issue, Bound::Issue),
+        (u.tensor, Limiter::Tensor),
+        (u.dram, Limiter::Dram),
+        (u.l2, Limiter::L2),
+        (u.shared, Limiter::Shared),
+        (u.l1, Limiter::L1),
+        (u.mufu, Limiter::Mufu),
+        (u.fma, Limiter::Fma),
+        (u.alu, Limiter::Alu),
+        (u.half, Limiter::Half),
+        (u.double, Limiter::Double),
+        (u.issue, Limiter::Issue),
     ];
     let busiest = units.into_iter().rev().max_by(|a, b| a.0.total_cmp(&b.0));
     use Cause as C;
     let pipes = [
-        (share(&[C::SharedBandwidth]), Bound::Shared),
-        (share(&[C::TensorPipe]), Bound::Tensor),
-        (share(&[C::FmaPipe]), Bound::Fma),
-        (share(&[C::AluPipe]), Bound::Alu),
-        (share(&[C::HalfPipe]), Bound::Half),
-        (share(&[C::DoublePipe]), Bound::Double),
+        (share(&[C::SharedBandwidth]), Limiter::Shared),
+        (share(&[C::TensorPipe]), Limiter::Tensor),
+        (share(&[C::FmaPipe]), Limiter::Fma),
+        (share(&[C::AluPipe]), Limiter::Alu),
+        (share(&[C::HalfPipe]), Limiter::Half),
+        (share(&[C::DoublePipe]), Limiter::Double),
     ];
-    let longest = |waits: &[(f64, Bound)]| waits.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0));
+    let longest = |waits: &[(f64, Limiter)]| waits.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0));
     if let Some((_, bound)) = busiest.filter(|(busy, _)| *busy >= SATURATED) {
         // Waits for copies are waits for the memory that they read.
         let copies = [C::AsyncCopy, C::Mbarrier];
         let waits = match bound {
-            Bound::L1 => share(&[C::L1]),
-            Bound::L2 => share(&[C::L2, C::L2Bandwidth]) + share(&copies),
-            Bound::Dram => share(&[C::Dram, C::DramBandwidth]) + share(&copies),
+            Limiter::L1 => share(&[C::L1]),
+            Limiter::L2 => share(&[C::L2, C::L2Bandwidth]) + share(&copies),
+            Limiter::Dram => share(&[C::Dram, C::DramBandwidth]) + share(&copies),
             _ => return bound,
         };
         return longest(&pipes).filter(|(pipe, _)| *pipe > waits).map_or(bound, |(_, pipe)| pipe);
     }
     let others = [
-        (share(&[C::Barrier]), Bound::Serial),
-        (share(&[C::NotSelected, C::Issue]), Bound::Issue),
-        (share(&[C::L2Bandwidth]), Bound::L2),
-        (share(&[C::DramBandwidth]), Bound::Dram),
+        (share(&[C::Barrier]), Limiter::Serial),
+        (share(&[C::NotSelected, C::Issue]), Limiter::Issue),
+        (share(&[C::L2Bandwidth]), Limiter::L2),
+        (share(&[C::DramBandwidth]), Limiter::Dram),
         (
             share(&[
                 C::L1,
@@ -401,10 +401,10 @@ fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Bound {
                 C::Cluster,
                 C::Branch,
             ]),
-            Bound::Latency,
+            Limiter::Latency,
         ),
     ];
-    longest(&[&others[..], &pipes].concat()).map_or(Bound::Latency, |(_, bound)| bound)
+    longest(&[&others[..], &pipes].concat()).map_or(Limiter::Latency, |(_, bound)| bound)
 }
 
 #[cfg(test)]
@@ -416,11 +416,11 @@ mod bound_tests {
     fn the_bound_is_one_that_warps_wait_for() {
         let busy = Utilisation { l2: 0.70, tensor: 0.62, ..Utilisation::default() };
         let split = [(Cause::TensorPipe, 0.44), (Cause::Mbarrier, 0.28), (Cause::Issue, 0.1)];
-        assert_eq!(bound(&busy, &split), Bound::Tensor);
+        assert_eq!(bound(&busy, &split), Limiter::Tensor);
         let starved = [(Cause::Mbarrier, 0.60), (Cause::TensorPipe, 0.20)];
-        assert_eq!(bound(&busy, &starved), Bound::L2);
+        assert_eq!(bound(&busy, &starved), Limiter::L2);
         let saturated = Utilisation { tensor: 0.9, ..busy };
-        assert_eq!(bound(&saturated, &starved), Bound::Tensor);
-        assert_eq!(bound(&Utilisation::default(), &starved), Bound::Latency);
+        assert_eq!(bound(&saturated, &starved), Limiter::Tensor);
+        assert_eq!(bound(&Utilisation::default(), &starved), Limiter::Latency);
     }
 }

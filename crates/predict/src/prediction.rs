@@ -53,7 +53,7 @@ causes! {
 /// The resource that limits a kernel, which an optimisation should address first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Bound {
+pub enum Limiter {
     /// The tensor cores are nearly always busy.
     Tensor,
     /// The f32 pipe is nearly always busy.
@@ -84,24 +84,24 @@ pub enum Bound {
     Launch,
 }
 
-impl Bound {
+impl Limiter {
     /// A short name.
     pub const fn name(self) -> &'static str {
         match self {
-            Bound::Tensor => "tensor cores",
-            Bound::Fma => "f32 pipe",
-            Bound::Alu => "integer pipe",
-            Bound::Half => "half-precision pipe",
-            Bound::Double => "f64 pipe",
-            Bound::Mufu => "special functions",
-            Bound::Issue => "issue slots",
-            Bound::Shared => "shared memory",
-            Bound::L1 => "L1",
-            Bound::L2 => "L2 bandwidth",
-            Bound::Dram => "DRAM bandwidth",
-            Bound::Latency => "latency",
-            Bound::Serial => "waiting at barriers",
-            Bound::Launch => "launch",
+            Limiter::Tensor => "tensor cores",
+            Limiter::Fma => "f32 pipe",
+            Limiter::Alu => "integer pipe",
+            Limiter::Half => "half-precision pipe",
+            Limiter::Double => "f64 pipe",
+            Limiter::Mufu => "special functions",
+            Limiter::Issue => "issue slots",
+            Limiter::Shared => "shared memory",
+            Limiter::L1 => "L1",
+            Limiter::L2 => "L2 bandwidth",
+            Limiter::Dram => "DRAM bandwidth",
+            Limiter::Latency => "latency",
+            Limiter::Serial => "waiting at barriers",
+            Limiter::Launch => "launch",
         }
     }
 }
@@ -162,7 +162,7 @@ pub struct Prediction {
     /// Upper end of the uncertainty interval, in µs.
     pub us_high: f64,
     /// The resource that limits the kernel.
-    pub bound: Bound,
+    pub bound: Limiter,
     /// Fractions of warp time by cause, largest first. They sum to 1. Causes without a share are left out.
     pub split: Vec<(Cause, f64)>,
     /// The share of each instruction, in the module's order, in the time from the first instruction to the

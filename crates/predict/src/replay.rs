@@ -16,7 +16,7 @@ use super::machine::Gpu;
 use super::memory::{At, MemorySystem, Residency};
 use super::plan::Planned;
 use super::prediction::Cause;
-use super::schedule::{Layout, Step};
+use super::schedule::{ScheduledRun, Step};
 use emu::trace::{CacheFootprint, Detail, Event};
 
 /// The result of the replay.
@@ -55,7 +55,7 @@ pub(super) struct Outcome {
 /// [`Outcome::events`] holds the number replayed.
 pub(super) fn replay(
     gpu: &Gpu,
-    layouts: &[Layout],
+    layouts: &[ScheduledRun],
     registers: usize,
     planned: &[Planned],
     queue: &[usize],
@@ -154,7 +154,7 @@ struct Scheduler {
 
 struct Sm<'a> {
     gpu: &'a Gpu,
-    layouts: &'a [Layout],
+    layouts: &'a [ScheduledRun],
     planned: &'a [Planned<'a>],
     memory: MemorySystem<'a>,
     register_count: usize,
@@ -173,7 +173,7 @@ struct Sm<'a> {
 impl<'a> Sm<'a> {
     fn new(
         gpu: &'a Gpu,
-        layouts: &'a [Layout],
+        layouts: &'a [ScheduledRun],
         register_count: usize,
         planned: &'a [Planned<'a>],
         residency: Residency,
@@ -315,7 +315,7 @@ impl<'a> Sm<'a> {
     }
 
     /// Handles an instruction that ptxas removes: its result is ready when its sources are.
-    fn pass_through(&mut self, id: usize, layout: &Layout, step: &Step) {
+    fn pass_through(&mut self, id: usize, layout: &ScheduledRun, step: &Step) {
         let warp = &mut self.warps[id];
         let ready = latest(&warp.registers, &layout.registers, step);
         for r in &layout.registers[step.writes.start as usize..step.writes.end as usize] {

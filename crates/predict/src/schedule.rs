@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::address::joined_loads;
 use super::cost::Cost;
-use super::lower::{Action, Block, Direction, Lowered, Program, Registers, ends_block};
+use super::lower::{Action, BasicBlock, Direction, Lowered, LoweredModule, Registers, ends_block};
 use super::machine::Gpu;
 
 /// Number of instructions from which the scheduler chooses.
@@ -23,7 +23,7 @@ pub(super) struct Step {
     pub action: Action,
     /// Whether the instruction reads predicates as data.
     pub selects: bool,
-    /// Ranges in [`Layout::registers`].
+    /// Ranges in [`ScheduledRun::registers`].
     pub reads: Range<u32>,
     pub writes: Range<u32>,
     /// Index of its event in the run.
@@ -32,7 +32,7 @@ pub(super) struct Step {
 
 /// A scheduled run of one or more iterations of a block, or of a single instruction.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Layout {
+pub(super) struct ScheduledRun {
     pub steps: Vec<Step>,
     pub registers: Vec<u32>,
     /// Number of events that the run covers.
@@ -42,7 +42,7 @@ pub(super) struct Layout {
 }
 
 /// Schedules `copies` iterations of a block.
-pub(super) fn layout(program: &Program, block: &Block, copies: u32, gpu: &Gpu) -> Layout {
+pub(super) fn layout(program: &LoweredModule, block: &BasicBlock, copies: u32, gpu: &Gpu) -> ScheduledRun {
     let mut nodes = unrolled(program, block, copies);
     let joined = joined_loads(&nodes, &known_alignment(program, block, copies));
     let temporaries = rename(&mut nodes, program.registers);
@@ -60,7 +60,7 @@ pub(super) fn layout(program: &Program, block: &Block, copies: u32, gpu: &Gpu) -
 
 /// The low zero bits of the registers at the start of the run. A counter that the compiler knows is a
 /// multiple of its increment over a whole run.
-fn known_alignment(program: &Program, block: &Block, copies: u32) -> Vec<u8> {
+fn known_alignment(program: &LoweredModule, block: &BasicBlock, copies: u32) -> Vec<u8> {
     let mut known = program.alignment.clone();
     if block.counted {
         for node in program.code[block.start as usize..(block.start + block.len) as usize].iter() {
@@ -75,12 +75,12 @@ fn known_alignment(program: &Program, block: &Block, copies: u32) -> Vec<u8> {
 }
 
 /// The layout of a single instruction, for runs that do not cover a block (divergence, a truncated trace).
-pub(super) fn single(program: &Program, pc: u32) -> Layout {
+pub(super) fn single(program: &LoweredModule, pc: u32) -> ScheduledRun {
     emit(&[program.code[pc as usize].clone()], &[0], 0)
 }
 
-fn emit(nodes: &[Lowered], order: &[usize], temporaries: u32) -> Layout {
-    let mut layout = Layout { events: nodes.len() as u32, temporaries, ..Default::default() };
+fn emit(nodes: &[Lowered], order: &[usize], temporaries: u32) -> ScheduledRun {
+    let mut layout = ScheduledRun { events: nodes.len() as u32, temporaries, ..Default::default() };
     for i in order.iter().copied() {
         let node = &nodes[i];
         let start = layout.registers.len() as u32;
@@ -101,7 +101,7 @@ fn emit(nodes: &[Lowered], order: &[usize], temporaries: u32) -> Layout {
 }
 
 /// The iterations, one after another. Instructions that unrolling and hoisting remove have no cost.
-fn unrolled(program: &Program, block: &Block, copies: u32) -> Vec<Lowered> {
+fn unrolled(program: &LoweredModule, block: &BasicBlock, copies: u32) -> Vec<Lowered> {
     let body = &program.code[block.start as usize..(block.start + block.len) as usize];
     if !block.is_loop {
         return body.to_vec();

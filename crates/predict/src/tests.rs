@@ -4,7 +4,7 @@ use ptx::*;
 
 use super::machine::{A100, H200, L4};
 use super::*;
-use crate::resources::{Resources, Source};
+use crate::resources::{ResourceSource, Resources};
 use emu::trace::{CtaTrace, LaneAddresses, Recorder};
 
 mod asynchronous;
@@ -15,7 +15,7 @@ const RESOURCES: Resources = Resources {
     spill_loads: 0,
     stack: 0,
     shared: 0,
-    source: Source::Estimate,
+    source: ResourceSource::Estimate,
 };
 
 /// A kernel written instruction by instruction.
@@ -143,7 +143,7 @@ fn a_chain_of_fma_takes_four_clocks_each() {
     (0..1000).for_each(|_| code.fma(d, a));
     let p = code.run(&L4, 1, 1, repeated(&code, 5));
     near(p.cycles, 20000.0, 0.01);
-    assert_eq!(p.bound, Bound::Latency);
+    assert_eq!(p.bound, Limiter::Latency);
     assert!(p.share(Cause::Arithmetic) > 0.2);
 }
 
@@ -158,7 +158,7 @@ fn independent_fma_fill_the_issue_slots() {
     let p = code.run(&L4, 1, 8, repeated(&code, 5));
     near(p.cycles, 16000.0, 0.02);
     near(p.utilisation.issue, 1.0, 0.02);
-    assert_eq!(p.bound, Bound::Fma);
+    assert_eq!(p.bound, Limiter::Fma);
     // 64 lanes issue one warp instruction in two clocks.
     near(code.run(&A100, 1, 8, straight(&code)).cycles, 6400.0, 0.02);
 }
@@ -174,7 +174,7 @@ fn bank_conflicts_take_a_wavefront_each() {
         let p = code.run(gpu, 1, 8, move |r, warp| {
             (0..4 * len).for_each(|i| r.shared(warp, i % len, !0, &strided(stride), 4));
         });
-        assert_eq!(p.bound, Bound::Shared);
+        assert_eq!(p.bound, Limiter::Shared);
         p.cycles
     };
     near(cycles(&H200, 4), 1600.0 * 8.0, 0.05);
@@ -215,7 +215,7 @@ fn special_functions_come_sixteen_a_clock() {
     (0..50).for_each(|_| d.iter().for_each(|d| code.push(ex2, [*d, a].map(Operand::Reg))));
     let p = code.run(&H200, 132, 8, straight(&code));
     near(p.cycles, 400.0 * 8.0 * 32.0 / 16.0, 0.03);
-    assert_eq!(p.bound, Bound::Mufu);
+    assert_eq!(p.bound, Limiter::Mufu);
 }
 
 /// `for i in 0..n { m = max(m, shared[i]) }`, not unrolled, by one thread.
@@ -285,7 +285,7 @@ fn half_dot(row_bytes: u32) -> Module {
 /// Counts for the layout of the module's loop: the unroll factor, shared loads, FMA-pipe instructions and all
 /// instructions.
 fn loop_counts(module: &Module) -> (u32, u32, u32, u32) {
-    let program = lower::Program::new(module, &L4);
+    let program = lower::LoweredModule::new(module, &L4);
     let block = program.blocks.iter().find(|b| b.is_loop).unwrap_or_else(|| panic!("no loop"));
     let layout = schedule::layout(&program, block, block.unroll, &L4);
     let count = |wanted: &dyn Fn(&schedule::Step) -> bool| {
@@ -320,7 +320,7 @@ fn record_half_dot(module: &Module, recorder: &mut Recorder, warp: usize) {
         .flat_map(|b| &b.statements)
         .filter_map(|s| if let Statement::Inst(i) = s { Some(i) } else { None })
         .collect();
-    let program = lower::Program::new(module, &L4);
+    let program = lower::LoweredModule::new(module, &L4);
     let block = program.blocks.iter().find(|b| b.is_loop).unwrap_or_else(|| panic!("no loop"));
     (0..block.start).for_each(|pc| recorder.issue(warp, pc, !0));
     for i in 0..64u64 {
@@ -355,7 +355,7 @@ fn a_dependent_load_chain_takes_the_latency() {
     (0..200).for_each(|_| code.load(Space::Shared, address, address));
     let p = code.run(&L4, 1, 1, |r, w| (0..200).for_each(|pc| r.shared(w, pc, 1, &strided(0), 4)));
     near(p.cycles / 200.0, 23.0, 0.05);
-    assert_eq!(p.bound, Bound::Latency);
+    assert_eq!(p.bound, Limiter::Latency);
     assert!(p.share(Cause::SharedLatency) > 0.3);
 }
 
@@ -369,7 +369,7 @@ fn warps_that_wait_for_one_make_it_serial() {
         }
         r.barrier(warp, 5, !0, 0, BarKind::Sync, 128);
     });
-    assert_eq!(p.bound, Bound::Serial);
+    assert_eq!(p.bound, Limiter::Serial);
     assert!(p.share(Cause::Barrier) > 0.5);
     near(p.active_sms, 16.0 / 58.0, 0.01);
     assert_eq!(p.ctas, 16);
@@ -387,7 +387,7 @@ fn mma_reaches_the_tensor_peak() {
     }
     for gpu in [&A100, &L4, &H200] {
         let p = code.run(gpu, gpu.sms * 32, 8, straight(&code));
-        assert_eq!(p.bound, Bound::Tensor, "{}", gpu.name);
+        assert_eq!(p.bound, Limiter::Tensor, "{}", gpu.name);
         near(p.utilisation.tensor, 1.0, 0.03);
         // At the clock that the power limit allows.
         near(p.tensor_share, p.clock_mhz / gpu.clock_mhz, 0.10);
@@ -463,7 +463,7 @@ fn a_copy_reaches_the_bandwidth_of_dram() {
     // Each CTA has 8 warps with 8 loads and 8 stores of 512 bytes.
     let gbps = f64::from(grid) * 8.0 * 16.0 * 512.0 / (p.us - H200.launch_us) * 1e-3;
     near(gbps, 0.9 * 4800.0, 0.05);
-    assert_eq!(p.bound, Bound::Dram);
+    assert_eq!(p.bound, Limiter::Dram);
 }
 
 #[test]
@@ -473,7 +473,7 @@ fn an_empty_kernel_takes_the_launch() {
     for gpu in machine::MACHINES {
         let p = code.run(gpu, 1, 1, straight(&code));
         near(p.us, gpu.launch_us, 0.02);
-        assert_eq!(p.bound, Bound::Launch);
+        assert_eq!(p.bound, Limiter::Launch);
     }
 }
 
@@ -532,7 +532,7 @@ fn resources_are_estimated_without_ptxas_and_read_with_it() {
     let Ok(ptxas) = crate::resources::Ptxas::find() else { return };
     let found = ptxas.resources(&module.to_string(), "sm_89", "k").unwrap_or_else(|e| panic!("{e}"));
     assert_eq!((found.shared, found.spill_loads), (32768, 0));
-    assert_eq!(found.source, Source::Ptxas(ptxas.version().to_owned()));
+    assert_eq!(found.source, ResourceSource::Ptxas(ptxas.version().to_owned()));
     let rejected = |ptx: &str| ptxas.resources(ptx, "sm_89", "k").map_err(|e| e.to_string()).unwrap_err();
     assert_eq!(rejected("not ptx"), rejected("not ptx"), "the message names no temporary file");
     assert!(rejected("not ptx").contains("<PTX>, line 1"), "{}", rejected("not ptx"));

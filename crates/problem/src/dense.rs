@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, DTypes, Layout, Problem};
+use crate::{Band, DTypes, Layout, Pass, PassKind, Problem};
 
 /// The properties of a problem that decide which plan is fast: everything except strides and scale. The
 /// tables of tuned plans and the search use the shape as a key.
@@ -30,6 +30,12 @@ pub struct Shape {
     pub dtypes: DTypes,
     /// Which keys a query sees.
     pub mask: Band,
+    /// The direction of the pass.
+    #[serde(default, skip_serializing_if = "PassKind::is_forward")]
+    pub pass: PassKind,
+    /// Whether a backward pass must return equal bits in every run.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deterministic: bool,
 }
 
 impl Shape {
@@ -45,6 +51,8 @@ impl Shape {
             head_dim_v: problem.head_dim_v,
             dtypes: problem.dtypes,
             mask: problem.band,
+            pass: problem.pass.kind(),
+            deterministic: problem.pass.deterministic(),
         }
     }
 
@@ -55,6 +63,11 @@ impl Shape {
             seq_kv: self.seq_kv,
             head_dim_v: self.head_dim_v,
             band: self.mask,
+            pass: match self.pass {
+                PassKind::Forward => Pass::default(),
+                PassKind::Backward if self.deterministic => Pass::DETERMINISTIC,
+                PassKind::Backward => Pass::BACKWARD,
+            },
             ..Problem::new(self.batch, self.heads_q, self.seq_q, self.head_dim, self.dtypes)
         };
         problem.with_layout(Layout::Bhsd)
@@ -66,7 +79,16 @@ impl Shape {
         let seq = pair(self.seq_q, self.seq_kv, '×');
         let dim = pair(self.head_dim, self.head_dim_v, '/');
         let mask = if self.mask == Band::FULL { String::new() } else { format!(" {}", self.mask) };
-        format!("{} B{} H{heads} S{seq} D{dim}{mask}", self.dtypes, self.batch)
+        format!("{} B{} H{heads} S{seq} D{dim}{mask}{}", self.dtypes, self.batch, self.pass_after(" "))
+    }
+
+    /// The words for the backward pass after `between`; nothing for the forward pass.
+    fn pass_after(&self, between: &str) -> String {
+        match (self.pass, self.deterministic) {
+            (PassKind::Forward, _) => String::new(),
+            (PassKind::Backward, false) => format!("{between}backward"),
+            (PassKind::Backward, true) => format!("{between}backward:deterministic"),
+        }
     }
 }
 
@@ -83,6 +105,9 @@ impl fmt::Display for Shape {
         let seq = pair(self.seq_q, self.seq_kv, 'x');
         let dim = pair(self.head_dim, self.head_dim_v, '/');
         write!(f, "{},{heads},{seq},{dim},{}", self.batch, self.dtypes)?;
-        if self.mask == Band::FULL { Ok(()) } else { write!(f, ",{}", self.mask) }
+        if self.mask != Band::FULL {
+            write!(f, ",{}", self.mask)?;
+        }
+        f.write_str(&self.pass_after(","))
     }
 }

@@ -134,10 +134,10 @@ impl DTypes {
     /// The type of a tensor.
     pub const fn of(self, tensor: Tensor) -> DType {
         match tensor {
-            Tensor::Q => self.q,
-            Tensor::K => self.k,
-            Tensor::V => self.v,
-            Tensor::Out => self.out,
+            Tensor::Q | Tensor::Dq => self.q,
+            Tensor::K | Tensor::Dk => self.k,
+            Tensor::V | Tensor::Dv => self.v,
+            Tensor::Out | Tensor::DOut => self.out,
         }
     }
 

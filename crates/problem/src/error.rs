@@ -1,5 +1,7 @@
 //! The reasons why a problem is rejected.
 
+use crate::PassKind;
+
 /// Why a [`Problem`](crate::Problem) is rejected. Each message names the argument, its value and what is
 /// accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,11 +47,13 @@ pub enum ProblemError {
         /// The tensor's name.
         tensor: &'static str,
     },
-    /// Two rows of the output overlap in memory.
+    /// Two rows of an output overlap in memory.
     #[error(
-        "invalid value '{strides}' for the strides of out: expected strides with which no two rows overlap"
+        "invalid value '{strides}' for the strides of {tensor}: expected strides with which no two rows overlap"
     )]
     OverlappingOutput {
+        /// The tensor's name.
+        tensor: &'static str,
         /// The strides as text.
         strides: String,
     },
@@ -95,7 +99,22 @@ pub enum ProblemError {
         /// The accepted values.
         expected: String,
     },
-    /// Lengths of the queries or of the keys that no kernel supports.
+    /// An entry of the page table is no page of the pool.
+    #[error(
+        "invalid value '{value}' for page_table[{sequence}][{index}]: expected 0 to {last}, the pages of the pool",
+        last = pages.saturating_sub(1)
+    )]
+    Page {
+        /// The batch entry.
+        sequence: usize,
+        /// Index in the batch entry's row of the page table.
+        index: usize,
+        /// The entry.
+        value: i32,
+        /// Pages of the pool.
+        pages: usize,
+    },
+    /// Lengths or pages of the queries or of the keys that no kernel supports.
     #[error("invalid lengths of {argument}: {reason}")]
     Side {
         /// `q` or `kv`.
@@ -127,6 +146,20 @@ pub enum ProblemError {
     DTypes {
         /// The types as text.
         value: String,
+    },
+    /// The function computes another pass.
+    #[error("invalid value '{pass}' for the pass: expected {expected}", pass = pass.name(), expected = expected.name())]
+    Pass {
+        /// The problem's pass.
+        pass: PassKind,
+        /// The pass that the function computes.
+        expected: PassKind,
+    },
+    /// A backward pass that cannot be computed.
+    #[error("invalid backward pass: {reason}")]
+    Backward {
+        /// The reason, and what is accepted.
+        reason: &'static str,
     },
     /// Descale factors that no kernel supports.
     #[error("invalid factors {argument}: {reason}")]

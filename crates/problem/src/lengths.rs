@@ -115,11 +115,12 @@ impl Problem {
 
 impl Problem {
     /// Rejects lengths that are certainly mistakes: cumulative lengths that descend, lengths that exceed the
-    /// tensor or the longest sequence, padding that exceeds its sequence, and negative lengths. This check is
-    /// for values that the host can read; [`Problem::sequences`] clamps all other values.
+    /// tensor or the longest sequence, padding that exceeds its sequence, negative lengths, and, in a page
+    /// table, entries that a sequence needs and that are no pages. This check is for values that the host can
+    /// read; [`Problem::sequences`] and [`Pages::page`](crate::Pages::page) clamp all other values.
     ///
     /// # Errors
-    /// [`ProblemError::Length`], and the errors of [`Problem::sequences`].
+    /// [`ProblemError::Length`], [`ProblemError::Page`], and the errors of [`Problem::sequences`].
     pub fn check_length_values(&self, inputs: &Operands<'_>) -> Result<(), ProblemError> {
         self.sequences(inputs)?;
         let Lengths { q, kv, .. } = self.lengths;
@@ -147,7 +148,7 @@ impl Problem {
                 return Err(ProblemError::Length { argument: "leftpad_k", index, value, expected });
             }
         }
-        Ok(())
+        self.check_page_table(inputs)
     }
 }
 

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::{Index, IndexMut};
 
-use crate::{DType, ElementType, Elements, Problem, ProblemError, Tensor, descale_name};
+use crate::{DType, ElementType, Elements, PassKind, Problem, ProblemError, Tensor, descale_name};
 
 /// An array of lengths, of 32-bit signed integers ([`Lengths`](crate::Lengths)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,16 +63,24 @@ impl LengthArray {
 pub enum Operand {
     /// A tensor with strides.
     Tensor(Tensor),
-    /// The log-sum-exp output, f32, `[batch][head][row]`.
+    /// The log-sum-exp, f32, `[batch][head][row]`: an output of the forward pass, an input of the backward pass.
     Lse,
     /// An array of lengths.
     Lengths(LengthArray),
+    /// The page table, i32, `[batch, max_pages]` ([`Pages`](crate::Pages)).
+    PageTable,
     /// A logit per query head, f32 ([`Score::sink`](crate::Score::sink)).
     Sinks,
     /// A table of the programs ([`Programs::tables`](crate::Programs::tables)).
     Table(u8),
     /// The descale factors of an input, f32 ([`Scales`](crate::Scales)).
     Descale(Tensor),
+    /// The gradient of the LSE, f32, as the LSE ([`Pass::Backward`](crate::Pass)).
+    DLse,
+    /// The gradients of the sinks, f32 ([`Gradients::sinks`](crate::Gradients)).
+    DSinks,
+    /// The gradient of a table, f32 ([`Table::gradient`](crate::Table)).
+    DTable(u8),
 }
 
 impl Operand {
@@ -91,6 +99,7 @@ impl Operand {
             Operand::Tensor(tensor) => tensor.name(),
             Operand::Lse => "lse",
             Operand::Lengths(array) => array.name(),
+            Operand::PageTable => "page_table",
             Operand::Sinks => "sinks",
             Operand::Descale(tensor) => descale_name(tensor),
             Operand::Table(0) => "table_0",
@@ -101,12 +110,32 @@ impl Operand {
             Operand::Table(5) => "table_5",
             Operand::Table(6) => "table_6",
             Operand::Table(_) => "table_7",
+            Operand::DLse => "d_lse",
+            Operand::DSinks => "d_sinks",
+            Operand::DTable(0) => "d_table_0",
+            Operand::DTable(1) => "d_table_1",
+            Operand::DTable(2) => "d_table_2",
+            Operand::DTable(3) => "d_table_3",
+            Operand::DTable(4) => "d_table_4",
+            Operand::DTable(5) => "d_table_5",
+            Operand::DTable(6) => "d_table_6",
+            Operand::DTable(_) => "d_table_7",
         }
     }
 
-    /// Whether passes write the operand; otherwise they read it.
-    pub const fn is_output(self) -> bool {
-        matches!(self, Operand::Tensor(Tensor::Out) | Operand::Lse)
+    /// Whether a pass writes the operand; otherwise it reads it.
+    pub const fn is_output(self, pass: PassKind) -> bool {
+        match self {
+            Operand::Tensor(tensor) => tensor.is_output(pass),
+            Operand::Lse => matches!(pass, PassKind::Forward),
+            Operand::DSinks | Operand::DTable(_) => true,
+            Operand::Lengths(_)
+            | Operand::Sinks
+            | Operand::Table(_)
+            | Operand::Descale(_)
+            | Operand::PageTable
+            | Operand::DLse => false,
+        }
     }
 }
 
@@ -149,16 +178,20 @@ impl OperandSpec {
 impl Problem {
     /// Every operand of the problem, inputs and outputs, in the order of [`Operand`].
     pub fn operands(&self) -> impl Iterator<Item = OperandSpec> + '_ {
-        let tensors = Tensor::ALL.into_iter().map(|tensor| OperandSpec {
+        let tensors = self.tensors().iter().map(|&tensor| OperandSpec {
             operand: Operand::Tensor(tensor),
             dtype: self.dtypes.of(tensor).into(),
             elements: self.span(tensor).map_or(0, |(elements, _)| elements),
         });
         let of = |operand, dtype, elements| OperandSpec { operand, dtype, elements };
-        let lse = self.pass.lse().then(|| of(Operand::Lse, ElementType::F32, self.lse_len()));
+        let of_rows = |operand| of(operand, ElementType::F32, self.lse_len());
+        let lse = (self.pass.lse() || self.pass.is_backward()).then(|| of_rows(Operand::Lse));
         let lengths = LengthArray::ALL
             .into_iter()
             .filter_map(move |array| Some(of(Operand::Lengths(array), ElementType::I32, array.len(self)?)));
+        let pages = self.storage.pages();
+        let entries = pages.map(|pages| self.batch.saturating_mul(pages.per_sequence));
+        let page_table = entries.map(|entries| of(Operand::PageTable, ElementType::I32, entries));
         let sinks = self.score.sink.then(|| of(Operand::Sinks, ElementType::F32, self.heads_q));
         let factors = self
             .scales
@@ -166,7 +199,15 @@ impl Problem {
             .map(move |(tensor, _)| of(Operand::Descale(tensor), ElementType::F32, self.scale_len(tensor)));
         let tables = (0..).zip(&self.programs.tables);
         let tables = tables.map(move |(i, table)| of(Operand::Table(i), table.dtype, table.span()));
-        tensors.chain(lse).chain(lengths).chain(sinks).chain(tables).chain(factors)
+        let d_lse = self.pass.d_lse().then(|| of_rows(Operand::DLse));
+        let wants = self.pass.wants();
+        let d_sinks = wants.sinks.then(|| of(Operand::DSinks, ElementType::F32, self.heads_q));
+        let d_tables = (0..).zip(&self.programs.tables).filter(move |&(i, _)| wants.table(i));
+        let d_tables =
+            d_tables.map(move |(i, table)| of(Operand::DTable(i), ElementType::F32, table.gradient().span()));
+        let inputs =
+            tensors.chain(lse).chain(lengths).chain(page_table).chain(sinks).chain(tables).chain(factors);
+        inputs.chain(d_lse).chain(d_sinks).chain(d_tables)
     }
 
     /// Type and size of an operand; `None` if the problem does not have it.
@@ -174,9 +215,19 @@ impl Problem {
         self.operands().find(|spec| spec.operand == operand)
     }
 
-    /// The inputs beside Q, K and V.
+    /// The operands that the pass reads.
+    pub fn inputs(&self) -> impl Iterator<Item = OperandSpec> + '_ {
+        self.operands().filter(|spec| !spec.operand.is_output(self.pass.kind()))
+    }
+
+    /// The operands that the pass writes.
+    pub fn outputs(&self) -> impl Iterator<Item = OperandSpec> + '_ {
+        self.operands().filter(|spec| spec.operand.is_output(self.pass.kind()))
+    }
+
+    /// The inputs beside tensors and the LSE.
     pub fn other_inputs(&self) -> impl Iterator<Item = OperandSpec> + '_ {
-        self.operands().filter(|spec| !matches!(spec.operand, Operand::Tensor(_) | Operand::Lse))
+        self.inputs().filter(|spec| !matches!(spec.operand, Operand::Tensor(_) | Operand::Lse))
     }
 
     /// Rejects inputs that are missing, that the problem does not have, and inputs of another type or size.
@@ -189,8 +240,7 @@ impl Problem {
         inputs: &OperandMap<T>,
         type_and_len: impl Fn(&T) -> (ElementType, usize),
     ) -> Result<(), ProblemError> {
-        let specs = || self.operands().filter(|spec| !spec.operand.is_output());
-        for spec in specs() {
+        for spec in self.inputs() {
             let OperandSpec { operand, dtype: expected, elements } = spec;
             let argument = operand.name();
             let Some((dtype, len)) = inputs.get(operand).map(&type_and_len) else {
@@ -211,7 +261,7 @@ impl Problem {
             }
         }
         let unknown = |&(operand, input): &(Operand, &T)| {
-            type_and_len(input).1 != 0 && specs().all(|spec| spec.operand != operand)
+            type_and_len(input).1 != 0 && self.inputs().all(|spec| spec.operand != operand)
         };
         match inputs.iter().find(unknown) {
             Some((operand, input)) => {
@@ -332,12 +382,17 @@ impl<'a> OperandMap<Elements<'a>> {
         }
     }
 
-    /// The elements of an array of lengths; empty if it is missing or has another type.
-    pub fn lengths(&self, array: LengthArray) -> &'a [i32] {
-        match self.get(Operand::Lengths(array)) {
+    /// The elements of an array of i32; empty if it is missing or has another type.
+    pub fn integers(&self, operand: Operand) -> &'a [i32] {
+        match self.get(operand) {
             Some(&Elements::I32(elements)) => elements,
             _ => &[],
         }
+    }
+
+    /// The elements of an array of lengths; empty if it is missing or has another type.
+    pub fn lengths(&self, array: LengthArray) -> &'a [i32] {
+        self.integers(Operand::Lengths(array))
     }
 
     /// The tables of the programs, in order.
@@ -396,11 +451,8 @@ mod tests {
     #[test]
     fn wrong_inputs_are_named() {
         let p = all();
-        let right: OperandMap<(ElementType, usize)> = p
-            .operands()
-            .filter(|spec| !spec.operand.is_output())
-            .map(|spec| (spec.operand, (spec.dtype, spec.elements)))
-            .collect();
+        let right: OperandMap<(ElementType, usize)> =
+            p.inputs().map(|spec| (spec.operand, (spec.dtype, spec.elements))).collect();
         p.check_inputs(&right, |&input| input).unwrap();
         let refused =
             |inputs: &OperandMap<_>| p.check_inputs(inputs, |&input| input).unwrap_err().to_string();
@@ -445,8 +497,7 @@ mod tests {
             [with(|p| p.seq_kv = 0), with(|p| p.batch = 0), with(|p| p.heads_q = 0), with(|p| p.seq_q = 0)]
         {
             let given = |missing: bool| {
-                let inputs = p.operands().filter(|spec| !spec.operand.is_output());
-                let inputs = inputs.filter(|spec| !missing || spec.elements > 0);
+                let inputs = p.inputs().filter(|spec| !missing || spec.elements > 0);
                 inputs.map(|spec| (spec.operand, (spec.dtype, spec.elements))).collect()
             };
             let [all, some]: [OperandMap<_>; 2] = [given(false), given(true)];

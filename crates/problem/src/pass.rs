@@ -13,13 +13,120 @@ pub enum Pass {
         /// that passes a buffer for the LSE.
         lse: bool,
     },
+    /// The gradients dQ, dK and dV of a loss, from its gradient dO and from the forward pass's inputs, output
+    /// and LSE. dQ has the type of Q, dK of K and dV of V.
+    Backward {
+        /// Whether every run must return equal bits.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        deterministic: bool,
+        /// Whether the loss also depends on the LSE, whose gradient is then an input: f32, as the LSE.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        d_lse: bool,
+        /// The gradients that are returned beside dQ, dK and dV.
+        #[serde(default, skip_serializing_if = "Gradients::is_empty")]
+        wants: Gradients,
+    },
+}
+
+/// The gradients that a backward pass returns beside dQ, dK and dV.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gradients {
+    /// The gradients of the attention sinks: f32, `[head]`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sinks: bool,
+    /// Bit `i` stands for the gradient of table `i` of the programs ([`Table::gradient`](crate::Table)).
+    #[serde(default, skip_serializing_if = "no_tables")]
+    pub tables: u8,
+}
+
+/// Whether no bit is set. Files omit this default.
+fn no_tables(tables: &u8) -> bool {
+    *tables == 0
+}
+
+impl Gradients {
+    /// Only dQ, dK and dV.
+    pub const NONE: Gradients = Gradients { sinks: false, tables: 0 };
+
+    /// Whether only dQ, dK and dV are returned.
+    pub fn is_empty(&self) -> bool {
+        *self == Gradients::NONE
+    }
+
+    /// Whether the gradient of table `table` is returned.
+    pub const fn table(self, table: u8) -> bool {
+        table < u8::BITS as u8 && self.tables >> table & 1 == 1
+    }
+}
+
+/// The direction of a [`Pass`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PassKind {
+    /// [`Pass::Forward`].
+    #[default]
+    Forward,
+    /// [`Pass::Backward`].
+    Backward,
+}
+
+impl PassKind {
+    /// Lower-case name, used in messages and files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PassKind::Forward => "forward",
+            PassKind::Backward => "backward",
+        }
+    }
+
+    /// Whether this is the forward pass. Files omit this default.
+    pub(crate) fn is_forward(&self) -> bool {
+        *self == PassKind::Forward
+    }
 }
 
 impl Pass {
-    /// Whether the LSE is returned.
-    pub const fn lse(self) -> bool {
+    /// The backward pass with dQ, dK and dV alone.
+    pub const BACKWARD: Pass = Pass::Backward { deterministic: false, d_lse: false, wants: Gradients::NONE };
+
+    /// [`Pass::BACKWARD`] with equal bits in every run.
+    pub const DETERMINISTIC: Pass =
+        Pass::Backward { deterministic: true, d_lse: false, wants: Gradients::NONE };
+
+    /// The direction.
+    pub const fn kind(self) -> PassKind {
         match self {
-            Pass::Forward { lse } => lse,
+            Pass::Forward { .. } => PassKind::Forward,
+            Pass::Backward { .. } => PassKind::Backward,
+        }
+    }
+
+    /// Whether this is the backward pass.
+    pub const fn is_backward(self) -> bool {
+        matches!(self, Pass::Backward { .. })
+    }
+
+    /// Whether the forward pass returns the LSE. The backward pass reads the LSE.
+    pub const fn lse(self) -> bool {
+        matches!(self, Pass::Forward { lse: true })
+    }
+
+    /// Whether the backward pass reads the gradient of the LSE.
+    pub const fn d_lse(self) -> bool {
+        matches!(self, Pass::Backward { d_lse: true, .. })
+    }
+
+    /// Whether the backward pass must return equal bits in every run.
+    pub const fn deterministic(self) -> bool {
+        matches!(self, Pass::Backward { deterministic: true, .. })
+    }
+
+    /// The gradients beside dQ, dK and dV; none in the forward pass.
+    pub const fn wants(self) -> Gradients {
+        match self {
+            Pass::Forward { .. } => Gradients::NONE,
+            Pass::Backward { wants, .. } => wants,
         }
     }
 

@@ -54,6 +54,9 @@ impl Quantization {
         if !problem.lengths.is_even() {
             return refuse("lengths", "uneven".to_owned(), "equal lengths");
         }
+        if problem.storage.pages().is_some() {
+            return refuse("storage", "pages".to_owned(), "keys and values in rows");
+        }
         let score = &problem.score;
         let changes = score.softcap.is_some() || score.sink || problem.programs.score.is_some();
         if self.smooth_keys && (changes || problem.pass.lse()) {

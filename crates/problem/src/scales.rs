@@ -86,7 +86,7 @@ impl Scales {
             Tensor::Q => self.q,
             Tensor::K => self.k,
             Tensor::V => self.v,
-            Tensor::Out => None,
+            _ => None,
         }
     }
 
@@ -118,7 +118,7 @@ pub const fn descale_name(tensor: Tensor) -> &'static str {
         Tensor::Q => "descale_q",
         Tensor::K => "descale_k",
         Tensor::V => "descale_v",
-        Tensor::Out => "descale_out",
+        _ => "descale_out",
     }
 }
 

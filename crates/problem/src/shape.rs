@@ -1,111 +1,13 @@
 //! The attention problem with its shapes and strides.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Band, Corner, DType, DTypes, Lengths, Pass, ProblemError, Programs, Scales, Score};
-
-/// Distances, in elements, between neighbouring batch entries, heads and rows of a tensor. The last dimension
-/// is always contiguous, as every attention library requires. A stride of 0 broadcasts. A negative stride
-/// walks backwards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Strides {
-    /// Elements from one batch entry to the next.
-    pub batch: i64,
-    /// Elements from one head to the next.
-    pub head: i64,
-    /// Elements from one sequence position to the next.
-    pub row: i64,
-}
-
-impl Strides {
-    /// Offset in elements of the first element of row (`batch`, `head`, `row`). The indices must lie within
-    /// the extents that [`Problem::check`] accepted; the check guarantees that no offset overflows.
-    pub const fn offset(self, batch: usize, head: usize, row: usize) -> i64 {
-        batch as i64 * self.batch + head as i64 * self.head + row as i64 * self.row
-    }
-}
-
-/// Order of the dimensions of a dense tensor in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Layout {
-    /// `[batch, head, sequence, dim]`: PyTorch SDPA.
-    Bhsd,
-    /// `[batch, sequence, head, dim]`: FlashAttention.
-    Bshd,
-}
-
-impl Layout {
-    /// Strides of a dense tensor `[batch, heads, seq, dim]` in this layout.
-    pub const fn strides(self, heads: usize, seq: usize, dim: usize) -> Strides {
-        let (h, s, d) = (heads as i64, seq as i64, dim as i64);
-        match self {
-            Layout::Bhsd => {
-                Strides { batch: h.wrapping_mul(s).wrapping_mul(d), head: s.wrapping_mul(d), row: d }
-            }
-            Layout::Bshd => {
-                Strides { batch: h.wrapping_mul(s).wrapping_mul(d), head: d, row: h.wrapping_mul(d) }
-            }
-        }
-    }
-
-    /// The name used on the command line and in launch files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Layout::Bhsd => "bhsd",
-            Layout::Bshd => "bshd",
-        }
-    }
-}
-
-impl fmt::Display for Layout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Layout {
-    type Err = ProblemError;
-
-    fn from_str(s: &str) -> Result<Self, ProblemError> {
-        [Layout::Bhsd, Layout::Bshd].into_iter().find(|l| l.name() == s).ok_or_else(|| {
-            ProblemError::UnknownName { what: "layout", value: s.to_owned(), accepted: "bhsd, bshd" }
-        })
-    }
-}
-
-/// The four tensors of a problem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Tensor {
-    /// Queries, `[batch, heads_q, seq_q, head_dim]`.
-    Q,
-    /// Keys, `[batch, heads_kv, seq_kv, head_dim]`.
-    K,
-    /// Values, `[batch, heads_kv, seq_kv, head_dim_v]`.
-    V,
-    /// Output, `[batch, heads_q, seq_q, head_dim_v]`.
-    Out,
-}
-
-impl Tensor {
-    /// Every tensor, inputs first.
-    pub const ALL: [Tensor; 4] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::Out];
-
-    /// Lower-case name, used in messages and files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Tensor::Q => "q",
-            Tensor::K => "k",
-            Tensor::V => "v",
-            Tensor::Out => "out",
-        }
-    }
-}
+use crate::{
+    Band, Corner, DType, DTypes, GradientStrides, Layout, Lengths, Pages, Pass, PassKind, ProblemError,
+    Programs, Scales, Score, Storage, Strides, Table, Tensor,
+};
 
 /// One attention problem. Build it with [`Problem::new`], set the public fields, then call
 /// [`Problem::check`].
@@ -143,6 +45,9 @@ pub struct Problem {
     /// Sequence lengths that differ between batch entries.
     #[serde(default, skip_serializing_if = "Lengths::is_even")]
     pub lengths: Lengths,
+    /// How K and V are stored. `seq_kv` is an upper bound if they lie in pages and have used lengths.
+    #[serde(default, skip_serializing_if = "Storage::is_rows")]
+    pub storage: Storage,
     /// Programs for the score and the mask.
     #[serde(flatten)]
     pub programs: Programs,
@@ -154,6 +59,9 @@ pub struct Problem {
     pub v: Strides,
     /// Strides of O.
     pub out: Strides,
+    /// Strides of the gradients, which the backward pass has.
+    #[serde(default, skip_serializing_if = "GradientStrides::is_default")]
+    pub gradients: GradientStrides,
 }
 
 impl Problem {
@@ -181,11 +89,13 @@ impl Problem {
             band: Band::FULL,
             score: Score::default(),
             lengths: Lengths::EVEN,
+            storage: Storage::Rows,
             programs: Programs::default(),
             q: strides,
             k: strides,
             v: strides,
             out: strides,
+            gradients: GradientStrides::default(),
         }
     }
 
@@ -218,24 +128,31 @@ impl Problem {
         self
     }
 
-    /// Sets the number of K/V heads to `heads_kv`. All four tensors become dense in `layout`.
+    /// Replaces the pass.
+    pub fn with_pass(mut self, pass: Pass) -> Problem {
+        self.pass = pass;
+        self
+    }
+
+    /// Sets the number of K/V heads to `heads_kv`. All tensors become dense in `layout`.
     pub fn with_heads_kv(mut self, heads_kv: usize, layout: Layout) -> Problem {
         self.heads_kv = heads_kv;
         self.with_layout(layout)
     }
 
-    /// Sets the number of keys to `seq_kv`. All four tensors become dense in `layout`.
+    /// Sets the number of keys to `seq_kv`. All tensors become dense in `layout`.
     pub fn with_seq_kv(mut self, seq_kv: usize, layout: Layout) -> Problem {
         self.seq_kv = seq_kv;
         self.with_layout(layout)
     }
 
-    /// Makes all four tensors dense in `layout`.
+    /// Makes all tensors dense in `layout`.
     pub fn with_layout(mut self, layout: Layout) -> Problem {
         self.q = layout.strides(self.heads_q, self.seq_q, self.head_dim);
         self.k = layout.strides(self.heads_kv, self.seq_kv, self.head_dim);
         self.v = layout.strides(self.heads_kv, self.seq_kv, self.head_dim_v);
         self.out = layout.strides(self.heads_q, self.seq_q, self.head_dim_v);
+        self.gradients = GradientStrides::default();
         self
     }
 
@@ -252,17 +169,22 @@ impl Problem {
         }
     }
 
-    /// Extents `[batch, heads, rows, dim]` of a tensor. A packed tensor has batch extent 1.
+    /// Extents `[batch, heads, rows, dim]` of a tensor. A packed tensor has batch extent 1. K and V in pages
+    /// have the pages in place of batch entries.
     pub const fn extents(&self, tensor: Tensor) -> [usize; 4] {
         let [heads, dim] = match tensor {
-            Tensor::Q => [self.heads_q, self.head_dim],
-            Tensor::K => [self.heads_kv, self.head_dim],
-            Tensor::V => [self.heads_kv, self.head_dim_v],
-            Tensor::Out => [self.heads_q, self.head_dim_v],
+            Tensor::Q | Tensor::Dq => [self.heads_q, self.head_dim],
+            Tensor::K | Tensor::Dk => [self.heads_kv, self.head_dim],
+            Tensor::V | Tensor::Dv => [self.heads_kv, self.head_dim_v],
+            Tensor::Out | Tensor::DOut => [self.heads_q, self.head_dim_v],
         };
-        let (packed, seq) = match tensor {
-            Tensor::Q | Tensor::Out => (self.lengths.q.packed, self.seq_q),
-            Tensor::K | Tensor::V => (self.lengths.kv.packed, self.seq_kv),
+        if let (Tensor::K | Tensor::V, Storage::Pages(Pages { rows, count, .. })) = (tensor, self.storage) {
+            return [count, heads, rows, dim];
+        }
+        let (packed, seq) = if tensor.is_of_keys() {
+            (self.lengths.kv.packed, self.seq_kv)
+        } else {
+            (self.lengths.q.packed, self.seq_q)
         };
         match packed {
             None => [self.batch, heads, seq, dim],
@@ -279,12 +201,40 @@ impl Problem {
 
     /// Strides of a tensor.
     pub const fn strides(&self, tensor: Tensor) -> Strides {
-        match tensor {
-            Tensor::Q => self.q,
-            Tensor::K => self.k,
-            Tensor::V => self.v,
-            Tensor::Out => self.out,
+        let GradientStrides { d_out, dq, dk, dv } = self.gradients;
+        let (of_gradient, strides) = match tensor {
+            Tensor::Q => (None, self.q),
+            Tensor::K => (None, self.k),
+            Tensor::V => (None, self.v),
+            Tensor::Out => (None, self.out),
+            Tensor::DOut => (d_out, self.out),
+            Tensor::Dq => (dq, self.q),
+            Tensor::Dk => (dk, self.k),
+            Tensor::Dv => (dv, self.v),
+        };
+        match of_gradient {
+            Some(strides) => strides,
+            None => strides,
         }
+    }
+
+    /// Sets the strides of a tensor. Gradients without strides of their own follow.
+    pub const fn set_strides(&mut self, tensor: Tensor, strides: Strides) {
+        match tensor {
+            Tensor::Q => self.q = strides,
+            Tensor::K => self.k = strides,
+            Tensor::V => self.v = strides,
+            Tensor::Out => self.out = strides,
+            Tensor::DOut => self.gradients.d_out = Some(strides),
+            Tensor::Dq => self.gradients.dq = Some(strides),
+            Tensor::Dk => self.gradients.dk = Some(strides),
+            Tensor::Dv => self.gradients.dv = Some(strides),
+        }
+    }
+
+    /// The tensors of the pass.
+    pub const fn tensors(&self) -> &'static [Tensor] {
+        Tensor::of_pass(self.pass.kind())
     }
 
     /// The number of elements of a buffer that holds the tensor, and the index of element (0, 0, 0, 0) in
@@ -342,7 +292,7 @@ impl Problem {
     /// - With a top-left causal bound, the keys after the last visible key are cut off. They stay when the
     ///   row stride of K or V is negative, because the last row is then the first one in the buffer, and the
     ///   remaining rows must keep their place in memory. They also stay with programs, which may read the
-    ///   number of keys.
+    ///   number of keys, and in the backward pass, which writes their gradients.
     pub fn canonical(&self) -> Cow<'_, Problem> {
         if self.programs.mask.is_some() {
             let (band, mask) = self.programs.split_band(self);
@@ -361,7 +311,8 @@ impl Problem {
         }
         let band = self.band.simplified(self.seq_q, self.seq_kv);
         let forwards = self.k.row >= 0 && self.v.row >= 0;
-        let cut = band.after == Some(0) && self.seq_q < self.seq_kv && forwards && self.programs.is_empty();
+        let unread = forwards && self.programs.is_empty() && !self.pass.is_backward();
+        let cut = band.after == Some(0) && self.seq_q < self.seq_kv && unread;
         let (band, seq_kv) = match band.corner {
             Corner::TopLeft if self.seq_q == self.seq_kv || cut => {
                 (band.aligned(Corner::BottomRight), if cut { self.seq_q } else { self.seq_kv })
@@ -374,8 +325,9 @@ impl Problem {
         Cow::Owned(Problem { band, seq_kv, ..self.clone() })
     }
 
-    /// Floating-point operations of the two matrix products. Masked scores are not counted. A causal square
-    /// counts as half, which is the convention of FlashAttention's benchmarks.
+    /// Floating-point operations of the matrix products: two in the forward pass (S, O), five in the backward
+    /// pass (S, dP, dV, dQ, dK). Masked scores are not counted. A causal square counts as half, which is the
+    /// convention of FlashAttention's benchmarks.
     pub fn flops(&self) -> f64 {
         let (rows, keys) = (self.seq_q, self.seq_kv);
         let scores: f64 = match self.band.simplified(rows, keys) {
@@ -384,24 +336,27 @@ impl Problem {
             Band::CAUSAL_TOP_LEFT if rows <= keys => rows as f64 * rows as f64 / 2.0,
             band => (0..rows).map(|row| band.keys(row, rows, keys).len() as f64).sum(),
         };
-        let dims = self.head_dim as f64 + self.head_dim_v as f64;
+        let (dim, dim_v) = (self.head_dim as f64, self.head_dim_v as f64);
+        let dims = if self.pass.is_backward() { 3.0 * dim + 2.0 * dim_v } else { dim + dim_v };
         2.0 * dims * scores * self.batch as f64 * self.heads_q as f64
     }
 
     /// The minimum memory traffic in bytes: each input is read once, except keys and values that no row sees.
-    /// The output is written once.
+    /// Each output is written once.
     pub fn bytes(&self) -> f64 {
         let shown = self.band.keys_of_all_rows(self.seq_q, self.seq_kv).len();
         let rows_of = |tensor| match tensor {
             Tensor::K | Tensor::V => shown,
-            Tensor::Q | Tensor::Out => self.seq_q,
+            Tensor::Dk | Tensor::Dv => self.seq_kv,
+            _ => self.seq_q,
         };
         let of = |tensor| {
             let [batch, heads, _, dim] = self.extents(tensor);
+            let batch = if self.storage.is_rows() { batch } else { self.batch };
             let elements: f64 = [batch, heads, rows_of(tensor), dim].iter().map(|&n| n as f64).product();
             elements * self.dtypes.of(tensor).bytes() as f64
         };
-        Tensor::ALL.into_iter().map(of).sum()
+        self.tensors().iter().map(|&tensor| of(tensor)).sum()
     }
 
     /// Rejects a problem that no implementation supports.
@@ -432,15 +387,48 @@ impl Problem {
         self.dtypes.check()?;
         self.check_scales()?;
         self.check_lengths()?;
+        self.check_storage()?;
         self.programs.check(self)?;
-        for tensor in Tensor::ALL {
+        self.check_pass()?;
+        for &tensor in self.tensors() {
             let [b, h, s, d] = self.extents(tensor);
             let dense = [b, h, s, d].iter().try_fold(1i64, |n, &x| n.checked_mul(i64::try_from(x).ok()?));
             if dense.is_none_or(|n| n > i64::MAX / 8) || self.span(tensor).is_none() {
                 return Err(ProblemError::TooLarge { tensor: tensor.name() });
             }
+            if tensor.is_output(self.pass.kind()) {
+                self.check_output_rows(tensor)?;
+            }
         }
-        self.check_output_rows()
+        Ok(())
+    }
+
+    /// Rejects a problem of another pass.
+    ///
+    /// # Errors
+    /// [`ProblemError::Pass`].
+    pub fn expect_pass(&self, expected: PassKind) -> Result<(), ProblemError> {
+        let pass = self.pass.kind();
+        if pass == expected { Ok(()) } else { Err(ProblemError::Pass { pass, expected }) }
+    }
+
+    /// Rejects a backward pass without derivatives.
+    fn check_pass(&self) -> Result<(), ProblemError> {
+        let refuse = |reason| Err(ProblemError::Backward { reason });
+        let Pass::Backward { wants, .. } = self.pass else { return Ok(()) };
+        if self.dtypes.has_fp8() {
+            return refuse("8-bit inputs have no gradients; expected f16, bf16 or f32");
+        }
+        if wants.sinks && !self.score.sink {
+            return refuse("the gradients of the sinks are wanted, but the problem has no sinks");
+        }
+        for i in (0..u8::BITS as u8).filter(|&i| wants.table(i)) {
+            let is_float = |table: &Table| table.dtype.is_float();
+            if !self.programs.tables.get(usize::from(i)).is_some_and(is_float) {
+                return refuse("a gradient is wanted of a table that is missing or holds integers");
+            }
+        }
+        Ok(())
     }
 
     fn check_lengths(&self) -> Result<(), ProblemError> {
@@ -461,17 +449,17 @@ impl Problem {
         Ok(())
     }
 
-    /// Sorts the strides of the output by size. Each stride must exceed the span of the smaller ones.
-    fn check_output_rows(&self) -> Result<(), ProblemError> {
-        let [b, h, s, d] = self.extents(Tensor::Out);
-        let mut dims = [(b, self.out.batch), (h, self.out.head), (s, self.out.row)];
+    /// Sorts the strides of an output by size. Each stride must exceed the span of the smaller ones.
+    fn check_output_rows(&self, tensor: Tensor) -> Result<(), ProblemError> {
+        let [b, h, s, d] = self.extents(tensor);
+        let Strides { batch, head, row } = self.strides(tensor);
+        let mut dims = [(b, batch), (h, head), (s, row)];
         dims.sort_by_key(|&(_, stride)| stride.unsigned_abs());
         let mut reach = d as u128;
         for (extent, stride) in dims.into_iter().filter(|&(extent, _)| extent > 1) {
             if u128::from(stride.unsigned_abs()) < reach {
-                let strides =
-                    format!("batch {}, head {}, row {}", self.out.batch, self.out.head, self.out.row);
-                return Err(ProblemError::OverlappingOutput { strides });
+                let strides = format!("batch {batch}, head {head}, row {row}");
+                return Err(ProblemError::OverlappingOutput { tensor: tensor.name(), strides });
             }
             reach += (extent as u128 - 1) * u128::from(stride.unsigned_abs());
         }
@@ -563,7 +551,7 @@ mod tests {
                 let stays = seq_q > seq_kv || seq_q < seq_kv && backwards;
                 let top_left = band == Band::CAUSAL_TOP_LEFT && stays;
                 assert!(!band.is_causal() || (same.band == Band::CAUSAL_TOP_LEFT) == top_left);
-                let origins = |p: &Problem| Tensor::ALL.map(|tensor| p.span(tensor).unwrap().1);
+                let origins = |p: &Problem| Tensor::FORWARD.map(|tensor| p.span(tensor).unwrap().1);
                 assert_eq!(origins(&p), origins(&same));
             }
         }

@@ -3,7 +3,7 @@
 use emu::trace::sample_ctas;
 use emu::{Buffer, Checks, EmuError, Fidelity, Options};
 use kernels::select::Shape;
-use kernels::{Arch, KernelError, Plan};
+use kernels::{Arch, KernelError};
 use predict::resources::{Ptxas, Resources, estimate};
 use predict::{Gpu, Prediction, machine};
 use problem::Problem;
@@ -12,7 +12,7 @@ use check::diagnose::{Finding, LineCost};
 use check::gate::{Recorded, bind, contents};
 use check::launchfile::{Bound, LaunchError, LaunchSpec};
 use check::study::{Diagnosis, RECORDED_STEPS, diagnose_steps, forecast_steps};
-use ledger::{Candidate, Language, Source};
+use ledger::{Candidate, KernelText, Language};
 use ptx::Target;
 
 /// A kernel's PTX with its line costs, root causes and predicted time.
@@ -70,8 +70,8 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
     let no_device = || AnatomyError::Device(device.to_owned());
     match candidate {
         Candidate::Cpu(_) => Err(AnatomyError::Native),
-        Candidate::Kernel(Source { language: Language::Cuda, .. }) => Err(AnatomyError::Compiled),
-        Candidate::Kernel(Source { language: Language::Ptx, text, launch }) => {
+        Candidate::Kernel(KernelText { language: Language::Cuda, .. }) => Err(AnatomyError::Compiled),
+        Candidate::Kernel(KernelText { language: Language::Ptx, text, launch }) => {
             let gpu = machine_of(device).ok_or_else(no_device)?;
             let bound = launch.parse::<LaunchSpec>()?.bind(ptx::parse(text)?.verify()?)?;
             examine(&bound, &bound, gpu, Fidelity::Exact, Some(text.clone()))
@@ -81,20 +81,15 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
             let arch = Arch::of(gpu.sm).ok_or_else(no_device)?;
             let arch = Arch { multiprocessors: gpu.sms, ..arch };
             let whole = bind(plan, &shape.problem(), &arch)?;
-            // As in a forecast, families that assign tiles at run time need the whole grid, the others one
-            // head.
-            match plan {
-                Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) => {
-                    examine(&whole, &whole, gpu, Fidelity::Sketch, None)
-                }
-                Plan::Mma(_) | Plan::Ladder { .. } => {
-                    let (p, rows) = (shape.problem(), shape.seq_q);
-                    let head = Problem { seq_kv: p.seq_kv, ..Problem::new(1, 1, rows, p.head_dim, p.dtypes) };
-                    let head = Problem { head_dim_v: p.head_dim_v, band: p.band, ..head };
-                    let head = bind(plan, &head.with_layout(problem::Layout::Bhsd), &arch)?;
-                    examine(&head, &whole, gpu, Fidelity::Exact, None)
-                }
+            // As in a forecast, plans that take tiles at run time need the whole grid, the others one head.
+            if plan.takes_tiles() {
+                return examine(&whole, &whole, gpu, Fidelity::Sketch, None);
             }
+            let (p, rows) = (shape.problem(), shape.seq_q);
+            let head = Problem { seq_kv: p.seq_kv, ..Problem::new(1, 1, rows, p.head_dim, p.dtypes) };
+            let head = Problem { head_dim_v: p.head_dim_v, band: p.band, ..head };
+            let head = bind(plan, &head.with_layout(problem::Layout::Bhsd), &arch)?;
+            examine(&head, &whole, gpu, Fidelity::Exact, None)
         }
     }
 }
@@ -143,7 +138,7 @@ fn examine(
 
 #[cfg(test)]
 mod tests {
-    use kernels::Family;
+    use kernels::{Family, Plan};
     use serde_json::json;
 
     use super::*;
@@ -186,7 +181,7 @@ mod tests {
         let error = dissect(&plan, &shape, "Voodoo 2").unwrap_err().to_string();
         assert!(error.contains("Voodoo 2") && error.contains("H200"), "{error}");
         let source =
-            |text: &str| Source { language: Language::Ptx, text: text.into(), launch: String::new() };
+            |text: &str| KernelText { language: Language::Ptx, text: text.into(), launch: String::new() };
         assert!(dissect(&Candidate::Kernel(source("no kernel")), &shape, "h200").is_err());
         assert_eq!(machine_of("NVIDIA A100-SXM4-80GB").map(|gpu| gpu.name), Some("A100"));
         assert_eq!(machine_of("NVIDIA GeForce RTX 4090").map(|gpu| gpu.name), Some("RTX 4090"));

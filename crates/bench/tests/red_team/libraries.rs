@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use flashcore_bench::schedule::palindrome;
 use flashcore_bench::{
-    Entrant, Fault, Mode, NotOurs, Origin, Peaks, Race, Rules, SUSTAINED_US, SpeedVerdict, median, race,
+    Entrant, Mode, NotOurs, Origin, Peaks, Race, Rules, SUSTAINED_US, SpeedVerdict, TimingFault, median, race,
 };
 use judge::values::Values;
 use problem::{DType, Operand};
@@ -12,15 +12,15 @@ use problem::{DType, Operand};
 use crate::device::{CALLS, COLD_US, Device, Host, WARM_US, World, against, honest, problem, race_on};
 
 /// The fault of the other contestant. The correct FlashCore kernel must not be disqualified.
-fn fault_of(race: &Race) -> Fault {
+fn fault_of(race: &Race) -> TimingFault {
     assert_eq!(race.first().fault, None);
-    assert!(race.first().comparison.is_some_and(|c| c.verdict == SpeedVerdict::Undecided), "the twin");
+    assert!(race.first().comparison.is_some_and(|c| c.verdict == SpeedVerdict::Undecided), "the A/A control");
     assert_eq!(race.measurements[1].comparison, None, "who is out is not compared");
     race.measurements[1].fault.clone().expect("it must be caught")
 }
 
-fn is_wrong(fault: &Fault) -> bool {
-    matches!(fault, Fault::Wrong { .. })
+fn is_wrong(fault: &TimingFault) -> bool {
+    matches!(fault, TimingFault::Wrong { .. })
 }
 
 #[test]
@@ -61,8 +61,8 @@ fn an_output_kept_for_its_pointers_is_stale() {
             us * f64::from(calls)
         })
     };
-    assert_eq!(fault_of(&against(keeps(), Mode::Warm)), Fault::Stale);
-    assert_eq!(fault_of(&against(keeps(), Mode::Cold)), Fault::Stale);
+    assert_eq!(fault_of(&against(keeps(), Mode::Warm)), TimingFault::Stale);
+    assert_eq!(fault_of(&against(keeps(), Mode::Cold)), TimingFault::Stale);
 }
 
 /// Caches outputs by a few elements of the inputs, without a limit.
@@ -81,9 +81,9 @@ fn fingerprinting(sampled: [usize; 3]) -> Host {
 fn an_output_kept_for_its_inputs_is_seen_by_its_times() {
     let race =
         race_on(Device::new(vec![honest(1.0), fingerprinting([0, 77, 4095])], 2), Mode::Warm, Origin::Peer);
-    assert!(matches!(fault_of(&race), Fault::FasterOnSeenInputs { .. }));
+    assert!(matches!(fault_of(&race), TimingFault::FasterOnSeenInputs { .. }));
     let race = against(fingerprinting([0, 77, 4095]), Mode::Cold);
-    assert!(matches!(fault_of(&race), Fault::FasterOnSeenInputs { .. }));
+    assert!(matches!(fault_of(&race), TimingFault::FasterOnSeenInputs { .. }));
     // Nineteen of twenty calls return cached outputs even on new inputs; a single call on known inputs is as
     // short.
     let race = against(fingerprinting([0, 77, 4095]), Mode::Warm);
@@ -100,7 +100,7 @@ fn work_left_out_is_seen_by_the_poison() {
         }
         f64::from(calls)
     });
-    assert!(matches!(fault_of(&against(idle, Mode::Warm)), Fault::Unwritten { .. }));
+    assert!(matches!(fault_of(&against(idle, Mode::Warm)), TimingFault::Unwritten { .. }));
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn work_on_another_stream_is_not_there_when_the_event_is() {
         f64::from(calls)
     });
     let fault = fault_of(&against(elsewhere, Mode::Warm));
-    assert_eq!(fault, Fault::Unwritten { elements: 4096, of: 4096 });
+    assert_eq!(fault, TimingFault::Unwritten { elements: 4096, of: 4096 });
     // Only half of the output is written to another place.
     let half: Host = Box::new(|world, calls| {
         let (Values::F16(right), Values::F16(out)) = (world.answer(), &mut *world.out) else {
@@ -120,7 +120,7 @@ fn work_on_another_stream_is_not_there_when_the_event_is() {
         *world.later = Some(Values::F16(right));
         WARM_US / 2.0 * f64::from(calls)
     });
-    assert_eq!(fault_of(&against(half, Mode::Cold)), Fault::Unwritten { elements: 2048, of: 4096 });
+    assert_eq!(fault_of(&against(half, Mode::Cold)), TimingFault::Unwritten { elements: 2048, of: 4096 });
 }
 
 /// Fills the output without computing it.
@@ -178,14 +178,14 @@ fn a_patched_timer_disagrees_with_the_hosts_clock() {
         *world.timer = 0.4;
         honest(1.0)(world, calls)
     });
-    assert!(matches!(fault_of(&against(patched, Mode::Warm)), Fault::TimerDisagrees { .. }));
+    assert!(matches!(fault_of(&against(patched, Mode::Warm)), TimingFault::TimerDisagrees { .. }));
 }
 
 #[test]
 fn a_batch_that_is_not_worked_off_call_by_call_is_seen() {
     let batching: Host = Box::new(|world, _| honest(1.0)(world, 1));
     let fault = fault_of(&against(batching, Mode::Warm));
-    assert!(matches!(fault, Fault::Batched { calls: CALLS, .. }), "{fault}");
+    assert!(matches!(fault, TimingFault::Batched { calls: CALLS, .. }), "{fault}");
 }
 
 #[test]
@@ -207,12 +207,12 @@ fn what_changes_after_the_warm_up_is_looked_at() {
     }
 }
 
-/// The A/A control can fail: the twin of a kernel lies in slower memory.
+/// The A/A control can fail: the second entry of a kernel lies in slower memory.
 #[test]
 fn a_device_that_tells_equals_apart_is_told() {
     let mut turn = 0;
     let placed: Host = Box::new(move |world, calls| {
-        // In cold mode a turn is one launch, and one precedes all rounds. Lane 2 is the twin's.
+        // In cold mode a turn is one launch, and one precedes all rounds. Lane 2 is the second entry's.
         let lane = usize::checked_sub(turn, 1).and_then(|turn| {
             let lanes = palindrome(3, 1, turn as u64 / 4).into_iter();
             lanes.filter(|&lane| lane != 1).nth(turn % 4)
@@ -252,7 +252,7 @@ fn no_one_is_faster_than_the_device() {
     let drawn = flashcore_bench::RaceInputs::draw(&problem(), 1).unwrap();
     let race = race(&mut Device::new(vec![honest(1.0)], CALLS), &drawn, &entrants, &rules).unwrap();
     let fault = race.first().fault.clone().unwrap();
-    assert!(matches!(fault, Fault::UnderFloor { .. }));
+    assert!(matches!(fault, TimingFault::UnderFloor { .. }));
     let message = fault.to_string();
     assert!(message.contains("floor of 12.000 µs") && message.contains("arithmetic"), "{message}");
 }
@@ -268,6 +268,6 @@ fn a_library_cannot_carry_our_name() {
 fn all_may_be_out() {
     let nothing = || -> Host { Box::new(|_, _| 1.0) };
     let race = race_on(Device::new(vec![nothing(), nothing()], CALLS), Mode::Warm, Origin::Ours);
-    assert!(race.measurements.iter().all(|m| matches!(m.fault, Some(Fault::Unwritten { .. }))));
+    assert!(race.measurements.iter().all(|m| matches!(m.fault, Some(TimingFault::Unwritten { .. }))));
     assert_eq!((race.rounds, race.best_peer()), (0, None));
 }

@@ -121,7 +121,7 @@ impl Subject {
 
 /// The result for one subject.
 #[derive(Clone, Debug, Serialize)]
-pub struct Comparison {
+pub struct InstructionComparison {
     /// The instruction's mnemonic and, for `wgmma`, the layout of its operands.
     pub instruction: String,
     /// Number of fragments compared, of 16 rows and 8 columns where a `wgmma` consists of several.
@@ -169,7 +169,7 @@ pub fn compare<M: Machine>(
     rules: TensorRules,
     subject: Subject,
     fragments: u64,
-) -> Result<Comparison, CompareError<M::Error>> {
+) -> Result<InstructionComparison, CompareError<M::Error>> {
     let (module, instruction) = subject.module(target);
     let cases = fragments.div_ceil(subject.fragments());
     // A multiple of the cases per CTA, and of the period after which a product has no C.
@@ -183,8 +183,13 @@ pub fn compare<M: Machine>(
     for spec in &kernel.buffers {
         buffers.push(machine.allocate(spec.bytes).map_err(failed)?);
     }
-    let mut comparison =
-        Comparison { instruction: instruction.clone(), fragments: 0, results: 0, differing: 0, first: None };
+    let mut comparison = InstructionComparison {
+        instruction: instruction.clone(),
+        fragments: 0,
+        results: 0,
+        differing: 0,
+        first: None,
+    };
     let mut batch_data = Batch::new(&kernel, subject, batch);
     for (round, first_seed) in (0..cases).step_by(batch as usize).enumerate() {
         let distribution = Distribution::ALL[round % Distribution::ALL.len()];

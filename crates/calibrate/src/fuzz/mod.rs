@@ -44,7 +44,7 @@ pub enum Stage {
 
 /// The result of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct FuzzOutcome {
     pub stage: Stage,
     /// The kind of answer: messages without names and numbers, and kinds of hazards.
     pub shape: String,
@@ -63,8 +63,8 @@ const POOL: usize = 2000;
 ///
 /// # Panics
 /// On a bug in this project; fuzzing looks for such bugs.
-pub fn execute(case: &Case) -> Outcome {
-    let outcome = |stage, text: &str| Outcome { stage, shape: shape(text) };
+pub fn execute(case: &Case) -> FuzzOutcome {
+    let outcome = |stage, text: &str| FuzzOutcome { stage, shape: shape(text) };
     let module = match ptx::parse(&case.ptx) {
         Ok(module) => module,
         Err(error) => return outcome(Stage::NotParsed, &error.to_string()),
@@ -117,7 +117,7 @@ pub fn execute(case: &Case) -> Outcome {
     kinds.dedup();
     let found: Vec<&str> = study.findings.iter().map(|f| f.name).collect();
     let reason = study.check.reasons.first().map_or("", String::as_str);
-    Outcome { stage, shape: format!("{legal} {kinds:?} {found:?} {}", shape(reason)) }
+    FuzzOutcome { stage, shape: format!("{legal} {kinds:?} {found:?} {}", shape(reason)) }
 }
 
 /// A message without the parts that differ from case to case: quoted names, numbers, and lines after the
@@ -143,12 +143,12 @@ pub struct Campaign {
     rng: SmallRng,
     files: Vec<Case>,
     pool: Vec<Case>,
-    seen: HashSet<Outcome>,
+    seen: HashSet<FuzzOutcome>,
     /// Number of cases by stage.
     pub counts: BTreeMap<Stage, u64>,
 }
 
-impl std::hash::Hash for Outcome {
+impl std::hash::Hash for FuzzOutcome {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         (self.stage, &self.shape).hash(state);
     }

@@ -11,7 +11,7 @@ use super::{Figure, Kind};
 
 /// A device's properties by its driver.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Device {
+pub struct DeviceProperties {
     pub name: String,
     /// Compute capability times ten.
     pub sm: u32,
@@ -50,7 +50,7 @@ pub struct Constant {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Description {
     pub machine: Gpu,
-    /// The table's machine that provides the values that were not measured.
+    /// The built-in machine that fills in unmeasured values.
     pub base: &'static str,
     /// Every constant that a probe can determine.
     pub constants: Vec<Constant>,
@@ -177,7 +177,7 @@ const WGMMA: Rule = Rule {
 
 impl Description {
     /// The description from measurements on a device: probes, and the time of an empty kernel in a graph, µs.
-    pub fn of(device: &Device, rows: &[Row], launch_us: Option<f64>) -> Description {
+    pub fn of(device: &DeviceProperties, rows: &[Row], launch_us: Option<f64>) -> Description {
         let base = base(&device.name, device.sm);
         let mut machine = Gpu { sm: device.sm, ..base.clone() };
         if Gpu::of_device(&device.name).is_none() {
@@ -250,8 +250,8 @@ mod tests {
     use super::*;
     use crate::probes::all;
 
-    fn h200() -> Device {
-        Device { name: "NVIDIA H200".into(), sm: 90, sms: 132, l2_bytes: 60 << 20, clock_mhz: None }
+    fn h200() -> DeviceProperties {
+        DeviceProperties { name: "NVIDIA H200".into(), sm: 90, sms: 132, l2_bytes: 60 << 20, clock_mhz: None }
     }
 
     /// The rows measured on an H200 give the table's constants.
@@ -297,7 +297,7 @@ mod tests {
         assert!(found.constants.iter().all(|constant| constant.measured.is_some()), "{:?}", found.constants);
         assert_eq!((found.machine.latency.dram, found.machine.launch_us), (2, 2.5));
         assert_eq!(Description::of(&h200(), &[], None).machine, H200);
-        let unknown = Device { name: "NVIDIA B300".into(), sm: 103, sms: 160, ..h200() };
+        let unknown = DeviceProperties { name: "NVIDIA B300".into(), sm: 103, sms: 160, ..h200() };
         let found = Description::of(&unknown, &[], None);
         assert_eq!((found.machine.name, found.machine.sm, found.machine.sms), ("NVIDIA B300", 103, 160));
         assert_eq!(found.machine.memory.l2_bytes, 60 << 20);

@@ -56,7 +56,7 @@ pub struct Probe {
     pub warps: u32,
     /// Whether one CTA runs on every SM instead of a single CTA.
     pub everywhere: bool,
-    /// Copies of the operation in the shorter loop body.
+    /// Copies of the operation in the shorter of the two timed loop bodies.
     pub units: u32,
     /// Pointers in the data buffer, written before each launch.
     pub chain: Option<Chain>,

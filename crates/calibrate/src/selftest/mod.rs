@@ -182,12 +182,12 @@ impl Making {
 
 /// The results of a self-test.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Report {
+pub struct SelfTestReport {
     /// The checks in order.
     pub checks: Vec<Check>,
 }
 
-impl Report {
+impl SelfTestReport {
     /// The worst verdict; incomplete when nothing was checked.
     pub fn verdict(&self) -> Verdict {
         self.checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Incomplete)
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_report_fails_closed_and_names_what_failed() {
-        assert_eq!(Report::default().verdict(), Verdict::Incomplete);
+        assert_eq!(SelfTestReport::default().verdict(), Verdict::Incomplete);
         let mut right = Making::new("attention", "one");
         right.check.cases = 5;
         let mut wrong = Making::new("attention", "two");
@@ -253,8 +253,9 @@ mod tests {
         for i in 0..7 {
             wrong.fail(format!("case {i}"));
         }
-        let report =
-            Report { checks: vec![right.done(), wrong.done(), Making::new("streams", "three").done()] };
+        let report = SelfTestReport {
+            checks: vec![right.done(), wrong.done(), Making::new("streams", "three").done()],
+        };
         assert_eq!(report.verdict(), Verdict::Failed);
         assert_eq!(report.failures(), ["attention: two", "streams: three"]);
         assert_eq!(report.counts()["attention"], [2, 1, 14]);

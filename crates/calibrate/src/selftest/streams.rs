@@ -59,7 +59,7 @@ fn at_once(gpu: &Gpu, bound: &Bound, rounds: u32, making: &mut Making) -> Result
         }
         lanes.push((Stream::new(context)?, buffers));
     }
-    let output = |role: &Role| matches!(role, Role::Operand(operand) if operand.is_output());
+    let output = |role: &Role| bound.is_output(*role);
     let mut first: Option<Vec<u8>> = None;
     for round in 0..rounds as usize {
         // Each round starts with another stream, and every other round runs backwards.

@@ -161,7 +161,7 @@ impl Feed {
         let specs = bound.kernel.buffers.iter().zip(&bound.roles);
         for ((spec, role), (before, after)) in specs.zip(before.iter().zip(after)) {
             let input = match role {
-                Role::Operand(operand) => !operand.is_output(),
+                Role::Operand(_) => !bound.is_output(*role),
                 Role::Internal(kind) => matches!(kind, BufferKind::Codes(_) | BufferKind::Scales),
                 Role::Fill(_) | Role::Words(_) => false,
             };

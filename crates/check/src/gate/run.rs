@@ -144,6 +144,9 @@ impl Settings {
             runs.extend(seeds.map(|seed| (Style::BadFactors, seed, Schedule::Early)));
             runs.push((Style::Saturated, 35, Schedule::Late));
         }
+        if bound.problem.as_ref().is_some_and(|problem| problem.storage.pages().is_some()) && runs.len() > 1 {
+            runs.push((Style::BadPages, 41, Schedule::Random));
+        }
         if self.lagging && waits_by_count(&bound.kernel) {
             let warps = |kernel: &Kernel| {
                 let Launch { block, cluster, .. } = kernel.launch;

@@ -105,6 +105,19 @@ fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
             let q = SideLengths { packed: Some(130), used: true };
             with(uneven(60, 60), Lengths { q, kv: used, left_padded: false })
         }),
+        ("pages", with(uneven(20, 130), kv_used).with_pages(16, 30)),
+        ("pages of one row, causal, left padding", {
+            let lengths = Lengths { left_padded: true, ..kv_used };
+            with(uneven(30, 70), lengths).with_band(Band::CAUSAL).with_pages(1, 220)
+        }),
+        ("pages that sequences share, even lengths, one row", uneven(1, 65).with_pages(3, 50)),
+        ("chunks of packed sequences in pages, heads before rows", {
+            let lengths = Lengths { q: packed(60), ..kv_used };
+            let mut problem = with(uneven(40, 300), lengths).with_band(Band::CAUSAL).with_pages(64, 20);
+            let strides = |dim: usize| Layout::Bhsd.strides(1, 64, dim);
+            (problem.k, problem.v) = (strides(problem.head_dim), strides(problem.head_dim_v));
+            problem
+        }),
         ("sink", sink(base(67, 131))),
         ("sink, causal, rows that see nothing", sink(base(101, 37).with_band(Band::CAUSAL))),
         ("sink, softcap, window", sink(base(100, 100).with_band(Band::window(30, 0)).with_softcap(4.0))),

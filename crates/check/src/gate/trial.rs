@@ -36,7 +36,7 @@ impl Trial {
 
     /// The concatenated bytes of the outputs.
     pub fn outputs(&self, bound: &Bound) -> Vec<u8> {
-        let written = bound.roles.iter().zip(&self.after).filter(|(role, _)| is_output(**role));
+        let written = bound.roles.iter().zip(&self.after).filter(|(role, _)| bound.is_output(**role));
         written.flat_map(|(_, bytes)| bytes.iter().copied()).collect()
     }
 }
@@ -168,15 +168,11 @@ fn skip_guard(arg: &mut Arg) {
     }
 }
 
-const fn is_output(role: Role) -> bool {
-    matches!(role, Role::Operand(operand) if operand.is_output())
-}
-
 /// Checks that no output element still has the initial pattern of ones. Arithmetic produces a different NaN.
 fn check_written(bound: &Bound, feed: &Feed, after: &[Vec<u8>], check: &mut CheckReport) {
     let rows = must_write(bound, feed);
     for (index, (bytes, role)) in
-        after.iter().zip(&bound.roles).enumerate().filter(|(_, (_, r))| is_output(**r))
+        after.iter().zip(&bound.roles).enumerate().filter(|(_, (_, r))| bound.is_output(**r))
     {
         let size = match (role, &bound.problem) {
             (Role::Operand(Operand::Tensor(_)), Some(problem)) => problem.dtypes.out.bytes(),
@@ -237,7 +233,7 @@ mod tests {
     #[test]
     fn writes_beside_a_buffer_are_found() {
         let mut bound = fused();
-        let out = bound.roles.iter().position(|r| is_output(*r)).unwrap();
+        let out = bound.roles.iter().position(|r| bound.is_output(*r)).unwrap();
         for arg in &mut bound.kernel.args {
             if let Arg::Buffer { index, offset } = arg
                 && *index == out

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kernels::{BufferKind, Program};
-use problem::{Layout, Operand, Problem, Tensor};
+use problem::{Layout, Operand, PassKind, Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec, Verified};
 
 use super::memory::{BufferType, Init, Memory};
@@ -14,7 +14,7 @@ use super::scalar::Scalar;
 use super::spec::check_cluster;
 use super::{ArgSpec, LaunchError, LaunchSpec, LaunchStep, MapTarget, fill};
 use crate::names::demangle;
-use crate::reference::{self, Reference, ReferenceSpec, Source};
+use crate::reference::{self, Reference, ReferenceSource, ReferenceSpec};
 
 /// The role of a kernel's buffer: what the gate writes to it before the launch, and whether its contents are
 /// judged.
@@ -69,8 +69,9 @@ pub struct Bound {
 impl Bound {
     /// A generated program. The module has the line numbers of its printed form, so that findings name lines.
     pub fn of_program(program: Program, problem: &Problem) -> Bound {
-        let Program { kernel, then, kinds } = program;
-        let roles = kinds.into_iter().map(Role::from).collect();
+        let roles = program.contracts.buffers.iter().map(|buffer| buffer.kind.into()).collect();
+        let mut then = program.kernels();
+        let kernel = then.remove(0);
         Bound { then, ..Bound::of_kernel(kernel, roles, Some(problem.clone())) }
     }
 
@@ -94,6 +95,12 @@ impl Bound {
     /// All kernels in launch order.
     pub fn steps(&self) -> impl Iterator<Item = &Kernel> {
         std::iter::once(&self.kernel).chain(&self.then)
+    }
+
+    /// Whether a buffer of this role is an output of the problem.
+    pub fn is_output(&self, role: Role) -> bool {
+        let pass = self.problem.as_ref().map_or(PassKind::Forward, |problem| problem.pass.kind());
+        matches!(role, Role::Operand(operand) if operand.is_output(pass))
     }
 
     /// All kernels in launch order, mutable.
@@ -126,9 +133,9 @@ impl LaunchSpec {
             return Err(LaunchError::Unread { key: file.key.clone() });
         }
         let unread = |reference: &ReferenceSpec| match &reference.source {
-            Source::Kernel { .. } => Some("reference.kernel"),
-            Source::Python { .. } => Some("reference.python"),
-            Source::Builtin(_) | Source::File { .. } => None,
+            ReferenceSource::Kernel { .. } => Some("reference.kernel"),
+            ReferenceSource::Python { .. } => Some("reference.python"),
+            ReferenceSource::Builtin(_) | ReferenceSource::File { .. } => None,
         };
         match self.references.iter().find_map(unread) {
             Some(key) => Err(LaunchError::Unread { key: key.to_owned() }),
@@ -178,7 +185,7 @@ impl LaunchSpec {
         let mut bound_references = Vec::new();
         for spec in &self.references {
             let kernel = match &spec.source {
-                Source::Kernel { launch, .. } => {
+                ReferenceSource::Kernel { launch, .. } => {
                     let missing = || LaunchError::Unread { key: "reference.kernel".to_owned() };
                     let mut kernel = kernel_of(modules.next().ok_or_else(missing)?, launch, "reference")?;
                     kernel.buffers.iter_mut().for_each(|buffer| buffer.access = Access::ReadWrite);
@@ -221,11 +228,11 @@ impl LaunchSpec {
         let memory = |at: usize| self.shape_of(at).unwrap_or(Memory::new(BufferType::U8, 0, Init::Zeros));
         let buffer = |at: usize| homes.get(at).copied().flatten().unwrap_or(0);
         let inputs = spec.inputs.iter().map(|&at| match &self.args[at] {
-            ArgSpec::Scalar(scalar) => reference::Operand::Number(scalar.number()),
-            _ => reference::Operand::Buffer { index: buffer(at), memory: memory(at) },
+            ArgSpec::Scalar(scalar) => reference::ReferenceInput::Number(scalar.number()),
+            _ => reference::ReferenceInput::Buffer { index: buffer(at), memory: memory(at) },
         });
         let elements = match &spec.source {
-            Source::File { file, .. } => self.data.get(*file).cloned(),
+            ReferenceSource::File { file, .. } => self.data.get(*file).cloned(),
             _ => None,
         };
         Reference {

@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 use super::memory::{BufferType, Init, Memory, View};
 use super::{ArgSpec, LaunchError, LaunchSpec};
 use crate::numbers::Numbers;
-use crate::reference::Source;
+use crate::reference::ReferenceSource;
 
 /// The bytes of gaps between strided elements: a NaN in every float format, so that a read of a gap shows in
 /// the outputs.
@@ -72,7 +72,7 @@ impl LaunchSpec {
             _ => self.shape_of(at),
         });
         let references = self.references.iter().filter_map(|reference| match &reference.source {
-            Source::File { file, .. } => {
+            ReferenceSource::File { file, .. } => {
                 let memory = self.shape_of(reference.output)?;
                 Some((*file, memory.shaped().len() * memory.dtype.bytes()))
             }

@@ -441,7 +441,7 @@ fn args_of(
 
 /// Sets the layout of each tensor. All arguments of a tensor must name the same layout.
 fn lay_out(raw: &[RawArg], problem: &mut Problem) -> Result<(), LaunchError> {
-    for tensor in Tensor::ALL {
+    for tensor in Tensor::FORWARD {
         let mut chosen: Option<(usize, Layout)> = None;
         for (index, arg) in raw.iter().enumerate().filter(|(_, arg)| arg.tensor() == Some(tensor)) {
             let Some(name) = &arg.layout else { continue };
@@ -460,13 +460,7 @@ fn lay_out(raw: &[RawArg], problem: &mut Problem) -> Result<(), LaunchError> {
             (Some((_, layout)), None) => layout.strides(heads, seq, dim),
             (None, None) => continue,
         };
-        let strides = match tensor {
-            Tensor::Q => &mut problem.q,
-            Tensor::K => &mut problem.k,
-            Tensor::V => &mut problem.v,
-            Tensor::Out => &mut problem.out,
-        };
-        *strides = laid;
+        problem.set_strides(tensor, laid);
     }
     Ok(())
 }
@@ -556,7 +550,7 @@ fn pointers_of(index: usize, all: &[RawArg]) -> Result<Vec<Option<usize>>, Launc
 }
 
 pub(super) fn tensor_of(name: &str) -> Option<Tensor> {
-    Tensor::ALL.into_iter().find(|tensor| tensor.name() == name)
+    Tensor::FORWARD.into_iter().find(|tensor| tensor.name() == name)
 }
 
 impl RawArg {

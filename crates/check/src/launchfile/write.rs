@@ -10,11 +10,15 @@ use super::{Bound, Role};
 
 impl Bound {
     /// The launch file that gives the kernel's text the same launch. `None` if launch files lack a feature of
-    /// the launch: several kernels, a counter, quantised codes, or overlapping launches.
+    /// the launch: several kernels, a counter, quantised codes, overlapping launches, or the backward pass.
     pub fn launch_file(&self) -> Option<String> {
         let (kernel, problem) = (&self.kernel, self.problem.as_ref()?);
         let launch = &kernel.launch;
-        if !self.then.is_empty() || launch.overlapping || *problem != Shape::of(problem).problem() {
+        if !self.then.is_empty()
+            || launch.overlapping
+            || problem.pass.is_backward()
+            || *problem != Shape::of(problem).problem()
+        {
             return None;
         }
         let mut text = problem_table(problem);
@@ -75,7 +79,7 @@ impl Bound {
 }
 
 fn problem_table(problem: &Problem) -> String {
-    let Shape { batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, dtypes, mask } =
+    let Shape { batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v, dtypes, mask, .. } =
         Shape::of(problem);
     let line = |key: &str, value: Option<f32>| {
         value.map_or_else(String::new, |value| format!("{key} = {value:?}\n"))

@@ -9,7 +9,7 @@
 use crate::launchfile::View;
 
 /// Elements of an input in the order of its shape.
-pub(super) struct Input {
+pub(super) struct InputTensor {
     pub shape: Vec<usize>,
     pub values: Vec<f64>,
     /// Half the distance from 1 to the next number of the element type; 0 for integers.
@@ -239,7 +239,7 @@ impl Builtin {
     }
 
     /// The result in the order of the output's shape. The shapes fit (see [`Builtin::fits`]).
-    pub(super) fn compute(&self, inputs: &[Input], out: &View) -> Vec<Element> {
+    pub(super) fn compute(&self, inputs: &[InputTensor], out: &View) -> Vec<Element> {
         let x = &inputs[0];
         let n = x.shape.last().copied().unwrap_or(1);
         let rows = || x.values.chunks(n);
@@ -358,7 +358,7 @@ fn weights(row: &[f64]) -> (Vec<f64>, f64, f64) {
     (weights, max, sum)
 }
 
-fn gemm(inputs: &[Input], alpha: f64, beta: f64) -> Vec<Element> {
+fn gemm(inputs: &[InputTensor], alpha: f64, beta: f64) -> Vec<Element> {
     let (a, b, c) = (&inputs[0], &inputs[1], inputs.get(2));
     let (rank, columns) = (a.shape.len(), b.shape[b.shape.len() - 1]);
     let (m, k) = (a.shape[rank - 2], a.shape[rank - 1]);
@@ -381,7 +381,7 @@ fn gemm(inputs: &[Input], alpha: f64, beta: f64) -> Vec<Element> {
     all
 }
 
-fn rope(inputs: &[Input], base: f64, interleaved: bool) -> Vec<Element> {
+fn rope(inputs: &[InputTensor], base: f64, interleaved: bool) -> Vec<Element> {
     let x = &inputs[0];
     let (dim, positions) = (x.shape[x.shape.len() - 1], x.shape[x.shape.len() - 2]);
     let half = dim / 2;
@@ -407,7 +407,7 @@ fn rope(inputs: &[Input], base: f64, interleaved: bool) -> Vec<Element> {
     all
 }
 
-fn cross_entropy(inputs: &[Input], out: &View) -> Vec<Element> {
+fn cross_entropy(inputs: &[InputTensor], out: &View) -> Vec<Element> {
     let (logits, labels) = (&inputs[0], &inputs[1]);
     let classes = logits.shape[1];
     let losses: Vec<Element> = logits
@@ -442,7 +442,12 @@ struct Row {
 
 /// The rows of attention, in the order batch entry, head, row: `visit` gets the number of the row, that of
 /// its head of keys and values, and the row.
-fn attention_rows(inputs: &[Input], scale: f64, causal: bool, mut visit: impl FnMut(usize, usize, &Row)) {
+fn attention_rows(
+    inputs: &[InputTensor],
+    scale: f64,
+    causal: bool,
+    mut visit: impl FnMut(usize, usize, &Row),
+) {
     let (q, k) = (&inputs[0], &inputs[1]);
     let [batch, heads, rows, dim] = q.shape[..] else { return };
     let (kv_heads, keys) = (k.shape[1], k.shape[2]);
@@ -469,16 +474,16 @@ fn attention_rows(inputs: &[Input], scale: f64, causal: bool, mut visit: impl Fn
 
 /// The factor by which errors of a probability grow: the errors of a softmax over `keys`, of its scores, and
 /// of the rounding of probabilities to the type of the inputs, expressed in roundings of f32.
-fn growth(inputs: &[Input], row: &Row) -> f64 {
+fn growth(inputs: &[InputTensor], row: &Row) -> f64 {
     let keys = inputs[1].shape[2] as f64;
     2.0 + keys.sqrt() + row.size + 4.0 * inputs[0].roundoff / f64::from(f32::EPSILON)
 }
 
-fn scale_of(inputs: &[Input], scale: Option<f64>) -> f64 {
+fn scale_of(inputs: &[InputTensor], scale: Option<f64>) -> f64 {
     scale.unwrap_or_else(|| 1.0 / (inputs[0].shape[3] as f64).sqrt())
 }
 
-fn attention(inputs: &[Input], scale: Option<f64>, causal: bool) -> Vec<Element> {
+fn attention(inputs: &[InputTensor], scale: Option<f64>, causal: bool) -> Vec<Element> {
     let v = &inputs[2];
     let (keys, wide) = (v.shape[2], v.shape[3]);
     let mut all = Vec::new();
@@ -496,7 +501,7 @@ fn attention(inputs: &[Input], scale: Option<f64>, causal: bool) -> Vec<Element>
 /// dV = Pᵀ·dO; dS = P∘(dO·Vᵀ − D), where D is the sum of P∘(dO·Vᵀ) over the keys; dQ = scale · dS·K and
 /// dK = scale · dSᵀ·Q. Query heads that share keys add up.
 fn attention_backward(
-    inputs: &[Input],
+    inputs: &[InputTensor],
     gradient: Gradient,
     scale: Option<f64>,
     causal: bool,
@@ -547,11 +552,15 @@ fn attention_backward(
 mod tests {
     use super::*;
 
-    fn input(shape: &[usize], values: &[f64]) -> Input {
-        Input { shape: shape.to_vec(), values: values.to_vec(), roundoff: f64::from(f32::EPSILON) / 2.0 }
+    fn input(shape: &[usize], values: &[f64]) -> InputTensor {
+        InputTensor {
+            shape: shape.to_vec(),
+            values: values.to_vec(),
+            roundoff: f64::from(f32::EPSILON) / 2.0,
+        }
     }
 
-    fn values(builtin: &Builtin, inputs: &[Input], out: &[usize]) -> Vec<f64> {
+    fn values(builtin: &Builtin, inputs: &[InputTensor], out: &[usize]) -> Vec<f64> {
         let views: Vec<View> = inputs.iter().map(|x| View::dense(&x.shape)).collect();
         let out = View::dense(out);
         assert!(builtin.fits(&views, &out), "{builtin:?}");
@@ -625,7 +634,7 @@ mod tests {
             ]
         };
         for causal in [false, true] {
-            let loss = |inputs: &[Input]| -> f64 {
+            let loss = |inputs: &[InputTensor]| -> f64 {
                 let out = attention(&inputs[..3], Some(0.7), causal);
                 out.iter().zip(&inputs[3].values).map(|((o, _), by)| o * by).sum()
             };

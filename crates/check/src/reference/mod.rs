@@ -37,7 +37,7 @@ pub enum ReferenceError {
 
 /// The source of the expected output.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Source {
+pub enum ReferenceSource {
     Builtin(Builtin),
     /// Another kernel, from a `.ptx` or `.cu` file.
     Kernel {
@@ -56,14 +56,16 @@ pub enum Source {
     },
 }
 
-impl Source {
+impl ReferenceSource {
     /// The source in words, for the line of the verdict.
     pub fn words(&self) -> String {
         match self {
-            Source::Builtin(builtin) => format!("the built-in {}", builtin.name()),
-            Source::Kernel { path, .. } => format!("the kernel in {path}"),
-            Source::File { path, .. } => format!("the file {path}"),
-            Source::Python { path, function, .. } => format!("the Python function {path}:{function}"),
+            ReferenceSource::Builtin(builtin) => format!("the built-in {}", builtin.name()),
+            ReferenceSource::Kernel { path, .. } => format!("the kernel in {path}"),
+            ReferenceSource::File { path, .. } => format!("the file {path}"),
+            ReferenceSource::Python { path, function, .. } => {
+                format!("the Python function {path}:{function}")
+            }
         }
     }
 }
@@ -85,8 +87,8 @@ pub struct Reference {
     /// Its element type and shape.
     pub memory: Memory,
     /// The buffers and numbers that the source reads, in its order.
-    pub inputs: Vec<Operand>,
-    pub source: Source,
+    pub inputs: Vec<ReferenceInput>,
+    pub source: ReferenceSource,
     pub tolerance: Tolerance,
     /// The reference kernel, on the same buffers.
     pub kernel: Option<Arc<Kernel>>,
@@ -98,7 +100,7 @@ pub struct Reference {
 
 /// An input of a reference.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Operand {
+pub enum ReferenceInput {
     Buffer { index: usize, memory: Memory },
     Number(f64),
 }
@@ -122,11 +124,11 @@ impl Reference {
         };
         let missing = Number::Real(f64::NAN);
         match &self.source {
-            Source::Builtin(builtin) => {
+            ReferenceSource::Builtin(builtin) => {
                 let inputs: Vec<_> = self.inputs.iter().filter_map(|input| input.read(before)).collect();
                 let elements = builtin.compute(&inputs, &view);
                 let integers = dtype.unit_roundoff() == 0.0 && inputs.iter().all(|x| x.roundoff == 0.0);
-                let is_double = dtype == BufferType::F64 || self.inputs.iter().any(Operand::is_double);
+                let is_double = dtype == BufferType::F64 || self.inputs.iter().any(ReferenceInput::is_double);
                 let accumulator = match (integers, is_double) {
                     (true, _) => 0.0,
                     (false, true) => BufferType::F64.unit_roundoff(),
@@ -134,17 +136,17 @@ impl Reference {
                 };
                 Ok(Expected::of_magnitudes(dtype, &elements, accumulator, self.tolerance))
             }
-            Source::File { .. } => {
+            ReferenceSource::File { .. } => {
                 let elements = self.elements.as_deref().unwrap_or_default();
                 Ok(Expected::of_values(dtype, decode(elements), self.tolerance))
             }
-            Source::Python { path, function, timeout } => {
+            ReferenceSource::Python { path, function, timeout } => {
                 let inputs: Vec<_> = self.inputs.iter().map(|input| input.array(before)).collect();
                 let call = python::Call { file: &self.folder.join(path), function, limit: *timeout };
                 let values = call.run(&inputs, view.shape())?;
                 Ok(Expected::of_values(dtype, values, self.tolerance))
             }
-            Source::Kernel { path, launch } => {
+            ReferenceSource::Kernel { path, launch } => {
                 let options = Options { cooperative: launch.cooperative, ..options.clone() };
                 let after = self.run_kernel(path, fresh(), &options)?;
                 let all = decode(&after);
@@ -194,24 +196,28 @@ impl Reference {
     }
 }
 
-impl Operand {
+impl ReferenceInput {
     fn is_double(&self) -> bool {
-        matches!(self, Operand::Buffer { memory: Memory { dtype: BufferType::F64, .. }, .. })
+        matches!(self, ReferenceInput::Buffer { memory: Memory { dtype: BufferType::F64, .. }, .. })
     }
 
     /// The elements in the order of the shape; `None` for a number.
-    fn read(&self, before: &[Vec<u8>]) -> Option<builtin::Input> {
-        let Operand::Buffer { index, memory } = self else { return None };
+    fn read(&self, before: &[Vec<u8>]) -> Option<builtin::InputTensor> {
+        let ReferenceInput::Buffer { index, memory } = self else { return None };
         let (bytes, size, view) = (&before[*index], memory.dtype.bytes(), memory.shaped());
         let values = view.places().map(|at| memory.dtype.decode(&bytes[at * size..])).collect();
-        Some(builtin::Input { shape: view.shape().to_vec(), values, roundoff: memory.dtype.unit_roundoff() })
+        Some(builtin::InputTensor {
+            shape: view.shape().to_vec(),
+            values,
+            roundoff: memory.dtype.unit_roundoff(),
+        })
     }
 
     /// The operand in the form that Python receives.
     fn array(&self, before: &[Vec<u8>]) -> python::Argument {
         match self {
-            Operand::Number(value) => python::Argument::Number(*value),
-            Operand::Buffer { index, memory } => {
+            ReferenceInput::Number(value) => python::Argument::Number(*value),
+            ReferenceInput::Buffer { index, memory } => {
                 let (bytes, size, view) = (&before[*index], memory.dtype.bytes(), memory.shaped());
                 let dense = view.places().flat_map(|at| bytes[at * size..][..size].iter().copied());
                 python::Argument::Array {

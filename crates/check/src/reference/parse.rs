@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::builtin::{Builtin, Gradient, Operation};
-use super::{Source, Tolerance};
+use super::{ReferenceSource, Tolerance};
 use crate::launchfile::{
     ARGUMENT, ArgSpec, BufferType, FileInit, Init, LaunchError, LaunchSpec, Memory, RawArg, RawLaunch,
     RawReference, View, number_of, step_of,
@@ -16,7 +16,7 @@ pub struct ReferenceSpec {
     pub output: usize,
     /// The numbers of the arguments that the source reads.
     pub inputs: Vec<usize>,
-    pub source: Source,
+    pub source: ReferenceSource,
     pub tolerance: Tolerance,
 }
 
@@ -45,7 +45,7 @@ impl ReferenceSpec {
     /// The file of a reference kernel.
     pub fn kernel_file(&self) -> Option<&str> {
         match &self.source {
-            Source::Kernel { path, .. } => Some(path),
+            ReferenceSource::Kernel { path, .. } => Some(path),
             _ => None,
         }
     }
@@ -93,7 +93,7 @@ impl Parser<'_> {
                 path: path.clone(),
                 dtype: memory.dtype,
             });
-            Source::File { path: path.clone(), file: files.len() - 1 }
+            ReferenceSource::File { path: path.clone(), file: files.len() - 1 }
         } else {
             inputs = match self.inputs()? {
                 Some(inputs) => inputs,
@@ -165,7 +165,7 @@ impl Parser<'_> {
         list.iter().map(one).collect::<Result<Vec<_>, _>>().map(Some)
     }
 
-    fn builtin(&self, name: &str, inputs: &[usize], output: Memory) -> Result<Source, LaunchError> {
+    fn builtin(&self, name: &str, inputs: &[usize], output: Memory) -> Result<ReferenceSource, LaunchError> {
         let raw = self.raw;
         let operation = || {
             let name = raw.operation.as_deref().unwrap_or("sum");
@@ -210,10 +210,10 @@ impl Parser<'_> {
                 format!("at most {WORK_LIMIT:.0e} of them, so that it ends in minutes; smaller shapes");
             return Err(self.refuse("builtin", format!("{work:.1e} operations"), accepted));
         }
-        Ok(Source::Builtin(builtin))
+        Ok(ReferenceSource::Builtin(builtin))
     }
 
-    fn kernel(&self, path: &str) -> Result<Source, LaunchError> {
+    fn kernel(&self, path: &str) -> Result<ReferenceSource, LaunchError> {
         let raw = self.raw;
         let first = &self.spec.launches[0];
         let list = |d: ptx::Dim3| vec![d.0.into(), d.1.into(), d.2.into()];
@@ -230,10 +230,10 @@ impl Parser<'_> {
         if raw.args.is_none() {
             launch.args.clone_from(&first.args);
         }
-        Ok(Source::Kernel { path: path.to_owned(), launch: Box::new(launch) })
+        Ok(ReferenceSource::Kernel { path: path.to_owned(), launch: Box::new(launch) })
     }
 
-    fn python(&self, text: &str) -> Result<Source, LaunchError> {
+    fn python(&self, text: &str) -> Result<ReferenceSource, LaunchError> {
         let parts = text.rsplit_once(':').filter(|(path, function)| {
             let is_name = function.chars().all(|c| c.is_alphanumeric() || c == '_');
             !path.is_empty() && !function.is_empty() && is_name
@@ -244,7 +244,7 @@ impl Parser<'_> {
         if !(seconds > 0.0 && seconds <= 86_400.0) {
             return Err(self.refuse("timeout", seconds, "seconds, more than 0 and at most 86400"));
         }
-        Ok(Source::Python {
+        Ok(ReferenceSource::Python {
             path: path.to_owned(),
             function: function.to_owned(),
             timeout: Duration::from_secs_f64(seconds),
@@ -262,14 +262,14 @@ impl Parser<'_> {
     }
 
     /// Rejects keys that the source does not use.
-    fn check_keys(&self, source: &Source) -> Result<(), LaunchError> {
+    fn check_keys(&self, source: &ReferenceSource) -> Result<(), LaunchError> {
         let raw = self.raw;
         let launch: &[&str] = &["entry", "grid", "cluster", "block", "dynamic_shared", "cooperative", "args"];
         let taken: &[&str] = match source {
-            Source::Kernel { .. } => launch,
-            Source::File { .. } => &[],
-            Source::Python { .. } => &["inputs", "timeout"],
-            Source::Builtin(builtin) => match builtin {
+            ReferenceSource::Kernel { .. } => launch,
+            ReferenceSource::File { .. } => &[],
+            ReferenceSource::Python { .. } => &["inputs", "timeout"],
+            ReferenceSource::Builtin(builtin) => match builtin {
                 Builtin::LayerNorm { .. } | Builtin::RmsNorm { .. } => &["inputs", "eps"],
                 Builtin::Gemm { .. } => &["inputs", "alpha", "beta"],
                 Builtin::Reduce(_) => &["inputs", "operation"],

@@ -5,7 +5,7 @@ use emu::{HazardKind, Placement};
 use flashcore_check::gate::{CheckReport, Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::{Bound, LaunchSpec};
 use predict::machine::H200;
-use predict::resources::{Resources, Source};
+use predict::resources::{ResourceSource, Resources};
 
 fn bound(ptx: &str, launch: &str) -> Bound {
     let module = ptx::parse(ptx).unwrap_or_else(|error| panic!("{error}\n{ptx}"));
@@ -145,7 +145,7 @@ fn a_kernel_without_a_result_is_warned_of() {
     let [stores, buffer] = &check.warnings[..] else { panic!("{:?}", check.warnings) };
     assert!(stores.contains("no store") && buffer.contains("uninitialised buffer"), "{:?}", check.warnings);
     // 1024 threads of 130 registers do not fit an SM.
-    let (registers, source) = (130, Source::Ptxas("13.0".into()));
+    let (registers, source) = (130, ResourceSource::Ptxas("13.0".into()));
     let resources = Resources { registers, spill_stores: 0, spill_loads: 0, stack: 0, shared: 0, source };
     let launch = bound.kernel.launch;
     check.require_room(&launch, &Resources { registers: 64, ..resources.clone() }, &H200);

@@ -23,7 +23,7 @@ use host::store::append_line;
 use kernels::{Arch, Plan};
 use predict::Prediction;
 use predict::machine::MACHINES;
-use predict::resources::{Ptxas, Resources, Source, estimate};
+use predict::resources::{Ptxas, ResourceSource, Resources, estimate};
 use problem::{DType, Problem};
 use ptx::Machine;
 use rayon::prelude::*;
@@ -252,7 +252,7 @@ fn loaded(gpu: &mut Gpu, s: &Subject) -> Result<Resources, Failure> {
         spill_loads: spilled,
         stack: got.local,
         shared: got.shared,
-        source: Source::Ptxas("driver".to_owned()),
+        source: ResourceSource::Ptxas("driver".to_owned()),
     })
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use bench::provenance::Provenance;
-use calibrate::differential::{Comparison, Subject, compare};
+use calibrate::differential::{InstructionComparison, Subject, compare};
 use driver::Gpu;
 use emu::numerics::tensor::TensorRules;
 use host::store::append_line;
@@ -83,6 +83,6 @@ pub fn main(args: &[String]) -> Outcome {
 }
 
 /// The evidence row: the comparison with its provenance.
-fn row(compared: &Comparison, provenance: &Provenance) -> Value {
+fn row(compared: &InstructionComparison, provenance: &Provenance) -> Value {
     with(with(json!({ "suite": "emulator", "impl": "flashcore", "check": "mma bits" }), compared), provenance)
 }

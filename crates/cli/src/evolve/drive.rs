@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use evolve::children::Limits;
+use evolve::children::ProcessLimits;
 use evolve::proposer::{LIMITS, Proposal, Proposer};
 use evolve::workers::WorkerPool;
-use evolve::{Ask, Evolution, Progress, Question};
+use evolve::{Ask, Evolution, Question, RunProgress};
 use ledger::Rejection;
 
 use super::setup;
@@ -52,7 +52,7 @@ impl Asked {
         let Some(proposer) = self.proposer.clone() else { return };
         let left = question.seconds.and_then(|left| Duration::try_from_secs_f64(left).ok());
         let wall = left.map_or(LIMITS.wall, |left| left.min(LIMITS.wall));
-        let proposer = proposer.within(Limits { wall, ..LIMITS });
+        let proposer = proposer.within(ProcessLimits { wall, ..LIMITS });
         let tell = self.tell.clone();
         std::thread::spawn(move || {
             let answer = proposer.propose(&question.brief);
@@ -141,7 +141,7 @@ fn bar(evolution: &Evolution) -> Bar {
     Bar::new(candidates.or(config.seconds.map(|seconds| seconds as u64)))
 }
 
-fn show(bar: &Bar, progress: &Progress, elapsed: Duration) {
+fn show(bar: &Bar, progress: &RunProgress, elapsed: Duration) {
     let step = if progress.budget.is_some() { progress.candidates as u64 } else { elapsed.as_secs() };
     let times = |found: Option<(f64, f64)>| {
         found.map_or("none yet".to_owned(), |(us, speedup)| format!("{us:.2} µs ({speedup:.3}×)"))

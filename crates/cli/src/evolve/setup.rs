@@ -7,7 +7,7 @@ use evolve::evaluate::cpu::CpuEvaluator;
 use evolve::evaluate::model::Model;
 use evolve::proposer::{self, Proposer, Sandbox};
 use evolve::setup::{self, Wanted};
-use evolve::workers::{Program, Worker, WorkerPool};
+use evolve::workers::{Worker, WorkerPool, WorkerProgram};
 use evolve::{Candidate, Case, Config, Configuration, Evaluator, Evolution, Limits, Target};
 use host::store;
 use kernels::select::Shape;
@@ -332,7 +332,7 @@ fn open(target: Target, args: &Evolve, has_proposer: bool) -> Result<Device, Cli
 
 /// An evaluator that runs as a separate process of this program.
 fn worker(args: &[&str], environment: &Environment) -> Result<Box<dyn Evaluator>, CliError> {
-    Ok(Box::new(Worker::new(Program::of_this(args)?, environment.clone())))
+    Ok(Box::new(Worker::new(WorkerProgram::of_this(args)?, environment.clone())))
 }
 
 /// The environment and architecture of a GPU. The GPU is opened here once; each worker opens it again.

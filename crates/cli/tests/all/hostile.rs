@@ -275,7 +275,7 @@ fn a_check_says_what_ran() {
     assert!(check(&["--require-coverage", "101"]).1.contains("expected a number from 0 to 100"));
 }
 
-/// Notes do not fail a check, and options decide what is one.
+/// Notes do not fail a check, and options decide which findings are notes.
 #[test]
 fn a_check_takes_notes_and_prints() {
     let folder = Folder::new("notes");

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use check::gate::Verdict;
-use evolve::children::Limits;
+use evolve::children::ProcessLimits;
 use evolve::evaluate::{Evaluator, bound};
 use evolve::proposer::Proposer;
-use evolve::workers::{Program, Worker, WorkerPool};
+use evolve::workers::{Worker, WorkerPool, WorkerProgram};
 use evolve::{Ask, Candidate, Case, Config, Configuration, Evolution, Stage, Target, config};
 use host::store::Scratch;
 use kernels::select::Shape;
@@ -96,7 +96,7 @@ impl Folder {
 fn worker() -> Box<dyn Evaluator> {
     let args = ["worker", "--watched", "--emulator"].map(Into::into).to_vec();
     let file = env!("CARGO_BIN_EXE_flashcore").into();
-    let program = Program { file, args, patience: Duration::from_secs(60), memory: 2 << 30 };
+    let program = WorkerProgram { file, args, patience: Duration::from_secs(60), memory: 2 << 30 };
     Box::new(Worker::new(program, Environment::default()))
 }
 
@@ -127,7 +127,8 @@ fn a_run_survives_every_proposer() {
     let folder = Folder::new(&problem);
     let line =
         format!("python3 '{}' '{}'", folder.path("proposer.py").display(), folder.path("turn").display());
-    let limits = Limits { wall: Duration::from_secs(2), cpu_seconds: 10, memory: 1 << 30, output: 4 << 20 };
+    let limits =
+        ProcessLimits { wall: Duration::from_secs(2), cpu_seconds: 10, memory: 1 << 30, output: 4 << 20 };
     let proposer = Proposer::new(&line, limits);
     let mut evolution = evolution(&folder, &problem);
     let run = evolution.run();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use check::gate::Verdict;
 use evolve::evaluate::Evaluator;
-use evolve::workers::{Program, Worker};
-use evolve::{Candidate, Finding, Language, Outcome, Source, Stage, Target, Task};
+use evolve::workers::{Worker, WorkerProgram};
+use evolve::{Candidate, Finding, KernelText, Language, Outcome, Stage, Target, Task};
 use kernels::select::Shape;
 use kernels::{Arch, Family};
 use ledger::{CandidateId, Environment, Reason};
@@ -36,7 +36,7 @@ fn plan() -> Candidate {
 fn worker(args: &[&str]) -> Worker {
     let args = ["worker", "--watched"].iter().chain(args).map(Into::into).collect();
     let file = env!("CARGO_BIN_EXE_flashcore").into();
-    let program = Program { file, args, patience: Duration::from_secs(60), memory: 4 << 30 };
+    let program = WorkerProgram { file, args, patience: Duration::from_secs(60), memory: 4 << 30 };
     Worker::new(program, Environment::default())
 }
 
@@ -50,7 +50,7 @@ fn kernel(body: &str) -> Candidate {
     let launch = format!(
         "[problem]\nheads_q = 1\nseq_q = 64\nhead_dim = 64\ndtype = \"f16\"\n[launch]\ngrid = [1]\nblock = [32]\n{args}"
     );
-    Candidate::Kernel(Source { language: Language::Ptx, text, launch })
+    Candidate::Kernel(KernelText { language: Language::Ptx, text, launch })
 }
 
 fn rejected(worker: &mut Worker, stage: Stage, subject: Candidate) -> (Reason, String) {

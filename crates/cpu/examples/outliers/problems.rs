@@ -40,12 +40,7 @@ impl Case {
         p.band = Band::NAMED[any(&[0, 1, 1, 2, 2])];
         for tensor in [Tensor::Q, Tensor::K, Tensor::V, Tensor::Out] {
             let padded = spread(&p, tensor, any(&[0, 0, 3]) as i64, any(&[0, 0, 1]) == 1);
-            match tensor {
-                Tensor::Q => p.q = padded,
-                Tensor::K => p.k = padded,
-                Tensor::V => p.v = padded,
-                Tensor::Out => p.out = padded,
-            }
+            p.set_strides(tensor, padded);
         }
         let tensor = [Tensor::Q, Tensor::K, Tensor::V, Tensor::V][any(&[0, 1, 2, 3])];
         let [batches, heads, rows, dim] = p.extents(tensor);

@@ -1,10 +1,13 @@
 //! Random problems with lengths, sinks and programs.
 
+use std::collections::HashSet;
+
 use flashcore_cpu::Element;
 use half::{bf16, f16};
 use problem::program::library as lib;
 use problem::{
-    Band, DType, ElementType, Expr, Layout, LengthArray, Operand, OperandMap, Problem, Program, Table, Tensor,
+    Band, DType, ElementType, Expr, KeyPlaces, Layout, LengthArray, Operand, OperandMap, Problem, Program,
+    Table, Tensor,
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
@@ -14,8 +17,8 @@ use crate::data::{Data, slices};
 /// Number of score programs and of mask programs; 0 means none.
 pub const SCORES: usize = 10;
 pub const MASKS: usize = 11;
-/// Number of values of each feature: score, mask, lengths, band, sink, cap, group, type, bad elements.
-pub const COUNTS: [usize; 9] = [SCORES, MASKS, 6, 4, 2, 2, 3, 3, 2];
+/// Number of values of each feature: score, mask, lengths, band, sink, cap, group, type, pages, bad elements.
+pub const COUNTS: [usize; 10] = [SCORES, MASKS, 6, 4, 2, 2, 3, 3, 4, 2];
 
 /// A problem with its operands.
 pub struct Case {
@@ -41,7 +44,7 @@ impl Case {
         let rng = &mut rng;
         let mut values: Vec<usize> = COUNTS.iter().map(|&count| rng.random_range(0..count)).collect();
         (values[0], values[1]) = (score, mask);
-        let [_, _, lengths, band, sink, cap, group, dtype, _] = values[..] else { unreachable!() };
+        let [_, _, lengths, band, sink, cap, group, dtype, pages, _] = values[..] else { unreachable!() };
         let (heads_kv, group) = (rng.random_range(1..3), [1, 5, 8][group]);
         let (rows, keys) = (rng.random_range(1..75), rng.random_range(1..130));
         let mut p = Problem::new(2, heads_kv * group, rows, rng.random_range(1..40), DType::OUTPUTS[dtype]);
@@ -56,6 +59,9 @@ impl Case {
         let features = values.into_iter().enumerate().collect();
         let mut case = Case { problem: p, others: OperandMap::default(), seed, features };
         case.add_lengths(lengths, rng);
+        if pages > 0 {
+            case.add_pages([1, 5, 16][pages - 1], rng);
+        }
         if sink == 1 {
             let sinks: Vec<f32> = (0..heads_kv * group).map(|_| rng.random_range(-3.0..3.0)).collect();
             case.others.insert(Operand::Sinks, sinks.into());
@@ -107,6 +113,32 @@ impl Case {
             Layout::Bshd.strides(heads, rows, dim)
         };
         (p.q, p.k, p.v, p.out) = (of(Tensor::Q), of(Tensor::K), of(Tensor::V), of(Tensor::Out));
+    }
+
+    /// Stores K and V in pages of `rows` rows, unless they are packed. Entries of the page table that no
+    /// sequence needs are no pages.
+    fn add_pages(&mut self, rows: usize, rng: &mut SmallRng) {
+        let p = &mut self.problem;
+        if p.lengths.kv.packed.is_some() {
+            return;
+        }
+        let per_sequence = p.seq_kv.div_ceil(rows);
+        let count = p.batch * per_sequence + 3;
+        *p = p.clone().with_pages(rows, count);
+        if rng.random_bool(0.5) {
+            let strides = |dim| Layout::Bhsd.strides(p.heads_kv, rows, dim);
+            (p.k, p.v) = (strides(p.head_dim), strides(p.head_dim_v));
+        }
+        let mut free: Vec<i32> = (0..count as i32).collect();
+        let mut table = vec![i32::MIN; p.batch * per_sequence];
+        for s in p.sequences(&slices(&self.others)).unwrap() {
+            let needed = s.kv.start / rows..(s.kv.start + s.kv.len).div_ceil(rows);
+            for index in needed.filter(|_| s.kv.len > 0) {
+                let page = free.swap_remove(rng.random_range(0..free.len()));
+                table[s.kv.batch * per_sequence + index] = page;
+            }
+        }
+        self.others.insert(Operand::PageTable, table.into());
     }
 
     fn add_programs(&mut self, score: usize, mask: usize, rng: &mut SmallRng) {
@@ -209,14 +241,17 @@ impl Case {
     /// cases.
     pub fn spoil<T: Element>(&self, inputs: &mut Inputs<T>) {
         let p = &self.problem;
-        let sequences = p.sequences(&slices(&self.others)).unwrap();
+        let others = slices(&self.others);
+        let places = KeyPlaces::of(p, &others);
+        let of_sequence = |s: problem::Sequence| {
+            let rows = s.kv.start..s.kv.start + s.kv.len;
+            rows.map(move |row| places.place(s.kv.batch, row))
+        };
+        let keys: HashSet<_> = p.sequences(&others).unwrap().into_iter().flat_map(of_sequence).collect();
         for (tensor, elements) in [(Tensor::K, &mut inputs.k), (Tensor::V, &mut inputs.v)] {
             let [batches, heads, rows, dim] = p.extents(tensor);
             for (batch, row) in (0..batches).flat_map(|b| (0..rows).map(move |row| (b, row))) {
-                let of = |s: &&problem::Sequence| {
-                    s.kv.batch == batch && (s.kv.start..s.kv.start + s.kv.len).contains(&row)
-                };
-                let is_key = sequences.iter().any(|s| of(&s));
+                let is_key = keys.contains(&(batch, row));
                 let is_bad = self.features.last().is_some_and(|&(_, bad)| bad == 1) && row % 37 == 11;
                 for head in (0..heads).filter(|_| !is_key || is_bad) {
                     let start = p.strides(tensor).offset(batch, head, row) as usize;

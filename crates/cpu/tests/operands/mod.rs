@@ -1,6 +1,7 @@
 //! Tests of uneven lengths, sinks and programs against the oracle, on every instruction set of this machine.
 
 mod draw;
+mod pages;
 
 use std::collections::HashSet;
 

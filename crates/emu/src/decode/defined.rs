@@ -10,7 +10,7 @@ use std::ops::{Index, IndexMut};
 use ptx::{BinaryOp, Op, PrmtMode};
 use smallvec::SmallVec;
 
-use super::flow::{Block, blocks};
+use super::flow::{BasicBlock, blocks};
 use super::{Call, Class, Inst, Program, Slot};
 
 /// The suspects (registers that may be undefined) that an instruction touches, by their index in
@@ -377,7 +377,7 @@ impl Analysis {
         Analysis { steps, nothing: BySlot::new(program, false) }
     }
 
-    fn suspects(&self, blocks: &[Block], suspects: &mut Vec<Slot>) {
+    fn suspects(&self, blocks: &[BasicBlock], suspects: &mut Vec<Slot>) {
         let mut entry: Vec<Defined> = vec![None; blocks.len()];
         let Some(first) = entry.first_mut() else { return };
         *first = Some(self.nothing.clone());

@@ -18,7 +18,7 @@ pub(super) fn reconvergence(code: &mut [Inst], targets: &[u32], start: u32, end:
 
 /// A basic block.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(super) struct BasicBlock {
     pub start: u32,
     pub end: u32,
     /// Indices of the successor blocks. An index equal to the number of blocks means the exit.
@@ -26,7 +26,7 @@ pub(super) struct Block {
 }
 
 /// The basic blocks of a function, in order.
-pub(super) fn blocks(code: &[Inst], targets: &[u32], start: u32, end: u32) -> Vec<Block> {
+pub(super) fn blocks(code: &[Inst], targets: &[u32], start: u32, end: u32) -> Vec<BasicBlock> {
     if start == end {
         return Vec::new();
     }
@@ -37,7 +37,7 @@ pub(super) fn blocks(code: &[Inst], targets: &[u32], start: u32, end: u32) -> Ve
         let last = block_end - 1;
         let next = successors_of(&code[last as usize], last, targets).into_iter();
         let target = |pc: u32| if (leaders[0]..end).contains(&pc) { block_of(pc) } else { leaders.len() };
-        Block { start, end: block_end, successors: next.map(target).collect() }
+        BasicBlock { start, end: block_end, successors: next.map(target).collect() }
     };
     leaders.iter().zip(ends).map(block).collect()
 }

@@ -65,7 +65,7 @@ pub enum ApproxOp {
 
 /// The maximum distance of a result from the true value.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bound {
+pub enum ErrorBound {
     /// |result − f(a)| ≤ bound · |f(a)|, for results that are neither subnormal nor out of range.
     Relative(f64),
     /// |result − f(a)| ≤ bound.
@@ -86,23 +86,23 @@ pub enum Bound {
     AbsoluteByMagnitude([(f64, f64); 2]),
 }
 
-impl Bound {
+impl ErrorBound {
     /// Whether `found` is within the bound of the true value `exact` of the function at `x`. `ulp` is the
     /// unit in the last place of the result.
     pub fn admits(self, x: f64, found: f64, exact: f64, ulp: f64) -> bool {
         let error = (found - exact).abs();
         let room = match self {
-            Bound::Relative(r) => r * exact.abs(),
-            Bound::Absolute(r) => r,
-            Bound::Ulp(n) => f64::from(n) * ulp,
-            Bound::AbsoluteWithin { range, absolute, relative } => {
+            ErrorBound::Relative(r) => r * exact.abs(),
+            ErrorBound::Absolute(r) => r,
+            ErrorBound::Ulp(n) => f64::from(n) * ulp,
+            ErrorBound::AbsoluteWithin { range, absolute, relative } => {
                 if x > range.0 && x < range.1 {
                     absolute
                 } else {
                     relative * exact.abs()
                 }
             }
-            Bound::AbsoluteByMagnitude(limits) => {
+            ErrorBound::AbsoluteByMagnitude(limits) => {
                 limits.iter().find(|(limit, _)| x.abs() <= *limit).map_or(f64::INFINITY, |(_, r)| *r)
             }
         };
@@ -111,29 +111,29 @@ impl Bound {
 }
 
 /// The bound that the PTX ISA states (version 8.x, the "Notes" of each instruction).
-pub fn error_bound(op: ApproxOp) -> Bound {
+pub fn error_bound(op: ApproxOp) -> ErrorBound {
     use std::f64::consts::PI;
     let two = |exponent: f64| exponent.exp2();
     match op {
-        ApproxOp::F32(Function::Ex2) => Bound::Relative(two(-22.0)),
+        ApproxOp::F32(Function::Ex2) => ErrorBound::Relative(two(-22.0)),
         ApproxOp::F32(Function::Lg2) => {
-            Bound::AbsoluteWithin { range: (0.5, 2.0), absolute: two(-22.0), relative: two(-22.0) }
+            ErrorBound::AbsoluteWithin { range: (0.5, 2.0), absolute: two(-22.0), relative: two(-22.0) }
         }
-        ApproxOp::F32(Function::Rcp) => Bound::Ulp(1),
-        ApproxOp::F32(Function::Rsqrt) => Bound::Relative(two(-22.9)),
-        ApproxOp::F32(Function::Sqrt) => Bound::Relative(two(-23.0)),
+        ApproxOp::F32(Function::Rcp) => ErrorBound::Ulp(1),
+        ApproxOp::F32(Function::Rsqrt) => ErrorBound::Relative(two(-22.9)),
+        ApproxOp::F32(Function::Sqrt) => ErrorBound::Relative(two(-23.0)),
         ApproxOp::F32(Function::Sin | Function::Cos) => {
             // The PTX ISA states 2^-20.5 and 2^-14.7. cos.approx of an H200 slightly exceeds the bound, and
             // even 2^-20.45, for a few of millions of inputs (`evidence/h200.jsonl`, suite selftest). The
             // exponents are therefore relaxed by 0.1.
-            Bound::AbsoluteByMagnitude([(2.0 * PI, two(-20.4)), (100.0 * PI, two(-14.6))])
+            ErrorBound::AbsoluteByMagnitude([(2.0 * PI, two(-20.4)), (100.0 * PI, two(-14.6))])
         }
-        ApproxOp::F32(Function::Tanh) => Bound::Relative(two(-11.0)),
-        ApproxOp::Half(PackedFunction::Ex2, Packed::F16x2) => Bound::Relative(two(-9.9)),
-        ApproxOp::Half(PackedFunction::Ex2, Packed::Bf16x2) => Bound::Relative(two(-7.0)),
-        ApproxOp::Half(PackedFunction::Tanh, Packed::F16x2) => Bound::Absolute(two(-10.987)),
-        ApproxOp::Half(PackedFunction::Tanh, Packed::Bf16x2) => Bound::Absolute(two(-8.0)),
-        ApproxOp::DivApprox | ApproxOp::DivFull => Bound::Ulp(2),
+        ApproxOp::F32(Function::Tanh) => ErrorBound::Relative(two(-11.0)),
+        ApproxOp::Half(PackedFunction::Ex2, Packed::F16x2) => ErrorBound::Relative(two(-9.9)),
+        ApproxOp::Half(PackedFunction::Ex2, Packed::Bf16x2) => ErrorBound::Relative(two(-7.0)),
+        ApproxOp::Half(PackedFunction::Tanh, Packed::F16x2) => ErrorBound::Absolute(two(-10.987)),
+        ApproxOp::Half(PackedFunction::Tanh, Packed::Bf16x2) => ErrorBound::Absolute(two(-8.0)),
+        ApproxOp::DivApprox | ApproxOp::DivFull => ErrorBound::Ulp(2),
     }
 }
 

@@ -148,7 +148,7 @@ impl Write {
         }
     }
 
-    /// The index of the actor in whose epoch `a` must know this write.
+    /// Index into `a`'s clock: `a` happens after this write if that entry is at least the write's epoch.
     #[inline(always)]
     fn actor(&self, a: &Access) -> usize {
         a.actor_of(self.agent.wrapping_sub(a.view.home()) as usize)

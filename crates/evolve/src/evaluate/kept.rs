@@ -42,7 +42,7 @@ mod tests {
 
     use super::*;
     use crate::evaluate::Look;
-    use crate::{Candidate, Language, Source, Stage};
+    use crate::{Candidate, KernelText, Language, Stage};
     use ledger::{CandidateId, Environment, Reason, Rejection};
 
     /// Rejects each candidate for the reason that its text names.
@@ -64,7 +64,7 @@ mod tests {
     fn one_that_lost_its_device_is_made_anew() {
         let (mut evaluators, mut made) = (Evaluators::default(), 0);
         let mut look = |ordinal, reason: &str| {
-            let source = Source { language: Language::Ptx, text: reason.into(), launch: String::new() };
+            let source = KernelText { language: Language::Ptx, text: reason.into(), launch: String::new() };
             let task = Task {
                 candidate: CandidateId(1),
                 stage: Stage::Microbench,

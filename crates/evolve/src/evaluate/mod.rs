@@ -18,12 +18,14 @@ pub use cuda::{Cuda, EmulatedCard, GpuCard};
 use host::panics::contain;
 pub use kept::Evaluators;
 use ledger::{Environment, Reason, Rejection};
-pub use subject::{Fault, bound};
+pub use subject::{TaskFault, bound};
 
 /// The reason for which a disqualified contestant is rejected: its outputs are wrong, or its times are not
 /// valid.
-const fn word_of(fault: &bench::Fault) -> Reason {
-    use bench::Fault::{Batched, FasterOnSeenInputs, Stale, TimerDisagrees, UnderFloor, Unwritten, Wrong};
+const fn word_of(fault: &bench::TimingFault) -> Reason {
+    use bench::TimingFault::{
+        Batched, FasterOnSeenInputs, Stale, TimerDisagrees, UnderFloor, Unwritten, Wrong,
+    };
     match fault {
         Wrong { .. } | Unwritten { .. } | Stale => Reason::Wrong,
         FasterOnSeenInputs { .. } | Batched { .. } | TimerDisagrees { .. } | UnderFloor { .. } => {

@@ -4,7 +4,7 @@ use kernels::select::Shape;
 use kernels::{Arch, KernelError, Plan, emit};
 use problem::{Operand, Problem, Tensor};
 
-use crate::{Candidate, Language, Source, Stage};
+use crate::{Candidate, KernelText, Language, Stage};
 use check::launchfile::{Bound, LaunchSpec, Role};
 use host::tools::{NvrtcError, compile_cuda};
 use ledger::{Reason, Rejection};
@@ -12,14 +12,14 @@ use ledger::{Reason, Rejection};
 /// Why a candidate is rejected, without the stage.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {detail}")]
-pub struct Fault {
+pub struct TaskFault {
     pub reason: Reason,
     pub detail: String,
 }
 
-impl Fault {
-    pub fn new(reason: Reason, detail: impl ToString) -> Fault {
-        Fault { reason, detail: detail.to_string() }
+impl TaskFault {
+    pub fn new(reason: Reason, detail: impl ToString) -> TaskFault {
+        TaskFault { reason, detail: detail.to_string() }
     }
 
     /// The rejection at a stage.
@@ -36,32 +36,32 @@ const FEW_CTAS: u64 = 4096;
 /// # Errors
 /// A fault with the reason `plan`, `emit`, `source` (it does not compile or is not valid PTX), `launch` (its
 /// launch file), or `problem` (it computes a different one).
-pub fn bound(candidate: &Candidate, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> {
+pub fn bound(candidate: &Candidate, problem: &Problem, arch: &Arch) -> Result<Bound, TaskFault> {
     match candidate {
         Candidate::Gpu(plan) => of_plan(plan, problem, arch),
         Candidate::Kernel(source) => of_source(source, problem, arch),
-        Candidate::Cpu(_) => Err(Fault::new(
+        Candidate::Cpu(_) => Err(TaskFault::new(
             Reason::Plan,
             "invalid value 'cpu' for the family of its plan: expected a family of GPU kernels",
         )),
     }
 }
 
-fn of_plan(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> {
-    plan.check(problem, arch).map_err(|error| Fault::new(Reason::Plan, error))?;
+fn of_plan(plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Bound, TaskFault> {
+    plan.check(problem, arch).map_err(|error| TaskFault::new(Reason::Plan, error))?;
     let program = emit(problem, plan, arch).map_err(|error| match error {
-        KernelError::Plan(error) => Fault::new(Reason::Plan, error),
-        error => Fault::new(Reason::Emit, error),
+        KernelError::Plan(error) => TaskFault::new(Reason::Plan, error),
+        error => TaskFault::new(Reason::Emit, error),
     })?;
     Ok(Bound::of_program(program, problem))
 }
 
-fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, Fault> {
-    source.check_lengths().map_err(|error| Fault::new(Reason::Source, error))?;
+fn of_source(source: &KernelText, problem: &Problem, arch: &Arch) -> Result<Bound, TaskFault> {
+    source.check_lengths().map_err(|error| TaskFault::new(Reason::Source, error))?;
     // The launch file is cheaper to parse, so it comes first.
-    let launch: LaunchSpec = source.launch.parse().map_err(|error| Fault::new(Reason::Launch, error))?;
+    let launch: LaunchSpec = source.launch.parse().map_err(|error| TaskFault::new(Reason::Launch, error))?;
     let found = launch.problem.as_ref().ok_or_else(|| {
-        Fault::new(
+        TaskFault::new(
             Reason::Problem,
             "its launch file has no problem: expected [problem] with what is to be computed",
         )
@@ -69,7 +69,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
     if Shape::of(found) != Shape::of(problem) || found.softmax_scale() != problem.softmax_scale() {
         let shape = |problem: &Problem| serde_json::json!(Shape::of(problem));
         let (found, accepted) = (shape(found), shape(problem));
-        return Err(Fault::new(
+        return Err(TaskFault::new(
             Reason::Problem,
             format!("invalid value '{found}' for the problem of its launch file: expected {accepted}"),
         ));
@@ -79,7 +79,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
     let ctas = launch.launches.iter().map(|step| step.grid.count()).sum::<u64>();
     let most = FEW_CTAS.max(4 * rows as u64);
     if ctas > most {
-        return Err(Fault::new(
+        return Err(TaskFault::new(
             Reason::Launch,
             format!("invalid value '{ctas}' for the CTAs of its grid: expected at most {most}"),
         ));
@@ -90,36 +90,39 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
         Language::Cuda => {
             compiled =
                 compile_cuda(&source.text, &virtual_architecture(arch)).map_err(|error| match error {
-                    NvrtcError::Source(_) | NvrtcError::NoHeaders { .. } => Fault::new(Reason::Source, error),
+                    NvrtcError::Source(_) | NvrtcError::NoHeaders { .. } => {
+                        TaskFault::new(Reason::Source, error)
+                    }
                     NvrtcError::NotFound | NvrtcError::Python { .. } | NvrtcError::Load { .. } => {
-                        Fault::new(Reason::Compiler, error)
+                        TaskFault::new(Reason::Compiler, error)
                     }
                 })?;
             &compiled
         }
     };
-    let module = ptx::parse(text).map_err(|error| Fault::new(Reason::Source, error))?;
+    let module = ptx::parse(text).map_err(|error| TaskFault::new(Reason::Source, error))?;
     let target = module.target;
-    let module = module.verify().map_err(|violations| Fault::new(Reason::Source, violations))?;
+    let module = module.verify().map_err(|violations| TaskFault::new(Reason::Source, violations))?;
     let module = module.for_device(arch.sm).ok_or_else(|| {
         let detail = format!(
             "invalid value '{target}' for the target of its code: expected one that sm_{} runs",
             arch.sm
         );
-        Fault::new(Reason::Source, detail)
+        TaskFault::new(Reason::Source, detail)
     })?;
-    let bound = launch.bind(module).map_err(|error| Fault::new(Reason::Launch, error))?;
+    let bound = launch.bind(module).map_err(|error| TaskFault::new(Reason::Launch, error))?;
     if !bound.then.is_empty() {
         let detail =
             format!("invalid value '{}' for its number of launches: expected 1", 1 + bound.then.len());
-        return Err(Fault::new(Reason::Launch, detail));
+        return Err(TaskFault::new(Reason::Launch, detail));
     }
     // A race needs these tensors.
-    if let Some(missing) = Tensor::ALL.into_iter().find(|&t| !bound.roles.contains(&Role::Operand(t.into())))
+    if let Some(missing) =
+        Tensor::FORWARD.into_iter().find(|&t| !bound.roles.contains(&Role::Operand(t.into())))
     {
         let detail =
             format!("no argument is {}: expected all of q, k, v and out, and lse or not", missing.name());
-        return Err(Fault::new(Reason::Launch, detail));
+        return Err(TaskFault::new(Reason::Launch, detail));
     }
     let other = bound
         .roles
@@ -127,7 +130,7 @@ fn of_source(source: &Source, problem: &Problem, arch: &Arch) -> Result<Bound, F
         .position(|role| !matches!(role, Role::Operand(Operand::Tensor(_)) | Role::Operand(Operand::Lse)));
     other.map_or(Ok(()), |index| {
         let name = &bound.kernel.buffers[index].name;
-        Err(Fault::new(
+        Err(TaskFault::new(
             Reason::Launch,
             format!("invalid value '{name}' for a buffer: expected q, k, v, out or lse"),
         ))
@@ -152,12 +155,12 @@ pub(crate) mod tests {
     }
 
     /// The default kernel of a problem as a proposer would submit it: text and launch file.
-    pub(crate) fn as_source(problem: &Problem) -> Source {
+    pub(crate) fn as_source(problem: &Problem) -> KernelText {
         let arch = Arch::SM_80;
         let plan = kernels::Family::Mma.default_for(problem, &arch).unwrap();
         let bound = of_plan(&plan, problem, &arch).unwrap();
         let launch = bound.launch_file().unwrap();
-        Source { language: Language::Ptx, text: bound.kernel.module.to_string(), launch }
+        KernelText { language: Language::Ptx, text: bound.kernel.module.to_string(), launch }
     }
 
     #[test]
@@ -176,8 +179,11 @@ pub(crate) mod tests {
     fn what_is_no_kernel_has_a_reason() {
         let (problem, arch) = (tiny(), Arch::SM_80);
         let good = as_source(&problem);
-        let with =
-            |text: &str, launch: &str| Source { text: text.into(), launch: launch.into(), ..good.clone() };
+        let with = |text: &str, launch: &str| KernelText {
+            text: text.into(),
+            launch: launch.into(),
+            ..good.clone()
+        };
         let other = Problem::new(1, 2, 64, 64, DType::F16);
         let half = good.launch.replacen("[[arg]]\nrole = \"v\"\n", "", 1);
         assert_ne!(half, good.launch);

@@ -92,7 +92,7 @@ impl Tale {
         assert_eq!(rejection.reason, Reason::Identical);
         assert!(self.population.members[&CandidateId(id)].is_open(), "its end is told like every other");
         self.tell(id, rejection.stage, Finding::Rejected(rejection));
-        assert_eq!(self.population.members[&CandidateId(id)].place, Place::Rejected);
+        assert_eq!(self.population.members[&CandidateId(id)].place, CandidateState::Rejected);
     }
 
     fn elites(&self) -> Vec<i64> {
@@ -193,7 +193,10 @@ fn a_draw_is_whole_when_its_last_is_dead() {
         for id in 2..6 {
             tale.admit(id, Arm::Evolution, "seed:model", id as usize);
             let rejected = tale.screen(id, id as usize);
-            assert!(rejected.is_empty() && tale.population.members[&CandidateId(id)].place == Place::Held);
+            assert!(
+                rejected.is_empty()
+                    && tale.population.members[&CandidateId(id)].place == CandidateState::Held
+            );
         }
         let rejected = if is_repeat {
             let rejection = tale.admit(6, Arm::Evolution, "seed:model", 2).unwrap();
@@ -205,7 +208,10 @@ fn a_draw_is_whole_when_its_last_is_dead() {
         let rejected: Vec<(i64, &str)> = rejected.iter().map(|(id, r)| (id.0, r.reason.name())).collect();
         assert_eq!(rejected, [(4, "predicted_slow"), (5, "predicted_slow")]);
         let place = |id| tale.population.members[&CandidateId(id)].place;
-        assert_eq!((place(2), place(3)), (Place::Ready(Stage::Check), Place::Ready(Stage::Check)));
+        assert_eq!(
+            (place(2), place(3)),
+            (CandidateState::Ready(Stage::Check), CandidateState::Ready(Stage::Check))
+        );
     }
 }
 

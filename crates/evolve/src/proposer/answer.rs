@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use ledger::{Candidate, Language, Source, TooLong};
+use ledger::{Candidate, KernelText, Language, TooLong};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proposal {
@@ -65,7 +65,7 @@ impl Proposal {
     /// When the text is not a valid proposal.
     pub fn parse(text: &str) -> Result<Proposal, AnswerError> {
         let raw: Raw = serde_json::from_str(text).map_err(AnswerError::Form)?;
-        let source = |language, text, launch| Candidate::Kernel(Source { language, text, launch });
+        let source = |language, text, launch| Candidate::Kernel(KernelText { language, text, launch });
         let candidate = match (raw.plan, raw.cpu_plan, raw.ptx, raw.cuda, raw.launch) {
             (Some(plan), None, None, None, None) => {
                 Candidate::Gpu(serde_json::from_value(plan).map_err(AnswerError::Plan)?)

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::children::{Confinement, Limits, ProgramOutput, run, run_command};
+use super::children::{Confinement, ProcessLimits, ProgramOutput, run, run_command};
 use super::task::{Stage, reject};
 pub use answer::Proposal;
 use host::store::{Scratch, StoreError};
@@ -22,8 +22,8 @@ use ledger::{Reason, Rejection};
 pub use sandbox::Sandbox;
 
 /// Default limits of a proposer. A model that is queried over a network needs minutes.
-pub const LIMITS: Limits =
-    Limits { wall: Duration::from_secs(300), cpu_seconds: 120, memory: 8 << 30, output: 16 << 20 };
+pub const LIMITS: ProcessLimits =
+    ProcessLimits { wall: Duration::from_secs(300), cpu_seconds: 120, memory: 8 << 30, output: 16 << 20 };
 
 /// Characters of an answer that a rejection quotes.
 const QUOTED: usize = 300;
@@ -33,7 +33,7 @@ const QUOTED: usize = 300;
 pub struct Proposer {
     /// A shell command line.
     line: String,
-    limits: Limits,
+    limits: ProcessLimits,
     /// The program that sets up the sandbox, and the permissions of the sandbox.
     sandbox: Option<(PathBuf, Sandbox)>,
 }
@@ -50,13 +50,13 @@ pub enum Unheard {
 
 impl Proposer {
     /// A proposer that runs a shell command line, such as `python3 examples/proposer.py`.
-    pub fn new(line: &str, limits: Limits) -> Proposer {
+    pub fn new(line: &str, limits: ProcessLimits) -> Proposer {
         Proposer { line: line.to_owned(), limits, sandbox: None }
     }
 
     /// Replaces the limits.
     #[must_use]
-    pub fn within(self, limits: Limits) -> Proposer {
+    pub fn within(self, limits: ProcessLimits) -> Proposer {
         Proposer { limits, ..self }
     }
 

@@ -3,18 +3,18 @@ use problem::{DType, Problem};
 use serde_json::json;
 
 use super::*;
-use crate::{Candidate, Language, Source};
+use crate::{Candidate, KernelText, Language};
 use host::store::Scratch;
 
-const SHORT: Limits =
-    Limits { wall: Duration::from_secs(30), cpu_seconds: 3, memory: 1 << 30, output: 1 << 20 };
+const SHORT: ProcessLimits =
+    ProcessLimits { wall: Duration::from_secs(30), cpu_seconds: 3, memory: 1 << 30, output: 1 << 20 };
 
-fn ask(line: &str, limits: Limits) -> Result<Proposal, Rejection> {
+fn ask(line: &str, limits: ProcessLimits) -> Result<Proposal, Rejection> {
     Proposer::new(line, limits).propose(&json!({ "problem": { "seq_q": 64 } }))
 }
 
 fn refused(line: &str) -> (&'static str, String) {
-    let limits = Limits { wall: Duration::from_secs(1), ..SHORT };
+    let limits = ProcessLimits { wall: Duration::from_secs(1), ..SHORT };
     let found = ask(line, if line.contains("sleep") { limits } else { SHORT }).unwrap_err();
     assert_eq!(found.stage, Stage::Propose);
     (found.reason.name(), found.detail)
@@ -30,10 +30,10 @@ fn as_answer(candidate: &Candidate) -> serde_json::Value {
     match candidate {
         Candidate::Gpu(plan) => json!({ "plan": plan }),
         Candidate::Cpu(plan) => json!({ "cpu_plan": plan }),
-        Candidate::Kernel(Source { language: Language::Ptx, text, launch }) => {
+        Candidate::Kernel(KernelText { language: Language::Ptx, text, launch }) => {
             json!({ "ptx": text, "launch": launch })
         }
-        Candidate::Kernel(Source { language: Language::Cuda, text, launch }) => {
+        Candidate::Kernel(KernelText { language: Language::Cuda, text, launch }) => {
             json!({ "cuda": text, "launch": launch })
         }
     }
@@ -42,7 +42,7 @@ fn as_answer(candidate: &Candidate) -> serde_json::Value {
 #[test]
 fn answers_are_candidates() {
     let source = |language| {
-        Candidate::Kernel(Source { language, text: "text \"\n".into(), launch: "[launch]\n".into() })
+        Candidate::Kernel(KernelText { language, text: "text \"\n".into(), launch: "[launch]\n".into() })
     };
     let scratch = Scratch::new().unwrap();
     for candidate in [plan(), source(Language::Ptx), source(Language::Cuda)] {
@@ -74,7 +74,7 @@ fn a_proposer_reads_the_brief() {
     let script = "import json, sys; b = json.load(sys.stdin); assert 'launch' in b['answers']; \
                   print(json.dumps({'ptx': str(b['problem']['seq_q']), 'launch': ''}))";
     let found = ask(&format!("python3 -c \"{script}\""), SHORT).unwrap();
-    let Candidate::Kernel(Source { text, .. }) = found.candidate else { panic!("{found:?}") };
+    let Candidate::Kernel(KernelText { text, .. }) = found.candidate else { panic!("{found:?}") };
     assert_eq!(text, "64");
 }
 

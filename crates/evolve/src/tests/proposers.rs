@@ -2,7 +2,7 @@
 
 use super::rules::{no, run_out};
 use super::*;
-use ledger::{Reason, Source};
+use ledger::{KernelText, Reason};
 
 fn proposing(page: &Page, candidates: usize, limits: Limits) -> (Evolution, Config) {
     let mut config = config(&Problem::mission(), candidates, 6);
@@ -146,8 +146,11 @@ fn a_brief_tells_of_kernels_in_few_words() {
                 begins.insert(kernel["hash"].to_string(), kernel["begins"].to_string());
             }
         }
-        let candidate =
-            Candidate::Kernel(Source { language: Language::Ptx, text: text.clone(), launch: String::new() });
+        let candidate = Candidate::Kernel(KernelText {
+            language: Language::Ptx,
+            text: text.clone(),
+            launch: String::new(),
+        });
         Ok(Proposal { candidate, hypothesis: None, predicted_us: None })
     };
     let mut evaluator = Landscape::new(6, &config);

@@ -2,12 +2,12 @@ use kernels::select::Shape;
 use problem::{DType, Problem};
 
 use super::*;
-use crate::{Candidate, Language, Source, Stage, Target};
+use crate::{Candidate, KernelText, Language, Stage, Target};
 use ledger::{CandidateId, Reason};
 
 /// A task whose kernel text contains commands for a scripted worker.
 fn task(number: i64, stage: Stage, orders: &str) -> Task {
-    let source = Source { language: Language::Ptx, text: orders.to_owned(), launch: String::new() };
+    let source = KernelText { language: Language::Ptx, text: orders.to_owned(), launch: String::new() };
     Task {
         candidate: CandidateId(number),
         stage,
@@ -44,9 +44,9 @@ while read -r line; do
 done
 "#;
 
-fn program() -> Program {
+fn program() -> WorkerProgram {
     let args = ["-c", SCRIPT].map(OsString::from).to_vec();
-    Program { file: "sh".into(), args, patience: Duration::from_secs(20), memory: 150 << 20 }
+    WorkerProgram { file: "sh".into(), args, patience: Duration::from_secs(20), memory: 150 << 20 }
 }
 
 fn worker() -> Worker {
@@ -103,14 +103,14 @@ fn a_sound_worker_is_kept_and_one_that_left_is_replaced() {
 
 #[test]
 fn a_program_that_is_none_is_told() {
-    let absent = Program { file: "/nonexistent/worker".into(), ..program() };
+    let absent = WorkerProgram { file: "/nonexistent/worker".into(), ..program() };
     let mut worker = Worker::new(absent, Environment::default());
     let (reason, detail) = rejected(&mut worker, "good");
     assert!(
         reason == Reason::Crashed && detail.contains("/nonexistent/worker cannot be started"),
         "{detail}"
     );
-    let brief = Program { args: vec!["-c".into(), "exit 3".into()], ..program() };
+    let brief = WorkerProgram { args: vec!["-c".into(), "exit 3".into()], ..program() };
     let (reason, detail) = rejected(&mut Worker::new(brief, Environment::default()), "good");
     assert!(reason == Reason::Crashed && detail.contains("exit status: 3"), "{detail}");
 }
@@ -147,7 +147,7 @@ fn tasks_are_served_line_by_line() {
             problem: task.problem,
             seconds: 1.0,
             device_seconds: 0.0,
-            finding: Finding::Rejected(Fault::new(Reason::Plan, "no").at(task.stage)),
+            finding: Finding::Rejected(TaskFault::new(Reason::Plan, "no").at(task.stage)),
         })
     };
     serve(input.as_bytes(), &mut output, evaluate).unwrap();

@@ -195,7 +195,7 @@ fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
 struct Key {
     pass: Pass,
     extents: [usize; 7],
-    strides: [Strides; 4],
+    strides: [Strides; Tensor::ALL.len()],
     dtypes: DTypes,
     scales: Scales,
     band: Band,

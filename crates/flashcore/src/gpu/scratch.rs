@@ -46,12 +46,12 @@ pub(super) enum Purpose {
 
 /// The memory of its own that a program needs, one allocation for each purpose.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(super) struct ScratchLayout {
     /// Purpose and size in bytes of each allocation.
     pub allocations: Vec<(Purpose, usize)>,
 }
 
-impl Layout {
+impl ScratchLayout {
     /// Makes room for a buffer. Returns the index of its allocation and its first byte there.
     pub(super) fn add(&mut self, purpose: Purpose, bytes: usize) -> (usize, usize) {
         let known = self.allocations.iter().position(|(of, _)| *of == purpose);
@@ -391,7 +391,7 @@ mod tests {
     /// Two buffers of equal size once had one place.
     #[test]
     fn buffers_of_a_program_do_not_overlap() {
-        let mut layout = Layout::default();
+        let mut layout = ScratchLayout::default();
         let buffers = [
             (Purpose::Counter, 4),
             (Purpose::Scratch, 1000),

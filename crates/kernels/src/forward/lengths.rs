@@ -46,10 +46,8 @@ pub(crate) const fn blocks_divide(problem: &Problem, block_n: u32) -> bool {
 
 /// Whether the sequences of a tensor follow each other without a batch dimension.
 pub(crate) const fn is_packed(problem: &Problem, tensor: Tensor) -> bool {
-    match tensor {
-        Tensor::Q | Tensor::Out => problem.lengths.q.packed.is_some(),
-        Tensor::K | Tensor::V => problem.lengths.kv.packed.is_some(),
-    }
+    let lengths = &problem.lengths;
+    if tensor.is_of_keys() { lengths.kv.packed.is_some() } else { lengths.q.packed.is_some() }
 }
 
 /// The number of tiles of `rows` query rows in a head, and the number of batch entries with that many tiles
@@ -84,9 +82,10 @@ pub(crate) fn check_lengths(problem: &Problem, block_m: u32, heads: u32) -> Resu
 /// Checks that ragged tiles of V can be loaded, and those of O stored ([`SwizzledTile::ragged_at`]), if the
 /// lengths of that side are uneven.
 pub(crate) fn check_ragged(problem: &Problem, tensor: Tensor, family: &'static str) -> Result<(), PlanError> {
-    let (uneven, with) = match tensor {
-        Tensor::Q | Tensor::Out => (!problem.lengths.q.is_even(), "with uneven queries"),
-        Tensor::K | Tensor::V => (keys_are_uneven(problem), "with uneven keys"),
+    let (uneven, with) = if tensor.is_of_keys() {
+        (keys_are_uneven(problem), "with uneven keys")
+    } else {
+        (!problem.lengths.q.is_even(), "with uneven queries")
     };
     if !uneven {
         return Ok(());

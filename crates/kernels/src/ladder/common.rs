@@ -45,6 +45,9 @@ pub(super) fn check(problem: &Problem, rung: RungPlan) -> Result<(), PlanError> 
     if let Some(softcap) = problem.score.softcap {
         return Err(PlanError::unsupported(family, "softcap", softcap, "none"));
     }
+    if problem.pass.is_backward() {
+        return Err(PlanError::unsupported(family, "pass", "backward", "forward"));
+    }
     if problem.pass.lse() {
         return Err(PlanError::unsupported(family, "lse", "true", "false"));
     }
@@ -68,7 +71,7 @@ pub(super) fn check(problem: &Problem, rung: RungPlan) -> Result<(), PlanError> 
         }
     }
     let dense = problem.clone().with_layout(Layout::Bhsd);
-    match Tensor::ALL.into_iter().find(|&t| problem.strides(t) != dense.strides(t)) {
+    match Tensor::FORWARD.into_iter().find(|&t| problem.strides(t) != dense.strides(t)) {
         Some(tensor) => Err(PlanError::NotDense { family, tensor: tensor.name() }),
         None => Ok(()),
     }
@@ -133,7 +136,7 @@ pub(super) fn kernel(
 }
 
 fn cta(k: &mut Builder, contract: &mut Contract<'_>, problem: &Problem, rows: u32, threads: u32) -> Cta {
-    let [q, keys, values, out] = Tensor::ALL.map(|tensor| contract.tensor(k, tensor));
+    let [q, keys, values, out] = Tensor::FORWARD.map(|tensor| contract.tensor(k, tensor));
     let seq = contract.u32(k, "seq", problem.seq_q as u32);
     let scale = contract.f32(k, "scale", problem.softmax_scale());
     let [thread, block, head, batch] =

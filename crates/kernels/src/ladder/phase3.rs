@@ -30,7 +30,7 @@ const WARPS: u32 = THREADS / 32;
 
 pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
     common::kernel(problem, arch, RungPlan::Phase3, ROWS, THREADS, |k, cta| {
-        let rows = Rows::new(k, cta, Math::Accurate);
+        let rows = WarpRows::new(k, cta, Math::Accurate);
         let lane_0 = k.setp_u(CmpOp::Eq, rows.lane, 0);
         cta.for_each_tile(k, |k, tile| {
             rows.load(k, cta, tile, copy_halves);
@@ -59,7 +59,7 @@ fn copy_halves(k: &mut Builder, lane: R32, from: [Global; 2], to: [Shared; 2]) {
     });
 }
 
-fn reduce_serially(k: &mut Builder, row: &Row, tile: Tile, lane_0: Pred) -> Reduced {
+fn reduce_serially(k: &mut Builder, row: &WarpRow, tile: Tile, lane_0: Pred) -> Reduced {
     k.if_(lane_0, |k| {
         let before = k.ld(row.state[0]);
         let largest = serial_max(k, row.scores, tile.keys, before);
@@ -79,7 +79,7 @@ fn reduce_serially(k: &mut Builder, row: &Row, tile: Tile, lane_0: Pred) -> Redu
 }
 
 /// The tiles and the state of the warps' rows.
-pub(super) struct Rows {
+pub(super) struct WarpRows {
     math: Math,
     query: Shared,
     keys: Shared,
@@ -95,7 +95,7 @@ pub(super) struct Rows {
 }
 
 /// The row that a warp currently processes.
-pub(super) struct Row {
+pub(super) struct WarpRow {
     pub math: Math,
     pub lane: R32,
     pub scores: Shared,
@@ -114,9 +114,9 @@ pub(super) struct Reduced {
     pub sum: F32,
 }
 
-impl Rows {
+impl WarpRows {
     /// Loads the queries to shared memory, clears the output, and ends with a barrier.
-    pub(super) fn new(k: &mut Builder, cta: &Cta, math: Math) -> Rows {
+    pub(super) fn new(k: &mut Builder, cta: &Cta, math: Math) -> WarpRows {
         let query = k.shared_array("query", ALIGN, ROWS * ROW_BYTES);
         let [keys, values] = ["keys", "values"].map(|name| k.shared_array(name, ALIGN, TILE_BYTES));
         let [scores, output] = ["scores", "output"].map(|name| k.shared_array(name, ALIGN, 4 * ROWS * KEYS));
@@ -146,7 +146,7 @@ impl Rows {
             (0..=i64::from(ROWS / WARPS)).for_each(|i| k.st(array.at(4 * i), value));
             array
         });
-        Rows { math, query, keys, values, scores, output, cells, state, warp, lane }
+        WarpRows { math, query, keys, values, scores, output, cells, state, warp, lane }
     }
 
     /// Loads the tile's keys and values, one row per warp; `copy` takes the lane and the two rows.
@@ -187,13 +187,13 @@ impl Rows {
     }
 
     /// `for (row = warp; row < rows; row += 4)`.
-    pub(super) fn for_each(&self, k: &mut Builder, cta: &Cta, body: impl FnOnce(&mut Builder, Row)) {
+    pub(super) fn for_each(&self, k: &mut Builder, cta: &Cta, body: impl FnOnce(&mut Builder, WarpRow)) {
         let cells = self.cells.map(|array| array.element(k, self.warp, 4));
         k.for_range(self.warp, cta.rows, WARPS, |k, row| {
             let [scores, output] = [self.scores, self.output].map(|array| array.element(k, row, 4 * KEYS));
             let state = self.state_of(k, row);
-            let Rows { math, lane, values, .. } = *self;
-            body(k, Row { math, lane, scores, output, values, cells, state });
+            let WarpRows { math, lane, values, .. } = *self;
+            body(k, WarpRow { math, lane, scores, output, values, cells, state });
         });
     }
 
@@ -219,7 +219,7 @@ impl Rows {
     }
 }
 
-impl Row {
+impl WarpRow {
     /// The factor that rescales the previous output.
     pub(super) fn rescale(&self, k: &mut Builder, largest: F32) -> F32 {
         let before = k.ld(self.state[0]);

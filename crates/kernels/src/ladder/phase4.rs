@@ -18,31 +18,31 @@ use ptx::{Builder, CmpOp, F32, Global, Pred, R32, Shared, Violations};
 
 use super::RungPlan;
 use super::common::{self, Array, DIM, Math, Tile, shuffle_down};
-use super::phase3::{ROWS, Reduced, Row, Rows, THREADS};
+use super::phase3::{ROWS, Reduced, THREADS, WarpRow, WarpRows};
 use crate::{Arch, Program};
 
 /// Whether a barrier separates the writer of the scores from their readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Scores {
+pub(super) enum ScoreOrder {
     /// The original, without a barrier.
     Unordered,
     /// The repair, with a barrier.
     BehindBarrier,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, order: Scores) -> Result<Program, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch, order: ScoreOrder) -> Result<Program, Violations> {
     let rung = match order {
-        Scores::Unordered => RungPlan::Phase4Race,
-        Scores::BehindBarrier => RungPlan::Phase4,
+        ScoreOrder::Unordered => RungPlan::Phase4Race,
+        ScoreOrder::BehindBarrier => RungPlan::Phase4,
     };
     common::kernel(problem, arch, rung, ROWS, THREADS, |k, cta| {
-        let rows = Rows::new(k, cta, Math::Fast);
+        let rows = WarpRows::new(k, cta, Math::Fast);
         let lane_0 = k.setp_u(CmpOp::Eq, rows.lane, 0);
         cta.for_each_tile(k, |k, tile| {
             rows.load(k, cta, tile, copy_vectors);
             k.bar_sync();
             rows.score(k, cta, tile);
-            if order == Scores::BehindBarrier {
+            if order == ScoreOrder::BehindBarrier {
                 k.bar_sync();
             }
             rows.for_each(k, cta, |k, row| {
@@ -71,7 +71,7 @@ fn copy_vectors(k: &mut Builder, lane: R32, from: [Global; 2], to: [Shared; 2]) 
     });
 }
 
-fn reduce_by_shuffles(k: &mut Builder, row: &Row, tile: Tile, lane_0: Pred) -> Reduced {
+fn reduce_by_shuffles(k: &mut Builder, row: &WarpRow, tile: Tile, lane_0: Pred) -> Reduced {
     let mine: F32 = k.ld(row.state[0]);
     for_each_score_of_lane(k, row, tile, |k, score| k.max_to(mine, mine, score));
     let largest = through_cell(k, row.cells[0], lane_0, |k| shuffle_down(k, mine, |k, a, b| k.max(a, b)));
@@ -87,7 +87,7 @@ fn reduce_by_shuffles(k: &mut Builder, row: &Row, tile: Tile, lane_0: Pred) -> R
     Reduced { largest, sum }
 }
 
-fn for_each_score_of_lane(k: &mut Builder, row: &Row, tile: Tile, body: impl FnOnce(&mut Builder, F32)) {
+fn for_each_score_of_lane(k: &mut Builder, row: &WarpRow, tile: Tile, body: impl FnOnce(&mut Builder, F32)) {
     k.for_range(row.lane, tile.keys, 32, |k, column| {
         let at = row.scores.element(k, column, 4);
         let score = k.ld(at);

@@ -4,12 +4,12 @@ use problem::{Problem, Quantization};
 use ptx::{Builder, CmpOp, R32};
 
 use super::code::{Passes, QuantizationCode};
-use super::place::{Params, Place, Sizes, Work};
+use super::place::{CtaRows, QuantizeParams, Sizes, Work};
 use super::smooth;
 use super::units::{largest_of_cluster, largest_of_cta, sign_words};
 use crate::Arch;
 use crate::contract::Contract;
-use crate::draft::{Draft, Drafts};
+use crate::draft::Draft;
 
 const ENTRY: &str = "flash_quantize";
 const FIRST_ENTRY: &str = "flash_quantize_largest";
@@ -21,7 +21,7 @@ pub(super) fn drafts(
     problem: &Problem,
     options: &Quantization,
     arch: &Arch,
-) -> Drafts<'static> {
+) -> Vec<Draft<'static>> {
     let (code, sizes) = (*code, Sizes::new(code, problem, options));
     let rotation = options.rotation(problem, code.tensor);
     let signs = rotation.as_ref().map_or_else(Vec::new, sign_words);
@@ -33,7 +33,7 @@ pub(super) fn drafts(
         }
         let mut contract = Contract::new(problem);
         let signs: &[u32] = if code.rotated { &signs } else { &[] };
-        let params = Params::declare(&mut k, &mut contract, (&code, sizes), (problem, signs), work);
+        let params = QuantizeParams::declare(&mut k, &mut contract, (&code, sizes), (problem, signs), work);
         let launch = sizes.launch(&code);
         Draft::new(k, contract, (entry, launch), arch.target(), move |k| body(k, code, params))
     };
@@ -41,25 +41,26 @@ pub(super) fn drafts(
         Passes::Held { .. } => (ENTRY, held),
         Passes::Two { .. } => (ENTRY, round),
     };
-    let mut drafts = Drafts::from(draft(rounding, (code, &sizes), Work::Round));
-    if matches!(code.passes, Passes::Two { .. }) {
-        drafts = drafts.after(draft((FIRST_ENTRY, find_largest), (code, &sizes), Work::FindLargest));
-    }
+    let mut drafts = Vec::new();
     if code.smoothed {
         let of_sums = code.of_sums();
         let sizes = Sizes::of_sums(&of_sums, problem);
-        let sums = draft((SUMS_ENTRY, smooth::add_rows), (of_sums, &sizes), Work::Add);
-        drafts = drafts.after(smooth::average(problem, code, rotation.as_ref(), arch)).after(sums);
+        drafts.push(draft((SUMS_ENTRY, smooth::add_rows), (of_sums, &sizes), Work::Add));
+        drafts.push(smooth::average(problem, code, rotation.as_ref(), arch));
     }
+    if matches!(code.passes, Passes::Two { .. }) {
+        drafts.push(draft((FIRST_ENTRY, find_largest), (code, &sizes), Work::FindLargest));
+    }
+    drafts.push(draft(rounding, (code, &sizes), Work::Round));
     drafts
 }
 
 /// Emits the body of a kernel.
-type Body = fn(&mut Builder, QuantizationCode, Params);
+type Body = fn(&mut Builder, QuantizationCode, QuantizeParams);
 
 /// One kernel: a CTA or a cluster holds all rows of a factor.
-fn held(k: &mut Builder, code: QuantizationCode, params: Params) {
-    let place = Place::new(k, code, params);
+fn held(k: &mut Builder, code: QuantizationCode, params: QuantizeParams) {
+    let place = CtaRows::new(k, code, params);
     place.exit_without_rows(k);
     if code.cluster() > 1 {
         k.cluster_arrive_relaxed();
@@ -82,8 +83,8 @@ fn held(k: &mut Builder, code: QuantizationCode, params: Params) {
 }
 
 /// The first of two kernels: each CTA finds the largest magnitude of its part.
-fn find_largest(k: &mut Builder, code: QuantizationCode, params: Params) {
-    let place = Place::new(k, code, params);
+fn find_largest(k: &mut Builder, code: QuantizationCode, params: QuantizeParams) {
+    let place = CtaRows::new(k, code, params);
     let most: R32 = k.mov(0);
     place.for_tiles(k, |k, tile| {
         for (share, _) in &tile.shares {
@@ -100,8 +101,8 @@ fn find_largest(k: &mut Builder, code: QuantizationCode, params: Params) {
 }
 
 /// The second of two kernels: each CTA rounds its part.
-fn round(k: &mut Builder, code: QuantizationCode, params: Params) {
-    let place = Place::new(k, code, params);
+fn round(k: &mut Builder, code: QuantizationCode, params: QuantizeParams) {
+    let place = CtaRows::new(k, code, params);
     let most: R32 = k.mov(0);
     if let Some(from) = place.largest(k) {
         let from = k.index(from, place.thread, 4);

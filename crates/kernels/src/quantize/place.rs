@@ -109,7 +109,7 @@ impl Sizes {
 }
 
 /// The parameters of a kernel.
-pub(super) struct Params {
+pub(super) struct QuantizeParams {
     grid: Grid,
     from: Global,
     /// The codes and the factors, of the kernel that writes them.
@@ -136,14 +136,14 @@ pub(super) struct Params {
     backward: bool,
 }
 
-impl Params {
+impl QuantizeParams {
     pub fn declare(
         k: &mut Builder,
         c: &mut Contract<'_>,
         (code, sizes): (&QuantizationCode, &Sizes),
         (problem, signs): (&Problem, &[u32]),
         work: Work,
-    ) -> Params {
+    ) -> QuantizeParams {
         let tensor = code.tensor;
         let from = c.tensor(k, tensor);
         let rounds = work == Work::Round;
@@ -159,7 +159,7 @@ impl Params {
         let means = (code.smoothed && !adds).then(|| declare_means(k, c, problem, Access::Read));
         let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
         let row_bytes = problem.strides(tensor).row.wrapping_mul(code.from.bytes() as i64);
-        Params {
+        QuantizeParams {
             grid: sizes.grid().declare(k, c, code.flat),
             from,
             to,
@@ -182,9 +182,9 @@ impl Params {
 }
 
 /// The rows of a CTA: those of one factor, or a part of them.
-pub(super) struct Place {
+pub(super) struct CtaRows {
     code: QuantizationCode,
-    pub params: Params,
+    pub params: QuantizeParams,
     pub units: Units,
     pub thread: R32,
     batch: R32,
@@ -201,15 +201,15 @@ pub(super) struct Place {
 }
 
 /// The shares of a thread in one tile.
-pub(super) struct Tile {
+pub(super) struct RowTile {
     /// The bits of each share, unit by unit, and whether it exists.
     pub shares: Vec<(Vec<Vec<R32>>, Pred)>,
     /// Where the codes of the first unit belong; `None` in the first of two kernels.
     to: Option<Global>,
 }
 
-impl Place {
-    pub fn new(k: &mut Builder, code: QuantizationCode, params: Params) -> Place {
+impl CtaRows {
+    pub fn new(k: &mut Builder, code: QuantizationCode, params: QuantizeParams) -> CtaRows {
         let thread = k.special(SpecialReg::TidX);
         let grid = params.grid;
         let [ctas, heads_kv] = [Axis::X, Axis::Y].map(|axis| grid.extent(k, axis));
@@ -245,14 +245,14 @@ impl Place {
         let left = k.sub(params.rows, first);
         let left = k.min_u(left, params.of_factor);
         let last = k.sub(left, 1);
-        Place { code, params, units, thread, batch, head_kv, index, part, first, left, last }
+        CtaRows { code, params, units, thread, batch, head_kv, index, part, first, left, last }
     }
 
     /// Loads the thread's shares of the tile that begins at row `row` of those with the factor, in the head
     /// `in_group` of the group. In place of a share that does not exist, the kernel that adds rows takes
     /// zeros, and the others take the last row, which changes no largest magnitude.
-    pub fn load(&self, k: &mut Builder, (in_group, row): (R32, R32)) -> Tile {
-        let Params { from, batch_bytes, head_bytes, row_bytes, rows, group, .. } = self.params;
+    pub fn load(&self, k: &mut Builder, (in_group, row): (R32, R32)) -> RowTile {
+        let QuantizeParams { from, batch_bytes, head_bytes, row_bytes, rows, group, .. } = self.params;
         let head = k.mad(self.head_kv, group, in_group);
         let row = k.add(row, self.units.row);
         let [wide_batch, wide_head] = [self.batch, head].map(|n| k.zext(n));
@@ -284,19 +284,19 @@ impl Place {
             let base = k.mad(row, self.code.dim, codes.base);
             k.index(Global { base, offset: codes.offset }, self.units.first, UNIT)
         });
-        Tile { shares, to }
+        RowTile { shares, to }
     }
 
     /// Stores the codes of share `number` of a tile.
-    pub fn store(&self, k: &mut Builder, (tile, number): (&Tile, usize), units: &[Unit], multiplier: F32) {
+    pub fn store(&self, k: &mut Builder, (tile, number): (&RowTile, usize), units: &[Unit], multiplier: F32) {
         let Some(to) = tile.to else { return };
         let to = to.at(number as i64 * i64::from(self.code.slab() * self.code.dim));
         self.units.store(k, (to, tile.shares[number].1), units, multiplier);
     }
 
     /// Runs `body` for each tile of the CTA's part.
-    pub fn for_tiles(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, Tile)) {
-        let Params { group, tiles, parts, .. } = self.params;
+    pub fn for_tiles(&self, k: &mut Builder, body: impl FnOnce(&mut Builder, RowTile)) {
+        let QuantizeParams { group, tiles, parts, .. } = self.params;
         let Passes::Two { grouped, .. } = self.code.passes else { return };
         let all = if grouped { k.mul(group, tiles) } else { tiles };
         k.for_range(self.part, all, parts, |k, tile| {

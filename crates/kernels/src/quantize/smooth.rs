@@ -5,7 +5,7 @@ use problem::{Mean, Problem, Rotation};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, SpecialReg};
 
 use super::code::{QuantizationCode, THREADS, UNIT};
-use super::place::{Params, Place, declare_means, declare_sums};
+use super::place::{CtaRows, QuantizeParams, declare_means, declare_sums};
 use crate::Arch;
 use crate::contract::Contract;
 use crate::draft::Draft;
@@ -17,8 +17,8 @@ const STRANDS: u32 = 8;
 
 /// The body of the first kernel. A CTA adds the rows of a part: each thread those of a strand in the columns
 /// of a unit, then each thread the strands in one column.
-pub(super) fn add_rows(k: &mut Builder, code: QuantizationCode, params: Params) {
-    let place = Place::new(k, code, params);
+pub(super) fn add_rows(k: &mut Builder, code: QuantizationCode, params: QuantizeParams) {
+    let place = CtaRows::new(k, code, params);
     let (Some(to), Some(scale)) = (place.params.sums, place.params.scale) else { return };
     let sums: [F32; UNIT as usize] = std::array::from_fn(|_| k.mov(0.0f32));
     place.for_tiles(k, |k, tile| {

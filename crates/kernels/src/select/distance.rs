@@ -59,7 +59,7 @@ fn unwindowed(band: Band) -> Band {
 
 /// Bytes of an element of each tensor.
 fn sizes(shape: &Shape) -> [usize; 4] {
-    Tensor::ALL.map(|tensor| shape.dtypes.of(tensor).bytes())
+    Tensor::FORWARD.map(|tensor| shape.dtypes.of(tensor).bytes())
 }
 
 /// Query heads per KV head.

@@ -188,7 +188,7 @@ fn defaults_are_right_and_sizes_are_parameters() {
         let text = |problem: &Problem| {
             let plan = family.default_for(problem, &Arch::SM_90).ok()?;
             check(problem, &plan, &Arch::SM_90, 0);
-            Some(emit(problem, &plan, &Arch::SM_90).unwrap().kernel.module.to_string())
+            Some(emit(problem, &plan, &Arch::SM_90).unwrap().module.to_string())
         };
         assert_eq!(text(&problem(100, 30.0)), text(&problem(33, 50.0)), "{family:?}");
     }

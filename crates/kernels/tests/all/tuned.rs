@@ -86,7 +86,7 @@ fn hopper_kernels() -> Vec<(Plan, Kernel)> {
                 panic!("{}: no plan of the table's family", row.device);
             };
             let kernel =
-                emit(&problem, &plan, &Arch::SM_90).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel;
+                emit(&problem, &plan, &Arch::SM_90).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel(0);
             if seen.insert(kernel.module.to_string()) {
                 kernels.push((plan, kernel));
             }

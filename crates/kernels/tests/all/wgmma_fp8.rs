@@ -262,7 +262,8 @@ fn faults_are_seen() {
     let plan = Plan::Wgmma(plan);
     // The second panel instead of the first, and so on; the last panel is zero.
     let off_by_a_panel = |program: &mut Program| {
-        let map = program.then[0].tensor_maps.iter_mut().find(|map| map.offset == 0 && map.extents[0] == 304);
+        let maps = &mut program.contracts.steps[1].tensor_maps;
+        let map = maps.iter_mut().find(|map| map.offset == 0 && map.extents[0] == 304);
         let map = map.expect("the map of the transposed values");
         map.offset += 128;
         map.extents[0] -= 128;
@@ -316,7 +317,7 @@ fn default_plans_are_not_serialised() {
             let problem = with_factors(problem, rows);
             let plan = WgmmaPlan::default_for(&problem, &Arch::SM_90);
             let program = emit(&problem, &Plan::Wgmma(plan.clone()), &Arch::SM_90).expect("a default plan");
-            cases.push((format!("{dim} {types} {rows:?} {band}"), plan, program.kernel));
+            cases.push((format!("{dim} {types} {rows:?} {band}"), plan, program.kernel(0)));
         }
     }
     let kernels: Vec<&Kernel> = cases.iter().map(|(.., kernel)| kernel).collect();

@@ -144,8 +144,9 @@ fn survivors(plan: &WgmmaPlan, dim: u32, which: impl Fn(&Site) -> bool) -> Vec<S
     let takers = if plan.tail == Tail::Shared { 2 } else { 1 };
     let arch = Arch { multiprocessors: takers * plan.cluster, ..Arch::SM_90 };
     let problems = problems(plan, dim);
-    let kernels =
-        problems.each_ref().map(|p| emit(p, &Plan::Wgmma(plan.clone()), &arch).expect("a good plan").kernel);
+    let kernels = problems
+        .each_ref()
+        .map(|p| emit(p, &Plan::Wgmma(plan.clone()), &arch).expect("a good plan").kernel(0));
     let sites = kernels.each_ref().map(|kernel| sites(plan, dim, kernel));
     assert!(sites.iter().all(|of| *of == sites[0]), "problems whose kernels differ in more than constants");
     let runs =

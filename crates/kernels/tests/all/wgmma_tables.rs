@@ -104,7 +104,7 @@ fn the_text_does_not_depend_on_strides() {
     let problem = |batch, keys| Problem::new(batch, 4, 300, 64, DType::Bf16).with_seq_kv(keys, Layout::Bshd);
     let text = |problem: &Problem| {
         let plan = Plan::Wgmma(sharing(WgmmaPlan { consumers: 2, ..plain() }));
-        emit(problem, &plan, &Arch::SM_90).unwrap().kernel.module.to_string()
+        emit(problem, &plan, &Arch::SM_90).unwrap().module.to_string()
     };
     let [one, other] = [(1, 333, [false, false]), (3, 555, [true, true])]
         .map(|(b, keys, repeats)| biased(problem(b, keys), repeats));
@@ -112,7 +112,7 @@ fn the_text_does_not_depend_on_strides() {
     assert!(text(&one).contains("ldmatrix") && !text(&one).contains("ld.global.nc.v4"));
     let kernel = |problem: &Problem| {
         let plan = Plan::Wgmma(sharing(WgmmaPlan { consumers: 2, ..plain() }));
-        emit(problem, &plan, &Arch::SM_90).unwrap().kernel
+        emit(problem, &plan, &Arch::SM_90).unwrap().kernel(0)
     };
     let map = kernel(&other).tensor_maps.last().unwrap().clone();
     assert_eq!((map.extents, map.strides), (vec![555, 300, 1, 1], vec![2 * 560, 16, 16]));
@@ -204,7 +204,7 @@ fn machine_code_overlaps_products_with_the_softmax() {
     };
     for problem in of_models() {
         let plan = WgmmaPlan::default_for(&problem, &Arch::SM_90);
-        let kernel = emit(&problem, &Plan::Wgmma(plan.clone()), &Arch::SM_90).unwrap().kernel;
+        let kernel = emit(&problem, &Plan::Wgmma(plan.clone()), &Arch::SM_90).unwrap().kernel(0);
         let assembled = tools::assemble(&ptxas, &kernel);
         assert_eq!(assembled.spills, 0, "{plan:?}");
         let sass = tools::disassemble(&nvdisasm, &assembled);

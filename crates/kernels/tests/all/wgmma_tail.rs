@@ -133,7 +133,7 @@ fn every_schedule_gives_the_same_bits() {
         let problem = tiles(7 * cluster, 5, 9, 64);
         let plan = WgmmaPlan { tiles: tile_order, cluster: cluster as u32, rescale: SPECULATIVE, ..base() };
         let kernel =
-            emit(&problem, &Plan::Wgmma(plan), &arch(4 * cluster as u32)).expect("a good plan").kernel;
+            emit(&problem, &Plan::Wgmma(plan), &arch(4 * cluster as u32)).expect("a good plan").kernel(0);
         let mut first = None;
         for schedule in [Schedule::Late, Schedule::Early, Schedule::Random, Schedule::Lagging] {
             for seed in 0..4 {
@@ -194,7 +194,7 @@ fn places(kernel: &Kernel, wanted: impl Fn(&Op) -> bool) -> Vec<usize> {
 #[test]
 fn parts_that_nothing_orders_are_refused() {
     let (problem, arch) = (tiles(5, 4, 0, 64), arch(4));
-    let kernel = emit(&problem, &Plan::Wgmma(base()), &arch).expect("a good plan").kernel;
+    let kernel = emit(&problem, &Plan::Wgmma(base()), &arch).expect("a good plan").kernel(0);
     let schedules = [Schedule::Late, Schedule::Early, Schedule::Random, Schedule::Lagging];
     let refused = |kernel: &Kernel| {
         schedules.into_iter().any(|schedule| {

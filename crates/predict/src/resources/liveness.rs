@@ -2,7 +2,7 @@
 
 use ptx::{Body, Instruction, Label, Module, Op, Operand, Statement, Type};
 
-use super::{Resources, Source, static_shared};
+use super::{ResourceSource, Resources, static_shared};
 use crate::dataflow::{Regs, reads, writes};
 
 /// Registers of every kernel in addition to its values: the stack pointer, and temporaries of expanded
@@ -38,7 +38,7 @@ pub fn estimate(module: &Module, entry: &str) -> Option<Resources> {
         spill_loads: spilled,
         stack: u32::try_from(local).unwrap_or(u32::MAX).saturating_add(spilled),
         shared: static_shared(module, entry),
-        source: Source::Estimate,
+        source: ResourceSource::Estimate,
     })
 }
 
@@ -82,7 +82,7 @@ impl Set {
     }
 }
 
-struct Block<'a> {
+struct BasicBlock<'a> {
     code: Vec<&'a Instruction>,
     next: Vec<usize>,
 }
@@ -102,7 +102,7 @@ impl Uses {
 /// The maximum number of words that are live at one point.
 fn peak(body: &Body) -> u32 {
     let blocks = blocks(body);
-    let uses = |block: &Block| block.code.iter().rev().map(|inst| Uses::of(inst)).collect::<Vec<_>>();
+    let uses = |block: &BasicBlock| block.code.iter().rev().map(|inst| Uses::of(inst)).collect::<Vec<_>>();
     let uses: Vec<Vec<Uses>> = blocks.iter().map(uses).collect();
     let weight: Vec<u32> = body.registers.iter().map(|r| words(r.ty)).collect();
     let mut live_in = vec![Set::new(weight.len()); blocks.len()];
@@ -150,13 +150,13 @@ fn step(uses: &Uses, live: &mut Set, now: &mut u32, weight: &[u32]) {
     }
 }
 
-fn blocks(body: &Body) -> Vec<Block<'_>> {
-    let mut blocks = vec![Block { code: Vec::new(), next: Vec::new() }];
+fn blocks(body: &Body) -> Vec<BasicBlock<'_>> {
+    let mut blocks = vec![BasicBlock { code: Vec::new(), next: Vec::new() }];
     let mut label_block = vec![usize::MAX; body.labels.len()];
     for statement in &body.statements {
         match statement {
             Statement::Label(Label(label)) => {
-                blocks.push(Block { code: Vec::new(), next: Vec::new() });
+                blocks.push(BasicBlock { code: Vec::new(), next: Vec::new() });
                 if let Some(slot) = label_block.get_mut(*label as usize) {
                     *slot = blocks.len() - 1;
                 }
@@ -167,7 +167,7 @@ fn blocks(body: &Body) -> Vec<Block<'_>> {
                     block.code.push(inst);
                 }
                 if ends(&inst.op) {
-                    blocks.push(Block { code: Vec::new(), next: Vec::new() });
+                    blocks.push(BasicBlock { code: Vec::new(), next: Vec::new() });
                 }
             }
         }

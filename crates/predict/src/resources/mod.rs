@@ -18,7 +18,7 @@ use serde::Serialize;
 /// The origin of the figures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Source {
+pub enum ResourceSource {
     /// From ptxas with this version.
     Ptxas(String),
     /// From a liveness analysis of the PTX.
@@ -39,7 +39,7 @@ pub struct Resources {
     /// Static shared memory per CTA, bytes.
     pub shared: u32,
     /// The origin of the figures.
-    pub source: Source,
+    pub source: ResourceSource,
 }
 
 /// Static shared memory of a launch of `entry`: the variables that the entry and its callees use, aligned as

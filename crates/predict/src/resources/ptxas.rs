@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use thiserror::Error;
 
-use super::{Resources, Source};
+use super::{ResourceSource, Resources};
 
 /// NVIDIA's PTX assembler, run as a program.
 #[derive(Clone, Debug)]
@@ -115,7 +115,7 @@ impl Ptxas {
             let message = text.trim().replace(&*input.path.to_string_lossy(), "<PTX>");
             return Err(PtxasError::Rejected { arch: arch.to_owned(), message });
         }
-        let source = Source::Ptxas(self.version.clone());
+        let source = ResourceSource::Ptxas(self.version.clone());
         parse(&text, entry, source).ok_or_else(|| PtxasError::NoSuchEntry(entry.to_owned()))
     }
 }
@@ -156,7 +156,7 @@ impl Drop for TempFile {
 }
 
 /// Parses the output of `ptxas -v` for one entry.
-fn parse(text: &str, entry: &str, source: Source) -> Option<Resources> {
+fn parse(text: &str, entry: &str, source: ResourceSource) -> Option<Resources> {
     let mut lines = text.lines().skip_while(|l| !l.contains(&format!("Compiling entry function '{entry}'")));
     lines.next()?;
     let of_entry: Vec<&str> = lines.take_while(|l| !l.contains("Compiling entry function")).collect();
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn reads_the_report_of_the_entry_asked_for() {
-        let of = |entry| parse(TEXT, entry, Source::Ptxas("13.0".into()));
+        let of = |entry| parse(TEXT, entry, ResourceSource::Ptxas("13.0".into()));
         let found = of("attend").map(|r| (r.registers, r.spill_stores, r.spill_loads, r.stack, r.shared));
         assert_eq!(found, Some((255, 24, 16, 8192, 28672)));
         assert_eq!(of("other").map(|r| (r.registers, r.shared)), Some((9, 0)));

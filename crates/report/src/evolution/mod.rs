@@ -324,7 +324,7 @@ mod tests {
     use super::*;
     use bench::SpeedVerdict;
     use host::store::Scratch;
-    use ledger::{Candidate, Finding, Language, Outcome, Reason, Source};
+    use ledger::{Candidate, Finding, KernelText, Language, Outcome, Reason};
     use ledger::{Environment, Ledger, MeasurementFact, NewCandidate, Rejection, Run, RunId};
 
     const HOSTILE: &str = "<script>alert('x')</script>";
@@ -341,7 +341,7 @@ mod tests {
 
     fn add_to(ledger: &Ledger, run: RunId, seq: usize, operator: &str, arm: Arm) -> CandidateId {
         let text = format!("{operator} {seq}");
-        let source = Source { language: Language::Ptx, text, launch: HOSTILE.into() };
+        let source = KernelText { language: Language::Ptx, text, launch: HOSTILE.into() };
         let new = NewCandidate {
             run,
             problem: Shape::of(&Problem::new(1, 2, seq, 64, DType::F16)),

@@ -487,7 +487,7 @@ mod tests {
     use problem::Problem;
 
     use super::*;
-    use ledger::{Language, Source};
+    use ledger::{KernelText, Language};
 
     /// The candidates that lacked the time for a stage count beside those that went through it.
     #[test]
@@ -535,7 +535,7 @@ mod tests {
         let base = Candidate::Cpu(base);
         assert_eq!(differing(&base, &wider).as_deref(), Some("block_kv 7, splits 3"));
         assert_eq!(differing(&base, &base).as_deref(), Some("as the baseline"));
-        let source = Source { language: Language::Cuda, text: "x".into(), launch: String::new() };
+        let source = KernelText { language: Language::Cuda, text: "x".into(), launch: String::new() };
         assert!(in_words(&Candidate::Kernel(source)).starts_with("CUDA C++ kernel "));
     }
 }

@@ -1,5 +1,5 @@
 //! The table of features such as softcap and packed batches. Its rows come from `python -m
-//! flashcore_attn.bench --suite softcap` and similar suites, and name their problems.
+//! flashcore_bench --suite softcap` and similar suites, and name their problems.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The table of first calls with new programs. Its rows come from `python -m flashcore_attn.bench first`.
+//! The table of first calls with new programs. Its rows come from `python -m flashcore_bench first`.
 
 use std::collections::BTreeMap;
 use std::path::Path;

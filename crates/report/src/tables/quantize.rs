@@ -1,4 +1,4 @@
-//! The table of the kernels that quantise tensors, from rows of `python -m flashcore_attn.bench quantize`.
+//! The table of the kernels that quantise tensors, from rows of `python -m flashcore_bench quantize`.
 
 use std::path::Path;
 

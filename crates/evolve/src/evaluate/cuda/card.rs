@@ -12,7 +12,7 @@ use problem::{Problem, Tensor};
 use ptx::{Kernel, Machine};
 
 use super::watched::Watched;
-use crate::evaluate::subject::Fault;
+use crate::evaluate::subject::TaskFault;
 use bench::gpu::{Contestant, ContestantError, GpuStage};
 use bench::provenance::Provenance;
 use bench::{Mode, Peaks, Race, RaceError, RaceInputs, Rules, race, suites};
@@ -50,20 +50,20 @@ pub trait Card: Send {
     fn machine(&mut self) -> &mut Self::Machine;
 
     /// Translates a machine's error into the fault of a kernel.
-    fn fault(error: <Self::Machine as Machine>::Error) -> Fault;
+    fn fault(error: <Self::Machine as Machine>::Error) -> TaskFault;
 
     /// Compiles a kernel or loads it from a cache, so that it is ready to run.
     ///
     /// # Errors
     /// When the compiler rejects the kernel, or it needs more resources than the device has.
-    fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault>;
+    fn build(&mut self, kernel: &Kernel) -> Result<Built, TaskFault>;
 
     /// Times of a call, µs, one per sample, for about `seconds`. `contents` are the contents of the kernel's
     /// buffers.
     ///
     /// # Errors
     /// When the kernel fails.
-    fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], seconds: f64) -> Result<Vec<f64>, Fault>;
+    fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], seconds: f64) -> Result<Vec<f64>, TaskFault>;
 
     /// Races a candidate, which comes first, against an incumbent. Calls `turn` before each turn.
     ///
@@ -75,7 +75,7 @@ pub trait Card: Send {
         pair: [&Bound; 2],
         seconds: f64,
         turn: &mut dyn FnMut(),
-    ) -> Result<Race, Fault>;
+    ) -> Result<Race, TaskFault>;
 }
 
 /// Target duration of one sample, µs: long enough for the timer.
@@ -103,12 +103,12 @@ impl GpuCard {
     ///
     /// # Errors
     /// When there is no such device, or no kernel supports its architecture.
-    pub fn open(ordinal: i32) -> Result<GpuCard, Fault> {
-        let gpu = Gpu::open(ordinal).map_err(|error| Fault::new(Reason::Device, error))?;
+    pub fn open(ordinal: i32) -> Result<GpuCard, TaskFault> {
+        let gpu = Gpu::open(ordinal).map_err(|error| TaskFault::new(Reason::Device, error))?;
         let (context, info) = (gpu.context().clone(), gpu.info().clone());
         let arch = Arch::of(info.sm()).ok_or_else(|| {
             let accepted = Arch::ALL.map(|arch| format!("sm_{}", arch.sm)).join(", ");
-            Fault::new(
+            TaskFault::new(
                 Reason::Device,
                 format!("invalid value 'sm_{}' for {}: expected {accepted}", info.sm(), info.name),
             )
@@ -188,7 +188,7 @@ impl GpuCard {
 }
 
 /// Translates a driver's error into a candidate's fault.
-pub(super) fn fault_of(error: DriverError) -> Fault {
+pub(super) fn fault_of(error: DriverError) -> TaskFault {
     let reason = match &error {
         error if error.is_hang() => Reason::Hangs,
         DriverError::Poisoned { .. } => Reason::Crashed,
@@ -199,7 +199,7 @@ pub(super) fn fault_of(error: DriverError) -> Fault {
         // No driver, no device, another device, a forked process: nothing that the candidate did.
         _ => Reason::Device,
     };
-    Fault::new(reason, error)
+    TaskFault::new(reason, error)
 }
 
 impl Card for GpuCard {
@@ -222,11 +222,11 @@ impl Card for GpuCard {
         &mut self.gpu
     }
 
-    fn fault(error: DriverError) -> Fault {
+    fn fault(error: DriverError) -> TaskFault {
         fault_of(error)
     }
 
-    fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault> {
+    fn build(&mut self, kernel: &Kernel) -> Result<Built, TaskFault> {
         let resources = self.function(kernel).map_err(fault_of)?.resources();
         let info = self.gpu.info();
         // The cache holds code from the driver's linker. Code from the driver's loader cannot be read.
@@ -239,7 +239,7 @@ impl Card for GpuCard {
         })
     }
 
-    fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], seconds: f64) -> Result<Vec<f64>, Fault> {
+    fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], seconds: f64) -> Result<Vec<f64>, TaskFault> {
         self.samples(bound, contents, seconds).map_err(fault_of)
     }
 
@@ -249,7 +249,7 @@ impl Card for GpuCard {
         pair: [&Bound; 2],
         seconds: f64,
         turn: &mut dyn FnMut(),
-    ) -> Result<Race, Fault> {
+    ) -> Result<Race, TaskFault> {
         let context = self.gpu.context().clone();
         let inputs = inputs(&context, &drawn.problem).map_err(fault_of)?;
         let slices = [inputs[0].slice(), inputs[1].slice(), inputs[2].slice()];
@@ -258,7 +258,7 @@ impl Card for GpuCard {
             Contestant::kernel(&self.stream, bound, slices, calls, Some(name), None).map_err(|error| {
                 match error {
                     ContestantError::Driver(error) => fault_of(error),
-                    other => Fault::new(Reason::Launch, other),
+                    other => TaskFault::new(Reason::Launch, other),
                 }
             })
         };
@@ -268,7 +268,7 @@ impl Card for GpuCard {
         let mut stage = Watched { stage: GpuStage::new(&context, &contestants).map_err(fault_of)?, turn };
         race(&mut stage, drawn, &entrants, &rules).map_err(|error| match error {
             RaceError::Stage(error) => fault_of(error),
-            RaceError::Nobody => Fault::new(Reason::Crashed, error),
+            RaceError::Nobody => TaskFault::new(Reason::Crashed, error),
         })
     }
 }

@@ -10,7 +10,7 @@ use ptx::Kernel;
 
 use super::card::{Built, Card};
 use super::watched::Watched;
-use crate::evaluate::subject::Fault;
+use crate::evaluate::subject::TaskFault;
 use bench::provenance::built_from;
 use bench::{Entrant, Mode, Race, RaceError, RaceInputs, Reading, Rules, Slot, Stage, Timing, Work, race};
 use check::launchfile::{Bound, Role};
@@ -40,7 +40,7 @@ impl EmulatedCard {
 }
 
 /// Translates an error of the emulator into the fault that a GPU would give.
-fn fault_of(error: EmuError) -> Fault {
+fn fault_of(error: EmuError) -> TaskFault {
     let reason = match &error {
         EmuError::StepLimit { .. } | EmuError::GridLimit { .. } | EmuError::GridSize { .. } => Reason::Hangs,
         EmuError::Hazards { first, .. } if first.contains(HazardKind::Deadlock.name()) => Reason::Hangs,
@@ -49,7 +49,7 @@ fn fault_of(error: EmuError) -> Fault {
         EmuError::MemoryLimit { .. } => Reason::Memory,
         _ => Reason::Launch,
     };
-    Fault::new(reason, error)
+    TaskFault::new(reason, error)
 }
 
 /// Warp instructions of a program's launches, scaled to µs.
@@ -89,17 +89,17 @@ impl Card for EmulatedCard {
         &mut self.emulator
     }
 
-    fn fault(error: EmuError) -> Fault {
+    fn fault(error: EmuError) -> TaskFault {
         fault_of(error)
     }
 
-    fn build(&mut self, kernel: &Kernel) -> Result<Built, Fault> {
+    fn build(&mut self, kernel: &Kernel) -> Result<Built, TaskFault> {
         let found = predict::resources::estimate(&kernel.module, &kernel.entry)
-            .ok_or_else(|| Fault::new(Reason::Compile, format!("{} has no body", kernel.entry)))?;
+            .ok_or_else(|| TaskFault::new(Reason::Compile, format!("{} has no body", kernel.entry)))?;
         let shared = u64::from(found.shared) + u64::from(kernel.launch.dynamic_shared);
         if shared > u64::from(self.arch.shared_per_cta) {
             let accepted = self.arch.shared_per_cta;
-            return Err(Fault::new(
+            return Err(TaskFault::new(
                 Reason::Resources,
                 format!("invalid value '{shared}' for bytes of shared memory: expected at most {accepted}"),
             ));
@@ -112,7 +112,7 @@ impl Card for EmulatedCard {
         })
     }
 
-    fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], _: f64) -> Result<Vec<f64>, Fault> {
+    fn time(&mut self, bound: &Bound, contents: &[Vec<u8>], _: f64) -> Result<Vec<f64>, TaskFault> {
         let mut buffers: Vec<Buffer> = contents.iter().map(|bytes| Buffer::from_bytes(bytes)).collect();
         let us = clock(bound, &mut buffers, &self.options).map_err(fault_of)?;
         Ok(vec![us; SAMPLES])
@@ -124,7 +124,7 @@ impl Card for EmulatedCard {
         pair: [&Bound; 2],
         _: f64,
         turn: &mut dyn FnMut(),
-    ) -> Result<Race, Fault> {
+    ) -> Result<Race, TaskFault> {
         let contestants = pair.map(|bound| Runner::new(bound.clone()));
         let entrants = ["candidate", "incumbent"].map(|name| Entrant::ours(Some(name), 1));
         let problem = drawn.problem.clone();
@@ -133,7 +133,7 @@ impl Card for EmulatedCard {
         let rules = Rules { most_rounds: Rules::LEAST_ROUNDS, ..Rules::new(Mode::Warm, 0.0, None) };
         race(&mut stage, drawn, &entrants, &rules).map_err(|error| match error {
             RaceError::Stage(error) => fault_of(error),
-            RaceError::Nobody => Fault::new(Reason::Crashed, error),
+            RaceError::Nobody => TaskFault::new(Reason::Crashed, error),
         })
     }
 }
@@ -231,7 +231,7 @@ mod tests {
     use crate::evaluate::Cuda;
     use crate::evaluate::cuda::HANGS;
     use crate::evaluate::subject::tests::{as_source, tiny};
-    use crate::{Candidate, Evaluator, Finding, Source, Stage as Step, Target, Task};
+    use crate::{Candidate, Evaluator, Finding, KernelText, Stage as Step, Target, Task};
     use bench::SpeedVerdict;
     use check::gate::Verdict;
     use check::genes::with_genes;
@@ -315,7 +315,7 @@ mod tests {
     fn spoilt(from: &str, to: &str) -> Candidate {
         let good = as_source(&tiny());
         assert!(good.text.contains(from), "{from} is not in:\n{}", good.text);
-        Candidate::Kernel(Source { text: good.text.replacen(from, to, 1), ..good })
+        Candidate::Kernel(KernelText { text: good.text.replacen(from, to, 1), ..good })
     }
 
     #[test]
@@ -333,7 +333,7 @@ mod tests {
         let swapped =
             source.launch.replacen(q, "role = \"?\"", 1).replacen(k, q, 1).replacen("role = \"?\"", k, 1);
         let (reason, detail) =
-            rejected(Step::Microbench, Candidate::Kernel(Source { launch: swapped, ..source }));
+            rejected(Step::Microbench, Candidate::Kernel(KernelText { launch: swapped, ..source }));
         assert!(reason == Reason::Wrong && detail.contains("wrong answer"), "{reason}: {detail}");
         let (reason, detail) = rejected(Step::Screen, plan(json!({ "block_n": 7 })));
         assert!(reason == Reason::Plan && detail.contains("expected"), "{reason}: {detail}");

@@ -10,7 +10,7 @@ use problem::{Operand, Problem, Tensor};
 use rayon::prelude::*;
 
 use super::card::Card;
-use crate::evaluate::subject::Fault;
+use crate::evaluate::subject::TaskFault;
 use bench::{Answer, Origin, dense};
 use check::gate::{Feed, Launched, Trial, TrialError, launch};
 use check::launchfile::{Bound, Role};
@@ -53,21 +53,22 @@ pub(super) struct Judged {
 
 impl Gate {
     /// Draws inputs for a kernel's problem, unless they exist already.
-    pub(super) fn prepare(&mut self, bound: &Bound) -> Result<(), Fault> {
+    pub(super) fn prepare(&mut self, bound: &Bound) -> Result<(), TaskFault> {
         let problem = problem_of(bound)?;
         if self.known.iter().any(|(known, _)| known == problem) {
             return Ok(());
         }
-        let refused = |error| Fault::new(Reason::Problem, error);
+        let refused = |error| TaskFault::new(Reason::Problem, error);
         let cases = if Answer::is_whole(problem) {
             let drawn = DRAWS.iter().filter_map(|&(style, seed)| Feed::draw(bound, style, seed));
             let cases = drawn.map(|feed| {
                 let references = feed.references(bound).map_err(refused)?;
-                let truth =
-                    Truth::Whole(references.ok_or_else(|| Fault::new(Reason::Problem, "it has no answer"))?);
+                let truth = Truth::Whole(
+                    references.ok_or_else(|| TaskFault::new(Reason::Problem, "it has no answer"))?,
+                );
                 Ok(Case { feed, truth })
             });
-            cases.collect::<Result<Vec<Case>, Fault>>()?
+            cases.collect::<Result<Vec<Case>, TaskFault>>()?
         } else {
             let cases = SEEDS.iter().map(|&seed| {
                 let answer = Answer::draw(problem, seed).map_err(refused)?;
@@ -78,7 +79,7 @@ impl Gate {
                 let laid = judge::values::Inputs { operands: laid };
                 Ok(Case { feed: Feed::of(laid), truth: Truth::Rows(answer) })
             });
-            cases.collect::<Result<Vec<Case>, Fault>>()?
+            cases.collect::<Result<Vec<Case>, TaskFault>>()?
         };
         if self.known.len() == KEPT {
             self.known.remove(0);
@@ -88,16 +89,16 @@ impl Gate {
     }
 
     /// Judges a kernel whose problem is prepared. A fault is the reason why the kernel fails.
-    pub(super) fn judge<C: Card>(&mut self, card: &mut C, bound: &Bound) -> Result<Judged, Fault> {
+    pub(super) fn judge<C: Card>(&mut self, card: &mut C, bound: &Bound) -> Result<Judged, TaskFault> {
         let problem = problem_of(bound)?;
         let cases = self.known.iter().find(|(known, _)| known == problem).map(|(_, cases)| cases.as_slice());
         let [first, ..] = cases.unwrap_or_default() else {
-            return Err(Fault::new(Reason::Problem, "nothing was drawn for it"));
+            return Err(TaskFault::new(Reason::Problem, "nothing was drawn for it"));
         };
         let cases = cases.unwrap_or_default();
         let feeds = cases.iter().map(|case| &case.feed).chain(std::iter::repeat_n(&first.feed, REPEATS));
         let runs = feeds.map(|feed| launch(card.machine(), bound, feed).map_err(lost::<C>));
-        let mut runs = runs.collect::<Result<Vec<Launched>, Fault>>()?;
+        let mut runs = runs.collect::<Result<Vec<Launched>, TaskFault>>()?;
         let repeats = runs.split_off(cases.len());
         // The remaining work runs on the host.
         let judged: Vec<_> = cases.par_iter().zip(runs).map(|(case, run)| case.judge(bound, run)).collect();
@@ -115,7 +116,7 @@ impl Gate {
         for (repeat, again) in (1..).zip(repeats) {
             if again.check(bound, &first.feed, None).outputs(bound) != outputs {
                 let detail = format!("launch {repeat} on the same inputs gave other bits than the first");
-                return Err(Fault::new(Reason::Wrong, detail));
+                return Err(TaskFault::new(Reason::Wrong, detail));
             }
         }
         let contents = first.feed.buffers(bound).iter().map(emu::Buffer::to_bytes).collect();
@@ -123,30 +124,30 @@ impl Gate {
     }
 }
 
-fn problem_of(bound: &Bound) -> Result<&Problem, Fault> {
+fn problem_of(bound: &Bound) -> Result<&Problem, TaskFault> {
     bound
         .problem
         .as_ref()
-        .ok_or_else(|| Fault::new(Reason::Problem, "the kernel states no problem to be judged by"))
+        .ok_or_else(|| TaskFault::new(Reason::Problem, "the kernel states no problem to be judged by"))
 }
 
-fn lost<C: Card>(error: TrialError<<C::Machine as ptx::Machine>::Error>) -> Fault {
+fn lost<C: Card>(error: TrialError<<C::Machine as ptx::Machine>::Error>) -> TaskFault {
     match error {
         TrialError::Machine(error) => C::fault(error),
-        TrialError::Oracle(error) => Fault::new(Reason::Problem, error),
+        TrialError::Oracle(error) => TaskFault::new(Reason::Problem, error),
     }
 }
 
 impl Case {
     /// Judges the result of one run; a fault when it is wrong.
-    fn judge(&self, bound: &Bound, run: Launched) -> Result<(Trial, Option<ErrorFigures>), Fault> {
+    fn judge(&self, bound: &Bound, run: Launched) -> Result<(Trial, Option<ErrorFigures>), TaskFault> {
         let references = match &self.truth {
             Truth::Whole(references) => Some(references),
             Truth::Rows(_) => None,
         };
         let run = run.check(bound, &self.feed, references);
         if !run.is_right() {
-            return Err(Fault::new(Reason::Wrong, run.reasons.join("; ")));
+            return Err(TaskFault::new(Reason::Wrong, run.reasons.join("; ")));
         }
         let Truth::Rows(answer) = &self.truth else {
             let error = run.error;
@@ -155,12 +156,12 @@ impl Case {
         let problem = problem_of(bound)?;
         let out = bound.roles.iter().position(|&role| role == Role::Operand(Operand::OUT));
         let Some(bytes) = out.map(|index| &run.after[index]) else {
-            return Err(Fault::new(Reason::Launch, "it has no output"));
+            return Err(TaskFault::new(Reason::Launch, "it has no output"));
         };
         let values = Values::from_bytes(problem.dtypes.out, bytes).gather(problem, Tensor::Out);
         debug_assert_eq!(values.len(), dense(problem).span(Tensor::Out).map_or(0, |(elements, _)| elements));
         let figures =
-            answer.judge(&values, Origin::Ours).map_err(|fault| Fault::new(Reason::Wrong, fault))?;
+            answer.judge(&values, Origin::Ours).map_err(|fault| TaskFault::new(Reason::Wrong, fault))?;
         Ok((run, Some(figures)))
     }
 }

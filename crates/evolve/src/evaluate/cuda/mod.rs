@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 use kernels::select::Shape;
 use predict::Gpu;
 use predict::machine::{L4, MACHINES};
-use predict::resources::{Resources, Source};
+use predict::resources::{ResourceSource, Resources};
 use problem::Problem;
 use serde_json::json;
 
 use super::kernel::{self, Bench};
-use super::subject::{Fault, bound};
+use super::subject::{TaskFault, bound};
 use super::{Evaluator, Look, time_of, word_of};
 use crate::{Finding, Stage, Task};
 use bench::{Race, RaceInputs};
@@ -92,7 +92,7 @@ impl<C: Card> Cuda<C> {
             spill_loads: built.local_bytes,
             stack: built.local_bytes,
             shared: built.static_shared,
-            source: Source::Ptxas(driver.clone()),
+            source: ResourceSource::Ptxas(driver.clone()),
         });
         let resources = resources.collect();
         // The kernels are entries of one module, so the code of one kernel is the code of all.
@@ -110,12 +110,12 @@ impl<C: Card> Cuda<C> {
     }
 
     /// Compiles all kernels of a program.
-    fn build(&mut self, bound: &Bound) -> Result<Vec<Built>, Fault> {
+    fn build(&mut self, bound: &Bound) -> Result<Vec<Built>, TaskFault> {
         bound.steps().map(|kernel| self.card.build(kernel)).collect()
     }
 
     /// The gate on the card, then a short timing.
-    fn microbench(&mut self, task: &Task, held: &mut Held) -> Result<Finding, Fault> {
+    fn microbench(&mut self, task: &Task, held: &mut Held) -> Result<Finding, TaskFault> {
         let bound = bound(&task.subject, &task.problem.problem(), &self.card.arch())?;
         (self.allow)(HOST_WORK);
         self.build(&bound)?;
@@ -149,15 +149,16 @@ impl<C: Card> Cuda<C> {
         Ok(Finding::Timed { check: Some(check), measurement })
     }
 
-    fn race(&mut self, task: &Task, trial: Trial, held: &mut Held) -> Result<Finding, Fault> {
+    fn race(&mut self, task: &Task, trial: Trial, held: &mut Held) -> Result<Finding, TaskFault> {
         let problem = task.problem.problem();
         let Some((incumbent, rival)) = &task.incumbent else {
-            return Err(Fault::new(Reason::Crashed, "the task names no incumbent to race against"));
+            return Err(TaskFault::new(Reason::Crashed, "the task names no incumbent to race against"));
         };
         let arch = self.card.arch();
         let ours = bound(&task.subject, &problem, &arch)?;
-        let rival = bound(rival, &problem, &arch)
-            .map_err(|fault| Fault::new(Reason::Incumbent, format!("the incumbent cannot race: {fault}")))?;
+        let rival = bound(rival, &problem, &arch).map_err(|fault| {
+            TaskFault::new(Reason::Incumbent, format!("the incumbent cannot race: {fault}"))
+        })?;
         (self.allow)(HOST_WORK);
         self.build(&ours)?;
         let drawn = self.drawn(&problem)?;
@@ -170,14 +171,14 @@ impl<C: Card> Cuda<C> {
     }
 
     /// The index of the problem's drawn inputs.
-    fn drawn(&mut self, problem: &Problem) -> Result<usize, Fault> {
+    fn drawn(&mut self, problem: &Problem) -> Result<usize, TaskFault> {
         if let Some(known) = self.drawn.iter().position(|(of, _)| of == problem) {
             return Ok(known);
         }
         if self.drawn.len() == DECKS {
             self.drawn.remove(0);
         }
-        let drawn = RaceInputs::draw(problem, 1).map_err(|error| Fault::new(Reason::Problem, error))?;
+        let drawn = RaceInputs::draw(problem, 1).map_err(|error| TaskFault::new(Reason::Problem, error))?;
         self.drawn.push((problem.clone(), drawn));
         Ok(self.drawn.len() - 1)
     }
@@ -202,15 +203,15 @@ fn outcome(
     trial: Trial,
     kind: TimeKind,
     problem: Shape,
-) -> Result<Finding, Fault> {
+) -> Result<Finding, TaskFault> {
     let [ours, rival] = &race.measurements[..] else {
-        return Err(Fault::new(Reason::Crashed, "the race had other contestants than two"));
+        return Err(TaskFault::new(Reason::Crashed, "the race had other contestants than two"));
     };
     if let Some(fault) = &ours.fault {
-        return Err(Fault::new(word_of(fault), fault));
+        return Err(TaskFault::new(word_of(fault), fault));
     }
     if let Some(fault) = &rival.fault {
-        return Err(Fault::new(Reason::Incumbent, format!("the incumbent cannot race: {fault}")));
+        return Err(TaskFault::new(Reason::Incumbent, format!("the incumbent cannot race: {fault}")));
     }
     let against = rival.comparison.map(|found| Against {
         incumbent,

@@ -16,7 +16,7 @@ use super::fp8::product_types;
 use super::plan::{CtaOrder, MmaPlan, QueryHome};
 use super::split::{self, merge_descales, row_block_and_split};
 use crate::contract::Contract;
-use crate::draft::{Draft, Drafts};
+use crate::draft::Draft;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor_or_one, lse_of_row, out_half,
 };
@@ -42,12 +42,12 @@ impl MmaPlan {
             flat: self.needs_flat_grid(problem),
             ..baked
         }
-        .with_row_bytes(problem, &Tensor::ALL)
+        .with_row_bytes(problem, &Tensor::FORWARD)
     }
 
     /// Emits the kernel. If the plan lists blocks, the kernel that lists them comes before it; if CTAs divide
     /// the keys, the kernel that merges the results comes after it. The plan has been checked.
-    pub(super) fn drafts<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a> {
+    pub(super) fn drafts<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         if let Some(resident) = self.resident_ctas {
@@ -57,12 +57,10 @@ impl MmaPlan {
         let params = Params::declare(&mut k, &mut contract, problem, baked, self);
         let launch = (ENTRY, self.launch(problem, baked));
         let body = move |k: &mut Builder| Forward::new(k, baked, self, params).body(k);
-        let drafts = Drafts::from(Draft::new(k, contract, launch, arch.target(), body));
-        let drafts = match self.list_tiles(problem) {
-            None => drafts,
-            Some(tiles) => drafts.after(tiles.draft(problem, baked, arch.target())),
-        };
-        if self.splits > 1 { drafts.followed_by(self.merge(problem, baked, arch)) } else { drafts }
+        let lists = self.list_tiles(problem).map(|tiles| tiles.draft(problem, baked, arch.target()));
+        let forward = Draft::new(k, contract, launch, arch.target(), body);
+        let merge = (self.splits > 1).then(|| self.merge(problem, baked, arch));
+        lists.into_iter().chain([forward]).chain(merge).collect()
     }
 
     /// The tiles for which blocks are listed; `None` if the plan does not list any.
@@ -137,7 +135,7 @@ impl Params {
         plan: &MmaPlan,
     ) -> Params {
         let splits = plan.splits;
-        let tensors = if splits > 1 { &Tensor::ALL[..3] } else { &Tensor::ALL[..] };
+        let tensors = if splits > 1 { &Tensor::FORWARD[..3] } else { &Tensor::FORWARD[..] };
         let pointers: Vec<Global> = tensors.iter().map(|&tensor| c.tensor(k, tensor)).collect();
         let lse = if splits == 1 { c.operand(k, Operand::Lse) } else { None };
         let partials = (splits > 1).then(|| split::declare(k, c, problem, plan, Access::Write));
@@ -548,10 +546,7 @@ impl<'a> Forward<'a> {
     fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
         let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
         let [head, batch] = self.head_and_batch(k);
-        let head = match tensor {
-            Tensor::K | Tensor::V => divide(k, head, self.baked.group_size()),
-            Tensor::Q | Tensor::Out => head,
-        };
+        let head = if tensor.is_of_keys() { divide(k, head, self.baked.group_size()) } else { head };
         // Packed tensors have a batch stride of 0.
         let [batch, head] = [batch, head].map(|n| k.zext(n));
         let of_batch = k.mad(batch, batch_bytes, start.base);
@@ -570,9 +565,9 @@ impl<'a> Forward<'a> {
     /// Bytes of a tensor's row.
     fn width_bytes(&self, tensor: Tensor) -> u32 {
         let Dims { dtypes, head_dim, head_dim_v, .. } = self.baked.dims;
-        let columns = match tensor {
+        let columns = match tensor.primal() {
             Tensor::Q | Tensor::K => head_dim,
-            Tensor::V | Tensor::Out => head_dim_v,
+            _ => head_dim_v,
         };
         (dtypes.of(tensor).bytes() * columns) as u32
     }

@@ -1,11 +1,11 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, Problem};
+use problem::{Band, PassKind, Problem};
 use serde_json::{Value, json};
 
 use super::MmaPlan;
 use super::plan::default_splits;
-use crate::draft::Drafts;
+use crate::draft::Draft;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, rescale_within, tanh_gene};
 use crate::forward::fp8::{check_keys_of_factors, output_sums_gene};
@@ -15,8 +15,20 @@ use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
 use crate::{Arch, Baked, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
+    fn pass() -> PassKind {
+        PassKind::Forward
+    }
+
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: true }
+        Features {
+            lengths: true,
+            sink: true,
+            programs: true,
+            fp8: true,
+            scales: true,
+            block_scales: true,
+            ..Features::default()
+        }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
@@ -102,8 +114,25 @@ impl FamilyPlan for MmaPlan {
         self.baked(problem)
     }
 
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a> {
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
         self.drafts(problem, baked, arch)
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.block_m, self.block_n]
+    }
+
+    fn takes_tiles(&self) -> bool {
+        false
+    }
+
+    fn max_registers(&self) -> Option<u32> {
+        let share = Arch::REGISTERS_PER_SM / (self.threads() * self.resident_ctas.unwrap_or(1)).max(1);
+        Some(Arch::REGISTERS_PER_THREAD.min(share))
+    }
+
+    fn alignment(&self) -> u64 {
+        self.copy.bytes().into()
     }
 
     fn adapted(mut self, problem: &Problem, arch: &Arch, own_shape: bool) -> MmaPlan {

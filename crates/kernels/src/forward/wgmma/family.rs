@@ -1,10 +1,10 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, Problem};
+use problem::{Band, PassKind, Problem};
 use serde_json::{Value, json};
 
-use super::WgmmaPlan;
-use crate::draft::Drafts;
+use super::{Tables, WgmmaPlan};
+use crate::draft::Draft;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::forward::fp8::{check_keys_of_factors, output_sums_gene};
@@ -19,8 +19,20 @@ use crate::{Arch, Baked, Features, PlanError};
 const WINDOWED_SECTION_MIB: u32 = 64;
 
 impl FamilyPlan for WgmmaPlan {
+    fn pass() -> PassKind {
+        PassKind::Forward
+    }
+
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true, fp8: true, scales: true, block_scales: true }
+        Features {
+            lengths: true,
+            sink: true,
+            programs: true,
+            fp8: true,
+            scales: true,
+            block_scales: true,
+            ..Features::default()
+        }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
@@ -106,8 +118,20 @@ impl FamilyPlan for WgmmaPlan {
         self.baked(problem)
     }
 
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a> {
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
         self.drafts(problem, baked, arch)
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.block_m() * self.cluster, self.block_n]
+    }
+
+    fn aligned_tables(&self, problem: &Problem) -> Vec<u8> {
+        self.aligned_tables(problem)
+    }
+
+    fn with_unaligned_tables(self) -> WgmmaPlan {
+        WgmmaPlan { tables: Tables::Registers, ..self }
     }
 
     fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> WgmmaPlan {

@@ -64,14 +64,9 @@ pub fn torture() -> Vec<Problem> {
 fn strided() -> Vec<Problem> {
     let base = || Problem::new(2, 2, 50, 64, DType::F16);
     let mut padded = base();
-    for tensor in Tensor::ALL {
+    for tensor in Tensor::FORWARD {
         let strides = Strides { batch: 2 * 50 * 96 + 16, head: 50 * 96 + 8, row: 96 };
-        match tensor {
-            Tensor::Q => padded.q = strides,
-            Tensor::K => padded.k = strides,
-            Tensor::V => padded.v = strides,
-            Tensor::Out => padded.out = strides,
-        }
+        padded.set_strides(tensor, strides);
     }
     let mut backwards = base().with_band(Band::CAUSAL);
     backwards.k.row = -64;

@@ -36,7 +36,7 @@ struct Change {
 impl Change {
     fn kernels(&self) -> [(&Plan, Kernel); 2] {
         [&self.base, &self.plan].map(|plan| {
-            let kernel = emit(&self.problem, plan, &self.arch).map(|step| step.kernel);
+            let kernel = emit(&self.problem, plan, &self.arch).map(|step| step.kernel(0));
             (plan, kernel.unwrap_or_else(|e| panic!("{plan:?}: {e}")))
         })
     }

@@ -1,9 +1,9 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, Problem};
+use problem::{Band, PassKind, Problem};
 
 use super::AtOncePlan;
-use crate::draft::Drafts;
+use crate::draft::Draft;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::forward::small::{self, common, emit, wave};
@@ -12,6 +12,10 @@ use crate::genes::Turn::Up;
 use crate::{Arch, Baked, Features, Plan, PlanError};
 
 impl FamilyPlan for AtOncePlan {
+    fn pass() -> PassKind {
+        PassKind::Forward
+    }
+
     fn features() -> Features {
         common::features()
     }
@@ -51,8 +55,12 @@ impl FamilyPlan for AtOncePlan {
         emit::baked(self, problem)
     }
 
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, _: &Arch) -> Drafts<'a> {
-        emit::draft(self, problem, baked).into()
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, _: &Arch) -> Vec<Draft<'a>> {
+        vec![emit::draft(self, problem, baked)]
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.rows(), self.cluster_keys()]
     }
 
     fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> AtOncePlan {

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _flashcore, flex_attention
-from .._errors import invalid
-from . import _features
+from flashcore_attn import flex_attention
+from flashcore_attn._errors import invalid
+
+from . import _bench, _features
 from ._problem import OURS
 from ._rows import Rows
 
@@ -123,7 +124,7 @@ def rows_of(library: str, device: str, repeats: int = _REPEATS, length: int = _L
 def _in_a_process(library: str, device: str, length: int, caches: Path) -> dict[str, dict[str, Any]]:
     names = ("FLASHCORE_CACHE_DIR", "CUDA_CACHE_PATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     environment = os.environ | {name: str(caches / name.lower()) for name in names}
-    command = [sys.executable, "-m", "flashcore_attn.bench._first", library, device, str(length)]
+    command = [sys.executable, "-m", "flashcore_bench._first", library, device, str(length)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["the process wrote no message"])[-1])
@@ -156,22 +157,22 @@ def chosen(peers: str | None) -> list[str]:
 def run(args: Any) -> int:
     """0 if all outputs of FlashCore were correct, 1 if not, 2 if nothing could start."""
     if not torch.cuda.is_available():
-        print("flashcore_attn.bench: first is timed on a GPU, and PyTorch sees none", file=sys.stderr)
+        print("flashcore_bench: first is timed on a GPU, and PyTorch sees none", file=sys.stderr)
         return 2
     torch.cuda.set_device(args.device)
-    provenance = json.loads(_flashcore.Session(args.device).provenance())
+    provenance = json.loads(_bench.Session(args.device).provenance())
     try:
         libraries = chosen(args.peers)
         kept = Rows(args, provenance["commit"])
     except (OSError, ValueError) as error:
-        print(f"flashcore_attn.bench: {error}", file=sys.stderr)
+        print(f"flashcore_bench: {error}", file=sys.stderr)
         return 2
     for library in libraries:
         print(f"first: {library}, {2 * _REPEATS} processes", file=sys.stderr, flush=True)
         try:
             rows = rows_of(library, f"cuda:{args.device}")
         except RuntimeError as error:
-            print(f"flashcore_attn.bench: {library}: {error}", file=sys.stderr)
+            print(f"flashcore_bench: {library}: {error}", file=sys.stderr)
             if library == OURS:
                 return 1
             continue

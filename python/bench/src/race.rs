@@ -13,40 +13,21 @@ use driver::{DeviceSlice, GraphExec, Stream};
 use flashcore::gpu::Gpu;
 use kernels::select::{Device, TunedTable, choose_of};
 use kernels::{Plan, emit};
-use problem::{DTypes, Layout, Problem, Score, Tensor};
+use problem::{Problem, Strides, Tensor};
 use pyo3::prelude::*;
 use serde_json::json;
 
-use crate::error::Error;
-use crate::tensor::{Described, problem_of};
+use crate::{Stated, argument, device, problem, refused, stated, unsupported};
 
-/// A problem as Python states it: batch, query heads, KV heads, query length, KV length, head dim; dtype;
-/// mask; softcap.
-pub type Stated = ((usize, usize, usize, usize, usize, usize), String, String, Option<f32>);
+/// Address of element (0, 0, 0, 0), shape and strides in elements, both in the order batch, head, sequence,
+/// dim.
+type Described = (usize, [usize; 4], [i64; 4]);
 
-/// The problem of a statement, with dense tensors.
-pub fn problem(
-    ((batch, heads_q, heads_kv, seq_q, seq_kv, dim), dtype, mask, softcap): &Stated,
-) -> Result<Problem, Error> {
-    let problem = Problem::new(*batch, *heads_q, *seq_q, *dim, dtype.parse::<DTypes>()?);
-    let score = Score { softcap: *softcap, ..Score::default() };
-    let problem = Problem { heads_kv: *heads_kv, seq_kv: *seq_kv, band: mask.parse()?, score, ..problem };
-    let problem = problem.with_layout(Layout::Bhsd);
-    problem.check()?;
-    Ok(problem)
-}
-
-/// The statement of a problem.
-pub fn stated(p: &Problem) -> Stated {
-    let extents = (p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv, p.head_dim);
-    (extents, p.dtypes.to_string(), p.band.to_string(), p.score.softcap)
-}
-
-fn mode_named(name: &str) -> Result<Mode, Error> {
+fn mode_named(name: &str) -> PyResult<Mode> {
     let known = Mode::ALL.into_iter().find(|mode| mode.name() == name);
     known.ok_or_else(|| {
         let names = Mode::ALL.map(Mode::name).join(", ");
-        Error::invalid("mode", name, &names)
+        argument(format!("invalid value '{name}' for mode: expected {names}"))
     })
 }
 
@@ -57,7 +38,7 @@ pub fn bench_suites() -> Vec<(&'static str, Vec<Stated>)> {
 }
 
 /// A device, and the provenance that each row of a run carries.
-#[pyclass(frozen, module = "flashcore_attn._flashcore")]
+#[pyclass(frozen, module = "flashcore_bench._bench")]
 pub struct Session {
     gpu: Arc<Gpu>,
     stream: Stream,
@@ -68,10 +49,10 @@ pub struct Session {
 #[pymethods]
 impl Session {
     #[new]
-    fn new(py: Python<'_>, ordinal: i32) -> Result<Session, Error> {
+    fn new(py: Python<'_>, ordinal: i32) -> PyResult<Session> {
         py.detach(|| {
-            let gpu = Gpu::open(ordinal)?;
-            let stream = Stream::new(gpu.context())?;
+            let gpu = Gpu::open(ordinal).map_err(refused)?;
+            let stream = Stream::new(gpu.context()).map_err(device)?;
             let (peaks, provenance) = (Peaks::of(&gpu.info().name), Provenance::of_gpu(gpu.info()));
             Ok(Session { gpu, stream, peaks, provenance })
         })
@@ -102,20 +83,13 @@ impl Session {
     }
 
     /// The row of a contestant that could not race, as JSON.
-    fn failed(
-        &self,
-        suite: &str,
-        name: &str,
-        stated: Stated,
-        mode: &str,
-        why: &str,
-    ) -> Result<String, Error> {
+    fn failed(&self, suite: &str, name: &str, stated: Stated, mode: &str, why: &str) -> PyResult<String> {
         let row = Row::failed(suite, name, &problem(&stated)?, mode_named(mode)?, why, &self.provenance);
         Ok(json!(row).to_string())
     }
 
     /// The row of the host time of a call, as JSON. The samples are in µs.
-    fn host(&self, name: &str, stated: Stated, calls: u32, samples: Vec<f64>) -> Result<String, Error> {
+    fn host(&self, name: &str, stated: Stated, calls: u32, samples: Vec<f64>) -> PyResult<String> {
         let mut row = Row::failed("host", name, &problem(&stated)?, Mode::Warm, "", &self.provenance);
         row.us_median = quantile(&samples, 0.5);
         row.us_low = quantile(&samples, 0.05);
@@ -126,15 +100,15 @@ impl Session {
     }
 
     /// Draws the inputs of a race and computes the expected outputs.
-    fn race(slf: Py<Session>, py: Python<'_>, stated: Stated) -> Result<Race, Error> {
+    fn race(slf: Py<Session>, py: Python<'_>, stated: Stated) -> PyResult<Race> {
         let problem = problem(&stated)?;
-        let drawn = py.detach(|| RaceInputs::draw(&problem, 1))?;
+        let drawn = py.detach(|| RaceInputs::draw(&problem, 1)).map_err(argument)?;
         Ok(Race { session: slf, problem, drawn, contestants: Vec::new() })
     }
 }
 
 /// One problem and its contestants.
-#[pyclass(module = "flashcore_attn._flashcore")]
+#[pyclass(module = "flashcore_bench._bench")]
 pub struct Race {
     session: Py<Session>,
     problem: Problem,
@@ -143,16 +117,16 @@ pub struct Race {
 }
 
 impl Race {
-    fn enter(&mut self, plan: &Plan, variant: Option<&str>, inputs: [u64; 3]) -> Result<(), Error> {
+    fn enter(&mut self, plan: &Plan, variant: Option<&str>, inputs: [u64; 3]) -> PyResult<()> {
         let session = self.session.get();
-        let program = emit(&self.problem, plan, session.gpu.arch()).map_err(refused)?;
+        let program = emit(&self.problem, plan, session.gpu.arch()).map_err(unsupported)?;
         let bound = Bound::of_program(program, &self.problem);
         let [q, k, v] = inputs;
         let inputs = [(Tensor::Q, q), (Tensor::K, k), (Tensor::V, v)];
         let inputs = inputs.map(|(tensor, address)| slice(&self.problem, tensor, address));
         let calls = suites::calls(&self.problem);
         let ours = Contestant::kernel(&session.stream, &bound, inputs, calls, variant, Some(json!(plan)));
-        self.contestants.push(ours.map_err(refused)?);
+        self.contestants.push(ours.map_err(unsupported)?);
         Ok(())
     }
 }
@@ -166,21 +140,21 @@ impl Race {
 
     /// Adds FlashCore with the kernel that a user gets, or with the best kernel of the suite's family. The
     /// inputs are dense.
-    fn ours(&mut self, suite: &str, q: u64, k: u64, v: u64) -> Result<(), Error> {
+    fn ours(&mut self, suite: &str, q: u64, k: u64, v: u64) -> PyResult<()> {
         let session = self.session.get();
         let family = Suite::named(suite).and_then(Suite::family);
         let plan = family.map(|family| {
             let device = Device { name: &session.gpu.info().name, arch: *session.gpu.arch() };
             choose_of(family, &self.problem, &device, TunedTable::builtin()).map(|choice| choice.plan)
         });
-        let plan = plan.transpose().map_err(refused)?;
-        let prepared = session.gpu.prepare(&self.problem, plan.as_ref())?;
+        let plan = plan.transpose().map_err(unsupported)?;
+        let prepared = session.gpu.prepare(&self.problem, plan.as_ref()).map_err(refused)?;
         self.enter(prepared.plan(), None, [q, k, v])
     }
 
     /// Adds FlashCore a second time, with the same plan and programmatic dependent launch. Returns `false` if
     /// the plan has no gene for that.
-    fn ours_overlapping(&mut self, q: u64, k: u64, v: u64) -> Result<bool, Error> {
+    fn ours_overlapping(&mut self, q: u64, k: u64, v: u64) -> PyResult<bool> {
         let first = self.contestants.first().and_then(|c| c.identity().plan.clone());
         let plan = first.and_then(|plan| serde_json::from_value::<Plan>(plan).ok());
         let Some(plan) = plan.and_then(|plan| with_genes(&plan, &json!({ "overlapping": true })).ok()) else {
@@ -205,12 +179,19 @@ impl Race {
         v: Described,
         out: Described,
         out_dtype: Option<&str>,
-    ) -> Result<(), Error> {
-        let Problem { dtypes, band, score, .. } = self.problem;
-        let mut own = problem_of([&q, &k, &v, &out], dtypes, (band, score), None)?;
+    ) -> PyResult<()> {
+        let strides = |tensor, described| strides(&self.problem, tensor, described);
+        let mut own = Problem {
+            q: strides(Tensor::Q, &q)?,
+            k: strides(Tensor::K, &k)?,
+            v: strides(Tensor::V, &v)?,
+            out: strides(Tensor::Out, &out)?,
+            ..self.problem.clone()
+        };
         if let Some(dtype) = out_dtype {
-            own.dtypes.out = dtype.parse()?;
+            own.dtypes.out = dtype.parse().map_err(argument)?;
         }
+        own.check().map_err(argument)?;
         let at = |tensor, described: &Described| slice(&own, tensor, described.0 as u64);
         let tensors = Tensors {
             q: at(Tensor::Q, &q),
@@ -222,17 +203,17 @@ impl Race {
         // the race launches them.
         let (warm, cold) = unsafe { (GraphExec::from_raw(warm), GraphExec::from_raw(cold)) };
         let peer = Contestant::peer(name, own, warm, suites::calls(&self.problem), cold, tensors);
-        self.contestants.push(peer.map_err(refused)?);
+        self.contestants.push(peer.map_err(unsupported)?);
         Ok(())
     }
 
     /// Races all contestants for about this many seconds. Returns a row for each, as JSON.
-    fn run(&self, py: Python<'_>, suite: &str, mode: &str, seconds: f64) -> Result<Vec<String>, Error> {
+    fn run(&self, py: Python<'_>, suite: &str, mode: &str, seconds: f64) -> PyResult<Vec<String>> {
         let (session, mode) = (self.session.get(), mode_named(mode)?);
         let identities: Vec<Identity> = self.contestants.iter().map(|c| c.identity().clone()).collect();
         let rules = Rules::new(mode, seconds, session.peaks);
         let race = py.detach(|| race(session.gpu.context(), &self.drawn, &self.contestants, &rules));
-        let race = race.map_err(|error| Error::Device(error.to_string()))?;
+        let race = race.map_err(device)?;
         Ok(race
             .rows(suite, &identities, &session.provenance)
             .iter()
@@ -248,6 +229,16 @@ fn slice(problem: &Problem, tensor: Tensor, address: u64) -> DeviceSlice<'static
     unsafe { DeviceSlice::from_raw(address, elements * problem.dtypes.of(tensor).bytes()) }
 }
 
-fn refused(error: impl std::fmt::Display) -> Error {
-    Error::Unsupported(error.to_string())
+/// The strides of the rows of a peer's tensor.
+///
+/// # Errors
+/// When the tensor has other extents than the problem's, or its last dimension is not contiguous.
+fn strides(problem: &Problem, tensor: Tensor, &(_, shape, strides): &Described) -> PyResult<Strides> {
+    let expected = problem.extents(tensor);
+    let [batch, head, row, dim] = strides;
+    if shape != expected || (dim != 1 && shape[3] > 1) {
+        let found = format!("invalid value '{shape:?} with strides {strides:?}' for {}", tensor.name());
+        return Err(argument(format!("{found}: expected {expected:?} with a contiguous last dimension")));
+    }
+    Ok(Strides { batch, head, row })
 }

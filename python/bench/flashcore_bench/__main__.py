@@ -1,4 +1,4 @@
-"""``python -m flashcore_attn.bench``."""
+"""``python -m flashcore_bench``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import _flashcore
-from .._errors import FlashCoreError
+from flashcore_attn._errors import FlashCoreError
+
+from . import _bench
 from ._problem import EXPECTED, OURS, Problem
 from ._rows import Rows
 
@@ -27,7 +28,7 @@ is the verdict on it against the noise of FlashCore raced against itself. A caus
 def arguments(suites: list[str]) -> argparse.ArgumentParser:
     """The parser of the command's arguments."""
     parser = argparse.ArgumentParser(
-        prog="python -m flashcore_attn.bench",
+        prog="python -m flashcore_bench",
         description="Races FlashCore against every other attention that imports, in one process.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -61,7 +62,7 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0 if all contestants raced, 1 if FlashCore failed, 2 if nothing could start."""
-    suites = {name: [Problem(*p[0], *p[1:]) for p in problems] for name, problems in _flashcore.bench_suites()}
+    suites = {name: [Problem(*p[0], *p[1:]) for p in problems] for name, problems in _bench.bench_suites()}
     parser = arguments([*suites, *FEATURES])
     args = parser.parse_args(argv)
     if args.what == "model":
@@ -81,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
         session = _session(args)
         rows = Rows(args, session.commit())
     except (ValueError, ImportError, OSError, FlashCoreError) as error:
-        print(f"flashcore_attn.bench: {error}", file=sys.stderr)
+        print(f"flashcore_bench: {error}", file=sys.stderr)
         return 2
     for row in _raced(args, session, problems, peers):
         rows.add(row)
@@ -117,7 +118,7 @@ def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, feat
     try:
         from ._alternating import run
     except ImportError as error:
-        print(f"flashcore_attn.bench: the race is held on PyTorch's tensors ({error})", file=sys.stderr)
+        print(f"flashcore_bench: the race is held on PyTorch's tensors ({error})", file=sys.stderr)
         return 2
     return run(args)
 
@@ -126,9 +127,7 @@ def _model(args: argparse.Namespace) -> int:
     try:
         from ._model import run
     except ImportError as error:
-        print(
-            f"flashcore_attn.bench: the race is held in PyTorch, and it cannot be imported ({error})", file=sys.stderr
-        )
+        print(f"flashcore_bench: the race is held in PyTorch, and it cannot be imported ({error})", file=sys.stderr)
         return 2
     return run(args)
 
@@ -137,7 +136,7 @@ def _quantize(args: argparse.Namespace) -> int:
     try:
         from ._quantize import run
     except ImportError as error:
-        print(f"flashcore_attn.bench: the tensors are PyTorch's ({error})", file=sys.stderr)
+        print(f"flashcore_bench: the tensors are PyTorch's ({error})", file=sys.stderr)
         return 2
     return run(args)
 
@@ -146,7 +145,7 @@ def _first(args: argparse.Namespace) -> int:
     try:
         from ._first import run
     except ImportError as error:
-        print(f"flashcore_attn.bench: the tensors are PyTorch's ({error})", file=sys.stderr)
+        print(f"flashcore_bench: the tensors are PyTorch's ({error})", file=sys.stderr)
         return 2
     return run(args)
 
@@ -170,7 +169,7 @@ def _peers(args: argparse.Namespace) -> list[Any]:
     except ImportError as error:
         raise ImportError(f"the race is held on PyTorch's tensors, and it cannot be imported ({error})") from error
     if not torch.cuda.is_available():
-        raise ValueError("PyTorch sees no GPU; `python -m flashcore_attn.bench model` races on the CPU")
+        raise ValueError("PyTorch sees no GPU; `python -m flashcore_bench model` races on the CPU")
     if not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
         raise ValueError(f"PyTorch {torch.__version__} is too old: it does not hand out the graphs that it captures")
     from ._peers import chosen
@@ -182,9 +181,9 @@ def _session(args: argparse.Namespace) -> Any:
     import torch
 
     torch.cuda.set_device(args.device)
-    session = _flashcore.Session(args.device)
+    session = _bench.Session(args.device)
     for missing in session.missing():
-        print(f"flashcore_attn.bench: {missing}", file=sys.stderr)
+        print(f"flashcore_bench: {missing}", file=sys.stderr)
     return session
 
 
@@ -198,7 +197,7 @@ def _raced(
     began = time.monotonic()
     for index, (suite, problem) in list(enumerate(problems))[args.start - 1 :]:
         if args.limit is not None and time.monotonic() - began > args.limit:
-            print(f"flashcore_attn.bench: time is up; --start {index + 1} goes on from here", file=sys.stderr)
+            print(f"flashcore_bench: time is up; --start {index + 1} goes on from here", file=sys.stderr)
             return
 
         def say(text: str, at: str = f"{index + 1}/{len(problems)} {problem}") -> None:

@@ -6,15 +6,15 @@ import json
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-
-from flashcore_attn import _flashcore
-from flashcore_attn.bench._problem import Problem
+from flashcore_bench import _bench
+from flashcore_bench._problem import Problem
 
 torch = pytest.importorskip("torch")
 
+from flashcore_bench import __main__ as command  # noqa: E402
+from flashcore_bench import _first, _peers, _plot, _quantize, _race, _table  # noqa: E402
+
 from flashcore_attn import quantize  # noqa: E402
-from flashcore_attn.bench import __main__ as command  # noqa: E402
-from flashcore_attn.bench import _first, _peers, _plot, _quantize, _race, _table  # noqa: E402
 
 
 def test_problems_are_parsed():
@@ -34,7 +34,7 @@ def test_problems_are_parsed():
 
 
 def test_suites_are_those_of_the_rust_program():
-    suites = dict(_flashcore.bench_suites())
+    suites = dict(_bench.bench_suites())
     assert list(suites) == ["mission", "small", "forward", "ampere", "windows", "fp8"]
     assert ((1, 8, 8, 512, 512, 64), "f16", "none", None) in suites["mission"]
     for problems in suites.values():

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._errors import FlashCoreError
+from flashcore_attn._errors import FlashCoreError
+
 from ._capture import Captured, describe
 from ._peers import Peer
 from ._problem import OURS, Problem

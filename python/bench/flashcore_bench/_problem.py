@@ -6,7 +6,7 @@ import math
 import re
 from typing import NamedTuple
 
-from .._errors import invalid
+from flashcore_attn._errors import invalid
 
 OURS = "flashcore"  # the name in rows that is reserved for FlashCore's kernels
 

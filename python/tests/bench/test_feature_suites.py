@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flashcore_attn.bench import __main__, _alternating, _features  # noqa: E402
+from flashcore_bench import __main__, _alternating, _features  # noqa: E402
 
 
 @pytest.mark.parametrize("suite", __main__.FEATURES)

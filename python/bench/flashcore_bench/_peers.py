@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from .._errors import invalid
+from flashcore_attn._errors import invalid
+
 from ._problem import FP8, Problem
 
 Attention = Callable[[Any, Any, Any], Any]
@@ -62,7 +63,7 @@ def _sdpa(problem: Problem) -> Attention:
 def _math(problem: Problem) -> Attention:
     scores = problem.batch * problem.heads_q * problem.seq_q * problem.seq_kv * 4
     if scores > _MATH_BYTES:
-        raise NotImplementedError(f"it would store {scores / 2**30:.1f} GB of scores; not tried")
+        raise NotImplementedError(f"sdpa-math would store {scores / 2**30:.1f} GB of scores; expected at most 1 GB")
     return _sdpa(problem)
 
 

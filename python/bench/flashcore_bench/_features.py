@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import flash_attn_func, flash_attn_varlen_func, flex_attention, scaled_dot_product_attention
+from flashcore_attn import flash_attn_func, flash_attn_varlen_func, flex_attention, scaled_dot_product_attention
+
 from ._problem import OURS
 
 Call = Callable[[], Any]

@@ -14,8 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde_json::json;
 
-use crate::bench::{Stated, problem, stated};
-use crate::error::Error;
+use crate::{Stated, argument, problem, stated};
 
 /// The name of the suite in the rows.
 const SUITE: &str = "model";
@@ -31,7 +30,7 @@ pub fn model_problems() -> Vec<Stated> {
 }
 
 /// This CPU, and the provenance that each row of a run carries.
-#[pyclass(frozen, module = "flashcore_attn._flashcore")]
+#[pyclass(frozen, module = "flashcore_bench._bench")]
 pub struct CpuSession {
     provenance: Provenance,
 }
@@ -66,16 +65,16 @@ impl CpuSession {
         peer: &str,
         layer: Bound<'_, PyAny>,
         seconds: f64,
-    ) -> Result<Vec<String>, Error> {
+    ) -> PyResult<Vec<String>> {
         let problem = problem(&stated)?;
-        let drawn = RaceInputs::draw(&problem, 1)?;
-        let peer = Entrant::peer(peer, 1).map_err(|error| Error::Argument(error.to_string()))?;
+        let drawn = RaceInputs::draw(&problem, 1).map_err(argument)?;
+        let peer = Entrant::peer(peer, 1).map_err(argument)?;
         let entrants = [Entrant::ours(None, 1), peer];
         let rules = Rules { most_rounds: MOST_ROUNDS, ..Rules::new(Mode::Warm, seconds, None) };
         let mut stage = Layer { layer, dtype: problem.dtypes.out, staged: [None, None] };
         let race = race(&mut stage, &drawn, &entrants, &rules).map_err(|error| match error {
-            RaceError::Stage(exception) => Error::Python(exception),
-            RaceError::Nobody => Error::Argument(error.to_string()),
+            RaceError::Stage(exception) => exception,
+            RaceError::Nobody => argument(error),
         })?;
         let rows = race.rows(SUITE, &[Identity::default(), Identity::default()], &self.provenance);
         Ok(rows.iter().map(|row| json!(row).to_string()).collect())

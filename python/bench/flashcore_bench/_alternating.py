@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import _flashcore
-from . import _features
+from . import _bench, _features
 from ._peers import PEERS
 from ._problem import OURS
 from ._rows import Rows
@@ -138,19 +137,17 @@ def run(args: Any) -> int:
     """0 if all outputs of FlashCore were correct, 1 if not, 2 if nothing could start."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     only = None if args.peers is None else args.peers.split(",")
-    session: Any = (
-        _flashcore.Session(args.device) if device == "cuda" else _flashcore.CpuSession(torch.get_num_threads())
-    )
+    session: Any = _bench.Session(args.device) if device == "cuda" else _bench.CpuSession(torch.get_num_threads())
     provenance = json.loads(session.provenance())
     try:
         kept = Rows(args, provenance["commit"])
     except (OSError, ValueError) as error:
-        print(f"flashcore_attn.bench: {error}", file=sys.stderr)
+        print(f"flashcore_bench: {error}", file=sys.stderr)
         return 2
     for suite in args.suite:
         if (suite == "features") == (device == "cuda"):
             where = "a CPU" if suite == "features" else "a GPU"
-            print(f"flashcore_attn.bench: suite {suite} is raced on {where}", file=sys.stderr)
+            print(f"flashcore_bench: suite {suite} is raced on {where}", file=sys.stderr)
             return 2
         if device == "cuda":
             torch.cuda.set_device(args.device)

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _flashcore, quantize
+from flashcore_attn import quantize
+
+from . import _bench
 from ._alternating import Contestant, interval
 from ._problem import OURS
 from ._rows import Rows
@@ -103,14 +105,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 def run(args: Any) -> int:
     """0 if all codes and factors were correct, 1 if not, 2 if nothing could start."""
     if not torch.cuda.is_available():
-        print("flashcore_attn.bench: quantize is timed on a GPU, and PyTorch sees none", file=sys.stderr)
+        print("flashcore_bench: quantize is timed on a GPU, and PyTorch sees none", file=sys.stderr)
         return 2
     torch.cuda.set_device(args.device)
-    provenance = json.loads(_flashcore.Session(args.device).provenance())
+    provenance = json.loads(_bench.Session(args.device).provenance())
     try:
         kept = Rows(args, provenance["commit"])
     except (OSError, ValueError) as error:
-        print(f"flashcore_attn.bench: {error}", file=sys.stderr)
+        print(f"flashcore_bench: {error}", file=sys.stderr)
         return 2
     for shape in SHAPES:
         for row in rows_of(shape, torch.bfloat16, args.seconds, "cuda"):

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import _flashcore, scaled_dot_product_attention
+from flashcore_attn import scaled_dot_product_attention
+
+from . import _bench
 from ._race import Row
 from ._rows import Rows
 
@@ -101,7 +103,7 @@ def rows(
     peer, began = f"torch {torch.__version__} SDPA", time.monotonic()
     for index, stated in list(enumerate(problems))[start - 1 :]:
         if limit is not None and time.monotonic() - began > limit:
-            print(f"flashcore_attn.bench: time is up; --start {index + 1} goes on from here", file=sys.stderr)
+            print(f"flashcore_bench: time is up; --start {index + 1} goes on from here", file=sys.stderr)
             return
         (_, heads, _, length, _, dim), dtype, _, _ = stated
         layer, load = Layer(stated), Load()
@@ -113,18 +115,18 @@ def rows(
 
 
 def run(args: Any) -> int:
-    """``python -m flashcore_attn.bench model``: 0 if all races count, 1 if an output was wrong or the CPU was busy."""
+    """``python -m flashcore_bench model``: 0 if all races count, 1 if an output was wrong or the CPU was busy."""
     from ._table import summary, table
 
-    session = _flashcore.CpuSession(torch.get_num_threads())
+    session = _bench.CpuSession(torch.get_num_threads())
     try:
         kept = Rows(args, session.commit())
     except (OSError, ValueError) as error:
-        print(f"flashcore_attn.bench: {error}", file=sys.stderr)
+        print(f"flashcore_bench: {error}", file=sys.stderr)
         return 2
-    problems = _flashcore.model_problems()
+    problems = _bench.model_problems()
     if not 1 <= args.start <= len(problems):
-        print(f"flashcore_attn.bench: --start {args.start} is none of the {len(problems)} problems", file=sys.stderr)
+        print(f"flashcore_bench: --start {args.start} is none of the {len(problems)} problems", file=sys.stderr)
         return 2
     waiting = os.environ.get("OMP_WAIT_POLICY") or "the runtime's own"
     print(f"{session.device()}; OMP_WAIT_POLICY: {waiting}", file=sys.stderr)
@@ -137,5 +139,5 @@ def run(args: Any) -> int:
         print(table(kept.every))
         print(*summary(kept.every), sep="\n")
     if bad:
-        print(f"flashcore_attn.bench: {bad} rows do not count; none of them is written", file=sys.stderr)
+        print(f"flashcore_bench: {bad} rows do not count; none of them is written", file=sys.stderr)
     return 1 if bad else 0

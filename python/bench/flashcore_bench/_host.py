@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .. import flash_attn_func, scaled_dot_product_attention
+from flashcore_attn import flash_attn_func, scaled_dot_product_attention
+
 from ._problem import OURS, Problem
 from ._race import Row, Run, inputs, reason
 
