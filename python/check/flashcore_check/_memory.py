@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import struct
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,8 +79,10 @@ class Memory:
         if not known:
             return
         starts = [start for start, _ in known]
-        words = buffer.bytes // 8
-        for at, (word,) in enumerate(struct.iter_unpack("=Q", buffer.view()[: 8 * words])):
+        words = buffer.view()[: buffer.bytes // 8 * 8].cast("Q")
+        if len(words) == 0 or max(words) < starts[0]:
+            return
+        for at, word in enumerate(words):
             place = bisect.bisect_right(starts, word) - 1
             if place < 0 or word >= known[place][1]:
                 continue

@@ -81,6 +81,16 @@ def support(triton: Any) -> str | None:
     return None
 
 
+class _DeviceNumber(int):
+    """Number 0, but another key than 0: Triton keeps compiled kernels by the number of a real GPU, too."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+_DEVICE = _DeviceNumber(0)
+
+
 class _State(threading.local):
     """The kernel whose handles Triton makes, and whether an autotuner only tries what compiles."""
 
@@ -98,7 +108,7 @@ class _Utils:
         return _device.properties_for_triton()
 
     def get_current_device(self) -> int:
-        return 0
+        return _DEVICE
 
     def set_current_device(self, device: int) -> None:
         pass
@@ -155,7 +165,9 @@ class Launcher:
     ) -> None:
         __tracebackhide__ = True
         session = current()
-        if _state.compiles_only or grid_x * grid_y * grid_z == 0 or session is None:
+        if session is None:
+            raise RuntimeError(f"{self.name} was compiled for flashcore-check, which has ended")
+        if _state.compiles_only or grid_x * grid_y * grid_z == 0:
             return
         if enter is not None:
             enter(launch_metadata)
@@ -284,7 +296,7 @@ class Driver:
         return _device.capability()
 
     def get_current_device(self) -> int:
-        return 0
+        return _DEVICE
 
     def set_current_device(self, device: Any) -> None:
         pass
@@ -384,10 +396,16 @@ class Patch:
 
         def time_config(tuner: Any, *args: Any, **kwargs: Any) -> Any:
             session = current()
-            if session is not None and not session.settings.all_configs and tuner._flashcore_found:
+            is_found = getattr(tuner, "_flashcore_found", False)
+            if session is not None and not session.settings.all_configs and is_found:
                 return [float("inf")] * 3
-            tuner.__dict__["do_bench"] = benchmark
-            times = bench(tuner, *args, **kwargs)
+            own = vars(tuner)
+            before = own.get("do_bench")
+            own["do_bench"] = benchmark
+            try:
+                times = bench(tuner, *args, **kwargs)
+            finally:
+                own.pop("do_bench") if before is None else own.update(do_bench=before)
             tuner._flashcore_found = times[0] != float("inf")
             return times
 

@@ -13,7 +13,8 @@ from typing import Any
 
 #: By the address of the storage: the tensor, and how often PyTorch had written it.
 _allocated: dict[int, tuple[weakref.ref[Any], int]] = {}
-#: By the address of the storage: a tensor in it whose address a program asked for.
+#: Storages of which a program asked for an address, by the first one. PyTorch keeps the Python object of a storage
+#: as long as a tensor uses the storage.
 _asked: dict[int, weakref.ref[Any]] = {}
 
 
@@ -57,18 +58,19 @@ def is_unwritten(tensor: Any, storage: Any) -> bool:
 def note_asked(tensor: Any) -> None:
     """Remembers a tensor whose address a program asked for, since it may become an element of a table."""
     with contextlib.suppress(RuntimeError, NotImplementedError):
-        _asked[tensor.untyped_storage().data_ptr()] = weakref.ref(tensor)
+        storage = tensor.untyped_storage()
+        _asked[storage.data_ptr()] = weakref.ref(storage)
 
 
 def asked_addresses() -> list[tuple[int, int]]:
     """The first address and the end of each storage that is known by its address, in order."""
     ranges = []
-    for base, tensor in list(_asked.items()):
-        alive = tensor()
-        if alive is None or alive.untyped_storage().data_ptr() != base:
+    for base, storage in list(_asked.items()):
+        alive = storage()
+        if alive is None or alive.data_ptr() != base:
             del _asked[base]
         else:
-            ranges.append((base, base + alive.untyped_storage().nbytes()))
+            ranges.append((base, base + alive.nbytes()))
     return sorted(ranges)
 
 
@@ -76,6 +78,5 @@ def storage_at(address: int) -> Any | None:
     """The storage that holds an address that a program asked for."""
     for base, end in asked_addresses():
         if base <= address < end:
-            alive = _asked[base]()
-            return None if alive is None else alive.untyped_storage()
+            return _asked[base]()
     return None
