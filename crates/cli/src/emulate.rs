@@ -73,7 +73,7 @@ impl Request {
             Some(Value::String(text)) => text,
             _ => return Err("invalid or missing ptx: expected the text of a module".to_owned()),
         };
-        let settings = match object.remove("checks") {
+        let mut settings = match object.remove("checks") {
             None => Settings::once(),
             Some(checks) => match checks.as_str() {
                 Some("once") => Settings::once(),
@@ -84,6 +84,14 @@ impl Request {
                         "invalid value {checks} for checks: expected once, thorough or none"
                     ));
                 }
+            },
+        };
+        settings.collectives_order = match object.remove("warp_order") {
+            None => false,
+            Some(order) => match order.as_str() {
+                Some("check") => false,
+                Some("assume") => true,
+                _ => return Err(format!("invalid value {order} for warp_order: expected check or assume")),
             },
         };
         let limit = match object.remove("seconds") {

@@ -143,6 +143,8 @@ class Session:
         """
         __tracebackhide__ = True
         header = {**described, **memory.header(), "ptx": ptx, "seconds": self.settings.seconds}
+        # Triton orders memory by shuffles, and its kernels cannot call __syncwarp.
+        header["warp_order"] = "assume"
         key = self._key(header, memory)
         checks = self.settings.checks
         kept = checks != "none" and self.verdicts.has(key)

@@ -13,8 +13,8 @@ from typing import Any
 
 #: By the address of the storage: the tensor, and how often PyTorch had written it.
 _allocated: dict[int, tuple[weakref.ref[Any], int]] = {}
-#: Storages of which a program asked for an address, by the first one. PyTorch keeps the Python object of a storage
-#: as long as a tensor uses the storage.
+#: Storages of which a program asked for an address, by the first one. PyTorch keeps the Python object of a
+#: storage as long as a tensor uses the storage.
 _asked: dict[int, weakref.ref[Any]] = {}
 
 

@@ -222,6 +222,7 @@ fn requests_that_cannot_be_read_end_the_command() {
             json!({ "ptx": "", "checks": "most" }).to_string(),
             "invalid value \"most\" for checks: expected once",
         ),
+        (json!({ "ptx": "", "warp_order": 1 }).to_string(), "invalid value 1 for warp_order"),
         (json!({ "ptx": "", "seconds": -1 }).to_string(), "invalid value -1 for seconds"),
         (json!({ "ptx": "", "entry": "k", "lunch": 1 }).to_string(), "unknown field `lunch`"),
         (add(64, 64).to_string(), "standard input ended after 0 of 256 bytes"),
