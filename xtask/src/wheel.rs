@@ -35,8 +35,9 @@ const TORCH: [&str; 6] = [
     "pytest-xdist==3.8.0",
 ];
 /// Tests that need PyTorch, or that also run with PyTorch.
-const TORCH_TESTS: [&str; 14] = [
+const TORCH_TESTS: [&str; 15] = [
     "test_torch.py",
+    "test_eager.py",
     "test_arguments.py",
     "test_memory.py",
     "test_limits.py",
@@ -70,8 +71,8 @@ pub struct Extension {
     largest: u64,
 }
 
-/// The ordinary wheel, for attention. It had LARGEST_NOW MB in November 2026. The distribution is
-/// `flashcore-attn`: `flashcore` on the package index belongs to another project.
+/// The ordinary wheel, for attention. The distribution is `flashcore-attn`: `flashcore` on the package index
+/// belongs to another project.
 pub const ATTENTION: Extension = Extension {
     linked: Linked { package: "flashcore-python", features: "", folder: "python" },
     package: "flashcore_attn",
