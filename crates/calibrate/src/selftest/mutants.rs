@@ -351,7 +351,7 @@ mod tests {
     /// Sites are compared by number, so every kernel must have the same sites.
     #[test]
     fn kernels_of_a_suspect_have_the_same_places() {
-        for suspect in suspects(&Arch::SM_90, &Family::ALL) {
+        for suspect in suspects(&Arch::SM_90, &Settings::quick().families) {
             let kernels = suspect.kernels.unwrap_or_else(|error| panic!("{}: {error}", suspect.name));
             let counts: Vec<_> = kernels
                 .iter()
