@@ -101,7 +101,7 @@ fn starts(found: &mut Found, name: &str, all: &[Value], cached: impl Fn(&Value) 
 /// Loads each family's kernels in processes with an initially empty cache: FlashCore's, and the driver's for
 /// programs that it loads whole.
 fn loads(found: &mut Found, log: &Path, scratch: &Scratch) -> Outcome {
-    for family in Family::of_pass(PassKind::Forward) {
+    for family in Family::of_pass(problem::PassKind::Forward) {
         let folder = scratch.path(&format!("loads-{}", family.name()));
         for (when, processes) in [(COMPILED, 1), (CACHED, WARM)] {
             let (mut name, mut samples) = (String::new(), Vec::new());
