@@ -80,7 +80,7 @@ impl Hash for Key {
     }
 }
 
-/// What was prepared for the problems of earlier calls.
+/// The values that were prepared for the problems of earlier calls.
 #[derive(Debug)]
 pub(crate) struct Known<T>(HashMap<Key, T>);
 

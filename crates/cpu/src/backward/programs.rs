@@ -100,7 +100,7 @@ struct Read<'a> {
     factor: InRow<'a>,
 }
 
-/// What a row's scores are made of.
+/// The parts of a row's scores.
 pub(super) struct RowTerms {
     pub scale: f32,
     pub cap: Option<f32>,

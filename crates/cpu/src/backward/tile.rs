@@ -62,7 +62,7 @@ pub(crate) struct Logits {
     pub cap: Option<f32>,
 }
 
-/// What a call of [`Simd::backward`] computes.
+/// A step that [`Simd::backward`] computes.
 pub(crate) enum TileStep<'a> {
     /// S and dP.
     Products {

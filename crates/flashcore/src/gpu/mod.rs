@@ -115,7 +115,7 @@ impl Gpu {
         self.prepared(Key { problem: problem.clone(), wish })
     }
 
-    /// What was prepared under a key, or is now.
+    /// The value under a key, prepared now if the key is new.
     pub(crate) fn prepared(&self, key: Key) -> Result<Arc<Prepared>, AttentionError> {
         // This check precedes the lock: in a forked process, a thread that no longer exists may hold it.
         driver::process::check()?;

@@ -136,7 +136,7 @@ pub struct Tensor {
     pub view: View,
 }
 
-/// What changes the answer besides the operands. The default is the forward pass without a mask.
+/// Options that change the answer. The default is the forward pass without a mask.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CallOptions {
     /// Which outputs are computed. [`Operand::Lse`] is given exactly if the pass returns the LSE.

@@ -86,7 +86,7 @@ fn calls_with_every_feature_compute_what_the_facade_computes() {
     for lost in 0..inputs.len() {
         let (operand, tensor) = inputs.remove(lost);
         match called(&inputs, [1, HEADS, 9], &options) {
-            // What is not given is not part of the problem.
+            // An operand that is not given is not part of the problem.
             Ok(other) => {
                 let may_be_lost = [Operand::Sinks, Operand::Lengths(LengthArray::UsedKv)].contains(&operand);
                 assert!(other != expected && may_be_lost, "{operand}");

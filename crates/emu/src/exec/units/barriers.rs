@@ -42,7 +42,7 @@ pub(crate) struct Joined {
     pub votes: Option<(u32, u32)>,
 }
 
-/// What a warp receives when a barrier releases it.
+/// The result that a warp receives when a barrier releases it.
 #[derive(Clone, Debug)]
 pub(crate) struct Wake {
     pub warp: usize,

@@ -1,5 +1,5 @@
-//! What the fences of a warp have released, and what its strong reads have observed and no fence has acquired
-//! yet (PTX ISA, "Release and Acquire Patterns").
+//! The writes that fences of a warp have released, and those that its strong reads have observed and no fence
+//! has acquired yet (PTX ISA, "Release and Acquire Patterns").
 
 use std::sync::Arc;
 

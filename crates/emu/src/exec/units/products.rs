@@ -35,7 +35,7 @@ pub(crate) struct WgmmaQueue {
     open: bool,
 }
 
-/// What is wrong with the registers of a product.
+/// A fault of the registers of a product.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RegisterFaults {
     /// Another instruction accessed a register since the last `wgmma.fence`.

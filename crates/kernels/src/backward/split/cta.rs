@@ -1,4 +1,4 @@
-//! What the two kernels share: their parameters, the rows that a CTA owns, and the tensors in memory.
+//! The parts that both kernels share: their parameters, the rows that a CTA owns, and the tensors in memory.
 
 use attend::{
     BlockRing, Bound, KeyBand, Lengths, Masker, RingBlock, RowRange, ScoreGradient, Sequence, Softcap,
