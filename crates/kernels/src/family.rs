@@ -5,9 +5,9 @@ use problem::{PassKind, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::backward::split::SplitPlan;
 use crate::draft::Draft;
 use crate::forward::lengths::row_blocks;
-use crate::backward::split::SplitPlan;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::{AtOncePlan, StreamedPlan};
 use crate::forward::wgmma::WgmmaPlan;

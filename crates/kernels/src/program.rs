@@ -164,7 +164,8 @@ mod tests {
         assert_eq!(found, [(q, 16), (sums, 32), (Counter, 48), (k, 32), (out, 48), (Counter, 16)]);
         let module = Builder::kernel("first").into_verified(Target::sm(80)).unwrap();
         let kernels = Program { module, contracts }.kernels();
-        let accesses = |kernel: &Kernel| kernel.buffers.iter().map(|buffer| buffer.access).collect::<Vec<_>>();
+        let accesses =
+            |kernel: &Kernel| kernel.buffers.iter().map(|buffer| buffer.access).collect::<Vec<_>>();
         assert_eq!(accesses(&kernels[0]), [Read, Write, ReadWrite, Read, Read, Read]);
         assert_eq!(accesses(&kernels[1]), [Read, Read, Read, Read, Write, Read]);
         assert_eq!(accesses(&kernels[2]), [Read, Read, Read, Read, ReadWrite, ReadWrite]);

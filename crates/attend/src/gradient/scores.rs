@@ -33,7 +33,9 @@ impl QueryNumbers {
     /// The numbers of the lane's elements in each 16×8 tile of column of tiles `n`.
     fn of_tiles(&self, k: &mut Builder, n: u32, m_tiles: u32) -> Vec<[F32; 4]> {
         match self {
-            QueryNumbers::Rows(numbers) => numbers.chunks_exact(2).map(|r| [r[0], r[0], r[1], r[1]]).collect(),
+            QueryNumbers::Rows(numbers) => {
+                numbers.chunks_exact(2).map(|r| [r[0], r[0], r[1], r[1]]).collect()
+            }
             QueryNumbers::Columns(start) => {
                 let [left, right] = k.ld_vec(start.at(i64::from(8 * 4 * n)));
                 vec![[left, right, left, right]; m_tiles as usize]
@@ -58,7 +60,8 @@ impl ScoreGradient<'_> {
         if let Some(softcap) = self.softcap {
             softcap.apply(k, s);
         }
-        let p = if self.is_capped() { AccTile::unset(k, 16 * s.m_tiles(), 8 * s.n_tiles()) } else { s.clone() };
+        let p =
+            if self.is_capped() { AccTile::unset(k, 16 * s.m_tiles(), 8 * s.n_tiles()) } else { s.clone() };
         for n in 0..s.n_tiles() {
             for (m, numbers) in (0..).zip(minus_log_sums.of_tiles(k, n, s.m_tiles())) {
                 for ((p, s), minus_log_sum) in p.tile(m, n).into_iter().zip(s.tile(m, n)).zip(numbers) {
@@ -75,7 +78,14 @@ impl ScoreGradient<'_> {
 
     /// dS = P ∘ (dP − D), times the slope 1 − t² of the softcap, in the registers of dP. `minus_deltas` has −D
     /// of each query row.
-    pub fn scores(&self, k: &mut Builder, s: &AccTile, p: &AccTile, dp: &AccTile, minus_deltas: &QueryNumbers) {
+    pub fn scores(
+        &self,
+        k: &mut Builder,
+        s: &AccTile,
+        p: &AccTile,
+        dp: &AccTile,
+        minus_deltas: &QueryNumbers,
+    ) {
         for n in 0..s.n_tiles() {
             for (m, numbers) in (0..).zip(minus_deltas.of_tiles(k, n, s.m_tiles())) {
                 let elements = dp.tile(m, n).into_iter().zip(p.tile(m, n)).zip(s.tile(m, n)).zip(numbers);

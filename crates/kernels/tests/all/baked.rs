@@ -5,7 +5,10 @@ use std::mem::discriminant;
 
 use flashcore_kernels::{Arch, Baked, Contracts, Family, Plan, bind, emit};
 use problem::program::library as lib;
-use problem::{Band, Corner, DType, DTypes, ElementType, Expr, Layout, PassKind, Problem, Program, Programs, ScaleLayout, Scales, Strides, Table};
+use problem::{
+    Band, Corner, DType, DTypes, ElementType, Expr, Layout, PassKind, Problem, Program, Programs,
+    ScaleLayout, Scales, Strides, Table,
+};
 use serde_json::Value;
 
 use crate::common::draw::Draw;
@@ -235,8 +238,9 @@ fn found_in_draw(&(family, seed): &(Family, u64)) -> Found {
 
 #[test]
 fn problems_have_one_text_where_they_have_one_key() {
-    let draws: Vec<_> =
-        Family::of_pass(PassKind::Forward).flat_map(|family| (0..DRAWS).map(move |seed| (family, seed))).collect();
+    let draws: Vec<_> = Family::of_pass(PassKind::Forward)
+        .flat_map(|family| (0..DRAWS).map(move |seed| (family, seed)))
+        .collect();
     let found = each(&draws, found_in_draw);
     let faults: Vec<&str> = found.iter().flat_map(|found| &found.faults).map(String::as_str).collect();
     assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n"));

@@ -135,8 +135,8 @@ fn default_plans_beside_factors_do_not_spill() {
 
 /// The default plan of each family and its kernel.
 fn defaults(name: &str, problem: &Problem, arch: &Arch) -> Vec<(String, Plan, Kernel)> {
-    let plans =
-        Family::of_pass(PassKind::Forward).filter_map(|family| Some((family, family.default_for(problem, arch).ok()?)));
+    let plans = Family::of_pass(PassKind::Forward)
+        .filter_map(|family| Some((family, family.default_for(problem, arch).ok()?)));
     let emitted = plans.map(|(family, plan)| {
         let kernel = emit(problem, &plan, arch).unwrap().kernel(0);
         (format!("{name} {family:?} sm_{}", arch.sm), plan, kernel)

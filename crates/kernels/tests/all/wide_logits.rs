@@ -11,7 +11,9 @@ use flashcore_kernels::forward::mma::MmaPlan;
 use flashcore_kernels::forward::wgmma::{Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::program::library as lib;
-use problem::{Band, DType, ElementType, Layout, Operand, PassKind, Problem, Program, Programs, Table, Tensor};
+use problem::{
+    Band, DType, ElementType, Layout, Operand, PassKind, Problem, Program, Programs, Table, Tensor,
+};
 use ptx::Kernel;
 
 /// A problem with rows that see nothing, and the LSE.

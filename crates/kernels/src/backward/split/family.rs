@@ -23,7 +23,8 @@ const OWN_ROWS: &[Cure] = &[
 ];
 
 /// Findings that the number of warps of a CTA may cure.
-const WARPS: &[Cure] = &[("low occupancy", Up), ("register spills", Up), ("barriers", Down), ("shared", Down)];
+const WARPS: &[Cure] =
+    &[("low occupancy", Up), ("register spills", Up), ("barriers", Down), ("shared", Down)];
 
 /// Findings that the place of a warp's own operands may cure.
 const OPERANDS: &[Cure] = &[

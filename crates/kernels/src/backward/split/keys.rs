@@ -23,7 +23,8 @@ impl Cta<'_> {
         let load = self.load_queries(k, group);
         ring.start(k, &load);
         ring.wait_for_first(k);
-        let [keys, values] = [(0, self.baked.sign), (1, Sign::Keep)].map(|(i, sign)| self.own_operand(k, i, sign));
+        let [keys, values] =
+            [(0, self.baked.sign), (1, Sign::Keep)].map(|(i, sign)| self.own_operand(k, i, sign));
 
         let columns = tiles.columns(self.baked).map(|columns| columns / tiles.dim_warps);
         let [dk, dv] = columns.map(|columns| AccTile::zero(k, tiles.warp_rows(), columns)); // 7
@@ -36,7 +37,8 @@ impl Cta<'_> {
             }
         };
         let [queries, gradients] = [0, 1].map(|number| self.reader(k, number, MatrixReader::chunks_first));
-        let [query_rows, gradient_rows] = [0, 1].map(|number| self.reader(k, number, MatrixReader::rows_first));
+        let [query_rows, gradient_rows] =
+            [0, 1].map(|number| self.reader(k, number, MatrixReader::rows_first));
         ring.for_each_block(k, &load, |k, block| {
             let origin = k.mul(block.block, tiles.streamed);
             let partial = bound.is_partial(k, block.block);
@@ -80,7 +82,13 @@ impl Cta<'_> {
     }
 
     /// Requests −L·log2 e and −D of a block's rows, and zeros from row `limit` on.
-    fn load_numbers(&self, k: &mut Builder, block: &RingBlock, arrays: [Global; 2], [before, limit]: [R32; 2]) {
+    fn load_numbers(
+        &self,
+        k: &mut Builder,
+        block: &RingBlock,
+        arrays: [Global; 2],
+        [before, limit]: [R32; 2],
+    ) {
         let (threads, rows) = (self.threads.count, self.tiles.streamed);
         let head = k.mul_wide_u(block.head, self.rows_of_head());
         for first in (0..rows).step_by(threads as usize) {

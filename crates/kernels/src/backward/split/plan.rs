@@ -174,7 +174,9 @@ impl Tiles {
 
     fn check_genes(self) -> Result<(), PlanError> {
         let [own, streamed, warps, dim_warps, stages, resident] = match self.side {
-            Side::Queries => ["dq_rows", "dq_keys", "dq_warps", "dq_dim_warps", "dq_stages", "dq_resident_ctas"],
+            Side::Queries => {
+                ["dq_rows", "dq_keys", "dq_warps", "dq_dim_warps", "dq_stages", "dq_resident_ctas"]
+            }
             Side::Keys => {
                 ["dkv_keys", "dkv_rows", "dkv_warps", "dkv_dim_warps", "dkv_stages", "dkv_resident_ctas"]
             }
@@ -340,7 +342,12 @@ fn check_problem(problem: &Problem) -> Result<(), PlanError> {
     }
     if !problem.pass.wants().is_empty() {
         let what = "wants";
-        return Err(PlanError::unsupported(FAMILY, what, "gradients of sinks or tables", "dq, dk and dv alone"));
+        return Err(PlanError::unsupported(
+            FAMILY,
+            what,
+            "gradients of sinks or tables",
+            "dq, dk and dv alone",
+        ));
     }
     Ok(())
 }

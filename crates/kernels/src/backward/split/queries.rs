@@ -21,7 +21,8 @@ impl Cta<'_> {
         let load = self.load_keys(k);
         ring.start(k, &load);
         ring.wait_for_first(k);
-        let [q, d_out] = [(0, self.baked.sign), (1, Sign::Keep)].map(|(i, sign)| self.own_operand(k, i, sign));
+        let [q, d_out] =
+            [(0, self.baked.sign), (1, Sign::Keep)].map(|(i, sign)| self.own_operand(k, i, sign));
         let [minus_log_sums, minus_deltas] = self.numbers_of_rows(k, &d_out).map(QueryNumbers::Rows);
 
         let dq = AccTile::zero(k, tiles.warp_rows(), tiles.columns(self.baked)[0]);
@@ -98,7 +99,9 @@ impl Cta<'_> {
             k.selp(f32::NEG_INFINITY, minus, is_dead)
         });
         let numbers = [minus_log_sums.collect(), minus_deltas];
-        for (array, numbers) in [self.params.minus_log_sums, self.params.minus_deltas].into_iter().zip(&numbers) {
+        for (array, numbers) in
+            [self.params.minus_log_sums, self.params.minus_deltas].into_iter().zip(&numbers)
+        {
             let to = self.number_of_row(k, array, first);
             store_lse(k, &self.threads, numbers, to, limit);
         }

@@ -82,7 +82,10 @@ impl Inputs {
         let data = &self.tensors[tensor.into()];
         let row = |row| {
             let place = self.place(tensor, sequence, head, row);
-            data[place..place + dim].iter().map(|&bits| decode(self.problem.dtypes.of(tensor), bits)).collect()
+            data[place..place + dim]
+                .iter()
+                .map(|&bits| decode(self.problem.dtypes.of(tensor), bits))
+                .collect()
         };
         (0..span.len).map(row).collect()
     }
@@ -129,7 +132,8 @@ impl Inputs {
             let sink = self.sinks.get(head).map_or(f64::NEG_INFINITY, |&sink| sink.into());
             let max = logits.iter().copied().fold(sink, f64::max);
             let exponents = logits.iter().chain([&sink]);
-            let sum: f64 = exponents.map(|x| if *x == f64::NEG_INFINITY { 0.0 } else { (x - max).exp() }).sum();
+            let sum: f64 =
+                exponents.map(|x| if *x == f64::NEG_INFINITY { 0.0 } else { (x - max).exp() }).sum();
             let weights: Vec<f64> = logits.iter().map(|x| (x - max).exp() / sum).collect();
             let mut out = vec![0.0; p.head_dim_v];
             for (j, weight) in keys.clone().zip(&weights) {

@@ -74,10 +74,13 @@ fn torture_set_is_right_and_without_hazards() {
 #[test]
 fn defaults_are_right_on_every_architecture() {
     for (i, arch) in Arch::ALL.into_iter().enumerate() {
-        for (j, (dim, dim_v)) in [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)].into_iter().enumerate() {
+        for (j, (dim, dim_v)) in
+            [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)].into_iter().enumerate()
+        {
             let mut problem = Problem::new(1, 1, 150, dim, [DType::F16, DType::Bf16][(i + j) % 2]);
             problem.head_dim_v = dim_v;
-            let problem = problem.with_band(Band::NAMED[(i + j) % Band::NAMED.len()]).with_pass(Pass::BACKWARD);
+            let problem =
+                problem.with_band(Band::NAMED[(i + j) % Band::NAMED.len()]).with_pass(Pass::BACKWARD);
             let problem = problem.with_seq_kv(135, Layout::Bhsd);
             let plan = SplitPlan::default_for(&problem, &arch);
             check(&problem, even(), plan, &arch, Options { seed: j as u64, ..Options::default() });
@@ -128,7 +131,9 @@ fn uneven_lengths_are_right() {
             .with_band(band)
             .with_pass(Pass::BACKWARD)
     };
-    for (i, band) in [Band::FULL, Band::CAUSAL, Band::CAUSAL_TOP_LEFT, Band::window(20, 5)].into_iter().enumerate() {
+    for (i, band) in
+        [Band::FULL, Band::CAUSAL, Band::CAUSAL_TOP_LEFT, Band::window(20, 5)].into_iter().enumerate()
+    {
         let mut packed = base(band);
         (packed.lengths.q.packed, packed.lengths.kv.packed) = (Some(115), Some(130));
         let both = uneven([(CumulativeQ, &of_q), (CumulativeKv, &of_kv)]);

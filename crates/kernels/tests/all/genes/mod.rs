@@ -61,9 +61,7 @@ fn changes(family: Family) -> Vec<Change> {
     match family {
         Family::Mma => of_table(mma::TABLE, mma::plain, Plan::Mma, Arch::SM_89),
         Family::Wgmma => of_table(wgmma::TABLE, wgmma_plan::plain, Plan::Wgmma, Arch::SM_90),
-        Family::BackwardSplit => {
-            of_table(backward::TABLE, backward::plain, Plan::BackwardSplit, Arch::SM_89)
-        }
+        Family::BackwardSplit => of_table(backward::TABLE, backward::plain, Plan::BackwardSplit, Arch::SM_89),
         Family::SmallAtOnce => of_table(small::AT_ONCE, small_plan::at_once, Plan::SmallAtOnce, Arch::SM_90),
         Family::SmallStreamed => {
             of_table(small::STREAMED, small_plan::streamed, Plan::SmallStreamed, Arch::SM_90)
