@@ -1,8 +1,8 @@
 //! Runs a backward plan on a machine and compares the gradients with those in f64.
 
-use flashcore_kernels::{Arch, BufferKind, Plan, Program, emit};
+use flashcore_kernels::{Arch, BufferKind, Plan, ProgramBuffer, emit};
 use problem::{DType, Elements, LengthArray, Operand, OperandMap, Problem, Sequence, Tensor};
-use ptx::Machine;
+use ptx::{Kernel, Machine};
 
 use crate::common::{decode, encode, input, loaded, poison, stored};
 
@@ -54,6 +54,10 @@ impl Inputs {
         let mut inputs = Inputs { problem: problem.clone(), tensors, lengths, lse, d_lse, sinks };
         inputs.run_forward();
         inputs
+    }
+
+    pub fn problem(&self) -> &Problem {
+        &self.problem
     }
 
     fn sequences(&self) -> Vec<Sequence> {
@@ -179,17 +183,18 @@ impl Inputs {
     /// Emits the plan's program, runs it and returns the bits of the gradients.
     pub fn run<M: Machine>(&self, machine: &mut M, plan: &Plan, arch: &Arch) -> OperandMap<Vec<u32>> {
         let program = emit(&self.problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
-        self.run_program(machine, &program).unwrap_or_else(|e| panic!("{:?}\n{plan:?}: {e}", self.problem))
+        self.run_kernels(machine, &program.contracts.buffers, &program.kernels())
+            .unwrap_or_else(|e| panic!("{:?}\n{plan:?}: {e}", self.problem))
     }
 
-    /// Runs a program of the problem and returns the bits of the gradients.
-    pub fn run_program<M: Machine>(
+    /// Runs the kernels of a program of the problem and returns the bits of the gradients.
+    pub fn run_kernels<M: Machine>(
         &self,
         machine: &mut M,
-        program: &Program,
+        specs: &[ProgramBuffer],
+        kernels: &[Kernel],
     ) -> Result<OperandMap<Vec<u32>>, M::Error> {
         let p = &self.problem;
-        let specs = &program.contracts.buffers;
         let floats = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let mut buffers = Vec::new();
         for spec in specs {
@@ -217,7 +222,7 @@ impl Inputs {
             }
             buffers.push(buffer);
         }
-        for kernel in &program.kernels() {
+        for kernel in kernels {
             machine.launch(kernel, &mut buffers.iter_mut().collect::<Vec<_>>())?;
         }
         let mut gradients = OperandMap::default();

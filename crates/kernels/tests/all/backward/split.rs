@@ -4,11 +4,13 @@ use attend::Tanh;
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::backward::split::SplitPlan;
 use flashcore_kernels::forward::mma::{CtaOrder, QueryHome};
-use flashcore_kernels::{Arch, Plan};
+use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, Corner, DType, Layout, LengthArray, OperandMap, Pass, Problem};
+use ptx::{Arg, Item, Kernel, Op, Statement};
 
 use super::reference::{Inputs, even, uneven};
 use crate::common::cases;
+use crate::forward::{synchronisations, without};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
@@ -175,4 +177,121 @@ fn every_schedule_gives_the_same_clean_bits() {
         let runs: Vec<_> = runs.collect();
         assert!(runs.windows(2).all(|pair| pair[0] == pair[1]), "{plan:?}");
     }
+}
+
+/// Whether the emulator refuses the kernels or their gradients are wrong, for one of the problems. Each problem
+/// comes with its kernels.
+fn is_caught(runs: &[(Inputs, Plan, Vec<Kernel>)], mutate: impl Fn(&Kernel) -> Option<Kernel>) -> bool {
+    runs.iter().any(|(inputs, plan, kernels)| {
+        let program = emit(inputs.problem(), plan, &Arch::SM_80).unwrap();
+        let mutants: Vec<Kernel> =
+            kernels.iter().map(|kernel| mutate(kernel).unwrap_or_else(|| kernel.clone())).collect();
+        SCHEDULES.into_iter().zip(0..).any(|(schedule, seed)| {
+            let mut machine = Emulator::new(Options { seed, schedule, ..Options::default() });
+            match inputs.run_kernels(&mut machine, &program.contracts.buffers, &mutants) {
+                Ok(gradients) => inputs.fault(&gradients).is_some(),
+                Err(_) => true,
+            }
+        })
+    })
+}
+
+/// A problem with several blocks, one without keys, and one with keys that no row sees, each with the kernels
+/// of a plan.
+fn runs(dim: usize, change: fn(&mut SplitPlan)) -> Vec<(Inputs, Plan, Vec<Kernel>)> {
+    let problem = |seq_q, seq_kv, band| {
+        let problem = Problem::new(1, 2, seq_q, dim, DType::F16).with_band(band);
+        problem.with_heads_kv(1, Layout::Bhsd).with_seq_kv(seq_kv, Layout::Bhsd).with_pass(Pass::BACKWARD)
+    };
+    let problems =
+        [problem(70, 75, Band::FULL), problem(40, 0, Band::FULL), problem(16, 64, Band::CAUSAL_TOP_LEFT)];
+    let run = |problem: Problem| {
+        let mut plan = small_plan(&problem, &Arch::SM_80);
+        change(&mut plan);
+        let plan = Plan::from(plan);
+        let kernels = emit(&problem, &plan, &Arch::SM_80).unwrap().kernels();
+        (Inputs::draw(&problem, even(), 1), plan, kernels)
+    };
+    problems.map(run).into()
+}
+
+/// Every barrier and every wait is needed.
+#[test]
+fn every_synchronisation_is_needed() {
+    let changes: [(usize, fn(&mut SplitPlan)); 3] = [
+        (64, |plan| plan.dq_operands = QueryHome::Shared),
+        (64, |plan| (plan.dq_stages, plan.dkv_stages, plan.dkv_operands) = (3, 3, QueryHome::Registers)),
+        (176, |_| {}),
+    ];
+    for (dim, change) in changes {
+        let runs = runs(dim, change);
+        for (item, at, op) in synchronisations(&runs[0].2[0]) {
+            assert!(is_caught(&runs, |kernel| Some(without(kernel, item, at))), "D{dim}: {at}, {op:?}");
+        }
+    }
+}
+
+/// Gradients are wrong if a factor is, if a product is missing, or if a product takes the P or dS of another
+/// tile.
+#[test]
+fn wrong_factors_and_products_are_noticed() {
+    let runs = &runs(64, |_| {})[..1];
+    assert!(!is_caught(runs, |_| None));
+    for (step, kernel) in runs[0].2.iter().enumerate() {
+        let own = |other: &Kernel| other.entry == kernel.entry;
+        let factors = kernel.args.iter().enumerate().filter(|(_, arg)| matches!(arg, Arg::F32(_)));
+        for (at, _) in factors {
+            let wrong = |other: &Kernel| {
+                let mut wrong = other.clone();
+                if let Some(Arg::F32(factor)) = wrong.args.get_mut(at) {
+                    *factor *= 1.25;
+                }
+                own(other).then_some(wrong)
+            };
+            assert!(is_caught(runs, wrong), "factor {at} of step {step}");
+        }
+    }
+    let products = places(&runs[0].2[0], |op| matches!(op, Op::Mma(_)));
+    assert!(products.len() > 50, "{} products", products.len());
+    for &(item, at) in products.iter().step_by(13) {
+        assert!(is_caught(runs, |kernel| Some(without(kernel, item, at))), "without product {at}");
+        let other = |kernel: &Kernel| with_other_operand(kernel, &products, (item, at));
+        assert!(is_caught(runs, other), "operand A of product {at}");
+    }
+}
+
+/// The kernel in which a product takes the A operand of a later product, if a later one has another.
+fn with_other_operand(
+    kernel: &Kernel,
+    products: &[(usize, usize)],
+    (item, at): (usize, usize),
+) -> Option<Kernel> {
+    let mut module = kernel.module.clone().into_module();
+    let Item::Function(function) = &mut module.items[item] else { return None };
+    let statements = &mut function.body.as_mut()?.statements;
+    let operand = |statement: &Statement| match statement {
+        Statement::Inst(inst) => inst.operands[1].clone(),
+        _ => unreachable!("a product"),
+    };
+    let own = operand(&statements[at]);
+    let later = products.iter().filter(|&&(of, place)| of == item && place > at);
+    let other = later.map(|&(_, place)| operand(&statements[place])).find(|other| *other != own)?;
+    if let Statement::Inst(inst) = &mut statements[at] {
+        inst.operands[1] = other;
+    }
+    Some(Kernel { module: module.assume_verified(), ..kernel.clone() })
+}
+
+/// The item and the statement of each instruction of a kind.
+fn places(kernel: &Kernel, is_one: impl Fn(&Op) -> bool) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    for (i, item) in kernel.module.items.iter().enumerate() {
+        let Item::Function(function) = item else { continue };
+        for (j, statement) in function.body.iter().flat_map(|body| &body.statements).enumerate() {
+            if matches!(statement, Statement::Inst(inst) if is_one(&inst.op)) {
+                found.push((i, j));
+            }
+        }
+    }
+    found
 }
