@@ -6,6 +6,7 @@
 
 mod accuracy;
 mod args;
+mod bar;
 mod bench;
 mod check;
 mod choice;

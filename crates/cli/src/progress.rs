@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::bar;
 use crate::terminal::{aside, is_quiet, one_line};
 
 /// Time between two frames of a progress bar.
@@ -18,18 +19,6 @@ const LINE: Duration = Duration::from_secs(10);
 
 /// The progress of one piece of work, on standard error.
 pub struct Progress(Shown);
-
-/// The bar on the terminal. Other lines must suspend it while they are written.
-static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
-
-/// Hides the bar while `write` writes to standard error.
-pub fn beside(write: impl FnOnce()) {
-    let bar = BAR.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    match bar {
-        Some(bar) => bar.suspend(write),
-        None => write(),
-    }
-}
 
 enum Shown {
     Bar(ProgressBar),
@@ -51,7 +40,7 @@ impl Progress {
         }
         let bar = styled(steps);
         bar.enable_steady_tick(FRAME);
-        *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+        bar::show(Some(&bar));
         Progress(Shown::Bar(bar))
     }
 
@@ -66,7 +55,7 @@ impl Progress {
         }
         let bar = styled(None);
         bar.set_draw_target(ProgressDrawTarget::hidden());
-        *BAR.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.clone());
+        bar::show(Some(&bar));
         Progress(Shown::Later(bar, Instant::now() + FIRST_LINE, Once::new()))
     }
 
@@ -143,7 +132,7 @@ impl Drop for Progress {
     fn drop(&mut self) {
         if let Shown::Bar(bar) | Shown::Later(bar, ..) = &self.0 {
             bar.finish_and_clear();
-            *BAR.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            bar::show(None);
         }
     }
 }

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use check::launchfile::{Bound, Brief, LaunchError, LaunchSpec, suggest};
 use check::names::demangle;
 use check::sources::Sources;
-use host::cuda::{Compiled, Source, compile_files, templates};
+use host::cuda::{Source, compile_files, templates};
 use host::store::{self, read_text};
-use host::tools::NvrtcError;
+use host::tools::{Compiled, NvrtcError};
 use host::triton;
 use ptx::{LeftOut, Target, TargetSuffix, Verified};
 

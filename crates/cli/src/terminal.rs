@@ -12,7 +12,7 @@ use ptx::quote;
 use serde_json::{Value, json};
 
 use crate::args::{Colour, Output};
-use crate::progress;
+use crate::bar;
 
 /// The version of every JSON output. It is raised when a key is removed or changes its meaning; new keys do
 /// not raise it.
@@ -163,7 +163,7 @@ fn message_line(tone: Tone, message: impl Display) {
     let style = if settings().err { tone.style() } else { Style::new() };
     let message = message.to_string();
     let message = quote::words(&message).replace('\n', "\n  ");
-    progress::beside(|| {
+    bar::beside(|| {
         let _ = writeln!(std::io::stderr().lock(), "{style}flashcore:{style:#} {}", escaped(&message));
     });
 }
@@ -174,7 +174,7 @@ pub fn aside(line: impl Display) {
         return;
     }
     let line = line.to_string();
-    progress::beside(|| {
+    bar::beside(|| {
         let _ = writeln!(std::io::stderr().lock(), "{}", escaped(&line));
     });
 }

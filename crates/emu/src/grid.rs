@@ -482,12 +482,12 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
             next += 1;
         }
         let Some(mut cluster) = resident.pop_front() else { break };
-        cluster.env.order = order;
+        *cluster.order() = order;
         let before = cluster.effort();
         let progress = cluster.turn()?;
         budget.spend(cluster.effort() - before)?;
-        budget.remember(cluster.env.order.bytes())?;
-        order = std::mem::take(&mut cluster.env.order);
+        budget.remember(cluster.order().bytes())?;
+        order = std::mem::take(cluster.order());
         alone &= progress == Progress::Running && !cluster.is_waiting() && cluster.effort() < ALONE;
         if progress == Progress::Running {
             spinning = if cluster.is_spinning() { spinning + 1 } else { 0 };
@@ -504,7 +504,7 @@ fn run_together(context: &Context, clusters: &Clusters, total: &mut Total) -> Re
         } else {
             spinning = 0;
             budget.finish(context.ranks());
-            cluster.env.order = order;
+            *cluster.order() = order;
             let (outcome, back) = cluster.finish();
             order = back;
             total.add(outcome);

@@ -3,6 +3,7 @@
 //!
 //! - [`numerics`]: the arithmetic, exact where the hardware is specified or known.
 //! - `decode`: converts PTX to a flat list of instructions on register slots.
+//! - `semantics`: the arithmetic that instructions name.
 //! - `memory`: address spaces. Gaps between buffers make every access out of bounds visible.
 //! - `order`: happens-before by vector clocks, and the last accesses of every memory location.
 //! - `exec`: warps of 32 lanes that diverge and reconverge, barriers, asynchronous copies, atomics.
@@ -24,6 +25,7 @@ pub mod numerics;
 mod order;
 mod quiet;
 mod report;
+mod semantics;
 mod stopwatch;
 pub mod trace;
 

@@ -243,7 +243,7 @@ mod tests {
         };
         let id = ledger::CandidateId(1);
         population.admit(id, &new);
-        let time = super::super::population::Time { low: 9.0, us: 10.0, high: 11.0 };
+        let time = super::super::member::Time { low: 9.0, us: 10.0, high: 11.0 };
         population.members.get_mut(&id).unwrap().time = Some(time);
         assert_eq!(weigh(&population, roof(2.0), None).what, What::Continue, "too few");
         population.curve = draws(100, 0.2, 3);

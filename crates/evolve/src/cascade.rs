@@ -8,7 +8,7 @@
 //! 4. `Race`: the fastest few against the baseline, under the rules of `bench`;
 //! 5. `HeldOut`: the winner once more against the baseline, and on problems that the search never used.
 
-use super::population::{CandidateState, Member};
+use super::member::{CandidateState, Member};
 use super::task::{Stage, reject};
 use check::gate::Verdict;
 use ledger::{Against, Candidate, CandidateId, CheckFact, Reason, Rejection};

@@ -12,7 +12,8 @@ use serde::Serialize;
 
 use super::engine::Evolution;
 use super::error::EvolveError;
-use super::population::{Member, Population};
+use super::member::Member;
+use super::population::Population;
 use super::task::{Finding, Outcome, Stage, Task};
 use bench::SpeedVerdict;
 use check::gate::Verdict;

@@ -23,6 +23,7 @@ mod finals;
 mod holding;
 pub mod insight;
 mod joining;
+mod member;
 pub mod niches;
 mod operators;
 mod population;

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::config::Configuration;
 use super::insight::{Insights, cure};
-use super::population::{Member, Population};
+use super::member::Member;
+use super::population::Population;
 use super::space::{Space, changes};
 use ledger::{Arm, Candidate, CandidateId, MadeBy, Operator};
 

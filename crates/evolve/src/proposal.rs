@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::engine::Evolution;
-use super::population::Member;
+use super::member::Member;
 use super::rank;
 use super::space::family;
 use check::gate::bind;

@@ -7,7 +7,8 @@
 
 use std::cmp::Ordering;
 
-use super::population::{Member, Population};
+use super::member::Member;
+use super::population::Population;
 use bench::SpeedVerdict;
 use ledger::{Against, Arm};
 

@@ -12,7 +12,8 @@ use serde_json::json;
 use super::advice;
 use super::engine::Evolution;
 use super::finals::{self, Promotion};
-use super::population::{Member, Population};
+use super::member::Member;
+use super::population::Population;
 use super::rank;
 use bench::{Comparison, Interval, SpeedVerdict, judged};
 use ledger::{

@@ -5,8 +5,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::cuda::Compiled;
-
 /// Why CUDA C++ could not be compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum NvrtcError {
@@ -139,6 +137,14 @@ pub(crate) struct Request {
     pub headers: BTreeMap<String, String>,
     /// Template instances to compile.
     pub expressions: Vec<String>,
+}
+
+/// The result of a compilation.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    pub ptx: String,
+    /// The name in the PTX of each template instance, by the instance as written.
+    pub names: BTreeMap<String, String>,
 }
 
 impl Request {

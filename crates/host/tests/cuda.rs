@@ -1,8 +1,8 @@
 //! Tests that NVRTC, where installed, compiles CUDA files that contain host code.
 
-use flashcore_host::cuda::{Compiled, Options, Source, compile_files, templates};
+use flashcore_host::cuda::{Options, Source, compile_files, templates};
 use flashcore_host::store::Scratch;
-use flashcore_host::tools::NvrtcError;
+use flashcore_host::tools::{Compiled, NvrtcError};
 
 const FILE: &str = r#"#include <stdio.h>
 #include <cstdint>

@@ -41,7 +41,7 @@ pub enum PlanError {
     #[error("invalid value '{dtype}' for dtype with family {family}: expected {accepted}")]
     DType { family: &'static str, dtype: DTypes, accepted: &'static str },
     /// No family computes the pass.
-    #[error("invalid value '{pass}' for pass: expected a pass that a family of GPU kernels computes")]
+    #[error("invalid value '{}' for pass: expected a pass that a family of GPU kernels computes", pass.name())]
     NoFamily { pass: PassKind },
     /// The family does not support a property of the problem.
     #[error("invalid value '{value}' for {what} with family {family}: expected {accepted}")]

@@ -309,3 +309,27 @@ pub(crate) fn row_tiles(problem: &Problem, rows: u32) -> u64 {
     let [tiles, batch] = row_blocks(problem, rows, 1);
     tiles * batch * problem.heads_q as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use problem::Pass;
+
+    use super::*;
+
+    #[test]
+    fn a_family_refuses_another_pass() {
+        for (pass, other) in
+            [(Pass::Forward { lse: true }, Pass::BACKWARD), (Pass::BACKWARD, Pass::default())]
+        {
+            let problem = Problem::mission().with_pass(other);
+            for family in Family::of_pass(pass.kind()) {
+                let refused = family.default_for(&problem, &Arch::SM_90).unwrap_err().to_string();
+                let [value, accepted] = [other, pass].map(|pass| pass.kind().name());
+                let expected = format!("invalid value '{value}' for pass with family {}", family.name());
+                assert!(refused.starts_with(&expected) && refused.ends_with(accepted), "{refused}");
+            }
+        }
+        let count = [PassKind::Forward, PassKind::Backward].map(|pass| Family::of_pass(pass).count());
+        assert_eq!(count.iter().sum::<usize>(), Family::ALL.len());
+    }
+}

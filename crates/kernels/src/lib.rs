@@ -31,6 +31,7 @@ mod plan;
 mod program;
 pub mod quantize;
 pub mod select;
+mod symptom;
 
 pub use arch::Arch;
 pub use baked::{Baked, Dims, Repeated, TableKind};
@@ -40,3 +41,4 @@ pub use family::{Family, Plan};
 pub use features::Features;
 pub use plan::{bind, emit};
 pub use program::{Contracts, Program, ProgramBuffer, Step};
+pub use symptom::Symptom;

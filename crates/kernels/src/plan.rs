@@ -56,8 +56,8 @@ impl Plan {
             Ok((family, plan)) => {
                 let pass = problem.pass.kind();
                 if family.pass() != pass {
-                    let accepted = family.pass().to_string();
-                    return Err(PlanError::unsupported(family.name(), "pass", pass, accepted));
+                    let accepted = family.pass().name();
+                    return Err(PlanError::unsupported(family.name(), "pass", pass.name(), accepted));
                 }
                 family.features().check(problem, family.name())?;
                 plan.check(problem, arch)

@@ -20,7 +20,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::description::{List, Name, kept_list, kept_name};
+use super::kept::{List, Name, kept_list, kept_name};
 
 /// Arithmetic rates of one SM, in lanes per clock.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -8,8 +8,8 @@
 
 use std::ops::Range;
 
-use super::address::joined_loads;
 use super::cost::Cost;
+use super::joins::joined_loads;
 use super::lower::{Action, BasicBlock, Direction, Lowered, LoweredModule, Registers, ends_block};
 use super::machine::Gpu;
 

@@ -1,7 +1,5 @@
 //! The pass of a problem: which outputs are computed.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 /// Which outputs are computed from the inputs.
@@ -85,12 +83,6 @@ impl PassKind {
     /// Whether this is the forward pass. Files omit this default.
     pub(crate) fn is_forward(&self) -> bool {
         *self == PassKind::Forward
-    }
-}
-
-impl fmt::Display for PassKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

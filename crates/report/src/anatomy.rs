@@ -167,7 +167,8 @@ mod tests {
         let plan = with_genes(&plan, &genes).unwrap();
         let anatomy = dissect(&Candidate::Gpu(plan), &Shape::of(&problem), "H200").unwrap();
         assert_eq!(anatomy.prediction.unwrap().ctas, 64);
-        let small = anatomy.findings.iter().find(|finding| finding.name == "small grid").unwrap();
+        let small =
+            anatomy.findings.iter().find(|finding| finding.name == kernels::Symptom::SmallGrid).unwrap();
         assert_eq!(small.evidence, "64 CTAs give work to 48 % of the H200's multiprocessors");
     }
 

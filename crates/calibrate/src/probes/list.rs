@@ -8,10 +8,8 @@ use ptx::{
 
 use super::bench::SHARED;
 use super::products::products;
-use super::{Bench, Chain, Kind, Probe};
+use super::{Bench, Chain, Kind, MANY, Probe, probe};
 
-/// Warps of a CTA that fills the pipes of an SM: four per sub-partition.
-const MANY: u32 = 16;
 /// Independent chains of a warp in such a CTA.
 const CHAINS: usize = 4;
 /// Size of a data buffer that exceeds every cache, bytes.
@@ -23,24 +21,6 @@ pub fn all(target: Target) -> Vec<Probe> {
     let subjects =
         [arithmetic(), exchanges(), shared(), caches(), tensor(), products, barriers(), loops(), bandwidth()];
     subjects.into_iter().flatten().collect()
-}
-
-pub(super) fn probe(
-    name: impl Into<String>,
-    kind: Kind,
-    code: impl Fn(&mut Bench) + Sync + 'static,
-) -> Probe {
-    Probe {
-        name: name.into(),
-        kind,
-        warps: if kind == Kind::Rate { MANY } else { 1 },
-        everywhere: false,
-        units: 32,
-        chain: None,
-        data: 1 << 16,
-        code: Box::new(code),
-        constant: None,
-    }
 }
 
 /// A latency and a rate probe for an operation from f32 to f32.

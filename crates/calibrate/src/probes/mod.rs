@@ -25,6 +25,9 @@ const ROUNDS: [u32; 2] = [16, 48];
 /// Launches of each kernel. The fastest counts.
 const LAUNCHES: usize = 4;
 
+/// Warps of a CTA that fills the pipes of an SM: four per sub-partition.
+const MANY: u32 = 16;
+
 /// The meaning of a probe's clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -65,6 +68,21 @@ pub struct Probe {
     pub code: Box<dyn Fn(&mut Bench) + Sync>,
     /// The model's value, where the emulator cannot run the kernel.
     pub constant: Option<fn(&predict::Gpu) -> f64>,
+}
+
+/// A probe of one operation, whose other fields have their usual values.
+fn probe(name: impl Into<String>, kind: Kind, code: impl Fn(&mut Bench) + Sync + 'static) -> Probe {
+    Probe {
+        name: name.into(),
+        kind,
+        warps: if kind == Kind::Rate { MANY } else { 1 },
+        everywhere: false,
+        units: 32,
+        chain: None,
+        data: 1 << 16,
+        code: Box::new(code),
+        constant: None,
+    }
 }
 
 /// The result of a probe, in clocks.

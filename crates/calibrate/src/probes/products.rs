@@ -3,8 +3,7 @@
 
 use ptx::{Builder, F32, Major, R64, Type};
 
-use super::list::probe;
-use super::{Bench, Kind, Probe};
+use super::{Bench, Kind, Probe, probe};
 
 /// Chains of the work that runs while a product is computed, enough for one warp to fill a pipe.
 const CHAINS: usize = 8;

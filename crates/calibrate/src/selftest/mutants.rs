@@ -25,7 +25,7 @@ use check::launchfile::Bound;
 
 /// Faults that remove ordering. Each of their sites must be needed.
 fn order() -> impl Iterator<Item = Fault> {
-    Fault::ALL.into_iter().filter(|fault| fault.orders())
+    Fault::ALL.iter().copied().filter(|fault| fault.orders())
 }
 
 /// Faults that change the computation or its inputs.

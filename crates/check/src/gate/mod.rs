@@ -22,6 +22,7 @@ mod run;
 mod sample;
 mod sampler;
 mod starts;
+mod steps;
 pub mod torture;
 mod trial;
 mod watch;

@@ -5,7 +5,7 @@ use ptx::{Access, AtomicOp, Instruction, MemSem, Op, Operand, Space};
 
 use super::CheckReport;
 use super::feed::Feed;
-use super::run::run_steps;
+use super::steps::run_steps;
 use crate::launchfile::Bound;
 
 /// Number of runs with weak memory, for a kernel whose strong accesses may be reordered.

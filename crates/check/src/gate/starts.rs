@@ -7,7 +7,7 @@ use ptx::Kernel;
 use super::CheckReport;
 use super::feed::Feed;
 use super::polls::{Poll, polls};
-use super::run::run_steps;
+use super::steps::run_steps;
 use crate::launchfile::Bound;
 
 /// The most CTAs of a grid that start before the others, each in a run of its own.

@@ -5,6 +5,7 @@ use ptx::{BulkRoute, Op, Operand, Space, Type};
 use super::operands::{Operands, Result};
 use super::{Class, Decoder, Inst, Slot};
 use crate::memory::window;
+use crate::semantics::atomic::atomic_exists;
 
 impl Decoder<'_> {
     /// The address in shared memory is stored in `base`, the address in global memory or of the tensor map in
@@ -20,7 +21,7 @@ impl Decoder<'_> {
                 if copy.multicast { self.mask(out, o, 4) } else { Ok(()) }
             }
             Op::CpReduceAsyncBulk(reduce) => {
-                if !crate::exec::reduce_supported(reduce.op, reduce.ty) {
+                if !atomic_exists(reduce.op, reduce.ty) {
                     return self.unsupported(out.op.to_string());
                 }
                 self.plain_copy(out, o, reduce.route)

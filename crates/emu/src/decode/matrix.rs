@@ -4,6 +4,7 @@ use ptx::{Imm, Op, Operand, Type, Wgmma, WgmmaSource};
 
 use super::operands::{Operands, Result};
 use super::{Decoder, Inst, Slot};
+use crate::semantics::products;
 
 /// Bits of `target` of a wgmma: whether A or B is negated, and whether A or B is MN-major.
 pub(crate) mod wgmma_bits {
@@ -18,7 +19,7 @@ impl Decoder<'_> {
         let start = self.pool.len() as u32;
         let (vectors, expected) = match out.op {
             Op::Mma(m) => {
-                if !crate::exec::mma_supported(&m) {
+                if products::of_mma(&m).is_none() {
                     return self.unsupported(format!("`{}`", out.op));
                 }
                 let [a, b, c, d] = m.registers();
@@ -52,7 +53,7 @@ impl Decoder<'_> {
     /// The registers of D and A are stored in the list, the descriptors of A and B in sources 0 and 1, the
     /// predicate in source 2.
     pub(super) fn warpgroup_matrix(&mut self, out: &mut Inst, o: &Operands, w: &Wgmma) -> Result<()> {
-        if !crate::exec::wgmma_supported(w) {
+        if products::of_wgmma(w).is_none() {
             return self.unsupported(out.op.to_string());
         }
         self.asynchronous = true;

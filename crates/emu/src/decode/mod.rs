@@ -25,11 +25,11 @@ pub(crate) use defined::{Touches, Watch};
 pub(crate) use layout::{Layout, SharedVariable, VariableRegion};
 pub(crate) use matrix::wgmma_bits;
 pub(crate) use operands::{scope_strength, strength};
-pub(crate) use wmma::Fragment;
 
 use crate::EmuError;
 use crate::memory::GlobalMemory;
 use crate::report::Options;
+use crate::semantics::Fragment;
 
 /// The name of the memory in which the CTAs of a cooperative launch count their arrivals.
 pub(crate) const WORKSPACE: &str = "the grid workspace";

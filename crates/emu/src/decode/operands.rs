@@ -7,6 +7,8 @@ use ptx::{
 
 use super::{Class, Decoder, Inst, Slot};
 use crate::EmuError;
+use crate::semantics::atomic::atomic_exists;
+use crate::semantics::scalar::evaluate;
 
 pub(super) type Result<T> = std::result::Result<T, EmuError>;
 
@@ -29,7 +31,7 @@ impl Decoder<'_> {
         out.guard = self.guard(inst)?;
         let o = Operands { list: &inst.operands, line: inst.line };
         self.computation(&mut out, &o)?;
-        if is_arithmetic(&out.op) && crate::exec::evaluate(&out.op, [0; 4]).is_none() {
+        if is_arithmetic(&out.op) && evaluate(&out.op, [0; 4]).is_none() {
             return self.unsupported(format!("`{}`", inst.op));
         }
         Ok(out)
@@ -344,7 +346,7 @@ impl Decoder<'_> {
                 if a.vector > 1 || matches!(a.ty, Type::B128) {
                     return self.unsupported("vector and 128-bit atomics");
                 }
-                if !crate::exec::atomic_supported(a.op, a.ty) {
+                if !atomic_exists(a.op, a.ty) {
                     return self.unsupported(format!("`{}`", out.op));
                 }
                 self.communicates |= matches!(a.space, Space::Global | Space::Generic);

@@ -4,9 +4,9 @@ use ptx::{MemSem, Memory, Op, Space, Type};
 use smallvec::SmallVec;
 
 use super::Env;
-use super::fence::{Observation, Publication};
 use super::registers::{Registers, for_lanes};
 use super::run::Flow;
+use super::units::{Observation, Publication};
 use super::warp::{Split, Warp};
 use crate::decode::{Class, Inst, SharedVariable, Slot, strength};
 use crate::memory::{
@@ -89,7 +89,7 @@ impl<'a> Env<'a> {
             spaces.push((space, lanes));
             let site = Site { inst, space, bytes: m.bytes(), strength };
             self.count_access(warp, &site, lanes, &places);
-            self.stale = 0;
+            self.order.stale = 0;
             if !self.load_plain(&site, lanes, &places, &mut chunks) {
                 for_lanes(lanes, |lane| {
                     if let Some(chunk) = self.load_lane(warp, &site, lane, places[lane]) {
@@ -99,17 +99,17 @@ impl<'a> Env<'a> {
             }
             if strength != Strength::Weak && matches!(space, Space::Global | Space::Shared) {
                 let kind = if m.sem == MemSem::Acquire { Observation::Acquire } else { Observation::Relaxed };
-                for_lanes(lanes & !self.stale, |lane| {
+                for_lanes(lanes & !self.order.stale, |lane| {
                     elements(m).for_each(|at| self.observe(warp, &site, lane, places[lane] + at, kind));
                 });
                 polled = true;
             }
         }
-        let slots = self.context.program.slots(inst);
+        let slots = self.facts.context.program.slots(inst);
         for (element, slot) in slots.iter().enumerate() {
             scatter(&mut warp.registers, *slot, mask, &chunks, element, m.ty);
         }
-        if !self.context.follow.is_nothing() {
+        if !self.facts.context.follow.is_nothing() {
             self.mark_doubted(warp, inst, &spaces, u64::from(m.bytes()), &places);
         }
         if polled {
@@ -126,7 +126,7 @@ impl<'a> Env<'a> {
     /// whether that was possible; otherwise each lane is loaded and checked separately.
     #[inline(always)]
     fn load_plain(&self, site: &Site, lanes: u32, places: &[u64; 32], chunks: &mut [Chunk; 32]) -> bool {
-        let context = self.context;
+        let context = self.facts.context;
         let differs = context.options.weak || context.launch.overlapping || site.strength != Strength::Weak;
         if site.space != Space::Global || differs || lanes == 0 {
             return false;
@@ -171,7 +171,7 @@ impl<'a> Env<'a> {
     pub(super) fn store(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, m: &Memory, mask: u32) {
         let strength = strength(m.sem, m.scope);
         let mut chunks: [Chunk; 32] = [[0; 8]; 32];
-        for (element, slot) in self.context.program.slots(inst).iter().enumerate() {
+        for (element, slot) in self.facts.context.program.slots(inst).iter().enumerate() {
             gather(&warp.registers, *slot, &mut chunks, element, m.ty);
         }
         let mut places = addresses(&warp.registers, inst);
@@ -183,7 +183,7 @@ impl<'a> Env<'a> {
             let site = Site { inst, space, bytes: m.bytes(), strength };
             self.count_access(warp, &site, lanes, &places);
             for_lanes(lanes, |lane| self.store_lane(warp, &site, lane, places[lane], &chunks[lane]));
-            if self.context.follow.follows_loads() {
+            if self.facts.context.follow.follows_loads() {
                 self.follow_store(warp, &site, lanes, &places);
             }
             if strength != Strength::Weak && matches!(space, Space::Global | Space::Shared) {
@@ -198,14 +198,14 @@ impl<'a> Env<'a> {
     #[inline(always)]
     fn count_access(&mut self, warp: &Warp, site: &Site, lanes: u32, addresses: &[u64; 32]) {
         let Site { inst, space, bytes, .. } = *site;
-        let counter = &mut self.counters.instructions[inst.pc as usize];
+        let counter = self.log.counter(inst);
         match space {
             Space::Shared => counter.shared(lanes, addresses, bytes, false),
             Space::Global => counter.global(lanes, addresses, bytes),
             Space::Local => counter.local_bytes += u64::from(lanes.count_ones() * bytes),
             _ => {}
         }
-        let Some(recorder) = &mut self.recorder else { return };
+        let Some(recorder) = &mut self.log.recorder else { return };
         let (w, number) = (warp.index, inst.number);
         match space {
             Space::Shared => recorder.shared(w, number, lanes, addresses, bytes),
@@ -224,20 +224,22 @@ impl<'a> Env<'a> {
         match site.space {
             Space::Shared => {
                 let offset = self.shared_offset(warp, site, lane, address)?;
-                if self.context.options.checks.races {
+                if self.facts.context.options.checks.races {
                     let access = plain(warp, site, lane);
-                    let verdict = self.shadow.read(offset, size, &access);
+                    let verdict = self.shared.shadow.read(offset, size, &access);
                     if let Verdict::Conflict(c) = &verdict {
                         self.doubt_read(&access, c, Space::Shared, address, size as u64);
                     }
                     self.judge_shared_read(verdict, site.inst, warp.index, lane, address);
                 }
-                Some(load_bytes(&self.shared, offset, size))
+                Some(load_bytes(&self.shared.bytes, offset, size))
             }
             Space::Global => self.load_global(warp, site, lane, address),
             Space::Local => {
                 let offset = self.flat_offset(warp, site, lane, address)?;
-                if self.context.options.checks.uninitialised && !warp.local.is_written(lane, offset, size) {
+                if self.facts.context.options.checks.uninitialised
+                    && !warp.local.is_written(lane, offset, size)
+                {
                     let place = Some((Space::Local, address));
                     self.report(HazardKind::UninitialisedRead, site.inst, warp.index, lane, place, || {
                         "reads local memory that the thread has not written".into()
@@ -247,7 +249,7 @@ impl<'a> Env<'a> {
             }
             space => {
                 let offset = self.flat_offset(warp, site, lane, address)?;
-                let program = self.context.program;
+                let program = self.facts.context.program;
                 if space == Space::Param && program.maps.iter().any(|map| map.contains(&offset)) {
                     self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, None, || {
                         "reads the bytes of a tensor map, whose contents are not defined".into()
@@ -272,7 +274,7 @@ impl<'a> Env<'a> {
         match verdict {
             Verdict::Fine => {}
             Verdict::Uninitialised => {
-                if self.context.options.checks.uninitialised && !self.findings.lost_shared {
+                if self.facts.context.options.checks.uninitialised && !self.log.findings.lost_shared {
                     self.report(HazardKind::UninitialisedRead, inst, warp, lane, Some(place), || {
                         "reads shared memory that no thread has written".into()
                     });
@@ -285,7 +287,7 @@ impl<'a> Env<'a> {
     /// A load from global memory by one lane.
     fn load_global(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<Chunk> {
         let place = self.global_region(warp, site, lane, address)?;
-        if self.context.options.checks.races && place.0.watched() {
+        if self.facts.context.options.checks.races && place.0.watched() {
             self.note_global_read(site, &plain(warp, site, lane), address, site.bytes);
         }
         let newest = self.load_region(warp, site, lane, address, place);
@@ -294,7 +296,7 @@ impl<'a> Env<'a> {
 
     /// Records a read of global memory that the kernel may write.
     pub(super) fn note_global_read(&mut self, site: &Site, access: &Access, address: u64, bytes: u32) {
-        if let Some(c) = self.order.shadow.read(address, u64::from(bytes), access) {
+        if let Some(c) = self.order.grid.shadow.read(address, u64::from(bytes), access) {
             let lane = access.lanes.trailing_zeros() as usize;
             self.doubt_read(access, &c, Space::Global, address, u64::from(bytes));
             self.report_conflict(site.inst, access.actor, lane, false, &c, (Space::Global, address));
@@ -312,10 +314,10 @@ impl<'a> Env<'a> {
     ) -> Chunk {
         let Site { inst, bytes, .. } = *site;
         let bytes = bytes as usize;
-        let context = self.context;
+        let context = self.facts.context;
         let place = (Space::Global, address);
         if context.options.checks.uninitialised
-            && !self.findings.lost_global
+            && !self.log.findings.lost_global
             && region.written.is_some_and(|w| !w.all(offset, bytes))
         {
             self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, Some(place), || {
@@ -324,7 +326,7 @@ impl<'a> Env<'a> {
         }
         if context.apart && context.options.checks.races && region.watched() {
             let granule = context.program.granules[1] as usize;
-            let other = region.note_read(offset, bytes, granule, self.cluster as u32, inst.pc);
+            let other = region.note_read(offset, bytes, granule, self.facts.cluster as u32, inst.pc);
             self.report_foreign(inst, warp.index, lane, "reads", other, address);
         }
         if matches!(inst.op, Op::Ld(m) if m.non_coherent) {
@@ -346,12 +348,12 @@ impl<'a> Env<'a> {
         let other_line = Some(self.line(other.pc));
         let mut threads = vec![self.thread(warp, lane)];
         threads.extend(other.cta.map(|cta| ThreadId {
-            cta: self.context.cta(u64::from(cta), 0),
+            cta: self.facts.context.cta(u64::from(cta), 0),
             warp: 0,
             lane: 0,
         }));
-        let place = self.place(Space::Global, address);
-        self.findings.report(HazardKind::Race, inst.line, other_line, || {
+        let place = self.facts.place(Space::Global, address);
+        self.log.findings.report(HazardKind::Race, inst.line, other_line, || {
             let message = format!("{verb} memory that another CTA accesses; the CTAs are not ordered");
             (threads, Some(place), message)
         });
@@ -393,27 +395,27 @@ impl<'a> Env<'a> {
     ) {
         let size = site.bytes as usize;
         let Some(offset) = self.shared_offset(warp, site, lane, address) else { return };
-        if self.context.options.checks.races {
+        if self.facts.context.options.checks.races {
             let access = plain(warp, site, lane);
             if self.collected.is_some() {
                 self.doubt_readers(&access, Space::Shared, offset as u64, address, size as u64);
             }
-            let shared = &self.shared;
+            let shared = &self.shared.bytes;
             let forgiven =
                 |c: &Conflict| same_store(c, &access) && load_bytes(shared, offset, size) == *chunk;
-            if let Some((c, at)) = self.shadow.write_unless(offset, size, &access, forgiven) {
-                let place = (Space::Shared, self.shared_address(at.max(offset)));
+            if let Some((c, at)) = self.shared.shadow.write_unless(offset, size, &access, forgiven) {
+                let place = (Space::Shared, self.facts.shared_address(at.max(offset)));
                 self.report_conflict(site.inst, warp.index, lane, true, &c, place);
             }
         }
-        store_bytes(&mut self.shared, offset, size, chunk);
+        store_bytes(&mut self.shared.bytes, offset, size, chunk);
     }
 
     fn store_global(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64, chunk: &Chunk) {
         let Site { inst, bytes, .. } = *site;
         let bytes = bytes as usize;
         let Some((region, offset)) = self.global_region(warp, site, lane, address) else { return };
-        let context = self.context;
+        let context = self.facts.context;
         let place = (Space::Global, address);
         if !region.writable() {
             return self.report_read_only(inst, warp.index, lane, address);
@@ -424,13 +426,13 @@ impl<'a> Env<'a> {
                 self.doubt_readers(&access, Space::Global, 0, address, bytes as u64);
             }
             let forgiven = |c: &Conflict| same_store(c, &access) && region.load(offset, bytes) == *chunk;
-            let found = self.order.shadow.write_unless(address, bytes as u64, &access, forgiven);
+            let found = self.order.grid.shadow.write_unless(address, bytes as u64, &access, forgiven);
             if let Some(c) = found {
                 self.report_conflict(inst, warp.index, lane, true, &c, place);
             }
             if context.apart {
                 let granule = context.program.granules[1] as usize;
-                let other = region.note_write(offset, bytes, granule, self.cluster as u32, inst.pc);
+                let other = region.note_write(offset, bytes, granule, self.facts.cluster as u32, inst.pc);
                 self.report_foreign(inst, warp.index, lane, "writes", other, address);
             }
         }
@@ -455,10 +457,10 @@ impl<'a> Env<'a> {
         lane: usize,
         address: u64,
     ) -> Option<usize> {
-        let layout = &self.context.program.layout;
+        let layout = &self.facts.context.program.layout;
         let rank = (address >> RANK_SHIFT) as usize;
         let own = rank == self.rank(warp);
-        if !own && (rank >= self.ctas.len() || site.inst.space == Space::Shared) {
+        if !own && (rank >= self.facts.ctas.len() || site.inst.space == Space::Shared) {
             self.outside_of_window(warp, site, lane, address);
             return None;
         }
@@ -471,12 +473,12 @@ impl<'a> Env<'a> {
         if site.bytes > layout.shared_align {
             self.check_promise(warp, site, lane, offset as u32);
         }
-        Some(rank * self.span + offset)
+        Some(rank * self.facts.span + offset)
     }
 
     /// Checks an access and returns its offset from the start of local, constant or parameter memory.
     fn flat_offset(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) -> Option<usize> {
-        let program = self.context.program;
+        let program = self.facts.context.program;
         let extent = match site.space {
             Space::Local => (LOCAL_BASE, warp.local.bytes()),
             Space::Const => (CONST_BASE, program.layout.constants.len()),
@@ -517,7 +519,7 @@ impl<'a> Env<'a> {
         address: u64,
     ) -> Option<(&'a Region<'a>, usize)> {
         let bytes = site.bytes as usize;
-        match self.context.global.find(address) {
+        match self.facts.context.global.find(address) {
             Some((region, offset)) if offset >= 0 && offset as usize + bytes <= region.bytes => {
                 if address & (bytes as u64 - 1) != 0 {
                     self.misaligned(warp, site, lane, address);
@@ -537,7 +539,7 @@ impl<'a> Env<'a> {
     #[cold]
     fn outside_of_window(&mut self, warp: &Warp, site: &Site, lane: usize, address: u64) {
         self.lose(site);
-        let (rank, ctas, own) = (address >> RANK_SHIFT, self.ctas.len(), self.rank(warp));
+        let (rank, ctas, own) = (address >> RANK_SHIFT, self.facts.ctas.len(), self.rank(warp));
         self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, Some((Space::Shared, address)), || {
             if rank < ctas as u64 {
                 format!("the CTA of rank {own} uses a shared address of the CTA of rank {rank}: that needs .shared::cluster")
@@ -550,8 +552,8 @@ impl<'a> Env<'a> {
     /// Records that an access was not carried out.
     fn lose(&mut self, site: &Site) {
         if !matches!(site.inst.op, Op::Ld(_) | Op::Ldmatrix(_) | Op::WmmaLoad(_)) {
-            self.findings.lost_shared |= site.space == Space::Shared;
-            self.findings.lost_global |= site.space == Space::Global;
+            self.log.findings.lost_shared |= site.space == Space::Shared;
+            self.log.findings.lost_global |= site.space == Space::Global;
         }
     }
 
@@ -572,7 +574,7 @@ impl<'a> Env<'a> {
     /// Reports an access that is wider than the alignment of its variable. The address is aligned only
     /// because of where ptxas placed the variable.
     fn check_promise(&mut self, warp: &Warp, site: &Site, lane: usize, offset: u32) {
-        let Some(variable) = self.context.program.layout.shared_variable(offset) else { return };
+        let Some(variable) = self.facts.context.program.layout.shared_variable(offset) else { return };
         let bytes = site.bytes;
         if bytes <= variable.align {
             return;
@@ -593,7 +595,7 @@ impl<'a> Env<'a> {
         let place = Some((site.space, address));
         let bytes = site.bytes;
         let offset = (address & ((1 << RANK_SHIFT) - 1)).wrapping_sub(SHARED_BASE);
-        let layout = &self.context.program.layout;
+        let layout = &self.facts.context.program.layout;
         let variable = (site.space == Space::Shared)
             .then(|| layout.shared_variable(offset as u32))
             .flatten()

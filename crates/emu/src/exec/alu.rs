@@ -2,14 +2,14 @@
 //! other operations run lane by lane through [`scalar`], which implements every operation and is the
 //! reference for the fast paths.
 
-use ptx::{AtomicOp, BinaryOp, CmpOp, FloatMods, Op, Precision, Rounding, TernaryOp, Type, UnaryOp};
+use ptx::{BinaryOp, CmpOp, FloatMods, Op, Precision, Rounding, TernaryOp, Type, UnaryOp};
 
 use super::registers::{Registers, for_lanes};
-use super::scalar;
 use crate::decode::{Class, Inst};
 use crate::numerics::approx::{self, DivApprox, Function};
 use crate::numerics::float::lanes::{F32Op, Packed, PackedOp, f32_op, pack, packed_op, unpack};
 use crate::numerics::{Lanes32, Lanes64};
+use crate::semantics::scalar;
 
 #[inline(always)]
 pub(super) fn execute(r: &mut Registers, inst: &Inst, mask: u32) {
@@ -483,43 +483,5 @@ fn lane_by_lane(r: &mut Registers, inst: &Inst, mask: u32) {
             d = d.map(|v| ((v << unused) as i64 >> unused) as u64);
         }
         r.set_any(inst.d[0], mask, &d);
-    }
-}
-
-/// The new value of an atomic. `b` is the operand; `c` is the second operand of `cas`. `ftz` says whether
-/// additions flush subnormal numbers.
-pub(super) fn atomic(op: AtomicOp, ty: Type, old: u64, [b, c]: [u64; 2], ftz: bool) -> u64 {
-    let mods = FloatMods { ftz, ..FloatMods::NONE };
-    let two = |op| scalar::evaluate(&Op::Binary(op, ty, mods), [old, b, 0, 0]).unwrap_or(0);
-    let mask = u64::MAX >> (64 - ty.bits());
-    match op {
-        AtomicOp::And => old & b & mask,
-        AtomicOp::Or => (old | b) & mask,
-        AtomicOp::Xor => (old ^ b) & mask,
-        AtomicOp::Exch => b & mask,
-        AtomicOp::Cas => {
-            if old & mask == b & mask {
-                c & mask
-            } else {
-                old
-            }
-        }
-        AtomicOp::Inc => {
-            if old & mask >= b & mask {
-                0
-            } else {
-                old + 1
-            }
-        }
-        AtomicOp::Dec => {
-            if old & mask == 0 || old & mask > b & mask {
-                b & mask
-            } else {
-                old - 1
-            }
-        }
-        AtomicOp::Add => two(BinaryOp::Add),
-        AtomicOp::Min => two(BinaryOp::Min),
-        AtomicOp::Max => two(BinaryOp::Max),
     }
 }

@@ -2,16 +2,17 @@
 
 use ptx::{Atomic, AtomicOp, MemSem, Op, Space, Type};
 
+use super::Env;
 use super::access::{Site, addresses, mix, plain};
-use super::fence::{Observation, Publication};
 use super::registers::for_lanes;
 use super::run::Flow;
+use super::units::{Observation, Publication};
 use super::warp::{Split, Warp};
-use super::{Env, alu};
 use crate::decode::{Inst, strength};
 use crate::memory::{Chunk, Region, load_bytes, resolve, store_bytes};
 use crate::order::{Access, Touch, Verdict};
 use crate::report::HazardKind;
+use crate::semantics::atomic;
 
 /// The memory that an atomic acts on.
 #[derive(Clone, Copy)]
@@ -36,7 +37,7 @@ impl<'a> Env<'a> {
         });
         self.count_atomic(warp, inst, mask, &places, a.ty.bytes());
         // The order of each lane is checked separately, at the cost of about one warp instruction per lane.
-        self.toll += u64::from(mask.count_ones());
+        self.log.toll += u64::from(mask.count_ones());
         // Atomics without modifiers are relaxed and of gpu scope.
         let sem = if a.sem == MemSem::Default { MemSem::Relaxed } else { a.sem };
         let mut old = [0u64; 32];
@@ -63,13 +64,13 @@ impl<'a> Env<'a> {
     fn count_atomic(&mut self, warp: &Warp, inst: &Inst, mask: u32, places: &[(Space, u64); 32], bytes: u32) {
         let flat = places.map(|(_, address)| address);
         let shared = places[mask.trailing_zeros() as usize].0 == Space::Shared;
-        let counter = &mut self.counters.instructions[inst.pc as usize];
+        let counter = self.log.counter(inst);
         if shared {
             counter.shared(mask, &flat, bytes, true);
         } else {
             counter.global(mask, &flat, bytes);
         }
-        match &mut self.recorder {
+        match &mut self.log.recorder {
             Some(recorder) if shared => recorder.shared_atomic(warp.index, inst.number, mask, &flat, bytes),
             Some(recorder) => recorder.global(warp.index, inst.number, mask, &flat, bytes),
             None => {}
@@ -89,7 +90,7 @@ impl<'a> Env<'a> {
         let bytes = site.bytes as usize;
         let replaced = match target {
             Target::Global(region) => region.load(offset, bytes),
-            Target::Shared => load_bytes(&self.shared, offset, bytes),
+            Target::Shared => load_bytes(&self.shared.bytes, offset, bytes),
         };
         let before = u64::from(replaced[0]) | u64::from(replaced[1]) << 32;
         let operand = |i: usize| warp.registers.lane(site.inst.s[i], lane);
@@ -102,7 +103,7 @@ impl<'a> Env<'a> {
         // In global memory, additions of f32 flush subnormal numbers (PTX ISA, "atom" and "red"; an H200
         // too).
         let flushes = matches!(target, Target::Global(_)) && a.ty == Type::F32;
-        let after = alu::atomic(a.op, a.ty, before, [joint, operand(1)], flushes);
+        let after = atomic::updated(a.op, a.ty, before, [joint, operand(1)], flushes);
         let acquires = matches!(a.sem, MemSem::Acquire | MemSem::AcqRel);
         let releases = matches!(a.sem, MemSem::Release | MemSem::AcqRel);
         let observation = if acquires { Observation::Acquire } else { Observation::Relaxed };
@@ -124,7 +125,7 @@ impl<'a> Env<'a> {
         match target {
             Target::Global(region) if region.writable() => region.store(offset, bytes, &chunk),
             Target::Global(_) => self.report_read_only(site.inst, warp.index, lane, address),
-            Target::Shared => store_bytes(&mut self.shared, offset, bytes, &chunk),
+            Target::Shared => store_bytes(&mut self.shared.bytes, offset, bytes, &chunk),
         }
         self.publish(warp, site, lane, address, publication);
         Some((before, after))
@@ -133,7 +134,7 @@ impl<'a> Env<'a> {
     /// The value to add. In a sketch, it includes the additions of the clusters that are left out.
     fn joint_operand(&self, a: &Atomic, target: Target, own: u64) -> u64 {
         let counts = matches!(target, Target::Global(_)) && a.op == AtomicOp::Add && !a.ty.is_float();
-        if counts { own.wrapping_mul(self.context.stands_for) } else { own }
+        if counts { own.wrapping_mul(self.facts.context.stands_for) } else { own }
     }
 
     fn atomic_target(
@@ -168,27 +169,27 @@ impl<'a> Env<'a> {
         address: u64,
         writes: bool,
     ) {
-        let checks = self.context.options.checks;
+        let checks = self.facts.context.options.checks;
         let bytes = site.bytes as usize;
         // If nothing reads the result, nothing can depend on what the atomic observed.
         let touch = if observes(site.inst) && !site.inst.unread { Touch::Atomic } else { Touch::Update };
         let access = Access { touch, ..plain(warp, site, lane) };
         let (written, conflict) = match target {
             Target::Shared => {
-                let written = self.shadow.is_written(offset, bytes);
+                let written = self.shared.shadow.is_written(offset, bytes);
                 let conflict = if writes {
-                    self.shadow.write(offset, bytes, &access)
+                    self.shared.shadow.write(offset, bytes, &access)
                 } else {
-                    match self.shadow.read(offset, bytes, &access) {
+                    match self.shared.shadow.read(offset, bytes, &access) {
                         Verdict::Conflict(c) => Some((c, offset)),
                         Verdict::Fine | Verdict::Uninitialised => None,
                     }
                 };
-                (written, conflict.map(|(c, at)| (c, self.shared_address(at.max(offset)))))
+                (written, conflict.map(|(c, at)| (c, self.facts.shared_address(at.max(offset)))))
             }
             Target::Global(region) => {
                 let written = region.written.is_none_or(|w| w.all(offset, bytes));
-                let shadow = &mut self.order.shadow;
+                let shadow = &mut self.order.grid.shadow;
                 let conflict = if writes {
                     shadow.write(address, bytes as u64, &access)
                 } else {
@@ -213,15 +214,4 @@ impl<'a> Env<'a> {
 /// "Release and Acquire Patterns").
 fn observes(inst: &Inst) -> bool {
     matches!(inst.op, Op::Atom(_))
-}
-
-/// Whether an atomic of this type can be executed.
-pub(crate) fn atomic_supported(op: AtomicOp, ty: Type) -> bool {
-    use AtomicOp::{Add, Max, Min};
-    let small = matches!(ty, Type::F16 | Type::Bf16 | Type::F16x2 | Type::Bf16x2);
-    match op {
-        Add => true,
-        Min | Max => !small && !ty.is_float(),
-        _ => !ty.is_float(),
-    }
 }

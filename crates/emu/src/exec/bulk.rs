@@ -7,45 +7,19 @@ use std::rc::Rc;
 
 use ptx::{AtomicOp, BulkRoute, Op, Space, TensorMapSpec, Type};
 
+use super::Env;
 use super::access::{Site, addresses, based, plain};
 use super::mbarrier::Cause;
 use super::registers::for_lanes;
 use super::tensor_map::{Piece, map_index, pieces};
+use super::units::{Flight, Payload, inside};
 use super::warp::Warp;
-use super::{Env, alu};
 use crate::decode::Inst;
 use crate::memory::{Chunk, GlobalMemory, RANK_SHIFT, Region, load_bytes, resolve, store_bytes};
 use crate::order::{Access, Epoch, FLIGHT, ProxySpace, Strength, Touch};
 use crate::report::{HazardKind, Schedule};
+use crate::semantics::atomic::reduce;
 use crate::trace::{Detail, MbarrierPlace};
-
-/// The data of a copy.
-#[derive(Clone, Debug)]
-enum Payload {
-    /// Pieces of a buffer.
-    Global(usize, Rc<Vec<Piece>>),
-    /// Shared memory of the cluster, from this offset on.
-    Shared(usize),
-    /// Values that came from registers.
-    Values(Chunk),
-}
-
-/// A copy to shared memory that is in flight.
-#[derive(Debug)]
-pub(crate) struct Flight {
-    pc: u32,
-    warp: usize,
-    lane: usize,
-    /// The mbarrier on which the copy completes, and the actor that makes the copy's accesses.
-    mbarrier: u64,
-    actor: usize,
-    /// Offset in the shared memory of the cluster, and size in bytes.
-    offset: usize,
-    bytes: u32,
-    payload: Payload,
-    /// The operation that combines the data with the contents of memory.
-    reduce: Option<(AtomicOp, Type)>,
-}
 
 /// A tensor map and coordinates in it.
 pub(super) struct Box<'a> {
@@ -79,9 +53,9 @@ impl<'a> Env<'a> {
     /// The CTAs of a multicast; `None` for a copy to the CTA that the address names.
     fn ctas_of(&mut self, warp: &Warp, inst: &Inst, lane: usize, multicast: bool) -> Option<u32> {
         let mask = multicast.then(|| warp.registers.lane(inst.s[1], lane) as u32 & 0xffff)?;
-        let present = (1u32 << self.ctas.len()) - 1;
+        let present = (1u32 << self.facts.ctas.len()) - 1;
         if mask == 0 || mask & !present != 0 {
-            let ctas = self.ctas.len();
+            let ctas = self.facts.ctas.len();
             self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
                 format!("the multicast mask {mask:#06x} does not fit a cluster of {ctas} CTAs")
             });
@@ -178,8 +152,8 @@ impl<'a> Env<'a> {
         }
         let offset = self.shared_offset(warp, &site, lane, address)?;
         // A range must lie in one CTA, because the memory behind it belongs to another CTA of the cluster.
-        let size = self.context.program.layout.shared_extent as usize;
-        if offset % self.span + bytes as usize > size {
+        let size = self.facts.context.program.layout.shared_extent as usize;
+        if offset % self.facts.span + bytes as usize > size {
             let place = Some((Space::Shared, address));
             self.report(HazardKind::OutOfBounds, inst, warp.index, lane, place, || {
                 format!("a bulk copy of {bytes} bytes to or from {address:#x}, beyond the {size} bytes of shared memory")
@@ -191,7 +165,7 @@ impl<'a> Env<'a> {
 
     /// The tensor map that the instruction names, and the coordinates.
     pub(super) fn tensor_box(&mut self, warp: &Warp, inst: &Inst, lane: usize) -> Option<Box<'a>> {
-        let context = self.context;
+        let context = self.facts.context;
         let address = based(&warp.registers, inst.source.0, inst.source.1)[lane];
         let index = match resolve(address) {
             (Space::Param, at) => context.program.params.get(at as usize..).and_then(map_index),
@@ -227,7 +201,7 @@ impl<'a> Env<'a> {
         spec: &TensorMapSpec,
         mut pieces: Vec<Piece>,
     ) -> Vec<Piece> {
-        let size = self.context.global.regions[spec.buffer].bytes as u64;
+        let size = self.facts.context.global.regions[spec.buffer].bytes as u64;
         let mut beyond = None;
         for piece in pieces.iter_mut().filter(|piece| spec.wraps && piece.inside.0 < piece.inside.1) {
             let [from, to] = [piece.inside.0, piece.inside.1].map(|at| piece.global.wrapping_add(at.into()));
@@ -238,7 +212,7 @@ impl<'a> Env<'a> {
         }
         if let Some(at) = beyond {
             self.report(HazardKind::OutOfBounds, inst, warp.index, lane, None, || {
-                let name = &self.context.global.regions[spec.buffer].name;
+                let name = &self.facts.context.global.regions[spec.buffer].name;
                 format!("the box reaches byte {} of {name}, which has {size} bytes", at as i64)
             });
         }
@@ -258,7 +232,7 @@ impl<'a> Env<'a> {
             let signal = resolve(based(&warp.registers, inst.signal.0, inst.signal.1)[lane]).1;
             self.check_one_cta(warp, inst, lane, to, signal);
         }
-        let pieces = pieces(spec, &coordinates, to & ((1 << RANK_SHIFT) - 1));
+        let pieces = pieces(spec, &coordinates, inside(to));
         let pieces = self.in_buffer(warp, inst, lane, spec, pieces);
         let payload = Payload::Global(spec.buffer, Rc::new(pieces));
         self.depart_to(warp, inst, lane, ctas, (bytes, align), &payload, None);
@@ -278,22 +252,22 @@ impl<'a> Env<'a> {
     ) {
         let to = resolve(addresses(&warp.registers, inst)[lane]).1;
         let signal = resolve(based(&warp.registers, inst.signal.0, inst.signal.1)[lane]).1;
-        let counter = &mut self.counters.instructions[inst.pc as usize];
+        let counter = self.log.counter(inst);
         counter.bulk_copies += 1;
         counter.bulk_bytes += u64::from(bytes);
-        let inside = |address: u64, rank: u64| rank << RANK_SHIFT | address & ((1 << RANK_SHIFT) - 1);
+        let at_rank = |address: u64, rank: u64| rank << RANK_SHIFT | inside(address);
         let ranks: Vec<u64> = match ctas {
             Some(mask) => (0..16).filter(|r| mask >> r & 1 == 1).collect(),
             None => vec![to >> RANK_SHIFT],
         };
-        if let Some(recorder) = &mut self.recorder {
-            let at = MbarrierPlace::new(super::mbarrier::inside(signal));
+        if let Some(recorder) = &mut self.log.recorder {
+            let at = MbarrierPlace::new(inside(signal));
             recorder.note(Detail::Bulk { at, bytes, copies: ranks.len() as u8 });
         }
-        self.toll += ranks.len() as u64 * copy_toll(bytes);
+        self.log.toll += ranks.len() as u64 * copy_toll(bytes);
         for rank in ranks {
-            let mbarrier = if ctas.is_some() { inside(signal, rank) } else { signal };
-            let offset = self.bulk_range(warp, inst, lane, inside(to, rank), bytes, align);
+            let mbarrier = if ctas.is_some() { at_rank(signal, rank) } else { signal };
+            let offset = self.bulk_range(warp, inst, lane, at_rank(to, rank), bytes, align);
             if let Some(offset) = offset {
                 self.depart(warp, inst, lane, (offset, bytes), mbarrier, payload.clone(), reduce);
             }
@@ -323,18 +297,18 @@ impl<'a> Env<'a> {
         let to = addresses(&warp.registers, inst).map(|a| resolve(a).1);
         let signals = based(&warp.registers, inst.signal.0, inst.signal.1).map(|a| resolve(a).1);
         let mut chunks: [Chunk; 32] = [[0; 8]; 32];
-        for (element, slot) in self.context.program.slots(inst).iter().enumerate() {
+        for (element, slot) in self.facts.context.program.slots(inst).iter().enumerate() {
             super::access::gather(&warp.registers, *slot, &mut chunks, element, ty);
         }
         let site = Site { inst, space: Space::Shared, bytes, strength: Strength::Weak };
-        let counter = &mut self.counters.instructions[inst.pc as usize];
+        let counter = self.log.counter(inst);
         counter.shared(mask, &to, bytes, false);
         for_lanes(mask, |lane| {
             if !self.check_one_cta(warp, inst, lane, to[lane], signals[lane]) {
                 return;
             }
-            if let Some(recorder) = &mut self.recorder {
-                let at = MbarrierPlace::new(super::mbarrier::inside(signals[lane]));
+            if let Some(recorder) = &mut self.log.recorder {
+                let at = MbarrierPlace::new(inside(signals[lane]));
                 recorder.note(Detail::Bulk { at, bytes, copies: 1 });
             }
             if let Some(offset) = self.shared_offset(warp, &site, lane, to[lane]) {
@@ -364,25 +338,25 @@ impl<'a> Env<'a> {
             return;
         }
         let Some((actor, phase)) = self.mbarriers.actor(mbarrier) else { return };
-        if self.context.options.checks.races {
+        if self.facts.context.options.checks.races {
             self.check_source(warp, inst, lane, (actor, phase), &payload, bytes);
             let touch = if reduce.is_some() { Touch::Reduce } else { Touch::Bulk };
             let access = Access { actor, epoch: FLIGHT, proxy, touch, ..plain(warp, &site, lane) };
-            if let Some((c, at)) = self.shadow.write(offset, bytes as usize, &access) {
-                let place = (Space::Shared, self.shared_address(at.max(offset)));
+            if let Some((c, at)) = self.shared.shadow.write(offset, bytes as usize, &access) {
+                let place = (Space::Shared, self.facts.shared_address(at.max(offset)));
                 self.report_conflict(inst, warp.index, lane, true, &c, place);
             }
         }
-        self.senders.insert(actor, (warp.index, lane));
+        self.copies.note_sender(actor, (warp.index, lane));
         self.mbarriers.depart(mbarrier);
         let flight =
             Flight { pc: inst.pc, warp: warp.index, lane, mbarrier, actor, offset, bytes, payload, reduce };
-        let now = match self.context.options.schedule {
+        let now = match self.facts.context.options.schedule {
             Schedule::Late => false,
             Schedule::Early => true,
             Schedule::Random | Schedule::Lagging => rand::Rng::random(&mut self.rng),
         };
-        if now { self.land_flight(&flight) } else { self.flights.push(flight) }
+        if now { self.land_flight(&flight) } else { self.copies.depart(flight) }
     }
 
     /// Checks that the asynchronous proxy may see the data that the copy reads. The phase cannot complete
@@ -404,14 +378,14 @@ impl<'a> Env<'a> {
         let access = Access { actor, epoch: phase, proxy, touch: Touch::Bulk, ..plain(warp, &site, lane) };
         match payload {
             Payload::Shared(offset) => {
-                let verdict = self.shadow.read(*offset, bytes as usize, &access);
-                let address = self.shared_address(*offset);
+                let verdict = self.shared.shadow.read(*offset, bytes as usize, &access);
+                let address = self.facts.shared_address(*offset);
                 self.judge_shared_read(verdict, inst, warp.index, lane, address);
             }
-            Payload::Global(index, pieces) if self.context.global.regions[*index].watched() => {
+            Payload::Global(index, pieces) if self.facts.context.global.regions[*index].watched() => {
                 for (offset, bytes) in pieces.iter().flat_map(Piece::spans) {
                     let address = GlobalMemory::base(*index) + offset;
-                    if let Some(c) = self.order.shadow.read(address, bytes, &access) {
+                    if let Some(c) = self.order.grid.shadow.read(address, bytes, &access) {
                         self.report_conflict(inst, warp.index, lane, false, &c, (Space::Global, address));
                     }
                 }
@@ -422,37 +396,29 @@ impl<'a> Env<'a> {
 
     /// Completes the copies on an mbarrier.
     pub(super) fn land_on(&mut self, mbarrier: u64) {
-        if self.flights.iter().all(|f| f.mbarrier != mbarrier) {
-            return;
-        }
-        let (landing, rest) =
-            std::mem::take(&mut self.flights).into_iter().partition(|f| f.mbarrier == mbarrier);
-        self.flights = rest;
-        let landing: Vec<Flight> = landing;
-        landing.iter().for_each(|flight| self.land_flight(flight));
+        self.copies.take(mbarrier).iter().for_each(|flight| self.land_flight(flight));
     }
 
     /// The lines of the copies in flight to an mbarrier.
     pub(super) fn lines_of_flights(&self, mbarrier: u64) -> String {
-        let mut lines: Vec<u32> =
-            self.flights.iter().filter(|f| f.mbarrier == mbarrier).map(|f| self.line(f.pc)).collect();
+        let mut lines: Vec<u32> = self.copies.instructions(mbarrier).map(|pc| self.line(pc)).collect();
         lines.sort_unstable();
         lines.dedup();
         lines.iter().map(|line| format!("line {line}")).collect::<Vec<_>>().join(", ")
     }
 
     fn land_flight(&mut self, flight: &Flight) {
-        let inst = &self.context.program.code[flight.pc as usize];
+        let inst = &self.facts.context.program.code[flight.pc as usize];
         let cause = Cause { inst, warp: flight.warp, lane: flight.lane };
         match &flight.payload {
             Payload::Global(index, pieces) => {
                 for piece in pieces.iter() {
                     let chunk = self.fetch(cause, *index, piece);
-                    store_bytes(&mut self.shared, flight.offset + piece.shared as usize, 16, &chunk);
+                    store_bytes(&mut self.shared.bytes, flight.offset + piece.shared as usize, 16, &chunk);
                 }
             }
             Payload::Shared(from) => {
-                let bytes = self.shared[*from..from + flight.bytes as usize].to_vec();
+                let bytes = self.shared.bytes[*from..from + flight.bytes as usize].to_vec();
                 self.combine(flight, &bytes);
             }
             Payload::Values(chunk) => {
@@ -461,17 +427,16 @@ impl<'a> Env<'a> {
             }
         }
         let epoch = self.mbarriers.actor(flight.mbarrier).map_or(1, |(_, epoch)| epoch);
-        if self.context.options.checks.races {
-            let home = (self.cluster as u32).wrapping_mul(self.actors.total() as u32);
-            let thread = (home + flight.actor as u32, flight.lane);
+        if self.facts.context.options.checks.races {
+            let thread = (self.facts.home() + flight.actor as u32, flight.lane);
             let touch = if flight.reduce.is_some() { Touch::Reduce } else { Touch::Bulk };
-            self.shadow.land(flight.offset, flight.bytes as usize, thread, epoch, touch);
+            self.shared.shadow.land(flight.offset, flight.bytes as usize, thread, epoch, touch);
         }
-        self.complete_bytes(cause, flight.mbarrier, flight.bytes, Some(epoch));
+        self.complete_bytes(cause, flight.mbarrier, flight.bytes, true);
     }
 
     fn combine(&mut self, flight: &Flight, bytes: &[u8]) {
-        let target = &mut self.shared[flight.offset..flight.offset + bytes.len()];
+        let target = &mut self.shared.bytes[flight.offset..flight.offset + bytes.len()];
         match flight.reduce {
             None => target.copy_from_slice(bytes),
             Some((op, ty)) => reduce(op, ty, target, bytes),
@@ -480,7 +445,7 @@ impl<'a> Env<'a> {
 
     /// Loads 16 bytes of a buffer. Bytes outside the tensor are zero.
     fn fetch(&mut self, cause: Cause, index: usize, piece: &Piece) -> Chunk {
-        let region = &self.context.global.regions[index];
+        let region = &self.facts.context.global.regions[index];
         let (from, to) = piece.inside;
         if (from, to) == (0, 16) && piece.global.is_multiple_of(16) {
             self.check_fetch(cause, index, region, piece.global as usize, 16);
@@ -497,7 +462,7 @@ impl<'a> Env<'a> {
 
     #[inline(always)]
     fn check_fetch(&mut self, cause: Cause, index: usize, region: &Region, offset: usize, bytes: usize) {
-        let context = self.context;
+        let context = self.facts.context;
         if context.options.checks.uninitialised && region.written.is_some_and(|w| !w.all(offset, bytes)) {
             let place = Some((Space::Global, GlobalMemory::base(index) + offset as u64));
             self.report(HazardKind::UninitialisedRead, cause.inst, cause.warp, cause.lane, place, || {
@@ -506,7 +471,7 @@ impl<'a> Env<'a> {
         }
         if context.apart && context.options.checks.races && region.watched() {
             let granule = context.program.granules[1] as usize;
-            let other = region.note_read(offset, bytes, granule, self.cluster as u32, cause.inst.pc);
+            let other = region.note_read(offset, bytes, granule, self.facts.cluster as u32, cause.inst.pc);
             let address = GlobalMemory::base(index) + offset as u64;
             self.report_foreign(cause.inst, cause.warp, cause.lane, "reads", other, address);
         }
@@ -514,19 +479,12 @@ impl<'a> Env<'a> {
 
     /// Reports copies to or from the shared memory of a CTA that are still in flight when the CTA exits.
     pub(super) fn check_flights_of(&mut self, rank: usize) {
-        let range = rank * self.span..(rank + 1) * self.span;
-        let inside = |f: &Flight| match f.payload {
-            _ if range.contains(&f.offset) => Some((f.offset, "writes to")),
-            Payload::Shared(from) if range.contains(&from) => Some((from, "reads")),
-            _ => None,
-        };
-        let late: Vec<_> = self
-            .flights
-            .iter()
-            .filter_map(|f| inside(f).map(|(at, verb)| (f.pc, f.warp, f.lane, self.shared_address(at), verb)))
-            .collect();
+        let range = rank * self.facts.span..(rank + 1) * self.facts.span;
+        let late = self.copies.touching(&range);
+        let late: Vec<_> =
+            late.map(|(f, at, verb)| (f.pc, f.warp, f.lane, self.facts.shared_address(at), verb)).collect();
         for (pc, warp, lane, address, verb) in late {
-            let inst = &self.context.program.code[pc as usize];
+            let inst = &self.facts.context.program.code[pc as usize];
             self.report(HazardKind::AsyncNotWaited, inst, warp, lane, Some((Space::Shared, address)), || {
                 format!("the CTA of rank {rank} exits while a copy still {verb} its shared memory: no thread waited")
             });
@@ -535,13 +493,13 @@ impl<'a> Env<'a> {
 
     /// Completes all copies at the end of the run.
     pub(super) fn land_flights(&mut self) {
-        while let Some(flight) = self.flights.pop() {
+        while let Some(flight) = self.copies.pop() {
             self.land_flight(&flight);
         }
         let surplus: Vec<(u64, u32, i64)> = self.mbarriers.unbalanced().filter(|m| m.2 < 0).collect();
         for (address, line, bytes) in surplus {
-            let place = Some(self.place(Space::Shared, address));
-            self.findings.report(HazardKind::TransactionMismatch, line, None, || {
+            let place = Some(self.facts.place(Space::Shared, address));
+            self.log.findings.report(HazardKind::TransactionMismatch, line, None, || {
                 let message = format!("{} more bytes arrived at this mbarrier than it expected", -bytes);
                 (Vec::new(), place, message)
             });
@@ -552,23 +510,4 @@ impl<'a> Env<'a> {
 /// Cost of a bulk copy in warp instructions: the copy moves and checks sixteen bytes at a time.
 pub(super) const fn copy_toll(bytes: u32) -> u64 {
     bytes as u64 / 16
-}
-
-/// Combines the copied elements with the elements in memory.
-pub(super) fn reduce(op: AtomicOp, ty: Type, target: &mut [u8], source: &[u8]) {
-    let size = ty.bytes() as usize;
-    for (to, from) in target.chunks_exact_mut(size).zip(source.chunks_exact(size)) {
-        let value = |bytes: &[u8]| {
-            let mut eight = [0; 8];
-            eight[..size].copy_from_slice(bytes);
-            u64::from_le_bytes(eight)
-        };
-        // Unlike `red`, bulk reductions of f32 keep subnormal numbers, as seen on an H200.
-        let after = alu::atomic(op, ty, value(to), [value(from), 0], false);
-        to.copy_from_slice(&after.to_le_bytes()[..size]);
-    }
-}
-
-pub(crate) fn reduce_supported(op: AtomicOp, ty: Type) -> bool {
-    super::atomic_supported(op, ty)
 }

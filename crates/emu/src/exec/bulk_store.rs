@@ -5,47 +5,21 @@ use ptx::{AtomicOp, Element, Space, Type};
 
 use super::Env;
 use super::access::{Site, addresses, based, plain};
-use super::bulk::{Box, copy_toll, reduce};
+use super::bulk::{Box, copy_toll};
 use super::registers::for_lanes;
 use super::tensor_map::{Piece, pieces};
+use super::units::{Departure, inside};
 use super::warp::Warp;
 use crate::decode::{Inst, element_width};
-use crate::memory::{GlobalMemory, RANK_SHIFT, load_bytes, resolve};
+use crate::memory::{GlobalMemory, load_bytes, resolve};
 use crate::order::{Access, Epoch, ProxySpace, Strength, Touch};
 use crate::report::HazardKind;
+use crate::semantics::atomic::reduce;
 use crate::trace::{Detail, MbarrierPlace};
-
-/// A copy to global memory that is in flight.
-#[derive(Debug)]
-struct Departure {
-    pc: u32,
-    lane: usize,
-    /// The group of the copy. Before the commit, the group to which the next commit will assign the copy.
-    group: u32,
-    /// Offset in the shared memory of the cluster.
-    offset: usize,
-    buffer: usize,
-    pieces: Vec<Piece>,
-    reduce: Option<(AtomicOp, Type)>,
-}
-
-/// The bulk copies of a warp to global memory.
-#[derive(Debug, Default)]
-pub(crate) struct BulkQueue {
-    departures: Vec<Departure>,
-    /// Number of committed groups, per lane.
-    committed: [u32; 32],
-}
 
 /// The epoch of the accesses of a group's copies.
 fn epoch(group: u32) -> Epoch {
     group + 1
-}
-
-impl BulkQueue {
-    pub fn commit(&mut self, mask: u32) {
-        for_lanes(mask, |lane| self.committed[lane] += 1);
-    }
 }
 
 impl Env<'_> {
@@ -84,7 +58,7 @@ impl Env<'_> {
             });
             return;
         }
-        let pieces = pieces(spec, &coordinates, self.shared_address(from) & ((1 << RANK_SHIFT) - 1));
+        let pieces = pieces(spec, &coordinates, inside(self.facts.shared_address(from)));
         let pieces = self.in_buffer(warp, inst, lane, spec, pieces);
         let reduce = op.map(|op| (op, element_type(spec.element)));
         self.send(warp, inst, lane, (from, bytes), (spec.buffer, pieces), reduce);
@@ -113,37 +87,37 @@ impl Env<'_> {
         (buffer, pieces): (usize, Vec<Piece>),
         reduce: Option<(AtomicOp, Type)>,
     ) {
-        self.toll += copy_toll(bytes);
-        if !self.context.global.regions[buffer].writable() {
+        self.log.toll += copy_toll(bytes);
+        if !self.facts.context.global.regions[buffer].writable() {
             return self.report_read_only(inst, warp.index, lane, GlobalMemory::base(buffer));
         }
-        let counter = &mut self.counters.instructions[inst.pc as usize];
+        let counter = self.log.counter(inst);
         counter.bulk_copies += 1;
         counter.bulk_bytes += u64::from(bytes);
-        if let Some(recorder) = &mut self.recorder {
+        if let Some(recorder) = &mut self.log.recorder {
             recorder.note(Detail::Bulk { at: MbarrierPlace::NONE, bytes, copies: 1 });
         }
-        let group = warp.bulk.committed[lane];
+        let group = warp.bulk.group(lane);
         let departure = Departure { pc: inst.pc, lane, group, offset, buffer, pieces, reduce };
-        if self.context.options.checks.races {
+        if self.facts.context.options.checks.races {
             self.check_departure(warp, inst, &departure, bytes);
         }
-        warp.bulk.departures.push(departure);
+        warp.bulk.depart(departure);
     }
 
     fn check_departure(&mut self, warp: &Warp, inst: &Inst, d: &Departure, bytes: u32) {
         let site = Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak };
         let read = Access {
-            actor: self.actors.bulk_reads(warp.index),
+            actor: self.facts.actors.bulk_reads(warp.index),
             epoch: epoch(d.group),
             proxy: Some(ProxySpace::Shared),
             touch: Touch::Bulk,
             ..plain(warp, &site, d.lane)
         };
-        let verdict = self.shadow.read(d.offset, bytes as usize, &read);
-        let address = self.shared_address(d.offset);
+        let verdict = self.shared.shadow.read(d.offset, bytes as usize, &read);
+        let address = self.facts.shared_address(d.offset);
         self.judge_shared_read(verdict, inst, warp.index, d.lane, address);
-        let actor = self.actors.bulk_writes(warp.index);
+        let actor = self.facts.actors.bulk_writes(warp.index);
         let proxy = Some(ProxySpace::Global);
         let write = match d.reduce {
             None => Access { actor, proxy, ..read },
@@ -152,15 +126,15 @@ impl Env<'_> {
                 Access { actor, proxy, touch, strength, width, ..read }
             }
         };
-        let context = self.context;
+        let context = self.facts.context;
         let region = &context.global.regions[d.buffer];
         for (offset, bytes) in d.pieces.iter().flat_map(Piece::spans) {
             let address = GlobalMemory::base(d.buffer) + offset;
-            if let Some(c) = self.order.shadow.write(address, bytes, &write) {
+            if let Some(c) = self.order.grid.shadow.write(address, bytes, &write) {
                 self.report_conflict(inst, warp.index, d.lane, true, &c, (Space::Global, address));
             }
             if context.apart && d.reduce.is_none() {
-                let (granule, cluster) = (context.program.granules[1] as usize, self.cluster as u32);
+                let (granule, cluster) = (context.program.granules[1] as usize, self.facts.cluster as u32);
                 let other = region.note_write(offset as usize, bytes as usize, granule, cluster, inst.pc);
                 self.report_foreign(inst, warp.index, d.lane, "writes", other, address);
             }
@@ -171,9 +145,10 @@ impl Env<'_> {
     /// have also written their destinations.
     pub(super) fn bulk_wait(&mut self, warp: &mut Warp, inst: &Inst, read: bool, mask: u32) {
         let keep = warp.registers.lane(inst.s[0], mask.trailing_zeros() as usize) as u32;
-        let (reads, writes) = (self.actors.bulk_reads(warp.index), self.actors.bulk_writes(warp.index));
+        let (reads, writes) =
+            (self.facts.actors.bulk_reads(warp.index), self.facts.actors.bulk_writes(warp.index));
         for_lanes(mask, |lane| {
-            let done = warp.bulk.committed[lane].saturating_sub(keep);
+            let done = warp.bulk.due(lane, keep);
             if done == 0 {
                 return;
             }
@@ -188,11 +163,8 @@ impl Env<'_> {
 
     /// Performs the copies that `due` selects.
     fn carry_out(&mut self, warp: &mut Warp, due: impl Fn(&Departure) -> bool) {
-        let (now, later) = std::mem::take(&mut warp.bulk.departures).into_iter().partition(due);
-        warp.bulk.departures = later;
-        let now: Vec<Departure> = now;
-        for d in &now {
-            let region = &self.context.global.regions[d.buffer];
+        for d in &warp.bulk.take(due) {
+            let region = &self.facts.context.global.regions[d.buffer];
             for piece in &d.pieces {
                 let at = d.offset + piece.shared as usize;
                 let (from, to) = (usize::from(piece.inside.0), usize::from(piece.inside.1));
@@ -200,10 +172,10 @@ impl Env<'_> {
                     continue;
                 }
                 let first = piece.global.wrapping_add(from as u64) as usize;
-                let source = &self.shared[at + from..at + to];
+                let source = &self.shared.bytes[at + from..at + to];
                 match d.reduce {
                     None if to - from == 16 && first.is_multiple_of(16) => {
-                        region.store(first, 16, &load_bytes(&self.shared, at, 16));
+                        region.store(first, 16, &load_bytes(&self.shared.bytes, at, 16));
                     }
                     None => {
                         for (i, byte) in source.iter().enumerate() {
@@ -227,9 +199,9 @@ impl Env<'_> {
     pub(super) fn leave_bulk(&mut self, warp: &mut Warp, lanes: u32) {
         let waiting = |d: &Departure| lanes >> d.lane & 1 == 1;
         let unread: Vec<(u32, usize)> =
-            warp.bulk.departures.iter().filter(|d| waiting(d)).map(|d| (d.pc, d.lane)).collect();
+            warp.bulk.departures().iter().filter(|d| waiting(d)).map(|d| (d.pc, d.lane)).collect();
         for (pc, lane) in unread {
-            let inst = &self.context.program.code[pc as usize];
+            let inst = &self.facts.context.program.code[pc as usize];
             self.report(HazardKind::AsyncNotWaited, inst, warp.index, lane, None, || {
                 "the thread exits while its bulk copy still reads shared memory: no wait_group covers it"
                     .into()

@@ -7,17 +7,11 @@ use smallvec::SmallVec;
 use super::Env;
 use super::barrier::named;
 use super::registers::for_lanes;
-use super::run::Flow;
+use super::run::{Flow, Part};
 use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, NOWHERE, Slot};
 use crate::report::{HazardKind, Options, Schedule};
-
-/// The participating lanes at one instruction.
-#[derive(Clone, Copy)]
-pub(super) struct Part<'i> {
-    pub inst: &'i Inst,
-    pub lanes: u32,
-}
+use crate::semantics::scalar::evaluate;
 
 fn is_collective(op: &Op) -> bool {
     matches!(op, Op::BarWarpSync | Op::Shfl(_) | Op::Vote(_) | Op::Match(..) | Op::Redux { .. } | Op::Elect)
@@ -47,7 +41,7 @@ impl Env<'_> {
     pub(super) fn meet_apart(&mut self, warp: &mut Warp) {
         for first in 0..warp.splits.len() {
             let Some(met) = self.met_apart(warp, first) else { continue };
-            let code = &self.context.program.code;
+            let code = &self.facts.context.program.code;
             let part = |i: &usize| {
                 let split = &warp.splits[*i];
                 Part { inst: &code[split.pc as usize], lanes: split.mask }
@@ -74,7 +68,7 @@ impl Env<'_> {
 
     /// The splits that wait for the same collective as `first`, if together they are complete.
     fn met_apart(&self, warp: &Warp, first: usize) -> Option<SmallVec<[usize; 4]>> {
-        let code = &self.context.program.code;
+        let code = &self.facts.context.program.code;
         let split = &warp.splits[first];
         let State::Lanes(members) = split.state else { return None };
         let inst = &code[split.pc as usize];
@@ -97,10 +91,10 @@ impl Env<'_> {
     fn exchange(&mut self, warp: &mut Warp, parts: &[Part]) {
         let lanes = parts.iter().fold(0, |all, part| all | part.lanes);
         let op = parts[0].inst.op;
-        if op == Op::BarWarpSync || self.context.options.collectives_order {
+        if op == Op::BarWarpSync || self.facts.context.options.collectives_order {
             warp.view.meet(lanes, warp.live);
-            let carried = warp.sequential(lanes);
-            warp.inherit(lanes, &carried);
+            let carried = warp.fences.sequential(&warp.view, lanes);
+            warp.fences.inherit(&warp.view, lanes, &carried);
         }
         match op {
             Op::Shfl(mode) => self.shuffle(warp, mode, parts, lanes),
@@ -125,7 +119,7 @@ impl Env<'_> {
     /// The lane that `elect.sync` chooses. Any lane is allowed, but the choice must be the same for the same
     /// lanes (PTX ISA, "elect.sync"). With [`Schedule::Late`] it is the lowest lane, as on current GPUs.
     fn leader(&self, lanes: u32) -> u32 {
-        let Options { schedule, seed, .. } = self.context.options;
+        let Options { schedule, seed, .. } = self.facts.context.options;
         if *schedule == Schedule::Late {
             return lanes.trailing_zeros();
         }
@@ -201,7 +195,7 @@ impl Env<'_> {
                 });
             }
         }
-        let watches = &self.context.program.watches;
+        let watches = &self.facts.context.program.watches;
         let watched = |part: &Part| {
             let watch = part.inst.watched.map(|watch| &watches[watch as usize]);
             (watch, part.inst.line, part.lanes)
@@ -284,7 +278,7 @@ fn reduce(warp: &mut Warp, op: ReduxOp, ty: Type, parts: &[Part], lanes: u32) {
 /// The minimum or maximum, as `min` and `max` of two values compute it.
 fn reduce_floats(warp: &mut Warp, op: BinaryOp, (abs, nan): (bool, bool), parts: &[Part], lanes: u32) {
     let op = Op::Binary(op, Type::F32, FloatMods { nan, ..FloatMods::NONE });
-    let both = |a, b| super::evaluate(&op, [a, b, 0, 0]).unwrap_or(0);
+    let both = |a, b| evaluate(&op, [a, b, 0, 0]).unwrap_or(0);
     let kept = if abs { !(1 << 31) } else { !0 };
     let values = get32(warp, parts, 0).map(|bits| u64::from(bits & kept));
     // The first value is combined with itself, so that a NaN alone gives the canonical NaN.

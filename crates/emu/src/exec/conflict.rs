@@ -10,21 +10,21 @@ use ptx::Space;
 impl Env<'_> {
     /// The thread that a finding names for an agent.
     pub(super) fn thread_of(&self, agent: Agent, lane: u32) -> ThreadId {
-        let total = self.actors.total() as u32;
+        let total = self.facts.actors.total() as u32;
         let cluster = u64::from(agent / total);
-        let warp = match self.actors.name(agent) {
+        let warp = match self.facts.actors.name(agent) {
             Actor::Warp(warp) | Actor::Wgmma(warp) | Actor::Bulk(warp) => warp,
-            Actor::Mbarrier(_) => self.senders.get(&((agent % total) as usize)).map_or(0, |sender| sender.0),
+            Actor::Mbarrier(_) => self.copies.sender((agent % total) as usize).unwrap_or(0),
         };
-        let warps = self.actors.warps;
-        let cta = self.context.cta(cluster, (warp / warps) as u64);
+        let warps = self.facts.actors.warps;
+        let cta = self.facts.context.cta(cluster, (warp / warps) as u64);
         ThreadId { cta, warp: (warp % warps) as u32, lane }
     }
 
     /// Whether the warps that issued an asynchronous read have not yet waited for it.
     fn reads_still(&self, c: &Conflict) -> bool {
-        match (c.touch, self.actors.name(c.agent)) {
-            (Touch::Wgmma, Actor::Wgmma(warp)) => c.epoch > self.wgmma_waited[self.actors.warpgroup(warp)],
+        match (c.touch, self.facts.actors.name(c.agent)) {
+            (Touch::Wgmma, Actor::Wgmma(warp)) => c.epoch > self.products.waited(warp),
             _ => false,
         }
     }
@@ -43,13 +43,13 @@ impl Env<'_> {
             matches!(conflict.touch, Touch::Copy | Touch::CopyArrive | Touch::Bulk) && conflict.wrote;
         let source = matches!(conflict.touch, Touch::Copy | Touch::CopyArrive) && !conflict.wrote;
         let same_warpgroup = self.thread_of(conflict.agent, 0).cta == self.thread(warp, 0).cta
-            && matches!(self.actors.name(conflict.agent), Actor::Wgmma(w) if self.actors.warpgroup(w) == self.actors.warpgroup(warp));
+            && matches!(self.facts.actors.name(conflict.agent), Actor::Wgmma(w) if self.facts.actors.warpgroup(w) == self.facts.actors.warpgroup(warp));
         let kind = if conflict.unfenced {
             HazardKind::MissingProxyFence
         } else if (copied || source) && (conflict.in_flight || conflict.wrote && !writes)
             || conflict.touch == Touch::Wgmma && same_warpgroup
             || conflict.touch == Touch::Bulk
-                && self.actors.name(conflict.agent) == Actor::Bulk(warp)
+                && self.facts.actors.name(conflict.agent) == Actor::Bulk(warp)
                 && conflict.lane == lane as u32
         {
             HazardKind::AsyncNotWaited
@@ -59,11 +59,12 @@ impl Env<'_> {
         let threads = vec![self.thread(warp, lane), self.thread_of(conflict.agent, conflict.lane)];
         let other_line = Some(self.line(conflict.pc));
         let message =
-            describe(conflict, writes, self.actors.name(conflict.agent), self.reads_still(conflict));
-        let mut findings = std::mem::take(&mut self.findings);
-        findings
-            .report(kind, inst.line, other_line, || (threads, Some(self.place(place.0, place.1)), message));
-        self.findings = findings;
+            describe(conflict, writes, self.facts.actors.name(conflict.agent), self.reads_still(conflict));
+        let mut findings = std::mem::take(&mut self.log.findings);
+        findings.report(kind, inst.line, other_line, || {
+            (threads, Some(self.facts.place(place.0, place.1)), message)
+        });
+        self.log.findings = findings;
         debug_assert!(place.0 != Space::Shared || place.1 >> RANK_SHIFT < 16);
     }
 }

@@ -4,44 +4,13 @@ use ptx::Op;
 
 use super::Env;
 use super::run::Flow;
-use super::undefined::Definedness;
+use super::units::Definedness;
 use super::warp::{Frame, SavedRegisters, Split, State, Warp};
 use crate::decode::{Class, Inst, NOWHERE, Program, Slot, Transfer};
 use crate::report::HazardKind;
 
 /// Maximum depth of nested calls.
 const MAX_DEPTH: usize = 256;
-
-/// Whether lanes with a false guard must be split off before the instruction, because they continue while the
-/// other lanes wait or branch elsewhere.
-pub(super) fn parts(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Call { .. }
-            | Op::Ret { .. }
-            | Op::BrxIdx { .. }
-            | Op::Bar { .. }
-            | Op::BarrierCluster(_)
-            | Op::BarWarpSync
-            | Op::Shfl(_)
-            | Op::Vote(_)
-            | Op::Match(..)
-            | Op::Redux { .. }
-            | Op::Elect
-            | Op::Mma(_)
-            | Op::Ldmatrix(_)
-            | Op::Stmatrix(_)
-            | Op::Movmatrix
-            | Op::WmmaLoad(_)
-            | Op::WmmaStore(_)
-            | Op::Wmma(_)
-            | Op::Wgmma(_)
-            | Op::WgmmaFence
-            | Op::WgmmaCommitGroup
-            | Op::WgmmaWaitGroup
-            | Op::Setmaxnreg(_)
-    )
-}
 
 impl Env<'_> {
     pub(super) fn branch(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, taken: u32) -> Flow {
@@ -56,7 +25,7 @@ impl Env<'_> {
         split.mask &= !taken;
         split.pc += 1;
         // The seed of the schedule chooses which side runs first.
-        if self.context.options.seed & 1 == 1 {
+        if self.facts.context.options.seed & 1 == 1 {
             std::mem::swap(split, &mut other);
         }
         Flow::Part(other)
@@ -67,7 +36,7 @@ impl Env<'_> {
         let indices = *warp.registers.get32(inst.s[0]);
         let same = (0..32).filter(|l| split.mask >> l & 1 == 1 && indices[*l] == indices[first]);
         let same = same.fold(0u32, |m, l| m | 1 << l);
-        let targets = &self.context.program.targets[inst.list.0 as usize..][..usize::from(inst.list.1)];
+        let targets = &self.facts.context.program.targets[inst.list.0 as usize..][..usize::from(inst.list.1)];
         if same != split.mask {
             warp.push_group(split, inst.reconverge);
             let mut other = split.clone();
@@ -88,7 +57,7 @@ impl Env<'_> {
     }
 
     pub(super) fn call(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst) -> Flow {
-        let program = self.context.program;
+        let program = self.facts.context.program;
         let call = &program.calls[inst.target as usize];
         let callee = &program.functions[call.callee];
         let caller = split.function;
@@ -110,7 +79,7 @@ impl Env<'_> {
             || split.frames.iter().any(|f| program.functions[f.caller as usize].start == callee.start);
         let saved = active.then(|| Box::new(save(warp, callee)));
         // Saving and restoring one register of 32 lanes takes about as long as a warp instruction.
-        self.toll += saved.as_ref().map_or(0, |s| (s.w32.len() + 2 * s.w64.len()) as u64);
+        self.log.toll += saved.as_ref().map_or(0, |s| (s.w32.len() + 2 * s.w64.len()) as u64);
         let given: Vec<_> = call.arguments.iter().map(|t| read_transfer(program, warp, t, inst)).collect();
         warp.undefined.forget(&callee.suspects, split.mask);
         for (transfer, passed) in call.arguments.iter().zip(given) {
@@ -137,7 +106,7 @@ impl Env<'_> {
     }
 
     pub(super) fn ret(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst) -> Flow {
-        let program = self.context.program;
+        let program = self.facts.context.program;
         let Some(frame) = split.frames.pop() else { return self.exit(warp, split, split.mask) };
         let call = &program.calls[frame.call as usize];
         let callee = &program.functions[call.callee];
@@ -171,10 +140,10 @@ impl Env<'_> {
         self.leave_bulk(warp, lanes);
         self.leave_cluster(warp, lanes);
         warp.leave(lanes);
-        self.leave_wgmma(warp, &self.context.program.code[split.pc as usize]);
+        self.leave_wgmma(warp, &self.facts.context.program.code[split.pc as usize]);
         warp.join_waiting();
         self.meet_apart(warp);
-        self.complete_barriers_after_exit();
+        self.barriers.complete_after_exit(&self.live);
         self.complete_cluster_barrier();
         if split.mask == 0 { Flow::Gone } else { Flow::Next }
     }
@@ -206,7 +175,7 @@ impl Env<'_> {
         if split.ran_on == NOWHERE || self.returns_at_once(split.ran_on) {
             return;
         }
-        let code = &self.context.program.code;
+        let code = &self.facts.context.program.code;
         for other in &warp.splits {
             let State::Lanes(members) = other.state else { continue };
             let inst = &code[other.pc as usize];
@@ -216,7 +185,7 @@ impl Env<'_> {
             }
             let threads = [other.mask, missing].map(|m| self.thread(warp.index, m.trailing_zeros() as usize));
             let (mask, line) = (other.mask, self.line(split.ran_on));
-            self.findings.report(HazardKind::BarrierDivergence, inst.line, Some(line), || {
+            self.log.findings.report(HazardKind::BarrierDivergence, inst.line, Some(line), || {
                 let message = format!(
                     "lanes {mask:#010x} of the warp wait for lanes {missing:#010x}, which went past to line \
                      {line} and ran on to their end"
@@ -229,7 +198,7 @@ impl Env<'_> {
     /// Whether lanes at this instruction of the entry do nothing but return.
     fn returns_at_once(&self, mut pc: u32) -> bool {
         for _ in 0..8 {
-            match self.context.program.code.get(pc as usize) {
+            match self.facts.context.program.code.get(pc as usize) {
                 Some(Inst { op: Op::Ret { .. } | Op::Exit, guard: None, .. }) => return true,
                 Some(Inst { op: Op::Bra { .. }, guard: None, target, .. }) => pc = *target,
                 _ => return false,
@@ -240,7 +209,7 @@ impl Env<'_> {
 
     fn report_divergence(&mut self, warp: &Warp, at: usize) {
         let split = &warp.splits[at];
-        let inst = &self.context.program.code[split.pc as usize];
+        let inst = &self.facts.context.program.code[split.pc as usize];
         let State::Lanes(need) = split.state else { return };
         let missing = need & warp.live & !split.mask;
         let others: Vec<String> = warp
@@ -258,7 +227,8 @@ impl Env<'_> {
         );
         let mut threads = vec![self.thread(warp.index, split.mask.trailing_zeros() as usize)];
         threads.extend(other.map(|s| self.thread(warp.index, s.mask.trailing_zeros() as usize)));
-        self.findings
+        self.log
+            .findings
             .report(HazardKind::BarrierDivergence, inst.line, other_line, || (threads, None, message));
     }
 }

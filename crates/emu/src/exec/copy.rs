@@ -8,52 +8,12 @@ use ptx::{CpAsync, Space};
 use super::Env;
 use super::access::{Site, addresses, based, plain};
 use super::registers::for_lanes;
+use super::units::CopyFlight;
 use super::warp::Warp;
 use crate::decode::Inst;
 use crate::memory::{resolve, store_bytes};
 use crate::order::{Access, Epoch, FLIGHT, Strength, Touch};
 use crate::report::{HazardKind, Schedule};
-
-/// A copy in flight, for some lanes.
-#[derive(Debug)]
-struct Flight {
-    pc: u32,
-    /// Lanes whose copy has not been waited for.
-    lanes: u32,
-    /// Lanes that have not committed the copy to a group.
-    open: u32,
-    /// Index of the group, per lane.
-    group: [u32; 32],
-    /// Offsets in the shared memory of the cluster.
-    destination: [u32; 32],
-    source: [u64; 32],
-    bytes: u32,
-    /// Number of bytes read; the other bytes of the destination are set to zero.
-    taken: [u32; 32],
-    /// Lanes whose source lies in memory that the kernel may write.
-    watched: u32,
-    /// Whether the bytes were moved at issue, although no thread may rely on this.
-    arrived: bool,
-}
-
-/// The copies of a warp.
-#[derive(Debug, Default)]
-pub(crate) struct CopyQueue {
-    flights: Vec<Flight>,
-    /// Number of committed groups, per lane.
-    committed: [u32; 32],
-}
-
-impl CopyQueue {
-    pub fn commit(&mut self, mask: u32) {
-        for flight in self.flights.iter_mut().rev().take_while(|f| f.open != 0 || f.lanes != 0) {
-            let lanes = flight.open & mask;
-            for_lanes(lanes, |lane| flight.group[lane] = self.committed[lane]);
-            flight.open &= !lanes;
-        }
-        for_lanes(mask, |lane| self.committed[lane] += 1);
-    }
-}
 
 impl Env<'_> {
     pub(super) fn copy_async(&mut self, warp: &mut Warp, inst: &Inst, c: &CpAsync, mask: u32) {
@@ -93,7 +53,7 @@ impl Env<'_> {
         if good == 0 {
             return;
         }
-        let mut flight = Flight {
+        let mut flight = CopyFlight {
             pc: inst.pc,
             lanes: good,
             open: good,
@@ -105,7 +65,7 @@ impl Env<'_> {
             watched,
             arrived: false,
         };
-        flight.arrived = match self.context.options.schedule {
+        flight.arrived = match self.facts.context.options.schedule {
             Schedule::Late => false,
             Schedule::Early => true,
             Schedule::Random | Schedule::Lagging => rand::Rng::random(&mut self.rng),
@@ -113,7 +73,7 @@ impl Env<'_> {
         if flight.arrived {
             for_lanes(good, |lane| self.transfer(warp, &flight, lane));
         }
-        warp.copies.flights.push(flight);
+        warp.copies.depart(flight);
     }
 
     /// Checks a lane's copy at its issue: destination, source and number of bytes read. Returns whether the
@@ -138,7 +98,7 @@ impl Env<'_> {
             taken = 0;
         }
         let read = copy_site(inst, Space::Global, taken);
-        let races = self.context.options.checks.races;
+        let races = self.facts.context.options.checks.races;
         let source = (taken > 0).then(|| self.global_region(warp, &read, lane, from)).flatten();
         if source.is_none() {
             taken = 0;
@@ -150,8 +110,8 @@ impl Env<'_> {
         }
         if races {
             let access = Access { touch: Touch::Copy, epoch: FLIGHT, ..plain(warp, &write, lane) };
-            if let Some((c, at)) = self.shadow.write(offset, inst.target as usize, &access) {
-                let place = (Space::Shared, self.shared_address(at));
+            if let Some((c, at)) = self.shared.shadow.write(offset, inst.target as usize, &access) {
+                let place = (Space::Shared, self.facts.shared_address(at));
                 self.report_conflict(inst, warp.index, lane, true, &c, place);
             }
         }
@@ -160,17 +120,17 @@ impl Env<'_> {
 
     fn count_copy(&mut self, warp: &Warp, inst: &Inst, mask: u32, to: &[u64; 32], from: &[u64; 32]) {
         let bytes = inst.target;
-        let counter = &mut self.counters.instructions[inst.pc as usize];
+        let counter = self.log.counter(inst);
         counter.shared(mask, to, bytes, false);
         counter.global(mask, from, bytes);
-        if let Some(recorder) = &mut self.recorder {
+        if let Some(recorder) = &mut self.log.recorder {
             recorder.copy(warp.index, inst.number, mask, to, from, bytes);
         }
     }
 
     /// Moves the bytes of one lane.
-    fn transfer(&mut self, warp: &Warp, flight: &Flight, lane: usize) {
-        let inst = &self.context.program.code[flight.pc as usize];
+    fn transfer(&mut self, warp: &Warp, flight: &CopyFlight, lane: usize) {
+        let inst = &self.facts.context.program.code[flight.pc as usize];
         let mut data = [0; 8];
         let mut at = 0;
         // A step is the whole copy, a word or a byte, because src-size can be any number.
@@ -192,12 +152,12 @@ impl Env<'_> {
             }
             at += step;
         }
-        store_bytes(&mut self.shared, flight.destination[lane] as usize, flight.bytes as usize, &data);
+        store_bytes(&mut self.shared.bytes, flight.destination[lane] as usize, flight.bytes as usize, &data);
     }
 
     pub(super) fn wait_group(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
         let keep = warp.registers.lane(inst.s[0], mask.trailing_zeros() as usize) as u32;
-        let committed = warp.copies.committed;
+        let committed = warp.copies.committed();
         self.land(warp, mask, |flight, lane| {
             flight.open >> lane & 1 == 0 && flight.group[lane].saturating_add(keep) < committed[lane]
         });
@@ -213,7 +173,7 @@ impl Env<'_> {
     }
 
     /// Completes the copies of the lanes of `mask` that `due` selects.
-    fn land(&mut self, warp: &mut Warp, mask: u32, due: impl Fn(&Flight, usize) -> bool) {
+    fn land(&mut self, warp: &mut Warp, mask: u32, due: impl Fn(&CopyFlight, usize) -> bool) {
         let epoch = warp.view.now();
         self.land_at(warp, mask, epoch, Touch::Copy, due);
     }
@@ -224,9 +184,9 @@ impl Env<'_> {
         mask: u32,
         epoch: u32,
         touch: Touch,
-        due: impl Fn(&Flight, usize) -> bool,
+        due: impl Fn(&CopyFlight, usize) -> bool,
     ) {
-        let mut flights = std::mem::take(&mut warp.copies.flights);
+        let mut flights = warp.copies.take();
         for i in 0..flights.len() {
             let mut landing = 0;
             for_lanes(flights[i].lanes & mask, |lane| landing |= u32::from(due(&flights[i], lane)) << lane);
@@ -235,20 +195,19 @@ impl Env<'_> {
                 if !flights[i].arrived {
                     self.transfer(warp, &flights[i], lane);
                 }
-                if self.context.options.checks.races {
+                if self.facts.context.options.checks.races {
                     self.land_lane(warp, &flights, i, lane, (epoch, touch));
                 }
             });
         }
-        flights.retain(|f| f.lanes != 0);
-        warp.copies.flights = flights;
+        warp.copies.keep(flights);
     }
 
     /// Marks the accesses of a lane's copy `flights[i]` as complete at `epoch`.
     fn land_lane(
         &mut self,
         warp: &Warp,
-        flights: &[Flight],
+        flights: &[CopyFlight],
         i: usize,
         lane: usize,
         (epoch, touch): (Epoch, Touch),
@@ -256,19 +215,19 @@ impl Env<'_> {
         let flight = &flights[i];
         let thread = (warp.view.agent(), lane);
         let (to, bytes) = (flight.destination[lane] as usize, flight.bytes as usize);
-        self.shadow.land(to, bytes, thread, epoch, touch);
-        let reads = |f: &Flight| f.watched >> lane & 1 == 1;
+        self.shared.shadow.land(to, bytes, thread, epoch, touch);
+        let reads = |f: &CopyFlight| f.watched >> lane & 1 == 1;
         if !reads(flight) {
             return;
         }
         let (from, taken) = (flight.source[lane], u64::from(flight.taken[lane]));
         // Another copy in flight may still read the same bytes.
-        let still = |f: &Flight| {
+        let still = |f: &CopyFlight| {
             let (start, taken_there) = (f.source[lane], u64::from(f.taken[lane]));
             f.lanes >> lane & 1 == 1 && reads(f) && start < from + taken && from < start + taken_there
         };
         if !flights.iter().any(still) {
-            self.order.shadow.land(from, taken, thread, epoch, touch);
+            self.order.grid.shadow.land(from, taken, thread, epoch, touch);
         }
     }
 

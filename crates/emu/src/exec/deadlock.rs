@@ -43,11 +43,11 @@ impl Env<'_> {
         let other = places.iter().find(|place| place.0 != line);
         let threads = places.first().into_iter().chain(other).map(|place| place.1).collect();
         let other_line = other.map(|place| place.0);
-        self.findings.report(HazardKind::Deadlock, line, other_line, || (threads, None, message));
+        self.log.findings.report(HazardKind::Deadlock, line, other_line, || (threads, None, message));
     }
 
     fn same_cta(&self, warp: usize, waiter: &Waiter) -> bool {
-        warp / self.actors.warps == self.rank(waiter.warp)
+        warp / self.facts.actors.warps == self.rank(waiter.warp)
     }
 
     fn thread_in(&self, waiter: &Waiter) -> ThreadId {
@@ -61,7 +61,7 @@ impl Env<'_> {
 
     /// A list of warps of one CTA as text.
     fn names(&self, warps: &[usize]) -> String {
-        let number = |warp: &usize| (warp % self.actors.warps).to_string();
+        let number = |warp: &usize| (warp % self.facts.actors.warps).to_string();
         let listed = match warps {
             [] => String::new(),
             [one] => format!("warp {}", number(one)),
@@ -70,24 +70,25 @@ impl Env<'_> {
                 format!("warps {first} and {}", number(last))
             }
         };
-        match (self.actors.ctas, warps.first()) {
-            (2.., Some(warp)) => format!("CTA {} {listed}", self.ctas[warp / self.actors.warps]),
+        match (self.facts.actors.ctas, warps.first()) {
+            (2.., Some(warp)) => format!("CTA {} {listed}", self.facts.ctas[warp / self.facts.actors.warps]),
             _ => listed,
         }
     }
 
     fn describe_wait(&self, waiter: &Waiter) -> String {
-        let inst = &self.context.program.code[waiter.split.pc as usize];
+        let inst = &self.facts.context.program.code[waiter.split.pc as usize];
         match waiter.awaited {
             Awaited::Barrier(at) => {
-                let (arrived, expected) = self.attendance(at);
+                let (arrived, expected) = self.barriers.attendance(at);
                 format!("for barrier {}, where {arrived} of {expected} threads have arrived", at % 16)
             }
             Awaited::Mbarrier(address) => {
-                let (place, state) = (self.place(Space::Shared, address), self.mbarriers.describe(address));
+                let (place, state) =
+                    (self.facts.place(Space::Shared, address), self.mbarriers.describe(address));
                 format!("for the mbarrier {place}, {state}")
             }
-            Awaited::Cluster => self.describe_cluster_wait(),
+            Awaited::Cluster => self.rendezvous.describe(self.live_threads()),
             Awaited::Products => "for the other warps of its warpgroup to issue the same wgmma".into(),
             Awaited::Registers => self.describe_pool(waiter.warp, inst),
             Awaited::Memory => {
@@ -99,12 +100,14 @@ impl Env<'_> {
 
     /// Describes a wait that no waiting warp can end, because all warps that could have ended it have exited.
     fn describe_absent(&self, waiter: &Waiter, warps: &[Warp]) -> String {
-        let own = self.warpgroup_of(waiter.warp);
+        let own = self.facts.warpgroup_of(waiter.warp.index);
         let missed = |warp: &&Warp| match waiter.awaited {
             // A barrier of the whole CTA does not wait for exited warps, and neither does the cluster
             // barrier.
             Awaited::Barrier(at) => {
-                self.is_counted(at) && self.same_cta(warp.index, waiter) && !self.has_arrived(at, warp.index)
+                self.barriers.is_counted(at)
+                    && self.same_cta(warp.index, waiter)
+                    && !self.barriers.has_arrived(at, warp.index)
             }
             Awaited::Products => own.contains(&warp.index),
             Awaited::Mbarrier(_) | Awaited::Registers => self.same_cta(warp.index, waiter),
@@ -130,7 +133,9 @@ impl Env<'_> {
             let waiter = &waiters[at];
             let awaited = match waiter.awaited {
                 Awaited::Barrier(at) => format!("barrier {}", at % 16),
-                Awaited::Mbarrier(address) => format!("mbarrier {}", self.place(Space::Shared, address)),
+                Awaited::Mbarrier(address) => {
+                    format!("mbarrier {}", self.facts.place(Space::Shared, address))
+                }
                 Awaited::Cluster => "the cluster barrier".into(),
                 Awaited::Products => "products".into(),
                 Awaited::Registers => "registers".into(),
@@ -148,7 +153,7 @@ impl Env<'_> {
     fn report_bytes(&mut self, warp: &Warp, split: &Split) {
         let Some(address) = self.polled(warp, split) else { return };
         let Some((_, _, bytes)) = self.mbarriers.unbalanced().find(|(at, ..)| *at == address) else { return };
-        let inst = &self.context.program.code[split.pc as usize - 1];
+        let inst = &self.facts.context.program.code[split.pc as usize - 1];
         let lane = split.mask.trailing_zeros() as usize;
         self.report(
             HazardKind::TransactionMismatch,

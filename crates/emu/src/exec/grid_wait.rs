@@ -24,7 +24,10 @@ impl Env<'_> {
     /// Checks that a lane is ordered after a grid wait before it accesses global memory.
     #[inline(always)]
     pub(super) fn check_grid_wait(&mut self, warp: &Warp, inst: &Inst, lane: usize, address: u64) {
-        if self.actors.overlapping && self.context.options.checks.races && !warp.view.is_behind_grid(lane) {
+        if self.facts.actors.overlapping
+            && self.facts.context.options.checks.races
+            && !warp.view.is_behind_grid(lane)
+        {
             self.report(HazardKind::BeforeGridWait, inst, warp.index, lane, Some((Space::Global, address)), || {
                 "accesses global memory before griddepcontrol.wait: the launch overlaps with the previous grid, \
                  which may still read or write that memory"

@@ -1,6 +1,6 @@
 //! Executes `ldmatrix`, `stmatrix`, `movmatrix` and `mma.sync`, in which a whole warp takes part.
 
-use ptx::{BitOp, MatrixAccess, Mma, Op, Space, Type};
+use ptx::{MatrixAccess, Mma, Op, Space};
 
 use super::Env;
 use super::access::{Site, plain};
@@ -9,52 +9,11 @@ use super::run::Flow;
 use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, Slot};
 use crate::memory::{Chunk, load_bytes};
-use crate::numerics::tensor::{self, Accumulator, BitProduct, Input, MmaKind, Shape};
+use crate::numerics::tensor::{self, Accumulator};
 use crate::numerics::{Lanes32, Lanes64};
 use crate::order::{Access, Strength};
 use crate::report::{Fidelity, HazardKind};
-
-/// The element type of A or B.
-pub(super) fn input(ty: Type) -> Option<Input> {
-    Some(match ty {
-        Type::F16 => Input::F16,
-        Type::Bf16 => Input::Bf16,
-        Type::Tf32 => Input::Tf32,
-        Type::E4m3 => Input::E4m3,
-        Type::E5m2 => Input::E5m2,
-        Type::S8 => Input::S8,
-        Type::U8 => Input::U8,
-        Type::F64 => Input::F64,
-        _ => return None,
-    })
-}
-
-/// The product that an `mma` computes; `None` if the emulator does not implement it.
-fn kind(m: &Mma) -> Option<MmaKind> {
-    let accumulator = match m.d {
-        Type::F16 => Accumulator::F16,
-        Type::F32 => Accumulator::F32,
-        Type::F64 => Accumulator::F64,
-        Type::S32 => Accumulator::S32 { saturate: m.satfinite },
-        _ => return None,
-    };
-    let shape = Shape { m: m.shape.m.into(), n: m.shape.n.into(), k: m.shape.k.into() };
-    let plain = m.c == m.d && m.a_order == ptx::MatrixOrder::Row && m.b_order == ptx::MatrixOrder::Col;
-    if !plain {
-        return None;
-    }
-    let input = |ty| match (ty, m.bits) {
-        (Type::B1, Some(BitOp::Xor)) => Some(Input::Bits(BitProduct::Xor)),
-        (Type::B1, Some(BitOp::And)) => Some(Input::Bits(BitProduct::And)),
-        _ => input(ty),
-    };
-    MmaKind::new(shape, input(m.a)?, input(m.b)?, accumulator).ok()
-}
-
-/// Whether the emulator implements this product.
-pub(crate) fn mma_supported(m: &Mma) -> bool {
-    kind(m).is_some()
-}
+use crate::semantics::products;
 
 impl Env<'_> {
     pub(super) fn matrix(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
@@ -90,20 +49,20 @@ impl Env<'_> {
     }
 
     fn mma(&mut self, warp: &mut Warp, inst: &Inst, m: &Mma, mask: u32) {
-        let Some(kind) = kind(m) else { return };
-        let slots = self.context.program.slots(inst);
+        let Some(kind) = products::of_mma(m) else { return };
+        let slots = self.facts.context.program.slots(inst);
         let [a, b, c] = kind.registers();
         let (d_slots, rest) = slots.split_at(c);
         let (a_slots, rest) = rest.split_at(a);
         let (b_slots, c_slots) = rest.split_at(b);
-        if self.context.options.fidelity == Fidelity::Sketch {
+        if self.facts.context.options.fidelity == Fidelity::Sketch {
             for (to, from) in d_slots.iter().zip(c_slots) {
                 let sum = warp.registers.get_any(*from);
                 warp.registers.set_any(*to, mask, &sum);
             }
             return;
         }
-        let rules = self.context.rules;
+        let rules = self.facts.context.rules;
         let done = if kind.accumulator() == Accumulator::F64 {
             let gather = |slots: &[Slot]| -> Vec<Lanes64> {
                 slots.iter().map(|s| *warp.registers.get64(*s)).collect()
@@ -137,8 +96,8 @@ impl Env<'_> {
         if inst.space == Space::Generic {
             addresses = addresses.map(|a| crate::memory::resolve(a).1);
         }
-        self.counters.instructions[inst.pc as usize].shared(lanes, &addresses, 16, false);
-        if let Some(recorder) = &mut self.recorder {
+        self.log.counter(inst).shared(lanes, &addresses, 16, false);
+        if let Some(recorder) = &mut self.log.recorder {
             recorder.shared(warp.index, inst.number, lanes & mask, &addresses, 16);
         }
         (addresses, lanes)
@@ -152,7 +111,7 @@ impl Env<'_> {
                 rows[lane] = row;
             }
         });
-        let slots = self.context.program.slots(inst);
+        let slots = self.facts.context.program.slots(inst);
         for (matrix, slot) in slots.iter().enumerate() {
             let row = |r: usize| &rows[8 * matrix + r];
             let result: Lanes32 = std::array::from_fn(|lane| {
@@ -178,17 +137,17 @@ impl Env<'_> {
     ) -> Option<Chunk> {
         let site = row_site(inst);
         let offset = self.shared_offset(warp, &site, lane, address)?;
-        if self.context.options.checks.races {
+        if self.facts.context.options.checks.races {
             let access = Access { lanes: mask, ..plain(warp, &site, lane) };
-            let verdict = self.shadow.read(offset, 16, &access);
+            let verdict = self.shared.shadow.read(offset, 16, &access);
             self.judge_shared_read(verdict, inst, warp.index, lane, address);
         }
-        Some(load_bytes(&self.shared, offset, 16))
+        Some(load_bytes(&self.shared.bytes, offset, 16))
     }
 
     fn stmatrix(&mut self, warp: &mut Warp, inst: &Inst, m: &MatrixAccess, mask: u32) {
         let (addresses, lanes) = self.rows(warp, inst, m, mask);
-        let slots = self.context.program.slots(inst);
+        let slots = self.facts.context.program.slots(inst);
         let mut rows: [Chunk; 32] = [[0; 8]; 32];
         for (matrix, slot) in slots.iter().enumerate() {
             let values = warp.registers.get32(*slot);

@@ -9,10 +9,10 @@ use crate::memory::{RANK_SHIFT, resolve, window};
 
 impl Env<'_> {
     pub(super) fn mov(&mut self, warp: &mut Warp, inst: &Inst, ty: Type, mask: u32) {
-        let slots = self.context.program.slots(inst);
+        let slots = self.facts.context.program.slots(inst);
         let registers = &mut warp.registers;
         if inst.target == CLOCK {
-            let now = self.steps;
+            let now = self.log.steps;
             return registers.set_any(inst.d[0], mask, &[now; 32]);
         }
         if slots.is_empty() {

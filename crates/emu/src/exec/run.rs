@@ -3,7 +3,6 @@
 use ptx::{FenceSem, GridDependency, Op, ProxyFence};
 
 use super::Env;
-use super::control::parts;
 use super::warp::{Split, State, Warp};
 use crate::EmuError;
 use crate::decode::Inst;
@@ -33,6 +32,13 @@ pub(super) enum Flow {
     Gone,
 }
 
+/// The participating lanes at one instruction.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'i> {
+    pub inst: &'i Inst,
+    pub lanes: u32,
+}
+
 impl Env<'_> {
     /// Retries the instruction after other warps have run.
     pub(super) fn retry(&mut self, split: &mut Split) -> Flow {
@@ -47,18 +53,22 @@ impl Env<'_> {
             let split = warp.splits.remove(at);
             self.run_split(warp, split, &mut quantum);
         }
-        if let Some(error) = self.stopped.take() {
+        if let Some(error) = self.log.stopped.take() {
             return Err(error);
         }
-        if self.steps + self.tolls() > self.context.options.step_limit {
+        if self.log.steps + self.tolls() > self.facts.context.options.step_limit {
             let line = warp.splits.first().map_or(0, |s| self.line(s.pc));
-            return Err(EmuError::StepLimit { cta: self.ctas[self.rank(warp)], steps: self.steps, line });
+            return Err(EmuError::StepLimit {
+                cta: self.facts.ctas[self.rank(warp)],
+                steps: self.log.steps,
+                line,
+            });
         }
-        self.context.options.stopwatch.as_ref().map_or(Ok(()), |stopwatch| stopwatch.check())
+        self.facts.context.options.stopwatch.as_ref().map_or(Ok(()), |stopwatch| stopwatch.check())
     }
 
     fn run_split(&mut self, warp: &mut Warp, mut split: Split, quantum: &mut u32) {
-        let program = self.context.program;
+        let program = self.facts.context.program;
         loop {
             if split.pc == split.meet && warp.at_meeting(&split) {
                 match warp.park(split) {
@@ -82,7 +92,7 @@ impl Env<'_> {
                 }
             };
             if let Some(watch) = inst.watched
-                && self.context.options.checks.uninitialised
+                && self.facts.context.options.checks.uninitialised
             {
                 self.watch(warp, inst, &program.watches[watch as usize], split.mask, mask);
             }
@@ -131,13 +141,13 @@ impl Env<'_> {
 
     #[inline(always)]
     pub(super) fn count(&mut self, warp: &mut Warp, index: usize, inst: &Inst, mask: u32) {
-        let counter = &mut self.counters.instructions[index];
+        let counter = &mut self.log.counters.instructions[index];
         counter.issues += 1;
         counter.lanes += u64::from(mask.count_ones());
-        self.counters.single_lane_issues += u64::from(mask & mask.wrapping_sub(1) == 0);
+        self.log.counters.single_lane_issues += u64::from(mask & mask.wrapping_sub(1) == 0);
         warp.steps += 1;
-        self.steps += 1;
-        if let Some(recorder) = &mut self.recorder
+        self.log.steps += 1;
+        if let Some(recorder) = &mut self.log.recorder
             && (mask == 0 || !records_itself(&inst.op))
         {
             recorder.issue(warp.index, inst.number, mask);
@@ -187,7 +197,7 @@ impl Env<'_> {
             }
             Op::FenceProxy(kind) => {
                 let spaces: &[ProxySpace] = match kind {
-                    _ if !self.context.program.asynchronous => &[],
+                    _ if !self.facts.context.program.asynchronous => &[],
                     ProxyFence::Alias => &[],
                     ProxyFence::Async => &[ProxySpace::Shared, ProxySpace::Global],
                     ProxyFence::AsyncGlobal => &[ProxySpace::Global],
@@ -230,6 +240,37 @@ impl Env<'_> {
         }
         Flow::Next
     }
+}
+
+/// Whether lanes with a false guard must be split off before the instruction, because they continue while the
+/// other lanes wait or branch elsewhere.
+fn parts(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Call { .. }
+            | Op::Ret { .. }
+            | Op::BrxIdx { .. }
+            | Op::Bar { .. }
+            | Op::BarrierCluster(_)
+            | Op::BarWarpSync
+            | Op::Shfl(_)
+            | Op::Vote(_)
+            | Op::Match(..)
+            | Op::Redux { .. }
+            | Op::Elect
+            | Op::Mma(_)
+            | Op::Ldmatrix(_)
+            | Op::Stmatrix(_)
+            | Op::Movmatrix
+            | Op::WmmaLoad(_)
+            | Op::WmmaStore(_)
+            | Op::Wmma(_)
+            | Op::Wgmma(_)
+            | Op::WgmmaFence
+            | Op::WgmmaCommitGroup
+            | Op::WgmmaWaitGroup
+            | Op::Setmaxnreg(_)
+    )
 }
 
 /// Splits off the lanes outside `mask`. They skip the instruction and wait behind it.

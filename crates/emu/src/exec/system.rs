@@ -29,7 +29,7 @@ impl Env<'_> {
     ) -> Flow {
         match special {
             Special::Unsupported(what) => {
-                self.stopped = Some(EmuError::Unsupported { line: inst.line, what: what.clone() });
+                self.log.stopped = Some(EmuError::Unsupported { line: inst.line, what: what.clone() });
                 Flow::Yield
             }
             Special::Assert(call) => {
@@ -49,12 +49,13 @@ impl Env<'_> {
                     let format = self.text(warp, lane, format);
                     let (text, count) = self.formatted(warp, lane, &format, values);
                     let thread = self.thread(warp.index, lane);
-                    self.counters.prints += 1;
-                    if self.printed.len() < MOST_PRINTED {
-                        self.printed.push(Printed { thread, text });
+                    self.log.counters.prints += 1;
+                    if self.log.printed.len() < MOST_PRINTED {
+                        self.log.printed.push(Printed { thread, text });
                     }
                     if let Some(result) = call.result {
-                        let at = frame(warp, self.context.program.frame_pointer, lane) + result as usize;
+                        let at =
+                            frame(warp, self.facts.context.program.frame_pointer, lane) + result as usize;
                         warp.local.store(lane, at, 4, &[count, 0, 0, 0, 0, 0, 0, 0]);
                     }
                 });
@@ -66,7 +67,7 @@ impl Env<'_> {
     /// An argument of 8 bytes, or of 4 bytes if the call passes only 4; 0 if it is missing.
     fn argument(&self, warp: &Warp, call: &SystemCall, at: usize, lane: usize) -> u64 {
         let Some(&(offset, bytes)) = call.arguments.get(at) else { return 0 };
-        let at = frame(warp, self.context.program.frame_pointer, lane) + offset as usize;
+        let at = frame(warp, self.facts.context.program.frame_pointer, lane) + offset as usize;
         let chunk = warp.local.load(lane, at, bytes.min(8) as usize);
         u64::from(chunk[0]) | u64::from(chunk[1]) << 32
     }
@@ -76,7 +77,7 @@ impl Env<'_> {
         let (space, at) = resolve(address);
         match space {
             Space::Global => {
-                let (region, offset) = self.context.global.find(at)?;
+                let (region, offset) = self.facts.context.global.find(at)?;
                 let offset = usize::try_from(offset).ok().filter(|offset| *offset < region.bytes)?;
                 Some(region.load(offset, 1)[0] as u8)
             }
@@ -86,7 +87,7 @@ impl Env<'_> {
             }
             Space::Const => {
                 let offset = at.checked_sub(crate::memory::CONST_BASE)? as usize;
-                self.context.program.layout.constants.get(offset).copied()
+                self.facts.context.program.layout.constants.get(offset).copied()
             }
             _ => None,
         }

@@ -66,7 +66,7 @@ impl Env<'_> {
             State::Parked | State::Lanes(_) => return Awaited::Lanes,
             State::Run => {}
         }
-        match self.context.program.code[split.pc as usize].op {
+        match self.facts.context.program.code[split.pc as usize].op {
             Op::BarrierCluster(_) => Awaited::Cluster,
             Op::WgmmaWaitGroup => Awaited::Products,
             Op::Setmaxnreg(_) => Awaited::Registers,
@@ -77,7 +77,7 @@ impl Env<'_> {
 
     /// The mbarrier that lanes poll.
     pub(super) fn polled(&self, warp: &Warp, split: &Split) -> Option<u64> {
-        let inst = &self.context.program.code[split.pc.checked_sub(1)? as usize];
+        let inst = &self.facts.context.program.code[split.pc.checked_sub(1)? as usize];
         let lane = split.mask.trailing_zeros() as usize;
         let waits = split.state == State::Run && matches!(inst.op, Op::Mbarrier(m) if m.op.waits());
         waits.then(|| resolve(addresses(&warp.registers, inst)[lane]).1)
@@ -85,7 +85,7 @@ impl Env<'_> {
 
     /// The instructions that a split can still reach and that can end a wait.
     fn ahead(&self, split: &Split) -> Vec<u32> {
-        let program = self.context.program;
+        let program = self.facts.context.program;
         let mut seen = vec![false; program.code.len()];
         // The split has already arrived at the barrier where it waits.
         let first = split.pc + u32::from(matches!(split.state, State::Barrier(_)));
@@ -136,11 +136,14 @@ impl Env<'_> {
         let same_warp = waiter.warp.index == other.warp.index;
         let may = match waiter.awaited {
             Awaited::Barrier(at) => {
-                usize::from(at) / 16 == self.rank(other.warp) && !self.has_arrived(at, other.warp.index)
+                usize::from(at) / 16 == self.rank(other.warp)
+                    && !self.barriers.has_arrived(at, other.warp.index)
             }
             Awaited::Mbarrier(_) => true,
             Awaited::Cluster => other.warp.attendance.absent(other.warp.live),
-            Awaited::Products => !same_warp && self.warpgroup_of(waiter.warp).contains(&other.warp.index),
+            Awaited::Products => {
+                !same_warp && self.facts.warpgroup_of(waiter.warp.index).contains(&other.warp.index)
+            }
             Awaited::Registers => !same_warp && self.rank(waiter.warp) == self.rank(other.warp),
             Awaited::Memory => !itself,
             Awaited::Lanes => return (same_warp && !itself).then_some(Match::AsItStands),
@@ -148,7 +151,7 @@ impl Env<'_> {
         if !may {
             return None;
         }
-        let code = &self.context.program.code;
+        let code = &self.facts.context.program.code;
         let mut found = None;
         for pc in &other.ahead {
             found = found.max(self.ends(waiter.awaited, other, &code[*pc as usize]));
@@ -190,7 +193,7 @@ impl Env<'_> {
     }
 
     fn is_constant(&self, slot: Slot) -> bool {
-        self.context.program.constants.iter().any(|(known, _)| *known == slot)
+        self.facts.context.program.constants.iter().any(|(known, _)| *known == slot)
     }
 }
 

@@ -2,20 +2,15 @@
 //! where their paths join. No lane waits there forever: as on hardware with independent thread scheduling,
 //! when lanes spin on a value that a waiting lane has yet to write, the waiting lane continues.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 
-use super::bulk_store::BulkQueue;
-use super::cluster::Attendance;
-use super::copy::CopyQueue;
-use super::mbarrier::CheckedWait;
 use super::registers::Registers;
-use super::undefined::Undefined;
-use super::wgmma::WgmmaQueue;
+use super::units::{
+    Attendance, BulkQueue, CheckedWait, CopyQueue, Definedness, Fences, Undefined, WgmmaQueue,
+};
 use crate::decode::{NOWHERE, Program};
 use crate::memory::LocalMemory;
-use crate::order::{Actors, Clock, Moment, Strength, WarpView};
+use crate::order::{Actors, WarpView};
 
 /// The return point of a called function.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +28,7 @@ pub(crate) struct SavedRegisters {
     pub w64: Vec<[u64; 32]>,
     pub pred: Vec<u32>,
     /// The states of the function's suspects.
-    pub undefined: Vec<super::undefined::Definedness>,
+    pub undefined: Vec<Definedness>,
 }
 
 /// The state of a split.
@@ -79,59 +74,6 @@ pub(crate) struct Group {
     pending: u32,
 }
 
-/// Accesses that lanes released with a fence, for each lane.
-#[derive(Clone, Debug)]
-pub(crate) struct Fenced {
-    pub lanes: u32,
-    pub strength: Strength,
-    /// Set for a `fence.sc` of gpu scope: see [`Sequential`].
-    pub sequential: bool,
-    pub moment: Moment,
-}
-
-/// Releases that relaxed reads of a lane observed and that a later fence acquires. The entry covers several
-/// lanes if they waited on an mbarrier together, or if a barrier passed it on to them.
-#[derive(Clone, Debug)]
-pub(crate) struct Seen {
-    pub lanes: u32,
-    pub strength: Strength,
-    /// Set for a `fence.sc` of gpu scope: see [`Sequential`].
-    pub sequential: bool,
-    pub clock: Clock,
-    /// The release that a relaxed read observed last. A repeated observation adds nothing.
-    pub last: Option<Arc<Clock>>,
-}
-
-/// The releases of sequentially consistent fences of gpu scope, and what strong reads observed of them.
-///
-/// A `fence.sc` synchronises with every later `fence.sc` (PTX ISA, "Fence-SC"); observed values determine
-/// which fence was later. Therefore the signalling or observing thread need not execute the fence itself, as
-/// it must in a release or acquire pattern. `write; membar.gl; bar.sync; one thread: atom` and `one thread:
-/// atom; bar.sync; membar.gl; read` order the writes and reads of all threads.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Sequential {
-    released: Option<Clock>,
-    seen: Option<Clock>,
-}
-
-impl Sequential {
-    /// Adds the state that other warps of the CTA bring to a barrier.
-    pub fn join(&mut self, home: u32, other: &Sequential) {
-        for (mine, theirs) in [(&mut self.released, &other.released), (&mut self.seen, &other.seen)] {
-            if let Some(clock) = theirs {
-                join_option(mine, home, clock);
-            }
-        }
-    }
-}
-
-fn join_option(known: &mut Option<Clock>, home: u32, clock: &Clock) {
-    match known {
-        Some(known) => known.join(home, clock),
-        None => *known = Some(clock.clone()),
-    }
-}
-
 /// A warp of a cluster.
 #[derive(Debug)]
 pub(crate) struct Warp {
@@ -148,8 +90,7 @@ pub(crate) struct Warp {
     pub bulk: BulkQueue,
     pub wgmma: WgmmaQueue,
     pub undefined: Undefined,
-    pub released: Vec<Fenced>,
-    pub seen: Vec<Seen>,
+    pub fences: Fences,
     pub attendance: Attendance,
     /// The last wait on an mbarrier that all its lanes were allowed to use.
     pub waited: Option<CheckedWait>,
@@ -187,8 +128,7 @@ impl Warp {
             bulk: BulkQueue::default(),
             wgmma: WgmmaQueue::default(),
             undefined: Undefined::new(program),
-            released: Vec::new(),
-            seen: Vec::new(),
+            fences: Fences::default(),
             attendance: Attendance::default(),
             waited: None,
             steps: 0,
@@ -351,43 +291,6 @@ impl Warp {
         split.groups.truncate(common);
         split.meet = split.groups.last().map_or(NOWHERE, |&g| self.groups[g as usize].pc);
         self.wake_complete_groups();
-    }
-
-    /// Keeps what a relaxed wait of lanes observed. Their next fence of at least this scope acquires it.
-    pub fn see(&mut self, lanes: u32, strength: Strength, clock: &Clock) {
-        let alike = |s: &&mut Seen| s.lanes == lanes && s.strength == strength && !s.sequential;
-        match self.seen.iter_mut().find(alike) {
-            Some(seen) => seen.clock.join(self.view.home(), clock),
-            None => {
-                let clock = clock.clone();
-                self.seen.push(Seen { lanes, strength, sequential: false, clock, last: None });
-            }
-        }
-    }
-
-    /// The state that a barrier passes on from these lanes to the lanes that leave it.
-    pub fn sequential(&self, lanes: u32) -> Sequential {
-        let (home, mut carried) = (self.view.home(), Sequential::default());
-        for fence in self.released.iter().filter(|f| f.sequential && f.lanes & lanes != 0) {
-            join_option(&mut carried.released, home, &fence.moment.of(fence.lanes & lanes));
-        }
-        for seen in self.seen.iter().filter(|s| s.sequential && s.lanes & lanes != 0) {
-            join_option(&mut carried.seen, home, &seen.clock);
-        }
-        carried
-    }
-
-    /// Applies the state that a barrier passed on to the lanes that leave it.
-    pub fn inherit(&mut self, lanes: u32, carried: &Sequential) {
-        let (strength, sequential) = (Strength::Gpu, true);
-        if let Some(clock) = &carried.released {
-            self.released.retain(|f| !(f.sequential && f.lanes & !lanes == 0));
-            self.released.push(Fenced { lanes, strength, sequential, moment: self.view.carried(clock) });
-        }
-        if let Some(clock) = &carried.seen {
-            self.seen.retain(|s| !(s.sequential && s.lanes & !lanes == 0));
-            self.seen.push(Seen { lanes, strength, sequential, clock: clock.clone(), last: None });
-        }
     }
 
     pub fn is_done(&self) -> bool {

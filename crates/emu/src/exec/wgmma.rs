@@ -6,112 +6,21 @@
 //! warps have issued it, so a wait of one warp covers all four. The emulator's wait also ends only after all
 //! four warps have issued the product.
 
-use std::collections::VecDeque;
-
-use ptx::{Op, Space, Type, Wgmma, WgmmaSource};
+use ptx::{Op, Space, Wgmma, WgmmaSource};
 
 use super::Env;
 use super::access::{Site, plain};
 use super::descriptor::Descriptor;
-use super::matrix::input;
 use super::run::Flow;
+use super::units::{Issued, WARPS};
 use super::warp::{Split, State, Warp};
 use crate::decode::{Inst, Slot, Touches, wgmma_bits};
 use crate::memory::{Chunk, SHARED_BASE, load_bytes};
 use crate::numerics::Lanes32;
-use crate::numerics::tensor::{self, Accumulator, BitProduct, Input, MmaKind, Shape, TensorRules};
+use crate::numerics::tensor::{self, Input, TensorRules};
 use crate::order::{Access, ProxySpace, Strength, Touch, Verdict};
 use crate::report::{Fidelity, HazardKind};
-
-/// Warps of a warpgroup.
-pub(super) const WARPS: usize = 4;
-
-/// How wgmmas use a register.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Use {
-    /// Group of the last product that used the register, counted from 1.
-    group: u32,
-    /// Number of columns of that product if the register held an accumulator, 0 if it held A.
-    columns: u16,
-    /// Fences executed before the last access by an instruction other than wgmma, counted from 1.
-    touched: u32,
-    /// The lanes in which an instruction has written the register.
-    written: u32,
-}
-
-/// The products of a warp.
-#[derive(Debug, Default)]
-pub(crate) struct WgmmaQueue {
-    /// Indexed by register.
-    uses: Vec<Use>,
-    fences: u32,
-    committed: u32,
-    /// Number of groups waited for.
-    waited: u32,
-    /// Whether a product belongs to no group yet.
-    open: bool,
-}
-
-/// A product as a warp executes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Product {
-    pc: u32,
-    /// Descriptors of B and of A; 0 for A in registers.
-    descriptors: [u64; 2],
-    adds: bool,
-}
-
-/// The products that some but not all warps of a warpgroup have executed, and the number of these that each
-/// warp has executed.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct OpenProducts {
-    products: VecDeque<Product>,
-    executed: [usize; WARPS],
-}
-
-impl OpenProducts {
-    /// Records the next product of a warp, and returns the product that another warp executed in its place if
-    /// they differ. Warps that are not `live` execute no further products.
-    fn execute(&mut self, warp: usize, product: Product, live: [bool; WARPS]) -> Option<Product> {
-        let at = self.executed[warp];
-        let first = self.products.get(at).copied();
-        if first.is_none() {
-            self.products.push_back(product);
-        }
-        self.executed[warp] += 1;
-        if self.executed.iter().zip(live).all(|(executed, live)| *executed > 0 || !live) {
-            self.products.pop_front();
-            self.executed.iter_mut().for_each(|executed| *executed = executed.saturating_sub(1));
-        }
-        first.filter(|first| *first != product)
-    }
-}
-
-/// The product of 16 rows and 8 columns into which a wgmma is split; `None` if the emulator does not
-/// implement it.
-fn kind(w: &Wgmma) -> Option<MmaKind> {
-    let accumulator = match w.d {
-        Type::F16 => Accumulator::F16,
-        Type::F32 => Accumulator::F32,
-        Type::S32 => Accumulator::S32 { saturate: w.satfinite },
-        _ => return None,
-    };
-    let columns = usize::from(w.shape.n);
-    let step = if matches!(w.d, Type::S32) && columns > 32 { 16 } else { 8 };
-    if w.shape.m != 64 || !(8..=256).contains(&columns) || columns % step != 0 && columns != 24 {
-        return None;
-    }
-    let shape = Shape { m: 16, n: 8, k: w.shape.k.into() };
-    let exact = w.shape.k * w.a.bits() as u16 == 256;
-    // Only `.and` exists for single bits.
-    let input = |ty| if ty == Type::B1 { Some(Input::Bits(BitProduct::And)) } else { input(ty) };
-    if exact { MmaKind::new(shape, input(w.a)?, input(w.b)?, accumulator).ok() } else { None }
-}
-
-/// Whether the emulator implements this product.
-pub(crate) fn wgmma_supported(w: &Wgmma) -> bool {
-    kind(w).is_some()
-}
+use crate::semantics::products;
 
 /// The sign bits of the elements in a register.
 fn signs(input: Input) -> u32 {
@@ -137,12 +46,8 @@ impl Env<'_> {
         split.forced = false;
         match inst.op {
             Op::Wgmma(w) => self.wgmma_product(warp, inst, &w),
-            Op::WgmmaFence => warp.wgmma.fences += 1,
-            Op::WgmmaCommitGroup => {
-                warp.wgmma.committed += 1;
-                warp.wgmma.open = false;
-                self.wgmma_committed[warp.index] = warp.wgmma.committed;
-            }
+            Op::WgmmaFence => warp.wgmma.fence(),
+            Op::WgmmaCommitGroup => self.products.commit(warp.index, warp.wgmma.commit()),
             Op::WgmmaWaitGroup => return self.wgmma_wait(warp, split, inst),
             Op::Setmaxnreg(change) => return self.change_registers(warp, split, inst, change),
             _ => {}
@@ -150,47 +55,37 @@ impl Env<'_> {
         Flow::Next
     }
 
-    /// The warps of a warp's warpgroup.
-    pub(super) fn warpgroup_of(&self, warp: &Warp) -> std::ops::Range<usize> {
-        let warps = self.actors.warps;
-        let first = warp.index - warp.index % warps % WARPS;
-        first..(first + WARPS).min(warp.index - warp.index % warps + warps)
-    }
-
     fn wgmma_wait(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst) -> Flow {
         let keep = warp.registers.lane(inst.s[0], 0) as u32;
-        let done = warp.wgmma.committed.saturating_sub(keep);
-        let mut group = self.warpgroup_of(warp);
-        if group.any(|w| self.live[w] != 0 && self.wgmma_committed[w] < done) {
+        let done = warp.wgmma.due(keep);
+        let mut group = self.facts.warpgroup_of(warp.index);
+        if group.any(|w| self.live[w] != 0 && !self.products.has_committed(w, done)) {
             return self.retry(split);
         }
         split.polls = 0;
-        if done > warp.wgmma.waited {
-            warp.wgmma.waited = done;
-            let waited = &mut self.wgmma_waited[self.actors.warpgroup(warp.index)];
-            *waited = done.max(*waited);
-            let actor = self.actors.wgmma(warp.index);
+        if warp.wgmma.wait(done) {
+            self.products.wait(warp.index, done);
+            let actor = self.facts.actors.wgmma(warp.index);
             warp.view.learn(!0, warp.live, (actor, !0), done);
         }
         Flow::Next
     }
 
     fn wgmma_product(&mut self, warp: &mut Warp, inst: &Inst, w: &Wgmma) {
-        let Some(kind) = kind(w) else { return };
-        if self.warpgroup_of(warp).len() < WARPS {
+        let Some(kind) = products::of_wgmma(w) else { return };
+        if self.facts.warpgroup_of(warp.index).len() < WARPS {
             self.report(HazardKind::BarrierDivergence, inst, warp.index, 0, None, || {
                 "the warpgroup has fewer than four warps".into()
             });
             return;
         }
-        let slots = self.context.program.slots(inst);
+        let slots = self.facts.context.program.slots(inst);
         let (d_slots, a_slots) = slots.split_at(w.d_registers());
         let adding = warp.registers.get_pred(inst.s[2], inst.negated, 2) & warp.live;
         self.check_registers(warp, inst, w, (d_slots, adding), a_slots);
         self.check_uniform(warp, inst, w, adding);
-        warp.wgmma.open = true;
         let adds = adding & 1 == 1;
-        if self.context.options.fidelity == Fidelity::Sketch {
+        if self.facts.context.options.fidelity == Fidelity::Sketch {
             let zeroed = if adds { &[] } else { d_slots };
             zeroed.iter().for_each(|slot| warp.registers.set32(*slot, !0, &[0; 32]));
             return;
@@ -211,7 +106,7 @@ impl Env<'_> {
         let b = Descriptor::new(warp.registers.lane(inst.s[1], 0), transposed);
         let per_block = kind.registers()[2];
         // Each block of eight columns is computed as a product of its own.
-        self.toll += (d_slots.len() / per_block) as u64;
+        self.log.toll += (d_slots.len() / per_block) as u64;
         for (block, registers) in d_slots.chunks_exact(per_block).enumerate() {
             let Some(mut b) = self.right(warp, inst, &b, block as u64, transposed) else { return };
             if inst.target & wgmma_bits::NEGATE_B != 0 {
@@ -236,7 +131,7 @@ impl Env<'_> {
     fn left(&mut self, warp: &Warp, inst: &Inst) -> Option<[Lanes32; 4]> {
         let transposed = inst.target & wgmma_bits::TRANSPOSE_A != 0;
         let a = Descriptor::new(warp.registers.lane(inst.s[0], 0), transposed);
-        let first = (warp.index % self.actors.warps % WARPS) as u64;
+        let first = (warp.index % self.facts.actors.warps % WARPS) as u64;
         let mut rows = [[0; 32]; 4];
         for half in 0..2 {
             let b = self.right(warp, inst, &a, 2 * first + half, transposed)?;
@@ -255,11 +150,11 @@ impl Env<'_> {
         transposed: bool,
     ) -> Option<[Lanes32; 2]> {
         let mut registers: [Lanes32; 2] = [[0; 32]; 2];
-        let start = self.rank(warp) * self.span;
+        let start = self.rank(warp) * self.facts.span;
         let site = Site { inst, space: Space::Shared, bytes: 16, strength: Strength::Weak };
         let access = Access {
-            actor: self.actors.wgmma(warp.index),
-            epoch: warp.wgmma.committed + 1,
+            actor: self.facts.actors.wgmma(warp.index),
+            epoch: warp.wgmma.group(),
             proxy: Some(ProxySpace::Shared),
             touch: Touch::Wgmma,
             lanes: warp.live,
@@ -297,7 +192,7 @@ impl Env<'_> {
         start: usize,
         access: &Access,
     ) -> Option<Chunk> {
-        let layout = &self.context.program.layout;
+        let layout = &self.facts.context.program.layout;
         let offset = address.wrapping_sub(SHARED_BASE);
         // For an address below the start of shared memory, the offset is close to 2^64.
         let end = offset.saturating_add(16);
@@ -309,16 +204,16 @@ impl Env<'_> {
             return None;
         }
         let offset = start + offset as usize;
-        if self.context.options.checks.races {
-            match self.shadow.read(offset, 16, access) {
+        if self.facts.context.options.checks.races {
+            match self.shared.shadow.read(offset, 16, access) {
                 Verdict::Fine => {}
                 found => {
-                    let address = self.shared_address(offset);
+                    let address = self.facts.shared_address(offset);
                     self.judge_shared_read(found, inst, warp.index, 0, address);
                 }
             }
         }
-        Some(load_bytes(&self.shared, offset, 16))
+        Some(load_bytes(&self.shared.bytes, offset, 16))
     }
 
     /// Checks that descriptors and the predicate are equal in all lanes and warps, and that all warps of the
@@ -337,18 +232,18 @@ impl Env<'_> {
         let in_shared = w.a_source == WgmmaSource::Shared;
         let a = if in_shared { warp.registers.lane(inst.s[0], 0) } else { 0 };
         let descriptors = [warp.registers.lane(inst.s[1], 0), a];
-        let product = Product { pc: inst.pc, descriptors, adds: adding != 0 };
-        let group = self.warpgroup_of(warp);
+        let product = Issued { pc: inst.pc, descriptors, adds: adding != 0 };
+        let group = self.facts.warpgroup_of(warp.index);
         let live = std::array::from_fn(|at| self.live[group.start + at] != 0);
-        let open = &mut self.wgmma_open[self.actors.warpgroup(warp.index)];
-        if let Some(other) = open.execute(warp.index - group.start, product, live) {
+        let at = warp.index - group.start;
+        if let Some(other) = self.products.issue(group.start, at, product, live) {
             let threads = vec![self.thread(warp.index, 0)];
             let (other_line, message) = if other.pc == inst.pc {
                 (None, "its descriptors or its predicate differ between warps of the warpgroup")
             } else {
                 (Some(self.line(other.pc)), "another warp of the warpgroup executes another product instead")
             };
-            self.findings.report(HazardKind::BarrierDivergence, inst.line, other_line, || {
+            self.log.findings.report(HazardKind::BarrierDivergence, inst.line, other_line, || {
                 (threads, None, message.into())
             });
         }
@@ -364,40 +259,20 @@ impl Env<'_> {
         (d, adding): (&[Slot], u32),
         a: &[Slot],
     ) {
-        let queue = &mut warp.wgmma;
-        if queue.uses.is_empty() {
-            queue.uses = vec![Use::default(); warp.registers.w32.len()];
-        }
-        let (group, waited) = (queue.committed + 1, queue.waited);
-        let (mut unfenced, mut busy, mut unwritten) = (queue.fences == 0, false, 0);
-        let columns = w.shape.n;
-        for slot in d.iter().filter(|slot| slot.is_some()) {
-            let used = &mut queue.uses[slot.at()];
-            let in_flight = used.group > waited;
-            busy |= in_flight && used.columns != columns;
-            unfenced |= !in_flight && used.touched == queue.fences + 1;
-            (used.group, used.columns) = (group, columns);
-            unwritten |= adding & !used.written;
-            used.written = !0;
-        }
-        for slot in a {
-            let used = &mut queue.uses[slot.at()];
-            busy |= used.group > waited && used.columns != 0;
-            unfenced |= used.touched == queue.fences + 1;
-            (used.group, used.columns) = (group, 0);
-        }
-        if busy {
+        let registers = warp.registers.w32.len();
+        let faults = warp.wgmma.issue(registers, w.shape.n, (d, adding), a);
+        if faults.busy {
             self.report(HazardKind::AsyncNotWaited, inst, warp.index, 0, None, || {
                 "uses registers of a wgmma with another shape or role that no wait_group covers".into()
             });
         }
-        if unwritten != 0 && self.context.options.checks.uninitialised {
-            let lane = unwritten.trailing_zeros() as usize;
+        if faults.unwritten != 0 && self.facts.context.options.checks.uninitialised {
+            let lane = faults.unwritten.trailing_zeros() as usize;
             self.report(HazardKind::UninitialisedRead, inst, warp.index, lane, None, || {
                 "adds to a register that the thread has not written".into()
             });
         }
-        if unfenced {
+        if faults.unfenced {
             self.report(HazardKind::MissingWgmmaFence, inst, warp.index, 0, None, || {
                 "uses registers that other instructions accessed since the last wgmma.fence".into()
             });
@@ -407,21 +282,8 @@ impl Env<'_> {
     /// Checks an instruction of another kind that reads or writes registers of products.
     #[inline(never)]
     pub(super) fn touch_registers(&mut self, warp: &mut Warp, inst: &Inst, touches: &Touches, mask: u32) {
-        let queue = &mut warp.wgmma;
-        if queue.uses.is_empty() {
-            queue.uses = vec![Use::default(); warp.registers.w32.len()];
-        }
-        let (fences, waited) = (queue.fences, queue.waited);
-        let mut busy = false;
-        for &register in &touches.all {
-            let used = &mut queue.uses[usize::from(register)];
-            used.touched = fences + 1;
-            busy |= used.group > waited;
-        }
-        for &register in &touches.written {
-            queue.uses[usize::from(register)].written |= mask;
-        }
-        if busy {
+        let registers = warp.registers.w32.len();
+        if warp.wgmma.touch(registers, touches, mask) {
             let lane = mask.trailing_zeros() as usize;
             self.report(HazardKind::AsyncNotWaited, inst, warp.index, lane, None, || {
                 "accesses a register of a wgmma in flight: no wgmma.wait_group covers it".into()
@@ -432,8 +294,7 @@ impl Env<'_> {
     /// Checks, when the warp exits, that its products are complete. Otherwise no thread could know when they
     /// read for the last time.
     pub(super) fn leave_wgmma(&mut self, warp: &Warp, inst: &Inst) {
-        let queue = &warp.wgmma;
-        if warp.live == 0 && (queue.open || queue.committed > queue.waited) {
+        if warp.live == 0 && warp.wgmma.in_flight() {
             self.report(HazardKind::AsyncNotWaited, inst, warp.index, 0, None, || {
                 "the warp exits while a wgmma may still read shared memory: no wgmma.wait_group covers it"
                     .into()

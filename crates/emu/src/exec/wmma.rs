@@ -1,19 +1,18 @@
 //! Executes `wmma`: loads, stores and products of whole matrices.
 
-use ptx::{Rounding, Space, Type, Wmma};
+use ptx::{Space, Type, Wmma};
 
 use super::Env;
 use super::access::{Site, addresses, same_space};
-use super::matrix::input;
 use super::registers::for_lanes;
 use super::warp::Warp;
-use crate::decode::{Fragment, Inst};
+use crate::decode::Inst;
 use crate::memory::Chunk;
-use crate::numerics::tensor::wmma::{FragmentAccess, WmmaKind, wmma, wmma_f64};
-use crate::numerics::tensor::{Accumulator, Shape};
+use crate::numerics::tensor::wmma::{FragmentAccess, wmma, wmma_f64};
 use crate::numerics::{Lanes32, Lanes64};
 use crate::order::Strength;
 use crate::report::HazardKind;
+use crate::semantics::{Fragment, products};
 use crate::trace::AccessPart;
 
 /// Elements of a matrix, by line and by position in the line.
@@ -90,7 +89,7 @@ impl Env<'_> {
                 parts.push(Part { access, space, lanes, addresses: places, bytes: fragment.bytes(access) });
             }
         }
-        let counter = &mut self.counters.instructions[inst.pc as usize];
+        let counter = self.log.counter(inst);
         for part in &parts {
             match part.space {
                 Space::Shared => counter.shared(part.lanes, &part.addresses, part.bytes, false),
@@ -98,7 +97,7 @@ impl Env<'_> {
                 _ => {}
             }
         }
-        if let Some(recorder) = &mut self.recorder {
+        if let Some(recorder) = &mut self.log.recorder {
             let shared = parts.first().is_some_and(|part| part.space == Space::Shared);
             let parts =
                 parts.iter().map(|p| AccessPart { lanes: p.lanes, addresses: &p.addresses, bytes: p.bytes });
@@ -153,7 +152,7 @@ impl Env<'_> {
     }
 
     pub(super) fn wmma_load(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
-        let fragment = &self.context.program.fragments[inst.target as usize];
+        let fragment = &self.facts.context.program.fragments[inst.target as usize];
         let mut tile = Tile::new();
         for part in self.fragment_parts(warp, inst, fragment, mask) {
             let site = site(inst, &part);
@@ -174,13 +173,13 @@ impl Env<'_> {
         fragment.layout.each(|register, lane, line, place, shift| {
             registers[register][lane] |= *tile.at((line, place)) << shift;
         });
-        for (slot, values) in self.context.program.slots(inst).iter().zip(&registers) {
+        for (slot, values) in self.facts.context.program.slots(inst).iter().zip(&registers) {
             warp.registers.set_any(*slot, mask, values);
         }
     }
 
     pub(super) fn wmma_store(&mut self, warp: &mut Warp, inst: &Inst, mask: u32) {
-        let program = self.context.program;
+        let program = self.facts.context.program;
         let fragment = &program.fragments[inst.target as usize];
         let registers: Vec<Lanes64> =
             program.slots(inst).iter().map(|s| warp.registers.get_any(*s)).collect();
@@ -202,13 +201,13 @@ impl Env<'_> {
     }
 
     pub(super) fn wmma(&mut self, warp: &mut Warp, inst: &Inst, w: &Wmma, mask: u32) {
-        let Some(kind) = kind(w) else { return };
-        let slots = self.context.program.slots(inst);
+        let Some(kind) = products::of_wmma(w) else { return };
+        let slots = self.facts.context.program.slots(inst);
         let [a, b, _, d] = w.registers();
         let (d_slots, rest) = slots.split_at(d);
         let (a_slots, rest) = rest.split_at(a);
         let (b_slots, c_slots) = rest.split_at(b);
-        let rules = self.context.rules;
+        let rules = self.facts.context.rules;
         let done = if w.a == Type::F64 {
             let gather =
                 |slots: &[_]| -> Vec<Lanes64> { slots.iter().map(|s| *warp.registers.get64(*s)).collect() };
@@ -239,26 +238,6 @@ impl Env<'_> {
 
 fn site<'i>(inst: &'i Inst, part: &Part) -> Site<'i> {
     Site { inst, space: part.space, bytes: part.bytes, strength: Strength::Weak }
-}
-
-/// The product, if the emulator implements it. For C in f16 and D in f32, C is widened first. For C in f32
-/// and D in f16, the result is rounded last, as in ptxas's code. In both cases the sums are f32.
-fn kind(w: &Wmma) -> Option<WmmaKind> {
-    let accumulator = match (w.c, w.d) {
-        (Type::F16, Type::F16) => Accumulator::F16,
-        (Type::F16 | Type::F32, Type::F16 | Type::F32) => Accumulator::F32,
-        (Type::F64, Type::F64) if matches!(w.rounding, None | Some(Rounding::Rn)) => Accumulator::F64,
-        (Type::S32, Type::S32) => Accumulator::S32 { saturate: w.satfinite },
-        _ => return None,
-    };
-    let shape = Shape { m: w.shape.m.into(), n: w.shape.n.into(), k: w.shape.k.into() };
-    let same = w.a == w.b && w.bits.is_none();
-    if same { WmmaKind::new(shape, input(w.a)?, accumulator) } else { None }
-}
-
-/// Whether the emulator implements this product.
-pub(crate) fn wmma_supported(w: &Wmma) -> bool {
-    kind(w).is_some()
 }
 
 /// Widens each register of two f16 values to two registers of f32.

@@ -1,6 +1,18 @@
 //! The actors whose accesses the race check distinguishes.
 
-use super::Agent;
+/// An actor of the grid: index of the cluster · actors of a cluster + index of the [actor](Actors).
+pub(crate) type Agent = u32;
+
+/// The widest scope at which an access is strong. Two strong accesses whose scopes include each other do not
+/// race (PTX ISA, "Morally Strong Operations").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Strength {
+    #[default]
+    Weak,
+    Cta,
+    Cluster,
+    Gpu,
+}
 
 /// Number of mbarriers per CTA that the race check distinguishes. If a CTA has more, several mbarriers share
 /// an index, and an observation of one of them counts for all of them.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Actors, ProxySpace};
+use super::actors::{Actors, Agent, ProxySpace};
 
 /// A point in the time of an actor. It advances whenever a lane of the warp releases. Epoch 0 comes before
 /// all accesses.
@@ -11,9 +11,6 @@ pub(crate) type Epoch = u32;
 /// The epoch of an asynchronous access for which no thread has waited: later than any epoch that a clock can
 /// contain.
 pub(crate) const FLIGHT: Epoch = Epoch::MAX;
-
-/// An actor of the grid: index of the cluster · actors of a cluster + index of the [actor](Actors).
-pub(crate) type Agent = u32;
 
 /// All accesses of some lanes of an agent up to an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! The shadow of shared memory: the last accesses of every location, in dense arrays.
 
 use super::records::Records;
-use super::shadow::{Access, Conflict, Record, Strength, Touch, Verdict, Write};
-use super::{Actors, Agent, Epoch, FLIGHT};
+use super::shadow::{Access, Conflict, Record, Touch, Verdict, Write};
+use super::{Actors, Agent, Epoch, FLIGHT, Strength};
 
 /// Bytes of a block: the width of a cp.async or ldmatrix access, the accesses that matter for speed.
 const BLOCK: usize = 16;
@@ -267,9 +267,9 @@ impl Level {
         let slots = &self.reads[cell * self.slots..][..self.slots];
         let unordered = slots.iter().enumerate().find(|(actor, read)| {
             read.epoch > a.view.known_to_all(a.actor_of(*actor))
-                && read.conflict(a.view.home() + *actor as Agent, a, None).is_some()
+                && read.conflict(a.view.home() + *actor as Agent, a, |_| false).is_some()
         });
-        unordered.and_then(|(actor, read)| read.conflict(a.view.home() + actor as Agent, a, None))
+        unordered.and_then(|(actor, read)| read.conflict(a.view.home() + actor as Agent, a, |_| false))
     }
 }
 

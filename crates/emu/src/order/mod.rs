@@ -11,9 +11,9 @@ mod records;
 mod shadow;
 mod view;
 
-pub(crate) use actors::{Actor, Actors, ProxySpace};
-pub(crate) use clock::{Agent, Clock, Epoch, FLIGHT};
+pub(crate) use actors::{Actor, Actors, Agent, ProxySpace, Strength};
+pub(crate) use clock::{Clock, Epoch, FLIGHT};
 pub(crate) use dense::DenseShadow;
 pub(crate) use paged::PagedShadow;
-pub(crate) use shadow::{Access, Conflict, Strength, Touch, Verdict};
+pub(crate) use shadow::{Access, Conflict, Touch, Verdict};
 pub(crate) use view::{Moment, WarpView};

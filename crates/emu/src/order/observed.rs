@@ -7,8 +7,8 @@
 use std::collections::HashSet;
 use std::hash::Hash;
 
-use super::shadow::{Access, Strength, Write, write_ordered};
-use super::{Agent, Epoch};
+use super::shadow::{Access, Conflict, Record, Write, write_ordered};
+use super::{Agent, Epoch, Strength};
 
 /// The length at which a list is first searched for entries that later ones replace.
 const ENOUGH: usize = 64;
@@ -97,8 +97,17 @@ impl Observed {
         self.observers.push(new, |observer| (observer.by, observer.from));
     }
 
+    /// The conflict of a record of `agent` with the access, given the observations of the location.
+    pub fn conflict(
+        observed: Option<&Observed>,
+        (agent, record): &(Agent, Record),
+        a: &Access,
+    ) -> Option<Conflict> {
+        record.conflict(*agent, a, |write| observed.is_some_and(|o| o.precedes(write, a)))
+    }
+
     /// Whether an observation of a write precedes the access in base causality order.
-    pub fn precedes(&self, write: &Write, a: &Access) -> bool {
+    fn precedes(&self, write: &Write, a: &Access) -> bool {
         self.observers
             .entries
             .iter()

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::records::Records;
-use super::shadow::{Access, Conflict, Record, Strength, Touch, Write, write_ordered};
-use super::{Agent, Epoch};
+use super::shadow::{Access, Conflict, Record, Touch, Write, write_ordered};
+use super::{Agent, Epoch, Strength};
 
 /// One granule of global memory.
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 use smallvec::SmallVec;
 
 use super::observed::Observed;
-use super::shadow::{Access, Conflict, Record, Strength, Touch, Write};
-use super::{Agent, Epoch, FLIGHT};
+use super::shadow::{Access, Conflict, Record, Touch, Write};
+use super::{Agent, Epoch, FLIGHT, Strength};
 
 /// The records other than the last write of one memory location, sorted by agent. A new record removes from
 /// older records of its agent the lanes that it implies, which keeps the list short.
@@ -114,7 +114,7 @@ impl Records {
     /// The first record that a read races with.
     pub fn race_with_read(&self, a: &Access) -> Option<Conflict> {
         let observed = self.observed.as_deref();
-        self.list.iter().filter(|(_, r)| r.wrote).find_map(|(agent, r)| r.conflict(*agent, a, observed))
+        self.list.iter().filter(|(_, r)| r.wrote).find_map(|entry| Observed::conflict(observed, entry, a))
     }
 
     /// Calls `found` for the reads that are not ordered before the write `a`.
@@ -154,7 +154,8 @@ impl Records {
         }
         if a.stands_beside() {
             let observed = self.observed.as_deref();
-            found = found.or_else(|| self.list.iter().find_map(|(agent, r)| r.conflict(*agent, a, observed)));
+            found =
+                found.or_else(|| self.list.iter().find_map(|entry| Observed::conflict(observed, entry, a)));
             if a.touch == Touch::Atomic {
                 self.observe(last, a);
             }
@@ -166,11 +167,11 @@ impl Records {
         }
         *last = Write::of(a);
         let observed = self.observed.take();
-        self.list.retain(|(agent, record)| {
-            let Some(conflict) = record.conflict(*agent, a, observed.as_deref()) else { return false };
+        self.list.retain(|entry| {
+            let Some(conflict) = Observed::conflict(observed.as_deref(), entry, a) else { return false };
             let stays = forgiven(&conflict);
             if stays {
-                last.add_beside(record);
+                last.add_beside(&entry.1);
             } else if found.is_none() {
                 found = Some(conflict);
             }

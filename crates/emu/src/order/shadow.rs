@@ -7,19 +7,7 @@
 //! before that write, and the older records are dropped. A strong write or a reduction does not order the
 //! accesses with which it does not race. It is therefore added as a further record.
 
-use super::observed::Observed;
-use super::{Agent, Epoch, FLIGHT, ProxySpace, WarpView};
-
-/// The widest scope at which an access is strong. Two strong accesses whose scopes include each other do not
-/// race (PTX ISA, "Morally Strong Operations").
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Strength {
-    #[default]
-    Weak,
-    Cta,
-    Cluster,
-    Gpu,
-}
+use super::{Agent, Epoch, FLIGHT, ProxySpace, Strength, WarpView};
 
 /// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,16 +274,21 @@ impl Record {
     }
 
     /// The conflict of this record with the present access. A recorded write conflicts with every access, a
-    /// recorded read with a write. `observed` are the observations of strong writes.
-    pub(super) fn conflict(&self, agent: Agent, a: &Access, observed: Option<&Observed>) -> Option<Conflict> {
+    /// recorded read with a write. `observed` says whether an observation of a strong write orders that write
+    /// before the access.
+    pub(super) fn conflict(
+        &self,
+        agent: Agent,
+        a: &Access,
+        observed: impl Fn(&Write) -> bool,
+    ) -> Option<Conflict> {
         if self.wrote {
             let fenced = a.proxy.and_then(|space| a.view.actors().fenced_agent(agent, space));
             if fenced.is_none() && self.epoch != FLIGHT && self.exempt(agent, a) {
                 return None;
             }
             let mut writes = each_lane(self.lanes).map(|lane| self.as_write(agent, lane));
-            let observed = observed.filter(|_| self.strength > Strength::Weak);
-            let ordered = |w: &Write| write_ordered(w, a) || observed.is_some_and(|o| o.precedes(w, a));
+            let ordered = |w: &Write| write_ordered(w, a) || self.strength > Strength::Weak && observed(w);
             let conflict = writes.find(|w| !ordered(w))?.conflict(a);
             let unfenced = conflict.unfenced || self.epoch != FLIGHT && self.exempt(agent, a);
             return Some(Conflict { unfenced, ..conflict });

@@ -3,7 +3,7 @@
 use ptx::WmmaAccess;
 
 use super::reuse::{Distance, ReuseStack};
-use crate::decode::Fragment;
+use crate::semantics::Fragment;
 
 /// Banks of shared memory, each 4 bytes wide, on every architecture since sm_50.
 const BANKS: usize = 32;

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::report::random_arm;
-use ledger::{MeasurementFact, Reason, RunId, Trial};
+use ledger::{MeasurementFact, Reason, RunId, Screening, Trial};
 
 /// A population that receives candidates with given times.
 struct Tale {

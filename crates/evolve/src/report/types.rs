@@ -15,7 +15,8 @@ use crate::bandit::Account;
 use crate::config::Configuration;
 use crate::earlier::TakenOver;
 use crate::finals::{Evidence, HeldOut};
-use crate::population::{Member, Population};
+use crate::member::Member;
+use crate::population::Population;
 use crate::rank;
 use crate::report::Gain;
 

@@ -15,7 +15,7 @@ mod stubs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
-use crate::tools::{NvrtcError, Request, headers, missing_header, nvrtc};
+use crate::tools::{Compiled, NvrtcError, Request, headers, missing_header, nvrtc};
 use blank::{Include, Text};
 
 /// A source file.
@@ -38,14 +38,6 @@ pub struct Options {
     pub define: Vec<String>,
     /// Template instances, such as `scale<float, 64>`.
     pub instantiate: Vec<String>,
-}
-
-/// The result of a compilation.
-#[derive(Clone, Debug)]
-pub struct Compiled {
-    pub ptx: String,
-    /// The name in the PTX of each template instance, by the instance as written.
-    pub names: BTreeMap<String, String>,
 }
 
 /// Maximum number of attempts. Each attempt blanks at least one more declaration of a file.

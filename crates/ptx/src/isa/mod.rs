@@ -296,3 +296,14 @@ pub(crate) const fn is_bf16(ty: Type) -> bool {
 pub(crate) const fn is_half(ty: Type) -> bool {
     is_bf16(ty) || matches!(ty, Type::F16 | Type::F16x2)
 }
+
+impl Instruction {
+    /// The requirement of the instruction, special registers among its operands included.
+    pub fn requirement(&self) -> Requirement {
+        let own = self.op.requirement().and(mbarrier::arrival_count(self));
+        self.operands.iter().fold(own, |all, operand| match operand {
+            crate::Operand::Special(register) => all.and(requirement::special(*register)),
+            _ => all,
+        })
+    }
+}

@@ -3,9 +3,7 @@
 
 use std::fmt;
 
-use crate::{
-    Instruction, LaunchBounds, Module, Operand, Scope, SpecialReg, Statement, Target, TargetSuffix, Version,
-};
+use crate::{LaunchBounds, Module, Scope, SpecialReg, Statement, Target, TargetSuffix, Version};
 
 /// The lowest target and the lowest `.version` that an instruction, directive or module needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,18 +117,7 @@ impl LaunchBounds {
     }
 }
 
-impl Instruction {
-    /// The requirement of the instruction, special registers among its operands included.
-    pub fn requirement(&self) -> Requirement {
-        let own = self.op.requirement().and(super::mbarrier::arrival_count(self));
-        self.operands.iter().fold(own, |all, operand| match operand {
-            Operand::Special(register) => all.and(special(*register)),
-            _ => all,
-        })
-    }
-}
-
-fn special(register: SpecialReg) -> Requirement {
+pub(super) fn special(register: SpecialReg) -> Requirement {
     use SpecialReg as S;
     match register {
         S::ClusteridX | S::ClusteridY | S::ClusteridZ | S::NclusteridX | S::NclusteridY | S::NclusteridZ => {

@@ -10,4 +10,7 @@ pub use mma::{MmaType, OperandA, OperandB, Sign, mma_ab, mma_ab_apart, mma_ab_sc
 pub use ones::Ones;
 pub use pair_sum::PairSum;
 pub use reader::{MatrixReader, OpenTile};
-pub use wgmma::{Accumulate, Group, Products, SharedMatrix, WARPGROUP_ROWS, WARPGROUP_THREADS};
+pub use wgmma::{Accumulate, Group, Products, SharedMatrix, WARPGROUP_ROWS};
+
+/// Threads of a warpgroup.
+pub const WARPGROUP_THREADS: u32 = 128;

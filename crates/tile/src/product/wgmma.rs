@@ -12,8 +12,6 @@ use crate::{AccTile, Ones, OperandTile, SwizzledTile};
 
 /// Rows of a warpgroup's accumulator.
 pub const WARPGROUP_ROWS: u32 = 64;
-/// Threads of a warpgroup.
-pub const WARPGROUP_THREADS: u32 = 128;
 /// Steps of a product along k, in bytes: 16 elements of 16 bits, or 32 of 8.
 const K_BYTES: u32 = 32;
 

@@ -40,7 +40,7 @@ impl FamilyPlan for SplitPlan {
     }
 
     fn features() -> Features {
-        Features { lengths: true, sink: true, backward: true, ..Features::default() }
+        Features { lengths: true, sink: true, ..Features::default() }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> SplitPlan {

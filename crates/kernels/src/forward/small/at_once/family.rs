@@ -3,6 +3,7 @@
 use problem::{Band, PassKind, Problem};
 
 use super::AtOncePlan;
+use crate::Symptom;
 use crate::draft::Draft;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, tanh_gene};
@@ -36,7 +37,7 @@ impl FamilyPlan for AtOncePlan {
         genes.extend([
             Gene::new("key_copies").searched([1, 2, 4]),
             Gene::new("qk_pieces").searched([1, 2, 4]),
-            Gene::new("softmax_steps").searched([1, 2]).curing(&[("serial", Up)]),
+            Gene::new("softmax_steps").searched([1, 2]).curing(&[(Symptom::Serial, Up)]),
             Gene::new("pv_pieces").searched([1, 2, 4]),
             Gene::new("paths").searched(paths.iter().copied()),
             Gene::new("requests").searched(["at_once", "values_late", "first_keys_only"]),

@@ -11,16 +11,11 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use rand::Rng;
+use rand::{Rng, RngCore};
 
-use super::Env;
-use super::access::Site;
 use super::fence_order::{FenceId, FenceOrder};
-use super::warp::Warp;
 use crate::memory::Chunk;
-use crate::order::{Agent, Epoch, Strength};
-use crate::report::HazardKind;
-use ptx::Space;
+use crate::order::{Agent, Epoch, Strength, WarpView};
 
 /// Number of replaced values that are kept for each location.
 const KEPT: usize = 4;
@@ -98,10 +93,10 @@ pub(crate) struct WeakMemory {
 
 impl Location {
     /// Notes what a strong read observes, if it is morally strong with the write at `time`.
-    fn observe(&mut self, warp: &Warp, lane: usize, strength: Strength, (at, time): (u64, u64)) {
-        let (agent, epoch) = (warp.view.agent(), warp.view.now());
+    fn observe(&mut self, view: &WarpView, lane: usize, strength: Strength, (at, time): (u64, u64)) {
+        let (agent, epoch) = (view.agent(), view.now());
         let Some(write) = self.replaced.iter().find(|write| write.time == time) else { return };
-        if strength.min(write.strength) < warp.view.reach(write.agent) {
+        if strength.min(write.strength) < view.reach(write.agent) {
             return;
         }
         let same = |o: &&mut Observer| (o.agent, o.lane, o.epoch) == (agent, lane, epoch);
@@ -132,10 +127,10 @@ impl WeakMemory {
     }
 
     /// Whether a write precedes the present read in causality order.
-    fn precedes(&self, location: &Location, write: &Replaced, warp: &Warp, lane: usize) -> bool {
-        let reader = (warp.view.agent(), lane);
+    fn precedes(&self, location: &Location, write: &Replaced, view: &WarpView, lane: usize) -> bool {
+        let reader = (view.agent(), lane);
         let before = |agent: Agent, of: usize, epoch: Epoch, time: u64| {
-            warp.view.knows_agent(lane, agent, 1 << of, epoch) || self.fenced((agent, of), time, reader)
+            view.knows_agent(lane, agent, 1 << of, epoch) || self.fenced((agent, of), time, reader)
         };
         before(write.agent, write.lane, write.epoch, write.time)
             || location.observers_of(write).any(|o| before(o.agent, o.lane, o.epoch, o.at))
@@ -164,73 +159,53 @@ impl WeakMemory {
             }
         }
     }
-}
 
-impl Env<'_> {
-    fn is_weak(&self, site: &Site) -> bool {
-        self.context.options.weak
-            && site.space == Space::Global
-            && site.strength != Strength::Weak
-            && matches!(site.bytes, 4 | 8)
-    }
-
-    /// Called before a strong write of global memory, with the value that it replaces. `observes` states that
-    /// the write also reads that value.
-    pub(super) fn note_replaced(
+    /// Called before a strong write, with the value that it replaces. `observes` states that the write also
+    /// reads that value.
+    pub fn replace(
         &mut self,
-        warp: &Warp,
-        site: &Site,
-        lane: usize,
-        address: u64,
+        view: &WarpView,
+        (lane, strength): (usize, Strength),
+        place: (u64, u32),
         (value, observes): (Chunk, bool),
     ) {
-        if !self.is_weak(site) {
-            return;
-        }
-        let weak = &mut self.order.weak;
-        let (agent, epoch, time) = (warp.view.agent(), warp.view.now(), weak.tick());
-        let place = (address, site.bytes);
-        let behind = weak.locations.get(&place).map_or(FenceId::default(), |location| location.written);
-        weak.limit_by_write(warp.view.home(), place);
-        let (strength, location) = (site.strength, weak.locations.entry(place).or_default());
+        let (agent, epoch, time) = (view.agent(), view.now(), self.tick());
+        let behind = self.locations.get(&place).map_or(FenceId::default(), |location| location.written);
+        self.limit_by_write(view.home(), place);
+        let location = self.locations.entry(place).or_default();
         if let Some(last) = location.replaced.back().filter(|_| observes) {
             let last = last.time;
-            location.observe(warp, lane, strength, (time, last));
+            location.observe(view, lane, strength, (time, last));
         }
         location.replaced.push_back(Replaced { value, agent, lane, epoch, strength, time, behind });
         if location.replaced.len() > KEPT {
             location.replaced.pop_front();
         }
-        weak.seen.entry((address, (agent, lane))).or_default().time = time;
+        self.seen.entry((place.0, (agent, lane))).or_default().time = time;
     }
 
-    /// The value that a strong read of global memory returns. `newest` is the value in memory.
-    pub(super) fn weak_value(
+    /// The value that a strong read returns, and whether it is older than `newest`, the value in memory.
+    pub fn read(
         &mut self,
-        warp: &Warp,
-        site: &Site,
-        lane: usize,
-        address: u64,
+        view: &WarpView,
+        (lane, strength): (usize, Strength),
+        place: (u64, u32),
         newest: Chunk,
-    ) -> Chunk {
-        if !self.is_weak(site) {
-            return newest;
-        }
-        let reader = (warp.view.agent(), lane);
-        let place = (address, site.bytes);
-        let weak = &mut self.order.weak;
-        let location = weak.locations.entry(place).or_default();
+        rng: &mut impl RngCore,
+    ) -> (Chunk, bool) {
+        let reader = (view.agent(), lane);
+        let location = self.locations.entry(place).or_default();
         let mut behind = location.written;
-        let mut seen = weak.seen.get(&(address, reader)).copied().unwrap_or_default();
+        let mut seen = self.seen.get(&(place.0, reader)).copied().unwrap_or_default();
         let mut value = newest;
         let mut taken = location.replaced.back().map_or(0, |write| write.time);
         if seen.older < OLDER {
-            let location = &weak.locations[&place];
+            let location = &self.locations[&place];
             for write in location.replaced.iter().rev() {
                 let known = write.agent == reader.0
                     || write.time <= seen.time
-                    || weak.precedes(location, write, warp, lane);
-                if known || !self.rng.random_bool(0.5) {
+                    || self.precedes(location, write, view, lane);
+                if known || !rng.random_bool(0.5) {
                     break;
                 }
                 (value, behind) = (write.value, write.behind);
@@ -240,40 +215,26 @@ impl Env<'_> {
         let older = value != newest;
         seen.older += u32::from(older);
         seen.time = seen.time.max(if older { 0 } else { taken });
-        weak.seen.insert((address, reader), seen);
-        weak.limit_by_read(warp.view.home(), place, behind, older);
-        let now = weak.tick();
-        if let Some(location) = weak.locations.get_mut(&place).filter(|_| !older) {
-            location.observe(warp, lane, site.strength, (now, taken));
+        self.seen.insert((place.0, reader), seen);
+        self.limit_by_read(view.home(), place, behind, older);
+        let now = self.tick();
+        if let Some(location) = self.locations.get_mut(&place).filter(|_| !older) {
+            location.observe(view, lane, strength, (now, taken));
         }
-        if older {
-            self.stale |= 1 << lane;
-            let place = Some((Space::Global, address));
-            self.report(HazardKind::WeakOrder, site.inst, warp.index, lane, place, || {
-                "a relaxed or volatile read may return an older value: no release and acquire order the write before it"
-                    .into()
-            });
-        }
-        value
+        (value, older)
     }
 
-    /// Called at a sequentially consistent fence of gpu scope. For every second pair of seeds, the fence
-    /// comes as early in Fence-SC order as the accesses so far allow: before fences of other clusters that
-    /// ran earlier. Then no fence in front of an observing read orders anything because it happened to run
-    /// late.
-    pub(super) fn note_fence(&mut self, warp: &Warp, lanes: u32) {
-        if !self.context.options.weak {
-            return;
-        }
-        let early = self.context.options.seed / 2 % 2 == 1;
-        let (agent, weak) = (warp.view.agent(), &mut self.order.weak);
-        let time = weak.tick();
-        let limits = weak.limits.entry(warp.view.home()).or_default();
-        let floor = weak.order.later(limits.floor, limits.own);
-        limits.own = if early { weak.order.place_behind(floor) } else { weak.order.place_last() };
+    /// Called at a sequentially consistent fence of gpu scope. An early fence comes as early in Fence-SC order
+    /// as the accesses so far allow: before fences of other clusters that ran earlier. Then no fence in front
+    /// of an observing read orders anything because it happened to run late.
+    pub fn fence(&mut self, view: &WarpView, lanes: u32, early: bool) {
+        let time = self.tick();
+        let limits = self.limits.entry(view.home()).or_default();
+        let floor = self.order.later(limits.floor, limits.own);
+        limits.own = if early { self.order.place_behind(floor) } else { self.order.place_last() };
         let fence = (time, limits.own);
         for lane in (0..32).filter(|lane| lanes >> lane & 1 == 1) {
-            weak.fences.entry((agent, lane)).or_default().push(fence);
+            self.fences.entry((view.agent(), lane)).or_default().push(fence);
         }
     }
 }
