@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::SplitPlan;
 use super::plan::{Side, widest_copy};
+use crate::Symptom;
 use crate::draft::Draft;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, tanh_gene};
@@ -14,24 +15,28 @@ use crate::{Arch, Baked, Features, PlanError};
 
 /// Findings that the number of rows of a CTA may cure.
 const OWN_ROWS: &[Cure] = &[
-    ("small grid", Down),
-    ("register spills", Down),
-    ("local memory", Down),
-    ("redundant loads", Up),
-    ("l2", Up),
-    ("dram", Up),
+    (Symptom::SmallGrid, Down),
+    (Symptom::RegisterSpills, Down),
+    (Symptom::LocalMemory, Down),
+    (Symptom::RedundantLoads, Up),
+    (Symptom::L2, Up),
+    (Symptom::Dram, Up),
 ];
 
 /// Findings that the number of warps of a CTA may cure.
-const WARPS: &[Cure] =
-    &[("low occupancy", Up), ("register spills", Up), ("barriers", Down), ("shared", Down)];
+const WARPS: &[Cure] = &[
+    (Symptom::LowOccupancy, Up),
+    (Symptom::RegisterSpills, Up),
+    (Symptom::Barriers, Down),
+    (Symptom::Shared, Down),
+];
 
 /// Findings that the place of a warp's own operands may cure.
 const OPERANDS: &[Cure] = &[
-    ("register spills", To("shared")),
-    ("local memory", To("shared")),
-    ("issue", To("registers")),
-    ("shared", To("registers")),
+    (Symptom::RegisterSpills, To("shared")),
+    (Symptom::LocalMemory, To("shared")),
+    (Symptom::Issue, To("registers")),
+    (Symptom::Shared, To("registers")),
 ];
 
 impl FamilyPlan for SplitPlan {
@@ -67,7 +72,7 @@ impl FamilyPlan for SplitPlan {
             Gene::new("dkv_dim_warps")
                 .searched(dim_warps.iter().copied())
                 .wider([1, 2])
-                .curing(&[("register spills", Up), ("local memory", Up)]),
+                .curing(&[(Symptom::RegisterSpills, Up), (Symptom::LocalMemory, Up)]),
             Gene::new("dkv_stages").searched([2, 3]).wider([4]).curing(STAGES),
             Gene::new("dkv_operands").searched(["registers", "shared"]).curing(OPERANDS),
             Gene::new("dkv_resident_ctas").searched([Value::Null]).wider([1, 2, 3, 4]).curing(RESIDENT_CTAS),
@@ -75,7 +80,7 @@ impl FamilyPlan for SplitPlan {
             Gene::new("tile_order")
                 .searched(tile_orders.iter().copied())
                 .wider(["rows_first", "heads_first"])
-                .curing(&[("l2", To("rows_first"))]),
+                .curing(&[(Symptom::L2, To("rows_first"))]),
             tanh_gene(problem),
         ]
     }
