@@ -256,7 +256,9 @@ fn wrong_factors_and_products_are_noticed() {
     for &(item, at) in products.iter().step_by(13) {
         assert!(is_caught(runs, |kernel| Some(without(kernel, item, at))), "without product {at}");
         let other = |kernel: &Kernel| with_other_operand(kernel, &products, (item, at));
-        assert!(is_caught(runs, other), "operand A of product {at}");
+        if other(&runs[0].2[0]).is_some() {
+            assert!(is_caught(runs, other), "operand A of product {at}");
+        }
     }
 }
 
