@@ -52,7 +52,7 @@ pub const TABLE: &[Line<SplitPlan>] = &[
     (full, alone, |p| p.dq_resident_ctas = Some(3)),
     (full, |p| p.dkv_rows = 16, |p| p.dkv_keys = 128),
     (causal, alone, |p| p.dkv_rows = 48),
-    (full, alone, |p| p.dkv_warps = 2),
+    (full, |p| p.dkv_rows = 16, |p| p.dkv_warps = 2),
     (causal, alone, |p| p.dkv_dim_warps = 2),
     (causal, alone, |p| p.dkv_stages = 3),
     (full, alone, |p| p.dkv_operands = QueryHome::Registers),
