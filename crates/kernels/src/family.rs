@@ -5,6 +5,7 @@ use problem::{PassKind, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::backward::split::SplitPlan;
 use crate::draft::Draft;
 use crate::forward::decode::DecodePlan;
 use crate::forward::lengths::row_blocks;
@@ -236,6 +237,8 @@ families! {
     /// On `mma.sync`, for keys and values in pages and for few query rows: one kernel for any lengths and
     /// page tables.
     Decode(DecodePlan) = "decode";
+    /// The backward pass on `mma.sync`, for every GPU since sm_80.
+    BackwardSplit(SplitPlan) = "backward_split";
 }
 
 /// The plan of the former family `small`. With one stage, it held all keys at once.
