@@ -28,7 +28,7 @@ pub struct Gradients<T> {
 impl<T: Element> Attention<'_, T> {
     /// The gradients of a loss, from `out` and `lse`, which [`run`](Attention::run) has returned for this
     /// call, and `d_out`, the gradient of the loss by `out`. The CPU computes them, in f32 sums for every
-    /// element type; equal calls return equal bits.
+    /// element type. Equal calls return equal bits.
     ///
     /// ```
     /// use flashcore::{Layout, TensorView, attention};

@@ -19,6 +19,10 @@ use crate::simd::Neon;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 
+/// The number of tasks, at least, into which a deterministic call is divided where it has enough keys. It
+/// does not depend on the number of threads, and neither does the order of the sums of dQ.
+const DETERMINISTIC_TASKS: usize = 16;
+
 /// A call whose problem and operands have been checked.
 pub(super) struct Call<'a> {
     executor: &'a dyn Executor,
@@ -69,8 +73,9 @@ impl<'a> Call<'a> {
             Any::new(problem, tensor, inputs.get(tensor.into()).copied().unwrap_or(none), KeyPlaces::ROWS)
         };
         let heads = problem.batch * problem.heads_kv;
+        let tasks = if problem.pass.deterministic() { DETERMINISTIC_TASKS } else { plan.threads };
         // The sums of tables belong to one task at a time.
-        let parts = if problem.pass.wants().tables != 0 { 1 } else { plan.threads.div_ceil(heads.max(1)) };
+        let parts = if problem.pass.wants().tables != 0 { 1 } else { tasks.div_ceil(heads.max(1)) };
         let most = problem.seq_kv.div_ceil(2 * BLOCK_KV).max(1);
         Ok(Call {
             executor,
