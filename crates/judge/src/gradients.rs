@@ -1,7 +1,7 @@
 //! Decides whether gradients are right.
 //!
-//! The standard is the oracle in f64 on the inputs of the pass: O, the LSE and dO are inputs. The tolerance is
-//! twice the error that P and dS cause when they are rounded to the type of the inputs before they are
+//! The standard is the oracle in f64 on the inputs of the pass: O, the LSE and dO are inputs. The tolerance
+//! is twice the error that P and dS cause when they are rounded to the type of the inputs before they are
 //! multiplied, as kernels round them, and six standard deviations of the errors of sums, logits and
 //! exponentials in f32 ([`GradientReference::deviation`](oracle::GradientReference)).
 //!
@@ -67,7 +67,8 @@ impl GradientReferences {
     }
 
     /// Adds what gradients in f32 cost on a GPU: errors of the exponential and of logits, and the truncation
-    /// of sums by tensor cores. The errors allowed of 16-bit gradients, whose rounding is coarser, stay equal.
+    /// of sums by tensor cores. The errors allowed of 16-bit gradients, whose rounding is coarser, stay
+    /// equal.
     #[must_use]
     pub fn of_gpu(mut self, problem: &Problem) -> GradientReferences {
         let unit = DType::F32.unit_roundoff();

@@ -347,8 +347,8 @@ fn normal(rng: &mut SmallRng) -> f32 {
     (radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()) as f32
 }
 
-/// Adds the inputs of the backward pass that follow from others: O and the LSE by the oracle. `inputs` has all
-/// other inputs.
+/// Adds the inputs of the backward pass that follow from others: O and the LSE by the oracle. `inputs` has
+/// all other inputs.
 ///
 /// # Errors
 /// When the oracle rejects the problem.

@@ -2,8 +2,8 @@
 //!
 //! For a row i with LSE L_i and a key j that it sees, with the logit t and P = exp(t − L):
 //!
-//!   D_i = Σ_d dO_id O_id − dLSE_i,   dV_j = Σ_i P dO_i,   dT = P (dO_i·V_j − D_i),
-//!   dS = dT · ∂t/∂s,   dQ_i = scale Σ_j dS K_j,   dK_j = scale Σ_i dS Q_i,   dsink = −Σ_i exp(sink − L_i) D_i,
+//!   D_i = Σ_d dO_id O_id − dLSE_i, dV_j = Σ_i P dO_i, dT = P (dO_i·V_j − D_i), dS = dT · ∂t/∂s, dQ_i = scale
+//!   Σ_j dS K_j, dK_j = scale Σ_i dS Q_i, dsink = −Σ_i exp(sink − L_i) D_i,
 //!
 //! and a table's element gains dT times the derivative of the program by that element. O and the LSE are
 //! inputs. A row with an LSE of −∞ has no mass: its P and its share of every gradient are 0.
@@ -40,8 +40,8 @@ pub fn gradients(problem: &Problem, inputs: &Operands<'_>) -> Result<GradientRef
 }
 
 /// The gradients with the roundings that kernels make: P and dS are rounded to the type of the inputs before
-/// they are multiplied, and the gradients to their types. With products in tf32, Q, K, V and dO are rounded to
-/// tf32 too. All sums are in f64.
+/// they are multiplied, and the gradients to their types. With products in tf32, Q, K, V and dO are rounded
+/// to tf32 too. All sums are in f64.
 ///
 /// # Errors
 /// A [`ProblemError`] if the problem is no backward pass, or the problem or an operand is rejected.

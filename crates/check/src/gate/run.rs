@@ -611,8 +611,8 @@ fn stores(kernel: &Kernel, counters: &Counters) -> bool {
     })
 }
 
-/// The bytes of tensors that the kernel must write and, for uneven lengths, those of `lse`; with even lengths,
-/// all of `lse` must be written.
+/// The bytes of tensors that the kernel must write and, for uneven lengths, those of `lse`; with even
+/// lengths, all of `lse` must be written.
 pub(super) fn must_write(bound: &Bound, feed: &Feed) -> HashMap<usize, Vec<Range<usize>>> {
     let Some(problem) = &bound.problem else { return Default::default() };
     let sequences = feed.sequences(bound);

@@ -257,7 +257,8 @@ impl<'a> Call<'a> {
         for (i, row) in rows.enumerate() {
             let dq = &scratch.dq[i * keys.ld..][..problem.head_dim];
             let row = sequence.q.start + row;
-            // SAFETY: the rows of a query head belong to the tasks of its KV head; each has a part of its own.
+            // SAFETY: the rows of a query head belong to the tasks of its KV head; each has a part of its
+            // own.
             unsafe {
                 if self.parts == 1 {
                     let scale = Some(problem.softmax_scale());

@@ -1,9 +1,9 @@
 //! The backward pass: dQ, dK, dV and the gradients of sinks and tables.
 //!
-//! A task has some keys of one KV head and all query rows of the head's group, so that dK and dV belong to one
-//! task. If there are fewer KV heads than threads, the keys of a head are divided among tasks; each then has
-//! its own sums of dQ, which are added in the order of the tasks. The result does not depend on the order in
-//! which tasks run.
+//! A task has some keys of one KV head and all query rows of the head's group, so that dK and dV belong to
+//! one task. If there are fewer KV heads than threads, the keys of a head are divided among tasks; each then
+//! has its own sums of dQ, which are added in the order of the tasks. The result does not depend on the order
+//! in which tasks run.
 //!
 //! All sums are in f32, whatever the type of the inputs.
 

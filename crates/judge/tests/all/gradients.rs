@@ -134,8 +134,8 @@ fn cpu_gradients_are_right_for_every_style_and_instruction_set() {
     }
 }
 
-/// A deterministic call returns equal bits for every number of threads, although the keys of its four KV heads
-/// are divided, and a NaN stays where it belongs.
+/// A deterministic call returns equal bits for every number of threads, although the keys of its four KV
+/// heads are divided, and a NaN stays where it belongs.
 #[test]
 fn cpu_gradients_are_repeatable_and_keep_a_nan_in_its_place() {
     let mut problem = base(DType::F32, |p| p.band = Band::CAUSAL);
