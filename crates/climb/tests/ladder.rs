@@ -246,7 +246,8 @@ fn texts_are_the_committed_ones_and_assemble_without_spills() {
     let known = || committed.lines().find(|line| line.starts_with("ptxas ")).map(|line| format!("{line}\n"));
     let mut found = "# PTX text, registers, version, target: see crates/climb/tests/ladder.rs\n".to_owned();
     found += &ptxas.as_ref().map(version).or_else(known).unwrap_or_default();
-    for (arch, rung) in [Arch::SM_80, Arch::SM_89].iter().flat_map(|arch| RungKernel::ALL.map(|r| (arch, r))) {
+    for (arch, rung) in [Arch::SM_80, Arch::SM_89].iter().flat_map(|arch| RungKernel::ALL.map(|r| (arch, r)))
+    {
         let kernel = rung.bind(&Problem::mission().with_band(rung.mask()), arch).unwrap().kernel;
         let (text, target, name) = (kernel.module.to_string(), kernel.module.target.to_string(), rung.name());
         let digest: String = Sha256::digest(&text).iter().take(8).map(|byte| format!("{byte:02x}")).collect();

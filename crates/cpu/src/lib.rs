@@ -13,6 +13,7 @@
 
 mod aligned;
 mod arithmetic;
+mod backward;
 mod computed;
 mod cost;
 mod decode;
@@ -34,6 +35,7 @@ mod threads;
 mod tile;
 mod view;
 
+pub use backward::{gradients, gradients_on};
 pub use cost::{Bound, Cost};
 pub use error::CpuError;
 pub use forward::{attention, attention_on, attention_with, attention_with_on};

@@ -73,7 +73,7 @@ pub struct Attention<'a, Q, K = Q, V = Q> {
     features: Features<'a>,
     tf32: bool,
     /// `None` selects [`Device::best`], with the CPU as fallback.
-    device: Option<Device>,
+    pub(crate) device: Option<Device>,
 }
 
 /// `softmax(scale · Q Kᵀ + mask) V` of `q` `[batch, heads_q, seq_q, head_dim]`, `k`
@@ -462,7 +462,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     }
 
     /// The problem and its inputs.
-    fn problem(
+    pub(crate) fn problem(
         &self,
         dtype: DType,
         out: [usize; 4],
@@ -513,7 +513,11 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
 }
 
 /// A new vector, or an error if there is no memory for it.
-fn filled<T: Copy>(tensor: &'static str, elements: usize, value: T) -> Result<Vec<T>, AttentionError> {
+pub(crate) fn filled<T: Copy>(
+    tensor: &'static str,
+    elements: usize,
+    value: T,
+) -> Result<Vec<T>, AttentionError> {
     // `resize` would write every element. `vec!` takes pages of zeros from the operating system, which clears
     // a page when the computation first writes to it, but `vec!` aborts the process if there is no memory.
     // The vector that is dropped here finds out beforehand. `black_box` keeps the compiler from removing the

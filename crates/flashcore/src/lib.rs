@@ -43,6 +43,7 @@
 #![warn(missing_docs)]
 
 mod attention;
+mod backward;
 mod bands;
 mod error;
 mod features;
@@ -53,6 +54,7 @@ mod table;
 mod tensor;
 
 pub use attention::{Attention, Device, Output, attention};
+pub use backward::Gradients;
 pub use cpu::{Element, Quantization, Quantized, quantize, quantized_problem};
 pub use error::AttentionError;
 pub use features::{LengthValues, ScaleValues};

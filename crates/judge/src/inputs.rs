@@ -1,6 +1,6 @@
 //! The input styles of a check: independent random draws, and inputs that make faulty kernels fail.
 
-use problem::{Band, DType, E5m2, KeyPlaces, Operand, Problem, Sequence, Span, Tensor};
+use problem::{Band, DType, E5m2, KeyPlaces, Operand, Pass, Problem, ProblemError, Sequence, Span, Tensor};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -149,7 +149,13 @@ pub fn draw(problem: &Problem, style: Style, seed: u64) -> Inputs {
     };
     let keys_and_values = || rayon::join(|| tensor(Tensor::K, 2), || tensor(Tensor::V, 3));
     let (q, (k, v)) = rayon::join(|| tensor(Tensor::Q, 1), keys_and_values);
+    let d_out = problem.pass.is_backward().then(|| tensor(Tensor::DOut, 4));
     inputs.operands.extend([(Operand::Q, q), (Operand::K, k), (Operand::V, v)]);
+    if let Some(d_out) = d_out {
+        inputs.operands.insert(Operand::Tensor(Tensor::DOut), d_out);
+        // A problem that the oracle rejects here is rejected again, with the reason, when it is judged.
+        let _ = add_outputs(problem, style, &mut inputs);
+    }
     inputs
 }
 
@@ -203,7 +209,9 @@ fn place_outliers(
         let row = [0, rng.random_range(0..rows), rows - 1][rng.random_range(0..3)];
         let (batch, at) = places.place(span.batch, span.start + row);
         let start = origin + problem.strides(tensor).offset(batch, head, at);
-        data[start as usize + rng.random_range(0..dim)] = [100.0, 1000.0, 6e4][rng.random_range(0..3)];
+        // Gradients are products of three inputs, and must stay in the range of f16.
+        let sizes = if problem.pass.is_backward() { 1 } else { 3 };
+        data[start as usize + rng.random_range(0..dim)] = [100.0, 1000.0, 6e4][rng.random_range(0..sizes)];
     }
 }
 
@@ -252,6 +260,7 @@ fn element(
             let spread = problem.softmax_scale().abs().max(1e-6) * (problem.head_dim as f32).sqrt();
             noise * (1e4 / 3.0 / spread).sqrt().min(100.0)
         }
+        (Style::HugeLogits, Tensor::DOut) => 0.125 * noise,
         (Style::NearTies, Tensor::K) => common[d] * (1.0 + problem.dtypes.k.unit_roundoff() as f32 * noise),
         // Queries of one sign and keys with a slope: logits from −24 to 24 for any head dim.
         (Style::Rising | Style::Falling | Style::Spike, Tensor::Q) => 1.0 + 0.1 * noise,
@@ -336,6 +345,54 @@ fn tiny(dtype: DType) -> f32 {
 fn normal(rng: &mut SmallRng) -> f32 {
     let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
     (radius * (std::f64::consts::TAU * rng.random::<f64>()).cos()) as f32
+}
+
+/// Adds the inputs of the backward pass that follow from others: O and the LSE by the oracle. `inputs` has
+/// all other inputs.
+///
+/// # Errors
+/// When the oracle rejects the problem.
+fn add_outputs(problem: &Problem, style: Style, inputs: &mut Inputs) -> Result<(), ProblemError> {
+    let forward = problem.clone().with_pass(Pass::Forward { lse: true });
+    let elements = inputs.elements();
+    let of_forward = forward.inputs().filter_map(|spec| Some((spec.operand, *elements.get(spec.operand)?)));
+    let reference = oracle::oracle_with(&forward, &of_forward.collect())?;
+    // Rows that belong to no sequence hold what lies between rows.
+    let padding = if style == Style::PoisonedPadding { f32::NAN } else { 0.0 };
+    let mut in_sequence = vec![false; problem.lse_len()];
+    for row in rows_in_sequences(problem, Tensor::Out, &inputs.sequences(problem)) {
+        in_sequence[row] = true;
+    }
+    let dim = problem.head_dim_v.max(1);
+    let narrow = |(index, &x): (usize, &f64)| if in_sequence[index] { x as f32 } else { padding };
+    let lse: Vec<f32> = reference.lse.iter().enumerate().map(narrow).collect();
+    let out = reference.out.iter().enumerate().map(|(i, x)| narrow((i / dim, x)));
+    let out = lay_out(problem, &out.collect::<Vec<f32>>(), padding);
+    inputs.operands.insert(Operand::OUT, Values::round(problem.dtypes.out, &out));
+    inputs.operands.insert(Operand::Lse, Values::F32(lse));
+    Ok(())
+}
+
+/// O with the problem's strides, from dense rows.
+fn lay_out(problem: &Problem, dense: &[f32], padding: f32) -> Vec<f32> {
+    let [_, heads, rows, dim] = problem.extents(Tensor::Out);
+    let (elements, origin) = problem.span(Tensor::Out).unwrap_or_default(); // checked by the oracle
+    let mut laid = vec![padding; elements];
+    for (i, row) in dense.chunks(dim.max(1)).enumerate() {
+        let offset = problem.out.offset(i / (heads * rows), i / rows % heads, i % rows);
+        let start = (origin as i64 + offset) as usize;
+        laid[start..start + dim].copy_from_slice(row);
+    }
+    laid
+}
+
+/// The index of each row of a tensor that belongs to a sequence among its rows `[batch, head, row]`, in the
+/// order batch entry, head, row.
+pub fn rows_in_sequences(problem: &Problem, tensor: Tensor, sequences: &[Sequence]) -> Vec<usize> {
+    let [_, heads, rows, _] = problem.extents(tensor);
+    rows_of(sequences, tensor, heads)
+        .map(|(span, head, row)| (span.batch * heads + head) * rows + span.start + row)
+        .collect()
 }
 
 #[cfg(test)]

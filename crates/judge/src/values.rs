@@ -6,8 +6,8 @@ use cpu::{CpuError, CpuPlan, Input};
 use half::{bf16, f16};
 use oracle::Reference;
 use problem::{
-    DType, E4m3, E5m2, Element, ElementType, Elements, Operand, OperandMap, Operands, Problem, ProblemError,
-    Sequence, Tensor,
+    DType, E4m3, E5m2, Element, ElementType, Elements, ElementsMut, Operand, OperandMap, Operands, Problem,
+    ProblemError, Sequence, Tensor,
 };
 use rayon::prelude::*;
 
@@ -326,6 +326,37 @@ impl Inputs {
                 Err(ProblemError::OperandType { argument: Operand::OUT.name(), dtype, expected }.into())
             }
         }
+    }
+
+    /// Runs the native CPU kernels of the backward pass. The gradients have buffers of their operands' sizes,
+    /// which begin as NaN.
+    ///
+    /// # Errors
+    /// When the buffers or the plan do not fit the problem.
+    pub fn gradients(&self, problem: &Problem, plan: &CpuPlan) -> Result<OperandMap<Values>, CpuError> {
+        problem.check()?;
+        let blank = |spec: problem::OperandSpec| {
+            let dtype = match spec.operand {
+                Operand::Tensor(tensor) => problem.dtypes.of(tensor),
+                _ => DType::F32,
+            };
+            let mut values = Values::zeros(dtype, spec.elements);
+            values.fill_nan();
+            (spec.operand, values)
+        };
+        let mut outputs: Vec<(Operand, Values)> = problem.outputs().map(blank).collect();
+        let buffers = outputs.iter_mut().filter_map(|(operand, values)| {
+            let buffer = match values {
+                Values::F32(x) => ElementsMut::F32(x),
+                Values::F16(x) => ElementsMut::F16(x),
+                Values::Bf16(x) => ElementsMut::Bf16(x),
+                _ => return None, // `Problem::check` refuses gradients of other types
+            };
+            Some((*operand, buffer))
+        });
+        let inputs = self.operands.map(|_, values| Input::from(values.elements()));
+        cpu::gradients(problem, &inputs, buffers.collect(), plan)?;
+        Ok(outputs.into_iter().collect())
     }
 
     /// Runs the native CPU kernels and returns the output buffer and the LSE.

@@ -1,6 +1,6 @@
 //! Reference implementations: standard attention, row by row, in f64 or in the input precision.
 //!
-//! [`oracle`] computes the exact result. [`reference_in_precision`] computes standard attention in the input
+//! [`gradients`] computes the backward pass. [`oracle`] computes the exact result. [`reference_in_precision`] computes standard attention in the input
 //! precision; its distance from the oracle is the basis of tolerances. This crate shares no code with the
 //! kernels that it judges.
 //!
@@ -13,6 +13,7 @@
 //! so that every inner loop multiplies a vector by a number. A block of rows stores its logits (8 · seq_kv
 //! numbers).
 
+mod backward;
 mod fp8;
 mod products;
 mod roundings;
@@ -26,6 +27,7 @@ use problem::{
 };
 use rayon::prelude::*;
 
+pub use backward::{GradientReference, gradients, gradients_in_precision, gradients_rounded};
 pub use fp8::{SUM_KEYS, WEIGHT_FACTOR};
 use rows::Rows;
 

@@ -24,7 +24,7 @@ use crate::LANES;
 use crate::products::{Real, dot_products};
 
 /// Variance of a rounding to f32, relative to the square of the number.
-const ROUNDING: f64 = {
+pub(crate) const ROUNDING: f64 = {
     let unit = 1.0 / (1u32 << 24) as f64;
     unit * unit / 3.0
 };

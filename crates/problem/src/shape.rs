@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Band, Corner, DType, DTypes, GradientStrides, Layout, Lengths, Pages, Pass, PassKind, ProblemError,
-    Programs, Scales, Score, Storage, Strides, Table, Tensor,
+    ProgramError, Programs, Scales, Score, Storage, Strides, Table, Tensor,
 };
 
 /// One attention problem. Build it with [`Problem::new`], set the public fields, then call
@@ -425,6 +425,11 @@ impl Problem {
         }
         if wants.sinks && !self.score.sink {
             return refuse("the gradients of the sinks are wanted, but the problem has no sinks");
+        }
+        if let Some(score) = &self.programs.score {
+            let no_derivative =
+                |error: ProgramError| ProblemError::Program { what: "score", reason: error.to_string() };
+            score.derivative().map_err(no_derivative)?;
         }
         for i in (0..u8::BITS as u8).filter(|&i| wants.table(i)) {
             let is_float = |table: &Table| table.dtype.is_float();

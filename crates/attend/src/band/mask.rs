@@ -121,8 +121,8 @@ impl Masker {
     }
 }
 
-/// Sets to `to` the elements of a row before column `hidden`, if given, and the elements from column `left` on. A
-/// lane holds two of every eight columns.
+/// Sets to `to` the elements of a row before column `hidden`, if given, and the elements from column `left`
+/// on. A lane holds two of every eight columns.
 fn hide_by_columns(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32, to: f32) {
     for (i, &score) in (0..).zip(scores) {
         let column = i / 2 * 8 + i % 2;

@@ -44,8 +44,8 @@ impl KeyBand {
     }
 
     /// The band of queries that a key row sees, in a [`RowRange`] whose queries and keys have changed places:
-    /// row `i` sees key `j` for `i + shift − before ≤ j ≤ i + shift + after`, hence `j − shift − after ≤ i ≤ j
-    /// − shift + before`.
+    /// row `i` sees key `j` for `i + shift − before ≤ j ≤ i + shift + after`, hence `j − shift − after ≤ i ≤
+    /// j − shift + before`.
     #[must_use]
     pub fn transposed(&self, k: &mut Builder) -> KeyBand {
         let before = self.after.map(|after| match after {

@@ -45,11 +45,12 @@ impl QueryNumbers {
 }
 
 impl ScoreGradient<'_> {
-    /// P = exp2(S·c − L·log2 e), 0 where a row does not see a key. Without a softcap, P takes the registers of
-    /// S; with a softcap, S becomes the tangent t.
+    /// P = exp2(S·c − L·log2 e), 0 where a row does not see a key. Without a softcap, P takes the registers
+    /// of S; with a softcap, S becomes the tangent t.
     ///
-    /// `minus_log_sums` has −L·log2 e of each query row, and −∞ for a row without keys. `partial` says whether
-    /// the mask hides some element of the tile, whose columns begin at `origin`; `None` if it hides none.
+    /// `minus_log_sums` has −L·log2 e of each query row, and −∞ for a row without keys. `partial` says
+    /// whether the mask hides some element of the tile, whose columns begin at `origin`; `None` if it hides
+    /// none.
     pub fn probabilities(
         &self,
         k: &mut Builder,
@@ -76,8 +77,8 @@ impl ScoreGradient<'_> {
         p
     }
 
-    /// dS = P ∘ (dP − D), times the slope 1 − t² of the softcap, in the registers of dP. `minus_deltas` has −D
-    /// of each query row.
+    /// dS = P ∘ (dP − D), times the slope 1 − t² of the softcap, in the registers of dP. `minus_deltas` has
+    /// −D of each query row.
     pub fn scores(
         &self,
         k: &mut Builder,

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use emu::Buffer;
+use judge::gradients::GradientReferences;
 use judge::inputs::{Style, draw, rows_of};
 use judge::outputs::{ErrorFigures, References, dense_rows};
 use judge::values::{Inputs, Values};
@@ -87,7 +88,7 @@ impl Feed {
         let sequences = self.sequences(bound);
         let (size, mut whole, mut in_part) = (problem.dtypes.out.bytes(), vec![false; problem.lse_len()], 0);
         let places = dense_rows(problem, &sequences).into_iter().zip(lse_rows(bound, problem, &sequences));
-        for (range, (row, place)) in row_ranges(problem, &sequences).into_iter().zip(places) {
+        for (range, (row, place)) in row_ranges(problem, Tensor::Out, &sequences).into_iter().zip(places) {
             let bytes = range.start * size..range.end * size;
             let missing = out.missing(bytes.clone()).map_or(0, |(_, count)| count);
             let has_lse = lse.is_none_or(|lse| lse.missing(4 * place..4 * place + 4).is_none());
@@ -95,6 +96,13 @@ impl Feed {
             in_part += usize::from(!whole[row] && missing < bytes.len());
         }
         Some((whole, in_part))
+    }
+
+    /// The oracle's gradients.
+    #[cfg(test)]
+    pub(super) fn gradients(&self, problem: &Problem) -> problem::OperandMap<Vec<f64>> {
+        let inputs = self.drawn.as_ref().expect("a kernel with a problem has inputs");
+        oracle::gradients(problem, &inputs.elements()).expect("the problem is valid").values
     }
 
     /// The error that quantising the inputs causes; `None` for inputs that are not quantised.
@@ -184,6 +192,9 @@ impl Feed {
         check: &mut CheckReport,
     ) {
         let Some(problem) = &bound.problem else { return };
+        if let Some(gradients) = references.gradients() {
+            return self.check_gradients(bound, problem, gradients, after, check);
+        }
         let contents = |wanted: Role| bound.roles.iter().position(|&r| r == wanted).map(|i| &after[i]);
         let Some(out) = contents(Role::Operand(Operand::OUT)) else {
             return check.leave_incomplete("nothing was judged: the kernel has no `out`".to_owned());
@@ -205,7 +216,7 @@ impl Feed {
             let at = |(&row, _): (&usize, &bool)| values.get(row).map_or(f64::NAN, f64::from);
             lse_rows.iter().zip(&judged).filter(|(_, judged)| **judged).map(at).collect::<Vec<f64>>()
         });
-        let rows = row_ranges(problem, &sequences);
+        let rows = row_ranges(problem, Tensor::Out, &sequences);
         check_gaps("out", out, &rows, problem.dtypes.out.bytes(), check);
         // With nothing to judge, all figures would be 0.
         if !judged.is_empty() && !judged.contains(&true) {
@@ -219,6 +230,41 @@ impl Feed {
             check.fail(format!("wrong answer on {} inputs: {reason}", self.style.name()));
         }
         check.error = Some(check.error.map_or(figures, |worst| worst.worst(figures)));
+    }
+
+    /// Compares all gradients with the references.
+    fn check_gradients(
+        &self,
+        bound: &Bound,
+        problem: &Problem,
+        references: &GradientReferences,
+        after: &[Vec<u8>],
+        check: &mut CheckReport,
+    ) {
+        let sequences = self.sequences(bound);
+        for operand in references.operands() {
+            let name = operand.name();
+            let Some(index) = bound.roles.iter().position(|&role| role == Role::Operand(operand)) else {
+                return check.leave_incomplete(format!("nothing was judged: the kernel has no `{name}`"));
+            };
+            let dense: Vec<f64> = match operand {
+                Operand::Tensor(tensor) => {
+                    let (rows, dtype) = (row_ranges(problem, tensor, &sequences), problem.dtypes.of(tensor));
+                    check_gaps(name, &after[index], &rows, dtype.bytes(), check);
+                    let values = Values::from_bytes(dtype, &after[index]);
+                    rows.into_iter().flat_map(|row| wide(&values, row)).collect()
+                }
+                _ => {
+                    let values = Values::from_bytes(problem::DType::F32, &after[index]);
+                    wide(&values, 0..values.len())
+                }
+            };
+            let Some(figures) = references.judge(operand, &dense) else { continue };
+            for reason in figures.reasons() {
+                check.fail(format!("wrong {name} on {} inputs: {reason}", self.style.name()));
+            }
+            check.error = Some(check.error.map_or(figures, |worst| worst.worst(figures)));
+        }
     }
 }
 
@@ -240,13 +286,15 @@ fn wide(values: &Values, range: Range<usize>) -> Vec<f64> {
     range.filter_map(|i| values.get(i)).map(f64::from).collect()
 }
 
-/// The element range of each output row that belongs to a sequence, in the order (batch entry, head, row).
-pub(super) fn row_ranges(problem: &Problem, sequences: &[Sequence]) -> Vec<Range<usize>> {
-    let origin = problem.span(Tensor::Out).map_or(0, |(_, origin)| origin) as i64;
-    rows_of(sequences, Tensor::Out, problem.heads_q)
+/// The element range of each row of a tensor that belongs to a sequence, in the order (batch entry, head,
+/// row).
+pub(super) fn row_ranges(problem: &Problem, tensor: Tensor, sequences: &[Sequence]) -> Vec<Range<usize>> {
+    let origin = problem.span(tensor).map_or(0, |(_, origin)| origin) as i64;
+    let ([_, heads, _, dim], strides) = (problem.extents(tensor), problem.strides(tensor));
+    rows_of(sequences, tensor, heads)
         .map(|(span, head, row)| {
-            let start = (origin + problem.out.offset(span.batch, head, span.start + row)) as usize;
-            start..start + problem.head_dim_v
+            let start = (origin + strides.offset(span.batch, head, span.start + row)) as usize;
+            start..start + dim
         })
         .collect()
 }

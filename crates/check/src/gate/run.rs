@@ -158,7 +158,9 @@ impl Settings {
             runs.extend(seeds.map(|seed| (Style::Normal, seed, Schedule::Lagging)));
         }
         runs.sort_by_key(|(style, ..)| !style.is_finite());
-        runs.retain(|(style, ..)| style.is_finite() || !bound.finite_inputs);
+        // A NaN in one key spoils all gradients, and nothing would be left to judge.
+        let is_backward = bound.problem.as_ref().is_some_and(|problem| problem.pass.is_backward());
+        runs.retain(|(style, ..)| style.is_finite() || !bound.finite_inputs && !is_backward);
         let runs = runs
             .into_iter()
             .enumerate()
@@ -210,7 +212,10 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
         return Ok(check);
     }
     let runs = settings.runs_of(bound);
-    let sampler = settings.budget.map(|budget| Sampler::new(bound, budget, runs.len()));
+    // Every CTA of a backward pass may add to the same gradients, so all of them run.
+    let is_backward = bound.problem.as_ref().is_some_and(|problem| problem.pass.is_backward());
+    let budget = settings.budget.filter(|_| !is_backward);
+    let sampler = budget.map(|budget| Sampler::new(bound, budget, runs.len()));
     let mut sampler = sampler.transpose().map_err(GateError::Launch)?;
     for (number, &(style, seed, schedule)) in runs.iter().enumerate() {
         watch.begin(number + 1, runs.len());
@@ -606,19 +611,24 @@ fn stores(kernel: &Kernel, counters: &Counters) -> bool {
     })
 }
 
-/// The bytes of `out` that the kernel must write and, for uneven lengths, those of `lse`; with even lengths,
-/// all of `lse` must be written.
+/// The bytes of tensors that the kernel must write and, for uneven lengths, those of `lse`; with even
+/// lengths, all of `lse` must be written.
 pub(super) fn must_write(bound: &Bound, feed: &Feed) -> HashMap<usize, Vec<Range<usize>>> {
     let Some(problem) = &bound.problem else { return Default::default() };
     let sequences = feed.sequences(bound);
     let at = |operand| bound.roles.iter().position(|&r| r == Role::Operand(operand));
-    let out = at(Operand::OUT)
-        .map(|index| (index, in_bytes(row_ranges(problem, &sequences), problem.dtypes.out.bytes())));
-    let lse = at(Operand::Lse).filter(|_| !problem.lengths.is_even()).map(|index| {
+    let pass = problem.pass.kind();
+    let tensors = problem.tensors().iter().filter(|tensor| tensor.is_output(pass));
+    let tensors = tensors.filter_map(|&tensor| {
+        let ranges = in_bytes(row_ranges(problem, tensor, &sequences), problem.dtypes.of(tensor).bytes());
+        Some((at(tensor.into())?, ranges))
+    });
+    let uneven = problem.pass.lse() && !problem.lengths.is_even();
+    let lse = at(Operand::Lse).filter(|_| uneven).map(|index| {
         let rows = lse_rows(bound, problem, &sequences).into_iter().map(|row| row..row + 1);
         (index, in_bytes(rows.collect(), 4))
     });
-    out.into_iter().chain(lse).collect()
+    tensors.chain(lse).collect()
 }
 
 /// Ranges of elements as ranges of bytes, adjacent ones joined.

@@ -175,7 +175,7 @@ fn check_written(bound: &Bound, feed: &Feed, after: &[Vec<u8>], check: &mut Chec
         after.iter().zip(&bound.roles).enumerate().filter(|(_, (_, r))| bound.is_output(**r))
     {
         let size = match (role, &bound.problem) {
-            (Role::Operand(Operand::Tensor(_)), Some(problem)) => problem.dtypes.out.bytes(),
+            (Role::Operand(Operand::Tensor(tensor)), Some(problem)) => problem.dtypes.of(*tensor).bytes(),
             _ => 4,
         };
         let whole = 0..bytes.len();
@@ -220,6 +220,81 @@ mod tests {
     #[test]
     fn a_right_kernel_is_right() {
         assert_eq!(reasons(&fused()), [""; 0]);
+    }
+
+    /// A machine whose kernel writes the oracle's gradients, and `wrong` with another factor.
+    struct GradientMachine<'a> {
+        problem: &'a Problem,
+        feed: &'a Feed,
+        wrong: Option<Operand>,
+    }
+
+    impl Machine for GradientMachine<'_> {
+        type Buffer = Vec<u8>;
+        type Error = std::convert::Infallible;
+
+        fn allocate(&mut self, bytes: usize) -> Result<Vec<u8>, Self::Error> {
+            Ok(vec![0; bytes])
+        }
+
+        fn upload(&mut self, buffer: &mut Vec<u8>, data: &[u8]) -> Result<(), Self::Error> {
+            buffer[..data.len()].copy_from_slice(data);
+            Ok(())
+        }
+
+        fn launch(&mut self, kernel: &Kernel, buffers: &mut [&mut Vec<u8>]) -> Result<(), Self::Error> {
+            let gradients = self.feed.gradients(self.problem);
+            for (spec, buffer) in kernel.buffers.iter().zip(buffers) {
+                let named = gradients.iter().find(|(operand, _)| operand.name() == spec.name);
+                let Some((operand, values)) = named else { continue };
+                let factor = if self.wrong == Some(operand) { 1.05 } else { 1.0 };
+                for (element, x) in buffer[GUARD..].chunks_exact_mut(4).zip(values) {
+                    element.copy_from_slice(&((x * factor) as f32).to_le_bytes());
+                }
+            }
+            Ok(())
+        }
+
+        fn download(&mut self, buffer: &Vec<u8>, data: &mut [u8]) -> Result<(), Self::Error> {
+            data.copy_from_slice(&buffer[..data.len()]);
+            Ok(())
+        }
+    }
+
+    /// The buffers of a backward pass: all inputs are drawn and kept, and each gradient is judged by itself.
+    #[test]
+    fn gradients_are_judged() {
+        let mut problem = Problem::new(2, 4, 40, 32, problem::DType::F32);
+        (problem.heads_kv, problem.score.sink) = (2, true);
+        let wants = problem::Gradients { sinks: true, tables: 0 };
+        let pass = problem::Pass::Backward { deterministic: false, d_lse: true, wants };
+        let problem = problem.with_layout(problem::Layout::Bhsd).with_pass(pass);
+        let mut kernel = fused().kernel;
+        let buffer = |spec: problem::OperandSpec| ptx::BufferSpec {
+            name: spec.operand.name().to_owned(),
+            bytes: spec.bytes(),
+            access: Access::ReadWrite,
+        };
+        kernel.buffers = problem.operands().map(buffer).collect();
+        let roles = problem.operands().map(|spec| Role::Operand(spec.operand)).collect();
+        let bound = Bound::of_kernel(kernel, roles, Some(problem.clone()));
+        let feed = &Feed::draw(&bound, Style::Normal, 1).unwrap();
+        let references = feed.references(&bound).unwrap();
+        let outputs = problem.outputs().map(|spec| Some(spec.operand));
+        for wrong in outputs.chain([None]) {
+            let mut machine = GradientMachine { problem: &problem, feed, wrong };
+            let reasons = trial(&mut machine, &bound, feed, references.as_ref()).unwrap().reasons;
+            match wrong {
+                None => assert_eq!(reasons, [""; 0]),
+                Some(operand) => assert!(
+                    !reasons.is_empty()
+                        && reasons
+                            .iter()
+                            .all(|reason| reason.starts_with(&format!("wrong {operand} on normal"))),
+                    "{operand}: {reasons:?}"
+                ),
+            }
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use judge::inputs::Style;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::common::{half_of_torture_passes, passes, plain_mma};
+use crate::common::{half_of_torture_passes, in_rows, passes, plain_mma};
 use attend::Order;
 use emu::Schedule;
 use flashcore_check::gate::torture::Torture;
@@ -17,7 +17,7 @@ use problem::{Band, DTypes, Layout, Problem, ScaleLayout, Scales};
 fn the_torture_set_passes() {
     for (i, types) in ["e4m3:f32", "e5m2/e4m3/bf16"].into_iter().enumerate() {
         let dtypes: DTypes = types.parse().unwrap();
-        let problems = torture::problems(dtypes, 64);
+        let problems = in_rows(torture::problems(dtypes, 64));
         half_of_torture_passes(&problems, i, problems.len(), &types, |problem| {
             let plan = MmaPlan {
                 block_n: 32,
@@ -91,7 +91,7 @@ fn factors_of_heads_and_of_blocks_of_rows_pass() {
                 _ => ScaleLayout::per_block(problem.heads_kv, seq, rows),
             };
             let arch = if family == Family::Mma { Arch::SM_89 } else { Arch::SM_90 };
-            let problems = torture::problems(dtypes, 64);
+            let problems = in_rows(torture::problems(dtypes, 64));
             let mut supported = 0;
             for (j, Torture { name, mut problem }) in problems.iter().cloned().enumerate() {
                 problem.scales = Scales {

@@ -1,7 +1,7 @@
 //! Tests of the gate on forward passes with keys divided among CTAs: the kernel of partial results and the
 //! merge pass together, and a fault in either kernel is rejected.
 
-use crate::common::{half_of_torture_passes, passes, plain_mma};
+use crate::common::{half_of_torture_passes, in_rows, passes, plain_mma};
 use attend::Order;
 use emu::{Emulator, Options, Schedule};
 use flashcore_check::gate::mutate::{Fault, mutant, sites};
@@ -66,7 +66,7 @@ fn split(plan: &MmaPlan, problem: &Problem) -> Bound {
 #[test]
 fn every_plan_passes_the_torture_set() {
     for (i, plan) in plans().iter().enumerate() {
-        let problems = torture::problems([DType::F16, DType::Bf16][i % 2], 64);
+        let problems = in_rows(torture::problems([DType::F16, DType::Bf16][i % 2], 64));
         // Splits do not support uneven query lengths. This test covers uneven key lengths, sinks and
         // programs. Both types have both halves of the runs.
         half_of_torture_passes(&problems, i / 2, 31, plan, |problem| {

@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Simd, exp2_by_shift, transpose_plain, widen_bf16_plain};
+use crate::backward;
 use crate::dims;
 use crate::peak;
 use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
@@ -98,6 +99,14 @@ impl Simd for Avx2 {
             dims::run_step(s, step);
         }
         unsafe { compiled(self, step) }
+    }
+
+    fn backward(self, stage: backward::Stage<'_>) {
+        #[target_feature(enable = "avx2,fma")]
+        fn compiled(s: Avx2, stage: backward::Stage<'_>) {
+            backward::run(s, stage);
+        }
+        unsafe { compiled(self, stage) }
     }
 
     fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {

@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 
 use super::{Simd, exp2_polynomial};
+use crate::backward;
 use crate::dims;
 use crate::peak;
 use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
@@ -107,6 +108,14 @@ impl Simd for Avx512 {
             dims::run_step(s, step);
         }
         unsafe { compiled(self, step) }
+    }
+
+    fn backward(self, stage: backward::Stage<'_>) {
+        #[target_feature(enable = "avx512f,avx512dq")]
+        fn compiled(s: Avx512, stage: backward::Stage<'_>) {
+            backward::run(s, stage);
+        }
+        unsafe { compiled(self, stage) }
     }
 
     fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {

@@ -30,7 +30,7 @@ use problem::{DType, Problem};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use codes::{codes, largest_finite};
-pub(crate) use gemm::{Added, Columns, Fresh, Part, Rows, gemm, gemm_part};
+pub(crate) use gemm::{Added, Columns, Fresh, Lhs, Part, Product, Rows, gemm, gemm_part};
 pub(crate) use pairs::{Columnwise, Extent, Pairs, RowNorms};
 pub(crate) use portable::Portable;
 pub(crate) use portable_pairs::PortablePairs;
@@ -42,6 +42,7 @@ pub(crate) use neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use {amx::Amx, avx2::Avx2, avx512::Avx512, avx512vnni::Avx512Vnni};
 
+use crate::backward;
 use crate::computed::computed_type;
 use crate::programs::{Compiled, Loads, Operation, Region, Values};
 use crate::tile::Step;
@@ -240,6 +241,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Runs `step` with the lanes along the head dim, compiled for the instruction set.
     fn step_dims(self, step: Step<'_>);
+
+    /// Computes a stage of a tile of the backward pass, compiled for the instruction set.
+    fn backward(self, stage: backward::Stage<'_>);
 
     /// Evaluates a region of a program, compiled for the instruction set.
     fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>);

@@ -4,6 +4,7 @@
 use std::arch::aarch64::*;
 
 use super::{Simd, exp2_by_shift, transpose_plain};
+use crate::backward;
 use crate::dims;
 use crate::peak;
 use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
@@ -96,6 +97,14 @@ impl Simd for Neon {
             dims::run_step(s, step);
         }
         unsafe { compiled(self, step) }
+    }
+
+    fn backward(self, stage: backward::Stage<'_>) {
+        #[target_feature(enable = "neon")]
+        fn compiled(s: Neon, stage: backward::Stage<'_>) {
+            backward::run(s, stage);
+        }
+        unsafe { compiled(self, stage) }
     }
 
     fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {

@@ -2,6 +2,7 @@
 //! tests.
 
 use super::{Simd, exp2_by_shift, transpose_plain};
+use crate::backward;
 use crate::dims;
 use crate::peak;
 use crate::programs::{self, Compiled, Loads, Operation, Region, Values};
@@ -85,6 +86,10 @@ impl<const LANES: usize> Simd for Portable<LANES> {
 
     fn step_dims(self, step: Step<'_>) {
         dims::run_step(self, step);
+    }
+
+    fn backward(self, stage: backward::Stage<'_>) {
+        backward::run(self, stage);
     }
 
     fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>) {

@@ -298,8 +298,8 @@ impl Ready<'_> {
     /// - Each operand's address, shape, strides and type describe memory of the host, or of the GPU, which
     ///   holds all its elements. Inputs are initialised. In host memory, no other thread writes inputs or
     ///   uses outputs during the call, and outputs overlap no other operand.
-    /// - In device memory, the operands stay allocated until the work that is enqueued has run, and other work
-    ///   that writes them is ordered with the stream, as for any kernel.
+    /// - In device memory, the operands stay allocated until the work that is enqueued has run, and other
+    ///   work that writes them is ordered with the stream, as for any kernel.
     /// - The handle is a stream of the GPU's primary context, or 0 for the default stream, and lives until
     ///   this returns.
     pub unsafe fn enqueue(&self) -> Result<(), AttentionError> {

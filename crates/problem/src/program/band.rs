@@ -165,7 +165,7 @@ impl Program {
     }
 
     /// Converts all operations back to expressions.
-    fn exprs(&self) -> Vec<Expr> {
+    pub(super) fn exprs(&self) -> Vec<Expr> {
         let mut exprs: Vec<Expr> = Vec::with_capacity(self.ops.len());
         for op in &self.ops {
             let of = |id: &Id| exprs[*id].clone();

@@ -23,7 +23,8 @@ impl Value {
         }
     }
 
-    const fn int(self) -> i32 {
+    /// The integer; 1 for true, and 0 for false and for a float.
+    pub const fn int(self) -> i32 {
         match self {
             Value::Int(x) => x,
             Value::Bool(x) => x as i32,

@@ -60,6 +60,11 @@ impl Expr {
         Expr(Arc::new(Node { kind, arguments }))
     }
 
+    /// Whether this is the constant 1.
+    pub(super) fn is_one(&self) -> bool {
+        matches!(self.0.kind, Kind::Leaf(Op::Float(bits)) if bits == 1f32.to_bits())
+    }
+
     /// Identifies the node while the expression exists.
     fn address(&self) -> *const Node {
         Arc::as_ptr(&self.0)

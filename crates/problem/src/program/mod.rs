@@ -5,6 +5,7 @@
 //! from an [`Expr`], which has Rust's operators, or from text ([`Program::from_str`](std::str::FromStr)).
 
 mod band;
+mod derive;
 mod eval;
 mod expr;
 pub mod library;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Problem, ProblemError};
 
+pub use derive::{Derivative, TableRead};
 pub use eval::{InRow, Point, Precision, Value};
 pub use expr::Expr;
 pub use range::Range;
@@ -247,6 +249,12 @@ pub enum ProgramError {
         column: usize,
         /// The text that is accepted at that column.
         expected: String,
+    },
+    /// An operation has no derivative.
+    #[error("{operation} of a number that depends on the score or on a table of floats has no derivative")]
+    NoDerivative {
+        /// The operation.
+        operation: &'static str,
     },
     /// The program has too many operations.
     #[error("the program has {operations} operations: expected at most {}", Program::MOST_OPS)]

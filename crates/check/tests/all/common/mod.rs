@@ -12,7 +12,7 @@ use flashcore_check::launchfile::Bound;
 use kernels::forward::mma::{Grid, MmaPlan, QueryHome};
 use kernels::forward::wgmma::{Ends, Rescaling, WgmmaPlan};
 use kernels::{Arch, Plan};
-use problem::Problem;
+use problem::{Problem, Storage};
 use tile::{Handout, Turns};
 
 /// A Hopper GPU with so few SMs that a CTA computes several tiles.
@@ -71,6 +71,12 @@ pub fn half_of_torture_passes(
         passes(&check_kernel(&bound, &settings).unwrap(), &(of, torture.name));
     }
     assert!(supported >= least, "{of:?}: {supported} of {}", problems.len());
+}
+
+/// The problems without keys in pages, which only the family `decode` reads (`crate::decode`).
+pub fn in_rows(mut problems: Vec<Torture>) -> Vec<Torture> {
+    problems.retain(|torture| torture.problem.storage == Storage::Rows);
+    problems
 }
 
 /// The fused family with 64 rows and 64 keys. The plan is fixed, so that better defaults do not move fault

@@ -215,7 +215,8 @@ impl<'a> Cta<'a> {
         head_and_batch(k, self.plan.tile_order, self.params.grid)
     }
 
-    /// The CTA's head of a tensor of queries, or of keys. For the queries of a KV head, the first of the group.
+    /// The CTA's head of a tensor of queries, or of keys. For the queries of a KV head, the first of the
+    /// group.
     fn first_head(&self, k: &mut Builder, of_keys: bool) -> R32 {
         let [head, _] = self.grid_head(k);
         match (self.side, of_keys) {

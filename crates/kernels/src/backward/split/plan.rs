@@ -140,8 +140,8 @@ impl Tiles {
         own[0].bytes() + own[1].bytes() + self.ring_bytes(dims) + 2 * self.sum_bytes()
     }
 
-    /// Estimated registers of a thread: accumulators, S and dP, P with a softcap, and the CTA's own operands if
-    /// they are kept in registers.
+    /// Estimated registers of a thread: accumulators, S and dP, P with a softcap, and the CTA's own operands
+    /// if they are kept in registers.
     fn registers(self, problem: &Problem) -> u32 {
         let [dim, dim_v] = self.columns(problem).map(|columns| columns / self.dim_warps);
         let sums = match self.side {

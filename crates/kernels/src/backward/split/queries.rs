@@ -9,7 +9,8 @@ use tile::{AccTile, MatrixReader, OperandA, Sign, mma_ab, mma_abt, row_dots};
 use super::cta::Cta;
 
 impl Cta<'_> {
-    /// FlashAttention-2, Algorithm 2, with the loops exchanged: of lines 12, 15 and 16, only the update of dQ.
+    /// FlashAttention-2, Algorithm 2, with the loops exchanged: of lines 12, 15 and 16, only the update of
+    /// dQ.
     pub(super) fn compute_dq(&self, k: &mut Builder) {
         let (tiles, band) = (self.tiles, &self.params.band);
         let bound = Bound::new(k, band, &self.rows, tiles.streamed, self.baked.divides);

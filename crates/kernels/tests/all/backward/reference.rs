@@ -112,8 +112,8 @@ impl Inputs {
         }
     }
 
-    /// The forward and the backward pass of a head, with the errors that the roundings of P, dS and O, and f32
-    /// arithmetic allow.
+    /// The forward and the backward pass of a head, with the errors that the roundings of P, dS and O, and
+    /// f32 arithmetic allow.
     fn head(&self, sequence: &Sequence, head: usize) -> Head {
         let p = &self.problem;
         let kv_head = head / p.group_size();

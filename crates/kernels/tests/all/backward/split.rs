@@ -179,8 +179,8 @@ fn every_schedule_gives_the_same_clean_bits() {
     }
 }
 
-/// Whether the emulator refuses the kernels or their gradients are wrong, for one of the problems. Each problem
-/// comes with its kernels.
+/// Whether the emulator refuses the kernels or their gradients are wrong, for one of the problems. Each
+/// problem comes with its kernels.
 fn is_caught(runs: &[(Inputs, Plan, Vec<Kernel>)], mutate: impl Fn(&Kernel) -> Option<Kernel>) -> bool {
     runs.iter().any(|(inputs, plan, kernels)| {
         let program = emit(inputs.problem(), plan, &Arch::SM_80).unwrap();
