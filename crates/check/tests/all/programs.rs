@@ -154,19 +154,15 @@ fn variants(problem: &Problem) -> Vec<Plan> {
         store: RowStore::Pairs,
         ..AtOncePlan::default_for(problem, &SMALL)
     };
+    let default = StreamedPlan::default_for(problem, &SMALL);
     let streamed = StreamedPlan {
-        row_warpgroups: 1,
-        packing: Packing::Apart,
-        cluster: 1,
-        kv_warpgroups: 1,
         block_n: 32,
-        stages: 2,
         rescale: Rescale::Always,
-        speculative: None,
-        turns: Turns::Free,
         store: RowStore::Pairs,
-        resident_ctas: 1,
-        ..StreamedPlan::default_for(problem, &SMALL)
+        tile_order: default.tile_order,
+        overlapping: default.overlapping,
+        tanh: default.tanh,
+        ..StreamedPlan::BASE
     };
     let streamed = [
         StreamedPlan { cluster: 2, kv_warpgroups: 2, ..streamed.clone() },

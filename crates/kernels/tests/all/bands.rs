@@ -3,7 +3,6 @@
 
 use crate::common;
 use crate::common::small_plan;
-use crate::common::wgmma_plan;
 use attend::{Order, Packing, Sums, Tanh, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
@@ -100,7 +99,7 @@ fn mma_is_right() {
 
 #[test]
 fn wgmma_is_right() {
-    let plain = wgmma_plan::plain();
+    let plain = WgmmaPlan::PLAIN;
     let speculative = Rescaling::Speculative { beyond: 0, limit: 7 };
     let two = WgmmaPlan { consumers: 2, ..plain.clone() };
     let plans = [

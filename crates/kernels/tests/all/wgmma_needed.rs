@@ -2,7 +2,6 @@
 //! removed, the emulator rejects the kernel. Exceptions are listed here with their reasons.
 
 use crate::common;
-use crate::common::wgmma_plan;
 use attend::{Sums, Tiles};
 use emu::{Emulator, Options, Schedule};
 use filetest::is_due;
@@ -15,7 +14,7 @@ use tile::{Handout, Ones, Tail, Turns};
 const DIM: u32 = 64;
 
 fn plain() -> WgmmaPlan {
-    WgmmaPlan { consumers: 2, block_n: 16, ..wgmma_plan::plain() }
+    WgmmaPlan { consumers: 2, block_n: 16, ..WgmmaPlan::PLAIN }
 }
 
 /// A speculative softmax that recomputes some blocks and keeps others.

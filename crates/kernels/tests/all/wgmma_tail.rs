@@ -3,7 +3,6 @@
 
 use crate::common;
 use crate::common::cases;
-use crate::common::wgmma_plan;
 use attend::{Packing, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Ends, Rescaling, Store, WgmmaPlan};
@@ -15,7 +14,7 @@ use tile::{Handout, Tail, TileOrder, Turns};
 const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 8, limit: 15 };
 
 fn base() -> WgmmaPlan {
-    WgmmaPlan { tail: Tail::Shared, ..wgmma_plan::plain() }
+    WgmmaPlan { tail: Tail::Shared, ..WgmmaPlan::PLAIN }
 }
 
 /// A device with `multiprocessors` SMs.

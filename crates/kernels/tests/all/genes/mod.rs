@@ -9,7 +9,6 @@ mod wgmma;
 use crate::backward::reference::{Inputs, even};
 use crate::common;
 use crate::common::small_plan;
-use crate::common::wgmma_plan;
 use crate::tools::{self, Facts};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -60,7 +59,7 @@ const GRIDS: [&str; 1] = ["handout"];
 fn changes(family: Family) -> Vec<Change> {
     match family {
         Family::Mma => of_table(mma::TABLE, mma::plain, Plan::Mma, Arch::SM_89),
-        Family::Wgmma => of_table(wgmma::TABLE, wgmma_plan::plain, Plan::Wgmma, Arch::SM_90),
+        Family::Wgmma => of_table(wgmma::TABLE, || WgmmaPlan::PLAIN, Plan::Wgmma, Arch::SM_90),
         Family::BackwardSplit => of_table(backward::TABLE, backward::plain, Plan::BackwardSplit, Arch::SM_89),
         Family::SmallAtOnce => of_table(small::AT_ONCE, small_plan::at_once, Plan::SmallAtOnce, Arch::SM_90),
         Family::SmallStreamed => {
@@ -258,7 +257,7 @@ fn former_names_are_read() {
             serde_json::json!({ "optimistic": { "slack": 8, "limit": 15 } }),
         ),
     ] {
-        let plan = Plan::Wgmma(WgmmaPlan { rescale, ..wgmma_plan::plain() });
+        let plan = Plan::Wgmma(WgmmaPlan { rescale, ..WgmmaPlan::PLAIN });
         let former = [
             ("rescale", "softmax", former),
             ("resident_ctas", "resident", 1.into()),
