@@ -138,7 +138,7 @@ impl<'a> Contestant<'a> {
                     Some(Buffer::new(context, spec.bytes)?)
                 }
                 Role::Internal(BufferKind::Counter) => Some(Buffer::zeroed(context, spec.bytes)?),
-                Role::Operand(_) | Role::Internal(_) | Role::Fill(_) | Role::Words(_) => {
+                _ => {
                     return Err(ContestantError::Buffer(spec.name.clone()));
                 }
             });

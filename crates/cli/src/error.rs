@@ -195,6 +195,8 @@ pub enum CliError {
     #[error(transparent)]
     Climb(#[from] climb::ClimbError),
     #[error(transparent)]
+    Rung(#[from] climb::ladder::RungError),
+    #[error(transparent)]
     Kernel(#[from] kernels::KernelError),
     #[error(transparent)]
     Nvrtc(#[from] host::tools::NvrtcError),

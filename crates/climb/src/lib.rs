@@ -3,13 +3,13 @@
 //! them, marked as quoted.
 
 mod card;
+pub mod ladder;
 mod record;
 
 use std::time::Instant;
 
 use cpu::CpuPlan;
-use kernels::ladder::{Expected, Reason};
-use kernels::{Arch, Family, KernelError, Plan};
+use kernels::{Arch, Family, Plan};
 use predict::resources::Ptxas;
 use predict::{Gpu, machine};
 use problem::{DType, DTypes, Problem};
@@ -21,6 +21,7 @@ use check::forecast::Fit;
 use check::gate::{GateError, HazardRow, Settings, Verdict, bind, check_kernel};
 use check::launchfile::Bound;
 use check::study::{Study, analyse};
+use ladder::{Expected, Reason, RungError};
 pub use record::{Quoted, Record, Recorded};
 
 /// One rung before it is studied.
@@ -303,8 +304,8 @@ pub enum Progress<'a> {
 ///
 /// # Errors
 /// When a kernel cannot be emitted for the problem.
-pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
-    let seeds = kernels::ladder::rungs().into_iter().map(|seed| {
+pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, RungError> {
+    let seeds = ladder::rungs().into_iter().map(|seed| {
         let quoted = Quoted::of(&seed, problem, arch)?;
         let problem = problem.clone().with_band(seed.mask);
         let (expected, reason) = match seed.expected {
@@ -316,7 +317,7 @@ pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
             reason,
             quoted,
             forecast_us: seed.forecast_us,
-            ..rung(seed.name, seed.story, &Plan::Ladder { rung: seed.plan }, &problem, arch)?
+            ..rung(seed.name, seed.story, &problem, |problem| seed.kernel.bind(problem, arch))?
         };
         Ok(rung)
     });
@@ -328,29 +329,38 @@ pub fn rungs(problem: &Problem, arch: &Arch) -> Result<Vec<Rung>, KernelError> {
 ///
 /// # Errors
 /// When the kernel cannot be emitted.
-pub fn fused(problem: &Problem, arch: &Arch) -> Result<Rung, KernelError> {
+pub fn fused(problem: &Problem, arch: &Arch) -> Result<Rung, RungError> {
     let story = "both products on tensor cores, the online softmax in registers, copies in stages";
-    rung("fused", story, &Plan::default_for(problem, arch)?, problem, arch)
+    let plan = Plan::default_for(problem, arch)?;
+    rung("fused", story, problem, |problem| Ok(bind(&plan, problem, arch)?))
 }
 
 /// The rung of the family `mma` on the problem with e4m3 inputs, for comparison with the log's kernels that
 /// store 8 bits and compute in f32; `None` on an architecture without 8-bit products. The oracle judges it on
 /// the dequantised inputs.
-pub fn fp8_mma(problem: &Problem, arch: &Arch) -> Option<Result<Rung, KernelError>> {
+pub fn fp8_mma(problem: &Problem, arch: &Arch) -> Option<Result<Rung, RungError>> {
     let story = "8-bit products on tensor cores; the log's 8-bit storage with scalar arithmetic took 2047 µs";
     let dtypes = DTypes { out: problem.dtypes.out, ..DType::E4m3.into() };
     let problem = problem.clone().with_dtypes(dtypes);
-    let of = || rung("fp8_mma", story, &Family::Mma.default_for(&problem, arch)?, &problem, arch);
+    let of = || {
+        let plan = Family::Mma.default_for(&problem, arch)?;
+        rung("fp8_mma", story, &problem, |problem| Ok(bind(&plan, problem, arch)?))
+    };
     arch.multiplies_fp8().then(of)
 }
 
-fn rung(name: &str, story: &str, plan: &Plan, problem: &Problem, arch: &Arch) -> Result<Rung, KernelError> {
+/// The rung of the kernel that `bound` gives for a problem.
+fn rung(
+    name: &str,
+    story: &str,
+    problem: &Problem,
+    bound: impl Fn(&Problem) -> Result<Bound, RungError>,
+) -> Result<Rung, RungError> {
     let like = |batch: usize, heads: usize, seq: usize| Problem {
         band: problem.band,
         score: problem.score,
         ..Problem::new(batch, heads, seq, problem.head_dim, problem.dtypes)
     };
-    let bound = |problem: &Problem| bind(plan, problem, arch);
     Ok(Rung {
         name: name.to_owned(),
         story: story.to_owned(),

@@ -1,18 +1,18 @@
 //! Compares the original kernels' measured times with the model's predictions for an L4.
 //!
 //! A quoted time is compared with the prediction for the problem that was timed. The first session of the log
-//! timed two batches, the later sessions one ([`kernels::ladder::RungPlan::quoted_batch`] gives the sources),
+//! timed two batches, the later sessions one ([`crate::ladder::RungKernel::quoted_batch`] gives the sources),
 //! but the log's table does not distinguish them. The score under the assumption of one batch throughout is
 //! reported too.
 
-use kernels::{Arch, KernelError, Plan};
+use kernels::Arch;
 use predict::machine;
 use problem::{DType, Problem};
 use ptx::Launch;
 use serde::Serialize;
 
 use super::{Climb, Climbed, Rung, Score};
-use check::gate::bind;
+use crate::ladder::RungError;
 use check::study::{Study, forecast};
 
 /// A quoted time with its problem.
@@ -29,15 +29,15 @@ pub struct Quoted {
 impl Quoted {
     /// The log's time of a rung, for a climb of `problem`.
     pub(super) fn of(
-        seed: &kernels::ladder::Rung,
+        seed: &crate::ladder::Rung,
         problem: &Problem,
         arch: &Arch,
-    ) -> Result<Option<Quoted>, KernelError> {
+    ) -> Result<Option<Quoted>, RungError> {
         let Some(us) = seed.quoted_us else { return Ok(None) };
         let seeds = |batch| Problem::new(batch, 8, 512, 64, DType::F16);
         let launch = if *problem == seeds(1) {
             let timed = seeds(seed.quoted_batch).with_band(seed.mask);
-            Some(bind(&Plan::Ladder { rung: seed.plan }, &timed, arch)?.kernel.launch)
+            Some(seed.kernel.bind(&timed, arch)?.kernel.launch)
         } else {
             None
         };

@@ -144,8 +144,7 @@ fn of_another_family(symptom: Symptom, space: &Space, rng: &mut impl Rng) -> Opt
 
 #[cfg(test)]
 mod tests {
-    use kernels::ladder::RungPlan;
-    use kernels::{Arch, Plan};
+    use kernels::Arch;
     use problem::Problem;
     use rand::SeedableRng;
     use rand::rngs::SmallRng;
@@ -153,6 +152,7 @@ mod tests {
 
     use super::*;
     use crate::space::changes;
+    use ledger::{KernelText, Language};
 
     #[test]
     fn what_helped_is_tried_elsewhere() {
@@ -192,12 +192,13 @@ mod tests {
 
     /// A kernel without genes is replaced by a plan of a family without the finding.
     #[test]
-    fn a_rung_leads_to_a_family() {
+    fn a_whole_kernel_leads_to_a_family() {
         let space = Space::gpu(&Problem::mission(), &Arch::SM_90, &[]);
-        let rung = Candidate::Gpu(Plan::Ladder { rung: RungPlan::Phase4 });
+        let (text, launch) = ("a kernel".into(), String::new());
+        let kernel = Candidate::Kernel(KernelText { language: Language::Ptx, text, launch });
         let findings = json!([{ "name": "tensor cores unused" }, { "name": "barriers" }]);
         let mut rng = SmallRng::seed_from_u64(4);
-        let (cured, name) = cure(&rung, &findings, Some("latency"), &space, &mut rng).unwrap();
+        let (cured, name) = cure(&kernel, &findings, Some("latency"), &space, &mut rng).unwrap();
         assert_eq!((family(&cured), name.as_str()), ("mma", "tensor cores unused"));
     }
 }

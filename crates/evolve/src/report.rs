@@ -275,7 +275,6 @@ pub enum Promoted {
 /// The plan for a winner's row, or the reason why there is none.
 fn tabled(winner: &Candidate) -> Result<&Plan, &'static str> {
     match winner {
-        Candidate::Gpu(Plan::Ladder { .. }) => Err("the kernels of the ladder are not rows of the table"),
         Candidate::Gpu(plan) => Ok(plan),
         Candidate::Cpu(_) => Err("the table is of GPU kernels' plans"),
         Candidate::Kernel(_) => Err("it is a whole kernel, and no plan gives it"),

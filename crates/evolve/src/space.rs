@@ -97,7 +97,7 @@ pub fn genome(candidate: &Candidate) -> Map<String, Value> {
     genes
 }
 
-/// The name of a candidate's family: `mma`, `ladder`, `cpu`, `ptx`, ….
+/// The name of a candidate's family: `mma`, `cpu`, `ptx`, ….
 pub fn family(candidate: &Candidate) -> &'static str {
     match candidate {
         Candidate::Gpu(plan) => plan.family(),

@@ -3,9 +3,9 @@
 use std::fmt;
 
 use problem::{Operand, Problem, Tensor};
-use ptx::{Access, Arg, Builder, F32, Global, Launch, R32, R64, TensorMapPtr, TensorMapSpec, Verified};
+use ptx::{Access, Arg, Builder, F32, Global, Launch, R32, R64, TensorMapPtr, TensorMapSpec};
 
-use crate::program::{Contracts, Program, ProgramBuffer, Step};
+use crate::program::{Contracts, ProgramBuffer, Step};
 
 /// The contents of a kernel's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,8 +14,6 @@ pub enum BufferKind {
     Operand(Operand),
     /// An input tensor quantised to 8 bits, dense.
     Codes(Tensor),
-    /// The scales of quantised inputs, f32: one for each head of Q, then of K, then of V.
-    Scales,
     /// Counters that the kernel uses across launches: zero before each launch and after it.
     Counter,
     /// Memory that the kernel uses within a launch. Its contents before and after are arbitrary.
@@ -35,7 +33,6 @@ impl BufferKind {
             BufferKind::Codes(Tensor::K) => "k_codes",
             BufferKind::Codes(Tensor::V) => "v_codes",
             BufferKind::Codes(_) => "out_codes",
-            BufferKind::Scales => "scales",
             BufferKind::Counter => "counter",
             BufferKind::Scratch => "scratch",
             BufferKind::Temporary(name) => name,
@@ -183,15 +180,6 @@ impl<'a> Contract<'a> {
         self.memory(k, Operand::Descale(tensor).into(), 4 * factors, Access::Write)
     }
 
-    /// The address of the scales of quantised inputs.
-    pub fn scales(&mut self, k: &mut Builder) -> Global {
-        let heads: usize = [Tensor::Q, Tensor::K, Tensor::V]
-            .map(|tensor| self.problem.extents(tensor)[..2].iter().product::<usize>())
-            .iter()
-            .sum();
-        self.memory(k, BufferKind::Scales, 4 * heads, Access::Read)
-    }
-
     pub fn u32(&mut self, k: &mut Builder, name: &str, value: u32) -> R32 {
         self.args.push(Arg::U32(value));
         k.param_u32(name)
@@ -211,11 +199,6 @@ impl<'a> Contract<'a> {
     pub fn into_contracts(self, entry: &str, launch: Launch) -> Contracts {
         let Contract { buffers, takes, tensor_maps, args, .. } = self;
         Contracts { buffers, steps: vec![Step { entry: entry.to_owned(), launch, takes, tensor_maps, args }] }
-    }
-
-    /// The program of one kernel with this contract.
-    pub fn into_program(self, module: Verified, entry: &str, launch: Launch) -> Program {
-        Program { module, contracts: self.into_contracts(entry, launch) }
     }
 
     /// A separate buffer, in a parameter of its kind's name.

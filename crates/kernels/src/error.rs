@@ -13,17 +13,6 @@ pub enum KernelError {
     /// The plan does not fit the problem or the architecture.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The plan is a kernel of the [ladder](crate::ladder). Such kernels are only shown and measured.
-    #[error(
-        "invalid value '{rung}' for plan: expected a plan of {accepted}; kernels of the ladder are only \
-        shown and measured, and some have races"
-    )]
-    Ladder {
-        /// The kernel's name.
-        rung: &'static str,
-        /// The families whose plans are accepted.
-        accepted: String,
-    },
     /// The verifier rejects the generator's output: a bug in the generator.
     #[allow(missing_docs, reason = "the message says what the fields are")]
     #[error(
@@ -55,11 +44,6 @@ pub enum PlanError {
     /// The family does not support this mask.
     #[error("invalid value '{mask}' for mask with family {family}: expected {accepted}")]
     Mask { family: &'static str, mask: Band, accepted: Band },
-    /// Strides other than those of a dense tensor.
-    #[error(
-        "invalid strides for {tensor} with family {family}: expected [batch, head, sequence, dim] without gaps"
-    )]
-    NotDense { family: &'static str, tensor: &'static str },
     /// The plan needs more shared memory than a CTA can have.
     #[error(
         "{bytes} bytes of shared memory are needed, but a CTA of this plan can have {limit} on sm_{sm}; use \

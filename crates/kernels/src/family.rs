@@ -13,7 +13,6 @@ use crate::forward::mma::MmaPlan;
 use crate::forward::small::{AtOncePlan, StreamedPlan};
 use crate::forward::wgmma::WgmmaPlan;
 use crate::genes::Gene;
-use crate::ladder::RungPlan;
 use crate::{Arch, Baked, Features, KernelError, PlanError};
 
 /// A family of kernels, implemented by its plan. Problems are [canonical](Problem::canonical).
@@ -113,15 +112,10 @@ macro_rules! families {
         #[serde(tag = "family", try_from = "Stored")]
         pub enum Plan {
             $($(#[$doc])* #[serde(rename = $name)] $family($plan),)*
-            /// A kernel of the [ladder](crate::ladder).
-            #[serde(rename = "ladder")]
-            Ladder {
-                /// The kernel.
-                rung: RungPlan,
-            },
         }
 
-        /// A plan as stored in files, including plans of the former family `small`, which was split into two.
+        /// A plan as stored in files, including plans of former families: `small` was split into two, and the
+        /// kernels of `ladder` are plans no more.
         #[derive(Deserialize)]
         #[serde(tag = "family")]
         enum Stored {
@@ -129,7 +123,7 @@ macro_rules! families {
             #[serde(rename = "small")]
             Small(Map<String, Value>),
             #[serde(rename = "ladder")]
-            Ladder { rung: RungPlan },
+            Ladder { rung: String },
         }
 
         impl TryFrom<Stored> for Plan {
@@ -139,7 +133,7 @@ macro_rules! families {
                 Ok(match stored {
                     $(Stored::$family(plan) => Plan::$family(plan),)*
                     Stored::Small(genes) => former_small(genes)?,
-                    Stored::Ladder { rung } => Plan::Ladder { rung },
+                    Stored::Ladder { rung } => return Err(former_ladder(&rung)),
                 })
             }
         }
@@ -190,19 +184,15 @@ macro_rules! families {
         }
 
         impl Plan {
-            /// The plan's family and its genes. For a kernel of the ladder, the kernel itself.
-            pub(crate) fn of_family(&self) -> Result<(Family, &dyn FamilyPlan), RungPlan> {
-                match self {
-                    $(Plan::$family(plan) => Ok((Family::$family, plan)),)*
-                    Plan::Ladder { rung } => Err(*rung),
-                }
+            /// The plan's family and its genes.
+            pub(crate) fn of_family(&self) -> (Family, &dyn FamilyPlan) {
+                match self { $(Plan::$family(plan) => (Family::$family, plan)),* }
             }
 
             /// See [`FamilyPlan::adapted`].
             pub(crate) fn adapted(self, problem: &Problem, arch: &Arch, own_shape: bool) -> Plan {
                 match self {
                     $(Plan::$family(plan) => Plan::$family(plan.adapted(problem, arch, own_shape)),)*
-                    Plan::Ladder { rung } => Plan::Ladder { rung },
                 }
             }
 
@@ -211,7 +201,6 @@ macro_rules! families {
             pub fn with_unaligned_tables(self) -> Plan {
                 match self {
                     $(Plan::$family(plan) => Plan::$family(plan.with_unaligned_tables()),)*
-                    Plan::Ladder { rung } => Plan::Ladder { rung },
                 }
             }
         }
@@ -248,6 +237,15 @@ fn former_small(genes: Map<String, Value>) -> serde_json::Result<Plan> {
     family.plan(&Value::Object(genes))
 }
 
+/// The refusal of a kernel of the original log, which was a plan in older files.
+fn former_ladder(rung: &str) -> serde_json::Error {
+    let accepted = Family::ALL.map(Family::name).join(", ");
+    serde::de::Error::custom(format!(
+        "invalid value 'ladder' for family: expected one of {accepted}; `flashcore climb` shows the original \
+         kernel '{rung}', and some of these kernels have races"
+    ))
+}
+
 impl Family {
     /// The families that searches and tables have, which compute keys at strides. Of each pass, those with
     /// the lowest requirements on the GPU come first. [`Family::Decode`] is not among them, because none of
@@ -279,13 +277,6 @@ impl Family {
         let plan = self.proposal(problem, arch);
         plan.check(problem, arch)?;
         Ok(plan)
-    }
-}
-
-impl KernelError {
-    /// The refusal of a kernel of the ladder.
-    pub fn ladder(rung: RungPlan) -> KernelError {
-        KernelError::Ladder { rung: rung.name(), accepted: Family::ALL.map(Family::name).join(", ") }
     }
 }
 

@@ -26,7 +26,6 @@ mod features;
 pub mod forward;
 pub mod genes;
 mod grid;
-pub mod ladder;
 mod plan;
 mod program;
 pub mod quantize;

@@ -3,47 +3,47 @@
 use problem::{PassKind, Problem};
 
 use crate::family::FamilyPlan;
-use crate::{Arch, Baked, Contracts, Features, KernelError, Plan, PlanError, Program, draft};
+use crate::{Arch, Baked, Contracts, KernelError, Plan, PlanError, Program, draft};
 
 impl Plan {
     /// Name of the family.
     pub fn family(&self) -> &'static str {
-        self.of_family().map_or("ladder", |(family, _)| family.name())
+        self.of_family().0.name()
     }
 
     /// The pass that the plan's family computes.
     pub fn pass(&self) -> PassKind {
-        self.of_family().map_or(PassKind::Forward, |(family, _)| family.pass())
+        self.of_family().0.pass()
     }
 
-    fn genes(&self) -> Option<&dyn FamilyPlan> {
-        self.of_family().ok().map(|(_, plan)| plan)
+    fn genes(&self) -> &dyn FamilyPlan {
+        self.of_family().1
     }
 
     /// Rows and keys of a tile.
     pub fn tile(&self) -> [u32; 2] {
-        self.genes().map_or([32, 32], FamilyPlan::tile)
+        self.genes().tile()
     }
 
     /// Whether CTAs take tiles at run time, so that the work of a CTA depends on the whole grid.
     pub fn takes_tiles(&self) -> bool {
-        self.genes().is_some_and(FamilyPlan::takes_tiles)
+        self.genes().takes_tiles()
     }
 
     /// Maximum registers per thread of the first kernel, if the plan needs that many to be resident.
     pub fn max_registers(&self) -> Option<u32> {
-        self.genes().and_then(FamilyPlan::max_registers)
+        self.genes().max_registers()
     }
 
     /// Alignment in bytes that the plan needs of the addresses of tensors.
     pub fn alignment(&self) -> u64 {
-        self.genes().map_or(16, FamilyPlan::alignment)
+        self.genes().alignment()
     }
 
     /// The tables of a problem whose addresses must be multiples of 16 bytes, because tensor maps describe
     /// them.
     pub fn aligned_tables(&self, problem: &Problem) -> Vec<u8> {
-        self.genes().map_or_else(Vec::new, |plan| plan.aligned_tables(&problem.canonical()))
+        self.genes().aligned_tables(&problem.canonical())
     }
 
     /// Whether a kernel can be emitted.
@@ -52,21 +52,13 @@ impl Plan {
     /// The first reason why no kernel can be emitted.
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         let problem = &*problem.canonical();
-        match self.of_family() {
-            Ok((family, plan)) => {
-                let pass = problem.pass.kind();
-                if family.pass() != pass {
-                    let accepted = family.pass().name();
-                    return Err(PlanError::unsupported(family.name(), "pass", pass.name(), accepted));
-                }
-                family.features().check(problem, family.name())?;
-                plan.check(problem, arch)
-            }
-            Err(rung) => {
-                Features::default().check(problem, rung.name())?;
-                rung.check(problem, arch)
-            }
+        let ((family, plan), pass) = (self.of_family(), problem.pass.kind());
+        if family.pass() != pass {
+            let accepted = family.pass().name();
+            return Err(PlanError::unsupported(family.name(), "pass", pass.name(), accepted));
         }
+        family.features().check(problem, family.name())?;
+        plan.check(problem, arch)
     }
 }
 
@@ -81,17 +73,12 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Program, Kern
     problem.check()?;
     plan.check(problem, arch)?;
     let canonical = &*problem.canonical();
-    let emitted = match plan.of_family() {
-        Ok((_, plan)) => {
-            let baked = plan.baked(canonical);
-            draft::emit(plan.drafts(canonical, &baked, arch)).map(|mut program| {
-                program.contracts.size_operands_of(problem);
-                program
-            })
-        }
-        Err(rung) => rung.emit(canonical, arch),
-    };
-    emitted.map_err(|violations| KernelError::Generator { family: plan.family(), violations })
+    let baked = plan.genes().baked(canonical);
+    let emitted = draft::emit(plan.genes().drafts(canonical, &baked, arch));
+    let mut program =
+        emitted.map_err(|violations| KernelError::Generator { family: plan.family(), violations })?;
+    program.contracts.size_operands_of(problem);
+    Ok(program)
 }
 
 /// The properties on which the code for a problem depends, and the launch contracts, without the code that
@@ -100,14 +87,13 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Program, Kern
 ///
 /// # Errors
 ///
-/// As [`emit`], and for kernels of the [ladder](crate::ladder).
+/// As [`emit`].
 pub fn bind(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<(Baked, Contracts), KernelError> {
     problem.check()?;
     plan.check(problem, arch)?;
     let canonical = &*problem.canonical();
-    let (_, plan) = plan.of_family().map_err(KernelError::ladder)?;
-    let baked = plan.baked(canonical);
-    let mut contracts = draft::contracts(plan.drafts(canonical, &baked, arch));
+    let baked = plan.genes().baked(canonical);
+    let mut contracts = draft::contracts(plan.genes().drafts(canonical, &baked, arch));
     contracts.size_operands_of(problem);
     Ok((baked, contracts))
 }

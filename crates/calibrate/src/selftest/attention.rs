@@ -1,9 +1,9 @@
 //! Tests of attention kernels on a machine: correct outputs, equal to the emulator's, and reproducible.
 
+use climb::ladder::{Expected, rungs};
 use emu::{Checks, Emulator, Options};
 use judge::inputs::Style;
 use judge::outputs::References;
-use kernels::ladder::{Expected, rungs};
 use kernels::{Arch, Plan};
 use problem::{DType, Problem};
 use ptx::{Machine, Op, Statement, UnaryOp};
@@ -157,7 +157,7 @@ pub fn ladder<M: Machine>(
         let mut wrong = 0;
         let small = [Problem::new(1, 1, 128, 64, DType::F16), Problem::new(2, 1, 64, 64, DType::F16)];
         for problem in small.map(|problem| problem.with_band(rung.mask)) {
-            let bound = match bind(&Plan::Ladder { rung: rung.plan }, &problem, arch) {
+            let bound = match rung.kernel.bind(&problem, arch) {
                 Ok(bound) => bound,
                 Err(error) => {
                     right.fail(error.to_string());

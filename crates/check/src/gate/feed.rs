@@ -33,7 +33,7 @@ impl Feed {
     /// Draws inputs. `None` if the kernel cannot take the style: quantised codes can represent neither NaN
     /// nor infinity.
     pub fn draw(bound: &Bound, style: Style, seed: u64) -> Option<Feed> {
-        let quantises = bound.roles.contains(&Role::Internal(BufferKind::Scales));
+        let quantises = bound.roles.contains(&Role::Scales);
         if quantises && !style.is_finite() {
             return None;
         }
@@ -130,10 +130,10 @@ impl Feed {
                 let words = bound.words.get(words).map_or(&[][..], Vec::as_slice);
                 Buffer::from_bytes(&words.iter().flat_map(emu::argument_bytes).collect::<Vec<u8>>())
             }
-            Role::Internal(BufferKind::Codes(tensor)) => codes
+            Role::Codes(tensor) => codes
                 .and_then(|codes| codes.codes.get(tensor.into()))
                 .map_or_else(|| Buffer::uninitialised(spec.bytes), |codes| Buffer::from_bytes(codes)),
-            Role::Internal(BufferKind::Scales) => {
+            Role::Scales => {
                 let scales = codes.iter().flat_map(|c| &c.scales).flat_map(|x| x.to_le_bytes());
                 Buffer::from_bytes(&scales.collect::<Vec<u8>>())
             }
@@ -170,8 +170,8 @@ impl Feed {
         for ((spec, role), (before, after)) in specs.zip(before.iter().zip(after)) {
             let input = match role {
                 Role::Operand(_) => !bound.is_output(*role),
-                Role::Internal(kind) => matches!(kind, BufferKind::Codes(_) | BufferKind::Scales),
-                Role::Fill(_) | Role::Words(_) => false,
+                Role::Codes(_) | Role::Scales => true,
+                Role::Internal(_) | Role::Fill(_) | Role::Words(_) => false,
             };
             if *role == Role::Internal(BufferKind::Counter) && before != after {
                 check.fail(format!("the kernel left its {} at another value than 0", spec.name));

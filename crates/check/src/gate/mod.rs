@@ -14,7 +14,7 @@ mod feed;
 mod mutants;
 pub mod mutate;
 mod polls;
-mod quantised;
+pub mod quantised;
 mod repeat;
 mod report;
 mod residency;

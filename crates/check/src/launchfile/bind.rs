@@ -22,7 +22,11 @@ use crate::reference::{self, Reference, ReferenceSource, ReferenceSpec};
 pub enum Role {
     /// An operand of the problem. Inputs are drawn, `out` and the LSE are judged.
     Operand(Operand),
-    /// Another buffer of a generated kernel: codes, scales, counters, scratch memory and temporaries.
+    /// The codes of an input that the gate quantises ([`crate::gate::quantised`]).
+    Codes(Tensor),
+    /// The scales of these codes, f32: one for each head of Q, then of K, then of V.
+    Scales,
+    /// Another buffer of a generated kernel: codes, counters, scratch memory and temporaries.
     Internal(BufferKind),
     /// Memory with given initial contents. Its final contents are judged only by a reference.
     Fill(Memory),

@@ -52,7 +52,7 @@ impl Bound {
     fn role_name(&self, buffer: usize) -> Option<&'static str> {
         match self.roles.get(buffer)? {
             Role::Operand(operand @ (Operand::Tensor(_) | Operand::Lse)) => Some(operand.name()),
-            Role::Operand(_) | Role::Internal(_) | Role::Fill(_) | Role::Words(_) => None,
+            _ => None,
         }
     }
 

@@ -7,17 +7,8 @@ use flashcore_check::gate::mutate::{Fault, mutant, sites};
 use flashcore_check::gate::{Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::{Bound, LaunchSpec};
 use kernels::forward::mma::QueryHome;
-use kernels::ladder::RungPlan;
-use kernels::{Arch, Plan};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, Op, Statement};
-
-/// A kernel of the ladder on one head.
-fn rung(rung: RungPlan) -> Bound {
-    let problem = Problem::new(1, 1, 128, 64, DType::F16).with_band(rung.mask());
-    let step = kernels::emit(&problem, &Plan::Ladder { rung }, &Arch::SM_80).unwrap();
-    Bound::of_program(step, &problem)
-}
 
 /// The fused family, causal, with ragged tails and several blocks of keys.
 fn fused_as(seq_q: usize, seq_kv: usize, queries: QueryHome, stages: u32) -> Bound {
@@ -106,9 +97,6 @@ fn must_fail() -> Vec<(&'static str, Bound, &'static str)> {
     let short_tail = fused_as(135, 249, QueryHome::Registers, 2);
     let split = || compiled("cuda_split_reduce", 80).expect("a file of the corpus");
     vec![
-        ("Phase 4: the barrier after S is dropped", rung(RungPlan::Phase4Race), "race at"),
-        ("stage B: the union of codes and floats", rung(RungPlan::U8StageB), "race at"),
-        ("warp reductions that share a cell", rung(RungPlan::NanReduction), "race at"),
         ("a barrier is dropped", with(DropBarrier, 1, fused()), "race at"),
         ("a barrier of a warp is dropped", with(DropWarpBarrier, 1, fused()), "race at"),
         ("a wait for copies is dropped", with(DropAsyncWait, 1, fused()), "async_not_waited at"),
@@ -157,21 +145,6 @@ const COMPILED: [&str; 17] = [
     "triton_transpose",
 ];
 
-/// The ladder's kernels that are right, however slow.
-const RIGHT_RUNGS: [RungPlan; 11] = [
-    RungPlan::Minimal,
-    RungPlan::Phase1,
-    RungPlan::Phase3,
-    RungPlan::Phase4,
-    RungPlan::Phase6It1,
-    RungPlan::Phase6It2,
-    RungPlan::P1Wmma,
-    RungPlan::U8Baseline,
-    RungPlan::U8Cycle2a,
-    RungPlan::U8StageA,
-    RungPlan::U8StageBRepaired,
-];
-
 fn assert_passes(name: &str, bound: &Bound, settings: &Settings) {
     let check = check_kernel(bound, settings).unwrap();
     assert_eq!(check.verdict, Verdict::Passed, "{name}: {:#?}", check.reasons);
@@ -192,10 +165,6 @@ fn what_compilers_make_passes() {
 
 #[test]
 fn what_is_right_passes() {
-    // The ladder's kernels with scalar arithmetic are slow: one schedule is run here, and more in their own
-    // crate.
-    let one_run = Settings::quick().first_run();
-    RIGHT_RUNGS.into_iter().for_each(|plan| assert_passes(plan.name(), &rung(plan), &one_run));
     for (queries, stages) in [(QueryHome::Registers, 2), (QueryHome::Shared, 1), (QueryHome::Shared, 3)] {
         let fused = fused_as(170, 217, queries, stages);
         assert_passes(&format!("fused, {queries:?}, {stages} stages"), &fused, &Settings::thorough());

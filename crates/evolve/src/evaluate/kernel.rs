@@ -254,7 +254,6 @@ pub(super) fn identity(bound: &Bound, code: &[u8]) -> String {
 /// The tile's shape, as a coordinate of the niche.
 fn tile(candidate: &Candidate, kernel: &ptx::Kernel) -> String {
     match candidate {
-        Candidate::Gpu(Plan::Ladder { rung }) => rung.name().to_owned(),
         Candidate::Gpu(plan) => {
             let [rows, keys] = plan.tile();
             format!("{rows}x{keys}")

@@ -122,15 +122,17 @@ impl Evaluator for Model {
 
 #[cfg(test)]
 mod tests {
-    use kernels::ladder::RungPlan;
     use kernels::{Arch, Family, Plan};
     use predict::machine::H200;
     use problem::{Band, DType, PassKind, Problem};
 
+    use super::super::subject::tests::as_source;
     use super::*;
     use crate::Target;
     use check::gate::Verdict;
+    use check::genes::with_genes;
     use ledger::CandidateId;
+    use serde_json::{Value, json};
 
     fn task(stage: Stage, problem: &Problem, plan: Plan) -> Task {
         Task {
@@ -174,7 +176,11 @@ mod tests {
         let mut model = Model::of(&H200).unwrap();
         let problem = Problem::new(1, 2, 256, 64, DType::F16);
         let mma = Family::Mma.default_for(&problem, &Arch::SM_90).unwrap();
-        let slow = Plan::Ladder { rung: RungPlan::Phase4 };
+        let genes = json!({
+            "block_m": 16, "block_n": 16, "warps": 1, "kv_warps": 1, "stages": 1, "products": "in_turn",
+            "copy": "elements", "queries": "shared", "resident_ctas": null,
+        });
+        let slow = with_genes(&mma, &genes).unwrap();
         let mut race = |ours: &Plan, theirs: &Plan| {
             let incumbent = Some((CandidateId(1), Candidate::Gpu(theirs.clone())));
             let outcome = model.evaluate(&Task { incumbent, ..task(Stage::Race, &problem, ours.clone()) });
@@ -193,12 +199,21 @@ mod tests {
     fn what_cannot_be_built_or_is_wrong_says_why() {
         let mut model = Model::of(&H200).unwrap();
         let problem = Problem::new(1, 2, 128, 64, DType::F16);
-        let racy = task(Stage::Check, &problem, Plan::Ladder { rung: RungPlan::Phase4Race });
+        let mut source = as_source(&problem);
+        source.text =
+            source.text.lines().filter(|line| !line.contains("bar.sync")).collect::<Vec<_>>().join("\n");
+        let default = Family::Mma.default_for(&problem, &Arch::SM_90).unwrap();
+        let racy =
+            Task { subject: Candidate::Kernel(source), ..task(Stage::Check, &problem, default.clone()) };
         let Finding::Judged(check) = model.evaluate(&racy).finding else { panic!("judged") };
         assert_eq!(check.verdict, Verdict::Failed);
-        assert!(!check.reasons.is_empty() && check.hazards[0]["kind"] == "race", "{check:?}");
-        let other = Problem::new(1, 2, 128, 96, DType::F16);
-        let unfit = task(Stage::Screen, &other, Plan::Ladder { rung: RungPlan::Phase4 });
+        let races = |hazard: &Value| hazard["kind"] == "race";
+        assert!(
+            !check.reasons.is_empty() && check.hazards.as_array().unwrap().iter().any(races),
+            "{check:?}"
+        );
+        let other = Problem::new(1, 2, 128, 600, DType::F16);
+        let unfit = task(Stage::Screen, &other, default);
         let Finding::Rejected(rejection) = model.evaluate(&unfit).finding else { panic!("rejected") };
         assert_eq!(rejection.reason, Reason::Plan);
         assert!(rejection.detail.contains("head_dim"), "{}", rejection.detail);

@@ -175,7 +175,7 @@ fn from_a_slow_seed(page: &Page, shipped: f64, verdict: SpeedVerdict) -> Evoluti
     let mut config = config(&Problem::mission(), 60, 12);
     config.cases[0].seeds.clear();
     config.cases[0].draws = 0;
-    // Not a plan that the search itself may find: this landscape does not build a kernel of the ladder.
+    // Not a plan that the search itself may find.
     let ships = Candidate::Gpu(Family::SmallAtOnce.default_for(&Problem::mission(), &Arch::SM_90).unwrap());
     config.cases[0].shipped = Some(ships.clone());
     let mut evolution = begin(page, &config, Limits::ALONE);

@@ -33,7 +33,7 @@ pub(super) struct Candidate {
 /// The plans for a problem, best first, and the reasons in words for the first plan.
 ///
 /// # Errors
-/// When the problem is not valid, no family supports it, or the given plan is a kernel of the ladder.
+/// When the problem is not valid, or no family supports it.
 pub(super) fn candidates(
     problem: &Problem,
     device: &select::Device<'_>,
@@ -43,9 +43,6 @@ pub(super) fn candidates(
     // The default plans depend on the keys that rows see, which the canonical problem has.
     let problem = &*problem.canonical();
     let of = |plan: &Plan, source| Candidate { plan: plan.clone(), source };
-    if let Some(Plan::Ladder { rung }) = given {
-        return Err(KernelError::ladder(*rung));
-    }
     if let Some(plan) = given {
         return Ok((vec![of(plan, PlanSource::Given)], vec!["chosen: the plan that was given".to_owned()]));
     }
@@ -103,7 +100,6 @@ pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels::ladder::RungPlan;
     use problem::program::library;
     use problem::{Band, DType, DTypes, ElementType, Layout, Program, Table};
 
@@ -158,23 +154,6 @@ mod tests {
         let plan = Plan::default_for(&problem, &Arch::SM_90).unwrap();
         let (all, _) = candidates(&problem, &H200, Some(&plan)).unwrap();
         assert_eq!(all, [Candidate { plan, source: PlanSource::Given }]);
-    }
-
-    /// Some kernels of the ladder race. None of them is launched for a caller, on any architecture.
-    #[test]
-    fn kernels_of_the_ladder_are_refused() {
-        for (rung, arch) in RungPlan::ALL.into_iter().zip(Arch::ALL.into_iter().cycle()) {
-            let problem = Problem::mission().with_band(rung.mask());
-            let plan = Plan::Ladder { rung };
-            assert_eq!(plan.check(&problem, &arch), Ok(()));
-            let device = select::Device { name: "unknown", arch };
-            let refused = candidates(&problem, &device, Some(&plan)).unwrap_err().to_string();
-            let expected = format!(
-                "invalid value '{}' for plan: expected a plan of mma, wgmma, small_streamed, small_at_once;",
-                rung.name()
-            );
-            assert!(refused.starts_with(&expected), "{refused}");
-        }
     }
 
     /// f32 runs in `mma`, and 8-bit inputs with an output in f32 in `wgmma`, on an architecture that has it.

@@ -109,7 +109,7 @@ impl Gpu {
     ///
     /// # Errors
     /// When the problem is not valid, when no kernel family supports it (the message names what is accepted),
-    /// when the plan is a kernel of the [ladder](kernels::ladder), or when the driver fails.
+    /// or when the driver fails.
     pub fn prepare(&self, problem: &Problem, plan: Option<&Plan>) -> Result<Arc<Prepared>, AttentionError> {
         let wish = plan.map_or(Wish::Best, |plan| Wish::Given(Box::new(plan.clone())));
         self.prepared(Key { problem: problem.clone(), wish })

@@ -341,7 +341,7 @@ fn spills(source: PlanSource) -> u32 {
 fn is_the_plans_fault(reason: &AttentionError) -> bool {
     matches!(
         reason,
-        AttentionError::Kernel(KernelError::Problem(_) | KernelError::Plan(_) | KernelError::Ladder { .. })
+        AttentionError::Kernel(KernelError::Problem(_) | KernelError::Plan(_))
             | AttentionError::Unsupported { .. }
             | AttentionError::Driver(
                 DriverError::Admission { .. }

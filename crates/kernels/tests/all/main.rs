@@ -9,7 +9,6 @@ mod far;
 mod forward;
 mod genes;
 mod hidden_numbers;
-mod ladder;
 mod machine_code;
 mod many_entries;
 mod mma_fp8;

@@ -16,14 +16,15 @@
 //! The loop over rows is not unrolled, to fit the registers. Q is loaded one half at a time, since vector
 //! loads appeared only in later kernels.
 
+use check::launchfile::Bound;
+use kernels::Arch;
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Global, MatrixOrder, Pointer, Pred, R16, R32, Shared, Violations};
 
-use super::RungPlan;
+use super::RungKernel;
 use super::common::{
     self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, serial_max, serial_sum, store_half, weigh,
 };
-use crate::{Arch, Program};
 
 const ROWS: u32 = 32;
 const THREADS: u32 = 128;
@@ -31,8 +32,8 @@ const MATH: Math = Math::Fast;
 /// Extent of a WMMA fragment.
 const FRAGMENT: u32 = 16;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
-    common::kernel(problem, arch, RungPlan::P1Wmma, ROWS, THREADS, |k, cta| {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Bound, Violations> {
+    common::kernel(problem, arch, RungKernel::P1Wmma, ROWS, THREADS, |k, cta| {
         k.max_threads(THREADS);
         let rows = SerialRows::new(k, cta);
         let q = k.shared_array("q_tile", 32, ROWS * ROW_BYTES);

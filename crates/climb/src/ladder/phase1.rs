@@ -13,23 +13,24 @@
 //! scores and output are f32 in shared memory. Maxima and sums are arrays of 16 in every thread, which are
 //! indexed at run time and therefore in local memory.
 
+use check::launchfile::Bound;
+use kernels::Arch;
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Local, Pointer, Pred, R32, Shared, Violations};
 
-use super::RungPlan;
+use super::RungKernel;
 use super::common::{
     self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, Tile, add_in_place, dot_with_global, load_half,
     scale_in_place, serial_max, serial_sum, store_half, weigh,
 };
-use crate::{Arch, Program};
 
 /// Query rows of a CTA (`BLOCK_M`).
 pub(super) const ROWS: u32 = 16;
 pub(super) const THREADS: u32 = 128;
 pub(super) const MATH: Math = Math::Accurate;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
-    common::kernel(problem, arch, RungPlan::Phase1, ROWS, THREADS, |k, cta| {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Bound, Violations> {
+    common::kernel(problem, arch, RungKernel::Phase1, ROWS, THREADS, |k, cta| {
         let serial = Serial::new(k, cta);
         body(k, cta, |k, row| serial.update(k, row));
     })

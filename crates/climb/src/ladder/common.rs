@@ -2,15 +2,16 @@
 
 use std::f32::consts::LOG2_E;
 
-use problem::{DType, Layout, Problem, Tensor};
+use check::launchfile::Bound;
+use kernels::Arch;
+use problem::{DType, Layout, PassKind, Problem, Score, Tensor};
 use ptx::{
     Builder, CmpOp, Dim3, F32, FloatMods, Global, Half, Launch, Local, Op, Operand, Pointer, Precision, R32,
     Rounding, Shared, SpecialReg, Src, TernaryOp, Type, UnaryOp, Value, Violations,
 };
 
-use super::RungPlan;
-use crate::contract::Contract;
-use crate::{Arch, PlanError, Program};
+use super::contract::Contract;
+use super::{RungError, RungKernel};
 
 /// Head dimension, a constant in the original kernels.
 pub(super) const DIM: u32 = 64;
@@ -31,50 +32,38 @@ pub(super) const ALIGN: u32 = 16;
 const MAX_SEQ: usize = 8192;
 
 /// Accepts dense self-attention in f16 with head dimension 64, whole tiles, and the kernel's mask.
-pub(super) fn check(problem: &Problem, rung: RungPlan) -> Result<(), PlanError> {
-    let family = rung.name();
-    let value = |what, value: usize, accepted: &str| {
-        Err(PlanError::Value { what, value: value as u64, accepted: accepted.to_owned() })
+pub(super) fn check(problem: &Problem, rung: RungKernel) -> Result<(), RungError> {
+    let require = |what, value: String, fits: bool, accepted: &str| {
+        let (rung, accepted) = (rung.name(), accepted.to_owned());
+        if fits { Ok(()) } else { Err(RungError::Problem { rung, what, value, accepted }) }
     };
-    if problem.dtypes.one() != Some(DType::F16) {
-        return Err(PlanError::DType { family, dtype: problem.dtypes, accepted: "f16" });
-    }
-    if problem.band != rung.mask() {
-        return Err(PlanError::Mask { family, mask: problem.band, accepted: rung.mask() });
-    }
-    if let Some(softcap) = problem.score.softcap {
-        return Err(PlanError::unsupported(family, "softcap", softcap, "none"));
-    }
-    if problem.pass.is_backward() {
-        return Err(PlanError::unsupported(family, "pass", "backward", "forward"));
-    }
-    if problem.pass.lse() {
-        return Err(PlanError::unsupported(family, "lse", "true", "false"));
-    }
-    for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
-        if dim != DIM as usize {
-            return value(what, dim, "64");
-        }
-    }
-    if !problem.seq_q.is_multiple_of(KEYS as usize) || problem.seq_q > MAX_SEQ {
-        return value("seq_q", problem.seq_q, "multiples of 64 up to 8192");
-    }
-    if problem.seq_kv != problem.seq_q {
-        return value("seq_kv", problem.seq_kv, &format!("seq_q = {}", problem.seq_q));
-    }
-    if problem.heads_kv != problem.heads_q {
-        return value("heads_kv", problem.heads_kv, &format!("heads_q = {}", problem.heads_q));
-    }
-    for (what, extent) in [("heads_q", problem.heads_q), ("batch", problem.batch)] {
-        if extent > 65_535 {
-            return value(what, extent, "up to 65535, a grid's limit");
-        }
+    let number = |what, value: usize, fits, accepted: &str| require(what, value.to_string(), fits, accepted);
+    let pass = problem.pass.kind();
+    require("pass", pass.name().to_owned(), pass == PassKind::Forward, "forward")?;
+    require("lse", problem.pass.lse().to_string(), !problem.pass.lse(), "false")?;
+    let is_f16 = problem.dtypes.one() == Some(DType::F16);
+    require("dtype", problem.dtypes.to_string(), is_f16, "f16")?;
+    let mask = rung.mask();
+    require("mask", problem.band.to_string(), problem.band == mask, &mask.to_string())?;
+    number("head_dim", problem.head_dim, problem.head_dim == DIM as usize, "64")?;
+    number("head_dim_v", problem.head_dim_v, problem.head_dim_v == DIM as usize, "64")?;
+    let (rows, heads) = (problem.seq_q, problem.heads_q);
+    let whole = rows.is_multiple_of(KEYS as usize) && rows <= MAX_SEQ;
+    number("seq_q", rows, whole, "multiples of 64 up to 8192")?;
+    number("seq_kv", problem.seq_kv, problem.seq_kv == rows, &format!("seq_q = {rows}"))?;
+    number("heads_kv", problem.heads_kv, problem.heads_kv == heads, &format!("heads_q = {heads}"))?;
+    for (what, extent) in [("heads_q", heads), ("batch", problem.batch)] {
+        number(what, extent, extent <= 65_535, "up to 65535, a grid's limit")?;
     }
     let dense = problem.clone().with_layout(Layout::Bhsd);
-    match Tensor::FORWARD.into_iter().find(|&t| problem.strides(t) != dense.strides(t)) {
-        Some(tensor) => Err(PlanError::NotDense { family, tensor: tensor.name() }),
-        None => Ok(()),
-    }
+    let strided = Tensor::FORWARD.into_iter().find(|&t| problem.strides(t) != dense.strides(t));
+    let name = strided.map_or("", Tensor::name);
+    let accepted = "[batch, head, sequence, dim] without gaps";
+    require("the strides of", name.to_owned(), strided.is_none(), accepted)?;
+    let score = Score { scale: problem.score.scale, ..Score::default() };
+    let plain = Problem::new(problem.batch, heads, rows, problem.head_dim, DType::F16).with_band(mask);
+    let plain = *problem == Problem { score, ..plain };
+    require("features", "some".to_owned(), plain, "none: no softcap, sinks, programs, lengths or pages")
 }
 
 /// State of a CTA.
@@ -116,13 +105,13 @@ pub(super) struct Tile {
 pub(super) fn kernel(
     problem: &Problem,
     arch: &Arch,
-    rung: RungPlan,
+    rung: RungKernel,
     rows: u32,
     threads: u32,
     body: impl FnOnce(&mut Builder, &Cta),
-) -> Result<Program, Violations> {
+) -> Result<Bound, Violations> {
     let mut k = Builder::kernel(rung.name());
-    let mut contract = Contract::new(problem);
+    let mut contract = Contract::new(problem, rung);
     let cta = cta(&mut k, &mut contract, problem, rows, threads);
     body(&mut k, &cta);
     let launch = Launch {
@@ -132,7 +121,7 @@ pub(super) fn kernel(
         dynamic_shared: 0,
         overlapping: false,
     };
-    Ok(contract.into_program(k.into_verified(arch.target())?, rung.name(), launch))
+    contract.bind(k, arch, launch)
 }
 
 fn cta(k: &mut Builder, contract: &mut Contract<'_>, problem: &Problem, rows: u32, threads: u32) -> Cta {

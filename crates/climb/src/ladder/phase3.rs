@@ -13,23 +13,24 @@
 //! static arrays, tiles copied one half at a time, and maxima and sums of a warp's eight rows in arrays of
 //! nine elements that are indexed at run time.
 
+use check::launchfile::Bound;
+use kernels::Arch;
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Global, Local, Pointer, Pred, R16, R32, Shared, Violations};
 
-use super::RungPlan;
+use super::RungKernel;
 use super::common::{
     self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, Tile, add_in_place, load_half,
     scale_in_place, serial_max, serial_sum, store_half, weigh,
 };
-use crate::{Arch, Program};
 
 /// Query rows of a CTA (`BLOCK_M`).
 pub(super) const ROWS: u32 = 32;
 pub(super) const THREADS: u32 = 128;
 const WARPS: u32 = THREADS / 32;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
-    common::kernel(problem, arch, RungPlan::Phase3, ROWS, THREADS, |k, cta| {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Bound, Violations> {
+    common::kernel(problem, arch, RungKernel::Phase3, ROWS, THREADS, |k, cta| {
         let rows = WarpRows::new(k, cta, Math::Accurate);
         let lane_0 = k.setp_u(CmpOp::Eq, rows.lane, 0);
         cta.for_each_tile(k, |k, tile| {

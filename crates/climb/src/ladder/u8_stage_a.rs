@@ -8,20 +8,21 @@
 //! emulator shows the conflicts of the look-ups; the time model shows the waves. The structure follows the
 //! authors' published code; rows are padded to 80 bytes.
 
+use check::launchfile::Bound;
+use kernels::Arch;
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Pointer, R32, Shared, Violations};
 
-use super::RungPlan;
+use super::RungKernel;
 use super::common::ALIGN;
 use super::u8_common::{self, Cta, KEYS, ROWS, THREADS, Tile, Tiles, decode, load_code};
-use crate::{Arch, Program};
 
 /// Elements from row to row.
 const PITCH: u32 = 80;
 const TILE_BYTES: u32 = KEYS * PITCH;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
-    u8_common::emit(problem, arch, RungPlan::U8StageA, |k| {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Bound, Violations> {
+    u8_common::emit(problem, arch, RungKernel::U8StageA, |k| {
         let stages = ["keys", "values"].map(|name| k.shared_array(name, 16, 2 * TILE_BYTES));
         let queries = k.shared_array("queries", 16, ROWS * PITCH);
         TwoStages { queries, stages, tables: Tables::new(k), current: stages }

@@ -17,15 +17,16 @@
 //! eight output columns at a time, each a loop over the keys; and, to avoid stores of single halves, an array
 //! of 64 halves in local memory before the vector stores.
 
+use check::launchfile::Bound;
+use kernels::Arch;
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Global, Half, Pointer, R16, R32, Shared, Violations};
 
-use super::RungPlan;
+use super::RungKernel;
 use super::common::{
     self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, TILE_BYTES, Tile, add_in_place, load_half,
     scale_in_place, store_half,
 };
-use crate::{Arch, Program};
 
 const ROWS: u32 = 32;
 const THREADS: u32 = 256;
@@ -40,15 +41,15 @@ pub(super) enum Home {
     Shared,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, home: Home) -> Result<Program, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch, home: Home) -> Result<Bound, Violations> {
     const ARRAYS: [(&str, u32); 3] = [("maxima", 4 * ROWS), ("sums", 4 * ROWS), ("output", 4 * ROWS * DIM)];
     match home {
-        Home::Local => common::kernel(problem, arch, RungPlan::Phase6It1, ROWS, THREADS, |k, cta| {
+        Home::Local => common::kernel(problem, arch, RungKernel::Phase6It1, ROWS, THREADS, |k, cta| {
             let tiles = Tiles::new(k);
             let arrays = ARRAYS.map(|(name, bytes)| k.local_array(name, 16, bytes));
             body(k, cta, &tiles, &Accumulators(arrays));
         }),
-        Home::Shared => common::kernel(problem, arch, RungPlan::Phase6It2, ROWS, THREADS, |k, cta| {
+        Home::Shared => common::kernel(problem, arch, RungKernel::Phase6It2, ROWS, THREADS, |k, cta| {
             let tiles = Tiles::new(k);
             let arrays = ARRAYS.map(|(name, bytes)| k.shared_array(name, ALIGN, bytes));
             body(k, cta, &tiles, &Accumulators(arrays));

@@ -11,21 +11,22 @@
 //! The structure follows the kernel that the authors published and timed, compiled without fast math. The
 //! query and the sums of the output are f32 in shared memory, to which the sum of a tile is added atomically.
 
+use check::launchfile::Bound;
+use kernels::Arch;
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Pred, Shared, Violations};
 
-use super::RungPlan;
+use super::RungKernel;
 use super::common::{
     self, ALIGN, Array, Cta, DIM, KEYS, Math, ROW_BYTES, Tile, dot_with_global, load_half, scale_in_place,
     serial_max, serial_sum, store_half, weigh,
 };
-use crate::{Arch, Program};
 
 const THREADS: u32 = 128;
 const MATH: Math = Math::Accurate;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
-    common::kernel(problem, arch, RungPlan::Minimal, 1, THREADS, |k, cta| {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Bound, Violations> {
+    common::kernel(problem, arch, RungKernel::Minimal, 1, THREADS, |k, cta| {
         let row = Row::new(k, cta);
         cta.for_each_tile(k, |k, tile| {
             row.score(k, cta, tile);

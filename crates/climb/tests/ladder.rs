@@ -1,33 +1,50 @@
 //! Tests of the ladder's kernels on the emulator: the correct ones match f64 without a hazard, and the wrong
 //! ones are rejected for the expected reason.
 
-use crate::common;
-use emu::{Buffer, Checks, Emulator, HazardKind, Options, Report, Schedule};
-use flashcore_kernels::ladder::{Expected, Inputs, Quantised, Reason, RungPlan, dequantise, quantise, rungs};
-use flashcore_kernels::{Arch, KernelError, Plan, PlanError, emit};
+use check::gate::quantised::{Quantised, dequantise, quantise};
+use check::gate::{Settings, Verdict, check_kernel};
+use emu::{Buffer, Checks, HazardKind, Options, Report, Schedule};
+use flashcore_climb::ladder::{Expected, Inputs, Reason, Rung, RungError, RungKernel, rungs};
 use half::f16;
+use kernels::Arch;
+use predict::resources::Ptxas;
 use problem::{Band, DType, Layout, Problem};
-use ptx::{Item, Statement};
+use ptx::{Item, Kernel, Statement};
+use sha2::{Digest, Sha256};
 
 const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
 /// A problem with two key tiles, so that the online softmax must rescale.
-fn problem(rung: RungPlan) -> Problem {
+fn problem(rung: RungKernel) -> Problem {
     Problem::new(1, 1, 128, 64, DType::F16).with_band(rung.mask())
 }
 
-fn plan(rung: RungPlan) -> Plan {
-    Plan::Ladder { rung }
+fn kernel(rung: RungKernel, problem: &Problem) -> Kernel {
+    rung.bind(problem, &Arch::SM_89).unwrap().kernel
 }
 
-fn check(rung: RungPlan, problem: &Problem, schedule: Schedule) {
-    let mut machine = Emulator::new(Options { schedule, seed: 5, ..Options::default() });
-    common::run(&mut machine, problem, &plan(rung), &Arch::SM_89, 11).check();
+/// One schedule: kernels with scalar arithmetic are slow.
+#[test]
+fn the_gate_passes_right_rungs_and_refuses_wrong_ones_for_their_reason() {
+    for rung in rungs() {
+        let bound = rung.kernel.bind(&problem(rung.kernel), &Arch::SM_80).unwrap();
+        let check = check_kernel(&bound, &Settings::quick().first_run()).unwrap();
+        match rung.expected {
+            Expected::Passed => {
+                assert_eq!(check.verdict, Verdict::Passed, "{}: {:#?}", rung.name, check.reasons);
+                assert!(check.runs > 0, "{} was not run", rung.name);
+            }
+            Expected::Failed(Reason::Race) => {
+                assert_eq!(check.verdict, Verdict::Failed, "{}", rung.name);
+                assert!(check.reasons[0].contains("race at"), "{}: {:#?}", rung.name, check.reasons);
+            }
+        }
+    }
 }
 
 /// Runs a kernel with f16 inputs that differ everywhere; returns the emulator's report and the output.
-fn examine(rung: RungPlan, schedule: Schedule, seed: u64) -> (Report, Vec<f16>) {
-    let kernel = emit(&problem(rung), &plan(rung), &Arch::SM_89).unwrap().kernel(0);
+fn examine(rung: RungKernel, schedule: Schedule, seed: u64) -> (Report, Vec<f16>) {
+    let kernel = kernel(rung, &problem(rung));
     let mut buffers: Vec<Buffer> = kernel.buffers.iter().map(|b| Buffer::uninitialised(b.bytes)).collect();
     for (i, buffer) in buffers[..3].iter_mut().enumerate() {
         let element = |e: usize| f16::from_f32(((e * 37 + i * 11) % 101) as f32 / 50.0 - 1.0);
@@ -41,23 +58,19 @@ fn examine(rung: RungPlan, schedule: Schedule, seed: u64) -> (Report, Vec<f16>) 
 }
 
 #[test]
-fn right_rungs_match_f64_without_hazards() {
-    for rung in rungs().into_iter().filter(|r| r.expected == Expected::Passed && r.inputs == Inputs::F16) {
-        check(rung.plan, &problem(rung.plan), Schedule::Random);
-    }
-}
-
-#[test]
 fn heads_and_batch_entries_are_told_apart() {
-    for rung in [RungPlan::Phase1, RungPlan::Phase6It2] {
-        check(rung, &Problem::new(2, 2, 64, 64, DType::F16).with_band(rung.mask()), Schedule::Late);
+    for rung in [RungKernel::Phase1, RungKernel::Phase6It2] {
+        let problem = Problem::new(2, 2, 64, 64, DType::F16).with_band(rung.mask());
+        let bound = rung.bind(&problem, &Arch::SM_89).unwrap();
+        let check = check_kernel(&bound, &Settings::quick().first_run()).unwrap();
+        assert_eq!(check.verdict, Verdict::Passed, "{rung:?}: {:#?}", check.reasons);
     }
 }
 
 #[test]
 fn the_dropped_barrier_is_a_race_whatever_the_schedule() {
     for (seed, schedule) in (0..).zip(SCHEDULES) {
-        let (report, _) = examine(RungPlan::Phase4Race, schedule, seed);
+        let (report, _) = examine(RungKernel::Phase4Race, schedule, seed);
         let between_warps = |h: &&emu::Hazard| {
             let on_scores = h.place.as_ref().is_some_and(|place| place.name == "scores");
             h.kind == HazardKind::Race && on_scores && h.threads[0].warp != h.threads[1].warp
@@ -74,17 +87,17 @@ fn the_dropped_barrier_is_a_race_whatever_the_schedule() {
 #[test]
 fn the_repair_is_one_barrier() {
     let statements = |rung| {
-        let kernel = emit(&problem(rung), &plan(rung), &Arch::SM_89).unwrap().kernel(0);
+        let kernel = kernel(rung, &problem(rung));
         let Some(Item::Function(function)) = kernel.module.items.last().cloned() else { panic!("no entry") };
         function.body.unwrap().statements.iter().filter(|s| matches!(s, Statement::Inst(_))).count()
     };
-    assert_eq!(statements(RungPlan::Phase4), statements(RungPlan::Phase4Race) + 1);
+    assert_eq!(statements(RungKernel::Phase4), statements(RungKernel::Phase4Race) + 1);
 }
 
 #[test]
 fn the_warps_of_the_nan_reduction_race_for_two_cells_and_give_nan() {
     // The schedule decides which warp writes last. A row is NaN if that warp has no scores.
-    let (report, out) = examine(RungPlan::NanReduction, Schedule::Random, 0);
+    let (report, out) = examine(RungKernel::NanReduction, Schedule::Random, 0);
     assert!(out.chunks(64).any(|row| row.iter().all(|x| x.is_nan())));
     let mut cells: Vec<_> =
         report.hazards.iter().flat_map(|h| h.place.as_ref().map(|p| p.name.as_str())).collect();
@@ -99,9 +112,9 @@ fn the_warps_of_the_nan_reduction_race_for_two_cells_and_give_nan() {
 
 /// Runs a kernel on quantised random inputs; returns the emulator's report, the output, and attention in f64
 /// on the dequantised codes.
-fn run_quantised(rung: RungPlan) -> (Report, Vec<f64>, Vec<f64>) {
+fn run_quantised(rung: RungKernel) -> (Report, Vec<f64>, Vec<f64>) {
     let problem = Problem::new(1, 2, 128, 64, DType::F16);
-    let kernel = emit(&problem, &plan(rung), &Arch::SM_89).unwrap().kernel(0);
+    let kernel = kernel(rung, &problem);
     let tensor = |i: usize| -> Quantised {
         let value = |e: usize| ((e * e * (7 + i) + e * 37 + i * 11) % 1009) as f32 / 252.0 - 2.0;
         quantise(&(0..2 * 128 * 64).map(value).collect::<Vec<_>>(), 128 * 64)
@@ -135,10 +148,9 @@ fn attention(q: &[f64], k: &[f64], v: &[f64]) -> Vec<f64> {
 
 #[test]
 fn right_quantised_rungs_match_f64_on_what_the_codes_stand_for() {
-    let right =
-        |r: &flashcore_kernels::ladder::Rung| r.expected == Expected::Passed && r.inputs == Inputs::Quantised;
+    let right = |r: &Rung| r.expected == Expected::Passed && r.inputs == Inputs::Quantised;
     for rung in rungs().into_iter().filter(right) {
-        let (report, out, want) = run_quantised(rung.plan);
+        let (report, out, want) = run_quantised(rung.kernel);
         assert!(report.hazards.is_empty(), "{}: {}", rung.name, report.hazards[0]);
         for (i, (got, want)) in out.iter().zip(want).enumerate() {
             // Values are at most 2. The bound covers the rounding of O and V to f16 (2⁻¹¹ of 2 each) and f32
@@ -150,7 +162,7 @@ fn right_quantised_rungs_match_f64_on_what_the_codes_stand_for() {
 
 #[test]
 fn the_union_is_a_race() {
-    let (report, _, _) = run_quantised(RungPlan::U8StageB);
+    let (report, _, _) = run_quantised(RungKernel::U8StageB);
     assert!(report.hazards.iter().any(|h| h.kind == HazardKind::Race));
 }
 
@@ -162,19 +174,19 @@ fn counters_show_what_made_each_rung_slow() {
         |c: &emu::Counters| c.instructions.iter().map(|i| i.conflict_degree()).fold(0.0, f64::max);
     let share = |part: u64, c: &emu::Counters| part as f64 / c.critical_issues as f64;
 
-    let minimal = counters(RungPlan::Minimal);
+    let minimal = counters(RungKernel::Minimal);
     let scattered = |i: &&emu::Counter| i.global_sectors == 32 * i.global_accesses;
     let sectors: u64 = minimal.instructions.iter().map(|i| i.global_sectors).sum();
     let of_scattered: u64 = minimal.instructions.iter().filter(scattered).map(|i| i.global_sectors).sum();
     assert!(10 * of_scattered > 9 * sectors, "minimal: {of_scattered} of {sectors} sectors, 32 an access");
 
-    let phase1 = counters(RungPlan::Phase1);
+    let phase1 = counters(RungKernel::Phase1);
     let serial = share(phase1.single_lane_issues, &phase1);
     assert!(serial > 0.2, "phase1: one lane in {serial} of the critical path");
     let scattered = phase1.instructions.iter().filter(scattered).map(|i| i.global_sectors).sum::<u64>();
     assert!(scattered > 0, "phase1: no lane walks along its own key");
 
-    for rung in [RungPlan::Phase3, RungPlan::Phase4, RungPlan::Phase6It1, RungPlan::Phase6It2] {
+    for rung in [RungKernel::Phase3, RungKernel::Phase4, RungKernel::Phase6It1, RungKernel::Phase6It2] {
         let c = counters(rung);
         let lone = share(c.lone_warp_issues, &c);
         assert!(lone > 1.0 / 3.0, "{rung:?}: one warp alone in {lone} of the critical path");
@@ -185,12 +197,12 @@ fn counters_show_what_made_each_rung_slow() {
         let accumulators = 128 * 64 * 4 * 2 * (2 + 2);
         assert_eq!(
             local > accumulators,
-            rung == RungPlan::Phase6It1,
+            rung == RungKernel::Phase6It1,
             "{rung:?}: {local} bytes of local memory"
         );
     }
 
-    let p1 = counters(RungPlan::P1Wmma);
+    let p1 = counters(RungKernel::P1Wmma);
     let serial = share(p1.single_lane_issues, &p1);
     assert!(serial > 0.2, "p1_wmma: one lane in {serial} of the critical path");
 }
@@ -211,45 +223,74 @@ fn broken_rungs_say_why_they_are_broken() {
 }
 
 #[test]
-fn rungs_are_plans_in_the_order_of_the_story() {
+fn rungs_are_in_the_order_of_the_story() {
     let told = rungs();
-    assert_eq!(told.iter().map(|r| r.plan).collect::<Vec<_>>(), RungPlan::ALL);
-    for rung in told {
-        let json = serde_json::to_string(&plan(rung.plan)).unwrap();
-        assert_eq!(json, format!(r#"{{"family":"ladder","rung":"{}"}}"#, rung.name));
-        assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan(rung.plan));
-        let mission = Problem::mission().with_band(rung.mask);
-        let kernel = emit(&mission, &plan(rung.plan), &Arch::SM_89).unwrap().kernel(0);
-        if rung.inputs == Inputs::Quantised {
-            continue;
-        }
+    assert_eq!(told.iter().map(|r| r.kernel).collect::<Vec<_>>(), RungKernel::ALL);
+    for rung in told.iter().filter(|rung| rung.inputs == Inputs::F16) {
+        let kernel = kernel(rung.kernel, &Problem::mission().with_band(rung.mask));
         let sizes: Vec<_> = kernel.buffers.iter().map(|b| (b.name.as_str(), b.bytes)).collect();
         assert_eq!(sizes, ["q", "k", "v", "out"].map(|name| (name, 8 * 512 * 64 * 2)));
     }
 }
 
+/// The PTX texts are the committed ones, and with them the machine code: one ptxas makes the same of one text.
+/// Arrays that a kernel indexes at run time are in local memory without being spills.
+/// `BLESS_MACHINE_CODE=1` writes the file.
+#[test]
+fn texts_are_the_committed_ones_and_assemble_without_spills() {
+    let path = filetest::root().join("ladder.txt");
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    let blesses = std::env::var_os("BLESS_MACHINE_CODE").is_some();
+    let version = |ptxas: &Ptxas| format!("ptxas {}\n", ptxas.version());
+    let ptxas = Ptxas::find().ok().filter(|ptxas| blesses || committed.contains(&version(ptxas)));
+    let known = || committed.lines().find(|line| line.starts_with("ptxas ")).map(|line| format!("{line}\n"));
+    let mut found = "# PTX text, registers, version, target: see crates/climb/tests/ladder.rs\n".to_owned();
+    found += &ptxas.as_ref().map(version).or_else(known).unwrap_or_default();
+    for (arch, rung) in [Arch::SM_80, Arch::SM_89].iter().flat_map(|arch| RungKernel::ALL.map(|r| (arch, r)))
+    {
+        let kernel = rung.bind(&Problem::mission().with_band(rung.mask()), arch).unwrap().kernel;
+        let (text, target, name) = (kernel.module.to_string(), kernel.module.target.to_string(), rung.name());
+        let digest: String = Sha256::digest(&text).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let end = format!(" {name} {target}");
+        let line = committed.lines().find(|line| line.ends_with(&end)).unwrap_or_default();
+        let registers = match &ptxas {
+            None => line.split(' ').nth(1).unwrap_or_default().to_owned(),
+            Some(ptxas) => {
+                let assembled = ptxas.resources(&text, &target, name).unwrap();
+                assert_eq!(assembled.spill_stores + assembled.spill_loads, 0, "{name} {target}");
+                assembled.registers.to_string()
+            }
+        };
+        found += &format!("{digest} {registers}{end}\n");
+    }
+    if blesses {
+        std::fs::write(&path, &found).unwrap();
+    } else {
+        assert_eq!(found, committed);
+    }
+}
+
 #[test]
 fn other_problems_are_refused_by_name() {
-    let refusal = |problem: Problem| match emit(&problem, &plan(RungPlan::Phase4), &Arch::SM_89) {
-        Err(KernelError::Plan(error)) => error,
-        other => panic!("{problem:?}: {:?}", other.map(|step| step.kernel(0).entry)),
+    let refusal = |problem: Problem| match RungKernel::Phase4.bind(&problem, &Arch::SM_89) {
+        Err(RungError::Problem { rung: "phase4", what, value, accepted }) => (what, value, accepted),
+        other => panic!("{problem:?}: {:?}", other.map(|bound| bound.kernel.entry)),
     };
     let mission = Problem::mission;
-    assert!(matches!(
-        refusal(mission().with_band(Band::CAUSAL)),
-        PlanError::Mask { accepted: Band::FULL, .. }
-    ));
-    assert!(matches!(refusal(mission().with_layout(Layout::Bshd)), PlanError::NotDense { tensor: "q", .. }));
-    let dtype = Problem { dtypes: DType::Bf16.into(), ..mission() };
-    let bf16 = DType::Bf16.into();
-    assert!(matches!(refusal(dtype), PlanError::DType { dtype, .. } if dtype == bf16));
-    for (problem, argument) in [
-        (Problem::new(1, 8, 512, 128, DType::F16), "head_dim"),
-        (Problem::new(1, 8, 500, 64, DType::F16), "seq_q"),
-        (Problem::new(1, 8, 8256, 64, DType::F16), "seq_q"),
-        (mission().with_seq_kv(256, Layout::Bhsd), "seq_kv"),
-        (mission().with_heads_kv(2, Layout::Bhsd), "heads_kv"),
+    let bf16 = Problem { dtypes: DType::Bf16.into(), ..mission() };
+    for (problem, argument, given) in [
+        (mission().with_band(Band::CAUSAL), "mask", "causal"),
+        (mission().with_layout(Layout::Bshd), "the strides of", "q"),
+        (bf16, "dtype", "bf16"),
+        (mission().with_softcap(5.0), "features", "some"),
+        (mission().with_lse(true), "lse", "true"),
+        (Problem::new(1, 8, 512, 128, DType::F16), "head_dim", "128"),
+        (Problem::new(1, 8, 500, 64, DType::F16), "seq_q", "500"),
+        (Problem::new(1, 8, 8256, 64, DType::F16), "seq_q", "8256"),
+        (mission().with_seq_kv(256, Layout::Bhsd), "seq_kv", "256"),
+        (mission().with_heads_kv(2, Layout::Bhsd), "heads_kv", "2"),
     ] {
-        assert!(matches!(refusal(problem), PlanError::Value { what, .. } if what == argument), "{argument}");
+        let (what, value, accepted) = refusal(problem);
+        assert_eq!((what, value.as_str()), (argument, given), "{accepted}");
     }
 }

@@ -10,14 +10,15 @@
 //! published code, including the tables of values and rows of 80 elements; copies load one byte at a time
 //! again.
 
+use check::launchfile::Bound;
+use kernels::Arch;
 use problem::Problem;
 use ptx::{Builder, F32, Pointer, R32, Shared, Violations};
 
-use super::RungPlan;
+use super::RungKernel;
 use super::common::{load_half, store_half};
 use super::u8_common::{self, Cta, DIM, KEYS, ROWS, THREADS, Tile, Tiles, decode, load_code};
 use super::u8_stage_a::Tables;
-use crate::{Arch, Program};
 
 /// Elements from row to row.
 const PITCH: u32 = 80;
@@ -31,10 +32,10 @@ pub(super) enum Conversion {
     ThroughRegisters,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, conversion: Conversion) -> Result<Program, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch, conversion: Conversion) -> Result<Bound, Violations> {
     let rung = match conversion {
-        Conversion::Union => RungPlan::U8StageB,
-        Conversion::ThroughRegisters => RungPlan::U8StageBRepaired,
+        Conversion::Union => RungKernel::U8StageB,
+        Conversion::ThroughRegisters => RungKernel::U8StageBRepaired,
     };
     u8_common::emit(problem, arch, rung, |k| InPlace {
         conversion,

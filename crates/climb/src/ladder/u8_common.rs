@@ -1,4 +1,4 @@
-//! Code that the u8-quantised kernels share: the authors' quantiser, the launch contract, and the row loop.
+//! Code that the u8-quantised kernels share: the launch contract and the row loop.
 //!
 //! The structure follows the authors' published code: 32 query rows by 64 keys and 256 threads. A warp has
 //! four rows, and its lanes divide the head dimension. Each score takes two products per lane, five shuffles
@@ -14,16 +14,18 @@
 //! emulator reports a race. The kernels here have a `bar.warp.sync` at that place, so that each is judged by
 //! what the authors changed.
 
+use check::gate::quantised::{OFFSET, RANGE};
+use check::launchfile::Bound;
+use kernels::Arch;
 use problem::{Problem, Tensor};
 use ptx::{
-    Access, BinaryOp, Builder, CacheOp, CmpOp, CpAsync, Dim3, F32, FloatMods, Global, Half, Launch, Local,
-    Op, Operand, Pointer, Pred, R32, Shared, SpecialReg, Src, Type, Value, Violations,
+    BinaryOp, Builder, CacheOp, CmpOp, CpAsync, Dim3, F32, FloatMods, Global, Half, Launch, Local, Op,
+    Operand, Pointer, Pred, R32, Shared, SpecialReg, Src, Type, Value, Violations,
 };
 
 use super::common::ALIGN;
-use super::{RungPlan, common};
-use crate::contract::Contract;
-use crate::{Arch, Program};
+use super::contract::Contract;
+use super::{RungKernel, common};
 
 /// Query rows of a CTA.
 pub(super) const ROWS: u32 = 32;
@@ -34,47 +36,6 @@ pub(super) const DIM: u32 = 64;
 /// Threads of a CTA.
 pub(super) const THREADS: u32 = 256;
 const WARPS: u32 = THREADS / 32;
-
-/// A tensor quantised in the authors' way: affine over ±448 with one scale per head. Zero has no code: it
-/// lies half-way between 127 and 128.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Quantised {
-    /// `[batch · head][row · dim]`.
-    pub codes: Vec<u8>,
-    /// One per head: the largest magnitude over 448.
-    pub scales: Vec<f32>,
-}
-
-/// Span of the codes, in units of a head's scale.
-const RANGE: f32 = 896.0;
-const OFFSET: f32 = 448.0;
-
-/// Quantises a dense tensor whose heads have `per_head` elements.
-pub fn quantise(values: &[f32], per_head: usize) -> Quantised {
-    let mut codes = Vec::with_capacity(values.len());
-    let mut scales = Vec::new();
-    for head in values.chunks(per_head.max(1)) {
-        let largest = head.iter().fold(0f32, |m, x| m.max(x.abs()));
-        let scale = if largest > 0.0 { largest / OFFSET } else { 1.0 };
-        scales.push(scale);
-        codes.extend(
-            head.iter().map(|x| ((x / scale + OFFSET) * (255.0 / RANGE)).round().clamp(0.0, 255.0) as u8),
-        );
-    }
-    Quantised { codes, scales }
-}
-
-/// The values of the codes, rounded to f16 as the kernel does; results are compared with attention on these
-/// values.
-pub fn dequantise(tensor: &Quantised) -> Vec<f32> {
-    let per_head = tensor.codes.len() / tensor.scales.len().max(1);
-    let value = |(i, code): (usize, &u8)| {
-        let scale = tensor.scales[i / per_head.max(1)];
-        let exact = f32::from(*code).mul_add(RANGE / 255.0 * scale, -OFFSET * scale);
-        half::f16::from_f32(exact).to_f32()
-    };
-    tensor.codes.iter().enumerate().map(value).collect()
-}
 
 /// How a kernel brings codes to shared memory, and how its inner loops read them.
 pub(super) trait Tiles {
@@ -142,13 +103,13 @@ pub(super) struct Cta {
 pub(super) fn emit<T: Tiles>(
     problem: &Problem,
     arch: &Arch,
-    rung: RungPlan,
+    rung: RungKernel,
     declare: impl FnOnce(&mut Builder) -> T,
-) -> Result<Program, Violations> {
+) -> Result<Bound, Violations> {
     let mut k = Builder::kernel(rung.name());
     k.max_threads(THREADS);
     k.min_ctas_per_sm(2);
-    let mut contract = Contract::new(problem);
+    let mut contract = Contract::new(problem, rung);
     let cta = Cta::new(&mut k, &mut contract, problem);
     let tiles = declare(&mut k);
     body(&mut k, &cta, tiles);
@@ -159,7 +120,7 @@ pub(super) fn emit<T: Tiles>(
         dynamic_shared: 0,
         overlapping: false,
     };
-    Ok(contract.into_program(k.into_verified(arch.target())?, rung.name(), launch))
+    contract.bind(k, arch, launch)
 }
 
 fn body<T: Tiles>(k: &mut Builder, cta: &Cta, mut tiles: T) {
@@ -185,7 +146,7 @@ fn body<T: Tiles>(k: &mut Builder, cta: &Cta, mut tiles: T) {
 impl Cta {
     fn new(k: &mut Builder, contract: &mut Contract<'_>, problem: &Problem) -> Cta {
         let heads = (problem.batch * problem.heads_q) as u32;
-        let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| contract.codes(k, tensor, Access::Read));
+        let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| contract.codes(k, tensor));
         let (out, scales) = (contract.tensor(k, Tensor::Out), contract.scales(k));
         let seq = contract.u32(k, "seq", problem.seq_q as u32);
         let dim = contract.u32(k, "dim", problem.head_dim as u32);

@@ -8,19 +8,20 @@
 //! multiply-add of the two products in twenty-three instructions, and every score passing through local
 //! memory. The structure follows the authors' published code; rows are padded to 72 bytes.
 
+use check::launchfile::Bound;
+use kernels::Arch;
 use problem::Problem;
 use ptx::{Builder, F32, Pointer, R32, Shared, Violations};
 
-use super::RungPlan;
+use super::RungKernel;
 use super::common::ALIGN;
 use super::u8_common::{self, Cta, KEYS, ROWS, Tile, Tiles, load_decoded};
-use crate::{Arch, Program};
 
 /// Elements from row to row.
 const PITCH: u32 = 72;
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
-    u8_common::emit(problem, arch, RungPlan::U8Baseline, |k| Bytes {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Bound, Violations> {
+    u8_common::emit(problem, arch, RungKernel::U8Baseline, |k| Bytes {
         queries: k.shared_array("queries", ALIGN, ROWS * PITCH),
         tiles: ["keys", "values"].map(|name| k.shared_array(name, ALIGN, KEYS * PITCH)),
     })

@@ -13,13 +13,14 @@
 //! The structure follows the kernel that the authors published and timed, with the options of their build,
 //! including fast math. Everything except copies, reductions and barriers is the same as in Phase 3.
 
+use check::launchfile::Bound;
+use kernels::Arch;
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Global, Pred, R32, Shared, Violations};
 
-use super::RungPlan;
+use super::RungKernel;
 use super::common::{self, Array, DIM, Math, Tile, shuffle_down};
 use super::phase3::{ROWS, Reduced, THREADS, WarpRow, WarpRows};
-use crate::{Arch, Program};
 
 /// Whether a barrier separates the writer of the scores from their readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,10 +31,10 @@ pub(super) enum ScoreOrder {
     BehindBarrier,
 }
 
-pub(super) fn emit(problem: &Problem, arch: &Arch, order: ScoreOrder) -> Result<Program, Violations> {
+pub(super) fn emit(problem: &Problem, arch: &Arch, order: ScoreOrder) -> Result<Bound, Violations> {
     let rung = match order {
-        ScoreOrder::Unordered => RungPlan::Phase4Race,
-        ScoreOrder::BehindBarrier => RungPlan::Phase4,
+        ScoreOrder::Unordered => RungKernel::Phase4Race,
+        ScoreOrder::BehindBarrier => RungKernel::Phase4,
     };
     common::kernel(problem, arch, rung, ROWS, THREADS, |k, cta| {
         let rows = WarpRows::new(k, cta, Math::Fast);

@@ -12,16 +12,17 @@
 //! The structure follows the first version in the published history of the kernel. Everything except the
 //! reductions is the same as in Phase 1.
 
+use check::launchfile::Bound;
+use kernels::Arch;
 use problem::Problem;
 use ptx::{Builder, CmpOp, F32, Pred, Shared, Violations};
 
-use super::RungPlan;
+use super::RungKernel;
 use super::common::{self, Array, Cta, shuffle_down};
 use super::phase1::{self, MATH, ROWS, Reduced, THREADS, Turn};
-use crate::{Arch, Program};
 
-pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Program, Violations> {
-    common::kernel(problem, arch, RungPlan::NanReduction, ROWS, THREADS, |k, cta| {
+pub(super) fn emit(problem: &Problem, arch: &Arch) -> Result<Bound, Violations> {
+    common::kernel(problem, arch, RungKernel::NanReduction, ROWS, THREADS, |k, cta| {
         let warps = Warps::new(k, cta);
         phase1::body(k, cta, |k, row| warps.update(k, row));
     })
