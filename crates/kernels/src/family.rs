@@ -250,13 +250,8 @@ impl Family {
     /// The families that searches and tables have, which compute keys at strides. Of each pass, those with
     /// the lowest requirements on the GPU come first. [`Family::Decode`] is not among them, because none of
     /// its plans has been measured; it is the default for keys in pages.
-    pub const ALL: [Family; 5] = [
-        Family::Mma,
-        Family::Wgmma,
-        Family::SmallStreamed,
-        Family::SmallAtOnce,
-        Family::BackwardSplit,
-    ];
+    pub const ALL: [Family; 5] =
+        [Family::Mma, Family::Wgmma, Family::SmallStreamed, Family::SmallAtOnce, Family::BackwardSplit];
 
     /// The families of a pass. Those with the lowest requirements on the GPU come first.
     pub fn of_pass(pass: PassKind) -> impl DoubleEndedIterator<Item = Family> {
