@@ -233,8 +233,8 @@ fn rungs_are_in_the_order_of_the_story() {
     }
 }
 
-/// The PTX texts are the committed ones, and with them the machine code: one ptxas makes the same of one text.
-/// Arrays that a kernel indexes at run time are in local memory without being spills.
+/// The PTX texts are the committed ones, and with them the machine code: one ptxas makes the same of one
+/// text. Arrays that a kernel indexes at run time are in local memory without being spills.
 /// `BLESS_MACHINE_CODE=1` writes the file.
 #[test]
 fn texts_are_the_committed_ones_and_assemble_without_spills() {

@@ -35,7 +35,8 @@ impl<T: Element> Attention<'_, T> {
     ///
     /// let (x, v) = ([0.0f32; 2 * 8], [1.0f32; 2 * 8]);
     /// let shape = [1, 1, 2, 8];
-    /// let (x, v) = (TensorView::dense(&x, shape, Layout::Bhsd)?, TensorView::dense(&v, shape, Layout::Bhsd)?);
+    /// let x = TensorView::dense(&x, shape, Layout::Bhsd)?;
+    /// let v = TensorView::dense(&v, shape, Layout::Bhsd)?;
     /// let call = attention(x, x, v).causal();
     /// let forward = call.clone().run()?;
     /// let out = TensorView::dense(&forward.data, shape, Layout::Bhsd)?;

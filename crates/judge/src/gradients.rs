@@ -44,23 +44,16 @@ impl GradientReferences {
         let rounded = oracle::gradients_in_precision(problem, &elements)?;
         let sequences = inputs.sequences(problem);
         let parts = exact.values.iter().map(|(operand, values)| {
-            let (dim, gather): (usize, Box<dyn Fn(&[f64]) -> Vec<f64>>) = match operand {
+            let all = [values, &rounded.values[operand], &exact.deviation[operand]];
+            let (dim, [values, rounded, deviation]) = match operand {
                 Operand::Tensor(tensor) => {
                     let rows = rows_in_sequences(problem, tensor, &sequences);
                     let dim = problem.extents(tensor)[3];
-                    (
-                        dim,
-                        Box::new(move |all| {
-                            rows.iter()
-                                .flat_map(|&row| all[row * dim..(row + 1) * dim].iter().copied())
-                                .collect()
-                        }),
-                    )
+                    let of_row = |row: usize| row * dim..(row + 1) * dim;
+                    (dim, all.map(|all| rows.iter().flat_map(|&row| all[of_row(row)].to_vec()).collect()))
                 }
-                _ => (values.len().max(1), Box::new(<[f64]>::to_vec)),
+                _ => (values.len().max(1), all.map(Vec::clone)),
             };
-            let [values, rounded, deviation] =
-                [values, &rounded.values[operand], &exact.deviation[operand]].map(|all| gather(all));
             Part::new(problem, operand, dim, values, &rounded, &deviation)
         });
         Ok(GradientReferences { parts: parts.collect() })

@@ -250,7 +250,8 @@ impl Family {
     /// The families that searches and tables have, which compute keys at strides. Of each pass, those with
     /// the lowest requirements on the GPU come first. [`Family::Decode`] is not among them, because none of
     /// its plans has been measured; it is the default for keys in pages.
-    pub const ALL: [Family; 4] = [Family::Mma, Family::Wgmma, Family::SmallStreamed, Family::SmallAtOnce];
+    pub const ALL: [Family; 5] =
+        [Family::Mma, Family::Wgmma, Family::SmallStreamed, Family::SmallAtOnce, Family::BackwardSplit];
 
     /// The families of a pass. Those with the lowest requirements on the GPU come first.
     pub fn of_pass(pass: PassKind) -> impl DoubleEndedIterator<Item = Family> {
@@ -276,9 +277,8 @@ impl Family {
 
 impl Plan {
     /// A good plan for the problem on the architecture, without measurements. Keys in pages have the family
-    /// `decode`. On sm_90 the first of
-    /// `small_at_once`, `small_streamed`, `wgmma` and `mma` is taken that supports the problem and suits its
-    /// grid. With few rows and many keys, `mma` comes first with
+    /// `decode`. On sm_90 the first of `small_at_once`, `small_streamed`, `wgmma` and `mma` is taken that
+    /// supports the problem and suits its grid. With few rows and many keys, `mma` comes first with
     /// [`splits`](crate::forward::mma::MmaPlan::splits): only this family divides the keys among more CTAs
     /// than a cluster has. With 8-bit inputs, the other families come first on any grid, because on sm_90
     /// `mma.sync` multiplies 8-bit types no faster than 16-bit types.

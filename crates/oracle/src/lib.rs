@@ -1,8 +1,8 @@
 //! Reference implementations: standard attention, row by row, in f64 or in the input precision.
 //!
-//! [`gradients`] computes the backward pass. [`oracle`] computes the exact result. [`reference_in_precision`] computes standard attention in the input
-//! precision; its distance from the oracle is the basis of tolerances. This crate shares no code with the
-//! kernels that it judges.
+//! [`oracle`] computes the exact result, and [`gradients`] the exact backward pass.
+//! [`reference_in_precision`] computes standard attention in the input precision; its distance from the
+//! oracle is the basis of tolerances. This crate shares no code with the kernels that it judges.
 //!
 //! Rows without mass: a query that sees no key, or only keys whose logit is −∞, has O = 0 and LSE = −∞. For a
 //! row with a visible logit of NaN or +∞, O and LSE are NaN. A key that a row does not see does not affect

@@ -72,8 +72,9 @@ pub enum RungKernel {
 pub enum Inputs {
     /// `q`, `k`, `v`, `out`, all in f16.
     F16,
-    /// `q_codes`, `k_codes`, `v_codes` of [`quantise`](check::gate::quantised::quantise), `out` in f16, and `scales`, the f32 scales of each
-    /// head of Q, then of K, then of V. The result is compared with attention on the dequantised inputs.
+    /// `q_codes`, `k_codes`, `v_codes` of [`quantise`](check::gate::quantised::quantise), `out` in f16, and
+    /// `scales`, the f32 scales of each head of Q, then of K, then of V. The result is compared with
+    /// attention on the dequantised inputs.
     Quantised,
 }
 

@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use problem::program::{Derivative, Point};
 use problem::{Elements, KeyPlaces, Operand, OperandMap, Operands, Problem, Sequence, Strides, Tensor};
 
-use super::programs::{RowPrograms, RowTerms, Tables, derivative, table_sums};
-use super::tile::{BLOCK_KV, BLOCK_Q, KeyRows, Logits, Matrix, QueryRows, Scores, Stage};
+use super::programs::{RowPrograms, RowTerms, TableValues, derivative, table_sums};
+use super::tile::{BLOCK_KV, BLOCK_Q, KeyRows, Logits, Matrix, QueryRows, ScoreTile, TileStep};
 use crate::output::{Output, OutputRows};
 use crate::simd::{Isa, MAX_LANES, Portable, Simd, widen};
 use crate::view::Any;
@@ -24,12 +24,12 @@ use crate::simd::{Avx2, Avx512};
 const DETERMINISTIC_TASKS: usize = 16;
 
 /// A call whose problem and operands have been checked.
-pub(super) struct Call<'a> {
+pub(super) struct BackwardCall<'a> {
     executor: &'a dyn Executor,
     problem: &'a Problem,
     operands: &'a Operands<'a>,
     sequences: &'a [Sequence],
-    tables: &'a Tables,
+    tables: &'a TableValues,
     contents: Vec<Elements<'a>>,
     derivative: Option<Derivative>,
     /// Q, K, V, O and dO.
@@ -56,7 +56,7 @@ struct Sums {
     tables: Vec<Vec<f64>>,
 }
 
-impl<'a> Call<'a> {
+impl<'a> BackwardCall<'a> {
     #[allow(clippy::too_many_arguments)] // the parts of one call, each checked by the caller
     pub(super) fn new(
         executor: &'a dyn Executor,
@@ -64,10 +64,10 @@ impl<'a> Call<'a> {
         inputs: &OperandMap<Input<'a>>,
         operands: &'a Operands<'a>,
         sequences: &'a [Sequence],
-        tables: &'a Tables,
+        tables: &'a TableValues,
         outputs: [Output<'a>; 3],
         plan: &'a CpuPlan,
-    ) -> Result<Call<'a>, CpuError> {
+    ) -> Result<BackwardCall<'a>, CpuError> {
         let input = |tensor: Tensor| {
             let none = Input::empty(problem.dtypes.of(tensor).into());
             Any::new(problem, tensor, inputs.get(tensor.into()).copied().unwrap_or(none), KeyPlaces::ROWS)
@@ -77,7 +77,7 @@ impl<'a> Call<'a> {
         // The sums of tables belong to one task at a time.
         let parts = if problem.pass.wants().tables != 0 { 1 } else { tasks.div_ceil(heads.max(1)) };
         let most = problem.seq_kv.div_ceil(2 * BLOCK_KV).max(1);
-        Ok(Call {
+        Ok(BackwardCall {
             executor,
             problem,
             operands,
@@ -304,7 +304,7 @@ impl<'a> Call<'a> {
             value_columns: Matrix { data: &keys.value_columns[block..], ld: keys.padded },
         };
         let (scores, dims) = (&mut scratch.scores, [problem.head_dim, problem.head_dim_v]);
-        simd.backward(Stage::Products { queries: &queries, keys: &of_keys, dims, scores });
+        simd.backward(TileStep::Products { queries: &queries, keys: &of_keys, dims, scores });
         let logits = Logits { scale: problem.softmax_scale(), cap: problem.score.softcap };
         let has_programs = !problem.programs.is_empty();
         if has_programs {
@@ -328,12 +328,12 @@ impl<'a> Call<'a> {
                 programs.weigh(&terms, place, scores, &mut scratch.shown, &mut sums.tables);
             }
         } else {
-            simd.backward(Stage::Weights { queries: &queries, logits, seen: &seen, scores });
+            simd.backward(TileStep::Weights { queries: &queries, logits, seen: &seen, scores });
         }
         let (dk, dv) = (&mut keys.dk[block * ld..], &mut keys.dv[block * ld_v..]);
         if keys.finite && scratch.finite {
             let dq = &mut scratch.dq;
-            simd.backward(Stage::Gradients { queries: &queries, keys: &of_keys, scores, dq, dk, dv });
+            simd.backward(TileStep::Gradients { queries: &queries, keys: &of_keys, scores, dq, dk, dv });
             return;
         }
         // A weight of 0 must not be multiplied by a NaN that the row does not see.
@@ -373,7 +373,7 @@ struct Keys {
 impl Keys {
     fn load<S: Simd>(
         simd: S,
-        call: &Call<'_>,
+        call: &BackwardCall<'_>,
         task: Task,
         sequence: Sequence,
         [first, end]: [usize; 2],
@@ -411,7 +411,7 @@ struct Scratch {
     lse: Vec<f32>,
     natural_lse: Vec<f32>,
     delta: Vec<f32>,
-    scores: Scores,
+    scores: ScoreTile,
     /// Which keys the rows see; only with programs.
     shown: Vec<bool>,
     /// Whether all numbers of Q and dO are finite.
@@ -428,7 +428,7 @@ impl Scratch {
             lse: zeros(BLOCK_Q),
             natural_lse: zeros(BLOCK_Q),
             delta: zeros(BLOCK_Q),
-            scores: Scores::new(),
+            scores: ScoreTile::new(),
             shown: vec![false; BLOCK_Q * BLOCK_KV],
             finite: true,
         }
@@ -438,7 +438,7 @@ impl Scratch {
     fn load<S: Simd>(
         &mut self,
         simd: S,
-        call: &Call<'_>,
+        call: &BackwardCall<'_>,
         sequence: Sequence,
         (head, rows): (usize, std::ops::Range<usize>),
         [ld, ld_v]: [usize; 2],

@@ -13,14 +13,14 @@ mod tile;
 
 use problem::{ElementsMut, Operand, OperandMap, PassKind, Problem, ProblemError, Tensor};
 
-pub(crate) use tile::{Stage, run};
+pub(crate) use tile::{TileStep, run};
 
 use crate::output::Output;
 use crate::threads::with_default;
 use crate::view::{arrays, origin};
 use crate::{CallingThread, CpuError, CpuPlan, Executor, Input};
-use call::Call;
-use programs::Tables;
+use call::BackwardCall;
+use programs::TableValues;
 
 /// Computes the gradients of a backward problem with its inputs, into buffers of its outputs. Of the plan,
 /// the threads and the instruction set are used. Rows of tensors that belong to no sequence are left as they
@@ -88,9 +88,10 @@ pub fn gradients_on(
         }
     }
     let sequences = &problem.sequences(operands)?;
-    let tables = Tables::of(problem, inputs);
+    let tables = TableValues::of(problem, inputs);
     let [dq, dk, dv] = <[Output<'_>; 3]>::try_from(tensors).unwrap_or_else(|_| unreachable!("three tensors"));
-    let call = Call::new(executor, problem, inputs, operands, sequences, &tables, [dq, dk, dv], plan)?;
+    let call =
+        BackwardCall::new(executor, problem, inputs, operands, sequences, &tables, [dq, dk, dv], plan)?;
     let sums = call.run();
     for (operand, buffer) in floats {
         buffer.copy_from_slice(sums.get(operand).map_or(&[][..], Vec::as_slice));

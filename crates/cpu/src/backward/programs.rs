@@ -3,20 +3,21 @@
 use problem::program::{Derivative, InRow, Point, Precision};
 use problem::{ElementType, Elements, Operand, OperandMap, Problem, ProblemError, Program, Programs, Table};
 
-use super::tile::{BLOCK_KV, Scores};
+use super::tile::{BLOCK_KV, ScoreTile};
 use crate::Input;
 use crate::view::{TableMemory, tables};
 
 /// The programs of a call with dense copies of their tables.
-pub(crate) struct Tables {
+pub(crate) struct TableValues {
     programs: Programs,
     floats: Vec<Vec<f32>>,
     ints: Vec<Vec<i32>>,
 }
 
-impl Tables {
-    pub(crate) fn of(problem: &Problem, inputs: &OperandMap<Input<'_>>) -> Tables {
-        let mut all = Tables { programs: problem.programs.clone(), floats: Vec::new(), ints: Vec::new() };
+impl TableValues {
+    pub(crate) fn of(problem: &Problem, inputs: &OperandMap<Input<'_>>) -> TableValues {
+        let mut all =
+            TableValues { programs: problem.programs.clone(), floats: Vec::new(), ints: Vec::new() };
         let layouts = all.programs.tables.iter_mut().zip(&problem.programs.tables);
         for ((layout, table), memory) in layouts.zip(tables(inputs)) {
             let (places, is_float) = (places(table), table.dtype.is_float());
@@ -138,7 +139,7 @@ impl<'a> RowPrograms<'a> {
         &mut self,
         terms: &RowTerms,
         (row, first_key, [from, end]): (usize, usize, [usize; 2]),
-        scores: &mut Scores,
+        scores: &mut ScoreTile,
         shown: &mut [bool],
         tables: &mut [Vec<f64>],
     ) {

@@ -42,15 +42,15 @@ pub(crate) struct KeyRows<'a> {
 }
 
 /// The scores of a tile, [`BLOCK_Q`] rows of [`BLOCK_KV`] numbers each: S, then P; and dP, then dS.
-pub(crate) struct Scores {
+pub(crate) struct ScoreTile {
     pub weights: Vec<f32>,
     pub slopes: Vec<f32>,
 }
 
-impl Scores {
-    pub(crate) fn new() -> Scores {
+impl ScoreTile {
+    pub(crate) fn new() -> ScoreTile {
         let zeros = || vec![0.0; BLOCK_Q * BLOCK_KV];
-        Scores { weights: zeros(), slopes: zeros() }
+        ScoreTile { weights: zeros(), slopes: zeros() }
     }
 }
 
@@ -63,16 +63,21 @@ pub(crate) struct Logits {
 }
 
 /// What a call of [`Simd::backward`] computes.
-pub(crate) enum Stage<'a> {
+pub(crate) enum TileStep<'a> {
     /// S and dP.
-    Products { queries: &'a QueryRows<'a>, keys: &'a KeyRows<'a>, dims: [usize; 2], scores: &'a mut Scores },
+    Products {
+        queries: &'a QueryRows<'a>,
+        keys: &'a KeyRows<'a>,
+        dims: [usize; 2],
+        scores: &'a mut ScoreTile,
+    },
     /// P and dS of each row's range of keys, which is half open; 0 outside.
-    Weights { queries: &'a QueryRows<'a>, logits: Logits, seen: &'a [[usize; 2]], scores: &'a mut Scores },
+    Weights { queries: &'a QueryRows<'a>, logits: Logits, seen: &'a [[usize; 2]], scores: &'a mut ScoreTile },
     /// Adds to dQ, dK and dV, whose rows are as long as those of Q, K and V.
     Gradients {
         queries: &'a QueryRows<'a>,
         keys: &'a KeyRows<'a>,
-        scores: &'a Scores,
+        scores: &'a ScoreTile,
         dq: &'a mut [f32],
         dk: &'a mut [f32],
         dv: &'a mut [f32],
@@ -81,9 +86,9 @@ pub(crate) enum Stage<'a> {
 
 /// Computes a stage. Compiled for an instruction set by [`Simd::backward`].
 #[inline(always)]
-pub(crate) fn run<S: Simd>(s: S, stage: Stage<'_>) {
+pub(crate) fn run<S: Simd>(s: S, stage: TileStep<'_>) {
     match stage {
-        Stage::Products { queries, keys, dims: [dim, dim_v], scores } => {
+        TileStep::Products { queries, keys, dims: [dim, dim_v], scores } => {
             let columns = keys.keys.next_multiple_of(S::LANES);
             let Matrix { data, ld } = queries.query;
             let (m, a) = (queries.rows, Rows { data, ld });
@@ -92,14 +97,14 @@ pub(crate) fn run<S: Simd>(s: S, stage: Stage<'_>) {
             let a = Rows { data, ld };
             multiply(s, Fresh, a, &keys.value_columns, (&mut scores.slopes, BLOCK_KV), [m, dim_v], columns);
         }
-        Stage::Weights { queries, logits, seen, scores } => {
+        TileStep::Weights { queries, logits, seen, scores } => {
             for (row, &seen) in seen.iter().enumerate() {
                 let range = row * BLOCK_KV..(row + 1) * BLOCK_KV;
                 let line = (&mut scores.weights[range.clone()], &mut scores.slopes[range]);
                 weigh(s, logits, [queries.lse[row], queries.delta[row]], seen, line);
             }
         }
-        Stage::Gradients { queries, keys, scores, dq, dk, dv } => {
+        TileStep::Gradients { queries, keys, scores, dq, dk, dv } => {
             let (m, k) = (queries.rows, keys.keys);
             let of = |data| Columns { data, ld: BLOCK_KV };
             let (ld, ld_v) = (queries.query.ld, queries.d_out.ld);

@@ -101,9 +101,9 @@ impl Simd for Avx2 {
         unsafe { compiled(self, step) }
     }
 
-    fn backward(self, stage: backward::Stage<'_>) {
+    fn backward(self, stage: backward::TileStep<'_>) {
         #[target_feature(enable = "avx2,fma")]
-        fn compiled(s: Avx2, stage: backward::Stage<'_>) {
+        fn compiled(s: Avx2, stage: backward::TileStep<'_>) {
             backward::run(s, stage);
         }
         unsafe { compiled(self, stage) }

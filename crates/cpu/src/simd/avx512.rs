@@ -110,9 +110,9 @@ impl Simd for Avx512 {
         unsafe { compiled(self, step) }
     }
 
-    fn backward(self, stage: backward::Stage<'_>) {
+    fn backward(self, stage: backward::TileStep<'_>) {
         #[target_feature(enable = "avx512f,avx512dq")]
-        fn compiled(s: Avx512, stage: backward::Stage<'_>) {
+        fn compiled(s: Avx512, stage: backward::TileStep<'_>) {
             backward::run(s, stage);
         }
         unsafe { compiled(self, stage) }

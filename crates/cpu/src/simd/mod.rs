@@ -243,7 +243,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn step_dims(self, step: Step<'_>);
 
     /// Computes a stage of a tile of the backward pass, compiled for the instruction set.
-    fn backward(self, stage: backward::Stage<'_>);
+    fn backward(self, stage: backward::TileStep<'_>);
 
     /// Evaluates a region of a program, compiled for the instruction set.
     fn evaluate(self, program: &Compiled<'_>, values: &mut Values, region: Region<'_>);

@@ -99,9 +99,9 @@ impl Simd for Neon {
         unsafe { compiled(self, step) }
     }
 
-    fn backward(self, stage: backward::Stage<'_>) {
+    fn backward(self, stage: backward::TileStep<'_>) {
         #[target_feature(enable = "neon")]
-        fn compiled(s: Neon, stage: backward::Stage<'_>) {
+        fn compiled(s: Neon, stage: backward::TileStep<'_>) {
             backward::run(s, stage);
         }
         unsafe { compiled(self, stage) }

@@ -88,7 +88,7 @@ impl<const LANES: usize> Simd for Portable<LANES> {
         dims::run_step(self, step);
     }
 
-    fn backward(self, stage: backward::Stage<'_>) {
+    fn backward(self, stage: backward::TileStep<'_>) {
         backward::run(self, stage);
     }
 

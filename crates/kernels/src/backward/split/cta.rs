@@ -10,7 +10,7 @@ use tile::{
     store_rows,
 };
 
-use super::plan::{Side, SplitPlan, Tiles};
+use super::plan::{Side, SplitPlan, SplitTiles};
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{
@@ -68,7 +68,7 @@ impl SplitPlan {
             k.min_ctas_per_sm(resident);
         }
         let mut contract = Contract::new(problem);
-        let params = Params::declare(&mut k, &mut contract, (problem, baked), self, side);
+        let params = SplitParams::declare(&mut k, &mut contract, (problem, baked), self, side);
         let launch = Launch {
             grid: self.grid(problem, side).launch(baked.flat),
             cluster: Dim3(1, 1, 1),
@@ -88,7 +88,7 @@ impl SplitPlan {
 }
 
 /// The parameters of a kernel.
-pub(super) struct Params {
+pub(super) struct SplitParams {
     /// Pointers, and the bytes between batch entries and between heads.
     tensors: OperandMap<(Global, [R64; 2])>,
     pub grid: Grid,
@@ -110,14 +110,14 @@ pub(super) struct Params {
     inverse_cap: Option<F32>,
 }
 
-impl Params {
+impl SplitParams {
     fn declare(
         k: &mut Builder,
         c: &mut Contract<'_>,
         (problem, baked): (&Problem, &Baked),
         plan: &SplitPlan,
         side: Side,
-    ) -> Params {
+    ) -> SplitParams {
         let tensors = side.tensors().iter().map(|&tensor| {
             let start = c.tensor(k, tensor);
             (tensor.into(), (start, declare_head_strides(k, c, problem, tensor)))
@@ -135,7 +135,7 @@ impl Params {
         let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
             .map(|(name, length)| c.u32(k, name, length as u32));
         let cap = problem.score.softcap.filter(|_| is_wide(problem));
-        Params {
+        SplitParams {
             tensors,
             grid: plan.grid(problem, side).declare(k, c, baked.flat),
             lse,
@@ -157,10 +157,10 @@ impl Params {
 /// State of the CTA in registers, with the values known at emission.
 pub(super) struct Cta<'a> {
     plan: &'a SplitPlan,
-    pub tiles: Tiles,
+    pub tiles: SplitTiles,
     side: Side,
     pub baked: &'a Baked,
-    pub params: Params,
+    pub params: SplitParams,
     pub threads: Threads,
     /// The rows that the CTA owns. For keys, queries and keys have changed places.
     pub rows: RowRange,
@@ -194,7 +194,13 @@ impl Streamed {
 }
 
 impl<'a> Cta<'a> {
-    fn new(k: &mut Builder, plan: &'a SplitPlan, baked: &'a Baked, params: Params, side: Side) -> Cta<'a> {
+    fn new(
+        k: &mut Builder,
+        plan: &'a SplitPlan,
+        baked: &'a Baked,
+        params: SplitParams,
+        side: Side,
+    ) -> Cta<'a> {
         let tiles = plan.tiles(side);
         let (rows, sequence) = owned_rows(k, plan, &params, side);
         let threads = Threads::new(k, tiles.threads(), tiles.dim_warps);
@@ -382,7 +388,7 @@ impl<'a> Cta<'a> {
 
     /// The gradient of the softmax.
     pub fn score_gradient<'b>(&'b self, mask: &'b Masker) -> ScoreGradient<'b> {
-        let Params { ref softcap, inverse_cap, factor, .. } = self.params;
+        let SplitParams { ref softcap, inverse_cap, factor, .. } = self.params;
         ScoreGradient { softcap: softcap.as_ref(), inverse_cap, mask, factor }
     }
 
@@ -427,7 +433,7 @@ impl StageReader {
 fn owned_rows(
     k: &mut Builder,
     plan: &SplitPlan,
-    params: &Params,
+    params: &SplitParams,
     side: Side,
 ) -> (RowRange, Option<Sequence>) {
     let own = plan.tiles(side).own;
@@ -457,7 +463,7 @@ fn owned_rows(
 
 /// The index of the CTA's rows. With a causal mask, the last query rows see the most keys and the first keys
 /// are seen by the most rows: those come first.
-fn owned_block(k: &mut Builder, plan: &SplitPlan, params: &Params, side: Side) -> R32 {
+fn owned_block(k: &mut Builder, plan: &SplitPlan, params: &SplitParams, side: Side) -> R32 {
     let axis = axis_of_rows(plan.tile_order);
     let index = params.grid.index(k, axis);
     if side == Side::Keys || params.band.is_full() {

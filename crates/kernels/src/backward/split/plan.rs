@@ -61,7 +61,7 @@ pub(super) enum Side {
 
 /// The genes of one of the two kernels.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tiles {
+pub(super) struct SplitTiles {
     side: Side,
     /// Rows of a CTA.
     pub own: u32,
@@ -81,7 +81,7 @@ const WIDEST: usize = 256;
 /// Estimated registers in addition to the tiles: addresses, loop state and B fragments.
 const OTHER_REGISTERS: u32 = 44;
 
-impl Tiles {
+impl SplitTiles {
     /// Threads of a CTA.
     pub const fn threads(self) -> u32 {
         self.warps * 32
@@ -198,9 +198,9 @@ impl Tiles {
 
 impl SplitPlan {
     /// The genes of a kernel.
-    pub(super) const fn tiles(&self, side: Side) -> Tiles {
+    pub(super) const fn tiles(&self, side: Side) -> SplitTiles {
         match side {
-            Side::Queries => Tiles {
+            Side::Queries => SplitTiles {
                 side,
                 own: self.dq_rows,
                 streamed: self.dq_keys,
@@ -210,7 +210,7 @@ impl SplitPlan {
                 operands: self.dq_operands,
                 resident_ctas: self.dq_resident_ctas,
             },
-            Side::Keys => Tiles {
+            Side::Keys => SplitTiles {
                 side,
                 own: self.dkv_keys,
                 streamed: self.dkv_rows,

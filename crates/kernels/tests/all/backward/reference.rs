@@ -283,8 +283,9 @@ impl Inputs {
                 let got = decode(dtype, bits);
                 let bound = 1.05 * (error + dtype.unit_roundoff() * value.abs()) + 1e-6;
                 let fault = format!("element {i} of {tensor:?}: {got}, should be {value} ± {bound}");
-                // Also true if `got` is NaN.
-                (!((got - value).abs() <= bound)).then_some(fault)
+                // False for a NaN.
+                let is_close = (got - value).abs() <= bound;
+                (!is_close).then_some(fault)
             })
         })
     }

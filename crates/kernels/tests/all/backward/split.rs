@@ -196,9 +196,12 @@ fn is_caught(runs: &[(Inputs, Plan, Vec<Kernel>)], mutate: impl Fn(&Kernel) -> O
     })
 }
 
+/// A change of a plan.
+type Change = fn(&mut SplitPlan);
+
 /// A problem with several blocks, one without keys, and one with keys that no row sees, each with the kernels
 /// of a plan.
-fn runs(dim: usize, change: fn(&mut SplitPlan)) -> Vec<(Inputs, Plan, Vec<Kernel>)> {
+fn runs(dim: usize, change: Change) -> Vec<(Inputs, Plan, Vec<Kernel>)> {
     let problem = |seq_q, seq_kv, band| {
         let problem = Problem::new(1, 2, seq_q, dim, DType::F16).with_band(band);
         problem.with_heads_kv(1, Layout::Bhsd).with_seq_kv(seq_kv, Layout::Bhsd).with_pass(Pass::BACKWARD)
@@ -218,7 +221,7 @@ fn runs(dim: usize, change: fn(&mut SplitPlan)) -> Vec<(Inputs, Plan, Vec<Kernel
 /// Every barrier and every wait is needed.
 #[test]
 fn every_synchronisation_is_needed() {
-    let changes: [(usize, fn(&mut SplitPlan)); 3] = [
+    let changes: [(usize, Change); 3] = [
         (64, |plan| plan.dq_operands = QueryHome::Shared),
         (64, |plan| (plan.dq_stages, plan.dkv_stages, plan.dkv_operands) = (3, 3, QueryHome::Registers)),
         (176, |_| {}),
