@@ -33,7 +33,7 @@ pub enum GateError {
 }
 
 /// One run of all kernels of a program, up to the first one with a hazard that fails the check.
-pub(super) struct Outcome<'a> {
+pub(super) struct RunOutcome<'a> {
     pub bound: &'a Bound,
     pub feed: &'a Feed,
     pub options: &'a Options,
@@ -51,7 +51,7 @@ pub(super) struct Outcome<'a> {
     pub changed: Vec<Vec<String>>,
 }
 
-impl Outcome<'_> {
+impl RunOutcome<'_> {
     /// Judges what the run wrote and kept, and its outputs.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Outcome<'_> {
 
     /// Judges what the run wrote and kept, apart from the values of the outputs.
     fn judge_memory(&self, check: &mut CheckReport) {
-        let Outcome { bound, complete, .. } = *self;
+        let RunOutcome { bound, complete, .. } = *self;
         let count = bound.steps().count();
         for (number, changed) in (1..count).zip(&self.changed) {
             if !changed.is_empty() {
@@ -97,7 +97,7 @@ impl Outcome<'_> {
     /// Compares the outputs with their references. A wrong output that follows from an access outside its
     /// memory, or from a kernel that was not run after a failed one, is not reported again.
     fn judge_outputs(&self, check: &mut CheckReport) -> Result<(), GateError> {
-        let Outcome { bound, feed, options, whole, .. } = *self;
+        let RunOutcome { bound, feed, options, whole, .. } = *self;
         let some_ctas = options.only.is_some();
         if whole {
             judge_references(bound, feed, options, self.before, self.buffers, check)?;
@@ -121,7 +121,7 @@ impl Outcome<'_> {
     /// The rows that a run of some CTAs wrote completely, in the order of the LSE, and the number of rows
     /// that it wrote in part. `None` when the kernel has no output of a problem.
     fn written_rows(&self) -> Option<(Vec<bool>, usize)> {
-        let Outcome { bound, rows, buffers, .. } = self;
+        let RunOutcome { bound, rows, buffers, .. } = self;
         let problem = bound.problem.as_ref()?;
         let buffer = |wanted: Role| bound.roles.iter().position(|&r| r == wanted).map(|i| &buffers[i]);
         let (out, lse) = (buffer(Role::Operand(Operand::OUT))?, buffer(Role::Operand(Operand::Lse)));

@@ -8,7 +8,7 @@ use problem::Problem;
 use ptx::{BarKind, Kernel, Launch, Op, Space};
 
 use super::feed::{Feed, Start};
-use super::outcome::{GateError, Outcome};
+use super::outcome::{GateError, RunOutcome};
 use super::sampler::{Next, Sampler};
 use super::steps::run_steps;
 use super::{CheckReport, Coverage, Verdict, Watch, repeat, residency, starts};
@@ -362,7 +362,7 @@ fn run_once(
     account(bound, options, complete, reports, check);
     let after = buffers.iter().map(Buffer::to_bytes).collect();
     let (rows, before, buffers) = (&rows, before.as_slice(), buffers.as_slice());
-    let outcome = Outcome { bound, feed, options, rows, before, buffers, after, complete, whole, changed };
+    let outcome = RunOutcome { bound, feed, options, rows, before, buffers, after, complete, whole, changed };
     outcome.judge(check)?;
     if is_first && settings.keep_outputs {
         check.outputs = outcome.after;
