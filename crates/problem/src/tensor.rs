@@ -22,7 +22,8 @@ pub struct Strides {
 
 impl Strides {
     /// Offset in elements of the first element of row (`batch`, `head`, `row`). The indices must lie within
-    /// the extents that [`Problem::check`] accepted; the check guarantees that no offset overflows.
+    /// the extents that [`Problem::check`](crate::Problem::check) accepted; the check guarantees that no
+    /// offset overflows.
     pub const fn offset(self, batch: usize, head: usize, row: usize) -> i64 {
         batch as i64 * self.batch + head as i64 * self.head + row as i64 * self.row
     }
