@@ -8,8 +8,9 @@ use serde::Serialize;
 
 use super::feed::Feed;
 use super::mutate::{Fault, mutant, sites, witness};
+use super::outcome::GateError;
 use super::repeat::{difference, outputs};
-use super::run::{GateError, Settings, check_watched, unfinished};
+use super::run::{Settings, check_watched, unfinished};
 use super::sampler::spread;
 use super::steps::run_steps;
 use super::{CheckReport, Verdict, Watch};

@@ -1,20 +1,18 @@
 //! Runs a kernel under the gate's settings and judges the outputs.
 
-use std::collections::HashMap;
-use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use emu::{Buffer, Checks, Counters, EmuError, HazardKind, Options, Placement, Report, Schedule};
 use judge::inputs::Style;
-use problem::{Operand, Problem, ProblemError};
-use ptx::{Access, BarKind, Kernel, Launch, Op, Space};
+use problem::Problem;
+use ptx::{BarKind, Kernel, Launch, Op, Space};
 
-use super::feed::{Feed, lse_rows, row_ranges};
+use super::feed::{Feed, Start};
+use super::outcome::{GateError, RunOutcome};
 use super::sampler::{Next, Sampler};
 use super::steps::run_steps;
 use super::{CheckReport, Coverage, Verdict, Watch, repeat, residency, starts};
-use crate::launchfile::{Bound, Init, Memory, Role};
-use crate::reference::ReferenceError;
+use crate::launchfile::Bound;
 
 /// Default limit of warp instructions per CTA, equivalent to ten seconds or more.
 const STEP_LIMIT: u64 = 50_000_000;
@@ -179,20 +177,6 @@ fn waits_by_count(kernel: &Kernel) -> bool {
     })
 }
 
-/// Why there is no verdict.
-#[derive(Debug, thiserror::Error)]
-pub enum GateError {
-    /// The launch contract does not fit the kernel.
-    #[error("the kernel cannot be launched: {0}")]
-    Launch(EmuError),
-    #[error("the oracle rejects the problem: {0}")]
-    Oracle(#[from] ProblemError),
-    #[error(transparent)]
-    Reference(#[from] ReferenceError),
-    #[error("{0}")]
-    Other(String),
-}
-
 /// Checks a kernel.
 ///
 /// # Errors
@@ -351,23 +335,6 @@ pub fn check_family(
     Ok(family)
 }
 
-/// One run of all kernels of a program, up to the first one with a hazard that fails the check.
-struct Run<'a> {
-    bound: &'a Bound,
-    feed: &'a Feed,
-    options: &'a Options,
-    buffers: Vec<Buffer>,
-    /// The bytes of the buffers before and after the run.
-    before: Vec<Vec<u8>>,
-    after: Vec<Vec<u8>>,
-    /// Whether all kernels ran.
-    complete: bool,
-    /// Whether all kernels ran without an access outside their memory.
-    whole: bool,
-    /// The variables of the module that each kernel changed.
-    changed: Vec<Vec<String>>,
-}
-
 fn run_once(
     bound: &Bound,
     (style, seed): (Style, u64),
@@ -377,10 +344,8 @@ fn run_once(
     check: &mut CheckReport,
 ) -> Result<(), GateError> {
     let Some(feed) = &Feed::draw(bound, style, seed) else { return Ok(()) };
-    let options = &Options { must_write: must_write(bound, feed), ..options.clone() };
-    let mut buffers = feed.buffers(bound);
-    let bytes = |buffers: &[Buffer]| buffers.iter().map(Buffer::to_bytes).collect();
-    let before = bytes(&buffers);
+    let Start { mut buffers, before, rows } = feed.start(bound);
+    let options = &Options { must_write: rows.must_write.clone(), ..options.clone() };
     let is_first = check.runs == 0;
     let traced = if is_first && settings.budget.is_none() { settings.traced_ctas } else { 0 };
     let mut reports = match run_steps(bound, &mut buffers, options, traced) {
@@ -395,12 +360,12 @@ fn run_once(
     let whole = complete && !reports.iter().flat_map(|report| &report.hazards).any(lost);
     let changed = reports.iter_mut().map(|report| std::mem::take(&mut report.changed)).collect();
     account(bound, options, complete, reports, check);
-    let after = bytes(&buffers);
-    let run = Run { bound, feed, options, buffers, before, after, complete, whole, changed };
-    run.judge_memory(check);
-    run.judge_outputs(check)?;
+    let after = buffers.iter().map(Buffer::to_bytes).collect();
+    let (rows, before, buffers) = (&rows, before.as_slice(), buffers.as_slice());
+    let outcome = RunOutcome { bound, feed, options, rows, before, buffers, after, complete, whole, changed };
+    outcome.judge(check)?;
     if is_first && settings.keep_outputs {
-        check.outputs = run.after;
+        check.outputs = outcome.after;
     }
     Ok(())
 }
@@ -445,136 +410,6 @@ fn account(
     }
 }
 
-impl Run<'_> {
-    /// Judges what the run wrote and kept, apart from the values of the outputs.
-    fn judge_memory(&self, check: &mut CheckReport) {
-        let Run { bound, complete, .. } = *self;
-        let count = bound.steps().count();
-        for (number, changed) in (1..count).zip(&self.changed) {
-            if !changed.is_empty() {
-                let names = ptx::quote::list(changed);
-                check.leave_incomplete(format!(
-                    "launch {number} of {count} changes {names}, and variables of a module start anew in each launch \
-                     here; use a buffer"
-                ));
-            }
-        }
-        if complete && count > 1 {
-            check_written(bound, &self.options.must_write, &self.buffers, check);
-        }
-        for ((spec, role), buffer) in bound.kernel.buffers.iter().zip(&bound.roles).zip(&self.buffers) {
-            if complete
-                && matches!(role, Role::Fill(Memory { init: Init::Uninitialised, .. }))
-                && buffer.is_uninitialised()
-            {
-                check.warn(format!("a run wrote nothing to the uninitialised buffer {}", spec.name));
-            }
-        }
-        self.feed.check_inputs_kept(bound, &self.before, &self.after, check);
-        if bound.problem.is_some() {
-            // State that one launch leaves for the next may be a cached output.
-            for name in self.changed.iter().flatten() {
-                check.fail(format!("the kernel keeps something in {name} from one launch to the next"));
-            }
-        }
-    }
-
-    /// Compares the outputs with their references. A wrong output that follows from an access outside its
-    /// memory, or from a kernel that was not run after a failed one, is not reported again.
-    fn judge_outputs(&self, check: &mut CheckReport) -> Result<(), GateError> {
-        let Run { bound, feed, options, whole, .. } = *self;
-        let some_ctas = options.only.is_some();
-        if whole {
-            judge_references(bound, feed, options, &self.before, &self.buffers, check)?;
-        }
-        let rows = if some_ctas { feed.written_rows(bound, &self.buffers) } else { None };
-        if let Some((_, in_part @ 1..)) = rows {
-            check.warn(format!(
-                "the CTAs that ran wrote a part of {in_part} rows of the output, which were not judged"
-            ));
-        }
-        let rows = rows.as_ref().map(|(rows, _)| rows.as_slice());
-        if whole && let Some(references) = feed.references_of(bound, rows)? {
-            feed.check_outputs(bound, &references, &self.after, rows, check);
-        }
-        if check.quantisation.is_none() && !some_ctas {
-            check.quantisation = feed.quantisation(bound)?;
-        }
-        Ok(())
-    }
-}
-
-/// Checks that several launches together wrote their outputs completely. The emulator checks an output that
-/// one kernel alone must write.
-fn check_written(
-    bound: &Bound,
-    must_write: &HashMap<usize, Vec<Range<usize>>>,
-    buffers: &[Buffer],
-    check: &mut CheckReport,
-) {
-    let alone = |index: usize| bound.steps().any(|kernel| kernel.buffers[index].access == Access::Write);
-    for (&index, ranges) in must_write {
-        if alone(index) || bound.memory(index).is_some() {
-            continue;
-        }
-        let missing = ranges.iter().filter_map(|range| buffers[index].missing(range.clone()));
-        let bytes: usize = missing.map(|(_, bytes)| bytes).sum();
-        if bytes > 0 {
-            let name = &bound.kernel.buffers[index].name;
-            check.fail(format!("{bytes} bytes of {name} were never written"));
-        }
-    }
-}
-
-/// Compares outputs with their references.
-fn judge_references(
-    bound: &Bound,
-    feed: &Feed,
-    options: &Options,
-    before: &[Vec<u8>],
-    after: &[Buffer],
-    check: &mut CheckReport,
-) -> Result<(), GateError> {
-    for reference in &bound.references {
-        let (buffer, memory) = (&after[reference.output], reference.memory);
-        let size = memory.dtype.bytes();
-        if memory.init == Init::Uninitialised && options.only.is_none() {
-            let unwritten = |place: &usize| buffer.missing(place * size..(place + 1) * size).is_some();
-            let (view, elements) = (memory.shaped(), memory.shaped().len());
-            let missing = view.places().filter(unwritten).count();
-            if missing > 0 {
-                check.fail(format!(
-                    "{missing} of {elements} elements of {} were never written",
-                    reference.name
-                ));
-                continue;
-            }
-        }
-        // A run of some CTAs is judged on the elements that it wrote. If the output had other contents
-        // before, on the elements that it changed.
-        let contents = buffer.to_bytes();
-        let is_judged = |place: usize| {
-            let bytes = place * size..(place + 1) * size;
-            options.only.is_none()
-                || match memory.init {
-                    Init::Uninitialised => buffer.missing(bytes).is_none(),
-                    _ => contents.get(bytes.clone()) != before[reference.output].get(bytes),
-                }
-        };
-        match reference.expect(before, || feed.buffers(bound), options) {
-            Ok(expected) => {
-                let judgement = reference.judge(&expected, &contents, is_judged);
-                if judgement.elements > 0 || options.only.is_none() {
-                    check.judge(judgement);
-                }
-            }
-            Err(error @ ReferenceError::Kernel { .. }) => check.leave_incomplete(error.to_string()),
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
-}
-
 /// Why a run did not end, in words.
 ///
 /// # Errors
@@ -609,38 +444,4 @@ fn stores(kernel: &Kernel, counters: &Counters) -> bool {
         };
         writes && counter.lanes > 0
     })
-}
-
-/// The bytes of tensors that the kernel must write and, for uneven lengths, those of `lse`; with even
-/// lengths, all of `lse` must be written.
-pub(super) fn must_write(bound: &Bound, feed: &Feed) -> HashMap<usize, Vec<Range<usize>>> {
-    let Some(problem) = &bound.problem else { return Default::default() };
-    let sequences = feed.sequences(bound);
-    let at = |operand| bound.roles.iter().position(|&r| r == Role::Operand(operand));
-    let pass = problem.pass.kind();
-    let tensors = problem.tensors().iter().filter(|tensor| tensor.is_output(pass));
-    let tensors = tensors.filter_map(|&tensor| {
-        let ranges = in_bytes(row_ranges(problem, tensor, &sequences), problem.dtypes.of(tensor).bytes());
-        Some((at(tensor.into())?, ranges))
-    });
-    let uneven = problem.pass.lse() && !problem.lengths.is_even();
-    let lse = at(Operand::Lse).filter(|_| uneven).map(|index| {
-        let rows = lse_rows(bound, problem, &sequences).into_iter().map(|row| row..row + 1);
-        (index, in_bytes(rows.collect(), 4))
-    });
-    tensors.chain(lse).collect()
-}
-
-/// Ranges of elements as ranges of bytes, adjacent ones joined.
-fn in_bytes(mut elements: Vec<Range<usize>>, bytes: usize) -> Vec<Range<usize>> {
-    elements.sort_by_key(|range| range.start);
-    let mut ranges: Vec<Range<usize>> = Vec::new();
-    for range in elements {
-        let (start, end) = (range.start * bytes, range.end * bytes);
-        match ranges.last_mut() {
-            Some(last) if last.end == start => last.end = end,
-            _ => ranges.push(start..end),
-        }
-    }
-    ranges
 }

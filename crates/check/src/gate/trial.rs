@@ -9,7 +9,8 @@ use problem::{Operand, Problem, ProblemError};
 use ptx::{Access, Arg, Kernel, Machine};
 
 use super::feed::Feed;
-use super::run::must_write;
+use super::outcome::check_inputs_kept;
+use super::rows::OutputRows;
 use super::{CheckReport, Verdict};
 use crate::launchfile::{Bound, Role};
 
@@ -99,10 +100,11 @@ impl Launched {
     /// The second half of a [`trial`]: the check.
     pub fn check(self, bound: &Bound, feed: &Feed, references: Option<&References>) -> Trial {
         let Launched { before, after, mut check } = self;
-        feed.check_inputs_kept(bound, &before, &after, &mut check);
-        check_written(bound, feed, &after, &mut check);
+        let rows = feed.rows(bound);
+        check_inputs_kept(bound, &before, &after, &mut check);
+        check_written(bound, &rows, &after, &mut check);
         if let Some(references) = references {
-            feed.check_outputs(bound, references, &after, None, &mut check);
+            feed.check_outputs(bound, &rows, references, &after, None, &mut check);
         }
         debug_assert_eq!(check.verdict == Verdict::Passed, check.reasons.is_empty());
         Trial { reasons: check.reasons, error: check.error, after }
@@ -169,8 +171,7 @@ fn skip_guard(arg: &mut Arg) {
 }
 
 /// Checks that no output element still has the initial pattern of ones. Arithmetic produces a different NaN.
-fn check_written(bound: &Bound, feed: &Feed, after: &[Vec<u8>], check: &mut CheckReport) {
-    let rows = must_write(bound, feed);
+fn check_written(bound: &Bound, rows: &OutputRows, after: &[Vec<u8>], check: &mut CheckReport) {
     for (index, (bytes, role)) in
         after.iter().zip(&bound.roles).enumerate().filter(|(_, (_, r))| bound.is_output(**r))
     {
@@ -179,7 +180,7 @@ fn check_written(bound: &Bound, feed: &Feed, after: &[Vec<u8>], check: &mut Chec
             _ => 4,
         };
         let whole = 0..bytes.len();
-        let ranges = rows.get(&index).map_or(std::slice::from_ref(&whole), Vec::as_slice);
+        let ranges = rows.must_write.get(&index).map_or(std::slice::from_ref(&whole), Vec::as_slice);
         let elements = ranges.iter().flat_map(|range| bytes[range.clone()].chunks_exact(size));
         let unwritten = elements.filter(|element| element.iter().all(|&byte| byte == 0xff)).count();
         if unwritten > 0 {
