@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use super::Env;
 use super::registers::{Registers, for_lanes};
 use super::run::Flow;
-use super::units::{Observation, Publication};
+use super::units::{Follow, Observation, Publication, inside};
 use super::warp::{Split, Warp};
 use crate::decode::{Class, Inst, SharedVariable, Slot, strength};
 use crate::memory::{
@@ -274,7 +274,12 @@ impl<'a> Env<'a> {
         match verdict {
             Verdict::Fine => {}
             Verdict::Uninitialised => {
-                if self.facts.context.options.checks.uninitialised && !self.log.findings.lost_shared {
+                // A run that follows such values finds what depends on them.
+                let followed = matches!(self.facts.context.follow, Follow::Copies);
+                if self.facts.context.options.checks.uninitialised
+                    && !self.log.findings.lost_shared
+                    && !followed
+                {
                     self.report(HazardKind::UninitialisedRead, inst, warp, lane, Some(place), || {
                         "reads shared memory that no thread has written".into()
                     });
@@ -562,8 +567,15 @@ impl<'a> Env<'a> {
         self.lose(site);
         let place = Some((site.space, address));
         let bytes = site.bytes;
+        let dynamic = self.facts.context.program.layout.dynamic.filter(|(start, _)| {
+            site.space == Space::Shared && inside(address) >= SHARED_BASE + u64::from(*start)
+        });
         self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, place, || {
-            if size == 0 {
+            if let Some((_, given)) = dynamic {
+                format!(
+                    "accesses {bytes} bytes beyond the dynamic shared memory, of which the launch gives {given} bytes"
+                )
+            } else if size == 0 {
                 format!("accesses {bytes} bytes at {address:#x}, where no buffer or variable is")
             } else {
                 format!("accesses {bytes} bytes beyond the bounds of {size} bytes")
