@@ -119,8 +119,9 @@ fn tell_unused_reads(
 }
 
 /// Reports stores of unwritten registers to shared memory, and loads of shared memory that no thread has
-/// written, as notes if nothing depends on the values. A further run follows them through registers and shared
-/// memory. Libraries that exchange items of a tile between lanes store and load the items beyond the end too.
+/// written, as notes if nothing depends on the values. A further run follows them through registers and
+/// shared memory. Libraries that exchange items of a tile between lanes store and load the items beyond the
+/// end too.
 fn tell_unused_copies(
     kernel: &Kernel,
     copies: &[Buffer],

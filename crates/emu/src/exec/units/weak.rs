@@ -224,9 +224,9 @@ impl WeakMemory {
         (value, older)
     }
 
-    /// Called at a sequentially consistent fence of gpu scope. An early fence comes as early in Fence-SC order
-    /// as the accesses so far allow: before fences of other clusters that ran earlier. Then no fence in front
-    /// of an observing read orders anything because it happened to run late.
+    /// Called at a sequentially consistent fence of gpu scope. An early fence comes as early in Fence-SC
+    /// order as the accesses so far allow: before fences of other clusters that ran earlier. Then no fence in
+    /// front of an observing read orders anything because it happened to run late.
     pub fn fence(&mut self, view: &WarpView, lanes: u32, early: bool) {
         let time = self.tick();
         let limits = self.limits.entry(view.home()).or_default();
