@@ -320,7 +320,7 @@ fn evaluator(target: &Target) -> Result<Box<dyn Evaluator>, Error> {
 pub fn lost(task: &str, reason: &str, detail: &str, seconds: f64) -> Result<String, Error> {
     let task: Task = serde_json::from_str(task).map_err(|e| Error::Argument(e.to_string()))?;
     let reason = Reason::named(reason).ok_or_else(|| {
-        let accepted = Reason::ALL.map(Reason::name).join(", ");
+        let accepted = Reason::NAMES.join(", ");
         Error::Argument(format!("invalid value {reason:?} for reason: expected one of {accepted}"))
     })?;
     let rejection = Rejection { stage: task.stage, reason, detail: detail.to_owned() };

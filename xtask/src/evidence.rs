@@ -75,20 +75,25 @@ fn build(root: &Path) -> Result<(), XtaskError> {
 /// # Errors
 /// When there are uncommitted changes.
 pub fn commit(root: &Path) -> Result<String, XtaskError> {
-    let git = |args: &[&str]| -> Result<String, XtaskError> {
-        let output = Command::new("git").current_dir(root).args(args).output();
-        let output = output.map_err(|source| XtaskError::Start { command: "git".to_owned(), source })?;
-        if !output.status.success() {
-            let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(XtaskError::Check(format!("git {}: {why}", args.join(" "))));
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    let changes = git(&["status", "--porcelain", "--", ".", ":(exclude)evidence"])?;
+    let changes = git(root, &["status", "--porcelain", "--", ".", ":(exclude)evidence"])?;
     if !changes.is_empty() {
         return Err(XtaskError::Check(format!(
             "evidence comes from a clean commit; commit or stash:\n{changes}"
         )));
     }
-    git(&["rev-parse", "--short=12", "HEAD"])
+    git(root, &["rev-parse", "--short=12", "HEAD"])
+}
+
+/// The output of git in the repository.
+///
+/// # Errors
+/// When git is missing or fails.
+pub fn git(root: &Path, args: &[&str]) -> Result<String, XtaskError> {
+    let output = Command::new("git").current_dir(root).args(args).output();
+    let output = output.map_err(|source| XtaskError::Start { command: "git".to_owned(), source })?;
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(XtaskError::Check(format!("git {}: {why}", args.join(" "))));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -37,7 +37,11 @@ struct Args {
 enum Task {
     /// Run every check that must pass before a change lands: format, lints, documents, tests, the wheel,
     /// tables
-    Test,
+    Test {
+        /// Run all cases of the long tests, not the share that the commit's hash chooses
+        #[arg(long)]
+        all: bool,
+    },
     /// Build, from a clean commit, the programs that measure on a GPU machine, into .device/
     Evidence(evidence::Evidence),
     /// Measure FlashCore itself, in release mode: the emulator, the time model, CPU plans, kernels on a GPU;
@@ -122,7 +126,7 @@ fn main() -> ExitCode {
             .and_then(|()| notices::write(&root(), wheel::ATTENTION.linked))
             .and_then(|()| notices::write(&root(), wheel::BENCH.linked))
             .and_then(|()| notices::write(&root(), notices::COMMAND)),
-        Task::Test => test::all(&root()),
+        Task::Test { all } => test::all(&root(), all),
         Task::Fmt => wrap::format(&root()),
         Task::Book => test::book(&root()),
         Task::Wheel { command: true, .. } => wheel::command(&root()),

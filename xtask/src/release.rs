@@ -54,7 +54,7 @@ pub fn release(root: &Path, args: &Release) -> Result<(), XtaskError> {
         }
         Err(changes) => return Err(changes),
     };
-    let tags = git(root, &["tag", "--list", &tag])?;
+    let tags = evidence::git(root, &["tag", "--list", &tag])?;
     if !args.dry_run && !tags.is_empty() {
         return Err(XtaskError::Check(format!("the tag {tag} exists; raise the version in Cargo.toml")));
     }
@@ -267,12 +267,6 @@ fn command(root: &Path, version: &str, commit: &str) -> Result<PathBuf, XtaskErr
     let archive = format!("{name}.tar.gz");
     run(Command::new("tar").current_dir(&out).args(["-czf", &archive, &name]))?;
     Ok(out.join(archive))
-}
-
-fn git(root: &Path, args: &[&str]) -> Result<String, XtaskError> {
-    let output = Command::new("git").current_dir(root).args(args).output();
-    let output = output.map_err(|source| XtaskError::Start { command: "git".to_owned(), source })?;
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 #[cfg(test)]

@@ -8,17 +8,18 @@ use std::time::{Duration, Instant};
 
 use crate::tools::Tools;
 use crate::{
-    XtaskError, book, browser, circles, dependencies, evolution, floors, names, run, tables, target, tools,
-    wheel,
+    XtaskError, book, browser, circles, dependencies, evidence, evolution, floors, names, run, tables,
+    target, tools, wheel,
 };
 
 /// Runs every check, stopping at the first that fails. The last lines say how long each took. The tests in
 /// Python, which use one core most of the time, run at the same time as the tests in Rust. The evolution,
-/// whose length is fixed, runs at the same time as the checks after them.
+/// whose length is fixed, runs at the same time as the checks after them. The longest tests run a share of
+/// their cases, which the hash of the commit chooses; `is_whole` has them run all.
 ///
 /// # Errors
 /// When a command fails.
-pub fn all(root: &Path) -> Result<(), XtaskError> {
+pub fn all(root: &Path, is_whole: bool) -> Result<(), XtaskError> {
     let mut times = Times::default();
     let tools = times.step("tools", || tools::fetch(root))?;
     let cargo = || cargo(root, &tools);
@@ -38,7 +39,9 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     times.step("tests, compiled", || run(cargo().args(TESTS).arg("--no-run")))?;
     let python = Beside::start(root, "python")?;
     let list = NotRun::start(root)?;
-    times.step("tests", || run(cargo().args(TESTS).env(filetest::LIST, &list.0)))?;
+    let share = if is_whole { None } else { share(root) };
+    let share = share.iter().map(|number| (filetest::SHARE, number));
+    times.step("tests", || run(cargo().args(TESTS).env(filetest::LIST, &list.0).envs(share)))?;
     let evolution = Beside::start(root, "evolution")?;
     times.step("examples of the documentation", || {
         run(cargo().args(["test", "--workspace", "--features", wheel::ALL, "--quiet", "--doc"]))
@@ -49,6 +52,15 @@ pub fn all(root: &Path) -> Result<(), XtaskError> {
     times.step("tables", || tables::make(root, true))?;
     times.tell();
     list.tell()
+}
+
+/// The number that chooses the cases of long tests, the first digits of the commit's hash. `None` where the
+/// sources are no repository: all cases run.
+fn share(root: &Path) -> Option<String> {
+    let commit = evidence::git(root, &["rev-parse", "HEAD"]).ok()?;
+    let number = u32::from_str_radix(commit.get(..8)?, 16).ok()?;
+    eprintln!("xtask: {}={number} chooses the cases of the long tests", filetest::SHARE);
+    Some(number.to_string())
 }
 
 /// The arguments of cargo for all tests except documentation tests: `--tests` selects the libraries and

@@ -88,15 +88,12 @@ pub fn of_kernel(
     arch: &Arch,
     times: u64,
 ) -> Result<Basis, ForecastError> {
-    let (bound, recorded) = match plan {
-        Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) => {
-            (whole.clone(), study::sketch(whole, SKETCHED * times)?)
-        }
-        Plan::Mma(_) | Plan::Ladder { .. } => {
-            let head = bind(plan, &one_head(problem), arch)?;
-            let recorded = study::record(&head, RECORDED * times)?;
-            (head, recorded)
-        }
+    let (bound, recorded) = if plan.takes_tiles() {
+        (whole.clone(), study::sketch(whole, SKETCHED * times)?)
+    } else {
+        let head = bind(plan, &one_head(problem), arch)?;
+        let recorded = study::record(&head, RECORDED * times)?;
+        (head, recorded)
     };
     let steps = study::forecast_steps(&bound, whole, &recorded, resources, gpu)?;
     let prediction = Prediction::in_a_row(&steps).ok_or_else(|| ForecastError::no_body(whole))?;

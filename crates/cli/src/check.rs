@@ -4,7 +4,6 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use check::diagnose::SMALL_GRID;
 use check::gate::{
     CheckReport, GateError, Mutant, MutantResult, Settings, Verdict, Watch, check_mutants, check_watched,
 };
@@ -76,7 +75,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let sources = Sources::new(text, args.file.parent());
     let mut study = analyse(bound, None, Some(sources), check, std::slice::from_ref(gpu), ptxas.as_ref());
     // A check uses a small launch, however large the kernel's real launch is.
-    study.findings.retain(|finding| finding.name != SMALL_GRID);
+    study.findings.retain(|finding| finding.name != kernels::Symptom::SmallGrid);
     if let Some(resources @ Resources { source: ResourceSource::Ptxas(_), .. }) = &study.resources {
         study.check.require_room(&launch, resources, gpu);
     }

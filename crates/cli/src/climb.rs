@@ -163,6 +163,6 @@ fn row(rung: &Climbed, first: Option<f64>) -> Vec<String> {
         rung.rung.forecast_us.map_or_else(dash, |(low, high)| format!("{low:.0}–{high:.0}")),
         first.zip(us).map_or_else(dash, |(first, us)| format!("{:.1}", first / us)),
         rung.study.prediction().map_or_else(dash, |p| p.bound.name().to_owned()),
-        rung.study.findings.first().map_or_else(dash, |f| f.name.to_owned()),
+        rung.study.findings.first().map_or_else(dash, |f| f.name.to_string()),
     ]
 }

@@ -11,7 +11,7 @@ use check::sources::Sources;
 use check::study::{Study, analyse};
 use host::store;
 use predict::resources::{Ptxas, ResourceSource};
-use predict::{Cause, Gpu, Limiter as Unit, Prediction, machine};
+use predict::{Bottleneck as Unit, Cause, Gpu, Prediction, machine};
 use problem::Problem;
 use ptx::quote;
 use serde_json::{Value, json};
@@ -280,7 +280,7 @@ fn print(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliError> {
     }
     for finding in &study.findings {
         writeln!(out)?;
-        out.paint(Tone::Name, finding.name)?;
+        out.paint(Tone::Name, finding.name.name())?;
         writeln!(out, " — potential gain at most {:.2}×", finding.expected_gain)?;
         writeln!(out, "  {}", finding.evidence)?;
         writeln!(out, "  cure: {}", finding.cure)?;

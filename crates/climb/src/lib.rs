@@ -393,7 +393,8 @@ mod tests {
         for climbed in &climb.rungs {
             let (check, prediction) = (&climbed.study.check, climbed.study.prediction().unwrap());
             let error = check.error.unwrap();
-            let causes: Vec<&str> = climbed.study.findings.iter().map(|finding| finding.name).collect();
+            let causes: Vec<&str> =
+                climbed.study.findings.iter().map(|finding| finding.name.name()).collect();
             println!(
                 "{} {:.6} {} {:.2} µs, {}, {causes:?}",
                 climbed.rung.name,

@@ -1,6 +1,6 @@
 //! The part of a launch that is the same for every launch: configuration, arguments and tensor maps.
 
-use ptx::{Arg, BufferSpec, Kernel, Launch, TensorMapSpec};
+use ptx::{Arg, Kernel, Launch, TensorMapSpec};
 
 use crate::DriverError;
 use crate::tensor_map::TensorMaps;
@@ -17,23 +17,17 @@ pub struct Call {
 impl Call {
     /// The launch contract of a kernel.
     pub fn of(kernel: &Kernel) -> Call {
-        let maps = kernel.tensor_maps.clone();
-        Call::with_maps(kernel.launch, kernel.args.clone(), maps, &kernel.buffers)
+        let names = kernel.buffers.iter().map(|buffer| buffer.name.clone()).collect();
+        Call::with_maps(kernel.launch, kernel.args.clone(), kernel.tensor_maps.clone(), names)
     }
 
     /// A launch contract without tensor maps.
     pub fn new(launch: Launch, args: Vec<Arg>) -> Call {
-        Call::with_maps(launch, args, Vec::new(), &[])
+        Call::with_maps(launch, args, Vec::new(), Vec::new())
     }
 
-    /// A launch contract with tensor maps of some of the buffers.
-    pub fn with_maps(
-        launch: Launch,
-        args: Vec<Arg>,
-        maps: Vec<TensorMapSpec>,
-        buffers: &[BufferSpec],
-    ) -> Call {
-        let names = buffers.iter().map(|buffer| buffer.name.clone()).collect();
+    /// A launch contract with tensor maps of some of the buffers, which have these names.
+    pub fn with_maps(launch: Launch, args: Vec<Arg>, maps: Vec<TensorMapSpec>, names: Vec<String>) -> Call {
         Call { launch, args, maps: TensorMaps::new(maps, names) }
     }
 

@@ -1,6 +1,7 @@
 //! The genes of the native kernels' plans, and the values worth trying for a problem on this machine.
 
 use cpu::{CpuPlan, Isa, Lanes, Order, Rows};
+use kernels::Symptom;
 use kernels::genes::{Cure, Turn};
 use problem::Problem;
 use serde_json::{Value, json};
@@ -53,9 +54,9 @@ fn genes(problem: &Problem) -> Vec<Gene> {
 /// The findings that a change of the gene may cure.
 fn cures(gene: &str) -> &'static [Cure] {
     match gene {
-        "block_q" => &[("redundant loads", Turn::Up)],
-        "splits" => &[("small grid", Turn::Up)],
-        "rows" => &[("dram", Turn::To("group"))],
+        "block_q" => &[(Symptom::RedundantLoads, Turn::Up)],
+        "splits" => &[(Symptom::SmallGrid, Turn::Up)],
+        "rows" => &[(Symptom::Dram, Turn::To("group"))],
         _ => &[],
     }
 }

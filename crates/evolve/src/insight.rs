@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kernels::Symptom;
 use kernels::genes::Turn;
 use rand::Rng;
 use rand::seq::IndexedRandom;
@@ -73,15 +74,15 @@ impl Insights {
 
 /// Findings that no gene cures, because they follow from how the kernel is built: scalar arithmetic, work by
 /// a single thread, single-byte accesses. The cure is a random sample of the named family.
-const CURED_BY_FAMILY: [(&str, &str); 8] = [
-    ("tensor cores unused", "mma"),
-    ("tensor cores hardly used", "mma"),
-    ("serial reduction", "mma"),
-    ("serial section", "mma"),
-    ("idle lanes", "mma"),
-    ("scalar global accesses", "mma"),
-    ("bank conflicts", "mma"),
-    ("uncoalesced global accesses", "mma"),
+const CURED_BY_FAMILY: [(Symptom, &str); 8] = [
+    (Symptom::TensorCoresUnused, "mma"),
+    (Symptom::TensorCoresHardlyUsed, "mma"),
+    (Symptom::SerialReduction, "mma"),
+    (Symptom::SerialSection, "mma"),
+    (Symptom::IdleLanes, "mma"),
+    (Symptom::ScalarAccesses, "mma"),
+    (Symptom::BankConflicts, "mma"),
+    (Symptom::Uncoalesced, "mma"),
 ];
 
 /// The plan with one of its findings cured, and the finding's name. `findings` are in the form of
@@ -94,31 +95,31 @@ pub fn cure(
     rng: &mut impl Rng,
 ) -> Option<(Candidate, String)> {
     let named = findings.as_array().into_iter().flatten().filter_map(|finding| finding["name"].as_str());
-    let names: Vec<&str> = named.chain(bound).collect();
-    let mut order: Vec<usize> = (0..names.len()).collect();
+    let found: Vec<Symptom> = named.chain(bound).filter_map(Symptom::named).collect();
+    let mut order: Vec<usize> = (0..found.len()).collect();
     // The finding with the largest potential gain usually comes first, sometimes another one.
     if order.len() > 1 && rng.random_bool(0.5) {
-        order.rotate_left(rng.random_range(1..names.len()));
+        order.rotate_left(rng.random_range(1..found.len()));
     }
     order.into_iter().find_map(|at| {
-        let name = names[at];
+        let symptom = found[at];
         let cured = match space.family_of(plan) {
-            Some(_) => turned(plan, name, space, rng),
-            None => of_another_family(name, space, rng),
+            Some(_) => turned(plan, symptom, space, rng),
+            None => of_another_family(symptom, space, rng),
         };
-        cured.map(|plan| (plan, name.to_owned()))
+        cured.map(|plan| (plan, symptom.to_string()))
     })
 }
 
 /// The plan with one gene changed in the direction that the finding's cure states.
-fn turned(plan: &Candidate, finding: &str, space: &Space, rng: &mut impl Rng) -> Option<Candidate> {
+fn turned(plan: &Candidate, symptom: Symptom, space: &Space, rng: &mut impl Rng) -> Option<Candidate> {
     let own = genome(plan);
     let mut options = Vec::new();
     for gene in &space.family_of(plan)?.genes {
         let Some(place) = gene.values.iter().position(|value| own.get(gene.name) == Some(value)) else {
             continue;
         };
-        for (_, turn) in gene.cures.iter().filter(|(name, _)| *name == finding) {
+        for (_, turn) in gene.cures.iter().filter(|(cured, _)| *cured == symptom) {
             // The two nearest values.
             let values: Vec<&Value> = match turn {
                 Turn::Up => gene.values[place + 1..].iter().take(2).collect(),
@@ -135,8 +136,8 @@ fn turned(plan: &Candidate, finding: &str, space: &Space, rng: &mut impl Rng) ->
 }
 
 /// A plan of a family whose kernels do not have the finding.
-fn of_another_family(finding: &str, space: &Space, rng: &mut impl Rng) -> Option<Candidate> {
-    let (_, wanted) = CURED_BY_FAMILY.iter().find(|(name, _)| *name == finding)?;
+fn of_another_family(symptom: Symptom, space: &Space, rng: &mut impl Rng) -> Option<Candidate> {
+    let (_, wanted) = CURED_BY_FAMILY.iter().find(|(cured, _)| *cured == symptom)?;
     let family = space.families.iter().find(|family| family.name == *wanted).or(space.families.first())?;
     Space { domain: space.domain.clone(), families: vec![family.clone()] }.random(rng)
 }

@@ -2,7 +2,7 @@
 //! Every plan that leaves this module passes its own check.
 
 use kernels::genes::Cure;
-use kernels::{Arch, Family, Plan};
+use kernels::{Arch, Family};
 use problem::Problem;
 use rand::Rng;
 use rand::seq::{IndexedRandom, IteratorRandom, SliceRandom};
@@ -131,16 +131,8 @@ fn written(candidate: &Candidate) -> Option<Value> {
 fn read(like: &Candidate, genes: &Value) -> Option<Candidate> {
     match like {
         Candidate::Gpu(plan) => {
-            // Deserialises the family's own type: the tagged enum would parse twice, and random sampling is
-            // mostly parsing.
-            let plan = match plan {
-                Plan::Mma(_) => Deserialize::deserialize(genes).map(Plan::Mma),
-                Plan::Wgmma(_) => Deserialize::deserialize(genes).map(Plan::Wgmma),
-                Plan::SmallStreamed(_) => Deserialize::deserialize(genes).map(Plan::SmallStreamed),
-                Plan::SmallAtOnce(_) => Deserialize::deserialize(genes).map(Plan::SmallAtOnce),
-                Plan::Ladder { .. } => Deserialize::deserialize(genes),
-            };
-            plan.ok().map(Candidate::Gpu)
+            // The tagged enum would parse twice, and random sampling is mostly parsing.
+            Family::named(plan.family())?.plan(genes).ok().map(Candidate::Gpu)
         }
         Candidate::Cpu(_) => Deserialize::deserialize(genes).ok().map(Candidate::Cpu),
         Candidate::Kernel(_) => None,

@@ -14,6 +14,7 @@
 
 pub mod cuda;
 mod not_run;
+mod share;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 use libtest_mimic::{Arguments, Trial};
 
 pub use not_run::{LIST, REQUIRE, not_run};
+pub use share::{SHARE, is_due};
 
 /// The environment variable that makes [`golden`] write the files before it compares them.
 pub const BLESS: &str = "FLASHCORE_BLESS";

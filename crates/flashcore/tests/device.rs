@@ -47,7 +47,7 @@ fn plans(arch: &Arch, problem: &Problem) -> [Plan; 2] {
 
 /// Size in bytes of the buffer `name` of the plan's kernel.
 fn bytes(arch: &Arch, problem: &Problem, plan: &Plan, name: &str) -> Option<usize> {
-    let kernel = kernels::emit(problem, plan, arch).unwrap().kernel;
+    let kernel = kernels::emit(problem, plan, arch).unwrap().kernel(0);
     kernel.buffers.iter().find(|buffer| buffer.name == name).map(|buffer| buffer.bytes)
 }
 

@@ -455,7 +455,7 @@ fn scratch() {
         ..WgmmaPlan::default_for(&problem, gpu.arch())
     };
     let prepared = gpu.prepare(&problem, Some(&Plan::Wgmma(plan.clone()))).unwrap();
-    let kernel = kernels::emit(&problem, &Plan::Wgmma(plan), gpu.arch()).unwrap().kernel;
+    let kernel = kernels::emit(&problem, &Plan::Wgmma(plan), gpu.arch()).unwrap().kernel(0);
     let bytes = kernel.buffers.iter().find(|buffer| buffer.name == "scratch").unwrap().bytes;
     // A power of two or three quarters of one.
     let power = bytes.next_power_of_two();

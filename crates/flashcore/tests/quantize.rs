@@ -4,7 +4,7 @@ use driver::bytes_of;
 use emu::{Emulator, Options, Schedule};
 use flashcore::{DType, Element, Layout, Problem, Quantization, Quantized, Strides, quantize};
 use half::{bf16, f16};
-use kernels::{Arch, BufferKind, Program};
+use kernels::{Arch, BufferKind, Program, ProgramBuffer};
 use problem::{E4m3, Operand, Tensor};
 use ptx::Machine;
 
@@ -44,21 +44,21 @@ fn memory<T: Element>(problem: &Problem, tensor: Tensor, round: impl Fn(f32) -> 
 fn emulated(program: &Program, tensor: Tensor, data: &[u8], schedule: Schedule) -> (Vec<u8>, Vec<f32>) {
     let mut machine = Emulator::new(Options { schedule, ..Options::default() });
     let mut buffers: Vec<_> = Vec::new();
-    for (&kind, spec) in program.kinds.iter().zip(&program.kernel.buffers) {
-        let mut buffer = machine.allocate(spec.bytes).unwrap();
+    for &ProgramBuffer { kind, bytes } in &program.contracts.buffers {
+        let mut buffer = machine.allocate(bytes).unwrap();
         if kind == Operand::Tensor(tensor).into() {
-            assert_eq!(spec.bytes, data.len());
+            assert_eq!(bytes, data.len());
             machine.upload(&mut buffer, data).unwrap();
         }
         buffers.push(buffer);
     }
-    for kernel in program.steps() {
+    for kernel in program.kernels() {
         let mut buffers: Vec<_> = buffers.iter_mut().collect();
-        machine.launch(kernel, &mut buffers).unwrap_or_else(|error| panic!("{}: {error}", kernel.entry));
+        machine.launch(&kernel, &mut buffers).unwrap_or_else(|error| panic!("{}: {error}", kernel.entry));
     }
     let mut read = |wanted: BufferKind| {
-        let at = program.kinds.iter().position(|&kind| kind == wanted).unwrap();
-        let mut data = vec![0; program.kernel.buffers[at].bytes];
+        let at = program.contracts.buffers.iter().position(|buffer| buffer.kind == wanted).unwrap();
+        let mut data = vec![0; program.contracts.buffers[at].bytes];
         machine.download(&buffers[at], &mut data).unwrap();
         data
     };
@@ -86,7 +86,7 @@ fn agree<T: Element>(
         panic!("code {at} is {:#x}, should be {:#x}: {what}", found[at], codes[at]);
     }
     assert_eq!(found.len(), codes.len());
-    1 + program.then.len()
+    program.contracts.steps.len()
 }
 
 fn agree_in(problem: &Problem, tensor: Tensor, options: &Quantization, arch: Arch) -> usize {
@@ -220,18 +220,14 @@ fn faults_in_the_means_are_found() {
             codes == expected.codes && factors == expected.factors
         };
         assert!(is_right(&program));
-        let text = program.kernel.module.to_string();
+        let text = program.module.to_string();
         // Changes lines of the text from the byte `from` on.
         let mutant = |from: usize, change: &dyn Fn(&str) -> Option<String>| {
             let (kept, changed) = text.split_at(from);
             let changed = changed.lines().map(|line| change(line).unwrap_or_else(|| line.to_owned()) + "\n");
             let changed = kept.to_owned() + &changed.collect::<String>();
             assert!(changed != text, "nothing was changed");
-            let module = ptx::parse(&changed).unwrap().verify().unwrap();
-            let mut mutant = program.clone();
-            mutant.kernel.module = module.clone();
-            mutant.then.iter_mut().for_each(|kernel| kernel.module = module.clone());
-            mutant
+            Program { module: ptx::parse(&changed).unwrap().verify().unwrap(), ..program.clone() }
         };
         // The mean is subtracted in place.
         let is_subtraction = |line: &str| {

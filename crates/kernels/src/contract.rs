@@ -3,11 +3,9 @@
 use std::fmt;
 
 use problem::{Operand, Problem, Tensor};
-use ptx::{
-    Access, Arg, BufferSpec, Builder, F32, Global, Launch, R32, R64, TensorMapPtr, TensorMapSpec, Verified,
-};
+use ptx::{Access, Arg, Builder, F32, Global, Launch, R32, R64, TensorMapPtr, TensorMapSpec, Verified};
 
-use crate::program::{Contracts, Program, Step};
+use crate::program::{Contracts, Program, ProgramBuffer, Step};
 
 /// The contents of a kernel's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,8 +82,8 @@ const EVERY_PROBLEM: &str = "every problem has Q, K, V and O";
 #[derive(Debug)]
 pub(crate) struct Contract<'a> {
     problem: &'a Problem,
-    kinds: Vec<BufferKind>,
-    buffers: Vec<BufferSpec>,
+    buffers: Vec<ProgramBuffer>,
+    takes: Vec<(usize, Access)>,
     tensor_maps: Vec<TensorMapSpec>,
     args: Vec<Arg>,
 }
@@ -94,8 +92,8 @@ impl<'a> Contract<'a> {
     pub fn new(problem: &'a Problem) -> Contract<'a> {
         Contract {
             problem,
-            kinds: Vec::new(),
             buffers: Vec::new(),
+            takes: Vec::new(),
             tensor_maps: Vec::new(),
             args: Vec::new(),
         }
@@ -211,14 +209,13 @@ impl<'a> Contract<'a> {
 
     /// The contract of one kernel.
     pub fn into_contracts(self, entry: &str, launch: Launch) -> Contracts {
-        let Contract { kinds, buffers, tensor_maps, args, .. } = self;
-        let first = Step { entry: entry.to_owned(), launch, buffers, tensor_maps, args };
-        Contracts { first, then: Vec::new(), kinds }
+        let Contract { buffers, takes, tensor_maps, args, .. } = self;
+        Contracts { buffers, steps: vec![Step { entry: entry.to_owned(), launch, takes, tensor_maps, args }] }
     }
 
     /// The program of one kernel with this contract.
     pub fn into_program(self, module: Verified, entry: &str, launch: Launch) -> Program {
-        Program::new(module, self.into_contracts(entry, launch))
+        Program { module, contracts: self.into_contracts(entry, launch) }
     }
 
     /// A separate buffer, in a parameter of its kind's name.
@@ -231,7 +228,7 @@ impl<'a> Contract<'a> {
     /// The index of an operand's buffer; `None` if the problem does not have the operand. Kernels may read a
     /// buffer through its address and through tensor maps.
     fn operand_buffer(&mut self, operand: Operand) -> Option<usize> {
-        if let Some(known) = self.kinds.iter().position(|&kind| kind == operand.into()) {
+        if let Some(known) = self.buffers.iter().position(|buffer| buffer.kind == operand.into()) {
             return Some(known);
         }
         let spec = self.problem.operand(operand)?;
@@ -251,8 +248,9 @@ impl<'a> Contract<'a> {
     }
 
     fn buffer(&mut self, kind: BufferKind, bytes: usize, access: Access) -> usize {
-        self.kinds.push(kind);
-        self.buffers.push(BufferSpec { name: kind.name().to_owned(), bytes, access });
-        self.buffers.len() - 1
+        let index = self.buffers.len();
+        self.buffers.push(ProgramBuffer { kind, bytes });
+        self.takes.push((index, access));
+        index
     }
 }

@@ -1,9 +1,9 @@
 //! Kernels whose parameters are declared and whose bodies are not emitted yet.
 
-use ptx::{Builder, Launch, Target, Verified, Violations};
+use ptx::{Builder, Launch, Module, Target, Violations};
 
 use crate::contract::Contract;
-use crate::program::Contracts;
+use crate::program::{Contracts, Program};
 
 /// A kernel before its body is emitted. Its launch contract is complete, so a launch of code that exists
 /// costs no emission.
@@ -26,54 +26,27 @@ impl<'a> Draft<'a> {
         Draft { k, target, contracts: contract.into_contracts(entry, launch), body: Box::new(body) }
     }
 
-    fn emit(mut self) -> Result<(Verified, Contracts), Violations> {
+    fn emit(mut self) -> (Module, Contracts) {
         (self.body)(&mut self.k);
-        Ok((self.k.into_verified(self.target)?, self.contracts))
+        (self.k.into_module(self.target), self.contracts)
     }
 }
 
-/// The kernels of a plan in launch order. Their entries have different names.
-pub(crate) struct Drafts<'a> {
-    first: Draft<'a>,
-    then: Vec<Draft<'a>>,
+/// The launch contracts of kernels that are launched in this order. Each kernel declares the buffers that it
+/// takes; operands and temporaries of the same name are one buffer of the program.
+pub(crate) fn contracts(drafts: Vec<Draft<'_>>) -> Contracts {
+    drafts.into_iter().fold(Contracts::default(), |all, draft| all.followed_by(draft.contracts))
 }
 
-impl<'a> From<Draft<'a>> for Drafts<'a> {
-    fn from(first: Draft<'a>) -> Drafts<'a> {
-        Drafts { first, then: Vec::new() }
-    }
-}
-
-impl<'a> Drafts<'a> {
-    /// The kernels, with one that is launched before them.
-    pub fn after(mut self, first: Draft<'a>) -> Drafts<'a> {
-        self.then.insert(0, std::mem::replace(&mut self.first, first));
-        self
-    }
-
-    /// The kernels, with one that is launched after them.
-    pub fn followed_by(mut self, next: Draft<'a>) -> Drafts<'a> {
-        self.then.push(next);
-        self
-    }
-
-    /// The launch contracts alone.
-    pub fn into_contracts(self) -> Contracts {
-        let then = self.then.into_iter().map(|draft| draft.contracts);
-        then.fold(self.first.contracts, Contracts::followed_by)
-    }
-
-    /// The module of all kernels, and their launch contracts.
-    ///
-    /// # Errors
-    /// What the verifier refuses.
-    pub fn emit(self) -> Result<(Verified, Contracts), Violations> {
-        let (mut module, mut contracts) = self.first.emit()?;
-        for draft in self.then {
-            let (next, contract) = draft.emit()?;
-            module = module.into_module().joined_with(next.into_module()).verify()?;
-            contracts = contracts.followed_by(contract);
-        }
-        Ok((module, contracts))
-    }
+/// The program of kernels that are launched in this order, at least one. Their entries have different names.
+///
+/// # Errors
+/// What the verifier refuses.
+pub(crate) fn emit(drafts: Vec<Draft<'_>>) -> Result<Program, Violations> {
+    let join = |(module, contracts): (Module, Contracts), (next, step)| {
+        (module.joined_with(next), contracts.followed_by(step))
+    };
+    let joined = drafts.into_iter().map(Draft::emit).reduce(join);
+    let (module, contracts) = joined.expect("every plan has a kernel");
+    Ok(Program { module: module.verify()?, contracts })
 }

@@ -1,6 +1,6 @@
 //! The reasons why no kernel can be emitted.
 
-use problem::{Band, DTypes, ProblemError};
+use problem::{Band, DTypes, PassKind, ProblemError};
 use ptx::Violations;
 
 /// Why no kernel could be emitted.
@@ -40,6 +40,9 @@ pub enum PlanError {
     /// The family does not compute these element types.
     #[error("invalid value '{dtype}' for dtype with family {family}: expected {accepted}")]
     DType { family: &'static str, dtype: DTypes, accepted: &'static str },
+    /// No family computes the pass.
+    #[error("invalid value '{}' for pass: expected a pass that a family of GPU kernels computes", pass.name())]
+    NoFamily { pass: PassKind },
     /// The family does not support a property of the problem.
     #[error("invalid value '{value}' for {what} with family {family}: expected {accepted}")]
     Problem { family: &'static str, what: String, value: String, accepted: String },

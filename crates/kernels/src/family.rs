@@ -1,18 +1,26 @@
-//! The families of forward attention: their common trait ([`FamilyPlan`]) and their registry ([`Family`]).
+//! The families of kernels: their common trait ([`FamilyPlan`]) and their registry ([`Family`], [`Plan`]). A
+//! new family is a line of the registry and a folder.
 
-use problem::Problem;
+use problem::{PassKind, Problem};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use crate::draft::Drafts;
+use crate::draft::Draft;
 use crate::forward::lengths::row_blocks;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::{AtOncePlan, StreamedPlan};
 use crate::forward::wgmma::WgmmaPlan;
 use crate::genes::Gene;
 use crate::ladder::RungPlan;
-use crate::{Arch, Baked, Features, KernelError, Plan, PlanError};
+use crate::{Arch, Baked, Features, KernelError, PlanError};
 
 /// A family of kernels, implemented by its plan. Problems are [canonical](Problem::canonical).
 pub(crate) trait FamilyPlan {
+    /// The pass that the family computes.
+    fn pass() -> PassKind
+    where
+        Self: Sized;
+
     /// The features that the family supports.
     fn features() -> Features
     where
@@ -43,8 +51,42 @@ pub(crate) trait FamilyPlan {
     /// What the code of a plan that was checked depends on.
     fn baked(&self, problem: &Problem) -> Baked;
 
-    /// The kernels of a plan that was checked. Arguments come from `problem`, and the code from `baked`.
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a>;
+    /// The kernels of a plan that was checked, in launch order. Arguments come from `problem`, and the code
+    /// from `baked`.
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>>;
+
+    /// Rows and keys of a tile.
+    fn tile(&self) -> [u32; 2];
+
+    /// Whether CTAs take tiles at run time, so that the work of a CTA depends on the whole grid.
+    fn takes_tiles(&self) -> bool {
+        true
+    }
+
+    /// Maximum registers per thread of the first kernel. By default none: `setmaxnreg` moves registers
+    /// between warpgroups at run time.
+    fn max_registers(&self) -> Option<u32> {
+        None
+    }
+
+    /// Alignment in bytes that the plan needs of the addresses of tensors. By default that of tensor maps.
+    fn alignment(&self) -> u64 {
+        16
+    }
+
+    /// The tables whose addresses must be multiples of 16 bytes, because tensor maps describe them.
+    fn aligned_tables(&self, _: &Problem) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// The plan for tables at any address.
+    #[must_use]
+    fn with_unaligned_tables(self) -> Self
+    where
+        Self: Sized,
+    {
+        self
+    }
 
     /// The plan with the nearest genes that the problem allows. A plan that was found for another shape also
     /// loses the genes that fill tiles with queries or the GPU with CTAs. Tuned plans were measured without a
@@ -55,16 +97,53 @@ pub(crate) trait FamilyPlan {
         Self: Sized;
 }
 
-/// The registry: one line per family, with its name in files. Families with the lowest requirements on the
-/// GPU come first.
+/// The registry: one line per family, with its name in files. Of each pass, the families with the lowest
+/// requirements on the GPU come first.
 macro_rules! families {
     ($($(#[$doc:meta])* $family:ident($plan:ty) = $name:literal;)*) => {
-        /// The families of forward attention for which a default plan can be made.
+        /// The families for which a default plan can be made.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Family { $($(#[$doc])* $family),* }
 
+        /// How a problem is computed: a kernel family and its genes. A plan is pure data. A generator has no
+        /// other input besides the problem and the architecture.
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(tag = "family", try_from = "Stored")]
+        pub enum Plan {
+            $($(#[$doc])* #[serde(rename = $name)] $family($plan),)*
+            /// A kernel of the [ladder](crate::ladder).
+            #[serde(rename = "ladder")]
+            Ladder {
+                /// The kernel.
+                rung: RungPlan,
+            },
+        }
+
+        /// A plan as stored in files, including plans of the former family `small`, which was split into two.
+        #[derive(Deserialize)]
+        #[serde(tag = "family")]
+        enum Stored {
+            $(#[serde(rename = $name)] $family($plan),)*
+            #[serde(rename = "small")]
+            Small(Map<String, Value>),
+            #[serde(rename = "ladder")]
+            Ladder { rung: RungPlan },
+        }
+
+        impl TryFrom<Stored> for Plan {
+            type Error = serde_json::Error;
+
+            fn try_from(stored: Stored) -> serde_json::Result<Plan> {
+                Ok(match stored {
+                    $(Stored::$family(plan) => Plan::$family(plan),)*
+                    Stored::Small(genes) => former_small(genes)?,
+                    Stored::Ladder { rung } => Plan::Ladder { rung },
+                })
+            }
+        }
+
         impl Family {
-            /// All families; those with the lowest requirements on the GPU come first.
+            /// All families. Of each pass, those with the lowest requirements on the GPU come first.
             pub const ALL: [Family; [$($name),*].len()] = [$(Family::$family),*];
 
             /// The name of the family in plans.
@@ -78,6 +157,19 @@ macro_rules! families {
                 match self {
                     $(Family::$family => Plan::$family(<$plan as FamilyPlan>::default_for(problem, arch))),*
                 }
+            }
+
+            /// The plan of the family with these genes, as plans are stored. Other fields are ignored.
+            ///
+            /// # Errors
+            /// When a gene is missing or has an unknown value.
+            pub fn plan(self, genes: &Value) -> serde_json::Result<Plan> {
+                match self { $(Family::$family => <$plan>::deserialize(genes).map(Plan::$family)),* }
+            }
+
+            /// The pass that the family computes.
+            pub fn pass(self) -> PassKind {
+                match self { $(Family::$family => <$plan as FamilyPlan>::pass()),* }
             }
 
             /// The features that the family supports.
@@ -111,6 +203,15 @@ macro_rules! families {
                     Plan::Ladder { rung } => Plan::Ladder { rung },
                 }
             }
+
+            /// The plan for tables at any address.
+            #[must_use]
+            pub fn with_unaligned_tables(self) -> Plan {
+                match self {
+                    $(Plan::$family(plan) => Plan::$family(plan.with_unaligned_tables()),)*
+                    Plan::Ladder { rung } => Plan::Ladder { rung },
+                }
+            }
         }
 
         $(impl From<$plan> for Plan {
@@ -133,7 +234,19 @@ families! {
     SmallAtOnce(AtOncePlan) = "small_at_once";
 }
 
+/// The plan of the former family `small`. With one stage, it held all keys at once.
+fn former_small(genes: Map<String, Value>) -> serde_json::Result<Plan> {
+    let one_stage = genes.get("stages").and_then(Value::as_u64) == Some(1);
+    let family = if one_stage { Family::SmallAtOnce } else { Family::SmallStreamed };
+    family.plan(&Value::Object(genes))
+}
+
 impl Family {
+    /// The families of a pass. Those with the lowest requirements on the GPU come first.
+    pub fn of_pass(pass: PassKind) -> impl DoubleEndedIterator<Item = Family> {
+        Family::ALL.into_iter().filter(move |family| family.pass() == pass)
+    }
+
     /// The family with this name.
     pub fn named(name: &str) -> Option<Family> {
         Family::ALL.into_iter().find(|family| family.name() == name)
@@ -169,13 +282,15 @@ impl Plan {
     /// # Errors
     /// When the problem is invalid, or no family supports it.
     pub fn default_for(problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
-        let [universal, specific @ ..] = Family::ALL;
+        let pass = problem.pass.kind();
+        let mut families = Family::of_pass(pass);
+        let universal = families.next().ok_or(PlanError::NoFamily { pass })?;
         let default = universal.default_for(problem, arch);
         let specific_first = problem.dtypes.has_fp8() || default.is_err();
         if !specific_first && matches!(&default, Ok(Plan::Mma(plan)) if plan.splits > 1) {
             return default;
         }
-        for family in specific.into_iter().rev() {
+        for family in families.rev() {
             if let Ok(plan) = family.default_for(problem, arch)
                 && (specific_first || family.suits(problem, arch))
             {
@@ -190,4 +305,28 @@ impl Plan {
 pub(crate) fn row_tiles(problem: &Problem, rows: u32) -> u64 {
     let [tiles, batch] = row_blocks(problem, rows, 1);
     tiles * batch * problem.heads_q as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::Pass;
+
+    use super::*;
+
+    #[test]
+    fn a_family_refuses_another_pass() {
+        for (pass, other) in
+            [(Pass::Forward { lse: true }, Pass::BACKWARD), (Pass::BACKWARD, Pass::default())]
+        {
+            let problem = Problem::mission().with_pass(other);
+            for family in Family::of_pass(pass.kind()) {
+                let refused = family.default_for(&problem, &Arch::SM_90).unwrap_err().to_string();
+                let [value, accepted] = [other, pass].map(|pass| pass.kind().name());
+                let expected = format!("invalid value '{value}' for pass with family {}", family.name());
+                assert!(refused.starts_with(&expected) && refused.ends_with(accepted), "{refused}");
+            }
+        }
+        let count = [PassKind::Forward, PassKind::Backward].map(|pass| Family::of_pass(pass).count());
+        assert_eq!(count.iter().sum::<usize>(), Family::ALL.len());
+    }
 }

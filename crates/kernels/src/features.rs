@@ -19,8 +19,6 @@ pub struct Features {
     pub scales: bool,
     /// Descale factors per block of rows.
     pub block_scales: bool,
-    /// The backward pass ([`problem::Pass`]).
-    pub backward: bool,
     /// Keys and values in pages ([`problem::Storage`]).
     pub pages: bool,
 }
@@ -35,7 +33,6 @@ impl Features {
             fp8: problem.dtypes.has_fp8(),
             scales: !problem.scales.is_empty(),
             block_scales: problem.scales.are_per_block(),
-            backward: problem.pass.is_backward(),
             pages: problem.storage.pages().is_some(),
         }
     }
@@ -43,7 +40,6 @@ impl Features {
     /// The name of the first of the `wanted` features that this set lacks.
     fn lacks(self, wanted: Features) -> Option<&'static str> {
         [
-            ("the backward pass", wanted.backward && !self.backward),
             ("uneven lengths", wanted.lengths && !self.lengths),
             ("attention sinks", wanted.sink && !self.sink),
             ("score and mask programs", wanted.programs && !self.programs),
@@ -66,23 +62,6 @@ impl Features {
         match self.lacks(Features::of(problem)) {
             None => Ok(()),
             Some(name) => Err(PlanError::Feature { family, name }),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use problem::Pass;
-
-    use super::*;
-    use crate::{Arch, Family};
-
-    #[test]
-    fn forward_families_refuse_the_backward_pass() {
-        let problem = Problem::mission().with_pass(Pass::BACKWARD);
-        for family in Family::ALL {
-            let refused = family.default_for(&problem, &Arch::SM_90).unwrap_err().to_string();
-            assert!(refused.contains("the backward pass"), "{refused}");
         }
     }
 }

@@ -3,6 +3,8 @@
 
 use serde_json::Value;
 
+use crate::symptom::Symptom;
+
 /// A gene: a field of a plan's serde form, with the values to try.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gene {
@@ -16,9 +18,9 @@ pub struct Gene {
     pub cures: &'static [Cure],
 }
 
-/// A finding or a bottleneck, by its name in `explain --json`, and the direction in which the gene should
+/// A finding of the diagnosis or the limit of a kernel's time, and the direction in which the gene should
 /// change.
-pub type Cure = (&'static str, Turn);
+pub type Cure = (Symptom, Turn);
 
 /// The direction in which a gene should change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,41 +62,49 @@ impl Gene {
 
 /// Findings that the number of keys of a KV block may cure.
 pub(crate) const BLOCK_N: &[Cure] = &[
-    ("low occupancy", Down),
-    ("barriers", Up),
-    ("register spills", Down),
-    ("local memory", Down),
-    ("latency", Up),
-    ("mufu", Up),
-    ("issue", Up),
+    (Symptom::LowOccupancy, Down),
+    (Symptom::Barriers, Up),
+    (Symptom::RegisterSpills, Down),
+    (Symptom::LocalMemory, Down),
+    (Symptom::Latency, Up),
+    (Symptom::Mufu, Up),
+    (Symptom::Issue, Up),
 ];
 
 /// Findings that the number of KV blocks in shared memory may cure.
 pub(crate) const STAGES: &[Cure] = &[
-    ("low occupancy", Down),
-    ("barriers", Up),
-    ("no overlap of copies", Up),
-    ("latency", Up),
-    ("serial", Up),
+    (Symptom::LowOccupancy, Down),
+    (Symptom::Barriers, Up),
+    (Symptom::NoOverlap, Up),
+    (Symptom::Latency, Up),
+    (Symptom::Serial, Up),
 ];
 
 /// Findings that the interleaving of the products of successive KV blocks may cure.
 pub(crate) const PRODUCTS: &[Cure] = &[
-    ("register spills", To("in_turn")),
-    ("no overlap of copies", To("scores_ahead")),
-    ("latency", To("scores_ahead")),
+    (Symptom::RegisterSpills, To("in_turn")),
+    (Symptom::NoOverlap, To("scores_ahead")),
+    (Symptom::Latency, To("scores_ahead")),
 ];
 
 /// Findings that the number of resident CTAs per SM may cure.
-pub(crate) const RESIDENT_CTAS: &[Cure] =
-    &[("low occupancy", Up), ("register spills", Down), ("local memory", Down), ("latency", Up)];
+pub(crate) const RESIDENT_CTAS: &[Cure] = &[
+    (Symptom::LowOccupancy, Up),
+    (Symptom::RegisterSpills, Down),
+    (Symptom::LocalMemory, Down),
+    (Symptom::Latency, Up),
+];
 
 /// Findings that the number of CTAs of a cluster may cure.
-pub(crate) const CLUSTER: &[Cure] = &[("small grid", Up), ("redundant loads", Up), ("l2", Up), ("dram", Up)];
+pub(crate) const CLUSTER: &[Cure] =
+    &[(Symptom::SmallGrid, Up), (Symptom::RedundantLoads, Up), (Symptom::L2, Up), (Symptom::Dram, Up)];
 
 /// Findings that packing the heads of a group may cure.
-pub(crate) const PACKING: &[Cure] = &[("dram", To("packed"))];
+pub(crate) const PACKING: &[Cure] = &[(Symptom::Dram, To("packed"))];
 
 /// Findings that ping-pong between warpgroups may cure.
-pub(crate) const TURNS: &[Cure] =
-    &[("serial", To("ping_pong")), ("mufu", To("ping_pong")), ("tensor", To("ping_pong"))];
+pub(crate) const TURNS: &[Cure] = &[
+    (Symptom::Serial, To("ping_pong")),
+    (Symptom::Mufu, To("ping_pong")),
+    (Symptom::Tensor, To("ping_pong")),
+];

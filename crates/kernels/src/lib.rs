@@ -10,7 +10,7 @@
 //! let (problem, arch) = (Problem::mission(), Arch::SM_80);
 //! let plan = Plan::default_for(&problem, &arch)?;
 //! let program = emit(&problem, &plan, &arch)?;
-//! let operands: Vec<String> = program.kinds.iter().map(|o| o.to_string()).collect();
+//! let operands: Vec<&str> = program.contracts.buffers.iter().map(|buffer| buffer.kind.name()).collect();
 //! assert_eq!(operands, ["q", "k", "v", "out"]);
 //! # Ok::<(), kernels::KernelError>(())
 //! ```
@@ -30,12 +30,14 @@ mod plan;
 mod program;
 pub mod quantize;
 pub mod select;
+mod symptom;
 
 pub use arch::Arch;
 pub use baked::{Baked, Dims, Repeated, TableKind};
 pub use contract::BufferKind;
 pub use error::{KernelError, PlanError};
-pub use family::Family;
+pub use family::{Family, Plan};
 pub use features::Features;
-pub use plan::{Plan, bind, emit};
-pub use program::{Contracts, Program, Step};
+pub use plan::{bind, emit};
+pub use program::{Contracts, Program, ProgramBuffer, Step};
+pub use symptom::Symptom;

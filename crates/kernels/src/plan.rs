@@ -1,77 +1,49 @@
-//! Plans: a kernel family with its genes.
+//! Plans are checked, bound and emitted as their families say.
 
-use problem::Problem;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use problem::{PassKind, Problem};
 
-use crate::forward::mma::MmaPlan;
-use crate::forward::small::{AtOncePlan, StreamedPlan};
-use crate::forward::wgmma::WgmmaPlan;
-use crate::ladder::RungPlan;
-use crate::{Arch, Baked, Contracts, Features, KernelError, PlanError, Program};
-
-/// How a problem is computed: a kernel family and its genes. A plan is pure data. A generator has no other
-/// input besides the problem and the architecture.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(tag = "family", rename_all = "snake_case", try_from = "Stored")]
-pub enum Plan {
-    /// Forward attention on `mma.sync`, for every GPU since sm_80.
-    Mma(MmaPlan),
-    /// Forward attention for large grids on `wgmma` and TMA, for sm_90a only.
-    Wgmma(WgmmaPlan),
-    /// Forward attention for small grids, optimised for latency, on `wgmma` and TMA, for sm_90a only. KV
-    /// blocks are streamed.
-    SmallStreamed(StreamedPlan),
-    /// Forward attention for small grids, optimised for latency, on `wgmma` and TMA, for sm_90a only. Each
-    /// warpgroup holds the scores of all its keys at once.
-    SmallAtOnce(AtOncePlan),
-    /// A kernel of the [ladder](crate::ladder).
-    Ladder {
-        /// The kernel.
-        rung: RungPlan,
-    },
-}
-
-/// A plan as stored in files, including plans of the former family `small`, which was split into two.
-#[derive(Deserialize)]
-#[serde(tag = "family", rename_all = "snake_case")]
-enum Stored {
-    Mma(MmaPlan),
-    Wgmma(WgmmaPlan),
-    SmallStreamed(StreamedPlan),
-    SmallAtOnce(AtOncePlan),
-    Small(Map<String, Value>),
-    Ladder { rung: RungPlan },
-}
-
-impl TryFrom<Stored> for Plan {
-    type Error = serde_json::Error;
-
-    fn try_from(stored: Stored) -> serde_json::Result<Plan> {
-        Ok(match stored {
-            Stored::Mma(plan) => Plan::Mma(plan),
-            Stored::Wgmma(plan) => Plan::Wgmma(plan),
-            Stored::SmallStreamed(plan) => Plan::SmallStreamed(plan),
-            Stored::SmallAtOnce(plan) => Plan::SmallAtOnce(plan),
-            // With one stage, the former family held all keys at once.
-            Stored::Small(genes) => {
-                let one_stage = genes.get("stages").and_then(Value::as_u64) == Some(1);
-                let genes = Value::Object(genes);
-                if one_stage {
-                    Plan::SmallAtOnce(serde_json::from_value(genes)?)
-                } else {
-                    Plan::SmallStreamed(serde_json::from_value(genes)?)
-                }
-            }
-            Stored::Ladder { rung } => Plan::Ladder { rung },
-        })
-    }
-}
+use crate::family::FamilyPlan;
+use crate::{Arch, Baked, Contracts, Features, KernelError, Plan, PlanError, Program, draft};
 
 impl Plan {
     /// Name of the family.
     pub fn family(&self) -> &'static str {
         self.of_family().map_or("ladder", |(family, _)| family.name())
+    }
+
+    /// The pass that the plan's family computes.
+    pub fn pass(&self) -> PassKind {
+        self.of_family().map_or(PassKind::Forward, |(family, _)| family.pass())
+    }
+
+    fn genes(&self) -> Option<&dyn FamilyPlan> {
+        self.of_family().ok().map(|(_, plan)| plan)
+    }
+
+    /// Rows and keys of a tile.
+    pub fn tile(&self) -> [u32; 2] {
+        self.genes().map_or([32, 32], FamilyPlan::tile)
+    }
+
+    /// Whether CTAs take tiles at run time, so that the work of a CTA depends on the whole grid.
+    pub fn takes_tiles(&self) -> bool {
+        self.genes().is_some_and(FamilyPlan::takes_tiles)
+    }
+
+    /// Maximum registers per thread of the first kernel, if the plan needs that many to be resident.
+    pub fn max_registers(&self) -> Option<u32> {
+        self.genes().and_then(FamilyPlan::max_registers)
+    }
+
+    /// Alignment in bytes that the plan needs of the addresses of tensors.
+    pub fn alignment(&self) -> u64 {
+        self.genes().map_or(16, FamilyPlan::alignment)
+    }
+
+    /// The tables of a problem whose addresses must be multiples of 16 bytes, because tensor maps describe
+    /// them.
+    pub fn aligned_tables(&self, problem: &Problem) -> Vec<u8> {
+        self.genes().map_or_else(Vec::new, |plan| plan.aligned_tables(&problem.canonical()))
     }
 
     /// Whether a kernel can be emitted.
@@ -82,6 +54,11 @@ impl Plan {
         let problem = &*problem.canonical();
         match self.of_family() {
             Ok((family, plan)) => {
+                let pass = problem.pass.kind();
+                if family.pass() != pass {
+                    let accepted = family.pass().name();
+                    return Err(PlanError::unsupported(family.name(), "pass", pass.name(), accepted));
+                }
                 family.features().check(problem, family.name())?;
                 plan.check(problem, arch)
             }
@@ -107,9 +84,9 @@ pub fn emit(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<Program, Kern
     let emitted = match plan.of_family() {
         Ok((_, plan)) => {
             let baked = plan.baked(canonical);
-            plan.drafts(canonical, &baked, arch).emit().map(|(module, mut contracts)| {
-                contracts.size_operands_of(problem);
-                Program::new(module, contracts)
+            draft::emit(plan.drafts(canonical, &baked, arch)).map(|mut program| {
+                program.contracts.size_operands_of(problem);
+                program
             })
         }
         Err(rung) => rung.emit(canonical, arch),
@@ -130,7 +107,7 @@ pub fn bind(problem: &Problem, plan: &Plan, arch: &Arch) -> Result<(Baked, Contr
     let canonical = &*problem.canonical();
     let (_, plan) = plan.of_family().map_err(KernelError::ladder)?;
     let baked = plan.baked(canonical);
-    let mut contracts = plan.drafts(canonical, &baked, arch).into_contracts();
+    let mut contracts = draft::contracts(plan.drafts(canonical, &baked, arch));
     contracts.size_operands_of(problem);
     Ok((baked, contracts))
 }

@@ -1,135 +1,175 @@
-//! The result of emitting a plan: one or more kernels that are launched one after another.
+//! The result of emitting a plan: one module, and a list of launches of its entries.
+
+use std::iter;
 
 use problem::Problem;
 use ptx::{Access, Arg, BufferSpec, Kernel, Launch, TensorMapSpec, Verified};
 
 use crate::BufferKind;
 
-/// The kernels of a plan, which one call launches in order, and the contents of their buffers.
-///
-/// All kernels are entries of one module and take the same buffers in the same order, so a machine binds the
-/// buffers once. A kernel declares buffers that it does not use with [`Access::Read`]. Most programs have one
-/// kernel.
+/// A module with the launches of its entries, which one call enqueues in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// The kernel that is launched first.
-    pub kernel: Kernel,
-    /// The kernels that are launched after it, in order.
-    pub then: Vec<Kernel>,
-    /// The contents of each buffer, in order. Only counters and scratch memory can occur more than once.
-    pub kinds: Vec<BufferKind>,
+    /// The module that all steps share.
+    pub module: Verified,
+    /// The steps and their buffers.
+    pub contracts: Contracts,
 }
 
-/// The launch contracts of a program's kernels, without the code.
-#[derive(Clone, Debug, PartialEq)]
+/// The launches of a program without the code.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Contracts {
-    /// The contract of the kernel that is launched first.
-    pub first: Step,
-    /// The contracts of the kernels that are launched after it, in order.
-    pub then: Vec<Step>,
-    /// As [`Program::kinds`].
-    pub kinds: Vec<BufferKind>,
+    /// The buffers of the program. A machine binds them once for all steps.
+    pub buffers: Vec<ProgramBuffer>,
+    /// The launches in order. Most programs have one.
+    pub steps: Vec<Step>,
 }
 
-/// The launch contract of a kernel: a [`Kernel`] without its module.
+/// A buffer of a program. Only counters and scratch memory can occur more than once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProgramBuffer {
+    /// The contents.
+    pub kind: BufferKind,
+    /// Size in bytes.
+    pub bytes: usize,
+}
+
+/// The launch of one entry, which takes some of the program's buffers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// Name of the `.entry` to launch.
     pub entry: String,
     /// The launch configuration.
     pub launch: Launch,
-    /// The buffers that a launch takes, in order.
-    pub buffers: Vec<BufferSpec>,
-    /// The tensor maps that arguments refer to by index.
+    /// The buffers that the step takes, by their index in [`Contracts::buffers`], and how it accesses them.
+    pub takes: Vec<(usize, Access)>,
+    /// The tensor maps that arguments refer to by index. They name buffers as `takes` does.
     pub tensor_maps: Vec<TensorMapSpec>,
-    /// One value per parameter of the entry, in order.
+    /// One value per parameter of the entry, in order. They name buffers as `takes` does.
     pub args: Vec<Arg>,
 }
 
-impl Step {
-    fn into_kernel(self, module: Verified) -> Kernel {
-        let Step { entry, launch, buffers, tensor_maps, args } = self;
-        Kernel { module, entry, launch, buffers, tensor_maps, args }
+impl Program {
+    /// The kernel of a step. It has all buffers of the program, so that the kernels of a program run with one
+    /// list of buffers; those that the step does not take are declared with [`Access::Read`].
+    ///
+    /// # Panics
+    /// When the program has no such step.
+    pub fn kernel(&self, step: usize) -> Kernel {
+        let step = &self.contracts.steps[step];
+        let mut buffers: Vec<BufferSpec> = self.contracts.buffers.iter().map(ProgramBuffer::unused).collect();
+        for &(index, access) in &step.takes {
+            buffers[index].access = access;
+        }
+        Kernel {
+            module: self.module.clone(),
+            entry: step.entry.clone(),
+            launch: step.launch,
+            buffers,
+            tensor_maps: step.tensor_maps.clone(),
+            args: step.args.clone(),
+        }
+    }
+
+    /// The kernels of all steps, in launch order.
+    pub fn kernels(&self) -> Vec<Kernel> {
+        (0..self.contracts.steps.len()).map(|step| self.kernel(step)).collect()
     }
 }
 
-impl Program {
-    /// The program of a module and the contracts of its entries.
-    pub(crate) fn new(module: Verified, contracts: Contracts) -> Program {
-        let Contracts { first, then, kinds } = contracts;
-        let then = then.into_iter().map(|step| step.into_kernel(module.clone())).collect();
-        Program { kernel: first.into_kernel(module), then, kinds }
-    }
-
-    /// All kernels in launch order.
-    pub fn steps(&self) -> impl Iterator<Item = &Kernel> {
-        std::iter::once(&self.kernel).chain(&self.then)
-    }
-
-    /// Name and size in bytes of each temporary.
-    pub fn temporaries(&self) -> impl Iterator<Item = (&'static str, usize)> {
-        self.kinds.iter().zip(&self.kernel.buffers).filter_map(|(kind, buffer)| match kind {
-            BufferKind::Temporary(name) => Some((*name, buffer.bytes)),
-            _ => None,
-        })
+impl ProgramBuffer {
+    /// The buffer as a kernel that does not use it declares it.
+    fn unused(&self) -> BufferSpec {
+        BufferSpec { name: self.kind.name().to_owned(), bytes: self.bytes, access: Access::Read }
     }
 }
 
 impl Contracts {
-    /// All contracts in launch order.
-    pub fn steps(&self) -> impl Iterator<Item = &Step> {
-        std::iter::once(&self.first).chain(&self.then)
-    }
-
-    fn steps_mut(&mut self) -> impl Iterator<Item = &mut Step> {
-        std::iter::once(&mut self.first).chain(&mut self.then)
-    }
-
     /// The contracts with those of `next` appended.
     pub(crate) fn followed_by(mut self, next: Contracts) -> Contracts {
-        let places = self.make_room(&next.kinds, &next.first.buffers);
-        for mut step in std::iter::once(next.first).chain(next.then) {
-            let mut buffers = self.first.buffers.clone();
-            buffers.iter_mut().for_each(|buffer| buffer.access = Access::Read);
-            for (&place, buffer) in places.iter().zip(step.buffers) {
-                buffers[place] = buffer;
+        let own = self.buffers.len();
+        let place = |buffer: ProgramBuffer| {
+            let is_known = |known: &ProgramBuffer| known.kind == buffer.kind && buffer.kind.is_shared();
+            if let Some(known) = self.buffers[..own].iter().position(is_known) {
+                self.buffers[known].bytes = self.buffers[known].bytes.max(buffer.bytes);
+                return known;
             }
-            step.buffers = buffers;
-            for arg in &mut step.args {
-                if let Arg::Buffer { index, .. } = arg {
-                    *index = places[*index];
-                }
-            }
-            step.tensor_maps.iter_mut().for_each(|map| map.buffer = places[map.buffer]);
-            self.then.push(step);
-        }
-        self
-    }
-
-    /// The indices of another program's buffers in this program, to which missing buffers are added.
-    fn make_room(&mut self, kinds: &[BufferKind], buffers: &[BufferSpec]) -> Vec<usize> {
-        let own = self.kinds.len();
-        let place = |(&kind, buffer): (&BufferKind, &BufferSpec)| {
-            let known = self.kinds[..own].iter().position(|&known| known == kind && kind.is_shared());
-            known.unwrap_or_else(|| {
-                self.kinds.push(kind);
-                let unused = BufferSpec { access: Access::Read, ..buffer.clone() };
-                self.steps_mut().for_each(|step| step.buffers.push(unused.clone()));
-                self.kinds.len() - 1
-            })
+            self.buffers.push(buffer);
+            self.buffers.len() - 1
         };
-        kinds.iter().zip(buffers).map(place).collect()
+        let places: Vec<usize> = next.buffers.into_iter().map(place).collect();
+        self.steps.extend(next.steps.into_iter().map(|step| step.with_buffers_at(&places)));
+        self
     }
 
     /// Sets the sizes of the operands' buffers to those that they have in `problem`.
     pub(crate) fn size_operands_of(&mut self, problem: &Problem) {
-        let Contracts { first, then, kinds } = self;
-        for step in std::iter::once(first).chain(then) {
-            for (buffer, kind) in step.buffers.iter_mut().zip(&*kinds) {
-                if let Some(spec) = kind.operand().and_then(|operand| problem.operand(operand)) {
-                    buffer.bytes = spec.bytes();
-                }
+        for buffer in &mut self.buffers {
+            if let Some(spec) = buffer.kind.operand().and_then(|operand| problem.operand(operand)) {
+                buffer.bytes = spec.bytes();
             }
         }
+    }
+}
+
+impl Step {
+    /// The step in another program, which has the buffers of the step's program at `places`.
+    fn with_buffers_at(mut self, places: &[usize]) -> Step {
+        let of_args = self.args.iter_mut().filter_map(|arg| match arg {
+            Arg::Buffer { index, .. } => Some(index),
+            _ => None,
+        });
+        let of_maps = self.tensor_maps.iter_mut().map(|map| &mut map.buffer);
+        let taken = self.takes.iter_mut().map(|(index, _)| index);
+        iter::empty().chain(taken).chain(of_args).chain(of_maps).for_each(|index| *index = places[*index]);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::Operand;
+    use ptx::{Builder, Dim3, Target};
+
+    use super::*;
+
+    /// The contract of a kernel that takes these buffers, all by address.
+    fn step(entry: &str, takes: &[(BufferKind, Access)]) -> Contracts {
+        let launch = Launch {
+            grid: Dim3(1, 1, 1),
+            cluster: Dim3(1, 1, 1),
+            block: Dim3(32, 1, 1),
+            dynamic_shared: 0,
+            overlapping: false,
+        };
+        let args = (0..takes.len()).map(|index| Arg::Buffer { index, offset: 0 }).collect();
+        let buffers = (1..).zip(takes).map(|(n, &(kind, _))| ProgramBuffer { kind, bytes: 16 * n });
+        let takes = takes.iter().enumerate().map(|(index, &(_, access))| (index, access)).collect();
+        let step = Step { entry: entry.to_owned(), launch, takes, tensor_maps: Vec::new(), args };
+        Contracts { buffers: buffers.collect(), steps: vec![step] }
+    }
+
+    /// Three steps take different buffers. Operands and temporaries are shared and have the largest size that
+    /// a step states; each step has a counter of its own.
+    #[test]
+    fn steps_take_the_buffers_that_they_name() {
+        use Access::{Read, ReadWrite, Write};
+        use BufferKind::{Counter, Temporary};
+        let [q, k, out] = [Operand::Q, Operand::K, Operand::OUT].map(BufferKind::from);
+        let contracts = step("first", &[(q, Read), (Temporary("sums"), Write), (Counter, ReadWrite)])
+            .followed_by(step("second", &[(Temporary("sums"), Read), (k, Read), (out, Write)]))
+            .followed_by(step("third", &[(Counter, ReadWrite), (out, ReadWrite)]));
+        let found: Vec<_> = contracts.buffers.iter().map(|buffer| (buffer.kind, buffer.bytes)).collect();
+        let sums = Temporary("sums");
+        assert_eq!(found, [(q, 16), (sums, 32), (Counter, 48), (k, 32), (out, 48), (Counter, 16)]);
+        let module = Builder::kernel("first").into_verified(Target::sm(80)).unwrap();
+        let kernels = Program { module, contracts }.kernels();
+        let accesses =
+            |kernel: &Kernel| kernel.buffers.iter().map(|buffer| buffer.access).collect::<Vec<_>>();
+        assert_eq!(accesses(&kernels[0]), [Read, Write, ReadWrite, Read, Read, Read]);
+        assert_eq!(accesses(&kernels[1]), [Read, Read, Read, Read, Write, Read]);
+        assert_eq!(accesses(&kernels[2]), [Read, Read, Read, Read, ReadWrite, ReadWrite]);
+        let used = |kernel: &Kernel| (0..6).filter(|&buffer| kernel.uses(buffer)).collect::<Vec<_>>();
+        assert_eq!(kernels.iter().map(used).collect::<Vec<_>>(), [vec![0, 1, 2], vec![1, 3, 4], vec![4, 5]]);
     }
 }

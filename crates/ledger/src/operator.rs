@@ -7,11 +7,27 @@ use std::str::FromStr;
 use rusqlite::ToSql;
 use rusqlite::types::{FromSql, FromSqlResult, ToSqlOutput, ValueRef};
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr};
 
 /// How a candidate came into a run. Its JSON is its [name](Operator::name); `cross` and `propose` were names
 /// of earlier versions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    EnumString,
+    IntoStaticStr,
+)]
+#[cfg_attr(test, derive(strum::VariantArray))]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub enum Operator {
     /// The candidate that the run tries to beat.
     Baseline,
@@ -29,6 +45,7 @@ pub enum Operator {
     Mutate,
     /// Combines genes of two elites.
     #[serde(rename = "crossover", alias = "cross")]
+    #[strum(serialize = "crossover")]
     Cross,
     /// Changes one gene of the best candidate by one step.
     Neighbour,
@@ -38,28 +55,14 @@ pub enum Operator {
     Restart,
     /// Asks the external proposer.
     #[serde(rename = "proposer", alias = "propose")]
+    #[strum(serialize = "proposer")]
     Propose,
     /// An operator that this version does not know. The detail is its full name.
+    #[strum(serialize = "")]
     Other,
 }
 
 impl Operator {
-    /// Every operator that this version knows.
-    pub const ALL: [Operator; 12] = [
-        Operator::Baseline,
-        Operator::Control,
-        Operator::Shipped,
-        Operator::HeldOut,
-        Operator::Seed,
-        Operator::Random,
-        Operator::Mutate,
-        Operator::Cross,
-        Operator::Neighbour,
-        Operator::Insight,
-        Operator::Restart,
-        Operator::Propose,
-    ];
-
     /// The operators from which the bandit of a search chooses.
     pub const CHOSEN: [Operator; 6] = [
         Operator::Mutate,
@@ -72,21 +75,7 @@ impl Operator {
 
     /// The operator's name in the ledger; empty for an unknown operator.
     pub const fn name(self) -> &'static str {
-        match self {
-            Operator::Baseline => "baseline",
-            Operator::Control => "control",
-            Operator::Shipped => "shipped",
-            Operator::HeldOut => "held_out",
-            Operator::Seed => "seed",
-            Operator::Random => "random",
-            Operator::Mutate => "mutate",
-            Operator::Cross => "crossover",
-            Operator::Neighbour => "neighbour",
-            Operator::Insight => "insight",
-            Operator::Restart => "restart",
-            Operator::Propose => "proposer",
-            Operator::Other => "",
-        }
+        self.into_str()
     }
 
     /// The operator with a detail: the changed genes, the finding, or the source of a seed.
@@ -126,9 +115,9 @@ impl From<Operator> for MadeBy {
 impl From<&str> for MadeBy {
     fn from(text: &str) -> MadeBy {
         let (word, detail) = text.split_once(':').unwrap_or((text, ""));
-        match Operator::ALL.into_iter().find(|operator| operator.name() == word) {
-            Some(operator) => operator.with(detail),
-            None => Operator::Other.with(text),
+        match word.parse().unwrap_or(Operator::Other) {
+            Operator::Other => Operator::Other.with(text),
+            operator => operator.with(detail),
         }
     }
 }
@@ -200,7 +189,10 @@ mod tests {
             assert_eq!((serde_json::from_str::<MadeBy>(&json).unwrap(), json), (made, format!("{text:?}")));
         }
         assert!(MadeBy::from("seed:model").is_drawn() && !MadeBy::from("seed:tuned").is_drawn());
-        for operator in Operator::ALL {
+        for &operator in <Operator as strum::VariantArray>::VARIANTS {
+            if operator == Operator::Other {
+                continue;
+            }
             assert_eq!(MadeBy::from(operator.name()), operator.into());
             let json = serde_json::to_string(&operator).unwrap();
             assert_eq!(json, format!("{:?}", operator.name()));

@@ -1,12 +1,27 @@
 //! The reasons for which candidates are rejected.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
+use strum::{Display, EnumString, IntoStaticStr, VariantNames};
 
 /// The reason of a rejection. [`Rejection::detail`](crate::Rejection::detail) says more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    Display,
+    EnumString,
+    IntoStaticStr,
+    VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub enum Reason {
     /// The proposer made no candidate.
     Proposer,
@@ -62,34 +77,8 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Every reason, in the order of the stages.
-    pub const ALL: [Reason; 25] = [
-        Reason::Proposer,
-        Reason::Plan,
-        Reason::Emit,
-        Reason::Source,
-        Reason::Compiler,
-        Reason::Launch,
-        Reason::Problem,
-        Reason::Identical,
-        Reason::Ptxas,
-        Reason::Spills,
-        Reason::PredictedSlow,
-        Reason::NoPrediction,
-        Reason::Budget,
-        Reason::Failed,
-        Reason::Incomplete,
-        Reason::Compile,
-        Reason::Resources,
-        Reason::Memory,
-        Reason::Wrong,
-        Reason::Fault,
-        Reason::Hangs,
-        Reason::Crashed,
-        Reason::Device,
-        Reason::Incumbent,
-        Reason::Slower,
-    ];
+    /// The names of all reasons, in the order of the stages.
+    pub const NAMES: &'static [&'static str] = <Reason as VariantNames>::VARIANTS;
     /// Reasons that leave a candidate's time valid: the candidate is still ranked.
     pub const RANKED: [Reason; 2] = [Reason::Slower, Reason::Budget];
     /// Reasons that reject a kernel on every device.
@@ -97,49 +86,17 @@ impl Reason {
 
     /// The reason's name in the ledger.
     pub const fn name(self) -> &'static str {
-        match self {
-            Reason::Proposer => "proposer",
-            Reason::Plan => "plan",
-            Reason::Emit => "emit",
-            Reason::Source => "source",
-            Reason::Compiler => "compiler",
-            Reason::Launch => "launch",
-            Reason::Problem => "problem",
-            Reason::Identical => "identical",
-            Reason::Ptxas => "ptxas",
-            Reason::Spills => "spills",
-            Reason::PredictedSlow => "predicted_slow",
-            Reason::NoPrediction => "no_prediction",
-            Reason::Budget => "budget",
-            Reason::Failed => "failed",
-            Reason::Incomplete => "incomplete",
-            Reason::Compile => "compile",
-            Reason::Resources => "resources",
-            Reason::Memory => "memory",
-            Reason::Wrong => "wrong",
-            Reason::Fault => "fault",
-            Reason::Hangs => "hangs",
-            Reason::Crashed => "crashed",
-            Reason::Device => "device",
-            Reason::Incumbent => "incumbent",
-            Reason::Slower => "slower",
-        }
+        self.into_str()
     }
 
     /// The reason with this name.
     pub fn named(word: &str) -> Option<Reason> {
-        Reason::ALL.into_iter().find(|reason| reason.name() == word)
+        word.parse().ok()
     }
 
     /// The names of reasons as a list for SQL: `'slower', 'budget'`.
     pub(crate) fn listed(reasons: &[Reason]) -> String {
         let quoted: Vec<String> = reasons.iter().map(|reason| format!("'{reason}'")).collect();
         quoted.join(", ")
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }

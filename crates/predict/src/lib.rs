@@ -42,4 +42,4 @@ pub use description::MachineError;
 pub use machine::Gpu;
 pub use memory::CacheState;
 pub use predict::{ModelError, Subject, predict};
-pub use prediction::{Cause, Limiter, Prediction, Roofline, Utilisation};
+pub use prediction::{Bottleneck, Cause, Prediction, Roofline, Utilisation};

@@ -11,7 +11,7 @@ use super::lower::{Action, Cached, LoweredModule};
 use super::machine::Gpu;
 use super::memory::{CacheState, Residency};
 use super::plan::{Layouts, Planned};
-use super::prediction::{Cause, Limiter, Prediction, Roofline, Utilisation};
+use super::prediction::{Bottleneck, Cause, Prediction, Roofline, Utilisation};
 use super::replay::{Outcome, replay};
 use crate::resources::{Occupancy, OccupancyError, ResourceSource, Resources, occupancy};
 use emu::trace::{CtaTrace, Detail};
@@ -340,52 +340,52 @@ fn clock_mhz(gpu: &Gpu, load: f64) -> f64 {
 
 /// The unit that is busy nearly all the time, otherwise the main cause of waiting. If memory is busy but
 /// warps wait longer for a pipe, the pipe is chosen.
-fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Limiter {
+fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Bottleneck {
     let share =
         |wanted: &[Cause]| split.iter().filter(|(c, _)| wanted.contains(c)).map(|(_, s)| s).sum::<f64>();
     if share(&[Cause::Launch]) > 0.5 {
-        return Limiter::Launch;
+        return Bottleneck::Launch;
     }
     let units = [
-        (u.tensor, Limiter::Tensor),
-        (u.dram, Limiter::Dram),
-        (u.l2, Limiter::L2),
-        (u.shared, Limiter::Shared),
-        (u.l1, Limiter::L1),
-        (u.mufu, Limiter::Mufu),
-        (u.fma, Limiter::Fma),
-        (u.alu, Limiter::Alu),
-        (u.half, Limiter::Half),
-        (u.double, Limiter::Double),
-        (u.issue, Limiter::Issue),
+        (u.tensor, Bottleneck::Tensor),
+        (u.dram, Bottleneck::Dram),
+        (u.l2, Bottleneck::L2),
+        (u.shared, Bottleneck::Shared),
+        (u.l1, Bottleneck::L1),
+        (u.mufu, Bottleneck::Mufu),
+        (u.fma, Bottleneck::Fma),
+        (u.alu, Bottleneck::Alu),
+        (u.half, Bottleneck::Half),
+        (u.double, Bottleneck::Double),
+        (u.issue, Bottleneck::Issue),
     ];
     let busiest = units.into_iter().rev().max_by(|a, b| a.0.total_cmp(&b.0));
     use Cause as C;
     let pipes = [
-        (share(&[C::SharedBandwidth]), Limiter::Shared),
-        (share(&[C::TensorPipe]), Limiter::Tensor),
-        (share(&[C::FmaPipe]), Limiter::Fma),
-        (share(&[C::AluPipe]), Limiter::Alu),
-        (share(&[C::HalfPipe]), Limiter::Half),
-        (share(&[C::DoublePipe]), Limiter::Double),
+        (share(&[C::SharedBandwidth]), Bottleneck::Shared),
+        (share(&[C::TensorPipe]), Bottleneck::Tensor),
+        (share(&[C::FmaPipe]), Bottleneck::Fma),
+        (share(&[C::AluPipe]), Bottleneck::Alu),
+        (share(&[C::HalfPipe]), Bottleneck::Half),
+        (share(&[C::DoublePipe]), Bottleneck::Double),
     ];
-    let longest = |waits: &[(f64, Limiter)]| waits.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0));
+    let longest = |waits: &[(f64, Bottleneck)]| waits.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0));
     if let Some((_, bound)) = busiest.filter(|(busy, _)| *busy >= SATURATED) {
         // Waits for copies are waits for the memory that they read.
         let copies = [C::AsyncCopy, C::Mbarrier];
         let waits = match bound {
-            Limiter::L1 => share(&[C::L1]),
-            Limiter::L2 => share(&[C::L2, C::L2Bandwidth]) + share(&copies),
-            Limiter::Dram => share(&[C::Dram, C::DramBandwidth]) + share(&copies),
+            Bottleneck::L1 => share(&[C::L1]),
+            Bottleneck::L2 => share(&[C::L2, C::L2Bandwidth]) + share(&copies),
+            Bottleneck::Dram => share(&[C::Dram, C::DramBandwidth]) + share(&copies),
             _ => return bound,
         };
         return longest(&pipes).filter(|(pipe, _)| *pipe > waits).map_or(bound, |(_, pipe)| pipe);
     }
     let others = [
-        (share(&[C::Barrier]), Limiter::Serial),
-        (share(&[C::NotSelected, C::Issue]), Limiter::Issue),
-        (share(&[C::L2Bandwidth]), Limiter::L2),
-        (share(&[C::DramBandwidth]), Limiter::Dram),
+        (share(&[C::Barrier]), Bottleneck::Serial),
+        (share(&[C::NotSelected, C::Issue]), Bottleneck::Issue),
+        (share(&[C::L2Bandwidth]), Bottleneck::L2),
+        (share(&[C::DramBandwidth]), Bottleneck::Dram),
         (
             share(&[
                 C::L1,
@@ -401,10 +401,10 @@ fn bound(u: &Utilisation, split: &[(Cause, f64)]) -> Limiter {
                 C::Cluster,
                 C::Branch,
             ]),
-            Limiter::Latency,
+            Bottleneck::Latency,
         ),
     ];
-    longest(&[&others[..], &pipes].concat()).map_or(Limiter::Latency, |(_, bound)| bound)
+    longest(&[&others[..], &pipes].concat()).map_or(Bottleneck::Latency, |(_, bound)| bound)
 }
 
 #[cfg(test)]
@@ -416,11 +416,11 @@ mod bound_tests {
     fn the_bound_is_one_that_warps_wait_for() {
         let busy = Utilisation { l2: 0.70, tensor: 0.62, ..Utilisation::default() };
         let split = [(Cause::TensorPipe, 0.44), (Cause::Mbarrier, 0.28), (Cause::Issue, 0.1)];
-        assert_eq!(bound(&busy, &split), Limiter::Tensor);
+        assert_eq!(bound(&busy, &split), Bottleneck::Tensor);
         let starved = [(Cause::Mbarrier, 0.60), (Cause::TensorPipe, 0.20)];
-        assert_eq!(bound(&busy, &starved), Limiter::L2);
+        assert_eq!(bound(&busy, &starved), Bottleneck::L2);
         let saturated = Utilisation { tensor: 0.9, ..busy };
-        assert_eq!(bound(&saturated, &starved), Limiter::Tensor);
-        assert_eq!(bound(&Utilisation::default(), &starved), Limiter::Latency);
+        assert_eq!(bound(&saturated, &starved), Bottleneck::Tensor);
+        assert_eq!(bound(&Utilisation::default(), &starved), Bottleneck::Latency);
     }
 }

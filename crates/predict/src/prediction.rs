@@ -51,9 +51,9 @@ causes! {
 }
 
 /// The resource that limits a kernel, which an optimisation should address first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, strum::VariantArray)]
 #[serde(rename_all = "snake_case")]
-pub enum Limiter {
+pub enum Bottleneck {
     /// The tensor cores are nearly always busy.
     Tensor,
     /// The f32 pipe is nearly always busy.
@@ -84,24 +84,24 @@ pub enum Limiter {
     Launch,
 }
 
-impl Limiter {
+impl Bottleneck {
     /// A short name.
     pub const fn name(self) -> &'static str {
         match self {
-            Limiter::Tensor => "tensor cores",
-            Limiter::Fma => "f32 pipe",
-            Limiter::Alu => "integer pipe",
-            Limiter::Half => "half-precision pipe",
-            Limiter::Double => "f64 pipe",
-            Limiter::Mufu => "special functions",
-            Limiter::Issue => "issue slots",
-            Limiter::Shared => "shared memory",
-            Limiter::L1 => "L1",
-            Limiter::L2 => "L2 bandwidth",
-            Limiter::Dram => "DRAM bandwidth",
-            Limiter::Latency => "latency",
-            Limiter::Serial => "waiting at barriers",
-            Limiter::Launch => "launch",
+            Bottleneck::Tensor => "tensor cores",
+            Bottleneck::Fma => "f32 pipe",
+            Bottleneck::Alu => "integer pipe",
+            Bottleneck::Half => "half-precision pipe",
+            Bottleneck::Double => "f64 pipe",
+            Bottleneck::Mufu => "special functions",
+            Bottleneck::Issue => "issue slots",
+            Bottleneck::Shared => "shared memory",
+            Bottleneck::L1 => "L1",
+            Bottleneck::L2 => "L2 bandwidth",
+            Bottleneck::Dram => "DRAM bandwidth",
+            Bottleneck::Latency => "latency",
+            Bottleneck::Serial => "waiting at barriers",
+            Bottleneck::Launch => "launch",
         }
     }
 }
@@ -162,7 +162,7 @@ pub struct Prediction {
     /// Upper end of the uncertainty interval, in µs.
     pub us_high: f64,
     /// The resource that limits the kernel.
-    pub bound: Limiter,
+    pub bound: Bottleneck,
     /// Fractions of warp time by cause, largest first. They sum to 1. Causes without a share are left out.
     pub split: Vec<(Cause, f64)>,
     /// The share of each instruction, in the module's order, in the time from the first instruction to the

@@ -143,7 +143,7 @@ fn a_chain_of_fma_takes_four_clocks_each() {
     (0..1000).for_each(|_| code.fma(d, a));
     let p = code.run(&L4, 1, 1, repeated(&code, 5));
     near(p.cycles, 20000.0, 0.01);
-    assert_eq!(p.bound, Limiter::Latency);
+    assert_eq!(p.bound, Bottleneck::Latency);
     assert!(p.share(Cause::Arithmetic) > 0.2);
 }
 
@@ -158,7 +158,7 @@ fn independent_fma_fill_the_issue_slots() {
     let p = code.run(&L4, 1, 8, repeated(&code, 5));
     near(p.cycles, 16000.0, 0.02);
     near(p.utilisation.issue, 1.0, 0.02);
-    assert_eq!(p.bound, Limiter::Fma);
+    assert_eq!(p.bound, Bottleneck::Fma);
     // 64 lanes issue one warp instruction in two clocks.
     near(code.run(&A100, 1, 8, straight(&code)).cycles, 6400.0, 0.02);
 }
@@ -174,7 +174,7 @@ fn bank_conflicts_take_a_wavefront_each() {
         let p = code.run(gpu, 1, 8, move |r, warp| {
             (0..4 * len).for_each(|i| r.shared(warp, i % len, !0, &strided(stride), 4));
         });
-        assert_eq!(p.bound, Limiter::Shared);
+        assert_eq!(p.bound, Bottleneck::Shared);
         p.cycles
     };
     near(cycles(&H200, 4), 1600.0 * 8.0, 0.05);
@@ -215,7 +215,7 @@ fn special_functions_come_sixteen_a_clock() {
     (0..50).for_each(|_| d.iter().for_each(|d| code.push(ex2, [*d, a].map(Operand::Reg))));
     let p = code.run(&H200, 132, 8, straight(&code));
     near(p.cycles, 400.0 * 8.0 * 32.0 / 16.0, 0.03);
-    assert_eq!(p.bound, Limiter::Mufu);
+    assert_eq!(p.bound, Bottleneck::Mufu);
 }
 
 /// `for i in 0..n { m = max(m, shared[i]) }`, not unrolled, by one thread.
@@ -355,7 +355,7 @@ fn a_dependent_load_chain_takes_the_latency() {
     (0..200).for_each(|_| code.load(Space::Shared, address, address));
     let p = code.run(&L4, 1, 1, |r, w| (0..200).for_each(|pc| r.shared(w, pc, 1, &strided(0), 4)));
     near(p.cycles / 200.0, 23.0, 0.05);
-    assert_eq!(p.bound, Limiter::Latency);
+    assert_eq!(p.bound, Bottleneck::Latency);
     assert!(p.share(Cause::SharedLatency) > 0.3);
 }
 
@@ -369,7 +369,7 @@ fn warps_that_wait_for_one_make_it_serial() {
         }
         r.barrier(warp, 5, !0, 0, BarKind::Sync, 128);
     });
-    assert_eq!(p.bound, Limiter::Serial);
+    assert_eq!(p.bound, Bottleneck::Serial);
     assert!(p.share(Cause::Barrier) > 0.5);
     near(p.active_sms, 16.0 / 58.0, 0.01);
     assert_eq!(p.ctas, 16);
@@ -387,7 +387,7 @@ fn mma_reaches_the_tensor_peak() {
     }
     for gpu in [&A100, &L4, &H200] {
         let p = code.run(gpu, gpu.sms * 32, 8, straight(&code));
-        assert_eq!(p.bound, Limiter::Tensor, "{}", gpu.name);
+        assert_eq!(p.bound, Bottleneck::Tensor, "{}", gpu.name);
         near(p.utilisation.tensor, 1.0, 0.03);
         // At the clock that the power limit allows.
         near(p.tensor_share, p.clock_mhz / gpu.clock_mhz, 0.10);
@@ -463,7 +463,7 @@ fn a_copy_reaches_the_bandwidth_of_dram() {
     // Each CTA has 8 warps with 8 loads and 8 stores of 512 bytes.
     let gbps = f64::from(grid) * 8.0 * 16.0 * 512.0 / (p.us - H200.launch_us) * 1e-3;
     near(gbps, 0.9 * 4800.0, 0.05);
-    assert_eq!(p.bound, Limiter::Dram);
+    assert_eq!(p.bound, Bottleneck::Dram);
 }
 
 #[test]
@@ -473,7 +473,7 @@ fn an_empty_kernel_takes_the_launch() {
     for gpu in machine::MACHINES {
         let p = code.run(gpu, 1, 1, straight(&code));
         near(p.us, gpu.launch_us, 0.02);
-        assert_eq!(p.bound, Limiter::Launch);
+        assert_eq!(p.bound, Bottleneck::Launch);
     }
 }
 

@@ -63,7 +63,8 @@ impl LengthArray {
 pub enum Operand {
     /// A tensor with strides.
     Tensor(Tensor),
-    /// The log-sum-exp, f32, `[batch][head][row]`: an output of the forward pass, an input of the backward pass.
+    /// The log-sum-exp, f32, `[batch][head][row]`: an output of the forward pass, an input of the backward
+    /// pass.
     Lse,
     /// An array of lengths.
     Lengths(LengthArray),

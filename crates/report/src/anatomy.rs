@@ -3,7 +3,7 @@
 use emu::trace::sample_ctas;
 use emu::{Buffer, Checks, EmuError, Fidelity, Options};
 use kernels::select::Shape;
-use kernels::{Arch, KernelError, Plan};
+use kernels::{Arch, KernelError};
 use predict::resources::{Ptxas, Resources, estimate};
 use predict::{Gpu, Prediction, machine};
 use problem::Problem;
@@ -81,20 +81,15 @@ pub fn dissect(candidate: &Candidate, shape: &Shape, device: &str) -> Result<Ana
             let arch = Arch::of(gpu.sm).ok_or_else(no_device)?;
             let arch = Arch { multiprocessors: gpu.sms, ..arch };
             let whole = bind(plan, &shape.problem(), &arch)?;
-            // As in a forecast, families that assign tiles at run time need the whole grid, the others one
-            // head.
-            match plan {
-                Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) => {
-                    examine(&whole, &whole, gpu, Fidelity::Sketch, None)
-                }
-                Plan::Mma(_) | Plan::Ladder { .. } => {
-                    let (p, rows) = (shape.problem(), shape.seq_q);
-                    let head = Problem { seq_kv: p.seq_kv, ..Problem::new(1, 1, rows, p.head_dim, p.dtypes) };
-                    let head = Problem { head_dim_v: p.head_dim_v, band: p.band, ..head };
-                    let head = bind(plan, &head.with_layout(problem::Layout::Bhsd), &arch)?;
-                    examine(&head, &whole, gpu, Fidelity::Exact, None)
-                }
+            // As in a forecast, plans that take tiles at run time need the whole grid, the others one head.
+            if plan.takes_tiles() {
+                return examine(&whole, &whole, gpu, Fidelity::Sketch, None);
             }
+            let (p, rows) = (shape.problem(), shape.seq_q);
+            let head = Problem { seq_kv: p.seq_kv, ..Problem::new(1, 1, rows, p.head_dim, p.dtypes) };
+            let head = Problem { head_dim_v: p.head_dim_v, band: p.band, ..head };
+            let head = bind(plan, &head.with_layout(problem::Layout::Bhsd), &arch)?;
+            examine(&head, &whole, gpu, Fidelity::Exact, None)
         }
     }
 }
@@ -143,7 +138,7 @@ fn examine(
 
 #[cfg(test)]
 mod tests {
-    use kernels::Family;
+    use kernels::{Family, Plan};
     use serde_json::json;
 
     use super::*;
@@ -172,7 +167,8 @@ mod tests {
         let plan = with_genes(&plan, &genes).unwrap();
         let anatomy = dissect(&Candidate::Gpu(plan), &Shape::of(&problem), "H200").unwrap();
         assert_eq!(anatomy.prediction.unwrap().ctas, 64);
-        let small = anatomy.findings.iter().find(|finding| finding.name == "small grid").unwrap();
+        let small =
+            anatomy.findings.iter().find(|finding| finding.name == kernels::Symptom::SmallGrid).unwrap();
         assert_eq!(small.evidence, "64 CTAs give work to 48 % of the H200's multiprocessors");
     }
 

@@ -87,7 +87,7 @@ pub(super) fn progress(climb: &Climb) -> Markup {
                     td.n data-label="quoted µs" { (rung.rung.quoted_us().map_or("–".into(), short)) }
                     td.n data-label="×" { (first.zip(rung.us()).map_or("–".into(), |(f, u)| format!("{:.1}", f / u))) }
                     td data-label="bound" { (rung.study.prediction().map_or("–".into(), |p| p.bound.name().to_owned())) }
-                    td data-label="first root cause" { (rung.study.findings.first().map_or("–", |f| f.name)) }
+                    td data-label="first root cause" { (rung.study.findings.first().map_or("–", |f| f.name.name())) }
                 }
             } }
         } }
@@ -289,7 +289,7 @@ pub(super) fn findings(climb: &Climb) -> Markup {
         @for rung in climb.rungs.iter().filter(|r| !r.study.findings.is_empty()) {
             details open {
                 summary { b { (rung.rung.name) } " " span.soft {
-                    (rung.study.findings.iter().map(|f| f.name).collect::<Vec<_>>().join(", "))
+                    (rung.study.findings.iter().map(|f| f.name.name()).collect::<Vec<_>>().join(", "))
                 } }
                 div.scroll { table.stacks {
                     thead { tr { th { "cause" } th { "evidence" } th.n { "lines" } th.n { "gain at most" } th { "cure" } } }

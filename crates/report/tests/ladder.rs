@@ -21,8 +21,8 @@ fn every_rung_gets_its_verdict_and_its_cause() {
     assert_eq!(climb.surprises(), [""; 0]);
     let finding = |rung: &str, name: &str| {
         let rung = climb.rungs.iter().find(|r| r.rung.name == rung).unwrap_or_else(|| panic!("no {rung}"));
-        let found = rung.study.findings.iter().find(|f| f.name == name);
-        let names: Vec<_> = rung.study.findings.iter().map(|f| f.name).collect();
+        let found = rung.study.findings.iter().find(|f| f.name.name() == name);
+        let names: Vec<_> = rung.study.findings.iter().map(|f| f.name.name()).collect();
         found.cloned().ok_or_else(|| format!("{}: {names:?} lacks {name}", rung.rung.name))
     };
     // The actual problem of each rung, which the original kernels do not name.

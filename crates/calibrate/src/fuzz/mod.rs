@@ -115,7 +115,7 @@ pub fn execute(case: &Case) -> FuzzOutcome {
     let mut kinds: Vec<&str> = study.check.hazards.iter().map(|h| h.kind.name()).collect();
     kinds.sort_unstable();
     kinds.dedup();
-    let found: Vec<&str> = study.findings.iter().map(|f| f.name).collect();
+    let found: Vec<&str> = study.findings.iter().map(|f| f.name.name()).collect();
     let reason = study.check.reasons.first().map_or("", String::as_str);
     FuzzOutcome { stage, shape: format!("{legal} {kinds:?} {found:?} {}", shape(reason)) }
 }

@@ -6,16 +6,16 @@
 //! instruction orders the same accesses. Kernels of a family with the same sites are therefore taken
 //! together, and one of them must fail.
 
-use attend::{Chains, Order, Packing, Rescale, Sums, Tiles};
+use attend::{Order, Packing, Sums, Tiles};
 use emu::Schedule;
 use judge::inputs::Style;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::forward::small::{AtOncePlan, Merge, Requests, RowOrder, Scores, StreamedPlan};
-use kernels::forward::wgmma::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan};
+use kernels::forward::wgmma::{Diagonal, Ends, Rescaling, WgmmaPlan};
 use kernels::{Arch, Family, Plan};
 use problem::{Band, DType, Layout, Problem};
 use rayon::prelude::*;
-use tile::{Handout, RowStore, Tail, TileOrder, Turns};
+use tile::{Handout, RowStore};
 
 use super::plans::asking;
 use super::{Check, Making, Settings};
@@ -25,7 +25,7 @@ use check::launchfile::Bound;
 
 /// Faults that remove ordering. Each of their sites must be needed.
 fn order() -> impl Iterator<Item = Fault> {
-    Fault::ALL.into_iter().filter(|fault| fault.orders())
+    Fault::ALL.iter().copied().filter(|fault| fault.orders())
 }
 
 /// Faults that change the computation or its inputs.
@@ -251,36 +251,7 @@ fn wgmma() -> Vec<Suspect> {
     // In a full tile, the first warpgroup skips more blocks than there are stages.
     let full = [&short[..], &[rectangle(2, 140, 150, Band::CAUSAL)]].concat();
     let guessing = Rescaling::Speculative { beyond: 0, limit: 1 };
-    let plain = WgmmaPlan {
-        share: Share::Rows,
-        consumers: 2,
-        resident_ctas: 1,
-        cluster: 1,
-        packing: Packing::Apart,
-        block_n: 32,
-        stages: 2,
-        tiles: Tiles::InTurn,
-        products: Order::ScoresAhead,
-        producer_registers: None,
-        queries_ahead: 0,
-        store: Store::Direct,
-        turns: Turns::Free,
-        rescale: Rescaling::Beyond(8),
-        exps_by_fma: 0,
-        probabilities: Probabilities::Registers,
-        tables: Tables::Registers,
-        chains: Chains { max: 2, sum: 1 },
-        sums: Sums::Lanes,
-        output_sums: attend::OutputSums::Running,
-        diagonal: Diagonal::Whole,
-        ends: Ends::Common,
-        handout: Handout::Dynamic,
-        tail: Tail::Whole,
-        tile_order: TileOrder::InOrder,
-        section_mib: 32,
-        tanh: attend::Tanh::Exp2,
-        visits: kernels::forward::Visits::Band,
-    };
+    let plain = WgmmaPlan { consumers: 2, handout: Handout::Dynamic, ..WgmmaPlan::PLAIN };
     let overlapped = WgmmaPlan { tiles: Tiles::Overlapped, rescale: guessing, ..plain.clone() };
     let sums = WgmmaPlan { sums: Sums::Product, rescale: guessing, ..plain.clone() };
     let ahead = WgmmaPlan { queries_ahead: 1, ..plain.clone() };
@@ -345,22 +316,7 @@ fn small_at_once() -> Vec<Suspect> {
 }
 
 fn small_streamed() -> Vec<Suspect> {
-    let plain = StreamedPlan {
-        row_warpgroups: 1,
-        packing: Packing::Apart,
-        cluster: 1,
-        kv_warpgroups: 1,
-        block_n: 32,
-        stages: 2,
-        rescale: Rescale::Beyond(8),
-        speculative: None,
-        turns: Turns::Free,
-        tile_order: RowOrder::ByHead,
-        store: RowStore::Chunks,
-        overlapping: false,
-        resident_ctas: 1,
-        tanh: attend::Tanh::Exp2,
-    };
+    let plain = StreamedPlan { block_n: 32, ..StreamedPlan::BASE };
     let plans = [
         (STREAM, plain.clone()),
         // Overlaps with the previous grid.

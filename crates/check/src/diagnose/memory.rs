@@ -1,5 +1,6 @@
 //! Root causes in the use of memory.
 
+use kernels::Symptom;
 use predict::Cause;
 use ptx::{Access, Op, Space};
 
@@ -23,7 +24,7 @@ pub(super) fn bank_conflicts(evidence: &Evidence) -> Option<Finding> {
     let share = wasted * evidence.predicted(&SHARED, alone);
     let lines = evidence.lines(conflicted);
     Some(Finding {
-        name: "bank conflicts",
+        name: Symptom::BankConflicts,
         evidence: format!(
             "{:.0} % of the passes over shared memory are conflicts, {:.0}-way at {}; {}",
             100.0 * wasted,
@@ -50,7 +51,7 @@ pub(super) fn uncoalesced(evidence: &Evidence) -> Option<Finding> {
     let share = part * evidence.predicted(&GLOBAL, evidence.critical_share(wasteful));
     let lines = evidence.lines(wasteful);
     Some(Finding {
-        name: "uncoalesced global accesses",
+        name: Symptom::Uncoalesced,
         evidence: format!(
             "{} touches {:.0} sectors of 32 bytes an access and uses {:.0} % of them; {}",
             evidence.show_line(worst.inst.line),
@@ -77,7 +78,7 @@ pub(super) fn scalar_accesses(evidence: &Evidence) -> Option<Finding> {
     let lines = evidence.lines(narrow);
     let bytes = bytes(widest)?;
     Some(Finding {
-        name: "scalar global accesses",
+        name: Symptom::ScalarAccesses,
         evidence: format!(
             "{bytes} bytes a lane at {}, where one instruction moves 16; {:.0} % of the critical path, {}",
             evidence.show_line(widest.inst.line),
@@ -91,8 +92,6 @@ pub(super) fn scalar_accesses(evidence: &Evidence) -> Option<Finding> {
         cure: "load and store 16 bytes a lane (ld.global.v4, cp.async 16)",
     })
 }
-
-pub(super) const LOCAL_MEMORY: &str = "local memory";
 
 /// Finds spills and arrays in local memory.
 pub(super) fn local_memory(evidence: &Evidence) -> Option<Finding> {
@@ -109,7 +108,7 @@ pub(super) fn local_memory(evidence: &Evidence) -> Option<Finding> {
     let share = local_share(evidence, &local);
     let misses = evidence.prediction.map_or(0.0, |p| p.local_fraction);
     Some(Finding {
-        name: if lines.is_empty() { "register spills" } else { LOCAL_MEMORY },
+        name: if lines.is_empty() { Symptom::RegisterSpills } else { Symptom::LocalMemory },
         evidence: format!(
             "{stack} bytes of local memory a thread, {spills} bytes of spill code; {} moved to and from it, {:.0} % of \
              what L1 asks of L2, {}",
@@ -157,7 +156,7 @@ pub(super) fn redundant_loads(evidence: &Evidence) -> Option<Finding> {
     let times = read / unique.max(1) as f64;
     let share = evidence.predicted(&GLOBAL, evidence.critical_share(loads));
     (unique > 0 && times >= 12.0).then(|| Finding {
-        name: "redundant loads",
+        name: Symptom::RedundantLoads,
         evidence: format!(
             "each byte of the inputs is read {times:.0} times ({} read, {} of inputs)",
             size(read),
@@ -178,7 +177,7 @@ pub(super) fn no_overlap(evidence: &Evidence) -> Option<Finding> {
     let loads =
         |e: &Executed| matches!(e.inst.op, Op::Ld(m) if matches!(m.space, Space::Global | Space::Generic));
     (!copies && share >= 0.10).then(|| Finding {
-        name: "no overlap of copies",
+        name: Symptom::NoOverlap,
         evidence: format!(
             "warps wait {:.0} % of their time for global memory, and no copy is asynchronous",
             100.0 * share

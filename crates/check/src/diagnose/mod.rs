@@ -8,17 +8,15 @@ mod sums;
 mod waits;
 mod work;
 
+use kernels::Symptom;
 use serde::Serialize;
-
-pub use work::SMALL_GRID;
 
 pub use evidence::{Evidence, Executed, LineCost, SourceCost};
 pub use loops::{LoopCost, loops};
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// The name: `serial reduction`, `bank conflicts`, ….
-    pub name: &'static str,
+    pub name: Symptom,
     /// Ranges of PTX lines (first, last), the heaviest first.
     pub lines: Vec<(u32, u32)>,
     /// The counters behind the finding, in words.
@@ -69,7 +67,7 @@ pub fn diagnose(evidence: &Evidence) -> Vec<Finding> {
     ];
     // Local memory is reported whatever its share is, because a small share is useful information too.
     let matters = |f: &Finding| f.share >= LEAST_SHARE && f.expected_gain >= 1.0 + LEAST_SHARE;
-    let worth_saying = |f: &Finding| matters(f) || f.name == memory::LOCAL_MEMORY;
+    let worth_saying = |f: &Finding| matters(f) || f.name == Symptom::LocalMemory;
     let mut findings: Vec<Finding> =
         causes.iter().filter_map(|cause| cause(evidence)).filter(worth_saying).collect();
     if findings.is_empty() {
@@ -93,4 +91,19 @@ pub fn show_lines(lines: &[(u32, u32)]) -> String {
         text.push_str(", …");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use predict::Bottleneck;
+
+    /// A search looks for cures of the time model's limit by its name.
+    #[test]
+    fn every_bottleneck_is_a_symptom() {
+        for limit in <Bottleneck as strum::VariantArray>::VARIANTS {
+            let name = serde_json::to_value(limit).unwrap();
+            assert!(name.as_str().and_then(Symptom::named).is_some(), "{name}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Root causes in what warps wait for: launches, mbarriers, special functions. They cover kernels with
 //! asynchronous copies and products in which no unit is busy.
 
+use kernels::Symptom;
 use predict::Cause;
 use ptx::Op;
 
@@ -18,7 +19,7 @@ pub(super) fn launch(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let share = prediction.share(Cause::Launch);
     (share >= LAUNCH).then(|| Finding {
-        name: "launch overhead",
+        name: Symptom::LaunchOverhead,
         lines: Vec::new(),
         evidence: format!(
             "an empty kernel takes {:.1} of the {:.1} µs",
@@ -53,7 +54,7 @@ pub(super) fn mbarriers(evidence: &Evidence) -> Option<Finding> {
     let where_ = evidence.show_line(longest.inst.line);
     let lines = evidence.lines(|e| is_wait(e) && stall(e) > 0.01);
     (share >= MBARRIERS).then(|| Finding {
-        name: if is_short { "pipeline too short" } else { "waits for copies" },
+        name: if is_short { Symptom::PipelineTooShort } else { Symptom::WaitsForCopies },
         lines,
         evidence: format!(
             "warps wait {:.0} % of the time for copies or for the warps that consume them, longest at {where_}, which a \
@@ -77,7 +78,7 @@ pub(super) fn exponentials(evidence: &Evidence) -> Option<Finding> {
     let share = prediction.share(Cause::Mufu);
     let special = |op: &Op| matches!(op, Op::Unary(ptx::UnaryOp::Ex2, ..));
     (share >= EXPONENTIALS && evidence.has(special)).then(|| Finding {
-        name: "exponentials",
+        name: Symptom::Exponentials,
         lines: evidence.lines(|e| special(&e.inst.op)),
         evidence: format!(
             "warps wait {:.0} % of the time for the special-function pipe, which is busy {:.0} % of it",
@@ -97,7 +98,7 @@ pub(super) fn longest(evidence: &Evidence) -> Option<Finding> {
     let waits = prediction.split.iter().filter(|(cause, _)| *cause != Cause::Issue);
     let (cause, share) = waits.max_by(|a, b| a.1.total_cmp(&b.1))?;
     Some(Finding {
-        name: "longest wait",
+        name: Symptom::LongestWait,
         lines: Vec::new(),
         evidence: format!(
             "warps spend {:.0} % of the time on {}, the largest part",

@@ -1,5 +1,6 @@
 //! Root causes in the distribution of work: serial sections, idle warps, idle SMs, unused units.
 
+use kernels::Symptom;
 use predict::Cause;
 use predict::resources::Limiter;
 use ptx::{BinaryOp, Op, TernaryOp, Type, UnaryOp};
@@ -29,7 +30,7 @@ pub(super) fn serial_section(evidence: &Evidence) -> Option<Finding> {
     });
     let slots = evidence.executed.iter().filter(|e| serial(e)).map(|e| e.counter.issues as f64).sum::<f64>();
     (!lines.is_empty()).then(|| Finding {
-        name: if reduces { "serial reduction" } else { "serial section" },
+        name: if reduces { Symptom::SerialReduction } else { Symptom::SerialSection },
         evidence: format!(
             "1 of {} lanes active in {:.0} % of the critical path ({:.0} % of issue slots), {}",
             evidence.threads(),
@@ -53,7 +54,7 @@ pub(super) fn idle_warps(evidence: &Evidence) -> Option<Finding> {
     let lines = evidence.lines(idle);
     let heaviest = evidence.executed.iter().filter(|e| idle(e)).max_by_key(|e| e.busiest)?;
     Some(Finding {
-        name: "idle warps",
+        name: Symptom::IdleWarps,
         evidence: format!(
             "{} of {warps} warps {} in {:.0} % of the critical path, {}; typical cause: one row per thread and \
              fewer rows than threads",
@@ -81,7 +82,7 @@ pub(super) fn idle_lanes(evidence: &Evidence) -> Option<Finding> {
     let mean = lanes / f64::max(issues, 1.0);
     let lines = evidence.lines(idle);
     (!lines.is_empty()).then(|| Finding {
-        name: "idle lanes",
+        name: Symptom::IdleLanes,
         evidence: format!(
             "{mean:.1} of 32 lanes active in {:.0} % of the critical path, {}",
             100.0 * share,
@@ -120,7 +121,7 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
     let share = evidence.critical_share(feeds);
     let lines = evidence.lines(scalar);
     Some(Finding {
-        name: if fraction == 0.0 { "tensor cores unused" } else { "tensor cores hardly used" },
+        name: if fraction == 0.0 { Symptom::TensorCoresUnused } else { Symptom::TensorCoresHardlyUsed },
         evidence: format!(
             "tensor cores do {:.0} % of the multiply-adds; scalar products and the loads that feed them take {:.0} % of the \
              critical path, {}",
@@ -135,9 +136,6 @@ pub(super) fn tensor_cores_unused(evidence: &Evidence) -> Option<Finding> {
     })
 }
 
-/// The name of the finding that the grid is small.
-pub const SMALL_GRID: &str = "small grid";
-
 /// Share of an empty kernel in the time from which a launch counts as a test launch.
 const TINY_LAUNCH: f64 = 0.25;
 
@@ -146,7 +144,7 @@ pub(super) fn small_grid(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
     let active = prediction.active_sms;
     (active < 0.75 && prediction.share(Cause::Launch) < TINY_LAUNCH).then(|| Finding {
-        name: SMALL_GRID,
+        name: Symptom::SmallGrid,
         lines: Vec::new(),
         evidence: format!(
             "{} CTAs give work to {:.0} % of the {}'s multiprocessors",
@@ -174,7 +172,7 @@ pub(super) fn low_occupancy(evidence: &Evidence) -> Option<Finding> {
         Limiter::Ctas => "CTAs".to_owned(),
     };
     (occupancy.fraction < 0.25).then(|| Finding {
-        name: "low occupancy",
+        name: Symptom::LowOccupancy,
         lines: Vec::new(),
         evidence: format!(
             "{} warps on a multiprocessor, {:.0} % of what it holds, limited by {limiter}; {:.0} % of warp time waits \
@@ -201,7 +199,7 @@ pub(super) fn barriers(evidence: &Evidence) -> Option<Finding> {
     let is_barrier = |e: &Executed| matches!(e.inst.op, Op::Bar { .. });
     let warps = evidence.kernel.launch.grid.count() * u64::from(evidence.counters.warps);
     (share >= 0.10).then(|| Finding {
-        name: "barriers",
+        name: Symptom::Barriers,
         evidence: format!(
             "warps wait {:.0} % of their time at barriers, {:.0} of them a warp",
             100.0 * share,

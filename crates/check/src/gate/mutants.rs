@@ -175,7 +175,8 @@ fn runs(bound: &Bound, settings: &Settings, watch: &Watch) -> impl Iterator<Item
 
 /// Sites of faults: one of each kind in turn, spread over the kernel.
 fn chosen(kernel: &Kernel, most: usize) -> Vec<(Fault, usize)> {
-    let mut kinds = Fault::ALL.map(|fault| (fault, spread(sites(kernel, fault) as u64)));
+    let kinds = Fault::ALL.iter().map(|&fault| (fault, spread(sites(kernel, fault) as u64)));
+    let mut kinds: Vec<_> = kinds.collect();
     let mut chosen = Vec::new();
     loop {
         let before = chosen.len();
@@ -240,11 +241,11 @@ END:
         assert!(MODULE.contains(store));
         for count in 1..60 {
             let kernel = bound(&MODULE.replace(store, &store.repeat(count))).kernel;
-            let all = Fault::ALL.map(|fault| sites(&kernel, fault));
+            let all: Vec<usize> = Fault::ALL.iter().map(|&fault| sites(&kernel, fault)).collect();
             let chosen = chosen(&kernel, usize::MAX);
             assert_eq!(chosen.len(), all.iter().sum::<usize>(), "{count}");
             let known: HashSet<(Fault, usize)> = chosen.into_iter().collect();
-            for (fault, sites) in Fault::ALL.into_iter().zip(all) {
+            for (&fault, sites) in Fault::ALL.iter().zip(all) {
                 assert!((0..sites).all(|site| known.contains(&(fault, site))), "{fault:?} of {count}");
             }
         }

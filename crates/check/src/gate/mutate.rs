@@ -6,7 +6,7 @@ use ptx::{
 };
 
 /// A kind of fault. A kernel has a number of sites for each kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, strum::VariantArray)]
 pub enum Fault {
     /// Removes a CTA barrier.
     DropBarrier,
@@ -54,29 +54,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    pub const ALL: [Fault; 21] = [
-        Fault::DropBarrier,
-        Fault::DropWarpBarrier,
-        Fault::DropAsyncWait,
-        Fault::DropFence,
-        Fault::DropArrival,
-        Fault::DropExpectation,
-        Fault::DropPhaseWait,
-        Fault::WrongPhase,
-        Fault::DropClusterBarrier,
-        Fault::DropBulkWait,
-        Fault::DropProductFence,
-        Fault::DropProductGroup,
-        Fault::DropProductWait,
-        Fault::DropGridWait,
-        Fault::DropCopy,
-        Fault::WrongSlot,
-        Fault::BoundTooLarge,
-        Fault::ComparisonOffByOne,
-        Fault::SkipRescale,
-        Fault::WrongScale,
-        Fault::SkipStore,
-    ];
+    pub const ALL: &'static [Fault] = <Fault as strum::VariantArray>::VARIANTS;
 
     /// Whether the fault removes ordering of memory accesses, copies or products. The other faults change the
     /// computation.

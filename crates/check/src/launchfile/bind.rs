@@ -69,8 +69,9 @@ pub struct Bound {
 impl Bound {
     /// A generated program. The module has the line numbers of its printed form, so that findings name lines.
     pub fn of_program(program: Program, problem: &Problem) -> Bound {
-        let Program { kernel, then, kinds } = program;
-        let roles = kinds.into_iter().map(Role::from).collect();
+        let roles = program.contracts.buffers.iter().map(|buffer| buffer.kind.into()).collect();
+        let mut then = program.kernels();
+        let kernel = then.remove(0);
         Bound { then, ..Bound::of_kernel(kernel, roles, Some(problem.clone())) }
     }
 

@@ -5,6 +5,7 @@ use flashcore_check::diagnose::{Evidence, Executed};
 use flashcore_check::gate::{Settings, Verdict, check_kernel};
 use flashcore_check::launchfile::LaunchSpec;
 use flashcore_check::study::{RecordError, record, sketch, study};
+use kernels::Symptom;
 use predict::{Cause, machine};
 
 /// A thousand threads that walk private arrays of `words` words, with 24 multiply-adds per access.
@@ -30,7 +31,7 @@ fn private_arrays(words: u32) -> Finding {
     let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
     let study =
         study(bound, Some(text.into()), &Settings::quick().first_run(), &[machine::L4], None).unwrap();
-    let finding = study.findings.iter().find(|f| f.name == "local memory").cloned();
+    let finding = study.findings.iter().find(|f| f.name == Symptom::LocalMemory).cloned();
     finding.unwrap_or_else(|| panic!("{:?}", study.findings))
 }
 
@@ -112,7 +113,7 @@ fn a_producer_is_no_serial_section() {
     assert!(evidence.executed.iter().find(copies).unwrap().feeds);
     assert!(evidence.executed.iter().any(|e| !e.feeds && e.counter.flop > 0));
     assert_eq!((evidence.working_warps, evidence.counters.warps), (4, 5));
-    let names: Vec<&str> = study.findings.iter().map(|f| f.name).collect();
+    let names: Vec<&str> = study.findings.iter().map(|f| f.name.name()).collect();
     let wrong = ["serial section", "serial reduction", "idle warps", "idle lanes", "small grid"];
     assert!(names.iter().all(|name| !wrong.contains(name)), "{:?}", study.findings);
 }
@@ -137,7 +138,7 @@ fn tensor_cores(body: &str) -> Option<Finding> {
     let bound = launch.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
     let study =
         study(bound, Some(text.into()), &Settings::quick().first_run(), &[machine::L4], None).unwrap();
-    study.findings.into_iter().find(|f| f.name == "tensor cores unused")
+    study.findings.into_iter().find(|f| f.name == Symptom::TensorCoresUnused)
 }
 
 /// Tensor cores are recommended for products that are summed over a loop, not for the multiply-adds of an

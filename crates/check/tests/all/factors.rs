@@ -6,6 +6,7 @@ use crate::common::programs::{FEATURES, Feature, draft};
 use crate::common::{SMALL, plain_mma};
 use attend::{Order, Packing, Tiles};
 use emu::Schedule;
+use filetest::is_due;
 use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::Bound;
 use judge::inputs::Style;
@@ -77,7 +78,8 @@ fn programs_pass_beside_every_other_feature_in_both_families() {
             for family in FAMILIES {
                 number += 1;
                 let problem = factored(&[first, second], number);
-                if problem.programs.is_empty() {
+                // One of the families for each pair.
+                if problem.programs.is_empty() || !is_due(number + number / FAMILIES.len(), 2) {
                     continue;
                 }
                 let name = format!("{} {} {family:?} {problem:?}", first.name, second.name);

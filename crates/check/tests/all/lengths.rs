@@ -178,8 +178,7 @@ fn lengths_do_not_change_the_code() {
             }
             let other = other.with_layout(Layout::Bshd);
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
-            let text =
-                |problem| kernels::emit(problem, &plan, &Arch::SM_90).unwrap().kernel.module.to_string();
+            let text = |problem| kernels::emit(problem, &plan, &Arch::SM_90).unwrap().module.to_string();
             assert_eq!(text(&problem), text(&other), "{family:?} {name}");
         }
     }

@@ -58,7 +58,7 @@ fn explain_and_climb_agree_on_the_mission() {
     let climbed = rungs[0].predicted_us().unwrap();
     // `climb` recorded the CTAs of one head, `explain` those of all heads.
     assert!((us / climbed - 1.0).abs() < 0.02, "{us} and {climbed}");
-    assert_eq!(finding, rungs[0].study.findings[0].name);
+    assert_eq!(finding, rungs[0].study.findings[0].name.name());
     // An H200 ships with another kernel than an L4.
     let on_h200 = rungs[0].study.predictions[1].as_ref().unwrap().us;
     assert!(explain("H200").0 < 0.75 * on_h200, "{on_h200}");

@@ -20,8 +20,8 @@ fn in_pages<T: Element>(p: &Problem, operands: &Operands<'_>, tensor: Tensor, de
     pool
 }
 
-/// Sequences of all lengths around `page`, with rows in `layout`, and the operands of the dense problem and of
-/// the problem in pages.
+/// Sequences of all lengths around `page`, with rows in `layout`, and the operands of the dense problem and
+/// of the problem in pages.
 fn cases(page: usize, group: usize, dtype: DType) -> (Problem, Others, Problem, Others) {
     let lengths = [0, 1, page - 1, page, page + 1, 97, 2 * page + 31];
     let longest = *lengths.iter().max().unwrap();

@@ -204,7 +204,7 @@ impl Bench {
     /// and ragged ends. A window is shortened to one and a half blocks of keys, so that its bounds lie inside
     /// of the problem. The problem itself if the plan supports nothing smaller.
     pub fn small(&self, plan: &Plan, problem: &Problem) -> Problem {
-        let (rows, keys) = extents(plan);
+        let [rows, keys] = plan.tile().map(|n| n as usize);
         let ragged = |seq: usize, tile: usize, tiles: usize| seq.min(tiles * tile + tile / 2 + 3);
         let even = |seq: usize, tile: usize| seq.min(2 * tile.next_multiple_of(64));
         let group = problem.group_size();
@@ -251,24 +251,12 @@ pub(super) fn identity(bound: &Bound, code: &[u8]) -> String {
     hash(&[code, contracts.collect::<String>().as_bytes()].concat())
 }
 
-/// Rows and keys of a tile.
-fn extents(plan: &Plan) -> (usize, usize) {
-    let (rows, keys) = match plan {
-        Plan::Mma(plan) => (plan.block_m, plan.block_n),
-        Plan::Wgmma(plan) => (plan.block_m() * plan.cluster, plan.block_n),
-        Plan::SmallStreamed(plan) => (plan.rows(), plan.cluster_keys()),
-        Plan::SmallAtOnce(plan) => (plan.rows(), plan.cluster_keys()),
-        Plan::Ladder { .. } => (32, 32),
-    };
-    (rows as usize, keys as usize)
-}
-
 /// The tile's shape, as a coordinate of the niche.
 fn tile(candidate: &Candidate, kernel: &ptx::Kernel) -> String {
     match candidate {
         Candidate::Gpu(Plan::Ladder { rung }) => rung.name().to_owned(),
         Candidate::Gpu(plan) => {
-            let (rows, keys) = extents(plan);
+            let [rows, keys] = plan.tile();
             format!("{rows}x{keys}")
         }
         _ => format!("{} threads", kernel.launch.block.count()),

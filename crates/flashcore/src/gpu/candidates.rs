@@ -2,7 +2,6 @@
 
 use attend::Order;
 use kernels::forward::mma::{MmaPlan, QueryHome};
-use kernels::forward::wgmma::{Tables, WgmmaPlan};
 use kernels::select::{self, Source, TunedTable};
 use kernels::{Arch, KernelError, Plan};
 use problem::Problem;
@@ -91,41 +90,14 @@ fn safe(default: &MmaPlan, problem: &Problem) -> MmaPlan {
     }
 }
 
-/// Alignment in bytes that the plan needs of the addresses of Q, K, V and O.
-pub(super) fn alignment(plan: &Plan) -> u64 {
-    match plan {
-        Plan::Mma(plan) => plan.copy.bytes().into(),
-        // Tensor maps need such addresses. Kernels of the ladder, which are no candidates, load 16 bytes.
-        Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) | Plan::Ladder { .. } => 16,
-    }
-}
-
 /// A plan for tensors at any address: an `mma` plan with element copies, else the default `mma` plan with
 /// element copies.
 pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Plan {
     let plan = match plan {
         Plan::Mma(plan) => plan.clone(),
-        Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) | Plan::Ladder { .. } => {
-            MmaPlan::default_for(&problem.canonical(), arch)
-        }
+        _ => MmaPlan::default_for(&problem.canonical(), arch),
     };
     Plan::Mma(MmaPlan { copy: CopyMode::Elements, ..plan })
-}
-
-/// The tables whose addresses the plan needs to be multiples of 16 bytes, because tensor maps describe them.
-pub(super) fn aligned_tables(plan: &Plan, problem: &Problem) -> Vec<u8> {
-    match plan {
-        Plan::Wgmma(plan) => plan.aligned_tables(&problem.canonical()),
-        Plan::Mma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) | Plan::Ladder { .. } => Vec::new(),
-    }
-}
-
-/// The plan for tables at any address.
-pub(super) fn with_unaligned_tables(plan: &Plan) -> Plan {
-    match plan.clone() {
-        Plan::Wgmma(plan) => Plan::Wgmma(WgmmaPlan { tables: Tables::Registers, ..plan }),
-        plan => plan,
-    }
 }
 
 #[cfg(test)]
@@ -148,12 +120,15 @@ mod tests {
                     assert!((1..=4).contains(&all.len()));
                     for candidate in all {
                         assert_eq!(candidate.plan.check(&problem, &arch), Ok(()), "{candidate:?}");
-                        assert_eq!(alignment(&candidate.plan), if dim % 8 == 0 { 16 } else { 2 });
+                        assert_eq!(candidate.plan.alignment(), if dim % 8 == 0 { 16 } else { 2 });
                         let unaligned = unaligned(&candidate.plan, &problem, &arch);
                         assert_eq!(unaligned.check(&problem, &arch), Ok(()));
-                        assert_eq!(alignment(&unaligned), 2);
-                        let step = kernels::emit(&problem, &unaligned, &arch).unwrap();
-                        assert_eq!(step.kinds.last(), Some(&problem::Operand::Lse.into()));
+                        assert_eq!(unaligned.alignment(), 2);
+                        let program = kernels::emit(&problem, &unaligned, &arch).unwrap();
+                        assert_eq!(
+                            program.contracts.buffers.last().unwrap().kind,
+                            problem::Operand::Lse.into()
+                        );
                     }
                 }
             }
@@ -171,10 +146,10 @@ mod tests {
         problem.programs.score = Some(Program::new(&score).unwrap());
         problem.programs.tables = vec![slopes, bias];
         let plan = Plan::default_for(&problem, &Arch::SM_90).unwrap();
-        assert_eq!(aligned_tables(&plan, &problem), [1]);
-        let unaligned = with_unaligned_tables(&plan);
+        assert_eq!(plan.aligned_tables(&problem), [1]);
+        let unaligned = plan.with_unaligned_tables();
         assert_eq!(unaligned.check(&problem, &Arch::SM_90), Ok(()));
-        assert!(aligned_tables(&unaligned, &problem).is_empty());
+        assert!(unaligned.aligned_tables(&problem).is_empty());
     }
 
     #[test]

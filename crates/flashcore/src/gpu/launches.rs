@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use driver::{Call, Context, DeviceSlice, Function, Stream};
-use kernels::{BufferKind, Contracts, KernelError, Program, Step};
-use ptx::BufferSpec;
+use kernels::{BufferKind, Contracts, KernelError, Program, ProgramBuffer, Step};
 use smallvec::SmallVec;
 
 use super::loaded::{Kernels, Key};
@@ -17,11 +16,9 @@ pub(super) const INLINE: usize = 8;
 /// The loaded kernels of a program and their launch arguments.
 #[derive(Debug)]
 pub(super) struct Launches {
-    /// The kernel that is launched first.
-    first: Launched,
-    /// The kernels that are launched after it, in order.
-    then: Vec<Launched>,
-    /// One per buffer, which all kernels share.
+    /// The kernels in launch order.
+    steps: Vec<Launched>,
+    /// One per buffer of the program.
     sources: Vec<Source>,
     /// Counters, scratch and temporaries of all kernels.
     own: Vec<Arc<OwnMemory>>,
@@ -57,30 +54,30 @@ impl Launches {
     ) -> Result<Launches, AttentionError> {
         let (sources, own) = sources(&contracts, callers)?;
         let mut needed = vec![0; callers.len()];
-        for (source, buffer) in sources.iter().zip(&contracts.first.buffers) {
+        for (source, buffer) in sources.iter().zip(&contracts.buffers) {
             if let Source::Caller(index) = *source {
                 needed[index] = buffer.bytes;
             }
         }
-        let Contracts { first, then, .. } = contracts;
+        let names: Vec<String> =
+            contracts.buffers.iter().map(|buffer| buffer.kind.name().to_owned()).collect();
         let call = |step: Step| {
-            let call = Call::with_maps(step.launch, step.args, step.tensor_maps, &step.buffers);
+            let call = Call::with_maps(step.launch, step.args, step.tensor_maps, names.clone());
             call.check().map(|()| call)
         };
-        let (first, then) = (call(first)?, then.into_iter().map(call).collect::<Result<Vec<_>, _>>()?);
+        let calls = contracts.steps.into_iter().map(call).collect::<Result<Vec<_>, _>>()?;
         let functions = kernels.load(context, key, emit)?;
         let launched = |(function, call): (&Function, Call)| Launched { function: function.clone(), call };
-        let first = launched((&functions.first, first));
-        let then = functions.then.iter().zip(then).map(launched).collect();
+        let steps = functions.iter().zip(calls).map(launched).collect();
         let own = own.allocations.into_iter();
         let own = own.map(|(purpose, bytes)| kernels.scratch.of_size(context, purpose, bytes));
         let own = own.collect::<Result<_, _>>()?;
-        Ok(Launches { first, then, sources, own, needed })
+        Ok(Launches { steps, sources, own, needed })
     }
 
     /// The kernel that is launched first.
     pub(super) fn first(&self) -> &Launched {
-        &self.first
+        &self.steps[0]
     }
 
     /// Minimum bytes of each of the caller's buffers.
@@ -107,8 +104,8 @@ impl Launches {
         }));
         // Another thread may use this queue, and then the same scratch.
         let turn = leases.iter().find_map(Lease::turn);
-        let mut kernels = std::iter::once(&self.first).chain(&self.then);
-        let result = kernels.try_for_each(|Launched { function, call }| function.launch(stream, call, &all));
+        let result =
+            self.steps.iter().try_for_each(|Launched { function, call }| function.launch(stream, call, &all));
         drop(turn);
         drop(all);
         // Also after an error: the kernels before the one that failed use the memory.
@@ -124,7 +121,7 @@ fn sources(
     callers: &[BufferKind],
 ) -> Result<(Vec<Source>, ScratchLayout), AttentionError> {
     let mut own = ScratchLayout::default();
-    let source = |(&kind, buffer): (&BufferKind, &BufferSpec)| {
+    let source = |&ProgramBuffer { kind, bytes }: &ProgramBuffer| {
         if let Some(index) = callers.iter().position(|&caller| caller == kind) {
             return Ok::<_, AttentionError>(Source::Caller(index));
         }
@@ -133,11 +130,10 @@ fn sources(
             value: format!("a kernel with the buffer {kind}"),
             accepted: format!("kernels with {}, counters, scratch and temporaries alone", names(callers)),
         })?;
-        let (index, offset) = own.add(purpose, buffer.bytes);
-        Ok(Source::Own { index, offset, bytes: buffer.bytes })
+        let (index, offset) = own.add(purpose, bytes);
+        Ok(Source::Own { index, offset, bytes })
     };
-    let buffers = contracts.kinds.iter().zip(&contracts.first.buffers);
-    let sources = buffers.map(source).collect::<Result<_, _>>()?;
+    let sources = contracts.buffers.iter().map(source).collect::<Result<_, _>>()?;
     Ok((sources, own))
 }
 

@@ -15,8 +15,8 @@ use crate::AttentionError;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub code: Code,
-    pub first: Expect,
-    pub then: Vec<Expect>,
+    /// One for each kernel, in launch order.
+    pub expect: Vec<Expect>,
 }
 
 /// The properties on which the code of kernels depends.
@@ -26,17 +26,13 @@ pub(super) enum Code {
     Quantization(QuantizationCode),
 }
 
-/// The loaded kernels of a program, which passed admission.
-#[derive(Debug)]
-pub(super) struct Functions {
-    pub first: Function,
-    pub then: Vec<Function>,
-}
+/// The loaded kernels of a program, which passed admission, in launch order.
+pub(super) type Functions = Arc<[Function]>;
 
 /// The loaded kernels of a device, and the kernels whose loading failed for good.
 #[derive(Debug, Default)]
 pub(super) struct Kernels {
-    all: Mutex<HashMap<Key, Result<Arc<Functions>, DriverError>>>,
+    all: Mutex<HashMap<Key, Result<Functions, DriverError>>>,
     pub scratch: Scratch,
 }
 
@@ -47,29 +43,19 @@ impl Kernels {
         context: &Arc<Context>,
         key: Key,
         emit: impl FnOnce() -> Result<Program, KernelError>,
-    ) -> Result<Arc<Functions>, AttentionError> {
+    ) -> Result<Functions, AttentionError> {
         let known = self.all.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         if let Some(known) = known {
             return Ok(known?);
         }
-        let made = Functions::load(context, &key, &emit()?).map(Arc::new);
+        let kernels = emit()?.kernels();
+        let made = Function::load_all(context, kernels.iter().zip(&key.expect)).map(Functions::from);
         if made.as_ref().is_err_and(may_pass) {
             return Ok(made?);
         }
         // Two threads may load the same kernels at once; the first result stays.
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(all.entry(key).or_insert(made).clone()?)
-    }
-}
-
-impl Functions {
-    /// Loads the kernels of a program, which are entries of one module.
-    fn load(context: &Arc<Context>, key: &Key, program: &Program) -> Result<Functions, DriverError> {
-        let first = [(&program.kernel, &key.first)];
-        let mut all =
-            Function::load_all(context, first.into_iter().chain(program.then.iter().zip(&key.then)))?;
-        let then = all.split_off(1);
-        Ok(Functions { first: all.remove(0), then })
     }
 }
 

@@ -3,14 +3,11 @@
 use std::sync::{Arc, OnceLock};
 
 use driver::{Call, Context, DeviceSlice, DriverError, Expect, Function, Resources, Stream};
-use kernels::{Arch, BufferKind, KernelError, Plan, bind, emit, select};
+use kernels::{Arch, BufferKind, KernelError, Plan, Step, bind, emit, select};
 use problem::{Operand, OperandSpec, Problem, Tensor};
-use ptx::Launch;
 use smallvec::SmallVec;
 
-use super::candidates::{
-    Candidate, PlanSource, aligned_tables, alignment, candidates, unaligned, with_unaligned_tables,
-};
+use super::candidates::{Candidate, PlanSource, candidates, unaligned};
 use super::launches::{INLINE, Launches, check_slice};
 use super::loaded::{Code, Kernels, Key};
 use crate::AttentionError;
@@ -95,7 +92,7 @@ impl Prepared {
                         kernels: kernels.clone(),
                         arch: *arch,
                         why,
-                        aligned_tables: positions(&callers, &aligned_tables(&main.plan, &problem)),
+                        aligned_tables: positions(&callers, &main.plan.aligned_tables(&problem)),
                         problem,
                         empty,
                         callers,
@@ -232,13 +229,13 @@ impl Prepared {
 
     /// The kernel that supports the slices' addresses.
     fn variant(&self, slices: &[DeviceSlice<'_>]) -> Result<&Ready, AttentionError> {
-        let (main, alignment) = (&self.main, alignment(&self.main.plan));
+        let (main, alignment) = (&self.main, self.main.plan.alignment());
         if !slices[..TENSORS].iter().all(|slice| slice.address().is_multiple_of(alignment)) {
             return self.ready(&self.unaligned, || unaligned(&main.plan, &self.problem, &self.arch));
         }
         let is_aligned = |&table: &usize| slices[table].address().is_multiple_of(TABLE_ALIGNMENT);
         if !self.aligned_tables.iter().all(is_aligned) {
-            return self.ready(&self.unaligned_tables, || with_unaligned_tables(&main.plan));
+            return self.ready(&self.unaligned_tables, || main.plan.clone().with_unaligned_tables());
         }
         Ok(main)
     }
@@ -268,12 +265,12 @@ impl Ready {
         spills: Option<u32>,
     ) -> Result<Ready, AttentionError> {
         let (baked, contracts) = bind(problem, &plan, arch)?;
-        let admit = |expect: Expect| Expect { local_bytes: spills, ..expect };
-        let key = Key {
-            code: Code::Attention(Box::new((baked, plan.clone()))),
-            first: admit(expect(&plan, &contracts.first.launch)),
-            then: contracts.then.iter().map(|step| admit(Expect::of(&step.launch))).collect(),
-        };
+        let admit = |step: &Step| Expect { local_bytes: spills, ..Expect::of(&step.launch) };
+        let mut expect: Vec<Expect> = contracts.steps.iter().map(admit).collect();
+        if let (Some(most), Some(first)) = (plan.max_registers(), expect.first_mut()) {
+            first.max_registers = most;
+        }
+        let key = Key { code: Code::Attention(Box::new((baked, plan.clone()))), expect };
         let callers: Vec<BufferKind> = problem.operands().map(|spec| spec.operand.into()).collect();
         let emit = || emit(problem, &plan, arch);
         let launches = Launches::new((context, kernels), &callers, contracts, key, emit)?;
@@ -309,20 +306,6 @@ fn check_slices(
         check_slice(spec.operand.into(), needed, element_bytes(spec), slice)?;
     }
     Ok(())
-}
-
-/// The resources and the launch that the plan promises for its kernel.
-fn expect(plan: &Plan, launch: &Launch) -> Expect {
-    let expect = Expect::of(launch);
-    match plan {
-        Plan::Mma(plan) => {
-            let share = Arch::REGISTERS_PER_SM / (plan.threads() * plan.resident_ctas.unwrap_or(1)).max(1);
-            Expect { max_registers: Arch::REGISTERS_PER_THREAD.min(share), ..expect }
-        }
-        // `setmaxnreg` moves registers between warpgroups at run time, so registers per thread have no simple
-        // bound.
-        Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_) | Plan::Ladder { .. } => expect,
-    }
 }
 
 /// Maximum spilled bytes per thread while a further candidate remains.

@@ -38,8 +38,7 @@ impl Gpu {
         let (code, contracts) = quantize::bind(problem, tensor, options, &self.arch)?;
         let key = Key {
             code: Code::Quantization(code),
-            first: Expect::of(&contracts.first.launch),
-            then: contracts.then.iter().map(|step| Expect::of(&step.launch)).collect(),
+            expect: contracts.steps.iter().map(|step| Expect::of(&step.launch)).collect(),
         };
         let buffers =
             [Operand::Tensor(tensor).into(), BufferKind::Codes(tensor), Operand::Descale(tensor).into()];

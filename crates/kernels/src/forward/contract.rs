@@ -5,6 +5,7 @@ use problem::{Band, Corner, DType, Problem, Strides, Tensor};
 use ptx::{Builder, Element, Global, Half, R32, R64, TensorMapPtr};
 use tile::{SwizzledTile, TensorRows};
 
+use crate::Symptom;
 use crate::contract::{Contract, origin};
 use crate::error::accept;
 use crate::genes::Gene;
@@ -133,7 +134,7 @@ pub(crate) fn default_tanh(problem: &Problem) -> Tanh {
 /// The gene of the softcap's instructions, which has no effect without a cap.
 pub(crate) fn tanh_gene(problem: &Problem) -> Gene {
     let values: &[&str] = if problem.score.softcap.is_some() { &["exp2", "approx"] } else { &[] };
-    Gene::new("tanh").searched(values.iter().copied()).curing(&[("mufu", To("approx"))])
+    Gene::new("tanh").searched(values.iter().copied()).curing(&[(Symptom::Mufu, To("approx"))])
 }
 
 /// The maximum lengths of a family, such that sums of positions and bounds of a band stay below 2³¹.

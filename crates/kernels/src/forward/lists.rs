@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::contract::declare_band;
 use super::lengths::declare_lengths;
 use super::programs::declare_programs;
+use crate::Symptom;
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::error::accept;
@@ -113,9 +114,9 @@ impl Visits {
 pub(crate) fn visits_gene(problem: &Problem) -> Gene {
     let values: &[&str] = if problem.programs.mask.is_some() { &["band", "listed"] } else { &[] };
     Gene::new("visits").searched(values.iter().copied()).curing(&[
-        ("tensor", To("listed")),
-        ("mufu", To("listed")),
-        ("small grid", To("band")),
+        (Symptom::Tensor, To("listed")),
+        (Symptom::Mufu, To("listed")),
+        (Symptom::SmallGrid, To("band")),
     ])
 }
 

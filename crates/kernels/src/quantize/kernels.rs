@@ -9,7 +9,7 @@ use super::smooth;
 use super::units::{largest_of_cluster, largest_of_cta, sign_words};
 use crate::Arch;
 use crate::contract::Contract;
-use crate::draft::{Draft, Drafts};
+use crate::draft::Draft;
 
 const ENTRY: &str = "flash_quantize";
 const FIRST_ENTRY: &str = "flash_quantize_largest";
@@ -21,7 +21,7 @@ pub(super) fn drafts(
     problem: &Problem,
     options: &Quantization,
     arch: &Arch,
-) -> Drafts<'static> {
+) -> Vec<Draft<'static>> {
     let (code, sizes) = (*code, Sizes::new(code, problem, options));
     let rotation = options.rotation(problem, code.tensor);
     let signs = rotation.as_ref().map_or_else(Vec::new, sign_words);
@@ -41,16 +41,17 @@ pub(super) fn drafts(
         Passes::Held { .. } => (ENTRY, held),
         Passes::Two { .. } => (ENTRY, round),
     };
-    let mut drafts = Drafts::from(draft(rounding, (code, &sizes), Work::Round));
-    if matches!(code.passes, Passes::Two { .. }) {
-        drafts = drafts.after(draft((FIRST_ENTRY, find_largest), (code, &sizes), Work::FindLargest));
-    }
+    let mut drafts = Vec::new();
     if code.smoothed {
         let of_sums = code.of_sums();
         let sizes = Sizes::of_sums(&of_sums, problem);
-        let sums = draft((SUMS_ENTRY, smooth::add_rows), (of_sums, &sizes), Work::Add);
-        drafts = drafts.after(smooth::average(problem, code, rotation.as_ref(), arch)).after(sums);
+        drafts.push(draft((SUMS_ENTRY, smooth::add_rows), (of_sums, &sizes), Work::Add));
+        drafts.push(smooth::average(problem, code, rotation.as_ref(), arch));
     }
+    if matches!(code.passes, Passes::Two { .. }) {
+        drafts.push(draft((FIRST_ENTRY, find_largest), (code, &sizes), Work::FindLargest));
+    }
+    drafts.push(draft(rounding, (code, &sizes), Work::Round));
     drafts
 }
 

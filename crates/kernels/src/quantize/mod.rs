@@ -18,7 +18,7 @@ use problem::{Problem, Quantization, Tensor};
 use crate::error::accept;
 use crate::forward::contract::misaligned;
 use crate::program::Contracts;
-use crate::{Arch, KernelError, PlanError, Program};
+use crate::{Arch, KernelError, PlanError, Program, draft};
 use code::{Passes, ROTATING, THREADS, UNIT};
 use place::Sizes;
 
@@ -38,10 +38,8 @@ pub fn emit(
     arch: &Arch,
 ) -> Result<Program, KernelError> {
     let code = code(problem, tensor, options, arch)?;
-    let emitted = kernels::drafts(&code, problem, options, arch).emit();
-    let (module, contracts) =
-        emitted.map_err(|violations| KernelError::Generator { family: NAME, violations })?;
-    Ok(Program::new(module, contracts))
+    draft::emit(kernels::drafts(&code, problem, options, arch))
+        .map_err(|violations| KernelError::Generator { family: NAME, violations })
 }
 
 /// The properties on which the code of a tensor's quantisation depends, and the launch contracts, without the
@@ -56,7 +54,7 @@ pub fn bind(
     arch: &Arch,
 ) -> Result<(QuantizationCode, Contracts), KernelError> {
     let code = code(problem, tensor, options, arch)?;
-    Ok((code, kernels::drafts(&code, problem, options, arch).into_contracts()))
+    Ok((code, draft::contracts(kernels::drafts(&code, problem, options, arch))))
 }
 
 /// The code for a tensor, which is checked first.

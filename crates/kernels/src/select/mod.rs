@@ -147,7 +147,8 @@ fn neighbours<'t>(
     kind: Kind,
 ) -> Vec<(f64, &'t TunedRow)> {
     let shape = Shape::of(problem);
-    let rows = table.rows().iter().filter(|row| row.kind == kind);
+    let pass = problem.pass.kind();
+    let rows = table.rows().iter().filter(|row| row.kind == kind && row.plan.pass() == pass);
     let apart = rows.filter_map(|row| Some((distance::distance(row, &shape, device)?, row)));
     let mut near: Vec<_> = apart.filter(|&(distance, _)| distance <= distance::FARTHEST).collect();
     let key =

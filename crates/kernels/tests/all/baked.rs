@@ -166,14 +166,15 @@ fn mutated(draw: &mut Draw, plan: Plan, family: Family, p: &Problem, arch: &Arch
 /// What the driver and a launch see of a program besides values: names and kinds of parameters and buffers,
 /// and the boxes of tensor maps.
 fn signature(contracts: &Contracts) -> String {
-    let steps = contracts.steps().map(|step| {
+    let steps = contracts.steps.iter().map(|step| {
         let kinds: Vec<_> = step.args.iter().map(discriminant).collect();
         let boxes: Vec<_> =
             step.tensor_maps.iter().map(|map| (map.buffer, map.box_extents.clone(), map.swizzle)).collect();
-        let names: Vec<_> = step.buffers.iter().map(|buffer| &buffer.name).collect();
-        format!("{} {kinds:?} {boxes:?} {names:?} {:?}", step.entry, step.launch.cluster)
+        let taken: Vec<_> = step.takes.iter().map(|(buffer, _)| buffer).collect();
+        format!("{} {kinds:?} {boxes:?} {taken:?} {:?}", step.entry, step.launch.cluster)
     });
-    format!("{:?} {:?}", contracts.kinds, steps.collect::<Vec<_>>())
+    let kinds: Vec<_> = contracts.buffers.iter().map(|buffer| buffer.kind).collect();
+    format!("{kinds:?} {:?}", steps.collect::<Vec<_>>())
 }
 
 struct Emitted {
@@ -186,12 +187,8 @@ struct Emitted {
 fn emitted(problem: Problem, plan: &Plan, arch: &Arch) -> Emitted {
     let program = emit(&problem, plan, arch).expect("the plan was checked");
     let (baked, contracts) = bind(&problem, plan, arch).expect("the plan was checked");
-    for (kernel, step) in program.steps().zip(contracts.steps()) {
-        assert_eq!((&kernel.entry, &kernel.launch, &kernel.args), (&step.entry, &step.launch, &step.args));
-        assert_eq!((&kernel.buffers, &kernel.tensor_maps), (&step.buffers, &step.tensor_maps));
-    }
-    assert_eq!((program.then.len(), &program.kinds), (contracts.then.len(), &contracts.kinds));
-    let text = program.kernel.module.to_string();
+    assert_eq!(program.contracts, contracts);
+    let text = program.module.to_string();
     Emitted { problem, baked, text, signature: signature(&contracts) }
 }
 

@@ -3,7 +3,6 @@
 
 use crate::common;
 use crate::common::small_plan;
-use crate::common::wgmma_plan;
 use attend::{Order, Packing, Sums, Tanh, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
@@ -100,7 +99,7 @@ fn mma_is_right() {
 
 #[test]
 fn wgmma_is_right() {
-    let plain = wgmma_plan::plain();
+    let plain = WgmmaPlan::PLAIN;
     let speculative = Rescaling::Speculative { beyond: 0, limit: 7 };
     let two = WgmmaPlan { consumers: 2, ..plain.clone() };
     let plans = [
@@ -188,7 +187,7 @@ fn defaults_are_right_and_sizes_are_parameters() {
         let text = |problem: &Problem| {
             let plan = family.default_for(problem, &Arch::SM_90).ok()?;
             check(problem, &plan, &Arch::SM_90, 0);
-            Some(emit(problem, &plan, &Arch::SM_90).unwrap().kernel.module.to_string())
+            Some(emit(problem, &plan, &Arch::SM_90).unwrap().module.to_string())
         };
         assert_eq!(text(&problem(100, 30.0)), text(&problem(33, 50.0)), "{family:?}");
     }

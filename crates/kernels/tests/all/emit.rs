@@ -100,7 +100,7 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
 fn histograms_are_the_golden_ones() {
     let folder = filetest::root().join("emit");
     let compared = golden_cases().into_iter().map(|(name, problem, plan, arch)| {
-        let kernel = emit(&problem, &plan, &arch).unwrap_or_else(|error| panic!("{name}: {error}")).kernel;
+        let kernel = emit(&problem, &plan, &arch).unwrap_or_else(|error| panic!("{name}: {error}")).kernel(0);
         filetest::golden(&folder.join(format!("{name}.txt")), &histogram(&kernel))
     });
     let different: Vec<String> = compared.filter_map(Result::err).collect();
@@ -133,7 +133,7 @@ fn defaults_assemble_without_spills() {
 }
 
 fn none_spills(cases: Vec<(Problem, Plan, Arch)>) {
-    let kernels = each(&cases, |(problem, plan, arch)| emit(problem, plan, arch).unwrap().kernel);
+    let kernels = each(&cases, |(problem, plan, arch)| emit(problem, plan, arch).unwrap().kernel(0));
     let Some(facts) = tools::facts(&kernels.iter().collect::<Vec<_>>()) else { return };
     for ((problem, plan, arch), Facts { registers, spills, .. }) in cases.into_iter().zip(facts) {
         assert_eq!(spills, 0, "{problem:?} {plan:?} sm_{}: {registers} registers", arch.sm);
@@ -165,7 +165,7 @@ fn machine_code_holds_tensor_cores_matrix_loads_and_asynchronous_copies() {
     };
     for arch in Arch::ALL {
         let problem = Problem::new(8, 32, 2048, 64, DType::F16);
-        let kernel = emit(&problem, &Plan::Mma(default_plan(&problem, &arch)), &arch).unwrap().kernel;
+        let kernel = emit(&problem, &Plan::Mma(default_plan(&problem, &arch)), &arch).unwrap().kernel(0);
         let text = kernel.module.to_string();
         let sass = tools::disassemble(&nvdisasm, &tools::assemble(&ptxas, &kernel));
         for (ptx, machine) in [("mma.sync", "HMMA"), ("ldmatrix", "LDSM"), ("cp.async.cg", "LDGSTS")] {
@@ -242,7 +242,7 @@ fn buffers_and_arguments_follow_the_strides() {
     problem.out.head = 512 * 72;
     let problem = problem.with_lse(true);
     let plan = default_plan(&problem, &Arch::SM_80);
-    let kernel = emit(&problem, &Plan::Mma(plan), &Arch::SM_80).unwrap().kernel;
+    let kernel = emit(&problem, &Plan::Mma(plan), &Arch::SM_80).unwrap().kernel(0);
     let dense = 8 * 512 * 64 * 2;
     let sizes: Vec<(&str, usize)> = kernel.buffers.iter().map(|b| (b.name.as_str(), b.bytes)).collect();
     let out = 8 * 512 * 72 * 2 - 16;
@@ -282,7 +282,7 @@ fn alignments_that_are_one_are_one_kernel() {
         for (seq, dim) in [(512, 64), (long, 128)] {
             let plan =
                 |problem: &Problem| choose_of(family, problem, &device, TunedTable::builtin()).unwrap().plan;
-            let text = |problem: &Problem| emit(problem, &plan(problem), &Arch::SM_90).unwrap().kernel;
+            let text = |problem: &Problem| emit(problem, &plan(problem), &Arch::SM_90).unwrap().kernel(0);
             let square = of(Band::CAUSAL, seq, seq, dim);
             for seq_kv in [seq, seq + 300] {
                 let same = of(Band::CAUSAL_TOP_LEFT, seq, seq_kv, dim);
@@ -297,7 +297,7 @@ fn alignments_that_are_one_are_one_kernel() {
             let (fewer, rectangle) =
                 (of(Band::CAUSAL_TOP_LEFT, seq, few, dim), of(Band::CAUSAL, seq, few, dim));
             let kernels = [&fewer, &rectangle]
-                .map(|problem| emit(problem, &plan(&fewer), &Arch::SM_90).unwrap().kernel);
+                .map(|problem| emit(problem, &plan(&fewer), &Arch::SM_90).unwrap().kernel(0));
             assert_ne!(kernels[0].module.to_string(), kernels[1].module.to_string(), "{}", family.name());
         }
     }

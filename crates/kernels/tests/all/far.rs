@@ -4,8 +4,7 @@
 use emu::{Buffer, Options, run};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use half::f16;
-use problem::{Band, DType, Layout, Problem, Strides, Tensor};
-use ptx::Kernel;
+use problem::{Band, DType, Layout, Operand, Problem, Strides, Tensor};
 
 /// More than 2^31 elements, and a multiple of 8.
 const FAR: i64 = (1 << 31) + 512;
@@ -36,11 +35,11 @@ fn rows(problem: &Problem, tensor: Tensor) -> Vec<([usize; 3], usize)> {
 /// The output rows of a run, in the order of [`rows`].
 fn outputs(problem: &Problem, plan: &Plan, arch: &Arch) -> Vec<Vec<u8>> {
     let program = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
-    let steps: Vec<&Kernel> = program.steps().collect();
-    let mut buffers: Vec<Buffer> = steps[0].buffers.iter().map(|spec| Buffer::sparse(spec.bytes)).collect();
-    for (buffer, spec) in buffers.iter_mut().zip(&steps[0].buffers) {
-        match Tensor::FORWARD.into_iter().find(|tensor| tensor.name() == spec.name) {
-            Some(tensor) if tensor != Tensor::Out => {
+    let specs = &program.contracts.buffers;
+    let mut buffers: Vec<Buffer> = specs.iter().map(|spec| Buffer::sparse(spec.bytes)).collect();
+    for (buffer, spec) in buffers.iter_mut().zip(specs) {
+        match spec.kind.operand() {
+            Some(Operand::Tensor(tensor)) if tensor != Tensor::Out => {
                 for (index, at) in rows(problem, tensor) {
                     let elements = row(index, tensor, problem.extents(tensor)[3]);
                     let bytes: Vec<u8> = elements.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -55,12 +54,12 @@ fn outputs(problem: &Problem, plan: &Plan, arch: &Arch) -> Vec<Vec<u8>> {
     // Collectives count as ordering: telling races within a warp apart needs a second run, hence copies of
     // the buffers.
     let options = Options { collectives_order: true, ..Options::default() };
-    for kernel in steps {
-        let report = run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options).unwrap();
+    for kernel in program.kernels() {
+        let report = run(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options).unwrap();
         let failures: Vec<_> = report.hazards.iter().filter(|h| h.kind.fails()).collect();
         assert!(failures.is_empty(), "{plan:?}: {}", failures[0]);
     }
-    let out = program.kernel.buffers.iter().position(|spec| spec.name == "out").unwrap();
+    let out = specs.iter().position(|spec| spec.kind == Operand::OUT.into()).unwrap();
     let width = 2 * problem.head_dim_v;
     rows(problem, Tensor::Out).into_iter().map(|(_, at)| buffers[out].read_at(at..at + width)).collect()
 }

@@ -156,7 +156,7 @@ fn every_synchronisation_is_needed() {
         let plan =
             Plan::Mma(MmaPlan { stages, queries, kv_warps, products, block_m, block_n, ..base.clone() });
         let problems = [5 * block_n as usize, 0].map(|keys| problem.clone().with_seq_kv(keys, Layout::Bhsd));
-        let kernels = problems.each_ref().map(|p| emit(p, &plan, &Arch::SM_80).unwrap().kernel);
+        let kernels = problems.each_ref().map(|p| emit(p, &plan, &Arch::SM_80).unwrap().kernel(0));
         for (item, at, op) in synchronisations(&kernels[0]) {
             let caught = problems.iter().zip(&kernels).any(|(problem, kernel)| {
                 let mutant = without(kernel, item, at);
@@ -192,7 +192,7 @@ fn no_head_dim_has_bank_conflicts() {
         if dim % 64 == 0 {
             (plan.kv_warps, plan.warps, plan.block_m, plan.block_n) = (4, 4, 16, 64);
         }
-        let kernel = emit(&problem, &Plan::Mma(plan), &Arch::SM_90).unwrap().kernel;
+        let kernel = emit(&problem, &Plan::Mma(plan), &Arch::SM_90).unwrap().kernel(0);
         let mut machine = Emulator::new(Options::default());
         common::run_kernel(&mut machine, &problem, &kernel, dim as u64).unwrap().check();
         let report = machine.last_report().unwrap();

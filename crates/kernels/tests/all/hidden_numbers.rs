@@ -2,10 +2,10 @@
 //! the table: a mask hides keys of any contents, but not values; a bias of −∞ is added.
 
 use emu::{Emulator, Options};
-use flashcore_kernels::{Arch, Family, Plan, emit};
+use flashcore_kernels::{Arch, BufferKind, Family, Plan, emit};
 use half::f16;
 use problem::program::library as lib;
-use problem::{Band, DType, Problem, Program, Programs, Tensor};
+use problem::{Band, DType, Operand, Problem, Program, Programs, Tensor};
 use ptx::Machine;
 
 const DIM: usize = 64;
@@ -19,26 +19,26 @@ fn outputs(problem: &Problem, plan: &Plan, number: Option<(Tensor, f16)>) -> Vec
     let program = emit(problem, plan, &Arch::SM_90).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
     let mut machine = Emulator::new(Options { collectives_order: true, ..Options::default() });
     let mut buffers = Vec::new();
-    for spec in &program.kernel.buffers {
+    for spec in &program.contracts.buffers {
         let mut buffer = machine.allocate(spec.bytes).unwrap();
-        let tensor = Tensor::FORWARD.into_iter().find(|tensor| tensor.name() == spec.name);
-        if let Some(tensor) = tensor.filter(|&tensor| tensor != Tensor::Out) {
+        if let BufferKind::Operand(Operand::Tensor(tensor @ (Tensor::Q | Tensor::K | Tensor::V))) = spec.kind
+        {
             let element = |i: usize| match number {
                 Some((of, number)) if of == tensor && i == HIDDEN * DIM + COLUMN => number,
                 _ => f16::from_f32((((i * 37 + 11 * tensor as usize) * 29) % 64) as f32 / 32.0 - 1.0),
             };
             let bytes: Vec<u8> = (0..spec.bytes / 2).flat_map(|i| element(i).to_le_bytes()).collect();
             machine.upload(&mut buffer, &bytes).unwrap();
-        } else if spec.name == "counter" {
+        } else if spec.kind == BufferKind::Counter {
             machine.upload(&mut buffer, &vec![0; spec.bytes]).unwrap();
         }
         buffers.push(buffer);
     }
-    for kernel in program.steps() {
-        machine.launch(kernel, &mut buffers.iter_mut().collect::<Vec<_>>()).unwrap();
+    for kernel in program.kernels() {
+        machine.launch(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>()).unwrap();
     }
-    let out = program.kernel.buffers.iter().position(|spec| spec.name == "out").unwrap();
-    let mut bytes = vec![0; program.kernel.buffers[out].bytes];
+    let out = program.contracts.buffers.iter().position(|spec| spec.kind == Operand::OUT.into()).unwrap();
+    let mut bytes = vec![0; program.contracts.buffers[out].bytes];
     machine.download(&buffers[out], &mut bytes).unwrap();
     bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect()
 }

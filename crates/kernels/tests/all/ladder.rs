@@ -27,7 +27,7 @@ fn check(rung: RungPlan, problem: &Problem, schedule: Schedule) {
 
 /// Runs a kernel with f16 inputs that differ everywhere; returns the emulator's report and the output.
 fn examine(rung: RungPlan, schedule: Schedule, seed: u64) -> (Report, Vec<f16>) {
-    let kernel = emit(&problem(rung), &plan(rung), &Arch::SM_89).unwrap().kernel;
+    let kernel = emit(&problem(rung), &plan(rung), &Arch::SM_89).unwrap().kernel(0);
     let mut buffers: Vec<Buffer> = kernel.buffers.iter().map(|b| Buffer::uninitialised(b.bytes)).collect();
     for (i, buffer) in buffers[..3].iter_mut().enumerate() {
         let element = |e: usize| f16::from_f32(((e * 37 + i * 11) % 101) as f32 / 50.0 - 1.0);
@@ -74,7 +74,7 @@ fn the_dropped_barrier_is_a_race_whatever_the_schedule() {
 #[test]
 fn the_repair_is_one_barrier() {
     let statements = |rung| {
-        let kernel = emit(&problem(rung), &plan(rung), &Arch::SM_89).unwrap().kernel;
+        let kernel = emit(&problem(rung), &plan(rung), &Arch::SM_89).unwrap().kernel(0);
         let Some(Item::Function(function)) = kernel.module.items.last().cloned() else { panic!("no entry") };
         function.body.unwrap().statements.iter().filter(|s| matches!(s, Statement::Inst(_))).count()
     };
@@ -101,7 +101,7 @@ fn the_warps_of_the_nan_reduction_race_for_two_cells_and_give_nan() {
 /// on the dequantised codes.
 fn run_quantised(rung: RungPlan) -> (Report, Vec<f64>, Vec<f64>) {
     let problem = Problem::new(1, 2, 128, 64, DType::F16);
-    let kernel = emit(&problem, &plan(rung), &Arch::SM_89).unwrap().kernel;
+    let kernel = emit(&problem, &plan(rung), &Arch::SM_89).unwrap().kernel(0);
     let tensor = |i: usize| -> Quantised {
         let value = |e: usize| ((e * e * (7 + i) + e * 37 + i * 11) % 1009) as f32 / 252.0 - 2.0;
         quantise(&(0..2 * 128 * 64).map(value).collect::<Vec<_>>(), 128 * 64)
@@ -219,7 +219,7 @@ fn rungs_are_plans_in_the_order_of_the_story() {
         assert_eq!(json, format!(r#"{{"family":"ladder","rung":"{}"}}"#, rung.name));
         assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan(rung.plan));
         let mission = Problem::mission().with_band(rung.mask);
-        let kernel = emit(&mission, &plan(rung.plan), &Arch::SM_89).unwrap().kernel;
+        let kernel = emit(&mission, &plan(rung.plan), &Arch::SM_89).unwrap().kernel(0);
         if rung.inputs == Inputs::Quantised {
             continue;
         }
@@ -232,7 +232,7 @@ fn rungs_are_plans_in_the_order_of_the_story() {
 fn other_problems_are_refused_by_name() {
     let refusal = |problem: Problem| match emit(&problem, &plan(RungPlan::Phase4), &Arch::SM_89) {
         Err(KernelError::Plan(error)) => error,
-        other => panic!("{problem:?}: {:?}", other.map(|step| step.kernel.entry)),
+        other => panic!("{problem:?}: {:?}", other.map(|step| step.kernel(0).entry)),
     };
     let mission = Problem::mission;
     assert!(matches!(

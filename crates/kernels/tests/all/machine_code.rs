@@ -35,7 +35,7 @@ struct Case {
 
 impl Case {
     fn new(source: &str, problem: &Problem, plan: &Plan, arch: &Arch) -> Case {
-        let kernel = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{source} {plan:?}: {e}")).kernel;
+        let kernel = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{source} {plan:?}: {e}")).kernel(0);
         let Problem {
             batch,
             heads_q,

@@ -7,7 +7,7 @@ use flashcore_kernels::select::{Device, TunedTable, choose};
 use flashcore_kernels::{Arch, BufferKind, Family, Plan, Program, emit, quantize};
 use half::f16;
 use problem::program::library as lib;
-use problem::{Band, DType, Layout, Problem, Program as Expression, Quantization, Tensor};
+use problem::{Band, DType, Layout, Operand, Problem, Program as Expression, Quantization, Tensor};
 use ptx::Dim3;
 use serde_json::{Value, json};
 
@@ -26,12 +26,10 @@ fn element(tensor: Tensor, [place, row]: [usize; 2], d: usize) -> f16 {
 /// CTAs of an entry are neighbours in the order of the grid. `outputs` names the buffers.
 fn outputs(problem: &Problem, program: &Program, entries: &[usize], outputs: &[&str]) -> Vec<Vec<u8>> {
     let count = problem.batch * problem.heads_q;
-    let mut buffers: Vec<Buffer> =
-        program.kernel.buffers.iter().map(|spec| Buffer::sparse(spec.bytes)).collect();
-    for (buffer, spec) in buffers.iter_mut().zip(&program.kernel.buffers) {
-        let Some(tensor) = Tensor::FORWARD.into_iter().find(|tensor| tensor.name() == spec.name) else {
-            continue;
-        };
+    let specs = &program.contracts.buffers;
+    let mut buffers: Vec<Buffer> = specs.iter().map(|spec| Buffer::sparse(spec.bytes)).collect();
+    for (buffer, spec) in buffers.iter_mut().zip(specs) {
+        let Some(Operand::Tensor(tensor)) = spec.kind.operand() else { continue };
         let [_, _, rows, dim] = problem.extents(tensor);
         for (place, &entry) in entries.iter().enumerate() {
             let elements = (0..rows * dim).map(|i| element(tensor, [place, i / dim], i % dim));
@@ -39,19 +37,19 @@ fn outputs(problem: &Problem, program: &Program, entries: &[usize], outputs: &[&
             buffer.write_at(entry * bytes.len(), &bytes);
         }
     }
-    for kernel in program.steps() {
+    for kernel in program.kernels() {
         let Dim3(x, y, z) = kernel.launch.grid;
         assert!(y <= 65_535 && z <= 65_535, "{:?}", kernel.launch.grid);
         let of_entry = u64::from(x) * u64::from(y) * u64::from(z) / count as u64;
         let first = |entry: &usize| *entry as u64 * of_entry;
         let only = entries.iter().flat_map(|entry| first(entry)..first(entry) + of_entry).collect();
         let options = Options { only: Some(only), collectives_order: true, ..Options::default() };
-        let report = run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options).unwrap();
+        let report = run(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options).unwrap();
         let failures: Vec<_> = report.hazards.iter().filter(|h| h.kind.fails()).collect();
         assert!(failures.is_empty(), "{}: {}", kernel.entry, failures[0]);
     }
     let read = |name: &&str| {
-        let at = program.kernel.buffers.iter().position(|spec| spec.name == *name).unwrap();
+        let at = specs.iter().position(|spec| spec.kind.name() == *name).unwrap();
         let bytes = buffers[at].len() / count;
         let of_entry = |&entry: &usize| buffers[at].read_at(entry * bytes..(entry + 1) * bytes);
         entries.iter().flat_map(of_entry).collect()
@@ -182,14 +180,9 @@ fn many_entries_are_quantised() {
             let program =
                 |problem: &Problem| quantize::emit(problem, Tensor::K, &options, &Arch::SM_90).unwrap();
             let program_of_many = program(&problem);
-            let names: Vec<&str> = program_of_many
-                .kinds
-                .iter()
-                .zip(&program_of_many.kernel.buffers)
-                .filter(|(kind, _)| !matches!(kind, BufferKind::Temporary(_)))
-                .map(|(_, spec)| spec.name.as_str())
-                .filter(|name| *name != "k")
-                .collect();
+            let kinds = program_of_many.contracts.buffers.iter().map(|buffer| buffer.kind);
+            let kinds = kinds.filter(|kind| !matches!(kind, BufferKind::Temporary(_)));
+            let names: Vec<&str> = kinds.map(BufferKind::name).filter(|name| *name != "k").collect();
             assert_eq!(names.len(), 2, "{names:?}");
             let found = outputs(&problem, &program_of_many, &picked, &names);
             assert!(found == outputs(&few, &program(&few), &all, &names), "{options:?}");
@@ -204,7 +197,7 @@ fn values_of_many_entries_are_transposed() {
     let problem = problem.with_dtypes(DType::E4m3.into()).with_layout(Layout::Bhsd);
     let plan = Family::Wgmma.default_for(&problem, &Arch::SM_90).unwrap();
     let program = emit(&problem, &plan, &Arch::SM_90).unwrap();
-    let grids: Vec<Dim3> = program.steps().map(|kernel| kernel.launch.grid).collect();
+    let grids: Vec<Dim3> = program.contracts.steps.iter().map(|step| step.launch.grid).collect();
     assert_eq!(grids[0], Dim3(MANY as u32, 1, 1));
 }
 

@@ -43,7 +43,7 @@ fn the_text_does_not_depend_on_values() {
     for family in Family::ALL {
         let text = |p: &Problem| {
             let plan = family.default_for(p, &Arch::SM_90).unwrap();
-            emit(p, &plan, &Arch::SM_90).unwrap().kernel.module.to_string()
+            emit(p, &plan, &Arch::SM_90).unwrap().module.to_string()
         };
         // As many keys as the CTAs of the family can hold.
         let keys = if family == Family::SmallAtOnce { 256 } else { 2048 };
@@ -138,7 +138,7 @@ fn defaults(name: &str, problem: &Problem, arch: &Arch) -> Vec<(String, Plan, Ke
     let plans =
         Family::ALL.into_iter().filter_map(|family| Some((family, family.default_for(problem, arch).ok()?)));
     let emitted = plans.map(|(family, plan)| {
-        let kernel = emit(problem, &plan, arch).unwrap().kernel;
+        let kernel = emit(problem, &plan, arch).unwrap().kernel(0);
         (format!("{name} {family:?} sm_{}", arch.sm), plan, kernel)
     });
     emitted.collect()

@@ -3,7 +3,7 @@
 //! `crates/flashcore/tests/quantize.rs` compares codes and factors with those of the CPU.
 
 use emu::{Emulator, Options};
-use flashcore_kernels::{Arch, KernelError, PlanError, Program, quantize};
+use flashcore_kernels::{Arch, KernelError, PlanError, Program, ProgramBuffer, quantize};
 use problem::{DType, Layout, Operand, Problem, ProblemError, Quantization, Tensor};
 use ptx::{Kernel, Machine};
 
@@ -76,9 +76,8 @@ fn equal_codes_are_equal_texts() {
     let of = |problem: &Problem, options: &Quantization| {
         let (code, contracts) = quantize::bind(problem, Tensor::Q, options, &Arch::SM_90).unwrap();
         let program = emit(problem, Tensor::Q, options, &Arch::SM_90);
-        assert_eq!(program.kernel.args, contracts.first.args);
-        assert_eq!(program.kinds, contracts.kinds);
-        (code, program.kernel.module.to_string())
+        assert_eq!(program.contracts, contracts);
+        (code, program.module.to_string())
     };
     let first = of(&base, &rotated);
     let mut strided = base.clone().with_layout(Layout::Bshd);
@@ -111,8 +110,8 @@ fn equal_codes_are_equal_texts() {
     let of_keys = |problem: &Problem| {
         let (code, contracts) = quantize::bind(problem, Tensor::K, &smooth, &Arch::SM_90).unwrap();
         let program = emit(problem, Tensor::K, &smooth, &Arch::SM_90);
-        assert_eq!(program.kernel.args, contracts.first.args);
-        (code, program.kernel.module.to_string())
+        assert_eq!(program.contracts, contracts);
+        (code, program.module.to_string())
     };
     let longer = Problem { batch: 2, seq_kv: 30_000, ..base.clone() }.with_layout(Layout::Bhsd);
     assert!(of_keys(&base) == of_keys(&longer) && of_keys(&base).0 != first.0);
@@ -143,8 +142,8 @@ fn kernels_assemble_without_spills() {
             }
         }
     }
-    let kernels: Vec<&Kernel> = programs.iter().map(|program| &program.kernel).collect();
-    let Some(facts) = tools::facts(&kernels) else { return };
+    let kernels: Vec<Kernel> = programs.iter().map(|program| program.kernel(0)).collect();
+    let Some(facts) = tools::facts(&kernels.iter().collect::<Vec<_>>()) else { return };
     for (what, Facts { registers, spills, .. }) in cases.into_iter().zip(facts) {
         assert_eq!(spills, 0, "{what}");
         assert!(registers <= REGISTERS, "{what}: {registers}");
@@ -158,7 +157,7 @@ fn rows_move_in_16_bytes() {
         for rows in [Some(64), None] {
             let options = Quantization { rows, hadamard: Some(1), ..PLAIN };
             let problem = Problem::new(1, 8, 4096, 128, dtype);
-            let text = emit(&problem, Tensor::Q, &options, &Arch::SM_90).kernel.module.to_string();
+            let text = emit(&problem, Tensor::Q, &options, &Arch::SM_90).module.to_string();
             let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
             let kernels = if rows.is_some() { 1 } else { 2 };
             // A thread has four units.
@@ -187,18 +186,16 @@ fn the_barrier_is_needed() {
         let run = |program: &Program| -> Result<(), String> {
             let mut machine = Emulator::new(Options::default());
             let mut buffers: Vec<_> = Vec::new();
-            for (&kind, spec) in program.kinds.iter().zip(&program.kernel.buffers) {
-                let mut buffer = machine.allocate(spec.bytes).map_err(|error| error.to_string())?;
+            for &ProgramBuffer { kind, bytes } in &program.contracts.buffers {
+                let mut buffer = machine.allocate(bytes).map_err(|error| error.to_string())?;
                 if kind == Operand::Tensor(tensor).into() {
-                    machine
-                        .upload(&mut buffer, &vec![0x2C; spec.bytes])
-                        .map_err(|error| error.to_string())?;
+                    machine.upload(&mut buffer, &vec![0x2C; bytes]).map_err(|error| error.to_string())?;
                 }
                 buffers.push(buffer);
             }
-            for kernel in program.steps() {
+            for kernel in program.kernels() {
                 let mut buffers: Vec<_> = buffers.iter_mut().collect();
-                machine.launch(kernel, &mut buffers).map_err(|error| error.to_string())?;
+                machine.launch(&kernel, &mut buffers).map_err(|error| error.to_string())?;
             }
             Ok(())
         };

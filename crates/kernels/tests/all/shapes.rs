@@ -283,9 +283,10 @@ fn none_spills(cases: &[(Problem, Arch)]) {
         let program = emit(problem, &plan, arch).unwrap();
         (format!("{problem:?} {plan:?} sm_{}", arch.sm), program)
     });
-    let steps = programs.iter().flat_map(|(what, program)| program.steps().map(move |kernel| (what, kernel)));
-    let (names, kernels): (Vec<&String>, Vec<&Kernel>) = steps.unzip();
-    let Some(facts) = tools::facts(&kernels) else { return };
+    let steps =
+        programs.iter().flat_map(|(what, program)| program.kernels().into_iter().map(move |k| (what, k)));
+    let (names, kernels): (Vec<&String>, Vec<Kernel>) = steps.unzip();
+    let Some(facts) = tools::facts(&kernels.iter().collect::<Vec<_>>()) else { return };
     let spilled = names.into_iter().zip(facts).filter(|(_, facts)| facts.spills > 0);
     let spilled: Vec<String> = spilled
         .map(|(what, Facts { registers, spills, .. })| {

@@ -466,7 +466,7 @@ fn shapes_and_strides() {
 }
 
 fn kernel(problem: &Problem, plan: &Plan) -> Kernel {
-    emit(problem, plan, &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel
+    emit(problem, plan, &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel(0)
 }
 
 #[test]

@@ -87,7 +87,8 @@ fn every_synchronisation_is_needed() {
             let rows = rows(&plan);
             Problem::new(1, 1, rows, 64, DType::F16).with_seq_kv(keys, Layout::Bhsd).with_lse(true)
         });
-        let kernels = problems.each_ref().map(|problem| emit(problem, &plan, &Arch::SM_90).unwrap().kernel);
+        let kernels =
+            problems.each_ref().map(|problem| emit(problem, &plan, &Arch::SM_90).unwrap().kernel(0));
         let both = if matches!(plan, Plan::SmallStreamed(_)) { 2 } else { 1 };
         let survives = |&(item, at, op): &(usize, usize, Op)| {
             !problems.iter().zip(&kernels).take(both).any(|(problem, kernel)| {

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 
 use crate::common::each::each;
 use emu::{Emulator, Options, Schedule};
+use filetest::is_due;
 use flashcore_kernels::select::{Choice, Device, TunedRow, TunedTable, choose_of};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::{DType, Layout, Problem};
@@ -30,7 +31,8 @@ fn small(row: &TunedRow) -> (Problem, Arch) {
     (problem.with_seq_kv(keys, Layout::Bshd), Arch { multiprocessors: 3, ..arch })
 }
 
-/// Every plan once per width and mask. The types follow the rows of the table.
+/// Every plan once per width and mask, a share of the tests each fourth. The types follow the rows of the
+/// table.
 #[test]
 fn tuned_plans_are_right_without_hazards() {
     let mut seen = HashSet::new();
@@ -40,7 +42,8 @@ fn tuned_plans_are_right_without_hazards() {
     };
     let rows: Vec<_> = TunedTable::builtin().rows().iter().filter(new).enumerate().collect();
     assert!(rows.len() > 100, "{}", rows.len());
-    each(&rows, |(i, row)| {
+    let taken: Vec<_> = rows.into_iter().filter(|(i, _)| is_due(*i, 4)).collect();
+    each(&taken, |(i, row)| {
         let (problem, arch) = small(row);
         let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][i % 3];
         let options = Options { seed: *i as u64, schedule, ..Options::default() };
@@ -86,7 +89,7 @@ fn hopper_kernels() -> Vec<(Plan, Kernel)> {
                 panic!("{}: no plan of the table's family", row.device);
             };
             let kernel =
-                emit(&problem, &plan, &Arch::SM_90).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel;
+                emit(&problem, &plan, &Arch::SM_90).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel(0);
             if seen.insert(kernel.module.to_string()) {
                 kernels.push((plan, kernel));
             }

@@ -48,7 +48,7 @@ fn overlapped(problem: &Problem) -> WgmmaPlan {
 }
 
 fn kernel(problem: &Problem, plan: &WgmmaPlan) -> Kernel {
-    emit(problem, &Plan::Wgmma(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel
+    emit(problem, &Plan::Wgmma(plan.clone()), &ARCH).unwrap_or_else(|e| panic!("{plan:?}: {e}")).kernel(0)
 }
 
 /// A plan in which all CTAs share the last wave (stream-K).

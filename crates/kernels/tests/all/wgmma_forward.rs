@@ -2,7 +2,7 @@
 //! results within the rounding of P and O.
 
 use crate::common::cases;
-use crate::common::wgmma_plan::{self, SMALL, check, plain};
+use crate::common::wgmma_plan::{self, SMALL, check};
 use attend::{Chains, Packing, Sums, Tiles};
 use emu::{Options, Schedule};
 use flashcore_kernels::Plan;
@@ -19,15 +19,15 @@ fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, dim: usize, mask: Band) 
 /// Each value of each gene, on problems of several tiles, blocks and heads with ragged ends.
 #[test]
 fn every_gene_computes_the_same() {
-    let two = WgmmaPlan { consumers: 2, ..plain() };
+    let two = WgmmaPlan { consumers: 2, ..WgmmaPlan::PLAIN };
     let plans = [
-        plain(),
-        WgmmaPlan { consumers: 3, ..plain() },
-        WgmmaPlan { block_n: 48, stages: 1, ..plain() },
-        WgmmaPlan { block_n: 16, stages: 3, ..plain() },
+        WgmmaPlan::PLAIN,
+        WgmmaPlan { consumers: 3, ..WgmmaPlan::PLAIN },
+        WgmmaPlan { block_n: 48, stages: 1, ..WgmmaPlan::PLAIN },
+        WgmmaPlan { block_n: 16, stages: 3, ..WgmmaPlan::PLAIN },
         WgmmaPlan { turns: Turns::PingPong, ..two.clone() },
-        WgmmaPlan { turns: Turns::PingPong, consumers: 3, ..plain() },
-        WgmmaPlan { tiles: Tiles::Overlapped, ..plain() },
+        WgmmaPlan { turns: Turns::PingPong, consumers: 3, ..WgmmaPlan::PLAIN },
+        WgmmaPlan { tiles: Tiles::Overlapped, ..WgmmaPlan::PLAIN },
         WgmmaPlan {
             tiles: Tiles::Overlapped,
             turns: Turns::PingPong,
@@ -35,24 +35,29 @@ fn every_gene_computes_the_same() {
             ..two.clone()
         },
         WgmmaPlan { tiles: Tiles::Overlapped, stages: 1, ..two.clone() },
-        WgmmaPlan { rescale: Rescaling::Always, chains: Chains { max: 4, sum: 2 }, ..plain() },
+        WgmmaPlan { rescale: Rescaling::Always, chains: Chains { max: 4, sum: 2 }, ..WgmmaPlan::PLAIN },
         WgmmaPlan { rescale: Rescaling::Speculative { beyond: 8, limit: 15 }, ..two.clone() },
         WgmmaPlan {
             rescale: Rescaling::Speculative { beyond: 0, limit: 1 },
             tiles: Tiles::Overlapped,
             ..two.clone()
         },
-        WgmmaPlan { handout: Handout::Dynamic, ..plain() },
-        WgmmaPlan { ends: Ends::Own, consumers: 3, ..plain() },
-        WgmmaPlan { resident_ctas: 2, ..plain() },
-        WgmmaPlan { store: Store::Bulk, ..plain() },
+        WgmmaPlan { handout: Handout::Dynamic, ..WgmmaPlan::PLAIN },
+        WgmmaPlan { ends: Ends::Own, consumers: 3, ..WgmmaPlan::PLAIN },
+        WgmmaPlan { resident_ctas: 2, ..WgmmaPlan::PLAIN },
+        WgmmaPlan { store: Store::Bulk, ..WgmmaPlan::PLAIN },
         WgmmaPlan { store: Store::Bulk, queries_ahead: 1, ..two.clone() },
         WgmmaPlan { store: Store::Bulk, tiles: Tiles::Overlapped, cluster: 2, ..two.clone() },
-        WgmmaPlan { store: Store::OverQueries, queries_ahead: 1, ..plain() },
+        WgmmaPlan { store: Store::OverQueries, queries_ahead: 1, ..WgmmaPlan::PLAIN },
         WgmmaPlan { store: Store::OverQueries, queries_ahead: 2, handout: Handout::Dynamic, ..two.clone() },
         WgmmaPlan { store: Store::OverQueries, tiles: Tiles::Overlapped, ends: Ends::Own, ..two.clone() },
-        WgmmaPlan { cluster: 2, ..plain() },
-        WgmmaPlan { cluster: 2, handout: Handout::Dynamic, tile_order: TileOrder::LongestFirst, ..plain() },
+        WgmmaPlan { cluster: 2, ..WgmmaPlan::PLAIN },
+        WgmmaPlan {
+            cluster: 2,
+            handout: Handout::Dynamic,
+            tile_order: TileOrder::LongestFirst,
+            ..WgmmaPlan::PLAIN
+        },
         WgmmaPlan { cluster: 2, turns: Turns::PingPong, rescale: SPECULATIVE, ..two.clone() },
         WgmmaPlan {
             cluster: 2,
@@ -70,7 +75,7 @@ fn every_gene_computes_the_same() {
             tiles: Tiles::Overlapped,
             turns: Turns::PingPong,
             handout: Handout::Dynamic,
-            ..plain()
+            ..WgmmaPlan::PLAIN
         },
         WgmmaPlan {
             ends: Ends::Own,
@@ -79,10 +84,10 @@ fn every_gene_computes_the_same() {
             stages: 1,
             tiles: Tiles::Overlapped,
             rescale: SPECULATIVE,
-            ..plain()
+            ..WgmmaPlan::PLAIN
         },
-        WgmmaPlan { tile_order: TileOrder::LongestFirst, ..plain() },
-        WgmmaPlan { tile_order: TileOrder::LongestFirst, handout: Handout::Folded, ..plain() },
+        WgmmaPlan { tile_order: TileOrder::LongestFirst, ..WgmmaPlan::PLAIN },
+        WgmmaPlan { tile_order: TileOrder::LongestFirst, handout: Handout::Folded, ..WgmmaPlan::PLAIN },
         WgmmaPlan { handout: Handout::Folded, cluster: 2, tiles: Tiles::Overlapped, ..two.clone() },
         WgmmaPlan { tile_order: TileOrder::LongestFirst, handout: Handout::Dynamic, ..two },
     ];
@@ -98,7 +103,7 @@ fn every_gene_computes_the_same() {
 /// recomputed.
 #[test]
 fn sums_by_products_are_right() {
-    let base = WgmmaPlan { sums: Sums::Product, ..plain() };
+    let base = WgmmaPlan { sums: Sums::Product, ..WgmmaPlan::PLAIN };
     let guessing = |limit| Rescaling::Speculative { beyond: 0, limit };
     let plans = [
         WgmmaPlan { rescale: Rescaling::Always, ..base.clone() },
@@ -144,7 +149,7 @@ fn torture_set_is_right_and_without_hazards() {
                 Store::Direct
             },
             cluster: [2, 1, 1][i % 3],
-            ..plain()
+            ..WgmmaPlan::PLAIN
         };
         match Plan::Wgmma(plan.clone()).check(problem, &SMALL) {
             Ok(()) => {
@@ -167,7 +172,7 @@ fn torture_set_is_right_and_without_hazards() {
 #[test]
 fn values_may_be_narrower_than_keys() {
     for (i, problem) in cases::narrow_values(150, 170).into_iter().enumerate() {
-        let two = WgmmaPlan { consumers: 2, block_n: 48, ..plain() };
+        let two = WgmmaPlan { consumers: 2, block_n: 48, ..WgmmaPlan::PLAIN };
         let plans = [
             WgmmaPlan::default_for(&problem, &SMALL),
             WgmmaPlan { cluster: 2, store: Store::Bulk, turns: Turns::PingPong, ..two.clone() },
@@ -177,7 +182,7 @@ fn values_may_be_narrower_than_keys() {
             check(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
         if matches!(problem.head_dim_v, 64 | 128 | 256) {
-            let plan = WgmmaPlan { store: Store::OverQueries, queries_ahead: 1, ..plain() };
+            let plan = WgmmaPlan { store: Store::OverQueries, queries_ahead: 1, ..WgmmaPlan::PLAIN };
             check(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -186,7 +191,7 @@ fn values_may_be_narrower_than_keys() {
 /// O over Q with four warps to a panel, two and one, in clusters, and in the shape of the tuned plans.
 #[test]
 fn output_may_take_the_place_of_queries() {
-    let over = WgmmaPlan { store: Store::OverQueries, queries_ahead: 1, ..plain() };
+    let over = WgmmaPlan { store: Store::OverQueries, queries_ahead: 1, ..WgmmaPlan::PLAIN };
     let two = WgmmaPlan { cluster: 2, handout: Handout::Dynamic, ..over.clone() };
     let tuned = WgmmaPlan {
         consumers: 3,
@@ -209,7 +214,7 @@ fn output_may_take_the_place_of_queries() {
 
 #[test]
 fn plans_without_room_for_output_over_queries_are_refused() {
-    let over = WgmmaPlan { store: Store::OverQueries, queries_ahead: 1, ..plain() };
+    let over = WgmmaPlan { store: Store::OverQueries, queries_ahead: 1, ..WgmmaPlan::PLAIN };
     let problem = |dim| Problem::new(1, 2, 200, dim, DType::F16);
     let refused = |problem: &Problem, plan: &WgmmaPlan| {
         Plan::Wgmma(plan.clone()).check(problem, &SMALL).unwrap_err().to_string()
@@ -244,7 +249,7 @@ fn packed_heads_are_apart_again_in_the_output() {
             let problem = problem.with_heads_kv(heads_kv, layout);
             let packing = Packing::Packed;
             let tiles = [Tiles::InTurn, Tiles::Overlapped][i % 2];
-            let plan = WgmmaPlan { packing, consumers, tiles, rescale: SPECULATIVE, ..plain() };
+            let plan = WgmmaPlan { packing, consumers, tiles, rescale: SPECULATIVE, ..WgmmaPlan::PLAIN };
             check(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -269,7 +274,8 @@ fn halved_diagonals_leave_nothing_out() {
         let rescale = [SPECULATIVE, Rescaling::Always][i % 2];
         let turns = if consumers == 1 { Turns::Free } else { Turns::PingPong };
         for tiles in [Tiles::InTurn, Tiles::Overlapped] {
-            let plan = WgmmaPlan { consumers, block_n, tiles, diagonal, ends, rescale, turns, ..plain() };
+            let plan =
+                WgmmaPlan { consumers, block_n, tiles, diagonal, ends, rescale, turns, ..WgmmaPlan::PLAIN };
             check(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -302,7 +308,7 @@ fn warpgroups_skip_more_blocks_than_there_are_stages() {
                 turns,
                 ends: Ends::Own,
                 handout: handouts[(i + j) % 2],
-                ..plain()
+                ..WgmmaPlan::PLAIN
             };
             check(&problem, plan, Options { seed: i as u64, ..Options::default() });
         }
@@ -317,7 +323,7 @@ fn bad_guesses_are_made_good() {
         for (scale, tiles) in [(20.0, Tiles::InTurn), (-300.0, Tiles::Overlapped)] {
             let mut problem = Problem::new(1, 2, 130, 64, dtype).with_seq_kv(170, Layout::Bhsd);
             problem.score.scale = Some(scale);
-            let plan = WgmmaPlan { rescale: SPECULATIVE, consumers: 2, tiles, ..plain() };
+            let plan = WgmmaPlan { rescale: SPECULATIVE, consumers: 2, tiles, ..WgmmaPlan::PLAIN };
             check(&problem, plan.clone(), Options::default());
             check(&problem.with_band(Band::CAUSAL), plan, Options::default());
         }
@@ -332,8 +338,16 @@ fn every_schedule_gives_the_same_clean_result() {
             for seed in 0..3 {
                 let (rescale, turns, handout) = (SPECULATIVE, Turns::PingPong, Handout::Dynamic);
                 let ends = Ends::Own;
-                let plan =
-                    WgmmaPlan { consumers: 2, cluster, tiles, rescale, turns, handout, ends, ..plain() };
+                let plan = WgmmaPlan {
+                    consumers: 2,
+                    cluster,
+                    tiles,
+                    rescale,
+                    turns,
+                    handout,
+                    ends,
+                    ..WgmmaPlan::PLAIN
+                };
                 check(&problem, plan, Options { seed, schedule, ..Options::default() });
             }
         }

@@ -3,7 +3,7 @@
 
 use crate::common::factors::{self, capped, with_factors, with_strides};
 use crate::common::fp8::{self, WINDOW, edit_text, lines, problem};
-use crate::common::wgmma_plan::{SMALL, plain};
+use crate::common::wgmma_plan::SMALL;
 use crate::tools;
 use attend::{Order, OutputSums, Packing, Tiles};
 use flashcore_kernels::forward::mma::MmaPlan;
@@ -15,7 +15,12 @@ use tile::{Handout, Tail, TileOrder, Turns};
 
 /// The simplest plan for 8-bit values.
 fn base() -> WgmmaPlan {
-    WgmmaPlan { block_n: 64, rescale: Rescaling::Beyond(0), output_sums: OutputSums::ByBlock, ..plain() }
+    WgmmaPlan {
+        block_n: 64,
+        rescale: Rescaling::Beyond(0),
+        output_sums: OutputSums::ByBlock,
+        ..WgmmaPlan::PLAIN
+    }
 }
 
 fn check(problem: &Problem, plan: WgmmaPlan, seed: u64) {
@@ -52,7 +57,7 @@ fn shapes_and_types() {
 fn mixed_types() {
     for (types, band) in [("e4m3/e4m3/bf16", Band::CAUSAL), ("e5m2/e4m3/f16", Band::FULL)] {
         for output_sums in [OutputSums::Running, OutputSums::ByBlock] {
-            let plan = WgmmaPlan { block_n: 48, output_sums, ..plain() };
+            let plan = WgmmaPlan { block_n: 48, output_sums, ..WgmmaPlan::PLAIN };
             check(&problem(70, 133, 64, types, band), plan, 3);
         }
     }
@@ -130,10 +135,14 @@ fn factors_per_block_of_rows() {
         }),
         (
             with_factors(p("e4m3/e4m3/bf16", WINDOW), [Some(0), Some(64), None]),
-            WgmmaPlan { block_n: 32, ..plain() },
+            WgmmaPlan { block_n: 32, ..WgmmaPlan::PLAIN },
         ),
         (with_factors(p("e4m3/e4m3/bf16", Band::FULL), [Some(64), Some(64), None]), {
-            WgmmaPlan { block_n: 128, rescale: Rescaling::Speculative { beyond: 8, limit: 15 }, ..plain() }
+            WgmmaPlan {
+                block_n: 128,
+                rescale: Rescaling::Speculative { beyond: 8, limit: 15 },
+                ..WgmmaPlan::PLAIN
+            }
         }),
         (with_strides(p("e4m3", Band::FULL), 0), WgmmaPlan { rescale: Rescaling::Always, ..base() }),
         (with_strides(p("e4m3", Band::CAUSAL), 5), {
@@ -262,7 +271,8 @@ fn faults_are_seen() {
     let plan = Plan::Wgmma(plan);
     // The second panel instead of the first, and so on; the last panel is zero.
     let off_by_a_panel = |program: &mut Program| {
-        let map = program.then[0].tensor_maps.iter_mut().find(|map| map.offset == 0 && map.extents[0] == 304);
+        let maps = &mut program.contracts.steps[1].tensor_maps;
+        let map = maps.iter_mut().find(|map| map.offset == 0 && map.extents[0] == 304);
         let map = map.expect("the map of the transposed values");
         map.offset += 128;
         map.extents[0] -= 128;
@@ -316,7 +326,7 @@ fn default_plans_are_not_serialised() {
             let problem = with_factors(problem, rows);
             let plan = WgmmaPlan::default_for(&problem, &Arch::SM_90);
             let program = emit(&problem, &Plan::Wgmma(plan.clone()), &Arch::SM_90).expect("a default plan");
-            cases.push((format!("{dim} {types} {rows:?} {band}"), plan, program.kernel));
+            cases.push((format!("{dim} {types} {rows:?} {band}"), plan, program.kernel(0)));
         }
     }
     let kernels: Vec<&Kernel> = cases.iter().map(|(.., kernel)| kernel).collect();

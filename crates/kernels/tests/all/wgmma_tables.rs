@@ -2,7 +2,7 @@
 //! emulator with random genes, the properties on which the text depends, the reads that are refused, and the
 //! machine code of the default plans.
 
-use crate::common::wgmma_plan::{self, check, plain};
+use crate::common::wgmma_plan::{self, check};
 use crate::tools;
 use attend::Packing;
 use emu::{Options, Schedule};
@@ -92,7 +92,7 @@ fn several_reads_are_right() {
     {
         let problem = with_score(problem(), tables, score);
         let rescale = [SPECULATIVE, Rescaling::Beyond(8)][i % 2];
-        let plan = sharing(WgmmaPlan { consumers: 2, rescale, ends: Ends::Own, ..plain() });
+        let plan = sharing(WgmmaPlan { consumers: 2, rescale, ends: Ends::Own, ..WgmmaPlan::PLAIN });
         let schedule = [Schedule::Late, Schedule::Early, Schedule::Random][i % 3];
         check(&problem, plan, Options { seed: i as u64, schedule, ..Options::default() });
     }
@@ -103,16 +103,16 @@ fn several_reads_are_right() {
 fn the_text_does_not_depend_on_strides() {
     let problem = |batch, keys| Problem::new(batch, 4, 300, 64, DType::Bf16).with_seq_kv(keys, Layout::Bshd);
     let text = |problem: &Problem| {
-        let plan = Plan::Wgmma(sharing(WgmmaPlan { consumers: 2, ..plain() }));
-        emit(problem, &plan, &Arch::SM_90).unwrap().kernel.module.to_string()
+        let plan = Plan::Wgmma(sharing(WgmmaPlan { consumers: 2, ..WgmmaPlan::PLAIN }));
+        emit(problem, &plan, &Arch::SM_90).unwrap().module.to_string()
     };
     let [one, other] = [(1, 333, [false, false]), (3, 555, [true, true])]
         .map(|(b, keys, repeats)| biased(problem(b, keys), repeats));
     assert_eq!(text(&one), text(&other));
     assert!(text(&one).contains("ldmatrix") && !text(&one).contains("ld.global.nc.v4"));
     let kernel = |problem: &Problem| {
-        let plan = Plan::Wgmma(sharing(WgmmaPlan { consumers: 2, ..plain() }));
-        emit(problem, &plan, &Arch::SM_90).unwrap().kernel
+        let plan = Plan::Wgmma(sharing(WgmmaPlan { consumers: 2, ..WgmmaPlan::PLAIN }));
+        emit(problem, &plan, &Arch::SM_90).unwrap().kernel(0)
     };
     let map = kernel(&other).tensor_maps.last().unwrap().clone();
     assert_eq!((map.extents, map.strides), (vec![555, 300, 1, 1], vec![2 * 560, 16, 16]));
@@ -130,7 +130,7 @@ fn map_is_in_its_table(kernel: &ptx::Kernel) {
 #[test]
 fn tables_that_tiles_cannot_hold_are_refused_with_the_reason() {
     let base = || Problem::new(2, 4, 300, 64, DType::Bf16).with_layout(Layout::Bshd);
-    let plan = sharing(plain());
+    let plan = sharing(WgmmaPlan::PLAIN);
     let of_table = |change: &dyn Fn(&mut Table)| {
         let mut problem = biased(base(), [false; 2]);
         change(&mut problem.programs.tables[0]);
@@ -204,7 +204,7 @@ fn machine_code_overlaps_products_with_the_softmax() {
     };
     for problem in of_models() {
         let plan = WgmmaPlan::default_for(&problem, &Arch::SM_90);
-        let kernel = emit(&problem, &Plan::Wgmma(plan.clone()), &Arch::SM_90).unwrap().kernel;
+        let kernel = emit(&problem, &Plan::Wgmma(plan.clone()), &Arch::SM_90).unwrap().kernel(0);
         let assembled = tools::assemble(&ptxas, &kernel);
         assert_eq!(assembled.spills, 0, "{plan:?}");
         let sass = tools::disassemble(&nvdisasm, &assembled);

@@ -3,7 +3,6 @@
 
 use crate::common;
 use crate::common::cases;
-use crate::common::wgmma_plan;
 use attend::{Packing, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Ends, Rescaling, Store, WgmmaPlan};
@@ -15,7 +14,7 @@ use tile::{Handout, Tail, TileOrder, Turns};
 const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 8, limit: 15 };
 
 fn base() -> WgmmaPlan {
-    WgmmaPlan { tail: Tail::Shared, ..wgmma_plan::plain() }
+    WgmmaPlan { tail: Tail::Shared, ..WgmmaPlan::PLAIN }
 }
 
 /// A device with `multiprocessors` SMs.
@@ -133,7 +132,7 @@ fn every_schedule_gives_the_same_bits() {
         let problem = tiles(7 * cluster, 5, 9, 64);
         let plan = WgmmaPlan { tiles: tile_order, cluster: cluster as u32, rescale: SPECULATIVE, ..base() };
         let kernel =
-            emit(&problem, &Plan::Wgmma(plan), &arch(4 * cluster as u32)).expect("a good plan").kernel;
+            emit(&problem, &Plan::Wgmma(plan), &arch(4 * cluster as u32)).expect("a good plan").kernel(0);
         let mut first = None;
         for schedule in [Schedule::Late, Schedule::Early, Schedule::Random, Schedule::Lagging] {
             for seed in 0..4 {
@@ -194,7 +193,7 @@ fn places(kernel: &Kernel, wanted: impl Fn(&Op) -> bool) -> Vec<usize> {
 #[test]
 fn parts_that_nothing_orders_are_refused() {
     let (problem, arch) = (tiles(5, 4, 0, 64), arch(4));
-    let kernel = emit(&problem, &Plan::Wgmma(base()), &arch).expect("a good plan").kernel;
+    let kernel = emit(&problem, &Plan::Wgmma(base()), &arch).expect("a good plan").kernel(0);
     let schedules = [Schedule::Late, Schedule::Early, Schedule::Random, Schedule::Lagging];
     let refused = |kernel: &Kernel| {
         schedules.into_iter().any(|schedule| {

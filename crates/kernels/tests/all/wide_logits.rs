@@ -120,8 +120,8 @@ fn kernels_of_wide_logits_assemble_without_spills() {
             }
         }
     }
-    let kernels: Vec<&Kernel> = programs.iter().map(|program| &program.kernel).collect();
-    let Some(facts) = tools::facts(&kernels) else { return };
+    let kernels: Vec<Kernel> = programs.iter().map(|program| program.kernel(0)).collect();
+    let Some(facts) = tools::facts(&kernels.iter().collect::<Vec<_>>()) else { return };
     for (kernel, facts) in kernels.into_iter().zip(facts) {
         assert_eq!(facts.spills, 0, "{}", kernel.entry);
     }

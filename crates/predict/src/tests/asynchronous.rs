@@ -98,7 +98,7 @@ fn products_reach_the_dense_peak() {
     let p = predicted(&products(100, 1, 0), launch(1, 1, 128));
     near(p.cycles, 800.0 * PRODUCT, 0.02);
     near(p.utilisation.tensor, 1.0, 0.02);
-    assert_eq!(p.bound, Limiter::Tensor);
+    assert_eq!(p.bound, Bottleneck::Tensor);
     // If every SM is as busy as this one, the clock is the one that the power limit allows.
     let all = predicted(&products(100, 1, 0), launch(132, 1, 128));
     near(all.clock_mhz, H200.loaded_clock_mhz, 0.02);

@@ -41,8 +41,8 @@ impl Table {
         index.into_iter().zip(&self.extents).zip(&self.strides).map(at).sum::<i64>() as usize
     }
 
-    /// The gradient of this table: f32, dense. A dimension whose stride is 0 has one element, the sum over the
-    /// dimension.
+    /// The gradient of this table: f32, dense. A dimension whose stride is 0 has one element, the sum over
+    /// the dimension.
     #[must_use]
     pub fn gradient(&self) -> Table {
         let extent = |(&extent, &stride): (&usize, &i64)| if stride == 0 { extent.min(1) } else { extent };

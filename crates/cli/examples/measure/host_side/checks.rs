@@ -189,7 +189,7 @@ pub fn refusals() -> Outcome {
     refused("device 99", "device 99 does not exist", driver::Context::open(99).map(drop));
     let (_, call) = prepared.parts();
     let launch = call.launch();
-    let kernel = kernels::emit(&problem, prepared.plan(), gpu.arch())?.kernel;
+    let kernel = kernels::emit(&problem, prepared.plan(), gpu.arch())?.kernel(0);
     let strict = Expect { max_registers: 16, ..Expect::of(launch) };
     refused("admission", "registers per thread", Function::load(context, &kernel, &strict).map(drop));
     refused(

@@ -26,8 +26,8 @@ pub fn load(family: &str, cached: bool) -> Outcome {
         let Ok(plan) = family.default_for(&problem, &arch) else { continue };
         let began = Instant::now();
         let program = emit(&problem, &plan, &arch)?;
-        let load = |kernel: &ptx::Kernel| Function::load(&context, kernel, &Expect::of(&kernel.launch));
-        let functions: Vec<Function> = program.steps().map(load).collect::<Result<_, _>>()?;
+        let load = |kernel: ptx::Kernel| Function::load(&context, &kernel, &Expect::of(&kernel.launch));
+        let functions: Vec<Function> = program.kernels().into_iter().map(load).collect::<Result<_, _>>()?;
         let ms = began.elapsed().as_secs_f64() * 1e3;
         let text = format!("{ms:.1} ms: dim {}, S {}", problem.head_dim, problem.seq_q);
         println!("{} {when} {text}, {:?}", family.name(), functions[0].resources());

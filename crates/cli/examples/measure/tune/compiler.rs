@@ -41,7 +41,7 @@ pub fn serve() -> Result<(), Error> {
     for line in io::stdin().lines() {
         let (problem, plan): (Problem, Plan) = serde_json::from_str(&line?)?;
         if let Ok(program) = emit(&problem, &plan, &device.arch) {
-            program.steps().for_each(|kernel| drop(device.function(kernel, || ())));
+            program.kernels().iter().for_each(|kernel| drop(device.function(kernel, || ())));
         }
         println!();
     }

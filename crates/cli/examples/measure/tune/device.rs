@@ -110,8 +110,8 @@ impl Device {
             })?;
             Some((function, Call::of(kernel)))
         };
-        let steps: Vec<_> = program.steps().map(load).collect::<Option<_>>()?;
-        let buffers = program.kernel.buffers.iter().skip(4);
+        let steps: Vec<_> = program.kernels().iter().map(load).collect::<Option<_>>()?;
+        let buffers = program.contracts.buffers.iter().skip(4);
         let own = buffers.map(|spec| Buffer::zeroed(&self.context, spec.bytes));
         let own = own.collect::<Result<_, _>>().ok()?;
         let registers = steps.iter().map(|(function, _)| function.resources().registers).max()?;

@@ -16,7 +16,7 @@ use super::fp8::product_types;
 use super::plan::{CtaOrder, MmaPlan, QueryHome};
 use super::split::{self, merge_descales, row_block_and_split};
 use crate::contract::Contract;
-use crate::draft::{Draft, Drafts};
+use crate::draft::Draft;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor_or_one, lse_of_row, out_half,
 };
@@ -47,7 +47,7 @@ impl MmaPlan {
 
     /// Emits the kernel. If the plan lists blocks, the kernel that lists them comes before it; if CTAs divide
     /// the keys, the kernel that merges the results comes after it. The plan has been checked.
-    pub(super) fn drafts<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a> {
+    pub(super) fn drafts<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         if let Some(resident) = self.resident_ctas {
@@ -57,12 +57,10 @@ impl MmaPlan {
         let params = Params::declare(&mut k, &mut contract, problem, baked, self);
         let launch = (ENTRY, self.launch(problem, baked));
         let body = move |k: &mut Builder| Forward::new(k, baked, self, params).body(k);
-        let drafts = Drafts::from(Draft::new(k, contract, launch, arch.target(), body));
-        let drafts = match self.list_tiles(problem) {
-            None => drafts,
-            Some(tiles) => drafts.after(tiles.draft(problem, baked, arch.target())),
-        };
-        if self.splits > 1 { drafts.followed_by(self.merge(problem, baked, arch)) } else { drafts }
+        let lists = self.list_tiles(problem).map(|tiles| tiles.draft(problem, baked, arch.target()));
+        let forward = Draft::new(k, contract, launch, arch.target(), body);
+        let merge = (self.splits > 1).then(|| self.merge(problem, baked, arch));
+        lists.into_iter().chain([forward]).chain(merge).collect()
     }
 
     /// The tiles for which blocks are listed; `None` if the plan does not list any.

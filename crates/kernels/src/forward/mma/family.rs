@@ -1,11 +1,12 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, Problem};
+use problem::{Band, PassKind, Problem};
 use serde_json::{Value, json};
 
 use super::MmaPlan;
 use super::plan::default_splits;
-use crate::draft::Drafts;
+use crate::Symptom;
+use crate::draft::Draft;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, rescale_within, tanh_gene};
 use crate::forward::fp8::{check_keys_of_factors, output_sums_gene};
@@ -15,6 +16,10 @@ use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
 use crate::{Arch, Baked, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
+    fn pass() -> PassKind {
+        PassKind::Forward
+    }
+
     fn features() -> Features {
         Features {
             lengths: true,
@@ -45,48 +50,48 @@ impl FamilyPlan for MmaPlan {
         };
         vec![
             Gene::new("block_m").searched([16, 32, 48, 64, 128]).wider([96, 192, 256]).curing(&[
-                ("small grid", Down),
-                ("register spills", Down),
-                ("local memory", Down),
-                ("redundant loads", Up),
-                ("idle warps", Up),
-                ("shared", Up),
-                ("l2", Up),
-                ("dram", Up),
+                (Symptom::SmallGrid, Down),
+                (Symptom::RegisterSpills, Down),
+                (Symptom::LocalMemory, Down),
+                (Symptom::RedundantLoads, Up),
+                (Symptom::IdleWarps, Up),
+                (Symptom::Shared, Up),
+                (Symptom::L2, Up),
+                (Symptom::Dram, Up),
             ]),
             Gene::new("block_n")
                 .searched([32, 48, 64, 80, 96, 128, 256].into_iter().filter(|&keys| divided(keys)))
                 .wider([16, 112, 160, 192])
                 .curing(BLOCK_N),
             Gene::new("warps").searched([2, 3, 4, 8]).wider([1, 6]).curing(&[
-                ("low occupancy", Up),
-                ("barriers", Down),
-                ("idle warps", Down),
-                ("serial", Down),
-                ("shared", Down),
+                (Symptom::LowOccupancy, Up),
+                (Symptom::Barriers, Down),
+                (Symptom::IdleWarps, Down),
+                (Symptom::Serial, Down),
+                (Symptom::Shared, Down),
             ]),
             Gene::new("kv_warps").searched([1, 2, 4, 8]).curing(&[
-                ("small grid", Up),
-                ("idle warps", Up),
-                ("latency", Up),
+                (Symptom::SmallGrid, Up),
+                (Symptom::IdleWarps, Up),
+                (Symptom::Latency, Up),
             ]),
             Gene::new("dim_warps")
                 .searched(dim_warps.iter().copied())
                 .wider([1, 2])
-                .curing(&[("register spills", Up), ("local memory", Up)]),
+                .curing(&[(Symptom::RegisterSpills, Up), (Symptom::LocalMemory, Up)]),
             Gene::new("splits")
                 .searched([1, 2, 4, 8])
                 .wider([3, 6, 12, 16, 32])
-                .curing(&[("small grid", Up)]),
+                .curing(&[(Symptom::SmallGrid, Up)]),
             Gene::new("stages").searched([1, 2, 3, 4]).wider([5, 6]).curing(STAGES),
             Gene::new("products").searched(["in_turn", "scores_ahead"]).curing(PRODUCTS),
             Gene::new("resident_ctas").searched([Value::Null]).wider([1, 2, 3, 4]).curing(RESIDENT_CTAS),
             Gene::new("queries").searched(["registers", "shared"]).curing(&[
-                ("low occupancy", To("shared")),
-                ("register spills", To("shared")),
-                ("local memory", To("shared")),
-                ("issue", To("registers")),
-                ("shared", To("registers")),
+                (Symptom::LowOccupancy, To("shared")),
+                (Symptom::RegisterSpills, To("shared")),
+                (Symptom::LocalMemory, To("shared")),
+                (Symptom::Issue, To("registers")),
+                (Symptom::Shared, To("registers")),
             ]),
             Gene::new("rescale")
                 .searched([json!("always"), json!({ "beyond": 8 })])
@@ -96,7 +101,7 @@ impl FamilyPlan for MmaPlan {
             Gene::new("tile_order")
                 .searched(tile_orders.iter().copied())
                 .wider(["rows_first", "heads_first"])
-                .curing(&[("l2", To("rows_first"))]),
+                .curing(&[(Symptom::L2, To("rows_first"))]),
             tanh_gene(problem),
             visits_gene(problem),
         ]
@@ -110,8 +115,25 @@ impl FamilyPlan for MmaPlan {
         self.baked(problem)
     }
 
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a> {
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
         self.drafts(problem, baked, arch)
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.block_m, self.block_n]
+    }
+
+    fn takes_tiles(&self) -> bool {
+        false
+    }
+
+    fn max_registers(&self) -> Option<u32> {
+        let share = Arch::REGISTERS_PER_SM / (self.threads() * self.resident_ctas.unwrap_or(1)).max(1);
+        Some(Arch::REGISTERS_PER_THREAD.min(share))
+    }
+
+    fn alignment(&self) -> u64 {
+        self.copy.bytes().into()
     }
 
     fn adapted(mut self, problem: &Problem, arch: &Arch, own_shape: bool) -> MmaPlan {

@@ -5,6 +5,7 @@ use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{Mbarriers, RowStore, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS};
 
+use crate::Symptom;
 use crate::error::accept;
 use crate::forward::contract::{check_tensor_maps, is_half, misaligned, most_rows};
 use crate::forward::packing::{check_packing, packed_heads, packs_well};
@@ -284,10 +285,10 @@ pub(super) fn genes(problem: &Problem) -> Vec<Gene> {
     vec![
         Gene::new("row_warpgroups")
             .searched([1, 2, 3, 4])
-            .curing(&[("small grid", Down), ("redundant loads", Up)]),
+            .curing(&[(Symptom::SmallGrid, Down), (Symptom::RedundantLoads, Up)]),
         Gene::new("packing").searched(packings.iter().copied()).wider(["apart", "packed"]).curing(PACKING),
         Gene::new("cluster").searched([1, 2]).wider([4]).curing(CLUSTER),
-        Gene::new("kv_warpgroups").searched([1, 2]).wider([4]).curing(&[("barriers", Down)]),
+        Gene::new("kv_warpgroups").searched([1, 2]).wider([4]).curing(&[(Symptom::Barriers, Down)]),
         Gene::new("block_n").searched([48, 64, 128, 192, 256]).wider([32, 80, 96, 112, 160]).curing(BLOCK_N),
         Gene::new("tile_order").searched(["by_head", "longest_first", "folded"]),
         Gene::new("store"),

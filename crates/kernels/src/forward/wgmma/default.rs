@@ -1,6 +1,6 @@
 //! The default plan of a problem without a tuned plan.
 
-use attend::{Chains, Order, OutputSums, Packing, Sums, Tiles};
+use attend::{Chains, Order, OutputSums, Packing, Sums, Tanh, Tiles};
 use problem::{DType, Problem};
 use tile::{Handout, SwizzledTile, Tail, TileOrder, Turns};
 
@@ -16,6 +16,38 @@ use crate::forward::fp8::keys_of_factors;
 use crate::forward::packing::packs_well;
 
 impl WgmmaPlan {
+    /// Small tiles, and each gene at its simplest value: the start of plans that state what they change.
+    pub const PLAIN: WgmmaPlan = WgmmaPlan {
+        share: Share::Rows,
+        consumers: 1,
+        resident_ctas: 1,
+        cluster: 1,
+        packing: Packing::Apart,
+        block_n: 32,
+        stages: 2,
+        tiles: Tiles::InTurn,
+        products: Order::ScoresAhead,
+        producer_registers: None,
+        queries_ahead: 0,
+        store: Store::Direct,
+        turns: Turns::Free,
+        rescale: Rescaling::Beyond(8),
+        exps_by_fma: 0,
+        probabilities: Probabilities::Registers,
+        tables: Tables::Registers,
+        chains: Chains { max: 2, sum: 1 },
+        sums: Sums::Lanes,
+        output_sums: OutputSums::Running,
+        diagonal: Diagonal::Whole,
+        ends: Ends::Common,
+        handout: Handout::Static,
+        tail: Tail::Whole,
+        tile_order: TileOrder::InOrder,
+        section_mib: section_mib(),
+        tanh: Tanh::Exp2,
+        visits: Visits::Band,
+    };
+
     /// The plans that were fastest on an H200 (16k tokens, hidden size 2048). Shapes that were not measured
     /// get FlashAttention-3's tiles.
     pub fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
@@ -33,33 +65,15 @@ impl WgmmaPlan {
         let shares_tables = WgmmaPlan::may_share_tables(problem);
         let base = WgmmaPlan {
             consumers: 2,
-            share: Share::Rows,
-            resident_ctas: 1,
-            cluster: 1,
-            packing: Packing::Apart,
             block_n: 128,
-            stages: 2,
-            tiles: Tiles::InTurn,
-            products: Order::ScoresAhead,
-            producer_registers: None,
-            queries_ahead: 0,
-            store: Store::Direct,
-            turns: Turns::Free,
             rescale: if crowded { lazy } else { speculative },
-            exps_by_fma: 0,
-            probabilities: Probabilities::Registers,
-            tables: Tables::Registers,
-            chains: Chains { max: 2, sum: 1 },
             sums: if problem.head_dim_v == 64 { Sums::Product } else { Sums::Lanes },
-            output_sums: OutputSums::Running,
-            diagonal: Diagonal::Whole,
             ends: if causal { Ends::Own } else { Ends::Common },
             handout: Handout::Dynamic,
-            tail: Tail::Whole,
             tile_order: TileOrder::LongestFirst,
             tanh: default_tanh(problem),
-            visits: Visits::Band,
             section_mib: if dim > 64 && problem.seq_kv > 2048 { 64 } else { section_mib() },
+            ..WgmmaPlan::PLAIN
         };
         let in_order = WgmmaPlan { handout: Handout::Static, tile_order: TileOrder::InOrder, ..base.clone() };
         let mut plan = match (dim, causal) {

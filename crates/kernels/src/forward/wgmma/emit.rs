@@ -18,7 +18,7 @@ use super::fp8::transposes_values;
 use super::plan::{Diagonal, Ends, Rescaling, Share, Store, WgmmaPlan};
 use super::transpose::TransposedValues;
 use crate::contract::Contract;
-use crate::draft::{Draft, Drafts};
+use crate::draft::Draft;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, factor_or_least, misaligned, out_half,
 };
@@ -58,7 +58,7 @@ impl WgmmaPlan {
 
     /// Emits the kernel and, if the plan lists blocks, the kernel that lists them before it. The plan has
     /// been checked.
-    pub(super) fn drafts<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a> {
+    pub(super) fn drafts<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
         let mut k = Builder::kernel(ENTRY);
         k.max_threads(self.threads());
         // Without this bound ptxas ignores `setmaxnreg`.
@@ -76,14 +76,10 @@ impl WgmmaPlan {
             let locate = tiles.as_ref().map(|tiles| tiles as &dyn Locate);
             Forward::new(k, baked, self, params, locate).body(k);
         };
-        let mut drafts = Drafts::from(Draft::new(k, contract, launch, target, body));
-        if transposes_values(problem) {
-            drafts = drafts.after(self.transpose_values(problem, baked, target));
-        }
-        match self.list_tiles(problem) {
-            None => drafts,
-            Some(tiles) => drafts.after(tiles.draft(problem, baked, target)),
-        }
+        let lists = self.list_tiles(problem).map(|tiles| tiles.draft(problem, baked, target));
+        let transpose = transposes_values(problem).then(|| self.transpose_values(problem, baked, target));
+        let forward = Draft::new(k, contract, launch, target, body);
+        lists.into_iter().chain(transpose).chain([forward]).collect()
     }
 
     /// Declares the score and mask programs, with the tables that come from shared memory.

@@ -1,10 +1,11 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, Problem};
+use problem::{Band, PassKind, Problem};
 use serde_json::{Value, json};
 
-use super::WgmmaPlan;
-use crate::draft::Drafts;
+use super::{Tables, WgmmaPlan};
+use crate::Symptom;
+use crate::draft::Draft;
 use crate::family::{FamilyPlan, row_tiles};
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::forward::fp8::{check_keys_of_factors, output_sums_gene};
@@ -19,6 +20,10 @@ use crate::{Arch, Baked, Features, PlanError};
 const WINDOWED_SECTION_MIB: u32 = 64;
 
 impl FamilyPlan for WgmmaPlan {
+    fn pass() -> PassKind {
+        PassKind::Forward
+    }
+
     fn features() -> Features {
         Features {
             lengths: true,
@@ -54,9 +59,9 @@ impl FamilyPlan for WgmmaPlan {
         let chains = |max: u32| json!({ "max": max, "sum": 1 });
         vec![
             Gene::new("consumers").searched([1, 2, 3]).curing(&[
-                ("small grid", Down),
-                ("redundant loads", Up),
-                ("l2", Up),
+                (Symptom::SmallGrid, Down),
+                (Symptom::RedundantLoads, Up),
+                (Symptom::L2, Up),
             ]),
             Gene::new("share").searched(shares.iter().copied()).wider(["rows", "head_dim"]),
             Gene::new("resident_ctas").searched([1, 2, 3]).wider([4]).curing(RESIDENT_CTAS),
@@ -74,7 +79,7 @@ impl FamilyPlan for WgmmaPlan {
             Gene::new("stages").searched([2, 3, 4]).wider([5, 6]).curing(STAGES),
             Gene::new("tiles")
                 .searched(["in_turn", "overlapped"])
-                .curing(&[("mufu", To("overlapped")), ("tensor", To("overlapped"))]),
+                .curing(&[(Symptom::Mufu, To("overlapped")), (Symptom::Tensor, To("overlapped"))]),
             Gene::new("products").searched(["in_turn"]).curing(PRODUCTS),
             Gene::new("producer_registers").searched([24, 32, 40]),
             Gene::new("queries_ahead").searched([0, 1]).wider([2]),
@@ -87,18 +92,18 @@ impl FamilyPlan for WgmmaPlan {
                 .wider([beyond(4), beyond(12), speculative(10), speculative(25)]),
             Gene::new("exps_by_fma").searched([0, 1, 2, 3]).wider([4]),
             Gene::new("probabilities").searched(["shared"]),
-            Gene::new("tables").searched(tables.iter().copied()).curing(&[("issue", To("shared"))]),
+            Gene::new("tables").searched(tables.iter().copied()).curing(&[(Symptom::Issue, To("shared"))]),
             Gene::new("chains").searched([1, 2, 4].map(chains)),
             Gene::new("sums").searched(["lanes", "product"]),
             output_sums_gene(problem),
             Gene::new("ends")
                 .searched(["common", "own"])
-                .curing(&[("issue", To("own")), ("tensor", To("own"))]),
+                .curing(&[(Symptom::Issue, To("own")), (Symptom::Tensor, To("own"))]),
             Gene::new("diagonal")
                 .searched(["whole", "halved"])
-                .curing(&[("issue", To("halved")), ("tensor", To("halved"))]),
+                .curing(&[(Symptom::Issue, To("halved")), (Symptom::Tensor, To("halved"))]),
             Gene::new("handout").searched(["static", "folded", "dynamic", "grid"]),
-            Gene::new("tail").searched(tails.iter().copied()).curing(&[("small grid", To("shared"))]),
+            Gene::new("tail").searched(tails.iter().copied()).curing(&[(Symptom::SmallGrid, To("shared"))]),
             Gene::new("tile_order").searched(["in_order", "longest_first", "strided"]),
             Gene::new("section_mib").searched([16, 32, 48, 64, 96, 128]),
             tanh_gene(problem),
@@ -114,8 +119,20 @@ impl FamilyPlan for WgmmaPlan {
         self.baked(problem)
     }
 
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Drafts<'a> {
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
         self.drafts(problem, baked, arch)
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.block_m() * self.cluster, self.block_n]
+    }
+
+    fn aligned_tables(&self, problem: &Problem) -> Vec<u8> {
+        self.aligned_tables(problem)
+    }
+
+    fn with_unaligned_tables(self) -> WgmmaPlan {
+        WgmmaPlan { tables: Tables::Registers, ..self }
     }
 
     fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> WgmmaPlan {

@@ -4,14 +4,13 @@
 //! kernel transposes V first ([`super::transpose`]), because an 8-bit B operand must be contiguous along k.
 //! With 16-bit V, P and the product with V are the same as in the 16-bit kernels.
 
-use attend::{Chains, Order, OutputSums, Packing, Sums, Tiles};
+use attend::{OutputSums, Tiles};
 use problem::{Problem, Tensor};
 use tile::{Handout, Tail, TileOrder, Turns};
 
-use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Share, Store, Tables, WgmmaPlan, section_mib};
+use super::plan::{Diagonal, Ends, Probabilities, Rescaling, Store, WgmmaPlan};
 use super::transpose::TransposedValues;
 use crate::error::accept;
-use crate::forward::Visits;
 use crate::forward::contract::default_tanh;
 use crate::forward::fp8::{check_keys_of_factors, check_sums_of_factors, default_threshold, keys_of_factors};
 use crate::forward::lengths::keys_are_uneven;
@@ -119,33 +118,15 @@ impl WgmmaPlan {
         let dim = problem.head_dim.max(problem.head_dim_v);
         let base = WgmmaPlan {
             consumers: 2,
-            share: Share::Rows,
-            resident_ctas: 1,
-            cluster: 1,
-            packing: Packing::Apart,
             block_n: 128,
             stages: 3,
-            tiles: Tiles::InTurn,
-            products: Order::ScoresAhead,
-            producer_registers: None,
-            queries_ahead: 0,
-            store: Store::Direct,
-            turns: Turns::Free,
             rescale: default_rescaling(problem.seq_kv),
-            exps_by_fma: 0,
-            probabilities: Probabilities::Registers,
-            tables: Tables::Registers,
-            chains: Chains { max: 2, sum: 1 },
-            sums: Sums::Lanes,
             output_sums: OutputSums::ByBlock,
-            diagonal: Diagonal::Whole,
             ends: if causal { Ends::Own } else { Ends::Common },
             handout: if causal { Handout::Dynamic } else { Handout::Static },
-            tail: Tail::Whole,
             tile_order: if causal { TileOrder::LongestFirst } else { TileOrder::InOrder },
-            visits: Visits::Band,
             tanh: default_tanh(problem),
-            section_mib: section_mib(),
+            ..WgmmaPlan::PLAIN
         };
         let plan = match dim {
             ..=64 => WgmmaPlan { consumers: 3, block_n: 96, stages: 4, tiles: Tiles::Overlapped, ..base },

@@ -91,7 +91,7 @@ impl WgmmaPlan {
     }
 
     /// The tables whose addresses must be multiples of 16 bytes, because the kernel loads them by TMA.
-    pub fn aligned_tables(&self, problem: &Problem) -> Vec<u8> {
+    pub(super) fn aligned_tables(&self, problem: &Problem) -> Vec<u8> {
         self.staged(problem).iter().map(|read| read.table as u8).collect()
     }
 

@@ -3,7 +3,7 @@
 
 use super::{decode, draw_normal, encode};
 use emu::{Emulator, Options};
-use flashcore_kernels::{Arch, BufferKind, Plan, Program, emit};
+use flashcore_kernels::{Arch, BufferKind, Plan, Program, ProgramBuffer, emit};
 use problem::{Band, DType, DTypes, Layout, Operand, OperandMap, Problem, Tensor};
 use ptx::Machine;
 
@@ -70,9 +70,9 @@ pub fn run_with_factors(
     };
     let mut machine = Emulator::new(Options { seed, ..Options::default() });
     let mut buffers: Vec<_> = Vec::new();
-    for (kind, spec) in program.kinds.iter().zip(&program.kernel.buffers) {
-        let content = match *kind {
-            BufferKind::Operand(Operand::OUT | Operand::Lse) => Some(vec![0xFF; spec.bytes]),
+    for &ProgramBuffer { kind, bytes: size } in &program.contracts.buffers {
+        let content = match kind {
+            BufferKind::Operand(Operand::OUT | Operand::Lse) => Some(vec![0xFF; size]),
             BufferKind::Operand(operand @ Operand::Tensor(tensor)) => {
                 Some(bytes(&tensors[operand], problem.dtypes.of(tensor)))
             }
@@ -82,23 +82,23 @@ pub fn run_with_factors(
             BufferKind::Operand(Operand::Sinks) => {
                 Some((0..problem.heads_q).flat_map(|h| (h as f32 - 1.0).to_le_bytes()).collect())
             }
-            BufferKind::Counter => Some(vec![0; spec.bytes]),
+            BufferKind::Counter => Some(vec![0; size]),
             // Temporaries may have any contents.
             _ => None,
         };
-        let mut buffer = machine.allocate(spec.bytes).expect("memory");
+        let mut buffer = machine.allocate(size).expect("memory");
         if let Some(content) = content {
             machine.upload(&mut buffer, &content).expect("upload");
         }
         buffers.push(buffer);
     }
-    for kernel in program.steps() {
+    for kernel in program.kernels() {
         let mut buffers: Vec<_> = buffers.iter_mut().collect();
-        machine.launch(kernel, &mut buffers).unwrap_or_else(|e| panic!("{plan:?} {problem:?}: {e}"));
+        machine.launch(&kernel, &mut buffers).unwrap_or_else(|e| panic!("{plan:?} {problem:?}: {e}"));
     }
     let mut read = |operand: Operand| {
-        let at = program.kinds.iter().position(|&kind| kind == operand.into())?;
-        let mut data = vec![0; program.kernel.buffers[at].bytes];
+        let at = program.contracts.buffers.iter().position(|buffer| buffer.kind == operand.into())?;
+        let mut data = vec![0; program.contracts.buffers[at].bytes];
         machine.download(&buffers[at], &mut data).expect("download");
         Some(data)
     };
@@ -232,8 +232,8 @@ pub fn faults_are_seen(run: impl Fn(Fault<'_>) -> Run, faults: &[(&str, Fault<'_
 
 /// A fault of the attention kernel: the scores are scaled twice.
 pub fn scale_twice(program: &mut Program) {
-    let kernel = program.then.last_mut().unwrap_or(&mut program.kernel);
-    let factor = kernel.args.iter_mut().find_map(|arg| match arg {
+    let step = program.contracts.steps.last_mut().expect("a kernel");
+    let factor = step.args.iter_mut().find_map(|arg| match arg {
         ptx::Arg::F32(factor) => Some(factor),
         _ => None,
     });
@@ -255,12 +255,10 @@ pub fn forget_the_factor_of_p(program: &mut Program) {
 
 /// Changes the text of the last kernel, which is the attention kernel.
 pub fn edit_text(program: &mut Program, change: impl Fn(&str) -> String) {
-    let text = program.kernel.module.to_string();
+    let text = program.module.to_string();
     let mutant = change(&text);
     assert!(mutant != text, "the change finds nothing to change");
-    let module = ptx::parse(&mutant).expect("PTX").verify().expect("well-formed PTX");
-    program.kernel.module = module.clone();
-    program.then.iter_mut().for_each(|kernel| kernel.module = module.clone());
+    program.module = ptx::parse(&mutant).expect("PTX").verify().expect("well-formed PTX");
 }
 
 /// Maps the lines of a text: each is kept, replaced or dropped.

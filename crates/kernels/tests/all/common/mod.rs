@@ -144,8 +144,7 @@ pub fn run_of_size<M: Machine>(
     draw: (u64, f64),
 ) -> Run {
     let program = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{plan:?}: {e}"));
-    let steps: Vec<&Kernel> = program.steps().collect();
-    run_steps(machine, problem, &steps, draw).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
+    run_steps(machine, problem, &program.kernels(), draw).unwrap_or_else(|e| panic!("{plan:?}: {e}"))
 }
 
 /// Runs a kernel of the problem on fresh inputs.
@@ -156,17 +155,17 @@ pub fn run_kernel<M: Machine>(
     kernel: &Kernel,
     seed: u64,
 ) -> Result<Run, M::Error> {
-    run_steps(machine, problem, &[kernel], (seed, 1.0))
+    run_steps(machine, problem, std::slice::from_ref(kernel), (seed, 1.0))
 }
 
 /// Runs the kernels of a program on fresh inputs.
 fn run_steps<M: Machine>(
     machine: &mut M,
     problem: &Problem,
-    steps: &[&Kernel],
+    steps: &[Kernel],
     (seed, size): (u64, f64),
 ) -> Result<Run, M::Error> {
-    let kernel = steps[0];
+    let kernel = &steps[0];
     let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|t| input(problem, t, seed + 7 * t as u64, size));
     let tables: Vec<Vec<bf16>> =
         (0..).zip(&problem.programs.tables).map(|(i, of)| table(of, seed + 100 + i)).collect();

@@ -2,7 +2,7 @@
 
 use attend::{Packing, Rescale};
 use flashcore_kernels::forward::small::{AtOncePlan, Merge, Requests, RowOrder, Scores, StreamedPlan};
-use tile::{RowStore, Turns};
+use tile::RowStore;
 
 /// One warpgroup with all keys, and all requests at once.
 pub fn at_once() -> AtOncePlan {
@@ -29,20 +29,5 @@ pub fn at_once() -> AtOncePlan {
 
 /// One warpgroup, and two stages of few keys.
 pub fn streamed() -> StreamedPlan {
-    StreamedPlan {
-        row_warpgroups: 1,
-        packing: Packing::Apart,
-        cluster: 1,
-        kv_warpgroups: 1,
-        block_n: 32,
-        stages: 2,
-        rescale: Rescale::Always,
-        speculative: None,
-        turns: Turns::Free,
-        tile_order: RowOrder::ByHead,
-        store: RowStore::Pairs,
-        overlapping: false,
-        resident_ctas: 1,
-        tanh: attend::Tanh::Exp2,
-    }
+    StreamedPlan { block_n: 32, rescale: Rescale::Always, store: RowStore::Pairs, ..StreamedPlan::BASE }
 }

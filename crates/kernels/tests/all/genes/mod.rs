@@ -7,7 +7,6 @@ mod wgmma;
 
 use crate::common;
 use crate::common::small_plan;
-use crate::common::wgmma_plan;
 use crate::tools::{self, Facts};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -36,7 +35,7 @@ struct Change {
 impl Change {
     fn kernels(&self) -> [(&Plan, Kernel); 2] {
         [&self.base, &self.plan].map(|plan| {
-            let kernel = emit(&self.problem, plan, &self.arch).map(|step| step.kernel);
+            let kernel = emit(&self.problem, plan, &self.arch).map(|step| step.kernel(0));
             (plan, kernel.unwrap_or_else(|e| panic!("{plan:?}: {e}")))
         })
     }
@@ -58,7 +57,7 @@ const GRIDS: [&str; 1] = ["handout"];
 fn changes(family: Family) -> Vec<Change> {
     match family {
         Family::Mma => of_table(mma::TABLE, mma::plain, Plan::Mma, Arch::SM_89),
-        Family::Wgmma => of_table(wgmma::TABLE, wgmma_plan::plain, Plan::Wgmma, Arch::SM_90),
+        Family::Wgmma => of_table(wgmma::TABLE, || WgmmaPlan::PLAIN, Plan::Wgmma, Arch::SM_90),
         Family::SmallAtOnce => of_table(small::AT_ONCE, small_plan::at_once, Plan::SmallAtOnce, Arch::SM_90),
         Family::SmallStreamed => {
             of_table(small::STREAMED, small_plan::streamed, Plan::SmallStreamed, Arch::SM_90)
@@ -255,7 +254,7 @@ fn former_names_are_read() {
             serde_json::json!({ "optimistic": { "slack": 8, "limit": 15 } }),
         ),
     ] {
-        let plan = Plan::Wgmma(WgmmaPlan { rescale, ..wgmma_plan::plain() });
+        let plan = Plan::Wgmma(WgmmaPlan { rescale, ..WgmmaPlan::PLAIN });
         let former = [
             ("rescale", "softmax", former),
             ("resident_ctas", "resident", 1.into()),

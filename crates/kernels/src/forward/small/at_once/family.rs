@@ -1,9 +1,10 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, Problem};
+use problem::{Band, PassKind, Problem};
 
 use super::AtOncePlan;
-use crate::draft::Drafts;
+use crate::Symptom;
+use crate::draft::Draft;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::forward::small::{self, common, emit, wave};
@@ -12,6 +13,10 @@ use crate::genes::Turn::Up;
 use crate::{Arch, Baked, Features, Plan, PlanError};
 
 impl FamilyPlan for AtOncePlan {
+    fn pass() -> PassKind {
+        PassKind::Forward
+    }
+
     fn features() -> Features {
         common::features()
     }
@@ -32,7 +37,7 @@ impl FamilyPlan for AtOncePlan {
         genes.extend([
             Gene::new("key_copies").searched([1, 2, 4]),
             Gene::new("qk_pieces").searched([1, 2, 4]),
-            Gene::new("softmax_steps").searched([1, 2]).curing(&[("serial", Up)]),
+            Gene::new("softmax_steps").searched([1, 2]).curing(&[(Symptom::Serial, Up)]),
             Gene::new("pv_pieces").searched([1, 2, 4]),
             Gene::new("paths").searched(paths.iter().copied()),
             Gene::new("requests").searched(["at_once", "values_late", "first_keys_only"]),
@@ -51,8 +56,12 @@ impl FamilyPlan for AtOncePlan {
         emit::baked(self, problem)
     }
 
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, _: &Arch) -> Drafts<'a> {
-        emit::draft(self, problem, baked).into()
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, _: &Arch) -> Vec<Draft<'a>> {
+        vec![emit::draft(self, problem, baked)]
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.rows(), self.cluster_keys()]
     }
 
     fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> AtOncePlan {

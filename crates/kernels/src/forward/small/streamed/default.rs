@@ -27,7 +27,8 @@ impl StreamedPlan {
         best.clone().staged(problem, arch)
     }
 
-    const BASE: StreamedPlan = StreamedPlan {
+    /// One warpgroup per tile and two stages: the start of plans that state what they change.
+    pub const BASE: StreamedPlan = StreamedPlan {
         row_warpgroups: 1,
         packing: Packing::Apart,
         cluster: 1,

@@ -1,10 +1,10 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::Problem;
+use problem::{PassKind, Problem};
 use serde_json::{Value, json};
 
 use super::StreamedPlan;
-use crate::draft::Drafts;
+use crate::draft::Draft;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::forward::small::{common, emit, wave};
@@ -12,6 +12,10 @@ use crate::genes::{Gene, RESIDENT_CTAS, STAGES, TURNS};
 use crate::{Arch, Baked, Features, PlanError};
 
 impl FamilyPlan for StreamedPlan {
+    fn pass() -> PassKind {
+        PassKind::Forward
+    }
+
     fn features() -> Features {
         common::features()
     }
@@ -47,8 +51,12 @@ impl FamilyPlan for StreamedPlan {
         emit::baked(self, problem)
     }
 
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, _: &Arch) -> Drafts<'a> {
-        emit::draft(self, problem, baked).into()
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, _: &Arch) -> Vec<Draft<'a>> {
+        vec![emit::draft(self, problem, baked)]
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [self.rows(), self.cluster_keys()]
     }
 
     fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> StreamedPlan {
