@@ -35,9 +35,8 @@ _TABLE_CODES = {
     torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.uint8: 4, torch.bool: 4,
 }  # fmt: skip
 
-_enqueue = _flashcore.enqueue
+_attend = _flashcore.attend
 _enqueue_quantization = _flashcore.quantize_gpu
-_empty_like = torch.empty_like
 # Private functions of PyTorch. `torch.cuda.current_device()` and `current_stream()` call them and also make
 # objects.
 _current_device = getattr(torch._C, "_cuda_getDevice", None) or torch.cuda.current_device
@@ -48,7 +47,7 @@ _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _functorch = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
 
 
-def _allows_tf32() -> bool:
+def allows_tf32() -> bool:
     """Whether the user lets PyTorch round the operands of float32 matrix products to tf32."""
     matmul = torch.backends.cuda.matmul
     # PyTorch 2.9 and later reject reads of `allow_tf32` after `fp32_precision` was set.
@@ -58,7 +57,7 @@ def _allows_tf32() -> bool:
 
 def _code(dtype: torch.dtype) -> int | None:
     """The code of four tensors of one type, `None` for types without one."""
-    return 0x2222 | _TF32 if dtype is torch.float32 and _allows_tf32() else _CODES.get(dtype)
+    return 0x2222 | _TF32 if dtype is torch.float32 and allows_tf32() else _CODES.get(dtype)
 
 
 def attend(
@@ -69,7 +68,7 @@ def attend(
     code = _code(dtype)
     agree = dtype is k.dtype and dtype is v.dtype and device == k.get_device() == v.get_device()
     if code is None or not agree or q.is_neg() or k.is_neg() or v.is_neg():
-        code, _ = _codes(q, k, v)
+        code, _ = codes(q, k, v)
         q, k, v = resolved("q", q), resolved("k", k), resolved("v", v)
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
@@ -97,37 +96,27 @@ def _launch(
     device: int,
     code: int,
 ) -> tuple[Tensor, Tensor | None]:
-    shape, strides, v_shape = q.shape, q.stride(), v.shape
+    q, k, v = plain_rows("q", q), plain_rows("k", k), plain_rows("v", v)
+    shape, v_shape = q.shape, v.shape
     held: list[Any] = []
     inputs = (
-        (_memory.address("q", q, held), shape, strides),
+        (_memory.address("q", q, held), shape, q.stride()),
         (_memory.address("k", k, held), k.shape, k.stride()),
         (_memory.address("v", v, held), v_shape, v.stride()),
     )
-    if q.dtype in FP8:
-        out = output_like(plain_rows("q", q), v_shape[3], _codes(q, k, v)[1])
-    elif shape[3] == v_shape[3] and strides[3] == 1:
-        out = _empty_like(q)
-        if out.stride(3) != 1:
-            out = output_like(q, v_shape[3])
-    else:
-        out = output_like(plain_rows("q", q), v_shape[3])
+    out = output_like(q, v_shape[3], codes(q, k, v)[1] if q.dtype in FP8 else None)
     lse = lse_like(q, heads) if want_lse else None
     clear(out, lse, heads, features)
-    copies = _enqueue(
+    _attend(
         *inputs,
         (_memory.address("out", out, held), out.stride()),
         None if lse is None else _memory.address("lse", lse, held),
         heads,
         code,
         terms,
-        device,
-        _current_stream(device),
+        (device, _current_stream(device)),
         None if features is None else describe(features, q, held),
     )
-    if copies:
-        q, k, v = plain_rows("q", q), plain_rows("k", k), plain_rows("v", v)
-        return attend(q, k, v, heads, terms, want_lse, features)
     return out, lse
 
 
@@ -196,7 +185,7 @@ def check_inputs(tensors: tuple[Tensor, Tensor, Tensor]) -> None:
 
 def explain(q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms) -> dict[str, Any]:
     """Which kernel :func:`attend` runs."""
-    code, dtype = _codes(q, k, v)
+    code, dtype = codes(q, k, v)
     q, k, v = plain_rows("q", q), plain_rows("k", k), plain_rows("v", v)
     held: list[Any] = []
     told = _flashcore.explain(
@@ -241,18 +230,12 @@ def output_like(q: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], dim), dtype=dtype).transpose(1, 2)
 
 
-def _codes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, torch.dtype]:
+def codes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, torch.dtype]:
     """The code of checked element types, and the output's type."""
     out = output_type(q, k, v)
     if (code := _code(out)) is not None and q.dtype not in FP8:
         return code, out
     return sum(_DIGITS[dtype] << 4 * i for i, dtype in enumerate((q.dtype, k.dtype, v.dtype, out))), out
-
-
-def host_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[str, torch.dtype]:
-    """The names of checked element types, and the output's type."""
-    out, names = output_type(q, k, v), {**DTYPES, **FP8}
-    return names[q.dtype] if q.dtype not in FP8 else "/".join(names[x.dtype] for x in (q, k, v)), out
 
 
 def output_type(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:

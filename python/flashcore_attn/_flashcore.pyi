@@ -23,21 +23,32 @@ DescribedFeatures = tuple[
     _Lengths | None, _Address, str, str, tuple[float, ...], tuple[int, ...], list[_Table], list[_Scales | None]
 ]
 
-_Described = tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]
+# Address, shape and strides in elements.
+_Handed = tuple[int, tuple[int, ...], tuple[int, ...]]
 
-def attention_cpu(
-    q: _Described,
-    k: _Described,
-    v: _Described,
-    out: _Described,
+def attend(
+    q: _Handed,
+    k: _Handed,
+    v: _Handed,
+    out: tuple[int, tuple[int, ...]],
     lse: int | None,
-    dtype: str,
+    heads: int,
+    dtypes: int,
     terms: Terms,
-    threads: int | None = None,
+    place: tuple[int | None, int],
     features: DescribedFeatures | None = None,
 ) -> None:
-    """Attention of tensors on the host: address, shape and strides in the order batch, head, sequence, dim. Where
-    ``threads`` are named, at most so many of PyTorch's own threads share it."""
+    """Attention of tensors of four dimensions in their own order, in which ``heads`` is 1 or 2. ``place``: the ordinal
+    of a GPU and a stream, or None for the host and the number of PyTorch's threads that share the work, 0 for none.
+    """
+
+class Eager:
+    """Eager calls of PyTorch's tensors. The functions return None for calls that are left to Python code."""
+
+    def __init__(self, capsule: Any, functions: Any) -> None: ...
+    def flash(self, *arguments: Any) -> Any: ...
+    def varlen(self, *arguments: Any) -> Any: ...
+    def sdpa(self, *arguments: Any) -> Any: ...
 
 # Name of the 8-bit type, rows that share a factor (0: all), the seed of the rotation, and whether keys are
 # smoothed.
@@ -45,7 +56,7 @@ _Quantization = tuple[str, int, int | None, bool]
 
 def quantize_cpu(
     name: str,
-    tensor: _Described,
+    tensor: _Handed,
     heads_kv: int,
     dtype: str,
     options: _Quantization,
@@ -57,7 +68,7 @@ def quantize_cpu(
 
 def quantize_gpu(
     name: str,
-    tensor: _Described,
+    tensor: _Handed,
     heads_kv: int,
     dtype: str,
     options: _Quantization,
@@ -70,39 +81,17 @@ def quantize_gpu(
 def describe_cpu() -> tuple[list[str], int]:
     """Instruction sets of this processor, best first, and the threads that share a call."""
 
-_Four = tuple[int, int, int, int]
-_Handed = tuple[int, _Four, _Four]
-
-def enqueue(
-    q: _Handed,
-    k: _Handed,
-    v: _Handed,
-    out: tuple[int, _Four],
-    lse: int | None,
-    heads: int,
-    dtypes: int,
-    terms: Terms,
-    ordinal: int,
-    stream: int,
-    features: DescribedFeatures | None = None,
-) -> int:
-    """Attention on a GPU's memory: address, shape and strides in the tensor's own order, in which ``heads`` is 1 or 2.
-
-    Returns 0, or, with nothing done, a bit for each of q (1), k (2) and v (4) whose last dimension is not contiguous.
-    """
-
 def explain(
     q: _Handed,
     k: _Handed,
     v: _Handed,
-    out: _Four,
+    out: tuple[int, ...],
     heads: int,
     dtypes: int,
     terms: Terms,
     ordinal: int,
-    features: DescribedFeatures | None = None,
 ) -> dict[str, Any]:
-    """The plan that such a call of :func:`enqueue` gets, and what it was compiled to."""
+    """The plan that such a call of :func:`attend` gets, and what it was compiled to."""
 
 def describe_gpus() -> list[str]:
     """The GPUs that the driver sees, a line each."""

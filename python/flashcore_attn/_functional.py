@@ -269,6 +269,15 @@ def flash_attn_func(
         UnsupportedError: (a NotImplementedError) a feature that is not there, gradients among them.
         DeviceError: (a RuntimeError) the GPU or its driver refused.
     """
+    if _torch is not None and not _torch.is_dynamo_compiling() and _torch.eager is not None:
+        made = None
+        if descale_q is descale_k is descale_v is q_descale is k_descale is v_descale is qv is None:
+            made = _torch.eager.flash(
+                q, k, v, (dropout_p, softmax_scale, causal, window_size, softcap), alibi_slopes, learnable_sink,
+                attention_chunk, (return_attn_probs, return_lse),
+            )  # fmt: skip
+        if made is not None:
+            return made
     if type(dropout_p) is not float or dropout_p or qv is not None:
         _refuse(dropout_p, qv=qv)
     if type(return_attn_probs) is not bool or type(return_lse) is not bool:
@@ -352,6 +361,10 @@ def scaled_dot_product_attention(
 
     Memory, streams and errors are as in :func:`flash_attn_func`.
     """
+    if _torch is not None and not _torch.is_dynamo_compiling() and _torch.eager is not None:
+        made: T | None = _torch.eager.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, False)
+        if made is not None:
+            return made
     if type(dropout_p) is not float or dropout_p:
         _refuse(dropout_p)
     if enable_gqa is not False and enable_gqa is not True:

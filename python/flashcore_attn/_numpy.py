@@ -21,6 +21,8 @@ Array = np.ndarray
 # bfloat16 and the 8-bit types are ml_dtypes'.
 _FP8 = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 _DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", **_FP8}
+# As Rust numbers the types.
+_DIGITS = {"f16": 0, "bf16": 1, "f32": 2, "e4m3": 3, "e5m2": 4}
 
 
 def view(array: Any) -> np.ndarray[Any, Any]:
@@ -95,13 +97,12 @@ def attend(
     for name, array in (("q", q), ("k", k), ("v", v)):
         _check(name, array)
     q, k, v = admit(q, k, v)
-    dtypes, kind = _DTYPES[q.dtype.name], q.dtype
+    kind = q.dtype
     if kind.name in _FP8:
         for name, array, accepted in (("k", k, _FP8), ("v", v, {**_FP8, "float16": "", "bfloat16": ""})):
             if array.dtype.name not in accepted:
                 expected = f"{', '.join(accepted)} beside q of {kind}"
                 raise DTypeError(invalid_words(f"the dtype of {name}", array.dtype, expected))
-        dtypes = "/".join(_DTYPES[x.dtype.name] for x in (q, k, v))
         kind = v.dtype if v.dtype.name not in _FP8 else _bfloat16()
     elif not q.dtype == k.dtype == v.dtype:
         raise DTypeError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be equal")
@@ -114,15 +115,17 @@ def attend(
             lse.fill(-np.inf)
     q, k, v = _plain(q), _plain(k), _plain(v)  # copies must live as long as the call
     lse_address = None if lse is None else lse.ctypes.data
-    _flashcore.attention_cpu(
-        _describe(q, heads),
-        _describe(k, heads),
-        _describe(v, heads),
-        _describe(out, heads),
+    address, _, out_strides = _handed(out)
+    _flashcore.attend(
+        _handed(q),
+        _handed(k),
+        _handed(v),
+        (address, out_strides),
         lse_address,
-        dtypes,
+        heads,
+        sum(_DIGITS[_DTYPES[x.dtype.name]] << 4 * i for i, x in enumerate((q, k, v, out))),
         terms,
-        None,
+        (None, 0),
         None if features is None else _described(features),
     )
     return out, lse
@@ -164,7 +167,7 @@ def _quantized(
     if array.size:
         _flashcore.quantize_cpu(
             name,
-            _describe(array, 2),
+            _rows_of_heads(array),
             heads,
             _DTYPES[array.dtype.name],
             (_DTYPES[options.dtype], options.rows, options.seed, options.smooth_keys),
@@ -318,15 +321,14 @@ def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.copy(order="C")
 
 
-def _describe(
-    array: np.ndarray[Any, Any], heads: int
-) -> tuple[int, tuple[int, int, int, int], tuple[int, int, int, int]]:
+def _handed(array: np.ndarray[Any, Any]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Address, shape and strides in elements."""
     if array.ndim != 4:
         raise ArgumentError(f"an array of shape {array.shape} has {dimensions(array.ndim)}; attention takes 4")
-    batch, head, row, dim = (0, heads, 3 - heads, 3)
-    shape, strides = array.shape, [stride // array.itemsize for stride in array.strides]
-    return (
-        array.ctypes.data,
-        (shape[batch], shape[head], shape[row], shape[dim]),
-        (strides[batch], strides[head], strides[row], strides[dim]),
-    )
+    return array.ctypes.data, array.shape, strides(array)
+
+
+def _rows_of_heads(array: np.ndarray[Any, Any]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Address, shape and strides of an array ``(batch, sequence, heads, dim)`` as of one with the heads first."""
+    address, shape, steps = _handed(array)
+    return address, tuple(shape[i] for i in (0, 2, 1, 3)), tuple(steps[i] for i in (0, 2, 1, 3))

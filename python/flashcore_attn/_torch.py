@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +42,9 @@ _profiler = torch.autograd.profiler
 _functorch = _cuda._functorch
 
 
+flash_is_enabled = getattr(torch._C, "_get_flash_sdp_enabled", torch.backends.cuda.flash_sdp_enabled)
+
+
 def attend(
     q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -60,6 +64,36 @@ def attend(
         if isinstance(error, FlashCoreError) or not (of_classes or _has_wrappers(q, k, v, *others)):
             raise
         raise _undispatched(q, k, v, features) from error
+
+
+def _in_rust() -> Any:
+    """Eager calls, which Rust makes from the arguments; None where PyTorch (before 2.10) does not describe tensors."""
+    capsule = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    functions = SimpleNamespace(
+        plain=(Tensor, torch.nn.Parameter),
+        disturbed=[_modes, _tracing, _functorch],
+        flags=[
+            (_profiler, "_is_profiler_enabled", False),
+            (_forward_ad, "_current_level", -1),
+            (torch.compiler, "_is_compiling_flag", False),
+        ],
+        function_modes=(getattr(torch._C, "_len_torch_function_stack", lambda: 1), is_watched),
+        grad_enabled=_grad_enabled,
+        autocast_enabled=_any_autocast,
+        flash_enabled=flash_is_enabled,
+        allows_tf32=_cuda.allows_tf32,
+        threads=torch.get_num_threads,
+        current_device=_cuda._current_device,
+        empty_like=torch.empty_like,
+        output_like=_cuda.output_like,
+        floats=lambda q, shape: q.new_empty(shape, dtype=torch.float32),
+    )
+    try:
+        return _flashcore.Eager(capsule, functions)
+    except (UnsupportedError, AttributeError, TypeError, ValueError):
+        return None
 
 
 def _refuse_grad(tensors: Iterable[Tensor]) -> None:
@@ -119,7 +153,7 @@ def _now(
 ) -> tuple[Tensor, Tensor | None]:
     if q.is_cuda:
         return _cuda.attend(q, k, v, heads, terms, want_lse, features)
-    dtypes, dtype = _cuda.host_types(q, k, v)
+    code, dtype = _cuda.codes(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(invalid_words("the device of q", q.device, "cuda or cpu"), f"device {q.device.type}")
     if q.is_neg() or k.is_neg() or v.is_neg():
@@ -129,15 +163,16 @@ def _now(
     lse = _cuda.lse_like(q, heads) if want_lse else None
     _cuda.clear(out, lse, heads, features)
     held: list[Any] = []  # the interpreter is released during the call
-    _flashcore.attention_cpu(
-        _describe("q", q, heads, held),
-        _describe("k", k, heads, held),
-        _describe("v", v, heads, held),
-        _describe("out", out, heads, held),
+    _flashcore.attend(
+        (_memory.address("q", q, held), q.shape, q.stride()),
+        (_memory.address("k", k, held), k.shape, k.stride()),
+        (_memory.address("v", v, held), v.shape, v.stride()),
+        (_memory.address("out", out, held), out.stride()),
         None if lse is None else _memory.address("lse", lse, held),
-        dtypes,
+        heads,
+        code,
         terms,
-        torch.get_num_threads(),
+        (None, torch.get_num_threads()),
         None if features is None else _cuda.describe(features, q, held),
     )
     return out, lse
@@ -270,6 +305,7 @@ class _RecordingGraph(_Recording):
 
 _READS = ("item", "tolist", "__int__", "__float__", "__bool__", "__index__")
 
+eager = _in_rust()
 explain = _cuda.explain
 as_table, as_sink, as_lengths = _cuda.as_table, _cuda.as_sink, _cuda.as_lengths
 as_scale = _cuda.as_scale
@@ -395,7 +431,7 @@ def check_number(name: str, x: Tensor) -> None:
 
 def flash_is_left_out() -> bool:
     """Whether ``sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention."""
-    return not torch.backends.cuda.flash_sdp_enabled()
+    return not flash_is_enabled()
 
 
 # Marks them as `torch.compiler.assume_constant_result` does, without importing the compiler: they are called

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _features
+from . import _features, _functional
 from ._errors import ArgumentError, dimensions, invalid
 from ._functional import (
     _band_and_cap,
@@ -102,6 +102,18 @@ def flash_attn_varlen_func(
             :func:`flash_attn_func` raises.
         DTypeError: lengths of another type than int32; what :func:`flash_attn_func` raises.
     """
+    torch = _functional._torch
+    if torch is not None and not torch.is_dynamo_compiling() and torch.eager is not None:
+        made = None
+        plain = descale_q is descale_k is descale_v is q_descale is k_descale is v_descale is None
+        if plain and block_table is page_table is qv is None:
+            made = torch.eager.varlen(
+                q, k, v, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k), (max_seqlen_q, max_seqlen_k),
+                (dropout_p, softmax_scale, causal, window_size, softcap), alibi_slopes, learnable_sink,
+                attention_chunk, (return_attn_probs, return_lse),
+            )  # fmt: skip
+        if made is not None:
+            return made
     _refuse(dropout_p=dropout_p, block_table=block_table, page_table=page_table, qv=qv)
     return_attn_probs = _flag("return_attn_probs", return_attn_probs)
     return_lse = _flag("return_lse", return_lse)

@@ -134,6 +134,11 @@ class _Attention(Replacement):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
+        if self.active and not _torch.is_dynamo_compiling() and _torch.eager is not None:
+            out = _torch.eager.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, True)
+            if out is not None:
+                _count()
+                return out
         import torch
 
         def theirs() -> Any:
@@ -174,9 +179,15 @@ class _Attention(Replacement):
             functional.scaled_dot_product_attention = self
 
 
+def _count() -> None:
+    """Counts a call that FlashCore has computed."""
+    global _served
+    with _lock:
+        _served += 1
+
+
 def _counted(ours: Any, theirs: Any, reason: str | None) -> Any:
     """The result of ``ours`` or, if there is a reason, of ``theirs``; counts both."""
-    global _served
     if _torch.is_dynamo_compiling():  # which neither counts nor catches
         return ours() if reason is None else theirs()
     if reason is None:
@@ -187,8 +198,7 @@ def _counted(ours: Any, theirs: Any, reason: str | None) -> Any:
         except FlashCoreError as error:  # PyTorch may accept the call, or raises its own error
             reason = _argument(error)
         else:
-            with _lock:
-                _served += 1
+            _count()
             return out
     with _lock:
         _fallbacks[reason] += 1

@@ -1,20 +1,22 @@
 //! `flashcore_attn._flashcore`: the Rust part of the Python package. The package reads addresses, shapes and
-//! strides from the caller's tensors and passes them here, so this crate neither links nor imports NumPy or
-//! PyTorch.
+//! strides from the caller's tensors and passes them here. Eager calls on PyTorch's tensors are read here, by
+//! functions that PyTorch hands over. So this crate neither links nor imports NumPy or PyTorch.
 //!
 //! The functions are private to the package. Other Python code calls `flashcore_attn`, which checks that an
 //! address belongs to a live tensor.
 
+mod call;
 mod device;
+mod eager;
 mod error;
 #[cfg(feature = "evolve")]
 mod evolve;
-mod features;
 mod host;
 mod interrupt;
 mod openmp;
 mod quantize;
 mod tensor;
+mod torch;
 
 use pyo3::prelude::*;
 
@@ -24,15 +26,15 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // parent.
     openmp::is_forked();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_function(wrap_pyfunction!(host::attention_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(call::attend, module)?)?;
     module.add_function(wrap_pyfunction!(host::describe_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::quantize_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::quantize_gpu, module)?)?;
-    module.add_function(wrap_pyfunction!(device::enqueue, module)?)?;
     module.add_function(wrap_pyfunction!(device::explain, module)?)?;
     module.add_function(wrap_pyfunction!(device::describe_gpus, module)?)?;
     module.add_function(wrap_pyfunction!(device::check_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(device::cache_folder, module)?)?;
+    module.add_class::<eager::Eager>()?;
     module.add("HAS_SEARCH", cfg!(feature = "evolve"))?;
     #[cfg(feature = "evolve")]
     evolve::register(module)?;

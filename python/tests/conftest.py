@@ -40,21 +40,11 @@ def pretended_gpu(monkeypatch):
     """Runs the code of a CUDA call with the CPU kernels in place of launches: tensors report the device -1."""
     from flashcore_attn import _cuda, _flashcore, _torch
 
-    def enqueue(q, k, v, out, lse, heads, code, terms, device, stream, features=None):
-        assert (device, stream) == (-1, 7)
-        strided = [x[1][3] > 1 and x[2][3] != 1 and 0 not in x[1] for x in (q, k, v)]
-        if any(strided):
-            return sum(bit << i for i, bit in enumerate(strided))
+    compute = _flashcore.attend
 
-        def described(address, shape, strides):
-            order = (0, heads, 3 - heads, 3)
-            return address, tuple(shape[i] for i in order), tuple(strides[i] for i in order)
-
-        result = (out[0], (*q[1][:3], v[1][3]), out[1])
-        tensors = [described(*x) for x in (q, k, v, result)]
-        names = [("f16", "bf16", "f32", "e4m3", "e5m2")[code >> 4 * i & 15] for i in range(4)]
-        _flashcore.attention_cpu(*tensors, lse, "/".join(names[:3]) + ":" + names[3], terms, None, features)
-        return 0
+    def attend(q, k, v, out, lse, heads, code, terms, place, features=None):
+        assert place == (-1, 7)
+        compute(q, k, v, out, lse, heads, code, terms, (None, 0), features)
 
     def enqueue_quantization(*described):
         *call, device, stream = described
@@ -65,11 +55,12 @@ def pretended_gpu(monkeypatch):
         assert all(stride * size % 16 == 0 for extent, stride in zip(shape[:3], strides) if extent > 1)
         _flashcore.quantize_cpu(*call)
 
-    monkeypatch.setattr(_cuda, "_enqueue", enqueue)
+    monkeypatch.setattr(_cuda, "_attend", attend)
     monkeypatch.setattr(_cuda, "_enqueue_quantization", enqueue_quantization)
     monkeypatch.setattr(_cuda, "_current_device", lambda: -1)
     monkeypatch.setattr(_cuda, "_current_stream", lambda device: 7)
     monkeypatch.setattr(_torch, "_now", _cuda.attend)
+    monkeypatch.setattr(_torch, "eager", None)  # it calls no Python code
     monkeypatch.setattr(_torch, "_quantize_now", _cuda.quantize)
 
 

@@ -202,9 +202,9 @@ def test_packed_tensors_are_read_in_place(monkeypatch):
     from flashcore_attn import _flashcore, _numpy
 
     handed = []
-    compute = _flashcore.attention_cpu
+    compute = _flashcore.attend
     recorded = lambda *arguments: handed.append(arguments[:3]) or compute(*arguments)  # noqa: E731
-    monkeypatch.setattr(_numpy._flashcore, "attention_cpu", recorded)
+    monkeypatch.setattr(_numpy._flashcore, "attend", recorded)
     qkv = np.ones((2, 5, 3, 4, 32), np.float16)
     flashcore_attn.flash_attn_qkvpacked_func(qkv)
     assert [part[0] - qkv.ctypes.data for part in handed[0]] == [0, 4 * 32 * 2, 8 * 32 * 2]

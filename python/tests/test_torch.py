@@ -74,7 +74,7 @@ def test_products_in_tf32_follow_pytorch(matmul_precision):
         matmul_precision(precision)
         assert _cuda._code(torch.float32) == code and _cuda._code(torch.bfloat16) == 0x1111
         x = torch.zeros(1, 1, 1, 8)
-        assert _cuda._codes(x, x, x) == (code, torch.float32)
+        assert _cuda.codes(x, x, x) == (code, torch.float32)
     matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = True
     assert _cuda._code(torch.float32) == 0x12222
@@ -578,15 +578,15 @@ def test_what_is_handed_to_the_gpu(pretended_gpu, transposed, dim_v):
 def test_memory_that_pytorch_keeps_unused_is_asked_back(pretended_gpu, monkeypatch):
     from flashcore_attn import _cuda
 
-    enqueue, freed = _cuda._enqueue, []
+    attend, freed = _cuda._attend, []
 
     def full(*arguments):
         if not freed:
             raise flashcore_attn.DeviceMemoryError("out of memory: cuMemAlloc")
-        return enqueue(*arguments)
+        return attend(*arguments)
 
     capturing = [True]
-    monkeypatch.setattr(_cuda, "_enqueue", full)
+    monkeypatch.setattr(_cuda, "_attend", full)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(1))
     q, k, v = three("cpu", torch.float16)

@@ -26,8 +26,9 @@ const BUILD: [&str; 8] = [
 const TORCH: [&str; 5] =
     ["torch==2.15.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0", "transformers==5.23.0"];
 /// Tests that need PyTorch, or that also run with PyTorch.
-const TORCH_TESTS: [&str; 14] = [
+const TORCH_TESTS: [&str; 15] = [
     "test_torch.py",
+    "test_eager.py",
     "test_arguments.py",
     "test_memory.py",
     "test_limits.py",
@@ -61,8 +62,8 @@ pub struct Extension {
     largest: u64,
 }
 
-/// The ordinary wheel, for attention. It had LARGEST_NOW MB in November 2026. The distribution is
-/// `flashcore-attn`: `flashcore` on the package index belongs to another project.
+/// The ordinary wheel, for attention. The distribution is `flashcore-attn`: `flashcore` on the package index
+/// belongs to another project.
 pub const ATTENTION: Extension = Extension {
     linked: Linked { package: "flashcore-python", features: "", folder: "python" },
     package: "flashcore_attn",

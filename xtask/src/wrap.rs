@@ -102,9 +102,13 @@ fn marker_width(line: &str) -> usize {
     if is_number || ["-", "*", "+"].contains(&word) { word.len() + 1 } else { 0 }
 }
 
-/// A paragraph in lines that fit, if one of its lines does not.
+/// A paragraph in lines that fit, if one of its lines does not. A comment has characters before its text;
+/// there the destinations of links count.
 fn filled(paragraph: &[&str], before: usize) -> String {
-    let fits = |line: &str| before + without_destinations(line) <= COLUMNS;
+    let fits = |line: &str| match before {
+        0 => without_destinations(line) <= COLUMNS,
+        _ => before + line.trim_end().chars().count() <= COLUMNS,
+    };
     if paragraph.iter().all(|line| fits(line)) {
         return paragraph.concat();
     }
@@ -169,6 +173,7 @@ mod tests {
         assert_eq!(of("a.md", &page), page);
         let link = format!("See [the page]({wide}) and [another]({wide}).\n");
         assert_eq!(of("a.md", &link), link);
+        assert_eq!(of("a.rs", &format!("/// {link}")).lines().count(), 4, "in a comment, destinations count");
     }
 
     #[test]

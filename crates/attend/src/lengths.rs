@@ -114,13 +114,30 @@ impl Lengths {
     /// Therefore the tiles of two sequences do not meet, and [`Lengths::tile_count`] tiles suffice without a
     /// sum over the batch. Some tiles are left over.
     pub fn tile(&self, k: &mut Builder, batch: R32, tile: R32, rows: u32, heads: u32) -> (Sequence, R32) {
-        let (batch, index) = match self.q.packed {
+        self.tile_of(k, self.q.packed, [batch, tile], (rows, heads), |sequence| sequence.q.len)
+    }
+
+    /// Like [`Lengths::tile`], for a tile of `rows` keys.
+    pub fn key_tile(&self, k: &mut Builder, batch: R32, tile: R32, rows: u32) -> (Sequence, R32) {
+        self.tile_of(k, self.kv.packed, [batch, tile], (rows, 1), |sequence| sequence.kv.len)
+    }
+
+    /// The sequence of a tile of the side with the cumulative lengths `packed`, whose length is `len`.
+    fn tile_of(
+        &self,
+        k: &mut Builder,
+        packed: Option<(Global, R32)>,
+        [batch, tile]: [R32; 2],
+        (rows, heads): (u32, u32),
+        len: impl Fn(&Sequence) -> R32,
+    ) -> (Sequence, R32) {
+        let (batch, index) = match packed {
             None => (batch, tile),
             Some(cumulative) => self.owner(k, cumulative, tile, (rows, heads)),
         };
         let mut sequence = self.sequence(k, batch);
         let first = k.mul(index, rows);
-        let limit = times(k, sequence.q.len, heads);
+        let limit = times(k, len(&sequence), heads);
         let exists = k.setp_u(CmpOp::Lt, first, limit);
         for len in [&mut sequence.q.len, &mut sequence.kv.len] {
             *len = k.selp(*len, 0, exists);
@@ -128,7 +145,7 @@ impl Lengths {
         (sequence, k.selp(index, 0, exists))
     }
 
-    /// Finds the batch entry that owns a tile of packed queries, and the tile's index in the sequence, by a
+    /// Finds the batch entry that owns a tile of packed rows, and the tile's index in the sequence, by a
     /// binary search. The search ends at a batch entry for any array contents.
     fn owner(
         &self,

@@ -5,12 +5,14 @@
 //! that a CTA visits, and [`Masker`] hides the keys that a row does not see. [`OnlineSoftmax`] holds the row
 //! max and the row sums. Two types implement the main loop: [`KvPipeline`] on every GPU, with a ring of
 //! `cp.async` stages, and [`MainLoop`] on sm_90a, in a consumer warpgroup with keys and values loaded by TMA.
+//! [`ScoreGradient`] is the gradient of the softmax, and [`BlockRing`] the loop of the backward pass.
 //! [`Exchange`], [`StreamKMerge`], [`Partials`] and [`OnlineSoftmax::merge`] merge results over different
 //! keys.
 
 mod band;
 mod chain;
 mod descale;
+mod gradient;
 mod lengths;
 mod lse;
 mod packing;
@@ -25,6 +27,7 @@ pub use band::{
 };
 pub use chain::{BlockScores, ScoreChain};
 pub use descale::{BlockFactors, ScoreFactors, ValueFactors, WarpKeys, accepted_score_factor};
+pub use gradient::{BlockRing, QueryNumbers, RingBlock, ScoreGradient};
 pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
@@ -37,7 +40,9 @@ pub use softmax::{
     Chains, DeferredRescale, Finished, LaneMaxima, OnlineSoftmax, Rescale, SpeculativeMax, Sums,
     accepted_value_factor,
 };
-pub use split::{Division, Exchange, Partials, SplitRow, StreamKMerge, WarpgroupPlace, merge_bytes};
+pub use split::{
+    Division, Exchange, LineMerge, Partials, SplitRow, StreamKMerge, WarpgroupPlace, merge_bytes,
+};
 pub use walk::{
     Block, BlockOutput, KvPipeline, LoopProducts, LoopSchedule, LoopTiles, MainLoop, Masked, Order,
     OutputSums, Rings, SharedProbs, Skips, Steps, Stream, TileRows, Tiles, Walk,

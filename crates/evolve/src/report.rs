@@ -276,9 +276,7 @@ pub enum Promoted {
 fn tabled(winner: &Candidate) -> Result<&Plan, &'static str> {
     match winner {
         Candidate::Gpu(Plan::Ladder { .. }) => Err("the kernels of the ladder are not rows of the table"),
-        Candidate::Gpu(
-            plan @ (Plan::Mma(_) | Plan::Wgmma(_) | Plan::SmallStreamed(_) | Plan::SmallAtOnce(_)),
-        ) => Ok(plan),
+        Candidate::Gpu(plan) => Ok(plan),
         Candidate::Cpu(_) => Err("the table is of GPU kernels' plans"),
         Candidate::Kernel(_) => Err("it is a whole kernel, and no plan gives it"),
     }

@@ -20,9 +20,11 @@ pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
     };
     match family {
         Family::Mma => mma(&of),
+        Family::Decode => decode(&of),
         Family::Wgmma => wgmma(&of),
         Family::SmallAtOnce => small_at_once(&of),
         Family::SmallStreamed => small_streamed(&of),
+        Family::BackwardSplit => backward_split(&of),
     }
 }
 
@@ -40,6 +42,14 @@ pub fn vary(plan: &Plan, group: &[Value], problem: &Problem, arch: &Arch) -> Vec
 
 /// A gene's declared values as objects; none if it has no effect on the problem.
 type Declared<'a> = &'a dyn Fn(&str) -> Vec<Value>;
+
+fn decode(of: Declared<'_>) -> Vec<Vec<Value>> {
+    vec![
+        product(&[of("warps"), of("warp_keys"), of("stages"), of("resident_ctas")]),
+        product(&[of("least_blocks"), of("rescale")]),
+        of("tanh"),
+    ]
+}
 
 fn wgmma(of: Declared<'_>) -> Vec<Vec<Value>> {
     let alone = product(&[values("resident_ctas", [1]), of("consumers"), of("block_n"), of("turns")]);
@@ -65,6 +75,18 @@ fn wgmma(of: Declared<'_>) -> Vec<Vec<Value>> {
         of("exps_by_fma"),
         of("packing"),
         tails.collect(),
+    ]
+}
+
+/// The two kernels have genes of their own.
+fn backward_split(of: Declared<'_>) -> Vec<Vec<Value>> {
+    vec![
+        product(&[of("dq_rows"), of("dq_warps"), of("dq_keys")]),
+        product(&[of("dkv_keys"), of("dkv_warps"), of("dkv_rows")]),
+        product(&[of("dq_stages"), of("dq_operands")]),
+        product(&[of("dkv_stages"), of("dkv_operands"), of("dkv_dim_warps")]),
+        of("tile_order"),
+        of("tanh"),
     ]
 }
 
@@ -193,14 +215,14 @@ fn mma(of: Declared<'_>) -> Vec<Vec<Value>> {
 #[cfg(test)]
 mod tests {
     use problem::program::library;
-    use problem::{Band, DType, ElementType, Layout, Program, Table};
+    use problem::{Band, DType, ElementType, Layout, PassKind, Program, Table};
 
     use super::*;
 
     #[test]
     fn ideas_differ_in_one_gene() {
         let problem = Problem::new(1, 8, 512, 64, DType::Bf16);
-        for family in Family::ALL {
+        for family in Family::of_pass(PassKind::Forward) {
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
             let ideas = |genes: &[String]| super::ideas(&plan, &problem, &Arch::SM_90, genes);
             let all = ideas(&[]);
@@ -222,7 +244,7 @@ mod tests {
         let mission = Problem::mission();
         let grouped = Problem::new(4, 16, 16, 128, DType::Bf16).with_heads_kv(4, Layout::Bhsd);
         for problem in [mission.clone(), mission.with_band(Band::CAUSAL), grouped] {
-            for family in Family::ALL {
+            for family in Family::of_pass(PassKind::Forward) {
                 let groups = groups(family, &problem);
                 let members = || groups.iter().flatten().filter_map(Value::as_object).flatten();
                 let genes = genes(family, &problem);
@@ -257,7 +279,7 @@ mod tests {
             Problem::new(4, 16, 4096, 128, DType::Bf16),
             Problem { heads_kv: 4, ..Problem::new(4, 16, 16, 128, DType::Bf16) }.with_layout(Layout::Bhsd),
         ];
-        for family in Family::ALL {
+        for family in Family::of_pass(PassKind::Forward) {
             let mut changes: Vec<bool> = Vec::new();
             for problem in &problems {
                 let Ok(plan) = family.default_for(problem, &Arch::SM_90) else { continue };

@@ -2,16 +2,17 @@
 
 use std::sync::OnceLock;
 
-use cpu::{Element, Input, kept};
+use cpu::{Element, Input};
 use driver::DriverError;
 use kernels::KernelError;
 use problem::{
-    Band, DType, DTypes, Expr, Layout, Operand, Operands, Pass, Problem, ScaleLayout, Scales, Score, Tensor,
+    Band, DType, Expr, Layout, Operand, Operands, Pass, Problem, ScaleLayout, Scales, Score, Tensor,
 };
 
 use crate::bands::Bands;
 use crate::features::{Extents, Features, with_rust_names};
 use crate::gpu::{self, Gpu};
+use crate::raw::{self, CallOptions, View};
 use crate::{AttentionError, LengthValues, ScaleValues, TableView, TensorView, TensorViewMut};
 
 /// The device that computes.
@@ -468,22 +469,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
         out_strides: problem::Strides,
         lse: bool,
     ) -> Result<(Problem, Operands<'a>), AttentionError> {
-        let (q, k, v) = (self.q.shape, self.k.shape, self.v.shape);
-        let pairs = [
-            ("v", "batch", v[0], "k", k[0]),
-            ("k", "dim", k[3], "q", q[3]),
-            ("v", "heads", v[1], "k", k[1]),
-            ("v", "sequence", v[2], "k", k[2]),
-            ("out", "batch", out[0], "q", q[0]),
-            ("out", "heads", out[1], "q", q[1]),
-            ("out", "sequence", out[2], "q", q[2]),
-            ("out", "dim", out[3], "v", v[3]),
-        ];
-        for (tensor, what, value, other, expected) in pairs {
-            if value != expected {
-                return Err(AttentionError::Shape { tensor, what, value, other, expected });
-            }
-        }
+        let (q, k) = (self.q.shape, self.k.shape);
         if dtype.is_fp8() {
             return Err(AttentionError::Unsupported {
                 argument: "the element type of out",
@@ -495,25 +481,28 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
         let Extents { batch, seq_q, seq_kv, lengths } = self.features.extents(q, k)?;
         let (band, bounds) = self.bands.resolve(lengths.is_even() && seq_q == seq_kv);
         let (programs, tables) = self.features.programs([batch, q[1], seq_q, seq_kv], bounds)?;
-        let dtypes = DTypes { q: Q::DTYPE, k: K::DTYPE, v: V::DTYPE, out: dtype, tf32: self.tf32 };
-        let problem = Problem {
-            heads_kv: k[1],
-            seq_kv,
-            head_dim_v: v[3],
-            band,
-            score: self.score,
-            lengths,
-            programs,
-            q: self.q.strides,
-            k: self.k.strides,
-            v: self.v.strides,
-            out: out_strides,
-            pass: Pass::Forward { lse },
-            scales: self.features.scales.0,
-            ..Problem::new(batch, q[1], seq_q, q[3], dtypes)
-        };
-        problem.check()?;
         let mut inputs = self.features.inputs(tables);
+        let mut views = self.features.array_views()?;
+        for (operand, dtype, shape, strides) in [
+            (Operand::Q, Q::DTYPE, q, self.q.strides),
+            (Operand::K, K::DTYPE, k, self.k.strides),
+            (Operand::V, V::DTYPE, self.v.shape, self.v.strides),
+            (Operand::OUT, dtype, out, out_strides),
+        ] {
+            views.insert(operand, View::rows(dtype, shape, strides));
+        }
+        let options = CallOptions {
+            pass: Pass::Forward { lse },
+            band,
+            scale: self.score.scale,
+            softcap: self.score.softcap,
+            tf32: self.tf32,
+            longest: [Some(seq_q), Some(seq_kv)],
+            ..CallOptions::default()
+        };
+        let problem = raw::problem_of(&views, |view| *view, &options)?;
+        let problem = Problem { programs, scales: self.features.scales.0, ..problem };
+        problem.check()?;
         inputs.insert(Operand::Q, Q::elements(self.q.data));
         inputs.insert(Operand::K, K::elements(self.k.data));
         inputs.insert(Operand::V, V::elements(self.v.data));
@@ -542,7 +531,7 @@ fn compute_on_cpu<T: Element>(
     out: &mut [T],
     lse: Option<&mut [f32]>,
 ) -> Result<(), AttentionError> {
-    let plan = kept::chosen(problem, cpu::threads()).plan;
+    let plan = raw::plan_for(problem, cpu::threads())?;
     let inputs = inputs.map(|_, &elements| Input::from(elements));
     Ok(cpu::attention_with(problem, &inputs, out, lse, &plan)?)
 }
@@ -638,7 +627,7 @@ mod tests {
         assert!(matches!(error, AttentionError::ViewTooLarge { .. }));
         let view = |shape| TensorView::dense(&data, shape, Layout::Bhsd).unwrap();
         let error = attention(view([1, 1, 8, 8]), view([1, 1, 4, 16]), view([1, 1, 4, 8])).run().unwrap_err();
-        assert_eq!(error.to_string(), "k has dim = 16, but q has 8; they must be equal");
+        assert_eq!(error.to_string(), "k has head_dim = 16, but q has 8; they must be equal");
         let error =
             attention(view([1, 2, 4, 8]), view([1, 1, 8, 8]), view([1, 1, 8, 8])).scale(f32::NAN).run();
         assert!(

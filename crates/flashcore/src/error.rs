@@ -33,7 +33,7 @@ pub enum AttentionError {
     Shape {
         /// The tensor that does not fit.
         tensor: &'static str,
-        /// The dimension: `batch`, `heads`, `sequence` or `dim`.
+        /// The dimension: `batch`, `heads`, `sequence length` or `head_dim`.
         what: &'static str,
         /// The dimension of `tensor`.
         value: usize,
@@ -41,6 +41,14 @@ pub enum AttentionError {
         other: &'static str,
         /// The dimension of `other`.
         expected: usize,
+    },
+    /// The last dimension of a tensor is not contiguous.
+    #[error("{tensor}'s last dimension has stride {stride}; it must be contiguous (stride 1)")]
+    Strided {
+        /// The tensor.
+        tensor: &'static str,
+        /// Elements from one element of a row to the next.
+        stride: i64,
     },
     /// The slice for the LSE has the wrong length.
     #[error("lse has {len} elements; expected {needed}, one per row and query head")]
@@ -124,6 +132,18 @@ pub enum AttentionError {
         bytes: usize,
         /// Bytes needed.
         needed: usize,
+    },
+    /// An address in host memory is null, or not a multiple of the element size.
+    #[error(
+        "invalid value '{address:#x}' for the address of {tensor}: expected a multiple of {accepted} bytes"
+    )]
+    HostAddress {
+        /// The operand.
+        tensor: &'static str,
+        /// The address of the lowest element.
+        address: u64,
+        /// The required multiple, in bytes.
+        accepted: u64,
     },
     /// A device address is not a multiple of the element size, or of 2 bytes for 8-bit elements.
     #[error(

@@ -2,10 +2,11 @@
 
 use problem::program::{Input, library};
 use problem::{
-    ElementType, Elements, Expr, LengthArray, Lengths, Operand, Operands, ProblemError, Program, Programs,
-    Scales, SideLengths, Table, Tensor,
+    ElementType, Elements, Expr, LengthArray, Lengths, Operand, OperandMap, Operands, ProblemError, Program,
+    Programs, Scales, SideLengths, Table, Tensor,
 };
 
+use crate::raw::View;
 use crate::{AttentionError, TableView};
 
 /// Values of the arrays of lengths. An array that is empty is not used.
@@ -152,6 +153,20 @@ impl<'a> Features<'a> {
         // More tables than a `u8` counts are rejected when the problem is checked.
         let tables = (0..=u8::MAX).zip(tables).map(|(i, table)| (Operand::Table(i), table));
         given.filter(|(_, elements): &(_, Elements<'_>)| !elements.is_empty()).chain(tables).collect()
+    }
+
+    /// The arrays of lengths and the sinks as views.
+    pub fn array_views(&self) -> Result<OperandMap<View>, AttentionError> {
+        let lengths = self.lengths.arrays().map(|(array, _, values)| (Operand::Lengths(array), values.len()));
+        let lengths = lengths.into_iter().filter(|(_, len)| *len > 0);
+        let mut views = OperandMap::default();
+        for (operand, len) in lengths {
+            views.insert(operand, View::dense(ElementType::I32, &[len])?);
+        }
+        if let Some(sinks) = self.sinks {
+            views.insert(Operand::Sinks, View::dense(ElementType::F32, &[sinks.len()])?);
+        }
+        Ok(views)
     }
 
     /// Rejects sinks that are not one per query head.

@@ -47,6 +47,8 @@ mod bands;
 mod error;
 mod features;
 pub mod gpu;
+mod known;
+pub mod raw;
 mod table;
 mod tensor;
 

@@ -14,21 +14,21 @@ use driver::{Buffer, DriverError, Graph, Stream, bytes_of};
 use flashcore::gpu::{Gpu, Operand, PlanSource, Prepared};
 use flashcore::{
     AttentionError, Band, DType, Device, Element, Layout, Problem, Program, Quantization, Strides, Tensor,
-    TensorView, TensorViewMut, attention, library, quantize,
+    TensorView, TensorViewMut, attention, library, quantize, raw,
 };
 use half::f16;
 use harness::{Folder, SCENARIO, passes};
 use kernels::forward::mma::MmaPlan;
 use kernels::forward::wgmma::{Ends, Tables, WgmmaPlan};
 use kernels::{Family, Plan};
-use problem::{ElementType, Operands, Table};
+use problem::{ElementType, OperandMap, Operands, Table};
 use tile::{Handout, Tail, Turns};
 
 #[test]
 fn scenario() {
     match std::env::var(SCENARIO).as_deref() {
         Ok("slices") => slices(),
-        Ok("device_memory") => device_memory(),
+        Ok("device_memory") => [device_memory, addresses].iter().for_each(|test| test()),
         Ok("lengths") => lengths(),
         Ok("fallbacks") => fallbacks(),
         Ok("hopper_fallbacks") => hopper_fallbacks(),
@@ -226,6 +226,45 @@ fn device_memory() {
     let mut lse = [0; 160];
     tensors.0[4].download(&mut lse).unwrap();
     assert!(lse.chunks(4).all(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]) == f32::NEG_INFINITY));
+}
+
+/// A call on addresses finds what was prepared, launches on the stream, and refuses operands by name.
+#[allow(unsafe_code, reason = "the raw call takes addresses")]
+fn addresses() {
+    let gpu = Gpu::open(0).unwrap();
+    let problem = Problem::new(1, 2, 20, 16, DType::F16);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let (q, k, v) = (ramp(640, 3), ramp(640, 5), ramp(640, 11));
+    let nan = vec![0xff; 1280];
+    let tensors = Tensors::new(&gpu, [bytes_of(&q), bytes_of(&k), bytes_of(&v), &nan, &nan[..160]], 0);
+    let operands = |backwards: bool| -> OperandMap<raw::Tensor> {
+        let tensor = |i| {
+            let (mut strides, mut address) = (Layout::Bhsd.strides(2, 20, 16), tensors.slice(i).address());
+            if backwards && (1..=2).contains(&i) {
+                (strides.row, address) = (-16, address + 19 * 32);
+            }
+            raw::Tensor { address, view: raw::View::rows(DType::F16, [1, 2, 20, 16], strides) }
+        };
+        let all = [Operand::Q, Operand::K, Operand::V, Operand::OUT];
+        all.into_iter().enumerate().map(|(i, operand)| (operand, tensor(i))).collect()
+    };
+    let options = raw::CallOptions::default();
+    let queue = raw::Queue::Stream { gpu: &gpu, handle: stream.raw() };
+    let exact = oracle::oracle(&problem, &q, &k, &v).unwrap().out; // the same for keys in another order
+    for backwards in [false, true] {
+        // SAFETY: the tensors are in device memory and outlive the launch.
+        unsafe { raw::prepare(queue, &operands(backwards), &options).unwrap().enqueue() }.unwrap();
+        let out: Vec<f16> = tensors.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+        close(&out, &exact);
+    }
+    let ready = raw::prepare(queue, &operands(false), &options).unwrap();
+    assert!(std::sync::Arc::ptr_eq(ready.prepared().unwrap(), &gpu.prepare(&problem, None).unwrap()));
+    assert_eq!(ready.workspace_size(), 0);
+    let mut odd = operands(false);
+    odd[Operand::V].address += 1;
+    // SAFETY: as above.
+    let error = unsafe { raw::prepare(queue, &odd, &options).unwrap().enqueue() }.unwrap_err().to_string();
+    assert!(error.contains("for the address of v: expected a multiple of 2 bytes"), "{error}");
 }
 
 /// Codes and factors in device memory are those of host memory, by one kernel, by two, and with smoothed keys

@@ -53,6 +53,8 @@ pub struct Baked {
     pub sign: Sign,
     /// The arrays of lengths that exist. Row counts are 0, since code does not depend on them.
     pub lengths: Lengths,
+    /// The rows of a page, if K and V lie in pages.
+    pub pages: Option<u32>,
     /// The descale factors that there are: the rows that share a factor; `None` for factors of heads.
     pub scales: OperandMap<Option<u32>>,
     /// The code of the programs.

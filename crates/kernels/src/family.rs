@@ -5,7 +5,9 @@ use problem::{PassKind, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::backward::split::SplitPlan;
 use crate::draft::Draft;
+use crate::forward::decode::DecodePlan;
 use crate::forward::lengths::row_blocks;
 use crate::forward::mma::MmaPlan;
 use crate::forward::small::{AtOncePlan, StreamedPlan};
@@ -143,8 +145,8 @@ macro_rules! families {
         }
 
         impl Family {
-            /// All families. Of each pass, those with the lowest requirements on the GPU come first.
-            pub const ALL: [Family; [$($name),*].len()] = [$(Family::$family),*];
+            /// Every family.
+            const EVERY: [Family; [$($name),*].len()] = [$(Family::$family),*];
 
             /// The name of the family in plans.
             pub const fn name(self) -> &'static str {
@@ -232,6 +234,11 @@ families! {
     /// For small grids, optimised for latency, on `wgmma` and TMA: each warpgroup holds the scores of all its
     /// keys at once.
     SmallAtOnce(AtOncePlan) = "small_at_once";
+    /// On `mma.sync`, for keys and values in pages and for few query rows: one kernel for any lengths and
+    /// page tables.
+    Decode(DecodePlan) = "decode";
+    /// The backward pass on `mma.sync`, for every GPU since sm_80.
+    BackwardSplit(SplitPlan) = "backward_split";
 }
 
 /// The plan of the former family `small`. With one stage, it held all keys at once.
@@ -242,6 +249,11 @@ fn former_small(genes: Map<String, Value>) -> serde_json::Result<Plan> {
 }
 
 impl Family {
+    /// The families that searches and tables have, which compute keys at strides. Of each pass, those with
+    /// the lowest requirements on the GPU come first. [`Family::Decode`] is not among them, because none of
+    /// its plans has been measured; it is the default for keys in pages.
+    pub const ALL: [Family; 4] = [Family::Mma, Family::Wgmma, Family::SmallStreamed, Family::SmallAtOnce];
+
     /// The families of a pass. Those with the lowest requirements on the GPU come first.
     pub fn of_pass(pass: PassKind) -> impl DoubleEndedIterator<Item = Family> {
         Family::ALL.into_iter().filter(move |family| family.pass() == pass)
@@ -249,7 +261,7 @@ impl Family {
 
     /// The family with this name.
     pub fn named(name: &str) -> Option<Family> {
-        Family::ALL.into_iter().find(|family| family.name() == name)
+        Family::EVERY.into_iter().find(|family| family.name() == name)
     }
 
     /// The family's default for the problem.
@@ -272,7 +284,8 @@ impl KernelError {
 }
 
 impl Plan {
-    /// A good plan for the problem on the architecture, without measurements. On sm_90 the first of
+    /// A good plan for the problem on the architecture, without measurements. Keys in pages have the family
+    /// `decode`. On sm_90 the first of
     /// `small_at_once`, `small_streamed`, `wgmma` and `mma` is taken that supports the problem and suits its
     /// grid. With few rows and many keys, `mma` comes first with
     /// [`splits`](crate::forward::mma::MmaPlan::splits): only this family divides the keys among more CTAs
@@ -282,6 +295,9 @@ impl Plan {
     /// # Errors
     /// When the problem is invalid, or no family supports it.
     pub fn default_for(problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
+        if Family::Decode.suits(problem, arch) {
+            return Family::Decode.default_for(problem, arch);
+        }
         let pass = problem.pass.kind();
         let mut families = Family::of_pass(pass);
         let universal = families.next().ok_or(PlanError::NoFamily { pass })?;

@@ -16,6 +16,7 @@
 //! ```
 
 mod arch;
+pub mod backward;
 mod baked;
 mod contract;
 mod draft;

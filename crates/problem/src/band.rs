@@ -56,6 +56,13 @@ impl KeyRange {
     }
 }
 
+/// Every query sees every key.
+impl Default for Band {
+    fn default() -> Band {
+        Band::FULL
+    }
+}
+
 impl Band {
     /// Every query sees every key.
     pub const FULL: Band = Band { corner: Corner::BottomRight, before: None, after: None };

@@ -352,7 +352,8 @@ impl Problem {
         };
         let of = |tensor| {
             let [batch, heads, _, dim] = self.extents(tensor);
-            let batch = if self.storage.is_rows() { batch } else { self.batch };
+            let in_pages = tensor.is_of_keys() && !self.storage.is_rows();
+            let batch = if in_pages { self.batch } else { batch };
             let elements: f64 = [batch, heads, rows_of(tensor), dim].iter().map(|&n| n as f64).product();
             elements * self.dtypes.of(tensor).bytes() as f64
         };
@@ -418,6 +419,9 @@ impl Problem {
         let Pass::Backward { wants, .. } = self.pass else { return Ok(()) };
         if self.dtypes.has_fp8() {
             return refuse("8-bit inputs have no gradients; expected f16, bf16 or f32");
+        }
+        if !self.storage.is_rows() {
+            return refuse("keys and values in pages have no gradients; expected strided rows");
         }
         if wants.sinks && !self.score.sink {
             return refuse("the gradients of the sinks are wanted, but the problem has no sinks");

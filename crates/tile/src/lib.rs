@@ -20,8 +20,8 @@ mod schedule;
 
 pub use cluster::Cluster;
 pub use copy::{
-    BulkStore, ByteTranspose, CopyMode, QuadTransposition, RowStore, RowStream, RowsOut, TensorRows,
-    TileCopy, WarpRows, store_fragments, store_fragments_at, store_rows, store_rows_in_f32,
+    BulkStore, ByteTranspose, CopyMode, PagedRows, QuadTransposition, RowPages, RowStore, RowStream, RowsOut,
+    TensorRows, TileCopy, WarpRows, store_fragments, store_fragments_at, store_rows, store_rows_in_f32,
 };
 pub use divide::divide;
 pub use layout::{
@@ -35,8 +35,9 @@ pub use pipeline::{
 pub use product::{
     Accumulate, Group, MatrixReader, MmaType, Ones, OpenTile, OperandA, OperandB, PairSum, Products,
     SharedMatrix, Sign, WARPGROUP_ROWS, WARPGROUP_THREADS, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt,
+    row_dots,
 };
 pub use schedule::{
-    COUNTER_BYTES, Handout, LastWave, Locate, Spans, StreamK, Tail, TileBroadcast, TileCursor, TileGrid,
-    TileOrder, TilePart, TileScheduler, WorkTile, add_one,
+    COUNTER_BYTES, Handout, LastWave, Locate, Pieces, Spans, StreamK, Tail, TileBroadcast, TileCursor,
+    TileGrid, TileOrder, TilePart, TileScheduler, WorkTile, add_one,
 };

@@ -1,6 +1,6 @@
 //! The range of KV blocks that a CTA visits, and which of them need a mask.
 
-use ptx::{Builder, R32, Src};
+use ptx::{Builder, CmpOp, Pred, R32, Src};
 use tile::divide;
 
 use super::{KeyBand, RowRange};
@@ -77,6 +77,17 @@ impl Bound {
         let end = k.min_s(end, self.end);
         let full_from = self.lower.and_then(|lower| lower.full_from);
         Bound { lower: Some(Lower { from, full_from }), end, ..self }
+    }
+
+    /// Whether a block is partial; `None` if every block is full.
+    pub fn is_partial(&self, k: &mut Builder, block: R32) -> Option<Pred> {
+        let above = self.full_to.map(|full| k.setp_s(CmpOp::Ge, block, full));
+        let below = self.lower.and_then(|lower| lower.full_from);
+        let below = below.map(|full| k.setp_s(CmpOp::Lt, block, full));
+        match (above, below) {
+            (Some(above), Some(below)) => Some(k.or_pred(above, below)),
+            (one, other) => one.or(other),
+        }
     }
 
     /// The first block to visit.

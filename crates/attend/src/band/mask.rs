@@ -1,4 +1,4 @@
-//! The mask of a block: sets scores that a row does not see to −∞.
+//! The mask of a block: sets scores that a row does not see to −∞, or probabilities to 0.
 
 use ptx::{Builder, CmpOp, F32, Pred, R32};
 use tile::{AccTile, Threads};
@@ -14,11 +14,13 @@ enum Test {
     Bits,
 }
 
-/// Sets scores to −∞ where a row does not see a key.
+/// Sets scores to −∞, or probabilities to 0, where a row does not see a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Masker {
     band: KeyBand,
     test: Test,
+    /// The value of hidden elements.
+    hidden: f32,
     rows: RowRange,
     /// The lane's first row, and its first column in a block.
     row: R32,
@@ -41,7 +43,8 @@ impl Masker {
             None => threads.column,
             Some(part) => k.mad(part, warp_keys, threads.column),
         };
-        Masker { band: *band, test: Test::Columns, rows: *rows, row: k.add(first, threads.quad), column }
+        let row = k.add(first, threads.quad);
+        Masker { band: *band, test: Test::Columns, hidden: f32::NEG_INFINITY, rows: *rows, row, column }
     }
 
     /// Masks with one bit per column: fewer instructions, but some more registers. ptxas turns seven bits
@@ -49,6 +52,12 @@ impl Masker {
     #[must_use]
     pub const fn by_bits(self) -> Masker {
         Masker { test: Test::Bits, ..self }
+    }
+
+    /// Sets hidden elements to 0: for probabilities.
+    #[must_use]
+    pub const fn of_probabilities(self) -> Masker {
+        Masker { hidden: 0.0, ..self }
     }
 
     /// Masks the scores of the keys from `origin` on, if the coverage is partial.
@@ -63,8 +72,8 @@ impl Masker {
             let hidden = self.keys_start(k, i).map(|start| k.sub(start, first));
             let scores: Vec<F32> = s.row(i).collect();
             match self.test {
-                Test::Columns => hide_by_columns(k, &scores, hidden, left),
-                Test::Bits => hide_by_bits(k, &scores, hidden, left),
+                Test::Columns => hide_by_columns(k, &scores, hidden, left, self.hidden),
+                Test::Bits => hide_by_bits(k, &scores, hidden, left, self.hidden),
             }
         }
     }
@@ -112,9 +121,9 @@ impl Masker {
     }
 }
 
-/// Hides the elements of a row before column `hidden`, if given, and the elements from column `left` on. A
+/// Sets to `to` the elements of a row before column `hidden`, if given, and the elements from column `left` on. A
 /// lane holds two of every eight columns.
-fn hide_by_columns(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32) {
+fn hide_by_columns(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32, to: f32) {
     for (i, &score) in (0..).zip(scores) {
         let column = i / 2 * 8 + i % 2;
         let seen = k.setp_s(CmpOp::Gt, left, column);
@@ -122,12 +131,12 @@ fn hide_by_columns(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R
             None => seen,
             Some(hidden) => k.setp_s_and(CmpOp::Le, hidden, column, seen),
         };
-        k.selp_to(score, score, f32::NEG_INFINITY, seen);
+        k.selp_to(score, score, to, seen);
     }
 }
 
 /// Like [`hide_by_columns`], but with one bit per element.
-fn hide_by_bits(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32) {
+fn hide_by_bits(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32, to: f32) {
     let seen = elements_before(k, left);
     let hidden = hidden.map(|hidden| elements_before(k, hidden));
     for (word, scores) in (0..).zip(scores.chunks(32)) {
@@ -140,7 +149,7 @@ fn hide_by_bits(k: &mut Builder, scores: &[F32], hidden: Option<R32>, left: R32)
         for (bit, &score) in scores.iter().enumerate() {
             let of_score = k.and(bits, 1u32 << bit);
             let seen = k.setp_u(CmpOp::Ne, of_score, 0);
-            k.selp_to(score, score, f32::NEG_INFINITY, seen);
+            k.selp_to(score, score, to, seen);
         }
     }
 }

@@ -43,6 +43,18 @@ impl KeyBand {
         self.before.is_none() && self.after.is_none()
     }
 
+    /// The band of queries that a key row sees, in a [`RowRange`] whose queries and keys have changed places:
+    /// row `i` sees key `j` for `i + shift − before ≤ j ≤ i + shift + after`, hence `j − shift − after ≤ i ≤ j
+    /// − shift + before`.
+    #[must_use]
+    pub fn transposed(&self, k: &mut Builder) -> KeyBand {
+        let before = self.after.map(|after| match after {
+            After::Diagonal => k.mov(0),
+            After::Keys(keys) => keys,
+        });
+        KeyBand { before, after: self.before.map(After::Keys), ..*self }
+    }
+
     /// Whether the band is a causal mask.
     pub const fn is_causal(&self) -> bool {
         self.before.is_none() && matches!(self.after, Some(After::Diagonal))

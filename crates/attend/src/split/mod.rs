@@ -2,11 +2,13 @@
 //! shared memory of a CTA, of a cluster, or through global memory.
 
 mod exchange;
+mod line;
 mod merge;
 mod partials;
 mod stream_k;
 
 pub use exchange::{Division, Exchange, WarpgroupPlace};
+pub use line::LineMerge;
 pub use merge::merge_bytes;
 pub use partials::{Partials, SplitRow};
 pub use stream_k::StreamKMerge;

@@ -66,7 +66,7 @@ impl StreamKMerge {
             k.if_(complete, |k| {
                 let zero: R32 = k.mov(0);
                 k.guarded(consumer.elected, |k| k.st(counter, zero));
-                softmax.begin_parts(k, o);
+                softmax.reset(k, o);
                 let taker = first;
                 k.do_while(|k| {
                     let from = self.place(k, of_lane, part.tile, taker, o);
@@ -84,7 +84,7 @@ impl StreamKMerge {
         let first = k.mul(tile, self.stream_k.blocks);
         let last = k.add(first, self.stream_k.blocks);
         let last = k.sub(last, 1);
-        [first, last].map(|block| self.stream_k.owner(k, block))
+        [first, last].map(|block| self.stream_k.pieces.owner(k, block))
     }
 
     /// Index of the warp among the warps that compute a tile.
@@ -118,13 +118,13 @@ impl StreamKMerge {
 }
 
 /// Bytes of a warp's part.
-const fn warp_bytes(n_tiles: u32) -> u32 {
+pub(super) const fn warp_bytes(n_tiles: u32) -> u32 {
     (1 + n_tiles) * WARP_VECTOR_BYTES
 }
 
 /// Increments the counter for a warp, after all writes of its lanes and before all their later reads. Returns
 /// the count before.
-fn count_in(k: &mut Builder, elected: Pred, counter: Global) -> R32 {
+pub(super) fn count_in(k: &mut Builder, elected: Pred, counter: Global) -> R32 {
     let before: R32 = k.mov(0);
     k.warp_sync();
     k.guarded(elected, |k| add_one(k, before, counter));
@@ -135,15 +135,15 @@ fn count_in(k: &mut Builder, elected: Pred, counter: Global) -> R32 {
 impl OnlineSoftmax {
     /// Writes a lane's row maxima, sums and registers of O in 16-byte vectors; the lanes of a warp are
     /// contiguous.
-    fn write(&self, k: &mut Builder, o: &AccTile, to: Global) {
+    pub(super) fn write(&self, k: &mut Builder, o: &AccTile, to: Global) {
         k.st_vec(to, self.statistics(0));
         for n in 0..o.n_tiles() {
             k.st_vec(to.at(warp_vectors(1 + n)), o.tile(0, n));
         }
     }
 
-    /// Resets the softmax and `o` to the state before the first part.
-    fn begin_parts(&self, k: &mut Builder, o: &AccTile) {
+    /// Resets the softmax and `o` to the state before the first block or part.
+    pub fn reset(&self, k: &mut Builder, o: &AccTile) {
         for (&row_max, &sum) in self.row_max.iter().zip(&self.sum) {
             k.mov_to(row_max, NO_MAX);
             k.mov_to(sum, 0.0f32);
@@ -154,6 +154,28 @@ impl OnlineSoftmax {
     /// Adds a part written by [`OnlineSoftmax::write`].
     fn add_part(&self, k: &mut Builder, o: &AccTile, from: Global) {
         let part: [F32; 4] = k.ld_vec(from);
+        let weights = self.take_statistics(k, part);
+        for n in 0..o.n_tiles() {
+            let part: [F32; 4] = k.ld_vec(from.at(warp_vectors(1 + n)));
+            add_tile(k, o.tile(0, n), part, &weights);
+        }
+    }
+
+    /// Like [`OnlineSoftmax::add_part`], in two steps: the first one loads the part.
+    pub(super) fn load_part(k: &mut Builder, o: &AccTile, from: Global) -> Vec<[F32; 4]> {
+        (0..=o.n_tiles()).map(|n| k.ld_vec(from.at(warp_vectors(n)))).collect()
+    }
+
+    /// Adds a part that [`OnlineSoftmax::load_part`] has loaded.
+    pub(super) fn add_loaded(&self, k: &mut Builder, o: &AccTile, part: &[[F32; 4]]) {
+        let weights = self.take_statistics(k, part[0]);
+        for (n, &part) in (0..).zip(&part[1..]) {
+            add_tile(k, o.tile(0, n), part, &weights);
+        }
+    }
+
+    /// Adds the row maxima and sums of a part. Returns the weights of O and of the part for each row.
+    fn take_statistics(&self, k: &mut Builder, part: [F32; 4]) -> [Vec<F32>; 2] {
         let mut weights: [Vec<F32>; 2] = Default::default();
         for (row, (&row_max, &sum)) in self.row_max.iter().zip(&self.sum).enumerate() {
             let next = k.max(row_max, part[row]);
@@ -167,13 +189,14 @@ impl OnlineSoftmax {
             weights[0].push(old);
             weights[1].push(new);
         }
-        let [old, new] = weights;
-        for n in 0..o.n_tiles() {
-            let part: [F32; 4] = k.ld_vec(from.at(warp_vectors(1 + n)));
-            for (i, sum) in o.tile(0, n).into_iter().enumerate() {
-                let scaled = k.mul(part[i], new[i / 2]);
-                k.mad_to(sum, sum, old[i / 2], scaled);
-            }
-        }
+        weights
+    }
+}
+
+/// `tile = tile · old + part · new`, with a weight for each of the lane's rows.
+fn add_tile(k: &mut Builder, tile: [F32; 4], part: [F32; 4], [old, new]: &[Vec<F32>; 2]) {
+    for (i, sum) in tile.into_iter().enumerate() {
+        let scaled = k.mul(part[i], new[i / 2]);
+        k.mad_to(sum, sum, old[i / 2], scaled);
     }
 }

@@ -95,7 +95,7 @@ fn problem_table(problem: &Problem) -> String {
 #[cfg(test)]
 mod tests {
     use kernels::{Arch, Family};
-    use problem::{Band, DType};
+    use problem::{Band, DType, PassKind};
 
     use super::*;
     use crate::gate::bind;
@@ -125,7 +125,7 @@ mod tests {
                 Arch::SM_90,
             ),
         ] {
-            for family in Family::ALL {
+            for family in Family::of_pass(PassKind::Forward) {
                 let Ok(plan) = family.default_for(&problem, &arch) else { continue };
                 let Ok(bound) = bind(&plan, &problem, &arch) else { continue };
                 let Some(text) = bound.launch_file() else { continue };

@@ -5,7 +5,7 @@ use flashcore_check::gate::{Settings, Verdict, bind, check_kernel};
 use flashcore_check::launchfile::Bound;
 use kernels::forward::wgmma::WgmmaPlan;
 use kernels::{Arch, Family, Plan};
-use problem::{Band, Corner, DType, Layout, Problem};
+use problem::{Band, Corner, DType, Layout, PassKind, Problem};
 use ptx::{Arg, Kernel};
 use tile::Handout;
 
@@ -25,7 +25,7 @@ fn bounds(problem: &Problem) -> Vec<Bound> {
         let plan = family.default_for(problem, &Arch::SM_90).unwrap();
         bind(&plan, problem, &Arch::SM_90).unwrap()
     };
-    Family::ALL.map(of).to_vec()
+    Family::of_pass(PassKind::Forward).map(of).collect()
 }
 
 fn verdict(bound: &Bound) -> Verdict {

@@ -6,6 +6,7 @@ mod blind_spots;
 mod budget;
 mod common;
 mod cuda;
+mod decode;
 mod diagnosis;
 mod draws;
 mod factors;

@@ -125,7 +125,7 @@ mod tests {
     use kernels::ladder::RungPlan;
     use kernels::{Arch, Family, Plan};
     use predict::machine::H200;
-    use problem::{Band, DType, Problem};
+    use problem::{Band, DType, PassKind, Problem};
 
     use super::*;
     use crate::Target;
@@ -148,7 +148,7 @@ mod tests {
     fn every_family_is_screened_checked_and_predicted() {
         let mut model = Model::of(&H200).unwrap();
         let problem = Problem::new(1, 2, 256, 64, DType::F16).with_band(Band::CAUSAL);
-        for family in Family::ALL {
+        for family in Family::of_pass(PassKind::Forward) {
             let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
             let screened = model.evaluate(&task(Stage::Screen, &problem, plan.clone()));
             let Finding::Screened { screening, predicted_us: Some([low, us, high]), .. } = screened.finding
@@ -210,7 +210,7 @@ mod tests {
     fn checks_are_of_small_problems() {
         let model = Model::of(&H200).unwrap();
         let problem = Problem::new(4, 16, 4096, 128, DType::Bf16).with_band(Band::CAUSAL);
-        for family in Family::ALL {
+        for family in Family::of_pass(PassKind::Forward) {
             // `small_at_once` has no plan for so many keys.
             let Ok(plan) = family.default_for(&problem, &Arch::SM_90) else { continue };
             let small = model.bench().small(&plan, &problem);

@@ -80,6 +80,11 @@ impl Launches {
         &self.steps[0]
     }
 
+    /// Bytes of the counters, scratch and temporaries of all kernels.
+    pub(super) fn own_bytes(&self) -> usize {
+        self.own.iter().map(|own| own.bytes()).sum()
+    }
+
     /// Minimum bytes of each of the caller's buffers.
     pub(super) fn needed(&self) -> &[usize] {
         &self.needed

@@ -14,14 +14,15 @@ mod prepared;
 mod quantizer;
 mod scratch;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use kernels::{Arch, Plan};
-use problem::{Band, DTypes, Lengths, Pass, Problem, Program, Programs, Scales, Strides, Table, Tensor};
+use problem::Problem;
 
 use crate::AttentionError;
+use crate::known::{Key, Known, Wish};
 pub use candidates::PlanSource;
 pub use driver::{
     Buffer, Context, DeviceInfo, DeviceSlice, DriverError, Event, Graph, GraphExec, Pinned, Pool, PoolBuffer,
@@ -36,9 +37,6 @@ pub use quantizer::Quantizer;
 /// Bytes of freed device memory that the pool keeps for the next call on host slices.
 const KEEP: u64 = 1 << 30;
 
-/// Maximum number of prepared problems in the map. At this number the map is cleared; loaded kernels stay.
-const MOST: usize = 1024;
-
 /// The oldest architecture that the kernels run on.
 pub(crate) const OLDEST_SM: u32 = 80;
 
@@ -50,7 +48,7 @@ pub struct Gpu {
     /// Idle streams of calls on host slices.
     streams: Mutex<Vec<Stream>>,
     kernels: Arc<loaded::Kernels>,
-    prepared: RwLock<HashMap<Key, Arc<Prepared>>>,
+    prepared: RwLock<Known<Arc<Prepared>>>,
 }
 
 impl Gpu {
@@ -113,18 +111,25 @@ impl Gpu {
     /// When the problem is not valid, when no kernel family supports it (the message names what is accepted),
     /// when the plan is a kernel of the [ladder](kernels::ladder), or when the driver fails.
     pub fn prepare(&self, problem: &Problem, plan: Option<&Plan>) -> Result<Arc<Prepared>, AttentionError> {
-        let key = Key::new(problem, plan);
-        let known = self.prepared.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        let wish = plan.map_or(Wish::Best, |plan| Wish::Given(Box::new(plan.clone())));
+        self.prepared(Key { problem: problem.clone(), wish })
+    }
+
+    /// What was prepared under a key, or is now.
+    pub(crate) fn prepared(&self, key: Key) -> Result<Arc<Prepared>, AttentionError> {
+        // This check precedes the lock: in a forked process, a thread that no longer exists may hold it.
+        driver::process::check()?;
+        let known = self.prepared.read().unwrap_or_else(PoisonError::into_inner).get(&key);
         if let Some(prepared) = known {
             return Ok(prepared);
         }
+        let plan = match &key.wish {
+            Wish::Given(plan) => Some(&**plan),
+            Wish::Best | Wish::Threads(_) => None,
+        };
         // Two threads may prepare the same problem at once; the first result stays.
-        let prepared = Arc::new(Prepared::new(&self.context, &self.kernels, &self.arch, problem, plan)?);
-        let mut all = self.prepared.write().unwrap_or_else(PoisonError::into_inner);
-        if all.len() >= MOST {
-            all.clear();
-        }
-        Ok(all.entry(key).or_insert(prepared).clone())
+        let prepared = Arc::new(Prepared::new(&self.context, &self.kernels, &self.arch, &key.problem, plan)?);
+        Ok(self.prepared.write().unwrap_or_else(PoisonError::into_inner).keep(key, prepared))
     }
 
     /// Frees device memory of earlier calls that no call, stream or graph holds any more. The first four
@@ -188,67 +193,8 @@ fn arch_of(info: &DeviceInfo) -> Result<Arch, AttentionError> {
     })
 }
 
-/// The key of the map of prepared problems: all values that the choice of the plan and the arguments of the
-/// launch depend on. The map saves both for problems that come again; loaded kernels have a key of their own
-/// ([`kernels::Baked`] and the plan).
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    pass: Pass,
-    extents: [usize; 7],
-    strides: [Strides; Tensor::ALL.len()],
-    dtypes: DTypes,
-    scales: Scales,
-    band: Band,
-    /// Bits of the softmax scale and of the softcap, and whether there are sinks.
-    score: (u32, Option<u32>, bool),
-    lengths: Lengths,
-    programs: ProgramsKey,
-    plan: Option<Plan>,
-}
-
-/// The programs of a problem, with the bits of float parameters.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct ProgramsKey {
-    score: Option<Program>,
-    mask: Option<Program>,
-    floats: Vec<u32>,
-    ints: Vec<i32>,
-    tables: Vec<Table>,
-}
-
-impl ProgramsKey {
-    fn new(programs: &Programs) -> ProgramsKey {
-        ProgramsKey {
-            score: programs.score.clone(),
-            mask: programs.mask.clone(),
-            floats: programs.floats.iter().map(|x| x.to_bits()).collect(),
-            ints: programs.ints.clone(),
-            tables: programs.tables.clone(),
-        }
-    }
-}
-
-impl Key {
-    fn new(p: &Problem, plan: Option<&Plan>) -> Key {
-        Key {
-            pass: p.pass,
-            extents: [p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv, p.head_dim, p.head_dim_v],
-            strides: Tensor::ALL.map(|tensor| p.strides(tensor)),
-            dtypes: p.dtypes,
-            scales: p.scales,
-            band: p.band,
-            score: (p.softmax_scale().to_bits(), p.score.softcap.map(f32::to_bits), p.score.sink),
-            lengths: p.lengths,
-            programs: ProgramsKey::new(&p.programs),
-            plan: plan.cloned(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use problem::Score;
-
     use super::*;
 
     fn device(sm: (u32, u32)) -> DeviceInfo {
@@ -278,38 +224,5 @@ mod tests {
         }
         let error = arch_of(&device((7, 5))).unwrap_err().to_string();
         assert!(error.contains("Test (sm_75)") && error.contains("sm_80"), "{error}");
-    }
-
-    #[test]
-    fn keys_tell_problems_apart() {
-        let p = Problem::mission();
-        let key = |p: &Problem| Key::new(p, None);
-        let with = |change: fn(&mut Problem)| {
-            let mut other = p.clone();
-            change(&mut other);
-            other
-        };
-        assert_eq!(
-            key(&p),
-            key(&Problem { score: Score { scale: Some(0.125), ..Score::default() }, ..p.clone() })
-        );
-        for other in [
-            Problem { seq_kv: 511, ..p.clone() },
-            p.clone().with_softcap(30.0),
-            p.clone().with_lse(true),
-            Problem { score: Score { scale: Some(0.5), ..Score::default() }, ..p.clone() },
-            p.clone().with_band(Band::CAUSAL),
-            p.clone().with_band(Band::CAUSAL_TOP_LEFT),
-            p.clone().with_layout(problem::Layout::Bshd),
-            Problem { score: Score { sink: true, ..Score::default() }, ..p.clone() },
-            with(|p| p.lengths.kv.used = true),
-            with(|p| p.lengths.q.packed = Some(512)),
-            with(|p| p.programs.mask = "q / 2 == k / 2".parse().ok()),
-            with(|p| p.programs.ints = vec![1]),
-        ] {
-            assert_ne!(key(&p), key(&other));
-        }
-        let plan = Plan::default_for(&p, &Arch::SM_90).unwrap();
-        assert_ne!(key(&p), Key::new(&p, Some(&plan)));
     }
 }

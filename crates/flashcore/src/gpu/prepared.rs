@@ -148,6 +148,16 @@ impl Prepared {
         (&self.main.launches.first().function, &self.main.launches.first().call)
     }
 
+    /// The problem that the kernels compute. A problem without rows has one row here.
+    pub(crate) fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// Bytes of device memory that a launch uses besides its operands.
+    pub(crate) fn workspace_bytes(&self) -> usize {
+        if self.empty { 0 } else { self.main.launches.own_bytes() }
+    }
+
     /// Enqueues the computation on the stream and returns. The call does not wait, and it may be captured in
     /// a graph.
     ///
@@ -219,21 +229,31 @@ impl Prepared {
         if let Some((_, (operand, _))) = twice {
             return Err(AttentionError::OperandTwice { operand: operand.name() });
         }
+        self.launch(stream, &slices)
+    }
+
+    /// Launches on all operands of the problem in their order.
+    pub(crate) fn launch(&self, stream: &Stream, slices: &[DeviceSlice<'_>]) -> Result<(), AttentionError> {
         if self.empty {
             return Ok(());
         }
-        let ready = self.variant(&slices)?;
-        check_slices(ready.launches.needed(), &self.problem, &slices)?;
-        ready.launches.enqueue(stream, &slices)
+        let ready = self.variant(|operand| slices[operand].address())?;
+        check_slices(ready.launches.needed(), &self.problem, slices)?;
+        ready.launches.enqueue(stream, slices)
     }
 
-    /// The kernel that supports the slices' addresses.
-    fn variant(&self, slices: &[DeviceSlice<'_>]) -> Result<&Ready, AttentionError> {
+    /// Compiles the kernel that supports the addresses of the operands.
+    pub(crate) fn prepare_variant(&self, address: impl Fn(usize) -> u64) -> Result<(), AttentionError> {
+        self.variant(address).map(drop)
+    }
+
+    /// The kernel that supports the addresses of the operands, by their number.
+    fn variant(&self, address: impl Fn(usize) -> u64) -> Result<&Ready, AttentionError> {
         let (main, alignment) = (&self.main, self.main.plan.alignment());
-        if !slices[..TENSORS].iter().all(|slice| slice.address().is_multiple_of(alignment)) {
+        if !(0..TENSORS).all(|tensor| address(tensor).is_multiple_of(alignment)) {
             return self.ready(&self.unaligned, || unaligned(&main.plan, &self.problem, &self.arch));
         }
-        let is_aligned = |&table: &usize| slices[table].address().is_multiple_of(TABLE_ALIGNMENT);
+        let is_aligned = |&table: &usize| address(table).is_multiple_of(TABLE_ALIGNMENT);
         if !self.aligned_tables.iter().all(is_aligned) {
             return self.ready(&self.unaligned_tables, || main.plan.clone().with_unaligned_tables());
         }

@@ -230,6 +230,11 @@ impl OwnMemory {
         Ok(own)
     }
 
+    /// Size of a place in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The place for a launch on `stream`, which belongs to `queue`.
     pub(super) fn lease(&self, stream: &Stream, queue: Queue) -> Result<Lease<'_>, DriverError> {
         let mut state = locked(&self.state);

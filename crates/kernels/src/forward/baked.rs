@@ -30,6 +30,7 @@ impl Baked {
             sink: problem.score.sink,
             sign: if problem.softmax_scale() < 0.0 { Sign::Negate } else { Sign::Keep },
             lengths: unsized_lengths(problem.lengths),
+            pages: problem.storage.pages().map(|pages| pages.rows as u32),
             scales: factors.collect(),
             programs: (!problem.programs.is_empty()).then(|| ProgramCode::new(problem, packed)),
             listed: None,

@@ -1,9 +1,10 @@
-//! Uneven sequence lengths: their arrays in the launch contract, and the tiles of query rows that they need.
+//! Uneven sequence lengths and pages: their arrays in the launch contract, and the tiles of query rows that
+//! lengths need.
 
 use attend::{Lengths, SideLengths};
 use problem::{LengthArray, Operand, Problem, Tensor};
-use ptx::{Builder, R32};
-use tile::SwizzledTile;
+use ptx::{Builder, Global, R32};
+use tile::{RowPages, SwizzledTile};
 
 use super::contract::{most_rows, stepped};
 use crate::PlanError;
@@ -32,6 +33,35 @@ pub(crate) fn declare_lengths(
     let kv = side(lengths.kv.packed, [LengthArray::CumulativeKv, LengthArray::UsedKv], "rows_kv", of_kv);
     let left_pad = c.operand(k, Operand::Lengths(LengthArray::LeftPad));
     Some(Lengths { q, kv, left_pad, batch: c.u32(k, "batch", problem.batch as u32) })
+}
+
+/// The page table, and the number of its entries for each batch entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageTable {
+    table: Global,
+    per_sequence: R32,
+    last: R32,
+    rows: u32,
+}
+
+impl PageTable {
+    /// Declares the page table; `None` if K and V have strided rows.
+    pub fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) -> Option<PageTable> {
+        let pages = problem.storage.pages()?;
+        Some(PageTable {
+            table: c.operand(k, Operand::PageTable)?,
+            per_sequence: c.u32(k, "pages_per_sequence", pages.per_sequence as u32),
+            last: c.u32(k, "last_page", pages.count.saturating_sub(1) as u32),
+            rows: pages.rows as u32,
+        })
+    }
+
+    /// The pages of a batch entry whose keys begin at row `start` of its pages.
+    pub fn of_sequence(&self, k: &mut Builder, batch: R32, start: Option<R32>) -> RowPages {
+        let entries = k.mul_wide_u(batch, self.per_sequence);
+        let table = Global { base: k.mad(entries, 4, self.table.base), ..self.table };
+        RowPages { table, rows: self.rows, last: self.last, start }
+    }
 }
 
 /// Whether the number of keys, or the row where they start, differs between batch entries.

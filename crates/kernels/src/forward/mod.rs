@@ -2,6 +2,7 @@
 
 mod baked;
 pub(crate) mod contract;
+pub mod decode;
 mod descale;
 mod fp8;
 pub(crate) mod lengths;

@@ -88,8 +88,9 @@ fn from(
     problem: &Problem,
     device: &Device,
 ) -> Result<Choice, KernelError> {
-    if !problem.programs.is_empty() {
-        let why = vec!["chosen: the family's default, because rows state no programs".to_owned()];
+    if !problem.programs.is_empty() || problem.storage.pages().is_some() {
+        let why =
+            vec!["chosen: the family's default, because rows state no programs and no pages".to_owned()];
         return Ok(Choice { plan: default, source: Source::Default, why });
     }
     let mut why = Vec::new();
@@ -213,7 +214,7 @@ const fn name(kind: Kind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use attend::{Rescale, Tanh};
-    use problem::{Band, DType, Layout};
+    use problem::{Band, DType, Layout, PassKind};
     use serde_json::json;
 
     use super::*;
@@ -308,7 +309,7 @@ mod tests {
     /// Lines of tables and ledgers that state `lse` in the plan are read, and the gene is ignored.
     #[test]
     fn plans_that_state_the_lse_are_read() {
-        for family in Family::ALL {
+        for family in Family::of_pass(PassKind::Forward) {
             let plan = family.default_for(&Problem::mission(), &Arch::SM_90).unwrap();
             let mut stored = json!(plan);
             assert_eq!(stored.get("lse"), None);

@@ -6,8 +6,8 @@ use std::mem::discriminant;
 use flashcore_kernels::{Arch, Baked, Contracts, Family, Plan, bind, emit};
 use problem::program::library as lib;
 use problem::{
-    Band, Corner, DType, DTypes, ElementType, Expr, Layout, Problem, Program, Programs, ScaleLayout, Scales,
-    Strides, Table,
+    Band, Corner, DType, DTypes, ElementType, Expr, Layout, PassKind, Problem, Program, Programs,
+    ScaleLayout, Scales, Strides, Table,
 };
 use serde_json::Value;
 
@@ -238,12 +238,13 @@ fn found_in_draw(&(family, seed): &(Family, u64)) -> Found {
 
 #[test]
 fn problems_have_one_text_where_they_have_one_key() {
-    let draws: Vec<_> =
-        Family::ALL.into_iter().flat_map(|family| (0..DRAWS).map(move |seed| (family, seed))).collect();
+    let draws: Vec<_> = Family::of_pass(PassKind::Forward)
+        .flat_map(|family| (0..DRAWS).map(move |seed| (family, seed)))
+        .collect();
     let found = each(&draws, found_in_draw);
     let faults: Vec<&str> = found.iter().flat_map(|found| &found.faults).map(String::as_str).collect();
     assert!(faults.is_empty(), "{} faults\n{}", faults.len(), faults.join("\n"));
-    for (family, found) in Family::ALL.into_iter().zip(found.chunks(DRAWS as usize)) {
+    for (family, found) in Family::of_pass(PassKind::Forward).zip(found.chunks(DRAWS as usize)) {
         let [same, different] = [0, 1].map(|of| found.iter().map(|found| found.pairs[of]).sum::<usize>());
         assert!(same > 50 && different > 50, "{family:?}: {same} {different}");
     }

@@ -8,13 +8,14 @@ use std::fmt::Write;
 use crate::common::each::each;
 use crate::tools::Facts;
 use attend::Rescale;
+use flashcore_kernels::backward::split::SplitPlan;
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
 use flashcore_kernels::forward::small;
 use flashcore_kernels::forward::wgmma::{Rescaling, WgmmaPlan};
 use flashcore_kernels::ladder::RungPlan;
 use flashcore_kernels::select::{Device, TunedTable, choose_of};
 use flashcore_kernels::{Arch, Family, Plan, emit};
-use problem::{Band, DType, Layout, Lengths, Problem, SideLengths, Tensor};
+use problem::{Band, DType, Layout, Lengths, Pass, PassKind, Problem, SideLengths, Tensor};
 use ptx::{Item, Kernel, Statement};
 use tile::CopyMode;
 
@@ -83,15 +84,27 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
     let long = Problem::new(1, 8, 4096, 64, DType::F16);
     let families = [&short, &long].map(|problem| small(problem).family());
     assert_eq!(families, ["small_at_once", "small_streamed"]);
-    mma.chain([
-        hopper("wgmma_d128", &full, Plan::Wgmma(wgmma(&full))),
-        hopper("wgmma_d128_lazy", &full, Plan::Wgmma(classic)),
-        hopper("wgmma_causal_d128_lse", &causal_lse, Plan::Wgmma(wgmma(&causal_lse))),
-        hopper("small_at_once", &short, small(&short)),
-        hopper("small_mission", &mission, small(&mission)),
-        hopper("small_streamed_lse", &long.clone().with_lse(true), small(&long)),
-    ])
-    .collect()
+    let deepseek = Problem { head_dim_v: 128, ..Problem::new(2, 8, 500, 192, DType::F16) };
+    let backward = [
+        ("backward_causal_d128", causal.clone(), Arch::SM_90),
+        ("backward_ragged_d192", deepseek.with_layout(Layout::Bshd), Arch::SM_80),
+        ("backward_d256", wide.clone(), Arch::SM_120),
+    ];
+    let backward = backward.into_iter().map(|(name, problem, arch)| {
+        let problem = problem.with_pass(Pass::DETERMINISTIC);
+        let plan = SplitPlan::default_for(&problem, &arch);
+        (name, problem, Plan::from(plan), arch)
+    });
+    mma.chain(backward)
+        .chain([
+            hopper("wgmma_d128", &full, Plan::Wgmma(wgmma(&full))),
+            hopper("wgmma_d128_lazy", &full, Plan::Wgmma(classic)),
+            hopper("wgmma_causal_d128_lse", &causal_lse, Plan::Wgmma(wgmma(&causal_lse))),
+            hopper("small_at_once", &short, small(&short)),
+            hopper("small_mission", &mission, small(&mission)),
+            hopper("small_streamed_lse", &long.clone().with_lse(true), small(&long)),
+        ])
+        .collect()
 }
 
 /// `FLASHCORE_BLESS=1 cargo test -p flashcore-kernels --test all emit::` rewrites the goldens. Review the
@@ -276,7 +289,7 @@ fn alignments_that_are_one_are_one_kernel() {
         let problem = Problem::new(2, 8, seq_q, dim, DType::Bf16).with_band(mask);
         problem.with_seq_kv(seq_kv, Layout::Bshd)
     };
-    for family in Family::ALL {
+    for family in Family::of_pass(PassKind::Forward) {
         // CTAs of `small_at_once` hold only few keys at once.
         let (long, few) = if family == Family::SmallAtOnce { (250, 100) } else { (1000, 300) };
         for (seq, dim) in [(512, 64), (long, 128)] {

@@ -119,7 +119,7 @@ fn parts_of_the_keys_are_joined() {
 }
 
 /// Positions of the instructions that order memory accesses.
-fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
+pub fn synchronisations(kernel: &Kernel) -> Vec<(usize, usize, Op)> {
     let mut found = Vec::new();
     for (i, item) in kernel.module.items.iter().enumerate() {
         let Item::Function(function) = item else { continue };
@@ -173,7 +173,7 @@ fn every_synchronisation_is_needed() {
     }
 }
 
-fn without(kernel: &Kernel, item: usize, statement: usize) -> Kernel {
+pub fn without(kernel: &Kernel, item: usize, statement: usize) -> Kernel {
     let mut module = kernel.module.clone().into_module();
     if let Item::Function(function) = &mut module.items[item]
         && let Some(body) = &mut function.body

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use crate::common::each::each;
 use flashcore_kernels::select::TunedTable;
 use flashcore_kernels::{Arch, Family, Plan, emit};
-use problem::{Band, DType, Layout, Problem};
+use problem::{Band, DType, Layout, Pass, PassKind, Problem};
 use ptx::Kernel;
 
 /// Of the kernels whose text has the committed hash, one in this many is assembled anyway.
@@ -89,7 +89,7 @@ fn problems(dtype: DType) -> Vec<Problem> {
 
 /// Default plans of each family for each architecture. On sm_90, one of the shapes also has the LSE. The
 /// other architectures have only the family `mma`, whose plans hardly differ between them, so fewer problems
-/// suffice. Problems with 8-bit inputs use that family.
+/// suffice. Problems with 8-bit inputs use that family. Ragged problems also have the backward pass.
 fn default_cases() -> Vec<Case> {
     let dtypes = [DType::F16, DType::Bf16, DType::E4m3];
     let problems: Vec<Problem> = dtypes.into_iter().flat_map(problems).collect();
@@ -106,10 +106,14 @@ fn default_cases() -> Vec<Case> {
                 (_, DType::Bf16) if problem.head_dim.is_power_of_two() => &[false],
                 _ => &[],
             };
-            for (family, &lse) in
-                Family::ALL.into_iter().flat_map(|family| lse.iter().map(move |lse| (family, lse)))
-            {
-                let problem = problem.clone().with_lse(lse);
+            let forward = Family::of_pass(PassKind::Forward)
+                .flat_map(|family| lse.iter().map(move |&lse| (family, problem.clone().with_lse(lse))));
+            let trained = problem.seq_q == RAGGED
+                && matches!((arch.sm, problem.dtypes.q), (80 | 90 | 120, DType::Bf16));
+            let backward = Family::of_pass(PassKind::Backward)
+                .filter(|_| trained)
+                .map(|family| (family, problem.clone().with_pass(Pass::DETERMINISTIC)));
+            for (family, problem) in forward.chain(backward) {
                 let plan = family.default_for(&problem, &arch).ok();
                 cases.extend(plan.map(|plan| Case::new("default", &problem, &plan, &arch)));
             }

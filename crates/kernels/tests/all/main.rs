@@ -1,5 +1,6 @@
 //! Tests of the crate's public interface, in one program.
 
+mod backward;
 mod baked;
 mod bands;
 mod common;

@@ -5,7 +5,7 @@ use crate::common::factors;
 use crate::tools::{self, Facts};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::program::library as lib;
-use problem::{Band, DType, ElementType, Expr, Layout, Problem, Program, Programs, Table};
+use problem::{Band, DType, ElementType, Expr, Layout, PassKind, Problem, Program, Programs, Table};
 use ptx::Kernel;
 
 fn problem(dim: usize, dtype: DType) -> Problem {
@@ -40,7 +40,7 @@ fn the_text_does_not_depend_on_values() {
         p.score.sink = true;
         p
     };
-    for family in Family::ALL {
+    for family in Family::of_pass(PassKind::Forward) {
         let text = |p: &Problem| {
             let plan = family.default_for(p, &Arch::SM_90).unwrap();
             emit(p, &plan, &Arch::SM_90).unwrap().module.to_string()
@@ -135,8 +135,8 @@ fn default_plans_beside_factors_do_not_spill() {
 
 /// The default plan of each family and its kernel.
 fn defaults(name: &str, problem: &Problem, arch: &Arch) -> Vec<(String, Plan, Kernel)> {
-    let plans =
-        Family::ALL.into_iter().filter_map(|family| Some((family, family.default_for(problem, arch).ok()?)));
+    let plans = Family::of_pass(PassKind::Forward)
+        .filter_map(|family| Some((family, family.default_for(problem, arch).ok()?)));
     let emitted = plans.map(|(family, plan)| {
         let kernel = emit(problem, &plan, arch).unwrap().kernel(0);
         (format!("{name} {family:?} sm_{}", arch.sm), plan, kernel)

@@ -11,7 +11,9 @@ use flashcore_kernels::forward::mma::MmaPlan;
 use flashcore_kernels::forward::wgmma::{Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::program::library as lib;
-use problem::{Band, DType, ElementType, Layout, Operand, Problem, Program, Programs, Table, Tensor};
+use problem::{
+    Band, DType, ElementType, Layout, Operand, PassKind, Problem, Program, Programs, Table, Tensor,
+};
 use ptx::Kernel;
 
 /// A problem with rows that see nothing, and the LSE.
@@ -23,7 +25,7 @@ fn problem(dtype: DType) -> Problem {
 /// Runs every family that supports the problem.
 fn check(problem: &Problem, size: f64) {
     let mut ran = 0;
-    for family in Family::ALL {
+    for family in Family::of_pass(PassKind::Forward) {
         let Ok(plan) = family.default_for(problem, &Arch::SM_90) else { continue };
         let options = Options { seed: 3, ..Options::default() };
         common::run_of_size(&mut Emulator::new(options), problem, &plan, &Arch::SM_90, (3, size)).check();
@@ -114,7 +116,7 @@ fn kernels_of_wide_logits_assemble_without_spills() {
             let mut problem = Problem::new(4, 8, 256, dim, dtype).with_band(Band::CAUSAL);
             problem.score.scale = Some(1e6);
             problem.score.softcap = cap;
-            for family in Family::ALL {
+            for family in Family::of_pass(PassKind::Forward) {
                 let plan = family.default_for(&problem, &Arch::SM_90).unwrap();
                 programs.push(emit(&problem, &plan, &Arch::SM_90).unwrap());
             }

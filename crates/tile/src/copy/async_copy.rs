@@ -140,6 +140,12 @@ impl TileCopy {
         TileCopy { layout, mode, row_bytes, row, lanes, step, columns }
     }
 
+    /// The copy for rows of another pitch in global memory.
+    #[must_use]
+    pub fn with_row_bytes(self, row_bytes: i64) -> TileCopy {
+        TileCopy { row_bytes, ..self }
+    }
+
     /// Restricts the copy to rows of `bytes` bytes in global memory, at most the width of the tile. Loads
     /// fill the rest of the tile's rows with zeros; stores omit it.
     #[must_use]
@@ -184,6 +190,39 @@ impl TileCopy {
                 let (to, from) = (self.place(&to, pass), self.source(k, from, first));
                 let copies = self.copies(k, column, first);
                 let exists = left.map(|left| k.setp_s(CmpOp::Gt, left, first));
+                match self.mode {
+                    CopyMode::Elements => copy_elements(k, column, (to, from), copies, exists),
+                    _ => copy_async(k, column, (to, from), self.mode.bytes(), (copies, exists)),
+                }
+            }
+        }
+    }
+
+    /// Like [`TileCopy::load`], from rows that may lie anywhere: `place` gives the address of a row by its
+    /// index in the tile. It gets indices of the tile alone, and only those below `limit` if `limit` is
+    /// positive.
+    pub fn load_rows(
+        &self,
+        k: &mut Builder,
+        to: Shared,
+        limit: Option<R32>,
+        mut place: impl FnMut(&mut Builder, R32) -> Global,
+    ) {
+        let left: Option<R32> = limit.map(|limit| k.sub(limit, self.row));
+        let last = limit.map(|limit| {
+            let last = k.sub(limit, 1);
+            k.max_s(last, 0)
+        });
+        for (pass, first) in self.passes() {
+            let row = if first == 0 { self.row } else { k.add(self.row, first) };
+            let row = last.map_or(row, |last| k.min_s(row, last));
+            let inside = self.layout.rows - first >= self.step;
+            let row = if inside { row } else { k.min_u(row, self.layout.rows - 1) };
+            let from = place(k, row);
+            let from = k.index(from, self.columns[0].chunk, CHUNK_BYTES);
+            let exists = left.map(|left| k.setp_s(CmpOp::Gt, left, first));
+            for (column, places, from) in self.sides(k, to, from) {
+                let (to, copies) = (self.place(&places, pass), self.copies(k, column, first));
                 match self.mode {
                     CopyMode::Elements => copy_elements(k, column, (to, from), copies, exists),
                     _ => copy_async(k, column, (to, from), self.mode.bytes(), (copies, exists)),

@@ -3,6 +3,7 @@
 mod async_copy;
 mod bulk;
 mod fragments;
+mod pages;
 mod quad;
 mod row_stream;
 mod rows;
@@ -13,6 +14,7 @@ mod warp_rows;
 pub use async_copy::{CopyMode, TileCopy};
 pub use bulk::BulkStore;
 pub use fragments::{RowStore, store_fragments, store_fragments_at};
+pub use pages::{PagedRows, RowPages};
 pub use quad::QuadTransposition;
 pub use row_stream::RowStream;
 pub use rows::{RowsOut, store_rows, store_rows_in_f32};

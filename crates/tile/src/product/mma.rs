@@ -83,6 +83,17 @@ impl OperandA {
         OperandA { m_tiles: rows / 16, chunks: layout.chunks, ty, sign, source }
     }
 
+    /// An operand of 16 rows and a 16-bit type in registers: the fragments of each step along k.
+    pub fn in_registers(half: Half, fragments: &[[R32; 4]]) -> OperandA {
+        OperandA {
+            m_tiles: 1,
+            chunks: 2 * fragments.len() as u32,
+            ty: MmaType::Half(half),
+            sign: Sign::Keep,
+            source: Source::Registers(fragments.iter().copied().map(Fragment::K16).collect()),
+        }
+    }
+
     /// The operand of one half of the columns: the first if `half` is 0, the second if it is 1. The tile has
     /// a multiple of 32 columns.
     #[must_use]
@@ -147,6 +158,39 @@ impl OperandA {
         };
         if self.ty == MmaType::Tf32 { fragment.map(|word| rounded(k, word)) } else { fragment }
     }
+}
+
+/// The sums of A ∘ B along each row of two operands of one 16-bit type and one shape: one number for each of
+/// the lane's rows ([`AccTile::lane_rows`]), equal in the lanes of a quad. Both tiles must be visible.
+pub fn row_dots(k: &mut Builder, half: Half, a: &OperandA, b: &OperandA) -> Vec<F32> {
+    let opened = [a.open(k), b.open(k)];
+    let mut dots = Vec::new();
+    for m in 0..a.m_tiles {
+        let sums: [F32; 2] = [k.mov(0.0f32), k.mov(0.0f32)];
+        for step in 0..a.steps() {
+            let [x, y] = [(a, &opened[0]), (b, &opened[1])].map(|(operand, open)| {
+                match operand.fragment(k, open, m, step) {
+                    Fragment::K16(words) => words.to_vec(),
+                    Fragment::K8(words) => words.to_vec(),
+                }
+            });
+            // Words of the lane's upper and lower row take turns.
+            for (i, (x, y)) in x.into_iter().zip(y).enumerate() {
+                let [x, y] = [x, y].map(|pair| k.unpack(half, pair));
+                for (x, y) in x.into_iter().zip(y) {
+                    k.mad_to(sums[i % 2], x, y, sums[i % 2]);
+                }
+            }
+        }
+        for sum in sums {
+            for mask in [1, 2] {
+                let other = k.shfl_xor(sum, mask);
+                k.add_to(sum, sum, other);
+            }
+            dots.push(sum);
+        }
+    }
+    dots
 }
 
 /// A tile whose rows are the columns of a B operand, with k contiguous.

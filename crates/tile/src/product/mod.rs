@@ -6,7 +6,7 @@ mod pair_sum;
 mod reader;
 mod wgmma;
 
-pub use mma::{MmaType, OperandA, OperandB, Sign, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt};
+pub use mma::{MmaType, OperandA, OperandB, Sign, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt, row_dots};
 pub use ones::Ones;
 pub use pair_sum::PairSum;
 pub use reader::{MatrixReader, OpenTile};

@@ -171,7 +171,7 @@ impl TileScheduler<'_> {
             // If there are fewer tiles than CTAs, all tiles are shared.
             let beyond = k.setp_u(CmpOp::Ge, first, stream_k.whole);
             k.if_(beyond, |k| {
-                let start = stream_k.start(k, first);
+                let start = stream_k.pieces.start(k, first);
                 self.go_to(k, stream_k, (sequence.index, span), start);
             });
         }
@@ -206,7 +206,7 @@ impl TileScheduler<'_> {
                     |k| k.mov_to(sequence.index, next),
                     |k| {
                         let first = self.first(k);
-                        let start = stream_k.start(k, first);
+                        let start = stream_k.pieces.start(k, first);
                         let before = k.sub(sequence.index, stream_k.whole);
                         let done = k.mad(before, stream_k.blocks, span[1]);
                         let began = k.setp_u(CmpOp::Ge, sequence.index, stream_k.whole);
@@ -224,7 +224,7 @@ impl TileScheduler<'_> {
     fn go_to(&self, k: &mut Builder, stream_k: &StreamK, (index, [from, end]): (R32, [R32; 2]), at: R32) {
         let first = self.first(k);
         let next = k.add(first, 1);
-        let stop = stream_k.start(k, next);
+        let stop = stream_k.pieces.start(k, next);
         let tile = k.div_u(at, stream_k.blocks);
         let block = remainder(k, at, tile, stream_k.blocks);
         let left = k.sub(stop, at);

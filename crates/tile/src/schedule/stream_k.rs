@@ -61,15 +61,22 @@ pub struct StreamK {
     pub blocks: R32,
     /// Number of tiles that are computed whole.
     pub whole: R32,
+    /// The pieces of the line.
+    pub pieces: Pieces,
+}
+
+/// A line of blocks in pieces, one for each CTA. The first pieces may have one more block than the others.
+#[derive(Clone, Copy, Debug)]
+pub struct Pieces {
     /// Blocks of the shorter pieces.
     pub piece: R32,
     /// Number of pieces that have one more block.
     pub longer: R32,
 }
 
-impl StreamK {
+impl Pieces {
     /// First block of a CTA's piece in the line.
-    pub(crate) fn start(&self, k: &mut Builder, taker: R32) -> R32 {
+    pub fn start(&self, k: &mut Builder, taker: R32) -> R32 {
         let more = k.min_u(taker, self.longer);
         k.mad(taker, self.piece, more)
     }

@@ -38,7 +38,8 @@ pub fn genes(word: &str) -> Result<Option<Value>, Error> {
     }
 }
 
-/// The problems that `word` names: those of a suite (`@small`), or a single problem.
+/// The problems that `word` names: those of a suite (`@small`), or a single problem, perhaps with keys in
+/// pages (`64,32/8,1x4096,128,bf16,pages=16`).
 pub fn problems(word: &str) -> Result<Vec<Problem>, Error> {
     match word.strip_prefix('@') {
         Some(name) => {
@@ -48,9 +49,13 @@ pub fn problems(word: &str) -> Result<Vec<Problem>, Error> {
             Ok(suite.problems())
         }
         None => {
-            Ok(vec![suites::parse(word).map_err(|accepted| {
-                format!("invalid value '{word}' for the problem: expected {accepted}")
-            })?])
+            let (dense, page) =
+                word.split_once(",pages=").map_or((word, None), |(dense, page)| (dense, Some(page)));
+            let problem = suites::parse(dense)
+                .map_err(|accepted| format!("invalid value '{word}' for the problem: expected {accepted}"))?;
+            let Some(page) = page.map(str::parse::<usize>).transpose()? else { return Ok(vec![problem]) };
+            let pages = problem.batch * problem.seq_kv.div_ceil(page.max(1));
+            Ok(vec![problem.with_pages(page, pages)])
         }
     }
 }
@@ -79,8 +84,10 @@ impl fmt::Display for Case {
         let (heads, seq) = (pair(p.heads_q, p.heads_kv, "/"), pair(p.seq_q, p.seq_kv, "x"));
         let dim = pair(p.head_dim, p.head_dim_v, "/");
         write!(f, "B{} H{heads} S{seq} D{dim} {} {}", p.batch, p.dtypes, p.band)?;
-        if *p != p.clone().with_layout(Layout::Bhsd) {
-            f.write_str(" bshd")?;
+        match p.storage.pages() {
+            Some(pages) => write!(f, " pages of {}", pages.rows)?,
+            None if *p != p.clone().with_layout(Layout::Bhsd) => f.write_str(" bshd")?,
+            None => {}
         }
         let family = self.genes["family"].as_str().unwrap_or_default();
         let others = self.genes.as_object().into_iter().flatten().filter(|(gene, _)| *gene != "family");

@@ -7,9 +7,10 @@
 //!
 //! A PLAN is the name of a family (its default for each problem), a JSON object of genes that differ from
 //! that default (`{"family":"wgmma","block_n":144}`), or a file with such an object. It applies to the
-//! problems after it. A PROBLEM is one in words (`1,8,512,64,f16,causal`) or a suite (`@mission`, `@small`,
-//! `@forward`). Each case runs in a process that is killed after the limit, so that a kernel that never ends
-//! costs only that time. Details are written to the rows.
+//! problems after it. A PROBLEM is one in words (`1,8,512,64,f16,causal`), with keys in pages
+//! (`64,32/8,1x4096,128,bf16,pages=16`), or a suite (`@mission`, `@small`, `@forward`). Each case runs in a
+//! process that is killed after the limit, so that a kernel that never ends costs only that time. Details are
+//! written to the rows.
 
 mod case;
 mod work;

@@ -13,7 +13,7 @@ use driver::{
 use host::store::append_line;
 use judge::values::Values;
 use kernels::{Arch, BufferKind, Plan, emit};
-use problem::{Operand, Tensor};
+use problem::{KeyPlaces, Operand, Operands, Problem, Storage, Tensor};
 use serde_json::json;
 
 use super::Error;
@@ -60,7 +60,12 @@ pub fn run(rows: &Path, cases: &[Case], from: usize) -> Result<bool, Error> {
             Some(fault) => println!("{}: {case}{}", fault.replace('\n', " "), found.tail()),
             None => {
                 let rate = case.problem.flops() / found.us * 1e-6;
-                println!("{RIGHT}{:9.2} µs {rate:4.0} TFLOP/s: {case}{}", found.us, found.tail());
+                let bytes = case.problem.bytes() / found.us * 1e-6;
+                println!(
+                    "{RIGHT}{:9.2} µs {rate:4.0} TFLOP/s {bytes:5.2} TB/s: {case}{}",
+                    found.us,
+                    found.tail()
+                );
             }
         }
         if context.poisoned().is_some() {
@@ -132,7 +137,7 @@ fn try_out(
     }
     let (stream, call) = (Stream::new(context)?, Call::of(&bound.kernel));
     let mut setup = Setup { bound: &bound, stream, function, call, buffers };
-    let answer = Answer::draw(&case.problem, 1)?;
+    let answer = Answer::draw(&Problem { storage: Storage::Rows, ..case.problem.clone() }, 1)?;
     setup.fill(&answer)?;
     found.fault = setup.judge(&answer, found)?;
     if found.fault.is_none() {
@@ -144,6 +149,29 @@ fn try_out(
     Ok(())
 }
 
+/// A page table without order: neighbours lie far from each other, and each page occurs once.
+fn page_table(problem: &Problem) -> Vec<i32> {
+    let Some(pages) = problem.storage.pages() else { return Vec::new() };
+    // A prime number, larger than the number of pages.
+    let page = |entry: usize| (entry as u64 * 2_654_435_761 % pages.count as u64) as i32;
+    (0..problem.batch * pages.per_sequence).map(page).collect()
+}
+
+/// Dense keys or values in their pages.
+fn in_pages(problem: &Problem, tensor: Tensor, table: &[i32], dense: &[u8]) -> Vec<u8> {
+    let operands = Operands::default().with(Operand::PageTable, table);
+    let places = KeyPlaces::of(problem, &operands);
+    let ([_, heads, _, dim], element) = (problem.extents(tensor), problem.dtypes.of(tensor).bytes());
+    let mut pool = vec![0; problem.span(tensor).map_or(0, |(elements, _)| elements) * element];
+    for (number, row) in dense.chunks_exact(dim * element).enumerate() {
+        let (head, key) = (number / problem.seq_kv, number % problem.seq_kv);
+        let (page, at) = places.place(head / heads, key);
+        let start = problem.strides(tensor).offset(page, head % heads, at) as usize * element;
+        pool[start..start + row.len()].copy_from_slice(row);
+    }
+    pool
+}
+
 impl Setup<'_> {
     fn slice(&self, role: Role) -> Option<DeviceSlice<'_>> {
         self.bound.roles.iter().position(|r| *r == role).map(|i| self.buffers[i].slice())
@@ -151,11 +179,22 @@ impl Setup<'_> {
 
     fn fill(&mut self, answer: &Answer) -> Result<(), Error> {
         let Some(problem) = &self.bound.problem else { return Err("no problem".into()) };
+        let table = page_table(problem);
         for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
-            let laid = answer.inputs[tensor.into()].clone().scatter(problem, tensor);
+            let values = answer.inputs[tensor.into()].clone();
+            let laid = match (tensor, problem.storage) {
+                (Tensor::K | Tensor::V, Storage::Pages(_)) => {
+                    in_pages(problem, tensor, &table, &values.to_bytes())
+                }
+                _ => values.scatter(problem, tensor).to_bytes(),
+            };
             if let Some(slice) = self.slice(Role::Operand(tensor.into())) {
-                self.stream.upload(slice, &laid.to_bytes())?;
+                self.stream.upload(slice, &laid)?;
             }
+        }
+        if let Some(slice) = self.slice(Role::Operand(Operand::PageTable)) {
+            let bytes: Vec<u8> = table.iter().flat_map(|page| page.to_le_bytes()).collect();
+            self.stream.upload(slice, &bytes)?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The units of a cluster. Each owns its state and the rules by which that state changes. A unit knows
-//! neither warps nor [`Env`](super::Env) nor the other units: the files of [`exec`](super) execute instructions with them. A new
-//! kind of hardware, such as tensor memory, is one file here and one file of instructions.
+//! neither warps nor [`Env`](super::Env) nor the other units: the files of [`exec`](super) execute
+//! instructions with them. A new kind of hardware, such as tensor memory, is one file here and one file of
+//! instructions.
 
 mod barriers;
 mod bulk;

@@ -620,7 +620,7 @@ fn row_block(k: &mut Builder, plan: &MmaPlan, &Params { grid, ref band, .. }: &P
 }
 
 /// The CTA's query head and batch entry.
-pub(super) fn head_and_batch(k: &mut Builder, order: CtaOrder, grid: Grid) -> [R32; 2] {
+pub(crate) fn head_and_batch(k: &mut Builder, order: CtaOrder, grid: Grid) -> [R32; 2] {
     match order {
         CtaOrder::RowsFirst => [Axis::Y, Axis::Z],
         CtaOrder::HeadsFirst => [Axis::X, Axis::Y],
@@ -629,7 +629,7 @@ pub(super) fn head_and_batch(k: &mut Builder, order: CtaOrder, grid: Grid) -> [R
 }
 
 /// The grid dimension of row blocks.
-pub(super) const fn axis_of_rows(order: CtaOrder) -> Axis {
+pub(crate) const fn axis_of_rows(order: CtaOrder) -> Axis {
     match order {
         CtaOrder::RowsFirst => Axis::X,
         CtaOrder::HeadsFirst => Axis::Z,

@@ -21,6 +21,8 @@ mod fp8;
 mod plan;
 mod split;
 
+pub(crate) use emit::{axis_of_rows, head_and_batch};
 /// The former name of [`CtaOrder`], which the tests of `flashcore-check` still use.
 pub use plan::CtaOrder as Grid;
 pub use plan::{CtaOrder, MmaPlan, QueryHome};
+pub(crate) use plan::{check_alignment, widest_copy};

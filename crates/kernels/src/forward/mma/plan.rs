@@ -447,7 +447,7 @@ impl MmaPlan {
 }
 
 /// Checks that every row is aligned for copies of this width.
-fn check_alignment(problem: &Problem, copy: CopyMode) -> Result<(), PlanError> {
+pub(crate) fn check_alignment(problem: &Problem, copy: CopyMode) -> Result<(), PlanError> {
     let found = Tensor::FORWARD.into_iter().find_map(|tensor| {
         let elements = (copy.bytes() / problem.dtypes.of(tensor).bytes() as u32).max(1);
         let (what, value) = misaligned(problem, tensor, elements)?;
@@ -457,7 +457,7 @@ fn check_alignment(problem: &Problem, copy: CopyMode) -> Result<(), PlanError> {
 }
 
 /// The widest copies that the strides allow.
-pub(super) fn widest_copy(problem: &Problem) -> CopyMode {
+pub(crate) fn widest_copy(problem: &Problem) -> CopyMode {
     let fits = |&copy: &CopyMode| check_alignment(problem, copy).is_ok();
     CopyMode::ALL.into_iter().find(fits).unwrap_or(CopyMode::Elements)
 }

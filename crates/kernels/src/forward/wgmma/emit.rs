@@ -10,8 +10,9 @@ use problem::{Operand, Problem, Tensor};
 use ptx::{Access, Builder, Dim3, F32, Global, Launch, Pointer, R32, R64, Shared, TensorMapPtr};
 use tile::{
     AccTile, BulkStore, COUNTER_BYTES, Cluster, Consumer, Handout, Locate, Ones, OperandTile, OperandType,
-    PairSum, PingPong, Pipeline, Products, Roles, RowStore, SharedMatrix, Sign, StreamK, SwizzledTile, Tail,
-    TileBroadcast, TileGrid, TileRing, TileScheduler, TileStream, Turns, WarpRows, WarpgroupVote, WorkTile,
+    PairSum, Pieces, PingPong, Pipeline, Products, Roles, RowStore, SharedMatrix, Sign, StreamK,
+    SwizzledTile, Tail, TileBroadcast, TileGrid, TileRing, TileScheduler, TileStream, Turns, WarpRows,
+    WarpgroupVote, WorkTile,
 };
 
 use super::fp8::transposes_values;
@@ -303,8 +304,10 @@ impl Params {
         let stream_k = plan.last_wave(problem, arch).map(|wave| StreamK {
             blocks: c.u32(k, "blocks", wave.blocks as u32),
             whole: c.u32(k, "whole_tiles", wave.whole() as u32),
-            piece: c.u32(k, "piece", wave.piece() as u32),
-            longer: c.u32(k, "longer", wave.longer() as u32),
+            pieces: Pieces {
+                piece: c.u32(k, "piece", wave.piece() as u32),
+                longer: c.u32(k, "longer", wave.longer() as u32),
+            },
         });
         let factor = c.f32(k, "scale_log2e", factor_or_least(problem));
         Params {

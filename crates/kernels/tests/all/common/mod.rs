@@ -30,7 +30,7 @@ pub struct Run {
 const POISON: u16 = 0x7FFF;
 
 /// An element whose bytes are all poison.
-const fn poison(dtype: DType) -> u32 {
+pub const fn poison(dtype: DType) -> u32 {
     match dtype {
         DType::F32 => (POISON as u32) << 16 | POISON as u32,
         DType::E4m3 | DType::E5m2 => POISON as u32 >> 8,
@@ -38,7 +38,7 @@ const fn poison(dtype: DType) -> u32 {
     }
 }
 
-fn decode(dtype: DType, bits: u32) -> f64 {
+pub fn decode(dtype: DType, bits: u32) -> f64 {
     match dtype {
         DType::Bf16 => bf16::from_bits(bits as u16).to_f64(),
         DType::F32 => f32::from_bits(bits).into(),
@@ -48,7 +48,7 @@ fn decode(dtype: DType, bits: u32) -> f64 {
     }
 }
 
-fn encode(dtype: DType, value: f64) -> u32 {
+pub fn encode(dtype: DType, value: f64) -> u32 {
     match dtype {
         DType::Bf16 => bf16::from_f64(value).to_bits().into(),
         DType::F32 => (value as f32).to_bits(),
@@ -59,12 +59,12 @@ fn encode(dtype: DType, value: f64) -> u32 {
 }
 
 /// The elements as they are stored in memory.
-fn stored(dtype: DType, elements: &[u32]) -> Vec<u8> {
+pub fn stored(dtype: DType, elements: &[u32]) -> Vec<u8> {
     let bytes = elements.iter().flat_map(|bits| bits.to_le_bytes().into_iter().take(dtype.bytes()));
     bytes.collect()
 }
 
-fn loaded(dtype: DType, bytes: &[u8]) -> Vec<u32> {
+pub fn loaded(dtype: DType, bytes: &[u8]) -> Vec<u32> {
     let element = |bytes: &[u8]| bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u32::from(byte));
     bytes.chunks_exact(dtype.bytes()).map(element).collect()
 }
@@ -82,7 +82,7 @@ fn draw_normal(state: &mut u64) -> f64 {
 }
 
 /// Every row of a tensor: its index and its position in the buffer.
-fn rows(problem: &Problem, tensor: Tensor) -> impl Iterator<Item = ([usize; 3], usize)> {
+pub fn rows(problem: &Problem, tensor: Tensor) -> impl Iterator<Item = ([usize; 3], usize)> {
     let [batch, heads, seq, _] = problem.extents(tensor);
     let (_, origin) = problem.span(tensor).expect("the problem was checked");
     let strides: Strides = problem.strides(tensor);
@@ -94,7 +94,7 @@ fn rows(problem: &Problem, tensor: Tensor) -> impl Iterator<Item = ([usize; 3], 
 }
 
 /// Draws of this size, times 1 for V.
-fn input(problem: &Problem, tensor: Tensor, seed: u64, size: f64) -> Vec<u32> {
+pub fn input(problem: &Problem, tensor: Tensor, seed: u64, size: f64) -> Vec<u32> {
     let size = if tensor == Tensor::V { 1.0 } else { size };
     let (elements, _) = problem.span(tensor).expect("the problem was checked");
     let mut data = vec![poison(problem.dtypes.of(tensor)); elements];

@@ -1,10 +1,12 @@
 //! Tests that every gene has an effect, and that every value computes the right result. Each family has a
 //! table of single changes to a plan. A gene or variant that is missing from its table fails here.
 
+mod backward;
 mod mma;
 mod small;
 mod wgmma;
 
+use crate::backward::reference::{Inputs, even};
 use crate::common;
 use crate::common::small_plan;
 use crate::tools::{self, Facts};
@@ -15,7 +17,7 @@ use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Rescaling, WgmmaPlan};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::program::library;
-use problem::{Band, DType, ElementType, Layout, Problem, Program, Table};
+use problem::{Band, DType, ElementType, Layout, PassKind, Problem, Program, Table};
 use ptx::Kernel;
 use serde_json::Value;
 
@@ -57,7 +59,10 @@ const GRIDS: [&str; 1] = ["handout"];
 fn changes(family: Family) -> Vec<Change> {
     match family {
         Family::Mma => of_table(mma::TABLE, mma::plain, Plan::Mma, Arch::SM_89),
+        // The tests of `decode` are those of keys in pages, in `flashcore-check`.
+        Family::Decode => Vec::new(),
         Family::Wgmma => of_table(wgmma::TABLE, || WgmmaPlan::PLAIN, Plan::Wgmma, Arch::SM_90),
+        Family::BackwardSplit => of_table(backward::TABLE, backward::plain, Plan::BackwardSplit, Arch::SM_89),
         Family::SmallAtOnce => of_table(small::AT_ONCE, small_plan::at_once, Plan::SmallAtOnce, Arch::SM_90),
         Family::SmallStreamed => {
             of_table(small::STREAMED, small_plan::streamed, Plan::SmallStreamed, Arch::SM_90)
@@ -315,6 +320,17 @@ fn every_gene_changes_what_runs() {
     }
 }
 
+/// Runs a plan of either pass and checks the results.
+fn check(problem: &Problem, plan: &Plan, arch: &Arch, options: Options) {
+    let (seed, mut machine) = (options.seed, Emulator::new(options));
+    if plan.pass() == PassKind::Forward {
+        return common::run(&mut machine, problem, plan, arch, seed).check();
+    }
+    let inputs = Inputs::draw(problem, even(), seed);
+    let gradients = inputs.run(&mut machine, plan, arch);
+    assert_eq!(inputs.fault(&gradients), None, "{problem:?}\n{plan:?}");
+}
+
 /// A top-left diagonal that ends within the rows: later rows see all keys, earlier rows do not.
 #[test]
 fn rows_beyond_a_top_left_diagonal_see_all_keys() {
@@ -324,7 +340,7 @@ fn rows_beyond_a_top_left_diagonal_see_all_keys() {
         let keys = 2 * problem.seq_q / 3;
         let problem = problem.clone().with_band(Band::CAUSAL_TOP_LEFT).with_seq_kv(keys, Layout::Bshd);
         let options = Options { seed: *i as u64, ..Options::default() };
-        common::run(&mut Emulator::new(options), &problem, plan, arch, *i as u64).check();
+        check(&problem, plan, arch, options);
     });
 }
 
@@ -334,6 +350,6 @@ fn every_value_is_right_without_hazards() {
     let changes: Vec<_> = Family::ALL.into_iter().flat_map(changes).enumerate().collect();
     each(&changes, |(i, Change { problem, arch, plan, .. })| {
         let options = Options { seed: *i as u64, schedule: schedules[i % 3], ..Options::default() };
-        common::run(&mut Emulator::new(options), problem, plan, arch, *i as u64).check();
+        check(problem, plan, arch, options);
     });
 }

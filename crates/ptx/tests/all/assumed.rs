@@ -17,7 +17,7 @@ const USERS: [&str; 13] = [
     "crates/kernels/tests/all/wgmma_tail.rs",
     "crates/predict/src/tests/asynchronous.rs",
     "crates/ptx/src/verify/mod.rs",
-    "crates/ptx/tests/assumed.rs",
+    "crates/ptx/tests/all/assumed.rs",
 ];
 
 #[test]

@@ -1,13 +1,11 @@
 //! `parse(print(m)) == m` for generated modules. Damaged text causes no panic.
 
-mod generate;
-
 use std::path::Path;
 
 use flashcore_ptx::parse;
 use proptest::prelude::*;
 
-use generate::{Choices, module};
+use crate::generate::{Choices, module};
 
 /// Texts from the corpus that are short enough to be damaged many times per second.
 fn corpus() -> Vec<String> {

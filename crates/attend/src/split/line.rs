@@ -1,0 +1,101 @@
+//! Tiles whose KV blocks lie on one line that is cut evenly over all CTAs: split-KV through global memory in
+//! one kernel, with the merge of FlashDecoding (Dao et al. 2023).
+//!
+//! A CTA's piece of the line holds the end of one tile, whole tiles, and the beginning of another tile, so
+//! that a CTA leaves at most two partial results, whatever the number of sequences. Warps merge as in
+//! [`StreamKMerge`](super::StreamKMerge): the warp that completes a tile's count reads all parts in the order
+//! of the keys, so the result does not depend on which warp is last, and no warp waits.
+
+use ptx::{Builder, CmpOp, Global, Pred, R32};
+use tile::{AccTile, Pieces, Threads};
+
+use super::stream_k::{count_in, warp_bytes};
+use crate::OnlineSoftmax;
+
+/// Number of parts that a warp loads at once: up to four, in at most 96 registers.
+fn parts_at_once(o: &AccTile) -> u32 {
+    (96 / (4 * (1 + o.n_tiles()))).clamp(1, 4)
+}
+
+/// Buffers and counters for the merge of tiles that a line divides. A warp holds 16 rows and its part of the
+/// columns of O.
+#[derive(Clone, Copy, Debug)]
+pub struct LineMerge {
+    /// [`LineMerge::bytes`] bytes of global memory.
+    pub parts: Global,
+    /// [`LineMerge::counter_bytes`] bytes of global memory, all zero before and after a launch.
+    pub counters: Global,
+    /// The pieces of the line.
+    pub pieces: Pieces,
+    /// The CTA, counted along the line.
+    pub cta: R32,
+}
+
+impl LineMerge {
+    /// Bytes of the parts for `ctas` CTAs of `warps` warps, which hold `columns` columns of O together.
+    pub const fn bytes(ctas: u64, warps: u32, columns: u32) -> u64 {
+        2 * ctas * warps as u64 * warp_bytes(columns / 8 / warps) as u64
+    }
+
+    /// Bytes of the counters: one for each warp of the tile that begins in a CTA's piece and ends beyond it.
+    pub const fn counter_bytes(ctas: u64, warps: u32) -> u64 {
+        4 * ctas * warps as u64
+    }
+
+    /// Stores a warp's part of the tile whose blocks are `first` to `last` on the line. In the warp that
+    /// finishes last, replaces `o` and the softmax by those of the whole tile. Returns whether `o` is
+    /// complete; if not, another warp completes it.
+    pub fn join(
+        &self,
+        k: &mut Builder,
+        threads: &Threads,
+        [first, last]: [R32; 2],
+        softmax: &OnlineSoftmax,
+        o: &AccTile,
+    ) -> Pred {
+        let [first, last] = [first, last].map(|block| self.pieces.owner(k, block));
+        let own = self.place(k, threads, [first, self.cta], o);
+        softmax.write(k, o, own);
+        let index = k.mad(first, threads.warps(), threads.warp);
+        let counter = k.index(self.counters, index, 4);
+        let elected = k.setp_u(CmpOp::Eq, threads.lane, 0);
+        let before = count_in(k, elected, counter);
+        let others = k.sub(last, first);
+        let complete = k.setp_u(CmpOp::Eq, before, others);
+        k.if_(complete, |k| {
+            let zero: R32 = k.mov(0);
+            k.guarded(elected, |k| k.st(counter, zero));
+            softmax.reset(k, o);
+            let cta = k.mov(first);
+            k.do_while(|k| {
+                // The loads of several parts are in flight together.
+                let ctas: Vec<R32> = (0..parts_at_once(o)).map(|number| k.add(cta, number)).collect();
+                let load = |&part: &R32| {
+                    let part = k.min_u(part, last);
+                    let from = self.place(k, threads, [first, part], o);
+                    OnlineSoftmax::load_part(k, o, from)
+                };
+                let parts: Vec<_> = ctas.iter().map(load).collect();
+                for (&part, loaded) in ctas.iter().zip(&parts) {
+                    let exists = k.setp_u(CmpOp::Le, part, last);
+                    k.if_(exists, |k| softmax.add_loaded(k, o, loaded));
+                }
+                k.add_to(cta, cta, parts_at_once(o));
+                k.setp_u(CmpOp::Le, cta, last)
+            });
+        });
+        complete
+    }
+
+    /// Address of the lane's first vector in the part that `cta` computes of the tile that begins in the
+    /// piece of `first`. A CTA has the part of a tile that began before its piece, and that of the tile that
+    /// begins in its piece and ends beyond it.
+    fn place(&self, k: &mut Builder, threads: &Threads, [first, cta]: [R32; 2], o: &AccTile) -> Global {
+        let begins = k.setp_u(CmpOp::Eq, first, cta);
+        let second: R32 = k.selp(1, 0, begins);
+        let part = k.mad(cta, 2, second);
+        let warp = k.mad(part, threads.warps(), threads.warp);
+        let of_warp = k.index(self.parts, warp, warp_bytes(o.n_tiles()));
+        k.index(of_warp, threads.lane, 16)
+    }
+}

@@ -1,0 +1,165 @@
+//! Attention on addresses in host memory.
+
+use std::cell::RefCell;
+use std::ptr::NonNull;
+
+use cpu::{CpuPlan, Element, Executor, Input, attention_with, attention_with_on, kept};
+use half::{bf16, f16};
+use problem::{DType, ElementType, Elements, Operand, OperandMap, OperandSpec, Problem, Tensor};
+
+use crate::AttentionError;
+use crate::known::{Key, Known, Wish};
+
+/// The plan for a problem on at most `threads` threads, chosen once for each thread that calls.
+///
+/// # Errors
+/// When the problem is not valid.
+pub(crate) fn plan_for(problem: &Problem, threads: usize) -> Result<CpuPlan, AttentionError> {
+    thread_local! {
+        // A lock could be held by another thread when the process forks.
+        static KNOWN: RefCell<Known<CpuPlan>> = RefCell::default();
+    }
+    let key = Key { problem: problem.clone(), wish: Wish::Threads(threads) };
+    if let Some(plan) = KNOWN.with_borrow(|known| known.get(&key)) {
+        return Ok(plan);
+    }
+    problem.check()?;
+    let plan = kept::chosen(problem, threads).plan;
+    Ok(KNOWN.with_borrow_mut(|known| known.keep(key, plan)))
+}
+
+/// Computes a problem on its operands, each with the address of its lowest element.
+///
+/// # Safety
+/// As [`super::Ready::enqueue`].
+pub(super) unsafe fn compute(
+    executor: Option<&dyn Executor>,
+    problem: &Problem,
+    memory: &[(OperandSpec, u64)],
+    plan: &CpuPlan,
+) -> Result<(), AttentionError> {
+    if problem.pass.is_backward() {
+        return Err(AttentionError::Unsupported {
+            argument: "the pass on the CPU",
+            value: problem.pass.kind().name().to_owned(),
+            accepted: "forward".to_owned(),
+        });
+    }
+    let mut inputs = OperandMap::default();
+    let mut copies = Vec::new();
+    let (mut out, mut lse) = (None, None);
+    for &(spec, address) in memory {
+        let start = start(spec, address)?;
+        match spec.operand {
+            Operand::Tensor(Tensor::Out) => out = Some((start, spec.elements)),
+            Operand::Lse => lse = Some((start.cast::<f32>(), spec.elements)),
+            // SAFETY: the elements lie there, by the caller's contract; `start` has checked the alignment.
+            Operand::Tensor(_) | Operand::Table(_) => unsafe {
+                inputs.insert(spec.operand, Input::from_raw_parts(spec.dtype, start, spec.elements));
+            },
+            // SAFETY: as above.
+            operand => copies.push((operand, unsafe { Copied::new(problem, spec, start) })),
+        }
+    }
+    inputs.extend(copies.iter().map(|(operand, copy)| (*operand, copy.input())));
+    // SAFETY: nothing else uses the outputs, by the caller's contract.
+    let lse = lse.map(|(start, len)| unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) });
+    let Some(out) = out else {
+        return Err(AttentionError::OperandWanted { operand: Operand::OUT.name(), wanted: true });
+    };
+    macro_rules! run {
+        ($($dtype:pat => $element:ty),*) => {
+            match problem.dtypes.out {
+                $($dtype => {
+                    let (start, len) = out;
+                    // SAFETY: as of the LSE; the type is that of the output.
+                    let out = unsafe { std::slice::from_raw_parts_mut(start.cast::<$element>().as_ptr(), len) };
+                    Ok(on(executor, problem, &inputs, out, lse, plan)?)
+                })*
+                dtype @ (DType::E4m3 | DType::E5m2) => Err(AttentionError::Unsupported {
+                    argument: "the element type of out",
+                    value: dtype.to_string(),
+                    accepted: "f16, bf16 or f32".to_owned(),
+                }),
+            }
+        };
+    }
+    run!(DType::F16 => f16, DType::Bf16 => bf16, DType::F32 => f32)
+}
+
+fn on<T: Element>(
+    executor: Option<&dyn Executor>,
+    problem: &Problem,
+    inputs: &OperandMap<Input<'_>>,
+    out: &mut [T],
+    lse: Option<&mut [f32]>,
+    plan: &CpuPlan,
+) -> Result<(), cpu::CpuError> {
+    match executor {
+        Some(executor) => attention_with_on(executor, problem, inputs, out, lse, plan),
+        None => attention_with(problem, inputs, out, lse, plan),
+    }
+}
+
+/// The lowest element of an operand. An operand without elements may have no memory.
+fn start(spec: OperandSpec, address: u64) -> Result<NonNull<u8>, AttentionError> {
+    let accepted = spec.dtype.bytes() as u64;
+    if spec.elements == 0 {
+        return Ok(NonNull::<u64>::dangling().cast());
+    }
+    let start = usize::try_from(address).ok().map(std::ptr::with_exposed_provenance_mut);
+    let start = start.and_then(NonNull::new).filter(|_| address.is_multiple_of(accepted));
+    start.ok_or(AttentionError::HostAddress { tensor: spec.operand.name(), address, accepted })
+}
+
+/// A copy of an array of lengths, sinks or factors. They are short, and what is checked in a copy stays as it
+/// is when another thread writes to the array.
+enum Copied {
+    Ints(Vec<i32>),
+    Floats(Vec<f32>),
+}
+
+impl Copied {
+    /// # Safety
+    /// The operand's elements lie from `start` on, which is aligned.
+    unsafe fn new(problem: &Problem, spec: OperandSpec, start: NonNull<u8>) -> Copied {
+        let all = 0..spec.elements;
+        // SAFETY: the positions are those of the operand's elements, by the caller's contract.
+        unsafe {
+            match (spec.operand, spec.dtype) {
+                (Operand::Descale(tensor), _) => {
+                    Copied::Floats(copied(spec.elements, start, problem.scale_positions(tensor)))
+                }
+                (_, ElementType::I32) => Copied::Ints(copied(spec.elements, start, all)),
+                _ => Copied::Floats(copied(spec.elements, start, all)),
+            }
+        }
+    }
+
+    fn input(&self) -> Input<'_> {
+        match self {
+            Copied::Ints(copy) => Input::from(Elements::from(copy)),
+            Copied::Floats(copy) => Input::from(Elements::from(copy)),
+        }
+    }
+}
+
+/// A copy of the elements at some positions; other elements are not read, and 0 in the copy.
+///
+/// # Safety
+/// The elements at these positions, all below `elements`, lie from `start` on, which is aligned.
+unsafe fn copied<T: Copy + Default>(
+    elements: usize,
+    start: NonNull<u8>,
+    positions: impl IntoIterator<Item = usize>,
+) -> Vec<T> {
+    let mut copy = vec![T::default(); elements];
+    if elements > 0 {
+        for at in positions {
+            // SAFETY: an element of the operand. `T` is a type of numbers, of which every bit pattern is
+            // valid.
+            copy[at] = unsafe { start.cast::<T>().add(at).read() };
+        }
+    }
+    copy
+}

@@ -1,0 +1,385 @@
+//! One call of attention on addresses: for Python, C, and bridges to other frameworks.
+//!
+//! A caller describes each operand of the pass by a [`Tensor`]: an address, a shape and strides. Operands
+//! have the names of [`problem::Operand`], so a new operand needs no new argument here. [`prepare`] checks
+//! the shapes and finds or compiles the kernel for such a problem. [`Ready::enqueue`] launches it on the
+//! caller's stream, or computes in host memory.
+//!
+//! ```
+//! use flashcore::gpu::Operand;
+//! use flashcore::raw::{self, CallOptions, OperandMap, Queue, Tensor, View};
+//! use flashcore::{Band, ElementType};
+//!
+//! let (x, mut out) = ([0.5f32; 2 * 8], [0.0f32; 2 * 8]); // one head, two rows, head dim 8
+//! let view = View::new(ElementType::F32, &[1, 1, 2, 8], &[16, 16, 8, 1])?;
+//! let tensor = |address: *const f32| Tensor { address: address as u64, view };
+//! let mut operands = OperandMap::default();
+//! for input in [Operand::Q, Operand::K, Operand::V] {
+//!     operands.insert(input, tensor(x.as_ptr()));
+//! }
+//! operands.insert(Operand::OUT, tensor(out.as_mut_ptr()));
+//! let options = CallOptions { band: Band::CAUSAL, ..CallOptions::default() };
+//! // SAFETY: the addresses are those of arrays with such shapes, which outlive the call.
+//! unsafe { raw::prepare(Queue::host(), &operands, &options)?.enqueue()? };
+//! assert_eq!(out, x);
+//! # Ok::<(), flashcore::AttentionError>(())
+//! ```
+#![allow(unsafe_code, reason = "addresses that a caller hands over")]
+
+mod host;
+mod shapes;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+
+use cpu::{CpuPlan, Executor};
+use driver::{DeviceSlice, Stream};
+use problem::{Band, ElementType, Operand, OperandSpec, Pass, Problem, ProblemError, Program, Strides};
+use smallvec::SmallVec;
+
+use crate::AttentionError;
+use crate::gpu::{Gpu, Prepared};
+use crate::known::{Key, Wish};
+pub(crate) use host::plan_for;
+pub use problem::OperandMap;
+pub(crate) use shapes::problem_of;
+
+/// Element type, shape and strides of an operand, of at most four dimensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct View {
+    dtype: ElementType,
+    dimensions: usize,
+    shape: [usize; 4],
+    strides: [i64; 4],
+}
+
+impl View {
+    /// A view with strides in elements.
+    ///
+    /// # Errors
+    /// When there are more than four dimensions, or not as many strides as dimensions.
+    pub fn new(dtype: ElementType, shape: &[usize], strides: &[i64]) -> Result<View, AttentionError> {
+        let dimensions = shape.len();
+        if dimensions > 4 || strides.len() != dimensions {
+            return Err(AttentionError::Operand {
+                argument: "a tensor",
+                what: "number of dimensions",
+                value: format!("{dimensions} with {} strides", strides.len()),
+                expected: "at most 4, each with a stride".to_owned(),
+            });
+        }
+        let mut view = View { dtype, dimensions, shape: [1; 4], strides: [0; 4] };
+        view.shape[..dimensions].copy_from_slice(shape);
+        view.strides[..dimensions].copy_from_slice(strides);
+        Ok(view)
+    }
+
+    /// A view of dense elements, the last dimension contiguous.
+    ///
+    /// # Errors
+    /// When there are more than four dimensions.
+    pub fn dense(dtype: ElementType, shape: &[usize]) -> Result<View, AttentionError> {
+        let mut view = View::new(dtype, shape, &vec![0; shape.len()])?;
+        let mut stride = 1i64;
+        for i in (0..view.dimensions).rev() {
+            view.strides[i] = stride;
+            stride = stride.saturating_mul(i64::try_from(shape[i]).unwrap_or(i64::MAX));
+        }
+        Ok(view)
+    }
+
+    /// A tensor `[batch, head, row, dim]` whose last dimension is contiguous.
+    pub fn rows(dtype: impl Into<ElementType>, shape: [usize; 4], strides: Strides) -> View {
+        let Strides { batch, head, row } = strides;
+        View { dtype: dtype.into(), dimensions: 4, shape, strides: [batch, head, row, 1] }
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> ElementType {
+        self.dtype
+    }
+
+    /// Number of elements in each dimension.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape[..self.dimensions]
+    }
+
+    /// Distance in elements between neighbours in each dimension.
+    pub fn strides(&self) -> &[i64] {
+        &self.strides[..self.dimensions]
+    }
+
+    fn elements(&self) -> usize {
+        self.shape().iter().fold(1, |product, &extent| product.saturating_mul(extent))
+    }
+
+    /// Whether the elements follow each other without gaps, the last dimension contiguous.
+    fn is_dense(&self) -> bool {
+        let mut next = 1i128;
+        let mut dims = self.shape().iter().zip(self.strides()).rev();
+        dims.all(|(&extent, &stride)| {
+            let fits = extent <= 1 || i128::from(stride) == next;
+            next = next.saturating_mul(extent as i128);
+            fits
+        })
+    }
+}
+
+/// An operand in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// The address of the element whose indices are all 0. With a negative stride, other elements lie below.
+    pub address: u64,
+    /// Type, shape and strides.
+    pub view: View,
+}
+
+/// What changes the answer besides the operands. The default is the forward pass without a mask.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CallOptions {
+    /// Which outputs are computed. [`Operand::Lse`] is given exactly if the pass returns the LSE.
+    pub pass: Pass,
+    /// Which keys a query sees, by position.
+    pub band: Band,
+    /// Factor on Q Kᵀ. `None` means `1/√head_dim`.
+    pub scale: Option<f32>,
+    /// Upper bound of the logits' magnitude.
+    pub softcap: Option<f32>,
+    /// Whether GPUs may round f32 inputs to tf32 for products.
+    pub tf32: bool,
+    /// The program for the score. Its tables are operands.
+    pub score: Option<Program>,
+    /// The program for the mask.
+    pub mask: Option<Program>,
+    /// The programs' float parameters.
+    pub floats: Vec<f32>,
+    /// The programs' integer parameters.
+    pub ints: Vec<i32>,
+    /// The longest sequences of packed queries and of packed keys, or more. `None` means all rows.
+    pub longest: [Option<usize>; 2],
+    /// Rows that share a descale factor of Q, of K and of V. 0 means one factor per batch entry and KV head.
+    pub scale_rows: [u32; 3],
+}
+
+/// Where a call runs.
+#[derive(Clone, Copy)]
+pub enum Queue<'a> {
+    /// In host memory, now.
+    Host {
+        /// The threads that compute; `None` for those of this library.
+        executor: Option<&'a dyn Executor>,
+        /// Most threads that the plan may use.
+        threads: usize,
+    },
+    /// On a stream of a GPU, in its order.
+    Stream {
+        /// The device.
+        gpu: &'a Gpu,
+        /// The driver's handle of the stream (`CUstream`).
+        handle: u64,
+    },
+}
+
+impl Queue<'_> {
+    /// The threads of this library, in host memory.
+    pub fn host() -> Queue<'static> {
+        Queue::Host { executor: None, threads: cpu::threads() }
+    }
+}
+
+impl fmt::Debug for Queue<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Queue::Host { threads, .. } => write!(f, "Host({threads} threads)"),
+            Queue::Stream { gpu, handle } => write!(f, "Stream({gpu:?}, {handle:#x})"),
+        }
+    }
+}
+
+/// A call that is checked, and whose plan is chosen, with its kernel compiled and loaded: [`Ready::enqueue`]
+/// only computes or launches.
+#[derive(Debug)]
+pub struct Ready<'a> {
+    /// The operands in their order, each with the address of its lowest element.
+    memory: Vec<(OperandSpec, u64)>,
+    on: On<'a>,
+}
+
+#[expect(clippy::large_enum_variant, reason = "the value lives for one call, which need not allocate")]
+enum On<'a> {
+    /// Without rows, there is nothing to do.
+    Nothing,
+    Host {
+        executor: Option<&'a dyn Executor>,
+        problem: Problem,
+        plan: CpuPlan,
+    },
+    Stream {
+        gpu: &'a Gpu,
+        handle: u64,
+        prepared: Arc<Prepared>,
+    },
+}
+
+impl fmt::Debug for On<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            On::Nothing => write!(f, "Nothing"),
+            On::Host { plan, .. } => write!(f, "Host({plan:?})"),
+            On::Stream { prepared, handle, .. } => write!(f, "Stream({handle:#x}, {:?})", prepared.plan()),
+        }
+    }
+}
+
+/// Checks a call, and finds or makes what was prepared for its problem. The contents of the operands are not
+/// read. On a GPU, the first call for a problem compiles a kernel and allocates its memory; a later call
+/// neither compiles nor allocates and is allowed while a stream is captured.
+///
+/// Q, K, V and O have the dimensions batch, head, row and dim in this order, whatever their strides; the last
+/// is contiguous. Packed tensors have a batch extent of 1. With a page table `[batch, page]`, K and V are
+/// pools of pages in place of batch entries. Arrays of lengths, sinks and the LSE are dense:
+/// `[batch + 1]` or `[batch]`, `[head]`, and `[batch, head, row]` or `[head, row]`. Descale factors are
+/// `[batch, kv_head]` or `[batch, kv_head, block]`. Gradients have the shapes of their tensors.
+///
+/// # Errors
+/// When operands are missing or do not fit each other, when no kernel supports the problem, or when the
+/// device fails. Each message names the argument.
+pub fn prepare<'a>(
+    queue: Queue<'a>,
+    operands: &OperandMap<Tensor>,
+    options: &CallOptions,
+) -> Result<Ready<'a>, AttentionError> {
+    let problem = problem_of(operands, |tensor| tensor.view, options)?;
+    if problem.is_empty() {
+        problem.with_a_row().check()?;
+        return Ok(Ready { memory: Vec::new(), on: On::Nothing });
+    }
+    Ok(match queue {
+        Queue::Host { executor, threads } => {
+            let plan = plan_for(&problem, threads)?;
+            let memory = memory(&problem, operands)?;
+            Ready { memory, on: On::Host { executor, problem, plan } }
+        }
+        Queue::Stream { gpu, handle } => {
+            let prepared = gpu.prepared(Key { problem, wish: Wish::Best })?;
+            let memory = memory(prepared.problem(), operands)?;
+            // The addresses decide between variants of the kernel by their alignment.
+            prepared.prepare_variant(|index| memory[index].1)?;
+            Ready { memory, on: On::Stream { gpu, handle, prepared } }
+        }
+    })
+}
+
+impl Ready<'_> {
+    /// Bytes of device memory that a launch uses besides its operands. The library allocates and keeps that
+    /// memory: once per stream and graph that launches.
+    pub fn workspace_size(&self) -> usize {
+        self.prepared().map_or(0, |prepared| prepared.workspace_bytes())
+    }
+
+    /// The kernels that are launched; `None` in host memory, and for a call without rows.
+    pub fn prepared(&self) -> Option<&Arc<Prepared>> {
+        match &self.on {
+            On::Nothing | On::Host { .. } => None,
+            On::Stream { prepared, .. } => Some(prepared),
+        }
+    }
+
+    /// Computes attention: in host memory before it returns, or enqueued on the stream. It never waits for a
+    /// device, and may be captured in a graph, under the conditions of [`Prepared::enqueue`].
+    ///
+    /// # Errors
+    /// When the lengths in host memory do not fit, when an address is null or not aligned, or when the device
+    /// fails. Nothing has been written then, unless a device failed.
+    ///
+    /// # Safety
+    /// - Each operand's address, shape, strides and type describe memory of the host, or of the GPU, which
+    ///   holds all its elements. Inputs are initialised. In host memory, no other thread writes inputs or
+    ///   uses outputs during the call, and outputs overlap no other operand.
+    /// - In device memory, the operands stay allocated until the work that is enqueued has run, and other work
+    ///   that writes them is ordered with the stream, as for any kernel.
+    /// - The handle is a stream of the GPU's primary context, or 0 for the default stream, and lives until
+    ///   this returns.
+    pub unsafe fn enqueue(&self) -> Result<(), AttentionError> {
+        match &self.on {
+            On::Nothing => Ok(()),
+            On::Host { executor, problem, plan } => {
+                // SAFETY: the memory is that of the operands, by their shapes, and the rest is this
+                // function's own contract.
+                unsafe { host::compute(*executor, problem, &self.memory, plan) }
+            }
+            On::Stream { gpu, handle, prepared } => {
+                let slice = |&(spec, start): &(OperandSpec, u64)| {
+                    // SAFETY: as above.
+                    unsafe { DeviceSlice::from_raw(start, spec.bytes()) }
+                };
+                let slices: SmallVec<[DeviceSlice<'_>; 8]> = self.memory.iter().map(slice).collect();
+                // SAFETY: the caller vouches for the handle.
+                let stream = unsafe { Stream::from_raw(gpu.context(), *handle) };
+                prepared.launch(&stream, &slices)
+            }
+        }
+    }
+}
+
+/// The operands of a problem in their order, each with the address of its lowest element in memory.
+fn memory(
+    problem: &Problem,
+    operands: &OperandMap<Tensor>,
+) -> Result<Vec<(OperandSpec, u64)>, AttentionError> {
+    let mut given = operands.iter().peekable();
+    let mut all = Vec::with_capacity(8);
+    for spec in problem.operands() {
+        let wanted =
+            |operand: Operand, wanted| AttentionError::OperandWanted { operand: operand.name(), wanted };
+        let Some((operand, tensor)) = given.next_if(|(operand, _)| *operand <= spec.operand) else {
+            return Err(wanted(spec.operand, true));
+        };
+        if operand != spec.operand {
+            return Err(wanted(operand, false));
+        }
+        all.push((spec, start(problem, spec, tensor)?));
+    }
+    match given.next() {
+        Some((operand, _)) => Err(AttentionError::OperandWanted { operand: operand.name(), wanted: false }),
+        None => Ok(all),
+    }
+}
+
+/// The address of an operand's lowest element. The problem was made from the views, so tensors, tables and
+/// factors have the elements of the problem; the numbers of the other arrays are compared here.
+fn start(problem: &Problem, spec: OperandSpec, tensor: &Tensor) -> Result<u64, AttentionError> {
+    let Tensor { address, view } = tensor;
+    let argument = spec.operand.name();
+    if view.dtype != spec.dtype {
+        let (dtype, expected) = (view.dtype.name(), spec.dtype.name());
+        return Err(ProblemError::OperandType { argument, dtype, expected }.into());
+    }
+    match spec.operand {
+        Operand::Tensor(tensor) => {
+            let (_, origin) = problem.span(tensor).ok_or(ProblemError::TooLarge { tensor: argument })?;
+            Ok(address.wrapping_sub((origin * spec.dtype.bytes()) as u64))
+        }
+        Operand::Table(_) | Operand::Descale(_) => Ok(*address),
+        Operand::Lse
+        | Operand::Lengths(_)
+        | Operand::PageTable
+        | Operand::Sinks
+        | Operand::DLse
+        | Operand::DSinks
+        | Operand::DTable(_) => {
+            let (len, expected) = (view.elements(), spec.elements);
+            if len != expected {
+                return Err(ProblemError::Lengths { argument, len, expected }.into());
+            }
+            if !view.is_dense() {
+                let value = format!("{:?} for shape {:?}", view.strides(), view.shape());
+                let expected = "dense elements".to_owned();
+                return Err(AttentionError::Operand { argument, what: "strides", value, expected });
+            }
+            Ok(*address)
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Backward attention: the kernel families.
+
+pub mod split;

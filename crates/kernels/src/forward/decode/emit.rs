@@ -1,0 +1,522 @@
+//! The generator of the `decode` family.
+
+use std::cell::RefCell;
+
+use attend::{
+    BlockScores, Bound, Coverage, KeyBand, Lengths, LineMerge, Masker, OnlineSoftmax, RowRange, ScoreChain,
+    Sinks, Softcap, store_lse_at,
+};
+use problem::{Operand, OperandMap, Problem, Tensor};
+use ptx::{Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, Pred, R32, R64, Shared, SpecialReg};
+use tile::{
+    AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, PagedRows, Pieces, Sign, Threads, TileCopy,
+    mma_ab, mma_abt,
+};
+
+use super::DecodePlan;
+use super::line::{KeyLine, LineCursor};
+use super::plan::ROWS;
+use crate::contract::Contract;
+use crate::draft::Draft;
+use crate::forward::contract::{
+    declare_band, declare_head_strides, declare_softcap, factor_or_one, half, lse_of_row, row_of_output,
+};
+use crate::forward::lengths::{PageTable, declare_lengths};
+use crate::{Arch, Baked};
+
+const ENTRY: &str = "flash_decode";
+
+impl DecodePlan {
+    /// What the code depends on.
+    pub(super) fn baked(&self, problem: &Problem) -> Baked {
+        let baked = Baked::of(problem, true);
+        let sign = if problem.softmax_scale() == 0.0 { Sign::Clear } else { baked.sign };
+        Baked { sign, ..baked }.with_row_bytes(problem, &Tensor::FORWARD)
+    }
+
+    /// Emits the kernel. The plan has been checked.
+    pub(super) fn drafts<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
+        let mut k = Builder::kernel(ENTRY);
+        k.max_threads(self.threads());
+        k.min_ctas_per_sm(self.resident_ctas);
+        let mut contract = Contract::new(problem);
+        let ctas = self.ctas(problem, arch);
+        let params = Params::declare(&mut k, &mut contract, problem, (self, ctas));
+        let launch = Launch {
+            grid: Dim3(ctas, 1, 1),
+            cluster: Dim3(1, 1, 1),
+            block: Dim3(self.threads(), 1, 1),
+            dynamic_shared: self.shared_bytes(problem) as u32,
+            overlapping: false,
+        };
+        let body = move |k: &mut Builder| {
+            let decode = Decode::new(k, self, baked, params);
+            decode.body(k);
+        };
+        vec![Draft::new(k, contract, (ENTRY, launch), arch.target(), body)]
+    }
+}
+
+/// A tensor's start, and its strides in bytes. K and V in pages have pages for batch entries.
+#[derive(Clone, Copy)]
+struct TensorStart {
+    start: Global,
+    batch_bytes: R64,
+    head_bytes: R64,
+}
+
+/// The kernel's parameters.
+struct Params {
+    tensors: OperandMap<TensorStart>,
+    lse: Option<Global>,
+    sinks: Option<Global>,
+    batch: R32,
+    heads_kv: R32,
+    seq_q: R32,
+    seq_kv: R32,
+    lengths: Option<Lengths>,
+    pages: Option<PageTable>,
+    factor: F32,
+    band: KeyBand,
+    softcap: Option<Softcap>,
+    parts: Global,
+    counters: Global,
+}
+
+impl Params {
+    fn declare(
+        k: &mut Builder,
+        c: &mut Contract<'_>,
+        problem: &Problem,
+        (plan, ctas): (&DecodePlan, u32),
+    ) -> Params {
+        let starts = Tensor::FORWARD.map(|tensor| (tensor, c.tensor(k, tensor)));
+        let tensors = starts.map(|(tensor, start)| {
+            let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
+            (tensor.into(), TensorStart { start, batch_bytes, head_bytes })
+        });
+        let [heads_kv, seq_q, seq_kv] =
+            [("heads_kv", problem.heads_kv), ("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
+                .map(|(name, value)| c.u32(k, name, value as u32));
+        let lengths = declare_lengths(k, c, problem, [seq_q, seq_kv]);
+        let [parts, counters] = plan.merge_bytes(problem, ctas);
+        Params {
+            tensors: tensors.into_iter().collect(),
+            lse: c.operand(k, Operand::Lse),
+            sinks: c.operand(k, Operand::Sinks),
+            batch: match &lengths {
+                Some(lengths) => lengths.batch,
+                None => c.u32(k, "batch", problem.batch as u32),
+            },
+            heads_kv,
+            seq_q,
+            seq_kv,
+            lengths,
+            pages: PageTable::declare(k, c, problem),
+            factor: c.f32(k, "scale_log2e", factor_or_one(problem)),
+            band: declare_band(k, c, problem),
+            softcap: declare_softcap(k, c, problem, plan.tanh),
+            parts: c.scratch(k, parts),
+            counters: c.counter(k, counters),
+        }
+    }
+}
+
+/// State of the CTA in registers, with the values known at emission.
+struct Decode<'a> {
+    plan: &'a DecodePlan,
+    baked: &'a Baked,
+    params: Params,
+    half: Half,
+    threads: Threads,
+    line: KeyLine,
+    pieces: Pieces,
+    cta: R32,
+    /// The warp's stage 0.
+    ring: Shared,
+    /// Memory through which warps merge.
+    room: Shared,
+    /// The index of the warp among those that divide the keys of a block.
+    part: R32,
+    copy: TileCopy,
+    key: MatrixReader,
+    value: MatrixReader,
+}
+
+/// The state of the tile that the CTA computes.
+struct Tile {
+    q: Vec<[R32; 4]>,
+    o: AccTile,
+    softmax: OnlineSoftmax,
+    /// 1 before the first block of a tile.
+    is_new: R32,
+    /// The first block that the CTA computes.
+    from: R32,
+}
+
+impl<'a> Decode<'a> {
+    fn new(k: &mut Builder, plan: &'a DecodePlan, baked: &'a Baked, params: Params) -> Decode<'a> {
+        let threads = Threads::new(k, plan.threads(), plan.warps);
+        let line = KeyLine {
+            lengths: params.lengths,
+            batch: params.batch,
+            heads_kv: params.heads_kv,
+            seq_q: params.seq_q,
+            seq_kv: params.seq_kv,
+            band: params.band,
+            group: baked.group_size(),
+            block_n: plan.block_n(),
+            lane: threads.lane,
+        };
+        let (pieces, takers) = line.cut(k, plan.least_blocks);
+        let cta = k.special(SpecialReg::CtaidX);
+        let beyond = k.setp_u(CmpOp::Ge, cta, takers);
+        k.exit_if(beyond);
+        let shared = k.dynamic_shared(128);
+        let layout = plan.layout(baked);
+        Decode {
+            plan,
+            baked,
+            half: half(baked),
+            line,
+            pieces,
+            cta,
+            ring: k.shared_index(shared, threads.warp, plan.stages * plan.stage_bytes(baked)),
+            room: shared.at(plan.ring_bytes(baked).into()),
+            part: threads.part.unwrap_or_else(|| k.mov(0)),
+            copy: TileCopy::by_warp(k, &threads, layout, baked.row_bytes(Tensor::K), plan.copy),
+            key: MatrixReader::chunks_first(k, &threads, layout),
+            value: MatrixReader::rows_first(k, &threads, layout),
+            threads,
+            params,
+        }
+    }
+
+    /// The kernel: the blocks of the CTA's piece, one after the other. Loads are `stages − 1` blocks ahead.
+    fn body(&self, k: &mut Builder) {
+        let start = self.pieces.start(k, self.cta);
+        let next = k.add(self.cta, 1);
+        let end = self.pieces.start(k, next);
+        let left = k.sub(end, start);
+        let none = k.setp_u(CmpOp::Eq, left, 0);
+        k.exit_if(none);
+        let at = self.line.find(k, start);
+        let (ahead, to_load) = (at.owned(k), k.mov(left));
+        for stage in 0..self.plan.stages - 1 {
+            let stage = k.mov(stage * self.plan.stage_bytes(self.baked));
+            self.request(k, &ahead, to_load, stage);
+        }
+        let stage = k.mov(0);
+        let block = k.mov(start);
+        let tile = self.tile(k);
+        k.do_while(|k| {
+            k.cp_async_wait(self.plan.stages - 2);
+            // Completes the copies of all lanes, and the reads of the stage that is filled next.
+            k.warp_sync();
+            let free = self.stage_before(k, stage);
+            self.request(k, &ahead, to_load, free);
+            self.visit(k, &at, &tile, stage);
+            self.end_of_tile(k, &at, &tile, (block, left));
+            self.line.advance(k, &at);
+            k.add_to(block, block, 1);
+            let next = self.stage_after(k, stage);
+            k.mov_to(stage, next);
+            k.sub_to(left, left, 1);
+            k.setp_u(CmpOp::Ne, left, 0)
+        });
+    }
+
+    /// Registers of a tile, before its first block.
+    fn tile(&self, k: &mut Builder) -> Tile {
+        let dim = self.baked.head_dim_v();
+        let softmax = OnlineSoftmax::new(k, self.half, self.plan.rescale, self.params.factor, ROWS, None)
+            .of_wide(self.baked.wide);
+        Tile {
+            q: (0..dim / 16).map(|_| std::array::from_fn(|_| k.mov(0))).collect(),
+            o: AccTile::zero(k, ROWS, dim),
+            softmax,
+            is_new: k.mov(1),
+            from: k.mov(0),
+        }
+    }
+
+    /// Requests the warp's keys and values of a block into a stage, if blocks are left to load, as one group
+    /// of copies, and advances to the next block.
+    fn request(&self, k: &mut Builder, at: &LineCursor, to_load: R32, stage: R32) {
+        let some = k.setp_u(CmpOp::Ne, to_load, 0);
+        k.if_(some, |k| {
+            self.load(k, at, stage);
+            self.line.advance(k, at);
+            k.sub_to(to_load, to_load, 1);
+        });
+        k.cp_async_commit();
+    }
+
+    /// Copies the warp's keys and values of a block. Rows beyond the keys are filled with zeros.
+    fn load(&self, k: &mut Builder, at: &LineCursor, stage: R32) {
+        let origin = k.mul(at.block, self.plan.block_n());
+        let first = k.mad(self.part, self.plan.warp_keys, origin);
+        let limit = k.sub(at.entry.kv.len, first);
+        let keys = k.shared_advance(self.ring, stage);
+        let values = keys.at(self.plan.layout(self.baked).bytes().into());
+        let Some(table) = self.params.pages else {
+            let row = at.entry.kv.row(k, first);
+            for (tensor, to) in [(Tensor::K, keys), (Tensor::V, values)] {
+                let head = self.head(k, tensor, [at.batch, at.head]);
+                let from = self.copy_of(tensor).start(k, head, row);
+                self.copy_of(tensor).load(k, to, from, Some(limit));
+            }
+            return;
+        };
+        // Keys and values of a row lie at the same place of their pools. Rows beyond the keys take the entry
+        // of the last row, which is in the page table; they are not read.
+        let pages = table.of_sequence(k, at.batch, None);
+        let [row, past] = [first, at.entry.kv.len].map(|row| at.entry.kv.row(k, row));
+        let past = k.max_s(past, 1);
+        let last = k.sub(past, 1);
+        let places = RefCell::new(Vec::new());
+        for (tensor, to) in [(Tensor::K, keys), (Tensor::V, values)] {
+            let head = self.head(k, tensor, [at.batch, at.head]);
+            let page_bytes = self.params.tensors[tensor.into()].batch_bytes;
+            let rows = PagedRows { pages, page_bytes, row_bytes: self.baked.row_bytes(tensor) };
+            let mut number = 0;
+            self.copy.load_rows(k, to, Some(limit), |k, below| {
+                if tensor == Tensor::K {
+                    let row = k.add(row, below);
+                    let row = k.min_s(row, last);
+                    places.borrow_mut().push(pages.place(k, row));
+                }
+                let place = places.borrow()[number];
+                number += 1;
+                rows.at(k, head, place)
+            });
+        }
+    }
+
+    /// The copy of rows at the strides of K or V.
+    fn copy_of(&self, tensor: Tensor) -> TileCopy {
+        self.copy.clone().with_row_bytes(self.baked.row_bytes(tensor))
+    }
+
+    /// The start of a KV head in a batch entry of K or V, or in page 0.
+    fn head(&self, k: &mut Builder, tensor: Tensor, [batch, head]: [R32; 2]) -> Global {
+        let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
+        let [batch, head] = [batch, head].map(|n| k.zext(n));
+        let of_head = k.mad(head, head_bytes, start.base);
+        let base = if self.params.pages.is_some() { of_head } else { k.mad(batch, batch_bytes, of_head) };
+        Global { base, ..start }
+    }
+
+    /// The rows of the tile under the cursor, packed.
+    fn rows(&self, k: &mut Builder, at: &LineCursor) -> RowRange {
+        RowRange {
+            first: k.mul(at.tile, ROWS),
+            rows: ROWS,
+            seq_q: at.entry.q.len,
+            seq_kv: at.entry.kv.len,
+            heads: self.baked.group_size(),
+        }
+    }
+
+    /// The batch entry, the query head and the row in the tensor of the lane's row `below` of the tile, and
+    /// whether the row exists.
+    fn place(&self, k: &mut Builder, at: &LineCursor, rows: &RowRange, below: u32) -> ([R32; 3], Pred) {
+        let row = k.add(rows.first, self.threads.quad);
+        let row = k.add(row, below);
+        let all = k.mul(rows.seq_q, rows.heads);
+        let exists = k.setp_u(CmpOp::Lt, row, all);
+        let [head, position] = rows.head_and_position(k, at.head, row);
+        ([self.entry_of_queries(k, at), head, at.entry.q.row(k, position)], exists)
+    }
+
+    /// The batch index in Q, O and the LSE: 0 for packed queries.
+    fn entry_of_queries(&self, k: &mut Builder, at: &LineCursor) -> R32 {
+        if self.baked.lengths.q.packed.is_some() { k.mov(0) } else { at.batch }
+    }
+
+    /// Computes a block: S, the softmax, and O.
+    fn visit(&self, k: &mut Builder, at: &LineCursor, tile: &Tile, stage: R32) {
+        let is_new = k.setp_u(CmpOp::Ne, tile.is_new, 0);
+        k.if_(is_new, |k| {
+            self.load_queries(k, at, &tile.q);
+            tile.softmax.reset(k, &tile.o);
+            k.mov_to(tile.from, at.block);
+            k.mov_to(tile.is_new, 0);
+        });
+        let keys = k.shared_advance(self.ring, stage);
+        let values = keys.at(self.plan.layout(self.baked).bytes().into());
+        let key = OperandB { tile: self.key.open(k, keys), tail: None };
+        let s = mma_abt(k, &OperandA::in_registers(self.half, &tile.q), &key); // S = Q Kᵀ
+        let rows = self.rows(k, at);
+        let mask = Masker::new(k, &self.params.band, &self.threads, &rows, ROWS, self.plan.warp_keys);
+        let chain =
+            ScoreChain { softcap: self.params.softcap.as_ref(), mask: Some(&mask), ..ScoreChain::default() };
+        let partial = BlockScores::in_place(Coverage::Partial);
+        let origin = k.mul(at.block, self.plan.block_n());
+        chain.transform(k, &s, &partial, |_| origin);
+        let hides = self.is_partial(k, at, &rows);
+        k.if_(hides, |k| chain.hide(k, &s, &partial, |_| origin)); // −∞ where a row sees no key
+        tile.softmax.update(k, &s, &tile.o); // m = max(m, S·c); O, l rescaled
+        let p = tile.softmax.probabilities(k, &s); // P = exp2(S·c − m); l += Σ P
+        let value = OperandB { tile: self.value.open(k, values), tail: None };
+        mma_ab(k, MmaType::Half(self.half), &p, &value, &tile.o); // O += P V
+    }
+
+    /// Whether some row of the tile does not see some key of the block.
+    fn is_partial(&self, k: &mut Builder, at: &LineCursor, rows: &RowRange) -> Pred {
+        let bound = Bound::new(k, &self.params.band, rows, self.plan.block_n(), false);
+        let full_to = bound.full_to.unwrap_or(bound.end);
+        let above = k.setp_s(CmpOp::Ge, at.block, full_to);
+        match bound.lower.and_then(|lower| lower.full_from) {
+            None => above,
+            Some(full_from) => {
+                let below = k.setp_s(CmpOp::Lt, at.block, full_from);
+                k.or_pred(above, below)
+            }
+        }
+    }
+
+    /// Loads the tile's rows of Q as fragments of A (PTX ISA, "Matrix Fragments for mma.m16n8k16"). Rows that
+    /// do not exist are zeros.
+    fn load_queries(&self, k: &mut Builder, at: &LineCursor, q: &[[R32; 4]]) {
+        let rows = self.rows(k, at);
+        for below in [0, 8] {
+            let (place, exists) = self.place(k, at, &rows, below);
+            let from = self.row_of(k, Tensor::Q, place);
+            let from = k.index(from, self.threads.column, 2);
+            let words = (0..).zip(q).flat_map(|(step, words)| {
+                let row = (below / 8) as usize;
+                [(32 * step, words[row]), (32 * step + 16, words[row + 2])]
+            });
+            let words: Vec<(i64, R32)> = words.collect();
+            for &(_, word) in &words {
+                k.mov_to(word, 0);
+            }
+            if self.baked.sign == Sign::Clear {
+                continue;
+            }
+            k.guarded(exists, |k| {
+                words.iter().for_each(|&(bytes, word)| self.load_pair(k, word, from.at(bytes)))
+            });
+            if self.baked.sign == Sign::Negate {
+                words.iter().for_each(|&(_, word)| k.xor_to(word, word, 0x8000_8000u32));
+            }
+        }
+    }
+
+    /// Loads two neighbouring elements, one by one if they may lie at odd addresses.
+    fn load_pair(&self, k: &mut Builder, word: R32, from: Global) {
+        if self.plan.copy != CopyMode::Elements {
+            return k.ld_to(word, from);
+        }
+        let [low, high] = [0, 2].map(|bytes| k.ld(from.at(bytes)));
+        let pair = k.join16(low, high);
+        k.mov_to(word, pair);
+    }
+
+    /// Stores two neighbouring elements, one by one if they may lie at odd addresses.
+    fn store_pair(&self, k: &mut Builder, to: Global, pair: R32) {
+        if self.plan.copy != CopyMode::Elements {
+            return k.st(to, pair);
+        }
+        for (bytes, element) in [0, 2].into_iter().zip(k.split16(pair)) {
+            k.st(to.at(bytes), element);
+        }
+    }
+
+    /// The address of a row of Q or O.
+    fn row_of(&self, k: &mut Builder, tensor: Tensor, place: [R32; 3]) -> Global {
+        let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
+        if tensor == Tensor::Out {
+            return row_of_output(k, self.baked, (start, [batch_bytes, head_bytes]), place);
+        }
+        let [batch, head, row] = place.map(|n| k.zext(n));
+        let of_batch = k.mad(batch, batch_bytes, start.base);
+        let of_head = k.mad(head, head_bytes, of_batch);
+        Global { base: k.mad(row, self.baked.row_bytes(tensor), of_head), ..start }
+    }
+
+    /// After the last block of a tile or of the piece: merges the warps, then the CTAs that divide the tile,
+    /// and stores the tile if it is complete. `block` is the block's place on the line.
+    fn end_of_tile(&self, k: &mut Builder, at: &LineCursor, tile: &Tile, (block, left): (R32, R32)) {
+        let next = k.add(at.block, 1);
+        let ends = k.setp_s(CmpOp::Ge, next, at.entry.end);
+        let last = k.setp_u(CmpOp::Eq, left, 1);
+        let stops = k.or_pred(ends, last);
+        k.if_(stops, |k| {
+            // The warps have read what they merged before.
+            if self.plan.warps > 1 {
+                k.bar_sync();
+            }
+            let (softmax, o) = tile.softmax.clone().merge(k, &self.threads, &tile.o, self.room);
+            let begins = k.setp_s(CmpOp::Eq, tile.from, at.entry.from);
+            let whole = k.and_pred(begins, ends);
+            let complete: R32 = k.selp(1, 0, whole);
+            let divided = k.not_pred(whole);
+            k.if_(divided, |k| {
+                let merge = LineMerge {
+                    parts: self.params.parts,
+                    counters: self.params.counters,
+                    pieces: self.pieces,
+                    cta: self.cta,
+                };
+                let before = k.sub(at.block, at.entry.from);
+                let first = k.sub(block, before);
+                let blocks = k.sub(at.entry.end, at.entry.from);
+                let end = k.add(first, blocks);
+                let last = k.sub(end, 1);
+                let done = merge.join(k, &self.threads, [first, last], &softmax, &o);
+                k.selp_to(complete, 1, 0, done);
+            });
+            let complete = k.setp_u(CmpOp::Ne, complete, 0);
+            k.if_(complete, |k| self.store(k, at, &softmax, &o));
+            k.mov_to(tile.is_new, 1);
+        });
+    }
+
+    /// Normalises the warp's columns of O and stores them, and the LSE.
+    fn store(&self, k: &mut Builder, at: &LineCursor, softmax: &OnlineSoftmax, o: &AccTile) {
+        let rows = self.rows(k, at);
+        let sinks = self.params.sinks.map(|start| Sinks::load(k, start, at.head, &self.threads, &rows, ROWS));
+        let finished = softmax.finish(k, o, sinks.as_ref());
+        let column = k.mad(self.part, 8 * o.n_tiles(), self.threads.column);
+        for (i, below) in [(0, 0), (1, 8)] {
+            let (place, exists) = self.place(k, at, &rows, below);
+            let to = self.row_of(k, Tensor::Out, place);
+            let to = k.index(to, column, 2);
+            let row: Vec<F32> = o.row(i).collect();
+            let pairs: Vec<R32> =
+                row.chunks_exact(2).map(|pair| k.pack(self.half, pair[0], pair[1])).collect();
+            k.guarded(exists, |k| {
+                for (bytes, &pair) in (0..).step_by(16).zip(&pairs) {
+                    self.store_pair(k, to.at(bytes), pair);
+                }
+            });
+        }
+        let Some(lse) = self.params.lse else { return };
+        let all = k.mul(rows.seq_q, rows.heads);
+        let of_head = self.params.lengths.map_or(self.params.seq_q, |lengths| lengths.q.tensor_rows());
+        store_lse_at(k, &self.threads, &finished.lse, (rows.first, all), |k, row| {
+            let [head, position] = rows.head_and_position(k, at.head, row);
+            let position = at.entry.q.row(k, position);
+            let batch = self.entry_of_queries(k, at);
+            lse_of_row(k, self.baked, (lse, of_head), [batch, head, position])
+        });
+    }
+
+    /// The offset of the stage before another one.
+    fn stage_before(&self, k: &mut Builder, stage: R32) -> R32 {
+        let bytes = self.plan.stage_bytes(self.baked);
+        let wraps = k.setp_u(CmpOp::Eq, stage, 0);
+        let before = k.sub(stage, bytes);
+        k.selp((self.plan.stages - 1) * bytes, before, wraps)
+    }
+
+    /// The offset of the stage after another one.
+    fn stage_after(&self, k: &mut Builder, stage: R32) -> R32 {
+        let bytes = self.plan.stage_bytes(self.baked);
+        let next = k.add(stage, bytes);
+        let wraps = k.setp_u(CmpOp::Eq, next, self.plan.stages * bytes);
+        k.selp(0, next, wraps)
+    }
+}

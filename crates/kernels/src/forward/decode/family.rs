@@ -1,0 +1,91 @@
+//! Implements the registry's trait for the family, and declares its genes.
+
+use problem::{PassKind, Problem};
+use serde_json::{Value, json};
+
+use super::DecodePlan;
+use super::plan::ROWS;
+use crate::Symptom;
+use crate::draft::Draft;
+use crate::family::FamilyPlan;
+use crate::forward::contract::{default_tanh, rescale_within, tanh_gene};
+use crate::genes::Gene;
+use crate::genes::Turn::{Down, Up};
+use crate::genes::{RESIDENT_CTAS, STAGES};
+use crate::{Arch, Baked, Features, PlanError};
+
+impl FamilyPlan for DecodePlan {
+    fn pass() -> PassKind {
+        PassKind::Forward
+    }
+
+    fn features() -> Features {
+        Features { lengths: true, sink: true, pages: true, ..Features::default() }
+    }
+
+    fn default_for(problem: &Problem, arch: &Arch) -> DecodePlan {
+        DecodePlan::default_for(problem, arch)
+    }
+
+    fn suits(problem: &Problem, _: &Arch) -> bool {
+        problem.storage.pages().is_some()
+    }
+
+    fn genes(problem: &Problem) -> Vec<Gene> {
+        vec![
+            Gene::new("warps").searched([2, 4, 8]).wider([1]).curing(&[
+                (Symptom::LowOccupancy, Up),
+                (Symptom::Latency, Up),
+                (Symptom::Barriers, Down),
+            ]),
+            Gene::new("warp_keys")
+                .searched([16, 32])
+                .curing(&[(Symptom::Issue, Up), (Symptom::RegisterSpills, Down)]),
+            Gene::new("stages").searched([2, 3, 4, 5]).wider([6, 8]).curing(STAGES),
+            Gene::new("resident_ctas").searched([1, 2]).wider([3, 4]).curing(RESIDENT_CTAS),
+            Gene::new("least_blocks")
+                .searched([1, 2, 4, 8])
+                .wider([16])
+                .curing(&[(Symptom::SmallGrid, Down)]),
+            Gene::new("rescale")
+                .searched([json!("always"), json!({ "beyond": 8 })])
+                .wider([4, 14].map(|n| json!({ "beyond": n }))),
+            Gene::new("copy").searched::<Value>([]),
+            tanh_gene(problem),
+        ]
+    }
+
+    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        self.check(problem, arch)
+    }
+
+    fn baked(&self, problem: &Problem) -> Baked {
+        self.baked(problem)
+    }
+
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
+        self.drafts(problem, baked, arch)
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [ROWS, self.block_n()]
+    }
+
+    fn max_registers(&self) -> Option<u32> {
+        let share = Arch::REGISTERS_PER_SM / (self.threads() * self.resident_ctas).max(1);
+        Some(Arch::REGISTERS_PER_THREAD.min(share))
+    }
+
+    fn alignment(&self) -> u64 {
+        self.copy.bytes().into()
+    }
+
+    fn adapted(mut self, problem: &Problem, arch: &Arch, _: bool) -> DecodePlan {
+        self.tanh = default_tanh(problem);
+        self.rescale = rescale_within(self.rescale, problem.dtypes.weights());
+        if matches!(self.check(problem, arch), Err(PlanError::Misaligned { .. })) {
+            self.copy = DecodePlan::default_for(problem, arch).copy;
+        }
+        self
+    }
+}

@@ -1,0 +1,225 @@
+//! The line of KV blocks of all tiles: its length, the CTA's piece of it, and the steps along it.
+
+use attend::{Bound, KeyBand, Lengths, RowRange, Sequence, SequenceRows};
+use ptx::{Builder, CmpOp, R32, SpecialReg};
+use tile::Pieces;
+
+use super::plan::ROWS;
+
+/// More rows than any sequence has packed.
+const ALL_ROWS: u32 = 1 << 30;
+
+/// The sequences whose tiles follow each other on the line: batch entries, in each its KV heads, in each the
+/// tiles of 16 packed rows, in each the blocks of keys that the sequence's rows see.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KeyLine {
+    pub lengths: Option<Lengths>,
+    /// Number of batch entries.
+    pub batch: R32,
+    pub heads_kv: R32,
+    pub seq_q: R32,
+    pub seq_kv: R32,
+    pub band: KeyBand,
+    /// Query heads of a KV head.
+    pub group: u32,
+    /// Keys of a block.
+    pub block_n: u32,
+    pub lane: R32,
+}
+
+/// A batch entry on the line.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LineEntry {
+    pub q: SequenceRows,
+    pub kv: SequenceRows,
+    /// Tiles of a KV head.
+    pub tiles: R32,
+    /// The first block of each tile, and one past the last. A tile has at least one block.
+    pub from: R32,
+    pub end: R32,
+}
+
+/// A block on the line. The registers change as the cursor advances.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LineCursor {
+    pub batch: R32,
+    /// The KV head.
+    pub head: R32,
+    pub tile: R32,
+    pub block: R32,
+    pub entry: LineEntry,
+}
+
+impl KeyLine {
+    /// A batch entry.
+    fn entry(&self, k: &mut Builder, batch: R32) -> LineEntry {
+        let Sequence { q, kv, .. } = match &self.lengths {
+            Some(lengths) => lengths.sequence(k, batch),
+            None => {
+                let all = |len| SequenceRows { start: None, len };
+                Sequence { batch, q: all(self.seq_q), kv: all(self.seq_kv) }
+            }
+        };
+        let first = k.mov(0);
+        let rows = RowRange { first, rows: ALL_ROWS, seq_q: q.len, seq_kv: kv.len, heads: self.group };
+        let bound = Bound::new(k, &self.band, &rows, self.block_n, false);
+        let from = bound.lower.map_or(first, |lower| lower.from);
+        let least = k.add(from, 1);
+        let end = k.max_s(bound.end, least);
+        let packed = k.mul(q.len, self.group);
+        let up = k.add(packed, ROWS - 1);
+        LineEntry { q, kv, tiles: k.shr_u(up, ROWS.trailing_zeros()), from, end }
+    }
+
+    /// Blocks of a KV head of an entry, and of one of its tiles.
+    fn blocks(k: &mut Builder, entry: &LineEntry) -> [R32; 2] {
+        let of_tile = k.sub(entry.end, entry.from);
+        [k.mul(entry.tiles, of_tile), of_tile]
+    }
+
+    /// The blocks of the entry that is the lane's number after `base`; 0 beyond the last entry.
+    fn blocks_of_lane(&self, k: &mut Builder, base: R32) -> R32 {
+        let batch = k.add(base, self.lane);
+        let exists = k.setp_u(CmpOp::Lt, batch, self.batch);
+        let last = k.sub(self.batch, 1);
+        let batch = k.min_u(batch, last);
+        let entry = self.entry(k, batch);
+        let [of_head, _] = KeyLine::blocks(k, &entry);
+        let all = k.mul(of_head, self.heads_kv);
+        k.selp(all, 0, exists)
+    }
+
+    /// Cuts the line into pieces of at least `least` blocks for at most as many CTAs as the grid has. Returns
+    /// the pieces, their number and the number of blocks on the line. Every warp adds up all sequences.
+    pub fn cut(&self, k: &mut Builder, least: u32) -> (Pieces, R32) {
+        let (total, base) = (k.mov(0), k.mov(0));
+        k.do_while(|k| {
+            let blocks = self.blocks_of_lane(k, base);
+            k.add_to(total, total, blocks);
+            k.add_to(base, base, 32);
+            k.setp_u(CmpOp::Lt, base, self.batch)
+        });
+        for mask in [16, 8, 4, 2, 1] {
+            let other = k.shfl_xor(total, mask);
+            k.add_to(total, total, other);
+        }
+        let grid = k.special(SpecialReg::NctaidX);
+        let most = tile::divide(k, total, least);
+        let takers = k.min_u(grid, most);
+        let takers = k.max_u(takers, 1);
+        let piece = k.div_u(total, takers);
+        let before = k.mul(piece, takers);
+        let longer = k.sub(total, before);
+        (Pieces { piece, longer }, takers)
+    }
+
+    /// The cursor at block `start` of the line, which exists.
+    pub fn find(&self, k: &mut Builder, start: R32) -> LineCursor {
+        let [base, carry, batch, before]: [R32; 4] = std::array::from_fn(|_| k.mov(0));
+        k.do_while(|k| {
+            let blocks = self.blocks_of_lane(k, base);
+            let sum = k.mov(blocks);
+            for distance in [1, 2, 4, 8, 16] {
+                let lane = k.sub(self.lane, distance);
+                let lane = k.and(lane, 31);
+                let other = k.shfl_idx(sum, lane);
+                let adds = k.setp_u(CmpOp::Ge, self.lane, distance);
+                let other = k.selp(other, 0, adds);
+                k.add_to(sum, sum, other);
+            }
+            let up_to = k.add(carry, sum);
+            let reached = k.setp_u(CmpOp::Gt, up_to, start);
+            let mask = k.ballot(reached);
+            // The number of the lowest bit; without any, 32, and the lane's own value is not used.
+            let below = k.sub(mask, 1);
+            let not = k.not(mask);
+            let below = k.and(below, not);
+            let lane = k.popc(below);
+            let of_owner = k.sub(up_to, blocks);
+            let from = k.and(lane, 31);
+            let of_owner = k.shfl_idx(of_owner, from);
+            let found = k.setp_u(CmpOp::Ne, mask, 0);
+            let owner = k.add(base, lane);
+            k.selp_to(batch, owner, batch, found);
+            k.selp_to(before, of_owner, before, found);
+            let all = k.shfl_idx(sum, 31);
+            k.add_to(carry, carry, all);
+            k.add_to(base, base, 32);
+            let missing = k.setp_u(CmpOp::Eq, mask, 0);
+            k.setp_u_and(CmpOp::Lt, base, self.batch, missing)
+        });
+        let found = self.entry(k, batch);
+        let [of_head, of_tile] = KeyLine::blocks(k, &found);
+        let offset = k.sub(start, before);
+        let head = k.div_u(offset, of_head);
+        let before = k.mul(head, of_head);
+        let in_head = k.sub(offset, before);
+        let tile = k.div_u(in_head, of_tile);
+        let before = k.mul(tile, of_tile);
+        let in_tile = k.sub(in_head, before);
+        LineCursor { batch, head, tile, block: k.add(found.from, in_tile), entry: found.owned(k) }
+    }
+
+    /// Advances to the next block of the line. Beyond the last block, the cursor is at some block.
+    pub fn advance(&self, k: &mut Builder, at: &LineCursor) {
+        k.add_to(at.block, at.block, 1);
+        let next_tile = k.setp_s(CmpOp::Ge, at.block, at.entry.end);
+        k.if_(next_tile, |k| {
+            k.add_to(at.tile, at.tile, 1);
+            let next_head = k.setp_u(CmpOp::Ge, at.tile, at.entry.tiles);
+            k.if_(next_head, |k| {
+                k.mov_to(at.tile, 0);
+                k.add_to(at.head, at.head, 1);
+                let next_entry = k.setp_u(CmpOp::Ge, at.head, self.heads_kv);
+                k.if_(next_entry, |k| {
+                    k.mov_to(at.head, 0);
+                    self.enter_next(k, at);
+                });
+            });
+            k.mov_to(at.block, at.entry.from);
+        });
+    }
+
+    /// Advances to the next entry with query rows, or to the last entry.
+    fn enter_next(&self, k: &mut Builder, at: &LineCursor) {
+        let last = k.sub(self.batch, 1);
+        k.do_while(|k| {
+            k.add_to(at.batch, at.batch, 1);
+            k.min_u_to(at.batch, at.batch, last);
+            let entry = self.entry(k, at.batch);
+            at.entry.copy_from(k, &entry);
+            let empty = k.setp_u(CmpOp::Eq, entry.tiles, 0);
+            k.setp_u_and(CmpOp::Lt, at.batch, last, empty)
+        });
+    }
+}
+
+impl LineEntry {
+    fn registers(&self) -> impl Iterator<Item = R32> {
+        let starts = [self.q.start, self.kv.start].into_iter().flatten();
+        starts.chain([self.q.len, self.kv.len, self.tiles, self.from, self.end])
+    }
+
+    /// The entry in registers of its own.
+    fn owned(&self, k: &mut Builder) -> LineEntry {
+        let mut copy = |register: R32| k.mov(register);
+        let LineEntry { q, kv, tiles, from, end } = *self;
+        let [q, kv] =
+            [q, kv].map(|rows| SequenceRows { start: rows.start.map(&mut copy), len: copy(rows.len) });
+        LineEntry { q, kv, tiles: copy(tiles), from: copy(from), end: copy(end) }
+    }
+
+    fn copy_from(&self, k: &mut Builder, other: &LineEntry) {
+        for (to, from) in self.registers().zip(other.registers()) {
+            k.mov_to(to, from);
+        }
+    }
+}
+
+impl LineCursor {
+    /// The cursor in registers of its own.
+    pub fn owned(&self, k: &mut Builder) -> LineCursor {
+        let [batch, head, tile, block] = [self.batch, self.head, self.tile, self.block].map(|r| k.mov(r));
+        LineCursor { batch, head, tile, block, entry: self.entry.owned(k) }
+    }
+}

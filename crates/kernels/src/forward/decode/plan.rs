@@ -1,0 +1,165 @@
+//! The genes of the `decode` family, their check and their defaults.
+
+use attend::{LineMerge, Rescale, Tanh, merge_bytes};
+use problem::Problem;
+use serde::{Deserialize, Serialize};
+use tile::{CopyMode, TileLayout};
+
+use crate::error::accept;
+use crate::forward::contract::{check_rescale, default_tanh, is_half};
+use crate::forward::lengths::check_lengths;
+use crate::forward::mma::{check_alignment, widest_copy};
+use crate::{Arch, Dims, PlanError};
+
+/// Rows of a tile.
+pub(super) const ROWS: u32 = 16;
+
+/// The family's name in errors.
+const NAME: &str = "decode";
+
+/// The genes of a plan of this family.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DecodePlan {
+    /// Warps of a CTA, which divide the keys of each block.
+    pub warps: u32,
+    /// Keys of a block for one warp.
+    pub warp_keys: u32,
+    /// Number of blocks in each warp's ring.
+    pub stages: u32,
+    /// CTAs per SM.
+    pub resident_ctas: u32,
+    /// Least number of blocks in a CTA's piece of the line. More blocks leave CTAs idle and save merges.
+    pub least_blocks: u32,
+    /// When accumulators are rescaled.
+    pub rescale: Rescale,
+    /// How tiles are loaded.
+    pub copy: CopyMode,
+    /// The instructions of the softcap. They have no effect on problems without a softcap.
+    #[serde(default)]
+    pub tanh: Tanh,
+}
+
+impl DecodePlan {
+    /// As many stages as shared memory holds, up to five; fewer warps where it is small.
+    pub fn default_for(problem: &Problem, arch: &Arch) -> DecodePlan {
+        let mut plan = DecodePlan {
+            warps: 4,
+            warp_keys: 16,
+            stages: 5,
+            resident_ctas: 1,
+            least_blocks: 2,
+            rescale: Rescale::Beyond(8),
+            copy: widest_copy(problem),
+            tanh: default_tanh(problem),
+        };
+        while plan.check_shared(problem, arch).is_err() && (plan.warps, plan.stages) != (1, 2) {
+            (plan.warps, plan.stages) = match (plan.warps, plan.stages) {
+                (warps, stages) if stages > 3 || warps == 1 => (warps, stages - 1),
+                (warps, _) => (warps / 2, 5),
+            };
+        }
+        plan
+    }
+
+    /// Threads of a CTA.
+    pub const fn threads(&self) -> u32 {
+        32 * self.warps
+    }
+
+    /// Keys of a block.
+    pub const fn block_n(&self) -> u32 {
+        self.warps * self.warp_keys
+    }
+
+    /// A warp's tile of K or V.
+    pub(super) fn layout(&self, dims: impl Into<Dims>) -> TileLayout {
+        TileLayout::of_bytes(self.warp_keys, 2 * dims.into().head_dim as u32)
+    }
+
+    /// Bytes of a stage of a warp: a tile of keys and one of values.
+    pub(super) fn stage_bytes(&self, dims: impl Into<Dims>) -> u32 {
+        2 * self.layout(dims).bytes()
+    }
+
+    /// Bytes of the rings of all warps.
+    pub(super) fn ring_bytes(&self, dims: impl Into<Dims>) -> u32 {
+        self.warps * self.stages * self.stage_bytes(dims)
+    }
+
+    /// Shared memory of a CTA, in bytes: the rings, and the memory through which warps merge.
+    pub fn shared_bytes(&self, problem: &Problem) -> u64 {
+        let merge = if self.warps == 1 { 0 } else { merge_bytes(self.warps, ROWS, problem.head_dim as u32) };
+        u64::from(self.ring_bytes(problem)) + u64::from(merge)
+    }
+
+    /// The largest number of KV blocks on the line.
+    fn most_blocks(&self, problem: &Problem) -> u64 {
+        let (batch, group) = (problem.batch as u64, problem.group_size() as u64);
+        let tiles = match problem.lengths.q.packed {
+            None => (problem.seq_q as u64 * group).div_ceil(ROWS.into()).saturating_mul(batch),
+            Some(rows) => (rows as u64 * group).div_ceil(ROWS.into()).saturating_add(batch),
+        };
+        let blocks = (problem.seq_kv as u64).div_ceil(self.block_n().max(1).into()).max(1);
+        tiles.saturating_mul(problem.heads_kv as u64).saturating_mul(blocks)
+    }
+
+    /// CTAs of the grid: the same number whatever the lengths, at most one for each block.
+    pub fn ctas(&self, problem: &Problem, arch: &Arch) -> u32 {
+        let all = u64::from(arch.multiprocessors * self.resident_ctas);
+        all.min(self.most_blocks(problem)).max(1) as u32
+    }
+
+    /// Bytes of the partial results and of the counters.
+    pub(super) fn merge_bytes(&self, problem: &Problem, ctas: u32) -> [usize; 2] {
+        let parts = LineMerge::bytes(ctas.into(), self.warps, problem.head_dim as u32);
+        [parts as usize, LineMerge::counter_bytes(ctas.into(), self.warps) as usize]
+    }
+
+    /// Whether the plan fits the problem and the architecture.
+    ///
+    /// # Errors
+    /// The first reason why the plan does not fit.
+    pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        accept("sm", u64::from(arch.sm), arch.sm >= 80, "80 and later")?;
+        self.check_genes()?;
+        if !is_half(problem) {
+            let accepted = "f16 or bf16 for all tensors";
+            return Err(PlanError::DType { family: NAME, dtype: problem.dtypes, accepted });
+        }
+        let dim = problem.head_dim;
+        let of_warps = 16.max(8 * self.warps as usize);
+        let fits = dim.is_multiple_of(of_warps) && (16..=128).contains(&dim);
+        accept("head_dim", dim as u64, fits, "multiples of 16 and of 8 · warps up to 128")?;
+        let equal = problem.head_dim_v == dim;
+        accept("head_dim_v", problem.head_dim_v as u64, equal, "head_dim with family decode")?;
+        let some = problem.seq_kv > 0 || problem.storage.pages().is_none();
+        accept("seq_kv", problem.seq_kv as u64, some, "1 or more with pages")?;
+        check_lengths(problem, ROWS, problem.group_size() as u32)?;
+        let rows = (problem.seq_q as u64).saturating_mul(problem.group_size() as u64);
+        accept("seq_q · group size", rows, rows < 1 << 30, "fewer than 2^30")?;
+        let blocks = self.most_blocks(problem);
+        accept("blocks of keys of all tiles", blocks, blocks < 1 << 31, "fewer than 2^31")?;
+        check_alignment(problem, self.copy)?;
+        check_rescale(self.rescale, problem.dtypes.weights())?;
+        self.check_shared(problem, arch)
+    }
+
+    fn check_genes(&self) -> Result<(), PlanError> {
+        accept("warps", self.warps.into(), [1, 2, 4, 8].contains(&self.warps), "1, 2, 4 or 8")?;
+        accept("warp_keys", self.warp_keys.into(), [16, 32].contains(&self.warp_keys), "16 or 32")?;
+        accept("stages", self.stages.into(), (2..=8).contains(&self.stages), "2 to 8")?;
+        let resident = (1..=8).contains(&self.resident_ctas);
+        accept("resident_ctas", self.resident_ctas.into(), resident, "1 to 8")?;
+        let least = (1..=1 << 16).contains(&self.least_blocks);
+        accept("least_blocks", self.least_blocks.into(), least, "1 to 65536")
+    }
+
+    fn check_shared(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        let share = (arch.shared_per_sm / self.resident_ctas).saturating_sub(Arch::SHARED_RESERVED);
+        let (bytes, limit) = (self.shared_bytes(problem), arch.shared_per_cta.min(share));
+        if bytes > u64::from(limit) {
+            return Err(PlanError::SharedMemory { bytes, limit, sm: arch.sm });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,6 @@
+//! The tests of `ptx` in one program, which is linked once.
+
+mod agreement;
+mod assumed;
+mod generate;
+mod round_trip;

@@ -1,0 +1,308 @@
+//! A call as the package describes it: numbers and texts, which become the operands and the options of
+//! [`flashcore::raw`].
+#![allow(unsafe_code, reason = "addresses and streams that Python hands over")]
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
+
+use cpu::Executor;
+use flashcore::gpu::Gpu;
+use flashcore::raw::{self, CallOptions, OperandMap, Queue, View};
+use problem::{Band, Corner, DType, ElementType, LengthArray, Operand, Pass, ProblemError, Program, Tensor};
+use pyo3::prelude::*;
+
+use crate::error::Error;
+use crate::host::Threads;
+use crate::interrupt::Interruptible;
+
+type Four<T> = (T, T, T, T);
+
+/// A tensor in its own order of dimensions: address, shape, strides in elements.
+pub type Handed = (u64, Four<usize>, Four<i64>);
+
+/// What changes the answer besides the tensors: whether the band is aligned to the top left, the keys that a
+/// query sees before and after the one level with it (−1: all), the factor on Q Kᵀ, and the cap on the logits
+/// (0: none).
+pub type Terms = (bool, i64, i64, Option<f32>, f64);
+
+/// The ordinal of a GPU and the handle of a stream; or `None` for the host, and the number of PyTorch's
+/// threads that may compute (0: this library's own threads).
+pub type Place = (Option<i32>, u64);
+
+/// Batch entries, the longest sequence of queries and of keys, and the addresses of `cu_seqlens_q`,
+/// `cu_seqlens_k`, `seqused_q`, `seqused_k` and `leftpad_k`, each of 32-bit integers.
+type DescribedLengths = (usize, usize, usize, [Option<u64>; 5]);
+
+/// Address, index of the type in [`TYPES`], extents and strides in elements.
+type DescribedTable = (u64, u8, Vec<usize>, Vec<i64>);
+
+/// Address, strides of batch entries, KV heads and blocks of rows in elements, and the rows of a block (0:
+/// one factor per KV head).
+type DescribedScales = (u64, [i64; 3], u32);
+
+/// Lengths, the address of the sinks, the texts of the score and of the mask program (empty: none), the
+/// values of float and integer parameters, the tables, and the descale factors of Q, K and V.
+pub type DescribedFeatures = (
+    Option<DescribedLengths>,
+    Option<u64>,
+    String,
+    String,
+    Vec<f32>,
+    Vec<i32>,
+    Vec<DescribedTable>,
+    [Option<DescribedScales>; 3],
+);
+
+/// The element types of tables, in the order of their codes.
+const TYPES: [ElementType; 5] =
+    [ElementType::F32, ElementType::F16, ElementType::Bf16, ElementType::I32, ElementType::U8];
+
+/// Computes attention of 4-D tensors: in host memory before it returns, or enqueued on a stream. The axis
+/// `heads` of the tensors is 1 or 2, and the sequence is the other one of the two. `out` has q's shape, with
+/// v's head dim. `lse` is the address of `batch * heads_q * seq_q` floats. The first call for a problem on a
+/// GPU compiles a kernel.
+#[pyfunction]
+#[pyo3(signature = (q, k, v, out, lse, heads, dtypes, terms, place, features=None))]
+#[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
+pub fn attend(
+    py: Python<'_>,
+    q: Handed,
+    k: Handed,
+    v: Handed,
+    out: (u64, Four<i64>),
+    lse: Option<u64>,
+    heads: usize,
+    dtypes: u32,
+    terms: Terms,
+    place: Place,
+    features: Option<DescribedFeatures>,
+) -> Result<(), Error> {
+    let mut call = Call::new([&q, &k, &v], out, heads, dtypes, terms)?;
+    if let Some(features) = features {
+        call.add(features)?;
+    }
+    if let Some(address) = lse {
+        call.add_lse(address)?;
+    }
+    call.run(py, place)
+}
+
+/// Operands and options.
+#[derive(Debug, Default)]
+pub struct Call {
+    pub operands: OperandMap<raw::Tensor>,
+    pub options: CallOptions,
+    /// Extents of Q: batch entries, heads and rows.
+    rows: [usize; 3],
+    /// Heads and rows of K.
+    keys: [usize; 2],
+}
+
+impl Call {
+    /// The forward pass of tensors.
+    pub fn new(
+        [q, k, v]: [&Handed; 3],
+        (out, out_strides): (u64, Four<i64>),
+        heads: usize,
+        dtypes: u32,
+        terms: Terms,
+    ) -> Result<Call, Error> {
+        let mut call = Call { options: options_of(terms)?, ..Call::default() };
+        let (types, tf32) = types_of(dtypes)?;
+        call.options.tf32 = tf32;
+        let out = (out, (q.1.0, q.1.1, q.1.2, v.1.3), out_strides);
+        for (tensor, (handed, dtype)) in
+            Tensor::FORWARD.into_iter().zip([q, k, v, &out].into_iter().zip(types))
+        {
+            let &(address, (batch, x, y, dim), (of_batch, of_x, of_y, of_dim)) = handed;
+            let (shape, strides) = match heads {
+                1 => ([batch, x, y, dim], [of_batch, of_x, of_y, of_dim]),
+                _ => ([batch, y, x, dim], [of_batch, of_y, of_x, of_dim]),
+            };
+            match tensor {
+                Tensor::Q => call.rows = [shape[0], shape[1], shape[2]],
+                Tensor::K => call.keys = [shape[1], shape[2]],
+                _ => {}
+            }
+            call.insert(tensor, address, View::new(dtype.into(), &shape, &strides)?);
+        }
+        Ok(call)
+    }
+
+    pub fn insert(&mut self, operand: impl Into<Operand>, address: u64, view: View) {
+        self.operands.insert(operand.into(), raw::Tensor { address, view });
+    }
+
+    fn insert_dense(
+        &mut self,
+        operand: Operand,
+        address: u64,
+        dtype: ElementType,
+        shape: &[usize],
+    ) -> Result<(), Error> {
+        self.insert(operand, address, View::dense(dtype, shape)?);
+        Ok(())
+    }
+
+    /// States the extents of Q: batch entries, heads and rows.
+    pub fn set_rows(&mut self, rows: [usize; 3]) {
+        self.rows = rows;
+    }
+
+    /// Has the call return the log-sum-exp.
+    fn add_lse(&mut self, address: u64) -> Result<(), Error> {
+        self.options.pass = Pass::Forward { lse: true };
+        self.insert_dense(Operand::Lse, address, ElementType::F32, &self.rows.clone())
+    }
+
+    fn add(&mut self, features: DescribedFeatures) -> Result<(), Error> {
+        let (lengths, sink, score, mask, floats, ints, tables, scales) = features;
+        let [mut batch, heads, mut rows] = self.rows;
+        let [heads_kv, mut keys] = self.keys;
+        if let Some((entries, longest_q, longest_kv, arrays)) = lengths {
+            batch = entries;
+            for (array, address) in LengthArray::ALL.into_iter().zip(arrays) {
+                let cumulative = matches!(array, LengthArray::CumulativeQ | LengthArray::CumulativeKv);
+                let elements = batch + usize::from(cumulative);
+                if let Some(address) = address {
+                    self.insert_dense(Operand::Lengths(array), address, ElementType::I32, &[elements])?;
+                }
+            }
+            rows = if arrays[0].is_some() { longest_q.max(1) } else { rows };
+            keys = if arrays[1].is_some() { longest_kv } else { keys };
+            self.options.longest = [Some(rows), Some(keys)];
+        }
+        if let Some(address) = sink {
+            self.insert_dense(Operand::Sinks, address, ElementType::F32, &[heads])?;
+        }
+        for (i, (address, code, extents, strides)) in (0..=u8::MAX).zip(tables) {
+            let dtype = TYPES.get(usize::from(code)).copied();
+            let dtype = dtype.ok_or_else(|| {
+                Error::invalid("the type of a table", &code.to_string(), "0 (f32) to 4 (u8)")
+            })?;
+            self.insert(Operand::Table(i), address, View::new(dtype, &extents, &strides)?);
+        }
+        for (i, (tensor, rows)) in
+            [(Tensor::Q, rows), (Tensor::K, keys), (Tensor::V, keys)].into_iter().enumerate()
+        {
+            let Some((address, strides, block)) = scales[i] else { continue };
+            let blocks = rows.checked_div(block as usize).map(|_| rows.div_ceil(block as usize));
+            let shape = [batch, heads_kv, blocks.unwrap_or(1)];
+            let dims = 2 + usize::from(blocks.is_some());
+            let view = View::new(ElementType::F32, &shape[..dims], &strides[..dims])?;
+            self.insert(Operand::Descale(tensor), address, view);
+            self.options.scale_rows[i] = block;
+        }
+        (self.options.score, self.options.mask) = (program(&score)?, program(&mask)?);
+        (self.options.floats, self.options.ints) = (floats, ints);
+        Ok(())
+    }
+
+    /// Computes, or enqueues. Other Python threads run meanwhile: a launch blocks while the stream's queue is
+    /// full, and a Python callback in that queue needs the interpreter. A plan for the host is chosen with
+    /// the interpreter held, so that no other thread can fork meanwhile and leave a lock to its child.
+    pub fn run(&self, py: Python<'_>, place: Place) -> Result<(), Error> {
+        let Call { operands, options, .. } = self;
+        // A call without rows needs no device.
+        let (ordinal, handle) = if self.rows.contains(&0) { (None, 0) } else { place };
+        let Some(ordinal) = ordinal else {
+            let of_torch = usize::try_from(handle).ok().filter(|&threads| threads > 0);
+            let workers = Workers { of_torch, made: OnceLock::new() };
+            let executor = Interruptible::new(&workers);
+            let queue = Queue::Host { executor: Some(&executor), threads: workers.threads() };
+            let ready = raw::prepare(queue, operands, options)?;
+            // SAFETY: the package describes tensors whose storage it has measured and keeps alive during the
+            // call, and it has just allocated the outputs. Writing to an input from another Python thread
+            // meanwhile is a race of the caller's, as with any NumPy function.
+            let done = py.detach(|| unsafe { ready.enqueue() });
+            return executor.exception().map_or_else(|| Ok(done?), |exception| Err(exception.into()));
+        };
+        py.detach(|| {
+            let gpu = Gpu::open(ordinal)?;
+            let ready = raw::prepare(Queue::Stream { gpu: &gpu, handle }, operands, options)?;
+            // SAFETY: as above. PyTorch's allocator orders a later reuse of the memory on the stream, which
+            // is PyTorch's current one on the device: PyTorch never destroys that.
+            unsafe { ready.enqueue() }?;
+            Ok(())
+        })
+    }
+}
+
+/// The threads of a call, chosen when work for more than one comes.
+struct Workers {
+    of_torch: Option<usize>,
+    made: OnceLock<Threads>,
+}
+
+impl Executor for Workers {
+    fn threads(&self) -> usize {
+        self.of_torch.unwrap_or_else(cpu::threads)
+    }
+
+    fn run(&self, threads: usize, work: &(dyn Fn() + Sync)) {
+        if threads <= 1 {
+            return work();
+        }
+        let make = || Python::attach(|py| Threads::new(py, threads, self.of_torch));
+        self.made.get_or_init(make).executor().run(threads, work);
+    }
+}
+
+/// The element types of a code, and whether products are made in tf32: four bits for each of q, k, v and out,
+/// the lowest for q, with the place of the type in [`DType::ALL`]; then a bit for tf32. An integer is the
+/// cheapest argument that Python can look up and pass.
+fn types_of(code: u32) -> Result<([DType; 4], bool), Error> {
+    let of = |tensor: u32| DType::ALL.get((code >> (4 * tensor) & 15) as usize).copied();
+    match (of(0), of(1), of(2), of(3), code >> 16) {
+        (Some(q), Some(k), Some(v), Some(out), tf32 @ (0 | 1)) => Ok(([q, k, v, out], tf32 == 1)),
+        _ => {
+            let expected = "four digits from 0 to 4 (f16, bf16, f32, e4m3, e5m2), for q, k, v and out, after \
+                            a digit 1 for products in tf32";
+            Err(Error::DType(format!("invalid value '{code:#x}' for dtypes: expected {expected}")))
+        }
+    }
+}
+
+/// The options of a call without features.
+///
+/// # Errors
+/// When a bound of the band is not a valid number of keys, or the cap is not positive in f32.
+pub fn options_of((top_left, before, after, scale, cap): Terms) -> Result<CallOptions, Error> {
+    let corner = if top_left { Corner::TopLeft } else { Corner::BottomRight };
+    let band = Band { corner, before: bound("before", before)?, after: bound("after", after)? };
+    // A cap that is too small for f32 is not "no cap".
+    let softcap = (cap != 0.0).then_some(cap as f32);
+    if softcap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
+        return Err(ProblemError::Softcap { value: cap.to_string() }.into());
+    }
+    Ok(CallOptions { band: band.aligned(corner), scale, softcap, ..CallOptions::default() })
+}
+
+fn bound(name: &str, keys: i64) -> Result<Option<u32>, Error> {
+    if keys == -1 {
+        return Ok(None);
+    }
+    let expected = || format!("-1 (all keys) to {}", u32::MAX);
+    u32::try_from(keys).map(Some).map_err(|_| Error::invalid(name, &keys.to_string(), &expected()))
+}
+
+/// Largest number of cached programs. A full cache is emptied.
+const MOST: usize = 1024;
+
+/// The program of a text, which is parsed once. `None` for an empty text.
+pub fn program(text: &str) -> Result<Option<Program>, Error> {
+    static KNOWN: LazyLock<Mutex<HashMap<String, Arc<Program>>>> = LazyLock::new(Mutex::default);
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(program) = known.get(text) {
+        return Ok(Some(Program::clone(program)));
+    }
+    let program: Program = text.parse().map_err(|error| Error::Argument(format!("{error}")))?;
+    if known.len() >= MOST {
+        known.clear();
+    }
+    known.insert(text.to_owned(), Arc::new(program.clone()));
+    Ok(Some(program))
+}
