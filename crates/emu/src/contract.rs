@@ -169,7 +169,6 @@ pub(crate) fn shadow_bytes(context: &Context) -> u64 {
     DenseShadow::most_bytes(bytes, context.program.granules[0], context.actors)
 }
 
-/// Checks the limit of shared memory per CTA (CUDA C++ Programming Guide, table of technical specifications).
 /// Checks that an SM has the registers that the CTA needs at its start. `registers` are those of a thread,
 /// where they are known: of kernels with `setmaxnreg`.
 pub(crate) fn check_registers(context: &Context) -> Result<(), EmuError> {
@@ -186,6 +185,7 @@ pub(crate) fn check_registers(context: &Context) -> Result<(), EmuError> {
     Ok(())
 }
 
+/// Checks the limit of shared memory per CTA (CUDA C++ Programming Guide, table of technical specifications).
 pub(crate) fn check_shared(bytes: u32, sm: u32) -> Result<(), EmuError> {
     let limit = match sm {
         80 | 87 => 163 * 1024,
