@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::notices::{self, Linked};
-use crate::{XtaskError, evidence, run};
+use crate::{XtaskError, evidence, run, target};
 
 /// Packages that build and check the wheel. The tests compare with NumPy and ml_dtypes, and Ray distributes
 /// an evolution over machines.
-const BUILD: [&str; 8] = [
+const BUILD: [&str; 9] = [
     "maturin==1.16.0",
     // A C toolchain that links for an older glibc than this machine's.
     "ziglang==0.17.1",
@@ -20,11 +20,20 @@ const BUILD: [&str; 8] = [
     "ruff==0.17.5",
     "mypy==2.4.1",
     "ray==2.60.0",
+    // Builds the wheel of `flashcore-check`, which is Python alone.
+    "flit-core==4.2.0",
 ];
 /// Packages that the tests of PyTorch tensors need in addition. PyTorch brings the CUDA libraries: about 5
-/// GB. Models of transformers are compared with their eager attention.
-const TORCH: [&str; 5] =
-    ["torch==2.15.0", "pytest==9.2.0", "numpy==2.4.6", "ml_dtypes==0.6.0", "transformers==5.23.0"];
+/// GB, and Triton, whose kernels `flashcore-check` runs. Models of transformers are compared with their eager
+/// attention.
+const TORCH: [&str; 6] = [
+    "torch==2.15.0",
+    "pytest==9.2.0",
+    "numpy==2.4.6",
+    "ml_dtypes==0.6.0",
+    "transformers==5.23.0",
+    "pytest-xdist==3.8.0",
+];
 /// Tests that need PyTorch, or that also run with PyTorch.
 const TORCH_TESTS: [&str; 15] = [
     "test_torch.py",
@@ -167,11 +176,35 @@ pub fn command(root: &Path) -> Result<(), XtaskError> {
     run(pip(&folder.join("bin/python")).args(["install", "--no-index"]).arg(&wheel))?;
     run(Command::new(folder.join("bin/flashcore")).args(["version"]))?;
     println!("{}", wheel.display());
+    println!("{}", plugin(root)?.display());
     Ok(())
 }
 
+/// Builds the wheel of the pytest plugin `flashcore-check`, which depends on that of the command, into
+/// `target/wheels/check`.
+///
+/// # Errors
+/// When the build fails, or the wheel has another version than the command.
+fn plugin(root: &Path) -> Result<PathBuf, XtaskError> {
+    let python = environment(root)?;
+    let out = root.join("target/wheels/check");
+    if out.exists() {
+        fs::remove_dir_all(&out).map_err(|source| XtaskError::Io { path: out.clone(), source })?;
+    }
+    let wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir"];
+    run(pip(&python).args(wheel).arg(&out).arg(root.join("python/check")))?;
+    let version = env!("CARGO_PKG_VERSION");
+    let wheel = out.join(format!("flashcore_check-{version}-py3-none-any.whl"));
+    if !wheel.exists() {
+        let manifest = root.join("python/check/pyproject.toml");
+        return Err(XtaskError::Check(format!("{}: expected version {version}", manifest.display())));
+    }
+    Ok(wheel)
+}
+
 /// Lints the packages, builds their wheels in the profile of `cargo test` (a quick build), installs them and
-/// runs their tests. The tests of PyTorch tensors run in an environment with PyTorch.
+/// runs their tests. The tests of PyTorch tensors and those of `flashcore-check` run in an environment with
+/// PyTorch.
 ///
 /// # Errors
 /// When a command fails.
@@ -186,17 +219,25 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     run(tool("ruff").args(["format", "--check", "--quiet", "."]))?;
     run(tool("ruff").args(["check", "--quiet", "."]))?;
     run(tool("mypy").args(["--no-error-summary", "flashcore_attn", "bench/flashcore_bench"]))?;
+    run(tool("mypy").args(["--no-error-summary", "check/flashcore_check"]))?;
     let out = root.join("target/wheels/dev");
     let quick = |extension| build(root, &python, &out, &["--profile", "dev"], extension, None);
     let wheels = [quick(SEARCH)?, quick(TESTED_BENCH)?];
-    let install = |python: &Path| {
-        run(pip(python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).args(&wheels))
+    let install = |python: &Path, wheels: &[PathBuf]| {
+        run(pip(python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).args(wheels))
     };
-    install(&python)?;
+    install(&python, &wheels)?;
     pytest(root, &python, &[package.join("tests")])?;
     let python = torch(root)?;
-    install(&python)?;
-    pytest(root, &python, &TORCH_TESTS.map(|name| package.join("tests").join(name)))
+    install(&python, &wheels)?;
+    pytest(root, &python, &TORCH_TESTS.map(|name| package.join("tests").join(name)))?;
+    install(&python, &[plugin(root)?])?;
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(root).args(["build", "--quiet", "--workspace", "--features", ALL]);
+    run(command.args(["--bin", "flashcore"]))?;
+    let mut pytest = Command::new(&python);
+    pytest.current_dir(root.join("target")).env("FLASHCORE_COMMAND", target(root)?.join("debug/flashcore"));
+    run(pytest.args(["-m", "pytest", "--quiet"]).arg(package.join("check/tests")))
 }
 
 /// Runs tests of the installed package from a folder that does not contain the package.

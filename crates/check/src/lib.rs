@@ -3,6 +3,7 @@
 //! - [`gate`]: runs a kernel in the emulator and judges its outputs by the f64 oracle.
 //! - [`launchfile`]: describes how a kernel without host code is launched: the kernel with its buffers and
 //!   its problem.
+//! - [`given`]: a launch on memory that the caller gives.
 //! - [`mod@reference`]: further judges of outputs: built-in operations, kernels, files, Python functions.
 //! - [`study`]: check, resources, predicted times and root causes of one kernel.
 //! - [`diagnose`]: the root causes.
@@ -19,6 +20,7 @@ pub mod files;
 pub mod forecast;
 pub mod gate;
 pub mod genes;
+pub mod given;
 pub mod launchfile;
 pub mod names;
 pub mod numbers;

@@ -88,6 +88,13 @@ pub enum Command {
     Accuracy(Accuracy),
     /// Show what this machine has and what each part enables
     Doctor(Doctor),
+    /// Run kernels in the emulator on given memory, for another program: requests on standard input, answers
+    /// with the memory and the hazards on standard output
+    ///
+    /// A request is one line of JSON, followed by the bytes of its buffers; so is an answer. The page of JSON
+    /// outputs in the book describes both. Exit code: 0 standard input ended, 3 a request that cannot be
+    /// read; a launch that cannot run gets an answer.
+    Emulate(Emulate),
     /// Evaluate candidates: one task per line on standard input, one outcome per line on standard output,
     /// both JSON
     #[command(hide = true)]
@@ -265,6 +272,13 @@ pub struct Accuracy {
 
 #[derive(Debug, Args)]
 pub struct Doctor {
+    #[arg(from_global)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Emulate {
+    /// The output is JSON with and without this option
     #[arg(from_global)]
     pub json: bool,
 }

@@ -119,6 +119,9 @@ pub enum CliError {
         /// SQLite's description of the damage.
         what: String,
     },
+    /// A request to `emulate` that cannot be read, after which the next one has no known beginning.
+    #[error("invalid request: {0}")]
+    Request(String),
     /// A kernel file with an unknown extension.
     #[error("invalid value '{0}' for FILE: expected a .ptx file, a .cu file or FILE.py:FUNCTION")]
     Extension(PathBuf),

@@ -3,9 +3,9 @@
 use std::io::Write;
 
 use check::causes::{Cause, causes};
-use check::gate::HazardRow;
+use check::gate::{CheckReport, HazardRow};
 use check::names::demangle;
-use check::sources::{SourceCall, SourceLine, SourceRange};
+use check::sources::{SourceCall, SourceLine, SourceRange, Sources};
 use check::study::Study;
 use ptx::quote;
 use serde_json::{Map, Value, json};
@@ -30,14 +30,18 @@ pub struct Found {
 
 impl Found {
     pub fn of(study: &Study) -> Found {
-        let check = &study.check;
+        Found::in_sources(&study.check, &study.sources)
+    }
+
+    /// The findings of a check whose line numbers refer to these sources.
+    pub fn in_sources(check: &CheckReport, sources: &Sources) -> Found {
         // Each hazard is also a reason, in words.
         let hazards: std::collections::HashSet<String> =
             check.hazards.iter().map(ToString::to_string).collect();
-        let readable = |text: &String| study.sources.readable(text);
+        let readable = |text: &String| sources.readable(text);
         Found {
-            causes: causes(&check.hazards, &study.sources),
-            notes: causes(&check.notes, &study.sources),
+            causes: causes(&check.hazards, sources),
+            notes: causes(&check.notes, sources),
             reasons: check.reasons.iter().filter(|reason| !hazards.contains(*reason)).map(readable).collect(),
             warnings: check.warnings.iter().map(readable).collect(),
         }
@@ -78,7 +82,7 @@ pub fn sentence(cause: &Cause) -> String {
 }
 
 /// Prints the causes, each with its lines and its fix, then the other reasons, notes and warnings.
-pub fn print(out: &mut Out, found: &Found) -> Result<(), CliError> {
+pub fn print<W: Write>(out: &mut Out<W>, found: &Found) -> Result<(), CliError> {
     let most = if is_verbose() { usize::MAX } else { SHOWN };
     for (number, cause) in found.causes.iter().take(most).enumerate() {
         writeln!(out)?;
@@ -104,7 +108,7 @@ pub fn print(out: &mut Out, found: &Found) -> Result<(), CliError> {
     Ok(())
 }
 
-fn print_cause(out: &mut Out, cause: &Cause) -> Result<(), CliError> {
+fn print_cause<W: Write>(out: &mut Out<W>, cause: &Cause) -> Result<(), CliError> {
     writeln!(out, "{}", quote::words(&sentence(cause)))?;
     print_line(out, cause.line, &cause.text, &cause.source)?;
     if let Some(line) = cause.other_line {
@@ -123,8 +127,8 @@ fn print_cause(out: &mut Out, cause: &Cause) -> Result<(), CliError> {
 }
 
 /// The source line, the PTX line, then the calls around the source line.
-fn print_line(
-    out: &mut Out,
+fn print_line<W: Write>(
+    out: &mut Out<W>,
     line: u32,
     ptx: &Option<String>,
     source: &Option<SourceLine>,
@@ -204,13 +208,7 @@ pub fn object(study: &Study, found: &Found, lines: bool) -> Value {
             study.check.hazards.iter().map(|hazard| json!(HazardRow::from(hazard))).collect();
     }
     for (key, causes) in [("hazards", &found.causes), ("notes", &found.notes)] {
-        let mut rows = json!(causes);
-        for row in rows.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
-            if !lines {
-                row.remove("ptx_lines");
-            }
-        }
-        object[key] = rows;
+        object[key] = rows(causes, lines);
     }
     if let Some(coverage) = &study.check.coverage {
         object["coverage"]["source_lines"] = json!(study.sources.uncovered(coverage));
@@ -222,6 +220,17 @@ pub fn object(study: &Study, found: &Found, lines: bool) -> Value {
         counters.insert("source_lines".to_owned(), counters_of_lines(study));
     }
     object
+}
+
+/// Causes as JSON, with `lines` also their PTX lines.
+pub fn rows(causes: &[Cause], lines: bool) -> Value {
+    let mut rows = json!(causes);
+    for row in rows.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+        if !lines {
+            row.remove("ptx_lines");
+        }
+    }
+    rows
 }
 
 /// The diagnosis, each finding with its source lines.

@@ -13,6 +13,7 @@ mod choice;
 mod climb;
 mod device;
 mod doctor;
+mod emulate;
 mod error;
 #[cfg(feature = "search")]
 mod evolve;
@@ -118,6 +119,7 @@ fn run_command(cli: &Cli) -> Result<Status, CliError> {
         Command::Bench(args) => bench::bench(args),
         Command::Accuracy(args) => accuracy::accuracy(args),
         Command::Doctor(args) => doctor::doctor(args),
+        Command::Emulate(args) => emulate::emulate(args),
         Command::Plans(command) => plans::plans(command),
         Command::Sandboxed(args) => sandboxed::sandboxed(args),
         Command::Report(_)

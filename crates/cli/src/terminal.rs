@@ -99,15 +99,25 @@ impl From<Verdict> for Tone {
     }
 }
 
-/// Standard output for people. Characters that control a terminal are escaped.
-pub struct Out(StdoutLock<'static>);
+/// Output for people, to standard output or to memory. Characters that control a terminal are escaped.
+pub struct Out<W = StdoutLock<'static>> {
+    to: W,
+    is_coloured: bool,
+}
 
 /// Standard output, locked.
 pub fn out() -> Out {
-    Out(std::io::stdout().lock())
+    Out { to: std::io::stdout().lock(), is_coloured: settings().out }
 }
 
-impl Out {
+/// The text that `print` writes, without colours.
+pub fn text<E>(print: impl FnOnce(&mut Out<Vec<u8>>) -> Result<(), E>) -> Result<String, E> {
+    let mut out = Out { to: Vec::new(), is_coloured: false };
+    print(&mut out)?;
+    Ok(String::from_utf8_lossy(&out.to).into_owned())
+}
+
+impl<W: Write> Out<W> {
     /// Prints an object as one line of JSON, with the name and version of its schema. A value that is not an
     /// object becomes `rows` of such an object.
     pub fn json(&mut self, name: &str, value: &Value) -> std::io::Result<()> {
@@ -116,25 +126,30 @@ impl Out {
             rows => json!({ "rows": rows }),
         };
         object["schema"] = json!(format!("flashcore.{name}/{SCHEMA}"));
-        writeln!(self.0, "{}", escaped_as(&object.to_string(), json_escape))
+        writeln!(self.to, "{}", escaped_as(&object.to_string(), json_escape))
     }
 
     /// Prints words in a tone, without a line feed.
     pub fn paint(&mut self, tone: Tone, words: impl Display) -> std::io::Result<()> {
         let words = words.to_string();
-        let style = if settings().out { tone.style() } else { Style::new() };
-        write!(self.0, "{style}{}{style:#}", escaped(&words))
+        let style = if self.is_coloured { tone.style() } else { Style::new() };
+        write!(self.to, "{style}{}{style:#}", escaped(&words))
+    }
+
+    /// Writes bytes of data as they are.
+    pub fn data(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.to.write_all(bytes)
     }
 }
 
-impl Write for Out {
+impl<W: Write> Write for Out<W> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.write_all(escaped(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        self.to.write_all(escaped(&String::from_utf8_lossy(bytes)).as_bytes())?;
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        self.0.flush()
+        self.to.flush()
     }
 }
 

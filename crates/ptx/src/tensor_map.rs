@@ -4,7 +4,8 @@
 use crate::BufferSpec;
 
 /// Element types of a tensor map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "self-evident")]
 pub enum Element {
     U8,
@@ -34,12 +35,16 @@ impl Element {
 /// How the 16-byte chunks of a box are permuted in shared memory, named by the bytes of a row: chunk `i` of
 /// row `r` goes to chunk `i xor (r mod rows)` of rows of that many bytes (PTX ISA, "Tensors: Swizzling
 /// Modes").
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Deserialize)]
 #[allow(missing_docs, reason = "self-evident")]
 pub enum Swizzle {
+    #[serde(rename = "none")]
     None,
+    #[serde(rename = "32")]
     Bytes32,
+    #[serde(rename = "64")]
     Bytes64,
+    #[serde(rename = "128")]
     Bytes128,
 }
 

@@ -120,6 +120,8 @@ pub struct CheckReport {
     pub steps: u64,
     /// The CTAs that ran, if the check had a budget.
     pub sample: Option<Sample>,
+    /// The buffers after the first run, if the settings keep them and that run ended.
+    pub outputs: Vec<Vec<u8>>,
 }
 
 impl CheckReport {
@@ -142,6 +144,7 @@ impl CheckReport {
             recorded: Vec::new(),
             steps: 0,
             sample: None,
+            outputs: Vec::new(),
         }
     }
 

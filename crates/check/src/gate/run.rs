@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use emu::{Buffer, Counters, EmuError, HazardKind, Options, Placement, Report, Schedule};
+use emu::{Buffer, Checks, Counters, EmuError, HazardKind, Options, Placement, Report, Schedule};
 use judge::inputs::Style;
 use problem::{Operand, Problem, ProblemError};
 use ptx::{Access, BarKind, Kernel, Launch, Op, Space};
@@ -51,6 +51,12 @@ pub struct Settings {
     /// The time for all runs together; `None` means no limit. A check with a budget runs CTAs that represent
     /// the others ([`super::Choice`]), and has no records for the time model.
     pub budget: Option<Duration>,
+    /// The checks of each run.
+    pub checks: Checks,
+    /// Whether CTAs that communicate also run in other orders, with little room and with older values.
+    pub reordered: bool,
+    /// Whether the report keeps the buffers as they are after the first run.
+    pub keep_outputs: bool,
 }
 
 impl Settings {
@@ -70,7 +76,27 @@ impl Settings {
             collectives_order: false,
             repeat_races: false,
             budget: None,
+            checks: Checks::ALL,
+            reordered: true,
+            keep_outputs: false,
         }
+    }
+
+    /// One run on given memory, whose results the report keeps. CTAs that communicate also run in other
+    /// orders.
+    pub fn once() -> Settings {
+        Settings::on_given_memory().first_run()
+    }
+
+    /// Several schedules on given memory.
+    pub fn on_given_memory() -> Settings {
+        Settings { traced_ctas: 0, repeat_races: true, keep_outputs: true, ..Settings::thorough() }
+    }
+
+    /// One run for its results alone. Accesses out of bounds and deadlocks are still found.
+    pub fn unchecked() -> Settings {
+        let checks = Checks { races: false, uninitialised: false, unwritten: false };
+        Settings { checks, reordered: false, ..Settings::once() }
     }
 
     /// Normal draws, inputs whose row max moves, and poisoned padding: for a quick check, and for the many
@@ -101,6 +127,7 @@ impl Settings {
             grid_limit: self.grid_limit,
             placement: self.placement,
             collectives_order: self.collectives_order,
+            checks: self.checks,
             stopwatch: Some(watch.stopwatch()),
             ..Options::default()
         }
@@ -204,9 +231,8 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
             Next::Some(ctas) => (options.only, options.survey) = (Some(ctas.clone()), true),
             Next::Stop => break,
         }
-        let traced = if number == 0 && settings.budget.is_none() { settings.traced_ctas } else { 0 };
         let started = Instant::now();
-        run_once(bound, (style, seed), &options, traced, watch, &mut check)?;
+        run_once(bound, (style, seed), &options, settings, watch, &mut check)?;
         if let Some(sampler) = &mut sampler {
             sampler.note(&next, started.elapsed());
         }
@@ -216,7 +242,7 @@ pub fn check_watched(bound: &Bound, settings: &Settings, watch: &Watch) -> Resul
         }
     }
     // A budget may have ended before the last run.
-    if let Some(&(_, seed, schedule)) = runs.last() {
+    if let Some(&(_, seed, schedule)) = runs.last().filter(|_| settings.reordered) {
         conclude(
             bound,
             (seed, settings.lagging),
@@ -341,7 +367,7 @@ fn run_once(
     bound: &Bound,
     (style, seed): (Style, u64),
     options: &Options,
-    traced: u64,
+    settings: &Settings,
     watch: &Watch,
     check: &mut CheckReport,
 ) -> Result<(), GateError> {
@@ -350,6 +376,8 @@ fn run_once(
     let mut buffers = feed.buffers(bound);
     let bytes = |buffers: &[Buffer]| buffers.iter().map(Buffer::to_bytes).collect();
     let before = bytes(&buffers);
+    let is_first = check.runs == 0;
+    let traced = if is_first && settings.budget.is_none() { settings.traced_ctas } else { 0 };
     let mut reports = match run_steps(bound, &mut buffers, options, traced) {
         Ok(reports) => reports,
         Err(error) => {
@@ -365,7 +393,11 @@ fn run_once(
     let after = bytes(&buffers);
     let run = Run { bound, feed, options, buffers, before, after, complete, whole, changed };
     run.judge_memory(check);
-    run.judge_outputs(check)
+    run.judge_outputs(check)?;
+    if is_first && settings.keep_outputs {
+        check.outputs = run.after;
+    }
+    Ok(())
 }
 
 /// Adds the hazards, counters and records of a run to the check.

@@ -106,6 +106,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &["flashcore accuracy --keys 8192", "flashcore accuracy --keys 1048576 --out accuracy.html"],
     ),
     ("doctor", &["flashcore doctor", "flashcore doctor --json"]),
+    ("emulate", &["flashcore emulate < requests > answers"]),
     ("lab", &["flashcore lab microbench --out machine.json"]),
     ("lab tables", &["flashcore lab tables README.md --check"]),
     (

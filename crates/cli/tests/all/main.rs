@@ -2,6 +2,7 @@
 
 mod cli;
 mod cuda;
+mod emulate;
 mod evolve;
 mod explain;
 mod folder;

@@ -1,0 +1,3 @@
+"""The plugin under test runs suites of its own (pytester)."""
+
+pytest_plugins = ["pytester"]
