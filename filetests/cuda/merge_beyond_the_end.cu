@@ -33,7 +33,7 @@ extern "C" __global__ void right(const int* x, int* y, int n) {
     keys[i] = x[i];
     __syncthreads();
     int a = keys[i];
-    int b = keys[i + 1];
+    int b = keys[i + 1];  // note of right: unused_read
     bool second = i + 1 < n && b < a;
     y[i] = second ? b : a;
 }

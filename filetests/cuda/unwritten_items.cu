@@ -36,7 +36,7 @@ extern "C" __global__ void right(const float* x, float* y, int n) {
     __syncthreads();
     float sum = 0.0f;
     for (int step = 0; step < 4; step++) {
-        float item = tile[(i + 16 * step) % 128];
+        float item = tile[(i + 16 * step) % 128];  // note of right: unused_read
         if ((i + 16 * step) % 128 < n) sum = 0.5f * sum + item;
     }
     y[i] = sum;

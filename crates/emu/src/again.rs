@@ -142,11 +142,14 @@ fn tell_unused_copies(
     if found.iter().any(|key| !known.contains(key) && !unwritten.contains(&key.1)) {
         return;
     }
+    // Where values of two lines meet, only one of the lines is an origin. So all such loads stay hazards if one
+    // does.
+    let unused = origins.is_disjoint(&unwritten);
     for hazard in report.hazards.iter_mut() {
         if lines.stores_undefined(hazard) && !found.contains(&key(hazard)) {
             hazard.kind = HazardKind::UnusedRead;
             hazard.message += "; it is stored to shared memory, and nothing depends on it there";
-        } else if lines.reads_unwritten(hazard) && !origins.contains(&hazard.line) {
+        } else if unused && lines.reads_unwritten(hazard) {
             hazard.kind = HazardKind::UnusedRead;
             hazard.message += "; nothing depends on the value that was read";
         }
