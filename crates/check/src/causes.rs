@@ -142,6 +142,10 @@ fn cure(hazard: &Hazard) -> &'static str {
         HazardKind::UninitialisedRead => {
             "write the value before it is read, and order the read after the write"
         }
+        HazardKind::OutOfBounds if is_dynamic(hazard) => {
+            "state the bytes of dynamic shared memory that the host code gives the launch (`dynamic_shared` under \
+             [launch], --dynamic-shared)"
+        }
         HazardKind::OutOfBounds => "compare the index with the size before the access, also in the last tile",
         HazardKind::Misaligned => "align the address to the width of the access, or use a narrower access",
         HazardKind::BarrierDivergence => cure_of_barrier(hazard),
@@ -177,6 +181,10 @@ fn cure(hazard: &Hazard) -> &'static str {
         HazardKind::NonCoherentRead => {
             "use a plain load: no __ldg, and no const __restrict__ on memory that the kernel writes"
         }
+        HazardKind::Trap if hazard.message.contains("not cooperative") => {
+            "launch the kernel cooperatively (cudaLaunchCooperativeKernel): state `cooperative = true` under \
+             [launch] or give --cooperative"
+        }
         HazardKind::Trap => "find out why the kernel reaches the trap",
         HazardKind::AssertionFailed => "find out why the asserted condition does not hold",
     }
@@ -191,7 +199,7 @@ fn is_triton(source: &Option<SourceLine>) -> bool {
 fn cure_in_triton(hazard: &Hazard) -> Option<&'static str> {
     let shared = hazard.place.as_ref().is_some_and(|place| place.space == Space::Shared);
     match hazard.kind {
-        HazardKind::OutOfBounds => {
+        HazardKind::OutOfBounds if !is_dynamic(hazard) => {
             Some("give tl.load or tl.store a mask that compares the offsets with the size")
         }
         HazardKind::Race if !shared => Some(
@@ -199,6 +207,11 @@ fn cure_in_triton(hazard: &Hazard) -> Option<&'static str> {
         ),
         _ => None,
     }
+}
+
+/// Whether an access lies beyond the dynamic shared memory of the launch.
+fn is_dynamic(hazard: &Hazard) -> bool {
+    hazard.message.contains("dynamic shared memory")
 }
 
 /// Words of the messages about barriers, and the cure of each. The first words that occur in a message count.
@@ -299,6 +312,23 @@ mod tests {
         ] {
             assert!(cure(message).contains(part), "{message}: {}", cure(message));
         }
+    }
+
+    #[test]
+    fn a_wrong_launch_is_told_from_a_wrong_index() {
+        let cure = |kind, message: &str| {
+            let mut hazard = hazard(kind, 9, None, [0, 1]);
+            hazard.message = message.to_owned();
+            let triton = cure_in_triton(&hazard);
+            triton.unwrap_or_else(|| super::cure(&hazard))
+        };
+        let dynamic = "accesses 4 bytes of dynamic shared memory, of which the launch gives 0 bytes";
+        assert!(cure(HazardKind::OutOfBounds, dynamic).contains("dynamic_shared"));
+        let beyond = "accesses 4 bytes beyond the bounds of 64 bytes";
+        assert!(cure(HazardKind::OutOfBounds, beyond).contains("mask"));
+        let grid = "the kernel traps: it asks for the workspace of a grid barrier, and the launch is not cooperative";
+        assert!(cure(HazardKind::Trap, grid).contains("--cooperative"));
+        assert!(cure(HazardKind::Trap, "the kernel traps").contains("find out why"));
     }
 
     #[test]

@@ -11,6 +11,9 @@ use cpp_demangle::{BorrowedSymbol, DemangleOptions};
 /// readable form of any length.
 const LONGEST: usize = 4096;
 
+/// The longest list of template arguments that is shown, in bytes.
+const ARGUMENTS: usize = 64;
+
 /// A string that does not grow beyond [`LONGEST`] bytes.
 struct Bounded(String);
 
@@ -69,7 +72,7 @@ fn symbol(name: &str) -> Option<String> {
     let options = DemangleOptions::new().no_params().no_return_type().hide_expression_literal_types();
     let mut readable = Bounded(String::new());
     symbol.structured_demangle(&mut readable, &options).ok()?;
-    Some(without_parameters(readable.0) + str::from_utf8(tail).ok()?)
+    Some(shortened(&without_parameters(readable.0)) + str::from_utf8(tail).ok()?)
 }
 
 /// A name inside a function without the parameters of the function: `k(float*)::s` becomes `k::s`.
@@ -84,6 +87,25 @@ fn without_parameters(mut name: String) -> String {
         name.replace_range(start..=end, "");
     }
     name
+}
+
+/// A name whose lists of template arguments are left out if they are long: those of CuTe take pages.
+fn shortened(name: &str) -> String {
+    let (mut short, mut rest) = (String::new(), name);
+    while let Some(start) = rest.find('<') {
+        let mut depth = 0;
+        // The `>` of `->` closes nothing.
+        let closes = rest.char_indices().skip(start).find(|&(at, c)| {
+            depth += i32::from(c == '<') - i32::from(c == '>' && !rest[..at].ends_with('-'));
+            depth == 0
+        });
+        let Some((end, _)) = closes else { break };
+        let list = &rest[start..=end];
+        short += &rest[..start];
+        short += if list.len() > ARGUMENTS { "<…>" } else { list };
+        rest = &rest[end + 1..];
+    }
+    short + rest
 }
 
 #[cfg(test)]
@@ -110,6 +132,14 @@ mod tests {
         let said = "name one of: _Z1kIfEvPT_, _Z1kIdEvPT_, plain, _Z1kIfEvPT_";
         assert_eq!(legend(said), " (_Z1kIdEvPT_ is k<double>, _Z1kIfEvPT_ is k<float>)");
         assert_eq!(legend("name one of: a, b"), "");
+    }
+
+    #[test]
+    fn long_template_arguments_are_left_out() {
+        let list = "cute::Layout<cute::tuple<cute::C<8>, cute::C<64>>, cute::tuple<cute::C<1>, cute::C<8>>>";
+        assert_eq!(shortened(&format!("copy<{list}>::run<float, 64>")), "copy<…>::run<float, 64>");
+        assert_eq!(shortened("operator<"), "operator<");
+        assert_eq!(shortened("k<(a->b), 3>::s"), "k<(a->b), 3>::s");
     }
 
     /// Each template argument is twice as long as the one before.

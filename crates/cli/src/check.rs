@@ -273,6 +273,14 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
             judgement.elements
         )?;
     }
+    if args.diagnose {
+        print_diagnosis(out, study)?;
+    }
+    Ok(())
+}
+
+/// Prints what costs time.
+fn print_diagnosis(out: &mut Out, study: &Study) -> Result<(), CliError> {
     if !study.findings.is_empty() {
         let machine =
             study.prediction().map_or_else(String::new, |p| format!(", predicted on {}", p.machine));

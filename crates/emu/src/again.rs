@@ -39,7 +39,8 @@ pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> R
     if report.hazards.iter().any(|hazard| lines.reads_beside_a_store(hazard)) {
         tell_unused_reads(kernel, &copies, options, &lines, &mut report);
     }
-    if report.hazards.iter().any(|hazard| lines.stores_undefined(hazard)) && only_loads_read_shared(kernel) {
+    let unused = |h: &Hazard| lines.stores_undefined(h) || lines.reads_unwritten(h);
+    if report.hazards.iter().any(unused) && only_loads_read_shared(kernel) {
         tell_unused_copies(kernel, &copies, options, &lines, &mut report);
     }
     Ok(report)
@@ -117,9 +118,10 @@ fn tell_unused_reads(
     }
 }
 
-/// Reports stores of unwritten registers to shared memory as notes if nothing depends on the values there. A
-/// further run follows them through shared memory. Libraries that exchange items of a tile between lanes
-/// store the items beyond the end too.
+/// Reports stores of unwritten registers to shared memory, and loads of shared memory that no thread has
+/// written, as notes if nothing depends on the values. A further run follows them through registers and
+/// shared memory. Libraries that exchange items of a tile between lanes store and load the items beyond the
+/// end too.
 fn tell_unused_copies(
     kernel: &Kernel,
     copies: &[Buffer],
@@ -133,13 +135,23 @@ fn tell_unused_copies(
     }
     let known: HashSet<Key> = report.hazards.iter().map(key).collect();
     let found: HashSet<Key> = followed.hazards.iter().filter(|h| is_undefined(h)).map(key).collect();
-    if !found.is_subset(&known) {
+    // The line where an undefined value was first read.
+    let origins: HashSet<u32> = found.iter().map(|(_, line, _)| *line).collect();
+    let unwritten: HashSet<u32> =
+        report.hazards.iter().filter(|h| lines.reads_unwritten(h)).map(|h| h.line).collect();
+    if found.iter().any(|key| !known.contains(key) && !unwritten.contains(&key.1)) {
         return;
     }
+    // Where values of two lines meet, only one of the lines is an origin. So all such loads stay hazards if one
+    // does.
+    let unused = origins.is_disjoint(&unwritten);
     for hazard in report.hazards.iter_mut() {
         if lines.stores_undefined(hazard) && !found.contains(&key(hazard)) {
             hazard.kind = HazardKind::UnusedRead;
             hazard.message += "; it is stored to shared memory, and nothing depends on it there";
+        } else if unused && lines.reads_unwritten(hazard) {
+            hazard.kind = HazardKind::UnusedRead;
+            hazard.message += "; nothing depends on the value that was read";
         }
     }
 }
@@ -149,12 +161,12 @@ fn is_undefined(h: &Hazard) -> bool {
     h.kind == HazardKind::UninitialisedRead && h.place.is_none()
 }
 
-/// Whether only plain loads read shared memory, as far as the instructions tell.
+/// Whether only plain loads and `ldmatrix` read shared memory, as far as the instructions tell.
 fn only_loads_read_shared(kernel: &Kernel) -> bool {
     !statements(kernel).any(|statement| match statement {
         Statement::Inst(inst) => match inst.op {
             Op::Atom(a) | Op::Red(a) => a.space != Space::Global,
-            Op::Ldmatrix(_) | Op::WmmaLoad(_) | Op::Wgmma(_) => true,
+            Op::WmmaLoad(_) | Op::Wgmma(_) => true,
             Op::CpAsyncBulk(_)
             | Op::CpReduceAsyncBulk(_)
             | Op::CpAsyncBulkTensor(_)
@@ -165,7 +177,8 @@ fn only_loads_read_shared(kernel: &Kernel) -> bool {
     })
 }
 
-/// The lines of plain loads and stores of a module.
+/// The lines of loads and stores of a module whose values and readers can be followed: plain accesses,
+/// `ldmatrix` and `cp.async`.
 struct Lines {
     loads: HashSet<u32>,
     stores: HashSet<u32>,
@@ -178,7 +191,9 @@ impl Lines {
             let Statement::Inst(inst) = statement else { continue };
             match inst.op {
                 Op::Ld(m) if may_be_common(m.space) => lines.loads.insert(inst.line),
+                Op::Ldmatrix(_) => lines.loads.insert(inst.line),
                 Op::St(m) if may_be_common(m.space) => lines.stores.insert(inst.line),
+                Op::CpAsync(_) => lines.stores.insert(inst.line),
                 _ => continue,
             };
         }
@@ -190,11 +205,18 @@ impl Lines {
         is_undefined(hazard) && self.stores.contains(&hazard.other_line.unwrap_or(hazard.line))
     }
 
+    /// Whether a hazard is a load of shared memory that no thread has written.
+    fn reads_unwritten(&self, hazard: &Hazard) -> bool {
+        hazard.kind == HazardKind::UninitialisedRead
+            && hazard.place.as_ref().is_some_and(|place| place.space == Space::Shared)
+            && self.loads.contains(&hazard.line)
+    }
+
     fn can_race(&self) -> bool {
         !self.loads.is_empty() && !self.stores.is_empty()
     }
 
-    /// Whether a race is between a plain load and a plain store.
+    /// Whether a race is between a load and a store.
     fn reads_beside_a_store(&self, hazard: &Hazard) -> bool {
         let other = hazard.other_line.unwrap_or(0);
         let is = |read: u32, write: u32| self.loads.contains(&read) && self.stores.contains(&write);

@@ -1,10 +1,10 @@
 //! Checks a launch before it runs: the contract, tensor maps, the cluster, and the limits of the emulator.
 
-use ptx::{Arg, Function, Kernel};
+use ptx::{Arg, Function, Kernel, Op};
 
 use crate::EmuError;
 use crate::decode::Program;
-use crate::exec::Context;
+use crate::exec::{Context, REGISTERS};
 use crate::memory::Buffer;
 use crate::order::DenseShadow;
 
@@ -167,6 +167,22 @@ pub(crate) fn check_shadow(context: &Context) -> Result<(), EmuError> {
 pub(crate) fn shadow_bytes(context: &Context) -> u64 {
     let bytes = context.actors.ctas * context.program.layout.shared_extent as usize;
     DenseShadow::most_bytes(bytes, context.program.granules[0], context.actors)
+}
+
+/// Checks that an SM has the registers that the CTA needs at its start. `registers` are those of a thread,
+/// where they are known: of kernels with `setmaxnreg`.
+pub(crate) fn check_registers(context: &Context) -> Result<(), EmuError> {
+    let uses = context.program.code.iter().any(|inst| matches!(inst.op, Op::Setmaxnreg(_)));
+    let Some(registers) = context.registers.filter(|_| uses) else { return Ok(()) };
+    let warps = context.actors.warps as u32;
+    if registers * 32 * warps > REGISTERS {
+        return Err(EmuError::Launch {
+            what: "registers of a CTA",
+            given: format!("{registers} for each thread of {warps} warps"),
+            accepted: format!("at most {REGISTERS} together, on every GPU"),
+        });
+    }
+    Ok(())
 }
 
 /// Checks the limit of shared memory per CTA (CUDA C++ Programming Guide, table of technical specifications).

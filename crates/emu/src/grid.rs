@@ -8,7 +8,9 @@ use ptx::{Access, Arg, Function, GridDependency, Kernel, Op, TensorMapSpec};
 use rayon::prelude::*;
 
 use crate::EmuError;
-use crate::contract::{check_agents, check_contract, check_shadow, check_shared, shadow_bytes};
+use crate::contract::{
+    check_agents, check_contract, check_registers, check_shadow, check_shared, shadow_bytes,
+};
 use crate::counters::{Counter, Counters};
 use crate::decode::{Inst, Program, WORKSPACE, decode};
 use crate::exec::{Cluster, Context, Doubts, Follow, GlobalOrder, Outcome, Progress, registers_at_entry};
@@ -144,6 +146,7 @@ pub(crate) fn run_once(
         maps: &kernel.tensor_maps,
         stands_for: 1,
     };
+    check_registers(&context)?;
     check_agents(&context)?;
     check_shadow(&context)?;
     let mut total = Total::default();

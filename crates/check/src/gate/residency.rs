@@ -2,7 +2,7 @@
 //! unless the launch is cooperative. A kernel that spins on a later CTA hangs if there is no room for that
 //! CTA.
 
-use emu::{Buffer, Hazard, HazardKind, Options, Schedule};
+use emu::{Buffer, EmuError, Hazard, HazardKind, Options, Schedule};
 use predict::Gpu;
 use predict::machine::MACHINES;
 use predict::resources::{estimate, occupancy};
@@ -10,7 +10,11 @@ use ptx::Kernel;
 
 use super::CheckReport;
 use super::feed::Feed;
+use super::polls::polls;
 use crate::launchfile::Bound;
+
+/// Warp instructions that a CTA may issue in any case.
+const LEAST_STEPS: u64 = 1 << 20;
 
 /// Runs each kernel with one resident cluster at a time, in ascending order. `options` are those of a run
 /// without hazards.
@@ -19,7 +23,7 @@ pub(super) fn check(
     feed: &Feed,
     options: &Options,
     check: &mut CheckReport,
-) -> Result<(), emu::EmuError> {
+) -> Result<(), EmuError> {
     for (at, kernel) in bound.steps().enumerate() {
         let Some(most) = wait_for_room(kernel, bound.is_cooperative(at)) else { continue };
         let mut buffers = feed.buffers(bound);
@@ -29,14 +33,35 @@ pub(super) fn check(
             emu::run(before, &mut handles, options)?;
         }
         let cooperative = bound.is_cooperative(at);
-        let alone = Options { cooperative, resident: Some(1), schedule: Schedule::Late, ..options.clone() };
-        let report = emu::run(kernel, &mut handles, &alone)?;
-        if let Some(hang) = report.hazards.iter().find(|h| h.kind == HazardKind::Deadlock) {
-            note(hang, kernel.launch.grid.count(), most, check);
+        // No CTA of the runs before has issued more than all of them together.
+        let step_limit = options.step_limit.min(check.steps.max(LEAST_STEPS));
+        let schedule = Schedule::Late;
+        let alone = Options { cooperative, resident: Some(1), schedule, step_limit, ..options.clone() };
+        let hang = match emu::run(kernel, &mut handles, &alone) {
+            Ok(report) => report.hazards.into_iter().find(|h| h.kind == HazardKind::Deadlock),
+            Err(EmuError::StepLimit { line, .. }) => Some(endless(kernel, line)),
+            Err(error) => return Err(error),
+        };
+        if let Some(hang) = hang {
+            note(&hang, kernel.launch.grid.count(), most, check);
             return Ok(());
         }
     }
     Ok(())
+}
+
+/// A CTA that issues instructions without end while it waits for a later CTA. `line` is one of them.
+fn endless(kernel: &Kernel, line: u32) -> Hazard {
+    let poll = polls(&kernel.module).first().map(|poll| poll.line);
+    Hazard {
+        kind: HazardKind::Deadlock,
+        line: poll.unwrap_or(line),
+        other_line: None,
+        threads: Vec::new(),
+        place: None,
+        message: String::new(),
+        count: 1,
+    }
 }
 
 /// Fails the check if no GPU can hold all CTAs of a cooperative launch, which every GPU then refuses.

@@ -240,6 +240,17 @@ fn field_of(
             })?;
             Ok((bytes.into_iter().map(|b| FieldSpec::Value(Arg::U8(b))).collect(), 1))
         }
+        "tensor_map" => {
+            let of = raw.of.as_ref().ok_or_else(|| missing("of"))?;
+            let map = number(of).filter(|(_, by_value)| *by_value).ok_or_else(|| {
+                LaunchError::value(
+                    key("of"),
+                    of,
+                    "the name or the number of an [[arg]] with role = \"tensor_map\"",
+                )
+            })?;
+            Ok((vec![FieldSpec::Argument(map.0)], TensorMapSpec::ALIGN))
+        }
         "pointer" => match &raw.of {
             None => Ok((vec![FieldSpec::Value(Arg::Null)], 8)),
             Some(of) => {
@@ -251,7 +262,7 @@ fn field_of(
             }
         },
         other => {
-            let accepted = format!("{}bytes pointer", ScalarType::ACCEPTED);
+            let accepted = format!("{}bytes pointer tensor_map", ScalarType::ACCEPTED);
             Err(LaunchError::value(key("role"), format!("\"{other}\""), accepted))
         }
     }

@@ -315,12 +315,13 @@ pub(crate) fn number_of(value: &toml::Value, all: &[RawArg]) -> Option<usize> {
     })
 }
 
-/// The argument that a value names, if it has memory, and whether it is a tensor map.
+/// The argument that a value names, if it has memory, and whether it is a tensor map by value.
 fn memory_named(value: &toml::Value, all: &[RawArg]) -> Option<(usize, bool)> {
     let index = number_of(value, all)?;
     let role = all[index].role.as_str();
     let has = tensor_of(role).is_some() || matches!(role, "lse" | "buffer" | "pointers" | "tensor_map");
-    has.then_some((index, role == "tensor_map"))
+    let by_value = role == "tensor_map" && all[index].memory.as_deref() != Some("global");
+    has.then_some((index, by_value))
 }
 
 fn check_names(all: &[RawArg], has_problem: bool) -> Result<(), LaunchError> {

@@ -491,6 +491,10 @@ fn refusals_of_the_newer_keys_name_their_place() {
             "'z' for [[arg]] 2 fields[0] of: expected the name or the number",
         ),
         (
+            "[[arg]]\nrole = \"struct\"\nfields = [{ role = \"tensor_map\", of = 0 }]\n",
+            "'0' for [[arg]] 2 fields[0] of: expected the name or the number of an [[arg]] with role = \"tensor_map\"",
+        ),
+        (
             "[[arg]]\nrole = \"buffer\"\ndtype = \"f32\"\nshape = [4, 4]\nstrides = [4]\n",
             "'[4]' for [[arg]] 2 strides: expected 2 numbers",
         ),

@@ -46,9 +46,12 @@ fn launch(source: &str) -> String {
     source.lines().filter_map(line).collect()
 }
 
-/// The announced kinds with their lines, after `mark`.
+/// The announced kinds with their lines, from `mark` to the end or the next comment.
 fn announced(source: &str, mark: &str) -> BTreeSet<(String, u32)> {
-    let lines = source.lines().zip(1..).filter_map(|(text, line)| Some((text.split_once(mark)?.1, line)));
+    let lines = source
+        .lines()
+        .zip(1..)
+        .filter_map(|(text, line)| Some((text.split_once(mark)?.1.split("//").next()?, line)));
     lines
         .flat_map(|(kinds, line)| kinds.split_whitespace().map(move |kind| (kind.to_owned(), line)))
         .collect()
@@ -88,9 +91,10 @@ fn judge(file: &Path, compiled: impl Fn(&str) -> Compiled) -> Vec<String> {
     let mark = if file.extension().is_some_and(|ending| ending == "py") { "#" } else { "//" };
     let announced = |what: &str| announced(&source, &format!("{mark} {what}:"));
     let mut faults = Vec::new();
-    for (entry, wanted) in
-        [("wrong", [announced("hazard"), announced("note")]), ("right", [BTreeSet::new(), BTreeSet::new()])]
-    {
+    for (entry, wanted) in [
+        ("wrong", [announced("hazard"), announced("note")]),
+        ("right", [BTreeSet::new(), announced("note of right")]),
+    ] {
         let Compiled { ptx, shared } = compiled(entry);
         let spec = spec.replacen("[launch]", &format!("[launch]\nentry = \"{entry}\""), 1);
         let module = ptx::parse(&ptx).unwrap().verify().unwrap();

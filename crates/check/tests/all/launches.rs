@@ -237,6 +237,30 @@ fn polls(writer: u32, ctas: u32) -> CheckReport {
     check(&kernel, &file)
 }
 
+/// The answer of the poll passes through shared memory, so the loop does not only read.
+#[test]
+fn a_spin_with_barriers_needs_its_ctas_resident() {
+    let kernel = format!(
+        ".visible .entry k(.param .u64 y)\n{{\n{REGISTERS}.shared .align 4 .b32 answer;\n\
+         ld.param.u64 %rd1, [y];\nmov.u32 %r1, %ctaid.x;\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 bra WAIT;\n\
+         mov.u32 %r2, 1;\nst.release.gpu.global.u32 [%rd1], %r2;\nret;\n\
+         WAIT:\natom.acq_rel.gpu.global.cas.b32 %r3, [%rd1], 1, 1;\nst.shared.u32 [answer], %r3;\nbar.sync 0;\n\
+         ld.shared.u32 %r2, [answer];\nsetp.eq.u32 %p1, %r2, 0;\n@%p1 bra WAIT;\n\
+         st.global.u32 [%rd1+4], %r3;\nret;\n}}\n"
+    );
+    let run = |cooperative: &str| {
+        check(
+            &kernel,
+            &format!("[launch]\ngrid = [2]\nblock = [1]\n{cooperative}{}", buffer("y", "u32", "0")),
+        )
+    };
+    let plain = run("");
+    assert_eq!(plain.verdict, Verdict::Incomplete, "{:?}", plain.reasons);
+    let reason = &plain.reasons[0];
+    assert!(reason.contains("CTAs wait for later CTAs") && reason.contains("cooperative = true"), "{reason}");
+    assert_passed(&run("cooperative = true\n"));
+}
+
 #[test]
 fn a_poll_that_never_waited_is_a_warning() {
     let idle = |check: &CheckReport| {
@@ -376,6 +400,33 @@ fn a_tensor_map_may_lie_in_global_memory() {
     let in_memory = format!("{}memory = \"global\"\n{}", &launch[..first], &launch[first..]);
     let module = ptx::parse(&text).unwrap().verify().unwrap_or_else(|error| panic!("{error}\n{text}"));
     let bound = in_memory.parse::<LaunchSpec>().unwrap().bind(module).unwrap();
+    let check = check_kernel(&bound, &Settings::quick()).unwrap();
+    assert_passed(&check);
+    assert!(check.coverage.unwrap().percent() > 50.0);
+}
+
+#[test]
+fn a_tensor_map_may_be_a_field_of_a_struct() {
+    let by_value = std::fs::read_to_string("../../filetests/corpus/cuda_hopper_copy_sm90a.ptx").unwrap();
+    let launch = std::fs::read_to_string("../../filetests/corpus/cuda_hopper_copy.toml").unwrap();
+    let param = by_value.lines().find(|line| line.contains(".param .align 64 .b8")).unwrap();
+    let name = param.split("b8 ").nth(1).unwrap().split('[').next().unwrap();
+    // The struct has a number before the map.
+    let wide = param.replace("[128]", "[192]");
+    let mut text = by_value.replace(param, &wide);
+    for line in by_value.lines().filter(|line| line.contains("mov.") && line.contains(name)) {
+        text = text.replace(line, &line.replace(name, &format!("{name}+64")));
+    }
+    let first = launch.find("role = \"tensor_map\"").unwrap();
+    let before = launch[..first].rfind("[[arg]]").unwrap();
+    let map = launch[first..].find("[[arg]]").map_or(&launch[before..], |next| &launch[before..first + next]);
+    let of_struct = "[[arg]]\nrole = \"struct\"\nfields = [{ role = \"i32\", value = 7 }, { role = \"tensor_map\", of = \"map\" }]\n\n";
+    let named =
+        map.replace("role = \"tensor_map\"", "role = \"tensor_map\"\nname = \"map\"\nparameter = false");
+    let spec = launch.replace(map, &format!("{of_struct}{named}"));
+    let module = ptx::parse(&text).unwrap().verify().unwrap_or_else(|error| panic!("{error}\n{text}"));
+    let bound =
+        spec.parse::<LaunchSpec>().unwrap_or_else(|error| panic!("{error}\n{spec}")).bind(module).unwrap();
     let check = check_kernel(&bound, &Settings::quick()).unwrap();
     assert_passed(&check);
     assert!(check.coverage.unwrap().percent() > 50.0);

@@ -71,6 +71,9 @@ pub struct Check {
     /// (default: L4, or H200 where the target needs it)
     #[arg(long, value_name = "NAME")]
     pub gpu: Option<String>,
+    /// Also list what costs time on the GPU, as `explain` does
+    #[arg(long)]
+    pub diagnose: bool,
     /// After a pass, put up to N faults into the kernel, one at a time, and say which of them the check finds
     #[arg(long, value_name = "N", value_parser = count::<usize>)]
     pub mutants: Option<usize>,

@@ -28,7 +28,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "flashcore check kernel.cu -I include --suggest > kernel.toml",
             "flashcore check kernel.ptx --launch kernel.toml --require-coverage 100 --json",
             "flashcore check kernel.cu --launch kernel.toml --sarif kernel.sarif --junit kernel.xml",
-            "flashcore check kernel.cu --launch kernel.toml --coverage --gpu H100",
+            "flashcore check kernel.cu --launch kernel.toml --coverage --diagnose --gpu H100",
             "flashcore check kernel.ptx --launch large.toml --budget 30    # CTAs that stand for a large grid",
             "flashcore check - --launch kernel.toml < kernel.ptx",
         ],

@@ -7,7 +7,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use ptx::{BinaryOp, Op, PrmtMode};
+use ptx::{BinaryOp, BoolOp, Op, PrmtMode, Type};
 use smallvec::SmallVec;
 
 use super::flow::{BasicBlock, blocks};
@@ -23,11 +23,28 @@ pub(crate) struct Watch {
     /// Suspects on whose value the instruction depends.
     pub effect: Vec<u32>,
     pub defines: Vec<u32>,
-    /// `a`, `b` and the predicate of a `selp`, if they are suspects.
-    pub choice: Option<[Option<u32>; 3]>,
+    pub choice: Option<UndefinedRule>,
     /// For operations that put bytes together or take them apart: the suspects that they write, and where
     /// their bytes come from. Compilers set the bytes of an unwritten register one by one.
     pub bytes: Vec<(u32, Bytes)>,
+}
+
+/// Operands of an instruction whose result may be defined although one of them is not. Operands that are no
+/// suspects are `None`.
+#[derive(Debug)]
+pub(crate) enum UndefinedRule {
+    /// `a`, `b` and the predicate of a `selp`.
+    Select([Option<u32>; 3]),
+    /// Two truth values that `and` or `or` joins: either decides alone if it equals `decides`.
+    Join { sides: [Side; 2], decides: bool },
+}
+
+/// A truth value: the suspects that it is computed from, and the predicate operand that holds it. The result
+/// of a comparison is in no operand.
+#[derive(Debug)]
+pub(crate) struct Side {
+    pub suspects: SmallVec<[u32; 2]>,
+    pub operand: Option<u8>,
 }
 
 /// The registers of a wgmma that an instruction of another kind reads or writes, and those that it writes.
@@ -238,7 +255,7 @@ fn watch_of(
     if guard.is_none() && data.is_empty() && effect.is_empty() && defines.is_empty() {
         return None;
     }
-    let choice = matches!(inst.op, Op::Selp(_)).then(|| [0, 1, 2].map(|i| index[inst.s[i]]));
+    let choice = choice_of(inst, index);
     let bytes = match inst.op {
         Op::Mov(ty) if !list.is_empty() => {
             bytes_of_parts((ty.bytes() / list.len() as u32) as u8, inst, list, index)
@@ -246,6 +263,22 @@ fn watch_of(
         _ => index[inst.d[0]].zip(bytes_of(program, inst, index)).into_iter().collect(),
     };
     Some(Watch { guard, data, effect, defines, choice, bytes })
+}
+
+fn choice_of(inst: &Inst, index: &BySlot<Option<u32>>) -> Option<UndefinedRule> {
+    let suspects = |at: &[usize]| at.iter().filter_map(|i| index[inst.s[*i]]).collect();
+    let predicate = |at: usize| Side { suspects: suspects(&[at]), operand: Some(at as u8) };
+    match inst.op {
+        Op::Selp(_) => Some(UndefinedRule::Select([0, 1, 2].map(|i| index[inst.s[i]]))),
+        Op::Binary(op @ (BinaryOp::And | BinaryOp::Or), Type::Pred, _) => {
+            Some(UndefinedRule::Join { sides: [0, 1].map(predicate), decides: op == BinaryOp::Or })
+        }
+        Op::Setp { combine: Some(op @ (BoolOp::And | BoolOp::Or)), .. } => {
+            let comparison = Side { suspects: suspects(&[0, 1]), operand: None };
+            Some(UndefinedRule::Join { sides: [comparison, predicate(2)], decides: op == BoolOp::Or })
+        }
+        _ => None,
+    }
 }
 
 /// [`Watch::bytes`] of a `mov` that packs or unpacks parts of `size` bytes.
@@ -370,7 +403,8 @@ impl Analysis {
             let mut defines = defines(inst, list);
             let call = matches!(inst.op, Op::Call { .. }).then(|| &program.calls[inst.target as usize]);
             defines.extend(call.into_iter().flat_map(Call::result_registers));
-            let followed = follow_loads && matches!(inst.op, Op::Ld(_)) || call.is_some();
+            let loads = matches!(inst.op, Op::Ld(_) | Op::Ldmatrix(_));
+            let followed = follow_loads && loads || call.is_some();
             Step { data, effect, defines, guarded: inst.guard.is_some(), followed }
         };
         let steps = program.code.iter().map(step).collect();

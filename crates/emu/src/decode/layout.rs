@@ -51,6 +51,8 @@ pub(crate) struct Layout {
     /// Addresses in the variable's own space. Local variables are in `frames`.
     symbols: HashMap<Name, (Space, u64)>,
     pub shared: Vec<SharedVariable>,
+    /// Offset and bytes of dynamic shared memory, if the module has arrays of it.
+    pub dynamic: Option<(u32, u32)>,
     /// Static and dynamic shared memory of a CTA in bytes, as ptxas packs it.
     pub shared_bytes: u32,
     /// The end of the last shared variable: `shared_bytes`, plus the gaps of [`Placement::Declared`].
@@ -127,6 +129,7 @@ impl Layout {
         }
         let align = arrays.iter().map(|v| v.align).fold(DYNAMIC_ALIGN, u32::max);
         let start = self.next_shared(align, dynamic, placement);
+        self.dynamic = (!arrays.is_empty()).then_some((start, dynamic));
         for variable in arrays {
             self.add_shared(variable, start, dynamic);
         }

@@ -21,7 +21,7 @@ use ptx::{
     Statement, Type,
 };
 
-pub(crate) use defined::{Touches, Watch};
+pub(crate) use defined::{Touches, UndefinedRule, Watch};
 pub(crate) use layout::{Layout, SharedVariable, VariableRegion};
 pub(crate) use matrix::wgmma_bits;
 pub(crate) use operands::{scope_strength, strength};

@@ -1,12 +1,12 @@
 //! Executes loads and stores, lane by lane.
 
-use ptx::{MemSem, Memory, Op, Space, Type};
+use ptx::{MemSem, Memory, Op, Space};
 use smallvec::SmallVec;
 
 use super::Env;
-use super::registers::{Registers, for_lanes};
+use super::registers::{Registers, for_lanes, gather, scatter};
 use super::run::Flow;
-use super::units::{Observation, Publication};
+use super::units::{Follow, Observation, Publication, inside};
 use super::warp::{Split, Warp};
 use crate::decode::{Class, Inst, SharedVariable, Slot, strength};
 use crate::memory::{
@@ -274,7 +274,12 @@ impl<'a> Env<'a> {
         match verdict {
             Verdict::Fine => {}
             Verdict::Uninitialised => {
-                if self.facts.context.options.checks.uninitialised && !self.log.findings.lost_shared {
+                // A run that follows such values finds what depends on them.
+                let followed = matches!(self.facts.context.follow, Follow::Copies);
+                if self.facts.context.options.checks.uninitialised
+                    && !self.log.findings.lost_shared
+                    && !followed
+                {
                     self.report(HazardKind::UninitialisedRead, inst, warp, lane, Some(place), || {
                         "reads shared memory that no thread has written".into()
                     });
@@ -562,8 +567,15 @@ impl<'a> Env<'a> {
         self.lose(site);
         let place = Some((site.space, address));
         let bytes = site.bytes;
+        let dynamic = self.facts.context.program.layout.dynamic.filter(|(start, _)| {
+            site.space == Space::Shared && inside(address) >= SHARED_BASE + u64::from(*start)
+        });
         self.report(HazardKind::OutOfBounds, site.inst, warp.index, lane, place, || {
-            if size == 0 {
+            if let Some((_, given)) = dynamic {
+                format!(
+                    "accesses {bytes} bytes beyond the dynamic shared memory, of which the launch gives {given} bytes"
+                )
+            } else if size == 0 {
                 format!("accesses {bytes} bytes at {address:#x}, where no buffer or variable is")
             } else {
                 format!("accesses {bytes} bytes beyond the bounds of {size} bytes")
@@ -649,53 +661,4 @@ fn same_store(c: &Conflict, a: &Access) -> bool {
     let warp = c.agent.wrapping_sub(a.view.home()) as usize;
     let same_cta = warp < ctas * warps && warp / warps == a.actor / warps;
     c.wrote && c.touch == Touch::Plain && c.pc == a.pc && same_cta
-}
-
-/// Writes element `element` of each lane's loaded data to a register, which may be wider.
-#[inline(always)]
-fn scatter(registers: &mut Registers, slot: Slot, mask: u32, chunks: &[Chunk; 32], element: usize, ty: Type) {
-    let bits = ty.bits();
-    match (bits, slot.class) {
-        (64, _) => {
-            let value = std::array::from_fn(|l| {
-                u64::from(chunks[l][2 * element]) | u64::from(chunks[l][2 * element + 1]) << 32
-            });
-            registers.set64(slot, mask, &value);
-        }
-        (32, Class::W32) => registers.set32(slot, mask, &std::array::from_fn(|l| chunks[l][element])),
-        _ => {
-            let at = element * bits as usize;
-            let raw = |l: usize| u64::from(chunks[l][at / 32]) >> (at % 32) & (u64::MAX >> (64 - bits));
-            let value = std::array::from_fn(|l| {
-                if ty.is_signed() { ((raw(l) << (64 - bits)) as i64 >> (64 - bits)) as u64 } else { raw(l) }
-            });
-            // The upper half of a slot that holds 16 bits has no meaning: readers mask it.
-            registers.set_any(slot, mask, &value);
-        }
-    }
-}
-
-/// Reads element `element` of each lane's data to store from a register, which may be wider.
-#[inline(always)]
-pub(super) fn gather(registers: &Registers, slot: Slot, chunks: &mut [Chunk; 32], element: usize, ty: Type) {
-    match ty.bits() {
-        64 => {
-            let value = registers.get_any(slot);
-            for (chunk, v) in chunks.iter_mut().zip(value) {
-                chunk[2 * element] = v as u32;
-                chunk[2 * element + 1] = (v >> 32) as u32;
-            }
-        }
-        32 if slot.class == Class::W32 => {
-            let value = registers.get32(slot);
-            chunks.iter_mut().zip(value).for_each(|(chunk, v)| chunk[element] = *v);
-        }
-        bits => {
-            let value = registers.get_any(slot);
-            let at = element * bits as usize;
-            for (chunk, v) in chunks.iter_mut().zip(value) {
-                chunk[at / 32] |= ((v & (u64::MAX >> (64 - bits))) << (at % 32)) as u32;
-            }
-        }
-    }
 }

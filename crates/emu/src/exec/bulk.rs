@@ -10,7 +10,7 @@ use ptx::{AtomicOp, BulkRoute, Op, Space, TensorMapSpec, Type};
 use super::Env;
 use super::access::{Site, addresses, based, plain};
 use super::mbarrier::Cause;
-use super::registers::for_lanes;
+use super::registers::{for_lanes, gather};
 use super::tensor_map::{Piece, map_index, pieces};
 use super::units::{Flight, Payload, inside};
 use super::warp::Warp;
@@ -298,7 +298,7 @@ impl<'a> Env<'a> {
         let signals = based(&warp.registers, inst.signal.0, inst.signal.1).map(|a| resolve(a).1);
         let mut chunks: [Chunk; 32] = [[0; 8]; 32];
         for (element, slot) in self.facts.context.program.slots(inst).iter().enumerate() {
-            super::access::gather(&warp.registers, *slot, &mut chunks, element, ty);
+            gather(&warp.registers, *slot, &mut chunks, element, ty);
         }
         let site = Site { inst, space: Space::Shared, bytes, strength: Strength::Weak };
         let counter = self.log.counter(inst);

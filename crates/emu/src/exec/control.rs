@@ -1,6 +1,6 @@
 //! Executes branches, calls and exits.
 
-use ptx::Op;
+use ptx::{Op, SpecialReg};
 
 use super::Env;
 use super::run::Flow;
@@ -150,7 +150,19 @@ impl Env<'_> {
 
     pub(super) fn trap(&mut self, warp: &mut Warp, split: &mut Split, inst: &Inst, mask: u32) -> Flow {
         let lane = mask.trailing_zeros() as usize;
-        self.report(HazardKind::Trap, inst, warp.index, lane, None, || "the kernel traps".into());
+        let context = self.facts.context;
+        let of_grid =
+            |(_, special): &(Slot, SpecialReg)| matches!(special, SpecialReg::Envreg1 | SpecialReg::Envreg2);
+        let barrier = !context.options.cooperative && context.program.specials.iter().any(of_grid);
+        self.report(HazardKind::Trap, inst, warp.index, lane, None, || {
+            if barrier {
+                "the kernel traps: it asks for the workspace of a grid barrier (grid.sync), and the launch is not \
+                 cooperative"
+                    .into()
+            } else {
+                "the kernel traps".into()
+            }
+        });
         self.exit(warp, split, mask)
     }
 

@@ -108,8 +108,10 @@ impl Env<'_> {
             let access = Access { touch: Touch::Copy, epoch: FLIGHT, ..plain(warp, &read, lane) };
             self.note_global_read(&read, &access, from, taken);
         }
+        self.undefined_bytes.store(to, inst.target.into(), false);
         if races {
             let access = Access { touch: Touch::Copy, epoch: FLIGHT, ..plain(warp, &write, lane) };
+            self.doubt_readers(&access, Space::Shared, offset as u64, to, inst.target.into());
             if let Some((c, at)) = self.shared.shadow.write(offset, inst.target as usize, &access) {
                 let place = (Space::Shared, self.facts.shared_address(at));
                 self.report_conflict(inst, warp.index, lane, true, &c, place);

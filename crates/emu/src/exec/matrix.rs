@@ -11,7 +11,7 @@ use crate::decode::{Inst, Slot};
 use crate::memory::{Chunk, load_bytes};
 use crate::numerics::tensor::{self, Accumulator};
 use crate::numerics::{Lanes32, Lanes64};
-use crate::order::{Access, Strength};
+use crate::order::{Access, Strength, Verdict};
 use crate::report::{Fidelity, HazardKind};
 use crate::semantics::products;
 
@@ -124,6 +124,9 @@ impl Env<'_> {
             });
             warp.registers.set32(*slot, mask, &result);
         }
+        if !self.facts.context.follow.is_nothing() {
+            self.mark_doubted_rows(warp, inst, m.trans, lanes, &addresses);
+        }
     }
 
     /// Loads 16 bytes that the whole warp reads.
@@ -140,6 +143,9 @@ impl Env<'_> {
         if self.facts.context.options.checks.races {
             let access = Access { lanes: mask, ..plain(warp, &site, lane) };
             let verdict = self.shared.shadow.read(offset, 16, &access);
+            if let Verdict::Conflict(c) = &verdict {
+                self.doubt_read(&access, c, Space::Shared, address, 16);
+            }
             self.judge_shared_read(verdict, inst, warp.index, lane, address);
         }
         Some(load_bytes(&self.shared.bytes, offset, 16))
@@ -164,7 +170,10 @@ impl Env<'_> {
             }
         }
         let site = row_site(inst);
-        for_lanes(lanes, |lane| self.store_shared(warp, &site, lane, addresses[lane], &rows[lane]));
+        for_lanes(lanes, |lane| {
+            self.store_shared(warp, &site, lane, addresses[lane], &rows[lane]);
+            self.undefined_bytes.store(addresses[lane], 16, false);
+        });
     }
 }
 

@@ -394,7 +394,7 @@ impl Env<'_> {
     /// Whether the copies to an mbarrier stay in flight after this unsuccessful wait.
     fn still_flies(&mut self, address: u64) -> bool {
         matches!(self.facts.context.options.schedule, Schedule::Random | Schedule::Lagging)
-            && self.mbarriers.still_flies(address, &mut self.rng)
+            && self.mbarriers.still_flies(address, self.facts.cluster == 0, &mut self.rng)
     }
 
     /// Performs the arrivals of `cp.async.mbarrier.arrive`.

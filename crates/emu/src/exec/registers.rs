@@ -1,6 +1,9 @@
 //! The register files of a warp.
 
+use ptx::Type;
+
 use crate::decode::{Class, Program, Slot};
+use crate::memory::Chunk;
 use crate::numerics::{Lanes32, Lanes64};
 
 /// Register files of a warp: an array of 32 lanes for each register.
@@ -125,6 +128,62 @@ impl Registers {
             Class::W32 => u64::from(self.w32[slot.at()][lane]),
             Class::Pred => u64::from(self.pred[slot.at()] >> lane & 1),
             Class::Sink => 0,
+        }
+    }
+}
+
+/// Writes element `element` of each lane's loaded data to a register, which may be wider.
+#[inline(always)]
+pub(super) fn scatter(
+    registers: &mut Registers,
+    slot: Slot,
+    mask: u32,
+    chunks: &[Chunk; 32],
+    element: usize,
+    ty: Type,
+) {
+    let bits = ty.bits();
+    match (bits, slot.class) {
+        (64, _) => {
+            let value = std::array::from_fn(|l| {
+                u64::from(chunks[l][2 * element]) | u64::from(chunks[l][2 * element + 1]) << 32
+            });
+            registers.set64(slot, mask, &value);
+        }
+        (32, Class::W32) => registers.set32(slot, mask, &std::array::from_fn(|l| chunks[l][element])),
+        _ => {
+            let at = element * bits as usize;
+            let raw = |l: usize| u64::from(chunks[l][at / 32]) >> (at % 32) & (u64::MAX >> (64 - bits));
+            let value = std::array::from_fn(|l| {
+                if ty.is_signed() { ((raw(l) << (64 - bits)) as i64 >> (64 - bits)) as u64 } else { raw(l) }
+            });
+            // The upper half of a slot that holds 16 bits has no meaning: readers mask it.
+            registers.set_any(slot, mask, &value);
+        }
+    }
+}
+
+/// Reads element `element` of each lane's data to store from a register, which may be wider.
+#[inline(always)]
+pub(super) fn gather(registers: &Registers, slot: Slot, chunks: &mut [Chunk; 32], element: usize, ty: Type) {
+    match ty.bits() {
+        64 => {
+            let value = registers.get_any(slot);
+            for (chunk, v) in chunks.iter_mut().zip(value) {
+                chunk[2 * element] = v as u32;
+                chunk[2 * element + 1] = (v >> 32) as u32;
+            }
+        }
+        32 if slot.class == Class::W32 => {
+            let value = registers.get32(slot);
+            chunks.iter_mut().zip(value).for_each(|(chunk, v)| chunk[element] = *v);
+        }
+        bits => {
+            let value = registers.get_any(slot);
+            let at = element * bits as usize;
+            for (chunk, v) in chunks.iter_mut().zip(value) {
+                chunk[at / 32] |= ((v & (u64::MAX >> (64 - bits))) << (at % 32)) as u32;
+            }
         }
     }
 }

@@ -5,9 +5,10 @@ use ptx::Space;
 use super::Env;
 use super::access::Site;
 use super::registers::for_lanes;
-use super::units::Follow;
+use super::units::{Follow, inside};
 use super::warp::Warp;
-use crate::decode::{Inst, Watch};
+use crate::decode::{Inst, UndefinedRule, Watch};
+use crate::memory::{RANK_SHIFT, SHARED_BASE};
 use crate::order::{Access, Agent, Conflict};
 use crate::report::HazardKind;
 
@@ -37,11 +38,20 @@ impl Env<'_> {
         if !watch.bytes.is_empty() {
             return;
         }
-        let lanes = match watch.choice {
-            Some(slots) => {
-                let p = warp.registers.get_pred(inst.s[2], inst.negated, 2);
+        let predicate = |at: usize| warp.registers.get_pred(inst.s[at], inst.negated, at as u32);
+        let lanes = match &watch.choice {
+            Some(UndefinedRule::Select(slots)) => {
+                let p = predicate(2);
                 let [a, b, of_p] = slots.map(|s| s.map_or(0, |s| undefined.of(s)));
                 a & p | b & !p | of_p
+            }
+            Some(UndefinedRule::Join { sides, decides }) => {
+                let [a, b] = sides.each_ref().map(|side| {
+                    let of = undefined.any(&side.suspects);
+                    let value = side.operand.map(|at| predicate(at.into()));
+                    (of, value.map_or(0, |value| !of & if *decides { value } else { !value }))
+                });
+                (a.0 | b.0) & !a.1 & !b.1
             }
             None => undefined.any(&watch.data),
         };
@@ -113,22 +123,71 @@ impl Env<'_> {
         places: &[u64; 32],
     ) {
         let Some(watch) = inst.watched else { return };
-        let agent = warp.view.home() + warp.index as Agent;
-        let is_doubted = |space: Space, lane: usize| match self.facts.context.follow {
-            Follow::Values(doubts) => doubts.lanes(space, places[lane], bytes, agent) >> lane & 1 == 1,
-            Follow::Copies if space == Space::Shared => self.undefined_bytes.any(places[lane], bytes),
-            Follow::Copies | Follow::Collect | Follow::Nothing => false,
-        };
         let mut doubted = 0;
         for &(space, lanes) in
             spaces.iter().filter(|(space, _)| matches!(space, Space::Shared | Space::Global))
         {
-            for_lanes(lanes, |lane| doubted |= u32::from(is_doubted(space, lane)) << lane);
+            for_lanes(lanes, |lane| {
+                let found = self.doubted_lanes(warp, space, places[lane], bytes);
+                doubted |= found & 1 << lane;
+            });
         }
         if doubted != 0 {
             let watch = &self.facts.context.program.watches[watch as usize];
             warp.undefined.doubt(watch, doubted, inst.line);
         }
+    }
+
+    /// Called after an `ldmatrix`: marks the lanes that receive a part of a doubtful row. Lane 8·matrix + row
+    /// holds the address of a row.
+    #[cold]
+    pub(super) fn mark_doubted_rows(
+        &mut self,
+        warp: &mut Warp,
+        inst: &Inst,
+        transposed: bool,
+        lanes: u32,
+        places: &[u64; 32],
+    ) {
+        let mut rows = 0;
+        for_lanes(lanes, |row| {
+            let found = self.doubted_lanes(warp, Space::Shared, places[row], 16);
+            rows |= u32::from(found != 0) << row;
+        });
+        let program = self.facts.context.program;
+        for (matrix, slot) in program.slots(inst).iter().enumerate() {
+            let rows = rows >> (8 * matrix) & 0xff;
+            let Some(suspect) = program.suspect(*slot).filter(|_| rows != 0) else { continue };
+            let receives = |lane: u32| {
+                if transposed { rows >> (2 * (lane % 4)) & 3 != 0 } else { rows >> (lane / 4) & 1 != 0 }
+            };
+            let lanes = (0..32).fold(0, |set, lane| set | u32::from(receives(lane)) << lane);
+            warp.undefined.set_state(suspect, lanes, ([lanes; 8], Some(inst.line)));
+        }
+    }
+
+    /// The lanes that may not depend on the bytes that they read at an address, in this run.
+    fn doubted_lanes(&mut self, warp: &Warp, space: Space, address: u64, bytes: u64) -> u32 {
+        let all = |doubted: bool| if doubted { !0 } else { 0 };
+        match self.facts.context.follow {
+            Follow::Values(doubts) => {
+                doubts.lanes(space, address, bytes, warp.view.home() + warp.index as Agent)
+            }
+            Follow::Copies if space == Space::Shared => {
+                all(self.undefined_bytes.any(address, bytes) || self.is_unwritten(address, bytes))
+            }
+            Follow::Copies | Follow::Collect | Follow::Nothing => 0,
+        }
+    }
+
+    /// Whether the address lies in the shared memory of the cluster, and no thread has written there.
+    fn is_unwritten(&mut self, address: u64, bytes: u64) -> bool {
+        let inside = inside(address).wrapping_sub(SHARED_BASE);
+        let extent = u64::from(self.facts.context.program.layout.shared_extent);
+        let exists = (address >> RANK_SHIFT) < self.facts.ctas.len() as u64
+            && inside.saturating_add(bytes) <= extent
+            && address.is_multiple_of(bytes);
+        exists && !self.shared.shadow.is_written(self.facts.shared_offset(address), bytes as usize)
     }
 
     fn check_defined(&mut self, warp: &Warp, inst: &Inst, suspect: u32, mask: u32) {

@@ -125,3 +125,46 @@ fn rows_that_must_be_written_can_be_named() {
     options.must_write.insert(0, std::iter::once(0..4).collect());
     assert!(launch(&kernel, &options).expect("a run").hazards.is_empty());
 }
+
+#[test]
+fn dynamic_shared_memory_that_the_launch_does_not_give_is_named() {
+    let mut kernel = kernel("");
+    let text = ".version 7.0\n.target sm_80\n.address_size 64\n.extern .shared .align 16 .b8 rows[];\n\
+                .visible .entry k(.param .u64 out)\n{\n.reg .b32 %r;\nmov.u32 %r, rows;\n\
+                st.shared.u32 [%r+64], %r;\nret;\n}\n";
+    kernel.module = ptx::parse(text).unwrap().assume_verified();
+    let said = |kernel: &Kernel| launch(kernel, &Options::default()).unwrap().hazards[0].message.clone();
+    assert!(said(&kernel).contains("of which the launch gives 0 bytes"), "{}", said(&kernel));
+    kernel.launch.dynamic_shared = 64;
+    assert!(said(&kernel).contains("of which the launch gives 64 bytes"), "{}", said(&kernel));
+    kernel.launch.dynamic_shared = 128;
+    assert!(launch(&kernel, &Options::default()).unwrap().hazards.is_empty());
+}
+
+#[test]
+fn a_trap_for_want_of_a_grid_workspace_is_named() {
+    let kernel = kernel(
+        "mov.b32 %r0, %envreg1;\nmov.b32 %r1, %envreg2;\nor.b32 %r0, %r0, %r1;\nsetp.eq.u32 %p0, %r0, 0;\n@%p0 trap;",
+    );
+    let report = launch(&kernel, &Options::default()).unwrap();
+    assert!(report.hazards[0].message.contains("the launch is not cooperative"), "{:?}", report.hazards);
+    let cooperative = Options { cooperative: true, ..Options::default() };
+    assert!(launch(&kernel, &cooperative).unwrap().hazards.is_empty());
+}
+
+#[test]
+fn registers_that_no_gpu_has_are_refused() {
+    let with = |registers: u32, threads: u32| {
+        let mut kernel = kernel("");
+        let text = format!(
+            ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 out)\n\
+             .maxnreg {registers}\n{{\nsetmaxnreg.dec.sync.aligned.u32 24;\nret;\n}}\n"
+        );
+        kernel.module = ptx::parse(&text).unwrap().assume_verified();
+        kernel.launch.block = Dim3(threads, 1, 1);
+        launch(&kernel, &Options::default())
+    };
+    assert!(with(168, 384).is_ok());
+    let refused = with(168, 512).unwrap_err().to_string();
+    assert!(refused.contains("168 for each thread of 16 warps"), "{refused}");
+}

@@ -19,6 +19,10 @@ pub(crate) const LIMIT: u32 = (1 << 20) - 1;
 /// mbarrier.
 const VAIN_WAITS: [u32; 4] = [1, 8, 2, 64];
 
+/// The number of unsuccessful waits for the first mbarrier of a patient cluster. Kernels that count their
+/// attempts make fewer.
+const PATIENCE: u32 = 4096;
+
 /// One mbarrier object.
 #[derive(Clone, Debug)]
 struct Object {
@@ -129,6 +133,8 @@ pub(crate) struct Mbarriers {
     phases: HashMap<usize, Epoch>,
     /// By address, the number of further unsuccessful waits before the copies complete.
     vain_waits: HashMap<u64, u32>,
+    /// Whether copies have stayed in flight after an unsuccessful wait.
+    waited_for: bool,
 }
 
 impl Mbarriers {
@@ -289,8 +295,12 @@ impl Mbarriers {
 
     /// Whether the copies to an mbarrier stay in flight after this unsuccessful wait. A wait may fail any
     /// number of times (PTX ISA, "mbarrier.try_wait"), so a kernel must not rely on the number of attempts.
-    pub fn still_flies(&mut self, address: u64, rng: &mut impl RngCore) -> bool {
-        let waits = self.vain_waits.entry(address).or_insert_with(|| VAIN_WAITS[rng.random_range(0..4)]);
+    /// With `patient`, the copies to the first mbarrier that is waited for stay so long that a loop with a
+    /// fixed number of attempts ends before them.
+    pub fn still_flies(&mut self, address: u64, patient: bool, rng: &mut impl RngCore) -> bool {
+        let first = patient && !std::mem::replace(&mut self.waited_for, true);
+        let draw = || if first { PATIENCE } else { VAIN_WAITS[rng.random_range(0..4)] };
+        let waits = self.vain_waits.entry(address).or_insert_with(draw);
         *waits -= 1;
         let stays = *waits > 0;
         if !stays {

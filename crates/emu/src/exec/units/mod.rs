@@ -29,6 +29,6 @@ pub(crate) use log::Log;
 pub(crate) use mbarriers::{Arrival, CheckedWait, Clocks, LIMIT, Mbarriers, inside, reaches_peers};
 pub(crate) use order::{GlobalOrder, MemoryOrder, Observation, Publication, StrongAccess};
 pub(crate) use products::{Issued, Products, WARPS, WgmmaQueue};
-pub(crate) use register_pool::{Change, RegisterPool, registers_at_entry};
+pub(crate) use register_pool::{Change, REGISTERS, RegisterPool, registers_at_entry};
 pub(crate) use rendezvous::{Attendance, Rendezvous, Visit, Visits};
 pub(crate) use undefined::{Definedness, Undefined, UndefinedBytes};

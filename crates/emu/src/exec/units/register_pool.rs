@@ -15,7 +15,7 @@ use crate::order::{Actors, Epoch};
 
 /// Registers of an SM, the maximum for a thread, and the allocation unit of 8 (CUDA C++ Programming Guide,
 /// "Compute Capabilities").
-const REGISTERS: u32 = 65536;
+pub(crate) const REGISTERS: u32 = 65536;
 const MOST: u32 = 256;
 const STEP: u32 = 8;
 

@@ -97,7 +97,7 @@ impl UndefinedBytes {
     pub fn store(&mut self, address: u64, bytes: u64, undefined: bool) {
         if undefined {
             self.0.extend(address..address + bytes);
-        } else {
+        } else if !self.0.is_empty() {
             (address..address + bytes).for_each(|byte| {
                 self.0.remove(&byte);
             });
