@@ -251,8 +251,7 @@ fn plans_survive_serde() {
 fn a_plan_of_the_former_ladder_is_refused_by_name() {
     let error =
         serde_json::from_str::<Plan>(r#"{"family":"ladder","rung":"phase4"}"#).unwrap_err().to_string();
-    let expected =
-        "invalid value 'ladder' for family: expected one of mma, wgmma, small_streamed, small_at_once, \
+    let expected = "invalid value 'ladder' for family: expected one of mma, wgmma, small_streamed, small_at_once, \
          backward_split; ";
     assert!(error.starts_with(expected) && error.contains("'phase4'"), "{error}");
 }
