@@ -3,6 +3,7 @@
 
 mod book;
 mod browser;
+mod capi;
 mod circles;
 mod columns;
 mod corpus;
@@ -75,6 +76,12 @@ enum Task {
     /// Build the command without debug information and pack it, with manual pages and completions, into
     /// target/dist (part of `release`)
     Binary,
+    /// Build the C library without debug information, and install it with its header and its pkg-config file
+    Capi {
+        /// The folder that receives lib/, include/ and lib/pkgconfig/
+        #[arg(long, default_value = "target/capi")]
+        prefix: PathBuf,
+    },
     /// Lint, build, install and test the Python package (part of `test`)
     Python,
     /// Check the licences, sources and duplicate versions of all crates against deny.toml, the layers of the
@@ -135,6 +142,7 @@ fn main() -> ExitCode {
         Task::Wheel { .. } => wheel::release(&root(), wheel::ATTENTION),
         Task::Release(args) => release::release(&root(), &args),
         Task::Binary => release::binary(&root()),
+        Task::Capi { prefix } => capi::install(&root(), &prefix),
         Task::Python => wheel::test(&root()),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),
