@@ -105,13 +105,6 @@ fn every_operation_is_right() {
         "select(s > 0.2, s, -inf)",
         "s + float(b + h * 2)",
         "f0",
-        // The cosine, the error function and the logarithm of 1 + x, as the Python package states them.
-        "z = s * 40.0; n = int(z * 0.31830987); r = z - (float(n) + 0.5) * 3.1415927; \
-         r * (1.0 + r * r * (-0.16666667 + 0.008333333 * r * r)) * float(1 - 2 * (n & 1))",
-        "t = 1.0 / (1.0 + 0.3275911 * abs(s)); p = t * (0.34802 - 0.0958798 * t + 0.7478556 * t * t); \
-         e = 1.0 - p * exp2(s * s * -1.442695); select(s < 0.0, -e, e)",
-        "z = select(abs(s) < 0.25, s / (2.0 + s), 0.0); \
-         select(abs(s) < 0.25, 2.0 * z + 0.6666667 * z * z * z, log2(1.0 + abs(s)) * 0.6931472)",
     ];
     let families: Vec<Family> = Family::of_pass(PassKind::Forward).collect();
     let masks = masks.iter().map(|mask| (None, Some(*mask)));
