@@ -69,3 +69,7 @@ __all__ = [
     "table",
     "unpad_input",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -61,6 +61,10 @@ _fallbacks: Counter[str] = Counter()
 _turned_off = False  # whether `enable` has turned PyTorch's fast path off
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def enable() -> None:
     """Replaces ``torch.nn.functional.scaled_dot_product_attention`` by FlashCore, in the whole process,
     whatever its other threads call, and turns PyTorch's fast path of ``nn.MultiheadAttention`` off. Calls nest.

@@ -180,3 +180,9 @@ def test_nested_tensors_are_refused_wherever_they_are():
     lists = flashcore_attn.BlockSparseTensors(nested, nested)
     with pytest.raises(flashcore_attn.ArgumentError, match="the type of mask_block_cnt"):
         flashcore_attn.block_sparse_mask(None, lists, (8, 8))
+
+
+@pytest.mark.parametrize("module", [flashcore_attn, flashcore_attn.compat])
+def test_dir_shows_the_interface_alone(module):
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, name) for name in module.__all__)
