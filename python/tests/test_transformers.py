@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import flashcore_attn  # noqa: E402
 import flashcore_attn.integrations.transformers as integration  # noqa: E402
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -176,8 +177,6 @@ def test_lengths_beside_a_mask_are_not_applied_twice(monkeypatch):
 
 
 def test_what_packed_and_paged_calls_cannot_say_is_refused():
-    import flashcore_attn
-
     q = torch.randn(1, 2, 6, 16)
     starts, module = torch.tensor([0, 2, 6], dtype=torch.int32), torch.nn.Identity()
     lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
@@ -202,18 +201,40 @@ def test_generation_reads_a_cache(monkeypatch):
     assert torch.equal(model.generate(tokens(), **options), expected)
 
 
-def test_what_is_not_computed_is_refused():
-    import flashcore_attn
-
-    model = built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER)
+def test_what_is_not_computed_is_left_to_sdpa():
+    model = built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER, attention_dropout=0.5)
+    model.set_attn_implementation("sdpa")
+    expected = model(input_ids=tokens(), attention_mask=padded()).logits
     model.set_attn_implementation(integration.NAME)
-    with pytest.raises(flashcore_attn.UnsupportedError, match="requires grad"):
+    with pytest.warns(UserWarning, match='requires grad.*leaves such calls to "sdpa"'):
+        out = model(input_ids=tokens(), attention_mask=padded()).logits
+    assert torch.equal(out, expected)
+    out.sum().backward()
+    with pytest.warns(UserWarning, match="dropout is 0.5"):
+        model.train()(input_ids=tokens()).logits.sum().backward()
+    with torch.no_grad(), pytest.warns(UserWarning, match="dtype torch.float64"):
+        model.double().eval()(input_ids=tokens())
+
+
+def test_what_sdpa_computes_otherwise_is_refused():
+    settings = {**DECODER, "head_dim": 16, "attn_logit_softcapping": 5.0, "layer_types": LAYERS}
+    model = built(transformers.Gemma2ForCausalLM, transformers.Gemma2Config, **settings)
+    model.set_attn_implementation(integration.NAME)
+    with pytest.raises(flashcore_attn.UnsupportedError, match="eager"):
         model(input_ids=tokens())
 
 
-def test_gradients_of_sinks_are_refused():
-    import flashcore_attn
+def test_compat_names_models_that_compute_eagerly():
+    settings = {**DECODER, "head_dim": 16, "layer_types": LAYERS}
+    model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**settings)).eval()
+    flashcore_attn.compat.reset_stats()
+    with torch.no_grad(), flashcore_attn.compat.enabled():
+        model(input_ids=tokens())
+        why = flashcore_attn.compat.stats()["why"]
+    assert any("Gemma2ForCausalLM computes attention as 'eager'" in reason for reason in why), why
 
+
+def test_gradients_of_sinks_are_refused():
     q = torch.randn(1, 2, 5, 16)
     for dtype in (torch.float32, torch.bfloat16):
         sinks = torch.zeros(2, dtype=dtype, requires_grad=True)

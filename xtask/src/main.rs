@@ -2,7 +2,9 @@
 //! everything else.
 
 mod book;
+mod bridges;
 mod browser;
+mod capi;
 mod circles;
 mod columns;
 mod corpus;
@@ -75,6 +77,12 @@ enum Task {
     /// Build the command without debug information and pack it, with manual pages and completions, into
     /// target/dist (part of `release`)
     Binary,
+    /// Build the C library without debug information, and install it with its header and its pkg-config file
+    Capi {
+        /// The folder that receives lib/, include/ and lib/pkgconfig/
+        #[arg(long, default_value = "target/capi")]
+        prefix: PathBuf,
+    },
     /// Lint, build, install and test the Python package (part of `test`)
     Python,
     /// Check the licences, sources and duplicate versions of all crates against deny.toml, the layers of the
@@ -88,6 +96,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Lint and test the crates in bridges/, each with its own lock file, in target/bridges (part of `test`)
+    Bridges,
     /// Show the report and the live pages in a headless browser and compare them with the ledger (part of
     /// `test`)
     Browser,
@@ -135,7 +145,9 @@ fn main() -> ExitCode {
         Task::Wheel { .. } => wheel::release(&root(), wheel::ATTENTION),
         Task::Release(args) => release::release(&root(), &args),
         Task::Binary => release::binary(&root()),
+        Task::Capi { prefix } => capi::install(&root(), &prefix),
         Task::Python => wheel::test(&root()),
+        Task::Bridges => test::bridges(&root()),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),
         Task::Corpus(args) => corpus::check(&root(), &args),

@@ -142,8 +142,8 @@ fn tell_unused_copies(
     if found.iter().any(|key| !known.contains(key) && !unwritten.contains(&key.1)) {
         return;
     }
-    // Where values of two lines meet, only one of the lines is an origin. So all such loads stay hazards if one
-    // does.
+    // Where values of two lines meet, only one of the lines is an origin. So all such loads stay hazards if
+    // one does.
     let unused = origins.is_disjoint(&unwritten);
     for hazard in report.hazards.iter_mut() {
         if lines.stores_undefined(hazard) && !found.contains(&key(hazard)) {

@@ -6,7 +6,8 @@ use cpu::{Element, Input};
 use driver::DriverError;
 use kernels::KernelError;
 use problem::{
-    Band, DType, Expr, Layout, Operand, Operands, Pass, Problem, ScaleLayout, Scales, Score, Tensor,
+    Band, DType, ElementsMut, Expr, Layout, Operand, Operands, Pass, Problem, ScaleLayout, Scales, Score,
+    Tensor,
 };
 
 use crate::bands::Bands;
@@ -445,20 +446,30 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
         out: &mut [T],
         mut lse: Option<&mut [f32]>,
     ) -> Result<(), AttentionError> {
-        match self.device.unwrap_or_else(Device::best) {
-            Device::Cpu => compute_on_cpu(problem, inputs, out, lse),
-            Device::Cuda(ordinal) if self.device.is_some() => {
-                gpu::attend(&*Gpu::open(ordinal)?, problem, inputs, out, lse)
-            }
-            Device::Cuda(ordinal) => {
-                let on_gpu = Gpu::open(ordinal)
-                    .and_then(|gpu| gpu::attend(&gpu, problem, inputs, out, lse.as_deref_mut()));
-                match on_gpu {
-                    Err(error) if is_for_the_cpu(&error) => compute_on_cpu(problem, inputs, out, lse),
-                    other => other,
-                }
+        if let Some(ordinal) = self.gpu() {
+            let on_gpu = Gpu::open(ordinal).and_then(|gpu| {
+                let lse = lse.as_deref_mut().map(|lse| (Operand::Lse, ElementsMut::F32(lse)));
+                let outputs = [(Operand::OUT, T::elements_mut(out))].into_iter().chain(lse);
+                gpu::attend(&gpu, problem, inputs, outputs.collect())
+            });
+            if !self.goes_on(&on_gpu) {
+                return on_gpu;
             }
         }
+        compute_on_cpu(problem, inputs, out, lse)
+    }
+
+    /// The GPU that computes first, if any.
+    pub(crate) fn gpu(&self) -> Option<i32> {
+        match self.device.unwrap_or_else(Device::best) {
+            Device::Cpu => None,
+            Device::Cuda(ordinal) => Some(ordinal),
+        }
+    }
+
+    /// Whether the CPU computes after a GPU has refused: only where the caller has named no device.
+    pub(crate) fn goes_on(&self, on_gpu: &Result<(), AttentionError>) -> bool {
+        self.device.is_none() && on_gpu.as_ref().is_err_and(is_for_the_cpu)
     }
 
     /// The problem and its inputs.
@@ -500,7 +511,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
             longest: [Some(seq_q), Some(seq_kv)],
             ..CallOptions::default()
         };
-        let problem = raw::problem_of(&views, |view| *view, &options)?;
+        let problem = raw::problem_of(&views, |view| view, &options)?;
         let problem = Problem { programs, scales: self.features.scales.0, ..problem };
         problem.check()?;
         inputs.insert(Operand::Q, Q::elements(self.q.data));

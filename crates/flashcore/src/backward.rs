@@ -1,10 +1,11 @@
 //! The gradients of an attention call.
 
 use cpu::{Element, Input, kept};
-use problem::{ElementsMut, Gradients as Wants, Layout, Operand, OperandMap, Pass, Tensor};
+use problem::{ElementsMut, Gradients as Wants, Layout, Operand, OperandMap, Pass, Problem, Tensor};
 
 use crate::attention::filled;
-use crate::{Attention, AttentionError, Device, TensorView};
+use crate::gpu::{self, Gpu};
+use crate::{Attention, AttentionError, TensorView};
 
 /// The result of [`Attention::backward`]: dense tensors in new memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,8 +28,10 @@ pub struct Gradients<T> {
 
 impl<T: Element> Attention<'_, T> {
     /// The gradients of a loss, from `out` and `lse`, which [`run`](Attention::run) has returned for this
-    /// call, and `d_out`, the gradient of the loss by `out`. The CPU computes them, in f32 sums for every
-    /// element type. Equal calls return equal bits.
+    /// call, and `d_out`, the gradient of the loss by `out`. Sums are in f32 for every element type. Equal calls
+    /// on one device return equal bits. For tensors in device memory, prepare a problem with
+    /// [`Pass::DETERMINISTIC`] and call
+    /// [`enqueue_operands`](crate::gpu::Prepared::enqueue_operands).
     ///
     /// ```
     /// use flashcore::{Layout, TensorView, attention};
@@ -46,8 +49,7 @@ impl<T: Element> Attention<'_, T> {
     /// ```
     ///
     /// # Errors
-    /// As [`run`](Attention::run); when `out`, `lse` or `d_out` does not fit the call; and with
-    /// [`Device::Cuda`].
+    /// As [`run`](Attention::run); and when `out`, `lse` or `d_out` does not fit the call.
     pub fn backward(
         self,
         out: TensorView<'_, T>,
@@ -59,13 +61,6 @@ impl<T: Element> Attention<'_, T> {
             if value != expected {
                 return Err(AttentionError::Shape { tensor: "d_out", what, value, other: "out", expected });
             }
-        }
-        if let Some(Device::Cuda(ordinal)) = self.device {
-            return Err(AttentionError::Unsupported {
-                argument: "device",
-                value: format!("cuda:{ordinal}"),
-                accepted: "the CPU, which computes gradients".to_owned(),
-            });
         }
         let (problem, inputs) = self.problem(T::DTYPE, out.shape, out.strides, true)?;
         let float = |(i, table): (u8, &problem::Table)| u8::from(table.dtype.is_float()) << i;
@@ -82,40 +77,58 @@ impl<T: Element> Attention<'_, T> {
             .with(Operand::OUT, T::elements(out.data))
             .with(Operand::Lse, lse)
             .with(Operand::Tensor(Tensor::DOut), T::elements(d_out.data));
+        problem.check_inputs(&inputs, |elements| (elements.dtype(), elements.len()))?;
+        let mut gradients = Gradients::zeros(&problem)?;
+        if let Some(ordinal) = self.gpu() {
+            let on_gpu =
+                Gpu::open(ordinal).and_then(|gpu| gpu::attend(&gpu, &problem, &inputs, gradients.outputs()));
+            if !self.goes_on(&on_gpu) {
+                return on_gpu.map(|()| gradients);
+            }
+        }
+        let plan = kept::chosen(&problem, cpu::threads()).plan;
+        let inputs = inputs.map(|_, &elements| Input::from(elements));
+        cpu::gradients(&problem, &inputs, gradients.outputs(), &plan)?;
+        Ok(gradients)
+    }
+}
+
+impl<T: Element> Gradients<T> {
+    fn zeros(problem: &Problem) -> Result<Gradients<T>, AttentionError> {
         let zeros = |tensor: Tensor| {
             filled(tensor.name(), problem.extents(tensor).iter().product(), T::from_f32(0.0))
         };
-        let [mut dq, mut dk, mut dv] = [zeros(Tensor::Dq)?, zeros(Tensor::Dk)?, zeros(Tensor::Dv)?];
         let floats = |operand: Operand| {
             let elements = problem.operand(operand).map_or(0, |spec| spec.elements);
             filled(operand.name(), elements, 0.0f32)
         };
-        let mut d_sinks = floats(Operand::DSinks)?;
         let count = problem.programs.tables.len() as u8; // `Problem::check` limits the number of tables
-        let d_tables: Result<Vec<_>, _> = (0..count).map(|table| floats(Operand::DTable(table))).collect();
-        let mut d_tables = d_tables?;
-        let mut outputs: OperandMap<ElementsMut<'_>> = [
-            (Operand::Tensor(Tensor::Dq), T::elements_mut(&mut dq)),
-            (Operand::Tensor(Tensor::Dk), T::elements_mut(&mut dk)),
-            (Operand::Tensor(Tensor::Dv), T::elements_mut(&mut dv)),
-            (Operand::DSinks, ElementsMut::F32(&mut d_sinks)),
-        ]
-        .into_iter()
-        .collect();
-        for (table, gradient) in (0..).zip(&mut d_tables) {
-            outputs.insert(Operand::DTable(table), ElementsMut::F32(gradient));
-        }
-        let plan = kept::chosen(&problem, cpu::threads()).plan;
-        let inputs = inputs.map(|_, &elements| Input::from(elements));
-        cpu::gradients(&problem, &inputs, outputs, &plan)?;
-        Ok(Gradients { dq, dk, dv, d_sinks, d_tables })
+        Ok(Gradients {
+            dq: zeros(Tensor::Dq)?,
+            dk: zeros(Tensor::Dk)?,
+            dv: zeros(Tensor::Dv)?,
+            d_sinks: floats(Operand::DSinks)?,
+            d_tables: (0..count).map(|table| floats(Operand::DTable(table))).collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn outputs(&mut self) -> OperandMap<ElementsMut<'_>> {
+        let tables = (0..).map(Operand::DTable).zip(self.d_tables.iter_mut());
+        let tables = tables.map(|(operand, gradient)| (operand, ElementsMut::F32(gradient)));
+        let tensors = [
+            (Operand::Tensor(Tensor::Dq), T::elements_mut(&mut self.dq)),
+            (Operand::Tensor(Tensor::Dk), T::elements_mut(&mut self.dk)),
+            (Operand::Tensor(Tensor::Dv), T::elements_mut(&mut self.dv)),
+            (Operand::DSinks, ElementsMut::F32(&mut self.d_sinks)),
+        ];
+        tensors.into_iter().chain(tables).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{LengthValues, TableView, attention};
+    use crate::{Device, LengthValues, TableView, attention};
 
     fn ramp(n: usize, step: usize) -> Vec<f32> {
         (0..n).map(|i| ((i * step) % 17) as f32 / 8.0 - 1.0).collect()
@@ -199,7 +212,5 @@ mod tests {
         assert_eq!(refused(shape), "d_out has sequence = 3, but out has 2; they must be equal");
         let lse = call.clone().backward(view(2), &[0.0; 3], view(2)).unwrap_err();
         assert!(refused(lse).contains("'3' for the number of elements of lse: expected 2"));
-        let device = call.device(Device::Cuda(0)).backward(view(2), &[0.0; 2], view(2)).unwrap_err();
-        assert!(refused(device).contains("cuda:0"));
     }
 }

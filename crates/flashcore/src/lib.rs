@@ -45,6 +45,7 @@
 mod attention;
 mod backward;
 mod bands;
+pub mod cache;
 mod error;
 mod features;
 pub mod gpu;
@@ -61,7 +62,7 @@ pub use features::{LengthValues, ScaleValues};
 pub use kernels::Plan;
 pub use problem::program::{BinaryOp, Comparison, Input, UnaryOp, library};
 pub use problem::{
-    Band, Corner, DType, DTypes, E4m3, E5m2, ElementType, Elements, Expr, Layout, Pass, Problem,
+    Band, Corner, DType, DTypes, E4m3, E5m2, ElementType, Elements, Expr, Layout, OperandSpec, Pass, Problem,
     ProblemError, Program, ProgramError, ScaleLayout, Scales, Score, Strides, Table, Tensor,
 };
 /// The elements of a table.

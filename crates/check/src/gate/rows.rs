@@ -10,7 +10,8 @@ use problem::{Layout, Operand, OperandMap, Problem, Sequence, Tensor};
 
 use crate::launchfile::{Bound, Role};
 
-/// The rows that belong to a sequence, in the order batch entry, head, row. None if the kernel has no problem.
+/// The rows that belong to a sequence, in the order batch entry, head, row. None if the kernel has no
+/// problem.
 #[derive(Debug, Default)]
 pub(super) struct OutputRows {
     /// The index of each row of O among all its rows.

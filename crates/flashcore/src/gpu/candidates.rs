@@ -1,6 +1,7 @@
 //! Which plans are tried, and in which order.
 
 use attend::Order;
+use kernels::backward::split::SplitPlan;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::select::{self, Source, TunedTable};
 use kernels::{Arch, KernelError, Plan};
@@ -87,9 +88,16 @@ fn safe(default: &MmaPlan, problem: &Problem) -> MmaPlan {
     }
 }
 
-/// A plan for tensors at any address: an `mma` plan with element copies, else the default `mma` plan with
-/// element copies.
+/// A plan for tensors at any address: a plan of the family that runs everywhere, with element copies. It is
+/// the given plan if that is of the family, else the default.
 pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Plan {
+    if problem.pass.is_backward() {
+        let plan = match plan {
+            Plan::BackwardSplit(plan) => plan.clone(),
+            _ => SplitPlan::default_for(&problem.canonical(), arch),
+        };
+        return Plan::BackwardSplit(SplitPlan { copy: CopyMode::Elements, ..plan });
+    }
     let plan = match plan {
         Plan::Mma(plan) => plan.clone(),
         _ => MmaPlan::default_for(&problem.canonical(), arch),
@@ -101,7 +109,7 @@ pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Plan {
 mod tests {
     use super::*;
     use problem::program::library;
-    use problem::{Band, DType, DTypes, ElementType, Layout, Program, Table};
+    use problem::{Band, DType, DTypes, ElementType, Layout, Pass, Program, Table};
 
     const H200: select::Device<'_> = select::Device { name: "NVIDIA H200", arch: Arch::SM_90 };
 
@@ -126,6 +134,24 @@ mod tests {
                             problem::Operand::Lse.into()
                         );
                     }
+                }
+            }
+        }
+    }
+
+    /// The backward pass has plans of its own, also for tensors at any address.
+    #[test]
+    fn gradients_have_candidates_on_every_architecture() {
+        for arch in Arch::ALL {
+            for dim in [8, 59, 64, 128, 256] {
+                let problem = Problem::new(2, 4, 300, dim, DType::Bf16).with_pass(Pass::DETERMINISTIC);
+                let device = select::Device { name: "unknown", arch };
+                let (all, _) = candidates(&problem, &device, None).unwrap();
+                for candidate in all {
+                    assert_eq!(candidate.plan.check(&problem, &arch), Ok(()), "{candidate:?}");
+                    let unaligned = unaligned(&candidate.plan, &problem, &arch);
+                    assert_eq!(unaligned.check(&problem, &arch), Ok(()));
+                    assert_eq!(unaligned.alignment(), 2);
                 }
             }
         }

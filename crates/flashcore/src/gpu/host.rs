@@ -1,31 +1,28 @@
 //! Attention on tensors in host memory: upload, compute, download.
 
-use cpu::{Element, Elements, ElementsMut};
-use driver::{DeviceSlice, PoolBuffer, Stream, bytes_of, bytes_of_mut};
-use problem::{Operand, OperandMap, Operands, Problem, ProblemError, Tensor};
+use driver::{DeviceSlice, PoolBuffer, Stream, bytes_of_mut};
+use problem::{Elements, ElementsMut, Operand, OperandMap, OperandSpec, Operands, Problem};
 
 use super::{Gpu, Prepared};
 use crate::AttentionError;
 
-/// Computes on slices that cover the span of the problem's strides. `lse` has one element per output row.
-pub(crate) fn attend<T: Element>(
+/// Computes a pass on slices that cover the spans of the problem's operands.
+pub(crate) fn attend(
     gpu: &Gpu,
     problem: &Problem,
     inputs: &Operands<'_>,
-    out: &mut [T],
-    lse: Option<&mut [f32]>,
+    outputs: OperandMap<ElementsMut<'_>>,
 ) -> Result<(), AttentionError> {
     let prepared = gpu.prepare(problem, None)?;
-    gpu.on_stream(|stream| attend_on(gpu, stream, (&prepared, problem), inputs, out, lse))
+    gpu.on_stream(|stream| attend_on(gpu, stream, (&prepared, problem), inputs, outputs))
 }
 
-fn attend_on<T: Element>(
+fn attend_on(
     gpu: &Gpu,
     stream: &Stream,
     (prepared, problem): (&Prepared, &Problem),
     inputs: &Operands<'_>,
-    out: &mut [T],
-    lse: Option<&mut [f32]>,
+    mut outputs: OperandMap<ElementsMut<'_>>,
 ) -> Result<(), AttentionError> {
     let pool = gpu.pool()?;
     let upload = |bytes: &[u8]| -> Result<PoolBuffer, AttentionError> {
@@ -33,50 +30,46 @@ fn attend_on<T: Element>(
         stream.upload(buffer.slice(), bytes)?;
         Ok(buffer)
     };
-    // Slices may be longer than their operands.
-    let used = |(operand, elements): (Operand, &Elements<'_>)| {
-        let needed = problem.operand(operand).map_or(0, |spec| spec.elements);
-        Ok((operand, upload(elements.range(0, needed).bytes())?))
-    };
-    let inputs = inputs.iter().map(used).collect::<Result<OperandMap<PoolBuffer>, AttentionError>>()?;
-    let elements = span(problem, Tensor::Out)?;
-    let out = &mut out[..elements];
-    // The elements between the output rows, and rows of no sequence, must keep their values, so they are
-    // uploaded first.
-    let even = problem.lengths.is_even();
-    let dense = even && problem.extents(Tensor::Out).iter().product::<usize>() == elements;
-    let device_out =
-        if dense { pool.allocate(stream, size_of_val(out))? } else { upload(T::elements(out).bytes())? };
-    let device_lse = match &lse {
-        Some(lse) if even => Some(pool.allocate(stream, size_of_val(&**lse))?),
-        Some(lse) => Some(upload(bytes_of(lse))?),
-        None => None,
-    };
-    let lse_slice = device_lse.as_ref().map(PoolBuffer::slice);
-    let slice = |operand| inputs.get(operand).map_or(DeviceSlice::EMPTY, PoolBuffer::slice);
-    let others = inputs.iter().filter(|(operand, _)| !matches!(operand, Operand::Tensor(_)));
-    let others: Vec<_> = others.map(|(operand, buffer)| (operand, buffer.slice())).collect();
-    let tensors = [slice(Operand::Q), slice(Operand::K), slice(Operand::V), device_out.slice()];
-    prepared.enqueue_with(stream, tensors, lse_slice, &others)?;
-    download(stream, &device_out, out)?;
-    if let (Some(host), Some(device)) = (lse, &device_lse) {
-        stream.download(device.slice(), bytes_of_mut(host))?;
+    let mut buffers = Vec::with_capacity(8);
+    let mut results = Vec::with_capacity(4);
+    for spec in problem.operands() {
+        // Slices may be longer than their operands.
+        if spec.operand.is_output(problem.pass.kind()) {
+            let missing = AttentionError::OperandWanted { operand: spec.operand.name(), wanted: true };
+            let output = bytes_mut(outputs.remove(spec.operand).ok_or(missing)?);
+            let host = &mut output[..spec.bytes()];
+            // The elements between rows, and rows of no sequence, must keep their values.
+            let all = writes_all(problem, spec);
+            buffers.push(if all { pool.allocate(stream, host.len())? } else { upload(host)? });
+            results.push((buffers.len() - 1, host));
+        } else {
+            let input = inputs.get(spec.operand).copied().unwrap_or(Elements::F32(&[]));
+            buffers.push(upload(input.range(0, spec.elements).bytes())?);
+        }
+    }
+    let slices: Vec<DeviceSlice<'_>> = buffers.iter().map(PoolBuffer::slice).collect();
+    prepared.launch(stream, &slices)?;
+    for (index, host) in results {
+        stream.download(slices[index], host)?;
     }
     Ok(())
 }
 
-fn span(problem: &Problem, tensor: Tensor) -> Result<usize, AttentionError> {
-    let (elements, _) = problem.span(tensor).ok_or(ProblemError::TooLarge { tensor: tensor.name() })?;
-    Ok(elements)
+/// Whether a launch writes each element of an output from the lowest to the highest.
+fn writes_all(problem: &Problem, spec: OperandSpec) -> bool {
+    let has_gaps = match spec.operand {
+        Operand::Tensor(tensor) => problem.extents(tensor).iter().product::<usize>() != spec.elements,
+        _ => false,
+    };
+    problem.lengths.is_even() && !problem.is_empty() && !has_gaps
 }
 
-fn download<T: Element>(stream: &Stream, from: &PoolBuffer, to: &mut [T]) -> Result<(), AttentionError> {
-    let to = match T::elements_mut(to) {
+fn bytes_mut(elements: ElementsMut<'_>) -> &mut [u8] {
+    match elements {
         ElementsMut::F32(data) => bytes_of_mut(data),
         ElementsMut::F16(data) => bytes_of_mut(data),
         ElementsMut::Bf16(data) => bytes_of_mut(data),
         ElementsMut::E4m3(data) => bytemuck::cast_slice_mut(data),
         ElementsMut::E5m2(data) => bytemuck::cast_slice_mut(data),
-    };
-    Ok(stream.download(from.slice(), to)?)
+    }
 }

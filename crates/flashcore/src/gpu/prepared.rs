@@ -18,7 +18,7 @@ const SPILLS: u32 = 64;
 /// Maximum spilled bytes per thread of a measured plan. The measured time includes the spills of that time,
 /// so only another compiler version can exceed them.
 const MEASURED_SPILLS: u32 = 256;
-/// The number of operands that every caller provides: Q, K, V and O.
+/// The tensors of the forward pass: Q, K, V and O.
 const TENSORS: usize = Tensor::FORWARD.len();
 
 /// Alignment in bytes that tensor maps need of the addresses of tables.
@@ -210,24 +210,55 @@ impl Prepared {
         if lse.is_some() != wanted {
             return Err(AttentionError::LseWanted { prepared: wanted });
         }
-        let mut slices: SmallVec<[DeviceSlice<'_>; INLINE]> = SmallVec::new();
-        slices.extend(tensors.into_iter().chain(lse));
-        let rest = &self.callers[slices.len()..];
-        let unexpected = others.iter().find(|(operand, _)| !rest.contains(operand));
+        let tensors = Tensor::FORWARD.into_iter().map(Operand::from).zip(tensors);
+        let lse = lse.map(|lse| (Operand::Lse, lse));
+        let all: SmallVec<[(Operand, DeviceSlice<'_>); INLINE]> =
+            tensors.chain(lse).chain(others.iter().copied()).collect();
+        self.enqueue_operands(stream, &all)
+    }
+
+    /// Like [`Prepared::enqueue`], for the operands of any pass, each once, in any order: those of the backward
+    /// pass have no other call. Gradients that are returned are written; the forward pass's outputs are
+    /// only read. A problem without rows leaves all outputs as they are.
+    ///
+    /// ```no_run
+    /// use flashcore::gpu::{Buffer, Gpu, Operand, Stream};
+    /// use flashcore::{DType, Pass, Problem};
+    ///
+    /// let gpu = Gpu::open(0)?;
+    /// let problem = Problem::new(1, 8, 512, 64, DType::F16).with_pass(Pass::DETERMINISTIC);
+    /// let prepared = gpu.prepare(&problem, None)?;
+    /// let stream = Stream::new(gpu.context())?;
+    /// // q, k, v, out, lse and d_out, which are read, and dq, dk and dv.
+    /// let buffer = |spec: flashcore::OperandSpec| Ok((spec.operand, Buffer::new(gpu.context(), spec.bytes())?));
+    /// let buffers: Result<Vec<(Operand, Buffer)>, flashcore::AttentionError> =
+    ///     problem.operands().map(buffer).collect();
+    /// let buffers = buffers?;
+    /// let slices: Vec<_> = buffers.iter().map(|(operand, buffer)| (*operand, buffer.slice())).collect();
+    /// prepared.enqueue_operands(&stream, &slices)?;
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Prepared::enqueue`], and when an operand is missing, not expected, or given twice.
+    pub fn enqueue_operands(
+        &self,
+        stream: &Stream,
+        operands: &[(Operand, DeviceSlice<'_>)],
+    ) -> Result<(), AttentionError> {
+        let named = |operand: &Operand| operand.name();
+        let unexpected = operands.iter().find(|(operand, _)| !self.callers.contains(operand));
         if let Some((operand, _)) = unexpected {
-            return Err(AttentionError::OperandWanted { operand: operand.name(), wanted: false });
+            return Err(AttentionError::OperandWanted { operand: named(operand), wanted: false });
         }
-        for operand in rest {
-            let given = others.iter().find(|(given, _)| given == operand);
-            let missing = || AttentionError::OperandWanted { operand: operand.name(), wanted: true };
-            slices.push(given.ok_or_else(missing)?.1);
-        }
-        let twice = others
-            .iter()
-            .enumerate()
-            .find(|(i, (operand, _))| others[..*i].iter().any(|(o, _)| o == operand));
-        if let Some((_, (operand, _))) = twice {
-            return Err(AttentionError::OperandTwice { operand: operand.name() });
+        let mut slices: SmallVec<[DeviceSlice<'_>; INLINE]> = SmallVec::new();
+        for operand in &self.callers {
+            let mut given = operands.iter().filter(|(given, _)| given == operand);
+            let missing = || AttentionError::OperandWanted { operand: named(operand), wanted: true };
+            slices.push(given.next().ok_or_else(missing)?.1);
+            if given.next().is_some() {
+                return Err(AttentionError::OperandTwice { operand: named(operand) });
+            }
         }
         self.launch(stream, &slices)
     }
@@ -250,7 +281,7 @@ impl Prepared {
     /// The kernel that supports the addresses of the operands, by their number.
     fn variant(&self, address: impl Fn(usize) -> u64) -> Result<&Ready, AttentionError> {
         let (main, alignment) = (&self.main, self.main.plan.alignment());
-        if !(0..TENSORS).all(|tensor| address(tensor).is_multiple_of(alignment)) {
+        if !(0..self.problem.tensors().len()).all(|tensor| address(tensor).is_multiple_of(alignment)) {
             return self.ready(&self.unaligned, || unaligned(&main.plan, &self.problem, &self.arch));
         }
         let is_aligned = |&table: &usize| address(table).is_multiple_of(TABLE_ALIGNMENT);

@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::ptr::NonNull;
 
-use cpu::{CpuPlan, Element, Executor, Input, attention_with, attention_with_on, kept};
-use half::{bf16, f16};
-use problem::{DType, ElementType, Elements, Operand, OperandMap, OperandSpec, Problem, Tensor};
+use cpu::{
+    CpuPlan, Element, Executor, Input, attention_with, attention_with_on, gradients, gradients_on, kept,
+};
+use problem::{ElementType, Elements, ElementsMut, Operand, OperandMap, OperandSpec, PassKind, Problem};
 
 use crate::AttentionError;
 use crate::known::{Key, Known, Wish};
@@ -38,23 +39,20 @@ pub(super) unsafe fn compute(
     memory: &[(OperandSpec, u64)],
     plan: &CpuPlan,
 ) -> Result<(), AttentionError> {
-    if problem.pass.is_backward() {
-        return Err(AttentionError::Unsupported {
-            argument: "the pass on the CPU",
-            value: problem.pass.kind().name().to_owned(),
-            accepted: "forward".to_owned(),
-        });
-    }
+    let pass = problem.pass.kind();
     let mut inputs = OperandMap::default();
+    let mut outputs = OperandMap::default();
     let mut copies = Vec::new();
-    let (mut out, mut lse) = (None, None);
     for &(spec, address) in memory {
         let start = start(spec, address)?;
         match spec.operand {
-            Operand::Tensor(Tensor::Out) => out = Some((start, spec.elements)),
-            Operand::Lse => lse = Some((start.cast::<f32>(), spec.elements)),
-            // SAFETY: the elements lie there, by the caller's contract; `start` has checked the alignment.
-            Operand::Tensor(_) | Operand::Table(_) => unsafe {
+            // SAFETY: nothing else uses the outputs, by the caller's contract; `start` has checked the
+            // alignment.
+            operand if operand.is_output(pass) => unsafe {
+                outputs.insert(operand, output(spec, start)?);
+            },
+            // SAFETY: the elements lie there, by the caller's contract.
+            Operand::Tensor(_) | Operand::Table(_) | Operand::Lse | Operand::DLse => unsafe {
                 inputs.insert(spec.operand, Input::from_raw_parts(spec.dtype, start, spec.elements));
             },
             // SAFETY: as above.
@@ -62,29 +60,55 @@ pub(super) unsafe fn compute(
         }
     }
     inputs.extend(copies.iter().map(|(operand, copy)| (*operand, copy.input())));
-    // SAFETY: nothing else uses the outputs, by the caller's contract.
-    let lse = lse.map(|(start, len)| unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) });
-    let Some(out) = out else {
-        return Err(AttentionError::OperandWanted { operand: Operand::OUT.name(), wanted: true });
-    };
-    macro_rules! run {
-        ($($dtype:pat => $element:ty),*) => {
-            match problem.dtypes.out {
-                $($dtype => {
-                    let (start, len) = out;
-                    // SAFETY: as of the LSE; the type is that of the output.
-                    let out = unsafe { std::slice::from_raw_parts_mut(start.cast::<$element>().as_ptr(), len) };
-                    Ok(on(executor, problem, &inputs, out, lse, plan)?)
-                })*
-                dtype @ (DType::E4m3 | DType::E5m2) => Err(AttentionError::Unsupported {
-                    argument: "the element type of out",
-                    value: dtype.to_string(),
-                    accepted: "f16, bf16 or f32".to_owned(),
-                }),
-            }
-        };
+    if pass == PassKind::Backward {
+        match executor {
+            Some(executor) => gradients_on(executor, problem, &inputs, outputs, plan)?,
+            None => gradients(problem, &inputs, outputs, plan)?,
+        }
+        return Ok(());
     }
-    run!(DType::F16 => f16, DType::Bf16 => bf16, DType::F32 => f32)
+    let lse = match outputs.remove(Operand::Lse) {
+        Some(ElementsMut::F32(lse)) => Some(lse),
+        _ => None,
+    };
+    match outputs.remove(Operand::OUT) {
+        Some(ElementsMut::F16(out)) => on(executor, problem, &inputs, out, lse, plan)?,
+        Some(ElementsMut::Bf16(out)) => on(executor, problem, &inputs, out, lse, plan)?,
+        Some(ElementsMut::F32(out)) => on(executor, problem, &inputs, out, lse, plan)?,
+        _ => return Err(AttentionError::OperandWanted { operand: Operand::OUT.name(), wanted: true }),
+    }
+    Ok(())
+}
+
+/// The elements of an output.
+///
+/// # Errors
+/// When no pass writes such elements.
+///
+/// # Safety
+/// The operand's elements lie from `start` on, which is aligned, and nothing else uses them for `'a`.
+unsafe fn output<'a>(spec: OperandSpec, start: NonNull<u8>) -> Result<ElementsMut<'a>, AttentionError> {
+    let len = spec.elements;
+    // SAFETY: the caller's contract; the types are those of the elements.
+    unsafe {
+        match spec.dtype {
+            ElementType::F32 => {
+                Ok(ElementsMut::F32(std::slice::from_raw_parts_mut(start.cast().as_ptr(), len)))
+            }
+            ElementType::F16 => {
+                Ok(ElementsMut::F16(std::slice::from_raw_parts_mut(start.cast().as_ptr(), len)))
+            }
+            ElementType::Bf16 => {
+                Ok(ElementsMut::Bf16(std::slice::from_raw_parts_mut(start.cast().as_ptr(), len)))
+            }
+            dtype => Err(AttentionError::Operand {
+                argument: spec.operand.name(),
+                what: "element type",
+                value: dtype.to_string(),
+                expected: "f16, bf16 or f32".to_owned(),
+            }),
+        }
+    }
 }
 
 fn on<T: Element>(

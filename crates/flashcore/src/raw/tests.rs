@@ -111,6 +111,83 @@ fn calls_with_every_feature_compute_what_the_facade_computes() {
     }
 }
 
+/// Gradients with sinks, a bias and packed lengths are those of the façade, and outputs that do not fit are
+/// refused by name.
+#[test]
+fn gradients_are_those_of_the_facade() {
+    let (q, k, v) = (ramp(9 * HEADS * DIM, 3), ramp(8 * 2 * DIM, 5), ramp(8 * 2 * DIM, 11));
+    let (starts, ends, sinks, bias) = ([0, 4, 9], [0, 5, 8], ramp(HEADS, 7), ramp(HEADS, 2));
+    let d_out = ramp(9 * HEADS * DIM, 13);
+    let lengths = LengthValues { cumulative_q: &starts, cumulative_kv: &ends, ..LengthValues::default() };
+    let rows = |data, heads, rows| TensorView::dense(data, [1, heads, rows, DIM], Layout::Bhsd).unwrap();
+    let call = attention(rows(&q, HEADS, 9), rows(&k, 2, 8), rows(&v, 2, 8)).lengths(lengths).sink(&sinks);
+    let bias_view = TableView::dense(&bias[..], &[1, HEADS, 1, 1]).unwrap();
+    let call = call.bias(bias_view).causal().device(crate::Device::Cpu);
+    let forward = call.clone().run().unwrap();
+    let expected =
+        call.backward(rows(&forward.data, HEADS, 9), &forward.lse, rows(&d_out, HEADS, 9)).unwrap();
+
+    let [dq, dk, dv] = [9 * HEADS, 8 * 2, 8 * 2].map(|rows| vec![0.0f32; rows * DIM]);
+    let (d_sinks, d_bias) = (vec![7.0f32; HEADS], vec![7.0f32; HEADS]);
+    let float = |data: &[f32], shape: &[usize]| dense(data, ElementType::F32, shape);
+    let (of_q, of_kv) = ([1, HEADS, 9, DIM], [1, 2, 8, DIM]);
+    let table = View::new(ElementType::F32, &[2, HEADS, 5, 5], &[0, 1, 0, 0]).unwrap();
+    let tensor = |tensor: problem::Tensor| Operand::Tensor(tensor);
+    let mut operands: OperandMap<Tensor> = [
+        (Operand::Q, float(&q, &of_q)),
+        (Operand::K, float(&k, &of_kv)),
+        (Operand::V, float(&v, &of_kv)),
+        (Operand::OUT, float(&forward.data, &of_q)),
+        (Operand::Lse, float(&forward.lse, &[HEADS, 9])),
+        (Operand::Lengths(LengthArray::CumulativeQ), dense(&starts, ElementType::I32, &[3])),
+        (Operand::Lengths(LengthArray::CumulativeKv), dense(&ends, ElementType::I32, &[3])),
+        (Operand::Sinks, float(&sinks, &[HEADS])),
+        (Operand::Table(0), Tensor { address: bias.as_ptr() as u64, view: table }),
+        (tensor(problem::Tensor::DOut), float(&d_out, &of_q)),
+        (tensor(problem::Tensor::Dq), float(&dq, &of_q)),
+        (tensor(problem::Tensor::Dk), float(&dk, &of_kv)),
+        (tensor(problem::Tensor::Dv), float(&dv, &of_kv)),
+        (Operand::DSinks, float(&d_sinks, &[HEADS])),
+        (Operand::DTable(0), float(&d_bias, &[HEADS])),
+    ]
+    .into_iter()
+    .collect();
+    let wants = problem::Gradients { sinks: true, tables: 1 };
+    let options = CallOptions {
+        pass: Pass::Backward { deterministic: true, d_lse: false, wants },
+        band: Band::CAUSAL,
+        score: Some("s + t0[b, h, q, k]".parse().unwrap()),
+        longest: [Some(5), Some(5)],
+        ..CallOptions::default()
+    };
+    let run = |operands: &OperandMap<Tensor>| {
+        // SAFETY: the arrays outlive the call.
+        unsafe { prepare(Queue::host(), operands, &options)?.enqueue() }
+    };
+    run(&operands).unwrap();
+    assert_eq!((dq, dk, dv), (expected.dq, expected.dk, expected.dv));
+    assert_eq!((d_sinks, &d_bias), (expected.d_sinks, expected.d_tables.last().unwrap()));
+
+    let refused = |operands: &OperandMap<Tensor>| run(operands).unwrap_err().to_string();
+    let d_out = operands[tensor(problem::Tensor::DOut)];
+    let change = |view: View| {
+        let mut operands = operands.clone();
+        operands.insert(tensor(problem::Tensor::DOut), Tensor { view, ..d_out });
+        refused(&operands)
+    };
+    let shape = change(View::dense(ElementType::F32, &[1, HEADS, 8, DIM]).unwrap());
+    assert_eq!(shape, "d_out has sequence length = 8, but out has 9; they must be equal");
+    let dtype = change(View::dense(ElementType::F16, &of_q).unwrap());
+    assert!(dtype.contains("'f16' for the element type of d_out: expected f32"), "{dtype}");
+    let strided = change(View::new(ElementType::F32, &of_q, &[1, 9, 1, 0]).unwrap());
+    assert_eq!(strided, "d_out's last dimension has stride 0; it must be contiguous (stride 1)");
+    for operand in [Operand::Lse, tensor(problem::Tensor::Dk), Operand::DTable(0)] {
+        let lost = operands.remove(operand).unwrap();
+        assert_eq!(refused(&operands), format!("{operand} is missing: the problem has it"));
+        operands.insert(operand, lost);
+    }
+}
+
 #[test]
 fn factors_of_eight_bit_inputs() {
     let data = [3, 5, 11].map(|step| eight(HEADS * 6 * DIM, step));
@@ -227,7 +304,7 @@ fn a_problem_is_stated_by_its_operands() {
             longest: [Some(p.seq_q), Some(p.seq_kv)],
             ..CallOptions::default()
         };
-        let stated = problem_of(&views, |view| *view, &options).unwrap();
+        let stated = problem_of(&views, |view| view, &options).unwrap();
         let strides = |p: &Problem| p.tensors().iter().map(|&tensor| p.strides(tensor)).collect::<Vec<_>>();
         assert_eq!(strides(&stated), strides(&p));
         assert_eq!(Problem { gradients: p.gradients, ..stated }, p);
