@@ -25,6 +25,13 @@ pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
         Family::SmallAtOnce => small_at_once(&of),
         Family::SmallStreamed => small_streamed(&of),
         Family::BackwardSplit => backward_split(&of),
+        Family::BackwardFused => {
+            vec![
+                product(&[of("query_stages"), of("gradient_stages"), of("products")]),
+                of("starts"),
+                of("tile_order"),
+            ]
+        }
     }
 }
 

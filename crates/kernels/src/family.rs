@@ -5,6 +5,7 @@ use problem::{PassKind, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::backward::fused::FusedPlan;
 use crate::backward::split::SplitPlan;
 use crate::draft::Draft;
 use crate::forward::decode::DecodePlan;
@@ -228,6 +229,8 @@ families! {
     Decode(DecodePlan) = "decode";
     /// The backward pass on `mma.sync`, for every GPU since sm_80.
     BackwardSplit(SplitPlan) = "backward_split";
+    /// The backward pass with five products, on `wgmma` and TMA. CTAs add to dQ in any order.
+    BackwardFused(FusedPlan) = "backward_fused";
 }
 
 /// The plan of the former family `small`. With one stage, it held all keys at once.
@@ -250,8 +253,14 @@ impl Family {
     /// The families that searches and tables have, which compute keys at strides. Of each pass, those with
     /// the lowest requirements on the GPU come first. [`Family::Decode`] is not among them, because none of
     /// its plans has been measured; it is the default for few rows with keys in pages.
-    pub const ALL: [Family; 5] =
-        [Family::Mma, Family::Wgmma, Family::SmallStreamed, Family::SmallAtOnce, Family::BackwardSplit];
+    pub const ALL: [Family; 6] = [
+        Family::Mma,
+        Family::Wgmma,
+        Family::SmallStreamed,
+        Family::SmallAtOnce,
+        Family::BackwardSplit,
+        Family::BackwardFused,
+    ];
 
     /// The families of a pass. Those with the lowest requirements on the GPU come first.
     pub fn of_pass(pass: PassKind) -> impl DoubleEndedIterator<Item = Family> {

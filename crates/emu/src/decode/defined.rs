@@ -78,7 +78,7 @@ fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
             }
         }
         Op::St(_) if follow_loads => uses.data.extend_from_slice(list),
-        Op::St(_) | Op::Stmatrix(_) | Op::WmmaStore(_) => {
+        Op::St(_) | Op::Red(_) | Op::Stmatrix(_) | Op::WmmaStore(_) => {
             uses.effect.extend(sources());
             uses.effect.extend_from_slice(list);
         }

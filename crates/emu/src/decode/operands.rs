@@ -343,8 +343,9 @@ impl Decoder<'_> {
                 (m.space, m.ty, m.vector)
             }
             Op::Atom(a) | Op::Red(a) => {
-                if a.vector > 1 || matches!(a.ty, Type::B128) {
-                    return self.unsupported("vector and 128-bit atomics");
+                let words = matches!(out.op, Op::Red(_)) && a.ty == Type::F32;
+                if a.vector > 1 && !words || matches!(a.ty, Type::B128) {
+                    return self.unsupported("128-bit atomics, and vectors except reductions of f32");
                 }
                 if !atomic_exists(a.op, a.ty) {
                     return self.unsupported(format!("`{}`", out.op));
@@ -378,6 +379,11 @@ impl Decoder<'_> {
                 self.address(out, o.get(1)?, space)?;
                 let sources = if a.op == ptx::AtomicOp::Cas { &[ty, ty][..] } else { &[ty] };
                 self.sources(out, o, 2, sources)
+            }
+            _ if vector > 1 => {
+                self.address(out, o.get(0)?, space)?;
+                self.elements_typed(out, o.get(1)?, ty)?;
+                self.check_elements(out, vector)
             }
             _ => {
                 self.address(out, o.get(0)?, space)?;

@@ -35,17 +35,26 @@ impl<'a> Env<'a> {
             Space::SharedCluster => (Space::Shared, address),
             space => (space, address),
         });
-        self.count_atomic(warp, inst, mask, &places, a.ty.bytes());
+        let all_bytes = a.ty.bytes() * u32::from(a.vector);
+        self.count_atomic(warp, inst, mask, &places, all_bytes);
         // The order of each lane is checked separately, at the cost of about one warp instruction per lane.
         self.log.toll += u64::from(mask.count_ones());
         // Atomics without modifiers are relaxed and of gpu scope.
         let sem = if a.sem == MemSem::Default { MemSem::Relaxed } else { a.sem };
+        if a.vector > 1 {
+            self.vector_reduction(warp, (inst, a), mask, &places, sem);
+            split.polls = 0;
+            return Flow::Next;
+        }
         let mut old = [0u64; 32];
         let mut changed = false;
         for_lanes(mask, |lane| {
             let (space, address) = places[lane];
             let site = Site { inst, space, bytes: a.ty.bytes(), strength: strength(sem, a.scope) };
-            let Some((before, after)) = self.atomic_lane(warp, &site, a, lane, address) else { return };
+            let operands = [0, 1].map(|i| warp.registers.lane(inst.s[i], lane));
+            let Some((before, after)) = self.atomic_lane(warp, &site, (a, operands), lane, address) else {
+                return;
+            };
             old[lane] = before;
             changed |= before != after || !matches!(a.op, AtomicOp::Cas | AtomicOp::Exch);
         });
@@ -59,6 +68,33 @@ impl<'a> Env<'a> {
         let mut found = u64::from(inst.pc);
         for_lanes(mask, |l| found = mix(mix(found, places[l].1), old[l]));
         self.poll(warp, split, found)
+    }
+
+    /// A `red` of several elements: each element is an operation of its own, while the address is a multiple of
+    /// all bytes (PTX ISA, "red").
+    fn vector_reduction(
+        &mut self,
+        warp: &mut Warp,
+        (inst, a): (&Inst, &Atomic),
+        mask: u32,
+        places: &[(Space, u64); 32],
+        sem: MemSem,
+    ) {
+        let strength = strength(sem, a.scope);
+        for_lanes(mask, |lane| {
+            let (space, address) = places[lane];
+            let bytes = a.ty.bytes() * u32::from(a.vector);
+            let all = Site { inst, space, bytes, strength };
+            if self.atomic_target(warp, &all, lane, address).is_none() {
+                return;
+            }
+            let site = Site { bytes: a.ty.bytes(), ..all };
+            for (element, &slot) in (0..).zip(self.facts.context.program.slots(inst)) {
+                let operands = [warp.registers.lane(slot, lane), 0];
+                let at = address + element * u64::from(a.ty.bytes());
+                self.atomic_lane(warp, &site, (a, operands), lane, at);
+            }
+        });
     }
 
     fn count_atomic(&mut self, warp: &Warp, inst: &Inst, mask: u32, places: &[(Space, u64); 32], bytes: u32) {
@@ -82,7 +118,7 @@ impl<'a> Env<'a> {
         &mut self,
         warp: &mut Warp,
         site: &Site,
-        a: &Atomic,
+        (a, operands): (&Atomic, [u64; 2]),
         lane: usize,
         address: u64,
     ) -> Option<(u64, u64)> {
@@ -93,17 +129,16 @@ impl<'a> Env<'a> {
             Target::Shared => load_bytes(&self.shared.bytes, offset, bytes),
         };
         let before = u64::from(replaced[0]) | u64::from(replaced[1]) << 32;
-        let operand = |i: usize| warp.registers.lane(site.inst.s[i], lane);
         // A compare-and-swap that fails is a read: an atomic is a write only "if it results in a write" (PTX
         // ISA, "Operation Types").
         let mask = u64::MAX >> (64 - a.ty.bits());
-        let writes = a.op != AtomicOp::Cas || before & mask == operand(0) & mask;
+        let writes = a.op != AtomicOp::Cas || before & mask == operands[0] & mask;
         self.check_atomic(warp, site, (target, offset), lane, address, writes);
-        let joint = self.joint_operand(a, target, operand(0));
+        let joint = self.joint_operand(a, target, operands[0]);
         // In global memory, additions of f32 flush subnormal numbers (PTX ISA, "atom" and "red"; an H200
         // too).
         let flushes = matches!(target, Target::Global(_)) && a.ty == Type::F32;
-        let after = atomic::updated(a.op, a.ty, before, [joint, operand(1)], flushes);
+        let after = atomic::updated(a.op, a.ty, before, [joint, operands[1]], flushes);
         let acquires = matches!(a.sem, MemSem::Acquire | MemSem::AcqRel);
         let releases = matches!(a.sem, MemSem::Release | MemSem::AcqRel);
         let observation = if acquires { Observation::Acquire } else { Observation::Relaxed };

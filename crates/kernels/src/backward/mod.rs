@@ -1,3 +1,4 @@
 //! Backward attention: the kernel families.
 
+pub mod fused;
 pub mod split;

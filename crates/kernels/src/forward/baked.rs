@@ -54,9 +54,9 @@ impl Baked {
         self
     }
 
-    /// With the dimensions of tensor maps of Q, K and V.
-    pub(crate) fn with_maps(mut self, problem: &Problem) -> Baked {
-        self.repeated.extend([Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
+    /// With the dimensions of tensor maps of tensors.
+    pub(crate) fn with_maps(mut self, problem: &Problem, tensors: &[Tensor]) -> Baked {
+        self.repeated.extend(tensors.iter().map(|&tensor| {
             let Strides { batch, head, .. } = problem.strides(tensor);
             let batch = is_packed(problem, tensor) || batch == 0;
             (tensor.into(), Repeated { batch, head: head == 0 })

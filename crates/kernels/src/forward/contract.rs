@@ -192,16 +192,21 @@ pub(crate) fn declare_map(
 
 /// The address of a row of the output, from the output's pointer and the bytes between its batch entries and
 /// between its heads.
-pub(crate) fn row_of_output(
+pub(crate) fn row_of_output(k: &mut Builder, baked: &Baked, out: (Global, [R64; 2]), at: [R32; 3]) -> Global {
+    row_of_tensor(k, (out, baked.row_bytes(Tensor::Out)), at)
+}
+
+/// The address of a row of a tensor, from the tensor's pointer and the bytes between its batch entries, between
+/// its heads and between its rows.
+pub(crate) fn row_of_tensor(
     k: &mut Builder,
-    baked: &Baked,
-    (out, [batch_bytes, head_bytes]): (Global, [R64; 2]),
+    ((start, [batch_bytes, head_bytes]), row_bytes): ((Global, [R64; 2]), i64),
     at: [R32; 3],
 ) -> Global {
     let [batch, head, position] = at.map(|n| k.zext(n));
-    let to = k.mad(batch, batch_bytes, out.base);
+    let to = k.mad(batch, batch_bytes, start.base);
     let to = k.mad(head, head_bytes, to);
-    Global { base: k.mad(position, baked.row_bytes(Tensor::Out), to), offset: out.offset }
+    Global { base: k.mad(position, row_bytes, to), offset: start.offset }
 }
 
 /// The address of the LSE of a row, from the LSE's pointer and the number of rows of a head. For packed

@@ -8,6 +8,7 @@ use std::fmt::Write;
 use crate::common::each::each;
 use crate::tools::Facts;
 use attend::Rescale;
+use flashcore_kernels::backward::fused::FusedPlan;
 use flashcore_kernels::backward::split::SplitPlan;
 use flashcore_kernels::forward::mma::{MmaPlan, QueryHome};
 use flashcore_kernels::forward::small;
@@ -89,12 +90,19 @@ fn golden_cases() -> Vec<(&'static str, Problem, Plan, Arch)> {
         ("backward_ragged_d192", deepseek.with_layout(Layout::Bshd), Arch::SM_80),
         ("backward_d256", wide.clone(), Arch::SM_120),
     ];
+    let fused = [("backward_fused_causal_d128", &causal), ("backward_fused_d64", &long)];
+    let fused = fused.map(|(name, problem)| {
+        let problem = problem.clone().with_pass(Pass::BACKWARD);
+        let plan = FusedPlan::default_for(&problem, &Arch::SM_90);
+        (name, problem, Plan::from(plan), Arch::SM_90)
+    });
     let backward = backward.into_iter().map(|(name, problem, arch)| {
         let problem = problem.with_pass(Pass::DETERMINISTIC);
         let plan = SplitPlan::default_for(&problem, &arch);
         (name, problem, Plan::from(plan), arch)
     });
     mma.chain(backward)
+        .chain(fused)
         .chain([
             hopper("wgmma_d128", &full, Plan::Wgmma(wgmma(&full))),
             hopper("wgmma_d128_lazy", &full, Plan::Wgmma(classic)),
@@ -252,7 +260,7 @@ fn a_plan_of_the_former_ladder_is_refused_by_name() {
     let error =
         serde_json::from_str::<Plan>(r#"{"family":"ladder","rung":"phase4"}"#).unwrap_err().to_string();
     let expected = "invalid value 'ladder' for family: expected one of mma, wgmma, small_streamed, small_at_once, \
-         backward_split; ";
+         backward_split, backward_fused; ";
     assert!(error.starts_with(expected) && error.contains("'phase4'"), "{error}");
 }
 

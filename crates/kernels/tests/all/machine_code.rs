@@ -110,9 +110,13 @@ fn default_cases() -> Vec<Case> {
                 .flat_map(|family| lse.iter().map(move |&lse| (family, problem.clone().with_lse(lse))));
             let trained = problem.seq_q == RAGGED
                 && matches!((arch.sm, problem.dtypes.q), (80 | 90 | 120, DType::Bf16));
-            let backward = Family::of_pass(PassKind::Backward)
-                .filter(|_| trained)
-                .map(|family| (family, problem.clone().with_pass(Pass::DETERMINISTIC)));
+            let backward = Family::of_pass(PassKind::Backward).filter(|_| trained).map(|family| {
+                let pass = match family {
+                    Family::BackwardFused => Pass::BACKWARD,
+                    _ => Pass::DETERMINISTIC,
+                };
+                (family, problem.clone().with_pass(pass))
+            });
             for (family, problem) in forward.chain(backward) {
                 let plan = family.default_for(&problem, &arch).ok();
                 cases.extend(plan.map(|plan| Case::new("default", &problem, &plan, &arch)));

@@ -1,6 +1,6 @@
 //! Loads, stores, atomics and asynchronous copies.
 
-use super::{Builder, Global, Int, Pointer, R32, R64, Shared, Src, Value};
+use super::{Builder, F32, Global, Int, Pointer, R32, R64, Shared, Src, Value};
 use crate::{Atomic, AtomicOp, CacheOp, CpAsync, Eviction, MemSem, Memory, Op, Operand, Scope, Type};
 
 impl Builder {
@@ -94,6 +94,13 @@ impl Builder {
         };
         let op = Op::Red(atomic::<P>(AtomicOp::Add, ty));
         self.op(op, [Operand::Address(at.address()), Operand::Reg(value.reg())]);
+    }
+
+    /// Atomic adds of four f32 to consecutive elements of global memory, relaxed and each by itself, without a
+    /// result (sm_90).
+    pub fn red_add_vec4(&mut self, at: Global, values: [F32; 4]) {
+        let op = Op::Red(Atomic { vector: 4, ..atomic::<Global>(AtomicOp::Add, Type::F32) });
+        self.op(op, [Operand::Address(at.address()), vector(&values)]);
     }
 
     // ---- addresses

@@ -1,7 +1,7 @@
 //! Producer/consumer pipeline over a ring of stages in shared memory: one thread (the producer) fills the
 //! stages, the consumer warps read them, and each stage has a full and an empty mbarrier.
 
-use ptx::{Builder, Pointer, Pred, R32, Shared, Src, TensorMapPtr};
+use ptx::{Builder, BulkOptions, Global, Pointer, Pred, R32, Shared, Src, TensorMapPtr};
 
 use crate::{Cluster, Consumer, Mbarriers, PipelineState, SwizzledTile};
 
@@ -175,6 +175,25 @@ impl TileRing {
         self.pipeline.producer_acquire(k, at);
         let (to, full) = self.expect(k, at);
         self.tile.load_at(k, to, map, from, full);
+        at.advance(k);
+    }
+
+    /// Like [`TileRing::request`], together with `bytes` bytes, a multiple of 16, of global memory. The bytes go
+    /// to a place of their own for each stage, from `first` on.
+    pub fn request_beside(
+        &self,
+        k: &mut Builder,
+        at: &PipelineState,
+        (map, from): (TensorMapPtr, [Src<R32>; 3]),
+        (first, source, bytes): (Shared, Global, u32),
+    ) {
+        self.pipeline.producer_acquire(k, at);
+        let full = self.pipeline.full_barrier(k, at);
+        k.mbarrier_arrive_expect_tx(full, self.tile.loaded_bytes() + bytes);
+        let to = at.place(k, self.first, self.tile.bytes());
+        self.tile.load(k, to, map, from, full);
+        let beside = at.place(k, first, bytes);
+        k.bulk_load(beside, source, bytes, full, BulkOptions::default());
         at.advance(k);
     }
 

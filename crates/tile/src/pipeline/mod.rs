@@ -1,6 +1,7 @@
 //! Warp specialisation: rings of stages between a producer and consumers, and the order of the consumers.
 
 mod barriers;
+mod handover;
 mod mbarrier;
 mod ping_pong;
 mod roles;
@@ -8,6 +9,7 @@ mod stream;
 mod vote;
 
 pub use barriers::{Pipeline, TileRing};
+pub use handover::Handover;
 pub use mbarrier::{Mbarriers, PipelineState};
 pub use ping_pong::{PingPong, Turns};
 pub use roles::{Consumer, Roles};

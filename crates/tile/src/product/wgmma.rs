@@ -127,11 +127,12 @@ impl SharedMatrix {
         column / panel * self.tile.panel_bytes() + column % panel * self.tile.element
     }
 
-    /// Number of k steps along the tile's columns. The last step may read the zeros that pad the last panel.
-    const fn column_steps(self) -> u32 {
-        match self.half {
-            None => (self.tile.columns * self.tile.element).div_ceil(K_BYTES),
-            Some(_) => self.tile.panels() * (self.tile.row_bytes() / K_BYTES) / 2,
+    /// Number of k steps. Along the columns, the last step may read the zeros that pad the last panel.
+    const fn steps(self) -> u32 {
+        match (self.major, self.half) {
+            (Major::Mn, _) => self.tile.rows * 2 / K_BYTES,
+            (Major::K, None) => (self.tile.columns * self.tile.element).div_ceil(K_BYTES),
+            (Major::K, Some(_)) => self.tile.panels() * (self.tile.row_bytes() / K_BYTES) / 2,
         }
     }
 
@@ -221,7 +222,8 @@ impl Products {
         k.wgmma_wait(self.committed - group.0);
     }
 
-    /// D = A B, or D += A B, with A and B in shared memory (SS). `d` has 64 rows.
+    /// D = A B, or D += A B, with A and B in shared memory (SS). `d` has 64 rows. If the rows of A are the k
+    /// dimension ([`SharedMatrix::over_rows`]), its columns are one panel.
     pub fn wgmma_ss(
         &self,
         k: &mut Builder,
@@ -231,7 +233,7 @@ impl Products {
         accumulate: Accumulate,
     ) {
         let registers = d.registers();
-        for step in 0..a.column_steps() {
+        for step in 0..a.steps() {
             let (a, b) = (a.step(k, step), b.step(k, step));
             let add = step > 0 || accumulate == Accumulate::Add;
             if self.negates && accumulate == Accumulate::Set {

@@ -52,7 +52,10 @@ pub(super) fn baked<P: SmallPlan>(plan: &P, problem: &Problem) -> Baked {
         flat: common.grid(problem).need_flat(),
         ..baked
     };
-    plan.with_main_loop(baked.with_row_bytes(problem, &[Tensor::Out]).with_maps(problem), problem)
+    plan.with_main_loop(
+        baked.with_row_bytes(problem, &[Tensor::Out]).with_maps(problem, &[Tensor::Q, Tensor::K, Tensor::V]),
+        problem,
+    )
 }
 
 /// Emits the kernel of a plan that has been checked.

@@ -39,7 +39,7 @@ impl WgmmaPlan {
     /// What the code depends on.
     pub(super) fn baked(&self, problem: &Problem) -> Baked {
         let packed = self.packed_heads(problem) > 1;
-        let baked = Baked::of(problem, packed).with_maps(problem);
+        let baked = Baked::of(problem, packed).with_maps(problem, &LOADED);
         let baked = Baked {
             programs: baked.programs.map(|code| self.staging(problem, code)),
             listed: self.visits.lists(problem).then(|| ProgramCode::of_mask(problem, packed)),

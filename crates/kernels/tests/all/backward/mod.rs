@@ -1,5 +1,6 @@
 //! Tests of the backward families on the emulator: no hazards with every check on, and gradients within the
 //! rounding of P, dS, O and of the results.
 
+mod fused;
 pub mod reference;
 mod split;

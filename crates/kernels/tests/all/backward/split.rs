@@ -12,7 +12,7 @@ use super::reference::{Inputs, even, uneven};
 use crate::common::cases;
 use crate::forward::{synchronisations, without};
 
-const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
+pub const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
 /// A plan of small tiles, so that small problems have several blocks.
 fn small_plan(problem: &Problem, arch: &Arch) -> SplitPlan {
@@ -179,11 +179,18 @@ fn every_schedule_gives_the_same_clean_bits() {
     }
 }
 
-/// Whether the emulator refuses the kernels or their gradients are wrong, for one of the problems. Each
-/// problem comes with its kernels.
-fn is_caught(runs: &[(Inputs, Plan, Vec<Kernel>)], mutate: impl Fn(&Kernel) -> Option<Kernel>) -> bool {
-    runs.iter().any(|(inputs, plan, kernels)| {
-        let program = emit(inputs.problem(), plan, &Arch::SM_80).unwrap();
+/// A problem, a plan for an architecture, and its kernels.
+pub type MutantRun = (Inputs, Plan, Arch, Vec<Kernel>);
+
+pub fn mutant_run(problem: Problem, plan: Plan, arch: Arch) -> MutantRun {
+    let kernels = emit(&problem, &plan, &arch).unwrap().kernels();
+    (Inputs::draw(&problem, even(), 1), plan, arch, kernels)
+}
+
+/// Whether the emulator refuses the kernels or their gradients are wrong, for one of the problems.
+pub fn is_caught(runs: &[MutantRun], mutate: impl Fn(&Kernel) -> Option<Kernel>) -> bool {
+    runs.iter().any(|(inputs, plan, arch, kernels)| {
+        let program = emit(inputs.problem(), plan, arch).unwrap();
         let mutants: Vec<Kernel> =
             kernels.iter().map(|kernel| mutate(kernel).unwrap_or_else(|| kernel.clone())).collect();
         SCHEDULES.into_iter().zip(0..).any(|(schedule, seed)| {
@@ -201,7 +208,7 @@ type Change = fn(&mut SplitPlan);
 
 /// A problem with several blocks, one without keys, and one with keys that no row sees, each with the kernels
 /// of a plan.
-fn runs(dim: usize, change: Change) -> Vec<(Inputs, Plan, Vec<Kernel>)> {
+fn runs(dim: usize, change: Change) -> Vec<MutantRun> {
     let problem = |seq_q, seq_kv, band| {
         let problem = Problem::new(1, 2, seq_q, dim, DType::F16).with_band(band);
         problem.with_heads_kv(1, Layout::Bhsd).with_seq_kv(seq_kv, Layout::Bhsd).with_pass(Pass::BACKWARD)
@@ -211,9 +218,7 @@ fn runs(dim: usize, change: Change) -> Vec<(Inputs, Plan, Vec<Kernel>)> {
     let run = |problem: Problem| {
         let mut plan = small_plan(&problem, &Arch::SM_80);
         change(&mut plan);
-        let plan = Plan::from(plan);
-        let kernels = emit(&problem, &plan, &Arch::SM_80).unwrap().kernels();
-        (Inputs::draw(&problem, even(), 1), plan, kernels)
+        mutant_run(problem, plan.into(), Arch::SM_80)
     };
     problems.map(run).into()
 }
@@ -228,7 +233,7 @@ fn every_synchronisation_is_needed() {
     ];
     for (dim, change) in changes {
         let runs = runs(dim, change);
-        for (item, at, op) in synchronisations(&runs[0].2[0]) {
+        for (item, at, op) in synchronisations(&runs[0].3[0]) {
             assert!(is_caught(&runs, |kernel| Some(without(kernel, item, at))), "D{dim}: {at}, {op:?}");
         }
     }
@@ -240,7 +245,15 @@ fn every_synchronisation_is_needed() {
 fn wrong_factors_and_products_are_noticed() {
     let runs = &runs(64, |_| {})[..1];
     assert!(!is_caught(runs, |_| None));
-    for (step, kernel) in runs[0].2.iter().enumerate() {
+    assert_factors_matter(runs);
+    let products = places(&runs[0].3[0], |op| matches!(op, Op::Mma(_)));
+    assert!(products.len() > 50, "{} products", products.len());
+    assert_products_matter(runs, &products, 13);
+}
+
+/// Gradients are wrong if any factor is.
+pub fn assert_factors_matter(runs: &[MutantRun]) {
+    for (step, kernel) in runs[0].3.iter().enumerate() {
         let own = |other: &Kernel| other.entry == kernel.entry;
         let factors = kernel.args.iter().enumerate().filter(|(_, arg)| matches!(arg, Arg::F32(_)));
         for (at, _) in factors {
@@ -254,12 +267,14 @@ fn wrong_factors_and_products_are_noticed() {
             assert!(is_caught(runs, wrong), "factor {at} of step {step}");
         }
     }
-    let products = places(&runs[0].2[0], |op| matches!(op, Op::Mma(_)));
-    assert!(products.len() > 50, "{} products", products.len());
-    for &(item, at) in products.iter().step_by(13) {
+}
+
+/// Gradients are wrong without a product, or with the A operand of another, for every `step`th product.
+pub fn assert_products_matter(runs: &[MutantRun], products: &[(usize, usize)], step: usize) {
+    for &(item, at) in products.iter().step_by(step) {
         assert!(is_caught(runs, |kernel| Some(without(kernel, item, at))), "without product {at}");
-        let other = |kernel: &Kernel| with_other_operand(kernel, &products, (item, at));
-        if other(&runs[0].2[0]).is_some() {
+        let other = |kernel: &Kernel| with_other_operand(kernel, products, (item, at));
+        if other(&runs[0].3[0]).is_some() {
             assert!(is_caught(runs, other), "operand A of product {at}");
         }
     }
@@ -288,7 +303,7 @@ fn with_other_operand(
 }
 
 /// The item and the statement of each instruction of a kind.
-fn places(kernel: &Kernel, is_one: impl Fn(&Op) -> bool) -> Vec<(usize, usize)> {
+pub fn places(kernel: &Kernel, is_one: impl Fn(&Op) -> bool) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     for (i, item) in kernel.module.items.iter().enumerate() {
         let Item::Function(function) = item else { continue };

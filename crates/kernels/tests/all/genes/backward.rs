@@ -1,5 +1,7 @@
-//! The genes of the `backward_split` family, for the tests.
+//! The genes of the backward families, for the tests.
 
+use attend::Order;
+use flashcore_kernels::backward::fused::{FusedPlan, Starts};
 use flashcore_kernels::backward::split::SplitPlan;
 use flashcore_kernels::forward::mma::{CtaOrder, QueryHome};
 use problem::{Pass, Problem};
@@ -41,7 +43,7 @@ fn capped() -> Problem {
     super::capped().with_pass(Pass::BACKWARD)
 }
 
-fn alone(_: &mut SplitPlan) {}
+fn alone<P>(_: &mut P) {}
 
 pub const TABLE: &[Line<SplitPlan>] = &[
     (full, alone, |p| p.dq_rows = 128),
@@ -62,4 +64,27 @@ pub const TABLE: &[Line<SplitPlan>] = &[
     (causal, alone, |p| p.copy = CopyMode::Elements),
     (causal, alone, |p| p.tile_order = CtaOrder::HeadsFirst),
     (capped, alone, |p| p.tanh = attend::Tanh::Approx),
+];
+
+/// Each gene of `backward_fused` at its simplest value.
+pub fn plain_fused() -> FusedPlan {
+    FusedPlan {
+        query_stages: 2,
+        gradient_stages: 2,
+        products: Order::InTurn,
+        starts: Starts::Common,
+        tile_order: CtaOrder::RowsFirst,
+    }
+}
+
+fn atomic() -> Problem {
+    super::causal().with_pass(Pass::BACKWARD)
+}
+
+pub const FUSED: &[Line<FusedPlan>] = &[
+    (full, alone, |p| p.query_stages = 3),
+    (atomic, alone, |p| p.gradient_stages = 3),
+    (atomic, alone, |p| p.products = Order::ScoresAhead),
+    (full, alone, |p| p.starts = Starts::Shifted),
+    (full, alone, |p| p.tile_order = CtaOrder::HeadsFirst),
 ];

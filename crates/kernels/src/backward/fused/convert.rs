@@ -1,0 +1,87 @@
+//! The kernel after the main kernel: the sums of dQ, scaled and rounded.
+
+use problem::{Problem, Tensor};
+use ptx::{Access, Builder, F32, Global, Pointer, R32};
+use tile::{AccTile, RowStore, Threads, WARP_VECTOR_BYTES, store_fragments_at, warp_vectors};
+
+use super::params::{RowTiles, Strided, launch, tile_of_cta};
+use super::plan::{FusedPlan, TileSizes};
+use super::rows::THREADS;
+use crate::contract::Contract;
+use crate::draft::Draft;
+use crate::forward::contract::half;
+use crate::{Arch, Baked};
+
+const ENTRY: &str = "flash_backward_convert";
+/// 8-column tiles of a warp's part of dQ.
+pub(super) const PART_TILES: u32 = 8;
+
+impl FusedPlan {
+    /// The kernel that rounds dQ.
+    pub(super) fn draft_convert<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Draft<'a> {
+        let mut k = Builder::kernel(ENTRY);
+        k.max_threads(THREADS);
+        let mut c = Contract::new(problem);
+        let dq = Strided::declare(&mut k, &mut c, problem, Tensor::Dq);
+        let tiles = RowTiles::declare(&mut k, &mut c, (problem, baked), [Access::Read, Access::Read]);
+        let seq_q = c.u32(&mut k, "seq_q", problem.seq_q as u32);
+        let scale = c.f32(&mut k, "scale", problem.softmax_scale());
+        let grid = self.row_grid(problem);
+        let launch = launch(THREADS, grid, baked.flat, 0);
+        let grid = grid.declare(&mut k, &mut c, baked.flat);
+        let order = self.tile_order;
+        let body = move |k: &mut Builder| {
+            let at = tile_of_cta(k, order, grid);
+            convert(k, baked, (dq, scale, seq_q), tiles, at);
+        };
+        Draft::new(k, c, (ENTRY, launch), arch.full_target(), body)
+    }
+}
+
+/// Each warp converts the part of dQ that one consumer warp of the main kernel adds to.
+fn convert(
+    k: &mut Builder,
+    baked: &Baked,
+    (dq, scale, seq_q): (Strided, F32, R32),
+    tiles: RowTiles,
+    at: [R32; 3],
+) {
+    let sizes = TileSizes::new(baked);
+    let threads = Threads::new(k, THREADS, 1);
+    let sums = tiles.sums(k, at);
+    let own = place_of_part(k, sums, threads.warp, threads.lane);
+    let part = AccTile::unset(k, 16, 8 * PART_TILES);
+    for (n, &tile) in (0..).zip(part.tiles()) {
+        k.ld_vec_to(tile, own.at(warp_vectors(n)));
+    }
+    for row in 0..part.lane_rows() {
+        part.scale_row(k, row, scale);
+    }
+    let [batch, head, tile] = at;
+    let width = baked.dims.head_dim as u32;
+    // Two warpgroups divide the rows, or the columns.
+    let (row_warp, column) = if sizes.columns == 8 * PART_TILES {
+        (threads.warp, k.mov(0))
+    } else {
+        let group = k.shr_u(threads.warp, 2);
+        (k.and(threads.warp, 3), k.mul(group, 8 * PART_TILES))
+    };
+    let left = (width < sizes.columns).then(|| {
+        let width = k.mov(width);
+        k.sub(width, column)
+    });
+    let before = k.mul(row_warp, 16);
+    let first = k.mad(tile, sizes.rows, before);
+    let place = |k: &mut Builder, row: R32| {
+        let row = dq.row(k, baked, [batch, head, row]);
+        k.index(row, column, 2)
+    };
+    let (half, store) = (Some(half(baked)), RowStore::Chunks);
+    store_fragments_at(k, &threads, half, &part, (first, seq_q), place, store, left);
+}
+
+/// The lane's place in the sums of a tile for the part of dQ of consumer warp `warp`.
+pub(super) fn place_of_part(k: &mut Builder, sums: Global, warp: R32, lane: R32) -> Global {
+    let of_warp = k.index(sums, warp, PART_TILES * WARP_VECTOR_BYTES);
+    k.index(of_warp, lane, 16)
+}

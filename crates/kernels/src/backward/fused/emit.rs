@@ -1,0 +1,228 @@
+//! The main kernel: its parameters, shared memory, and the producer's requests. `consume.rs` has the consumers'
+//! computation.
+
+use attend::{Bound, KeyBand, RowRange, Softcap, Tanh};
+use problem::{Problem, Tensor};
+use ptx::{Access, Builder, CmpOp, F32, Pointer, R32, Shared, SpecialReg, Src, TensorMapPtr};
+use tile::{Handover, Pipeline, SwizzledTile, TileRing};
+
+use super::params::{RowTiles, Strided, launch, tile_of_cta};
+use super::plan::{FusedPlan, KEYS, LOADED, ROLES, SLOTS, Starts, TileSizes};
+use crate::contract::Contract;
+use crate::draft::Draft;
+use crate::forward::contract::{declare_band, declare_map, declare_softcap, factor_or_one};
+use crate::grid::Grid;
+use crate::{Arch, Baked};
+
+const ENTRY: &str = "flash_backward";
+
+impl FusedPlan {
+    /// The main kernel.
+    pub(super) fn draft<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Draft<'a> {
+        let mut k = Builder::kernel(ENTRY);
+        k.max_threads(ROLES.threads());
+        // Without this bound ptxas ignores `setmaxnreg`.
+        k.min_ctas_per_sm(1);
+        let mut c = Contract::new(problem);
+        let params = Params::declare(&mut k, &mut c, (problem, baked), self);
+        let launch = launch(ROLES.threads(), self.grid(problem), baked.flat, self.shared_bytes(problem));
+        let body = move |k: &mut Builder| Main::new(k, self, baked, params).body(k);
+        Draft::new(k, c, (ENTRY, launch), arch.full_target(), body)
+    }
+}
+
+/// The kernel's parameters.
+pub(super) struct Params {
+    /// The tensor maps of [`LOADED`].
+    maps: [TensorMapPtr; 4],
+    pub gradients: [Strided; 2],
+    pub row_tiles: RowTiles,
+    grid: Grid,
+    seq_q: R32,
+    seq_kv: R32,
+    /// The factor of scores in the exponent.
+    pub factor: F32,
+    /// The factor of dK.
+    pub scale: F32,
+    pub band: KeyBand,
+    /// The factor of wide logits.
+    pub wide: Option<Softcap>,
+}
+
+impl Params {
+    fn declare(
+        k: &mut Builder,
+        c: &mut Contract<'_>,
+        (problem, baked): (&Problem, &Baked),
+        plan: &FusedPlan,
+    ) -> Params {
+        let sizes = TileSizes::new(problem);
+        let maps = LOADED.map(|tensor| declare_map(k, c, problem, (tensor, sizes.tile(problem, tensor))));
+        let gradients = [Tensor::Dk, Tensor::Dv].map(|tensor| Strided::declare(k, c, problem, tensor));
+        // A scale of 0 makes all scores equal.
+        let factor = if problem.softmax_scale() == 0.0 { 0.0 } else { factor_or_one(problem) };
+        Params {
+            maps,
+            gradients,
+            row_tiles: RowTiles::declare(k, c, (problem, baked), [Access::Read, Access::ReadWrite]),
+            grid: plan.grid(problem).declare(k, c, baked.flat),
+            seq_q: c.u32(k, "seq_q", problem.seq_q as u32),
+            seq_kv: c.u32(k, "seq_kv", problem.seq_kv as u32),
+            factor: c.f32(k, "scale_log2e", factor),
+            scale: c.f32(k, "scale", problem.softmax_scale()),
+            band: declare_band(k, c, problem),
+            wide: declare_softcap(k, c, problem, Tanh::Exp2),
+        }
+    }
+}
+
+/// The kernel being emitted: values known at emission, its parameters, and the CTA's position.
+pub(super) struct Main<'a> {
+    pub plan: &'a FusedPlan,
+    pub baked: &'a Baked,
+    pub params: Params,
+    pub sizes: TileSizes,
+    /// The rings of [`LOADED`]. Those of K and V have one stage.
+    pub rings: [TileRing; 4],
+    /// The numbers of the rows of each stage of dO.
+    pub numbers: Shared,
+    pub ds: (SwizzledTile, Shared),
+    pub handover: Handover,
+    /// Batch entry, KV head and tile of keys.
+    pub at: [R32; 3],
+    /// The keys of the CTA. Queries and keys have changed places.
+    pub keys: RowRange,
+    /// The band of queries that a key sees.
+    pub band: KeyBand,
+    /// The tiles of query rows that the keys see, in each head.
+    pub bound: Bound,
+}
+
+/// The position of a tile of query rows among those that the CTA visits: all tiles of the first head of the
+/// group, then those of the next. At the end, `head` is the size of the group.
+#[derive(Clone, Copy)]
+pub(super) struct Visit {
+    pub head: R32,
+    pub tile: R32,
+    /// Tiles of the head from this one on.
+    pub left: R32,
+}
+
+impl<'a> Main<'a> {
+    fn new(k: &mut Builder, plan: &'a FusedPlan, baked: &'a Baked, params: Params) -> Main<'a> {
+        let sizes = TileSizes::new(baked);
+        let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
+        let mut taken = 0;
+        let mut take = |bytes: u32| {
+            let at = shared.at(i64::from(taken));
+            taken += bytes;
+            at
+        };
+        // Tiles come first: the memory after them needs less alignment.
+        let places = LOADED.map(|tensor| {
+            let (tile, stages) = (sizes.tile(baked, tensor), plan.stages(tensor));
+            (tile, stages, take(stages * tile.bytes()))
+        });
+        let ds = (sizes.ds(), take(SLOTS * sizes.ds().bytes()));
+        let numbers = take(plan.gradient_stages * sizes.number_bytes());
+        let rings = places.map(|(tile, stages, first)| {
+            let pipeline = Pipeline::new(take(Pipeline::bytes(stages)), stages);
+            TileRing { pipeline: pipeline.without_empty_barriers(stages == 1), tile, first }
+        });
+        let handover = Handover::new(take(Handover::bytes(SLOTS)), SLOTS);
+        let at = tile_of_cta(k, plan.tile_order, params.grid);
+        let (seq_q, seq_kv) = (params.seq_kv, params.seq_q);
+        let keys = RowRange { first: k.mul(at[2], KEYS), rows: KEYS, seq_q, seq_kv, heads: 1 };
+        let band = params.band.transposed(k);
+        // Rows beyond the queries have probabilities of 0, so no mask needs to hide them.
+        let bound = Bound::new(k, &band, &keys, sizes.rows, true);
+        Main { plan, baked, params, sizes, rings, numbers, ds, handover, at, keys, band, bound }
+    }
+
+    fn body(&self, k: &mut Builder) {
+        let thread = k.special(SpecialReg::TidX);
+        let first = k.setp_u(CmpOp::Eq, thread, 0);
+        k.if_(first, |k| self.handover.init(k, ROLES.consumer_warps()));
+        ROLES.prepare(k, self.rings.map(|ring| ring.pipeline));
+        ROLES.split(k, |k| self.produce(k), |k, consumer| self.consume(k, consumer));
+    }
+
+    /// The number of tiles that the CTA visits in each head. May be negative.
+    fn tiles_of_head(&self, k: &mut Builder) -> R32 {
+        k.sub(self.bound.end, self.bound.from())
+    }
+
+    /// The first visit. If the keys see all queries, neighbouring CTAs begin at neighbouring tiles, so that they
+    /// do not add to one tile of dQ at the same time. A band has this effect by itself.
+    pub fn first_visit(&self, k: &mut Builder) -> Visit {
+        let left = self.tiles_of_head(k);
+        let some = k.setp_s(CmpOp::Gt, left, 0);
+        let head = k.selp(0, self.baked.group_size(), some);
+        let tile = match self.plan.starts {
+            Starts::Common => k.mov(self.bound.from()),
+            Starts::Shifted => {
+                let tiles = k.max_s(left, 1);
+                let shift = k.rem_u(self.at[2], tiles);
+                k.add(shift, self.bound.from())
+            }
+        };
+        Visit { head, tile, left }
+    }
+
+    /// Moves to the next visit.
+    pub fn advance(&self, k: &mut Builder, Visit { head, tile, left }: Visit) {
+        k.add_to(tile, tile, 1);
+        let wraps = k.setp_s(CmpOp::Ge, tile, self.bound.end);
+        k.selp_to(tile, self.bound.from(), tile, wraps);
+        k.sub_to(left, left, 1);
+        let ends = k.setp_s(CmpOp::Eq, left, 0);
+        let tiles = self.tiles_of_head(k);
+        k.guarded(ends, |k| {
+            k.mov_to(left, tiles);
+            k.add_to(head, head, 1);
+        });
+    }
+
+    /// The batch entry, query head and tile of a visit.
+    pub fn place(&self, k: &mut Builder, visit: Visit) -> [R32; 3] {
+        let [batch, head, _] = self.at;
+        [batch, k.mad(head, self.baked.group_size(), visit.head), visit.tile]
+    }
+
+    /// The producer: K and V once, then Q and dO of each visit, the latter with the numbers of their rows.
+    fn produce(&self, k: &mut Builder) {
+        for map in self.params.maps {
+            k.prefetch_tensor_map(map);
+        }
+        let [queries, keys, values, gradients] = &self.rings;
+        let [q_map, key_map, value_map, d_out_map] = self.params.maps;
+        let [batch, head, _] = self.at;
+        for (ring, map, tensor) in [(keys, key_map, Tensor::K), (values, value_map, Tensor::V)] {
+            let at = ring.pipeline.producer_state(k);
+            let [head, batch] = self.distinct(tensor, [head, batch]);
+            ring.request(k, &at, map, [self.keys.first.into(), head, batch]);
+        }
+        let [q_at, d_out_at] = [queries, gradients].map(|ring| ring.pipeline.producer_state(k));
+        let visit = self.first_visit(k);
+        let more = |k: &mut Builder| k.setp_u(CmpOp::Lt, visit.head, self.baked.group_size());
+        k.while_(more, |k| {
+            let place = self.place(k, visit);
+            let [batch, head, tile] = place;
+            let row = k.mul(tile, self.sizes.rows);
+            let [of_head, of_batch] = self.distinct(Tensor::Q, [head, batch]);
+            queries.request(k, &q_at, q_map, [row.into(), of_head, of_batch]);
+            let [of_head, of_batch] = self.distinct(Tensor::DOut, [head, batch]);
+            let numbers = self.params.row_tiles.numbers(k, place);
+            let beside = (self.numbers, numbers, self.sizes.number_bytes());
+            gradients.request_beside(k, &d_out_at, (d_out_map, [row.into(), of_head, of_batch]), beside);
+            self.advance(k, visit);
+        });
+    }
+
+    /// Head and batch entry in a tensor map, in which heads or batch entries with stride 0 count as one.
+    fn distinct(&self, tensor: Tensor, [head, batch]: [R32; 2]) -> [Src<R32>; 2] {
+        let repeated = self.baked.repeated[tensor.into()];
+        [(head, repeated.head), (batch, repeated.batch)]
+            .map(|(index, one)| if one { 0.into() } else { index.into() })
+    }
+}

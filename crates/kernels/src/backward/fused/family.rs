@@ -1,0 +1,77 @@
+//! Implements the registry's trait for the family, and declares its genes.
+
+use problem::{PassKind, Problem, Tensor};
+use tile::Sign;
+
+use super::FusedPlan;
+use super::plan::{KEYS, LOADED};
+use crate::draft::Draft;
+use crate::family::FamilyPlan;
+use crate::genes::{Gene, PRODUCTS, STAGES};
+use crate::{Arch, Baked, Features, PlanError};
+
+impl FamilyPlan for FusedPlan {
+    fn pass() -> PassKind {
+        PassKind::Backward
+    }
+
+    fn features() -> Features {
+        Features { sink: true, ..Features::default() }
+    }
+
+    fn default_for(problem: &Problem, arch: &Arch) -> FusedPlan {
+        FusedPlan::default_for(problem, arch)
+    }
+
+    /// Suits grids that give each SM a CTA.
+    fn suits(problem: &Problem, arch: &Arch) -> bool {
+        let tiles = problem.seq_kv.div_ceil(KEYS as usize) as u64;
+        tiles * (problem.heads_kv * problem.batch) as u64 >= arch.multiprocessors.into()
+    }
+
+    fn genes(_: &Problem) -> Vec<Gene> {
+        vec![
+            Gene::new("query_stages").searched([2, 3]).wider([4]).curing(STAGES),
+            Gene::new("gradient_stages").searched([2, 3]).wider([4]).curing(STAGES),
+            Gene::new("products").searched(["in_turn", "scores_ahead"]).curing(PRODUCTS),
+            Gene::new("starts").searched(["common", "shifted"]),
+            Gene::new("tile_order").searched(["rows_first", "heads_first"]),
+        ]
+    }
+
+    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        self.check(problem, arch)
+    }
+
+    fn baked(&self, problem: &Problem) -> Baked {
+        let baked = Baked::of(problem, false).with_maps(problem, &LOADED);
+        Baked {
+            lse: problem.pass.d_lse(),
+            heads_q: problem.heads_q,
+            sign: if problem.softmax_scale() < 0.0 { Sign::Negate } else { Sign::Keep },
+            flat: self.needs_flat_grid(problem),
+            ..baked
+        }
+        .with_row_bytes(problem, &[Tensor::Out, Tensor::DOut, Tensor::Dq, Tensor::Dk, Tensor::Dv])
+    }
+
+    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
+        vec![
+            self.draft_rows(problem, baked, arch),
+            self.draft(problem, baked, arch),
+            self.draft_convert(problem, baked, arch),
+        ]
+    }
+
+    fn tile(&self) -> [u32; 2] {
+        [KEYS, KEYS]
+    }
+
+    fn takes_tiles(&self) -> bool {
+        false
+    }
+
+    fn adapted(self, _: &Problem, _: &Arch, _: bool) -> FusedPlan {
+        self
+    }
+}

@@ -1,0 +1,101 @@
+//! The parameters that the kernels share: the numbers of query rows, the sums of dQ, and their grid.
+
+use problem::{Problem, Tensor};
+use ptx::{Access, Builder, Dim3, Global, Launch, R32, R64};
+
+use super::plan::{SUM_BYTES, TileSizes};
+use crate::Baked;
+use crate::contract::Contract;
+use crate::forward::contract::{declare_head_strides, row_of_tensor};
+use crate::forward::mma::{CtaOrder, axis_of_rows, head_and_batch};
+use crate::grid::{Extents, Grid};
+
+/// A tensor whose rows' addresses are computed: its start, and the bytes between batch entries and heads.
+#[derive(Clone, Copy)]
+pub(super) struct Strided {
+    tensor: Tensor,
+    start: (Global, [R64; 2]),
+}
+
+impl Strided {
+    pub fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem, tensor: Tensor) -> Strided {
+        let start = c.tensor(k, tensor);
+        Strided { tensor, start: (start, declare_head_strides(k, c, problem, tensor)) }
+    }
+
+    /// The address of a row: its batch entry, head and position.
+    pub fn row(&self, k: &mut Builder, baked: &Baked, at: [R32; 3]) -> Global {
+        row_of_tensor(k, (self.start, baked.row_bytes(self.tensor)), at)
+    }
+}
+
+/// What passes from one kernel to the next, tile by tile of query rows. The first index of a tile is that of its
+/// batch entry and head.
+#[derive(Clone, Copy)]
+pub(super) struct RowTiles {
+    /// −L·log2 e of each row of the tile, then −D of each row.
+    numbers: Global,
+    /// The sums of dQ: of each 16×8 tile of a fragment, four registers of each lane.
+    sums: Global,
+    /// Tiles of a head.
+    count: R32,
+    heads: u32,
+    sizes: TileSizes,
+}
+
+impl RowTiles {
+    pub fn declare(
+        k: &mut Builder,
+        c: &mut Contract<'_>,
+        (problem, baked): (&Problem, &Baked),
+        [numbers, sums]: [Access; 2],
+    ) -> RowTiles {
+        let sizes = TileSizes::new(problem);
+        let count = sizes.row_tiles(problem);
+        let tiles = count as usize * problem.heads_q * problem.batch;
+        RowTiles {
+            numbers: c.temporary(k, "row_numbers", tiles * sizes.number_bytes() as usize, numbers),
+            sums: c.temporary(k, "dq_sums", tiles * SUM_BYTES as usize, sums),
+            count: c.u32(k, "row_tiles", count as u32),
+            heads: baked.heads_q as u32,
+            sizes,
+        }
+    }
+
+    /// The index of a tile, from its batch entry, query head and number in the head.
+    fn index(&self, k: &mut Builder, [batch, head, tile]: [R32; 3]) -> R64 {
+        let before = k.mad(batch, self.heads, head);
+        let index = k.mul_wide_u(before, self.count);
+        let tile = k.zext(tile);
+        k.add(index, tile)
+    }
+
+    /// The numbers of a tile's rows.
+    pub fn numbers(&self, k: &mut Builder, at: [R32; 3]) -> Global {
+        let index = self.index(k, at);
+        Global { base: k.mad(index, i64::from(self.sizes.number_bytes()), self.numbers.base), ..self.numbers }
+    }
+
+    /// The sums of a tile.
+    pub fn sums(&self, k: &mut Builder, at: [R32; 3]) -> Global {
+        let index = self.index(k, at);
+        Global { base: k.mad(index, i64::from(SUM_BYTES), self.sums.base), ..self.sums }
+    }
+}
+
+/// The CTA's batch entry, head and tile in a grid.
+pub(super) fn tile_of_cta(k: &mut Builder, order: CtaOrder, grid: Grid) -> [R32; 3] {
+    let [head, batch] = head_and_batch(k, order, grid);
+    [batch, head, grid.index(k, axis_of_rows(order))]
+}
+
+/// A kernel of CTAs of `threads` threads in a grid.
+pub(super) fn launch(threads: u32, grid: Extents, flat: bool, shared: u32) -> Launch {
+    Launch {
+        grid: grid.launch(flat),
+        cluster: Dim3(1, 1, 1),
+        block: Dim3(threads, 1, 1),
+        dynamic_shared: shared,
+        overlapping: false,
+    }
+}

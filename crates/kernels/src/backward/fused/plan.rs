@@ -1,0 +1,208 @@
+//! The genes of the family, and the problems that it computes.
+
+use attend::Order;
+use problem::{Problem, Tensor};
+use serde::{Deserialize, Serialize};
+use tile::{Handover, Pipeline, Roles, SwizzledTile};
+
+use crate::error::accept;
+use crate::forward::contract::{check_tensor_map, is_half, most_rows};
+use crate::forward::mma::CtaOrder;
+use crate::grid::Extents;
+use crate::{Arch, Dims, PlanError};
+
+/// The first query tile that a CTA visits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Starts {
+    /// The first tile that the keys see.
+    Common,
+    /// As many tiles after the first as there are tiles of keys before the CTA's. The visits wrap around.
+    Shifted,
+}
+
+/// The genes of a plan of this family.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FusedPlan {
+    /// Tiles of Q in shared memory, at least 2. The scores ahead need a third to hide the latency of a load.
+    pub query_stages: u32,
+    /// Tiles of dO in shared memory, at least 2.
+    pub gradient_stages: u32,
+    /// When the scores of the next query tile are computed.
+    pub products: Order,
+    /// The first query tile that a CTA visits.
+    pub starts: Starts,
+    /// The order in which CTAs compute tiles of keys.
+    pub tile_order: CtaOrder,
+}
+
+/// The name of the family.
+pub(super) const FAMILY: &str = "backward_fused";
+/// The largest head dim: dK and dV of 64 keys fill half of a thread's registers.
+const WIDEST: usize = 128;
+/// Keys of a CTA.
+pub(super) const KEYS: u32 = 128;
+/// Slots of dS in shared memory.
+pub(super) const SLOTS: u32 = 2;
+/// Numbers of a tile of query rows times head dims.
+const TILE: u32 = 8192;
+/// Bytes of the f32 sums of a tile of dQ.
+pub(super) const SUM_BYTES: u32 = 4 * TILE;
+
+pub(super) const ROLES: Roles = Roles { consumers: 2, producer_registers: 24, consumer_registers: 240 };
+
+/// The tensors that the main kernel loads through tensor maps.
+pub(super) const LOADED: [Tensor; 4] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::DOut];
+
+/// The sizes of a problem's tiles.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TileSizes {
+    /// Columns of a row of Q, K, V and dO in shared memory: 64 or 128.
+    pub columns: u32,
+    /// Query rows of a tile.
+    pub rows: u32,
+}
+
+impl TileSizes {
+    pub fn new(dims: impl Into<Dims>) -> TileSizes {
+        let Dims { head_dim, head_dim_v, .. } = dims.into();
+        let columns = if head_dim.max(head_dim_v) <= 64 { 64 } else { 128 };
+        TileSizes { columns, rows: TILE / columns }
+    }
+
+    /// The tile of rows of a tensor.
+    pub fn tile(self, dims: impl Into<Dims>, tensor: Tensor) -> SwizzledTile {
+        let Dims { head_dim, head_dim_v, .. } = dims.into();
+        let rows = if tensor.is_of_keys() { KEYS } else { self.rows };
+        let width = if matches!(tensor.primal(), Tensor::Q | Tensor::K) { head_dim } else { head_dim_v };
+        SwizzledTile::new(rows, self.columns).of_width(width as u32)
+    }
+
+    /// dSᵀ of a tile.
+    pub const fn ds(self) -> SwizzledTile {
+        SwizzledTile::new(KEYS, self.rows)
+    }
+
+    /// Bytes of the two numbers of each query row of a tile.
+    pub const fn number_bytes(self) -> u32 {
+        2 * 4 * self.rows
+    }
+
+    /// Tiles of the query rows of a head.
+    pub const fn row_tiles(self, problem: &Problem) -> u64 {
+        (problem.seq_q as u64).div_ceil(self.rows as u64)
+    }
+}
+
+impl FusedPlan {
+    /// A plan for the problem, unchecked.
+    pub fn default_for(problem: &Problem, _: &Arch) -> FusedPlan {
+        FusedPlan {
+            query_stages: 3,
+            gradient_stages: if problem.band.is_full() { 3 } else { 2 },
+            products: Order::ScoresAhead,
+            starts: Starts::Common,
+            tile_order: CtaOrder::RowsFirst,
+        }
+    }
+
+    /// Whether the plan fits the problem and the architecture.
+    ///
+    /// # Errors
+    /// The first reason why the plan does not fit.
+    pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
+        accept("sm", arch.sm.into(), arch.has_warpgroup_products(), "90, whose target is sm_90a")?;
+        check_problem(problem)?;
+        for (what, stages) in [("query_stages", self.query_stages), ("gradient_stages", self.gradient_stages)]
+        {
+            accept(what, stages.into(), (2..=4).contains(&stages), "2 to 4")?;
+        }
+        let (bytes, limit) = (self.shared_bytes(problem), arch.shared_per_cta);
+        if bytes > limit {
+            return Err(PlanError::SharedMemory { bytes: bytes.into(), limit, sm: arch.sm });
+        }
+        self.grid(problem).check("CTAs (tiles of keys · heads · batch)")?;
+        self.row_grid(problem).check("CTAs (tiles of rows · heads · batch)")
+    }
+
+    /// Shared memory of a CTA of the main kernel, in bytes: tiles, numbers of rows, then barriers.
+    pub(super) fn shared_bytes(&self, problem: &Problem) -> u32 {
+        let sizes = TileSizes::new(problem);
+        let of_ring = |tensor| {
+            let stages = self.stages(tensor);
+            stages * sizes.tile(problem, tensor).bytes() + Pipeline::bytes(stages)
+        };
+        let rings: u32 = LOADED.into_iter().map(of_ring).sum();
+        let numbers = self.gradient_stages * sizes.number_bytes();
+        rings + numbers + SLOTS * sizes.ds().bytes() + Handover::bytes(SLOTS)
+    }
+
+    /// Stages of the ring of a tensor that is loaded through a tensor map.
+    pub(super) const fn stages(&self, tensor: Tensor) -> u32 {
+        match tensor {
+            Tensor::Q => self.query_stages,
+            Tensor::DOut => self.gradient_stages,
+            _ => 1,
+        }
+    }
+
+    /// The extents of the main kernel's grid.
+    pub(super) fn grid(&self, problem: &Problem) -> Extents {
+        self.extents((problem.seq_kv as u64).div_ceil(KEYS.into()), problem.heads_kv, problem.batch)
+    }
+
+    /// The extents of the grids of the kernels before and after it.
+    pub(super) fn row_grid(&self, problem: &Problem) -> Extents {
+        self.extents(TileSizes::new(problem).row_tiles(problem), problem.heads_q, problem.batch)
+    }
+
+    fn extents(&self, tiles: u64, heads: usize, batch: usize) -> Extents {
+        let (heads, batch) = (heads as u64, batch as u64);
+        Extents(match self.tile_order {
+            CtaOrder::RowsFirst => [tiles, heads, batch],
+            CtaOrder::HeadsFirst => [heads, batch, tiles],
+        })
+    }
+
+    /// Whether a kernel of the plan needs a flat grid.
+    pub(super) fn needs_flat_grid(&self, problem: &Problem) -> bool {
+        self.grid(problem).need_flat() || self.row_grid(problem).need_flat()
+    }
+}
+
+fn check_problem(problem: &Problem) -> Result<(), PlanError> {
+    if !is_half(problem) {
+        let accepted = "f16 or bf16 for all tensors";
+        return Err(PlanError::DType { family: FAMILY, dtype: problem.dtypes, accepted });
+    }
+    let refuse =
+        |what: &str, value: &str, accepted: &str| Err(PlanError::unsupported(FAMILY, what, value, accepted));
+    if problem.pass.deterministic() {
+        return refuse("deterministic", "true", "false: CTAs add to dQ in the order in which they run");
+    }
+    if !problem.pass.wants().is_empty() {
+        return refuse("wants", "gradients of sinks or tables", "dq, dk and dv alone");
+    }
+    if let Some(cap) = problem.score.softcap {
+        return refuse("softcap", &cap.to_string(), "none");
+    }
+    for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
+        let fits = (8..=WIDEST).contains(&dim) && dim.is_multiple_of(8);
+        accept(what, dim as u64, fits, &format!("multiples of 8 up to {WIDEST}"))?;
+    }
+    let (least, most) = (problem.head_dim.min(problem.head_dim_v), problem.head_dim.max(problem.head_dim_v));
+    let alike = most <= 64 || least > 64;
+    accept(
+        "head_dim_v",
+        problem.head_dim_v as u64,
+        alike,
+        "up to 64 if head_dim is, and above 64 if head_dim is",
+    )?;
+    let (most, accepted) = most_rows(problem);
+    let accepted = format!("1 {}: a tensor map has no empty dimension", accepted.replacen("up ", "", 1));
+    for (what, n) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
+        accept(what, n as u64, (1..=most).contains(&n), &accepted)?;
+    }
+    let tensors = [Tensor::Out, Tensor::Dq, Tensor::Dk, Tensor::Dv];
+    LOADED.into_iter().chain(tensors).try_for_each(|tensor| check_tensor_map(problem, tensor, FAMILY))
+}

@@ -1,0 +1,140 @@
+//! The kernel before the main kernel: the numbers of query rows, and sums of zero.
+
+use problem::{Operand, Problem, Tensor};
+use ptx::{Access, Builder, CmpOp, F32, Global, Pointer, R32, SpecialReg};
+use std::f32::consts::LOG2_E;
+use tile::{WARP_VECTOR_BYTES, divide};
+
+use super::params::{RowTiles, Strided, launch, tile_of_cta};
+use super::plan::{FusedPlan, SUM_BYTES, TileSizes};
+use crate::contract::Contract;
+use crate::draft::Draft;
+use crate::forward::contract::{half, lse_of_row};
+use crate::{Arch, Baked};
+
+const ENTRY: &str = "flash_backward_rows";
+pub(super) const THREADS: u32 = 256;
+
+impl FusedPlan {
+    /// The kernel that computes −L·log2 e and −D of each row.
+    pub(super) fn draft_rows<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Draft<'a> {
+        let mut k = Builder::kernel(ENTRY);
+        k.max_threads(THREADS);
+        let mut c = Contract::new(problem);
+        let [out, d_out] =
+            [Tensor::Out, Tensor::DOut].map(|tensor| Strided::declare(&mut k, &mut c, problem, tensor));
+        let lse = c.operand(&mut k, Operand::Lse).expect("the backward pass reads the LSE");
+        let d_lse = c.operand(&mut k, Operand::DLse);
+        let tiles = RowTiles::declare(&mut k, &mut c, (problem, baked), [Access::Write, Access::Write]);
+        let seq_q = c.u32(&mut k, "seq_q", problem.seq_q as u32);
+        let grid = self.row_grid(problem);
+        let launch = launch(THREADS, grid, baked.flat, 0);
+        let grid = grid.declare(&mut k, &mut c, baked.flat);
+        let order = self.tile_order;
+        let body = move |k: &mut Builder| {
+            let at = tile_of_cta(k, order, grid);
+            let rows = Rows { baked, out, d_out, lse, d_lse, tiles, seq_q, at };
+            rows.clear_sums(k);
+            rows.store_numbers(k);
+        };
+        Draft::new(k, c, (ENTRY, launch), arch.full_target(), body)
+    }
+}
+
+/// The kernel being emitted.
+struct Rows<'a> {
+    baked: &'a Baked,
+    out: Strided,
+    d_out: Strided,
+    lse: Global,
+    d_lse: Option<Global>,
+    tiles: RowTiles,
+    seq_q: R32,
+    /// Batch entry, head and number of the CTA's tile.
+    at: [R32; 3],
+}
+
+impl Rows<'_> {
+    fn clear_sums(&self, k: &mut Builder) {
+        let thread = k.special(SpecialReg::TidX);
+        let sums = self.tiles.sums(k, self.at);
+        let own = k.index(sums, thread, 16);
+        let zero: F32 = k.mov(0.0);
+        for first in (0..SUM_BYTES).step_by((THREADS * 16) as usize) {
+            k.st_vec(own.at(first.into()), [zero; 4]);
+        }
+    }
+
+    /// As many neighbouring threads as a row has chunks of 16 bytes compute a row.
+    fn store_numbers(&self, k: &mut Builder) {
+        let sizes = TileSizes::new(self.baked);
+        let chunks = sizes.columns / 8;
+        let [batch, head, tile] = self.at;
+        let thread = k.special(SpecialReg::TidX);
+        let row = divide(k, thread, chunks);
+        let chunk = k.and(thread, chunks - 1);
+        let is_first = k.setp_u(CmpOp::Eq, chunk, 0);
+        let numbers = self.tiles.numbers(k, self.at);
+        let numbers = k.index(numbers, row, 4);
+        let position = k.mad(tile, sizes.rows, row);
+        for first in (0..sizes.rows).step_by((THREADS / chunks) as usize) {
+            let position = k.add(position, first);
+            let exists = k.setp_u(CmpOp::Lt, position, self.seq_q);
+            let at = [batch, head, position];
+            let delta = self.delta(k, at, chunk, chunks);
+            let mut number = |array: Global, missing: f32| {
+                let from = lse_of_row(k, self.baked, (array, self.seq_q), at);
+                let number: F32 = k.mov(missing);
+                k.guarded(exists, |k| k.ld_to(number, from));
+                number
+            };
+            let log_sum = number(self.lse, f32::NEG_INFINITY);
+            let d_lse = self.d_lse.map(|d_lse| number(d_lse, 0.0));
+            let minus_delta = match d_lse {
+                None => k.neg(delta),
+                // The LSE's gradient reaches each score through P, as −D does.
+                Some(d_lse) => k.sub(d_lse, delta),
+            };
+            let minus = k.mul(log_sum, -LOG2_E);
+            // A row that sees no key, or that does not exist, has probabilities of 0.
+            let is_dead = k.setp_f(CmpOp::Eq, log_sum, f32::NEG_INFINITY);
+            let minus_log_sum = k.selp(f32::NEG_INFINITY, minus, is_dead);
+            let to = numbers.at(i64::from(4 * first));
+            k.guarded(is_first, |k| k.st(to, minus_log_sum));
+            k.guarded(is_first, |k| k.st(to.at(i64::from(4 * sizes.rows)), minus_delta));
+        }
+    }
+
+    /// D = rowsum(dO ∘ O) of a row, 0 beyond the rows.
+    fn delta(&self, k: &mut Builder, at: [R32; 3], chunk: R32, chunks: u32) -> F32 {
+        let [_, _, position] = at;
+        let exists = k.setp_u(CmpOp::Lt, position, self.seq_q);
+        let exists = match self.baked.head_dim_v() / 8 {
+            all if all == chunks => exists,
+            width => k.setp_u_and(CmpOp::Lt, chunk, width, exists),
+        };
+        let [out, d_out] = [self.out, self.d_out].map(|tensor| {
+            let row = tensor.row(k, self.baked, at);
+            let from = k.index(row, chunk, 16);
+            let words: [R32; 4] = std::array::from_fn(|_| k.mov(0));
+            k.guarded(exists, |k| k.ld_vec_to(words, from));
+            words
+        });
+        let mut sum: F32 = k.mov(0.0);
+        for (out, d_out) in out.into_iter().zip(d_out) {
+            let [out, d_out] = [out, d_out].map(|word| k.unpack(half(self.baked), word));
+            for (out, d_out) in out.into_iter().zip(d_out) {
+                sum = k.mad(out, d_out, sum);
+            }
+        }
+        let mut mask = 1;
+        while mask < chunks {
+            let other = k.shfl_xor(sum, mask);
+            sum = k.add(sum, other);
+            mask *= 2;
+        }
+        sum
+    }
+}
+
+const _: () = assert!(SUM_BYTES.is_multiple_of(WARP_VECTOR_BYTES));

@@ -1,0 +1,252 @@
+//! Tests of `backward::fused`.
+
+use attend::Order;
+use emu::{Emulator, Options};
+use flashcore_kernels::backward::fused::{FusedPlan, Starts};
+use flashcore_kernels::forward::mma::CtaOrder;
+use flashcore_kernels::{Arch, Plan, emit};
+use problem::{Band, Corner, DType, Layout, Pass, Problem, Tensor};
+use ptx::{Item, Kernel, Op, Statement};
+
+use super::reference::{Inputs, even};
+use super::split::{
+    MutantRun, SCHEDULES, assert_factors_matter, assert_products_matter, is_caught, mutant_run, places,
+};
+use crate::common::cases;
+use crate::forward::without;
+use crate::tools::{self, Facts};
+
+const ARCH: Arch = Arch::SM_90;
+const ORDERS: [Order; 2] = [Order::InTurn, Order::ScoresAhead];
+
+fn default_plan(problem: &Problem) -> FusedPlan {
+    FusedPlan::default_for(problem, &ARCH)
+}
+
+fn check(problem: &Problem, plan: FusedPlan, options: Options) {
+    let inputs = Inputs::draw(problem, even(), options.seed);
+    let plan = Plan::from(plan);
+    let gradients = inputs.run(&mut Emulator::new(options), &plan, &ARCH);
+    if let Some(fault) = inputs.fault(&gradients) {
+        panic!("{problem:?}\n{plan:?}\n{fault}");
+    }
+}
+
+/// Head dims of both tiles, in both orders, on ragged lengths, with groups of 1, 3 and 8 query heads.
+#[test]
+fn head_dims_and_groups_are_right() {
+    for (i, (dim, dim_v)) in
+        [(64, 64), (128, 128), (40, 56), (72, 104), (96, 96), (128, 72)].into_iter().enumerate()
+    {
+        let heads_kv = [2, 1, 1][i % 3];
+        let mut p = Problem::new(1, heads_kv * [1, 3, 8][i % 3], 150, dim, [DType::F16, DType::Bf16][i % 2]);
+        p.head_dim_v = dim_v;
+        let layout = [Layout::Bshd, Layout::Bhsd][i / 2 % 2];
+        let p = p.with_heads_kv(heads_kv, layout).with_seq_kv(135, layout).with_pass(Pass::BACKWARD);
+        let p = p.with_band(Band::NAMED[i % Band::NAMED.len()]);
+        for products in ORDERS {
+            let plan = FusedPlan { products, starts: Starts::Shifted, ..default_plan(&p) };
+            check(&p, plan, Options { seed: i as u64, ..Options::default() });
+        }
+    }
+}
+
+/// Each problem of the torture set that the family computes. Genes take turns.
+#[test]
+fn torture_set_is_right_and_without_hazards() {
+    let mut computed = 0;
+    for (i, problem) in cases::torture().into_iter().enumerate() {
+        let problem = problem.with_pass(Pass::BACKWARD);
+        let plan = FusedPlan {
+            query_stages: [2, 3][i % 2],
+            gradient_stages: [2, 3][i / 2 % 2],
+            products: ORDERS[i / 3 % 2],
+            starts: [Starts::Shifted, Starts::Common][i / 2 % 2],
+            tile_order: [CtaOrder::RowsFirst, CtaOrder::HeadsFirst][i / 5 % 2],
+        };
+        if problem.check().is_err() || Plan::from(plan.clone()).check(&problem, &ARCH).is_err() {
+            continue; // strides of gradients that a broadcast input has, no keys, or other head dims
+        }
+        computed += 1;
+        check(&problem, plan, Options { seed: i as u64, ..Options::default() });
+    }
+    assert!(computed > 60, "{computed} problems");
+}
+
+/// All features that the family has, one at a time.
+#[test]
+fn features_are_right() {
+    for i in 0..21 {
+        let corner = [Corner::BottomRight, Corner::TopLeft][i % 2];
+        let dim = [64, 128][i / 3 % 2];
+        let mut p = Problem::new(1, 2, 150, dim, [DType::F16, DType::Bf16][i % 2])
+            .with_heads_kv(1, Layout::Bshd)
+            .with_seq_kv([150, 90, 200][i % 3], Layout::Bshd)
+            .with_pass(Pass::BACKWARD);
+        match i / 3 {
+            0 => p.band = Band { corner, before: Some(20), after: Some(0) },
+            1 => p.band = Band { corner, before: Some(9), after: Some(17) },
+            2 => p.band = Band { corner, before: None, after: Some(30) },
+            3 => p.score.scale = Some(-0.3),
+            4 => p.score.scale = Some([0.0, 200.0, -200.0][i % 3]),
+            5 => p.score.sink = true,
+            _ => p.pass = Pass::Backward { deterministic: false, d_lse: true, wants: Default::default() },
+        }
+        check(&p, default_plan(&p), Options { seed: i as u64, ..Options::default() });
+    }
+}
+
+/// The family refuses the problems that it does not compute, and names the reason.
+#[test]
+fn other_problems_are_refused() {
+    let base = Problem::new(1, 2, 150, 64, DType::F16).with_pass(Pass::BACKWARD);
+    let mut wide_v = base.clone();
+    wide_v.head_dim_v = 128;
+    let wide_v = wide_v.with_layout(Layout::Bshd);
+    let mut used = base.clone();
+    used.lengths.kv.used = true;
+    let f32 = Problem::new(1, 2, 150, 64, DType::F32).with_pass(Pass::BACKWARD);
+    let dim = |dim| Problem::new(1, 2, 150, dim, DType::F16).with_pass(Pass::BACKWARD);
+    for (problem, expected) in [
+        (base.clone().with_pass(Pass::DETERMINISTIC), "invalid value 'true' for deterministic"),
+        (base.clone().with_softcap(30.0), "invalid value '30' for softcap"),
+        (used, "does not support uneven lengths"),
+        (f32, "for dtype with family backward_fused: expected f16 or bf16"),
+        (dim(256), "invalid value '256' for head_dim: expected multiples of 8 up to 128"),
+        (dim(60), "invalid value '60' for head_dim: expected multiples of 8 up to 128"),
+        (wide_v, "invalid value '128' for head_dim_v: expected up to 64 if head_dim is"),
+        (base.clone().with_seq_kv(0, Layout::Bhsd), "invalid value '0' for seq_kv"),
+    ] {
+        let error = Plan::from(default_plan(&problem)).check(&problem, &ARCH).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}\ndoes not contain: {expected}");
+        if problem.dtypes.q != DType::F32 && problem.check().is_ok() {
+            Plan::default_for(&problem, &ARCH).expect("another family computes the problem");
+        }
+    }
+    let error = Plan::from(default_plan(&base)).check(&base, &Arch::SM_80).unwrap_err().to_string();
+    assert!(error.contains("invalid value '80' for sm"), "{error}");
+    let small = Arch { shared_per_cta: 160_000, ..ARCH };
+    let error = Plan::from(default_plan(&base)).check(&dim(128), &small).unwrap_err().to_string();
+    assert!(error.contains("bytes of shared memory are needed"), "{error}");
+}
+
+/// Adversarial schedules find no hazard, and dK and dV have the same bits. The order of additions may change
+/// those of dQ.
+#[test]
+fn every_schedule_is_clean() {
+    for (dim, products) in
+        [(64, Order::InTurn), (64, Order::ScoresAhead), (128, Order::InTurn), (128, Order::ScoresAhead)]
+    {
+        let problem = Problem::new(1, 2, 300, dim, DType::Bf16).with_band(Band::CAUSAL);
+        let problem = problem.with_heads_kv(1, Layout::Bshd).with_seq_kv(290, Layout::Bshd);
+        let problem = problem.with_pass(Pass::BACKWARD);
+        let plan = FusedPlan { products, ..default_plan(&problem) };
+        let inputs = Inputs::draw(&problem, even(), 3);
+        let runs = SCHEDULES.into_iter().zip(1..).map(|(schedule, seed)| {
+            let mut machine = Emulator::new(Options { seed, schedule, ..Options::default() });
+            let gradients = inputs.run(&mut machine, &plan.clone().into(), &ARCH);
+            assert_eq!(inputs.fault(&gradients), None, "{plan:?}");
+            [Tensor::Dk, Tensor::Dv].map(|tensor| gradients[tensor.into()].clone())
+        });
+        let runs: Vec<_> = runs.collect();
+        assert!(runs.windows(2).all(|pair| pair[0] == pair[1]), "{plan:?}");
+    }
+}
+
+/// ptxas keeps the products asynchronous, and spills nothing.
+#[test]
+fn defaults_assemble_without_spills() {
+    let mut kernels = Vec::new();
+    for (dim, dim_v) in [(64, 64), (128, 128), (96, 80)] {
+        for (band, products) in [
+            (Band::FULL, Order::InTurn),
+            (Band::CAUSAL, Order::ScoresAhead),
+            (Band::window(50, 50), Order::ScoresAhead),
+        ] {
+            let mut p = Problem::new(2, 16, 4000, dim, DType::Bf16).with_band(band).with_pass(Pass::BACKWARD);
+            p.head_dim_v = dim_v;
+            let p = p.with_layout(Layout::Bshd);
+            let plan = FusedPlan { products, ..default_plan(&p) };
+            kernels.push(emit(&p, &plan.into(), &ARCH).unwrap().kernel(1));
+        }
+    }
+    let Some(facts) = tools::facts(&kernels.iter().collect::<Vec<_>>()) else { return };
+    for Facts { registers, spills, .. } in facts {
+        assert_eq!(spills, 0, "{registers} registers");
+    }
+}
+
+/// Problems in which the ring of Q wraps, keys are missing in the last tile, and heads of a group follow each
+/// other.
+fn runs(dim: usize, products: Order) -> Vec<MutantRun> {
+    let rows = if dim == 64 { 128 } else { 64 };
+    [(4 * rows - 10, 150, Band::CAUSAL_TOP_LEFT), (rows + 20, 100, Band::FULL)]
+        .map(|(seq_q, seq_kv, band)| {
+            let problem = Problem::new(1, 2, seq_q, dim, DType::F16).with_band(band);
+            let problem = problem.with_heads_kv(1, Layout::Bhsd).with_seq_kv(seq_kv, Layout::Bhsd);
+            let problem = problem.with_pass(Pass::BACKWARD);
+            let plan = FusedPlan { query_stages: 2, products, ..default_plan(&problem) };
+            mutant_run(problem, plan.into(), ARCH)
+        })
+        .into()
+}
+
+/// The instructions of the main kernel that order memory accesses, products or warps: name and number of that
+/// name, item, statement, and the number of statements to remove. A wait is removed with the branch back to it.
+fn sites(kernel: &Kernel) -> Vec<(String, usize, usize, usize)> {
+    let mut seen = std::collections::HashMap::new();
+    let mut found = Vec::new();
+    for (item, function) in kernel.module.items.iter().enumerate() {
+        let Item::Function(function) = function else { continue };
+        for (at, statement) in function.body.iter().flat_map(|body| &body.statements).enumerate() {
+            let Statement::Inst(inst) = statement else { continue };
+            let (name, count) = match inst.op {
+                Op::Mbarrier(mbarrier) if mbarrier.op.waits() => ("wait".to_owned(), 2),
+                Op::Mbarrier(mbarrier) => (format!("{:?}", mbarrier.op).to_lowercase(), 1),
+                Op::Bar { .. }
+                | Op::BarWarpSync
+                | Op::FenceProxy(_)
+                | Op::WgmmaFence
+                | Op::WgmmaCommitGroup
+                | Op::WgmmaWaitGroup => (inst.op.to_string(), 1),
+                _ => continue,
+            };
+            let nth = seen.entry(name.clone()).and_modify(|n| *n += 1).or_insert(0);
+            found.push((format!("{name} {nth}"), item, at, count));
+        }
+    }
+    found
+}
+
+/// Every barrier, fence, arrival and wait is needed.
+#[test]
+fn every_synchronisation_is_needed() {
+    for (dim, products) in [(64, Order::ScoresAhead), (128, Order::InTurn), (128, Order::ScoresAhead)] {
+        let runs = runs(dim, products);
+        assert!(!is_caught(&runs, |_| None));
+        let sites = sites(&runs[0].3[1]);
+        let spared: Vec<String> = sites
+            .into_iter()
+            .filter(|&(_, item, at, count)| {
+                let mutate = |kernel: &Kernel| {
+                    Some((0..count).fold(kernel.clone(), |kernel, _| without(&kernel, item, at)))
+                };
+                !is_caught(&runs, mutate)
+            })
+            .map(|(name, ..)| name)
+            .collect();
+        assert_eq!(spared, [""; 0], "D{dim} {products:?}");
+    }
+}
+
+/// Gradients are wrong if a factor is, if a product is missing, or if a product takes the operand of another.
+#[test]
+fn wrong_factors_and_products_are_noticed() {
+    for (dim, products) in [(64, Order::InTurn), (128, Order::ScoresAhead)] {
+        let runs = &runs(dim, products)[..1];
+        assert_factors_matter(runs);
+        let products = places(&runs[0].3[1], |op| matches!(op, Op::Wgmma(_)));
+        assert!(products.len() >= 32, "{} products", products.len());
+        assert_products_matter(runs, &products, 5);
+    }
+}
