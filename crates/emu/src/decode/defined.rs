@@ -11,13 +11,19 @@ use ptx::{BinaryOp, BoolOp, Op, PrmtMode, Type};
 use smallvec::SmallVec;
 
 use super::flow::{BasicBlock, blocks};
+use super::region::{Region, regions};
 use super::{Call, Class, Inst, Program, Slot};
 
 /// The suspects (registers that may be undefined) that an instruction touches, by their index in
 /// [`Program::suspects`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Watch {
     pub guard: Option<u32>,
+    /// For a branch whose direction reaches only registers and local memory, the index of its region. The
+    /// instruction does not depend on its guard then.
+    pub region: Option<u32>,
+    /// The regions that end before this instruction.
+    pub joins: Vec<Join>,
     /// Suspects whose value the instruction passes on.
     pub data: Vec<u32>,
     /// Suspects on whose value the instruction depends.
@@ -27,6 +33,15 @@ pub(crate) struct Watch {
     /// For operations that put bytes together or take them apart: the suspects that they write, and where
     /// their bytes come from. Compilers set the bytes of an unwritten register one by one.
     pub bytes: Vec<(u32, Bytes)>,
+}
+
+/// The end of the region of a branch: values that the region writes depend on the branch's guard.
+#[derive(Debug)]
+pub(crate) struct Join {
+    pub region: u32,
+    pub writes: Vec<u32>,
+    /// Whether the region stores to local memory.
+    pub stores: bool,
 }
 
 /// Operands of an instruction whose result may be defined although one of them is not. Operands that are no
@@ -118,7 +133,7 @@ fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
 }
 
 /// The slots that an instruction writes.
-fn defines(inst: &Inst, list: &[Slot]) -> Slots {
+pub(super) fn defines(inst: &Inst, list: &[Slot]) -> Slots {
     let mut slots = Slots::from_slice(&inst.d);
     match inst.op {
         Op::Ld(_) | Op::Ldmatrix(_) | Op::WmmaLoad(_) => slots.extend_from_slice(list),
@@ -139,7 +154,7 @@ fn defines(inst: &Inst, list: &[Slot]) -> Slots {
 }
 
 /// Whether an operation is lane-wise: an undefined operand makes its result undefined.
-fn passes_on(op: &Op) -> bool {
+pub(super) fn passes_on(op: &Op) -> bool {
     matches!(
         op,
         Op::Unary(..)
@@ -182,9 +197,12 @@ pub(super) fn watch(program: &mut Program, follow_loads: bool) {
     let analysis = Analysis::new(program, &known, follow_loads);
     let passed = program.calls.iter().flat_map(Call::registers);
     let mut suspects: Vec<Slot> = passed.filter(|slot| !known[*slot]).collect();
+    let mut all_regions = Vec::new();
     for info in &program.functions {
         let blocks = blocks(&program.code, &program.targets, info.start, info.end);
-        analysis.suspects(&blocks, &mut suspects);
+        let regions = if follow_loads { regions(program, &blocks) } else { Vec::new() };
+        analysis.suspects(&blocks, &regions, &mut suspects);
+        all_regions.extend(regions);
     }
     suspects.sort_unstable_by_key(|slot| slot.key());
     suspects.dedup();
@@ -203,6 +221,27 @@ pub(super) fn watch(program: &mut Program, follow_loads: bool) {
             program.watches.push(watch);
         }
     }
+    for (region, number) in all_regions.iter().zip(0..) {
+        watch_region(program, region, number, &index);
+    }
+}
+
+/// Moves the guard of a region's branch to the end of the region.
+fn watch_region(program: &mut Program, region: &Region, number: u32, index: &BySlot<Option<u32>>) {
+    let branch = program.code[region.branch as usize].watched;
+    let Some(branch) = branch.filter(|watch| program.watches[*watch as usize].guard.is_some()) else {
+        return;
+    };
+    program.watches[branch as usize].region = Some(number);
+    let join = &mut program.code[region.join as usize].watched;
+    let watch = *join.get_or_insert(program.watches.len() as u32) as usize;
+    if watch == program.watches.len() {
+        program.watches.push(Watch::default());
+    }
+    let mut writes: Vec<u32> = region.writes.iter().filter_map(|slot| index[*slot]).collect();
+    writes.sort_unstable();
+    writes.dedup();
+    program.watches[watch].joins.push(Join { region: number, writes, stores: region.stores });
 }
 
 /// Finds the instructions that touch registers of a wgmma. An instruction must not touch them while the wgmma
@@ -262,7 +301,7 @@ fn watch_of(
         }
         _ => index[inst.d[0]].zip(bytes_of(program, inst, index)).into_iter().collect(),
     };
-    Some(Watch { guard, data, effect, defines, choice, bytes })
+    Some(Watch { guard, data, effect, defines, choice, bytes, region: None, joins: Vec::new() })
 }
 
 fn choice_of(inst: &Inst, index: &BySlot<Option<u32>>) -> Option<UndefinedRule> {
@@ -335,7 +374,7 @@ fn bytes_of(program: &Program, inst: &Inst, index: &BySlot<Option<u32>>) -> Opti
 }
 
 /// The pool slots of an instruction; empty for `brx.idx`, whose list holds branch targets.
-fn operand_list<'p>(program: &'p Program, inst: &Inst) -> &'p [Slot] {
+pub(super) fn operand_list<'p>(program: &'p Program, inst: &Inst) -> &'p [Slot] {
     if matches!(inst.op, Op::BrxIdx { .. }) { &[] } else { program.slots(inst) }
 }
 
@@ -411,13 +450,19 @@ impl Analysis {
         Analysis { steps, nothing: BySlot::new(program, false) }
     }
 
-    fn suspects(&self, blocks: &[BasicBlock], suspects: &mut Vec<Slot>) {
+    fn suspects(&self, blocks: &[BasicBlock], regions: &[Region], suspects: &mut Vec<Slot>) {
+        // What a region writes may depend on the guard of its branch.
+        let leave_regions = |block: &BasicBlock, defined: &mut BySlot<bool>| {
+            let left = regions.iter().filter(|region| region.join == block.start);
+            left.flat_map(|region| &region.writes).for_each(|slot| defined[*slot] = false);
+        };
         let mut entry: Vec<Defined> = vec![None; blocks.len()];
         let Some(first) = entry.first_mut() else { return };
         *first = Some(self.nothing.clone());
         let mut work = vec![0];
         while let Some(b) = work.pop() {
             let Some(mut defined) = entry[b].clone() else { continue };
+            leave_regions(&blocks[b], &mut defined);
             for pc in blocks[b].start..blocks[b].end {
                 self.step(pc, &mut defined, &mut |_| {});
             }
@@ -443,6 +488,7 @@ impl Analysis {
         }
         for (block, defined) in blocks.iter().zip(entry) {
             let Some(mut defined) = defined else { continue };
+            leave_regions(block, &mut defined);
             for pc in block.start..block.end {
                 self.step(pc, &mut defined, &mut |slot| suspects.push(slot));
             }

@@ -10,6 +10,7 @@ mod layout;
 mod matrix;
 mod moves;
 mod operands;
+mod region;
 mod synchronisation;
 mod unread;
 mod wmma;
@@ -21,7 +22,7 @@ use ptx::{
     Statement, Type,
 };
 
-pub(crate) use defined::{Touches, UndefinedRule, Watch};
+pub(crate) use defined::{Join, Touches, UndefinedRule, Watch};
 pub(crate) use layout::{Layout, SharedVariable, VariableRegion};
 pub(crate) use matrix::wgmma_bits;
 pub(crate) use operands::{scope_strength, strength};

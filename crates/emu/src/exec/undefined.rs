@@ -17,8 +17,17 @@ impl Env<'_> {
     /// `mask` the lanes that execute it.
     #[inline(never)]
     pub(super) fn watch(&mut self, warp: &mut Warp, inst: &Inst, watch: &Watch, all: u32, mask: u32) {
-        if let Some(guard) = watch.guard {
-            self.check_defined(warp, inst, guard, all);
+        watch.joins.iter().for_each(|join| warp.undefined.leave(join, all));
+        match (watch.guard, watch.region) {
+            (Some(guard), Some(region)) => {
+                let lanes = warp.undefined.of(guard) & all;
+                if lanes != 0 {
+                    let origin = warp.undefined.origin(&[guard], lanes, inst.line);
+                    warp.undefined.enter(region, lanes, origin);
+                }
+            }
+            (Some(guard), None) => self.check_defined(warp, inst, guard, all),
+            (None, _) => {}
         }
         if mask == 0 {
             return;
@@ -123,7 +132,8 @@ impl Env<'_> {
         places: &[u64; 32],
     ) {
         let Some(watch) = inst.watched else { return };
-        let mut doubted = 0;
+        let local = spaces.iter().filter(|(space, _)| *space == Space::Local);
+        let mut doubted = local.fold(0, |set, (_, lanes)| set | lanes) & warp.undefined.local;
         for &(space, lanes) in
             spaces.iter().filter(|(space, _)| matches!(space, Space::Shared | Space::Global))
         {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::decode::{Program, Watch};
+use crate::decode::{Join, Program, Watch};
 
 /// For each watched register, the lanes in which its bytes are undefined.
 #[derive(Debug, Default)]
@@ -12,6 +12,11 @@ pub(crate) struct Undefined {
     /// For a register that was computed from an undefined one, the line that first read the undefined
     /// register.
     origin: Vec<Option<u32>>,
+    /// For each region of a branch, the lanes in it whose branch an undefined value decided, and the line
+    /// that first read the value.
+    decided: Vec<(u32, u32)>,
+    /// The lanes whose local memory depends on such a branch.
+    pub local: u32,
 }
 
 /// The lanes in which each byte of a register is undefined, and the register's origin.
@@ -20,7 +25,7 @@ pub(crate) type Definedness = ([u32; 8], Option<u32>);
 impl Undefined {
     pub fn new(program: &Program) -> Undefined {
         let count = program.suspects.len();
-        Undefined { lanes: vec![[!0; 8]; count], origin: vec![None; count] }
+        Undefined { lanes: vec![[!0; 8]; count], origin: vec![None; count], decided: Vec::new(), local: 0 }
     }
 
     /// The lanes in which a byte of the register is undefined.
@@ -68,6 +73,24 @@ impl Undefined {
     /// Marks the registers that an instruction writes as undefined in some lanes.
     pub fn doubt(&mut self, watch: &Watch, lanes: u32, line: u32) {
         self.set(&watch.defines, lanes, lanes, line);
+    }
+
+    /// Notes the lanes whose branch into a region an undefined value decides.
+    pub fn enter(&mut self, region: u32, lanes: u32, origin: u32) {
+        let at = region as usize;
+        self.decided.resize(self.decided.len().max(at + 1), (0, 0));
+        self.decided[at] = (self.decided[at].0 | lanes, origin);
+    }
+
+    /// Marks what a region writes, for those of the lanes whose branch an undefined value decided.
+    pub fn leave(&mut self, join: &Join, lanes: u32) {
+        let Some(decided) = self.decided.get_mut(join.region as usize) else { return };
+        let (lanes, origin) = (decided.0 & lanes, decided.1);
+        decided.0 &= !lanes;
+        if lanes != 0 {
+            self.set(&join.writes, lanes, lanes, origin);
+            self.local |= if join.stores { lanes } else { 0 };
+        }
     }
 
     /// Applies a shuffle. `parts` holds the watch, the line and the participating lanes of each instruction.
