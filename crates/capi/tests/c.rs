@@ -51,6 +51,22 @@ fn the_example_in_cpp_reads_pages() {
     assert_eq!(printed, "keys in pages and in dense rows give equal results\n");
 }
 
+/// `cuda.h` is a file of the package of NVRTC's headers, beside the folder of the library.
+#[test]
+fn the_example_for_gpus_compiles() {
+    let library = std::env::var_os("FLASHCORE_NVRTC").map(PathBuf::from);
+    let headers = library.as_ref().and_then(|file| Some(file.parent()?.parent()?.join("include")));
+    let Some(headers) = headers.filter(|folder| folder.join("cuda.h").is_file()) else {
+        filetest::not_run("cuda.h, which is beside NVRTC, is not installed");
+        return;
+    };
+    let mut compile = Command::new("cc");
+    compile.args(["-std=c99", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-isystem"]).arg(headers);
+    compile.arg("-I").arg(Path::new(HERE).join("include")).arg(Path::new(HERE).join("examples/cuda.c"));
+    let compiled = compile.output().unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+}
+
 /// The header's structs, as the C compiler lays them out, and its numbers.
 #[test]
 fn the_header_is_the_layout_of_the_library() {
