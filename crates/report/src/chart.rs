@@ -361,7 +361,8 @@ mod tests {
         assert!(heights.windows(2).all(|w| w[1] - w[0] >= 13.0), "{heights:?}");
     }
 
-    /// Every bar starts at 0 of its problem's scale and has its own figure, and every text fits into the chart.
+    /// Every bar starts at 0 of its problem's scale and has its own figure, and every text fits into the
+    /// chart.
     #[test]
     fn compared_bars_are_linear_and_not_clipped() {
         let times = [("FlashCore", 5.0), ("a library with a long name, version 1.2.3+cu130", 9_990.0)];

@@ -315,8 +315,8 @@ fn times(entries: &[Entry]) -> Option<String> {
     (!problems.is_empty()).then(|| standalone(&compared(&problems)))
 }
 
-/// The picture of [`times`] of the problems that every library computes, without a table, and the source of its
-/// figures.
+/// The picture of [`times`] of the problems that every library computes, without a table, and the source of
+/// its figures.
 pub(super) fn picture(entries: &[Entry]) -> Option<(String, String)> {
     let peers = contenders(entries).0.len();
     let whole = |entry: &&Entry| entry.peers.iter().filter(|row| row.fault.is_none()).count() >= peers;
