@@ -89,9 +89,35 @@ pub fn bars(bars: &[Bar]) -> Markup {
     in_both_widths(|width| bars_within(bars, width))
 }
 
-/// The chart of [`bars`] in one width, for a file of its own.
-pub fn wide_bars(bars: &[Bar]) -> Markup {
-    bars_within(bars, WIDTH)
+/// Times of one problem, a name and a value per library, each for a bar.
+pub struct Compared {
+    pub title: String,
+    pub times: Vec<(String, f64)>,
+}
+
+/// Bars that start at 0, with their own figures, in one width, for a file of its own. The longest bar of each
+/// problem has the whole width. The first library's bar is highlighted.
+pub fn compared(problems: &[Compared]) -> Markup {
+    let title_at =
+        |i: usize| 30.0 * i as f64 + ROW * problems[..i].iter().map(|p| p.times.len()).sum::<usize>() as f64;
+    let height = title_at(problems.len());
+    let start = start(problems.iter().flat_map(|p| &p.times).map(|(name, _)| name.as_str()));
+    let span = WIDTH - start - 80.0;
+    html! {
+        svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
+            @for (i, problem) in problems.iter().enumerate() {
+                @let longest = problem.times.iter().map(|(_, us)| *us).fold(f64::MIN_POSITIVE, f64::max);
+                text.title x="0" y=(title_at(i) + 21.0) { (problem.title) }
+                @for (j, (name, us)) in problem.times.iter().enumerate() {
+                    @let y = title_at(i) + 30.0 + ROW * j as f64;
+                    text.name x=(start - 8.0) y=(y + 17.0) text-anchor="end" { (name) }
+                    rect class=(if j == 0 { "bar measured" } else { "bar peer" }) x=(start) y=(y + 4.0)
+                        height=(ROW - 8.0) width=((us / longest * span).max(1.0)) {}
+                    text.value x=(start + us / longest * span + 8.0) y=(y + 17.0) { (short(*us)) " µs" }
+                }
+            }
+        }
+    }
 }
 
 fn bars_within(bars: &[Bar], width: f64) -> Markup {
@@ -335,29 +361,40 @@ mod tests {
         assert!(heights.windows(2).all(|w| w[1] - w[0] >= 13.0), "{heights:?}");
     }
 
-    /// Every text fits into the chart, by the assumed character width.
+    /// Every bar starts at 0 of its problem's scale and has its own figure, and every text fits into the
+    /// chart.
     #[test]
-    fn nothing_is_clipped() {
-        let names = ["bf16 B16 H32/8 S16384×16384 D128 causal", "f16"];
-        let rows = names.map(|name| {
-            let (value, quoted) = (Some(9_990.0), Some(9_999.0));
-            Bar { name, value, range: None, quoted, mark: "best peer", class: "measured" }
-        });
-        let svg = wide_bars(&rows).into_string();
+    fn compared_bars_are_linear_and_not_clipped() {
+        let times = [("FlashCore", 5.0), ("a library with a long name, version 1.2.3+cu130", 9_990.0)];
+        let times: Vec<(String, f64)> = times.iter().map(|(name, us)| ((*name).to_owned(), *us)).collect();
+        let problem = |scale: f64| Compared {
+            title: "bf16 B16 H32/8 S16384×16384 D128 causal".to_owned(),
+            times: times.iter().map(|(name, us)| (name.clone(), us * scale)).collect(),
+        };
+        let svg = compared(&[problem(1.0), problem(0.1)]).into_string();
         let attribute = |text: &str, name: &str| -> f64 {
             let from = text.split_once(&format!("{name}=\"")).unwrap().1;
             from.split_once('"').unwrap().0.parse().unwrap()
         };
+        let bars: Vec<&str> = svg.split("<rect ").skip(1).collect();
+        let widths: Vec<f64> = bars.iter().map(|bar| attribute(bar, " width")).collect();
+        assert_eq!((widths.len(), widths[1]), (4, widths[3]), "{svg}");
         let texts: Vec<&str> = svg.split("<text ").skip(1).collect();
         let of =
             |class: &'static str| texts.iter().filter(move |t| t.starts_with(&format!("class=\"{class}\"")));
-        for (text, name) in of("name").zip(names) {
+        for (text, (name, us)) in of("name").zip(&times) {
             assert!(attribute(text, "x") >= text_width(name), "{text}");
+            assert!(text.contains(name), "{text} {us}");
         }
-        for (text, bar) in of("value").zip(&rows) {
-            assert!(attribute(text, "x") + text_width(&bar.label()) <= WIDTH, "{text}");
+        for (text, bar) in of("value").zip(&bars) {
+            let end = attribute(bar, " x") + attribute(bar, " width");
+            assert!(
+                attribute(text, "x") >= end && attribute(text, "x") + text_width("9.99k µs") <= WIDTH,
+                "{text}"
+            );
         }
-        assert_eq!((of("name").count(), of("value").count()), (2, 2));
+        assert_eq!((of("name").count(), of("value").count()), (4, 4));
+        assert_eq!(compared(&[problem(0.0)]).into_string().matches("<rect").count(), 2);
     }
 
     #[test]

@@ -172,6 +172,7 @@ impl Problem {
 }
 
 /// One problem in one mode: FlashCore's and the peers' rows of one run.
+#[derive(Clone)]
 struct Entry {
     ours: Row,
     /// FlashCore with other kinds of launches.
@@ -285,6 +286,11 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             if suite == suites::SUITE {
                 return suites::table(&file)?.ok_or_else(none);
             }
+            if let Some(of) = suite.strip_suffix(PICTURE) {
+                let (contents, caption) = render::picture(&entries(&rows(&file, of)?)).ok_or_else(none)?;
+                let shown = picture(&format!("times of FlashCore and other libraries on {device}"), contents);
+                return Ok(format!("{shown}  \n{caption}"));
+            }
             let measured = rows(&file, suite)?;
             if suite.starts_with("ideas_") {
                 return ideas::table(&measured).ok_or_else(none);
@@ -303,6 +309,9 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
     }
     Ok(made)
 }
+
+/// The end of a suite's name where a document shows its picture alone.
+const PICTURE: &str = "_picture";
 
 /// The pictures' folder from the root, within the book's pages.
 const IMAGES: &str = "docs/src/images";

@@ -1,7 +1,7 @@
 //! Renders entries as Markdown and as a picture.
 
 use super::{Entry, Problem, Row};
-use crate::chart::{Bar, standalone, wide_bars};
+use crate::chart::{Compared, compared, standalone};
 use crate::panels::{Panel, Scale, panels};
 use bench::Mode;
 
@@ -258,7 +258,7 @@ pub(super) fn plot(suite: &str, entries: &[Entry]) -> Option<(String, &'static s
         let caption = "TFLOP/s, L2 warm, over the length of a sequence; a causal mask counts as half.";
         return curves(entries).map(|chart| (chart, caption));
     }
-    let caption = "Bars: FlashCore, L2 warm; ◆: the best peer; the axis is logarithmic.";
+    let caption = "Time of a call, L2 warm. Bars start at 0; each problem has its own scale.";
     times(entries).map(|chart| (chart, caption))
 }
 
@@ -295,30 +295,34 @@ fn curves(entries: &[Entry]) -> Option<String> {
     (!all.is_empty()).then(|| standalone(&panels(&all, &legend, "TFLOP/s", Scale::Linear)))
 }
 
-/// FlashCore's times as bars and the best peer's as marks, L2 warm.
+/// A bar per library and problem, L2 warm.
 fn times(entries: &[Entry]) -> Option<String> {
+    let peers = contenders(entries).0;
     let counts = |row: &Row| row.us_median.filter(|_| row.fault.is_none());
-    let warm: Vec<(String, Option<f64>, Option<f64>)> = entries
+    let problems: Vec<Compared> = entries
         .iter()
         .filter(|entry| entry.ours.mode == "warm")
-        .map(|entry| {
-            let peers = entry.peers.iter().filter_map(counts);
-            let best = peers.fold(f64::INFINITY, f64::min);
-            (title(&entry.ours.problem), counts(&entry.ours), Some(best).filter(|us| us.is_finite()))
+        .filter_map(|entry| {
+            let of_peers = peers.iter().filter_map(|name| {
+                let row = entry.peers.iter().find(|row| row.implementation == *name)?;
+                Some((name.clone(), counts(row)?))
+            });
+            let times =
+                std::iter::once(("FlashCore".to_owned(), counts(&entry.ours)?)).chain(of_peers).collect();
+            Some(Compared { title: title(&entry.ours.problem), times })
         })
         .collect();
-    let rows: Vec<Bar> = warm
-        .iter()
-        .map(|(name, ours, best)| Bar {
-            name,
-            value: *ours,
-            range: None,
-            quoted: *best,
-            mark: "best peer",
-            class: "measured",
-        })
-        .collect();
-    (!rows.is_empty()).then(|| standalone(&wide_bars(&rows)))
+    (!problems.is_empty()).then(|| standalone(&compared(&problems)))
+}
+
+/// The picture of [`times`] of the problems that every library computes, without a table, and the source of
+/// its figures.
+pub(super) fn picture(entries: &[Entry]) -> Option<(String, String)> {
+    let peers = contenders(entries).0.len();
+    let whole = |entry: &&Entry| entry.peers.iter().filter(|row| row.fault.is_none()).count() >= peers;
+    let whole: Vec<Entry> = entries.iter().filter(whole).cloned().collect();
+    let caption = "Time of a call with warm L2, all libraries in one process. Bars start at 0.  \n";
+    Some((times(&whole)?, format!("{caption}{}", place(&whole.first()?.ours).trim_end())))
 }
 
 #[cfg(test)]
