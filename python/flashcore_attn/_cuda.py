@@ -18,8 +18,8 @@ from ._overrides import PLAIN, meaning_of_its_own
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._features import Features
-    from ._flashcore import DescribedFeatures, Terms
+    from ._features import Append, Features
+    from ._flashcore import DescribedAppend, DescribedFeatures, Terms
     from ._quantize import Options
 
 DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -366,9 +366,19 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
     return x.contiguous()
 
 
+def as_pages(x: Tensor, batch: int) -> Tensor:
+    """A page table: int32 and contiguous."""
+    _check_operand("page_table", x)
+    _memory.check("page_table", x)
+    if x.dtype != torch.int32:
+        raise DTypeError(invalid_words("the dtype of page_table", x.dtype, "torch.int32"))
+    _features.check_page_table(x, batch)
+    return x.contiguous()
+
+
 def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust. ``held`` keeps their memory."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, _ = features
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, _ = features
     check_devices(features, q)
 
     def at(name: str, x: Tensor | None) -> int | None:
@@ -391,7 +401,35 @@ def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeature
             None if x is None else (_memory.address(name, x, held), (*x.stride(), 0)[:3], rows)
             for name, x, rows in zip(_features.SCALES, scales, blocks)
         ],
+        None if pages is None else (_memory.address("page_table", pages, held), *pages.shape),
     )
+
+
+def describe_append(append: Append, q: Tensor, held: list[Any]) -> DescribedAppend:
+    """Addresses, types, shapes and strides of what is appended, for Rust. ``held`` keeps the memory."""
+    for name, x in append.named():
+        if x.device != q.device:
+            raise ArgumentError(f"{name} is on {x.device}, q on {q.device}; they must be on one device")
+
+    def at(name: str, x: Tensor | None) -> int | None:
+        return None if x is None else _memory.address(name, x, held)
+
+    def rows(name: str, x: Tensor) -> Any:
+        x = plain_rows(name, resolved(name, x))
+        held.append(x)  # it may be a copy
+        return _memory.address(name, x, held), x.shape, x.stride()
+
+    k, v = rows("k", append.k), rows("v", append.v)
+    rotary: Any = None
+    if append.rotary is not None:
+        cos, sin, interleaved, positions = append.rotary
+        tables = []
+        for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+            x = plain_rows(name, resolved(name, x))
+            held.append(x)
+            tables.append((_memory.address(name, x, held), x.stride(0)))
+        rotary = (tables, _TABLE_CODES[cos.dtype], cos.shape, interleaved, at("rotary_seqlens", positions))
+    return k, v, at("cu_seqlens_k_new", append.starts), rotary
 
 
 def check_devices(features: Features, q: Tensor) -> None:

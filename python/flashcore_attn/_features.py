@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ._errors import ArgumentError, invalid
 
-__all__ = ["NO_LENGTHS", "NO_SCALES", "Features", "Parts", "alibi", "chunk", "scores"]
+__all__ = ["NO_LENGTHS", "NO_SCALES", "Append", "Features", "Parts", "Rotary", "alibi", "chunk", "scores"]
 
 #: ``cu_seqlens_q``, ``cu_seqlens_k``, ``seqused_q``, ``seqused_k`` and ``leftpad_k`` of a call without any.
 NO_LENGTHS: tuple[Any, Any, Any, Any, Any] = (None, None, None, None, None)
@@ -34,6 +34,8 @@ class Features(NamedTuple):
     scales: tuple[Any, Any, Any] = NO_SCALES
     # Rows that share a factor of q, of k and of v; 0 for one factor per KV head.
     blocks: tuple[int, int, int] = (0, 0, 0)
+    # ``(batch, pages)``; k and v are pools of pages then.
+    page_table: Any = None
     # What messages call the tables.
     names: tuple[str, ...] = ()
 
@@ -51,7 +53,7 @@ class Features(NamedTuple):
         """The arrays with what messages call them."""
         named = (
             *zip(LENGTHS, self.lengths), *zip(SCALES, self.scales), ("learnable_sink", self.sink),
-            *zip(self.table_names, self.tables),
+            *zip(self.table_names, self.tables), ("page_table", self.page_table),
         )  # fmt: skip
         return [(name, x) for name, x in named if x is not None]
 
@@ -82,7 +84,7 @@ class Parts:
         features = Features(score=self.score, mask=self.mask, ints=ints, tables=tables, **named)
         stated = features.score or features.mask or features.sink is not None or features.uneven
         scaled = any(x is not None for x in features.scales)
-        return features if stated or scaled else None
+        return features if stated or scaled or features.page_table is not None else None
 
 
 def alibi(parts: Parts, backend: Any, slopes: Any, batch: int, heads: int) -> None:
@@ -172,6 +174,41 @@ def check_length_array(name: str, array: Any, elements: int) -> None:
     shape = tuple(array.shape)
     if len(shape) != 1 or shape[0] != elements:
         raise ArgumentError(f"{name} has shape {shape}; expected ({elements},)")
+
+
+class Rotary(NamedTuple):
+    """Rotary embedding of queries and of new keys."""
+
+    cos: Any
+    sin: Any
+    interleaved: bool
+    positions: Any
+
+
+class Append(NamedTuple):
+    """Keys and values that a call appends to its cache: ``(batch, rows, heads, dim)``, or packed with ``starts``."""
+
+    k: Any
+    v: Any
+    starts: Any
+    rotary: Rotary | None
+
+    def named(self) -> list[tuple[str, Any]]:
+        """The tensors with what messages call them."""
+        named = [("k", self.k), ("v", self.v), ("cu_seqlens_k_new", self.starts)]
+        if self.rotary is not None:
+            named += [
+                ("rotary_cos", self.rotary.cos), ("rotary_sin", self.rotary.sin),
+                ("rotary_seqlens", self.rotary.positions),
+            ]  # fmt: skip
+        return [(name, x) for name, x in named if x is not None]
+
+
+def check_page_table(table: Any, batch: Any) -> None:
+    """Rejects a page table of another shape."""
+    shape = tuple(table.shape)
+    if len(shape) != 2 or shape[0] != batch:
+        raise invalid("the shape of page_table", shape, f"(batch, pages) with batch = {batch}")
 
 
 def check_shapes(q: Any, k: Any, v: Any, heads: int, same_batch: bool = True) -> None:

@@ -18,13 +18,23 @@ _Lengths = tuple[int, int, int, list[_Address]]
 _Table = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 # Address, strides of batch entries, KV heads and blocks of rows, and the rows of a block (0: one factor per KV head).
 _Scales = tuple[int, tuple[int, int, int], int]
-# Lengths, the sinks' address, the texts of the score and the mask program, parameters, tables, descale factors.
+# Address, batch entries, and entries for each of them.
+_Pages = tuple[int, int, int]
+# Lengths, the sinks' address, the texts of the score and the mask program, parameters, tables, descale factors, and
+# the page table.
 DescribedFeatures = tuple[
-    _Lengths | None, _Address, str, str, tuple[float, ...], tuple[int, ...], list[_Table], list[_Scales | None]
-]
+    _Lengths | None, _Address, str, str, tuple[float, ...], tuple[int, ...], list[_Table], list[_Scales | None],
+    _Pages | None,
+]  # fmt: skip
 
 # Address, shape and strides in elements.
 _Handed = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+# Addresses and row strides of cosines and sines, the code of their type, their shape, whether pairs are interleaved,
+# and the address of the positions.
+_Rotary = tuple[list[tuple[int, int]], int, tuple[int, ...], bool, _Address]
+# New keys and values, the address of their cumulative lengths, and the rotary embedding.
+DescribedAppend = tuple[_Handed, _Handed, _Address, _Rotary | None]
 
 def attend(
     q: _Handed,
@@ -37,6 +47,7 @@ def attend(
     terms: Terms,
     place: tuple[int | None, int],
     features: DescribedFeatures | None = None,
+    append: DescribedAppend | None = None,
 ) -> None:
     """Attention of tensors of four dimensions in their own order, in which ``heads`` is 1 or 2. ``place``: the ordinal
     of a GPU and a stream, or None for the host and the number of PyTorch's threads that share the work, 0 for none.
@@ -49,6 +60,9 @@ class Eager:
     def flash(self, *arguments: Any) -> Any: ...
     def varlen(self, *arguments: Any) -> Any: ...
     def sdpa(self, *arguments: Any) -> Any: ...
+
+def merge_states(parts: list[tuple[int, int]], to: tuple[int, int], shape: tuple[int, int], dtype: str) -> None:
+    """Merges dense results of ``shape`` rows and elements: addresses of rows, and of an LSE for each row."""
 
 # Name of the 8-bit type, rows that share a factor (0: all), the seed of the rotation, and whether keys are
 # smoothed.

@@ -14,8 +14,8 @@ from ._graphs import leave_graph
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._features import Features
-    from ._flashcore import DescribedFeatures, Terms
+    from ._features import Append, Features
+    from ._flashcore import DescribedAppend, DescribedFeatures, Terms
     from ._quantize import Options
 
 Array = np.ndarray
@@ -94,6 +94,7 @@ def attend(
     terms: Terms,
     want_lse: bool,
     features: Features | None = None,
+    append: Append | None = None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
     """Attention of 4-D views whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     for name, array in (("q", q), ("k", k), ("v", v)):
@@ -116,6 +117,7 @@ def attend(
         if lse is not None:
             lse.fill(-np.inf)
     q, k, v = _plain(q), _plain(k), _plain(v)  # copies must live as long as the call
+    held: list[Any] = []
     lse_address = None if lse is None else lse.ctypes.data
     address, _, out_strides = _handed(out)
     _flashcore.attend(
@@ -129,8 +131,77 @@ def attend(
         terms,
         (None, 0),
         None if features is None else _described(features),
+        None if append is None else _described_append(append, k.dtype, held),
     )
     return out, lse
+
+
+def append_and_attend(
+    q: np.ndarray[Any, Any],
+    k: np.ndarray[Any, Any],
+    v: np.ndarray[Any, Any],
+    terms: Terms,
+    want_lse: bool,
+    features: Features,
+    append: Append,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    """Attention to a cache ``(batch, rows, heads, dim)`` or pages, to which keys and values are appended first."""
+    for name, array in (("k_cache", k), ("v_cache", v)):
+        if not array.flags.writeable or _plain(array) is not array:
+            raise ArgumentError(f"{name} is read-only, misaligned or not contiguous in its last dimension")
+    return attend(q, k, v, 2, terms, want_lse, features, append)
+
+
+def equal_lengths(q: Any, batch: int, length: int) -> np.ndarray[Any, Any]:
+    """The lengths of sequences that have one length."""
+    return np.full((batch,), length, np.int32)
+
+
+def merge_states(
+    outs: list[np.ndarray[Any, Any]], lses: list[np.ndarray[Any, Any]]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The result over the keys of all parts."""
+    kind = outs[0].dtype
+    for i, (out, lse) in enumerate(zip(outs, lses)):
+        _check(f"outs[{i}]", out)
+        if out.dtype != kind or kind.name in _FP8:
+            expected = "float16, bfloat16 or float32, equal to that of outs[0]"
+            raise DTypeError(invalid_words(f"the dtype of outs[{i}]", out.dtype, expected))
+        if lse.dtype != np.float32:
+            raise DTypeError(invalid_words(f"the dtype of lses[{i}]", lse.dtype, "float32"))
+    outs = [np.ascontiguousarray(_whole(_unwrapped("outs", out))) for out in outs]
+    rows = [np.ascontiguousarray(np.swapaxes(_whole(_unwrapped("lses", lse)), -1, -2)) for lse in lses]
+    merged, sums = np.empty_like(outs[0]), np.empty_like(rows[0])
+    _flashcore.merge_states(
+        [(out.ctypes.data, lse.ctypes.data) for out, lse in zip(outs, rows)],
+        (merged.ctypes.data, sums.ctypes.data),
+        (sums.size, merged.shape[-1]),
+        _DTYPES[kind.name],
+    )
+    return merged, np.swapaxes(sums, -1, -2)
+
+
+def _described_append(append: Append, dtype: np.dtype[Any], held: list[Any]) -> DescribedAppend:
+    """Addresses, types, shapes and strides of what is appended, for Rust. ``held`` keeps copies."""
+
+    def plain(name: str, array: np.ndarray[Any, Any], dtypes: tuple[np.dtype[Any], ...]) -> np.ndarray[Any, Any]:
+        _check(name, array)
+        if array.dtype not in dtypes:
+            raise DTypeError(invalid_words(f"the dtype of {name}", array.dtype, " or ".join(map(str, dtypes))))
+        held.append(_plain(_unwrapped(name, array)))
+        found: np.ndarray[Any, Any] = held[-1]
+        return found
+
+    k, v = plain("k", append.k, (dtype,)), plain("v", append.v, (dtype,))
+    rotary: Any = None
+    if append.rotary is not None:
+        cos, sin, interleaved, positions = append.rotary
+        cos = plain("rotary_cos", cos, (dtype, np.dtype(np.float32)))
+        tables = [(x.ctypes.data, strides(x)[0]) for x in (cos, plain("rotary_sin", sin, (cos.dtype,)))]
+        at = None if positions is None else positions.ctypes.data
+        rotary = (tables, _TABLE_CODES[cos.dtype.name], cos.shape, interleaved, at)
+    starts = None if append.starts is None else append.starts.ctypes.data
+    return _handed(k), _handed(v), starts, rotary
 
 
 def _leaves_rows(features: Features, rows: int) -> bool:
@@ -254,6 +325,17 @@ def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(_whole(x))
 
 
+def as_pages(x: Any, batch: int) -> np.ndarray[Any, Any]:
+    """A page table: int32 and contiguous."""
+    if not isinstance(x, np.ndarray):
+        raise ArgumentError(f"page_table is a {type(x).__name__}; expected a NumPy array")
+    _check_unmasked("page_table", x)
+    if x.dtype != np.int32:
+        raise DTypeError(invalid_words("the dtype of page_table", x.dtype, "int32"))
+    _features.check_page_table(x, batch)
+    return np.ascontiguousarray(_whole(x))
+
+
 class Tracing:
     """The parts of NumPy that tracing a score or mask function uses."""
 
@@ -308,7 +390,7 @@ def is_traced() -> bool:
 
 def _described(features: Features) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, _ = features
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, _ = features
     address = [None if x is None else x.ctypes.data for x in lengths]
     factors: list[Any] = [
         None if x is None else (x.ctypes.data, (*strides(x), 0)[:3], rows) for x, rows in zip(scales, blocks)
@@ -322,6 +404,7 @@ def _described(features: Features) -> DescribedFeatures:
         ints,
         [(x.ctypes.data, _TABLE_CODES[x.dtype.name], x.shape, strides(x)) for x in tables],
         factors,
+        None if pages is None else (pages.ctypes.data, *pages.shape),
     )
 
 

@@ -27,7 +27,7 @@ from . import _cuda, _features, _flashcore, _memory, _trace
 from ._overrides import PLAIN, is_computed, is_watched
 
 if TYPE_CHECKING:
-    from ._features import Features
+    from ._features import Append, Features
     from ._flashcore import Terms
     from ._quantize import Options
 
@@ -126,11 +126,33 @@ def _dispatched(
     if features is None:
         out, lse = torch.ops.flashcore_attn.attention(q, k, v, heads, *terms, want_lse)
     else:
-        lengths, batch, max_q, max_k, sink, *programs, tables, scales, blocks, _ = features
-        out, lse = torch.ops.flashcore_attn.attention_with(
-            q, k, v, heads, *terms, want_lse, *lengths, batch, max_q, max_k, sink, *programs, list(tables), *scales,
-            list(blocks),
-        )  # fmt: skip
+        out, lse = torch.ops.flashcore_attn.attention_with(q, k, v, heads, *terms, want_lse, *_flat(features))
+    return out, lse if want_lse else None
+
+
+def _flat(features: Features) -> list[Any]:
+    """The arguments of an operator that state features."""
+    lengths, batch, max_q, max_k, sink, *programs, tables, scales, blocks, pages, _ = features
+    return [*lengths, batch, max_q, max_k, sink, *programs, list(tables), *scales, list(blocks), pages]
+
+
+def equal_lengths(q: Tensor, batch: int, length: int) -> Tensor:
+    """The lengths of sequences that have one length."""
+    return torch.full((batch,), length, dtype=torch.int32, device=q.device)
+
+
+def append_and_attend(
+    q: Tensor, k: Tensor, v: Tensor, terms: Terms, want_lse: bool, features: Features, append: Append
+) -> tuple[Tensor, Tensor | None]:
+    """Attention to a cache ``(batch, rows, heads, dim)`` or pages, to which keys and values are appended first."""
+    named = [("q", q), ("k_cache", k), ("v_cache", v), *features.named(), *append.named()]
+    _refuse_grad(x for _, x in named)
+    for name, x in named[:3]:
+        _memory.check(name, x)
+    cos, sin, interleaved, positions = append.rotary or (None, None, False, None)
+    out, lse = torch.ops.flashcore_attn.attention_with_cache(
+        q, k, v, append.k, append.v, append.starts, cos, sin, positions, interleaved, *terms, want_lse, *_flat(features)
+    )
     return out, lse if want_lse else None
 
 
@@ -149,13 +171,26 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor, profiled: bool = False) -> bool:
 
 
 def _now(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    terms: Terms,
+    want_lse: bool,
+    features: Features | None = None,
+    append: Append | None = None,
 ) -> tuple[Tensor, Tensor | None]:
+    if q.is_cuda and append is not None:
+        raise UnsupportedError(
+            "keys are appended to a cache in host memory only; append them before the call", "append"
+        )
     if q.is_cuda:
         return _cuda.attend(q, k, v, heads, terms, want_lse, features)
     code, dtype = _cuda.codes(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(invalid_words("the device of q", q.device, "cuda or cpu"), f"device {q.device.type}")
+    if append is not None:
+        _check_cache(k, v)
     if q.is_neg() or k.is_neg() or v.is_neg():
         q, k, v = _cuda.resolved("q", q), _cuda.resolved("k", k), _cuda.resolved("v", v)
     q, k, v = _cuda.plain_rows("q", q), _cuda.plain_rows("k", k), _cuda.plain_rows("v", v)
@@ -174,8 +209,16 @@ def _now(
         terms,
         (None, torch.get_num_threads()),
         None if features is None else _cuda.describe(features, q, held),
+        None if append is None else _cuda.describe_append(append, q, held),
     )
     return out, lse
+
+
+def _check_cache(k: Tensor, v: Tensor) -> None:
+    """Rejects caches that can only be read through a copy."""
+    for name, x in (("k_cache", k), ("v_cache", v)):
+        if x.is_neg() or (x.shape[-1] > 1 and x.stride(-1) != 1):
+            raise ArgumentError(f"{name}'s last dimension is not contiguous in memory; a call writes it in place")
 
 
 def quantize(tensors: tuple[Tensor, Tensor, Tensor], heads: int, options: Options) -> list[tuple[Tensor, Tensor]]:
@@ -308,7 +351,7 @@ _READS = ("item", "tolist", "__int__", "__float__", "__bool__", "__index__")
 eager = _in_rust()
 explain = _cuda.explain
 as_table, as_sink, as_lengths = _cuda.as_table, _cuda.as_sink, _cuda.as_lengths
-as_scale = _cuda.as_scale
+as_scale, as_pages = _cuda.as_scale, _cuda.as_pages
 check_given = _cuda.check_given
 
 
@@ -537,8 +580,8 @@ def _fake(
     schema="(Tensor q, Tensor k, Tensor v, int heads, bool top_left, SymInt before, SymInt after, float? scale, "
     "float softcap, bool want_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
     "Tensor? leftpad_k, SymInt batch, SymInt max_q, SymInt max_k, Tensor? sink, str score, str mask, float[] floats, "
-    "SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, int[] blocks) "
-    "-> (Tensor, Tensor)",
+    "SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, int[] blocks, "
+    "Tensor? page_table=None) -> (Tensor, Tensor)",
 )
 def _operator_with(
     q: Tensor,
@@ -553,6 +596,12 @@ def _operator_with(
     want_lse: bool,
     *features: Any,
 ) -> tuple[Tensor, Tensor]:
+    stated = _given_features(q, k, v, heads, features)
+    return _both(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse, stated)
+
+
+def _given_features(q: Tensor, k: Tensor, v: Tensor, heads: int, features: tuple[Any, ...]) -> Features:
+    """The features of an operator's call, checked and readable by kernels."""
     stated = _stated(tuple(map(_plain, features)))
     for name, number in (("batch", stated.batch), ("max_q", stated.max_q), ("max_k", stated.max_k)):
         if not 0 <= number < 2**31:
@@ -562,8 +611,7 @@ def _operator_with(
     _check_features(q, k, v, heads, stated)
     # A slice that `torch.vmap` hands over may have strides, which the kernels do not read.
     lengths: Any = tuple(None if x is None else x.contiguous() for x in stated.lengths)
-    stated = stated._replace(lengths=lengths, sink=None if stated.sink is None else stated.sink.contiguous())
-    return _both(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse, stated)
+    return stated._replace(lengths=lengths, sink=None if stated.sink is None else stated.sink.contiguous())
 
 
 def _check_features(q: Tensor, k: Tensor, v: Tensor, heads: int, features: Features) -> None:
@@ -582,6 +630,8 @@ def _check_features(q: Tensor, k: Tensor, v: Tensor, heads: int, features: Featu
         _features.sink("sink", _cuda, features.sink, q.shape[heads])
         if features.sink.dtype != torch.float32:
             raise DTypeError(invalid_words("the dtype of sink", features.sink.dtype, "torch.float32"))
+    if features.page_table is not None:
+        _cuda.as_pages(features.page_table, features.batch if features.uneven else q.shape[0])
     batch, rows = q.shape[0], (q.shape[3 - heads], k.shape[3 - heads], k.shape[3 - heads])
     if features.uneven:
         batch, rows = features.batch, (features.max_q, features.max_k, features.max_k)
@@ -594,13 +644,14 @@ def _check_features(q: Tensor, k: Tensor, v: Tensor, heads: int, features: Featu
 
 
 def _stated(features: tuple[Any, ...]) -> Features:
-    *lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features[:-4]
-    *scales, blocks = features[-4:]
+    *lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features[:14]
+    *scales, blocks = features[14:18]
+    pages = features[18] if len(features) > 18 else None
     if len(blocks) != 3 or any(rows not in (0, *_features.ROWS) for rows in blocks):
         raise invalid("blocks", blocks, "the rows that share a factor of q, of k and of v, each 0, 64 or 128")
     return _features.Features(
         tuple(lengths), batch, max_q, max_k, sink, score, mask, tuple(floats), tuple(ints), tuple(tables),
-        tuple(scales), tuple(blocks),
+        tuple(scales), tuple(blocks), None if pages is None else pages.contiguous(),
     )  # fmt: skip
 
 
@@ -619,9 +670,143 @@ def _fake_with(
     *features: Any,
 ) -> tuple[Tensor, Tensor]:
     # Lengths of only one side: the other side has a dimension for the batch entries.
-    same_batch = (features[0] is None) == (features[1] is None)
-    _check_features(q, k, v, heads, _stated(features))
+    stated = _stated(features)
+    same_batch = (features[0] is None) == (features[1] is None) and stated.page_table is None
+    _check_features(q, k, v, heads, stated)
     return _fake(q, k, v, heads, top_left, before, after, scale, softcap, want_lse, same_batch)
+
+
+@library.custom_op(
+    "flashcore_attn::attention_with_cache",
+    mutates_args=("k_cache", "v_cache"),
+    schema="(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor? cu_seqlens_k_new, "
+    "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? rotary_seqlens, bool interleaved, bool top_left, SymInt before, "
+    "SymInt after, float? scale, float softcap, bool want_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, SymInt batch, SymInt max_q, SymInt max_k, Tensor? sink, "
+    "str score, str mask, float[] floats, SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, "
+    "Tensor? descale_v, int[] blocks, Tensor? page_table=None) -> (Tensor, Tensor)",
+)
+def _operator_with_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_k_new: Tensor | None,
+    rotary_cos: Tensor | None,
+    rotary_sin: Tensor | None,
+    rotary_seqlens: Tensor | None,
+    interleaved: bool,
+    top_left: bool,
+    before: int,
+    after: int,
+    scale: float | None,
+    softcap: float,
+    want_lse: bool,
+    *features: Any,
+) -> tuple[Tensor, Tensor]:
+    stated = _given_features(q, k_cache, v_cache, 2, features)
+    append = _appended(k, v, cu_seqlens_k_new, (rotary_cos, rotary_sin, rotary_seqlens, interleaved), stated.batch)
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != k_cache.dtype:
+            raise DTypeError(f"{name} has dtype {x.dtype}, but k_cache has {k_cache.dtype}; they must be equal")
+    return _both(q, k_cache, v_cache, 2, (top_left, before, after, scale, softcap), want_lse, stated, append)
+
+
+def _appended(
+    k: Tensor, v: Tensor, starts: Tensor | None, rotary: tuple[Any, Any, Any, bool], batch: int
+) -> _features.Append:
+    """The append of an operator's call."""
+    cos, sin, positions, interleaved = rotary
+    starts = None if starts is None else _cuda.as_lengths("cu_seqlens_k_new", starts, batch + 1)
+    for name, x in (("k", k), ("v", v)):
+        if x.ndim != 4:
+            raise ArgumentError(f"{name} has {dimensions(x.ndim)}; it takes 4")
+    if (cos is None) != (sin is None):
+        raise ArgumentError("rotary_cos and rotary_sin must both be given")
+    if cos is None or sin is None:
+        return _features.Append(_plain(k), _plain(v), starts, None)
+    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+        if x.ndim != 2 or x.shape != cos.shape:
+            raise invalid(f"the shape of {name}", tuple(x.shape), "(positions, rotary_dim / 2), of both tables")
+        if x.dtype not in _cuda.DTYPES or x.dtype != cos.dtype:
+            raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, _cuda.DTYPES))))
+    if positions is not None:
+        positions = _cuda.as_lengths("rotary_seqlens", positions, batch)
+    return _features.Append(
+        _plain(k), _plain(v), starts, _features.Rotary(_plain(cos), _plain(sin), interleaved, positions)
+    )
+
+
+@_operator_with_cache.register_fake
+def _fake_with_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_k_new: Tensor | None,
+    rotary_cos: Tensor | None,
+    rotary_sin: Tensor | None,
+    rotary_seqlens: Tensor | None,
+    interleaved: bool,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    out: tuple[Tensor, Tensor] = _fake_with(q, k_cache, v_cache, 2, *rest)
+    return out
+
+
+def merge_states(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The result over the keys of all parts."""
+    _refuse_grad((*outs, *lses))
+    out, lse = torch.ops.flashcore_attn.merge_states(outs, lses)
+    return out, lse
+
+
+@library.custom_op(
+    "flashcore_attn::merge_states", mutates_args=(), schema="(Tensor[] outs, Tensor[] lses) -> (Tensor, Tensor)"
+)
+def _merge_operator(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+    _check_parts(outs, lses)
+    if outs[0].device.type != "cpu":
+        words = invalid_words("the device of outs", outs[0].device, "cpu")
+        raise UnsupportedError(words, f"device {outs[0].device.type}")
+    outs = [_cuda.resolved("outs", _plain(x)).contiguous() for x in outs]
+    rows = [_cuda.resolved("lses", _plain(x)).transpose(-1, -2).contiguous() for x in lses]
+    out, lse = torch.empty_like(outs[0]), torch.empty_like(rows[0])
+    held: list[Any] = []
+    _flashcore.merge_states(
+        [(_memory.address("outs", x, held), _memory.address("lses", y, held)) for x, y in zip(outs, rows)],
+        (_memory.address("out", out, held), _memory.address("lse", lse, held)),
+        (lse.numel(), out.shape[-1]),
+        _cuda.DTYPES[out.dtype],
+    )
+    return out, lse.transpose(-1, -2).contiguous()
+
+
+@_merge_operator.register_fake
+def _fake_merge(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+    _check_parts(outs, lses)
+    return outs[0].new_empty(outs[0].shape), lses[0].new_empty(lses[0].shape)
+
+
+def _check_parts(outs: list[Tensor], lses: list[Tensor]) -> None:
+    """Rejects element types, shapes and devices of parts that differ."""
+    if not outs or len(outs) != len(lses):
+        raise ArgumentError(f"there are {len(outs)} outs and {len(lses)} lses; expected as many, and at least one")
+    for i, (out, lse) in enumerate(zip(outs, lses)):
+        if out.dtype not in _cuda.DTYPES or out.dtype != outs[0].dtype:
+            expected = f"{', '.join(map(str, _cuda.DTYPES))}, equal to that of outs[0]"
+            raise DTypeError(invalid_words(f"the dtype of outs[{i}]", out.dtype, expected))
+        if lse.dtype != torch.float32:
+            raise DTypeError(invalid_words(f"the dtype of lses[{i}]", lse.dtype, "torch.float32"))
+        if out.shape != outs[0].shape or out.ndim < 3 or lse.shape != lses[0].shape:
+            raise invalid(f"the shape of outs[{i}]", tuple(out.shape), f"{tuple(outs[0].shape)}, that of outs[0]")
+        if lse.shape != (*out.shape[:-3], out.shape[-2], out.shape[-3]):
+            raise invalid(f"the shape of lses[{i}]", tuple(lse.shape), "(..., heads, rows)")
+        for name, x in ((f"outs[{i}]", out), (f"lses[{i}]", lse)):
+            if x.device != outs[0].device:
+                raise ArgumentError(f"{name} is on {x.device}, outs[0] on {outs[0].device}; expected one device")
 
 
 def _no_backward(ctx: Any, *grads: Any) -> Any:

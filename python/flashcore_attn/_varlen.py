@@ -85,7 +85,10 @@ def flash_attn_varlen_func(
         seqused_k: ``(batch,)``: the rows that are used of each sequence of k and v.
         leftpad_k: ``(batch,)``: the rows before the first key of each sequence. They count in ``seqused_k``.
         deterministic: accepted, as are ``num_splits``, ``pack_gqa`` and ``sm_margin``, which change no result.
-        block_table: only None, as are ``page_table`` and ``qv``.
+        block_table: ``(batch, pages of a sequence)``, int32: k and v are pools of pages,
+            ``(pages, page_size, heads_k, head_dim)``. ``page_table`` is another name. Without ``seqused_k``,
+            ``cu_seqlens_k`` gives the lengths.
+        qv: only None.
         descale_q, descale_k, descale_v: factors of 8-bit q, k and v as in :func:`flash_attn_func`, ``(batch, heads_k)``
             or ``(batch, heads_k, blocks)``: as many blocks as ``max_seqlen_q`` or ``max_seqlen_k`` rows have. Blocks
             are counted from the first row of each sequence.
@@ -114,7 +117,8 @@ def flash_attn_varlen_func(
             )  # fmt: skip
         if made is not None:
             return made
-    _refuse(dropout_p=dropout_p, block_table=block_table, page_table=page_table, qv=qv)
+    _refuse(dropout_p=dropout_p, qv=qv)
+    table = _either("block_table", block_table, "page_table", page_table)
     return_attn_probs = _flag("return_attn_probs", return_attn_probs)
     return_lse = _flag("return_lse", return_lse)
     factors = (
@@ -126,7 +130,7 @@ def flash_attn_varlen_func(
     backend = backend_of(q)
     if backend is None:
         named = {**dict(zip(_features.LENGTHS, lengths)), **dict(zip(_features.SCALES, factors))}
-        others = given(alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, **named)
+        others = given(alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, block_table=table, **named)
         tensors = {"q": q, "k": k, "v": v, **others}
 
         def call(*views: Any) -> Any:
@@ -138,12 +142,21 @@ def flash_attn_varlen_func(
 
         return foreign(call, tensors)
     backend.check_kinds(q, k, v)
+    if table is not None and cu_seqlens_k is not None:
+        if seqused_k is None:
+            seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        cu_seqlens_k = None
+        lengths = (cu_seqlens_q, None, seqused_q, seqused_k, leftpad_k)
     packed_q, packed_k = cu_seqlens_q is not None, cu_seqlens_k is not None
     for name, tensor, packed in (("q", q, packed_q), ("k", k, packed_k), ("v", v, packed_k)):
         wanted = "3: rows, heads, head_dim" if packed else "4: batch, sequence, heads, head_dim"
         if tensor.ndim != int(wanted[0]):
             raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it takes {wanted}")
-    batch = _batch(q, k, cu_seqlens_q, cu_seqlens_k)
+    if table is None:
+        batch = _batch(q, k, cu_seqlens_q, cu_seqlens_k)
+    else:
+        batch = _batch(q, q, cu_seqlens_q, cu_seqlens_q)
+        table = backend.as_pages(table, batch)
     arrays = tuple(
         None if array is None else backend.as_lengths(name, array, _features.length_elements(name, batch))
         for name, array in zip(_features.LENGTHS, lengths)
@@ -160,9 +173,10 @@ def flash_attn_varlen_func(
     if learnable_sink is not None:
         sink = _features.sink("learnable_sink", backend, learnable_sink, heads)
     max_q, max_k = q.shape[0 if packed_q else 1], k.shape[0 if packed_k else 1]
+    max_k = max_k if table is None else max_k * table.shape[1]
     max_q = max_q if max_seqlen_q is None else _count("max_seqlen_q", max_seqlen_q)
     max_k = max_k if max_seqlen_k is None else _count("max_seqlen_k", max_seqlen_k)
-    features = parts.features(lengths=arrays, batch=batch, max_q=max_q, max_k=max_k, sink=sink)
+    features = parts.features(lengths=arrays, batch=batch, max_q=max_q, max_k=max_k, sink=sink, page_table=table)
     if any(factor is not None for factor in factors):
         heads_k = k.shape[1] if packed_k else k.shape[2]
         features = _with_scales(features, backend, (batch, heads_k), (max_q, max_k, max_k), factors)

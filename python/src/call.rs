@@ -40,8 +40,11 @@ type DescribedTable = (u64, u8, Vec<usize>, Vec<i64>);
 /// one factor per KV head).
 type DescribedScales = (u64, [i64; 3], u32);
 
+/// Address of the page table, batch entries, and entries of the table for each of them.
+type DescribedPages = (u64, usize, usize);
+
 /// Lengths, the address of the sinks, the texts of the score and of the mask program (empty: none), the
-/// values of float and integer parameters, the tables, and the descale factors of Q, K and V.
+/// values of float and integer parameters, the tables, the descale factors of Q, K and V, and the page table.
 pub type DescribedFeatures = (
     Option<DescribedLengths>,
     Option<u64>,
@@ -51,7 +54,15 @@ pub type DescribedFeatures = (
     Vec<i32>,
     Vec<DescribedTable>,
     [Option<DescribedScales>; 3],
+    Option<DescribedPages>,
 );
+
+/// Addresses and row strides of cosines and sines, the index of their type in [`TYPES`], their rows and
+/// columns, whether pairs are interleaved, and the address of `rotary_seqlens`.
+type DescribedRotary = ([(u64, i64); 2], u8, [usize; 2], bool, Option<u64>);
+
+/// New keys and values, the address of `cu_seqlens_k_new`, and the rotary embedding.
+pub type DescribedAppend = (Handed, Handed, Option<u64>, Option<DescribedRotary>);
 
 /// The element types of tables, in the order of their codes.
 const TYPES: [ElementType; 5] =
@@ -62,7 +73,7 @@ const TYPES: [ElementType; 5] =
 /// v's head dim. `lse` is the address of `batch * heads_q * seq_q` floats. The first call for a problem on a
 /// GPU compiles a kernel.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, heads, dtypes, terms, place, features=None))]
+#[pyo3(signature = (q, k, v, out, lse, heads, dtypes, terms, place, features=None, append=None))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
 pub fn attend(
     py: Python<'_>,
@@ -76,10 +87,14 @@ pub fn attend(
     terms: Terms,
     place: Place,
     features: Option<DescribedFeatures>,
+    append: Option<DescribedAppend>,
 ) -> Result<(), Error> {
     let mut call = Call::new([&q, &k, &v], out, heads, dtypes, terms)?;
     if let Some(features) = features {
         call.add(features)?;
+    }
+    if let Some(append) = append {
+        call.append = Some(call.appended(append, heads, types_of(dtypes)?.0)?);
     }
     if let Some(address) = lse {
         call.add_lse(address)?;
@@ -92,10 +107,13 @@ pub fn attend(
 pub struct Call {
     pub operands: OperandMap<raw::Tensor>,
     pub options: CallOptions,
+    append: Option<raw::Append>,
     /// Extents of Q: batch entries, heads and rows.
     rows: [usize; 3],
     /// Heads and rows of K.
     keys: [usize; 2],
+    /// Batch entries, if lengths state their number; else 0.
+    batch: usize,
 }
 
 impl Call {
@@ -114,19 +132,49 @@ impl Call {
         for (tensor, (handed, dtype)) in
             Tensor::FORWARD.into_iter().zip([q, k, v, &out].into_iter().zip(types))
         {
-            let &(address, (batch, x, y, dim), (of_batch, of_x, of_y, of_dim)) = handed;
-            let (shape, strides) = match heads {
-                1 => ([batch, x, y, dim], [of_batch, of_x, of_y, of_dim]),
-                _ => ([batch, y, x, dim], [of_batch, of_y, of_x, of_dim]),
-            };
+            let (shape, strides) = heads_first(handed, heads);
             match tensor {
                 Tensor::Q => call.rows = [shape[0], shape[1], shape[2]],
                 Tensor::K => call.keys = [shape[1], shape[2]],
                 _ => {}
             }
-            call.insert(tensor, address, View::new(dtype.into(), &shape, &strides)?);
+            call.insert(tensor, handed.0, View::new(dtype.into(), &shape, &strides)?);
         }
         Ok(call)
+    }
+
+    /// The keys and values that the call appends to its cache.
+    fn appended(
+        &self,
+        (k, v, starts, rotary): DescribedAppend,
+        heads: usize,
+        [_, of_k, of_v, _]: [DType; 4],
+    ) -> Result<raw::Append, Error> {
+        let batch = match self.operands.get(Operand::PageTable) {
+            Some(table) => table.view.shape()[0],
+            None => self.batch,
+        };
+        let integers = |address: u64, len: usize| -> Result<raw::Tensor, Error> {
+            Ok(raw::Tensor { address, view: View::dense(ElementType::I32, &[len])? })
+        };
+        let rows = |handed: &Handed, dtype: DType| -> Result<raw::Tensor, Error> {
+            let (shape, strides) = heads_first(handed, heads);
+            Ok(raw::Tensor { address: handed.0, view: View::new(dtype.into(), &shape, &strides)? })
+        };
+        let rotary = rotary.map(|(tables, code, shape, interleaved, positions)| {
+            let table = |(address, stride): (u64, i64)| -> Result<raw::Tensor, Error> {
+                Ok(raw::Tensor { address, view: View::new(type_of(code)?, &shape, &[stride, 1])? })
+            };
+            let positions = positions.map(|address| integers(address, batch)).transpose()?;
+            let [cos, sin] = tables;
+            Ok::<_, Error>(raw::Rotary { cos: table(cos)?, sin: table(sin)?, interleaved, positions })
+        });
+        Ok(raw::Append {
+            keys: rows(&k, of_k)?,
+            values: rows(&v, of_v)?,
+            starts: starts.map(|address| integers(address, batch + 1)).transpose()?,
+            rotary: rotary.transpose()?,
+        })
     }
 
     pub fn insert(&mut self, operand: impl Into<Operand>, address: u64, view: View) {
@@ -156,11 +204,12 @@ impl Call {
     }
 
     fn add(&mut self, features: DescribedFeatures) -> Result<(), Error> {
-        let (lengths, sink, score, mask, floats, ints, tables, scales) = features;
+        let (lengths, sink, score, mask, floats, ints, tables, scales, pages) = features;
         let [mut batch, heads, mut rows] = self.rows;
         let [heads_kv, mut keys] = self.keys;
         if let Some((entries, longest_q, longest_kv, arrays)) = lengths {
             batch = entries;
+            self.batch = entries;
             for (array, address) in LengthArray::ALL.into_iter().zip(arrays) {
                 let cumulative = matches!(array, LengthArray::CumulativeQ | LengthArray::CumulativeKv);
                 let elements = batch + usize::from(cumulative);
@@ -169,18 +218,17 @@ impl Call {
                 }
             }
             rows = if arrays[0].is_some() { longest_q.max(1) } else { rows };
-            keys = if arrays[1].is_some() { longest_kv } else { keys };
+            keys = if arrays[1].is_some() || pages.is_some() { longest_kv } else { keys };
             self.options.longest = [Some(rows), Some(keys)];
+        }
+        if let Some((address, sequences, entries)) = pages {
+            self.insert_dense(Operand::PageTable, address, ElementType::I32, &[sequences, entries])?;
         }
         if let Some(address) = sink {
             self.insert_dense(Operand::Sinks, address, ElementType::F32, &[heads])?;
         }
         for (i, (address, code, extents, strides)) in (0..=u8::MAX).zip(tables) {
-            let dtype = TYPES.get(usize::from(code)).copied();
-            let dtype = dtype.ok_or_else(|| {
-                Error::invalid("the type of a table", &code.to_string(), "0 (f32) to 4 (u8)")
-            })?;
-            self.insert(Operand::Table(i), address, View::new(dtype, &extents, &strides)?);
+            self.insert(Operand::Table(i), address, View::new(type_of(code)?, &extents, &strides)?);
         }
         for (i, (tensor, rows)) in
             [(Tensor::Q, rows), (Tensor::K, keys), (Tensor::V, keys)].into_iter().enumerate()
@@ -202,7 +250,7 @@ impl Call {
     /// full, and a Python callback in that queue needs the interpreter. A plan for the host is chosen with
     /// the interpreter held, so that no other thread can fork meanwhile and leave a lock to its child.
     pub fn run(&self, py: Python<'_>, place: Place) -> Result<(), Error> {
-        let Call { operands, options, .. } = self;
+        let Call { operands, options, append, .. } = self;
         // A call without rows needs no device.
         let (ordinal, handle) = if self.rows.contains(&0) { (None, 0) } else { place };
         let Some(ordinal) = ordinal else {
@@ -210,7 +258,7 @@ impl Call {
             let workers = Workers { of_torch, made: OnceLock::new() };
             let executor = Interruptible::new(&workers);
             let queue = Queue::Host { executor: Some(&executor), threads: workers.threads() };
-            let ready = raw::prepare(queue, operands, options)?;
+            let ready = raw::prepare_append(queue, operands, options, append.as_ref())?;
             // SAFETY: the package describes tensors whose storage it has measured and keeps alive during the
             // call, and it has just allocated the outputs. Writing to an input from another Python thread
             // meanwhile is a race of the caller's, as with any NumPy function.
@@ -219,7 +267,8 @@ impl Call {
         };
         py.detach(|| {
             let gpu = Gpu::open(ordinal)?;
-            let ready = raw::prepare(Queue::Stream { gpu: &gpu, handle }, operands, options)?;
+            let ready =
+                raw::prepare_append(Queue::Stream { gpu: &gpu, handle }, operands, options, append.as_ref())?;
             // SAFETY: as above. PyTorch's allocator orders a later reuse of the memory on the stream, which
             // is PyTorch's current one on the device: PyTorch never destroys that.
             unsafe { ready.enqueue() }?;
@@ -246,6 +295,23 @@ impl Executor for Workers {
         let make = || Python::attach(|py| Threads::new(py, threads, self.of_torch));
         self.made.get_or_init(make).executor().run(threads, work);
     }
+}
+
+/// Shape and strides of a tensor as `[batch, head, row, dim]`.
+fn heads_first(
+    &(_, (batch, x, y, dim), (of_batch, of_x, of_y, of_dim)): &Handed,
+    heads: usize,
+) -> ([usize; 4], [i64; 4]) {
+    match heads {
+        1 => ([batch, x, y, dim], [of_batch, of_x, of_y, of_dim]),
+        _ => ([batch, y, x, dim], [of_batch, of_y, of_x, of_dim]),
+    }
+}
+
+/// The element type of a table by its code.
+fn type_of(code: u8) -> Result<ElementType, Error> {
+    let dtype = TYPES.get(usize::from(code)).copied();
+    dtype.ok_or_else(|| Error::invalid("the type of a table", &code.to_string(), "0 (f32) to 4 (u8)"))
 }
 
 /// The element types of a code, and whether products are made in tf32: four bits for each of q, k, v and out,

@@ -13,6 +13,7 @@ mod error;
 mod evolve;
 mod host;
 mod interrupt;
+mod merge;
 mod openmp;
 mod quantize;
 mod tensor;
@@ -28,6 +29,7 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(call::attend, module)?)?;
     module.add_function(wrap_pyfunction!(host::describe_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(merge::merge_states, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::quantize_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::quantize_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(device::explain, module)?)?;

@@ -258,7 +258,8 @@ def test_lengths_that_are_refused(tensors):
         ({"cu_seqlens_k": keys[None]}, ValueError, r"cu_seqlens_k has shape \(1, 3\); expected \(batch \+ 1,\)"),
         ({"learnable_sink": [0.0]}, ValueError, "learnable_sink is a list; expected"),
         ({"q": q[None]}, ValueError, "q has 4 dimensions; it takes 3: rows, heads, head_dim"),
-        ({"block_table": rows}, NotImplementedError, "invalid value 'a ndarray' for block_table: expected None"),
+        ({"block_table": rows}, ValueError, "k has 3 dimensions; it takes 4: batch, sequence, heads, head_dim"),
+        ({"qv": rows}, NotImplementedError, "invalid value 'a ndarray' for qv: expected None"),
         ({"dropout_p": 0.5}, NotImplementedError, "invalid value '0.5' for dropout_p"),
         (
             {"alibi_slopes": np.ones(3)},

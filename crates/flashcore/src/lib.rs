@@ -50,6 +50,7 @@ mod error;
 mod features;
 pub mod gpu;
 mod known;
+mod merge;
 pub mod raw;
 mod table;
 mod tensor;
@@ -60,6 +61,7 @@ pub use cpu::{Element, Quantization, Quantized, quantize, quantized_problem};
 pub use error::AttentionError;
 pub use features::{LengthValues, ScaleValues};
 pub use kernels::Plan;
+pub use merge::{PartialResult, merge_states};
 pub use problem::program::{BinaryOp, Comparison, Input, UnaryOp, library};
 pub use problem::{
     Band, Corner, DType, DTypes, E4m3, E5m2, ElementType, Elements, Expr, Layout, OperandSpec, Pass, Problem,

@@ -6,8 +6,12 @@ use std::ptr::NonNull;
 use cpu::{
     CpuPlan, Element, Executor, Input, attention_with, attention_with_on, gradients, gradients_on, kept,
 };
-use problem::{ElementType, Elements, ElementsMut, Operand, OperandMap, OperandSpec, PassKind, Problem};
+use problem::{
+    ElementType, Elements, ElementsMut, LengthArray, Operand, OperandMap, OperandSpec, Operands, PassKind,
+    Problem,
+};
 
+use super::append::{Appending, Rotated};
 use crate::AttentionError;
 use crate::known::{Key, Known, Wish};
 
@@ -38,14 +42,28 @@ pub(super) unsafe fn compute(
     problem: &Problem,
     memory: &[(OperandSpec, u64)],
     plan: &CpuPlan,
+    append: Option<&Appending>,
 ) -> Result<(), AttentionError> {
     let pass = problem.pass.kind();
     let mut inputs = OperandMap::default();
     let mut outputs = OperandMap::default();
-    let mut copies = Vec::new();
+    for &(spec, address) in memory {
+        start(spec, address)?; // an append writes only if all addresses are valid
+    }
+    // SAFETY: this function's own contract.
+    let mut copies = unsafe { Copied::all(problem, memory) }?;
+    let rotated = match append {
+        // SAFETY: as above.
+        Some(append) => unsafe { appended(append, problem, &mut copies) }?,
+        None => None,
+    };
     for &(spec, address) in memory {
         let start = start(spec, address)?;
         match spec.operand {
+            // SAFETY: the memory has these elements, and lives as long as this call.
+            Operand::Q if let Some(q) = &rotated => unsafe {
+                inputs.insert(spec.operand, Input::from_raw_parts(spec.dtype, q.start(), q.elements));
+            },
             // SAFETY: nothing else uses the outputs, by the caller's contract; `start` has checked the
             // alignment.
             operand if operand.is_output(pass) => unsafe {
@@ -55,8 +73,7 @@ pub(super) unsafe fn compute(
             Operand::Tensor(_) | Operand::Table(_) | Operand::Lse | Operand::DLse => unsafe {
                 inputs.insert(spec.operand, Input::from_raw_parts(spec.dtype, start, spec.elements));
             },
-            // SAFETY: as above.
-            operand => copies.push((operand, unsafe { Copied::new(problem, spec, start) })),
+            _ => {} // one of the copies
         }
     }
     inputs.extend(copies.iter().map(|(operand, copy)| (*operand, copy.input())));
@@ -111,6 +128,35 @@ unsafe fn output<'a>(spec: OperandSpec, start: NonNull<u8>) -> Result<ElementsMu
     }
 }
 
+/// Appends rows to the cache, and replaces the lengths by those after the append.
+///
+/// # Safety
+/// As [`super::Ready::enqueue`].
+unsafe fn appended(
+    append: &Appending,
+    problem: &Problem,
+    copies: &mut [(Operand, Copied)],
+) -> Result<Option<Rotated>, AttentionError> {
+    const USED: Operand = Operand::Lengths(LengthArray::UsedKv);
+    let mut used = Vec::new();
+    let mut others = Operands::default();
+    for (operand, copy) in copies.iter() {
+        match copy {
+            Copied::Ints(array) if *operand == USED => used = array.clone(),
+            Copied::Ints(array) => others = others.with(*operand, Elements::from(array)),
+            Copied::Floats(_) => {}
+        }
+    }
+    // SAFETY: this function's own contract.
+    let rotated = unsafe { append.run(problem, others, &mut used) }?;
+    for (operand, copy) in copies {
+        if *operand == USED {
+            *copy = Copied::Ints(std::mem::take(&mut used));
+        }
+    }
+    Ok(rotated)
+}
+
 fn on<T: Element>(
     executor: Option<&dyn Executor>,
     problem: &Problem,
@@ -144,6 +190,30 @@ enum Copied {
 }
 
 impl Copied {
+    /// Copies of all operands that are neither tensors nor tables.
+    ///
+    /// # Safety
+    /// As [`super::Ready::enqueue`].
+    unsafe fn all(
+        problem: &Problem,
+        memory: &[(OperandSpec, u64)],
+    ) -> Result<Vec<(Operand, Copied)>, AttentionError> {
+        let pass = problem.pass.kind();
+        let in_place = |operand| {
+            matches!(operand, Operand::Tensor(_) | Operand::Table(_) | Operand::Lse | Operand::DLse)
+        };
+        let mut copies = Vec::new();
+        for &(spec, address) in memory {
+            if !spec.operand.is_output(pass) && !in_place(spec.operand) {
+                let start = start(spec, address)?;
+                // SAFETY: the elements lie there, by the caller's contract; `start` has checked the
+                // alignment.
+                copies.push((spec.operand, unsafe { Copied::new(problem, spec, start) }));
+            }
+        }
+        Ok(copies)
+    }
+
     /// # Safety
     /// The operand's elements lie from `start` on, which is aligned.
     unsafe fn new(problem: &Problem, spec: OperandSpec, start: NonNull<u8>) -> Copied {

@@ -26,6 +26,7 @@
 //! ```
 #![allow(unsafe_code, reason = "addresses that a caller hands over")]
 
+mod append;
 mod host;
 mod shapes;
 #[cfg(test)]
@@ -42,6 +43,7 @@ use smallvec::SmallVec;
 use crate::AttentionError;
 use crate::gpu::{Gpu, Prepared};
 use crate::known::{Key, Wish};
+pub use append::{Append, Rotary};
 pub(crate) use host::plan_for;
 pub use problem::OperandMap;
 pub(crate) use shapes::problem_of;
@@ -215,6 +217,7 @@ enum On<'a> {
         executor: Option<&'a dyn Executor>,
         problem: Problem,
         plan: CpuPlan,
+        append: Option<append::Appending>,
     },
     Stream {
         gpu: &'a Gpu,
@@ -251,16 +254,52 @@ pub fn prepare<'a>(
     operands: &OperandMap<Tensor>,
     options: &CallOptions,
 ) -> Result<Ready<'a>, AttentionError> {
+    prepare_append(queue, operands, options, None)
+}
+
+/// [`prepare`] for a call that appends keys and values to its cache first ([`Append`]). [`Ready::enqueue`]
+/// writes them into K and V of the operands. If it refuses lengths or entries of the page table, the cache is
+/// as it was.
+///
+/// # Errors
+/// As [`prepare`]; when the new rows do not fit the cache, and for an append on a GPU, which is not supported
+/// yet.
+pub fn prepare_append<'a>(
+    queue: Queue<'a>,
+    operands: &OperandMap<Tensor>,
+    options: &CallOptions,
+    append: Option<&Append>,
+) -> Result<Ready<'a>, AttentionError> {
     let problem = problem_of(operands, |tensor| &tensor.view, options)?;
+    let append = append.map(|append| append.checked(&problem, operands)).transpose()?;
+    if append.is_some() && matches!(queue, Queue::Stream { .. }) {
+        let (value, accepted) = ("a GPU".to_owned(), "host memory".to_owned());
+        return Err(AttentionError::Unsupported { argument: "the device of an append", value, accepted });
+    }
     if problem.is_empty() {
         problem.with_a_row().check()?;
+        if append.is_some() && problem.batch > 0 {
+            return Err(AttentionError::Operand {
+                argument: "q",
+                what: "number of rows",
+                value: "0".to_owned(),
+                expected: "1 or more in a call that appends keys".to_owned(),
+            });
+        }
         return Ok(Ready { memory: Vec::new(), on: On::Nothing });
     }
     Ok(match queue {
         Queue::Host { executor, threads } => {
-            let plan = plan_for(&problem, threads)?;
+            let Some(append) = append else {
+                let plan = plan_for(&problem, threads)?;
+                let memory = memory(&problem, operands)?;
+                return Ok(Ready { memory, on: On::Host { executor, problem, plan, append: None } });
+            };
+            problem.check()?; // with the strides that Q has in memory
             let memory = memory(&problem, operands)?;
-            Ready { memory, on: On::Host { executor, problem, plan } }
+            let problem = append.prepared(problem);
+            let plan = plan_for(&problem, threads)?;
+            Ready { memory, on: On::Host { executor, problem, plan, append: Some(append) } }
         }
         Queue::Stream { gpu, handle } => {
             let prepared = gpu.prepared(Key { problem, wish: Wish::Best })?;
@@ -296,8 +335,9 @@ impl Ready<'_> {
     ///
     /// # Safety
     /// - Each operand's address, shape, strides and type describe memory of the host, or of the GPU, which
-    ///   holds all its elements. Inputs are initialised. In host memory, no other thread writes inputs or
-    ///   uses outputs during the call, and outputs overlap no other operand.
+    ///   holds all its elements. So do those of an append, whose call may write K and V. Inputs are
+    ///   initialised. In host memory, no other thread writes inputs or uses outputs during the call, and
+    ///   outputs overlap no other operand.
     /// - In device memory, the operands stay allocated until the work that is enqueued has run, and other
     ///   work that writes them is ordered with the stream, as for any kernel.
     /// - The handle is a stream of the GPU's primary context, or 0 for the default stream, and lives until
@@ -305,10 +345,10 @@ impl Ready<'_> {
     pub unsafe fn enqueue(&self) -> Result<(), AttentionError> {
         match &self.on {
             On::Nothing => Ok(()),
-            On::Host { executor, problem, plan } => {
+            On::Host { executor, problem, plan, append } => {
                 // SAFETY: the memory is that of the operands, by their shapes, and the rest is this
                 // function's own contract.
-                unsafe { host::compute(*executor, problem, &self.memory, plan) }
+                unsafe { host::compute(*executor, problem, &self.memory, plan, append.as_ref()) }
             }
             On::Stream { gpu, handle, prepared } => {
                 let slice = |&(spec, start): &(OperandSpec, u64)| {

@@ -310,3 +310,61 @@ fn a_problem_is_stated_by_its_operands() {
         assert_eq!(Problem { gradients: p.gradients, ..stated }, p);
     }
 }
+
+/// A call appends keys in place and attends to all of them; refused lengths change nothing.
+#[test]
+fn appended_keys_are_attended_to() {
+    const ROOM: usize = 5;
+    let number = |i: usize| (i * 37 % 64) as f32 / 32.0 - 1.0;
+    let q: Vec<f32> = (0..2 * 8).map(number).collect(); // two sequences, one head, one row, head dim 8
+    let (new_k, new_v) = ([0.5f32; 2 * 8], [2.0f32; 2 * 8]);
+    let mut caches = [(); 2].map(|()| vec![f32::NAN; 2 * ROOM * 8]);
+    caches[0][ROOM * 8..][..8].fill(1.0); // the second sequence has one key
+    caches[1][ROOM * 8..][..8].fill(4.0);
+    let (cos, sin) = ([0.0f32; 3 * 2], [1.0f32; 3 * 2]); // a quarter turn at each position
+    let view = |rows: usize| View::dense(ElementType::F32, &[2, 1, rows, 8]).unwrap();
+    let table = View::dense(ElementType::F32, &[3, 2]).unwrap();
+    let mut call = |lengths: [i32; 2]| {
+        let mut out = [0.0f32; 2 * 8];
+        let mut operands = OperandMap::default();
+        let lengths_view = View::dense(ElementType::I32, &[2]).unwrap();
+        for (operand, address, view) in [
+            (Operand::Q, q.as_ptr() as u64, view(1)),
+            (Operand::K, caches[0].as_mut_ptr() as u64, view(ROOM)),
+            (Operand::V, caches[1].as_mut_ptr() as u64, view(ROOM)),
+            (Operand::OUT, out.as_mut_ptr() as u64, view(1)),
+            (Operand::Lengths(LengthArray::UsedKv), lengths.as_ptr() as u64, lengths_view),
+        ] {
+            operands.insert(operand, Tensor { address, view });
+        }
+        let tensor = |address: &[f32], view| Tensor { address: address.as_ptr() as u64, view };
+        let rotary = Rotary {
+            cos: tensor(&cos, table),
+            sin: tensor(&sin, table),
+            interleaved: false,
+            positions: None,
+        };
+        let (keys, values) = (tensor(&new_k, view(1)), tensor(&new_v, view(1)));
+        let append = Append { keys, values, starts: None, rotary: Some(rotary) };
+        let ready = prepare_append(Queue::host(), &operands, &CallOptions::default(), Some(&append))?;
+        // SAFETY: the addresses are those of arrays with such shapes, which outlive the call.
+        unsafe { ready.enqueue() }?;
+        Ok::<_, AttentionError>((out, caches.clone()))
+    };
+    for (lengths, told) in [([0, 5], "'5' for cache_seqlens[1]"), ([-1, 0], "'-1' for cache_seqlens[0]")] {
+        let refused = call(lengths).unwrap_err().to_string();
+        assert!(refused.contains(told), "{refused}");
+    }
+    let beyond = call([0, 3]).unwrap_err().to_string();
+    assert!(
+        beyond.contains("'3' for cache_seqlens[1]") && beyond.contains("rotary_cos has 3 rows"),
+        "{beyond}"
+    );
+    let (out, [keys, values]) = call([0, 1]).unwrap();
+    // Dims 0 and 1 have partners 2 and 3, and the others are not rotated.
+    let turned = [-0.5, -0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5];
+    assert_eq!((&keys[..8], &keys[(ROOM + 1) * 8..][..8]), (&turned[..], &turned[..]));
+    assert_eq!((&values[..8], &values[(ROOM + 1) * 8..][..8]), (&[2.0; 8][..], &[2.0; 8][..]));
+    assert!(keys[8..ROOM * 8].iter().all(|x| x.is_nan()) && out[..8] == [2.0; 8]);
+    assert!(out[8..].iter().all(|&x| 2.0 < x && x < 4.0 && x == out[8]), "{out:?}");
+}

@@ -1,0 +1,446 @@
+//! Keys and values that a call appends to its cache, and rotary embedding, in host memory.
+
+use half::{bf16, f16};
+use problem::{
+    DType, Element, ElementType, Elements, KeyPlaces, Layout, LengthArray, Operand, OperandMap, Operands,
+    Problem, ProblemError, Span,
+};
+
+use super::{Tensor, View};
+use crate::AttentionError;
+use crate::cache::rotate;
+
+/// Keys and values that a call appends to its cache before attention.
+///
+/// The cache is K and V of the call. Its array [`LengthArray::UsedKv`] has the lengths before the append.
+/// New key `i` of batch entry `b` becomes row `length[b] + i` of the cache, and attention sees it. Where two
+/// batch entries have one page or row of the cache, the rows of the later one are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Append {
+    /// New keys, `[batch, head, row, head_dim]`; with [`Append::starts`], packed: `[1, head, row, head_dim]`.
+    pub keys: Tensor,
+    /// New values, as the keys, with `head_dim_v`.
+    pub values: Tensor,
+    /// `cu_seqlens_k_new`, `[batch + 1]`: the first new row of each batch entry, and the end of the last.
+    pub starts: Option<Tensor>,
+    /// The rotation of the new keys and of the queries.
+    pub rotary: Option<Rotary>,
+}
+
+/// Rotary position embedding. New key `i` is rotated by row `position + i` of the tables, where `position` is
+/// the cache's length before the append. Query `i` is rotated by row `position + i` if the band hides keys,
+/// and else all queries by row `position`, as in FlashAttention. Q is not changed in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rotary {
+    /// Cosines, `[position, rotary_dim / 2]`, with any row stride. Other dims of a row are not rotated.
+    pub cos: Tensor,
+    /// Sines, of the cosines' type and shape.
+    pub sin: Tensor,
+    /// Whether dims `2 i` and `2 i + 1` form a pair. Else `i` and `i + rotary_dim / 2` do.
+    pub interleaved: bool,
+    /// `rotary_seqlens`, `[batch]`: the positions, in place of the cache's lengths.
+    pub positions: Option<Tensor>,
+}
+
+/// An append that fits its problem, with the operands of the call that it reads and writes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Appending {
+    append: Append,
+    /// Q, K and V.
+    tensors: [Tensor; 3],
+}
+
+fn refused(argument: &'static str, what: &'static str, value: String, expected: String) -> AttentionError {
+    AttentionError::Operand { argument, what, value, expected }
+}
+
+fn check_shape(argument: &'static str, view: &View, expected: &[usize]) -> Result<(), AttentionError> {
+    if view.shape() == expected {
+        return Ok(());
+    }
+    Err(refused(argument, "shape", format!("{:?}", view.shape()), format!("{expected:?}")))
+}
+
+fn check_rows(argument: &'static str, tensor: &Tensor, dtype: ElementType) -> Result<(), AttentionError> {
+    let Tensor { address, view } = tensor;
+    if view.dtype != dtype {
+        let (dtype, expected) = (view.dtype.name(), dtype.name());
+        return Err(ProblemError::OperandType { argument, dtype, expected }.into());
+    }
+    let stride = view.strides().last().copied().unwrap_or(1);
+    if stride != 1 && view.shape().last() > Some(&1) && view.elements() > 0 {
+        return Err(AttentionError::Strided { tensor: argument, stride });
+    }
+    let (accepted, address) = (dtype.bytes() as u64, *address);
+    if view.elements() > 0 && (address == 0 || !address.is_multiple_of(accepted)) {
+        return Err(AttentionError::HostAddress { tensor: argument, address, accepted });
+    }
+    Ok(())
+}
+
+fn check_integers(argument: &'static str, tensor: &Tensor, expected: usize) -> Result<(), AttentionError> {
+    check_rows(argument, tensor, ElementType::I32)?;
+    check_shape(argument, &tensor.view, &[expected])
+}
+
+impl Append {
+    /// The append to the cache of a problem, whose operands are given.
+    ///
+    /// # Errors
+    /// When a shape, a type or an address does not fit.
+    pub(super) fn checked(
+        self,
+        problem: &Problem,
+        operands: &OperandMap<Tensor>,
+    ) -> Result<Appending, AttentionError> {
+        let Append { keys, values, starts, rotary } = self;
+        if !problem.lengths.kv.used || problem.lengths.kv.packed.is_some() {
+            let operand = LengthArray::UsedKv.name();
+            return Err(AttentionError::OperandWanted { operand, wanted: true });
+        }
+        let dtype = problem.dtypes.k;
+        let fits = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32);
+        if !fits || problem.dtypes.q != dtype || problem.dtypes.v != dtype {
+            let expected = "f16, bf16 or f32, equal to those of q and v".to_owned();
+            return Err(refused("k", "element type of a cache with an append", dtype.to_string(), expected));
+        }
+        let batch = if starts.is_some() { 1 } else { problem.batch };
+        let rows = keys.view.shape().get(2).copied().unwrap_or(0);
+        for (argument, tensor, dim) in
+            [("k_new", &keys, problem.head_dim), ("v_new", &values, problem.head_dim_v)]
+        {
+            check_rows(argument, tensor, dtype.into())?;
+            check_shape(argument, &tensor.view, &[batch, problem.heads_kv, rows, dim])?;
+        }
+        if let Some(starts) = &starts {
+            check_integers("cu_seqlens_k_new", starts, problem.batch + 1)?;
+        }
+        if let Some(rotary) = &rotary {
+            rotary.check(problem)?;
+        }
+        let of = |tensor: problem::Tensor| {
+            let wanted = AttentionError::OperandWanted { operand: tensor.name(), wanted: true };
+            operands.get(Operand::Tensor(tensor)).copied().ok_or(wanted)
+        };
+        let tensors = [of(problem::Tensor::Q)?, of(problem::Tensor::K)?, of(problem::Tensor::V)?];
+        Ok(Appending { append: self, tensors })
+    }
+}
+
+impl Rotary {
+    fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
+        let view = self.cos.view;
+        let &[positions, half] = view.shape() else {
+            let value = view.dimensions.to_string();
+            let expected = "2: position, rotary_dim / 2".to_owned();
+            return Err(refused("rotary_cos", "number of dimensions", value, expected));
+        };
+        if half == 0 || 2 * half > problem.head_dim {
+            let expected = format!("1 to {}, half of head_dim", problem.head_dim / 2);
+            return Err(refused("rotary_cos", "number of columns", half.to_string(), expected));
+        }
+        if !matches!(view.dtype, ElementType::F16 | ElementType::Bf16 | ElementType::F32) {
+            let expected = "f16, bf16 or f32".to_owned();
+            return Err(refused("rotary_cos", "element type", view.dtype.to_string(), expected));
+        }
+        for (argument, table) in [("rotary_cos", &self.cos), ("rotary_sin", &self.sin)] {
+            check_rows(argument, table, view.dtype)?;
+            check_shape(argument, &table.view, &[positions, half])?;
+        }
+        let offsets = self.positions.as_ref();
+        offsets.map_or(Ok(()), |offsets| check_integers("rotary_seqlens", offsets, problem.batch))
+    }
+}
+
+/// Q after the rotation: dense rows `[batch, row, head, dim]`.
+pub(super) struct Rotated {
+    /// Memory that is aligned for every element type.
+    memory: Vec<f32>,
+    /// Number of elements.
+    pub(super) elements: usize,
+}
+
+impl Rotated {
+    pub(super) fn start(&self) -> std::ptr::NonNull<u8> {
+        std::ptr::NonNull::from(&self.memory[..]).cast()
+    }
+}
+
+impl Appending {
+    /// Gives the problem the strides of the rotated queries, if the append rotates them.
+    pub(super) fn prepared(&self, problem: Problem) -> Problem {
+        if self.append.rotary.is_none() {
+            return problem;
+        }
+        let [_, heads, rows, dim] = problem.extents(problem::Tensor::Q);
+        Problem { q: Layout::Bshd.strides(heads, rows, dim), ..problem }
+    }
+
+    /// Appends the rows, adds their numbers to the lengths `used`, and returns the rotated queries. `inputs`
+    /// are the problem's other arrays of integers. Writes nothing if it returns an error.
+    ///
+    /// # Safety
+    /// As [`super::Ready::enqueue`]: of the operands, and of the tensors of the append.
+    pub(super) unsafe fn run<'a>(
+        &self,
+        problem: &Problem,
+        inputs: Operands<'a>,
+        used: &'a mut [i32],
+    ) -> Result<Option<Rotated>, AttentionError> {
+        // SAFETY: the arrays have these lengths and are aligned, since `checked` has looked at them.
+        let [starts, positions] = unsafe {
+            let positions = self.append.rotary.and_then(|rotary| rotary.positions);
+            [self.append.starts, positions].map(|array| array.map(|array| integers(&array)))
+        };
+        let spans = self.new_rows(problem, starts.as_deref())?;
+        let before = used.to_vec();
+        lengthen(problem, used, &spans)?;
+        let inputs = inputs.with(Operand::Lengths(LengthArray::UsedKv), Elements::I32(used));
+        problem.check_length_values(&inputs)?;
+        let offsets = positions.as_deref().unwrap_or(&before);
+        let sequences: Vec<Span> = problem.sequences(&inputs)?.iter().map(|both| both.q).collect();
+        self.check_positions(problem, offsets, [&spans, &sequences])?;
+        let places = KeyPlaces::of(problem, &inputs);
+        macro_rules! run {
+            ($($dtype:pat => $element:ty),*) => {
+                match problem.dtypes.k {
+                    // SAFETY: this function's own contract; the type is that of the tensors.
+                    $($dtype => unsafe {
+                        self.write::<$element>(&before, offsets, &spans, places);
+                        self.rotated::<$element>(problem, offsets, &sequences)
+                    },)*
+                    DType::E4m3 | DType::E5m2 => None, // refused by `checked`
+                }
+            };
+        }
+        Ok(run!(DType::F16 => f16, DType::Bf16 => bf16, DType::F32 => f32))
+    }
+
+    /// The new rows of each batch entry.
+    fn new_rows(&self, problem: &Problem, starts: Option<&[i32]>) -> Result<Vec<Span>, AttentionError> {
+        let rows = self.append.keys.view.shape[2];
+        let Some(starts) = starts else {
+            return Ok((0..problem.batch).map(|batch| Span { batch, start: 0, len: rows }).collect());
+        };
+        let mut least = 0;
+        let ascending = starts.iter().position(|&start| {
+            let fits = usize::try_from(start).is_ok_and(|start| (least..=rows).contains(&start));
+            least = usize::try_from(start).unwrap_or(0);
+            !fits
+        });
+        if let Some(index) = ascending {
+            let (argument, value) = ("cu_seqlens_k_new", starts[index]);
+            let expected = format!("ascending numbers from 0 to {rows}, the rows of k_new");
+            return Err(ProblemError::Length { argument, index, value, expected }.into());
+        }
+        let span =
+            |pair: &[i32]| Span { batch: 0, start: pair[0] as usize, len: (pair[1] - pair[0]) as usize };
+        Ok(starts.windows(2).map(span).collect())
+    }
+
+    /// Rejects positions without a row in the tables.
+    fn check_positions(
+        &self,
+        problem: &Problem,
+        offsets: &[i32],
+        rows: [&[Span]; 2],
+    ) -> Result<(), AttentionError> {
+        let Some(rotary) = &self.append.rotary else { return Ok(()) };
+        let table = rotary.cos.view.shape[0];
+        let argument = if rotary.positions.is_some() { "rotary_seqlens" } else { "cache_seqlens" };
+        for (index, &value) in offsets.iter().enumerate() {
+            let [new, queries] = rows.map(|spans| spans[index].len);
+            let queries = if is_local(problem) { queries } else { queries.min(1) };
+            let most = new.max(queries);
+            if !usize::try_from(value).is_ok_and(|from| from.saturating_add(most) <= table) {
+                let expected = format!(
+                    "0 to {}: rotary_cos has {table} rows, and {most} positions follow",
+                    table.saturating_sub(most)
+                );
+                return Err(ProblemError::Length { argument, index, value, expected }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the new rows into the cache.
+    ///
+    /// # Safety
+    /// As [`Appending::run`], for elements of type `T`.
+    unsafe fn write<T: Element>(
+        &self,
+        before: &[i32],
+        offsets: &[i32],
+        spans: &[Span],
+        places: KeyPlaces<'_>,
+    ) {
+        let Append { keys, values, rotary, .. } = &self.append;
+        let [_, key_cache, value_cache] = &self.tensors;
+        let heads = keys.view.shape[1];
+        let mut angles = Vec::new();
+        for (batch, span) in spans.iter().enumerate() {
+            for row in 0..span.len {
+                let (page, to) = places.place(batch, before[batch] as usize + row);
+                let from = span.start + row;
+                if let Some(rotary) = rotary {
+                    // SAFETY: `check_positions` has found the row in the tables.
+                    unsafe { rotary.angles(offsets[batch] as usize + row, &mut angles) };
+                }
+                for head in 0..heads {
+                    // SAFETY: the places are those of rows of the tensors.
+                    unsafe {
+                        let mut key = copied::<T>(keys, [span.batch, head, from]);
+                        if let Some(rotary) = rotary {
+                            rotary.rotate(&mut key, &angles);
+                        }
+                        store(key_cache, [page, head, to], &key);
+                        store(value_cache, [page, head, to], &copied::<T>(values, [span.batch, head, from]));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The rotated queries; rows of no sequence are zeros.
+    ///
+    /// # Safety
+    /// As [`Appending::run`], for elements of type `T`.
+    unsafe fn rotated<T: Element>(
+        &self,
+        problem: &Problem,
+        offsets: &[i32],
+        sequences: &[Span],
+    ) -> Option<Rotated> {
+        let rotary = self.append.rotary.as_ref()?;
+        let [q, ..] = &self.tensors;
+        let extents @ [_, heads, rows, dim] = problem.extents(problem::Tensor::Q);
+        let elements = extents.iter().product::<usize>();
+        let mut memory = vec![0.0f32; (elements * size_of::<T>()).div_ceil(4)];
+        let strides = Layout::Bshd.strides(heads, rows, dim);
+        let to = Tensor {
+            address: memory.as_mut_ptr().expose_provenance() as u64,
+            view: View::rows(T::DTYPE, extents, strides),
+        };
+        let mut angles = Vec::new();
+        for (sequence, span) in sequences.iter().enumerate() {
+            for row in 0..span.len {
+                let behind = if is_local(problem) { row } else { 0 };
+                // SAFETY: `check_positions` has found the row in the tables; the places are those of rows of
+                // Q and of the memory.
+                unsafe {
+                    rotary.angles(offsets[sequence] as usize + behind, &mut angles);
+                    for head in 0..heads {
+                        let at = [span.batch, head, span.start + row];
+                        let mut query = copied::<T>(q, at);
+                        rotary.rotate(&mut query, &angles);
+                        store(&to, at, &query);
+                    }
+                }
+            }
+        }
+        Some(Rotated { memory, elements })
+    }
+}
+
+/// Whether the band hides keys: then each query has a position of its own.
+fn is_local(problem: &Problem) -> bool {
+    problem.band.before.is_some() || problem.band.after.is_some()
+}
+
+/// Adds the new rows to the lengths.
+fn lengthen(problem: &Problem, used: &mut [i32], spans: &[Span]) -> Result<(), AttentionError> {
+    let capacity = problem.seq_kv;
+    for (index, (length, span)) in used.iter_mut().zip(spans).enumerate() {
+        let value = *length;
+        let total = usize::try_from(value).ok().map(|before| before.saturating_add(span.len));
+        let Some(total) = total.filter(|&total| total <= capacity) else {
+            let expected = match capacity.checked_sub(span.len) {
+                Some(most) => format!(
+                    "0 to {most}: the cache has room for {capacity} keys, of which {} are new",
+                    span.len
+                ),
+                None => format!("a cache with room for {} new keys; the room is {capacity}", span.len),
+            };
+            return Err(ProblemError::Length { argument: "cache_seqlens", index, value, expected }.into());
+        };
+        *length = i32::try_from(total).map_err(|_| ProblemError::TooLarge { tensor: "k" })?;
+    }
+    Ok(())
+}
+
+impl Rotary {
+    /// The cosines and then the sines of a position, in f32.
+    ///
+    /// # Safety
+    /// The tables have the position.
+    unsafe fn angles(&self, position: usize, to: &mut Vec<f32>) {
+        to.clear();
+        for table in [&self.cos, &self.sin] {
+            // SAFETY: the caller's contract; a table of two dimensions has its rows in the first.
+            unsafe {
+                match table.view.dtype {
+                    ElementType::F16 => to.extend(row_of::<f16>(table, position).iter().map(|x| x.to_f32())),
+                    ElementType::Bf16 => {
+                        to.extend(row_of::<bf16>(table, position).iter().map(|x| x.to_f32()))
+                    }
+                    _ => to.extend(row_of::<f32>(table, position)),
+                }
+            }
+        }
+    }
+
+    fn rotate<T: Element>(&self, row: &mut [T], angles: &[f32]) {
+        let (cos, sin) = angles.split_at(angles.len() / 2);
+        rotate(row, cos, sin, self.interleaved);
+    }
+}
+
+/// # Safety
+/// The array lies there.
+unsafe fn integers(array: &Tensor) -> Vec<i32> {
+    if array.view.elements() == 0 {
+        return Vec::new();
+    }
+    let stride = array.view.strides[0] as isize;
+    let first = address::<i32>(array);
+    // SAFETY: the caller's contract.
+    (0..array.view.shape[0] as isize).map(|i| unsafe { first.offset(i * stride).read() }).collect()
+}
+
+fn address<T>(tensor: &Tensor) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(tensor.address as usize)
+}
+
+/// Row `row` of a table of two dimensions.
+///
+/// # Safety
+/// The table lies there, and nothing writes it during `'a`.
+unsafe fn row_of<'a, T>(table: &Tensor, row: usize) -> &'a [T] {
+    let offset = row as isize * table.view.strides[0] as isize;
+    // SAFETY: the caller's contract.
+    unsafe { std::slice::from_raw_parts(address::<T>(table).offset(offset), table.view.shape[1]) }
+}
+
+/// The address of a row `[batch, head, row]` of a tensor with four dimensions.
+///
+/// # Safety
+/// The tensor has the row.
+unsafe fn place<T>(tensor: &Tensor, at: [usize; 3]) -> *mut T {
+    let offset: isize = at.iter().zip(&tensor.view.strides).map(|(&i, &by)| i as isize * by as isize).sum();
+    // SAFETY: the caller's contract.
+    unsafe { address::<T>(tensor).offset(offset) }
+}
+
+/// # Safety
+/// The tensor has the row.
+unsafe fn copied<T: Copy>(tensor: &Tensor, at: [usize; 3]) -> Vec<T> {
+    // SAFETY: the caller's contract. The slice ends before anything is written.
+    unsafe { std::slice::from_raw_parts(place::<T>(tensor, at), tensor.view.shape[3]).to_vec() }
+}
+
+/// # Safety
+/// The tensor has the row, which nothing else uses.
+unsafe fn store<T: Copy>(tensor: &Tensor, at: [usize; 3], row: &[T]) {
+    // SAFETY: the caller's contract.
+    unsafe { place::<T>(tensor, at).copy_from_nonoverlapping(row.as_ptr(), row.len()) };
+}
