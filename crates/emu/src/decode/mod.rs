@@ -4,6 +4,7 @@
 
 mod bulk;
 mod defined;
+mod effects;
 mod flow;
 mod jumps;
 mod layout;

@@ -3,7 +3,7 @@
 
 use ptx::{MemSem, Memory, Op, Space};
 
-use super::defined::{defines, operand_list, passes_on};
+use super::effects::{defines, operand_list, passes_on};
 use super::flow::BasicBlock;
 use super::{Inst, NOWHERE, Program, Slot};
 

@@ -70,8 +70,8 @@ impl<'a> Env<'a> {
         self.poll(warp, split, found)
     }
 
-    /// A `red` of several elements: each element is an operation of its own, while the address is a multiple of
-    /// all bytes (PTX ISA, "red").
+    /// A `red` of several elements: each element is an operation of its own, while the address is a multiple
+    /// of all bytes (PTX ISA, "red").
     fn vector_reduction(
         &mut self,
         warp: &mut Warp,

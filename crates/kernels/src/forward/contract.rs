@@ -196,8 +196,8 @@ pub(crate) fn row_of_output(k: &mut Builder, baked: &Baked, out: (Global, [R64; 
     row_of_tensor(k, (out, baked.row_bytes(Tensor::Out)), at)
 }
 
-/// The address of a row of a tensor, from the tensor's pointer and the bytes between its batch entries, between
-/// its heads and between its rows.
+/// The address of a row of a tensor, from the tensor's pointer and the bytes between its batch entries,
+/// between its heads and between its rows.
 pub(crate) fn row_of_tensor(
     k: &mut Builder,
     ((start, [batch_bytes, head_bytes]), row_bytes): ((Global, [R64; 2]), i64),

@@ -96,8 +96,8 @@ impl Builder {
         self.op(op, [Operand::Address(at.address()), Operand::Reg(value.reg())]);
     }
 
-    /// Atomic adds of four f32 to consecutive elements of global memory, relaxed and each by itself, without a
-    /// result (sm_90).
+    /// Atomic adds of four f32 to consecutive elements of global memory, relaxed and each by itself, without
+    /// a result (sm_90).
     pub fn red_add_vec4(&mut self, at: Global, values: [F32; 4]) {
         let op = Op::Red(Atomic { vector: 4, ..atomic::<Global>(AtomicOp::Add, Type::F32) });
         self.op(op, [Operand::Address(at.address()), vector(&values)]);

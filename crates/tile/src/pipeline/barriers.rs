@@ -178,8 +178,8 @@ impl TileRing {
         at.advance(k);
     }
 
-    /// Like [`TileRing::request`], together with `bytes` bytes, a multiple of 16, of global memory. The bytes go
-    /// to a place of their own for each stage, from `first` on.
+    /// Like [`TileRing::request`], together with `bytes` bytes, a multiple of 16, of global memory. The bytes
+    /// go to a place of their own for each stage, from `first` on.
     pub fn request_beside(
         &self,
         k: &mut Builder,

@@ -4,8 +4,8 @@ use ptx::{Builder, Pred, Shared};
 
 use crate::{Mbarriers, PipelineState};
 
-/// One mbarrier for each slot of a ring of tiles that consumer warps fill together. A warp that waits for a slot
-/// has read the slot before, so with two slots no barrier needs to say that a slot may be filled again.
+/// One mbarrier for each slot of a ring of tiles that consumer warps fill together. A warp that waits for a
+/// slot has read the slot before, so with two slots no barrier needs to say that a slot may be filled again.
 #[derive(Clone, Copy, Debug)]
 pub struct Handover {
     slots: u32,

@@ -60,8 +60,8 @@ impl Main<'_> {
         let [s, dp] = [0; 2].map(|_| AccTile::unset(k, 16, rows));
         let [dk, dv] = [0; 2].map(|_| AccTile::zero(k, 16, columns));
         let p = OperandTile::unset(k, half(self.baked), 16, rows);
-        // Where dK and dV take 128 registers, dS is rounded after the last use of P, and dQ takes the registers
-        // of dP.
+        // Where dK and dV take 128 registers, dS is rounded after the last use of P, and dQ takes the
+        // registers of dP.
         let (ds, dq) = if self.is_wide() {
             (OperandTile::unset(k, half(self.baked), 16, rows), AccTile::unset(k, 16, 8 * PART_TILES))
         } else {
@@ -242,8 +242,8 @@ impl Main<'_> {
         products.commit(k);
     }
 
-    /// Issues the scores of the next visit. At the last visit, computes its scores once more, so that the loop
-    /// has no branch around products.
+    /// Issues the scores of the next visit. At the last visit, computes its scores once more, so that the
+    /// loop has no branch around products.
     fn issue_next_scores(
         &self,
         k: &mut Builder,

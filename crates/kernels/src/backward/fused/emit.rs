@@ -1,5 +1,5 @@
-//! The main kernel: its parameters, shared memory, and the producer's requests. `consume.rs` has the consumers'
-//! computation.
+//! The main kernel: its parameters, shared memory, and the producer's requests. `consume.rs` has the
+//! consumers' computation.
 
 use attend::{Bound, KeyBand, RowRange, Softcap, Tanh};
 use problem::{Problem, Tensor};
@@ -152,8 +152,8 @@ impl<'a> Main<'a> {
         k.sub(self.bound.end, self.bound.from())
     }
 
-    /// The first visit. If the keys see all queries, neighbouring CTAs begin at neighbouring tiles, so that they
-    /// do not add to one tile of dQ at the same time. A band has this effect by itself.
+    /// The first visit. If the keys see all queries, neighbouring CTAs begin at neighbouring tiles, so that
+    /// they do not add to one tile of dQ at the same time. A band has this effect by itself.
     pub fn first_visit(&self, k: &mut Builder) -> Visit {
         let left = self.tiles_of_head(k);
         let some = k.setp_s(CmpOp::Gt, left, 0);

@@ -192,7 +192,8 @@ fn runs(dim: usize, products: Order) -> Vec<MutantRun> {
 }
 
 /// The instructions of the main kernel that order memory accesses, products or warps: name and number of that
-/// name, item, statement, and the number of statements to remove. A wait is removed with the branch back to it.
+/// name, item, statement, and the number of statements to remove. A wait is removed with the branch back to
+/// it.
 fn sites(kernel: &Kernel) -> Vec<(String, usize, usize, usize)> {
     let mut seen = std::collections::HashMap::new();
     let mut found = Vec::new();
