@@ -24,7 +24,7 @@ impl FusedPlan {
         // Without this bound ptxas ignores `setmaxnreg`.
         k.min_ctas_per_sm(1);
         let mut c = Contract::new(problem);
-        let params = Params::declare(&mut k, &mut c, (problem, baked), self);
+        let params = FusedParams::declare(&mut k, &mut c, (problem, baked), self);
         let launch = launch(ROLES.threads(), self.grid(problem), baked.flat, self.shared_bytes(problem));
         let body = move |k: &mut Builder| Main::new(k, self, baked, params).body(k);
         Draft::new(k, c, (ENTRY, launch), arch.full_target(), body)
@@ -32,7 +32,7 @@ impl FusedPlan {
 }
 
 /// The kernel's parameters.
-pub(super) struct Params {
+pub(super) struct FusedParams {
     /// The tensor maps of [`LOADED`].
     maps: [TensorMapPtr; 4],
     pub gradients: [Strided; 2],
@@ -49,19 +49,19 @@ pub(super) struct Params {
     pub wide: Option<Softcap>,
 }
 
-impl Params {
+impl FusedParams {
     fn declare(
         k: &mut Builder,
         c: &mut Contract<'_>,
         (problem, baked): (&Problem, &Baked),
         plan: &FusedPlan,
-    ) -> Params {
+    ) -> FusedParams {
         let sizes = TileSizes::new(problem);
         let maps = LOADED.map(|tensor| declare_map(k, c, problem, (tensor, sizes.tile(problem, tensor))));
         let gradients = [Tensor::Dk, Tensor::Dv].map(|tensor| Strided::declare(k, c, problem, tensor));
         // A scale of 0 makes all scores equal.
         let factor = if problem.softmax_scale() == 0.0 { 0.0 } else { factor_or_one(problem) };
-        Params {
+        FusedParams {
             maps,
             gradients,
             row_tiles: RowTiles::declare(k, c, (problem, baked), [Access::Read, Access::ReadWrite]),
@@ -80,7 +80,7 @@ impl Params {
 pub(super) struct Main<'a> {
     pub plan: &'a FusedPlan,
     pub baked: &'a Baked,
-    pub params: Params,
+    pub params: FusedParams,
     pub sizes: TileSizes,
     /// The rings of [`LOADED`]. Those of K and V have one stage.
     pub rings: [TileRing; 4],
@@ -109,7 +109,7 @@ pub(super) struct Visit {
 }
 
 impl<'a> Main<'a> {
-    fn new(k: &mut Builder, plan: &'a FusedPlan, baked: &'a Baked, params: Params) -> Main<'a> {
+    fn new(k: &mut Builder, plan: &'a FusedPlan, baked: &'a Baked, params: FusedParams) -> Main<'a> {
         let sizes = TileSizes::new(baked);
         let shared = k.dynamic_shared(SwizzledTile::ALIGNMENT);
         let mut taken = 0;
