@@ -26,6 +26,17 @@ DescribedFeatures = tuple[
 # Address, shape and strides in elements.
 _Handed = tuple[int, tuple[int, ...], tuple[int, ...]]
 
+# Whether each run must return equal bits, dO, the address of the gradient of the LSE, dQ, dK and dV, the address of the
+# gradient of the sinks, and numbers of tables with the addresses of their gradients.
+_Gradients = tuple[
+    bool,
+    tuple[int, tuple[int, ...]],
+    _Address,
+    list[tuple[int, tuple[int, ...]]],
+    _Address,
+    list[tuple[int, int]],
+]
+
 def attend(
     q: _Handed,
     k: _Handed,
@@ -37,9 +48,11 @@ def attend(
     terms: Terms,
     place: tuple[int | None, int],
     features: DescribedFeatures | None = None,
+    gradients: _Gradients | None = None,
 ) -> None:
     """Attention of tensors of four dimensions in their own order, in which ``heads`` is 1 or 2. ``place``: the ordinal
     of a GPU and a stream, or None for the host and the number of PyTorch's threads that share the work, 0 for none.
+    With ``gradients``, the backward pass, which reads ``out`` and ``lse``.
     """
 
 class Eager:
@@ -92,6 +105,9 @@ def explain(
     ordinal: int,
 ) -> dict[str, Any]:
     """The plan that such a call of :func:`attend` gets, and what it was compiled to."""
+
+def lacks_gradients(ordinal: int | None, call: tuple[Any, ...]) -> str | None:
+    """Why a GPU, or the CPU, computes no gradients of such calls; None if it does. Compiles nothing."""
 
 def describe_gpus() -> list[str]:
     """The GPUs that the driver sees, a line each."""

@@ -3,10 +3,10 @@
 >>> import flashcore_attn.integrations.transformers
 >>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="flashcore")
 
-Importing the module registers ``"flashcore"`` with ``AttentionInterface`` and ``AttentionMaskInterface``. Grouped heads
-are read in place. Soft caps, attention sinks (GPT-OSS), position biases (T5), causal masks, windows, chunks and padding
-are computed by the kernel. There is no way back to another implementation: what FlashCore does not compute (gradients,
-dropout) raises an error that names it.
+Importing the module registers ``"flashcore"`` with ``AttentionInterface`` and ``AttentionMaskInterface``. Grouped
+heads are read in place. Soft caps, attention sinks (GPT-OSS), position biases (T5), causal masks, windows, chunks and
+padding are computed by the kernel. Models are trained, too. There is no way back to another implementation: what
+FlashCore does not compute (dropout) raises an error that names it.
 
 ``transformers`` takes every name with "flash" in it for a variant of the package ``flash-attn``, which it imports or
 replaces, and which has no chunked attention (Llama 4). :func:`register` exempts this name from both. Models that hand
@@ -132,7 +132,7 @@ def attention(
                 table = table[..., : shape[3]]  # a mask may have more keys than there are
             if not _features.broadcasts(table.shape, shape):
                 raise invalid(f"the shape of {name}", given, f"one that broadcasts to {shape}, or has more keys")
-            _features.scores(parts, backend, name, backend.expand(table, shape), shape)
+            _features.scores(parts, backend, name, table, shape)
     sink = None
     if s_aux is not None:
         sink = _features.sink("s_aux", backend, s_aux, shape[1])
