@@ -37,6 +37,7 @@ from ._flashcore import __version__
 from ._flex import flex_attention, table
 from ._functional import explain, flash_attn_func, scaled_dot_product_attention
 from ._packed import flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from ._padding import pad_input, unpad_input
 from ._quantize import Quantized, quantize
 from ._varlen import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 
@@ -62,7 +63,9 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flex_attention",
+    "pad_input",
     "quantize",
     "scaled_dot_product_attention",
     "table",
+    "unpad_input",
 ]

@@ -16,6 +16,8 @@ from ._errors import ArgumentError, DeviceMemoryError, DTypeError, UnsupportedEr
 from ._overrides import PLAIN, meaning_of_its_own
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._features import Features
     from ._flashcore import DescribedFeatures, Terms
     from ._quantize import Options
@@ -283,6 +285,10 @@ def as_table(name: str, x: Tensor, floating: bool = False, like: Tensor | None =
             autocast = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
             if autocast and dtype in DTYPES and like.dtype in DTYPES:  # converted as q was
                 return x.to(like.dtype).resolve_neg()
+            if dtype in (torch.int64, torch.int32):  # a tokenizer's
+                if x.numel() and _has_values(x):
+                    _check_range(name, x, _features.check_truth)
+                return x.to(torch.bool)
             expected = " or ".join(dict.fromkeys(map(str, (torch.bool, torch.float32, like.dtype))))
             raise DTypeError(invalid_words(f"the dtype of {name}", dtype, expected))
     elif floating and not x.is_floating_point():
@@ -322,13 +328,13 @@ def _has_values(x: Tensor) -> bool:
     return type(x) in PLAIN and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _check_range(name: str, x: Tensor) -> None:
-    """Rejects elements that do not fit into 32 bits. On a GPU this synchronises, once for each version of a tensor."""
-    version = None if x.is_inference() or not x.is_cuda else x._version
+def _check_range(name: str, x: Tensor, check: Callable[[str, int], None] = _features.check_integer) -> None:
+    """Rejects elements that do not fit. On a GPU this synchronises, once for each version of a tensor."""
+    version = None if x.is_inference() or not x.is_cuda else (x._version, check)
     if version is not None and getattr(x, "_flashcore_in_range", None) == version:
         return
     for value in torch.stack(torch.aminmax(x)).tolist():
-        _features.check_integer(name, value)
+        check(name, value)
     if version is not None:
         x._flashcore_in_range = version
 
@@ -347,11 +353,15 @@ def as_scale(name: str, x: Tensor) -> Tensor:
 
 
 def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
-    """An array of lengths: int32 and contiguous."""
+    """An array of lengths: int32 and contiguous. One of int64 is converted; nothing is synchronised for that."""
     _check_operand(name, x)
     _memory.check(name, x)  # views of it are taken, and on a CPU it is read, next
-    if x.dtype != torch.int32:
-        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32"))
+    if x.dtype == torch.int64:
+        if x.device.type == "cpu" and x.numel() and _has_values(x):
+            _check_range(name, x)
+        x = x.clamp(-(2**31), 2**31 - 1).to(torch.int32)  # a kernel cuts lengths to their tensor
+    elif x.dtype != torch.int32:
+        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32 or torch.int64"))
     _features.check_length_array(name, x, elements)
     return x.contiguous()
 

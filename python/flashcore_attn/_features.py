@@ -160,6 +160,12 @@ def check_integer(name: str, value: int) -> None:
         raise invalid(f"an element of {name}", value, "an integer of 32 bits")
 
 
+def check_truth(name: str, value: int) -> None:
+    """Rejects an element of a mask of integers that is no truth value."""
+    if value not in (0, 1):
+        raise invalid(f"an element of {name}", value, "0 or 1 in a mask of integers")
+
+
 def length_elements(name: str, batch: Any) -> Any:
     """The number of elements of an array of lengths."""
     # A symbolic number of PyTorch 2.11 cannot be added to a bool.

@@ -436,7 +436,10 @@ def _of_mask(backend: Any, mask: Any, q: Any, k: Any, lead: tuple[int, ...]) -> 
     whole = (*lead, q.shape[2], k.shape[2])
     table = backend.as_table("attn_mask", mask, like=q)
     if not _features.broadcasts(table.shape, whole):
-        raise invalid("the shape of attn_mask", tuple(mask.shape), f"one that broadcasts to {whole}")
+        cure = ""
+        if tuple(mask.shape) == (whole[0], whole[-1]):
+            cure = "; a padding mask (batch, S) is passed as attn_mask[:, None, None, :]"
+        raise invalid("the shape of attn_mask", tuple(mask.shape), f"one that broadcasts to {whole}{cure}")
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     parts = _features.Parts()
     if len(whole) != 4:

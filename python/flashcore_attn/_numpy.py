@@ -12,6 +12,8 @@ from ._errors import ArgumentError, DTypeError, UnsupportedError, dimensions, in
 from ._graphs import leave_graph
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._features import Features
     from ._flashcore import DescribedFeatures, Terms
     from ._quantize import Options
@@ -193,20 +195,28 @@ def as_table(name: str, x: Any, floating: bool = False, like: Any = None) -> np.
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a NumPy array")
     _check_unmasked(name, x)
     kind = x.dtype.name
+    if like is not None and kind in ("int64", "int32"):  # a tokenizer's
+        _check_range(name, x, _features.check_truth)
+        return x.astype(np.bool_)
     if like is not None and kind not in ("bool", "float32", "float64", like.dtype.name):
         of_q = "" if like.dtype.name in ("float32", "float64") else f", {like.dtype.name}"
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, f"bool{of_q}, float32 or float64"))
     if floating and not is_floating(x):
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "a floating-point type"))
-    if kind == "int64" and x.size:
-        for value in (x.min(), x.max()):
-            _features.check_integer(name, int(value))
+    if kind == "int64":
+        _check_range(name, x, _features.check_integer)
     if kind in _CONVERTED:
         return x.astype(_CONVERTED[kind])
     if kind not in _TABLE_CODES or not x.dtype.isnative:
         expected = "float32, float16, bfloat16, float64, bool, uint8, or a signed integer"
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, expected))
     return _whole(x)
+
+
+def _check_range(name: str, x: np.ndarray[Any, Any], check: Callable[[str, int], None]) -> None:
+    """Rejects elements that do not fit."""
+    for value in (x.min(), x.max()) if x.size else ():
+        check(name, int(value))
 
 
 def _whole(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -231,12 +241,15 @@ def as_scale(name: str, x: Any) -> np.ndarray[Any, Any]:
 
 
 def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
-    """An array of lengths: int32 and contiguous."""
+    """An array of lengths: int32 and contiguous. One of int64 is converted."""
     if not isinstance(x, np.ndarray):
         raise ArgumentError(f"{name} is a {type(x).__name__}; expected a NumPy array")
     _check_unmasked(name, x)
-    if x.dtype != np.int32:
-        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "int32"))
+    if x.dtype == np.int64:
+        _check_range(name, x, _features.check_integer)
+        x = x.astype(np.int32)
+    elif x.dtype != np.int32:
+        raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "int32 or int64"))
     _features.check_length_array(name, x, elements)
     return np.ascontiguousarray(_whole(x))
 

@@ -39,14 +39,23 @@ class Replacement:
         return pkgutil.resolve_name, (":".join(self._place),)
 
     def __repr__(self) -> str:
-        return f"<FlashCore in place of {'.'.join(self._place)}>"
+        return f"<FlashCore in place of {self.path}>"
+
+    @property
+    def path(self) -> str:
+        """The name of the function, with its module."""
+        return ".".join(self._place)
+
+    def in_place(self) -> bool:
+        """Whether callers that look the function up find this one."""
+        return self._found() is self
 
     def check(self) -> None:
         """Refuses to stand in front of another library's function: a call of it may mean something else."""
         found = self._found()
         if found is not self and not self._placed and not self._is_own(found):
             by = f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', repr(found))}"
-            words = f"{'.'.join(self._place)} is replaced by {by}, and compat takes the place of PyTorch's own only"
+            words = f"{self.path} is replaced by {by}, and compat takes the place of PyTorch's own only"
             raise UnsupportedError(f"{words}; enable compat before the other library", "replaced")
 
     def enable(self) -> None:

@@ -39,8 +39,6 @@ _tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
 _forward_ad = torch.autograd.forward_ad
 _profiler = torch.autograd.profiler
 _functorch = _cuda._functorch
-
-
 flash_is_enabled = getattr(torch._C, "_get_flash_sdp_enabled", torch.backends.cuda.flash_sdp_enabled)
 
 
@@ -587,6 +585,8 @@ def _check_features(q: Tensor, k: Tensor, v: Tensor, heads: int, features: Featu
         _cuda.check_table(name, x)
     for name, x in zip(_features.LENGTHS, features.lengths):
         if x is not None:
+            if x.dtype != torch.int32:  # the public functions convert other types
+                raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32"))
             _cuda.as_lengths(name, x, _features.length_elements(name, features.batch))
     if features.sink is not None:
         _features.sink("sink", _cuda, features.sink, q.shape[heads])

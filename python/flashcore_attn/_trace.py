@@ -353,8 +353,8 @@ def _call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 _ACCEPTED = (
-    "a program has Python's operators, where, abs, sign, floor, ceil, trunc, exp, exp2, log, log2, sqrt, rsqrt, "
-    "square, tanh, sigmoid, minimum, maximum and clamp"
+    "a program has Python's operators, where, abs, sign, floor, ceil, trunc, exp, exp2, log, log2, log1p, sqrt, rsqrt, "
+    "square, sin, cos, tanh, sigmoid, erf, minimum, maximum and clamp"
 )
 #: Names that PyTorch and NumPy have for arguments, and those of the functions here.
 _ARGUMENTS = {"input": "a", "self": "a", "other": "b", "exponent": "b", "a_min": "min", "a_max": "max"}

@@ -70,8 +70,8 @@ def flash_attn_varlen_func(
             ``cu_seqlens_q``, ``(batch, seqlen_q, heads, head_dim)``.
         k: ``(total_k, heads_k, head_dim)``; without ``cu_seqlens_k``, ``(batch, seqlen_k, heads_k, head_dim)``.
         v: ``(total_k, heads_k, head_dim_v)``; without ``cu_seqlens_k``, ``(batch, seqlen_k, heads_k, head_dim_v)``.
-        cu_seqlens_q: ``(batch + 1,)``, int32: the first row of each sequence of q, and the end of the last.
-        cu_seqlens_k: ``(batch + 1,)``, int32: the same for k and v.
+        cu_seqlens_q: ``(batch + 1,)``, int32 or int64: the first row of each sequence of q, and the end of the last.
+        cu_seqlens_k: ``(batch + 1,)``: the same for k and v.
         max_seqlen_q: the longest sequence of q, or more; None means ``total_q``. It bounds the work and does not
             change the result.
         max_seqlen_k: the longest sequence of k, or more; None means ``total_k``.
@@ -81,10 +81,10 @@ def flash_attn_varlen_func(
         return_attn_probs: return ``(out, lse, None)`` as FlashAttention-2 does; ``lse`` is ``(heads, total_q)``, or
             ``(batch, heads, seqlen_q)`` without ``cu_seqlens_q``.
         return_lse: return ``(out, lse)`` as FlashAttention-4 does.
-        seqused_q: ``(batch,)``, int32: the rows that are used of each sequence of q. The others are 0 in the result,
+        seqused_q: ``(batch,)``: the rows that are used of each sequence of q. The others are 0 in the result,
             their ``lse`` minus infinity.
-        seqused_k: ``(batch,)``, int32: the rows that are used of each sequence of k and v.
-        leftpad_k: ``(batch,)``, int32: the rows before the first key of each sequence. They count in ``seqused_k``.
+        seqused_k: ``(batch,)``: the rows that are used of each sequence of k and v.
+        leftpad_k: ``(batch,)``: the rows before the first key of each sequence. They count in ``seqused_k``.
         deterministic: accepted, as are ``num_splits``, ``pack_gqa`` and ``sm_margin``, which change no result.
         block_table: only None, as are ``page_table`` and ``qv``.
         descale_q, descale_k, descale_v: factors of 8-bit q, k and v as in :func:`flash_attn_func`, ``(batch, heads_k)``
@@ -101,7 +101,7 @@ def flash_attn_varlen_func(
     Raises:
         ArgumentError: lengths that do not ascend, exceed their tensor or have the wrong number; what
             :func:`flash_attn_func` raises.
-        DTypeError: lengths of another type than int32; what :func:`flash_attn_func` raises.
+        DTypeError: lengths of another type than int32 and int64; what :func:`flash_attn_func` raises.
     """
     torch = _functional._torch
     if torch is not None and not torch.is_dynamo_compiling() and torch.eager is not None:
@@ -206,7 +206,7 @@ def flash_attn_varlen_qkvpacked_func(
 
     Args:
         qkv: ``(total, 3, heads, head_dim)``: q, k and v in this order.
-        cu_seqlens: ``(batch + 1,)``, int32, of all three.
+        cu_seqlens: ``(batch + 1,)``, of all three.
         max_seqlen: the longest sequence, or more.
         dropout_p: this and the others are those of :func:`flash_attn_varlen_func`.
     """

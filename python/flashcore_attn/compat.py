@@ -18,10 +18,10 @@ excludes flash attention: the user's choice of a kernel stays in force. While a 
 PyTorch's function is in place, for all threads.
 
 Code is routed if it looks the function up when it calls it: as ``F.scaled_dot_product_attention`` or
-``torch.nn.functional.scaled_dot_product_attention`` in any module. Two cases are not routed: a name that was imported
-before (``from torch.nn.functional import scaled_dot_product_attention``), and the fused C++ path of
-``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` in inference, which
-``torch.backends.mha.set_fastpath_enabled(False)`` turns off.
+``torch.nn.functional.scaled_dot_product_attention`` in any module. The fused C++ path of ``nn.MultiheadAttention`` and
+``nn.TransformerEncoder`` in inference calls no Python function: :func:`enable` turns it off, and the last
+:func:`disable` on again. A name that was imported before (``from torch.nn.functional import
+scaled_dot_product_attention``) is not routed. Where nothing was counted, :func:`stats` says why.
 
 ``torch.compile`` traces the function that is in place at compile time, and compiles again when that changes. Whether a
 compiled call is routed is decided once, during tracing. Compiled calls are not counted. ``torch.export`` and
@@ -36,13 +36,14 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import _features
+from . import _features, _uncounted
 from ._errors import FlashCoreError, UnsupportedError
 from ._flex import flex_attention
 from ._functional import _leads_agree, load, scaled_dot_product_attention
@@ -58,11 +59,12 @@ _torch: Any = None  # `flashcore_attn._torch` from the first `enable` on
 _overrides: Any = None  # `flashcore_attn._overrides`, likewise
 _served = 0
 _fallbacks: Counter[str] = Counter()
+_turned_off = False  # whether `enable` has turned PyTorch's fast path off
 
 
 def enable() -> None:
     """Replaces ``torch.nn.functional.scaled_dot_product_attention`` by FlashCore, in the whole process,
-    whatever its other threads call. Calls nest.
+    whatever its other threads call, and turns PyTorch's fast path of ``nn.MultiheadAttention`` off. Calls nest.
 
     Raises:
         UnsupportedError: when PyTorch is not installed, or too old, or when another library has replaced the function.
@@ -80,16 +82,39 @@ def enable() -> None:
 
     loaded.script_as(_attention, "aten::scaled_dot_product_attention")
     _torch, _overrides = loaded, overrides
-    for function in (_attention, _flex):
+    for function in _functions:
         function.check()
-    for function in (_attention, _flex):
+    for function in _functions:
         function.enable()
+    _turn_fast_path_off()
 
 
 def disable() -> None:
     """Undoes one :func:`enable`. The last one restores PyTorch's functions. Without one it does nothing."""
-    for function in (_attention, _flex):
+    for function in _functions:
         function.disable()
+    if not _attention.active:
+        _turn_fast_path_on()
+
+
+def _turn_fast_path_off() -> None:
+    """Turns the fused path off that calls no Python function."""
+    global _turned_off
+    import torch
+
+    with _lock:
+        if torch.backends.mha.get_fastpath_enabled():
+            torch.backends.mha.set_fastpath_enabled(False)
+            _turned_off = True
+
+
+def _turn_fast_path_on() -> None:
+    """Restores the fused path, if `enable` has turned it off."""
+    global _turned_off
+    with _lock:
+        if _turned_off:
+            sys.modules["torch"].backends.mha.set_fastpath_enabled(True)
+            _turned_off = False
 
 
 @contextmanager
@@ -107,11 +132,16 @@ def stats() -> dict[str, Any]:
 
     Returns:
         ``{"calls": int, "flashcore": int, "fallback": int, "reasons": {reason: int}}`` since the process began or
-        since :func:`reset_stats`. Calls that ``torch.compile`` traces are not counted.
+        since :func:`reset_stats`. Calls that ``torch.compile`` traces are not counted. With 0 calls, ``"why"`` lists
+        what this process shows of the reasons, a sentence each.
     """
     with _lock:
         fallback = sum(_fallbacks.values())
-        return {"calls": _served + fallback, "flashcore": _served, "fallback": fallback, "reasons": dict(_fallbacks)}
+        counts: dict[str, Any] = {"calls": _served + fallback, "flashcore": _served, "fallback": fallback}
+        counts["reasons"] = dict(_fallbacks)
+    if not counts["calls"]:
+        counts["why"] = _uncounted.reasons(_functions)
+    return counts
 
 
 def reset_stats() -> None:
@@ -315,3 +345,4 @@ def _is_own_flex(function: Any) -> bool:
 
 _attention = _Attention("torch.nn.functional", "scaled_dot_product_attention", _is_own)
 _flex = _Flex("torch.nn.attention.flex_attention", "flex_attention", _is_own_flex)
+_functions = (_attention, _flex)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 
 import pytest
 
@@ -35,6 +37,52 @@ def test_compat_reaches_a_model(device, slow_path):
     torch.testing.assert_close(out, expected, atol=1e-2 if device == "cuda" else 1e-4, rtol=1e-2)
     assert flashcore_attn.compat.stats() == {"calls": 3, "flashcore": 3, "fallback": 0, "reasons": {}}
     assert F.scaled_dot_product_attention is TORCH_SDPA
+
+
+def test_compat_turns_the_fast_path_off_and_on_again():
+    model, x = TwoLayers().eval(), draw(2, 50, 256)
+    attention = torch.nn.MultiheadAttention(256, 4, batch_first=True).eval()
+    switch = torch.backends.mha.get_fastpath_enabled
+    flashcore_attn.compat.reset_stats()
+    with torch.no_grad():
+        expected = model(x), attention(x, x, x, need_weights=False)[0]
+        with flashcore_attn.compat.enabled():
+            with flashcore_attn.compat.enabled():
+                assert not switch()
+            assert not switch()
+            out = model(x), attention(x, x, x, need_weights=False)[0]
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-2)
+    assert flashcore_attn.compat.stats() == {"calls": 4, "flashcore": 4, "fallback": 0, "reasons": {}}
+    assert switch()
+
+
+def test_compat_leaves_a_fast_path_off_that_the_user_has_turned_off(slow_path):
+    with flashcore_attn.compat.enabled():
+        pass
+    assert not torch.backends.mha.get_fastpath_enabled()
+
+
+def test_stats_without_calls_say_why(monkeypatch):
+    def why():
+        return "\n".join(flashcore_attn.compat.stats()["why"])
+
+    flashcore_attn.compat.reset_stats()
+    assert "compat is not enabled" in why()
+    attention = torch.nn.MultiheadAttention(8, 2).eval()
+    early = types.ModuleType("early")
+    early.attend = F.scaled_dot_product_attention
+    monkeypatch.setitem(sys.modules, "early", early)
+    with flashcore_attn.compat.enabled():
+        assert "early.attend was imported before compat.enable()" in why()
+        attention(*(torch.ones(3, 1, 8),) * 3)
+        assert "need_weights=True" in why()
+        monkeypatch.delitem(sys.modules, "early")
+        assert "fast path" not in why() and "early" not in why()
+        torch.backends.mha.set_fastpath_enabled(True)
+        assert "is on again" in why()
+        monkeypatch.setattr(F, "scaled_dot_product_attention", early.attend)
+        assert "replaced by another library" in why()
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import TOLERANCE, Tensors, every_kind
+from conftest import TOLERANCE, Tensors, every_kind, reference
 
 import flashcore_attn
 from flashcore_attn import _trace_cache
@@ -232,7 +232,12 @@ def test_lengths_that_are_refused(tensors):
             ValueError,
             r"invalid value '11' for cu_seqlens_k\[2\]: expected 0 to 10, the rows",
         ),
-        ({"cu_seqlens_q": rows.astype(np.int64)}, TypeError, "invalid value 'int64' for the dtype of cu_seqlens_q"),
+        ({"cu_seqlens_q": rows.astype(np.int16)}, TypeError, "invalid value '.*int16' for the dtype of cu_seqlens_q"),
+        (
+            {"cu_seqlens_q": rows.astype(np.int64) + 2**40},
+            ValueError,
+            "for an element of cu_seqlens_q: expected an integer of 32 bits",
+        ),
         (
             {"cu_seqlens_q": rows[:2]},
             ValueError,
@@ -400,7 +405,7 @@ def test_what_no_program_can_state_is_refused_with_its_line():
     ):
         flashcore_attn.flex_attention(x, x, x, branch)
     for function, words in [
-        (lambda s, b, h, q, k: np.sin(s), "the function sin cannot be part of a program"),
+        (lambda s, b, h, q, k: np.arcsin(s), "the function arcsin cannot be part of a program"),
         (lambda s, b, h, q, k: s + max(q, k), "a branch on a score"),
         (lambda s, b, h, q, k: s + x, r"an array of shape \(1, 1, 4, 8\) as a number"),
         (lambda s, b, h, q, k: s + math.floor(q / 2), "a Python number of a score|the attribute|cannot be part"),
@@ -522,3 +527,60 @@ def test_flags_of_other_values_are_named():
         flashcore_attn.flash_attn_varlen_func(rows, rows, rows, starts, starts, return_lse="False")
     for value in (0, 1, np.True_):
         calls["return_lse"](value), calls["enable_gqa"](value)
+
+
+@every_kind
+def test_lengths_of_int64_are_those_of_int32(tensors):
+    (q, k, v), rows, keys = packed(tensors, [(3, 4), (5, 6)], 2, 2, 16, "float32")
+    made = [
+        tensors.bits(flashcore_attn.flash_attn_varlen_func(q, k, v, *(tensors.of(x, dtype) for x in (rows, keys))))
+        for dtype in ("int32", "int64")
+    ]
+    assert made[0] == made[1]
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_a_mask_of_a_tokenizer(tensors, dtype):
+    q, k, v = (tensors.draw((2, 3, 7, 16), "float32", seed) for seed in range(3))
+    kept = np.array([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0]])
+    call = flashcore_attn.scaled_dot_product_attention
+    made = [tensors.bits(call(q, k, v, attn_mask=tensors.of(kept[:, None, None], kind))) for kind in ("bool", dtype)]
+    assert made[0] == made[1]
+    with pytest.raises(ValueError, match=r"; a padding mask .* is passed as attn_mask\[:, None, None, :\]"):
+        call(q, k, v, attn_mask=tensors.of(kept, dtype))
+    with pytest.raises(ValueError, match="invalid value '2' for an element of attn_mask: expected 0 or 1"):
+        call(q, k, v, attn_mask=tensors.of(kept[:, None, None] * 2, dtype))
+
+
+@every_kind
+def test_padded_batches_are_packed_and_padded_again(tensors):
+    kept = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
+    unused = np.array([[0, 1, 0, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 1]])
+    q = tensors.draw((3, 5, 2, 16), "float32", 0)
+    mask = tensors.of(kept, "int64")
+    rows, indices, starts, longest, used = flashcore_attn.unpad_input(q, mask)
+    assert tensors.array(starts).tolist() == [0, 3, 6, 6] and tensors.array(used).tolist() == [3, 3, 0]
+    assert longest == 3 and tensors.array(indices).tolist() == [2, 3, 4, 5, 6, 7]
+    out = flashcore_attn.flash_attn_varlen_func(rows, rows, rows, starts, starts, longest, longest)
+    padded = tensors.array(flashcore_attn.pad_input(out, indices, 3, 5))
+    heads = np.moveaxis(tensors.array(q), 1, 2)
+    for entry, seen in enumerate(kept.astype(bool)):
+        one = heads[entry : entry + 1, :, seen]
+        if seen.any():
+            expected, _ = reference(one, one, one)
+            np.testing.assert_allclose(np.moveaxis(padded[entry][seen], 0, 1), expected[0], atol=3e-6)
+        assert not padded[entry][~seen].any()
+    rows, _, starts, longest, used = flashcore_attn.unpad_input(q, mask != 0, tensors.of(unused, "int64"))
+    assert tensors.array(starts).tolist() == [0, 4, 7, 8] and longest == 4 and rows.shape[0] == 8
+    assert tensors.array(used).tolist() == [3, 3, 0]
+    empty = flashcore_attn.unpad_input(q[:0], mask[:0])
+    assert empty[3] == 0 and tensors.array(empty[2]).tolist() == [0] and empty[0].shape[0] == 0
+    for call, words in (
+        (lambda: flashcore_attn.unpad_input(q, mask * 2), "invalid value '2' for an element of attention_mask"),
+        (lambda: flashcore_attn.unpad_input(q, mask[:2]), "the shape of attention_mask"),
+        (lambda: flashcore_attn.unpad_input(q, [1]), "attention_mask is a list, hidden_states"),
+        (lambda: flashcore_attn.pad_input(rows, indices, 3, 5), "the shape of indices"),
+    ):
+        with pytest.raises(flashcore_attn.ArgumentError, match=words):
+            call()

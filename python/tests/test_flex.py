@@ -70,6 +70,9 @@ def functions(device):
         "logical": lambda score, b, h, q, k: torch.where(
             torch.logical_or(torch.logical_not(q > k), torch.logical_and(h == 1, kept[b, k])), score, score / 2
         ),
+        "waves": lambda score, b, h, q, k: torch.cos(score * 40) + torch.sin(q * 0.7 - k) + score.cos() * score.sin(),
+        "logarithm near 1": lambda score, b, h, q, k: torch.log1p(score * 1e-3) * 1e3 + score.square().log1p(),
+        "error function": lambda score, b, h, q, k: score * 0.5 * (1 + torch.erf(score * 0.7071)) + torch.erf(q - k),
         "small integers": lambda score, b, h, q, k: score + shorts[h],
     }  # fmt: skip
 
@@ -213,7 +216,7 @@ def test_compat_serves_masks_and_functions(device):
     assert flashcore_attn.compat.stats() == {"calls": 4, "flashcore": 4, "fallback": 0, "reasons": {}}
     assert flex.flex_attention is TORCH_FLEX
     with flashcore_attn.compat.enabled():
-        theirs = flex.flex_attention(q, k, v, lambda s, b, h, q, k: s + torch.sin(s))
+        theirs = flex.flex_attention(q, k, v, lambda s, b, h, q, k: s + torch.asin(s))
     assert flashcore_attn.compat.stats()["reasons"] == {"program": 1} and theirs.shape == q.shape
     flashcore_attn.compat.reset_stats()
 

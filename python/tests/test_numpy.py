@@ -202,7 +202,7 @@ def test_sdpa_refusals():
     for mask, error, words in [
         (np.ones((8, 8), bool), ValueError, r"^invalid value '\(8, 8\)' for the shape of attn_mask: expected one that"),
         (np.ones((2, 2, 2, 2, 2), bool), ValueError, "for the shape of attn_mask"),
-        (np.ones((2, 2), int), TypeError, "for the dtype of attn_mask: expected bool, float32 or float64$"),
+        (np.ones((2, 2), np.int16), TypeError, "for the dtype of attn_mask: expected bool, float32 or float64$"),
         ("x", ValueError, "attn_mask is a str, query a ndarray; they must be of one kind"),
     ]:
         with pytest.raises(error, match=words):

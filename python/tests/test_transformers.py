@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import flashcore_attn  # noqa: E402
 import flashcore_attn.integrations.transformers as integration  # noqa: E402
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -176,8 +177,6 @@ def test_lengths_beside_a_mask_are_not_applied_twice(monkeypatch):
 
 
 def test_what_packed_and_paged_calls_cannot_say_is_refused():
-    import flashcore_attn
-
     q = torch.randn(1, 2, 6, 16)
     starts, module = torch.tensor([0, 2, 6], dtype=torch.int32), torch.nn.Identity()
     lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
@@ -220,6 +219,33 @@ def test_models_are_trained():
         losses.append(torch.tensor(found))
     assert losses[0][-1] < losses[0][0] - 0.01
     torch.testing.assert_close(losses[1], losses[0], atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_not_computed_is_left_to_sdpa():
+    model = built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER, attention_dropout=0.5)
+    model.set_attn_implementation(integration.NAME)
+    with pytest.warns(UserWarning, match="dropout is 0.5"):
+        model.train()(input_ids=tokens()).logits.sum().backward()
+    with torch.no_grad(), pytest.warns(UserWarning, match="dtype torch.float64"):
+        model.double().eval()(input_ids=tokens())
+
+
+def test_what_sdpa_computes_otherwise_is_refused():
+    settings = {**DECODER, "head_dim": 16, "attn_logit_softcapping": 5.0, "layer_types": LAYERS}
+    model = built(transformers.Gemma2ForCausalLM, transformers.Gemma2Config, **settings)
+    model.set_attn_implementation(integration.NAME)
+    with pytest.raises(flashcore_attn.UnsupportedError, match="eager"), torch.no_grad():
+        model.double()(input_ids=tokens())
+
+
+def test_compat_names_models_that_compute_eagerly():
+    settings = {**DECODER, "head_dim": 16, "layer_types": LAYERS}
+    model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**settings)).eval()
+    flashcore_attn.compat.reset_stats()
+    with torch.no_grad(), flashcore_attn.compat.enabled():
+        model(input_ids=tokens())
+        why = flashcore_attn.compat.stats()["why"]
+    assert any("Gemma2ForCausalLM computes attention as 'eager'" in reason for reason in why), why
 
 
 def test_sinks_have_gradients():

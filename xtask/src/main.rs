@@ -2,6 +2,7 @@
 //! everything else.
 
 mod book;
+mod bridges;
 mod browser;
 mod capi;
 mod circles;
@@ -95,6 +96,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Lint and test the crates in bridges/, each with its own lock file, in target/bridges (part of `test`)
+    Bridges,
     /// Show the report and the live pages in a headless browser and compare them with the ledger (part of
     /// `test`)
     Browser,
@@ -144,6 +147,7 @@ fn main() -> ExitCode {
         Task::Binary => release::binary(&root()),
         Task::Capi { prefix } => capi::install(&root(), &prefix),
         Task::Python => wheel::test(&root()),
+        Task::Bridges => test::bridges(&root()),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),
         Task::Corpus(args) => corpus::check(&root(), &args),

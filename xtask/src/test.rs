@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::tools::Tools;
 use crate::{
-    XtaskError, book, browser, circles, dependencies, evidence, evolution, floors, names, run, tables,
-    target, tools, wheel,
+    XtaskError, book, bridges, browser, circles, dependencies, evidence, evolution, floors, names, run,
+    tables, target, tools, wheel,
 };
 
 /// Runs every check, stopping at the first that fails. The last lines say how long each took. The tests in
@@ -46,6 +46,7 @@ pub fn all(root: &Path, is_whole: bool) -> Result<(), XtaskError> {
     times.step("examples of the documentation", || {
         run(cargo().args(["test", "--workspace", "--features", wheel::ALL, "--quiet", "--doc"]))
     })?;
+    times.step("bridges", || bridges::test(root, cargo))?;
     times.step("browser", || browser::test(root, cargo))?;
     times.step("evolution, waited for", || evolution.finish())?;
     times.step("tests in Python, waited for", || python.finish())?;
@@ -175,6 +176,15 @@ fn clippy(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
 /// When the build fails or a document has faults.
 pub fn book(root: &Path) -> Result<(), XtaskError> {
     book::check(root, &tools::fetch(root)?)
+}
+
+/// Tests the bridges only.
+///
+/// # Errors
+/// When a command fails.
+pub fn bridges(root: &Path) -> Result<(), XtaskError> {
+    let tools = tools::fetch(root)?;
+    bridges::test(root, || cargo(root, &tools))
 }
 
 /// Tests the pages in a browser only.

@@ -511,7 +511,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
             longest: [Some(seq_q), Some(seq_kv)],
             ..CallOptions::default()
         };
-        let problem = raw::problem_of(&views, |view| *view, &options)?;
+        let problem = raw::problem_of(&views, |view| view, &options)?;
         let problem = Problem { programs, scales: self.features.scales.0, ..problem };
         problem.check()?;
         inputs.insert(Operand::Q, Q::elements(self.q.data));

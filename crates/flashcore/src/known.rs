@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 
+use foldhash::fast::RandomState;
 use kernels::Plan;
 use problem::{Problem, Programs, Score};
 
@@ -82,11 +83,11 @@ impl Hash for Key {
 
 /// The values that were prepared for the problems of earlier calls.
 #[derive(Debug)]
-pub(crate) struct Known<T>(HashMap<Key, T>);
+pub(crate) struct Known<T>(HashMap<Key, T, RandomState>);
 
 impl<T> Default for Known<T> {
     fn default() -> Known<T> {
-        Known(HashMap::new())
+        Known(HashMap::default())
     }
 }
 

@@ -45,6 +45,7 @@
 mod attention;
 mod backward;
 mod bands;
+pub mod cache;
 mod error;
 mod features;
 pub mod gpu;

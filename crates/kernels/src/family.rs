@@ -249,7 +249,7 @@ fn former_ladder(rung: &str) -> serde_json::Error {
 impl Family {
     /// The families that searches and tables have, which compute keys at strides. Of each pass, those with
     /// the lowest requirements on the GPU come first. [`Family::Decode`] is not among them, because none of
-    /// its plans has been measured; it is the default for keys in pages.
+    /// its plans has been measured; it is the default for few rows with keys in pages.
     pub const ALL: [Family; 5] =
         [Family::Mma, Family::Wgmma, Family::SmallStreamed, Family::SmallAtOnce, Family::BackwardSplit];
 
@@ -277,8 +277,9 @@ impl Family {
 
 impl Plan {
     /// A good plan for the problem on the architecture, without measurements. Keys in pages have the family
-    /// `decode`. On sm_90 the first of `small_at_once`, `small_streamed`, `wgmma` and `mma` is taken that
-    /// supports the problem and suits its grid. With few rows and many keys, `mma` comes first with
+    /// `decode` if one of its tiles holds the rows of a KV head, and else `mma`. On sm_90 the first of
+    /// `small_at_once`, `small_streamed`, `wgmma` and `mma` is taken that supports the problem and suits its
+    /// grid. With few rows and many keys, `mma` comes first with
     /// [`splits`](crate::forward::mma::MmaPlan::splits): only this family divides the keys among more CTAs
     /// than a cluster has. With 8-bit inputs, the other families come first on any grid, because on sm_90
     /// `mma.sync` multiplies 8-bit types no faster than 16-bit types.
@@ -286,8 +287,10 @@ impl Plan {
     /// # Errors
     /// When the problem is invalid, or no family supports it.
     pub fn default_for(problem: &Problem, arch: &Arch) -> Result<Plan, KernelError> {
-        if Family::Decode.suits(problem, arch) {
-            return Family::Decode.default_for(problem, arch);
+        if Family::Decode.suits(problem, arch)
+            && let Ok(plan) = Family::Decode.default_for(problem, arch)
+        {
+            return Ok(plan);
         }
         let pass = problem.pass.kind();
         let mut families = Family::of_pass(pass);

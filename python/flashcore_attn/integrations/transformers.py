@@ -5,8 +5,9 @@
 
 Importing the module registers ``"flashcore"`` with ``AttentionInterface`` and ``AttentionMaskInterface``. Grouped
 heads are read in place. Soft caps, attention sinks (GPT-OSS), position biases (T5), causal masks, windows, chunks and
-padding are computed by the kernel. Models are trained, too. There is no way back to another implementation: what
-FlashCore does not compute (dropout) raises an error that names it.
+padding are computed by the kernel, forward and backward. A call that FlashCore does not compute (dropout, a type) is
+left to the implementation "sdpa", with one warning per reason. Where "sdpa" would compute something else (soft caps,
+sinks, lengths alone), the call raises an error that names the reason.
 
 ``transformers`` takes every name with "flash" in it for a variant of the package ``flash-attn``, which it imports or
 replaces, and which has no chunked attention (Llama 4). :func:`register` exempts this name from both. Models that hand
@@ -17,13 +18,15 @@ cumulative lengths to such variants (the vision towers of Qwen) pass them to thi
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, masking_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .. import _features, _memory
+from .. import _features, _memory, _torch
 from .._errors import UnsupportedError, invalid
 from .._functional import backend_of
 
@@ -90,7 +93,7 @@ def attention(
         value: ``(batch, heads_k, S, head_dim_v)``.
         attention_mask: of bool or added to the scores; it broadcasts to ``(batch, heads, L, S)``. None means causal
             attention, aligned to the top left, if the module is causal and L > 1.
-        dropout: only 0.
+        dropout: 0; others are left to "sdpa".
         scaling: factor on the scores.
         is_causal: instead of the module's attribute.
         softcap: bound of the scores' magnitude.
@@ -105,8 +108,16 @@ def attention(
     Returns:
         ``(batch, L, heads, head_dim_v)``, and None for the weights.
     """
-    if dropout:
-        raise UnsupportedError(f"invalid value '{dropout}' for dropout: expected 0.0, no other is supported yet")
+    reason = _lacks((query, key, value, attention_mask, position_bias, s_aux), dropout)
+    if reason is not None:
+        lengths_alone = cu_seq_lens_q is not None and attention_mask is None
+        if softcap or s_aux is not None or lengths_alone or not others.keys().isdisjoint(("cache", "block_table")):
+            words = 'and "sdpa" does not compute such a call; use attn_implementation="eager"'
+            raise UnsupportedError(f"{reason}, {words}")
+        warnings.warn(f'{reason}: attn_implementation="flashcore" leaves such calls to "sdpa"', stacklevel=2)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, position_bias, **others
+        )
     if others.get("output_attentions"):
         raise UnsupportedError(
             "output_attentions is not supported: FlashCore does not store the weights; use eager attention"
@@ -150,6 +161,18 @@ def attention(
     terms = (True, -1, 0 if causal else -1, scaling, float(softcap or 0.0))
     out, _ = backend.attend(q, k, v, 1, terms, False, features)
     return out.transpose(1, 2), None
+
+
+def _lacks(tensors: tuple[torch.Tensor | None, ...], dropout: float) -> str | None:
+    """Why FlashCore does not compute a call that PyTorch may compute."""
+    if dropout:
+        return f"dropout is {dropout}, and FlashCore computes without dropout only"
+    query, key, value, mask = tensors[:4]
+    assert query is not None and key is not None and value is not None
+    lacks = _torch.lacks(query, key, value, mask)
+    if lacks == "requires_grad":
+        return "an input requires grad, and the GPU's kernels do not compute its gradient"
+    return None if lacks is None else f"FlashCore does not compute {lacks}"
 
 
 register()

@@ -5,7 +5,7 @@
 //! adds to O. [`Order`] says how the steps of successive blocks interleave.
 
 use ptx::{Builder, CmpOp, Global, Pointer, R32, Shared, Src};
-use tile::{AccTile, MatrixReader, OperandB, TileCopy, TileLayout};
+use tile::{AccTile, MatrixReader, OperandB, PagedRows, TileCopy, TileLayout};
 
 use super::Order;
 use crate::{BlockList, Bound, Coverage, Hides, Lower};
@@ -21,8 +21,10 @@ pub struct Stream {
     /// ([`OperandB::tail`]).
     pub tail: Option<MatrixReader>,
     /// The thread's pointer into the next block to load; moves down from block to block. With a list of
-    /// blocks, the pointer into block 0.
+    /// blocks, the pointer into block 0. With pages, the start of the head.
     pub from: Global,
+    /// The pages of the rows; `None` if rows have one distance from each other.
+    pub pages: Option<PagedRows>,
     /// Bytes from one block to the next.
     pub block_bytes: i64,
     /// The tile of stage 0.
@@ -346,8 +348,8 @@ impl KvPipeline {
         k.if_(some, request);
     }
 
-    /// Requests the stream's next tile and moves the pointer down. With a list, requests the tile at the
-    /// position `ahead` of `position`.
+    /// Requests the stream's next tile and moves the pointer down. With a list or pages, requests the tile at
+    /// the position `ahead` of `position`.
     fn request(
         &self,
         k: &mut Builder,
@@ -357,13 +359,20 @@ impl KvPipeline {
         position: R32,
         ahead: u32,
     ) {
-        let Some(list) = &self.list else {
+        if self.list.is_none() && stream.pages.is_none() {
             stream.copy.load(k, to, stream.from, limit);
             k.advance_to(stream.from, stream.block_bytes.wrapping_neg());
             return;
-        };
+        }
         let position = if ahead == 0 { position } else { k.sub(position, ahead) };
-        let block = list.block(k, position);
+        let block = self.list.map_or(position, |list| list.block(k, position));
+        if let Some(pages) = stream.pages {
+            let first = k.mul(block, self.block_n);
+            return stream.copy.load_rows(k, to, limit, |k, row| {
+                let row = k.add(first, row);
+                pages.row(k, stream.from, row)
+            });
+        }
         let block = k.zext(block);
         let from = Global { base: k.mad(block, stream.block_bytes, stream.from.base), ..stream.from };
         stream.copy.load(k, to, from, limit);
@@ -377,7 +386,8 @@ impl KvPipeline {
         let turn = k.setp_s_and(CmpOp::Lt, ahead, self.stages, exists);
         k.if_(turn, |k| {
             k.sub_to(self.next, self.next, 1);
-            let position = if self.list.is_some() { k.add(self.next, 1) } else { self.next };
+            let follows = self.list.is_none() && self.key.pages.is_none();
+            let position = if follows { self.next } else { k.add(self.next, 1) };
             let free = self.stage_before(k);
             for stream in [&self.key, &self.value] {
                 let to = k.shared_advance(stream.tile, free);

@@ -1,54 +1,177 @@
-//! Tests of the gate on the `decode` family: pages of any size, lengths around them, and page tables with
-//! entries that are no pages.
+//! Tests of the gate on the `decode` family: lines of tiles cut at any place, sequences of any lengths, and
+//! faults in the merge of the last arriver.
 
 use crate::common::passes;
-use flashcore_check::gate::{Settings, bind, check_kernel};
+use emu::{Emulator, Options, Schedule};
+use flashcore_check::gate::mutate::{Fault, mutant, sites};
+use flashcore_check::gate::{Feed, Settings, Verdict, bind, check_kernel, trial};
+use flashcore_check::launchfile::Bound;
+use judge::inputs::Style;
 use kernels::forward::decode::DecodePlan;
-use kernels::{Arch, Family, Plan};
-use problem::{Band, DType, Layout, PassKind, Problem};
+use kernels::{Arch, Plan};
+use problem::{Band, DType, Layout, Problem, SideLengths};
+use ptx::{Item, Kernel, MemSem, Op, Statement};
 
 /// A GPU with so few SMs that a CTA computes several tiles, and tiles are divided at odd places.
 const SMALL: Arch = Arch { multiprocessors: 5, ..Arch::SM_90 };
 
-/// Three sequences of at most `keys` keys, in pages of `page` rows, or at strides if `page` is 0.
-fn problem(page: usize, group: usize, (rows, keys): (usize, usize), dim: usize, dtype: DType) -> Problem {
-    let problem = Problem { heads_kv: 2, ..Problem::new(3, 2 * group, rows, dim, dtype) };
+/// `batch` sequences of at most `keys` keys, in pages of `page` rows, or at strides if `page` is 0.
+fn problem(
+    batch: usize,
+    group: usize,
+    (rows, keys): (usize, usize),
+    page: usize,
+    (dim, dtype): (usize, DType),
+) -> Problem {
+    let problem = Problem { heads_kv: 2, ..Problem::new(batch, 2 * group, rows, dim, dtype) };
     let problem = problem.with_seq_kv(keys, Layout::Bshd).with_lse(true);
-    if page == 0 { problem } else { problem.with_pages(page, 3 * keys.div_ceil(page) + 2) }
+    match page {
+        0 => problem,
+        _ => problem.with_pages(page, batch * keys.div_ceil(page) + 2),
+    }
 }
 
-/// Every size of pages, with lengths around it, groups and bands. The runs of a check have other lengths,
-/// page tables and schedules, as a graph that is replayed, and one has entries that are no pages.
+fn plan(problem: &Problem) -> DecodePlan {
+    DecodePlan { warps: 2, stages: 3, least_blocks: 1, ..DecodePlan::default_for(problem, &SMALL) }
+}
+
+fn bound(problem: &Problem, plan: &DecodePlan) -> Bound {
+    bind(&Plan::Decode(plan.clone()), problem, &SMALL).unwrap()
+}
+
+fn check(problem: &Problem, plan: &DecodePlan, settings: &Settings) {
+    passes(&check_kernel(&bound(problem, plan), settings).unwrap(), &(problem, plan));
+}
+
+/// Every size of pages, with lengths around it, groups and bands. The four runs of a check have other
+/// lengths, page tables and schedules, as a graph that is replayed.
 #[test]
 fn pages_of_any_size_and_lengths_around_them() {
-    for (i, page) in [0, 1, 3, 16, 64].into_iter().enumerate() {
-        for (j, keys) in [1, 15, 16, 17, 131, 400].into_iter().enumerate() {
+    for (i, page) in [0, 1, 3, 16, 64, 256].into_iter().enumerate() {
+        let around = page.max(16);
+        for (j, keys) in [1, around - 1, around, around + 1, 131].into_iter().enumerate() {
             let (group, dtype) = ([1, 4, 5, 8][(i + j) % 4], [DType::F16, DType::Bf16][(i + j) % 2]);
-            let mut problem = problem(page, group, ([1, 2, 5][j % 3], keys), [64, 128][(i + j) % 2], dtype);
+            let mut problem = problem(3, group, ([1, 2, 1][j % 3], keys), page, ([64, 128][i % 2], dtype));
             problem.band = [Band::CAUSAL, Band::FULL, Band::window(30, 0)][j % 3];
             problem.lengths.kv.used = j % 2 == 0;
+            problem.lengths.left_padded = (i + j) % 5 == 4;
             problem.score.sink = j % 3 == 1;
-            let plan = Plan::Decode(DecodePlan {
-                warps: [1, 2, 4][j % 3],
-                least_blocks: [1, 2][i % 2],
-                stages: [3, 2, 4][i % 3],
-                ..DecodePlan::default_for(&problem, &SMALL)
-            });
-            let bound = bind(&plan, &problem, &SMALL).unwrap();
-            passes(&check_kernel(&bound, &Settings::quick()).unwrap(), &(&problem, &plan));
+            problem.score.softcap = (i % 3 == 2).then_some(4.0);
+            let warps = [1, 2, 4][(i + j) % 3];
+            check(&problem, &DecodePlan { warps, ..plan(&problem) }, &Settings::quick());
         }
     }
 }
 
-/// The default for keys in pages, on every GPU; the other families refuse them by name.
+/// More sequences than a warp has lanes, some without keys.
 #[test]
-fn defaults_read_pages() {
-    let problem = problem(16, 4, (1, 300), 128, DType::Bf16);
-    for arch in Arch::ALL {
-        assert_eq!(Plan::default_for(&problem, &arch).unwrap().family(), "decode");
+fn many_sequences_are_found() {
+    let mut problem = problem(70, 1, (1, 40), 16, (64, DType::Bf16));
+    problem.lengths.kv.used = true;
+    for least_blocks in [1, 7] {
+        check(&problem, &DecodePlan { least_blocks, ..plan(&problem) }, &Settings::quick());
     }
-    for family in Family::of_pass(PassKind::Forward) {
-        let refused = family.default_for(&problem, &Arch::SM_90).unwrap_err().to_string();
-        assert_eq!(refused, format!("family {} does not support keys and values in pages", family.name()));
+}
+
+/// Packed queries: sequences without rows, single rows, and chunks of several tiles in one launch.
+#[test]
+fn chunks_and_single_rows_share_a_launch() {
+    let mut problem = problem(6, 4, (21, 90), 16, (64, DType::F16)).with_band(Band::CAUSAL);
+    problem.lengths.q = SideLengths { packed: Some(60), used: false };
+    problem.lengths.kv.used = true;
+    (problem.q, problem.out) = (Layout::Bshd.strides(8, 1, 64), Layout::Bshd.strides(8, 1, 64));
+    check(&problem, &plan(&problem), &Settings::quick());
+    check(&problem, &DecodePlan { warp_keys: 32, stages: 2, ..plan(&problem) }, &Settings::quick());
+}
+
+/// All styles of inputs under all schedules, with entries that are no pages and with a negative scale.
+#[test]
+fn every_style_passes_under_every_schedule() {
+    let mut problem = problem(3, 4, (1, 100), 3, (64, DType::Bf16));
+    problem.lengths.kv.used = true;
+    problem.score.scale = Some(-0.2);
+    check(&problem, &plan(&problem), &Settings::thorough());
+}
+
+/// Parts are merged in the order of the keys, whichever CTA is last.
+#[test]
+fn results_are_bitwise_equal_under_every_schedule() {
+    let problem = problem(2, 4, (1, 300), 16, (128, DType::F16));
+    let bound = bound(&problem, &plan(&problem));
+    let feed = Feed::draw(&bound, Style::Normal, 5).unwrap();
+    let outputs = [Schedule::Late, Schedule::Early, Schedule::Random].map(|schedule| {
+        let mut machine = Emulator::new(Options { schedule, seed: 3, ..Options::default() });
+        trial(&mut machine, &bound, &feed, None).unwrap().outputs(&bound)
+    });
+    assert!(outputs.iter().all(|output| *output == outputs[0]));
+}
+
+/// Two tiles that five CTAs divide, one of which has the end of one tile and the begin of the other.
+fn divided() -> Bound {
+    let problem = problem(2, 4, (1, 150), 16, (64, DType::F16));
+    let problem = Problem { heads_q: 4, heads_kv: 1, ..problem }.with_layout(Layout::Bshd);
+    let problem = problem.with_pages(16, 22);
+    bound(&problem, &plan(&problem))
+}
+
+fn verdict(kernel: Kernel) -> (Verdict, usize) {
+    let random = (11..17).map(|seed| (Style::Normal, seed, Schedule::Random));
+    let runs = [(Style::Normal, 1, Schedule::Late), (Style::Normal, 2, Schedule::Early)];
+    let settings = Settings { runs: runs.into_iter().chain(random).collect(), ..Settings::quick() };
+    let check = check_kernel(&Bound { kernel, ..divided() }, &settings).unwrap();
+    (check.verdict, check.hazards.len())
+}
+
+/// Every barrier and wait is needed.
+#[test]
+fn missing_barriers_are_refused() {
+    let right = divided();
+    for fault in [Fault::DropBarrier, Fault::DropWarpBarrier, Fault::DropAsyncWait] {
+        let count = sites(&right.kernel, fault);
+        assert!(count > 0, "{fault:?}");
+        for site in 0..count {
+            let found = verdict(mutant(&right.kernel, fault, site).unwrap());
+            assert_eq!(found.0, Verdict::Failed, "{fault:?} {site}: {found:?}");
+        }
+    }
+}
+
+/// The count of the arrivals orders the parts: it releases those of its warp and acquires those of the
+/// others.
+#[test]
+fn a_count_without_order_is_a_hazard() {
+    for weaker in [MemSem::Relaxed, MemSem::Acquire, MemSem::Release] {
+        let mut kernel = divided().kernel;
+        let mut module = kernel.module.clone().into_module();
+        let mut changed = 0;
+        for item in &mut module.items {
+            let Item::Function(function) = item else { continue };
+            for statement in function.body.iter_mut().flat_map(|body| &mut body.statements) {
+                if let Statement::Inst(inst) = statement
+                    && let Op::Atom(atomic) = &mut inst.op
+                {
+                    atomic.sem = weaker;
+                    changed += 1;
+                }
+            }
+        }
+        assert_eq!(changed, 1);
+        kernel.module = module.verify().unwrap();
+        let (verdict, hazards) = verdict(kernel);
+        assert!(verdict == Verdict::Failed && hazards > 0, "{weaker:?}: {verdict:?}, {hazards} hazards");
+    }
+}
+
+/// The default for few rows with keys in pages, on every GPU and for every head dim that the family has.
+#[test]
+fn defaults_decode_pages() {
+    for arch in Arch::ALL {
+        for dim in [64, 96, 128, 192, 256] {
+            let problem = problem(4, 8, (1, 1000), 16, (dim, DType::Bf16));
+            let plan = Plan::default_for(&problem, &arch).unwrap();
+            assert_eq!(plan.family(), "decode", "{arch:?} {dim}");
+        }
+        let many_rows = problem(4, 8, (40, 1000), 16, (128, DType::Bf16));
+        assert_eq!(Plan::default_for(&many_rows, &arch).unwrap().family(), "mma");
     }
 }

@@ -15,6 +15,7 @@ mod gate;
 mod launches;
 mod lengths;
 mod lists;
+mod pages;
 mod programs;
 mod range;
 mod shapes;

@@ -251,7 +251,7 @@ pub fn prepare<'a>(
     operands: &OperandMap<Tensor>,
     options: &CallOptions,
 ) -> Result<Ready<'a>, AttentionError> {
-    let problem = problem_of(operands, |tensor| tensor.view, options)?;
+    let problem = problem_of(operands, |tensor| &tensor.view, options)?;
     if problem.is_empty() {
         problem.with_a_row().check()?;
         return Ok(Ready { memory: Vec::new(), on: On::Nothing });

@@ -14,7 +14,7 @@ use crate::AttentionError;
 /// When an operand is missing, has another number of dimensions than its kind, or does not fit another one.
 pub(crate) fn problem_of<T>(
     operands: &OperandMap<T>,
-    view: impl Fn(&T) -> View,
+    view: impl Fn(&T) -> &View,
     options: &CallOptions,
 ) -> Result<Problem, AttentionError> {
     let of = |operand| operands.get(operand).map(&view);
@@ -31,7 +31,7 @@ pub(crate) fn problem_of<T>(
     };
     let array = |array| of(Operand::Lengths(array));
     let starts = [array(LengthArray::CumulativeQ), array(LengthArray::CumulativeKv)];
-    let pages = of(Operand::PageTable).map(|table| pages_of(&table, &k)).transpose()?;
+    let pages = of(Operand::PageTable).map(|table| pages_of(table, &k)).transpose()?;
     let [packed_q, packed_kv] = starts.map(|array| array.is_some());
     check_extents([&q, &k, &v, &out], [packed_q, packed_kv || pages.is_some()])?;
     let sequences = starts.into_iter().flatten().next().map(|starts| starts.elements().saturating_sub(1));
@@ -40,7 +40,7 @@ pub(crate) fn problem_of<T>(
     if pages.is_none() {
         check_batch("k", k.extents[0], batch, packed_kv)?;
     }
-    let side = |starts: Option<View>, rows: usize, used| SideLengths {
+    let side = |starts: Option<&View>, rows: usize, used| SideLengths {
         packed: starts.map(|_| rows),
         used: array(used).is_some(),
     };
@@ -72,7 +72,7 @@ pub(crate) fn problem_of<T>(
             mask: options.mask.clone(),
             floats: options.floats.clone(),
             ints: options.ints.clone(),
-            tables: tables.map(|(_, table)| table_of(&view(table))).collect(),
+            tables: tables.map(|(_, table)| table_of(view(table))).collect(),
         },
         q: q.strides,
         k: k.strides,
@@ -82,7 +82,7 @@ pub(crate) fn problem_of<T>(
         ..Problem::new(batch, q.extents[1], seq_q, q.extents[3], dtypes)
     };
     let factors = |tensor: Tensor, rows: usize, block: u32| {
-        of(Operand::Descale(tensor)).map(|view| scales(tensor, &view, &problem, rows, block)).transpose()
+        of(Operand::Descale(tensor)).map(|view| scales(tensor, view, &problem, rows, block)).transpose()
     };
     let [of_q, of_k, of_v] = scale_rows;
     let scales = Scales {
@@ -100,7 +100,7 @@ struct Rows {
     strides: Strides,
 }
 
-fn rows(tensor: Tensor, view: Option<View>) -> Result<Rows, AttentionError> {
+fn rows(tensor: Tensor, view: Option<&View>) -> Result<Rows, AttentionError> {
     let argument = tensor.name();
     let view = view.ok_or(AttentionError::OperandWanted { operand: argument, wanted: true })?;
     if view.dimensions != 4 {
@@ -141,7 +141,7 @@ fn pages_of(table: &View, k: &Rows) -> Result<Pages, AttentionError> {
 /// The strides of the gradient of a tensor, which has the tensor's extents.
 fn gradient_strides(
     tensor: Tensor,
-    view: View,
+    view: &View,
     (other, expected): (&'static str, &Rows),
 ) -> Result<Strides, AttentionError> {
     let Rows { extents, strides, .. } = rows(tensor, Some(view))?;

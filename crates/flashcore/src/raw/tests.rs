@@ -304,7 +304,7 @@ fn a_problem_is_stated_by_its_operands() {
             longest: [Some(p.seq_q), Some(p.seq_kv)],
             ..CallOptions::default()
         };
-        let stated = problem_of(&views, |view| *view, &options).unwrap();
+        let stated = problem_of(&views, |view| view, &options).unwrap();
         let strides = |p: &Problem| p.tensors().iter().map(|&tensor| p.strides(tensor)).collect::<Vec<_>>();
         assert_eq!(strides(&stated), strides(&p));
         assert_eq!(Problem { gradients: p.gradients, ..stated }, p);

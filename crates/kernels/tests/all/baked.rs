@@ -50,6 +50,9 @@ fn retold(draw: &mut Draw, p: &Problem) -> Problem {
         *scales = draw.of(&[ScaleLayout { rows, ..ScaleLayout::TENSOR }, of_heads]);
     }
     let mut p = p.with_layout(draw.of(&[Layout::Bhsd, Layout::Bshd]));
+    if let Some(pages) = p.storage.pages() {
+        p = p.with_pages(pages.rows, draw.of(&[1, 7, 100]));
+    }
     match draw.below(8) {
         0 => (p.k.head, p.v.head) = (0, 0),
         1 => (p.k.batch, p.v.batch) = (0, 0),
@@ -64,7 +67,7 @@ fn retold(draw: &mut Draw, p: &Problem) -> Problem {
 /// The problem with some properties of another.
 fn mixed(draw: &mut Draw, p: &Problem) -> Problem {
     let (mut p, other) = (p.clone(), problem(draw));
-    for property in 0..11 {
+    for property in 0..12 {
         if !draw.one_in(6) {
             continue;
         }
@@ -79,6 +82,7 @@ fn mixed(draw: &mut Draw, p: &Problem) -> Problem {
             7 => p.score.sink = other.score.sink,
             8 => p.lengths = other.lengths,
             9 => p.programs = other.programs.clone(),
+            10 => p.storage = other.storage,
             _ => (p.heads_q, p.heads_kv) = (other.heads_q, other.heads_kv),
         }
     }
@@ -120,6 +124,9 @@ fn problem(draw: &mut Draw) -> Problem {
         p.lengths.q.used = draw.one_in(2);
         p.lengths.kv.used = draw.one_in(2);
         p.lengths.left_padded = draw.one_in(3);
+    }
+    if p.lengths.kv.packed.is_none() && draw.one_in(4) {
+        p = p.with_pages(draw.of(&[1, 3, 16, 64]), 7);
     }
     if dtype == DType::E4m3 && draw.one_in(2) {
         let layouts = [None, Some(64), Some(128)].map(|rows| ScaleLayout { rows, ..ScaleLayout::TENSOR });

@@ -44,6 +44,12 @@ pub struct PagedRows {
 }
 
 impl PagedRows {
+    /// The address of a row of the sequence. `head` points at the head's first row in page 0.
+    pub fn row(&self, k: &mut Builder, head: Global, row: R32) -> Global {
+        let place = self.pages.place(k, row);
+        self.at(k, head, place)
+    }
+
     /// The address of the row at a [place](RowPages::place). `head` points at the head's first row in page 0.
     pub fn at(&self, k: &mut Builder, head: Global, place: [R32; 2]) -> Global {
         let [page, row] = place.map(|n| k.zext(n));

@@ -2,9 +2,9 @@
 //! for f32. A warp holds all columns of its rows, so the next product can use the result as its A operand
 //! without an exchange between warps.
 
-use ptx::{Builder, F32, Half, R32, Shared, Type};
+use ptx::{Builder, F32, Half, Pointer, R32, Shared, Type};
 
-use crate::{AccTile, Fragment, MatrixReader, OpenTile, OperandTile, Threads, TileLayout};
+use crate::{AccTile, Fragment, MatrixReader, OpenTile, OperandTile, Threads, TileLayout, warp_vectors};
 
 /// The element type of a product's operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +58,12 @@ pub enum Sign {
 enum Source {
     Shared(MatrixReader, Shared),
     Registers(Vec<Fragment>),
+    Lanes(Shared),
 }
 
 enum Opened<'a> {
     Shared(OpenTile),
+    Lanes(Shared),
     Registers(&'a [Fragment]),
 }
 
@@ -94,13 +96,22 @@ impl OperandA {
         }
     }
 
+    /// An operand of 16 rows and a 16-bit type in shared memory, in which each lane has stored its fragments
+    /// of `steps` steps along k. `at` is the lane's place; the fragments of a step follow those of the step
+    /// before at [`WARP_VECTOR_BYTES`](crate::WARP_VECTOR_BYTES).
+    pub fn of_lanes(half: Half, steps: u32, at: Shared) -> OperandA {
+        OperandA { chunks: 2 * steps, source: Source::Lanes(at), ..OperandA::in_registers(half, &[]) }
+    }
+
     /// The operand of one half of the columns: the first if `half` is 0, the second if it is 1. The tile has
     /// a multiple of 32 columns.
     #[must_use]
     pub fn in_halves(self, k: &mut Builder, half: R32) -> OperandA {
         let source = match self.source {
             Source::Shared(reader, tile) => Source::Shared(reader.in_halves(k, half), tile),
-            Source::Registers(_) => unreachable!("only an operand in shared memory has a place to start"),
+            Source::Registers(_) | Source::Lanes(_) => {
+                unreachable!("only a tile in shared memory has a place to start")
+            }
         };
         OperandA { source, chunks: self.chunks / 2, ..self }
     }
@@ -125,12 +136,14 @@ impl OperandA {
         match &self.source {
             Source::Shared(reader, tile) => Opened::Shared(reader.open(k, *tile)),
             Source::Registers(fragments) => Opened::Registers(fragments),
+            Source::Lanes(at) => Opened::Lanes(*at),
         }
     }
 
     fn fragment(&self, k: &mut Builder, open: &Opened, m: u32, step: u32) -> Fragment {
         match open {
             Opened::Registers(fragments) => fragments[(step * self.m_tiles + m) as usize],
+            Opened::Lanes(at) => Fragment::K16(k.ld_vec(at.at(warp_vectors(step)))),
             Opened::Shared(tile) => {
                 let from = tile.address(16 * m, 2 * step);
                 if 2 * step + 1 == self.chunks {

@@ -10,7 +10,7 @@ use problem::{Operand, OperandMap, Problem, Tensor};
 use ptx::{Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, Pred, R32, R64, Shared, SpecialReg};
 use tile::{
     AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, PagedRows, Pieces, Sign, Threads, TileCopy,
-    mma_ab, mma_abt,
+    mma_ab, mma_abt, warp_vectors,
 };
 
 use super::DecodePlan;
@@ -136,6 +136,8 @@ struct Decode<'a> {
     ring: Shared,
     /// Memory through which warps merge.
     room: Shared,
+    /// The lane's place for the fragments of Q, if they are not in registers.
+    queries: Option<Shared>,
     /// The index of the warp among those that divide the keys of a block.
     part: R32,
     copy: TileCopy,
@@ -145,6 +147,7 @@ struct Decode<'a> {
 
 /// The state of the tile that the CTA computes.
 struct Tile {
+    /// The fragments of Q; none if they are in shared memory.
     q: Vec<[R32; 4]>,
     o: AccTile,
     softmax: OnlineSoftmax,
@@ -174,6 +177,11 @@ impl<'a> Decode<'a> {
         k.exit_if(beyond);
         let shared = k.dynamic_shared(128);
         let layout = plan.layout(baked);
+        let queries = DecodePlan::query_bytes(baked).map(|bytes| {
+            let start = shared.at((plan.ring_bytes(baked) + plan.room_bytes(baked)).into());
+            let of_warp = k.shared_index(start, threads.warp, bytes);
+            k.shared_index(of_warp, threads.lane, 16)
+        });
         Decode {
             plan,
             baked,
@@ -183,6 +191,7 @@ impl<'a> Decode<'a> {
             cta,
             ring: k.shared_index(shared, threads.warp, plan.stages * plan.stage_bytes(baked)),
             room: shared.at(plan.ring_bytes(baked).into()),
+            queries,
             part: threads.part.unwrap_or_else(|| k.mov(0)),
             copy: TileCopy::by_warp(k, &threads, layout, baked.row_bytes(Tensor::K), plan.copy),
             key: MatrixReader::chunks_first(k, &threads, layout),
@@ -232,12 +241,17 @@ impl<'a> Decode<'a> {
         let softmax = OnlineSoftmax::new(k, self.half, self.plan.rescale, self.params.factor, ROWS, None)
             .of_wide(self.baked.wide);
         Tile {
-            q: (0..dim / 16).map(|_| std::array::from_fn(|_| k.mov(0))).collect(),
+            q: if self.queries.is_some() { Vec::new() } else { self.fragments(k) },
             o: AccTile::zero(k, ROWS, dim),
             softmax,
             is_new: k.mov(1),
             from: k.mov(0),
         }
+    }
+
+    /// Registers for the fragments of Q.
+    fn fragments(&self, k: &mut Builder) -> Vec<[R32; 4]> {
+        (0..self.baked.head_dim_v() / 16).map(|_| std::array::from_fn(|_| k.mov(0))).collect()
     }
 
     /// Requests the warp's keys and values of a block into a stage, if blocks are left to load, as one group
@@ -338,7 +352,16 @@ impl<'a> Decode<'a> {
     fn visit(&self, k: &mut Builder, at: &LineCursor, tile: &Tile, stage: R32) {
         let is_new = k.setp_u(CmpOp::Ne, tile.is_new, 0);
         k.if_(is_new, |k| {
-            self.load_queries(k, at, &tile.q);
+            match self.queries {
+                None => self.load_queries(k, at, &tile.q),
+                Some(room) => {
+                    let q = self.fragments(k);
+                    self.load_queries(k, at, &q);
+                    for (step, &words) in (0..).zip(&q) {
+                        k.st_vec(room.at(warp_vectors(step)), words);
+                    }
+                }
+            }
             tile.softmax.reset(k, &tile.o);
             k.mov_to(tile.from, at.block);
             k.mov_to(tile.is_new, 0);
@@ -346,7 +369,11 @@ impl<'a> Decode<'a> {
         let keys = k.shared_advance(self.ring, stage);
         let values = keys.at(self.plan.layout(self.baked).bytes().into());
         let key = OperandB { tile: self.key.open(k, keys), tail: None };
-        let s = mma_abt(k, &OperandA::in_registers(self.half, &tile.q), &key); // S = Q Kᵀ
+        let q = match self.queries {
+            None => OperandA::in_registers(self.half, &tile.q),
+            Some(room) => OperandA::of_lanes(self.half, self.baked.head_dim_v() / 16, room),
+        };
+        let s = mma_abt(k, &q, &key); // S = Q Kᵀ
         let rows = self.rows(k, at);
         let mask = Masker::new(k, &self.params.band, &self.threads, &rows, ROWS, self.plan.warp_keys);
         let chain =

@@ -28,7 +28,7 @@ impl FamilyPlan for DecodePlan {
     }
 
     fn suits(problem: &Problem, _: &Arch) -> bool {
-        problem.storage.pages().is_some()
+        DecodePlan::suits(problem)
     }
 
     fn genes(problem: &Problem) -> Vec<Gene> {

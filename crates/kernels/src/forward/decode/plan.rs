@@ -3,7 +3,7 @@
 use attend::{LineMerge, Rescale, Tanh, merge_bytes};
 use problem::Problem;
 use serde::{Deserialize, Serialize};
-use tile::{CopyMode, TileLayout};
+use tile::{CopyMode, TileLayout, WARP_VECTOR_BYTES};
 
 use crate::error::accept;
 use crate::forward::contract::{check_rescale, default_tanh, is_half};
@@ -86,10 +86,22 @@ impl DecodePlan {
         self.warps * self.stages * self.stage_bytes(dims)
     }
 
-    /// Shared memory of a CTA, in bytes: the rings, and the memory through which warps merge.
+    /// Bytes of the memory through which warps merge.
+    pub(super) fn room_bytes(&self, dims: impl Into<Dims>) -> u32 {
+        if self.warps == 1 { 0 } else { merge_bytes(self.warps, ROWS, dims.into().head_dim as u32) }
+    }
+
+    /// Bytes of a warp's copy of the queries, which do not fit its registers beside O for wide heads.
+    pub(super) fn query_bytes(dims: impl Into<Dims>) -> Option<u32> {
+        let dim = dims.into().head_dim as u32;
+        (dim > 128).then_some(dim / 16 * WARP_VECTOR_BYTES)
+    }
+
+    /// Shared memory of a CTA, in bytes: the rings, the memory through which warps merge, and queries.
     pub fn shared_bytes(&self, problem: &Problem) -> u64 {
-        let merge = if self.warps == 1 { 0 } else { merge_bytes(self.warps, ROWS, problem.head_dim as u32) };
-        u64::from(self.ring_bytes(problem)) + u64::from(merge)
+        let queries = self.warps * DecodePlan::query_bytes(problem).unwrap_or(0);
+        let parts = [self.ring_bytes(problem), self.room_bytes(problem), queries];
+        parts.into_iter().map(u64::from).sum()
     }
 
     /// The largest number of KV blocks on the line.
@@ -128,8 +140,8 @@ impl DecodePlan {
         }
         let dim = problem.head_dim;
         let of_warps = 16.max(8 * self.warps as usize);
-        let fits = dim.is_multiple_of(of_warps) && (16..=128).contains(&dim);
-        accept("head_dim", dim as u64, fits, "multiples of 16 and of 8 · warps up to 128")?;
+        let fits = dim.is_multiple_of(of_warps) && (16..=256).contains(&dim);
+        accept("head_dim", dim as u64, fits, "multiples of 16 and of 8 · warps up to 256")?;
         let equal = problem.head_dim_v == dim;
         accept("head_dim_v", problem.head_dim_v as u64, equal, "head_dim with family decode")?;
         let some = problem.seq_kv > 0 || problem.storage.pages().is_none();
@@ -161,5 +173,11 @@ impl DecodePlan {
             return Err(PlanError::SharedMemory { bytes, limit, sm: arch.sm });
         }
         Ok(())
+    }
+
+    /// Whether the family is the default: the keys lie in pages, and one tile holds the rows of a KV head.
+    pub(super) fn suits(problem: &Problem) -> bool {
+        let rows = problem.seq_q.saturating_mul(problem.group_size());
+        problem.storage.pages().is_some() && rows <= ROWS as usize
     }
 }

@@ -8,8 +8,9 @@ use attend::{
 use problem::{Operand, OperandMap, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared};
 use tile::{
-    AccTile, MatrixReader, MmaType, OperandA, OperandType, PairSum, RowsOut, Sign, Threads, TileCopy,
-    TileLayout, divide, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt, store_rows, store_rows_in_f32,
+    AccTile, MatrixReader, MmaType, OperandA, OperandType, PagedRows, PairSum, RowsOut, Sign, Threads,
+    TileCopy, TileLayout, divide, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt, store_rows,
+    store_rows_in_f32,
 };
 
 use super::fp8::product_types;
@@ -22,7 +23,7 @@ use crate::forward::contract::{
 };
 use crate::forward::descale::{ScoreDescale, Scores, ValueDescale};
 use crate::forward::fp8::weights;
-use crate::forward::lengths::{blocks_divide, declare_lengths};
+use crate::forward::lengths::{PageTable, blocks_divide, declare_lengths};
 use crate::forward::lists::ListTiles;
 use crate::forward::programs::declare_programs;
 use crate::grid::{Axis, Grid};
@@ -114,6 +115,7 @@ pub(super) struct Params {
     pub(super) seq_q: R32,
     pub(super) seq_kv: R32,
     lengths: Option<Lengths>,
+    pages: Option<PageTable>,
     /// `|scale| · log2 e`.
     pub(super) factor: F32,
     band: KeyBand,
@@ -155,6 +157,7 @@ impl Params {
             seq_q,
             seq_kv,
             lengths: declare_lengths(k, c, problem, [seq_q, seq_kv]),
+            pages: PageTable::declare(k, c, problem),
             factor: c.f32(k, "scale_log2e", factor_or_one(problem)),
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
@@ -380,9 +383,10 @@ impl<'a> Forward<'a> {
             let copy = TileCopy::new(k, &self.threads, layout, row_bytes, self.plan.copy);
             let copy = copy.of_width(k, self.width_bytes(tensor));
             let head = self.head(k, tensor);
-            let from = copy.start(k, head, first);
+            let pages = self.pages(k, tensor);
+            let from = if pages.is_some() { head } else { copy.start(k, head, first) };
             let block_bytes = i64::from(self.plan.block_n).wrapping_mul(row_bytes);
-            Stream { copy, reader, tail, from, block_bytes, tile, layout }
+            Stream { copy, reader, tail, from, pages, block_bytes, tile, layout }
         };
         let reader = self.own_keys(k, key, MatrixReader::chunks_first);
         let tail = (key.chunks % 2 == 1).then(|| self.own_keys(k, key, MatrixReader::one_chunk));
@@ -541,12 +545,25 @@ impl<'a> Forward<'a> {
         [head, self.sequence.map_or(batch, |sequence| sequence.batch)]
     }
 
-    /// Start of the CTA's head in a tensor. It is recomputed at each use, so that it occupies no registers in
-    /// between.
+    /// The pages of the CTA's keys or values, if they lie in pages.
+    fn pages(&self, k: &mut Builder, tensor: Tensor) -> Option<PagedRows> {
+        let table = self.params.pages?;
+        let [_, batch] = self.head_and_batch(k);
+        let pages = table.of_sequence(k, batch, self.sequence.and_then(|sequence| sequence.kv.start));
+        let page_bytes = self.params.tensors[tensor.into()].batch_bytes;
+        Some(PagedRows { pages, page_bytes, row_bytes: self.row_bytes(tensor) })
+    }
+
+    /// Start of the CTA's head in a tensor, or in page 0. It is recomputed at each use, so that it occupies
+    /// no registers in between.
     fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
         let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
         let [head, batch] = self.head_and_batch(k);
         let head = if tensor.is_of_keys() { divide(k, head, self.baked.group_size()) } else { head };
+        if self.baked.pages.is_some() && tensor.is_of_keys() {
+            let head = k.zext(head);
+            return Global { base: k.mad(head, head_bytes, start.base), ..start };
+        }
         // Packed tensors have a batch stride of 0.
         let [batch, head] = [batch, head].map(|n| k.zext(n));
         let of_batch = k.mad(batch, batch_bytes, start.base);

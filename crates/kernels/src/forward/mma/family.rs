@@ -28,7 +28,7 @@ impl FamilyPlan for MmaPlan {
             fp8: true,
             scales: true,
             block_scales: true,
-            ..Features::default()
+            pages: true,
         }
     }
 

@@ -2,6 +2,7 @@
 //! table of single changes to a plan. A gene or variant that is missing from its table fails here.
 
 mod backward;
+mod decode;
 mod mma;
 mod small;
 mod wgmma;
@@ -59,8 +60,7 @@ const GRIDS: [&str; 1] = ["handout"];
 fn changes(family: Family) -> Vec<Change> {
     match family {
         Family::Mma => of_table(mma::TABLE, mma::plain, Plan::Mma, Arch::SM_89),
-        // The tests of `decode` are those of keys in pages, in `flashcore-check`.
-        Family::Decode => Vec::new(),
+        Family::Decode => of_table(decode::TABLE, decode::plain, Plan::Decode, Arch::SM_80),
         Family::Wgmma => of_table(wgmma::TABLE, || WgmmaPlan::PLAIN, Plan::Wgmma, Arch::SM_90),
         Family::BackwardSplit => of_table(backward::TABLE, backward::plain, Plan::BackwardSplit, Arch::SM_89),
         Family::SmallAtOnce => of_table(small::AT_ONCE, small_plan::at_once, Plan::SmallAtOnce, Arch::SM_90),

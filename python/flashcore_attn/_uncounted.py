@@ -1,0 +1,66 @@
+"""The reasons why ``compat`` saw no call, as far as this process shows them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ._replaced import Replacement
+
+__all__ = ["reasons"]
+
+
+def reasons(functions: tuple[Replacement, ...]) -> list[str]:
+    """A sentence for each reason that applies. Looks through all modules and objects of the process."""
+    torch = sys.modules.get("torch")
+    if torch is None or not any(function.active for function in functions):
+        return ["compat is not enabled now: call compat.enable(), or the model inside of compat.enabled()"]
+    return [*_imported_before(functions), *_replaced_since(functions), *_of_modules(torch), *_compiled()]
+
+
+def _imported_before(functions: tuple[Replacement, ...]) -> Iterator[str]:
+    """Modules that hold PyTorch's function under a name of their own."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] in ("torch", "flashcore_attn") or module is None:
+            continue
+        for name, value in list(vars(module).items()) if hasattr(module, "__dict__") else ():
+            if any(value is function.original for function in functions if function.original is not None):
+                words = "was imported before compat.enable(), so its calls stay PyTorch's; enable compat first"
+                yield f"{module_name}.{name} {words}"
+
+
+def _replaced_since(functions: tuple[Replacement, ...]) -> Iterator[str]:
+    for function in functions:
+        if function.active and not function.in_place():
+            yield f"{function.path} was replaced by another library after compat.enable()"
+
+
+def _of_modules(torch: Any) -> Iterator[str]:
+    """Modules of PyTorch and models of transformers that call another function."""
+    transformers = sys.modules.get("transformers.modeling_utils")
+    model_class = getattr(transformers, "PreTrainedModel", None)
+    eager, has_weights = set(), False
+    for found in gc.get_objects():
+        kind = type(found)
+        if issubclass(kind, torch.nn.MultiheadAttention):
+            has_weights = True
+        elif model_class is not None and issubclass(kind, model_class):
+            used = getattr(getattr(found, "config", None), "_attn_implementation", "sdpa")
+            if used not in ("sdpa", "flashcore"):
+                eager.add((kind.__name__, used))
+    for name, used in sorted(eager):
+        words = 'import flashcore_attn.integrations.transformers, and call model.set_attn_implementation("flashcore")'
+        yield f"{name} computes attention as '{used}', not by PyTorch's function; {words}"
+    if torch.backends.mha.get_fastpath_enabled():
+        words = "compat.enable() had turned it off; call torch.backends.mha.set_fastpath_enabled(False)"
+        yield f"PyTorch's fast path of nn.MultiheadAttention and nn.TransformerEncoder is on again, and {words}"
+    if has_weights:
+        yield "nn.MultiheadAttention with need_weights=True computes its weights itself; pass need_weights=False"
+
+
+def _compiled() -> Iterator[str]:
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is not None and utils.counters["stats"]["calls_captured"]:
+        yield "calls inside of torch.compile are not counted: whether one is routed is decided when it is traced"
