@@ -217,9 +217,9 @@ impl Prepared {
         self.enqueue_operands(stream, &all)
     }
 
-    /// Like [`Prepared::enqueue`], for the operands of any pass, each once, in any order: those of the backward
-    /// pass have no other call. Gradients that are returned are written; the forward pass's outputs are
-    /// only read. A problem without rows leaves all outputs as they are.
+    /// Like [`Prepared::enqueue`], for the operands of any pass, each once, in any order: those of the
+    /// backward pass have no other call. The forward pass's outputs are then only read. A problem without rows
+    /// leaves all outputs as they are.
     ///
     /// ```no_run
     /// use flashcore::gpu::{Buffer, Gpu, Operand, Stream};
@@ -230,7 +230,9 @@ impl Prepared {
     /// let prepared = gpu.prepare(&problem, None)?;
     /// let stream = Stream::new(gpu.context())?;
     /// // q, k, v, out, lse and d_out, which are read, and dq, dk and dv.
-    /// let buffer = |spec: flashcore::OperandSpec| Ok((spec.operand, Buffer::new(gpu.context(), spec.bytes())?));
+    /// let buffer = |spec: flashcore::OperandSpec| {
+    ///     Ok((spec.operand, Buffer::new(gpu.context(), spec.bytes())?))
+    /// };
     /// let buffers: Result<Vec<(Operand, Buffer)>, flashcore::AttentionError> =
     ///     problem.operands().map(buffer).collect();
     /// let buffers = buffers?;
