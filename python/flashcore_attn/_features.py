@@ -110,14 +110,19 @@ def broadcasts(shape: Any, whole: tuple[int, ...]) -> bool:
 
 
 def scores(parts: Parts, backend: Any, name: str, mask: Any, shape: tuple[int, int, int, int]) -> None:
-    """A mask (of truth values) or a bias (of floats) that has been expanded to ``(batch, heads, L, S)``."""
+    """A mask (of truth values) or a bias (of floats) that broadcasts to ``(batch, heads, L, S)``."""
     varies = backend.is_traced()  # the mask of a later call may depend on other dimensions
     if 0 in shape and not varies:
         return  # there is no score
-    # A repeated dimension has stride 0, which shows on which dimensions the mask depends.
-    kept = [i for i, extent in enumerate(shape) if varies or (extent > 1 and backend.strides(mask)[i] != 0)]
-    read = mask[tuple(slice(None) if i in kept else 0 for i in range(4))]
-    index = ", ".join(_POSITIONS[i] for i in kept) if kept else "0"
+    if varies:
+        mask = backend.expand(mask, shape)
+    # A dimension on which the mask does not depend has one element, or repeats by a stride of 0.
+    missing = 4 - len(mask.shape)
+    strides = backend.strides(mask)
+    kept = [i for i, extent in enumerate(mask.shape) if varies or (extent > 1 and strides[i] != 0)]
+    # The mask is not expanded: its gradient would have the expanded shape.
+    read = mask[tuple(slice(None) if i in kept else 0 for i in range(len(mask.shape)))]
+    index = ", ".join(_POSITIONS[i + missing] for i in kept) if kept else "0"
     read = read if kept else read.reshape((1,))
     number = parts.table(read, name)
     if backend.is_floating(mask):

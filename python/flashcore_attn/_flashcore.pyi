@@ -35,6 +35,16 @@ _Handed = tuple[int, tuple[int, ...], tuple[int, ...]]
 _Rotary = tuple[list[tuple[int, int]], int, tuple[int, ...], bool, _Address]
 # New keys and values, the address of their cumulative lengths, and the rotary embedding.
 DescribedAppend = tuple[_Handed, _Handed, _Address, _Rotary | None]
+# Whether each run must return equal bits, dO, the address of the gradient of the LSE, dQ, dK and dV, the address of the
+# gradient of the sinks, and numbers of tables with the addresses of their gradients.
+_Gradients = tuple[
+    bool,
+    tuple[int, tuple[int, ...]],
+    _Address,
+    list[tuple[int, tuple[int, ...]]],
+    _Address,
+    list[tuple[int, int]],
+]
 
 def attend(
     q: _Handed,
@@ -48,9 +58,11 @@ def attend(
     place: tuple[int | None, int],
     features: DescribedFeatures | None = None,
     append: DescribedAppend | None = None,
+    gradients: _Gradients | None = None,
 ) -> None:
     """Attention of tensors of four dimensions in their own order, in which ``heads`` is 1 or 2. ``place``: the ordinal
     of a GPU and a stream, or None for the host and the number of PyTorch's threads that share the work, 0 for none.
+    With ``gradients``, the backward pass, which reads ``out`` and ``lse``.
     """
 
 class Eager:
@@ -106,6 +118,9 @@ def explain(
     ordinal: int,
 ) -> dict[str, Any]:
     """The plan that such a call of :func:`attend` gets, and what it was compiled to."""
+
+def lacks_gradients(ordinal: int | None, call: tuple[Any, ...]) -> str | None:
+    """Why a GPU, or the CPU, computes no gradients of such calls; None if it does. Compiles nothing."""
 
 def describe_gpus() -> list[str]:
     """The GPUs that the driver sees, a line each."""

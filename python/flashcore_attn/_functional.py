@@ -229,7 +229,8 @@ def flash_attn_func(
             not for its value.
         alibi_slopes: ``(heads,)`` or ``(batch, heads)``, floating point; None for none. The scores become
             ``s - slope * |i + seqlen_k - seqlen_q - j|``, and ``lse`` is of these.
-        deterministic: accepted; equal calls on one device give the same result to the last bit. On the CPU this holds
+        deterministic: accepted; equal calls on one device give the same result to the last bit, and the same
+            gradients. On the CPU this holds
             for one number of threads (``torch.set_num_threads``): with few rows and many keys, it decides into how
             many parts the keys are split. float16 and bfloat16 results are rounded otherwise with the log-sum-exp
             than without it.
@@ -254,6 +255,10 @@ def flash_attn_func(
         is 0, its ``lse`` minus infinity or the sink. On a GPU a value that is infinite or NaN makes NaN of rows from
         which a mask hides it, too (0 times infinity), as in FlashAttention.
 
+    Tensors of PyTorch have gradients, also of ``lse``, ``alibi_slopes`` and ``learnable_sink``, by one call that reads
+    the inputs, the result and ``lse``; a second derivative is refused. On a GPU they need float16 or bfloat16 and head
+    dims up to 256, without slopes, chunks, or a gradient of sinks.
+
     Tensors are read in place, with any strides; only one whose last dimension is not contiguous is copied first. On a
     GPU (sm_80 or later; head dims up to 576, of the values up to 512) the kernel is enqueued on PyTorch's current
     stream, nothing is synchronised, and a CUDA graph may capture it. A captured call has scratch memory of its
@@ -266,7 +271,8 @@ def flash_attn_func(
             that is no pair of integers or has one below -1, a cap that is negative, infinite or NaN, a value of another
             kind than the argument's.
         DTypeError: (a TypeError) other element types, or types that differ.
-        UnsupportedError: (a NotImplementedError) a feature that is not there, gradients among them.
+        UnsupportedError: (a NotImplementedError) a feature that is not there; gradients that the device does not
+            compute.
         DeviceError: (a RuntimeError) the GPU or its driver refused.
     """
     if _torch is not None and not _torch.is_dynamo_compiling() and _torch.eager is not None:
@@ -436,7 +442,9 @@ def _of_mask(backend: Any, mask: Any, q: Any, k: Any, lead: tuple[int, ...]) -> 
         raise invalid("the shape of attn_mask", tuple(mask.shape), f"one that broadcasts to {whole}{cure}")
     shape = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     parts = _features.Parts()
-    _features.scores(parts, backend, "attn_mask", backend.reshape(backend.expand(table, whole), shape), shape)
+    if len(whole) != 4:
+        table = backend.reshape(backend.expand(table, whole), shape)
+    _features.scores(parts, backend, "attn_mask", table, shape)
     return parts.features()
 
 
@@ -697,6 +705,14 @@ load._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def given(**tensors: Any) -> dict[str, Any]:
     """The tensors that are not None."""
     return {name: x for name, x in tensors.items() if x is not None}
+
+
+def unpacked(tensor: Any, axis: int) -> list[Any]:
+    """Views of the parts of a packed tensor. The gradients of PyTorch's ``unbind`` are written into one tensor."""
+    if hasattr(tensor, "unbind"):
+        return list(tensor.unbind(axis))
+    others = [i for i in range(tensor.ndim) if i != axis]
+    return list(tensor.transpose((axis, *others)))
 
 
 def foreign(function: Any, tensors: dict[str, Any], **options: Any) -> Any:

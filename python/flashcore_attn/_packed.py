@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ._errors import ArgumentError, invalid
-from ._functional import backend_of, flash_attn_func, foreign, given
+from ._functional import backend_of, flash_attn_func, foreign, given, unpacked
 
 __all__ = ["flash_attn_kvpacked_func", "flash_attn_qkvpacked_func"]
 
@@ -43,7 +43,8 @@ def flash_attn_qkvpacked_func(
 
         return foreign(call, {"qkv": qkv, **given(alibi_slopes=alibi_slopes)})
     _check_parts("qkv", qkv, 3)
-    return flash_attn_func(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], *before, alibi_slopes, *after)
+    q, k, v = unpacked(qkv, 2)
+    return flash_attn_func(q, k, v, *before, alibi_slopes, *after)
 
 
 def flash_attn_kvpacked_func(
@@ -84,7 +85,8 @@ def flash_attn_kvpacked_func(
         kinds = f"kv is a {type(kv).__name__}, q a {type(q).__name__}"
         raise ArgumentError(f"{kinds}; they must be of one kind")
     _check_parts("kv", kv, 2)
-    return flash_attn_func(q, kv[:, :, 0], kv[:, :, 1], *before, alibi_slopes, *after)
+    k, v = unpacked(kv, 2)
+    return flash_attn_func(q, k, v, *before, alibi_slopes, *after)
 
 
 def _check_parts(name: str, tensor: Any, parts: int) -> None:

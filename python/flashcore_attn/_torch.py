@@ -8,7 +8,6 @@ and while a profiler is on they go through the operator, which all of those unde
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +39,6 @@ _tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
 _forward_ad = torch.autograd.forward_ad
 _profiler = torch.autograd.profiler
 _functorch = _cuda._functorch
-
-
 flash_is_enabled = getattr(torch._C, "_get_flash_sdp_enabled", torch.backends.cuda.flash_sdp_enabled)
 
 
@@ -50,15 +47,16 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of 4-D tensors whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     others = () if features is None else [x for _, x in features.named()]
-    _refuse_grad((q, k, v, *others))
+    if recorded := _autograd.needed((q, k, v, *others)):
+        _autograd.check(q, k, v, features)
     if _forward_ad._current_level >= 0:
         raise UnsupportedError("forward-mode derivatives are not supported yet", "forward_ad")
     if _is_compiling():
-        return _dispatched(q, k, v, heads, terms, want_lse, features)
-    if _is_plain(q, k, v) and all(type(x) in PLAIN for x in others):
+        return _dispatched(q, k, v, heads, terms, (want_lse, recorded), features)
+    if not recorded and _is_plain(q, k, v) and all(type(x) in PLAIN for x in others):
         return _now(q, k, v, heads, terms, want_lse, features)
     try:
-        return _dispatched(q, k, v, heads, terms, want_lse, features)
+        return _dispatched(q, k, v, heads, terms, (want_lse, recorded), features)
     except (TypeError, NotImplementedError, AssertionError, ValueError, RuntimeError) as error:
         of_classes = isinstance(error, (TypeError, NotImplementedError, AssertionError))
         if isinstance(error, FlashCoreError) or not (of_classes or _has_wrappers(q, k, v, *others)):
@@ -99,7 +97,8 @@ def _in_rust() -> Any:
 def _refuse_grad(tensors: Iterable[Tensor]) -> None:
     if _grad_enabled() and any(x.requires_grad for x in tensors):
         raise UnsupportedError(
-            "an input requires grad, and there is no backward yet; use torch.no_grad(), or detach the inputs",
+            "an input requires grad, and there is no backward pass of this function; use torch.no_grad(), or detach "
+            "the inputs",
             "requires_grad",
         )
 
@@ -110,30 +109,48 @@ def hides_derivatives() -> bool:
     return any(level.key() == torch._C._functorch.TransformType.Grad for level in stack[:-1])
 
 
+def is_differentiated() -> bool:
+    """Whether the call is inside of a derivative that ``torch.func`` takes."""
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return any(level.key() == torch._C._functorch.TransformType.Grad for level in stack)
+
+
 def _has_wrappers(*tensors: Tensor) -> bool:
     """Whether a class among those of tensors runs operators in its own way, and may refuse a mixture of classes."""
     return any(not is_computed(type(x)) for x in tensors)
 
 
 def _dispatched(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    terms: Terms,
+    lse_for: tuple[bool, bool],
+    features: Features | None,
 ) -> tuple[Tensor, Tensor | None]:
+    """The operator. The log-sum-exp is computed for the caller, or for the backward pass."""
+    want_lse = any(lse_for)
     if not _is_compiling():
         for name, x in (("q", q), ("k", k), ("v", v)):  # the dispatcher copies negative views
             _memory.check(name, x)
         if _modes():
             _register_flops()
     if features is None:
-        out, lse = torch.ops.flashcore_attn.attention(q, k, v, heads, *terms, want_lse)
+        out, lse = _autograd.called(torch.ops.flashcore_attn.attention, q, k, v, heads, *terms, want_lse)
     else:
-        out, lse = torch.ops.flashcore_attn.attention_with(q, k, v, heads, *terms, want_lse, *_flat(features))
-    return out, lse if want_lse else None
+        out, lse = _autograd.called(
+            torch.ops.flashcore_attn.attention_with, q, k, v, heads, *terms, want_lse, *_flat(features)
+        )
+    return out, lse if lse_for[0] else None
 
 
 def _flat(features: Features) -> list[Any]:
     """The arguments of an operator that state features."""
     lengths, batch, max_q, max_k, sink, *programs, tables, scales, blocks, pages, _ = features
-    return [*lengths, batch, max_q, max_k, sink, *programs, list(tables), *scales, list(blocks), pages]
+    score, mask, floats, ints = programs
+    stated = [score, mask, list(floats), list(ints), list(tables)]
+    return [*lengths, batch, max_q, max_k, sink, *stated, *scales, list(blocks), pages]
 
 
 def equal_lengths(q: Tensor, batch: int, length: int) -> Tensor:
@@ -414,7 +431,7 @@ def _computed(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+def lacks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> str | None:
     """One word for the reason why plain tensors cannot be computed on their device, or None. Compiles nothing."""
     if q.is_nested or q.layout is not torch.strided:
         return "layout"
@@ -437,7 +454,11 @@ def lacks(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     for dim, most in ((q.shape[-1:], 576), (v.shape[-1:], 512)):
         if not dim or not 1 <= dim[0] <= most:
             return "head_dim"
-    return _gpu_lacks(q.get_device())
+    if (reason := _gpu_lacks(q.get_device())) is not None:
+        return reason
+    if _autograd.needed((q, k, v) if mask is None else (q, k, v, mask)):
+        return _autograd.lacks(q, v, dtype, mask)
+    return None
 
 
 def takes_mask(mask: Tensor, q: Tensor) -> bool:
@@ -467,7 +488,7 @@ def _gpu_lacks(ordinal: int) -> str | None:
 def check_number(name: str, x: Tensor) -> None:
     """Rejects a tensor that stands for a number if its gradient would be lost, or if its memory was released."""
     if x.requires_grad and _grad_enabled():
-        message = f"{name} requires grad, and there is no backward yet; use torch.no_grad(), or detach it"
+        message = f"{name} requires grad, and numbers have no gradients; use torch.no_grad(), or detach it"
         raise UnsupportedError(message, "requires_grad")
     _memory.check(name, x)
 
@@ -480,6 +501,7 @@ def flash_is_left_out() -> bool:
 # Marks them as `torch.compiler.assume_constant_result` does, without importing the compiler: they are called
 # while a graph is traced.
 hides_derivatives._dynamo_marked_constant = True  # type: ignore[attr-defined]
+is_differentiated._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _gpu_lacks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 flash_is_left_out._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
@@ -809,23 +831,13 @@ def _check_parts(outs: list[Tensor], lses: list[Tensor]) -> None:
                 raise ArgumentError(f"{name} is on {x.device}, outs[0] on {outs[0].device}; expected one device")
 
 
-def _no_backward(ctx: Any, *grads: Any) -> Any:
-    raise UnsupportedError("flashcore_attn::attention has no backward yet", "requires_grad")
-
-
-_operator.register_autograd(_no_backward)
-_operator_with.register_autograd(_no_backward)
-
-
-def _mapped(function: Any) -> Any:
-    """The rule of ``torch.vmap`` for an operator: a call for each element, as PyTorch's own fallback makes them, which
-    takes neither lists nor optional tensors."""
+def _mapped(function: Any, each: Any = None) -> Any:
+    """The rule of ``torch.vmap`` for an operator: a call (by ``each``) for each element, as PyTorch's own fallback
+    makes them, which takes neither lists nor optional tensors."""
 
     def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
         flat, structure = pytree.tree_flatten(arguments)
-        _refuse_grad(x for x in flat if isinstance(x, Tensor))
         dims = structure.flatten_up_to(in_dims)
-
         for argument, x in zip(function.default._schema.arguments, arguments):
             if isinstance(x, Tensor):
                 _memory.check(argument.name, x)
@@ -834,10 +846,12 @@ def _mapped(function: Any) -> Any:
 
         def call(number: int) -> Any:
             parts = [x if dim is None else x.select(dim, number) for x, dim in zip(flat, dims)]
-            return function(*pytree.tree_unflatten(parts, structure))
+            return (each or function)(*pytree.tree_unflatten(parts, structure))
 
         results = [call(number) for number in range(info.batch_size or 1)]
-        return tuple(torch.stack(parts)[: info.batch_size] for parts in zip(*results)), (0, 0)
+        kind = type(results[0])  # a tuple, or the list of gradients
+        stacked = [torch.stack(parts)[: info.batch_size] for parts in zip(*results)]
+        return kind(stacked), kind([0] * len(stacked))
 
     return rule
 
@@ -852,6 +866,10 @@ def _zeros_along(x: Tensor, dim: int) -> Tensor:
 if hasattr(_operator, "register_vmap"):
     _operator.register_vmap(_mapped(torch.ops.flashcore_attn.attention))
     _operator_with.register_vmap(_mapped(torch.ops.flashcore_attn.attention_with))
+
+from . import _autograd  # noqa: E402  (which reads this module)
+
+_autograd.register((_operator, _operator_with))
 
 
 def _flops(q: Tensor, k: Tensor, v: Tensor, heads: int, *terms: Any, **named: Any) -> int:

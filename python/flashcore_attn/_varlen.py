@@ -20,6 +20,7 @@ from ._functional import (
     backend_of,
     foreign,
     given,
+    unpacked,
 )
 
 __all__ = ["flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func"]
@@ -232,8 +233,9 @@ def flash_attn_varlen_qkvpacked_func(
 
         return foreign(call, {"qkv": qkv, "cu_seqlens": cu_seqlens, **given(alibi_slopes=alibi_slopes)})
     _check_parts("qkv", qkv, 3)
+    q, k, v = unpacked(qkv, 1)
     return flash_attn_varlen_func(
-        qkv[:, 0], qkv[:, 1], qkv[:, 2], cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *before, alibi_slopes, *after
+        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *before, alibi_slopes, *after
     )
 
 
@@ -272,7 +274,8 @@ def flash_attn_varlen_kvpacked_func(
     if backend_of(kv) is not backend_of(q):
         raise ArgumentError(f"kv is {_kind(kv)}, q {_kind(q)}; they must be of one kind")
     _check_parts("kv", kv, 2)
-    return flash_attn_varlen_func(q, kv[:, 0], kv[:, 1], cu_seqlens_q, cu_seqlens_k, *before, alibi_slopes, *after)
+    k, v = unpacked(kv, 1)
+    return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, *before, alibi_slopes, *after)
 
 
 def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:

@@ -8,13 +8,14 @@
 ``torch.nn.attention.flex_attention.flex_attention`` is routed in the same way, except in compiled code:
 ``torch.compile(flex_attention)`` stays PyTorch's.
 
-Calls that FlashCore does not support (dropout, gradients, a device, type or head dim that it lacks, a function that
-cannot be a program) run in PyTorch as before, and are counted with their reason. The same holds for tensors of other
-classes than ``torch.Tensor`` (distributed tensors and ``torch.nn.attention.bias``, for example), for calls under a
-``TorchFunctionMode`` or a ``TorchDispatchMode`` that is not known to leave attention alone (the default device and the
-counter of FLOP are known), for calls that ``torch.jit`` and ``torch.fx.symbolic_trace`` trace, and for calls where
-``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda`` excludes flash attention: the user's choice of a kernel
-stays in force. While a class or a mode decides about a call, PyTorch's function is in place, for all threads.
+Calls that FlashCore does not support (dropout, gradients that the device does not compute, a device, type or head dim
+that it lacks, a function that cannot be a program) run in PyTorch as before, and are counted with their reason. The
+same holds for tensors of other classes than ``torch.Tensor`` (distributed tensors and ``torch.nn.attention.bias``,
+for example), for calls under a ``TorchFunctionMode`` or a ``TorchDispatchMode`` that is not known to leave attention
+alone (the default device and the counter of FLOP are known), for calls that ``torch.jit`` and
+``torch.fx.symbolic_trace`` trace, and for calls where ``torch.nn.attention.sdpa_kernel`` or ``torch.backends.cuda``
+excludes flash attention: the user's choice of a kernel stays in force. While a class or a mode decides about a call,
+PyTorch's function is in place, for all threads.
 
 Code is routed if it looks the function up when it calls it: as ``F.scaled_dot_product_attention`` or
 ``torch.nn.functional.scaled_dot_product_attention`` in any module. The fused C++ path of ``nn.MultiheadAttention`` and
@@ -321,9 +322,7 @@ def _unsupported_reason(torch: Any, tensors: tuple[Any, ...], dropout_p: float) 
     """The reason for a call that is known to fail. A compiled call cannot fall back after it has failed."""
     if dropout_p or dropout_p is None:
         return "dropout_p"
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return "requires_grad"
-    if _torch.is_dynamo_compiling() and _torch.hides_derivatives():
+    if _torch.is_dynamo_compiling() and _torch.is_differentiated():  # graphs differentiate operators of PyTorch's only
         return "requires_grad"
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward_ad"
@@ -333,7 +332,7 @@ def _unsupported_reason(torch: Any, tensors: tuple[Any, ...], dropout_p: float) 
         return "attn_mask"
     if _torch.flash_is_left_out():
         return "sdpa_kernel"
-    return _torch.lacks(*tensors[:3])
+    return _torch.lacks(*tensors)
 
 
 def _is_own(function: Any) -> bool:

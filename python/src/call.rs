@@ -8,7 +8,9 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use cpu::Executor;
 use flashcore::gpu::Gpu;
 use flashcore::raw::{self, CallOptions, OperandMap, Queue, View};
-use problem::{Band, Corner, DType, ElementType, LengthArray, Operand, Pass, ProblemError, Program, Tensor};
+use problem::{
+    Band, Corner, DType, ElementType, Gradients, LengthArray, Operand, Pass, ProblemError, Program, Tensor,
+};
 use pyo3::prelude::*;
 
 use crate::error::Error;
@@ -64,16 +66,30 @@ type DescribedRotary = ([(u64, i64); 2], u8, [usize; 2], bool, Option<u64>);
 /// New keys and values, the address of `cu_seqlens_k_new`, and the rotary embedding.
 pub type DescribedAppend = (Handed, Handed, Option<u64>, Option<DescribedRotary>);
 
+/// What a backward pass reads and writes besides the forward pass's operands: whether each run must return
+/// equal bits, dO, the address of the gradient of the LSE, dQ, dK and dV, the address of the gradient of the
+/// sinks, and numbers of tables with the addresses of their gradients.
+pub type DescribedGradients =
+    (bool, (u64, Four<i64>), Option<u64>, [(u64, Four<i64>); 3], Option<u64>, Vec<(u8, u64)>);
+
 /// The element types of tables, in the order of their codes.
 const TYPES: [ElementType; 5] =
     [ElementType::F32, ElementType::F16, ElementType::Bf16, ElementType::I32, ElementType::U8];
 
+/// The type of a table with a code.
+pub fn table_type(code: u8) -> Result<ElementType, Error> {
+    let unknown = || Error::invalid("the type of a table", &code.to_string(), "0 (f32) to 4 (u8)");
+    TYPES.get(usize::from(code)).copied().ok_or_else(unknown)
+}
+
 /// Computes attention of 4-D tensors: in host memory before it returns, or enqueued on a stream. The axis
 /// `heads` of the tensors is 1 or 2, and the sequence is the other one of the two. `out` has q's shape, with
-/// v's head dim. `lse` is the address of `batch * heads_q * seq_q` floats. The first call for a problem on a
-/// GPU compiles a kernel.
+/// v's head dim. `lse` is the address of `batch * heads_q * seq_q` floats. With `gradients`, it is the backward
+/// pass, which reads `out` and `lse`. The first call for a problem on a GPU compiles a kernel.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, heads, dtypes, terms, place, features=None, append=None))]
+#[pyo3(signature = (
+    q, k, v, out, lse, heads, dtypes, terms, place, features=None, append=None, gradients=None
+))]
 #[expect(clippy::too_many_arguments, reason = "Python's calling convention: flat arguments are the cheapest")]
 pub fn attend(
     py: Python<'_>,
@@ -88,6 +104,7 @@ pub fn attend(
     place: Place,
     features: Option<DescribedFeatures>,
     append: Option<DescribedAppend>,
+    gradients: Option<DescribedGradients>,
 ) -> Result<(), Error> {
     let mut call = Call::new([&q, &k, &v], out, heads, dtypes, terms)?;
     if let Some(features) = features {
@@ -98,6 +115,9 @@ pub fn attend(
     }
     if let Some(address) = lse {
         call.add_lse(address)?;
+    }
+    if let Some(gradients) = gradients {
+        call.add_gradients(heads, gradients)?;
     }
     call.run(py, place)
 }
@@ -132,7 +152,7 @@ impl Call {
         for (tensor, (handed, dtype)) in
             Tensor::FORWARD.into_iter().zip([q, k, v, &out].into_iter().zip(types))
         {
-            let (shape, strides) = heads_first(handed, heads);
+            let (shape, strides) = ordered(heads, handed.1, handed.2);
             match tensor {
                 Tensor::Q => call.rows = [shape[0], shape[1], shape[2]],
                 Tensor::K => call.keys = [shape[1], shape[2]],
@@ -158,12 +178,12 @@ impl Call {
             Ok(raw::Tensor { address, view: View::dense(ElementType::I32, &[len])? })
         };
         let rows = |handed: &Handed, dtype: DType| -> Result<raw::Tensor, Error> {
-            let (shape, strides) = heads_first(handed, heads);
+            let (shape, strides) = ordered(heads, handed.1, handed.2);
             Ok(raw::Tensor { address: handed.0, view: View::new(dtype.into(), &shape, &strides)? })
         };
         let rotary = rotary.map(|(tables, code, shape, interleaved, positions)| {
             let table = |(address, stride): (u64, i64)| -> Result<raw::Tensor, Error> {
-                Ok(raw::Tensor { address, view: View::new(type_of(code)?, &shape, &[stride, 1])? })
+                Ok(raw::Tensor { address, view: View::new(table_type(code)?, &shape, &[stride, 1])? })
             };
             let positions = positions.map(|address| integers(address, batch)).transpose()?;
             let [cos, sin] = tables;
@@ -203,6 +223,41 @@ impl Call {
         self.insert_dense(Operand::Lse, address, ElementType::F32, &self.rows.clone())
     }
 
+    /// Makes the call the backward pass. Gradients have the shapes and types of their tensors.
+    fn add_gradients(&mut self, heads: usize, gradients: DescribedGradients) -> Result<(), Error> {
+        let (deterministic, d_out, d_lse, tensors, d_sinks, d_tables) = gradients;
+        let [dq, dk, dv] = tensors;
+        for (gradient, of, (address, strides)) in [
+            (Tensor::DOut, Tensor::Out, d_out),
+            (Tensor::Dq, Tensor::Q, dq),
+            (Tensor::Dk, Tensor::K, dk),
+            (Tensor::Dv, Tensor::V, dv),
+        ] {
+            let view = self.operands[of.into()].view;
+            let (_, strides) = ordered(heads, (0, 0, 0, 0), strides);
+            self.insert(gradient, address, View::new(view.dtype(), view.shape(), &strides)?);
+        }
+        if let Some(address) = d_lse {
+            self.insert_dense(Operand::DLse, address, ElementType::F32, &self.rows.clone())?;
+        }
+        let mut wants = Gradients { sinks: d_sinks.is_some(), tables: 0 };
+        if let Some(address) = d_sinks {
+            self.insert_dense(Operand::DSinks, address, ElementType::F32, &[self.rows[1]])?;
+        }
+        for (table, address) in d_tables {
+            let view = self.operands.get(Operand::Table(table)).map(|table| table.view);
+            let none = || Error::invalid("the number of a table", &table.to_string(), "one of the call's");
+            let view = view.ok_or_else(none)?;
+            let extents: Vec<usize> = { view.shape().iter().zip(view.strides()) }
+                .map(|(&extent, &stride)| if stride == 0 { extent.min(1) } else { extent })
+                .collect();
+            wants.tables |= 1 << table; // tables are numbered up to 7, or the problem is refused
+            self.insert_dense(Operand::DTable(table), address, ElementType::F32, &extents)?;
+        }
+        self.options.pass = Pass::Backward { deterministic, d_lse: d_lse.is_some(), wants };
+        Ok(())
+    }
+
     fn add(&mut self, features: DescribedFeatures) -> Result<(), Error> {
         let (lengths, sink, score, mask, floats, ints, tables, scales, pages) = features;
         let [mut batch, heads, mut rows] = self.rows;
@@ -228,7 +283,7 @@ impl Call {
             self.insert_dense(Operand::Sinks, address, ElementType::F32, &[heads])?;
         }
         for (i, (address, code, extents, strides)) in (0..=u8::MAX).zip(tables) {
-            self.insert(Operand::Table(i), address, View::new(type_of(code)?, &extents, &strides)?);
+            self.insert(Operand::Table(i), address, View::new(table_type(code)?, &extents, &strides)?);
         }
         for (i, (tensor, rows)) in
             [(Tensor::Q, rows), (Tensor::K, keys), (Tensor::V, keys)].into_iter().enumerate()
@@ -251,7 +306,7 @@ impl Call {
     /// the interpreter held, so that no other thread can fork meanwhile and leave a lock to its child.
     pub fn run(&self, py: Python<'_>, place: Place) -> Result<(), Error> {
         let Call { operands, options, append, .. } = self;
-        // A call without rows needs no device.
+        // A call without rows needs no device, and writes nothing.
         let (ordinal, handle) = if self.rows.contains(&0) { (None, 0) } else { place };
         let Some(ordinal) = ordinal else {
             let of_torch = usize::try_from(handle).ok().filter(|&threads| threads > 0);
@@ -277,6 +332,15 @@ impl Call {
     }
 }
 
+/// Extents and strides in the order batch, head, row, dim.
+fn ordered(heads: usize, shape: Four<usize>, strides: Four<i64>) -> ([usize; 4], [i64; 4]) {
+    let ((batch, x, y, dim), (of_batch, of_x, of_y, of_dim)) = (shape, strides);
+    match heads {
+        1 => ([batch, x, y, dim], [of_batch, of_x, of_y, of_dim]),
+        _ => ([batch, y, x, dim], [of_batch, of_y, of_x, of_dim]),
+    }
+}
+
 /// The threads of a call, chosen when work for more than one comes.
 struct Workers {
     of_torch: Option<usize>,
@@ -297,27 +361,10 @@ impl Executor for Workers {
     }
 }
 
-/// Shape and strides of a tensor as `[batch, head, row, dim]`.
-fn heads_first(
-    &(_, (batch, x, y, dim), (of_batch, of_x, of_y, of_dim)): &Handed,
-    heads: usize,
-) -> ([usize; 4], [i64; 4]) {
-    match heads {
-        1 => ([batch, x, y, dim], [of_batch, of_x, of_y, of_dim]),
-        _ => ([batch, y, x, dim], [of_batch, of_y, of_x, of_dim]),
-    }
-}
-
-/// The element type of a table by its code.
-fn type_of(code: u8) -> Result<ElementType, Error> {
-    let dtype = TYPES.get(usize::from(code)).copied();
-    dtype.ok_or_else(|| Error::invalid("the type of a table", &code.to_string(), "0 (f32) to 4 (u8)"))
-}
-
 /// The element types of a code, and whether products are made in tf32: four bits for each of q, k, v and out,
 /// the lowest for q, with the place of the type in [`DType::ALL`]; then a bit for tf32. An integer is the
 /// cheapest argument that Python can look up and pass.
-fn types_of(code: u32) -> Result<([DType; 4], bool), Error> {
+pub fn types_of(code: u32) -> Result<([DType; 4], bool), Error> {
     let of = |tensor: u32| DType::ALL.get((code >> (4 * tensor) & 15) as usize).copied();
     match (of(0), of(1), of(2), of(3), code >> 16) {
         (Some(q), Some(k), Some(v), Some(out), tf32 @ (0 | 1)) => Ok(([q, k, v, out], tf32 == 1)),

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use driver::{CubinCache, DeviceInfo};
 use flashcore::gpu::Gpu;
 use flashcore::raw::{self, Queue};
+use problem::{DTypes, Gradients, Layout, Pass, Problem, Programs, Table};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::call::{Call, Handed, Terms};
+use crate::call::{Call, Handed, Terms, program, table_type, types_of};
 use crate::error::Error;
 
 /// The plan that a call of [`attend`](crate::call::attend) with such tensors uses, why it was chosen, and the
@@ -47,6 +48,54 @@ pub fn explain<'py>(
     let fallbacks: Vec<String> = prepared.fallbacks().iter().map(|f| f.reason.to_string()).collect();
     told.set_item("fallbacks", fallbacks)?;
     Ok(told)
+}
+
+/// What decides whether a GPU has kernels for the gradients of a call: the head dims of Q and V, the code of the
+/// types as in `attend`, the texts of the score and the mask program with the numbers of their float and
+/// integer parameters, the codes of the types of the tables with the numbers of their dimensions, whether
+/// there are sinks, whether their gradient is wanted, and bits for the tables whose gradients are wanted.
+type Differentiated =
+    ((usize, usize), u32, (String, String), (usize, usize), Vec<(u8, usize)>, (bool, bool), u8);
+
+/// Why a GPU, or without an ordinal the CPU, computes no gradients of such calls; `None` if it does. Compiles
+/// nothing.
+#[pyfunction]
+pub fn lacks_gradients(
+    py: Python<'_>,
+    ordinal: Option<i32>,
+    call: Differentiated,
+) -> Result<Option<String>, Error> {
+    let ((dim, dim_v), dtypes, (score, mask), (floats, ints), tables, (sink, of_sinks), of_tables) = call;
+    let (score, mask) = (program(&score)?, program(&mask)?);
+    let Some(ordinal) = ordinal else {
+        let derivative = score.map(|score| score.derivative()).transpose();
+        return Ok(derivative.err().map(|error| format!("the score program: {error}")));
+    };
+    let wants = Gradients { sinks: of_sinks, tables: of_tables };
+    let (dtypes, tf32) = types_of(dtypes)?;
+    let [q, k, v, out] = dtypes;
+    // One score, and tables of any extents: they decide nothing.
+    let mut problem = Problem::new(1, 1, 1, dim, DTypes { q, k, v, out, tf32 });
+    (problem.head_dim_v, problem.score.sink) = (dim_v, sink);
+    problem.programs = Programs {
+        score,
+        mask,
+        floats: vec![1.0; floats],
+        ints: vec![1; ints],
+        tables: tables
+            .into_iter()
+            .map(|(code, dims)| {
+                let (extents, strides) = (vec![1 << 30; dims], vec![0; dims]);
+                Ok(Table { dtype: table_type(code)?, extents, strides })
+            })
+            .collect::<Result<_, Error>>()?,
+    };
+    let pass = Pass::Backward { deterministic: true, d_lse: false, wants };
+    let problem = problem.with_layout(Layout::Bhsd).with_pass(pass);
+    py.detach(|| {
+        let gpu = Gpu::open(ordinal)?;
+        Ok(kernels::Plan::default_for(&problem, gpu.arch()).err().map(|error| error.to_string()))
+    })
 }
 
 /// The GPUs that the driver lists, one line each.

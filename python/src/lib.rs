@@ -34,6 +34,7 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(quantize::quantize_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(device::explain, module)?)?;
     module.add_function(wrap_pyfunction!(device::describe_gpus, module)?)?;
+    module.add_function(wrap_pyfunction!(device::lacks_gradients, module)?)?;
     module.add_function(wrap_pyfunction!(device::check_gpu, module)?)?;
     module.add_function(wrap_pyfunction!(device::cache_folder, module)?)?;
     module.add_class::<eager::Eager>()?;

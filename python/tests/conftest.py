@@ -42,9 +42,9 @@ def pretended_gpu(monkeypatch):
 
     compute = _flashcore.attend
 
-    def attend(q, k, v, out, lse, heads, code, terms, place, features=None):
+    def attend(q, k, v, out, lse, heads, code, terms, place, *features):
         assert place == (-1, 7)
-        compute(q, k, v, out, lse, heads, code, terms, (None, 0), features)
+        compute(q, k, v, out, lse, heads, code, terms, (None, 0), *features)
 
     def enqueue_quantization(*described):
         *call, device, stream = described

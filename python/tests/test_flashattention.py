@@ -224,17 +224,6 @@ def test_packed_refusals(tensors):
         assert words in str(caught.value)
 
 
-def test_gradients_are_refused():
-    torch = pytest.importorskip("torch")
-    qkv = torch.ones(1, 8, 3, 2, 16, requires_grad=True)
-    for call in (
-        lambda: flashcore_attn.flash_attn_qkvpacked_func(qkv, window_size=(2, 0)),
-        lambda: flashcore_attn.flash_attn_func(*qkv.unbind(2), softcap=3.0),
-    ):
-        with pytest.raises(flashcore_attn.UnsupportedError, match="requires grad"):
-            call()
-
-
 def test_the_operator_refuses_bounds_that_are_no_number_of_keys():
     torch = pytest.importorskip("torch")
     q = torch.ones(1, 8, 2, 16)

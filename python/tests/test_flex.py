@@ -195,15 +195,6 @@ def test_a_function_is_traced_again_when_what_it_reads_has_changed():
         assert torch.equal(run(mask), wide), number
 
 
-def test_gradients_of_captured_tensors_are_refused():
-    q, k, v = three()
-    bias = torch.zeros(4, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="requires grad"):
-        flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + bias[h])
-    with torch.no_grad():
-        flashcore_attn.flex_attention(q, k, v, lambda s, b, h, q, k: s + bias[h])
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_compat_serves_masks_and_functions(device):
     flashcore_attn.compat.reset_stats()

@@ -3,11 +3,11 @@
 >>> import flashcore_attn.integrations.transformers
 >>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="flashcore")
 
-Importing the module registers ``"flashcore"`` with ``AttentionInterface`` and ``AttentionMaskInterface``. Grouped heads
-are read in place. Soft caps, attention sinks (GPT-OSS), position biases (T5), causal masks, windows, chunks and padding
-are computed by the kernel. A call that FlashCore does not compute (gradients, dropout, a type) is left to the
-implementation "sdpa", with one warning per reason. Where "sdpa" would compute something else (soft caps, sinks, lengths
-alone), the call raises an error that names the reason.
+Importing the module registers ``"flashcore"`` with ``AttentionInterface`` and ``AttentionMaskInterface``. Grouped
+heads are read in place. Soft caps, attention sinks (GPT-OSS), position biases (T5), causal masks, windows, chunks and
+padding are computed by the kernel, forward and backward. A call that FlashCore does not compute (dropout, a type) is
+left to the implementation "sdpa", with one warning per reason. Where "sdpa" would compute something else (soft caps,
+sinks, lengths alone), the call raises an error that names the reason.
 
 ``transformers`` takes every name with "flash" in it for a variant of the package ``flash-attn``, which it imports or
 replaces, and which has no chunked attention (Llama 4). :func:`register` exempts this name from both. Models that hand
@@ -143,7 +143,7 @@ def attention(
                 table = table[..., : shape[3]]  # a mask may have more keys than there are
             if not _features.broadcasts(table.shape, shape):
                 raise invalid(f"the shape of {name}", given, f"one that broadcasts to {shape}, or has more keys")
-            _features.scores(parts, backend, name, backend.expand(table, shape), shape)
+            _features.scores(parts, backend, name, table, shape)
     sink = None
     if s_aux is not None:
         sink = _features.sink("s_aux", backend, s_aux, shape[1])
@@ -167,11 +167,11 @@ def _lacks(tensors: tuple[torch.Tensor | None, ...], dropout: float) -> str | No
     """Why FlashCore does not compute a call that PyTorch may compute."""
     if dropout:
         return f"dropout is {dropout}, and FlashCore computes without dropout only"
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        return "an input requires grad, and FlashCore has no backward yet"
-    query, key, value = tensors[:3]
+    query, key, value, mask = tensors[:4]
     assert query is not None and key is not None and value is not None
-    lacks = _torch.lacks(query, key, value)
+    lacks = _torch.lacks(query, key, value, mask)
+    if lacks == "requires_grad":
+        return "an input requires grad, and the GPU's kernels do not compute its gradient"
     return None if lacks is None else f"FlashCore does not compute {lacks}"
 
 
