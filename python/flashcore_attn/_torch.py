@@ -26,6 +26,8 @@ from . import _cuda, _features, _flashcore, _memory, _trace
 from ._overrides import PLAIN, is_computed, is_watched
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ._features import Append, Features
     from ._flashcore import Terms
     from ._quantize import Options

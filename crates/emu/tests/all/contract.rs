@@ -54,7 +54,7 @@ fn contracts_that_do_not_fit_are_refused() {
 
 #[test]
 fn what_is_not_implemented_is_named_and_nothing_runs() {
-    let kernel = kernel("red.global.add.v2.f32 [%rd0], {%f0, %f1};");
+    let kernel = kernel("atom.global.add.v2.f32 {%f2, %f3}, [%rd0], {%f0, %f1};");
     let error = launch(&kernel, &Options::default()).expect_err("a refusal");
     assert!(matches!(&error, EmuError::Unsupported { line: 12, what } if what.contains("vector")), "{error}");
 }
