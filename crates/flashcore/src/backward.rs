@@ -28,8 +28,8 @@ pub struct Gradients<T> {
 
 impl<T: Element> Attention<'_, T> {
     /// The gradients of a loss, from `out` and `lse`, which [`run`](Attention::run) has returned for this
-    /// call, and `d_out`, the gradient of the loss by `out`. Sums are in f32 for every element type. Equal calls
-    /// on one device return equal bits. For tensors in device memory, prepare a problem with
+    /// call, and `d_out`, the gradient of the loss by `out`. Sums are in f32 for every element type. Equal
+    /// calls on one device return equal bits. For tensors in device memory, prepare a problem with
     /// [`Pass::DETERMINISTIC`] and call
     /// [`enqueue_operands`](crate::gpu::Prepared::enqueue_operands).
     ///

@@ -218,8 +218,8 @@ impl Prepared {
     }
 
     /// Like [`Prepared::enqueue`], for the operands of any pass, each once, in any order: those of the
-    /// backward pass have no other call. The forward pass's outputs are then only read. A problem without rows
-    /// leaves all outputs as they are.
+    /// backward pass have no other call. The forward pass's outputs are then only read. A problem without
+    /// rows leaves all outputs as they are.
     ///
     /// ```no_run
     /// use flashcore::gpu::{Buffer, Gpu, Operand, Stream};
