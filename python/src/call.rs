@@ -84,8 +84,8 @@ pub fn table_type(code: u8) -> Result<ElementType, Error> {
 
 /// Computes attention of 4-D tensors: in host memory before it returns, or enqueued on a stream. The axis
 /// `heads` of the tensors is 1 or 2, and the sequence is the other one of the two. `out` has q's shape, with
-/// v's head dim. `lse` is the address of `batch * heads_q * seq_q` floats. With `gradients`, it is the backward
-/// pass, which reads `out` and `lse`. The first call for a problem on a GPU compiles a kernel.
+/// v's head dim. `lse` is the address of `batch * heads_q * seq_q` floats. With `gradients`, it is the
+/// backward pass, which reads `out` and `lse`. The first call for a problem on a GPU compiles a kernel.
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, out, lse, heads, dtypes, terms, place, features=None, append=None, gradients=None

@@ -50,8 +50,8 @@ pub fn explain<'py>(
     Ok(told)
 }
 
-/// What decides whether a GPU has kernels for the gradients of a call: the head dims of Q and V, the code of the
-/// types as in `attend`, the texts of the score and the mask program with the numbers of their float and
+/// The facts by which a GPU has kernels for the gradients of a call: the head dims of Q and V, the code of
+/// the types as in `attend`, the texts of the score and the mask program with the numbers of their float and
 /// integer parameters, the codes of the types of the tables with the numbers of their dimensions, whether
 /// there are sinks, whether their gradient is wanted, and bits for the tables whose gradients are wanted.
 type Differentiated =
