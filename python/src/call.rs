@@ -66,7 +66,7 @@ type DescribedRotary = ([(u64, i64); 2], u8, [usize; 2], bool, Option<u64>);
 /// New keys and values, the address of `cu_seqlens_k_new`, and the rotary embedding.
 pub type DescribedAppend = (Handed, Handed, Option<u64>, Option<DescribedRotary>);
 
-/// What a backward pass reads and writes besides the forward pass's operands: whether each run must return
+/// Operands that only a backward pass has, and its options: whether each run must return
 /// equal bits, dO, the address of the gradient of the LSE, dQ, dK and dV, the address of the gradient of the
 /// sinks, and numbers of tables with the addresses of their gradients.
 pub type DescribedGradients =

@@ -1,5 +1,5 @@
-//! A small GPT learns the letters of this file on the CPU: from equal weights, once with FlashCore's attention
-//! and its backward pass, once with attention of candle's operations and candle's autodiff.
+//! A small GPT learns the letters of this file on the CPU: from equal weights, once with FlashCore's
+//! attention and its backward pass, once with attention of candle's operations and candle's autodiff.
 //!
 //! ```sh
 //! cargo run --release --example gpt

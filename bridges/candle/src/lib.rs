@@ -117,9 +117,9 @@ pub fn flash_attn_alibi_windowed_softcap(
     Arguments { window, slopes: alibi_slopes, softcap: Some(softcap), ..all }.attend()
 }
 
-/// Attention of packed sequences. `seqlens_q` and `seqlens_k`, u32 or i32, hold the first row of each sequence
-/// and the end of the last; no sequence is longer than `max_seqlen_q` and `max_seqlen_k`. Rows of no sequence
-/// are 0.
+/// Attention of packed sequences. `seqlens_q` and `seqlens_k`, u32 or i32, hold the first row of each
+/// sequence and the end of the last; no sequence is longer than `max_seqlen_q` and `max_seqlen_k`. Rows of no
+/// sequence are 0.
 ///
 /// # Errors
 /// As [`flash_attn`]; on the CPU also when lengths do not fit.
@@ -164,8 +164,8 @@ pub fn flash_attn_varlen_windowed(
 
 /// [`flash_attn_varlen_windowed`] on keys in pages: `k` and `v` are `[page, row, head, dim]` with
 /// `page_block_size` rows, and `block_table`, u32 or i32 `[sequence, page]`, has the pages of each sequence.
-/// The differences of `seqlens_k` are the numbers of keys. `mm_prefix_ranges`, i32 `[sequence, range, 2]`, has
-/// ranges of positions whose queries see all keys of the range, whatever the window.
+/// The differences of `seqlens_k` are the numbers of keys. `mm_prefix_ranges`, i32 `[sequence, range, 2]`,
+/// has ranges of positions whose queries see all keys of the range, whatever the window.
 ///
 /// # Errors
 /// As [`flash_attn_varlen`].

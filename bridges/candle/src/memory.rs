@@ -1,5 +1,5 @@
-//! Where candle keeps the elements of a tensor: addresses in the memory of a device, and the call of FlashCore
-//! there.
+//! The memory in which candle keeps the elements of a tensor: addresses on a device, and the call of
+//! FlashCore there.
 #![allow(unsafe_code, reason = "FlashCore takes addresses")]
 
 use candle::backend::{BackendDevice, BackendStorage};
@@ -73,8 +73,8 @@ impl<'a, S: Memory> Bound<'a, S> {
     pub unsafe fn enqueue(&self, queue: Queue<'_>, options: &CallOptions) -> Result<()> {
         let ready = raw::prepare(queue, &self.operands, options).map_err(Error::wrap)?;
         // SAFETY: candle's layouts describe elements within their storages, and the views those of outputs
-        // that were allocated by their shapes. Inputs are borrowed and outputs are borrowed uniquely for `'a`.
-        // On a GPU, the guards order other work on the storages, which candle frees in the stream's order.
+        // that were allocated by their shapes. Inputs are borrowed, and outputs are borrowed uniquely,
+        // for `'a`. On a GPU, the guards order other work on the storages, which candle frees in the stream's order.
         unsafe { ready.enqueue() }.map_err(Error::wrap)
     }
 }

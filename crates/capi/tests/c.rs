@@ -86,9 +86,9 @@ fn the_header_is_the_layout_of_the_library() {
     fields!("flashcore_operand", COperand: operand, dtype, address, dimensions, shape, strides);
     fields!(
         "flashcore_call",
-        CCall: size, error, error_size, operands, operand_count, pass, flags, device_type, device, stream, threads, keys_before,
-        keys_after, scale, softcap, score, mask, floats, float_count, ints, int_count, longest_q, longest_k,
-        scale_rows, reserved
+        CCall: size, error, error_size, operands, operand_count, pass, flags, device_type, device, stream,
+        threads, keys_before, keys_after, scale, softcap, score, mask, floats, float_count, ints, int_count,
+        longest_q, longest_k, scale_rows, reserved
     );
     for (name, number) in flashcore_c::numbers() {
         claim(format!("{name} == {number}"));

@@ -2,7 +2,7 @@
 
 use candle::{DType, Device, Result, Tensor};
 
-/// What changes the answer besides the tensors.
+/// The options of a call.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub scale: f32,

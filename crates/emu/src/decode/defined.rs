@@ -335,7 +335,7 @@ impl Analysis {
     }
 
     fn suspects(&self, blocks: &[BasicBlock], regions: &[Region], suspects: &mut Vec<Slot>) {
-        // What a region writes may depend on the guard of its branch.
+        // The values that a region writes may depend on the guard of its branch.
         let leave_regions = |block: &BasicBlock, defined: &mut BySlot<bool>| {
             let left = regions.iter().filter(|region| region.join == block.start);
             left.flat_map(|region| &region.writes).for_each(|slot| defined[*slot] = false);

@@ -29,8 +29,8 @@ impl Strided {
     }
 }
 
-/// What passes from one kernel to the next, tile by tile of query rows. The first index of a tile is that of
-/// its batch entry and head.
+/// The values that one kernel leaves for the next, tile by tile of query rows. The first index of a tile is
+/// that of its batch entry and head.
 #[derive(Clone, Copy)]
 pub(super) struct RowTiles {
     /// −L·log2 e of each row of the tile, then −D of each row.
