@@ -74,7 +74,8 @@ impl<'a, S: Memory> Bound<'a, S> {
         let ready = raw::prepare(queue, &self.operands, options).map_err(Error::wrap)?;
         // SAFETY: candle's layouts describe elements within their storages, and the views those of outputs
         // that were allocated by their shapes. Inputs are borrowed, and outputs are borrowed uniquely,
-        // for `'a`. On a GPU, the guards order other work on the storages, which candle frees in the stream's order.
+        // for `'a`. On a GPU, the guards order other work on the storages, which candle frees in the stream's
+        // order.
         unsafe { ready.enqueue() }.map_err(Error::wrap)
     }
 }
