@@ -154,8 +154,8 @@ def attention(
             "output_attentions is not supported: FlashCore does not store the weights; use eager attention"
         )
     if cache is not None:
-        lengths = {"cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k, "block_table": block_table, **others}
-        keys = (cache, lengths, cu_seq_lens_q, max_length_q, sliding_window)
+        named = {"cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k, "block_table": block_table, **others}
+        keys = (cache, named, cu_seq_lens_q, max_length_q, sliding_window)
         # A model makes a mask of the new rows alone, which the lengths make superfluous.
         return _paged(module, (query, key, value), keys, scaling, softcap, s_aux), None
     if block_table is not None:
@@ -221,11 +221,10 @@ def _paged(
         out = flash_attn_varlen_func(q, k, v, starts, starts_k, longest, lengths["max_length_k"], **options)
     else:
         used = starts_k[1:] - starts_k[:-1] - 1  # before the append
-        pages = (lengths["k_cache"], lengths["v_cache"])
-        rows = (x[:, None] for x in (k, v))
         out = flash_attn_with_kvcache(
-            q[:, None], *pages, *rows, cache_seqlens=used, block_table=lengths["block_table"], **options
-        )[:, 0]
+            q[:, None], lengths["k_cache"], lengths["v_cache"], k[:, None], v[:, None], cache_seqlens=used,
+            block_table=lengths["block_table"], **options,
+        )[:, 0]  # fmt: skip
     return out[None]
 
 
