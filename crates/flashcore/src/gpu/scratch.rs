@@ -72,7 +72,7 @@ impl Purpose {
         match kind {
             BufferKind::Counter => Some(Purpose::Counter),
             BufferKind::Scratch | BufferKind::Temporary(_) => Some(Purpose::Scratch),
-            BufferKind::Operand(_) | BufferKind::Codes(_) => None,
+            BufferKind::Operand(_) | BufferKind::Codes(_) | BufferKind::Array(_) => None,
         }
     }
 
