@@ -199,17 +199,13 @@ def _now(
     features: Features | None = None,
     append: Append | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    if q.is_cuda and append is not None:
-        raise UnsupportedError(
-            "keys are appended to a cache in host memory only; append them before the call", "append"
-        )
+    if append is not None:
+        _check_cache(k, v)
     if q.is_cuda:
-        return _cuda.attend(q, k, v, heads, terms, want_lse, features)
+        return _cuda.attend(q, k, v, heads, terms, want_lse, features, append)
     code, dtype = _cuda.codes(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(invalid_words("the device of q", q.device, "cuda or cpu"), f"device {q.device.type}")
-    if append is not None:
-        _check_cache(k, v)
     if q.is_neg() or k.is_neg() or v.is_neg():
         q, k, v = _cuda.resolved("q", q), _cuda.resolved("k", k), _cuda.resolved("v", v)
     q, k, v = _cuda.plain_rows("q", q), _cuda.plain_rows("k", k), _cuda.plain_rows("v", v)

@@ -1,4 +1,5 @@
-//! Keys and values that a call appends to its cache, and rotary embedding, in host memory.
+//! Keys and values that a call appends to its cache, and rotary embedding: the check, and the append in host
+//! memory.
 
 use half::{bf16, f16};
 use problem::{
@@ -167,9 +168,19 @@ impl Rotated {
 }
 
 impl Appending {
+    /// The append, and Q, K and V of the call.
+    pub(super) fn parts(&self) -> (&Append, &[Tensor; 3]) {
+        (&self.append, &self.tensors)
+    }
+
+    /// Whether the call's attention reads rotated queries.
+    pub(super) fn rotates(&self) -> bool {
+        self.append.rotary.is_some()
+    }
+
     /// Gives the problem the strides of the rotated queries, if the append rotates them.
     pub(super) fn prepared(&self, problem: Problem) -> Problem {
-        if self.append.rotary.is_none() {
+        if !self.rotates() {
             return problem;
         }
         let [_, heads, rows, dim] = problem.extents(problem::Tensor::Q);
@@ -343,7 +354,7 @@ impl Appending {
 }
 
 /// Whether the band hides keys: then each query has a position of its own.
-fn is_local(problem: &Problem) -> bool {
+pub(super) fn is_local(problem: &Problem) -> bool {
     problem.band.before.is_some() || problem.band.after.is_some()
 }
 

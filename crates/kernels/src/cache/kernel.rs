@@ -4,7 +4,9 @@ use problem::{DType, Problem};
 use ptx::{Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, Pred, R32, R64, SpecialReg, Type};
 use tile::divide;
 
-use super::{CacheArray, CacheCode, CacheWrite, HeadRows, LENGTHS, PlaceCode, ROTATED, RotationCode, THREADS};
+use super::{
+    CacheArray, CacheCode, CacheWrite, HeadRows, LENGTHS, PlaceCode, ROTATED, RotationCode, THREADS,
+};
 use crate::Arch;
 use crate::contract::Contract;
 use crate::draft::Draft;
@@ -86,8 +88,10 @@ pub(super) fn draft(code: &CacheCode, write: &CacheWrite, arch: &Arch) -> Draft<
 impl Params {
     fn declare(k: &mut Builder, c: &mut Contract<'_>, write: &CacheWrite) -> Params {
         let arrays = write.arrays();
-        let starts: Vec<(&str, Global)> =
-            arrays.iter().map(|&CacheArray { name, bytes, access }| (name, c.array(k, name, bytes, access))).collect();
+        let starts: Vec<(&str, Global)> = arrays
+            .iter()
+            .map(|&CacheArray { name, bytes, access }| (name, c.array(k, name, bytes, access)))
+            .collect();
         let find = |name: &str| starts.iter().find(|(other, _)| *other == name).map(|&(_, start)| start);
         let array = |name: &str| find(name).expect("the arrays of a write are known");
         let strided = |k: &mut Builder, c: &mut Contract<'_>, name: &str, tensor: &HeadRows, size: usize| {
@@ -341,7 +345,10 @@ impl Writer {
                 let in_row = k.sub(unit, before);
                 let wide = k.zext(head);
                 let number = k.add(first, wide);
-                let to = Global { base: k.mad(number, i64::from(row_bytes), tables.rotated.base), ..tables.rotated };
+                let to = Global {
+                    base: k.mad(number, i64::from(row_bytes), tables.rotated.base),
+                    ..tables.rotated
+                };
                 let row = HeadRow { from: address(k, &tables.q, [entry, head, row]), to, factor: None };
                 self.unit(k, (&row, self.code.from), in_row, angles);
                 k.add_to(unit, unit, THREADS);

@@ -7,8 +7,6 @@
 
 mod kernel;
 
-use std::hash::Hash;
-
 use problem::{DType, Strides};
 use ptx::Access;
 
@@ -327,12 +325,11 @@ impl CacheWrite {
         let named = named.into_iter().chain([("k", self.caches[0]), ("v", self.caches[1])]);
         for (name, tensor) in named.chain(queries.map(|queries| ("q", queries))) {
             if tensor.span().is_none() {
-                let (value, accepted) = (format!("{:?}", tensor.strides), "strides of 0 and more, below 2^60");
+                let (value, accepted) =
+                    (format!("{:?}", tensor.strides), "strides of 0 and more, below 2^60");
                 return Err(PlanError::unsupported(NAME, format!("the strides of {name}"), value, accepted));
             }
-            for (what, extent) in
-                ["entries", "heads", "rows", "dims"].into_iter().zip(tensor.extents)
-            {
+            for (what, extent) in ["entries", "heads", "rows", "dims"].into_iter().zip(tensor.extents) {
                 accept(what, extent as u64, extent < 1 << 31, "fewer than 2^31")?;
             }
         }
@@ -363,8 +360,7 @@ impl CacheWrite {
     fn width(&self) -> Result<u32, PlanError> {
         let size = self.from.bytes();
         let queries = self.rotation.iter().map(|rotation| rotation.queries);
-        let tensors: Vec<HeadRows> =
-            self.new.into_iter().chain(self.caches).chain(queries).collect();
+        let tensors: Vec<HeadRows> = self.new.into_iter().chain(self.caches).chain(queries).collect();
         let fits = |&width: &usize| {
             let rotates = self.rotation.is_none_or(|rotation| match rotation.interleaved {
                 true => width % 2 == 0 && (2 * rotation.pairs).is_multiple_of(width),
@@ -383,7 +379,12 @@ impl CacheWrite {
                  pairs are interleaved)",
                 least.max(2)
             );
-            PlanError::unsupported(NAME, "the alignment of rows", format!("{} elements", self.aligned), accepted)
+            PlanError::unsupported(
+                NAME,
+                "the alignment of rows",
+                format!("{} elements", self.aligned),
+                accepted,
+            )
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use emu::{Emulator, Options};
 use flashcore_kernels::Arch;
-use flashcore_kernels::cache::{self, CacheWrite, HeadRows, LENGTHS, ROTATED, RowPlaces, Rotation};
+use flashcore_kernels::cache::{self, CacheWrite, HeadRows, LENGTHS, ROTATED, Rotation, RowPlaces};
 use problem::{DType, Strides};
 use ptx::Machine;
 
@@ -53,7 +53,8 @@ impl Case {
             let wide = array.name == "slots" && write.places == RowPlaces::Slots { wide: true };
             if let Some((_, values)) = integers.iter().find(|(name, _)| *name == array.name) {
                 let size = if wide { 8 } else { 4 };
-                let bytes: Vec<u8> = values.iter().flat_map(|n| n.to_le_bytes().into_iter().take(size)).collect();
+                let bytes: Vec<u8> =
+                    values.iter().flat_map(|n| n.to_le_bytes().into_iter().take(size)).collect();
                 assert_eq!(bytes.len(), array.bytes, "{}", array.name);
                 return (array.name, bytes);
             }
@@ -139,7 +140,10 @@ impl Case {
             }
         }
         let mut set = |name: &str, bytes: Vec<u8>| {
-            after.iter_mut().filter(|(other, _)| *other == name).for_each(|(_, array)| array.clone_from(&bytes));
+            after
+                .iter_mut()
+                .filter(|(other, _)| *other == name)
+                .for_each(|(_, array)| array.clone_from(&bytes));
         };
         if let RowPlaces::Sequences { batch, capacity, .. } = write.places {
             let lengths = (0..batch).map(|b| {
@@ -219,8 +223,7 @@ impl Case {
         let at = (first + index).min(last);
         let [cos, sin] = ["rotary_cos", "rotary_sin"].map(|name| self.floats(name, rotation.dtype));
         for i in 0..rotation.pairs {
-            let (a, b) =
-                if rotation.interleaved { (2 * i, 2 * i + 1) } else { (i, i + rotation.pairs) };
+            let (a, b) = if rotation.interleaved { (2 * i, 2 * i + 1) } else { (i, i + rotation.pairs) };
             let [cos, sin] = [&cos, &sin].map(|table| table[at * rotation.strides[0] as usize + i]);
             (row[a], row[b]) = (row[a] * cos - row[b] * sin, row[a] * sin + row[b] * cos);
         }
@@ -277,7 +280,10 @@ impl Shape {
         if let Some(pages) = per_sequence {
             let count = entries as i64;
             // A prime that is larger than the number of pages, so that no page stands twice.
-            integers.push(("page_table", (0..(pages * batch) as i64).map(|i| (i * 10_007 + 3) % count).collect()));
+            integers.push((
+                "page_table",
+                (0..(pages * batch) as i64).map(|i| (i * 10_007 + 3) % count).collect(),
+            ));
         }
         let mut write = CacheWrite {
             from: self.from,
@@ -313,8 +319,18 @@ fn rows_go_to_their_pages() {
     for page in [None, Some(1), Some(3), Some(16), Some(64)] {
         let size = page.unwrap_or(16) as i64;
         let lengths = vec![0, 1, size - 1, size, size + 1, 23];
-        for (dims, order) in [([64, 64], ENTRY_ROW_HEAD), ([128, 64], ENTRY_HEAD_ROW), ([256, 256], ENTRY_ROW_HEAD)] {
-            let shape = |new, packed| Shape { lengths: lengths.clone(), new, page, dims, order, packed, ..Shape::default() };
+        for (dims, order) in
+            [([64, 64], ENTRY_ROW_HEAD), ([128, 64], ENTRY_HEAD_ROW), ([256, 256], ENTRY_ROW_HEAD)]
+        {
+            let shape = |new, packed| Shape {
+                lengths: lengths.clone(),
+                new,
+                page,
+                dims,
+                order,
+                packed,
+                ..Shape::default()
+            };
             shape(1, false).case(|_, _| ()).check();
             shape(3, true).case(|_, _| ()).check();
         }
