@@ -631,6 +631,7 @@ from . import _autograd, _cached  # noqa: E402  (which read this module)
 
 _autograd.register((_operator, _operator_with))
 append_and_attend, merge_states = _cached.append_and_attend, _cached.merge_states
+reshape_and_cache, check_array = _cached.reshape_and_cache, _cached.check_array
 
 
 def _flops(q: Tensor, k: Tensor, v: Tensor, heads: int, *terms: Any, **named: Any) -> int:

@@ -1,12 +1,14 @@
 //! Keys and values that a call appends to its cache, and rotary embedding: the check, and the append in host
 //! memory.
 
+use cpu::Executor;
 use half::{bf16, f16};
 use problem::{
     DType, Element, ElementType, Elements, KeyPlaces, Layout, LengthArray, Operand, OperandMap, Operands,
     Problem, ProblemError, Span,
 };
 
+use super::rows::{NewRow, RowWrite};
 use super::{Tensor, View};
 use crate::AttentionError;
 use crate::cache::rotate;
@@ -51,18 +53,31 @@ pub(super) struct Appending {
     tensors: [Tensor; 3],
 }
 
-fn refused(argument: &'static str, what: &'static str, value: String, expected: String) -> AttentionError {
+pub(super) fn refused(
+    argument: &'static str,
+    what: &'static str,
+    value: String,
+    expected: String,
+) -> AttentionError {
     AttentionError::Operand { argument, what, value, expected }
 }
 
-fn check_shape(argument: &'static str, view: &View, expected: &[usize]) -> Result<(), AttentionError> {
+pub(super) fn check_shape(
+    argument: &'static str,
+    view: &View,
+    expected: &[usize],
+) -> Result<(), AttentionError> {
     if view.shape() == expected {
         return Ok(());
     }
     Err(refused(argument, "shape", format!("{:?}", view.shape()), format!("{expected:?}")))
 }
 
-fn check_rows(argument: &'static str, tensor: &Tensor, dtype: ElementType) -> Result<(), AttentionError> {
+pub(super) fn check_rows(
+    argument: &'static str,
+    tensor: &Tensor,
+    dtype: ElementType,
+) -> Result<(), AttentionError> {
     let Tensor { address, view } = tensor;
     if view.dtype != dtype {
         let (dtype, expected) = (view.dtype.name(), dtype.name());
@@ -194,6 +209,7 @@ impl Appending {
     /// As [`super::Ready::enqueue`]: of the operands, and of the tensors of the append.
     pub(super) unsafe fn run<'a>(
         &self,
+        executor: Option<&dyn Executor>,
         problem: &Problem,
         inputs: Operands<'a>,
         used: &'a mut [i32],
@@ -211,15 +227,18 @@ impl Appending {
         let offsets = positions.as_deref().unwrap_or(&before);
         let sequences: Vec<Span> = problem.sequences(&inputs)?.iter().map(|both| both.q).collect();
         self.check_positions(problem, offsets, [&spans, &sequences])?;
-        let places = KeyPlaces::of(problem, &inputs);
+        let rows = self.placed(&before, offsets, &spans, KeyPlaces::of(problem, &inputs));
+        let Append { keys, values, rotary, .. } = &self.append;
+        let [_, key_cache, value_cache] = &self.tensors;
+        let (new, caches) = ([keys, values], [key_cache, value_cache]);
+        // SAFETY: this function's own contract; the places are those of rows of the tensors, and
+        // `check_positions` has found the positions in the tables.
+        unsafe { RowWrite { new, caches, rotary: rotary.as_ref(), factors: None }.run(executor, &rows) };
         macro_rules! run {
             ($($dtype:pat => $element:ty),*) => {
                 match problem.dtypes.k {
                     // SAFETY: this function's own contract; the type is that of the tensors.
-                    $($dtype => unsafe {
-                        self.write::<$element>(&before, offsets, &spans, places);
-                        self.rotated::<$element>(problem, offsets, &sequences)
-                    },)*
+                    $($dtype => unsafe { self.rotated::<$element>(problem, offsets, &sequences) },)*
                     DType::E4m3 | DType::E5m2 => None, // refused by `checked`
                 }
             };
@@ -274,42 +293,17 @@ impl Appending {
         Ok(())
     }
 
-    /// Writes the new rows into the cache.
-    ///
-    /// # Safety
-    /// As [`Appending::run`], for elements of type `T`.
-    unsafe fn write<T: Element>(
-        &self,
-        before: &[i32],
-        offsets: &[i32],
-        spans: &[Span],
-        places: KeyPlaces<'_>,
-    ) {
-        let Append { keys, values, rotary, .. } = &self.append;
-        let [_, key_cache, value_cache] = &self.tensors;
-        let heads = keys.view.shape[1];
-        let mut angles = Vec::new();
-        for (batch, span) in spans.iter().enumerate() {
-            for row in 0..span.len {
-                let (page, to) = places.place(batch, before[batch] as usize + row);
-                let from = span.start + row;
-                if let Some(rotary) = rotary {
-                    // SAFETY: `check_positions` has found the row in the tables.
-                    unsafe { rotary.angles(offsets[batch] as usize + row, &mut angles) };
-                }
-                for head in 0..heads {
-                    // SAFETY: the places are those of rows of the tensors.
-                    unsafe {
-                        let mut key = copied::<T>(keys, [span.batch, head, from]);
-                        if let Some(rotary) = rotary {
-                            rotary.rotate(&mut key, &angles);
-                        }
-                        store(key_cache, [page, head, to], &key);
-                        store(value_cache, [page, head, to], &copied::<T>(values, [span.batch, head, from]));
-                    }
-                }
-            }
-        }
+    /// The new rows and their places in the cache.
+    fn placed(&self, before: &[i32], offsets: &[i32], spans: &[Span], places: KeyPlaces<'_>) -> Vec<NewRow> {
+        let of_sequence = |(sequence, span): (usize, &Span)| {
+            let (entry, start) = (span.batch, span.start);
+            (0..span.len).map(move |row| {
+                let (page, to) = places.place(sequence, before[sequence] as usize + row);
+                let position = offsets[sequence] as usize + row;
+                NewRow { from: [entry, start + row], to: [page, to], sequence, position }
+            })
+        };
+        spans.iter().enumerate().flat_map(of_sequence).collect()
     }
 
     /// The rotated queries; rows of no sequence are zeros.
@@ -384,7 +378,7 @@ impl Rotary {
     ///
     /// # Safety
     /// The tables have the position.
-    unsafe fn angles(&self, position: usize, to: &mut Vec<f32>) {
+    pub(super) unsafe fn angles(&self, position: usize, to: &mut Vec<f32>) {
         to.clear();
         for table in [&self.cos, &self.sin] {
             // SAFETY: the caller's contract; a table of two dimensions has its rows in the first.
@@ -436,7 +430,7 @@ unsafe fn row_of<'a, T>(table: &Tensor, row: usize) -> &'a [T] {
 ///
 /// # Safety
 /// The tensor has the row.
-unsafe fn place<T>(tensor: &Tensor, at: [usize; 3]) -> *mut T {
+pub(super) unsafe fn place<T>(tensor: &Tensor, at: [usize; 3]) -> *mut T {
     let offset: isize = at.iter().zip(&tensor.view.strides).map(|(&i, &by)| i as isize * by as isize).sum();
     // SAFETY: the caller's contract.
     unsafe { address::<T>(tensor).offset(offset) }

@@ -29,7 +29,9 @@
 mod append;
 mod device;
 mod host;
+mod rows;
 mod shapes;
+mod slots;
 #[cfg(test)]
 mod tests;
 
@@ -48,6 +50,7 @@ pub use append::{Append, Rotary};
 pub(crate) use host::plan_for;
 pub use problem::OperandMap;
 pub(crate) use shapes::problem_of;
+pub use slots::{SlotWrite, write_slots};
 
 /// Element type, shape and strides of an operand, of at most four dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
