@@ -29,6 +29,7 @@
 mod append;
 mod device;
 mod host;
+mod rotary;
 mod rows;
 mod shapes;
 mod slots;
@@ -46,9 +47,10 @@ use smallvec::SmallVec;
 use crate::AttentionError;
 use crate::gpu::{Gpu, Prepared, Written};
 use crate::known::{Key, Wish};
-pub use append::{Append, Rotary};
+pub use append::Append;
 pub(crate) use host::plan_for;
 pub use problem::OperandMap;
+pub use rotary::Rotary;
 pub(crate) use shapes::problem_of;
 pub use slots::{SlotWrite, write_slots};
 

@@ -7,7 +7,7 @@ use cpu::{CallingThread, Executor, Pool};
 use half::{bf16, f16};
 use problem::{E4m3, E5m2, Element, ElementType};
 
-use super::append::{Rotary, place};
+use super::rotary::{Rotary, place};
 use super::{Tensor, View};
 use crate::cache::rotate;
 

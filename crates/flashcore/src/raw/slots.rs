@@ -4,8 +4,8 @@ use cpu::Executor;
 use kernels::cache::{CacheWrite, RowPlaces};
 use problem::{DType, ElementType};
 
-use super::append::{check_rows, check_shape, refused};
 use super::device::{DeviceWrite, aligned, float, head_rows};
+use super::rotary::{check_rows, check_shape, refused};
 use super::rows::{NewRow, RowWrite};
 use super::{Queue, Tensor, View};
 use crate::AttentionError;
