@@ -35,7 +35,7 @@ const TORCH: [&str; 6] = [
     "pytest-xdist==3.8.0",
 ];
 /// Tests that need PyTorch, or that also run with PyTorch.
-const TORCH_TESTS: [&str; 15] = [
+const TORCH_TESTS: [&str; 16] = [
     "test_torch.py",
     "test_eager.py",
     "test_arguments.py",
@@ -51,6 +51,7 @@ const TORCH_TESTS: [&str; 15] = [
     "test_features.py",
     "test_flex.py",
     "test_transformers.py",
+    "parallel",
 ];
 /// pytest as pure Python wheels, for a GPU machine without a network.
 const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging", "pygments"];
