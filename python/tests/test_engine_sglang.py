@@ -8,6 +8,7 @@ import json
 import math
 import sys
 import types
+import typing
 from pathlib import Path
 
 import pytest
@@ -249,7 +250,7 @@ def test_the_signatures_of_releases(loaded, release):
 class Registry:
     """diffusers' registry: only parameters that a function names reach it."""
 
-    backends: dict = {}
+    backends: typing.ClassVar = {}
 
     @classmethod
     def register(cls, backend, constraints=None, supports_context_parallel=False):

@@ -58,8 +58,8 @@ def attention(
     if attn_mask is not None:
         if return_lse or _parallel_config is not None or tuple(window_size) != (-1, -1):
             raise _serving.unsupported("attn_mask beside return_lse, a window or a parallel configuration", "None")
-        tensors = (x.transpose(1, 2) for x in (query, key, value))
-        return scaled_dot_product_attention(*tensors, attn_mask, 0.0, is_causal, scale, True).transpose(1, 2)
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        return scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale, True).transpose(1, 2)
     if _parallel_config is None:
         return flash_attn_func(
             query,
@@ -69,7 +69,7 @@ def attention(
             scale,
             is_causal,
             window_size,
-            return_lse=return_lse,  # type: ignore[call-overload]
+            return_lse=return_lse,
         )
     return dispatch._templated_context_parallel_attention(
         query, key, value, None, 0.0, is_causal, scale, enable_gqa, return_lse,
