@@ -56,6 +56,7 @@ const TORCH_TESTS: &[&str] = &[
     "test_engine_flash_attn.py",
     "test_engine_pytorch.py",
     "test_engine_vllm.py",
+    "test_engine_sglang.py",
     "parallel",
 ];
 /// pytest as pure Python wheels, for a GPU machine without a network.
