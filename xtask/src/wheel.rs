@@ -35,7 +35,7 @@ const TORCH: [&str; 6] = [
     "pytest-xdist==3.8.0",
 ];
 /// Tests that need PyTorch, or that also run with PyTorch.
-const TORCH_TESTS: [&str; 16] = [
+const TORCH_TESTS: &[&str] = &[
     "test_torch.py",
     "test_eager.py",
     "test_arguments.py",
@@ -51,6 +51,11 @@ const TORCH_TESTS: [&str; 16] = [
     "test_features.py",
     "test_flex.py",
     "test_transformers.py",
+    "test_kvcache.py",
+    "test_gradients.py",
+    "test_engine_flash_attn.py",
+    "test_engine_pytorch.py",
+    "test_engine_vllm.py",
     "parallel",
 ];
 /// pytest as pure Python wheels, for a GPU machine without a network.
