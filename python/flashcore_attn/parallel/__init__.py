@@ -10,16 +10,21 @@ PyTorch.
 
 from .. import _torch as _torch  # before `_autograd`, which it imports in turn
 from ._attention import SCHEDULES, context_parallel_attn_func, explain
+from ._decode import decode_attn_func, merge_over_group
+from ._sdpa import sharded_sdpa
 from ._split import SequenceSplit, positions, shard, shard_zigzag, split_sequence, unshard
 
 __all__ = [
     "SCHEDULES",
     "SequenceSplit",
     "context_parallel_attn_func",
+    "decode_attn_func",
     "explain",
+    "merge_over_group",
     "positions",
     "shard",
     "shard_zigzag",
+    "sharded_sdpa",
     "split_sequence",
     "unshard",
 ]

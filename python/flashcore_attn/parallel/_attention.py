@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -213,28 +213,20 @@ def _check_gradients(q: Tensor, k: Tensor, v: Tensor, terms: Terms, options: _Op
         _autograd.check(q, k, v, features_of(job, calls[0], q, terms))
 
 
-# Of each group, the headers that its ranks have agreed on, with the number of hosts.
-_agreements: Any = weakref.WeakKeyDictionary()
-
-
 def _agreed(group: Any, q: Any, k: Any, v: Any, options: _Options | None, refusal: FlashCoreError | None) -> int:
     """Compares what ranks must have in common, once for each combination, and returns the number of hosts."""
-    known = _agreements.setdefault(dist.group.WORLD if group is None else group, {})
-    device = q.device if isinstance(q, Tensor) else torch.device("cpu")
-    if refusal is not None or options is None:
-        agree(group, device, [], refusal)
-        raise AssertionError("a refused call raises its error")
-    records = _autograd.needed((q, k, v))
-    key = (q.dtype, tuple(q.shape), tuple(k.shape), v.shape[3], options, records)
-    if key not in known:
-        header = [
-            number(str(q.dtype)), q.shape[0], q.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3],
-            number(tuple(options.split)), number((options.band, options.scale, options.softcap, options.given)),
-            number((options.schedule, options.slices)), int(records),
-        ]  # fmt: skip
-        known[key] = agree(group, device, header, None)
-    hosts: int = known[key]
-    return hosts
+    if options is None or refusal is not None:
+        return agree(group, q.device if isinstance(q, Tensor) else torch.device("cpu"), [], refusal)
+    return agree(group, q.device, _header(q.dtype, q.shape, k.shape, v.shape[3], options, _autograd.needed((q, k, v))))
+
+
+@functools.lru_cache(maxsize=256)
+def _header(dtype: torch.dtype, q: Any, k: Any, dim_v: int, options: _Options, records: bool) -> list[int]:
+    return [
+        number(str(dtype)), q[0], q[1], q[2], k[2], q[3], dim_v, number(tuple(options.split)),
+        number((options.band, options.scale, options.softcap, options.given)),
+        number((options.schedule, options.slices)), int(records),
+    ]  # fmt: skip
 
 
 def _job(group: Any, options: _Options, q: Tensor, k: Tensor, v: Tensor, hosts: int) -> ParallelCall:

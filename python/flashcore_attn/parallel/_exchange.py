@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from .._errors import ArgumentError, FlashCoreError, GroupError, invalid
 
-__all__ = ["Exchange", "agree", "answering", "hosts"]
+__all__ = ["Exchange", "agree", "answering", "number"]
 
 
 @contextmanager
@@ -78,46 +79,58 @@ def number(value: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "little")
 
 
-def agree(group: Any, device: torch.device, header: list[int], refusal: FlashCoreError | None) -> int:
-    """Compares the headers of all ranks, and returns the number of hosts.
+# Of each group, the headers that its ranks have agreed on, with the number of hosts.
+_agreements: Any = weakref.WeakKeyDictionary()
+
+
+def agree(group: Any, device: torch.device, header: list[int], refusal: FlashCoreError | None = None) -> int:
+    """Compares a header over all ranks, the first time that this rank has it, and returns the number of hosts.
 
     Args:
         group: the process group.
         device: where its tensors are.
         header: what must be equal on all ranks, in the order of the names.
-        refusal: the error with which this rank refuses its arguments.
+        refusal: the error with which this rank refuses its arguments. It is raised, and other ranks raise another one.
 
     Raises:
         ArgumentError: ranks differ, or another rank refused its arguments.
         GroupError: a rank did not answer.
     """
-    own = [int(refusal is not None), *header]
+    known = _agreements.setdefault(dist.group.WORLD if group is None else group, {})
+    key = tuple(header)
+    if refusal is not None or key not in known:
+        try:
+            told = _headers(group, device, [int(refusal is not None), *header])
+        except GroupError:
+            if refusal is None:
+                raise
+        if refusal is not None:
+            raise refusal
+        _compare(told)
+        known[key] = len({theirs[-1] for theirs in told})
+    hosts: int = known[key]
+    return hosts
+
+
+def _headers(group: Any, device: torch.device, own: list[int]) -> list[list[int]]:
+    """The headers of all ranks."""
     own += [0] * (_HEADER - 1 - len(own)) + [number(socket.gethostname())]
     mine = torch.tensor(own, dtype=torch.int64).to(device)
     all_of = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    try:
-        with answering(group, "agree on the arguments"):
-            dist.all_gather(all_of, mine, group=group)
-            told = torch.stack(all_of).tolist()
-    except GroupError:
-        if refusal is None:
-            raise
-    if refusal is not None:
-        raise refusal
+    with answering(group, "agree on the arguments"):
+        dist.all_gather(all_of, mine, group=group)
+        return torch.stack(all_of).tolist()
+
+
+def _compare(told: list[list[int]]) -> None:
     for rank, theirs in enumerate(told):
         if theirs[0]:
             raise ArgumentError(f"rank {rank} refused its arguments; its error says why")
     for i, name in enumerate(_NAMES):
         for rank, theirs in enumerate(told):
-            if theirs[i] != told[0][i]:
-                # Hashes say nothing to a reader.
-                is_hash = i == 1 or i > 7
-                values = f"rank {rank} and rank 0 differ" if is_hash else f"{theirs[i]} on rank {rank}"
-                expected = "one on all ranks" if is_hash else f"{told[0][i]} as on rank 0"
-                raise invalid(name, values, expected)
-    return len({theirs[-1] for theirs in told})
-
-
-def hosts(group: Any, device: torch.device) -> int:
-    """The number of hosts of a group."""
-    return agree(group, device, [], None)
+            if theirs[i] == told[0][i]:
+                continue
+            # Hashes say nothing to a reader.
+            is_hash = i == 1 or i > 7
+            value = f"another one on rank {rank} than on rank 0" if is_hash else f"{theirs[i]} on rank {rank}"
+            raise invalid(name, value, "one on all ranks" if is_hash else f"{told[0][i]}, that of rank 0")

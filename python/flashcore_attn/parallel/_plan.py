@@ -38,13 +38,15 @@ class BandCall(NamedTuple):
     #: The query rows ``[first, last)`` of the shard, and the keys in the buffer.
     rows: tuple[int, int]
     keys: tuple[int, int]
-    #: Of each sequence the first query row, the first key (both from the beginning of the call's) and the keys.
+    #: Of each sequence the first query row, the first key (both from the beginning of the call's), and
+    #: the number of keys.
     starts_q: tuple[int, ...]
     starts_k: tuple[int, ...]
     used_k: tuple[int, ...]
     before: int
     after: int
-    #: Keys after the position of the last query: the positions of queries that the alignment gives are larger by it.
+    #: Keys after the position of the last query: the alignment gives positions of queries that are larger
+    #: by this number.
     shift: int
     #: Whether each row sees its own key here. No other call does.
     own: bool

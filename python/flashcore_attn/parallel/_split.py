@@ -21,7 +21,8 @@ SPLITS = ("zigzag", "contiguous", "documents")
 class SequenceSplit(NamedTuple):
     """Which rows of a sequence each rank holds. :func:`split_sequence` makes it; equal splits compare equal."""
 
-    #: Of each rank, the rows ``[first, last)`` of the whole sequence that it holds, in the order in which it does.
+    #: Of each rank, the rows ``[first, last)`` of the whole sequence that it holds, in the order in which it
+    #: holds them.
     fragments: tuple[tuple[tuple[int, int], ...], ...]
     #: The first row of each packed document, and the end of the last.
     documents: tuple[int, ...]
