@@ -387,7 +387,7 @@ def as_pages(x: Tensor, batch: int) -> Tensor:
 
 def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust. ``held`` keeps their memory."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, _ = features
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, *_ = features
     check_devices(features, q)
 
     def at(name: str, x: Tensor | None) -> int | None:

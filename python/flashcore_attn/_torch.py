@@ -148,10 +148,10 @@ def _dispatched(
 
 def _flat(features: Features) -> list[Any]:
     """The arguments of an operator that state features."""
-    lengths, batch, max_q, max_k, sink, *programs, tables, scales, blocks, pages, _ = features
+    lengths, batch, max_q, max_k, sink, *programs, tables, scales, blocks, pages, deterministic, _ = features
     score, mask, floats, ints = programs
     stated = [score, mask, list(floats), list(ints), list(tables)]
-    return [*lengths, batch, max_q, max_k, sink, *stated, *scales, list(blocks), pages]
+    return [*lengths, batch, max_q, max_k, sink, *stated, *scales, list(blocks), pages, deterministic]
 
 
 def equal_lengths(q: Tensor, batch: int, length: int) -> Tensor:
@@ -496,7 +496,7 @@ def _fake(
     "float softcap, bool want_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
     "Tensor? leftpad_k, SymInt batch, SymInt max_q, SymInt max_k, Tensor? sink, str score, str mask, float[] floats, "
     "SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, int[] blocks, "
-    "Tensor? page_table=None) -> (Tensor, Tensor)",
+    "Tensor? page_table=None, bool deterministic=False) -> (Tensor, Tensor)",
 )
 def _operator_with(
     q: Tensor,

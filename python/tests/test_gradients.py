@@ -18,6 +18,7 @@ from flashcore_attn import (  # noqa: E402
     flex_attention,
     scaled_dot_product_attention,
 )
+from flashcore_attn._torch import _autograd  # noqa: E402
 
 cuda = pytest.param("cuda", marks=pytest.mark.needs_cuda)
 devices = pytest.mark.parametrize("device", ["cpu", cuda])
@@ -104,14 +105,35 @@ def test_gradients_are_those_of_attention(device, dtype, case, shape):
     def ours(q, k, v):
         called = {("softmax_scale" if n == "scale" else "window_size" if n == "window" else n): x
                   for n, x in options.items()}  # fmt: skip
-        out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, deterministic=True, **called)
+        out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, deterministic=deterministic, **called)
         return out, lse
 
     # Rows without keys have an infinite LSE, whose gradient has no effect.
-    for d_lse in (None, draw(batch, heads, rows, seed=8, device=device)):
+    for d_lse, deterministic in ((None, True), (draw(batch, heads, rows, seed=8, device=device), False), (None, False)):
         found = gradients(ours, tensors, d_out, d_lse)
         agree(found, tensors, lambda *x: exact(*x, **named), d_out, d_lse)
-        assert all(torch.equal(x, y) for x, y in zip(found, gradients(ours, tensors, d_out, d_lse)))
+        if deterministic:
+            assert all(torch.equal(x, y) for x, y in zip(found, gradients(ours, tensors, d_out, d_lse)))
+
+
+def test_gradients_are_deterministic_where_that_is_asked_for(monkeypatch):
+    asked, compute = [], _autograd.compute
+    # `compute` is called with all its arguments by the operator.
+    monkeypatch.setattr(_autograd, "compute", lambda *given: (asked.append(given[7]), compute(*given))[1])
+    q = torch.randn(1, 6, 2, 8, requires_grad=True)
+    packed, starts = torch.randn(6, 2, 8, requires_grad=True), torch.tensor([0, 2, 6], dtype=torch.int32)
+    for options in ({}, {"deterministic": True}):
+        flash_attn_func(q, q, q, **options).sum().backward()
+        flash_attn_varlen_func(packed, packed, packed, starts, starts, **options).sum().backward()
+        torch.compile(flash_attn_func, backend="aot_eager", fullgraph=True)(q, q, q, **options).sum().backward()
+    torch.use_deterministic_algorithms(True)
+    try:
+        flash_attn_func(q, q, q).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked == [False] * 3 + [True] * 4
+    with pytest.raises(flashcore_attn.ArgumentError, match="deterministic"):
+        flash_attn_func(q, q, q, deterministic="yes")
 
 
 @pytest.mark.parametrize("dtype", RELATIVE, ids=str)
