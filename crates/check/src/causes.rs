@@ -290,6 +290,7 @@ mod tests {
             place: Some(place),
             message: "writes memory that another thread reads, without ordering".to_owned(),
             count: 3,
+            allowed: false,
         }
     }
 
