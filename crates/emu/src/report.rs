@@ -151,8 +151,22 @@ impl Default for Options {
 }
 
 /// The kind of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    serde::Serialize,
+    serde::Deserialize,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub enum HazardKind {
     Race,
     UninitialisedRead,
@@ -196,29 +210,7 @@ impl HazardKind {
 
     /// The name that filetests and JSON use.
     pub const fn name(self) -> &'static str {
-        match self {
-            HazardKind::Race => "race",
-            HazardKind::UninitialisedRead => "uninitialised_read",
-            HazardKind::OutOfBounds => "out_of_bounds",
-            HazardKind::Misaligned => "misaligned",
-            HazardKind::BarrierDivergence => "barrier_divergence",
-            HazardKind::Deadlock => "deadlock",
-            HazardKind::AsyncNotWaited => "async_not_waited",
-            HazardKind::MissingProxyFence => "missing_proxy_fence",
-            HazardKind::TransactionMismatch => "transaction_mismatch",
-            HazardKind::MissingWgmmaFence => "missing_wgmma_fence",
-            HazardKind::UnwrittenOutput => "unwritten_output",
-            HazardKind::BeforeGridWait => "before_grid_wait",
-            HazardKind::RegisterPool => "register_pool",
-            HazardKind::UnpromisedAlignment => "unpromised_alignment",
-            HazardKind::WarpOrder => "warp_order",
-            HazardKind::NonCoherentRead => "non_coherent_read",
-            HazardKind::Trap => "trap",
-            HazardKind::AssertionFailed => "assertion_failed",
-            HazardKind::WeakOrder => "weak_order",
-            HazardKind::UnusedRead => "unused_read",
-            HazardKind::Nondeterministic => "nondeterministic",
-        }
+        self.into_str()
     }
 }
 
