@@ -135,12 +135,14 @@ def compute(
     features: Features | None,
     wants: Wants = _NONE,
     deterministic: bool = True,
+    into: tuple[Tensor | None, ...] = (None, None, None),
 ) -> list[Tensor]:
-    """The gradients of q, k and v, then those that are wanted: of the sinks, and of tables in float32."""
+    """The gradients of q, k and v, then those that are wanted: of the sinks, and of tables in float32. ``into`` has
+    memory for the first three, with contiguous rows."""
     q = saved.q
     if q.is_cuda and q.get_device() != _cuda._current_device():
         with torch.cuda.device(q.get_device()):
-            return compute(d_out, d_lse, saved, heads, terms, features, wants, deterministic)
+            return compute(d_out, d_lse, saved, heads, terms, features, wants, deterministic, into)
     _check_gradient("d_out", d_out, saved.out, saved.out.dtype)
     code, _ = _cuda.codes(q, saved.k, saved.v)
     plain = [_cuda.plain_rows(name, _cuda.resolved(name, x)) for name, x in zip(Saved._fields, saved[:4])]
@@ -156,7 +158,7 @@ def compute(
         d_lse = _cuda.resolved("d_lse", d_lse).contiguous()
     # Rows of no sequence have no gradient, and a call without rows writes nothing.
     clear = (features is not None and features.uneven) or not saved.out.numel()
-    results = [_cuda.output_like(x, x.shape[3]) for x in plain[:3]]
+    results = [_cuda.output_like(x, x.shape[3]) if given is None else given for x, given in zip(plain, into)]
     sinks = [q.new_empty((q.shape[heads],), dtype=torch.float32)] if wants.sink else []
     numbers = [i for i in range(8) if wants.tables >> i & 1]
     tables = [] if features is None else features.tables
@@ -315,7 +317,9 @@ def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, needs: 
     *_, floats, ints = ctx.programs
     # An empty list is one of tensors for autograd.
     lists: tuple[Any, Any] = (None if floats else [], None if ints else [])
-    return (*found, *(None,) * 8, d_sink, None, None, *lists, d_tables, *(None,) * 5)
+    gradients = (*found, *(None,) * 8, d_sink, None, None, *lists, d_tables, *(None,) * 5)
+    # PyTorch drops last arguments that equal their defaults; older versions take no gradients for those.
+    return gradients[: len(needs)]
 
 
 def called(operator: Any, *arguments: Any) -> Any:

@@ -7,8 +7,9 @@ import re
 from typing import Any
 
 from . import _blocks, _features, _trace, _trace_cache
+from ._broadcast import broadcast, leads_agree
 from ._errors import ArgumentError, UnsupportedError, dimensions, invalid, invalid_words
-from ._functional import _broadcast, _check_number, _flag, _leads_agree, _of_scale, backend_of, foreign, given
+from ._functional import _check_number, _flag, _of_scale, backend_of, foreign, given
 from ._graphs import inside_graphs
 from ._trace import table
 
@@ -87,12 +88,12 @@ def flex_attention(
     q, k, v = backend.admit(query, key, value)
     _check_number("scale", scale)
     enable_gqa, return_lse = _flag("enable_gqa", enable_gqa), _flag("return_lse", return_lse)
-    if not _leads_agree(q, k, v, enable_gqa):
+    if not leads_agree(q, k, v, enable_gqa):
         for name, tensor in (("query", q), ("key", k), ("value", v)):
             if tensor.ndim != 4:
                 dims = f"{name} has {dimensions(tensor.ndim)}"
                 raise ArgumentError(f"{dims}; it takes 4: batch, heads, sequence, head_dim")
-        _, q, k, v = _broadcast(backend, q, k, v, enable_gqa)
+        _, q, k, v = broadcast(backend, q, k, v, enable_gqa)
     tracing = backend.Tracing(q)
     parts = _features.Parts()
     if score_mod is not None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from . import _features
+from ._broadcast import broadcast, leads_agree
 from ._errors import ArgumentError, FlashCoreError, UnsupportedError, dimensions, invalid, invalid_words
 
 __all__ = ["explain", "flash_attn_func", "scaled_dot_product_attention"]
@@ -388,8 +389,8 @@ def scaled_dot_product_attention(
     q, k, v = backend.admit(query, key, value)
     _check_number("scale", scale)
     lead = None
-    if not _leads_agree(q, k, v, enable_gqa):
-        lead, q, k, v = _broadcast(backend, q, k, v, enable_gqa)
+    if not leads_agree(q, k, v, enable_gqa):
+        lead, q, k, v = broadcast(backend, q, k, v, enable_gqa)
     features = None
     if attn_mask is not None:
         features = _of_mask(backend, attn_mask, q, k, (q.shape[0], q.shape[1]) if lead is None else lead)
@@ -564,63 +565,6 @@ def explain(
     before, after, cap = _band_and_cap(causal, window_size, softcap)
     told: dict[str, Any] = backend.explain(q, k, v, 2, (False, before, after, None, cap))
     return told
-
-
-def _leads_agree(query: Any, key: Any, value: Any, enable_gqa: bool) -> bool:
-    """Whether tensors of these shapes need no broadcasting."""
-    q, k, v = query.shape, key.shape, value.shape
-    if not (len(q) == len(k) == len(v) == 4 and q[0] == k[0] == v[0] and k[1] == v[1]):
-        return False
-    return bool(q[1] == k[1] or (enable_gqa and k[1] and q[1] % k[1] == 0))
-
-
-def _broadcast(backend: Any, query: Any, key: Any, value: Any, enable_gqa: bool) -> tuple[Any, Any, Any, Any]:
-    """The leading dimensions of the result, and the three tensors with exactly two of them (strides of 0 where one
-    repeats)."""
-    tensors = {"query": query, "key": key, "value": value}
-    for name, tensor in tensors.items():
-        least = 3 if enable_gqa else 2
-        if tensor.ndim < least:
-            raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it needs at least {least}")
-    own = 3 if enable_gqa else 2  # trailing dimensions that do not broadcast
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if enable_gqa:
-        heads = [shape[-3] for shape in shapes.values()]
-        if heads[1] != heads[2] or heads[1] == 0 or heads[0] % heads[1]:
-            raise ArgumentError(
-                f"query, key and value have {heads[0]}, {heads[1]} and {heads[2]} heads; "
-                "enable_gqa=True needs as many key as value heads, and a divisor of the query heads"
-            )
-    lead = _broadcast_shapes({name: shape[:-own] for name, shape in shapes.items()})
-    four = []
-    for name, tensor in tensors.items():
-        backend.check_given(name, tensor)
-        wide = backend.expand(tensor, (*lead, *shapes[name][-own:]))
-        dims = tuple(wide.shape)
-        if len(dims) == 3:  # without enable_gqa, batch entries without heads
-            dims = (1, *dims) if enable_gqa else (dims[0], 1, *dims[1:])
-        elif len(dims) == 2:
-            dims = (1, 1, *dims)
-        batch = 1
-        for extent in dims[:-3]:
-            batch *= extent
-        four.append(backend.reshape(wide, (batch, *dims[-3:])))
-    result = (*lead, shapes["query"][-3]) if enable_gqa else lead
-    return result, four[0], four[1], four[2]
-
-
-def _broadcast_shapes(shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
-    longest = max(len(shape) for shape in shapes.values())
-    padded = [(1,) * (longest - len(shape)) + shape for shape in shapes.values()]
-    result = []
-    for extents in zip(*padded):
-        wide = [extent for extent in extents if extent != 1]
-        if any(extent != wide[0] for extent in wide):
-            listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-            hint = "; fewer key than query heads need enable_gqa=True"
-            raise ArgumentError(f"leading dimensions do not broadcast: {listed}{hint}")
-        result.append(wide[0] if wide else 1)
-    return tuple(result)
 
 
 def _check_dims(q: Any, k: Any, v: Any) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, library
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ._errors import ArgumentError, DTypeError, FlashCoreError, UnsupportedError, dimensions, invalid, invalid_words
@@ -22,7 +21,7 @@ if torch.__version__ < (2, 5):  # a TorchVersion, which compares with tuples
     message = f"PyTorch {torch.__version__} is too old; needed is 2.5 or later"
     raise UnsupportedError(message, "torch is too old")
 
-from . import _cuda, _features, _flashcore, _memory, _trace
+from . import _cuda, _features, _flashcore, _memory, _recording
 from ._overrides import PLAIN, is_computed, is_watched
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from ._quantize import Options
 
 _is_compiling = torch.compiler.is_compiling
-is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+is_dynamo_compiling = _recording.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _modes = _cuda._modes
@@ -160,21 +159,6 @@ def equal_lengths(q: Tensor, batch: int, length: int) -> Tensor:
     return torch.full((batch,), length, dtype=torch.int32, device=q.device)
 
 
-def append_and_attend(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms, want_lse: bool, features: Features, append: Append
-) -> tuple[Tensor, Tensor | None]:
-    """Attention to a cache ``(batch, rows, heads, dim)`` or pages, to which keys and values are appended first."""
-    named = [("q", q), ("k_cache", k), ("v_cache", v), *features.named(), *append.named()]
-    _refuse_grad(x for _, x in named)
-    for name, x in named[:3]:
-        _memory.check(name, x)
-    cos, sin, interleaved, positions = append.rotary or (None, None, False, None)
-    out, lse = torch.ops.flashcore_attn.attention_with_cache(
-        q, k, v, append.k, append.v, append.starts, cos, sin, positions, interleaved, *terms, want_lse, *_flat(features)
-    )
-    return out, lse if want_lse else None
-
-
 def _undispatched(q: Tensor, k: Tensor, v: Tensor, features: Features | None) -> UnsupportedError:
     """The error for tensor classes with which PyTorch cannot call the operator."""
     named = (("q", q), ("k", k), ("v", v), *(() if features is None else features.named()))
@@ -199,17 +183,13 @@ def _now(
     features: Features | None = None,
     append: Append | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    if q.is_cuda and append is not None:
-        raise UnsupportedError(
-            "keys are appended to a cache in host memory only; append them before the call", "append"
-        )
+    if append is not None:
+        _cached.check(k, v)
     if q.is_cuda:
-        return _cuda.attend(q, k, v, heads, terms, want_lse, features)
+        return _cuda.attend(q, k, v, heads, terms, want_lse, features, append)
     code, dtype = _cuda.codes(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(invalid_words("the device of q", q.device, "cuda or cpu"), f"device {q.device.type}")
-    if append is not None:
-        _check_cache(k, v)
     if q.is_neg() or k.is_neg() or v.is_neg():
         q, k, v = _cuda.resolved("q", q), _cuda.resolved("k", k), _cuda.resolved("v", v)
     q, k, v = _cuda.plain_rows("q", q), _cuda.plain_rows("k", k), _cuda.plain_rows("v", v)
@@ -231,13 +211,6 @@ def _now(
         None if append is None else _cuda.describe_append(append, q, held),
     )
     return out, lse
-
-
-def _check_cache(k: Tensor, v: Tensor) -> None:
-    """Rejects caches that can only be read through a copy."""
-    for name, x in (("k_cache", k), ("v_cache", v)):
-        if x.is_neg() or (x.shape[-1] > 1 and x.stride(-1) != 1):
-            raise ArgumentError(f"{name}'s last dimension is not contiguous in memory; a call writes it in place")
 
 
 def quantize(tensors: tuple[Tensor, Tensor, Tensor], heads: int, options: Options) -> list[tuple[Tensor, Tensor]]:
@@ -284,90 +257,8 @@ def _quantized(name: str, x: Tensor, heads: int, options: Options, dtype: torch.
     return codes.transpose(1, 2), factors
 
 
-class Tracing:
-    """The parts of PyTorch that tracing a score or mask function uses."""
-
-    name = "torch"
-
-    def __init__(self, q: Tensor) -> None:
-        self.device = q.device
-        #: Whether programs are kept for later calls. The compiler keeps its graphs and watches their inputs.
-        self.remembers = not is_dynamo_compiling()
-
-    def given(self, recorder: _trace.Trace, tracer: _trace.Tracer) -> Any:
-        """What the function gets in place of a tracer. PyTorch's compiler computes ``tracer == n`` by itself, and
-        wrongly, where ``n`` is symbolic; but it asks a mode about each function of a tensor.
-        """
-        if self.remembers:
-            return tracer
-        stand_in = torch.empty((), dtype=self.dtype_of_kind(tracer.kind), device="meta")
-        recorder.stand_ins.append((stand_in, tracer))
-        return stand_in
-
-    def kind(self, array: Any) -> str:
-        """The kind of an array's elements in a program."""
-        if not self.remembers and self.device.type != "meta" and getattr(array, "array", array).is_meta:
-            what = "a value that PyTorch's compiler computes from a score or a position"
-            raise _trace.refused(what, "use torch's function, as torch.abs for abs")
-        return self.kind_of_dtype(array.dtype) or _trace.INT
-
-    def kind_of_dtype(self, dtype: Any) -> str | None:
-        """The kind of a dtype's numbers; None if the argument is not a dtype."""
-        if not isinstance(dtype, torch.dtype):
-            return None
-        if dtype.is_floating_point:
-            return _trace.FLOAT
-        return _trace.BOOL if dtype == torch.bool else _trace.INT
-
-    def dtype_of_kind(self, kind: str) -> torch.dtype:
-        """The dtype that stands for a kind."""
-        return {_trace.FLOAT: torch.float32, _trace.INT: torch.int32, _trace.BOOL: torch.bool}[kind]
-
-    def recording(self, recorder: _trace.Trace) -> Any:
-        """A mode in which functions of PyTorch record their calls with tracers."""
-        return _Recording(recorder) if self.remembers else _RecordingGraph(recorder)
-
-
-class _Recording(TorchFunctionMode):  # type: ignore[misc]
-    def __init__(self, recorder: _trace.Trace) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_recorded, result = _trace.recorded(function, args, kwargs or {})
-        if is_recorded:
-            return result
-        result = function(*args, **(kwargs or {}))
-        # A number that was read from a tensor is a constant of this trace only.
-        if not isinstance(result, Tensor) and getattr(function, "__name__", "") not in ("__get__", "size", "dim"):
-            self.recorder.once = True
-        return result
-
-
-class _RecordingGraph(_Recording):
-    """Records while a graph is traced: tensors stand for tracers."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args = [self.traced(x) for x in args]
-        kwargs = {name: self.traced(x) for name, x in (kwargs or {}).items()}
-        is_recorded, result = _trace.recorded(function, args, kwargs)
-        if not is_recorded:
-            if getattr(function, "__name__", "") in _READS:
-                raise _trace.refused("a number that is read from a tensor in a graph", "use the tensor of one element")
-            return function(*args, **kwargs)
-        if not isinstance(result, _trace.Tracer):
-            return result
-        return self.recorder.backend.given(self.recorder, result)
-
-    def traced(self, value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            return tuple([self.traced(x) for x in value])
-        return self.recorder.traced(value) if isinstance(value, Tensor) else value
-
-
-_READS = ("item", "tolist", "__int__", "__float__", "__bool__", "__index__")
-
 eager = _in_rust()
+Tracing = _recording.Tracing
 explain = _cuda.explain
 as_table, as_sink, as_lengths = _cuda.as_table, _cuda.as_sink, _cuda.as_lengths
 as_scale, as_pages = _cuda.as_scale, _cuda.as_pages
@@ -700,139 +591,6 @@ def _fake_with(
     return _fake(q, k, v, heads, top_left, before, after, scale, softcap, want_lse, same_batch)
 
 
-@library.custom_op(
-    "flashcore_attn::attention_with_cache",
-    mutates_args=("k_cache", "v_cache"),
-    schema="(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor? cu_seqlens_k_new, "
-    "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? rotary_seqlens, bool interleaved, bool top_left, SymInt before, "
-    "SymInt after, float? scale, float softcap, bool want_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, SymInt batch, SymInt max_q, SymInt max_k, Tensor? sink, "
-    "str score, str mask, float[] floats, SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, "
-    "Tensor? descale_v, int[] blocks, Tensor? page_table=None) -> (Tensor, Tensor)",
-)
-def _operator_with_cache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_k_new: Tensor | None,
-    rotary_cos: Tensor | None,
-    rotary_sin: Tensor | None,
-    rotary_seqlens: Tensor | None,
-    interleaved: bool,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    want_lse: bool,
-    *features: Any,
-) -> tuple[Tensor, Tensor]:
-    stated = _given_features(q, k_cache, v_cache, 2, features)
-    append = _appended(k, v, cu_seqlens_k_new, (rotary_cos, rotary_sin, rotary_seqlens, interleaved), stated.batch)
-    for name, x in (("k", k), ("v", v)):
-        if x.dtype != k_cache.dtype:
-            raise DTypeError(f"{name} has dtype {x.dtype}, but k_cache has {k_cache.dtype}; they must be equal")
-    return _both(q, k_cache, v_cache, 2, (top_left, before, after, scale, softcap), want_lse, stated, append)
-
-
-def _appended(
-    k: Tensor, v: Tensor, starts: Tensor | None, rotary: tuple[Any, Any, Any, bool], batch: int
-) -> _features.Append:
-    """The append of an operator's call."""
-    cos, sin, positions, interleaved = rotary
-    starts = None if starts is None else _cuda.as_lengths("cu_seqlens_k_new", starts, batch + 1)
-    for name, x in (("k", k), ("v", v)):
-        if x.ndim != 4:
-            raise ArgumentError(f"{name} has {dimensions(x.ndim)}; it takes 4")
-    if (cos is None) != (sin is None):
-        raise ArgumentError("rotary_cos and rotary_sin must both be given")
-    if cos is None or sin is None:
-        return _features.Append(_plain(k), _plain(v), starts, None)
-    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
-        if x.ndim != 2 or x.shape != cos.shape:
-            raise invalid(f"the shape of {name}", tuple(x.shape), "(positions, rotary_dim / 2), of both tables")
-        if x.dtype not in _cuda.DTYPES or x.dtype != cos.dtype:
-            raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, ", ".join(map(str, _cuda.DTYPES))))
-    if positions is not None:
-        positions = _cuda.as_lengths("rotary_seqlens", positions, batch)
-    return _features.Append(
-        _plain(k), _plain(v), starts, _features.Rotary(_plain(cos), _plain(sin), interleaved, positions)
-    )
-
-
-@_operator_with_cache.register_fake
-def _fake_with_cache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_k_new: Tensor | None,
-    rotary_cos: Tensor | None,
-    rotary_sin: Tensor | None,
-    rotary_seqlens: Tensor | None,
-    interleaved: bool,
-    *rest: Any,
-) -> tuple[Tensor, Tensor]:
-    out: tuple[Tensor, Tensor] = _fake_with(q, k_cache, v_cache, 2, *rest)
-    return out
-
-
-def merge_states(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The result over the keys of all parts."""
-    _refuse_grad((*outs, *lses))
-    out, lse = torch.ops.flashcore_attn.merge_states(outs, lses)
-    return out, lse
-
-
-@library.custom_op(
-    "flashcore_attn::merge_states", mutates_args=(), schema="(Tensor[] outs, Tensor[] lses) -> (Tensor, Tensor)"
-)
-def _merge_operator(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-    _check_parts(outs, lses)
-    if outs[0].device.type != "cpu":
-        words = invalid_words("the device of outs", outs[0].device, "cpu")
-        raise UnsupportedError(words, f"device {outs[0].device.type}")
-    outs = [_cuda.resolved("outs", _plain(x)).contiguous() for x in outs]
-    rows = [_cuda.resolved("lses", _plain(x)).transpose(-1, -2).contiguous() for x in lses]
-    out, lse = torch.empty_like(outs[0]), torch.empty_like(rows[0])
-    held: list[Any] = []
-    _flashcore.merge_states(
-        [(_memory.address("outs", x, held), _memory.address("lses", y, held)) for x, y in zip(outs, rows)],
-        (_memory.address("out", out, held), _memory.address("lse", lse, held)),
-        (lse.numel(), out.shape[-1]),
-        _cuda.DTYPES[out.dtype],
-    )
-    return out, lse.transpose(-1, -2).contiguous()
-
-
-@_merge_operator.register_fake
-def _fake_merge(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-    _check_parts(outs, lses)
-    return outs[0].new_empty(outs[0].shape), lses[0].new_empty(lses[0].shape)
-
-
-def _check_parts(outs: list[Tensor], lses: list[Tensor]) -> None:
-    """Rejects element types, shapes and devices of parts that differ."""
-    if not outs or len(outs) != len(lses):
-        raise ArgumentError(f"there are {len(outs)} outs and {len(lses)} lses; expected as many, and at least one")
-    for i, (out, lse) in enumerate(zip(outs, lses)):
-        if out.dtype not in _cuda.DTYPES or out.dtype != outs[0].dtype:
-            expected = f"{', '.join(map(str, _cuda.DTYPES))}, equal to that of outs[0]"
-            raise DTypeError(invalid_words(f"the dtype of outs[{i}]", out.dtype, expected))
-        if lse.dtype != torch.float32:
-            raise DTypeError(invalid_words(f"the dtype of lses[{i}]", lse.dtype, "torch.float32"))
-        if out.shape != outs[0].shape or out.ndim < 3 or lse.shape != lses[0].shape:
-            raise invalid(f"the shape of outs[{i}]", tuple(out.shape), f"{tuple(outs[0].shape)}, that of outs[0]")
-        if lse.shape != (*out.shape[:-3], out.shape[-2], out.shape[-3]):
-            raise invalid(f"the shape of lses[{i}]", tuple(lse.shape), "(..., heads, rows)")
-        for name, x in ((f"outs[{i}]", out), (f"lses[{i}]", lse)):
-            if x.device != outs[0].device:
-                raise ArgumentError(f"{name} is on {x.device}, outs[0] on {outs[0].device}; expected one device")
-
-
 def _mapped(function: Any, each: Any = None) -> Any:
     """The rule of ``torch.vmap`` for an operator: a call (by ``each``) for each element, as PyTorch's own fallback
     makes them, which takes neither lists nor optional tensors."""
@@ -869,9 +627,11 @@ if hasattr(_operator, "register_vmap"):
     _operator.register_vmap(_mapped(torch.ops.flashcore_attn.attention))
     _operator_with.register_vmap(_mapped(torch.ops.flashcore_attn.attention_with))
 
-from . import _autograd  # noqa: E402  (which reads this module)
+from . import _autograd, _cached  # noqa: E402  (which read this module)
 
 _autograd.register((_operator, _operator_with))
+append_and_attend, merge_states = _cached.append_and_attend, _cached.merge_states
+reshape_and_cache, check_array = _cached.reshape_and_cache, _cached.check_array
 
 
 def _flops(q: Tensor, k: Tensor, v: Tensor, heads: int, *terms: Any, **named: Any) -> int:

@@ -44,9 +44,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import _features, _uncounted
+from ._broadcast import leads_agree
 from ._errors import FlashCoreError, UnsupportedError
 from ._flex import flex_attention
-from ._functional import _leads_agree, load, scaled_dot_product_attention
+from ._functional import load, scaled_dot_product_attention
 from ._replaced import Replacement
 
 __all__ = ["disable", "enable", "enabled", "reset_stats", "stats"]
@@ -294,7 +295,7 @@ def _refused(query: Any, key: Any, value: Any, mask: Any, is_causal: Any, scale:
         return "scale"
     if query.ndim < 2 or query.shape[-1] == 0 or value.shape[-1] == 0:
         return "head_dim"
-    agree = _leads_agree(query, key, value, enable_gqa)
+    agree = leads_agree(query, key, value, enable_gqa)
     if enable_gqa and not agree:
         heads, heads_k, heads_v = (x.shape[-3] if x.ndim > 2 else 0 for x in (query, key, value))
         if heads_k != heads_v or heads_k == 0 or heads % heads_k:
