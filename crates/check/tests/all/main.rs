@@ -1,6 +1,7 @@
 //! Tests of the crate's public interface, in one program.
 
 mod ahead;
+mod allowed;
 mod bands;
 mod blind_spots;
 mod budget;
