@@ -35,7 +35,7 @@ const TORCH: [&str; 6] = [
     "pytest-xdist==3.8.0",
 ];
 /// Tests that need PyTorch, or that also run with PyTorch.
-const TORCH_TESTS: [&str; 21] = [
+const TORCH_TESTS: [&str; 22] = [
     "test_torch.py",
     "test_eager.py",
     "test_arguments.py",
@@ -57,6 +57,7 @@ const TORCH_TESTS: [&str; 21] = [
     "test_engine_pytorch.py",
     "test_engine_vllm.py",
     "test_engine_sglang.py",
+    "test_examples.py",
 ];
 /// pytest as pure Python wheels, for a GPU machine without a network.
 const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging", "pygments"];
