@@ -317,7 +317,9 @@ def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, needs: 
     *_, floats, ints = ctx.programs
     # An empty list is one of tensors for autograd.
     lists: tuple[Any, Any] = (None if floats else [], None if ints else [])
-    return (*found, *(None,) * 8, d_sink, None, None, *lists, d_tables, *(None,) * 5)
+    gradients = (*found, *(None,) * 8, d_sink, None, None, *lists, d_tables, *(None,) * 5)
+    # PyTorch drops last arguments that equal their defaults; older versions take no gradients for those.
+    return gradients[: len(needs)]
 
 
 def called(operator: Any, *arguments: Any) -> Any:

@@ -63,9 +63,16 @@ def _code(dtype: torch.dtype) -> int | None:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    terms: Terms,
+    want_lse: bool,
+    features: Features | None = None,
+    append: Append | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Enqueues attention on the current stream of q's device."""
+    """Enqueues attention on the current stream of q's device, after an append to the cache."""
     device, dtype = q.get_device(), q.dtype
     code = _code(dtype)
     agree = dtype is k.dtype and dtype is v.dtype and device == k.get_device() == v.get_device()
@@ -74,14 +81,14 @@ def attend(
         q, k, v = resolved("q", q), resolved("k", k), resolved("v", v)
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
-            return attend(q, k, v, heads, terms, want_lse, features)
+            return attend(q, k, v, heads, terms, want_lse, features, append)
     try:
-        return _launch(q, k, v, heads, terms, want_lse, features, device, code)
+        return _launch(q, k, v, heads, terms, want_lse, features, append, device, code)
     except DeviceMemoryError:
         if torch.cuda.is_current_stream_capturing():  # a capture may not free memory
             raise
         torch.cuda.empty_cache()  # PyTorch's allocator may hold unused memory that the first call of a kernel needs
-        return _launch(q, k, v, heads, terms, want_lse, features, device, code)
+        return _launch(q, k, v, heads, terms, want_lse, features, append, device, code)
     except RuntimeError:
         output_type(q, k, v)  # the error names a layout without strides or addresses
         raise
@@ -95,6 +102,7 @@ def _launch(
     terms: Terms,
     want_lse: bool,
     features: Features | None,
+    append: Append | None,
     device: int,
     code: int,
 ) -> tuple[Tensor, Tensor | None]:
@@ -118,6 +126,7 @@ def _launch(
         terms,
         (device, _current_stream(device)),
         None if features is None else describe(features, q, held),
+        None if append is None else describe_append(append, q, held),
     )
     return out, lse
 

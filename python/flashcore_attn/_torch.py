@@ -183,17 +183,13 @@ def _now(
     features: Features | None = None,
     append: Append | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    if q.is_cuda and append is not None:
-        raise UnsupportedError(
-            "keys are appended to a cache in host memory only; append them before the call", "append"
-        )
+    if append is not None:
+        _cached.check(k, v)
     if q.is_cuda:
-        return _cuda.attend(q, k, v, heads, terms, want_lse, features)
+        return _cuda.attend(q, k, v, heads, terms, want_lse, features, append)
     code, dtype = _cuda.codes(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(invalid_words("the device of q", q.device, "cuda or cpu"), f"device {q.device.type}")
-    if append is not None:
-        _cached.check(k, v)
     if q.is_neg() or k.is_neg() or v.is_neg():
         q, k, v = _cuda.resolved("q", q), _cuda.resolved("k", k), _cuda.resolved("v", v)
     q, k, v = _cuda.plain_rows("q", q), _cuda.plain_rows("k", k), _cuda.plain_rows("v", v)
@@ -635,6 +631,7 @@ from . import _autograd, _cached  # noqa: E402  (which read this module)
 
 _autograd.register((_operator, _operator_with))
 append_and_attend, merge_states = _cached.append_and_attend, _cached.merge_states
+reshape_and_cache, check_array = _cached.reshape_and_cache, _cached.check_array
 
 
 def _flops(q: Tensor, k: Tensor, v: Tensor, heads: int, *terms: Any, **named: Any) -> int:
