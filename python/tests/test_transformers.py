@@ -240,15 +240,17 @@ def batched(model, implementation, monkeypatch, **settings):
     return [made[key].generated_tokens for key in sorted(made)], calls
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
 @pytest.mark.parametrize("window", [None, 7])
-def test_continuous_batching_has_the_tokens_of_eager_attention(monkeypatch, window):
+def test_continuous_batching_has_the_tokens_of_eager_attention(monkeypatch, window, device):
     kind = transformers.LlamaForCausalLM if window is None else transformers.MistralForCausalLM
     config = transformers.LlamaConfig if window is None else transformers.MistralConfig
     model = built(kind, config, **DECODER, **({} if window is None else {"sliding_window": window}))
+    model.to(device)
     expected = [
-        model.generate(torch.tensor([each]), max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0)[
-            0, len(each) :
-        ].tolist()
+        model.generate(
+            torch.tensor([each], device=device), max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )[0, len(each) :].tolist()
         for each in prompts()
     ]
     theirs, calls = batched(model, "eager", monkeypatch)
