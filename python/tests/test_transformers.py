@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import warnings
 
 import pytest
 
@@ -289,8 +290,12 @@ def test_what_is_not_computed_is_left_to_sdpa():
     model.set_attn_implementation(integration.NAME)
     with pytest.warns(UserWarning, match="dropout is 0.5"):
         model.train()(input_ids=tokens()).logits.sum().backward()
-    with torch.no_grad(), pytest.warns(UserWarning, match="dtype torch.float64"):
+    with torch.no_grad(), pytest.warns(UserWarning, match="dtype torch.float64") as caught:
         model.double().eval()(input_ids=tokens())
+    assert len(caught) == 1  # of two layers
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(input_ids=tokens())
 
 
 def test_what_sdpa_computes_otherwise_is_refused():
