@@ -56,6 +56,7 @@ const TORCH_TESTS: &[&str] = &[
     "test_engine_flash_attn.py",
     "test_engine_pytorch.py",
     "test_engine_vllm.py",
+    "test_engine_sglang.py",
     "parallel",
 ];
 /// pytest as pure Python wheels, for a GPU machine without a network.
@@ -236,7 +237,8 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     pytest(root, &python, &[package.join("tests")])?;
     let python = torch(root)?;
     install(&python, &wheels)?;
-    pytest(root, &python, &TORCH_TESTS.map(|name| package.join("tests").join(name)))?;
+    let tests: Vec<_> = TORCH_TESTS.iter().map(|name| package.join("tests").join(name)).collect();
+    pytest(root, &python, &tests)?;
     install(&python, &[plugin(root)?])?;
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(root).args(["build", "--quiet", "--workspace", "--features", ALL]);

@@ -73,8 +73,8 @@ def of_sglang(read: object) -> dict[str, object]:
     folder = "sglang/srt/layers/attention/"
     batch = read("sglang/srt/model_executor/forward_batch_info.py")
     registry = ast.parse(read(folder + "attention_registry.py"))
-    choices = [x.name for x in ast.walk(ast.parse(read("sglang/srt/arg_groups/choices.py") or ""))
-               if isinstance(x, ast.FunctionDef)]  # fmt: skip
+    lists = ast.parse(read("sglang/srt/arg_groups/choices.py")).body
+    choices = [x.targets[0].id for x in lists if isinstance(x, ast.Assign) and isinstance(x.targets[0], ast.Name)]
     return {
         "classes": classes(read(folder + "base_attn_backend.py"), ("AttentionBackend",)),
         "batch": fields(batch, "ForwardBatch"),
