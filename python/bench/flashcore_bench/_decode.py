@@ -46,8 +46,8 @@ def works(device: str, dtype: torch.dtype, shrunk: int) -> list[Work]:
 def _work(device: str, dtype: torch.dtype, name: str, lengths: list[int], heads: int, heads_k: int, dim: int) -> Work:
     torch.manual_seed(0)
     batch, longest = len(lengths), max(lengths)
-    of = lambda h, n: torch.randn(batch, h, n, dim, device=device, dtype=dtype)  # noqa: E731
-    q, k, v = of(heads, 1), of(heads_k, longest), of(heads_k, longest)
+    shapes = [(batch, heads, 1, dim), *[(batch, heads_k, longest, dim)] * 2]
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype) for shape in shapes)
     used = torch.tensor(lengths, dtype=torch.int32, device=device)
     pairs = float(sum(lengths))
     work = Work(f"decode {name}", q, k, v, {}, mask=lambda b, h, q, k: k < used[b], pairs=pairs)
@@ -56,9 +56,7 @@ def _work(device: str, dtype: torch.dtype, name: str, lengths: list[int], heads:
 
     def paged() -> Call:
         table, pools = _pages(rows[1:])
-        return _bound(
-            flash_attn_with_kvcache, rows[0], *pools, cache_seqlens=used, page_table=table, causal=True
-        )  # fmt: skip
+        return _bound(flash_attn_with_kvcache, rows[0], *pools, cache_seqlens=used, page_table=table, causal=True)
 
     add: dict[str, Callable[[], Call]] = {OURS: paged}
     if min(lengths) == longest:
@@ -87,7 +85,8 @@ def _pages(caches: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
 
 def _sdpa_dense(work: Work) -> Callable[[], Call]:
     """PyTorch's SDPA through cuDNN, on the cache as dense rows; all keys are visible."""
-    dense = Work(work.name, work.q, *(_transposed(x)[0].transpose(1, 2) for x in (work.k, work.v)), {})
+    k, v = (_transposed(x)[0].transpose(1, 2) for x in (work.k, work.v))
+    dense = Work(work.name, work.q, k, v, {})
     return _sdpa_peer(dense, "CUDNN_ATTENTION" if work.q.is_cuda else None)
 
 
@@ -99,7 +98,7 @@ def _flashinfer(rows: list[Tensor], lengths: list[int], tensor_cores: bool) -> C
 
         table, pools = _pages(rows[1:])
         counts = [-(-n // PAGE) for n in lengths]
-        device, heads_k, dim = rows[0].device, *rows[1].shape[2:]
+        device, heads_k, dim = rows[0].device, rows[1].shape[2], rows[1].shape[3]
 
         def integers(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int32, device=device)

@@ -66,7 +66,7 @@ def _distance(x: Tensor, exact: Tensor) -> float:
 
 def works(device: str, dtype: torch.dtype, shrunk: int) -> list[Work]:
     """16k tokens in all and 2048 elements a token; then grouped heads, a window, a cap and the mission problem."""
-    found = []
+    found: list[Work] = []
     for dim in (64, 128, 256):
         for length in (2048, 8192, 16384):
             for mask in (None, causal):
