@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -91,8 +92,39 @@ def context_parallel_attn_func(
         GroupError: (a RuntimeError) a rank ended, or did not answer within the time-out of the group.
         UnsupportedError: chunks in a ring, heads that Ulysses cannot divide.
     """
-    arguments = (q, k, v, group)
-    q, k, v, group, wrap = _local(*arguments)
+    masks = (causal, window_size, softcap, attention_chunk)
+    return _eagerly(
+        q, k, v, group, split, softmax_scale, masks, (alibi_slopes, learnable_sink), bool(return_lse),
+        (schedule, head_slices),
+    )  # fmt: skip
+
+
+def _eagerly(*arguments: Any) -> Any:
+    """The call, outside of a graph that a compiler traces. Only a program that compiles has imported the compiler."""
+    if "torch._dynamo" not in sys.modules:
+        return _attend(*arguments)
+    if not _untraced:
+        _untraced.append(torch.compiler.disable(_attend))
+    return _untraced[0](*arguments)
+
+
+# `_attend` as the compiler leaves it alone, after the first use.
+_untraced: list[Any] = []
+
+
+def _attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    group: Any,
+    split: SequenceSplit | str,
+    scale: float | None,
+    masks: tuple[Any, Any, Any, Any],
+    given: tuple[Tensor | None, Tensor | None],
+    return_lse: bool,
+    how: tuple[str, int | None],
+) -> Any:
+    q, k, v, group, wrap = _local(q, k, v, group)
     ranks = dist.get_world_size(group)
     packed = isinstance(q, Tensor) and q.ndim == 3
     if packed:
@@ -102,18 +134,16 @@ def context_parallel_attn_func(
     terms = Terms(None, None)
     try:
         _check_tensors(q, k, v)
-        options = _checked(
-            q, k, ranks, split, softmax_scale, (causal, window_size, softcap, attention_chunk),
-            (alibi_slopes is not None, learnable_sink is not None, bool(return_lse)), schedule, head_slices,
-        )  # fmt: skip
-        terms = _terms(q, alibi_slopes, learnable_sink, options.split)
+        stated = (given[0] is not None, given[1] is not None, return_lse)
+        options = _checked(q, k, ranks, split, scale, masks, stated, *how)
+        terms = _terms(q, *given, options.split)
         _check_gradients(q, k, v, terms, options)
     except FlashCoreError as error:
         refusal = error
     hosts = _agreed(group, q, k, v, options, refusal)
     assert options is not None
     job = _job(group, options, q, k, v, hosts)
-    out, lse = _Attention.apply(q, k, v, *terms, job, bool(return_lse))
+    out, lse = _Attention.apply(q, k, v, *terms, job, return_lse)
     if packed:
         out, lse = out[0], lse[0]
     out = wrap(out)

@@ -33,19 +33,21 @@ def arguments(group, of_rank, what, value):
     return [torch.zeros(size, dtype=cases.DTYPES.get(shape["dtype"], torch.float64))] * 3, options
 
 
-def agreements(group):
+def agreements(group, each_time):
     """The number of headers that are compared during two calls of a shape and one of another shape."""
     from flashcore_attn.parallel import _exchange
 
     compared = []
-    headers = _exchange._headers
+    headers, where = _exchange._headers, _exchange._EACH_TIME
+    _exchange._EACH_TIME = where if each_time else {}
     _exchange._headers = lambda *told: compared.append(told) or headers(*told)
     try:
         for rows in (4, 4, 6):
             q = torch.zeros(1, rows, 3, 8)
             parallel.context_parallel_attn_func(q, q, q, group, causal=True)
     finally:
-        _exchange._headers = headers
+        _exchange._headers, _exchange._EACH_TIME = headers, where
+        _exchange._agreements.clear()
     return len(compared)
 
 
@@ -207,3 +209,24 @@ def of_suite(group):
     works = _parallel.works(4096)
     rows = [row for work in works for row in _parallel.rows_of(work, group, cpu, torch.float32, 0.0)]
     return [len(works), rows, _parallel.table(rows)]
+
+
+def of_compiled_step(group):
+    """The worst difference of a compiled step to the eager one, and the graphs of two steps."""
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+
+    def step(q, k, v):
+        return parallel.context_parallel_attn_func(q * 2, k, v, group, causal=True).sin()
+
+    inputs = [x[:, :8].requires_grad_() for x in cases.drawn(1, 4, 2, 16, 16, torch.float32)[:3]]
+    right = step(*inputs)
+    gradients = torch.autograd.grad(right.sum(), inputs)
+    compiled = torch.compile(step, backend=counter)
+    for _ in range(2):
+        out = compiled(*inputs)
+        found = torch.autograd.grad(out.sum(), inputs)
+    worst = max((a - b).abs().max().item() for a, b in zip((out, *found), (right, *gradients)))
+    torch._dynamo.reset()
+    return worst, counter.frame_count

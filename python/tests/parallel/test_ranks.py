@@ -49,8 +49,20 @@ def test_bad_options_are_refused(ranks, what, value, words):
         assert told is not None and told[0] == "ArgumentError" and words in told[1], told
 
 
-def test_headers_are_compared_once_for_a_shape(ranks):
-    assert ranks(2, others.agreements) == [2, 2]
+@pytest.mark.parametrize(("each_time", "number"), [(False, 2), (True, 3)])
+def test_headers_are_compared_once_for_a_shape_on_gpus(ranks, each_time, number):
+    assert ranks(2, others.agreements, each_time) == [number] * 2
+
+
+def test_a_rank_that_goes_back_to_a_shape_is_an_error_on_each(ranks):
+    assert ranks(2, others.message_of, (0, 1), "rows", 6) == [None, None]
+    assert ranks(2, others.message_of, (), "rows", 6) == [None, None]
+    for told in ranks(2, others.message_of, (1,), "rows", 6):
+        assert told is not None and told[0] == "ArgumentError" and "for the rows of a shard" in told[1]
+
+
+def test_a_compiled_step(ranks):
+    assert ranks(2, others.of_compiled_step) == [(0.0, 2)] * 2
 
 
 @pytest.mark.parametrize("mode", ["ends", "is late"])
@@ -69,7 +81,7 @@ def test_a_rank_that_fails_is_an_error_within_the_time_out(mode):
     for process in processes:
         process.join(60)
     for rank, (message, _) in enumerate(told[:-1]):
-        assert message is not None and f"rank {rank} could not exchange" in message, told
+        assert message is not None and f"rank {rank} could not " in message and "another rank ended" in message, told
 
 
 @pytest.mark.parametrize("sink", [False, True])
