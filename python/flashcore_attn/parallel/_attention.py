@@ -252,8 +252,9 @@ def _agreed(group: Any, q: Any, k: Any, v: Any, options: _Options | None, refusa
 
 @functools.lru_cache(maxsize=256)
 def _header(dtype: torch.dtype, q: Any, k: Any, dim_v: int, options: _Options, records: bool) -> list[int]:
+    split = options.split
     return [
-        number(str(dtype)), q[0], q[1], q[2], k[2], q[3], dim_v, number(tuple(options.split)),
+        number(str(dtype)), q[0], q[1], q[2], k[2], q[3], dim_v, number((split.fragments, split.documents)),
         number((options.band, options.scale, options.softcap, options.given)),
         number((options.schedule, options.slices)), int(records),
     ]  # fmt: skip
@@ -270,8 +271,13 @@ def _job(group: Any, options: _Options, q: Tensor, k: Tensor, v: Tensor, hosts: 
 
 def _forecasts(q: Tensor, k: Tensor, v: Tensor, options: _Options, hosts: int) -> Any:
     dims = (q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
-    costs = Costs.of(q.device, hosts)
-    return forecasts(options.split, options.band, dims, q.element_size(), _autograd.needed((q, k, v)), costs)
+    trains = _autograd.needed((q, k, v))
+    return forecasts(options.split, options.band, dims, q.element_size(), trains, _costs(q.device.type, hosts))
+
+
+@functools.lru_cache(maxsize=16)
+def _costs(kind: str, hosts: int) -> Costs:
+    return Costs.of(torch.device(kind), hosts)
 
 
 def explain(

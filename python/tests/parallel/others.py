@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 import cases
 import torch
@@ -164,30 +163,24 @@ def of_explanation(group):
     return parallel.explain(q, q, q, group, causal=True)
 
 
-def of_failure(rank, ranks, port, pipe, mode):
-    """One rank ends, or never calls: the error of the others and the seconds that it took."""
+def of_failure(rank, ranks, port, pipe):
+    """A rank that says that it is ready, and then makes a call, or ends, when it is told."""
     from conftest import join
 
     join(rank, ranks, port, 4)
     q = torch.zeros(1, 8, 2, 8, requires_grad=True)
     out = parallel.context_parallel_attn_func(q, q, q, None, causal=True, schedule="ring")
-    dist.barrier()
-    if rank == ranks - 1:
-        pipe.send((None, 0.0))
-        time.sleep(0.5 if mode == "ends" else 8)
-        return
-    started = time.monotonic()
+    pipe.send("ready")
+    what = pipe.recv()
     try:
-        if mode == "ends":
+        if what == "forward":
             parallel.context_parallel_attn_func(q, q, q, None, causal=True, schedule="ring")
-            parallel.context_parallel_attn_func(q, q, q, None, causal=True, schedule="ring")
-        else:
+        elif what == "backward":
             out.sum().backward()
-        told = None
+        pipe.send(None)
     except flashcore_attn.GroupError as error:
-        told = str(error)
-    pipe.send((told, time.monotonic() - started))
-    time.sleep(0.2)
+        pipe.send(str(error))
+    pipe.recv()  # until all have answered
 
 
 def of_example(group, steps, rows):
