@@ -84,8 +84,7 @@ def differentiate(
     features = features_of(job, call, tensors[0], terms)
     saved = _autograd.Saved(*tensors, *made)
     of = _autograd.Wants(wants[0] and call.own, int(wants[1]))
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    found = _autograd.compute(*gradients, saved, 2, _band(job, call), features, of, deterministic, (into, None, None))
+    found = _autograd.compute(*gradients, saved, 2, _band(job, call), features, of, into=(into, None, None))
     of_sink = found.pop(3) if of.sink else None
     return found[0], found[1:3], (of_sink, found[3] if of.tables else None)
 

@@ -163,8 +163,8 @@ def _of_stages(
             received += times * away
             exchanges += times
             rows = sum(call.rows[1] - call.rows[0] for call in stage.plan.calls)
-            # A merge reads and writes results, also in float32; else they are copied to their place, and own keys
-            # into the buffer.
+            # A merge reads and writes results, also in float32. Else results are copied to their
+            # place, and own keys into the buffer.
             place = rows * share[0] * share[1] * dim_v * (22 if stage.partial and number else 2 * element)
             extra += (0.0 if stage.partial and not number else passes * place) / costs.memory
             extra += 0.0 if stage.partial else passes * 2 * split.rows * row / costs.memory

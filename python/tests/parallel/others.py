@@ -165,16 +165,20 @@ def of_explanation(group):
 
 def of_failure(rank, ranks, port, pipe):
     """A rank that says that it is ready, and then makes a call, or ends, when it is told."""
+    from datetime import timedelta
+
     from conftest import join
 
-    join(rank, ranks, port, 4)
+    join(rank, ranks, port, 120)
+    dist.barrier()  # processes start at different times
+    group = dist.new_group(timeout=timedelta(seconds=6))
     q = torch.zeros(1, 8, 2, 8, requires_grad=True)
-    out = parallel.context_parallel_attn_func(q, q, q, None, causal=True, schedule="ring")
+    out = parallel.context_parallel_attn_func(q, q, q, group, causal=True, schedule="ring")
     pipe.send("ready")
     what = pipe.recv()
     try:
         if what == "forward":
-            parallel.context_parallel_attn_func(q, q, q, None, causal=True, schedule="ring")
+            parallel.context_parallel_attn_func(q, q, q, group, causal=True, schedule="ring")
         elif what == "backward":
             out.sum().backward()
         pipe.send(None)
