@@ -117,7 +117,8 @@ def test_few_calls_and_few_bytes():
     split = parallel.split_sequence(64, 2)
     for rank in range(2):
         assert len(_plan.gather_plan(split, rank, causal).calls) == 2 - rank, "rank 1 holds the middle"
-        assert [len(plan.calls) for plan in _plan.ring_plans(split, rank, causal)][1:] == [1]
+        assert [len(plan.calls) for plan in _plan.ring_plans(split, rank, causal)] == [1, 1]
+        assert [len(plan.pieces) for plan in _plan.ring_plans(split, rank, causal)] == [1, 1]
     window = _plan.GlobalBand(7, 0, 0, False)
     split = parallel.split_sequence(64, 4, "contiguous")
     for rank in range(4):
