@@ -286,7 +286,7 @@ impl Family {
 
 impl Plan {
     /// A good plan for the problem on the architecture, without measurements. Keys in pages have the family
-    /// `decode` if one of its tiles holds the rows of a KV head, and else `mma`. On sm_90 the first of
+    /// `decode` if one of its tiles holds the rows of a KV head, and else `mma`; an 8-bit cache has `decode`. On sm_90 the first of
     /// `small_at_once`, `small_streamed`, `wgmma` and `mma` is taken that supports the problem and suits its
     /// grid. With few rows and many keys, `mma` comes first with
     /// [`splits`](crate::forward::mma::MmaPlan::splits): only this family divides the keys among more CTAs
