@@ -152,9 +152,9 @@ impl DTypes {
     }
 
     /// The type to which kernels round the weights P before P·V. P is e4m3 for either 8-bit type of V: P lies
-    /// in 0..=1, so the wider exponent range of e5m2 would only cost one bit of precision. With an 8-bit cache
-    /// of 16-bit queries, P is f16, in which every 8-bit number is exact. With products in tf32, V's type is
-    /// f32 and kernels round P to tf32 ([`DTypes::weight_roundoff`]).
+    /// in 0..=1, so the wider exponent range of e5m2 would only cost one bit of precision. With an 8-bit
+    /// cache of 16-bit queries, P is f16, in which every 8-bit number is exact. With products in tf32, V's
+    /// type is f32 and kernels round P to tf32 ([`DTypes::weight_roundoff`]).
     pub const fn weights(self) -> DType {
         match self.v {
             DType::E4m3 | DType::E5m2 if self.has_narrow_cache() => DType::F16,
@@ -282,10 +282,18 @@ mod tests {
     #[test]
     fn only_computable_types_are_accepted() {
         let check = |text: &str| Problem::mission().with_dtypes(text.parse().unwrap()).check();
-        for good in
-            ["f16", "bf16", "f32", "tf32", "e4m3", "e5m2:f16", "e4m3/e5m2/e5m2:f32", "e5m2/e4m3/f16:bf16",
-             "bf16/e4m3/e4m3", "f16/e4m3/e5m2:f16"]
-        {
+        for good in [
+            "f16",
+            "bf16",
+            "f32",
+            "tf32",
+            "e4m3",
+            "e5m2:f16",
+            "e4m3/e5m2/e5m2:f32",
+            "e5m2/e4m3/f16:bf16",
+            "bf16/e4m3/e4m3",
+            "f16/e4m3/e5m2:f16",
+        ] {
             assert_eq!(check(good), Ok(()), "{good}");
         }
         for (bad, full) in [

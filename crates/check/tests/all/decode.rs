@@ -94,8 +94,8 @@ fn every_style_passes_under_every_schedule() {
     check(&problem, &plan(&problem), &Settings::thorough());
 }
 
-/// 16-bit queries and caches of both 8-bit types, with descale factors of K and V, of heads and of the tensor:
-/// lengths around pages, groups, bands, head dims, and numbers of warps.
+/// 16-bit queries and caches of both 8-bit types, with descale factors of K and V, of heads and of the
+/// tensor: lengths around pages, groups, bands, head dims, and numbers of warps.
 #[test]
 fn caches_of_8_bits_are_widened() {
     let types = ["f16/e4m3/e4m3:f16", "bf16/e4m3/e4m3", "bf16/e5m2/e4m3", "f16/e5m2/e5m2:bf16"];
@@ -118,7 +118,8 @@ fn caches_of_8_bits_are_widened() {
     }
 }
 
-/// All styles of inputs: outliers in Q that f16 cannot hold, near ties, NaN, and factors that are not accepted.
+/// All styles of inputs: outliers in Q that f16 cannot hold, near ties, NaN, and factors that are not
+/// accepted.
 #[test]
 fn every_style_passes_on_8_bit_caches() {
     for (dtypes, scale) in [("bf16/e4m3/e4m3", -0.2), ("f16/e4m3/e5m2:f16", 0.2)] {

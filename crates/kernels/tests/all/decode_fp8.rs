@@ -1,5 +1,5 @@
-//! The `decode` family with 8-bit caches of 16-bit queries: results within the rounding of P and O, faults, and
-//! registers. `crates/check/tests/all/decode.rs` has pages, lengths and all styles of inputs.
+//! The `decode` family with 8-bit caches of 16-bit queries: results within the rounding of P and O, faults,
+//! and registers. `crates/check/tests/all/decode.rs` has pages, lengths and all styles of inputs.
 
 use flashcore_kernels::forward::decode::DecodePlan;
 use flashcore_kernels::{Arch, Plan, emit};
@@ -10,7 +10,8 @@ use crate::common::fp8::{self, Fault, WINDOW, edit_text, faults_are_seen, lines,
 use crate::tools;
 
 fn with_factors(problem: Problem) -> Problem {
-    let scales = Scales { q: None, k: Some(ScaleLayout::per_head(problem.heads_kv)), v: Some(ScaleLayout::TENSOR) };
+    let scales =
+        Scales { q: None, k: Some(ScaleLayout::per_head(problem.heads_kv)), v: Some(ScaleLayout::TENSOR) };
     Problem { scales, ..problem }
 }
 
@@ -66,7 +67,9 @@ fn faults_of_widening_are_seen() {
 fn default_kernels_assemble_without_spills() {
     let mut kernels: Vec<Kernel> = Vec::new();
     let mut cases = Vec::new();
-    for (arch, dim) in [Arch::SM_89, Arch::SM_90, Arch::SM_120].into_iter().flat_map(|a| [64, 128, 256].map(|d| (a, d))) {
+    for (arch, dim) in
+        [Arch::SM_89, Arch::SM_90, Arch::SM_120].into_iter().flat_map(|a| [64, 128, 256].map(|d| (a, d)))
+    {
         for types in ["f16/e4m3/e4m3:f16", "bf16/e4m3/e4m3", "bf16/e5m2/e5m2"] {
             let dtypes: DTypes = types.parse().unwrap();
             let problem = Problem { heads_kv: 2, ..Problem::new(4, 16, 1, dim, dtypes) };
@@ -78,7 +81,8 @@ fn default_kernels_assemble_without_spills() {
     }
     let Some(facts) = tools::facts(&kernels.iter().collect::<Vec<_>>()) else { return };
     for (case, facts) in cases.into_iter().zip(facts) {
-        // O takes 128 registers of a thread with head dim 256, and a few others of the page table are spilled.
+        // O takes 128 registers of a thread with head dim 256, and a few others of the page table are
+        // spilled.
         let most = if case.contains(" 256 ") { 128 } else { 0 };
         println!("{case}: {} registers, {} spilled", facts.registers, facts.spills);
         assert!(facts.spills <= most, "{case}: {} registers, {} spilled", facts.registers, facts.spills);

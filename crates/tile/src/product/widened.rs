@@ -1,4 +1,5 @@
-//! Products of 16-bit A with 8-bit B, which is widened to f16 in registers. Every 8-bit float is exact in f16.
+//! Products of 16-bit A with 8-bit B, which is widened to f16 in registers. Every 8-bit float is exact in
+//! f16.
 
 use ptx::{Builder, Half, R32, Type};
 

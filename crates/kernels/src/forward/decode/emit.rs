@@ -7,7 +7,9 @@ use attend::{
     Sinks, Softcap, store_lse_at,
 };
 use problem::{DType, Operand, OperandMap, Problem, Tensor};
-use ptx::{Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, Pred, R32, R64, Shared, SpecialReg, Type};
+use ptx::{
+    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, Pred, R32, R64, Shared, SpecialReg, Type,
+};
 use tile::{
     AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, PagedRows, Pieces, Sign, Threads, TileCopy,
     mma_ab, mma_ab_widened, mma_abt, mma_abt_widened, warp_vectors,

@@ -140,7 +140,7 @@ impl DecodePlan {
         accept("sm", u64::from(arch.sm), arch.sm >= 80, "80 and later")?;
         self.check_genes()?;
         let narrow = problem.dtypes.has_narrow_cache();
-        if !is_half(problem) && !(narrow && out_half(problem).is_some()) {
+        if !(is_half(problem) || narrow && out_half(problem).is_some()) {
             let accepted = "f16 or bf16 for all tensors, or for q and out with 8-bit k and v";
             return Err(PlanError::DType { family: NAME, dtype: problem.dtypes, accepted });
         }
