@@ -30,6 +30,7 @@ from ._errors import (
     DeviceMemoryError,
     DTypeError,
     FlashCoreError,
+    GroupError,
     LedgerError,
     UnsupportedError,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "DeviceError",
     "DeviceMemoryError",
     "FlashCoreError",
+    "GroupError",
     "LedgerError",
     "Quantized",
     "UnsupportedError",

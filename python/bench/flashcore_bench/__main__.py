@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flashcore_attn._errors import FlashCoreError
+from flashcore_attn._errors import FlashCoreError, invalid
 
 from . import _bench
-from ._problem import EXPECTED, OURS, Problem
+from ._problem import EXPECTED, OURS, RANDOM, Problem
 from ._rows import Rows
 
 #: Suites of features other than even lengths: ``features`` on a CPU, the others on a GPU.
-FEATURES = ("features", "softcap", "sinks", "packed", "documents", "bias")
+FEATURES = ("features", "softcap", "sinks", "packed", "documents", "bias", "decode", "backward")
+#: The suite of several GPUs, under ``torchrun``.
+PARALLEL = "parallel"
 
 _EPILOG = """\
 Times are of one call, in graphs of up to 20 (warm) or one (cold, L2 flushed before). FlashCore's harness launches and
@@ -42,6 +44,8 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
         "quantisation to 8 bits beside a copy of as many bytes, or time the first call with a new program",
     )
     parser.add_argument("--suite", action="append", choices=suites, default=[], help="may be repeated; mission if none")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help=f"of the problems of {RANDOM} (default 1)")
+    parser.add_argument("--count", type=int, default=120, metavar="K", help="how many of them (default 120)")
     parser.add_argument("--problem", action="append", default=[], metavar="P", help=EXPECTED)
     parser.add_argument("--mode", choices=["warm", "cold", "both", "sustained"], default="both")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each problem and mode, about (default 1)")
@@ -63,7 +67,7 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0 if all contestants raced, 1 if FlashCore failed, 2 if nothing could start."""
     suites = {name: [Problem(*p[0], *p[1:]) for p in problems] for name, problems in _bench.bench_suites()}
-    parser = arguments([*suites, *FEATURES])
+    parser = arguments([*suites, RANDOM, *FEATURES, PARALLEL])
     args = parser.parse_args(argv)
     if args.what == "model":
         _only(args, parser, "model", "seconds", "start", "limit", "evidence", "json")
@@ -74,8 +78,12 @@ def main(argv: list[str] | None = None) -> int:
     if args.what == "first":
         _only(args, parser, "first", "peers", "device", "evidence", "json")
         return _first(args)
+    if PARALLEL in args.suite:
+        return _on_several(args, parser)
     if features := [name for name in args.suite if name in FEATURES]:
         return _of_features(args, parser, features)
+    if RANDOM not in args.suite and any(vars(args)[name] != parser.get_default(name) for name in ("seed", "count")):
+        parser.error(f"--seed and --count go with --suite {RANDOM}")
     try:
         problems = _problems(args, suites)
         peers = _peers(args)
@@ -85,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"flashcore_bench: {error}", file=sys.stderr)
         return 2
     for row in _raced(args, session, problems, peers):
-        rows.add(row)
+        rows.add(row | {"seed": args.seed} if row["suite"] == RANDOM else row)
     from ._plot import plot
     from ._table import summary, table
 
@@ -123,6 +131,18 @@ def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, feat
     return run(args)
 
 
+def _on_several(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if args.suite != [PARALLEL] or args.what != "race":
+        parser.error(f"--suite {PARALLEL} goes with race, and with no other suite")
+    _only(args, parser, f"--suite {PARALLEL}", "seconds", "start", "limit", "evidence", "json", also=("suite",))
+    try:
+        from ._parallel import run
+    except ImportError as error:
+        print(f"flashcore_bench: the ranks are processes of PyTorch ({error})", file=sys.stderr)
+        return 2
+    return run(args)
+
+
 def _model(args: argparse.Namespace) -> int:
     try:
         from ._model import run
@@ -152,7 +172,12 @@ def _first(args: argparse.Namespace) -> int:
 
 def _problems(args: argparse.Namespace, suites: dict[str, list[Problem]]) -> list[tuple[str, Problem]]:
     """The problems asked for, each with the suite that it belongs to."""
-    problems = [(name, problem) for name in args.suite for problem in suites[name]]
+    if not 0 <= args.seed < 2**64:
+        raise invalid("--seed", args.seed, "a number from 0 to 2^64 - 1")
+    if args.count < 1:
+        raise invalid("--count", args.count, "1 or more")
+    drawn = [Problem(*p[0], *p[1:]) for p in _bench.random_problems(args.seed, args.count)]
+    problems = [(name, problem) for name in args.suite for problem in (drawn if name == RANDOM else suites[name])]
     for text in args.problem:
         problem = Problem.parse(text)
         problems.append((next((name for name, all_of in suites.items() if problem in all_of), "other"), problem))

@@ -8,6 +8,9 @@ _Described = tuple[int, tuple[int, ...], tuple[int, ...]]
 def bench_suites() -> list[tuple[str, list[_Stated]]]:
     """The names of the suites, and the problems of each."""
 
+def random_problems(seed: int, count: int) -> list[_Stated]:
+    """The first problems of a seed: shapes that nobody tuned for."""
+
 class Session:
     """A device and what stands beside every figure of a run. Rows are JSON."""
 

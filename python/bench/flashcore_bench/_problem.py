@@ -9,6 +9,7 @@ from typing import NamedTuple
 from flashcore_attn._errors import invalid
 
 OURS = "flashcore"  # the name in rows that is reserved for FlashCore's kernels
+RANDOM = "random"  # the suite of problems that a seed draws
 
 EXPECTED = (
     "BATCH,HEADS,SEQ,DIM,DTYPE[,MASK][,softcap:CAP] as in 1,8,512,64,f16; HEADS may be QUERY/KEY heads as in 32/8, "

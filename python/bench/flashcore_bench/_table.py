@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ._problem import OURS
+from ._problem import OURS, RANDOM
 from ._race import Row
 
 Comparison = dict[str, Any]
@@ -77,8 +77,12 @@ def _against(rows: list[Row], row: Row) -> Comparison | None:
     return comparison
 
 
+#: How many of the slowest problems the summary of random problems lists.
+_WORST = 10
+
+
 def summary(rows: list[Row]) -> list[str]:
-    """For each suite and mode: FlashCore against the best peer of each problem."""
+    """For each suite and mode: FlashCore against the best peer of each problem. For random problems also the worst."""
     ratios: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for row in rows:
         if row["impl"] == OURS and row["ratio_vs"] and row["ratio_vs"]["comparison"]:
@@ -92,4 +96,8 @@ def summary(rows: list[Row]) -> list[str]:
             f"{suite}, {mode}: {mean:.3f} times as fast as the best peer (geometric mean of {len(all_of)}), "
             f"least {least:.3f} at {where}"
         )
+        if suite == RANDOM:
+            behind = sum(ratio < 1 for ratio, _ in all_of)
+            lines.append(f"behind the best peer: {behind} of {len(all_of)} ({behind / len(all_of):.1%})")
+            lines += [f"  {ratio:.3f}  {problem}" for ratio, problem in sorted(all_of)[:_WORST]]
     return lines

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _bench(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(race::bench_suites, module)?)?;
+    module.add_function(wrap_pyfunction!(race::random_problems, module)?)?;
     module.add_function(wrap_pyfunction!(model::model_problems, module)?)?;
     module.add_class::<model::CpuSession>()?;
     module.add_class::<race::Session>()?;

@@ -37,6 +37,12 @@ pub fn bench_suites() -> Vec<(&'static str, Vec<Stated>)> {
     Suite::ALL.map(|suite| (suite.name(), suite.problems().iter().map(stated).collect())).to_vec()
 }
 
+/// The problems of the suite `random`.
+#[pyfunction]
+pub fn random_problems(seed: u64, count: usize) -> Vec<Stated> {
+    bench::random(seed, count).iter().map(stated).collect()
+}
+
 /// A device, and the provenance that each row of a run carries.
 #[pyclass(frozen, module = "flashcore_bench._bench")]
 pub struct Session {

@@ -101,6 +101,24 @@ def test_table_and_summary():
     ]
 
 
+def test_random_problems_are_those_of_their_seed():
+    drawn = _bench.random_problems(7, 30)
+    assert drawn[:3] == _bench.random_problems(7, 3) and drawn[:3] != _bench.random_problems(8, 3)
+    problems = [Problem(*p[0], *p[1:]) for p in drawn]
+    assert {p.causal for p in problems} == {True, False} and {p.dtype for p in problems} == {"f16", "bf16"}
+
+
+def test_the_summary_of_random_problems_lists_the_worst():
+    def at(seq, ratio):
+        problem = row("flashcore", 5.0, ratio=ratio)
+        return problem | {"suite": "random", "problem": problem["problem"] | {"seq_q": seq, "seq_kv": seq}}
+
+    lines = _table.summary([at(seq, 0.5 + seq / 10) for seq in range(12)])
+    assert lines[0].startswith("random, warm: 0.98")
+    assert lines[1] == "behind the best peer: 5 of 12 (41.7%)"
+    assert lines[2] == "  0.500  B1 H8 S0 D64 f16 causal" and len(lines) == 2 + 10
+
+
 def test_plot_shows_everyone_with_a_time():
     drawing = ElementTree.fromstring(_plot.plot(ROWS))
     titles = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}title")]
@@ -111,7 +129,9 @@ def test_plot_shows_everyone_with_a_time():
 def test_arguments_are_checked(capsys):
     with pytest.raises(SystemExit):
         command.main(["--suite", "huge"])
-    for arguments in (["--problem", "1,2,3"], ["--start", "5"]):
+    with pytest.raises(SystemExit):
+        command.main(["--seed", "3"])
+    for arguments in (["--problem", "1,2,3"], ["--start", "5"], ["--suite", "random", "--count", "0"]):
         assert command.main(arguments) == 2
     assert "none of the 4 problems" in capsys.readouterr().err
 

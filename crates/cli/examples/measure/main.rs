@@ -64,7 +64,8 @@ const PROGRAMS: [Program; 14] = [
     ),
     (
         "tune",
-        "FOLDER [--family NAME …] [--near [--gene NAME …]] [--plans FILE] [--limit SECONDS] [--from N] SUITE|PROBLEM …",
+        "FOLDER [--family NAME …] [--near [--gene NAME …]] [--sweep|--sweep-wide] [--plans FILE] [--limit SECONDS] \
+         [--from N] SUITE|PROBLEM|random:SEED:COUNT …",
         "the fastest plans of a GPU",
         tune::main,
     ),

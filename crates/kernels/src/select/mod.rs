@@ -9,6 +9,7 @@ pub use problem::Shape;
 pub use table::{Fault, Kind, TableError, TunedRow, TunedTable};
 
 use std::cmp::Ordering;
+use std::collections::HashSet;
 
 use problem::Problem;
 use serde::Serialize;
@@ -79,6 +80,22 @@ pub fn choose_of(
     table: &TunedTable,
 ) -> Result<Choice, KernelError> {
     from(&table.of(family), family.default_for(problem, &device.arch)?, &problem.canonical(), device)
+}
+
+/// The plans of all rows of the problem's architecture and head dims, adapted to the problem, and the default
+/// of each family, each once.
+pub fn candidates(problem: &Problem, device: &Device, table: &TunedTable) -> Vec<Plan> {
+    let problem = &*problem.canonical();
+    let dims = (problem.head_dim, problem.head_dim_v);
+    let of_pass = |row: &&TunedRow| row.plan.pass() == problem.pass.kind();
+    let alike =
+        |row: &&TunedRow| row.sm == device.arch.sm && (row.problem.head_dim, row.problem.head_dim_v) == dims;
+    let rows = table.rows().iter().filter(of_pass).filter(alike);
+    let adapted = rows.filter_map(|row| adapt(row, problem, &device.arch).ok());
+    let families = Family::of_pass(problem.pass.kind());
+    let defaults = families.filter_map(|family| family.default_for(problem, &device.arch).ok());
+    let mut seen = HashSet::new();
+    adapted.chain(defaults).filter(|plan| seen.insert(plan.clone())).collect()
 }
 
 /// The plan of the nearest row, or the default plan.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use bench::suites::OTHER;
-use bench::{Comparison, Mode, SpeedVerdict, Suite};
+use bench::{Comparison, Mode, RANDOM, SpeedVerdict, Suite};
 
 use super::render::{day_of, line, mean_and_least};
 use super::{Row, TableError, entries, features, parsed};
@@ -29,7 +29,7 @@ pub(super) fn table(path: &Path) -> Result<Option<String>, TableError> {
         suites.entry(row.suite().to_owned()).or_default().push(row);
     }
     let mut lines = Vec::new();
-    for name in Suite::ALL.map(Suite::name).into_iter().chain(CPU).chain([OTHER]) {
+    for name in Suite::ALL.map(Suite::name).into_iter().chain(CPU).chain([RANDOM, OTHER]) {
         let entries = suites.get(name).map(|rows| entries(rows)).unwrap_or_default();
         for mode in Mode::ALL {
             let of_mode = entries.iter().map(|entry| &entry.ours).filter(|row| row.mode == mode.name());

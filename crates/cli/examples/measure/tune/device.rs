@@ -10,7 +10,7 @@ use check::launchfile::Bound;
 use driver::{
     Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream,
 };
-use kernels::{Arch, Plan, emit};
+use kernels::{Arch, Family, Plan, emit};
 use problem::{DType, DTypes, Problem};
 use ptx::Kernel;
 
@@ -36,7 +36,7 @@ pub struct Device {
     /// Functions by PTX and entry; `None` for rejected kernels.
     compiled: Mutex<HashMap<(String, String), Option<Function>>>,
     compilers: Vec<Compiler>,
-    /// The contents of the last problem's buffers, and their element type.
+    /// Some MiB of random values of each tensor, and their element type. Larger tensors repeat them.
     drawn: Mutex<(DTypes, Vec<Vec<u8>>)>,
 }
 
@@ -147,17 +147,21 @@ impl Device {
 
     /// Draws the problem's tensors and computes the expected output by `plan`.
     pub fn tensors(&self, problem: &Problem, plan: &Plan) -> Result<Tensors, Error> {
-        let bound = Bound::of_program(emit(problem, plan, &self.arch)?, problem);
+        let program = emit(problem, plan, &self.arch)?;
         let mut buffers = Vec::new();
-        let sizes: Vec<usize> = bound.kernel.buffers.iter().map(|spec| spec.bytes).collect();
-        // Random inputs can be reused for another shape of equal size and element type.
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
-        if drawn.0 != problem.dtypes || drawn.1.iter().map(Vec::len).ne(sizes) {
-            *drawn = (problem.dtypes, contents(&bound, 1));
+        if drawn.0 != problem.dtypes {
+            // Not a power of two, so that tensors with large strides do not repeat a row.
+            let some = Problem::new(1, 1, 9973, 136, problem.dtypes);
+            let plan = Family::Mma.default_for(&some, &self.arch)?;
+            *drawn =
+                (problem.dtypes, contents(&Bound::of_program(emit(&some, &plan, &self.arch)?, &some), 1));
         }
-        for data in &drawn.1 {
+        for (spec, some) in program.contracts.buffers.iter().zip(&drawn.1).take(4) {
+            let mut data = some.repeat(spec.bytes.div_ceil(some.len()));
+            data.truncate(spec.bytes);
             let mut buffer = Buffer::new(&self.context, data.len())?;
-            buffer.upload(data)?;
+            buffer.upload(&data)?;
             buffers.push(buffer);
         }
         let mut tensors = Tensors { problem: problem.clone(), buffers, right: Vec::new() };

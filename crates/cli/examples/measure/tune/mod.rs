@@ -1,8 +1,8 @@
 //! Finds the fastest plans on a GPU.
 //!
 //! ```text
-//! tune FOLDER [--family NAME …] [--near [--gene NAME …]] [--plans FILE] [--limit SECONDS] [--from N]
-//!     SUITE|PROBLEM …
+//! tune FOLDER [--family NAME …] [--near [--gene NAME …]] [--sweep|--sweep-wide] [--plans FILE] [--limit SECONDS]
+//!     [--from N] SUITE|PROBLEM|random:SEED:COUNT …
 //! ```
 //!
 //! With `--near`, the search begins with the shipped plan and the plans of a file (one JSON object per line:
@@ -13,10 +13,13 @@
 //! their defaults and the plan of the shipped table. `FOLDER/tuned.jsonl` gets the winners as rows of that
 //! table (`kernels::select`), `FOLDER/candidates.jsonl` every timed plan. A plan that never ends, or breaks
 //! the device, is written to `FOLDER/broken.jsonl` and left out, and the search continues in another process.
-//! After the time limit no further problem is started; the last line names the `--from` value for continuing.
+//! With `--sweep`, nothing is searched: `FOLDER/sweep.jsonl` gets the time of each candidate of
+//! `kernels::select`, and with `--sweep-wide` of many other structures too. After the time limit no further
+//! problem is started; the last line names the `--from` value for continuing.
 
 mod compiler;
 mod device;
+mod sweep;
 
 use std::collections::HashSet;
 use std::ops::RangeInclusive;
@@ -32,7 +35,7 @@ use host::child::{Ended, follow};
 use host::store::append_line;
 use kernels::select::{self, Kind, Shape, TunedRow, TunedTable};
 use kernels::{Family, Plan};
-use problem::Problem;
+use problem::{DType, Problem};
 use serde_json::json;
 
 use crate::{Outcome, Usage};
@@ -57,6 +60,8 @@ struct Args {
     folder: PathBuf,
     families: Vec<Family>,
     near: bool,
+    is_sweep: bool,
+    is_wide: bool,
     genes: Vec<String>,
     plans: Vec<Plan>,
     limit: Duration,
@@ -79,6 +84,7 @@ fn parse(words: &[String]) -> Result<Args, Error> {
     let mut words = words.iter();
     let folder = words.next().filter(|word| !word.starts_with('-')).ok_or(Usage)?.into();
     let (mut families, mut genes, mut problems) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut is_sweep, mut is_wide) = (false, false);
     let (mut near, mut plans, mut limit, mut from, mut worker) = (false, Vec::new(), Duration::MAX, 0, false);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(Usage);
@@ -98,10 +104,13 @@ fn parse(words: &[String]) -> Result<Args, Error> {
                 plans = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
             }
             "--near" => near = true,
+            "--sweep" => is_sweep = true,
+            "--sweep-wide" => (is_sweep, is_wide) = (true, true),
             "--gene" => genes.push(value()?.clone()),
             "--limit" => limit = Duration::try_from_secs_f64(value()?.parse()?)?,
             "--from" => from = value()?.parse()?,
             "--worker" => worker = true,
+            word if word.starts_with("random:") => problems.extend(drawn(word)?),
             word => match Suite::named(word) {
                 Some(suite) => problems.extend(suite.problems()),
                 None => problems.push(suites::parse(word).map_err(|accepted| {
@@ -116,7 +125,17 @@ fn parse(words: &[String]) -> Result<Args, Error> {
     if problems.is_empty() {
         return Err(Usage.into());
     }
-    Ok(Args { folder, families, near, genes, plans, limit, from, worker, problems })
+    Ok(Args { folder, families, near, is_sweep, is_wide, genes, plans, limit, from, worker, problems })
+}
+
+/// The problems of `random:SEED:COUNT`. They differ from those of the benchmark in having bf16 alone: f16
+/// takes as long.
+fn drawn(word: &str) -> Result<Vec<Problem>, Error> {
+    let accepted =
+        || format!("invalid value '{word}' for the problem: expected random:SEED:COUNT as in random:7:40");
+    let (seed, count) = word["random:".len()..].split_once(':').ok_or_else(accepted)?;
+    let (seed, count) = (seed.parse().map_err(|_| accepted())?, count.parse().map_err(|_| accepted())?);
+    Ok(bench::random(seed, count).into_iter().map(|p| p.with_dtypes(DType::Bf16.into())).collect())
 }
 
 /// Starts workers one after another; each continues where the previous one ended.
@@ -174,7 +193,7 @@ fn work(args: &Args) -> Result<(), Error> {
             return Ok(());
         }
         let search = Search { device: &device, problem, args, broken: &broken, provenance: &provenance };
-        match search.run() {
+        match if args.is_sweep { search.sweep() } else { search.run() } {
             Ok(line) => println!("{line}  ({:.1} s)", start.elapsed().as_secs_f64()),
             Err(error) => println!("{problem:?}: {error}"),
         }
