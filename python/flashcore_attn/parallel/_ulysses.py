@@ -78,7 +78,7 @@ class _ToHeads:
 def _to_rows(
     job: ParallelCall, wholes: list[Tensor], heads: list[list[slice]], shapes: list[list[int]]
 ) -> list[Tensor]:
-    """This rank's rows, ``(batch, rows, heads, dim)``, of all rows of each rank's heads: sums where ranks share some."""
+    """This rank's rows, ``(batch, rows, heads, dim)``, of all rows of each rank's heads: sums of shared heads."""
     wholes = [x.transpose(0, 1).contiguous() for x in wholes]
     results = [
         x.new_zeros(shape, dtype=torch.float32 if _overlap(of) else x.dtype)
