@@ -167,7 +167,7 @@ def of_failure(rank, ranks, port, pipe):
     """A rank that says that it is ready, and then makes a call, or ends, when it is told."""
     from datetime import timedelta
 
-    from conftest import join
+    from rank_pool import join
 
     join(rank, ranks, port, 120)
     dist.barrier()  # processes start at different times

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 
-import conftest
-import others
 import pytest
+
+pytest.importorskip("torch")
+
+import others
+import rank_pool
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_a_compiled_step(ranks):
 @pytest.mark.parametrize(("number", "ends", "call"), [(3, True, "forward"), (2, False, "backward")])
 def test_a_rank_that_ends_or_is_late_is_an_error_within_the_time_out(number, ends, call):
     context = multiprocessing.get_context("spawn")
-    port = conftest.free_port()
+    port = rank_pool.free_port()
     pipes, processes = [], []
     for rank in range(number):
         here, there = context.Pipe()
