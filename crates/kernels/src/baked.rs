@@ -4,7 +4,7 @@ use attend::ProgramCode;
 use problem::{Band, DTypes, ElementType, Lengths, OperandMap, Problem, Tensor};
 use tile::Sign;
 
-use crate::backward::programs::TableGradient;
+use crate::derivatives::TableGradient;
 
 /// Element types and sizes, of which tiles and products are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,9 +5,9 @@ use attend::Sinks;
 use problem::{Operand, Problem};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, SpecialReg, Target};
 
-use super::programs::TableAxis;
 use crate::PlanError;
 use crate::contract::Contract;
+use crate::derivatives::TableAxis;
 use crate::draft::Draft;
 
 /// Threads of a CTA that adds.

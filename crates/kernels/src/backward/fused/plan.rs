@@ -5,7 +5,6 @@ use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{Handover, Pipeline, Roles, SwizzledTile};
 
-use super::rows::THREADS;
 use crate::backward::sums::TileCounts;
 use crate::error::accept;
 use crate::forward::contract::{check_tensor_map, is_half, most_rows};
@@ -32,6 +31,8 @@ pub(super) const FAMILY: &str = "backward_fused";
 const WIDEST: usize = 128;
 /// Keys of a CTA.
 pub(super) const KEYS: u32 = 128;
+/// Threads of a CTA of the kernels before and after the main kernel.
+pub(super) const THREADS: u32 = 256;
 /// Slots of dS in shared memory.
 pub(super) const SLOTS: u32 = 2;
 /// Numbers of a tile of query rows times head dims.

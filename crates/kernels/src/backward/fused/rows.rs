@@ -6,7 +6,7 @@ use std::f32::consts::LOG2_E;
 use tile::{WARP_VECTOR_BYTES, divide};
 
 use super::params::{RowTiles, Strided, launch, tile_of_cta};
-use super::plan::{FusedPlan, SUM_BYTES, TileSizes};
+use super::plan::{FusedPlan, SUM_BYTES, THREADS, TileSizes};
 use crate::backward::sums::SinkParts;
 use crate::contract::Contract;
 use crate::draft::Draft;
@@ -14,7 +14,6 @@ use crate::forward::contract::{half, lse_of_row};
 use crate::{Arch, Baked};
 
 const ENTRY: &str = "flash_backward_rows";
-pub(super) const THREADS: u32 = 256;
 
 impl FusedPlan {
     /// The kernel that computes −L·log2 e and −D of each row.

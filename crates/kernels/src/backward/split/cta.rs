@@ -12,9 +12,9 @@ use tile::{
 };
 
 use super::plan::{FAMILY, Side, SplitPlan, SplitTiles};
-use crate::backward::programs::{TableGradient, code_of_scores};
 use crate::backward::sums::SinkParts;
 use crate::contract::Contract;
+use crate::derivatives::{TableGradient, code_of_scores};
 use crate::draft::Draft;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor_or_one, half, is_wide, lse_of_row,

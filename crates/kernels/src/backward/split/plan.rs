@@ -3,8 +3,8 @@ use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, PairSum, TileLayout};
 
-use crate::backward::programs::TableGradient;
 use crate::backward::sums::TileCounts;
+use crate::derivatives::TableGradient;
 use crate::error::accept;
 use crate::forward::contract::{default_tanh, is_half, misaligned};
 use crate::forward::lengths::{check_lengths, row_blocks};
@@ -142,8 +142,8 @@ impl SplitTiles {
         own[0].bytes() + own[1].bytes() + self.ring_bytes(dims) + 2 * self.sum_bytes()
     }
 
-    /// Estimated registers of a thread: accumulators, S and dP, P with a softcap or a program, and the CTA's own
-    /// operands if they are kept in registers.
+    /// Estimated registers of a thread: accumulators, S and dP, P with a softcap or a program, and the CTA's
+    /// own operands if they are kept in registers.
     fn registers(self, problem: &Problem) -> u32 {
         let [dim, dim_v] = self.columns(problem).map(|columns| columns / self.dim_warps);
         let sums = match self.side {

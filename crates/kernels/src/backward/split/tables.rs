@@ -15,9 +15,9 @@ use tile::{
 
 use super::cta::SplitParams;
 use super::plan::SplitPlan;
-use crate::backward::programs::{TableAxis, TableGradient};
 use crate::backward::sums::{Sums, sum_of_lanes};
 use crate::contract::Contract;
+use crate::derivatives::{TableAxis, TableGradient};
 use crate::draft::Draft;
 use crate::forward::contract::half;
 use crate::grid::{Axis, Extents};
