@@ -27,10 +27,11 @@ LAYOUTS = {
 }  # fmt: skip
 DIM, PAGE = 16, 16
 INT = torch.int32
+DEVICE = "cpu"
 
 
 def drawn(*shape, seed=0, dtype=torch.float16):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
 def cache_of(generation, layout, pages, heads, padded, page=PAGE):
@@ -39,7 +40,7 @@ def cache_of(generation, layout, pages, heads, padded, page=PAGE):
     order = LAYOUTS[layout]
     sizes = [3, pages, heads, page, 2 * DIM]
     memory = [sizes[i] + (3 if padded and i == order[1] else 0) for i in order]
-    whole = torch.full(memory, math.nan, dtype=torch.float16)
+    whole = torch.full(memory, math.nan, dtype=torch.float16, device=DEVICE)
     logical = whole.permute([order.index(i) for i in range(5)])
     logical = logical[:, :pages, :heads, :page]
     layer = logical[1]
@@ -66,16 +67,23 @@ def common(lengths, queries, pages, causal=True, padding=0, page=PAGE):
         for at in range(length - new, length)
     ]
     stale = torch.zeros(padding, width, dtype=INT)
+    tensors = {
+        "query_start_loc": torch.cat([starts, starts[-1:].repeat(padding)]),
+        "seq_lens": torch.tensor([*lengths, *[0] * padding], dtype=INT),
+        "block_table_tensor": torch.cat([table, stale]),
+        "slot_mapping": torch.tensor([*slots, *[-1] * padding], dtype=torch.int64),
+    }
     return types.SimpleNamespace(
-        query_start_loc=torch.cat([starts, starts[-1:].repeat(padding)]), num_reqs=requests + padding,
-        seq_lens=torch.tensor([*lengths, *[0] * padding], dtype=INT), num_actual_tokens=sum(queries),
-        max_query_len=max(queries), max_seq_len=max(lengths) + 100, block_table_tensor=torch.cat([table, stale]),
-        slot_mapping=torch.tensor([*slots, *[-1] * padding], dtype=torch.int64), causal=causal,
+        **{name: x.to(DEVICE) for name, x in tensors.items()}, num_reqs=requests + padding,
+        num_actual_tokens=sum(queries), max_query_len=max(queries), max_seq_len=max(lengths) + 100,
+        causal=causal.to(DEVICE) if isinstance(causal, torch.Tensor) else causal,
     )  # fmt: skip
 
 
 def plain(q, k, v, causal, window=-1, softcap=0.0, sinks=None, slopes=None):
     """Attention of one request in float64: ``(rows, heads, dim)`` to ``(keys, heads_k, dim)``."""
+    q, k, v = q.cpu(), k.cpu(), v.cpu()
+    sinks = None if sinks is None else sinks.cpu()
     group = q.shape[1] // k.shape[1]
     q, k, v = q.double(), k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
     scores = torch.einsum("qhd,khd->hqk", q, k) * 0.3
@@ -112,7 +120,7 @@ def run(made, generation, layout, *, heads=2, group=2, padded=True, lengths=(5, 
     for i, pool in enumerate(pools):
         pool.copy_(drawn(pages, page, heads, DIM, seed=7 + i))
     metadata = common(lengths, queries, pages, causal, padding, page)
-    builder = made.backend.Builder(None, ["layer"], made.config, torch.device("cpu"))
+    builder = made.backend.Builder(None, ["layer"], made.config, torch.device(DEVICE))
     step = builder.build(0, metadata)
     tokens = sum(queries) + padding
     q, key, value = drawn(tokens, heads * group, DIM, seed=1), *(drawn(tokens, heads, DIM, seed=s) for s in (2, 3))
@@ -123,7 +131,7 @@ def run(made, generation, layout, *, heads=2, group=2, padded=True, lengths=(5, 
     for pool, old, new in zip(pools, before, (key, value)):
         old.flatten(0, 1)[metadata.slot_mapping[: sum(queries)]] = new[: sum(queries)]
         assert torch.equal(pool, old)  # nothing else was written
-    output = torch.full((tokens, heads * group, DIM), 9.0, dtype=torch.float16)
+    output = torch.full((tokens, heads * group, DIM), 9.0, dtype=torch.float16, device=DEVICE)
     assert layer.forward(None, q, key, value, cache, step, output) is output
     assert (output[sum(queries) :] == 9).all()
     if isinstance(causal, torch.Tensor):
@@ -135,7 +143,7 @@ def run(made, generation, layout, *, heads=2, group=2, padded=True, lengths=(5, 
             -1 if named["sliding_window"] is None else named["sliding_window"] - 1,
             named["logits_soft_cap"] or 0.0, options.get("sinks"), options.get("alibi_slopes"),
         )  # fmt: skip
-        torch.testing.assert_close(output[start : start + new].double(), expected, rtol=4e-3, atol=4e-3)
+        torch.testing.assert_close(output[start : start + new].double().cpu(), expected, rtol=4e-3, atol=4e-3)
     return layer, step
 
 
@@ -178,6 +186,34 @@ def test_encoders_have_no_cache(monkeypatch):
         )
 
 
+def test_8_bit_caches_have_factors_in_tensors(monkeypatch):
+    """Queries keep their 16 bits, and the layer's factors are read on the device."""
+    made = stub.install(monkeypatch, "0.33")
+    if not _serving.takes_fp8_caches():
+        with pytest.raises(fa.UnsupportedError, match="kv_cache_dtype='fp8'"):
+            made.backend.Layer(4, DIM, 0.3, 2, kv_cache_dtype="fp8")
+        return
+    order = LAYOUTS["BLNHC"]
+    whole = torch.full([[3, 40, 2, PAGE, 2 * DIM][i] for i in order], 0x7F, dtype=torch.uint8)  # NaN in e4m3
+    cache = whole.permute([order.index(i) for i in range(5)])[1]
+    lengths, queries = (5, 20), (5, 20)
+    metadata = common(lengths, queries, 40)
+    step = made.backend.Builder(None, [], made.config, torch.device("cpu")).build(0, metadata)
+    q, key, value = drawn(25, 4, DIM, seed=1), drawn(25, 2, DIM, seed=2), drawn(25, 2, DIM, seed=3)
+    factors = types.SimpleNamespace(_k_scale=torch.tensor(0.5), _v_scale=torch.tensor(0.25))
+    layer = made.backend.Layer(4, DIM, 0.3, 2, kv_cache_dtype="fp8")
+    layer.do_kv_cache_update(factors, key, value, cache, metadata.slot_mapping)
+    output = torch.empty_like(q)
+    layer.forward(factors, q, key, value, cache, step, output)
+    rounded = [
+        (x.float() / factor).to(torch.float8_e4m3fn).float() * factor
+        for x, factor in ((key, factors._k_scale), (value, factors._v_scale))
+    ]
+    for rows in (slice(0, 5), slice(5, 25)):
+        expected = plain(q[rows], rounded[0][rows], rounded[1][rows], True)
+        torch.testing.assert_close(output[rows].double(), expected, rtol=4e-3, atol=4e-3)
+
+
 def test_what_the_runner_asks_for(monkeypatch):
     made = stub.install(monkeypatch, "0.33")
     backend, builder = made.backend.Backend, made.backend.Builder
@@ -215,6 +251,52 @@ def test_a_replay_reads_the_runners_tensors(monkeypatch):
     for b, length in enumerate((31, 3)):
         k, v = keys_of(made, cache, b, length, 2, later.block_table_tensor)
         torch.testing.assert_close(output[b].double(), plain(q[b : b + 1], k, v, True)[0], rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize("generation", stub.GENERATIONS)
+@pytest.mark.parametrize("layout", ["LBNHC", "BHLNC"])
+def test_on_a_gpu(monkeypatch, generation, layout):
+    monkeypatch.setattr(sys.modules[__name__], "DEVICE", "cuda")
+    made = stub.install(monkeypatch, generation)
+    run(made, generation, layout)
+    run(made, generation, layout, window=7)
+    run(made, generation, layout, sinks=torch.tensor([0.3, -1.0, 2.0, 0.0], device="cuda"))
+
+
+@pytest.mark.needs_cuda
+def test_a_graph_on_a_gpu_replays_longer_and_shorter_requests(monkeypatch):
+    """One graph of a step with prefill and decode: the append, and attention."""
+    monkeypatch.setattr(sys.modules[__name__], "DEVICE", "cuda")
+    made = stub.install(monkeypatch, "0.33")
+    cache = cache_of("0.33", "LBHNC", 40, 2, False)
+    for i, pool in enumerate(made.backend.pools_of(cache, DIM, 2)):
+        pool.copy_(drawn(40, PAGE, 2, DIM, seed=7 + i))
+    captured = common((9, 90, 40), (1, 6, 2), 40)
+    step = made.backend.Builder(None, [], made.config, torch.device("cuda")).build(0, captured)
+    layer = made.backend.Layer(4, DIM, 0.3, 2)
+    q, key, value = drawn(9, 4, DIM, seed=1), drawn(9, 2, DIM, seed=2), drawn(9, 2, DIM, seed=3)
+    output = torch.empty_like(q)
+
+    def work():
+        layer.do_kv_cache_update(None, key, value, cache, captured.slot_mapping)
+        layer.forward(None, q, key, value, cache, step, output)
+
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    for lengths, queries in (((95, 7, 33), (2, 6, 1)), ((3, 8, 12), (1, 2, 6))):
+        later = common(lengths, queries, 40)
+        for name in ("query_start_loc", "seq_lens", "slot_mapping"):
+            getattr(captured, name).copy_(getattr(later, name))
+        captured.block_table_tensor[:, : later.block_table_tensor.shape[1]].copy_(later.block_table_tensor)
+        graph.replay()
+        for b, start in enumerate(later.query_start_loc.tolist()[:-1]):
+            k, v = keys_of(made, cache, b, lengths[b], 2, later.block_table_tensor)
+            rows = slice(start, start + queries[b])
+            expected = plain(q[rows], k, v, True)
+            torch.testing.assert_close(output[rows].double().cpu(), expected, rtol=4e-3, atol=4e-3)
 
 
 @pytest.mark.parametrize("generation", ["0.22", "0.33"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import warnings
 
 import pytest
 
@@ -240,15 +241,17 @@ def batched(model, implementation, monkeypatch, **settings):
     return [made[key].generated_tokens for key in sorted(made)], calls
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
 @pytest.mark.parametrize("window", [None, 7])
-def test_continuous_batching_has_the_tokens_of_eager_attention(monkeypatch, window):
+def test_continuous_batching_has_the_tokens_of_eager_attention(monkeypatch, window, device):
     kind = transformers.LlamaForCausalLM if window is None else transformers.MistralForCausalLM
     config = transformers.LlamaConfig if window is None else transformers.MistralConfig
     model = built(kind, config, **DECODER, **({} if window is None else {"sliding_window": window}))
+    model.to(device)
     expected = [
-        model.generate(torch.tensor([each]), max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0)[
-            0, len(each) :
-        ].tolist()
+        model.generate(
+            torch.tensor([each], device=device), max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )[0, len(each) :].tolist()
         for each in prompts()
     ]
     theirs, calls = batched(model, "eager", monkeypatch)
@@ -287,8 +290,12 @@ def test_what_is_not_computed_is_left_to_sdpa():
     model.set_attn_implementation(integration.NAME)
     with pytest.warns(UserWarning, match="dropout is 0.5"):
         model.train()(input_ids=tokens()).logits.sum().backward()
-    with torch.no_grad(), pytest.warns(UserWarning, match="dtype torch.float64"):
+    with torch.no_grad(), pytest.warns(UserWarning, match="dtype torch.float64") as caught:
         model.double().eval()(input_ids=tokens())
+    assert len(caught) == 1  # of two layers
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(input_ids=tokens())
 
 
 def test_what_sdpa_computes_otherwise_is_refused():

@@ -57,6 +57,7 @@ const TORCH_TESTS: &[&str] = &[
     "test_engine_pytorch.py",
     "test_engine_vllm.py",
     "test_engine_sglang.py",
+    "test_examples.py",
     "parallel",
 ];
 /// pytest as pure Python wheels, for a GPU machine without a network.

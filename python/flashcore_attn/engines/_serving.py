@@ -88,10 +88,14 @@ def attend(
         groups = (requests, k.shape[2])
         features = _with_scales(features, _torch, groups, (batch.max_q, most, most), (None, *descale))
     terms = (False, before, after, score.scale, cap)
+    call = (q[None], repaired(k), repaired(v))
     with torch.no_grad():
-        made, lse = _torch.attend(q[None], repaired(k), repaired(v), 2, terms, want_lse, features)
-    result = made[0] if out is None else out.copy_(made[0])
-    return result, None if lse is None else lse[0]
+        if out is None:
+            made, lse = _torch.attend(*call, 2, terms, want_lse, features)
+            out = made[0]
+        else:
+            lse = _torch.attend_into(out[None], *call, terms, want_lse, features)
+    return out, None if lse is None else lse[0]
 
 
 @functools.cache
@@ -118,20 +122,6 @@ def repaired(x: Tensor) -> Tensor:
         if x.shape[i] == 1:
             strides[i] = strides[i + 1] * x.shape[i + 1]
     return x.as_strided(x.shape, strides)
-
-
-def append(k: Tensor, v: Tensor, pools: tuple[Tensor, Tensor], slots: Tensor) -> None:
-    """Writes rows of keys and values to the slots of a paged cache: a slot is ``page * page_size + row``, and a
-    negative one is left out. Nothing is synchronised."""
-    # A row that is left out repeats a row that is not, with its slot: writes to one slot are equal.
-    given = slots >= 0
-    source = torch.where(given, torch.arange(slots.shape[0], device=slots.device), given.int().argmax())
-    slots = slots[source]
-    for new, pool in ((k, pools[0]), (v, pools[1])):
-        if new.dtype != pool.dtype:
-            raise DTypeError(f"the cache has dtype {pool.dtype}, its new rows {new.dtype}; they must be equal")
-        at = (slots.clamp(min=0) // pool.shape[1], slots.clamp(min=0) % pool.shape[1])
-        pool.index_put_(at, torch.where((slots >= 0)[:, None, None], new[source], pool[at]))
 
 
 def unsupported(what: str, expected: str) -> UnsupportedError:

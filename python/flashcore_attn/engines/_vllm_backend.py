@@ -24,6 +24,7 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
+from .._slots import reshape_and_cache
 from .._varlen import flash_attn_varlen_func
 from . import _serving
 
@@ -320,13 +321,10 @@ class Layer(AttentionImpl[Metadata]):  # type: ignore[misc]
         shared = self.kv_sharing_target_layer_name is not None
         if shared or key is None or self.attn_type in _ENCODERS:
             return
-        k, v = pools_of(kv_cache, self.head_size, self.num_kv_heads)
-        if kv_cache.is_cuda or self.cache_type is not None:
-            ops = importlib.import_module("vllm._custom_ops")
-            scales = (layer._k_scale, layer._v_scale)
-            ops.reshape_and_cache_flash(key, value, k, v, slot_mapping, self.kv_cache_dtype, *scales)
-        else:
-            _serving.append(key, value, (k, v), slot_mapping)
+        k, v = pools_of(kv_cache, self.head_size, self.num_kv_heads, self.cache_type)
+        scales = (None, None) if self.cache_type is None else (layer._k_scale, layer._v_scale)
+        k, v = _serving.repaired(k), _serving.repaired(v)
+        reshape_and_cache(key, value, k, v, slot_mapping, "auto", *scales)
 
 
 def _packed(q: Tensor, k: Tensor, v: Tensor, batch: _serving.Batch, score: _serving.Score, causal: Any) -> Any:

@@ -39,6 +39,8 @@ __all__ = ["NAME", "attention", "register"]
 #: The value of ``attn_implementation``.
 NAME = "flashcore"
 
+_told: set[str] = set()  # the reasons of warnings
+
 
 def register() -> None:
     """Registers the implementation. Importing the module calls this function."""
@@ -145,7 +147,9 @@ def attention(
         if softcap or s_aux is not None or lengths_alone or cache is not None or block_table is not None:
             words = 'and "sdpa" does not compute such a call; use attn_implementation="eager"'
             raise UnsupportedError(f"{reason}, {words}")
-        warnings.warn(f'{reason}: attn_implementation="flashcore" leaves such calls to "sdpa"', stacklevel=2)
+        if reason not in _told:
+            _told.add(reason)
+            warnings.warn(f'{reason}: attn_implementation="flashcore" leaves such calls to "sdpa"', stacklevel=2)
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, position_bias, **others
         )

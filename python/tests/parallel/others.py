@@ -197,3 +197,13 @@ def of_example(group, steps, rows):
     example = importlib.util.module_from_spec(importlib.util.spec_from_file_location("train_sharded", path))
     example.__spec__.loader.exec_module(example)
     return [example.train(steps, rows, torch.device("cpu"), x) for x in (group, None)]
+
+
+def of_suite(group):
+    """The rows of the benchmark's suite, with short sequences."""
+    from flashcore_bench import _parallel
+
+    cpu = torch.device("cpu")
+    works = _parallel.works(4096)
+    rows = [row for work in works for row in _parallel.rows_of(work, group, cpu, torch.float32, 0.0)]
+    return [len(works), rows, _parallel.table(rows)]

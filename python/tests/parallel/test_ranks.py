@@ -115,3 +115,13 @@ def test_the_example_trains(ranks):
     for sharded, whole in ranks(2, others.of_example, 6, 64):
         assert sharded[-1] < sharded[0] - 1, "it learns"
         assert max(abs(a - b) for a, b in zip(sharded, whole)) < 1e-4
+
+
+def test_the_suite_of_the_benchmark(ranks):
+    pytest.importorskip("flashcore_bench")
+    for number, rows, table in ranks(2, others.of_suite):
+        assert len({row["problem"] for row in rows}) == number and table.count("\n") == len(rows) + 1
+        for row in rows:
+            assert row["fault"] is None and row["samples"] >= 5 and row["efficiency"] > 0, row
+            assert row["suite"] == "parallel" and row["ranks"] == 2
+            assert (row["predicted_efficiency"] is None) == (row["pass"] == "decode")

@@ -13,6 +13,7 @@ mod draws;
 mod factors;
 mod fp8;
 mod gate;
+mod gradients;
 mod launches;
 mod lengths;
 mod lists;
