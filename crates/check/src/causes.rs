@@ -37,7 +37,7 @@ pub struct Cause {
     /// The source of `line` and of `other_line`, if the PTX has line information.
     pub source: Option<SourceLine>,
     pub other_source: Option<SourceLine>,
-    /// Whether a comment of the source allows it.
+    /// Whether a comment of the source or the level of the check allows it.
     pub allowed: bool,
     /// All pairs of PTX lines of this cause; `line` and `other_line` are the first.
     pub ptx_lines: Vec<(u32, Option<u32>)>,
@@ -65,8 +65,10 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
     for hazard in hazards {
         let lines = (sources.line(hazard.line), hazard.other_line.and_then(|line| sources.line(line)));
         let other = hazard.other_line.map(|line| spot(line, &lines.1));
-        let symmetric =
-            matches!(hazard.kind, HazardKind::Race | HazardKind::WarpOrder | HazardKind::UnusedRead);
+        let symmetric = matches!(
+            hazard.kind,
+            HazardKind::Race | HazardKind::WarpOrder | HazardKind::CasSeed | HazardKind::UnusedRead
+        );
         let key = match (spot(hazard.line, &lines.0), other) {
             // Two accesses race in either order.
             (a, Some(b)) if symmetric && a > b => (hazard.kind, general(b, hazard), Some(a)),
@@ -131,7 +133,11 @@ const fn rank(kind: HazardKind) -> u32 {
         | HazardKind::AsyncNotWaited
         | HazardKind::BeforeGridWait => 2,
         HazardKind::BarrierDivergence => 3,
-        HazardKind::Race | HazardKind::WeakOrder | HazardKind::NonCoherentRead | HazardKind::WarpOrder => 4,
+        HazardKind::Race
+        | HazardKind::WeakOrder
+        | HazardKind::NonCoherentRead
+        | HazardKind::WarpOrder
+        | HazardKind::CasSeed => 4,
         HazardKind::AssertionFailed | HazardKind::Trap | HazardKind::Deadlock => 5,
         HazardKind::UninitialisedRead | HazardKind::UnwrittenOutput => 6,
         HazardKind::UnpromisedAlignment | HazardKind::UnusedRead | HazardKind::Nondeterministic => 7,
@@ -181,6 +187,7 @@ fn cure(hazard: &Hazard) -> &'static str {
         HazardKind::UnusedRead => "load under the condition under which the value is used",
         HazardKind::UnpromisedAlignment => "declare the variable with __align__(16)",
         HazardKind::WarpOrder => "put __syncwarp() between the two accesses: a shuffle orders no memory",
+        HazardKind::CasSeed => "read the first value by a volatile or an atomic load",
         HazardKind::NonCoherentRead => {
             "use a plain load: no __ldg, and no const __restrict__ on memory that the kernel writes"
         }

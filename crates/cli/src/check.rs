@@ -19,6 +19,7 @@ use problem::Problem;
 use serde_json::{Value, json};
 
 use crate::args::Check;
+use crate::baseline::Baseline;
 use crate::error::CliError;
 use crate::findings::{self, Found};
 use crate::progress::Progress;
@@ -50,7 +51,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
         store::write(file, text.as_bytes())?;
     }
     let mut settings = if args.quick { Settings::quick() } else { Settings::thorough() };
-    settings.collectives_order = args.warp_order == "assume";
+    settings.by_the_letter = args.level == "ptx";
     settings.repeat_races = true;
     settings.budget = args.budget;
     if args.strict_alignment {
@@ -62,7 +63,8 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     detail(format_args!("target {target}; ptxas: {version}"));
     let gpu = gpu(args.gpu.as_deref(), target)?;
     let sources = Sources::new(text, args.file.parent());
-    settings.allowed = sources.allowed()?;
+    let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?.unwrap_or_default();
+    settings.allowed = sources.allowed(|file, text| baseline.kinds(file, text))?;
     let mut check = watched(&bound, &settings, args.timeout, args.json)?;
     if let Some(percent) = args.require_coverage {
         check.require_coverage(percent);
@@ -109,8 +111,9 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
 /// The input files with the arguments that name them.
 fn inputs(args: &Check) -> Vec<(&'static str, &Path)> {
     let launch = args.launch.as_deref().map(|launch| ("--launch", launch));
+    let baseline = args.baseline.as_deref().map(|baseline| ("--baseline", baseline));
     let others = args.compiling.others.iter().map(|other| ("--with", other.as_path()));
-    std::iter::once(("FILE", args.file.as_path())).chain(launch).chain(others).collect()
+    std::iter::once(("FILE", args.file.as_path())).chain(launch).chain(baseline).chain(others).collect()
 }
 
 /// Prints a first launch file.

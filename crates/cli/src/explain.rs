@@ -52,9 +52,9 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
         ptxas.as_ref().map_or("none, registers are estimated", |ptxas| ptxas.version())
     ));
     let studied = |bound: Bound, sources: Option<Sources>| -> Result<Study, CliError> {
-        let mut settings = Settings::quick();
+        let mut settings = Settings { by_the_letter: false, ..Settings::quick() };
         if let Some(sources) = &sources {
-            settings.allowed = sources.allowed()?;
+            settings.allowed = sources.allowed(|_, _| Vec::new())?;
         }
         let check = watched(&bound, &settings, args.timeout, args.json)?;
         Ok(analyse(bound, None, sources, check, std::slice::from_ref(gpu), ptxas.as_ref()))

@@ -183,7 +183,7 @@ fn entry(study: &Study, file: &Path) -> Value {
 }
 
 /// A file name as a reference of a URI: relative names stay relative.
-fn uri(file: &str) -> String {
+pub fn uri(file: &str) -> String {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(byte);
     let escaped: String = file
         .bytes()

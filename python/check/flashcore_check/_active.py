@@ -19,7 +19,7 @@ class Active:
         self._patches: list[Any] = []
         set_current(session)
         try:
-            for library, module in (("torch", "_torch"), ("triton", "_triton")):
+            for library, module in (("torch", "_torch"), ("triton", "_triton"), ("numba_cuda", "_numba")):
                 self._patch(library, module)
         except BaseException:
             self.end()

@@ -46,6 +46,8 @@ pub struct Settings {
     pub collectives_order: bool,
     /// Findings that fail no check.
     pub allowed: Allowed,
+    /// Whether findings fail that only the PTX memory model forbids ([`Options::by_the_letter`]).
+    pub by_the_letter: bool,
     /// Whether a kernel whose accesses race is run again with equal inputs, to see if its outputs differ.
     pub repeat_races: bool,
     /// The time for all runs together; `None` means no limit. A check with a budget runs CTAs that represent
@@ -75,6 +77,7 @@ impl Settings {
             placement: Placement::Ptxas,
             collectives_order: false,
             allowed: Allowed::default(),
+            by_the_letter: true,
             repeat_races: false,
             budget: None,
             checks: Checks::ALL,
@@ -129,6 +132,7 @@ impl Settings {
             placement: self.placement,
             collectives_order: self.collectives_order,
             allowed: self.allowed.clone(),
+            by_the_letter: self.by_the_letter,
             checks: self.checks,
             stopwatch: Some(watch.stopwatch()),
             ..Options::default()

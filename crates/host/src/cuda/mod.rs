@@ -97,7 +97,8 @@ pub fn compile_files(sources: &[Source], options: &Options) -> Result<Compiled, 
             if is_own || is_of_cuda(&header) || !empty.insert(header.clone()) {
                 break;
             }
-            stubs.insert(header, String::new());
+            let text = stubs::missing(&header);
+            stubs.insert(header, text);
         } else if !blank_faults(&log, &folders, &mut texts) {
             break;
         }
