@@ -64,8 +64,9 @@ def _operator_with_cache(
     stated = _calls._given_features(q, k_cache, v_cache, 2, features)
     append = _appended(k, v, cu_seqlens_k_new, (rotary_cos, rotary_sin, rotary_seqlens, interleaved), stated.batch)
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != k_cache.dtype:
-            raise DTypeError(f"{name} has dtype {x.dtype}, but k_cache has {k_cache.dtype}; they must be equal")
+        dtype = q.dtype if k_cache.dtype in _cuda.FP8 else k_cache.dtype
+        if x.dtype != dtype:
+            raise DTypeError(f"{name} has dtype {x.dtype}, but k_cache has {k_cache.dtype}; expected {dtype}")
     return _calls._both(q, k_cache, v_cache, 2, (top_left, before, after, scale, softcap), want_lse, stated, append)
 
 
