@@ -386,7 +386,8 @@ def called(operator: Any, *arguments: Any) -> Any:
     return _Forward.apply(*_split(arguments, len(arguments)))
 
 
-# The place of the tables among the arguments of an operator, by their number, which is negative for the gradients.
+# The place of the tables among the arguments of an operator, by their number, which is negative for the
+# gradients.
 _PLACES = {30: _TABLES, -30: 26}
 
 

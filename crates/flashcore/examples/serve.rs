@@ -1,4 +1,5 @@
-//! Serves a small model with the shape of Llama (RMS norm, RoPE, grouped heads, SwiGLU) and random weights from
+//! Serves a small model with the shape of Llama (RMS norm, RoPE, grouped heads, SwiGLU) and random weights
+//! from
 //! [`PagedCache`]s: requests join and leave between steps (continuous batching). It prints the tokens per
 //! second, and compares all tokens with those of the same model without a cache:
 //!
