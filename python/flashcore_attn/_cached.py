@@ -27,7 +27,8 @@ def append_and_attend(
         _memory.check(name, x)
     cos, sin, interleaved, positions = append.rotary or (None, None, False, None)
     new = (append.k, append.v, append.starts, cos, sin, positions, interleaved)
-    out, lse = torch.ops.flashcore_attn.attention_with_cache(q, k, v, *new, *terms, want_lse, *_calls._flat(features))
+    *stated, _ = _calls._flat(features)  # without the wish for deterministic gradients, of which there are none
+    out, lse = torch.ops.flashcore_attn.attention_with_cache(q, k, v, *new, *terms, want_lse, *stated)
     return out, lse if want_lse else None
 
 
@@ -63,8 +64,9 @@ def _operator_with_cache(
     stated = _calls._given_features(q, k_cache, v_cache, 2, features)
     append = _appended(k, v, cu_seqlens_k_new, (rotary_cos, rotary_sin, rotary_seqlens, interleaved), stated.batch)
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != k_cache.dtype:
-            raise DTypeError(f"{name} has dtype {x.dtype}, but k_cache has {k_cache.dtype}; they must be equal")
+        dtype = q.dtype if k_cache.dtype in _cuda.FP8 else k_cache.dtype
+        if x.dtype != dtype:
+            raise DTypeError(f"{name} has dtype {x.dtype}, but k_cache has {k_cache.dtype}; expected {dtype}")
     return _calls._both(q, k_cache, v_cache, 2, (top_left, before, after, scale, softcap), want_lse, stated, append)
 
 
@@ -123,8 +125,7 @@ def merge_states(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor
 def _merge_operator(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
     _check_parts(outs, lses)
     if outs[0].device.type != "cpu":
-        words = invalid_words("the device of outs", outs[0].device, "cpu")
-        raise UnsupportedError(words, f"device {outs[0].device.type}")
+        return _merged(outs, lses)
     outs = [_cuda.resolved("outs", _calls._plain(x)).contiguous() for x in outs]
     rows = [_cuda.resolved("lses", _calls._plain(x)).transpose(-1, -2).contiguous() for x in lses]
     out, lse = torch.empty_like(outs[0]), torch.empty_like(rows[0])
@@ -136,6 +137,20 @@ def _merge_operator(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Ten
         _cuda.DTYPES[out.dtype],
     )
     return out, lse.transpose(-1, -2).contiguous()
+
+
+def _merged(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The merge in float32 by PyTorch's operators, on any device."""
+    top = torch.stack(lses).amax(0)
+    top = torch.where(top == -torch.inf, 0.0, top)  # a row that saw no key
+    total, whole = torch.zeros_like(top), torch.zeros_like(outs[0], dtype=torch.float32)
+    for out, lse in zip(outs, lses):
+        weight = torch.exp(lse - top)
+        total += weight
+        of_rows = weight.transpose(-1, -2)[..., None]
+        whole += torch.where(of_rows > 0, of_rows * out.float(), 0.0)
+    whole /= torch.where(total > 0, total, 1.0).transpose(-1, -2)[..., None]
+    return whole.to(outs[0].dtype), top + torch.log(total)
 
 
 @_merge_operator.register_fake

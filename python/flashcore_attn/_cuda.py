@@ -249,21 +249,25 @@ def output_like(q: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
 def codes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, torch.dtype]:
     """The code of checked element types, and the output's type."""
     out = output_type(q, k, v)
-    if (code := _code(out)) is not None and q.dtype not in FP8:
+    if (code := _code(out)) is not None and q.dtype is k.dtype and q.dtype not in FP8:
         return code, out
     return sum(_DIGITS[dtype] << 4 * i for i, dtype in enumerate((q.dtype, k.dtype, v.dtype, out))), out
 
 
 def output_type(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
     """The output's type: q's, with 8-bit q and k that of v, or bfloat16. Rejects types that do not fit."""
-    if q.dtype not in FP8:
+    narrow = q.dtype in (torch.float16, torch.bfloat16) and k.dtype in FP8  # an 8-bit cache
+    if q.dtype not in FP8 and not narrow:
         check(q, k, v)
         return q.dtype
-    for name, x, accepted in (("q", q, _BESIDE_FP8[0]), ("k", k, _BESIDE_FP8[0]), ("v", v, _BESIDE_FP8[1])):
+    values = _BESIDE_FP8[0] if narrow else _BESIDE_FP8[1]
+    for name, x, accepted in (("q", q, (q.dtype,)), ("k", k, _BESIDE_FP8[0]), ("v", v, values)):
         _check_placed(name, x, q)
         if x.dtype not in accepted:
             expected = ", ".join(map(str, accepted))
             raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, f"{expected} beside q of {q.dtype}"))
+    if narrow:
+        return q.dtype
     return torch.bfloat16 if v.dtype in FP8 else v.dtype
 
 

@@ -258,7 +258,7 @@ def flash_attn_func(
 
     Tensors of PyTorch have gradients, also of ``lse``, ``alibi_slopes`` and ``learnable_sink``, by one call that reads
     the inputs, the result and ``lse``; a second derivative is refused. On a GPU they need float16 or bfloat16 and head
-    dims up to 256, without slopes, chunks, or a gradient of sinks.
+    dims up to 256.
 
     Tensors are read in place, with any strides; only one whose last dimension is not contiguous is copied first. On a
     GPU (sm_80 or later; head dims up to 576, of the values up to 512) the kernel is enqueued on PyTorch's current

@@ -107,6 +107,8 @@ def attend(
                 expected = f"{', '.join(accepted)} beside q of {kind}"
                 raise DTypeError(invalid_words(f"the dtype of {name}", array.dtype, expected))
         kind = v.dtype if v.dtype.name not in _FP8 else _bfloat16()
+    elif kind.name in ("float16", "bfloat16") and k.dtype.name in _FP8 and v.dtype.name in _FP8:
+        pass  # an 8-bit cache
     elif not q.dtype == k.dtype == v.dtype:
         raise DTypeError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be equal")
     out = np.empty((*q.shape[:3], v.shape[3]), kind)
@@ -131,7 +133,7 @@ def attend(
         terms,
         (None, 0),
         None if features is None else _described(features),
-        None if append is None else _described_append(append, k.dtype, held),
+        None if append is None else _described_append(append, q.dtype if k.dtype.name in _FP8 else k.dtype, held),
     )
     return out, lse
 

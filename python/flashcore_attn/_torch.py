@@ -54,8 +54,11 @@ def attend(
         raise UnsupportedError("forward-mode derivatives are not supported yet", "forward_ad")
     if _is_compiling():
         return _dispatched(q, k, v, heads, terms, (want_lse, recorded), features)
-    if not recorded and _is_plain(q, k, v) and all(type(x) in PLAIN for x in others):
-        return _now(q, k, v, heads, terms, want_lse, features)
+    if _is_plain(q, k, v) and all(type(x) in PLAIN for x in others):
+        if not recorded:
+            return _now(q, k, v, heads, terms, want_lse, features)
+        out, lse = _autograd.recorded(q, k, v, heads, terms, features)
+        return out, lse if want_lse else None
     try:
         return _dispatched(q, k, v, heads, terms, (want_lse, recorded), features)
     except (TypeError, NotImplementedError, AssertionError, ValueError, RuntimeError) as error:

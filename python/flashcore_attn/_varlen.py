@@ -72,6 +72,7 @@ def flash_attn_varlen_func(
         k: ``(total_k, heads_k, head_dim)``; without ``cu_seqlens_k``, ``(batch, seqlen_k, heads_k, head_dim)``.
         v: ``(total_k, heads_k, head_dim_v)``; without ``cu_seqlens_k``, ``(batch, seqlen_k, heads_k, head_dim_v)``.
         cu_seqlens_q: ``(batch + 1,)``, int32 or int64: the first row of each sequence of q, and the end of the last.
+            Rows after that end are padding, and 0 in the result.
         cu_seqlens_k: ``(batch + 1,)``: the same for k and v.
         max_seqlen_q: the longest sequence of q, or more; None means ``total_q``. It bounds the work and does not
             change the result.

@@ -168,7 +168,7 @@ impl Call {
         &self,
         (k, v, starts, rotary): DescribedAppend,
         heads: usize,
-        [_, of_k, of_v, _]: [DType; 4],
+        [of_q, of_k, of_v, _]: [DType; 4],
     ) -> Result<raw::Append, Error> {
         let batch = match self.operands.get(Operand::PageTable) {
             Some(table) => table.view.shape()[0],
@@ -190,8 +190,9 @@ impl Call {
             Ok::<_, Error>(raw::Rotary { cos: table(cos)?, sin: table(sin)?, interleaved, positions })
         });
         Ok(raw::Append {
-            keys: rows(&k, of_k)?,
-            values: rows(&v, of_v)?,
+            // Rows that are rounded to an 8-bit cache have q's type.
+            keys: rows(&k, if of_k.is_fp8() { of_q } else { of_k })?,
+            values: rows(&v, if of_v.is_fp8() { of_q } else { of_v })?,
             starts: starts.map(|address| integers(address, batch + 1)).transpose()?,
             rotary: rotary.transpose()?,
         })

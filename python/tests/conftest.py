@@ -129,6 +129,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+@pytest.fixture(scope="session")
+def ranks():
+    """Runs functions on several processes, the ranks of a group over gloo (of the tests in ``parallel``)."""
+    from rank_pool import Ranks
+
+    started = Ranks()
+    yield started
+    started.close()
+
+
 @pytest.fixture
 def slow_path():
     """nn.TransformerEncoderLayer without its fused C++ path, which would call no Python function."""

@@ -355,7 +355,11 @@ def test_decode_context_parallelism(monkeypatch, generation):
                 for i, at in enumerate(range(rank, len(context[0]), 2)):
                     place = (int(metadata.block_table_tensor[b, i // PAGE]), i % PAGE)
                     k[place], v[place] = context[0][at], context[1][at]
-            step = made.backend.Builder(None, [], made.config, torch.device("cpu")).build(0, metadata)
+            builder = made.backend.Builder(None, [], made.config, torch.device("cpu"))
+            first, step = builder.build(0, metadata), builder.build(0, metadata)
+            # A graph of the first step reads the lengths of later ones.
+            assert first.context.data_ptr() == step.context.data_ptr()
+            assert not builder.supports_draft_decode_metadata_update
             layer = made.backend.Layer(heads, DIM, 0.3, 1)
             own = slice(rank * heads, (rank + 1) * heads)
             layer.forward(None, q[:, own], key, value, cache, step, results[rank])

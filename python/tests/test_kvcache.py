@@ -318,6 +318,12 @@ def test_merged_parts_are_the_whole(dtype: Any, cuts: list[int]) -> None:
         tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
         torch.testing.assert_close(torch.as_tensor(out), whole, atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(torch.as_tensor(sums), lse, atol=1e-4, rtol=1e-5)
+    # Where FlashCore has no kernel, PyTorch's operators merge.
+    from flashcore_attn._cached import _merged
+
+    out, sums = _merged(*map(list, zip(*parts)))
+    torch.testing.assert_close(out, whole, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(sums, lse, atol=1e-4, rtol=1e-5)
     torch.library.opcheck(torch.ops.flashcore_attn.merge_states.default, tuple(map(list, zip(*parts))))
 
 

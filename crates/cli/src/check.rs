@@ -24,7 +24,7 @@ use crate::error::CliError;
 use crate::findings::{self, Found};
 use crate::progress::Progress;
 use crate::source::Origin;
-use crate::terminal::{Out, detail};
+use crate::terminal::{Out, detail, is_quiet};
 use crate::unjudged::Unjudged;
 use crate::{Status, junit, sarif, source, unless_closed};
 
@@ -264,9 +264,10 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
         let close = if error.allclose_1e3 { "yes" } else { "no" };
         writeln!(
             out,
-            "largest error {:.2e} (allowed {:.2e}), relative {:.2e} (allowed {:.2e}); max_diff {:.6}, allclose(1e-3): {close}",
-            error.max_abs, error.max_abs_allowed, error.rel, error.rel_allowed, error.max_diff
+            "nearest its bound, over all runs: absolute error {:.2e} (allowed {:.2e}), relative {:.2e} (allowed {:.2e})",
+            error.max_abs, error.max_abs_allowed, error.rel, error.rel_allowed
         )?;
+        writeln!(out, "largest difference, of any run: {:.2e}; allclose(1e-3): {close}", error.max_diff)?;
     }
     for judgement in &check.judgements {
         let (name, wrong) = (&judgement.output, judgement.wrong);
@@ -277,7 +278,7 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
             judgement.elements
         )?;
     }
-    if args.diagnose {
+    if args.diagnose && check.verdict != Verdict::Failed && !is_quiet() {
         print_diagnosis(out, study)?;
     }
     Ok(())
@@ -327,6 +328,7 @@ fn after(check: &CheckReport) -> String {
 
 /// Prints what became of each mutant.
 fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(), CliError> {
+    let has_reference = !study.bound.references.is_empty() || study.bound.problem.is_some();
     for mutant in mutants {
         let place = match mutant.line {
             0 => "an argument".to_owned(),
@@ -335,6 +337,9 @@ fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(),
         let result = match &mutant.result {
             MutantResult::Failed(reason) => format!("found: {}", ptx::quote::words(reason)),
             MutantResult::Incomplete(reason) => format!("no verdict: {}", ptx::quote::words(reason)),
+            MutantResult::Differs(what) if has_reference => {
+                format!("within the tolerance: no hazard, {what}, by less than the reference allows")
+            }
             MutantResult::Differs(what) => format!("no hazard, {what}: a [reference] would find it"),
             MutantResult::Same => "not found: no hazard, and equal outputs".to_owned(),
             MutantResult::NotExecuted => "not checked: the instruction is not executed".to_owned(),
@@ -342,9 +347,40 @@ fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(),
                 "not checked: with this fault the comparison has the same result in every thread".to_owned()
             }
         };
-        writeln!(out, "mutant {} at {place}: {result}", mutant.fault)?;
+        writeln!(out, "mutant {} at {place}: {result}", in_words(&mutant.fault))?;
+    }
+    if !mutants.is_empty() {
+        writeln!(out, "mutants: {}", totals(mutants, has_reference))?;
     }
     Ok(())
+}
+
+/// The name of a fault in words: `drop barrier` for `DropBarrier`.
+fn in_words(fault: &str) -> String {
+    let mut words = String::new();
+    for c in fault.chars() {
+        if c.is_uppercase() && !words.is_empty() {
+            words.push(' ');
+        }
+        words.extend(c.to_lowercase());
+    }
+    words
+}
+
+/// How many mutants were found, and what became of the others.
+fn totals(mutants: &[Mutant], has_reference: bool) -> String {
+    let count =
+        |is: &dyn Fn(&MutantResult) -> bool| mutants.iter().filter(|mutant| is(&mutant.result)).count();
+    let differing = if has_reference { "within the tolerance" } else { "only a [reference] would find" };
+    let counts = [
+        (count(&|r| matches!(r, MutantResult::Failed(_))), "found"),
+        (count(&|r| matches!(r, MutantResult::Differs(_))), differing),
+        (count(&|r| matches!(r, MutantResult::Same)), "not found"),
+        (count(&|r| matches!(r, MutantResult::Incomplete(_))), "without a verdict"),
+        (count(&|r| matches!(r, MutantResult::NotExecuted | MutantResult::NoEffect)), "not checked"),
+    ];
+    let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+    counts.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
 }
 
 /// The name of the reference that judged the output, for the line of the shape.
@@ -373,6 +409,23 @@ fn words(problem: &Problem) -> String {
 
 #[cfg(test)]
 mod tests {
+    use check::gate::{Mutant, MutantResult};
+
+    #[test]
+    fn mutants_are_named_in_words_and_summed() {
+        assert_eq!(super::in_words("DropBarrier"), "drop barrier");
+        let mutant = |result| Mutant { fault: String::new(), orders: false, line: 1, result };
+        let results = [
+            MutantResult::Failed("race".into()),
+            MutantResult::Differs("9 bytes differ".into()),
+            MutantResult::NoEffect,
+            MutantResult::NotExecuted,
+        ];
+        let mutants = results.map(mutant);
+        assert_eq!(super::totals(&mutants, true), "1 found, 1 within the tolerance, 2 not checked");
+        assert_eq!(super::totals(&mutants, false), "1 found, 1 only a [reference] would find, 2 not checked");
+    }
+
     #[test]
     fn the_plural_follows_the_planned_runs() {
         let said = [(1, 1), (3, 3), (1, 3)].map(|(done, planned)| super::runs(done, planned));

@@ -427,9 +427,9 @@ fn row_block<A: Arithmetic>(
     // Padding lanes see no key.
     let visible = place.visible(rows.len());
     let (scale, cap) = (A::real(problem.softmax_scale()), problem.score.softcap.map(A::real));
-    // 8-bit queries are multiplied without change; the scale is applied later.
-    let fp8 = problem.dtypes.q.is_fp8();
-    let of_query = if fp8 { A::real(1.0) } else { scale };
+    // With 8-bit keys, queries are multiplied without change; the scale is applied later.
+    let late = problem.dtypes.k.is_fp8();
+    let of_query = if late { A::real(1.0) } else { scale };
     let mut query = vec![[A::Real::default(); LANES]; dim];
     let mut wide = vec![0.0; dim];
     for (lane, row) in rows.iter().enumerate() {
@@ -457,7 +457,7 @@ fn row_block<A: Arithmetic>(
     let first = visible.iter().position(sees).unwrap_or(0);
     let end = visible.iter().rposition(sees).map_or(first, |last| last + 1);
     let seen = &keys[first * dim..end * dim];
-    let products = match fp8 && A::ROUNDS {
+    let products = match problem.dtypes.q.is_fp8() && A::ROUNDS {
         true => fp8::dot_products::<A>(&query, seen),
         false => products::dot_products(&query, seen),
     };
@@ -471,7 +471,7 @@ fn row_block<A: Arithmetic>(
         let mut logits = [A::NEG_INFINITY; LANES];
         if visible.contains(&true) {
             let mut sums = products[key - first];
-            if fp8 {
+            if late {
                 for (lane, sum) in sums.iter_mut().enumerate() {
                     *sum = *sum * scale * place.descale_of_logit::<A>(lane, key);
                 }
@@ -491,7 +491,7 @@ fn row_block<A: Arithmetic>(
         }
         weights.push(logits);
     }
-    let fp8 = problem.dtypes.v.is_fp8() && A::ROUNDS;
+    let fp8 = problem.dtypes.weights() == DType::E4m3 && A::ROUNDS;
     let sum = exponentiate::<A>(&mut weights, &max, sink, fp8, |lane, key| visible[key][lane]);
     let mut acc = vec![[A::Real::default(); LANES]; dim_v];
     if fp8 {

@@ -7,6 +7,7 @@ pub mod anatomy;
 mod chart;
 #[cfg(feature = "search")]
 pub mod evolution;
+mod listing;
 mod panels;
 mod sections;
 pub mod tables;
@@ -36,7 +37,7 @@ pub fn page(climb: &Climb) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 title { "FlashCore: the climb" }
-                style { (PreEscaped(include_str!("style.css"))) }
+                style { (PreEscaped(include_str!("chart.css"))) (PreEscaped(include_str!("style.css"))) }
             }
             body {
                 h1 { "The climb" }

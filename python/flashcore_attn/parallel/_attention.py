@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -91,8 +92,39 @@ def context_parallel_attn_func(
         GroupError: (a RuntimeError) a rank ended, or did not answer within the time-out of the group.
         UnsupportedError: chunks in a ring, heads that Ulysses cannot divide.
     """
-    arguments = (q, k, v, group)
-    q, k, v, group, wrap = _local(*arguments)
+    masks = (causal, window_size, softcap, attention_chunk)
+    return _eagerly(
+        q, k, v, group, split, softmax_scale, masks, (alibi_slopes, learnable_sink), bool(return_lse),
+        (schedule, head_slices),
+    )  # fmt: skip
+
+
+def _eagerly(*arguments: Any) -> Any:
+    """The call, outside of a graph that a compiler traces. Only a program that compiles has imported the compiler."""
+    if "torch._dynamo" not in sys.modules:
+        return _attend(*arguments)
+    if not _untraced:
+        _untraced.append(torch.compiler.disable(_attend))
+    return _untraced[0](*arguments)
+
+
+# `_attend` as the compiler leaves it alone, after the first use.
+_untraced: list[Any] = []
+
+
+def _attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    group: Any,
+    split: SequenceSplit | str,
+    scale: float | None,
+    masks: tuple[Any, Any, Any, Any],
+    given: tuple[Tensor | None, Tensor | None],
+    return_lse: bool,
+    how: tuple[str, int | None],
+) -> Any:
+    q, k, v, group, wrap = _local(q, k, v, group)
     ranks = dist.get_world_size(group)
     packed = isinstance(q, Tensor) and q.ndim == 3
     if packed:
@@ -102,18 +134,16 @@ def context_parallel_attn_func(
     terms = Terms(None, None)
     try:
         _check_tensors(q, k, v)
-        options = _checked(
-            q, k, ranks, split, softmax_scale, (causal, window_size, softcap, attention_chunk),
-            (alibi_slopes is not None, learnable_sink is not None, bool(return_lse)), schedule, head_slices,
-        )  # fmt: skip
-        terms = _terms(q, alibi_slopes, learnable_sink, options.split)
+        stated = (given[0] is not None, given[1] is not None, return_lse)
+        options = _checked(q, k, ranks, split, scale, masks, stated, *how)
+        terms = _terms(q, *given, options.split)
         _check_gradients(q, k, v, terms, options)
     except FlashCoreError as error:
         refusal = error
     hosts = _agreed(group, q, k, v, options, refusal)
     assert options is not None
     job = _job(group, options, q, k, v, hosts)
-    out, lse = _Attention.apply(q, k, v, *terms, job, bool(return_lse))
+    out, lse = _Attention.apply(q, k, v, *terms, job, return_lse)
     if packed:
         out, lse = out[0], lse[0]
     out = wrap(out)
@@ -222,8 +252,9 @@ def _agreed(group: Any, q: Any, k: Any, v: Any, options: _Options | None, refusa
 
 @functools.lru_cache(maxsize=256)
 def _header(dtype: torch.dtype, q: Any, k: Any, dim_v: int, options: _Options, records: bool) -> list[int]:
+    split = options.split
     return [
-        number(str(dtype)), q[0], q[1], q[2], k[2], q[3], dim_v, number(tuple(options.split)),
+        number(str(dtype)), q[0], q[1], q[2], k[2], q[3], dim_v, number((split.fragments, split.documents)),
         number((options.band, options.scale, options.softcap, options.given)),
         number((options.schedule, options.slices)), int(records),
     ]  # fmt: skip
@@ -240,8 +271,13 @@ def _job(group: Any, options: _Options, q: Tensor, k: Tensor, v: Tensor, hosts: 
 
 def _forecasts(q: Tensor, k: Tensor, v: Tensor, options: _Options, hosts: int) -> Any:
     dims = (q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
-    costs = Costs.of(q.device, hosts)
-    return forecasts(options.split, options.band, dims, q.element_size(), _autograd.needed((q, k, v)), costs)
+    trains = _autograd.needed((q, k, v))
+    return forecasts(options.split, options.band, dims, q.element_size(), trains, _costs(q.device.type, hosts))
+
+
+@functools.lru_cache(maxsize=16)
+def _costs(kind: str, hosts: int) -> Costs:
+    return Costs.of(torch.device(kind), hosts)
 
 
 def explain(

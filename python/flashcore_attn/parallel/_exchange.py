@@ -83,8 +83,13 @@ def number(value: object) -> int:
 _agreements: Any = weakref.WeakKeyDictionary()
 
 
+# Where headers are compared in each call: reading them costs no wait for a device there.
+_EACH_TIME = {"cpu"}
+
+
 def agree(group: Any, device: torch.device, header: list[int], refusal: FlashCoreError | None = None) -> int:
-    """Compares a header over all ranks, the first time that this rank has it, and returns the number of hosts.
+    """Compares a header over all ranks, on a GPU the first time that this rank has it alone, and returns the number of
+    hosts.
 
     Args:
         group: the process group.
@@ -98,7 +103,7 @@ def agree(group: Any, device: torch.device, header: list[int], refusal: FlashCor
     """
     known = _agreements.setdefault(dist.group.WORLD if group is None else group, {})
     key = tuple(header)
-    if refusal is not None or key not in known:
+    if refusal is not None or key not in known or device.type in _EACH_TIME:
         try:
             told = _headers(group, device, [int(refusal is not None), *header])
         except GroupError:

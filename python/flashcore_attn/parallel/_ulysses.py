@@ -78,7 +78,7 @@ class _ToHeads:
 def _to_rows(
     job: ParallelCall, wholes: list[Tensor], heads: list[list[slice]], shapes: list[list[int]]
 ) -> list[Tensor]:
-    """Sums over ranks of this rank's rows, ``(batch, rows, heads, dim)``, of all rows of each rank's heads."""
+    """This rank's rows, ``(batch, rows, heads, dim)``, of all rows of each rank's heads: sums of shared heads."""
     wholes = [x.transpose(0, 1).contiguous() for x in wholes]
     results = [
         x.new_zeros(shape, dtype=torch.float32 if _overlap(of) else x.dtype)
@@ -86,17 +86,20 @@ def _to_rows(
     ]
     peers = [peer for peer in range(job.split.ranks) if peer != job.rank]
     sends = [(x[there], peer) for x in wholes for peer in peers for _, there in _places(job.split, peer)]
-    arrived = []
+    arrived: list[tuple[Tensor, Tensor, int, bool]] = []
     for x, of, result in zip(wholes, heads, results):
         for peer in range(job.split.ranks):
             for here, there in _places(job.split, job.rank):
                 rows, number = here.stop - here.start, _number(of[peer])
                 part = x[there] if peer == job.rank else x.new_empty((rows, x.shape[1], number, x.shape[3]))
-                arrived.append((result[:, here, of[peer]], part, peer))
-    receives = [(part, peer) for _, part, peer in arrived if peer != job.rank]
+                arrived.append((result[:, here, of[peer]], part, peer, _overlap(of)))
+    receives = [(part, peer) for _, part, peer, _ in arrived if peer != job.rank]
     Exchange(job.group, sends, receives, "rows").wait()
-    for target, part, _ in arrived:
-        target += part.transpose(0, 1)
+    for target, part, _, adds in arrived:
+        if adds:
+            target += part.transpose(0, 1)
+        else:
+            target.copy_(part.transpose(0, 1))
     return [result.to(x.dtype) for result, x in zip(results, wholes)]
 
 
@@ -119,13 +122,16 @@ def forward(
     """The result of this rank's rows, its log-sum-exp, and the tensors of all rows for the backward pass."""
     of_q, of_k = _heads(job, q, k)
     whole_q, whole_k, whole_v = _ToHeads(job, [q, k, v], [of_q, of_k, of_k]).wait()
-    out = whole_q.new_zeros((*whole_q.shape[:3], v.shape[3]))
-    lse = q.new_full((q.shape[0], whole_q.shape[2], job.split.length), -torch.inf, dtype=torch.float32)
-    own = terms.of(of_q[job.rank])
-    for call in calls_of(job):
-        rows, keys = slice(*call.rows), slice(*call.keys)
-        part = attend(job, call, whole_q[:, rows], whole_k[:, keys], whole_v[:, keys], own)
-        out[:, rows], lse[:, :, rows] = part
+    own, calls = terms.of(of_q[job.rank]), calls_of(job)
+    if len(calls) == 1:
+        out, lse = attend(job, calls[0], whole_q, whole_k, whole_v, own)
+    else:
+        out = whole_q.new_zeros((*whole_q.shape[:3], v.shape[3]))
+        lse = q.new_full((q.shape[0], whole_q.shape[2], job.split.length), -torch.inf, dtype=torch.float32)
+        for call in calls:
+            rows, keys = slice(*call.rows), slice(*call.keys)
+            part = attend(job, call, whole_q[:, rows], whole_k[:, keys], whole_v[:, keys], own)
+            out[:, rows], lse[:, :, rows] = part
     shape = list(q.shape)
     by_row = lse.transpose(1, 2)[..., None]
     shard = _to_rows(job, [out, by_row], [of_q, of_q], [[*shape[:3], v.shape[3]], [*shape[:3], 1]])
@@ -153,9 +159,10 @@ def backward(
     travelling = [d_out] if d_lse is None else [d_out, d_lse.transpose(1, 2)[..., None]]
     arrived = _ToHeads(job, travelling, [of_q] * len(travelling)).wait()
     whole_d_lse = None if d_lse is None else arrived[1][..., 0].transpose(1, 2)
-    found = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+    calls = calls_of(job)
+    found = [] if len(calls) == 1 else [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
     of_terms, own = TermSums(terms, wants), of_q[job.rank]
-    for call in calls_of(job):
+    for call in calls:
         rows, keys = slice(*call.rows), slice(*call.keys)
         made = (out[:, rows], lse[:, :, rows])
         given = (arrived[0][:, rows], None if whole_d_lse is None else whole_d_lse[:, :, rows])
@@ -163,5 +170,6 @@ def backward(
         found_q, found_kv, others = differentiate(job, call, inputs, made, given, terms.of(own), wants)
         for x, part, where in zip(found, (found_q, *found_kv), (rows, keys, keys)):
             x[:, where] += part
+        found = found or [found_q, *found_kv]
         of_terms.add(own, others)
     return _to_rows(job, found, [of_q, of_k, of_k], shapes), of_terms.taken()

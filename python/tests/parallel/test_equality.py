@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-import cases
 import pytest
+
+pytest.importorskip("torch")
+
+import cases
 
 FACTORS = {
     "mask": tuple(cases.MASKS),

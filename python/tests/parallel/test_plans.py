@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashcore_attn import parallel
-from flashcore_attn.parallel import _cost, _plan
+torch = pytest.importorskip("torch")
+
+from flashcore_attn import parallel  # noqa: E402
+from flashcore_attn.parallel import _cost, _plan  # noqa: E402
 
 BANDS = [(-1, -1, 0), (-1, 0, 0), (7, 0, 0), (3, 4, 0), (-1, 5, 0), (9, -1, 0), (0, 0, 0)]
 BANDS += [(-1, -1, 8), (-1, 0, 8), (5, 2, 8)]
@@ -117,7 +119,8 @@ def test_few_calls_and_few_bytes():
     split = parallel.split_sequence(64, 2)
     for rank in range(2):
         assert len(_plan.gather_plan(split, rank, causal).calls) == 2 - rank, "rank 1 holds the middle"
-        assert [len(plan.calls) for plan in _plan.ring_plans(split, rank, causal)][1:] == [1]
+        assert [len(plan.calls) for plan in _plan.ring_plans(split, rank, causal)] == [1, 1]
+        assert [len(plan.pieces) for plan in _plan.ring_plans(split, rank, causal)] == [1, 1]
     window = _plan.GlobalBand(7, 0, 0, False)
     split = parallel.split_sequence(64, 4, "contiguous")
     for rank in range(4):
@@ -129,7 +132,6 @@ def test_few_calls_and_few_bytes():
 
 
 def test_shards_hold_each_row_once():
-    torch = pytest.importorskip("torch")
     x = torch.arange(41)
     for split in splits():
         shards = [parallel.shard(x, split, rank, 0) for rank in range(split.ranks)]

@@ -28,11 +28,16 @@ type Origin = (usize, i64);
 const ELEMENTS: usize = 1 << 16;
 
 /// Writes a launch file for an entry of the module: `entry`, or the only one. Grid, sizes and contents are
-/// guesses, which comments mark as such.
+/// guesses, which comments mark as such. Names and types of parameters are those of the CUDA C++ `sources`,
+/// where these declare the kernel, else those of the PTX.
 ///
 /// # Errors
 /// When the module has no such entry, or several and none is named.
-pub fn suggest(module: &Module, entry: Option<&str>) -> Result<String, LaunchError> {
+pub fn suggest(
+    module: &Module,
+    entry: Option<&str>,
+    sources: &[host::cuda::Source],
+) -> Result<String, LaunchError> {
     let function = LaunchStep::named(entry).pick_entry(module, "launch")?;
     let uses = uses(function);
     let named = module.entries().zip(names(module)).find(|(entry, _)| entry.name == function.name);
@@ -58,11 +63,18 @@ pub fn suggest(module: &Module, entry: Option<&str>) -> Result<String, LaunchErr
         },
     );
     let mut pointed = String::new();
+    let declared = host::cuda::parameters(sources, &demangle(&name));
+    let declared = declared.filter(|declared| declared.len() == function.params.len()).unwrap_or_default();
     for (index, param) in function.params.iter().enumerate() {
-        let _ = write!(text, "\n[[arg]]  # {}\n", demangle(&declaration(param)));
+        let declared = declared.get(index);
+        let shown = declared.map_or_else(|| demangle(&declaration(param)).into_owned(), |d| d.text.clone());
+        let _ = write!(text, "\n[[arg]]  # {shown}\n");
+        if let Some(declared) = declared {
+            let _ = writeln!(text, "name = \"{}\"", declared.name);
+        }
         text += &match param.elements {
             Some(_) if !is_map(param) => structure(function, index, &uses, &mut pointed),
-            _ => argument(param, uses.get(&(index, 0)).copied().unwrap_or_default()),
+            _ => argument(param, uses.get(&(index, 0)).copied().unwrap_or_default(), declared),
         };
     }
     text += &pointed;
@@ -128,7 +140,7 @@ fn structure(
                     pointed,
                     "\n[[arg]]  # the memory of the pointer at byte {offset} of [[arg]] {index}\nname = \"{name}\"\n\
                      parameter = false\n{}",
-                    buffer(*used)
+                    buffer(*used, None)
                 );
                 format!("role = \"pointer\", of = \"{name}\"")
             }
@@ -148,15 +160,18 @@ fn structure(
     text + &format!("bytes = {}\n", param.bytes())
 }
 
-/// A buffer that is used like this.
-fn buffer(used: Use) -> String {
-    let dtype = used.ty.map_or("f32", element);
+/// A buffer that is used like this, of the type that the source declares.
+fn buffer(used: Use, declared: Option<&str>) -> String {
+    let (dtype, mark) = match declared {
+        Some(dtype) => (dtype, ""),
+        None => (used.ty.map_or("f32", element), "  # ?"),
+    };
     let init = match (used.read, used.written) {
         (false, true) => "init = \"uninitialised\"  # the kernel only writes it",
         (true, true) => "init = \"zeros\"  # ? the kernel reads and writes it",
         _ => "init = \"random\"  # ?",
     };
-    format!("role = \"buffer\"\ndtype = \"{dtype}\"  # ?\nelements = {ELEMENTS}  # ?\n{init}\n")
+    format!("role = \"buffer\"\ndtype = \"{dtype}\"{mark}\nelements = {ELEMENTS}  # ?\n{init}\n")
 }
 
 /// The role and a value of a number of this type.
@@ -168,18 +183,76 @@ fn number(ty: Type) -> (&'static str, &'static str) {
     }
 }
 
-fn argument(param: &Param, used: Use) -> String {
+/// The name in a launch file of a type of the source, without its pointer.
+fn named(ty: &str) -> Option<&'static str> {
+    let plain = ty.trim_start_matches("std::");
+    let one = ["float", "double", "half", "int", "uint", "__half"].into_iter().find(|one| {
+        // Vectors such as `float4` and `__half2`.
+        plain.strip_prefix(one).is_some_and(|count| matches!(count, "2" | "3" | "4"))
+    });
+    Some(match one.unwrap_or(plain) {
+        "half" | "__half" | "at::Half" | "c10::Half" => "f16",
+        "float" => "f32",
+        "double" => "f64",
+        "char" | "signed char" | "int8_t" => "i8",
+        "unsigned char" | "uint8_t" | "uchar" => "u8",
+        "short" | "int16_t" => "i16",
+        "unsigned short" | "uint16_t" | "ushort" => "u16",
+        "__nv_bfloat16" | "nv_bfloat16" | "__nv_bfloat162" | "nv_bfloat162" | "at::BFloat16"
+        | "c10::BFloat16" => "bf16",
+        "__nv_fp8_e4m3" => "e4m3",
+        "__nv_fp8_e5m2" => "e5m2",
+        "int" | "int32_t" => "i32",
+        "unsigned" | "unsigned int" | "uint32_t" | "uint" => "u32",
+        "long" | "long long" | "int64_t" | "ptrdiff_t" => "i64",
+        "unsigned long" | "unsigned long long" | "uint64_t" | "size_t" => "u64",
+        _ => return None,
+    })
+}
+
+fn argument(param: &Param, used: Use, declared: Option<&host::cuda::Parameter>) -> String {
+    let of_pointer = declared.and_then(|d| named(d.ty.strip_suffix('*')?));
+    let of_number = declared.and_then(|d| if d.ty == "bool" { Some("bool") } else { named(&d.ty) });
+    let of_number = of_number.filter(|ty| !matches!(*ty, "f16" | "bf16" | "e4m3" | "e5m2"));
     if is_map(param) {
         return "role = \"tensor_map\"\ndtype = \"f16\"  # ?\nelements = 65536  # ?\ninit = \"random\"\n\
                 dims = [256, 256]  # ? elements, innermost first\nbox = [64, 64]  # ? what one copy moves\n\
                 swizzle = \"none\"  # ?\n"
             .to_owned();
     }
-    if used.is_address || param.pointer.is_some() {
-        return buffer(used);
+    if used.is_address || param.pointer.is_some() || of_pointer.is_some() {
+        return buffer(used, of_pointer);
     }
-    let (role, value) = number(param.ty);
+    let (role, value) = match of_number {
+        Some("bool") => ("bool", "true"),
+        Some(role @ ("f32" | "f64")) => (role, "1.0"),
+        Some(role) => (role, "1"),
+        None => number(param.ty),
+    };
     format!("role = \"{role}\"\nvalue = {value}  # ?\n")
+}
+
+/// Writes a launch file for a Triton function with these parameters. Its constants are options of the
+/// command.
+pub fn suggest_triton(function: &str, parameters: &[host::triton::Parameter]) -> String {
+    let constants = parameters.iter().filter(|p| p.constant && p.default.is_none());
+    let constants: String = constants.map(|p| format!(" --constexpr {}=…", p.name)).collect();
+    let mut text = String::from(
+        "# A first launch file. Lines with `?` are guesses: state the sizes and contents that your host code has.\n",
+    );
+    if !constants.is_empty() {
+        let _ = writeln!(text, "# `check` also needs the constants of {function}:{constants}");
+    }
+    text += "[launch]\ngrid = [1, 1, 1]  # ? programs\n";
+    for parameter in parameters.iter().filter(|p| !p.constant && p.default.is_none()) {
+        let is_pointer = parameter.read || parameter.written || parameter.name.contains("ptr");
+        let _ = write!(text, "\n[[arg]]\nname = \"{}\"\n", parameter.name);
+        text += &match is_pointer {
+            true => buffer(Use { read: parameter.read, written: parameter.written, ..Use::default() }, None),
+            false => "role = \"i32\"  # ?\nvalue = 1  # ?\n".to_owned(),
+        };
+    }
+    text
 }
 
 /// The number type of a parameter. `.bN` gives only the size.
@@ -351,7 +424,7 @@ mod tests {
     #[test]
     fn a_struct_is_suggested_with_the_fields_that_the_kernel_loads() {
         let module = ptx::parse(STRUCT).unwrap().verify().unwrap();
-        let text = suggest(&module, None).unwrap();
+        let text = suggest(&module, None, &[]).unwrap();
         let spec: LaunchSpec = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
         for field in [
             "{ role = \"u32\", value = [1, 1], offset = 8 },",
@@ -365,10 +438,62 @@ mod tests {
         assert_eq!(spec.bind(module).unwrap().kernel.buffers.len(), 1);
     }
 
+    /// Names and types come from the source: `half` is `b16` in PTX, and PTX does not say which `int` is
+    /// signed.
+    #[test]
+    fn a_suggestion_has_the_names_and_types_of_the_source() {
+        let module = ptx::parse(MODULE).unwrap().verify().unwrap();
+        let text =
+            "__global__ void k(const float* x, half* __restrict__ y, int n, float s, size_t stride) {}";
+        let sources = [host::cuda::Source { file: "k.cu".into(), text: text.to_owned() }];
+        let text = suggest(&module, None, &sources).unwrap();
+        for words in [
+            "[[arg]]  # half* __restrict__ y\nname = \"y\"\nrole = \"buffer\"\ndtype = \"f16\"\n",
+            "name = \"n\"\nrole = \"i32\"",
+            "name = \"stride\"\nrole = \"u64\"",
+        ] {
+            assert!(text.contains(words), "{words}\n{text}");
+        }
+        let spec: LaunchSpec = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert_eq!(spec.bind(module).unwrap().kernel.entry, "k");
+        // A source that declares other parameters does not count.
+        let other =
+            [host::cuda::Source { text: "__global__ void k(float* x) {}".to_owned(), ..sources[0].clone() }];
+        let module = ptx::parse(MODULE).unwrap().verify().unwrap();
+        assert!(!suggest(&module, None, &other).unwrap().contains("name = "));
+        let types = ["float4", "__half2", "__nv_bfloat16", "unsigned char", "std::size_t", "T", "int3"];
+        let known = types.map(named);
+        assert_eq!(
+            known,
+            [Some("f32"), Some("f16"), Some("bf16"), Some("u8"), Some("u64"), None, Some("i32")]
+        );
+    }
+
+    #[test]
+    fn a_triton_function_gets_a_launch_file() {
+        let parameter = |name: &str, read, written, constant| host::triton::Parameter {
+            name: name.to_owned(),
+            read,
+            written,
+            constant,
+            default: None,
+        };
+        let parameters = [
+            parameter("x", true, false, false),
+            parameter("y", false, true, false),
+            parameter("n", false, false, false),
+            parameter("BLOCK", false, false, true),
+        ];
+        let text = suggest_triton("softmax", &parameters);
+        assert!(text.contains("constants of softmax: --constexpr BLOCK=…\n"), "{text}");
+        let spec: LaunchSpec = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert_eq!(spec.triton_types().unwrap(), ["*fp32:16", "*fp32:16", "i32"]);
+    }
+
     #[test]
     fn a_suggestion_is_a_launch_file_for_its_kernel() {
         let module = ptx::parse(MODULE).unwrap().verify().unwrap();
-        let text = suggest(&module, None).unwrap();
+        let text = suggest(&module, None, &[]).unwrap();
         let spec: LaunchSpec = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
         let roles: Vec<&str> = spec.args.iter().map(crate::launchfile::ArgSpec::role).collect();
         assert_eq!(roles, ["buffer", "buffer", "u32", "f32", "u64"], "{text}");

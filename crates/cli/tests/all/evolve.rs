@@ -86,7 +86,7 @@ fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
         // The processor's peaks were measured, so the report has a bound on what is still possible.
         let possible = &report["decision"]["rows"][0];
         assert!(report["decision"]["possible"].as_f64().unwrap() >= 1.0, "{possible}");
-        assert!(possible["says"].as_str().unwrap().contains("as measured here"), "{possible}");
+        assert!(possible["says"].as_str().unwrap().contains("measured here"), "{possible}");
     }
     let kept = Ledger::read(ledger.as_ref()).unwrap();
     // The ledger may sum the same numbers in another order.
@@ -194,7 +194,7 @@ fn a_run_without_time_says_so() {
     ]);
     let said = String::from_utf8_lossy(&found.stdout);
     assert!(said.contains("random sampling: there was no time to evaluate a candidate\n"), "{found:?}");
-    assert!(said.contains("control (the baseline against itself): not raced\n"), "{found:?}");
+    assert!(said.contains("control (the baseline against itself): not compared\n"), "{found:?}");
 }
 
 /// A measured run on this machine's CPU: a few plans of a small problem, with every step of a longer run.

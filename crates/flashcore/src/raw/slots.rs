@@ -157,7 +157,7 @@ impl SlotWrite {
             new: [keys, values],
             caches: [&self.key_cache, &self.value_cache],
             rotary: None,
-            factors: self.factors(),
+            factors: self.factors().map_or([None; 2], |factors| factors.map(Some)),
         };
         // SAFETY: this function's own contract; `check` has compared types and shapes.
         unsafe { write.run(executor, &rows) };
@@ -178,7 +178,7 @@ impl SlotWrite {
             caches: [head_rows(&self.key_cache), head_rows(&self.value_cache)],
             places: RowPlaces::Slots { wide: self.wide },
             rotation: None,
-            factors: self.factors().map(|factors| factors.map(of_factors)),
+            factors: self.factors().map_or([None; 2], |factors| factors.map(of_factors).map(Some)),
             aligned: aligned([&keys, &values, &self.key_cache, &self.value_cache]),
         }
     }

@@ -3,3 +3,4 @@
 pub mod fused;
 pub(crate) mod programs;
 pub mod split;
+mod sums;

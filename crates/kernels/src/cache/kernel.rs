@@ -62,7 +62,7 @@ struct Params {
     entries: R32,
     entry_rows: R32,
     places: Places,
-    factors: Option<[(Global, [R64; 2]); 2]>,
+    factors: [Option<(Global, [R64; 2])>; 2],
     tables: Option<Tables>,
 }
 
@@ -119,11 +119,10 @@ impl Params {
                 lengths: array(LENGTHS),
             }),
         };
-        let factors = write.factors.map(|strides| {
-            [("k_descale", strides[0]), ("v_descale", strides[1])].map(|(name, strides)| {
-                let mut of = |what: &str, stride: i64| c.i64(k, &format!("{name}_{what}_bytes"), 4 * stride);
-                (array(name), [of("batch", strides[0]), of("head", strides[1])])
-            })
+        let factors = [0, 1].map(|i| {
+            let (name, strides) = (["k_descale", "v_descale"][i], write.factors[i]?);
+            let mut of = |what: &str, stride: i64| c.i64(k, &format!("{name}_{what}_bytes"), 4 * stride);
+            Some((array(name), [of("batch", strides[0]), of("head", strides[1])]))
         });
         let tables = write.rotation.map(|rotation| {
             let [_, heads, rows, _] = rotation.queries.extents;
@@ -236,7 +235,7 @@ impl Writer {
             let row = HeadRow {
                 from: address(k, &p.new[i], [entry, head, row]),
                 to: address(k, &p.caches[i], [to[0], head, to[1]]),
-                factor: p.factors.map(|factors| factor(k, factors[i], [sequence, head])),
+                factor: p.factors[i].map(|factors| factor(k, factors, [sequence, head])),
             };
             self.unit(k, (&row, self.code.to), unit, angles);
         };

@@ -177,6 +177,14 @@ impl Builder {
         self.join16(low, high)
     }
 
+    /// Two 8-bit floats of a pair type (`E4m3x2` or `E5m2x2`) as two f16, exactly.
+    pub fn widen_fp8(&mut self, pair: Type, a: R16) -> R32 {
+        let cvt = Cvt { to: Type::F16x2, from: pair, ..round_to(Type::F16x2) };
+        let d = self.reg();
+        self.compute::<R32>(d, Op::Cvt(cvt), [Operand::Reg(a.reg())]);
+        d
+    }
+
     /// An f32 rounded to a 16-bit float.
     pub fn from_f32(&mut self, half: Half, a: F32) -> R16 {
         self.cvt(half.ty(), Type::F32, Some(CvtRounding::Float(Rounding::Rn)), a)

@@ -114,7 +114,7 @@ fn frame(title: &str, script: &str, body: Markup) -> String {
                 // An empty icon avoids a request for one.
                 link rel="icon" href="data:,";
                 title { (title) " · FlashCore" }
-                style { (PreEscaped(include_str!("../style.css"))) (PreEscaped(include_str!("style.css"))) }
+                style { (PreEscaped(include_str!("../chart.css"))) (PreEscaped(include_str!("../style.css"))) (PreEscaped(include_str!("style.css"))) }
                 @if !script.is_empty() { script src=(script) defer {} }
             }
             body.wide { (body) }
@@ -214,6 +214,7 @@ fn summary(view: &RunView, links: Links) -> Markup {
         (disturbances(view))
         @for (i, problem) in view.problems.iter().enumerate() {
             @if view.problems.len() > 1 { h3 { (problem.problem.title()) } }
+            p.conclusion { (problem.conclusion.1) }
             (tiles(problem, i == 0, view, links))
         }
     }
@@ -249,12 +250,14 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
                 }
             }
             @if let Some((gain, range)) = speedup {
-                (tile("speed-up", html! { (ratio(gain)) }, match range {
+                @let is_gain = problem.conclusion.0;
+                (tile("speed-up", html! { @if is_gain { (ratio(gain)) } @else { "no gain found" } }, match range {
                     Some((low, high)) => html! {
-                        "raced: " (ratio(low)) " to " (ratio(high))
-                        @if let Some(floor) = problem.noise_floor { "; noise below " (ratio(floor)) }
+                        @if !is_gain { (ratio(gain)) ", " }
+                        (ratio(low)) " to " (ratio(high)) ", " (verdict(problem))
+                        @if let Some(floor) = problem.noise_floor { "; " (below(floor, view.kind())) }
                     },
-                    None => html! { "ratio of separate timings" },
+                    None => html! { @if !is_gain { (ratio(gain)) ", " } "a ratio of separate timings" },
                 }))
             }
             @if whole {
@@ -275,11 +278,27 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
     }
 }
 
+/// The verdict of the best candidate's race.
+fn verdict(problem: &ProblemView) -> &'static str {
+    problem.best.as_ref().and_then(|best| best.against).map_or("not compared", |race| race.verdict.name())
+}
+
+/// The meaning of the noise floor. That of predictions is the model's uncertainty.
+fn below(floor: f64, kind: Option<TimeKind>) -> String {
+    match kind {
+        Some(TimeKind::Predicted) => {
+            format!("the model cannot tell differences below {} apart", ratio(floor))
+        }
+        _ => format!("differences below {} are noise", ratio(floor)),
+    }
+}
+
 fn tile(name: &str, figure: Markup, note: Markup) -> Markup {
     html! { div { dt { (name) } dd.figure { (figure) } dd.note { (note) } } }
 }
 
 fn ranking_legend(view: &ProblemView) -> Markup {
+    let is_predicted = view.is_predicted();
     let raced = |t: &Ranked| t.trial == Trial::Race;
     let order = match (view.top.iter().any(raced), view.top.iter().all(raced)) {
         (true, false) => "; those that raced come first, the others by their short timings",
@@ -294,8 +313,14 @@ fn ranking_legend(view: &ProblemView) -> Markup {
             span { i.key.control {} "control" }
             span { "★ promoted" }
             span.soft {
-                "Lines: 95 % intervals" @if !view.top.is_empty() { (order) }
-                ". ~: a ratio of separate timings, not a race against the baseline. The axis does not begin at 0."
+                @if is_predicted {
+                    "Times are predicted. "
+                    @if let Some(floor) = view.noise_floor { "The model cannot tell differences below " (ratio(floor)) " apart. " }
+                } @else {
+                    "Lines: 95 % intervals" @if !view.top.is_empty() { (order) }
+                    ". ~: a ratio of separate timings, not a race against the baseline. "
+                }
+                "The axis does not begin at 0."
             }
         }
     }
@@ -367,6 +392,7 @@ mod tests {
             baseline: None,
             reference: None,
             best: None,
+            chance: None,
             drawn: None,
             curves: Vec::new(),
             lineage: Vec::new(),
@@ -375,6 +401,7 @@ mod tests {
             control: None,
             races: Vec::new(),
             noise_floor: None,
+            conclusion: (false, String::new()),
         }
     }
 
@@ -439,7 +466,10 @@ mod tests {
         assert_eq!(lines.len(), 2);
         assert!(lines[0].starts_with("candidate,group,operator"), "{csv}");
         assert!(lines[1].starts_with("1,\"evolution\",\"mutate:a+\"\"b\"\"\""), "{csv}");
+        assert!(pages::compare(&ledger, runs[0], runs[1]).unwrap().contains("searched different problems"));
+        add(&ledger, runs[1], 128, "mutate:a");
         let page = pages::compare(&ledger, runs[0], runs[1]).unwrap();
+        assert!(page.contains("different devices") && !page.contains("different problems"), "{page}");
         for words in ["Run 1 and run 2", "H200", "L4", "f16 B1 H2 S128 D64", "noise floor", "no times yet"] {
             assert!(page.contains(words), "{words}");
         }
@@ -524,15 +554,145 @@ mod tests {
         let compared = pages::compare(&ledger, RunId(1), RunId(2)).unwrap();
         assert_eq!(compared.matches("<td>measured</td>").count(), 2, "{compared}");
         let rows: Vec<&str> = page.split("<tr>").skip(2).collect();
-        assert!(page.contains("over its incumbent") && rows.len() == 2, "{page}");
+        assert!(page.contains("over the plan it raced") && rows.len() == 2, "{page}");
         assert!(
-            rows[0].contains("60.00") && rows[0].contains("1.50× over") && rows[0].contains("90.00 µs"),
+            rows[0].contains("60.00")
+                && rows[0].contains("1.50× FASTER over")
+                && rows[0].contains("90.00 µs"),
             "{page}"
         );
         assert!(
-            rows[1].contains("100.0") && rows[1].contains("4.00× over") && rows[1].contains("400.0 µs"),
+            rows[1].contains("100.0")
+                && rows[1].contains("4.00× FASTER over")
+                && rows[1].contains("400.0 µs"),
             "{page}"
         );
+    }
+
+    /// A run whose best candidate has this race against the baseline, and a control that shows this noise.
+    fn compared(ledger: &Ledger, kind: TimeKind, ratio: f64, noise: f64) -> RunId {
+        let run = begin(ledger, "H200");
+        let problem = Shape::of(&Problem::new(1, 2, 128, 64, DType::F16));
+        let arms = [Arm::Baseline, Arm::Evolution, Arm::Random, Arm::Control];
+        let [baseline, best, drawn, control] = arms.map(|arm| {
+            add_to(ledger, run, 128, &format!("{}", arms.iter().position(|a| *a == arm).unwrap()), arm)
+        });
+        let tell = |candidate, trial, us, against| {
+            let measurement = MeasurementFact {
+                trial,
+                kind,
+                problem,
+                samples: vec![us],
+                us,
+                low_us: us * 0.6,
+                high_us: us * 1.4,
+                against,
+            };
+            let stage = if trial == Trial::Race { Stage::Race } else { Stage::Microbench };
+            let finding = Finding::Timed { check: None, measurement };
+            let told = Outcome { candidate, stage, problem, seconds: 1.0, device_seconds: 1.0, finding };
+            ledger.tell(&told).unwrap();
+        };
+        let race = |ratio: f64, verdict| {
+            Some(Against {
+                incumbent: baseline,
+                ratio,
+                low: ratio - 0.001,
+                high: ratio + 0.001,
+                noise: 1.001,
+                verdict,
+            })
+        };
+        tell(baseline, Trial::Microbench, 10.0, None);
+        for candidate in [best, drawn, control] {
+            tell(candidate, Trial::Microbench, 9.0, None);
+        }
+        tell(best, Trial::Race, 10.0 / ratio, race(ratio, SpeedVerdict::Faster));
+        tell(drawn, Trial::Race, 10.0 / 1.01, race(1.01, SpeedVerdict::Faster));
+        tell(control, Trial::Race, 10.0 / noise, race(noise, SpeedVerdict::Undecided));
+        let ours = Against {
+            incumbent: baseline,
+            ratio,
+            low: ratio,
+            high: ratio,
+            noise: 1.0,
+            verdict: SpeedVerdict::Faster,
+        };
+        let found = ledger::gain(&ours, &Against { ratio: 1.01, low: 1.01, high: 1.01, ..ours }, noise);
+        let why = json!({ (ledger::CHANCE): { "gain": found, "says": found.says() } });
+        ledger.decided(run, &ledger::Decision { what: "stop".into(), candidate: Some(best), why }).unwrap();
+        run
+    }
+
+    /// The page, the list of runs, the fastest plans and the comparison have one verdict: a gain below the
+    /// noise of the run is UNDECIDED, although the race alone says FASTER.
+    #[test]
+    fn a_gain_below_the_noise_is_undecided_wherever_it_stands() {
+        let (_folder, ledger) = ledger();
+        let run = compared(&ledger, TimeKind::Measured, 1.05, 1.09);
+        let verdict = "No plan found that beats the noise of 9.0 %: try a quiet machine.";
+        let shown = page(&RunView::of(&ledger, run).unwrap(), &[]);
+        for words in [verdict, "no gain found", "UNDECIDED", "as many random samples do as well"] {
+            assert!(shown.contains(words), "{words}");
+        }
+        let pages = [
+            shown,
+            pages::runs(&ledger, None).unwrap(),
+            pages::top(&ledger, None, None).unwrap().unwrap(),
+            pages::compare(&ledger, run, run).unwrap(),
+        ];
+        for page in &pages {
+            assert!(
+                page.contains("1.050×") && page.contains("UNDECIDED") && !page.contains("FASTER"),
+                "{page}"
+            );
+        }
+        assert!(pages[1].contains(verdict) && pages[3].contains(verdict));
+    }
+
+    /// Two runs on one problem are drawn over each other, and the list offers to compare them.
+    #[test]
+    fn two_runs_of_one_problem_are_compared() {
+        let (_folder, ledger) = ledger();
+        let runs = [1.25, 1.4].map(|ratio| compared(&ledger, TimeKind::Measured, ratio, 1.02));
+        let page = pages::compare(&ledger, runs[0], runs[1]).unwrap();
+        assert!(
+            page.contains("Best times so far of both runs") && page.matches("class=\"step ").count() == 2,
+            "{page}"
+        );
+        let other = begin(&ledger, "H200");
+        add(&ledger, other, 256, "seed:tuned");
+        let list = pages::runs(&ledger, None).unwrap();
+        assert!(list.contains("/compare?a=1&amp;b=2"), "{list}");
+    }
+
+    /// The page of a candidate begins its times with the one figure that the other pages show.
+    #[test]
+    fn a_candidate_has_one_figure() {
+        let (_folder, ledger) = ledger();
+        let run = compared(&ledger, TimeKind::Measured, 1.25, 1.02);
+        let best = RunView::of(&ledger, run).unwrap().problems[0].best.clone().unwrap();
+        let page = pages::candidate(&ledger, best.candidate).unwrap();
+        assert!(page.contains("Ranked at <b>8.000 µs</b>: 10.00 µs of "), "{page}");
+    }
+
+    /// Predictions are compared, not raced; they have no noise and no samples.
+    #[test]
+    fn a_predicted_run_has_its_own_words() {
+        let (_folder, ledger) = ledger();
+        let run = compared(&ledger, TimeKind::Predicted, 1.05, 1.431);
+        let page = page(&RunView::of(&ledger, run).unwrap(), &[]);
+        for words in [
+            "the model can tell from the baseline",
+            "Compared with the baseline",
+            "the model cannot tell differences below 1.43× apart",
+        ] {
+            assert!(page.contains(words), "{words}");
+        }
+        for words in ["aced against", "short timing", "are noise", "this machine", "class=\"span evolution\""]
+        {
+            assert!(!page.contains(words), "{words}: {page}");
+        }
     }
 
     #[test]
@@ -568,7 +728,7 @@ mod tests {
             live_run(&view, &sections(&view, Links::Live)),
             runs(HOSTILE, &rows, None),
             candidates(run, TimeKind::Measured, &ledger.lines(run, None, 9).unwrap(), None),
-            candidate(&ledger.candidate(id).unwrap(), HOSTILE),
+            candidate(&ledger.candidate(id).unwrap(), HOSTILE, ledger.standing(id).unwrap().as_ref()),
             failure("404", HOSTILE, HOSTILE),
         ];
         for page in pages {

@@ -5,6 +5,7 @@ use tile::Sign;
 
 use super::FusedPlan;
 use super::plan::{KEYS, LOADED};
+use crate::backward::sums::draft_sinks;
 use crate::draft::Draft;
 use crate::family::FamilyPlan;
 use crate::genes::{Gene, PRODUCTS, STAGES};
@@ -34,7 +35,6 @@ impl FamilyPlan for FusedPlan {
             Gene::new("query_stages").searched([2, 3]).wider([4]).curing(STAGES),
             Gene::new("gradient_stages").searched([2, 3]).wider([4]).curing(STAGES),
             Gene::new("products").searched(["in_turn", "scores_ahead"]).curing(PRODUCTS),
-            Gene::new("starts").searched(["common", "shifted"]),
             Gene::new("tile_order").searched(["rows_first", "heads_first"]),
         ]
     }
@@ -56,11 +56,15 @@ impl FamilyPlan for FusedPlan {
     }
 
     fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
-        vec![
+        let mut drafts = vec![
             self.draft_rows(problem, baked, arch),
             self.draft(problem, baked, arch),
             self.draft_convert(problem, baked, arch),
-        ]
+        ];
+        if problem.pass.wants().sinks {
+            drafts.push(draft_sinks(problem, arch.full_target(), self.sink_counts(problem)));
+        }
+        drafts
     }
 
     fn tile(&self) -> [u32; 2] {

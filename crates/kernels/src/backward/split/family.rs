@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::SplitPlan;
 use super::plan::{Side, widest_copy};
 use crate::Symptom;
+use crate::backward::sums::draft_sinks;
 use crate::draft::Draft;
 use crate::family::FamilyPlan;
 use crate::forward::contract::{default_tanh, tanh_gene};
@@ -98,7 +99,7 @@ impl FamilyPlan for SplitPlan {
             [Side::Queries, Side::Keys].map(|side| self.draft(problem, baked, arch, side)).into();
         let target = arch.target();
         if problem.pass.wants().sinks {
-            drafts.push(self.draft_sinks(problem, target));
+            drafts.push(draft_sinks(problem, target, self.sink_counts(problem)));
         }
         for table in &baked.table_gradients {
             drafts.extend(self.draft_table(problem, baked, target, table));

@@ -3,7 +3,7 @@
 //! A CTA computes a tile of queries and keys at a time. If queries and keys index the table, the CTA owns a
 //! tile of the gradient and visits the heads and batch entries that share it. Otherwise the CTA visits the
 //! tiles along the positions that do not index the table, for one head of one batch entry, and leaves its
-//! part to the kernel of `sums.rs`.
+//! part to the kernel of `../sums.rs`.
 
 use attend::{Bound, Masker, QueryNumbers, RowRange, Sequence};
 use problem::{Operand, Problem, Tensor};
@@ -15,8 +15,8 @@ use tile::{
 
 use super::cta::SplitParams;
 use super::plan::SplitPlan;
-use super::sums::{Sums, sum_of_lanes};
 use crate::backward::programs::{TableAxis, TableGradient};
+use crate::backward::sums::{Sums, sum_of_lanes};
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::half;
@@ -469,7 +469,7 @@ impl<'a> TableCta<'a> {
         let p = gradient.probabilities(k, &s, &numbers[0], (first_key, partial, Some(at.head)));
         let (d_out, value) = (own(k, 3, Sign::Keep), streamed(k, 2));
         let dp = mma_abt(k, &d_out, &value);
-        gradient.scores(k, &s, &p, &dp, &numbers[1]);
+        gradient.scores(k, &s, &p, &dp, &numbers);
         take(k, &dp);
         k.bar_sync(); // before the next tiles
     }

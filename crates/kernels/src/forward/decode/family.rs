@@ -20,7 +20,7 @@ impl FamilyPlan for DecodePlan {
     }
 
     fn features() -> Features {
-        Features { lengths: true, sink: true, pages: true, ..Features::default() }
+        Features { lengths: true, fp8: true, scales: true, sink: true, pages: true, ..Features::default() }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> DecodePlan {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tile::{CopyMode, TileLayout, WARP_VECTOR_BYTES};
 
 use crate::error::accept;
-use crate::forward::contract::{check_rescale, default_tanh, is_half};
+use crate::forward::contract::{check_rescale, default_tanh, is_half, out_half};
 use crate::forward::lengths::check_lengths;
 use crate::forward::mma::{check_alignment, widest_copy};
 use crate::{Arch, Dims, PlanError};
@@ -52,6 +52,10 @@ impl DecodePlan {
             copy: widest_copy(problem),
             tanh: default_tanh(problem),
         };
+        // A second CTA multiplies while the first one widens an 8-bit cache.
+        if problem.dtypes.has_narrow_cache() && problem.head_dim <= 128 {
+            (plan.stages, plan.resident_ctas) = (4, 2);
+        }
         while plan.check_shared(problem, arch).is_err() && (plan.warps, plan.stages) != (1, 2) {
             (plan.warps, plan.stages) = match (plan.warps, plan.stages) {
                 (warps, stages) if stages > 3 || warps == 1 => (warps, stages - 1),
@@ -73,7 +77,8 @@ impl DecodePlan {
 
     /// A warp's tile of K or V.
     pub(super) fn layout(&self, dims: impl Into<Dims>) -> TileLayout {
-        TileLayout::of_bytes(self.warp_keys, 2 * dims.into().head_dim as u32)
+        let dims = dims.into();
+        TileLayout::of_bytes(self.warp_keys, (dims.dtypes.k.bytes() * dims.head_dim) as u32)
     }
 
     /// Bytes of a stage of a warp: a tile of keys and one of values.
@@ -134,14 +139,22 @@ impl DecodePlan {
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         accept("sm", u64::from(arch.sm), arch.sm >= 80, "80 and later")?;
         self.check_genes()?;
-        if !is_half(problem) {
-            let accepted = "f16 or bf16 for all tensors";
+        let narrow = problem.dtypes.has_narrow_cache();
+        if !(is_half(problem) || narrow && out_half(problem).is_some()) {
+            let accepted = "f16 or bf16 for all tensors, or for q and out with 8-bit k and v";
             return Err(PlanError::DType { family: NAME, dtype: problem.dtypes, accepted });
         }
         let dim = problem.head_dim;
-        let of_warps = 16.max(8 * self.warps as usize);
-        let fits = dim.is_multiple_of(of_warps) && (16..=256).contains(&dim);
-        accept("head_dim", dim as u64, fits, "multiples of 16 and of 8 · warps up to 256")?;
+        let least = if narrow { 16 } else { 8 };
+        let of_warps = (2 * least).max(least * self.warps as usize);
+        let fits = dim.is_multiple_of(of_warps) && (least..=256).contains(&dim);
+        let accepted = format!("multiples of {} and of {least} · warps up to 256", 2 * least);
+        accept("head_dim", dim as u64, fits, &accepted)?;
+        if narrow {
+            accept("sm", arch.sm.into(), arch.multiplies_fp8(), "89 and later with an 8-bit cache")?;
+            let of_heads = !problem.scales.are_per_block();
+            accept("rows of a descale factor", 1, of_heads, "all rows of a head with family decode")?;
+        }
         let equal = problem.head_dim_v == dim;
         accept("head_dim_v", problem.head_dim_v as u64, equal, "head_dim with family decode")?;
         let some = problem.seq_kv > 0 || problem.storage.pages().is_none();
@@ -175,9 +188,10 @@ impl DecodePlan {
         Ok(())
     }
 
-    /// Whether the family is the default: the keys lie in pages, and one tile holds the rows of a KV head.
+    /// Whether the family is the default: the keys lie in pages, and one tile holds the rows of a KV head; or
+    /// no other family reads the 8-bit cache.
     pub(super) fn suits(problem: &Problem) -> bool {
         let rows = problem.seq_q.saturating_mul(problem.group_size());
-        problem.storage.pages().is_some() && rows <= ROWS as usize
+        problem.dtypes.has_narrow_cache() || problem.storage.pages().is_some() && rows <= ROWS as usize
     }
 }

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import multiprocessing
 import socket
 import traceback
 
-import pytest
-
 MOST = 4
-
-
-def pytest_ignore_collect(collection_path, config):
-    return importlib.util.find_spec("torch") is None or None
 
 
 def free_port():
@@ -84,10 +77,3 @@ class Ranks:
             pipe.send(None)
         for process in self.processes:
             process.join(60)
-
-
-@pytest.fixture(scope="session")
-def ranks():
-    started = Ranks()
-    yield started
-    started.close()

@@ -5,52 +5,55 @@ use attend::Sinks;
 use problem::{Operand, Problem};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, SpecialReg, Target};
 
-use super::cta::Cta;
-use super::plan::{Side, SplitPlan};
+use super::programs::TableAxis;
 use crate::PlanError;
-use crate::backward::programs::TableAxis;
 use crate::contract::Contract;
 use crate::draft::Draft;
-use crate::forward::mma::axis_of_rows;
 
 /// Threads of a CTA that adds.
 const THREADS: u32 = 256;
 /// The temporary of the sinks' parts.
 const SINK_PARTS: &str = "sink_parts";
 
-/// Where the warps of the kernel of dQ leave their parts of the sinks' gradients: `[head][batch][tile][warp]`.
+/// Where warps leave their parts of the sinks' gradients, for tiles of query rows:
+/// `[head][batch][tile][warp]`.
 pub(super) struct SinkParts {
     sinks: Global,
     parts: Global,
     batch: R32,
     tiles: R32,
+    warps: u32,
 }
 
+/// The number of tiles of query rows of a head, the number of batch entries with as many each, and the warps
+/// of a tile.
+pub(super) type TileCounts = ([u64; 2], u32);
+
 impl SinkParts {
+    /// Declares the parts, if the pass wants the gradients of sinks.
     pub fn declare(
         k: &mut Builder,
         c: &mut Contract<'_>,
         problem: &Problem,
-        plan: &SplitPlan,
+        counts: TileCounts,
     ) -> Option<SinkParts> {
         if !problem.pass.wants().sinks {
             return None;
         }
         let sinks = c.operand(k, Operand::Sinks)?;
-        let [tiles, batch] = plan.row_tiles(problem);
-        let bytes = 4 * problem.heads_q * plan.sink_parts(problem) as usize;
+        let ([tiles, batch], warps) = counts;
+        let bytes = 4 * problem.heads_q * parts_of_sink(counts);
         Some(SinkParts {
             sinks,
             parts: c.temporary(k, SINK_PARTS, bytes, Access::Write),
             batch: c.u32(k, "tile_batch", batch as u32),
-            tiles: c.u32(k, "row_tiles", tiles as u32),
+            tiles: c.u32(k, "sink_tiles", tiles as u32),
+            warps,
         })
     }
 
-    /// Stores the warp's part, from −L·log2 e and −D of the lane's rows: the sink's probability in a row,
-    /// times −D.
-    pub fn store(&self, k: &mut Builder, cta: &Cta<'_>, [minus_log_sums, minus_deltas]: &[Vec<F32>; 2]) {
-        let [head, batch] = cta.grid_head(k);
+    /// The sink's probability in rows, times −D, from −L·log2 e and −D of the rows.
+    pub fn part(&self, k: &mut Builder, head: R32, [minus_log_sums, minus_deltas]: [&[F32]; 2]) -> F32 {
         let sink = Sinks::of_head(k, self.sinks, head);
         let sum: F32 = k.mov(0.0);
         for (&minus_log_sum, &minus_delta) in minus_log_sums.iter().zip(minus_deltas) {
@@ -58,42 +61,49 @@ impl SinkParts {
             let weight = k.ex2(exponent);
             k.mad_to(sum, weight, minus_delta, sum);
         }
-        // The lanes of a quad have the same rows.
-        let sum = sum_of_lanes(k, sum, &[4, 8, 16]);
-        let tile = cta.params.grid.index(k, axis_of_rows(cta.tile_order()));
+        sum
+    }
+
+    /// Stores the part of warp `warp` of the tile at `[batch, head, tile]`: the sum over the lanes that
+    /// differ in `bits`.
+    pub fn store(
+        &self,
+        k: &mut Builder,
+        [batch, head, tile]: [R32; 3],
+        [warp, lane]: [R32; 2],
+        (part, bits): (F32, &[u32]),
+    ) {
+        let sum = sum_of_lanes(k, part, bits);
         let before = k.mad(head, self.batch, batch);
         let of_tiles = k.mul_wide_u(before, self.tiles);
         let tile = k.zext(tile);
         let index = k.add(of_tiles, tile);
-        let warp = k.zext(cta.threads.warp);
-        let index = k.mad(index, i64::from(cta.tiles.warps), warp);
+        let warp = k.zext(warp);
+        let index = k.mad(index, i64::from(self.warps), warp);
         let to = Global { base: k.mad(index, 4, self.parts.base), ..self.parts };
-        let first = k.setp_u(CmpOp::Eq, cta.threads.lane, 0);
+        let first = k.setp_u(CmpOp::Eq, lane, 0);
         k.guarded(first, |k| k.st(to, sum));
     }
 }
 
-impl SplitPlan {
-    /// Parts of a sink's gradient.
-    fn sink_parts(&self, problem: &Problem) -> u64 {
-        let [tiles, batch] = self.row_tiles(problem);
-        tiles * batch * u64::from(self.tiles(Side::Queries).warps)
-    }
+/// Parts of a sink's gradient.
+fn parts_of_sink(([tiles, batch], warps): TileCounts) -> usize {
+    (tiles * batch) as usize * warps as usize
+}
 
-    /// The kernel that adds the parts of the sinks' gradients.
-    pub(super) fn draft_sinks<'a>(&self, problem: &Problem, target: Target) -> Draft<'a> {
-        Sums {
-            entry: "flash_backward_dsinks".to_owned(),
-            parts: SINK_PARTS,
-            out: Operand::DSinks,
-            axes: vec![TableAxis::Head],
-            extents: vec![problem.heads_q],
-            heads: problem.heads_q,
-            batch: 1,
-            length: self.sink_parts(problem) as usize,
-        }
-        .draft(problem, target)
-    }
+/// The kernel that adds the parts of the sinks' gradients.
+pub(super) fn draft_sinks<'a>(problem: &Problem, target: Target, counts: TileCounts) -> Draft<'a> {
+    let sums = Sums {
+        entry: "flash_backward_dsinks".to_owned(),
+        parts: SINK_PARTS,
+        out: Operand::DSinks,
+        axes: vec![TableAxis::Head],
+        extents: vec![problem.heads_q],
+        heads: problem.heads_q,
+        batch: 1,
+        length: parts_of_sink(counts),
+    };
+    sums.draft(problem, target)
 }
 
 /// A kernel that adds parts `[head][batch][length]`. Its result has a dimension for each axis. The axes that
