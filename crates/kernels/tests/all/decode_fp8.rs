@@ -70,10 +70,11 @@ fn default_kernels_assemble_without_spills() {
     for (arch, dim) in
         [Arch::SM_89, Arch::SM_90, Arch::SM_120].into_iter().flat_map(|a| [64, 128, 256].map(|d| (a, d)))
     {
-        for types in ["f16/e4m3/e4m3:f16", "bf16/e4m3/e4m3", "bf16/e5m2/e5m2"] {
+        for types in ["bf16", "f16/e4m3/e4m3:f16", "bf16/e4m3/e4m3", "bf16/e5m2/e5m2"] {
             let dtypes: DTypes = types.parse().unwrap();
             let problem = Problem { heads_kv: 2, ..Problem::new(4, 16, 1, dim, dtypes) };
-            let problem = with_factors(problem.with_seq_kv(4096, Layout::Bshd).with_pages(16, 1100));
+            let problem = problem.with_seq_kv(4096, Layout::Bshd).with_pages(16, 1100);
+            let problem = if dtypes.has_fp8() { with_factors(problem) } else { problem };
             let plan = DecodePlan::default_for(&problem, &arch);
             cases.push(format!("sm_{} {dim} {types} {plan:?}", arch.sm));
             kernels.push(emit(&problem, &Plan::Decode(plan), &arch).unwrap().kernel(0));
