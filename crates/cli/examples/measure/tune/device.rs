@@ -10,8 +10,8 @@ use check::launchfile::Bound;
 use driver::{
     Buffer, Call, Context, DeviceSlice, DriverError, Event, Expect, Function, Graph, GraphExec, Stream,
 };
-use kernels::{Arch, Family, Plan, emit};
-use problem::{DType, DTypes, Problem};
+use kernels::{Arch, Family, Plan, ProgramBuffer, emit};
+use problem::{DType, DTypes, Operand, Problem, Tensor};
 use ptx::Kernel;
 
 use super::Error;
@@ -48,13 +48,22 @@ pub struct Candidate {
     pub us: f64,
     /// The kernels in launch order.
     steps: Vec<(Function, Call)>,
-    /// Buffers after the tensors: a counter, scratch memory, temporaries.
-    own: Vec<Buffer>,
+    /// The program's buffers in order.
+    buffers: Vec<Memory>,
+}
+
+/// A buffer of a program.
+enum Memory {
+    /// One of the problem's tensors, by its index.
+    Tensor(usize),
+    /// A counter, scratch memory or a temporary.
+    Own(Buffer),
 }
 
 /// A problem's tensors, and the output of a right plan.
 pub struct Tensors {
     problem: Problem,
+    /// Q, K, V and O.
     buffers: Vec<Buffer>,
     right: Vec<f32>,
 }
@@ -111,11 +120,16 @@ impl Device {
             Some((function, Call::of(kernel)))
         };
         let steps: Vec<_> = program.kernels().iter().map(load).collect::<Option<_>>()?;
-        let buffers = program.contracts.buffers.iter().skip(4);
-        let own = buffers.map(|spec| Buffer::zeroed(&self.context, spec.bytes));
-        let own = own.collect::<Result<_, _>>().ok()?;
+        let memory = |buffer: &ProgramBuffer| {
+            let is_tensor = |tensor: &Tensor| buffer.kind == Operand::Tensor(*tensor).into();
+            match Tensor::FORWARD.iter().position(is_tensor) {
+                Some(index) => Ok(Memory::Tensor(index)),
+                None => Buffer::zeroed(&self.context, buffer.bytes).map(Memory::Own),
+            }
+        };
+        let buffers = program.contracts.buffers.iter().map(memory).collect::<Result<_, _>>().ok()?;
         let registers = steps.iter().map(|(function, _)| function.resources().registers).max()?;
-        Some(Candidate { plan, registers, us: f64::INFINITY, steps, own })
+        Some(Candidate { plan, registers, us: f64::INFINITY, steps, buffers })
     }
 
     /// The kernel's function. A new kernel is compiled by `ahead` before it is loaded.
@@ -147,7 +161,6 @@ impl Device {
 
     /// Draws the problem's tensors and computes the expected output by `plan`.
     pub fn tensors(&self, problem: &Problem, plan: &Plan) -> Result<Tensors, Error> {
-        let program = emit(problem, plan, &self.arch)?;
         let mut buffers = Vec::new();
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
         if drawn.0 != problem.dtypes {
@@ -157,9 +170,10 @@ impl Device {
             *drawn =
                 (problem.dtypes, contents(&Bound::of_program(emit(&some, &plan, &self.arch)?, &some), 1));
         }
-        for (spec, some) in program.contracts.buffers.iter().zip(&drawn.1).take(4) {
-            let mut data = some.repeat(spec.bytes.div_ceil(some.len()));
-            data.truncate(spec.bytes);
+        for (tensor, some) in Tensor::FORWARD.into_iter().zip(&drawn.1) {
+            let bytes = problem.operand(Operand::Tensor(tensor)).ok_or("the problem lacks a tensor")?.bytes();
+            let mut data = some.repeat(bytes.div_ceil(some.len()));
+            data.truncate(bytes);
             let mut buffer = Buffer::new(&self.context, data.len())?;
             buffer.upload(&data)?;
             buffers.push(buffer);
@@ -208,8 +222,11 @@ impl Device {
 
     /// A graph of `calls` launches.
     pub fn graph(&self, c: &Candidate, tensors: &Tensors, calls: u32) -> Result<GraphExec, DriverError> {
-        let mut slices: Vec<DeviceSlice> = tensors.buffers.iter().take(4).map(Buffer::slice).collect();
-        slices.extend(c.own.iter().map(Buffer::slice));
+        let slice = |memory| match memory {
+            &Memory::Tensor(index) => tensors.buffers[index].slice(),
+            Memory::Own(buffer) => buffer.slice(),
+        };
+        let slices: Vec<DeviceSlice> = c.buffers.iter().map(slice).collect();
         Graph::capture(&self.stream, |stream| {
             let mut launches = (0..calls).flat_map(|_| &c.steps);
             launches.try_for_each(|(function, call)| function.launch(stream, call, &slices))

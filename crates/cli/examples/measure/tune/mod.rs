@@ -142,6 +142,7 @@ fn drawn(word: &str) -> Result<Vec<Problem>, Error> {
 fn watch(args: Args, words: &[String]) -> Result<(), Error> {
     std::fs::create_dir_all(&args.folder)?;
     let (began, mut next) = (Instant::now(), args.from);
+    let mut failures = (next, 0);
     while next < args.problems.len() {
         let left = args.limit.saturating_sub(began.elapsed());
         if left.is_zero() {
@@ -168,6 +169,11 @@ fn watch(args: Args, words: &[String]) -> Result<(), Error> {
             (ended, Some(plan)) => {
                 println!("{ended:?}: {plan}");
                 append_line(&args.folder.join(BROKEN), &plan)?;
+                failures = if failures.0 == next { (next, failures.1 + 1) } else { (next, 1) };
+                if failures.1 == MOST_FAILURES {
+                    println!("problem {next}: left out");
+                    next += 1;
+                }
             }
             (ended, None) => {
                 println!("{ended:?} at problem {next}: left out");
@@ -178,6 +184,8 @@ fn watch(args: Args, words: &[String]) -> Result<(), Error> {
     Ok(())
 }
 
+/// A problem where so many plans do not end, or break the device, is left out.
+const MOST_FAILURES: u32 = 3;
 /// The file of plans that must not be tried again.
 const BROKEN: &str = "broken.jsonl";
 
