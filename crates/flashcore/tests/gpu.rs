@@ -290,9 +290,16 @@ fn gradients() {
         near(ours, exact);
     }
     let sunk = call.sink(&[0.5, 1.0]);
-    backward(sunk.clone()).unwrap(); // by the CPU
-    let refused = backward(sunk.device(Device::Cuda(0))).unwrap_err().to_string();
-    assert!(refused.contains("wants"), "{refused}");
+    let (gpu, cpu) = (backward(sunk.clone()).unwrap(), backward(sunk.device(Device::Cpu)).unwrap());
+    near(&gpu.dq, &cpu.dq);
+    assert!(gpu.d_sinks.iter().zip(&cpu.d_sinks).all(|(x, y)| (x - y).abs() < 1e-2 && y.abs() > 0.02));
+    let wide = |data: &[f16]| data.iter().map(|x| x.to_f32()).collect::<Vec<f32>>();
+    let (wide_q, wide_k, wide_out) = (wide(&q), wide(&k), wide(&forward.data));
+    let wide = |data, heads, rows| TensorView::dense(data, [1, heads, rows, 16], Layout::Bhsd).unwrap();
+    let call = attention(wide(&wide_q, 2, 20), wide(&wide_k, 1, 30), wide(&wide_k, 1, 30));
+    let call = call.device(Device::Cuda(0));
+    let refused = call.backward(wide(&wide_out, 2, 20), &forward.lse, wide(&wide_out, 2, 20)).unwrap_err();
+    assert!(refused.to_string().contains("dtype"), "{refused}");
 
     let device = Gpu::open(0).unwrap();
     let stream = Stream::new(device.context()).unwrap();
