@@ -43,9 +43,9 @@ pub struct DecodePlan {
 }
 
 impl DecodePlan {
-    /// As many stages as shared memory holds, up to five; fewer warps where it is small. Where two stages of 32
-    /// keys hold 128 KB, they take their place: fewer waits for the same bytes in flight, 4 to 20 % faster on an
-    /// H200 (bf16, head dim 128, rows not in pages).
+    /// As many stages as shared memory holds, up to five; fewer warps where it is small. Where two stages of
+    /// 32 keys hold 128 KB, they take their place: fewer waits for the same bytes in flight, 4 to 20 % faster
+    /// on an H200 (bf16, head dim 128, rows not in pages).
     pub fn default_for(problem: &Problem, arch: &Arch) -> DecodePlan {
         let mut plan = DecodePlan {
             warps: 4,
