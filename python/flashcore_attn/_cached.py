@@ -28,21 +28,17 @@ def append_and_attend(
     cos, sin, interleaved, positions = append.rotary or (None, None, False, None)
     new = (append.k, append.v, append.starts, cos, sin, positions, interleaved)
     *stated, _ = _calls._flat(features)  # without the wish for deterministic gradients, of which there are none
-    out, lse = torch.ops.flashcore_attn.attention_with_cache(q, k, v, *new, *terms, want_lse, *stated)
+    call: Any = torch.ops.flashcore_attn.attention_with_cache
+    if not torch.compiler.is_compiling() and all(_calls._is_plain(x, x, x) for _, x in named):
+        call = _compute_with_cache  # without the dispatcher
+        for x in (k, v):
+            if not x.is_inference():
+                torch.autograd.graph.increment_version(x)
+    out, lse = call(q, k, v, *new, *terms, want_lse, *stated)
     return out, lse if want_lse else None
 
 
-@library.custom_op(
-    "flashcore_attn::attention_with_cache",
-    mutates_args=("k_cache", "v_cache"),
-    schema="(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor? cu_seqlens_k_new, "
-    "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? rotary_seqlens, bool interleaved, bool top_left, SymInt before, "
-    "SymInt after, float? scale, float softcap, bool want_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, SymInt batch, SymInt max_q, SymInt max_k, Tensor? sink, "
-    "str score, str mask, float[] floats, SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, "
-    "Tensor? descale_v, int[] blocks, Tensor? page_table=None) -> (Tensor, Tensor)",
-)
-def _operator_with_cache(
+def _compute_with_cache(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -68,6 +64,20 @@ def _operator_with_cache(
         if x.dtype != dtype:
             raise DTypeError(f"{name} has dtype {x.dtype}, but k_cache has {k_cache.dtype}; expected {dtype}")
     return _calls._both(q, k_cache, v_cache, 2, (top_left, before, after, scale, softcap), want_lse, stated, append)
+
+
+@library.custom_op(
+    "flashcore_attn::attention_with_cache",
+    mutates_args=("k_cache", "v_cache"),
+    schema="(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor? cu_seqlens_k_new, "
+    "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? rotary_seqlens, bool interleaved, bool top_left, SymInt before, "
+    "SymInt after, float? scale, float softcap, bool want_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, SymInt batch, SymInt max_q, SymInt max_k, Tensor? sink, "
+    "str score, str mask, float[] floats, SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, "
+    "Tensor? descale_v, int[] blocks, Tensor? page_table=None) -> (Tensor, Tensor)",
+)
+def _operator_with_cache(*call: Any) -> tuple[Tensor, Tensor]:
+    return _compute_with_cache(*call)
 
 
 def _appended(

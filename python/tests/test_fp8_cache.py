@@ -88,13 +88,15 @@ def test_large_queries_fit(device: str) -> None:
 @EVERY_TYPE
 def test_rows_are_rounded_to_the_cache(device: str, dtype: Any, eight: Any) -> None:
     case, angles = made(dtype, eight, rows=2), torch.linspace(0, 3, 40 * 16).reshape(40, 16)
+    torch.manual_seed(1)
     new = {"k": torch.randn(3, 2, HEADS, DIM).to(dtype), "v": torch.randn(3, 2, HEADS, DIM).to(dtype)}
     rotary = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
     wide = widened(case)
     wanted = fa.flash_attn_with_kvcache(**wide, **{name: x.float() for name, x in new.items()}, **rotary, causal=True)
     gpu = on(case, device)
     out = fa.flash_attn_with_kvcache(**gpu, **on({**new, **rotary}, device), causal=True)
-    torch.testing.assert_close(out.float().cpu(), wanted, atol=0.12, rtol=0.12)
+    step = torch.finfo(eight).eps  # a row that is almost alone in its softmax is off by half of it, times its size
+    torch.testing.assert_close(out.float().cpu(), wanted, atol=2 * step, rtol=step)
     table, lengths = case["page_table"].long(), case["cache_seqlens"].tolist()
     largest = torch.finfo(eight).max
     for b, length in enumerate(lengths):
