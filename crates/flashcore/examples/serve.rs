@@ -218,7 +218,7 @@ impl Server<'_> {
     }
 }
 
-/// What a run has made.
+/// The counts of a run.
 pub struct Served {
     /// New tokens, and those of them that equal the tokens without a cache.
     pub tokens: [usize; 2],

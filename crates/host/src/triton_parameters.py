@@ -7,8 +7,9 @@ import ast
 import json
 import sys
 
-LOADS = {"load", "make_block_ptr", "make_tensor_descriptor", "atomic_add", "atomic_cas", "atomic_max", "atomic_xchg"}
-STORES = {"store", "atomic_add", "atomic_cas", "atomic_max", "atomic_xchg"}
+ATOMICS = {"atomic_add", "atomic_cas", "atomic_max", "atomic_xchg"}
+LOADS = {"load", "make_block_ptr", "make_tensor_descriptor", *ATOMICS}
+STORES = {"store", *ATOMICS}
 
 path, name = sys.argv[1:]
 try:

@@ -11,13 +11,13 @@ use crate::PlanError;
 pub(crate) struct TableGradient {
     /// The number of the table.
     pub table: u8,
-    /// What indexes each dimension of the gradient.
+    /// The index that each dimension of the gradient follows.
     pub axes: Vec<TableAxis>,
     /// The programs with the derivative by the element; `None` if no program reads the table.
     pub code: Option<ProgramCode>,
 }
 
-/// What indexes a dimension of a table's gradient.
+/// The index that a dimension of a table's gradient follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum TableAxis {
     Batch,

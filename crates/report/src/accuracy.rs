@@ -28,7 +28,8 @@ const APART: &str = "svg .curve { stroke-linecap: butt; } svg .s1 { stroke-width
     svg .s2 { stroke-width: 3; stroke-dasharray: 2 7; } svg .s3 { stroke-width: 1.8; stroke-dasharray: 8 5; } \
     .scroll svg.chart { min-width: 46rem; }";
 
-/// What the curves say: the inputs for which two-level sums gain most, and the schemes whose curves are one.
+/// Sentences about the curves: the inputs for which two-level sums gain most, and the schemes whose curves
+/// are one.
 pub fn learnt(curves: &[(Draw, Vec<Point>)]) -> Vec<String> {
     let at = |points: &[Point], keys: usize, scheme: Scheme| {
         points.iter().find(|p| p.keys == keys && p.scheme == scheme).map(|p| 100.0 * p.relative)

@@ -50,9 +50,9 @@ pub struct Check {
     /// more fails the check
     #[arg(long)]
     pub strict_alignment: bool,
-    /// What fails a check: gpu, what a GPU can show; ptx, also what only the memory model of PTX forbids:
-    /// lanes that only a shuffle or a vote orders (warp_order), and the plain load that gives a
-    /// compare-and-swap loop its first value (cas_seed). With gpu these are notes
+    /// Findings that fail a check: gpu, those that a GPU can show; ptx, also those that only the memory model
+    /// of PTX forbids: lanes that only a shuffle or a vote orders (warp_order), and the plain load that gives
+    /// a compare-and-swap loop its first value (cas_seed). With gpu these are notes
     #[arg(long, value_name = "LEVEL", default_value = "gpu", value_parser = ["gpu", "ptx"])]
     pub level: String,
     /// List every source line of which a part never ran

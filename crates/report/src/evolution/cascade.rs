@@ -178,7 +178,7 @@ pub(super) fn cost(view: &RunView) -> Markup {
     }
 }
 
-/// What time was spent on: a stage, or else what the ledger calls it.
+/// The words for an entry of the time that was spent: the stage's, or else those of the ledger.
 fn spent_on(what: &str, view: &RunView) -> String {
     let stage = serde_json::from_value::<Stage>(what.into()).ok();
     stage.map_or_else(|| what.replace('_', " "), |stage| stage_in(stage, view.kind()).to_owned())

@@ -118,7 +118,7 @@ pub struct ProblemView {
     pub reference: Option<Ranked>,
     /// The first of the ranking.
     pub best: Option<Ranked>,
-    /// What the evolution gained over random samples, once the run is finished.
+    /// The gain of the evolution over random samples, once the run is finished.
     pub chance: Option<Chance>,
     /// The first random sample of the ranking.
     pub drawn: Option<Ranked>,
@@ -140,7 +140,7 @@ pub struct ProblemView {
     pub conclusion: (bool, String),
 }
 
-/// What the evolution gained over random samples.
+/// The gain of the evolution over random samples.
 #[derive(Clone, Debug, serde::Deserialize)]
 pub struct Chance {
     /// `None` if the two did not race.
@@ -424,7 +424,7 @@ fn conclusion(decisions: &[Decided], top: &[Ranked], floor: Option<f64>) -> (boo
     (conclusion.is_gain(), conclusion.words())
 }
 
-/// What the evolution gained over random samples, from the decision about the best candidate.
+/// The gain of the evolution over random samples, from the decision about the best candidate.
 fn chance(decisions: &[Decided], top: &[Ranked]) -> Option<Chance> {
     let best = top.first()?.candidate;
     let decided = decisions

@@ -38,7 +38,7 @@ const TENSORS: [Tensor; 4] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::DOut];
 /// Rows of a warp.
 const WARP_ROWS: u32 = 16;
 
-/// What the CTAs own.
+/// The part of the gradient that a CTA owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     /// A tile of the gradient's queries and keys.
