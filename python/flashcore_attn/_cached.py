@@ -105,20 +105,9 @@ def _appended(
 
 
 @_operator_with_cache.register_fake
-def _fake_with_cache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_k_new: Tensor | None,
-    rotary_cos: Tensor | None,
-    rotary_sin: Tensor | None,
-    rotary_seqlens: Tensor | None,
-    interleaved: bool,
-    *rest: Any,
-) -> tuple[Tensor, Tensor]:
-    out: tuple[Tensor, Tensor] = _calls._fake_with(q, k_cache, v_cache, 2, *rest)
+def _fake_with_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *call: Any) -> tuple[Tensor, Tensor]:
+    append = 7  # the arguments of the append, which decide no shape
+    out: tuple[Tensor, Tensor] = _calls._fake_with(q, k_cache, v_cache, 2, *call[append:])
     return out
 
 
