@@ -17,6 +17,7 @@ mod links;
 mod names;
 mod notices;
 mod release;
+mod signatures;
 mod tables;
 mod test;
 mod tools;
@@ -97,7 +98,12 @@ enum Task {
         check: bool,
     },
     /// Lint and test the crates in bridges/, each with its own lock file, in target/bridges (part of `test`)
-    Bridges,
+    Bridges {
+        /// Check mistral.rs of the crates registry with its crates for attention replaced, and compare the
+        /// signatures instead: 670 crates, which a schedule checks once a week
+        #[arg(long)]
+        mistralrs: bool,
+    },
     /// Show the report and the live pages in a headless browser and compare them with the ledger (part of
     /// `test`)
     Browser,
@@ -147,7 +153,7 @@ fn main() -> ExitCode {
         Task::Binary => release::binary(&root()),
         Task::Capi { prefix } => capi::install(&root(), &prefix),
         Task::Python => wheel::test(&root()),
-        Task::Bridges => test::bridges(&root()),
+        Task::Bridges { mistralrs } => test::bridges(&root(), mistralrs),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),
         Task::Corpus(args) => corpus::check(&root(), &args),

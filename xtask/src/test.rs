@@ -178,13 +178,14 @@ pub fn book(root: &Path) -> Result<(), XtaskError> {
     book::check(root, &tools::fetch(root)?)
 }
 
-/// Tests the bridges only.
+/// Tests the bridges only, or mistral.rs with its crates replaced.
 ///
 /// # Errors
 /// When a command fails.
-pub fn bridges(root: &Path) -> Result<(), XtaskError> {
+pub fn bridges(root: &Path, is_mistralrs: bool) -> Result<(), XtaskError> {
     let tools = tools::fetch(root)?;
-    bridges::test(root, || cargo(root, &tools))
+    let cargo = || cargo(root, &tools);
+    if is_mistralrs { bridges::mistralrs(root, cargo) } else { bridges::test(root, cargo) }
 }
 
 /// Tests the pages in a browser only.
