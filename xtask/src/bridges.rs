@@ -49,7 +49,8 @@ pub fn mistralrs(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskEr
     run(without_nvcc(root, &mut check))
 }
 
-/// candle and mistral.rs compile CUDA kernels with nvcc, in whose place stands a script that makes empty files.
+/// candle and mistral.rs compile CUDA kernels with nvcc, in whose place stands a script that makes empty
+/// files.
 fn without_nvcc<'a>(root: &Path, command: &'a mut Command) -> &'a mut Command {
     command
         .env("NVCC", root.join("bridges/candle/tests/nvcc.sh"))

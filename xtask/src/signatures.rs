@@ -7,7 +7,8 @@ use std::process::Command;
 
 use crate::XtaskError;
 
-/// The crates that are replaced: name, version, and the folder of the sources that `[patch]` puts in its place.
+/// The crates that are replaced: name, version, and the folder of the sources that `[patch]` puts in its
+/// place.
 const REPLACED: [(&str, &str, &str); 3] = [
     ("mistralrs-paged-attn", "0.8.1", "bridges/mistralrs/paged-attn/src"),
     ("candle-flash-attn", "0.10.2", "bridges/candle/src"),

@@ -1,7 +1,7 @@
 //! The decode loop of an inference engine on its own memory: FlashCore gets addresses, strides and a stream.
-//! Each step appends a row to caches in pages and attends in one call. On a GPU the step is captured in a graph
-//! once, and the graph reads lengths and page tables when it runs. The results are compared with those of dense
-//! rows.
+//! Each step appends a row to caches in pages and attends in one call. On a GPU the step is captured in a
+//! graph once, and the graph reads lengths and page tables when it runs. The results are compared with those
+//! of dense rows.
 //!
 //! ```sh
 //! cargo run --release -p flashcore --example engine
