@@ -6,47 +6,65 @@ use std::process::Command;
 use crate::signatures;
 use crate::{XtaskError, run};
 
-/// The folders in bridges/, each a workspace, and whether it has the feature `cuda`.
-const BRIDGES: [(&str, bool); 2] = [("candle", true), ("mistralrs", true)];
+/// A folder in bridges/, which is a workspace.
+struct Bridge {
+    folder: &'static str,
+    /// Whether its crates have the feature `cuda`, whose code is only compiled.
+    has_cuda: bool,
+}
 
-/// Formats, lints and tests each bridge. Their half for CUDA devices is only compiled.
+const CANDLE: Bridge = Bridge { folder: "bridges/candle", has_cuda: true };
+
+/// Bridges that take minutes to compile: mistral.rs has another candle, and burn has 160 crates.
+const SCHEDULED: [Bridge; 2] = [
+    Bridge { folder: "bridges/mistralrs", has_cuda: true },
+    Bridge { folder: "bridges/burn", has_cuda: false },
+];
+
+/// Tests the bridge to candle.
 ///
 /// # Errors
 /// When a command fails.
 pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
-    for (name, has_cuda) in BRIDGES {
-        let folder = root.join("bridges").join(name);
-        let in_folder = |arguments: &[&str]| {
-            let mut command = cargo();
-            command.current_dir(&folder).args(arguments);
-            command
-        };
-        run(&mut in_folder(&["fmt", "--all", "--check"]))?;
-        let lint = |options: &[&str]| {
-            let mut command = in_folder(&["clippy", "--locked", "--quiet", "--workspace"]);
-            command.args(options).args(["--", "-D", "warnings"]);
-            command
-        };
-        // mistral.rs' crates have the feature `cuda` by default.
-        run(&mut lint(&["--all-targets", "--no-default-features"]))?;
-        if has_cuda {
-            run(without_nvcc(root, &mut lint(&["--features", "cuda"])))?;
-        }
-        run(&mut in_folder(&["test", "--locked", "--quiet", "--workspace", "--no-default-features"]))?;
-    }
-    signatures::check(root)
+    CANDLE.test(root, cargo)
 }
 
-/// Has cargo check mistral.rs of the crates registry, whose crates for attention `[patch]` replaces, and
-/// compares the signatures of the crates that are replaced with those that were recorded.
+/// Tests the other bridges, has cargo check mistral.rs of the crates registry with its crates for attention
+/// replaced, and compares the record of their functions with the registry.
 ///
 /// # Errors
 /// When a command fails, or a signature is another one.
-pub fn mistralrs(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
+pub fn test_scheduled(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     signatures::record(root, &cargo)?;
+    for bridge in SCHEDULED {
+        bridge.test(root, &cargo)?;
+    }
     let mut check = cargo();
     check.current_dir(root.join("bridges/mistralrs/check")).args(["check", "--quiet"]);
     run(without_nvcc(root, &mut check))
+}
+
+impl Bridge {
+    /// Formats, lints and tests the bridge.
+    fn test(&self, root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
+        let with = |arguments: &[&str]| {
+            let mut command = cargo();
+            command.current_dir(root.join(self.folder)).args(arguments);
+            command
+        };
+        run(&mut with(&["fmt", "--all", "--check"]))?;
+        let lint = |features: &[&str]| {
+            let mut command = with(&["clippy", "--locked", "--quiet", "--workspace", "--all-targets"]);
+            command.args(features).args(["--", "-D", "warnings"]);
+            command
+        };
+        // The crates for mistral.rs have the feature `cuda` by default, as it asks for no feature.
+        run(&mut lint(&["--no-default-features"]))?;
+        if self.has_cuda {
+            run(without_nvcc(root, &mut lint(&["--features", "cuda"])))?;
+        }
+        run(&mut with(&["test", "--locked", "--quiet", "--workspace", "--no-default-features"]))
+    }
 }
 
 /// candle and mistral.rs compile CUDA kernels with nvcc, in whose place stands a script that makes empty

@@ -97,12 +97,12 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Lint and test the crates in bridges/, each with its own lock file, in target/bridges (part of `test`)
+    /// Lint and test the bridge to candle, with its own lock file, in target/bridges (part of `test`)
     Bridges {
-        /// Check mistral.rs of the crates registry with its crates for attention replaced, and compare the
-        /// signatures instead: 670 crates, which a schedule checks once a week
+        /// The bridges to mistral.rs and burn instead, and mistral.rs of the crates registry with its crates
+        /// for attention replaced: what a schedule tests once a week, as it has 900 crates
         #[arg(long)]
-        mistralrs: bool,
+        scheduled: bool,
     },
     /// Show the report and the live pages in a headless browser and compare them with the ledger (part of
     /// `test`)
@@ -153,7 +153,7 @@ fn main() -> ExitCode {
         Task::Binary => release::binary(&root()),
         Task::Capi { prefix } => capi::install(&root(), &prefix),
         Task::Python => wheel::test(&root()),
-        Task::Bridges { mistralrs } => test::bridges(&root(), mistralrs),
+        Task::Bridges { scheduled } => test::bridges(&root(), scheduled),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),
         Task::Corpus(args) => corpus::check(&root(), &args),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use crate::XtaskError;
@@ -22,7 +22,7 @@ const RECORD: &str = "bridges/mistralrs/signatures.txt";
 ///
 /// # Errors
 /// When a function is missing or has another signature.
-pub fn check(root: &Path) -> Result<(), XtaskError> {
+fn check(root: &Path) -> Result<(), XtaskError> {
     let recorded = fs::read_to_string(root.join(RECORD)).map_err(|error| failed(&error))?;
     for (name, _, folder) in REPLACED {
         let ours = of_folder(&root.join(folder), name)?;
@@ -49,7 +49,7 @@ pub fn record(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError
     let found = registry(root, cargo)?;
     let path = root.join(RECORD);
     if fs::read_to_string(&path).is_ok_and(|recorded| recorded == found) {
-        return Ok(());
+        return check(root);
     }
     fs::write(&path, found).map_err(|error| failed(&error))?;
     Err(failed(&format!(
@@ -128,7 +128,7 @@ fn of_folder(folder: &Path, name: &str) -> Result<BTreeSet<String>, XtaskError> 
     Ok(all)
 }
 
-fn is_source(path: &PathBuf) -> bool {
+fn is_source(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "rs")
 }
 
@@ -163,6 +163,11 @@ fn failed(error: &impl ToString) -> XtaskError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_bridges_have_the_recorded_functions() {
+        check(&crate::root()).unwrap();
+    }
 
     #[test]
     fn signatures_are_on_one_line_and_without_comments() {

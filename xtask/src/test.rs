@@ -178,14 +178,14 @@ pub fn book(root: &Path) -> Result<(), XtaskError> {
     book::check(root, &tools::fetch(root)?)
 }
 
-/// Tests the bridges only, or mistral.rs with its crates replaced.
+/// Tests the bridge to candle only, or the others.
 ///
 /// # Errors
 /// When a command fails.
-pub fn bridges(root: &Path, is_mistralrs: bool) -> Result<(), XtaskError> {
+pub fn bridges(root: &Path, is_scheduled: bool) -> Result<(), XtaskError> {
     let tools = tools::fetch(root)?;
     let cargo = || cargo(root, &tools);
-    if is_mistralrs { bridges::mistralrs(root, cargo) } else { bridges::test(root, cargo) }
+    if is_scheduled { bridges::test_scheduled(root, cargo) } else { bridges::test(root, cargo) }
 }
 
 /// Tests the pages in a browser only.
