@@ -12,9 +12,7 @@ mod eager;
 use std::time::{Duration, Instant};
 
 use candle::{DType, Device, Module, Result, Tensor};
-use candle_nn::{
-    AdamW, Embedding, LayerNorm, Linear, Optimizer, VarBuilder, VarMap, layer_norm, linear, loss,
-};
+use candle_nn::{AdamW, Embedding, Init, Linear, Optimizer, VarBuilder, VarMap, linear, loss, ops};
 use eager::AttentionFn;
 
 const TEXT: &[u8] = include_bytes!("../../../LICENSE-APACHE");
@@ -25,8 +23,22 @@ const WIDTH: usize = 64;
 const HEADS: usize = 4;
 const LAYERS: usize = 2;
 
+/// A layer norm with a gradient: that of candle_nn has none.
+struct Norm([Tensor; 2]);
+
+impl Norm {
+    fn new(vb: VarBuilder) -> Result<Norm> {
+        let weight = vb.get_with_hints(WIDTH, "weight", Init::Const(1.0))?;
+        Ok(Norm([weight, vb.get_with_hints(WIDTH, "bias", Init::Const(0.0))?]))
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        ops::layer_norm_slow(x, &self.0[0], &self.0[1], 1e-5)
+    }
+}
+
 struct Layer {
-    norms: [LayerNorm; 2],
+    norms: [Norm; 2],
     qkv: Linear,
     out: Linear,
     up: Linear,
@@ -37,7 +49,7 @@ struct Gpt {
     letters: Embedding,
     positions: Embedding,
     layers: Vec<Layer>,
-    norm: LayerNorm,
+    norm: Norm,
     head: Linear,
     attention: AttentionFn,
 }
@@ -45,7 +57,7 @@ struct Gpt {
 impl Layer {
     fn new(vb: VarBuilder) -> Result<Layer> {
         Ok(Layer {
-            norms: [layer_norm(WIDTH, 1e-5, vb.pp("norm_1"))?, layer_norm(WIDTH, 1e-5, vb.pp("norm_2"))?],
+            norms: [Norm::new(vb.pp("norm_1"))?, Norm::new(vb.pp("norm_2"))?],
             qkv: linear(WIDTH, 3 * WIDTH, vb.pp("qkv"))?,
             out: linear(WIDTH, WIDTH, vb.pp("out"))?,
             up: linear(WIDTH, 4 * WIDTH, vb.pp("up"))?,
@@ -71,7 +83,7 @@ impl Gpt {
             letters: candle_nn::embedding(VOCABULARY, WIDTH, vb.pp("letters"))?,
             positions: candle_nn::embedding(rows, WIDTH, vb.pp("positions"))?,
             layers: layers?,
-            norm: layer_norm(WIDTH, 1e-5, vb.pp("norm"))?,
+            norm: Norm::new(vb.pp("norm"))?,
             head: linear(WIDTH, VOCABULARY, vb.pp("head"))?,
             attention,
         })
