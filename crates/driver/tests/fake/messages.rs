@@ -71,9 +71,9 @@ pub fn missing() {
     let told = on_ranks(2, time_out, |group, stream| {
         let buffer = uploaded(stream, &[1.0]);
         let exchange = || group.exchange(stream, &[], &[(1, buffer.slice())]);
-        if group.rank() == 0 { Err((exchange().unwrap_err(), exchange().unwrap_err())) } else { Ok(()) }
+        (group.rank() == 0).then(|| [exchange().unwrap_err(), exchange().unwrap_err()])
     });
-    let (first, second) = told[0].clone().unwrap_err();
+    let [first, second] = told[0].clone().unwrap();
     assert_eq!(first, DriverError::GroupTimedOut { rank: 0, call: "ncclGroupEnd", time_out });
     assert!(
         first.to_string().contains("rank 0 has waited for other ranks in ncclGroupEnd for 200ms"),
