@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from flashcore_attn.jax import flash_attn_func
 
-WORDS, LENGTH, WIDTH, HEADS, KV_HEADS, STEPS = 16, 16, 64, 4, 2, 120
+WORDS, LENGTH, WIDTH, HEADS, KV_HEADS, STEPS = 16, 16, 64, 4, 2, 100
 
 
 def parameters(key):
@@ -41,7 +41,7 @@ def train(attention):
     def step(weights, key):
         half = jax.random.randint(key, (32, LENGTH // 2), 0, WORDS)
         value, gradient = jax.value_and_grad(loss)(weights, jnp.concatenate([half, half], axis=1), attention)
-        return jax.tree.map(lambda w, g: w - 0.5 * g, weights, gradient), value
+        return jax.tree.map(lambda w, g: w - g, weights, gradient), value
 
     losses = []
     for key in jax.random.split(jax.random.key(1), STEPS):

@@ -1,7 +1,7 @@
 //! Makes a kernel repository for the hub: folders that the Python package `kernels` opens.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::json;
@@ -37,7 +37,7 @@ pub fn write(root: &Path, library: &Path, out: &Path) -> Result<(), XtaskError> 
     }
     let readme = out.join("README.md");
     let copied = fs::copy(source.join("README.md"), &readme);
-    copied.map(drop).map_err(|source| XtaskError::Io { path: PathBuf::from(&readme), source })
+    copied.map(drop).map_err(|source| XtaskError::Io { path: readme, source })
 }
 
 fn metadata(backend: &str) -> serde_json::Value {

@@ -103,7 +103,7 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Lint and test the bridges: crates with own lock files, JAX, TVM-FFI and the kernels hub (part of `test`)
+    /// Lint and test the bridges: candle, JAX, TVM-FFI and the kernels hub (part of `test`)
     Bridges,
     /// Show the report and the live pages in a headless browser and compare them with the ledger (part of
     /// `test`)

@@ -5,8 +5,7 @@ use std::ffi::c_char;
 use flashcore::gpu::{LengthArray, Operand};
 use flashcore::{AttentionError, ElementType, Tensor};
 
-use crate::arrays::{APPENDED, CallArray};
-use crate::call::invalid;
+use crate::errors::invalid;
 
 /// `flashcore_operand`.
 #[derive(Clone, Copy, Debug)]
@@ -122,6 +121,36 @@ const OPERANDS: [Operand; 21] = [
     Operand::DLse,
     Operand::DSinks,
 ];
+
+/// The arrays of an append, in the order of their numbers.
+pub const APPENDED: [&str; 6] =
+    ["k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin", "rotary_seqlens"];
+
+/// An array that a call names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallArray {
+    /// An operand of the pass.
+    Pass(Operand),
+    /// An array of the append before the pass: its index in [`APPENDED`].
+    Append(usize),
+    /// The slots of new keys and values.
+    Slots,
+}
+
+impl CallArray {
+    pub fn name(self) -> &'static str {
+        match self {
+            CallArray::Pass(operand) => operand.name(),
+            CallArray::Append(index) => APPENDED[index],
+            CallArray::Slots => "slot_mapping",
+        }
+    }
+
+    /// Whether the array has the dimensions batch, head, row, dim.
+    pub fn has_rows(self) -> bool {
+        matches!(self, CallArray::Pass(Operand::Tensor(_)) | CallArray::Append(0 | 1))
+    }
+}
 
 /// The numbers of the header, by their names there.
 pub fn numbers() -> Vec<(String, u64)> {

@@ -6,38 +6,8 @@ use flashcore::gpu::{Gpu, Operand};
 use flashcore::raw::{self, Append, CallOptions, OperandMap, Queue, Ready, Rotary, SlotWrite, Tensor};
 use flashcore::{AttentionError, Pass, Tensor as Role};
 
-use crate::abi;
-use crate::call::invalid;
-
-/// The arrays of an append, in the order of their numbers.
-pub const APPENDED: [&str; 6] =
-    ["k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin", "rotary_seqlens"];
-
-/// An array that a call names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallArray {
-    /// An operand of the pass.
-    Pass(Operand),
-    /// An array of the append before the pass: its index in [`APPENDED`].
-    Append(usize),
-    /// The slots of new keys and values.
-    Slots,
-}
-
-impl CallArray {
-    pub fn name(self) -> &'static str {
-        match self {
-            CallArray::Pass(operand) => operand.name(),
-            CallArray::Append(index) => APPENDED[index],
-            CallArray::Slots => "slot_mapping",
-        }
-    }
-
-    /// Whether the array has the dimensions batch, head, row, dim.
-    pub fn has_rows(self) -> bool {
-        matches!(self, CallArray::Pass(Operand::Tensor(_)) | CallArray::Append(0 | 1))
-    }
-}
+use crate::abi::{self, APPENDED, CallArray};
+use crate::errors::invalid;
 
 /// The arrays of a call.
 #[derive(Debug, Default)]
@@ -150,7 +120,7 @@ pub fn pass(backward: bool, deterministic: bool, has: impl Fn(Operand) -> bool) 
 
 /// Where a call runs.
 #[derive(Clone, Copy, Debug)]
-pub enum Place {
+pub enum CallTarget {
     /// In host memory, on at most so many threads; 0: on all.
     Host(usize),
     /// On a stream of a GPU.
@@ -159,8 +129,8 @@ pub enum Place {
 
 /// A call.
 #[derive(Debug)]
-pub struct Call<'a> {
-    pub place: Place,
+pub struct AttentionCall<'a> {
+    pub place: CallTarget,
     pub arrays: CallArrays,
     pub options: &'a CallOptions,
     /// Whether the rotary embedding of the append has interleaved pairs.
@@ -169,19 +139,19 @@ pub struct Call<'a> {
     pub writes_slots: bool,
 }
 
-impl Call<'_> {
+impl AttentionCall<'_> {
     /// Prepares the call and passes it on.
     pub fn with_ready(
         &self,
         then: impl FnOnce(&Ready<'_>) -> Result<(), AttentionError>,
     ) -> Result<(), AttentionError> {
         let gpu = match self.place {
-            Place::Host(_) => None,
-            Place::Stream { ordinal, .. } => Some(Gpu::open(ordinal)?),
+            CallTarget::Host(_) => None,
+            CallTarget::Stream { ordinal, .. } => Some(Gpu::open(ordinal)?),
         };
         let queue = match (self.place, &gpu) {
-            (Place::Stream { handle, .. }, Some(gpu)) => Queue::Stream { gpu, handle },
-            (Place::Host(threads @ 1..), _) => Queue::Host { executor: None, threads },
+            (CallTarget::Stream { handle, .. }, Some(gpu)) => Queue::Stream { gpu, handle },
+            (CallTarget::Host(threads @ 1..), _) => Queue::Host { executor: None, threads },
             _ => Queue::host(),
         };
         if self.writes_slots {

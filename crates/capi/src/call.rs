@@ -6,43 +6,9 @@ use std::mem::{offset_of, size_of};
 use flashcore::raw::{CallOptions, Tensor, View};
 use flashcore::{AttentionError, Band, Corner, Program};
 
-use crate::abi::{self, CCall, COperand};
-use crate::arrays::{CallArray, CallArrays, Place, pass};
-
-/// Where a call's error goes.
-#[derive(Clone, Copy)]
-pub struct ErrorBuffer {
-    start: *mut c_char,
-    bytes: usize,
-}
-
-impl ErrorBuffer {
-    pub const NONE: ErrorBuffer = ErrorBuffer { start: std::ptr::null_mut(), bytes: 0 };
-
-    /// Writes as much of a text as fits, and a NUL.
-    ///
-    /// # Safety
-    /// The buffer has the bytes that the caller stated.
-    pub unsafe fn write(self, text: &str) {
-        let Some(room) = self.bytes.checked_sub(1).filter(|_| !self.start.is_null()) else { return };
-        let end = (0..=room.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
-        // SAFETY: `end` is less than the buffer's bytes, by this function's contract.
-        unsafe {
-            self.start.copy_from_nonoverlapping(text.as_ptr().cast(), end);
-            self.start.add(end).write(0);
-        }
-    }
-}
-
-/// An argument that is not valid.
-pub fn invalid(
-    argument: &'static str,
-    what: &'static str,
-    value: impl ToString,
-    expected: impl Into<String>,
-) -> AttentionError {
-    AttentionError::Operand { argument, what, value: value.to_string(), expected: expected.into() }
-}
+use crate::abi::{self, CCall, COperand, CallArray};
+use crate::arrays::{CallArrays, CallTarget, pass};
+use crate::errors::{ErrorBuffer, invalid};
 
 /// Copies the call. A caller with an older header has fewer fields, and the others are zero; a caller with a
 /// newer one has more, which must be zero.
@@ -219,10 +185,10 @@ fn backward(call: &CCall) -> Result<bool, AttentionError> {
 }
 
 /// Where a call runs.
-pub fn place(call: &CCall) -> Result<Place, AttentionError> {
+pub fn place(call: &CCall) -> Result<CallTarget, AttentionError> {
     match call.device_type {
-        abi::CPU => Ok(Place::Host(usize::try_from(call.threads).unwrap_or(usize::MAX))),
-        abi::CUDA => Ok(Place::Stream { ordinal: call.device, handle: call.stream }),
+        abi::CPU => Ok(CallTarget::Host(usize::try_from(call.threads).unwrap_or(usize::MAX))),
+        abi::CUDA => Ok(CallTarget::Stream { ordinal: call.device, handle: call.stream }),
         other => {
             let expected = "FLASHCORE_CPU (1) or FLASHCORE_CUDA (2)";
             Err(invalid("call", "field 'device_type'", other, expected))

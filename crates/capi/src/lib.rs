@@ -9,6 +9,7 @@
 mod abi;
 mod arrays;
 mod call;
+mod errors;
 mod spec;
 mod tvm;
 mod xla;
@@ -19,7 +20,7 @@ use flashcore::AttentionError;
 use flashcore::raw::Ready;
 
 pub use abi::{CCall, COperand, numbers};
-use arrays::{Call, guarded};
+use arrays::{AttentionCall, guarded};
 pub use tvm::{__tvm_ffi_attention, __tvm_ffi_prepare, __tvm_ffi_workspace_size, TvmAny};
 pub use xla::{XlaCallFrame, flashcore_xla_cuda, flashcore_xla_host};
 
@@ -53,7 +54,7 @@ pub unsafe extern "C" fn flashcore_attention(call: *const CCall) -> i32 {
 pub unsafe extern "C" fn flashcore_workspace_size(call: *const CCall, bytes: *mut u64) -> i32 {
     let write = |ready: &Ready<'_>| {
         if bytes.is_null() || !bytes.is_aligned() {
-            return Err(call::invalid("bytes", "address", format!("{bytes:p}"), "that of a uint64_t"));
+            return Err(errors::invalid("bytes", "address", format!("{bytes:p}"), "that of a uint64_t"));
         }
         // SAFETY: this function's own contract.
         unsafe { bytes.write(ready.workspace_size() as u64) };
@@ -94,7 +95,7 @@ unsafe fn with_ready(
         };
         let interleaved = call.flags & abi::INTERLEAVED != 0;
         let (place, writes_slots) = (call::place(&call)?, call.pass == abi::WRITE_SLOTS);
-        Call { place, arrays, options: &options, interleaved, writes_slots }.with_ready(then)
+        AttentionCall { place, arrays, options: &options, interleaved, writes_slots }.with_ready(then)
     });
     let Err((code, text)) = called else { return abi::OK };
     // SAFETY: this function's own contract.

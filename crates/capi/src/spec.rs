@@ -13,9 +13,9 @@ use flashcore::gpu::Operand;
 use flashcore::raw::{CallOptions, Tensor, View};
 use flashcore::{AttentionError, Band, Corner};
 
-use crate::abi;
-use crate::arrays::{APPENDED, Call, CallArray, CallArrays, Place, pass};
-use crate::call::invalid;
+use crate::abi::{self, APPENDED, CallArray};
+use crate::arrays::{AttentionCall, CallArrays, CallTarget, pass};
+use crate::errors::invalid;
 
 /// A call except for its tensors.
 #[derive(Debug, Default)]
@@ -137,9 +137,9 @@ impl CallSpec {
     /// The call on tensors in the order of the text.
     pub fn call<'t>(
         &self,
-        place: Place,
+        place: CallTarget,
         tensors: impl ExactSizeIterator<Item = Result<HandedTensor<'t>, AttentionError>>,
-    ) -> Result<Call<'_>, AttentionError> {
+    ) -> Result<AttentionCall<'_>, AttentionError> {
         if tensors.len() != self.arrays.len() {
             let expected = format!("{}, as the call's text names", self.arrays.len());
             return Err(invalid("the tensors", "number", tensors.len(), expected));
@@ -159,7 +159,7 @@ impl CallSpec {
             }
         }
         let &CallSpec { ref options, interleaved, writes_slots, .. } = self;
-        Ok(Call { place, arrays, options, interleaved, writes_slots })
+        Ok(AttentionCall { place, arrays, options, interleaved, writes_slots })
     }
 
     /// The names of the tensors.

@@ -10,8 +10,8 @@ use flashcore::AttentionError;
 use flashcore::raw::Ready;
 
 use crate::abi;
-use crate::arrays::{Place, guarded};
-use crate::call::invalid;
+use crate::arrays::{CallTarget, guarded};
+use crate::errors::invalid;
 use crate::spec::{CallSpec, HandedTensor, parsed};
 
 /// `TVMFFIAny`: the value is a number or an address, by the index of the type.
@@ -129,8 +129,8 @@ unsafe fn run(
         // SAFETY: as above.
         let device = unsafe { device(&spec, &args[1..])? };
         let place = match device {
-            Some((abi::CUDA, ordinal)) => Place::Stream { ordinal, handle: stream(ordinal) },
-            _ => Place::Host(spec.threads),
+            Some((abi::CUDA, ordinal)) => CallTarget::Stream { ordinal, handle: stream(ordinal) },
+            _ => CallTarget::Host(spec.threads),
         };
         let handed = args[1..].iter().enumerate().map(|(index, value)| {
             // SAFETY: as above.

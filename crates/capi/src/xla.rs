@@ -10,8 +10,8 @@ use flashcore::AttentionError;
 use smallvec::SmallVec;
 
 use crate::abi;
-use crate::arrays::{Place, guarded};
-use crate::call::invalid;
+use crate::arrays::{CallTarget, guarded};
+use crate::errors::invalid;
 use crate::spec::{HandedTensor, parsed};
 
 /// `XLA_FFI_CallFrame`.
@@ -166,7 +166,7 @@ const TYPES: [(i32, u32); 9] = [
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_xla_host(frame: *const XlaCallFrame) -> *mut c_void {
     // SAFETY: this function's own contract.
-    unsafe { handle(&*frame, |_, threads| Ok(Place::Host(threads))) }
+    unsafe { handle(&*frame, |_, threads| Ok(CallTarget::Host(threads))) }
 }
 
 /// The handler on CUDA devices. In the stage `INITIALIZE`, before the first execution, it prepares the call.
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn flashcore_xla_cuda(frame: *const XlaCallFrame) -> *mut 
             let (api, context) = (&*frame.api, frame.context);
             let stream = ask(api.stream, context, std::ptr::null_mut())?;
             let ordinal = ask(api.device, context, 0)?;
-            Ok(Place::Stream { ordinal, handle: stream.expose_provenance() as u64 })
+            Ok(CallTarget::Stream { ordinal, handle: stream.expose_provenance() as u64 })
         }
     };
     // SAFETY: this function's own contract.
@@ -208,7 +208,7 @@ unsafe fn ask<T>(
 /// The frame is one of XLA.
 unsafe fn handle(
     frame: &XlaCallFrame,
-    place: impl FnOnce(&XlaCallFrame, usize) -> Result<Place, AttentionError>,
+    place: impl FnOnce(&XlaCallFrame, usize) -> Result<CallTarget, AttentionError>,
 ) -> *mut c_void {
     // SAFETY: this function's own contract; an extension lives as long as its frame.
     if unsafe { answer_query(frame.extension) } || !matches!(frame.stage, INITIALIZE | EXECUTE) {
