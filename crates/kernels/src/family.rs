@@ -99,6 +99,32 @@ pub(crate) trait FamilyPlan {
         Self: Sized;
 }
 
+/// Methods of [`FamilyPlan`] that the plan itself has under the same names.
+macro_rules! of_plan {
+    ($($method:ident),*) => { $(of_plan!(@ $method);)* };
+    (@ check) => {
+        fn check(&self, problem: &::problem::Problem, arch: &$crate::Arch) -> Result<(), $crate::PlanError> {
+            self.check(problem, arch)
+        }
+    };
+    (@ baked) => {
+        fn baked(&self, problem: &::problem::Problem) -> $crate::Baked {
+            self.baked(problem)
+        }
+    };
+    (@ drafts) => {
+        fn drafts<'a>(
+            &'a self,
+            problem: &'a ::problem::Problem,
+            baked: &'a $crate::Baked,
+            arch: &$crate::Arch,
+        ) -> Vec<$crate::draft::Draft<'a>> {
+            self.drafts(problem, baked, arch)
+        }
+    };
+}
+pub(crate) use of_plan;
+
 /// The registry: one line per family, with its name in files. Of each pass, the families with the lowest
 /// requirements on the GPU come first.
 macro_rules! families {
