@@ -5,6 +5,7 @@ use problem::{KeyRange, Problem, Sequence, Span};
 use crate::aligned::Aligned;
 use crate::simd::{Rows, Simd, widen};
 use crate::tile::{MAX_WIDTH, Step};
+use crate::view::ElementRows;
 use crate::view::{Inputs, View};
 use crate::{Element, Elements};
 
@@ -106,7 +107,7 @@ impl<'a, T: Element> HeadRows<'a, T> {
         HeadRows::of(view, span, head, KeyRange { start: 0, end: span.len })
     }
 
-    pub(crate) fn rows(self) -> impl Iterator<Item = Elements<'a>> + Clone {
+    pub(crate) fn rows(self) -> impl ElementRows<'a> + Clone {
         let HeadRows { view, batch, head, range } = self;
         (range.start..range.end).map(move |row| T::elements(view.row(batch, head, row)))
     }
