@@ -406,18 +406,7 @@ fn mma_reaches_the_tensor_peak() {
 #[test]
 fn wmma_takes_the_time_of_its_two_mma() {
     let (mut whole, mut halves) = (Code::new(), Code::new());
-    let wmma = Op::Wmma(ptx::Wmma {
-        a_order: ptx::MatrixOrder::Row,
-        b_order: ptx::MatrixOrder::Col,
-        shape: MmaShape::M16N16K16,
-        rounding: None,
-        d: Type::F32,
-        a: Type::F16,
-        b: Type::F16,
-        c: Type::F32,
-        satfinite: false,
-        bits: None,
-    });
+    let wmma = Op::Wmma(ptx::Wmma::f16(ptx::MatrixOrder::Row, ptx::MatrixOrder::Col));
     let mma = Op::Mma(Mma::new(MmaShape::M16N8K16, Type::F32, Type::F16, Type::F16, Type::F32));
     let fragments = |code: &mut Code| {
         let a: Vec<Operand> = (0..8).map(|_| Operand::Reg(code.reg(Type::B32))).collect();
