@@ -289,8 +289,8 @@ impl Function {
         self.enqueue(stream, launch, values, kept)
     }
 
-    /// Enqueues a launch with values that were checked against the parameters. A graph under capture keeps
-    /// what `kept` returns.
+    /// Enqueues a launch with values that were checked against the parameters. A graph under capture holds
+    /// the value of `kept`, so that it is not freed.
     fn enqueue(
         &self,
         stream: &Stream,

@@ -65,9 +65,9 @@ pub fn corpus_names() -> Vec<String> {
     let mut names: Vec<String> = files(&folder, "ptx").iter().map(|path| stem(path)).collect();
     let sources = files(&folder.join("src"), "cu").into_iter();
     names.extend(sources.map(|path| format!("cuda_{}_sm{}", stem(&path), cuda::target(&read(&path)))));
-    let twins: Vec<String> =
+    let of_sm89: Vec<String> =
         names.iter().filter_map(|name| Some(name.strip_suffix("80")?.to_owned() + "89")).collect();
-    names.extend(twins);
+    names.extend(of_sm89);
     names.sort();
     names.dedup();
     names
@@ -82,8 +82,8 @@ pub fn corpus_names() -> Vec<String> {
 pub fn corpus(name: &str) -> Option<String> {
     let folder = root().join("corpus");
     let file = folder.join(format!("{name}.ptx"));
-    if let Some(twin) = name.strip_suffix("_sm89").filter(|_| !file.exists()) {
-        let ptx = corpus(&format!("{twin}_sm80"))?;
+    if let Some(base) = name.strip_suffix("_sm89").filter(|_| !file.exists()) {
+        let ptx = corpus(&format!("{base}_sm80"))?;
         return Some(ptx.replace("\n.target sm_80\n", "\n.target sm_89\n"));
     }
     let source = name.strip_prefix("cuda_").and_then(|name| name.rsplit_once("_sm"));

@@ -21,7 +21,7 @@ const MEANS: &str = "key_means";
 /// The task of one of the kernels that quantise a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// Adds the rows of each part of [`Mean`].
+    /// Adds the rows of each part of the keys, for [`Mean`].
     Add,
     /// Finds the largest magnitudes.
     FindLargest,
