@@ -18,10 +18,13 @@ use crate::{Arch, Baked, Features, KernelError, PlanError};
 
 /// A family of kernels, implemented by its plan. Problems are [canonical](Problem::canonical).
 pub(crate) trait FamilyPlan {
-    /// The pass that the family computes.
+    /// The pass that the family computes. By default the forward pass.
     fn pass() -> PassKind
     where
-        Self: Sized;
+        Self: Sized,
+    {
+        PassKind::Forward
+    }
 
     /// The features that the family supports.
     fn features() -> Features

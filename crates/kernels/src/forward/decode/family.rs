@@ -1,6 +1,6 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{PassKind, Problem};
+use problem::Problem;
 use serde_json::{Value, json};
 
 use super::DecodePlan;
@@ -14,10 +14,6 @@ use crate::genes::{RESIDENT_CTAS, STAGES};
 use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for DecodePlan {
-    fn pass() -> PassKind {
-        PassKind::Forward
-    }
-
     fn features() -> Features {
         Features { lengths: true, fp8: true, scales: true, sink: true, pages: true, ..Features::default() }
     }

@@ -1,6 +1,6 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, PassKind, Problem};
+use problem::{Band, Problem};
 use serde_json::{Value, json};
 
 use super::MmaPlan;
@@ -15,10 +15,6 @@ use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
 use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
-    fn pass() -> PassKind {
-        PassKind::Forward
-    }
-
     fn features() -> Features {
         Features {
             lengths: true,

@@ -1,6 +1,6 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, PassKind, Problem};
+use problem::{Band, Problem};
 use serde_json::{Value, json};
 
 use super::{Tables, WgmmaPlan};
@@ -19,10 +19,6 @@ use crate::{Arch, Features};
 const WINDOWED_SECTION_MIB: u32 = 64;
 
 impl FamilyPlan for WgmmaPlan {
-    fn pass() -> PassKind {
-        PassKind::Forward
-    }
-
     fn features() -> Features {
         Features {
             lengths: true,

@@ -1,6 +1,6 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, PassKind, Problem};
+use problem::{Band, Problem};
 
 use super::AtOncePlan;
 use crate::Symptom;
@@ -12,10 +12,6 @@ use crate::genes::Turn::Up;
 use crate::{Arch, Features, Plan};
 
 impl FamilyPlan for AtOncePlan {
-    fn pass() -> PassKind {
-        PassKind::Forward
-    }
-
     fn features() -> Features {
         common::features()
     }

@@ -1,6 +1,6 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{PassKind, Problem};
+use problem::Problem;
 use serde_json::{Value, json};
 
 use super::StreamedPlan;
@@ -11,10 +11,6 @@ use crate::genes::{Gene, RESIDENT_CTAS, STAGES, TURNS};
 use crate::{Arch, Features};
 
 impl FamilyPlan for StreamedPlan {
-    fn pass() -> PassKind {
-        PassKind::Forward
-    }
-
     fn features() -> Features {
         common::features()
     }
