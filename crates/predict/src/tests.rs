@@ -97,13 +97,7 @@ fn predict_module(
     traces: &[CtaTrace],
     footprint: u64,
 ) -> Prediction {
-    let launch = Launch {
-        grid: Dim3(grid, 1, 1),
-        cluster: Dim3(1, 1, 1),
-        block: Dim3(32 * warps, 1, 1),
-        dynamic_shared: 0,
-        overlapping: false,
-    };
+    let launch = Launch::new(Dim3(grid, 1, 1), Dim3(32 * warps, 1, 1));
     let subject = Subject {
         module,
         launch: &launch,
@@ -542,7 +536,7 @@ fn a_long_kernel_is_replayed_in_part() {
 fn nothing_traced_is_an_error() {
     let code = Code::new();
     let dim = Dim3(1, 1, 1);
-    let mut launch = Launch { grid: dim, cluster: dim, block: dim, dynamic_shared: 0, overlapping: false };
+    let mut launch = Launch { cluster: dim, ..Launch::new(dim, dim) };
     let module = code.module();
     let of = |launch: &Launch| {
         let subject = Subject {

@@ -99,11 +99,8 @@ impl Sizes {
 
     pub fn launch(&self, code: &QuantizationCode) -> Launch {
         Launch {
-            grid: self.grid().launch(code.flat),
             cluster: Dim3(code.cluster(), 1, 1),
-            block: Dim3(code.threads, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
+            ..Launch::new(self.grid().launch(code.flat), Dim3(code.threads, 1, 1))
         }
     }
 }

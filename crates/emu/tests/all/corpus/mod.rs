@@ -120,13 +120,7 @@ impl Case {
         Some(Kernel {
             module: ptx::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", self.file)).verify().unwrap(),
             entry: self.entry.to_string(),
-            launch: Launch {
-                grid: self.grid,
-                cluster: Dim3(1, 1, 1),
-                block: self.block,
-                dynamic_shared: self.shared,
-                overlapping: false,
-            },
+            launch: Launch { dynamic_shared: self.shared, ..Launch::new(self.grid, self.block) },
             tensor_maps: Vec::new(),
             args: pointers.chain(self.scalars.iter().cloned()).collect(),
             buffers,

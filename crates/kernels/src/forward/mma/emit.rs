@@ -72,11 +72,8 @@ impl MmaPlan {
 
     fn launch(&self, problem: &Problem, baked: &Baked) -> Launch {
         Launch {
-            grid: self.grid(problem).launch(baked.flat),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(self.threads(), 1, 1),
             dynamic_shared: self.shared_bytes(problem) as u32,
-            overlapping: false,
+            ..Launch::new(self.grid(problem).launch(baked.flat), Dim3(self.threads(), 1, 1))
         }
     }
 }

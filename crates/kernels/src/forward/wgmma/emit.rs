@@ -126,11 +126,9 @@ impl WgmmaPlan {
     fn launch(&self, problem: &Problem, arch: &Arch) -> Launch {
         let takers = self.takers(problem, arch) as u32;
         Launch {
-            grid: Dim3(takers * self.cluster, 1, 1),
             cluster: Dim3(self.cluster, 1, 1),
-            block: Dim3(self.threads(), 1, 1),
             dynamic_shared: self.shared_bytes(problem),
-            overlapping: false,
+            ..Launch::new(Dim3(takers * self.cluster, 1, 1), Dim3(self.threads(), 1, 1))
         }
     }
 
