@@ -1,7 +1,7 @@
 //! The page of `flashcore accuracy`: error over the number of keys, by distribution and by scheme of sums.
 
 use check::accuracy::{Draw, Point, Scheme};
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 
 use crate::panels::{Panel, Scale, panels};
 

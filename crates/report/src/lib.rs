@@ -12,7 +12,7 @@ mod panels;
 mod sections;
 pub mod tables;
 
-use maud::{DOCTYPE, PreEscaped, html};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use climb::Climb;
 

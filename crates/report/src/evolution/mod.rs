@@ -19,7 +19,7 @@ mod tests;
 mod view;
 mod words;
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 
 use axis::{grouped, percent, ratio, time};
 use bench::Load;
