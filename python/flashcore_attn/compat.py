@@ -61,6 +61,7 @@ _overrides: Any = None  # `flashcore_attn._overrides`, likewise
 _served = 0
 _fallbacks: Counter[str] = Counter()
 _turned_off = False  # whether `enable` has turned PyTorch's fast path off
+_was_enabled = False  # whether `enable` was called since the counts began
 
 
 def __dir__() -> list[str]:
@@ -74,7 +75,7 @@ def enable() -> None:
     Raises:
         UnsupportedError: when PyTorch is not installed, or too old, or when another library has replaced the function.
     """
-    global _torch, _overrides
+    global _torch, _overrides, _was_enabled
     try:
         importlib.import_module("torch.nn.attention.flex_attention")
     except ModuleNotFoundError as error:
@@ -91,6 +92,7 @@ def enable() -> None:
         function.check()
     for function in _functions:
         function.enable()
+    _was_enabled = True
     _turn_fast_path_off()
 
 
@@ -145,16 +147,17 @@ def stats() -> dict[str, Any]:
         counts: dict[str, Any] = {"calls": _served + fallback, "flashcore": _served, "fallback": fallback}
         counts["reasons"] = dict(_fallbacks)
     if not counts["calls"]:
-        counts["why"] = _uncounted.reasons(_functions)
+        counts["why"] = _uncounted.reasons(_functions, _was_enabled)
     return counts
 
 
 def reset_stats() -> None:
     """Sets all counts to 0."""
-    global _served
+    global _served, _was_enabled
     with _lock:
         _served = 0
         _fallbacks.clear()
+        _was_enabled = _attention.active
 
 
 class _Attention(Replacement):

@@ -183,8 +183,8 @@ pub struct Choice {
 /// The plan for a call of `problem` on at most `threads` threads: the plan kept for the problem, the
 /// processor and this number of threads, else the default ([`CpuPlan::for_threads`]).
 ///
-/// Saved plans are for plain problems: sequences of one length, and scores without softcap, sink and programs.
-/// The file is read once, by the first call of the process.
+/// Saved plans are for plain problems: sequences of one length, and scores without softcap, sink and
+/// programs. The file is read once, by the first call of the process.
 pub fn chosen(problem: &Problem, threads: usize) -> Choice {
     let kept = user().get(problem, threads);
     let plan = kept.map_or_else(|| CpuPlan::for_threads(problem, threads), |kept| kept.plan);

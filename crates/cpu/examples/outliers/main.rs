@@ -4,10 +4,10 @@
 //!
 //!     cargo run --release -p flashcore-cpu --example outliers [-- --problems N --seed S --isa NAME,…]
 //!
-//! The default is 2000 problems from seed 1, on every instruction set of this machine and on their counterparts in
-//! plain Rust. Shapes, masks, types, strides, head dimensions, groups of heads and plans are drawn too. Each
-//! problem is computed with and without an LSE. The program prints a summary for each instruction set, and
-//! each failure. The exit code is 1 after a failure, and 2 for invalid arguments.
+//! The default is 2000 problems from seed 1, on every instruction set of this machine and on their
+//! counterparts in plain Rust. Shapes, masks, types, strides, head dimensions, groups of heads and plans are
+//! drawn too. Each problem is computed with and without an LSE. The program prints a summary for each
+//! instruction set, and each failure. The exit code is 1 after a failure, and 2 for invalid arguments.
 
 mod problems;
 

@@ -238,7 +238,7 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
                 @if let Some(r) = ranked {
                     (tile(name, html! { (time(r.us)) small { " µs" } }, html! {
                         (links.number(r.candidate)) " " (in_words(&r.subject))
-                        @if let (true, Some(us)) = (name == "baseline", problem.beside_best()) { "; " (time(us)) " µs in its race with the best" }
+                        @if let (true, Some(us)) = (name == "baseline", problem.beside_best()) { "; " (time(us)) " µs beside the best" }
                     }))
                 }
             }

@@ -14,34 +14,6 @@ use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING};
 use crate::grid::Extents;
 use crate::{Arch, Dims, Features, PlanError};
 
-/// Methods of [`FamilyPlan`](crate::family::FamilyPlan) that the plans of both families have in common.
-macro_rules! of_small_plan {
-    () => {
-        fn baked(&self, problem: &Problem) -> $crate::Baked {
-            $crate::forward::small::emit::baked(self, problem)
-        }
-
-        fn drafts<'a>(
-            &'a self,
-            problem: &'a Problem,
-            baked: &'a $crate::Baked,
-            _: &$crate::Arch,
-        ) -> Vec<$crate::draft::Draft<'a>> {
-            vec![$crate::forward::small::emit::draft(self, problem, baked)]
-        }
-
-        fn tile(&self) -> [u32; 2] {
-            [self.rows(), self.cluster_keys()]
-        }
-
-        fn adapted(mut self, problem: &Problem, _: &$crate::Arch, own_shape: bool) -> Self {
-            self.tanh = $crate::forward::contract::default_tanh(problem);
-            if own_shape { self.fitted(problem) } else { self.filled(problem).fitted(problem) }
-        }
-    };
-}
-pub(super) use of_small_plan;
-
 /// The order in which the grid's CTAs take tiles of query rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

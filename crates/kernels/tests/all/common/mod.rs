@@ -321,8 +321,8 @@ impl Run {
     }
 }
 
-/// The text of a kernel reads back as its module, arguments have the sizes of the parameters, and tensor maps,
-/// which come first, fit their buffers.
+/// The text of a kernel reads back as its module, arguments have the sizes of the parameters, and tensor
+/// maps, which come first, fit their buffers.
 pub fn assert_contract(kernel: &Kernel) {
     let module = ptx::parse(&kernel.module.to_string()).expect("what is printed is parsed");
     assert_eq!(module, *kernel.module);

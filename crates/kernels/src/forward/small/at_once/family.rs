@@ -6,7 +6,7 @@ use super::AtOncePlan;
 use crate::Symptom;
 use crate::family::{FamilyPlan, of_plan};
 use crate::forward::contract::tanh_gene;
-use crate::forward::small::{self, common, common::of_small_plan, wave};
+use crate::forward::small::{self, common, emit::of_small_plan, wave};
 use crate::genes::Gene;
 use crate::genes::Turn::Up;
 use crate::{Arch, Features, Plan};

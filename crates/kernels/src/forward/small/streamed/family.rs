@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::StreamedPlan;
 use crate::family::{FamilyPlan, of_plan};
 use crate::forward::contract::tanh_gene;
-use crate::forward::small::{common, common::of_small_plan, wave};
+use crate::forward::small::{common, emit::of_small_plan, wave};
 use crate::genes::{Gene, RESIDENT_CTAS, STAGES, TURNS};
 use crate::{Arch, Features};
 
