@@ -35,13 +35,7 @@ fn kernel(entry: &str) -> Kernel {
     Kernel {
         module: k.into_verified(Target::sm(80)).unwrap(),
         entry: entry.to_owned(),
-        launch: Launch {
-            grid: one,
-            cluster: one,
-            block: Dim3(32, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        },
+        launch: Launch { cluster: one, ..Launch::new(one, Dim3(32, 1, 1)) },
         buffers: vec![BufferSpec { name: "to".to_owned(), bytes: 4, access: Access::Write }],
         args: vec![Arg::Buffer { index: 0, offset: 0 }, Arg::U32(7)],
         tensor_maps: Vec::new(),

@@ -143,15 +143,15 @@ def forward(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """The result of this rank's rows, its log-sum-exp, and the tensors of its heads for the backward pass."""
     of_q, of_k = _heads(job, q.shape[2], k.shape[2])
-    whole = _ToHeads(job, (q, k, v), [of_q, of_k, of_k]).wait()
-    out, lse = _stages.forward(inner_of(job), *whole, terms.of(of_q[job.rank % job.together]))
+    whole_q, whole_k, whole_v = _ToHeads(job, (q, k, v), [of_q, of_k, of_k]).wait()
+    out, lse = _stages.forward(inner_of(job), whole_q, whole_k, whole_v, terms.of(of_q[job.rank % job.together]))
     shape = list(q.shape)
     by_row = lse.transpose(1, 2)[..., None]
     shard = _to_rows(job, [out, by_row], [of_q, of_q], [[*shape[:3], v.shape[3]], [*shape[:3], 1]])
     rows_lse = shard[1][..., 0].transpose(1, 2).contiguous()
     used = sum(here.stop - here.start for here, _ in _places(job, job.rank % job.together))
     rows_lse[:, :, used:] = -torch.inf
-    return shard[0], rows_lse, (*whole, out, lse)
+    return shard[0], rows_lse, (whole_q, whole_k, whole_v, out, lse)
 
 
 def backward(
