@@ -46,7 +46,8 @@ def _stages(
             plan = gather_plan(split, rank, band)
             needs = {peer: gather_plan(split, peer, band) for peer in range(split.ranks) if peer != rank}
         sends = [(peer, piece) for peer, theirs in needs.items() for piece in theirs.pieces if piece.rank == rank]
-        # Also without keys: all ranks have equally many stages, so that two ranks post their messages in one order.
+        # Also without keys: all ranks have equally many stages, so that two ranks post their messages in one
+        # order.
         each = heads // slices
         for first in range(0, heads, each):
             found.append(KeyStage(slice(first, first + each), plan, tuple(sends), ring))
