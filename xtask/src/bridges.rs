@@ -1,77 +1,76 @@
-//! The bridges to other frameworks: crates outside the workspace, each with its own lock file.
+//! The bridges to other frameworks. Each has versions of its own: crates outside the workspace have lock
+//! files, and Python packages are pinned here.
 
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use crate::signatures;
-use crate::{XtaskError, run};
+use crate::{XtaskError, bridge_crates, hub, run, target, wheel};
 
-/// A folder in bridges/, which is a workspace.
-struct Bridge {
-    folder: &'static str,
-    /// Whether its crates have the feature `cuda`, whose code is only compiled.
-    has_cuda: bool,
-}
-
-const CANDLE: Bridge = Bridge { folder: "bridges/candle", has_cuda: true };
-
-/// Bridges that take minutes to compile: mistral.rs has another candle, and burn has 160 crates.
-const SCHEDULED: [Bridge; 2] = [
-    Bridge { folder: "bridges/mistralrs", has_cuda: true },
-    Bridge { folder: "bridges/burn", has_cuda: false },
+/// The packages of JAX, TVM-FFI and the kernels hub, for the CPU: 700 MB, installed in about a minute.
+const PACKAGES: [&str; 6] = [
+    "jax==0.10.2",
+    "jaxlib==0.10.2",
+    "apache-tvm-ffi==0.1.15.post2",
+    "jax-tvm-ffi==0.1.3",
+    "kernels==0.17.2",
+    "pytest==9.2.0",
 ];
 
-/// Tests the bridge to candle.
+/// Tests each bridge.
 ///
 /// # Errors
 /// When a command fails.
 pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
-    CANDLE.test(root, cargo)
+    bridge_crates::candle(root, &cargo)?;
+    python(root, &cargo)
 }
 
-/// Tests the other bridges, has cargo check mistral.rs of the crates registry with its crates for attention
-/// replaced, and compares the record of their functions with the registry.
-///
-/// # Errors
-/// When a command fails, or a signature is another one.
-pub fn test_scheduled(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
-    signatures::record(root, &cargo)?;
-    for bridge in SCHEDULED {
-        bridge.test(root, &cargo)?;
+/// Tests JAX and TVM-FFI on the package as it is in the repository, and the kernels hub on the folder that is
+/// made for it. PyTorch and JAX run in processes of their own.
+fn python(root: &Path, cargo: &impl Fn() -> Command) -> Result<(), XtaskError> {
+    let python = wheel::installed(&root.join(".tools/jax"), &[], &PACKAGES)?;
+    // The features are those of the wheel under test, so that cargo compiles each crate once.
+    run(cargo().args([
+        "build",
+        "--quiet",
+        "-p",
+        "flashcore-python",
+        "--features",
+        "flashcore-python/evolve",
+    ]))?;
+    run(cargo().args(["build", "--quiet", "-p", "flashcore-capi"]))?;
+    let (built, out) = (target(root)?.join("debug"), target(root)?.join("bridges-python"));
+    package(root, &built.join("lib_flashcore.so"), &out.join("flashcore_attn"))?;
+    hub::write(root, &built.join("libflashcore_c.so"), &out.join("hub"))?;
+    let torch = wheel::torch(root)?;
+    let packages = Command::new(&torch)
+        .args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'), end='')"])
+        .output()
+        .map_err(|source| XtaskError::Io { path: torch.clone(), source })?;
+    let packages = String::from_utf8_lossy(&packages.stdout).into_owned();
+    let tests = root.join("bridges/tests");
+    let pytest = |path: &Path, names: &[&str]| {
+        let mut pytest = Command::new(&python);
+        pytest.current_dir(&out).env("PYTHONPATH", path).env("FLASHCORE_HUB", out.join("hub"));
+        pytest.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]);
+        run(pytest.args(names.iter().map(|name| tests.join(name))))
+    };
+    pytest(&out, &["test_jax.py", "test_jax_tvm_ffi.py"])?;
+    pytest(Path::new(&packages), &["test_hub.py"])
+}
+
+/// The package `flashcore_attn` as a folder of links to its files and to the library.
+fn package(root: &Path, library: &Path, folder: &Path) -> Result<(), XtaskError> {
+    let io = |source| XtaskError::Io { path: folder.to_owned(), source };
+    if folder.exists() {
+        fs::remove_dir_all(folder).map_err(io)?;
     }
-    let mut check = cargo();
-    check.current_dir(root.join("bridges/mistralrs/check")).args(["check", "--quiet"]);
-    run(without_nvcc(root, &mut check))
-}
-
-impl Bridge {
-    /// Formats, lints and tests the bridge.
-    fn test(&self, root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
-        let with = |arguments: &[&str]| {
-            let mut command = cargo();
-            command.current_dir(root.join(self.folder)).args(arguments);
-            command
-        };
-        run(&mut with(&["fmt", "--all", "--check"]))?;
-        let lint = |features: &[&str]| {
-            let mut command = with(&["clippy", "--locked", "--quiet", "--workspace", "--all-targets"]);
-            command.args(features).args(["--", "-D", "warnings"]);
-            command
-        };
-        // The crates for mistral.rs have the feature `cuda` by default, as it asks for no feature.
-        run(&mut lint(&["--no-default-features"]))?;
-        if self.has_cuda {
-            run(without_nvcc(root, &mut lint(&["--features", "cuda"])))?;
-        }
-        run(&mut with(&["test", "--locked", "--quiet", "--workspace", "--no-default-features"]))
+    fs::create_dir_all(folder).map_err(io)?;
+    let files = fs::read_dir(root.join("python/flashcore_attn")).map_err(io)?;
+    for file in files.flatten().filter(|file| !file.file_name().to_string_lossy().ends_with(".so")) {
+        symlink(file.path(), folder.join(file.file_name())).map_err(io)?;
     }
-}
-
-/// candle and mistral.rs compile CUDA kernels with nvcc, in whose place stands a script that makes empty
-/// files.
-fn without_nvcc<'a>(root: &Path, command: &'a mut Command) -> &'a mut Command {
-    command
-        .env("NVCC", root.join("bridges/candle/tests/nvcc.sh"))
-        .env("CUDA_COMPUTE_CAP", "90")
-        .env("CUDARC_CUDA_VERSION", "13000")
+    symlink(library, folder.join("_flashcore.abi3.so")).map_err(io)
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::tools::Tools;
 use crate::{
-    XtaskError, book, bridges, browser, circles, dependencies, evidence, evolution, floors, names, run,
-    tables, target, tools, wheel,
+    XtaskError, book, bridge_crates, bridges, browser, circles, dependencies, evidence, evolution, floors,
+    names, run, tables, target, tools, wheel,
 };
 
 /// Runs every check, stopping at the first that fails. The last lines say how long each took. The tests in
@@ -178,14 +178,14 @@ pub fn book(root: &Path) -> Result<(), XtaskError> {
     book::check(root, &tools::fetch(root)?)
 }
 
-/// Tests the bridge to candle only, or the others.
+/// Tests the bridges only, or those that a schedule tests.
 ///
 /// # Errors
 /// When a command fails.
 pub fn bridges(root: &Path, is_scheduled: bool) -> Result<(), XtaskError> {
     let tools = tools::fetch(root)?;
     let cargo = || cargo(root, &tools);
-    if is_scheduled { bridges::test_scheduled(root, cargo) } else { bridges::test(root, cargo) }
+    if is_scheduled { bridge_crates::test_scheduled(root, cargo) } else { bridges::test(root, cargo) }
 }
 
 /// Tests the pages in a browser only.
