@@ -6,6 +6,7 @@
 //! ```sh
 //! cargo run --release -p flashcore --example engine
 //! ```
+#![allow(unsafe_code, reason = "FlashCore gets addresses")]
 
 use std::error::Error;
 
@@ -95,7 +96,7 @@ fn table() -> Vec<u8> {
 fn on_host() -> Result<Vec<u8>, AttentionError> {
     // Words, which are aligned for f32 and i32.
     let mut arrays = BYTES.map(|bytes| vec![0u32; bytes / 4]);
-    let mut write = |arrays: &mut [Vec<u32>; 8], array: Array, data: &[u8]| {
+    let write = |arrays: &mut [Vec<u32>; 8], array: Array, data: &[u8]| {
         bytemuck::cast_slice_mut(&mut arrays[array as usize]).copy_from_slice(data);
     };
     write(&mut arrays, Array::Table, &table());
