@@ -161,6 +161,7 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
         "set_stream": _answer(None),
         "_exchange_device": _answer(0),
         "_maybe_exchange_device": _answer(0),
+        "default_generators": (generator,),
         "Stream": _Stream,
         "ExternalStream": type("ExternalStream", (_Stream,), {}),
         "Event": _Event,
