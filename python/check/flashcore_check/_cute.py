@@ -13,7 +13,7 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,17 +121,16 @@ class _Runtime:
 
         return safe
 
-    @contextlib.contextmanager
-    def raising(self) -> Iterator[None]:
-        """Raises what a launch inside raised, in place of the error of compiled code."""
+    def calling(self, called: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls compiled code, and raises what a launch inside raised in place of its error."""
         __tracebackhide__ = True
         self.raised = None
         try:
-            yield
+            return called(*args, **kwargs)
         finally:
             raised, self.raised = self.raised, None
             if raised is not None:
-                raise raised
+                raise raised.with_traceback(None) from None
 
     def _init_once(self, library: int, init: int, load: int, _: int) -> None:
         place = ctypes.c_uint64.from_address(library)
@@ -290,8 +289,7 @@ class Patch:
             def call(self: Any, *args: Any, **kwargs: Any) -> Any:
                 __tracebackhide__ = True
                 kwargs = {name: convert(value) for name, value in kwargs.items()}
-                with runs.raising():
-                    return called(self, *map(convert, args), **kwargs)
+                return runs.calling(called, self, *map(convert, args), **kwargs)
 
             return call
 
