@@ -63,16 +63,9 @@ def _code(dtype: torch.dtype) -> int | None:
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    terms: Terms,
-    want_lse: bool,
-    features: Features | None = None,
-    append: Append | None = None,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None,
+    append: Append | None = None, out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Enqueues attention on the current stream of q's device, after an append to the cache. ``out`` is memory for the
     result."""
     device, dtype = q.get_device(), q.dtype
@@ -97,18 +90,9 @@ def attend(
 
 
 def _launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    terms: Terms,
-    want_lse: bool,
-    features: Features | None,
-    append: Append | None,
-    device: int,
-    code: int,
-    given: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None,
+    append: Append | None, device: int, code: int, given: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     q, k, v = plain_rows("q", q), plain_rows("k", k), plain_rows("v", v)
     shape, v_shape = q.shape, v.shape
     held: list[Any] = []
@@ -382,6 +366,12 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "torch.int32 or torch.int64"))
     _features.check_length_array(name, x, elements)
     return x.contiguous()
+
+
+def least_on_host(lengths: Tensor) -> int | None:
+    """The smallest length, if it is known without a wait for a GPU."""
+    known = lengths.device.type == "cpu" and lengths.numel() > 0 and _has_values(lengths)
+    return int(lengths.min()) if known else None
 
 
 def as_pages(x: Tensor, batch: int) -> Tensor:

@@ -40,144 +40,49 @@ T = TypeVar("T")
 
 @overload
 def flash_attn_func(
-    q: T,
-    k: T,
-    v: T,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: Sequence[int | None] = ...,
-    softcap: float = ...,
-    alibi_slopes: Any = ...,
-    deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-    *,
-    learnable_sink: Any = ...,
-    attention_chunk: int = ...,
-    num_splits: int = ...,
-    pack_gqa: bool | None = ...,
-    sm_margin: int = ...,
-    qv: None = ...,
-    q_descale: Any = ...,
-    k_descale: Any = ...,
-    v_descale: Any = ...,
-    descale_q: Any = ...,
-    descale_k: Any = ...,
-    descale_v: Any = ...,
-    return_lse: Literal[False] = ...,
-) -> T: ...
+    q: T, k: T, v: T, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Sequence[int | None] = ..., softcap: float = ..., alibi_slopes: Any = ...,
+    deterministic: bool = ..., return_attn_probs: Literal[False] = ..., *, learnable_sink: Any = ...,
+    attention_chunk: int = ..., num_splits: int = ..., pack_gqa: bool | None = ..., sm_margin: int = ...,
+    qv: None = ..., q_descale: Any = ..., k_descale: Any = ..., v_descale: Any = ..., descale_q: Any = ...,
+    descale_k: Any = ..., descale_v: Any = ..., return_lse: Literal[False] = ...,
+) -> T: ...  # fmt: skip
 @overload
 def flash_attn_func(
-    q: T,
-    k: T,
-    v: T,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: Sequence[int | None] = ...,
-    softcap: float = ...,
-    alibi_slopes: Any = ...,
-    deterministic: bool = ...,
-    *,
-    return_attn_probs: Literal[True],
-    learnable_sink: Any = ...,
-    attention_chunk: int = ...,
-    num_splits: int = ...,
-    pack_gqa: bool | None = ...,
-    sm_margin: int = ...,
-    qv: None = ...,
-    q_descale: Any = ...,
-    k_descale: Any = ...,
-    v_descale: Any = ...,
-    descale_q: Any = ...,
-    descale_k: Any = ...,
-    descale_v: Any = ...,
+    q: T, k: T, v: T, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Sequence[int | None] = ..., softcap: float = ..., alibi_slopes: Any = ...,
+    deterministic: bool = ..., *, return_attn_probs: Literal[True], learnable_sink: Any = ...,
+    attention_chunk: int = ..., num_splits: int = ..., pack_gqa: bool | None = ..., sm_margin: int = ...,
+    qv: None = ..., q_descale: Any = ..., k_descale: Any = ..., v_descale: Any = ..., descale_q: Any = ...,
+    descale_k: Any = ..., descale_v: Any = ..., return_lse: bool = ...,
+) -> tuple[T, T, None]: ...  # fmt: skip
+@overload
+def flash_attn_func(
+    q: T, k: T, v: T, dropout_p: float, softmax_scale: float | None, causal: bool,
+    window_size: Sequence[int | None], softcap: float, alibi_slopes: Any, deterministic: bool,
+    return_attn_probs: Literal[True], *, learnable_sink: Any = ..., attention_chunk: int = ...,
+    num_splits: int = ..., pack_gqa: bool | None = ..., sm_margin: int = ..., qv: None = ..., q_descale: Any = ...,
+    k_descale: Any = ..., v_descale: Any = ..., descale_q: Any = ..., descale_k: Any = ..., descale_v: Any = ...,
     return_lse: bool = ...,
-) -> tuple[T, T, None]: ...
+) -> tuple[T, T, None]: ...  # fmt: skip
 @overload
 def flash_attn_func(
-    q: T,
-    k: T,
-    v: T,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Sequence[int | None],
-    softcap: float,
-    alibi_slopes: Any,
-    deterministic: bool,
-    return_attn_probs: Literal[True],
-    *,
-    learnable_sink: Any = ...,
-    attention_chunk: int = ...,
-    num_splits: int = ...,
-    pack_gqa: bool | None = ...,
-    sm_margin: int = ...,
-    qv: None = ...,
-    q_descale: Any = ...,
-    k_descale: Any = ...,
-    v_descale: Any = ...,
-    descale_q: Any = ...,
-    descale_k: Any = ...,
-    descale_v: Any = ...,
-    return_lse: bool = ...,
-) -> tuple[T, T, None]: ...
+    q: T, k: T, v: T, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Sequence[int | None] = ..., softcap: float = ..., alibi_slopes: Any = ...,
+    deterministic: bool = ..., return_attn_probs: Literal[False] = ..., *, learnable_sink: Any = ...,
+    attention_chunk: int = ..., num_splits: int = ..., pack_gqa: bool | None = ..., sm_margin: int = ...,
+    qv: None = ..., q_descale: Any = ..., k_descale: Any = ..., v_descale: Any = ..., descale_q: Any = ...,
+    descale_k: Any = ..., descale_v: Any = ..., return_lse: Literal[True],
+) -> tuple[T, T]: ...  # fmt: skip
 @overload
 def flash_attn_func(
-    q: T,
-    k: T,
-    v: T,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: Sequence[int | None] = ...,
-    softcap: float = ...,
-    alibi_slopes: Any = ...,
-    deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-    *,
-    learnable_sink: Any = ...,
-    attention_chunk: int = ...,
-    num_splits: int = ...,
-    pack_gqa: bool | None = ...,
-    sm_margin: int = ...,
-    qv: None = ...,
-    q_descale: Any = ...,
-    k_descale: Any = ...,
-    v_descale: Any = ...,
-    descale_q: Any = ...,
-    descale_k: Any = ...,
-    descale_v: Any = ...,
-    return_lse: Literal[True],
-) -> tuple[T, T]: ...
-@overload
-def flash_attn_func(
-    q: T,
-    k: T,
-    v: T,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: Sequence[int | None] = ...,
-    softcap: float = ...,
-    alibi_slopes: Any = ...,
-    deterministic: bool = ...,
-    return_attn_probs: bool = ...,
-    *,
-    learnable_sink: Any = ...,
-    attention_chunk: int = ...,
-    num_splits: int = ...,
-    pack_gqa: bool | None = ...,
-    sm_margin: int = ...,
-    qv: None = ...,
-    q_descale: Any = ...,
-    k_descale: Any = ...,
-    v_descale: Any = ...,
-    descale_q: Any = ...,
-    descale_k: Any = ...,
-    descale_v: Any = ...,
-    return_lse: bool = ...,
-) -> T | tuple[T, T] | tuple[T, T, None]: ...
+    q: T, k: T, v: T, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Sequence[int | None] = ..., softcap: float = ..., alibi_slopes: Any = ...,
+    deterministic: bool = ..., return_attn_probs: bool = ..., *, learnable_sink: Any = ...,
+    attention_chunk: int = ..., num_splits: int = ..., pack_gqa: bool | None = ..., sm_margin: int = ...,
+    qv: None = ..., q_descale: Any = ..., k_descale: Any = ..., v_descale: Any = ..., descale_q: Any = ...,
+    descale_k: Any = ..., descale_v: Any = ..., return_lse: bool = ...,
+) -> T | tuple[T, T] | tuple[T, T, None]: ...  # fmt: skip
 def flash_attn_func(
     q: Any,
     k: Any,
@@ -415,6 +320,12 @@ def with_determinism(features: Any, deterministic: Any) -> Any:
 
 def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chunk: Any) -> Any:
     """The features of ALiBi slopes, sinks and chunks."""
+    parts, sink = _parts_of_heads(backend, batch, heads, slopes, sink, chunk)
+    return parts.features(sink=sink)
+
+
+def _parts_of_heads(backend: Any, batch: Any, heads: int, slopes: Any, sink: Any, chunk: Any) -> tuple[Any, Any]:
+    """The parts with ALiBi slopes and chunks, and the checked sinks."""
     parts = _features.Parts()
     if slopes is not None:
         _features.alibi(parts, backend, slopes, batch, heads)
@@ -422,7 +333,14 @@ def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chun
         _features.chunk(parts, chunk)
     if sink is not None:
         sink = _features.sink("learnable_sink", backend, sink, heads)
-    return parts.features(sink=sink)
+    return parts, sink
+
+
+def _check_rank(name: str, tensor: Any, packed: bool) -> None:
+    """Rejects a tensor of rows that has another number of dimensions."""
+    wanted = "3: rows, heads, head_dim" if packed else "4: batch, sequence, heads, head_dim"
+    if tensor.ndim != int(wanted[0]):
+        raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it takes {wanted}")
 
 
 def _with_scales(

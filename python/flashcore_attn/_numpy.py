@@ -87,15 +87,9 @@ def _check(name: str, array: np.ndarray[Any, Any]) -> None:
 
 
 def attend(
-    q: np.ndarray[Any, Any],
-    k: np.ndarray[Any, Any],
-    v: np.ndarray[Any, Any],
-    heads: int,
-    terms: Terms,
-    want_lse: bool,
-    features: Features | None = None,
-    append: Append | None = None,
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    q: np.ndarray[Any, Any], k: np.ndarray[Any, Any], v: np.ndarray[Any, Any], heads: int, terms: Terms,
+    want_lse: bool, features: Features | None = None, append: Append | None = None,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:  # fmt: skip
     """Attention of 4-D views whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         _check(name, array)
@@ -139,14 +133,9 @@ def attend(
 
 
 def append_and_attend(
-    q: np.ndarray[Any, Any],
-    k: np.ndarray[Any, Any],
-    v: np.ndarray[Any, Any],
-    terms: Terms,
-    want_lse: bool,
-    features: Features,
-    append: Append,
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    q: np.ndarray[Any, Any], k: np.ndarray[Any, Any], v: np.ndarray[Any, Any], terms: Terms, want_lse: bool,
+    features: Features, append: Append,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:  # fmt: skip
     """Attention to a cache ``(batch, rows, heads, dim)`` or pages, to which keys and values are appended first."""
     for name, array in (("k_cache", k), ("v_cache", v)):
         if not array.flags.writeable or _plain(array) is not array:
@@ -325,6 +314,11 @@ def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
         raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, "int32 or int64"))
     _features.check_length_array(name, x, elements)
     return np.ascontiguousarray(_whole(x))
+
+
+def least_on_host(lengths: np.ndarray[Any, Any]) -> int | None:
+    """The smallest length."""
+    return int(lengths.min()) if lengths.size else None
 
 
 def as_pages(x: Any, batch: int) -> np.ndarray[Any, Any]:

@@ -36,6 +36,32 @@ def bf16():
 
 
 @pytest.fixture
+def fresh_counts():
+    """Counts of `compat` from 0, and nothing compiled before the test."""
+    import torch
+
+    from flashcore_attn import compat
+
+    compat.reset_stats()
+    torch._dynamo.reset()
+    yield
+    compat.reset_stats()
+
+
+class OnlyDlpack:
+    """An array that offers DLPack only."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.fixture
 def pretended_gpu(monkeypatch):
     """Runs the code of a CUDA call with the CPU kernels in place of launches: tensors report the device -1."""
     from flashcore_attn import _cuda, _flashcore, _torch

@@ -5,7 +5,6 @@ use std::cmp::Reverse;
 use problem::{KeyRange, Sequence};
 
 use super::Call;
-use crate::Element;
 use crate::plan::{Order, Rows};
 use crate::tile::Panel;
 
@@ -20,7 +19,7 @@ pub(super) struct Task {
     pub(super) part: usize,
 }
 
-impl<T: Element> Call<'_, T> {
+impl Call<'_> {
     /// Number of query heads whose rows are concatenated.
     pub(super) fn together(&self) -> usize {
         match self.plan.rows {

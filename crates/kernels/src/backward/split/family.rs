@@ -8,7 +8,7 @@ use super::plan::{Side, widest_copy};
 use crate::Symptom;
 use crate::backward::sums::draft_sinks;
 use crate::draft::Draft;
-use crate::family::FamilyPlan;
+use crate::family::{FamilyPlan, of_plan};
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Cure, Gene, RESIDENT_CTAS, STAGES};
@@ -49,9 +49,7 @@ impl FamilyPlan for SplitPlan {
         Features { lengths: true, sink: true, programs: true, ..Features::default() }
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> SplitPlan {
-        SplitPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     fn suits(_: &Problem, _: &Arch) -> bool {
         true
@@ -86,13 +84,7 @@ impl FamilyPlan for SplitPlan {
         ]
     }
 
-    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        self.check(problem, arch)
-    }
-
-    fn baked(&self, problem: &Problem) -> Baked {
-        self.baked(problem)
-    }
+    of_plan!(check, baked);
 
     fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
         let mut drafts: Vec<_> =
