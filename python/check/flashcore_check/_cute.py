@@ -1,7 +1,7 @@
 """CuTe DSL without a GPU: its compiler makes PTX as for one, and its launches come here.
 
-The host code of a kernel is compiled, too. It calls the CUDA runtime by functions of a library of the CuTe DSL;
-a stand-in for that library is put before it.
+The host code of a kernel is compiled, too. It calls the CUDA runtime by functions of a library of the CuTe
+DSL; a stand-in for that library is put before it.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class Patch:
         env_manager.get_str_env_var.cache_clear()
         self._undo.append(env_manager.get_str_env_var.cache_clear)
         self._set(CuTeDSL._get_dsl().envar, "shared_libs", libraries)
-        # Kernels of FlashAttention 4 load the library of the CuTe DSL for all; the one that is loaded first counts.
+        # FlashAttention 4 loads the library of the CuTe DSL for all; the one that is loaded first counts.
         ctypes.CDLL(str(self._runtime.library.path), mode=ctypes.RTLD_GLOBAL)
         self._functions()
 

@@ -104,7 +104,7 @@ _STATE = struct.Struct("<QQ")
 
 
 class _CudaGenerator:
-    """The default generator of the GPU. Its state is a seed and an offset, which kernels of a program read."""
+    """The default generator of the GPU. Its state is a seed and an offset, which programs read."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator

@@ -66,8 +66,7 @@ def test_a_struct_with_addresses(session: _session.Session) -> None:
 
 
 def test_a_tensor_map_is_read_from_its_bytes() -> None:
-    """The words that the CuTe DSL writes for a box of 64 by 64 of a matrix of 300 by 200 halves in rows of 512
-    bytes."""
+    """The words of the CuTe DSL for a box of 64 by 64 of a matrix of 300 by 200 halves in rows of 512 bytes."""
     words = [0x560F20CBE600, 0x2000246312, 0, 0, 0x12B000000C7, 0, 0x3F << 56, 0x3F]
     data = struct.pack("<8Q", *words) + bytes(64)
     found = _driver.TensorMap.of(data)
