@@ -66,6 +66,8 @@ const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging",
 /// Features of the whole workspace: those of the wheel and of the command with the search. All builds of
 /// `xtask` that share a target folder use them, so that each crate is compiled once.
 pub const ALL: &str = "flashcore-python/evolve,search";
+/// Arguments of a build with the features of the whole workspace.
+pub const CARGO_BUILD: [&str; 5] = ["build", "--quiet", "--workspace", "--features", ALL];
 
 /// A wheel with an extension module.
 #[derive(Clone, Copy, Debug)]
@@ -243,7 +245,7 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     pytest(root, &python, &tests)?;
     install(&python, &[plugin(root)?])?;
     let mut command = Command::new(env!("CARGO"));
-    command.current_dir(root).args(["build", "--quiet", "--workspace", "--features", ALL]);
+    command.current_dir(root).args(CARGO_BUILD);
     run(command.args(["--bin", "flashcore"]))?;
     let mut pytest = Command::new(&python);
     pytest.current_dir(root.join("target")).env("FLASHCORE_COMMAND", target(root)?.join("debug/flashcore"));

@@ -5,6 +5,8 @@ use driver::DriverError;
 use kernels::KernelError;
 use problem::{ProblemError, ProgramError};
 
+use crate::parallel::GroupError;
+
 /// Why attention was rejected. Each message names the argument, its value and what is accepted. Nothing has
 /// been computed or written, unless a GPU failed during the call ([`AttentionError::Driver`]).
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -190,4 +192,7 @@ pub enum AttentionError {
     /// The GPU driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// The ranks of a group cannot compute together.
+    #[error(transparent)]
+    Group(#[from] GroupError),
 }

@@ -281,16 +281,9 @@ def _costs(kind: str, hosts: int) -> Costs:
 
 
 def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    group: dist.ProcessGroup | None = None,
-    split: SequenceSplit | str = "zigzag",
-    *,
-    causal: bool = False,
-    window_size: Sequence[int | None] = (-1, -1),
-    attention_chunk: int = 0,
-) -> str:
+    q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup | None = None, split: SequenceSplit | str = "zigzag",
+    *, causal: bool = False, window_size: Sequence[int | None] = (-1, -1), attention_chunk: int = 0,
+) -> str:  # fmt: skip
     """The schedules of :func:`context_parallel_attn_func` with their predicted times, as a table, and the choice.
 
     All ranks call it together. The figures are predicted from bytes, FLOP and the constants that the table names.

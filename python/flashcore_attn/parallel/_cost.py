@@ -80,13 +80,9 @@ def chosen(told: tuple[ScheduleForecast, ...], schedule: str = "auto") -> Schedu
 
 @functools.lru_cache(maxsize=256)
 def forecasts(
-    split: SequenceSplit,
-    band: GlobalBand,
-    dims: tuple[int, int, int, int, int],
-    element: int,
-    trains: bool,
+    split: SequenceSplit, band: GlobalBand, dims: tuple[int, int, int, int, int], element: int, trains: bool,
     costs: Costs,
-) -> tuple[ScheduleForecast, ...]:
+) -> tuple[ScheduleForecast, ...]:  # fmt: skip
     """The predicted times of a call. ``dims``: batch, heads, heads_k, head_dim and head_dim_v; ``element``: bytes of an
     element; ``trains``: with the backward pass."""
     heads_k = dims[2]
@@ -133,15 +129,9 @@ def _ideal(
 
 
 def _of_stages(
-    split: SequenceSplit,
-    band: GlobalBand,
-    dims: tuple[int, int, int, int, int],
-    element: int,
-    trains: bool,
-    costs: Costs,
-    schedule: str,
-    slices: int,
-) -> ScheduleForecast:
+    split: SequenceSplit, band: GlobalBand, dims: tuple[int, int, int, int, int], element: int, trains: bool,
+    costs: Costs, schedule: str, slices: int,
+) -> ScheduleForecast:  # fmt: skip
     batch, heads, heads_k, dim, dim_v = dims
     if schedule == "ring" and band.chunk:
         return ScheduleForecast(schedule, 1, 0, 0.0, 0.0, 0.0, 0.0, 0.0, "no chunks")
@@ -189,13 +179,9 @@ def _of_host(costs: Costs, passes: int, exchanges: int, kernels: int) -> float:
 
 
 def _of_heads(
-    split: SequenceSplit,
-    band: GlobalBand,
-    dims: tuple[int, int, int, int, int],
-    element: int,
-    trains: bool,
+    split: SequenceSplit, band: GlobalBand, dims: tuple[int, int, int, int, int], element: int, trains: bool,
     costs: Costs,
-) -> ScheduleForecast:
+) -> ScheduleForecast:  # fmt: skip
     batch, heads, heads_k, dim, dim_v = dims
     ranks = split.ranks
     if (told := lacks(heads, heads_k, ranks)) is not None:
