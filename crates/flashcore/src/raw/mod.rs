@@ -29,6 +29,7 @@
 mod append;
 mod device;
 mod host;
+mod recent;
 mod rotary;
 mod rows;
 mod shapes;
@@ -289,6 +290,12 @@ pub fn prepare_append<'a>(
     options: &CallOptions,
     append: Option<&Append>,
 ) -> Result<Ready<'a>, AttentionError> {
+    if let (Queue::Stream { gpu, handle }, None) = (queue, append)
+        && let Some((prepared, memory)) = recent::find(gpu, operands, options)
+    {
+        prepared.prepare_variant(|index| memory[index].1)?;
+        return Ok(Ready { memory, on: On::Stream { gpu, handle, prepared, write: None } });
+    }
     let problem = problem_of(operands, |tensor| &tensor.view, options)?;
     let append = append.map(|append| append.checked(&problem, operands)).transpose()?;
     if problem.is_empty() {
@@ -329,6 +336,9 @@ pub fn prepare_append<'a>(
             let rotates = append.is_some_and(|append| append.rotates());
             let is_rotated = |index: usize| rotates && memory[index].0.operand == Operand::Q;
             prepared.prepare_variant(|index| if is_rotated(index) { 0 } else { memory[index].1 })?;
+            if append.is_none() {
+                recent::keep(gpu, operands, options, &prepared, &memory);
+            }
             Ready { memory, on: On::Stream { gpu, handle, prepared, write } }
         }
     })
