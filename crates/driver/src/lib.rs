@@ -19,8 +19,8 @@
 //! memory on machines with heterogeneous memory management). Run only kernels whose author you trust, or that
 //! passed a check such as the emulator's.
 //!
-//! A [`Communicator`] is a rank of a group of GPUs. It sends device memory through NCCL, whose library is loaded
-//! at run time too.
+//! A [`Communicator`] is a rank of a group of GPUs. It sends device memory through NCCL, whose library is
+//! loaded at run time too.
 //!
 //! All types may be used from any thread. After a kernel error that makes the device unusable, every later
 //! call returns [`DriverError::Poisoned`]. In a child of `fork` every call returns [`DriverError::Forked`].

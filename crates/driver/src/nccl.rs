@@ -33,8 +33,8 @@ type RawCommunicator = *mut c_void;
 #[derive(Clone, Copy)]
 struct UniqueId([u8; 128]);
 
-/// `ncclConfig_t` of NCCL 2.14. A newer library reads as many bytes as `size` says, and takes its defaults for
-/// what `version` did not have.
+/// `ncclConfig_t` of NCCL 2.14. A newer library reads as many bytes as `size` says, and takes its defaults
+/// for what `version` did not have.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -86,8 +86,8 @@ functions! {
     ncclReduceScatter: reduce_scatter(u64, u64, usize, c_int, c_int, RawCommunicator, CUstream);
 }
 
-/// The library's functions. It is loaded once and never unloaded. A missing or old library is an error for the
-/// life of the process.
+/// The library's functions. It is loaded once and never unloaded. A missing or old library is an error for
+/// the life of the process.
 fn api() -> Result<&'static Api, DriverError> {
     static API: OnceLock<Result<Api, DriverError>> = OnceLock::new();
     process::check()?;
@@ -231,8 +231,8 @@ impl Communicator {
     ) -> Result<(), DriverError> {
         let slices = || sends.iter().chain(receives).map(|&(_, slice)| slice);
         self.on("ncclGroupEnd", stream, slices, |api, raw| {
-            // SAFETY: the communicator is alive, and the memory is device memory of the slices' lengths, which
-            // stays alive as for a copy on the stream.
+            // SAFETY: the communicator is alive, and the memory is device memory of the slices' lengths,
+            // which stays alive as for a copy on the stream.
             unsafe {
                 let mut result = (api.group_start)();
                 for (function, messages) in [(api.send, sends), (api.receive, receives)] {
@@ -275,11 +275,12 @@ impl Communicator {
         )
     }
 
-    /// Enqueues the sum of `from` of all ranks, numbers in f32: `to` has part `rank` of as many parts as there
-    /// are ranks.
+    /// Enqueues the sum of `from` of all ranks, numbers in f32: `to` has part `rank` of as many parts as
+    /// there are ranks.
     ///
     /// # Errors
-    /// [`DriverError::Copy`] unless `from` has the numbers of all parts; as [`exchange`](Communicator::exchange).
+    /// [`DriverError::Copy`] unless `from` has the numbers of all parts; as
+    /// [`exchange`](Communicator::exchange).
     pub fn reduce_scatter(
         &self,
         stream: &Stream,
@@ -391,8 +392,8 @@ impl Drop for Communicator {
         let of_group = self.raw.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let (Ok(api), Some(Handle(handle))) = (api(), of_group) else { return };
         let (start, mut state) = (Instant::now(), IN_PROGRESS);
-        // SAFETY: the communicator is alive until `destroy` or `abort`, each of which is called once. A failure
-        // here cannot be reported.
+        // SAFETY: the communicator is alive until `destroy` or `abort`, each of which is called once. A
+        // failure here cannot be reported.
         unsafe {
             let _ = (api.finalize)(handle);
             while state == IN_PROGRESS && start.elapsed() < self.time_out {

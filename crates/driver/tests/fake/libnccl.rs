@@ -1,4 +1,5 @@
-//! An NCCL without GPUs, for ranks that are threads of a process that uses the fake driver. Calls do not block: what waits for another rank is in progress until that rank calls.
+//! An NCCL without GPUs, for ranks that are threads of a process that uses the fake driver. Calls do not
+//! block: what waits for another rank is in progress until that rank calls.
 //!
 //! `FAKE_NCCL_VERSION` sets the version. A rank whose group has an aborted rank gets a remote error.
 #![allow(non_snake_case)]

@@ -30,8 +30,8 @@ impl ShardCosts {
     /// A CPU core and memory of the process: orders of magnitude.
     pub const THREADS: ShardCosts =
         ShardCosts { flops: 5e10, link: 5e9, memory: 1e10, exchange: 1e-5, kernel: 1e-4, overlap_loss: 1.0 };
-    /// H200s of one host: 740 TFLOP/s, 4.2 TB/s, 232 GB/s of an all-gather by NCCL and 0.6 of a hidden exchange
-    /// lost, from one run of an earlier version; the other constants are assumed.
+    /// H200s of one host: 740 TFLOP/s, 4.2 TB/s, 232 GB/s of an all-gather by NCCL and 0.6 of a hidden
+    /// exchange lost, from one run of an earlier version; the other constants are assumed.
     pub const H200: ShardCosts = ShardCosts {
         flops: 7.4e14,
         link: 2.32e11,
@@ -69,9 +69,20 @@ impl fmt::Display for ScheduleForecast {
     }
 }
 
-impl<Q: Element, K: Element, V: Element> ShardedAttention<'_, Q, K, V> {
-    /// The predicted times of the forward pass, the schedule that [`ShardSchedule::Auto`] takes first. It does
-    /// not communicate, and says the same on all ranks.
+impl<'a, Q: Element, K: Element, V: Element> ShardedAttention<'a, Q, K, V> {
+    /// The call with the schedule that is taken.
+    pub(super) fn decided(&self) -> ShardedAttention<'a, Q, K, V> {
+        let mut decided = self.clone();
+        if self.schedule == ShardSchedule::Auto {
+            let costs = if self.call.gpu().is_some() { ShardCosts::H200 } else { ShardCosts::THREADS };
+            decided.schedule =
+                self.explain(&costs).first().map_or(ShardSchedule::AllGather, |best| best.schedule);
+        }
+        decided
+    }
+
+    /// The predicted times of the forward pass, the schedule that [`ShardSchedule::Auto`] takes first. It
+    /// does not communicate, and says the same on all ranks.
     ///
     /// ```
     /// use flashcore::parallel::{SequenceSplit, ShardCosts, ShardSchedule};

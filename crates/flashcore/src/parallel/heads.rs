@@ -106,8 +106,8 @@ impl<'a> HeadExchange<'a> {
         Ok(joined)
     }
 
-    /// This rank's rows of all heads, `[row, batch, head, dim]`, from all rows of each rank's heads. Heads that
-    /// several ranks have are added. Padding is `padding`.
+    /// This rank's rows of all heads, `[row, batch, head, dim]`, from all rows of each rank's heads. Heads
+    /// that several ranks have are added. Padding is `padding`.
     pub fn to_rows(
         &self,
         group: &mut dyn Collectives,

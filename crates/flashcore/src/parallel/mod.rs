@@ -1,9 +1,9 @@
 //! Attention of a sequence whose rows are sharded over the ranks of a group.
 //!
-//! A [`SequenceSplit`] says which rows each rank holds. [`Attention::sharded`](crate::Attention::sharded) makes
-//! a call of the shards. Its masks, windows, programs and biases see positions in the whole sequence. Ranks
-//! exchange keys, or heads, through a group: [`thread_ranks`] are threads of this process, and other libraries
-//! of messages implement [`Collectives`]. `cargo run --example parallel` is a whole program.
+//! A [`SequenceSplit`] says which rows each rank holds. [`Attention::sharded`](crate::Attention::sharded)
+//! makes a call of the shards. Its masks, windows, programs and biases see positions in the whole sequence.
+//! Ranks exchange keys, or heads, through a group: [`thread_ranks`] are threads of this process, and other
+//! libraries of messages implement [`Collectives`]. `cargo run --example parallel` is a whole program.
 //!
 //! ```
 //! use flashcore::parallel::{SequenceSplit, thread_ranks};
@@ -45,7 +45,8 @@ mod split;
 mod stages;
 mod threads;
 
-pub use collectives::{Collectives, GroupError};
+pub use crate::error::GroupError;
+pub use collectives::Collectives;
 pub use cost::{ScheduleForecast, ShardCosts};
 pub use decode::merge_over_group;
 pub use sharded::{ShardSchedule, ShardedAttention};

@@ -1,7 +1,7 @@
 //! Which keys a rank needs, where they come from, and which calls compute its rows.
 //!
-//! A call is attention of rows of the shard to rows of a key buffer, with a band that is aligned to the bottom
-//! right. The ends of its keys are chosen such that the band is that of the whole sequence.
+//! A call is attention of rows of the shard to rows of a key buffer, with a band that is aligned to the
+//! bottom right. The ends of its keys are chosen such that the band is that of the whole sequence.
 
 use std::ops::Range;
 
@@ -72,7 +72,8 @@ impl BandCall {
     pub fn pairs(&self) -> usize {
         let of = |x: &SequenceCall| {
             let (rows, keys) = (x.rows.len() as i64, x.keys.len() as i64);
-            // Row `i` is level with key `i + keys − rows`. The sum of the keys before `i + start` of each row:
+            // Row `i` is level with key `i + keys − rows`. The sum of the keys before `i + start` of each
+            // row:
             let below = |start: i64| {
                 let first = (-start).clamp(0, rows); // the first row with such a key
                 let full = (keys - start).clamp(first, rows.max(first)); // the first row with all of them

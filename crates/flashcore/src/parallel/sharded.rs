@@ -10,7 +10,7 @@ use super::plan::GlobalBand;
 use super::rows::RowTensor;
 use super::split::{check_ranks, refused};
 use super::stages::{RankTensors, RowGradients, RowResult, backward, forward};
-use super::{Collectives, SequenceSplit, ShardCosts};
+use super::{Collectives, SequenceSplit};
 use crate::features::CallPlace;
 use crate::{Attention, AttentionError, Gradients, Output, TensorView};
 
@@ -64,10 +64,10 @@ pub struct ShardedAttention<'a, Q, K = Q, V = Q> {
 }
 
 impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
-    /// The call as that of a rank, whose Q, K and V are its shards of one sequence or of packed documents. All
-    /// ranks make it together, with equal options. Bands, programs, slopes, biases and masks see positions in
-    /// the whole sequence: a bias has the shape that it has for all rows. Sinks and tables are equal on all
-    /// ranks. Documents are stated by the split, not by [`lengths`](Attention::lengths).
+    /// The call as that of a rank, whose Q, K and V are its shards of one sequence or of packed documents.
+    /// All ranks make it together, with equal options. Bands, programs, slopes, biases and masks see
+    /// positions in the whole sequence: a bias has the shape that it has for all rows. Sinks and tables are
+    /// equal on all ranks. Documents are stated by the split, not by [`lengths`](Attention::lengths).
     pub fn sharded(self, split: &'a SequenceSplit) -> ShardedAttention<'a, Q, K, V> {
         ShardedAttention { call: self, split, schedule: ShardSchedule::default() }
     }
@@ -78,15 +78,16 @@ impl<T: Element> ShardedAttention<'_, T> {
     /// −∞.
     ///
     /// # Errors
-    /// On every rank, when one of them refuses its arguments, when they differ, or when a rank does not answer.
-    /// A rank that fails while it computes leaves the group.
+    /// On every rank, when one of them refuses its arguments, when they differ, or when a rank does not
+    /// answer. A rank that fails while it computes leaves the group.
     pub fn run(self, group: &mut dyn Collectives) -> Result<Output<T>, AttentionError> {
         self.run_as(group)
     }
 
     /// The gradients of a loss for this rank's rows of Q, K and V, from `out` and `lse`, which
-    /// [`run`](ShardedAttention::run) has returned here, and `d_out`, the gradient of the loss by `out`. Those
-    /// of sinks and tables are this rank's part of their sum over the group ([`Collectives::sum`]).
+    /// [`run`](ShardedAttention::run) has returned here, and `d_out`, the gradient of the loss by `out`. The
+    /// gradients of sinks and tables are this rank's part of their sum over the group
+    /// ([`Collectives::sum`]).
     ///
     /// # Errors
     /// As [`run`](ShardedAttention::run); and when `out`, `lse` or `d_out` does not fit the call.
@@ -174,17 +175,6 @@ impl<'a, Q: Element, K: Element, V: Element> ShardedAttention<'a, Q, K, V> {
         };
         agree(group, arguments)?;
         own
-    }
-
-    /// The call with the schedule that is taken.
-    fn decided(&self) -> ShardedAttention<'a, Q, K, V> {
-        let mut decided = self.clone();
-        if self.schedule == ShardSchedule::Auto {
-            let costs = if self.call.gpu().is_some() { ShardCosts::H200 } else { ShardCosts::THREADS };
-            decided.schedule =
-                self.explain(&costs).first().map_or(ShardSchedule::AllGather, |best| best.schedule);
-        }
-        decided
     }
 
     pub(super) fn heads(&self, rank: usize) -> HeadExchange<'_> {

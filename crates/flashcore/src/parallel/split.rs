@@ -49,7 +49,8 @@ impl SequenceSplit {
         Ok(SequenceSplit::new(documents, (0..ranks).map(|rank| vec![chunk(&all, ranks, rank)])))
     }
 
-    /// Each document is split in zigzag. A rank holds the first chunks of all documents, then the second ones.
+    /// Each document is split in zigzag. A rank holds the first chunks of all documents, then the second
+    /// ones.
     ///
     /// # Errors
     /// As [`zigzag`](SequenceSplit::zigzag).

@@ -1,7 +1,7 @@
 //! The schedules in which keys travel: all at once by slices of heads, or in steps around a ring.
 //!
-//! The keys of a stage are sent while those of the stage before are computed. Gradients of keys go back to the
-//! ranks that hold the keys, which add them in the order of stages: equal calls give equal bits.
+//! The keys of a stage are sent while those of the stage before are computed. Gradients of keys go back to
+//! the ranks that hold the keys, which add them in the order of stages: equal calls give equal bits.
 
 use std::ops::Range;
 
