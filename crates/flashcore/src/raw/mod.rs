@@ -207,12 +207,14 @@ impl fmt::Debug for Queue<'_> {
     }
 }
 
+/// The operands of a problem in their order, each with the address of its lowest element.
+type Memory = Vec<(OperandSpec, u64)>;
+
 /// A call that is checked, and whose plan is chosen, with its kernel compiled and loaded: [`Ready::enqueue`]
 /// only computes or launches.
 #[derive(Debug)]
 pub struct Ready<'a> {
-    /// The operands in their order, each with the address of its lowest element.
-    memory: Vec<(OperandSpec, u64)>,
+    memory: Memory,
     on: On<'a>,
 }
 
@@ -420,10 +422,7 @@ impl Ready<'_> {
 }
 
 /// The operands of a problem in their order, each with the address of its lowest element in memory.
-fn memory(
-    problem: &Problem,
-    operands: &OperandMap<Tensor>,
-) -> Result<Vec<(OperandSpec, u64)>, AttentionError> {
+fn memory(problem: &Problem, operands: &OperandMap<Tensor>) -> Result<Memory, AttentionError> {
     let mut given = operands.iter().peekable();
     let mut all = Vec::with_capacity(8);
     for spec in problem.operands() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use problem::{Operand, OperandMap, OperandSpec};
 
-use super::{CallOptions, Tensor, View};
+use super::{CallOptions, Memory, Tensor, View};
 use crate::gpu::{Gpu, Prepared};
 
 /// Calls that a thread remembers.
@@ -22,8 +22,8 @@ struct RecentCall {
     views: Vec<(Operand, View)>,
     options: CallOptions,
     prepared: Arc<Prepared>,
-    /// The operands of the problem, each with the distance from its lowest element to its address.
-    specs: Vec<(OperandSpec, u64)>,
+    /// In place of addresses, the distances from the lowest elements to the addresses.
+    specs: Memory,
 }
 
 /// What was prepared for a call with these operands, with the addresses of their lowest elements.
@@ -31,7 +31,7 @@ pub(super) fn find(
     gpu: &Gpu,
     operands: &OperandMap<Tensor>,
     options: &CallOptions,
-) -> Option<(Arc<Prepared>, Vec<(OperandSpec, u64)>)> {
+) -> Option<(Arc<Prepared>, Memory)> {
     RECENT.with_borrow(|all| {
         let call = all.iter().find(|call| {
             let views = call.views.iter().map(|(operand, view)| (*operand, view));
