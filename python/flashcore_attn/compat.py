@@ -162,17 +162,9 @@ def reset_stats() -> None:
 
 class _Attention(Replacement):
     def __call__(
-        self,
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
         if self.active and not _torch.is_dynamo_compiling() and _torch.eager is not None:
             out = _torch.eager.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, True)
             if out is not None:
@@ -258,18 +250,10 @@ def _argument(error: FlashCoreError) -> str:
 
 class _Flex(Replacement):
     def __call__(
-        self,
-        query: Any,
-        key: Any,
-        value: Any,
-        score_mod: Any = None,
-        block_mask: Any = None,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        return_lse: bool = False,
-        kernel_options: Any = None,
+        self, query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None,
+        scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None,
         **others: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         import torch
 
         def theirs() -> Any:

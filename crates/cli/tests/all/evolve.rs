@@ -72,7 +72,7 @@ fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
         "1,1,48,32,f32",
         "--candidates",
         "6",
-        // A kept plan would be the baseline of the second run.
+        // A saved plan would be the baseline of the second run.
         "--no-keep",
     ];
     let again =

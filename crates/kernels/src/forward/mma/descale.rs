@@ -4,7 +4,8 @@ use attend::{Block, ScoreFactors, ScorePrograms, Softcap, ValueFactors, WarpKeys
 use ptx::{Builder, F32, R32};
 use tile::divide;
 
-use super::emit::{Forward, Params};
+use super::launch::Params;
+use super::place::Forward;
 use crate::forward::descale::{ScaledTile, Scores, Scoring, descaled};
 
 impl Scores for Forward<'_> {

@@ -4,7 +4,8 @@ use attend::{RowRange, ScoreFactors, ScorePrograms, Softcap, ValueFactors};
 use ptx::{Builder, F32, R32};
 use tile::{Consumer, WorkTile};
 
-use super::emit::{Forward, Params};
+use super::launch::Params;
+use super::memory::Forward;
 use crate::forward::descale::{ScaledTile, ScoreDescale, Scores, Scoring, descaled};
 
 impl Scores for Forward<'_> {
