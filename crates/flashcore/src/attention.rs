@@ -185,8 +185,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     /// # Ok::<(), flashcore::AttentionError>(())
     /// ```
     pub fn sink(mut self, logits: &'a [f32]) -> Self {
-        self.score.sink = true;
-        self.features.sinks = Some(logits);
+        self.features.set_of_heads("sink", Operand::Sinks, logits);
         self
     }
 
@@ -488,7 +487,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
                 accepted: "f16, bf16 or f32; for 8-bit inputs, call run_as::<half::bf16>()".to_owned(),
             });
         }
-        self.features.check_sinks(q[1])?;
+        self.features.check_of_heads(q[1])?;
         let Extents { batch, seq_q, seq_kv, lengths } = self.features.extents(q, k)?;
         let (band, bounds) = self.bands.resolve(lengths.is_even() && seq_q == seq_kv);
         let (programs, tables) = self.features.programs([batch, q[1], seq_q, seq_kv], bounds)?;

@@ -24,6 +24,17 @@ pub struct Features {
 }
 
 impl Features {
+    /// Every feature: those of a family that computes all problems.
+    pub(crate) const ALL: Features = Features {
+        lengths: true,
+        sink: true,
+        programs: true,
+        fp8: true,
+        scales: true,
+        block_scales: true,
+        pages: true,
+    };
+
     /// The features that a problem needs.
     pub fn of(problem: &Problem) -> Features {
         Features {

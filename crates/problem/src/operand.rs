@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::{Index, IndexMut};
 
-use crate::{DType, ElementType, Elements, PassKind, Problem, ProblemError, Tensor, descale_name};
+use crate::{DType, ElementType, Elements, PassKind, Problem, ProblemError, Score, Tensor, descale_name};
 
 /// An array of lengths, of 32-bit signed integers ([`Lengths`](crate::Lengths)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -124,6 +124,11 @@ impl Operand {
         }
     }
 
+    /// Whether the values multiply logits. They are finite and not negative.
+    pub const fn is_factor(self) -> bool {
+        matches!(self, Operand::Descale(Tensor::Q | Tensor::K))
+    }
+
     /// Whether a pass writes the operand; otherwise it reads it.
     pub const fn is_output(self, pass: PassKind) -> bool {
         match self {
@@ -193,7 +198,8 @@ impl Problem {
         let pages = self.storage.pages();
         let entries = pages.map(|pages| self.batch.saturating_mul(pages.per_sequence));
         let page_table = entries.map(|entries| of(Operand::PageTable, ElementType::I32, entries));
-        let sinks = self.score.sink.then(|| of(Operand::Sinks, ElementType::F32, self.heads_q));
+        let of_heads = Score::OPERANDS.into_iter().filter(|&operand| self.score.has(operand));
+        let of_heads = of_heads.map(move |operand| of(operand, ElementType::F32, self.heads_q));
         let factors = self
             .scales
             .each()
@@ -207,7 +213,7 @@ impl Problem {
         let d_tables =
             d_tables.map(move |(i, table)| of(Operand::DTable(i), ElementType::F32, table.gradient().span()));
         let inputs =
-            tensors.chain(lse).chain(lengths).chain(page_table).chain(sinks).chain(tables).chain(factors);
+            tensors.chain(lse).chain(lengths).chain(page_table).chain(of_heads).chain(tables).chain(factors);
         inputs.chain(d_lse).chain(d_sinks).chain(d_tables)
     }
 

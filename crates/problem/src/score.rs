@@ -1,8 +1,10 @@
 //! The score function: scale, softcap and attention sink.
 
+use std::hash::Hash;
+
 use serde::{Deserialize, Serialize};
 
-use crate::ProblemError;
+use crate::{Gradients, Operand, ProblemError};
 
 /// How the product of a query and a key becomes a logit: `t = scale · q·k`. With a cap,
 /// `t = softcap · tanh(scale · q·k / softcap)` (Gemma 2). The band hides keys after the cap is applied.
@@ -21,6 +23,46 @@ pub struct Score {
 }
 
 impl Score {
+    /// The operands of a score: each has a value per query head, f32.
+    pub const OPERANDS: [Operand; 1] = [Operand::Sinks];
+
+    /// Whether the score has one of [`Score::OPERANDS`].
+    pub fn has(mut self, operand: Operand) -> bool {
+        self.flag(operand).is_some_and(|has| *has)
+    }
+
+    /// States whether the score has one of [`Score::OPERANDS`].
+    pub fn set(&mut self, operand: Operand, has: bool) {
+        if let Some(flag) = self.flag(operand) {
+            *flag = has;
+        }
+    }
+
+    const fn flag(&mut self, operand: Operand) -> Option<&mut bool> {
+        match operand {
+            Operand::Sinks => Some(&mut self.sink),
+            _ => None,
+        }
+    }
+
+    /// A score with those of [`Score::OPERANDS`] that `has` names.
+    pub fn with_operands(self, has: impl Fn(Operand) -> bool) -> Score {
+        let mut score = self;
+        Score::OPERANDS.into_iter().for_each(|operand| score.set(operand, has(operand)));
+        score
+    }
+
+    /// Whether the logits are scaled products, and the softmax takes nothing else.
+    pub fn is_plain(&self) -> bool {
+        *self == Score { scale: self.scale, ..Score::default() }
+    }
+
+    /// The values that tell scores apart, floats by their bits. `scale` is the resolved factor.
+    pub fn key(&self, scale: f32) -> impl Eq + Hash + use<> {
+        let &Score { scale: _, softcap, sink } = self;
+        (scale.to_bits(), softcap.map(f32::to_bits), sink)
+    }
+
     /// The logit of one product of a query and a key, in f64, for reference implementations. `scale` is the
     /// resolved factor.
     pub fn logit(&self, scale: f64, product: f64) -> f64 {
@@ -29,6 +71,15 @@ impl Score {
             Some(cap) => cap * (t / cap).tanh(),
             None => t,
         }
+    }
+
+    /// Rejects scores without derivatives, and gradients of operands that the score does not have.
+    pub(crate) fn check_backward(&self, wants: Gradients) -> Result<(), ProblemError> {
+        if wants.sinks && !self.sink {
+            let reason = "the gradients of the sinks are wanted, but the problem has no sinks";
+            return Err(ProblemError::Backward { reason });
+        }
+        Ok(())
     }
 
     /// Rejects a cap that is not positive, or not finite in the units that kernels use.

@@ -21,15 +21,7 @@ impl FamilyPlan for MmaPlan {
     }
 
     fn features() -> Features {
-        Features {
-            lengths: true,
-            sink: true,
-            programs: true,
-            fp8: true,
-            scales: true,
-            block_scales: true,
-            pages: true,
-        }
+        Features::ALL
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
