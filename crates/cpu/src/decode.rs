@@ -17,16 +17,47 @@ use crate::output::OutputRows;
 use crate::threads::Executor;
 use crate::view::{Any, Input};
 
-/// Factors that the decoded inputs do not contain, one per batch entry and KV head.
+/// Factors that the inputs do not contain.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Factors {
-    /// Factors on the products of queries and keys; empty if there are none.
+    /// Factors on the products of queries and keys, one per batch entry and query head; empty if there are
+    /// none.
     pub logits: Vec<f32>,
-    /// Factors on O; empty if there are none.
+    /// Whether query heads that share a KV head may have different factors.
+    pub differ: bool,
+    /// Factors on O, one per batch entry and KV head; empty if there are none.
     pub values: Vec<f32>,
 }
 
 impl Factors {
+    /// The factors of a problem. The rows of a head with an invalid descale factor are decoded as NaN, so the
+    /// factor is not applied here.
+    pub(crate) fn of(problem: &Problem, operands: &Operands<'_>) -> Factors {
+        let of = |tensor, at| {
+            let factors = operands.floats(Operand::Descale(tensor));
+            Problem::accepted_factor(tensor, problem.descale(factors, tensor, at))
+        };
+        let accepted = |tensor, at| {
+            let factor = of(tensor, at);
+            if factor.is_nan() { 1.0 } else { factor }
+        };
+        let scaled = |tensor| problem.scales.of(tensor).is_some();
+        let heads = |count: usize| (0..problem.batch).flat_map(move |b| (0..count).map(move |h| [b, h]));
+        let mut factors = Factors::default();
+        if scaled(Tensor::Q) || scaled(Tensor::K) {
+            let of_head = |[batch, head]: [usize; 2]| {
+                let at = [batch, head / problem.group_size(), 0];
+                accepted(Tensor::Q, at) * accepted(Tensor::K, at)
+            };
+            factors.logits = heads(problem.heads_q).map(of_head).collect();
+        }
+        if scaled(Tensor::V) {
+            factors.values =
+                heads(problem.heads_kv).map(|[batch, head]| of(Tensor::V, [batch, head, 0])).collect();
+        }
+        factors
+    }
+
     /// The largest factor on a product; 1 without factors.
     pub(crate) fn largest_logit(&self) -> f32 {
         self.logits.iter().copied().reduce(f32::max).unwrap_or(1.0)
@@ -80,10 +111,8 @@ impl<T: Element + Default> Decoded<T> {
                 threads => executor.run(threads, &work),
             }
         }
-        let mut factors = Factors::default();
-        if !multiplies {
-            factors = of_heads(problem, operands);
-        }
+        let stated = if multiplies { &inner } else { problem };
+        let factors = Factors::of(stated, operands);
         Decoded { problem: inner, factors, rooms }
     }
 
@@ -97,29 +126,6 @@ impl<T: Element + Default> Decoded<T> {
         }
         all
     }
-}
-
-/// The factors of every batch entry and KV head. The rows of a head with an invalid factor are decoded as
-/// NaN, so its factor is not applied here.
-fn of_heads(problem: &Problem, operands: &Operands<'_>) -> Factors {
-    let heads = || (0..problem.batch).flat_map(|b| (0..problem.heads_kv).map(move |h| [b, h, 0]));
-    let of = |tensor, at| {
-        let factors = operands.floats(Operand::Descale(tensor));
-        Problem::accepted_factor(tensor, problem.descale(factors, tensor, at))
-    };
-    let accepted = |tensor, at| {
-        let factor = of(tensor, at);
-        if factor.is_nan() { 1.0 } else { factor }
-    };
-    let scaled = |tensor| problem.scales.of(tensor).is_some();
-    let mut factors = Factors::default();
-    if scaled(Tensor::Q) || scaled(Tensor::K) {
-        factors.logits = heads().map(|at| accepted(Tensor::Q, at) * accepted(Tensor::K, at)).collect();
-    }
-    if scaled(Tensor::V) {
-        factors.values = heads().map(|at| of(Tensor::V, at)).collect();
-    }
-    factors
 }
 
 /// The decoding of one tensor.
