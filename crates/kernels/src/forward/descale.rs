@@ -71,14 +71,24 @@ impl Descale {
     }
 }
 
-/// The factors of Q and K.
+/// The head of a tile's rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct HeadPlace {
+    pub batch: R32,
+    pub key_head: R32,
+    /// The query head; `None` if the rows of a tile belong to several.
+    pub head: Option<R32>,
+}
+
+/// The factors of scores: those of Q and K.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ScoreDescale([Option<Descale>; 2]);
+pub(crate) struct ScoreDescale {
+    inputs: [Option<Descale>; 2],
+}
 
 /// A tile whose scores have factors per block of rows.
 pub(crate) struct ScaledTile<'a> {
-    /// Batch entry and KV head.
-    pub at: [R32; 2],
+    pub at: HeadPlace,
     /// The positions of the lane's rows, or of groups of neighbouring rows that have one factor of Q.
     pub rows: &'a [R32],
     /// The numbers of queries and of keys that have factors.
@@ -93,19 +103,19 @@ pub(crate) struct ScaledTile<'a> {
 impl ScoreDescale {
     /// Declares the factors; `None` if neither tensor has factors.
     pub fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) -> Option<ScoreDescale> {
-        let factors = [Tensor::Q, Tensor::K].map(|tensor| Descale::declare(k, c, problem, tensor));
-        factors.iter().any(Option::is_some).then_some(ScoreDescale(factors))
+        let inputs = [Tensor::Q, Tensor::K].map(|tensor| Descale::declare(k, c, problem, tensor));
+        inputs.iter().any(Option::is_some).then_some(ScoreDescale { inputs })
     }
 
     /// Whether either tensor has factors per block of rows.
     pub fn is_per_block(&self) -> bool {
-        self.0.iter().flatten().any(|of| of.blocks.is_some())
+        self.inputs.iter().flatten().any(|of| of.blocks.is_some())
     }
 
-    /// The product of the factors of a batch entry and a KV head; NaN if one is not accepted.
-    pub fn load(&self, k: &mut Builder, at: [R32; 2]) -> F32 {
+    /// The product of the factors of a head; NaN if one is not accepted.
+    pub fn load(&self, k: &mut Builder, at: HeadPlace) -> F32 {
         // Both loads come before the first test, which waits.
-        let factors = self.0.map(|of| of.map(|of| of.load(k, at)));
+        let factors = self.inputs.map(|of| of.map(|of| of.load(k, [at.batch, at.key_head])));
         let factors = factors.map(|factor| factor.map(|factor| accepted_score_factor(k, factor)));
         factors.into_iter().flatten().reduce(|a, b| k.mul(a, b)).expect("a factor")
     }
@@ -115,7 +125,7 @@ impl ScoreDescale {
         if !self.is_per_block() {
             return None;
         }
-        let (at, [seq_q, seq_kv], [q, key]) = (tile.at, tile.lengths, self.0);
+        let (at, [seq_q, seq_kv], [q, key]) = ([tile.at.batch, tile.at.key_head], tile.lengths, self.inputs);
         let keys = key.and_then(|of| of.blocks_of_head(k, at, seq_kv));
         let of_keys = key.filter(|_| keys.is_none()).map(|of| {
             let factor = of.load(k, at);
