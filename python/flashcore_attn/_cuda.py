@@ -384,6 +384,12 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
     return x.contiguous()
 
 
+def least_on_host(lengths: Tensor) -> int | None:
+    """The smallest length, if it is known without a wait for a GPU."""
+    known = lengths.device.type == "cpu" and lengths.numel() > 0 and _has_values(lengths)
+    return int(lengths.min()) if known else None
+
+
 def as_pages(x: Tensor, batch: int) -> Tensor:
     """A page table: int32 and contiguous."""
     _check_operand("page_table", x)

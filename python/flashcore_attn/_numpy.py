@@ -327,6 +327,11 @@ def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(_whole(x))
 
 
+def least_on_host(lengths: np.ndarray[Any, Any]) -> int | None:
+    """The smallest length."""
+    return int(lengths.min()) if lengths.size else None
+
+
 def as_pages(x: Any, batch: int) -> np.ndarray[Any, Any]:
     """A page table: int32 and contiguous."""
     if not isinstance(x, np.ndarray):

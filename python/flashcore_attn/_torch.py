@@ -286,7 +286,7 @@ eager = _in_rust()
 Tracing = _recording.Tracing
 explain = _cuda.explain
 as_table, as_sink, as_lengths = _cuda.as_table, _cuda.as_sink, _cuda.as_lengths
-as_scale, as_pages = _cuda.as_scale, _cuda.as_pages
+as_scale, as_pages, least_on_host = _cuda.as_scale, _cuda.as_pages, _cuda.least_on_host
 check_given = _cuda.check_given
 
 

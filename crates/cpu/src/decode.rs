@@ -1,21 +1,23 @@
-//! Converts 8-bit inputs to 16-bit or f32 tensors for the computation.
+//! Converts 8-bit inputs to 16-bit or f32 tensors for the computation, where it does not read them in place.
 //!
-//! Each 8-bit number is exactly representable in bf16 and in f16. Inputs with one descale factor per KV head
-//! are converted to such numbers, and the factors are applied in the softmax scale and the normalisation of
-//! O. Inputs with factors per block of rows are converted to f32 and multiplied by their factors.
+//! Each 8-bit number is exactly representable in bf16 and in f16. One descale factor per KV head is applied
+//! in the softmax scale and in the normalisation of O, so such inputs are read in place where the computation
+//! widens its blocks to f32 ([`is_in_place`]), and converted to 16 bits where it works on 16 bits. Inputs
+//! with factors per block of rows are converted to f32 and multiplied by their factors.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use problem::{
-    DType, DTypes, Element, ElementType, Layout, Operand, Operands, Problem, Scales, Sequence, Span, Storage,
-    Tensor,
+    DType, DTypes, Element, ElementType, KeyPlaces, Layout, Operand, Operands, Problem, Scales, Sequence,
+    Span, Storage, Tensor,
 };
 
 use crate::Elements;
 use crate::aligned::Aligned;
 use crate::output::OutputRows;
 use crate::threads::Executor;
-use crate::view::{Any, Input};
+use crate::view::{Any, Input, Inputs};
+use crate::{CpuError, CpuPlan};
 
 /// Factors that the inputs do not contain.
 #[derive(Clone, Debug, Default)]
@@ -30,30 +32,26 @@ pub(crate) struct Factors {
 }
 
 impl Factors {
-    /// The factors of a problem. The rows of a head with an invalid descale factor are decoded as NaN, so the
-    /// factor is not applied here.
-    pub(crate) fn of(problem: &Problem, operands: &Operands<'_>) -> Factors {
+    /// The factors of heads. A descale factor of Q or K that is not accepted is NaN.
+    pub(crate) fn of_heads(problem: &Problem, operands: &Operands<'_>) -> Factors {
+        let mut factors = Factors::default();
+        let heads = |count: usize| (0..problem.batch).flat_map(move |b| (0..count).map(move |h| [b, h]));
         let of = |tensor, at| {
             let factors = operands.floats(Operand::Descale(tensor));
             Problem::accepted_factor(tensor, problem.descale(factors, tensor, at))
         };
-        let accepted = |tensor, at| {
-            let factor = of(tensor, at);
-            if factor.is_nan() { 1.0 } else { factor }
-        };
-        let scaled = |tensor| problem.scales.of(tensor).is_some();
-        let heads = |count: usize| (0..problem.batch).flat_map(move |b| (0..count).map(move |h| [b, h]));
-        let mut factors = Factors::default();
+        let per_block = problem.scales.are_per_block();
+        let scaled = |tensor| problem.scales.of(tensor).is_some() && !per_block;
         if scaled(Tensor::Q) || scaled(Tensor::K) {
             let of_head = |[batch, head]: [usize; 2]| {
                 let at = [batch, head / problem.group_size(), 0];
-                accepted(Tensor::Q, at) * accepted(Tensor::K, at)
+                of(Tensor::Q, at) * of(Tensor::K, at)
             };
             factors.logits = heads(problem.heads_q).map(of_head).collect();
         }
         if scaled(Tensor::V) {
-            factors.values =
-                heads(problem.heads_kv).map(|[batch, head]| of(Tensor::V, [batch, head, 0])).collect();
+            let of_head = |[batch, head]: [usize; 2]| of(Tensor::V, [batch, head, 0]);
+            factors.values = heads(problem.heads_kv).map(of_head).collect();
         }
         factors
     }
@@ -62,6 +60,13 @@ impl Factors {
     pub(crate) fn largest_logit(&self) -> f32 {
         self.logits.iter().copied().reduce(f32::max).unwrap_or(1.0)
     }
+}
+
+/// Whether 8-bit inputs are read in place: the plan computes in f32, and no factor spoils rows of Q or K,
+/// which are then NaN. A part of the logits would not do: a row without keys has the result 0.
+pub(crate) fn is_in_place(problem: &Problem, plan: &CpuPlan, factors: &Factors) -> bool {
+    let in_f32 = plan.isa == plan.isa.wide() || !plan.isa.is_for(problem);
+    in_f32 && !problem.scales.are_per_block() && factors.logits.iter().all(|factor| factor.is_finite())
 }
 
 /// A problem whose inputs have been decoded.
@@ -79,7 +84,7 @@ impl<T: Element + Default> Decoded<T> {
         executor: &dyn Executor,
         threads: usize,
         problem: &Problem,
-        inputs: &[Any<'_>; 3],
+        Inputs { q, k, v }: Inputs<'_>,
         operands: &Operands<'_>,
         sequences: &[Sequence],
     ) -> Self {
@@ -92,7 +97,7 @@ impl<T: Element + Default> Decoded<T> {
         let multiplies = T::DTYPE == DType::F32;
         let mut rooms = [None, None, None];
         let tensors = [Tensor::Q, Tensor::K, Tensor::V];
-        for ((tensor, input), room) in tensors.into_iter().zip(inputs).zip(&mut rooms) {
+        for ((tensor, input), room) in tensors.into_iter().zip(&[q, k, v]).zip(&mut rooms) {
             let in_pages = tensor != Tensor::Q && problem.storage != Storage::Rows;
             if problem.dtypes.of(tensor) == T::DTYPE && !in_pages {
                 continue;
@@ -111,20 +116,20 @@ impl<T: Element + Default> Decoded<T> {
                 threads => executor.run(threads, &work),
             }
         }
-        let stated = if multiplies { &inner } else { problem };
-        let factors = Factors::of(stated, operands);
+        let mut factors = Factors::of_heads(problem, operands);
+        // The rows of a head with an invalid factor are decoded as NaN, so its factor is not applied again.
+        factors.logits.iter_mut().filter(|factor| factor.is_nan()).for_each(|factor| *factor = 1.0);
         Decoded { problem: inner, factors, rooms }
     }
 
-    /// Q, K and V: the decoded tensors, and those of `inputs` that were not decoded.
-    pub(crate) fn inputs<'a>(&'a self, inputs: [Input<'a>; 3]) -> [Input<'a>; 3] {
-        let mut all = inputs;
-        for (to, room) in all.iter_mut().zip(&self.rooms) {
-            if let Some(room) = room {
-                *to = Input::from(&room[..]);
-            }
-        }
-        all
+    /// The decoded tensors, and those of `inputs` that were not decoded.
+    pub(crate) fn inputs<'a>(&'a self, Inputs { q, k, v }: Inputs<'a>) -> Result<Inputs<'a>, CpuError> {
+        let [of_q, of_k, of_v] = &self.rooms;
+        let of = |tensor, room: &'a Option<Vec<T>>, input| match room {
+            Some(room) => Any::new(&self.problem, tensor, Input::from(&room[..]), KeyPlaces::ROWS),
+            None => Ok(input),
+        };
+        Ok(Inputs { q: of(Tensor::Q, of_q, q)?, k: of(Tensor::K, of_k, k)?, v: of(Tensor::V, of_v, v)? })
     }
 }
 

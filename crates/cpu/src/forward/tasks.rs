@@ -5,7 +5,6 @@ use std::cmp::Reverse;
 use problem::{KeyRange, Sequence};
 
 use super::Call;
-use crate::Element;
 use crate::plan::Order;
 use crate::tile::Panel;
 
@@ -20,7 +19,7 @@ pub(super) struct Task {
     pub(super) part: usize,
 }
 
-impl<T: Element> Call<'_, T> {
+impl Call<'_> {
     /// Number of keys of a part, a multiple of the block size.
     pub(super) fn part_keys(&self) -> usize {
         let blocks = self.problem.seq_kv.div_ceil(self.plan.block_kv).max(1);

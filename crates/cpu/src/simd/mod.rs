@@ -26,7 +26,7 @@ use std::fmt;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use problem::{DType, Problem};
+use problem::{DType, E4m3, E5m2, Problem};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use codes::{codes, largest_finite};
@@ -269,6 +269,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         widen_bf16_plain(from, to);
     }
 
+    /// Widens `from` into `to`, which has the same length as `from`.
+    fn widen_e4m3(self, from: &[E4m3], to: &mut [f32]) {
+        codes::widen_e4m3(from, to);
+    }
+
+    /// Widens `from` into `to`, which has the same length as `from`.
+    fn widen_e5m2(self, from: &[E5m2], to: &mut [f32]) {
+        codes::widen_e5m2(from, to);
+    }
+
     /// Rounds `factor · from` into `to`, which has the same length as `from`.
     fn narrow_scaled<T: Element>(self, from: &[f32], factor: f32, to: &mut [T]) {
         T::narrow_scaled(from, factor, to);
@@ -315,7 +325,9 @@ pub(crate) fn widen<S: Simd>(s: S, from: Elements<'_>, to: &mut [f32]) {
         Elements::F32(from) => to.copy_from_slice(from),
         Elements::F16(from) => s.widen_f16(from, to),
         Elements::Bf16(from) => s.widen_bf16(from, to),
-        Elements::I32(_) | Elements::U8(_) | Elements::E4m3(_) | Elements::E5m2(_) => from.widen(to),
+        Elements::E4m3(from) => s.widen_e4m3(from, to),
+        Elements::E5m2(from) => s.widen_e5m2(from, to),
+        Elements::I32(_) | Elements::U8(_) => from.widen(to),
     }
 }
 
