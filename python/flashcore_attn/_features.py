@@ -40,6 +40,7 @@ class Features(NamedTuple):
     deterministic: bool = False
     # What messages call the tables.
     names: tuple[str, ...] = ()
+    temperature: Any = None
 
     @property
     def uneven(self) -> bool:
@@ -53,7 +54,7 @@ class Features(NamedTuple):
 
     def of_heads(self) -> list[tuple[str, str, Any]]:
         """The arrays with a value per query head, with the names of their operands and what messages call them."""
-        arrays = (("sinks", "learnable_sink", self.sink),)
+        arrays = (("sinks", "learnable_sink", self.sink), ("temperature", "temperature", self.temperature))
         return [(operand, name, x) for operand, name, x in arrays if x is not None]
 
     def named(self) -> list[tuple[str, Any]]:
@@ -103,6 +104,17 @@ def alibi(parts: Parts, backend: Any, slopes: Any, batch: int, heads: int) -> No
     index = "[h]" if len(shape) == 1 else "[b, h]"
     number = parts.table(slopes, "alibi_slopes")
     parts.score = f"{parts.score or 's'} - t{number}{index} * float(abs(q + k_len - q_len - k))"
+
+
+def temperature(parts: Parts, factors: Any, softcap: float) -> tuple[float, tuple[float, ...]]:
+    """Factors of heads in the score program, which has gradients, and the cap after them. Returns the cap that is left,
+    and the program's parameters."""
+    factor = f"t{parts.table(factors, 'temperature')}[h]"
+    parts.score = f"select({factor} >= 0.0, s * {factor}, nan)"
+    if not softcap:
+        return 0.0, ()
+    parts.score = f"f0 * tanh({parts.score} / f0)"
+    return 0.0, (softcap,)
 
 
 def chunk(parts: Parts, length: int) -> None:

@@ -49,6 +49,13 @@ impl Factors {
             };
             factors.logits = heads(problem.heads_q).map(of_head).collect();
         }
+        if problem.score.temperature {
+            let of_inputs = std::mem::take(&mut factors.logits);
+            let of_heads = operands.floats(Operand::Temperature).iter().cycle();
+            let all = heads(problem.heads_q).zip(of_heads).enumerate();
+            factors.logits = all.map(|(i, (_, factor))| of_inputs.get(i).unwrap_or(&1.0) * factor).collect();
+            factors.differ = true;
+        }
         if scaled(Tensor::V) {
             let of_head = |[batch, head]: [usize; 2]| of(Tensor::V, [batch, head, 0]);
             factors.values = heads(problem.heads_kv).map(of_head).collect();

@@ -81,8 +81,8 @@ pub struct Attention<'a, Q, K = Q, V = Q> {
 /// `[batch, heads_kv, seq_kv, head_dim]` and `v` `[batch, heads_kv, seq_kv, head_dim_v]`. The defaults are no
 /// mask and `scale = 1/√head_dim`.
 ///
-/// A logit is made in this order, whichever the order of the builder's methods: the scale, the softcap, the
-/// score program, ALiBi, the bias. A row sees the keys that the band, the mask program and the mask tensor
+/// A logit is made in this order, whichever the order of the builder's methods: the scale, the temperature, the
+/// softcap, the score program, ALiBi, the bias. A row sees the keys that the band, the mask program and the mask tensor
 /// all show it, within its sequence. A row that sees no key has O = 0, and LSE = −∞ or the sink.
 ///
 /// On a GPU, a hidden key has probability 0, and the kernel multiplies its value by that 0, as every fused
@@ -169,6 +169,25 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     /// The factor on Q Kᵀ; any finite number.
     pub fn scale(mut self, scale: f32) -> Self {
         self.score.scale = Some(scale);
+        self
+    }
+
+    /// A temperature: a factor on the scaled products of each query head, before the softcap; finite and not
+    /// negative. On GPUs the family `mma` computes it. [`backward`](Attention::backward) refuses it: there, the
+    /// factors are a table of a score program.
+    ///
+    /// ```
+    /// use flashcore::{Layout, TensorView, attention};
+    ///
+    /// let (q, k) = ([1.0f32; 8], [[1.0f32; 8], [0.0; 8]].concat());
+    /// let q = TensorView::dense(&q, [1, 1, 1, 8], Layout::Bhsd)?;
+    /// let k = TensorView::dense(&k, [1, 1, 2, 8], Layout::Bhsd)?;
+    /// let out = attention(q, k, k).scale(0.25).temperature(&[0.5]).run()?;
+    /// assert!((out.lse[0] - (1f32.exp() + 1.0).ln()).abs() < 1e-6); // 0.5 · 0.25 · 8 = 1
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn temperature(mut self, factors: &'a [f32]) -> Self {
+        self.features.set_of_heads("temperature", Operand::Temperature, factors);
         self
     }
 

@@ -149,6 +149,7 @@ impl Problem {
                 return Err(ProblemError::Length { argument: "leftpad_k", index, value, expected });
             }
         }
+        self.score.check_values(inputs)?;
         self.check_page_table(inputs)
     }
 }
