@@ -241,13 +241,9 @@ def _operator(
     out: Tensor,
     lse: Tensor,
     heads: int,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    *features: Any,
+    *rest: Any,
 ) -> list[Tensor]:
+    terms, features = rest[:5], rest[5:]
     *stated, of_sink, of_tables, deterministic = features
     plain = [_calls._plain(x) for x in (d_out, d_lse, q, k, v, out, lse)]
     _calls._check_axes(plain[2], plain[3], plain[4], heads)
@@ -258,7 +254,7 @@ def _operator(
         lengths: Any = tuple(None if x is None else x.contiguous() for x in made.lengths)
         made = made._replace(lengths=lengths, sink=None if made.sink is None else made.sink.contiguous())
     return compute(
-        plain[0], plain[1], Saved(*plain[2:]), heads, (top_left, before, after, scale, softcap), made,
+        plain[0], plain[1], Saved(*plain[2:]), heads, terms, made,
         Wants(of_sink, of_tables), deterministic,
     )  # fmt: skip
 

@@ -49,21 +49,16 @@ def _compute_with_cache(
     rotary_sin: Tensor | None,
     rotary_seqlens: Tensor | None,
     interleaved: bool,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    want_lse: bool,
-    *features: Any,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor]:
+    terms, want_lse, features = rest[:5], rest[5], rest[6:]
     stated = _calls._given_features(q, k_cache, v_cache, 2, features)
     append = _appended(k, v, cu_seqlens_k_new, (rotary_cos, rotary_sin, rotary_seqlens, interleaved), stated.batch)
     for name, x in (("k", k), ("v", v)):
         dtype = q.dtype if k_cache.dtype in _cuda.FP8 else k_cache.dtype
         if x.dtype != dtype:
             raise DTypeError(f"{name} has dtype {x.dtype}, but k_cache has {k_cache.dtype}; expected {dtype}")
-    return _calls._both(q, k_cache, v_cache, 2, (top_left, before, after, scale, softcap), want_lse, stated, append)
+    return _calls._both(q, k_cache, v_cache, 2, terms, want_lse, stated, append)
 
 
 @library.custom_op(

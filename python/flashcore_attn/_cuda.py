@@ -63,16 +63,9 @@ def _code(dtype: torch.dtype) -> int | None:
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    terms: Terms,
-    want_lse: bool,
-    features: Features | None = None,
-    append: Append | None = None,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None,
+    append: Append | None = None, out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Enqueues attention on the current stream of q's device, after an append to the cache. ``out`` is memory for the
     result."""
     device, dtype = q.get_device(), q.dtype
@@ -97,18 +90,9 @@ def attend(
 
 
 def _launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    terms: Terms,
-    want_lse: bool,
-    features: Features | None,
-    append: Append | None,
-    device: int,
-    code: int,
-    given: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None,
+    append: Append | None, device: int, code: int, given: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     q, k, v = plain_rows("q", q), plain_rows("k", k), plain_rows("v", v)
     shape, v_shape = q.shape, v.shape
     held: list[Any] = []

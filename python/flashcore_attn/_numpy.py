@@ -87,15 +87,9 @@ def _check(name: str, array: np.ndarray[Any, Any]) -> None:
 
 
 def attend(
-    q: np.ndarray[Any, Any],
-    k: np.ndarray[Any, Any],
-    v: np.ndarray[Any, Any],
-    heads: int,
-    terms: Terms,
-    want_lse: bool,
-    features: Features | None = None,
-    append: Append | None = None,
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    q: np.ndarray[Any, Any], k: np.ndarray[Any, Any], v: np.ndarray[Any, Any], heads: int, terms: Terms,
+    want_lse: bool, features: Features | None = None, append: Append | None = None,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:  # fmt: skip
     """Attention of 4-D views whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         _check(name, array)
@@ -139,14 +133,9 @@ def attend(
 
 
 def append_and_attend(
-    q: np.ndarray[Any, Any],
-    k: np.ndarray[Any, Any],
-    v: np.ndarray[Any, Any],
-    terms: Terms,
-    want_lse: bool,
-    features: Features,
-    append: Append,
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    q: np.ndarray[Any, Any], k: np.ndarray[Any, Any], v: np.ndarray[Any, Any], terms: Terms, want_lse: bool,
+    features: Features, append: Append,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:  # fmt: skip
     """Attention to a cache ``(batch, rows, heads, dim)`` or pages, to which keys and values are appended first."""
     for name, array in (("k_cache", k), ("v_cache", v)):
         if not array.flags.writeable or _plain(array) is not array:

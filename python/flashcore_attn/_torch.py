@@ -185,16 +185,9 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor, profiled: bool = False) -> bool:
 
 
 def _now(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    terms: Terms,
-    want_lse: bool,
-    features: Features | None = None,
-    append: Append | None = None,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None,
+    append: Append | None = None, out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     if append is not None:
         _cached.check(k, v)
     if q.is_cuda:
@@ -477,35 +470,16 @@ def _check_axes(q: Tensor, k: Tensor, v: Tensor, heads: int) -> None:
     schema="(Tensor q, Tensor k, Tensor v, int heads, bool top_left, SymInt before, SymInt after, float? scale, "
     "float softcap, bool want_lse) -> (Tensor, Tensor)",
 )
-def _operator(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    want_lse: bool,
-) -> tuple[Tensor, Tensor]:
-    return _both(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse)
+def _operator(q: Tensor, k: Tensor, v: Tensor, heads: int, *rest: Any) -> tuple[Tensor, Tensor]:
+    *terms, want_lse = rest
+    return _both(q, k, v, heads, tuple(terms), want_lse)
 
 
 @_operator.register_fake
 def _fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    want_lse: bool,
-    same_batch: bool = True,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, heads: int, *rest: Any, same_batch: bool = True
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    *_, want_lse = rest
     _check_axes(q, k, v, heads)
     dtype = _cuda.output_type(q, k, v)
     _features.check_shapes(q, k, v, heads, same_batch)
@@ -523,21 +497,9 @@ def _fake(
     "SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, int[] blocks, "
     "Tensor? page_table=None, bool deterministic=False) -> (Tensor, Tensor)",
 )
-def _operator_with(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    want_lse: bool,
-    *features: Any,
-) -> tuple[Tensor, Tensor]:
-    stated = _given_features(q, k, v, heads, features)
-    return _both(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse, stated)
+def _operator_with(q: Tensor, k: Tensor, v: Tensor, heads: int, *rest: Any) -> tuple[Tensor, Tensor]:
+    stated = _given_features(q, k, v, heads, rest[6:])
+    return _both(q, k, v, heads, rest[:5], rest[5], stated)
 
 
 def _given_features(q: Tensor, k: Tensor, v: Tensor, heads: int, features: tuple[Any, ...]) -> Features:
@@ -596,24 +558,13 @@ def _stated(features: tuple[Any, ...]) -> Features:
 
 
 @_operator_with.register_fake
-def _fake_with(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    want_lse: bool,
-    *features: Any,
-) -> tuple[Tensor, Tensor]:
+def _fake_with(q: Tensor, k: Tensor, v: Tensor, heads: int, *rest: Any) -> tuple[Tensor, Tensor]:
+    terms, features = rest[:6], rest[6:]
     # Lengths of only one side: the other side has a dimension for the batch entries.
     stated = _stated(features)
     same_batch = (features[0] is None) == (features[1] is None) and stated.page_table is None
     _check_features(q, k, v, heads, stated)
-    return _fake(q, k, v, heads, top_left, before, after, scale, softcap, want_lse, same_batch)
+    return _fake(q, k, v, heads, *terms, same_batch=same_batch)
 
 
 def _mapped(function: Any, each: Any = None) -> Any:

@@ -35,6 +35,19 @@ def bf16():
     return pytest.importorskip("ml_dtypes").bfloat16
 
 
+class OnlyDlpack:
+    """An array that offers DLPack only."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
 @pytest.fixture
 def pretended_gpu(monkeypatch):
     """Runs the code of a CUDA call with the CPU kernels in place of launches: tensors report the device -1."""

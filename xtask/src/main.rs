@@ -13,6 +13,7 @@ mod evidence;
 mod evolution;
 mod floors;
 mod fuzz;
+mod hub;
 mod links;
 mod names;
 mod notices;
@@ -83,6 +84,12 @@ enum Task {
         #[arg(long, default_value = "target/capi")]
         prefix: PathBuf,
     },
+    /// Build the C library without debug information, and make a repository of the kernels hub with it
+    Hub {
+        /// The folder that receives build/
+        #[arg(long, default_value = "target/hub")]
+        out: PathBuf,
+    },
     /// Lint, build, install and test the Python package (part of `test`)
     Python,
     /// Check the licences, sources and duplicate versions of all crates against deny.toml, the layers of the
@@ -96,7 +103,7 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Lint and test the crates in bridges/, each with its own lock file, in target/bridges (part of `test`)
+    /// Lint and test the bridges: candle, JAX, TVM-FFI and the kernels hub (part of `test`)
     Bridges,
     /// Show the report and the live pages in a headless browser and compare them with the ledger (part of
     /// `test`)
@@ -146,6 +153,7 @@ fn main() -> ExitCode {
         Task::Release(args) => release::release(&root(), &args),
         Task::Binary => release::binary(&root()),
         Task::Capi { prefix } => capi::install(&root(), &prefix),
+        Task::Hub { out } => hub::make(&root(), &out),
         Task::Python => wheel::test(&root()),
         Task::Bridges => test::bridges(&root()),
         Task::Browser => test::browser(&root()),

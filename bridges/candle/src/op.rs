@@ -36,6 +36,28 @@ type Inputs<'a, S> = [(&'a S, &'a Layout); 3];
 
 const INPUTS: [Operand; 3] = [Operand::Q, Operand::K, Operand::V];
 
+/// The methods of [`CustomOp3`] for each kind of storage, which call one generic method.
+macro_rules! computed_by {
+    ($method:ident) => {
+        computed_by!($method, cpu_fwd, CpuStorage);
+        #[cfg(feature = "cuda")]
+        computed_by!($method, cuda_fwd, CudaStorage);
+    };
+    ($method:ident, $name:ident, $storage:ty) => {
+        fn $name(
+            &self,
+            q: &$storage,
+            q_layout: &Layout,
+            k: &$storage,
+            k_layout: &Layout,
+            v: &$storage,
+            v_layout: &Layout,
+        ) -> Result<($storage, Shape)> {
+            self.$method([(q, q_layout), (k, k_layout), (v, v_layout)])
+        }
+    };
+}
+
 impl Attention {
     fn forward<S: Memory>(&self, inputs: Inputs<'_, S>) -> Result<(S, Shape)> {
         let [(q, q_layout), _, (_, v_layout)] = inputs;
@@ -112,30 +134,7 @@ impl CustomOp3 for Attention {
         self.name
     }
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        k: &CpuStorage,
-        k_layout: &Layout,
-        v: &CpuStorage,
-        v_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward([(q, q_layout), (k, k_layout), (v, v_layout)])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        q: &CudaStorage,
-        q_layout: &Layout,
-        k: &CudaStorage,
-        k_layout: &Layout,
-        v: &CudaStorage,
-        v_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.forward([(q, q_layout), (k, k_layout), (v, v_layout)])
-    }
+    computed_by!(forward);
 
     fn bwd(
         &self,
@@ -218,30 +217,7 @@ impl CustomOp3 for Backward<'_> {
         "flash-attn-backward"
     }
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        k: &CpuStorage,
-        k_layout: &Layout,
-        v: &CpuStorage,
-        v_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.run([(q, q_layout), (k, k_layout), (v, v_layout)])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        q: &CudaStorage,
-        q_layout: &Layout,
-        k: &CudaStorage,
-        k_layout: &Layout,
-        v: &CudaStorage,
-        v_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.run([(q, q_layout), (k, k_layout), (v, v_layout)])
-    }
+    computed_by!(run);
 }
 
 /// A tensor `[batch, row, head, dim]` or `[row, head, dim]` with FlashCore's order of dimensions.

@@ -328,7 +328,6 @@ fn after(check: &CheckReport) -> String {
 
 /// Prints what became of each mutant.
 fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(), CliError> {
-    let has_reference = !study.bound.references.is_empty() || study.bound.problem.is_some();
     for mutant in mutants {
         let place = match mutant.line {
             0 => "an argument".to_owned(),
@@ -337,7 +336,7 @@ fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(),
         let result = match &mutant.result {
             MutantResult::Failed(reason) => format!("found: {}", ptx::quote::words(reason)),
             MutantResult::Incomplete(reason) => format!("no verdict: {}", ptx::quote::words(reason)),
-            MutantResult::Differs(what) if has_reference => {
+            MutantResult::Tolerated(what) => {
                 format!("within the tolerance: no hazard, {what}, by less than the reference allows")
             }
             MutantResult::Differs(what) => format!("no hazard, {what}: a [reference] would find it"),
@@ -350,7 +349,7 @@ fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(),
         writeln!(out, "mutant {} at {place}: {result}", in_words(&mutant.fault))?;
     }
     if !mutants.is_empty() {
-        writeln!(out, "mutants: {}", totals(mutants, has_reference))?;
+        writeln!(out, "mutants: {}", totals(mutants))?;
     }
     Ok(())
 }
@@ -368,13 +367,13 @@ fn in_words(fault: &str) -> String {
 }
 
 /// How many mutants were found, and what became of the others.
-fn totals(mutants: &[Mutant], has_reference: bool) -> String {
+fn totals(mutants: &[Mutant]) -> String {
     let count =
         |is: &dyn Fn(&MutantResult) -> bool| mutants.iter().filter(|mutant| is(&mutant.result)).count();
-    let differing = if has_reference { "within the tolerance" } else { "only a [reference] would find" };
     let counts = [
         (count(&|r| matches!(r, MutantResult::Failed(_))), "found"),
-        (count(&|r| matches!(r, MutantResult::Differs(_))), differing),
+        (count(&|r| matches!(r, MutantResult::Tolerated(_))), "within the tolerance"),
+        (count(&|r| matches!(r, MutantResult::Differs(_))), "only a [reference] would find"),
         (count(&|r| matches!(r, MutantResult::Same)), "not found"),
         (count(&|r| matches!(r, MutantResult::Incomplete(_))), "without a verdict"),
         (count(&|r| matches!(r, MutantResult::NotExecuted | MutantResult::NoEffect)), "not checked"),
@@ -417,13 +416,14 @@ mod tests {
         let mutant = |result| Mutant { fault: String::new(), orders: false, line: 1, result };
         let results = [
             MutantResult::Failed("race".into()),
+            MutantResult::Tolerated("9 bytes differ".into()),
             MutantResult::Differs("9 bytes differ".into()),
             MutantResult::NoEffect,
             MutantResult::NotExecuted,
         ];
         let mutants = results.map(mutant);
-        assert_eq!(super::totals(&mutants, true), "1 found, 1 within the tolerance, 2 not checked");
-        assert_eq!(super::totals(&mutants, false), "1 found, 1 only a [reference] would find, 2 not checked");
+        let totals = "1 found, 1 within the tolerance, 1 only a [reference] would find, 2 not checked";
+        assert_eq!(super::totals(&mutants), totals);
     }
 
     #[test]

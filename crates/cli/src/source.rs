@@ -162,7 +162,7 @@ impl Origin<'_> {
         self.understood(&[])?;
         if let Some((file, function)) = triton_function(self.file) {
             read_text(&file)?;
-            return Ok(suggest_triton(&function, &triton::parameters(&file, &function)?));
+            return Ok(suggest_triton(&function, &triton::signature(&file, &function)?));
         }
         let Kernels { module, names, .. } = self.module(None)?;
         let entry = entry.map(|entry| names.get(entry).map_or(entry, String::as_str));

@@ -6,7 +6,7 @@ use crate::Elements;
 use crate::aligned::Aligned;
 use crate::simd::{Rows, Simd, widen};
 use crate::tile::{MAX_WIDTH, Step};
-use crate::view::{Any, Inputs};
+use crate::view::{Any, ElementRows, Inputs};
 
 /// How a task's inputs become the words that its steps work on.
 pub(crate) trait Arithmetic: Copy {
@@ -106,7 +106,7 @@ impl<'a> HeadRows<'a> {
         HeadRows::of(view, span, head, KeyRange { start: 0, end: span.len })
     }
 
-    pub(crate) fn rows(self) -> impl Iterator<Item = Elements<'a>> + Clone {
+    pub(crate) fn rows(self) -> impl ElementRows<'a> + Clone {
         let HeadRows { view, batch, head, range } = self;
         (range.start..range.end).map(move |row| view.row(batch, head, row))
     }

@@ -35,6 +35,11 @@ impl<'a, T: Element> From<&'a [T]> for Input<'a> {
     }
 }
 
+/// The elements of some rows, row by row.
+pub(crate) trait ElementRows<'a>: Iterator<Item = Elements<'a>> {}
+
+impl<'a, I: Iterator<Item = Elements<'a>>> ElementRows<'a> for I {}
+
 impl<'a> From<Elements<'a>> for Input<'a> {
     fn from(elements: Elements<'a>) -> Self {
         let start = NonNull::from(elements.bytes()).cast();

@@ -32,7 +32,7 @@ fn store() -> Kernel {
     Kernel {
         module: k.into_verified(Target::sm(80)).unwrap(),
         entry: "store".to_owned(),
-        launch: Launch { grid, cluster, block, dynamic_shared: 0, overlapping: false },
+        launch: Launch { cluster, ..Launch::new(grid, block) },
         buffers: vec![BufferSpec { name: "to".to_owned(), bytes: 4, access: Access::Write }],
         args: vec![Arg::Buffer { index: 0, offset: 0 }, Arg::U32(7)],
         tensor_maps: Vec::new(),

@@ -186,7 +186,7 @@ impl Evolution {
         })
     }
 
-    /// A winner of a CPU search as a plan for the user's file of kept plans.
+    /// A winner of a CPU search as a plan for the user's file of saved plans.
     fn kept(&self, case: usize, winner: &Member, run: &str, when: &str) -> Option<KeptPlan> {
         let Candidate::Cpu(plan) = winner.candidate else { return None };
         Some(KeptPlan {
@@ -248,7 +248,7 @@ impl Evolution {
 pub enum Promoted {
     /// A row of the tuned table of GPU kernels.
     Row(Box<TunedRow>),
-    /// A plan for the user's file of kept plans.
+    /// A plan for the user's file of saved plans.
     Kept(CandidateId, Box<KeptPlan>),
     /// The winner cannot be a row.
     NoRow { candidate: CandidateId, why: &'static str },

@@ -66,13 +66,13 @@ pub struct Output<T> {
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed until `run` or `run_into`"]
 pub struct Attention<'a, Q, K = Q, V = Q> {
-    q: TensorView<'a, Q>,
-    k: TensorView<'a, K>,
-    v: TensorView<'a, V>,
-    bands: Bands,
-    score: Score,
-    features: Features<'a>,
-    tf32: bool,
+    pub(crate) q: TensorView<'a, Q>,
+    pub(crate) k: TensorView<'a, K>,
+    pub(crate) v: TensorView<'a, V>,
+    pub(crate) bands: Bands,
+    pub(crate) score: Score,
+    pub(crate) features: Features<'a>,
+    pub(crate) tf32: bool,
     /// `None` selects [`Device::best`], with the CPU as fallback.
     pub(crate) device: Option<Device>,
 }

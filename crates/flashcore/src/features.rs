@@ -25,6 +25,12 @@ pub struct LengthValues<'a> {
 }
 
 impl<'a> LengthValues<'a> {
+    /// The first array that is used: its name and its values.
+    pub(crate) fn given(self) -> Option<(&'static str, &'a [i32])> {
+        let arrays = self.arrays().into_iter().map(|(_, name, values)| (name, values));
+        arrays.into_iter().find(|(_, values)| !values.is_empty())
+    }
+
     /// The arrays with their names in this struct and their values.
     fn arrays(self) -> [(LengthArray, &'static str, &'a [i32]); 5] {
         [
@@ -67,6 +73,38 @@ pub(crate) struct Features<'a> {
     pub tables: Vec<TableView<'a>>,
     pub floats: Vec<f32>,
     pub ints: Vec<i32>,
+    /// Where the call lies in a larger one, whose positions and heads the programs see.
+    pub place: Option<CallPlace>,
+}
+
+/// A call that computes one sequence of a larger call, or some of its rows, keys and heads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallPlace {
+    /// `[batch, heads_q, seq_q, seq_kv]` of the larger call.
+    pub scores: [usize; 4],
+    /// The first query, the first key, the first batch entry and the first query head of the call.
+    pub first: [usize; 4],
+    /// The length of the sequence, on both sides.
+    pub length: usize,
+}
+
+impl CallPlace {
+    /// A program of the larger call as one of this call. The numbers of the place are integer parameters from
+    /// `parameters` on, so that all places have one program.
+    fn program(self, of_whole: &Expr, parameters: usize) -> Expr {
+        let number = |i: usize| library::int((parameters + i) as u32);
+        let moved = [Input::Query, Input::Key, Input::Batch, Input::Head].into_iter().enumerate();
+        let moved = moved.map(|(i, input)| (input, Expr::input(input) + number(i)));
+        let lengths = [Input::QueryLength, Input::KeyLength].map(|input| (input, number(4)));
+        moved
+            .chain(lengths)
+            .fold(of_whole.clone(), |program, (input, of_place)| program.replace(input, &of_place))
+    }
+
+    /// The values of the integer parameters.
+    fn numbers(self) -> impl Iterator<Item = i32> {
+        self.first.into_iter().chain([self.length]).map(|number| number as i32)
+    }
 }
 
 /// Batch entries and the longest sequence on each side, and how rows belong to batch entries.
@@ -103,6 +141,7 @@ impl<'a> Features<'a> {
         scores: [usize; 4],
         bounds: Option<Expr>,
     ) -> Result<(Programs, Vec<Elements<'a>>), AttentionError> {
+        let scores = self.place.map_or(scores, |place| place.scores);
         let [batch, heads, ..] = scores;
         let mut tables: Vec<Table> = self.tables.iter().map(|view| view.table.clone()).collect();
         let mut data: Vec<Elements<'a>> = self.tables.iter().map(|view| view.data).collect();
@@ -134,12 +173,21 @@ impl<'a> Features<'a> {
         }
         let mask = masks.into_iter().reduce(|a, b| a & b);
         let program = |what, expr: Option<Expr>| {
-            expr.map(|expr| Program::new(&expr))
+            let placed = expr.map(|expr| match self.place {
+                None => expr,
+                Some(place) => place.program(&expr, self.ints.len()),
+            });
+            placed
+                .map(|expr| Program::new(&expr))
                 .transpose()
                 .map_err(|error| AttentionError::Program { what, error })
         };
         let (score, mask) = (program("score", score)?, program("mask", mask)?);
-        Ok((Programs { score, mask, floats: self.floats.clone(), ints: self.ints.clone(), tables }, data))
+        let mut ints = self.ints.clone();
+        if score.is_some() || mask.is_some() {
+            ints.extend(self.place.iter().flat_map(|place| place.numbers()));
+        }
+        Ok((Programs { score, mask, floats: self.floats.clone(), ints, tables }, data))
     }
 
     /// The inputs of a call beside Q, K and V, whose tables `programs` has returned.

@@ -58,11 +58,19 @@ pub struct Parameter {
     pub default: Option<String>,
 }
 
-/// The parameters of a Triton function, by its source alone: Triton is not needed.
+/// What the source of a Triton function says about its launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TritonSignature {
+    pub parameters: Vec<Parameter>,
+    /// The axes of the grid along which the function reads the program's number.
+    pub axes: Vec<u64>,
+}
+
+/// The signature of a Triton function, by its source alone: Triton is not needed.
 ///
 /// # Errors
 /// When Python does not start, or the file has no such function.
-pub fn parameters(file: &Path, function: &str) -> Result<Vec<Parameter>, TritonError> {
+pub fn signature(file: &Path, function: &str) -> Result<TritonSignature, TritonError> {
     let python = python();
     let output = Command::new(&python)
         .args(["-c", include_str!("triton_parameters.py")])
@@ -75,7 +83,7 @@ pub fn parameters(file: &Path, function: &str) -> Result<Vec<Parameter>, TritonE
     if !output.status.success() {
         return Err(refused(last_lines(&String::from_utf8_lossy(&output.stderr))));
     }
-    let rows: serde_json::Value =
+    let found: serde_json::Value =
         serde_json::from_slice(&output.stdout).map_err(|error| refused(error.to_string()))?;
     let parameter = |row: &serde_json::Value| {
         let is = |key: &str| row[key].as_bool().unwrap_or_default();
@@ -87,7 +95,9 @@ pub fn parameters(file: &Path, function: &str) -> Result<Vec<Parameter>, TritonE
             default: row["default"].as_str().map(str::to_owned),
         }
     };
-    Ok(rows.as_array().into_iter().flatten().map(parameter).collect())
+    let parameters = found["parameters"].as_array().into_iter().flatten().map(parameter).collect();
+    let axes = found["axes"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect();
+    Ok(TritonSignature { parameters, axes })
 }
 
 /// A kernel to compile.

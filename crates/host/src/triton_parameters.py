@@ -1,4 +1,5 @@
-"""Prints the parameters of a function of a Python file as JSON, and which of them it loads from and stores to.
+"""Prints the parameters of a function of a Python file as JSON, which of them it loads from and stores to, and the
+axes of the grid along which it reads the program's number.
 
 Arguments: the file and the function. The file is parsed and not run.
 """
@@ -50,9 +51,12 @@ def parameter(of):
     return of
 
 
-read, written = set(), set()
+read, written, axes = set(), set(), set()
 for node in ast.walk(function):
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr == "program_id":
+            axis = ([k.value for k in node.keywords if k.arg == "axis"] + node.args)[0]
+            axes.add(axis.value if isinstance(axis, ast.Constant) else 0)
         base = [k.value for k in node.keywords if k.arg in ("pointer", "base")] + node.args
         if base and node.func.attr in LOADS | STORES:
             found = parameter(leftmost(base[0]))
@@ -63,17 +67,14 @@ for node in ast.walk(function):
 
 arguments = function.args.posonlyargs + function.args.args
 defaults = [None] * (len(arguments) - len(function.args.defaults)) + function.args.defaults
-print(
-    json.dumps(
-        [
-            {
-                "name": argument.arg,
-                "read": argument.arg in read,
-                "written": argument.arg in written,
-                "constant": "constexpr" in (ast.unparse(argument.annotation) if argument.annotation else ""),
-                "default": None if default is None else ast.unparse(default),
-            }
-            for argument, default in zip(arguments, defaults)
-        ]
-    )
-)
+parameters = [
+    {
+        "name": argument.arg,
+        "read": argument.arg in read,
+        "written": argument.arg in written,
+        "constant": "constexpr" in (ast.unparse(argument.annotation) if argument.annotation else ""),
+        "default": None if default is None else ast.unparse(default),
+    }
+    for argument, default in zip(arguments, defaults)
+]
+print(json.dumps({"parameters": parameters, "axes": sorted(axes)}))

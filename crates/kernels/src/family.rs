@@ -18,10 +18,13 @@ use crate::{Arch, Baked, Features, KernelError, PlanError};
 
 /// A family of kernels, implemented by its plan. Problems are [canonical](Problem::canonical).
 pub(crate) trait FamilyPlan {
-    /// The pass that the family computes.
+    /// The pass that the family computes. By default the forward pass.
     fn pass() -> PassKind
     where
-        Self: Sized;
+        Self: Sized,
+    {
+        PassKind::Forward
+    }
 
     /// The features that the family supports.
     fn features() -> Features
@@ -98,6 +101,32 @@ pub(crate) trait FamilyPlan {
     where
         Self: Sized;
 }
+
+/// Methods of [`FamilyPlan`] that the plan itself has under the same names.
+macro_rules! of_plan {
+    ($($method:ident),*) => { $(of_plan!(@ $method);)* };
+    (@ check) => {
+        fn check(&self, problem: &::problem::Problem, arch: &$crate::Arch) -> Result<(), $crate::PlanError> {
+            self.check(problem, arch)
+        }
+    };
+    (@ baked) => {
+        fn baked(&self, problem: &::problem::Problem) -> $crate::Baked {
+            self.baked(problem)
+        }
+    };
+    (@ drafts) => {
+        fn drafts<'a>(
+            &'a self,
+            problem: &'a ::problem::Problem,
+            baked: &'a $crate::Baked,
+            arch: &$crate::Arch,
+        ) -> Vec<$crate::draft::Draft<'a>> {
+            self.drafts(problem, baked, arch)
+        }
+    };
+}
+pub(crate) use of_plan;
 
 /// The registry: one line per family, with its name in files. Of each pass, the families with the lowest
 /// requirements on the GPU come first.

@@ -8,6 +8,9 @@ use crate::{Against, CandidateId, TimeKind};
 /// A noise floor above this ratio comes from a busy machine: on a quiet one it is below.
 const BUSY: f64 = 1.02;
 
+/// Above this noise floor the times of a run compare nothing: no plan gains as much over a good baseline.
+const UNUSABLE: f64 = 1.5;
+
 /// The facts that decide the verdict of a search on one problem.
 #[derive(Clone, Copy, Debug)]
 pub struct Conclusion<'a> {
@@ -69,15 +72,23 @@ fn undecided(race: Against, is_predicted: bool) -> String {
         (true, _) => format!(
             "No plan found that the model can tell from the baseline: it is uncertain by {floor}. Measure on the device."
         ),
+        (false, _) if noise > UNUSABLE => format!(
+            "No verdict: timings of one plan differed by a factor of up to {noise:.1} here, so that this machine \
+             cannot compare plans. Use a quiet machine."
+        ),
         (false, true) => format!("No plan found that beats the noise of {floor}: try a quiet machine."),
         (false, false) => format!("No plan found that beats the noise of {floor}."),
     }
 }
 
-/// The excess of a ratio over 1 in percent, with a decimal below 10 %.
+/// The excess of a ratio over 1 in percent, with a decimal below 10 %; from 2 on the ratio.
 fn percent(ratio: f64) -> String {
     let excess = (ratio - 1.0) * 100.0;
-    if excess < 9.95 { format!("{excess:.1} %") } else { format!("{excess:.0} %") }
+    match excess {
+        ..9.95 => format!("{excess:.1} %"),
+        ..100.0 => format!("{excess:.0} %"),
+        _ => format!("a factor of {ratio:.1}"),
+    }
 }
 
 impl Against {
@@ -128,6 +139,12 @@ mod tests {
             said(Measured, race(1.2, Undecided), 1.1, None),
             "No plan found that is faster than the baseline: the best is undecided at 1.200× (1.190 to 1.210)."
         );
+        assert_eq!(
+            said(Measured, faster, 14.43, None),
+            "No verdict: timings of one plan differed by a factor of up to 14.4 here, so that this machine cannot \
+             compare plans. Use a quiet machine."
+        );
+        assert!(said(Predicted, faster, 2.53, None).contains("uncertain by a factor of 2.5. Measure"));
         assert_eq!(
             said(Measured, race(0.8, Slower), 1.1, None),
             "No plan found that is faster than the baseline."

@@ -1,7 +1,7 @@
 //! The page of `flashcore accuracy`: error over the number of keys, by distribution and by scheme of sums.
 
 use check::accuracy::{Draw, Point, Scheme};
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 
 use crate::panels::{Panel, Scale, panels};
 
@@ -74,53 +74,45 @@ const ALIKE: f64 = 1.15;
 /// The page. Each distribution has points of all schemes in the order of [`Scheme::ALL`].
 pub fn page(curves: &[(Draw, Vec<Point>)]) -> String {
     let legend = Scheme::ALL.map(Scheme::name);
-    let markup = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                title { "FlashCore: 8-bit attention over the number of keys" }
-                style { (PreEscaped(include_str!("chart.css"))) (PreEscaped(include_str!("style.css"))) (PreEscaped(APART)) }
+    let body = html! {
+        body {
+            h1 { "8-bit attention over the number of keys" }
+            p.soft {
+                "Error of O against attention in f64 on the same e4m3 inputs, in % of O (root mean square), "
+                "over the number of keys; the scale is logarithmic. Computed by the emulator's model of the tensor cores of sm_90, "
+                "for 16 queries of head dim 128; no kernel ran."
             }
-            body {
-                h1 { "8-bit attention over the number of keys" }
-                p.soft {
-                    "Error of O against attention in f64 on the same e4m3 inputs, in % of O (root mean square), "
-                    "over the number of keys; the scale is logarithmic. Computed by the emulator's model of the tensor cores of sm_90, "
-                    "for 16 queries of head dim 128; no kernel ran."
-                }
-                @for sentence in learnt(curves) { p { b { (sentence) } } }
-                div.scroll { (chart(curves)) }
-                p {
-                    "The tensor cores align the 32 products of a sum, and the accumulator, to the largest exponent "
-                    "and keep 13 bits below it. One accumulator over all keys loses the contributions of light keys. "
-                    "Two-level sums give each block of 128 keys an accumulator of its own and add it to O in f32."
-                }
-                div.scroll { table.stacks {
-                    caption { "Error in % of O" }
-                    thead { tr {
-                        th { "inputs" } th.n { "keys" }
-                        @for name in &legend { th.n { (name) } }
-                    } }
-                    tbody {
-                        @for (draw, points) in curves {
-                            @for points in points.chunks(Scheme::ALL.len()) {
-                                tr {
-                                    td { (draw.name()) }
-                                    td.n data-label="keys" { (points[0].keys) }
-                                    @for (point, name) in points.iter().zip(&legend) {
-                                        td.n data-label=(name) { (format!("{:.2}", 100.0 * point.relative)) }
-                                    }
+            @for sentence in learnt(curves) { p { b { (sentence) } } }
+            div.scroll { (chart(curves)) }
+            p {
+                "The tensor cores align the 32 products of a sum, and the accumulator, to the largest exponent "
+                "and keep 13 bits below it. One accumulator over all keys loses the contributions of light keys. "
+                "Two-level sums give each block of 128 keys an accumulator of its own and add it to O in f32."
+            }
+            div.scroll { table.stacks {
+                caption { "Error in % of O" }
+                thead { tr {
+                    th { "inputs" } th.n { "keys" }
+                    @for name in &legend { th.n { (name) } }
+                } }
+                tbody {
+                    @for (draw, points) in curves {
+                        @for points in points.chunks(Scheme::ALL.len()) {
+                            tr {
+                                td { (draw.name()) }
+                                td.n data-label="keys" { (points[0].keys) }
+                                @for (point, name) in points.iter().zip(&legend) {
+                                    td.n data-label=(name) { (format!("{:.2}", 100.0 * point.relative)) }
                                 }
                             }
                         }
                     }
-                } }
-            }
+                }
+            } }
         }
     };
-    markup.into_string()
+    let style = html! { style { (PreEscaped(APART)) } };
+    crate::frame("FlashCore: 8-bit attention over the number of keys", style, body)
 }
 
 #[cfg(test)]

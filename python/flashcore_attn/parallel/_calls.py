@@ -28,6 +28,8 @@ class ParallelCall(NamedTuple):
     schedule: str
     #: The parts into which the KV heads are cut, one of which is sent while another one is computed.
     slices: int
+    #: The neighbouring ranks that exchange rows against heads.
+    together: int = 1
 
     @property
     def is_padded(self) -> bool:

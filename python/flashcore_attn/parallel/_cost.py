@@ -9,9 +9,9 @@ import torch
 
 from ._calls import ParallelCall
 from ._plan import BandCall, GlobalBand, gather_plan
-from ._split import SequenceSplit
+from ._split import SequenceSplit, joined
 from ._stages import stages_of
-from ._ulysses import calls_of, lacks
+from ._ulysses import degrees, lacks
 
 __all__ = ["Costs", "ScheduleForecast", "chosen", "forecasts", "table"]
 
@@ -70,6 +70,8 @@ class ScheduleForecast(NamedTuple):
     efficiency: float
     #: Why it cannot be taken, or an empty text.
     lacks: str
+    #: The ranks that exchange heads.
+    together: int = 1
 
 
 def chosen(told: tuple[ScheduleForecast, ...], schedule: str = "auto") -> ScheduleForecast:
@@ -80,13 +82,9 @@ def chosen(told: tuple[ScheduleForecast, ...], schedule: str = "auto") -> Schedu
 
 @functools.lru_cache(maxsize=256)
 def forecasts(
-    split: SequenceSplit,
-    band: GlobalBand,
-    dims: tuple[int, int, int, int, int],
-    element: int,
-    trains: bool,
+    split: SequenceSplit, band: GlobalBand, dims: tuple[int, int, int, int, int], element: int, trains: bool,
     costs: Costs,
-) -> tuple[ScheduleForecast, ...]:
+) -> tuple[ScheduleForecast, ...]:  # fmt: skip
     """The predicted times of a call. ``dims``: batch, heads, heads_k, head_dim and head_dim_v; ``element``: bytes of an
     element; ``trains``: with the backward pass."""
     heads_k = dims[2]
@@ -96,7 +94,8 @@ def forecasts(
         if heads_k % slices == 0
     ]
     found.append(_of_stages(split, band, dims, element, trains, costs, "ring", 1))
-    found.append(_of_heads(split, band, dims, element, trains, costs))
+    neighbours = (*degrees(split.ranks), split.ranks)
+    found += [_of_heads(split, band, dims, element, trains, costs, together) for together in neighbours]
     return tuple(found)
 
 
@@ -133,15 +132,9 @@ def _ideal(
 
 
 def _of_stages(
-    split: SequenceSplit,
-    band: GlobalBand,
-    dims: tuple[int, int, int, int, int],
-    element: int,
-    trains: bool,
-    costs: Costs,
-    schedule: str,
-    slices: int,
-) -> ScheduleForecast:
+    split: SequenceSplit, band: GlobalBand, dims: tuple[int, int, int, int, int], element: int, trains: bool,
+    costs: Costs, schedule: str, slices: int,
+) -> ScheduleForecast:  # fmt: skip
     batch, heads, heads_k, dim, dim_v = dims
     if schedule == "ring" and band.chunk:
         return ScheduleForecast(schedule, 1, 0, 0.0, 0.0, 0.0, 0.0, 0.0, "no chunks")
@@ -189,31 +182,32 @@ def _of_host(costs: Costs, passes: int, exchanges: int, kernels: int) -> float:
 
 
 def _of_heads(
-    split: SequenceSplit,
-    band: GlobalBand,
-    dims: tuple[int, int, int, int, int],
-    element: int,
-    trains: bool,
-    costs: Costs,
-) -> ScheduleForecast:
+    split: SequenceSplit, band: GlobalBand, dims: tuple[int, int, int, int, int], element: int, trains: bool,
+    costs: Costs, together: int,
+) -> ScheduleForecast:  # fmt: skip
     batch, heads, heads_k, dim, dim_v = dims
-    ranks = split.ranks
-    if (told := lacks(heads, heads_k, ranks)) is not None:
-        return ScheduleForecast("ulysses", 1, 0, 0.0, 0.0, 0.0, 0.0, 0.0, told)
-    own, own_k = heads // ranks, max(1, heads_k // ranks)
-    calls = calls_of(ParallelCall(None, 0, split, band, None, 0.0, "ulysses", 1))
+    schedule = "ulysses" if together == split.ranks else "ulysses_ring"
+    told = lacks(heads, heads_k, together)
+    if told is None and band.chunk and schedule == "ulysses_ring":
+        told = "no chunks"
+    if told is not None:
+        return ScheduleForecast(schedule, 1, 0, 0.0, 0.0, 0.0, 0.0, 0.0, told, together)
+    own = (batch, heads // together, max(1, heads_k // together), dim, dim_v)
+    rows = joined(split, together)
+    inner = _of_stages(rows, band, own, element, trains, costs, "ring" if rows.ranks > 1 else "all_gather", 1)
     passes = 2 if trains else 1
-    compute = _seconds(sum(map(_pairs, calls)), (batch, own, own_k, dim, dim_v), costs, trains)
-    compute += passes * len(calls) * costs.kernel
-    row = batch * (own * (dim + dim_v) + own_k * (dim + dim_v)) * element
-    moved = passes * (split.length - split.rows) * row
-    exposed = 0.0 if ranks == 1 else moved / costs.link + 2 * passes * costs.exchange
-    extra = 4 * passes * split.length * row / costs.memory
+    row = batch * (own[1] + own[2]) * (dim + dim_v) * element
+    moved = passes * (together - 1) * split.rows * row
+    exposed = 0.0 if together == 1 else moved / costs.link + 2 * passes * costs.exchange
+    extra = 4 * passes * rows.rows * row / costs.memory
     # Heads are packed and unpacked by a copy for each rank.
-    on_host = _of_host(costs, 2 * passes, 2 * passes, passes * (len(calls) + ranks))
-    total = max(compute + exposed + extra, on_host)
+    on_host = _of_host(costs, passes, 2 * passes, passes * together)
+    total = max(inner.seconds + exposed + extra, on_host)
+    exposed, extra = inner.exposed + exposed, inner.extra + extra
     ideal = _ideal(split, band, dims, costs, trains)
-    return ScheduleForecast("ulysses", 1, moved, total, compute, exposed, extra, _share(ideal, total), "")
+    share = _share(ideal, total)
+    received = inner.received + moved
+    return ScheduleForecast(schedule, 1, received, total, inner.compute, exposed, extra, share, "", together)
 
 
 def _share(ideal: float, total: float) -> float:
@@ -223,13 +217,14 @@ def _share(ideal: float, total: float) -> float:
 def table(told: tuple[ScheduleForecast, ...], costs: Costs) -> str:
     """The predicted times as text."""
     best = chosen(told)
-    lines = [f"constants: {costs.source}", "schedule     slices  received MB  predicted ms  exposed ms  of ideal"]
+    head = "schedule        slices  degree  received MB  predicted ms  exposed ms  of ideal"
+    lines = [f"constants: {costs.source}", head]
     for x in told:
         if x.lacks:
-            lines.append(f"  {x.schedule:<12}  not taken: {x.lacks}")
+            lines.append(f"  {x.schedule:<14}  not taken: {x.lacks}")
             continue
         mark = "* " if x is best else "  "
-        name = f"{mark}{x.schedule:<11} {x.slices:>5}"
+        name = f"{mark}{x.schedule:<14} {x.slices:>5} {x.together:>7}"
         figures = f"{x.received / 1e6:>12.1f} {x.seconds * 1e3:>13.3f} {x.exposed * 1e3:>11.3f} {x.efficiency:>9.2f}"
         lines.append(name + figures)
     return "\n".join(lines)

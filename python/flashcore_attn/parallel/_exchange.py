@@ -11,7 +11,7 @@ import socket
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .._errors import ArgumentError, FlashCoreError, GroupError, invalid
 
-__all__ = ["Exchange", "agree", "answering", "number"]
+__all__ = ["Exchange", "RankSubset", "agree", "answering", "number"]
 
 
 @contextmanager
@@ -35,12 +35,22 @@ def answering(group: Any, what: str) -> Iterator[None]:
         raise GroupError(f"{words} of the group ({error})") from error
 
 
+class RankSubset(NamedTuple):
+    """Some ranks of a process group, in an order of their own."""
+
+    group: Any
+    ranks: tuple[int, ...]
+
+
 class Exchange:
     """Messages of contiguous rows that are under way. The tensors must not change before :meth:`wait`."""
 
     def __init__(
         self, group: Any, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]], what: str
     ) -> None:
+        if isinstance(group, RankSubset):
+            sends, receives = ([(x, group.ranks[peer]) for x, peer in messages] for messages in (sends, receives))
+            group = group.group
         self._group, self._what = group, what
         self._works: list[Any] = []
         operations = []

@@ -80,6 +80,13 @@ def split_sequence(length: int, ranks: int, split: str = "zigzag", cu_seqlens: A
     return _split(length, ranks, split, _documents(cu_seqlens, length))
 
 
+@functools.lru_cache(maxsize=256)
+def joined(split: SequenceSplit, together: int) -> SequenceSplit:
+    """The split in which each ``together`` neighbouring ranks hold their rows together, in ascending order."""
+    groups = (split.fragments[first : first + together] for first in range(0, split.ranks, together))
+    return SequenceSplit(tuple(tuple(sorted(sum(group, ()))) for group in groups), split.documents)
+
+
 def _documents(cu_seqlens: Any, length: int) -> tuple[int, ...]:
     if cu_seqlens is None:
         return (0, length)

@@ -46,8 +46,8 @@ def _stages(
             plan = gather_plan(split, rank, band)
             needs = {peer: gather_plan(split, peer, band) for peer in range(split.ranks) if peer != rank}
         sends = [(peer, piece) for peer, theirs in needs.items() for piece in theirs.pieces if piece.rank == rank]
-        if step and not sends and not plan.pieces:
-            continue  # a window may end before these keys
+        # Also without keys: all ranks have equally many stages, so that two ranks post their messages in one
+        # order.
         each = heads // slices
         for first in range(0, heads, each):
             found.append(KeyStage(slice(first, first + each), plan, tuple(sends), ring))
@@ -184,7 +184,7 @@ def backward(
     returned: _Returned | None = None
     for stage, keys in _fetched(job, stages, (k, v)):
         heads = kv_heads(stage.heads, group)
-        of_keys = _KeyGradients(keys.buffers)
+        of_keys = _KeyGradients(keys.buffers, len(stage.plan.calls))
         for call in stage.plan.calls:
             rows = slice(*call.rows)
             made_here = (out[:, rows, heads], lse[:, heads, rows])
@@ -201,7 +201,7 @@ def backward(
             of_terms.add(heads, others)
         if returned is not None:
             returned.add(sums)
-        returned = _Returned(job, stage, of_keys.taken())
+        returned = _Returned(job, stage, of_keys.taken(), k.dtype)
     if returned is not None:
         returned.add(sums)
     dq = torch.zeros_like(q) if dq is None else dq.to(q.dtype)
@@ -218,11 +218,12 @@ class _KeySums:
     def own(self, found: list[Tensor], pieces: list[RowPiece], heads: slice) -> None:
         """Takes the gradients of this rank's own calls, the only ones for their rows and heads."""
         if not self._sums:
+            kind = torch.promote_types(self._type, found[0].dtype)
             shapes = [(x.shape[1], x.shape[0], *x.shape[2:]) for x in self._kv]
             if all(x.shape == shape for x, shape in zip(found, shapes)) and _is_identity(pieces):
-                self._sums = [x.to(self._type) for x in found]
+                self._sums = [x.to(kind) for x in found]
                 return
-            self._sums = [x.new_zeros(shape, dtype=self._type) for x, shape in zip(found, shapes)]
+            self._sums = [x.new_zeros(shape, dtype=kind) for x, shape in zip(found, shapes)]
         for piece in pieces:
             for x, part in zip(self._sums, found):
                 _rows(x, piece.shard, piece)[:, :, heads] = _rows(part, piece.buffer, piece)
@@ -242,30 +243,34 @@ class _KeySums:
 class _KeyGradients:
     """The gradients of a stage's keys and values, each ``(rows, batch, heads, dim)``."""
 
-    def __init__(self, buffers: list[Tensor]) -> None:
-        self._buffers = buffers
+    def __init__(self, buffers: list[Tensor], calls: int) -> None:
+        self._buffers, self._type = buffers, _sum_type(calls, buffers[0].dtype)
         self._sums: list[Tensor] = []
 
     def add(self, call: BandCall, found: list[Tensor]) -> None:
         parts = [x.transpose(0, 1) for x in found]
         if not self._sums:
             if call.keys == (0, self._buffers[0].shape[0]):
-                self._sums = [x.contiguous() for x in parts]
+                self._sums = [x.to(self._type).contiguous() for x in parts]
                 return
-            self._sums = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in self._buffers]
+            self._sums = self._zeros(self._type)
         for x, part in zip(self._sums, parts):
             x[slice(*call.keys)] += part
 
     def taken(self) -> list[Tensor]:
-        """The gradients; zeros where no call read a key."""
-        return self._sums or [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in self._buffers]
+        """The gradients, in float32 if they are sums of many; zeros where no call read a key."""
+        return self._sums or self._zeros(None)
+
+    def _zeros(self, dtype: torch.dtype | None) -> list[Tensor]:
+        return [torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in self._buffers]
 
 
 class _Returned:
     """Gradients of keys on their way to the ranks that hold the keys."""
 
-    def __init__(self, job: ParallelCall, stage: KeyStage, found: list[Tensor]) -> None:
+    def __init__(self, job: ParallelCall, stage: KeyStage, found: list[Tensor], dtype: torch.dtype) -> None:
         self._heads, self._found = stage.heads, found
+        found = [x.to(dtype) for x in found]
         self._own = [piece for piece in stage.plan.pieces if piece.rank == job.rank]
         away = [piece for piece in stage.plan.pieces if piece.rank != job.rank]
         sends = [(_rows(x, piece.buffer, piece), piece.rank) for piece in away for x in found]

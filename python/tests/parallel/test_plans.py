@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from flashcore_attn import parallel  # noqa: E402
-from flashcore_attn.parallel import _cost, _plan  # noqa: E402
+from flashcore_attn.parallel import _calls, _cost, _plan, _stages  # noqa: E402
 
 BANDS = [(-1, -1, 0), (-1, 0, 0), (7, 0, 0), (3, 4, 0), (-1, 5, 0), (9, -1, 0), (0, 0, 0)]
 BANDS += [(-1, -1, 8), (-1, 0, 8), (5, 2, 8)]
@@ -16,7 +18,7 @@ DOCUMENTS = [None, (0, 1, 2, 9, 30, 31, 41), (0, 20, 41)]
 
 
 def splits():
-    for ranks in (1, 2, 3, 5):
+    for ranks in (1, 2, 3, 4, 5):
         for kind in ("zigzag", "contiguous", "documents"):
             for documents in DOCUMENTS:
                 if documents or kind != "documents":
@@ -129,6 +131,36 @@ def test_few_calls_and_few_bytes():
     packed = parallel.split_sequence(64, 4, "documents", range(0, 65, 8))
     for rank in range(4):
         assert len(_plan.gather_plan(packed, rank, causal).calls) == 2, "sequences of all documents are one call"
+
+
+def posted(split, rank, band, schedule):
+    """The messages of a forward and backward pass, by rank, in the order in which this rank posts them."""
+    job = _calls.ParallelCall(None, rank, split, band, None, 0.0, schedule, 1)
+    stages = _stages.stages_of(job, 2)
+    sends, receives = [[[] for _ in range(split.ranks)] for _ in range(2)]
+
+    def post(stage, to_holder):
+        for peer, piece in stage.sends:
+            (receives if to_holder else sends)[peer].append((to_holder, piece.rows))
+        for piece in stage.plan.pieces:
+            if piece.rank != rank:
+                (sends if to_holder else receives)[piece.rank].append((to_holder, piece.rows))
+
+    post(stages[0], False)
+    for i, stage in enumerate(stages):
+        if i + 1 < len(stages):
+            post(stages[i + 1], False)
+        post(stage, True)
+    return sends, receives
+
+
+@pytest.mark.parametrize("schedule", ["ring", "all_gather"])
+def test_two_ranks_post_their_messages_in_one_order(schedule):
+    for split in splits():
+        for numbers in BANDS[:7]:
+            each = [posted(split, rank, _plan.GlobalBand(*numbers, False), schedule) for rank in range(split.ranks)]
+            for (a, (sends, _)), (b, (_, receives)) in itertools.product(enumerate(each), repeat=2):
+                assert sends[b] == receives[a], (split, numbers, a, b)
 
 
 def test_shards_hold_each_row_once():

@@ -40,7 +40,8 @@ def test_a_rank_that_refuses_is_an_error_on_each(ranks):
 @pytest.mark.parametrize(
     ("what", "value", "words"),
     [
-        ("schedule", "tree", "for schedule: expected auto or all_gather or ring or ulysses"),
+        ("schedule", "tree", "for schedule: expected auto or all_gather or ring or ulysses or ulysses_ring"),
+        ("ulysses_degree", 3, "for ulysses_degree: expected a divisor of 2, the ranks, or None"),
         ("split", "stripes", "for split: expected zigzag or contiguous or documents"),
         ("window_size", (1, 2, 3), "for window_size: expected"),
         ("head_slices", 3, "for head_slices: expected a divisor of heads_k = 2"),
@@ -50,6 +51,11 @@ def test_a_rank_that_refuses_is_an_error_on_each(ranks):
 def test_bad_options_are_refused(ranks, what, value, words):
     for told in ranks(2, others.message_of, (0, 1), what, value):
         assert told is not None and told[0] == "ArgumentError" and words in told[1], told
+
+
+def test_ranks_without_a_divisor_have_no_rings_of_neighbours(ranks):
+    for kind, message in ranks(3, others.message_of, (0, 1, 2), "schedule", "ulysses_ring"):
+        assert kind == "UnsupportedError" and "3 ranks have no divisor but 1 and themselves" in message
 
 
 @pytest.mark.parametrize(("each_time", "number"), [(False, 2), (True, 3)])

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use emu::{Allowed, Buffer, Checks, Counters, EmuError, HazardKind, Options, Placement, Report, Schedule};
 use judge::inputs::Style;
 use problem::Problem;
-use ptx::{BarKind, Kernel, Launch, Op, Space};
+use ptx::{BarKind, Kernel, Launch, Op};
 
 use super::feed::{Feed, Start};
 use super::outcome::{GateError, RunOutcome};
@@ -439,17 +439,6 @@ pub(super) fn unfinished(error: EmuError, watch: &Watch) -> Result<String, GateE
 
 /// Whether any lane executed an instruction that may write global memory.
 fn stores(kernel: &Kernel, counters: &Counters) -> bool {
-    kernel.module.instructions().zip(&counters.instructions).any(|(inst, counter)| {
-        let writes = match inst.op {
-            Op::St(m) => matches!(m.space, Space::Global | Space::Generic),
-            Op::Atom(a) | Op::Red(a) => matches!(a.space, Space::Global | Space::Generic),
-            Op::WmmaStore(_)
-            | Op::CpAsyncBulk(_)
-            | Op::CpReduceAsyncBulk(_)
-            | Op::CpAsyncBulkTensor(_)
-            | Op::CpReduceAsyncBulkTensor(_) => true,
-            _ => false,
-        };
-        writes && counter.lanes > 0
-    })
+    let mut instructions = kernel.module.instructions().zip(&counters.instructions);
+    instructions.any(|(inst, counter)| inst.op.may_store_global() && counter.lanes > 0)
 }

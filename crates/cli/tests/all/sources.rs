@@ -193,6 +193,83 @@ fn a_suggestion_can_be_edited_and_checked() {
     assert_told(&folder.run(&["check", &ptx, "--launch", &launch]), 0, &["passed after 3 runs"]);
 }
 
+/// The suggested sizes give threads of several CTAs work, so that the first file finds a race between CTAs.
+#[test]
+fn a_suggestion_uses_the_whole_launch() {
+    let folder = Folder::new("sizes");
+    let ptx = folder.write("racy.ptx", &racy(""));
+    let suggested = text(&folder.run(&["check", &ptx, "--suggest"]).stdout);
+    assert!(
+        suggested.contains("sizes: 248, so that the last of 2 CTAs of 128 threads along x has a rest"),
+        "{suggested}"
+    );
+    let launch = folder.write("racy.toml", &suggested);
+    assert_told(&folder.run(&["check", &ptx, "--launch", &launch]), 1, &["race", "CTA"]);
+}
+
+/// A launch of 100 numbers, of which `y` is a copy within 0.001.
+const COPIED: &str = "[launch]
+grid = [2]
+block = [64]
+[[arg]]
+name = \"x\"
+role = \"buffer\"
+dtype = \"f32\"
+elements = 100
+init = \"iota\"
+[[arg]]
+name = \"y\"
+role = \"buffer\"
+dtype = \"f32\"
+elements = 100
+init = \"uninitialised\"
+[[arg]]
+role = \"i32\"
+value = 100
+";
+
+/// A fault that the tolerance of a `[reference]` allows is told as such, and not as missed for want of one.
+#[test]
+fn mutants_are_told_with_what_judged_them() {
+    let folder = Folder::new("mutants");
+    let ptx =
+        folder.write("copy.ptx", &PTX.replace("add.f32 %f1, %f1, %f1;", "mul.f32 %f1, %f1, 0f3F800001;"));
+    let reference = "[reference]\noutput = \"y\"\nbuiltin = \"scan\"\noperation = \"max\"\ninputs = [\"x\"]\natol = 1e-3\n";
+    let judged = folder.write("judged.toml", &format!("{COPIED}{reference}"));
+    let unjudged = folder.write("unjudged.toml", COPIED);
+    let run =
+        |launch: &str| text(&folder.run(&["check", &ptx, "--launch", launch, "--mutants", "20"]).stdout);
+    let said = run(&judged);
+    for words in [
+        "mutant skip rescale at line 25: within the tolerance: no hazard, ",
+        "bytes of y differ from the original's, by less than the reference allows",
+        "mutants: 3 found, 1 within the tolerance\n",
+        "y: 0 of 100 elements wrong; worst error",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(!said.contains("a [reference] would find"), "{said}");
+    let said = run(&unjudged);
+    assert!(said.contains("differ from the original's: a [reference] would find it"), "{said}");
+    assert!(said.contains("only a [reference] would find") && !said.contains("tolerance"), "{said}");
+}
+
+/// `-q` leaves out what costs time, and so does a check that failed.
+#[test]
+fn costs_are_for_checks_that_pass_and_are_not_quiet() {
+    let folder = Folder::new("quiet");
+    let costs = |contents: &str, args: &[&str]| {
+        let ptx = folder.write("k.ptx", contents);
+        let launch = ["--grid", "2", "--block", "32", "--arg", "x:f32:64=random", "--arg", "y:f32:64"];
+        let output =
+            folder.run(&[args, &["check", &ptx, "--diagnose"], &launch[..], &["--arg", "n:i32=64"]].concat());
+        (output.status.code(), text(&output.stdout).contains("what costs time"))
+    };
+    assert_eq!(costs(PTX, &[]), (Some(0), true));
+    assert_eq!(costs(PTX, &["--quiet"]), (Some(0), false));
+    assert_eq!(costs(&racy(""), &[]), (Some(1), false));
+}
+
 /// A NumPy function is the reference: a correct, a wrong, a failing and an endless one.
 #[test]
 fn a_python_function_judges() {

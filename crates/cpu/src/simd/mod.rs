@@ -75,12 +75,12 @@ pub enum Isa {
 pub(crate) const MAX_LANES: usize = 16;
 
 impl Isa {
-    /// Every instruction set except [`Isa::TWINS`], fastest first.
+    /// Every instruction set except [`Isa::PORTABLE`], fastest first.
     pub const ALL: [Isa; 6] = [Isa::Amx, Isa::Avx512Vnni, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
     /// Plain Rust with the arithmetic of instructions that a processor may lack, so that tests of that
     /// arithmetic run on every machine. A plan uses these only on request.
-    pub const TWINS: [Isa; 2] = [Isa::PortableIntegers, Isa::PortableTerms];
+    pub const PORTABLE: [Isa; 2] = [Isa::PortableIntegers, Isa::PortableTerms];
 
     /// Whether this processor supports the instruction set.
     pub fn is_available(self) -> bool {
@@ -390,11 +390,11 @@ mod tests {
     #[test]
     fn panels_are_as_wide_as_their_register_tile() {
         fn same<S: Simd>(_: S, isa: Isa) -> bool {
-            // The twins compute with lower tiles than their plans have.
-            let is_twin = Isa::TWINS.contains(&isa);
+            // Plain Rust computes with lower tiles than their plans have.
+            let is_portable = Isa::PORTABLE.contains(&isa);
             (S::LANES, S::MAX_VECTORS) == (isa.lanes(), isa.tile().0)
                 && (1..=S::MAX_VECTORS)
-                    .all(|vectors| is_twin || S::TILE_ROWS[vectors - 1] == isa.tile_rows(vectors))
+                    .all(|vectors| is_portable || S::TILE_ROWS[vectors - 1] == isa.tile_rows(vectors))
         }
         assert!(same(Portable::<4>, Isa::Portable) && same(Portable::<16>, Isa::PortableIntegers));
         #[cfg(target_arch = "x86_64")]

@@ -48,11 +48,9 @@ pub fn emulate(path: &Path) {
         args,
         buffers: allocations.iter().map(spec).collect(),
         launch: Launch {
-            grid: Dim3(shape[0], shape[1], shape[2]),
             cluster: Dim3(shape[7], shape[8], shape[9]),
-            block: Dim3(shape[3], shape[4], shape[5]),
             dynamic_shared: shape[6],
-            overlapping: false,
+            ..Launch::new(Dim3(shape[0], shape[1], shape[2]), Dim3(shape[3], shape[4], shape[5]))
         },
         tensor_maps,
         module,

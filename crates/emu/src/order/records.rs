@@ -26,8 +26,8 @@ impl Records {
         (self.len().saturating_sub(1) + observed) as i64
     }
 
-    /// Notes a strong read. If it is morally strong with the last write, the read observes that write. Weak
-    /// writes begin anew, so the strong writes are those beside the last weak write.
+    /// Notes a strong read. If it is morally strong with the last write, the read observes that write. A weak
+    /// write ends the chain of strong writes before it.
     pub fn observe(&mut self, last: &Write, a: &Access) {
         if self.links(last, a) {
             self.observed.get_or_insert_default().note_read(a);

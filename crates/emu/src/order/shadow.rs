@@ -88,8 +88,8 @@ impl Access<'_> {
         self.view.home() + self.actor as Agent
     }
 
-    /// The index of the actor in whose epochs this access must know those of `local`: for an access of the
-    /// asynchronous proxy, the fenced actor of a warp.
+    /// Index into the clock of this access for the actor `local`: an access of the asynchronous proxy needs
+    /// the epoch of the warp's fenced actor.
     #[inline(always)]
     pub(super) fn actor_of(&self, local: usize) -> usize {
         let actors = self.view.actors();

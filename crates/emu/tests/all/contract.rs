@@ -13,13 +13,7 @@ fn kernel(body: &str) -> Kernel {
     Kernel {
         module: ptx::parse(&text).unwrap_or_else(|e| panic!("{e}")).assume_verified(),
         entry: "k".into(),
-        launch: Launch {
-            grid: Dim3(1, 1, 1),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(64, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        },
+        launch: Launch::new(Dim3(1, 1, 1), Dim3(64, 1, 1)),
         buffers: vec![BufferSpec { name: "out".into(), bytes: 4096, access: Access::ReadWrite }],
         tensor_maps: Vec::new(),
         args: vec![Arg::Buffer { index: 0, offset: 0 }],

@@ -52,7 +52,7 @@ pub(crate) use host::plan_for;
 pub use problem::OperandMap;
 pub use rotary::Rotary;
 pub(crate) use shapes::problem_of;
-pub use slots::{SlotWrite, write_slots};
+pub use slots::{SlotWrite, prepare_slots, write_slots};
 
 /// Element type, shape and strides of an operand, of at most four dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,6 +232,15 @@ enum On<'a> {
         /// The append, which is launched before.
         write: Option<device::DeviceWrite>,
     },
+    HostSlots {
+        executor: Option<&'a dyn Executor>,
+        write: SlotWrite,
+    },
+    StreamSlots {
+        gpu: &'a Gpu,
+        handle: u64,
+        write: device::DeviceWrite,
+    },
 }
 
 impl fmt::Debug for On<'_> {
@@ -240,6 +249,8 @@ impl fmt::Debug for On<'_> {
             On::Nothing => write!(f, "Nothing"),
             On::Host { plan, .. } => write!(f, "Host({plan:?})"),
             On::Stream { prepared, handle, .. } => write!(f, "Stream({handle:#x}, {:?})", prepared.plan()),
+            On::HostSlots { write, .. } => write!(f, "HostSlots({write:?})"),
+            On::StreamSlots { handle, write, .. } => write!(f, "StreamSlots({handle:#x}, {write:?})"),
         }
     }
 }
@@ -328,7 +339,8 @@ impl Ready<'_> {
     /// memory: once per stream and graph that launches.
     pub fn workspace_size(&self) -> usize {
         match &self.on {
-            On::Nothing | On::Host { .. } => 0,
+            On::Nothing | On::Host { .. } | On::HostSlots { .. } => 0,
+            On::StreamSlots { write, .. } => write.workspace_bytes(),
             On::Stream { prepared, write, .. } => {
                 let of_write = write.as_ref().map_or(0, device::DeviceWrite::workspace_bytes);
                 prepared.workspace_bytes() + of_write
@@ -336,16 +348,17 @@ impl Ready<'_> {
         }
     }
 
-    /// The kernels that are launched; `None` in host memory, and for a call without rows.
+    /// The kernels of attention that are launched; `None` in host memory, and for a call without rows.
     pub fn prepared(&self) -> Option<&Arc<Prepared>> {
         match &self.on {
-            On::Nothing | On::Host { .. } => None,
             On::Stream { prepared, .. } => Some(prepared),
+            _ => None,
         }
     }
 
-    /// Computes attention: in host memory before it returns, or enqueued on the stream. It never waits for a
-    /// device, and may be captured in a graph, under the conditions of [`Prepared::enqueue`].
+    /// Computes attention, or writes to slots: in host memory before it returns, or enqueued on the stream.
+    /// It never waits for a device, and may be captured in a graph, under the conditions of
+    /// [`Prepared::enqueue`].
     ///
     /// # Errors
     /// When the lengths in host memory do not fit, when an address is null or not aligned, or when the device
@@ -363,6 +376,12 @@ impl Ready<'_> {
     pub unsafe fn enqueue(&self) -> Result<(), AttentionError> {
         match &self.on {
             On::Nothing => Ok(()),
+            // SAFETY: this function's own contract.
+            On::HostSlots { executor, write } => unsafe { write.on_host(*executor) },
+            On::StreamSlots { gpu, handle, write } => {
+                // SAFETY: the caller vouches for the handle and the tensors of the write.
+                unsafe { write.enqueue(&Stream::from_raw(gpu.context(), *handle), |_| Ok(())) }
+            }
             On::Host { executor, problem, plan, append } => {
                 // SAFETY: the memory is that of the operands, by their shapes, and the rest is this
                 // function's own contract.

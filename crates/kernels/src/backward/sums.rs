@@ -179,13 +179,7 @@ impl Sums {
         };
         let by_ctas = self.by_ctas() && parts.is_some();
         let ctas = if by_ctas { elements } else { elements.div_ceil(THREADS.into()) };
-        let launch = Launch {
-            grid: Dim3(ctas as u32, 1, 1),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(THREADS, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        };
+        let launch = Launch::new(Dim3(ctas as u32, 1, 1), Dim3(THREADS, 1, 1));
         let entry = self.entry.clone();
         let body = move |k: &mut Builder| params.emit(k, &self.axes, by_ctas);
         Draft::new(k, c, (&entry, launch), target, body)

@@ -73,13 +73,7 @@ pub(super) fn draft(code: &CacheCode, write: &CacheWrite, arch: &Arch) -> Draft<
     let problem = Problem::mission(); // the kernel has no operand of a problem
     let mut contract = Contract::new(&problem);
     let params = Params::declare(&mut k, &mut contract, write);
-    let launch = Launch {
-        grid: Dim3(write.ctas() as u32, 1, 1),
-        cluster: Dim3(1, 1, 1),
-        block: Dim3(THREADS, 1, 1),
-        dynamic_shared: 0,
-        overlapping: false,
-    };
+    let launch = Launch::new(Dim3(write.ctas() as u32, 1, 1), Dim3(THREADS, 1, 1));
     let code = *code;
     let body = move |k: &mut Builder| Writer { code, params }.body(k);
     Draft::new(k, contract, (ENTRY, launch), arch.target(), body)

@@ -124,18 +124,7 @@ impl Builder {
 
     /// `c += a · b` with m16n16k16 of f16. The orders must be those that A and B were loaded with.
     pub fn wmma(&mut self, c: [F32; 8], a: ([R32; 8], MatrixOrder), b: ([R32; 8], MatrixOrder)) {
-        let op = Op::Wmma(Wmma {
-            a_order: a.1,
-            b_order: b.1,
-            shape: MmaShape::M16N16K16,
-            rounding: None,
-            d: Type::F32,
-            a: Type::F16,
-            b: Type::F16,
-            c: Type::F32,
-            satfinite: false,
-            bits: None,
-        });
+        let op = Op::Wmma(Wmma::f16(a.1, b.1));
         self.op(op, [vector(&c), vector(&a.0), vector(&b.0), vector(&c)]);
     }
 

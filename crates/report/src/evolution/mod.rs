@@ -19,7 +19,7 @@ mod tests;
 mod view;
 mod words;
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 
 use axis::{grouped, percent, ratio, time};
 use bench::Load;
@@ -105,24 +105,15 @@ pub fn page(view: &RunView, analysed: &[AnalysedKernel]) -> String {
     frame(&title(view), "", body)
 }
 
-/// The frame of every page. `head` goes into its head.
+/// The frame of every page of a search. `script` is the address of its script, or empty.
 fn frame(title: &str, script: &str, body: Markup) -> String {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                // An empty icon avoids a request for one.
-                link rel="icon" href="data:,";
-                title { (title) " · FlashCore" }
-                style { (PreEscaped(include_str!("../chart.css"))) (PreEscaped(include_str!("../style.css"))) (PreEscaped(include_str!("style.css"))) }
-                @if !script.is_empty() { script src=(script) defer {} }
-            }
-            body.wide { (body) }
-        }
+    let head = html! {
+        // An empty icon avoids a request for one.
+        link rel="icon" href="data:,";
+        style { (PreEscaped(include_str!("style.css"))) }
+        @if !script.is_empty() { script src=(script) defer {} }
     };
-    page.into_string()
+    crate::frame(&format!("{title} · FlashCore"), head, html! { body.wide { (body) } })
 }
 
 fn title(view: &RunView) -> String {
@@ -247,7 +238,7 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
                 @if let Some(r) = ranked {
                     (tile(name, html! { (time(r.us)) small { " µs" } }, html! {
                         (links.number(r.candidate)) " " (in_words(&r.subject))
-                        @if let (true, Some(us)) = (name == "baseline", problem.beside_best()) { "; " (time(us)) " µs in its race with the best" }
+                        @if let (true, Some(us)) = (name == "baseline", problem.beside_best()) { "; " (time(us)) " µs beside the best" }
                     }))
                 }
             }

@@ -5,13 +5,13 @@ use maud::{Markup, html};
 use super::axis::{Axis, px, ratio, time};
 use super::view::{ProblemView, differing, in_words, speedup};
 use super::{AXIS_TEXT, Links, arm_class, arm_name, trial_name};
-use ledger::Ranked;
+use ledger::{Against, Ranked};
 
 const WIDTH: f64 = 900.0;
 const ROW: f64 = 24.0;
 const TOP: f64 = 26.0;
 const LEFT: f64 = 330.0;
-const RIGHT: f64 = WIDTH - 170.0;
+const RIGHT: f64 = WIDTH - 230.0;
 const TICKS: usize = 5;
 
 /// A row of the chart.
@@ -79,7 +79,9 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
                     @let class = if row.timed.against.is_some() { "value" } else { "value short" };
                     text class=(class) x=(WIDTH - 12.0) y=(y + AXIS_TEXT) text-anchor="end" {
                         @match speedup(view.baseline.as_ref(), Some(row.timed)).filter(|_| row.class != "baseline") {
-                            Some((raced, Some(_))) => (ratio(raced)),
+                            Some((raced, Some(_))) => {
+                                (ratio(raced)) @if let Some(race) = undecided(row) { " " (race.verdict.name()) }
+                            }
                             // The ratio of two separate times, not a race.
                             Some((quotient, None)) => { "~" (ratio(quotient)) }
                             None => "–",
@@ -95,6 +97,11 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
             }
         }
     }
+}
+
+/// The last race of a candidate, if it decides nothing: its ratio does not stand without this word.
+fn undecided(row: &Row) -> Option<Against> {
+    row.timed.against.filter(|race| race.verdict == bench::SpeedVerdict::Undecided)
 }
 
 /// The label of a candidate in the chart: the genes in which it differs from the baseline, or else its family

@@ -7,9 +7,9 @@ use super::FusedPlan;
 use super::plan::{KEYS, LOADED};
 use crate::backward::sums::draft_sinks;
 use crate::draft::Draft;
-use crate::family::FamilyPlan;
+use crate::family::{FamilyPlan, of_plan};
 use crate::genes::{Gene, PRODUCTS, STAGES};
-use crate::{Arch, Baked, Features, PlanError};
+use crate::{Arch, Baked, Features};
 
 impl FamilyPlan for FusedPlan {
     fn pass() -> PassKind {
@@ -39,9 +39,7 @@ impl FamilyPlan for FusedPlan {
         ]
     }
 
-    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        self.check(problem, arch)
-    }
+    of_plan!(check);
 
     fn baked(&self, problem: &Problem) -> Baked {
         let baked = Baked::of(problem, false).with_maps(problem, &LOADED);

@@ -91,11 +91,8 @@ impl SplitPlan {
             reads_lse.then(|| SinkParts::declare(&mut k, &mut contract, problem, self.sink_counts(problem)));
         let sinks = sinks.flatten();
         let launch = Launch {
-            grid: self.grid(problem, side).launch(baked.flat),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(tiles.threads(), 1, 1),
             dynamic_shared: tiles.shared_bytes(problem),
-            overlapping: false,
+            ..Launch::new(self.grid(problem, side).launch(baked.flat), Dim3(tiles.threads(), 1, 1))
         };
         let body = move |k: &mut Builder| {
             let cta = Cta::new(k, self, baked, (params, sinks), side);

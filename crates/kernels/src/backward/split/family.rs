@@ -8,7 +8,7 @@ use super::plan::{Side, widest_copy};
 use crate::Symptom;
 use crate::backward::sums::draft_sinks;
 use crate::draft::Draft;
-use crate::family::FamilyPlan;
+use crate::family::{FamilyPlan, of_plan};
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Cure, Gene, RESIDENT_CTAS, STAGES};
@@ -86,13 +86,7 @@ impl FamilyPlan for SplitPlan {
         ]
     }
 
-    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        self.check(problem, arch)
-    }
-
-    fn baked(&self, problem: &Problem) -> Baked {
-        self.baked(problem)
-    }
+    of_plan!(check, baked);
 
     fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
         let mut drafts: Vec<_> =

@@ -160,11 +160,8 @@ impl SplitPlan {
             let params = SplitParams::declare(&mut k, &mut c, (problem, baked), declared, Some(code));
             let out = TableOut::declare(&mut k, &mut c, (problem, table), sums.as_ref());
             let launch = Launch {
-                grid: grid.launch(baked.flat),
-                cluster: Dim3(1, 1, 1),
-                block: Dim3(32 * tiles.warps(), 1, 1),
                 dynamic_shared: tiles.shared_bytes(),
-                overlapping: false,
+                ..Launch::new(grid.launch(baked.flat), Dim3(32 * tiles.warps(), 1, 1))
             };
             let copy = self.copy;
             let body = move |k: &mut Builder| {

@@ -46,11 +46,8 @@ impl DecodePlan {
         let ctas = self.ctas(problem, arch);
         let params = Params::declare(&mut k, &mut contract, problem, (self, ctas));
         let launch = Launch {
-            grid: Dim3(ctas, 1, 1),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(self.threads(), 1, 1),
             dynamic_shared: self.shared_bytes(problem) as u32,
-            overlapping: false,
+            ..Launch::new(Dim3(ctas, 1, 1), Dim3(self.threads(), 1, 1))
         };
         let body = move |k: &mut Builder| {
             let decode = Decode::new(k, self, baked, params);

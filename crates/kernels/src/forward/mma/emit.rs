@@ -39,8 +39,8 @@ impl MmaPlan {
 }
 
 impl Forward<'_> {
-    /// The kernel; the numbers in the margin are the lines of Algorithm 1. A CTA takes one block of query rows
-    /// (line 3). K and V of later blocks are requested during earlier ones.
+    /// The kernel; the numbers in the margin are the lines of Algorithm 1. A CTA takes one block of query
+    /// rows (line 3). K and V of later blocks are requested during earlier ones.
     fn body(&self, k: &mut Builder) {
         let plan = self.plan;
         let list = self.list(k);

@@ -39,13 +39,10 @@ impl MmaPlan {
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, (problem, baked), self);
         let threads = MmaPlan::merging_threads(problem);
-        let launch = Launch {
-            grid: MmaPlan::merge_grid(problem).launch(baked.flat),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3((threads as u32).next_multiple_of(32).min(THREADS), 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        };
+        let launch = Launch::new(
+            MmaPlan::merge_grid(problem).launch(baked.flat),
+            Dim3((threads as u32).next_multiple_of(32).min(THREADS), 1, 1),
+        );
         let body = move |k: &mut Builder| self.merge_body(k, &params, baked);
         Draft::new(k, contract, (ENTRY, launch), arch.target(), body)
     }

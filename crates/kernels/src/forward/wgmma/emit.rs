@@ -1,7 +1,7 @@
 //! The generator: FlashAttention-3, Algorithm 1. Its steps are in files of their own: `memory.rs` divides
 //! shared memory, `produce.rs` requests tiles, `consumer.rs` sets up a warpgroup and a tile, `store.rs` ends
-//! a tile. [`attend::MainLoop`] is the loop over the KV blocks. `rows.rs` selects rows and blocks, `launch.rs`
-//! declares the parameters.
+//! a tile. [`attend::MainLoop`] is the loop over the KV blocks. `rows.rs` selects rows and blocks,
+//! `launch.rs` declares the parameters.
 
 use attend::SequenceTiles;
 use problem::Problem;
