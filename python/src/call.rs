@@ -46,9 +46,9 @@ type DescribedScales = (u64, [i64; 3], u32);
 /// Address of the page table, batch entries, and entries of the table for each of them.
 type DescribedPages = (u64, usize, usize);
 
-/// Lengths, the names and addresses of the operands with a value per query head, the texts of the score and of
-/// the mask program (empty: none), the values of float and integer parameters, the tables, the descale factors
-/// of Q, K and V, and the page table.
+/// Lengths, the names and addresses of the operands with a value per query head, the texts of the score and
+/// of the mask program (empty: none), the values of float and integer parameters, the tables, the descale
+/// factors of Q, K and V, and the page table.
 pub type DescribedFeatures = (
     Option<DescribedLengths>,
     Vec<(String, u64)>,

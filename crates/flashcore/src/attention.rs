@@ -81,9 +81,10 @@ pub struct Attention<'a, Q, K = Q, V = Q> {
 /// `[batch, heads_kv, seq_kv, head_dim]` and `v` `[batch, heads_kv, seq_kv, head_dim_v]`. The defaults are no
 /// mask and `scale = 1/√head_dim`.
 ///
-/// A logit is made in this order, whichever the order of the builder's methods: the scale, the temperature, the
-/// softcap, the score program, ALiBi, the bias. A row sees the keys that the band, the mask program and the mask tensor
-/// all show it, within its sequence. A row that sees no key has O = 0, and LSE = −∞ or the sink.
+/// A logit is made in this order, whichever the order of the builder's methods: the scale, the temperature,
+/// the softcap, the score program, ALiBi, the bias. A row sees the keys that the band, the mask program and
+/// the mask tensor all show it, within its sequence. A row that sees no key has O = 0, and LSE = −∞ or the
+/// sink.
 ///
 /// On a GPU, a hidden key has probability 0, and the kernel multiplies its value by that 0, as every fused
 /// attention does. A hidden value that is infinite or NaN can therefore make rows NaN that do not see it. The
@@ -173,8 +174,8 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     }
 
     /// A temperature: a factor on the scaled products of each query head, before the softcap; finite and not
-    /// negative. On GPUs the family `mma` computes it. [`backward`](Attention::backward) refuses it: there, the
-    /// factors are a table of a score program.
+    /// negative. On GPUs the family `mma` computes it. [`backward`](Attention::backward) refuses it: there,
+    /// the factors are a table of a score program.
     ///
     /// ```
     /// use flashcore::{Layout, TensorView, attention};

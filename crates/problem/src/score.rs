@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Gradients, Operand, Operands, ProblemError};
 
-/// How the product of a query and a key becomes a logit: `t = scale · q·k`. With a cap,
-/// `t = softcap · tanh(scale · q·k / softcap)` (Gemma 2). With a temperature, each head has its own factor beside
-/// the scale. The band hides keys after the cap is applied.
+/// How the product of a query and a key becomes a logit: `t = scale · q·k`. With a cap, `t = softcap ·
+/// tanh(scale · q·k / softcap)` (Gemma 2). With a temperature, each head has its own factor beside the scale.
+/// The band hides keys after the cap is applied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Score {
     /// Factor on Q Kᵀ. `None` means `1/√head_dim`.
@@ -21,9 +21,9 @@ pub struct Score {
     /// sees no key has O = 0 and LSE = the sink. The sinks are an operand of a call: f32, `[head]`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sink: bool,
-    /// Whether each query head has a factor on its scaled products, before the cap. The factors are an operand
-    /// of a call: f32, `[head]`, finite and not negative. A GPU makes NaN of rows of a head whose factor is
-    /// not accepted.
+    /// Whether each query head has a factor on its scaled products, before the cap. The factors are an
+    /// operand of a call: f32, `[head]`, finite and not negative. A GPU makes NaN of rows of a head whose
+    /// factor is not accepted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub temperature: bool,
 }
@@ -87,7 +87,8 @@ impl Score {
             return Err(ProblemError::Backward { reason });
         }
         if self.temperature {
-            let reason = "the temperature has no gradient; expected no temperature, or the factors as a table of a score program";
+            let reason =
+                "the temperature has no gradient; expected the factors as a table of a score program";
             return Err(ProblemError::Backward { reason });
         }
         Ok(())

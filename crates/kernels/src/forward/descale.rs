@@ -1,8 +1,8 @@
 //! Descale factors of 8-bit inputs, one for each batch entry and KV head, or one for each block of rows.
 //!
-//! The factors of Q and K of a head, and its temperature, are multiplied with the factor of the scores, the factor of V with the
-//! division by the row sums. With factors per block of rows, the main loop multiplies the scores and the sums
-//! of each KV block ([`attend::ScoreFactors`], [`attend::ValueFactors`]).
+//! The factors of Q and K of a head, and its temperature, are multiplied with the factor of the scores, the
+//! factor of V with the division by the row sums. With factors per block of rows, the main loop multiplies
+//! the scores and the sums of each KV block ([`attend::ScoreFactors`], [`attend::ValueFactors`]).
 
 use attend::{
     BlockFactors, OnlineSoftmax, ScoreFactors, ScorePrograms, Softcap, ValueFactors, accepted_score_factor,
