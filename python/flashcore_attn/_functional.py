@@ -335,13 +335,29 @@ def _of_heads(
         if not backend.is_direct(*(x for x in (*tensors, slopes, sink, temperature) if x is not None)):
             cap, others["floats"] = _features.temperature(parts, temperature, cap)
             temperature = None
+    parts, sink = _parts_of_heads(backend, batch, heads, slopes, sink, chunk, parts)
+    return parts.features(sink=sink, temperature=temperature, **others), cap
+
+
+def _parts_of_heads(
+    backend: Any, batch: Any, heads: int, slopes: Any, sink: Any, chunk: Any, parts: Any = None
+) -> tuple[Any, Any]:
+    """The parts with ALiBi slopes and chunks, and the checked sinks."""
+    parts = _features.Parts() if parts is None else parts
     if slopes is not None:
         _features.alibi(parts, backend, slopes, batch, heads)
     if chunk:
         _features.chunk(parts, chunk)
     if sink is not None:
         sink = _features.sink("learnable_sink", backend, sink, heads)
-    return parts.features(sink=sink, temperature=temperature, **others), cap
+    return parts, sink
+
+
+def _check_rank(name: str, tensor: Any, packed: bool) -> None:
+    """Rejects a tensor of rows that has another number of dimensions."""
+    wanted = "3: rows, heads, head_dim" if packed else "4: batch, sequence, heads, head_dim"
+    if tensor.ndim != int(wanted[0]):
+        raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it takes {wanted}")
 
 
 def _with_scales(

@@ -1,19 +1,20 @@
-//! Ranks that are threads of one process.
+//! Ranks whose messages go through channels: threads of one process.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use super::{Collectives, GroupError};
 
-/// A rank of a group of threads. Dropping it is leaving the group.
+/// A rank of a group of threads ([`thread_ranks`]) or of processes ([`host_ranks`](super::host_ranks)).
+/// Dropping it is leaving the group.
 #[derive(Debug)]
-pub struct ThreadRank {
-    rank: usize,
-    ranks: usize,
-    time_out: Duration,
+pub struct ChannelRank {
+    pub(super) rank: usize,
+    pub(super) ranks: usize,
+    pub(super) time_out: Duration,
     /// Channels to and from each rank; empty when this rank has left.
-    senders: Vec<Sender<Vec<u8>>>,
-    receivers: Vec<Receiver<Vec<u8>>>,
+    pub(super) senders: Vec<Sender<Vec<u8>>>,
+    pub(super) receivers: Vec<Receiver<Vec<u8>>>,
 }
 
 /// A group of `ranks` ranks for threads of this process. A rank that does not answer within `time_out` is an
@@ -32,9 +33,9 @@ pub struct ThreadRank {
 ///     }
 /// });
 /// ```
-pub fn thread_ranks(ranks: usize, time_out: Duration) -> Vec<ThreadRank> {
-    let of = |rank| ThreadRank { rank, ranks, time_out, senders: Vec::new(), receivers: Vec::new() };
-    let mut group: Vec<ThreadRank> = (0..ranks).map(of).collect();
+pub fn thread_ranks(ranks: usize, time_out: Duration) -> Vec<ChannelRank> {
+    let of = |rank| ChannelRank { rank, ranks, time_out, senders: Vec::new(), receivers: Vec::new() };
+    let mut group: Vec<ChannelRank> = (0..ranks).map(of).collect();
     for from in 0..ranks {
         for to in 0..ranks {
             let (sender, receiver) = channel();
@@ -45,7 +46,7 @@ pub fn thread_ranks(ranks: usize, time_out: Duration) -> Vec<ThreadRank> {
     group
 }
 
-impl Collectives for ThreadRank {
+impl Collectives for ChannelRank {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -61,7 +62,7 @@ impl Collectives for ThreadRank {
     }
 
     fn receive(&mut self, from: usize) -> Result<Vec<u8>, GroupError> {
-        let &mut ThreadRank { rank, time_out, .. } = self;
+        let &mut ChannelRank { rank, time_out, .. } = self;
         let channel = self.receivers.get(from).ok_or(GroupError::Left { rank })?;
         let message = channel.recv_timeout(time_out).map_err(|error| match error {
             RecvTimeoutError::Timeout => GroupError::TimedOut { rank, other: from, time_out },
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     /// The results of all ranks.
-    fn of_each<T: Send>(ranks: usize, of: impl Fn(ThreadRank) -> T + Sync) -> Vec<T> {
+    fn of_each<T: Send>(ranks: usize, of: impl Fn(ChannelRank) -> T + Sync) -> Vec<T> {
         let group = thread_ranks(ranks, Duration::from_millis(300));
         thread::scope(|scope| {
             let threads: Vec<_> = group.into_iter().map(|rank| scope.spawn(|| of(rank))).collect();

@@ -19,9 +19,7 @@ impl FamilyPlan for MmaPlan {
         Features::ALL
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
-        MmaPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     fn suits(_: &Problem, _: &Arch) -> bool {
         true
