@@ -457,13 +457,7 @@ fn start(problem: &Problem, spec: OperandSpec, tensor: &Tensor) -> Result<u64, A
             Ok(address.wrapping_sub((origin * spec.dtype.bytes()) as u64))
         }
         Operand::Table(_) | Operand::Descale(_) => Ok(*address),
-        Operand::Lse
-        | Operand::Lengths(_)
-        | Operand::PageTable
-        | Operand::Sinks
-        | Operand::DLse
-        | Operand::DSinks
-        | Operand::DTable(_) => {
+        _ => {
             let (len, expected) = (view.elements(), spec.elements);
             if len != expected {
                 return Err(ProblemError::Lengths { argument, len, expected }.into());
