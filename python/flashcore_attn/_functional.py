@@ -320,6 +320,12 @@ def with_determinism(features: Any, deterministic: Any) -> Any:
 
 def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chunk: Any) -> Any:
     """The features of ALiBi slopes, sinks and chunks."""
+    parts, sink = _parts_of_heads(backend, batch, heads, slopes, sink, chunk)
+    return parts.features(sink=sink)
+
+
+def _parts_of_heads(backend: Any, batch: Any, heads: int, slopes: Any, sink: Any, chunk: Any) -> tuple[Any, Any]:
+    """The parts with ALiBi slopes and chunks, and the checked sinks."""
     parts = _features.Parts()
     if slopes is not None:
         _features.alibi(parts, backend, slopes, batch, heads)
@@ -327,7 +333,14 @@ def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chun
         _features.chunk(parts, chunk)
     if sink is not None:
         sink = _features.sink("learnable_sink", backend, sink, heads)
-    return parts.features(sink=sink)
+    return parts, sink
+
+
+def _check_rank(name: str, tensor: Any, packed: bool) -> None:
+    """Rejects a tensor of rows that has another number of dimensions."""
+    wanted = "3: rows, heads, head_dim" if packed else "4: batch, sequence, heads, head_dim"
+    if tensor.ndim != int(wanted[0]):
+        raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it takes {wanted}")
 
 
 def _with_scales(

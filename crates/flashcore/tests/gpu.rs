@@ -12,8 +12,6 @@ mod hopper;
 #[path = "../../driver/tests/fake/runner.rs"]
 mod runner;
 
-use std::path::Path;
-
 use driver::{Buffer, DriverError, Graph, Stream, bytes_of};
 use flashcore::gpu::{Gpu, Operand, PlanSource, Prepared};
 use flashcore::{
@@ -51,12 +49,9 @@ fn scenario() {
     }
 }
 
-/// Emulates the launch that the fake driver wrote to a file. Does nothing when no launch is given.
 #[test]
 fn runner() {
-    if let Some(path) = std::env::var_os("FAKE_LAUNCH") {
-        runner::emulate(Path::new(&path));
-    }
+    runner::emulate_given();
 }
 
 /// Values that f16 represents exactly.

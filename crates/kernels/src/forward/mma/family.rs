@@ -27,9 +27,7 @@ impl FamilyPlan for MmaPlan {
         }
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
-        MmaPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     fn suits(_: &Problem, _: &Arch) -> bool {
         true
