@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _features, _functional
-from ._errors import ArgumentError, dimensions
+from ._errors import ArgumentError
 from ._functional import (
     _band_and_cap,
     _check_number,
+    _check_rank,
     _count,
     _either,
     _flag,
     _kind,
     _of_scale,
+    _parts_of_heads,
     _refuse,
     _with_scales,
     backend_of,
@@ -151,9 +153,7 @@ def flash_attn_varlen_func(
         lengths = (cu_seqlens_q, None, seqused_q, seqused_k, leftpad_k)
     packed_q, packed_k = cu_seqlens_q is not None, cu_seqlens_k is not None
     for name, tensor, packed in (("q", q, packed_q), ("k", k, packed_k), ("v", v, packed_k)):
-        wanted = "3: rows, heads, head_dim" if packed else "4: batch, sequence, heads, head_dim"
-        if tensor.ndim != int(wanted[0]):
-            raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it takes {wanted}")
+        _check_rank(name, tensor, packed)
     if table is None:
         batch = _batch(q, k, cu_seqlens_q, cu_seqlens_k)
     else:
@@ -166,14 +166,8 @@ def flash_attn_varlen_func(
     heads = q.shape[1] if packed_q else q.shape[2]
     _check_number("softmax_scale", softmax_scale)
     before, after, cap = _band_and_cap(causal, window_size, softcap)
-    parts = _features.Parts()
-    if alibi_slopes is not None:
-        _features.alibi(parts, backend, alibi_slopes, batch, heads)
-    if attention_chunk := _count("attention_chunk", attention_chunk):
-        _features.chunk(parts, attention_chunk)
-    sink = None
-    if learnable_sink is not None:
-        sink = _features.sink("learnable_sink", backend, learnable_sink, heads)
+    chunk = _count("attention_chunk", attention_chunk)
+    parts, sink = _parts_of_heads(backend, batch, heads, alibi_slopes, learnable_sink, chunk)
     max_q, max_k = q.shape[0 if packed_q else 1], k.shape[0 if packed_k else 1]
     max_k = max_k if table is None else max_k * table.shape[1]
     max_q = max_q if max_seqlen_q is None else _count("max_seqlen_q", max_seqlen_q)

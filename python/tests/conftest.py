@@ -35,6 +35,19 @@ def bf16():
     return pytest.importorskip("ml_dtypes").bfloat16
 
 
+@pytest.fixture
+def fresh_counts():
+    """Counts of `compat` from 0, and nothing compiled before the test."""
+    import torch
+
+    from flashcore_attn import compat
+
+    compat.reset_stats()
+    torch._dynamo.reset()
+    yield
+    compat.reset_stats()
+
+
 class OnlyDlpack:
     """An array that offers DLPack only."""
 

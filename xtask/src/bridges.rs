@@ -1,12 +1,11 @@
-//! The bridges to other frameworks. Each has versions of its own: crates outside the workspace have lock
-//! files, and Python packages are pinned here.
+//! The bridges in Python. Their packages have versions of their own, which are pinned here.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use crate::{XtaskError, bridge_crates, hub, run, target, wheel};
+use crate::{XtaskError, hub, run, target, wheel};
 
 /// The packages of JAX, TVM-FFI and the kernels hub, for the CPU: 700 MB, installed in about a minute.
 const PACKAGES: [&str; 6] = [
@@ -18,18 +17,12 @@ const PACKAGES: [&str; 6] = [
     "pytest==9.2.0",
 ];
 
-/// Tests each bridge.
+/// Tests JAX and TVM-FFI on the package as it is in the repository, and the kernels hub on the folder that is
+/// made for it. PyTorch and JAX run in processes of their own.
 ///
 /// # Errors
 /// When a command fails.
-pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
-    bridge_crates::candle(root, &cargo)?;
-    python(root, &cargo)
-}
-
-/// Tests JAX and TVM-FFI on the package as it is in the repository, and the kernels hub on the folder that is
-/// made for it. PyTorch and JAX run in processes of their own.
-fn python(root: &Path, cargo: &impl Fn() -> Command) -> Result<(), XtaskError> {
+pub fn python(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     let python = wheel::installed(&root.join(".tools/jax"), &[], &PACKAGES)?;
     // The features are those of the wheel under test, so that cargo compiles each crate once.
     run(cargo().args([

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use flashcore::parallel::{
-    Collectives, SequenceSplit, ShardCosts, ThreadRank, merge_over_group, thread_ranks,
+    ChannelRank, Collectives, SequenceSplit, ShardCosts, merge_over_group, thread_ranks,
 };
 use flashcore::{AttentionError, Layout, TensorView, attention};
 
@@ -28,7 +28,7 @@ fn view(x: &[f32], rows: usize) -> Result<TensorView<'_, f32>, AttentionError> {
 }
 
 /// The largest difference of O and of dK.
-fn train(group: &mut ThreadRank) -> Result<[f32; 2], AttentionError> {
+fn train(group: &mut ChannelRank) -> Result<[f32; 2], AttentionError> {
     let whole = tensors();
     let split = SequenceSplit::zigzag(&[0, LENGTH], group.ranks())?;
     let rank = group.rank();
@@ -52,7 +52,7 @@ fn train(group: &mut ThreadRank) -> Result<[f32; 2], AttentionError> {
 }
 
 /// The largest difference of the result of a query to keys of which each rank holds some.
-fn decode(group: &mut ThreadRank) -> Result<f32, AttentionError> {
+fn decode(group: &mut ChannelRank) -> Result<f32, AttentionError> {
     let [q, k, v, _] = tensors();
     let q = &q[..HEADS * DIM];
     let split = SequenceSplit::contiguous(&[0, LENGTH], group.ranks())?;
@@ -70,7 +70,7 @@ fn largest(a: &[f32], b: &[f32]) -> f32 {
 }
 
 fn main() -> Result<(), AttentionError> {
-    let work = |mut group: ThreadRank| -> Result<([f32; 2], f32), AttentionError> {
+    let work = |mut group: ChannelRank| -> Result<([f32; 2], f32), AttentionError> {
         Ok((train(&mut group)?, decode(&mut group)?))
     };
     thread::scope(|scope| {

@@ -225,6 +225,16 @@ pub enum GroupError {
         /// This rank.
         rank: usize,
     },
+    /// Ranks could not connect to each other.
+    #[error("rank {rank} could not {what}: {message}")]
+    Connection {
+        /// This rank.
+        rank: usize,
+        /// The step that failed.
+        what: &'static str,
+        /// The reason.
+        message: String,
+    },
     /// A message has another size than this rank expects.
     #[error("invalid value '{size}' for the bytes of a message of rank {from}: expected {expected}")]
     Size {

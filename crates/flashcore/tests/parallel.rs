@@ -1,11 +1,14 @@
 //! Sharded attention on ranks that are threads, against attention in one call.
 
 use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use flashcore::parallel::{
-    Collectives, GroupError, SequenceSplit, ShardSchedule, ThreadRank, merge_over_group, thread_ranks,
+    ChannelRank, Collectives, GroupError, SequenceSplit, ShardSchedule, host_ranks, join_ranks,
+    merge_over_group, thread_ranks,
 };
 use flashcore::{
     Attention, AttentionError, Device, E4m3, Element, Gradients, Layout, LengthValues, Output, TableView,
@@ -213,7 +216,7 @@ fn results<T: Element>(made: Output<T>, found: Gradients<T>) -> [Vec<f32>; 7] {
 }
 
 /// The results of all ranks.
-fn on_ranks<R: Send>(ranks: usize, of: impl Fn(&mut ThreadRank) -> R + Sync) -> Vec<R> {
+fn on_ranks<R: Send>(ranks: usize, of: impl Fn(&mut ChannelRank) -> R + Sync) -> Vec<R> {
     let group = thread_ranks(ranks, Duration::from_secs(100));
     thread::scope(|scope| {
         let of = &of;
@@ -292,7 +295,7 @@ fn compare<T: Element + Default>(case: Case) {
 
 /// The results of a rank, and the sums over ranks of the gradients of sinks and tables.
 fn sharded<T: Element + Default>(
-    group: &mut ThreadRank,
+    group: &mut ChannelRank,
     whole: &Whole,
     split: &SequenceSplit,
     schedule: ShardSchedule,
@@ -397,7 +400,7 @@ fn results_over_the_keys_of_each_rank_merge() {
 }
 
 /// A call of zeros with a change on some ranks; its error.
-fn changed(group: &mut ThreadRank, ranks: &[usize], change: &str) -> Result<(), AttentionError> {
+fn changed(group: &mut ChannelRank, ranks: &[usize], change: &str) -> Result<(), AttentionError> {
     let here = if ranks.contains(&group.rank()) { change } else { "" };
     let rows = if here == "rows" { 6 } else { 8 };
     let of = if here == "ranks" { 2 } else { group.ranks() };
@@ -439,7 +442,7 @@ fn ranks_that_differ_are_an_error_on_each() {
         ("batch", "the shape of q"),
         ("heads", "the shape of q"),
         ("full", "the band"),
-        ("cap", "the scale, the cap and the sinks"),
+        ("cap", "the scale and the cap"),
         ("contiguous", "the split"),
         ("ring", "the schedule"),
         ("backward", "the pass"),
@@ -512,6 +515,56 @@ fn a_rank_that_ends_is_an_error_on_the_others() {
             assert!(matches!(told, Err(AttentionError::Group(told)) if ended(told)), "{told:?}");
         }
     }
+}
+
+/// The address at which a child process joins, as rank 2 of 3.
+const CHILD: &str = "FLASHCORE_TEST_RANK_ADDRESS";
+
+/// The child of the next test: it computes until it is killed.
+#[test]
+fn a_rank_of_its_own_process() {
+    let Ok(address) = std::env::var(CHILD) else { return };
+    let mut group = join_ranks(address, 2, 3, Duration::from_secs(100)).unwrap();
+    while changed(&mut group, &[], "").is_ok() {}
+}
+
+#[test]
+fn a_process_that_is_killed_is_an_error_on_the_others() {
+    let time_out = Duration::from_secs(100);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "a_rank_of_its_own_process"]).env(CHILD, address.to_string());
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    thread::scope(|scope| {
+        let rank_1 = scope.spawn(move || {
+            let mut group = join_ranks(address, 1, 3, time_out).unwrap();
+            while changed(&mut group, &[], "").is_ok() {}
+            changed(&mut group, &[], "")
+        });
+        let mut group = host_ranks(&listener, 3, time_out).unwrap();
+        (0..3).for_each(|_| changed(&mut group, &[], "").unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let told = std::iter::repeat_with(|| changed(&mut group, &[], "")).find_map(Result::err).unwrap();
+        assert!(matches!(told, AttentionError::Group(GroupError::Ended { rank: 0, .. })), "{told:?}");
+        let left = AttentionError::Group(GroupError::Left { rank: 1 });
+        assert_eq!(rank_1.join().unwrap(), Err(left));
+    });
+}
+
+#[test]
+fn ranks_that_do_not_meet_are_an_error_in_time() {
+    let time_out = Duration::from_millis(200);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let told = host_ranks(&listener, 2, time_out).unwrap_err().to_string();
+    assert_eq!(told, "rank 0 could not wait for other ranks: rank 1 has not joined in time");
+    let told = join_ranks(address, 2, 2, time_out).unwrap_err().to_string();
+    assert_eq!(told, "rank 2 could not join: invalid value '2' for rank: expected 1 to 1");
+    drop(listener);
+    let told = join_ranks(address, 1, 2, time_out).unwrap_err().to_string();
+    assert!(told.starts_with("rank 1 could not connect: "), "{told}");
 }
 
 #[test]

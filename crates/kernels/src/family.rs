@@ -105,6 +105,11 @@ pub(crate) trait FamilyPlan {
 /// Methods of [`FamilyPlan`] that the plan itself has under the same names.
 macro_rules! of_plan {
     ($($method:ident),*) => { $(of_plan!(@ $method);)* };
+    (@ default_for) => {
+        fn default_for(problem: &::problem::Problem, arch: &$crate::Arch) -> Self {
+            Self::default_for(problem, arch)
+        }
+    };
     (@ check) => {
         fn check(&self, problem: &::problem::Problem, arch: &$crate::Arch) -> Result<(), $crate::PlanError> {
             self.check(problem, arch)

@@ -36,25 +36,11 @@ struct Case {
 impl Case {
     fn new(source: &str, problem: &Problem, plan: &Plan, arch: &Arch) -> Case {
         let kernel = emit(problem, plan, arch).unwrap_or_else(|e| panic!("{source} {plan:?}: {e}")).kernel(0);
-        let Problem {
-            batch,
-            heads_q,
-            heads_kv,
-            seq_q,
-            seq_kv,
-            head_dim,
-            head_dim_v,
-            dtypes,
-            band: mask,
-            pass,
-            ..
-        } = problem;
-        let lse = if pass.lse() { " lse" } else { "" };
-        let key = format!(
-            "{source} {} {} {dtypes} B{batch} H{heads_q}/{heads_kv} S{seq_q}×{seq_kv} D{head_dim}/{head_dim_v} {mask}{lse}",
-            kernel.module.target,
-            plan.family(),
-        );
+        let (p, lse) = (problem, if problem.pass.lse() { " lse" } else { "" });
+        let rows = format!("B{} H{}/{} S{}×{}", p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv);
+        let (target, family) = (kernel.module.target, plan.family());
+        let of_dims = format!("D{}/{} {}{lse}", p.head_dim, p.head_dim_v, p.band);
+        let key = format!("{source} {target} {family} {} {rows} {of_dims}", p.dtypes);
         Case { key, text: hash(kernel.module.to_string().as_bytes()), kernel }
     }
 }

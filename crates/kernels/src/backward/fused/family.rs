@@ -20,9 +20,7 @@ impl FamilyPlan for FusedPlan {
         Features { sink: true, ..Features::default() }
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> FusedPlan {
-        FusedPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     /// Suits grids that give each SM a CTA.
     fn suits(problem: &Problem, arch: &Arch) -> bool {

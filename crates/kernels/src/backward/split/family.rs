@@ -49,9 +49,7 @@ impl FamilyPlan for SplitPlan {
         Features { lengths: true, sink: true, programs: true, ..Features::default() }
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> SplitPlan {
-        SplitPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     fn suits(_: &Problem, _: &Arch) -> bool {
         true

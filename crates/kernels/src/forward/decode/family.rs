@@ -18,9 +18,7 @@ impl FamilyPlan for DecodePlan {
         Features { lengths: true, fp8: true, scales: true, sink: true, pages: true, ..Features::default() }
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> DecodePlan {
-        DecodePlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     fn suits(problem: &Problem, _: &Arch) -> bool {
         DecodePlan::suits(problem)

@@ -16,20 +16,10 @@ use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
     fn features() -> Features {
-        Features {
-            lengths: true,
-            sink: true,
-            programs: true,
-            fp8: true,
-            scales: true,
-            block_scales: true,
-            pages: true,
-        }
+        Features::ALL
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
-        MmaPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     fn suits(_: &Problem, _: &Arch) -> bool {
         true

@@ -1,5 +1,5 @@
-//! The CTA being emitted, and its place: its tile of query rows, its head and batch entry, and their starts in
-//! memory.
+//! The CTA being emitted, and its place: its tile of query rows, its head and batch entry, and their starts
+//! in memory.
 
 use attend::{RowRange, Sequence};
 use problem::Tensor;

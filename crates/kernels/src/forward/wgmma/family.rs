@@ -31,9 +31,7 @@ impl FamilyPlan for WgmmaPlan {
         }
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
-        WgmmaPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     /// Suits grids with many rows: warpgroups have 64 rows and each SM gets a CTA, so few rows leave most of
     /// them idle.

@@ -16,9 +16,7 @@ impl FamilyPlan for AtOncePlan {
         common::features()
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> AtOncePlan {
-        AtOncePlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     /// Suits small grids, unless streaming blocks are better.
     fn suits(problem: &Problem, arch: &Arch) -> bool {

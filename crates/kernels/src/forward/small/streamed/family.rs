@@ -15,9 +15,7 @@ impl FamilyPlan for StreamedPlan {
         common::features()
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> StreamedPlan {
-        StreamedPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     fn suits(problem: &Problem, arch: &Arch) -> bool {
         wave::is_small(problem, arch)
