@@ -94,6 +94,26 @@ def test_packed_sequences_and_pages():
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("wide", [torch.int32, torch.int64])
+def test_rows_go_to_their_slots(wide):
+    new = [torch.randn(4, 2, 16) for _ in range(2)]
+    caches = [torch.zeros(3, 8, 2, 16) for _ in range(2)]
+    slots = torch.tensor([17, -1, 0, 9], dtype=wide)
+    HUB.attention("k_new v_new slot_mapping k v; write_slots", *new, slots, *caches)
+    for rows, cache in zip(new, caches):
+        expected = torch.zeros_like(cache).flatten(0, 1)
+        expected[slots[[0, 2, 3]].long()] = rows[[0, 2, 3]]
+        assert torch.equal(cache.flatten(0, 1), expected)
+    with pytest.raises(ValueError, match="'24' for the slot of slot_mapping: expected below 24"):
+        HUB.attention("k_new v_new slot_mapping k v; write_slots", *new, slots + 7, *caches)
+    with pytest.raises(ValueError, match="slot_mapping is missing: the problem has it"):
+        HUB.attention("k_new v_new k v; write_slots", *new, *caches)
+    with pytest.raises(ValueError, match="q is given, but the problem has none"):
+        HUB.attention("q k_new v_new slot_mapping k v; write_slots", new[0], *new, slots, *caches)
+    with pytest.raises(ValueError, match="slot_mapping is given, but the problem has none"):
+        HUB.attention("q k v out slot_mapping", *[caches[0]] * 4, slots)
+
+
 def test_transformers_finds_the_parameters_that_it_looks_for():
     import inspect
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import subprocess
 import sys
@@ -199,6 +200,19 @@ def test_what_is_wrong_is_named():
     with pytest.raises(Exception, match="INVALID_ARGUMENT: .*cu_seqlens_q"):
         starts = jnp.array([0.0, 4.0])
         flash_attn_varlen_func(q[0], k[0], v[0], starts, starts).block_until_ready()
+
+
+def test_the_handler_for_cuda_devices_reads_frames_of_xla(tmp_path):
+    fake = Path(__file__).resolve().parents[2] / "crates/driver/tests/fake/libcuda.rs"
+    rustc = ["rustc", "--edition", "2024", "--crate-type", "cdylib", "--check-cfg", "cfg(lacking)", fake, "-o"]
+    subprocess.run([*rustc, tmp_path / "libcuda.so.1"], check=True)
+    compiler = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-isystem", jax.ffi.include_dir()]
+    subprocess.run([*compiler, Path(__file__).with_name("xla_cuda.c"), "-ldl", "-o", tmp_path / "program"], check=True)
+    library = next(Path(os.environ["FLASHCORE_HUB"]).glob("build/*cpu*/libflashcore.so"))
+    paths = {"LD_LIBRARY_PATH": str(tmp_path), "FLASHCORE_CACHE_DIR": str(tmp_path / "cache")}
+    ran = subprocess.run([tmp_path / "program", library], capture_output=True, text=True, env=os.environ | paths)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("invalid value 'XLA's 12' for the type of k: expected f32, f16, bf16")
 
 
 def test_the_example_trains():

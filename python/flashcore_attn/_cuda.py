@@ -386,7 +386,7 @@ def as_pages(x: Tensor, batch: int) -> Tensor:
 
 def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust. ``held`` keeps their memory."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, *_ = features
+    lengths, batch, max_q, max_k, _, score, mask, floats, ints, tables, scales, blocks, pages, *_ = features
     check_devices(features, q)
 
     def at(name: str, x: Tensor | None) -> int | None:
@@ -396,7 +396,7 @@ def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeature
         (batch, max_q, max_k, [at(name, x) for name, x in zip(_features.LENGTHS, lengths)])
         if features.uneven
         else None,
-        at("learnable_sink", sink),
+        [(operand, _memory.address(name, x, held)) for operand, name, x in features.of_heads()],
         score,
         mask,
         floats,

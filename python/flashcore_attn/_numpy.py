@@ -379,6 +379,11 @@ def is_floating(array: np.ndarray[Any, Any]) -> bool:
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
+def is_direct(*_: Any) -> bool:
+    """Whether a call goes straight to Rust: always, since NumPy records nothing."""
+    return True
+
+
 def is_traced() -> bool:
     """Whether later calls repeat this one with other arrays. NumPy has no such recorder."""
     return False
@@ -386,14 +391,14 @@ def is_traced() -> bool:
 
 def _described(features: Features) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, *_ = features
+    lengths, batch, max_q, max_k, _, score, mask, floats, ints, tables, scales, blocks, pages, *_ = features
     address = [None if x is None else x.ctypes.data for x in lengths]
     factors: list[Any] = [
         None if x is None else (x.ctypes.data, (*strides(x), 0)[:3], rows) for x, rows in zip(scales, blocks)
     ]
     return (
         (batch, max_q, max_k, address) if features.uneven else None,
-        None if sink is None else sink.ctypes.data,
+        [(operand, x.ctypes.data) for operand, _, x in features.of_heads()],
         score,
         mask,
         floats,

@@ -48,15 +48,15 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of 4-D tensors whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     others = () if features is None else [x for _, x in features.named()]
+    if is_direct(q, k, v, *others):
+        return _now(q, k, v, heads, terms, want_lse, features)
     if recorded := _autograd.needed((q, k, v, *others)):
         _autograd.check(q, k, v, features)
     if _forward_ad._current_level >= 0:
         raise UnsupportedError("forward-mode derivatives are not supported yet", "forward_ad")
     if _is_compiling():
         return _dispatched(q, k, v, heads, terms, (want_lse, recorded), features)
-    if _is_plain(q, k, v) and all(type(x) in PLAIN for x in others):
-        if not recorded:
-            return _now(q, k, v, heads, terms, want_lse, features)
+    if recorded and _is_plain(q, k, v) and all(type(x) in PLAIN for x in others):
         out, lse = _autograd.recorded(q, k, v, heads, terms, features)
         return out, lse if want_lse else None
     try:
@@ -151,8 +151,9 @@ def _dispatched(
 
 def _flat(features: Features) -> list[Any]:
     """The arguments of an operator that state features."""
-    lengths, batch, max_q, max_k, sink, *programs, tables, scales, blocks, pages, deterministic, _ = features
-    score, mask, floats, ints = programs
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, deterministic, *_ = (
+        features
+    )
     stated = [score, mask, list(floats), list(ints), list(tables)]
     return [*lengths, batch, max_q, max_k, sink, *stated, *scales, list(blocks), pages, deterministic]
 
@@ -168,6 +169,13 @@ def _undispatched(q: Tensor, k: Tensor, v: Tensor, features: Features | None) ->
     name, kind = next(((name, type(x).__name__) for name, x in named if type(x) not in PLAIN), ("q", "Tensor"))
     expected = "torch.Tensor, or a class that dispatches flashcore_attn::attention for all tensors"
     return UnsupportedError(invalid_words(f"the type of {name}", kind, expected), f"type {kind}")
+
+
+def is_direct(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> bool:
+    """Whether a call on these tensors goes straight to Rust, without the operator and without gradients."""
+    if _is_compiling() or _forward_ad._current_level >= 0 or _autograd.needed((q, k, v, *others)):
+        return False
+    return _is_plain(q, k, v) and all(type(x) in PLAIN for x in others)
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor, profiled: bool = False) -> bool:

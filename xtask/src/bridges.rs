@@ -18,18 +18,12 @@ const PACKAGES: [&str; 6] = [
     "pytest==9.2.0",
 ];
 
-/// Tests each bridge.
+/// Formats, lints and tests the bridge to candle. Its half for CUDA devices is only compiled: candle compiles
+/// its CUDA kernels with nvcc, in whose place stands a script that makes empty files.
 ///
 /// # Errors
 /// When a command fails.
-pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
-    candle(root, &cargo)?;
-    python(root, &cargo)
-}
-
-/// Formats, lints and tests the bridge to candle. Its half for CUDA devices is only compiled: candle compiles
-/// its CUDA kernels with nvcc, in whose place stands a script that makes empty files.
-fn candle(root: &Path, cargo: &impl Fn() -> Command) -> Result<(), XtaskError> {
+pub fn rust(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     let candle = root.join("bridges/candle");
     let in_candle = |arguments: &[&str]| {
         let mut command = cargo();
@@ -47,7 +41,10 @@ fn candle(root: &Path, cargo: &impl Fn() -> Command) -> Result<(), XtaskError> {
 
 /// Tests JAX and TVM-FFI on the package as it is in the repository, and the kernels hub on the folder that is
 /// made for it. PyTorch and JAX run in processes of their own.
-fn python(root: &Path, cargo: &impl Fn() -> Command) -> Result<(), XtaskError> {
+///
+/// # Errors
+/// When a command fails.
+pub fn python(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
     let python = wheel::installed(&root.join(".tools/jax"), &[], &PACKAGES)?;
     // The features are those of the wheel under test, so that cargo compiles each crate once.
     run(cargo().args([

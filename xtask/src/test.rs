@@ -46,10 +46,12 @@ pub fn all(root: &Path, is_whole: bool) -> Result<(), XtaskError> {
     times.step("examples of the documentation", || {
         run(cargo().args(["test", "--workspace", "--features", wheel::ALL, "--quiet", "--doc"]))
     })?;
-    times.step("bridges", || bridges::test(root, cargo))?;
+    times.step("bridges in Rust", || bridges::rust(root, cargo))?;
     times.step("browser", || browser::test(root, cargo))?;
     times.step("evolution, waited for", || evolution.finish())?;
     times.step("tests in Python, waited for", || python.finish())?;
+    // They use the environment with PyTorch that these tests may have installed.
+    times.step("bridges in Python", || bridges::python(root, cargo))?;
     times.step("tables", || tables::make(root, true))?;
     times.tell();
     list.tell()
@@ -184,7 +186,8 @@ pub fn book(root: &Path) -> Result<(), XtaskError> {
 /// When a command fails.
 pub fn bridges(root: &Path) -> Result<(), XtaskError> {
     let tools = tools::fetch(root)?;
-    bridges::test(root, || cargo(root, &tools))
+    bridges::rust(root, || cargo(root, &tools))?;
+    bridges::python(root, || cargo(root, &tools))
 }
 
 /// Tests the pages in a browser only.

@@ -130,10 +130,11 @@ fn each_fault_is_named() {
         let (code, text) = told(call(&changed), flashcore_attention);
         assert!(code == 1 && text.starts_with(expected), "{code}: {text}");
     }
-    let more: [(&str, u32, &[u32]); 3] = [
+    let more: [(&str, u32, &[u32]); 4] = [
         ("v_new is missing", 0, &[21]),
         ("rotary_cos is missing", 32, &[21, 22]),
         ("seqused_k is missing", 0, &[21, 22]),
+        ("invalid value '0x12002' for the dtype of slot_mapping: expected 0x12000 (i32)", 0, &[27]),
     ];
     for (expected, flags, appended) in more {
         let all: Vec<COperand> =
@@ -190,7 +191,7 @@ proptest! {
     #[test]
     fn no_call_is_a_defect(
         numbers in any::<([u32; 2], [i64; 4], [f32; 2], [u32; 3], u64)>(),
-        small in (0u32..3, 0u32..64, prop::collection::vec(0u32..28, 3..9)),
+        small in (0u32..4, 0u32..64, prop::collection::vec(0u32..29, 3..9)),
         entries in prop::collection::vec(
             (
                 prop_oneof![Just(F32), Just(0x11002), Just(I32), any::<u32>()],

@@ -19,34 +19,46 @@ use crate::threads::Executor;
 use crate::view::{Any, Input, Inputs};
 use crate::{CpuError, CpuPlan};
 
-/// Factors that the decoded inputs do not contain, one per batch entry and KV head.
+/// Factors that the inputs do not contain.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Factors {
-    /// Factors on the products of queries and keys; empty if there are none.
+    /// Factors on the products of queries and keys, one per batch entry and query head; empty if there are
+    /// none.
     pub logits: Vec<f32>,
-    /// Factors on O; empty if there are none.
+    /// Whether query heads that share a KV head may have different factors.
+    pub differ: bool,
+    /// Factors on O, one per batch entry and KV head; empty if there are none.
     pub values: Vec<f32>,
 }
 
 impl Factors {
-    /// The factors of a problem whose inputs have one factor per batch entry and KV head. A factor of Q or K
-    /// that is not accepted is NaN.
+    /// The factors of heads. A descale factor of Q or K that is not accepted is NaN.
     pub(crate) fn of_heads(problem: &Problem, operands: &Operands<'_>) -> Factors {
         let mut factors = Factors::default();
-        if problem.scales.are_per_block() {
-            return factors;
-        }
-        let heads = || (0..problem.batch).flat_map(|b| (0..problem.heads_kv).map(move |h| [b, h, 0]));
+        let heads = |count: usize| (0..problem.batch).flat_map(move |b| (0..count).map(move |h| [b, h]));
         let of = |tensor, at| {
             let factors = operands.floats(Operand::Descale(tensor));
             Problem::accepted_factor(tensor, problem.descale(factors, tensor, at))
         };
-        let scaled = |tensor| problem.scales.of(tensor).is_some();
+        let per_block = problem.scales.are_per_block();
+        let scaled = |tensor| problem.scales.of(tensor).is_some() && !per_block;
         if scaled(Tensor::Q) || scaled(Tensor::K) {
-            factors.logits = heads().map(|at| of(Tensor::Q, at) * of(Tensor::K, at)).collect();
+            let of_head = |[batch, head]: [usize; 2]| {
+                let at = [batch, head / problem.group_size(), 0];
+                of(Tensor::Q, at) * of(Tensor::K, at)
+            };
+            factors.logits = heads(problem.heads_q).map(of_head).collect();
+        }
+        if problem.score.temperature {
+            let of_inputs = std::mem::take(&mut factors.logits);
+            let of_heads = operands.floats(Operand::Temperature).iter().cycle();
+            let all = heads(problem.heads_q).zip(of_heads).enumerate();
+            factors.logits = all.map(|(i, (_, factor))| of_inputs.get(i).unwrap_or(&1.0) * factor).collect();
+            factors.differ = true;
         }
         if scaled(Tensor::V) {
-            factors.values = heads().map(|at| of(Tensor::V, at)).collect();
+            let of_head = |[batch, head]: [usize; 2]| of(Tensor::V, [batch, head, 0]);
+            factors.values = heads(problem.heads_kv).map(of_head).collect();
         }
         factors
     }

@@ -181,9 +181,13 @@ impl Checked<'_> {
     fn run(self, problem: &Problem, inputs: Inputs<'_>, factors: &Factors) -> Result<(), CpuError> {
         let Checked { executor, sequences, operands, tables, out, lse, plan } = self;
         let sinks = problem.score.sink.then(|| operands.floats(Operand::Sinks));
-        let grouped = plan.rows == Rows::Group && problem.group_size() > 1;
-        let programs = &Evaluators::new(problem, tables, grouped);
-        let call = Call { executor, problem, sequences, sinks, programs, inputs, factors, out, lse, plan };
+        let together = match plan.rows {
+            Rows::Group if !factors.differ => problem.group_size(),
+            Rows::Head | Rows::Group => 1,
+        };
+        let programs = &Evaluators::new(problem, tables, together > 1);
+        let call =
+            Call { executor, problem, sequences, sinks, programs, inputs, factors, together, out, lse, plan };
         // `plan.check` has found the instruction set, so `detect` succeeds.
         match plan.isa {
             #[cfg(target_arch = "x86_64")]
@@ -220,8 +224,9 @@ struct Call<'a> {
     sinks: Option<&'a [f32]>,
     programs: &'a Evaluators<'a>,
     inputs: Inputs<'a>,
-    /// Factors of batch entries and KV heads.
     factors: &'a Factors,
+    /// Number of query heads whose rows are concatenated.
+    together: usize,
     out: Output<'a>,
     lse: Option<OutputRows<'a, f32>>,
     plan: &'a CpuPlan,
@@ -310,7 +315,7 @@ impl Call<'_> {
             problem: self.problem,
             sequences: self.sequences,
             inputs: self.inputs,
-            together: self.together(),
+            together: self.together,
             fits: self.plan.isa.is_for(self.problem),
             largest_factor: self.factors.largest_logit(),
             has_factors: !self.factors.logits.is_empty(),
@@ -413,7 +418,7 @@ impl Call<'_> {
         let p = self.problem;
         let tile = Tile { rows: self.plan.tile_rows, vectors: self.plan.vectors };
         let kv_head = task.head / p.group_size();
-        let of_head = self.factors.logits.get(task.batch * p.heads_kv + kv_head).map_or(1.0, |&x| x.into());
+        let of_head = self.factors.logits.get(task.batch * p.heads_q + task.head).map_or(1.0, |&x| x.into());
         let Scale { factor, scale, cap } = self.scale(arithmetic.logit_factor() * of_head);
         let products_of_key = (task.last - task.first) * (p.head_dim + p.head_dim_v);
         let most = (PRODUCTS_BETWEEN_STOPS / products_of_key.max(1)).saturating_add(keys.start).min(keys.end);
@@ -464,7 +469,7 @@ impl Call<'_> {
     }
 
     /// How steps turn products of queries and keys into exponents. `logit_factor` is the arithmetic's, times
-    /// the factor of the KV head.
+    /// the factor of the head.
     fn scale(&self, logit_factor: f64) -> Scale {
         let p = self.problem;
         let logit = f64::from(p.softmax_scale().abs()) * logit_factor;

@@ -229,8 +229,7 @@ fn key(problem: &Problem) -> Shape {
 }
 
 fn is_plain(problem: &Problem) -> bool {
-    let score = &problem.score;
-    problem.lengths.is_even() && problem.programs.is_empty() && score.softcap.is_none() && !score.sink
+    problem.lengths.is_even() && problem.programs.is_empty() && problem.score.is_plain()
 }
 
 /// The user's plans for this processor, read once. Lines that cannot be used are reported on standard error.

@@ -60,7 +60,8 @@ pub struct ScaleValues<'a> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Features<'a> {
     pub lengths: LengthValues<'a>,
-    pub sinks: Option<&'a [f32]>,
+    /// Values of the score's operands, with the names of the builder's methods.
+    pub of_heads: Vec<(&'static str, Operand, &'a [f32])>,
     /// Layouts and values of descale factors.
     pub scales: (Scales, ScaleValues<'a>),
     pub slopes: Option<&'a [f32]>,
@@ -196,14 +197,14 @@ impl<'a> Features<'a> {
         let ScaleValues { q, k, v } = self.scales.1;
         let factors = [(Tensor::Q, q), (Tensor::K, k), (Tensor::V, v)];
         let factors = factors.map(|(tensor, values)| (Operand::Descale(tensor), values.into()));
-        let sinks = self.sinks.map(|sinks| (Operand::Sinks, sinks.into()));
-        let given = lengths.into_iter().chain(factors).chain(sinks);
+        let of_heads = self.of_heads.iter().map(|&(_, operand, values)| (operand, values.into()));
+        let given = lengths.into_iter().chain(factors).chain(of_heads);
         // More tables than a `u8` counts are rejected when the problem is checked.
         let tables = (0..=u8::MAX).zip(tables).map(|(i, table)| (Operand::Table(i), table));
         given.filter(|(_, elements): &(_, Elements<'_>)| !elements.is_empty()).chain(tables).collect()
     }
 
-    /// The arrays of lengths and the sinks as views.
+    /// The arrays of lengths and the values of heads as views.
     pub fn array_views(&self) -> Result<OperandMap<View>, AttentionError> {
         let lengths = self.lengths.arrays().map(|(array, _, values)| (Operand::Lengths(array), values.len()));
         let lengths = lengths.into_iter().filter(|(_, len)| *len > 0);
@@ -211,22 +212,28 @@ impl<'a> Features<'a> {
         for (operand, len) in lengths {
             views.insert(operand, View::dense(ElementType::I32, &[len])?);
         }
-        if let Some(sinks) = self.sinks {
-            views.insert(Operand::Sinks, View::dense(ElementType::F32, &[sinks.len()])?);
+        for &(_, operand, values) in &self.of_heads {
+            views.insert(operand, View::dense(ElementType::F32, &[values.len()])?);
         }
         Ok(views)
     }
 
-    /// Rejects sinks that are not one per query head.
-    pub fn check_sinks(&self, heads: usize) -> Result<(), AttentionError> {
-        match self.sinks {
-            Some(sinks) if sinks.len() != heads => Err(AttentionError::Operand {
-                argument: "sink",
+    /// Sets the values of one of the score's operands. `argument` is the name of the builder's method.
+    pub fn set_of_heads(&mut self, argument: &'static str, operand: Operand, values: &'a [f32]) {
+        self.of_heads.retain(|(_, other, _)| *other != operand);
+        self.of_heads.push((argument, operand, values));
+    }
+
+    /// Rejects values of the score's operands that are not one per query head.
+    pub fn check_of_heads(&self, heads: usize) -> Result<(), AttentionError> {
+        match self.of_heads.iter().find(|(_, _, values)| values.len() != heads) {
+            Some((argument, _, values)) => Err(AttentionError::Operand {
+                argument,
                 what: "number of elements",
-                value: sinks.len().to_string(),
+                value: values.len().to_string(),
                 expected: format!("heads_q = {heads}"),
             }),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 }

@@ -236,8 +236,9 @@ fn addresses() {
     let stream = Stream::new(gpu.context()).unwrap();
     let (q, k, v) = (ramp(640, 3), ramp(640, 5), ramp(640, 11));
     let nan = vec![0xff; 1280];
-    let tensors = Tensors::new(&gpu, [bytes_of(&q), bytes_of(&k), bytes_of(&v), &nan, &nan[..160]], 0);
-    let operands = |backwards: bool| -> OperandMap<raw::Tensor> {
+    let sets = [[&q, &k, &v], [&v, &q, &k]].map(|[q, k, v]| [bytes_of(q), bytes_of(k), bytes_of(v)]);
+    let mut sets = sets.map(|[q, k, v]| Tensors::new(&gpu, [q, k, v, &nan, &nan[..160]], 0));
+    let of = |tensors: &Tensors, backwards: bool| -> OperandMap<raw::Tensor> {
         let tensor = |i| {
             let (mut strides, mut address) = (Layout::Bhsd.strides(2, 20, 16), tensors.slice(i).address());
             if backwards && (1..=2).contains(&i) {
@@ -251,12 +252,28 @@ fn addresses() {
     let options = raw::CallOptions::default();
     let queue = raw::Queue::Stream { gpu: &gpu, handle: stream.raw() };
     let exact = oracle::oracle(&problem, &q, &k, &v).unwrap().out; // the same for keys in another order
-    for backwards in [false, true] {
+    let exact_others = oracle::oracle(&problem, &v, &q, &k).unwrap().out;
+    let half = raw::CallOptions { scale: Some(0.125), ..options.clone() };
+    let mut scaled = problem.clone();
+    scaled.score.scale = Some(0.125);
+    let exact_half = oracle::oracle(&scaled, &q, &k, &v).unwrap().out;
+    // Calls that differ in addresses, strides or options from an earlier one, which the thread remembers.
+    for (backwards, on, options, exact) in [
+        (false, 0, &options, &exact),
+        (true, 0, &options, &exact),
+        (true, 1, &options, &exact_others),
+        (false, 0, &half, &exact_half),
+        (false, 1, &options, &exact_others),
+        (true, 0, &options, &exact),
+    ] {
+        sets[on].0[3].upload(&nan).unwrap();
+        let on = &sets[on];
         // SAFETY: the tensors are in device memory and outlive the launch.
-        unsafe { raw::prepare(queue, &operands(backwards), &options).unwrap().enqueue() }.unwrap();
-        let out: Vec<f16> = tensors.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
-        close(&out, &exact);
+        unsafe { raw::prepare(queue, &of(on, backwards), options).unwrap().enqueue() }.unwrap();
+        let out: Vec<f16> = on.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+        close(&out, exact);
     }
+    let operands = |backwards| of(&sets[0], backwards);
     let ready = raw::prepare(queue, &operands(false), &options).unwrap();
     assert!(std::sync::Arc::ptr_eq(ready.prepared().unwrap(), &gpu.prepare(&problem, None).unwrap()));
     assert_eq!(ready.workspace_size(), 0);

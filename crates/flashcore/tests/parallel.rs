@@ -442,7 +442,7 @@ fn ranks_that_differ_are_an_error_on_each() {
         ("batch", "the shape of q"),
         ("heads", "the shape of q"),
         ("full", "the band"),
-        ("cap", "the scale, the cap and the sinks"),
+        ("cap", "the scale and the cap"),
         ("contiguous", "the split"),
         ("ring", "the schedule"),
         ("backward", "the pass"),

@@ -336,6 +336,7 @@ fn attend<A: Arithmetic>(
 /// The values of the inputs beside Q, K, V and lengths.
 struct OtherValues<'a> {
     sinks: &'a [f32],
+    temperature: &'a [f32],
     tables: Vec<Elements<'a>>,
     descale_q: &'a [f32],
     descale_k: &'a [f32],
@@ -347,6 +348,7 @@ impl<'a> OtherValues<'a> {
         let factors = |tensor| inputs.floats(Operand::Descale(tensor));
         OtherValues {
             sinks: inputs.floats(Operand::Sinks),
+            temperature: inputs.floats(Operand::Temperature),
             tables: inputs.tables(),
             descale_q: factors(Tensor::Q),
             descale_k: factors(Tensor::K),
@@ -426,7 +428,9 @@ fn row_block<A: Arithmetic>(
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
     // Padding lanes see no key.
     let visible = place.visible(rows.len());
-    let (scale, cap) = (A::real(problem.softmax_scale()), problem.score.softcap.map(A::real));
+    let temperature =
+        place.values.temperature.get(place.head).map_or(A::real(1.0), |&factor| A::real(factor));
+    let (scale, cap) = (A::real(problem.softmax_scale()) * temperature, problem.score.softcap.map(A::real));
     // With 8-bit keys, queries are multiplied without change; the scale is applied later.
     let late = problem.dtypes.k.is_fp8();
     let of_query = if late { A::real(1.0) } else { scale };

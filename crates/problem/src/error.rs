@@ -87,7 +87,7 @@ pub enum ProblemError {
         /// The number of elements needed.
         needed: usize,
     },
-    /// An element of an array of lengths is out of range.
+    /// An element of an array is out of range.
     #[error("invalid value '{value}' for {argument}[{index}]: expected {expected}")]
     Length {
         /// The array's name.
@@ -95,7 +95,7 @@ pub enum ProblemError {
         /// Index in the array.
         index: usize,
         /// The element.
-        value: i32,
+        value: String,
         /// The accepted values.
         expected: String,
     },

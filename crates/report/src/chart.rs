@@ -314,7 +314,7 @@ fn labels<'a>(
         // A name covers no other point and no other name.
         let on_a_point = |y: f64| {
             all.iter().any(|p| {
-                *p != dot && (x - DOT..x + text_width(name)).contains(&p.0) && (y - p.1).abs() < LINE / 2.0
+                *p != dot && (x - DOT..x + text_width(name)).contains(&p.0) && (y - p.1).abs() < 0.8 * LINE
             })
         };
         let taken = |y: f64| {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use problem::{Band, Corner, Element, ScaleLayout};
+use problem::{Band, Corner, Element, Operand, ScaleLayout};
 
 use super::SequenceSplit;
 use super::plan::{BandCall, GlobalBand};
@@ -59,9 +59,11 @@ impl<Q: Element, K: Element, V: Element> RankWork<'_, Q, K, V> {
         part.features = whole.features.clone();
         let (first, first_kv) = (self.heads_q.start + heads.start, self.heads_kv.start + heads_kv.start);
         // A sink takes part in each row once.
-        part.score.sink &= call.first().own;
-        let sinks = part.features.sinks.filter(|_| call.first().own);
-        part.features.sinks = sinks.map(|sinks| &sinks[first..first + heads.len()]);
+        let takes_part = |operand: Operand| operand != Operand::Sinks || call.first().own;
+        part.features.of_heads.retain(|(_, operand, _)| takes_part(*operand));
+        for (_, _, values) in &mut part.features.of_heads {
+            *values = &values[first..first + heads.len()];
+        }
         let kv = first_kv..first_kv + heads_kv.len();
         part.features.scales = whole.factors(kv);
         part.features.place = self.band.positional.then(|| self.place(call, first));

@@ -22,7 +22,7 @@ use crate::{AttentionError, Output, merge_states};
 /// let view = |x, rows| TensorView::dense(x, [1, 1, rows, 8], Layout::Bhsd);
 /// let whole = attention(view(&q, 1)?, view(&keys, 4)?, view(&keys, 4)?).run()?;
 /// std::thread::scope(|scope| {
-///     for mut group in thread_ranks(2, std::time::Duration::from_secs(60)) {
+///     let ranks = thread_ranks(2, std::time::Duration::from_secs(60)).into_iter().map(|mut group| {
 ///         let (q, keys, whole) = (&q, &keys, &whole);
 ///         scope.spawn(move || {
 ///             let mine = view(&keys[group.rank() * 16..][..16], 2)?;
@@ -30,9 +30,10 @@ use crate::{AttentionError, Output, merge_states};
 ///             merge_over_group(&mut group, &mut out)?;
 ///             assert!((out.data[0] - whole.data[0]).abs() < 1e-6);
 ///             Ok::<(), flashcore::AttentionError>(())
-///         });
-///     }
-/// });
+///         })
+///     });
+///     ranks.collect::<Vec<_>>().into_iter().try_for_each(|rank| rank.join().unwrap())
+/// })?;
 /// # Ok::<(), flashcore::AttentionError>(())
 /// ```
 ///

@@ -6,7 +6,7 @@
 //! libraries of messages implement [`Collectives`]. `cargo run --example parallel` is a whole program.
 //!
 //! ```
-//! use flashcore::parallel::{SequenceSplit, thread_ranks};
+//! use flashcore::parallel::{Collectives, SequenceSplit, thread_ranks};
 //! use flashcore::{Layout, TensorView, attention};
 //!
 //! let length = 6;
@@ -16,19 +16,19 @@
 //! let split = SequenceSplit::zigzag(&[0, length], 2)?;
 //! let time_out = std::time::Duration::from_secs(60);
 //! std::thread::scope(|scope| {
-//!     for mut group in thread_ranks(2, time_out) {
+//!     let ranks = thread_ranks(2, time_out).into_iter().map(|mut group| {
 //!         let (x, split, whole) = (&x, &split, &whole);
 //!         scope.spawn(move || {
-//!             let rank = flashcore::parallel::Collectives::rank(&group);
-//!             let shard = split.shard(x, rank, [1, 8])?; // three rows
+//!             let shard = split.shard(x, group.rank(), [1, 8])?; // three rows
 //!             let view = TensorView::dense(&shard, [1, 1, split.rows(), 8], Layout::Bhsd)?;
 //!             let out = attention(view, view, view).causal().sharded(split).run(&mut group)?;
 //!             let all = split.unshard(&mut group, &out.data, [1, 8])?;
 //!             assert!(all.iter().zip(&whole.data).all(|(a, b)| (a - b).abs() < 1e-5));
 //!             Ok::<(), flashcore::AttentionError>(())
-//!         });
-//!     }
-//! });
+//!         })
+//!     });
+//!     ranks.collect::<Vec<_>>().into_iter().try_for_each(|rank| rank.join().unwrap())
+//! })?;
 //! # Ok::<(), flashcore::AttentionError>(())
 //! ```
 

@@ -281,7 +281,8 @@ impl<'a, Q: Element, K: Element, V: Element> ShardedAttention<'a, Q, K, V> {
         let tables: Vec<_> = features.tables.iter().map(|view| &view.table).collect();
         let shapes =
             [&features.bias, &features.mask].map(|view| view.as_ref().map(|view| &view.table.extents));
-        let counts = [features.sinks, features.slopes].map(|values| values.map(<[f32]>::len));
+        let of_heads = features.of_heads.iter().map(|(argument, _, values)| (*argument, values.len()));
+        let counts = (of_heads.collect::<Vec<_>>(), features.slopes.map(<[f32]>::len));
         let programs = (&features.score_program, &features.mask_program);
         let parameters = (&features.floats, &features.ints);
         vec![
@@ -293,8 +294,8 @@ impl<'a, Q: Element, K: Element, V: Element> ShardedAttention<'a, Q, K, V> {
             ("the split", format!("{:?}", (&self.split.fragments, &self.split.documents))),
             ("the schedule", format!("{:?}", self.schedule)),
             ("the band", format!("{:?}", self.band())),
-            ("the scale, the cap and the sinks", format!("{score:?}, tf32: {tf32}")),
-            ("the sinks and slopes", format!("{counts:?}")),
+            ("the scale and the cap", format!("{score:?}, tf32: {tf32}")),
+            ("the values of heads and slopes", format!("{counts:?}")),
             ("the programs", format!("{programs:?} {parameters:?}")),
             ("the tables", format!("{tables:?} {shapes:?}")),
             ("the descale factors", format!("{:?}", features.scales.0)),

@@ -79,13 +79,16 @@ impl Collectives for ChannelRank {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
     use std::thread;
 
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(100);
+
     /// The results of all ranks.
-    fn of_each<T: Send>(ranks: usize, of: impl Fn(ChannelRank) -> T + Sync) -> Vec<T> {
-        let group = thread_ranks(ranks, Duration::from_millis(300));
+    fn of_each<T: Send>(ranks: usize, time_out: Duration, of: impl Fn(ChannelRank) -> T + Sync) -> Vec<T> {
+        let group = thread_ranks(ranks, time_out);
         thread::scope(|scope| {
             let threads: Vec<_> = group.into_iter().map(|rank| scope.spawn(|| of(rank))).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -95,7 +98,7 @@ mod tests {
     #[test]
     fn collectives_arrive_in_the_order_of_ranks() {
         for ranks in 1..=4 {
-            of_each(ranks, |mut group| {
+            of_each(ranks, LONG, |mut group| {
                 let rank = group.rank();
                 let each: Vec<Vec<u8>> = (0..ranks).map(|i| vec![i as u8; rank]).collect();
                 assert_eq!(
@@ -117,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_rank_that_ends_is_late_or_differs_is_an_error_on_the_others() {
-        let told = of_each(3, |mut group| match group.rank() {
+        let told = of_each(3, LONG, |mut group| match group.rank() {
             2 => Ok(vec![]), // ends
             _ => group.all_gather(&[1]),
         });
@@ -125,21 +128,25 @@ mod tests {
         for (rank, told) in told[..2].iter().enumerate() {
             assert!(matches!(told, Err(GroupError::Ended { rank: of, .. }) if *of == rank), "{told:?}");
         }
-        let told = of_each(2, |mut group| {
+        let (time_out, has_timed_out) = (Duration::from_millis(300), Barrier::new(2));
+        let told = of_each(2, time_out, |mut group| {
             let told = match group.rank() {
-                0 => group.receive(1),
+                0 => {
+                    let told = group.receive(1);
+                    has_timed_out.wait();
+                    told
+                }
                 _ => {
-                    thread::sleep(Duration::from_millis(600));
+                    has_timed_out.wait();
                     group.receive(0)
                 }
             };
             (told, group.barrier())
         });
-        let time_out = Duration::from_millis(300);
         assert_eq!(told[0].0, Err(GroupError::TimedOut { rank: 0, other: 1, time_out }));
         assert_eq!(told[1].0, Err(GroupError::Ended { rank: 1, other: 0 }));
         assert_eq!([&told[0].1, &told[1].1], [0, 1].map(|rank| Err(GroupError::Left { rank })).each_ref());
-        let told = of_each(2, |mut group| {
+        let told = of_each(2, LONG, |mut group| {
             let mut numbers = vec![0.0; 2 + 4 * group.rank()];
             group.sum(&mut numbers)
         });

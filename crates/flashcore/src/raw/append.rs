@@ -184,7 +184,7 @@ impl Appending {
             !fits
         });
         if let Some(index) = ascending {
-            let (argument, value) = ("cu_seqlens_k_new", starts[index]);
+            let (argument, value) = ("cu_seqlens_k_new", starts[index].to_string());
             let expected = format!("ascending numbers from 0 to {rows}, the rows of k_new");
             return Err(ProblemError::Length { argument, index, value, expected }.into());
         }
@@ -212,6 +212,7 @@ impl Appending {
                     "0 to {}: rotary_cos has {table} rows, and {most} positions follow",
                     table.saturating_sub(most)
                 );
+                let value = value.to_string();
                 return Err(ProblemError::Length { argument, index, value, expected }.into());
             }
         }
@@ -291,7 +292,8 @@ fn lengthen(problem: &Problem, used: &mut [i32], spans: &[Span]) -> Result<(), A
                 ),
                 None => format!("a cache with room for {} new keys; the room is {capacity}", span.len),
             };
-            return Err(ProblemError::Length { argument: "cache_seqlens", index, value, expected }.into());
+            let (argument, value) = ("cache_seqlens", value.to_string());
+            return Err(ProblemError::Length { argument, index, value, expected }.into());
         };
         *length = i32::try_from(total).map_err(|_| ProblemError::TooLarge { tensor: "k" })?;
     }

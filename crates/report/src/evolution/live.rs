@@ -184,6 +184,8 @@ pub fn csv(lines: &[Line]) -> String {
 /// Two runs side by side.
 pub fn compare(a: &RunView, b: &RunView) -> String {
     let both = [a, b];
+    let is_predicted = both.iter().all(|run| run.kind() == Some(TimeKind::Predicted));
+    let floor = if is_predicted { "uncertainty of the model" } else { "noise floor" };
     let body = html! {
         (navigation("/compare"))
         h1 { "Run " (a.id.0) " and run " (b.id.0) }
@@ -218,7 +220,7 @@ pub fn compare(a: &RunView, b: &RunView) -> String {
                         }
                         None => format!("~{}, by short timings", ratio(gain)),
                     })))
-                    (of_problem("noise floor", both, &problem, |p| p.noise_floor.map(ratio)))
+                    (of_problem(floor, both, &problem, |p| p.noise_floor.map(ratio)))
                     (of_problem("best plan", both, &problem, |p| p.best.as_ref().map(|r| in_words(&r.subject))))
                     (of_problem("best random sample µs", both, &problem, |p| p.drawn.as_ref().map(|r| {
                         let how = if r.trial == Trial::Microbench { ", short timing" } else { "" };

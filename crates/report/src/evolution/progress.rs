@@ -71,24 +71,37 @@ pub(super) fn overlay(runs: [(i64, &ProblemView); 2]) -> Markup {
     let y =
         Axis::over(both.iter().flat_map(|(curve, _)| curve.steps.iter().map(|step| step.us)), BOTTOM, TOP);
     let most = first.tried.max(second.tried).max(1) as f64;
-    let x = Axis::linear(0.0, most, LEFT, 888.0);
-    html! {
-        svg.chart.progress viewBox=(format!("0 0 900 {HEIGHT}")) role="img" aria-label="Best times so far of both runs" {
-            @for tick in y.ticks(TICKS) {
-                line.grid x1=(LEFT) x2="888" y1=(y.at(tick)) y2=(y.at(tick)) {}
-                text.tick x=(LEFT - 8.0) y=(y.at(tick) + AXIS_TEXT) text-anchor="end" { (y.label(tick, TICKS)) }
+    let svg = |(class, width, right): (&str, f64, f64)| {
+        let x = Axis::linear(0.0, most, LEFT, right);
+        html! {
+            svg class=(class) viewBox=(format!("0 0 {width} {HEIGHT}")) role="img" aria-label="Best times so far of both runs" {
+                (axes(&x, &y, width, right, "candidates of the evolution tried"))
+                @for (curve, class) in both { path class=(format!("step {class}")) d=(steps(curve, &x, &y)) {} }
             }
-            text.tick x=(LEFT - 8.0) y=(TOP - 10.0) text-anchor="end" { "µs" }
-            @for tick in x.ticks(8).into_iter().filter(|t| t.fract() == 0.0) {
-                text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (grouped(tick as i64)) }
-            }
-            text.tick x="475" y=(HEIGHT - 6.0) text-anchor="middle" { "candidates of the evolution tried" }
-            @for (curve, class) in both { path class=(format!("step {class}")) d=(steps(curve, &x, &y)) {} }
         }
+    };
+    html! {
+        (svg((ROOMY.0, ROOMY.1, ROOMY.1 - 12.0)))
+        (svg(NARROW))
         div.legend {
             span { i.key.evolution {} "run " (runs[0].0) } span { i.key.random {} "run " (runs[1].0) }
             span.soft { "Each curve is the best time alone so far; clocks and other work differ between runs." }
         }
+    }
+}
+
+/// The grid of times and the numbers of candidates below it.
+fn axes(x: &Axis, y: &Axis, width: f64, right: f64, candidates: &str) -> Markup {
+    html! {
+        @for tick in y.ticks(TICKS) {
+            line.grid x1=(LEFT) x2=(right) y1=(y.at(tick)) y2=(y.at(tick)) {}
+            text.tick x=(LEFT - 8.0) y=(y.at(tick) + AXIS_TEXT) text-anchor="end" { (y.label(tick, TICKS)) }
+        }
+        text.tick x=(LEFT - 8.0) y=(TOP - 10.0) text-anchor="end" { "µs" }
+        @for tick in x.ticks((width / 110.0) as usize).into_iter().filter(|t| t.fract() == 0.0) {
+            text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (grouped(tick as i64)) }
+        }
+        text.tick x=((LEFT + right) / 2.0) y=(HEIGHT - 6.0) text-anchor="middle" { (candidates) }
     }
 }
 
@@ -137,15 +150,7 @@ impl Drawn<'_> {
         html! {
             svg class=(class) viewBox=(format!("0 0 {width} {HEIGHT}")) role="img"
                 aria-label=(format!("Best {short} so far over candidates tried, and the candidates that were {compared}")) {
-                @for tick in y.ticks(TICKS) {
-                    line.grid x1=(LEFT) x2=(right) y1=(y.at(tick)) y2=(y.at(tick)) {}
-                    text.tick x=(LEFT - 8.0) y=(y.at(tick) + AXIS_TEXT) text-anchor="end" { (y.label(tick, TICKS)) }
-                }
-                text.tick x=(LEFT - 8.0) y=(TOP - 10.0) text-anchor="end" { "µs" }
-                @for tick in x.ticks((width / 110.0) as usize).into_iter().filter(|t| t.fract() == 0.0) {
-                    text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (grouped(tick as i64)) }
-                }
-                text.tick x=((LEFT + right) / 2.0) y=(HEIGHT - 6.0) text-anchor="middle" { "candidates tried in the group" }
+                (axes(&x, y, width, right, "candidates tried in the group"))
                 @if let Some(us) = *baseline { line.baseline x1=(LEFT) x2=(right) y1=(y.at(us)) y2=(y.at(us)) {} }
                 @if let Some(us) = *floor { line.floor x1=(LEFT) x2=(right) y1=(y.at(us)) y2=(y.at(us)) {} }
                 @for curve in curves {

@@ -310,7 +310,7 @@ fn two_runs_of_one_problem_are_compared() {
     let runs = [1.25, 1.4].map(|ratio| compared(&ledger, TimeKind::Measured, ratio, 1.02));
     let page = pages::compare(&ledger, runs[0], runs[1]).unwrap();
     assert!(
-        page.contains("Best times so far of both runs") && page.matches("class=\"step ").count() == 2,
+        page.contains("Best times so far of both runs") && page.matches("class=\"step ").count() == 4,
         "{page}"
     );
     let other = begin(&ledger, "H200");

@@ -23,7 +23,7 @@ use crate::draft::Draft;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor_or_one, half, lse_of_row, row_of_output,
 };
-use crate::forward::descale::{ScoreDescale, ValueDescale};
+use crate::forward::descale::{HeadPlace, ScoreDescale, ValueDescale};
 use crate::forward::lengths::{PageTable, declare_lengths};
 use crate::{Arch, Baked};
 
@@ -456,7 +456,9 @@ impl<'a> Decode<'a> {
             if let Some(&factor) = scores.get((below / 8) as usize) {
                 let words: Vec<R32> = words.iter().map(|&(_, word)| word).collect();
                 let inverse = (self.half_of_queries() == Half::Bf16).then(|| narrow_row(k, &words));
-                let descale = self.params.score_descale.map(|descale| descale.load(k, [at.batch, at.head]));
+                let descale = self.params.score_descale.map(|descale| {
+                    descale.load(k, HeadPlace { batch: at.batch, key_head: at.head, head: None })
+                });
                 let both = inverse.zip(descale).map(|(a, b)| k.mul(a, b));
                 k.mov_to(factor, both.or(inverse).or(descale).unwrap_or(factor));
             }

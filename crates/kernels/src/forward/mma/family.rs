@@ -16,15 +16,7 @@ use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
     fn features() -> Features {
-        Features {
-            lengths: true,
-            sink: true,
-            programs: true,
-            fp8: true,
-            scales: true,
-            block_scales: true,
-            pages: true,
-        }
+        Features::ALL
     }
 
     of_plan!(default_for);
