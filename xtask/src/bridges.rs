@@ -1,5 +1,4 @@
-//! The bridges to other frameworks. Each has versions of its own: crates outside the workspace have lock
-//! files, and Python packages are pinned here.
+//! The bridges in Python. Their packages have versions of their own, which are pinned here.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -17,27 +16,6 @@ const PACKAGES: [&str; 6] = [
     "kernels==0.17.2",
     "pytest==9.2.0",
 ];
-
-/// Formats, lints and tests the bridge to candle. Its half for CUDA devices is only compiled: candle compiles
-/// its CUDA kernels with nvcc, in whose place stands a script that makes empty files.
-///
-/// # Errors
-/// When a command fails.
-pub fn rust(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> {
-    let candle = root.join("bridges/candle");
-    let in_candle = |arguments: &[&str]| {
-        let mut command = cargo();
-        command.current_dir(&candle).args(arguments);
-        command
-    };
-    run(&mut in_candle(&["fmt", "--check"]))?;
-    run(&mut in_candle(&["clippy", "--locked", "--quiet", "--all-targets", "--", "-D", "warnings"]))?;
-    run(in_candle(&["clippy", "--locked", "--quiet", "--features", "cuda", "--", "-D", "warnings"])
-        .env("NVCC", candle.join("tests/nvcc.sh"))
-        .env("CUDA_COMPUTE_CAP", "90")
-        .env("CUDARC_CUDA_VERSION", "13000"))?;
-    run(&mut in_candle(&["test", "--locked", "--quiet"]))
-}
 
 /// Tests JAX and TVM-FFI on the package as it is in the repository, and the kernels hub on the folder that is
 /// made for it. PyTorch and JAX run in processes of their own.

@@ -2,6 +2,7 @@
 //! everything else.
 
 mod book;
+mod bridge_crates;
 mod bridges;
 mod browser;
 mod capi;
@@ -18,6 +19,7 @@ mod links;
 mod names;
 mod notices;
 mod release;
+mod signatures;
 mod tables;
 mod test;
 mod tools;
@@ -104,7 +106,12 @@ enum Task {
         check: bool,
     },
     /// Lint and test the bridges: candle, JAX, TVM-FFI and the kernels hub (part of `test`)
-    Bridges,
+    Bridges {
+        /// The bridge to mistral.rs instead, and mistral.rs of the crates registry with its crates
+        /// for attention replaced: what a schedule tests once a week, as it has 700 crates
+        #[arg(long)]
+        scheduled: bool,
+    },
     /// Show the report and the live pages in a headless browser and compare them with the ledger (part of
     /// `test`)
     Browser,
@@ -155,7 +162,7 @@ fn main() -> ExitCode {
         Task::Capi { prefix } => capi::install(&root(), &prefix),
         Task::Hub { out } => hub::make(&root(), &out),
         Task::Python => wheel::test(&root()),
-        Task::Bridges => test::bridges(&root()),
+        Task::Bridges { scheduled } => test::bridges(&root(), scheduled),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),
         Task::Corpus(args) => corpus::check(&root(), &args),
