@@ -367,7 +367,8 @@ impl Record {
     /// The lanes of a recorded read that is not ordered before the present write.
     pub(super) fn unordered_readers(&self, agent: Agent, a: &Access) -> Option<Unordered> {
         let lanes = if self.wrote { 0 } else { read_unordered(self, agent, a, self.epoch) };
-        // Reads of these lanes in earlier epochs have no record any more. They are unordered from one epoch on.
+        // Reads of these lanes in earlier epochs have no record any more. They are unordered from one epoch
+        // on.
         let first = |lanes: u32| {
             let (mut known, mut unknown) = (0, self.epoch);
             while unknown - known > 1 {
