@@ -1,6 +1,7 @@
 //! Groups the hazards of a check by cause: lines that come from unrolling one loop, and lanes that repeat a
 //! fault, are one cause.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use emu::{Hazard, HazardKind, ThreadId};
@@ -9,6 +10,10 @@ use serde::Serialize;
 
 use crate::names::demangle;
 use crate::sources::{SourceLine, Sources};
+
+mod language;
+
+use language::KernelLanguage;
 
 /// One cause: hazards of one kind at one pair of source lines. Without line information: hazards of one kind
 /// on one variable with one line of the other access. If there is no other access, hazards with equal
@@ -20,7 +25,7 @@ pub struct Cause {
     /// The event in words, with demangled names.
     pub message: String,
     /// How to fix it.
-    pub cure: &'static str,
+    pub cure: Cow<'static, str>,
     /// Number of occurrences over all threads.
     pub count: u64,
     /// The place in memory of the first occurrence, as `name[offset]`.
@@ -58,8 +63,8 @@ enum Spot {
 /// The causes of some hazards, the worst first. A cause comes before another cause that may be its
 /// consequence.
 pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
-    let text = sources.ptx_lines();
-    let text = |line: u32| (line as usize).checked_sub(1).and_then(|at| text.get(at)).map(|&t| t.to_owned());
+    let ptx = sources.ptx_lines();
+    let text = |line: u32| (line as usize).checked_sub(1).and_then(|at| ptx.get(at)).map(|&t| t.to_owned());
     let mut found: Vec<Cause> = Vec::new();
     let mut known: HashMap<(HazardKind, Spot, Option<Spot>), usize> = HashMap::new();
     for hazard in hazards {
@@ -84,10 +89,7 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
         found.push(Cause {
             kind: hazard.kind,
             message: sources.readable(&hazard.message),
-            cure: is_triton(&lines.0)
-                .then(|| cure_in_triton(hazard))
-                .flatten()
-                .unwrap_or_else(|| cure(hazard)),
+            cure: cure_in(KernelLanguage::of(lines.0.as_ref(), &ptx), hazard),
             count: hazard.count,
             address: hazard.place.as_ref().map(|place| demangle(&place.to_string()).into_owned()),
             threads: hazard.threads.iter().map(ToString::to_string).collect(),
@@ -200,9 +202,10 @@ fn cure(hazard: &Hazard) -> &'static str {
     }
 }
 
-/// Whether a line is of a Triton kernel.
-fn is_triton(source: &Option<SourceLine>) -> bool {
-    source.as_ref().is_some_and(|source| source.file.ends_with(".py"))
+/// The usual fix of a hazard in the words of a language.
+fn cure_in(language: KernelLanguage, hazard: &Hazard) -> Cow<'static, str> {
+    let own = if language == KernelLanguage::Triton { cure_in_triton(hazard) } else { None };
+    own.map_or_else(|| language.words(cure(hazard)), Cow::Borrowed)
 }
 
 /// The usual fix of a hazard in a Triton kernel, where it differs: a program has no threads to be ordered.

@@ -44,7 +44,7 @@ struct File {
 }
 
 /// A line of the source, with the calls around it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SourceLine {
     /// The file, relative to the working directory if it lies within it.
     pub file: String,

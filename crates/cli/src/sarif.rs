@@ -88,7 +88,8 @@ fn rules(results: &[Value], found: &Found) -> Vec<Value> {
         }
         let id = result["ruleId"].as_str().unwrap_or_default();
         let cause = found.causes.iter().chain(&found.notes).find(|cause| cause.kind.name() == id);
-        let help = cause.map_or("Compare the kernel with what its launch file says.", |cause| cause.cure);
+        let help =
+            cause.map_or("Compare the kernel with what its launch file says.", |cause| cause.cure.as_ref());
         rules.push(json!({
             "id": id,
             "name": id,

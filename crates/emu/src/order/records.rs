@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::observed::Observed;
-use super::shadow::{Access, Conflict, Record, Touch, Write};
+use super::shadow::{Access, Conflict, Record, Touch, Unordered, Write};
 use super::{Agent, Epoch, FLIGHT, Strength};
 
 /// The records other than the last write of one memory location, sorted by agent. A new record removes from
@@ -118,13 +118,8 @@ impl Records {
     }
 
     /// Calls `found` for the reads that are not ordered before the write `a`.
-    pub fn unordered_readers(&self, a: &Access, found: &mut impl FnMut(Agent, u32)) {
-        for (agent, record) in &self.list {
-            let lanes = record.unordered_readers(*agent, a);
-            if lanes != 0 {
-                found(*agent, lanes);
-            }
-        }
+    pub fn unordered_readers(&self, a: &Access, found: &mut impl FnMut(Unordered)) {
+        self.list.iter().filter_map(|(agent, record)| record.unordered_readers(*agent, a)).for_each(found);
     }
 
     /// Drops the records that the read `a` implies, because its lane already knows them.

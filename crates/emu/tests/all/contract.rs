@@ -48,9 +48,10 @@ fn contracts_that_do_not_fit_are_refused() {
 
 #[test]
 fn what_is_not_implemented_is_named_and_nothing_runs() {
-    let kernel = kernel("atom.global.add.v2.f32 {%f2, %f3}, [%rd0], {%f0, %f1};");
+    let kernel = kernel("fence.proxy.tensormap::generic.acquire.gpu [%rd0], 128;");
     let error = launch(&kernel, &Options::default()).expect_err("a refusal");
-    assert!(matches!(&error, EmuError::Unsupported { line: 12, what } if what.contains("vector")), "{error}");
+    let expected = "tensor maps that a kernel changes";
+    assert!(matches!(&error, EmuError::Unsupported { line: 12, what } if what == expected), "{error}");
 }
 
 #[test]
