@@ -107,8 +107,8 @@ enum Task {
     },
     /// Lint and test the bridges: candle, JAX, TVM-FFI and the kernels hub (part of `test`)
     Bridges {
-        /// The bridge to mistral.rs instead, and mistral.rs of the crates registry with its crates
-        /// for attention replaced: what a schedule tests once a week, as it has 700 crates
+        /// The bridges to mistral.rs and burn instead, and mistral.rs of the crates registry with its crates
+        /// for attention replaced: what a schedule tests once a week, as it has 900 crates
         #[arg(long)]
         scheduled: bool,
     },

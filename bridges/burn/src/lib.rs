@@ -93,7 +93,7 @@ fn check(
         seq_kv: k[2],
         head_dim_v: v[3],
         band,
-        score: Score { scale, softcap, sink: false },
+        score: Score { scale, softcap, ..Score::default() },
         ..Problem::new(q[0].max(1), q[1], q[2].max(1), q[3], dtype)
     };
     Ok(problem.with_layout(flashcore::Layout::Bhsd).check()?)
