@@ -1,5 +1,5 @@
-//! A layer of attention learns to name the letter before each letter, on the CPU: from equal weights, once with
-//! FlashCore's attention and its backward pass, once with burn's.
+//! A layer of attention learns to name the letter before each letter, on the CPU: from equal weights, once
+//! with FlashCore's attention and its backward pass, once with burn's.
 //!
 //! ```sh
 //! cargo run --release --example recall

@@ -1,6 +1,6 @@
-//! Fused attention for [burn](https://docs.rs/burn) 0.22 on the CPU, with a backward pass: a backend extension
-//! of `Flex`, and a node of `Autodiff` that keeps O and the LSE. burn's own attention keeps the matrix of
-//! logits, `[rows, keys]` for each head, wherever a tensor has a gradient.
+//! Fused attention for [burn](https://docs.rs/burn) 0.22 on the CPU, with a backward pass: a backend
+//! extension of `Flex`, and a node of `Autodiff` that keeps O and the LSE. burn's own attention keeps the
+//! matrix of logits, `[rows, keys]` for each head, wherever a tensor has a gradient.
 //!
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor};

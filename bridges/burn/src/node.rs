@@ -51,7 +51,7 @@ impl<C: CheckpointStrategy> FusedAttention for Autodiff<Flex, C> {
     }
 }
 
-/// What the backward pass reads: its size is linear in the number of rows.
+/// The tensors that the backward pass reads. Their size is linear in the number of rows.
 #[derive(Clone, Debug)]
 struct Saved {
     inputs: [FlexTensor; 3],

@@ -1,6 +1,6 @@
-//! A small GPT learns the letters of a licence on the CPU: from equal weights, once with FlashCore's attention
-//! and its backward pass, once with attention of candle's operations and candle's autodiff. PyTorch's loss,
-//! which `gpt.py` has recorded from these weights and letters, stands beside both.
+//! A small GPT learns the letters of a licence on the CPU: from equal weights, once with FlashCore's
+//! attention and its backward pass, once with attention of candle's operations and candle's autodiff.
+//! PyTorch's loss, which `gpt.py` has recorded from these weights and letters, stands beside both.
 //!
 //! ```sh
 //! cargo run --release --example gpt

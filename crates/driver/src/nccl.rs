@@ -222,7 +222,8 @@ impl Communicator {
     /// the order in which both list them, and have one size on both sides.
     ///
     /// # Errors
-    /// What the library reports, and [`DriverError::GroupTimedOut`] when it does not accept the call in time.
+    /// The error that the library reports; [`DriverError::GroupTimedOut`] when it does not accept the call in
+    /// time.
     pub fn exchange(
         &self,
         stream: &Stream,

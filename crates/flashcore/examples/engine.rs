@@ -76,7 +76,8 @@ fn numbers(seed: usize, bytes: usize) -> Vec<u8> {
     (0..bytes / 4).flat_map(|i| number(i).to_le_bytes()).collect()
 }
 
-/// What the engine writes before step `t`: the query, the new rows, and the lengths before the append.
+/// The arrays that the engine writes before step `t`: the query, the new rows, and the lengths before the
+/// append.
 fn inputs(t: usize) -> [(Array, Vec<u8>); 4] {
     let lengths = [t as i32; SEQUENCES].into_iter().flat_map(i32::to_le_bytes).collect();
     [

@@ -58,7 +58,7 @@ pub struct Parameter {
     pub default: Option<String>,
 }
 
-/// What the source of a Triton function says about its launch.
+/// The launch of a Triton function, as far as its source determines it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TritonSignature {
     pub parameters: Vec<Parameter>,

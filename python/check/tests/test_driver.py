@@ -74,14 +74,23 @@ def test_a_tensor_map_is_read_from_its_bytes() -> None:
     assert _driver.TensorMap.of(struct.pack("<8Q", 0x560F20CBE600, 0, *words[2:]) + bytes(64)) is None
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no stand-in for this machine")
 def test_a_stand_in_for_a_library() -> None:
+    if platform.machine() not in ("x86_64", "aarch64"):
+        with pytest.raises(_standin.UnsupportedMachine, match=platform.machine()):
+            _standin.library_image({"add_one": 0})
+        return
     of_int = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
     made = _standin.Library({"add_one": of_int(lambda x: x + 1), "twice": of_int(lambda x: 2 * x)})
     library = ctypes.CDLL(str(made.path))
     assert (library.add_one(4), library.twice(21)) == (5, 42)
     with pytest.raises(AttributeError):
         getattr(library, "add")  # noqa: B009
+
+
+def test_another_machine_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(_standin.UnsupportedMachine, match="on Linux on x86_64 and aarch64, not on riscv64"):
+        _standin.library_image({"add_one": 0})
 
 
 def test_versions_of_the_cute_dsl() -> None:

@@ -1,5 +1,5 @@
-//! Latent attention (MLA): all heads share a key of two parts, `ckv`, which is the value too, and `kpe`, which
-//! carries the position.
+//! Latent attention (MLA): all heads share a key of two parts, `ckv`, which is the value too, and `kpe`,
+//! which carries the position.
 
 use candle::{D, DType, Result, Tensor, bail};
 use flashcore::Band;
@@ -64,7 +64,8 @@ pub fn concat_and_cache_mla(
 ///
 /// * `q_nope`: `[sequences, heads, kv_lora_rank]`, with the keys' projection absorbed.
 /// * `q_pe`: `[sequences, heads, kpe_head_dim]`.
-/// * `paged_kv_indptr`: `[sequences + 1]`, the first entry of each sequence in `paged_kv_indices`, the blocks.
+/// * `paged_kv_indptr`: `[sequences + 1]`, the first entry of each sequence in `paged_kv_indices`, the
+///   blocks.
 /// * `paged_kv_last_page_len`: `[sequences]`, the rows in the last block.
 ///
 /// The other arrays are FlashInfer's plan. They are not read. The blocks of the sequences are copied, because
@@ -194,8 +195,8 @@ pub fn gather_mla_cache(
 
 /// Causal attention of new rows on the cached rows of their sequences and on each other.
 ///
-/// * `q_nope`: `[tokens, heads, qk_nope_head_dim]`, and `w_uk`: `[heads, qk_nope_head_dim, kv_lora_rank]`, the
-///   projection that is absorbed.
+/// * `q_nope`: `[tokens, heads, qk_nope_head_dim]`, and `w_uk`: `[heads, qk_nope_head_dim, kv_lora_rank]`,
+///   the projection that is absorbed.
 /// * `q_pe`: `[tokens, heads, kpe_head_dim]`.
 /// * `ckv_new`, `kpe_new`: the new rows, `[tokens, kv_lora_rank]` and `[tokens, kpe_head_dim]`.
 /// * `block_tables`: `[sequences, blocks]`.

@@ -10,10 +10,10 @@
 //! # The caches
 //!
 //! mistral.rs allocates them; this crate takes both of its layouts by shape. A block of the standard layout
-//! (keys `[blocks, heads, dim / x, page, x]`, values `[blocks, heads, dim, page]`) holds the rows of one page.
-//! mistral.rs itself never reads a block, so the order of the elements in it is this crate's:
-//! `[row, head, dim]`, which the kernels read in place. The layout of latent attention (`[blocks, page, dim]`
-//! twice) has that order anyway.
+//! (keys `[blocks, heads, dim / x, page, x]`, values `[blocks, heads, dim, page]`) holds the rows of one
+//! page. mistral.rs itself never reads a block, so the order of the elements in it is this crate's: `[row,
+//! head, dim]`, which the kernels read in place. The layout of latent attention (`[blocks, page, dim]` twice)
+//! has that order anyway.
 //!
 //! ```
 //! use candle::{DType, Device, Tensor};

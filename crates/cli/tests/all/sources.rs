@@ -228,7 +228,8 @@ role = \"i32\"
 value = 100
 ";
 
-/// A fault that the tolerance of a `[reference]` allows is told as such, and not as missed for want of one.
+/// A mutant whose results stay within the tolerance of `[reference]` is reported as such. Without a
+/// reference, the report says that one would find it.
 #[test]
 fn mutants_are_told_with_what_judged_them() {
     let folder = Folder::new("mutants");

@@ -1,4 +1,4 @@
-//! What ranks must have in common, compared before they exchange tensors.
+//! Ranks compare the arguments that must be equal on all of them, before they exchange tensors.
 
 use super::{Collectives, GroupError};
 use crate::AttentionError;

@@ -11,7 +11,7 @@ use crate::bands::Bands;
 use crate::features::CallPlace;
 use crate::{Attention, AttentionError, LengthValues, ScaleValues, attention};
 
-/// What all calls of a rank have in common.
+/// The arguments that all calls of a rank share.
 pub(super) struct RankWork<'a, Q, K, V> {
     /// The sharded call with its options. Its tensors are not read.
     pub options: &'a Attention<'a, Q, K, V>,

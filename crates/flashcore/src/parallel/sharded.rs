@@ -275,7 +275,7 @@ impl<'a, Q: Element, K: Element, V: Element> ShardedAttention<'a, Q, K, V> {
         Ok(whole)
     }
 
-    /// What must be equal on all ranks. Contents of tensors and tables are not compared.
+    /// The arguments that must be equal on all ranks. Contents of tensors and tables are not compared.
     fn arguments(&self, pass: &str, out: &str) -> SharedArguments {
         let Attention { q, k, v, score, features, tf32, .. } = &self.call;
         let tables: Vec<_> = features.tables.iter().map(|view| &view.table).collect();

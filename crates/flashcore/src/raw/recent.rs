@@ -26,7 +26,7 @@ struct RecentCall {
     specs: Memory,
 }
 
-/// What was prepared for a call with these operands, with the addresses of their lowest elements.
+/// The prepared kernels of a call with these operands, and the addresses of the operands' lowest elements.
 pub(super) fn find(
     gpu: &Gpu,
     operands: &OperandMap<Tensor>,

@@ -17,7 +17,7 @@ use crate::forward::programs::declare_programs;
 use crate::grid::Grid;
 
 impl MmaPlan {
-    /// What the code depends on.
+    /// The values of the problem that the code contains.
     pub(super) fn baked(&self, problem: &Problem) -> Baked {
         let baked = Baked::of(problem, false);
         Baked {

@@ -25,7 +25,7 @@ pub(super) const LOADED: [Tensor; 3] = [Tensor::Q, Tensor::K, Tensor::V];
 const AHEAD_REGISTERS: u32 = 8;
 
 impl WgmmaPlan {
-    /// What the code depends on.
+    /// The values of the problem that the code contains.
     pub(super) fn baked(&self, problem: &Problem) -> Baked {
         let packed = self.packed_heads(problem) > 1;
         let baked = Baked::of(problem, packed).with_maps(problem, &LOADED);
