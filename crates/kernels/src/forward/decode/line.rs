@@ -9,6 +9,9 @@ use super::plan::ROWS;
 /// More rows than any sequence has packed.
 const ALL_ROWS: u32 = 1 << 30;
 
+/// Blocks of a piece from which on the cut is moved to ends of tiles: divisions that shorter pieces spare.
+const LONG_PIECE: u32 = 8;
+
 /// The sequences whose tiles follow each other on the line: batch entries, in each its KV heads, in each the
 /// tiles of 16 packed rows, in each the blocks of keys that the sequence's rows see.
 #[derive(Clone, Copy, Debug)]
@@ -77,31 +80,39 @@ impl KeyLine {
         [k.mul(entry.tiles, of_tile), of_tile]
     }
 
-    /// The blocks of the entry that is the lane's number after `base`; 0 beyond the last entry.
-    fn blocks_of_lane(&self, k: &mut Builder, base: R32) -> R32 {
+    /// The blocks of the entry that is the lane's number after `base`, its tiles, and the blocks of one of its
+    /// tiles. The first two are 0 beyond the last entry.
+    fn blocks_of_lane(&self, k: &mut Builder, base: R32) -> [R32; 3] {
         let batch = k.add(base, self.lane);
         let exists = k.setp_u(CmpOp::Lt, batch, self.batch);
         let last = k.sub(self.batch, 1);
         let batch = k.min_u(batch, last);
         let entry = self.entry(k, batch);
-        let [of_head, _] = KeyLine::blocks(k, &entry);
-        let all = k.mul(of_head, self.heads_kv);
-        k.selp(all, 0, exists)
+        let [of_head, of_tile] = KeyLine::blocks(k, &entry);
+        let [all, tiles] = [of_head, entry.tiles].map(|n| {
+            let all = k.mul(n, self.heads_kv);
+            k.selp(all, 0, exists)
+        });
+        [all, tiles, of_tile]
     }
 
     /// Cuts the line into pieces of at least `least` blocks for at most as many CTAs as the grid has. Returns
-    /// the pieces, their number and the number of blocks on the line. Every warp adds up all sequences.
+    /// the pieces and their number. Every warp adds up all sequences.
     pub fn cut(&self, k: &mut Builder, least: u32) -> (Pieces, R32) {
-        let (total, base) = (k.mov(0), k.mov(0));
+        let [total, tiles, longest, base]: [R32; 4] = std::array::from_fn(|_| k.mov(0));
         k.do_while(|k| {
-            let blocks = self.blocks_of_lane(k, base);
+            let [blocks, of_lane, of_tile] = self.blocks_of_lane(k, base);
             k.add_to(total, total, blocks);
+            k.add_to(tiles, tiles, of_lane);
+            k.max_u_to(longest, longest, of_tile);
             k.add_to(base, base, 32);
             k.setp_u(CmpOp::Lt, base, self.batch)
         });
         for mask in [16, 8, 4, 2, 1] {
-            let other = k.shfl_xor(total, mask);
-            k.add_to(total, total, other);
+            let [blocks, of_others, of_tile] = [total, tiles, longest].map(|n| k.shfl_xor(n, mask));
+            k.add_to(total, total, blocks);
+            k.add_to(tiles, tiles, of_others);
+            k.max_u_to(longest, longest, of_tile);
         }
         let grid = k.special(SpecialReg::NctaidX);
         let most = tile::divide(k, total, least);
@@ -110,14 +121,38 @@ impl KeyLine {
         let piece = k.div_u(total, takers);
         let before = k.mul(piece, takers);
         let longer = k.sub(total, before);
-        (Pieces { piece, longer }, takers)
+        let pieces = Pieces { piece, longer };
+        let long = k.setp_u(CmpOp::Ge, piece, LONG_PIECE);
+        k.if_(long, |k| KeyLine::cut_between_tiles(k, [total, tiles, longest], &pieces, takers));
+        (pieces, takers)
+    }
+
+    /// Moves the cuts of `takers` pieces to ends of tiles if all tiles are equally long, and pieces are then at
+    /// most a sixteenth longer: tiles that one CTA computes whole need no merge, and the other CTAs fill the
+    /// memory's bandwidth without those that are left over.
+    fn cut_between_tiles(k: &mut Builder, [total, tiles, longest]: [R32; 3], pieces: &Pieces, takers: R32) {
+        let even = k.mul(tiles, longest);
+        let even = k.setp_u(CmpOp::Eq, even, total);
+        let up = k.add(pieces.piece, longest);
+        let up = k.sub(up, 1);
+        let whole = k.div_u(up, longest);
+        let piece = k.mul(whole, longest);
+        let longer = k.sub(piece, pieces.piece);
+        let longer = k.shl(longer, 4);
+        let near = k.setp_u_and(CmpOp::Le, longer, pieces.piece, even);
+        let count = k.div_u(total, piece);
+        let all = k.mul(count, piece);
+        let between = k.setp_u_and(CmpOp::Eq, all, total, near);
+        k.selp_to(pieces.piece, piece, pieces.piece, between);
+        k.selp_to(pieces.longer, 0, pieces.longer, between);
+        k.selp_to(takers, count, takers, between);
     }
 
     /// The cursor at block `start` of the line, which exists.
     pub fn find(&self, k: &mut Builder, start: R32) -> LineCursor {
         let [base, carry, batch, before]: [R32; 4] = std::array::from_fn(|_| k.mov(0));
         k.do_while(|k| {
-            let blocks = self.blocks_of_lane(k, base);
+            let [blocks, ..] = self.blocks_of_lane(k, base);
             let sum = k.mov(blocks);
             for distance in [1, 2, 4, 8, 16] {
                 let lane = k.sub(self.lane, distance);

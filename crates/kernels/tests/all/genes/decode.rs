@@ -16,6 +16,7 @@ pub fn plain() -> DecodePlan {
         least_blocks: 1,
         rescale: Rescale::Always,
         copy: CopyMode::Async16,
+        overlapping: false,
         tanh: attend::Tanh::Exp2,
     }
 }
@@ -35,5 +36,6 @@ pub const TABLE: &[Line<DecodePlan>] = &[
     (causal, alone, |p| p.copy = CopyMode::Async8),
     (full, alone, |p| p.copy = CopyMode::Async4),
     (causal, alone, |p| p.copy = CopyMode::Elements),
+    (full, alone, |p| p.overlapping = true),
     (capped, alone, |p| p.tanh = attend::Tanh::Approx),
 ];
