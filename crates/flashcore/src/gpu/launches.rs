@@ -63,7 +63,7 @@ impl Launches {
             contracts.buffers.iter().map(|buffer| buffer.kind.name().to_owned()).collect();
         let call = |step: Step| {
             let call = Call::with_maps(step.launch, step.args, step.tensor_maps, names.clone());
-            call.check().map(|()| call)
+            call.check(context).map(|()| call)
         };
         let calls = contracts.steps.into_iter().map(call).collect::<Result<Vec<_>, _>>()?;
         let functions = kernels.load(context, key, emit)?;
