@@ -146,7 +146,8 @@ fn names(kinds: &[BufferKind]) -> String {
     kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// Checks a slice of the caller's against the size and the alignment of its operand, in bytes.
+/// Checks a slice of the caller's against the size and the alignment of its operand, in bytes. An operand
+/// with elements has an address.
 pub(super) fn check_slice(
     kind: BufferKind,
     needed: usize,
@@ -156,6 +157,15 @@ pub(super) fn check_slice(
     let (bytes, address, tensor) = (slice.bytes(), slice.address(), kind.name());
     if bytes < needed {
         return Err(AttentionError::DeviceSlice { tensor, bytes, needed });
+    }
+    if address == 0 && needed > 0 {
+        let expected = "that of device memory".to_owned();
+        return Err(AttentionError::Operand {
+            argument: tensor,
+            what: "address",
+            value: "0x0".into(),
+            expected,
+        });
     }
     if !address.is_multiple_of(accepted) {
         return Err(AttentionError::Alignment { tensor, address, accepted });
