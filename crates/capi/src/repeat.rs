@@ -19,8 +19,8 @@ const MOST: usize = 16;
 #[derive(Debug)]
 pub struct Described {
     /// All that decides what is launched, except for addresses and the stream.
-    words: SmallVec<[u64; 128]>,
-    addresses: SmallVec<[u64; 16]>,
+    words: SmallVec<[u64; 64]>,
+    addresses: SmallVec<[u64; 8]>,
 }
 
 struct KnownCall {

@@ -154,21 +154,21 @@ pub(super) fn check_slice(
     accepted: u64,
     slice: DeviceSlice<'_>,
 ) -> Result<(), AttentionError> {
-    let (bytes, address, tensor) = (slice.bytes(), slice.address(), kind.name());
+    let (bytes, address) = (slice.bytes(), slice.address());
     if bytes < needed {
-        return Err(AttentionError::DeviceSlice { tensor, bytes, needed });
+        return Err(AttentionError::DeviceSlice { tensor: kind.name(), bytes, needed });
     }
     if address == 0 && needed > 0 {
         let expected = "that of device memory".to_owned();
         return Err(AttentionError::Operand {
-            argument: tensor,
+            argument: kind.name(),
             what: "address",
             value: "0x0".into(),
             expected,
         });
     }
     if !address.is_multiple_of(accepted) {
-        return Err(AttentionError::Alignment { tensor, address, accepted });
+        return Err(AttentionError::Alignment { tensor: kind.name(), address, accepted });
     }
     Ok(())
 }
