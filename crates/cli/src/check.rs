@@ -18,6 +18,7 @@ use predict::{Gpu, machine};
 use problem::Problem;
 use serde_json::{Value, json};
 
+use crate::against::Earlier;
 use crate::args::Check;
 use crate::baseline::Baseline;
 use crate::error::CliError;
@@ -46,7 +47,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     if let Err(CliError::Unknown(unjudged)) = &loaded {
         reports.write_unjudged(unjudged, started.elapsed().as_secs_f64())?;
     }
-    let (bound, text) = loaded?;
+    let (mut bound, text) = loaded?;
     if let Some(file) = &args.keep_ptx {
         store::write(file, text.as_bytes())?;
     }
@@ -64,7 +65,14 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let gpu = gpu(args.gpu.as_deref(), target)?;
     let sources = Sources::new(text, args.file.parent());
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?.unwrap_or_default();
-    settings.allowed = sources.allowed(|file, text| baseline.kinds(file, text))?;
+    let earlier = args.against.as_deref().map(|file| Earlier::check(file, args, &settings)).transpose()?;
+    if let Some(earlier) = &earlier {
+        earlier.judge(&mut bound)?;
+    }
+    settings.allowed = sources.allowed(|file, text| {
+        let of_earlier = earlier.as_ref().map_or_else(Vec::new, |earlier| earlier.kinds(text));
+        [baseline.kinds(file, text), of_earlier].concat()
+    })?;
     let mut check = watched(&bound, &settings, args.timeout, args.json)?;
     if let Some(percent) = args.require_coverage {
         check.require_coverage(percent);
@@ -96,9 +104,14 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
             if args.mutants.is_some() {
                 object["mutants"] = json!(mutants);
             }
+            if let Some(earlier) = &earlier {
+                object["against"] = earlier.object(&found);
+            }
             out.json("check", &object).map_err(CliError::from)
         } else {
-            print(&mut out, &study, &found, args).and_then(|()| print_mutants(&mut out, &study, &mutants))
+            print(&mut out, &study, &found, args)
+                .and_then(|()| earlier.map_or(Ok(()), |earlier| earlier.print(&mut out, &found)))
+                .and_then(|()| print_mutants(&mut out, &study, &mutants))
         })?;
     }
     Ok(match study.check.verdict {
@@ -112,8 +125,14 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
 fn inputs(args: &Check) -> Vec<(&'static str, &Path)> {
     let launch = args.launch.as_deref().map(|launch| ("--launch", launch));
     let baseline = args.baseline.as_deref().map(|baseline| ("--baseline", baseline));
+    let against = args.against.as_deref().map(|against| ("--against", against));
     let others = args.compiling.others.iter().map(|other| ("--with", other.as_path()));
-    std::iter::once(("FILE", args.file.as_path())).chain(launch).chain(baseline).chain(others).collect()
+    std::iter::once(("FILE", args.file.as_path()))
+        .chain(launch)
+        .chain(baseline)
+        .chain(against)
+        .chain(others)
+        .collect()
 }
 
 /// Prints a first launch file.

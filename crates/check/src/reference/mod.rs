@@ -9,6 +9,7 @@ mod builtin;
 mod judge;
 mod parse;
 mod python;
+mod version;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use ptx::Kernel;
 pub use builtin::{Builtin, Operation};
 pub use judge::{Expected, Judgement};
 pub use parse::ReferenceSpec;
+pub use version::VersionError;
 
 use crate::launchfile::{BufferType, LaunchStep, Memory};
 use crate::numbers::Number;
@@ -39,7 +41,7 @@ pub enum ReferenceError {
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReferenceSource {
     Builtin(Builtin),
-    /// Another kernel, from a `.ptx` or `.cu` file.
+    /// Another kernel, from a `.ptx` or `.cu` file, or an earlier version of the kernel.
     Kernel {
         path: String,
         launch: Box<LaunchStep>,
