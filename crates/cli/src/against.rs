@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use check::causes::Cause;
-use check::gate::{CheckReport, Settings, Verdict};
+use check::gate::{CheckReport, Settings, Verdict, judge_by_version};
 use check::launchfile::Bound;
 use check::sources::Sources;
 use emu::HazardKind;
@@ -13,9 +13,9 @@ use host::store;
 use serde_json::{Value, json};
 
 use crate::args::Check;
-use crate::check::watched;
 use crate::error::CliError;
 use crate::findings::{Found, sentence};
+use crate::progress::watched;
 use crate::source::Origin;
 use crate::terminal::Out;
 
@@ -68,7 +68,7 @@ impl<'a> Earlier<'a> {
             return Ok(());
         }
         let path = self.file.display().to_string();
-        let judging = bound.judge_by_version(&path, &self.bound, (&self.settings, &self.check));
+        let judging = judge_by_version(bound, &path, &self.bound, (&self.settings, &self.check));
         judging.map_err(|error| CliError::Argument {
             argument: "--against",
             value: path,

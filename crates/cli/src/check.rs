@@ -2,11 +2,9 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use check::gate::{
-    CheckReport, GateError, Mutant, MutantResult, Settings, Verdict, Watch, check_mutants, check_watched,
-};
+use check::gate::{CheckReport, Mutant, MutantResult, Settings, Verdict, Watch, check_mutants};
 use check::launchfile::Bound;
 use check::names::demangle;
 use check::sources::Sources;
@@ -23,7 +21,7 @@ use crate::args::Check;
 use crate::baseline::Baseline;
 use crate::error::CliError;
 use crate::findings::{self, Found};
-use crate::progress::Progress;
+use crate::progress::watched;
 use crate::source::Origin;
 use crate::terminal::{Out, detail, is_quiet};
 use crate::unjudged::Unjudged;
@@ -222,17 +220,6 @@ impl Reports<'_> {
         }
         Ok(())
     }
-}
-
-/// Runs the gate on a kernel with a time limit, and shows the progress; with `--json` only on a terminal.
-pub fn watched(
-    bound: &Bound,
-    settings: &Settings,
-    limit: Duration,
-    json: bool,
-) -> Result<CheckReport, GateError> {
-    let watch = Watch::start(limit);
-    Progress::after_a_second(json).during(|| watch.to_string(), || check_watched(bound, settings, &watch))
 }
 
 /// The check as JSON.

@@ -126,7 +126,7 @@ pub struct CheckReport {
 
 impl CheckReport {
     /// A report without any run.
-    pub(crate) fn empty() -> CheckReport {
+    pub(super) fn empty() -> CheckReport {
         CheckReport {
             verdict: Verdict::Passed,
             reasons: Vec::new(),

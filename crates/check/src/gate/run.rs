@@ -143,7 +143,7 @@ impl Settings {
     /// all finite inputs that ran. Confusing two phases of an mbarrier with equal parity shows only when the
     /// warp that confuses them lags. Without a problem the inputs do not vary, so only runs with different
     /// schedules are useful.
-    pub(crate) fn runs_of(&self, bound: &Bound) -> Vec<(Style, u64, Schedule)> {
+    pub(super) fn runs_of(&self, bound: &Bound) -> Vec<(Style, u64, Schedule)> {
         let mut runs = self.runs.clone();
         let fp8 = bound.problem.as_ref().is_some_and(|problem| problem.dtypes.has_fp8());
         if fp8 && runs.iter().any(|&(style, ..)| style == Style::NonFinite) {

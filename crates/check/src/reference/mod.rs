@@ -9,7 +9,6 @@ mod builtin;
 mod judge;
 mod parse;
 mod python;
-mod version;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +20,6 @@ use ptx::Kernel;
 pub use builtin::{Builtin, Operation};
 pub use judge::{Expected, Judgement};
 pub use parse::ReferenceSpec;
-pub use version::VersionError;
 
 use crate::launchfile::{BufferType, LaunchStep, Memory};
 use crate::numbers::Number;

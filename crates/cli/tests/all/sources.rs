@@ -114,7 +114,8 @@ fn comments_allow_findings() {
     );
 }
 
-/// Beside an earlier version, only what it does not have fails: its findings are notes, and its outputs judge.
+/// Beside an earlier version, only what it does not have fails: its findings are notes, and its outputs
+/// judge.
 #[test]
 fn a_kernel_is_checked_against_an_earlier_version() {
     let folder = Folder::new("against");
