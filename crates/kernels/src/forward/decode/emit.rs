@@ -161,8 +161,6 @@ struct Tile {
     /// The factors of the scores of the lane's rows, with an 8-bit cache: the inverse of the power of two by
     /// which a row of Q was multiplied, times the descale factors.
     scores: Vec<F32>,
-    /// 1 before the first block of a tile.
-    is_new: R32,
     /// The first block that the CTA computes.
     from: R32,
 }
@@ -231,15 +229,21 @@ impl<'a> Decode<'a> {
         let stage = k.mov(0);
         let block = k.mov(start);
         let tile = self.tile(k);
+        self.load_queries_of(k, &at, &tile);
+        self.begin_tile(k, &at, &tile);
         k.do_while(|k| {
             self.ring.wait(k);
             self.request_next(k, &ahead, to_load, stage);
             self.visit(k, &at, &tile, stage);
-            self.end_of_tile(k, &at, &tile, (block, left));
-            self.line.advance(k, &at);
+            k.sub_to(left, left, 1);
+            let next = k.add(at.block, 1);
+            let ends = k.setp_s(CmpOp::Ge, next, at.entry.end);
+            let last = k.setp_u(CmpOp::Eq, left, 0);
+            let stops = k.or_pred(ends, last);
+            let end = |k: &mut Builder| self.end_of_tile(k, &at, &tile, (block, left));
+            k.if_else(stops, end, |k| k.mov_to(at.block, next));
             k.add_to(block, block, 1);
             self.ring.advance(k, stage);
-            k.sub_to(left, left, 1);
             k.setp_u(CmpOp::Ne, left, 0)
         });
     }
@@ -254,7 +258,6 @@ impl<'a> Decode<'a> {
             o: AccTile::zero(k, ROWS, dim),
             softmax,
             scores: if self.scales_scores() { vec![k.mov(1.0f32), k.mov(1.0f32)] } else { Vec::new() },
-            is_new: k.mov(1),
             from: k.mov(0),
         }
     }
@@ -291,24 +294,26 @@ impl<'a> Decode<'a> {
         if self.baked.lengths.q.packed.is_some() { k.mov(0) } else { at.batch }
     }
 
+    /// Loads the queries of the tile under the cursor into the tile's registers, or into shared memory.
+    fn load_queries_of(&self, k: &mut Builder, at: &LineCursor, tile: &Tile) {
+        let Some(room) = self.queries else {
+            return self.load_queries(k, at, &tile.q, &tile.scores);
+        };
+        let q = self.fragments(k);
+        self.load_queries(k, at, &q, &tile.scores);
+        for (step, &words) in (0..).zip(&q) {
+            k.st_vec(room.at(warp_vectors(step)), words);
+        }
+    }
+
+    /// Resets the state of the tile, of which the block under the cursor is the first.
+    fn begin_tile(&self, k: &mut Builder, at: &LineCursor, tile: &Tile) {
+        tile.softmax.reset(k, &tile.o);
+        k.mov_to(tile.from, at.block);
+    }
+
     /// Computes a block: S, the softmax, and O.
     fn visit(&self, k: &mut Builder, at: &LineCursor, tile: &Tile, stage: R32) {
-        let is_new = k.setp_u(CmpOp::Ne, tile.is_new, 0);
-        k.if_(is_new, |k| {
-            match self.queries {
-                None => self.load_queries(k, at, &tile.q, &tile.scores),
-                Some(room) => {
-                    let q = self.fragments(k);
-                    self.load_queries(k, at, &q, &tile.scores);
-                    for (step, &words) in (0..).zip(&q) {
-                        k.st_vec(room.at(warp_vectors(step)), words);
-                    }
-                }
-            }
-            tile.softmax.reset(k, &tile.o);
-            k.mov_to(tile.from, at.block);
-            k.mov_to(tile.is_new, 0);
-        });
         let [keys, values] = self.ring.tiles(k, stage);
         let key = OperandB { tile: self.key.open(k, keys), tail: None };
         let q = match self.queries {
@@ -434,42 +439,49 @@ impl<'a> Decode<'a> {
         Global { base: k.mad(row, self.baked.row_bytes(tensor), of_head), ..start }
     }
 
-    /// After the last block of a tile or of the piece: merges the warps, then the CTAs that divide the tile,
-    /// and stores the tile if it is complete. `block` is the block's place on the line.
+    /// After the last block of a tile or of the piece: advances to the next block and begins its tile. Before,
+    /// merges the warps, then the CTAs that divide the tile, and stores the tile if it is complete. `block` is
+    /// the block's place on the line, and `left` the number of blocks after it.
     fn end_of_tile(&self, k: &mut Builder, at: &LineCursor, tile: &Tile, (block, left): (R32, R32)) {
-        let next = k.add(at.block, 1);
-        let ends = k.setp_s(CmpOp::Ge, next, at.entry.end);
-        let last = k.setp_u(CmpOp::Eq, left, 1);
-        let stops = k.or_pred(ends, last);
-        k.if_(stops, |k| {
-            // The warps have read what they merged before.
-            if self.plan.warps > 1 {
-                k.bar_sync();
-            }
-            let (softmax, o) = tile.softmax.clone().merge(k, &self.threads, &tile.o, self.room);
-            let begins = k.setp_s(CmpOp::Eq, tile.from, at.entry.from);
-            let whole = k.and_pred(begins, ends);
-            let complete: R32 = k.selp(1, 0, whole);
-            let divided = k.not_pred(whole);
-            k.if_(divided, |k| {
-                let merge = LineMerge {
-                    parts: self.params.parts,
-                    counters: self.params.counters,
-                    pieces: self.pieces,
-                    cta: self.cta,
-                };
-                let before = k.sub(at.block, at.entry.from);
-                let first = k.sub(block, before);
-                let blocks = k.sub(at.entry.end, at.entry.from);
-                let end = k.add(first, blocks);
-                let last = k.sub(end, 1);
-                let done = merge.join(k, &self.threads, [first, last], &softmax, &o);
-                k.selp_to(complete, 1, 0, done);
-            });
-            let complete = k.setp_u(CmpOp::Ne, complete, 0);
-            k.if_(complete, |k| self.store(k, at, &softmax, &o));
-            k.mov_to(tile.is_new, 1);
+        let done = at.owned(k);
+        self.line.advance(k, at);
+        let more = k.setp_u(CmpOp::Ne, left, 0);
+        // Queries in registers that are not converted arrive during the merge.
+        let early = self.queries.is_none() && self.narrow.is_none();
+        if early {
+            k.if_(more, |k| self.load_queries_of(k, at, tile));
+        }
+        // The warps have read what they merged before.
+        if self.plan.warps > 1 {
+            k.bar_sync();
+        }
+        let (softmax, o) = tile.softmax.clone().merge(k, &self.threads, &tile.o, self.room);
+        let blocks = k.sub(done.entry.end, done.entry.from);
+        let before = k.sub(done.block, done.entry.from);
+        let next = k.add(done.block, 1);
+        let ends = k.setp_s(CmpOp::Ge, next, done.entry.end);
+        let whole = k.setp_s_and(CmpOp::Eq, tile.from, done.entry.from, ends);
+        let complete: R32 = k.selp(1, 0, whole);
+        let divided = k.not_pred(whole);
+        k.if_(divided, |k| {
+            let merge = LineMerge {
+                parts: self.params.parts,
+                counters: self.params.counters,
+                pieces: self.pieces,
+                cta: self.cta,
+            };
+            let first = k.sub(block, before);
+            let end = k.add(first, blocks);
+            let last = k.sub(end, 1);
+            let merged = merge.join(k, &self.threads, [first, last], &softmax, &o);
+            k.selp_to(complete, 1, 0, merged);
         });
+        let complete = k.setp_u(CmpOp::Ne, complete, 0);
+        k.if_(complete, |k| self.store(k, &done, &softmax, &o));
+        if !early {
+            k.if_(more, |k| self.load_queries_of(k, at, tile));
+        }
+        self.begin_tile(k, at, tile);
     }
 
     /// Normalises the warp's columns of O and stores them, and the LSE.

@@ -9,9 +9,6 @@ use super::plan::ROWS;
 /// More rows than any sequence has packed.
 const ALL_ROWS: u32 = 1 << 30;
 
-/// Blocks of a piece from which on the cut is moved to ends of tiles: divisions that shorter pieces spare.
-const LONG_PIECE: u32 = 8;
-
 /// The sequences whose tiles follow each other on the line: batch entries, in each its KV heads, in each the
 /// tiles of 16 packed rows, in each the blocks of keys that the sequence's rows see.
 #[derive(Clone, Copy, Debug)]
@@ -122,30 +119,44 @@ impl KeyLine {
         let before = k.mul(piece, takers);
         let longer = k.sub(total, before);
         let pieces = Pieces { piece, longer };
-        let long = k.setp_u(CmpOp::Ge, piece, LONG_PIECE);
-        k.if_(long, |k| KeyLine::cut_between_tiles(k, [total, tiles, longest], &pieces, takers));
+        let several = k.setp_u(CmpOp::Gt, total, takers);
+        k.if_(several, |k| KeyLine::cut_evenly(k, [total, tiles, longest], &pieces, takers));
         (pieces, takers)
     }
 
-    /// Moves the cuts of `takers` pieces to ends of tiles if all tiles are equally long, and pieces are then at
-    /// most a sixteenth longer: tiles that one CTA computes whole need no merge, and the other CTAs fill the
-    /// memory's bandwidth without those that are left over.
-    fn cut_between_tiles(k: &mut Builder, [total, tiles, longest]: [R32; 3], pieces: &Pieces, takers: R32) {
+    /// Lets pieces be whole tiles, or equal parts of a tile, if all tiles are equally long and pieces are then
+    /// at most a sixteenth longer. Fewer tiles are divided, a CTA has parts of a single one, and the remaining
+    /// CTAs fill the memory's bandwidth.
+    fn cut_evenly(k: &mut Builder, [total, tiles, longest]: [R32; 3], pieces: &Pieces, takers: R32) {
         let even = k.mul(tiles, longest);
         let even = k.setp_u(CmpOp::Eq, even, total);
-        let up = k.add(pieces.piece, longest);
+        let uneven = k.min_u(pieces.longer, 1);
+        let most = k.add(pieces.piece, uneven);
+        // Tiles of a piece, rounded up, or parts of a tile, rounded down.
+        let divided = k.setp_u(CmpOp::Gt, longest, most);
+        let up = k.add(most, longest);
         let up = k.sub(up, 1);
-        let whole = k.div_u(up, longest);
-        let piece = k.mul(whole, longest);
-        let longer = k.sub(piece, pieces.piece);
+        let (long, short) = (k.selp(longest, up, divided), k.selp(most, longest, divided));
+        let ratio = k.div_u(long, short);
+        let part = k.div_u(longest, ratio);
+        let whole = k.mul(longest, ratio);
+        let piece = k.selp(part, whole, divided);
+        let longer = k.sub(piece, most);
         let longer = k.shl(longer, 4);
-        let near = k.setp_u_and(CmpOp::Le, longer, pieces.piece, even);
+        let near = k.setp_u_and(CmpOp::Le, longer, most, even);
+        let parts = k.mul(part, ratio);
+        let exact = k.setp_u_and(CmpOp::Eq, parts, longest, near);
+        let exact = {
+            let whole = k.not_pred(divided);
+            let whole = k.and_pred(whole, near);
+            k.or_pred(exact, whole)
+        };
         let count = k.div_u(total, piece);
         let all = k.mul(count, piece);
-        let between = k.setp_u_and(CmpOp::Eq, all, total, near);
-        k.selp_to(pieces.piece, piece, pieces.piece, between);
-        k.selp_to(pieces.longer, 0, pieces.longer, between);
-        k.selp_to(takers, count, takers, between);
+        let cuts = k.setp_u_and(CmpOp::Eq, all, total, exact);
+        k.selp_to(pieces.piece, piece, pieces.piece, cuts);
+        k.selp_to(pieces.longer, 0, pieces.longer, cuts);
+        k.selp_to(takers, count, takers, cuts);
     }
 
     /// The cursor at block `start` of the line, which exists.
