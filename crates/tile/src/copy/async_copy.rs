@@ -225,9 +225,9 @@ impl TileCopy {
         }
     }
 
-    /// Like [`TileCopy::load`], from rows that may lie anywhere: `place` gives the address of the thread's row in
-    /// the copies that begin at a row of the tile, from that row and the thread's own first row. Addresses of
-    /// rows from `limit` on are not read.
+    /// Like [`TileCopy::load`], from rows that may lie anywhere: `place` gives the address of the thread's
+    /// row in the copies that begin at a row of the tile, from that row and the thread's own first row.
+    /// Addresses of rows from `limit` on are not read.
     pub fn load_from(
         &self,
         k: &mut Builder,

@@ -233,8 +233,13 @@ impl<'a> Decode<'a> {
         self.begin_tile(k, &at, &tile);
         k.do_while(|k| {
             self.ring.wait(k);
-            self.request_next(k, &ahead, to_load, stage);
+            if !self.plan.late_requests {
+                self.request_next(k, &ahead, to_load, stage);
+            }
             self.visit(k, &at, &tile, stage);
+            if self.plan.late_requests {
+                self.request_next(k, &ahead, to_load, stage);
+            }
             k.sub_to(left, left, 1);
             let next = k.add(at.block, 1);
             let ends = k.setp_s(CmpOp::Ge, next, at.entry.end);
@@ -439,9 +444,9 @@ impl<'a> Decode<'a> {
         Global { base: k.mad(row, self.baked.row_bytes(tensor), of_head), ..start }
     }
 
-    /// After the last block of a tile or of the piece: advances to the next block and begins its tile. Before,
-    /// merges the warps, then the CTAs that divide the tile, and stores the tile if it is complete. `block` is
-    /// the block's place on the line, and `left` the number of blocks after it.
+    /// After the last block of a tile or of the piece: advances to the next block and begins its tile.
+    /// Before, merges the warps, then the CTAs that divide the tile, and stores the tile if it is complete.
+    /// `block` is the block's place on the line, and `left` the number of blocks after it.
     fn end_of_tile(&self, k: &mut Builder, at: &LineCursor, tile: &Tile, (block, left): (R32, R32)) {
         let done = at.owned(k);
         self.line.advance(k, at);

@@ -77,8 +77,8 @@ impl KeyLine {
         [k.mul(entry.tiles, of_tile), of_tile]
     }
 
-    /// The blocks of the entry that is the lane's number after `base`, its tiles, and the blocks of one of its
-    /// tiles. The first two are 0 beyond the last entry.
+    /// The blocks of the entry that is the lane's number after `base`, its tiles, and the blocks of one of
+    /// its tiles. The first two are 0 beyond the last entry.
     fn blocks_of_lane(&self, k: &mut Builder, base: R32) -> [R32; 3] {
         let batch = k.add(base, self.lane);
         let exists = k.setp_u(CmpOp::Lt, batch, self.batch);
@@ -124,9 +124,9 @@ impl KeyLine {
         (pieces, takers)
     }
 
-    /// Lets pieces be whole tiles, or equal parts of a tile, if all tiles are equally long and pieces are then
-    /// at most a sixteenth longer. Fewer tiles are divided, a CTA has parts of a single one, and the remaining
-    /// CTAs fill the memory's bandwidth.
+    /// Lets pieces be whole tiles, or equal parts of a tile, if all tiles are equally long and pieces are
+    /// then at most a sixteenth longer. Fewer tiles are divided, a CTA has parts of a single one, and the
+    /// remaining CTAs fill the memory's bandwidth.
     fn cut_evenly(k: &mut Builder, [total, tiles, longest]: [R32; 3], pieces: &Pieces, takers: R32) {
         let even = k.mul(tiles, longest);
         let even = k.setp_u(CmpOp::Eq, even, total);

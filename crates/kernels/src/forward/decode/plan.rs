@@ -37,6 +37,10 @@ pub struct DecodePlan {
     /// Whether the kernel may start before the previous kernel has ended (programmatic dependent launch).
     #[serde(default)]
     pub overlapping: bool,
+    /// Whether the next block is requested into a stage when its block has been computed: before the merge at
+    /// the end of a tile, instead of after the wait for the next block. One block more is requested ahead.
+    #[serde(default)]
+    pub late_requests: bool,
     /// The instructions of the softcap. They have no effect on problems without a softcap.
     #[serde(default)]
     pub tanh: Tanh,
@@ -44,8 +48,8 @@ pub struct DecodePlan {
 
 impl DecodePlan {
     /// The plan that was the fastest on an H200 with keys in pages of 16, if it fits: two stages, and as many
-    /// warps as hide each other's latencies. Else as many stages as shared memory holds, up to five, and fewer
-    /// warps where it is small.
+    /// warps as hide each other's latencies. Else as many stages as shared memory holds, up to five, and
+    /// fewer warps where it is small.
     pub fn default_for(problem: &Problem, arch: &Arch) -> DecodePlan {
         let mut plan = DecodePlan {
             warps: 4,
@@ -56,6 +60,7 @@ impl DecodePlan {
             rescale: Rescale::Beyond(8),
             copy: widest_copy(problem),
             overlapping: arch.sm >= 90,
+            late_requests: false,
             tanh: default_tanh(problem),
         };
         let narrow = problem.dtypes.has_narrow_cache();
