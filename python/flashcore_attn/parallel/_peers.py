@@ -60,9 +60,13 @@ class PeerMemory:
         with torch.cuda.stream(self._stream):
             yield
 
-    def join(self) -> None:
-        """The current stream waits for the work beside it."""
-        torch.cuda.current_stream().wait_stream(self._stream)
+    def mark(self) -> Any:
+        """An event after the work beside the current stream."""
+        return self._stream.record_event()
+
+    def join(self, mark: Any) -> None:
+        """The current stream waits for the work before an event."""
+        torch.cuda.current_stream().wait_event(mark)
 
     def is_recorded(self) -> bool:
         """Whether a graph records the work, which it then repeats in one slot."""
@@ -113,8 +117,10 @@ def prepare(group: Any, device: torch.device, hosts: int, part: int) -> None:
     known = _memories.get(key)
     if key in _memories and (known is None or known.part >= part):
         return
-    room = torch.cuda.get_device_properties(device).total_memory * _SHARE
-    if SLOTS * part * (ranks - 1) > room or torch.cuda.is_current_stream_capturing():
+    most = int(torch.cuda.get_device_properties(device).total_memory * _SHARE) // (SLOTS * (ranks - 1))
+    if part <= most and known is not None:  # longer sequences may follow
+        part = min(max(part, known.part * 3 // 2), most)
+    if part > most or torch.cuda.is_current_stream_capturing():
         _memories.pop(key, None)  # its slots are too small
         return
     torch.cuda.synchronize(device)  # no rank writes any more to memory that is given back
@@ -195,12 +201,13 @@ class PeerExchange:
                     places.take(peer, rank, x.shape, x.dtype).copy_(x)
             for peer in others:
                 memory.signal(peer, self._slot)
+        self._mark = memory.mark()
 
     def wait(self) -> None:
         """The current stream waits for all messages."""
         for peer in self._others:
             self._memory.wait(peer, self._slot)
-        self._memory.join()
+        self._memory.join(self._mark)
         for to, place in self._copies:
             to.copy_(place)
         self._copies, self._kept = [], []

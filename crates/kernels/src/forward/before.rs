@@ -49,6 +49,7 @@ impl Before {
         let pairs = pairs && width.is_multiple_of(2);
         let rows = AddedRows { half: out_half(baked), first, limit, width, pairs };
         add_rows(k, threads, o, &merged.of_before, rows, of_out);
+        k.warp_sync(); // where O takes the place of the earlier one, lanes store what others have read
         merged.lse
     }
 }
