@@ -284,7 +284,8 @@ fn shards_go_around_the_gpus_of_a_host() {
     let ranks = match found {
         Ok(ranks) if ranks > 1 => ranks,
         other => {
-            let why = other.map_or_else(|error| error.to_string(), |_| "one GPU, and two are needed".to_owned());
+            let why =
+                other.map_or_else(|error| error.to_string(), |_| "one GPU, and two are needed".to_owned());
             return filetest::not_run(why);
         }
     };

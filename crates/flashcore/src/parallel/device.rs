@@ -48,7 +48,7 @@ pub struct DeviceRing {
     computed: Event,
     arrived: Event,
     sizes: ShardSizes,
-    /// Whether each row is written by a call that does not continue.
+    /// Whether each row has a call that does not continue, so that no row is read before it is written.
     is_complete: bool,
 }
 
@@ -97,7 +97,7 @@ impl DeviceRing {
         check(whole, split, rank)?;
         let (ranks, rows) = (split.ranks(), split.rows());
         let band = band_of(whole);
-        let mut seen = vec![false; rows];
+        let (mut seen, mut is_complete) = (vec![false; rows], true);
         let mut stages = Vec::with_capacity(ranks);
         for step in 0..ranks {
             let to = (rank + step) % ranks;
@@ -106,7 +106,13 @@ impl DeviceRing {
             let is_own = step == 0 && pieces.iter().all(|piece| piece.shard.start == piece.buffer);
             // Own keys are read in the shard, which may have rows after those that a row sees.
             let keys = if is_own { rows } else { keys };
-            let calls = calls.iter().map(|call| RingCall::new(gpu, whole, (rows, keys), call, &mut seen));
+            let calls = calls.iter().map(|call| {
+                let of_call = &mut seen[call.rows()];
+                let continues = of_call.contains(&true);
+                is_complete &= !(continues && of_call.contains(&false));
+                of_call.fill(true);
+                RingCall::new(gpu, whole, (rows, keys), call, continues)
+            });
             let calls = calls.collect::<Result<_, _>>()?;
             let sends = sends.into_iter().map(|piece| (to, piece.shard)).collect();
             stages.push(RingStage { rows: keys, sends, pieces, is_own, calls });
@@ -131,7 +137,7 @@ impl DeviceRing {
             computed: Event::without_time(context)?,
             arrived: Event::without_time(context)?,
             sizes,
-            is_complete: seen.iter().all(|seen| *seen),
+            is_complete: is_complete && seen.iter().all(|seen| *seen),
         })
     }
 
@@ -241,18 +247,14 @@ impl DeviceRing {
 }
 
 impl RingCall {
-    /// Prepares a call of rows of a shard to rows of a buffer of keys. `seen` says which rows have a result
-    /// before the call, and after it.
+    /// Prepares a call of rows of a shard to rows of a buffer of keys.
     fn new(
         gpu: &Gpu,
         whole: &Problem,
         (rows, keys): (usize, usize),
         call: &BandCall,
-        seen: &mut [bool],
+        continues: bool,
     ) -> Result<RingCall, AttentionError> {
-        let seen = &mut seen[call.rows()];
-        let continues = seen.contains(&true);
-        seen.fill(true);
         let longest = |of: fn(&super::plan::SequenceCall) -> usize| call.sequences.iter().map(of).max();
         let ends = |from: fn(&super::plan::SequenceCall) -> usize, end: usize| {
             let ends = call.sequences.iter().map(from).chain([end]);
