@@ -1,6 +1,6 @@
-//! The calls on GPUs that a thread made last. The layers of a model repeat a few calls in which only addresses
-//! and the stream differ. Such a call is recognised by the words in which its interface describes it, and is
-//! launched without another check.
+//! The calls on GPUs that a thread made last. The layers of a model repeat a few calls in which only
+//! addresses and the stream differ. Such a call is recognised by the words in which its interface describes
+//! it, and is launched without another check.
 
 use std::cell::RefCell;
 
@@ -10,7 +10,6 @@ use flashcore::raw::{Ready, Repeated};
 use smallvec::SmallVec;
 
 use crate::abi::CallArray;
-use crate::spec::HandedTensor;
 
 /// Calls that a thread remembers.
 const MOST: usize = 16;
@@ -52,18 +51,14 @@ impl Described {
         self.words.extend(text.chunks(8).map(word));
     }
 
+    /// Adds extents or strides.
+    pub fn numbers(&mut self, numbers: &[i64]) {
+        self.words.extend(numbers.iter().map(|&number| number as u64));
+    }
+
     /// Adds the address of the next array.
     pub fn address(&mut self, address: u64) {
         self.addresses.push(address);
-    }
-
-    /// Adds the next tensor.
-    pub fn tensor(&mut self, tensor: &HandedTensor<'_>) {
-        let has_strides = u64::from(tensor.strides.is_some());
-        self.words.push(u64::from(tensor.dtype) << 32 | has_strides << 16 | tensor.shape.len() as u64);
-        let numbers = tensor.shape.iter().chain(tensor.strides.unwrap_or_default());
-        self.words.extend(numbers.map(|&number| number as u64));
-        self.addresses.push(tensor.address);
     }
 
     /// Launches the call if the thread made it before.

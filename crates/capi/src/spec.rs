@@ -42,6 +42,17 @@ pub struct HandedTensor<'a> {
     pub strides: Option<&'a [i64]>,
 }
 
+impl HandedTensor<'_> {
+    /// Adds the tensor to the description of its call.
+    fn describe(&self, described: &mut Described) {
+        let has_strides = u64::from(self.strides.is_some());
+        described.words(&[u64::from(self.dtype) << 32 | has_strides << 16 | self.shape.len() as u64]);
+        described.numbers(self.shape);
+        described.numbers(self.strides.unwrap_or_default());
+        described.address(self.address);
+    }
+}
+
 /// A text, and the tensors that an interface hands over with it.
 #[derive(Debug)]
 pub struct HandedCall<'a> {
@@ -244,7 +255,7 @@ impl HandedCall<'_> {
         let mut described = Described::of(self.interface);
         described.text(self.text);
         described.words(&[ordinal as u64]);
-        self.tensors.iter().for_each(|tensor| described.tensor(tensor));
+        self.tensors.iter().for_each(|tensor| tensor.describe(&mut described));
         // SAFETY: as above.
         if let Some(launched) = unsafe { described.launch(handle) } {
             return launched;
