@@ -292,8 +292,8 @@ impl Call<'_> {
         self.run(tiles.vectors(), &heads);
     }
 
-    /// Computes with heads as 16-bit integers, unless an LSE is requested: an LSE, and the weights of rows that
-    /// continue, must be as exact as with f32 logits.
+    /// Computes with heads as 16-bit integers, unless an LSE is requested: an LSE, and the weights of rows
+    /// that continue, must be as exact as with f32 logits.
     fn run_integers<P: Pairs>(&self, pairs: P) {
         let heads = || narrow::Heads::new(pairs, self.heads(), self.plan);
         let inexact = self.lse.is_none() && self.before.is_none();

@@ -1,5 +1,5 @@
-//! NCCL between the GPUs of this host, which the fake library of the other tests only assumes. With fewer than
-//! two GPUs, or without the library, these tests do not run, and `cargo xtask test` counts them. With
+//! NCCL between the GPUs of this host, which the fake library of the other tests only assumes. With fewer
+//! than two GPUs, or without the library, these tests do not run, and `cargo xtask test` counts them. With
 //! `FLASHCORE_REQUIRE_GPU` set, they fail.
 #![cfg(target_os = "linux")]
 

@@ -83,8 +83,8 @@ struct RingCall {
 }
 
 impl DeviceRing {
-    /// Prepares the calls of rank `rank`. `whole` is the problem on one GPU: its heads, types, band, scale and
-    /// softcap are used. It has one batch entry of as many rows and keys as the split.
+    /// Prepares the calls of rank `rank`. `whole` is the problem on one GPU: its heads, types, band, scale
+    /// and softcap are used. It has one batch entry of as many rows and keys as the split.
     ///
     /// # Errors
     /// When the problem is not such a one, when no kernel computes its parts, or when the device fails.
