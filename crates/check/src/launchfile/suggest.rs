@@ -344,21 +344,37 @@ fn argument(param: &Param, used: Use, declared: Option<&host::cuda::Parameter>, 
     }
 }
 
-/// Writes a launch file for a Triton function. Its constants are options of the command.
-pub fn suggest_triton(function: &str, signature: &host::triton::TritonSignature) -> String {
+/// The value of a Triton constant, by its name: switches are off, and the rest is taken for blocks.
+fn constant(name: &str, block: u32) -> String {
+    let name = name.to_uppercase();
+    let is_switch = ["IS_", "HAS_", "USE_", "EVEN_"].iter().any(|start| name.starts_with(start));
+    match () {
+        () if name.contains("TYPE") => "\"tl.float32\"".to_owned(),
+        () if is_switch || name.contains("CAUSAL") => "false".to_owned(),
+        () if name.contains("GROUP") => "8".to_owned(),
+        () => block.to_string(),
+    }
+}
+
+/// Writes a launch file for a Triton function.
+pub fn suggest_triton(signature: &host::triton::TritonSignature) -> String {
     let parameters = &signature.parameters;
-    let constants = parameters.iter().filter(|p| p.constant && p.default.is_none());
-    let constants: String = constants.map(|p| format!(" --constexpr {}=…", p.name)).collect();
+    let constants: Vec<&str> =
+        parameters.iter().filter(|p| p.constant && p.default.is_none()).map(|p| p.name.as_str()).collect();
+    // The elements of a tile are the product of its blocks.
+    let blocks = |block| constants.iter().filter(|name| constant(name, block) == block.to_string()).count();
+    let block = if blocks(128) > 1 { 32 } else { 128 };
     let arguments = || parameters.iter().filter(|p| !p.constant && p.default.is_none());
     let is_pointer = |p: &host::triton::Parameter| p.read || p.written || p.name.contains("ptr");
     let grid = [0, 1, 2].map(|axis| if signature.axes.contains(&axis) { 2 } else { 1 });
     let sizes = arguments().filter(|p| !is_pointer(p)).count();
-    let extents = Extents { grid, block: [128, 1, 1], sizes };
-    let mut text = HEAD.to_owned() + &extents.comment("programs with blocks of 128");
-    if !constants.is_empty() {
-        let _ = writeln!(text, "# `check` also needs the constants of {function}:{constants}");
-    }
+    let extents = Extents { grid, block: [block, 1, 1], sizes };
+    let mut text = HEAD.to_owned() + &extents.comment(&format!("programs with blocks of {block}"));
     let _ = writeln!(text, "[launch]\ngrid = {grid:?}  # ? programs");
+    if !constants.is_empty() {
+        let values = constants.iter().map(|name| format!("{name} = {}", constant(name, block)));
+        let _ = writeln!(text, "constexpr = {{ {} }}  # ?", values.collect::<Vec<_>>().join(", "));
+    }
     for parameter in arguments() {
         let _ = write!(text, "\n[[arg]]\nname = \"{}\"\n", parameter.name);
         text += &match is_pointer(parameter) {
@@ -602,11 +618,22 @@ mod tests {
             parameter("BLOCK", false, false, true),
         ];
         let signature = host::triton::TritonSignature { parameters: parameters.to_vec(), axes: vec![0] };
-        let text = suggest_triton("softmax", &signature);
-        assert!(text.contains("constants of softmax: --constexpr BLOCK=…\n"), "{text}");
+        let text = suggest_triton(&signature);
         assert!(text.contains("grid = [2, 1, 1]") && text.contains("value = 248  # ?"), "{text}");
         let spec: LaunchSpec = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
         assert_eq!(spec.triton_types().unwrap(), ["*fp32:16", "*fp32:16", "i32"]);
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(spec.triton_constants(&[]), [pair("BLOCK", "128")]);
+        assert_eq!(spec.triton_constants(&[pair("BLOCK", "64")]), [pair("BLOCK", "64")]);
+        let error = spec.without_constants("PTX").unwrap_err().to_string();
+        assert!(error.contains("'BLOCK' for launch.constexpr"), "{error}");
+        // A product has blocks along each of its dimensions, and switches.
+        let names = ["BLOCK_M", "BLOCK_N", "GROUP_M", "HAS_BIAS", "OUT_DTYPE"];
+        let parameters = [&parameters[..3], &names.map(|name| parameter(name, false, false, true))].concat();
+        let text = suggest_triton(&host::triton::TritonSignature { parameters, axes: vec![0] });
+        let spec: LaunchSpec = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let values: Vec<String> = spec.triton_constants(&[]).into_iter().map(|(_, value)| value).collect();
+        assert_eq!(values, ["32", "32", "8", "False", "tl.float32"], "{text}");
     }
 
     /// Sizes leave a rest in the last CTA, and their product fits in a buffer.
