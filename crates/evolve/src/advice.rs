@@ -120,7 +120,7 @@ struct Roof {
 fn of_gpu(floor_us: f64, gpu: Option<&Gpu>) -> Roof {
     let launch_us = gpu.map_or(0.0, |gpu| gpu.launch_us);
     let by = match launch_us > 0.0 {
-        true => format!("{} by its data sheet and {launch_us} of a launch", digits(floor_us)),
+        true => format!("{} by its data sheet and {launch_us} for the launch", digits(floor_us)),
         false => "by its data sheet".to_owned(),
     };
     Roof { us: floor_us + launch_us, by }
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn the_shortest_time_of_a_gpu_has_a_launch() {
         let roof = of_gpu(0.0123, Gpu::named("H200"));
-        assert_eq!(roof.by, "0.012 by its data sheet and 1.2 of a launch");
+        assert_eq!(roof.by, "0.012 by its data sheet and 1.2 for the launch");
         assert!((roof.us - 1.2123).abs() < 1e-9, "{roof:?}");
         assert_eq!((digits(1.2123), digits(2270.4)), ("1.2".to_owned(), "2270".to_owned()));
     }

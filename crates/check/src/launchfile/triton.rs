@@ -21,8 +21,8 @@ impl LaunchSpec {
         self.launches[0].args.iter().map(|&at| self.triton_type(at)).collect()
     }
 
-    /// The constants with which Triton compiles the kernel: `stated` ones, which count first, and those of the
-    /// first launch.
+    /// The constants with which Triton compiles the kernel: `stated` ones, which count first, and those of
+    /// the first launch.
     pub fn triton_constants(&self, stated: &[(String, String)]) -> Vec<(String, String)> {
         let own = self.launches[0].constexpr.iter();
         let own = own.filter(|(name, _)| stated.iter().all(|(other, _)| other != name));
