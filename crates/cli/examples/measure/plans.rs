@@ -1,0 +1,230 @@
+//! The plans of problems that nobody tuned for.
+//!
+//! `plans add TABLE.jsonl ROWS.jsonl …` adds the rows of `tune --sweep` to the table of sweeps
+//! (`crates/kernels/tuned/sweep.jsonl`), and plans that are faster than those of the table. `plans regret
+//! [ROWS.jsonl …]` prints how much longer the chosen plans take than the fastest measured ones: for each
+//! problem of the shipped table without the problem's own times, and for the problems of the files, which
+//! should be none of the table. `plans factors` prints the factors of the families.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Instant;
+
+use kernels::select::{self, Device, Shape, Source, Sweep, SweepLine, SweptTimes, TunedTable};
+use kernels::{Arch, Plan};
+use problem::Problem;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::{Outcome, Usage};
+
+type Error = Box<dyn std::error::Error>;
+
+/// Largest number of plans for a head dim.
+const MOST_PLANS: usize = 16;
+/// A plan joins the list if the mean time falls by at least this share.
+const LEAST_GAIN: f64 = 0.0005;
+
+/// A row of `tune --sweep`.
+#[derive(Deserialize)]
+struct Row {
+    problem: Shape,
+    plan: Plan,
+    us_median: f64,
+    shipped: bool,
+    commit: Option<String>,
+    run: String,
+}
+
+/// A swept problem with the times of its plans.
+struct Swept {
+    problem: Problem,
+    rows: Vec<Row>,
+}
+
+impl Swept {
+    fn us(&self, plan: &Plan) -> Option<f64> {
+        self.rows.iter().find(|row| row.plan == *plan).map(|row| row.us_median)
+    }
+
+    fn best(&self) -> f64 {
+        self.rows.iter().map(|row| row.us_median).fold(f64::INFINITY, f64::min)
+    }
+
+    /// The times of a plan with the heads of a group apart and packed.
+    fn both(&self, plan: &Plan) -> [Option<f64>; 2] {
+        select::packings(plan, &self.problem, &Arch::SM_90).map(|plan| self.us(&plan?).map(rounded))
+    }
+
+    /// The line of a table with these plans.
+    fn line(&self, plans: &[Plan]) -> String {
+        let (p, first) = (&self.problem, &self.rows[0]);
+        let us = plans.iter().map(|plan| self.both(plan)).collect();
+        let extents = [p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv];
+        let (commit, run) = (first.commit.clone(), first.run.clone());
+        json!(SweepLine::Times(SweptTimes { extents, mask: p.band, us, commit, run })).to_string()
+    }
+}
+
+pub fn main(words: &[String]) -> Outcome {
+    match words.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        Some(("add", [table, files @ ..])) if !files.is_empty() => add(table, files)?,
+        Some(("regret", files)) => regret(files)?,
+        Some(("factors", [])) => {
+            Sweep::builtin().families().iter().for_each(|family| println!("{family:.3?}"))
+        }
+        _ => return Err(Usage.into()),
+    }
+    Ok(true)
+}
+
+/// The problems of files of rows, by their shapes.
+fn read(files: &[String]) -> Result<Vec<Swept>, Error> {
+    let mut all: BTreeMap<String, Swept> = BTreeMap::new();
+    for file in files {
+        for line in fs::read_to_string(file)?.lines() {
+            let row: Row = serde_json::from_str(line)?;
+            let problem = row.problem.problem();
+            all.entry(row.problem.to_string()).or_insert(Swept { problem, rows: Vec::new() }).rows.push(row);
+        }
+    }
+    Ok(all.into_values().collect())
+}
+
+/// Adds rows to a table. Its plans stay, and others join them where they help.
+fn add(table: &str, files: &[String]) -> Result<(), Error> {
+    let mut dims: BTreeMap<usize, Vec<Swept>> = BTreeMap::new();
+    for swept in read(files)? {
+        dims.entry(swept.problem.head_dim).or_default().push(swept);
+    }
+    let (mut lines, mut plans) = (Vec::new(), 0);
+    for line in fs::read_to_string(table)?.lines() {
+        match serde_json::from_str(line)? {
+            SweepLine::Plans(mut stated) => {
+                let problems = dims.remove(&stated.head_dim).unwrap_or_default();
+                join(&mut stated.plans, &problems);
+                plans = stated.plans.len();
+                lines.push(json!(SweepLine::Plans(stated.clone())).to_string());
+                lines.extend(problems.iter().map(|swept| swept.line(&stated.plans)));
+            }
+            SweepLine::Times(mut times) => {
+                times.us.resize(plans, [None; 2]);
+                lines.push(json!(SweepLine::Times(times)).to_string());
+            }
+        }
+    }
+    fs::write(table, lines.join("\n") + "\n")?;
+    Ok(())
+}
+
+/// Adds the plan that helps most to a list, until none helps.
+fn join(list: &mut Vec<Plan>, problems: &[Swept]) {
+    let mut others: Vec<Plan> = Vec::new();
+    for row in problems.iter().flat_map(|swept| &swept.rows) {
+        let is_apart = json!(row.plan).get("packing").is_none_or(|packing| packing == "apart");
+        if is_apart && !others.contains(&row.plan) && !list.contains(&row.plan) {
+            others.push(row.plan.clone());
+        }
+    }
+    // Without a plan, a problem counts as ten times as long as with the best one.
+    let least = |plan: &Plan, swept: &Swept| {
+        swept.both(plan).into_iter().flatten().fold(10.0 * swept.best(), f64::min) / swept.best()
+    };
+    let least_of = |plan: &Plan| -> Vec<f64> { problems.iter().map(|swept| least(plan, swept)).collect() };
+    let mut now = vec![10.0_f64; problems.len()];
+    for plan in &*list {
+        now.iter_mut().zip(least_of(plan)).for_each(|(now, us)| *now = now.min(us));
+    }
+    let times: Vec<Vec<f64>> = others.iter().map(least_of).collect();
+    while list.len() < MOST_PLANS {
+        let gain = |times: &Vec<f64>| {
+            let of_each = now.iter().zip(times).map(|(now, us)| (now / us.min(*now)).ln());
+            of_each.sum::<f64>() / now.len().max(1) as f64
+        };
+        let gains: Vec<f64> = times.iter().map(gain).collect();
+        let Some(best) = (0..gains.len()).max_by(|&a, &b| gains[a].total_cmp(&gains[b])) else { break };
+        if gains[best] < LEAST_GAIN {
+            break;
+        }
+        now.iter_mut().zip(&times[best]).for_each(|(now, us)| *now = now.min(*us));
+        list.push(others[best].clone());
+    }
+    let mean = now.iter().map(|ratio| ratio.ln()).sum::<f64>() / now.len().max(1) as f64;
+    println!(
+        "{} plans; {} problems take {:.2} % longer than with any plan",
+        list.len(),
+        now.len(),
+        100.0 * mean
+    );
+}
+
+fn regret(files: &[String]) -> Result<(), Error> {
+    let mut own: Vec<(f64, String)> = Vec::new();
+    for held in Sweep::builtin().held_back() {
+        let words = bench::suites::words(&held.problem);
+        let (us, best, family) = (held.us, held.best, held.plan.family());
+        own.push((
+            us / best,
+            format!("{words}: {us:.2} µs ({:.2} predicted) with {family}, {best:.2} at best", held.predicted),
+        ));
+    }
+    println!("{}", summary("leave one out, the list of plans", own));
+    let device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
+    println!("{:.0} µs for a choice in the median, on this machine", choice_us(&device)?);
+    if files.is_empty() {
+        return Ok(());
+    }
+    let (mut chosen, mut before, mut unknown) = (Vec::new(), Vec::new(), 0);
+    for swept in read(files)? {
+        let choice = select::choose(&swept.problem, &device, TunedTable::builtin())?;
+        let words = bench::suites::words(&swept.problem);
+        if let Some(row) = swept.rows.iter().find(|row| row.shipped) {
+            before.push((row.us_median / swept.best(), format!("{words}: {}", row.plan.family())));
+        }
+        let Some(us) = swept.us(&choice.plan) else {
+            unknown += 1;
+            continue;
+        };
+        let predicted = if let Source::Swept { us } = choice.source { us } else { f64::NAN };
+        let family = choice.plan.family();
+        let line = format!(
+            "{words}: {us:.2} µs ({predicted:.2} predicted) with {family}, {:.2} at best",
+            swept.best()
+        );
+        chosen.push((us / swept.best(), line));
+    }
+    println!("{}", summary("held back, all plans", chosen));
+    println!("{unknown} chosen plans were not measured");
+    println!("{}", summary("held back, the plans of the program that swept", before));
+    Ok(())
+}
+
+/// The median time of a choice, after the first of each kind, which fits factors.
+fn choice_us(device: &Device) -> Result<f64, Error> {
+    let mut times = Vec::new();
+    for _ in 0..2 {
+        times.clear();
+        for problem in bench::random(1, 200) {
+            let start = Instant::now();
+            select::choose(&problem, device, TunedTable::builtin())?;
+            times.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+    }
+    Ok(bench::median(&times))
+}
+
+/// Mean and worst regret, and the ten worst problems.
+fn summary(title: &str, mut all: Vec<(f64, String)>) -> String {
+    all.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mean = all.iter().map(|(ratio, _)| ratio.ln()).sum::<f64>() / all.len().max(1) as f64;
+    let worst = all.first().map_or(1.0, |(ratio, _)| *ratio);
+    let head = json!({
+        "suite": "regret", "measure": title, "problems": all.len(), "mean": rounded(mean), "worst": rounded(worst - 1.0),
+    });
+    let lines = all.iter().take(10).map(|(ratio, words)| format!("\n  {ratio:.3}  {words}"));
+    format!("{head}{}", lines.collect::<String>())
+}
+
+fn rounded(number: f64) -> f64 {
+    (number * 1e4).round() / 1e4
+}
