@@ -30,6 +30,7 @@ from ._errors import (
     DeviceMemoryError,
     DTypeError,
     FlashCoreError,
+    GroupError,
     LedgerError,
     UnsupportedError,
 )
@@ -41,6 +42,7 @@ from ._merge import merge_states
 from ._packed import flash_attn_kvpacked_func, flash_attn_qkvpacked_func
 from ._padding import pad_input, unpad_input
 from ._quantize import Quantized, quantize
+from ._slots import reshape_and_cache
 from ._varlen import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "DeviceError",
     "DeviceMemoryError",
     "FlashCoreError",
+    "GroupError",
     "LedgerError",
     "Quantized",
     "UnsupportedError",
@@ -69,6 +72,7 @@ __all__ = [
     "merge_states",
     "pad_input",
     "quantize",
+    "reshape_and_cache",
     "scaled_dot_product_attention",
     "table",
     "unpad_input",

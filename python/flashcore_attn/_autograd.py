@@ -1,7 +1,8 @@
 """Gradients of attention of PyTorch tensors: the operator ``flashcore_attn::attention_backward``, and autograd.
 
 The forward pass keeps its inputs, its output and the log-sum-exp, so that memory grows linearly with the sequence
-length. All gradients are computed by one call. Equal calls return equal bits.
+length. All gradients are computed by one call. Equal calls return equal bits if that is asked for, and otherwise except
+for dQ on a Hopper GPU, whose parts are added in the order in which they are ready.
 """
 
 from __future__ import annotations
@@ -134,13 +135,17 @@ def compute(
     terms: Terms,
     features: Features | None,
     wants: Wants = _NONE,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
+    into: tuple[Tensor | None, ...] = (None, None, None),
 ) -> list[Tensor]:
-    """The gradients of q, k and v, then those that are wanted: of the sinks, and of tables in float32."""
+    """The gradients of q, k and v, then those that are wanted: of the sinks, and of tables in float32. ``into`` has
+    memory for the first three, with contiguous rows."""
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
     q = saved.q
     if q.is_cuda and q.get_device() != _cuda._current_device():
         with torch.cuda.device(q.get_device()):
-            return compute(d_out, d_lse, saved, heads, terms, features, wants, deterministic)
+            return compute(d_out, d_lse, saved, heads, terms, features, wants, deterministic, into)
     _check_gradient("d_out", d_out, saved.out, saved.out.dtype)
     code, _ = _cuda.codes(q, saved.k, saved.v)
     plain = [_cuda.plain_rows(name, _cuda.resolved(name, x)) for name, x in zip(Saved._fields, saved[:4])]
@@ -156,7 +161,7 @@ def compute(
         d_lse = _cuda.resolved("d_lse", d_lse).contiguous()
     # Rows of no sequence have no gradient, and a call without rows writes nothing.
     clear = (features is not None and features.uneven) or not saved.out.numel()
-    results = [_cuda.output_like(x, x.shape[3]) for x in plain[:3]]
+    results = [_cuda.output_like(x, x.shape[3]) if given is None else given for x, given in zip(plain, into)]
     sinks = [q.new_empty((q.shape[heads],), dtype=torch.float32)] if wants.sink else []
     numbers = [i for i in range(8) if wants.tables >> i & 1]
     tables = [] if features is None else features.tables
@@ -289,10 +294,11 @@ def _set_up(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(q, k, v, *output, *lengths, sink, *tables)
     ctx.heads, ctx.terms = heads, terms
     ctx.sizes, ctx.programs = (batch, max_q, max_k), (score, mask, floats, ints)
-    ctx.blocks = features[17:]
+    ctx.blocks, ctx.deterministic = features[17:18], any(features[19:])
 
 
 def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, needs: Any = None) -> tuple[Any, ...]:
+    deterministic = ctx.deterministic or torch.are_deterministic_algorithms_enabled()
     q, k, v, out, lse, *rest = ctx.saved_tensors
     (*lengths, sink), tables = rest[:6], rest[6:]
     with_features = len(ctx.blocks) > 0
@@ -305,7 +311,7 @@ def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, needs: 
         d_out = torch.zeros_like(out)
     dq, dk, dv, *others = called(
         torch.ops.flashcore_attn.attention_backward, d_out, d_lse, q, k, v, out, lse, ctx.heads, *ctx.terms, *lengths,
-        *ctx.sizes, sink, *ctx.programs, list(tables), of_sink, of_tables, True,
+        *ctx.sizes, sink, *ctx.programs, list(tables), of_sink, of_tables, deterministic,
     )  # fmt: skip
     found: list[Any] = [dq, dk, dv, *(None,) * 7]
     if not with_features:
@@ -315,7 +321,9 @@ def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, needs: 
     *_, floats, ints = ctx.programs
     # An empty list is one of tensors for autograd.
     lists: tuple[Any, Any] = (None if floats else [], None if ints else [])
-    return (*found, *(None,) * 8, d_sink, None, None, *lists, d_tables, *(None,) * 5)
+    gradients = (*found, *(None,) * 8, d_sink, None, None, *lists, d_tables, *(None,) * 6)
+    # PyTorch drops last arguments that equal their defaults; older versions take no gradients for those.
+    return gradients[: len(needs)]
 
 
 def called(operator: Any, *arguments: Any) -> Any:
@@ -323,17 +331,17 @@ def called(operator: Any, *arguments: Any) -> Any:
     if torch.compiler.is_compiling() or _cuda._functorch() is None or not _calls.is_differentiated():
         return operator(*arguments)
     backward = operator is torch.ops.flashcore_attn.attention_backward
-    function = _Backward if backward else _Forward
-    return function.apply(*_split(arguments))
+    if backward:
+        return _Backward.apply(*_split(arguments, -len(arguments)))
+    return _Forward.apply(*_split(arguments, len(arguments)))
 
 
-# The place of the tables among the arguments of an operator, by the number of its arguments.
-_PLACES = {29: _TABLES, 30: 26}
+# The place of the tables among the arguments of an operator, by their number, which is negative for the gradients.
+_PLACES = {30: _TABLES, -30: 26}
 
 
-def _split(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with their number, the tables behind the others."""
-    number = len(arguments)
+def _split(arguments: tuple[Any, ...], number: int) -> tuple[Any, ...]:
+    """The arguments behind their number, the tables behind the others."""
     if (place := _PLACES.get(number)) is None:
         return (number, *arguments)
     return (number, *arguments[:place], *arguments[place + 1 :], *arguments[place])
@@ -344,11 +352,11 @@ def _joined(split: tuple[Any, ...], number: int) -> tuple[Any, ...]:
     values = split[1:]
     if (place := _PLACES.get(number)) is None:
         return values
-    return (*values[:place], list(values[number - 1 :]), *values[place : number - 1])
+    return (*values[:place], list(values[abs(number) - 1 :]), *values[place : abs(number) - 1])
 
 
 def _forward_of(number: int) -> Any:
-    return torch.ops.flashcore_attn.attention_with if number == 29 else torch.ops.flashcore_attn.attention
+    return torch.ops.flashcore_attn.attention_with if number in _PLACES else torch.ops.flashcore_attn.attention
 
 
 class _Forward(torch.autograd.Function):  # type: ignore[misc]
@@ -364,7 +372,7 @@ class _Forward(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         found = _differentiate(ctx, grads[0], grads[1], _joined(ctx.needs_input_grad, ctx.number))
-        return (None, *(None if isinstance(x, list) else x for x in _split(found)[1:]))
+        return (None, *(None if isinstance(x, list) else x for x in _split(found, ctx.number)[1:]))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *split: Any) -> Any:

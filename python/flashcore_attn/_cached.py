@@ -1,4 +1,5 @@
-"""The operators ``flashcore_attn::attention_with_cache``, which appends to a cache, and ``merge_states``."""
+"""The operators ``flashcore_attn::attention_with_cache``, which appends to a cache, ``reshape_and_cache`` and
+``merge_states``."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, library
 
-from . import _cuda, _features, _flashcore, _memory
+from . import _cuda, _features, _flashcore, _memory, _slots
 from . import _torch as _calls
 from ._errors import ArgumentError, DTypeError, UnsupportedError, dimensions, invalid, invalid_words
 
@@ -162,8 +163,99 @@ def _check_parts(outs: list[Tensor], lses: list[Tensor]) -> None:
                 raise ArgumentError(f"{name} is on {x.device}, outs[0] on {outs[0].device}; expected one device")
 
 
-def check(k: Tensor, v: Tensor) -> None:
+def check(k: Tensor, v: Tensor, names: tuple[str, str] = ("k_cache", "v_cache")) -> None:
     """Rejects caches that can only be read through a copy."""
-    for name, x in (("k_cache", k), ("v_cache", v)):
+    for name, x in zip(names, (k, v)):
         if x.is_neg() or (x.shape[-1] > 1 and x.stride(-1) != 1):
             raise ArgumentError(f"{name}'s last dimension is not contiguous in memory; a call writes it in place")
+
+
+def reshape_and_cache(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, kind: str, *scales: Any
+) -> None:
+    """Writes keys and values to slots of a cache."""
+    _calls._refuse_grad((key, value, key_cache, value_cache))
+    torch.ops.flashcore_attn.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, kind, *scales)
+
+
+def check_array(name: str, x: Any) -> None:
+    """Rejects what is no tensor in memory."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"{name} is a {type(x).__name__}; expected a PyTorch tensor")
+    _cuda.check_given(name, x)
+
+
+@library.custom_op(
+    "flashcore_attn::reshape_and_cache",
+    mutates_args=("key_cache", "value_cache"),
+    schema="(Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping, "
+    "str kv_cache_dtype, Tensor? k_scale, Tensor? v_scale) -> ()",
+)
+def _slots_operator(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_cache_dtype: str,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+) -> None:
+    named = {"key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache}
+    to, scales = _check_slots(named, slot_mapping, kv_cache_dtype, (k_scale, v_scale))
+    device, held = key.device, [slot_mapping.contiguous()]
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return _slots_operator(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale)
+    new = [_cuda.plain_rows(name, _cuda.resolved(name, named[name])) for name in ("key", "value")]
+    held += [*new, *scales]
+
+    def rows(name: str, x: Tensor) -> Any:
+        page = (1,) * (4 - x.ndim)
+        return _memory.address(name, x, held), (*page, *x.shape), (*page, *x.stride())
+
+    _flashcore.write_slots(
+        [rows(name, x) for name, x in zip(named, new)],
+        [rows(name, named[name]) for name in ("key_cache", "value_cache")],
+        (_cuda.DTYPES[key.dtype], to),
+        (_memory.address("slot_mapping", held[0], held), held[0].numel(), held[0].dtype == torch.int64),
+        [(_memory.address("a scale", x, held), x.numel(), x.stride(0)) for x in scales] or None,
+        (device.index, torch.cuda.current_stream(device).cuda_stream)
+        if device.type == "cuda"
+        else (None, torch.get_num_threads()),
+    )
+
+
+@_slots_operator.register_fake
+def _fake_slots(*_: Any) -> None:
+    return None
+
+
+def _check_slots(
+    named: dict[str, Tensor], slots: Tensor, kind: str, scales: tuple[Tensor | None, Tensor | None]
+) -> tuple[str, list[Tensor]]:
+    """The name of the caches' type, and the factors of an 8-bit cache. Shapes are checked in Rust."""
+    key, key_cache = named["key"], named["key_cache"]
+    if key.device.type not in ("cpu", "cuda"):
+        words = invalid_words("the device of key", key.device, "cpu or cuda")
+        raise UnsupportedError(words, f"device {key.device.type}")
+    for name, x in (*named.items(), ("slot_mapping", slots)):
+        if x.device != key.device:
+            raise ArgumentError(f"{name} is on {x.device}, key on {key.device}; they must be on one device")
+    if key.dtype not in _cuda.DTYPES:
+        raise DTypeError(invalid_words("the dtype of key", key.dtype, ", ".join(map(str, _cuda.DTYPES))))
+    for name, other in (("value", "key"), ("value_cache", "key_cache")):
+        if named[name].dtype != named[other].dtype:
+            raise DTypeError(invalid_words(f"the dtype of {name}", named[name].dtype, f"that of {other}"))
+    if slots.dtype not in (torch.int64, torch.int32):
+        raise DTypeError(invalid_words("the dtype of slot_mapping", slots.dtype, "torch.int64 or torch.int32"))
+    dtype = getattr(torch, _slots.check_types(str(key.dtype)[6:], str(key_cache.dtype)[6:], kind))
+    check(key_cache, named["value_cache"], ("key_cache", "value_cache"))
+    if dtype not in _cuda.FP8:
+        return _cuda.DTYPES[dtype], []
+    one = torch.ones(1, dtype=torch.float32, device=key.device) if None in scales else None
+    factors = [one if x is None else _cuda.as_scale(f"{name}_scale", x).reshape(-1) for name, x in zip("kv", scales)]
+    for name, x in zip("kv", factors):
+        if x is None or x.device != key.device:
+            raise ArgumentError(f"{name}_scale is not on {key.device}, as key is")
+    return _cuda.FP8[dtype], [x for x in factors if x is not None]

@@ -63,9 +63,18 @@ def _code(dtype: torch.dtype) -> int | None:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: int,
+    terms: Terms,
+    want_lse: bool,
+    features: Features | None = None,
+    append: Append | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Enqueues attention on the current stream of q's device."""
+    """Enqueues attention on the current stream of q's device, after an append to the cache. ``out`` is memory for the
+    result."""
     device, dtype = q.get_device(), q.dtype
     code = _code(dtype)
     agree = dtype is k.dtype and dtype is v.dtype and device == k.get_device() == v.get_device()
@@ -74,14 +83,14 @@ def attend(
         q, k, v = resolved("q", q), resolved("k", k), resolved("v", v)
     if device != _current_device():  # PyTorch allocates, and captures, on the current device
         with torch.cuda.device(device):
-            return attend(q, k, v, heads, terms, want_lse, features)
+            return attend(q, k, v, heads, terms, want_lse, features, append, out)
     try:
-        return _launch(q, k, v, heads, terms, want_lse, features, device, code)
+        return _launch(q, k, v, heads, terms, want_lse, features, append, device, code, out)
     except DeviceMemoryError:
         if torch.cuda.is_current_stream_capturing():  # a capture may not free memory
             raise
         torch.cuda.empty_cache()  # PyTorch's allocator may hold unused memory that the first call of a kernel needs
-        return _launch(q, k, v, heads, terms, want_lse, features, device, code)
+        return _launch(q, k, v, heads, terms, want_lse, features, append, device, code, out)
     except RuntimeError:
         output_type(q, k, v)  # the error names a layout without strides or addresses
         raise
@@ -95,8 +104,10 @@ def _launch(
     terms: Terms,
     want_lse: bool,
     features: Features | None,
+    append: Append | None,
     device: int,
     code: int,
+    given: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     q, k, v = plain_rows("q", q), plain_rows("k", k), plain_rows("v", v)
     shape, v_shape = q.shape, v.shape
@@ -106,7 +117,9 @@ def _launch(
         (_memory.address("k", k, held), k.shape, k.stride()),
         (_memory.address("v", v, held), v_shape, v.stride()),
     )
-    out = output_like(q, v_shape[3], codes(q, k, v)[1] if q.dtype in FP8 else None)
+    out = given
+    if out is None:
+        out = output_like(q, v_shape[3], codes(q, k, v)[1] if q.dtype in FP8 else None)
     lse = lse_like(q, heads) if want_lse else None
     clear(out, lse, heads, features)
     _attend(
@@ -118,6 +131,7 @@ def _launch(
         terms,
         (device, _current_stream(device)),
         None if features is None else describe(features, q, held),
+        None if append is None else describe_append(append, q, held),
     )
     return out, lse
 
@@ -378,7 +392,7 @@ def as_pages(x: Tensor, batch: int) -> Tensor:
 
 def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust. ``held`` keeps their memory."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, _ = features
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, *_ = features
     check_devices(features, q)
 
     def at(name: str, x: Tensor | None) -> int | None:

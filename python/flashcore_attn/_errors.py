@@ -10,6 +10,7 @@ __all__ = [
     "DeviceError",
     "DeviceMemoryError",
     "FlashCoreError",
+    "GroupError",
     "LedgerError",
     "UnsupportedError",
 ]
@@ -69,6 +70,10 @@ class DeviceError(FlashCoreError, RuntimeError):
 
 class DeviceMemoryError(DeviceError, MemoryError):
     """No memory left on the GPU."""
+
+
+class GroupError(FlashCoreError, RuntimeError):
+    """A process group failed: another rank ended, or did not answer within the time-out."""
 
 
 class LedgerError(FlashCoreError, OSError):

@@ -36,6 +36,8 @@ class Features(NamedTuple):
     blocks: tuple[int, int, int] = (0, 0, 0)
     # ``(batch, pages)``; k and v are pools of pages then.
     page_table: Any = None
+    # Whether equal calls give equal gradients, to the bit.
+    deterministic: bool = False
     # What messages call the tables.
     names: tuple[str, ...] = ()
 

@@ -76,6 +76,20 @@ class Eager:
 def merge_states(parts: list[tuple[int, int]], to: tuple[int, int], shape: tuple[int, int], dtype: str) -> None:
     """Merges dense results of ``shape`` rows and elements: addresses of rows, and of an LSE for each row."""
 
+# Address, shape and strides in elements, in the order page (or 1), row, head, dim.
+_Rows = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+def write_slots(
+    new: list[_Rows],
+    caches: list[_Rows],
+    dtypes: tuple[str, str],
+    slots: tuple[int, int, bool],
+    factors: list[tuple[int, int, int]] | None,
+    place: tuple[int | None, int],
+) -> None:
+    """Writes keys and values to slots of a cache, or enqueues that: slots and factors are addresses, numbers, and
+    whether slots have 64 bits, or the stride."""
+
 # Name of the 8-bit type, rows that share a factor (0: all), the seed of the rotation, and whether keys are
 # smoothed.
 _Quantization = tuple[str, int, int | None, bool]

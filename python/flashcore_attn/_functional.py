@@ -230,11 +230,11 @@ def flash_attn_func(
             not for its value.
         alibi_slopes: ``(heads,)`` or ``(batch, heads)``, floating point; None for none. The scores become
             ``s - slope * |i + seqlen_k - seqlen_q - j|``, and ``lse`` is of these.
-        deterministic: accepted; equal calls on one device give the same result to the last bit, and the same
-            gradients. On the CPU this holds
-            for one number of threads (``torch.set_num_threads``): with few rows and many keys, it decides into how
-            many parts the keys are split. float16 and bfloat16 results are rounded otherwise with the log-sum-exp
-            than without it.
+        deterministic: gradients have equal bits in every run. Without it, and without
+            ``torch.use_deterministic_algorithms(True)``, a Hopper GPU adds the parts of dQ in the order in which they
+            are ready, which is faster. Results have equal bits in any case: on the CPU for one number of threads
+            (``torch.set_num_threads``), which decides with few rows and many keys into how many parts the keys are
+            split. float16 and bfloat16 results are rounded otherwise with the log-sum-exp than without it.
         return_attn_probs: return ``(out, lse, None)``, where ``lse`` is the natural logarithm of each row's sum of
             ``exp(s)``, ``(batch, heads, seqlen_q)``, float32. Probabilities themselves are never formed.
         learnable_sink: ``(heads,)``, floating point: a logit per query head that takes part in the softmax's
@@ -323,6 +323,8 @@ def flash_attn_func(
         rows = (q.shape[1], k.shape[1], v.shape[1])
         factors = (descale_q, descale_k, descale_v)
         features = _with_scales(features, backend, (k.shape[0], k.shape[2]), rows, factors)
+    if deterministic is not False:
+        features = with_determinism(features, deterministic)
     try:
         want_lse = return_attn_probs or return_lse
         out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), want_lse, features)
@@ -402,6 +404,13 @@ def scaled_dot_product_attention(
         raise
     result: T = out if lead is None else backend.reshape(out, (*lead, *out.shape[2:]))
     return result
+
+
+def with_determinism(features: Any, deterministic: Any) -> Any:
+    """The features of a call whose gradients have equal bits in every run, if that is asked for."""
+    if not _flag("deterministic", deterministic):
+        return features
+    return (features or _features.Features())._replace(deterministic=True)
 
 
 def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chunk: Any) -> Any:

@@ -67,7 +67,7 @@ def flash_attn_with_kvcache(
             ``(pages, page_size, heads_k, head_dim)``. Any page size and any strides between rows.
         v_cache: as ``k_cache``, with v's head dim.
         k: ``(batch, seqlen_new, heads_k, head_dim)``, keys that are written to the cache in place from row
-            ``cache_seqlens`` on; with ``cu_seqlens_k_new``, ``(total_new, heads_k, head_dim)``. CPU tensors only.
+            ``cache_seqlens`` on; with ``cu_seqlens_k_new``, ``(total_new, heads_k, head_dim)``.
         v: the values of these keys.
         rotary_cos: ``(positions, rotary_dim / 2)``, of q's type or float32: rotates k, and q, whose memory is kept.
             Dims from ``rotary_dim`` on are not rotated. With a causal mask or a window, row ``i`` of q has position
@@ -87,12 +87,14 @@ def flash_attn_with_kvcache(
             ``(heads, total_q)``.
 
     Lengths and page tables of CPU tensors are checked before anything is written: a refused call leaves the cache
-    as it was. Where two sequences append to one row of the cache, the later one is kept.
+    as it was. On a GPU they are read by the kernels alone, so that a captured graph serves later lengths: a new row
+    without a place in the cache is left out. Where two sequences append to one row of the cache, the later one is
+    kept, on a GPU either of them.
 
     Raises:
         ArgumentError: shapes, lengths, positions or pages that do not fit the cache.
         DTypeError: arrays of another type than int32; element types that differ.
-        UnsupportedError: an append to a cache on a GPU; other kinds of arrays than PyTorch's and NumPy's.
+        UnsupportedError: other kinds of arrays than PyTorch's and NumPy's.
     """
     page_table = _either("page_table", page_table, "block_table", block_table)
     learnable_sink = _either("learnable_sink", learnable_sink, "s_aux", s_aux)

@@ -390,7 +390,7 @@ def is_traced() -> bool:
 
 def _described(features: Features) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, _ = features
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, *_ = features
     address = [None if x is None else x.ctypes.data for x in lengths]
     factors: list[Any] = [
         None if x is None else (x.ctypes.data, (*strides(x), 0)[:3], rows) for x, rows in zip(scales, blocks)

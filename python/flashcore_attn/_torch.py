@@ -148,10 +148,10 @@ def _dispatched(
 
 def _flat(features: Features) -> list[Any]:
     """The arguments of an operator that state features."""
-    lengths, batch, max_q, max_k, sink, *programs, tables, scales, blocks, pages, _ = features
+    lengths, batch, max_q, max_k, sink, *programs, tables, scales, blocks, pages, deterministic, _ = features
     score, mask, floats, ints = programs
     stated = [score, mask, list(floats), list(ints), list(tables)]
-    return [*lengths, batch, max_q, max_k, sink, *stated, *scales, list(blocks), pages]
+    return [*lengths, batch, max_q, max_k, sink, *stated, *scales, list(blocks), pages, deterministic]
 
 
 def equal_lengths(q: Tensor, batch: int, length: int) -> Tensor:
@@ -182,22 +182,19 @@ def _now(
     want_lse: bool,
     features: Features | None = None,
     append: Append | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    if q.is_cuda and append is not None:
-        raise UnsupportedError(
-            "keys are appended to a cache in host memory only; append them before the call", "append"
-        )
+    if append is not None:
+        _cached.check(k, v)
     if q.is_cuda:
-        return _cuda.attend(q, k, v, heads, terms, want_lse, features)
+        return _cuda.attend(q, k, v, heads, terms, want_lse, features, append, out)
     code, dtype = _cuda.codes(q, k, v)
     if q.device.type != "cpu":
         raise UnsupportedError(invalid_words("the device of q", q.device, "cuda or cpu"), f"device {q.device.type}")
-    if append is not None:
-        _cached.check(k, v)
     if q.is_neg() or k.is_neg() or v.is_neg():
         q, k, v = _cuda.resolved("q", q), _cuda.resolved("k", k), _cuda.resolved("v", v)
     q, k, v = _cuda.plain_rows("q", q), _cuda.plain_rows("k", k), _cuda.plain_rows("v", v)
-    out = _cuda.output_like(q, v.shape[3], dtype)
+    out = _cuda.output_like(q, v.shape[3], dtype) if out is None else out
     lse = _cuda.lse_like(q, heads) if want_lse else None
     _cuda.clear(out, lse, heads, features)
     held: list[Any] = []  # the interpreter is released during the call
@@ -215,6 +212,19 @@ def _now(
         None if append is None else _cuda.describe_append(append, q, held),
     )
     return out, lse
+
+
+def attend_into(
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, terms: Terms, want_lse: bool, features: Features | None
+) -> Tensor | None:
+    """Attention of ``(batch, sequence, heads, dim)`` into memory for it, without gradients; the log-sum-exp."""
+    if out.dtype == q.dtype and out.stride(-1) == 1 and out.shape == (*q.shape[:3], v.shape[3]):
+        others = () if features is None else [x for _, x in features.named()]
+        if out.device == q.device and _is_plain(q, k, v) and all(type(x) in PLAIN for x in (out, *others)):
+            return _now(q, k, v, 2, terms, want_lse, features, None, out)[1]
+    made, lse = attend(q, k, v, 2, terms, want_lse, features)
+    out.copy_(made)
+    return lse
 
 
 def quantize(tensors: tuple[Tensor, Tensor, Tensor], heads: int, options: Options) -> list[tuple[Tensor, Tensor]]:
@@ -500,7 +510,7 @@ def _fake(
     "float softcap, bool want_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
     "Tensor? leftpad_k, SymInt batch, SymInt max_q, SymInt max_k, Tensor? sink, str score, str mask, float[] floats, "
     "SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, int[] blocks, "
-    "Tensor? page_table=None) -> (Tensor, Tensor)",
+    "Tensor? page_table=None, bool deterministic=False) -> (Tensor, Tensor)",
 )
 def _operator_with(
     q: Tensor,
@@ -635,6 +645,7 @@ from . import _autograd, _cached  # noqa: E402  (which read this module)
 
 _autograd.register((_operator, _operator_with))
 append_and_attend, merge_states = _cached.append_and_attend, _cached.merge_states
+reshape_and_cache, check_array = _cached.reshape_and_cache, _cached.check_array
 
 
 def _flops(q: Tensor, k: Tensor, v: Tensor, heads: int, *terms: Any, **named: Any) -> int:

@@ -21,6 +21,7 @@ from ._functional import (
     foreign,
     given,
     unpacked,
+    with_determinism,
 )
 
 __all__ = ["flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func"]
@@ -85,7 +86,7 @@ def flash_attn_varlen_func(
             their ``lse`` minus infinity.
         seqused_k: ``(batch,)``: the rows that are used of each sequence of k and v.
         leftpad_k: ``(batch,)``: the rows before the first key of each sequence. They count in ``seqused_k``.
-        deterministic: accepted, as are ``num_splits``, ``pack_gqa`` and ``sm_margin``, which change no result.
+        deterministic: as in :func:`flash_attn_func`. ``num_splits``, ``pack_gqa`` and ``sm_margin`` change no result.
         block_table: ``(batch, pages of a sequence)``, int32: k and v are pools of pages,
             ``(pages, page_size, heads_k, head_dim)``. ``page_table`` is another name. Without ``seqused_k``,
             ``cu_seqlens_k`` gives the lengths.
@@ -181,6 +182,8 @@ def flash_attn_varlen_func(
     if any(factor is not None for factor in factors):
         heads_k = k.shape[1] if packed_k else k.shape[2]
         features = _with_scales(features, backend, (batch, heads_k), (max_q, max_k, max_k), factors)
+    if deterministic is not False:
+        features = with_determinism(features, deterministic)
     named_tensors = (("q", q), ("k", k), ("v", v))
     try:
         q, k, v = (x[None] if packed else x for x, packed in ((q, packed_q), (k, packed_k), (v, packed_k)))

@@ -309,8 +309,7 @@ impl Call {
         // A call without rows needs no device, and writes nothing.
         let (ordinal, handle) = if self.rows.contains(&0) { (None, 0) } else { place };
         let Some(ordinal) = ordinal else {
-            let of_torch = usize::try_from(handle).ok().filter(|&threads| threads > 0);
-            let workers = Workers { of_torch, made: OnceLock::new() };
+            let workers = Workers::new(handle);
             let executor = Interruptible::new(&workers);
             let queue = Queue::Host { executor: Some(&executor), threads: workers.threads() };
             let ready = raw::prepare_append(queue, operands, options, append.as_ref())?;
@@ -342,9 +341,17 @@ fn ordered(heads: usize, shape: Four<usize>, strides: Four<i64>) -> ([usize; 4],
 }
 
 /// The threads of a call, chosen when work for more than one comes.
-struct Workers {
+pub struct Workers {
     of_torch: Option<usize>,
     made: OnceLock<Threads>,
+}
+
+impl Workers {
+    /// The threads of a [`Place`] on the host.
+    pub fn new(threads: u64) -> Workers {
+        let of_torch = usize::try_from(threads).ok().filter(|&threads| threads > 0);
+        Workers { of_torch, made: OnceLock::new() }
+    }
 }
 
 impl Executor for Workers {

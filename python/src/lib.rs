@@ -5,6 +5,7 @@
 //! The functions are private to the package. Other Python code calls `flashcore_attn`, which checks that an
 //! address belongs to a live tensor.
 
+mod cache;
 mod call;
 mod device;
 mod eager;
@@ -28,6 +29,7 @@ fn _flashcore(module: &Bound<'_, PyModule>) -> PyResult<()> {
     openmp::is_forked();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(call::attend, module)?)?;
+    module.add_function(wrap_pyfunction!(cache::write_slots, module)?)?;
     module.add_function(wrap_pyfunction!(host::describe_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(merge::merge_states, module)?)?;
     module.add_function(wrap_pyfunction!(quantize::quantize_cpu, module)?)?;

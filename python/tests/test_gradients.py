@@ -18,6 +18,7 @@ from flashcore_attn import (  # noqa: E402
     flex_attention,
     scaled_dot_product_attention,
 )
+from flashcore_attn._torch import _autograd  # noqa: E402
 
 cuda = pytest.param("cuda", marks=pytest.mark.needs_cuda)
 devices = pytest.mark.parametrize("device", ["cpu", cuda])
@@ -104,21 +105,46 @@ def test_gradients_are_those_of_attention(device, dtype, case, shape):
     def ours(q, k, v):
         called = {("softmax_scale" if n == "scale" else "window_size" if n == "window" else n): x
                   for n, x in options.items()}  # fmt: skip
-        out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, deterministic=True, **called)
+        out, lse, _ = flash_attn_func(q, k, v, return_attn_probs=True, deterministic=deterministic, **called)
         return out, lse
 
     # Rows without keys have an infinite LSE, whose gradient has no effect.
-    for d_lse in (None, draw(batch, heads, rows, seed=8, device=device)):
+    for d_lse, deterministic in ((None, True), (draw(batch, heads, rows, seed=8, device=device), False), (None, False)):
         found = gradients(ours, tensors, d_out, d_lse)
         agree(found, tensors, lambda *x: exact(*x, **named), d_out, d_lse)
-        assert all(torch.equal(x, y) for x, y in zip(found, gradients(ours, tensors, d_out, d_lse)))
+        if deterministic:
+            assert all(torch.equal(x, y) for x, y in zip(found, gradients(ours, tensors, d_out, d_lse)))
 
 
+def test_gradients_are_deterministic_where_that_is_asked_for(monkeypatch):
+    asked, compute = [], _autograd.compute
+    # `compute` is called with all its arguments by the operator.
+    monkeypatch.setattr(_autograd, "compute", lambda *given: (asked.append(given[7]), compute(*given))[1])
+    q = torch.randn(1, 6, 2, 8, requires_grad=True)
+    packed, starts = torch.randn(6, 2, 8, requires_grad=True), torch.tensor([0, 2, 6], dtype=torch.int32)
+    for options in ({}, {"deterministic": True}):
+        flash_attn_func(q, q, q, **options).sum().backward()
+        flash_attn_varlen_func(packed, packed, packed, starts, starts, **options).sum().backward()
+        torch.compile(flash_attn_func, backend="aot_eager", fullgraph=True)(q, q, q, **options).sum().backward()
+    torch.use_deterministic_algorithms(True)
+    try:
+        flash_attn_func(q, q, q).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked == [False] * 3 + [True] * 4
+    with pytest.raises(flashcore_attn.ArgumentError, match="deterministic"):
+        flash_attn_func(q, q, q, deterministic="yes")
+
+
+@devices
 @pytest.mark.parametrize("dtype", RELATIVE, ids=str)
-def test_slopes_sinks_and_biases_have_gradients(dtype):
-    q, k, v = draw(2, 7, 4, 16, dtype=dtype), draw(2, 9, 2, 16, seed=1, dtype=dtype), draw(2, 9, 2, 8, seed=2).to(dtype)
-    slopes, sink = draw(4, seed=3).abs(), draw(4, seed=4)
-    d_out, d_lse = draw(2, 7, 4, 8, seed=5, dtype=dtype), draw(2, 4, 7, seed=6)
+def test_slopes_sinks_and_biases_have_gradients(device, dtype):
+    if device == "cuda" and dtype == torch.float32:
+        pytest.skip("kernels compute gradients in 16 bits")
+    q, k = draw(2, 7, 4, 16, dtype=dtype, device=device), draw(2, 9, 2, 16, seed=1, dtype=dtype, device=device)
+    v = draw(2, 9, 2, 8, seed=2, dtype=dtype, device=device)
+    slopes, sink = draw(4, seed=3, device=device).abs(), draw(4, seed=4, device=device)
+    d_out, d_lse = draw(2, 7, 4, 8, seed=5, dtype=dtype, device=device), draw(2, 4, 7, seed=6, device=device)
 
     def flash(q, k, v, slopes, sink):
         return flash_attn_func(q, k, v, causal=True, alibi_slopes=slopes, learnable_sink=sink, return_lse=True)
@@ -128,7 +154,7 @@ def test_slopes_sinks_and_biases_have_gradients(dtype):
     agree(gradients(flash, tensors, d_out, d_lse), tensors, right, d_out, d_lse)
 
     for shape in [(2, 4, 7, 9), (1, 4, 1, 9), (7, 9), (2, 1, 1, 9)]:
-        bias = draw(*shape, seed=9, dtype=dtype)
+        bias = draw(*shape, seed=9, dtype=dtype, device=device)
 
         def biased(q, k, v, bias):
             heads = (x.transpose(1, 2) for x in (q, k, v))
@@ -137,11 +163,31 @@ def test_slopes_sinks_and_biases_have_gradients(dtype):
         tensors = [q, k, v, bias]
         agree(gradients(biased, tensors, d_out), tensors, lambda q, k, v, b: exact(q, k, v, bias=b), d_out)
     # A bias that repeats along heads, as a view.
-    bias = draw(1, 1, 7, 9, seed=9, dtype=dtype)
+    bias = draw(1, 1, 7, 9, seed=9, dtype=dtype, device=device)
     expanded = lambda q, k, v, b: biased(q, k, v, b.expand(2, 4, 7, 9))  # noqa: E731
     if dtype == torch.float32:
         agree(gradients(expanded, [q, k, v, bias], d_out), [q, k, v, bias],
               lambda q, k, v, b: exact(q, k, v, bias=b), d_out)  # fmt: skip
+
+
+@devices
+def test_programs_have_gradients(device):
+    """Programs whose tables are read at positions, which every device differentiates."""
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    q, k, v = (draw(2, 2, 6, 8, seed=seed, dtype=dtype, device=device) for seed in range(3))
+    table, d_out = draw(2, 6, seed=3, device=device), draw(2, 2, 6, 8, seed=4, dtype=dtype, device=device)
+    d_lse = draw(2, 2, 6, seed=5, device=device)
+
+    def flex(q, k, v, table):
+        score = lambda s, b, h, i, j: torch.tanh(s) * 2 + table[h, j]  # noqa: E731
+        return flex_attention(q, k, v, score, lambda b, h, i, j: i >= j, return_lse=True)
+
+    def right(q, k, v, table):
+        s = torch.tanh(q @ k.mT / 8**0.5) * 2 + table[:, None]
+        s = s.masked_fill(torch.ones(6, 6, device=device).triu(1).bool(), -torch.inf)
+        return (s.softmax(-1) @ v.to(s.dtype)).to(v.dtype), s.logsumexp(-1)
+
+    agree(gradients(flex, [q, k, v, table], d_out, d_lse), [q, k, v, table], right, d_out, d_lse)
 
 
 def test_programs_and_captured_tensors_have_gradients():

@@ -1,4 +1,5 @@
-"""Tests of ``flash_attn_with_kvcache`` on the CPU, against a plain reference of FlashAttention-3's semantics."""
+"""Tests of ``flash_attn_with_kvcache``: on the CPU against a plain reference of FlashAttention-3's semantics, and on
+a GPU against the CPU."""
 
 from __future__ import annotations
 
@@ -332,3 +333,85 @@ def test_parts_that_do_not_fit_are_refused() -> None:
             fa.merge_states(outs, lses)
     with pytest.raises(fa.DTypeError, match=r"outs\[1\]"):
         fa.merge_states([out, out.half()], [lse, lse])
+
+
+def on_gpu(case: Any) -> Any:
+    """The case with copies of its tensors on the GPU."""
+    fields = vars(case).items()
+    return types.SimpleNamespace(**{name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in fields})
+
+
+def compare(gpu: Any, cpu: Any, got: Any, **options: Any) -> None:
+    """Compares a call on the GPU, whose results are ``got``, with the call on the CPU."""
+    expected = call(cpu, **options)
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[cpu.q.dtype]
+    for x, wanted in zip(got, expected):
+        torch.testing.assert_close(x.cpu(), wanted, atol=tolerance, rtol=tolerance)
+    for name in ("k_cache", "v_cache"):  # to the bit
+        assert torch.equal(getattr(gpu, name).cpu(), getattr(cpu, name)), name
+
+
+@pytest.mark.needs_cuda
+@pytest.mark.parametrize(("page", "kind"), [
+    (None, "float16"), (1, "bfloat16"), (3, "float32"), (16, "float16"), (64, "bfloat16"), (None, "float32")
+])  # fmt: skip
+@pytest.mark.parametrize("group", [1, 4, 8])
+def test_a_gpu_appends_as_the_cpu_does(page: int | None, group: int, kind: str) -> None:
+    size = page or 16
+    lengths = [0, 1, max(size - 1, 0), size, size + 1, 23]
+    for rows, options in ((1, {}), (3, {"causal": True}), (2, {"window_size": (5, 0), "softcap": 3.0})):
+        arguments = {"page": page, "group": group, "rows": rows, "new": rows, "dtype": getattr(torch, kind)}
+        turned = {**options, "rotary_interleaved": rows == 3}
+        for case, given in (
+            (made(lengths, **arguments), options),
+            (made(lengths, **arguments, rotary=True, leftpad=True), turned),
+            (made(lengths, **arguments, rotary=True, sink=True, indexed=page is None), turned),
+        ):
+            gpu = on_gpu(case)
+            compare(gpu, case, call(gpu, **given), **given)
+
+
+@pytest.mark.needs_cuda
+def test_packed_rows_on_a_gpu() -> None:
+    case = made([4, 11, 0], page=3, group=2, rows=2, new=2, rotary=True, dtype=torch.bfloat16)
+    gpu = on_gpu(case)
+    starts = torch.tensor([0, 2, 4, 6], dtype=INT, device="cuda")
+    out, lse = fa.flash_attn_with_kvcache(
+        gpu.q.flatten(0, 1), gpu.k_cache, gpu.v_cache, gpu.k.flatten(0, 1), gpu.v.flatten(0, 1), gpu.cos, gpu.sin,
+        gpu.lengths, block_table=gpu.page_table, cu_seqlens_q=starts, cu_seqlens_k_new=starts, max_seqlen_q=2,
+        causal=True, return_softmax_lse=True,
+    )  # fmt: skip
+    expected, sums = call(case, causal=True)
+    torch.testing.assert_close(out.cpu(), expected.flatten(0, 1), atol=3e-2, rtol=3e-2)
+    torch.testing.assert_close(lse.cpu(), sums.transpose(0, 1).flatten(1), atol=3e-2, rtol=3e-2)
+    assert torch.equal(gpu.k_cache.cpu(), case.k_cache) and torch.equal(gpu.v_cache.cpu(), case.v_cache)
+
+
+@pytest.mark.needs_cuda
+def test_a_graph_appends_to_longer_and_shorter_sequences() -> None:
+    case = made([4, 11, 0], page=4, group=4, new=1, rotary=True, dtype=torch.float16, room=30)
+    gpu, graph = on_gpu(case), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = call(gpu, causal=True)
+    for lengths in ([4, 11, 0], [5, 12, 1], [39, 0, 7], [1, 2, 3]):
+        case.lengths = torch.tensor(lengths, dtype=INT)
+        case.page_table = case.page_table.roll(1, 1)
+        gpu.lengths.copy_(case.lengths)
+        gpu.page_table.copy_(case.page_table)
+        graph.replay()
+        compare(gpu, case, got, causal=True)
+
+
+@pytest.mark.needs_cuda
+def test_hostile_arrays_on_a_gpu_lead_nowhere() -> None:
+    for entry, length in itertools.product((-1, 2**31 - 1, 7_000), (2**31 - 1, -5, 9)):
+        case = made([4, 11], page=4, group=4, new=2, rotary=True, dtype=torch.float16)
+        gpu = on_gpu(case)
+        gpu.page_table[1, 2:], gpu.lengths[0] = entry, length
+        out, lse = call(gpu, causal=True)
+        torch.cuda.synchronize()
+        assert not out.isnan().any() and lse.shape == (2, 8, 1)
+        # The rows of sequence 1 have no page, and those of sequence 0 no place or one of its own pages.
+        own = set(case.page_table[0].tolist())
+        others = [page for page in range(case.k_cache.shape[0]) if page not in own]
+        assert torch.equal(gpu.k_cache.cpu()[others], case.k_cache[others])

@@ -61,17 +61,21 @@ def test_a_bias_is_added_and_a_mask_hides(tensors, number, where):
         q, k, v = (tensors.of(draw, "float16") for draw in draws)
         return tensors.array(flashcore_attn.scaled_dot_product_attention(q, k, v, attn_mask))[:, :, :50]
 
+    def equal(x, y):
+        """Within two roundings to float16: another kernel may compute inputs that a bfloat16 pair cannot hold."""
+        return np.abs(x - y).max() <= 1e-3
+
     clean = call(mask)
-    assert np.array_equal(clean, call(bias))
+    assert equal(clean, call(bias))
     draws[where][:, :, 40, 3] = number
     masked, biased = call(mask), call(bias)
     on_cpu = tensors.kind != "cuda"
     if where == 1:
-        assert np.array_equal(masked, clean)
+        assert equal(masked, clean)
         assert np.isnan(biased).all() if np.isnan(number) else np.isnan(biased).any()
     else:
         others = np.arange(64) != 3
-        assert np.array_equal(masked[..., others], clean[..., others])
-        assert np.array_equal(masked, clean) if on_cpu else np.isnan(masked[..., 3]).any()
-        assert np.array_equal(biased[..., others], clean[..., others])
+        assert equal(masked[..., others], clean[..., others])
+        assert equal(masked, clean) if on_cpu else np.isnan(masked[..., 3]).any()
+        assert equal(biased[..., others], clean[..., others])
         assert np.isnan(biased[..., 3]).all()

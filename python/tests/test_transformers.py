@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import types
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+
+from transformers.models.t5 import modeling_t5  # noqa: E402
 
 import flashcore_attn  # noqa: E402
 import flashcore_attn.integrations.transformers as integration  # noqa: E402
@@ -118,6 +123,9 @@ def test_llama_4_with_chunks(monkeypatch):
     compare(model, monkeypatch, 2, input_ids=tokens())
 
 
+@pytest.mark.skipif(
+    not hasattr(modeling_t5, "ALL_ATTENTION_FUNCTIONS"), reason="this version's T5 calls no attention interface"
+)
 def test_t5_with_its_bias(monkeypatch):
     model = built(
         transformers.T5ForConditionalGeneration, transformers.T5Config, vocab_size=101, d_model=64, d_kv=16, d_ff=96,
@@ -182,6 +190,7 @@ def test_what_packed_and_paged_calls_cannot_say_is_refused():
     lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
     for named in (
         {"cache": object()},
+        {"cache": types.SimpleNamespace(update=None)},
         {"block_table": starts},
         {**lengths, "cu_seq_lens_k": {"full_attention": starts}},
         {**lengths, "position_bias": torch.zeros(1, 2, 6, 6)},
@@ -199,6 +208,61 @@ def test_generation_reads_a_cache(monkeypatch):
     expected = model.generate(tokens(), **options)
     model.set_attn_implementation(integration.NAME)
     assert torch.equal(model.generate(tokens(), **options), expected)
+
+
+def prompts(lengths=(5, 23, 1, 9)):
+    return [tokens(1, length)[0].tolist() for length in lengths]
+
+
+def batched(model, implementation, monkeypatch, **settings):
+    """The tokens of each prompt by continuous batching, and the calls of each kind."""
+    calls = {"read": 0, "append": 0}
+
+    def counted(name, function):
+        def call(*args, **kwargs):
+            calls[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    config = transformers.ContinuousBatchingConfig(
+        page_size=16, num_blocks=64, max_batch_tokens=16, max_memory_percent=0.05, auto_switch_to_flash=False,
+        **settings,
+    )  # fmt: skip
+    options = transformers.GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    model.set_attn_implementation(implementation)
+    with monkeypatch.context() as patch:
+        patch.setattr(integration, "flash_attn_varlen_func", counted("read", integration.flash_attn_varlen_func))
+        patch.setattr(integration, "flash_attn_with_kvcache", counted("append", integration.flash_attn_with_kvcache))
+        made = model.generate_batch(
+            inputs=prompts(), generation_config=options, continuous_batching_config=config, progress_bar=False
+        )
+    assert all(each.error is None for each in made.values()), made
+    return [made[key].generated_tokens for key in sorted(made)], calls
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
+@pytest.mark.parametrize("window", [None, 7])
+def test_continuous_batching_has_the_tokens_of_eager_attention(monkeypatch, window, device):
+    kind = transformers.LlamaForCausalLM if window is None else transformers.MistralForCausalLM
+    config = transformers.LlamaConfig if window is None else transformers.MistralConfig
+    model = built(kind, config, **DECODER, **({} if window is None else {"sliding_window": window}))
+    model.to(device)
+    expected = [
+        model.generate(
+            torch.tensor([each], device=device), max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )[0, len(each) :].tolist()
+        for each in prompts()
+    ]
+    theirs, calls = batched(model, "eager", monkeypatch)
+    assert sorted(theirs) == sorted(expected) and not any(calls.values())
+    model.set_attn_implementation("eager")
+    for settings in ({"max_blocks_per_request": 0}, {"max_blocks_per_request": 8}):
+        ours, calls = batched(model, integration.NAME, monkeypatch, **settings)
+        assert ours == theirs
+        # Layers with a window have no block tables in transformers.
+        decodes = window is None and settings["max_blocks_per_request"] > 0
+        assert calls["read"] > 0 and (calls["append"] > 0) == decodes, calls
 
 
 def test_models_are_trained():
@@ -226,8 +290,12 @@ def test_what_is_not_computed_is_left_to_sdpa():
     model.set_attn_implementation(integration.NAME)
     with pytest.warns(UserWarning, match="dropout is 0.5"):
         model.train()(input_ids=tokens()).logits.sum().backward()
-    with torch.no_grad(), pytest.warns(UserWarning, match="dtype torch.float64"):
+    with torch.no_grad(), pytest.warns(UserWarning, match="dtype torch.float64") as caught:
         model.double().eval()(input_ids=tokens())
+    assert len(caught) == 1  # of two layers
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(input_ids=tokens())
 
 
 def test_what_sdpa_computes_otherwise_is_refused():
@@ -241,6 +309,7 @@ def test_what_sdpa_computes_otherwise_is_refused():
 def test_compat_names_models_that_compute_eagerly():
     settings = {**DECODER, "head_dim": 16, "layer_types": LAYERS}
     model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**settings)).eval()
+    model.set_attn_implementation("eager")
     flashcore_attn.compat.reset_stats()
     with torch.no_grad(), flashcore_attn.compat.enabled():
         model(input_ids=tokens())

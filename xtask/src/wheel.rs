@@ -35,7 +35,7 @@ const TORCH: [&str; 6] = [
     "pytest-xdist==3.8.0",
 ];
 /// Tests that need PyTorch, or that also run with PyTorch.
-const TORCH_TESTS: [&str; 15] = [
+const TORCH_TESTS: &[&str] = &[
     "test_torch.py",
     "test_eager.py",
     "test_arguments.py",
@@ -51,6 +51,14 @@ const TORCH_TESTS: [&str; 15] = [
     "test_features.py",
     "test_flex.py",
     "test_transformers.py",
+    "test_kvcache.py",
+    "test_gradients.py",
+    "test_engine_flash_attn.py",
+    "test_engine_pytorch.py",
+    "test_engine_vllm.py",
+    "test_engine_sglang.py",
+    "test_examples.py",
+    "parallel",
 ];
 /// pytest as pure Python wheels, for a GPU machine without a network.
 const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging", "pygments"];
@@ -230,7 +238,8 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     pytest(root, &python, &[package.join("tests")])?;
     let python = torch(root)?;
     install(&python, &wheels)?;
-    pytest(root, &python, &TORCH_TESTS.map(|name| package.join("tests").join(name)))?;
+    let tests: Vec<_> = TORCH_TESTS.iter().map(|name| package.join("tests").join(name)).collect();
+    pytest(root, &python, &tests)?;
     install(&python, &[plugin(root)?])?;
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(root).args(["build", "--quiet", "--workspace", "--features", ALL]);

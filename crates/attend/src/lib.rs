@@ -32,8 +32,8 @@ pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;
 pub use score::{
-    Elements, ProgramCode, ProgramParams, RowPrograms, ScorePrograms, Softcap, StagedParams, StagedTables,
-    TableParams, Tanh, TileMask, TileRead, Words, half_of,
+    Elements, GradientPrograms, ProgramCode, ProgramParams, RowPrograms, ScorePrograms, Softcap,
+    StagedParams, StagedTables, TableParams, Tanh, TileMask, TileRead, Words, half_of,
 };
 pub use sinks::Sinks;
 pub use softmax::{

@@ -37,6 +37,8 @@ pub struct Cause {
     /// The source of `line` and of `other_line`, if the PTX has line information.
     pub source: Option<SourceLine>,
     pub other_source: Option<SourceLine>,
+    /// Whether a comment of the source allows it.
+    pub allowed: bool,
     /// All pairs of PTX lines of this cause; `line` and `other_line` are the first.
     pub ptx_lines: Vec<(u32, Option<u32>)>,
 }
@@ -93,6 +95,7 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
             other_text: hazard.other_line.and_then(text),
             source: lines.0,
             other_source: lines.1,
+            allowed: hazard.allowed,
             ptx_lines: vec![pair],
         });
     }
@@ -290,6 +293,7 @@ mod tests {
             place: Some(place),
             message: "writes memory that another thread reads, without ordering".to_owned(),
             count: 3,
+            allowed: false,
         }
     }
 

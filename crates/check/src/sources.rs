@@ -1,5 +1,7 @@
 //! The source lines from which the lines of a PTX text were compiled.
 
+mod allowed;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -8,6 +10,8 @@ use serde::Serialize;
 
 use crate::gate::Coverage;
 use crate::names::demangle;
+
+pub use allowed::CommentError;
 
 /// Largest source file that is read, in bytes.
 const LARGEST_FILE: u64 = 1 << 24;

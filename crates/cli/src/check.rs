@@ -61,6 +61,8 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let target = bound.kernel.module.target;
     detail(format_args!("target {target}; ptxas: {version}"));
     let gpu = gpu(args.gpu.as_deref(), target)?;
+    let sources = Sources::new(text, args.file.parent());
+    settings.allowed = sources.allowed()?;
     let mut check = watched(&bound, &settings, args.timeout, args.json)?;
     if let Some(percent) = args.require_coverage {
         check.require_coverage(percent);
@@ -72,7 +74,6 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
         _ => Vec::new(),
     };
     let launch = bound.kernel.launch;
-    let sources = Sources::new(text, args.file.parent());
     let mut study = analyse(bound, None, Some(sources), check, std::slice::from_ref(gpu), ptxas.as_ref());
     // A check uses a small launch, however large the kernel's real launch is.
     study.findings.retain(|finding| finding.name != kernels::Symptom::SmallGrid);

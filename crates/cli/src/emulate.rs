@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use check::gate::{CheckReport, GateError, Settings, Verdict, Watch, check_watched};
 use check::given::{Given, GivenError, GivenLaunch};
 use check::names::demangle;
-use check::sources::Sources;
+use check::sources::{CommentError, Sources};
 use host::panics::{Panic, contain};
 use ptx::{LeftOut, Verified};
 use serde_json::{Map, Value, json};
@@ -133,7 +133,8 @@ impl Request {
             return Err(RefusedLaunch::Unknown(Box::new(unjudged)));
         }
         let given = self.launch.bind(module.verified.clone(), contents)?;
-        let mut check = check_watched(&given.bound, &self.settings, &Watch::start(self.limit))?;
+        let settings = Settings { allowed: module.sources.allowed()?, ..self.settings.clone() };
+        let mut check = check_watched(&given.bound, &settings, &Watch::start(self.limit))?;
         let outputs = given.changed(std::mem::take(&mut check.outputs));
         let object = object(&given, &check, &module.sources).map_err(RefusedLaunch::Print)?;
         Ok(Answer { object, outputs })
@@ -177,6 +178,8 @@ enum RefusedLaunch {
     #[error(transparent)]
     Unknown(Box<Unjudged>),
     #[error(transparent)]
+    Comment(#[from] CommentError),
+    #[error(transparent)]
     Given(#[from] GivenError),
     #[error(transparent)]
     Gate(#[from] GateError),
@@ -192,6 +195,7 @@ impl RefusedLaunch {
         match self {
             RefusedLaunch::Parse(_) | RefusedLaunch::Verify(_) => "ptx",
             RefusedLaunch::Unknown(_) => "unknown_instruction",
+            RefusedLaunch::Comment(_) => "comment",
             RefusedLaunch::Given(_) | RefusedLaunch::Gate(_) => "launch",
             RefusedLaunch::Print(_) | RefusedLaunch::Internal(_) => "internal",
         }

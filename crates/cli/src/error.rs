@@ -48,6 +48,9 @@ pub enum CliError {
         input is not overwritten"
     )]
     Overwrites { argument: &'static str, path: PathBuf, input: &'static str, source_path: PathBuf },
+    /// A comment of the source that allows a finding and cannot be read.
+    #[error(transparent)]
+    Comment(#[from] check::sources::CommentError),
     /// PTX that does not parse.
     #[error("{path}: {error}")]
     Parse { path: PathBuf, error: ptx::ParseError },

@@ -52,7 +52,11 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
         ptxas.as_ref().map_or("none, registers are estimated", |ptxas| ptxas.version())
     ));
     let studied = |bound: Bound, sources: Option<Sources>| -> Result<Study, CliError> {
-        let check = watched(&bound, &Settings::quick(), args.timeout, args.json)?;
+        let mut settings = Settings::quick();
+        if let Some(sources) = &sources {
+            settings.allowed = sources.allowed()?;
+        }
+        let check = watched(&bound, &settings, args.timeout, args.json)?;
         Ok(analyse(bound, None, sources, check, std::slice::from_ref(gpu), ptxas.as_ref()))
     };
     let (study, other) = match (&args.file, &args.launch) {

@@ -20,6 +20,17 @@ use crate::report::{Fidelity, Hazard, HazardKind, Options, Report};
 /// implemented, or the kernel does not end within [`Options::step_limit`], [`Options::grid_limit`]
 /// and the limit of [`Options::stopwatch`].
 pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
+    let mut report = run_and_judge(kernel, buffers, options)?;
+    report.hazards.iter_mut().for_each(|hazard| hazard.compare_with(&options.allowed));
+    Ok(report)
+}
+
+/// Runs a kernel, and tells hazards from notes.
+fn run_and_judge(
+    kernel: &Kernel,
+    buffers: &mut [&mut Buffer],
+    options: &Options,
+) -> Result<Report, EmuError> {
     let whole = (options.only.is_none() || options.survey) && options.fidelity == Fidelity::Exact;
     let collectives = !options.collectives_order && has_collectives(kernel);
     let lines = Lines::of(kernel);

@@ -36,7 +36,7 @@ pub use grid::{argument_bytes, communicates};
 pub use machine::Emulator;
 pub use memory::Buffer;
 pub use report::{
-    Checks, Fidelity, Footprint, Hazard, HazardKind, Options, Place, Placement, Printed, Report, Schedule,
-    Survey, ThreadId,
+    Allowed, Checks, Fidelity, Footprint, Hazard, HazardKind, Options, Place, Placement, Printed, Report,
+    Schedule, Survey, ThreadId,
 };
 pub use stopwatch::Stopwatch;

@@ -40,7 +40,7 @@ impl Machine for Emulator {
 
     fn launch(&mut self, kernel: &Kernel, buffers: &mut [&mut Buffer]) -> Result<(), EmuError> {
         let report = run(kernel, buffers, &self.options)?;
-        let mut failures = report.hazards.iter().filter(|h| h.kind.fails());
+        let mut failures = report.hazards.iter().filter(|h| h.fails());
         let found =
             failures.next().map(|h| EmuError::Hazards { first: h.to_string(), count: 1 + failures.count() });
         self.last = Some(report);

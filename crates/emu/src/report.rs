@@ -117,7 +117,12 @@ pub struct Options {
     /// Byte ranges, per index of a buffer in the contract, that the kernel must write. A `Write` buffer that
     /// is not listed must be written completely.
     pub must_write: HashMap<usize, Vec<std::ops::Range<usize>>>,
+    /// Findings that fail no check, each with the reason.
+    pub allowed: Allowed,
 }
+
+/// The findings that a caller allows: their kind, and a line of the PTX of one of their accesses.
+pub type Allowed = Arc<HashMap<(HazardKind, u32), String>>;
 
 impl Default for Options {
     fn default() -> Options {
@@ -140,13 +145,28 @@ impl Default for Options {
             grid_limit: u64::MAX,
             stopwatch: None,
             must_write: HashMap::new(),
+            allowed: Allowed::default(),
         }
     }
 }
 
 /// The kind of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    serde::Serialize,
+    serde::Deserialize,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub enum HazardKind {
     Race,
     UninitialisedRead,
@@ -190,29 +210,7 @@ impl HazardKind {
 
     /// The name that filetests and JSON use.
     pub const fn name(self) -> &'static str {
-        match self {
-            HazardKind::Race => "race",
-            HazardKind::UninitialisedRead => "uninitialised_read",
-            HazardKind::OutOfBounds => "out_of_bounds",
-            HazardKind::Misaligned => "misaligned",
-            HazardKind::BarrierDivergence => "barrier_divergence",
-            HazardKind::Deadlock => "deadlock",
-            HazardKind::AsyncNotWaited => "async_not_waited",
-            HazardKind::MissingProxyFence => "missing_proxy_fence",
-            HazardKind::TransactionMismatch => "transaction_mismatch",
-            HazardKind::MissingWgmmaFence => "missing_wgmma_fence",
-            HazardKind::UnwrittenOutput => "unwritten_output",
-            HazardKind::BeforeGridWait => "before_grid_wait",
-            HazardKind::RegisterPool => "register_pool",
-            HazardKind::UnpromisedAlignment => "unpromised_alignment",
-            HazardKind::WarpOrder => "warp_order",
-            HazardKind::NonCoherentRead => "non_coherent_read",
-            HazardKind::Trap => "trap",
-            HazardKind::AssertionFailed => "assertion_failed",
-            HazardKind::WeakOrder => "weak_order",
-            HazardKind::UnusedRead => "unused_read",
-            HazardKind::Nondeterministic => "nondeterministic",
-        }
+        self.into_str()
     }
 }
 
@@ -273,6 +271,25 @@ pub struct Hazard {
     pub message: String,
     /// Number of occurrences over all threads.
     pub count: u64,
+    /// Whether [`Options::allowed`] has it.
+    pub allowed: bool,
+}
+
+impl Hazard {
+    /// Whether the finding fails a check.
+    pub fn fails(&self) -> bool {
+        self.kind.fails() && !self.allowed
+    }
+
+    /// Notes that the finding is allowed, if it is.
+    pub fn compare_with(&mut self, allowed: &Allowed) {
+        let lines = [Some(self.line), self.other_line].into_iter().flatten();
+        let reason = lines.filter_map(|line| allowed.get(&(self.kind, line))).next();
+        if let Some(reason) = reason.filter(|_| self.kind.fails()) {
+            self.allowed = true;
+            self.message += &format!("; {reason}");
+        }
+    }
 }
 
 impl fmt::Display for Hazard {
@@ -320,7 +337,7 @@ impl Findings {
             return;
         }
         let (threads, place, message) = describe();
-        self.add(Hazard { kind, line, other_line, threads, place, message, count: 1 });
+        self.add(Hazard { kind, line, other_line, threads, place, message, count: 1, allowed: false });
     }
 
     /// Whether there is a finding of this kind.

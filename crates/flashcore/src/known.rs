@@ -81,23 +81,23 @@ impl Hash for Key {
     }
 }
 
-/// The values that were prepared for the problems of earlier calls.
+/// The values that were prepared for earlier calls, by their problems or by another key.
 #[derive(Debug)]
-pub(crate) struct Known<T>(HashMap<Key, T, RandomState>);
+pub(crate) struct Known<T, K = Key>(HashMap<K, T, RandomState>);
 
-impl<T> Default for Known<T> {
-    fn default() -> Known<T> {
+impl<T, K> Default for Known<T, K> {
+    fn default() -> Known<T, K> {
         Known(HashMap::default())
     }
 }
 
-impl<T: Clone> Known<T> {
-    pub fn get(&self, key: &Key) -> Option<T> {
+impl<T: Clone, K: Eq + Hash> Known<T, K> {
+    pub fn get(&self, key: &K) -> Option<T> {
         self.0.get(key).cloned()
     }
 
     /// Keeps a value, and returns the one that is known under the key from now on: the first.
-    pub fn keep(&mut self, key: Key, value: T) -> T {
+    pub fn keep(&mut self, key: K, value: T) -> T {
         if self.0.len() >= MOST {
             self.0.clear();
         }

@@ -4,6 +4,8 @@ use attend::ProgramCode;
 use problem::{Band, DTypes, ElementType, Lengths, OperandMap, Problem, Tensor};
 use tile::Sign;
 
+use crate::backward::programs::TableGradient;
+
 /// Element types and sizes, of which tiles and products are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dims {
@@ -63,6 +65,8 @@ pub struct Baked {
     pub listed: Option<ProgramCode>,
     /// The tables of the programs.
     pub tables: Vec<TableKind>,
+    /// The gradients of tables that the backward pass returns.
+    pub(crate) table_gradients: Vec<TableGradient>,
     /// Bytes between the rows of the tensors whose rows' addresses the code computes.
     pub row_bytes: OperandMap<i64>,
     /// The dimensions of Q, K and V that their tensor maps repeat, where there are such maps.

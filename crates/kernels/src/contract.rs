@@ -22,6 +22,8 @@ pub enum BufferKind {
     /// same name are one buffer in all kernels of a program. The contents before and after the program are
     /// arbitrary.
     Temporary(&'static str),
+    /// An array of a kernel that is no attention, by its name.
+    Array(&'static str),
 }
 
 impl BufferKind {
@@ -35,7 +37,7 @@ impl BufferKind {
             BufferKind::Codes(_) => "out_codes",
             BufferKind::Counter => "counter",
             BufferKind::Scratch => "scratch",
-            BufferKind::Temporary(name) => name,
+            BufferKind::Temporary(name) | BufferKind::Array(name) => name,
         }
     }
 
@@ -152,6 +154,11 @@ impl<'a> Contract<'a> {
     /// The address of a temporary of `bytes` bytes.
     pub fn temporary(&mut self, k: &mut Builder, name: &'static str, bytes: usize, access: Access) -> Global {
         self.memory(k, BufferKind::Temporary(name), bytes, access)
+    }
+
+    /// The address of an array that is no operand.
+    pub fn array(&mut self, k: &mut Builder, name: &'static str, bytes: usize, access: Access) -> Global {
+        self.memory(k, BufferKind::Array(name), bytes, access)
     }
 
     /// A tensor map of a temporary of `bytes` bytes that the kernel reads, in the parameter `<name>_map`.

@@ -18,6 +18,7 @@
 mod arch;
 pub mod backward;
 mod baked;
+pub mod cache;
 mod contract;
 mod draft;
 mod error;

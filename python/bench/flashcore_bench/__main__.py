@@ -17,6 +17,8 @@ from ._rows import Rows
 
 #: Suites of features other than even lengths: ``features`` on a CPU, the others on a GPU.
 FEATURES = ("features", "softcap", "sinks", "packed", "documents", "bias")
+#: The suite of several GPUs, under ``torchrun``.
+PARALLEL = "parallel"
 
 _EPILOG = """\
 Times are of one call, in graphs of up to 20 (warm) or one (cold, L2 flushed before). FlashCore's harness launches and
@@ -65,7 +67,7 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command; returns 0 if all contestants raced, 1 if FlashCore failed, 2 if nothing could start."""
     suites = {name: [Problem(*p[0], *p[1:]) for p in problems] for name, problems in _bench.bench_suites()}
-    parser = arguments([*suites, RANDOM, *FEATURES])
+    parser = arguments([*suites, RANDOM, *FEATURES, PARALLEL])
     args = parser.parse_args(argv)
     if args.what == "model":
         _only(args, parser, "model", "seconds", "start", "limit", "evidence", "json")
@@ -76,6 +78,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.what == "first":
         _only(args, parser, "first", "peers", "device", "evidence", "json")
         return _first(args)
+    if PARALLEL in args.suite:
+        return _on_several(args, parser)
     if features := [name for name in args.suite if name in FEATURES]:
         return _of_features(args, parser, features)
     if RANDOM not in args.suite and any(vars(args)[name] != parser.get_default(name) for name in ("seed", "count")):
@@ -123,6 +127,18 @@ def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, feat
         from ._alternating import run
     except ImportError as error:
         print(f"flashcore_bench: the race is held on PyTorch's tensors ({error})", file=sys.stderr)
+        return 2
+    return run(args)
+
+
+def _on_several(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    if args.suite != [PARALLEL] or args.what != "race":
+        parser.error(f"--suite {PARALLEL} goes with race, and with no other suite")
+    _only(args, parser, f"--suite {PARALLEL}", "seconds", "start", "limit", "evidence", "json", also=("suite",))
+    try:
+        from ._parallel import run
+    except ImportError as error:
+        print(f"flashcore_bench: the ranks are processes of PyTorch ({error})", file=sys.stderr)
         return 2
     return run(args)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -158,6 +159,8 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
         "current_stream": lambda device=None: stream,
         "default_stream": lambda device=None: stream,
         "set_stream": _answer(None),
+        "_exchange_device": _answer(0),
+        "_maybe_exchange_device": _answer(0),
         "Stream": _Stream,
         "ExternalStream": type("ExternalStream", (_Stream,), {}),
         "Event": _Event,
@@ -179,6 +182,7 @@ class Patch:
         for name, function in _cuda_functions(torch).items():
             if hasattr(torch.cuda, name):
                 self._set(torch.cuda, name, function)
+        self._inductor()
         self._others()
 
     def undo(self) -> None:
@@ -189,7 +193,18 @@ class Patch:
             else:
                 delattr(owner, name)
         self._undo.clear()
+        self._forget_interface()
         _uninitialised.clear()
+
+    def _forget_interface(self) -> None:
+        """TorchDynamo keeps the functions of ``torch.cuda`` that it finds when it is imported."""
+        module = sys.modules.get("torch._dynamo.device_interface")
+        interface = module.CudaInterface if module else None
+        for name in _cuda_functions(self._torch):
+            kept = name.removeprefix("_") if name.endswith("exchange_device") else name
+            if interface is not None and kept in vars(interface):
+                function = getattr(self._torch.cuda, name)
+                setattr(interface, kept, function if isinstance(function, type) else staticmethod(function))
 
     def _set(self, owner: Any, name: str, value: Any) -> None:
         own = vars(owner)
@@ -215,13 +230,7 @@ class Patch:
         torch = self._torch
         tensor = torch.Tensor
         plain, to = tensor.device, tensor.to
-        cuda = torch.device("cuda", 0)
-
-        def seen_device(self: Any) -> Any:
-            real = plain.__get__(self)
-            return cuda if real.type == "cpu" else real
-
-        self._set(tensor, "device", property(seen_device))
+        self._set(tensor, "device", property(_seen_device(plain.__get__, torch.device("cuda", 0))))
         for name, answer in (("is_cuda", True), ("is_cpu", False)):
             self._set(tensor, name, property(_answer(answer)))
 
@@ -252,6 +261,32 @@ class Patch:
         for name in _METHODS:
             self._set(tensor, name, _with_device(getattr(tensor, name), name in _EMPTY_METHODS))
 
+    def _inductor(self) -> None:
+        """The functions of C++ that code of ``torch.compile`` calls."""
+        torch = self._torch
+        self._set(torch._C, "_cuda_getCurrentRawStream", _answer(0))
+        guards = torch._C._dynamo.guards
+        if hasattr(guards, "_empty_strided_cuda"):
+            empty = torch.empty_strided
+            self._set(guards, "_empty_strided_cuda", lambda shape, strides, dtype: empty(shape, strides, dtype=dtype))
+        self._fake_tensors(torch._subclasses.fake_tensor.FakeTensor)
+        stream = torch.Stream(stream_id=0, device_index=0, device_type=1)
+        for owner in (torch._C._dynamo.utils, sys.modules.get("torch._dynamo.utils")):
+            if hasattr(owner, "get_current_stream"):
+                self._set(owner, "get_current_stream", lambda device: stream)
+        if hasattr(torch, "accelerator") and hasattr(torch.accelerator, "current_stream"):
+            # TorchDynamo compares streams of PyTorch's own type.
+            self._set(torch.accelerator, "current_stream", lambda device=None: stream)
+
+    def _fake_tensors(self, fake: Any) -> None:
+        """Tensors without memory that ``torch.compile`` traces, too: CPU tensors for C++, ``cuda`` for Python."""
+        tensor = self._torch.Tensor
+        for owner, name in ((fake, "__new__"), (tensor, "_make_wrapper_subclass")):
+            self._set(owner, name, staticmethod(_devices_on_cpu(getattr(owner, name))))
+        plain = fake.device
+        # C++ reads `fake_device`.
+        self._set(fake, "device", property(_seen_device(plain.fget, self._torch.device("cuda", 0)), plain.fset))
+
     def _others(self) -> None:
         torch = self._torch
         if torch.version.cuda is None:
@@ -278,11 +313,31 @@ class Patch:
                 ("current_accelerator", lambda check_available=False: torch.device("cuda")),
                 ("device_count", lambda: 1),
                 ("current_device_index", lambda: 0),
-                ("current_stream", lambda device=None: _Stream()),
                 ("synchronize", lambda *_: None),
             ):
                 if hasattr(torch.accelerator, name):
                     self._set(torch.accelerator, name, value)
+
+
+def _seen_device(plain: Any, cuda: Any) -> Callable[[Any], Any]:
+    """The device that Python sees of a tensor."""
+
+    def seen(tensor: Any) -> Any:
+        real = plain(tensor)
+        return cuda if real.type == "cpu" else real
+
+    return seen
+
+
+def _devices_on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with the CPU in place of each GPU among its arguments."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(_on_cpu(arg) if is_cuda(arg) else arg for arg in args)
+        kwargs = {name: _on_cpu(arg) if is_cuda(arg) else arg for name, arg in kwargs.items()}
+        return function(*args, **kwargs)
+
+    return called
 
 
 def _torch_device(torch: Any, device: Any) -> Any:

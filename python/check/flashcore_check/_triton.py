@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -336,6 +338,22 @@ class Driver:
         return str(ty_to_cpp(kind))
 
 
+class _InductorDriver(Driver):
+    """The driver that Inductor makes before its first kernel runs, when its benchmarks are loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        benchmarking = sys.modules.get("torch._inductor.runtime.benchmarking")
+        if benchmarking is not None:
+            vars(benchmarking.benchmarker)["benchmark"] = lambda fn, *_, **__: benchmark(fn)[0]
+
+
+def _forget_inductor() -> None:
+    benchmarking = sys.modules.get("torch._inductor.runtime.benchmarking")
+    if benchmarking is not None:
+        vars(benchmarking.benchmarker).pop("benchmark", None)
+
+
 def benchmark(kernel_call: Callable[[], Any], quantiles: Any = None, **_: Any) -> list[float]:
     """Tries a configuration of an autotuner without a time: launches it once, or only compiles it."""
     session = current()
@@ -364,6 +382,7 @@ class Patch:
 
         self.note = support(triton)
         self._undo: list[tuple[Any, str, Any]] = []
+        self._undo_items: list[tuple[Any, str, Any]] = []
         driver = triton.runtime.driver
         self._driver, self._active = driver, driver.__dict__.get("_active")
         driver.set_active(Driver())
@@ -375,17 +394,29 @@ class Patch:
                 make_handles(kernel)
             finally:
                 _state.kernel = before
+                # There is no module that a driver could unload later.
+                kernel._module_pid = None
 
         self._set(CompiledKernel, "_init_handles", with_kernel)
         # Triton 3.10 does not fuse products and sums any more. With fusion, lanes that store one sum differ
         # in its last bit, which is a race by the letter.
-        self._fusion = os.environ.get("TRITON_DEFAULT_FP_FUSION")
-        os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "0")
+        if "TRITON_DEFAULT_FP_FUSION" not in os.environ:
+            self._set_item(os.environ, "TRITON_DEFAULT_FP_FUSION", "0")
+        self._patch_inductor()
         self._patch_autotuner(autotuner.Autotuner)
         for name in ("do_bench", "do_bench_cudagraph"):
             self._set(triton.testing, name, do_bench)
         # A benchmark's sizes are those of a GPU, and there is no time to plot.
         self._set(triton.testing.Mark, "run", lambda *_, **__: None)
+
+    def _patch_inductor(self) -> None:
+        """Inductor asks Triton's backend for a driver, and compiles in child processes and by C++."""
+        from triton import backends
+
+        known = backends.backends
+        self._set_item(known, "nvidia", dataclasses.replace(known["nvidia"], driver=_InductorDriver))
+        for name, value in (("TORCHINDUCTOR_COMPILE_THREADS", "1"), ("TORCHINDUCTOR_USE_STATIC_CUDA_LAUNCHER", "0")):
+            self._set_item(os.environ, name, value)
 
     def _patch_autotuner(self, autotuner: Any) -> None:
         prune, bench = autotuner.prune_configs, autotuner._bench
@@ -416,11 +447,17 @@ class Patch:
         self._undo.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
+    def _set_item(self, owner: Any, name: str, value: Any) -> None:
+        before = owner.get(name)
+        self._undo_items.append((owner, name, before))
+        owner[name] = value
+
     def undo(self) -> None:
         """Gives Triton its own driver again. Kernels that were compiled meanwhile are forgotten with it."""
         for owner, name, value in reversed(self._undo):
             setattr(owner, name, value)
+        _forget_inductor()
+        for owner, name, value in reversed(self._undo_items):
+            owner.pop(name) if value is None else owner.update({name: value})
         if hasattr(self._driver, "_active"):
             self._driver._active = self._active
-        if self._fusion is None:
-            os.environ.pop("TRITON_DEFAULT_FP_FUSION", None)

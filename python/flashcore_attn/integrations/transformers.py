@@ -12,7 +12,9 @@ sinks, lengths alone), the call raises an error that names the reason.
 ``transformers`` takes every name with "flash" in it for a variant of the package ``flash-attn``, which it imports or
 replaces, and which has no chunked attention (Llama 4). :func:`register` exempts this name from both. Models that hand
 cumulative lengths to such variants (the vision towers of Qwen) pass them to this one as well. Continuous batching
-(``generate_batch``) also takes the name for such a variant and passes a paged cache, which raises an error.
+(``generate_batch``, ``ContinuousBatchingManager``) also takes the name for such a variant and passes a paged cache:
+prefill and chunks read the keys that the cache gathers, and a batch of decodes appends to the pages and reads them in
+one call.
 """
 
 from __future__ import annotations
@@ -29,11 +31,15 @@ from transformers.masking_utils import sdpa_mask
 from .. import _features, _memory, _torch
 from .._errors import UnsupportedError, invalid
 from .._functional import backend_of
+from .._kvcache import flash_attn_with_kvcache
+from .._varlen import flash_attn_varlen_func
 
 __all__ = ["NAME", "attention", "register"]
 
 #: The value of ``attn_implementation``.
 NAME = "flashcore"
+
+_told: set[str] = set()  # the reasons of warnings
 
 
 def register() -> None:
@@ -46,10 +52,31 @@ def register() -> None:
     # Masks ask this only in order to refuse chunks that are longer than a chunk. Models ask their own copy.
     if _is_flash is not None and masking_utils.is_flash_attention_requested is not _is_flash_mask:
         masking_utils.is_flash_attention_requested = _is_flash_mask
+    if _ensure is not None and _batching.ensure_decode_fast_path_is_available is not _ensure_decode:
+        _batching.ensure_decode_fast_path_is_available = _ensure_decode
 
 
 _adjusted = PreTrainedModel._check_and_adjust_attn_implementation
 _is_flash = getattr(masking_utils, "is_flash_attention_requested", None)
+
+
+try:
+    from transformers.generation.continuous_batching import initialization as _batching
+except ImportError:  # a release without continuous batching
+    _batching = None
+_kinds = getattr(_batching, "group_layers_by_attn_type", None)
+_allocators = getattr(_batching, "ATTN_TYPE_TO_ALLOCATOR", None)
+_ensure = getattr(_batching, "ensure_decode_fast_path_is_available", None)
+
+
+@functools.wraps(_ensure or (lambda config: None))
+def _ensure_decode(config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Lets a batch of decodes have a block table on every device, where all kinds of layers have one."""
+    if getattr(config, "_attn_implementation", None) == NAME and _kinds is not None and _allocators is not None:
+        kinds = _kinds(config)
+        if all(getattr(_allocators.get(kind), "supports_block_table", False) for kind in kinds):
+            return None
+    return None if _ensure is None else _ensure(config, *args, **kwargs)
 
 
 @functools.wraps(_is_flash or (lambda config: False))
@@ -82,6 +109,9 @@ def attention(
     cu_seq_lens_k: torch.Tensor | None = None,
     max_length_q: int | None = None,
     max_length_k: int | None = None,
+    sliding_window: int | None = None,
+    cache: Any = None,
+    block_table: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function that models call, with the arguments of ``AttentionInterface``.
@@ -103,7 +133,10 @@ def attention(
             which rows belong together: beside one the lengths are not read, as by the implementation "sdpa".
         cu_seq_lens_k: the same of ``S``.
         max_length_q: the longest of these sequences, as ``max_length_k``.
-        others: what other implementations take; windows are part of the mask. Paged caches are refused.
+        sliding_window: the keys that a query sees, with its own, in a paged cache; else windows are part of the mask.
+        cache: the paged cache of continuous batching. Lengths of keys are those of each kind of layer then.
+        block_table: the pages of each sequence, if each has one query.
+        others: what other implementations take.
 
     Returns:
         ``(batch, L, heads, head_dim_v)``, and None for the weights.
@@ -111,10 +144,12 @@ def attention(
     reason = _lacks((query, key, value, attention_mask, position_bias, s_aux), dropout)
     if reason is not None:
         lengths_alone = cu_seq_lens_q is not None and attention_mask is None
-        if softcap or s_aux is not None or lengths_alone or not others.keys().isdisjoint(("cache", "block_table")):
+        if softcap or s_aux is not None or lengths_alone or cache is not None or block_table is not None:
             words = 'and "sdpa" does not compute such a call; use attn_implementation="eager"'
             raise UnsupportedError(f"{reason}, {words}")
-        warnings.warn(f'{reason}: attn_implementation="flashcore" leaves such calls to "sdpa"', stacklevel=2)
+        if reason not in _told:
+            _told.add(reason)
+            warnings.warn(f'{reason}: attn_implementation="flashcore" leaves such calls to "sdpa"', stacklevel=2)
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, position_bias, **others
         )
@@ -122,10 +157,13 @@ def attention(
         raise UnsupportedError(
             "output_attentions is not supported: FlashCore does not store the weights; use eager attention"
         )
-    for name in ("cache", "block_table"):
-        if others.get(name) is not None:
-            words = "paged caches are not supported: use another attn_implementation for continuous batching"
-            raise UnsupportedError(f"{name} is given, and {words}", name)
+    if cache is not None:
+        named = {"cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k, "block_table": block_table, **others}
+        keys = (cache, named, cu_seq_lens_q, max_length_q, sliding_window)
+        # A model makes a mask of the new rows alone, which the lengths make superfluous.
+        return _paged(module, (query, key, value), keys, scaling, softcap, s_aux), None
+    if block_table is not None:
+        raise UnsupportedError("block_table is given, and there is no cache beside it", "block_table")
     for name, lengths_of in (("cu_seq_lens_q", cu_seq_lens_q), ("cu_seq_lens_k", cu_seq_lens_k)):
         if isinstance(lengths_of, dict):
             raise UnsupportedError(f"{name} is a dict of lengths by kind of layer; expected one tensor", name)
@@ -161,6 +199,37 @@ def attention(
     terms = (True, -1, 0 if causal else -1, scaling, float(softcap or 0.0))
     out, _ = backend.attend(q, k, v, 1, terms, False, features)
     return out.transpose(1, 2), None
+
+
+def _paged(
+    module: Any,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    keys: tuple[Any, ...],
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Causal attention of packed sequences to a paged cache, ``(1, L, heads, head_dim)``."""
+    cache, lengths, starts, longest, window = keys
+    if not callable(getattr(cache, "update", None)):
+        raise UnsupportedError(f"cache is a {type(cache).__name__}; expected a PagedAttentionCache", "cache")
+    q, k, v = tensors
+    k, v = cache.update(key_states=k, value_states=v, layer_idx=module.layer_idx, kwargs=lengths)
+    q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # (rows, heads, head_dim)
+    options: dict[str, Any] = {
+        "softmax_scale": scaling, "causal": True, "softcap": float(softcap or 0.0), "learnable_sink": sinks,
+        "window_size": (-1 if window is None else window - 1, -1),
+    }  # fmt: skip
+    starts_k = lengths["cu_seq_lens_k"]
+    if lengths["block_table"] is None:
+        out = flash_attn_varlen_func(q, k, v, starts, starts_k, longest, lengths["max_length_k"], **options)
+    else:
+        used = starts_k[1:] - starts_k[:-1] - 1  # before the append
+        out = flash_attn_with_kvcache(
+            q[:, None], lengths["k_cache"], lengths["v_cache"], k[:, None], v[:, None], cache_seqlens=used,
+            block_table=lengths["block_table"], **options,
+        )[:, 0]  # fmt: skip
+    return out[None]
 
 
 def _lacks(tensors: tuple[torch.Tensor | None, ...], dropout: float) -> str | None:

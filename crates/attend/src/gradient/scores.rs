@@ -1,10 +1,11 @@
 //! The gradient of the softmax, from the LSE that the forward pass stored (FlashAttention-2, Algorithm 2,
 //! lines 11 and 14).
 
-use ptx::{Builder, F32, Pointer, Pred, R32, Shared};
+use ptx::{Builder, CmpOp, F32, Pointer, Pred, R32, Shared};
 use tile::AccTile;
 
-use crate::{Coverage, Masker, Softcap};
+use crate::score::ProgramScore;
+use crate::{Coverage, GradientPrograms, Masker, Softcap};
 
 /// From the products S = Q Kᵀ of a tile to its probabilities, and from their gradient dP to dS. The tile has
 /// queries along its rows and keys along its columns, or the reverse.
@@ -14,6 +15,11 @@ pub struct ScoreGradient<'a> {
     pub softcap: Option<&'a Softcap>,
     /// The inverse of [`Softcap::cap`], if that factor is in the scores.
     pub inverse_cap: Option<F32>,
+    /// The score and mask programs, if there are any.
+    pub programs: Option<&'a GradientPrograms<'a>>,
+    /// Whether the result is the gradient of an element of a table: without the slope of the softcap, and 0
+    /// where a score is hidden, whatever the tensors have there.
+    pub of_table: bool,
     /// Hides probabilities; made by [`Masker::of_probabilities`].
     pub mask: &'a Masker,
     /// The factor of the scores in the exponent.
@@ -46,23 +52,34 @@ impl QueryNumbers {
 
 impl ScoreGradient<'_> {
     /// P = exp2(S·c − L·log2 e), 0 where a row does not see a key. Without a softcap, P takes the registers
-    /// of S; with a softcap, S becomes the tangent t.
+    /// of S; with a softcap, S becomes the tangent t. If a program scales gradients, S becomes the factor.
     ///
     /// `minus_log_sums` has −L·log2 e of each query row, and −∞ for a row without keys. `partial` says
     /// whether the mask hides some element of the tile, whose columns begin at `origin`; `None` if it hides
-    /// none.
+    /// none. `head` is the query head of the tile, for programs of blocks that have their own.
     pub fn probabilities(
         &self,
         k: &mut Builder,
         s: &AccTile,
         minus_log_sums: &QueryNumbers,
-        (origin, partial): (R32, Option<Pred>),
+        (origin, partial, head): (R32, Option<Pred>, Option<R32>),
     ) -> AccTile {
         if let Some(softcap) = self.softcap {
             softcap.apply(k, s);
         }
-        let p =
-            if self.is_capped() { AccTile::unset(k, 16 * s.m_tiles(), 8 * s.n_tiles()) } else { s.clone() };
+        let p = if self.keeps_s() { AccTile::unset(k, 16 * s.m_tiles(), 8 * s.n_tiles()) } else { s.clone() };
+        match self.programs {
+            None => self.run_none(k, (s, &p), minus_log_sums),
+            Some(programs) => self.run_programs(k, (programs, s, &p), minus_log_sums, (origin, head)),
+        }
+        if let Some(partial) = partial {
+            k.if_(partial, |k| self.mask.apply(k, &p, origin, Coverage::Partial));
+        }
+        p
+    }
+
+    /// The probabilities of a tile without programs.
+    fn run_none(&self, k: &mut Builder, (s, p): (&AccTile, &AccTile), minus_log_sums: &QueryNumbers) {
         for n in 0..s.n_tiles() {
             for (m, numbers) in (0..).zip(minus_log_sums.of_tiles(k, n, s.m_tiles())) {
                 for ((p, s), minus_log_sum) in p.tile(m, n).into_iter().zip(s.tile(m, n)).zip(numbers) {
@@ -71,13 +88,47 @@ impl ScoreGradient<'_> {
                 }
             }
         }
-        if let Some(partial) = partial {
-            k.if_(partial, |k| self.mask.apply(k, &p, origin, Coverage::Partial));
-        }
-        p
     }
 
-    /// dS = P ∘ (dP − D), times the slope 1 − t² of the softcap, in the registers of dP. `minus_deltas` has
+    /// The probabilities of logits that programs compute, and in S the factor on their gradients.
+    fn run_programs(
+        &self,
+        k: &mut Builder,
+        (programs, s, p): (&GradientPrograms<'_>, &AccTile, &AccTile),
+        minus_log_sums: &QueryNumbers,
+        block: (R32, Option<R32>),
+    ) {
+        let rows = |tile: &AccTile| -> Vec<Vec<F32>> {
+            (0..tile.lane_rows()).map(|i| tile.row(i).collect()).collect()
+        };
+        let (scores, probabilities) = (rows(s), rows(p));
+        let mut numbers = Vec::new();
+        programs.each(k, s, block, |k, [row, column], of_score: ProgramScore| {
+            if row == 0 && column % 2 == 0 {
+                numbers = minus_log_sums.of_tiles(k, column as u32 / 2, s.m_tiles());
+            }
+            let minus_log_sum = numbers[row / 2][row % 2 * 2 + column % 2];
+            let (s, p) = (scores[row][column], probabilities[row][column]);
+            k.mad_to(p, of_score.logit.unwrap_or(s), self.factor, minus_log_sum);
+            k.ex2_to(p, p);
+            if let Some(sees) = of_score.sees {
+                k.selp_to(p, p, 0.0, sees);
+            }
+            if self.keeps_s() {
+                let slope: F32 = match of_score.slope {
+                    Some(slope) => k.mov(slope),
+                    None => k.mov(1.0),
+                };
+                if self.is_capped() {
+                    self.slope(k, slope, s);
+                }
+                k.mov_to(s, slope);
+            }
+        });
+    }
+
+    /// dS = P ∘ (dP − D), times the slope 1 − t² of the softcap and the factor of a program, in the registers of
+    /// dP. `minus_deltas` has
     /// −D of each query row.
     pub fn scores(
         &self,
@@ -93,16 +144,28 @@ impl ScoreGradient<'_> {
                 for (((ds, p), t), minus_delta) in elements {
                     k.add_to(ds, ds, minus_delta);
                     k.mul_to(ds, ds, p);
-                    if self.is_capped() {
-                        self.slope(k, ds, t);
+                    match self.programs {
+                        Some(_) if self.keeps_s() => k.mul_to(ds, ds, t),
+                        None if self.is_capped() => self.slope(k, ds, t),
+                        _ => {}
+                    }
+                    // The factor of a hidden score may be infinite or NaN.
+                    if self.of_table || self.programs.is_some_and(GradientPrograms::has_slope) {
+                        let hidden = k.setp_f(CmpOp::Eq, p, 0.0f32);
+                        k.selp_to(ds, 0.0, ds, hidden);
                     }
                 }
             }
         }
     }
 
+    /// Whether S keeps its registers beside P: for the tangent, or the factor on the gradients.
+    fn keeps_s(&self) -> bool {
+        self.is_capped() || self.programs.is_some_and(GradientPrograms::has_slope)
+    }
+
     fn is_capped(&self) -> bool {
-        self.softcap.is_some_and(|softcap| softcap.tanh.is_some())
+        !self.of_table && self.softcap.is_some_and(|softcap| softcap.tanh.is_some())
     }
 
     /// ds = ds · (1 − t²).

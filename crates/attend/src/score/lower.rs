@@ -113,6 +113,10 @@ pub struct ProgramCode {
     pub(super) score: Option<Id>,
     /// The node of the mask program's result.
     pub(super) mask: Option<Id>,
+    /// The node of the factor on the gradient of the logit, in the backward pass; `None` for a factor of 1.
+    pub(super) slope: Option<Id>,
+    /// Whether the rows of a tile are keys and its columns queries.
+    pub(super) transposed: bool,
     /// Whether the values of a node are integers that never leave 32 bits.
     fits: Vec<bool>,
     /// Whether a node is the dividend of a division by a constant and never negative.
@@ -234,18 +238,37 @@ impl ProgramCode {
     /// The code of a problem's programs. `packed` says whether the rows of a tile belong to several heads.
     pub fn new(problem: &Problem, packed: bool) -> ProgramCode {
         let Programs { score, mask, .. } = &problem.programs;
-        ProgramCode::of([score.as_ref(), mask.as_ref()], problem, packed)
+        ProgramCode::of([score.as_ref(), mask.as_ref(), None], problem, packed)
+    }
+
+    /// The code of a problem's programs in the backward pass, with a factor on the gradient of the logit.
+    pub fn of_gradient(problem: &Problem, factor: Option<&Program>) -> ProgramCode {
+        let Programs { score, mask, .. } = &problem.programs;
+        ProgramCode::of([score.as_ref(), mask.as_ref(), factor], problem, false)
+    }
+
+    /// The code for tiles whose rows are keys and whose columns are queries.
+    #[must_use]
+    pub fn transposed(&self) -> ProgramCode {
+        let swapped = |place: &ValuePlace| match place {
+            ValuePlace::Row => ValuePlace::Column,
+            ValuePlace::Column => ValuePlace::Row,
+            other => *other,
+        };
+        let places = self.places.iter().map(swapped).collect();
+        ProgramCode { places, transposed: !self.transposed, ..self.clone() }
     }
 
     /// The code of the mask program alone.
     pub fn of_mask(problem: &Problem, packed: bool) -> ProgramCode {
-        ProgramCode::of([None, problem.programs.mask.as_ref()], problem, packed)
+        ProgramCode::of([None, problem.programs.mask.as_ref(), None], problem, packed)
     }
 
-    fn of(programs: [Option<&Program>; 2], problem: &Problem, packed: bool) -> ProgramCode {
+    fn of(programs: [Option<&Program>; 3], problem: &Problem, packed: bool) -> ProgramCode {
         let code = ProgramCode { packed, ..ProgramCode::default() };
         let mut lowering = Lowering { code, ranges: Vec::new(), known: HashMap::new() };
-        let [score, mask] = programs.map(|program| program.map(|program| lowering.add(program, problem)));
+        let [score, mask, slope] =
+            programs.map(|program| program.map(|program| lowering.add(program, problem)));
         let Lowering { code, ranges, .. } = lowering;
         let mut natural = vec![false; code.nodes.len()];
         for node in &code.nodes {
@@ -255,7 +278,7 @@ impl ProgramCode {
                 natural[dividend] = ranges[dividend].is_some_and(|range| range.low >= 0);
             }
         }
-        ProgramCode { score, mask, natural, ..code }
+        ProgramCode { score, mask, slope, natural, ..code }
     }
 
     /// Whether a program reads an input.
@@ -273,7 +296,7 @@ impl ProgramCode {
         let is_of_rows = |&id: &Id| self.places[id] <= ValuePlace::Row;
         let of_blocks = self.needed().into_iter().filter(|id| !is_of_rows(id));
         let read = of_blocks.flat_map(|id| self.nodes[id].reads());
-        let mut found: Vec<Id> = read.chain(self.score).chain(self.mask).filter(is_of_rows).collect();
+        let mut found: Vec<Id> = read.chain(self.results()).filter(is_of_rows).collect();
         found.sort_unstable();
         found.dedup();
         found
@@ -286,9 +309,14 @@ impl ProgramCode {
         found
     }
 
+    /// The nodes of the results.
+    fn results(&self) -> impl Iterator<Item = Id> {
+        self.score.into_iter().chain(self.mask).chain(self.slope)
+    }
+
     /// The nodes on which the results depend.
     fn needed(&self) -> Vec<Id> {
-        self.needed_by(self.score.into_iter().chain(self.mask))
+        self.needed_by(self.results())
     }
 
     /// The nodes on which these nodes depend, with these nodes.

@@ -5,6 +5,7 @@ mod ahead;
 mod bounds;
 mod coverage;
 mod emit;
+mod gradient;
 mod lower;
 mod program;
 mod softcap;
@@ -12,6 +13,8 @@ mod staged;
 mod words;
 
 pub use coverage::TileMask;
+pub use gradient::GradientPrograms;
+pub(crate) use gradient::ProgramScore;
 pub use lower::{ProgramCode, TileRead};
 pub use program::{Elements, ProgramParams, RowPrograms, ScorePrograms, StagedParams, TableParams, half_of};
 pub use softcap::{Softcap, Tanh};

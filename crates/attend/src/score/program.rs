@@ -88,7 +88,7 @@ pub struct RowPrograms<'a> {
     /// The lane's first column in a block.
     pub(super) column: R32,
     /// The last key, or 0 if there is none.
-    last_key: R32,
+    pub(super) last_key: R32,
     pub(super) once: Memo,
     pub(super) of_rows: Vec<Memo>,
     /// Elements of the next block.
@@ -341,14 +341,16 @@ pub(super) struct Scope<'a> {
     rows: &'a RowRange,
     pub head: Option<R32>,
     pub batch: Option<R32>,
+    /// The row's query, or its key in a transposed tile.
     pub query: Option<R32>,
-    /// The key of the lane's first column, and whether all keys of the block exist.
+    /// The key, or the query in a transposed tile, of the lane's first column, and whether all positions of the
+    /// block exist.
     pub first_key: Option<(R32, Coverage)>,
     pub last_key: Option<R32>,
     /// Offset of the column from the lane's first column.
     pub offset: u32,
     /// The register of the score.
-    score: Option<F32>,
+    pub score: Option<F32>,
     pub once: Memo,
     pub row: Memo,
     pub column: Memo,
@@ -480,15 +482,22 @@ impl<'a> Scope<'a> {
     }
 
     fn input(&self, k: &mut Builder, input: Input) -> Value {
-        let params = &self.programs.params;
+        let programs = self.programs;
+        let params = &programs.params;
+        let (of_rows, of_columns) = match programs.code.transposed {
+            false => (self.rows.seq_q, self.rows.seq_kv),
+            true => (self.rows.seq_kv, self.rows.seq_q),
+        };
         match input {
             Input::Score => Value::Float(k.mul(self.score.expect(KNOWN), params.factor)),
+            Input::Query if programs.code.transposed => Value::Int(self.key(k)),
             Input::Query => Value::Int(self.query.expect(KNOWN)),
+            Input::Key if programs.code.transposed => Value::Int(self.query.expect(KNOWN)),
             Input::Key => Value::Int(self.key(k)),
             Input::Batch => Value::Int(self.batch.expect(KNOWN)),
             Input::Head => Value::Int(self.head.expect(KNOWN)),
-            Input::QueryLength => Value::Int(self.rows.seq_q),
-            Input::KeyLength => Value::Int(self.rows.seq_kv),
+            Input::QueryLength => Value::Int(of_rows),
+            Input::KeyLength => Value::Int(of_columns),
             Input::FloatParameter(i) => Value::Float(params.floats[i as usize].expect("declared")),
             Input::IntParameter(i) => Value::Int(params.ints[i as usize].expect("declared")),
         }

@@ -58,7 +58,16 @@ pub(super) fn note_determinism(
             );
             let (kind, line) = (HazardKind::Nondeterministic, atomic.line);
             let (other_line, threads, place) = (None, Vec::new(), None);
-            check.add_hazards(vec![Hazard { kind, line, other_line, threads, place, message, count: 1 }]);
+            check.add_hazards(vec![Hazard {
+                kind,
+                line,
+                other_line,
+                threads,
+                place,
+                message,
+                count: 1,
+                allowed: false,
+            }]);
             return Ok(());
         }
     }

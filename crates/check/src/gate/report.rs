@@ -199,7 +199,7 @@ impl CheckReport {
             if self.hazards.iter().chain(&self.notes).any(known) {
                 continue;
             }
-            if hazard.kind.fails() {
+            if hazard.fails() {
                 self.fail(hazard.to_string());
                 self.hazards.push(hazard);
             } else {

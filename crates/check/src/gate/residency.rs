@@ -61,6 +61,7 @@ fn endless(kernel: &Kernel, line: u32) -> Hazard {
         place: None,
         message: String::new(),
         count: 1,
+        allowed: false,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use emu::{Buffer, Checks, Counters, EmuError, HazardKind, Options, Placement, Report, Schedule};
+use emu::{Allowed, Buffer, Checks, Counters, EmuError, HazardKind, Options, Placement, Report, Schedule};
 use judge::inputs::Style;
 use problem::Problem;
 use ptx::{BarKind, Kernel, Launch, Op, Space};
@@ -44,6 +44,8 @@ pub struct Settings {
     pub placement: Placement,
     /// Whether shuffles and other warp collectives count as ordering memory.
     pub collectives_order: bool,
+    /// Findings that fail no check.
+    pub allowed: Allowed,
     /// Whether a kernel whose accesses race is run again with equal inputs, to see if its outputs differ.
     pub repeat_races: bool,
     /// The time for all runs together; `None` means no limit. A check with a budget runs CTAs that represent
@@ -72,6 +74,7 @@ impl Settings {
             lagging: true,
             placement: Placement::Ptxas,
             collectives_order: false,
+            allowed: Allowed::default(),
             repeat_races: false,
             budget: None,
             checks: Checks::ALL,
@@ -125,6 +128,7 @@ impl Settings {
             grid_limit: self.grid_limit,
             placement: self.placement,
             collectives_order: self.collectives_order,
+            allowed: self.allowed.clone(),
             checks: self.checks,
             stopwatch: Some(watch.stopwatch()),
             ..Options::default()

@@ -110,7 +110,7 @@ impl Sampler {
         while !batch.is_empty() {
             let before = Instant::now();
             let report = self.run(bound, &mut buffers, options, &batch)?;
-            if report.hazards.iter().any(|hazard| hazard.kind.fails()) {
+            if report.hazards.iter().any(|hazard| hazard.fails()) {
                 self.order = batch.into_iter().map(|cluster| (Choice::Spread, cluster)).collect();
                 self.hazard = true;
                 return Ok(());

@@ -26,7 +26,7 @@ pub(super) fn run_steps(
             let launch = format!(" (launch {number} of {count}, {})", ptx::quote::cut(&kernel.entry));
             report.hazards.iter_mut().for_each(|hazard| hazard.message += &launch);
         }
-        let failed = report.hazards.iter().any(|hazard| hazard.kind.fails());
+        let failed = report.hazards.iter().any(|hazard| hazard.fails());
         reports.push(report);
         if failed {
             break;

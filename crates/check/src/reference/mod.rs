@@ -174,7 +174,7 @@ impl Reference {
         };
         let report = emu::run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
             .map_err(|error| fail(error.to_string()))?;
-        if let Some(hazard) = report.hazards.iter().find(|hazard| hazard.kind.fails()) {
+        if let Some(hazard) = report.hazards.iter().find(|hazard| hazard.fails()) {
             return Err(fail(hazard.to_string()));
         }
         let output = &buffers[self.output];

@@ -1,6 +1,7 @@
 //! Tests of the crate's public interface, in one program.
 
 mod ahead;
+mod allowed;
 mod bands;
 mod blind_spots;
 mod budget;
@@ -12,6 +13,7 @@ mod draws;
 mod factors;
 mod fp8;
 mod gate;
+mod gradients;
 mod launches;
 mod lengths;
 mod lists;

@@ -86,6 +86,40 @@ fn a_launch_can_be_stated_by_options() {
     assert_told(&wrong, 3, &["invalid value 'y:f33:100' for --arg: expected a type of elements"]);
 }
 
+/// Each CTA stores its number to all of `y`.
+#[test]
+fn comments_allow_findings() {
+    let folder = Folder::new("allowed");
+    let args = [
+        "--grid",
+        "4",
+        "--block",
+        "32",
+        "--arg",
+        "x:f32:32=random",
+        "--arg",
+        "y:f32:32",
+        "--arg",
+        "n:i32=99",
+    ];
+    let check = |comment: &str| {
+        let racy = PTX
+            .replace("mad.lo.u32 %r4, %r2, %r3, %r1;", "mov.u32 %r4, %r1;")
+            .replace("add.f32 %f1, %f1, %f1;", "cvt.rn.f32.u32 %f1, %r2;")
+            .replace("[%rd5], %f1;", &format!("[%rd5], %f1; {comment}"));
+        let ptx = folder.write("twice.ptx", &racy);
+        folder.run(&[&["check", &ptx], &args[..]].concat())
+    };
+    assert_told(&check(""), 1, &["1. race at line 26"]);
+    let allowed = check("// flashcore: allow race because any result will do");
+    assert_told(&allowed, 0, &["note: race at line 26", "PTX:26 allows it because any result will do"]);
+    assert_told(
+        &check("// flashcore: allow race"),
+        3,
+        &["flashcore: PTX:26: invalid comment `flashcore: allow race`: "],
+    );
+}
+
 #[test]
 fn a_suggestion_can_be_edited_and_checked() {
     let folder = Folder::new("suggest");

@@ -54,9 +54,7 @@ impl Decoder<'_> {
     /// pointer.
     fn symbol_address(&mut self, out: &mut Inst, name: &str, offset: i64) -> Result<()> {
         if let Some(at) = self.layout.frames[self.current].offset_of(name) {
-            if out.d[0].class == Class::W32 {
-                return self.unsupported("32-bit addresses of local variables");
-            }
+            // Local memory is small, so that the lower half is the whole address.
             out.op = Op::Binary(BinaryOp::Add, Type::U64, ptx::FloatMods::NONE);
             out.s[0] = self.frame_pointer;
             out.s[1] = self.constant(Class::W64, u64::from(at).wrapping_add_signed(offset))?;

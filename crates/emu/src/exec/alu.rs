@@ -73,7 +73,7 @@ fn map2_wide(r: &mut Registers, inst: &Inst, mask: u32, f: impl Fn(u64, u64) -> 
     for lane in 0..32 {
         d[lane] = f(a[lane], b[lane]);
     }
-    r.set64(inst.d[0], mask, &d);
+    r.set_any(inst.d[0], mask, &d);
 }
 
 /// Applies a register-wide operation to copies of the sources.

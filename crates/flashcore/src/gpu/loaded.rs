@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use driver::{Context, DriverError, Expect, Function};
+use kernels::cache::CacheCode;
 use kernels::quantize::QuantizationCode;
 use kernels::{Baked, KernelError, Plan, Program};
 
@@ -24,6 +25,7 @@ pub(super) struct Key {
 pub(super) enum Code {
     Attention(Box<(Baked, Plan)>),
     Quantization(QuantizationCode),
+    Cache(CacheCode),
 }
 
 /// The loaded kernels of a program, which passed admission, in launch order.

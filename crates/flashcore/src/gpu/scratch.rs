@@ -42,6 +42,8 @@ pub(super) enum Purpose {
     /// Data that CTAs exchange within a launch, or that one launch of a program leaves for the next; its
     /// content before the first launch is arbitrary.
     Scratch,
+    /// Data that one program leaves for the next one of a call, whose scratch lies elsewhere.
+    Results,
 }
 
 /// The memory of its own that a program needs, one allocation for each purpose.
@@ -72,7 +74,7 @@ impl Purpose {
         match kind {
             BufferKind::Counter => Some(Purpose::Counter),
             BufferKind::Scratch | BufferKind::Temporary(_) => Some(Purpose::Scratch),
-            BufferKind::Operand(_) | BufferKind::Codes(_) => None,
+            BufferKind::Operand(_) | BufferKind::Codes(_) | BufferKind::Array(_) => None,
         }
     }
 
@@ -82,7 +84,7 @@ impl Purpose {
     fn place(self, bytes: usize) -> usize {
         match self {
             Purpose::Counter => bytes.max(SECTOR).next_power_of_two(),
-            Purpose::Scratch => {
+            Purpose::Scratch | Purpose::Results => {
                 let power = bytes.max(MIB).next_power_of_two();
                 let less = power / 4 * 3;
                 if less >= bytes.max(MIB) { less } else { power }
@@ -262,7 +264,7 @@ impl OwnMemory {
     /// Takes a place that no queue has.
     fn take(&self, state: &mut State) -> Result<Arc<Place>, DriverError> {
         self.collect(state);
-        if self.purpose == Purpose::Scratch {
+        if self.purpose != Purpose::Counter {
             // One spare place is enough for the next queue.
             state.free.truncate(1);
         }
@@ -288,7 +290,7 @@ impl OwnMemory {
     fn trim(&self) -> Result<(), DriverError> {
         let mut state = locked(&self.state);
         self.collect(&mut state);
-        if self.purpose == Purpose::Scratch {
+        if self.purpose != Purpose::Counter {
             state.streams.retain(|_, held| !held.is_done());
             state.free.clear();
         }
@@ -303,7 +305,7 @@ impl OwnMemory {
                 let place = |i| Place::new(Memory::Counter { slab: slab.clone(), offset: i * bytes, bytes });
                 free.extend((0..COUNTERS).rev().map(place));
             }
-            Purpose::Scratch => {
+            Purpose::Scratch | Purpose::Results => {
                 let Source { pool, stream } = &*self.source;
                 free.push(Place::new(Memory::Scratch(pool.allocate_now(stream, bytes)?)));
             }
@@ -348,7 +350,7 @@ impl Lease<'_> {
 
     /// Keeps every other program off the place's scratch while the guard lives.
     pub(super) fn turn(&self) -> Option<MutexGuard<'_, ()>> {
-        (self.own.purpose == Purpose::Scratch).then(|| locked(&self.place.turn))
+        (self.own.purpose != Purpose::Counter).then(|| locked(&self.place.turn))
     }
 
     /// To be called after the launches were enqueued: records the event.

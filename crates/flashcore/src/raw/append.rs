@@ -1,14 +1,17 @@
-//! Keys and values that a call appends to its cache, and rotary embedding, in host memory.
+//! Keys and values that a call appends to its cache, and rotary embedding: the check, and the append in host
+//! memory.
 
+use cpu::Executor;
 use half::{bf16, f16};
 use problem::{
-    DType, Element, ElementType, Elements, KeyPlaces, Layout, LengthArray, Operand, OperandMap, Operands,
-    Problem, ProblemError, Span,
+    DType, Element, Elements, KeyPlaces, Layout, LengthArray, Operand, OperandMap, Operands, Problem,
+    ProblemError, Span,
 };
 
+use super::rotary::{Rotary, address, check_integers, check_rows, check_shape, place, refused};
+use super::rows::{NewRow, RowWrite};
 use super::{Tensor, View};
 use crate::AttentionError;
-use crate::cache::rotate;
 
 /// Keys and values that a call appends to its cache before attention.
 ///
@@ -27,60 +30,12 @@ pub struct Append {
     pub rotary: Option<Rotary>,
 }
 
-/// Rotary position embedding. New key `i` is rotated by row `position + i` of the tables, where `position` is
-/// the cache's length before the append. Query `i` is rotated by row `position + i` if the band hides keys,
-/// and else all queries by row `position`, as in FlashAttention. Q is not changed in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rotary {
-    /// Cosines, `[position, rotary_dim / 2]`, with any row stride. Other dims of a row are not rotated.
-    pub cos: Tensor,
-    /// Sines, of the cosines' type and shape.
-    pub sin: Tensor,
-    /// Whether dims `2 i` and `2 i + 1` form a pair. Else `i` and `i + rotary_dim / 2` do.
-    pub interleaved: bool,
-    /// `rotary_seqlens`, `[batch]`: the positions, in place of the cache's lengths.
-    pub positions: Option<Tensor>,
-}
-
 /// An append that fits its problem, with the operands of the call that it reads and writes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Appending {
     append: Append,
     /// Q, K and V.
     tensors: [Tensor; 3],
-}
-
-fn refused(argument: &'static str, what: &'static str, value: String, expected: String) -> AttentionError {
-    AttentionError::Operand { argument, what, value, expected }
-}
-
-fn check_shape(argument: &'static str, view: &View, expected: &[usize]) -> Result<(), AttentionError> {
-    if view.shape() == expected {
-        return Ok(());
-    }
-    Err(refused(argument, "shape", format!("{:?}", view.shape()), format!("{expected:?}")))
-}
-
-fn check_rows(argument: &'static str, tensor: &Tensor, dtype: ElementType) -> Result<(), AttentionError> {
-    let Tensor { address, view } = tensor;
-    if view.dtype != dtype {
-        let (dtype, expected) = (view.dtype.name(), dtype.name());
-        return Err(ProblemError::OperandType { argument, dtype, expected }.into());
-    }
-    let stride = view.strides().last().copied().unwrap_or(1);
-    if stride != 1 && view.shape().last() > Some(&1) && view.elements() > 0 {
-        return Err(AttentionError::Strided { tensor: argument, stride });
-    }
-    let (accepted, address) = (dtype.bytes() as u64, *address);
-    if view.elements() > 0 && (address == 0 || !address.is_multiple_of(accepted)) {
-        return Err(AttentionError::HostAddress { tensor: argument, address, accepted });
-    }
-    Ok(())
-}
-
-fn check_integers(argument: &'static str, tensor: &Tensor, expected: usize) -> Result<(), AttentionError> {
-    check_rows(argument, tensor, ElementType::I32)?;
-    check_shape(argument, &tensor.view, &[expected])
 }
 
 impl Append {
@@ -127,31 +82,6 @@ impl Append {
     }
 }
 
-impl Rotary {
-    fn check(&self, problem: &Problem) -> Result<(), AttentionError> {
-        let view = self.cos.view;
-        let &[positions, half] = view.shape() else {
-            let value = view.dimensions.to_string();
-            let expected = "2: position, rotary_dim / 2".to_owned();
-            return Err(refused("rotary_cos", "number of dimensions", value, expected));
-        };
-        if half == 0 || 2 * half > problem.head_dim {
-            let expected = format!("1 to {}, half of head_dim", problem.head_dim / 2);
-            return Err(refused("rotary_cos", "number of columns", half.to_string(), expected));
-        }
-        if !matches!(view.dtype, ElementType::F16 | ElementType::Bf16 | ElementType::F32) {
-            let expected = "f16, bf16 or f32".to_owned();
-            return Err(refused("rotary_cos", "element type", view.dtype.to_string(), expected));
-        }
-        for (argument, table) in [("rotary_cos", &self.cos), ("rotary_sin", &self.sin)] {
-            check_rows(argument, table, view.dtype)?;
-            check_shape(argument, &table.view, &[positions, half])?;
-        }
-        let offsets = self.positions.as_ref();
-        offsets.map_or(Ok(()), |offsets| check_integers("rotary_seqlens", offsets, problem.batch))
-    }
-}
-
 /// Q after the rotation: dense rows `[batch, row, head, dim]`.
 pub(super) struct Rotated {
     /// Memory that is aligned for every element type.
@@ -167,9 +97,19 @@ impl Rotated {
 }
 
 impl Appending {
+    /// The append, and Q, K and V of the call.
+    pub(super) fn parts(&self) -> (&Append, &[Tensor; 3]) {
+        (&self.append, &self.tensors)
+    }
+
+    /// Whether the call's attention reads rotated queries.
+    pub(super) fn rotates(&self) -> bool {
+        self.append.rotary.is_some()
+    }
+
     /// Gives the problem the strides of the rotated queries, if the append rotates them.
     pub(super) fn prepared(&self, problem: Problem) -> Problem {
-        if self.append.rotary.is_none() {
+        if !self.rotates() {
             return problem;
         }
         let [_, heads, rows, dim] = problem.extents(problem::Tensor::Q);
@@ -183,6 +123,7 @@ impl Appending {
     /// As [`super::Ready::enqueue`]: of the operands, and of the tensors of the append.
     pub(super) unsafe fn run<'a>(
         &self,
+        executor: Option<&dyn Executor>,
         problem: &Problem,
         inputs: Operands<'a>,
         used: &'a mut [i32],
@@ -200,15 +141,18 @@ impl Appending {
         let offsets = positions.as_deref().unwrap_or(&before);
         let sequences: Vec<Span> = problem.sequences(&inputs)?.iter().map(|both| both.q).collect();
         self.check_positions(problem, offsets, [&spans, &sequences])?;
-        let places = KeyPlaces::of(problem, &inputs);
+        let rows = self.placed(&before, offsets, &spans, KeyPlaces::of(problem, &inputs));
+        let Append { keys, values, rotary, .. } = &self.append;
+        let [_, key_cache, value_cache] = &self.tensors;
+        let (new, caches) = ([keys, values], [key_cache, value_cache]);
+        // SAFETY: this function's own contract; the places are those of rows of the tensors, and
+        // `check_positions` has found the positions in the tables.
+        unsafe { RowWrite { new, caches, rotary: rotary.as_ref(), factors: None }.run(executor, &rows) };
         macro_rules! run {
             ($($dtype:pat => $element:ty),*) => {
                 match problem.dtypes.k {
                     // SAFETY: this function's own contract; the type is that of the tensors.
-                    $($dtype => unsafe {
-                        self.write::<$element>(&before, offsets, &spans, places);
-                        self.rotated::<$element>(problem, offsets, &sequences)
-                    },)*
+                    $($dtype => unsafe { self.rotated::<$element>(problem, offsets, &sequences) },)*
                     DType::E4m3 | DType::E5m2 => None, // refused by `checked`
                 }
             };
@@ -263,42 +207,17 @@ impl Appending {
         Ok(())
     }
 
-    /// Writes the new rows into the cache.
-    ///
-    /// # Safety
-    /// As [`Appending::run`], for elements of type `T`.
-    unsafe fn write<T: Element>(
-        &self,
-        before: &[i32],
-        offsets: &[i32],
-        spans: &[Span],
-        places: KeyPlaces<'_>,
-    ) {
-        let Append { keys, values, rotary, .. } = &self.append;
-        let [_, key_cache, value_cache] = &self.tensors;
-        let heads = keys.view.shape[1];
-        let mut angles = Vec::new();
-        for (batch, span) in spans.iter().enumerate() {
-            for row in 0..span.len {
-                let (page, to) = places.place(batch, before[batch] as usize + row);
-                let from = span.start + row;
-                if let Some(rotary) = rotary {
-                    // SAFETY: `check_positions` has found the row in the tables.
-                    unsafe { rotary.angles(offsets[batch] as usize + row, &mut angles) };
-                }
-                for head in 0..heads {
-                    // SAFETY: the places are those of rows of the tensors.
-                    unsafe {
-                        let mut key = copied::<T>(keys, [span.batch, head, from]);
-                        if let Some(rotary) = rotary {
-                            rotary.rotate(&mut key, &angles);
-                        }
-                        store(key_cache, [page, head, to], &key);
-                        store(value_cache, [page, head, to], &copied::<T>(values, [span.batch, head, from]));
-                    }
-                }
-            }
-        }
+    /// The new rows and their places in the cache.
+    fn placed(&self, before: &[i32], offsets: &[i32], spans: &[Span], places: KeyPlaces<'_>) -> Vec<NewRow> {
+        let of_sequence = |(sequence, span): (usize, &Span)| {
+            let (entry, start) = (span.batch, span.start);
+            (0..span.len).map(move |row| {
+                let (page, to) = places.place(sequence, before[sequence] as usize + row);
+                let position = offsets[sequence] as usize + row;
+                NewRow { from: [entry, start + row], to: [page, to], sequence, position }
+            })
+        };
+        spans.iter().enumerate().flat_map(of_sequence).collect()
     }
 
     /// The rotated queries; rows of no sequence are zeros.
@@ -343,7 +262,7 @@ impl Appending {
 }
 
 /// Whether the band hides keys: then each query has a position of its own.
-fn is_local(problem: &Problem) -> bool {
+pub(super) fn is_local(problem: &Problem) -> bool {
     problem.band.before.is_some() || problem.band.after.is_some()
 }
 
@@ -368,33 +287,6 @@ fn lengthen(problem: &Problem, used: &mut [i32], spans: &[Span]) -> Result<(), A
     Ok(())
 }
 
-impl Rotary {
-    /// The cosines and then the sines of a position, in f32.
-    ///
-    /// # Safety
-    /// The tables have the position.
-    unsafe fn angles(&self, position: usize, to: &mut Vec<f32>) {
-        to.clear();
-        for table in [&self.cos, &self.sin] {
-            // SAFETY: the caller's contract; a table of two dimensions has its rows in the first.
-            unsafe {
-                match table.view.dtype {
-                    ElementType::F16 => to.extend(row_of::<f16>(table, position).iter().map(|x| x.to_f32())),
-                    ElementType::Bf16 => {
-                        to.extend(row_of::<bf16>(table, position).iter().map(|x| x.to_f32()))
-                    }
-                    _ => to.extend(row_of::<f32>(table, position)),
-                }
-            }
-        }
-    }
-
-    fn rotate<T: Element>(&self, row: &mut [T], angles: &[f32]) {
-        let (cos, sin) = angles.split_at(angles.len() / 2);
-        rotate(row, cos, sin, self.interleaved);
-    }
-}
-
 /// # Safety
 /// The array lies there.
 unsafe fn integers(array: &Tensor) -> Vec<i32> {
@@ -405,30 +297,6 @@ unsafe fn integers(array: &Tensor) -> Vec<i32> {
     let first = address::<i32>(array);
     // SAFETY: the caller's contract.
     (0..array.view.shape[0] as isize).map(|i| unsafe { first.offset(i * stride).read() }).collect()
-}
-
-fn address<T>(tensor: &Tensor) -> *mut T {
-    std::ptr::with_exposed_provenance_mut(tensor.address as usize)
-}
-
-/// Row `row` of a table of two dimensions.
-///
-/// # Safety
-/// The table lies there, and nothing writes it during `'a`.
-unsafe fn row_of<'a, T>(table: &Tensor, row: usize) -> &'a [T] {
-    let offset = row as isize * table.view.strides[0] as isize;
-    // SAFETY: the caller's contract.
-    unsafe { std::slice::from_raw_parts(address::<T>(table).offset(offset), table.view.shape[1]) }
-}
-
-/// The address of a row `[batch, head, row]` of a tensor with four dimensions.
-///
-/// # Safety
-/// The tensor has the row.
-unsafe fn place<T>(tensor: &Tensor, at: [usize; 3]) -> *mut T {
-    let offset: isize = at.iter().zip(&tensor.view.strides).map(|(&i, &by)| i as isize * by as isize).sum();
-    // SAFETY: the caller's contract.
-    unsafe { address::<T>(tensor).offset(offset) }
 }
 
 /// # Safety

@@ -54,7 +54,7 @@ pub(super) unsafe fn compute(
     let mut copies = unsafe { Copied::all(problem, memory) }?;
     let rotated = match append {
         // SAFETY: as above.
-        Some(append) => unsafe { appended(append, problem, &mut copies) }?,
+        Some(append) => unsafe { appended(executor, append, problem, &mut copies) }?,
         None => None,
     };
     for &(spec, address) in memory {
@@ -133,6 +133,7 @@ unsafe fn output<'a>(spec: OperandSpec, start: NonNull<u8>) -> Result<ElementsMu
 /// # Safety
 /// As [`super::Ready::enqueue`].
 unsafe fn appended(
+    executor: Option<&dyn Executor>,
     append: &Appending,
     problem: &Problem,
     copies: &mut [(Operand, Copied)],
@@ -148,7 +149,7 @@ unsafe fn appended(
         }
     }
     // SAFETY: this function's own contract.
-    let rotated = unsafe { append.run(problem, others, &mut used) }?;
+    let rotated = unsafe { append.run(executor, problem, others, &mut used) }?;
     for (operand, copy) in copies {
         if *operand == USED {
             *copy = Copied::Ints(std::mem::take(&mut used));

@@ -27,8 +27,12 @@
 #![allow(unsafe_code, reason = "addresses that a caller hands over")]
 
 mod append;
+mod device;
 mod host;
+mod rotary;
+mod rows;
 mod shapes;
+mod slots;
 #[cfg(test)]
 mod tests;
 
@@ -41,12 +45,14 @@ use problem::{Band, ElementType, Operand, OperandSpec, Pass, Problem, ProblemErr
 use smallvec::SmallVec;
 
 use crate::AttentionError;
-use crate::gpu::{Gpu, Prepared};
+use crate::gpu::{Gpu, Prepared, Written};
 use crate::known::{Key, Wish};
-pub use append::{Append, Rotary};
+pub use append::Append;
 pub(crate) use host::plan_for;
 pub use problem::OperandMap;
+pub use rotary::Rotary;
 pub(crate) use shapes::problem_of;
+pub use slots::{SlotWrite, write_slots};
 
 /// Element type, shape and strides of an operand, of at most four dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,6 +229,8 @@ enum On<'a> {
         gpu: &'a Gpu,
         handle: u64,
         prepared: Arc<Prepared>,
+        /// The append, which is launched before.
+        write: Option<device::DeviceWrite>,
     },
 }
 
@@ -258,12 +266,12 @@ pub fn prepare<'a>(
 }
 
 /// [`prepare`] for a call that appends keys and values to its cache first ([`Append`]). [`Ready::enqueue`]
-/// writes them into K and V of the operands. If it refuses lengths or entries of the page table, the cache is
-/// as it was.
+/// writes them into K and V of the operands. If it refuses lengths or entries of the page table in host
+/// memory, the cache is as it was. Those in device memory are not seen by the host: a row without a place in
+/// the cache is left out, lengths end at the capacity, and positions at the last row of the tables.
 ///
 /// # Errors
-/// As [`prepare`]; when the new rows do not fit the cache, and for an append on a GPU, which is not supported
-/// yet.
+/// As [`prepare`], and when the new rows do not fit the cache.
 pub fn prepare_append<'a>(
     queue: Queue<'a>,
     operands: &OperandMap<Tensor>,
@@ -272,10 +280,6 @@ pub fn prepare_append<'a>(
 ) -> Result<Ready<'a>, AttentionError> {
     let problem = problem_of(operands, |tensor| &tensor.view, options)?;
     let append = append.map(|append| append.checked(&problem, operands)).transpose()?;
-    if append.is_some() && matches!(queue, Queue::Stream { .. }) {
-        let (value, accepted) = ("a GPU".to_owned(), "host memory".to_owned());
-        return Err(AttentionError::Unsupported { argument: "the device of an append", value, accepted });
-    }
     if problem.is_empty() {
         problem.with_a_row().check()?;
         if append.is_some() && problem.batch > 0 {
@@ -302,11 +306,19 @@ pub fn prepare_append<'a>(
             Ready { memory, on: On::Host { executor, problem, plan, append: Some(append) } }
         }
         Queue::Stream { gpu, handle } => {
+            let write = append.map(|append| append.on_device(gpu, &problem, operands)).transpose()?;
+            let problem = append.map_or(Ok(problem.clone()), |append| {
+                problem.check()?; // with the strides that Q has in memory
+                Ok::<_, AttentionError>(append.prepared(problem))
+            })?;
             let prepared = gpu.prepared(Key { problem, wish: Wish::Best })?;
             let memory = memory(prepared.problem(), operands)?;
-            // The addresses decide between variants of the kernel by their alignment.
-            prepared.prepare_variant(|index| memory[index].1)?;
-            Ready { memory, on: On::Stream { gpu, handle, prepared } }
+            // The addresses decide between variants of the kernel by their alignment. Rotated queries begin
+            // at a multiple of 256.
+            let rotates = append.is_some_and(|append| append.rotates());
+            let is_rotated = |index: usize| rotates && memory[index].0.operand == Operand::Q;
+            prepared.prepare_variant(|index| if is_rotated(index) { 0 } else { memory[index].1 })?;
+            Ready { memory, on: On::Stream { gpu, handle, prepared, write } }
         }
     })
 }
@@ -315,7 +327,13 @@ impl Ready<'_> {
     /// Bytes of device memory that a launch uses besides its operands. The library allocates and keeps that
     /// memory: once per stream and graph that launches.
     pub fn workspace_size(&self) -> usize {
-        self.prepared().map_or(0, |prepared| prepared.workspace_bytes())
+        match &self.on {
+            On::Nothing | On::Host { .. } => 0,
+            On::Stream { prepared, write, .. } => {
+                let of_write = write.as_ref().map_or(0, device::DeviceWrite::workspace_bytes);
+                prepared.workspace_bytes() + of_write
+            }
+        }
     }
 
     /// The kernels that are launched; `None` in host memory, and for a call without rows.
@@ -350,7 +368,7 @@ impl Ready<'_> {
                 // function's own contract.
                 unsafe { host::compute(*executor, problem, &self.memory, plan, append.as_ref()) }
             }
-            On::Stream { gpu, handle, prepared } => {
+            On::Stream { gpu, handle, prepared, write } => {
                 let slice = |&(spec, start): &(OperandSpec, u64)| {
                     // SAFETY: as above.
                     unsafe { DeviceSlice::from_raw(start, spec.bytes()) }
@@ -358,7 +376,15 @@ impl Ready<'_> {
                 let slices: SmallVec<[DeviceSlice<'_>; 8]> = self.memory.iter().map(slice).collect();
                 // SAFETY: the caller vouches for the handle.
                 let stream = unsafe { Stream::from_raw(gpu.context(), *handle) };
-                prepared.launch(&stream, &slices)
+                let Some(write) = write else { return prepared.launch(&stream, &slices) };
+                let launch = |written: Option<Written<'_>>| {
+                    let of_write = |operand| written.and_then(|written| written.of(operand));
+                    let read = self.memory.iter().zip(&slices);
+                    let read = read.map(|((spec, _), &slice)| of_write(spec.operand).unwrap_or(slice));
+                    prepared.launch(&stream, &read.collect::<SmallVec<[DeviceSlice<'_>; 8]>>())
+                };
+                // SAFETY: the append is one of the call's.
+                unsafe { write.enqueue(&stream, launch) }
             }
         }
     }

@@ -35,6 +35,7 @@ impl Baked {
             programs: (!problem.programs.is_empty()).then(|| ProgramCode::new(problem, packed)),
             listed: None,
             tables: tables.collect(),
+            table_gradients: Vec::new(),
             row_bytes: OperandMap::default(),
             repeated: OperandMap::default(),
             chunks_out: false,

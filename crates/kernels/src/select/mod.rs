@@ -182,6 +182,13 @@ fn from(
     Ok(Choice { plan: default, source: Source::Default, why })
 }
 
+/// A plan with its predicted time, µs; of a row, also its distance and the row.
+struct Rival<'t> {
+    us: f64,
+    plan: Plan,
+    row: Option<(f64, &'t TunedRow)>,
+}
+
 /// Of the swept plans and the plans of the nearest rows, the one with the shortest predicted time that the
 /// problem allows.
 fn predicted(
@@ -194,20 +201,20 @@ fn predicted(
     if swept.is_empty() {
         return None;
     }
-    let mut all: Vec<(f64, Plan, Option<(f64, &TunedRow)>)> =
-        swept.into_iter().map(|prediction| (prediction.us, prediction.plan, None)).collect();
+    let rival = |us, plan, row| Rival { us, plan, row };
+    let mut all: Vec<Rival> = swept.into_iter().map(|swept| rival(swept.us, swept.plan, None)).collect();
     let rows = near
         .iter()
         .filter_map(|&(distance, row)| Some((distance, row, adapt(row, problem, &device.arch).ok()?)));
     for (index, (distance, row, plan)) in rows.take(NEIGHBOURS).enumerate() {
         let preference = if index == 0 { PREFERENCE } else { 1.0 };
         if let Some(us) = sweep::transferred(row, &plan, problem, device) {
-            all.push((us * preference, plan, Some((distance, row))));
+            all.push(rival(us * preference, plan, Some((distance, row))));
         }
     }
-    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    all.sort_by(|a, b| a.us.total_cmp(&b.us));
     let mut why = Vec::new();
-    for (us, plan, row) in all {
+    for Rival { us, plan, row } in all {
         let plan = plan.adapted(problem, &device.arch, true);
         let outcome = plan.check(problem, &device.arch);
         let word =

@@ -56,7 +56,7 @@ fn outputs(problem: &Problem, plan: &Plan, arch: &Arch) -> Vec<Vec<u8>> {
     let options = Options { collectives_order: true, ..Options::default() };
     for kernel in program.kernels() {
         let report = run(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options).unwrap();
-        let failures: Vec<_> = report.hazards.iter().filter(|h| h.kind.fails()).collect();
+        let failures: Vec<_> = report.hazards.iter().filter(|h| h.fails()).collect();
         assert!(failures.is_empty(), "{plan:?}: {}", failures[0]);
     }
     let out = specs.iter().position(|spec| spec.kind == Operand::OUT.into()).unwrap();

@@ -3,6 +3,7 @@
 mod backward;
 mod baked;
 mod bands;
+mod cache;
 mod common;
 mod emit;
 mod far;

@@ -45,7 +45,7 @@ fn outputs(problem: &Problem, program: &Program, entries: &[usize], outputs: &[&
         let only = entries.iter().flat_map(|entry| first(entry)..first(entry) + of_entry).collect();
         let options = Options { only: Some(only), collectives_order: true, ..Options::default() };
         let report = run(&kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options).unwrap();
-        let failures: Vec<_> = report.hazards.iter().filter(|h| h.kind.fails()).collect();
+        let failures: Vec<_> = report.hazards.iter().filter(|h| h.fails()).collect();
         assert!(failures.is_empty(), "{}: {}", kernel.entry, failures[0]);
     }
     let read = |name: &&str| {

@@ -140,10 +140,12 @@ impl Main<'_> {
         let gradient = ScoreGradient {
             softcap: self.params.wide.as_ref(),
             inverse_cap: None,
+            programs: None,
+            of_table: false,
             mask,
             factor: self.params.factor,
         };
-        let weights = gradient.probabilities(k, s, &numbers[0], (origin, partial)); // 11: P = exp(S − L)
+        let weights = gradient.probabilities(k, s, &numbers[0], (origin, partial, None)); // 11: P = exp(S − L)
         self.hide_missing_keys(k, consumer, &weights);
         products.wait(k, of_dp); // and dK of the visit before
         let d_out = operands.gradients[1].stage(k, at.gradients.stage);

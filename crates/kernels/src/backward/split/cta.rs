@@ -1,7 +1,8 @@
 //! The parts that both kernels share: their parameters, the rows that a CTA owns, and the tensors in memory.
 
 use attend::{
-    BlockRing, Bound, KeyBand, Lengths, Masker, RingBlock, RowRange, ScoreGradient, Sequence, Softcap,
+    BlockRing, Bound, GradientPrograms, KeyBand, Lengths, Masker, ProgramCode, RingBlock, RowRange,
+    ScoreGradient, ScorePrograms, Sequence, Softcap, Tanh,
 };
 use problem::{Operand, OperandMap, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared};
@@ -10,15 +11,18 @@ use tile::{
     store_rows,
 };
 
-use super::plan::{Side, SplitPlan, SplitTiles};
+use super::plan::{FAMILY, Side, SplitPlan, SplitTiles};
+use super::sums::SinkParts;
+use crate::backward::programs::{TableGradient, code_of_scores};
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor_or_one, half, is_wide, lse_of_row,
 };
 use crate::forward::lengths::{blocks_divide, declare_lengths};
-use crate::forward::mma::{QueryHome, axis_of_rows, head_and_batch};
-use crate::grid::Grid;
+use crate::forward::mma::{CtaOrder, QueryHome, axis_of_rows, head_and_batch};
+use crate::forward::programs::declare_programs;
+use crate::grid::{Extents, Grid};
 use crate::{Arch, Baked};
 
 impl Side {
@@ -48,6 +52,8 @@ impl SplitPlan {
             sign: if problem.softmax_scale() == 0.0 { Sign::Clear } else { baked.sign },
             divides: blocks_divide(problem, self.dq_keys),
             flat: self.needs_flat_grid(problem),
+            programs: code_of_scores(problem),
+            table_gradients: TableGradient::all(problem, FAMILY).unwrap_or_default(), // checked with the plan
             ..baked
         }
         .with_row_bytes(problem, &Tensor::ALL)
@@ -68,7 +74,20 @@ impl SplitPlan {
             k.min_ctas_per_sm(resident);
         }
         let mut contract = Contract::new(problem);
-        let params = SplitParams::declare(&mut k, &mut contract, (problem, baked), self, side);
+        let code = match side {
+            Side::Queries => baked.programs.clone(),
+            Side::Keys => baked.programs.as_ref().map(ProgramCode::transposed),
+        };
+        let (own, grid) = (side.tensors(), self.grid(problem, side));
+        let reads_lse = side == Side::Queries;
+        let params = SplitParams::declare(
+            &mut k,
+            &mut contract,
+            (problem, baked),
+            (own, reads_lse, grid, self.tanh),
+            code.as_ref(),
+        );
+        let sinks = reads_lse.then(|| SinkParts::declare(&mut k, &mut contract, problem, self)).flatten();
         let launch = Launch {
             grid: self.grid(problem, side).launch(baked.flat),
             cluster: Dim3(1, 1, 1),
@@ -77,7 +96,7 @@ impl SplitPlan {
             overlapping: false,
         };
         let body = move |k: &mut Builder| {
-            let cta = Cta::new(k, self, baked, params, side);
+            let cta = Cta::new(k, self, baked, (params, sinks), side);
             match side {
                 Side::Queries => cta.compute_dq(k),
                 Side::Keys => cta.compute_dk_and_dv(k),
@@ -98,9 +117,9 @@ pub(super) struct SplitParams {
     /// `[batch][head][row]` as in the LSE: −L·log2 e and −D.
     pub minus_log_sums: Global,
     pub minus_deltas: Global,
-    seq_q: R32,
-    seq_kv: R32,
-    lengths: Option<Lengths>,
+    pub seq_q: R32,
+    pub seq_kv: R32,
+    pub lengths: Option<Lengths>,
     /// The factor of scores in the exponent: `|scale| · log2 e` without a softcap.
     factor: F32,
     /// The factor of dQ and dK.
@@ -108,36 +127,40 @@ pub(super) struct SplitParams {
     pub band: KeyBand,
     softcap: Option<Softcap>,
     inverse_cap: Option<F32>,
+    programs: Option<ScorePrograms>,
 }
 
 impl SplitParams {
-    fn declare(
+    /// Declares the parameters of a kernel with these tensors. The kernel that reads the LSE writes the
+    /// numbers of rows; the others read them.
+    pub fn declare(
         k: &mut Builder,
         c: &mut Contract<'_>,
         (problem, baked): (&Problem, &Baked),
-        plan: &SplitPlan,
-        side: Side,
+        (tensors, reads_lse, grid, tanh): (&[Tensor], bool, Extents, Tanh),
+        code: Option<&ProgramCode>,
     ) -> SplitParams {
-        let tensors = side.tensors().iter().map(|&tensor| {
+        let tensors = tensors.iter().map(|&tensor| {
             let start = c.tensor(k, tensor);
             (tensor.into(), (start, declare_head_strides(k, c, problem, tensor)))
         });
         let tensors = tensors.collect();
-        let (lse, access) = match side {
-            Side::Keys => (None, Access::Read),
+        let (lse, access) = match reads_lse {
+            false => (None, Access::Read),
             // With uneven lengths, rows that belong to no sequence are not written.
-            Side::Queries if problem.lengths.is_even() => (c.operand(k, Operand::Lse), Access::Write),
-            Side::Queries => (c.operand(k, Operand::Lse), Access::ReadWrite),
+            true if problem.lengths.is_even() => (c.operand(k, Operand::Lse), Access::Write),
+            true => (c.operand(k, Operand::Lse), Access::ReadWrite),
         };
         let d_lse = lse.and_then(|_| c.operand(k, Operand::DLse));
         let mut of_rows = |k: &mut Builder, name| c.temporary(k, name, 4 * problem.lse_len(), access);
         let [minus_log_sums, minus_deltas] = ["minus_log_sums", "minus_deltas"].map(|name| of_rows(k, name));
         let [seq_q, seq_kv] = [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)]
             .map(|(name, length)| c.u32(k, name, length as u32));
-        let cap = problem.score.softcap.filter(|_| is_wide(problem));
+        // After a score program, the program multiplies wide logits.
+        let cap = problem.score.softcap.filter(|_| is_wide(problem) && problem.programs.score.is_none());
         SplitParams {
             tensors,
-            grid: plan.grid(problem, side).declare(k, c, baked.flat),
+            grid: grid.declare(k, c, baked.flat),
             lse,
             d_lse,
             minus_log_sums,
@@ -148,9 +171,74 @@ impl SplitParams {
             factor: c.f32(k, "scale_log2e", factor_or_one(problem)),
             scale: c.f32(k, "scale", problem.softmax_scale()),
             band: declare_band(k, c, problem),
-            softcap: declare_softcap(k, c, problem, plan.tanh),
+            softcap: declare_softcap(k, c, problem, tanh),
             inverse_cap: cap.map(|cap| c.f32(k, "inverse_cap", 1.0 / (cap * std::f32::consts::LOG2_E))),
+            programs: declare_programs(k, c, problem, code),
         }
+    }
+
+    /// The programs for warps that hold `warp_rows` of the rows each.
+    pub fn programs(
+        &self,
+        k: &mut Builder,
+        threads: &Threads,
+        rows: &RowRange,
+        warp_rows: u32,
+        at: (Option<R32>, R32),
+    ) -> Option<GradientPrograms<'_>> {
+        self.programs.as_ref().map(|programs| programs.for_gradients(k, threads, rows, warp_rows, at))
+    }
+
+    /// The gradient of the softmax. `of_table` leaves out the slope of the softcap.
+    pub fn score_gradient<'b>(
+        &'b self,
+        mask: &'b Masker,
+        programs: Option<&'b GradientPrograms<'b>>,
+        of_table: bool,
+    ) -> ScoreGradient<'b> {
+        let &SplitParams { ref softcap, inverse_cap, factor, .. } = self;
+        ScoreGradient { softcap: softcap.as_ref(), inverse_cap, programs, of_table, mask, factor }
+    }
+
+    /// Row 0 of a head of a sequence in a tensor.
+    pub fn start(
+        &self,
+        k: &mut Builder,
+        baked: &Baked,
+        tensor: Tensor,
+        (sequence, batch, head): (Option<Sequence>, R32, R32),
+    ) -> Global {
+        let (start, [batch_bytes, head_bytes]) = self.tensors[tensor.into()];
+        // Packed tensors have a batch stride of 0.
+        let [batch, head] = [batch, head].map(|n| k.zext(n));
+        let of_batch = k.mad(batch, batch_bytes, start.base);
+        let of_head = k.mad(head, head_bytes, of_batch);
+        let first_row = sequence.and_then(|sequence| sequence.side(tensor).start);
+        let base = first_row.map_or(of_head, |row| {
+            let row = k.zext(row);
+            k.mad(row, baked.row_bytes(tensor), of_head)
+        });
+        Global { base, ..start }
+    }
+
+    /// The address of a query row's number in an array `[batch][head][row]`. `row` counts from the start of
+    /// the sequence.
+    pub fn number_of_row(
+        &self,
+        k: &mut Builder,
+        baked: &Baked,
+        array: Global,
+        ((sequence, batch, head), row): ((Option<Sequence>, R32, R32), R32),
+    ) -> Global {
+        let is_packed = self.lengths.is_some_and(|lengths| lengths.q.packed.is_some());
+        let batch = if is_packed { k.mov(0) } else { batch };
+        let row = sequence.map_or(row, |sequence| sequence.q.row(k, row));
+        lse_of_row(k, baked, (array, self.rows_of_head()), [batch, head, row])
+    }
+
+    /// Rows of a head in an array `[batch][head][row]`.
+    pub fn rows_of_head(&self) -> R32 {
+        self.lengths.map_or(self.seq_q, |lengths| lengths.q.tensor_rows())
     }
 }
 
@@ -161,6 +249,7 @@ pub(super) struct Cta<'a> {
     side: Side,
     pub baked: &'a Baked,
     pub params: SplitParams,
+    pub sinks: Option<SinkParts>,
     pub threads: Threads,
     /// The rows that the CTA owns. For keys, queries and keys have changed places.
     pub rows: RowRange,
@@ -198,13 +287,18 @@ impl<'a> Cta<'a> {
         k: &mut Builder,
         plan: &'a SplitPlan,
         baked: &'a Baked,
-        params: SplitParams,
+        (params, sinks): (SplitParams, Option<SinkParts>),
         side: Side,
     ) -> Cta<'a> {
         let tiles = plan.tiles(side);
         let (rows, sequence) = owned_rows(k, plan, &params, side);
+        if sequence.is_some() && sinks.is_none() {
+            let empty = k.setp_u(CmpOp::Eq, rows.seq_q, 0);
+            k.exit_if(empty);
+        }
         let threads = Threads::new(k, tiles.threads(), tiles.dim_warps);
-        Cta { plan, tiles, side, baked, params, threads, rows, sequence, shared: k.dynamic_shared(128) }
+        let shared = k.dynamic_shared(128);
+        Cta { plan, tiles, side, baked, params, sinks, threads, rows, sequence, shared }
     }
 
     /// The type of all tensors.
@@ -216,14 +310,18 @@ impl<'a> Cta<'a> {
         MmaType::Half(self.half())
     }
 
+    pub fn tile_order(&self) -> CtaOrder {
+        self.plan.tile_order
+    }
+
     /// The CTA's head and batch entry in the grid.
-    fn grid_head(&self, k: &mut Builder) -> [R32; 2] {
+    pub fn grid_head(&self, k: &mut Builder) -> [R32; 2] {
         head_and_batch(k, self.plan.tile_order, self.params.grid)
     }
 
     /// The CTA's head of a tensor of queries, or of keys. For the queries of a KV head, the first of the
     /// group.
-    fn first_head(&self, k: &mut Builder, of_keys: bool) -> R32 {
+    pub fn first_head(&self, k: &mut Builder, of_keys: bool) -> R32 {
         let [head, _] = self.grid_head(k);
         match (self.side, of_keys) {
             (Side::Queries, true) => divide(k, head, self.baked.group_size()),
@@ -234,40 +332,23 @@ impl<'a> Cta<'a> {
 
     /// Row 0 of the CTA's sequence and head in a tensor.
     fn start(&self, k: &mut Builder, tensor: Tensor) -> Global {
-        let (start, [batch_bytes, head_bytes]) = self.params.tensors[tensor.into()];
-        let [_, batch] = self.grid_head(k);
-        let batch = self.sequence.map_or(batch, |sequence| sequence.batch);
+        let batch = self.batch(k);
         let head = self.first_head(k, tensor.is_of_keys());
-        // Packed tensors have a batch stride of 0.
-        let [batch, head] = [batch, head].map(|n| k.zext(n));
-        let of_batch = k.mad(batch, batch_bytes, start.base);
-        let of_head = k.mad(head, head_bytes, of_batch);
-        let first_row = self.sequence.and_then(|sequence| sequence.side(tensor).start);
-        let base = first_row.map_or(of_head, |row| {
-            let row = k.zext(row);
-            k.mad(row, self.baked.row_bytes(tensor), of_head)
-        });
-        Global { base, ..start }
+        self.params.start(k, self.baked, tensor, (self.sequence, batch, head))
+    }
+
+    /// The CTA's batch entry.
+    pub fn batch(&self, k: &mut Builder) -> R32 {
+        let [_, batch] = self.grid_head(k);
+        self.sequence.map_or(batch, |sequence| sequence.batch)
     }
 
     /// The address of a query row's number in an array `[batch][head][row]`. `row` counts from the start of
     /// the sequence, and the head is the CTA's first query head.
     pub fn number_of_row(&self, k: &mut Builder, array: Global, row: R32) -> Global {
-        let is_packed = self.params.lengths.is_some_and(|lengths| lengths.q.packed.is_some());
-        let [_, batch] = self.grid_head(k);
-        let batch = match self.sequence {
-            Some(_) if is_packed => k.mov(0),
-            Some(sequence) => sequence.batch,
-            None => batch,
-        };
+        let batch = self.batch(k);
         let head = self.first_head(k, false);
-        let row = self.sequence.map_or(row, |sequence| sequence.q.row(k, row));
-        lse_of_row(k, self.baked, (array, self.rows_of_head()), [batch, head, row])
-    }
-
-    /// Rows of a head in an array `[batch][head][row]`.
-    pub fn rows_of_head(&self) -> R32 {
-        self.params.lengths.map_or(self.params.seq_q, |lengths| lengths.q.tensor_rows())
+        self.params.number_of_row(k, self.baked, array, ((self.sequence, batch, head), row))
     }
 
     /// Elements of a tensor's row.
@@ -386,10 +467,19 @@ impl<'a> Cta<'a> {
         mask.of_probabilities()
     }
 
-    /// The gradient of the softmax.
-    pub fn score_gradient<'b>(&'b self, mask: &'b Masker) -> ScoreGradient<'b> {
-        let SplitParams { ref softcap, inverse_cap, factor, .. } = self.params;
-        ScoreGradient { softcap: softcap.as_ref(), inverse_cap, mask, factor }
+    /// The programs of the CTA's rows. Blocks of queries have their own heads.
+    pub fn programs(&self, k: &mut Builder) -> Option<GradientPrograms<'_>> {
+        self.params.programs.as_ref()?;
+        let head = (self.side == Side::Queries).then(|| self.first_head(k, false));
+        let batch = self.batch(k);
+        self.params.programs(k, &self.threads, &self.rows, self.tiles.warp_rows(), (head, batch))
+    }
+
+    /// The query head of a block of the CTA of keys, if a program may read it.
+    pub fn head_of_block(&self, k: &mut Builder, block: &RingBlock) -> Option<R32> {
+        self.params.programs.as_ref()?;
+        let first = self.first_head(k, false);
+        Some(k.add(first, block.head))
     }
 
     /// Multiplies a gradient of Q or K by the scale.
@@ -429,7 +519,7 @@ impl StageReader {
     }
 }
 
-/// The rows that the CTA owns. With uneven lengths, a CTA without a row exits.
+/// The rows that the CTA owns. With uneven lengths, a CTA may have none.
 fn owned_rows(
     k: &mut Builder,
     plan: &SplitPlan,
@@ -454,10 +544,6 @@ fn owned_rows(
         Some(sequence) => [sequence.q.len, sequence.kv.len],
     };
     let [seq_q, seq_kv] = if side == Side::Queries { [seq_q, seq_kv] } else { [seq_kv, seq_q] };
-    if sequence.is_some() {
-        let empty = k.setp_u(CmpOp::Eq, seq_q, 0);
-        k.exit_if(empty);
-    }
     (RowRange { first: k.mul(index, own), rows: own, seq_q, seq_kv, heads: 1 }, sequence)
 }
 

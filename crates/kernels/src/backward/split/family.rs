@@ -45,7 +45,7 @@ impl FamilyPlan for SplitPlan {
     }
 
     fn features() -> Features {
-        Features { lengths: true, sink: true, ..Features::default() }
+        Features { lengths: true, sink: true, programs: true, ..Features::default() }
     }
 
     fn default_for(problem: &Problem, arch: &Arch) -> SplitPlan {
@@ -94,7 +94,16 @@ impl FamilyPlan for SplitPlan {
     }
 
     fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
-        [Side::Queries, Side::Keys].map(|side| self.draft(problem, baked, arch, side)).into()
+        let mut drafts: Vec<_> =
+            [Side::Queries, Side::Keys].map(|side| self.draft(problem, baked, arch, side)).into();
+        let target = arch.target();
+        if problem.pass.wants().sinks {
+            drafts.push(self.draft_sinks(problem, target));
+        }
+        for table in &baked.table_gradients {
+            drafts.extend(self.draft_table(problem, baked, target, table));
+        }
+        drafts
     }
 
     fn tile(&self) -> [u32; 2] {

@@ -29,7 +29,8 @@ impl Cta<'_> {
         let columns = tiles.columns(self.baked).map(|columns| columns / tiles.dim_warps);
         let [dk, dv] = columns.map(|columns| AccTile::zero(k, tiles.warp_rows(), columns)); // 7
         let mask = self.mask(k, &band);
-        let gradient = self.score_gradient(&mask);
+        let programs = self.programs(k);
+        let gradient = self.params.score_gradient(&mask, programs.as_ref(), false);
         let sums = self.pair_sums(k);
         let sum = |k: &mut Builder, number: usize, tile: &AccTile| {
             if let Some(sums) = &sums {
@@ -46,7 +47,8 @@ impl Cta<'_> {
             let q = queries.open(k, block);
             let s = mma_abt(k, &keys, &q); //                                     10: Sᵀ = K Qᵀ
             sum(k, 0, &s);
-            let p = gradient.probabilities(k, &s, &minus_log_sums, (origin, partial)); // 11: P = exp(S − L)
+            let at = (origin, partial, self.head_of_block(k, block));
+            let p = gradient.probabilities(k, &s, &minus_log_sums, at); //        11: P = exp(S − L)
             let d_out = gradients.open(k, block);
             let dp = mma_abt(k, &values, &d_out); //                              13: dPᵀ = V dOᵀ
             sum(k, 1, &dp);
@@ -90,7 +92,7 @@ impl Cta<'_> {
         [before, limit]: [R32; 2],
     ) {
         let (threads, rows) = (self.threads.count, self.tiles.streamed);
-        let head = k.mul_wide_u(block.head, self.rows_of_head());
+        let head = k.mul_wide_u(block.head, self.params.rows_of_head());
         for first in (0..rows).step_by(threads as usize) {
             let row = k.add(self.threads.index, first);
             let exists = k.setp_s(CmpOp::Lt, row, limit);

@@ -3,6 +3,7 @@ use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, PairSum, TileLayout};
 
+use crate::backward::programs::TableGradient;
 use crate::error::accept;
 use crate::forward::contract::{default_tanh, is_half, misaligned};
 use crate::forward::lengths::{check_lengths, row_blocks};
@@ -75,7 +76,7 @@ pub(super) struct SplitTiles {
 }
 
 /// The name of the family.
-const FAMILY: &str = "split";
+pub(super) const FAMILY: &str = "split";
 /// The largest head dim.
 const WIDEST: usize = 256;
 /// Estimated registers in addition to the tiles: addresses, loop state and B fragments.
@@ -140,7 +141,7 @@ impl SplitTiles {
         own[0].bytes() + own[1].bytes() + self.ring_bytes(dims) + 2 * self.sum_bytes()
     }
 
-    /// Estimated registers of a thread: accumulators, S and dP, P with a softcap, and the CTA's own operands
+    /// Estimated registers of a thread: accumulators, S and dP, P with a softcap or a program, and the CTA's own operands
     /// if they are kept in registers.
     fn registers(self, problem: &Problem) -> u32 {
         let [dim, dim_v] = self.columns(problem).map(|columns| columns / self.dim_warps);
@@ -148,7 +149,8 @@ impl SplitTiles {
             Side::Queries => dim / 2,
             Side::Keys => (dim + dim_v) / 2,
         };
-        let scores = self.streamed / 2 * if problem.score.softcap.is_some() { 3 } else { 2 };
+        let keeps_scores = problem.score.softcap.is_some() || problem.programs.score.is_some();
+        let scores = self.streamed / 2 * if keeps_scores { 3 } else { 2 };
         let operands = if self.operands == QueryHome::Registers { (dim + dim_v) / 4 } else { 0 };
         self.warp_rows() / 16 * (sums + scores + operands) + OTHER_REGISTERS
     }
@@ -302,11 +304,16 @@ impl SplitPlan {
         accept("heads_q · batch", heads, heads < 1 << 32, "fewer than 2^32")
     }
 
+    /// The number of tiles of query rows in a head, and the number of batch entries with that many tiles each.
+    pub(super) fn row_tiles(&self, problem: &Problem) -> [u64; 2] {
+        row_blocks(problem, self.dq_rows, 1)
+    }
+
     /// The extents of a kernel's grid.
     pub(super) fn grid(&self, problem: &Problem, side: Side) -> Extents {
         let own = self.tiles(side).own;
         let ([blocks, batch], heads) = match side {
-            Side::Queries => (row_blocks(problem, own, 1), problem.heads_q as u64),
+            Side::Queries => (self.row_tiles(problem), problem.heads_q as u64),
             Side::Keys => (key_blocks(problem, own), problem.heads_kv as u64),
         };
         Extents(match self.tile_order {
@@ -317,7 +324,10 @@ impl SplitPlan {
 
     /// Whether a kernel of the plan needs a flat grid.
     pub(super) fn needs_flat_grid(&self, problem: &Problem) -> bool {
-        [Side::Queries, Side::Keys].into_iter().any(|side| self.grid(problem, side).need_flat())
+        let grids = [Side::Queries, Side::Keys].map(|side| self.grid(problem, side));
+        let tables = TableGradient::all(problem, FAMILY).unwrap_or_default();
+        let of_tables = tables.iter().filter_map(|table| table.grid(problem));
+        grids.into_iter().chain(of_tables).any(Extents::need_flat)
     }
 }
 
@@ -340,14 +350,11 @@ fn check_problem(problem: &Problem) -> Result<(), PlanError> {
     for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
         accept(what, dim as u64, (1..=WIDEST).contains(&dim), &format!("1 to {WIDEST}"))?;
     }
-    if !problem.pass.wants().is_empty() {
-        let what = "wants";
-        return Err(PlanError::unsupported(
-            FAMILY,
-            what,
-            "gradients of sinks or tables",
-            "dq, dk and dv alone",
-        ));
+    for table in TableGradient::all(problem, FAMILY)? {
+        if let Some(grid) = table.grid(problem) {
+            grid.check("CTAs of a table's gradient (tiles of keys · tiles of queries · heads · batch)")?;
+        }
+        table.sums(problem).map_or(Ok(()), |sums| sums.check())?;
     }
     Ok(())
 }

@@ -24,11 +24,16 @@ impl Cta<'_> {
         ring.wait_for_first(k);
         let [q, d_out] =
             [(0, self.baked.sign), (1, Sign::Keep)].map(|(i, sign)| self.own_operand(k, i, sign));
-        let [minus_log_sums, minus_deltas] = self.numbers_of_rows(k, &d_out).map(QueryNumbers::Rows);
+        let numbers = self.numbers_of_rows(k, &d_out);
+        if let Some(sinks) = &self.sinks {
+            sinks.store(k, self, &numbers);
+        }
+        let [minus_log_sums, minus_deltas] = numbers.map(QueryNumbers::Rows);
 
         let dq = AccTile::zero(k, tiles.warp_rows(), tiles.columns(self.baked)[0]);
         let mask = self.mask(k, band);
-        let gradient = self.score_gradient(&mask);
+        let programs = self.programs(k);
+        let gradient = self.params.score_gradient(&mask, programs.as_ref(), false);
         let [keys, values] = [0, 1].map(|number| self.reader(k, number, MatrixReader::chunks_first));
         let key_rows = self.reader(k, 0, MatrixReader::rows_first);
         ring.for_each_block(k, &load, |k, block| {
@@ -36,7 +41,7 @@ impl Cta<'_> {
             let partial = bound.is_partial(k, block.block);
             let key = keys.open(k, block);
             let s = mma_abt(k, &q, &key); //                                      10: S = Q Kᵀ
-            let p = gradient.probabilities(k, &s, &minus_log_sums, (origin, partial)); // 11: P = exp(S − L)
+            let p = gradient.probabilities(k, &s, &minus_log_sums, (origin, partial, None)); // 11: P = exp(S − L)
             let value = values.open(k, block);
             let dp = mma_abt(k, &d_out, &value); //                               13: dP = dO Vᵀ
             gradient.scores(k, &s, &p, &dp, &minus_deltas); //                    14: dS = P ∘ (dP − D)

@@ -1,0 +1,143 @@
+//! Writes into a cache in device memory, by addresses.
+
+use std::sync::Arc;
+
+use driver::{DeviceSlice, Stream};
+use kernels::cache::{CacheWrite, HeadRows, Rotation, RowPlaces};
+use problem::{DType, ElementType, LengthArray, Operand, OperandMap, Problem, Strides};
+use smallvec::SmallVec;
+
+use super::Tensor;
+use super::append::{Appending, is_local};
+use crate::AttentionError;
+use crate::gpu::{CacheWriter, Gpu, Written};
+
+/// Elements of which the address of a row may be a multiple, at most.
+const ALIGNED: u64 = 16;
+
+/// A write that is ready to launch.
+#[derive(Debug)]
+pub(super) struct DeviceWrite {
+    writer: Arc<CacheWriter>,
+    /// Address and bytes of each array of the caller.
+    arrays: Vec<(u64, usize)>,
+}
+
+impl DeviceWrite {
+    /// The kernel of a write, whose arrays have these addresses.
+    pub(super) fn new(
+        gpu: &Gpu,
+        write: &CacheWrite,
+        address: impl Fn(&str) -> Option<u64>,
+    ) -> Result<DeviceWrite, AttentionError> {
+        let writer = gpu.cache_writer(write)?;
+        let find = |array: &kernels::cache::CacheArray| {
+            let missing = AttentionError::OperandWanted { operand: array.name, wanted: true };
+            Ok::<_, AttentionError>((address(array.name).ok_or(missing)?, array.bytes))
+        };
+        let arrays = writer.inputs().map(find).collect::<Result<_, _>>()?;
+        Ok(DeviceWrite { writer, arrays })
+    }
+
+    pub(super) fn workspace_bytes(&self) -> usize {
+        self.writer.workspace_bytes()
+    }
+
+    /// Enqueues the write, and then the work that reads its results.
+    ///
+    /// # Safety
+    /// As [`super::Ready::enqueue`], of the arrays of the write.
+    pub(super) unsafe fn enqueue(
+        &self,
+        stream: &Stream,
+        then: impl FnOnce(Option<Written<'_>>) -> Result<(), AttentionError>,
+    ) -> Result<(), AttentionError> {
+        let slice = |&(start, bytes): &(u64, usize)| {
+            // SAFETY: the caller's contract.
+            unsafe { DeviceSlice::from_raw(start, bytes) }
+        };
+        let slices: SmallVec<[DeviceSlice<'_>; 16]> = self.arrays.iter().map(slice).collect();
+        self.writer.enqueue(stream, &slices, then)
+    }
+}
+
+/// A tensor of four dimensions.
+pub(super) fn head_rows(tensor: &Tensor) -> HeadRows {
+    let [batch, head, row, _] = tensor.view.strides;
+    HeadRows { extents: tensor.view.shape, strides: Strides { batch, head, row } }
+}
+
+/// The largest number of elements, up to [`ALIGNED`], of which all addresses are multiples.
+pub(super) fn aligned<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> usize {
+    let of = |tensor: &Tensor| {
+        let elements = tensor.address / tensor.view.dtype.bytes() as u64;
+        1 << elements.trailing_zeros().min(ALIGNED.trailing_zeros())
+    };
+    tensors.into_iter().map(of).min().unwrap_or(ALIGNED as usize)
+}
+
+/// The float type of the elements, which was checked.
+pub(super) fn float(tensor: &Tensor) -> DType {
+    match tensor.view.dtype {
+        ElementType::F16 => DType::F16,
+        ElementType::Bf16 => DType::Bf16,
+        _ => DType::F32,
+    }
+}
+
+impl Appending {
+    /// The write of an append in device memory.
+    pub(super) fn on_device(
+        &self,
+        gpu: &Gpu,
+        problem: &Problem,
+        operands: &OperandMap<Tensor>,
+    ) -> Result<DeviceWrite, AttentionError> {
+        let (append, [q, k, v]) = self.parts();
+        let new = [append.keys, append.values];
+        let rotation = append.rotary.as_ref().map(|rotary| Rotation {
+            dtype: float(&rotary.cos),
+            positions: rotary.cos.view.shape[0],
+            strides: [rotary.cos, rotary.sin].map(|table| table.view.strides[0]),
+            pairs: rotary.cos.view.shape[1],
+            interleaved: rotary.interleaved,
+            has_positions: rotary.positions.is_some(),
+            queries: head_rows(q),
+            packed: problem.lengths.q.packed.is_some(),
+            local: is_local(problem),
+        });
+        let write = CacheWrite {
+            from: float(&new[0]),
+            to: problem.dtypes.k,
+            new: new.map(|tensor| head_rows(&tensor)),
+            caches: [head_rows(k), head_rows(v)],
+            places: RowPlaces::Sequences {
+                batch: problem.batch,
+                packed: append.starts.is_some(),
+                pages: problem.storage.pages().map(|pages| pages.per_sequence),
+                capacity: problem.seq_kv,
+            },
+            rotation,
+            factors: None,
+            aligned: aligned(new.iter().chain([k, v]).chain(rotation.map(|_| q))),
+        };
+        let operand = |operand| operands.get(operand).map(|tensor| tensor.address);
+        let rotary = |part: fn(&super::Rotary) -> Option<Tensor>| {
+            append.rotary.as_ref().and_then(part).map(|tensor| tensor.address)
+        };
+        DeviceWrite::new(gpu, &write, |name| match name {
+            "k_new" => Some(append.keys.address),
+            "v_new" => Some(append.values.address),
+            "k" => Some(k.address),
+            "v" => Some(v.address),
+            "q" => Some(q.address),
+            "cache_seqlens" => operand(Operand::Lengths(LengthArray::UsedKv)),
+            "cu_seqlens_q" => operand(Operand::Lengths(LengthArray::CumulativeQ)),
+            "cu_seqlens_k_new" => append.starts.map(|starts| starts.address),
+            "page_table" => operand(Operand::PageTable),
+            "rotary_cos" => rotary(|rotary| Some(rotary.cos)),
+            "rotary_sin" => rotary(|rotary| Some(rotary.sin)),
+            _ => rotary(|rotary| rotary.positions),
+        })
+    }
+}

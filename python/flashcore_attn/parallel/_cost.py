@@ -1,0 +1,218 @@
+"""The predicted time of each schedule, from bytes, FLOP and constants of the machine."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from ._calls import ParallelCall
+from ._plan import BandCall, GlobalBand, gather_plan
+from ._split import SequenceSplit
+from ._stages import stages_of
+from ._ulysses import calls_of, lacks
+
+__all__ = ["Costs", "ScheduleForecast", "chosen", "forecasts", "table"]
+
+#: Slices of heads that are tried, and the least rows times bytes of a slice that are worth a message.
+_SLICES = (1, 2, 4, 8)
+
+
+class Costs(NamedTuple):
+    """Constants of a machine. All ranks use the same ones, so that all choose alike."""
+
+    #: FLOP a second of the forward pass; the backward pass has 2.5 times its FLOP.
+    flops: float
+    backward_flops: float
+    #: Bytes a second that a rank receives, while it sends as many.
+    link: float
+    #: Bytes a second of a rank's memory.
+    memory: float
+    #: Seconds of one exchange and of one kernel, besides bytes and FLOP.
+    exchange: float
+    kernel: float
+    #: The compute that a running exchange takes away, as a share.
+    overlap_loss: float
+    source: str
+
+    @staticmethod
+    def of(device: torch.device, hosts: int) -> Costs:
+        """The constants for ranks on such devices and so many hosts."""
+        if device.type != "cuda":
+            return Costs(5e10, 5e10, 1e9, 1e10, 2e-4, 1e-4, 0.5, "a CPU core and sockets: orders of magnitude")
+        if hosts > 1:
+            words = "H200: 650 and 560 TFLOP/s and 4.2 TB/s measured; 50 GB/s, a 400 Gb/s network, nominal"
+            return Costs(6.5e14, 5.6e14, 5.0e10, 4.2e12, 4e-5, 6e-6, 0.05, words)
+        words = "H200: 650 and 560 TFLOP/s, 4.2 TB/s, and 232 GB/s of an NCCL all-gather on 2 GPUs, measured"
+        return Costs(6.5e14, 5.6e14, 2.32e11, 4.2e12, 2e-5, 6e-6, 0.05, words)
+
+
+class ScheduleForecast(NamedTuple):
+    """The predicted time of one schedule, of the slowest rank."""
+
+    schedule: str
+    slices: int
+    #: Bytes that a rank receives, and seconds: in all, of compute alone, of exchanges that nothing hides.
+    received: int
+    seconds: float
+    compute: float
+    exposed: float
+    #: Seconds of merges and copies.
+    extra: float
+    #: One GPU's predicted time divided by the ranks, as a share of ``seconds``.
+    efficiency: float
+    #: Why it cannot be taken, or an empty text.
+    lacks: str
+
+
+def chosen(told: tuple[ScheduleForecast, ...], schedule: str = "auto") -> ScheduleForecast:
+    """The one with the least time, of those that can be taken, and of one schedule unless that is "auto"."""
+    possible = [x for x in told if not x.lacks and schedule in ("auto", x.schedule)]
+    return min(possible, key=lambda x: x.seconds)
+
+
+@functools.lru_cache(maxsize=256)
+def forecasts(
+    split: SequenceSplit,
+    band: GlobalBand,
+    dims: tuple[int, int, int, int, int],
+    element: int,
+    trains: bool,
+    costs: Costs,
+) -> tuple[ScheduleForecast, ...]:
+    """The predicted times of a call. ``dims``: batch, heads, heads_k, head_dim and head_dim_v; ``element``: bytes of an
+    element; ``trains``: with the backward pass."""
+    heads_k = dims[2]
+    found = [
+        _of_stages(split, band, dims, element, trains, costs, "all_gather", slices)
+        for slices in _SLICES
+        if heads_k % slices == 0
+    ]
+    found.append(_of_stages(split, band, dims, element, trains, costs, "ring", 1))
+    found.append(_of_heads(split, band, dims, element, trains, costs))
+    return tuple(found)
+
+
+def _pairs(call: BandCall) -> int:
+    """Pairs of a query and a key that it sees."""
+    ends = (*call.starts_q[1:], call.rows[1] - call.rows[0])
+    pairs = 0
+    for first, end, keys in zip(call.starts_q, ends, call.used_k):
+        rows, offset = end - first, keys - (end - first)
+        last = keys * rows if call.after < 0 else _clamped(rows, offset + call.after + 1, keys)
+        hidden = 0 if call.before < 0 else _clamped(rows, offset - call.before, keys)
+        pairs += last - hidden
+    return pairs
+
+
+def _clamped(rows: int, start: int, most: int) -> int:
+    """The sum of ``min(max(start + i, 0), most)`` over ``i < rows``."""
+    first = min(max(0, -start), rows)  # the first i with a positive term
+    full = min(max(first, most - start), rows)  # the first i whose term is the most
+    return (full - first) * (2 * start + first + full - 1) // 2 + (rows - full) * most
+
+
+def _seconds(pairs: int, dims: tuple[int, int, int, int, int], costs: Costs, trains: bool) -> float:
+    batch, heads, _, dim, dim_v = dims
+    flop = 2.0 * batch * heads * pairs * (dim + dim_v)
+    return flop / costs.flops + (2.5 * flop / costs.backward_flops if trains else 0.0)
+
+
+def _ideal(
+    split: SequenceSplit, band: GlobalBand, dims: tuple[int, int, int, int, int], costs: Costs, trains: bool
+) -> float:
+    whole = SequenceSplit((((0, split.length),),), split.documents)
+    return _seconds(sum(map(_pairs, gather_plan(whole, 0, band).calls)), dims, costs, trains) / split.ranks
+
+
+def _of_stages(
+    split: SequenceSplit,
+    band: GlobalBand,
+    dims: tuple[int, int, int, int, int],
+    element: int,
+    trains: bool,
+    costs: Costs,
+    schedule: str,
+    slices: int,
+) -> ScheduleForecast:
+    batch, heads, heads_k, dim, dim_v = dims
+    if schedule == "ring" and band.chunk:
+        return ScheduleForecast(schedule, 1, 0, 0.0, 0.0, 0.0, 0.0, 0.0, "no chunks")
+    slowest = None
+    for rank in range(split.ranks):
+        job = ParallelCall(None, rank, split, band, None, 0.0, schedule, slices)
+        stages = stages_of(job, heads_k)
+        compute, sends, received, extra = [], [], 0, 0.0
+        for stage in stages:
+            own_heads = stage.heads.stop - stage.heads.start
+            row = batch * own_heads * (dim + dim_v) * element
+            away = sum(piece.rows for piece in stage.plan.pieces if piece.rank != rank) * row
+            share = (batch, heads * own_heads // heads_k, own_heads, dim, dim_v)
+            pairs = sum(map(_pairs, stage.plan.calls))
+            passes = 2 if trains else 1
+            compute.append(_seconds(pairs, share, costs, trains) + passes * len(stage.plan.calls) * costs.kernel)
+            # The backward pass receives keys again, and gradients of keys go the other way.
+            exchanges = 3 if trains else 1
+            sends.append(exchanges * (away / costs.link + (costs.exchange if away else 0.0)))
+            received += exchanges * away
+            # Own rows are copied into the buffer; results into their place, in a ring by a merge in float32.
+            rows = sum(call.rows[1] - call.rows[0] for call in stage.plan.calls)
+            place = rows * share[0] * share[1] * dim_v * (2 * element if not stage.partial else 2 * 4 + element)
+            extra += (place + split.rows * row * 2) * passes / costs.memory
+        # While a stage is computed, the next one is received.
+        exposed = sends[0] + sum(max(0.0, coming - busy) for coming, busy in zip(sends[1:], compute))
+        busy = sum(compute)
+        hidden = sum(sends) - exposed
+        total = busy + exposed + extra + costs.overlap_loss * max(0.0, hidden)
+        made = (total, received, busy, exposed, extra)
+        slowest = made if slowest is None or made > slowest else slowest
+    assert slowest is not None
+    total, received, busy, exposed, extra = slowest
+    ideal = _ideal(split, band, dims, costs, trains)
+    return ScheduleForecast(schedule, slices, received, total, busy, exposed, extra, _share(ideal, total), "")
+
+
+def _of_heads(
+    split: SequenceSplit,
+    band: GlobalBand,
+    dims: tuple[int, int, int, int, int],
+    element: int,
+    trains: bool,
+    costs: Costs,
+) -> ScheduleForecast:
+    batch, heads, heads_k, dim, dim_v = dims
+    ranks = split.ranks
+    if (told := lacks(heads, heads_k, ranks)) is not None:
+        return ScheduleForecast("ulysses", 1, 0, 0.0, 0.0, 0.0, 0.0, 0.0, told)
+    own, own_k = heads // ranks, max(1, heads_k // ranks)
+    calls = calls_of(ParallelCall(None, 0, split, band, None, 0.0, "ulysses", 1))
+    passes = 2 if trains else 1
+    compute = _seconds(sum(map(_pairs, calls)), (batch, own, own_k, dim, dim_v), costs, trains)
+    compute += passes * len(calls) * costs.kernel
+    row = batch * (own * (dim + dim_v) + own_k * (dim + dim_v)) * element
+    moved = passes * (split.length - split.rows) * row
+    exposed = 0.0 if ranks == 1 else moved / costs.link + 2 * passes * costs.exchange
+    extra = 4 * passes * split.length * row / costs.memory
+    total = compute + exposed + extra
+    ideal = _ideal(split, band, dims, costs, trains)
+    return ScheduleForecast("ulysses", 1, moved, total, compute, exposed, extra, _share(ideal, total), "")
+
+
+def _share(ideal: float, total: float) -> float:
+    return ideal / total if total else 1.0
+
+
+def table(told: tuple[ScheduleForecast, ...], costs: Costs) -> str:
+    """The predicted times as text."""
+    best = chosen(told)
+    lines = [f"constants: {costs.source}", "schedule     slices  received MB  predicted ms  exposed ms  of ideal"]
+    for x in told:
+        if x.lacks:
+            lines.append(f"  {x.schedule:<12}  not taken: {x.lacks}")
+            continue
+        mark = "* " if x is best else "  "
+        name = f"{mark}{x.schedule:<11} {x.slices:>5}"
+        figures = f"{x.received / 1e6:>12.1f} {x.seconds * 1e3:>13.3f} {x.exposed * 1e3:>11.3f} {x.efficiency:>9.2f}"
+        lines.append(name + figures)
+    return "\n".join(lines)

@@ -1,0 +1,93 @@
+"""Decoding with a cache whose keys are sharded over ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._errors import FlashCoreError, invalid
+from .._kvcache import flash_attn_with_kvcache
+from ._calls import merge
+from ._exchange import agree, answering, number
+
+__all__ = ["decode_attn_func", "merge_over_group"]
+
+
+def merge_over_group(out: Tensor, lse: Tensor, group: dist.ProcessGroup | None = None) -> tuple[Tensor, Tensor]:
+    """Merges the results of the same queries over the keys of each rank into the result over all keys.
+
+    Args:
+        out: ``(batch, rows, heads, head_dim)``, over this rank's keys.
+        lse: its log-sum-exp, ``(batch, heads, rows)``, float32. Minus infinity says that a row saw no key.
+        group: the process group; None for the default group.
+
+    Returns:
+        ``(out, lse)``, of equal bits on all ranks: results are merged in the order of ranks.
+    """
+    ranks = dist.get_world_size(group)
+    batch, rows, heads, dim = out.shape
+    if tuple(lse.shape) != (batch, heads, rows):
+        raise invalid("the shape of lse", tuple(lse.shape), f"{(batch, heads, rows)}")
+    # One message: the log-sum-exp is a column beside the result.
+    own = torch.cat((out.float(), lse.transpose(1, 2)[..., None]), -1).contiguous()
+    parts = own.new_empty((ranks, *own.shape))
+    with answering(group, "exchange results"):
+        dist.all_gather(list(parts.unbind()), own, group=group)
+    total, total_lse = parts[0, ..., :dim].clone(), parts[0, ..., dim].transpose(1, 2).contiguous()
+    for part in parts[1:]:
+        merge(total, total_lse, part[..., :dim], part[..., dim].transpose(1, 2))
+    return total.to(out.dtype), total_lse
+
+
+@torch.no_grad()
+def decode_attn_func(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    cache_seqlens: Any = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    learnable_sink: Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention of new tokens to caches of which each rank holds some keys of each sequence.
+
+    All ranks call it together, with equal queries. Each attends to its own keys, and the results are merged. Queries
+    see all keys: which rank holds a key does not matter, and a rank may hold none.
+
+    Args:
+        q: ``(batch, rows, heads, head_dim)``, equal on all ranks.
+        k_cache: this rank's keys, ``(batch, keys, heads_k, head_dim)``, or pages with ``block_table``.
+        v_cache: ``(batch, keys, heads_k, head_dim_v)``.
+        group: the process group; None for the default group.
+        cache_seqlens: the keys of each sequence on this rank, an integer or ``(batch,)``; None for all.
+        block_table: as in :func:`flashcore_attn.flash_attn_with_kvcache`, as are the others.
+        learnable_sink: it takes part once.
+        return_lse: return ``(out, lse)``.
+
+    Raises:
+        ArgumentError: ranks whose queries differ in shape or type, and what the calls named above raise.
+        GroupError: a rank ended, or did not answer within the time-out of the group.
+    """
+    options = (softmax_scale, softcap, learnable_sink is not None)
+    refusal: FlashCoreError | None = None
+    header: list[int] = []
+    try:
+        out, lse = flash_attn_with_kvcache(
+            q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table, softmax_scale=softmax_scale,
+            softcap=softcap, learnable_sink=learnable_sink if dist.get_rank(group) == 0 else None,
+            return_softmax_lse=True,
+        )  # fmt: skip
+        batch, rows, heads, dim = q.shape
+        header = [number(str(q.dtype)), batch, rows, heads, 0, dim, out.shape[3], 0, number(options), number("decode")]
+    except FlashCoreError as error:
+        refusal = error
+    agree(group, q.device if isinstance(q, Tensor) else torch.device("cpu"), header, refusal)
+    out, lse = merge_over_group(out, lse, group)
+    return (out, lse) if return_lse else out

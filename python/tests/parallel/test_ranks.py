@@ -1,0 +1,127 @@
+"""Errors, decoding, models of PyTorch, and the forecast, on several ranks."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import conftest
+import others
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "words"),
+    [
+        ("rows", 6, "for the rows of a shard: expected"),
+        ("batch", 2, "for the batch: expected"),
+        ("dim", 16, "for the head_dim of q: expected"),
+        ("heads", 4, "for the heads of q: expected"),
+        ("dtype", "float16", "for the dtype: expected"),
+        ("causal", False, "for the options: expected"),
+        ("softcap", 3.0, "for the options: expected"),
+        ("split", "contiguous", "for the split: expected"),
+        ("schedule", "ring", "for the schedule: expected"),
+    ],
+)
+def test_ranks_that_differ_are_an_error_on_each(ranks, what, value, words):
+    for told in ranks(3, others.message_of, (1,), what, value):
+        assert told is not None and told[0] == "ArgumentError" and words in told[1] and "rank 1" in told[1], told
+
+
+def test_a_rank_that_refuses_is_an_error_on_each(ranks):
+    told = ranks(3, others.message_of, (2,), "dtype", "float64")
+    assert told[2] == ("DTypeError", "q is of torch.float64; expected torch.float16, torch.bfloat16, torch.float32")
+    assert told[0] == told[1] == ("ArgumentError", "rank 2 refused its arguments; its error says why")
+
+
+@pytest.mark.parametrize(
+    ("what", "value", "words"),
+    [
+        ("schedule", "tree", "for schedule: expected auto or all_gather or ring or ulysses"),
+        ("split", "stripes", "for split: expected zigzag or contiguous or documents"),
+        ("window_size", (1, 2, 3), "for window_size: expected"),
+        ("head_slices", 3, "for head_slices: expected a divisor of heads_k = 2"),
+        ("softmax_scale", "1", "for softmax_scale: expected"),
+    ],
+)
+def test_bad_options_are_refused(ranks, what, value, words):
+    for told in ranks(2, others.message_of, (0, 1), what, value):
+        assert told is not None and told[0] == "ArgumentError" and words in told[1], told
+
+
+def test_headers_are_compared_once_for_a_shape(ranks):
+    assert ranks(2, others.agreements) == [2, 2]
+
+
+@pytest.mark.parametrize("mode", ["ends", "is late"])
+def test_a_rank_that_fails_is_an_error_within_the_time_out(mode):
+    context = multiprocessing.get_context("spawn")
+    port, number = conftest.free_port(), 3 if mode == "ends" else 2
+    pipes, processes = [], []
+    for rank in range(number):
+        here, there = context.Pipe()
+        process = context.Process(target=others.of_failure, args=(rank, number, port, there, mode), daemon=True)
+        process.start()
+        there.close()
+        pipes.append(here)
+        processes.append(process)
+    told = [pipe.recv() for pipe in pipes]
+    for process in processes:
+        process.join(60)
+    for rank, (message, _) in enumerate(told[:-1]):
+        assert message is not None and f"rank {rank} could not exchange" in message, told
+
+
+@pytest.mark.parametrize("sink", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_decoding(ranks, number, sink):
+    told = ranks(number, others.of_decoding, (24, 5, 0), sink)
+    assert max(worst for worst, _ in told) < 2e-6
+    assert len({bits for _, bits in told}) == 1, "all ranks have equal bits"
+
+
+def test_decoding_with_ranks_that_differ(ranks):
+    for kind, message in ranks(2, others.of_decoding_that_differs):
+        assert kind == "ArgumentError" and "for the rows of a shard: expected" in message
+
+
+@pytest.mark.parametrize("split", ["zigzag", "contiguous", "documents"])
+def test_unshard(ranks, split):
+    assert ranks(3, others.of_unsharding, split) == [True] * 3
+
+
+def test_dtensors(ranks):
+    assert max(ranks(2, others.of_dtensor)) < 1e-5
+
+
+@pytest.mark.parametrize("with_pytorch", [False, True])
+def test_an_unchanged_model(ranks, with_pytorch):
+    assert max(ranks(2, others.of_model, with_pytorch)) < 1e-5
+
+
+def test_masks_and_dropout_of_models_are_refused(ranks):
+    assert ranks(2, others.refused_sdpa) == [["attn_mask", "dropout_p"]] * 2
+
+
+def test_explain(ranks):
+    text, other = ranks(2, others.of_explanation)
+    assert text == other
+    assert text.startswith("constants: ") and text.count("*") == 1
+    for schedule in ("all_gather", "ring", "ulysses"):
+        assert schedule in text
+
+
+def test_the_example_trains(ranks):
+    for sharded, whole in ranks(2, others.of_example, 6, 64):
+        assert sharded[-1] < sharded[0] - 1, "it learns"
+        assert max(abs(a - b) for a, b in zip(sharded, whole)) < 1e-4
+
+
+def test_the_suite_of_the_benchmark(ranks):
+    pytest.importorskip("flashcore_bench")
+    for number, rows, table in ranks(2, others.of_suite):
+        assert len({row["problem"] for row in rows}) == number and table.count("\n") == len(rows) + 1
+        for row in rows:
+            assert row["fault"] is None and row["samples"] >= 5 and row["efficiency"] > 0, row
+            assert row["suite"] == "parallel" and row["ranks"] == 2
+            assert (row["predicted_efficiency"] is None) == (row["pass"] == "decode")
