@@ -10,14 +10,17 @@ use serde::{Deserialize, Serialize};
 use super::Device;
 use super::model::{self, TERMS, Terms};
 use super::structure::Structure;
-use super::table::TunedRow;
+use crate::forward::mma::MmaPlan;
+use crate::forward::small::{AtOncePlan, StreamedPlan};
+use crate::forward::wgmma::WgmmaPlan;
 use crate::{Arch, Plan};
 
-/// How strongly the factors of a plan are pulled to those of its family: as much as this many measured times.
-const PULL: f64 = 0.3;
-/// The weight of the assumption that a prediction has no error, against the errors of near problems. A
-/// problem at distance 1 has the weight 1 / e.
+/// The weight of the assumption that a prediction has no error, against the errors at near problems. The error of a plan
+/// at a problem at distance 1 has the weight 1 / e.
 const DOUBT: f64 = 0.6;
+/// The weights of the errors of another plan: with the same tiles, and of the same family.
+const ALIKE: f64 = 0.3;
+const OF_FAMILY: f64 = 0.05;
 /// The shortest lengths of the problems that are swept.
 const SHORTEST: usize = 64;
 /// On an architecture without times, a plan replaces the default if it is predicted to take less than this
@@ -28,12 +31,12 @@ const LEAST_PLANS: usize = 4;
 /// The packings of each plan.
 const PACKINGS: [Packing; 2] = [Packing::Apart, Packing::Packed];
 
-/// The factors of a family's plans, fitted to all swept problems.
+/// The factors of a family's plans, fitted to the swept problems, to the tuned table and to `evidence/h200.jsonl`.
 const FAMILIES: [(&str, Terms); 4] = [
-    ("mma", [1.316, 0.135, 0.47, 0.686, 0.0, 0.855, 0.323, 0.443, 0.869, 0.0, 0.284]),
-    ("wgmma", [2.72, 0.0, 0.078, 0.433, 0.515, 0.444, 0.156, 0.0, 0.0, 0.0, 0.785]),
-    ("small_streamed", [1.885, 0.093, 0.0, 0.748, 0.684, 0.289, 0.145, 0.0, 0.0, 0.551, 0.969]),
-    ("small_at_once", [1.325, 0.0, 0.0, 0.685, 0.0, 0.0, 0.867, 0.0, 0.0, 0.681, 0.896]),
+    ("mma", [1.426, 0.094, 0.462, 0.639, 0.0, 0.877, 0.365, 0.389, 0.853, 0.0, 0.307]),
+    ("wgmma", [2.615, 0.0, 0.092, 0.412, 0.503, 0.468, 0.161, 0.038, 0.0, 0.0, 0.766]),
+    ("small_streamed", [1.494, 0.196, 0.0, 0.663, 0.821, 0.308, 0.151, 0.119, 0.0, 0.758, 0.981]),
+    ("small_at_once", [1.385, 0.0, 0.0, 0.922, 0.0, 0.0, 0.696, 0.0, 0.0, 0.732, 0.966]),
 ];
 
 /// A line of a table of sweeps.
@@ -92,8 +95,10 @@ pub struct Sweep {
 struct Group {
     stated: SweptPlans,
     rows: Vec<Measured>,
+    /// How much the errors of a plan say about another one.
+    weights: Vec<Vec<f64>>,
     /// For problems without a mask, and with a causal one.
-    fitted: [OnceLock<Vec<[Fitted; 2]>>; 2],
+    errors: [OnceLock<Vec<RowErrors>>; 2],
 }
 
 /// A measured problem, with the times of [`SweptTimes`].
@@ -103,12 +108,12 @@ struct Measured {
     us: Vec<[Option<f64>; 2]>,
 }
 
-/// What the rows say of a plan with a packing.
-#[derive(Clone, Debug)]
-struct Fitted {
-    factors: Terms,
-    /// Measured problems, with the logarithm of the measured time over the sum of the terms.
-    errors: Vec<(Place, f64)>,
+/// The logarithms of a row's times over the predicted times, of each plan and packing.
+#[derive(Debug)]
+struct RowErrors {
+    row: usize,
+    place: Place,
+    of_plans: Vec<[Option<f64>; 2]>,
 }
 
 /// The place of a problem, in powers of two.
@@ -153,7 +158,7 @@ impl Sweep {
             let number = index + 1;
             match serde_json::from_str(line).map_err(|error| SweepError::Json(number, error))? {
                 SweepLine::Plans(stated) => {
-                    groups.push(Group { stated, rows: Vec::new(), fitted: Default::default() });
+                    groups.push(Group::new(stated));
                 }
                 SweepLine::Times(times) => {
                     let group = groups.last_mut().ok_or(SweepError::NoPlans(number))?;
@@ -191,7 +196,7 @@ impl Sweep {
     /// The factors of each family that fit all rows best.
     pub fn families(&self) -> Vec<(&'static str, Terms)> {
         let of = |&(family, near): &(&'static str, Terms)| {
-            let all = self.groups.iter().flat_map(|group| group.all_times(family));
+            let all = self.groups.iter().flat_map(|group| group.times(family));
             (family, model::fit(&all.collect::<Vec<_>>(), &near, 0.01))
         };
         FAMILIES.iter().map(of).collect()
@@ -225,10 +230,14 @@ impl SweptPlans {
 }
 
 impl Group {
+    fn new(stated: SweptPlans) -> Group {
+        let of = |plan: &Plan| stated.plans.iter().map(|other| likeness(plan, other)).collect();
+        let weights = stated.plans.iter().map(of).collect();
+        Group { stated, rows: Vec::new(), weights, errors: Default::default() }
+    }
+
     fn predict(&self, problem: &Problem, arch: &Arch) -> Vec<Prediction> {
-        let causal = problem.band.is_causal();
-        let fitted = self.fitted[usize::from(causal)].get_or_init(|| self.fit(causal, None));
-        self.with(fitted, problem, arch)
+        self.without(None, problem, arch)
     }
 
     /// The predictions on another architecture: of the plans of the family that every architecture has, with
@@ -247,69 +256,69 @@ impl Group {
         all
     }
 
-    /// The predictions of all plans, the fastest first.
-    fn with(&self, fitted: &[[Fitted; 2]], problem: &Problem, arch: &Arch) -> Vec<Prediction> {
+    /// The predictions of all plans, the fastest first, without the times of a row.
+    fn without(&self, row: Option<usize>, problem: &Problem, arch: &Arch) -> Vec<Prediction> {
+        let (mut sums, mut counts) = (vec![0.0; self.stated.plans.len()], vec![0.0; self.stated.plans.len()]);
         let here = place(problem, arch);
+        for errors in self.errors(problem.band.is_causal()).iter().filter(|errors| Some(errors.row) != row) {
+            let apart: f64 = errors.place.iter().zip(&here).map(|(a, b)| (a - b) * (a - b)).sum();
+            let weight = (-apart).exp();
+            for (index, of_plan) in errors.of_plans.iter().enumerate() {
+                for error in of_plan.iter().flatten() {
+                    sums[index] += weight * error;
+                    counts[index] += weight;
+                }
+            }
+        }
         let mut all = Vec::new();
-        for (index, (plan, of_plan)) in self.stated.plans.iter().zip(fitted).enumerate() {
-            for (at, fitted) in of_plan.iter().enumerate() {
-                let Some(plan) = packed(plan, PACKINGS[at], problem) else { continue };
-                let Some(structure) = Structure::of(&plan, problem, arch) else { continue };
-                let us = fitted.predict(&model::terms(&structure, problem, arch), &here);
-                all.push(Prediction { plan, us, index: [index, at] });
+        for (index, (base, weights)) in self.stated.plans.iter().zip(&self.weights).enumerate() {
+            let weighted =
+                |of: &[f64]| -> f64 { weights.iter().zip(of).map(|(weight, of)| weight * of).sum() };
+            let error = weighted(&sums) / (DOUBT + weighted(&counts));
+            for (at, packing) in PACKINGS.into_iter().enumerate() {
+                let Some(plan) = packed(base, packing, problem) else { continue };
+                let Some(us) = estimate(&plan, problem, arch) else { continue };
+                all.push(Prediction { plan, us: us * error.exp(), index: [index, at] });
             }
         }
         all.sort_by(|a, b| a.us.total_cmp(&b.us));
         all
     }
 
-    /// Fits the factors of each plan to the rows of a mask, without one row.
-    fn fit(&self, causal: bool, without: Option<usize>) -> Vec<[Fitted; 2]> {
-        let of = |(index, plan): (usize, &Plan)| {
-            let near = family_factors(plan);
-            // Packed heads change the rows of a tile, and hardly the time of a step.
-            [0, 1].map(|at| {
-                let times = self.times(index, at, causal, without);
-                let list: Vec<(Terms, f64)> = times.iter().map(|(_, terms, us)| (*terms, *us)).collect();
-                let factors = model::fit(&list, &near, PULL);
-                let error = |(place, terms, us): &(Place, Terms, f64)| {
-                    (*place, (us / model::time(terms, &factors)).ln())
+    /// The errors of the rows of a mask.
+    fn errors(&self, causal: bool) -> &[RowErrors] {
+        self.errors[usize::from(causal)].get_or_init(|| {
+            let arch = self.arch();
+            let rows = self.rows.iter().enumerate();
+            let of_mask = rows.filter(|(_, measured)| measured.problem.band.is_causal() == causal);
+            let of_row = |(row, Measured { problem, us }): (usize, &Measured)| {
+                let error = |plan: &Plan, packing: usize, us: Option<f64>| {
+                    let plan = packed(plan, PACKINGS[packing], problem)?;
+                    Some((us? / estimate(&plan, problem, &arch)?).ln())
                 };
-                Fitted { factors, errors: times.iter().map(error).collect() }
-            })
-        };
-        self.stated.plans.iter().enumerate().map(of).collect()
+                let of_plan =
+                    |(plan, us): (&Plan, &[Option<f64>; 2])| [0, 1].map(|at| error(plan, at, us[at]));
+                let of_plans = self.stated.plans.iter().zip(us).map(of_plan).collect();
+                RowErrors { row, place: place(problem, &arch), of_plans }
+            };
+            of_mask.map(of_row).collect()
+        })
     }
 
-    /// The measured times of a plan with a packing on the problems of a mask, without one row.
-    fn times(
-        &self,
-        index: usize,
-        at: usize,
-        causal: bool,
-        without: Option<usize>,
-    ) -> Vec<(Place, Terms, f64)> {
+    /// The terms and times of a family's plans.
+    fn times(&self, family: &str) -> Vec<(Terms, f64)> {
         let arch = self.arch();
-        let rows =
-            self.rows.iter().enumerate().filter(|(row, measured)| {
-                Some(*row) != without && measured.problem.band.is_causal() == causal
-            });
-        let of = |(_, measured): (usize, &Measured)| {
-            let us = measured.us[index][at]?;
-            let plan = packed(&self.stated.plans[index], PACKINGS[at], &measured.problem)?;
-            let structure = Structure::of(&plan, &measured.problem, &arch)?;
-            Some((place(&measured.problem, &arch), model::terms(&structure, &measured.problem, &arch), us))
-        };
-        rows.filter_map(of).collect()
-    }
-
-    fn all_times(&self, family: &str) -> Vec<(Terms, f64)> {
-        let plans = self.stated.plans.iter().enumerate().filter(|(_, plan)| plan.family() == family);
-        let all = plans.flat_map(|(index, _)| {
-            [(0, false), (0, true), (1, false), (1, true)]
-                .map(|(at, causal)| self.times(index, at, causal, None))
-        });
-        all.flatten().map(|(_, terms, us)| (terms, us)).collect()
+        let mut all = Vec::new();
+        for Measured { problem, us } in &self.rows {
+            for (plan, us) in self.stated.plans.iter().zip(us).filter(|(plan, _)| plan.family() == family) {
+                for (packing, us) in PACKINGS.into_iter().zip(us) {
+                    let plan = packed(plan, packing, problem);
+                    let structure = plan.and_then(|plan| Structure::of(&plan, problem, &arch));
+                    all.extend(structure.map(|at| model::terms(&at, problem, &arch)).zip(*us));
+                }
+            }
+        }
+        all
     }
 
     fn held_back(&self, row: usize) -> Option<HeldBack> {
@@ -317,9 +326,8 @@ impl Group {
         if us.iter().flatten().flatten().count() < LEAST_PLANS {
             return None;
         }
-        let fitted = self.fit(problem.band.is_causal(), Some(row));
         let of = |prediction: &Prediction| us[prediction.index[0]][prediction.index[1]];
-        let all = self.with(&fitted, problem, &self.arch());
+        let all = self.without(Some(row), problem, &self.arch());
         let chosen = all.iter().find(|prediction| of(prediction).is_some())?;
         let best = us.iter().flatten().flatten().copied().fold(f64::INFINITY, f64::min);
         Some(HeldBack {
@@ -337,34 +345,42 @@ impl Group {
     }
 }
 
-/// The time of a row's plan on another problem: that of the row, times the ratio of the predicted times. µs.
-pub(super) fn transferred(row: &TunedRow, plan: &Plan, problem: &Problem, device: &Device) -> Option<f64> {
-    let us = |plan: &Plan, problem: &Problem, arch: &Arch| {
-        let structure = Structure::of(plan, problem, arch)?;
-        Some(model::time(&model::terms(&structure, problem, arch), &family_factors(plan)))
-    };
-    let arch = Arch { multiprocessors: row.multiprocessors, ..device.arch };
-    Some(row.us * us(plan, problem, &device.arch)? / us(&row.plan, &row.problem.problem(), &arch)?)
-}
-
 /// The factors of a plan's family.
 fn family_factors(plan: &Plan) -> Terms {
     let of = FAMILIES.iter().find(|(family, _)| *family == plan.family());
     of.map_or([1.0; TERMS], |(_, factors)| *factors)
 }
 
-impl Fitted {
-    /// The time by the terms, corrected by the errors at near problems.
-    fn predict(&self, terms: &Terms, here: &Place) -> f64 {
-        let (mut weights, mut sum) = (DOUBT, 0.0);
-        for (place, error) in &self.errors {
-            let apart: f64 = place.iter().zip(here).map(|(a, b)| (a - b) * (a - b)).sum();
-            let weight = (-apart).exp();
-            weights += weight;
-            sum += weight * error;
+/// The time of a plan by the factors of its family, µs.
+pub(super) fn estimate(plan: &Plan, problem: &Problem, arch: &Arch) -> Option<f64> {
+    let structure = Structure::of(plan, problem, arch)?;
+    Some(model::time(&model::terms(&structure, problem, arch), &family_factors(plan)))
+}
+
+/// How much the errors of one plan say about another one.
+fn likeness(plan: &Plan, other: &Plan) -> f64 {
+    let alike = match (plan, other) {
+        _ if plan == other => return 1.0,
+        (Plan::Wgmma(a), Plan::Wgmma(b)) => {
+            let tile = |p: &WgmmaPlan| (p.consumers, p.resident_ctas, p.block_n, p.handout, p.turns);
+            tile(a) == tile(b)
         }
-        model::time(terms, &self.factors) * (sum / weights).exp()
-    }
+        (Plan::Mma(a), Plan::Mma(b)) => {
+            let tile = |p: &MmaPlan| (p.block_m, p.block_n, p.warps, p.kv_warps);
+            tile(a) == tile(b)
+        }
+        (Plan::SmallStreamed(a), Plan::SmallStreamed(b)) => {
+            let tile =
+                |p: &StreamedPlan| (p.row_warpgroups, p.cluster, p.kv_warpgroups, p.block_n, p.resident_ctas);
+            tile(a) == tile(b)
+        }
+        (Plan::SmallAtOnce(a), Plan::SmallAtOnce(b)) => {
+            let tile = |p: &AtOncePlan| (p.row_warpgroups, p.cluster, p.kv_warpgroups, p.block_n);
+            tile(a) == tile(b)
+        }
+        _ => return 0.0,
+    };
+    if alike { ALIKE } else { OF_FAMILY }
 }
 
 /// Waves of tiles, keys, queries and heads of a group.
@@ -431,8 +447,11 @@ mod tests {
             .to_vec()
     }
 
-    /// A table of times that are sums of terms with factors that no family has.
-    fn table(factors: &Terms) -> String {
+    /// The index of a plan that is slower than others of its family.
+    const SLOW: usize = 1;
+
+    /// A table of times as the factors of the families give them. The times of one plan are `slow` times as long.
+    fn table(slow: f64) -> String {
         let plans = plans();
         let stated = SweptPlans {
             device: "NVIDIA H200".into(),
@@ -443,11 +462,11 @@ mod tests {
         };
         let mut lines = vec![json!(SweepLine::Plans(stated)).to_string()];
         for p in problems() {
-            let of = |plan: &Plan, packing| {
-                let structure = Structure::of(&packed(plan, packing, &p)?, &p, &H200.arch)?;
-                Some(model::time(&model::terms(&structure, &p, &H200.arch), factors))
+            let of = |index: usize, packing| {
+                let us = estimate(&packed(&plans[index], packing, &p)?, &p, &H200.arch)?;
+                Some(if index == SLOW { slow * us } else { us })
             };
-            let us = plans.iter().map(|plan| PACKINGS.map(|packing| of(plan, packing))).collect();
+            let us = (0..plans.len()).map(|index| PACKINGS.map(|packing| of(index, packing))).collect();
             let extents = [p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv];
             let times = SweptTimes { extents, mask: p.band, us, commit: None, run: "0".into() };
             lines.push(json!(SweepLine::Times(times)).to_string());
@@ -455,29 +474,30 @@ mod tests {
         lines.join("\n")
     }
 
+    /// All times of a plan are twice those of its family, and the predictions of the plan follow.
     #[test]
-    fn factors_are_found_from_times() {
-        let factors = [4.0, 0.5, 0.1, 1.3, 0.2, 0.4, 0.3, 0.2, 1.5, 0.3, 0.5];
-        let sweep = Sweep::parse(&table(&factors)).unwrap();
-        let other = problem(3, [20, 5], [1111, 2222], Band::CAUSAL);
+    fn errors_at_near_problems_correct_predictions() {
+        let sweep = Sweep::parse(&table(2.0)).unwrap();
+        let other = problem(3, [12, 3], [1600, 2100], Band::CAUSAL);
         let found = sweep.predict(&other, &H200);
         assert_eq!(found.len(), 1 + 2 + 2, "only two of the families pack heads");
         assert!(found.is_sorted_by(|a, b| a.us <= b.us));
         for prediction in &found {
-            let structure = Structure::of(&prediction.plan, &other, &H200.arch).unwrap();
-            let us = model::time(&model::terms(&structure, &other, &H200.arch), &factors);
-            assert!((prediction.us / us).ln().abs() < 0.1, "{us}: {prediction:?}");
+            let error = prediction.us / estimate(&prediction.plan, &other, &H200.arch).unwrap();
+            let is_slow = prediction.index[0] == SLOW;
+            assert!(
+                if is_slow { (1.4..2.0).contains(&error) } else { (0.99..1.01).contains(&error) },
+                "{error}"
+            );
         }
         let held_back = sweep.held_back();
-        assert_eq!(held_back.len(), problems().len());
-        for held in &held_back {
-            assert!(held.us <= 1.1 * held.best && held.us >= held.best, "{held:?}");
-        }
+        assert_eq!(held_back.len(), problems().len() / 2, "three plans are too few to show the fastest");
+        assert!(held_back.iter().all(|held| held.us == held.best), "{held_back:?}");
     }
 
     #[test]
     fn other_problems_are_not_predicted() {
-        let sweep = Sweep::parse(&table(&[1.0; TERMS])).unwrap();
+        let sweep = Sweep::parse(&table(1.0)).unwrap();
         let swept = problem(2, [8, 8], [500, 500], Band::FULL);
         let count = |problem: &Problem, device: &Device| sweep.predict(problem, device).len();
         assert_eq!(count(&swept, &H200), plans().len());
@@ -495,7 +515,7 @@ mod tests {
     /// Without times, an architecture gets a plan that every architecture has, or the default.
     #[test]
     fn another_architecture_has_predictions() {
-        let sweep = Sweep::parse(&table(&[1.0; TERMS])).unwrap();
+        let sweep = Sweep::parse(&table(1.0)).unwrap();
         for arch in [Arch::SM_80, Arch::SM_89, Arch::SM_120] {
             for seq in [100, 3000] {
                 let problem = problem(2, [8, 8], [seq, seq], Band::CAUSAL);
@@ -510,7 +530,7 @@ mod tests {
 
     #[test]
     fn a_bad_line_is_named() {
-        let good = table(&[1.0; TERMS]);
+        let good = table(1.0);
         let (plans, times) = good.split_once('\n').unwrap();
         for (text, message) in [
             (times.to_owned(), "line 1: expected plans before times"),
