@@ -39,11 +39,17 @@ from ._flex import flex_attention, table
 from ._functional import explain, flash_attn_func, scaled_dot_product_attention
 from ._kvcache import flash_attn_with_kvcache
 from ._merge import merge_states
-from ._packed import flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+from ._packed import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 from ._padding import pad_input, unpad_input
+from ._prefix import flash_attn_with_shared_prefix
 from ._quantize import Quantized, quantize
 from ._slots import reshape_and_cache
-from ._varlen import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
+from ._varlen import flash_attn_varlen_func
 
 __all__ = [
     "ArgumentError",
@@ -68,6 +74,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "flash_attn_with_shared_prefix",
     "flex_attention",
     "merge_states",
     "pad_input",

@@ -241,13 +241,9 @@ def _operator(
     out: Tensor,
     lse: Tensor,
     heads: int,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    *features: Any,
+    *rest: Any,
 ) -> list[Tensor]:
+    terms, features = rest[:5], rest[5:]
     *stated, of_sink, of_tables, deterministic = features
     plain = [_calls._plain(x) for x in (d_out, d_lse, q, k, v, out, lse)]
     _calls._check_axes(plain[2], plain[3], plain[4], heads)
@@ -258,7 +254,7 @@ def _operator(
         lengths: Any = tuple(None if x is None else x.contiguous() for x in made.lengths)
         made = made._replace(lengths=lengths, sink=None if made.sink is None else made.sink.contiguous())
     return compute(
-        plain[0], plain[1], Saved(*plain[2:]), heads, (top_left, before, after, scale, softcap), made,
+        plain[0], plain[1], Saved(*plain[2:]), heads, terms, made,
         Wants(of_sink, of_tables), deterministic,
     )  # fmt: skip
 
@@ -326,6 +322,56 @@ def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, needs: 
     return gradients[: len(needs)]
 
 
+class _Recorded(torch.autograd.Function):  # type: ignore[misc]
+    """A call on plain tensors, without the dispatcher, which takes longer than a small call."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, call: Any, *tables: Tensor) -> Any:
+        heads, terms, features = call
+        out, lse = _calls._now(q, k, v, heads, terms, True, features)
+        ctx.set_materialize_grads(False)
+        lengths: tuple[Any, ...] = () if features is None else features.lengths
+        ctx.save_for_backward(q, k, v, out, lse, sink, *tables, *lengths)
+        # Without the tensors, which must not be kept twice.
+        ctx.call = heads, terms, features and features._replace(lengths=_features.NO_LENGTHS, sink=None, tables=())
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None) -> Any:
+        q, k, v, out, lse, sink, *rest = ctx.saved_tensors
+        heads, terms, features = ctx.call
+        needs = ctx.needs_input_grad
+        tables = rest[: len(needs) - 5]
+        wants = Wants(sink is not None and needs[3], sum(1 << i for i, wanted in enumerate(needs[5:]) if wanted))
+        if d_out is None:
+            d_out = torch.zeros_like(out)
+        if features is not None:
+            features = features._replace(lengths=tuple(rest[len(tables) :]), sink=sink, tables=tuple(tables))
+        asked = features is not None and features.deterministic
+        deterministic = asked or torch.are_deterministic_algorithms_enabled()
+        saved = Saved(q, k, v, out, lse)
+        if torch.is_grad_enabled():  # for a second derivative, which the operator refuses
+            stated = _calls._flat(features or _features.Features())[:14]
+            found = torch.ops.flashcore_attn.attention_backward(
+                d_out, d_lse, *saved, heads, *terms, *stated, *wants, deterministic
+            )
+        else:
+            found = compute(d_out, d_lse, saved, heads, terms, features, wants, deterministic)
+        dq, dk, dv, *others = found
+        d_sink = others.pop(0) if wants.sink else None
+        d_tables = [others.pop(0).to(x.dtype) if wanted else None for x, wanted in zip(tables, needs[5:])]
+        return (dq, dk, dv, d_sink, None, *d_tables)
+
+
+def recorded(
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, features: Features | None
+) -> tuple[Tensor, Tensor]:
+    """The result and the log-sum-exp of a call on plain tensors that autograd records."""
+    sink, tables = (None, ()) if features is None else (features.sink, features.tables)
+    out, lse = _Recorded.apply(q, k, v, sink, (heads, terms, features), *tables)
+    return out, lse
+
+
 def called(operator: Any, *arguments: Any) -> Any:
     """The results of an operator. PyTorch's derivatives of functions need a Function, which takes no lists."""
     if torch.compiler.is_compiling() or _cuda._functorch() is None or not _calls.is_differentiated():
@@ -336,7 +382,8 @@ def called(operator: Any, *arguments: Any) -> Any:
     return _Forward.apply(*_split(arguments, len(arguments)))
 
 
-# The place of the tables among the arguments of an operator, by their number, which is negative for the gradients.
+# The place of the tables among the arguments of an operator, by their number, which is negative for the
+# gradients.
 _PLACES = {30: _TABLES, -30: 26}
 
 

@@ -27,8 +27,38 @@ def append_and_attend(
         _memory.check(name, x)
     cos, sin, interleaved, positions = append.rotary or (None, None, False, None)
     new = (append.k, append.v, append.starts, cos, sin, positions, interleaved)
-    out, lse = torch.ops.flashcore_attn.attention_with_cache(q, k, v, *new, *terms, want_lse, *_calls._flat(features))
+    *stated, _ = _calls._flat(features)  # without the wish for deterministic gradients, of which there are none
+    call: Any = torch.ops.flashcore_attn.attention_with_cache
+    if not torch.compiler.is_compiling() and all(_calls._is_plain(x, x, x) for _, x in named):
+        call = _compute_with_cache  # without the dispatcher
+        for x in (k, v):
+            if not x.is_inference():
+                torch.autograd.graph.increment_version(x)
+    out, lse = call(q, k, v, *new, *terms, want_lse, *stated)
     return out, lse if want_lse else None
+
+
+def _compute_with_cache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_k_new: Tensor | None,
+    rotary_cos: Tensor | None,
+    rotary_sin: Tensor | None,
+    rotary_seqlens: Tensor | None,
+    interleaved: bool,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    terms, want_lse, features = rest[:5], rest[5], rest[6:]
+    stated = _calls._given_features(q, k_cache, v_cache, 2, features)
+    append = _appended(k, v, cu_seqlens_k_new, (rotary_cos, rotary_sin, rotary_seqlens, interleaved), stated.batch)
+    for name, x in (("k", k), ("v", v)):
+        dtype = q.dtype if k_cache.dtype in _cuda.FP8 else k_cache.dtype
+        if x.dtype != dtype:
+            raise DTypeError(f"{name} has dtype {x.dtype}, but k_cache has {k_cache.dtype}; expected {dtype}")
+    return _calls._both(q, k_cache, v_cache, 2, terms, want_lse, stated, append)
 
 
 @library.custom_op(
@@ -41,31 +71,8 @@ def append_and_attend(
     "str score, str mask, float[] floats, SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, "
     "Tensor? descale_v, int[] blocks, Tensor? page_table=None) -> (Tensor, Tensor)",
 )
-def _operator_with_cache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_k_new: Tensor | None,
-    rotary_cos: Tensor | None,
-    rotary_sin: Tensor | None,
-    rotary_seqlens: Tensor | None,
-    interleaved: bool,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    want_lse: bool,
-    *features: Any,
-) -> tuple[Tensor, Tensor]:
-    stated = _calls._given_features(q, k_cache, v_cache, 2, features)
-    append = _appended(k, v, cu_seqlens_k_new, (rotary_cos, rotary_sin, rotary_seqlens, interleaved), stated.batch)
-    for name, x in (("k", k), ("v", v)):
-        if x.dtype != k_cache.dtype:
-            raise DTypeError(f"{name} has dtype {x.dtype}, but k_cache has {k_cache.dtype}; they must be equal")
-    return _calls._both(q, k_cache, v_cache, 2, (top_left, before, after, scale, softcap), want_lse, stated, append)
+def _operator_with_cache(*call: Any) -> tuple[Tensor, Tensor]:
+    return _compute_with_cache(*call)
 
 
 def _appended(
@@ -93,20 +100,9 @@ def _appended(
 
 
 @_operator_with_cache.register_fake
-def _fake_with_cache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_k_new: Tensor | None,
-    rotary_cos: Tensor | None,
-    rotary_sin: Tensor | None,
-    rotary_seqlens: Tensor | None,
-    interleaved: bool,
-    *rest: Any,
-) -> tuple[Tensor, Tensor]:
-    out: tuple[Tensor, Tensor] = _calls._fake_with(q, k_cache, v_cache, 2, *rest)
+def _fake_with_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *call: Any) -> tuple[Tensor, Tensor]:
+    append = 7  # the arguments of the append, which decide no shape
+    out: tuple[Tensor, Tensor] = _calls._fake_with(q, k_cache, v_cache, 2, *call[append:])
     return out
 
 
@@ -123,8 +119,7 @@ def merge_states(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor
 def _merge_operator(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
     _check_parts(outs, lses)
     if outs[0].device.type != "cpu":
-        words = invalid_words("the device of outs", outs[0].device, "cpu")
-        raise UnsupportedError(words, f"device {outs[0].device.type}")
+        return _merged(outs, lses)
     outs = [_cuda.resolved("outs", _calls._plain(x)).contiguous() for x in outs]
     rows = [_cuda.resolved("lses", _calls._plain(x)).transpose(-1, -2).contiguous() for x in lses]
     out, lse = torch.empty_like(outs[0]), torch.empty_like(rows[0])
@@ -136,6 +131,20 @@ def _merge_operator(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Ten
         _cuda.DTYPES[out.dtype],
     )
     return out, lse.transpose(-1, -2).contiguous()
+
+
+def _merged(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The merge in float32 by PyTorch's operators, on any device."""
+    top = torch.stack(lses).amax(0)
+    top = torch.where(top == -torch.inf, 0.0, top)  # a row that saw no key
+    total, whole = torch.zeros_like(top), torch.zeros_like(outs[0], dtype=torch.float32)
+    for out, lse in zip(outs, lses):
+        weight = torch.exp(lse - top)
+        total += weight
+        of_rows = weight.transpose(-1, -2)[..., None]
+        whole += torch.where(of_rows > 0, of_rows * out.float(), 0.0)
+    whole /= torch.where(total > 0, total, 1.0).transpose(-1, -2)[..., None]
+    return whole.to(outs[0].dtype), top + torch.log(total)
 
 
 @_merge_operator.register_fake

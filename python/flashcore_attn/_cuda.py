@@ -63,16 +63,9 @@ def _code(dtype: torch.dtype) -> int | None:
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    terms: Terms,
-    want_lse: bool,
-    features: Features | None = None,
-    append: Append | None = None,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None,
+    append: Append | None = None, out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Enqueues attention on the current stream of q's device, after an append to the cache. ``out`` is memory for the
     result."""
     device, dtype = q.get_device(), q.dtype
@@ -97,18 +90,9 @@ def attend(
 
 
 def _launch(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    terms: Terms,
-    want_lse: bool,
-    features: Features | None,
-    append: Append | None,
-    device: int,
-    code: int,
-    given: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None,
+    append: Append | None, device: int, code: int, given: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     q, k, v = plain_rows("q", q), plain_rows("k", k), plain_rows("v", v)
     shape, v_shape = q.shape, v.shape
     held: list[Any] = []
@@ -249,21 +233,25 @@ def output_like(q: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
 def codes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, torch.dtype]:
     """The code of checked element types, and the output's type."""
     out = output_type(q, k, v)
-    if (code := _code(out)) is not None and q.dtype not in FP8:
+    if (code := _code(out)) is not None and q.dtype is k.dtype and q.dtype not in FP8:
         return code, out
     return sum(_DIGITS[dtype] << 4 * i for i, dtype in enumerate((q.dtype, k.dtype, v.dtype, out))), out
 
 
 def output_type(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
     """The output's type: q's, with 8-bit q and k that of v, or bfloat16. Rejects types that do not fit."""
-    if q.dtype not in FP8:
+    narrow = q.dtype in (torch.float16, torch.bfloat16) and k.dtype in FP8  # an 8-bit cache
+    if q.dtype not in FP8 and not narrow:
         check(q, k, v)
         return q.dtype
-    for name, x, accepted in (("q", q, _BESIDE_FP8[0]), ("k", k, _BESIDE_FP8[0]), ("v", v, _BESIDE_FP8[1])):
+    values = _BESIDE_FP8[0] if narrow else _BESIDE_FP8[1]
+    for name, x, accepted in (("q", q, (q.dtype,)), ("k", k, _BESIDE_FP8[0]), ("v", v, values)):
         _check_placed(name, x, q)
         if x.dtype not in accepted:
             expected = ", ".join(map(str, accepted))
             raise DTypeError(invalid_words(f"the dtype of {name}", x.dtype, f"{expected} beside q of {q.dtype}"))
+    if narrow:
+        return q.dtype
     return torch.bfloat16 if v.dtype in FP8 else v.dtype
 
 
@@ -380,6 +368,12 @@ def as_lengths(name: str, x: Tensor, elements: int) -> Tensor:
     return x.contiguous()
 
 
+def least_on_host(lengths: Tensor) -> int | None:
+    """The smallest length, if it is known without a wait for a GPU."""
+    known = lengths.device.type == "cpu" and lengths.numel() > 0 and _has_values(lengths)
+    return int(lengths.min()) if known else None
+
+
 def as_pages(x: Tensor, batch: int) -> Tensor:
     """A page table: int32 and contiguous."""
     _check_operand("page_table", x)
@@ -392,7 +386,7 @@ def as_pages(x: Tensor, batch: int) -> Tensor:
 
 def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust. ``held`` keeps their memory."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, *_ = features
+    lengths, batch, max_q, max_k, _, score, mask, floats, ints, tables, scales, blocks, pages, *_ = features
     check_devices(features, q)
 
     def at(name: str, x: Tensor | None) -> int | None:
@@ -402,7 +396,7 @@ def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeature
         (batch, max_q, max_k, [at(name, x) for name, x in zip(_features.LENGTHS, lengths)])
         if features.uneven
         else None,
-        at("learnable_sink", sink),
+        [(operand, _memory.address(name, x, held)) for operand, name, x in features.of_heads()],
         score,
         mask,
         floats,

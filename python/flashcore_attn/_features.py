@@ -40,6 +40,7 @@ class Features(NamedTuple):
     deterministic: bool = False
     # What messages call the tables.
     names: tuple[str, ...] = ()
+    temperature: Any = None
 
     @property
     def uneven(self) -> bool:
@@ -51,10 +52,15 @@ class Features(NamedTuple):
         """What messages call the tables. An operator knows no names."""
         return self.names or tuple(f"table {i}" for i in range(len(self.tables)))
 
+    def of_heads(self) -> list[tuple[str, str, Any]]:
+        """The arrays with a value per query head, with the names of their operands and what messages call them."""
+        arrays = (("sinks", "learnable_sink", self.sink), ("temperature", "temperature", self.temperature))
+        return [(operand, name, x) for operand, name, x in arrays if x is not None]
+
     def named(self) -> list[tuple[str, Any]]:
         """The arrays with what messages call them."""
         named = (
-            *zip(LENGTHS, self.lengths), *zip(SCALES, self.scales), ("learnable_sink", self.sink),
+            *zip(LENGTHS, self.lengths), *zip(SCALES, self.scales), *((name, x) for _, name, x in self.of_heads()),
             *zip(self.table_names, self.tables), ("page_table", self.page_table),
         )  # fmt: skip
         return [(name, x) for name, x in named if x is not None]
@@ -84,7 +90,7 @@ class Parts:
         tables, ints = tuple(self.tables), tuple(self.ints)
         named = {"names": tuple(self.names), **others}
         features = Features(score=self.score, mask=self.mask, ints=ints, tables=tables, **named)
-        stated = features.score or features.mask or features.sink is not None or features.uneven
+        stated = features.score or features.mask or features.of_heads() or features.uneven
         scaled = any(x is not None for x in features.scales)
         return features if stated or scaled or features.page_table is not None else None
 
@@ -97,7 +103,18 @@ def alibi(parts: Parts, backend: Any, slopes: Any, batch: int, heads: int) -> No
         raise invalid("the shape of alibi_slopes", shape, f"({heads},), or (batch, heads) = ({batch}, {heads})")
     index = "[h]" if len(shape) == 1 else "[b, h]"
     number = parts.table(slopes, "alibi_slopes")
-    parts.score = f"s - t{number}{index} * float(abs(q + k_len - q_len - k))"
+    parts.score = f"{parts.score or 's'} - t{number}{index} * float(abs(q + k_len - q_len - k))"
+
+
+def temperature(parts: Parts, factors: Any, softcap: float) -> tuple[float, tuple[float, ...]]:
+    """Factors of heads in the score program, which has gradients, and the cap after them. Returns the cap that is left,
+    and the program's parameters."""
+    factor = f"t{parts.table(factors, 'temperature')}[h]"
+    parts.score = f"select({factor} >= 0.0, s * {factor}, nan)"
+    if not softcap:
+        return 0.0, ()
+    parts.score = f"f0 * tanh({parts.score} / f0)"
+    return 0.0, (softcap,)
 
 
 def chunk(parts: Parts, length: int) -> None:
@@ -133,11 +150,11 @@ def scores(parts: Parts, backend: Any, name: str, mask: Any, shape: tuple[int, i
         parts.mask = f"n{number}[{index}] != 0"
 
 
-def sink(name: str, backend: Any, given: Any, heads: int) -> Any:
-    """Sinks in float32, one per query head."""
+def sink(name: str, backend: Any, given: Any, heads: int, of_head: str = "a logit") -> Any:
+    """Sinks, or other values, in float32, one per query head."""
     made = backend.as_sink(name, given)
     if tuple(made.shape) != (heads,):
-        raise invalid(f"the shape of {name}", tuple(made.shape), f"({heads},), a logit per query head")
+        raise invalid(f"the shape of {name}", tuple(made.shape), f"({heads},), {of_head} per query head")
     return made
 
 

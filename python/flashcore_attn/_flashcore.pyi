@@ -20,11 +20,11 @@ _Table = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 _Scales = tuple[int, tuple[int, int, int], int]
 # Address, batch entries, and entries for each of them.
 _Pages = tuple[int, int, int]
-# Lengths, the sinks' address, the texts of the score and the mask program, parameters, tables, descale factors, and
-# the page table.
+# Lengths, the names and addresses of operands with a value per query head, the texts of the score and the mask
+# program, parameters, tables, descale factors, and the page table.
 DescribedFeatures = tuple[
-    _Lengths | None, _Address, str, str, tuple[float, ...], tuple[int, ...], list[_Table], list[_Scales | None],
-    _Pages | None,
+    _Lengths | None, list[tuple[str, int]], str, str, tuple[float, ...], tuple[int, ...], list[_Table],
+    list[_Scales | None], _Pages | None,
 ]  # fmt: skip
 
 # Address, shape and strides in elements.

@@ -40,144 +40,49 @@ T = TypeVar("T")
 
 @overload
 def flash_attn_func(
-    q: T,
-    k: T,
-    v: T,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: Sequence[int | None] = ...,
-    softcap: float = ...,
-    alibi_slopes: Any = ...,
-    deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-    *,
-    learnable_sink: Any = ...,
-    attention_chunk: int = ...,
-    num_splits: int = ...,
-    pack_gqa: bool | None = ...,
-    sm_margin: int = ...,
-    qv: None = ...,
-    q_descale: Any = ...,
-    k_descale: Any = ...,
-    v_descale: Any = ...,
-    descale_q: Any = ...,
-    descale_k: Any = ...,
-    descale_v: Any = ...,
-    return_lse: Literal[False] = ...,
-) -> T: ...
+    q: T, k: T, v: T, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Sequence[int | None] = ..., softcap: float = ..., alibi_slopes: Any = ...,
+    deterministic: bool = ..., return_attn_probs: Literal[False] = ..., *, learnable_sink: Any = ...,
+    temperature: Any = ..., attention_chunk: int = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
+    sm_margin: int = ..., qv: None = ..., q_descale: Any = ..., k_descale: Any = ..., v_descale: Any = ...,
+    descale_q: Any = ..., descale_k: Any = ..., descale_v: Any = ..., return_lse: Literal[False] = ...,
+) -> T: ...  # fmt: skip
 @overload
 def flash_attn_func(
-    q: T,
-    k: T,
-    v: T,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: Sequence[int | None] = ...,
-    softcap: float = ...,
-    alibi_slopes: Any = ...,
-    deterministic: bool = ...,
-    *,
-    return_attn_probs: Literal[True],
-    learnable_sink: Any = ...,
-    attention_chunk: int = ...,
-    num_splits: int = ...,
-    pack_gqa: bool | None = ...,
-    sm_margin: int = ...,
-    qv: None = ...,
-    q_descale: Any = ...,
-    k_descale: Any = ...,
-    v_descale: Any = ...,
-    descale_q: Any = ...,
-    descale_k: Any = ...,
-    descale_v: Any = ...,
+    q: T, k: T, v: T, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Sequence[int | None] = ..., softcap: float = ..., alibi_slopes: Any = ...,
+    deterministic: bool = ..., *, return_attn_probs: Literal[True], learnable_sink: Any = ...,
+    temperature: Any = ..., attention_chunk: int = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
+    sm_margin: int = ..., qv: None = ..., q_descale: Any = ..., k_descale: Any = ..., v_descale: Any = ...,
+    descale_q: Any = ..., descale_k: Any = ..., descale_v: Any = ..., return_lse: bool = ...,
+) -> tuple[T, T, None]: ...  # fmt: skip
+@overload
+def flash_attn_func(
+    q: T, k: T, v: T, dropout_p: float, softmax_scale: float | None, causal: bool,
+    window_size: Sequence[int | None], softcap: float, alibi_slopes: Any, deterministic: bool,
+    return_attn_probs: Literal[True], *, learnable_sink: Any = ..., temperature: Any = ..., attention_chunk: int = ...,
+    num_splits: int = ..., pack_gqa: bool | None = ..., sm_margin: int = ..., qv: None = ..., q_descale: Any = ...,
+    k_descale: Any = ..., v_descale: Any = ..., descale_q: Any = ..., descale_k: Any = ..., descale_v: Any = ...,
     return_lse: bool = ...,
-) -> tuple[T, T, None]: ...
+) -> tuple[T, T, None]: ...  # fmt: skip
 @overload
 def flash_attn_func(
-    q: T,
-    k: T,
-    v: T,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: Sequence[int | None],
-    softcap: float,
-    alibi_slopes: Any,
-    deterministic: bool,
-    return_attn_probs: Literal[True],
-    *,
-    learnable_sink: Any = ...,
-    attention_chunk: int = ...,
-    num_splits: int = ...,
-    pack_gqa: bool | None = ...,
-    sm_margin: int = ...,
-    qv: None = ...,
-    q_descale: Any = ...,
-    k_descale: Any = ...,
-    v_descale: Any = ...,
-    descale_q: Any = ...,
-    descale_k: Any = ...,
-    descale_v: Any = ...,
-    return_lse: bool = ...,
-) -> tuple[T, T, None]: ...
+    q: T, k: T, v: T, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Sequence[int | None] = ..., softcap: float = ..., alibi_slopes: Any = ...,
+    deterministic: bool = ..., return_attn_probs: Literal[False] = ..., *, learnable_sink: Any = ...,
+    temperature: Any = ..., attention_chunk: int = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
+    sm_margin: int = ..., qv: None = ..., q_descale: Any = ..., k_descale: Any = ..., v_descale: Any = ...,
+    descale_q: Any = ..., descale_k: Any = ..., descale_v: Any = ..., return_lse: Literal[True],
+) -> tuple[T, T]: ...  # fmt: skip
 @overload
 def flash_attn_func(
-    q: T,
-    k: T,
-    v: T,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: Sequence[int | None] = ...,
-    softcap: float = ...,
-    alibi_slopes: Any = ...,
-    deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-    *,
-    learnable_sink: Any = ...,
-    attention_chunk: int = ...,
-    num_splits: int = ...,
-    pack_gqa: bool | None = ...,
-    sm_margin: int = ...,
-    qv: None = ...,
-    q_descale: Any = ...,
-    k_descale: Any = ...,
-    v_descale: Any = ...,
-    descale_q: Any = ...,
-    descale_k: Any = ...,
-    descale_v: Any = ...,
-    return_lse: Literal[True],
-) -> tuple[T, T]: ...
-@overload
-def flash_attn_func(
-    q: T,
-    k: T,
-    v: T,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: Sequence[int | None] = ...,
-    softcap: float = ...,
-    alibi_slopes: Any = ...,
-    deterministic: bool = ...,
-    return_attn_probs: bool = ...,
-    *,
-    learnable_sink: Any = ...,
-    attention_chunk: int = ...,
-    num_splits: int = ...,
-    pack_gqa: bool | None = ...,
-    sm_margin: int = ...,
-    qv: None = ...,
-    q_descale: Any = ...,
-    k_descale: Any = ...,
-    v_descale: Any = ...,
-    descale_q: Any = ...,
-    descale_k: Any = ...,
-    descale_v: Any = ...,
-    return_lse: bool = ...,
-) -> T | tuple[T, T] | tuple[T, T, None]: ...
+    q: T, k: T, v: T, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: Sequence[int | None] = ..., softcap: float = ..., alibi_slopes: Any = ...,
+    deterministic: bool = ..., return_attn_probs: bool = ..., *, learnable_sink: Any = ...,
+    temperature: Any = ..., attention_chunk: int = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
+    sm_margin: int = ..., qv: None = ..., q_descale: Any = ..., k_descale: Any = ..., v_descale: Any = ...,
+    descale_q: Any = ..., descale_k: Any = ..., descale_v: Any = ..., return_lse: bool = ...,
+) -> T | tuple[T, T] | tuple[T, T, None]: ...  # fmt: skip
 def flash_attn_func(
     q: Any,
     k: Any,
@@ -192,6 +97,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
     *,
     learnable_sink: Any = None,
+    temperature: Any = None,
     attention_chunk: int = 0,
     num_splits: int = 1,
     pack_gqa: bool | None = None,
@@ -239,6 +145,8 @@ def flash_attn_func(
             ``exp(s)``, ``(batch, heads, seqlen_q)``, float32. Probabilities themselves are never formed.
         learnable_sink: ``(heads,)``, floating point: a logit per query head that takes part in the softmax's
             denominator and has no value (GPT-OSS). It is neither scaled nor capped, and enters ``lse``.
+        temperature: ``(heads,)``, floating point, finite and not negative: a factor on each head's scores, beside
+            ``softmax_scale`` and before ``softcap``. On a GPU, another value makes NaN of the head's rows.
         attention_chunk: query ``i`` sees the keys of its chunk of so many positions, ``(i + seqlen_k - seqlen_q) //
             attention_chunk == j // attention_chunk``; 0 for no chunks.
         num_splits: accepted as FlashAttention-3's, as are ``pack_gqa`` and ``sm_margin``; they change no result.
@@ -256,9 +164,9 @@ def flash_attn_func(
         is 0, its ``lse`` minus infinity or the sink. On a GPU a value that is infinite or NaN makes NaN of rows from
         which a mask hides it, too (0 times infinity), as in FlashAttention.
 
-    Tensors of PyTorch have gradients, also of ``lse``, ``alibi_slopes`` and ``learnable_sink``, by one call that reads
-    the inputs, the result and ``lse``; a second derivative is refused. On a GPU they need float16 or bfloat16 and head
-    dims up to 256, without slopes, chunks, or a gradient of sinks.
+    Tensors of PyTorch have gradients, also of ``lse``, ``alibi_slopes``, ``learnable_sink`` and ``temperature``, by one
+    call that reads the inputs, the result and ``lse``; a second derivative is refused. On a GPU they need float16 or
+    bfloat16 and head dims up to 256.
 
     Tensors are read in place, with any strides; only one whose last dimension is not contiguous is copied first. On a
     GPU (sm_80 or later; head dims up to 576, of the values up to 512) the kernel is enqueued on PyTorch's current
@@ -278,7 +186,7 @@ def flash_attn_func(
     """
     if _torch is not None and not _torch.is_dynamo_compiling() and _torch.eager is not None:
         made = None
-        if descale_q is descale_k is descale_v is q_descale is k_descale is v_descale is qv is None:
+        if descale_q is descale_k is descale_v is q_descale is k_descale is v_descale is temperature is qv is None:
             made = _torch.eager.flash(
                 q, k, v, (dropout_p, softmax_scale, causal, window_size, softcap), alibi_slopes, learnable_sink,
                 attention_chunk, (return_attn_probs, return_lse),
@@ -296,7 +204,7 @@ def flash_attn_func(
     backend = backend_of(q)
     if backend is None:
         others = given(
-            alibi_slopes=alibi_slopes, learnable_sink=learnable_sink,
+            alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, temperature=temperature,
             descale_q=descale_q, descale_k=descale_k, descale_v=descale_v,
         )  # fmt: skip
         tensors = {"q": q, "k": k, "v": v, **others}
@@ -317,8 +225,10 @@ def flash_attn_func(
     if type(attention_chunk) is not int or attention_chunk:
         attention_chunk = _count("attention_chunk", attention_chunk)
     features = None
-    if alibi_slopes is not None or learnable_sink is not None or attention_chunk:
-        features = _of_heads(backend, q.shape[0], q.shape[2], alibi_slopes, learnable_sink, attention_chunk)
+    if alibi_slopes is not None or learnable_sink is not None or temperature is not None or attention_chunk:
+        of_heads = (alibi_slopes, learnable_sink, temperature)
+        inputs = (q, k, v, descale_q, descale_k, descale_v)
+        features, cap = _of_heads(backend, inputs, of_heads, attention_chunk, cap)
     if descale_q is not None or descale_k is not None or descale_v is not None:
         rows = (q.shape[1], k.shape[1], v.shape[1])
         factors = (descale_q, descale_k, descale_v)
@@ -413,16 +323,41 @@ def with_determinism(features: Any, deterministic: Any) -> Any:
     return (features or _features.Features())._replace(deterministic=True)
 
 
-def _of_heads(backend: Any, batch: int, heads: int, slopes: Any, sink: Any, chunk: Any) -> Any:
-    """The features of ALiBi slopes, sinks and chunks."""
-    parts = _features.Parts()
+def _of_heads(
+    backend: Any, tensors: tuple[Any, ...], arrays: tuple[Any, Any, Any], chunk: Any, cap: float
+) -> tuple[Any, float]:
+    """The features of ALiBi slopes, sinks, temperatures and chunks, and the cap that is left to them."""
+    batch, _, heads, _ = tensors[0].shape
+    slopes, sink, temperature = arrays
+    parts, others = _features.Parts(), {}
+    if temperature is not None:
+        temperature = _features.sink("temperature", backend, temperature, heads, "a factor")
+        if not backend.is_direct(*(x for x in (*tensors, slopes, sink, temperature) if x is not None)):
+            cap, others["floats"] = _features.temperature(parts, temperature, cap)
+            temperature = None
+    parts, sink = _parts_of_heads(backend, batch, heads, slopes, sink, chunk, parts)
+    return parts.features(sink=sink, temperature=temperature, **others), cap
+
+
+def _parts_of_heads(
+    backend: Any, batch: Any, heads: int, slopes: Any, sink: Any, chunk: Any, parts: Any = None
+) -> tuple[Any, Any]:
+    """The parts with ALiBi slopes and chunks, and the checked sinks."""
+    parts = _features.Parts() if parts is None else parts
     if slopes is not None:
         _features.alibi(parts, backend, slopes, batch, heads)
     if chunk:
         _features.chunk(parts, chunk)
     if sink is not None:
         sink = _features.sink("learnable_sink", backend, sink, heads)
-    return parts.features(sink=sink)
+    return parts, sink
+
+
+def _check_rank(name: str, tensor: Any, packed: bool) -> None:
+    """Rejects a tensor of rows that has another number of dimensions."""
+    wanted = "3: rows, heads, head_dim" if packed else "4: batch, sequence, heads, head_dim"
+    if tensor.ndim != int(wanted[0]):
+        raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it takes {wanted}")
 
 
 def _with_scales(

@@ -10,10 +10,12 @@ from ._errors import ArgumentError, UnsupportedError, dimensions, invalid, inval
 from ._functional import (
     _band_and_cap,
     _check_number,
+    _check_rank,
     _count,
     _either,
     _flag,
     _kind,
+    _parts_of_heads,
     _refuse,
     _with_scales,
     backend_of,
@@ -132,12 +134,8 @@ def flash_attn_with_kvcache(
     _check_number("softmax_scale", softmax_scale)
     before, after, cap = _band_and_cap(causal, window_size, softcap)
     heads, rows = (q.shape[1], q.shape[0]) if packed else (q.shape[2], q.shape[1])
-    parts = _features.Parts()
-    if alibi_slopes is not None:
-        _features.alibi(parts, backend, alibi_slopes, batch, heads)
-    if attention_chunk := _count("attention_chunk", attention_chunk):
-        _features.chunk(parts, attention_chunk)
-    sink = None if learnable_sink is None else _features.sink("learnable_sink", backend, learnable_sink, heads)
+    chunk = _count("attention_chunk", attention_chunk)
+    parts, sink = _parts_of_heads(backend, batch, heads, alibi_slopes, learnable_sink, chunk)
     rows = rows if max_seqlen_q is None else _count("max_seqlen_q", max_seqlen_q)
     features = parts.features(
         lengths=lengths, batch=batch, max_q=rows, max_k=capacity, sink=sink, page_table=page_table
@@ -162,12 +160,14 @@ def flash_attn_with_kvcache(
 def _check_kinds(backend: Any, q: Any, k_cache: Any, v_cache: Any, packed: bool) -> None:
     """Rejects a mixture of libraries, and extents that do not fit."""
     backend.check_kinds(q, k_cache, v_cache)
-    of_q = "3: rows, heads, head_dim" if packed else "4: batch, sequence, heads, head_dim"
-    of_cache = "4: batch or page, row, heads, head_dim"
-    for name, tensor, wanted in (("q", q, of_q), ("k_cache", k_cache, of_cache), ("v_cache", v_cache, of_cache)):
+    backend.check_given("q", q)
+    _check_rank("q", q, packed)
+    for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
         backend.check_given(name, tensor)
-        if tensor.ndim != int(wanted[0]):
-            raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it takes {wanted}")
+        if tensor.ndim != 4:
+            raise ArgumentError(
+                f"{name} has {dimensions(tensor.ndim)}; it takes 4: batch or page, row, heads, head_dim"
+            )
     if k_cache.shape[3] != q.shape[-1]:
         raise invalid("the head_dim of k_cache", k_cache.shape[3], f"{q.shape[-1]}, that of q")
     if tuple(v_cache.shape[:3]) != tuple(k_cache.shape[:3]):
@@ -202,11 +202,9 @@ def _append(
         raise ArgumentError("cache_seqlens is missing: the row of the cache where k and v begin")
     q, k_cache, v_cache = tensors
     backend.check_kinds(q, k, v)
-    wanted = "3: rows, heads, head_dim" if starts is not None else "4: batch, sequence, heads, head_dim"
     for name, tensor, cache in (("k", k, k_cache), ("v", v, v_cache)):
         backend.check_given(name, tensor)
-        if tensor.ndim != int(wanted[0]):
-            raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it takes {wanted}")
+        _check_rank(name, tensor, starts is not None)
         if tuple(tensor.shape[-2:]) != tuple(cache.shape[-2:]):
             expected = f"(..., {cache.shape[-2]}, {cache.shape[-1]}), heads and head_dim of the cache"
             raise invalid(f"the shape of {name}", tuple(tensor.shape), expected)

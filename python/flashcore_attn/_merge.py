@@ -16,7 +16,7 @@ def merge_states(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
 
     Args:
         outs: the results, each ``(batch, seqlen, heads, head_dim)`` or ``(rows, heads, head_dim)``: one or more PyTorch
-            tensors on the CPU or NumPy arrays, of float16, bfloat16 or float32.
+            tensors or NumPy arrays, of float16, bfloat16 or float32.
         lses: their log-sum-exps (natural logarithm), float32, each ``(batch, heads, seqlen)`` or ``(heads, rows)``.
             Minus infinity says that a row saw no key; the row's result is not read then.
 
@@ -26,7 +26,7 @@ def merge_states(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
     Raises:
         ArgumentError: no part, or shapes that differ.
         DTypeError: element types that differ or are not supported.
-        UnsupportedError: tensors on a GPU; other kinds of arrays.
+        UnsupportedError: other kinds of arrays.
     """
     outs, lses = list(outs), list(lses)
     if not outs or len(outs) != len(lses):

@@ -87,15 +87,9 @@ def _check(name: str, array: np.ndarray[Any, Any]) -> None:
 
 
 def attend(
-    q: np.ndarray[Any, Any],
-    k: np.ndarray[Any, Any],
-    v: np.ndarray[Any, Any],
-    heads: int,
-    terms: Terms,
-    want_lse: bool,
-    features: Features | None = None,
-    append: Append | None = None,
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    q: np.ndarray[Any, Any], k: np.ndarray[Any, Any], v: np.ndarray[Any, Any], heads: int, terms: Terms,
+    want_lse: bool, features: Features | None = None, append: Append | None = None,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:  # fmt: skip
     """Attention of 4-D views whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         _check(name, array)
@@ -107,6 +101,8 @@ def attend(
                 expected = f"{', '.join(accepted)} beside q of {kind}"
                 raise DTypeError(invalid_words(f"the dtype of {name}", array.dtype, expected))
         kind = v.dtype if v.dtype.name not in _FP8 else _bfloat16()
+    elif kind.name in ("float16", "bfloat16") and k.dtype.name in _FP8 and v.dtype.name in _FP8:
+        pass  # an 8-bit cache
     elif not q.dtype == k.dtype == v.dtype:
         raise DTypeError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}; they must be equal")
     out = np.empty((*q.shape[:3], v.shape[3]), kind)
@@ -131,20 +127,15 @@ def attend(
         terms,
         (None, 0),
         None if features is None else _described(features),
-        None if append is None else _described_append(append, k.dtype, held),
+        None if append is None else _described_append(append, q.dtype if k.dtype.name in _FP8 else k.dtype, held),
     )
     return out, lse
 
 
 def append_and_attend(
-    q: np.ndarray[Any, Any],
-    k: np.ndarray[Any, Any],
-    v: np.ndarray[Any, Any],
-    terms: Terms,
-    want_lse: bool,
-    features: Features,
-    append: Append,
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    q: np.ndarray[Any, Any], k: np.ndarray[Any, Any], v: np.ndarray[Any, Any], terms: Terms, want_lse: bool,
+    features: Features, append: Append,
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:  # fmt: skip
     """Attention to a cache ``(batch, rows, heads, dim)`` or pages, to which keys and values are appended first."""
     for name, array in (("k_cache", k), ("v_cache", v)):
         if not array.flags.writeable or _plain(array) is not array:
@@ -325,6 +316,11 @@ def as_lengths(name: str, x: Any, elements: int) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(_whole(x))
 
 
+def least_on_host(lengths: np.ndarray[Any, Any]) -> int | None:
+    """The smallest length."""
+    return int(lengths.min()) if lengths.size else None
+
+
 def as_pages(x: Any, batch: int) -> np.ndarray[Any, Any]:
     """A page table: int32 and contiguous."""
     if not isinstance(x, np.ndarray):
@@ -383,6 +379,11 @@ def is_floating(array: np.ndarray[Any, Any]) -> bool:
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
+def is_direct(*_: Any) -> bool:
+    """Whether a call goes straight to Rust: always, since NumPy records nothing."""
+    return True
+
+
 def is_traced() -> bool:
     """Whether later calls repeat this one with other arrays. NumPy has no such recorder."""
     return False
@@ -390,14 +391,14 @@ def is_traced() -> bool:
 
 def _described(features: Features) -> DescribedFeatures:
     """Addresses, types, shapes and strides of features, for Rust."""
-    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, *_ = features
+    lengths, batch, max_q, max_k, _, score, mask, floats, ints, tables, scales, blocks, pages, *_ = features
     address = [None if x is None else x.ctypes.data for x in lengths]
     factors: list[Any] = [
         None if x is None else (x.ctypes.data, (*strides(x), 0)[:3], rows) for x, rows in zip(scales, blocks)
     ]
     return (
         (batch, max_q, max_k, address) if features.uneven else None,
-        None if sink is None else sink.ctypes.data,
+        [(operand, x.ctypes.data) for operand, _, x in features.of_heads()],
         score,
         mask,
         floats,

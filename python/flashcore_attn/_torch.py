@@ -48,14 +48,17 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of 4-D tensors whose axis ``heads`` is 1 or 2, and the log-sum-exp ``[batch, heads, sequence]``."""
     others = () if features is None else [x for _, x in features.named()]
+    if is_direct(q, k, v, *others):
+        return _now(q, k, v, heads, terms, want_lse, features)
     if recorded := _autograd.needed((q, k, v, *others)):
         _autograd.check(q, k, v, features)
     if _forward_ad._current_level >= 0:
         raise UnsupportedError("forward-mode derivatives are not supported yet", "forward_ad")
     if _is_compiling():
         return _dispatched(q, k, v, heads, terms, (want_lse, recorded), features)
-    if not recorded and _is_plain(q, k, v) and all(type(x) in PLAIN for x in others):
-        return _now(q, k, v, heads, terms, want_lse, features)
+    if recorded and _is_plain(q, k, v) and all(type(x) in PLAIN for x in others):
+        out, lse = _autograd.recorded(q, k, v, heads, terms, features)
+        return out, lse if want_lse else None
     try:
         return _dispatched(q, k, v, heads, terms, (want_lse, recorded), features)
     except (TypeError, NotImplementedError, AssertionError, ValueError, RuntimeError) as error:
@@ -148,8 +151,9 @@ def _dispatched(
 
 def _flat(features: Features) -> list[Any]:
     """The arguments of an operator that state features."""
-    lengths, batch, max_q, max_k, sink, *programs, tables, scales, blocks, pages, deterministic, _ = features
-    score, mask, floats, ints = programs
+    lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables, scales, blocks, pages, deterministic, *_ = (
+        features
+    )
     stated = [score, mask, list(floats), list(ints), list(tables)]
     return [*lengths, batch, max_q, max_k, sink, *stated, *scales, list(blocks), pages, deterministic]
 
@@ -167,6 +171,13 @@ def _undispatched(q: Tensor, k: Tensor, v: Tensor, features: Features | None) ->
     return UnsupportedError(invalid_words(f"the type of {name}", kind, expected), f"type {kind}")
 
 
+def is_direct(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> bool:
+    """Whether a call on these tensors goes straight to Rust, without the operator and without gradients."""
+    if _is_compiling() or _forward_ad._current_level >= 0 or _autograd.needed((q, k, v, *others)):
+        return False
+    return _is_plain(q, k, v) and all(type(x) in PLAIN for x in others)
+
+
 def _is_plain(q: Tensor, k: Tensor, v: Tensor, profiled: bool = False) -> bool:
     kinds = type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN
     quiet = _functorch() is None and _tracing() is None and (profiled or not _profiler._is_profiler_enabled)
@@ -174,16 +185,9 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor, profiled: bool = False) -> bool:
 
 
 def _now(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    terms: Terms,
-    want_lse: bool,
-    features: Features | None = None,
-    append: Append | None = None,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
+    q: Tensor, k: Tensor, v: Tensor, heads: int, terms: Terms, want_lse: bool, features: Features | None = None,
+    append: Append | None = None, out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     if append is not None:
         _cached.check(k, v)
     if q.is_cuda:
@@ -275,7 +279,7 @@ eager = _in_rust()
 Tracing = _recording.Tracing
 explain = _cuda.explain
 as_table, as_sink, as_lengths = _cuda.as_table, _cuda.as_sink, _cuda.as_lengths
-as_scale, as_pages = _cuda.as_scale, _cuda.as_pages
+as_scale, as_pages, least_on_host = _cuda.as_scale, _cuda.as_pages, _cuda.least_on_host
 check_given = _cuda.check_given
 
 
@@ -466,35 +470,16 @@ def _check_axes(q: Tensor, k: Tensor, v: Tensor, heads: int) -> None:
     schema="(Tensor q, Tensor k, Tensor v, int heads, bool top_left, SymInt before, SymInt after, float? scale, "
     "float softcap, bool want_lse) -> (Tensor, Tensor)",
 )
-def _operator(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    want_lse: bool,
-) -> tuple[Tensor, Tensor]:
-    return _both(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse)
+def _operator(q: Tensor, k: Tensor, v: Tensor, heads: int, *rest: Any) -> tuple[Tensor, Tensor]:
+    *terms, want_lse = rest
+    return _both(q, k, v, heads, tuple(terms), want_lse)
 
 
 @_operator.register_fake
 def _fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    want_lse: bool,
-    same_batch: bool = True,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, heads: int, *rest: Any, same_batch: bool = True
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    *_, want_lse = rest
     _check_axes(q, k, v, heads)
     dtype = _cuda.output_type(q, k, v)
     _features.check_shapes(q, k, v, heads, same_batch)
@@ -512,21 +497,9 @@ def _fake(
     "SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, int[] blocks, "
     "Tensor? page_table=None, bool deterministic=False) -> (Tensor, Tensor)",
 )
-def _operator_with(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    want_lse: bool,
-    *features: Any,
-) -> tuple[Tensor, Tensor]:
-    stated = _given_features(q, k, v, heads, features)
-    return _both(q, k, v, heads, (top_left, before, after, scale, softcap), want_lse, stated)
+def _operator_with(q: Tensor, k: Tensor, v: Tensor, heads: int, *rest: Any) -> tuple[Tensor, Tensor]:
+    stated = _given_features(q, k, v, heads, rest[6:])
+    return _both(q, k, v, heads, rest[:5], rest[5], stated)
 
 
 def _given_features(q: Tensor, k: Tensor, v: Tensor, heads: int, features: tuple[Any, ...]) -> Features:
@@ -585,24 +558,13 @@ def _stated(features: tuple[Any, ...]) -> Features:
 
 
 @_operator_with.register_fake
-def _fake_with(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heads: int,
-    top_left: bool,
-    before: int,
-    after: int,
-    scale: float | None,
-    softcap: float,
-    want_lse: bool,
-    *features: Any,
-) -> tuple[Tensor, Tensor]:
+def _fake_with(q: Tensor, k: Tensor, v: Tensor, heads: int, *rest: Any) -> tuple[Tensor, Tensor]:
+    terms, features = rest[:6], rest[6:]
     # Lengths of only one side: the other side has a dimension for the batch entries.
     stated = _stated(features)
     same_batch = (features[0] is None) == (features[1] is None) and stated.page_table is None
     _check_features(q, k, v, heads, stated)
-    return _fake(q, k, v, heads, top_left, before, after, scale, softcap, want_lse, same_batch)
+    return _fake(q, k, v, heads, *terms, same_batch=same_batch)
 
 
 def _mapped(function: Any, each: Any = None) -> Any:

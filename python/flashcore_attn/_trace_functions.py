@@ -100,20 +100,20 @@ def _truncated(trace: Trace, a: Any) -> Tracer:
     return trace.emit(f"select(abs({a.text}) < 2147483648.0, float(int({a.text})), {a.text})", FLOAT)
 
 
-def _floor(trace: Trace, a: Any) -> Tracer:
-    a = trace.value(a)
-    if a.kind != FLOAT:
-        return a
-    whole = _truncated(trace, a)
-    return trace.emit(f"select({whole.text} > {a.text}, {whole.text} - 1.0, {whole.text})", FLOAT)
+def _rounded(beyond: str, step: str) -> Any:
+    """The function that takes a step where truncation went beyond a number."""
+
+    def rounded(trace: Trace, a: Any) -> Tracer:
+        a = trace.value(a)
+        if a.kind != FLOAT:
+            return a
+        whole = _truncated(trace, a).text
+        return trace.emit(f"select({whole} {beyond} {a.text}, {whole} {step}, {whole})", FLOAT)
+
+    return rounded
 
 
-def _ceil(trace: Trace, a: Any) -> Tracer:
-    a = trace.value(a)
-    if a.kind != FLOAT:
-        return a
-    whole = _truncated(trace, a)
-    return trace.emit(f"select({whole.text} < {a.text}, {whole.text} + 1.0, {whole.text})", FLOAT)
+_floor, _ceil = _rounded(">", "- 1.0"), _rounded("<", "+ 1.0")
 
 
 def _float(trace: Trace, a: Any) -> Tracer:

@@ -12,17 +12,24 @@ from ._replaced import Replacement
 __all__ = ["reasons"]
 
 
-def reasons(functions: tuple[Replacement, ...]) -> list[str]:
-    """A sentence for each reason that applies. Looks through all modules and objects of the process."""
+def reasons(functions: tuple[Replacement, ...], was_enabled: bool) -> list[str]:
+    """A sentence for each reason that applies. Looks through all modules and objects of the process.
+
+    ``was_enabled``: whether compat was enabled since the counts began, and may be disabled again.
+    """
     torch = sys.modules.get("torch")
-    if torch is None or not any(function.active for function in functions):
+    if torch is None or not was_enabled:
         return ["compat is not enabled now: call compat.enable(), or the model inside of compat.enabled()"]
-    return [*_imported_before(functions), *_replaced_since(functions), *_of_modules(torch), *_compiled()]
+    found = [*_imported_before(functions), *_replaced_since(functions), *_of_modules(torch), *_compiled()]
+    if any(function.active for function in functions):
+        return [*found, *_fast_path(torch)]
+    return [*found, "compat is disabled again: only calls between enable() and disable() are routed"]
 
 
 def _imported_before(functions: tuple[Replacement, ...]) -> Iterator[str]:
     """Modules that hold PyTorch's function under a name of their own."""
-    for module_name, module in list(sys.modules.items()):
+    modules = {id(module): (name, module) for name, module in reversed(list(sys.modules.items()))}  # once each
+    for module_name, module in reversed(list(modules.values())):
         if module_name.partition(".")[0] in ("torch", "flashcore_attn") or module is None:
             continue
         for name, value in list(vars(module).items()) if hasattr(module, "__dict__") else ():
@@ -41,7 +48,8 @@ def _of_modules(torch: Any) -> Iterator[str]:
     """Modules of PyTorch and models of transformers that call another function."""
     transformers = sys.modules.get("transformers.modeling_utils")
     model_class = getattr(transformers, "PreTrainedModel", None)
-    eager, has_weights = set(), False
+    others: dict[str, set[str]] = {}
+    has_weights = False
     for found in gc.get_objects():
         kind = type(found)
         if issubclass(kind, torch.nn.MultiheadAttention):
@@ -49,15 +57,18 @@ def _of_modules(torch: Any) -> Iterator[str]:
         elif model_class is not None and issubclass(kind, model_class):
             used = getattr(getattr(found, "config", None), "_attn_implementation", "sdpa")
             if used not in ("sdpa", "flashcore"):
-                eager.add((kind.__name__, used))
-    for name, used in sorted(eager):
+                others.setdefault(used, set()).add(kind.__name__)
+    for used, names in sorted(others.items()):
         words = 'import flashcore_attn.integrations.transformers, and call model.set_attn_implementation("flashcore")'
-        yield f"{name} computes attention as '{used}', not by PyTorch's function; {words}"
+        yield f"attention of {', '.join(sorted(names))} is '{used}', not PyTorch's function; {words}"
+    if has_weights:
+        yield "nn.MultiheadAttention with need_weights=True computes its weights itself; pass need_weights=False"
+
+
+def _fast_path(torch: Any) -> Iterator[str]:
     if torch.backends.mha.get_fastpath_enabled():
         words = "compat.enable() had turned it off; call torch.backends.mha.set_fastpath_enabled(False)"
         yield f"PyTorch's fast path of nn.MultiheadAttention and nn.TransformerEncoder is on again, and {words}"
-    if has_weights:
-        yield "nn.MultiheadAttention with need_weights=True computes its weights itself; pass need_weights=False"
 
 
 def _compiled() -> Iterator[str]:

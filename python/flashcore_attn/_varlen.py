@@ -1,4 +1,4 @@
-"""FlashAttention's functions for sequences of different lengths."""
+"""FlashAttention's function for sequences of different lengths."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _features, _functional
-from ._errors import ArgumentError, dimensions, invalid
+from ._errors import ArgumentError
 from ._functional import (
     _band_and_cap,
     _check_number,
+    _check_rank,
     _count,
     _either,
     _flag,
     _kind,
     _of_scale,
+    _parts_of_heads,
     _refuse,
     _with_scales,
     backend_of,
     foreign,
     given,
-    unpacked,
     with_determinism,
 )
 
-__all__ = ["flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func"]
+__all__ = ["flash_attn_varlen_func"]
 
 
 def flash_attn_varlen_func(
@@ -72,6 +73,7 @@ def flash_attn_varlen_func(
         k: ``(total_k, heads_k, head_dim)``; without ``cu_seqlens_k``, ``(batch, seqlen_k, heads_k, head_dim)``.
         v: ``(total_k, heads_k, head_dim_v)``; without ``cu_seqlens_k``, ``(batch, seqlen_k, heads_k, head_dim_v)``.
         cu_seqlens_q: ``(batch + 1,)``, int32 or int64: the first row of each sequence of q, and the end of the last.
+            Rows after that end are padding, and 0 in the result.
         cu_seqlens_k: ``(batch + 1,)``: the same for k and v.
         max_seqlen_q: the longest sequence of q, or more; None means ``total_q``. It bounds the work and does not
             change the result.
@@ -151,9 +153,7 @@ def flash_attn_varlen_func(
         lengths = (cu_seqlens_q, None, seqused_q, seqused_k, leftpad_k)
     packed_q, packed_k = cu_seqlens_q is not None, cu_seqlens_k is not None
     for name, tensor, packed in (("q", q, packed_q), ("k", k, packed_k), ("v", v, packed_k)):
-        wanted = "3: rows, heads, head_dim" if packed else "4: batch, sequence, heads, head_dim"
-        if tensor.ndim != int(wanted[0]):
-            raise ArgumentError(f"{name} has {dimensions(tensor.ndim)}; it takes {wanted}")
+        _check_rank(name, tensor, packed)
     if table is None:
         batch = _batch(q, k, cu_seqlens_q, cu_seqlens_k)
     else:
@@ -166,14 +166,8 @@ def flash_attn_varlen_func(
     heads = q.shape[1] if packed_q else q.shape[2]
     _check_number("softmax_scale", softmax_scale)
     before, after, cap = _band_and_cap(causal, window_size, softcap)
-    parts = _features.Parts()
-    if alibi_slopes is not None:
-        _features.alibi(parts, backend, alibi_slopes, batch, heads)
-    if attention_chunk := _count("attention_chunk", attention_chunk):
-        _features.chunk(parts, attention_chunk)
-    sink = None
-    if learnable_sink is not None:
-        sink = _features.sink("learnable_sink", backend, learnable_sink, heads)
+    chunk = _count("attention_chunk", attention_chunk)
+    parts, sink = _parts_of_heads(backend, batch, heads, alibi_slopes, learnable_sink, chunk)
     max_q, max_k = q.shape[0 if packed_q else 1], k.shape[0 if packed_k else 1]
     max_k = max_k if table is None else max_k * table.shape[1]
     max_q = max_q if max_seqlen_q is None else _count("max_seqlen_q", max_seqlen_q)
@@ -206,81 +200,6 @@ def flash_attn_varlen_func(
     return (out, lse) if return_lse else out
 
 
-def flash_attn_varlen_qkvpacked_func(
-    qkv: Any,
-    cu_seqlens: Any,
-    max_seqlen: Any = None,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Sequence[int | None] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Any = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
-    """:func:`flash_attn_varlen_func` of queries, keys and values that lie in one tensor. They are read in place.
-
-    Args:
-        qkv: ``(total, 3, heads, head_dim)``: q, k and v in this order.
-        cu_seqlens: ``(batch + 1,)``, of all three.
-        max_seqlen: the longest sequence, or more.
-        dropout_p: this and the others are those of :func:`flash_attn_varlen_func`.
-    """
-    before = (dropout_p, softmax_scale, causal, window_size, softcap)
-    after = (deterministic, return_attn_probs)
-    if backend_of(qkv) is None:
-
-        def call(qkv: Any, starts: Any, slopes: Any = None) -> Any:
-            return flash_attn_varlen_qkvpacked_func(qkv, starts, max_seqlen, *before, slopes, *after)
-
-        return foreign(call, {"qkv": qkv, "cu_seqlens": cu_seqlens, **given(alibi_slopes=alibi_slopes)})
-    _check_parts("qkv", qkv, 3)
-    q, k, v = unpacked(qkv, 1)
-    return flash_attn_varlen_func(
-        q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *before, alibi_slopes, *after
-    )
-
-
-def flash_attn_varlen_kvpacked_func(
-    q: Any,
-    kv: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: Sequence[int | None] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Any = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Any:
-    """:func:`flash_attn_varlen_func` of keys and values that lie in one tensor. They are read in place.
-
-    Args:
-        q: ``(total_q, heads, head_dim)``.
-        kv: ``(total_k, 2, heads_k, head_dim)``: k and v in this order.
-        cu_seqlens_q: this and the others are those of :func:`flash_attn_varlen_func`.
-    """
-    before = (max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap)
-    after = (deterministic, return_attn_probs)
-    if backend_of(q) is None:
-
-        def call(q: Any, kv: Any, starts_q: Any, starts_k: Any, slopes: Any = None) -> Any:
-            return flash_attn_varlen_kvpacked_func(q, kv, starts_q, starts_k, *before, slopes, *after)
-
-        tensors = {"q": q, "kv": kv, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        return foreign(call, {**tensors, **given(alibi_slopes=alibi_slopes)})
-    if backend_of(kv) is not backend_of(q):
-        raise ArgumentError(f"kv is {_kind(kv)}, q {_kind(q)}; they must be of one kind")
-    _check_parts("kv", kv, 2)
-    k, v = unpacked(kv, 1)
-    return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, *before, alibi_slopes, *after)
-
-
 def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
     """The number of batch entries: an integer, also one that varies in a compiled graph."""
     for name, array in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
@@ -299,9 +218,3 @@ def _batch(q: Any, k: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> Any:
             f"{on_k} has {of_k} sequence{'' if of_k == 1 else 's'}, {on_q} has {of_q}; the numbers must be equal"
         )
     return of_q
-
-
-def _check_parts(name: str, tensor: Any, parts: int) -> None:
-    backend_of(tensor).check_given(name, tensor)
-    if tensor.ndim != 4 or tensor.shape[1] != parts:
-        raise invalid(f"the shape of {name}", tuple(tensor.shape), f"(rows, {parts}, heads, head_dim)")

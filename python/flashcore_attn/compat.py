@@ -61,6 +61,7 @@ _overrides: Any = None  # `flashcore_attn._overrides`, likewise
 _served = 0
 _fallbacks: Counter[str] = Counter()
 _turned_off = False  # whether `enable` has turned PyTorch's fast path off
+_was_enabled = False  # whether `enable` was called since the counts began
 
 
 def __dir__() -> list[str]:
@@ -74,7 +75,7 @@ def enable() -> None:
     Raises:
         UnsupportedError: when PyTorch is not installed, or too old, or when another library has replaced the function.
     """
-    global _torch, _overrides
+    global _torch, _overrides, _was_enabled
     try:
         importlib.import_module("torch.nn.attention.flex_attention")
     except ModuleNotFoundError as error:
@@ -91,6 +92,7 @@ def enable() -> None:
         function.check()
     for function in _functions:
         function.enable()
+    _was_enabled = True
     _turn_fast_path_off()
 
 
@@ -145,31 +147,24 @@ def stats() -> dict[str, Any]:
         counts: dict[str, Any] = {"calls": _served + fallback, "flashcore": _served, "fallback": fallback}
         counts["reasons"] = dict(_fallbacks)
     if not counts["calls"]:
-        counts["why"] = _uncounted.reasons(_functions)
+        counts["why"] = _uncounted.reasons(_functions, _was_enabled)
     return counts
 
 
 def reset_stats() -> None:
     """Sets all counts to 0."""
-    global _served
+    global _served, _was_enabled
     with _lock:
         _served = 0
         _fallbacks.clear()
+        _was_enabled = _attention.active
 
 
 class _Attention(Replacement):
     def __call__(
-        self,
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
         if self.active and not _torch.is_dynamo_compiling() and _torch.eager is not None:
             out = _torch.eager.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, True)
             if out is not None:
@@ -255,18 +250,10 @@ def _argument(error: FlashCoreError) -> str:
 
 class _Flex(Replacement):
     def __call__(
-        self,
-        query: Any,
-        key: Any,
-        value: Any,
-        score_mod: Any = None,
-        block_mask: Any = None,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        return_lse: bool = False,
-        kernel_options: Any = None,
+        self, query: Any, key: Any, value: Any, score_mod: Any = None, block_mask: Any = None,
+        scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False, kernel_options: Any = None,
         **others: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         import torch
 
         def theirs() -> Any:

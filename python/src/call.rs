@@ -9,7 +9,8 @@ use cpu::Executor;
 use flashcore::gpu::Gpu;
 use flashcore::raw::{self, CallOptions, OperandMap, Queue, View};
 use problem::{
-    Band, Corner, DType, ElementType, Gradients, LengthArray, Operand, Pass, ProblemError, Program, Tensor,
+    Band, Corner, DType, ElementType, Gradients, LengthArray, Operand, Pass, ProblemError, Program, Score,
+    Tensor,
 };
 use pyo3::prelude::*;
 
@@ -45,11 +46,12 @@ type DescribedScales = (u64, [i64; 3], u32);
 /// Address of the page table, batch entries, and entries of the table for each of them.
 type DescribedPages = (u64, usize, usize);
 
-/// Lengths, the address of the sinks, the texts of the score and of the mask program (empty: none), the
-/// values of float and integer parameters, the tables, the descale factors of Q, K and V, and the page table.
+/// Lengths, the names and addresses of the operands with a value per query head, the texts of the score and
+/// of the mask program (empty: none), the values of float and integer parameters, the tables, the descale
+/// factors of Q, K and V, and the page table.
 pub type DescribedFeatures = (
     Option<DescribedLengths>,
-    Option<u64>,
+    Vec<(String, u64)>,
     String,
     String,
     Vec<f32>,
@@ -168,7 +170,7 @@ impl Call {
         &self,
         (k, v, starts, rotary): DescribedAppend,
         heads: usize,
-        [_, of_k, of_v, _]: [DType; 4],
+        [of_q, of_k, of_v, _]: [DType; 4],
     ) -> Result<raw::Append, Error> {
         let batch = match self.operands.get(Operand::PageTable) {
             Some(table) => table.view.shape()[0],
@@ -190,8 +192,9 @@ impl Call {
             Ok::<_, Error>(raw::Rotary { cos: table(cos)?, sin: table(sin)?, interleaved, positions })
         });
         Ok(raw::Append {
-            keys: rows(&k, of_k)?,
-            values: rows(&v, of_v)?,
+            // Rows that are rounded to an 8-bit cache have q's type.
+            keys: rows(&k, if of_k.is_fp8() { of_q } else { of_k })?,
+            values: rows(&v, if of_v.is_fp8() { of_q } else { of_v })?,
             starts: starts.map(|address| integers(address, batch + 1)).transpose()?,
             rotary: rotary.transpose()?,
         })
@@ -259,7 +262,7 @@ impl Call {
     }
 
     fn add(&mut self, features: DescribedFeatures) -> Result<(), Error> {
-        let (lengths, sink, score, mask, floats, ints, tables, scales, pages) = features;
+        let (lengths, of_heads, score, mask, floats, ints, tables, scales, pages) = features;
         let [mut batch, heads, mut rows] = self.rows;
         let [heads_kv, mut keys] = self.keys;
         if let Some((entries, longest_q, longest_kv, arrays)) = lengths {
@@ -279,8 +282,11 @@ impl Call {
         if let Some((address, sequences, entries)) = pages {
             self.insert_dense(Operand::PageTable, address, ElementType::I32, &[sequences, entries])?;
         }
-        if let Some(address) = sink {
-            self.insert_dense(Operand::Sinks, address, ElementType::F32, &[heads])?;
+        for (name, address) in of_heads {
+            let operand = Score::OPERANDS.into_iter().find(|operand| operand.name() == name);
+            let names = Score::OPERANDS.map(Operand::name).join(", ");
+            let unknown = || Error::invalid("an operand of heads", &name, &names);
+            self.insert_dense(operand.ok_or_else(unknown)?, address, ElementType::F32, &[heads])?;
         }
         for (i, (address, code, extents, strides)) in (0..=u8::MAX).zip(tables) {
             self.insert(Operand::Table(i), address, View::new(table_type(code)?, &extents, &strides)?);

@@ -20,6 +20,8 @@ mod quantize;
 mod tensor;
 mod torch;
 
+// The functions that XLA and TVM-FFI look up in this library.
+use flashcore_c as _;
 use pyo3::prelude::*;
 
 #[pymodule]

@@ -36,6 +36,32 @@ def bf16():
 
 
 @pytest.fixture
+def fresh_counts():
+    """Counts of `compat` from 0, and nothing compiled before the test."""
+    import torch
+
+    from flashcore_attn import compat
+
+    compat.reset_stats()
+    torch._dynamo.reset()
+    yield
+    compat.reset_stats()
+
+
+class OnlyDlpack:
+    """An array that offers DLPack only."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.fixture
 def pretended_gpu(monkeypatch):
     """Runs the code of a CUDA call with the CPU kernels in place of launches: tensors report the device -1."""
     from flashcore_attn import _cuda, _flashcore, _torch
@@ -127,6 +153,16 @@ def pytest_collection_modifyitems(items):
     if marked and not _has_cuda():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Runs functions on several processes, the ranks of a group over gloo (of the tests in ``parallel``)."""
+    from rank_pool import Ranks
+
+    started = Ranks()
+    yield started
+    started.close()
 
 
 @pytest.fixture

@@ -83,6 +83,10 @@ def test_stats_without_calls_say_why(monkeypatch):
         monkeypatch.setattr(F, "scaled_dot_product_attention", early.attend)
         assert "replaced by another library" in why()
         monkeypatch.undo()
+    # Asked after the block, it still says why the block counted nothing.
+    assert "need_weights=True" in why() and "compat is disabled again" in why()
+    flashcore_attn.compat.reset_stats()
+    assert "compat is not enabled" in why()
 
 
 @pytest.mark.parametrize("device", DEVICES)

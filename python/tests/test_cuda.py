@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from conftest import OnlyDlpack
 
 import flashcore_attn
 
@@ -110,17 +111,6 @@ def test_negative_and_huge_strides():
     far[:, 0].copy_(k[:, 0])
     out = flashcore_attn.scaled_dot_product_attention(q, far, v)
     assert (out.double() - exact(q, far, v)).abs().max().item() < 3e-3
-
-
-class OnlyDlpack:
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def __dlpack__(self, **options):
-        return self.tensor.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
 
 
 def test_arrays_of_other_libraries():

@@ -6,6 +6,7 @@ operators, their derivatives and what is built on them run for real. On a GPU th
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from torch.nn.attention.varlen import varlen_attn  # noqa: E402
 from flashcore_attn.engines import pytorch as engine  # noqa: E402
 
 aten = torch.ops.aten
+VARLEN = inspect.signature(varlen_attn).parameters
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -41,6 +43,15 @@ def installed():
 def drawn(*shape, dtype=torch.float32):
     generator = torch.Generator().manual_seed(3)
     return [torch.randn(*shape, generator=generator).to(dtype) for _ in range(3)]
+
+
+def varlen(*tensors, function=varlen_attn, window=(-1, -1), **named):
+    """PyTorch's function; a release before 2.13 has no windows, and not all options."""
+    named |= {"window_size": window} if "window_size" in VARLEN else {"is_causal": window == (-1, 0)}
+    missing = [name for name in named if name not in VARLEN]
+    if missing or ("window_size" not in VARLEN and window not in ((-1, -1), (-1, 0))):
+        pytest.skip(f"varlen_attn of PyTorch {torch.__version__} lacks {missing or 'windows'}")
+    return function(*tensors, **named)
 
 
 def math(q, k, v, **options):
@@ -114,8 +125,8 @@ def test_varlen_attn_and_its_gradients(installed, window):
     k, v = k[:, :2].contiguous(), v[:, :2].contiguous()
     starts = torch.tensor([0, 5, 12], dtype=torch.int32)
     tensors, twins = ([x.clone().requires_grad_() for x in (q, k, v)] for _ in range(2))
-    ours, lse = varlen_attn(
-        *tensors, starts, starts, 7, 7, window_size=window, scale=0.2, enable_gqa=True,
+    ours, lse = varlen(
+        *tensors, starts, starts, 7, 7, window=window, scale=0.2, enable_gqa=True,
         return_aux=attention.varlen.AuxRequest(lse=True),
     )  # fmt: skip
     theirs, wanted = fa.flash_attn_varlen_func(
@@ -135,11 +146,12 @@ def test_varlen_attn_of_pages(installed, page):
     pages = -(-13 // page)
     _, k, v = drawn(2 * pages + 1, page, 2, 16)
     table = torch.randperm(2 * pages).to(torch.int32).reshape(2, pages)
-    named = {"window_size": (-1, 0), "enable_gqa": True, "seqused_k": used, "block_table": table}
+    named = {"window": (-1, 0), "enable_gqa": True, "seqused_k": used, "block_table": table}
     with torch.no_grad():
-        out = varlen_attn(q, k, v, starts, None, 3, 13, **named)
+        out = varlen(q, k, v, starts, None, 3, 13, **named)
         place = torch.empty_like(q)
-        written = attention.varlen.varlen_attn_out(place, q, k, v, starts, None, 3, 13, **named)
+        in_place = attention.varlen.varlen_attn_out
+        written = varlen(place, q, k, v, starts, None, 3, 13, function=in_place, **named)
     for b, rows in enumerate((q[:1], q[1:])):
         keys, values = (x[table[b].long()].flatten(0, 1)[: used[b]] for x in (k, v))
         expected = fa.flash_attn_func(rows[None], keys[None], values[None], causal=True)[0]
@@ -216,6 +228,7 @@ dist.destroy_process_group()
 
 
 def test_pytorchs_context_parallelism_runs_it(tmp_path):
+    pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._attention")
     place = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     place.pop("MASTER_PORT", None)
     code = RING.replace('"gloo"', f'"gloo", init_method="file://{tmp_path}/store"')
@@ -244,7 +257,7 @@ def test_on_a_gpu_sdpa_and_varlen_attn_run_it():
             assert torch.equal(out, fa.scaled_dot_product_attention(q, k, v, is_causal=True))
             starts = torch.tensor([0, 90, 200], dtype=torch.int32, device="cuda")
             packed = [x[0].transpose(0, 1).detach() for x in (q, k, v)]
-            ours = varlen_attn(*packed, starts, starts, 110, 110, window_size=(-1, 0))
+            ours = varlen(*packed, starts, starts, 110, 110, window=(-1, 0))
             theirs = fa.flash_attn_varlen_func(*packed, starts, starts, 110, 110, causal=True)
             assert torch.equal(ours, theirs)
             with pytest.warns(UserWarning, match="dropout_p"):

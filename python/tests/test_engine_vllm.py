@@ -186,6 +186,34 @@ def test_encoders_have_no_cache(monkeypatch):
         )
 
 
+def test_8_bit_caches_have_factors_in_tensors(monkeypatch):
+    """Queries keep their 16 bits, and the layer's factors are read on the device."""
+    made = stub.install(monkeypatch, "0.33")
+    if not _serving.takes_fp8_caches():
+        with pytest.raises(fa.UnsupportedError, match="kv_cache_dtype='fp8'"):
+            made.backend.Layer(4, DIM, 0.3, 2, kv_cache_dtype="fp8")
+        return
+    order = LAYOUTS["BLNHC"]
+    whole = torch.full([[3, 40, 2, PAGE, 2 * DIM][i] for i in order], 0x7F, dtype=torch.uint8)  # NaN in e4m3
+    cache = whole.permute([order.index(i) for i in range(5)])[1]
+    lengths, queries = (5, 20), (5, 20)
+    metadata = common(lengths, queries, 40)
+    step = made.backend.Builder(None, [], made.config, torch.device("cpu")).build(0, metadata)
+    q, key, value = drawn(25, 4, DIM, seed=1), drawn(25, 2, DIM, seed=2), drawn(25, 2, DIM, seed=3)
+    factors = types.SimpleNamespace(_k_scale=torch.tensor(0.5), _v_scale=torch.tensor(0.25))
+    layer = made.backend.Layer(4, DIM, 0.3, 2, kv_cache_dtype="fp8")
+    layer.do_kv_cache_update(factors, key, value, cache, metadata.slot_mapping)
+    output = torch.empty_like(q)
+    layer.forward(factors, q, key, value, cache, step, output)
+    rounded = [
+        (x.float() / factor).to(torch.float8_e4m3fn).float() * factor
+        for x, factor in ((key, factors._k_scale), (value, factors._v_scale))
+    ]
+    for rows in (slice(0, 5), slice(5, 25)):
+        expected = plain(q[rows], rounded[0][rows], rounded[1][rows], True)
+        torch.testing.assert_close(output[rows].double(), expected, rtol=4e-3, atol=4e-3)
+
+
 def test_what_the_runner_asks_for(monkeypatch):
     made = stub.install(monkeypatch, "0.33")
     backend, builder = made.backend.Backend, made.backend.Builder
@@ -327,7 +355,11 @@ def test_decode_context_parallelism(monkeypatch, generation):
                 for i, at in enumerate(range(rank, len(context[0]), 2)):
                     place = (int(metadata.block_table_tensor[b, i // PAGE]), i % PAGE)
                     k[place], v[place] = context[0][at], context[1][at]
-            step = made.backend.Builder(None, [], made.config, torch.device("cpu")).build(0, metadata)
+            builder = made.backend.Builder(None, [], made.config, torch.device("cpu"))
+            first, step = builder.build(0, metadata), builder.build(0, metadata)
+            # A graph of the first step reads the lengths of later ones.
+            assert first.context.data_ptr() == step.context.data_ptr()
+            assert not builder.supports_draft_decode_metadata_update
             layer = made.backend.Layer(heads, DIM, 0.3, 1)
             own = slice(rank * heads, (rank + 1) * heads)
             layer.forward(None, q[:, own], key, value, cache, step, results[rank])

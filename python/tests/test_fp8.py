@@ -122,7 +122,9 @@ def test_wrong_types_and_factors_are_named():
     with pytest.raises(DTypeError, match="e4m3"):
         flash_attn_func(q, k.astype(np.float16), v)
     with pytest.raises(DTypeError, match="must be equal"):
-        flash_attn_func(q.astype(np.float16), k, v)
+        flash_attn_func(q.astype(np.float32), k, v)
+    with pytest.raises(DTypeError, match="must be equal"):
+        flash_attn_func(q.astype(np.float16), k, v.astype(np.float16))
     with pytest.raises(FlashCoreError, match=r"the shape of descale_q.*\(2, 2\)"):
         flash_attn_func(q, k, v, descale_q=dq[:, :1])
     with pytest.raises(FlashCoreError, match=r"the shape of descale_k.*\(2, 2, 2\) or \(2, 2, 1\) for blocks of 64 or"):

@@ -17,12 +17,7 @@ TORCH_SDPA = F.scaled_dot_product_attention
 compat = flashcore_attn.compat
 
 
-@pytest.fixture(autouse=True)
-def counts():
-    compat.reset_stats()
-    torch._dynamo.reset()
-    yield
-    compat.reset_stats()
+pytestmark = pytest.mark.usefixtures("fresh_counts")
 
 
 class Attention(torch.nn.Module):

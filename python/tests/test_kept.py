@@ -1,4 +1,4 @@
-"""The package reads the user's kept plans, and a damaged file causes a warning and changes no result."""
+"""The package reads the user's saved plans, and a damaged file causes a warning and changes no result."""
 
 from __future__ import annotations
 

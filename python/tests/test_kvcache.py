@@ -305,6 +305,17 @@ def test_a_compiled_call_writes_the_cache() -> None:
     torch.testing.assert_close(lse.double(), reference(read)[1], atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_autograd_is_told_that_the_cache_was_written(inference: bool) -> None:
+    case = made([4, 11], page=4, new=2)
+    before = case.k_cache._version, case.v_cache._version
+    with torch.inference_mode(inference):
+        call(case, causal=True)
+        assert case.k_cache._version > before[0] and case.v_cache._version > before[1]
+        copies = made([4, 11], page=4, new=2)  # tensors of the mode itself, which have no versions
+        assert torch.equal(call(copies, causal=True)[0], call(made([4, 11], page=4, new=2), causal=True)[0])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("cuts", [[0, 23], [0, 9, 23], [0, 1, 1, 5, 20, 23]])
 def test_merged_parts_are_the_whole(dtype: Any, cuts: list[int]) -> None:
@@ -318,6 +329,12 @@ def test_merged_parts_are_the_whole(dtype: Any, cuts: list[int]) -> None:
         tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
         torch.testing.assert_close(torch.as_tensor(out), whole, atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(torch.as_tensor(sums), lse, atol=1e-4, rtol=1e-5)
+    # Where FlashCore has no kernel, PyTorch's operators merge.
+    from flashcore_attn._cached import _merged
+
+    out, sums = _merged(*map(list, zip(*parts)))
+    torch.testing.assert_close(out, whole, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(sums, lse, atol=1e-4, rtol=1e-5)
     torch.library.opcheck(torch.ops.flashcore_attn.merge_states.default, tuple(map(list, zip(*parts))))
 
 

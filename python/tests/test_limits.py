@@ -9,12 +9,17 @@ from conftest import TOLERANCE, every_kind, reference
 import flashcore_attn
 
 
+def drawn(tensors, shape, dtype, factors=(1, 1, 1)):
+    """Q, K and V of normal values, each multiplied by its factor."""
+    draws = [factor * np.random.default_rng(seed).standard_normal(shape) for seed, factor in enumerate(factors)]
+    return [tensors.of(draw.astype(np.float32), dtype) for draw in draws]
+
+
 @every_kind
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("batch", "heads"), [(70_000, 1), (1, 70_000)])
 def test_more_entries_than_a_grid_has_in_y(tensors, dtype, batch, heads):
-    draws = [np.random.default_rng(seed).standard_normal((batch, heads, 2, 16)) for seed in range(3)]
-    q, k, v = (tensors.of(draw.astype(np.float32), dtype) for draw in draws)
+    q, k, v = drawn(tensors, (batch, heads, 2, 16), dtype)
     out = flashcore_attn.scaled_dot_product_attention(q, k, v, is_causal=True)
     want, _ = reference(*map(tensors.array, (q, k, v)), causal=True)
     assert np.abs(tensors.array(out) - want).max() < 2 * TOLERANCE[dtype]
@@ -27,9 +32,7 @@ def test_a_scale_of_any_size_with_small_inputs(tensors, dtype, scale):
     size = abs(scale) ** -0.5
     if dtype == "float16" and size < 1e-3:
         pytest.skip("f16 has no such numbers")
-    draws = [np.random.default_rng(seed).standard_normal((1, 2, 70, 64)) for seed in range(3)]
-    draws[:2] = (draw * size / 2 for draw in draws[:2])
-    q, k, v = (tensors.of(draw.astype(np.float32), dtype) for draw in draws)
+    q, k, v = drawn(tensors, (1, 2, 70, 64), dtype, (size / 2, size / 2, 1))
     out = flashcore_attn.scaled_dot_product_attention(q, k, v, scale=scale)
     want, _ = reference(*map(tensors.array, (q, k, v)), scale=scale)
     assert np.abs(tensors.array(out) - want).max() < 4 * TOLERANCE[dtype]

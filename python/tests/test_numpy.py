@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import TOLERANCE, bf16, reference
+from conftest import TOLERANCE, OnlyDlpack, bf16, reference
 
 import flashcore_attn
 
@@ -260,19 +260,6 @@ except flashcore_attn.ArgumentError as error:
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.startswith("invalid value 'foo' for problem: expected BATCH,HEADS")
-
-
-class OnlyDlpack:
-    """An array that offers DLPack only."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
 
 
 class OnTheMoon(OnlyDlpack):

@@ -23,12 +23,9 @@ compat = flashcore_attn.compat
 
 
 @pytest.fixture(autouse=True)
-def counts():
-    """Counts from 0, and PyTorch's functions in place after the test."""
-    compat.reset_stats()
-    torch._dynamo.reset()
+def pytorchs_functions(fresh_counts):
+    """PyTorch's functions are in place after each test."""
     yield
-    compat.reset_stats()
     assert F.scaled_dot_product_attention is TORCH_SDPA and flex.flex_attention is TORCH_FLEX
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import OnlyDlpack
 
 import flashcore_attn
 
@@ -333,19 +334,6 @@ def test_other_layouts_and_arrays_for_numbers_are_named():
 
     with pytest.raises(flashcore_attn.ArgumentError, match="invalid value 'True' for is_causal"):
         compiled(q, torch.ones(4, 4, dtype=torch.bool))
-
-
-class OnlyDlpack:
-    """An array that offers DLPack only."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def __dlpack__(self, **options):
-        return self.tensor.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
 
 
 def test_arrays_without_a_view_are_named():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 import warnings
 
@@ -244,6 +245,9 @@ def batched(model, implementation, monkeypatch, **settings):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.needs_cuda)])
 @pytest.mark.parametrize("window", [None, 7])
 def test_continuous_batching_has_the_tokens_of_eager_attention(monkeypatch, window, device):
+    configured = getattr(transformers, "ContinuousBatchingConfig", None)
+    if configured is None or "page_size" not in inspect.signature(configured).parameters:
+        pytest.skip(f"transformers {transformers.__version__} has no ContinuousBatchingConfig with page_size")
     kind = transformers.LlamaForCausalLM if window is None else transformers.MistralForCausalLM
     config = transformers.LlamaConfig if window is None else transformers.MistralConfig
     model = built(kind, config, **DECODER, **({} if window is None else {"sliding_window": window}))
@@ -314,7 +318,7 @@ def test_compat_names_models_that_compute_eagerly():
     with torch.no_grad(), flashcore_attn.compat.enabled():
         model(input_ids=tokens())
         why = flashcore_attn.compat.stats()["why"]
-    assert any("Gemma2ForCausalLM computes attention as 'eager'" in reason for reason in why), why
+    assert any("attention of Gemma2ForCausalLM, Gemma2Model is 'eager'" in reason for reason in why), why
 
 
 def test_sinks_have_gradients():

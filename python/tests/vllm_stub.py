@@ -80,7 +80,8 @@ def install(monkeypatch: Any, generation: str, ranks: int = 1, shape: Any = None
 
     group = Group()
     parallel = types.SimpleNamespace(decode_context_parallel_size=ranks, cp_kv_cache_interleave_size=1)
-    config = types.SimpleNamespace(parallel_config=parallel)
+    scheduler = types.SimpleNamespace(max_num_seqs=8)
+    config = types.SimpleNamespace(parallel_config=parallel, scheduler_config=scheduler)
 
     def local(lengths: Any, size: int, rank: int, interleave: int) -> Any:
         return (lengths - rank + size - 1) // size

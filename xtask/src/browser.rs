@@ -33,17 +33,7 @@ pub fn test(root: &Path, cargo: impl Fn() -> Command) -> Result<(), XtaskError> 
     let python = driver(root)?;
     let chromium = chromium(root, &python)?;
     // The features of the whole workspace, as for the tests. Other features would compile every crate again.
-    run(cargo().args([
-        "build",
-        "--workspace",
-        "--features",
-        wheel::ALL,
-        "--quiet",
-        "--bin",
-        "flashcore",
-        "--example",
-        "demo_ledger",
-    ]))?;
+    run(cargo().args(wheel::CARGO_BUILD).args(["--bin", "flashcore", "--example", "demo_ledger"]))?;
     let target = target(root)?;
     let built = target.join("debug");
     run(Command::new(&python)

@@ -2,6 +2,7 @@
 //! everything else.
 
 mod book;
+mod bridge_crates;
 mod bridges;
 mod browser;
 mod capi;
@@ -13,10 +14,12 @@ mod evidence;
 mod evolution;
 mod floors;
 mod fuzz;
+mod hub;
 mod links;
 mod names;
 mod notices;
 mod release;
+mod signatures;
 mod tables;
 mod test;
 mod tools;
@@ -83,6 +86,12 @@ enum Task {
         #[arg(long, default_value = "target/capi")]
         prefix: PathBuf,
     },
+    /// Build the C library without debug information, and make a repository of the kernels hub with it
+    Hub {
+        /// The folder that receives build/
+        #[arg(long, default_value = "target/hub")]
+        out: PathBuf,
+    },
     /// Lint, build, install and test the Python package (part of `test`)
     Python,
     /// Check the licences, sources and duplicate versions of all crates against deny.toml, the layers of the
@@ -96,8 +105,13 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Lint and test the crates in bridges/, each with its own lock file, in target/bridges (part of `test`)
-    Bridges,
+    /// Lint and test the bridges: candle, JAX, TVM-FFI and the kernels hub (part of `test`)
+    Bridges {
+        /// The bridges to mistral.rs and burn instead, and mistral.rs of the crates registry with its crates
+        /// for attention replaced: what a schedule tests once a week, as it has 900 crates
+        #[arg(long)]
+        scheduled: bool,
+    },
     /// Show the report and the live pages in a headless browser and compare them with the ledger (part of
     /// `test`)
     Browser,
@@ -146,8 +160,9 @@ fn main() -> ExitCode {
         Task::Release(args) => release::release(&root(), &args),
         Task::Binary => release::binary(&root()),
         Task::Capi { prefix } => capi::install(&root(), &prefix),
+        Task::Hub { out } => hub::make(&root(), &out),
         Task::Python => wheel::test(&root()),
-        Task::Bridges => test::bridges(&root()),
+        Task::Bridges { scheduled } => test::bridges(&root(), scheduled),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),
         Task::Corpus(args) => corpus::check(&root(), &args),

@@ -45,6 +45,13 @@ pub fn release(root: &Path, args: &Release) -> Result<(), XtaskError> {
         let expected = format!("expected the dependency flashcore-attn=={version}");
         return Err(XtaskError::Check(format!("python/bench/pyproject.toml: {expected}")));
     }
+    let runs_in = std::env::var("GITHUB_REPOSITORY").ok().map(|name| {
+        let server = std::env::var("GITHUB_SERVER_URL").unwrap_or_else(|_| "https://github.com".to_owned());
+        format!("{server}/{name}")
+    });
+    let stated = PROJECTS.map(|file| read(file).map(|text| (file, text)));
+    let stated = stated.into_iter().collect::<Result<Vec<_>, _>>()?;
+    addresses(&packages, &stated, runs_in.as_deref())?;
     let tag = format!("v{version}");
     let (commit, dirty) = match evidence::commit(root) {
         Ok(commit) => (commit, None),
@@ -71,6 +78,36 @@ pub fn release(root: &Path, args: &Release) -> Result<(), XtaskError> {
     run(Command::new("git").current_dir(root).args(["tag", "--annotate", &tag, "--message"]).arg(&tag))?;
     eprintln!("xtask: `git push origin {tag}` starts the workflow that publishes");
     Ok(())
+}
+
+/// The metadata of the Python packages, relative to the root.
+const PROJECTS: [&str; 4] = [
+    "python/pyproject.toml",
+    "python/bench/pyproject.toml",
+    "python/check/pyproject.toml",
+    "crates/cli/pyproject.toml",
+];
+
+/// Checks that crates and wheels state one address of the repository, and that it is the one from which the
+/// release runs.
+fn addresses(
+    packages: &[Package],
+    projects: &[(&str, String)],
+    runs_in: Option<&str>,
+) -> Result<(), XtaskError> {
+    let address = packages.iter().find_map(|package| package.repository.as_deref()).unwrap_or_default();
+    let line = format!("Repository = \"{address}\"");
+    if let Some((file, _)) = projects.iter().find(|(_, text)| !text.contains(&line)) {
+        return Err(XtaskError::Check(format!("{file}: expected the line `{line}`, as in Cargo.toml")));
+    }
+    match runs_in.filter(|runs_in| *runs_in != address) {
+        None => Ok(()),
+        Some(runs_in) => Err(XtaskError::Check(format!(
+            "Cargo.toml: repository is {address}, and this release runs from {runs_in}: state that address in Cargo.toml \
+             and in {}",
+            PROJECTS.join(", ")
+        ))),
+    }
 }
 
 /// Packs and compiles every published crate as the registry would, in the order of their dependencies.
@@ -272,6 +309,19 @@ fn command(root: &Path, version: &str, commit: &str) -> Result<PathBuf, XtaskErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_release_states_the_address_from_which_it_runs() {
+        let package = Package { repository: Some("https://host/a/b".into()), ..Package::default() };
+        let text = |address: &str| ("p.toml", format!("[project.urls]\nRepository = \"{address}\"\n"));
+        let told = |projects: &[(&str, String)], runs_in: Option<&str>| {
+            addresses(std::slice::from_ref(&package), projects, runs_in).map_err(|error| error.to_string())
+        };
+        let good = [text("https://host/a/b")];
+        assert_eq!((told(&good, None), told(&good, Some("https://host/a/b"))), (Ok(()), Ok(())));
+        assert!(told(&good, Some("https://host/c/d")).unwrap_err().contains("runs from https://host/c/d"));
+        assert!(told(&[text("https://host/c/d")], None).unwrap_err().contains("p.toml: expected the line"));
+    }
 
     #[test]
     fn this_workspace_can_be_published() {

@@ -15,16 +15,7 @@ const DOCUMENTS: [&str; 3] = ["README.md", "docs/src/benchmarks.md", "evidence/t
 /// When a table is stale, or the rows cannot be read.
 pub fn make(root: &Path, check: bool) -> Result<(), XtaskError> {
     let mut build = Command::new(env!("CARGO"));
-    build.current_dir(root).args([
-        "build",
-        "--workspace",
-        "--features",
-        wheel::ALL,
-        "--quiet",
-        "--bin",
-        "flashcore",
-    ]);
-    run(&mut build)?;
+    run(build.current_dir(root).args(wheel::CARGO_BUILD).args(["--bin", "flashcore"]))?;
     let mut command = Command::new(target(root)?.join("debug/flashcore"));
     command.current_dir(root).args(["lab", "tables"]).args(DOCUMENTS).args(check.then_some("--check"));
     run(&mut command)

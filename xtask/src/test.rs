@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::tools::Tools;
 use crate::{
-    XtaskError, book, bridges, browser, circles, dependencies, evidence, evolution, floors, names, run,
-    tables, target, tools, wheel,
+    XtaskError, book, bridge_crates, bridges, browser, circles, dependencies, evidence, evolution, floors,
+    names, run, tables, target, tools, wheel,
 };
 
 /// Runs every check, stopping at the first that fails. The last lines say how long each took. The tests in
@@ -46,10 +46,12 @@ pub fn all(root: &Path, is_whole: bool) -> Result<(), XtaskError> {
     times.step("examples of the documentation", || {
         run(cargo().args(["test", "--workspace", "--features", wheel::ALL, "--quiet", "--doc"]))
     })?;
-    times.step("bridges", || bridges::test(root, cargo))?;
+    times.step("bridges in Rust", || bridge_crates::candle(root, cargo))?;
     times.step("browser", || browser::test(root, cargo))?;
     times.step("evolution, waited for", || evolution.finish())?;
     times.step("tests in Python, waited for", || python.finish())?;
+    // They use the environment with PyTorch that these tests may have installed.
+    times.step("bridges in Python", || bridges::python(root, cargo))?;
     times.step("tables", || tables::make(root, true))?;
     times.tell();
     list.tell()
@@ -178,13 +180,18 @@ pub fn book(root: &Path) -> Result<(), XtaskError> {
     book::check(root, &tools::fetch(root)?)
 }
 
-/// Tests the bridges only.
+/// Tests the bridges only, or those that a schedule tests.
 ///
 /// # Errors
 /// When a command fails.
-pub fn bridges(root: &Path) -> Result<(), XtaskError> {
+pub fn bridges(root: &Path, is_scheduled: bool) -> Result<(), XtaskError> {
     let tools = tools::fetch(root)?;
-    bridges::test(root, || cargo(root, &tools))
+    let cargo = || cargo(root, &tools);
+    if is_scheduled {
+        return bridge_crates::test_scheduled(root, cargo);
+    }
+    bridge_crates::candle(root, cargo)?;
+    bridges::python(root, cargo)
 }
 
 /// Tests the pages in a browser only.

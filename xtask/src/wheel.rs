@@ -66,6 +66,8 @@ const CARRIED: [&str; 5] = ["pytest==9.2.0", "iniconfig", "pluggy", "packaging",
 /// Features of the whole workspace: those of the wheel and of the command with the search. All builds of
 /// `xtask` that share a target folder use them, so that each crate is compiled once.
 pub const ALL: &str = "flashcore-python/evolve,search";
+/// Arguments of a build with the features of the whole workspace.
+pub const CARGO_BUILD: [&str; 5] = ["build", "--quiet", "--workspace", "--features", ALL];
 
 /// A wheel with an extension module.
 #[derive(Clone, Copy, Debug)]
@@ -224,8 +226,9 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
         command.current_dir(&package).args(["-m", name]);
         command
     };
-    run(tool("ruff").args(["format", "--check", "--quiet", "."]))?;
-    run(tool("ruff").args(["check", "--quiet", "."]))?;
+    let linted = ["--quiet", "--config", "pyproject.toml", ".", "../bridges"];
+    run(tool("ruff").args(["format", "--check"]).args(linted))?;
+    run(tool("ruff").arg("check").args(linted))?;
     run(tool("mypy").args(["--no-error-summary", "flashcore_attn", "bench/flashcore_bench"]))?;
     run(tool("mypy").args(["--no-error-summary", "check/flashcore_check"]))?;
     let out = root.join("target/wheels/dev");
@@ -242,7 +245,7 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     pytest(root, &python, &tests)?;
     install(&python, &[plugin(root)?])?;
     let mut command = Command::new(env!("CARGO"));
-    command.current_dir(root).args(["build", "--quiet", "--workspace", "--features", ALL]);
+    command.current_dir(root).args(CARGO_BUILD);
     run(command.args(["--bin", "flashcore"]))?;
     let mut pytest = Command::new(&python);
     pytest.current_dir(root.join("target")).env("FLASHCORE_COMMAND", target(root)?.join("debug/flashcore"));
@@ -340,7 +343,7 @@ fn environment(root: &Path) -> Result<PathBuf, XtaskError> {
 ///
 /// # Errors
 /// When PyTorch cannot be installed. Skipping its tests would look like passing them.
-fn torch(root: &Path) -> Result<PathBuf, XtaskError> {
+pub fn torch(root: &Path) -> Result<PathBuf, XtaskError> {
     let folder = root.join(".tools/torch");
     installed(&folder, &[], &TORCH).map_err(|error| {
         let missing =
@@ -350,7 +353,10 @@ fn torch(root: &Path) -> Result<PathBuf, XtaskError> {
 }
 
 /// A virtual environment with these packages. Each list of packages is installed once.
-fn installed(folder: &Path, options: &[&str], packages: &[&str]) -> Result<PathBuf, XtaskError> {
+///
+/// # Errors
+/// When a package cannot be installed.
+pub fn installed(folder: &Path, options: &[&str], packages: &[&str]) -> Result<PathBuf, XtaskError> {
     let (python, stamp) = (folder.join("bin/python"), folder.join("versions"));
     let wanted = packages.join("\n");
     if fs::read_to_string(&stamp).ok().as_deref() != Some(&wanted) {

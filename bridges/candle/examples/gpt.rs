@@ -1,8 +1,10 @@
-//! A small GPT learns the letters of this file on the CPU: from equal weights, once with FlashCore's
+//! A small GPT learns the letters of a licence on the CPU: from equal weights, once with FlashCore's
 //! attention and its backward pass, once with attention of candle's operations and candle's autodiff.
+//! PyTorch's loss, which `gpt.py` has recorded from these weights and letters, stands beside both.
 //!
 //! ```sh
 //! cargo run --release --example gpt
+//! python examples/gpt.py > examples/gpt.txt # records PyTorch's loss again
 //! ```
 
 mod eager;
@@ -10,19 +12,33 @@ mod eager;
 use std::time::{Duration, Instant};
 
 use candle::{DType, Device, Module, Result, Tensor};
-use candle_nn::{
-    AdamW, Embedding, LayerNorm, Linear, Optimizer, VarBuilder, VarMap, layer_norm, linear, loss,
-};
+use candle_nn::{AdamW, Embedding, Init, Linear, Optimizer, VarBuilder, VarMap, linear, loss, ops};
 use eager::AttentionFn;
 
-const TEXT: &[u8] = include_bytes!("gpt.rs");
+const TEXT: &[u8] = include_bytes!("../../../LICENSE-APACHE");
+/// A line for each training: `steps batch rows`, a colon, and the loss of each step.
+const PYTORCH: &str = include_str!("gpt.txt");
 const VOCABULARY: usize = 128;
 const WIDTH: usize = 64;
 const HEADS: usize = 4;
 const LAYERS: usize = 2;
 
+/// A layer norm with a gradient: that of candle_nn has none.
+struct Norm([Tensor; 2]);
+
+impl Norm {
+    fn new(vb: VarBuilder) -> Result<Norm> {
+        let weight = vb.get_with_hints(WIDTH, "weight", Init::Const(1.0))?;
+        Ok(Norm([weight, vb.get_with_hints(WIDTH, "bias", Init::Const(0.0))?]))
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        ops::layer_norm_slow(x, &self.0[0], &self.0[1], 1e-5)
+    }
+}
+
 struct Layer {
-    norms: [LayerNorm; 2],
+    norms: [Norm; 2],
     qkv: Linear,
     out: Linear,
     up: Linear,
@@ -33,7 +49,7 @@ struct Gpt {
     letters: Embedding,
     positions: Embedding,
     layers: Vec<Layer>,
-    norm: LayerNorm,
+    norm: Norm,
     head: Linear,
     attention: AttentionFn,
 }
@@ -41,7 +57,7 @@ struct Gpt {
 impl Layer {
     fn new(vb: VarBuilder) -> Result<Layer> {
         Ok(Layer {
-            norms: [layer_norm(WIDTH, 1e-5, vb.pp("norm_1"))?, layer_norm(WIDTH, 1e-5, vb.pp("norm_2"))?],
+            norms: [Norm::new(vb.pp("norm_1"))?, Norm::new(vb.pp("norm_2"))?],
             qkv: linear(WIDTH, 3 * WIDTH, vb.pp("qkv"))?,
             out: linear(WIDTH, WIDTH, vb.pp("out"))?,
             up: linear(WIDTH, 4 * WIDTH, vb.pp("up"))?,
@@ -67,7 +83,7 @@ impl Gpt {
             letters: candle_nn::embedding(VOCABULARY, WIDTH, vb.pp("letters"))?,
             positions: candle_nn::embedding(rows, WIDTH, vb.pp("positions"))?,
             layers: layers?,
-            norm: layer_norm(WIDTH, 1e-5, vb.pp("norm"))?,
+            norm: Norm::new(vb.pp("norm"))?,
             head: linear(WIDTH, VOCABULARY, vb.pp("head"))?,
             attention,
         })
@@ -87,6 +103,35 @@ impl Gpt {
     }
 }
 
+/// Sets all weights to numbers that depend on their name's place in the alphabet, as `gpt.py` does.
+fn initialize(weights: &VarMap) -> Result<()> {
+    let weights = weights.data().lock().unwrap();
+    let mut names: Vec<&String> = weights.keys().collect();
+    names.sort();
+    for (place, name) in names.into_iter().enumerate() {
+        let var = &weights[name];
+        let number = |i: usize| {
+            let mut z = (i as u32).wrapping_add(place as u32 * 1_000_003).wrapping_mul(0x9e37_79b1);
+            z = (z ^ (z >> 15)).wrapping_mul(0x85eb_ca77);
+            f64::from(z ^ (z >> 13)) / f64::from(1u32 << 31) - 1.0
+        };
+        let width = var.dims()[var.rank() - 1] as f64;
+        let value = |i: usize| match var.rank() {
+            1 => f64::from(u8::from(name.contains("norm") && name.ends_with("weight"))),
+            _ => number(i) / width.sqrt(),
+        };
+        let values = Tensor::from_iter((0..var.elem_count()).map(|i| value(i) as f32), var.device())?;
+        var.set(&values.reshape(var.shape())?)?;
+    }
+    Ok(())
+}
+
+/// PyTorch's loss of each step, if it was recorded.
+fn pytorch(steps: usize, batch: usize, rows: usize) -> Option<Vec<f32>> {
+    let losses = PYTORCH.lines().find_map(|line| line.strip_prefix(&format!("{steps} {batch} {rows}: ")))?;
+    Some(losses.split(' ').filter_map(|loss| loss.parse().ok()).collect())
+}
+
 /// A model in training, and the time that it took.
 struct Training {
     gpt: Gpt,
@@ -97,6 +142,7 @@ struct Training {
 impl Training {
     fn new(weights: &VarMap, rows: usize, attention: AttentionFn) -> Result<Training> {
         let gpt = Gpt::new(VarBuilder::from_varmap(weights, DType::F32, &Device::Cpu), rows, attention)?;
+        initialize(weights)?;
         Ok(Training { gpt, optimizer: AdamW::new_lr(weights.all_vars(), 3e-3)?, time: Duration::ZERO })
     }
 
@@ -109,29 +155,28 @@ impl Training {
     }
 }
 
-/// Trains both models. Returns the losses of each step, FlashCore's first.
-pub fn train(steps: usize, batch: usize, rows: usize) -> Result<Vec<[f32; 2]>> {
+/// Trains both models. Returns the losses of each step: with FlashCore, with candle's operations, and of
+/// PyTorch.
+pub fn train(steps: usize, batch: usize, rows: usize) -> Result<Vec<[f32; 3]>> {
     let (of_ours, of_theirs) = (VarMap::new(), VarMap::new());
     let mut ours = Training::new(&of_ours, rows, candle_flashcore::flash_attn)?;
     let mut theirs = Training::new(&of_theirs, rows, eager::attention)?;
-    let weights = of_ours.data().lock().unwrap();
-    for (name, var) in of_theirs.data().lock().unwrap().iter() {
-        var.set(&weights[name].force_contiguous()?)?;
-    }
-    drop(weights);
+    let Some(pytorch) = pytorch(steps, batch, rows).filter(|losses| losses.len() == steps) else {
+        candle::bail!("gpt.txt has no losses of {steps} steps with {batch} sequences of {rows} rows")
+    };
     let mut losses = Vec::with_capacity(steps);
     for step in 0..steps {
         let start = |i: usize| (step * batch + i) * 613 % (TEXT.len() - rows - 1);
         let letter = |i: usize| u32::from(TEXT[start(i / (rows + 1)) + i % (rows + 1)]);
         let text = Tensor::from_iter((0..batch * (rows + 1)).map(letter), &Device::Cpu)?;
         let text = text.reshape((batch, rows + 1))?;
-        losses.push([ours.step(&text)?, theirs.step(&text)?]);
+        losses.push([ours.step(&text)?, theirs.step(&text)?, pytorch[step]]);
         if (step + 1) % 20 == 0 {
-            let [of_ours, of_theirs] = losses[step];
+            let [of_ours, of_theirs, of_pytorch] = losses[step];
             let [ours, theirs] = [&ours, &theirs].map(|one| one.time.as_secs_f64() * 1e3 / (step + 1) as f64);
             println!(
                 "step {:3}: loss {of_ours:.4} with FlashCore ({ours:.0} ms a step), {of_theirs:.4} with candle's \
-                 operations ({theirs:.0} ms)",
+                 operations ({theirs:.0} ms), {of_pytorch:.4} with PyTorch",
                 step + 1
             );
         }
@@ -140,8 +185,11 @@ pub fn train(steps: usize, batch: usize, rows: usize) -> Result<Vec<[f32; 2]>> {
 }
 
 fn main() -> Result<()> {
-    let losses = train(200, 4, 256)?;
-    let [ours, theirs] = losses[losses.len() - 1];
-    println!("{:.4} -> {ours:.4} with FlashCore, {theirs:.4} with candle's operations", losses[0][0]);
+    let losses = train(100, 2, 128)?;
+    let [ours, theirs, pytorch] = losses[losses.len() - 1];
+    println!(
+        "{:.4} -> {ours:.4} with FlashCore, {theirs:.4} with candle's operations, {pytorch:.4} with PyTorch",
+        losses[0][0]
+    );
     Ok(())
 }

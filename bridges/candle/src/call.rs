@@ -2,12 +2,13 @@
 
 use std::sync::OnceLock;
 
-use candle::{DType, Error, Result, Tensor, bail};
+use candle::{DType, Result, Tensor, bail};
 use flashcore::gpu::{LengthArray, Operand};
-use flashcore::raw::{CallOptions, View};
-use flashcore::{Band, ElementType, Expr, Pass, Program, library};
+use flashcore::raw::CallOptions;
+use flashcore::{Band, ElementType, Expr, Pass, library};
 
-use crate::op::{Attention, SideOperand};
+use crate::op::Attention;
+use crate::side::{self, SideOperand, program, view, with_dense_rows};
 
 /// The arguments of any of the functions.
 pub(crate) struct Arguments<'a> {
@@ -77,7 +78,7 @@ impl<'a> Arguments<'a> {
             Some(packed) => (packed.add(k, &mut side)?, packed.longest[1]),
         };
         if let Some(slopes) = self.slopes {
-            side.push(self.slopes_operand(q, slopes, sequences)?);
+            side.push(SideOperand::slopes(slopes, sequences, q.dim(q.rank() - 2)?)?);
             options.score = Some(program(&library::alibi(0))?);
         }
         let limit =
@@ -95,23 +96,6 @@ impl<'a> Arguments<'a> {
         let lse = keeps_lse.then(OnceLock::new);
         q.apply_op3(k, v, Attention { name, options, side, lse })
     }
-
-    /// ALiBi's slopes as the table `[sequence, head]` of a program.
-    fn slopes_operand(&self, q: &Tensor, slopes: &Tensor, sequences: usize) -> Result<SideOperand> {
-        let heads = q.dim(q.rank() - 2)?;
-        if slopes.dtype() != DType::F32 {
-            bail!("DType mismatch alibi_slopes {:?}, expected {:?}", slopes.dtype(), DType::F32)
-        }
-        if slopes.dims() != [heads] {
-            bail!("shape mismatch alibi_slopes {:?}, expected {:?}", slopes.shape(), [heads])
-        }
-        if slopes.track_op() {
-            bail!("alibi_slopes would need a gradient, which is not computed: pass alibi_slopes.detach()")
-        }
-        let strides = [0, stride(slopes.stride()[0])?];
-        let view = View::new(ElementType::F32, &[sequences, heads], &strides).map_err(Error::wrap)?;
-        Ok(SideOperand { operand: Operand::Table(0), name: "alibi_slopes", tensor: slopes.clone(), view })
-    }
 }
 
 impl Packed<'_> {
@@ -128,9 +112,9 @@ impl Packed<'_> {
         let sequences = of_q - 1;
         let lengths = |array| Operand::Lengths(array);
         let [starts_q, starts_k] = self.starts;
-        side.push(integers(lengths(LengthArray::CumulativeQ), "seqlens_q", starts_q)?);
+        side.push(SideOperand::integers(lengths(LengthArray::CumulativeQ), "seqlens_q", starts_q)?);
         let Some(PageArguments { table, rows, .. }) = self.pages else {
-            side.push(integers(lengths(LengthArray::CumulativeKv), "seqlens_k", starts_k)?);
+            side.push(SideOperand::integers(lengths(LengthArray::CumulativeKv), "seqlens_k", starts_k)?);
             return Ok(sequences);
         };
         if rows != k.dim(1)? {
@@ -139,13 +123,9 @@ impl Packed<'_> {
         if table.rank() != 2 || table.dims()[0] != sequences {
             bail!("block_table must have the shape ({sequences}, pages), got {:?}", table.shape())
         }
-        let starts = integers(lengths(LengthArray::UsedKv), "seqlens_k", starts_k)?.tensor;
-        // Bits of i32 that are negative would wrap around in u32.
-        let starts = starts.to_dtype(DType::I64)?;
-        let used = (starts.narrow(0, 1, sequences)? - starts.narrow(0, 0, sequences)?)?;
-        let used = used.clamp(-1i64, i64::from(i32::MAX))?.to_dtype(DType::U32)?;
-        side.push(integers(lengths(LengthArray::UsedKv), "seqlens_k", &used)?);
-        side.push(integers(Operand::PageTable, "block_table", table)?);
+        let used = side::lengths("seqlens_k", starts_k)?;
+        side.push(SideOperand::integers(lengths(LengthArray::UsedKv), "seqlens_k", &used)?);
+        side.push(SideOperand::integers(Operand::PageTable, "block_table", table)?);
         Ok(sequences)
     }
 }
@@ -196,35 +176,4 @@ fn mask_ranges(
     options.mask = Some(program(&mask)?);
     options.band = Band::FULL;
     Ok(())
-}
-
-fn program(expr: &Expr) -> Result<Program> {
-    Program::new(expr).map_err(Error::wrap)
-}
-
-/// A dense array of integers: u32 is read as i32, so that numbers beyond i32 become negative and are refused.
-fn integers(operand: Operand, name: &'static str, tensor: &Tensor) -> Result<SideOperand> {
-    if !matches!(tensor.dtype(), DType::U32 | DType::I32) {
-        bail!("{name} must be u32 or i32, got {:?}", tensor.dtype())
-    }
-    let tensor = tensor.contiguous()?;
-    let view = view(ElementType::I32, &tensor)?;
-    Ok(SideOperand { operand, name, tensor, view })
-}
-
-fn view(dtype: ElementType, tensor: &Tensor) -> Result<View> {
-    let strides: Result<Vec<i64>> = tensor.stride().iter().map(|&n| stride(n)).collect();
-    View::new(dtype, tensor.dims(), &strides?).map_err(Error::wrap)
-}
-
-pub(crate) fn stride(stride: usize) -> Result<i64> {
-    i64::try_from(stride).map_err(Error::wrap)
-}
-
-/// The tensor, copied if its last dimension is strided.
-pub(crate) fn with_dense_rows(tensor: &Tensor) -> Result<Tensor> {
-    match (tensor.dims().last(), tensor.stride().last()) {
-        (Some(&extent), Some(&stride)) if extent > 1 && stride != 1 => tensor.contiguous(),
-        _ => Ok(tensor.clone()),
-    }
 }

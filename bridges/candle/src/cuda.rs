@@ -9,9 +9,9 @@ use candle::cuda_backend::CudaStorageSlice as Slice;
 use candle::cuda_backend::cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use candle::{CudaDevice, CudaStorage, DType, DeviceLocation, Error, Result, Shape, Storage, bail};
 use flashcore::gpu::Gpu;
-use flashcore::raw::{CallOptions, Queue};
+use flashcore::raw::Queue;
 
-use crate::memory::{Bound, Memory};
+use crate::memory::Memory;
 
 impl Memory for CudaStorage {
     type Stream = Arc<CudaStream>;
@@ -51,6 +51,8 @@ impl Memory for CudaStorage {
             Slice::BF16(x) => x.device_ptr(stream),
             Slice::U32(x) => x.device_ptr(stream),
             Slice::I32(x) => x.device_ptr(stream),
+            Slice::I64(x) => x.device_ptr(stream),
+            Slice::F8E4M3(x) => x.device_ptr(stream),
             _ => bail!("flash-attn is only supported for f32/f16/bf16 ({:?})", self.dtype()),
         })
     }
@@ -60,17 +62,16 @@ impl Memory for CudaStorage {
             Slice::F32(x) => x.device_ptr_mut(stream),
             Slice::F16(x) => x.device_ptr_mut(stream),
             Slice::BF16(x) => x.device_ptr_mut(stream),
+            Slice::F8E4M3(x) => x.device_ptr_mut(stream),
             _ => bail!("flash-attn is only supported for f32/f16/bf16"),
         })
     }
 
-    fn run(&self, bound: &Bound<'_, CudaStorage>, options: &CallOptions) -> Result<()> {
+    fn queue(&self, stream: &Arc<CudaStream>, call: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
         let DeviceLocation::Cuda { gpu_id } = self.device.location() else {
             bail!("flash-attn expects a CUDA device, got {:?}", self.device.location())
         };
         let gpu = Gpu::open(i32::try_from(gpu_id).map_err(Error::wrap)?).map_err(Error::wrap)?;
-        let handle = bound.stream.cu_stream() as u64;
-        // SAFETY: the storages are memory of this device, and the stream is one of its primary context.
-        unsafe { bound.enqueue(Queue::Stream { gpu: &gpu, handle }, options) }
+        call(Queue::Stream { gpu: &gpu, handle: stream.cu_stream() as u64 })
     }
 }

@@ -34,6 +34,7 @@ mod call;
 mod cuda;
 mod memory;
 mod op;
+mod side;
 pub mod v3;
 
 use call::{Arguments, Packed, PageArguments, window};

@@ -27,8 +27,8 @@ pub(crate) trait Memory: BackendStorage {
     /// The address of the first element.
     fn address<'a>(&'a self, stream: &'a Self::Stream) -> Result<(u64, Self::Guard<'a>)>;
     fn address_mut<'a>(&'a mut self, stream: &'a Self::Stream) -> Result<(u64, Self::Guard<'a>)>;
-    /// Runs a call on the operands.
-    fn run(&self, bound: &Bound<'_, Self>, options: &CallOptions) -> Result<()>;
+    /// Has a call run in the order of the stream.
+    fn queue(&self, stream: &Self::Stream, call: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()>;
 }
 
 /// The operands of a call, whose storages are borrowed.
@@ -66,17 +66,16 @@ impl<'a, S: Memory> Bound<'a, S> {
         self.operands.insert(operand, raw::Tensor { address, view });
     }
 
-    /// Runs the call.
-    ///
-    /// # Safety
-    /// The storages are memory of the queue's device.
-    pub unsafe fn enqueue(&self, queue: Queue<'_>, options: &CallOptions) -> Result<()> {
-        let ready = raw::prepare(queue, &self.operands, options).map_err(Error::wrap)?;
-        // SAFETY: candle's layouts describe elements within their storages, and the views those of outputs
-        // that were allocated by their shapes. Inputs are borrowed, and outputs are borrowed uniquely,
-        // for `'a`. On a GPU, the guards order other work on the storages, which candle frees in the stream's
-        // order.
-        unsafe { ready.enqueue() }.map_err(Error::wrap)
+    /// Runs a call on the operands, which are memory of the device of `storage`.
+    pub fn run(&self, storage: &S, options: &CallOptions) -> Result<()> {
+        storage.queue(self.stream, |queue| {
+            let ready = raw::prepare(queue, &self.operands, options).map_err(Error::wrap)?;
+            // SAFETY: candle's layouts describe elements within their storages, and the views those of
+            // outputs that were allocated by their shapes. Inputs are borrowed, and outputs are borrowed
+            // uniquely, for `'a`. On a GPU, the guards order other work on the storages, which candle frees
+            // in the stream's order.
+            unsafe { ready.enqueue() }.map_err(Error::wrap)
+        })
     }
 }
 
@@ -113,6 +112,8 @@ impl Memory for CpuStorage {
             CpuStorage::BF16(x) => x.as_ptr().expose_provenance(),
             CpuStorage::U32(x) => x.as_ptr().expose_provenance(),
             CpuStorage::I32(x) => x.as_ptr().expose_provenance(),
+            CpuStorage::I64(x) => x.as_ptr().expose_provenance(),
+            CpuStorage::F8E4M3(x) => x.as_ptr().expose_provenance(),
             _ => bail!("flash-attn is only supported for f32/f16/bf16 ({:?})", self.dtype()),
         };
         Ok((address as u64, ()))
@@ -123,13 +124,13 @@ impl Memory for CpuStorage {
             CpuStorage::F32(x) => x.as_mut_ptr().expose_provenance(),
             CpuStorage::F16(x) => x.as_mut_ptr().expose_provenance(),
             CpuStorage::BF16(x) => x.as_mut_ptr().expose_provenance(),
+            CpuStorage::F8E4M3(x) => x.as_mut_ptr().expose_provenance(),
             _ => bail!("flash-attn is only supported for f32/f16/bf16 ({:?})", self.dtype()),
         };
         Ok((address as u64, ()))
     }
 
-    fn run(&self, bound: &Bound<'_, CpuStorage>, options: &CallOptions) -> Result<()> {
-        // SAFETY: storages of this kind are host memory.
-        unsafe { bound.enqueue(Queue::host(), options) }
+    fn queue(&self, (): &(), call: impl FnOnce(Queue<'_>) -> Result<()>) -> Result<()> {
+        call(Queue::host())
     }
 }

@@ -1,26 +1,18 @@
 //! The operation that candle's graph holds: the forward pass, and the backward pass with the LSE that the
 //! forward pass has left.
 
+use std::ops::Deref;
 use std::sync::OnceLock;
 
 #[cfg(feature = "cuda")]
 use candle::CudaStorage;
-use candle::{CpuStorage, CustomOp3, DType, Error, Layout, Result, Shape, Storage, StorageRef, Tensor, bail};
-use flashcore::gpu::Operand;
+use candle::{CpuStorage, CustomOp3, DType, Error, Layout, Result, Shape, Storage, Tensor, bail};
+use flashcore::gpu::{LengthArray, Operand};
 use flashcore::raw::{CallOptions, View};
 use flashcore::{ElementType, Pass, Tensor as TensorName};
 
-use crate::call::{stride, with_dense_rows};
 use crate::memory::{Bound, Memory};
-
-/// An input beside Q, K and V. It has no gradient.
-pub(crate) struct SideOperand {
-    pub operand: Operand,
-    /// The name of the argument.
-    pub name: &'static str,
-    pub tensor: Tensor,
-    pub view: View,
-}
+use crate::side::{SideOperand, stride, with_dense_rows};
 
 /// Attention with its options and other inputs.
 pub(crate) struct Attention {
@@ -36,6 +28,28 @@ type Inputs<'a, S> = [(&'a S, &'a Layout); 3];
 
 const INPUTS: [Operand; 3] = [Operand::Q, Operand::K, Operand::V];
 
+/// The methods of [`CustomOp3`] for each kind of storage, which call one generic method.
+macro_rules! computed_by {
+    ($method:ident) => {
+        computed_by!($method, cpu_fwd, CpuStorage);
+        #[cfg(feature = "cuda")]
+        computed_by!($method, cuda_fwd, CudaStorage);
+    };
+    ($method:ident, $name:ident, $storage:ty) => {
+        fn $name(
+            &self,
+            q: &$storage,
+            q_layout: &Layout,
+            k: &$storage,
+            k_layout: &Layout,
+            v: &$storage,
+            v_layout: &Layout,
+        ) -> Result<($storage, Shape)> {
+            self.$method([(q, q_layout), (k, k_layout), (v, v_layout)])
+        }
+    };
+}
+
 impl Attention {
     fn forward<S: Memory>(&self, inputs: Inputs<'_, S>) -> Result<(S, Shape)> {
         let [(q, q_layout), _, (_, v_layout)] = inputs;
@@ -46,7 +60,9 @@ impl Attention {
         extents[last] = v_layout.dims()[v_layout.dims().len() - 1];
         let shape = Shape::from(extents);
         // Nothing is written to rows that belong to no sequence.
-        let mut out = S::output(q.device(), &shape, dtype, q_layout.dims().len() == 3)?;
+        let used = Operand::Lengths(LengthArray::UsedQ);
+        let has_padding = q_layout.dims().len() == 3 || self.side.iter().any(|side| side.operand == used);
+        let mut out = S::output(q.device(), &shape, dtype, has_padding)?;
         let (lse_view, lse_shape) = self.lse_view(q_layout)?;
         let mut lse =
             self.lse.as_ref().map(|_| S::output(q.device(), &lse_shape, DType::F32, true)).transpose()?;
@@ -59,7 +75,7 @@ impl Attention {
             if let Some(lse) = &mut lse {
                 bound.write(lse, &[(Operand::Lse, lse_view, 0)])?;
             }
-            q.run(&bound, &self.options)?;
+            bound.run(q, &self.options)?;
         }
         if let (Some(cell), Some(lse)) = (&self.lse, lse) {
             // candle runs an operation once.
@@ -78,7 +94,7 @@ impl Attention {
         Ok((View::dense(ElementType::F32, &shape).map_err(Error::wrap)?, Shape::from(shape)))
     }
 
-    fn side_storages(&self) -> Vec<(StorageRef<'_>, &SideOperand)> {
+    fn side_storages(&self) -> Vec<(impl Deref<Target = Storage>, &SideOperand)> {
         self.side.iter().map(|side| (side.tensor.storage_and_layout().0, side)).collect()
     }
 
@@ -87,10 +103,10 @@ impl Attention {
         &self,
         bound: &mut Bound<'a, S>,
         inputs: Inputs<'a, S>,
-        side: &'a [(StorageRef<'_>, &SideOperand)],
+        side: &'a [(impl Deref<Target = Storage>, &SideOperand)],
     ) -> Result<()> {
         let dtypes = inputs.map(|(storage, _)| storage.dtype());
-        if dtypes.iter().any(|dtype| *dtype != dtypes[0]) {
+        if dtypes[2] != dtypes[1] || ![dtypes[0], DType::F8E4M3].contains(&dtypes[1]) {
             bail!("{} expects q, k and v of one dtype, got {dtypes:?}", self.name)
         }
         for (operand, (storage, layout)) in INPUTS.into_iter().zip(inputs) {
@@ -112,30 +128,7 @@ impl CustomOp3 for Attention {
         self.name
     }
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        k: &CpuStorage,
-        k_layout: &Layout,
-        v: &CpuStorage,
-        v_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.forward([(q, q_layout), (k, k_layout), (v, v_layout)])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        q: &CudaStorage,
-        q_layout: &Layout,
-        k: &CudaStorage,
-        k_layout: &Layout,
-        v: &CudaStorage,
-        v_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.forward([(q, q_layout), (k, k_layout), (v, v_layout)])
-    }
+    computed_by!(forward);
 
     fn bwd(
         &self,
@@ -207,7 +200,7 @@ impl Backward<'_> {
             bound.read(Operand::Lse, lse, lse_view, 0)?;
             bound.write(&mut gradients, &parts)?;
             let pass = Pass::Backward { deterministic: true, d_lse: false, wants: Default::default() };
-            q.run(&bound, &CallOptions { pass, ..self.forward.options.clone() })?;
+            bound.run(q, &CallOptions { pass, ..self.forward.options.clone() })?;
         }
         Ok((gradients, shape))
     }
@@ -218,38 +211,16 @@ impl CustomOp3 for Backward<'_> {
         "flash-attn-backward"
     }
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        k: &CpuStorage,
-        k_layout: &Layout,
-        v: &CpuStorage,
-        v_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.run([(q, q_layout), (k, k_layout), (v, v_layout)])
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        q: &CudaStorage,
-        q_layout: &Layout,
-        k: &CudaStorage,
-        k_layout: &Layout,
-        v: &CudaStorage,
-        v_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        self.run([(q, q_layout), (k, k_layout), (v, v_layout)])
-    }
+    computed_by!(run);
 }
 
 /// A tensor `[batch, row, head, dim]` or `[row, head, dim]` with FlashCore's order of dimensions.
-fn rows(dtype: DType, layout: &Layout) -> Result<View> {
+pub(crate) fn rows(dtype: DType, layout: &Layout) -> Result<View> {
     let dtype = match dtype {
         DType::F32 => ElementType::F32,
         DType::F16 => ElementType::F16,
         DType::BF16 => ElementType::Bf16,
+        DType::F8E4M3 => ElementType::E4m3,
         dtype => bail!("flash-attn is only supported for f32/f16/bf16 ({dtype:?})"),
     };
     let strides: Result<Vec<i64>> = layout.stride().iter().map(|&n| stride(n)).collect();

@@ -27,7 +27,7 @@ pub use band::{
 };
 pub use chain::{BlockScores, ScoreChain};
 pub use descale::{BlockFactors, ScoreFactors, ValueFactors, WarpKeys, accepted_score_factor};
-pub use gradient::{BlockRing, QueryNumbers, RingBlock, ScoreGradient};
+pub use gradient::{BlockRing, QueryNumbers, RingBlock, ScoreGradient, SoftcapSlope};
 pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};
 pub use packing::Packing;

@@ -1,6 +1,8 @@
-// One step of decoding on the host, from keys and values in pages, beside the same step on dense rows.
+// One step of decoding on the host: from keys and values in pages, from dense rows, and from pages to which
+// the call appends the newest key.
 #include <flashcore.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -79,7 +81,22 @@ int main() {
                                    heads_first(FLASHCORE_V, v, kBatch, rows), used});
   const auto paged = Attention(q, {heads_first(FLASHCORE_K, k_pool, in_pool, kPage),
                                    heads_first(FLASHCORE_V, v_pool, in_pool, kPage), used, pages});
-  const bool equal = dense == paged;
-  std::printf("keys in pages and in dense rows give %s results\n", equal ? "equal" : "different");
+  // The last key of each sequence once more, appended by the call to pages that lack it.
+  auto before = lengths;
+  std::vector<float> k_new(kBatch * row), v_new(k_new.size());
+  for (std::int64_t b = 0; b < kBatch; b++) {
+    const std::int64_t j = --before[b], from = (b * rows + j) * row;
+    const std::int64_t to = (table[b * kPages + j / kPage] * kPage + j % kPage) * row;
+    std::memcpy(&k_new[b * row], &k[from], row * sizeof(float));
+    std::memcpy(&v_new[b * row], &v[from], row * sizeof(float));
+    std::fill_n(&k_pool[to], row, 0.0f), std::fill_n(&v_pool[to], row, 0.0f);
+  }
+  const auto appended = Attention(q, {heads_first(FLASHCORE_K, k_pool, in_pool, kPage),
+                                      heads_first(FLASHCORE_V, v_pool, in_pool, kPage),
+                                      Operand(FLASHCORE_SEQUSED_K, FLASHCORE_I32, before.data(), {kBatch}), pages,
+                                      heads_first(FLASHCORE_K_NEW, k_new, kBatch, 1),
+                                      heads_first(FLASHCORE_V_NEW, v_new, kBatch, 1)});
+  const bool equal = dense == paged && dense == appended;
+  std::printf("keys in pages, in dense rows and appended give %s results\n", equal ? "equal" : "different");
   return equal ? 0 : 1;
 }

@@ -45,6 +45,7 @@ extern "C" {
 #define FLASHCORE_E4M3 0x1080a
 #define FLASHCORE_E5M2 0x1080c
 #define FLASHCORE_I32 0x12000
+#define FLASHCORE_I64 0x14000
 #define FLASHCORE_U8 0x10801
 
 /* Operands: where `operand` of a flashcore_operand says what it is. Names and meanings are FlashAttention's. */
@@ -80,6 +81,21 @@ extern "C" {
 #define FLASHCORE_DV 18
 #define FLASHCORE_D_LSE 19
 #define FLASHCORE_D_SINKS 20
+/* An append: new keys and values, which the call writes into K and V before it computes. SEQUSED_K has the
+ * lengths before the append, and new row i of batch entry b becomes row SEQUSED_K[b] + i. Of the type of Q:
+ * an 8-bit cache is rounded to, by its descale factors. [batch, head, row, dim]; with CU_SEQLENS_K_NEW
+ * (i32, [batch + 1]) packed, with a batch extent of 1. */
+#define FLASHCORE_K_NEW 21
+#define FLASHCORE_V_NEW 22
+#define FLASHCORE_CU_SEQLENS_K_NEW 23
+/* Rotary embedding of the new keys and of Q: cosines and sines, [position, rotary dim / 2], and the position
+ * of each batch entry (i32, [batch]) in place of SEQUSED_K. Q is not changed in memory. */
+#define FLASHCORE_ROTARY_COS 24
+#define FLASHCORE_ROTARY_SIN 25
+#define FLASHCORE_ROTARY_SEQLENS 26
+/* Slots of new keys and values, i32 or i64, [rows]: each is a row of the cache, counted over all pages. A
+ * negative slot leaves its row out. */
+#define FLASHCORE_SLOT_MAPPING 27
 /* Table i of the programs, i from 0 to 7, of at most four dimensions, and its gradient. */
 #define FLASHCORE_TABLE(i) (32 + (i))
 #define FLASHCORE_D_TABLE(i) (40 + (i))
@@ -91,6 +107,9 @@ extern "C" {
 /* Passes. */
 #define FLASHCORE_FORWARD 0
 #define FLASHCORE_BACKWARD 1
+/* No attention: the rows of K_NEW and V_NEW, [1, head, row, dim], are written to the slots SLOT_MAPPING of the
+ * caches K and V, [page, head, row, dim]. 8-bit caches have DESCALE_K and DESCALE_V, [1] or [head]. */
+#define FLASHCORE_WRITE_SLOTS 2
 
 /* Flags. A query sees at most keys_before keys before the key that is level with it. */
 #define FLASHCORE_LIMIT_BEFORE 1
@@ -102,6 +121,8 @@ extern "C" {
 #define FLASHCORE_TF32 8
 /* The backward pass returns equal bits in every run. */
 #define FLASHCORE_DETERMINISTIC 16
+/* Dims 2 i and 2 i + 1 form a pair of the rotary embedding. Without it, i and i + rotary dim / 2 do. */
+#define FLASHCORE_INTERLEAVED 32
 /* The causal mask: keys_after is 0. */
 #define FLASHCORE_CAUSAL FLASHCORE_LIMIT_AFTER
 

@@ -3,7 +3,9 @@
 use std::ffi::c_char;
 
 use flashcore::gpu::{LengthArray, Operand};
-use flashcore::{ElementType, Tensor};
+use flashcore::{AttentionError, ElementType, Tensor};
+
+use crate::errors::invalid;
 
 /// `flashcore_operand`.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +58,7 @@ pub const INTERNAL: i32 = 4;
 
 pub const FORWARD: u32 = 0;
 pub const BACKWARD: u32 = 1;
+pub const WRITE_SLOTS: u32 = 2;
 
 pub const CPU: i32 = 1;
 pub const CUDA: i32 = 2;
@@ -65,27 +68,37 @@ pub const LIMIT_AFTER: u32 = 2;
 pub const TOP_LEFT: u32 = 4;
 pub const TF32: u32 = 8;
 pub const DETERMINISTIC: u32 = 16;
-pub const FLAGS: u32 = LIMIT_BEFORE | LIMIT_AFTER | TOP_LEFT | TF32 | DETERMINISTIC;
+pub const INTERLEAVED: u32 = 32;
+pub const FLAGS: u32 = LIMIT_BEFORE | LIMIT_AFTER | TOP_LEFT | TF32 | DETERMINISTIC | INTERLEAVED;
+
+pub const F32: u32 = 0x12002;
+pub const F16: u32 = 0x11002;
+pub const BF16: u32 = 0x11004;
+pub const E4M3: u32 = 0x1080a;
+pub const E5M2: u32 = 0x1080c;
+pub const I32: u32 = 0x12000;
+pub const I64: u32 = 0x14000;
+pub const U8: u32 = 0x10801;
 
 /// The element types with their numbers.
-pub const TYPES: [(u32, ElementType); 7] = [
-    (0x12002, ElementType::F32),
-    (0x11002, ElementType::F16),
-    (0x11004, ElementType::Bf16),
-    (0x1080a, ElementType::E4m3),
-    (0x1080c, ElementType::E5m2),
-    (0x12000, ElementType::I32),
-    (0x10801, ElementType::U8),
+const TYPES: [(u32, ElementType); 7] = [
+    (F32, ElementType::F32),
+    (F16, ElementType::F16),
+    (BF16, ElementType::Bf16),
+    (E4M3, ElementType::E4m3),
+    (E5M2, ElementType::E5m2),
+    (I32, ElementType::I32),
+    (U8, ElementType::U8),
 ];
 
 /// The numbers of the first tables and of the first gradients of tables.
 const TABLES: u32 = 32;
 const GRADIENTS: u32 = 40;
 /// The number after the last.
-const END: u32 = 48;
+pub const END: u32 = 48;
 
-/// The operands other than tables, by their numbers.
-pub const OPERANDS: [Operand; 21] = [
+/// The operands other than tables, by their numbers. The arrays of an append and the slots follow.
+const OPERANDS: [Operand; 21] = [
     Operand::Q,
     Operand::K,
     Operand::V,
@@ -109,6 +122,36 @@ pub const OPERANDS: [Operand; 21] = [
     Operand::DSinks,
 ];
 
+/// The arrays of an append, in the order of their numbers.
+pub const APPENDED: [&str; 6] =
+    ["k_new", "v_new", "cu_seqlens_k_new", "rotary_cos", "rotary_sin", "rotary_seqlens"];
+
+/// An array that a call names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallArray {
+    /// An operand of the pass.
+    Pass(Operand),
+    /// An array of the append before the pass: its index in [`APPENDED`].
+    Append(usize),
+    /// The slots of new keys and values.
+    Slots,
+}
+
+impl CallArray {
+    pub fn name(self) -> &'static str {
+        match self {
+            CallArray::Pass(operand) => operand.name(),
+            CallArray::Append(index) => APPENDED[index],
+            CallArray::Slots => "slot_mapping",
+        }
+    }
+
+    /// Whether the array has the dimensions batch, head, row, dim.
+    pub fn has_rows(self) -> bool {
+        matches!(self, CallArray::Pass(Operand::Tensor(_)) | CallArray::Append(0 | 1))
+    }
+}
+
 /// The numbers of the header, by their names there.
 pub fn numbers() -> Vec<(String, u64)> {
     let others = [
@@ -121,26 +164,45 @@ pub fn numbers() -> Vec<(String, u64)> {
         ("CUDA", CUDA as u64),
         ("FORWARD", FORWARD.into()),
         ("BACKWARD", BACKWARD.into()),
+        ("WRITE_SLOTS", WRITE_SLOTS.into()),
+        ("I64", I64.into()),
         ("LIMIT_BEFORE", LIMIT_BEFORE.into()),
         ("LIMIT_AFTER", LIMIT_AFTER.into()),
         ("TOP_LEFT", TOP_LEFT.into()),
         ("TF32", TF32.into()),
         ("DETERMINISTIC", DETERMINISTIC.into()),
+        ("INTERLEAVED", INTERLEAVED.into()),
         ("TABLE(0)", TABLES.into()),
         ("D_TABLE(0)", GRADIENTS.into()),
     ];
     let others = others.map(|(name, number)| (name.to_owned(), number));
     let types = TYPES.iter().map(|(number, dtype)| (dtype.name().to_owned(), u64::from(*number)));
-    let operands = (0..).zip(OPERANDS).map(|(number, operand)| (operand.name().to_owned(), number));
-    let all = others.into_iter().chain(types).chain(operands);
+    let slots = CallArray::Slots.name();
+    let arrays = OPERANDS.iter().map(|operand| operand.name()).chain(APPENDED).chain([slots]);
+    let arrays = (0..).zip(arrays).map(|(number, name)| (name.to_owned(), number));
+    let all = others.into_iter().chain(types).chain(arrays);
     all.map(|(name, number)| (format!("FLASHCORE_{}", name.to_uppercase()), number)).collect()
 }
 
-/// The operand with a number.
-pub fn operand(number: u32) -> Option<Operand> {
+/// The array with a number.
+pub fn array(number: u32) -> Option<CallArray> {
+    let index = number as usize;
     match number {
-        TABLES..GRADIENTS => Some(Operand::Table((number - TABLES) as u8)),
-        GRADIENTS..END => Some(Operand::DTable((number - GRADIENTS) as u8)),
-        _ => OPERANDS.get(number as usize).copied(),
+        TABLES..GRADIENTS => Some(CallArray::Pass(Operand::Table((number - TABLES) as u8))),
+        GRADIENTS..END => Some(CallArray::Pass(Operand::DTable((number - GRADIENTS) as u8))),
+        _ => match index.checked_sub(OPERANDS.len()) {
+            None => Some(CallArray::Pass(OPERANDS[index])),
+            Some(append) if append < APPENDED.len() => Some(CallArray::Append(append)),
+            Some(after) => (after == APPENDED.len()).then_some(CallArray::Slots),
+        },
     }
+}
+
+/// The element type with a number, of an array.
+pub fn element_type(argument: &'static str, number: u32) -> Result<ElementType, AttentionError> {
+    let dtype = TYPES.iter().find(|(of, _)| *of == number).map(|(_, dtype)| *dtype);
+    dtype.ok_or_else(|| {
+        let expected = TYPES.map(|(number, dtype)| format!("{number:#x} ({dtype})")).join(", ");
+        invalid(argument, "dtype", format!("{number:#x}"), expected)
+    })
 }

@@ -3,46 +3,12 @@
 use std::ffi::{CStr, c_char};
 use std::mem::{offset_of, size_of};
 
-use flashcore::gpu::Operand;
-use flashcore::raw::{self, CallOptions, OperandMap, View};
-use flashcore::{AttentionError, Band, Corner, Pass, Program};
+use flashcore::raw::{CallOptions, Tensor, View};
+use flashcore::{AttentionError, Band, Corner, Program};
 
-use crate::abi::{self, CCall, COperand};
-
-/// Where a call's error goes.
-#[derive(Clone, Copy)]
-pub struct ErrorBuffer {
-    start: *mut c_char,
-    bytes: usize,
-}
-
-impl ErrorBuffer {
-    pub const NONE: ErrorBuffer = ErrorBuffer { start: std::ptr::null_mut(), bytes: 0 };
-
-    /// Writes as much of a text as fits, and a NUL.
-    ///
-    /// # Safety
-    /// The buffer has the bytes that the caller stated.
-    pub unsafe fn write(self, text: &str) {
-        let Some(room) = self.bytes.checked_sub(1).filter(|_| !self.start.is_null()) else { return };
-        let end = (0..=room.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
-        // SAFETY: `end` is less than the buffer's bytes, by this function's contract.
-        unsafe {
-            self.start.copy_from_nonoverlapping(text.as_ptr().cast(), end);
-            self.start.add(end).write(0);
-        }
-    }
-}
-
-/// An argument that is not valid.
-pub fn invalid(
-    argument: &'static str,
-    what: &'static str,
-    value: impl ToString,
-    expected: impl Into<String>,
-) -> AttentionError {
-    AttentionError::Operand { argument, what, value: value.to_string(), expected: expected.into() }
-}
+use crate::abi::{self, CCall, COperand, CallArray};
+use crate::arrays::{CallArrays, CallTarget, pass};
+use crate::errors::{ErrorBuffer, invalid};
 
 /// Copies the call. A caller with an older header has fewer fields, and the others are zero; a caller with a
 /// newer one has more, which must be zero.
@@ -113,37 +79,33 @@ unsafe fn array<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts(start, count as usize) })
 }
 
-/// The operands of a call.
+/// The arrays of a call.
 ///
 /// # Safety
 /// `operand_count` operands lie at `operands`.
-pub unsafe fn operands(call: &CCall) -> Result<OperandMap<raw::Tensor>, AttentionError> {
+pub unsafe fn arrays(call: &CCall) -> Result<CallArrays, AttentionError> {
     // SAFETY: this function's own contract.
     let given = unsafe { array("operands", call.operands, call.operand_count, 64)? };
-    let mut map = OperandMap::default();
+    let mut arrays = CallArrays::default();
     for entry in given {
-        let operand = abi::operand(entry.operand).ok_or_else(|| {
-            invalid(
-                "operands",
-                "number of an operand",
-                entry.operand,
-                "FLASHCORE_Q or another of flashcore.h",
-            )
+        let array = abi::array(entry.operand).ok_or_else(|| {
+            let expected = "FLASHCORE_Q or another of flashcore.h";
+            invalid("operands", "number of an operand", entry.operand, expected)
         })?;
-        let tensor = raw::Tensor { address: entry.address, view: view(operand, entry)? };
-        if map.insert(operand, tensor).is_some() {
-            return Err(AttentionError::OperandTwice { operand: operand.name() });
+        match (array, usize::try_from(entry.dimensions)) {
+            (CallArray::Slots, Ok(count @ 0..=4)) => {
+                let (shape, strides) = (&entry.shape[..count], &entry.strides[..count]);
+                arrays.insert_slots(entry.address, entry.dtype, shape, Some(strides))?;
+            }
+            _ => arrays.insert(array, Tensor { address: entry.address, view: view(array, entry)? })?,
         }
     }
-    Ok(map)
+    Ok(arrays)
 }
 
-fn view(operand: Operand, entry: &COperand) -> Result<View, AttentionError> {
-    let argument = operand.name();
-    let dtype = abi::TYPES.iter().find(|(number, _)| *number == entry.dtype);
-    let (_, dtype) = dtype.ok_or_else(|| {
-        invalid(argument, "dtype", format!("{:#x}", entry.dtype), "FLASHCORE_F32 or another of flashcore.h")
-    })?;
+fn view(array: CallArray, entry: &COperand) -> Result<View, AttentionError> {
+    let argument = array.name();
+    let dtype = abi::element_type(argument, entry.dtype)?;
     let dimensions = usize::try_from(entry.dimensions).ok().filter(|&dimensions| dimensions <= 4);
     let dimensions =
         dimensions.ok_or_else(|| invalid(argument, "number of dimensions", entry.dimensions, "at most 4"))?;
@@ -152,17 +114,14 @@ fn view(operand: Operand, entry: &COperand) -> Result<View, AttentionError> {
         let expected = "0 or more in each dimension";
         *extent = usize::try_from(given).map_err(|_| invalid(argument, "shape", given, expected))?;
     }
-    View::new(*dtype, &shape[..dimensions], &entry.strides[..dimensions])
+    View::new(dtype, &shape[..dimensions], &entry.strides[..dimensions])
 }
 
 /// The options of a call.
 ///
 /// # Safety
 /// The texts end with a NUL, and the arrays of parameters have as many elements as stated.
-pub unsafe fn options(
-    call: &CCall,
-    operands: &OperandMap<raw::Tensor>,
-) -> Result<CallOptions, AttentionError> {
+pub unsafe fn options(call: &CCall, arrays: &CallArrays) -> Result<CallOptions, AttentionError> {
     if call.flags & !abi::FLAGS != 0 {
         let unknown = format!("{:#x}", call.flags);
         return Err(invalid("call", "flags", unknown, "a sum of the flags of flashcore.h"));
@@ -197,7 +156,7 @@ pub unsafe fn options(
         )
     };
     Ok(CallOptions {
-        pass: pass(call, operands)?,
+        pass: pass(backward(call)?, is_set(abi::DETERMINISTIC), |operand| arrays.has(operand)),
         band: Band { before, after, ..Band::FULL }.aligned(corner),
         scale: (call.scale != 0.0).then_some(call.scale),
         softcap: (call.softcap != 0.0).then_some(call.softcap),
@@ -214,23 +173,26 @@ pub unsafe fn options(
     })
 }
 
-/// The pass: which outputs it has follows from the operands.
-fn pass(call: &CCall, operands: &OperandMap<raw::Tensor>) -> Result<Pass, AttentionError> {
-    let has = |operand| operands.get(operand).is_some();
-    let deterministic = call.flags & abi::DETERMINISTIC != 0;
+fn backward(call: &CCall) -> Result<bool, AttentionError> {
     match call.pass {
-        abi::FORWARD => Ok(Pass::Forward { lse: has(Operand::Lse) }),
-        abi::BACKWARD => {
-            let tables = (0..8).filter(|&table: &u8| has(Operand::DTable(table)));
-            let tables = tables.fold(0, |bits, table| bits | 1 << table);
-            let mut pass = if deterministic { Pass::DETERMINISTIC } else { Pass::BACKWARD };
-            if let Pass::Backward { d_lse, wants, .. } = &mut pass {
-                *d_lse = has(Operand::DLse);
-                (wants.sinks, wants.tables) = (has(Operand::DSinks), tables);
-            }
-            Ok(pass)
+        abi::FORWARD | abi::WRITE_SLOTS => Ok(false),
+        abi::BACKWARD => Ok(true),
+        other => {
+            let expected = "FLASHCORE_FORWARD, FLASHCORE_BACKWARD or FLASHCORE_WRITE_SLOTS";
+            Err(invalid("call", "field 'pass'", other, expected))
         }
-        other => Err(invalid("call", "field 'pass'", other, "FLASHCORE_FORWARD or FLASHCORE_BACKWARD")),
+    }
+}
+
+/// Where a call runs.
+pub fn place(call: &CCall) -> Result<CallTarget, AttentionError> {
+    match call.device_type {
+        abi::CPU => Ok(CallTarget::Host(usize::try_from(call.threads).unwrap_or(usize::MAX))),
+        abi::CUDA => Ok(CallTarget::Stream { ordinal: call.device, handle: call.stream }),
+        other => {
+            let expected = "FLASHCORE_CPU (1) or FLASHCORE_CUDA (2)";
+            Err(invalid("call", "field 'device_type'", other, expected))
+        }
     }
 }
 

@@ -1,22 +1,28 @@
-//! The C interface: `include/flashcore.h` describes it.
+//! Attention for other languages and frameworks, by three interfaces of one shared library: C
+//! (`include/flashcore.h` describes it), TVM-FFI (`tvm`) and XLA's foreign functions (`xla`).
 //!
-//! Each function reads a `flashcore_call`, makes operands and options of it and passes them to
-//! [`flashcore::raw`]. Nothing is kept between calls but the kernels and plans that `flashcore` keeps itself.
-//! No panic leaves the library.
+//! Each function reads its arguments, makes operands and options of them and passes these to
+//! [`flashcore::raw`]. Nothing is kept between calls but the kernels and plans that `flashcore` keeps itself,
+//! and parsed texts. No panic leaves the library.
 #![allow(unsafe_code, reason = "the addresses of a C interface")]
 
 mod abi;
+mod arrays;
 mod call;
+mod errors;
+mod spec;
+mod tvm;
+mod xla;
 
 use std::ffi::{CStr, c_char};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 use flashcore::AttentionError;
-use flashcore::gpu::Gpu;
-use flashcore::raw::{self, Queue, Ready};
+use flashcore::raw::Ready;
 
 pub use abi::{CCall, COperand, numbers};
+use arrays::{AttentionCall, guarded};
+pub use tvm::{__tvm_ffi_attention, __tvm_ffi_prepare, __tvm_ffi_workspace_size, TvmAny};
+pub use xla::{XlaCallFrame, flashcore_xla_cuda, flashcore_xla_host};
 
 /// `flashcore_prepare`.
 ///
@@ -48,7 +54,7 @@ pub unsafe extern "C" fn flashcore_attention(call: *const CCall) -> i32 {
 pub unsafe extern "C" fn flashcore_workspace_size(call: *const CCall, bytes: *mut u64) -> i32 {
     let write = |ready: &Ready<'_>| {
         if bytes.is_null() || !bytes.is_aligned() {
-            return Err(call::invalid("bytes", "address", format!("{bytes:p}"), "that of a uint64_t"));
+            return Err(errors::invalid("bytes", "address", format!("{bytes:p}"), "that of a uint64_t"));
         }
         // SAFETY: this function's own contract.
         unsafe { bytes.write(ready.workspace_size() as u64) };
@@ -79,54 +85,20 @@ unsafe fn with_ready(
 ) -> i32 {
     // SAFETY: this function's own contract.
     let buffer = unsafe { call::error_buffer(address) };
-    let run = AssertUnwindSafe(|| {
+    let called = guarded(|| {
         // SAFETY: as above.
-        let (call, operands, options) = unsafe {
+        let (call, arrays, options) = unsafe {
             let call = call::read(address)?;
-            let operands = call::operands(&call)?;
-            let options = call::options(&call, &operands)?;
-            (call, operands, options)
+            let arrays = call::arrays(&call)?;
+            let options = call::options(&call, &arrays)?;
+            (call, arrays, options)
         };
-        let gpu = gpu(&call)?;
-        let queue = match &gpu {
-            Some(gpu) => Queue::Stream { gpu, handle: call.stream },
-            None => match (Queue::host(), call.threads) {
-                (Queue::Host { executor, .. }, 1..) => {
-                    Queue::Host { executor, threads: usize::try_from(call.threads).unwrap_or(usize::MAX) }
-                }
-                (host, _) => host,
-            },
-        };
-        then(&raw::prepare(queue, &operands, &options)?)
+        let interleaved = call.flags & abi::INTERLEAVED != 0;
+        let (place, writes_slots) = (call::place(&call)?, call.pass == abi::WRITE_SLOTS);
+        AttentionCall { place, arrays, options: &options, interleaved, writes_slots }.with_ready(then)
     });
-    let (code, text) = match catch_unwind(run) {
-        Ok(Ok(())) => return abi::OK,
-        Ok(Err(error)) => (code_of(&error), error.to_string()),
-        Err(_) => (abi::INTERNAL, "a defect of FlashCore: its message was printed to stderr".to_owned()),
-    };
+    let Err((code, text)) = called else { return abi::OK };
     // SAFETY: this function's own contract.
     unsafe { buffer.write(&text) };
     code
-}
-
-/// The GPU of a call; `None` for the host.
-fn gpu(call: &CCall) -> Result<Option<Arc<Gpu>>, AttentionError> {
-    match call.device_type {
-        abi::CPU => Ok(None),
-        abi::CUDA => Gpu::open(call.device).map(Some),
-        other => Err(call::invalid(
-            "call",
-            "field 'device_type'",
-            other,
-            "FLASHCORE_CPU (1) or FLASHCORE_CUDA (2)",
-        )),
-    }
-}
-
-fn code_of(error: &AttentionError) -> i32 {
-    match error {
-        AttentionError::Driver(_) => abi::DEVICE,
-        AttentionError::Unsupported { .. } | AttentionError::Kernel(_) => abi::UNSUPPORTED,
-        _ => abi::INVALID,
-    }
 }

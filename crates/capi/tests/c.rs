@@ -24,7 +24,9 @@ fn run(compiler: &str, standard: &str, source: &Path, test: &str) -> String {
     let folder = libraries(test);
     let program = folder.join("program");
     let mut compile = Command::new(compiler);
-    compile.args([standard, "-Wall", "-Wextra", "-Werror", "-O1", "-I"]).arg(Path::new(HERE).join("include"));
+    compile
+        .args([standard, "-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-I"])
+        .arg(Path::new(HERE).join("include"));
     compile.arg(source).arg("-o").arg(&program).arg("-L").arg(&folder);
     compile.arg(format!("-Wl,-rpath,{}", folder.display())).args(["-lflashcore_c", "-lm"]);
     let compiled = compile.output().unwrap_or_else(|error| panic!("cannot run {compiler}: {error}"));
@@ -48,7 +50,18 @@ fn the_example_in_c_agrees_with_a_plain_loop() {
 #[test]
 fn the_example_in_cpp_reads_pages() {
     let printed = run("c++", "-std=c++17", &Path::new(HERE).join("examples/decode.cpp"), "decode");
-    assert_eq!(printed, "keys in pages and in dense rows give equal results\n");
+    assert_eq!(printed, "keys in pages, in dense rows and appended give equal results\n");
+}
+
+#[test]
+fn threads_and_a_forked_child_compute_the_same() {
+    assert_eq!(run("cc", "-std=c11", &Path::new(HERE).join("tests/threads.c"), "threads"), "equal\n");
+}
+
+#[test]
+fn the_example_of_the_overhead_runs() {
+    let printed = run("cc", "-std=c11", &Path::new(HERE).join("examples/overhead.c"), "overhead");
+    assert!(printed.starts_with("attention "), "{printed}");
 }
 
 /// `cuda.h` is a file of the package of NVRTC's headers, beside the folder of the library.

@@ -4,7 +4,10 @@
 use std::ffi::{CStr, c_char};
 use std::ptr;
 
-use flashcore_c::{CCall, COperand, flashcore_attention, flashcore_prepare, flashcore_workspace_size};
+use flashcore_c::{
+    __tvm_ffi_prepare, CCall, COperand, TvmAny, flashcore_attention, flashcore_prepare,
+    flashcore_workspace_size,
+};
 use proptest::prelude::*;
 
 const F32: u32 = 0x12002;
@@ -127,6 +130,20 @@ fn each_fault_is_named() {
         let (code, text) = told(call(&changed), flashcore_attention);
         assert!(code == 1 && text.starts_with(expected), "{code}: {text}");
     }
+    let more: [(&str, u32, &[u32]); 4] = [
+        ("v_new is missing", 0, &[21]),
+        ("rotary_cos is missing", 32, &[21, 22]),
+        ("seqused_k is missing", 0, &[21, 22]),
+        ("invalid value '0x12002' for the dtype of slot_mapping: expected 0x12000 (i32)", 0, &[27]),
+    ];
+    for (expected, flags, appended) in more {
+        let all: Vec<COperand> =
+            good.iter().copied().chain(appended.iter().map(|&number| operand(number, ptr::null()))).collect();
+        let mut changed = call(&all);
+        changed.flags = flags;
+        let (code, text) = told(changed, flashcore_attention);
+        assert!(code == 1 && text.starts_with(expected), "{code}: {text}");
+    }
     // A call that states fewer fields has no buffer.
     let mut smallest = call(&good);
     smallest.size = 8;
@@ -174,7 +191,7 @@ proptest! {
     #[test]
     fn no_call_is_a_defect(
         numbers in any::<([u32; 2], [i64; 4], [f32; 2], [u32; 3], u64)>(),
-        small in (0u32..3, 0u32..32, prop::collection::vec(0u32..24, 3..9)),
+        small in (0u32..4, 0u32..64, prop::collection::vec(0u32..29, 3..9)),
         entries in prop::collection::vec(
             (
                 prop_oneof![Just(F32), Just(0x11002), Just(I32), any::<u32>()],
@@ -214,5 +231,39 @@ proptest! {
         let (code, text) = told(call, flashcore_prepare);
         prop_assert!((0..=3).contains(&code), "{code}: {text}");
         prop_assert_eq!(code == 0, text.is_empty());
+    }
+}
+
+/// A value of TVM-FFI: the index of its type, the length of a small string, and a number or an address.
+fn value(type_index: i32, length: u32, value: u64) -> TvmAny {
+    TvmAny { type_index, length, value }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Any text is a call or an error of TVM-FFI, and no tensor is read that is none.
+    #[test]
+    fn no_text_is_a_defect(
+        text in prop_oneof![
+            "[a-z_ ;=,.0-9]{0,40}",
+            "(q|k|v|out|lse|_|table_1| ){0,9}(; ?(causal|scale=|floats=1,2|score=s|mask=|backward|x=\\PC))*",
+            any::<String>(),
+        ],
+        types in prop::collection::vec(-2i32..80, 0..6),
+    ) {
+        let text = text.replace('\0', "");
+        let text = std::ffi::CString::new(text).unwrap();
+        let is_none = |index: &i32| !matches!(index, 7 | 8 | 65 | 70);
+        let others = types.into_iter().filter(is_none).map(|index| value(index, 3, 0));
+        let args: Vec<TvmAny> = std::iter::once(value(8, 0, text.as_ptr() as u64)).chain(others).collect();
+        for count in [args.len() as i32, 0, -1] {
+            let mut result = value(0, 0, 0);
+            // SAFETY: the values are a text and numbers.
+            let code = unsafe {
+                __tvm_ffi_prepare(ptr::null_mut(), args.as_ptr(), count, &mut result)
+            };
+            prop_assert_eq!(code, -1, "a call without tensors computes nothing");
+        }
     }
 }

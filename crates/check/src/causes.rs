@@ -1,6 +1,7 @@
 //! Groups the hazards of a check by cause: lines that come from unrolling one loop, and lanes that repeat a
 //! fault, are one cause.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use emu::{Hazard, HazardKind, ThreadId};
@@ -9,6 +10,10 @@ use serde::Serialize;
 
 use crate::names::demangle;
 use crate::sources::{SourceLine, Sources};
+
+mod language;
+
+use language::KernelLanguage;
 
 /// One cause: hazards of one kind at one pair of source lines. Without line information: hazards of one kind
 /// on one variable with one line of the other access. If there is no other access, hazards with equal
@@ -20,7 +25,7 @@ pub struct Cause {
     /// The event in words, with demangled names.
     pub message: String,
     /// How to fix it.
-    pub cure: &'static str,
+    pub cure: Cow<'static, str>,
     /// Number of occurrences over all threads.
     pub count: u64,
     /// The place in memory of the first occurrence, as `name[offset]`.
@@ -37,7 +42,7 @@ pub struct Cause {
     /// The source of `line` and of `other_line`, if the PTX has line information.
     pub source: Option<SourceLine>,
     pub other_source: Option<SourceLine>,
-    /// Whether a comment of the source allows it.
+    /// Whether a comment of the source or the level of the check allows it.
     pub allowed: bool,
     /// All pairs of PTX lines of this cause; `line` and `other_line` are the first.
     pub ptx_lines: Vec<(u32, Option<u32>)>,
@@ -58,15 +63,17 @@ enum Spot {
 /// The causes of some hazards, the worst first. A cause comes before another cause that may be its
 /// consequence.
 pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
-    let text = sources.ptx_lines();
-    let text = |line: u32| (line as usize).checked_sub(1).and_then(|at| text.get(at)).map(|&t| t.to_owned());
+    let ptx = sources.ptx_lines();
+    let text = |line: u32| (line as usize).checked_sub(1).and_then(|at| ptx.get(at)).map(|&t| t.to_owned());
     let mut found: Vec<Cause> = Vec::new();
     let mut known: HashMap<(HazardKind, Spot, Option<Spot>), usize> = HashMap::new();
     for hazard in hazards {
         let lines = (sources.line(hazard.line), hazard.other_line.and_then(|line| sources.line(line)));
         let other = hazard.other_line.map(|line| spot(line, &lines.1));
-        let symmetric =
-            matches!(hazard.kind, HazardKind::Race | HazardKind::WarpOrder | HazardKind::UnusedRead);
+        let symmetric = matches!(
+            hazard.kind,
+            HazardKind::Race | HazardKind::WarpOrder | HazardKind::CasSeed | HazardKind::UnusedRead
+        );
         let key = match (spot(hazard.line, &lines.0), other) {
             // Two accesses race in either order.
             (a, Some(b)) if symmetric && a > b => (hazard.kind, general(b, hazard), Some(a)),
@@ -82,10 +89,7 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
         found.push(Cause {
             kind: hazard.kind,
             message: sources.readable(&hazard.message),
-            cure: is_triton(&lines.0)
-                .then(|| cure_in_triton(hazard))
-                .flatten()
-                .unwrap_or_else(|| cure(hazard)),
+            cure: cure_in(KernelLanguage::of(lines.0.as_ref(), &ptx), hazard),
             count: hazard.count,
             address: hazard.place.as_ref().map(|place| demangle(&place.to_string()).into_owned()),
             threads: hazard.threads.iter().map(ToString::to_string).collect(),
@@ -131,7 +135,11 @@ const fn rank(kind: HazardKind) -> u32 {
         | HazardKind::AsyncNotWaited
         | HazardKind::BeforeGridWait => 2,
         HazardKind::BarrierDivergence => 3,
-        HazardKind::Race | HazardKind::WeakOrder | HazardKind::NonCoherentRead | HazardKind::WarpOrder => 4,
+        HazardKind::Race
+        | HazardKind::WeakOrder
+        | HazardKind::NonCoherentRead
+        | HazardKind::WarpOrder
+        | HazardKind::CasSeed => 4,
         HazardKind::AssertionFailed | HazardKind::Trap | HazardKind::Deadlock => 5,
         HazardKind::UninitialisedRead | HazardKind::UnwrittenOutput => 6,
         HazardKind::UnpromisedAlignment | HazardKind::UnusedRead | HazardKind::Nondeterministic => 7,
@@ -181,6 +189,7 @@ fn cure(hazard: &Hazard) -> &'static str {
         HazardKind::UnusedRead => "load under the condition under which the value is used",
         HazardKind::UnpromisedAlignment => "declare the variable with __align__(16)",
         HazardKind::WarpOrder => "put __syncwarp() between the two accesses: a shuffle orders no memory",
+        HazardKind::CasSeed => "read the first value by a volatile or an atomic load",
         HazardKind::NonCoherentRead => {
             "use a plain load: no __ldg, and no const __restrict__ on memory that the kernel writes"
         }
@@ -193,9 +202,10 @@ fn cure(hazard: &Hazard) -> &'static str {
     }
 }
 
-/// Whether a line is of a Triton kernel.
-fn is_triton(source: &Option<SourceLine>) -> bool {
-    source.as_ref().is_some_and(|source| source.file.ends_with(".py"))
+/// The usual fix of a hazard in the words of a language.
+fn cure_in(language: KernelLanguage, hazard: &Hazard) -> Cow<'static, str> {
+    let own = if language == KernelLanguage::Triton { cure_in_triton(hazard) } else { None };
+    own.map_or_else(|| language.words(cure(hazard)), Cow::Borrowed)
 }
 
 /// The usual fix of a hazard in a Triton kernel, where it differs: a program has no threads to be ordered.

@@ -44,7 +44,7 @@ struct File {
 }
 
 /// A line of the source, with the calls around it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SourceLine {
     /// The file, relative to the working directory if it lies within it.
     pub file: String,
@@ -133,10 +133,9 @@ impl Sources {
     /// line.
     pub fn line(&self, ptx_line: u32) -> Option<SourceLine> {
         let frames = self.table.frames(ptx_line);
-        let of_library = |frame: &SourceFrame| self.files.get(frame.file).is_some_and(|file| file.library);
-        let own = frames.iter().position(|frame| !of_library(frame)).unwrap_or(0);
-        let frame = frames.get(own)?;
-        let text = self.files.get(frame.file).and_then(|file| file.lines.get(frame.line as usize - 1));
+        let own = self.own(&frames)?;
+        let frame = &frames[own];
+        let text = self.text(frame);
         let calls = |frames: &[SourceFrame]| frames.iter().map(|frame| self.call(frame)).collect();
         let SourceCall { file: shown, line, function } = self.call(frame);
         Some(SourceLine {
@@ -184,9 +183,25 @@ impl Sources {
         demangle(&(readable + rest)).into_owned()
     }
 
+    /// The index of the innermost frame that belongs to no library, or else of the innermost frame.
+    fn own(&self, frames: &[SourceFrame]) -> Option<usize> {
+        let of_library = |frame: &SourceFrame| self.files.get(frame.file).is_some_and(|file| file.library);
+        let own = frames.iter().position(|frame| !of_library(frame)).unwrap_or(0);
+        (!frames.is_empty()).then_some(own)
+    }
+
+    fn text(&self, frame: &SourceFrame) -> Option<&String> {
+        self.files.get(frame.file)?.lines.get((frame.line as usize).checked_sub(1)?)
+    }
+
+    /// The path of a file as messages show it.
+    fn shown<'a>(&'a self, file: &'a str) -> &'a str {
+        self.files.get(file).map_or(file, |file| &file.shown)
+    }
+
     fn call(&self, frame: &SourceFrame) -> SourceCall {
         SourceCall {
-            file: self.files.get(frame.file).map_or(frame.file, |file| &file.shown).to_owned(),
+            file: self.shown(frame.file).to_owned(),
             line: frame.line,
             function: frame.function.map(|name| demangle(name).into_owned()),
         }

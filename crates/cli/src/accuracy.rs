@@ -109,6 +109,10 @@ fn print(out: &mut impl Write, args: &Accuracy, curves: &[(Draw, Vec<Point>)]) -
         "Error of attention on e4m3 inputs against f64, in % of the output (root mean square), by the\n\
          emulator's model of Hopper's tensor cores. No kernel ran.\n"
     )?;
+    for sentence in report::accuracy::learnt(curves) {
+        writeln!(out, "{sentence}")?;
+    }
+    writeln!(out)?;
     let header = ["inputs", "keys"].into_iter().chain(Scheme::ALL.map(Scheme::name));
     let row = |draw: Draw, points: &[Point]| {
         let cells = [draw.name().to_owned(), points[0].keys.to_string()];

@@ -367,11 +367,12 @@ pub struct LedgerFile {
 
 #[derive(Debug, Args)]
 pub struct Topk {
-    #[arg(long, help = shape_help("The problem"))]
-    pub problem: String,
-    /// Device: cpu or cuda (of this machine), or a name or words of a name, such as h200
+    #[arg(long, help = shape_help("The problem (default: the only one of the ledger)"))]
+    pub problem: Option<String>,
+    /// Device: cpu or cuda (of this machine), or a name or words of a name, such as h200; default: the
+    /// ledger's only one
     #[arg(long)]
-    pub device: String,
+    pub device: Option<String>,
     /// Number of plans to list
     #[arg(short, value_name = "N", default_value_t = 10, value_parser = positive::<usize>)]
     pub k: usize,

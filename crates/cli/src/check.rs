@@ -19,11 +19,12 @@ use problem::Problem;
 use serde_json::{Value, json};
 
 use crate::args::Check;
+use crate::baseline::Baseline;
 use crate::error::CliError;
 use crate::findings::{self, Found};
 use crate::progress::Progress;
 use crate::source::Origin;
-use crate::terminal::{Out, detail};
+use crate::terminal::{Out, detail, is_quiet};
 use crate::unjudged::Unjudged;
 use crate::{Status, junit, sarif, source, unless_closed};
 
@@ -50,7 +51,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
         store::write(file, text.as_bytes())?;
     }
     let mut settings = if args.quick { Settings::quick() } else { Settings::thorough() };
-    settings.collectives_order = args.warp_order == "assume";
+    settings.by_the_letter = args.level == "ptx";
     settings.repeat_races = true;
     settings.budget = args.budget;
     if args.strict_alignment {
@@ -62,7 +63,8 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     detail(format_args!("target {target}; ptxas: {version}"));
     let gpu = gpu(args.gpu.as_deref(), target)?;
     let sources = Sources::new(text, args.file.parent());
-    settings.allowed = sources.allowed()?;
+    let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?.unwrap_or_default();
+    settings.allowed = sources.allowed(|file, text| baseline.kinds(file, text))?;
     let mut check = watched(&bound, &settings, args.timeout, args.json)?;
     if let Some(percent) = args.require_coverage {
         check.require_coverage(percent);
@@ -109,8 +111,9 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
 /// The input files with the arguments that name them.
 fn inputs(args: &Check) -> Vec<(&'static str, &Path)> {
     let launch = args.launch.as_deref().map(|launch| ("--launch", launch));
+    let baseline = args.baseline.as_deref().map(|baseline| ("--baseline", baseline));
     let others = args.compiling.others.iter().map(|other| ("--with", other.as_path()));
-    std::iter::once(("FILE", args.file.as_path())).chain(launch).chain(others).collect()
+    std::iter::once(("FILE", args.file.as_path())).chain(launch).chain(baseline).chain(others).collect()
 }
 
 /// Prints a first launch file.
@@ -261,9 +264,10 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
         let close = if error.allclose_1e3 { "yes" } else { "no" };
         writeln!(
             out,
-            "largest error {:.2e} (allowed {:.2e}), relative {:.2e} (allowed {:.2e}); max_diff {:.6}, allclose(1e-3): {close}",
-            error.max_abs, error.max_abs_allowed, error.rel, error.rel_allowed, error.max_diff
+            "nearest its bound, over all runs: absolute error {:.2e} (allowed {:.2e}), relative {:.2e} (allowed {:.2e})",
+            error.max_abs, error.max_abs_allowed, error.rel, error.rel_allowed
         )?;
+        writeln!(out, "largest difference, of any run: {:.2e}; allclose(1e-3): {close}", error.max_diff)?;
     }
     for judgement in &check.judgements {
         let (name, wrong) = (&judgement.output, judgement.wrong);
@@ -274,7 +278,7 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
             judgement.elements
         )?;
     }
-    if args.diagnose {
+    if args.diagnose && check.verdict != Verdict::Failed && !is_quiet() {
         print_diagnosis(out, study)?;
     }
     Ok(())
@@ -332,6 +336,9 @@ fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(),
         let result = match &mutant.result {
             MutantResult::Failed(reason) => format!("found: {}", ptx::quote::words(reason)),
             MutantResult::Incomplete(reason) => format!("no verdict: {}", ptx::quote::words(reason)),
+            MutantResult::Tolerated(what) => {
+                format!("within the tolerance: no hazard, {what}, by less than the reference allows")
+            }
             MutantResult::Differs(what) => format!("no hazard, {what}: a [reference] would find it"),
             MutantResult::Same => "not found: no hazard, and equal outputs".to_owned(),
             MutantResult::NotExecuted => "not checked: the instruction is not executed".to_owned(),
@@ -339,9 +346,40 @@ fn print_mutants(out: &mut Out, study: &Study, mutants: &[Mutant]) -> Result<(),
                 "not checked: with this fault the comparison has the same result in every thread".to_owned()
             }
         };
-        writeln!(out, "mutant {} at {place}: {result}", mutant.fault)?;
+        writeln!(out, "mutant {} at {place}: {result}", in_words(&mutant.fault))?;
+    }
+    if !mutants.is_empty() {
+        writeln!(out, "mutants: {}", totals(mutants))?;
     }
     Ok(())
+}
+
+/// The name of a fault in words: `drop barrier` for `DropBarrier`.
+fn in_words(fault: &str) -> String {
+    let mut words = String::new();
+    for c in fault.chars() {
+        if c.is_uppercase() && !words.is_empty() {
+            words.push(' ');
+        }
+        words.extend(c.to_lowercase());
+    }
+    words
+}
+
+/// How many mutants were found, and what became of the others.
+fn totals(mutants: &[Mutant]) -> String {
+    let count =
+        |is: &dyn Fn(&MutantResult) -> bool| mutants.iter().filter(|mutant| is(&mutant.result)).count();
+    let counts = [
+        (count(&|r| matches!(r, MutantResult::Failed(_))), "found"),
+        (count(&|r| matches!(r, MutantResult::Tolerated(_))), "within the tolerance"),
+        (count(&|r| matches!(r, MutantResult::Differs(_))), "only a [reference] would find"),
+        (count(&|r| matches!(r, MutantResult::Same)), "not found"),
+        (count(&|r| matches!(r, MutantResult::Incomplete(_))), "without a verdict"),
+        (count(&|r| matches!(r, MutantResult::NotExecuted | MutantResult::NoEffect)), "not checked"),
+    ];
+    let counts = counts.into_iter().filter(|(count, _)| *count > 0);
+    counts.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join(", ")
 }
 
 /// The name of the reference that judged the output, for the line of the shape.
@@ -370,6 +408,24 @@ fn words(problem: &Problem) -> String {
 
 #[cfg(test)]
 mod tests {
+    use check::gate::{Mutant, MutantResult};
+
+    #[test]
+    fn mutants_are_named_in_words_and_summed() {
+        assert_eq!(super::in_words("DropBarrier"), "drop barrier");
+        let mutant = |result| Mutant { fault: String::new(), orders: false, line: 1, result };
+        let results = [
+            MutantResult::Failed("race".into()),
+            MutantResult::Tolerated("9 bytes differ".into()),
+            MutantResult::Differs("9 bytes differ".into()),
+            MutantResult::NoEffect,
+            MutantResult::NotExecuted,
+        ];
+        let mutants = results.map(mutant);
+        let totals = "1 found, 1 within the tolerance, 1 only a [reference] would find, 2 not checked";
+        assert_eq!(super::totals(&mutants), totals);
+    }
+
     #[test]
     fn the_plural_follows_the_planned_runs() {
         let said = [(1, 1), (3, 3), (1, 3)].map(|(done, planned)| super::runs(done, planned));

@@ -41,7 +41,7 @@ pub fn doctor(args: &Doctor) -> Result<Status, CliError> {
     let provenance = Provenance::of_cpu(Path::new("."), threads);
     let mut findings = vec![cpu(&provenance.device)];
     findings.extend(gpus());
-    findings.extend([cubins(), ptxas(), nvrtc(), torch(), commit(provenance.commit)]);
+    findings.extend([cubins(), ptxas(), nvrtc(), triton(), torch(), commit(provenance.commit)]);
     let mut out = crate::terminal::out();
     if args.json {
         let list: Vec<Value> = findings.iter().map(as_json).collect();
@@ -141,12 +141,7 @@ fn ptxas() -> Finding {
         Ok(ptxas) => {
             Finding::new("ptxas", true, ptxas.version(), "registers and spills are the assembler's own")
         }
-        Err(error) => Finding::new(
-            "ptxas",
-            false,
-            format!("none ({error})"),
-            "registers are estimated; `cargo xtask tools` fetches it",
-        ),
+        Err(error) => Finding::new("ptxas", false, format!("none ({error})"), "registers are estimated"),
     }
 }
 
@@ -156,8 +151,22 @@ fn nvrtc() -> Finding {
             Finding::new("nvrtc", true, path.display().to_string(), "`flashcore check` takes CUDA C++")
         }
         None => {
-            let enables = "`flashcore check` takes PTX only; `cargo xtask tools` fetches it";
+            let enables = "`flashcore check` takes no CUDA C++; `pip install nvidia-cuda-nvrtc nvidia-cuda-runtime \
+                           nvidia-cuda-crt nvidia-cuda-cccl` brings it, or a CUDA toolkit";
             Finding::new("nvrtc", false, "none", enables)
+        }
+    }
+}
+
+fn triton() -> Finding {
+    match host::triton::version() {
+        Ok(version) => {
+            Finding::new("triton", true, version, "`flashcore check FILE.py:FUNCTION` takes Triton kernels")
+        }
+        Err(_) => {
+            let enables =
+                "`flashcore check` takes no Triton kernels; `pip install triton` brings it, and needs no GPU";
+            Finding::new("triton", false, format!("none in {}", host::tools::python()), enables)
         }
     }
 }

@@ -133,7 +133,8 @@ impl Request {
             return Err(RefusedLaunch::Unknown(Box::new(unjudged)));
         }
         let given = self.launch.bind(module.verified.clone(), contents)?;
-        let settings = Settings { allowed: module.sources.allowed()?, ..self.settings.clone() };
+        let allowed = module.sources.allowed(|_, _| Vec::new())?;
+        let settings = Settings { allowed, by_the_letter: false, ..self.settings.clone() };
         let mut check = check_watched(&given.bound, &settings, &Watch::start(self.limit))?;
         let outputs = given.changed(std::mem::take(&mut check.outputs));
         let object = object(&given, &check, &module.sources).map_err(RefusedLaunch::Print)?;

@@ -19,8 +19,8 @@ pub enum CliError {
     /// A file or folder that cannot be written.
     #[error("cannot write {path}: {source}")]
     Write { path: PathBuf, source: std::io::Error },
-    /// The environment names no folder for the file of kept plans.
-    #[error("missing a folder for kept plans: set FLASHCORE_CONFIG_DIR, XDG_CONFIG_HOME or HOME")]
+    /// The environment names no folder for the file of saved plans.
+    #[error("missing a folder for saved plans: set FLASHCORE_CONFIG_DIR, XDG_CONFIG_HOME or HOME")]
     NoConfigFolder,
     /// The command writes for another program and has no JSON output.
     #[error("invalid value '--json' for {0}: expected no --json, because another program reads the output")]

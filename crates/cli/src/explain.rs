@@ -7,7 +7,7 @@ use check::diagnose::{LineCost, SourceCost};
 use check::gate::{Settings, bind};
 use check::launchfile::Bound;
 use check::names::demangle;
-use check::sources::Sources;
+use check::sources::{SourceRange, Sources};
 use check::study::{Study, analyse};
 use host::store;
 use predict::resources::{Ptxas, ResourceSource};
@@ -52,9 +52,9 @@ pub fn explain(args: &Explain) -> Result<Status, CliError> {
         ptxas.as_ref().map_or("none, registers are estimated", |ptxas| ptxas.version())
     ));
     let studied = |bound: Bound, sources: Option<Sources>| -> Result<Study, CliError> {
-        let mut settings = Settings::quick();
+        let mut settings = Settings { by_the_letter: false, ..Settings::quick() };
         if let Some(sources) = &sources {
-            settings.allowed = sources.allowed()?;
+            settings.allowed = sources.allowed(|_, _| Vec::new())?;
         }
         let check = watched(&bound, &settings, args.timeout, args.json)?;
         Ok(analyse(bound, None, sources, check, std::slice::from_ref(gpu), ptxas.as_ref()))
@@ -162,7 +162,7 @@ fn print_prediction(out: &mut Out, p: &Prediction) -> Result<(), CliError> {
     let Prediction { machine, us, us_low, us_high, bound, .. } = p;
     writeln!(
         out,
-        "predicted on {machine}: {us:.1} µs ({us_low:.1} to {us_high:.1}), bound by {}",
+        "predicted on {machine}: {us:.1} µs ({us_low:.1} to {us_high:.1}), limited by {}",
         bound.name()
     )?;
     writeln!(out, "\nbusy, % of the time from the first instruction to the last:")?;
@@ -172,14 +172,15 @@ fn print_prediction(out: &mut Out, p: &Prediction) -> Result<(), CliError> {
         let mark = if unit == bound { "  ← bound" } else { "" };
         writeln!(out, "  {:<20} {:>4.0} %  {bar}{mark}", unit.name(), 100.0 * share)?;
     }
-    if let Some((busiest, _)) = units.first().filter(|(busiest, _)| busiest != bound)
-        && units.iter().any(|(unit, _)| unit == bound)
+    if let Some((busiest, most)) = units.first().filter(|(busiest, _)| busiest != bound)
+        && let Some((_, share)) = units.iter().find(|(unit, _)| unit == bound)
     {
+        let busy = if most - share < 0.05 { "busy as long" } else { "busier" };
         let (bound, busiest) = (bound.name(), busiest.name());
-        writeln!(out, "  the bound is what warps wait for longest: {bound}, not {busiest}")?;
+        writeln!(out, "  {busiest} is {busy}, but warps wait longer for {bound}, which is the bound")?;
     }
-    if !units.iter().any(|(unit, _)| unit == bound) {
-        writeln!(out, "  no unit is busy enough to be the bound: {}", bound.name())?;
+    if let Some((_, most)) = units.first().filter(|_| !units.iter().any(|(unit, _)| unit == bound)) {
+        writeln!(out, "  limited by {}: no unit is above {:.0} %", bound.name(), (100.0 * most).ceil())?;
     }
     writeln!(out, "\nwarps, % of their time:")?;
     for (cause, share) in p.split.iter().filter(|(_, share)| *share >= SMALL) {
@@ -309,7 +310,13 @@ fn print_loops(out: &mut Out, study: &Study) -> Result<(), CliError> {
         }
         let name = if l.has_products { "loop with tensor-core products" } else { "loop" };
         let (first, last) = l.lines;
-        writeln!(out, "  {name:<32} {:>4.0} %  PTX lines {first} to {last}", 100.0 * l.stall)?;
+        let ranges =
+            study.sources.ranges(study.lines.iter().map(|c| c.line).filter(|c| (first..=last).contains(c)));
+        let mut place = format!("PTX lines {first} to {last}");
+        if !ranges.is_empty() {
+            place = format!("{} ({place})", quote::list(ranges.iter().map(SourceRange::to_string)));
+        }
+        writeln!(out, "  {name:<32} {:>4.0} %  {place}", 100.0 * l.stall)?;
     }
     Ok(())
 }
@@ -344,7 +351,7 @@ fn print_lines(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliErro
         };
         let rows: Vec<_> = dear.iter().take(lines).map(row).collect();
         table::print(out, &header("source", "text"), &rows)?;
-        return Ok(());
+        return define(out);
     }
     let text = study.sources.ptx_lines();
     let mut dear: Vec<&LineCost> = study.lines.iter().collect();
@@ -355,5 +362,16 @@ fn print_lines(out: &mut Out, study: &Study, lines: usize) -> Result<(), CliErro
     };
     let rows: Vec<_> = dear.iter().take(lines).map(row).collect();
     table::print(out, &header("line", "PTX"), &rows)?;
+    define(out)
+}
+
+/// Defines the columns of the table of lines.
+fn define(out: &mut Out) -> Result<(), CliError> {
+    writeln!(
+        out,
+        "% of time: of the warps, issuing the line or waiting for its result; % issued: of all issue slots; issues: by \
+         warps;\nlanes: active, of 32; conflicts: shared-memory passes an access, 1 without conflicts; sectors: of 32 \
+         bytes, an access"
+    )?;
     Ok(())
 }

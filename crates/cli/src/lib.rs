@@ -7,6 +7,7 @@
 mod accuracy;
 mod args;
 mod bar;
+mod baseline;
 mod bench;
 mod check;
 mod choice;

@@ -24,7 +24,7 @@ pub fn plans(command: &PlansCommand) -> Result<Status, CliError> {
     }
 }
 
-/// The file of kept plans.
+/// The file of saved plans.
 fn file() -> Result<PathBuf, CliError> {
     KeptPlans::file().ok_or(CliError::NoConfigFolder)
 }
@@ -216,7 +216,7 @@ fn check(args: &PlansCheck) -> Result<Status, CliError> {
     Ok(status)
 }
 
-/// The race of a kept plan against the built-in choice.
+/// The race of a saved plan against the built-in choice.
 fn race(kept: &KeptPlan, seconds: f64) -> Result<Comparison, CliError> {
     let problem = kept.problem.problem();
     let inputs = RaceInputs::draw(&problem, 1).map_err(BenchError::from)?;

@@ -169,7 +169,7 @@ fn problem_of(args: &Run, layout: Layout, q: &Tensor, k: &Tensor, v: &Tensor) ->
         seq_kv: b[2],
         head_dim_v: c[3],
         band: band_of(args)?,
-        score: Score { scale: args.scale, softcap: args.softcap, sink: false },
+        score: Score { scale: args.scale, softcap: args.softcap, ..Score::default() },
         ..Problem::new(a[0], a[1], a[2], a[3], dtypes)
     };
     let problem = problem.with_layout(layout);

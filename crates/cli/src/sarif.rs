@@ -88,7 +88,8 @@ fn rules(results: &[Value], found: &Found) -> Vec<Value> {
         }
         let id = result["ruleId"].as_str().unwrap_or_default();
         let cause = found.causes.iter().chain(&found.notes).find(|cause| cause.kind.name() == id);
-        let help = cause.map_or("Compare the kernel with what its launch file says.", |cause| cause.cure);
+        let help =
+            cause.map_or("Compare the kernel with what its launch file says.", |cause| cause.cure.as_ref());
         rules.push(json!({
             "id": id,
             "name": id,
@@ -183,7 +184,7 @@ fn entry(study: &Study, file: &Path) -> Value {
 }
 
 /// A file name as a reference of a URI: relative names stay relative.
-fn uri(file: &str) -> String {
+pub fn uri(file: &str) -> String {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(byte);
     let escaped: String = file
         .bytes()

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use check::launchfile::{Bound, Brief, LaunchError, LaunchSpec, suggest};
+use check::launchfile::{Bound, Brief, LaunchError, LaunchSpec, suggest, suggest_triton};
 use check::names::demangle;
 use check::sources::Sources;
 use host::cuda::{Source, compile_files, templates};
@@ -160,9 +160,15 @@ impl Origin<'_> {
     /// Proposes a launch file for the kernel.
     pub fn suggest(&self, entry: Option<&str>) -> Result<String, CliError> {
         self.understood(&[])?;
+        if let Some((file, function)) = triton_function(self.file) {
+            read_text(&file)?;
+            return Ok(suggest_triton(&function, &triton::signature(&file, &function)?));
+        }
         let Kernels { module, names, .. } = self.module(None)?;
         let entry = entry.map(|entry| names.get(entry).map_or(entry, String::as_str));
-        suggest(&module, entry).map_err(|error| Stating::Options(&[]).refuse(error, self.file))
+        let sources =
+            if Language::of(self.file) == Some(Language::Cuda) { self.sources()? } else { Vec::new() };
+        suggest(&module, entry, &sources).map_err(|error| Stating::Options(&[]).refuse(error, self.file))
     }
 
     /// Reads the files of a launch, among them the reference kernels, and binds it.
@@ -270,12 +276,15 @@ impl Origin<'_> {
         Ok(request.compile()?)
     }
 
+    /// The CUDA C++ files.
+    fn sources(&self) -> Result<Vec<Source>, CliError> {
+        let files = std::iter::once(self.file).chain(self.compiling.others.iter().map(PathBuf::as_path));
+        files.map(|file| Ok(Source { file: file.to_path_buf(), text: read_text(file)? })).collect()
+    }
+
     fn compile(&self) -> Result<Compiled, CliError> {
-        let Compiling { standard, include, define, instantiate, others, .. } = self.compiling;
-        let mut sources = Vec::new();
-        for file in std::iter::once(self.file).chain(others.iter().map(PathBuf::as_path)) {
-            sources.push(Source { file: file.to_path_buf(), text: read_text(file)? });
-        }
+        let Compiling { standard, include, define, instantiate, .. } = self.compiling;
+        let sources = self.sources()?;
         let target = self.sm.unwrap_or(Target::sm(80)).to_string();
         let options = host::cuda::Options {
             arch: target.replace("sm_", "compute_"),

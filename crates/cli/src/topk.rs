@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use bench::provenance::Provenance;
+use kernels::select::Shape;
 use ledger::{Ledger, Ranked, TimeKind, Trial};
 use serde_json::json;
 
@@ -12,14 +13,16 @@ use crate::error::CliError;
 use crate::{Status, choice, table, unless_closed};
 
 pub fn topk(args: &Topk) -> Result<Status, CliError> {
-    let problem = choice::parse_shape("--problem", &args.problem)?;
+    let problem =
+        args.problem.as_ref().map(|problem| choice::parse_shape("--problem", problem)).transpose()?;
     let ledger = Ledger::read(&args.ledger.path)?;
-    let best = ledger.topk(&problem, &device_name(&args.device)?, args.k)?;
+    let (problem, device) = chosen(&ledger, problem, args.device.as_deref())?;
+    let best = ledger.topk(&problem, &device, args.k)?;
     let mut out = crate::terminal::out();
     unless_closed(if args.json {
         out.json("topk", &json!(best)).map_err(CliError::from)
     } else {
-        print(&mut out, args, &best)
+        print(&mut out, &problem, &device, &best)
     })?;
     Ok(Status::Passed)
 }
@@ -48,15 +51,58 @@ pub fn device_name(device: &str) -> Result<String, CliError> {
     }
 }
 
-fn print(out: &mut impl Write, args: &Topk, best: &[Ranked]) -> Result<(), CliError> {
+/// The problem and the device. One that is not given is the ledger's only one.
+fn chosen(
+    ledger: &Ledger,
+    problem: Option<Shape>,
+    device: Option<&str>,
+) -> Result<(Shape, String), CliError> {
+    let several = |argument, all: Vec<String>| CliError::Argument {
+        argument,
+        value: "(missing)".to_owned(),
+        accepted: format!("one of {}", all.join("; ")),
+    };
+    let device = match device {
+        Some(device) => device_name(device)?,
+        None => match ledger.devices()?.as_slice() {
+            [only] => only.clone(),
+            all => return Err(several("--device", all.to_vec())),
+        },
+    };
+    let problem = match problem {
+        Some(problem) => problem,
+        None => match ledger.best_of_problems(&device)?.as_slice() {
+            [only] => only.problem,
+            all => {
+                return Err(several("--problem", all.iter().map(|best| best.problem.to_string()).collect()));
+            }
+        },
+    };
+    Ok((problem, device))
+}
+
+fn print(out: &mut impl Write, problem: &Shape, device: &str, best: &[Ranked]) -> Result<(), CliError> {
+    let device = crate::terminal::one_line(device);
     if best.is_empty() {
-        let device = crate::terminal::one_line(&args.device);
-        writeln!(out, "the ledger has no time for {} on {device}", args.problem)?;
+        writeln!(out, "the ledger has no time for {problem} on {device}")?;
         return Ok(());
     }
-    let header = ["", "time µs", "interval", "by", "over its incumbent", "candidate", "from", "plan"];
+    writeln!(out, "{problem} on {device}")?;
+    let header = ["", "time µs", "interval", "by", "over the plan it raced", "candidate", "from", "plan"];
     let rows: Vec<Vec<String>> = best.iter().enumerate().map(|(i, r)| line(i + 1, r)).collect();
-    table::print(out, &header, &rows)?;
+    // A faster short timing may follow a slower race: it is a weaker statement.
+    let is_raced = |r: &Ranked| r.trial != Trial::Microbench;
+    let raced = best.iter().take_while(|r| is_raced(r)).count();
+    let (first, rest) = rows.split_at(raced);
+    if !first.is_empty() {
+        table::print(out, &header, first)?;
+    }
+    if !first.is_empty() && !rest.is_empty() {
+        writeln!(out, "\nonly with a short timing, which is less certain:")?;
+    }
+    if !rest.is_empty() {
+        table::print(out, &header, rest)?;
+    }
     Ok(())
 }
 

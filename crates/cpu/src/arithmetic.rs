@@ -2,11 +2,11 @@
 
 use problem::{KeyRange, Problem, Sequence, Span};
 
+use crate::Elements;
 use crate::aligned::Aligned;
 use crate::simd::{Rows, Simd, widen};
 use crate::tile::{MAX_WIDTH, Step};
-use crate::view::{Inputs, View};
-use crate::{Element, Elements};
+use crate::view::{Any, ElementRows, Inputs};
 
 /// How a task's inputs become the words that its steps work on.
 pub(crate) trait Arithmetic: Copy {
@@ -27,10 +27,10 @@ pub(crate) trait Arithmetic: Copy {
     fn query(self, row: Elements<'_>, negate: bool, to: &mut [f32]);
 
     /// Rows of K as words; may use `room`.
-    fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a>;
+    fn keys<'a>(self, rows: HeadRows<'a>, room: &'a mut Aligned) -> Rows<'a>;
 
     /// Rows of V as words; may use `room`.
-    fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a>;
+    fn values<'a>(self, rows: HeadRows<'a>, room: &'a mut Aligned) -> Rows<'a>;
 
     /// One step of the online softmax.
     fn step(self, step: Step<'_>);
@@ -86,38 +86,38 @@ impl Faster for Never {
 
 /// Rows `range` of the tensor in a head of K or V.
 #[derive(Clone, Copy)]
-pub(crate) struct HeadRows<'a, T> {
-    pub view: View<'a, T>,
+pub(crate) struct HeadRows<'a> {
+    pub view: Any<'a>,
     pub batch: usize,
     pub head: usize,
     pub range: KeyRange,
 }
 
-impl<'a, T: Element> HeadRows<'a, T> {
+impl<'a> HeadRows<'a> {
     /// Rows `range` of a sequence in a head.
-    pub(crate) fn of(view: View<'a, T>, span: Span, head: usize, range: KeyRange) -> Self {
+    pub(crate) fn of(view: Any<'a>, span: Span, head: usize, range: KeyRange) -> Self {
         let Span { batch, start, .. } = span;
         let range = KeyRange { start: start + range.start, end: start + range.end };
         HeadRows { view, batch, head, range }
     }
 
     /// All rows of a sequence in a head.
-    pub(crate) fn all(view: View<'a, T>, span: Span, head: usize) -> Self {
+    pub(crate) fn all(view: Any<'a>, span: Span, head: usize) -> Self {
         HeadRows::of(view, span, head, KeyRange { start: 0, end: span.len })
     }
 
-    pub(crate) fn rows(self) -> impl Iterator<Item = Elements<'a>> + Clone {
+    pub(crate) fn rows(self) -> impl ElementRows<'a> + Clone {
         let HeadRows { view, batch, head, range } = self;
-        (range.start..range.end).map(move |row| T::elements(view.row(batch, head, row)))
+        (range.start..range.end).map(move |row| view.row(batch, head, row))
     }
 }
 
 /// The heads of a call, for which [`Faster`] decides.
-pub(crate) struct HeadsOf<'a, T> {
+pub(crate) struct HeadsOf<'a> {
     pub problem: &'a Problem,
     /// The rows of each batch entry.
     pub sequences: &'a [Sequence],
-    pub inputs: Inputs<'a, T>,
+    pub inputs: Inputs<'a>,
     /// Number of query heads whose rows belong to one task.
     pub together: usize,
     /// Whether the plan's instruction set computes the problem in its own arithmetic.
@@ -134,10 +134,10 @@ pub(crate) struct Wide<S>(pub S);
 
 impl<S: Simd> Wide<S> {
     /// The rows as f32, without a copy if they are dense f32 already.
-    fn widened<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+    fn widened<'a>(self, rows: HeadRows<'a>, room: &'a mut Aligned) -> Rows<'a> {
         let HeadRows { view, batch, head, range } = rows;
-        let ld = view.dim;
-        let dense = view.dense_rows(batch, head, range.start, range.len()).map(T::elements);
+        let ld = view.dim();
+        let dense = view.dense_rows(batch, head, range.start, range.len());
         if let Some(Elements::F32(data)) = dense {
             return Rows { data, ld };
         }
@@ -164,11 +164,11 @@ impl<S: Simd> Arithmetic for Wide<S> {
         }
     }
 
-    fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+    fn keys<'a>(self, rows: HeadRows<'a>, room: &'a mut Aligned) -> Rows<'a> {
         self.widened(rows, room)
     }
 
-    fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+    fn values<'a>(self, rows: HeadRows<'a>, room: &'a mut Aligned) -> Rows<'a> {
         self.widened(rows, room)
     }
 
@@ -189,9 +189,9 @@ pub(crate) struct Dotted<S>(pub S);
 
 impl<S: Simd> Dotted<S> {
     /// The rows as f32, without a copy if they are dense f32 and whole vectors already.
-    fn widened<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
-        let ld = self.words(rows.view.dim);
-        if ld == rows.view.dim {
+    fn widened<'a>(self, rows: HeadRows<'a>, room: &'a mut Aligned) -> Rows<'a> {
+        let ld = self.words(rows.view.dim());
+        if ld == rows.view.dim() {
             return Wide(self.0).widened(rows, room);
         }
         let to = room.resize(rows.range.len() * ld);
@@ -220,11 +220,11 @@ impl<S: Simd> Arithmetic for Dotted<S> {
         rest.fill(0.0);
     }
 
-    fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+    fn keys<'a>(self, rows: HeadRows<'a>, room: &'a mut Aligned) -> Rows<'a> {
         self.widened(rows, room)
     }
 
-    fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
+    fn values<'a>(self, rows: HeadRows<'a>, room: &'a mut Aligned) -> Rows<'a> {
         self.widened(rows, room)
     }
 

@@ -1,36 +1,79 @@
-//! Converts 8-bit inputs to 16-bit or f32 tensors for the computation.
+//! Converts 8-bit inputs to 16-bit or f32 tensors for the computation, where it does not read them in place.
 //!
-//! Each 8-bit number is exactly representable in bf16 and in f16. Inputs with one descale factor per KV head
-//! are converted to such numbers, and the factors are applied in the softmax scale and the normalisation of
-//! O. Inputs with factors per block of rows are converted to f32 and multiplied by their factors.
+//! Each 8-bit number is exactly representable in bf16 and in f16. One descale factor per KV head is applied
+//! in the softmax scale and in the normalisation of O, so such inputs are read in place where the computation
+//! widens its blocks to f32 ([`is_in_place`]), and converted to 16 bits where it works on 16 bits. Inputs
+//! with factors per block of rows are converted to f32 and multiplied by their factors.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use problem::{
-    DType, DTypes, Element, ElementType, Layout, Operand, Operands, Problem, Scales, Sequence, Span, Storage,
-    Tensor,
+    DType, DTypes, Element, ElementType, KeyPlaces, Layout, Operand, Operands, Problem, Scales, Sequence,
+    Span, Storage, Tensor,
 };
 
 use crate::Elements;
 use crate::aligned::Aligned;
 use crate::output::OutputRows;
 use crate::threads::Executor;
-use crate::view::{Any, Input};
+use crate::view::{Any, Input, Inputs};
+use crate::{CpuError, CpuPlan};
 
-/// Factors that the decoded inputs do not contain, one per batch entry and KV head.
+/// Factors that the inputs do not contain.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Factors {
-    /// Factors on the products of queries and keys; empty if there are none.
+    /// Factors on the products of queries and keys, one per batch entry and query head; empty if there are
+    /// none.
     pub logits: Vec<f32>,
-    /// Factors on O; empty if there are none.
+    /// Whether query heads that share a KV head may have different factors.
+    pub differ: bool,
+    /// Factors on O, one per batch entry and KV head; empty if there are none.
     pub values: Vec<f32>,
 }
 
 impl Factors {
+    /// The factors of heads. A descale factor of Q or K that is not accepted is NaN.
+    pub(crate) fn of_heads(problem: &Problem, operands: &Operands<'_>) -> Factors {
+        let mut factors = Factors::default();
+        let heads = |count: usize| (0..problem.batch).flat_map(move |b| (0..count).map(move |h| [b, h]));
+        let of = |tensor, at| {
+            let factors = operands.floats(Operand::Descale(tensor));
+            Problem::accepted_factor(tensor, problem.descale(factors, tensor, at))
+        };
+        let per_block = problem.scales.are_per_block();
+        let scaled = |tensor| problem.scales.of(tensor).is_some() && !per_block;
+        if scaled(Tensor::Q) || scaled(Tensor::K) {
+            let of_head = |[batch, head]: [usize; 2]| {
+                let at = [batch, head / problem.group_size(), 0];
+                of(Tensor::Q, at) * of(Tensor::K, at)
+            };
+            factors.logits = heads(problem.heads_q).map(of_head).collect();
+        }
+        if problem.score.temperature {
+            let of_inputs = std::mem::take(&mut factors.logits);
+            let of_heads = operands.floats(Operand::Temperature).iter().cycle();
+            let all = heads(problem.heads_q).zip(of_heads).enumerate();
+            factors.logits = all.map(|(i, (_, factor))| of_inputs.get(i).unwrap_or(&1.0) * factor).collect();
+            factors.differ = true;
+        }
+        if scaled(Tensor::V) {
+            let of_head = |[batch, head]: [usize; 2]| of(Tensor::V, [batch, head, 0]);
+            factors.values = heads(problem.heads_kv).map(of_head).collect();
+        }
+        factors
+    }
+
     /// The largest factor on a product; 1 without factors.
     pub(crate) fn largest_logit(&self) -> f32 {
         self.logits.iter().copied().reduce(f32::max).unwrap_or(1.0)
     }
+}
+
+/// Whether 8-bit inputs are read in place: the plan computes in f32, and no factor spoils rows of Q or K,
+/// which are then NaN. A part of the logits would not do: a row without keys has the result 0.
+pub(crate) fn is_in_place(problem: &Problem, plan: &CpuPlan, factors: &Factors) -> bool {
+    let in_f32 = plan.isa == plan.isa.wide() || !plan.isa.is_for(problem);
+    in_f32 && !problem.scales.are_per_block() && factors.logits.iter().all(|factor| factor.is_finite())
 }
 
 /// A problem whose inputs have been decoded.
@@ -48,7 +91,7 @@ impl<T: Element + Default> Decoded<T> {
         executor: &dyn Executor,
         threads: usize,
         problem: &Problem,
-        inputs: &[Any<'_>; 3],
+        Inputs { q, k, v }: Inputs<'_>,
         operands: &Operands<'_>,
         sequences: &[Sequence],
     ) -> Self {
@@ -61,7 +104,7 @@ impl<T: Element + Default> Decoded<T> {
         let multiplies = T::DTYPE == DType::F32;
         let mut rooms = [None, None, None];
         let tensors = [Tensor::Q, Tensor::K, Tensor::V];
-        for ((tensor, input), room) in tensors.into_iter().zip(inputs).zip(&mut rooms) {
+        for ((tensor, input), room) in tensors.into_iter().zip(&[q, k, v]).zip(&mut rooms) {
             let in_pages = tensor != Tensor::Q && problem.storage != Storage::Rows;
             if problem.dtypes.of(tensor) == T::DTYPE && !in_pages {
                 continue;
@@ -80,46 +123,21 @@ impl<T: Element + Default> Decoded<T> {
                 threads => executor.run(threads, &work),
             }
         }
-        let mut factors = Factors::default();
-        if !multiplies {
-            factors = of_heads(problem, operands);
-        }
+        let mut factors = Factors::of_heads(problem, operands);
+        // The rows of a head with an invalid factor are decoded as NaN, so its factor is not applied again.
+        factors.logits.iter_mut().filter(|factor| factor.is_nan()).for_each(|factor| *factor = 1.0);
         Decoded { problem: inner, factors, rooms }
     }
 
-    /// Q, K and V: the decoded tensors, and those of `inputs` that were not decoded.
-    pub(crate) fn inputs<'a>(&'a self, inputs: [Input<'a>; 3]) -> [Input<'a>; 3] {
-        let mut all = inputs;
-        for (to, room) in all.iter_mut().zip(&self.rooms) {
-            if let Some(room) = room {
-                *to = Input::from(&room[..]);
-            }
-        }
-        all
+    /// The decoded tensors, and those of `inputs` that were not decoded.
+    pub(crate) fn inputs<'a>(&'a self, Inputs { q, k, v }: Inputs<'a>) -> Result<Inputs<'a>, CpuError> {
+        let [of_q, of_k, of_v] = &self.rooms;
+        let of = |tensor, room: &'a Option<Vec<T>>, input| match room {
+            Some(room) => Any::new(&self.problem, tensor, Input::from(&room[..]), KeyPlaces::ROWS),
+            None => Ok(input),
+        };
+        Ok(Inputs { q: of(Tensor::Q, of_q, q)?, k: of(Tensor::K, of_k, k)?, v: of(Tensor::V, of_v, v)? })
     }
-}
-
-/// The factors of every batch entry and KV head. The rows of a head with an invalid factor are decoded as
-/// NaN, so its factor is not applied here.
-fn of_heads(problem: &Problem, operands: &Operands<'_>) -> Factors {
-    let heads = || (0..problem.batch).flat_map(|b| (0..problem.heads_kv).map(move |h| [b, h, 0]));
-    let of = |tensor, at| {
-        let factors = operands.floats(Operand::Descale(tensor));
-        Problem::accepted_factor(tensor, problem.descale(factors, tensor, at))
-    };
-    let accepted = |tensor, at| {
-        let factor = of(tensor, at);
-        if factor.is_nan() { 1.0 } else { factor }
-    };
-    let scaled = |tensor| problem.scales.of(tensor).is_some();
-    let mut factors = Factors::default();
-    if scaled(Tensor::Q) || scaled(Tensor::K) {
-        factors.logits = heads().map(|at| accepted(Tensor::Q, at) * accepted(Tensor::K, at)).collect();
-    }
-    if scaled(Tensor::V) {
-        factors.values = heads().map(|at| of(Tensor::V, at)).collect();
-    }
-    factors
 }
 
 /// The decoding of one tensor.

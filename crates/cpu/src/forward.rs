@@ -16,7 +16,7 @@ use problem::{
 use crate::aligned::Aligned;
 use crate::arithmetic::{Arithmetic, Dotted, Faster, HeadRows, HeadsOf, Never, Wide};
 use crate::computed::computed_type;
-use crate::decode::{Decoded, Factors};
+use crate::decode::{self, Decoded, Factors};
 use crate::output::{Output, OutputRows};
 use crate::parts::{self, Parts};
 use crate::plan::{Lanes, Rows};
@@ -28,7 +28,7 @@ use crate::simd::{Amx, Avx2, Avx512, Avx512Vnni};
 use crate::simd::{HasTiles, Isa, Pairs, Portable, PortablePairs, PortableTiles, Simd};
 use crate::threads::{CallingThread, Executor, with_default};
 use crate::tile::{Block, MAX_WIDTH, Panel, Scores, Step, Tile};
-use crate::view::{Any, Input, Inputs, TableMemory, arrays, origin, tables};
+use crate::view::{Input, Inputs, TableMemory, arrays, origin, tables};
 use crate::{CpuError, CpuPlan, Element, narrow, terms};
 use tasks::Task;
 
@@ -105,25 +105,9 @@ pub fn attention_with_on<O: Element>(
     compute(executor, problem, inputs, O::elements_mut(out), lse, plan)
 }
 
-/// Computes with the kernels of the element type. This function is not generic, so that the kernels of all
-/// types are compiled once, in this crate, and not again in each crate that calls [`attention`].
+/// Checks a call and computes. This function is not generic, so that the kernels are compiled once, in this
+/// crate, and not again in each crate that calls [`attention`].
 fn compute(
-    executor: &dyn Executor,
-    problem: &Problem,
-    inputs: &OperandMap<Input<'_>>,
-    out: ElementsMut<'_>,
-    lse: Option<&mut [f32]>,
-    plan: &CpuPlan,
-) -> Result<(), CpuError> {
-    match computed_type(problem) {
-        DType::F16 => compute_as::<f16>(executor, problem, inputs, out, lse, plan),
-        DType::F32 => compute_as::<f32>(executor, problem, inputs, out, lse, plan),
-        _ => compute_as::<bf16>(executor, problem, inputs, out, lse, plan),
-    }
-}
-
-/// Checks a call, decodes 8-bit inputs to `T`, and computes.
-fn compute_as<T: Element + Default>(
     executor: &dyn Executor,
     problem: &Problem,
     inputs: &OperandMap<Input<'_>>,
@@ -140,14 +124,9 @@ fn compute_as<T: Element + Default>(
         let none = || Input::empty(problem.dtypes.of(tensor).into());
         inputs.get(tensor.into()).copied().unwrap_or_else(none)
     });
-    let ([q, k, v], places) = (inputs, KeyPlaces::of(problem, operands));
-    let typed = [
-        Any::new(problem, Tensor::Q, q, KeyPlaces::ROWS)?,
-        Any::new(problem, Tensor::K, k, places)?,
-        Any::new(problem, Tensor::V, v, places)?,
-    ];
     // The canonical problem has the same origins of tensors and the same operands.
     let problem = &*problem.canonical();
+    let inputs = Inputs::views(problem, inputs, KeyPlaces::of(problem, operands))?;
     let sequences = problem.sequences(operands)?;
     let dtype = out.dtype();
     let origin = origin(problem, Tensor::Out, (dtype.into(), out.len()))?;
@@ -161,14 +140,16 @@ fn compute_as<T: Element + Default>(
     let [_, heads, rows, _] = problem.extents(Tensor::Q).map(|extent| extent as i64);
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
-    if problem.dtypes.has_fp8() {
-        let decoded = Decoded::<T>::new(executor, plan.threads, problem, &typed, operands, &sequences);
-        let inputs = decoded.inputs(inputs);
-        let checked = Checked { executor, sequences: &sequences, operands, tables, out, lse, plan };
-        return checked.run::<T>(&decoded.problem, inputs, &decoded.factors);
-    }
     let checked = Checked { executor, sequences: &sequences, operands, tables, out, lse, plan };
-    checked.run::<T>(problem, inputs, &Factors::default())
+    let factors = Factors::of_heads(problem, operands);
+    if !problem.dtypes.has_fp8() || decode::is_in_place(problem, plan, &factors) {
+        return checked.run(problem, inputs, &factors);
+    }
+    match computed_type(problem) {
+        DType::F16 => checked.decode::<f16>(problem, inputs),
+        DType::F32 => checked.decode::<f32>(problem, inputs),
+        _ => checked.decode::<bf16>(problem, inputs),
+    }
 }
 
 /// A call whose problem, operands and buffers have been checked.
@@ -183,19 +164,30 @@ struct Checked<'a> {
 }
 
 impl Checked<'_> {
-    /// Computes on inputs of one type.
-    fn run<T: Element>(
-        self,
-        problem: &Problem,
-        inputs: [Input<'_>; 3],
-        factors: &Factors,
-    ) -> Result<(), CpuError> {
+    /// Decodes 8-bit inputs to `T`, and computes.
+    fn decode<T: Element + Default>(self, problem: &Problem, inputs: Inputs<'_>) -> Result<(), CpuError> {
+        let decoded = Decoded::<T>::new(
+            self.executor,
+            self.plan.threads,
+            problem,
+            inputs,
+            self.operands,
+            self.sequences,
+        );
+        let inputs = decoded.inputs(inputs)?;
+        self.run(&decoded.problem, inputs, &decoded.factors)
+    }
+
+    fn run(self, problem: &Problem, inputs: Inputs<'_>, factors: &Factors) -> Result<(), CpuError> {
         let Checked { executor, sequences, operands, tables, out, lse, plan } = self;
-        let inputs = Inputs::<T>::views(problem, inputs, KeyPlaces::of(problem, operands))?;
         let sinks = problem.score.sink.then(|| operands.floats(Operand::Sinks));
-        let grouped = plan.rows == Rows::Group && problem.group_size() > 1;
-        let programs = &Evaluators::new(problem, tables, grouped);
-        let call = Call { executor, problem, sequences, sinks, programs, inputs, factors, out, lse, plan };
+        let together = match plan.rows {
+            Rows::Group if !factors.differ => problem.group_size(),
+            Rows::Head | Rows::Group => 1,
+        };
+        let programs = &Evaluators::new(problem, tables, together > 1);
+        let call =
+            Call { executor, problem, sequences, sinks, programs, inputs, factors, together, out, lse, plan };
         // `plan.check` has found the instruction set, so `detect` succeeds.
         match plan.isa {
             #[cfg(target_arch = "x86_64")]
@@ -223,7 +215,7 @@ impl Checked<'_> {
 const PRODUCTS_BETWEEN_STOPS: usize = 1 << 24;
 
 /// One call of [`attention`], checked.
-struct Call<'a, T> {
+struct Call<'a> {
     executor: &'a dyn Executor,
     problem: &'a Problem,
     /// The rows of each batch entry.
@@ -231,9 +223,10 @@ struct Call<'a, T> {
     /// A logit per query head, if the problem has sinks.
     sinks: Option<&'a [f32]>,
     programs: &'a Evaluators<'a>,
-    inputs: Inputs<'a, T>,
-    /// Factors of batch entries and KV heads.
+    inputs: Inputs<'a>,
     factors: &'a Factors,
+    /// Number of query heads whose rows are concatenated.
+    together: usize,
     out: Output<'a>,
     lse: Option<OutputRows<'a, f32>>,
     plan: &'a CpuPlan,
@@ -273,7 +266,7 @@ thread_local! {
     static SCRATCH: Cell<Scratch> = Cell::default();
 }
 
-impl<T: Element> Call<'_, T> {
+impl Call<'_> {
     /// Computes with heads as sums of bf16 numbers, multiplied by tile instructions.
     fn run_terms<H: HasTiles>(&self, tiles: H) {
         let heads = terms::Heads::new(tiles, self.heads());
@@ -317,12 +310,12 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// Properties of the inputs that decide whether an arithmetic faster than f32 may be used.
-    fn heads(&self) -> HeadsOf<'_, T> {
+    fn heads(&self) -> HeadsOf<'_> {
         HeadsOf {
             problem: self.problem,
             sequences: self.sequences,
             inputs: self.inputs,
-            together: self.together(),
+            together: self.together,
             fits: self.plan.isa.is_for(self.problem),
             largest_factor: self.factors.largest_logit(),
             has_factors: !self.factors.logits.is_empty(),
@@ -425,7 +418,7 @@ impl<T: Element> Call<'_, T> {
         let p = self.problem;
         let tile = Tile { rows: self.plan.tile_rows, vectors: self.plan.vectors };
         let kv_head = task.head / p.group_size();
-        let of_head = self.factors.logits.get(task.batch * p.heads_kv + kv_head).map_or(1.0, |&x| x.into());
+        let of_head = self.factors.logits.get(task.batch * p.heads_q + task.head).map_or(1.0, |&x| x.into());
         let Scale { factor, scale, cap } = self.scale(arithmetic.logit_factor() * of_head);
         let products_of_key = (task.last - task.first) * (p.head_dim + p.head_dim_v);
         let most = (PRODUCTS_BETWEEN_STOPS / products_of_key.max(1)).saturating_add(keys.start).min(keys.end);
@@ -476,7 +469,7 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// How steps turn products of queries and keys into exponents. `logit_factor` is the arithmetic's, times
-    /// the factor of the KV head.
+    /// the factor of the head.
     fn scale(&self, logit_factor: f64) -> Scale {
         let p = self.problem;
         let logit = f64::from(p.softmax_scale().abs()) * logit_factor;
@@ -534,7 +527,7 @@ impl<T: Element> Call<'_, T> {
             });
             for (lane, wide) in rows.chunks_exact_mut(dim).take(count).enumerate() {
                 let (head, row) = self.place(task, first + lane);
-                let query = T::elements(self.inputs.q.row(q.batch, head, q.start + row));
+                let query = self.inputs.q.row(q.batch, head, q.start + row);
                 arithmetic.query(query, p.softmax_scale() < 0.0, wide);
             }
             if A::TRANSPOSED {

@@ -69,7 +69,7 @@ pub struct Line {
     pub plan: Result<KeptPlan, String>,
 }
 
-/// The lines of a file of kept plans.
+/// The lines of a file of saved plans.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KeptPlans {
     lines: Vec<Line>,
@@ -176,15 +176,15 @@ pub fn processor() -> &'static str {
 pub struct Choice {
     /// The plan.
     pub plan: CpuPlan,
-    /// The kept plan, if the call uses one.
+    /// The saved plan, if the call uses one.
     pub kept: Option<&'static KeptPlan>,
 }
 
 /// The plan for a call of `problem` on at most `threads` threads: the plan kept for the problem, the
 /// processor and this number of threads, else the default ([`CpuPlan::for_threads`]).
 ///
-/// Kept plans are for plain problems: sequences of one length, and scores without softcap, sink and programs.
-/// The file is read once, by the first call of the process.
+/// Saved plans are for plain problems: sequences of one length, and scores without softcap, sink and
+/// programs. The file is read once, by the first call of the process.
 pub fn chosen(problem: &Problem, threads: usize) -> Choice {
     let kept = user().get(problem, threads);
     let plan = kept.map_or_else(|| CpuPlan::for_threads(problem, threads), |kept| kept.plan);
@@ -229,8 +229,7 @@ fn key(problem: &Problem) -> Shape {
 }
 
 fn is_plain(problem: &Problem) -> bool {
-    let score = &problem.score;
-    problem.lengths.is_even() && problem.programs.is_empty() && score.softcap.is_none() && !score.sink
+    problem.lengths.is_even() && problem.programs.is_empty() && problem.score.is_plain()
 }
 
 /// The user's plans for this processor, read once. Lines that cannot be used are reported on standard error.

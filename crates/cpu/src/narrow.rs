@@ -45,7 +45,7 @@ use crate::aligned::Aligned;
 use crate::arithmetic::{Arithmetic, Faster, HeadRows, HeadsOf};
 use crate::simd::{Columnwise, Extent, Pairs, RowNorms, Rows, Simd};
 use crate::tile::Step;
-use crate::{CpuPlan, Element, Elements};
+use crate::{CpuPlan, Elements};
 
 /// Number of keys whose products are summed as integers. Even.
 pub(crate) const WINDOW: usize = 16;
@@ -201,20 +201,20 @@ fn rows_are_fine(roundoff: f64, columns: &[Column], least: f32, loudest: f32) ->
 }
 
 /// The factors of every head of a problem. Each is computed when it is first used.
-pub(crate) struct Heads<'a, T, P> {
+pub(crate) struct Heads<'a, P> {
     pairs: P,
     /// The query heads of one task share one factor.
-    of: HeadsOf<'a, T>,
+    of: HeadsOf<'a>,
     block_kv: usize,
     queries: Vec<OnceLock<Extent>>,
     keys: Vec<OnceLock<Extent>>,
     values: Vec<OnceLock<Option<Vec<f32>>>>,
 }
 
-impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
+impl<'a, P: Pairs> Heads<'a, P> {
     /// Returns `None` if 16 bits are not worthwhile for the problem: its type is f32, or it has so few rows
     /// that converting K and V is most of the work.
-    pub(crate) fn new(pairs: P, of: HeadsOf<'a, T>, plan: &CpuPlan) -> Option<Self> {
+    pub(crate) fn new(pairs: P, of: HeadsOf<'a>, plan: &CpuPlan) -> Option<Self> {
         let p = of.problem;
         // The error bounds do not cover descale factors.
         let fits = of.fits && p.head_dim <= MAX_DIM && !of.has_factors;
@@ -230,7 +230,7 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
     }
 
     /// The factors of V's columns. `None` if 16 bits are not accurate enough for the head.
-    fn value_factors(&self, values: HeadRows<'_, T>) -> Option<Vec<f32>> {
+    fn value_factors(&self, values: HeadRows<'_>) -> Option<Vec<f32>> {
         let roundoff = self.of.problem.dtypes.v.unit_roundoff();
         let columns = self.columns(values).judge(roundoff)?;
         let inverse: Vec<f32> = columns.iter().map(|c| c.inverse_scale).collect();
@@ -262,8 +262,8 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
     }
 
     /// Measures the columns of V.
-    fn columns(&self, values: HeadRows<'_, T>) -> Columns {
-        let dim = values.view.dim;
+    fn columns(&self, values: HeadRows<'_>) -> Columns {
+        let dim = values.view.dim();
         let (mut columns, mut sums) = (Columns::new(dim), Columnwise::new(dim));
         let of = |sums: &mut Columnwise, range| {
             sums.clear();
@@ -295,7 +295,7 @@ impl<'a, T: Element, P: Pairs> Heads<'a, T, P> {
     }
 }
 
-impl<T: Element, P: Pairs> Faster for Heads<'_, T, P> {
+impl<P: Pairs> Faster for Heads<'_, P> {
     type Arithmetic<'a>
         = Narrowed<'a, P>
     where
@@ -326,15 +326,15 @@ impl<P: Pairs> Arithmetic for Narrowed<'_, P> {
         self.pairs.integers(std::iter::once(row), factor, to, words);
     }
 
-    fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
-        let ld = self.words(rows.view.dim);
+    fn keys<'a>(self, rows: HeadRows<'a>, room: &'a mut Aligned) -> Rows<'a> {
+        let ld = self.words(rows.view.dim());
         let to = room.resize(rows.range.len() * ld);
         self.pairs.integers(rows.rows(), self.factors.k, to, ld);
         Rows { data: to, ld }
     }
 
-    fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
-        let ld = rows.view.dim;
+    fn values<'a>(self, rows: HeadRows<'a>, room: &'a mut Aligned) -> Rows<'a> {
+        let ld = rows.view.dim();
         let to = room.resize(rows.range.len().div_ceil(2) * ld);
         self.pairs.row_pairs(rows.rows(), self.factors.v, to);
         Rows { data: to, ld }
@@ -427,7 +427,7 @@ mod tests {
         change(&mut v);
         let q = vec![1.0; 64 * dim];
         let inputs = [&q[..], &v, &v].map(Input::from);
-        let inputs = Inputs::<f32>::views(&problem, inputs, KeyPlaces::ROWS).unwrap();
+        let inputs = Inputs::views(&problem, inputs, KeyPlaces::ROWS).unwrap();
         // The bounds are those of a 16-bit type, but the elements stay f32 here.
         let of_type = Problem { dtypes: dtype.into(), ..problem.clone() };
         let plan = CpuPlan::with_isa(&of_type, Isa::PortableIntegers);

@@ -23,12 +23,12 @@ use std::sync::OnceLock;
 
 use problem::{DType, Span};
 
+use crate::Elements;
 use crate::aligned::Aligned;
 use crate::arithmetic::{Arithmetic, Faster, HeadRows, HeadsOf};
 use crate::simd::{CHUNK, HasTiles, Magnitudes, Rows, Simd, Tiles};
 use crate::tile::{MAX_WIDTH, Step};
-use crate::view::View;
-use crate::{Element, Elements};
+use crate::view::Any;
 
 /// Rows of a tile, which are also its f32 columns.
 pub(crate) const TILE: usize = 16;
@@ -42,16 +42,16 @@ const LEAST_VALUE: f32 = 1.0 / (1u128 << 80) as f32;
 const LARGEST_SCALE: f32 = (1 << 24) as f32;
 
 /// Which heads of a problem are computed with terms. Each is determined on first use.
-pub(crate) struct Heads<'a, T, H> {
+pub(crate) struct Heads<'a, H> {
     tiles: H,
-    of: HeadsOf<'a, T>,
+    of: HeadsOf<'a>,
     queries: Vec<OnceLock<bool>>,
     keys: Vec<OnceLock<bool>>,
 }
 
-impl<'a, T: Element, H: HasTiles> Heads<'a, T, H> {
+impl<'a, H: HasTiles> Heads<'a, H> {
     /// `None` if the problem is not suited to terms.
-    pub(crate) fn new(tiles: H, of: HeadsOf<'a, T>) -> Option<Self> {
+    pub(crate) fn new(tiles: H, of: HeadsOf<'a>) -> Option<Self> {
         let p = of.problem;
         let fits = of.fits && p.softmax_scale().abs() * of.largest_factor <= LARGEST_SCALE;
         let locks = |count| (0..count).map(|_| OnceLock::new()).collect();
@@ -60,7 +60,7 @@ impl<'a, T: Element, H: HasTiles> Heads<'a, T, H> {
     }
 
     /// The magnitudes of the elements of a sequence in a head.
-    fn magnitudes(&self, view: View<'_, T>, span: Span, head: usize) -> Magnitudes {
+    fn magnitudes(&self, view: Any<'_>, span: Span, head: usize) -> Magnitudes {
         self.tiles.magnitudes(HeadRows::all(view, span, head).rows())
     }
 
@@ -83,7 +83,7 @@ impl<'a, T: Element, H: HasTiles> Heads<'a, T, H> {
     }
 }
 
-impl<T: Element, H: HasTiles> Faster for Heads<'_, T, H> {
+impl<H: HasTiles> Faster for Heads<'_, H> {
     type Arithmetic<'a>
         = Terms<H::Tiles<'a>>
     where
@@ -92,7 +92,7 @@ impl<T: Element, H: HasTiles> Faster for Heads<'_, T, H> {
     fn compute(&self, batch: usize, head: usize, work: impl FnOnce(Terms<H::Tiles<'_>>)) -> bool {
         let fits = self.fits(batch, head);
         if fits {
-            let terms = if T::DTYPE == DType::Bf16 { 1 } else { 2 };
+            let terms = if self.of.problem.dtypes.q == DType::Bf16 { 1 } else { 2 };
             self.tiles.within(|tiles| work(Terms { tiles, terms }));
         }
         fits
@@ -123,8 +123,8 @@ impl<S: Tiles> Arithmetic for Terms<S> {
         self.tiles.terms(std::iter::once(row), self.terms, negate, to, words);
     }
 
-    fn keys<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
-        let ld = self.words(rows.view.dim);
+    fn keys<'a>(self, rows: HeadRows<'a>, room: &'a mut Aligned) -> Rows<'a> {
+        let ld = self.words(rows.view.dim());
         // Tiles that reach beyond the last row give logits that are not read.
         let to = room.resize(rows.range.len().next_multiple_of(DEPTH) * ld);
         self.tiles.terms(rows.rows(), self.terms, false, to, ld);
@@ -132,8 +132,8 @@ impl<S: Tiles> Arithmetic for Terms<S> {
     }
 
     /// Columns of V as rows, all of one term before the next term.
-    fn values<'a, T: Element>(self, rows: HeadRows<'a, T>, room: &'a mut Aligned) -> Rows<'a> {
-        let (pairs, dim) = (rows.range.len().next_multiple_of(DEPTH) / 2, self.words_out(rows.view.dim));
+    fn values<'a>(self, rows: HeadRows<'a>, room: &'a mut Aligned) -> Rows<'a> {
+        let (pairs, dim) = (rows.range.len().next_multiple_of(DEPTH) / 2, self.words_out(rows.view.dim()));
         let (to, by_rows) = room.resize(2 * self.terms * pairs * dim).split_at_mut(self.terms * pairs * dim);
         self.tiles.row_pairs(rows.rows(), self.terms, by_rows, dim);
         for (from, to) in by_rows.chunks_exact(pairs * dim).zip(to.chunks_exact_mut(pairs * dim)) {

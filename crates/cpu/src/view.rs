@@ -35,6 +35,11 @@ impl<'a, T: Element> From<&'a [T]> for Input<'a> {
     }
 }
 
+/// The elements of some rows, row by row.
+pub(crate) trait ElementRows<'a>: Iterator<Item = Elements<'a>> {}
+
+impl<'a, I: Iterator<Item = Elements<'a>>> ElementRows<'a> for I {}
+
 impl<'a> From<Elements<'a>> for Input<'a> {
     fn from(elements: Elements<'a>) -> Self {
         let start = NonNull::from(elements.bytes()).cast();
@@ -204,7 +209,7 @@ pub(crate) struct View<'a, T> {
     /// Where the rows of a batch entry lie.
     places: KeyPlaces<'a>,
     /// Number of elements of a row.
-    pub dim: usize,
+    dim: usize,
 }
 
 impl<'a, T: Element> View<'a, T> {
@@ -249,13 +254,13 @@ impl<'a, T: Element> View<'a, T> {
 
 /// The three inputs of a problem, checked against it.
 #[derive(Clone, Copy)]
-pub(crate) struct Inputs<'a, T> {
-    pub q: View<'a, T>,
-    pub k: View<'a, T>,
-    pub v: View<'a, T>,
+pub(crate) struct Inputs<'a> {
+    pub q: Any<'a>,
+    pub k: Any<'a>,
+    pub v: Any<'a>,
 }
 
-impl<'a, T: Element> Inputs<'a, T> {
+impl<'a> Inputs<'a> {
     /// Rejects elements of another type, and buffers that are too short. The problem has been checked, or
     /// differs from a checked one by dense inputs. `places` are those of keys and values.
     pub(crate) fn views(
@@ -264,11 +269,24 @@ impl<'a, T: Element> Inputs<'a, T> {
         places: KeyPlaces<'a>,
     ) -> Result<Self, CpuError> {
         Ok(Inputs {
-            q: View::new(problem, Tensor::Q, q, KeyPlaces::ROWS)?,
-            k: View::new(problem, Tensor::K, k, places)?,
-            v: View::new(problem, Tensor::V, v, places)?,
+            q: Any::new(problem, Tensor::Q, q, KeyPlaces::ROWS)?,
+            k: Any::new(problem, Tensor::K, k, places)?,
+            v: Any::new(problem, Tensor::V, v, places)?,
         })
     }
+}
+
+/// An expression of the view of an [`Any`].
+macro_rules! of_any {
+    ($any:expr, $view:ident => $of:expr) => {
+        match $any {
+            Any::F32($view) => $of,
+            Any::F16($view) => $of,
+            Any::Bf16($view) => $of,
+            Any::E4m3($view) => $of,
+            Any::E5m2($view) => $of,
+        }
+    };
 }
 
 /// An input tensor of any type.
@@ -299,12 +317,22 @@ impl<'a> Any<'a> {
 
     /// One row.
     pub(crate) fn row(&self, batch: usize, head: usize, row: usize) -> Elements<'a> {
-        match self {
-            Any::F32(view) => Elements::F32(view.row(batch, head, row)),
-            Any::F16(view) => Elements::F16(view.row(batch, head, row)),
-            Any::Bf16(view) => Elements::Bf16(view.row(batch, head, row)),
-            Any::E4m3(view) => Elements::E4m3(view.row(batch, head, row)),
-            Any::E5m2(view) => Elements::E5m2(view.row(batch, head, row)),
-        }
+        of_any!(self, view => view.row(batch, head, row).into())
+    }
+
+    /// `count` rows as one slice, if they are contiguous in memory.
+    pub(crate) fn dense_rows(
+        &self,
+        batch: usize,
+        head: usize,
+        first: usize,
+        count: usize,
+    ) -> Option<Elements<'a>> {
+        of_any!(self, view => view.dense_rows(batch, head, first, count).map(Elements::from))
+    }
+
+    /// Number of elements of a row.
+    pub(crate) fn dim(&self) -> usize {
+        of_any!(self, view => view.dim)
     }
 }

@@ -94,7 +94,7 @@ impl Case {
         let largest = factors.iter().fold(1.0f32, |m, x| m.max(x.abs())) * 2.0;
         let unit = self.problem.dtypes.out.unit_roundoff() + DType::Bf16.unit_roundoff();
         let allowed = f64::from(largest) * (unit + 1e-5);
-        for isa in Isa::available().into_iter().chain(Isa::TWINS) {
+        for isa in Isa::available().into_iter().chain(Isa::PORTABLE) {
             let plan = CpuPlan::widest(isa, 2, 40, 24);
             for plan in [plan, CpuPlan { splits: 3, ..plan }] {
                 let (out, lse) = self.run(&plan);

@@ -1,5 +1,5 @@
 //! Tests with one large element of Q, K or V, visible or hidden, on every instruction set of this machine and
-//! on the twins.
+//! on their counterparts in plain Rust.
 
 #[path = "../examples/outliers/problems.rs"]
 mod problems;
@@ -10,7 +10,7 @@ use problem::{Band, DType, Layout, Problem, Tensor};
 use problems::{Bounds, Case, attend};
 
 fn everywhere() -> impl Iterator<Item = Isa> {
-    Isa::available().into_iter().chain(Isa::TWINS)
+    Isa::available().into_iter().chain(Isa::PORTABLE)
 }
 
 /// A causal problem that is computed with integers and terms. For one of the corners it has more keys than

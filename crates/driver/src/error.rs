@@ -1,6 +1,7 @@
 //! The error type of this crate.
 
 use std::fmt;
+use std::time::Duration;
 
 /// Errors of the CUDA driver and of this crate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -126,6 +127,41 @@ pub enum DriverError {
         /// The device of the call.
         expected: i32,
     },
+    /// NCCL is not installed.
+    #[error(
+        "no NCCL on this machine (libnccl.so.2 is not found); install it, or add its folder to LD_LIBRARY_PATH"
+    )]
+    NoNccl,
+    /// NCCL is older than this crate requires.
+    #[error(
+        "NCCL {} is installed, needed is {} or later; update the library",
+        NcclVersion(*found),
+        NcclVersion(*needed)
+    )]
+    NcclTooOld {
+        /// The version of the library: 22705 for 2.27.5.
+        found: i32,
+        /// The minimum version.
+        needed: i32,
+    },
+    /// A call of NCCL failed.
+    #[error("{call} failed: {message}")]
+    Nccl {
+        /// NCCL's function.
+        call: &'static str,
+        /// NCCL's text of the error.
+        message: String,
+    },
+    /// Other ranks of a group did not answer within the time-out.
+    #[error("rank {rank} has waited for other ranks in {call} for {time_out:?}, the time-out of the group")]
+    GroupTimedOut {
+        /// This rank.
+        rank: usize,
+        /// The call in which it has waited.
+        call: &'static str,
+        /// The time-out.
+        time_out: Duration,
+    },
     /// A tensor map that the hardware does not support.
     #[error(transparent)]
     TensorMap(ptx::TensorMapError),
@@ -147,6 +183,15 @@ struct Version(i32);
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+/// A version in NCCL's encoding: 22705 is 2.27.5.
+struct NcclVersion(i32);
+
+impl fmt::Display for NcclVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.0 / 10000, self.0 % 10000 / 100, self.0 % 100)
     }
 }
 

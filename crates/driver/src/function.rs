@@ -289,8 +289,8 @@ impl Function {
         self.enqueue(stream, launch, values, kept)
     }
 
-    /// Enqueues a launch with values that were checked against the parameters. A graph under capture keeps
-    /// what `kept` returns.
+    /// Enqueues a launch with values that were checked against the parameters. A graph under capture holds
+    /// the value of `kept`, so that it is not freed.
     fn enqueue(
         &self,
         stream: &Stream,
@@ -568,7 +568,7 @@ mod tests {
     fn attributes_are_only_those_asked_for() {
         use ptx::Dim3;
         let one = Dim3(1, 1, 1);
-        let launch = Launch { grid: one, cluster: one, block: one, dynamic_shared: 0, overlapping: false };
+        let launch = Launch { cluster: one, ..Launch::new(one, one) };
         assert_eq!(attributes(&launch).count, 0);
         let both = attributes(&Launch { cluster: Dim3(2, 1, 1), overlapping: true, ..launch });
         assert_eq!(both.count, 2);

@@ -19,6 +19,9 @@
 //! memory on machines with heterogeneous memory management). Run only kernels whose author you trust, or that
 //! passed a check such as the emulator's.
 //!
+//! A [`Communicator`] is a rank of a group of GPUs. It sends device memory through NCCL, whose library is
+//! loaded at run time too.
+//!
 //! All types may be used from any thread. After a kernel error that makes the device unusable, every later
 //! call returns [`DriverError::Poisoned`]. In a child of `fork` every call returns [`DriverError::Forked`].
 
@@ -34,6 +37,7 @@ mod graph;
 mod library;
 mod memory;
 mod module;
+mod nccl;
 mod pinned;
 mod plain;
 mod pool;
@@ -52,6 +56,7 @@ pub use function::{Expect, Function, Printed, Resources};
 pub use gpu::Gpu;
 pub use graph::{Graph, GraphExec};
 pub use memory::{Buffer, DeviceSlice};
+pub use nccl::{Communicator, GroupId};
 pub use pinned::{Pinned, Transfer};
 pub use plain::{Plain, bytes_of, bytes_of_mut};
 pub use pool::{Pool, PoolBuffer};

@@ -8,6 +8,8 @@
 mod graphs;
 #[path = "fake/harness.rs"]
 mod harness;
+#[path = "fake/messages.rs"]
+mod messages;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -33,13 +35,7 @@ fn kernel(entry: &str) -> Kernel {
     Kernel {
         module: k.into_verified(Target::sm(80)).unwrap(),
         entry: entry.to_owned(),
-        launch: Launch {
-            grid: one,
-            cluster: one,
-            block: Dim3(32, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        },
+        launch: Launch { cluster: one, ..Launch::new(one, Dim3(32, 1, 1)) },
         buffers: vec![BufferSpec { name: "to".to_owned(), bytes: 4, access: Access::Write }],
         args: vec![Arg::Buffer { index: 0, offset: 0 }, Arg::U32(7)],
         tensor_maps: Vec::new(),
@@ -130,6 +126,9 @@ fn scenario() {
         Ok("refused_object") => graphs::refused_object(),
         Ok("copies") => graphs::copies(),
         Ok("given_up") => graphs::given_up(),
+        Ok("messages") => messages::collectives(),
+        Ok("missing_rank") => messages::missing(),
+        Ok("old_nccl") => messages::too_old(),
         Ok("forbidden") => {
             let error = Context::open(0).unwrap_err();
             assert!(matches!(error, DriverError::NoPermission { .. }), "{error:?}");
@@ -600,28 +599,6 @@ fn a_code_that_is_newer_than_this_crate_is_an_error_with_its_number() {
 #[test]
 fn a_forked_child_is_told_that_cuda_does_not_work_there() {
     passes("fork", &[]);
-}
-
-#[test]
-fn graphs_keep_what_joined_streams_use() {
-    passes("joined", &[]);
-}
-
-#[test]
-fn a_graph_that_is_dropped_waits_for_its_launches() {
-    passes("dropped_in_flight", &[]);
-}
-
-#[test]
-fn what_is_kept_with_a_graph_goes_with_it() {
-    passes("user_objects", &[]);
-    passes("refused_object", &[("FAKE_RETAIN", "801")]);
-}
-
-#[test]
-fn host_memory_is_not_copied_by_graphs_and_outlives_its_copies() {
-    passes("copies", &[]);
-    passes("given_up", &[]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::grid::run_once;
 use crate::memory::Buffer;
 use crate::quiet::quiet_buffers;
 use crate::report::{Fidelity, Hazard, HazardKind, Options, Report};
+use crate::seeds::tell_seeds;
 
 /// Runs a kernel with one buffer for each buffer of its contract, and returns the findings. Buffers of
 /// [`ptx::Access::Write`] count as uninitialised, whatever they hold.
@@ -21,7 +22,8 @@ use crate::report::{Fidelity, Hazard, HazardKind, Options, Report};
 /// and the limit of [`Options::stopwatch`].
 pub fn run(kernel: &Kernel, buffers: &mut [&mut Buffer], options: &Options) -> Result<Report, EmuError> {
     let mut report = run_and_judge(kernel, buffers, options)?;
-    report.hazards.iter_mut().for_each(|hazard| hazard.compare_with(&options.allowed));
+    tell_seeds(kernel, &mut report.hazards);
+    report.hazards.iter_mut().for_each(|hazard| hazard.compare_with(options));
     Ok(report)
 }
 

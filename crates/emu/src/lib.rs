@@ -25,6 +25,7 @@ pub mod numerics;
 mod order;
 mod quiet;
 mod report;
+mod seeds;
 mod semantics;
 mod stopwatch;
 pub mod trace;

@@ -54,7 +54,7 @@ fn stored_params(entry: &Function) -> Vec<bool> {
         let mut grew = false;
         for inst in instructions().filter(|inst| !is_load_from_memory(inst)) {
             let sources = inst.operands.iter().skip(1).fold(0, |set, operand| set | from.of(operand));
-            if sources != 0 && !stores(&inst.op) {
+            if sources != 0 && !inst.op.may_store_global() {
                 inst.operands.first().into_iter().for_each(|result| from.add(result, sources, &mut grew));
             }
         }
@@ -64,7 +64,7 @@ fn stored_params(entry: &Function) -> Vec<bool> {
     }
     // The stored value of a store does not matter. Other storing instructions have few operands, and all of
     // them count.
-    let places = instructions().filter(|inst| stores(&inst.op)).fold(0, |set, inst| {
+    let places = instructions().filter(|inst| inst.op.may_store_global()).fold(0, |set, inst| {
         let address = inst.operands.iter().filter(|operand| match inst.op {
             Op::St(_) | Op::Atom(_) | Op::Red(_) => matches!(operand, Operand::Address(_)),
             _ => true,
@@ -114,21 +114,6 @@ fn is_load_from_memory(inst: &Instruction) -> bool {
     match inst.op {
         Op::Ld(memory) => memory.space != Space::Param,
         Op::Ldmatrix(_) | Op::WmmaLoad(_) | Op::Atom(_) => true,
-        _ => false,
-    }
-}
-
-/// Whether an instruction may store to global memory.
-fn stores(op: &Op) -> bool {
-    let is_global = |space| matches!(space, Space::Global | Space::Generic);
-    match op {
-        Op::St(memory) => is_global(memory.space),
-        Op::Atom(atomic) | Op::Red(atomic) => is_global(atomic.space),
-        Op::WmmaStore(_)
-        | Op::CpAsyncBulk(_)
-        | Op::CpReduceAsyncBulk(_)
-        | Op::CpAsyncBulkTensor(_)
-        | Op::CpReduceAsyncBulkTensor(_) => true,
         _ => false,
     }
 }

@@ -119,6 +119,9 @@ pub struct Options {
     pub must_write: HashMap<usize, Vec<std::ops::Range<usize>>>,
     /// Findings that fail no check, each with the reason.
     pub allowed: Allowed,
+    /// Whether findings fail that only the PTX memory model forbids, and that no current GPU is known to
+    /// show.
+    pub by_the_letter: bool,
 }
 
 /// The findings that a caller allows: their kind, and a line of the PTX of one of their accesses.
@@ -146,6 +149,7 @@ impl Default for Options {
             stopwatch: None,
             must_write: HashMap::new(),
             allowed: Allowed::default(),
+            by_the_letter: true,
         }
     }
 }
@@ -185,6 +189,8 @@ pub enum HazardKind {
     UnpromisedAlignment,
     /// A race of lanes of a warp that only a shuffle, a vote or another collective orders.
     WarpOrder,
+    /// A race of the plain load that gives a loop around a compare-and-swap its first value.
+    CasSeed,
     /// A `.nc` load of memory that the launch also writes.
     NonCoherentRead,
     /// A `trap`.
@@ -271,7 +277,7 @@ pub struct Hazard {
     pub message: String,
     /// Number of occurrences over all threads.
     pub count: u64,
-    /// Whether [`Options::allowed`] has it.
+    /// Whether [`Options::allowed`] has it, or the check is not [by the letter](Options::by_the_letter).
     pub allowed: bool,
 }
 
@@ -282,9 +288,13 @@ impl Hazard {
     }
 
     /// Notes that the finding is allowed, if it is.
-    pub fn compare_with(&mut self, allowed: &Allowed) {
+    pub(crate) fn compare_with(&mut self, options: &Options) {
+        if !options.by_the_letter && matches!(self.kind, HazardKind::WarpOrder | HazardKind::CasSeed) {
+            self.allowed = true;
+            return;
+        }
         let lines = [Some(self.line), self.other_line].into_iter().flatten();
-        let reason = lines.filter_map(|line| allowed.get(&(self.kind, line))).next();
+        let reason = lines.filter_map(|line| options.allowed.get(&(self.kind, line))).next();
         if let Some(reason) = reason.filter(|_| self.kind.fails()) {
             self.allowed = true;
             self.message += &format!("; {reason}");

@@ -60,13 +60,7 @@ fn read(text: &str) -> Case {
     let module = ptx::parse(text).unwrap_or_else(|e| panic!("{e}"));
     let entries: Vec<String> = module.entries().map(|entry| entry.name.to_string()).collect();
     let entry = entries.iter().find(|name| *name == "k").unwrap_or(&entries[0]).clone();
-    let launch = Launch {
-        grid: Dim3(1, 1, 1),
-        cluster: Dim3(1, 1, 1),
-        block: Dim3(32, 1, 1),
-        dynamic_shared: 0,
-        overlapping: false,
-    };
+    let launch = Launch::new(Dim3(1, 1, 1), Dim3(32, 1, 1));
     // Some hazards are in modules that the verifier refuses.
     let module = module.assume_verified();
     let kernel =

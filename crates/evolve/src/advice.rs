@@ -19,6 +19,7 @@ use super::engine::Evolution;
 use super::population::Population;
 use super::rank;
 use bench::{Mode, Peaks};
+use ledger::TimeKind;
 
 /// Minimum number of times for an estimate from the curve.
 const MIN_SAMPLES: usize = 10;
@@ -121,8 +122,8 @@ fn roof(config: &Config, problem: &Problem) -> Option<Roof> {
     }
     let (floor, products) = config.peaks.as_ref()?.floor(problem)?;
     let by = match floor.bytes_us > floor.flops_us {
-        true => "by reading, as measured here".to_owned(),
-        false => format!("by {} at {:.0} GFLOP/s, as measured here", products.isa, products.flops / 1e9),
+        true => "by the bandwidth measured here".to_owned(),
+        false => format!("by the {:.0} GFLOP/s measured here in {}", products.flops / 1e9, products.isa),
     };
     Some(Roof { us: floor.us(), by })
 }
@@ -137,6 +138,8 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
     let expected = gain.map(|gain| possible.map_or(gain, |possible| gain.min(possible)));
     let noise = population.noise_floor().unwrap_or(1.0 + MIN_GAIN);
     let worth = (1.0 + MIN_GAIN).max(noise);
+    let is_predicted = rank::best(population).is_some_and(|best| best.kind == Some(TimeKind::Predicted));
+    let judge = if is_predicted { "the model" } else { "this machine" };
     let mut rows = Vec::new();
     let mut row = |criterion: &'static str, value: String, says: String| {
         rows.push(AdviceRow { criterion, value, says })
@@ -157,8 +160,8 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
             None => {
                 format!("only {} of the {MIN_SAMPLES} times needed have been taken", population.curve.len())
             }
-            Some(e) if e > worth => format!("more than the {worth:.3}× that this machine can resolve"),
-            Some(_) => format!("less than the {worth:.3}× that this machine can resolve"),
+            Some(e) if e > worth => format!("more than the {worth:.3}× that {judge} can tell apart"),
+            Some(_) => format!("less than the {worth:.3}× that {judge} can tell apart"),
         },
     );
     if let (Some(library), Some(best)) = (peer_us, best_us) {
@@ -177,9 +180,7 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
             (What::Continue, format!("another run of this size would gain about {e:.3}×"))
         }
         (_, Some(e)) => {
-            let why = format!(
-                "another run of this size would gain about {e:.3}×, which this machine cannot resolve"
-            );
+            let why = format!("another run of this size would gain about {e:.3}×, which {judge} cannot tell");
             (What::Stop, why)
         }
     };

@@ -16,6 +16,7 @@ use super::holding::{Holding, WAITED};
 use super::insight::Insights;
 use super::member::CandidateState;
 use super::population::Population;
+use super::report::{RandomArm, random_arm};
 use super::space::Space;
 use super::task::{Finding, Outcome, Stage, Target, Task};
 use super::{advice, finals, rank};
@@ -504,7 +505,10 @@ impl Evolution {
             decisions.extend(self.decision(case));
             let advice = advice::of(self, case);
             let candidate = rank::best(&self.searches[case].population).map(|best| best.id);
-            decisions.push(Decision { what: advice.what.name().to_owned(), candidate, why: json!(advice) });
+            let mut why = json!(advice);
+            let RandomArm { gain, says, .. } = random_arm(&self.searches[case].population);
+            why[ledger::CHANCE] = json!({ "gain": gain, "says": says });
+            decisions.push(Decision { what: advice.what.name().to_owned(), candidate, why });
             rejections.extend(finals::ends(self, case));
         }
         self.end(&rejections, &decisions)

@@ -46,5 +46,5 @@ pub use engine::{Ask, Evolution, Question};
 pub use error::EvolveError;
 pub use evaluate::{Evaluator, Look};
 pub use ledger::{Candidate, KernelText, Language};
-pub use report::{CaseReport, Cases, End, Gain, HeldOutEnd, Promoted, Report, RunProgress, Shown, gain};
+pub use report::{CaseReport, Cases, End, HeldOutEnd, Promoted, Report, RunProgress, Shown};
 pub use task::{Finding, Outcome, Stage, Target, Task};

@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 use super::member::Member;
 use super::population::Population;
 use bench::SpeedVerdict;
-use ledger::{Against, Arm};
+use ledger::{Against, Arm, EQUAL};
 
 /// The evidence behind a candidate's rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,7 +44,7 @@ pub fn us(population: &Population, member: &Member) -> Option<f64> {
     raced.or(member.time.map(|time| time.us))
 }
 
-/// Better candidates come first; equal ones are ordered by age.
+/// Better candidates come first; those with the same time are ordered by age.
 fn better(a: &Member, b: &Member) -> Ordering {
     let by_time = match (race(a), race(b)) {
         (Some(a), Some(b)) => b.ratio.total_cmp(&a.ratio),
@@ -53,10 +53,29 @@ fn better(a: &Member, b: &Member) -> Ordering {
     grade(b).cmp(&grade(a)).then(by_time).then(a.id.cmp(&b.id))
 }
 
+/// The nearest first parent with an equal time and grade, or else the candidate: a change that gains nothing
+/// is dropped.
+fn plainest<'a>(population: &'a Population, best: &'a Member) -> &'a Member {
+    let is_equal = |parent: &&Member| {
+        let times = us(population, parent).zip(us(population, best));
+        parent.counts()
+            && parent.is_timed()
+            && grade(parent) == grade(best)
+            && times.is_some_and(|(parent, best)| parent <= best * EQUAL)
+    };
+    let parent = best.parents.first().and_then(|id| population.members.get(id));
+    parent.filter(is_equal).map_or(best, |parent| plainest(population, parent))
+}
+
+fn best_where(population: &Population, is_meant: impl Fn(&Member) -> bool) -> Option<&Member> {
+    let meant = population.members.values().filter(|m| m.is_timed() && is_meant(m));
+    meant.min_by(|a, b| better(a, b)).map(|best| plainest(population, best))
+}
+
 pub fn best(population: &Population) -> Option<&Member> {
-    population.members.values().filter(|m| m.counts() && m.is_timed()).min_by(|a, b| better(a, b))
+    best_where(population, Member::counts)
 }
 
 pub fn best_of(population: &Population, arm: Arm) -> Option<&Member> {
-    population.members.values().filter(|m| m.arm == arm && m.is_timed()).min_by(|a, b| better(a, b))
+    best_where(population, |m| m.arm == arm)
 }

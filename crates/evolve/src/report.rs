@@ -15,9 +15,10 @@ use super::finals::{self, Promotion};
 use super::member::Member;
 use super::population::Population;
 use super::rank;
-use bench::{Comparison, Interval, SpeedVerdict, judged};
+use bench::SpeedVerdict;
 use ledger::{
-    Against, Arm, Candidate, CandidateId, Cost, Environment, Operator, Pair, Reason, Score, TimeKind,
+    Against, Arm, Candidate, CandidateId, Conclusion, Cost, Environment, Operator, Pair, Reason, Score,
+    TimeKind, gain,
 };
 pub use types::*;
 
@@ -36,35 +37,6 @@ pub struct RunProgress {
     pub random: Option<(f64, f64)>,
     /// Maximum number of candidates, if there is one.
     pub budget: Option<usize>,
-}
-
-/// What the evolution arm gained over random samples.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
-pub struct Gain {
-    /// Time of the best random sample divided by that of the evolution's best.
-    pub ratio: f64,
-    /// Lower end of the 95 % interval.
-    pub low: f64,
-    /// Upper end of the 95 % interval.
-    pub high: f64,
-    /// The noise floor, as a ratio.
-    pub noise: f64,
-    pub verdict: SpeedVerdict,
-}
-
-/// The gain from two races against the same baseline. Their errors are independent, so the squares of the
-/// log-errors add. `floor` is the noise floor of the run's races, as a ratio.
-pub fn gain(ours: &Against, random: &Against, floor: f64) -> Gain {
-    let ratio = (ours.ratio / random.ratio).ln();
-    // `hypot` is not used: since glibc 2.35 it has a new symbol version, which a wheel for older systems
-    // cannot use.
-    let both = |a: f64, b: f64| (a.ln().powi(2) + b.ln().powi(2)).sqrt();
-    let down = both(ours.ratio / ours.low, random.high / random.ratio);
-    let up = both(ours.high / ours.ratio, random.ratio / random.low);
-    let found = Interval { low: ratio - down, middle: ratio, high: ratio + up };
-    let Comparison { ratio, low, high, noise, verdict } =
-        judged(found, ours.noise.max(random.noise).max(floor).ln());
-    Gain { ratio, low, high, noise, verdict }
 }
 
 impl Evolution {
@@ -115,7 +87,8 @@ impl Evolution {
     fn case_report(&self, case: usize) -> CaseReport {
         let population = &self.searches[case].population;
         let best = rank::best(population);
-        let race = best.and_then(rank::race);
+        let floor = population.noise_floor();
+        let race = best.and_then(rank::race).map(|race| race.in_run(floor));
         let (promoted, refused) = match finals::promotion(self, case) {
             Promotion::Granted(id) => (population.members.get(&id), None),
             Promotion::Refused(id, why) => (None, Some(Refused { id, why })),
@@ -126,19 +99,28 @@ impl Evolution {
             best.map(|member| HeldOutEnd::new(*shape, finals::fate(self, member, shape)))
         });
         let shipped = finals::shipped(population);
+        let refused = refused.filter(|_| self.is_finished());
+        let conclusion = Conclusion {
+            kind: best.or(baseline).and_then(|m| m.kind),
+            best: best.map(|best| (best.id, race)),
+            promoted: promoted.and_then(|winner| Some((winner.id, rank::race(winner)?))),
+            refused: refused.as_ref().map(|refused| refused.why.as_str()),
+            floor,
+        };
         CaseReport {
+            conclusion: conclusion.words(),
             problem: population.problem,
             words: population.problem.to_string(),
             device: self.config.device.clone(),
-            kind: best.or(baseline).and_then(|m| m.kind),
+            kind: conclusion.kind,
             baseline: baseline.map(Shown::new),
             best: best.map(|member| Shown::ranked(population, member)),
             speedup: race.map(|race| race.ratio),
             interval: race.map(|race| [race.low, race.high]),
             verdict: race.map(|race| race.verdict),
-            noise_floor: population.noise_floor(),
+            noise_floor: floor,
             promoted: promoted.map(|member| self.promoted_as(case, member)),
-            refused: refused.filter(|_| self.is_finished()),
+            refused,
             held_out: held.collect(),
             shipped: shipped.map(|m| Shipped { candidate: m.candidate.clone(), race: m.race }),
             random_arm: random_arm(population),
@@ -204,7 +186,7 @@ impl Evolution {
         })
     }
 
-    /// A winner of a CPU search as a plan for the user's file of kept plans.
+    /// A winner of a CPU search as a plan for the user's file of saved plans.
     fn kept(&self, case: usize, winner: &Member, run: &str, when: &str) -> Option<KeptPlan> {
         let Candidate::Cpu(plan) = winner.candidate else { return None };
         Some(KeptPlan {
@@ -266,7 +248,7 @@ impl Evolution {
 pub enum Promoted {
     /// A row of the tuned table of GPU kernels.
     Row(Box<TunedRow>),
-    /// A plan for the user's file of kept plans.
+    /// A plan for the user's file of saved plans.
     Kept(CandidateId, Box<KeptPlan>),
     /// The winner cannot be a row.
     NoRow { candidate: CandidateId, why: &'static str },
@@ -304,9 +286,7 @@ pub(super) fn random_arm(population: &Population) -> RandomArm {
             SpeedVerdict::Faster if is_given => {
                 "the initial candidates are faster than the random samples; the search found nothing faster"
             }
-            SpeedVerdict::Faster => "the evolution beats random sampling",
-            SpeedVerdict::Slower => "random sampling beats the evolution",
-            SpeedVerdict::Undecided => "no significant difference between the evolution and random sampling",
+            _ => gain.says(),
         },
     };
     let us = |member: Option<&Member>| member.and_then(|m| m.time).map(|time| time.us);

@@ -7,8 +7,6 @@ mod harness;
 #[path = "../../driver/tests/fake/runner.rs"]
 mod runner;
 
-use std::path::Path;
-
 use flashcore_evolve::evaluate::cuda::Card;
 use flashcore_evolve::evaluate::{Cuda, Evaluator, GpuCard, bound};
 use flashcore_evolve::{Candidate, Finding, KernelText, Language, Stage, Target, Task};
@@ -32,12 +30,9 @@ fn scenario() {
     }
 }
 
-/// Runs the launch that the fake driver wrote to a file; does nothing otherwise.
 #[test]
 fn runner() {
-    if let Some(path) = std::env::var_os("FAKE_LAUNCH") {
-        runner::emulate(Path::new(&path));
-    }
+    runner::emulate_given();
 }
 
 fn tiny() -> Problem {

@@ -21,6 +21,11 @@ pub fn ptx(name: &str) -> Option<String> {
     compiled(&folder().join(name).with_extension("cu"))
 }
 
+/// The target that a source states in a line `// sm: 90a`; without it, 80.
+pub(crate) fn target(source: &str) -> &str {
+    source.lines().find_map(|line| line.strip_prefix("// sm: ")).unwrap_or("80")
+}
+
 /// The PTX of a file. `None` where NVRTC is not installed, which standard error then says: a test of the PTX
 /// is not run.
 ///
@@ -28,7 +33,7 @@ pub fn ptx(name: &str) -> Option<String> {
 /// When FLASHCORE_NVRTC names a library that cannot be loaded, NVRTC rejects the source, or a file cannot be
 /// read or written.
 pub fn compiled(file: &Path) -> Option<String> {
-    let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let text = crate::read(file);
     let name = crate::stem(file);
     let Some(library) = nvrtc() else {
         crate::not_run(format_args!("{name}.cu needs NVRTC, which is not installed"));
@@ -38,8 +43,7 @@ pub fn compiled(file: &Path) -> Option<String> {
     if let Ok(ptx) = fs::read_to_string(&kept) {
         return Some(ptx);
     }
-    let sm = text.lines().find_map(|line| line.strip_prefix("// sm: ")).unwrap_or("80");
-    let options = Options { arch: format!("compute_{sm}"), ..Options::default() };
+    let options = Options { arch: format!("compute_{}", target(&text)), ..Options::default() };
     let compiled = compile_files(&[Source { file: file.to_path_buf(), text }], &options)
         .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let ptx = portable(&compiled.ptx);

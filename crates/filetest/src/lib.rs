@@ -63,17 +63,17 @@ pub fn main(purposes: &[(&str, Judge)]) -> ! {
 pub fn corpus_names() -> Vec<String> {
     let folder = root().join("corpus");
     let mut names: Vec<String> = files(&folder, "ptx").iter().map(|path| stem(path)).collect();
-    let sources = files(&folder.join("src"), "cu").into_iter().map(|path| stem(&path));
-    names.extend(sources.filter(|name| !name.starts_with("hopper_")).map(|name| format!("cuda_{name}_sm80")));
-    let twins: Vec<String> =
+    let sources = files(&folder.join("src"), "cu").into_iter();
+    names.extend(sources.map(|path| format!("cuda_{}_sm{}", stem(&path), cuda::target(&read(&path)))));
+    let of_sm89: Vec<String> =
         names.iter().filter_map(|name| Some(name.strip_suffix("80")?.to_owned() + "89")).collect();
-    names.extend(twins);
+    names.extend(of_sm89);
     names.sort();
     names.dedup();
     names
 }
 
-/// The PTX of a kernel in `corpus`. If there is no file, NVRTC makes `cuda_NAME_sm80` of `src/NAME.cu`, and
+/// The PTX of a kernel in `corpus`. NVRTC makes `cuda_NAME_sm…` of `src/NAME.cu`. If there is no file,
 /// `NAME_sm89` is `NAME_sm80` with another target, because the compiler writes equal code for both. `None`
 /// where NVRTC is needed and not installed.
 ///
@@ -82,14 +82,14 @@ pub fn corpus_names() -> Vec<String> {
 pub fn corpus(name: &str) -> Option<String> {
     let folder = root().join("corpus");
     let file = folder.join(format!("{name}.ptx"));
-    if let Some(twin) = name.strip_suffix("_sm89").filter(|_| !file.exists()) {
-        let ptx = corpus(&format!("{twin}_sm80"))?;
+    if let Some(base) = name.strip_suffix("_sm89").filter(|_| !file.exists()) {
+        let ptx = corpus(&format!("{base}_sm80"))?;
         return Some(ptx.replace("\n.target sm_80\n", "\n.target sm_89\n"));
     }
-    let source = name.strip_prefix("cuda_").and_then(|name| name.strip_suffix("_sm80"));
-    match source.filter(|_| !file.exists()) {
-        Some(source) => cuda::compiled(&folder.join("src").join(format!("{source}.cu"))),
-        None => Some(fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()))),
+    let source = name.strip_prefix("cuda_").and_then(|name| name.rsplit_once("_sm"));
+    match source {
+        Some((source, _)) => cuda::compiled(&folder.join("src").join(format!("{source}.cu"))),
+        None => Some(read(&file)),
     }
 }
 
@@ -110,12 +110,16 @@ fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     paths.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
 }
 
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
 fn stem(path: &Path) -> String {
     path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn cases_of(purpose: &str, path: PathBuf) -> Vec<Case> {
-    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let text = read(&path);
     let stem = stem(&path);
     let Some(group) = stem.strip_prefix("cases_") else {
         return vec![Case { name: format!("{purpose}/{stem}"), path, text }];

@@ -66,13 +66,13 @@ pub struct Output<T> {
 #[derive(Clone, Debug)]
 #[must_use = "nothing is computed until `run` or `run_into`"]
 pub struct Attention<'a, Q, K = Q, V = Q> {
-    q: TensorView<'a, Q>,
-    k: TensorView<'a, K>,
-    v: TensorView<'a, V>,
-    bands: Bands,
-    score: Score,
-    features: Features<'a>,
-    tf32: bool,
+    pub(crate) q: TensorView<'a, Q>,
+    pub(crate) k: TensorView<'a, K>,
+    pub(crate) v: TensorView<'a, V>,
+    pub(crate) bands: Bands,
+    pub(crate) score: Score,
+    pub(crate) features: Features<'a>,
+    pub(crate) tf32: bool,
     /// `None` selects [`Device::best`], with the CPU as fallback.
     pub(crate) device: Option<Device>,
 }
@@ -81,9 +81,10 @@ pub struct Attention<'a, Q, K = Q, V = Q> {
 /// `[batch, heads_kv, seq_kv, head_dim]` and `v` `[batch, heads_kv, seq_kv, head_dim_v]`. The defaults are no
 /// mask and `scale = 1/√head_dim`.
 ///
-/// A logit is made in this order, whichever the order of the builder's methods: the scale, the softcap, the
-/// score program, ALiBi, the bias. A row sees the keys that the band, the mask program and the mask tensor
-/// all show it, within its sequence. A row that sees no key has O = 0, and LSE = −∞ or the sink.
+/// A logit is made in this order, whichever the order of the builder's methods: the scale, the temperature,
+/// the softcap, the score program, ALiBi, the bias. A row sees the keys that the band, the mask program and
+/// the mask tensor all show it, within its sequence. A row that sees no key has O = 0, and LSE = −∞ or the
+/// sink.
 ///
 /// On a GPU, a hidden key has probability 0, and the kernel multiplies its value by that 0, as every fused
 /// attention does. A hidden value that is infinite or NaN can therefore make rows NaN that do not see it. The
@@ -172,6 +173,25 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
         self
     }
 
+    /// A temperature: a factor on the scaled products of each query head, before the softcap; finite and not
+    /// negative. On GPUs the family `mma` computes it. [`backward`](Attention::backward) refuses it: there,
+    /// the factors are a table of a score program.
+    ///
+    /// ```
+    /// use flashcore::{Layout, TensorView, attention};
+    ///
+    /// let (q, k) = ([1.0f32; 8], [[1.0f32; 8], [0.0; 8]].concat());
+    /// let q = TensorView::dense(&q, [1, 1, 1, 8], Layout::Bhsd)?;
+    /// let k = TensorView::dense(&k, [1, 1, 2, 8], Layout::Bhsd)?;
+    /// let out = attention(q, k, k).scale(0.25).temperature(&[0.5]).run()?;
+    /// assert!((out.lse[0] - (1f32.exp() + 1.0).ln()).abs() < 1e-6); // 0.5 · 0.25 · 8 = 1
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn temperature(mut self, factors: &'a [f32]) -> Self {
+        self.features.set_of_heads("temperature", Operand::Temperature, factors);
+        self
+    }
+
     /// Attention sinks (GPT-OSS): a logit per query head that takes part in the softmax's denominator and has
     /// no value. It is neither scaled nor capped, and enters the LSE.
     ///
@@ -185,8 +205,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
     /// # Ok::<(), flashcore::AttentionError>(())
     /// ```
     pub fn sink(mut self, logits: &'a [f32]) -> Self {
-        self.score.sink = true;
-        self.features.sinks = Some(logits);
+        self.features.set_of_heads("sink", Operand::Sinks, logits);
         self
     }
 
@@ -488,7 +507,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
                 accepted: "f16, bf16 or f32; for 8-bit inputs, call run_as::<half::bf16>()".to_owned(),
             });
         }
-        self.features.check_sinks(q[1])?;
+        self.features.check_of_heads(q[1])?;
         let Extents { batch, seq_q, seq_kv, lengths } = self.features.extents(q, k)?;
         let (band, bounds) = self.bands.resolve(lengths.is_even() && seq_q == seq_kv);
         let (programs, tables) = self.features.programs([batch, q[1], seq_q, seq_kv], bounds)?;

@@ -1,7 +1,9 @@
 //! The gradients of an attention call.
 
 use cpu::{Element, Input, kept};
-use problem::{ElementsMut, Gradients as Wants, Layout, Operand, OperandMap, Pass, Problem, Tensor};
+use problem::{
+    ElementsMut, Gradients as Wants, Layout, Operand, OperandMap, Operands, Pass, Problem, Tensor,
+};
 
 use crate::attention::filled;
 use crate::gpu::{self, Gpu};
@@ -56,6 +58,28 @@ impl<T: Element> Attention<'_, T> {
         lse: &[f32],
         d_out: TensorView<'_, T>,
     ) -> Result<Gradients<T>, AttentionError> {
+        let (problem, inputs) = self.backward_problem(out, lse, d_out)?;
+        let mut gradients = Gradients::zeros(&problem)?;
+        if let Some(ordinal) = self.gpu() {
+            let on_gpu =
+                Gpu::open(ordinal).and_then(|gpu| gpu::attend(&gpu, &problem, &inputs, gradients.outputs()));
+            if !self.goes_on(&on_gpu) {
+                return on_gpu.map(|()| gradients);
+            }
+        }
+        let plan = kept::chosen(&problem, cpu::threads()).plan;
+        let inputs = inputs.map(|_, &elements| Input::from(elements));
+        cpu::gradients(&problem, &inputs, gradients.outputs(), &plan)?;
+        Ok(gradients)
+    }
+
+    /// The problem of the backward pass and its inputs.
+    fn backward_problem<'b>(
+        &'b self,
+        out: TensorView<'b, T>,
+        lse: &'b [f32],
+        d_out: TensorView<'b, T>,
+    ) -> Result<(Problem, Operands<'b>), AttentionError> {
         for (i, what) in ["batch", "heads", "sequence", "dim"].into_iter().enumerate() {
             let (value, expected) = (d_out.shape[i], out.shape[i]);
             if value != expected {
@@ -78,18 +102,17 @@ impl<T: Element> Attention<'_, T> {
             .with(Operand::Lse, lse)
             .with(Operand::Tensor(Tensor::DOut), T::elements(d_out.data));
         problem.check_inputs(&inputs, |elements| (elements.dtype(), elements.len()))?;
-        let mut gradients = Gradients::zeros(&problem)?;
-        if let Some(ordinal) = self.gpu() {
-            let on_gpu =
-                Gpu::open(ordinal).and_then(|gpu| gpu::attend(&gpu, &problem, &inputs, gradients.outputs()));
-            if !self.goes_on(&on_gpu) {
-                return on_gpu.map(|()| gradients);
-            }
-        }
-        let plan = kept::chosen(&problem, cpu::threads()).plan;
-        let inputs = inputs.map(|_, &elements| Input::from(elements));
-        cpu::gradients(&problem, &inputs, gradients.outputs(), &plan)?;
-        Ok(gradients)
+        Ok((problem, inputs))
+    }
+
+    /// Gradients of 0, if the arguments fit the call.
+    pub(crate) fn zero_gradients(
+        &self,
+        out: TensorView<'_, T>,
+        lse: &[f32],
+        d_out: TensorView<'_, T>,
+    ) -> Result<Gradients<T>, AttentionError> {
+        Gradients::zeros(&self.backward_problem(out, lse, d_out)?.0)
     }
 }
 

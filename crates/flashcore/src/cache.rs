@@ -369,12 +369,12 @@ mod tests {
     }
 
     /// A cache beside the keys and values that its sequences should have.
-    struct Twin {
+    struct Mirror {
         cache: PagedCache<f32>,
         expected: Vec<(SequenceId, [Vec<f32>; 2])>,
     }
 
-    impl Twin {
+    impl Mirror {
         fn append(&mut self, id: SequenceId, count: usize, seed: usize) -> Result<(), CacheError> {
             let [keys, values] = rows(count, seed);
             self.cache.append(id, &keys, &values)?;
@@ -413,60 +413,60 @@ mod tests {
     #[test]
     fn sequences_keep_their_keys() {
         let cache = PagedCache::new(12, 3, HEADS, DIMS).unwrap();
-        let mut twin = Twin { cache, expected: Vec::new() };
-        let first = twin.cache.create();
-        twin.expected.push((first, Default::default()));
-        twin.check(); // without keys
+        let mut mirror = Mirror { cache, expected: Vec::new() };
+        let first = mirror.cache.create();
+        mirror.expected.push((first, Default::default()));
+        mirror.check(); // without keys
         for (seed, count) in [1, 2, 4, 0, 1].into_iter().enumerate() {
-            twin.append(first, count, seed).unwrap();
-            twin.check();
+            mirror.append(first, count, seed).unwrap();
+            mirror.check();
         }
         // Eight keys in three pages, the last of which is shared and not full.
-        let second = twin.cache.fork(first).unwrap();
-        let third = twin.cache.share_prefix(first, 4).unwrap();
-        let prefix = twin.expected[0].1.clone();
+        let second = mirror.cache.fork(first).unwrap();
+        let third = mirror.cache.share_prefix(first, 4).unwrap();
+        let prefix = mirror.expected[0].1.clone();
         let of_four = [0, 1].map(|i: usize| prefix[i][..4 * HEADS * DIMS[i]].to_vec());
-        twin.expected.extend([(second, prefix), (third, of_four)]);
-        assert_eq!(twin.cache.free_pages(), 9);
+        mirror.expected.extend([(second, prefix), (third, of_four)]);
+        assert_eq!(mirror.cache.free_pages(), 9);
         for (seed, id) in [second, first, third, first].into_iter().enumerate() {
-            twin.append(id, 2, 10 + seed).unwrap();
-            twin.check();
+            mirror.append(id, 2, 10 + seed).unwrap();
+            mirror.check();
         }
-        twin.cache.truncate(second, 5).unwrap();
-        for (all, dim) in twin.expected[1].1.iter_mut().zip(DIMS) {
+        mirror.cache.truncate(second, 5).unwrap();
+        for (all, dim) in mirror.expected[1].1.iter_mut().zip(DIMS) {
             all.truncate(5 * HEADS * dim);
         }
-        twin.append(second, 1, 20).unwrap();
-        twin.check();
-        for (id, _) in std::mem::take(&mut twin.expected) {
-            twin.cache.free(id).unwrap();
+        mirror.append(second, 1, 20).unwrap();
+        mirror.check();
+        for (id, _) in std::mem::take(&mut mirror.expected) {
+            mirror.cache.free(id).unwrap();
         }
-        assert!(twin.cache.is_empty() && twin.cache.free_pages() == 12);
-        assert_eq!(twin.cache.len(first), Err(CacheError::Unknown { id: 0 }));
+        assert!(mirror.cache.is_empty() && mirror.cache.free_pages() == 12);
+        assert_eq!(mirror.cache.len(first), Err(CacheError::Unknown { id: 0 }));
     }
 
     /// A refused append leaves the cache as it was.
     #[test]
     fn refusals_change_nothing() {
         let cache = PagedCache::new(4, 2, HEADS, DIMS).unwrap();
-        let mut twin = Twin { cache, expected: Vec::new() };
-        let first = twin.cache.create();
-        twin.expected.push((first, Default::default()));
-        twin.append(first, 5, 1).unwrap();
-        let second = twin.cache.fork(first).unwrap();
-        twin.expected.push((second, twin.expected[0].1.clone()));
+        let mut mirror = Mirror { cache, expected: Vec::new() };
+        let first = mirror.cache.create();
+        mirror.expected.push((first, Default::default()));
+        mirror.append(first, 5, 1).unwrap();
+        let second = mirror.cache.fork(first).unwrap();
+        mirror.expected.push((second, mirror.expected[0].1.clone()));
         // The shared page is copied, and one more is needed.
         let full = CacheError::Full { needed: 2, free: 1 };
-        assert_eq!(twin.append(second, 2, 2), Err(full));
-        assert_eq!((twin.cache.free_pages(), twin.cache.len(second)), (1, Ok(5)));
+        assert_eq!(mirror.append(second, 2, 2), Err(full));
+        assert_eq!((mirror.cache.free_pages(), mirror.cache.len(second)), (1, Ok(5)));
         let [keys, values] = rows(1, 3);
-        let error = twin.cache.append(second, &keys, &values[1..]).unwrap_err().to_string();
+        let error = mirror.cache.append(second, &keys, &values[1..]).unwrap_err().to_string();
         assert!(error.contains("'7' for the number of elements of values: expected 8"), "{error}");
         let rows = CacheError::Rows { rows: 6, len: 5 };
-        assert_eq!(twin.cache.truncate(second, 6), Err(rows));
-        twin.check();
-        twin.append(second, 1, 4).unwrap();
-        twin.check();
+        assert_eq!(mirror.cache.truncate(second, 6), Err(rows));
+        mirror.check();
+        mirror.append(second, 1, 4).unwrap();
+        mirror.check();
         assert!(PagedCache::<f32>::new(0, 4, 1, DIMS).is_err());
     }
 }

@@ -1,4 +1,6 @@
-//! The error type of this crate.
+//! The error types of this crate.
+
+use std::time::Duration;
 
 use cpu::CpuError;
 use driver::DriverError;
@@ -190,4 +192,83 @@ pub enum AttentionError {
     /// The GPU driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// The ranks of a group cannot compute together.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+}
+
+/// Why ranks cannot compute together. Each rank of the group gets an error.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// Another rank ended, failed or left the group.
+    #[error("rank {rank} waits for rank {other}, which has ended, failed or left the group")]
+    Ended {
+        /// This rank.
+        rank: usize,
+        /// The rank that is missing.
+        other: usize,
+    },
+    /// Another rank did not answer within the time-out.
+    #[error("rank {rank} has waited for rank {other} for {time_out:?}, the time-out of the group")]
+    TimedOut {
+        /// This rank.
+        rank: usize,
+        /// The rank that did not answer.
+        other: usize,
+        /// The time-out.
+        time_out: Duration,
+    },
+    /// This rank has left the group, by itself or after an error.
+    #[error("rank {rank} has left the group; make a new group")]
+    Left {
+        /// This rank.
+        rank: usize,
+    },
+    /// Ranks could not connect to each other.
+    #[error("rank {rank} could not {what}: {message}")]
+    Connection {
+        /// This rank.
+        rank: usize,
+        /// The step that failed.
+        what: &'static str,
+        /// The reason.
+        message: String,
+    },
+    /// A message has another size than this rank expects.
+    #[error("invalid value '{size}' for the bytes of a message of rank {from}: expected {expected}")]
+    Size {
+        /// The sender.
+        from: usize,
+        /// Bytes received.
+        size: usize,
+        /// Bytes expected.
+        expected: usize,
+    },
+    /// There must be one message for each rank.
+    #[error("invalid value '{given}' for the number of messages: expected {ranks}, one for each rank")]
+    Messages {
+        /// Messages given.
+        given: usize,
+        /// Ranks of the group.
+        ranks: usize,
+    },
+    /// The arguments of two ranks differ.
+    #[error("invalid value '{value}' for {argument} on rank {rank}: expected {expected}, as on rank 0")]
+    Differs {
+        /// The argument that must be equal.
+        argument: &'static str,
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// Its value.
+        value: String,
+        /// The value of rank 0.
+        expected: String,
+    },
+    /// Another rank has refused its arguments.
+    #[error("rank {rank} refused its arguments; its error says why")]
+    Refused {
+        /// That rank.
+        rank: usize,
+    },
 }

@@ -25,6 +25,12 @@ pub struct LengthValues<'a> {
 }
 
 impl<'a> LengthValues<'a> {
+    /// The first array that is used: its name and its values.
+    pub(crate) fn given(self) -> Option<(&'static str, &'a [i32])> {
+        let arrays = self.arrays().into_iter().map(|(_, name, values)| (name, values));
+        arrays.into_iter().find(|(_, values)| !values.is_empty())
+    }
+
     /// The arrays with their names in this struct and their values.
     fn arrays(self) -> [(LengthArray, &'static str, &'a [i32]); 5] {
         [
@@ -54,7 +60,8 @@ pub struct ScaleValues<'a> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Features<'a> {
     pub lengths: LengthValues<'a>,
-    pub sinks: Option<&'a [f32]>,
+    /// Values of the score's operands, with the names of the builder's methods.
+    pub of_heads: Vec<(&'static str, Operand, &'a [f32])>,
     /// Layouts and values of descale factors.
     pub scales: (Scales, ScaleValues<'a>),
     pub slopes: Option<&'a [f32]>,
@@ -66,6 +73,38 @@ pub(crate) struct Features<'a> {
     pub tables: Vec<TableView<'a>>,
     pub floats: Vec<f32>,
     pub ints: Vec<i32>,
+    /// Where the call lies in a larger one, whose positions and heads the programs see.
+    pub place: Option<CallPlace>,
+}
+
+/// A call that computes one sequence of a larger call, or some of its rows, keys and heads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallPlace {
+    /// `[batch, heads_q, seq_q, seq_kv]` of the larger call.
+    pub scores: [usize; 4],
+    /// The first query, the first key, the first batch entry and the first query head of the call.
+    pub first: [usize; 4],
+    /// The length of the sequence, on both sides.
+    pub length: usize,
+}
+
+impl CallPlace {
+    /// A program of the larger call as one of this call. The numbers of the place are integer parameters from
+    /// `parameters` on, so that all places have one program.
+    fn program(self, of_whole: &Expr, parameters: usize) -> Expr {
+        let number = |i: usize| library::int((parameters + i) as u32);
+        let moved = [Input::Query, Input::Key, Input::Batch, Input::Head].into_iter().enumerate();
+        let moved = moved.map(|(i, input)| (input, Expr::input(input) + number(i)));
+        let lengths = [Input::QueryLength, Input::KeyLength].map(|input| (input, number(4)));
+        moved
+            .chain(lengths)
+            .fold(of_whole.clone(), |program, (input, of_place)| program.replace(input, &of_place))
+    }
+
+    /// The values of the integer parameters.
+    fn numbers(self) -> impl Iterator<Item = i32> {
+        self.first.into_iter().chain([self.length]).map(|number| number as i32)
+    }
 }
 
 /// Batch entries and the longest sequence on each side, and how rows belong to batch entries.
@@ -102,6 +141,7 @@ impl<'a> Features<'a> {
         scores: [usize; 4],
         bounds: Option<Expr>,
     ) -> Result<(Programs, Vec<Elements<'a>>), AttentionError> {
+        let scores = self.place.map_or(scores, |place| place.scores);
         let [batch, heads, ..] = scores;
         let mut tables: Vec<Table> = self.tables.iter().map(|view| view.table.clone()).collect();
         let mut data: Vec<Elements<'a>> = self.tables.iter().map(|view| view.data).collect();
@@ -133,12 +173,21 @@ impl<'a> Features<'a> {
         }
         let mask = masks.into_iter().reduce(|a, b| a & b);
         let program = |what, expr: Option<Expr>| {
-            expr.map(|expr| Program::new(&expr))
+            let placed = expr.map(|expr| match self.place {
+                None => expr,
+                Some(place) => place.program(&expr, self.ints.len()),
+            });
+            placed
+                .map(|expr| Program::new(&expr))
                 .transpose()
                 .map_err(|error| AttentionError::Program { what, error })
         };
         let (score, mask) = (program("score", score)?, program("mask", mask)?);
-        Ok((Programs { score, mask, floats: self.floats.clone(), ints: self.ints.clone(), tables }, data))
+        let mut ints = self.ints.clone();
+        if score.is_some() || mask.is_some() {
+            ints.extend(self.place.iter().flat_map(|place| place.numbers()));
+        }
+        Ok((Programs { score, mask, floats: self.floats.clone(), ints, tables }, data))
     }
 
     /// The inputs of a call beside Q, K and V, whose tables `programs` has returned.
@@ -148,14 +197,14 @@ impl<'a> Features<'a> {
         let ScaleValues { q, k, v } = self.scales.1;
         let factors = [(Tensor::Q, q), (Tensor::K, k), (Tensor::V, v)];
         let factors = factors.map(|(tensor, values)| (Operand::Descale(tensor), values.into()));
-        let sinks = self.sinks.map(|sinks| (Operand::Sinks, sinks.into()));
-        let given = lengths.into_iter().chain(factors).chain(sinks);
+        let of_heads = self.of_heads.iter().map(|&(_, operand, values)| (operand, values.into()));
+        let given = lengths.into_iter().chain(factors).chain(of_heads);
         // More tables than a `u8` counts are rejected when the problem is checked.
         let tables = (0..=u8::MAX).zip(tables).map(|(i, table)| (Operand::Table(i), table));
         given.filter(|(_, elements): &(_, Elements<'_>)| !elements.is_empty()).chain(tables).collect()
     }
 
-    /// The arrays of lengths and the sinks as views.
+    /// The arrays of lengths and the values of heads as views.
     pub fn array_views(&self) -> Result<OperandMap<View>, AttentionError> {
         let lengths = self.lengths.arrays().map(|(array, _, values)| (Operand::Lengths(array), values.len()));
         let lengths = lengths.into_iter().filter(|(_, len)| *len > 0);
@@ -163,22 +212,28 @@ impl<'a> Features<'a> {
         for (operand, len) in lengths {
             views.insert(operand, View::dense(ElementType::I32, &[len])?);
         }
-        if let Some(sinks) = self.sinks {
-            views.insert(Operand::Sinks, View::dense(ElementType::F32, &[sinks.len()])?);
+        for &(_, operand, values) in &self.of_heads {
+            views.insert(operand, View::dense(ElementType::F32, &[values.len()])?);
         }
         Ok(views)
     }
 
-    /// Rejects sinks that are not one per query head.
-    pub fn check_sinks(&self, heads: usize) -> Result<(), AttentionError> {
-        match self.sinks {
-            Some(sinks) if sinks.len() != heads => Err(AttentionError::Operand {
-                argument: "sink",
+    /// Sets the values of one of the score's operands. `argument` is the name of the builder's method.
+    pub fn set_of_heads(&mut self, argument: &'static str, operand: Operand, values: &'a [f32]) {
+        self.of_heads.retain(|(_, other, _)| *other != operand);
+        self.of_heads.push((argument, operand, values));
+    }
+
+    /// Rejects values of the score's operands that are not one per query head.
+    pub fn check_of_heads(&self, heads: usize) -> Result<(), AttentionError> {
+        match self.of_heads.iter().find(|(_, _, values)| values.len() != heads) {
+            Some((argument, _, values)) => Err(AttentionError::Operand {
+                argument,
                 what: "number of elements",
-                value: sinks.len().to_string(),
+                value: values.len().to_string(),
                 expected: format!("heads_q = {heads}"),
             }),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 }

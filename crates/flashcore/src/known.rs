@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use foldhash::fast::RandomState;
 use kernels::Plan;
-use problem::{Problem, Programs, Score};
+use problem::{Problem, Programs};
 
 /// Maximum number of entries. At this number a map is cleared.
 const MOST: usize = 1024;
@@ -47,10 +47,10 @@ impl Key {
             dtypes,
             scales,
             band,
-            score: Score { scale: _, softcap, sink },
+            score,
             lengths,
             storage,
-            programs: Programs { score, mask, floats, ints, tables },
+            programs: Programs { score: score_program, mask, floats, ints, tables },
             q,
             k,
             v,
@@ -59,10 +59,10 @@ impl Key {
         } = problem;
         let extents = [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v];
         let floats: &[u32] = bytemuck::cast_slice(floats);
-        let logit = (problem.softmax_scale().to_bits(), softcap.map(f32::to_bits), sink);
+        let logit = score.key(problem.softmax_scale());
         (
             (pass, extents, dtypes, scales, band, lengths, storage, logit),
-            ([q, k, v, out], gradients, score, mask, floats, ints, tables, wish),
+            ([q, k, v, out], gradients, score_program, mask, floats, ints, tables, wish),
         )
     }
 }
@@ -108,7 +108,7 @@ impl<T: Clone, K: Eq + Hash> Known<T, K> {
 #[cfg(test)]
 mod tests {
     use kernels::Arch;
-    use problem::{Band, Layout};
+    use problem::{Band, Layout, Score};
 
     use super::*;
 

@@ -51,6 +51,7 @@ mod features;
 pub mod gpu;
 mod known;
 mod merge;
+pub mod parallel;
 pub mod raw;
 mod table;
 mod tensor;

@@ -62,7 +62,7 @@ pub fn merge_states<T: Element>(
 }
 
 /// The larger number; NaN if one of them is NaN.
-fn nan_or_max(a: f32, b: f32) -> f32 {
+pub(crate) fn nan_or_max(a: f32, b: f32) -> f32 {
     if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b) }
 }
 

@@ -42,6 +42,19 @@ impl<'a, T> TensorView<'a, T> {
         check(data.len(), shape, strides)?;
         Ok(TensorView { data, shape, strides })
     }
+
+    /// The elements of a row.
+    pub(crate) fn row(&self, batch: usize, head: usize, row: usize) -> &'a [T] {
+        let Strides { batch: of_batch, head: of_head, row: of_row } = self.strides;
+        let [batches, heads, rows, dim] = self.shape;
+        // With a negative stride, the last index has the lowest element, from which the slice begins.
+        let step = |index: usize, extent: usize, stride: i64| match stride {
+            0.. => index * stride.unsigned_abs() as usize,
+            _ => (extent - 1 - index) * stride.unsigned_abs() as usize,
+        };
+        let start = step(batch, batches, of_batch) + step(head, heads, of_head) + step(row, rows, of_row);
+        &self.data[start..start + dim]
+    }
 }
 
 impl<'a, T> TensorViewMut<'a, T> {

@@ -3,12 +3,14 @@
 //! writes the memory that the kernel leaves.
 #![cfg(target_os = "linux")]
 
+#[path = "gpu/gradients.rs"]
+mod gradients;
 #[path = "../../driver/tests/fake/harness.rs"]
 mod harness;
+#[path = "gpu/hopper.rs"]
+mod hopper;
 #[path = "../../driver/tests/fake/runner.rs"]
 mod runner;
-
-use std::path::Path;
 
 use driver::{Buffer, DriverError, Graph, Stream, bytes_of};
 use flashcore::gpu::{Gpu, Operand, PlanSource, Prepared};
@@ -29,11 +31,11 @@ fn scenario() {
     match std::env::var(SCENARIO).as_deref() {
         Ok("slices") => slices(),
         Ok("device_memory") => [device_memory, addresses].iter().for_each(|test| test()),
-        Ok("gradients") => gradients(),
+        Ok("gradients") => gradients::gradients(),
         Ok("lengths") => lengths(),
         Ok("fallbacks") => fallbacks(),
         Ok("hopper_fallbacks") => hopper_fallbacks(),
-        Ok("hopper") => hopper(),
+        Ok("hopper") => hopper::hopper(),
         Ok("full") => full(),
         Ok("programs") => programs(),
         Ok("quantization") => quantization(),
@@ -47,12 +49,9 @@ fn scenario() {
     }
 }
 
-/// Emulates the launch that the fake driver wrote to a file. Does nothing when no launch is given.
 #[test]
 fn runner() {
-    if let Some(path) = std::env::var_os("FAKE_LAUNCH") {
-        runner::emulate(Path::new(&path));
-    }
+    runner::emulate_given();
 }
 
 /// Values that f16 represents exactly.
@@ -237,8 +236,9 @@ fn addresses() {
     let stream = Stream::new(gpu.context()).unwrap();
     let (q, k, v) = (ramp(640, 3), ramp(640, 5), ramp(640, 11));
     let nan = vec![0xff; 1280];
-    let tensors = Tensors::new(&gpu, [bytes_of(&q), bytes_of(&k), bytes_of(&v), &nan, &nan[..160]], 0);
-    let operands = |backwards: bool| -> OperandMap<raw::Tensor> {
+    let sets = [[&q, &k, &v], [&v, &q, &k]].map(|[q, k, v]| [bytes_of(q), bytes_of(k), bytes_of(v)]);
+    let mut sets = sets.map(|[q, k, v]| Tensors::new(&gpu, [q, k, v, &nan, &nan[..160]], 0));
+    let of = |tensors: &Tensors, backwards: bool| -> OperandMap<raw::Tensor> {
         let tensor = |i| {
             let (mut strides, mut address) = (Layout::Bhsd.strides(2, 20, 16), tensors.slice(i).address());
             if backwards && (1..=2).contains(&i) {
@@ -252,12 +252,28 @@ fn addresses() {
     let options = raw::CallOptions::default();
     let queue = raw::Queue::Stream { gpu: &gpu, handle: stream.raw() };
     let exact = oracle::oracle(&problem, &q, &k, &v).unwrap().out; // the same for keys in another order
-    for backwards in [false, true] {
+    let exact_others = oracle::oracle(&problem, &v, &q, &k).unwrap().out;
+    let half = raw::CallOptions { scale: Some(0.125), ..options.clone() };
+    let mut scaled = problem.clone();
+    scaled.score.scale = Some(0.125);
+    let exact_half = oracle::oracle(&scaled, &q, &k, &v).unwrap().out;
+    // Calls that differ in addresses, strides or options from an earlier one, which the thread remembers.
+    for (backwards, on, options, exact) in [
+        (false, 0, &options, &exact),
+        (true, 0, &options, &exact),
+        (true, 1, &options, &exact_others),
+        (false, 0, &half, &exact_half),
+        (false, 1, &options, &exact_others),
+        (true, 0, &options, &exact),
+    ] {
+        sets[on].0[3].upload(&nan).unwrap();
+        let on = &sets[on];
         // SAFETY: the tensors are in device memory and outlive the launch.
-        unsafe { raw::prepare(queue, &operands(backwards), &options).unwrap().enqueue() }.unwrap();
-        let out: Vec<f16> = tensors.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
-        close(&out, &exact);
+        unsafe { raw::prepare(queue, &of(on, backwards), options).unwrap().enqueue() }.unwrap();
+        let out: Vec<f16> = on.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+        close(&out, exact);
     }
+    let operands = |backwards| of(&sets[0], backwards);
     let ready = raw::prepare(queue, &operands(false), &options).unwrap();
     assert!(std::sync::Arc::ptr_eq(ready.prepared().unwrap(), &gpu.prepare(&problem, None).unwrap()));
     assert_eq!(ready.workspace_size(), 0);
@@ -266,98 +282,6 @@ fn addresses() {
     // SAFETY: as above.
     let error = unsafe { raw::prepare(queue, &odd, &options).unwrap().enqueue() }.unwrap_err().to_string();
     assert!(error.contains("for the address of v: expected a multiple of 2 bytes"), "{error}");
-}
-
-/// The gradients of a GPU are those of the CPU: of host slices, and of device memory at any address by both
-/// calls that take it. What only the CPU computes is refused where a GPU is named.
-#[allow(unsafe_code, reason = "the raw call takes addresses")]
-fn gradients() {
-    let (q, k, d_out) = (ramp(2 * 20 * 16, 3), ramp(30 * 16, 5), ramp(2 * 20 * 16, 11));
-    let view = |data, heads, rows| TensorView::dense(data, [1, heads, rows, 16], Layout::Bhsd).unwrap();
-    let call = attention(view(&q, 2, 20), view(&k, 1, 30), view(&k, 1, 30)).causal();
-    let forward = call.clone().device(Device::Cpu).run().unwrap();
-    let backward = |call: flashcore::Attention<'_, f16>| {
-        call.backward(view(&forward.data, 2, 20), &forward.lse, view(&d_out, 2, 20))
-    };
-    let cpu = backward(call.clone().device(Device::Cpu)).unwrap();
-    let near = |ours: &[f16], exact: &[f16]| {
-        let far = |(x, y): (&f16, &f16)| (x.to_f32() - y.to_f32()).abs() > 2e-2 + 2e-3 * y.to_f32().abs();
-        assert!(ours.len() == exact.len() && !ours.iter().zip(exact).any(far), "{ours:?} {exact:?}");
-        assert!(exact.iter().any(|x| x.to_f32().abs() > 0.1));
-    };
-    let gpu = backward(call.clone()).unwrap();
-    for (ours, exact) in [(&gpu.dq, &cpu.dq), (&gpu.dk, &cpu.dk), (&gpu.dv, &cpu.dv)] {
-        near(ours, exact);
-    }
-    let sunk = call.sink(&[0.5, 1.0]);
-    backward(sunk.clone()).unwrap(); // by the CPU
-    let refused = backward(sunk.device(Device::Cuda(0))).unwrap_err().to_string();
-    assert!(refused.contains("wants"), "{refused}");
-
-    let device = Gpu::open(0).unwrap();
-    let stream = Stream::new(device.context()).unwrap();
-    let problem = Problem::new(1, 2, 20, 16, DType::F16).with_band(Band::CAUSAL);
-    let problem = Problem { heads_kv: 1, seq_kv: 30, ..problem }.with_layout(Layout::Bhsd);
-    let problem = problem.with_pass(flashcore::Pass::DETERMINISTIC);
-    for shift in [0, 2] {
-        let buffers: OperandMap<Buffer> = problem
-            .operands()
-            .map(|spec| {
-                let contents = match spec.operand {
-                    Operand::Q => bytes_of(&q),
-                    Operand::K | Operand::V => bytes_of(&k),
-                    Operand::OUT => bytes_of(&forward.data),
-                    Operand::Lse => bytes_of(&forward.lse),
-                    Operand::Tensor(Tensor::DOut) => bytes_of(&d_out),
-                    _ => &vec![0xff; spec.bytes()],
-                };
-                let before = if spec.operand == Operand::Lse { 0 } else { shift };
-                let mut buffer = Buffer::new(device.context(), before + spec.bytes()).unwrap();
-                buffer.upload(&[vec![0; before], contents.to_vec()].concat()).unwrap();
-                (spec.operand, buffer)
-            })
-            .collect();
-        let slice = |spec: flashcore::OperandSpec| {
-            let whole = buffers[spec.operand].slice();
-            (spec.operand, whole.part(whole.bytes() - spec.bytes(), spec.bytes()).unwrap())
-        };
-        let mut slices: Vec<_> = problem.operands().map(slice).collect();
-        let prepared = device.prepare(&problem, None).unwrap();
-        let check = || {
-            for (tensor, exact) in [(Tensor::Dq, &gpu.dq), (Tensor::Dk, &gpu.dk), (Tensor::Dv, &gpu.dv)] {
-                let mut bytes = vec![0; buffers[tensor.into()].bytes()];
-                buffers[tensor.into()].download(&mut bytes).unwrap();
-                assert!(bytes[shift..] == *bytes_of(exact), "{tensor:?}");
-            }
-        };
-        prepared.enqueue_operands(&stream, &slices).unwrap();
-        check();
-        let last = slices.pop().unwrap();
-        let missing = prepared.enqueue_operands(&stream, &slices).unwrap_err().to_string();
-        assert_eq!(missing, "lse is missing: the problem has it");
-        slices.extend([last, last]);
-        let twice = prepared.enqueue_operands(&stream, &slices).unwrap_err().to_string();
-        assert_eq!(twice, "lse is given twice; expected each operand once");
-
-        let operand = |spec: flashcore::OperandSpec| {
-            let view = match spec.operand {
-                Operand::Tensor(tensor) => {
-                    raw::View::rows(spec.dtype, problem.extents(tensor), problem.strides(tensor))
-                }
-                _ => raw::View::dense(spec.dtype, &[spec.elements]).unwrap(),
-            };
-            (spec.operand, raw::Tensor { address: slice(spec).1.address(), view })
-        };
-        let operands = problem.operands().map(operand).collect();
-        let (pass, band) = (problem.pass, problem.band);
-        let options = raw::CallOptions { pass, band, ..raw::CallOptions::default() };
-        let queue = raw::Queue::Stream { gpu: &device, handle: stream.raw() };
-        let ready = raw::prepare(queue, &operands, &options).unwrap();
-        assert!(ready.workspace_size() > 0); // D of each row
-        // SAFETY: the tensors are in device memory and outlive the launch.
-        unsafe { ready.enqueue() }.unwrap();
-        check();
-    }
 }
 
 /// Codes and factors in device memory are those of host memory, by one kernel, by two, and with smoothed keys
@@ -494,84 +418,6 @@ fn hopper_fallbacks() {
     assert_eq!((prepared.plan(), prepared.parts().1.has_tensor_maps()), (&given, true));
     let error = gpu.prepare(&odd, Some(&given)).unwrap_err().to_string();
     assert!(error.contains("invalid value '6500' for k head stride"), "{error}");
-}
-
-/// Hopper's families from end to end: tensor maps of changing addresses, clusters, counters, scratch, graphs.
-fn hopper() {
-    let gpu = Gpu::open(0).unwrap();
-    let problem = Problem::new(1, 2, 70, 64, DType::F16).with_band(Band::CAUSAL);
-    let unmasked = problem.clone().with_band(Band::FULL);
-    let shared = WgmmaPlan {
-        consumers: 1,
-        block_n: 16,
-        turns: Turns::Free,
-        ends: Ends::Common,
-        handout: Handout::Static,
-        tail: Tail::Shared,
-        ..WgmmaPlan::default_for(&unmasked, gpu.arch())
-    };
-    for family in [Family::SmallAtOnce, Family::SmallStreamed, Family::Wgmma] {
-        hopper_plan(&gpu, &problem, &family.default_for(&problem, gpu.arch()).unwrap());
-    }
-    hopper_plan(&gpu, &unmasked, &Plan::Wgmma(shared));
-    hopper_bias(&gpu, &unmasked);
-}
-
-/// A bias that TMA loads. At an address where no tensor map can begin, the same plan reads it from global
-/// memory.
-fn hopper_bias(gpu: &Gpu, problem: &Problem) {
-    let mut problem = problem.clone();
-    let (extents, strides) = (vec![1, 2, 70, 70], vec![0, 70 * 72, 72, 1]);
-    problem.programs.tables = vec![Table { dtype: ElementType::F16, extents, strides }];
-    problem.programs.score = Some(Program::new(&library::bias(0)).unwrap());
-    let plan = WgmmaPlan::default_for(&problem, gpu.arch());
-    assert_eq!(plan.tables, Tables::Shared);
-    let prepared = gpu.prepare(&problem, Some(&Plan::Wgmma(plan))).unwrap();
-    let [q, k, v] = [3, 5, 11].map(|step| ramp(2 * 70 * 64, step));
-    let bias = ramp(problem.programs.tables[0].span(), 7);
-    let operands = Operands::qkv(&q, &k, &v).with(Operand::Table(0), &bias);
-    let oracle = oracle::oracle_with(&problem, &operands).unwrap();
-    let stream = Stream::new(gpu.context()).unwrap();
-    for shift in [0, 2, 16] {
-        let [q, k, v, bias] = [(&q, 0), (&k, 0), (&v, 0), (&bias, shift)].map(|(data, shift)| {
-            let mut buffer = Buffer::new(gpu.context(), 2 * data.len() + shift).unwrap();
-            buffer.upload(&[vec![0; shift], bytes_of(&data[..]).to_vec()].concat()).unwrap();
-            buffer
-        });
-        let out = Buffer::new(gpu.context(), 2 * 2 * 70 * 64).unwrap();
-        let tensors = [&q, &k, &v, &out].map(Buffer::slice);
-        let table = bias.slice().part(shift, bias.bytes() - shift).unwrap();
-        prepared.enqueue_with(&stream, tensors, None, &[(Operand::Table(0), table)]).unwrap();
-        let mut bytes = vec![0; out.bytes()];
-        out.download(&mut bytes).unwrap();
-        let out: Vec<f16> = bytes.chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
-        close(&out, &oracle.out);
-    }
-}
-
-fn hopper_plan(gpu: &Gpu, problem: &Problem, plan: &Plan) {
-    let problem = &problem.clone().with_lse(true);
-    let [q, k, v] = [3, 5, 11].map(|step| ramp(2 * 70 * 64, step));
-    let oracle = oracle::oracle(problem, &q, &k, &v).unwrap();
-    let nan = vec![0xff; 2 * q.len()];
-    let contents = [bytes_of(&q), bytes_of(&k), bytes_of(&v), &nan, &nan[..4 * 2 * 70]];
-    let prepared = gpu.prepare(problem, Some(plan)).unwrap();
-    assert_eq!(prepared.plan(), plan);
-    // Calls on two streams, and a graph of calls launched on the second: each call has its own maps and
-    // starts with a zero counter.
-    let [first, second] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
-    let sets = [0, 0, 0, 0, 8].map(|shift| Tensors::new(gpu, contents, shift));
-    sets[0].enqueue(&prepared, &first).unwrap();
-    sets[1].enqueue(&prepared, &second).unwrap();
-    let graph =
-        Graph::capture(&first, |stream| sets[2..].iter().try_for_each(|set| set.enqueue(&prepared, stream)));
-    graph.unwrap().launch(&second).unwrap();
-    for (index, set) in sets.iter().enumerate() {
-        let out: Vec<f16> = set.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
-        close(&out, &oracle.out);
-        // The last set lies at an address where no tensor map can begin; the `mma` family computed it.
-        assert_eq!(index < 4, set.out() == sets[0].out(), "{index}");
-    }
 }
 
 /// Counters and scratch: launches that may run concurrently never share a place, and a place is reused once

@@ -1,4 +1,4 @@
-//! The Rust API reads the user's kept plans, and a damaged file costs a warning and no result.
+//! The Rust API reads the user's saved plans, and a damaged file costs a warning and no result.
 
 use std::process::Command;
 

@@ -33,10 +33,13 @@ pub enum NvrtcError {
     },
     /// The source includes CUDA headers that are not installed.
     #[error(
-        "the source includes <{header}>, but there are no CUDA headers beside NVRTC: install the packages \
-         nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl, or set FLASHCORE_CUDA_INCLUDE to the folder that holds {header}"
+        "the source includes <{header}>, but there are no CUDA headers beside {library}: install them \
+         (`{python} -m pip install {packages}`), or set FLASHCORE_CUDA_INCLUDE to the folder that holds {header}",
+        library = library.display(),
+        python = python(),
+        packages = header_packages(library)
     )]
-    NoHeaders { header: String },
+    NoHeaders { header: String, library: PathBuf },
     /// NVRTC rejects the source.
     #[error("NVRTC rejects the source:\n{0}")]
     Source(String),
@@ -87,15 +90,37 @@ fn find_nvrtc(folder: &Path) -> Option<PathBuf> {
     None
 }
 
-/// Folders of CUDA's headers: `FLASHCORE_CUDA_INCLUDE`, else in the folders next to libnvrtc
-/// (`…/lib/libnvrtc.so` and `…/include`).
+/// The packages with the headers for this NVRTC. Those of CUDA 12 have a suffix, those of CUDA 13 have none.
+fn header_packages(library: &Path) -> &'static str {
+    let name = library.file_name().unwrap_or_default().to_string_lossy();
+    match name.ends_with(".so.12") {
+        true => "nvidia-cuda-runtime-cu12 nvidia-cuda-cccl-cu12",
+        false => "nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl",
+    }
+}
+
+/// Folders of CUDA's headers: `FLASHCORE_CUDA_INCLUDE`, else those [beside](headers_beside) libnvrtc. Empty
+/// without the headers of the runtime.
 pub(crate) fn headers(library: &Path) -> Vec<PathBuf> {
     let named = std::env::var_os("FLASHCORE_CUDA_INCLUDE").map(PathBuf::from);
-    let beside = || Some(library.parent()?.parent()?.join("include"));
-    let include = named.or_else(beside).filter(|dir| dir.join("cuda_fp16.h").is_file());
-    // The headers of the C++ standard library are in the subfolder `cccl`.
-    let folders = include.into_iter().flat_map(|dir| [dir.join("cccl"), dir]);
+    let folders = named.map_or_else(|| headers_beside(library), |dir| vec![dir]);
+    if !folders.iter().any(|dir| dir.join("cuda_fp16.h").is_file()) {
+        return Vec::new();
+    }
+    // The headers of the C++ standard library are in the subfolder `cccl`, if not in a package of their own.
+    let folders = folders.into_iter().flat_map(|dir| [dir.join("cccl"), dir]);
     folders.filter(|dir| dir.is_dir()).collect()
+}
+
+/// `…/include` for `…/lib/libnvrtc.so`, as in a toolkit and in the packages of CUDA 13. The packages of CUDA
+/// 12 have a folder each: `nvidia/cuda_nvrtc/lib`, `nvidia/cuda_runtime/include`, `nvidia/cuda_cccl/include`.
+fn headers_beside(library: &Path) -> Vec<PathBuf> {
+    let home = library.parent().and_then(Path::parent);
+    let packages = home.and_then(Path::parent);
+    let of_packages = packages.into_iter().flat_map(|all| {
+        ["cuda_runtime", "cuda_cccl", "cuda_nvcc"].map(|package| all.join(package).join("include"))
+    });
+    home.into_iter().map(|home| home.join("include")).chain(of_packages).collect()
 }
 
 /// The name of the header that NVRTC did not find. The message says "could not open", since version 13
@@ -120,7 +145,9 @@ pub fn compile_cuda(source: &str, arch: &str) -> Result<String, NvrtcError> {
     match request.compile(&library) {
         Ok(compiled) => Ok(compiled.ptx),
         Err(NvrtcError::Source(log)) => Err(match missing_header(&log) {
-            Some(header) if include.is_empty() => NvrtcError::NoHeaders { header: header.to_owned() },
+            Some(header) if include.is_empty() => {
+                NvrtcError::NoHeaders { header: header.to_owned(), library }
+            }
             _ => NvrtcError::Source(log),
         }),
         Err(error) => Err(error),
@@ -186,5 +213,43 @@ impl Request {
                 Err(NvrtcError::Load { library: library.to_path_buf(), named, reason: log })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Scratch;
+
+    #[test]
+    fn headers_are_found_in_both_layouts_of_the_packages() {
+        let scratch = Scratch::new().unwrap();
+        let make = |path: &str| {
+            let path = scratch.path(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, "").unwrap();
+            path
+        };
+        let of_13 = make("13/nvidia/cu13/lib/libnvrtc.so.13");
+        make("13/nvidia/cu13/include/cuda_fp16.h");
+        make("13/nvidia/cu13/include/cccl/nv/target");
+        let of_12 = make("12/nvidia/cuda_nvrtc/lib/libnvrtc.so.12");
+        make("12/nvidia/cuda_nvrtc/include/nvrtc.h");
+        assert_eq!(headers(&of_12), Vec::<PathBuf>::new());
+        let error =
+            NvrtcError::NoHeaders { header: "cuda_fp16.h".into(), library: of_12.clone() }.to_string();
+        assert!(error.contains("pip install nvidia-cuda-runtime-cu12 nvidia-cuda-cccl-cu12`"), "{error}");
+        make("12/nvidia/cuda_runtime/include/cuda_fp16.h");
+        make("12/nvidia/cuda_cccl/include/nv/target");
+        let shown = |library: &Path| -> Vec<String> {
+            let root = scratch.path("");
+            let plain = |dir: PathBuf| dir.strip_prefix(&root).unwrap().display().to_string();
+            headers(library).into_iter().map(plain).collect()
+        };
+        assert_eq!(shown(&of_13), ["13/nvidia/cu13/include/cccl", "13/nvidia/cu13/include"]);
+        assert_eq!(
+            shown(&of_12),
+            ["12/nvidia/cuda_nvrtc/include", "12/nvidia/cuda_runtime/include", "12/nvidia/cuda_cccl/include"]
+        );
     }
 }

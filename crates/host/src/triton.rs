@@ -1,6 +1,6 @@
 //! Compiles Triton kernels with Triton's own compiler, in a Python process. It needs no GPU.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -23,6 +23,81 @@ pub enum TritonError {
     /// Triton rejects the kernel.
     #[error("Triton does not compile {function} of {file}:\n{said}")]
     Refused { file: PathBuf, function: String, said: String },
+}
+
+/// The version of Triton in [`python`]'s packages. Triton itself is not imported, which takes seconds.
+///
+/// # Errors
+/// When Python does not start, or has no Triton.
+pub fn version() -> Result<String, TritonError> {
+    let python = python();
+    let script = "import importlib.metadata as m; print(m.version('triton'))";
+    let output = Command::new(&python).args(["-c", script]).output();
+    let output =
+        output.map_err(|error| TritonError::Python { python: python.clone(), reason: error.to_string() })?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let reason = said.trim_end().lines().last().unwrap_or_default().to_owned();
+            Err(TritonError::Missing { python, reason })
+        }
+    }
+}
+
+/// A parameter of a Triton function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    pub name: String,
+    /// Whether the function loads from it or stores to it, and so takes a pointer.
+    pub read: bool,
+    pub written: bool,
+    /// Whether it is `tl.constexpr`.
+    pub constant: bool,
+    /// The default value as the source has it.
+    pub default: Option<String>,
+}
+
+/// The launch of a Triton function, as far as its source determines it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TritonSignature {
+    pub parameters: Vec<Parameter>,
+    /// The axes of the grid along which the function reads the program's number.
+    pub axes: Vec<u64>,
+}
+
+/// The signature of a Triton function, by its source alone: Triton is not needed.
+///
+/// # Errors
+/// When Python does not start, or the file has no such function.
+pub fn signature(file: &Path, function: &str) -> Result<TritonSignature, TritonError> {
+    let python = python();
+    let output = Command::new(&python)
+        .args(["-c", include_str!("triton_parameters.py")])
+        .arg(file)
+        .arg(function)
+        .output()
+        .map_err(|error| TritonError::Python { python: python.clone(), reason: error.to_string() })?;
+    let refused =
+        |said: String| TritonError::Refused { file: file.to_path_buf(), function: function.to_owned(), said };
+    if !output.status.success() {
+        return Err(refused(last_lines(&String::from_utf8_lossy(&output.stderr))));
+    }
+    let found: serde_json::Value =
+        serde_json::from_slice(&output.stdout).map_err(|error| refused(error.to_string()))?;
+    let parameter = |row: &serde_json::Value| {
+        let is = |key: &str| row[key].as_bool().unwrap_or_default();
+        Parameter {
+            name: row["name"].as_str().unwrap_or_default().to_owned(),
+            read: is("read"),
+            written: is("written"),
+            constant: is("constant"),
+            default: row["default"].as_str().map(str::to_owned),
+        }
+    };
+    let parameters = found["parameters"].as_array().into_iter().flatten().map(parameter).collect();
+    let axes = found["axes"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_u64).collect();
+    Ok(TritonSignature { parameters, axes })
 }
 
 /// A kernel to compile.

@@ -56,9 +56,7 @@ fn draw(problem: &Problem, spec: OperandSpec, rng: &mut SmallRng) -> Values {
     match (operand, dtype) {
         (Operand::Lengths(array), _) => Values::I32(lengths(problem, array, rng)),
         (Operand::Sinks, _) => Values::F32(floats(-3.0, 3.0)),
-        // Factors of logits are positive; those of values may be negative.
-        (Operand::Descale(Tensor::V), _) => Values::F32(floats(-2.0, 2.0)),
-        (Operand::Descale(_), _) => Values::F32(floats(0.3, 2.0)),
+        _ if operand.is_factor() => Values::F32(floats(0.3, 2.0)),
         (_, ElementType::I32) => Values::I32((0..elements).map(|_| rng.random_range(0..4)).collect()),
         (_, ElementType::U8) => Values::U8((0..elements).map(|_| rng.random_range(0..2)).collect()),
         (_, ElementType::F16) => Values::F16(floats(-2.0, 2.0).into_iter().map(f16::from_f32).collect()),

@@ -1,10 +1,10 @@
 //! [`Baked`]: the properties of a problem on which the code of a plan depends.
 
 use attend::ProgramCode;
-use problem::{Band, DTypes, ElementType, Lengths, OperandMap, Problem, Tensor};
+use problem::{Band, DTypes, ElementType, Lengths, Operand, OperandMap, Problem, Tensor};
 use tile::Sign;
 
-use crate::backward::programs::TableGradient;
+use crate::derivatives::TableGradient;
 
 /// Element types and sizes, of which tiles and products are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,8 +49,8 @@ pub struct Baked {
     /// Whether logits may be so large that the exponent must not have their factor: a scale above 128, or a
     /// cap above 64.
     pub wide: bool,
-    /// Whether there are attention sinks.
-    pub sink: bool,
+    /// The operands of the score that there are ([`problem::Score::OPERANDS`]).
+    pub of_heads: Vec<Operand>,
     /// The transformation of Q that lets the factor of the scores be positive.
     pub sign: Sign,
     /// The arrays of lengths that exist. Row counts are 0, since code does not depend on them.

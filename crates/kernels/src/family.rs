@@ -18,10 +18,13 @@ use crate::{Arch, Baked, Features, KernelError, PlanError};
 
 /// A family of kernels, implemented by its plan. Problems are [canonical](Problem::canonical).
 pub(crate) trait FamilyPlan {
-    /// The pass that the family computes.
+    /// The pass that the family computes. By default the forward pass.
     fn pass() -> PassKind
     where
-        Self: Sized;
+        Self: Sized,
+    {
+        PassKind::Forward
+    }
 
     /// The features that the family supports.
     fn features() -> Features
@@ -98,6 +101,37 @@ pub(crate) trait FamilyPlan {
     where
         Self: Sized;
 }
+
+/// Methods of [`FamilyPlan`] that the plan itself has under the same names.
+macro_rules! of_plan {
+    ($($method:ident),*) => { $(of_plan!(@ $method);)* };
+    (@ default_for) => {
+        fn default_for(problem: &::problem::Problem, arch: &$crate::Arch) -> Self {
+            Self::default_for(problem, arch)
+        }
+    };
+    (@ check) => {
+        fn check(&self, problem: &::problem::Problem, arch: &$crate::Arch) -> Result<(), $crate::PlanError> {
+            self.check(problem, arch)
+        }
+    };
+    (@ baked) => {
+        fn baked(&self, problem: &::problem::Problem) -> $crate::Baked {
+            self.baked(problem)
+        }
+    };
+    (@ drafts) => {
+        fn drafts<'a>(
+            &'a self,
+            problem: &'a ::problem::Problem,
+            baked: &'a $crate::Baked,
+            arch: &$crate::Arch,
+        ) -> Vec<$crate::draft::Draft<'a>> {
+            self.drafts(problem, baked, arch)
+        }
+    };
+}
+pub(crate) use of_plan;
 
 /// The registry: one line per family, with its name in files. Of each pass, the families with the lowest
 /// requirements on the GPU come first.
@@ -286,9 +320,9 @@ impl Family {
 
 impl Plan {
     /// A good plan for the problem on the architecture, without measurements. Keys in pages have the family
-    /// `decode` if one of its tiles holds the rows of a KV head, and else `mma`. On sm_90 the first of
-    /// `small_at_once`, `small_streamed`, `wgmma` and `mma` is taken that supports the problem and suits its
-    /// grid. With few rows and many keys, `mma` comes first with
+    /// `decode` if one of its tiles holds the rows of a KV head, and else `mma`; an 8-bit cache has `decode`.
+    /// On sm_90 the first of `small_at_once`, `small_streamed`, `wgmma` and `mma` is taken that supports the
+    /// problem and suits its grid. With few rows and many keys, `mma` comes first with
     /// [`splits`](crate::forward::mma::MmaPlan::splits): only this family divides the keys among more CTAs
     /// than a cluster has. With 8-bit inputs, the other families come first on any grid, because on sm_90
     /// `mma.sync` multiplies 8-bit types no faster than 16-bit types.

@@ -11,6 +11,8 @@ pub struct Features {
     pub lengths: bool,
     /// Attention sinks ([`problem::Score::sink`]).
     pub sink: bool,
+    /// A factor on the scores of each query head ([`problem::Score::temperature`]).
+    pub temperature: bool,
     /// Score and mask programs ([`problem::Programs`]).
     pub programs: bool,
     /// 8-bit inputs ([`problem::DTypes`]).
@@ -24,11 +26,24 @@ pub struct Features {
 }
 
 impl Features {
+    /// Every feature: those of a family that computes all problems.
+    pub(crate) const ALL: Features = Features {
+        lengths: true,
+        sink: true,
+        temperature: true,
+        programs: true,
+        fp8: true,
+        scales: true,
+        block_scales: true,
+        pages: true,
+    };
+
     /// The features that a problem needs.
     pub fn of(problem: &Problem) -> Features {
         Features {
             lengths: !problem.lengths.is_even(),
             sink: problem.score.sink,
+            temperature: problem.score.temperature,
             programs: !problem.programs.is_empty(),
             fp8: problem.dtypes.has_fp8(),
             scales: !problem.scales.is_empty(),
@@ -42,6 +57,7 @@ impl Features {
         [
             ("uneven lengths", wanted.lengths && !self.lengths),
             ("attention sinks", wanted.sink && !self.sink),
+            ("a temperature per head", wanted.temperature && !self.temperature),
             ("score and mask programs", wanted.programs && !self.programs),
             ("8-bit inputs", wanted.fp8 && !self.fp8),
             ("descale factors", wanted.scales && !self.scales),

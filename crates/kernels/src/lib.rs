@@ -20,6 +20,7 @@ pub mod backward;
 mod baked;
 pub mod cache;
 mod contract;
+mod derivatives;
 mod draft;
 mod error;
 mod family;

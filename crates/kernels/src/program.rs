@@ -135,13 +135,7 @@ mod tests {
 
     /// The contract of a kernel that takes these buffers, all by address.
     fn step(entry: &str, takes: &[(BufferKind, Access)]) -> Contracts {
-        let launch = Launch {
-            grid: Dim3(1, 1, 1),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(32, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        };
+        let launch = Launch::new(Dim3(1, 1, 1), Dim3(32, 1, 1));
         let args = (0..takes.len()).map(|index| Arg::Buffer { index, offset: 0 }).collect();
         let buffers = (1..).zip(takes).map(|(n, &(kind, _))| ProgramBuffer { kind, bytes: 16 * n });
         let takes = takes.iter().enumerate().map(|(index, &(_, access))| (index, access)).collect();

@@ -16,10 +16,12 @@ mod candidate;
 mod check;
 mod checksum;
 mod claim;
+mod conclusion;
 mod earlier;
 mod error;
 mod export;
 mod facts;
+mod gain;
 mod identity;
 mod operator;
 mod outcome;
@@ -45,14 +47,16 @@ use host::store::Scratch;
 pub use candidate::{Candidate, KernelText, Language, TooLong};
 pub use check::{Disagreement, Soundness};
 pub use checksum::Altered;
+pub use conclusion::Conclusion;
 pub use earlier::EarlierKernel;
 pub use error::LedgerError;
 pub use export::{Exported, Format};
 pub use facts::*;
+pub use gain::{CHANCE, Gain, gain};
 pub use operator::{MadeBy, Operator};
 pub use outcome::{Finding, Outcome};
 pub use pages::Line;
-pub use rank::{Ancestor, Ranked, Win};
+pub use rank::{Ancestor, EQUAL, Ranked, Win};
 pub use read::{Decided, Dossier, Known, Resumed, RunLine};
 pub use reason::Reason;
 pub use score::{ByHand, Recalibration, SCORED, Score};
@@ -121,7 +125,8 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Opens a ledger for reading. The file is not written, and writers are not blocked. A ledger with a
+    /// Opens a ledger for reading. No fact is written, and writers are not blocked. Where SQLite may write,
+    /// it removes its log and its shared memory when the last process closes the ledger. A ledger with a
     /// write-ahead log in a folder that is not writable is read through a copy, which shows the state at the
     /// time of opening.
     ///
@@ -130,11 +135,12 @@ impl Ledger {
     pub fn read(path: &Path) -> Result<Ledger, LedgerError> {
         must_exist(path)?;
         recognise(path)?;
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let ledger = match Ledger::connect(path, flags, PATIENCE) {
             Err(LedgerError::ReadOnly { .. }) => Ledger::connect_unwritable(path)?,
             other => other?,
         };
+        ledger.connection.pragma_update(None, "query_only", true).map_err(|e| ledger.error(e))?;
         match ledger.known_version()? {
             // Another process is about to create the ledger.
             0 => Err(LedgerError::Empty { path: path.to_path_buf() }),

@@ -72,6 +72,26 @@ fn facts_in_the_log_are_read_where_nothing_can_be_written() {
 }
 
 #[test]
+fn a_reader_leaves_no_files_beside_the_ledger() {
+    let (folder, path) = scratch();
+    let writer = Ledger::open(&path).unwrap();
+    begin(&writer);
+    drop(writer);
+    let reader = Ledger::read(&path).unwrap();
+    assert_eq!(reader.count("SELECT count(*) FROM run").unwrap(), 1);
+    let run = Run {
+        device: "L4".into(),
+        config: Value::Null,
+        environment: Environment::default(),
+        price_per_hour: None,
+    };
+    assert!(reader.begin_run(&run).is_err(), "a reader writes nothing");
+    drop(reader);
+    let names = std::fs::read_dir(folder.path("")).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), [path.file_name().unwrap()]);
+}
+
+#[test]
 fn a_ledger_of_another_version_is_refused_with_both_versions() {
     let (_folder, path) = scratch();
     drop(Ledger::open(&path).unwrap());

@@ -40,7 +40,7 @@ pub struct Ranked {
     /// The time that the model predicted before, µs.
     pub predicted_us: Option<f64>,
     /// The last race on the candidate's own problem, which decides its rank. The ratio is the speed-up over
-    /// the incumbent of the candidate's run.
+    /// the incumbent of the candidate's run. Noise and verdict are those of the [run](Against::in_run).
     pub against: Option<Against>,
     /// The incumbent's time, µs, to which the ratio refers.
     pub incumbent_us: Option<f64>,
@@ -86,13 +86,17 @@ pub(super) fn sound() -> String {
     format!("(s.rejected IS NULL OR s.rejected IN ({}))", Reason::listed(&Reason::RANKED))
 }
 
+/// Times up to this ratio are equal: the gain of one over the other is printed as 1.000.
+pub const EQUAL: f64 = 1.0005;
+
 /// Arms that are ranked. Baselines and controls are not.
 const CANDIDATES: [Arm; 2] = [Arm::Evolution, Arm::Random];
 
 impl Ledger {
     /// The best candidates for a problem on all devices with this name. Measured times come before predicted
     /// ones. Within each kind, winners of a second race come first, then other candidates that raced, then
-    /// those with a short timing; each group is sorted by time. Equal plans are listed once. Failed
+    /// those with a short timing; each group is sorted by time. Before the first one comes its parent if both
+    /// have [equal](EQUAL) times. Equal plans are listed once. Failed
     /// candidates, baselines and controls are not listed.
     ///
     /// # Errors
@@ -136,11 +140,7 @@ impl Ledger {
         while fastest.len() < k
             && let Some(row) = walk.next().map_err(|e| self.error(e))?
         {
-            let read = || {
-                let candidate = CandidateId(row.get(2)?);
-                Ok(Fastest { grade: row.get(0)?, us: row.get(1)?, candidate, subject: row.get(3)? })
-            };
-            let found = read().map_err(|e| self.error(e))?;
+            let found = self::fastest(row).map_err(|e| self.error(e))?;
             if seen.insert(found.subject) {
                 fastest.push(found);
             }
@@ -159,8 +159,31 @@ impl Ledger {
             b.grade.cmp(&a.grade).then(a.us.total_cmp(&b.us)).then(a.candidate.cmp(&b.candidate))
         });
         found.retain(|fastest| seen.insert(fastest.subject));
+        if let Some(best) = found.first() {
+            let plainest = self.plainest(*best)?;
+            found.retain(|fastest| fastest.subject != plainest.subject);
+            seen.insert(plainest.subject);
+            found.insert(0, plainest);
+        }
         let standing = |fastest: &Fastest| self.standing(fastest.candidate).transpose();
         found.iter().take(k).filter_map(standing).collect()
+    }
+
+    /// The nearest first parent with an equal time and grade, or else the candidate: a change that gains
+    /// nothing is dropped.
+    fn plainest(&self, mut best: Fastest) -> Result<Fastest, LedgerError> {
+        let sql = format!(
+            "SELECT s.grade, s.us, s.candidate, s.subject FROM parent p JOIN standing s ON s.candidate = p.parent
+             JOIN standing c ON c.candidate = p.candidate
+             WHERE p.candidate = ?1 AND p.position = 0 AND (s.run, s.problem, s.kind) = (c.run, c.problem, c.kind)
+               AND s.grade = c.grade AND s.us <= ?2 AND {} AND s.arm IN {}",
+            sound(),
+            among(&CANDIDATES)
+        );
+        while let Some(parent) = self.row(&sql, (best.candidate.0, best.us * EQUAL), fastest)? {
+            best = parent;
+        }
+        Ok(best)
     }
 
     /// The best candidates of a run on a problem, each plan once, in the order of [`Ledger::topk`].
@@ -210,7 +233,8 @@ impl Ledger {
         let Some(ranked) = self.row(&sql, [candidate.0], ranked)? else { return Ok(None) };
         let sql = format!("{MEASUREMENT} WHERE id = (SELECT max(id) FROM race WHERE candidate = ?)");
         let race = self.row(&sql, [candidate.0], measurement)?;
-        let against = race.and_then(|race| race.against);
+        let floor = self.noise_floor(ranked.run, &ranked.problem)?;
+        let against = race.and_then(|race| race.against).map(|race| race.in_run(floor));
         let raced = against.filter(|_| ranked.trial == Trial::Race);
         Ok(Some(Ranked { against, incumbent_us: raced.map(|race| race.ratio * ranked.us), ..ranked }))
     }
@@ -356,11 +380,21 @@ fn among(arms: &[Arm]) -> String {
 }
 
 /// A row of a rank index.
+#[derive(Clone, Copy)]
 struct Fastest {
     grade: i64,
     us: f64,
     candidate: CandidateId,
     subject: i64,
+}
+
+fn fastest(row: &rusqlite::Row<'_>) -> rusqlite::Result<Fastest> {
+    Ok(Fastest {
+        grade: row.get(0)?,
+        us: row.get(1)?,
+        candidate: CandidateId(row.get(2)?),
+        subject: row.get(3)?,
+    })
 }
 
 /// Reads a row of `RANKED`; the race is added later.

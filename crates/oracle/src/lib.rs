@@ -336,6 +336,7 @@ fn attend<A: Arithmetic>(
 /// The values of the inputs beside Q, K, V and lengths.
 struct OtherValues<'a> {
     sinks: &'a [f32],
+    temperature: &'a [f32],
     tables: Vec<Elements<'a>>,
     descale_q: &'a [f32],
     descale_k: &'a [f32],
@@ -347,6 +348,7 @@ impl<'a> OtherValues<'a> {
         let factors = |tensor| inputs.floats(Operand::Descale(tensor));
         OtherValues {
             sinks: inputs.floats(Operand::Sinks),
+            temperature: inputs.floats(Operand::Temperature),
             tables: inputs.tables(),
             descale_q: factors(Tensor::Q),
             descale_k: factors(Tensor::K),
@@ -426,10 +428,12 @@ fn row_block<A: Arithmetic>(
     let (dim, dim_v) = (problem.head_dim, problem.head_dim_v);
     // Padding lanes see no key.
     let visible = place.visible(rows.len());
-    let (scale, cap) = (A::real(problem.softmax_scale()), problem.score.softcap.map(A::real));
-    // 8-bit queries are multiplied without change; the scale is applied later.
-    let fp8 = problem.dtypes.q.is_fp8();
-    let of_query = if fp8 { A::real(1.0) } else { scale };
+    let temperature =
+        place.values.temperature.get(place.head).map_or(A::real(1.0), |&factor| A::real(factor));
+    let (scale, cap) = (A::real(problem.softmax_scale()) * temperature, problem.score.softcap.map(A::real));
+    // With 8-bit keys, queries are multiplied without change; the scale is applied later.
+    let late = problem.dtypes.k.is_fp8();
+    let of_query = if late { A::real(1.0) } else { scale };
     let mut query = vec![[A::Real::default(); LANES]; dim];
     let mut wide = vec![0.0; dim];
     for (lane, row) in rows.iter().enumerate() {
@@ -457,7 +461,7 @@ fn row_block<A: Arithmetic>(
     let first = visible.iter().position(sees).unwrap_or(0);
     let end = visible.iter().rposition(sees).map_or(first, |last| last + 1);
     let seen = &keys[first * dim..end * dim];
-    let products = match fp8 && A::ROUNDS {
+    let products = match problem.dtypes.q.is_fp8() && A::ROUNDS {
         true => fp8::dot_products::<A>(&query, seen),
         false => products::dot_products(&query, seen),
     };
@@ -471,7 +475,7 @@ fn row_block<A: Arithmetic>(
         let mut logits = [A::NEG_INFINITY; LANES];
         if visible.contains(&true) {
             let mut sums = products[key - first];
-            if fp8 {
+            if late {
                 for (lane, sum) in sums.iter_mut().enumerate() {
                     *sum = *sum * scale * place.descale_of_logit::<A>(lane, key);
                 }
@@ -491,7 +495,7 @@ fn row_block<A: Arithmetic>(
         }
         weights.push(logits);
     }
-    let fp8 = problem.dtypes.v.is_fp8() && A::ROUNDS;
+    let fp8 = problem.dtypes.weights() == DType::E4m3 && A::ROUNDS;
     let sum = exponentiate::<A>(&mut weights, &max, sink, fp8, |lane, key| visible[key][lane]);
     let mut acc = vec![[A::Real::default(); LANES]; dim_v];
     if fp8 {

@@ -35,6 +35,8 @@ struct Plain {
     cap: f64,
     /// A logit per query head.
     sinks: [f64; HEADS_Q],
+    /// A factor on the scores of each query head, before the cap.
+    temperature: [f64; HEADS_Q],
     /// A number that is added to the logit of query head `h`, query `i` and key `j`.
     bias: fn(usize, usize, usize) -> f64,
     /// Descale factors of each batch entry and KV head, of Q, K and V.
@@ -49,6 +51,7 @@ const ALL: Plain = Plain {
     scale: 0.25,
     cap: f64::INFINITY,
     sinks: [f64::NEG_INFINITY; HEADS_Q],
+    temperature: [1.0; HEADS_Q],
     bias: |_, _, _| 0.0,
     factors: [[[1.0; HEADS_KV]; BATCH]; 3],
 };
@@ -76,6 +79,8 @@ enum Fault {
     NoSink,
     /// The sink of the first head serves all heads.
     FirstSink,
+    /// A head has the temperature of its KV head.
+    SharedTemperature,
     /// The bias is capped with the logit.
     CappedBias,
     /// All batch entries have the lengths of the first.
@@ -93,7 +98,7 @@ enum Fault {
 }
 
 impl Fault {
-    const ALL: [Fault; 17] = [
+    const ALL: [Fault; 18] = [
         Fault::NextRow,
         Fault::OtherCorner,
         Fault::LostKey,
@@ -104,6 +109,7 @@ impl Fault {
         Fault::ScaledAfterCap,
         Fault::NoSink,
         Fault::FirstSink,
+        Fault::SharedTemperature,
         Fault::CappedBias,
         Fault::FirstLengths,
         Fault::NextFactor,
@@ -152,6 +158,7 @@ fn attend(p: &Plain, x: &Tensors, fault: Option<Fault>) -> Vec<(usize, Vec<f64>,
                     let mut logit: f64 = query.iter().zip(key).map(|(q, k)| q * k).sum();
                     logit *= factors[0] * factors[1] * if has(Fault::FactorTwice) { factors[2] } else { 1.0 };
                     let scale = if has(Fault::NoScale) { 1.0 } else { p.scale };
+                    let scale = scale * p.temperature[if has(Fault::SharedTemperature) { kv } else { h }];
                     let bias = (p.bias)(h, i, j);
                     let capped = |x: f64| match p.cap.is_finite() && !has(Fault::NoCap) {
                         true => p.cap * (x / p.cap).tanh(),
@@ -263,6 +270,13 @@ fn cases() -> Vec<Case> {
     let p = Plain { sees: |i, j, _, _| j <= i, sinks, ..ALL };
     let values: &[f32] = &[-1.0, 0.5, 2.0, -3.0, 1.0, 0.25];
     cases.push(("sinks", p, problem, Operands::default().with(Operand::Sinks, values)));
+
+    // A temperature, before a cap.
+    let mut problem = plain().with_softcap(0.5);
+    problem.score.temperature = true;
+    let p = Plain { cap: 0.5, temperature: [0.5, 2.0, 0.0, 1.5, 0.25, 4.0], ..ALL };
+    let values: &[f32] = &[0.5, 2.0, 0.0, 1.5, 0.25, 4.0];
+    cases.push(("temperature", p, problem, Operands::default().with(Operand::Temperature, values)));
 
     // A bias by head, query and key as a program with a table, on top of a cap.
     let mut problem = plain().with_softcap(0.5);

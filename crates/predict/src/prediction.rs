@@ -166,7 +166,8 @@ pub struct Prediction {
     /// Fractions of warp time by cause, largest first. They sum to 1. Causes without a share are left out.
     pub split: Vec<(Cause, f64)>,
     /// The share of each instruction, in the module's order, in the time from the first instruction to the
-    /// last: its issue and the wait before it. Empty for several kernels.
+    /// last: its issue, the wait for a unit before it, and the waits for its result. Empty for several
+    /// kernels.
     #[serde(skip)]
     pub stalls: Vec<f64>,
     /// Utilisation of the units.

@@ -82,9 +82,12 @@ struct Ready {
     /// Ticks by which the value is available earlier as data: a predicate that a selection reads, not a
     /// guard.
     early: u64,
+    /// The instruction that is waited for, which is charged with the wait; [`NO_PC`]: none.
+    pc: u32,
 }
 
-const NOW: Ready = Ready { at: 0, cause: Cause::Arithmetic, pipe: Pipe::None, early: 0 };
+const NO_PC: u32 = u32::MAX;
+const NOW: Ready = Ready { at: 0, cause: Cause::Arithmetic, pipe: Pipe::None, early: 0, pc: NO_PC };
 
 struct Warp {
     slot: usize,
@@ -342,26 +345,26 @@ impl<'a> Sm<'a> {
         let event = &planned.warps[warp.index][(run.event + step.event) as usize];
         let next = warp.next;
         let units = self.schedulers[scheduler].earliest(&next);
-        let since = warp.since;
+        let (since, pc) = (warp.since, event.pc);
         self.charge(id, at, [next.alone, units]);
         self.take_units(scheduler, step, at);
         self.count(step, event);
         let issued = at + u64::from(step.cost.slots) * TICK;
         self.outcome.waits[Cause::Issue as usize] += issued - at;
-        let pc = event.pc as usize;
-        if self.outcome.stalls.len() <= pc {
-            self.outcome.stalls.resize(pc + 1, 0);
-        }
-        self.outcome.stalls[pc] += issued.saturating_sub(since);
+        let ready = next.alone.at.clamp(since, issued.max(since));
+        let source = if next.alone.pc == NO_PC { pc } else { next.alone.pc };
+        self.stall(source, ready - since);
+        self.stall(pc, issued.saturating_sub(ready));
         self.outcome.end = self.outcome.end.max(issued);
         self.turns += 1;
         let warp = &mut self.warps[id];
         warp.step += 1;
         warp.since = issued;
         warp.turn = self.turns;
-        warp.from = Ready { at: issued, cause: Cause::NotSelected, ..NOW };
+        warp.from = Ready { at: issued, cause: Cause::NotSelected, pc, ..NOW };
         match self.perform(id, step, event, at) {
             Effect::Result(ready) => {
+                let ready = Ready { pc, ..ready };
                 let queue = self.memory.admits(scheduler, id);
                 let warp = &mut self.warps[id];
                 for r in &layout.registers[step.writes.start as usize..step.writes.end as usize] {
@@ -371,10 +374,10 @@ impl<'a> Sm<'a> {
                     let shared =
                         matches!(step.action, Action::Shared(_) | Action::Exchange | Action::Mbarrier);
                     let cause = if shared { Cause::SharedBandwidth } else { Cause::L1 };
-                    warp.from = Ready { at: queue, cause, ..NOW };
+                    warp.from = Ready { at: queue, cause, pc, ..NOW };
                 }
             }
-            Effect::Wait(from) => self.warps[id].from = from,
+            Effect::Wait(from) => self.warps[id].from = Ready { pc, ..from },
             // Barriers determine which warps continue.
             Effect::Barrier => return,
         }
@@ -382,6 +385,15 @@ impl<'a> Sm<'a> {
             self.suspend(id);
             self.exit(id);
         }
+    }
+
+    /// Charges an instruction with ticks of a warp's time.
+    fn stall(&mut self, pc: u32, ticks: u64) {
+        let pc = pc as usize;
+        if self.outcome.stalls.len() <= pc {
+            self.outcome.stalls.resize(pc + 1, 0);
+        }
+        self.outcome.stalls[pc] += ticks;
     }
 
     /// Occupies the issue slot and the pipes of a step.
@@ -484,7 +496,8 @@ impl<'a> Sm<'a> {
         let clocks = self.gpu.latency.barrier + self.gpu.latency.barrier_warp * state.arrived.div_ceil(32);
         for id in state.waiting {
             let from = Ready { at: at + u64::from(clocks) * TICK, cause: Cause::Barrier, ..NOW };
-            self.warps[id].from = from;
+            // The barrier at which the warp waits is the instruction that it issued last.
+            self.warps[id].from = Ready { pc: self.warps[id].from.pc, ..from };
             self.resume(id);
         }
     }

@@ -97,13 +97,7 @@ fn predict_module(
     traces: &[CtaTrace],
     footprint: u64,
 ) -> Prediction {
-    let launch = Launch {
-        grid: Dim3(grid, 1, 1),
-        cluster: Dim3(1, 1, 1),
-        block: Dim3(32 * warps, 1, 1),
-        dynamic_shared: 0,
-        overlapping: false,
-    };
+    let launch = Launch::new(Dim3(grid, 1, 1), Dim3(32 * warps, 1, 1));
     let subject = Subject {
         module,
         launch: &launch,
@@ -406,18 +400,7 @@ fn mma_reaches_the_tensor_peak() {
 #[test]
 fn wmma_takes_the_time_of_its_two_mma() {
     let (mut whole, mut halves) = (Code::new(), Code::new());
-    let wmma = Op::Wmma(ptx::Wmma {
-        a_order: ptx::MatrixOrder::Row,
-        b_order: ptx::MatrixOrder::Col,
-        shape: MmaShape::M16N16K16,
-        rounding: None,
-        d: Type::F32,
-        a: Type::F16,
-        b: Type::F16,
-        c: Type::F32,
-        satfinite: false,
-        bits: None,
-    });
+    let wmma = Op::Wmma(ptx::Wmma::f16(ptx::MatrixOrder::Row, ptx::MatrixOrder::Col));
     let mma = Op::Mma(Mma::new(MmaShape::M16N8K16, Type::F32, Type::F16, Type::F16, Type::F32));
     let fragments = |code: &mut Code| {
         let a: Vec<Operand> = (0..8).map(|_| Operand::Reg(code.reg(Type::B32))).collect();
@@ -553,7 +536,7 @@ fn a_long_kernel_is_replayed_in_part() {
 fn nothing_traced_is_an_error() {
     let code = Code::new();
     let dim = Dim3(1, 1, 1);
-    let mut launch = Launch { grid: dim, cluster: dim, block: dim, dynamic_shared: 0, overlapping: false };
+    let mut launch = Launch { cluster: dim, ..Launch::new(dim, dim) };
     let module = code.module();
     let of = |launch: &Launch| {
         let subject = Subject {

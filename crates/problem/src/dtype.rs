@@ -146,11 +146,21 @@ impl DTypes {
         self.q.is_fp8() || self.k.is_fp8() || self.v.is_fp8()
     }
 
+    /// Whether K and V have 8-bit types and Q has 16 bits: an 8-bit cache, which kernels widen to 16 bits.
+    pub const fn has_narrow_cache(self) -> bool {
+        matches!(self.q, DType::F16 | DType::Bf16) && self.k.is_fp8() && self.v.is_fp8()
+    }
+
     /// The type to which kernels round the weights P before P·V. P is e4m3 for either 8-bit type of V: P lies
-    /// in 0..=1, so the wider exponent range of e5m2 would only cost one bit of precision. With products in
-    /// tf32, V's type is f32 and kernels round P to tf32 ([`DTypes::weight_roundoff`]).
+    /// in 0..=1, so the wider exponent range of e5m2 would only cost one bit of precision. With an 8-bit
+    /// cache of 16-bit queries, P is f16, in which every 8-bit number is exact. With products in tf32, V's
+    /// type is f32 and kernels round P to tf32 ([`DTypes::weight_roundoff`]).
     pub const fn weights(self) -> DType {
-        if self.v.is_fp8() { DType::E4m3 } else { self.v }
+        match self.v {
+            DType::E4m3 | DType::E5m2 if self.has_narrow_cache() => DType::F16,
+            DType::E4m3 | DType::E5m2 => DType::E4m3,
+            other => other,
+        }
     }
 
     /// The unit roundoff of the weights P in the product P·V.
@@ -166,7 +176,7 @@ impl DTypes {
         let accepted = match self.one() {
             Some(dtype) if tf32 => dtype == DType::F32,
             Some(dtype) => !dtype.is_fp8(),
-            None => fp8 && !tf32,
+            None => (fp8 || self.has_narrow_cache() && !out.is_fp8()) && !tf32,
         };
         if accepted { Ok(()) } else { Err(ProblemError::DTypes { value: self.in_full() }) }
     }
@@ -262,6 +272,7 @@ mod tests {
         assert_eq!(of("tf32"), DTypes { tf32: true, ..DType::F32.into() });
         assert_eq!(of("tf32").to_string(), "tf32");
         assert_eq!(of("e4m3/e5m2/bf16").weights(), DType::Bf16);
+        assert_eq!(of("bf16/e5m2/e4m3").weights(), DType::F16);
         for wrong in ["", "fp8", "e4m3/e4m3", "e4m3:", "f16:f16:f16", "e4m3/e4m3/e4m3/e4m3", "tf32:f32"] {
             let refused = wrong.parse::<DTypes>().unwrap_err().to_string();
             assert!(refused.starts_with(&format!("invalid value '{wrong}' for dtype")), "{refused}");
@@ -271,14 +282,25 @@ mod tests {
     #[test]
     fn only_computable_types_are_accepted() {
         let check = |text: &str| Problem::mission().with_dtypes(text.parse().unwrap()).check();
-        for good in
-            ["f16", "bf16", "f32", "tf32", "e4m3", "e5m2:f16", "e4m3/e5m2/e5m2:f32", "e5m2/e4m3/f16:bf16"]
-        {
+        for good in [
+            "f16",
+            "bf16",
+            "f32",
+            "tf32",
+            "e4m3",
+            "e5m2:f16",
+            "e4m3/e5m2/e5m2:f32",
+            "e5m2/e4m3/f16:bf16",
+            "bf16/e4m3/e4m3",
+            "f16/e4m3/e5m2:f16",
+        ] {
             assert_eq!(check(good), Ok(()), "{good}");
         }
         for (bad, full) in [
             ("e4m3:e4m3", "e4m3/e4m3/e4m3:e4m3"),
-            ("f16/e4m3/e4m3", "f16/e4m3/e4m3:bf16"),
+            ("f16/e4m3/f16:f16", "f16/e4m3/f16:f16"),
+            ("f32/e4m3/e4m3", "f32/e4m3/e4m3:bf16"),
+            ("f16/e4m3/e4m3:e4m3", "f16/e4m3/e4m3:e4m3"),
             ("e4m3/e4m3/f32", "e4m3/e4m3/f32:f32"),
             ("f16/f16/e4m3", "f16/f16/e4m3:bf16"),
             ("f16:f32", "f16/f16/f16:f32"),

@@ -87,7 +87,7 @@ pub enum ProblemError {
         /// The number of elements needed.
         needed: usize,
     },
-    /// An element of an array of lengths is out of range.
+    /// An element of an array is out of range.
     #[error("invalid value '{value}' for {argument}[{index}]: expected {expected}")]
     Length {
         /// The array's name.
@@ -95,7 +95,7 @@ pub enum ProblemError {
         /// Index in the array.
         index: usize,
         /// The element.
-        value: i32,
+        value: String,
         /// The accepted values.
         expected: String,
     },
@@ -141,7 +141,8 @@ pub enum ProblemError {
     /// A combination of element types that no implementation supports.
     #[error(
         "invalid value '{value}' for the element types of q/k/v:out: expected one type for all four tensors: f16, bf16 or f32 \
-         (products in tf32 only with f32), or e4m3 or e5m2 for q and k with v in e4m3, e5m2, f16 or bf16 and out in f16, bf16 or f32"
+         (products in tf32 only with f32), or e4m3 or e5m2 for q and k with v in e4m3, e5m2, f16 or bf16 and out in f16, bf16 or f32, \
+         or e4m3 or e5m2 for k and v with q in f16 or bf16"
     )]
     DTypes {
         /// The types as text.

@@ -137,7 +137,7 @@ impl Problem {
             let (argument, lengths) = (array.name(), inputs.lengths(array));
             let fits = |&value: &i32| usize::try_from(value).is_ok_and(|n| n <= most);
             if let Some(index) = lengths.iter().position(|value| !fits(value)) {
-                let (value, expected) = (lengths[index], format!("0 to {most}"));
+                let (value, expected) = (lengths[index].to_string(), format!("0 to {most}"));
                 return Err(ProblemError::Length { argument, index, value, expected });
             }
         }
@@ -145,9 +145,11 @@ impl Problem {
             let rows = span(index, kv, self.seq_kv, sides(inputs)[1]).len;
             if value as usize > rows {
                 let expected = format!("0 to {rows}, the rows of the sequence, which include the padding");
+                let value = value.to_string();
                 return Err(ProblemError::Length { argument: "leftpad_k", index, value, expected });
             }
         }
+        self.score.check_values(inputs)?;
         self.check_page_table(inputs)
     }
 }
@@ -172,6 +174,7 @@ fn check_cumulative(
                 }
                 _ => format!("0 to {rows}, the rows of the tensor"),
             };
+            let value = value.to_string();
             return Err(ProblemError::Length { argument, index, value, expected });
         }
         before = Some(value);

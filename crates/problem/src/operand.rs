@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::{Index, IndexMut};
 
-use crate::{DType, ElementType, Elements, PassKind, Problem, ProblemError, Tensor, descale_name};
+use crate::{DType, ElementType, Elements, PassKind, Problem, ProblemError, Score, Tensor, descale_name};
 
 /// An array of lengths, of 32-bit signed integers ([`Lengths`](crate::Lengths)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,6 +72,8 @@ pub enum Operand {
     PageTable,
     /// A logit per query head, f32 ([`Score::sink`](crate::Score::sink)).
     Sinks,
+    /// A factor on the scores of each query head, f32 ([`Score::temperature`](crate::Score::temperature)).
+    Temperature,
     /// A table of the programs ([`Programs::tables`](crate::Programs::tables)).
     Table(u8),
     /// The descale factors of an input, f32 ([`Scales`](crate::Scales)).
@@ -102,6 +104,7 @@ impl Operand {
             Operand::Lengths(array) => array.name(),
             Operand::PageTable => "page_table",
             Operand::Sinks => "sinks",
+            Operand::Temperature => "temperature",
             Operand::Descale(tensor) => descale_name(tensor),
             Operand::Table(0) => "table_0",
             Operand::Table(1) => "table_1",
@@ -124,6 +127,11 @@ impl Operand {
         }
     }
 
+    /// Whether the values multiply logits. They are finite and not negative.
+    pub const fn is_factor(self) -> bool {
+        matches!(self, Operand::Temperature | Operand::Descale(Tensor::Q | Tensor::K))
+    }
+
     /// Whether a pass writes the operand; otherwise it reads it.
     pub const fn is_output(self, pass: PassKind) -> bool {
         match self {
@@ -132,6 +140,7 @@ impl Operand {
             Operand::DSinks | Operand::DTable(_) => true,
             Operand::Lengths(_)
             | Operand::Sinks
+            | Operand::Temperature
             | Operand::Table(_)
             | Operand::Descale(_)
             | Operand::PageTable
@@ -193,7 +202,8 @@ impl Problem {
         let pages = self.storage.pages();
         let entries = pages.map(|pages| self.batch.saturating_mul(pages.per_sequence));
         let page_table = entries.map(|entries| of(Operand::PageTable, ElementType::I32, entries));
-        let sinks = self.score.sink.then(|| of(Operand::Sinks, ElementType::F32, self.heads_q));
+        let of_heads = Score::OPERANDS.into_iter().filter(|&operand| self.score.has(operand));
+        let of_heads = of_heads.map(move |operand| of(operand, ElementType::F32, self.heads_q));
         let factors = self
             .scales
             .each()
@@ -207,7 +217,7 @@ impl Problem {
         let d_tables =
             d_tables.map(move |(i, table)| of(Operand::DTable(i), ElementType::F32, table.gradient().span()));
         let inputs =
-            tensors.chain(lse).chain(lengths).chain(page_table).chain(sinks).chain(tables).chain(factors);
+            tensors.chain(lse).chain(lengths).chain(page_table).chain(of_heads).chain(tables).chain(factors);
         inputs.chain(d_lse).chain(d_sinks).chain(d_tables)
     }
 
@@ -426,7 +436,7 @@ mod tests {
         p.lengths.q = SideLengths { packed: Some(16), used: true };
         p.lengths.kv = SideLengths { packed: Some(16), used: true };
         p.lengths.left_padded = true;
-        p.score.sink = true;
+        p.score = p.score.with_operands(|_| true);
         p.scales.q = Some(ScaleLayout::TENSOR);
         p.scales.k = Some(ScaleLayout::per_head(4));
         p.scales.v = Some(ScaleLayout::per_head(4));
@@ -440,7 +450,7 @@ mod tests {
         let names = |p: &Problem| p.operands().map(|spec| spec.operand.name()).collect::<Vec<_>>();
         assert_eq!(names(&Problem::mission()), ["q", "k", "v", "out"]);
         let expected = "q k v out lse cu_seqlens_q cu_seqlens_k seqused_q seqused_k leftpad_k sinks \
-                        table_0 descale_q descale_k descale_v";
+                        temperature table_0 descale_q descale_k descale_v";
         assert_eq!(names(&all()).join(" "), expected);
         let sorted: Vec<Operand> = all().operands().map(|spec| spec.operand).collect();
         assert!(sorted.is_sorted());

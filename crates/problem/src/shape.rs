@@ -423,9 +423,7 @@ impl Problem {
         if !self.storage.is_rows() {
             return refuse("keys and values in pages have no gradients; expected strided rows");
         }
-        if wants.sinks && !self.score.sink {
-            return refuse("the gradients of the sinks are wanted, but the problem has no sinks");
-        }
+        self.score.check_backward(wants)?;
         if let Some(score) = &self.programs.score {
             let no_derivative =
                 |error: ProgramError| ProblemError::Program { what: "score", reason: error.to_string() };

@@ -40,6 +40,13 @@ pub struct Launch {
     pub overlapping: bool,
 }
 
+impl Launch {
+    /// A launch without clusters, dynamic shared memory and programmatic dependent launch.
+    pub const fn new(grid: Dim3, block: Dim3) -> Launch {
+        Launch { grid, cluster: Dim3(1, 1, 1), block, dynamic_shared: 0, overlapping: false }
+    }
+}
+
 /// How a kernel accesses a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]

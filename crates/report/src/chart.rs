@@ -95,19 +95,22 @@ pub struct Compared {
     pub times: Vec<(String, f64)>,
 }
 
+/// Width of a chart in a file of its own, which a narrow screen shows smaller: its text must stay legible.
+const ALONE: f64 = 600.0;
+
 /// Bars that start at 0, with their own figures, in one width, for a file of its own. The longest bar of each
 /// problem has the whole width. The first library's bar is highlighted.
 pub fn compared(problems: &[Compared]) -> Markup {
     let title_at =
         |i: usize| 30.0 * i as f64 + ROW * problems[..i].iter().map(|p| p.times.len()).sum::<usize>() as f64;
-    let height = title_at(problems.len());
+    let height = title_at(problems.len()) + 8.0;
     let start = start(problems.iter().flat_map(|p| &p.times).map(|(name, _)| name.as_str()));
-    let span = WIDTH - start - 80.0;
+    let span = ALONE - start - 70.0;
     html! {
-        svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
+        svg.chart viewBox=(format!("0 0 {ALONE} {height}")) role="img" {
             @for (i, problem) in problems.iter().enumerate() {
                 @let longest = problem.times.iter().map(|(_, us)| *us).fold(f64::MIN_POSITIVE, f64::max);
-                text.title x="0" y=(title_at(i) + 21.0) { (problem.title) }
+                text.title x="10" y=(title_at(i) + 21.0) { (problem.title) }
                 @for (j, (name, us)) in problem.times.iter().enumerate() {
                     @let y = title_at(i) + 30.0 + ROW * j as f64;
                     text.name x=(start - 8.0) y=(y + 17.0) text-anchor="end" { (name) }
@@ -167,7 +170,8 @@ fn bars_within(bars: &[Bar], width: f64) -> Markup {
 
 /// A chart as a separate file with the page's colours.
 pub fn standalone(chart: &Markup) -> String {
-    let style = include_str!("style.css");
+    // The padding of a page would move the chart out of a file of its own.
+    let style = concat!(include_str!("chart.css"), "svg.chart { padding: 0; }\n");
     let namespace = "<svg xmlns=\"http://www.w3.org/2000/svg\"";
     let chart = chart.clone().into_string().replacen("<svg", namespace, 1);
     chart.replacen('>', &format!("><style>{style}</style>"), 1) + "\n"
@@ -310,7 +314,7 @@ fn labels<'a>(
         // A name covers no other point and no other name.
         let on_a_point = |y: f64| {
             all.iter().any(|p| {
-                *p != dot && (x - DOT..x + text_width(name)).contains(&p.0) && (y - p.1).abs() < LINE / 2.0
+                *p != dot && (x - DOT..x + text_width(name)).contains(&p.0) && (y - p.1).abs() < 0.8 * LINE
             })
         };
         let taken = |y: f64| {
@@ -389,7 +393,7 @@ mod tests {
         for (text, bar) in of("value").zip(&bars) {
             let end = attribute(bar, " x") + attribute(bar, " width");
             assert!(
-                attribute(text, "x") >= end && attribute(text, "x") + text_width("9.99k µs") <= WIDTH,
+                attribute(text, "x") >= end && attribute(text, "x") + text_width("9.99k µs") <= ALONE,
                 "{text}"
             );
         }

@@ -4,6 +4,7 @@ use maud::{Markup, html};
 use predict::Cause;
 
 use super::chart::{Bar, Part, Point, bars, roofline, short, stacked};
+use super::listing::listing;
 use check::diagnose::show_lines;
 use check::gate::Verdict;
 use climb::{Climb, Climbed};
@@ -59,12 +60,22 @@ const COLUMNS: [(&str, &str); 10] = [
     ("measured µs", "the time on the GPU of this machine, if there is one"),
     (
         "quoted µs",
-        "the time in the log of the original kernels, on an NVIDIA L4; minimal, phase1 and phase3 were timed with a batch of two",
+        "the time in the log of the original kernels, on an NVIDIA L4; some are of a batch of two, all predictions of one",
     ),
     ("×", "how many times as fast as the first version"),
     ("bound", "the resource that limits the kernel"),
     ("first root cause", "what costs most time; all causes are below"),
 ];
+
+/// The quoted time, marked where it is of a batch of two.
+fn quoted(rung: &climb::Rung) -> Markup {
+    html! {
+        (rung.quoted_us().map_or("–".into(), short))
+        @if let Some(batch) = rung.quoted.as_ref().map(|quoted| quoted.batch).filter(|batch| *batch > 1) {
+            br; span.soft { "for a batch of " (batch) }
+        }
+    }
+}
 
 pub(super) fn progress(climb: &Climb) -> Markup {
     let first = climb.rungs.first().and_then(Climbed::us);
@@ -84,7 +95,7 @@ pub(super) fn progress(climb: &Climb) -> Markup {
                     td.n data-label="error / allowed" { (check.error.map_or("–".into(), |e| e.brief())) }
                     td.n data-label="predicted µs" { (rung.predicted_us().map_or("–".into(), short)) }
                     @if climb.card.is_some() { td.n data-label="measured µs" { (measured(rung)) } }
-                    td.n data-label="quoted µs" { (rung.rung.quoted_us().map_or("–".into(), short)) }
+                    td.n data-label="quoted µs" { (quoted(&rung.rung)) }
                     td.n data-label="×" { (first.zip(rung.us()).map_or("–".into(), |(f, u)| format!("{:.1}", f / u))) }
                     td data-label="bound" { (rung.study.prediction().map_or("–".into(), |p| p.bound.name().to_owned())) }
                     td data-label="first root cause" { (rung.study.findings.first().map_or("–", |f| f.name.name())) }
@@ -325,6 +336,9 @@ pub(super) fn cpu(climb: &Climb) -> Markup {
     }
 }
 
+/// The warmth, of 55, from which a line keeps its stretch unfolded.
+const WARM: f64 = 5.0;
+
 pub(super) fn heat_map(climb: &Climb) -> Markup {
     let fused = climb.rungs.iter().find(|rung| rung.rung.name == "fused");
     let Some(fused) = fused.or(climb.rungs.last()) else { return html! {} };
@@ -335,16 +349,16 @@ pub(super) fn heat_map(climb: &Climb) -> Markup {
         }
     }
     let hottest = share.iter().copied().fold(1e-12, f64::max);
+    let lines: Vec<&str> = fused.study.sources.ptx().lines().collect();
+    let heat = |line: usize| (share[line + 1] / hottest * 55.0).round();
     html! {
         p.soft { "PTX of \"" (fused.rung.name) "\": the warmer a line, the more of the warps' time it takes; at most "
             (format!("{:.2}", 100.0 * hottest)) " % here." }
-        pre.heat {
-            @for (i, line) in fused.study.sources.ptx().lines().enumerate() {
-                @let heat = (share[i + 1] / hottest * 55.0).round();
-                span style=[(heat >= 1.0).then(|| format!("background:color-mix(in srgb,var(--failed) {heat}%,transparent)"))] {
-                    (format!("{:>5}  {line}", i + 1))
-                }
+        (listing(lines.len(), |line| heat(line) >= WARM, |line| html! {
+            @let heat = heat(line);
+            span style=[(heat >= 1.0).then(|| format!("background:color-mix(in srgb,var(--failed) {heat}%,transparent)"))] {
+                (format!("{:>5}  {}", line + 1, lines[line]))
             }
-        }
+        }))
     }
 }

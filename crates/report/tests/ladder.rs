@@ -57,6 +57,11 @@ fn every_rung_gets_its_verdict_and_its_cause() {
     let page = flashcore_report::page(&climb);
     assert!(page.contains("<svg") && !page.contains("http://") && !page.contains("https://"));
     assert!(!page.contains("NaN µs") && page.contains("phase4_race"));
+    // Times of the log that are of a batch of two are marked in their rows.
+    let of_two =
+        climb.rungs.iter().filter(|r| r.rung.quoted.as_ref().is_some_and(|quoted| quoted.batch == 2));
+    let of_two = of_two.count();
+    assert!(of_two > 0 && page.matches("<span class=\"soft\">for a batch of 2</span>").count() == of_two);
     assert!(page.contains("versions of the kernel pass the check") && page.contains("times as fast"));
     assert!(page.contains("<dt>error / allowed</dt>"), "the columns are explained");
     // Each entry of the contents leads to its heading.

@@ -1,5 +1,6 @@
 // Sums of f32, one a cluster of four CTAs: each CTA reduces its part, sends it to the first by an asynchronous store that the first
 // one's mbarrier counts, and reads back the total over distributed shared memory to check it.
+// sm: 90a
 #include "hopper.cuh"
 
 constexpr int CTAS = 4;

@@ -1,5 +1,6 @@
 // C = A Bᵀ of f16 with f32 sums, one 64×64 tile a CTA: rows come by bulk copies, both operands lie K-major in 8×8 core matrices
 // without swizzle. Every other k-step takes A from registers.
+// sm: 90a
 #include "hopper.cuh"
 
 constexpr int M = 64, N = 64, DEPTH = 64;

@@ -16,7 +16,7 @@ from ._problem import EXPECTED, OURS, RANDOM, Problem
 from ._rows import Rows
 
 #: Suites of features other than even lengths: ``features`` on a CPU, the others on a GPU.
-FEATURES = ("features", "softcap", "sinks", "packed", "documents", "bias")
+FEATURES = ("features", "softcap", "sinks", "packed", "documents", "bias", "decode", "backward")
 #: The suite of several GPUs, under ``torchrun``.
 PARALLEL = "parallel"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import random
 import statistics
@@ -20,18 +21,22 @@ from ._rows import Rows
 # A contestant's largest error is at most this many times that of attention in the inputs' type, plus a floor.
 _TIMES, _FLOOR = 2.0, 2e-6
 _GRAPH_CALLS = 10
+# Calls that are timed together without a graph: the device is busy while the host enqueues the next one.
+_EAGER_CALLS = 4
 
 
 class Contestant:
     """A contestant that is ready to be timed."""
 
-    def __init__(self, name: str, call: Callable[[], Any], device: str) -> None:
+    def __init__(self, name: str, call: Callable[[], Any], device: str, graphs: bool = True) -> None:
         self.name, self.call, self.device = name, call, device
         self.samples: list[float] = []
         self.replay: Callable[[], Any] = call
         self.calls = 1
-        if device == "cuda":
+        if device == "cuda" and graphs:
             self._capture()
+        elif device == "cuda":
+            self.replay, self.calls = self._several, _EAGER_CALLS
 
     def _capture(self) -> None:
         """Calls in a CUDA graph, so that the host's time does not count."""
@@ -46,6 +51,10 @@ class Contestant:
             for _ in range(_GRAPH_CALLS):
                 self.call()
         self.replay, self.calls = graph.replay, _GRAPH_CALLS
+
+    def _several(self) -> None:
+        for _ in range(_EAGER_CALLS):
+            self.call()
 
     def time(self) -> float:
         """Microseconds of one call."""
@@ -77,11 +86,11 @@ def race(suite: str, work: _features.Work, seconds: float, device: str, only: li
         row: dict[str, Any] = {"suite": suite, "problem": work.name, "impl": name, "fault": None}
         rows.append(row)
         try:
-            with torch.inference_mode():
+            with work.mode():
                 call = load()
                 out = work.output(name, call())
                 row["err"], row["err_allowed"] = _judged(work, out)
-                ready.append((row, Contestant(name, call, device)))
+                ready.append((row, Contestant(name, call, device, work.graphs)))
         except Exception as error:  # the library cannot be imported or rejects the problem
             row["fault"] = f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]
             continue
@@ -89,7 +98,7 @@ def race(suite: str, work: _features.Work, seconds: float, device: str, only: li
             row["fault"] = f"wrong: an error of {row['err']:.2e}, at most {row['err_allowed']:.2e} is allowed"
             ready.pop()
     began, order = time.monotonic(), [contestant for _, contestant in ready]
-    with torch.inference_mode():
+    with work.mode():
         while order and (time.monotonic() - began < seconds or len(order[0].samples) < 5):
             for contestant in order:
                 contestant.samples.append(contestant.time())
@@ -99,8 +108,11 @@ def race(suite: str, work: _features.Work, seconds: float, device: str, only: li
         ordered = sorted(contestant.samples)
         row["us_median"] = statistics.median(ordered)
         row["us_low"], row["us_high"] = ordered[len(ordered) // 20], ordered[-1 - len(ordered) // 20]
-        row["samples"], row["all_us"] = len(ordered), [round(us, 3) for us in contestant.samples]
+        row["samples"] = len(ordered)
+        row["all_us"] = [round(us, 3) for us in contestant.samples[:: len(ordered) // 100 + 1]]  # at most 100
         row["tflops"] = work.flops / row["us_median"] / 1e6
+        if work.bytes:
+            row["tb_per_s"] = work.bytes / row["us_median"] / 1e6
         if ours is not None and contestant is not ours:
             count = min(len(ours.samples), len(contestant.samples))
             ratios = [contestant.samples[i] / ours.samples[i] for i in range(count)]
@@ -129,8 +141,12 @@ def _versioned(name: str) -> str:
     """A contestant's name with the version of its library, as rows state it."""
     if name.startswith(OURS):
         return name
-    key = {"fa3": "fa3", "fa4": "fa4"}.get(name)
-    return next(peer.name for peer in PEERS if peer.key == key) if key else f"{name} {torch.__version__}"
+    library, _, kind = name.partition("-")
+    if peer := next((peer for peer in PEERS if peer.key == library and library in ("fa3", "fa4")), None):
+        return f"{peer.name}-{kind}" if kind else peer.name
+    if library == "flashinfer":
+        return f"{name} {importlib.metadata.version('flashinfer-python')}"
+    return f"{name} {torch.__version__}"
 
 
 def run(args: Any) -> int:

@@ -38,6 +38,9 @@ class Work:
     sink: Tensor | None = None
     as_heads: dict[str, Callable[[Any], Tensor]] = dataclasses.field(default_factory=dict)
     pairs: float = 0.0  # visible pairs of query and key of a head, all batch entries together
+    bytes: float = 0.0  # that the kernel must read, where reading limits it
+    graphs = True  # calls are timed in a CUDA graph
+    mode = staticmethod(torch.inference_mode)
 
     @property
     def flops(self) -> float:
@@ -433,6 +436,18 @@ def on_cpu(dtype: torch.dtype = torch.float32, length: int = 2048, heads: int = 
     ]  # fmt: skip
 
 
+def _decode(device: str, dtype: torch.dtype, shrunk: int) -> list[Work]:
+    from ._decode import works
+
+    return works(device, dtype, shrunk)
+
+
+def _backward(device: str, dtype: torch.dtype, shrunk: int) -> list[Work]:
+    from ._training import works
+
+    return works(device, dtype, shrunk)
+
+
 #: Suites by name. Each takes a device, a type and by how much to divide lengths.
 GPU_SUITES: dict[str, Callable[[str, torch.dtype, int], list[Work]]] = {
     "softcap": lambda device, dtype, shrunk: [softcap(device, dtype, shrunk)],
@@ -440,6 +455,8 @@ GPU_SUITES: dict[str, Callable[[str, torch.dtype, int], list[Work]]] = {
     "packed": packed,
     "documents": lambda device, dtype, shrunk: [documents(device, dtype, shrunk)],
     "bias": lambda device, dtype, shrunk: [bias(device, dtype, shrunk)],
+    "decode": _decode,
+    "backward": _backward,
 }
 
 

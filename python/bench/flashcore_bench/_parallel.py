@@ -128,6 +128,8 @@ def contestants(work: Work, shards: Shards, group: Any, trains: bool) -> Iterato
         yield OURS, contextlib.nullcontext(), lambda: parallel.decode_attn_func(*shards.mine, group)
         return
     for schedule in parallel.SCHEDULES:
+        if schedule == "ulysses_ring" and dist.get_world_size(group) % 4:
+            continue  # there are no neighbours with a ring of further ranks
         yield (
             OURS if schedule == "auto" else f"{OURS} {schedule}",
             contextlib.nullcontext(),

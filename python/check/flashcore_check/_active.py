@@ -9,6 +9,9 @@ from typing import Any
 
 from ._session import Session, set_current
 
+#: By library, the module that makes the emulator its device.
+_PATCHES = {"torch": "_torch", "triton": "_triton", "numba_cuda": "_numba", "nvidia_cutlass_dsl": "_cute"}
+
 
 class Active:
     """A session whose device is seen by the libraries of this process."""
@@ -19,7 +22,7 @@ class Active:
         self._patches: list[Any] = []
         set_current(session)
         try:
-            for library, module in (("torch", "_torch"), ("triton", "_triton")):
+            for library, module in _PATCHES.items():
                 self._patch(library, module)
         except BaseException:
             self.end()

@@ -75,6 +75,27 @@ def properties() -> SimpleNamespace:
     )
 
 
+def attribute(number: int) -> int:
+    """An attribute by its number in ``cudaDeviceAttr``; 0 for one that no program was seen to read."""
+    told, (major, minor) = properties(), capability()
+    known = {
+        1: told.max_threads_per_block,
+        8: told.shared_memory_per_block,
+        10: told.warp_size,
+        12: told.regs_per_multiprocessor,
+        13: 1980000,
+        16: told.multi_processor_count,
+        38: told.L2_cache_size,
+        39: told.max_threads_per_multi_processor,
+        75: major,
+        76: minor,
+        81: told.shared_memory_per_multiprocessor,
+        95: 1,
+        97: told.shared_memory_per_block_optin,
+    }
+    return known.get(number, 0)
+
+
 def memory() -> tuple[int, int]:
     """Free and total bytes."""
     return _MEMORY, _MEMORY

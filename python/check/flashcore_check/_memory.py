@@ -48,6 +48,12 @@ class Memory:
             index = self._add(name, value, address)
         return {"buffer": {"index": index, "offset": address - self.buffers[index].base}}
 
+    def known(self, name: str, address: int) -> dict[str, Any] | None:
+        """The argument for an address in memory that a program asked for; ``None`` for another number."""
+        if self._holding(address) is None and _uninitialised.storage_at(address) is None:
+            return None
+        return self.argument(name, address)
+
     def _holding(self, address: int) -> int | None:
         for index, buffer in enumerate(self.buffers):
             if buffer.base <= address < buffer.base + buffer.bytes:
@@ -115,7 +121,9 @@ def _address_of(value: Any) -> Any:
 def storage_of(value: Any) -> Any | None:
     """The storage of a tensor."""
     if hasattr(value, "untyped_storage"):
-        return value.untyped_storage()
+        storage = value.untyped_storage()
+        # A wrapper around an address may return itself.
+        return storage if hasattr(storage, "nbytes") else None
     if hasattr(value, "__array_interface__"):
         return _ArrayStorage(value)
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -98,6 +99,36 @@ class _Event:
         return 1e3 * (end._time - self._time)
 
 
+#: The state of a generator: its seed and its offset.
+_STATE = struct.Struct("<QQ")
+
+
+class _CudaGenerator:
+    """The default generator of the GPU. Its state is a seed and an offset, which programs read."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+        self._offset = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
+
+    def get_state(self) -> Any:
+        import torch
+
+        return torch.tensor(list(_STATE.pack(self._generator.initial_seed(), self._offset)), dtype=torch.uint8)
+
+    def set_state(self, state: Any) -> None:
+        seed, self._offset = _STATE.unpack(bytes(state.tolist()))
+        if seed != self._generator.initial_seed():
+            self._generator.manual_seed(seed)
+
+    def manual_seed(self, seed: int) -> _CudaGenerator:
+        self._generator.manual_seed(seed)
+        self._offset = 0
+        return self
+
+
 class _NoGraphs:
     def __init__(self, *_: Any, **__: Any) -> None:
         raise NotImplementedError("CUDA graphs are not emulated by flashcore-check")
@@ -161,6 +192,7 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
         "set_stream": _answer(None),
         "_exchange_device": _answer(0),
         "_maybe_exchange_device": _answer(0),
+        "default_generators": (_CudaGenerator(generator),),
         "Stream": _Stream,
         "ExternalStream": type("ExternalStream", (_Stream,), {}),
         "Event": _Event,

@@ -194,7 +194,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.excinfo is not None and isinstance(call.excinfo.value, (HazardError, IncompleteError)):
         last = entry = call.excinfo.value.__traceback__
         while entry is not None:
-            if not {"triton", "flashcore_check"} & set(Path(entry.tb_frame.f_code.co_filename).parts):
+            if not {"triton", "nvidia_cutlass_dsl", "flashcore_check"} & set(
+                Path(entry.tb_frame.f_code.co_filename).parts
+            ):
                 last = entry
             entry = entry.tb_next
         if last is not None:

@@ -33,14 +33,7 @@ SCALE = """
 """
 
 
-@pytest.fixture(autouse=True)
-def session():
-    """A session of its own, whose emulator ends with the test."""
-    made = _session.Session()
-    _session.set_current(made)
-    yield made
-    _session.set_current(None)
-    made.emulator.close()
+pytestmark = pytest.mark.usefixtures("session")
 
 
 def test_results_are_stored_in_arrays() -> None:

@@ -90,6 +90,16 @@ def test_compiled():
     torch.testing.assert_close(*grads, atol=1e-6, rtol=1e-4)
 
 
+def test_state_of_the_generator():
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    torch.cuda.manual_seed(7)
+    state = generator.get_state().view(torch.int64)
+    assert state.tolist() == [7, 0]
+    state[1] += 4
+    generator.set_state(state.view(torch.uint8))
+    assert generator.get_state().view(torch.int64).tolist() == [7, 4]
+
+
 def test_race():
     x, out = torch.randn(1000, device=DEVICE), torch.zeros(1, device=DEVICE)
     racy_sum_kernel[(8,)](x, out, 1000, BLOCK=128)
@@ -129,7 +139,7 @@ def test_expected(check_launches):
     assert check_launches[-1].hazards[0]["kind"] == "race"
     assert check_launches[-1].kernel == "racy_sum_kernel" and check_launches[-1].grid == (8, 1, 1)
 """
-PASSED = 10
+PASSED = 11
 FAILED = {
     "test_race": "race at kernels.py:",
     "test_uninitialised": "uninitialised_read at kernels.py:",

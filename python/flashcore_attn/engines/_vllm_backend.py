@@ -172,6 +172,12 @@ class Builder(AttentionMetadataBuilder[Metadata]):  # type: ignore[misc]
         shared = getattr(kv_cache_spec, "dcp_sharded", True)
         self.ranks = getattr(parallel, "decode_context_parallel_size", 1) if shared else 1
         self.interleave = getattr(parallel, "cp_kv_cache_interleave_size", 1)
+        # The lengths of a share are computed by `build`, which a draft's graph does not repeat.
+        self.supports_draft_decode_metadata_update = self.ranks == 1
+        self.shares: Tensor | None = None  # memory that graphs read
+        if self.ranks > 1:
+            most = vllm_config.scheduler_config.max_num_seqs
+            self.shares = torch.zeros(most, dtype=torch.int32, device=device)
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Metadata:
         common = common_attn_metadata
@@ -183,12 +189,12 @@ class Builder(AttentionMetadataBuilder[Metadata]):  # type: ignore[misc]
         return Metadata(common.num_actual_tokens, batch, common.slot_mapping, self._context(starts, used))
 
     def _context(self, starts: Tensor, used: Tensor) -> Tensor | None:
-        if self.ranks == 1:
+        if self.shares is None:
             return None
         utils = importlib.import_module("vllm.v1.attention.backends.utils")
         rank = _dcp_group().rank_in_group
-        lengths: Tensor = utils.get_dcp_local_seq_lens(used - starts.diff(), self.ranks, rank, self.interleave)
-        return lengths
+        lengths = utils.get_dcp_local_seq_lens(used - starts.diff(), self.ranks, rank, self.interleave)
+        return self.shares[: len(used)].copy_(lengths)
 
     def update_block_table(self, metadata: Metadata, blk_table: Tensor, slot_mapping: Tensor) -> Metadata:
         made = copy.copy(metadata)

@@ -41,18 +41,10 @@ def register() -> None:
 
 
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    return_lse: bool = False,
-    _parallel_config: Any = None,
-) -> Any:
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    window_size: tuple[int, int] = (-1, -1), return_lse: bool = False, _parallel_config: Any = None,
+) -> Any:  # fmt: skip
     """Attention of ``(batch, sequence, heads, head_dim)``; ``enable_gqa`` needs no copies of keys."""
     _calls.no_dropout(dropout_p)
     if attn_mask is not None:
@@ -79,21 +71,10 @@ def attention(
 
 
 def _forward(
-    ctx: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    return_lse: bool = False,
-    _save_ctx: bool = True,
-    _parallel_config: Any = None,
-    *,
-    window_size: tuple[int, int] = (-1, -1),
-) -> Any:
+    ctx: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, return_lse: bool = False,
+    _save_ctx: bool = True, _parallel_config: Any = None, *, window_size: tuple[int, int] = (-1, -1),
+) -> Any:  # fmt: skip
     """A part of the keys: the result, and the log-sum-exp ``(batch, sequence, heads)``."""
     score = _calls.Score(scale, is_causal, window_size)
     out, lse = _calls.forward(query, key, value, (None,) * 4, (None, None), score)

@@ -20,8 +20,13 @@ from torch import Tensor
 from .._autograd import Saved
 from .._functional import flash_attn_func
 from .._kvcache import flash_attn_with_kvcache
-from .._packed import flash_attn_kvpacked_func, flash_attn_qkvpacked_func
-from .._varlen import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
+from .._packed import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
+from .._varlen import flash_attn_varlen_func
 from . import _calls
 
 __all__ = [
@@ -36,20 +41,10 @@ __all__ = [
 
 
 def _flash_attn_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    return_softmax: bool = False,
-    *,
-    window_size: Any = None,
-) -> tuple[Tensor, ...]:
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float | None, causal: bool,
+    window_size_left: int = -1, window_size_right: int = -1, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, return_softmax: bool = False, *, window_size: Any = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """``(out, softmax_lse, S_dmask, rng_state)``; with ``window_size``,
     ``(out, q, k, v, out, softmax_lse, S_dmask, rng_state)``."""
     _calls.no_dropout(dropout_p, return_softmax)
@@ -60,29 +55,12 @@ def _flash_attn_forward(
 
 
 def _flash_attn_varlen_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    return_softmax: bool = False,
-    block_table: Tensor | None = None,
-    leftpad_k: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    zero_tensors: bool = False,
-    num_splits: int = 0,
-    *,
-    window_size: Any = None,
-) -> tuple[Tensor, ...]:
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float, softmax_scale: float | None, causal: bool, window_size_left: int = -1,
+    window_size_right: int = -1, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    return_softmax: bool = False, block_table: Tensor | None = None, leftpad_k: Tensor | None = None,
+    seqused_k: Tensor | None = None, zero_tensors: bool = False, num_splits: int = 0, *, window_size: Any = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """As :func:`_flash_attn_forward`, of packed sequences. Rows of no sequence are 0 in any case."""
     _calls.no_dropout(dropout_p, return_softmax)
     window = _calls.window_of(window_size_left, window_size_right, window_size)
@@ -95,27 +73,12 @@ def _flash_attn_varlen_forward(
 
 
 def _flash_attn_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    rng_state: Tensor | None = None,
-    *,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
+    dk: Tensor | None, dv: Tensor | None, dropout_p: float, softmax_scale: float | None, causal: bool,
+    window_size_left: int = -1, window_size_right: int = -1, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, rng_state: Tensor | None = None, *,
     window_size: Any = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Writes dq, dk and dv, and returns ``softmax_d``; with ``window_size``, ``(dq, dk, dv, softmax_d)``.
 
     ``out`` and ``softmax_lse`` may be those of more keys than ``k`` has, as in a ring: the gradients are those of
@@ -130,32 +93,13 @@ def _flash_attn_backward(
 
 
 def _flash_attn_varlen_backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    rng_state: Tensor | None = None,
-    zero_tensors: bool = False,
-    *,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
+    dk: Tensor | None, dv: Tensor | None, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float, softmax_scale: float | None, causal: bool, window_size_left: int = -1,
+    window_size_right: int = -1, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, rng_state: Tensor | None = None, zero_tensors: bool = False, *,
     window_size: Any = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """As :func:`_flash_attn_backward`, of packed sequences."""
     _calls.no_dropout(dropout_p)
     window = _calls.window_of(window_size_left, window_size_right, window_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from ._split import SequenceSplit, split_sequence
 __all__ = ["SCHEDULES", "context_parallel_attn_func", "explain"]
 
 #: The values of ``schedule``.
-SCHEDULES = ("auto", "all_gather", "ring", "ulysses")
+SCHEDULES = ("auto", "all_gather", "ring", "ulysses", "ulysses_ring")
 
 
 class _Options(NamedTuple):
@@ -35,6 +36,8 @@ class _Options(NamedTuple):
     softcap: float
     schedule: str
     slices: int | None
+    #: The ranks that exchange heads in "ulysses_ring".
+    degree: int | None
     #: Whether there are sinks, slopes, and a log-sum-exp for the caller.
     given: tuple[bool, bool, bool]
 
@@ -56,6 +59,7 @@ def context_parallel_attn_func(
     return_lse: bool = False,
     schedule: str = "auto",
     head_slices: int | None = None,
+    ulysses_degree: int | None = None,
 ) -> Any:
     """Attention of one sequence whose rows are sharded over the ranks of a group, with gradients.
 
@@ -77,8 +81,11 @@ def context_parallel_attn_func(
         schedule: ``"all_gather"``: each rank receives the keys that its rows see, by slices of heads, one slice while
             another one is computed; with a window these are the keys near its rows alone. ``"ring"``: the keys of one
             other rank at a time, which takes less memory. ``"ulysses"``: each rank computes all rows of some heads.
-            ``"auto"``: the one with the least predicted time (:func:`explain`).
+            ``"ulysses_ring"``: neighbouring ranks exchange rows against heads, and the keys of the heads go around
+            the ring of the ranks that have them. ``"auto"``: the one with the least predicted time
+            (:func:`explain`).
         head_slices: the slices of ``"all_gather"``, a divisor of ``heads_k``; None for the predicted best.
+        ulysses_degree: the neighbours of ``"ulysses_ring"``, a divisor of the ranks; None for the predicted best.
 
     Returns:
         This rank's rows of O, in the shape of q with v's head dim. Rows of padding are 0.
@@ -91,8 +98,39 @@ def context_parallel_attn_func(
         GroupError: (a RuntimeError) a rank ended, or did not answer within the time-out of the group.
         UnsupportedError: chunks in a ring, heads that Ulysses cannot divide.
     """
-    arguments = (q, k, v, group)
-    q, k, v, group, wrap = _local(*arguments)
+    masks = (causal, window_size, softcap, attention_chunk)
+    return _eagerly(
+        q, k, v, group, split, softmax_scale, masks, (alibi_slopes, learnable_sink), bool(return_lse),
+        (schedule, head_slices, ulysses_degree),
+    )  # fmt: skip
+
+
+def _eagerly(*arguments: Any) -> Any:
+    """The call, outside of a graph that a compiler traces. Only a program that compiles has imported the compiler."""
+    if "torch._dynamo" not in sys.modules:
+        return _attend(*arguments)
+    if not _untraced:
+        _untraced.append(torch.compiler.disable(_attend))
+    return _untraced[0](*arguments)
+
+
+# `_attend` as the compiler leaves it alone, after the first use.
+_untraced: list[Any] = []
+
+
+def _attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    group: Any,
+    split: SequenceSplit | str,
+    scale: float | None,
+    masks: tuple[Any, Any, Any, Any],
+    given: tuple[Tensor | None, Tensor | None],
+    return_lse: bool,
+    how: tuple[str, int | None, int | None],
+) -> Any:
+    q, k, v, group, wrap = _local(q, k, v, group)
     ranks = dist.get_world_size(group)
     packed = isinstance(q, Tensor) and q.ndim == 3
     if packed:
@@ -102,18 +140,16 @@ def context_parallel_attn_func(
     terms = Terms(None, None)
     try:
         _check_tensors(q, k, v)
-        options = _checked(
-            q, k, ranks, split, softmax_scale, (causal, window_size, softcap, attention_chunk),
-            (alibi_slopes is not None, learnable_sink is not None, bool(return_lse)), schedule, head_slices,
-        )  # fmt: skip
-        terms = _terms(q, alibi_slopes, learnable_sink, options.split)
+        stated = (given[0] is not None, given[1] is not None, return_lse)
+        options = _checked(q, k, ranks, split, scale, masks, stated, *how)
+        terms = _terms(q, *given, options.split)
         _check_gradients(q, k, v, terms, options)
     except FlashCoreError as error:
         refusal = error
     hosts = _agreed(group, q, k, v, options, refusal)
     assert options is not None
     job = _job(group, options, q, k, v, hosts)
-    out, lse = _Attention.apply(q, k, v, *terms, job, bool(return_lse))
+    out, lse = _Attention.apply(q, k, v, *terms, job, return_lse)
     if packed:
         out, lse = out[0], lse[0]
     out = wrap(out)
@@ -164,6 +200,7 @@ def _checked(
     given: tuple[bool, bool, bool],
     schedule: str,
     slices: int | None,
+    degree: int | None,
 ) -> _Options:
     causal, window, softcap, chunk = masks
     if isinstance(split, str):
@@ -180,16 +217,23 @@ def _checked(
     chunk = _functional._count("attention_chunk", chunk) if chunk else 0
     if schedule not in SCHEDULES:
         raise invalid("schedule", schedule, " or ".join(SCHEDULES))
-    if schedule == "ring" and chunk:
-        raise UnsupportedError(f"invalid value '{chunk}' for attention_chunk: expected 0 with schedule 'ring'", "chunk")
-    if schedule == "ulysses" and (told := _ulysses.lacks(q.shape[2], k.shape[2], ranks)) is not None:
-        raise UnsupportedError(f"invalid value 'ulysses' for schedule: {told}", "heads")
+    if schedule in ("ring", "ulysses_ring") and chunk:
+        expected = f"expected 0 with schedule '{schedule}'"
+        raise UnsupportedError(f"invalid value '{chunk}' for attention_chunk: {expected}", "chunk")
+    if degree is not None and not (isinstance(degree, int) and 0 < degree <= ranks and ranks % degree == 0):
+        raise invalid("ulysses_degree", degree, f"a divisor of {ranks}, the ranks, or None")
+    degrees = [ranks] if schedule == "ulysses" else [degree] if degree else _ulysses.degrees(ranks)
+    if "ulysses" in schedule:
+        told = [_ulysses.lacks(q.shape[2], k.shape[2], each) for each in degrees]
+        if None not in told:
+            why = told[0] if told else f"{ranks} ranks have no divisor but 1 and themselves"
+            raise UnsupportedError(f"invalid value '{schedule}' for schedule: {why}", "heads")
     if slices is not None and not (isinstance(slices, int) and 0 < slices <= k.shape[2] and k.shape[2] % slices == 0):
         raise invalid("head_slices", slices, f"a divisor of heads_k = {k.shape[2]}, or None")
     if scale is not None and not isinstance(scale, (int, float)):
         raise invalid("softmax_scale", scale, "a number that is finite in float32, or None")
     band = GlobalBand(before, after, chunk, given[0])
-    return _Options(split, band, None if scale is None else float(scale), cap, schedule, slices, given)
+    return _Options(split, band, None if scale is None else float(scale), cap, schedule, slices, degree, given)
 
 
 def _terms(q: Tensor, slopes: Tensor | None, sink: Tensor | None, split: SequenceSplit) -> Terms:
@@ -222,39 +266,43 @@ def _agreed(group: Any, q: Any, k: Any, v: Any, options: _Options | None, refusa
 
 @functools.lru_cache(maxsize=256)
 def _header(dtype: torch.dtype, q: Any, k: Any, dim_v: int, options: _Options, records: bool) -> list[int]:
+    split = options.split
     return [
-        number(str(dtype)), q[0], q[1], q[2], k[2], q[3], dim_v, number(tuple(options.split)),
+        number(str(dtype)), q[0], q[1], q[2], k[2], q[3], dim_v, number((split.fragments, split.documents)),
         number((options.band, options.scale, options.softcap, options.given)),
-        number((options.schedule, options.slices)), int(records),
+        number((options.schedule, options.slices, options.degree)), int(records),
     ]  # fmt: skip
 
 
 def _job(group: Any, options: _Options, q: Tensor, k: Tensor, v: Tensor, hosts: int) -> ParallelCall:
-    schedule, slices = options.schedule, options.slices
-    if schedule == "auto" or (schedule == "all_gather" and slices is None):
+    schedule, slices, together = options.schedule, options.slices, options.degree
+    is_open = {"all_gather": slices is None, "ulysses_ring": together is None}
+    if schedule == "auto" or is_open.get(schedule, False):
         told = chosen(_forecasts(q, k, v, options, hosts), schedule)
         schedule, slices = told.schedule, told.slices if slices is None else slices
-    rank = dist.get_rank(group)
-    return ParallelCall(group, rank, options.split, options.band, options.scale, options.softcap, schedule, slices or 1)
+        together = told.together if together is None else together
+    if schedule != "ulysses_ring":
+        together = options.split.ranks if schedule == "ulysses" else 1
+    rank, split, band = dist.get_rank(group), options.split, options.band
+    scale, cap = options.scale, options.softcap
+    return ParallelCall(group, rank, split, band, scale, cap, schedule, slices or 1, together or 1)
 
 
 def _forecasts(q: Tensor, k: Tensor, v: Tensor, options: _Options, hosts: int) -> Any:
     dims = (q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
-    costs = Costs.of(q.device, hosts)
-    return forecasts(options.split, options.band, dims, q.element_size(), _autograd.needed((q, k, v)), costs)
+    trains = _autograd.needed((q, k, v))
+    return forecasts(options.split, options.band, dims, q.element_size(), trains, _costs(q.device.type, hosts))
+
+
+@functools.lru_cache(maxsize=16)
+def _costs(kind: str, hosts: int) -> Costs:
+    return Costs.of(torch.device(kind), hosts)
 
 
 def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    group: dist.ProcessGroup | None = None,
-    split: SequenceSplit | str = "zigzag",
-    *,
-    causal: bool = False,
-    window_size: Sequence[int | None] = (-1, -1),
-    attention_chunk: int = 0,
-) -> str:
+    q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup | None = None, split: SequenceSplit | str = "zigzag",
+    *, causal: bool = False, window_size: Sequence[int | None] = (-1, -1), attention_chunk: int = 0,
+) -> str:  # fmt: skip
     """The schedules of :func:`context_parallel_attn_func` with their predicted times, as a table, and the choice.
 
     All ranks call it together. The figures are predicted from bytes, FLOP and the constants that the table names.
@@ -265,7 +313,7 @@ def explain(
     ranks = dist.get_world_size(group)
     _check_tensors(q, k, v)
     options = _checked(
-        q, k, ranks, split, None, (causal, window_size, 0.0, attention_chunk), (False, False, False), "auto", None
+        q, k, ranks, split, None, (causal, window_size, 0.0, attention_chunk), (False, False, False), "auto", None, None
     )
     hosts = _agreed(group, q, k, v, options, None)
     return table(_forecasts(q, k, v, options, hosts), Costs.of(q.device, hosts))
@@ -278,7 +326,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     ) -> Any:
         terms = Terms(sink, slopes)
         ctx.job, ctx.with_lse = job, with_lse
-        if job.schedule == "ulysses":
+        if "ulysses" in job.schedule:
             ctx.shapes = [list(x.shape) for x in (q, k, v)]
             out, lse, kept = _ulysses.forward(job, q, k, v, terms)
         else:
@@ -296,7 +344,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         terms, job = Terms(sink, slopes), ctx.job
         wants = (bool(ctx.needs_input_grad[3]), bool(ctx.needs_input_grad[4]))
         gradients = (d_out, d_lse if ctx.with_lse else None)
-        if job.schedule == "ulysses":
+        if "ulysses" in job.schedule:
             found, of_terms = _ulysses.backward(job, ctx.shapes, tuple(kept), gradients, terms, wants)
         else:
             q, k, v, out, lse = kept

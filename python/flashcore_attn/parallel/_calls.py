@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _autograd, _cuda, _features, _torch
+from .._functional import flash_attn_func
 from ._plan import BandCall, GlobalBand
 from ._split import SequenceSplit
 
@@ -27,6 +28,13 @@ class ParallelCall(NamedTuple):
     schedule: str
     #: The parts into which the KV heads are cut, one of which is sent while another one is computed.
     slices: int
+    #: The neighbouring ranks that exchange rows against heads.
+    together: int = 1
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether this rank's shard has rows of no sequence."""
+        return sum(last - first for first, last in self.split.fragments[self.rank]) < self.split.rows
 
 
 class Terms(NamedTuple):
@@ -52,8 +60,13 @@ def kv_heads(heads: slice, group: int) -> slice:
 
 def attend(job: ParallelCall, call: BandCall, q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
     """The result and the log-sum-exp of a call: q has its rows, k and v its keys."""
-    features = features_of(job, call, q, terms)
-    out, lse = _torch.attend(q, k, v, 2, _band(job, call), True, features)
+    if len(call.used_k) == 1 and not job.band.is_positional:  # the short way through Rust
+        made: tuple[Tensor, Tensor] = flash_attn_func(
+            q, k, v, softmax_scale=job.scale, window_size=(call.before, call.after), softcap=job.softcap,
+            learnable_sink=terms.sink if call.own else None, return_lse=True,
+        )  # fmt: skip
+        return made
+    out, lse = _torch.attend(q, k, v, 2, _band(job, call), True, features_of(job, call, q, terms))
     assert lse is not None
     return out, lse
 
@@ -66,13 +79,14 @@ def differentiate(
     gradients: tuple[Tensor, Tensor | None],
     terms: Terms,
     wants: tuple[bool, bool],
+    into: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], tuple[Tensor | None, Tensor | None]]:
     """The gradients of q, of k and v, and those of sinks and slopes that are wanted. ``made`` has the final result and
-    log-sum-exp of the rows, over all keys."""
+    log-sum-exp of the rows, over all keys. ``into`` is memory for the gradient of q."""
     features = features_of(job, call, tensors[0], terms)
     saved = _autograd.Saved(*tensors, *made)
     of = _autograd.Wants(wants[0] and call.own, int(wants[1]))
-    found = _autograd.compute(*gradients, saved, 2, _band(job, call), features, of)
+    found = _autograd.compute(*gradients, saved, 2, _band(job, call), features, of, into=(into, None, None))
     of_sink = found.pop(3) if of.sink else None
     return found[0], found[1:3], (of_sink, found[3] if of.tables else None)
 
@@ -140,12 +154,13 @@ class TermSums:
 
 
 def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Merges the result over other keys into the one of some rows, in place: ``out`` is ``(batch, rows, heads, dim)``
-    in float32, ``lse`` ``(batch, heads, rows)``."""
-    merged = torch.logaddexp(lse, part_lse)
-    # A row without a key yet has minus infinity on both sides.
-    least = torch.where(merged == -torch.inf, 0.0, merged)
-    own, other = (torch.exp(x - least).transpose(1, 2)[..., None] for x in (lse, part_lse))
-    # The result of a part without a key is 0.
-    out.mul_(own).addcmul_(part.float(), other)
-    lse.copy_(merged)
+    """Merges the result over other keys into the one of some rows, in place: ``out`` is ``(batch, rows, heads, dim)``,
+    ``lse`` ``(batch, heads, rows)``. Sums are of float32."""
+    # A row without a key on both sides has minus infinity twice, and its result is 0.
+    share = (part_lse - lse).sigmoid_().nan_to_num_(0.0)
+    torch.logaddexp(lse, part_lse, out=lse)
+    share = share.transpose(1, 2).unsqueeze(-1)
+    if out.dtype == torch.float32:
+        out.mul_(1.0 - share).addcmul_(part, share)
+    else:
+        out.copy_((out * (1.0 - share)).addcmul_(part, share))

@@ -9,9 +9,9 @@ import torch
 
 from ._calls import ParallelCall
 from ._plan import BandCall, GlobalBand, gather_plan
-from ._split import SequenceSplit
+from ._split import SequenceSplit, joined
 from ._stages import stages_of
-from ._ulysses import calls_of, lacks
+from ._ulysses import degrees, lacks
 
 __all__ = ["Costs", "ScheduleForecast", "chosen", "forecasts", "table"]
 
@@ -32,7 +32,9 @@ class Costs(NamedTuple):
     #: Seconds of one exchange and of one kernel, besides bytes and FLOP.
     exchange: float
     kernel: float
-    #: The compute that a running exchange takes away, as a share.
+    #: Seconds of the host for a pass, and for each exchange and kernel of it.
+    host: tuple[float, float, float]
+    #: The time that an exchange beside a kernel takes from the kernel, as a share of the exchange.
     overlap_loss: float
     source: str
 
@@ -40,12 +42,16 @@ class Costs(NamedTuple):
     def of(device: torch.device, hosts: int) -> Costs:
         """The constants for ranks on such devices and so many hosts."""
         if device.type != "cuda":
-            return Costs(5e10, 5e10, 1e9, 1e10, 2e-4, 1e-4, 0.5, "a CPU core and sockets: orders of magnitude")
-        if hosts > 1:
-            words = "H200: 650 and 560 TFLOP/s and 4.2 TB/s measured; 50 GB/s, a 400 Gb/s network, nominal"
-            return Costs(6.5e14, 5.6e14, 5.0e10, 4.2e12, 4e-5, 6e-6, 0.05, words)
-        words = "H200: 650 and 560 TFLOP/s, 4.2 TB/s, and 232 GB/s of an NCCL all-gather on 2 GPUs, measured"
-        return Costs(6.5e14, 5.6e14, 2.32e11, 4.2e12, 2e-5, 6e-6, 0.05, words)
+            words = "a CPU core and sockets: orders of magnitude"
+            return Costs(5e10, 5e10, 1e9, 1e10, 2e-4, 1e-4, (0.0, 0.0, 0.0), 0.5, words)
+        near = Costs(
+            7.4e14, 5e14, 2.32e11, 4.2e12, 3e-5, 1.5e-5, (2e-4, 2e-4, 1e-4), 0.6,
+            "H200: 740 TFLOP/s, 4.2 TB/s, 232 GB/s of an all-gather by NCCL, and 0.6 of a hidden exchange lost, "
+            "measured; 500 TFLOP/s backward and the host's times, assumed",
+        )  # fmt: skip
+        if hosts <= 1:
+            return near
+        return near._replace(link=5e10, exchange=5e-5, source=f"{near.source}; 50 GB/s between hosts, nominal")
 
 
 class ScheduleForecast(NamedTuple):
@@ -64,6 +70,8 @@ class ScheduleForecast(NamedTuple):
     efficiency: float
     #: Why it cannot be taken, or an empty text.
     lacks: str
+    #: The ranks that exchange heads.
+    together: int = 1
 
 
 def chosen(told: tuple[ScheduleForecast, ...], schedule: str = "auto") -> ScheduleForecast:
@@ -74,13 +82,9 @@ def chosen(told: tuple[ScheduleForecast, ...], schedule: str = "auto") -> Schedu
 
 @functools.lru_cache(maxsize=256)
 def forecasts(
-    split: SequenceSplit,
-    band: GlobalBand,
-    dims: tuple[int, int, int, int, int],
-    element: int,
-    trains: bool,
+    split: SequenceSplit, band: GlobalBand, dims: tuple[int, int, int, int, int], element: int, trains: bool,
     costs: Costs,
-) -> tuple[ScheduleForecast, ...]:
+) -> tuple[ScheduleForecast, ...]:  # fmt: skip
     """The predicted times of a call. ``dims``: batch, heads, heads_k, head_dim and head_dim_v; ``element``: bytes of an
     element; ``trains``: with the backward pass."""
     heads_k = dims[2]
@@ -90,7 +94,8 @@ def forecasts(
         if heads_k % slices == 0
     ]
     found.append(_of_stages(split, band, dims, element, trains, costs, "ring", 1))
-    found.append(_of_heads(split, band, dims, element, trains, costs))
+    neighbours = (*degrees(split.ranks), split.ranks)
+    found += [_of_heads(split, band, dims, element, trains, costs, together) for together in neighbours]
     return tuple(found)
 
 
@@ -127,44 +132,41 @@ def _ideal(
 
 
 def _of_stages(
-    split: SequenceSplit,
-    band: GlobalBand,
-    dims: tuple[int, int, int, int, int],
-    element: int,
-    trains: bool,
-    costs: Costs,
-    schedule: str,
-    slices: int,
-) -> ScheduleForecast:
+    split: SequenceSplit, band: GlobalBand, dims: tuple[int, int, int, int, int], element: int, trains: bool,
+    costs: Costs, schedule: str, slices: int,
+) -> ScheduleForecast:  # fmt: skip
     batch, heads, heads_k, dim, dim_v = dims
     if schedule == "ring" and band.chunk:
         return ScheduleForecast(schedule, 1, 0, 0.0, 0.0, 0.0, 0.0, 0.0, "no chunks")
-    slowest = None
+    passes, slowest = 2 if trains else 1, None
     for rank in range(split.ranks):
         job = ParallelCall(None, rank, split, band, None, 0.0, schedule, slices)
         stages = stages_of(job, heads_k)
-        compute, sends, received, extra = [], [], 0, 0.0
-        for stage in stages:
+        compute, sends, received, extra, exchanges = [], [], 0, 0.0, 0
+        for number, stage in enumerate(stages):
             own_heads = stage.heads.stop - stage.heads.start
             row = batch * own_heads * (dim + dim_v) * element
             away = sum(piece.rows for piece in stage.plan.pieces if piece.rank != rank) * row
             share = (batch, heads * own_heads // heads_k, own_heads, dim, dim_v)
             pairs = sum(map(_pairs, stage.plan.calls))
-            passes = 2 if trains else 1
             compute.append(_seconds(pairs, share, costs, trains) + passes * len(stage.plan.calls) * costs.kernel)
             # The backward pass receives keys again, and gradients of keys go the other way.
-            exchanges = 3 if trains else 1
-            sends.append(exchanges * (away / costs.link + (costs.exchange if away else 0.0)))
-            received += exchanges * away
-            # Own rows are copied into the buffer; results into their place, in a ring by a merge in float32.
+            times = (3 if trains else 1) if away or stage.sends else 0
+            sends.append(times * (away / costs.link + costs.exchange))
+            received += times * away
+            exchanges += times
             rows = sum(call.rows[1] - call.rows[0] for call in stage.plan.calls)
-            place = rows * share[0] * share[1] * dim_v * (2 * element if not stage.partial else 2 * 4 + element)
-            extra += (place + split.rows * row * 2) * passes / costs.memory
+            # A merge reads and writes results, also in float32. Else results are copied to their
+            # place, and own keys into the buffer.
+            place = rows * share[0] * share[1] * dim_v * (22 if stage.partial and number else 2 * element)
+            extra += (0.0 if stage.partial and not number else passes * place) / costs.memory
+            extra += 0.0 if stage.partial else passes * 2 * split.rows * row / costs.memory
         # While a stage is computed, the next one is received.
         exposed = sends[0] + sum(max(0.0, coming - busy) for coming, busy in zip(sends[1:], compute))
-        busy = sum(compute)
-        hidden = sum(sends) - exposed
-        total = busy + exposed + extra + costs.overlap_loss * max(0.0, hidden)
+        busy, hidden = sum(compute), max(0.0, sum(sends) - exposed)
+        kernels = passes * sum(len(stage.plan.calls) for stage in stages)
+        on_host = _of_host(costs, passes, exchanges, kernels)
+        total = max(busy + exposed + extra + costs.overlap_loss * hidden, on_host)
         made = (total, received, busy, exposed, extra)
         slowest = made if slowest is None or made > slowest else slowest
     assert slowest is not None
@@ -173,30 +175,39 @@ def _of_stages(
     return ScheduleForecast(schedule, slices, received, total, busy, exposed, extra, _share(ideal, total), "")
 
 
+def _of_host(costs: Costs, passes: int, exchanges: int, kernels: int) -> float:
+    """Seconds of the host, which enqueues everything."""
+    of_pass, of_exchange, of_kernel = costs.host
+    return passes * of_pass + exchanges * of_exchange + kernels * of_kernel
+
+
 def _of_heads(
-    split: SequenceSplit,
-    band: GlobalBand,
-    dims: tuple[int, int, int, int, int],
-    element: int,
-    trains: bool,
-    costs: Costs,
-) -> ScheduleForecast:
+    split: SequenceSplit, band: GlobalBand, dims: tuple[int, int, int, int, int], element: int, trains: bool,
+    costs: Costs, together: int,
+) -> ScheduleForecast:  # fmt: skip
     batch, heads, heads_k, dim, dim_v = dims
-    ranks = split.ranks
-    if (told := lacks(heads, heads_k, ranks)) is not None:
-        return ScheduleForecast("ulysses", 1, 0, 0.0, 0.0, 0.0, 0.0, 0.0, told)
-    own, own_k = heads // ranks, max(1, heads_k // ranks)
-    calls = calls_of(ParallelCall(None, 0, split, band, None, 0.0, "ulysses", 1))
+    schedule = "ulysses" if together == split.ranks else "ulysses_ring"
+    told = lacks(heads, heads_k, together)
+    if told is None and band.chunk and schedule == "ulysses_ring":
+        told = "no chunks"
+    if told is not None:
+        return ScheduleForecast(schedule, 1, 0, 0.0, 0.0, 0.0, 0.0, 0.0, told, together)
+    own = (batch, heads // together, max(1, heads_k // together), dim, dim_v)
+    rows = joined(split, together)
+    inner = _of_stages(rows, band, own, element, trains, costs, "ring" if rows.ranks > 1 else "all_gather", 1)
     passes = 2 if trains else 1
-    compute = _seconds(sum(map(_pairs, calls)), (batch, own, own_k, dim, dim_v), costs, trains)
-    compute += passes * len(calls) * costs.kernel
-    row = batch * (own * (dim + dim_v) + own_k * (dim + dim_v)) * element
-    moved = passes * (split.length - split.rows) * row
-    exposed = 0.0 if ranks == 1 else moved / costs.link + 2 * passes * costs.exchange
-    extra = 4 * passes * split.length * row / costs.memory
-    total = compute + exposed + extra
+    row = batch * (own[1] + own[2]) * (dim + dim_v) * element
+    moved = passes * (together - 1) * split.rows * row
+    exposed = 0.0 if together == 1 else moved / costs.link + 2 * passes * costs.exchange
+    extra = 4 * passes * rows.rows * row / costs.memory
+    # Heads are packed and unpacked by a copy for each rank.
+    on_host = _of_host(costs, passes, 2 * passes, passes * together)
+    total = max(inner.seconds + exposed + extra, on_host)
+    exposed, extra = inner.exposed + exposed, inner.extra + extra
     ideal = _ideal(split, band, dims, costs, trains)
-    return ScheduleForecast("ulysses", 1, moved, total, compute, exposed, extra, _share(ideal, total), "")
+    share = _share(ideal, total)
+    received = inner.received + moved
+    return ScheduleForecast(schedule, 1, received, total, inner.compute, exposed, extra, share, "", together)
 
 
 def _share(ideal: float, total: float) -> float:
@@ -206,13 +217,14 @@ def _share(ideal: float, total: float) -> float:
 def table(told: tuple[ScheduleForecast, ...], costs: Costs) -> str:
     """The predicted times as text."""
     best = chosen(told)
-    lines = [f"constants: {costs.source}", "schedule     slices  received MB  predicted ms  exposed ms  of ideal"]
+    head = "schedule        slices  degree  received MB  predicted ms  exposed ms  of ideal"
+    lines = [f"constants: {costs.source}", head]
     for x in told:
         if x.lacks:
-            lines.append(f"  {x.schedule:<12}  not taken: {x.lacks}")
+            lines.append(f"  {x.schedule:<14}  not taken: {x.lacks}")
             continue
         mark = "* " if x is best else "  "
-        name = f"{mark}{x.schedule:<11} {x.slices:>5}"
+        name = f"{mark}{x.schedule:<14} {x.slices:>5} {x.together:>7}"
         figures = f"{x.received / 1e6:>12.1f} {x.seconds * 1e3:>13.3f} {x.exposed * 1e3:>11.3f} {x.efficiency:>9.2f}"
         lines.append(name + figures)
     return "\n".join(lines)

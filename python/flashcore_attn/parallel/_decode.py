@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .._errors import FlashCoreError, invalid
 from .._kvcache import flash_attn_with_kvcache
-from ._calls import merge
 from ._exchange import agree, answering, number
 
 __all__ = ["decode_attn_func", "merge_over_group"]
@@ -35,11 +34,12 @@ def merge_over_group(out: Tensor, lse: Tensor, group: dist.ProcessGroup | None =
     own = torch.cat((out.float(), lse.transpose(1, 2)[..., None]), -1).contiguous()
     parts = own.new_empty((ranks, *own.shape))
     with answering(group, "exchange results"):
-        dist.all_gather(list(parts.unbind()), own, group=group)
-    total, total_lse = parts[0, ..., :dim].clone(), parts[0, ..., dim].transpose(1, 2).contiguous()
-    for part in parts[1:]:
-        merge(total, total_lse, part[..., :dim], part[..., dim].transpose(1, 2))
-    return total.to(out.dtype), total_lse
+        dist.all_gather_into_tensor(parts.view(-1), own.view(-1), group=group)
+    parts, lses = parts[..., :dim], parts[..., dim:]
+    total = lses.logsumexp(0)
+    # A row without a key on any rank has minus infinity everywhere, and its result is 0.
+    shares = (lses - total).exp_().nan_to_num_(0.0)
+    return (parts * shares).sum(0).to(out.dtype), total[..., 0].transpose(1, 2).contiguous()
 
 
 @torch.no_grad()

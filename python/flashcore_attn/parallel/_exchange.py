@@ -11,7 +11,7 @@ import socket
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .._errors import ArgumentError, FlashCoreError, GroupError, invalid
 
-__all__ = ["Exchange", "agree", "answering", "number"]
+__all__ = ["Exchange", "RankSubset", "agree", "answering", "number"]
 
 
 @contextmanager
@@ -35,12 +35,22 @@ def answering(group: Any, what: str) -> Iterator[None]:
         raise GroupError(f"{words} of the group ({error})") from error
 
 
+class RankSubset(NamedTuple):
+    """Some ranks of a process group, in an order of their own."""
+
+    group: Any
+    ranks: tuple[int, ...]
+
+
 class Exchange:
     """Messages of contiguous rows that are under way. The tensors must not change before :meth:`wait`."""
 
     def __init__(
         self, group: Any, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]], what: str
     ) -> None:
+        if isinstance(group, RankSubset):
+            sends, receives = ([(x, group.ranks[peer]) for x, peer in messages] for messages in (sends, receives))
+            group = group.group
         self._group, self._what = group, what
         self._works: list[Any] = []
         operations = []
@@ -83,8 +93,13 @@ def number(value: object) -> int:
 _agreements: Any = weakref.WeakKeyDictionary()
 
 
+# Where headers are compared in each call: reading them costs no wait for a device there.
+_EACH_TIME = {"cpu"}
+
+
 def agree(group: Any, device: torch.device, header: list[int], refusal: FlashCoreError | None = None) -> int:
-    """Compares a header over all ranks, the first time that this rank has it, and returns the number of hosts.
+    """Compares a header over all ranks, on a GPU the first time that this rank has it alone, and returns the number of
+    hosts.
 
     Args:
         group: the process group.
@@ -98,7 +113,7 @@ def agree(group: Any, device: torch.device, header: list[int], refusal: FlashCor
     """
     known = _agreements.setdefault(dist.group.WORLD if group is None else group, {})
     key = tuple(header)
-    if refusal is not None or key not in known:
+    if refusal is not None or key not in known or device.type in _EACH_TIME:
         try:
             told = _headers(group, device, [int(refusal is not None), *header])
         except GroupError:

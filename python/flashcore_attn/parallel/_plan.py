@@ -192,21 +192,32 @@ def _pair(fragment: _Fragment, seen: tuple[int, int], keys: tuple[int, int], ban
 
 
 def _merged(entries: list[_Entry]) -> list[_Entry]:
-    """Fewer sequences: keys that follow each other for equal rows, and rows that follow each other for equal keys."""
+    """Fewer sequences: neighbours that are one sequence, with one band."""
     merged: list[_Entry] = []
     for each in entries:
-        if merged:
-            last = merged[-1]
-            follows = last.document == each.document and all(last.full) and each.full[0]
-            if follows and last.rows == each.rows and last.keys[1] == each.keys[0]:
-                merged[-1] = each._replace(keys=(last.keys[0], each.keys[1]), before=-1, own=last.own or each.own)
-                continue
-            follows = follows and each.full[1] and last.own == each.own
-            if follows and last.keys == each.keys and last.rows[1] == each.rows[0]:
-                merged[-1] = each._replace(rows=(last.rows[0], each.rows[1]), before=-1, after=-1)
-                continue
+        while merged and (joined := _joined(merged[-1], each)) is not None:
+            merged.pop()
+            each = joined
         merged.append(each)
     return merged
+
+
+def _joined(last: _Entry, each: _Entry) -> _Entry | None:
+    """One sequence for two of a document, or None. No key before a query is hidden in it."""
+    if last.document != each.document or not (last.full[0] and each.full[0]):
+        return None
+    if last.rows == each.rows:  # further keys
+        if not last.full[1] or last.keys[1] != each.keys[0]:
+            return None
+        return each._replace(keys=(last.keys[0], each.keys[1]), before=-1, own=last.own or each.own)
+    if last.rows[1] != each.rows[0] or last.own != each.own:
+        return None
+    rows = (last.rows[0], each.rows[1])
+    if last.keys == each.keys and last.full[1] and each.full[1]:  # further rows
+        return each._replace(rows=rows, before=-1, after=-1)
+    # Further rows with as many further keys, and no key after a query's own.
+    steps = last.keys == (each.keys[0], each.keys[1] - each.rows[1] + each.rows[0])
+    return each._replace(rows=rows, before=-1) if steps and last.after == each.after == 0 else None
 
 
 def _planned(split: SequenceSplit, entries: list[_Entry], ranks: Any, merges: bool) -> KeyPlan:
@@ -214,7 +225,7 @@ def _planned(split: SequenceSplit, entries: list[_Entry], ranks: Any, merges: bo
     spans = _united(entries)
     placed = _in_buffer(entries, spans)
     calls = _calls(_merged(placed) if merges else placed)
-    pieces = []
+    pieces: list[RowPiece] = []
     for rank in ranks:
         at = 0
         for first, last in split.fragments[rank]:
@@ -222,10 +233,20 @@ def _planned(split: SequenceSplit, entries: list[_Entry], ranks: Any, merges: bo
             for low, high in spans:
                 begin, end = max(low, first), min(high, last)
                 if begin < end:
-                    pieces.append(RowPiece(rank, at + begin - first, buffer + begin - low, end - begin))
+                    _append(pieces, RowPiece(rank, at + begin - first, buffer + begin - low, end - begin))
                 buffer += high - low
             at += last - first
     return KeyPlan(sum(high - low for low, high in spans), tuple(pieces), tuple(calls))
+
+
+def _append(pieces: list[RowPiece], piece: RowPiece) -> None:
+    """Adds rows, to the last piece if they follow it on both sides."""
+    if pieces:
+        last = pieces[-1]
+        if (last.rank, last.shard + last.rows, last.buffer + last.rows) == piece[:3]:
+            pieces[-1] = last._replace(rows=last.rows + piece.rows)
+            return
+    pieces.append(piece)
 
 
 def _united(entries: list[_Entry]) -> list[tuple[int, int]]:

@@ -56,16 +56,9 @@ class sharded_sdpa(TorchFunctionMode):  # type: ignore[misc]
         return self._attend(*args, **(kwargs or {}))
 
     def _attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
         if attn_mask is not None:
             raise UnsupportedError("attn_mask has no rows of other ranks; use is_causal, or a window", "attn_mask")
         if dropout_p:

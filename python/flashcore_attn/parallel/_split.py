@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,8 @@ __all__ = ["SequenceSplit", "positions", "shard", "shard_zigzag", "split_sequenc
 SPLITS = ("zigzag", "contiguous", "documents")
 
 
-class SequenceSplit(NamedTuple):
+@dataclass(frozen=True)
+class SequenceSplit:
     """Which rows of a sequence each rank holds. :func:`split_sequence` makes it; equal splits compare equal."""
 
     #: Of each rank, the rows ``[first, last)`` of the whole sequence that it holds, in the order in which it
@@ -26,6 +28,14 @@ class SequenceSplit(NamedTuple):
     fragments: tuple[tuple[tuple[int, int], ...], ...]
     #: The first row of each packed document, and the end of the last.
     documents: tuple[int, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        """Plans are kept by split, and a split of many documents has many numbers."""
+        return hash((self.fragments, self.documents))
 
     @property
     def ranks(self) -> int:
@@ -37,7 +47,7 @@ class SequenceSplit(NamedTuple):
         """The rows of the whole sequence."""
         return self.documents[-1]
 
-    @property
+    @functools.cached_property
     def rows(self) -> int:
         """The rows of each shard. Shards that have fewer are padded at their end."""
         return max(map(_rows_of, self.fragments))
@@ -68,6 +78,13 @@ def split_sequence(length: int, ranks: int, split: str = "zigzag", cu_seqlens: A
     if split == "documents" and cu_seqlens is None:
         raise invalid("cu_seqlens", None, "the documents' first rows, which the split 'documents' needs")
     return _split(length, ranks, split, _documents(cu_seqlens, length))
+
+
+@functools.lru_cache(maxsize=256)
+def joined(split: SequenceSplit, together: int) -> SequenceSplit:
+    """The split in which each ``together`` neighbouring ranks hold their rows together, in ascending order."""
+    groups = (split.fragments[first : first + together] for first in range(0, split.ranks, together))
+    return SequenceSplit(tuple(tuple(sorted(sum(group, ()))) for group in groups), split.documents)
 
 
 def _documents(cu_seqlens: Any, length: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The schedules in which keys travel: all at once by slices of heads, or in steps around a ring.
 
 The keys of a stage are exchanged while those of the stage before are computed. Gradients of keys go back to the ranks
-that hold the keys, which add them in the order of ranks, so that equal calls give equal bits.
+that hold the keys, which add them in the order of stages: with deterministic kernels, equal calls give equal bits.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class KeyStage(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _plans(
-    split: SequenceSplit, rank: int, band: GlobalBand, ring: bool
-) -> tuple[tuple[KeyPlan, tuple[tuple[int, RowPiece], ...]], ...]:
+def _stages(
+    split: SequenceSplit, rank: int, band: GlobalBand, ring: bool, heads: int, slices: int
+) -> tuple[KeyStage, ...]:
     found = []
     for step in range(split.ranks if ring else 1):
         if ring:
@@ -46,19 +46,18 @@ def _plans(
             plan = gather_plan(split, rank, band)
             needs = {peer: gather_plan(split, peer, band) for peer in range(split.ranks) if peer != rank}
         sends = [(peer, piece) for peer, theirs in needs.items() for piece in theirs.pieces if piece.rank == rank]
-        found.append((plan, tuple(sends)))
+        # Also without keys: all ranks have equally many stages, so that two ranks post their messages in one
+        # order.
+        each = heads // slices
+        for first in range(0, heads, each):
+            found.append(KeyStage(slice(first, first + each), plan, tuple(sends), ring))
     return tuple(found)
 
 
-def stages_of(job: ParallelCall, heads: int) -> list[KeyStage]:
+def stages_of(job: ParallelCall, heads: int) -> tuple[KeyStage, ...]:
     """The stages of a call with so many KV heads."""
     ring = job.schedule == "ring"
-    each = heads // (1 if ring else job.slices)
-    return [
-        KeyStage(slice(first, first + each), plan, sends, ring)
-        for plan, sends in _plans(job.split, job.rank, job.band, ring)
-        for first in range(0, heads, each)
-    ]
+    return _stages(job.split, job.rank, job.band, ring, heads, 1 if ring else job.slices)
 
 
 class _Keys:
@@ -68,7 +67,7 @@ class _Keys:
         self._works: Exchange | None = None
         kv = tuple(x[:, :, stage.heads].transpose(0, 1) for x in kv)
         own = [piece for piece in stage.plan.pieces if piece.rank == job.rank]
-        if not stage.sends and own == list(stage.plan.pieces) and all(piece.shard == piece.buffer for piece in own):
+        if not stage.sends and own == list(stage.plan.pieces) and _is_identity(own):
             self.buffers = [x[: stage.plan.rows] for x in kv]
             return
         self.buffers = [x.new_empty((stage.plan.rows, *x.shape[1:])) for x in kv]
@@ -97,6 +96,11 @@ class _Keys:
         return k, v
 
 
+def _is_identity(own: list[RowPiece]) -> bool:
+    """Whether own rows lie in the buffer as in the shard."""
+    return all(piece.shard == piece.buffer for piece in own)
+
+
 def _rows(x: Tensor, first: int, piece: RowPiece) -> Tensor:
     return x[first : first + piece.rows]
 
@@ -109,7 +113,9 @@ def _held(x: Tensor, buffer: Tensor, wanted: RowPiece, own: list[RowPiece]) -> T
     return _rows(x, wanted.shard, wanted).contiguous()
 
 
-def _fetched(job: ParallelCall, stages: list[KeyStage], kv: tuple[Tensor, Tensor]) -> Iterator[tuple[KeyStage, _Keys]]:
+def _fetched(
+    job: ParallelCall, stages: tuple[KeyStage, ...], kv: tuple[Tensor, Tensor]
+) -> Iterator[tuple[KeyStage, _Keys]]:
     """The stages with their keys; those of the next stage are under way."""
     following = _Keys(job, stages[0], kv)
     for i, stage in enumerate(stages):
@@ -120,23 +126,42 @@ def _fetched(job: ParallelCall, stages: list[KeyStage], kv: tuple[Tensor, Tensor
         yield stage, keys
 
 
+def _sum_type(number: int, dtype: torch.dtype) -> torch.dtype:
+    """The type of a sum of so many tensors: two are rounded once in any case."""
+    return dtype if number <= 2 else torch.float32
+
+
 def forward(job: ParallelCall, q: Tensor, k: Tensor, v: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
     """The result of this rank's rows and its log-sum-exp."""
     stages, group = stages_of(job, k.shape[2]), q.shape[2] // k.shape[2]
-    shape = (*q.shape[:3], v.shape[3])
-    out = q.new_zeros(shape, dtype=torch.float32 if stages[0].partial else q.dtype)
-    lse = q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
+    kind = _sum_type(len(stages) if stages[0].partial else 1, q.dtype)
+    out: Tensor | None = None
+    lse: Tensor | None = None
     for stage, keys in _fetched(job, stages, (k, v)):
         heads = kv_heads(stage.heads, group)
         for call in stage.plan.calls:
             rows = slice(*call.rows)
             part, part_lse = attend(job, call, q[:, rows, heads], *keys.of(call), terms.of(heads))
+            if out is None or lse is None:
+                if part.shape[:3] == q.shape[:3]:
+                    out, lse = part.to(kind), part_lse
+                    continue
+                out, lse = _unseen(q, v, kind, zeros=stage.partial or job.is_padded)
             if stage.partial:
                 merge(out[:, rows, heads], lse[:, heads, rows], part, part_lse)
             else:
                 out[:, rows, heads] = part
                 lse[:, heads, rows] = part_lse
+    if out is None or lse is None:  # a shard of padding
+        out, lse = _unseen(q, v, kind, zeros=True)
     return out.to(q.dtype), lse
+
+
+def _unseen(q: Tensor, v: Tensor, dtype: torch.dtype, zeros: bool) -> tuple[Tensor, Tensor]:
+    """The result and the log-sum-exp before a row has seen a key; uninitialised where all rows are written."""
+    shape = (*q.shape[:3], v.shape[3])
+    out = (q.new_zeros if zeros else q.new_empty)(shape, dtype=dtype)
+    return out, q.new_full((q.shape[0], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
 
 
 def backward(
@@ -151,58 +176,101 @@ def backward(
     q, k, v = tensors
     (out, lse), (d_out, d_lse) = made, gradients
     stages, group = stages_of(job, k.shape[2]), q.shape[2] // k.shape[2]
-    dq = q.new_zeros(q.shape, dtype=torch.float32 if stages[0].partial else q.dtype)
-    sums = [x.new_zeros((x.shape[1], x.shape[0], *x.shape[2:]), dtype=torch.float32) for x in (k, v)]
-    of_terms = TermSums(terms, wants)
+    kind = _sum_type(len(stages) if stages[0].partial else 1, q.dtype)
+    dq: Tensor | None = None
+    if not stages[0].partial:
+        dq = (torch.zeros_like if job.is_padded else torch.empty_like)(q, memory_format=torch.contiguous_format)
+    sums, of_terms = _KeySums(job, (k, v)), TermSums(terms, wants)
     returned: _Returned | None = None
     for stage, keys in _fetched(job, stages, (k, v)):
         heads = kv_heads(stage.heads, group)
-        of_keys = _KeyGradients(keys.buffers)
+        of_keys = _KeyGradients(keys.buffers, len(stage.plan.calls))
         for call in stage.plan.calls:
             rows = slice(*call.rows)
             made_here = (out[:, rows, heads], lse[:, heads, rows])
             given = (d_out[:, rows, heads], None if d_lse is None else d_lse[:, heads, rows])
             inputs = (q[:, rows, heads], *keys.of(call))
-            of_q, of_kv, others = differentiate(job, call, inputs, made_here, given, terms.of(heads), wants)
-            dq[:, rows, heads] += of_q
+            into = None if stage.partial or dq is None else dq[:, rows, heads]
+            of_q, of_kv, others = differentiate(job, call, inputs, made_here, given, terms.of(heads), wants, into)
+            if dq is None and of_q.shape == q.shape:
+                dq = of_q.to(kind)
+            elif stage.partial:
+                dq = torch.zeros_like(q, dtype=kind) if dq is None else dq
+                dq[:, rows] += of_q
             of_keys.add(call, of_kv)
             of_terms.add(heads, others)
         if returned is not None:
             returned.add(sums)
-        returned = _Returned(job, stage, of_keys.taken())
+        returned = _Returned(job, stage, of_keys.taken(), k.dtype)
     if returned is not None:
         returned.add(sums)
-    dk, dv = (x.transpose(0, 1).to(k.dtype) for x in sums)
-    return [dq.to(q.dtype), dk, dv], of_terms.taken()
+    dq = torch.zeros_like(q) if dq is None else dq.to(q.dtype)
+    return [dq, *sums.taken()], of_terms.taken()
+
+
+class _KeySums:
+    """The gradients of this rank's keys and values, each ``(rows, batch, heads, dim)``."""
+
+    def __init__(self, job: ParallelCall, kv: tuple[Tensor, Tensor]) -> None:
+        self._kv, self._type = kv, _sum_type(job.split.ranks, kv[0].dtype)
+        self._sums: list[Tensor] = []
+
+    def own(self, found: list[Tensor], pieces: list[RowPiece], heads: slice) -> None:
+        """Takes the gradients of this rank's own calls, the only ones for their rows and heads."""
+        if not self._sums:
+            kind = torch.promote_types(self._type, found[0].dtype)
+            shapes = [(x.shape[1], x.shape[0], *x.shape[2:]) for x in self._kv]
+            if all(x.shape == shape for x, shape in zip(found, shapes)) and _is_identity(pieces):
+                self._sums = [x.to(kind) for x in found]
+                return
+            self._sums = [x.new_zeros(shape, dtype=kind) for x, shape in zip(found, shapes)]
+        for piece in pieces:
+            for x, part in zip(self._sums, found):
+                _rows(x, piece.shard, piece)[:, :, heads] = _rows(part, piece.buffer, piece)
+
+    def add(self, parts: list[Tensor], piece: RowPiece, heads: slice) -> None:
+        """Adds the gradients that another rank has computed."""
+        for x, part in zip(self._sums, parts):
+            _rows(x, piece.shard, piece)[:, :, heads] += part
+
+    def taken(self) -> list[Tensor]:
+        """The gradients in the shape of the keys and values."""
+        if not self._sums:
+            return [torch.zeros_like(x) for x in self._kv]
+        return [x.transpose(0, 1).to(like.dtype) for x, like in zip(self._sums, self._kv)]
 
 
 class _KeyGradients:
     """The gradients of a stage's keys and values, each ``(rows, batch, heads, dim)``."""
 
-    def __init__(self, buffers: list[Tensor]) -> None:
-        self._buffers = buffers
+    def __init__(self, buffers: list[Tensor], calls: int) -> None:
+        self._buffers, self._type = buffers, _sum_type(calls, buffers[0].dtype)
         self._sums: list[Tensor] = []
 
     def add(self, call: BandCall, found: list[Tensor]) -> None:
         parts = [x.transpose(0, 1) for x in found]
         if not self._sums:
             if call.keys == (0, self._buffers[0].shape[0]):
-                self._sums = [x.contiguous() for x in parts]
+                self._sums = [x.to(self._type).contiguous() for x in parts]
                 return
-            self._sums = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in self._buffers]
+            self._sums = self._zeros(self._type)
         for x, part in zip(self._sums, parts):
             x[slice(*call.keys)] += part
 
     def taken(self) -> list[Tensor]:
-        """The gradients; zeros where no call read a key."""
-        return self._sums or [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in self._buffers]
+        """The gradients, in float32 if they are sums of many; zeros where no call read a key."""
+        return self._sums or self._zeros(None)
+
+    def _zeros(self, dtype: torch.dtype | None) -> list[Tensor]:
+        return [torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format) for x in self._buffers]
 
 
 class _Returned:
     """Gradients of keys on their way to the ranks that hold the keys."""
 
-    def __init__(self, job: ParallelCall, stage: KeyStage, found: list[Tensor]) -> None:
+    def __init__(self, job: ParallelCall, stage: KeyStage, found: list[Tensor], dtype: torch.dtype) -> None:
         self._heads, self._found = stage.heads, found
+        found = [x.to(dtype) for x in found]
         self._own = [piece for piece in stage.plan.pieces if piece.rank == job.rank]
         away = [piece for piece in stage.plan.pieces if piece.rank != job.rank]
         sends = [(_rows(x, piece.buffer, piece), piece.rank) for piece in away for x in found]
@@ -212,12 +280,10 @@ class _Returned:
         receives = [(x, peer) for _, parts, peer in self._others for x in parts]
         self._works = Exchange(job.group, sends, receives, "gradients of keys and values")
 
-    def add(self, sums: list[Tensor]) -> None:
+    def add(self, sums: _KeySums) -> None:
         """Adds the gradients of this rank's keys."""
+        if self._own:
+            sums.own(self._found, self._own, self._heads)
         self._works.wait()
-        for piece in self._own:
-            for x, found in zip(sums, self._found):
-                _rows(x, piece.shard, piece)[:, :, self._heads] += _rows(found, piece.buffer, piece)
         for piece, parts, _ in self._others:
-            for x, part in zip(sums, parts):
-                _rows(x, piece.shard, piece)[:, :, self._heads] += part
+            sums.add(parts, piece, self._heads)

@@ -93,6 +93,15 @@ def of_diffusers(read: object) -> dict[str, object]:
 READERS = {"vllm": of_vllm, "sglang": of_sglang, "diffusers": of_diffusers}
 
 
+def lines(value: object, indent: str = "") -> str:
+    """JSON with a line for each signature and each list."""
+    if not isinstance(value, dict) or "arguments" in value or not value:
+        return json.dumps(value, sort_keys=True)
+    inner = indent + " "
+    members = (f"{inner}{json.dumps(name)}: {lines(value[name], inner)}" for name in sorted(value))
+    return "{\n" + ",\n".join(members) + f"\n{indent}}}"
+
+
 def main(folder: Path) -> None:
     recorded: dict[str, dict[str, object]] = {}
     for wheel in sorted(folder.glob("*.whl")):
@@ -105,8 +114,7 @@ def main(folder: Path) -> None:
             recorded.setdefault(name, {})[version] = READERS[name](
                 lambda path: archive.read(path).decode() if path in known else ""  # noqa: B023
             )
-    json.dump(recorded, sys.stdout, indent=1, sort_keys=True)
-    sys.stdout.write("\n")
+    sys.stdout.write(lines(recorded) + "\n")
 
 
 if __name__ == "__main__":

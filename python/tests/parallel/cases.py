@@ -79,7 +79,14 @@ def sharded(group, split, tensors, options, schedule, slices):
     inputs = [parallel.shard(x, split, rank).requires_grad_() for x in (q, k, v)]
     terms = {name: x.clone().requires_grad_() for name, x in options.items() if isinstance(x, torch.Tensor)}
     out, lse = parallel.context_parallel_attn_func(
-        *inputs, group, split, schedule=schedule, head_slices=slices, return_lse=True, **{**options, **terms}
+        *inputs,
+        group,
+        split,
+        schedule=schedule,
+        head_slices=slices,
+        return_lse=True,
+        ulysses_degree=2 if schedule == "ulysses_ring" and dist.get_world_size(group) % 2 == 0 else None,
+        **{**options, **terms},
     )
     torch.autograd.backward([out, lse], [parallel.shard(d_out, split, rank), parallel.shard(d_lse, split, rank, 2)])
     for x in terms.values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 
 import cases
 import torch
@@ -33,19 +32,21 @@ def arguments(group, of_rank, what, value):
     return [torch.zeros(size, dtype=cases.DTYPES.get(shape["dtype"], torch.float64))] * 3, options
 
 
-def agreements(group):
+def agreements(group, each_time):
     """The number of headers that are compared during two calls of a shape and one of another shape."""
     from flashcore_attn.parallel import _exchange
 
     compared = []
-    headers = _exchange._headers
+    headers, where = _exchange._headers, _exchange._EACH_TIME
+    _exchange._EACH_TIME = where if each_time else {}
     _exchange._headers = lambda *told: compared.append(told) or headers(*told)
     try:
         for rows in (4, 4, 6):
             q = torch.zeros(1, rows, 3, 8)
             parallel.context_parallel_attn_func(q, q, q, group, causal=True)
     finally:
-        _exchange._headers = headers
+        _exchange._headers, _exchange._EACH_TIME = headers, where
+        _exchange._agreements.clear()
     return len(compared)
 
 
@@ -162,30 +163,28 @@ def of_explanation(group):
     return parallel.explain(q, q, q, group, causal=True)
 
 
-def of_failure(rank, ranks, port, pipe, mode):
-    """One rank ends, or never calls: the error of the others and the seconds that it took."""
-    from conftest import join
+def of_failure(rank, ranks, port, pipe):
+    """A rank that says that it is ready, and then makes a call, or ends, when it is told."""
+    from datetime import timedelta
 
-    join(rank, ranks, port, 4)
+    from rank_pool import join
+
+    join(rank, ranks, port, 120)
+    dist.barrier()  # processes start at different times
+    group = dist.new_group(timeout=timedelta(seconds=6))
     q = torch.zeros(1, 8, 2, 8, requires_grad=True)
-    out = parallel.context_parallel_attn_func(q, q, q, None, causal=True, schedule="ring")
-    dist.barrier()
-    if rank == ranks - 1:
-        pipe.send((None, 0.0))
-        time.sleep(0.5 if mode == "ends" else 8)
-        return
-    started = time.monotonic()
+    out = parallel.context_parallel_attn_func(q, q, q, group, causal=True, schedule="ring")
+    pipe.send("ready")
+    what = pipe.recv()
     try:
-        if mode == "ends":
-            parallel.context_parallel_attn_func(q, q, q, None, causal=True, schedule="ring")
-            parallel.context_parallel_attn_func(q, q, q, None, causal=True, schedule="ring")
-        else:
+        if what == "forward":
+            parallel.context_parallel_attn_func(q, q, q, group, causal=True, schedule="ring")
+        elif what == "backward":
             out.sum().backward()
-        told = None
+        pipe.send(None)
     except flashcore_attn.GroupError as error:
-        told = str(error)
-    pipe.send((told, time.monotonic() - started))
-    time.sleep(0.2)
+        pipe.send(str(error))
+    pipe.recv()  # until all have answered
 
 
 def of_example(group, steps, rows):
@@ -207,3 +206,24 @@ def of_suite(group):
     works = _parallel.works(4096)
     rows = [row for work in works for row in _parallel.rows_of(work, group, cpu, torch.float32, 0.0)]
     return [len(works), rows, _parallel.table(rows)]
+
+
+def of_compiled_step(group):
+    """The worst difference of a compiled step to the eager one, and the graphs of two steps."""
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+
+    def step(q, k, v):
+        return parallel.context_parallel_attn_func(q * 2, k, v, group, causal=True).sin()
+
+    inputs = [x[:, :8].requires_grad_() for x in cases.drawn(1, 4, 2, 16, 16, torch.float32)[:3]]
+    right = step(*inputs)
+    gradients = torch.autograd.grad(right.sum(), inputs)
+    compiled = torch.compile(step, backend=counter)
+    for _ in range(2):
+        out = compiled(*inputs)
+        found = torch.autograd.grad(out.sum(), inputs)
+    worst = max((a - b).abs().max().item() for a, b in zip((out, *found), (right, *gradients)))
+    torch._dynamo.reset()
+    return worst, counter.frame_count

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
-from flashcore_attn import parallel
-from flashcore_attn.parallel import _cost, _plan
+torch = pytest.importorskip("torch")
+
+from flashcore_attn import parallel  # noqa: E402
+from flashcore_attn.parallel import _calls, _cost, _plan, _stages  # noqa: E402
 
 BANDS = [(-1, -1, 0), (-1, 0, 0), (7, 0, 0), (3, 4, 0), (-1, 5, 0), (9, -1, 0), (0, 0, 0)]
 BANDS += [(-1, -1, 8), (-1, 0, 8), (5, 2, 8)]
@@ -14,7 +18,7 @@ DOCUMENTS = [None, (0, 1, 2, 9, 30, 31, 41), (0, 20, 41)]
 
 
 def splits():
-    for ranks in (1, 2, 3, 5):
+    for ranks in (1, 2, 3, 4, 5):
         for kind in ("zigzag", "contiguous", "documents"):
             for documents in DOCUMENTS:
                 if documents or kind != "documents":
@@ -117,7 +121,8 @@ def test_few_calls_and_few_bytes():
     split = parallel.split_sequence(64, 2)
     for rank in range(2):
         assert len(_plan.gather_plan(split, rank, causal).calls) == 2 - rank, "rank 1 holds the middle"
-        assert [len(plan.calls) for plan in _plan.ring_plans(split, rank, causal)][1:] == [1]
+        assert [len(plan.calls) for plan in _plan.ring_plans(split, rank, causal)] == [1, 1]
+        assert [len(plan.pieces) for plan in _plan.ring_plans(split, rank, causal)] == [1, 1]
     window = _plan.GlobalBand(7, 0, 0, False)
     split = parallel.split_sequence(64, 4, "contiguous")
     for rank in range(4):
@@ -128,8 +133,37 @@ def test_few_calls_and_few_bytes():
         assert len(_plan.gather_plan(packed, rank, causal).calls) == 2, "sequences of all documents are one call"
 
 
+def posted(split, rank, band, schedule):
+    """The messages of a forward and backward pass, by rank, in the order in which this rank posts them."""
+    job = _calls.ParallelCall(None, rank, split, band, None, 0.0, schedule, 1)
+    stages = _stages.stages_of(job, 2)
+    sends, receives = [[[] for _ in range(split.ranks)] for _ in range(2)]
+
+    def post(stage, to_holder):
+        for peer, piece in stage.sends:
+            (receives if to_holder else sends)[peer].append((to_holder, piece.rows))
+        for piece in stage.plan.pieces:
+            if piece.rank != rank:
+                (sends if to_holder else receives)[piece.rank].append((to_holder, piece.rows))
+
+    post(stages[0], False)
+    for i, stage in enumerate(stages):
+        if i + 1 < len(stages):
+            post(stages[i + 1], False)
+        post(stage, True)
+    return sends, receives
+
+
+@pytest.mark.parametrize("schedule", ["ring", "all_gather"])
+def test_two_ranks_post_their_messages_in_one_order(schedule):
+    for split in splits():
+        for numbers in BANDS[:7]:
+            each = [posted(split, rank, _plan.GlobalBand(*numbers, False), schedule) for rank in range(split.ranks)]
+            for (a, (sends, _)), (b, (_, receives)) in itertools.product(enumerate(each), repeat=2):
+                assert sends[b] == receives[a], (split, numbers, a, b)
+
+
 def test_shards_hold_each_row_once():
-    torch = pytest.importorskip("torch")
     x = torch.arange(41)
     for split in splits():
         shards = [parallel.shard(x, split, rank, 0) for rank in range(split.ranks)]

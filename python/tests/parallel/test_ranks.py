@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 
-import conftest
-import others
 import pytest
+
+pytest.importorskip("torch")
+
+import others
+import rank_pool
 
 
 @pytest.mark.parametrize(
@@ -37,7 +40,8 @@ def test_a_rank_that_refuses_is_an_error_on_each(ranks):
 @pytest.mark.parametrize(
     ("what", "value", "words"),
     [
-        ("schedule", "tree", "for schedule: expected auto or all_gather or ring or ulysses"),
+        ("schedule", "tree", "for schedule: expected auto or all_gather or ring or ulysses or ulysses_ring"),
+        ("ulysses_degree", 3, "for ulysses_degree: expected a divisor of 2, the ranks, or None"),
         ("split", "stripes", "for split: expected zigzag or contiguous or documents"),
         ("window_size", (1, 2, 3), "for window_size: expected"),
         ("head_slices", 3, "for head_slices: expected a divisor of heads_k = 2"),
@@ -49,27 +53,49 @@ def test_bad_options_are_refused(ranks, what, value, words):
         assert told is not None and told[0] == "ArgumentError" and words in told[1], told
 
 
-def test_headers_are_compared_once_for_a_shape(ranks):
-    assert ranks(2, others.agreements) == [2, 2]
+def test_ranks_without_a_divisor_have_no_rings_of_neighbours(ranks):
+    for kind, message in ranks(3, others.message_of, (0, 1, 2), "schedule", "ulysses_ring"):
+        assert kind == "UnsupportedError" and "3 ranks have no divisor but 1 and themselves" in message
 
 
-@pytest.mark.parametrize("mode", ["ends", "is late"])
-def test_a_rank_that_fails_is_an_error_within_the_time_out(mode):
+@pytest.mark.parametrize(("each_time", "number"), [(False, 2), (True, 3)])
+def test_headers_are_compared_once_for_a_shape_on_gpus(ranks, each_time, number):
+    assert ranks(2, others.agreements, each_time) == [number] * 2
+
+
+def test_a_rank_that_goes_back_to_a_shape_is_an_error_on_each(ranks):
+    assert ranks(2, others.message_of, (0, 1), "rows", 6) == [None, None]
+    assert ranks(2, others.message_of, (), "rows", 6) == [None, None]
+    for told in ranks(2, others.message_of, (1,), "rows", 6):
+        assert told is not None and told[0] == "ArgumentError" and "for the rows of a shard" in told[1]
+
+
+def test_a_compiled_step(ranks):
+    assert ranks(2, others.of_compiled_step) == [(0.0, 2)] * 2
+
+
+@pytest.mark.parametrize(("number", "ends", "call"), [(3, True, "forward"), (2, False, "backward")])
+def test_a_rank_that_ends_or_is_late_is_an_error_within_the_time_out(number, ends, call):
     context = multiprocessing.get_context("spawn")
-    port, number = conftest.free_port(), 3 if mode == "ends" else 2
+    port = rank_pool.free_port()
     pipes, processes = [], []
     for rank in range(number):
         here, there = context.Pipe()
-        process = context.Process(target=others.of_failure, args=(rank, number, port, there, mode), daemon=True)
+        process = context.Process(target=others.of_failure, args=(rank, number, port, there), daemon=True)
         process.start()
-        there.close()
         pipes.append(here)
         processes.append(process)
-    told = [pipe.recv() for pipe in pipes]
+    assert [pipe.recv() for pipe in pipes] == ["ready"] * number
+    if ends:
+        processes[-1].terminate()
+        processes[-1].join()
+    for pipe in pipes[:-1]:
+        pipe.send(call)
+    for rank, message in enumerate([pipe.recv() for pipe in pipes[:-1]]):
+        assert message is not None and f"rank {rank} could not " in message and "another rank ended" in message, message
     for process in processes:
-        process.join(60)
-    for rank, (message, _) in enumerate(told[:-1]):
-        assert message is not None and f"rank {rank} could not exchange" in message, told
+        process.terminate()
+        process.join()
 
 
 @pytest.mark.parametrize("sink", [False, True])

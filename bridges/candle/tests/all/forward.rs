@@ -6,6 +6,7 @@ use candle_flashcore::{
     flash_attn_windowed, v3,
 };
 
+use crate::operations;
 use crate::plain::{self, Options, close, random, tolerance};
 
 const SCALE: f32 = 0.7;
@@ -82,7 +83,8 @@ fn every_function_agrees_with_plain_loops() {
 fn outputs_are_those_of_candles_operations() {
     let [q, k, v] = inputs(6, 9, DType::F32);
     let options = Options { window: [None, Some(0)], ..options() };
-    let one = |b: usize| plain::eager([&q, &k, &v].map(|x| x.get(b).unwrap()).each_ref(), &options).unwrap();
+    let one =
+        |b: usize| operations::eager([&q, &k, &v].map(|x| x.get(b).unwrap()).each_ref(), &options).unwrap();
     let expected = Tensor::stack(&[one(0), one(1)], 0).unwrap();
     let found = flash_attn(&q, &k, &v, SCALE, true).unwrap();
     let difference = (found - expected).unwrap().abs().unwrap().max_all().unwrap();

@@ -7,7 +7,8 @@ use candle_flashcore::{
     flash_attn_varlen_windowed,
 };
 
-use crate::plain::{self, Options, random};
+use crate::operations;
+use crate::plain::{Options, random};
 
 const SCALE: f32 = 0.6;
 
@@ -43,7 +44,7 @@ impl Inputs {
 }
 
 fn eager([q, k, v]: [&Tensor; 3], options: &Options) -> Result<Tensor> {
-    let one = |b: usize| plain::eager([&q.get(b)?, &k.get(b)?, &v.get(b)?], options);
+    let one = |b: usize| operations::eager([&q.get(b)?, &k.get(b)?, &v.get(b)?], options);
     Tensor::stack(&(0..q.dim(0)?).map(one).collect::<Result<Vec<_>>>()?, 0)
 }
 
@@ -120,7 +121,7 @@ fn packed_gradients_are_those_of_each_sequence() {
         let cut = |x: &Tensor, starts: [u32; 3]| {
             x.narrow(0, starts[i] as usize, (starts[i + 1] - starts[i]) as usize)
         };
-        plain::eager([&cut(q, starts_q)?, &cut(k, starts_k)?, &cut(v, starts_k)?], &options)
+        operations::eager([&cut(q, starts_q)?, &cut(k, starts_k)?, &cut(v, starts_k)?], &options)
     };
     let loss = |out: Tensor| (out * &weights)?.sum_all();
     let [of_q, of_k] = [starts_q, starts_k].map(|starts| Tensor::new(&starts, &Device::Cpu).unwrap());

@@ -5,6 +5,7 @@ mod examples;
 mod forward;
 mod gradients;
 mod hostile;
+mod operations;
 mod packed;
 mod plain;
 mod signatures;

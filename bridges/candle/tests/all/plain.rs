@@ -1,6 +1,6 @@
-//! Attention of one sequence, in f64 loops and of candle's operations.
+//! Attention of one sequence, in f64 loops.
 
-use candle::{DType, Device, Result, Tensor};
+use candle::{DType, Device, Tensor};
 
 /// The options of a call.
 #[derive(Clone, Debug, Default)]
@@ -9,12 +9,14 @@ pub struct Options {
     pub window: [Option<usize>; 2],
     pub softcap: Option<f32>,
     pub slopes: Option<Vec<f32>>,
+    /// A logit without a value for each head.
+    pub sinks: Option<Vec<f32>>,
     /// Ranges of positions that see each other in any window.
     pub ranges: Vec<[i32; 2]>,
 }
 
 impl Options {
-    fn sees(&self, level: i64, key: i64) -> bool {
+    pub fn sees(&self, level: i64, key: i64) -> bool {
         let within = |size: Option<usize>, distance: i64| size.is_none_or(|size| distance <= size as i64);
         let inside = |at: i64, [start, end]: [i32; 2]| (i64::from(start)..i64::from(end)).contains(&at);
         let [left, right] = self.window;
@@ -62,8 +64,9 @@ pub fn attention([q, k, v]: [&Tensor; 3], options: &Options) -> Vec<f64> {
         };
         let seen: Vec<(usize, f64)> =
             (0..keys).filter(|&key| options.sees(level, key as i64)).map(|key| (key, logit(key))).collect();
-        let largest = seen.iter().fold(f64::NEG_INFINITY, |largest, &(_, logit)| largest.max(logit));
-        let sum: f64 = seen.iter().map(|(_, logit)| (logit - largest).exp()).sum();
+        let sink = options.sinks.as_ref().map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[head]));
+        let largest = seen.iter().fold(sink, |largest, &(_, logit)| largest.max(logit));
+        let sum = seen.iter().map(|(_, logit)| (logit - largest).exp()).sum::<f64>() + (sink - largest).exp();
         out.extend((0..dim_v).map(|d| {
             let weight = |&(key, logit): &(usize, f64)| {
                 (logit - largest).exp() * v[(key * heads_kv + of_kv) * dim_v + d]
@@ -72,34 +75,6 @@ pub fn attention([q, k, v]: [&Tensor; 3], options: &Options) -> Vec<f64> {
         }));
     }
     out
-}
-
-/// Attention of one sequence, of candle's operations. Every row sees a key.
-pub fn eager([q, k, v]: [&Tensor; 3], options: &Options) -> Result<Tensor> {
-    let (rows, heads, _) = q.dims3()?;
-    let (keys, heads_kv, _) = k.dims3()?;
-    let group = heads / heads_kv;
-    let by_head = |x: &Tensor| x.transpose(0, 1)?.contiguous();
-    // [head_kv, 1, row, dim] for each head of the group
-    let repeated = |x: &Tensor| {
-        let x = by_head(x)?.unsqueeze(1)?;
-        let (heads_kv, _, rows, dim) = x.dims4()?;
-        x.broadcast_as((heads_kv, group, rows, dim))?.contiguous()?.reshape((heads, rows, dim))
-    };
-    let mut scores =
-        (by_head(q)?.matmul(&repeated(k)?.transpose(1, 2)?.contiguous()?)? * f64::from(options.scale))?;
-    if let Some(cap) = options.softcap.map(f64::from) {
-        scores = ((scores / cap)?.tanh()? * cap)?;
-    }
-    let bias = (0..heads * rows * keys).map(|i| {
-        let (head, row, key) = (i / keys / rows, i / keys % rows, i % keys);
-        let (level, key) = (row as i64 + keys as i64 - rows as i64, key as i64);
-        let slope = options.slopes.as_ref().map_or(0.0, |slopes| slopes[head]);
-        if options.sees(level, key) { -slope * (level - key).abs() as f32 } else { f32::NEG_INFINITY }
-    });
-    let bias = Tensor::from_iter(bias, q.device())?.reshape((heads, rows, keys))?;
-    let weights = candle_nn::ops::softmax(&(scores + bias)?, 2)?;
-    weights.matmul(&repeated(v)?)?.transpose(0, 1)
 }
 
 /// The largest difference between a tensor and expected numbers; infinite if one is NaN.

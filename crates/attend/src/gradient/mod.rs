@@ -4,4 +4,4 @@ mod ring;
 mod scores;
 
 pub use ring::{BlockRing, RingBlock};
-pub use scores::{QueryNumbers, ScoreGradient};
+pub use scores::{QueryNumbers, ScoreGradient, SoftcapSlope};

@@ -13,18 +13,33 @@ use crate::{Coverage, GradientPrograms, Masker, Softcap};
 pub struct ScoreGradient<'a> {
     /// The softcap, or the factor of wide logits, if there is one.
     pub softcap: Option<&'a Softcap>,
-    /// The inverse of [`Softcap::cap`], if that factor is in the scores.
+    /// 1 / (cap · log2 e), where that factor is in the scores, or the slope comes from P.
     pub inverse_cap: Option<F32>,
+    /// The slope of the softcap in the result.
+    pub slope: SoftcapSlope,
     /// The score and mask programs, if there are any.
     pub programs: Option<&'a GradientPrograms<'a>>,
-    /// Whether the result is the gradient of an element of a table: without the slope of the softcap, and 0
-    /// where a score is hidden, whatever the tensors have there.
-    pub of_table: bool,
     /// Hides probabilities; made by [`Masker::of_probabilities`].
     pub mask: &'a Masker,
     /// The factor of the scores in the exponent.
     pub factor: F32,
 }
+
+/// The slope 1 − t² of the softcap in the gradient of a score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SoftcapSlope {
+    /// None: the result is the gradient of an element of a table. The result is 0 where a score is hidden,
+    /// whatever the tensors have there.
+    None,
+    /// S keeps the tangent t in registers beside P.
+    OfTangent,
+    /// t = (log2 P + L·log2 e) / (cap · log2 e): one more MUFU operation, and no registers. Without programs.
+    OfProbability,
+}
+
+/// Probabilities below this one count as hidden where their logarithm is taken: the logarithm of a subnormal
+/// number is not accurate.
+const LEAST: f32 = f32::from_bits(0x0380_0000); // 2⁻¹²⁰
 
 /// A number for each query row of a tile.
 #[derive(Clone, Debug)]
@@ -120,39 +135,45 @@ impl ScoreGradient<'_> {
                     None => k.mov(1.0),
                 };
                 if self.is_capped() {
-                    self.slope(k, slope, s);
+                    self.scale_by_slope(k, slope, s);
                 }
                 k.mov_to(s, slope);
             }
         });
     }
 
-    /// dS = P ∘ (dP − D), times the slope 1 − t² of the softcap and the factor of a program, in the registers of
-    /// dP. `minus_deltas` has
-    /// −D of each query row.
+    /// dS = P ∘ (dP − D), times the slope 1 − t² of the softcap and the factor of a program, in the registers
+    /// of dP. `numbers` has −L·log2 e and −D of each query row.
     pub fn scores(
         &self,
         k: &mut Builder,
         s: &AccTile,
         p: &AccTile,
         dp: &AccTile,
-        minus_deltas: &QueryNumbers,
+        [minus_log_sums, minus_deltas]: &[QueryNumbers; 2],
     ) {
         for n in 0..s.n_tiles() {
+            let log_sums = self.takes_logarithms().then(|| minus_log_sums.of_tiles(k, n, s.m_tiles()));
             for (m, numbers) in (0..).zip(minus_deltas.of_tiles(k, n, s.m_tiles())) {
-                let elements = dp.tile(m, n).into_iter().zip(p.tile(m, n)).zip(s.tile(m, n)).zip(numbers);
-                for (((ds, p), t), minus_delta) in elements {
-                    k.add_to(ds, ds, minus_delta);
-                    k.mul_to(ds, ds, p);
+                let (ds, p, t) = (dp.tile(m, n), p.tile(m, n), s.tile(m, n));
+                for (i, minus_delta) in numbers.into_iter().enumerate() {
+                    k.add_to(ds[i], ds[i], minus_delta);
+                    k.mul_to(ds[i], ds[i], p[i]);
+                    if let Some(log_sums) = &log_sums {
+                        self.slope_of_probability(k, ds[i], p[i], log_sums[m as usize][i]);
+                        continue;
+                    }
                     match self.programs {
-                        Some(_) if self.keeps_s() => k.mul_to(ds, ds, t),
-                        None if self.is_capped() => self.slope(k, ds, t),
+                        Some(_) if self.keeps_s() => k.mul_to(ds[i], ds[i], t[i]),
+                        None if self.is_capped() => self.scale_by_slope(k, ds[i], t[i]),
                         _ => {}
                     }
                     // The factor of a hidden score may be infinite or NaN.
-                    if self.of_table || self.programs.is_some_and(GradientPrograms::has_slope) {
-                        let hidden = k.setp_f(CmpOp::Eq, p, 0.0f32);
-                        k.selp_to(ds, 0.0, ds, hidden);
+                    if self.slope == SoftcapSlope::None
+                        || self.programs.is_some_and(GradientPrograms::has_slope)
+                    {
+                        let hidden = k.setp_f(CmpOp::Eq, p[i], 0.0f32);
+                        k.selp_to(ds[i], 0.0, ds[i], hidden);
                     }
                 }
             }
@@ -161,15 +182,30 @@ impl ScoreGradient<'_> {
 
     /// Whether S keeps its registers beside P: for the tangent, or the factor on the gradients.
     fn keeps_s(&self) -> bool {
-        self.is_capped() || self.programs.is_some_and(GradientPrograms::has_slope)
+        self.is_capped() && self.slope == SoftcapSlope::OfTangent
+            || self.programs.is_some_and(GradientPrograms::has_slope)
     }
 
+    /// Whether the result has the slope of a softcap.
     fn is_capped(&self) -> bool {
-        !self.of_table && self.softcap.is_some_and(|softcap| softcap.tanh.is_some())
+        self.slope != SoftcapSlope::None && self.softcap.is_some_and(|softcap| softcap.tanh.is_some())
     }
 
-    /// ds = ds · (1 − t²).
-    fn slope(&self, k: &mut Builder, ds: F32, t: F32) {
+    fn takes_logarithms(&self) -> bool {
+        self.is_capped() && self.slope == SoftcapSlope::OfProbability
+    }
+
+    /// ds = ds · (1 − t²), with t from the probability.
+    fn slope_of_probability(&self, k: &mut Builder, ds: F32, p: F32, minus_log_sum: F32) {
+        let logarithm = k.lg2(p);
+        let capped = k.sub(logarithm, minus_log_sum);
+        self.scale_by_slope(k, ds, capped);
+        let hidden = k.setp_f(CmpOp::Lt, p, LEAST);
+        k.selp_to(ds, 0.0, ds, hidden);
+    }
+
+    /// ds = ds · (1 − t²), where t may have a factor.
+    fn scale_by_slope(&self, k: &mut Builder, ds: F32, t: F32) {
         let t = match self.inverse_cap {
             None => t,
             Some(inverse) => k.mul(t, inverse),

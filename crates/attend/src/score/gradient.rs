@@ -15,7 +15,7 @@ pub struct GradientPrograms<'a> {
     batch: R32,
 }
 
-/// What the programs make of one score.
+/// The results of the programs for one score.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgramScore {
     /// The logit; `None` without a score program.

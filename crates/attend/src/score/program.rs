@@ -343,8 +343,8 @@ pub(super) struct Scope<'a> {
     pub batch: Option<R32>,
     /// The row's query, or its key in a transposed tile.
     pub query: Option<R32>,
-    /// The key, or the query in a transposed tile, of the lane's first column, and whether all positions of the
-    /// block exist.
+    /// The key, or the query in a transposed tile, of the lane's first column, and whether all positions of
+    /// the block exist.
     pub first_key: Option<(R32, Coverage)>,
     pub last_key: Option<R32>,
     /// Offset of the column from the lane's first column.

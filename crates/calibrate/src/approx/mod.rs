@@ -137,13 +137,7 @@ impl Subject {
         Ok(Kernel {
             module: k.into_verified(target)?,
             entry: "approx".to_owned(),
-            launch: Launch {
-                grid: Dim3(count.div_ceil(THREADS), 1, 1),
-                cluster: Dim3(1, 1, 1),
-                block: Dim3(THREADS, 1, 1),
-                dynamic_shared: 0,
-                overlapping: false,
-            },
+            launch: Launch::new(Dim3(count.div_ceil(THREADS), 1, 1), Dim3(THREADS, 1, 1)),
             buffers: vec![buffer("x", Access::Read), buffer("y", Access::Write)],
             tensor_maps: Vec::new(),
             args: vec![

@@ -63,11 +63,11 @@ pub(super) fn launch(subject: Subject, module: Verified, cases: u64) -> Kernel {
         module,
         entry: ENTRY.to_owned(),
         launch: Launch {
-            grid: Dim3((cases / subject.cases_per_cta()) as u32, 1, 1),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(WARPS_PER_CTA as u32 * 32, 1, 1),
             dynamic_shared: subject.shared(),
-            overlapping: false,
+            ..Launch::new(
+                Dim3((cases / subject.cases_per_cta()) as u32, 1, 1),
+                Dim3(WARPS_PER_CTA as u32 * 32, 1, 1),
+            )
         },
         buffers: vec![
             buffer(0, Access::Read),

@@ -224,13 +224,7 @@ pub fn empty(target: Target, sms: u32) -> Result<Kernel, Violations> {
     Ok(Kernel {
         module: Builder::kernel("empty").into_verified(target)?,
         entry: "empty".to_owned(),
-        launch: Launch {
-            grid: Dim3(sms, 1, 1),
-            cluster: one,
-            block: Dim3(128, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        },
+        launch: Launch { cluster: one, ..Launch::new(Dim3(sms, 1, 1), Dim3(128, 1, 1)) },
         buffers: Vec::new(),
         args: Vec::new(),
         tensor_maps: Vec::new(),

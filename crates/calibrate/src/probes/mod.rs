@@ -131,13 +131,7 @@ impl Probe {
         Kernel {
             module,
             entry: bench::ENTRY.to_owned(),
-            launch: Launch {
-                grid: Dim3(ctas, 1, 1),
-                cluster: Dim3(1, 1, 1),
-                block: Dim3(32 * self.warps, 1, 1),
-                dynamic_shared: 0,
-                overlapping: false,
-            },
+            launch: Launch::new(Dim3(ctas, 1, 1), Dim3(32 * self.warps, 1, 1)),
             buffers: vec![
                 buffer("data", self.data, Access::ReadWrite),
                 buffer("clocks", out, Access::Write),

@@ -34,10 +34,7 @@ pub fn torture<M: Machine>(
     for &(dtype, dim, variants) in &settings.kinds {
         let cases = cases(dtype, dim, arch, settings);
         for variant in settings.variants(variants) {
-            let mut right = Making::new(
-                "attention",
-                format!("{} {dtype} dim {dim}, {}", variant.family.name(), variant.name),
-            );
+            let mut right = Making::new("attention", variant.title(dtype, dim));
             let mut bits = Making::new("emulator's bits", right.check.name.clone());
             let mut emulate = Vec::new();
             for case in &cases {
@@ -199,10 +196,7 @@ pub fn repeats<M: Machine>(
         let shapes =
             [(1, 2, 300), (2, 3, 129)].map(|(batch, heads, seq)| Problem::new(batch, heads, seq, dim, dtype));
         for variant in settings.variants(variants) {
-            let mut making = Making::new(
-                "repeats",
-                format!("{} {dtype} dim {dim}, {}", variant.family.name(), variant.name),
-            );
+            let mut making = Making::new("repeats", variant.title(dtype, dim));
             let bounds: Vec<Bound> = shapes
                 .iter()
                 .filter_map(|problem| variant.plan(problem, arch))

@@ -2,7 +2,7 @@
 
 use attend::Sums;
 use kernels::{Arch, Family, Plan};
-use problem::Problem;
+use problem::{DType, Problem};
 use serde_json::{Value, json};
 
 use check::genes::with_genes;
@@ -17,6 +17,11 @@ pub(super) struct Variant {
 }
 
 impl Variant {
+    /// The name of a check of the variant.
+    pub fn title(&self, dtype: DType, dim: usize) -> String {
+        format!("{} {dtype} dim {dim}, {}", self.family.name(), self.name)
+    }
+
     /// For each family the default first, then variations that together reach every gene.
     pub fn all() -> Vec<Variant> {
         let variants = [
@@ -215,8 +220,6 @@ fn small_streamed() -> Vec<(&'static str, Value)> {
 
 #[cfg(test)]
 mod tests {
-    use problem::DType;
-
     use super::*;
 
     #[test]

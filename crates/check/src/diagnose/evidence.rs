@@ -58,7 +58,7 @@ pub struct LineCost {
     pub issues: u64,
     /// Share of all issue slots.
     pub share: f64,
-    /// Share of the warps' time: the issues of the line and the waits before these. `None` without a
+    /// Share of the warps' time: the issues of the line, and the waits for its results. `None` without a
     /// prediction.
     pub stall: Option<f64>,
     /// Mean active lanes.

@@ -95,7 +95,9 @@ pub(super) fn exponentials(evidence: &Evidence) -> Option<Finding> {
 /// The main cause for which warps wait; reported only if there is no other finding.
 pub(super) fn longest(evidence: &Evidence) -> Option<Finding> {
     let prediction = evidence.prediction?;
-    let waits = prediction.split.iter().filter(|(cause, _)| *cause != Cause::Issue);
+    // The launch is a cause of its own, with a threshold of its own.
+    let is_wait = |cause: &Cause| !matches!(cause, Cause::Issue | Cause::Launch);
+    let waits = prediction.split.iter().filter(|(cause, _)| is_wait(cause));
     let (cause, share) = waits.max_by(|a, b| a.1.total_cmp(&b.1))?;
     Some(Finding {
         name: Symptom::LongestWait,
@@ -107,6 +109,63 @@ pub(super) fn longest(evidence: &Evidence) -> Option<Finding> {
         ),
         share: *share,
         expected_gain: evidence.gain_of_waits(*share, 0.5),
-        cure: "independent work between an instruction and the use of its result, or more warps on a multiprocessor",
+        cure: cure(*cause),
     })
+}
+
+/// The cure of a wait for this cause.
+const fn cure(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Issue | Cause::NotSelected => {
+            "fewer instructions: wider accesses, unrolled loops, less address arithmetic"
+        }
+        Cause::FmaPipe | Cause::AluPipe | Cause::HalfPipe | Cause::DoublePipe => {
+            "fewer instructions of this pipe, or work for a pipe that is idle: two halves in one instruction, tensor cores"
+        }
+        Cause::Mufu => "fewer special functions, or some of them as polynomials on the f32 pipe",
+        Cause::TensorPipe => "the tensor cores are the limit: fewer products, or a smaller type",
+        Cause::TensorLatency => {
+            "independent products between a product and the use of its result, or more warps"
+        }
+        Cause::Arithmetic | Cause::Branch => {
+            "independent work between an instruction and the use of its result, or more warps on a multiprocessor"
+        }
+        Cause::SharedLatency | Cause::Exchange => {
+            "the loads of the next step before the arithmetic of this one, or more warps on a multiprocessor"
+        }
+        Cause::SharedBandwidth => "fewer or wider accesses to shared memory, or values kept in registers",
+        Cause::L1 | Cause::L2 | Cause::Dram => {
+            "more loads in flight: load the next step ahead (cp.async, more stages), or more warps on a multiprocessor"
+        }
+        Cause::L2Bandwidth | Cause::DramBandwidth => {
+            "fewer bytes: larger tiles that reuse what they load, a smaller type, or no second read of the same data"
+        }
+        Cause::AsyncCopy | Cause::Mbarrier => {
+            "more stages in flight, or larger blocks, so that a copy has ended when its turn comes"
+        }
+        Cause::Cluster | Cause::Barrier => {
+            "fewer barriers, or work between arriving at a barrier and waiting there"
+        }
+        Cause::Launch => "more work in a launch, or launches that overlap",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The cure of one wait does not help with another one.
+    #[test]
+    fn cures_fit_their_causes() {
+        for (cause, word) in [
+            (Cause::Launch, "launch"),
+            (Cause::Dram, "in flight"),
+            (Cause::DramBandwidth, "fewer bytes"),
+            (Cause::Barrier, "barrier"),
+            (Cause::TensorPipe, "tensor cores"),
+            (Cause::Arithmetic, "independent work"),
+        ] {
+            assert!(cure(cause).contains(word), "{cause:?}: {}", cure(cause));
+        }
+    }
 }

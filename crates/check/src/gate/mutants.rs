@@ -28,8 +28,12 @@ pub enum MutantResult {
     Failed(String),
     /// The check ended without a verdict, for this reason.
     Incomplete(String),
-    /// No hazard, but an output differs from that of the original kernel; a reference would detect this.
+    /// No hazard, but an output that nothing judges differs from that of the original kernel; a reference
+    /// would detect this.
     Differs(String),
+    /// No hazard, and a judged output differs from that of the original kernel by less than its reference
+    /// allows.
+    Tolerated(String),
     /// No hazard, and all outputs are bit for bit those of the original kernel.
     Same,
     /// Not checked: the instruction is not executed in any run.
@@ -158,7 +162,12 @@ fn compare(
         };
         if let Some((name, bytes, all)) = difference(bound, &original, &mutant) {
             let differs = format!("{bytes} of {all} bytes of {name} differ from the original's");
-            return Ok(MutantResult::Differs(differs));
+            let is_judged = bound.problem.is_some() || bound.references.iter().any(|by| by.name == name);
+            return Ok(if is_judged {
+                MutantResult::Tolerated(differs)
+            } else {
+                MutantResult::Differs(differs)
+            });
         }
     }
     Ok(MutantResult::Same)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use emu::{Allowed, Buffer, Checks, Counters, EmuError, HazardKind, Options, Placement, Report, Schedule};
 use judge::inputs::Style;
 use problem::Problem;
-use ptx::{BarKind, Kernel, Launch, Op, Space};
+use ptx::{BarKind, Kernel, Launch, Op};
 
 use super::feed::{Feed, Start};
 use super::outcome::{GateError, RunOutcome};
@@ -46,6 +46,8 @@ pub struct Settings {
     pub collectives_order: bool,
     /// Findings that fail no check.
     pub allowed: Allowed,
+    /// Whether findings fail that only the PTX memory model forbids ([`Options::by_the_letter`]).
+    pub by_the_letter: bool,
     /// Whether a kernel whose accesses race is run again with equal inputs, to see if its outputs differ.
     pub repeat_races: bool,
     /// The time for all runs together; `None` means no limit. A check with a budget runs CTAs that represent
@@ -75,6 +77,7 @@ impl Settings {
             placement: Placement::Ptxas,
             collectives_order: false,
             allowed: Allowed::default(),
+            by_the_letter: true,
             repeat_races: false,
             budget: None,
             checks: Checks::ALL,
@@ -129,6 +132,7 @@ impl Settings {
             placement: self.placement,
             collectives_order: self.collectives_order,
             allowed: self.allowed.clone(),
+            by_the_letter: self.by_the_letter,
             checks: self.checks,
             stopwatch: Some(watch.stopwatch()),
             ..Options::default()
@@ -435,17 +439,6 @@ pub(super) fn unfinished(error: EmuError, watch: &Watch) -> Result<String, GateE
 
 /// Whether any lane executed an instruction that may write global memory.
 fn stores(kernel: &Kernel, counters: &Counters) -> bool {
-    kernel.module.instructions().zip(&counters.instructions).any(|(inst, counter)| {
-        let writes = match inst.op {
-            Op::St(m) => matches!(m.space, Space::Global | Space::Generic),
-            Op::Atom(a) | Op::Red(a) => matches!(a.space, Space::Global | Space::Generic),
-            Op::WmmaStore(_)
-            | Op::CpAsyncBulk(_)
-            | Op::CpReduceAsyncBulk(_)
-            | Op::CpAsyncBulkTensor(_)
-            | Op::CpReduceAsyncBulkTensor(_) => true,
-            _ => false,
-        };
-        writes && counter.lanes > 0
-    })
+    let mut instructions = kernel.module.instructions().zip(&counters.instructions);
+    instructions.any(|(inst, counter)| inst.op.may_store_global() && counter.lanes > 0)
 }

@@ -402,13 +402,7 @@ mod tests {
 
     fn grid(grid: [u32; 3], cluster: [u32; 3]) -> Grid {
         let [a, b] = [grid, cluster].map(|[x, y, z]| Dim3(x, y, z));
-        Grid::of(&Launch {
-            grid: a,
-            cluster: b,
-            block: Dim3(32, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        })
+        Grid::of(&Launch { cluster: b, ..Launch::new(a, Dim3(32, 1, 1)) })
     }
 
     #[test]

@@ -3,7 +3,8 @@
 
 use problem::program::library;
 use problem::{
-    Band, DTypes, ElementType, Expr, Layout, Lengths, Problem, Program, Programs, SideLengths, Strides, Table,
+    Band, DTypes, ElementType, Expr, Layout, Lengths, Problem, Program, Programs, Score, SideLengths,
+    Strides, Table,
 };
 
 /// A problem of the torture set and its difficulty.
@@ -91,7 +92,21 @@ fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
         vec![Table { dtype, extents: vec![2, 2, rows, keys], strides }]
     };
     let window = || library::window(library::int(0), library::int(1));
-    vec![
+    // Each operand of the score: in the exponent, before a cap, before a score program.
+    let of_heads = Score::OPERANDS.into_iter().flat_map(|operand| {
+        let capped = base(100, 100).with_band(Band::window(30, 0)).with_softcap(4.0);
+        let biased = program(base(67, 90), Some(library::alibi(0)), Some(library::causal()), slopes());
+        [
+            (operand.name(), base(67, 131)),
+            ("a value per head, softcap, window", capped),
+            ("a value per head, ALiBi, causal", biased),
+        ]
+        .map(|(name, mut problem)| {
+            problem.score.set(operand, true);
+            (name, problem)
+        })
+    });
+    let set = vec![
         ("packed sequences", with(uneven(70, 90), both)),
         ("packed sequences, causal", with(uneven(70, 90), both).with_band(Band::CAUSAL)),
         ("packed sequences, top left", with(uneven(90, 70), both).with_band(Band::CAUSAL_TOP_LEFT)),
@@ -118,9 +133,7 @@ fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
             (problem.k, problem.v) = (strides(problem.head_dim), strides(problem.head_dim_v));
             problem
         }),
-        ("sink", sink(base(67, 131))),
         ("sink, causal, rows that see nothing", sink(base(101, 37).with_band(Band::CAUSAL))),
-        ("sink, softcap, window", sink(base(100, 100).with_band(Band::window(30, 0)).with_softcap(4.0))),
         ("ALiBi, causal", program(base(67, 90), Some(library::alibi(0)), Some(library::causal()), slopes())),
         ("additive bias", {
             let bias = one_per_pair(ElementType::Bf16, 67, 83);
@@ -161,7 +174,8 @@ fn features(dtypes: DTypes, head_dim: usize) -> Vec<(&'static str, Problem)> {
             problem.score.scale = Some(-0.2);
             problem
         }),
-    ]
+    ];
+    set.into_iter().chain(of_heads).collect()
 }
 
 fn grouped(problem: Problem) -> Problem {

@@ -339,11 +339,9 @@ impl LaunchStep {
         let cluster = self.cluster.or(required).unwrap_or(ptx::Dim3(1, 1, 1));
         check_cluster(&format!("{key}.cluster"), cluster, self.grid)?;
         Ok(Launch {
-            grid: self.grid,
             cluster,
-            block: self.block_for(entry, key)?,
             dynamic_shared: self.dynamic_shared,
-            overlapping: false,
+            ..Launch::new(self.grid, self.block_for(entry, key)?)
         })
     }
 

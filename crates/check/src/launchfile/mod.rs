@@ -33,7 +33,7 @@ pub(crate) use raw::{RawArg, RawLaunch, RawReference};
 pub use scalar::{Scalar, ScalarType, StructSpec};
 pub(crate) use spec::{ARGUMENT, number_of, step_of};
 pub use spec::{ArgSpec, LaunchSpec, LaunchStep};
-pub use suggest::suggest;
+pub use suggest::{suggest, suggest_triton};
 
 /// Every key of a launch file with its meaning and default, in the form of a launch file.
 pub const FORMAT: &str = include_str!("format.toml");

@@ -87,60 +87,43 @@ fn reads_what_is_documented() {
     assert_eq!(bound.roles[1], Role::Operand(Operand::OUT));
 }
 
-fn refusal(from: &str, to: &str) -> String {
-    assert!(FILE.contains(from), "{from} is not in the file");
-    FILE.replacen(from, to, 1).parse::<LaunchSpec>().unwrap_err().to_string()
+/// Cases `what is replaced | by what | words of the error`, one a line. `\n` stands for a new line.
+fn assert_refused(file: &str, cases: &str) {
+    for case in cases.trim().lines() {
+        let parts: Vec<String> = case.split('|').map(|part| part.trim().replace("\\n", "\n")).collect();
+        let [from, to, expected] = &parts[..] else { panic!("three parts: {case}") };
+        assert!(file.contains(from), "{from} is not in the file");
+        let error = file.replacen(from, to, 1).parse::<LaunchSpec>().unwrap_err().to_string();
+        assert!(error.contains(expected), "{to}: {error}");
+    }
 }
 
 #[test]
 fn refusals_name_key_value_and_what_is_accepted() {
-    let cases = [
-        ("seq_q = 5", "seq_q = 0", "invalid value '0' for problem.seq_q: expected 1 or more"),
-        (
-            "head_dim = 16",
-            "head_dim = 16\nhead_dim_v = 0",
-            "invalid value '0' for problem.head_dim_v: expected 1 or more",
-        ),
-        ("head_dim = 16", "head_dim = 16\nhead_dim_v = \"16\"", "head_dim_v = \"16\""),
-        ("heads_kv = 2", "heads_kv = 3", "expected a multiple of heads_kv = 3"),
-        ("\"bf16\"", "\"fp8\"", "invalid value 'fp8' for dtype: expected f16, bf16, f32, tf32, e4m3, e5m2"),
-        (
-            "\"causal\"",
-            "\"casual\"",
-            "invalid value 'casual' for mask: expected none, causal, causal-top-left",
-        ),
-        ("grid = [8, 2]", "grid = []", "invalid value '[]' for launch.grid: expected one to three numbers"),
-        ("grid = [8, 2]", "grid = [8, -2]", "'[8, -2]' for launch.grid"),
-        ("[128, 1, 1]", "[64, 64, 1]", "invalid value '[64, 64, 1]' for launch.block: expected 1 to 1024"),
-        (
-            "= 1024",
-            "= 999999",
-            "invalid value '999999' for launch.dynamic_shared: expected 0 to 232448 bytes",
-        ),
-        (
-            "role = \"q\"",
-            "role = \"query\"",
-            "invalid value 'query' for [[arg]] 0 role: expected q, k, v, out",
-        ),
-        (
-            "\"bshd\"",
-            "\"dhsb\"",
-            "launch file: invalid value 'dhsb' for [[arg]] 0 layout: expected bhsd or bshd",
-        ),
-        ("elements = 10", "elements = -1", "invalid value '-1' for [[arg]] 2 elements: expected 1 or more"),
-        ("elements = 10\n", "", "[[arg]] 2 has role = \"buffer\" and needs `elements`"),
-        ("elements = 10", "elements = 9999999999", "'39999999996 bytes' for size of [[arg]] 2"),
-        ("\"iota\"", "\"ones\"", "expected zeros random uninitialised iota"),
-        ("value = 2", "value = \"2\"", "invalid value '\"2\"' for [[arg]] 3 value: expected a number"),
-        ("value = 2", "value = 2\ninit = \"zeros\"", "takes no `init`; leave it out"),
-        ("role = \"out\"", "role = \"q\"", "[[arg]] 1 repeats role = \"q\""),
-        ("block", "blocks", "unknown field `blocks`"),
-        ("heads_q = 8\n", "", "missing field `heads_q`"),
-    ];
-    for (from, to, expected) in cases {
-        let error = refusal(from, to);
-        assert!(error.contains(expected), "{to}: {error}");
-    }
+    let cases = r#"
+seq_q = 5 | seq_q = 0 | invalid value '0' for problem.seq_q: expected 1 or more
+head_dim = 16 | head_dim = 16\nhead_dim_v = 0 | invalid value '0' for problem.head_dim_v: expected 1 or more
+head_dim = 16 | head_dim = 16\nhead_dim_v = "16" | head_dim_v = "16"
+heads_kv = 2 | heads_kv = 3 | expected a multiple of heads_kv = 3
+"bf16" | "fp8" | invalid value 'fp8' for dtype: expected f16, bf16, f32, tf32, e4m3, e5m2
+"causal" | "casual" | invalid value 'casual' for mask: expected none, causal, causal-top-left
+grid = [8, 2] | grid = [] | invalid value '[]' for launch.grid: expected one to three numbers
+grid = [8, 2] | grid = [8, -2] | '[8, -2]' for launch.grid
+[128, 1, 1] | [64, 64, 1] | invalid value '[64, 64, 1]' for launch.block: expected 1 to 1024
+= 1024 | = 999999 | invalid value '999999' for launch.dynamic_shared: expected 0 to 232448 bytes
+role = "q" | role = "query" | invalid value 'query' for [[arg]] 0 role: expected q, k, v, out
+"bshd" | "dhsb" | launch file: invalid value 'dhsb' for [[arg]] 0 layout: expected bhsd or bshd
+elements = 10 | elements = -1 | invalid value '-1' for [[arg]] 2 elements: expected 1 or more
+elements = 10\n | | [[arg]] 2 has role = "buffer" and needs `elements`
+elements = 10 | elements = 9999999999 | '39999999996 bytes' for size of [[arg]] 2
+"iota" | "ones" | expected zeros random uninitialised iota
+value = 2 | value = "2" | invalid value '"2"' for [[arg]] 3 value: expected a number
+value = 2 | value = 2\ninit = "zeros" | takes no `init`; leave it out
+role = "out" | role = "q" | [[arg]] 1 repeats role = "q"
+block | blocks | unknown field `blocks`
+heads_q = 8\n | | missing field `heads_q`
+"#;
+    assert_refused(FILE, cases);
     assert!(matches!("[launch".parse::<LaunchSpec>(), Err(LaunchError::Syntax(_))));
 }
 
@@ -309,83 +292,35 @@ fn tensor_maps_show_tensors_buffers_and_memory_of_their_own() {
 
 #[test]
 fn tensor_maps_that_the_hardware_refuses_are_named() {
-    let cases = [
-        (
-            "of = \"k\"",
-            "of = \"lse\"",
-            "invalid value 'lse' for [[arg]] 1 of: expected q, k, v, out, or the number",
-        ),
-        ("of = 0", "of = 3", "invalid value '3' for [[arg]] 2 of"),
-        ("of = 0", "of = 9", "invalid value '9' for [[arg]] 2 of"),
-        (
-            "box = [64, 32, 1, 1]",
-            "box = [64, 32]",
-            "[[arg]] 1: tensor map: invalid value '2' for box_extents: expected one per dimension",
-        ),
-        (
-            "box = [64, 32, 1, 1]",
-            "box = [64, 257, 1, 1]",
-            "[[arg]] 1: tensor map: invalid value '257' for box extent: expected 1 to 256",
-        ),
-        (
-            "box = [64, 32, 1, 1]",
-            "box = [64, 0, 1, 1]",
-            "invalid value '0' for box extent: expected 1 to 256",
-        ),
-        ("box = [64, 32, 1, 1]", "box = [64, -1, 1, 1]", "'[64, -1, 1, 1]' for [[arg]] 1 box"),
-        (
-            "box = [64, 32, 1, 1]",
-            "box = [4, 32, 1, 1]",
-            "invalid value '8' for box row in bytes: expected multiples of 16",
-        ),
-        (
-            "box = [32, 16]\nswizzle = \"64\"",
-            "box = [64, 16]\nswizzle = \"64\"",
-            "invalid value '128' for box row in bytes: expected up to 64",
-        ),
-        (
-            "swizzle = \"128\"",
-            "swizzle = \"256\"",
-            "invalid value '256' for [[arg]] 1 swizzle: expected none, 32, 64, 128",
-        ),
-        ("fill = \"zeros\"", "fill = \"nan\"", "invalid value 'nan' for [[arg]] 1 fill: expected zeros"),
-        (
-            "strides = [128]",
-            "strides = [120]",
-            "[[arg]] 2: tensor map: invalid value '120' for stride in bytes: expected multiples of 16 below 2^40",
-        ),
-        ("strides = [128]", "strides = [1099511627776]", "invalid value '1099511627776' for stride in bytes"),
-        ("strides = [128]", "strides = [128, 128]", "invalid value '2' for strides: expected one fewer"),
-        (
-            "strides = [128]",
-            "strides = [144]",
-            "invalid value '8192' for buffer's bytes: expected at least 9200",
-        ),
-        (
-            "offset = 0",
-            "offset = 8",
-            "[[arg]] 2: tensor map: invalid value '8' for offset in bytes: expected multiples of 16",
-        ),
-        ("offset = 0", "offset = -16", "invalid value '-16' for [[arg]] 2 offset: expected 0 or more"),
-        ("dims = [64, 64]\n", "", "[[arg]] 2 has role = \"tensor_map\" and needs `dims`"),
-        ("dims = [64, 64]", "dims = []", "invalid value '0' for rank: expected 1 to 5"),
-        ("dims = [64, 64]", "dims = [64, 0]", "invalid value '0' for extent: expected 1 to 2^32"),
-        ("box = [32, 16]\n", "", "needs `box`"),
-        ("of = 0", "of = 0\ndtype = \"f16\"", "[[arg]] 2 has role = \"tensor_map\", which takes no `dtype`"),
-        ("elements = 512\n", "", "[[arg]] 4 has role = \"tensor_map\" and needs `elements`"),
-        (
-            "role = \"k\"",
-            "role = \"k\"\nlayout = \"bhsd\"",
-            "invalid value 'bhsd' for [[arg]] 3 layout: expected bshd, as [[arg]] 1",
-        ),
-        ("role = \"k\"", "role = \"k\"\nswizzle = \"32\"", "which takes no `swizzle`"),
-        ("head_dim = 64", "head_dim = 60", "tensor map: invalid value '120' for stride in bytes"),
-    ];
-    for (from, to, expected) in cases {
-        assert!(MAPS.contains(from), "{from} is not in the file");
-        let error = MAPS.replacen(from, to, 1).parse::<LaunchSpec>().unwrap_err().to_string();
-        assert!(error.contains(expected), "{to}: {error}");
-    }
+    let cases = r#"
+of = "k" | of = "lse" | invalid value 'lse' for [[arg]] 1 of: expected q, k, v, out, or the number
+of = 0 | of = 3 | invalid value '3' for [[arg]] 2 of
+of = 0 | of = 9 | invalid value '9' for [[arg]] 2 of
+box = [64, 32, 1, 1] | box = [64, 32] | [[arg]] 1: tensor map: invalid value '2' for box_extents: expected one per dimension
+box = [64, 32, 1, 1] | box = [64, 257, 1, 1] | [[arg]] 1: tensor map: invalid value '257' for box extent: expected 1 to 256
+box = [64, 32, 1, 1] | box = [64, 0, 1, 1] | invalid value '0' for box extent: expected 1 to 256
+box = [64, 32, 1, 1] | box = [64, -1, 1, 1] | '[64, -1, 1, 1]' for [[arg]] 1 box
+box = [64, 32, 1, 1] | box = [4, 32, 1, 1] | invalid value '8' for box row in bytes: expected multiples of 16
+box = [32, 16]\nswizzle = "64" | box = [64, 16]\nswizzle = "64" | invalid value '128' for box row in bytes: expected up to 64
+swizzle = "128" | swizzle = "256" | invalid value '256' for [[arg]] 1 swizzle: expected none, 32, 64, 128
+fill = "zeros" | fill = "nan" | invalid value 'nan' for [[arg]] 1 fill: expected zeros
+strides = [128] | strides = [120] | [[arg]] 2: tensor map: invalid value '120' for stride in bytes: expected multiples of 16 below 2^40
+strides = [128] | strides = [1099511627776] | invalid value '1099511627776' for stride in bytes
+strides = [128] | strides = [128, 128] | invalid value '2' for strides: expected one fewer
+strides = [128] | strides = [144] | invalid value '8192' for buffer's bytes: expected at least 9200
+offset = 0 | offset = 8 | [[arg]] 2: tensor map: invalid value '8' for offset in bytes: expected multiples of 16
+offset = 0 | offset = -16 | invalid value '-16' for [[arg]] 2 offset: expected 0 or more
+dims = [64, 64]\n | | [[arg]] 2 has role = "tensor_map" and needs `dims`
+dims = [64, 64] | dims = [] | invalid value '0' for rank: expected 1 to 5
+dims = [64, 64] | dims = [64, 0] | invalid value '0' for extent: expected 1 to 2^32
+box = [32, 16]\n | | needs `box`
+of = 0 | of = 0\ndtype = "f16" | [[arg]] 2 has role = "tensor_map", which takes no `dtype`
+elements = 512\n | | [[arg]] 4 has role = "tensor_map" and needs `elements`
+role = "k" | role = "k"\nlayout = "bhsd" | invalid value 'bhsd' for [[arg]] 3 layout: expected bshd, as [[arg]] 1
+role = "k" | role = "k"\nswizzle = "32" | which takes no `swizzle`
+head_dim = 64 | head_dim = 60 | tensor map: invalid value '120' for stride in bytes
+"#;
+    assert_refused(MAPS, cases);
 }
 
 const PLAIN: &str = r#"

@@ -84,7 +84,7 @@ fn problem_table(problem: &Problem) -> String {
     let line = |key: &str, value: Option<f32>| {
         value.map_or_else(String::new, |value| format!("{key} = {value:?}\n"))
     };
-    let Score { scale, softcap, sink: _ } = problem.score;
+    let Score { scale, softcap, .. } = problem.score;
     let (scale, softcap) = (line("scale", scale), line("softcap", softcap));
     format!(
         "[problem]\nbatch = {batch}\nheads_q = {heads_q}\nheads_kv = {heads_kv}\nseq_q = {seq_q}\nseq_kv = {seq_kv}\n\

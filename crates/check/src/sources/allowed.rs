@@ -31,12 +31,14 @@ fn kinds() -> impl Iterator<Item = HazardKind> {
 type Comments = HashMap<u32, Vec<(HazardKind, String)>>;
 
 impl Sources {
-    /// The findings that comments allow. A comment applies to its own line, or to the next line of code if it
-    /// has a line of its own, and to what is inlined there. PTX without line information is its own source.
+    /// The findings that comments allow, and those that are known. A comment applies to its own line, or to
+    /// the next line of code if it has a line of its own, and to what is inlined there. PTX without line
+    /// information is its own source. `known` returns the kinds of findings that are known at a file (empty
+    /// without line information) and the text of a line.
     ///
     /// # Errors
     /// A comment has no known kind, or no reason.
-    pub fn allowed(&self) -> Result<Allowed, CommentError> {
+    pub fn allowed(&self, known: impl Fn(&str, &str) -> Vec<HazardKind>) -> Result<Allowed, CommentError> {
         let mut files: HashMap<&str, Comments> = HashMap::new();
         for (name, file) in self.files.iter().filter(|(_, file)| !file.library) {
             files.insert(name, comments(file)?);
@@ -44,8 +46,18 @@ impl Sources {
         let lines = self.ptx.lines().map(str::to_owned).collect();
         let text = comments(&File { shown: "PTX".to_owned(), library: false, lines })?;
         let mut allowed = HashMap::new();
-        for (ptx_line, _) in (1..).zip(self.ptx.lines()) {
+        for (ptx_line, line) in (1..).zip(self.ptx.lines()) {
             let frames = self.table.frames(ptx_line);
+            let own =
+                self.own(&frames).and_then(|own| self.text(&frames[own]).map(|text| (&frames[own], text)));
+            let kinds = match own {
+                Some((frame, text)) => known(self.shown(frame.file), text.trim()),
+                None if self.is_empty() => known("", line.trim()),
+                None => Vec::new(),
+            };
+            for kind in kinds {
+                allowed.insert((kind, ptx_line), "the baseline has it".to_owned());
+            }
             let named = frames.iter().filter_map(|frame| files.get(frame.file)?.get(&frame.line));
             for (kind, reason) in named.chain(text.get(&ptx_line)).flatten() {
                 allowed.entry((*kind, ptx_line)).or_insert_with(|| reason.clone());
@@ -93,7 +105,7 @@ mod tests {
     fn a_comment_applies_to_its_line_or_to_the_next_code() {
         let text = "// flashcore: allow race because it is the last\n// further words\n\n  st.u32 [a], b;\n  \
                     ld.u32 b, [a]; // flashcore: allow weak_order because of the flag\n  ret;\n";
-        let allowed = Sources::from(text.to_owned()).allowed().unwrap();
+        let allowed = Sources::from(text.to_owned()).allowed(|_, _| Vec::new()).unwrap();
         assert_eq!(allowed.len(), 2);
         assert_eq!(allowed[&(HazardKind::Race, 4)], "PTX:1 allows it because it is the last");
         assert_eq!(allowed[&(HazardKind::WeakOrder, 5)], "PTX:5 allows it because of the flag");
@@ -105,7 +117,8 @@ mod tests {
             ["races because why", "race", "race because ", " because it works", "unused_read because why"]
         {
             let comment = format!("{MARK}{comment}");
-            let error = Sources::from(format!("\n// {comment}\nret;")).allowed().unwrap_err();
+            let error =
+                Sources::from(format!("\n// {comment}\nret;")).allowed(|_, _| Vec::new()).unwrap_err();
             assert_eq!(
                 error,
                 CommentError { file: "PTX".to_owned(), line: 2, comment: comment.trim().to_owned() }

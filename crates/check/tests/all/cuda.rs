@@ -154,8 +154,19 @@ fn blesses() -> bool {
 
 /// Writes committed PTX, with names of files that do not depend on the machine.
 fn bless(path: &Path, ptx: &str) {
-    let lines = portable(ptx).split_inclusive('\n').map(of_no_machine).collect();
-    std::fs::write::<_, String>(path, lines).unwrap();
+    let mut unread = false;
+    let portable = portable(ptx);
+    // Of debugging information, only the names of inlined functions are read.
+    let is_read = |line: &&str| {
+        if let Some(section) = line.trim().strip_prefix(".section") {
+            unread = section.trim() != ".debug_str";
+        }
+        let is_read = !unread;
+        unread &= !line.trim().starts_with('}');
+        is_read
+    };
+    let lines = portable.trim_end().split_inclusive('\n').filter(is_read).map(of_no_machine);
+    std::fs::write(path, lines.collect::<String>().trim_end().to_owned() + "\n").unwrap();
 }
 
 /// A line of PTX, in which the folder of installed Python packages has a name that does not depend on the

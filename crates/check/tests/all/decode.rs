@@ -9,7 +9,7 @@ use flashcore_check::launchfile::Bound;
 use judge::inputs::Style;
 use kernels::forward::decode::DecodePlan;
 use kernels::{Arch, Plan};
-use problem::{Band, DType, Layout, Problem, SideLengths};
+use problem::{Band, DType, DTypes, Layout, Problem, ScaleLayout, Scales, SideLengths};
 use ptx::{Item, Kernel, MemSem, Op, Statement};
 
 /// A GPU with so few SMs that a CTA computes several tiles, and tiles are divided at odd places.
@@ -21,9 +21,10 @@ fn problem(
     group: usize,
     (rows, keys): (usize, usize),
     page: usize,
-    (dim, dtype): (usize, DType),
+    (dim, dtypes): (usize, impl Into<DTypes>),
 ) -> Problem {
-    let problem = Problem { heads_kv: 2, ..Problem::new(batch, 2 * group, rows, dim, dtype) };
+    let problem = Problem::new(batch, 2 * group, rows, dim, DType::F16).with_dtypes(dtypes.into());
+    let problem = Problem { heads_kv: 2, ..problem };
     let problem = problem.with_seq_kv(keys, Layout::Bshd).with_lse(true);
     match page {
         0 => problem,
@@ -91,6 +92,46 @@ fn every_style_passes_under_every_schedule() {
     problem.lengths.kv.used = true;
     problem.score.scale = Some(-0.2);
     check(&problem, &plan(&problem), &Settings::thorough());
+}
+
+/// 16-bit queries and caches of both 8-bit types, with descale factors of K and V, of heads and of the
+/// tensor: lengths around pages, groups, bands, head dims, and numbers of warps.
+#[test]
+fn caches_of_8_bits_are_widened() {
+    let types = ["f16/e4m3/e4m3:f16", "bf16/e4m3/e4m3", "bf16/e5m2/e4m3", "f16/e5m2/e5m2:bf16"];
+    for (i, page) in [0, 1, 3, 16, 64].into_iter().enumerate() {
+        let around = page.max(16);
+        for (j, keys) in [1, around - 1, around + 1, 131].into_iter().enumerate() {
+            let dtypes: DTypes = types[(i + j) % 4].parse().unwrap();
+            let group = [1, 4, 8][(i + j) % 3];
+            let mut problem = problem(3, group, ([1, 2][j % 2], keys), page, ([64, 128, 256][i % 3], dtypes));
+            problem.band = [Band::CAUSAL, Band::FULL, Band::window(30, 0)][j % 3];
+            problem.lengths.kv.used = j % 2 == 0;
+            problem.lengths.left_padded = (i + j) % 5 == 4;
+            problem.score.sink = j % 3 == 1;
+            problem.score.softcap = (i % 3 == 2).then_some(4.0);
+            let layouts = [None, Some(ScaleLayout::TENSOR), Some(ScaleLayout::per_head(2))];
+            problem.scales = Scales { q: None, k: layouts[(i + j) % 3], v: layouts[j % 3] };
+            let warps = [1, 2, 4][(i + j) % 3];
+            check(&problem, &DecodePlan { warps, ..plan(&problem) }, &Settings::quick());
+        }
+    }
+}
+
+/// All styles of inputs: outliers in Q that f16 cannot hold, near ties, NaN, and factors that are not
+/// accepted.
+#[test]
+fn every_style_passes_on_8_bit_caches() {
+    for (dtypes, scale) in [("bf16/e4m3/e4m3", -0.2), ("f16/e4m3/e5m2:f16", 0.2)] {
+        let dtypes: DTypes = dtypes.parse().unwrap();
+        let mut problem = problem(3, 4, (1, 100), 3, (64, dtypes));
+        problem.lengths.kv.used = true;
+        problem.score.scale = Some(scale);
+        problem.scales = Scales { q: None, k: Some(ScaleLayout::per_head(2)), v: Some(ScaleLayout::TENSOR) };
+        check(&problem, &plan(&problem), &Settings::thorough());
+        let copy = tile::CopyMode::Elements;
+        check(&problem, &DecodePlan { copy, warp_keys: 32, ..plan(&problem) }, &Settings::quick());
+    }
 }
 
 /// Parts are merged in the order of the keys, whichever CTA is last.
@@ -170,6 +211,12 @@ fn defaults_decode_pages() {
             let problem = problem(4, 8, (1, 1000), 16, (dim, DType::Bf16));
             let plan = Plan::default_for(&problem, &arch).unwrap();
             assert_eq!(plan.family(), "decode", "{arch:?} {dim}");
+        }
+        let narrow: DTypes = "bf16/e4m3/e4m3".parse().unwrap();
+        let of_8_bits = problem(4, 8, (40, 1000), 16, (128, narrow));
+        match Plan::default_for(&of_8_bits, &arch) {
+            Ok(plan) => assert_eq!(plan.family(), "decode"),
+            Err(_) => assert!(arch.sm < 89),
         }
         let many_rows = problem(4, 8, (40, 1000), 16, (128, DType::Bf16));
         assert_eq!(Plan::default_for(&many_rows, &arch).unwrap().family(), "mma");

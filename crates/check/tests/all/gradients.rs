@@ -6,6 +6,7 @@ use emu::Schedule;
 use flashcore_check::gate::{Settings, bind, check_kernel};
 use flashcore_check::launchfile::Bound;
 use judge::inputs::Style;
+use kernels::backward::fused::FusedPlan;
 use kernels::backward::split::SplitPlan;
 use kernels::{Arch, KernelError, Plan, PlanError, emit};
 use problem::{Band, Corner, DType, ElementType, Gradients, Layout, Pass, Problem, Program, Programs, Table};
@@ -55,9 +56,13 @@ fn small_plan(problem: &Problem, arch: &Arch) -> Plan {
 }
 
 fn check(problem: &Problem, plan: &Plan, number: usize) {
+    check_on(problem, plan, number, &Arch::SM_80);
+}
+
+fn check_on(problem: &Problem, plan: &Plan, number: usize, arch: &Arch) {
     let run = (Style::Normal, number as u64, SCHEDULES[number % 3]);
     let settings = Settings { runs: vec![run], lagging: false, ..Settings::quick() };
-    let bound = bind(plan, problem, &Arch::SM_80).unwrap_or_else(|error| panic!("{problem:?}: {error}"));
+    let bound = bind(plan, problem, arch).unwrap_or_else(|error| panic!("{problem:?}: {error}"));
     passes(&check_kernel(&bound, &settings).unwrap(), &(problem, plan));
 }
 
@@ -78,8 +83,23 @@ fn gradients_of_sinks_are_right() {
     }
 }
 
-/// Programs whose derivative by the score is a constant, depends on positions, on tables and on the score, with
-/// and without a softcap, and masks.
+/// The sinks' gradients of the Hopper family, with a softcap and without.
+#[test]
+fn gradients_of_sinks_are_right_in_the_fused_family() {
+    for (number, dim) in [64, 128, 64].into_iter().enumerate() {
+        let mut p = Problem::new(2, 6, 150, dim, [DType::F16, DType::Bf16][number % 2]);
+        (p.heads_kv, p.seq_kv) = (2, 140);
+        (p.score.sink, p.score.softcap) = (true, (number > 0).then_some(3.0));
+        let wants = Gradients { sinks: true, tables: 0 };
+        let pass = Pass::Backward { deterministic: false, d_lse: true, wants };
+        let p = p.with_layout(Layout::Bhsd).with_band(Band::CAUSAL).with_pass(pass);
+        let plan = Plan::BackwardFused(FusedPlan::default_for(&p, &Arch::SM_90));
+        check_on(&p, &plan, number, &Arch::SM_90);
+    }
+}
+
+/// Programs whose derivative by the score is a constant, depends on positions, on tables and on the score,
+/// with and without a softcap, and masks.
 #[test]
 fn programs_are_differentiated() {
     let programs = [
@@ -291,4 +311,13 @@ fn faults_are_seen_in_their_gradients() {
         }
     });
     assert_eq!(wrong(&bound), ["d_table_0"]);
+
+    // dQ is converted before its last addition.
+    let p = p.with_pass(Pass::BACKWARD);
+    let fused = Problem { programs: Programs::default(), ..p };
+    let plan = Plan::BackwardFused(FusedPlan::default_for(&fused, &Arch::SM_90));
+    let mut bound = bind(&plan, &fused, &Arch::SM_90).unwrap();
+    assert_eq!(wrong(&bound), [""; 0]);
+    bound.then.swap(0, 1);
+    assert_eq!(wrong(&bound), ["dq"]);
 }

@@ -378,7 +378,7 @@ fn the_lse_may_have_its_rows_before_its_heads() {
 
 #[test]
 fn a_tensor_map_may_lie_in_global_memory() {
-    let by_value = std::fs::read_to_string("../../filetests/corpus/cuda_hopper_copy_sm90a.ptx").unwrap();
+    let Some(by_value) = filetest::corpus("cuda_hopper_copy_sm90a") else { return };
     let launch = std::fs::read_to_string("../../filetests/corpus/cuda_hopper_copy.toml").unwrap();
     let param = by_value.lines().find(|line| line.contains(".param .align 64 .b8")).unwrap().to_owned();
     let name = param.split("b8 ").nth(1).unwrap().split('[').next().unwrap().to_owned();
@@ -407,7 +407,7 @@ fn a_tensor_map_may_lie_in_global_memory() {
 
 #[test]
 fn a_tensor_map_may_be_a_field_of_a_struct() {
-    let by_value = std::fs::read_to_string("../../filetests/corpus/cuda_hopper_copy_sm90a.ptx").unwrap();
+    let Some(by_value) = filetest::corpus("cuda_hopper_copy_sm90a") else { return };
     let launch = std::fs::read_to_string("../../filetests/corpus/cuda_hopper_copy.toml").unwrap();
     let param = by_value.lines().find(|line| line.contains(".param .align 64 .b8")).unwrap();
     let name = param.split("b8 ").nth(1).unwrap().split('[').next().unwrap();

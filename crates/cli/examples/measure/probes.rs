@@ -104,13 +104,7 @@ fn launches(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let module = Builder::kernel("empty").into_verified(target)?;
     for (ctas, threads) in [(1, 32), (132, 128), (132, 1024), (1056, 128), (8448, 128), (67584, 128)] {
-        let launch = Launch {
-            grid: Dim3(ctas, 1, 1),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(threads, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        };
+        let launch = Launch::new(Dim3(ctas, 1, 1), Dim3(threads, 1, 1));
         let (module, entry) = (module.clone(), "empty".to_owned());
         let kernel =
             Kernel { tensor_maps: Vec::new(), module, entry, launch, buffers: Vec::new(), args: Vec::new() };

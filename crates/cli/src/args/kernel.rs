@@ -50,10 +50,11 @@ pub struct Check {
     /// more fails the check
     #[arg(long)]
     pub strict_alignment: bool,
-    /// Whether shuffles, votes and other warp collectives order memory: check (PTX says they do not; a race
-    /// that only they prevent fails the check) or assume
-    #[arg(long, value_name = "HOW", default_value = "check", value_parser = ["check", "assume"])]
-    pub warp_order: String,
+    /// Findings that fail a check: gpu, those that a GPU can show; ptx, also those that only the memory model
+    /// of PTX forbids: lanes that only a shuffle or a vote orders (warp_order), and the plain load that gives
+    /// a compare-and-swap loop its first value (cas_seed). With gpu these are notes
+    #[arg(long, value_name = "LEVEL", default_value = "gpu", value_parser = ["gpu", "ptx"])]
+    pub level: String,
     /// List every source line of which a part never ran
     #[arg(long)]
     pub coverage: bool,
@@ -64,6 +65,10 @@ pub struct Check {
     /// output
     #[arg(long, value_name = "FILE.sarif")]
     pub sarif: Option<PathBuf>,
+    /// Findings of an earlier check as --sarif wrote them: notes now, so that only new findings fail. A
+    /// finding is known if its kind, its file and the text of its line are
+    #[arg(long, value_name = "FILE.sarif")]
+    pub baseline: Option<PathBuf>,
     /// File for the result as JUnit XML, which CI servers list as a test; - for standard output
     #[arg(long, value_name = "FILE.xml")]
     pub junit: Option<PathBuf>,

@@ -8,15 +8,15 @@ use super::{race_seconds, shape_help};
 
 #[derive(Debug, Subcommand)]
 pub enum PlansCommand {
-    /// List the kept plans, and say which of them calls on this machine use
+    /// List the saved plans, and say which of them calls on this machine use
     List(PlansList),
     /// Keep a plan for a problem on this machine
     Add(PlansAdd),
-    /// Race the kept plans of this machine against the built-in choice
+    /// Race the saved plans of this machine against the built-in choice
     ///
     /// Exit code: 0 no plan is slower than the built-in choice, 1 one is, 3 bad usage.
     Check(PlansCheck),
-    /// Remove kept plans
+    /// Remove saved plans
     Clear(PlansClear),
 }
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use evolve::{Candidate, CaseReport, End, HeldOutEnd, Report, Shown};
-use ledger::TimeKind;
+use ledger::{Gain, TimeKind};
 use serde_json::json;
 
 use crate::error::CliError;
@@ -21,7 +21,7 @@ pub fn print(out: &mut impl Write, report: &Report) -> Result<(), CliError> {
     }
     writeln!(
         out,
-        "run {} of {}: {:.1} s of evaluators, {:.1} s of them with the device",
+        "run {} of {}: {:.1} s of work, {:.1} s of them with the device",
         report.run.0,
         one_line(&report.ledger.to_string_lossy()),
         report.seconds.evaluators,
@@ -41,6 +41,7 @@ fn print_case(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
     let is_predicted = case.kind == Some(TimeKind::Predicted);
     let predicted = if is_predicted { " (all times are predicted by the time model)" } else { "" };
     writeln!(out, "{} on {}{predicted}", case.words, case.device)?;
+    writeln!(out, "{}\n", case.conclusion)?;
     let rows =
         [("baseline", &case.baseline), ("best", &case.best), ("best random sample", &case.random_arm.best)];
     let rows: Vec<Vec<String>> =
@@ -48,26 +49,30 @@ fn print_case(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
     table::print(out, &["", "time µs", "candidate", "by", "plan"], &rows)?;
     match (case.speedup, case.interval, case.verdict) {
         (Some(speedup), Some([low, high]), Some(verdict)) => {
-            let floor = case.noise_floor.map_or(String::new(), |floor| {
-                format!("; differences below {floor:.3}× are noise in this run")
+            let floor = case.noise_floor.map_or(String::new(), |floor| match is_predicted {
+                true => format!("; the model cannot tell differences below {floor:.3}× apart"),
+                false => format!("; differences below {floor:.3}× are noise in this run"),
             });
             let verdict = verdict.name();
             writeln!(out, "best against baseline: {speedup:.3}× ({low:.3} to {high:.3}), {verdict}{floor}")?
         }
-        _ => writeln!(out, "best against baseline: not raced")?,
+        _ => writeln!(out, "best against baseline: not compared")?,
     }
     let (gain, equal) = (case.random_arm.gain, case.random_arm.at_equal_budget);
-    let gain = gain
-        .map_or(String::new(), |gain| format!(" ({:.3}×, {:.3} to {:.3})", gain.ratio, gain.low, gain.high));
+    let gain = gain.map_or(String::new(), |gain| {
+        let Gain { ratio, low, high, noise, verdict } = gain;
+        format!(" ({ratio:.3}×, {low:.3} to {high:.3}, noise {noise:.3}×: {})", verdict.name())
+    });
     let timed = equal.evolution_us.or(equal.random_us).map_or(String::new(), |_| {
         let [ours, random] = [equal.evolution_us, equal.random_us].map(|us| shown(us, 2));
-        format!("; of {} candidates each, by short timings: {ours} µs against {random} µs", equal.candidates)
+        let by = if is_predicted { "predicted" } else { "by short timings" };
+        format!("; of {} candidates each, {by}: {ours} µs against {random} µs", equal.candidates)
     });
     writeln!(out, "random sampling: {}{gain}{timed}", case.random_arm.says)?;
     let control = case
         .control
         .race
-        .map_or("not raced".to_owned(), |race| format!("{} {:.3}×", race.verdict.name(), race.ratio));
+        .map_or("not compared".to_owned(), |race| format!("{} {:.3}×", race.verdict.name(), race.ratio));
     writeln!(out, "control (the baseline against itself): {control}")?;
     for held in &case.held_out {
         writeln!(out, "held out, {}: {}", held.problem, held_out(held))?;
@@ -85,7 +90,6 @@ fn print_case(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
     if !case.skipped.is_empty() {
         writeln!(out, "no time was left for: {}", case.skipped.join("; "))?;
     }
-    operators(out, case)?;
     let rejected: Vec<String> =
         case.rejected.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
     if !rejected.is_empty() {
@@ -112,7 +116,7 @@ fn print_case(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
 fn held_out(held: &HeldOutEnd) -> String {
     match (held.end, held.race, held.reason) {
         (End::NotTried, ..) => "not tried".to_owned(),
-        (End::NotComputed, ..) => "cannot compute it".to_owned(),
+        (End::NotComputed, ..) => "its plan does not support this problem, and is not used there".to_owned(),
         (End::Wrong, ..) => "wrong there".to_owned(),
         (End::Raced, Some(race), _) => format!("{} {:.3}×", race.verdict.name(), race.ratio),
         (_, _, Some(reason)) => format!("its race was not run to its end ({reason})"),
@@ -120,7 +124,7 @@ fn held_out(held: &HeldOutEnd) -> String {
     }
 }
 
-/// The promoted candidate, or why the best candidate that beat the baseline is not promoted.
+/// The promoted candidate.
 fn promotion(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
     if let Some(promoted) = &case.promoted {
         // A CPU plan needs no row of the table of GPU kernels: it is kept for this user.
@@ -135,25 +139,6 @@ fn promotion(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
             shown(promoted.evidence.race.map(|race| race.ratio), 3),
             no_row.unwrap_or_default()
         )?;
-    }
-    if let Some(refused) = &case.refused {
-        writeln!(out, "not promoted: candidate {} beat the baseline, but {}", refused.id.0, refused.why)?;
-    }
-    Ok(())
-}
-
-fn operators(out: &mut impl Write, case: &CaseReport) -> Result<(), CliError> {
-    let row = |account: &evolve::Account| {
-        vec![
-            account.operator.name().to_owned(),
-            account.pulls.to_string(),
-            format!("{:.1}", account.earned),
-            format!("{:.3}", account.earned / account.pulls as f64),
-        ]
-    };
-    let rows: Vec<Vec<String>> = case.operators.iter().map(row).collect();
-    if !rows.is_empty() {
-        table::print(out, &["operator", "candidates", "earned", "each"], &rows)?;
     }
     Ok(())
 }
@@ -189,7 +174,10 @@ mod tests {
         let incumbent = CandidateId(1);
         let race = Against { incumbent, ratio: 0.5, low: 0.4, high: 0.6, noise: 1.01, verdict };
         assert_eq!(said(End::Raced, Some(race), None), "SLOWER 0.500×");
-        assert_eq!(said(End::NotComputed, None, None), "cannot compute it");
+        assert_eq!(
+            said(End::NotComputed, None, None),
+            "its plan does not support this problem, and is not used there"
+        );
         assert_eq!(said(End::NotTried, None, None), "not tried");
         let failed = said(End::Failed, None, Some(Reason::Hangs));
         assert_eq!(failed, "its race was not run to its end (hangs)");

@@ -92,6 +92,10 @@ fn check_proves_tensor_maps_and_products_of_warpgroups() {
     let (code, said) = check(&ptx, &launch);
     assert_eq!(code, Some(0), "{said}");
     assert!(!said.contains("tensor cores unused") && !said.contains("L4"), "{said}");
+    // Each error is from the run in which it is nearest its bound; the largest difference may be of another.
+    for words in ["nearest its bound, over all runs: absolute error ", "largest difference, of any run: "] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
     // Faults: no wait for the copies, products still in flight, a wrong number of expected bytes, no fence.
     for (from, to, reason) in [
         ("@!%done bra WAIT;", "", "race"),

@@ -35,10 +35,14 @@ impl Drop for Folder {
 }
 
 fn command(args: &[&str]) -> Command {
+    command_of("evolve", args)
+}
+
+fn command_of(name: &str, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flashcore"));
     // The plans that are kept must not be those of the user who runs the tests.
     let config = std::env::temp_dir().join(format!("flashcore-evolve-{}", std::process::id()));
-    command.arg("evolve").args(args).env("FLASHCORE_CONFIG_DIR", config);
+    command.arg(name).args(args).env("FLASHCORE_CONFIG_DIR", config);
     command
 }
 
@@ -68,7 +72,7 @@ fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
         "1,1,48,32,f32",
         "--candidates",
         "6",
-        // A kept plan would be the baseline of the second run.
+        // A saved plan would be the baseline of the second run.
         "--no-keep",
     ];
     let again =
@@ -86,7 +90,7 @@ fn a_second_run_on_a_processor_takes_over_what_the_first_found() {
         // The processor's peaks were measured, so the report has a bound on what is still possible.
         let possible = &report["decision"]["rows"][0];
         assert!(report["decision"]["possible"].as_f64().unwrap() >= 1.0, "{possible}");
-        assert!(possible["says"].as_str().unwrap().contains("as measured here"), "{possible}");
+        assert!(possible["says"].as_str().unwrap().contains("measured here"), "{possible}");
     }
     let kept = Ledger::read(ledger.as_ref()).unwrap();
     // The ledger may sum the same numbers in another order.
@@ -173,6 +177,22 @@ fn a_short_run_against_the_model() {
     {
         assert!(text.contains(part), "{part}: {text}");
     }
+    // The ledger has one device and one problem, which need no option, and the run's verdict.
+    let topk = |more: &[&str]| command_of("topk", &[&["--ledger", &ledger], more].concat()).output().unwrap();
+    let best = json(&topk(&["--json"]));
+    assert_eq!(best["rows"][0]["against"]["verdict"], found["verdict"], "{best}");
+    let text = String::from_utf8(topk(&[]).stdout).unwrap();
+    assert!(text.starts_with(&format!("{SMALL} on H200\n")), "{text}");
+    assert!(text.contains("the model (predicted)") && text.contains("FASTER over #1"), "{text}");
+    let more = ["--device", "h200", "--problem", "1,1,32,16,f16", "--candidates", "2", "--ledger", &ledger];
+    assert_eq!(run(&more).status.code(), Some(0));
+    let refused = topk(&[]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(3), "{said}");
+    assert!(
+        said.contains("invalid value '(missing)' for --problem: expected one of ") && said.contains(SMALL),
+        "{said}"
+    );
 }
 
 /// A run that ends before it has evaluated a candidate does not report that no kernel works.
@@ -194,7 +214,7 @@ fn a_run_without_time_says_so() {
     ]);
     let said = String::from_utf8_lossy(&found.stdout);
     assert!(said.contains("random sampling: there was no time to evaluate a candidate\n"), "{found:?}");
-    assert!(said.contains("control (the baseline against itself): not raced\n"), "{found:?}");
+    assert!(said.contains("control (the baseline against itself): not compared\n"), "{found:?}");
 }
 
 /// A measured run on this machine's CPU: a few plans of a small problem, with every step of a longer run.

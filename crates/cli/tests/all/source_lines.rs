@@ -264,14 +264,14 @@ fn entries_are_named_as_in_the_source() {
     assert!(text(&output.stdout).starts_with("k<float>: passed"), "{}", text(&output.stdout));
 }
 
-/// Runs the step of the guide's workflow that checks every kernel in a separate project. With a failing
-/// kernel the step fails, and both reports are written.
+/// Runs the step of the action that checks every kernel in a separate project. With a failing kernel the step
+/// fails, and both reports are written. With the findings as the baseline it passes.
 #[test]
 #[cfg(unix)]
-fn the_guide_s_workflow_checks_a_project() {
-    let page = std::fs::read_to_string("../../docs/src/guide/check.md").unwrap();
-    let step = page.split_once("- name: Check each kernel that has a launch file\n").unwrap().1;
-    let script = step.split_once("run: |\n").unwrap().1.split_once("      - name:").unwrap().0;
+fn the_action_checks_a_project() {
+    let action = std::fs::read_to_string("../../.github/actions/check/action.yml").unwrap();
+    let step = action.split_once("- name: Check each kernel that has a launch file\n").unwrap().1;
+    let script = step.split_once("run: |\n").unwrap().1;
     let project = Folder::new("workflow");
     std::fs::create_dir(project.0.join("kernels")).unwrap();
     for (name, entry) in [("template_helper", "wrong"), ("trap", "right")] {
@@ -284,8 +284,14 @@ fn the_guide_s_workflow_checks_a_project() {
     }
     let command = Path::new(env!("CARGO_BIN_EXE_flashcore"));
     let path = format!("{}:{}", command.parent().unwrap().display(), std::env::var("PATH").unwrap());
-    let mut shell = std::process::Command::new("bash");
-    let output = shell.args(["-e", "-c", script]).env("PATH", path).current_dir(&project.0).output().unwrap();
+    let run = || {
+        let mut shell = std::process::Command::new("bash");
+        let inputs =
+            [("KERNELS", "kernels"), ("BASELINE", "known"), ("REPORTS", "reports"), ("OPTIONS", "--quick")];
+        shell.args(["-e", "-c", script]).env("PATH", &path).envs(inputs).current_dir(&project.0);
+        shell.output().unwrap()
+    };
+    let output = run();
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
     if error.contains("FLASHCORE_NVRTC") {
@@ -301,4 +307,8 @@ fn the_guide_s_workflow_checks_a_project() {
     let log: Value = serde_json::from_str(&read("sarif/trap.sarif")).unwrap();
     assert_eq!((faults(&log), &log["runs"][0]["results"]), (Vec::new(), &serde_json::json!([])));
     assert_eq!(log["runs"][0]["automationDetails"]["id"], "flashcore/kernels/trap.toml/");
+    std::fs::rename(project.0.join("reports/sarif"), project.0.join("known")).unwrap();
+    let again = run();
+    assert_eq!(again.status.code(), Some(0), "{}{}", text(&again.stdout), text(&again.stderr));
+    assert!(text(&again.stdout).contains("; the baseline has it"), "{}", text(&again.stdout));
 }

@@ -86,29 +86,23 @@ fn a_launch_can_be_stated_by_options() {
     assert_told(&wrong, 3, &["invalid value 'y:f33:100' for --arg: expected a type of elements"]);
 }
 
-/// Each CTA stores its number to all of `y`.
+/// A kernel whose CTAs all store their number to `y`.
+fn racy(comment: &str) -> String {
+    PTX.replace("mad.lo.u32 %r4, %r2, %r3, %r1;", "mov.u32 %r4, %r1;")
+        .replace("add.f32 %f1, %f1, %f1;", "cvt.rn.f32.u32 %f1, %r2;")
+        .replace("[%rd5], %f1;", &format!("[%rd5], %f1; {comment}"))
+}
+
+const RACY: [&str; 10] =
+    ["--grid", "4", "--block", "32", "--arg", "x:f32:32=random", "--arg", "y:f32:32", "--arg", "n:i32=99"];
+
+/// A comment in the file of the line allows the race.
 #[test]
 fn comments_allow_findings() {
     let folder = Folder::new("allowed");
-    let args = [
-        "--grid",
-        "4",
-        "--block",
-        "32",
-        "--arg",
-        "x:f32:32=random",
-        "--arg",
-        "y:f32:32",
-        "--arg",
-        "n:i32=99",
-    ];
     let check = |comment: &str| {
-        let racy = PTX
-            .replace("mad.lo.u32 %r4, %r2, %r3, %r1;", "mov.u32 %r4, %r1;")
-            .replace("add.f32 %f1, %f1, %f1;", "cvt.rn.f32.u32 %f1, %r2;")
-            .replace("[%rd5], %f1;", &format!("[%rd5], %f1; {comment}"));
-        let ptx = folder.write("twice.ptx", &racy);
-        folder.run(&[&["check", &ptx], &args[..]].concat())
+        let ptx = folder.write("twice.ptx", &racy(comment));
+        folder.run(&[&["check", &ptx], &RACY[..]].concat())
     };
     assert_told(&check(""), 1, &["1. race at line 26"]);
     let allowed = check("// flashcore: allow race because any result will do");
@@ -120,6 +114,75 @@ fn comments_allow_findings() {
     );
 }
 
+/// Findings that an earlier check wrote do not fail, wherever their lines are now; others do.
+#[test]
+fn only_new_findings_fail_beside_a_baseline() {
+    let folder = Folder::new("baseline");
+    let ptx = folder.write("twice.ptx", &racy(""));
+    let check = |more: &[&str]| folder.run(&[&["check", &ptx], &RACY[..], more].concat());
+    assert_told(&check(&["--sarif", "known.sarif"]), 1, &["1. race at line 26"]);
+    let with = ["--baseline", "known.sarif"];
+    assert_told(&check(&with), 0, &["note: race at line 26", "; the baseline has it"]);
+    folder.write(
+        "twice.ptx",
+        &racy("").replace("cvta.to.global.u64 %rd1", "// moved\ncvta.to.global.u64 %rd1"),
+    );
+    assert_told(&check(&with), 0, &["note: race at line 27"]);
+    folder.write("twice.ptx", &racy("").replace("st.global.f32 [%rd5]", "st.global.f32 [%rd5+64]"));
+    assert_told(&check(&with), 1, &["out_of_bounds at line 26", "race at line 26"]);
+    assert_told(&check(&["--baseline", "none.sarif"]), 3, &["none.sarif"]);
+    let other = ["--baseline", "twice.ptx"];
+    assert_told(
+        &check(&other),
+        3,
+        &["invalid value 'twice.ptx' for --baseline: expected a file that --sarif wrote"],
+    );
+    let same = ["--baseline", "known.sarif", "--sarif", "known.sarif"];
+    assert_told(&check(&same), 3, &["is the same file as --baseline"]);
+}
+
+/// An extension of PyTorch whose headers are not installed, and host code that calls Thrust.
+const EXTENSION: &str = "#include <torch/extension.h>
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <thrust/device_ptr.h>
+#include <thrust/scan.h>
+
+__global__ void narrow(const float* x, __half* y, uint32_t n) {
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = __float2half(fminf(x[i], FLT_MAX));
+}
+
+void offsets(int* counts, int n) {
+    thrust::exclusive_scan(thrust::device_ptr<int>(counts), thrust::device_ptr<int>(counts) + n, counts);
+}
+
+torch::Tensor run(torch::Tensor x) {
+    auto y = torch::empty_like(x, x.options().dtype(at::kHalf));
+    narrow<<<4, 32, 0, at::cuda::getCurrentCUDAStream()>>>(x.data_ptr<float>(), (__half*)y.data_ptr(), x.numel());
+    return y;
+}
+";
+
+#[test]
+fn extensions_of_pytorch_need_no_headers() {
+    let folder = Folder::new("extension");
+    let file = folder.write("narrow.cu", EXTENSION);
+    let args = [
+        "--grid",
+        "4",
+        "--block",
+        "32",
+        "--arg",
+        "x:f32:100=random",
+        "--arg",
+        "y:f16:100",
+        "--arg",
+        "n:u32=100",
+    ];
+    assert_told(&folder.run(&[&["check", &file], &args[..]].concat()), 0, &["passed after 3 runs"]);
+}
+
 #[test]
 fn a_suggestion_can_be_edited_and_checked() {
     let folder = Folder::new("suggest");
@@ -128,6 +191,84 @@ fn a_suggestion_can_be_edited_and_checked() {
     assert_eq!(suggested.status.code(), Some(0), "{}", text(&suggested.stderr));
     let launch = folder.write("twice.toml", &text(&suggested.stdout));
     assert_told(&folder.run(&["check", &ptx, "--launch", &launch]), 0, &["passed after 3 runs"]);
+}
+
+/// The suggested sizes give threads of several CTAs work, so that the first file finds a race between CTAs.
+#[test]
+fn a_suggestion_uses_the_whole_launch() {
+    let folder = Folder::new("sizes");
+    let ptx = folder.write("racy.ptx", &racy(""));
+    let suggested = text(&folder.run(&["check", &ptx, "--suggest"]).stdout);
+    assert!(
+        suggested.contains("sizes: 248, so that the last of 2 CTAs of 128 threads along x has a rest"),
+        "{suggested}"
+    );
+    let launch = folder.write("racy.toml", &suggested);
+    assert_told(&folder.run(&["check", &ptx, "--launch", &launch]), 1, &["race", "CTA"]);
+}
+
+/// A launch of 100 numbers, of which `y` is a copy within 0.001.
+const COPIED: &str = "[launch]
+grid = [2]
+block = [64]
+[[arg]]
+name = \"x\"
+role = \"buffer\"
+dtype = \"f32\"
+elements = 100
+init = \"iota\"
+[[arg]]
+name = \"y\"
+role = \"buffer\"
+dtype = \"f32\"
+elements = 100
+init = \"uninitialised\"
+[[arg]]
+role = \"i32\"
+value = 100
+";
+
+/// A mutant whose results stay within the tolerance of `[reference]` is reported as such. Without a
+/// reference, the report says that one would find it.
+#[test]
+fn mutants_are_told_with_what_judged_them() {
+    let folder = Folder::new("mutants");
+    let ptx =
+        folder.write("copy.ptx", &PTX.replace("add.f32 %f1, %f1, %f1;", "mul.f32 %f1, %f1, 0f3F800001;"));
+    let reference = "[reference]\noutput = \"y\"\nbuiltin = \"scan\"\noperation = \"max\"\ninputs = [\"x\"]\natol = 1e-3\n";
+    let judged = folder.write("judged.toml", &format!("{COPIED}{reference}"));
+    let unjudged = folder.write("unjudged.toml", COPIED);
+    let run =
+        |launch: &str| text(&folder.run(&["check", &ptx, "--launch", launch, "--mutants", "20"]).stdout);
+    let said = run(&judged);
+    for words in [
+        "mutant skip rescale at line 25: within the tolerance: no hazard, ",
+        "bytes of y differ from the original's, by less than the reference allows",
+        "mutants: 3 found, 1 within the tolerance\n",
+        "y: 0 of 100 elements wrong; worst error",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    assert!(!said.contains("a [reference] would find"), "{said}");
+    let said = run(&unjudged);
+    assert!(said.contains("differ from the original's: a [reference] would find it"), "{said}");
+    assert!(said.contains("only a [reference] would find") && !said.contains("tolerance"), "{said}");
+}
+
+/// `-q` leaves out what costs time, and so does a check that failed.
+#[test]
+fn costs_are_for_checks_that_pass_and_are_not_quiet() {
+    let folder = Folder::new("quiet");
+    let costs = |contents: &str, args: &[&str]| {
+        let ptx = folder.write("k.ptx", contents);
+        let launch = ["--grid", "2", "--block", "32", "--arg", "x:f32:64=random", "--arg", "y:f32:64"];
+        let output =
+            folder.run(&[args, &["check", &ptx, "--diagnose"], &launch[..], &["--arg", "n:i32=64"]].concat());
+        (output.status.code(), text(&output.stdout).contains("what costs time"))
+    };
+    assert_eq!(costs(PTX, &[]), (Some(0), true));
+    assert_eq!(costs(PTX, &["--quiet"]), (Some(0), false));
+    assert_eq!(costs(&racy(""), &[]), (Some(1), false));
 }
 
 /// A NumPy function is the reference: a correct, a wrong, a failing and an endless one.

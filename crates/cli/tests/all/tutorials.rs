@@ -35,9 +35,13 @@ fn file(before: &str) -> Option<&str> {
     before.rsplit_once("Save this as `")?.1.split('`').next()
 }
 
-/// Runs the shell lines of a block and returns all that they print. A command that must fail says so by its
-/// exit code in the text after the block, so codes are those of the last line only.
-fn run(folder: &Folder, lines: &str) -> String {
+/// Compilers that a machine may lack, by the words of the refusal.
+const COMPILERS: [&str; 2] = ["CUDA C++ needs NVRTC", "a Triton kernel needs Triton"];
+
+/// Runs the shell lines of a block and returns all that they print; `None` if the machine lacks the compiler.
+/// A command that must fail says so by its exit code in the text after the block, so codes are those of the
+/// last line only.
+fn run(folder: &Folder, lines: &str) -> Option<String> {
     let mut said = String::new();
     for line in lines.lines() {
         // Two minutes of search are an example: the test searches for a second.
@@ -48,10 +52,15 @@ fn run(folder: &Folder, lines: &str) -> String {
         shell.args(["-c", &line]).current_dir(&folder.0).env("PATH", path);
         let output = shell.env("FLASHCORE_CONFIG_DIR", folder.0.join("config")).output().unwrap();
         let code = output.status.code();
-        assert!(matches!(code, Some(0 | 1)), "{line}: {code:?} {}", text(&output.stderr));
+        let error = text(&output.stderr);
+        if code == Some(3) && COMPILERS.iter().any(|lacks| error.contains(lacks)) {
+            filetest::not_run(error.trim());
+            return None;
+        }
+        assert!(matches!(code, Some(0 | 1)), "{line}: {code:?} {error}");
         said += &text(&output.stdout);
     }
-    said
+    Some(said)
 }
 
 /// Whether the lines of `page` occur in `said` in the same order. `…` matches any text.
@@ -69,19 +78,20 @@ fn holds(page: &str, said: &str) -> Result<(), String> {
 fn follow(name: &str) {
     let page = std::fs::read_to_string(format!("../../docs/src/tutorial/{name}.md")).unwrap();
     let folder = Folder::new(&format!("tutorial-{name}"));
-    let (mut said, mut compared) = (String::new(), 0);
+    let (mut said, mut compared) = (Some(String::new()), 0);
     for block in blocks(&page) {
         match (block.language.as_str(), file(&block.before)) {
-            ("ptx" | "toml", Some(name)) => drop(folder.write(name, &block.body)),
+            ("ptx" | "toml" | "cuda" | "python", Some(name)) => drop(folder.write(name, &block.body)),
             ("sh", _) => said = run(&folder, &block.body),
             ("text", _) => {
-                holds(&block.body, &said).unwrap_or_else(|why| panic!("{name}: {why}"));
+                let Some(said) = &said else { continue };
+                holds(&block.body, said).unwrap_or_else(|why| panic!("{name}: {why}"));
                 compared += 1;
             }
             (language, file) => panic!("{name}: a block of {language} that nobody runs ({file:?})"),
         }
     }
-    assert!(compared >= 2, "{name}: {compared} outputs");
+    assert!(compared >= 1, "{name}: {compared} outputs");
 }
 
 #[test]

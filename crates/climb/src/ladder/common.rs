@@ -114,13 +114,10 @@ pub(super) fn kernel(
     let mut contract = Contract::new(problem, rung);
     let cta = cta(&mut k, &mut contract, problem, rows, threads);
     body(&mut k, &cta);
-    let launch = Launch {
-        grid: Dim3(problem.seq_q as u32 / rows, problem.heads_q as u32, problem.batch as u32),
-        cluster: Dim3(1, 1, 1),
-        block: Dim3(threads, 1, 1),
-        dynamic_shared: 0,
-        overlapping: false,
-    };
+    let launch = Launch::new(
+        Dim3(problem.seq_q as u32 / rows, problem.heads_q as u32, problem.batch as u32),
+        Dim3(threads, 1, 1),
+    );
     contract.bind(k, arch, launch)
 }
 

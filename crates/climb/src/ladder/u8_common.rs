@@ -113,13 +113,10 @@ pub(super) fn emit<T: Tiles>(
     let cta = Cta::new(&mut k, &mut contract, problem);
     let tiles = declare(&mut k);
     body(&mut k, &cta, tiles);
-    let launch = Launch {
-        grid: Dim3(problem.seq_q as u32 / ROWS, problem.heads_q as u32, problem.batch as u32),
-        cluster: Dim3(1, 1, 1),
-        block: Dim3(THREADS, 1, 1),
-        dynamic_shared: 0,
-        overlapping: false,
-    };
+    let launch = Launch::new(
+        Dim3(problem.seq_q as u32 / ROWS, problem.heads_q as u32, problem.batch as u32),
+        Dim3(THREADS, 1, 1),
+    );
     contract.bind(k, arch, launch)
 }
 

@@ -277,7 +277,7 @@ fn spread(p: &Problem, tensor: Tensor, padding: i64, backward: bool) -> Strides 
     let [_, heads, rows, dim] = p.extents(tensor);
     let row = dim as i64 + padding;
     let Strides { row: dense, .. } = p.strides(tensor);
-    // The rows of one head are contiguous, or the rows of all heads are interleaved.
+    // Rows follow each other within a head (BHSD), or the heads alternate row by row (BSHD).
     let mut strides = if dense == dim as i64 {
         Strides { row, head: row * rows as i64, batch: row * (rows * heads) as i64 }
     } else {

@@ -5,8 +5,7 @@ use std::cmp::Reverse;
 use problem::{KeyRange, Sequence};
 
 use super::Call;
-use crate::Element;
-use crate::plan::{Order, Rows};
+use crate::plan::Order;
 use crate::tile::Panel;
 
 /// Query rows that read the keys of one head together: rows `first..last` of the concatenated rows of `heads`
@@ -20,15 +19,7 @@ pub(super) struct Task {
     pub(super) part: usize,
 }
 
-impl<T: Element> Call<'_, T> {
-    /// Number of query heads whose rows are concatenated.
-    pub(super) fn together(&self) -> usize {
-        match self.plan.rows {
-            Rows::Head => 1,
-            Rows::Group => self.problem.group_size(),
-        }
-    }
-
+impl Call<'_> {
     /// Number of keys of a part, a multiple of the block size.
     pub(super) fn part_keys(&self) -> usize {
         let blocks = self.problem.seq_kv.div_ceil(self.plan.block_kv).max(1);
@@ -43,7 +34,7 @@ impl<T: Element> Call<'_, T> {
     /// The tasks in the order in which they are started.
     pub(super) fn tasks(&self) -> Vec<Task> {
         let p = self.problem;
-        let (together, block_q, part_keys) = (self.together(), self.plan.block_q, self.part_keys());
+        let (together, block_q, part_keys) = (self.together, self.plan.block_q, self.part_keys());
         let heads =
             || (0..p.batch).flat_map(|batch| (0..p.heads_q).step_by(together).map(move |head| (batch, head)));
         let rows = |batch: usize| self.sequences[batch].q.len * together;

@@ -17,6 +17,7 @@ use super::tiles::{self, HasTiles, Magnitudes, Place, Sums, Tall, WORDS};
 use crate::Elements;
 use crate::terms::{DEPTH, TILE};
 use crate::tile::Step;
+use crate::view::ElementRows;
 
 /// A token: it exists only if the processor has AMX-TILE and AMX-BF16, AVX-512 BW and VL, and everything of
 /// [`Avx512`], and if this process may use tiles.
@@ -73,7 +74,7 @@ impl HasTiles for Amx {
         self.0
     }
 
-    fn magnitudes<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Magnitudes {
+    fn magnitudes<'a>(self, rows: impl ElementRows<'a>) -> Magnitudes {
         // SAFETY: `self` implies the instructions.
         unsafe { magnitudes(rows) }
     }
@@ -118,24 +119,11 @@ impl tiles::Tiles for AmxTiles<'_> {
         self.amx.0
     }
 
-    fn terms<'a>(
-        self,
-        rows: impl Iterator<Item = Elements<'a>>,
-        terms: usize,
-        negate: bool,
-        to: &mut [f32],
-        words: usize,
-    ) {
+    fn terms<'a>(self, rows: impl ElementRows<'a>, terms: usize, negate: bool, to: &mut [f32], words: usize) {
         unsafe { row_terms(rows, terms, negate, to, words) }
     }
 
-    fn row_pairs<'a>(
-        self,
-        rows: impl Iterator<Item = Elements<'a>>,
-        terms: usize,
-        to: &mut [f32],
-        dim: usize,
-    ) {
+    fn row_pairs<'a>(self, rows: impl ElementRows<'a>, terms: usize, to: &mut [f32], dim: usize) {
         unsafe { row_pairs(rows, terms, to, dim) }
     }
 
@@ -236,7 +224,7 @@ fn split_pair(rest: &mut [__m512; 2]) -> __m512 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn magnitudes<'a>(rows: impl Iterator<Item = Elements<'a>>) -> Magnitudes {
+fn magnitudes<'a>(rows: impl ElementRows<'a>) -> Magnitudes {
     let (mut least, mut largest) = (_mm512_set1_epi32(-1), _mm512_setzero_si512());
     for row in rows {
         for at in (0..row.len()).step_by(LANES) {
@@ -249,13 +237,7 @@ fn magnitudes<'a>(rows: impl Iterator<Item = Elements<'a>>) -> Magnitudes {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn row_terms<'a>(
-    rows: impl Iterator<Item = Elements<'a>>,
-    terms: usize,
-    negate: bool,
-    to: &mut [f32],
-    words: usize,
-) {
+fn row_terms<'a>(rows: impl ElementRows<'a>, terms: usize, negate: bool, to: &mut [f32], words: usize) {
     let sign = _mm512_set1_epi16(if negate { i16::MIN } else { 0 });
     let depth = words / terms;
     for (row, to) in rows.zip(to.chunks_exact_mut(words)) {
@@ -299,7 +281,7 @@ fn two_terms(from: Elements<'_>, at: usize) -> [__m512i; 2] {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn row_pairs<'a>(mut rows: impl Iterator<Item = Elements<'a>>, terms: usize, to: &mut [f32], dim: usize) {
+fn row_pairs<'a>(mut rows: impl ElementRows<'a>, terms: usize, to: &mut [f32], dim: usize) {
     let term = to.len() / terms;
     for row in (0..term).step_by(dim) {
         let pair = [rows.next(), rows.next()];

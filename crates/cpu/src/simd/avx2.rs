@@ -4,8 +4,9 @@
 use std::arch::x86_64::*;
 
 use half::{bf16, f16};
+use problem::{E4m3, E5m2};
 
-use super::{Simd, exp2_by_shift, transpose_plain, widen_bf16_plain};
+use super::{Simd, codes, exp2_by_shift, transpose_plain, widen_bf16_plain};
 use crate::backward;
 use crate::dims;
 use crate::peak;
@@ -149,6 +150,14 @@ impl Simd for Avx2 {
         unsafe { widen_bf16(from, to) }
     }
 
+    fn widen_e4m3(self, from: &[E4m3], to: &mut [f32]) {
+        unsafe { widen_e4m3(from, to) }
+    }
+
+    fn widen_e5m2(self, from: &[E5m2], to: &mut [f32]) {
+        unsafe { widen_e5m2(from, to) }
+    }
+
     fn transpose(self, from: &[f32], from_ld: usize, to: &mut [f32], to_ld: usize, rows: usize, cols: usize) {
         unsafe { transpose(from, from_ld, to, to_ld, rows, cols) }
     }
@@ -179,6 +188,49 @@ pub(super) fn widen_f16(from: &[f16], to: &mut [f32]) {
     for (from, to) in from[whole..].iter().zip(&mut to[whole..]) {
         *to = from.to_f32();
     }
+}
+
+/// Widens 16 codes at a time, and the rest one by one. The bits of an e4m3 number are those of an f16 number
+/// 2⁻⁸ times as large: the conversion also handles subnormal numbers. NaN codes, which are no f16 NaN, are
+/// looked for on the way and written at the end.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn widen_e4m3(from: &[E4m3], to: &mut [f32]) {
+    let whole = from.len() - from.len() % 16;
+    let (magnitude, exponent) = (_mm_set1_epi8(0x7f), _mm256_set1_ps(256.0));
+    let all_but_bit_14 = _mm256_set1_epi16(0xbfff_u16 as i16);
+    let mut nans = _mm_setzero_si128();
+    for (from, to) in from.chunks_exact(16).zip(to.chunks_exact_mut(16)) {
+        unsafe {
+            // An `E4m3` is its 8 bits (`repr(transparent)`).
+            let codes = _mm_loadu_si128(from.as_ptr().cast());
+            nans = _mm_or_si128(nans, _mm_cmpeq_epi8(_mm_and_si128(codes, magnitude), magnitude));
+            // The sign in bits 15 and 14, then the magnitude.
+            let signed = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(codes));
+            let narrow = _mm256_and_si256(signed, all_but_bit_14);
+            let low = _mm256_cvtph_ps(_mm256_castsi256_si128(narrow));
+            let high = _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(narrow));
+            _mm256_storeu_ps(to.as_mut_ptr(), _mm256_mul_ps(low, exponent));
+            _mm256_storeu_ps(to[8..].as_mut_ptr(), _mm256_mul_ps(high, exponent));
+        }
+    }
+    codes::widen_e4m3(&from[whole..], &mut to[whole..]);
+    if _mm_testz_si128(nans, nans) == 0 {
+        codes::widen_e4m3(from, to);
+    }
+}
+
+/// Widens 8 codes at a time, and the rest one by one: a code is the upper half of an f16 number.
+#[target_feature(enable = "avx2,f16c")]
+pub(super) fn widen_e5m2(from: &[E5m2], to: &mut [f32]) {
+    let whole = from.len() - from.len() % 8;
+    for (from, to) in from.chunks_exact(8).zip(to.chunks_exact_mut(8)) {
+        unsafe {
+            // An `E5m2` is its 8 bits (`repr(transparent)`).
+            let codes = _mm_cvtepu8_epi16(_mm_loadl_epi64(from.as_ptr().cast()));
+            _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(_mm_slli_epi16::<8>(codes)));
+        }
+    }
+    codes::widen_e5m2(&from[whole..], &mut to[whole..]);
 }
 
 /// The plain loop, compiled for AVX2.

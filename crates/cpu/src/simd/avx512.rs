@@ -4,6 +4,7 @@
 use std::arch::x86_64::*;
 
 use half::{bf16, f16};
+use problem::{E4m3, E5m2};
 
 use super::{Simd, exp2_polynomial};
 use crate::backward;
@@ -152,6 +153,14 @@ impl Simd for Avx512 {
 
     fn widen_f16(self, from: &[f16], to: &mut [f32]) {
         unsafe { super::avx2::widen_f16(from, to) }
+    }
+
+    fn widen_e4m3(self, from: &[E4m3], to: &mut [f32]) {
+        unsafe { super::avx2::widen_e4m3(from, to) }
+    }
+
+    fn widen_e5m2(self, from: &[E5m2], to: &mut [f32]) {
+        unsafe { super::avx2::widen_e5m2(from, to) }
     }
 
     fn widen_bf16(self, from: &[bf16], to: &mut [f32]) {

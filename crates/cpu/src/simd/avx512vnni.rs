@@ -10,6 +10,7 @@ use super::pairs::{self, Columnwise, Extent, Pairs, RowNorms};
 use crate::Elements;
 use crate::peak;
 use crate::tile::Step;
+use crate::view::ElementRows;
 
 /// A token: it exists only if the processor has AVX-512 VNNI, BW and VL, and everything of [`Avx512`].
 #[derive(Clone, Copy)]
@@ -67,56 +68,37 @@ impl Pairs for Avx512Vnni {
         unsafe { store(_mm512_castps_si512(words), to) }
     }
 
-    fn integers<'a>(
-        self,
-        rows: impl Iterator<Item = Elements<'a>>,
-        factor: f32,
-        to: &mut [f32],
-        words: usize,
-    ) {
+    fn integers<'a>(self, rows: impl ElementRows<'a>, factor: f32, to: &mut [f32], words: usize) {
         unsafe { integers(rows, factor, to, words) }
     }
 
-    fn row_pairs<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32], to: &mut [f32]) {
+    fn row_pairs<'a>(self, rows: impl ElementRows<'a>, factors: &[f32], to: &mut [f32]) {
         #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-        fn compiled<'a>(
-            p: Avx512Vnni,
-            rows: impl Iterator<Item = Elements<'a>>,
-            factors: &[f32],
-            to: &mut [f32],
-        ) {
+        fn compiled<'a>(p: Avx512Vnni, rows: impl ElementRows<'a>, factors: &[f32], to: &mut [f32]) {
             pairs::row_pairs(p, rows, factors, to);
         }
         unsafe { compiled(self, rows, factors, to) }
     }
 
-    fn extent<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Extent {
+    fn extent<'a>(self, rows: impl ElementRows<'a>) -> Extent {
         #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-        fn compiled<'a>(p: Avx512Vnni, rows: impl Iterator<Item = Elements<'a>>) -> Extent {
+        fn compiled<'a>(p: Avx512Vnni, rows: impl ElementRows<'a>) -> Extent {
             pairs::extent(p, rows)
         }
         unsafe { compiled(self, rows) }
     }
 
-    fn add_columns<'a>(self, rows: impl Iterator<Item = Elements<'a>> + Clone, columns: &mut Columnwise) {
+    fn add_columns<'a>(self, rows: impl ElementRows<'a> + Clone, columns: &mut Columnwise) {
         #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-        fn compiled<'a>(
-            p: Avx512Vnni,
-            rows: impl Iterator<Item = Elements<'a>> + Clone,
-            columns: &mut Columnwise,
-        ) {
+        fn compiled<'a>(p: Avx512Vnni, rows: impl ElementRows<'a> + Clone, columns: &mut Columnwise) {
             pairs::add_columns(p, rows, columns);
         }
         unsafe { compiled(self, rows, columns) }
     }
 
-    fn row_norms<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32]) -> RowNorms {
+    fn row_norms<'a>(self, rows: impl ElementRows<'a>, factors: &[f32]) -> RowNorms {
         #[target_feature(enable = "avx512f,avx512dq,avx512bw,avx512vl")]
-        fn compiled<'a>(
-            p: Avx512Vnni,
-            rows: impl Iterator<Item = Elements<'a>>,
-            factors: &[f32],
-        ) -> RowNorms {
+        fn compiled<'a>(p: Avx512Vnni, rows: impl ElementRows<'a>, factors: &[f32]) -> RowNorms {
             pairs::row_norms(p, rows, factors)
         }
         unsafe { compiled(self, rows, factors) }
@@ -153,7 +135,7 @@ fn add_products(a: __m512, b: __m512, mut sum: __m512) -> __m512 {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn integers<'a>(rows: impl Iterator<Item = Elements<'a>>, factor: f32, to: &mut [f32], words: usize) {
+fn integers<'a>(rows: impl ElementRows<'a>, factor: f32, to: &mut [f32], words: usize) {
     let factor = _mm512_set1_ps(factor);
     for (row, to) in rows.zip(to.chunks_exact_mut(words)) {
         for at in (0..row.len()).step_by(LANES) {

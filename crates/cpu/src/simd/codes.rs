@@ -1,4 +1,5 @@
-//! Rows of numbers to codes of 8-bit floats: plain loops, compiled for the widest integers of the processor.
+//! Rows of numbers to codes of 8-bit floats and back: plain loops, compiled for the widest integers of the
+//! processor.
 #![allow(unsafe_code)] // functions that are compiled for an instruction set
 
 use problem::{DType, E4m3, E5m2};
@@ -48,5 +49,70 @@ fn codes_of(dtype: DType, row: &[f32], multiplier: f32, to: &mut [u8]) {
             to.iter_mut().zip(row).for_each(|(to, x)| *to = E5m2::from_f32(x * multiplier).to_bits())
         }
         _ => to.iter_mut().zip(row).for_each(|(to, x)| *to = E4m3::from_f32(x * multiplier).to_bits()),
+    }
+}
+
+/// The numbers of a row of e4m3 codes. `to` has the same length as `from`.
+pub(super) fn widen_e4m3(from: &[E4m3], to: &mut [f32]) {
+    to.iter_mut().zip(from).for_each(|(to, code)| *to = number::<3, 7, 0x7f>(code.to_bits()));
+}
+
+/// The numbers of a row of e5m2 codes. `to` has the same length as `from`.
+pub(super) fn widen_e5m2(from: &[E5m2], to: &mut [f32]) {
+    to.iter_mut().zip(from).for_each(|(to, code)| *to = number::<2, 15, 0x7c>(code.to_bits()));
+}
+
+/// The number of a code with `FRACTION` bits of fraction and a biased exponent. From the magnitude `SPECIAL`
+/// on, codes are infinite (fraction 0 and e5m2 alone) or NaN.
+#[inline(always)]
+fn number<const FRACTION: u32, const BIAS: u32, const SPECIAL: u32>(code: u8) -> f32 {
+    let magnitude = u32::from(code) & 0x7f;
+    let normal = (magnitude << (23 - FRACTION)) + ((127 - BIAS) << 23);
+    // Not by a multiplication of a subnormal f32, which many processors compute slowly.
+    let unit = f32::from_bits((127 + 1 - BIAS - FRACTION) << 23);
+    let subnormal = (magnitude as i32 as f32 * unit).to_bits();
+    let infinity = 0x7f80_0000;
+    let special =
+        if SPECIAL == 0x7f { infinity | 1 << 22 } else { infinity | (magnitude.wrapping_sub(SPECIAL)) << 21 };
+    let finite = if magnitude < 1 << FRACTION { subnormal } else { normal };
+    let bits = if magnitude >= SPECIAL { special } else { finite };
+    f32::from_bits(bits | (u32::from(code) & 0x80) << 24)
+}
+
+#[cfg(test)]
+mod tests {
+    use problem::Elements;
+
+    use super::*;
+    use crate::simd::{Portable, Simd, widen};
+
+    fn widens_every_code<S: Simd>(s: S) {
+        // Rows that end in the middle of a vector begin at each code.
+        let codes = || (0..=255u8).chain(0..=255);
+        let e4m3: Vec<E4m3> = codes().map(E4m3::from_bits).collect();
+        let e5m2: Vec<E5m2> = codes().map(E5m2::from_bits).collect();
+        let expected = |row: Elements<'_>| {
+            let mut wide = vec![0.0; row.len()];
+            row.widen(&mut wide);
+            wide
+        };
+        for start in 0..256 {
+            let rows = [Elements::from(&e4m3), Elements::from(&e5m2)];
+            for row in rows.map(|row| row.range(start, start + 16 + start % 41)) {
+                let mut wide = vec![0.0; row.len()];
+                widen(s, row, &mut wide);
+                for (wide, expected) in wide.into_iter().zip(expected(row)) {
+                    let same = wide.to_bits() == expected.to_bits() || wide.is_nan() && expected.is_nan();
+                    assert!(same, "{}, from code {start:#x}: {wide}, expected {expected}", row.dtype());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_code_widens_to_its_number() {
+        widens_every_code(Portable::<4>);
+        #[cfg(target_arch = "x86_64")]
+        crate::simd::Avx2::detect().into_iter().for_each(widens_every_code);
     }
 }

@@ -26,7 +26,7 @@ use std::fmt;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use problem::{DType, Problem};
+use problem::{DType, E4m3, E5m2, Problem};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use codes::{codes, largest_finite};
@@ -75,12 +75,12 @@ pub enum Isa {
 pub(crate) const MAX_LANES: usize = 16;
 
 impl Isa {
-    /// Every instruction set except [`Isa::TWINS`], fastest first.
+    /// Every instruction set except [`Isa::PORTABLE`], fastest first.
     pub const ALL: [Isa; 6] = [Isa::Amx, Isa::Avx512Vnni, Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable];
 
     /// Plain Rust with the arithmetic of instructions that a processor may lack, so that tests of that
     /// arithmetic run on every machine. A plan uses these only on request.
-    pub const TWINS: [Isa; 2] = [Isa::PortableIntegers, Isa::PortableTerms];
+    pub const PORTABLE: [Isa; 2] = [Isa::PortableIntegers, Isa::PortableTerms];
 
     /// Whether this processor supports the instruction set.
     pub fn is_available(self) -> bool {
@@ -269,6 +269,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         widen_bf16_plain(from, to);
     }
 
+    /// Widens `from` into `to`, which has the same length as `from`.
+    fn widen_e4m3(self, from: &[E4m3], to: &mut [f32]) {
+        codes::widen_e4m3(from, to);
+    }
+
+    /// Widens `from` into `to`, which has the same length as `from`.
+    fn widen_e5m2(self, from: &[E5m2], to: &mut [f32]) {
+        codes::widen_e5m2(from, to);
+    }
+
     /// Rounds `factor · from` into `to`, which has the same length as `from`.
     fn narrow_scaled<T: Element>(self, from: &[f32], factor: f32, to: &mut [T]) {
         T::narrow_scaled(from, factor, to);
@@ -315,7 +325,9 @@ pub(crate) fn widen<S: Simd>(s: S, from: Elements<'_>, to: &mut [f32]) {
         Elements::F32(from) => to.copy_from_slice(from),
         Elements::F16(from) => s.widen_f16(from, to),
         Elements::Bf16(from) => s.widen_bf16(from, to),
-        Elements::I32(_) | Elements::U8(_) | Elements::E4m3(_) | Elements::E5m2(_) => from.widen(to),
+        Elements::E4m3(from) => s.widen_e4m3(from, to),
+        Elements::E5m2(from) => s.widen_e5m2(from, to),
+        Elements::I32(_) | Elements::U8(_) => from.widen(to),
     }
 }
 
@@ -378,11 +390,11 @@ mod tests {
     #[test]
     fn panels_are_as_wide_as_their_register_tile() {
         fn same<S: Simd>(_: S, isa: Isa) -> bool {
-            // The twins compute with lower tiles than their plans have.
-            let is_twin = Isa::TWINS.contains(&isa);
+            // Plain Rust computes with lower tiles than their plans have.
+            let is_portable = Isa::PORTABLE.contains(&isa);
             (S::LANES, S::MAX_VECTORS) == (isa.lanes(), isa.tile().0)
                 && (1..=S::MAX_VECTORS)
-                    .all(|vectors| is_twin || S::TILE_ROWS[vectors - 1] == isa.tile_rows(vectors))
+                    .all(|vectors| is_portable || S::TILE_ROWS[vectors - 1] == isa.tile_rows(vectors))
         }
         assert!(same(Portable::<4>, Isa::Portable) && same(Portable::<16>, Isa::PortableIntegers));
         #[cfg(target_arch = "x86_64")]

@@ -10,6 +10,7 @@ use crate::Elements;
 use crate::narrow::{WEIGHT_BITS, WINDOW};
 use crate::programs;
 use crate::tile::{self, MAX_WIDTH, Panel, Step};
+use crate::view::ElementRows;
 
 /// The vector type of `P`.
 type Vector<P> = <<P as Pairs>::Vectors as Simd>::V;
@@ -42,25 +43,19 @@ pub(crate) trait Pairs: Copy + Send + Sync + 'static {
 
     /// Rows as integers `round(factor · x)`, saturated to 16 bits, `words` words per row. Neighbours in a row
     /// are pairs. The partner of an odd last element is 0.
-    fn integers<'a>(
-        self,
-        rows: impl Iterator<Item = Elements<'a>>,
-        factor: f32,
-        to: &mut [f32],
-        words: usize,
-    );
+    fn integers<'a>(self, rows: impl ElementRows<'a>, factor: f32, to: &mut [f32], words: usize);
 
     /// [`row_pairs`], compiled for the instruction set.
-    fn row_pairs<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32], to: &mut [f32]);
+    fn row_pairs<'a>(self, rows: impl ElementRows<'a>, factors: &[f32], to: &mut [f32]);
 
     /// [`extent`], compiled for the instruction set.
-    fn extent<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Extent;
+    fn extent<'a>(self, rows: impl ElementRows<'a>) -> Extent;
 
     /// [`add_columns`], compiled for the instruction set.
-    fn add_columns<'a>(self, rows: impl Iterator<Item = Elements<'a>> + Clone, columns: &mut Columnwise);
+    fn add_columns<'a>(self, rows: impl ElementRows<'a> + Clone, columns: &mut Columnwise);
 
     /// [`row_norms`], compiled for the instruction set.
-    fn row_norms<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32]) -> RowNorms;
+    fn row_norms<'a>(self, rows: impl ElementRows<'a>, factors: &[f32]) -> RowNorms;
 
     /// [`run_step`], compiled for the instruction set.
     fn step(self, step: Step<'_>);
@@ -109,7 +104,7 @@ pub(crate) struct RowNorms {
 
 /// The magnitude of the elements of some rows.
 #[inline(always)]
-pub(super) fn extent<'a, P: Pairs>(p: P, rows: impl Iterator<Item = Elements<'a>>) -> Extent {
+pub(super) fn extent<'a, P: Pairs>(p: P, rows: impl ElementRows<'a>) -> Extent {
     let s = p.vectors();
     let mut max = s.splat(0.0);
     let mut norm = 0u32;
@@ -129,11 +124,7 @@ pub(super) fn extent<'a, P: Pairs>(p: P, rows: impl Iterator<Item = Elements<'a>
 
 /// Adds rows to the measures of their columns.
 #[inline(always)]
-pub(super) fn add_columns<'a, P: Pairs>(
-    p: P,
-    rows: impl Iterator<Item = Elements<'a>> + Clone,
-    columns: &mut Columnwise,
-) {
+pub(super) fn add_columns<'a, P: Pairs>(p: P, rows: impl ElementRows<'a> + Clone, columns: &mut Columnwise) {
     let s = p.vectors();
     let Columnwise { sums, largest, others } = columns;
     for at in (0..sums.len()).step_by(P::Vectors::LANES) {
@@ -154,11 +145,7 @@ pub(super) fn add_columns<'a, P: Pairs>(
 
 /// The squared norms of rows whose columns are multiplied by `factors`.
 #[inline(always)]
-pub(super) fn row_norms<'a, P: Pairs>(
-    p: P,
-    rows: impl Iterator<Item = Elements<'a>>,
-    factors: &[f32],
-) -> RowNorms {
+pub(super) fn row_norms<'a, P: Pairs>(p: P, rows: impl ElementRows<'a>, factors: &[f32]) -> RowNorms {
     let s = p.vectors();
     let mut norms = RowNorms { least: f32::INFINITY, sum: 0.0 };
     for row in rows {
@@ -176,12 +163,7 @@ pub(super) fn row_norms<'a, P: Pairs>(
 /// Rows as integers `round(factor · x)`, with one factor per column. Each row and the next are pairs. The
 /// partners of an odd last row are 0.
 #[inline(always)]
-pub(super) fn row_pairs<'a, P: Pairs>(
-    p: P,
-    mut rows: impl Iterator<Item = Elements<'a>>,
-    factors: &[f32],
-    to: &mut [f32],
-) {
+pub(super) fn row_pairs<'a, P: Pairs>(p: P, mut rows: impl ElementRows<'a>, factors: &[f32], to: &mut [f32]) {
     let s = p.vectors();
     for to in to.chunks_exact_mut(factors.len()) {
         let pair = [rows.next(), rows.next()];

@@ -5,6 +5,7 @@ use super::pairs::{self, Columnwise, Extent, Pairs, RowNorms};
 use super::portable::map2;
 use crate::Elements;
 use crate::tile::Step;
+use crate::view::ElementRows;
 
 /// Lanes of the vectors, as many as AVX-512 has.
 pub(super) const LANES: usize = 16;
@@ -65,13 +66,7 @@ impl Pairs for PortablePairs {
         to[..count].copy_from_slice(&words[..count]);
     }
 
-    fn integers<'a>(
-        self,
-        rows: impl Iterator<Item = Elements<'a>>,
-        factor: f32,
-        to: &mut [f32],
-        words: usize,
-    ) {
+    fn integers<'a>(self, rows: impl ElementRows<'a>, factor: f32, to: &mut [f32], words: usize) {
         for (row, to) in rows.zip(to.chunks_exact_mut(words)) {
             for (pair, to) in to.iter_mut().enumerate() {
                 let integer = |at| {
@@ -84,19 +79,19 @@ impl Pairs for PortablePairs {
         }
     }
 
-    fn row_pairs<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32], to: &mut [f32]) {
+    fn row_pairs<'a>(self, rows: impl ElementRows<'a>, factors: &[f32], to: &mut [f32]) {
         pairs::row_pairs(self, rows, factors, to);
     }
 
-    fn extent<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Extent {
+    fn extent<'a>(self, rows: impl ElementRows<'a>) -> Extent {
         pairs::extent(self, rows)
     }
 
-    fn add_columns<'a>(self, rows: impl Iterator<Item = Elements<'a>> + Clone, columns: &mut Columnwise) {
+    fn add_columns<'a>(self, rows: impl ElementRows<'a> + Clone, columns: &mut Columnwise) {
         pairs::add_columns(self, rows, columns);
     }
 
-    fn row_norms<'a>(self, rows: impl Iterator<Item = Elements<'a>>, factors: &[f32]) -> RowNorms {
+    fn row_norms<'a>(self, rows: impl ElementRows<'a>, factors: &[f32]) -> RowNorms {
         pairs::row_norms(self, rows, factors)
     }
 

@@ -3,9 +3,9 @@
 use super::Portable;
 use super::portable_pairs::{LANES, element};
 use super::tiles::{self, HasTiles, Magnitudes, Place, Sums, Tall, Tiles, WORDS};
-use crate::Elements;
 use crate::terms::TILE;
 use crate::tile::{MAX_WIDTH, Step};
+use crate::view::ElementRows;
 
 /// [`Tiles`] on the vectors of [`Portable`].
 #[derive(Clone, Copy)]
@@ -43,7 +43,7 @@ impl HasTiles for PortableTiles {
         Portable
     }
 
-    fn magnitudes<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Magnitudes {
+    fn magnitudes<'a>(self, rows: impl ElementRows<'a>) -> Magnitudes {
         let elements = rows.flat_map(|row| (0..row.len()).map(move |at| element(row, at).abs().to_bits()));
         let (least, largest) = elements.fold((u32::MAX, 0), |(least, largest), bits| {
             (least.min(bits.wrapping_sub(1)), largest.max(bits))
@@ -63,14 +63,7 @@ impl Tiles for PortableTiles {
         Portable
     }
 
-    fn terms<'a>(
-        self,
-        rows: impl Iterator<Item = Elements<'a>>,
-        terms: usize,
-        negate: bool,
-        to: &mut [f32],
-        words: usize,
-    ) {
+    fn terms<'a>(self, rows: impl ElementRows<'a>, terms: usize, negate: bool, to: &mut [f32], words: usize) {
         let (depth, sign) = (words / terms, if negate { -1.0 } else { 1.0 });
         for (row, to) in rows.zip(to.chunks_exact_mut(words)) {
             for pair in 0..depth {
@@ -82,13 +75,7 @@ impl Tiles for PortableTiles {
         }
     }
 
-    fn row_pairs<'a>(
-        self,
-        mut rows: impl Iterator<Item = Elements<'a>>,
-        terms: usize,
-        to: &mut [f32],
-        dim: usize,
-    ) {
+    fn row_pairs<'a>(self, mut rows: impl ElementRows<'a>, terms: usize, to: &mut [f32], dim: usize) {
         let matrix = to.len() / terms;
         for first in (0..matrix).step_by(dim) {
             let pair = [rows.next(), rows.next()];

@@ -4,10 +4,10 @@
 //! code is generic, so that plain Rust ([`super::PortableTiles`]) computes the same as AMX on any machine.
 
 use super::Simd;
-use crate::Elements;
 use crate::programs;
 use crate::terms::{DEPTH, TILE};
 use crate::tile::{self, Panel, Step};
+use crate::view::ElementRows;
 
 /// Words of a row of a tile.
 pub(super) const WORDS: usize = DEPTH / 2;
@@ -28,7 +28,7 @@ pub(crate) trait HasTiles: Copy + Send + Sync + 'static {
     fn vectors(self) -> Self::Vectors;
 
     /// The magnitudes of the elements of some rows.
-    fn magnitudes<'a>(self, rows: impl Iterator<Item = Elements<'a>>) -> Magnitudes;
+    fn magnitudes<'a>(self, rows: impl ElementRows<'a>) -> Magnitudes;
 
     /// Calls `work` with tiles that are configured for the duration of the call.
     fn within<R>(self, work: impl for<'a> FnOnce(Self::Tiles<'a>) -> R) -> R;
@@ -62,24 +62,11 @@ pub(crate) trait Tiles: Copy {
 
     /// Rows as `terms` terms, negated if `negate`, `words` words per row. Each term of a row is padded with
     /// zeros.
-    fn terms<'a>(
-        self,
-        rows: impl Iterator<Item = Elements<'a>>,
-        terms: usize,
-        negate: bool,
-        to: &mut [f32],
-        words: usize,
-    );
+    fn terms<'a>(self, rows: impl ElementRows<'a>, terms: usize, negate: bool, to: &mut [f32], words: usize);
 
     /// Rows as `terms` matrices of terms, `dim` words per row. Each row and the next are pairs. Words without
     /// elements are zero.
-    fn row_pairs<'a>(
-        self,
-        rows: impl Iterator<Item = Elements<'a>>,
-        terms: usize,
-        to: &mut [f32],
-        dim: usize,
-    );
+    fn row_pairs<'a>(self, rows: impl ElementRows<'a>, terms: usize, to: &mut [f32], dim: usize);
 
     /// The nearest bf16 numbers of two vectors, ties away from zero, as pairs. The remainders replace the
     /// vectors.

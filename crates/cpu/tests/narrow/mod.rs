@@ -1,6 +1,6 @@
 //! Tests of the arithmetic with 16-bit integers. It must be as accurate as f32 sums of weights rounded to the
 //! input type. Beyond the error bounds, f32 itself is used. The tests run on [`Isa::Avx512Vnni`] if the
-//! processor has it, and on its twin in plain Rust.
+//! processor has it, and on its counterpart in plain Rust.
 
 use flashcore_cpu::{CpuPlan, Element, Isa};
 use half::{bf16, f16};
@@ -77,7 +77,7 @@ fn bits<T: Element>(p: &Problem, inputs: &Inputs<T>, isa: Isa) -> Vec<u64> {
 fn is_narrow<T: Element>(p: &Problem, inputs: &Inputs<T>) -> bool {
     let is = |isa: Isa| bits(p, inputs, isa) != bits(p, inputs, isa.wide());
     let all: Vec<bool> = integers().map(is).collect();
-    assert!(all.iter().all(|&x| x == all[0]), "the twin disagrees on whether integers are enough");
+    assert!(all.iter().all(|&x| x == all[0]), "plain Rust disagrees on whether integers are enough");
     all[0]
 }
 

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use problem::program::library as lib;
 use problem::{
     Band, DType, ElementType, Expr, KeyPlaces, Layout, LengthArray, Operand, OperandMap, Problem, Program,
-    Table, Tensor,
+    Score, Table, Tensor,
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
@@ -52,7 +52,7 @@ impl Case {
         p = p.with_layout(Layout::Bshd);
         p.band = [Band::FULL, Band::CAUSAL, Band::CAUSAL_TOP_LEFT, Band::window(30, 4)][band];
         p.score.softcap = [None, Some(3.0)][cap];
-        p.score.sink = sink == 1;
+        p.score = p.score.with_operands(|_| sink == 1);
         if rng.random_bool(0.2) {
             p.score.scale = Some(-0.3);
         }
@@ -63,8 +63,11 @@ impl Case {
             case.add_pages([1, 5, 16][pages - 1], rng);
         }
         if sink == 1 {
-            let sinks: Vec<f32> = (0..heads_kv * group).map(|_| rng.random_range(-3.0..3.0)).collect();
-            case.others.insert(Operand::Sinks, sinks.into());
+            for operand in Score::OPERANDS {
+                let least = if operand.is_factor() { 0.1 } else { -3.0 };
+                let values: Vec<f32> = (0..heads_kv * group).map(|_| rng.random_range(least..3.0)).collect();
+                case.others.insert(operand, values.into());
+            }
         }
         case.add_programs(score, mask, rng);
         case

@@ -105,7 +105,7 @@ fn plans(isa: Isa) -> Vec<CpuPlan> {
 }
 
 fn everywhere() -> impl Iterator<Item = Isa> {
-    Isa::available().into_iter().chain(Isa::TWINS)
+    Isa::available().into_iter().chain(Isa::PORTABLE)
 }
 
 /// Every pair of features occurs, with other features drawn at random.

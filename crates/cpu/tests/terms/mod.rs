@@ -1,6 +1,6 @@
 //! Tests of the arithmetic with sums of bf16 terms. It must be as accurate as f32 sums of weights rounded to
 //! the input type. Beyond the bounds, f32 itself is used. The tests run on [`Isa::Amx`] if the processor has
-//! it, and on its twin in plain Rust.
+//! it, and on its counterpart in plain Rust.
 
 use flashcore_cpu::{CpuPlan, Element, Isa, Rows};
 use half::{bf16, f16};
@@ -32,7 +32,7 @@ fn bits<T: Element>(p: &Problem, inputs: &Inputs<T>, isa: Isa) -> Vec<u64> {
 fn has_tiles<T: Element>(p: &Problem, inputs: &Inputs<T>) -> bool {
     let has = |isa: Isa| bits(p, inputs, isa) != bits(p, inputs, isa.wide());
     let all: Vec<bool> = tiles().map(has).collect();
-    assert!(all.iter().all(|&x| x == all[0]), "the twin disagrees on whether tiles are used");
+    assert!(all.iter().all(|&x| x == all[0]), "plain Rust disagrees on whether tiles are used");
     all[0]
 }
 

@@ -34,12 +34,14 @@ fn library(lacking: bool) -> PathBuf {
         [("whole", None), ("lacking", Some("lacking"))].map(|(name, cfg)| {
             let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
             std::fs::create_dir_all(&folder).unwrap();
-            let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-            rustc.args(["--edition", "2024", "--crate-type", "cdylib", "--check-cfg", "cfg(lacking)", "-o"]);
-            rustc.arg(folder.join("libcuda.so.1"));
-            rustc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../driver/tests/fake/libcuda.rs"));
-            rustc.args(cfg.iter().flat_map(|cfg| ["--cfg", cfg]));
-            assert!(rustc.status().unwrap().success());
+            for (source, name) in [("libcuda.rs", "libcuda.so.1"), ("libnccl.rs", "libnccl.so.2")] {
+                let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+                rustc.args(["--edition", "2024", "--crate-type", "cdylib", "--check-cfg", "cfg(lacking)"]);
+                rustc.arg("-o").arg(folder.join(name));
+                rustc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../driver/tests/fake").join(source));
+                rustc.args(cfg.iter().flat_map(|cfg| ["--cfg", cfg]));
+                assert!(rustc.status().unwrap().success());
+            }
             folder
         })
     });

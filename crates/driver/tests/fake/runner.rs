@@ -1,12 +1,19 @@
 //! Runs a launch that the fake driver wrote to a file in the emulator. A program that `FAKE_RUNNER` names has
-//! a test named `runner` that calls [`emulate`].
+//! a test named `runner` that calls [`emulate_given`].
 
 use std::path::Path;
 
 use ptx::{Access, Arg, BufferSpec, Dim3, Kernel, L2Promotion, Launch, Machine, Swizzle, TensorMapSpec};
 
+/// Runs the launch in the file that the environment names. Does nothing without one.
+pub fn emulate_given() {
+    if let Some(path) = std::env::var_os("FAKE_LAUNCH") {
+        emulate(Path::new(&path));
+    }
+}
+
 /// Runs the launch in the file and writes the resulting memory to the file.
-pub fn emulate(path: &Path) {
+fn emulate(path: &Path) {
     let bytes = std::fs::read(path).unwrap();
     let head_ends = bytes.windows(2).position(|pair| pair == b"\n\n").unwrap();
     let head = std::str::from_utf8(&bytes[..head_ends]).unwrap();
@@ -48,11 +55,9 @@ pub fn emulate(path: &Path) {
         args,
         buffers: allocations.iter().map(spec).collect(),
         launch: Launch {
-            grid: Dim3(shape[0], shape[1], shape[2]),
             cluster: Dim3(shape[7], shape[8], shape[9]),
-            block: Dim3(shape[3], shape[4], shape[5]),
             dynamic_shared: shape[6],
-            overlapping: false,
+            ..Launch::new(Dim3(shape[0], shape[1], shape[2]), Dim3(shape[3], shape[4], shape[5]))
         },
         tensor_maps,
         module,

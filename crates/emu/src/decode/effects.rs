@@ -30,6 +30,9 @@ pub(super) fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
             uses.effect.extend(sources());
             uses.effect.extend_from_slice(list);
         }
+        Op::Atom(a) if a.vector > 1 => {
+            uses.effect.extend_from_slice(&list[usize::from(a.vector)..]);
+        }
         Op::Mma(m) => {
             let [_, _, _, results] = m.registers();
             uses.effect.extend_from_slice(&list[results..]);
@@ -71,6 +74,7 @@ pub(super) fn defines(inst: &Inst, list: &[Slot]) -> Slots {
     match inst.op {
         Op::Ld(_) | Op::Ldmatrix(_) | Op::WmmaLoad(_) => slots.extend_from_slice(list),
         Op::Mov(_) if !inst.d[0].is_some() => slots.extend_from_slice(list),
+        Op::Atom(a) if a.vector > 1 => slots.extend_from_slice(&list[..usize::from(a.vector)]),
         Op::Mma(m) => {
             let [_, _, _, results] = m.registers();
             slots.extend_from_slice(&list[..results]);

@@ -343,9 +343,8 @@ impl Decoder<'_> {
                 (m.space, m.ty, m.vector)
             }
             Op::Atom(a) | Op::Red(a) => {
-                let words = matches!(out.op, Op::Red(_)) && a.ty == Type::F32;
-                if a.vector > 1 && !words || matches!(a.ty, Type::B128) {
-                    return self.unsupported("128-bit atomics, and vectors except reductions of f32");
+                if matches!(a.ty, Type::B128) {
+                    return self.unsupported("128-bit atomics");
                 }
                 if !atomic_exists(a.op, a.ty) {
                     return self.unsupported(format!("`{}`", out.op));
@@ -361,7 +360,9 @@ impl Decoder<'_> {
         if !matches!(vector, 1 | 2 | 4 | 8) || ty.bytes() * u32::from(vector) > 32 {
             return self.unsupported(format!("memory accesses of {vector} elements of type {ty}"));
         }
-        self.note_access(space, ty.bytes() * u32::from(vector));
+        // The elements of an atomic are accesses of their own.
+        let is_atomic = matches!(out.op, Op::Atom(_) | Op::Red(_));
+        self.note_access(space, if is_atomic { ty.bytes() } else { ty.bytes() * u32::from(vector) });
         let class = Class::of(ty);
         match out.op {
             Op::Ld(_) => {
@@ -373,6 +374,17 @@ impl Decoder<'_> {
                 self.address(out, o.get(0)?, space)?;
                 self.elements_typed(out, o.get(1)?, ty)?;
                 self.check_elements(out, vector)
+            }
+            Op::Atom(_) if vector > 1 => {
+                self.elements(out, o.get(0)?)?;
+                self.check_elements(out, vector)?;
+                let results = out.list;
+                self.address(out, o.get(1)?, space)?;
+                self.elements_typed(out, o.get(2)?, ty)?;
+                self.check_elements(out, vector)?;
+                debug_assert_eq!(out.list.0, results.0 + u32::from(results.1), "two lists in a row");
+                out.list = (results.0, 2 * results.1);
+                Ok(())
             }
             Op::Atom(a) => {
                 out.d[0] = self.destination(o.get(0)?, ty)?;

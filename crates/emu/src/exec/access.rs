@@ -331,7 +331,7 @@ impl<'a> Env<'a> {
         }
         if context.apart && context.options.checks.races && region.watched() {
             let granule = context.program.granules[1] as usize;
-            let other = region.note_read(offset, bytes, granule, self.facts.cluster as u32, inst.pc);
+            let other = region.note_read(offset..offset + bytes, granule, self.facts.cluster as u32, inst.pc);
             self.report_foreign(inst, warp.index, lane, "reads", other, address);
         }
         if matches!(inst.op, Op::Ld(m) if m.non_coherent) {
@@ -437,7 +437,8 @@ impl<'a> Env<'a> {
             }
             if context.apart {
                 let granule = context.program.granules[1] as usize;
-                let other = region.note_write(offset, bytes, granule, self.facts.cluster as u32, inst.pc);
+                let other =
+                    region.note_write(offset..offset + bytes, granule, self.facts.cluster as u32, inst.pc);
                 self.report_foreign(inst, warp.index, lane, "writes", other, address);
             }
         }

@@ -6,10 +6,10 @@ use ptx::{BinaryOp, CmpOp, FloatMods, Op, Precision, Rounding, TernaryOp, Type, 
 
 use super::registers::{Registers, for_lanes};
 use crate::decode::{Class, Inst};
-use crate::numerics::approx::{self, DivApprox, Function};
+use crate::numerics::approx::{self, DivApprox};
 use crate::numerics::float::lanes::{F32Op, Packed, PackedOp, f32_op, pack, packed_op, unpack};
 use crate::numerics::{Lanes32, Lanes64};
-use crate::semantics::scalar;
+use crate::semantics::scalar::{self, function_of};
 
 #[inline(always)]
 pub(super) fn execute(r: &mut Registers, inst: &Inst, mask: u32) {
@@ -254,17 +254,7 @@ fn unary(r: &mut Registers, inst: &Inst, op: UnaryOp, ty: Type, mods: FloatMods,
             true
         }
         (_, Type::F32) if mods.precision == Precision::Approx || op == UnaryOp::Tanh => {
-            let function = match op {
-                UnaryOp::Ex2 => Function::Ex2,
-                UnaryOp::Lg2 => Function::Lg2,
-                UnaryOp::Rcp => Function::Rcp,
-                UnaryOp::Rsqrt => Function::Rsqrt,
-                UnaryOp::Sqrt => Function::Sqrt,
-                UnaryOp::Sin => Function::Sin,
-                UnaryOp::Cos => Function::Cos,
-                UnaryOp::Tanh => Function::Tanh,
-                _ => return false,
-            };
+            let Some(function) = function_of(op) else { return false };
             into32(r, inst, |d, [a, ..]| approx::f32_function(function, mods.ftz, mask, d, a));
             true
         }

@@ -42,7 +42,7 @@ impl<'a> Env<'a> {
         // Atomics without modifiers are relaxed and of gpu scope.
         let sem = if a.sem == MemSem::Default { MemSem::Relaxed } else { a.sem };
         if a.vector > 1 {
-            self.vector_reduction(warp, (inst, a), mask, &places, sem);
+            self.vector_atomic(warp, (inst, a), mask, &places, sem);
             split.polls = 0;
             return Flow::Next;
         }
@@ -70,9 +70,9 @@ impl<'a> Env<'a> {
         self.poll(warp, split, found)
     }
 
-    /// A `red` of several elements: each element is an operation of its own, while the address is a multiple
-    /// of all bytes (PTX ISA, "red").
-    fn vector_reduction(
+    /// An atomic of several elements: each element is an operation of its own, while the address is a
+    /// multiple of all bytes (PTX ISA, "atom" and "red"). The slots of results come before those of operands.
+    fn vector_atomic(
         &mut self,
         warp: &mut Warp,
         (inst, a): (&Inst, &Atomic),
@@ -81,6 +81,10 @@ impl<'a> Env<'a> {
         sem: MemSem,
     ) {
         let strength = strength(sem, a.scope);
+        let count = usize::from(a.vector);
+        let slots = self.facts.context.program.slots(inst);
+        let (results, operands) = slots.split_at(slots.len() - count);
+        let mut old = [[0u64; 32]; 8];
         for_lanes(mask, |lane| {
             let (space, address) = places[lane];
             let bytes = a.ty.bytes() * u32::from(a.vector);
@@ -89,12 +93,18 @@ impl<'a> Env<'a> {
                 return;
             }
             let site = Site { bytes: a.ty.bytes(), ..all };
-            for (element, &slot) in (0..).zip(self.facts.context.program.slots(inst)) {
+            let mut at = address;
+            for (&slot, old) in operands.iter().zip(&mut old) {
                 let operands = [warp.registers.lane(slot, lane), 0];
-                let at = address + element * u64::from(a.ty.bytes());
-                self.atomic_lane(warp, &site, (a, operands), lane, at);
+                if let Some((before, _)) = self.atomic_lane(warp, &site, (a, operands), lane, at) {
+                    old[lane] = before;
+                }
+                at += u64::from(a.ty.bytes());
             }
         });
+        for (&slot, old) in results.iter().zip(&old) {
+            warp.registers.set_any(slot, mask, old);
+        }
     }
 
     fn count_atomic(&mut self, warp: &Warp, inst: &Inst, mask: u32, places: &[(Space, u64); 32], bytes: u32) {

@@ -471,7 +471,8 @@ impl<'a> Env<'a> {
         }
         if context.apart && context.options.checks.races && region.watched() {
             let granule = context.program.granules[1] as usize;
-            let other = region.note_read(offset, bytes, granule, self.facts.cluster as u32, cause.inst.pc);
+            let other =
+                region.note_read(offset..offset + bytes, granule, self.facts.cluster as u32, cause.inst.pc);
             let address = GlobalMemory::base(index) + offset as u64;
             self.report_foreign(cause.inst, cause.warp, cause.lane, "reads", other, address);
         }

@@ -135,7 +135,8 @@ impl Env<'_> {
             }
             if context.apart && d.reduce.is_none() {
                 let (granule, cluster) = (context.program.granules[1] as usize, self.facts.cluster as u32);
-                let other = region.note_write(offset as usize, bytes as usize, granule, cluster, inst.pc);
+                let written = offset as usize..(offset + bytes) as usize;
+                let other = region.note_write(written, granule, cluster, inst.pc);
                 self.report_foreign(inst, warp.index, d.lane, "writes", other, address);
             }
         }

@@ -9,7 +9,7 @@ use super::units::{Follow, inside};
 use super::warp::Warp;
 use crate::decode::{Inst, UndefinedRule, Watch};
 use crate::memory::{RANK_SHIFT, SHARED_BASE};
-use crate::order::{Access, Agent, Conflict};
+use crate::order::{Access, Agent, Conflict, Unordered};
 use crate::report::HazardKind;
 
 impl Env<'_> {
@@ -96,7 +96,7 @@ impl Env<'_> {
     ) {
         let agent = access.agent();
         if let Some(doubts) = self.collected.as_mut().filter(|_| conflict.wrote) {
-            doubts.add(space, address, bytes, agent, access.lanes);
+            doubts.add(space, address, bytes, Unordered { agent, lanes: access.lanes, from: access.epoch });
         }
     }
 
@@ -111,7 +111,7 @@ impl Env<'_> {
         bytes: u64,
     ) {
         let Some(mut doubts) = self.collected.take() else { return };
-        let mut add = |agent, lanes| doubts.add(space, address, bytes, agent, lanes);
+        let mut add = |readers| doubts.add(space, address, bytes, readers);
         match space {
             Space::Shared => {
                 self.shared.shadow.unordered_readers(offset as usize, bytes as usize, access, &mut add)
@@ -181,7 +181,8 @@ impl Env<'_> {
         let all = |doubted: bool| if doubted { !0 } else { 0 };
         match self.facts.context.follow {
             Follow::Values(doubts) => {
-                doubts.lanes(space, address, bytes, warp.view.home() + warp.index as Agent)
+                let agent = warp.view.home() + warp.index as Agent;
+                doubts.lanes(space, address, bytes, (agent, warp.view.now()))
             }
             Follow::Copies if space == Space::Shared => {
                 all(self.undefined_bytes.any(address, bytes) || self.is_unwritten(address, bytes))

@@ -1,5 +1,6 @@
 //! Global memory: the buffers and module variables of a launch, with the accesses of independent clusters.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -180,8 +181,7 @@ impl<'a> Region<'a> {
     /// races with the write.
     pub fn note_write(
         &self,
-        offset: usize,
-        bytes: usize,
+        bytes: Range<usize>,
         granule: usize,
         cta: u32,
         pc: u32,
@@ -189,7 +189,7 @@ impl<'a> Region<'a> {
         let mine = u64::from(cta + 1) << 32 | u64::from(pc);
         let mut found = None;
         let writers = self.table(&self.writers, granule);
-        for g in offset / granule..(offset + bytes).div_ceil(granule) {
+        for g in bytes.start / granule..bytes.end.div_ceil(granule) {
             if writers[g].load(Relaxed) != mine {
                 found = found.or(other_cta(writers[g].swap(mine, Relaxed), cta));
             }
@@ -202,18 +202,11 @@ impl<'a> Region<'a> {
 
     /// Records a read by a CTA that is not ordered with other CTAs. Returns a write of another CTA that races
     /// with the read.
-    pub fn note_read(
-        &self,
-        offset: usize,
-        bytes: usize,
-        granule: usize,
-        cta: u32,
-        pc: u32,
-    ) -> Option<ForeignAccess> {
+    pub fn note_read(&self, bytes: Range<usize>, granule: usize, cta: u32, pc: u32) -> Option<ForeignAccess> {
         let mine = u64::from(cta + 1) << 32 | u64::from(pc);
         let mut found = None;
         let readers = self.table(&self.readers, granule);
-        for g in offset / granule..(offset + bytes).div_ceil(granule) {
+        for g in bytes.start / granule..bytes.end.div_ceil(granule) {
             let mut old = readers[g].load(Relaxed);
             while old >> 32 != u64::from(cta + 1) && old >> 32 != u64::from(MANY) {
                 let new = if old == 0 { mine } else { u64::from(MANY) << 32 | u64::from(pc) };

@@ -96,7 +96,8 @@ impl Clock {
         self.join_parts(home, &other.parts);
     }
 
-    /// Merges two sorted lists, agent by agent. Clocks that know thousands of lanes mostly share their parts.
+    /// Merges two sorted lists, agent by agent. Equal lists and equal parts are skipped, because clocks that
+    /// know thousands of lanes mostly have equal parts.
     fn join_parts(&mut self, home: Agent, other: &[Part]) {
         if other.is_empty() || self.parts == other {
             return;

@@ -1,7 +1,7 @@
 //! The shadow of shared memory: the last accesses of every location, in dense arrays.
 
 use super::records::Records;
-use super::shadow::{Access, Conflict, Record, Touch, Verdict, Write};
+use super::shadow::{Access, Conflict, Record, Touch, Unordered, Verdict, Write};
 use super::{Actors, Agent, Epoch, FLIGHT, Strength};
 
 /// Bytes of a block: the width of a cp.async or ldmatrix access, the accesses that matter for speed.
@@ -110,15 +110,12 @@ impl DenseShadow {
         offset: usize,
         bytes: usize,
         a: &Access,
-        found: &mut impl FnMut(Agent, u32),
+        found: &mut impl FnMut(Unordered),
     ) {
         self.each(offset, bytes, |level, cell, _| {
             for (actor, read) in level.reads[cell * level.slots..][..level.slots].iter().enumerate() {
                 let agent = a.view.home() + actor as Agent;
-                let lanes = read.unordered_readers(agent, a);
-                if lanes != 0 {
-                    found(agent, lanes);
-                }
+                read.unordered_readers(agent, a).into_iter().for_each(&mut *found);
             }
             if level.beside[cell] != 0 {
                 level.records_of(cell).unordered_readers(a, found);

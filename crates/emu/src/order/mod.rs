@@ -15,5 +15,5 @@ pub(crate) use actors::{Actor, Actors, Agent, ProxySpace, Strength};
 pub(crate) use clock::{Clock, Epoch, FLIGHT};
 pub(crate) use dense::DenseShadow;
 pub(crate) use paged::PagedShadow;
-pub(crate) use shadow::{Access, Conflict, Touch, Verdict};
+pub(crate) use shadow::{Access, Conflict, Touch, Unordered, Verdict};
 pub(crate) use view::{Moment, WarpView};

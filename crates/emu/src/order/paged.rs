@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::records::Records;
-use super::shadow::{Access, Conflict, Record, Touch, Write, write_ordered};
+use super::shadow::{Access, Conflict, Record, Touch, Unordered, Write, write_ordered};
 use super::{Agent, Epoch, Strength};
 
 /// One granule of global memory.
@@ -103,7 +103,7 @@ impl PagedShadow {
         address: u64,
         bytes: u64,
         a: &Access,
-        found: &mut impl FnMut(Agent, u32),
+        found: &mut impl FnMut(Unordered),
     ) {
         self.each(address, bytes, |cell| cell.records.unordered_readers(a, found));
     }

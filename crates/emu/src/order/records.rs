@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::observed::Observed;
-use super::shadow::{Access, Conflict, Record, Touch, Write};
+use super::shadow::{Access, Conflict, Record, Touch, Unordered, Write};
 use super::{Agent, Epoch, FLIGHT, Strength};
 
 /// The records other than the last write of one memory location, sorted by agent. A new record removes from
@@ -26,8 +26,8 @@ impl Records {
         (self.len().saturating_sub(1) + observed) as i64
     }
 
-    /// Notes a strong read. If it is morally strong with the last write, the read observes that write. Weak
-    /// writes begin anew, so the strong writes are those beside the last weak write.
+    /// Notes a strong read. If it is morally strong with the last write, the read observes that write. A weak
+    /// write ends the chain of strong writes before it.
     pub fn observe(&mut self, last: &Write, a: &Access) {
         if self.links(last, a) {
             self.observed.get_or_insert_default().note_read(a);
@@ -118,13 +118,8 @@ impl Records {
     }
 
     /// Calls `found` for the reads that are not ordered before the write `a`.
-    pub fn unordered_readers(&self, a: &Access, found: &mut impl FnMut(Agent, u32)) {
-        for (agent, record) in &self.list {
-            let lanes = record.unordered_readers(*agent, a);
-            if lanes != 0 {
-                found(*agent, lanes);
-            }
-        }
+    pub fn unordered_readers(&self, a: &Access, found: &mut impl FnMut(Unordered)) {
+        self.list.iter().filter_map(|(agent, record)| record.unordered_readers(*agent, a)).for_each(found);
     }
 
     /// Drops the records that the read `a` implies, because its lane already knows them.

@@ -88,8 +88,8 @@ impl Access<'_> {
         self.view.home() + self.actor as Agent
     }
 
-    /// The index of the actor in whose epochs this access must know those of `local`: for an access of the
-    /// asynchronous proxy, the fenced actor of a warp.
+    /// Index into the clock of this access for the actor `local`: an access of the asynchronous proxy needs
+    /// the epoch of the warp's fenced actor.
     #[inline(always)]
     pub(super) fn actor_of(&self, local: usize) -> usize {
         let actors = self.view.actors();
@@ -293,9 +293,9 @@ impl Record {
             let unfenced = conflict.unfenced || self.epoch != FLIGHT && self.exempt(agent, a);
             return Some(Conflict { unfenced, ..conflict });
         }
-        let lanes = read_unordered(self, agent, a);
+        let lanes = read_unordered(self, agent, a, self.epoch);
         let generic = Access { proxy: None, ..*a };
-        let unfenced = a.proxy.is_some() && read_unordered(self, agent, &generic) == 0;
+        let unfenced = a.proxy.is_some() && read_unordered(self, agent, &generic, self.epoch) == 0;
         (lanes != 0).then(|| Conflict { unfenced, ..self.read_conflict(agent, lanes) })
     }
 }
@@ -365,24 +365,47 @@ fn each_lane(mut lanes: u32) -> impl Iterator<Item = usize> {
 
 impl Record {
     /// The lanes of a recorded read that is not ordered before the present write.
-    pub(super) fn unordered_readers(&self, agent: Agent, a: &Access) -> u32 {
-        if self.wrote { 0 } else { read_unordered(self, agent, a) }
+    pub(super) fn unordered_readers(&self, agent: Agent, a: &Access) -> Option<Unordered> {
+        let lanes = if self.wrote { 0 } else { read_unordered(self, agent, a, self.epoch) };
+        // Reads of these lanes in earlier epochs have no record any more. They are unordered from one epoch
+        // on.
+        let first = |lanes: u32| {
+            let (mut known, mut unknown) = (0, self.epoch);
+            while unknown - known > 1 {
+                let middle = known + (unknown - known) / 2;
+                match read_unordered(self, agent, a, middle) & lanes {
+                    0 => known = middle,
+                    _ => unknown = middle,
+                }
+            }
+            unknown
+        };
+        (lanes != 0).then(|| Unordered { agent, lanes, from: first(lanes) })
     }
 }
 
-/// The lanes whose recorded read did not happen before the present write. A write of the asynchronous proxy
-/// needs a proxy fence after a thread's read: on an H200, a TMA copy overtook an `ldmatrix` whose warp had
-/// already arrived on the mbarrier for which the copy waited.
-fn read_unordered(r: &Record, agent: Agent, a: &Access) -> u32 {
+/// Reads that did not happen before a write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unordered {
+    pub agent: Agent,
+    pub lanes: u32,
+    /// The first epoch of the agent in which a read of these lanes is not ordered.
+    pub from: Epoch,
+}
+
+/// The lanes whose read in an epoch did not happen before the present write. A write of the asynchronous
+/// proxy needs a proxy fence after a thread's read: on an H200, a TMA copy overtook an `ldmatrix` whose warp
+/// had already arrived on the mbarrier for which the copy waited.
+fn read_unordered(r: &Record, agent: Agent, a: &Access, epoch: Epoch) -> u32 {
     if r.epoch == 0 || r.exempt(agent, a) {
         return 0;
     }
     let lane = a.lanes.trailing_zeros() as usize;
     let fenced = a.proxy.and_then(|space| a.view.actors().fenced_agent(agent, space));
     let knows = |lanes: u32| match (fenced, r.touch) {
-        (Some(fenced), _) => a.view.was_told(lane, fenced, lanes, r.epoch),
-        (None, Touch::CopyArrive) => a.view.was_told(lane, agent, lanes, r.epoch),
-        (None, _) => a.view.knows_agent(lane, agent, lanes, r.epoch),
+        (Some(fenced), _) => a.view.was_told(lane, fenced, lanes, epoch),
+        (None, Touch::CopyArrive) => a.view.was_told(lane, agent, lanes, epoch),
+        (None, _) => a.view.knows_agent(lane, agent, lanes, epoch),
     };
     if knows(r.lanes) {
         return 0;

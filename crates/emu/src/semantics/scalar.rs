@@ -179,23 +179,27 @@ fn unary(op: UnaryOp, ty: Type, mods: FloatMods, a: u64) -> Option<u64> {
     }
 }
 
+/// The approximated function of an operation on f32.
+pub(crate) fn function_of(op: UnaryOp) -> Option<Function> {
+    Some(match op {
+        UnaryOp::Ex2 => Function::Ex2,
+        UnaryOp::Lg2 => Function::Lg2,
+        UnaryOp::Rcp => Function::Rcp,
+        UnaryOp::Rsqrt => Function::Rsqrt,
+        UnaryOp::Sqrt => Function::Sqrt,
+        UnaryOp::Sin => Function::Sin,
+        UnaryOp::Cos => Function::Cos,
+        UnaryOp::Tanh => Function::Tanh,
+        _ => return None,
+    })
+}
+
 fn approximate(op: UnaryOp, ty: Type, mods: FloatMods, a: u64) -> Option<u64> {
     let lanes = [a as u32; 32];
     let mut result = [0; 32];
     match ty {
         Type::F32 => {
-            let function = match op {
-                UnaryOp::Ex2 => Function::Ex2,
-                UnaryOp::Lg2 => Function::Lg2,
-                UnaryOp::Rcp => Function::Rcp,
-                UnaryOp::Rsqrt => Function::Rsqrt,
-                UnaryOp::Sqrt => Function::Sqrt,
-                UnaryOp::Sin => Function::Sin,
-                UnaryOp::Cos => Function::Cos,
-                UnaryOp::Tanh => Function::Tanh,
-                _ => return None,
-            };
-            f32_function(function, mods.ftz, 1, &mut result, &lanes);
+            f32_function(function_of(op)?, mods.ftz, 1, &mut result, &lanes);
             Some(u64::from(result[0]))
         }
         Type::F64 => {

@@ -13,13 +13,7 @@ fn kernel(body: &str) -> Kernel {
     Kernel {
         module: ptx::parse(&text).unwrap_or_else(|e| panic!("{e}")).assume_verified(),
         entry: "k".into(),
-        launch: Launch {
-            grid: Dim3(1, 1, 1),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(64, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        },
+        launch: Launch::new(Dim3(1, 1, 1), Dim3(64, 1, 1)),
         buffers: vec![BufferSpec { name: "out".into(), bytes: 4096, access: Access::ReadWrite }],
         tensor_maps: Vec::new(),
         args: vec![Arg::Buffer { index: 0, offset: 0 }],
@@ -54,9 +48,10 @@ fn contracts_that_do_not_fit_are_refused() {
 
 #[test]
 fn what_is_not_implemented_is_named_and_nothing_runs() {
-    let kernel = kernel("atom.global.add.v2.f32 {%f2, %f3}, [%rd0], {%f0, %f1};");
+    let kernel = kernel("fence.proxy.tensormap::generic.acquire.gpu [%rd0], 128;");
     let error = launch(&kernel, &Options::default()).expect_err("a refusal");
-    assert!(matches!(&error, EmuError::Unsupported { line: 12, what } if what.contains("vector")), "{error}");
+    let expected = "tensor maps that a kernel changes";
+    assert!(matches!(&error, EmuError::Unsupported { line: 12, what } if what == expected), "{error}");
 }
 
 #[test]

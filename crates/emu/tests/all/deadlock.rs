@@ -18,13 +18,7 @@ fn deadlock(warps: u32, body: &str) -> String {
             .verify()
             .unwrap_or_else(|e| panic!("{e}")),
         entry: "k".into(),
-        launch: Launch {
-            grid: Dim3(1, 1, 1),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(32 * warps, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        },
+        launch: Launch::new(Dim3(1, 1, 1), Dim3(32 * warps, 1, 1)),
         buffers: vec![BufferSpec { name: "out".into(), bytes: 4, access: Access::ReadWrite }],
         tensor_maps: Vec::new(),
         args: vec![Arg::Buffer { index: 0, offset: 0 }],

@@ -12,13 +12,7 @@ fn execute(body: &str, grid: Dim3, options: &Options) -> Result<Report, EmuError
     let kernel = Kernel {
         module: ptx::parse(&text).unwrap().assume_verified(),
         entry: "k".into(),
-        launch: Launch {
-            grid,
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(32, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        },
+        launch: Launch::new(grid, Dim3(32, 1, 1)),
         buffers: Vec::new(),
         tensor_maps: Vec::new(),
         args: Vec::new(),

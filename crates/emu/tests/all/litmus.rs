@@ -48,11 +48,8 @@ impl Litmus<'_> {
             module,
             entry: "k".into(),
             launch: Launch {
-                grid: Dim3(count, 1, 1),
                 cluster: Dim3(self.cluster, 1, 1),
-                block: Dim3(1, 1, 1),
-                dynamic_shared: 0,
-                overlapping: false,
+                ..Launch::new(Dim3(count, 1, 1), Dim3(1, 1, 1))
             },
             buffers: vec![
                 BufferSpec { name: "places".into(), bytes: 384, access },

@@ -17,13 +17,7 @@ fn execute(body: &str, options: &Options) -> (Report, Vec<u8>) {
     let kernel = Kernel {
         module: ptx::parse(&text).unwrap().verify().unwrap(),
         entry: "k".into(),
-        launch: Launch {
-            grid: Dim3(4, 1, 1),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(32, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        },
+        launch: Launch::new(Dim3(4, 1, 1), Dim3(32, 1, 1)),
         buffers: vec![spec("a", 128), spec("b", 128), spec("t", 8)],
         tensor_maps: Vec::new(),
         args: (0..3).map(|index| Arg::Buffer { index, offset: 0 }).collect(),

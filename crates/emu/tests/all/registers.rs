@@ -10,13 +10,7 @@ fn kernel(text: &str) -> Kernel {
     Kernel {
         module: ptx::parse(text).unwrap().verify().unwrap(),
         entry: "k".into(),
-        launch: Launch {
-            grid: Dim3(1, 1, 1),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(32, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        },
+        launch: Launch::new(Dim3(1, 1, 1), Dim3(32, 1, 1)),
         buffers: Vec::new(),
         tensor_maps: Vec::new(),
         args: Vec::new(),

@@ -181,11 +181,8 @@ impl Case {
             module,
             entry: "k".into(),
             launch: Launch {
-                grid: Dim3(1, 1, 1),
-                cluster: Dim3(1, 1, 1),
-                block: Dim3(128, 1, 1),
                 dynamic_shared: (A_BYTES + B_BYTES) as u32,
-                overlapping: false,
+                ..Launch::new(Dim3(1, 1, 1), Dim3(128, 1, 1))
             },
             buffers: vec![
                 spec("operands", operands.len(), Access::Read),

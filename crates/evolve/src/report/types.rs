@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use bench::{Load, SpeedVerdict};
 use kernels::select::Shape;
-use ledger::{Against, Arm, Candidate, CandidateId, MadeBy, Reason, Rejection, RunId, TimeKind};
+use ledger::{Against, Arm, Candidate, CandidateId, Gain, MadeBy, Reason, Rejection, RunId, TimeKind};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -18,7 +18,6 @@ use crate::finals::{Evidence, HeldOut};
 use crate::member::Member;
 use crate::population::Population;
 use crate::rank;
-use crate::report::Gain;
 
 /// The report of a run.
 #[derive(Clone, Debug, Serialize)]
@@ -74,6 +73,8 @@ pub struct CaseReport {
     pub problem: Shape,
     pub words: String,
     pub device: String,
+    /// The verdict of the search in one sentence.
+    pub conclusion: String,
     /// Whether the times are measured or predicted.
     pub kind: Option<TimeKind>,
     pub baseline: Option<Shown>,

@@ -2,6 +2,7 @@
 
 use attend::Order;
 use kernels::backward::split::SplitPlan;
+use kernels::forward::decode::DecodePlan;
 use kernels::forward::mma::{MmaPlan, QueryHome};
 use kernels::select::{self, Source, TunedTable};
 use kernels::{Arch, KernelError, Plan};
@@ -99,6 +100,9 @@ pub(super) fn unaligned(plan: &Plan, problem: &Problem, arch: &Arch) -> Plan {
         return Plan::BackwardSplit(SplitPlan { copy: CopyMode::Elements, ..plan });
     }
     let plan = match plan {
+        Plan::Decode(plan) if problem.dtypes.has_narrow_cache() => {
+            return Plan::Decode(DecodePlan { copy: CopyMode::Elements, ..plan.clone() });
+        }
         Plan::Mma(plan) => plan.clone(),
         _ => MmaPlan::default_for(&problem.canonical(), arch),
     };

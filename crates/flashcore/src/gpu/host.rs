@@ -64,7 +64,8 @@ fn writes_all(problem: &Problem, spec: OperandSpec) -> bool {
     problem.lengths.is_even() && !problem.is_empty() && !has_gaps
 }
 
-fn bytes_mut(elements: ElementsMut<'_>) -> &mut [u8] {
+/// The elements as bytes, in the byte order of this machine.
+pub(crate) fn bytes_mut(elements: ElementsMut<'_>) -> &mut [u8] {
     match elements {
         ElementsMut::F32(data) => bytes_of_mut(data),
         ElementsMut::F16(data) => bytes_of_mut(data),

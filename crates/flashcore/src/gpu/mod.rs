@@ -31,7 +31,7 @@ pub use driver::{
     Buffer, Context, DeviceInfo, DeviceSlice, DriverError, Event, Graph, GraphExec, Pinned, Pool, PoolBuffer,
     Resources, Stream, Transfer,
 };
-pub(crate) use host::attend;
+pub(crate) use host::{attend, bytes_mut};
 
 pub use prepared::{Fallback, Prepared};
 pub use problem::{LengthArray, Operand};

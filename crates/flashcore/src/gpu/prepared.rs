@@ -50,6 +50,8 @@ pub struct Prepared {
     empty: bool,
     /// The operands that the caller provides.
     callers: Vec<Operand>,
+    /// The alignment in bytes of each of them.
+    accepted: Vec<u64>,
     source: PlanSource,
     main: Ready,
     /// The variant for tensors whose addresses are not multiples of 16 bytes; compiled when first needed.
@@ -92,6 +94,7 @@ impl Prepared {
                         kernels: kernels.clone(),
                         arch: *arch,
                         why,
+                        accepted: problem.operands().map(element_bytes).collect(),
                         aligned_tables: positions(&callers, &main.plan.aligned_tables(&problem)),
                         problem,
                         empty,
@@ -269,7 +272,7 @@ impl Prepared {
             return Ok(());
         }
         let ready = self.variant(|operand| slices[operand].address())?;
-        check_slices(ready.launches.needed(), &self.problem, slices)?;
+        check_slices(ready.launches.needed(), &self.callers, &self.accepted, slices)?;
         ready.launches.enqueue(stream, slices)
     }
 
@@ -350,11 +353,12 @@ fn element_bytes(operand: OperandSpec) -> u64 {
 /// Checks the caller's slices against the sizes and alignments of their operands.
 fn check_slices(
     needed: &[usize],
-    problem: &Problem,
+    callers: &[Operand],
+    accepted: &[u64],
     slices: &[DeviceSlice<'_>],
 ) -> Result<(), AttentionError> {
-    for ((&needed, &slice), spec) in needed.iter().zip(slices).zip(problem.operands()) {
-        check_slice(spec.operand.into(), needed, element_bytes(spec), slice)?;
+    for (((&needed, &operand), &accepted), &slice) in needed.iter().zip(callers).zip(accepted).zip(slices) {
+        check_slice(operand.into(), needed, accepted, slice)?;
     }
     Ok(())
 }
@@ -391,8 +395,9 @@ mod tests {
     #[test]
     fn slices_are_held_against_the_problem() {
         let (none, mut problem) = (DeviceSlice::EMPTY, Problem::mission());
-        let check =
-            |problem: &Problem, needed: &[usize]| check_slices(needed, problem, &vec![none; needed.len()]);
+        let check = |problem: &Problem, needed: &[usize]| {
+            check_slices(needed, &callers(problem), &vec![1; needed.len()], &vec![none; needed.len()])
+        };
         assert_eq!(check(&problem, &[0, 0, 0, 0]), Ok(()));
         let error = check(&problem, &[0, 64, 0, 0]).unwrap_err().to_string();
         assert_eq!(error, "k has 0 bytes of device memory; its shape and strides need 64");

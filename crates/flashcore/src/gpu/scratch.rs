@@ -359,8 +359,8 @@ impl Lease<'_> {
             && last.record(stream).is_err()
             && let Some(held) = locked(&self.own.state).streams.get_mut(&self.queue)
         {
-            // Without the event, nothing shows when the launch is done, so the stream keeps the place for
-            // good.
+            // Without the event, nothing shows when the launch is done, so the stream never returns this
+            // scratch memory.
             held.last = None;
         }
     }

@@ -4,7 +4,7 @@
 use cpu::Executor;
 use half::{bf16, f16};
 use problem::{
-    DType, Element, Elements, KeyPlaces, Layout, LengthArray, Operand, OperandMap, Operands, Problem,
+    DType, DTypes, Element, Elements, KeyPlaces, Layout, LengthArray, Operand, OperandMap, Operands, Problem,
     ProblemError, Span,
 };
 
@@ -36,6 +36,8 @@ pub(super) struct Appending {
     append: Append,
     /// Q, K and V.
     tensors: [Tensor; 3],
+    /// The descale factors of an 8-bit cache.
+    pub(super) factors: [Option<Tensor>; 2],
 }
 
 impl Append {
@@ -53,11 +55,17 @@ impl Append {
             let operand = LengthArray::UsedKv.name();
             return Err(AttentionError::OperandWanted { operand, wanted: true });
         }
-        let dtype = problem.dtypes.k;
+        let DTypes { q: dtype, k: of_k, v: of_v, .. } = problem.dtypes;
+        let narrow = problem.dtypes.has_narrow_cache() && of_k == of_v;
         let fits = matches!(dtype, DType::F16 | DType::Bf16 | DType::F32);
-        if !fits || problem.dtypes.q != dtype || problem.dtypes.v != dtype {
-            let expected = "f16, bf16 or f32, equal to those of q and v".to_owned();
-            return Err(refused("k", "element type of a cache with an append", dtype.to_string(), expected));
+        if !fits || (of_k, of_v) != (dtype, dtype) && !narrow {
+            let expected = "those of q, or one 8-bit type beside q in 16 bits".to_owned();
+            let value = format!("{of_k} and {of_v}");
+            return Err(refused("k and v", "element types of a cache with an append", value, expected));
+        }
+        if problem.scales.are_per_block() {
+            let (value, expected) = ("blocks of rows".to_owned(), "one for each KV head, or one".to_owned());
+            return Err(refused("descale factors", "layout beside an append", value, expected));
         }
         let batch = if starts.is_some() { 1 } else { problem.batch };
         let rows = keys.view.shape().get(2).copied().unwrap_or(0);
@@ -78,7 +86,9 @@ impl Append {
             operands.get(Operand::Tensor(tensor)).copied().ok_or(wanted)
         };
         let tensors = [of(problem::Tensor::Q)?, of(problem::Tensor::K)?, of(problem::Tensor::V)?];
-        Ok(Appending { append: self, tensors })
+        let factors = [problem::Tensor::K, problem::Tensor::V]
+            .map(|tensor| operands.get(Operand::Descale(tensor)).copied());
+        Ok(Appending { append: self, tensors, factors })
     }
 }
 
@@ -145,12 +155,13 @@ impl Appending {
         let Append { keys, values, rotary, .. } = &self.append;
         let [_, key_cache, value_cache] = &self.tensors;
         let (new, caches) = ([keys, values], [key_cache, value_cache]);
+        let write = RowWrite { new, caches, rotary: rotary.as_ref(), factors: self.factors };
         // SAFETY: this function's own contract; the places are those of rows of the tensors, and
         // `check_positions` has found the positions in the tables.
-        unsafe { RowWrite { new, caches, rotary: rotary.as_ref(), factors: None }.run(executor, &rows) };
+        unsafe { write.run(executor, &rows) };
         macro_rules! run {
             ($($dtype:pat => $element:ty),*) => {
-                match problem.dtypes.k {
+                match problem.dtypes.q {
                     // SAFETY: this function's own contract; the type is that of the tensors.
                     $($dtype => unsafe { self.rotated::<$element>(problem, offsets, &sequences) },)*
                     DType::E4m3 | DType::E5m2 => None, // refused by `checked`
@@ -173,7 +184,7 @@ impl Appending {
             !fits
         });
         if let Some(index) = ascending {
-            let (argument, value) = ("cu_seqlens_k_new", starts[index]);
+            let (argument, value) = ("cu_seqlens_k_new", starts[index].to_string());
             let expected = format!("ascending numbers from 0 to {rows}, the rows of k_new");
             return Err(ProblemError::Length { argument, index, value, expected }.into());
         }
@@ -201,6 +212,7 @@ impl Appending {
                     "0 to {}: rotary_cos has {table} rows, and {most} positions follow",
                     table.saturating_sub(most)
                 );
+                let value = value.to_string();
                 return Err(ProblemError::Length { argument, index, value, expected }.into());
             }
         }
@@ -280,7 +292,8 @@ fn lengthen(problem: &Problem, used: &mut [i32], spans: &[Span]) -> Result<(), A
                 ),
                 None => format!("a cache with room for {} new keys; the room is {capacity}", span.len),
             };
-            return Err(ProblemError::Length { argument: "cache_seqlens", index, value, expected }.into());
+            let (argument, value) = ("cache_seqlens", value.to_string());
+            return Err(ProblemError::Length { argument, index, value, expected }.into());
         };
         *length = i32::try_from(total).map_err(|_| ProblemError::TooLarge { tensor: "k" })?;
     }

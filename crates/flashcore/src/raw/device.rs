@@ -118,7 +118,10 @@ impl Appending {
                 capacity: problem.seq_kv,
             },
             rotation,
-            factors: None,
+            factors: self.factors.map(|factors| {
+                let [batch, head, ..] = factors?.view.strides;
+                Some([batch, head])
+            }),
             aligned: aligned(new.iter().chain([k, v]).chain(rotation.map(|_| q))),
         };
         let operand = |operand| operands.get(operand).map(|tensor| tensor.address);
@@ -135,6 +138,8 @@ impl Appending {
             "cu_seqlens_q" => operand(Operand::Lengths(LengthArray::CumulativeQ)),
             "cu_seqlens_k_new" => append.starts.map(|starts| starts.address),
             "page_table" => operand(Operand::PageTable),
+            "k_descale" => self.factors[0].map(|factors| factors.address),
+            "v_descale" => self.factors[1].map(|factors| factors.address),
             "rotary_cos" => rotary(|rotary| Some(rotary.cos)),
             "rotary_sin" => rotary(|rotary| Some(rotary.sin)),
             _ => rotary(|rotary| rotary.positions),

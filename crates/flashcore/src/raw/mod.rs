@@ -29,6 +29,7 @@
 mod append;
 mod device;
 mod host;
+mod recent;
 mod rotary;
 mod rows;
 mod shapes;
@@ -52,7 +53,7 @@ pub(crate) use host::plan_for;
 pub use problem::OperandMap;
 pub use rotary::Rotary;
 pub(crate) use shapes::problem_of;
-pub use slots::{SlotWrite, write_slots};
+pub use slots::{SlotWrite, prepare_slots, write_slots};
 
 /// Element type, shape and strides of an operand, of at most four dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,12 +207,14 @@ impl fmt::Debug for Queue<'_> {
     }
 }
 
+/// The operands of a problem in their order, each with the address of its lowest element.
+type Memory = Vec<(OperandSpec, u64)>;
+
 /// A call that is checked, and whose plan is chosen, with its kernel compiled and loaded: [`Ready::enqueue`]
 /// only computes or launches.
 #[derive(Debug)]
 pub struct Ready<'a> {
-    /// The operands in their order, each with the address of its lowest element.
-    memory: Vec<(OperandSpec, u64)>,
+    memory: Memory,
     on: On<'a>,
 }
 
@@ -232,6 +235,15 @@ enum On<'a> {
         /// The append, which is launched before.
         write: Option<device::DeviceWrite>,
     },
+    HostSlots {
+        executor: Option<&'a dyn Executor>,
+        write: SlotWrite,
+    },
+    StreamSlots {
+        gpu: &'a Gpu,
+        handle: u64,
+        write: device::DeviceWrite,
+    },
 }
 
 impl fmt::Debug for On<'_> {
@@ -240,6 +252,8 @@ impl fmt::Debug for On<'_> {
             On::Nothing => write!(f, "Nothing"),
             On::Host { plan, .. } => write!(f, "Host({plan:?})"),
             On::Stream { prepared, handle, .. } => write!(f, "Stream({handle:#x}, {:?})", prepared.plan()),
+            On::HostSlots { write, .. } => write!(f, "HostSlots({write:?})"),
+            On::StreamSlots { handle, write, .. } => write!(f, "StreamSlots({handle:#x}, {write:?})"),
         }
     }
 }
@@ -278,6 +292,12 @@ pub fn prepare_append<'a>(
     options: &CallOptions,
     append: Option<&Append>,
 ) -> Result<Ready<'a>, AttentionError> {
+    if let (Queue::Stream { gpu, handle }, None) = (queue, append)
+        && let Some((prepared, memory)) = recent::find(gpu, operands, options)
+    {
+        prepared.prepare_variant(|index| memory[index].1)?;
+        return Ok(Ready { memory, on: On::Stream { gpu, handle, prepared, write: None } });
+    }
     let problem = problem_of(operands, |tensor| &tensor.view, options)?;
     let append = append.map(|append| append.checked(&problem, operands)).transpose()?;
     if problem.is_empty() {
@@ -318,6 +338,9 @@ pub fn prepare_append<'a>(
             let rotates = append.is_some_and(|append| append.rotates());
             let is_rotated = |index: usize| rotates && memory[index].0.operand == Operand::Q;
             prepared.prepare_variant(|index| if is_rotated(index) { 0 } else { memory[index].1 })?;
+            if append.is_none() {
+                recent::keep(gpu, operands, options, &prepared, &memory);
+            }
             Ready { memory, on: On::Stream { gpu, handle, prepared, write } }
         }
     })
@@ -328,7 +351,8 @@ impl Ready<'_> {
     /// memory: once per stream and graph that launches.
     pub fn workspace_size(&self) -> usize {
         match &self.on {
-            On::Nothing | On::Host { .. } => 0,
+            On::Nothing | On::Host { .. } | On::HostSlots { .. } => 0,
+            On::StreamSlots { write, .. } => write.workspace_bytes(),
             On::Stream { prepared, write, .. } => {
                 let of_write = write.as_ref().map_or(0, device::DeviceWrite::workspace_bytes);
                 prepared.workspace_bytes() + of_write
@@ -336,16 +360,17 @@ impl Ready<'_> {
         }
     }
 
-    /// The kernels that are launched; `None` in host memory, and for a call without rows.
+    /// The kernels of attention that are launched; `None` in host memory, and for a call without rows.
     pub fn prepared(&self) -> Option<&Arc<Prepared>> {
         match &self.on {
-            On::Nothing | On::Host { .. } => None,
             On::Stream { prepared, .. } => Some(prepared),
+            _ => None,
         }
     }
 
-    /// Computes attention: in host memory before it returns, or enqueued on the stream. It never waits for a
-    /// device, and may be captured in a graph, under the conditions of [`Prepared::enqueue`].
+    /// Computes attention, or writes to slots: in host memory before it returns, or enqueued on the stream.
+    /// It never waits for a device, and may be captured in a graph, under the conditions of
+    /// [`Prepared::enqueue`].
     ///
     /// # Errors
     /// When the lengths in host memory do not fit, when an address is null or not aligned, or when the device
@@ -363,6 +388,12 @@ impl Ready<'_> {
     pub unsafe fn enqueue(&self) -> Result<(), AttentionError> {
         match &self.on {
             On::Nothing => Ok(()),
+            // SAFETY: this function's own contract.
+            On::HostSlots { executor, write } => unsafe { write.on_host(*executor) },
+            On::StreamSlots { gpu, handle, write } => {
+                // SAFETY: the caller vouches for the handle and the tensors of the write.
+                unsafe { write.enqueue(&Stream::from_raw(gpu.context(), *handle), |_| Ok(())) }
+            }
             On::Host { executor, problem, plan, append } => {
                 // SAFETY: the memory is that of the operands, by their shapes, and the rest is this
                 // function's own contract.
@@ -391,10 +422,7 @@ impl Ready<'_> {
 }
 
 /// The operands of a problem in their order, each with the address of its lowest element in memory.
-fn memory(
-    problem: &Problem,
-    operands: &OperandMap<Tensor>,
-) -> Result<Vec<(OperandSpec, u64)>, AttentionError> {
+fn memory(problem: &Problem, operands: &OperandMap<Tensor>) -> Result<Memory, AttentionError> {
     let mut given = operands.iter().peekable();
     let mut all = Vec::with_capacity(8);
     for spec in problem.operands() {
@@ -429,13 +457,7 @@ fn start(problem: &Problem, spec: OperandSpec, tensor: &Tensor) -> Result<u64, A
             Ok(address.wrapping_sub((origin * spec.dtype.bytes()) as u64))
         }
         Operand::Table(_) | Operand::Descale(_) => Ok(*address),
-        Operand::Lse
-        | Operand::Lengths(_)
-        | Operand::PageTable
-        | Operand::Sinks
-        | Operand::DLse
-        | Operand::DSinks
-        | Operand::DTable(_) => {
+        _ => {
             let (len, expected) = (view.elements(), spec.elements);
             if len != expected {
                 return Err(ProblemError::Lengths { argument, len, expected }.into());

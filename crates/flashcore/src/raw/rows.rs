@@ -36,7 +36,7 @@ pub(super) struct RowWrite<'a> {
     /// The rotation of the keys.
     pub rotary: Option<&'a Rotary>,
     /// The descale factors of 8-bit caches, `[batch, kv_head]`.
-    pub factors: Option<[Tensor; 2]>,
+    pub factors: [Option<Tensor>; 2],
 }
 
 impl RowWrite<'_> {
@@ -123,8 +123,8 @@ impl RowWrite<'_> {
                         let (cos, sin) = angles.split_at(angles.len() / 2);
                         rotate(&mut wide, cos, sin, rotary.interleaved);
                     }
-                    if let Some(factors) = &self.factors {
-                        let factor = factor(&factors[i], row.sequence, head);
+                    if let Some(factors) = &self.factors[i] {
+                        let factor = factor(factors, row.sequence, head);
                         wide.iter_mut().for_each(|x| *x /= factor);
                     }
                     for (index, &x) in wide.iter().enumerate() {

@@ -64,7 +64,7 @@ pub(crate) fn problem_of<T>(
         seq_kv,
         head_dim_v: v.extents[3],
         band,
-        score: Score { scale, softcap, sink: of(Operand::Sinks).is_some() },
+        score: Score { scale, softcap, ..Score::default() }.with_operands(|operand| of(operand).is_some()),
         lengths,
         storage: pages.map_or(Storage::Rows, Storage::Pages),
         programs: Programs {

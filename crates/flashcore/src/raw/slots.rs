@@ -7,7 +7,7 @@ use problem::{DType, ElementType};
 use super::device::{DeviceWrite, aligned, float, head_rows};
 use super::rotary::{check_rows, check_shape, refused};
 use super::rows::{NewRow, RowWrite};
-use super::{Queue, Tensor, View};
+use super::{On, Queue, Ready, Tensor, View};
 use crate::AttentionError;
 
 /// New keys and values, and the slot of each: its row in the cache, counted over all pages.
@@ -32,33 +32,38 @@ pub struct SlotWrite {
     pub factors: Option<[Tensor; 2]>,
 }
 
-/// Writes keys and values to their slots, and rounds them to 8-bit caches: in host memory before it returns,
-/// or enqueued on the stream, where it may be captured in a graph. In host memory, a slot outside of the
+/// Checks a write of keys and values to their slots, and finds or makes its kernel on a GPU.
+/// [`Ready::enqueue`] writes them, and rounds them to 8-bit caches. In host memory, a slot outside of the
 /// cache is an error, and nothing is written. On a GPU it is left out. Of rows with one slot the last is
 /// kept, on a GPU any.
 ///
 /// # Errors
-/// When shapes, types or addresses do not fit, when a slot in host memory is outside of the cache, and when
-/// the device fails.
+/// When shapes, types or addresses do not fit, and when the device fails.
+pub fn prepare_slots<'a>(queue: Queue<'a>, write: &SlotWrite) -> Result<Ready<'a>, AttentionError> {
+    write.check()?;
+    let is_empty =
+        write.count == 0 || write.key_cache.view.elements() + write.value_cache.view.elements() == 0;
+    let on = match queue {
+        _ if is_empty => On::Nothing,
+        Queue::Host { executor, .. } => On::HostSlots { executor, write: *write },
+        Queue::Stream { gpu, handle } => {
+            let write = DeviceWrite::new(gpu, &write.on_device(), |name| write.address(name))?;
+            On::StreamSlots { gpu, handle, write }
+        }
+    };
+    Ok(Ready { memory: Vec::new(), on })
+}
+
+/// [`prepare_slots`] and [`Ready::enqueue`] in one call.
+///
+/// # Errors
+/// As these.
 ///
 /// # Safety
-/// As [`super::Ready::enqueue`], of all tensors of the write.
+/// As [`Ready::enqueue`], of all tensors of the write.
 pub unsafe fn write_slots(queue: Queue<'_>, write: &SlotWrite) -> Result<(), AttentionError> {
-    write.check()?;
-    if write.count == 0 || write.key_cache.view.elements() + write.value_cache.view.elements() == 0 {
-        return Ok(());
-    }
-    let (gpu, handle) = match queue {
-        // SAFETY: this function's own contract.
-        Queue::Host { executor, .. } => return unsafe { write.on_host(executor) },
-        Queue::Stream { gpu, handle } => (gpu, handle),
-    };
-    let ready = DeviceWrite::new(gpu, &write.on_device(), |name| write.address(name))?;
     // SAFETY: this function's own contract.
-    unsafe {
-        let stream = driver::Stream::from_raw(gpu.context(), handle);
-        ready.enqueue(&stream, |_| Ok(()))
-    }
+    unsafe { prepare_slots(queue, write)?.enqueue() }
 }
 
 impl SlotWrite {
@@ -126,8 +131,8 @@ impl SlotWrite {
     }
 
     /// # Safety
-    /// As [`write_slots`].
-    unsafe fn on_host(&self, executor: Option<&dyn Executor>) -> Result<(), AttentionError> {
+    /// As [`Ready::enqueue`], of all tensors of the write.
+    pub(super) unsafe fn on_host(&self, executor: Option<&dyn Executor>) -> Result<(), AttentionError> {
         let [pages, _, page_rows, _] = self.key_cache.view.shape;
         let most = pages.saturating_mul(page_rows);
         let mut rows = Vec::with_capacity(self.count);
@@ -157,7 +162,7 @@ impl SlotWrite {
             new: [keys, values],
             caches: [&self.key_cache, &self.value_cache],
             rotary: None,
-            factors: self.factors(),
+            factors: self.factors().map_or([None; 2], |factors| factors.map(Some)),
         };
         // SAFETY: this function's own contract; `check` has compared types and shapes.
         unsafe { write.run(executor, &rows) };
@@ -178,7 +183,7 @@ impl SlotWrite {
             caches: [head_rows(&self.key_cache), head_rows(&self.value_cache)],
             places: RowPlaces::Slots { wide: self.wide },
             rotation: None,
-            factors: self.factors().map(|factors| factors.map(of_factors)),
+            factors: self.factors().map_or([None; 2], |factors| factors.map(of_factors).map(Some)),
             aligned: aligned([&keys, &values, &self.key_cache, &self.value_cache]),
         }
     }

@@ -1,9 +1,12 @@
 //! Finds the declarations of a CUDA C++ file and blanks those that are host code. Newlines stay, so that line
 //! numbers do not change. Preprocessor directives stay, so that `#if` and `#endif` remain balanced.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
+
+use super::Parameter;
 
 /// Specifiers that mark code or data of the device.
 const DEVICE: [&str; 5] = ["__global__", "__device__", "__constant__", "__shared__", "__managed__"];
@@ -189,6 +192,24 @@ impl Text {
         kernels.collect()
     }
 
+    /// The parameters of the kernel with this name. `arguments` are those of its template instance.
+    pub fn parameters_of(&self, kernel: &str, arguments: &[String]) -> Option<Vec<Parameter>> {
+        let heads = self.declarations.iter().filter_map(|range| {
+            let (before, head) = self.code(range).split_once("__global__")?;
+            let head = skip_bounds(head);
+            let open = head.find('(')?;
+            (words(&head[..open]).last() == Some(kernel)).then_some((before, &head[open..]))
+        });
+        let (before, list) = heads.into_iter().next()?;
+        let list = &list[1..closing(list.as_bytes(), 0)];
+        let template = before.split_once("template").map_or("", |(_, rest)| rest);
+        let template = template.trim().trim_start_matches('<').trim_end().trim_end_matches('>');
+        let names = separated(template);
+        let names = names.iter().filter_map(|declared| words(declared.split('=').next()?).last());
+        let instance: BTreeMap<&str, &str> = names.zip(arguments.iter().map(String::as_str)).collect();
+        Some(separated(list).iter().filter_map(|text| parameter(text, &instance)).collect())
+    }
+
     /// The template instances that are launched: `name<…>` before `<<<`.
     pub fn launched_instances(&self) -> Vec<String> {
         let whole = 0..self.code.len();
@@ -218,6 +239,47 @@ fn included(line: &str) -> Option<Include> {
     let quoted = rest.strip_prefix('"').and_then(|rest| rest.split_once('"'));
     let (name, _) = quoted.or_else(|| rest.strip_prefix('<')?.split_once('>'))?;
     Some(Include { name: name.to_owned(), is_quoted: quoted.is_some() })
+}
+
+/// Qualifiers that are no part of a parameter's type.
+const QUALIFIERS: [&str; 7] =
+    ["const", "volatile", "__restrict__", "__restrict", "restrict", "__grid_constant__", "struct"];
+
+/// The parts of a list between commas outside brackets, trimmed. An empty list has none.
+pub(super) fn separated(list: &str) -> Vec<String> {
+    let (mut parts, mut depth) = (vec![String::new()], 0);
+    for c in list.chars() {
+        depth +=
+            i32::from(matches!(c, '<' | '(' | '[' | '{')) - i32::from(matches!(c, '>' | ')' | ']' | '}'));
+        match (c, parts.last_mut()) {
+            (',', _) if depth == 0 => parts.push(String::new()),
+            (c, Some(part)) => part.push(c),
+            (_, None) => {}
+        }
+    }
+    parts
+        .iter()
+        .map(|part| part.split_whitespace().collect::<Vec<_>>().join(" "))
+        .filter(|p| !p.is_empty())
+        .collect()
+}
+
+/// A parameter from its declaration. `instance` has the arguments of the template by name.
+fn parameter(text: &str, instance: &BTreeMap<&str, &str>) -> Option<Parameter> {
+    let declared = text.split('=').next()?.trim();
+    let (declared, is_array) =
+        declared.split_once('[').map_or((declared, false), |(head, _)| (head.trim(), true));
+    let start = declared.rfind(|c: char| !(c.is_alphanumeric() || c == '_')).map_or(0, |at| at + 1);
+    let (ty, name) = declared.split_at(start);
+    let pointers = ty.matches('*').count() + usize::from(is_array);
+    let plain = ty.replace(['*', '&'], " ");
+    let parts = plain.split_whitespace().filter(|word| !QUALIFIERS.contains(word));
+    let parts = parts.map(|word| instance.get(word).copied().unwrap_or(word)).collect::<Vec<_>>().join(" ");
+    (!name.is_empty() && !parts.is_empty()).then(|| Parameter {
+        name: name.to_owned(),
+        ty: parts + &"*".repeat(pointers),
+        text: text.to_owned(),
+    })
 }
 
 /// The text after `__launch_bounds__(…)` or a similar attribute, if the text begins with one.
@@ -414,6 +476,31 @@ int main(int argc, char** argv) {
     return host(N);
 }
 "#;
+
+    #[test]
+    fn parameters_are_those_of_the_source() {
+        let source = "template <typename T, int N = 4, class Acc = float>\n__global__ void __launch_bounds__(64)\n\
+                      scale(const T* __restrict__ x, /* out, */ T *y, unsigned int n, const Acc alpha, int table[], \
+                      std::array<int, 2> pair) {}\nextern \"C\" __global__ void none() {}";
+        let source = [super::super::Source { file: "k.cu".into(), text: source.to_owned() }];
+        let of = |kernel: &str| {
+            let all = super::super::parameters(&source, kernel)?;
+            Some(all.into_iter().map(|p| (p.name, p.ty)).collect::<Vec<_>>())
+        };
+        let expected = [
+            ("x", "__half*"),
+            ("y", "__half*"),
+            ("n", "unsigned int"),
+            ("alpha", "double"),
+            ("table", "int*"),
+            ("pair", "std::array<int, 2>"),
+        ];
+        let expected: Vec<_> = expected.map(|(name, ty)| (name.to_owned(), ty.to_owned())).to_vec();
+        assert_eq!(of("a::scale<__half, 2, double>"), Some(expected));
+        assert_eq!(of("scale").unwrap()[0], ("x".to_owned(), "T*".to_owned()));
+        assert_eq!(of("none"), Some(Vec::new()));
+        assert_eq!(of("other"), None);
+    }
 
     #[test]
     fn host_functions_go_and_lines_stay() {

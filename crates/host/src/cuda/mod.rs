@@ -90,14 +90,15 @@ pub fn compile_files(sources: &[Source], options: &Options) -> Result<Compiled, 
         if let Some(header) = missing_header(&log) {
             let header = header.to_owned();
             if is_of_cuda(&header) && cuda.is_empty() {
-                return Err(NvrtcError::NoHeaders { header });
+                return Err(NvrtcError::NoHeaders { header, library });
             }
             // A header included in quotes belongs to the project, and the device code needs it.
             let is_own = is_quoted(&header, &texts) && !stubs::is_host(&header);
             if is_own || is_of_cuda(&header) || !empty.insert(header.clone()) {
                 break;
             }
-            stubs.insert(header, String::new());
+            let text = stubs::missing(&header);
+            stubs.insert(header, text);
         } else if !blank_faults(&log, &folders, &mut texts) {
             break;
         }
@@ -244,6 +245,25 @@ pub fn templates(sources: &[Source]) -> (Vec<String>, Vec<String>) {
     all.1.sort();
     all.1.dedup();
     all
+}
+
+/// A parameter of a kernel as its source declares it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    pub name: String,
+    /// The type without qualifiers, such as `half*`, with template parameters replaced.
+    pub ty: String,
+    /// The declaration, in one line.
+    pub text: String,
+}
+
+/// The parameters of the kernel with this name, an instance such as `scale<float, 2>` or a plain name, as its
+/// source declares them; `None` if no file defines such a kernel.
+pub fn parameters(sources: &[Source], kernel: &str) -> Option<Vec<Parameter>> {
+    let (name, arguments) = kernel.split_once('<').unwrap_or((kernel, ""));
+    let name = name.rsplit("::").next().unwrap_or(name).trim();
+    let arguments = blank::separated(arguments.trim_end().trim_end_matches('>'));
+    sources.iter().find_map(|source| Text::new(&source.text).parameters_of(name, &arguments))
 }
 
 #[cfg(test)]

@@ -172,7 +172,17 @@ const CUB: [&str; 16] = [
 ];
 
 /// Headers from which device code uses nothing.
-const EMPTY: [&str; 46] = [
+const EMPTY: [&str; 56] = [
+    "thrust/copy.h",
+    "thrust/device_ptr.h",
+    "thrust/device_vector.h",
+    "thrust/execution_policy.h",
+    "thrust/fill.h",
+    "thrust/host_vector.h",
+    "thrust/reduce.h",
+    "thrust/scan.h",
+    "thrust/sort.h",
+    "thrust/transform.h",
     "stdlib.h",
     "cstdlib",
     "time.h",
@@ -265,6 +275,17 @@ pub(super) fn known(without_cuda: bool) -> BTreeMap<String, String> {
         );
     }
     all
+}
+
+/// The text for a missing header. Those of PyTorch include the headers of types that device code takes from
+/// them.
+pub(super) fn missing(header: &str) -> String {
+    if !["torch/", "ATen/", "c10/"].iter().any(|folder| header.starts_with(folder)) {
+        return String::new();
+    }
+    let includes = ["cfloat", "cmath", "cstdint", "limits", "cuda_fp16.h", "cuda_bf16.h"];
+    let include = |name| format!("#if __has_include(<{name}>)\n#include <{name}>\n#endif\n");
+    includes.map(include).concat()
 }
 
 /// Whether a missing header is known to be a host header, even when it is included in quotes.

@@ -1,5 +1,5 @@
 //! Backward attention: the kernel families.
 
 pub mod fused;
-pub(crate) mod programs;
 pub mod split;
+mod sums;

@@ -62,7 +62,7 @@ struct Params {
     entries: R32,
     entry_rows: R32,
     places: Places,
-    factors: Option<[(Global, [R64; 2]); 2]>,
+    factors: [Option<(Global, [R64; 2])>; 2],
     tables: Option<Tables>,
 }
 
@@ -73,13 +73,7 @@ pub(super) fn draft(code: &CacheCode, write: &CacheWrite, arch: &Arch) -> Draft<
     let problem = Problem::mission(); // the kernel has no operand of a problem
     let mut contract = Contract::new(&problem);
     let params = Params::declare(&mut k, &mut contract, write);
-    let launch = Launch {
-        grid: Dim3(write.ctas() as u32, 1, 1),
-        cluster: Dim3(1, 1, 1),
-        block: Dim3(THREADS, 1, 1),
-        dynamic_shared: 0,
-        overlapping: false,
-    };
+    let launch = Launch::new(Dim3(write.ctas() as u32, 1, 1), Dim3(THREADS, 1, 1));
     let code = *code;
     let body = move |k: &mut Builder| Writer { code, params }.body(k);
     Draft::new(k, contract, (ENTRY, launch), arch.target(), body)
@@ -119,11 +113,10 @@ impl Params {
                 lengths: array(LENGTHS),
             }),
         };
-        let factors = write.factors.map(|strides| {
-            [("k_descale", strides[0]), ("v_descale", strides[1])].map(|(name, strides)| {
-                let mut of = |what: &str, stride: i64| c.i64(k, &format!("{name}_{what}_bytes"), 4 * stride);
-                (array(name), [of("batch", strides[0]), of("head", strides[1])])
-            })
+        let factors = [0, 1].map(|i| {
+            let (name, strides) = (["k_descale", "v_descale"][i], write.factors[i]?);
+            let mut of = |what: &str, stride: i64| c.i64(k, &format!("{name}_{what}_bytes"), 4 * stride);
+            Some((array(name), [of("batch", strides[0]), of("head", strides[1])]))
         });
         let tables = write.rotation.map(|rotation| {
             let [_, heads, rows, _] = rotation.queries.extents;
@@ -236,7 +229,7 @@ impl Writer {
             let row = HeadRow {
                 from: address(k, &p.new[i], [entry, head, row]),
                 to: address(k, &p.caches[i], [to[0], head, to[1]]),
-                factor: p.factors.map(|factors| factor(k, factors[i], [sequence, head])),
+                factor: p.factors[i].map(|factors| factor(k, factors, [sequence, head])),
             };
             self.unit(k, (&row, self.code.to), unit, angles);
         };

@@ -46,9 +46,9 @@ pub struct CacheWrite {
     pub places: RowPlaces,
     /// The rotation of keys and queries.
     pub rotation: Option<Rotation>,
-    /// Strides of the descale factors of K and of V, `[batch, kv_head]`, in elements. Rows with slots take
-    /// the factors of batch entry 0.
-    pub factors: Option<[[i64; 2]; 2]>,
+    /// Strides of the descale factors of K and of V, `[batch, kv_head]`, in elements; `None` without factors.
+    /// Rows with slots take the factors of batch entry 0.
+    pub factors: [Option<[i64; 2]>; 2],
     /// The addresses of the tensors are multiples of this number of elements, up to 16.
     pub aligned: usize,
 }
@@ -126,6 +126,8 @@ pub struct CacheCode {
     width: u32,
     places: PlaceCode,
     rotation: Option<RotationCode>,
+    /// Whether K and V have descale factors.
+    has_factors: [bool; 2],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -227,12 +229,11 @@ impl CacheWrite {
                 add(LENGTHS, batch, 4, Access::Write);
             }
         }
-        if let Some(strides) = self.factors {
-            for (name, [of_batch, of_head]) in [("k_descale", strides[0]), ("v_descale", strides[1])] {
-                let last = |extent: usize, stride: i64| extent.saturating_sub(1) * stride as usize;
-                let heads = self.new[0].extents[1];
-                add(name, last(self.places.batch(), of_batch) + last(heads, of_head) + 1, 4, Access::Read);
-            }
+        for (name, strides) in ["k_descale", "v_descale"].into_iter().zip(self.factors) {
+            let Some([of_batch, of_head]) = strides else { continue };
+            let last = |extent: usize, stride: i64| extent.saturating_sub(1) * stride as usize;
+            let heads = self.new[0].extents[1];
+            add(name, last(self.places.batch(), of_batch) + last(heads, of_head) + 1, 4, Access::Read);
         }
         if let Some(rotation) = &self.rotation {
             for (name, stride) in [("rotary_cos", rotation.strides[0]), ("rotary_sin", rotation.strides[1])] {
@@ -291,7 +292,8 @@ impl CacheWrite {
             local: rotation.local,
         });
         let dims = self.new.map(|tensor| tensor.extents[3] as u32);
-        Ok(CacheCode { from: self.from, to: self.to, dims, width, places, rotation })
+        let has_factors = self.factors.map(|strides| strides.is_some());
+        Ok(CacheCode { from: self.from, to: self.to, dims, width, places, rotation, has_factors })
     }
 
     fn check_types(&self, arch: &Arch) -> Result<(), PlanError> {
@@ -308,7 +310,7 @@ impl CacheWrite {
             let rounds = arch.multiplies_fp8();
             accept("sm", arch.sm.into(), rounds, "89 and later, which round to 8-bit floats")?;
         }
-        if self.factors.is_some() != self.to.is_fp8() {
+        if self.factors.iter().any(Option::is_some) && !self.to.is_fp8() {
             return refuse("the element type of a cache with descale factors", self.to, "e4m3 or e5m2");
         }
         match &self.rotation {

@@ -1,7 +1,7 @@
 //! What the code depends on in every family.
 
 use attend::ProgramCode;
-use problem::{Band, Lengths, Operand, OperandMap, Problem, SideLengths, Strides, Tensor};
+use problem::{Band, Lengths, Operand, OperandMap, Problem, Score, SideLengths, Strides, Tensor};
 use tile::Sign;
 
 use super::contract::{band, is_wide, stepped};
@@ -20,6 +20,7 @@ impl Baked {
             contiguous: table.strides.last() == Some(&1),
         });
         let factors = problem.scales.each().map(|(tensor, layout)| (Operand::Descale(tensor), layout.rows));
+        let of_heads = Score::OPERANDS.into_iter().filter(|&operand| problem.score.has(operand));
         Baked {
             dims: problem.into(),
             lse,
@@ -27,7 +28,7 @@ impl Baked {
             band: unsized_band(band(problem)),
             softcap: problem.score.softcap.is_some(),
             wide: is_wide(problem),
-            sink: problem.score.sink,
+            of_heads: of_heads.collect(),
             sign: if problem.softmax_scale() < 0.0 { Sign::Negate } else { Sign::Keep },
             lengths: unsized_lengths(problem.lengths),
             pages: problem.storage.pages().map(|pages| pages.rows as u32),

@@ -1,8 +1,8 @@
 //! Descale factors of 8-bit inputs, one for each batch entry and KV head, or one for each block of rows.
 //!
-//! The factors of Q and K of a head are multiplied with the factor of the scores, the factor of V with the
-//! division by the row sums. With factors per block of rows, the main loop multiplies the scores and the sums
-//! of each KV block ([`attend::ScoreFactors`], [`attend::ValueFactors`]).
+//! The factors of Q and K of a head, and its temperature, are multiplied with the factor of the scores, the
+//! factor of V with the division by the row sums. With factors per block of rows, the main loop multiplies
+//! the scores and the sums of each KV block ([`attend::ScoreFactors`], [`attend::ValueFactors`]).
 
 use attend::{
     BlockFactors, OnlineSoftmax, ScoreFactors, ScorePrograms, Softcap, ValueFactors, accepted_score_factor,
@@ -71,14 +71,25 @@ impl Descale {
     }
 }
 
-/// The factors of Q and K.
+/// The head of a tile's rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct HeadPlace {
+    pub batch: R32,
+    pub key_head: R32,
+    /// The query head; `None` if the rows of a tile belong to several.
+    pub head: Option<R32>,
+}
+
+/// The factors of scores: those of Q and K, and the temperatures of query heads.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ScoreDescale([Option<Descale>; 2]);
+pub(crate) struct ScoreDescale {
+    inputs: [Option<Descale>; 2],
+    temperature: Option<Global>,
+}
 
 /// A tile whose scores have factors per block of rows.
 pub(crate) struct ScaledTile<'a> {
-    /// Batch entry and KV head.
-    pub at: [R32; 2],
+    pub at: HeadPlace,
     /// The positions of the lane's rows, or of groups of neighbouring rows that have one factor of Q.
     pub rows: &'a [R32],
     /// The numbers of queries and of keys that have factors.
@@ -91,23 +102,32 @@ pub(crate) struct ScaledTile<'a> {
 }
 
 impl ScoreDescale {
-    /// Declares the factors; `None` if neither tensor has factors.
+    /// Declares the factors; `None` if there are none.
     pub fn declare(k: &mut Builder, c: &mut Contract<'_>, problem: &Problem) -> Option<ScoreDescale> {
-        let factors = [Tensor::Q, Tensor::K].map(|tensor| Descale::declare(k, c, problem, tensor));
-        factors.iter().any(Option::is_some).then_some(ScoreDescale(factors))
+        let inputs = [Tensor::Q, Tensor::K].map(|tensor| Descale::declare(k, c, problem, tensor));
+        let temperature = c.operand(k, Operand::Temperature);
+        let some = temperature.is_some() || inputs.iter().any(Option::is_some);
+        some.then_some(ScoreDescale { inputs, temperature })
     }
 
     /// Whether either tensor has factors per block of rows.
     pub fn is_per_block(&self) -> bool {
-        self.0.iter().flatten().any(|of| of.blocks.is_some())
+        self.inputs.iter().flatten().any(|of| of.blocks.is_some())
     }
 
-    /// The product of the factors of a batch entry and a KV head; NaN if one is not accepted.
-    pub fn load(&self, k: &mut Builder, at: [R32; 2]) -> F32 {
-        // Both loads come before the first test, which waits.
-        let factors = self.0.map(|of| of.map(|of| of.load(k, at)));
+    /// The product of the factors of a head; NaN if one is not accepted.
+    pub fn load(&self, k: &mut Builder, at: HeadPlace) -> F32 {
+        // All loads come before the first test, which waits.
+        let [q, key] = self.inputs.map(|of| of.map(|of| of.load(k, [at.batch, at.key_head])));
+        let factors = [q, key, self.load_temperature(k, at)];
         let factors = factors.map(|factor| factor.map(|factor| accepted_score_factor(k, factor)));
         factors.into_iter().flatten().reduce(|a, b| k.mul(a, b)).expect("a factor")
+    }
+
+    fn load_temperature(&self, k: &mut Builder, at: HeadPlace) -> Option<F32> {
+        let (start, head) = self.temperature.zip(at.head)?;
+        let from = k.index(start, head, 4);
+        Some(k.ld(from))
     }
 
     /// The factors of a tile, if either tensor has factors per block of rows.
@@ -115,12 +135,14 @@ impl ScoreDescale {
         if !self.is_per_block() {
             return None;
         }
-        let (at, [seq_q, seq_kv], [q, key]) = (tile.at, tile.lengths, self.0);
+        let (at, [seq_q, seq_kv], [q, key]) = ([tile.at.batch, tile.at.key_head], tile.lengths, self.inputs);
         let keys = key.and_then(|of| of.blocks_of_head(k, at, seq_kv));
         let of_keys = key.filter(|_| keys.is_none()).map(|of| {
             let factor = of.load(k, at);
             accepted_score_factor(k, factor)
         });
+        let temperature = self.load_temperature(k, tile.at).map(|factor| accepted_score_factor(k, factor));
+        let of_head = [of_keys, temperature].into_iter().flatten().reduce(|a, b| k.mul(a, b));
         let of_queries: Vec<F32> = match q {
             None => Vec::new(),
             Some(of) => match of.blocks_of_head(k, at, seq_q) {
@@ -130,10 +152,10 @@ impl ScoreDescale {
         };
         let of_queries = of_queries.into_iter().map(|factor| accepted_score_factor(k, factor));
         let of_queries: Vec<F32> = of_queries.collect();
-        let of_rows = match (of_keys, &of_queries[..]) {
+        let of_rows = match (of_head, &of_queries[..]) {
             (None, _) => of_queries,
-            (Some(of_keys), []) => vec![of_keys],
-            (Some(of_keys), _) => of_queries.iter().map(|&of_row| k.mul(of_row, of_keys)).collect(),
+            (Some(of_head), []) => vec![of_head],
+            (Some(of_head), _) => of_queries.iter().map(|&of_row| k.mul(of_row, of_head)).collect(),
         };
         let whole = keys.is_none_or(|keys| tile.keys <= keys.rows);
         Some(match tile.factor.filter(|_| whole) {

@@ -215,13 +215,7 @@ impl ListTiles {
         k.max_threads(32 * WARPS);
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, problem, baked, self);
-        let launch = Launch {
-            grid: self.grid(problem).launch(baked.flat),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(32 * WARPS, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        };
+        let launch = Launch::new(self.grid(problem).launch(baked.flat), Dim3(32 * WARPS, 1, 1));
         let body = move |k: &mut Builder| self.body(k, &params, baked);
         Draft::new(k, contract, (ENTRY, launch), target, body)
     }

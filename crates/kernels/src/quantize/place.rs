@@ -21,7 +21,7 @@ const MEANS: &str = "key_means";
 /// The task of one of the kernels that quantise a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// Adds the rows of each part of [`Mean`].
+    /// Adds the rows of each part of the keys, for [`Mean`].
     Add,
     /// Finds the largest magnitudes.
     FindLargest,
@@ -99,11 +99,8 @@ impl Sizes {
 
     pub fn launch(&self, code: &QuantizationCode) -> Launch {
         Launch {
-            grid: self.grid().launch(code.flat),
             cluster: Dim3(code.cluster(), 1, 1),
-            block: Dim3(code.threads, 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
+            ..Launch::new(self.grid().launch(code.flat), Dim3(code.threads, 1, 1))
         }
     }
 }

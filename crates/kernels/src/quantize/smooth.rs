@@ -92,13 +92,7 @@ pub(super) fn average(
         (0..).zip(signs).map(|(i, &word)| c.u32(&mut k, &format!("signs_{i}"), word)).collect();
     let extents = Extents([1, heads as u64, batch as u64]);
     let grid = extents.declare(&mut k, &mut c, code.flat);
-    let launch = Launch {
-        grid: extents.launch(code.flat),
-        cluster: Dim3(1, 1, 1),
-        block: Dim3(threads, 1, 1),
-        dynamic_shared: 0,
-        overlapping: false,
-    };
+    let launch = Launch::new(extents.launch(code.flat), Dim3(threads, 1, 1));
     Draft::new(k, c, (ENTRY, launch), arch.target(), move |k| {
         let (column, head) = (k.special(SpecialReg::TidX), grid.index(k, Axis::Y));
         let (heads, entry) = (grid.extent(k, Axis::Y), grid.index(k, Axis::Z));

@@ -18,7 +18,7 @@ pub use table::{Fault, Kind, TableError, TunedRow, TunedTable};
 use std::cmp::Ordering;
 use std::collections::HashSet;
 
-use problem::Problem;
+use problem::{Problem, Score};
 use serde::Serialize;
 
 use crate::{Arch, Family, KernelError, Plan, PlanError};
@@ -273,14 +273,10 @@ fn adapt(row: &TunedRow, problem: &Problem, arch: &Arch) -> Result<Plan, PlanErr
 
 /// The features of a problem that no row states, in words.
 fn unstated(problem: &Problem) -> String {
-    let features = [
-        ("softcap", problem.score.softcap.is_some()),
-        ("sinks", problem.score.sink),
-        ("LSE", problem.pass.lse()),
-        ("lengths", !problem.lengths.is_even()),
-    ];
-    let of_problem = features.into_iter().filter(|(_, has)| *has).map(|(name, _)| name);
-    of_problem.collect::<Vec<_>>().join(", ")
+    let of_heads = Score::OPERANDS.map(|operand| (operand.name(), problem.score.has(operand)));
+    let others = [("LSE", problem.pass.lse()), ("lengths", !problem.lengths.is_even())];
+    let features = [("softcap", problem.score.softcap.is_some())].into_iter().chain(of_heads).chain(others);
+    features.filter(|(_, has)| *has).map(|(name, _)| name).collect::<Vec<_>>().join(", ")
 }
 
 fn describe(kind: Kind, distance: f64, row: &TunedRow, problem: &Problem, outcome: &str) -> String {

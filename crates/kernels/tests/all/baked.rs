@@ -79,7 +79,7 @@ fn mixed(draw: &mut Draw, p: &Problem) -> Problem {
             4 => p.band = other.band,
             5 => p.score.scale = other.score.scale,
             6 => p.score.softcap = other.score.softcap,
-            7 => p.score.sink = other.score.sink,
+            7 => p.score = p.score.with_operands(|operand| other.score.has(operand)),
             8 => p.lengths = other.lengths,
             9 => p.programs = other.programs.clone(),
             10 => p.storage = other.storage,

@@ -125,9 +125,9 @@ impl Case {
                         if i == 0 {
                             self.turn(&mut elements, sequence, index);
                         }
-                        if let Some(strides) = write.factors {
+                        if let Some(strides) = write.factors[i] {
                             let factors = self.floats(["k_descale", "v_descale"][i], DType::F32);
-                            let [of_batch, of_head] = strides[i].map(|stride| stride as usize);
+                            let [of_batch, of_head] = strides.map(|stride| stride as usize);
                             let factor = factors[sequence * of_batch + head * of_head];
                             elements.iter_mut().for_each(|x| *x /= factor);
                         }
@@ -292,7 +292,7 @@ impl Shape {
             caches: dims.map(|dim| rows([entries, *heads, entry_rows, dim], self.order)),
             places: RowPlaces::Sequences { batch, packed: *packed, pages: per_sequence, capacity: most },
             rotation: None,
-            factors: None,
+            factors: [None; 2],
             aligned: 16,
         };
         change(&mut write, &mut integers);
@@ -370,7 +370,7 @@ fn caches_of_8_bits_are_divided_by_their_factors() {
     for (to, strides) in [(DType::E4m3, [[2, 1], [0, 0]]), (DType::E5m2, [[0, 1], [3, 0]])] {
         for from in [DType::F16, DType::Bf16, DType::F32] {
             let case = Shape { from, ..Shape::default() }.case(|write, _| {
-                (write.to, write.factors) = (to, Some(strides));
+                (write.to, write.factors) = (to, strides.map(Some));
                 write.rotation = Some(rotation(16, rows([3, 2, 1, 64], ENTRY_ROW_HEAD)));
             });
             case.check();
@@ -427,11 +427,11 @@ fn slots_are_rows_of_the_cache() {
             caches: [64, 128].map(pool),
             places: RowPlaces::Slots { wide },
             rotation: None,
-            factors: None,
+            factors: [None; 2],
             aligned: 8,
         };
         Case::new(write, &[("slots", slots.clone())]).check();
-        let quantised = CacheWrite { to: DType::E4m3, factors: Some([[0, 0], [0, 1]]), ..write };
+        let quantised = CacheWrite { to: DType::E4m3, factors: [None, Some([0, 1])], ..write };
         Case::new(quantised, &[("slots", slots)]).check();
     }
 }
@@ -449,7 +449,7 @@ fn every_comparison_with_an_end_is_needed() {
             caches: [pool; 2],
             places: RowPlaces::Slots { wide: true },
             rotation: None,
-            factors: None,
+            factors: [None; 2],
             aligned: 8,
         };
         Case::new(write, &[("slots", slots)])
@@ -525,7 +525,7 @@ fn kernels_assemble_without_spills() {
         for to in [from, DType::E4m3] {
             let case = Shape { from, dims: [128, 128], ..Shape::default() }.case(|write, _| {
                 write.to = to;
-                write.factors = to.is_fp8().then_some([[0; 2]; 2]);
+                write.factors = [to.is_fp8().then_some([0; 2]); 2];
                 let turn = rotation(64, rows([3, 8, 1, 128], ENTRY_ROW_HEAD));
                 write.rotation = Some(Rotation { interleaved, ..turn });
             });

@@ -5,6 +5,7 @@ mod baked;
 mod bands;
 mod cache;
 mod common;
+mod decode_fp8;
 mod emit;
 mod far;
 mod forward;

@@ -2,15 +2,13 @@
 //! results within the rounding of P and O.
 
 use crate::common::cases;
-use crate::common::wgmma_plan::{self, SMALL, check};
+use crate::common::wgmma_plan::{self, SMALL, SPECULATIVE, check, varied};
 use attend::{Chains, Packing, Sums, Tiles};
 use emu::{Options, Schedule};
 use flashcore_kernels::Plan;
 use flashcore_kernels::forward::wgmma::{Diagonal, Ends, Rescaling, Store, WgmmaPlan};
 use problem::{Band, DType, Layout, Problem};
 use tile::{Handout, Tail, TileOrder, Turns};
-
-const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 8, limit: 15 };
 
 fn rectangle(heads: usize, seq_q: usize, seq_kv: usize, dim: usize, mask: Band) -> Problem {
     Problem::new(1, heads, seq_q, dim, DType::Bf16).with_band(mask).with_seq_kv(seq_kv, Layout::Bshd)
@@ -136,10 +134,6 @@ fn torture_set_is_right_and_without_hazards() {
     let (mut passed, mut refused) = (0, 0);
     for (i, problem) in cases::torture().iter().enumerate() {
         let plan = WgmmaPlan {
-            consumers: [1, 2][i % 2],
-            block_n: [32, 48, 64, 16][i % 4],
-            tiles: [Tiles::InTurn, Tiles::Overlapped][i / 2 % 2],
-            rescale: [SPECULATIVE, Rescaling::Beyond(8), Rescaling::Always][i % 3],
             handout: [Handout::Static, Handout::Dynamic, Handout::Folded][i / 3 % 3],
             tile_order: [TileOrder::InOrder, TileOrder::LongestFirst][i / 5 % 2],
             ends: [Ends::Own, Ends::Common][i / 4 % 2],
@@ -148,8 +142,7 @@ fn torture_set_is_right_and_without_hazards() {
             } else {
                 Store::Direct
             },
-            cluster: [2, 1, 1][i % 3],
-            ..WgmmaPlan::PLAIN
+            ..varied(i, WgmmaPlan::PLAIN)
         };
         match Plan::Wgmma(plan.clone()).check(problem, &SMALL) {
             Ok(()) => {

@@ -3,6 +3,7 @@
 
 use crate::common;
 use crate::common::cases;
+use crate::common::wgmma_plan::{SPECULATIVE, varied};
 use attend::{Packing, Tiles};
 use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::forward::wgmma::{Ends, Rescaling, Store, WgmmaPlan};
@@ -10,8 +11,6 @@ use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, DType, Layout, Problem};
 use ptx::{Item, Kernel, MemSem, Op, Statement};
 use tile::{Handout, Tail, TileOrder, Turns};
-
-const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 8, limit: 15 };
 
 fn base() -> WgmmaPlan {
     WgmmaPlan { tail: Tail::Shared, ..WgmmaPlan::PLAIN }
@@ -86,14 +85,7 @@ fn every_gene_computes_the_same_beside_it() {
 fn torture_set_is_right_and_without_hazards() {
     let mut passed = 0;
     for (i, problem) in cases::torture().iter().enumerate() {
-        let plan = WgmmaPlan {
-            consumers: [1, 2][i % 2],
-            block_n: [32, 48, 64, 16][i % 4],
-            tiles: [Tiles::InTurn, Tiles::Overlapped][i / 2 % 2],
-            rescale: [SPECULATIVE, Rescaling::Beyond(8), Rescaling::Always][i % 3],
-            cluster: [2, 1, 1][i % 3],
-            ..base()
-        };
+        let plan = varied(i, base());
         let ctas = plan.cluster * [3, 4, 7][i / 3 % 3];
         if Plan::Wgmma(plan.clone()).check(problem, &arch(ctas)).is_ok() {
             check(problem, &plan, ctas, Options { seed: i as u64, ..Options::default() });

@@ -176,3 +176,26 @@ fn a_win_is_worth_what_its_changes_gained() {
     assert_eq!((&wins[0].changes, &wins[0].subject), (&json!({ "block_n": [64, 128] }), &subject("e")));
     assert_eq!(ledger.wins("NVIDIA L4", 9).unwrap(), []);
 }
+
+/// A change without gain is dropped: the parent comes first if its time is equal, even if the child's is a
+/// trifle shorter.
+#[test]
+fn a_parent_with_an_equal_time_comes_before_its_child() {
+    let (_folder, path) = scratch();
+    let ledger = Ledger::open(&path).unwrap();
+    let run = begin(&ledger);
+    let first = add(&ledger, run, "a", Arm::Evolution, &[]);
+    let parent = add(&ledger, run, "b", Arm::Evolution, &[first]);
+    let child = add(&ledger, run, "c", Arm::Evolution, &[parent]);
+    for (candidate, us) in [(first, 9.1), (parent, 9.0), (child, 8.998)] {
+        ledger.tell(&outcome(candidate, Stage::Microbench, timed(Trial::Microbench, us, None))).unwrap();
+    }
+    let order = |k| -> Vec<CandidateId> {
+        ledger.best_of_run(run, &shape(128), k).unwrap().iter().map(|r| r.candidate).collect()
+    };
+    assert_eq!(order(1), [parent]);
+    assert_eq!(order(9), [parent, child, first]);
+    let grandchild = add(&ledger, run, "d", Arm::Evolution, &[child]);
+    ledger.tell(&outcome(grandchild, Stage::Microbench, timed(Trial::Microbench, 8.9, None))).unwrap();
+    assert_eq!(order(9), [grandchild, child, parent, first]);
+}

@@ -21,8 +21,8 @@ pub struct Ptxas {
 #[derive(Debug, Error)]
 pub enum PtxasError {
     #[error(
-        "ptxas was not found: set FLASHCORE_PTXAS to its path, put it on PATH, or fetch it with \
-    `cargo xtask tools`"
+        "ptxas was not found: set FLASHCORE_PTXAS to its path, put it on PATH, or install it with \
+    `pip install nvidia-cuda-nvcc`"
     )]
     NotFound,
     #[error("{path}: {reason}")]

@@ -38,13 +38,7 @@ fn sketched(text: &str, launch: Launch, ctas: &[u64]) -> (Module, Vec<CtaTrace>)
 
 fn launch(grid: u32, cluster: u32, threads: u32) -> Launch {
     let dim = |x| Dim3(x, 1, 1);
-    Launch {
-        grid: dim(grid),
-        cluster: dim(cluster),
-        block: dim(threads),
-        dynamic_shared: 0,
-        overlapping: false,
-    }
+    Launch { cluster: dim(cluster), ..Launch::new(dim(grid), dim(threads)) }
 }
 
 fn predicted(text: &str, launch: Launch) -> Prediction {

@@ -60,6 +60,22 @@ macro_rules! instructions {
     )*};
 }
 
+/// Comparisons whose result is combined with a predicate.
+macro_rules! setp_with {
+    ($($(#[$doc:meta])* $name:ident<$value:ident>($ty:ident, $combine:ident);)*) => { $(
+        $(#[$doc])*
+        pub fn $name<V: $value>(
+            &mut self,
+            cmp: CmpOp,
+            a: V,
+            b: impl Into<Src<V>>,
+            c: impl Into<Guard>,
+        ) -> Pred {
+            self.setp(cmp, V::$ty, a, b, Some((BoolOp::$combine, c.into())))
+        }
+    )* };
+}
+
 impl Builder {
     instructions! {
         /// `a + b`.
@@ -274,37 +290,13 @@ impl Builder {
         self.setp(cmp, V::TYPE, a, b, None)
     }
 
-    /// `(a cmp b) and c`, unsigned.
-    pub fn setp_u_and<V: Int>(
-        &mut self,
-        cmp: CmpOp,
-        a: V,
-        b: impl Into<Src<V>>,
-        c: impl Into<Guard>,
-    ) -> Pred {
-        self.setp(cmp, V::UNSIGNED, a, b, Some((BoolOp::And, c.into())))
-    }
-
-    /// `(a cmp b) and c`, signed.
-    pub fn setp_s_and<V: Int>(
-        &mut self,
-        cmp: CmpOp,
-        a: V,
-        b: impl Into<Src<V>>,
-        c: impl Into<Guard>,
-    ) -> Pred {
-        self.setp(cmp, V::SIGNED, a, b, Some((BoolOp::And, c.into())))
-    }
-
-    /// `(a cmp b) or c`, floats.
-    pub fn setp_f_or<V: Float>(
-        &mut self,
-        cmp: CmpOp,
-        a: V,
-        b: impl Into<Src<V>>,
-        c: impl Into<Guard>,
-    ) -> Pred {
-        self.setp(cmp, V::TYPE, a, b, Some((BoolOp::Or, c.into())))
+    setp_with! {
+        /// `(a cmp b) and c`, unsigned.
+        setp_u_and<Int>(UNSIGNED, And);
+        /// `(a cmp b) and c`, signed.
+        setp_s_and<Int>(SIGNED, And);
+        /// `(a cmp b) or c`, floats.
+        setp_f_or<Float>(TYPE, Or);
     }
 
     fn setp<V: Value>(

@@ -124,18 +124,7 @@ impl Builder {
 
     /// `c += a · b` with m16n16k16 of f16. The orders must be those that A and B were loaded with.
     pub fn wmma(&mut self, c: [F32; 8], a: ([R32; 8], MatrixOrder), b: ([R32; 8], MatrixOrder)) {
-        let op = Op::Wmma(Wmma {
-            a_order: a.1,
-            b_order: b.1,
-            shape: MmaShape::M16N16K16,
-            rounding: None,
-            d: Type::F32,
-            a: Type::F16,
-            b: Type::F16,
-            c: Type::F32,
-            satfinite: false,
-            bits: None,
-        });
+        let op = Op::Wmma(Wmma::f16(a.1, b.1));
         self.op(op, [vector(&c), vector(&a.0), vector(&b.0), vector(&c)]);
     }
 
@@ -175,6 +164,14 @@ impl Builder {
         };
         let [low, high] = [pair(a, b), pair(c, d)];
         self.join16(low, high)
+    }
+
+    /// Two 8-bit floats of a pair type (`E4m3x2` or `E5m2x2`) as two f16, exactly.
+    pub fn widen_fp8(&mut self, pair: Type, a: R16) -> R32 {
+        let cvt = Cvt { to: Type::F16x2, from: pair, ..round_to(Type::F16x2) };
+        let d = self.reg();
+        self.compute::<R32>(d, Op::Cvt(cvt), [Operand::Reg(a.reg())]);
+        d
     }
 
     /// An f32 rounded to a 16-bit float.

@@ -145,6 +145,20 @@ pub struct RedAsync {
 }
 
 impl Op {
+    /// Whether the operation may store to global memory.
+    pub const fn may_store_global(&self) -> bool {
+        match self {
+            Op::St(memory) => matches!(memory.space, Space::Global | Space::Generic),
+            Op::Atom(atomic) | Op::Red(atomic) => matches!(atomic.space, Space::Global | Space::Generic),
+            Op::WmmaStore(_)
+            | Op::CpAsyncBulk(_)
+            | Op::CpReduceAsyncBulk(_)
+            | Op::CpAsyncBulkTensor(_)
+            | Op::CpReduceAsyncBulkTensor(_) => true,
+            _ => false,
+        }
+    }
+
     /// The position of a tensor map's address. The coordinates are the next operand.
     pub const fn tensor_map_operand(&self) -> Option<usize> {
         match self {

@@ -105,6 +105,12 @@ pub struct Wmma {
 }
 
 impl Wmma {
+    /// m16n16k16 of f16 with f32 sums.
+    pub const fn f16(a_order: MatrixOrder, b_order: MatrixOrder) -> Wmma {
+        let (shape, a, d) = (MmaShape::M16N16K16, Type::F16, Type::F32);
+        Wmma { a_order, b_order, shape, rounding: None, d, a, b: a, c: d, satfinite: false, bits: None }
+    }
+
     /// Registers per thread of (A, B, C, D).
     pub fn registers(&self) -> [usize; 4] {
         let of = |matrix, ty| fragment(matrix, self.shape, ty);
@@ -139,18 +145,7 @@ start! {
         space: Space::Generic,
         ty: Type::B32,
     };
-    Wmma = Wmma {
-        a_order: MatrixOrder::Row,
-        b_order: MatrixOrder::Row,
-        shape: MmaShape::M16N16K16,
-        rounding: None,
-        d: Type::F32,
-        a: Type::F16,
-        b: Type::F16,
-        c: Type::F32,
-        satfinite: false,
-        bits: None,
-    };
+    Wmma = Wmma::f16(MatrixOrder::Row, MatrixOrder::Row);
 }
 
 const LOADED: &[(WmmaMatrix, &str)] =

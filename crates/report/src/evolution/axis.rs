@@ -1,5 +1,7 @@
 //! Axes of charts: positions of values, ticks and labels.
 
+use maud::{Markup, html};
+
 /// An axis from `low` at pixel `from` to `high` at pixel `to`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Axis {
@@ -8,6 +10,20 @@ pub(super) struct Axis {
     from: f64,
     to: f64,
     scale: Scale,
+}
+
+/// Lines and labels at about `ticks` round values of each axis.
+pub(super) fn grid(x: &Axis, y: &Axis, ticks: usize) -> Markup {
+    html! {
+        @for tick in x.ticks(ticks) {
+            line.grid x1=(x.at(tick)) x2=(x.at(tick)) y1=(y.to) y2=(y.from) {}
+            text.tick x=(x.at(tick)) y=(y.from + 16.0) text-anchor="middle" { (x.label(tick, ticks)) }
+        }
+        @for tick in y.ticks(ticks) {
+            line.grid x1=(x.from) x2=(x.to) y1=(y.at(tick)) y2=(y.at(tick)) {}
+            text.tick x=(x.from - 8.0) y=(y.at(tick) + 4.0) text-anchor="end" { (y.label(tick, ticks)) }
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

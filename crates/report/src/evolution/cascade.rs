@@ -2,11 +2,12 @@
 
 use maud::{Markup, html};
 
+use super::Links;
 use super::axis::{grouped, percent, px, ratio};
 use super::ranking::clip;
 use super::view::{Rejected, RunView};
-use super::{Links, stage_name};
-use ledger::{Earnings, MadeBy, Operator};
+use super::words::stage_in;
+use ledger::{EQUAL, Earnings, MadeBy, Operator, Stage, TimeKind};
 
 const WIDTH: f64 = 520.0;
 const ROW: f64 = 24.0;
@@ -30,18 +31,25 @@ pub(super) fn funnel(view: &RunView) -> Markup {
                 @let passed = passage.entered - passage.rejected;
                 @let share = passed as f64 / passage.entered.max(1) as f64;
                 g.row {
-                    text.name x="12" y=(y + 16.0) { (stage_name(passage.stage)) }
+                    text.name x="12" y=(y + 16.0) { (stage_in(passage.stage, view.kind())) }
                     @if passage.entered > 0 {
                         rect.entered x=(left) y=(y + 3.0) width=(right - left) height=(ROW - 6.0) {}
                         rect.passed x=(left) y=(y + 3.0) width=(px(share * (right - left))) height=(ROW - 6.0) {}
                     }
                     text.value x=(right + 70.0) y=(y + 16.0) text-anchor="end" { (grouped(passage.entered)) }
                     text.value x=(WIDTH - 12.0) y=(y + 16.0) text-anchor="end" { (grouped(passed)) }
-                    title { (stage_name(passage.stage)) ": " (passage.rejected) " of " (passage.entered) " rejected" }
+                    title { (stage_in(passage.stage, view.kind())) ": " (passage.rejected) " of " (passage.entered) " rejected" }
                 }
             }
         }
         div.legend { span { i.key.passed {} "share that passed" } span { i.key.entered {} "share that was rejected" } }
+        p.soft {
+            "Screen: does the plan fit the problem, and is its kernel new and not hopeless? Check: is the result right, without "
+            "hazards, on a small problem? "
+            @if view.kind() == Some(TimeKind::Predicted) { "Prediction: how long would a call take? Comparison: with the baseline. " }
+            @else { "Short timing: how long does a call take? Race: paired with the baseline. " }
+            "Held out: the winner again, and on other problems."
+        }
     }
 }
 
@@ -66,7 +74,7 @@ pub(super) fn rejections(view: &RunView, links: Links) -> Markup {
                 @let y = top + ROW * i as f64;
                 @let first = i == 0 || shown[i - 1].stage != found.stage;
                 g.row {
-                    @if first { text.tick x="12" y=(y + 16.0) { (stage_name(found.stage)) } }
+                    @if first { text.tick x="12" y=(y + 16.0) { (stage_in(found.stage, view.kind())) } }
                     @let reason = html! { text.name x="92" y=(y + 16.0) { (clip(&found.reason.name().replace('_', " "), 18)) } };
                     @let (id, detail) = &found.example;
                     (links.candidate(*id, reason))
@@ -86,20 +94,29 @@ pub(super) fn rejections(view: &RunView, links: Links) -> Markup {
     }
 }
 
-/// The results of each operator.
+/// The results of the operators that improved the best or won a race. The others are summed, and random
+/// samples, which are the control group, are left out.
 pub(super) fn operators(view: &RunView) -> Markup {
     let tried: i64 = view.operators.iter().map(|o| o.candidates).sum();
     if tried == 0 {
         return html! { p.soft { "No operator was at work yet." } };
     }
-    let most = view.operators.iter().map(|o| o.gain.ln()).fold(1e-9, f64::max);
+    let has_earned = |o: &&Earnings| o.gain >= EQUAL || o.faster > 0;
+    let is_random = |o: &&Earnings| o.operator.operator == Operator::Random;
+    let of_search = || view.operators.iter().filter(|o| !is_random(o));
+    let (earned, idle): (Vec<&Earnings>, Vec<&Earnings>) = of_search().partition(has_earned);
+    let most = earned.iter().map(|o| o.gain.ln()).fold(1e-9, f64::max);
+    let made: i64 = idle.iter().map(|o| o.candidates).sum();
     html! {
-        div.scroll { table.operators {
+        @if !earned.is_empty() { div.scroll { table.operators {
             thead { tr {
                 th { "operator" } th.n { "made" } th.n { "share" } th.n { "timed" } th.n { "races won" } th.n { "gained" } th {}
             } }
-            tbody { @for o in &view.operators { (operator(o, tried, most)) } }
-        } }
+            tbody { @for o in earned { (operator(o, tried, most)) } }
+        } } }
+        @if !idle.is_empty() {
+            p.soft { (idle.len()) " operators with " (grouped(made)) " candidates improved nothing." }
+        }
         p.soft { "Gained: the product of time before over time after, of candidates that were faster than all before them in their group." }
     }
 }
@@ -145,9 +162,9 @@ pub(super) fn cost(view: &RunView) -> Markup {
     let seconds: f64 = cost.items.iter().map(|item| item.seconds).sum();
     html! {
         div.scroll { table.cost {
-            thead { tr { th { "spent on" } th.n { "tasks" } th.n { "evaluators" } th.n { "device" } th.n { "cost" } } }
+            thead { tr { th { "spent on" } th.n { "tasks" } th.n { "work" } th.n { "device" } th.n { "cost" } } }
             tbody { @for item in &cost.items {
-                tr { td { (item.what.replace('_', " ")) } td.n { (grouped(item.tasks)) } td.n { (duration(item.seconds)) }
+                tr { td { (spent_on(&item.what, view)) } td.n { (grouped(item.tasks)) } td.n { (duration(item.seconds)) }
                     td.n { (duration(item.device_seconds)) } td.n { (money(item.device_seconds)) } }
             } }
             tfoot { tr {
@@ -159,6 +176,12 @@ pub(super) fn cost(view: &RunView) -> Markup {
             p.soft { "Device time at " (format!("{price:.2}")) " an hour, in the currency that the run was given." }
         }
     }
+}
+
+/// The words for an entry of the time that was spent: the stage's, or else those of the ledger.
+fn spent_on(what: &str, view: &RunView) -> String {
+    let stage = serde_json::from_value::<Stage>(what.into()).ok();
+    stage.map_or_else(|| what.replace('_', " "), |stage| stage_in(stage, view.kind()).to_owned())
 }
 
 /// A duration in words: `14 s`, `3 min 20 s`, `2 h 5 min`.

@@ -67,8 +67,12 @@ fn evidence(why: &Value) -> Markup {
         ("held_out", Value::Array(values)) => held_out(values),
         (_, value) => in_line(value),
     };
+    // The short timing says nothing beside a race, and its figure differs from the time of the ranking.
+    let is_shown = |key: &str, of: &Value| {
+        !of.is_null() && (key != "us" || fields.get("race").is_none_or(Value::is_null))
+    };
     html! {
-        ul.figures { @for (key, of) in fields.iter().filter(|(_, of)| !of.is_null()) {
+        ul.figures { @for (key, of) in fields.iter().filter(|(key, of)| is_shown(key, of)) {
             li { span.soft { (name(key)) } " " (value(key, of)) }
         } }
     }
@@ -124,9 +128,9 @@ mod tests {
         let held = json!([{ "problem": Shape::of(&Problem::mission()), "end": "raced", "race": race }]);
         let text =
             because(&json!({ "race": race, "us": 12.3456, "held_out": held, "kind": null })).into_string();
-        assert!(text.contains("1.25× (1.20× to 1.30×), FASTER") && text.contains("12.35"), "{text}");
+        assert!(text.contains("1.25× (1.20× to 1.30×), FASTER") && !text.contains("12.35"), "{text}");
         assert!(text.contains("held-out problems</span> f16 B1 H8 S512 D64: 1.25×"), "{text}");
-        assert!(text.contains("latest race</span>") && text.contains("µs</span>"), "{text}");
+        assert!(text.contains("latest race</span>") && !text.contains("µs</span>"), "{text}");
         assert!(!text.contains("kind") && !text.contains("times are"), "{text}");
         let untried =
             json!([{ "problem": Shape::of(&Problem::mission()), "end": "not_tried", "race": null }]);

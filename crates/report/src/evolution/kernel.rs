@@ -12,6 +12,7 @@ use super::axis::{grouped, percent, ratio, time};
 use super::decisions::in_line;
 use super::view::in_words;
 use crate::anatomy::{Anatomy, dissect};
+use crate::listing::listing;
 use check::diagnose::{Finding, show_lines};
 use host::panics;
 use ledger::Candidate;
@@ -120,6 +121,7 @@ pub fn heat(analysed: &AnalysedKernel) -> Markup {
         Err(why) => return html! { p { (analysed.name) ": " (why) "." } (genes(analysed)) },
     };
     let heat = Heat::of(anatomy);
+    let lines: Vec<&str> = anatomy.text.lines().collect();
     html! {
         p {
             (analysed.name)
@@ -138,11 +140,9 @@ pub fn heat(analysed: &AnalysedKernel) -> Markup {
                 "All " (grouped(anatomy.text.lines().count() as u64))
                 " lines of PTX; the warmer, the larger the share of " (of_what(anatomy)) ", at most " (percent(heat.hottest))
             }
-            pre.heat {
-                @for (i, line) in anatomy.text.lines().enumerate() {
-                    span style=[heat.style(i + 1)] title=[heat.title(i + 1)] { (format!("{:>5}  {line}", i + 1)) }
-                }
-            }
+            (listing(lines.len(), |line| heat.is_warm(line + 1), |line| html! {
+                span style=[heat.style(line + 1)] title=[heat.title(line + 1)] { (format!("{:>5}  {}", line + 1, lines[line])) }
+            }))
         }
     }
 }
@@ -215,6 +215,11 @@ impl Heat {
         }
         let hottest = shares.iter().copied().fold(1e-12, f64::max);
         Heat { shares, hottest, of: of_what(anatomy) }
+    }
+
+    /// Whether a line, counted from 1, has at least a tenth of the hottest line's share.
+    fn is_warm(&self, line: usize) -> bool {
+        self.shares.get(line).is_some_and(|share| 10.0 * share >= self.hottest)
     }
 
     /// The background of a line, counted from 1.

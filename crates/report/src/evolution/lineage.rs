@@ -76,7 +76,8 @@ pub(super) fn tree(view: &ProblemView, links: Links) -> Markup {
             }
         }
         (listed(&sorted, &nodes, view, links))
-        p.soft { "Grey times are single short timings, the others are from races." }
+        @let is_short = |a: &Ancestor| view.raced_us(a.candidate).is_none();
+        @if !view.is_predicted() && view.lineage.iter().any(is_short) { p.soft { "Grey times are single short timings, the others are from races." } }
         @if view.lineage.len() > rows { p.soft { "Further ancestors are not drawn." } }
     }
 }

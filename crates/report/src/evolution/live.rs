@@ -10,8 +10,8 @@ use super::decisions::figures;
 use super::lineage::changes;
 use super::view::{ProblemView, RunRow, RunView, in_words, moment, speedup};
 use super::{
-    Links, Section, arm_name, frame, kind_words, scatter, scatter_legend, stage_name, title, trial_name,
-    with_contents,
+    Links, Section, arm_name, frame, kind_words, progress, scatter, scatter_legend, stage_name, title,
+    trial_name, with_contents,
 };
 use bench::suites::words;
 use ledger::Candidate;
@@ -52,13 +52,13 @@ pub fn runs(ledger: &str, rows: &[RunRow], before: Option<i64>) -> String {
         p.lead { "Ledger " code { (ledger) } "." }
         @if rows.is_empty() { p.soft { "No run was begun yet: " code { "flashcore evolve --ledger " (ledger) } " begins one." } }
         @else {
-            @if let [first, second, ..] = rows {
-                p { a href=(format!("/compare?a={}&b={}", second.line.id.0, first.line.id.0)) { "compare the two latest" } }
+            @if let Some((older, newer)) = comparable(rows) {
+                p { a href=(format!("/compare?a={}&b={}", older.line.id.0, newer.line.id.0)) { "compare the two latest of one problem" } }
             }
             div.scroll { table.runs.stacks.sortable {
                 thead { tr {
                     th { "run" } th { "device" } th { "problem" } th { "begun" } th { "state" }
-                    th.n { "candidates" } th.n { "baseline µs" } th.n { "best µs" } th.n { "speed-up" }
+                    th.n { "candidates" } th.n { "baseline µs" } th.n { "best µs" } th.n { "speed-up" } th { "verdict" }
                 } }
                 tbody { @for row in rows { (run_row(row)) } }
             } }
@@ -66,6 +66,17 @@ pub fn runs(ledger: &str, rows: &[RunRow], before: Option<i64>) -> String {
         @if let Some(before) = before { p { a href=(format!("/?before={before}")) { "older runs" } } }
     };
     frame("Runs", SCRIPT, body)
+}
+
+/// The two latest runs, the older one first, that searched the same problem on the same device.
+fn comparable(rows: &[RunRow]) -> Option<(&RunRow, &RunRow)> {
+    let is_alike = |a: &RunRow, b: &RunRow| {
+        a.line.device == b.line.device
+            && a.problems.first().is_some_and(|problem| b.problems.contains(problem))
+    };
+    let pairs =
+        rows.iter().enumerate().flat_map(|(i, newer)| rows[i + 1..].iter().map(move |older| (older, newer)));
+    pairs.into_iter().find(|(older, newer)| is_alike(newer, older))
 }
 
 fn run_row(row: &RunRow) -> Markup {
@@ -88,9 +99,12 @@ fn run_row(row: &RunRow) -> Markup {
             td.n data-label="best µs" { (us(best)) @if best.is_some_and(|b| b.kind == TimeKind::Predicted) { span.soft { " predicted" } } }
             td.n data-label="speed-up" { @match gain {
                 None => "–",
-                Some((gain, Some(_))) => (ratio(gain)),
+                Some((gain, Some(_))) => {
+                    (ratio(gain)) @if let Some(race) = best.and_then(|best| best.against) { " " (race.verdict.name()) }
+                }
                 Some((gain, None)) => { (ratio(gain)) span.soft { " of times" } }
             } }
+            td data-label="verdict" { (row.conclusion) }
         }
     }
 }
@@ -170,9 +184,21 @@ pub fn csv(lines: &[Line]) -> String {
 /// Two runs side by side.
 pub fn compare(a: &RunView, b: &RunView) -> String {
     let both = [a, b];
+    let is_predicted = both.iter().all(|run| run.kind() == Some(TimeKind::Predicted));
+    let floor = if is_predicted { "uncertainty of the model" } else { "noise floor" };
     let body = html! {
         (navigation("/compare"))
         h1 { "Run " (a.id.0) " and run " (b.id.0) }
+        @let common = in_common(both);
+        @if common.is_empty() {
+            p.warning { "These runs searched different problems: nothing below can be compared." }
+        } @else if a.run.device != b.run.device {
+            p.warning { "These runs are of different devices." }
+        }
+        @for (problem, views) in &common {
+            h2 { (problem.title()) }
+            (progress::overlay([(a.id.0, views[0]), (b.id.0, views[1])]))
+        }
         div.scroll { table.compare {
             thead { tr { th {} @for run in both { th { a href=(format!("/run/{}", run.id.0)) { "run " (run.id.0) } } } } }
             tbody {
@@ -187,11 +213,14 @@ pub fn compare(a: &RunView, b: &RunView) -> String {
                     tr { th colspan="3" { (problem.title()) } }
                     (of_problem("baseline µs", both, &problem, |p| p.baseline.as_ref().map(|r| time(r.us))))
                     (of_problem("best µs", both, &problem, |p| p.best.as_ref().map(|r| time(r.us))))
+                    (of_problem("verdict", both, &problem, |p| Some(p.conclusion.1.clone())))
                     (of_problem("speed-up", both, &problem, |p| p.speedup().map(|(gain, range)| match range {
-                        Some((low, high)) => format!("{} ({} to {})", ratio(gain), ratio(low), ratio(high)),
+                        Some((low, high)) => {
+                            format!("{} ({} to {}), {}", ratio(gain), ratio(low), ratio(high), super::verdict(p))
+                        }
                         None => format!("~{}, by short timings", ratio(gain)),
                     })))
-                    (of_problem("noise floor", both, &problem, |p| p.noise_floor.map(ratio)))
+                    (of_problem(floor, both, &problem, |p| p.noise_floor.map(ratio)))
                     (of_problem("best plan", both, &problem, |p| p.best.as_ref().map(|r| in_words(&r.subject))))
                     (of_problem("best random sample µs", both, &problem, |p| p.drawn.as_ref().map(|r| {
                         let how = if r.trial == Trial::Microbench { ", short timing" } else { "" };
@@ -219,6 +248,12 @@ fn of_problem(
     side_by_side(name, runs, |run| find(run).unwrap_or("–".into()))
 }
 
+/// The problems that both runs searched, with their views.
+fn in_common([a, b]: [&RunView; 2]) -> Vec<(Shape, [&ProblemView; 2])> {
+    let find = |problem: &Shape| b.problems.iter().find(|p| p.problem == *problem);
+    a.problems.iter().filter_map(|p| Some((p.problem, [p, find(&p.problem)?]))).collect()
+}
+
 /// The problems of two runs, each once.
 fn problems_of(runs: [&RunView; 2]) -> Vec<Shape> {
     let mut all: Vec<Shape> = Vec::new();
@@ -230,8 +265,9 @@ fn problems_of(runs: [&RunView; 2]) -> Vec<Shape> {
     all
 }
 
-/// A candidate with its origin and its results. [`super::heat`] shows the kernel after its analysis.
-pub fn candidate(view: &Dossier, device: &str) -> String {
+/// A candidate with its origin, its place in the ranking and its results. [`super::heat`] shows the kernel
+/// after its analysis.
+pub fn candidate(view: &Dossier, device: &str, standing: Option<&Ranked>) -> String {
     let new = &view.known.new;
     let id = view.known.id.0;
     let native = matches!(new.candidate, Candidate::Cpu(_));
@@ -271,7 +307,10 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
         @if let Some((screening, findings)) = &view.screening {
             section #screening { h2 { "Screening" } (screened(screening, native)) (noted(findings)) }
         }
-        section #times { h2 { "Times" } (times(&view.forecasts, &view.measurements, &new.problem)) }
+        section #times { h2 { "Times" }
+            @if let Some(ranked) = standing { (ranked_at(ranked)) }
+            (times(&view.forecasts, &view.measurements, &new.problem))
+        }
         section #checks { h2 { "Checks" } (checks(&view.checks)) }
         @if !native {
             section #kernel { h2 { "Kernel" }
@@ -280,6 +319,23 @@ pub fn candidate(view: &Dossier, device: &str) -> String {
         }
     };
     frame(&format!("Candidate #{id}"), SCRIPT, body)
+}
+
+/// The one time by which a candidate is ranked and named on every page, and where the time comes from.
+fn ranked_at(ranked: &Ranked) -> Markup {
+    html! {
+        p {
+            "Ranked at " b { (time(ranked.us)) " µs" } ": "
+            @match (ranked.against, ranked.incumbent_us) {
+                (Some(race), Some(us)) => {
+                    (time(us)) " µs of " (number(race.incumbent)) ", divided by the ratio " (ratio(race.ratio))
+                    " of the last race between the two."
+                }
+                _ if ranked.kind == TimeKind::Predicted => "the time that the model predicts.",
+                _ => "the short timing.",
+            }
+        }
+    }
 }
 
 /// A slow part, which the script loads later.
@@ -372,8 +428,8 @@ pub(super) fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], ow
         } }
         @if measurements.iter().any(|m| m.against.is_some()) {
             p.soft {
-                "Each time is the mean of the middle half of its samples; that of a race on a GPU is their median. Elsewhere, "
-                "a candidate that raced has its incumbent's time divided by the ratio of the race."
+                "Each time of this table is the mean of the middle half of its own samples; that of a race on a GPU is their "
+                "median. Clocks and other work differ from one measurement to the next, so that only times of one race compare."
             }
         }
     }
@@ -416,7 +472,7 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
             h2 { (problem.title()) " on " (device) }
             div.scroll { table.best.stacks.sortable {
                 thead { tr {
-                    th { "candidate" } th { "plan" } th { "operator" } th.n { "µs" } th.n { "interval" } th { "by" } th { "over its incumbent" }
+                    th { "candidate" } th { "plan" } th { "operator" } th.n { "µs" } th.n { "interval" } th { "by" } th { "over the plan it raced" }
                 } }
                 tbody { @for timed in best {
                     @let short = timed.trial == Trial::Microbench;
@@ -426,9 +482,9 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
                         td.n data-label="µs" { @if short { span.soft { (time(timed.us)) } } @else { b { (time(timed.us)) } } }
                         td.n data-label="interval" { (time(timed.low_us)) " – " (time(timed.high_us)) }
                         td data-label="by" { (trial_name(timed.trial)) @if timed.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
-                        td data-label="over its incumbent" { @match timed.against {
+                        td data-label="over the plan it raced" { @match timed.against {
                             Some(race) => {
-                                (ratio(race.ratio)) " over " (number(race.incumbent))
+                                (ratio(race.ratio)) " " (race.verdict.name()) " over " (number(race.incumbent))
                                 @if let Some(us) = timed.incumbent_us { " at " (time(us)) " µs" }
                             }
                             None => "–",
@@ -437,8 +493,10 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
                 } }
             } }
             p.soft {
-                "Grey times are single short timings. The incumbent is the plan that a candidate raced against. "
-                "Runs have different incumbents: compare times, not ratios."
+                @if best.iter().any(|timed| timed.trial == Trial::Microbench) {
+                    "Candidates that raced come first; grey times are single short timings. "
+                }
+                "Runs begin with different plans: compare times, not ratios."
             }
         }
     };

@@ -14,10 +14,12 @@ mod races;
 mod ranking;
 mod roofline;
 mod scatter;
+#[cfg(test)]
+mod tests;
 mod view;
 mod words;
 
-use maud::{DOCTYPE, Markup, PreEscaped, html};
+use maud::{Markup, PreEscaped, html};
 
 use axis::{grouped, percent, ratio, time};
 use bench::Load;
@@ -103,24 +105,15 @@ pub fn page(view: &RunView, analysed: &[AnalysedKernel]) -> String {
     frame(&title(view), "", body)
 }
 
-/// The frame of every page. `head` goes into its head.
+/// The frame of every page of a search. `script` is the address of its script, or empty.
 fn frame(title: &str, script: &str, body: Markup) -> String {
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                // An empty icon avoids a request for one.
-                link rel="icon" href="data:,";
-                title { (title) " · FlashCore" }
-                style { (PreEscaped(include_str!("../style.css"))) (PreEscaped(include_str!("style.css"))) }
-                @if !script.is_empty() { script src=(script) defer {} }
-            }
-            body.wide { (body) }
-        }
+    let head = html! {
+        // An empty icon avoids a request for one.
+        link rel="icon" href="data:,";
+        style { (PreEscaped(include_str!("style.css"))) }
+        @if !script.is_empty() { script src=(script) defer {} }
     };
-    page.into_string()
+    crate::frame(&format!("{title} · FlashCore"), head, html! { body.wide { (body) } })
 }
 
 fn title(view: &RunView) -> String {
@@ -214,6 +207,7 @@ fn summary(view: &RunView, links: Links) -> Markup {
         (disturbances(view))
         @for (i, problem) in view.problems.iter().enumerate() {
             @if view.problems.len() > 1 { h3 { (problem.problem.title()) } }
+            p.conclusion { (problem.conclusion.1) }
             (tiles(problem, i == 0, view, links))
         }
     }
@@ -244,17 +238,19 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
                 @if let Some(r) = ranked {
                     (tile(name, html! { (time(r.us)) small { " µs" } }, html! {
                         (links.number(r.candidate)) " " (in_words(&r.subject))
-                        @if let (true, Some(us)) = (name == "baseline", problem.beside_best()) { "; " (time(us)) " µs in its race with the best" }
+                        @if let (true, Some(us)) = (name == "baseline", problem.beside_best()) { "; " (time(us)) " µs beside the best" }
                     }))
                 }
             }
             @if let Some((gain, range)) = speedup {
-                (tile("speed-up", html! { (ratio(gain)) }, match range {
+                @let is_gain = problem.conclusion.0;
+                (tile("speed-up", html! { @if is_gain { (ratio(gain)) } @else { "no gain found" } }, match range {
                     Some((low, high)) => html! {
-                        "raced: " (ratio(low)) " to " (ratio(high))
-                        @if let Some(floor) = problem.noise_floor { "; noise below " (ratio(floor)) }
+                        @if !is_gain { (ratio(gain)) ", " }
+                        (ratio(low)) " to " (ratio(high)) ", " (verdict(problem))
+                        @if let Some(floor) = problem.noise_floor { "; " (below(floor, view.kind())) }
                     },
-                    None => html! { "ratio of separate timings" },
+                    None => html! { @if !is_gain { (ratio(gain)) ", " } "a ratio of separate timings" },
                 }))
             }
             @if whole {
@@ -275,11 +271,27 @@ fn tiles(problem: &ProblemView, whole: bool, view: &RunView, links: Links) -> Ma
     }
 }
 
+/// The verdict of the best candidate's race.
+fn verdict(problem: &ProblemView) -> &'static str {
+    problem.best.as_ref().and_then(|best| best.against).map_or("not compared", |race| race.verdict.name())
+}
+
+/// The meaning of the noise floor. That of predictions is the model's uncertainty.
+fn below(floor: f64, kind: Option<TimeKind>) -> String {
+    match kind {
+        Some(TimeKind::Predicted) => {
+            format!("the model cannot tell differences below {} apart", ratio(floor))
+        }
+        _ => format!("differences below {} are noise", ratio(floor)),
+    }
+}
+
 fn tile(name: &str, figure: Markup, note: Markup) -> Markup {
     html! { div { dt { (name) } dd.figure { (figure) } dd.note { (note) } } }
 }
 
 fn ranking_legend(view: &ProblemView) -> Markup {
+    let is_predicted = view.is_predicted();
     let raced = |t: &Ranked| t.trial == Trial::Race;
     let order = match (view.top.iter().any(raced), view.top.iter().all(raced)) {
         (true, false) => "; those that raced come first, the others by their short timings",
@@ -294,8 +306,14 @@ fn ranking_legend(view: &ProblemView) -> Markup {
             span { i.key.control {} "control" }
             span { "★ promoted" }
             span.soft {
-                "Lines: 95 % intervals" @if !view.top.is_empty() { (order) }
-                ". ~: a ratio of separate timings, not a race against the baseline. The axis does not begin at 0."
+                @if is_predicted {
+                    "Times are predicted. "
+                    @if let Some(floor) = view.noise_floor { "The model cannot tell differences below " (ratio(floor)) " apart. " }
+                } @else {
+                    "Lines: 95 % intervals" @if !view.top.is_empty() { (order) }
+                    ". ~: a ratio of separate timings, not a race against the baseline. "
+                }
+                "The axis does not begin at 0."
             }
         }
     }
@@ -310,287 +328,5 @@ fn scatter_legend(pairs: &[Pair]) -> Markup {
             }
             p.soft { "Above the line a candidate was slower than predicted, below it faster." }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use kernels::select::Shape;
-    use ledger::{Against, Arm, Stage, TimeKind};
-    use problem::{DType, Problem};
-    use serde_json::json;
-
-    use super::live::{candidate, candidates, live_run, runs};
-    use super::*;
-    use bench::SpeedVerdict;
-    use host::store::Scratch;
-    use ledger::{Candidate, Finding, KernelText, Language, Outcome, Reason};
-    use ledger::{Environment, Ledger, MeasurementFact, NewCandidate, Rejection, Run, RunId};
-
-    const HOSTILE: &str = "<script>alert('x')</script>";
-
-    fn begin(ledger: &Ledger, device: &str) -> RunId {
-        let environment = Environment { driver: HOSTILE.into(), ..Environment::default() };
-        let run = Run { device: device.into(), config: json!({}), environment, price_per_hour: None };
-        ledger.begin_run(&run).unwrap()
-    }
-
-    fn add(ledger: &Ledger, run: RunId, seq: usize, operator: &str) -> CandidateId {
-        add_to(ledger, run, seq, operator, Arm::Evolution)
-    }
-
-    fn add_to(ledger: &Ledger, run: RunId, seq: usize, operator: &str, arm: Arm) -> CandidateId {
-        let text = format!("{operator} {seq}");
-        let source = KernelText { language: Language::Ptx, text, launch: HOSTILE.into() };
-        let new = NewCandidate {
-            run,
-            problem: Shape::of(&Problem::new(1, 2, seq, 64, DType::F16)),
-            candidate: Candidate::Kernel(source),
-            arm,
-            operator: operator.into(),
-            parents: Vec::new(),
-            changes: json!({}),
-        };
-        ledger.add_candidate(&new).unwrap()
-    }
-
-    fn ledger() -> (Scratch, Ledger) {
-        let folder = Scratch::new().unwrap();
-        let ledger = Ledger::open(&folder.path("pages.ledger")).unwrap();
-        (folder, ledger)
-    }
-
-    /// A problem without any data.
-    pub(super) fn empty() -> ProblemView {
-        ProblemView {
-            problem: Shape::of(&Problem::mission()),
-            baseline: None,
-            reference: None,
-            best: None,
-            drawn: None,
-            curves: Vec::new(),
-            lineage: Vec::new(),
-            niches: Vec::new(),
-            top: Vec::new(),
-            control: None,
-            races: Vec::new(),
-            noise_floor: None,
-        }
-    }
-
-    #[test]
-    fn a_run_that_has_nothing_yet_has_a_page() {
-        let (_folder, ledger) = ledger();
-        let empty = RunView::of(&ledger, begin(&ledger, "H200")).unwrap();
-        assert!(page(&empty, &[]).contains("no times yet"));
-        let run = begin(&ledger, "Voodoo 2");
-        add(&ledger, run, 128, "seed:tuned");
-        let view = RunView::of(&ledger, run).unwrap();
-        let page = page(&view, &[]);
-        for words in [
-            "No candidate has a time yet",
-            "No cell is filled yet",
-            "The peaks of Voodoo 2",
-            "No candidate was rejected yet",
-        ] {
-            assert!(page.contains(words), "{words}");
-        }
-        assert!(RunView::of(&ledger, RunId(9)).is_err());
-    }
-
-    /// A native kernel has no PTX, so its page has no sections of lines.
-    #[test]
-    fn a_native_plan_has_no_section_of_lines() {
-        let (_folder, ledger) = ledger();
-        let view = RunView::of(&ledger, begin(&ledger, "a processor")).unwrap();
-        let analysed = [1, 2].map(|id| AnalysedKernel {
-            id: CandidateId(id),
-            name: "native".into(),
-            candidate: Candidate::Cpu(cpu::CpuPlan::for_problem(&Problem::mission())),
-            time: None,
-            anatomy: std::sync::Arc::new(Err("no PTX".into())),
-        });
-        let page = page(&view, &analysed);
-        assert!(page.contains("The best beside the baseline"), "{page}");
-        assert!(!page.contains("line by line") && !page.contains("#kernel-"), "{page}");
-    }
-
-    #[test]
-    fn a_list_of_candidates_says_where_its_times_come_from() {
-        let (_folder, ledger) = ledger();
-        let measured = begin(&ledger, "H200");
-        let config = json!({ "target": { "model": { "machine": "h200" } } });
-        let environment = Environment::default();
-        let run = Run { device: "H200".into(), config, environment, price_per_hour: None };
-        let predicted = ledger.begin_run(&run).unwrap();
-        let page = |run| pages::candidates(&ledger, run, None).unwrap();
-        assert!(page(measured).contains(">measured µs</th>"), "{}", page(measured));
-        assert!(page(predicted).contains(">µs, predicted</th>"), "{}", page(predicted));
-        assert!(!page(predicted).contains("measured µs"), "{}", page(predicted));
-    }
-
-    #[test]
-    fn a_run_as_csv_and_two_runs_side_by_side() {
-        let (_folder, ledger) = ledger();
-        let runs = [begin(&ledger, "H200"), begin(&ledger, "L4")];
-        add(&ledger, runs[0], 128, "mutate:a+\"b\"");
-        let csv = pages::csv(&ledger, runs[0]).unwrap();
-        let lines: Vec<&str> = csv.lines().collect();
-        assert_eq!(lines.len(), 2);
-        assert!(lines[0].starts_with("candidate,group,operator"), "{csv}");
-        assert!(lines[1].starts_with("1,\"evolution\",\"mutate:a+\"\"b\"\"\""), "{csv}");
-        let page = pages::compare(&ledger, runs[0], runs[1]).unwrap();
-        for words in ["Run 1 and run 2", "H200", "L4", "f16 B1 H2 S128 D64", "noise floor", "no times yet"] {
-            assert!(page.contains(words), "{words}");
-        }
-        assert!(!page.contains(HOSTILE));
-        assert!(
-            pages::compare(&ledger, runs[0], RunId(9)).is_err() && pages::csv(&ledger, RunId(9)).is_err()
-        );
-    }
-
-    /// Baseline and control pass the stages but are not candidates: the funnel and the operators' table do
-    /// not count them, the cost does.
-    #[test]
-    fn the_baseline_and_the_control_are_not_counted_as_candidates() {
-        let (_folder, ledger) = ledger();
-        let run = begin(&ledger, "H200");
-        let arms = [Arm::Baseline, Arm::Control, Arm::Evolution, Arm::Evolution, Arm::Random];
-        for (i, arm) in arms.into_iter().enumerate() {
-            let operator = ["baseline", "control", "mutate:stages", "mutate:stages", "random"][i];
-            let candidate = add_to(&ledger, run, 128, operator, arm);
-            let rejection =
-                Rejection { stage: Stage::Screen, reason: Reason::Spills, detail: format!("of {operator}") };
-            let outcome = Outcome {
-                candidate,
-                stage: Stage::Screen,
-                problem: Shape::of(&Problem::new(1, 2, 128, 64, DType::F16)),
-                seconds: 1.0,
-                device_seconds: 0.0,
-                finding: Finding::Rejected(rejection),
-            };
-            ledger.tell(&outcome).unwrap();
-        }
-        let view = RunView::of(&ledger, run).unwrap();
-        assert_eq!(view.candidates, 3);
-        let screened = view.funnel.iter().find(|passage| passage.stage == Stage::Screen).unwrap();
-        assert_eq!((screened.entered, screened.rejected), (3, 3));
-        let reasons: Vec<(i64, &str)> =
-            view.rejections.iter().map(|found| (found.count, found.example.1.as_str())).collect();
-        assert_eq!(reasons, [(3, "of random")]);
-        let mut operators: Vec<(String, i64)> =
-            view.operators.iter().map(|o| (o.operator.to_string(), o.candidates)).collect();
-        operators.sort_unstable();
-        assert_eq!(operators, [("mutate:stages".to_owned(), 2), ("random".to_owned(), 1)]);
-        assert_eq!(view.cost.items[0].tasks, 5);
-    }
-
-    /// The faster plan has the smaller ratio, because its incumbent was faster. The page names the incumbent.
-    #[test]
-    fn the_fastest_plans_say_what_their_ratios_are_over() {
-        let (_folder, ledger) = ledger();
-        for (us, ratio) in [(400.0, 4.0), (90.0, 1.5)] {
-            let run = begin(&ledger, "H200");
-            let [incumbent, candidate] = ["baseline", "mutate:stages"].map(|operator| {
-                let arm = if operator == "baseline" { Arm::Baseline } else { Arm::Evolution };
-                add_to(&ledger, run, 128, &format!("{operator} {us}"), arm)
-            });
-            let told = |candidate, stage, trial, us, against| Outcome {
-                candidate,
-                stage,
-                problem: Shape::of(&Problem::new(1, 2, 128, 64, DType::F16)),
-                seconds: 1.0,
-                device_seconds: 1.0,
-                finding: Finding::Timed {
-                    check: None,
-                    measurement: MeasurementFact {
-                        trial,
-                        kind: TimeKind::Measured,
-                        problem: Shape::of(&Problem::new(1, 2, 128, 64, DType::F16)),
-                        samples: vec![us],
-                        us,
-                        low_us: us,
-                        high_us: us,
-                        against,
-                    },
-                },
-            };
-            let (low, high) = (ratio, ratio);
-            let against = Against { incumbent, ratio, low, high, noise: 1.0, verdict: SpeedVerdict::Faster };
-            ledger.tell(&told(incumbent, Stage::Microbench, Trial::Microbench, us, None)).unwrap();
-            ledger.tell(&told(candidate, Stage::Race, Trial::Race, us / ratio, Some(against))).unwrap();
-        }
-        let page = pages::top(&ledger, None, Some("H200")).unwrap().unwrap();
-        let compared = pages::compare(&ledger, RunId(1), RunId(2)).unwrap();
-        assert_eq!(compared.matches("<td>measured</td>").count(), 2, "{compared}");
-        let rows: Vec<&str> = page.split("<tr>").skip(2).collect();
-        assert!(page.contains("over its incumbent") && rows.len() == 2, "{page}");
-        assert!(
-            rows[0].contains("60.00") && rows[0].contains("1.50× over") && rows[0].contains("90.00 µs"),
-            "{page}"
-        );
-        assert!(
-            rows[1].contains("100.0") && rows[1].contains("4.00× over") && rows[1].contains("400.0 µs"),
-            "{page}"
-        );
-    }
-
-    #[test]
-    fn a_second_race_is_on_the_candidate_s_own_problem() {
-        let shape = |seq| Shape::of(&Problem::new(1, 2, seq, 64, DType::F16));
-        let raced = [128, 256].map(|seq| MeasurementFact {
-            trial: Trial::HeldOut,
-            kind: TimeKind::Measured,
-            problem: shape(seq),
-            samples: vec![4.0],
-            us: 4.0,
-            low_us: 4.0,
-            high_us: 4.0,
-            against: None,
-        });
-        let rows = live::times(&[], &raced, &shape(128)).into_string();
-        let rows: Vec<&str> = rows.split("<tr>").skip(2).collect();
-        assert!(rows[0].contains("second race") && rows[1].contains("held-out race"), "{rows:?}");
-    }
-
-    #[test]
-    fn what_others_wrote_is_text() {
-        let (_folder, ledger) = ledger();
-        let run = begin(&ledger, HOSTILE);
-        let id = add(&ledger, run, 128, HOSTILE);
-        let rejection = Rejection { stage: Stage::Screen, reason: Reason::Plan, detail: HOSTILE.into() };
-        ledger.rejected(id, &rejection).unwrap();
-        let view = RunView::of(&ledger, run).unwrap();
-        let rows: Vec<RunRow> =
-            ledger.runs().unwrap().into_iter().map(|line| RunRow::of(&ledger, line).unwrap()).collect();
-        let pages = [
-            page(&view, &[]),
-            live_run(&view, &sections(&view, Links::Live)),
-            runs(HOSTILE, &rows, None),
-            candidates(run, TimeKind::Measured, &ledger.lines(run, None, 9).unwrap(), None),
-            candidate(&ledger.candidate(id).unwrap(), HOSTILE),
-            failure("404", HOSTILE, HOSTILE),
-        ];
-        for page in pages {
-            let page = page.replace(&format!("<script src=\"{SCRIPT}\" defer></script>"), "");
-            assert!(page.contains("&lt;script&gt;") && !page.contains("<script"), "{page}");
-        }
-    }
-
-    #[test]
-    fn several_problems_have_sections_of_their_own() {
-        let (_folder, ledger) = ledger();
-        let run = begin(&ledger, "H200");
-        for seq in [128, 256] {
-            add(&ledger, run, seq, "seed:tuned");
-        }
-        let sections = sections(&RunView::of(&ledger, run).unwrap(), Links::Live);
-        let titles: Vec<&str> = sections.iter().filter_map(|s| s.title.as_deref()).collect();
-        assert!(titles.contains(&"Best so far: f16 B1 H2 S128 D64"), "{titles:?}");
-        assert!(titles.contains(&"Best so far: f16 B1 H2 S256 D64"), "{titles:?}");
-        let mut ids: Vec<&str> = sections.iter().map(|s| s.id.as_str()).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        assert_eq!(ids.len(), sections.len());
     }
 }

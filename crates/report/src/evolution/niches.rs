@@ -15,8 +15,10 @@ const LEFT: f64 = 96.0;
 const TOP: f64 = 36.0;
 /// Times at least this factor above the best have the palest shade.
 const PALE: f64 = 3.0;
-/// Number of cells side by side if all niches have the same bottleneck.
+/// Number of cells side by side where each bottleneck has a map of its own.
 const COLUMNS: usize = 5;
+/// The most tiles in a map of several bottlenecks. With more, each bottleneck has a map of its own.
+const ROWS: usize = 10;
 /// Ratios in the legend.
 const STEPS: [f64; 4] = [1.0, 1.25, 1.7, 3.0];
 
@@ -28,7 +30,9 @@ pub(super) fn map(view: &ProblemView, links: Links) -> Markup {
     }
     html! {
         (cells(&niches, links))
-        p.soft { "Times are single short timings, except those of candidates that raced." }
+        @if !view.is_predicted() {
+            p.soft { "Times are single short timings, except those of candidates that raced." }
+        }
     }
 }
 
@@ -42,8 +46,8 @@ fn cells(niches: &[Niche], links: Links) -> Markup {
     let mut tiles: Vec<&str> = niches.iter().map(|n| n.tile.as_str()).collect();
     tiles.sort_by_key(|tile| extent(tile));
     tiles.dedup();
-    if let ([bound], true) = (&bounds[..], tiles.len() > COLUMNS) {
-        return of_one_bound(niches, bound, &tiles, best, links);
+    if tiles.len() > if bounds.len() == 1 { COLUMNS } else { ROWS } {
+        return html! { @for bound in &bounds { (of_one_bound(niches, bound, &tiles, best, links)) } };
     }
     let cell = ((WIDTH - LEFT - 8.0) / bounds.len() as f64).clamp(CELL.0, 1.6 * CELL.0);
     let width = (LEFT + cell * bounds.len() as f64 + 8.0).max(WIDTH);
@@ -79,17 +83,17 @@ fn cells(niches: &[Niche], links: Links) -> Markup {
 
 /// The cells of a single bottleneck, several side by side, each under its tile.
 fn of_one_bound(niches: &[Niche], bound: &str, tiles: &[&str], best: f64, links: Links) -> Markup {
+    let find = |tile: &str| niches.iter().find(|niche| niche.bound == bound && niche.tile == tile);
+    let tiles: Vec<&&str> = tiles.iter().filter(|tile| find(tile).is_some()).collect();
     let (wide, high) = (WIDTH / COLUMNS as f64, CELL.1 + 18.0);
     let height = high * tiles.len().div_ceil(COLUMNS) as f64 + 8.0;
     html! {
-        p.soft { "All are bound by " (bound.replace('_', " ")) ". A cell is a tile." }
+        p.soft { "Bound by " (bound.replace('_', " ")) ": a cell is a tile." }
         svg.chart.niches viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label="The fastest candidate of each tile" {
             @for (i, tile) in tiles.iter().enumerate() {
                 @let (x, y) = (wide * (i % COLUMNS) as f64, high * (i / COLUMNS) as f64);
                 text.tick x=(x + wide / 2.0) y=(y + 13.0) text-anchor="middle" { (tile) }
-                @for niche in niches.iter().filter(|niche| niche.tile == **tile) {
-                    (elite(niche, best, (x, y + 16.0, wide), links))
-                }
+                @if let Some(niche) = find(tile) { (elite(niche, best, (x, y + 16.0, wide), links)) }
             }
         }
     }
@@ -133,6 +137,27 @@ fn extent(tile: &str) -> (u64, u64, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A CPU has many tiles. One row for each would fill pages, so that each bottleneck gets a grid of cells.
+    #[test]
+    fn many_tiles_are_a_grid() {
+        let niche = |bound: &str, keys: i64| Niche {
+            bound: bound.to_owned(),
+            tile: format!("16x{keys}"),
+            candidate: ledger::CandidateId(keys),
+            us: 10.0 + keys as f64,
+            timed: 1,
+        };
+        let niches: Vec<Niche> =
+            (1..=12).map(|keys| niche("arithmetic", keys)).chain([niche("memory", 1)]).collect();
+        let map = cells(&niches, Links::Live).into_string();
+        assert_eq!(map.matches("<svg").count(), 2, "{map}");
+        assert_eq!(map.matches("class=\"niche\"").count(), 13, "{map}");
+        assert!(
+            map.contains(&format!("viewBox=\"0 0 520 {}\"", 3.0 * 62.0 + 8.0)),
+            "three rows of five: {map}"
+        );
+    }
 
     #[test]
     fn shades_and_order() {

@@ -113,7 +113,7 @@ pub fn compare(ledger: &Ledger, a: RunId, b: RunId) -> Result<String, LedgerErro
 pub fn candidate(ledger: &Ledger, candidate: CandidateId) -> Result<String, LedgerError> {
     let dossier = ledger.candidate(candidate)?;
     let device = ledger.run(dossier.known.new.run)?.device;
-    Ok(live::candidate(&dossier, &device))
+    Ok(live::candidate(&dossier, &device, ledger.standing(candidate)?.as_ref()))
 }
 
 /// The page of two candidates. Their kernels are a part that is loaded later.

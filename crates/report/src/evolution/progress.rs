@@ -7,7 +7,7 @@ use super::axis::{Axis, grouped, px, ratio, time};
 use super::ranking;
 use super::view::{Curve, ProblemView, RaceView};
 use super::{AXIS_TEXT, arm_class, arm_name};
-use ledger::Arm;
+use ledger::{Arm, Ranked};
 
 const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 62.0;
@@ -39,7 +39,11 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
         return html! { p.soft { "No candidate has a time yet." } };
     }
     let baseline = view.baseline.as_ref().map(|ranked| ranked.us);
-    let raced = view.races.iter().flat_map(|race| [race.ranked.low_us, race.ranked.high_us]);
+    let ends = |ranked: &Ranked| match view.is_predicted() {
+        true => [ranked.us; 2],
+        false => [ranked.low_us, ranked.high_us],
+    };
+    let raced = view.races.iter().flat_map(|race| ends(&race.ranked));
     let times = curves.iter().flat_map(|c| &c.steps).map(|s| s.us).chain(baseline).chain(raced);
     let y = Axis::over(times, BOTTOM, TOP);
     let most = curves.iter().map(|c| c.tried).max().unwrap_or(1).max(1);
@@ -48,11 +52,56 @@ pub(super) fn chart(view: &ProblemView, floor_us: Option<f64>) -> Markup {
         (drawn.svg(ROOMY))
         (drawn.svg(NARROW))
         div.legend {
-            span { i.key.evolution {} "evolution, raced" } span { i.key.random {} "random sample, raced" }
-            span { i.key.short {} "best short timing so far (solid: evolution, dashed: random)" }
+            @let [compared, short] = drawn.words();
+            span { i.key.evolution {} "evolution, " (compared) } span { i.key.random {} "random sample, " (compared) }
+            span { i.key.short {} "best " (short) " so far (solid: evolution, dashed: random)" }
             span { i.key.level {} "baseline" @if let Some(us) = drawn.baseline { " " (time(us)) " µs" } }
             @if let Some(us) = drawn.floor { span { i.key.roof {} "floor " (time(us)) " µs" } }
         }
+    }
+}
+
+/// The best times so far of two runs' evolutions on one problem, over each other; nothing if one has none.
+pub(super) fn overlay(runs: [(i64, &ProblemView); 2]) -> Markup {
+    let curve =
+        |view: &'_ ProblemView| view.curve(Arm::Evolution).filter(|curve| !curve.steps.is_empty()).cloned();
+    let curves = runs.map(|(_, view)| curve(view));
+    let [Some(first), Some(second)] = &curves else { return html! {} };
+    let both = [(first, "evolution"), (second, "random")];
+    let y =
+        Axis::over(both.iter().flat_map(|(curve, _)| curve.steps.iter().map(|step| step.us)), BOTTOM, TOP);
+    let most = first.tried.max(second.tried).max(1) as f64;
+    let svg = |(class, width, right): (&str, f64, f64)| {
+        let x = Axis::linear(0.0, most, LEFT, right);
+        html! {
+            svg class=(class) viewBox=(format!("0 0 {width} {HEIGHT}")) role="img" aria-label="Best times so far of both runs" {
+                (axes(&x, &y, width, right, "candidates of the evolution tried"))
+                @for (curve, class) in both { path class=(format!("step {class}")) d=(steps(curve, &x, &y)) {} }
+            }
+        }
+    };
+    html! {
+        (svg((ROOMY.0, ROOMY.1, ROOMY.1 - 12.0)))
+        (svg(NARROW))
+        div.legend {
+            span { i.key.evolution {} "run " (runs[0].0) } span { i.key.random {} "run " (runs[1].0) }
+            span.soft { "Each curve is the best time alone so far; clocks and other work differ between runs." }
+        }
+    }
+}
+
+/// The grid of times and the numbers of candidates below it.
+fn axes(x: &Axis, y: &Axis, width: f64, right: f64, candidates: &str) -> Markup {
+    html! {
+        @for tick in y.ticks(TICKS) {
+            line.grid x1=(LEFT) x2=(right) y1=(y.at(tick)) y2=(y.at(tick)) {}
+            text.tick x=(LEFT - 8.0) y=(y.at(tick) + AXIS_TEXT) text-anchor="end" { (y.label(tick, TICKS)) }
+        }
+        text.tick x=(LEFT - 8.0) y=(TOP - 10.0) text-anchor="end" { "µs" }
+        @for tick in x.ticks((width / 110.0) as usize).into_iter().filter(|t| t.fract() == 0.0) {
+            text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (grouped(tick as i64)) }
+        }
+        text.tick x=((LEFT + right) / 2.0) y=(HEIGHT - 6.0) text-anchor="middle" { (candidates) }
     }
 }
 
@@ -75,6 +124,11 @@ struct Raced<'a> {
 }
 
 impl Drawn<'_> {
+    /// The words for a paired comparison and for a time alone.
+    fn words(&self) -> [&'static str; 2] {
+        if self.view.is_predicted() { ["compared", "predicted time"] } else { ["raced", "short timing"] }
+    }
+
     /// The races of candidates, at their positions along the search. A candidate that never was the best of
     /// its arm is placed at the end.
     fn raced(&self) -> Vec<Raced<'_>> {
@@ -91,19 +145,12 @@ impl Drawn<'_> {
     fn svg(&self, (class, width, right): (&str, f64, f64)) -> Markup {
         let Drawn { curves, baseline, floor, y, .. } = self;
         let x = Axis::linear(0.0, self.most as f64, LEFT, right);
+        let [compared, short] = self.words();
         let names = if width > right + NAMES / 2.0 { self.names() } else { Vec::new() };
         html! {
             svg class=(class) viewBox=(format!("0 0 {width} {HEIGHT}")) role="img"
-                aria-label="Best short timing so far over candidates tried, and the candidates that raced" {
-                @for tick in y.ticks(TICKS) {
-                    line.grid x1=(LEFT) x2=(right) y1=(y.at(tick)) y2=(y.at(tick)) {}
-                    text.tick x=(LEFT - 8.0) y=(y.at(tick) + AXIS_TEXT) text-anchor="end" { (y.label(tick, TICKS)) }
-                }
-                text.tick x=(LEFT - 8.0) y=(TOP - 10.0) text-anchor="end" { "µs" }
-                @for tick in x.ticks((width / 110.0) as usize).into_iter().filter(|t| t.fract() == 0.0) {
-                    text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (grouped(tick as i64)) }
-                }
-                text.tick x=((LEFT + right) / 2.0) y=(HEIGHT - 6.0) text-anchor="middle" { "candidates tried in the group" }
+                aria-label=(format!("Best {short} so far over candidates tried, and the candidates that were {compared}")) {
+                (axes(&x, y, width, right, "candidates tried in the group"))
                 @if let Some(us) = *baseline { line.baseline x1=(LEFT) x2=(right) y1=(y.at(us)) y2=(y.at(us)) {} }
                 @if let Some(us) = *floor { line.floor x1=(LEFT) x2=(right) y1=(y.at(us)) y2=(y.at(us)) {} }
                 @for curve in curves {
@@ -112,12 +159,12 @@ impl Drawn<'_> {
                         circle.mark.short r="2.6" cx=(px(x.at(step.candidates as f64))) cy=(px(y.at(step.us))) {
                             title {
                                 "#" (step.candidate.0) ", " (arm_name(curve.arm)) " candidate " (grouped(step.candidates))
-                                ": a short timing of " (time(step.us)) " µs"
+                                ": a " (short) " of " (time(step.us)) " µs"
                             }
                         }
                     }
                 }
-                @for raced in self.raced() { (mark(&raced, x.at(raced.candidates as f64), y)) }
+                @for raced in self.raced() { (self.mark(&raced, x.at(raced.candidates as f64))) }
                 @for name in &names {
                     text class=(format!("name {}", name.class)) x=(right + 10.0) y=(px(name.y + AXIS_TEXT)) { (name.text) " µs" }
                 }
@@ -144,20 +191,24 @@ impl Drawn<'_> {
         spread(&mut names, TOP, BOTTOM);
         names
     }
-}
 
-/// A raced candidate with the interval of its time.
-fn mark(raced: &Raced, x: f64, y: &Axis) -> Markup {
-    let ranked = &raced.race.ranked;
-    let class = arm_class(ranked.arm);
-    html! {
-        line class=(format!("span {class}")) x1=(px(x)) x2=(px(x)) y1=(px(y.at(ranked.low_us))) y2=(px(y.at(ranked.high_us))) {}
-        g {
-            (ranking::mark(class, x, y.at(ranked.us)))
-            title {
-                "#" (ranked.candidate.0) ", " (arm_name(ranked.arm)) ": " (time(ranked.us)) " µs in a race"
-                @if let Some(race) = ranked.against {
-                    ", " (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) ") the baseline's speed"
+    /// A raced candidate with the interval of its time. The interval of a prediction is the model's
+    /// uncertainty, which is the same for all.
+    fn mark(&self, raced: &Raced<'_>, x: f64) -> Markup {
+        let (ranked, y) = (&raced.race.ranked, &self.y);
+        let class = arm_class(ranked.arm);
+        html! {
+            @if !self.view.is_predicted() {
+                line class=(format!("span {class}")) x1=(px(x)) x2=(px(x)) y1=(px(y.at(ranked.low_us))) y2=(px(y.at(ranked.high_us))) {}
+            }
+            g {
+                (ranking::mark(class, x, y.at(ranked.us)))
+                title {
+                    "#" (ranked.candidate.0) ", " (arm_name(ranked.arm)) ": " (time(ranked.us)) " µs"
+                    @if let Some(race) = ranked.against {
+                        ", " (ratio(race.ratio)) " (" (ratio(race.low)) " to " (ratio(race.high)) ") the baseline's speed, "
+                        (race.verdict.name())
+                    }
                 }
             }
         }

@@ -75,7 +75,11 @@ fn strip(race: &RaceView, y: f64, x: &Axis, layout: &Layout, links: Links) -> Ma
                 text.what x="64" y=(y + AXIS_TEXT) { (clip(&in_words(&ranked.subject), layout.name)) }
             }
             @if let Some([fast, slow, share]) = race.modes {
-                text.modes x=(px(x.at(slow))) y=(y - 13.0) text-anchor="end" {
+                // On a narrow chart the caption begins at the left edge: before the slower mode it would be
+                // cut.
+                @let is_narrow = layout.name == 0;
+                @let (at, anchor) = if is_narrow { (layout.left, "start") } else { (x.at(slow), "end") };
+                text.modes x=(px(at)) y=(y - 13.0) text-anchor=(anchor) {
                     "two modes, " (ratio(slow / fast)) " apart, " (percent(share)) " in the slower"
                 }
             }

@@ -5,13 +5,13 @@ use maud::{Markup, html};
 use super::axis::{Axis, px, ratio, time};
 use super::view::{ProblemView, differing, in_words, speedup};
 use super::{AXIS_TEXT, Links, arm_class, arm_name, trial_name};
-use ledger::Ranked;
+use ledger::{Against, Ranked};
 
 const WIDTH: f64 = 900.0;
 const ROW: f64 = 24.0;
 const TOP: f64 = 26.0;
 const LEFT: f64 = 330.0;
-const RIGHT: f64 = WIDTH - 170.0;
+const RIGHT: f64 = WIDTH - 230.0;
 const TICKS: usize = 5;
 
 /// A row of the chart.
@@ -41,7 +41,14 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
     if rows.is_empty() {
         return html! { p.soft { "No candidate has a time yet." } };
     }
-    let ends = rows.iter().flat_map(|r| [r.timed.us, r.timed.low_us, r.timed.high_us]);
+    // The intervals of predictions are the model's uncertainty: equally wide for all, and wider than the
+    // chart.
+    let is_measured = !view.is_predicted();
+    let ends = |r: &Row| match is_measured {
+        true => [r.timed.us, r.timed.low_us, r.timed.high_us],
+        false => [r.timed.us; 3],
+    };
+    let ends = rows.iter().flat_map(ends);
     let x = Axis::over(ends, LEFT, RIGHT);
     let height = TOP + ROW * rows.len() as f64 + 26.0;
     let bottom = height - 26.0;
@@ -63,14 +70,18 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
                 g.row {
                     (links.candidate(row.timed.candidate, html! { text.name x="12" y=(y + AXIS_TEXT) { "#" (row.timed.candidate.0) } }))
                     text.what x="64" y=(y + AXIS_TEXT) { (clip(&row.name, 38)) @if row.timed.promoted { tspan.promoted { " ★" } } }
-                    line class=(format!("span {}", row.class)) y1=(y) y2=(y)
-                        x1=(px(x.at(row.timed.low_us))) x2=(px(x.at(row.timed.high_us))) {}
+                    @if is_measured {
+                        line class=(format!("span {}", row.class)) y1=(y) y2=(y)
+                            x1=(px(x.at(row.timed.low_us))) x2=(px(x.at(row.timed.high_us))) {}
+                    }
                     (mark(row.class, x.at(row.timed.us), y))
                     text.value x=(RIGHT + 14.0) y=(y + AXIS_TEXT) { (time(row.timed.us)) }
                     @let class = if row.timed.against.is_some() { "value" } else { "value short" };
                     text class=(class) x=(WIDTH - 12.0) y=(y + AXIS_TEXT) text-anchor="end" {
-                        @match speedup(view.baseline.as_ref(), Some(row.timed)) {
-                            Some((raced, Some(_))) => (ratio(raced)),
+                        @match speedup(view.baseline.as_ref(), Some(row.timed)).filter(|_| row.class != "baseline") {
+                            Some((raced, Some(_))) => {
+                                (ratio(raced)) @if let Some(race) = undecided(row) { " " (race.verdict.name()) }
+                            }
                             // The ratio of two separate times, not a race.
                             Some((quotient, None)) => { "~" (ratio(quotient)) }
                             None => "–",
@@ -79,12 +90,18 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
                     title {
                         "#" (row.timed.candidate.0) " " (in_words(&row.timed.subject)) " (" (row.name) "), " (arm_name(row.timed.arm)) ", " (row.timed.operator) ": "
                         (time(row.timed.us)) " µs (" (time(row.timed.low_us)) " to " (time(row.timed.high_us)) "), "
-                        (trial_name(row.timed.trial))
+                        @if is_measured { (trial_name(row.timed.trial)) } @else { "predicted" }
+                        @if let Some(race) = row.timed.against { ", " (race.verdict.name()) }
                     }
                 }
             }
         }
     }
+}
+
+/// The last race of a candidate, if it decides nothing: its ratio does not stand without this word.
+fn undecided(row: &Row) -> Option<Against> {
+    row.timed.against.filter(|race| race.verdict == bench::SpeedVerdict::Undecided)
 }
 
 /// The label of a candidate in the chart: the genes in which it differs from the baseline, or else its family
@@ -102,9 +119,14 @@ fn listed(rows: &[Row], view: &ProblemView, links: Links) -> Markup {
             @for row in rows {
                 li {
                     b { (links.number(row.timed.candidate)) } " " (time(row.timed.us)) " µs"
-                    @match speedup(view.baseline.as_ref(), Some(row.timed)) {
-                        Some((raced, Some((low, high)))) => { ", raced " (ratio(raced)) " (" (ratio(low)) " to " (ratio(high)) ")" }
-                        Some((quotient, None)) => span.soft { ", ~" (ratio(quotient)) " by short timings" }
+                    @match speedup(view.baseline.as_ref(), Some(row.timed)).filter(|_| row.class != "baseline") {
+                        Some((raced, Some((low, high)))) => {
+                            ", " (ratio(raced)) " (" (ratio(low)) " to " (ratio(high)) ")"
+                            @if let Some(race) = row.timed.against { ", " (race.verdict.name()) }
+                        }
+                        Some((quotient, None)) => span.soft {
+                            ", ~" (ratio(quotient)) (if view.is_predicted() { " by separate predictions" } else { " by short timings" })
+                        }
                         None => {}
                     }
                     div.soft { (arm_name(row.timed.arm)) ": " (row.name) @if row.timed.promoted { " ★" } }

@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::axis::{Axis, percent, px, time};
+use super::axis::{Axis, grid, percent, px, time};
 use super::view::ProblemView;
 use super::{arm_class, arm_name};
 use bench::{CpuPeaks, Floor, Mode, Peaks, Products};
@@ -88,14 +88,7 @@ pub(super) fn chart(run: &Run, view: &ProblemView) -> Markup {
     let entry = (intensity.min(ridge) / 4.0).max(least / bandwidth);
     html! {
         svg.chart.roofline viewBox=(format!("0 0 {} {}", SIZE.0, SIZE.1)) role="img" aria-label="Attained and attainable rates" {
-            @for tick in x.ticks(TICKS) {
-                line.grid x1=(x.at(tick)) x2=(x.at(tick)) y1=(TOP) y2=(BOTTOM) {}
-                text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (x.label(tick, TICKS)) }
-            }
-            @for tick in y.ticks(TICKS) {
-                line.grid x1=(LEFT) x2=(RIGHT) y1=(y.at(tick)) y2=(y.at(tick)) {}
-                text.tick x=(LEFT - 8.0) y=(y.at(tick) + 4.0) text-anchor="end" { (y.label(tick, TICKS)) }
-            }
+            (grid(&x, &y, TICKS))
             text.tick x=(LEFT - 8.0) y=(TOP - 10.0) text-anchor="end" { "TFLOP/s" }
             text.tick x=((LEFT + RIGHT) / 2.0) y=(SIZE.1 - 8.0) text-anchor="middle" { "FLOP per byte of inputs and outputs" }
             path.roof d=(format!("M{} {}L{} {}H{RIGHT}", px(x.at(entry)), px(y.at(entry * bandwidth)), px(x.at(ridge)), px(y.at(peak)))) {}

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::Links;
-use super::axis::{Axis, grouped, percent, px, ratio, time};
+use super::axis::{Axis, grid, grouped, percent, px, ratio, time};
 use super::view::{POINTS, within};
 use ledger::{Pair, Score};
 
@@ -25,14 +25,7 @@ pub(super) fn chart(points: &[Pair], links: Links) -> Markup {
     let (low, high) = ends().fold((f64::INFINITY, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));
     html! {
         svg.chart.scatter viewBox=(format!("0 0 {} {}", SIZE.0, SIZE.1)) role="img" aria-label="Predicted against measured times" {
-            @for tick in x.ticks(TICKS) {
-                line.grid x1=(x.at(tick)) x2=(x.at(tick)) y1=(TOP) y2=(BOTTOM) {}
-                text.tick x=(x.at(tick)) y=(BOTTOM + 16.0) text-anchor="middle" { (x.label(tick, TICKS)) }
-            }
-            @for tick in y.ticks(TICKS) {
-                line.grid x1=(LEFT) x2=(RIGHT) y1=(y.at(tick)) y2=(y.at(tick)) {}
-                text.tick x=(LEFT - 8.0) y=(y.at(tick) + 4.0) text-anchor="end" { (y.label(tick, TICKS)) }
-            }
+            (grid(&x, &y, TICKS))
             text.tick x="12" y=(TOP - 10.0) { "measured, µs" }
             text.tick x=((LEFT + RIGHT) / 2.0) y=(SIZE.1 - 8.0) text-anchor="middle" { "predicted, µs" }
             line.same x1=(px(x.at(low))) y1=(px(y.at(low))) x2=(px(x.at(high))) y2=(px(y.at(high))) {}

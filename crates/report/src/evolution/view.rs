@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use bench::provenance::iso8601;
 use bench::two_modes;
 use ledger::{
-    Ancestor, Arm, CandidateId, Corner, Cost, Decided, Earnings, Entered, Ledger, LedgerError,
-    MeasurementFact, Niche, Pair, Ranked, Reason, Run, RunEvent, RunId, RunLine, Tally, TimeKind, Trial,
+    Ancestor, Arm, CHANCE, CandidateId, Conclusion, Corner, Cost, Decided, Earnings, Entered, Gain, Ledger,
+    LedgerError, MeasurementFact, Niche, Pair, Ranked, Reason, Run, RunEvent, RunId, RunLine, Tally,
+    TimeKind, Trial,
 };
 use ledger::{Candidate, Stage};
 
@@ -117,6 +118,8 @@ pub struct ProblemView {
     pub reference: Option<Ranked>,
     /// The first of the ranking.
     pub best: Option<Ranked>,
+    /// The gain of the evolution over random samples, once the run is finished.
+    pub chance: Option<Chance>,
     /// The first random sample of the ranking.
     pub drawn: Option<Ranked>,
     /// The best times so far, one curve per arm.
@@ -133,6 +136,16 @@ pub struct ProblemView {
     pub races: Vec<RaceView>,
     /// The noise floor of all races on the problem, as a ratio.
     pub noise_floor: Option<f64>,
+    /// Whether a candidate beats the baseline by more than the noise, and the verdict in one sentence.
+    pub conclusion: (bool, String),
+}
+
+/// The gain of the evolution over random samples.
+#[derive(Clone, Debug, serde::Deserialize)]
+pub struct Chance {
+    /// `None` if the two did not race.
+    pub gain: Option<Gain>,
+    pub says: String,
 }
 
 /// A race against the baseline.
@@ -168,6 +181,8 @@ pub struct RunRow {
     pub baseline: Option<Ranked>,
     /// The best candidate of its first problem.
     pub best: Option<Ranked>,
+    /// The verdict on its first problem.
+    pub conclusion: String,
 }
 
 /// Whether the forecast's interval contains the measured time.
@@ -338,11 +353,15 @@ impl ProblemView {
         let reference = leader(Arm::Baseline)?.filter(|r| !of_baseline(r));
         let top = ledger.best_of_run(run, shape, TOP)?;
         let best = top.first().cloned();
+        let noise_floor = ledger.noise_floor(run, shape)?;
+        let decisions = ledger.latest_decisions(run, DECISIONS)?;
         let raced = top.iter().chain(&reference).chain(&control).filter(|r| r.against.is_some());
         let races = raced.map(|ranked| race(ledger, ranked)).collect::<Result<Vec<_>, _>>()?;
         Ok(ProblemView {
             races: races.into_iter().flatten().collect(),
-            noise_floor: ledger.noise_floor(run, shape)?,
+            conclusion: conclusion(&decisions, &top, noise_floor),
+            chance: chance(&decisions, &top),
+            noise_floor,
             problem: *shape,
             curves: tried.iter().map(curve).collect(),
             lineage: best.as_ref().map_or(Ok(Vec::new()), |best| lineage(ledger, best.candidate))?,
@@ -354,6 +373,11 @@ impl ProblemView {
             top,
             control,
         })
+    }
+
+    /// Whether the times are predicted.
+    pub(super) fn is_predicted(&self) -> bool {
+        self.best.as_ref().or(self.baseline.as_ref()).is_some_and(|r| r.kind == TimeKind::Predicted)
     }
 
     pub fn curve(&self, arm: Arm) -> Option<&Curve> {
@@ -378,6 +402,36 @@ impl ProblemView {
     pub fn speedup(&self) -> Option<(f64, Option<(f64, f64)>)> {
         speedup(self.baseline.as_ref(), self.best.as_ref())
     }
+}
+
+/// The verdict of a search by its ranking, the first places of it. The reason of a refusal is in the run's
+/// decisions.
+fn conclusion(decisions: &[Decided], top: &[Ranked], floor: Option<f64>) -> (bool, String) {
+    let is_of_best = |id: CandidateId| top.iter().any(|ranked| ranked.candidate == id);
+    let refusal = decisions
+        .iter()
+        .rev()
+        .find(|d| d.decision.what == "refused" && d.decision.candidate.is_some_and(is_of_best));
+    let promoted = top.iter().find(|ranked| ranked.promoted);
+    let best = top.first();
+    let conclusion = Conclusion {
+        kind: best.map(|best| best.kind),
+        best: best.map(|best| (best.candidate, best.against)),
+        promoted: promoted.and_then(|winner| Some((winner.candidate, winner.against?))),
+        refused: refusal.and_then(|d| d.decision.why["why"].as_str()),
+        floor,
+    };
+    (conclusion.is_gain(), conclusion.words())
+}
+
+/// The gain of the evolution over random samples, from the decision about the best candidate.
+fn chance(decisions: &[Decided], top: &[Ranked]) -> Option<Chance> {
+    let best = top.first()?.candidate;
+    let decided = decisions
+        .iter()
+        .rev()
+        .find(|d| d.decision.candidate == Some(best) && !d.decision.why[CHANCE].is_null())?;
+    serde_json::from_value(decided.decision.why[CHANCE].clone()).ok()
 }
 
 /// The last race of a candidate, with its samples.
@@ -465,17 +519,20 @@ impl RunRow {
     /// When the ledger cannot be read.
     pub fn of(ledger: &Ledger, line: RunLine) -> Result<RunRow, LedgerError> {
         let problems = searched(&ledger.tallies(line.id)?);
-        let (mut first_baseline, mut fastest) = (None, None);
+        let (mut first_baseline, mut top, mut verdict) = (None, Vec::new(), String::new());
         if let Some(first) = problems.first() {
             first_baseline = baseline(ledger, line.id, first)?;
-            fastest = ledger.best_of_run(line.id, first, 1)?.pop();
+            top = ledger.best_of_run(line.id, first, TOP)?;
+            let decisions = ledger.latest_decisions(line.id, DECISIONS)?;
+            verdict = conclusion(&decisions, &top, ledger.noise_floor(line.id, first)?).1;
         }
         Ok(RunRow {
             begun: moment(line.at),
             state: State::after(line.last.map(|(_, event)| event)),
             problems,
             baseline: first_baseline,
-            best: fastest,
+            best: top.into_iter().next(),
+            conclusion: verdict,
             line,
         })
     }

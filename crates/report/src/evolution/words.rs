@@ -43,15 +43,24 @@ pub const fn stage_name(stage: Stage) -> &'static str {
         Stage::Propose => "propose",
         Stage::Screen => "screen",
         Stage::Check => "check",
-        Stage::Microbench => "microbench",
+        Stage::Microbench => "short timing",
         Stage::Race => "race",
         Stage::HeldOut => "held out",
     }
 }
 
+/// The name of a stage in a run whose times are of this kind.
+pub const fn stage_in(stage: Stage, kind: Option<TimeKind>) -> &'static str {
+    match (stage, kind) {
+        (Stage::Microbench, Some(TimeKind::Predicted)) => "prediction",
+        (Stage::Race, Some(TimeKind::Predicted)) => "comparison",
+        _ => stage_name(stage),
+    }
+}
+
 pub const fn trial_name(trial: Trial) -> &'static str {
     match trial {
-        Trial::Microbench => "microbench",
+        Trial::Microbench => "short timing",
         Trial::Race => "race",
         Trial::HeldOut => "held-out race",
     }

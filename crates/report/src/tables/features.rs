@@ -11,7 +11,8 @@ use super::render::line;
 use super::{TableError, parsed};
 
 /// The suites with such rows.
-const SUITES: [&str; 6] = ["features", "softcap", "sinks", "packed", "documents", "bias"];
+const SUITES: [&str; 8] =
+    ["features", "softcap", "sinks", "packed", "documents", "bias", "decode", "backward"];
 
 /// The name of a table that shows all of [`SUITES`].
 pub(super) const SUITE: &str = "features";

@@ -315,12 +315,13 @@ fn times(entries: &[Entry]) -> Option<String> {
     (!problems.is_empty()).then(|| standalone(&compared(&problems)))
 }
 
-/// The picture of [`times`] of the problems that every library computes, without a table, and the source of
-/// its figures.
+/// The picture of [`times`] of the first problem that every library computes, without a table, and the source
+/// of its figures.
 pub(super) fn picture(entries: &[Entry]) -> Option<(String, String)> {
     let peers = contenders(entries).0.len();
     let whole = |entry: &&Entry| entry.peers.iter().filter(|row| row.fault.is_none()).count() >= peers;
-    let whole: Vec<Entry> = entries.iter().filter(whole).cloned().collect();
+    // The first alone, so that the picture leaves room on a screen for what stands below.
+    let whole: Vec<Entry> = entries.iter().filter(whole).take(1).cloned().collect();
     let caption = "Time of a call with warm L2, all libraries in one process. Bars start at 0.  \n";
     Some((times(&whole)?, format!("{caption}{}", place(&whole.first()?.ours).trim_end())))
 }

@@ -190,10 +190,7 @@ impl TileCopy {
                 let (to, from) = (self.place(&to, pass), self.source(k, from, first));
                 let copies = self.copies(k, column, first);
                 let exists = left.map(|left| k.setp_s(CmpOp::Gt, left, first));
-                match self.mode {
-                    CopyMode::Elements => copy_elements(k, column, (to, from), copies, exists),
-                    _ => copy_async(k, column, (to, from), self.mode.bytes(), (copies, exists)),
-                }
+                self.request(k, column, (to, from), (copies, exists));
             }
         }
     }
@@ -223,11 +220,22 @@ impl TileCopy {
             let exists = left.map(|left| k.setp_s(CmpOp::Gt, left, first));
             for (column, places, from) in self.sides(k, to, from) {
                 let (to, copies) = (self.place(&places, pass), self.copies(k, column, first));
-                match self.mode {
-                    CopyMode::Elements => copy_elements(k, column, (to, from), copies, exists),
-                    _ => copy_async(k, column, (to, from), self.mode.bytes(), (copies, exists)),
-                }
+                self.request(k, column, (to, from), (copies, exists));
             }
+        }
+    }
+
+    /// Requests a chunk of a column, as far as `copies` says and if the row `exists`.
+    fn request(
+        &self,
+        k: &mut Builder,
+        column: &Column,
+        place: (Shared, Global),
+        (copies, exists): (Option<Pred>, Option<Pred>),
+    ) {
+        match self.mode {
+            CopyMode::Elements => copy_elements(k, column, place, copies, exists),
+            _ => copy_async(k, column, place, self.mode.bytes(), (copies, exists)),
         }
     }
 

@@ -220,15 +220,15 @@ mod tests {
         assert_eq!(map.box_extents, [64, 4, 16, 1, 1]);
     }
 
+    /// 100 rows of three heads and two batch entries.
+    fn rows(element: Element, columns: u64) -> TensorRows {
+        let (extents, strides) = ([2, 3, 100, columns], [1 << 20, 512, 1536]);
+        TensorRows { buffer: 0, offset: 0, element, extents, strides }
+    }
+
     #[test]
     fn maps_follow_strides_and_are_accepted() {
-        let tensor = |columns| TensorRows {
-            buffer: 1,
-            offset: 32,
-            element: Element::Bf16,
-            extents: [2, 3, 100, columns],
-            strides: [1 << 20, 512, 1536],
-        };
+        let tensor = |columns| TensorRows { buffer: 1, offset: 32, ..rows(Element::Bf16, columns) };
         let whole = SwizzledTile::new(64, 128).map(&tensor(128));
         assert_eq!((whole.check(), whole.box_bytes()), (Ok(()), SwizzledTile::new(64, 128).bytes()));
         assert_eq!(whole.extents, [64, 100, 2, 3, 2]);
@@ -242,13 +242,7 @@ mod tests {
 
     #[test]
     fn maps_of_bytes_have_panels_of_128_or_64_columns() {
-        let tensor = |columns| TensorRows {
-            buffer: 0,
-            offset: 0,
-            element: Element::U8,
-            extents: [2, 3, 100, columns],
-            strides: [1 << 20, 512, 1536],
-        };
+        let tensor = |columns| rows(Element::U8, columns);
         for (columns, panel) in [(64, 64), (48, 64), (128, 128), (256, 128)] {
             let tile = SwizzledTile::new(64, columns as u32).of_bytes(1);
             let map = tile.map(&tensor(columns));

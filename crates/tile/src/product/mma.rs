@@ -61,7 +61,7 @@ enum Source {
     Lanes(Shared),
 }
 
-enum Opened<'a> {
+pub(super) enum Opened<'a> {
     Shared(OpenTile),
     Lanes(Shared),
     Registers(&'a [Fragment]),
@@ -132,7 +132,7 @@ impl OperandA {
 
     /// The `ldmatrix` addresses for one product. They are recomputed for each product, because keeping them
     /// would occupy registers throughout the main loop.
-    fn open(&self, k: &mut Builder) -> Opened<'_> {
+    pub(super) fn open(&self, k: &mut Builder) -> Opened<'_> {
         match &self.source {
             Source::Shared(reader, tile) => Opened::Shared(reader.open(k, *tile)),
             Source::Registers(fragments) => Opened::Registers(fragments),
@@ -152,6 +152,14 @@ impl OperandA {
                     Fragment::K16(self.adjust(k, |k| k.ldmatrix(from)))
                 }
             }
+        }
+    }
+
+    /// The fragment of a step of 16 columns, for one tile of rows and a 16-bit type.
+    pub(super) fn halves(&self, k: &mut Builder, open: &Opened, step: u32) -> [R32; 4] {
+        match self.fragment(k, open, 0, step) {
+            Fragment::K16(words) => words,
+            Fragment::K8(_) => unreachable!("rows have whole steps"),
         }
     }
 

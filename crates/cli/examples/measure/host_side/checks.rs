@@ -233,7 +233,7 @@ pub fn fault() -> Outcome {
     let wild = Kernel {
         module: k.into_verified(gpu.info().target())?,
         entry: "wild".to_owned(),
-        launch: Launch { grid: one, cluster: one, block: one, dynamic_shared: 0, overlapping: false },
+        launch: Launch { cluster: one, ..Launch::new(one, one) },
         buffers: Vec::new(),
         tensor_maps: Vec::new(),
         args: vec![Arg::Null, Arg::U32(1)],

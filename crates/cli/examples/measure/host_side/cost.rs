@@ -79,8 +79,7 @@ pub fn calls() -> Outcome {
 /// An empty kernel.
 fn nothing(context: &std::sync::Arc<Context>) -> Outcome<(Function, Call)> {
     let one = Dim3(1, 1, 1);
-    let launch =
-        Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0, overlapping: false };
+    let launch = Launch { cluster: one, ..Launch::new(one, Dim3(32, 1, 1)) };
     let kernel = Kernel {
         module: Builder::kernel("nothing").into_verified(context.info().target())?,
         entry: "nothing".to_owned(),

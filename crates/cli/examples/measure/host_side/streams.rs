@@ -173,11 +173,9 @@ fn attributes(gpu: &Gpu) -> Outcome<String> {
     let place = k.index(to, cta, 4);
     k.st(place, cta);
     let launch = Launch {
-        grid: Dim3(64, 1, 1),
         cluster: Dim3(4, 1, 1),
-        block: Dim3(32, 1, 1),
         dynamic_shared: 64 << 10,
-        overlapping: false,
+        ..Launch::new(Dim3(64, 1, 1), Dim3(32, 1, 1))
     };
     let kernel = Kernel {
         module: k.into_verified(gpu.info().target())?,
@@ -211,8 +209,7 @@ fn architecture_specific(gpu: &Gpu) -> Outcome<String> {
         return Ok(format!("sm_{} has none", target.sm));
     }
     let one = Dim3(1, 1, 1);
-    let launch =
-        Launch { grid: one, cluster: one, block: Dim3(32, 1, 1), dynamic_shared: 0, overlapping: false };
+    let launch = Launch { cluster: one, ..Launch::new(one, Dim3(32, 1, 1)) };
     let kernel = Kernel {
         module: Builder::kernel("specific").into_verified(target)?,
         entry: "specific".to_owned(),

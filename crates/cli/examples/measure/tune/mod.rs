@@ -1,8 +1,8 @@
 //! Finds the fastest plans on a GPU.
 //!
 //! ```text
-//! tune FOLDER [--family NAME …] [--near [--gene NAME …]] [--sweep|--sweep-wide] [--plans FILE] [--limit SECONDS]
-//!     [--from N] SUITE|PROBLEM|random:SEED:COUNT …
+//! tune FOLDER [--family NAME …] [--near [--gene NAME …]] [--sweep|--sweep-wide] [--plans FILE]
+//!     [--limit SECONDS] [--from N] SUITE|PROBLEM|random:SEED:COUNT …
 //! ```
 //!
 //! With `--near`, the search begins with the shipped plan and the plans of a file (one JSON object per line:

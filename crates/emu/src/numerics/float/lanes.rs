@@ -81,20 +81,26 @@ pub fn f32_op(op: F32Op, ftz: bool, active: u32, d: &mut Lanes32, [a, b, c]: [&L
     }
 }
 
-/// The smaller of two values. −0 is below +0. The result is NaN only if both are NaN.
-#[inline(always)]
-fn smaller(a: f32, b: f32) -> f32 {
-    let equal = f32::from_bits(a.to_bits() | b.to_bits());
-    let ordered = if a < b {
-        a
-    } else if a == b {
-        equal
-    } else {
-        b
+macro_rules! smaller {
+    ($name:ident, $float:ty) => {
+        /// The smaller of two values. −0 is below +0. The result is NaN only if both are NaN.
+        #[inline(always)]
+        fn $name(a: $float, b: $float) -> $float {
+            let equal = <$float>::from_bits(a.to_bits() | b.to_bits());
+            let ordered = if a < b {
+                a
+            } else if a == b {
+                equal
+            } else {
+                b
+            };
+            // A comparison with NaN is false, which selects b.
+            if b.is_nan() { a } else { ordered }
+        }
     };
-    // A comparison with NaN is false, which selects b.
-    if b.is_nan() { a } else { ordered }
 }
+smaller!(smaller, f32);
+smaller!(smaller64, f64);
 
 #[inline(always)]
 fn clamped(x: f32) -> f32 {
@@ -301,19 +307,6 @@ where
             d[lane] = if active >> lane & 1 == 1 { bits } else { d[lane] };
         }
     }
-}
-
-#[inline(always)]
-fn smaller64(a: f64, b: f64) -> f64 {
-    let equal = f64::from_bits(a.to_bits() | b.to_bits());
-    let ordered = if a < b {
-        a
-    } else if a == b {
-        equal
-    } else {
-        b
-    };
-    if b.is_nan() { a } else { ordered }
 }
 
 /// x + y rounded to odd. A later rounding to fewer bits gives the same result as for the exact sum (Boldo and

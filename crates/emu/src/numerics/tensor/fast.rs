@@ -88,18 +88,11 @@ impl Class {
 type Sums = Side<COLUMNS, ROWS>;
 
 /// D of a floating-point kind with f16 or f32 accumulators. The operands have been checked.
-pub fn mma(
-    kind: MmaKind,
-    rules: TensorRules,
-    a: &[Lanes32],
-    b: &[Lanes32],
-    c: &[Lanes32],
-    d: &mut [Lanes32],
-) {
+pub fn mma(kind: MmaKind, rules: TensorRules, [a, b, c]: [&[Lanes32]; 3], d: &mut [Lanes32]) {
     let recipe = Recipe::new(kind, rules);
     let finished = pulp::Arch::new().dispatch(Finite { kind, recipe, a, b, c, d: &mut *d });
     if finished.is_none() {
-        reference::mma(kind, rules, a, b, c, d);
+        reference::mma(kind, rules, [a, b, c], d);
     }
 }
 

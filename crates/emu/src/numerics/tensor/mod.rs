@@ -71,7 +71,7 @@ pub fn mma(
         Accumulator::S32 { .. } if kind.a().bits() == 1 => integer::mma_bits(kind, a, b, c, d),
         Accumulator::S32 { .. } => integer::mma(kind, a, b, c, d),
         Accumulator::F64 => return Err(UnsupportedMma { kind, rules }.into()),
-        Accumulator::F16 | Accumulator::F32 => fast::mma(kind, rules, a, b, c, d),
+        Accumulator::F16 | Accumulator::F32 => fast::mma(kind, rules, [a, b, c], d),
     }
     Ok(())
 }

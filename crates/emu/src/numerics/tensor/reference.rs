@@ -108,14 +108,7 @@ fn fused_sum(terms: &[Term], recipe: &Recipe, accumulator: Accumulator) -> u32 {
 }
 
 /// D of a floating-point kind with f16 or f32 accumulators. The operands have been checked.
-pub fn mma(
-    kind: MmaKind,
-    rules: TensorRules,
-    a: &[Lanes32],
-    b: &[Lanes32],
-    c: &[Lanes32],
-    d: &mut [Lanes32],
-) {
+pub fn mma(kind: MmaKind, rules: TensorRules, [a, b, c]: [&[Lanes32]; 3], d: &mut [Lanes32]) {
     let mut elements = Elements::new(kind, Recipe::new(kind, rules), a, b, c);
     for row in 0..kind.shape().m {
         for column in 0..kind.shape().n {

@@ -34,7 +34,7 @@ fn fast_and_reference_agree_bit_for_bit() {
                     let mut fast = vec![[0; 32]; kind.registers()[2]];
                     let mut slow = fast.clone();
                     mma(kind, rules, &f.a, &f.b, &f.c, &mut fast).unwrap();
-                    reference::mma(kind, rules, &f.a, &f.b, &f.c, &mut slow);
+                    reference::mma(kind, rules, [&f.a, &f.b, &f.c], &mut slow);
                     assert_eq!(fast, slow, "{kind:?} {rules:?} {distribution:?} seed {seed}");
                     compared += 1;
                 }
@@ -70,7 +70,7 @@ fn one_element_that_is_not_finite_changes_its_row_or_column() {
                 let mut fast = vec![[0; 32]; kind.registers()[2]];
                 let mut slow = fast.clone();
                 mma(kind, rules, &f.a, &f.b, &f.c, &mut fast).unwrap();
-                reference::mma(kind, rules, &f.a, &f.b, &f.c, &mut slow);
+                reference::mma(kind, rules, [&f.a, &f.b, &f.c], &mut slow);
                 assert_eq!(fast, slow, "{kind:?} {rules:?} seed {seed}");
                 let words = fast.as_flattened();
                 let magnitudes = words.iter().map(|word| word & accumulator.canonical_nan() as u32);

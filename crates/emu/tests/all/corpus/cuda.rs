@@ -5,30 +5,29 @@ use ptx::{Arg, Dim3};
 use super::reference::{self, Heads};
 use super::{Case, Data, assert_close, draw, f16s, f32s, floats, halves, integers, read, words};
 
+/// The kernel `entry` of the file of that name, without dynamic shared memory.
+pub(super) fn case(
+    entry: &'static str,
+    grid: Dim3,
+    block: Dim3,
+    data: Vec<(&'static str, Data)>,
+    scalars: &[Arg],
+) -> Case {
+    let (file, scalars) = (format!("cuda_{entry}"), scalars.to_vec());
+    Case { file, entry, grid, block, shared: 0, data, scalars }
+}
+
 /// An attention kernel for two heads with head_dim 64, whose CTAs have 128 threads and `tile` queries each.
-fn attention(entry: &'static str, file: &'static str, tile: usize, shared: u32, [seq_q, seq_kv]: [usize; 2]) {
+fn attention(entry: &'static str, tile: usize, shared: u32, [seq_q, seq_kv]: [usize; 2]) {
     let (heads, d) = (2, 64);
     let [q, k, v] = [(seq_q, 1), (seq_kv, 2), (seq_kv, 3)].map(|(seq, seed)| draw(heads * seq * d, seed));
     for causal in [false, true] {
-        let case = Case {
-            file,
-            entry,
-            grid: Dim3(seq_q.div_ceil(tile) as u32, heads as u32, 1),
-            block: Dim3(128, 1, 1),
-            shared,
-            data: vec![
-                ("q", halves(&q)),
-                ("k", halves(&k)),
-                ("v", halves(&v)),
-                ("out", Data::Out(2 * heads * seq_q * d)),
-            ],
-            scalars: vec![
-                Arg::I32(seq_q as i32),
-                Arg::I32(seq_kv as i32),
-                Arg::F32(0.125),
-                Arg::I32(i32::from(causal)),
-            ],
-        };
+        let out = Data::Out(2 * heads * seq_q * d);
+        let data = vec![("q", halves(&q)), ("k", halves(&k)), ("v", halves(&v)), ("out", out)];
+        let [seq_q, seq_kv] = [seq_q as i32, seq_kv as i32];
+        let scalars = [Arg::I32(seq_q), Arg::I32(seq_kv), Arg::F32(0.125), Arg::I32(i32::from(causal))];
+        let grid = Dim3((seq_q as u32).div_ceil(tile as u32), heads as u32, 1);
+        let case = Case { shared, ..case(entry, grid, Dim3(128, 1, 1), data, &scalars) };
         let expected = reference::attention(&q, &k, &v, &Heads { heads, dim: d, scale: 0.125, causal });
         case.check(|buffers| assert_close(entry, &f16s(&buffers[3]), &expected.out, 1e-3));
     }
@@ -36,27 +35,25 @@ fn attention(entry: &'static str, file: &'static str, tile: usize, shared: u32, 
 
 #[test]
 fn flash() {
-    attention("flash", "cuda_flash", 64, 3 * 64 * 72 * 2, [100, 130]);
+    attention("flash", 64, 3 * 64 * 72 * 2, [100, 130]);
 }
 
 #[test]
 fn wmma_attention() {
-    attention("wmma_attention", "cuda_wmma_attention", 32, 0, [50, 70]);
+    attention("wmma_attention", 32, 0, [50, 70]);
 }
 
 #[test]
 fn matmul() {
     let (m, n, depth) = (70, 90, 96);
     let (a, b) = (draw(m * depth, 4), draw(n * depth, 5));
-    let case = Case {
-        file: "cuda_matmul",
-        entry: "matmul",
-        grid: Dim3(2, 2, 1),
-        block: Dim3(128, 1, 1),
-        shared: 0,
-        data: vec![("a", halves(&a)), ("b", halves(&b)), ("c", Data::Out(4 * m * n))],
-        scalars: vec![Arg::I32(m as i32), Arg::I32(n as i32), Arg::I32(depth as i32)],
-    };
+    let case = case(
+        "matmul",
+        Dim3(2, 2, 1),
+        Dim3(128, 1, 1),
+        vec![("a", halves(&a)), ("b", halves(&b)), ("c", Data::Out(4 * m * n))],
+        &[Arg::I32(m as i32), Arg::I32(n as i32), Arg::I32(depth as i32)],
+    );
     let expected = reference::matmul(&a, depth, n, |col, k| b[col * depth + k]);
     case.check(|buffers| assert_close("matmul", &f32s(&buffers[2]), &expected, 2e-5));
 }
@@ -65,15 +62,13 @@ fn matmul() {
 fn softmax() {
     let (rows, cols) = (3, 301);
     let x = draw(rows * cols, 6);
-    let case = Case {
-        file: "cuda_softmax",
-        entry: "softmax",
-        grid: Dim3(rows as u32, 1, 1),
-        block: Dim3(128, 1, 1),
-        shared: 0,
-        data: vec![("x", floats(&x)), ("y", Data::Out(4 * rows * cols))],
-        scalars: vec![Arg::I32(cols as i32)],
-    };
+    let case = case(
+        "softmax",
+        Dim3(rows as u32, 1, 1),
+        Dim3(128, 1, 1),
+        vec![("x", floats(&x)), ("y", Data::Out(4 * rows * cols))],
+        &[Arg::I32(cols as i32)],
+    );
     let expected = reference::softmax(&x, cols);
     case.check(|buffers| assert_close("softmax", &f32s(&buffers[1]), &expected, 1e-7));
 }
@@ -82,20 +77,18 @@ fn softmax() {
 fn layernorm() {
     let (rows, cols) = (3, 600);
     let (x, weight, bias) = (draw(rows * cols, 7), draw(cols, 8), draw(cols, 9));
-    let case = Case {
-        file: "cuda_layernorm",
-        entry: "layernorm",
-        grid: Dim3(rows as u32, 1, 1),
-        block: Dim3(96, 1, 1),
-        shared: 0,
-        data: vec![
+    let case = case(
+        "layernorm",
+        Dim3(rows as u32, 1, 1),
+        Dim3(96, 1, 1),
+        vec![
             ("x", floats(&x)),
             ("weight", floats(&weight)),
             ("bias", floats(&bias)),
             ("y", Data::Out(4 * rows * cols)),
         ],
-        scalars: vec![Arg::I32(cols as i32 / 4), Arg::F32(1e-5)],
-    };
+        &[Arg::I32(cols as i32 / 4), Arg::F32(1e-5)],
+    );
     let expected = reference::layernorm(&x, &weight, &bias);
     case.check(|buffers| assert_close("layernorm", &f32s(&buffers[3]), &expected, 1e-5));
 }
@@ -104,15 +97,13 @@ fn layernorm() {
 fn transpose() {
     let (rows, cols) = (45, 70);
     let x = draw(rows * cols, 10);
-    let case = Case {
-        file: "cuda_transpose",
-        entry: "transpose",
-        grid: Dim3(3, 2, 1),
-        block: Dim3(32, 8, 1),
-        shared: 0,
-        data: vec![("in", floats(&x)), ("out", Data::Out(4 * rows * cols))],
-        scalars: vec![Arg::I32(rows as i32), Arg::I32(cols as i32)],
-    };
+    let case = case(
+        "transpose",
+        Dim3(3, 2, 1),
+        Dim3(32, 8, 1),
+        vec![("in", floats(&x)), ("out", Data::Out(4 * rows * cols))],
+        &[Arg::I32(rows as i32), Arg::I32(cols as i32)],
+    );
     let expected = reference::transpose(&x, rows);
     case.check(|buffers| assert_close("transpose", &f32s(&buffers[1]), &expected, 0.0));
 }
@@ -120,15 +111,13 @@ fn transpose() {
 #[test]
 fn histogram() {
     let data: Vec<u32> = (0..700u32).map(|i| i.wrapping_mul(2_654_435_761)).collect();
-    let case = Case {
-        file: "cuda_histogram",
-        entry: "histogram",
-        grid: Dim3(3, 1, 1),
-        block: Dim3(96, 1, 1),
-        shared: 0,
-        data: vec![("words", Data::In(words(&data, u32::to_le_bytes))), ("bins", Data::InOut(vec![0; 1024]))],
-        scalars: vec![Arg::I32(data.len() as i32)],
-    };
+    let case = case(
+        "histogram",
+        Dim3(3, 1, 1),
+        Dim3(96, 1, 1),
+        vec![("words", Data::In(words(&data, u32::to_le_bytes))), ("bins", Data::InOut(vec![0; 1024]))],
+        &[Arg::I32(data.len() as i32)],
+    );
     let mut expected = vec![0u32; 256];
     data.iter().flat_map(|w| w.to_le_bytes()).for_each(|b| expected[usize::from(b)] += 1);
     case.check(|buffers| assert_eq!(read(&buffers[1], u32::from_le_bytes), expected));
@@ -137,15 +126,13 @@ fn histogram() {
 #[test]
 fn scan() {
     let data: Vec<i32> = (0..700).map(|i| i * i % 37 - 11).collect();
-    let case = Case {
-        file: "cuda_scan",
-        entry: "scan",
-        grid: Dim3(3, 1, 1),
-        block: Dim3(256, 1, 1),
-        shared: 0,
-        data: vec![("in", integers(&data)), ("out", Data::Out(4 * data.len()))],
-        scalars: vec![Arg::I32(data.len() as i32)],
-    };
+    let case = case(
+        "scan",
+        Dim3(3, 1, 1),
+        Dim3(256, 1, 1),
+        vec![("in", integers(&data)), ("out", Data::Out(4 * data.len()))],
+        &[Arg::I32(data.len() as i32)],
+    );
     let expected = reference::prefix_sums(&data, 256);
     case.check(|buffers| assert_eq!(read(&buffers[1], i32::from_le_bytes), expected));
 }
@@ -156,13 +143,11 @@ fn scan() {
 fn split_reduce() {
     let (heads, splits, seq_kv) = (2, 3, 200);
     let (q, k, v) = (draw(heads * 64, 11), draw(heads * seq_kv * 64, 12), draw(heads * seq_kv * 64, 13));
-    let case = Case {
-        file: "cuda_split_reduce",
-        entry: "split_reduce",
-        grid: Dim3(splits as u32, heads as u32, 1),
-        block: Dim3(64, 1, 1),
-        shared: 0,
-        data: vec![
+    let case = case(
+        "split_reduce",
+        Dim3(splits as u32, heads as u32, 1),
+        Dim3(64, 1, 1),
+        vec![
             ("q", floats(&q)),
             ("k", floats(&k)),
             ("v", floats(&v)),
@@ -170,8 +155,8 @@ fn split_reduce() {
             ("counters", Data::InOut(vec![0; 4 * heads])),
             ("out", Data::Out(4 * heads * 64)),
         ],
-        scalars: vec![Arg::I32(seq_kv as i32), Arg::F32(0.125)],
-    };
+        &[Arg::I32(seq_kv as i32), Arg::F32(0.125)],
+    );
     let one_row = Heads { heads, dim: 64, scale: 0.125, causal: false };
     let expected = reference::attention(&q, &k, &v, &one_row).out;
     case.check(|buffers| assert_close("split_reduce", &f32s(&buffers[5]), &expected, 1e-5));
@@ -182,19 +167,17 @@ fn split_reduce() {
 #[test]
 fn dispatch() {
     let data: Vec<i32> = (0..100).map(|i| i * 7 % 41 - 9).collect();
-    let case = Case {
-        file: "cuda_dispatch",
-        entry: "dispatch",
-        grid: Dim3(2, 1, 1),
-        block: Dim3(64, 1, 1),
-        shared: 0,
-        data: vec![
+    let case = case(
+        "dispatch",
+        Dim3(2, 1, 1),
+        Dim3(64, 1, 1),
+        vec![
             ("in", integers(&data)),
             ("out", Data::Out(4 * data.len())),
             ("wide", Data::Out(8 * data.len())),
         ],
-        scalars: vec![Arg::I32(data.len() as i32)],
-    };
+        &[Arg::I32(data.len() as i32)],
+    );
     let bias = [0.5f32, -0.25, 1.0 / 3.0, 2.0];
     let expected: Vec<f64> = data
         .iter()

@@ -3,8 +3,8 @@
 
 use ptx::{Arg, Dim3, Element, Kernel, L2Promotion, Swizzle, TensorMapSpec};
 
-use super::reference::{self, Heads};
-use super::{Case, Data, assert_close, bf16s, brains, draw, f16s, f32s, floats, halves, read};
+use super::cuda::case;
+use super::{Data, assert_close, draw, f16s, f32s, floats, halves, read, reference, triton};
 
 /// The tensor map of a whole matrix whose rows are contiguous.
 fn map(
@@ -32,16 +32,15 @@ fn map(
 fn boxes_come_and_go_through_shared_memory() {
     let (rows, columns) = (150, 120);
     let input = draw(rows * columns, 1);
-    let case = Case {
-        file: "cuda_hopper_copy",
-        entry: "hopper_copy",
-        grid: Dim3(columns.div_ceil(32) as u32, 1, 1),
-        block: Dim3(128, 1, 1),
-        shared: 0,
-        data: vec![("in", floats(&input)), ("out", Data::Out(4 * rows * columns))],
-        scalars: vec![],
-    };
+    let case = case(
+        "hopper_copy",
+        Dim3(columns.div_ceil(32) as u32, 1, 1),
+        Dim3(128, 1, 1),
+        vec![("in", floats(&input)), ("out", Data::Out(4 * rows * columns))],
+        &[],
+    );
     let extents = [rows as u64, columns as u64];
+    let Some(kernel) = case.kernel("90a") else { return };
     let kernel = Kernel {
         tensor_maps: [0, 1].map(|buffer| map(buffer, Element::F32, extents, 32, Swizzle::None)).into(),
         args: vec![
@@ -49,7 +48,7 @@ fn boxes_come_and_go_through_shared_memory() {
             Arg::TensorMap { index: 1 },
             Arg::I32(rows.div_ceil(32) as i32),
         ],
-        ..case.kernel("90a")
+        ..kernel
     };
     let expected: Vec<f64> = input.iter().map(|x| f64::from(2.0 * x + 1.0)).collect();
     case.check_kernel(&kernel, |buffers| assert_close("out", &f32s(&buffers[1]), &expected, 0.0));
@@ -59,39 +58,29 @@ fn boxes_come_and_go_through_shared_memory() {
 fn a_warpgroup_multiplies_from_core_matrices_and_registers() {
     let (m, n, depth) = (128, 192, 64);
     let (a, b) = (draw(m * depth, 2), draw(n * depth, 3));
-    let case = Case {
-        file: "cuda_hopper_gemm",
-        entry: "hopper_gemm",
-        grid: Dim3(3, 2, 1),
-        block: Dim3(128, 1, 1),
-        shared: 0,
-        data: vec![("a", halves(&a)), ("b", halves(&b)), ("c", Data::Out(4 * m * n))],
-        scalars: vec![Arg::I32(n as i32)],
-    };
+    let case = case(
+        "hopper_gemm",
+        Dim3(3, 2, 1),
+        Dim3(128, 1, 1),
+        vec![("a", halves(&a)), ("b", halves(&b)), ("c", Data::Out(4 * m * n))],
+        &[Arg::I32(n as i32)],
+    );
     let expected = reference::matmul(&a, depth, n, |col, k| b[col * depth + k]);
-    case.check_kernel(&case.kernel("90a"), |buffers| {
-        assert_close("c", &f32s(&buffers[2]), &expected, 1e-5);
-    });
+    case.check_on(&["90a"], |buffers| assert_close("c", &f32s(&buffers[2]), &expected, 1e-5));
 }
 
 #[test]
 fn a_cluster_sums_in_the_memory_of_its_first_cta() {
     let (clusters, elements) = (3, 3000);
     let input = draw(elements, 4);
-    let case = Case {
-        file: "cuda_hopper_cluster_sum",
-        entry: "hopper_cluster_sum",
-        grid: Dim3(4 * clusters as u32, 1, 1),
-        block: Dim3(128, 1, 1),
-        shared: 0,
-        data: vec![
-            ("in", floats(&input)),
-            ("sums", Data::Out(4 * clusters)),
-            ("agreed", Data::Out(16 * clusters)),
-        ],
-        scalars: vec![Arg::I32(elements as i32)],
-    };
-    let mut kernel = case.kernel("90a");
+    let case = case(
+        "hopper_cluster_sum",
+        Dim3(4 * clusters as u32, 1, 1),
+        Dim3(128, 1, 1),
+        vec![("in", floats(&input)), ("sums", Data::Out(4 * clusters)), ("agreed", Data::Out(16 * clusters))],
+        &[Arg::I32(elements as i32)],
+    );
+    let Some(mut kernel) = case.kernel("90a") else { return };
     kernel.launch.cluster = Dim3(4, 1, 1);
     let stride = 4 * clusters * 128;
     let cluster = |c: usize| {
@@ -105,57 +94,14 @@ fn a_cluster_sums_in_the_memory_of_its_first_cta() {
     });
 }
 
-/// A Triton kernel. Its last two parameters are pointers to scratch memory.
-fn triton(
-    file: &'static str,
-    grid: Dim3,
-    shared: u32,
-    data: Vec<(&'static str, Data)>,
-    scalars: &[Arg],
-) -> Case {
-    let scalars = scalars.iter().cloned().chain([Arg::Null, Arg::Null]).collect();
-    Case { file, entry: "kernel", grid, block: Dim3(128, 1, 1), shared, data, scalars }
-}
-
 #[test]
 fn triton_multiplies_with_wgmma() {
-    let (m, n, depth) = (100, 80, 96);
-    let (a, b) = (draw(m * depth, 5), draw(depth * n, 6));
-    let case = triton(
-        "triton_matmul",
-        Dim3(2, 2, 1),
-        24576,
-        vec![("a", brains(&a)), ("b", brains(&b)), ("c", Data::Out(2 * m * n))],
-        &[Arg::I32(m as i32), Arg::I32(n as i32), Arg::I32(depth as i32)],
-    );
-    let expected = reference::matmul(&a, depth, n, |col, k| b[k * n + col]);
-    case.check_kernel(&case.kernel("90a"), |buffers| {
-        assert_close("c", &bf16s(&buffers[2]), &expected, 16.0 / 512.0);
-    });
+    triton::matmul_on(&["90a"], 24576, 5);
 }
 
 #[test]
 fn triton_attends_with_wgmma() {
-    let (heads, seq_q, seq_kv, dim) = (2, 100, 130, 64);
-    let [q, k, v] = [(seq_q, 7), (seq_kv, 8), (seq_kv, 9)].map(|(seq, seed)| draw(heads * seq * dim, seed));
-    let case = triton(
-        "triton_flash",
-        Dim3(2, heads as u32, 1),
-        24576,
-        vec![
-            ("q", halves(&q)),
-            ("k", halves(&k)),
-            ("v", halves(&v)),
-            ("out", Data::Out(2 * heads * seq_q * dim)),
-            ("lse", Data::Out(4 * heads * seq_q)),
-        ],
-        &[Arg::I32(seq_q as i32), Arg::I32(seq_kv as i32), Arg::F32(0.125)],
-    );
-    let expected = reference::attention(&q, &k, &v, &Heads { heads, dim, scale: 0.125, causal: true });
-    case.check_kernel(&case.kernel("90a"), |buffers| {
-        assert_close("out", &f16s(&buffers[3]), &expected.out, 1e-3);
-        assert_close("lse", &f32s(&buffers[4]), &expected.lse, 1e-5);
-    });
+    triton::flash_on(&["90a"], 24576, 7);
 }
 
 /// Triton puts a barrier, but no fence, between the initialisation of an mbarrier and the copy that completes
@@ -165,10 +111,9 @@ fn triton_attends_with_wgmma() {
 fn triton_multiplies_boxes_of_tensor_maps() {
     let (m, n, depth) = (100, 120, 192);
     let (a, b) = (draw(m * depth, 10), draw(depth * n, 11));
-    let case = triton(
+    let case = triton::case(
         "triton_tma_matmul",
-        Dim3(2, 2, 1),
-        49176,
+        (Dim3(2, 2, 1), 128, 49176),
         vec![("a", halves(&a)), ("b", halves(&b)), ("c", Data::Out(2 * m * n))],
         &[],
     );
@@ -178,10 +123,11 @@ fn triton_multiplies_boxes_of_tensor_maps() {
         let (rows, columns) = (rows as u32, columns);
         [Arg::TensorMap { index }, Arg::U32(rows), Arg::U32(columns as u32), Arg::U64(columns), Arg::U64(1)]
     });
+    let kernel = case.kernel("90a").expect("a file of the corpus");
     let kernel = Kernel {
         tensor_maps: (0..3).map(|i| map(i, Element::F16, matrices[i], 64, Swizzle::Bytes128)).collect(),
         args: described.chain([Arg::I32(depth as i32), Arg::Null, Arg::Null]).collect(),
-        ..case.kernel("90a")
+        ..kernel
     };
     let expected = reference::matmul(&a, depth, n, |col, k| b[k * n + col]);
     case.check_kernel(&kernel, |buffers| {

@@ -49,7 +49,7 @@ fn draw(count: usize, seed: u32) -> Vec<f32> {
 
 struct Case {
     /// File of the corpus, without the target in its name.
-    file: &'static str,
+    file: String,
     entry: &'static str,
     grid: Dim3,
     block: Dim3,
@@ -60,11 +60,16 @@ struct Case {
 }
 
 impl Case {
-    /// Runs every schedule on both targets and passes the buffers of each result to `check`.
+    /// Runs every schedule on sm_80 and sm_89 and passes the buffers of each result to `check`.
     fn check(&self, check: impl Fn(&[Vec<u8>])) {
-        for sm in ["80", "89"] {
-            if let Some(text) = filetest::corpus(&format!("{}_sm{sm}", self.file)) {
-                self.check_kernel(&self.kernel_of(&text), &check);
+        self.check_on(&["80", "89"], check);
+    }
+
+    /// Like [`Case::check`], on other targets.
+    fn check_on(&self, targets: &[&str], check: impl Fn(&[Vec<u8>])) {
+        for sm in targets {
+            if let Some(kernel) = self.kernel(sm) {
+                self.check_kernel(&kernel, &check);
             }
         }
     }
@@ -96,12 +101,9 @@ impl Case {
         }
     }
 
-    /// The kernel for a target, whose PTX is in a file.
-    fn kernel(&self, sm: &str) -> Kernel {
-        self.kernel_of(&filetest::corpus(&format!("{}_sm{sm}", self.file)).expect("a file of the corpus"))
-    }
-
-    fn kernel_of(&self, text: &str) -> Kernel {
+    /// The kernel for a target; `None` where NVRTC is needed and not installed.
+    fn kernel(&self, sm: &str) -> Option<Kernel> {
+        let text = filetest::corpus(&format!("{}_sm{sm}", self.file))?;
         let buffers: Vec<BufferSpec> = self
             .data
             .iter()
@@ -115,20 +117,14 @@ impl Case {
             })
             .collect();
         let pointers = (0..buffers.len()).map(|index| Arg::Buffer { index, offset: 0 });
-        Kernel {
-            module: ptx::parse(text).unwrap_or_else(|e| panic!("{}: {e}", self.file)).verify().unwrap(),
+        Some(Kernel {
+            module: ptx::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", self.file)).verify().unwrap(),
             entry: self.entry.to_string(),
-            launch: Launch {
-                grid: self.grid,
-                cluster: Dim3(1, 1, 1),
-                block: self.block,
-                dynamic_shared: self.shared,
-                overlapping: false,
-            },
+            launch: Launch { dynamic_shared: self.shared, ..Launch::new(self.grid, self.block) },
             tensor_maps: Vec::new(),
             args: pointers.chain(self.scalars.iter().cloned()).collect(),
             buffers,
-        }
+        })
     }
 }
 

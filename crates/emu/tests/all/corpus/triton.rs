@@ -7,24 +7,28 @@ use super::reference::{self, Heads};
 use super::{Case, Data, assert_close, bf16s, brains, draw, f16s, f32s, floats, halves, integers, read};
 
 /// A Triton kernel named `kernel`, with its scalars and without scratch memory.
-fn case(
-    file: &'static str,
+pub(super) fn case(
+    file: &str,
     (grid, threads, shared): (Dim3, u32, u32),
     data: Vec<(&'static str, Data)>,
     scalars: &[Arg],
 ) -> Case {
     let scalars = scalars.iter().cloned().chain([Arg::Null, Arg::Null]).collect();
-    Case { file, entry: "kernel", grid, block: Dim3(threads, 1, 1), shared, data, scalars }
+    Case { file: file.to_owned(), entry: "kernel", grid, block: Dim3(threads, 1, 1), shared, data, scalars }
 }
 
 #[test]
 fn flash() {
+    flash_on(&["80", "89"], 16384, 1);
+}
+
+/// Causal attention with a ragged tail and more keys than queries.
+pub(super) fn flash_on(targets: &[&str], shared: u32, seed: u32) {
     let (heads, seq_q, seq_kv, dim) = (2, 100, 130, 64);
-    let (q, k, v) =
-        (draw(heads * seq_q * dim, 1), draw(heads * seq_kv * dim, 2), draw(heads * seq_kv * dim, 3));
+    let [q, k, v] = [(seq_q, 0), (seq_kv, 1), (seq_kv, 2)].map(|(seq, i)| draw(heads * seq * dim, seed + i));
     let case = case(
         "triton_flash",
-        (Dim3(2, heads as u32, 1), 128, 16384),
+        (Dim3(2, heads as u32, 1), 128, shared),
         vec![
             ("q", halves(&q)),
             ("k", halves(&k)),
@@ -35,7 +39,7 @@ fn flash() {
         &[Arg::I32(seq_q as i32), Arg::I32(seq_kv as i32), Arg::F32(0.125)],
     );
     let expected = reference::attention(&q, &k, &v, &Heads { heads, dim, scale: 0.125, causal: true });
-    case.check(|buffers| {
+    case.check_on(targets, |buffers| {
         assert_close("out", &f16s(&buffers[3]), &expected.out, 1e-3);
         assert_close("lse", &f32s(&buffers[4]), &expected.lse, 1e-5);
     });
@@ -43,18 +47,22 @@ fn flash() {
 
 #[test]
 fn matmul() {
-    // The strides of the operands are compiled as multiples of 16.
+    matmul_on(&["80", "89"], 16384, 4);
+}
+
+/// A product of bf16. The strides of the operands are compiled as multiples of 16.
+pub(super) fn matmul_on(targets: &[&str], shared: u32, seed: u32) {
     let (m, n, depth) = (100, 80, 96);
-    let (a, b) = (draw(m * depth, 4), draw(depth * n, 5));
+    let (a, b) = (draw(m * depth, seed), draw(depth * n, seed + 1));
     let case = case(
         "triton_matmul",
-        (Dim3(2, 2, 1), 128, 16384),
+        (Dim3(2, 2, 1), 128, shared),
         vec![("a", brains(&a)), ("b", brains(&b)), ("c", Data::Out(2 * m * n))],
         &[Arg::I32(m as i32), Arg::I32(n as i32), Arg::I32(depth as i32)],
     );
     let expected = reference::matmul(&a, depth, n, |col, k| b[k * n + col]);
     // The tolerance is half a unit in the last place of bf16 below 16.
-    case.check(|buffers| assert_close("c", &bf16s(&buffers[2]), &expected, 16.0 / 512.0));
+    case.check_on(targets, |buffers| assert_close("c", &bf16s(&buffers[2]), &expected, 16.0 / 512.0));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The consumers of the main kernel.
 
-use attend::{Masker, Order, QueryNumbers, ScoreGradient};
+use attend::{Masker, Order, QueryNumbers, ScoreGradient, SoftcapSlope};
 use ptx::{Builder, CmpOp, Pointer, R32};
 use tile::{
     AccTile, Accumulate, Consumer, OperandTile, PipelineState, Products, RowStore, SharedMatrix, Sign,
@@ -138,14 +138,15 @@ impl Main<'_> {
         let partial = self.bound.is_partial(k, visit.tile);
         let origin = k.mul(visit.tile, self.sizes.rows);
         let gradient = ScoreGradient {
-            softcap: self.params.wide.as_ref(),
-            inverse_cap: None,
+            softcap: self.params.softcap.as_ref(),
+            inverse_cap: self.params.inverse_cap,
+            slope: SoftcapSlope::OfProbability,
             programs: None,
-            of_table: false,
             mask,
             factor: self.params.factor,
         };
-        let weights = gradient.probabilities(k, s, &numbers[0], (origin, partial, None)); // 11: P = exp(S − L)
+        let block = (origin, partial, None);
+        let weights = gradient.probabilities(k, s, &numbers[0], block); // 11: P = exp(S − L)
         self.hide_missing_keys(k, consumer, &weights);
         products.wait(k, of_dp); // and dK of the visit before
         let d_out = operands.gradients[1].stage(k, at.gradients.stage);
@@ -155,14 +156,14 @@ impl Main<'_> {
             products.commit(k)
         };
         if wide {
-            gradient.scores(k, s, &weights, dp, &numbers[1]); //                  14: dS = P ∘ (dP − D)
+            gradient.scores(k, s, &weights, dp, &numbers); //                  14: dS = P ∘ (dP − D)
             weights.round_to(k, half(self.baked), p);
             dp.round_to(k, half(self.baked), ds);
         } else {
             self.release_kept(k, consumer, at);
             weights.round_to(k, half(self.baked), p);
             let of_dv = issue_dv(k, products);
-            gradient.scores(k, s, &weights, dp, &numbers[1]); //                  14
+            gradient.scores(k, s, &weights, dp, &numbers); //                  14
             products.wait(k, of_dv);
             dp.round_to(k, half(self.baked), ds); // in the registers of Pᵀ
         }
@@ -254,7 +255,8 @@ impl Main<'_> {
         tiles: &Tiles,
         (at, visit): (&Positions, Visit),
     ) {
-        let ended = k.setp_s(CmpOp::Eq, visit.left, 1);
+        let next = k.add(visit.tile, 1);
+        let ended = k.setp_s(CmpOp::Ge, next, self.bound.end);
         let last = self.baked.group_size() - 1;
         let ended = k.setp_u_and(CmpOp::Eq, visit.head, last, ended);
         k.guarded(ended, |k| {

@@ -5,8 +5,7 @@ use ptx::{Access, Builder, F32, Global, Pointer, R32};
 use tile::{AccTile, RowStore, Threads, WARP_VECTOR_BYTES, store_fragments_at, warp_vectors};
 
 use super::params::{RowTiles, Strided, launch, tile_of_cta};
-use super::plan::{FusedPlan, TileSizes};
-use super::rows::THREADS;
+use super::plan::{FusedPlan, THREADS, TileSizes};
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::half;

@@ -1,16 +1,16 @@
 //! The main kernel: its parameters, shared memory, and the producer's requests. `consume.rs` has the
 //! consumers' computation.
 
-use attend::{Bound, KeyBand, RowRange, Softcap, Tanh};
+use attend::{Bound, KeyBand, RowRange, Softcap};
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, F32, Pointer, R32, Shared, SpecialReg, Src, TensorMapPtr};
 use tile::{Handover, Pipeline, SwizzledTile, TileRing};
 
 use super::params::{RowTiles, Strided, launch, tile_of_cta};
-use super::plan::{FusedPlan, KEYS, LOADED, ROLES, SLOTS, Starts, TileSizes};
+use super::plan::{FusedPlan, KEYS, LOADED, ROLES, SLOTS, TileSizes};
 use crate::contract::Contract;
 use crate::draft::Draft;
-use crate::forward::contract::{declare_band, declare_map, declare_softcap, factor_or_one};
+use crate::forward::contract::{declare_band, declare_map, declare_softcap, default_tanh, factor_or_one};
 use crate::grid::Grid;
 use crate::{Arch, Baked};
 
@@ -45,8 +45,10 @@ pub(super) struct FusedParams {
     /// The factor of dK.
     pub scale: F32,
     pub band: KeyBand,
-    /// The factor of wide logits.
-    pub wide: Option<Softcap>,
+    /// The softcap, or the factor of wide logits.
+    pub softcap: Option<Softcap>,
+    /// 1 / (cap · log2 e), with a softcap.
+    pub inverse_cap: Option<F32>,
 }
 
 impl FusedParams {
@@ -61,6 +63,7 @@ impl FusedParams {
         let gradients = [Tensor::Dk, Tensor::Dv].map(|tensor| Strided::declare(k, c, problem, tensor));
         // A scale of 0 makes all scores equal.
         let factor = if problem.softmax_scale() == 0.0 { 0.0 } else { factor_or_one(problem) };
+        let cap = problem.score.softcap;
         FusedParams {
             maps,
             gradients,
@@ -71,7 +74,8 @@ impl FusedParams {
             factor: c.f32(k, "scale_log2e", factor),
             scale: c.f32(k, "scale", problem.softmax_scale()),
             band: declare_band(k, c, problem),
-            wide: declare_softcap(k, c, problem, Tanh::Exp2),
+            softcap: declare_softcap(k, c, problem, default_tanh(problem)),
+            inverse_cap: cap.map(|cap| c.f32(k, "inverse_cap", 1.0 / (cap * std::f32::consts::LOG2_E))),
         }
     }
 }
@@ -104,8 +108,6 @@ pub(super) struct Main<'a> {
 pub(super) struct Visit {
     pub head: R32,
     pub tile: R32,
-    /// Tiles of the head from this one on.
-    pub left: R32,
 }
 
 impl<'a> Main<'a> {
@@ -147,40 +149,19 @@ impl<'a> Main<'a> {
         ROLES.split(k, |k| self.produce(k), |k, consumer| self.consume(k, consumer));
     }
 
-    /// The number of tiles that the CTA visits in each head. May be negative.
-    fn tiles_of_head(&self, k: &mut Builder) -> R32 {
-        k.sub(self.bound.end, self.bound.from())
-    }
-
-    /// The first visit. If the keys see all queries, neighbouring CTAs begin at neighbouring tiles, so that
-    /// they do not add to one tile of dQ at the same time. A band has this effect by itself.
+    /// The first visit.
     pub fn first_visit(&self, k: &mut Builder) -> Visit {
-        let left = self.tiles_of_head(k);
-        let some = k.setp_s(CmpOp::Gt, left, 0);
-        let head = k.selp(0, self.baked.group_size(), some);
-        let tile = match self.plan.starts {
-            Starts::Common => k.mov(self.bound.from()),
-            Starts::Shifted => {
-                let tiles = k.max_s(left, 1);
-                let shift = k.rem_u(self.at[2], tiles);
-                k.add(shift, self.bound.from())
-            }
-        };
-        Visit { head, tile, left }
+        let tile = k.mov(self.bound.from());
+        let some = k.setp_s(CmpOp::Lt, tile, self.bound.end);
+        Visit { head: k.selp(0, self.baked.group_size(), some), tile }
     }
 
     /// Moves to the next visit.
-    pub fn advance(&self, k: &mut Builder, Visit { head, tile, left }: Visit) {
+    pub fn advance(&self, k: &mut Builder, Visit { head, tile }: Visit) {
         k.add_to(tile, tile, 1);
-        let wraps = k.setp_s(CmpOp::Ge, tile, self.bound.end);
-        k.selp_to(tile, self.bound.from(), tile, wraps);
-        k.sub_to(left, left, 1);
-        let ends = k.setp_s(CmpOp::Eq, left, 0);
-        let tiles = self.tiles_of_head(k);
-        k.guarded(ends, |k| {
-            k.mov_to(left, tiles);
-            k.add_to(head, head, 1);
-        });
+        let ends = k.setp_s(CmpOp::Ge, tile, self.bound.end);
+        k.selp_to(tile, self.bound.from(), tile, ends);
+        k.guarded(ends, |k| k.add_to(head, head, 1));
     }
 
     /// The batch entry, query head and tile of a visit.

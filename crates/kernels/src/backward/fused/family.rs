@@ -5,10 +5,11 @@ use tile::Sign;
 
 use super::FusedPlan;
 use super::plan::{KEYS, LOADED};
+use crate::backward::sums::draft_sinks;
 use crate::draft::Draft;
-use crate::family::FamilyPlan;
+use crate::family::{FamilyPlan, of_plan};
 use crate::genes::{Gene, PRODUCTS, STAGES};
-use crate::{Arch, Baked, Features, PlanError};
+use crate::{Arch, Baked, Features};
 
 impl FamilyPlan for FusedPlan {
     fn pass() -> PassKind {
@@ -19,9 +20,7 @@ impl FamilyPlan for FusedPlan {
         Features { sink: true, ..Features::default() }
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> FusedPlan {
-        FusedPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     /// Suits grids that give each SM a CTA.
     fn suits(problem: &Problem, arch: &Arch) -> bool {
@@ -34,14 +33,11 @@ impl FamilyPlan for FusedPlan {
             Gene::new("query_stages").searched([2, 3]).wider([4]).curing(STAGES),
             Gene::new("gradient_stages").searched([2, 3]).wider([4]).curing(STAGES),
             Gene::new("products").searched(["in_turn", "scores_ahead"]).curing(PRODUCTS),
-            Gene::new("starts").searched(["common", "shifted"]),
             Gene::new("tile_order").searched(["rows_first", "heads_first"]),
         ]
     }
 
-    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        self.check(problem, arch)
-    }
+    of_plan!(check);
 
     fn baked(&self, problem: &Problem) -> Baked {
         let baked = Baked::of(problem, false).with_maps(problem, &LOADED);
@@ -56,11 +52,15 @@ impl FamilyPlan for FusedPlan {
     }
 
     fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
-        vec![
+        let mut drafts = vec![
             self.draft_rows(problem, baked, arch),
             self.draft(problem, baked, arch),
             self.draft_convert(problem, baked, arch),
-        ]
+        ];
+        if problem.pass.wants().sinks {
+            drafts.push(draft_sinks(problem, arch.full_target(), self.sink_counts(problem)));
+        }
+        drafts
     }
 
     fn tile(&self) -> [u32; 2] {

@@ -18,4 +18,4 @@ mod params;
 mod plan;
 mod rows;
 
-pub use plan::{FusedPlan, Starts};
+pub use plan::FusedPlan;

@@ -91,11 +91,5 @@ pub(super) fn tile_of_cta(k: &mut Builder, order: CtaOrder, grid: Grid) -> [R32;
 
 /// A kernel of CTAs of `threads` threads in a grid.
 pub(super) fn launch(threads: u32, grid: Extents, flat: bool, shared: u32) -> Launch {
-    Launch {
-        grid: grid.launch(flat),
-        cluster: Dim3(1, 1, 1),
-        block: Dim3(threads, 1, 1),
-        dynamic_shared: shared,
-        overlapping: false,
-    }
+    Launch { dynamic_shared: shared, ..Launch::new(grid.launch(flat), Dim3(threads, 1, 1)) }
 }

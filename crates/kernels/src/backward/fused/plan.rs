@@ -5,21 +5,12 @@ use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{Handover, Pipeline, Roles, SwizzledTile};
 
+use crate::backward::sums::TileCounts;
 use crate::error::accept;
 use crate::forward::contract::{check_tensor_map, is_half, most_rows};
 use crate::forward::mma::CtaOrder;
 use crate::grid::Extents;
 use crate::{Arch, Dims, PlanError};
-
-/// The first query tile that a CTA visits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Starts {
-    /// The first tile that the keys see.
-    Common,
-    /// As many tiles after the first as there are tiles of keys before the CTA's. The visits wrap around.
-    Shifted,
-}
 
 /// The genes of a plan of this family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -30,8 +21,6 @@ pub struct FusedPlan {
     pub gradient_stages: u32,
     /// When the scores of the next query tile are computed.
     pub products: Order,
-    /// The first query tile that a CTA visits.
-    pub starts: Starts,
     /// The order in which CTAs compute tiles of keys.
     pub tile_order: CtaOrder,
 }
@@ -42,6 +31,8 @@ pub(super) const FAMILY: &str = "backward_fused";
 const WIDEST: usize = 128;
 /// Keys of a CTA.
 pub(super) const KEYS: u32 = 128;
+/// Threads of a CTA of the kernels before and after the main kernel.
+pub(super) const THREADS: u32 = 256;
 /// Slots of dS in shared memory.
 pub(super) const SLOTS: u32 = 2;
 /// Numbers of a tile of query rows times head dims.
@@ -101,7 +92,6 @@ impl FusedPlan {
             query_stages: 3,
             gradient_stages: if problem.band.is_full() { 3 } else { 2 },
             products: Order::ScoresAhead,
-            starts: Starts::Common,
             tile_order: CtaOrder::RowsFirst,
         }
     }
@@ -164,6 +154,11 @@ impl FusedPlan {
         })
     }
 
+    /// The parts of the sinks' gradients.
+    pub(super) fn sink_counts(&self, problem: &Problem) -> TileCounts {
+        ([TileSizes::new(problem).row_tiles(problem), problem.batch as u64], THREADS / 32)
+    }
+
     /// Whether a kernel of the plan needs a flat grid.
     pub(super) fn needs_flat_grid(&self, problem: &Problem) -> bool {
         self.grid(problem).need_flat() || self.row_grid(problem).need_flat()
@@ -180,11 +175,8 @@ fn check_problem(problem: &Problem) -> Result<(), PlanError> {
     if problem.pass.deterministic() {
         return refuse("deterministic", "true", "false: CTAs add to dQ in the order in which they run");
     }
-    if !problem.pass.wants().is_empty() {
-        return refuse("wants", "gradients of sinks or tables", "dq, dk and dv alone");
-    }
-    if let Some(cap) = problem.score.softcap {
-        return refuse("softcap", &cap.to_string(), "none");
+    if problem.pass.wants().tables != 0 {
+        return refuse("wants", "gradients of tables", "dq, dk, dv and the gradients of sinks");
     }
     for (what, dim) in [("head_dim", problem.head_dim), ("head_dim_v", problem.head_dim_v)] {
         let fits = (8..=WIDEST).contains(&dim) && dim.is_multiple_of(8);

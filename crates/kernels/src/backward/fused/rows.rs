@@ -6,14 +6,14 @@ use std::f32::consts::LOG2_E;
 use tile::{WARP_VECTOR_BYTES, divide};
 
 use super::params::{RowTiles, Strided, launch, tile_of_cta};
-use super::plan::{FusedPlan, SUM_BYTES, TileSizes};
+use super::plan::{FusedPlan, SUM_BYTES, THREADS, TileSizes};
+use crate::backward::sums::SinkParts;
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{half, lse_of_row};
 use crate::{Arch, Baked};
 
 const ENTRY: &str = "flash_backward_rows";
-pub(super) const THREADS: u32 = 256;
 
 impl FusedPlan {
     /// The kernel that computes −L·log2 e and −D of each row.
@@ -27,13 +27,14 @@ impl FusedPlan {
         let d_lse = c.operand(&mut k, Operand::DLse);
         let tiles = RowTiles::declare(&mut k, &mut c, (problem, baked), [Access::Write, Access::Write]);
         let seq_q = c.u32(&mut k, "seq_q", problem.seq_q as u32);
+        let sinks = SinkParts::declare(&mut k, &mut c, problem, self.sink_counts(problem));
         let grid = self.row_grid(problem);
         let launch = launch(THREADS, grid, baked.flat, 0);
         let grid = grid.declare(&mut k, &mut c, baked.flat);
         let order = self.tile_order;
         let body = move |k: &mut Builder| {
             let at = tile_of_cta(k, order, grid);
-            let rows = Rows { baked, out, d_out, lse, d_lse, tiles, seq_q, at };
+            let rows = Rows { baked, out, d_out, lse, d_lse, tiles, seq_q, sinks, at };
             rows.clear_sums(k);
             rows.store_numbers(k);
         };
@@ -50,6 +51,7 @@ struct Rows<'a> {
     d_lse: Option<Global>,
     tiles: RowTiles,
     seq_q: R32,
+    sinks: Option<SinkParts>,
     /// Batch entry, head and number of the CTA's tile.
     at: [R32; 3],
 }
@@ -77,6 +79,7 @@ impl Rows<'_> {
         let numbers = self.tiles.numbers(k, self.at);
         let numbers = k.index(numbers, row, 4);
         let position = k.mad(tile, sizes.rows, row);
+        let mut numbers_of_rows = [Vec::new(), Vec::new()];
         for first in (0..sizes.rows).step_by((THREADS / chunks) as usize) {
             let position = k.add(position, first);
             let exists = k.setp_u(CmpOp::Lt, position, self.seq_q);
@@ -102,6 +105,15 @@ impl Rows<'_> {
             let to = numbers.at(i64::from(4 * first));
             k.guarded(is_first, |k| k.st(to, minus_log_sum));
             k.guarded(is_first, |k| k.st(to.at(i64::from(4 * sizes.rows)), minus_delta));
+            numbers_of_rows[0].push(minus_log_sum);
+            numbers_of_rows[1].push(minus_delta);
+        }
+        if let Some(sinks) = &self.sinks {
+            let part = sinks.part(k, head, numbers_of_rows.each_ref().map(Vec::as_slice));
+            let (warp, lane) = (k.shr_u(thread, 5), k.and(thread, 31));
+            // The threads of a row have the same numbers.
+            let bits: Vec<u32> = [8, 16].into_iter().filter(|&bit| bit >= chunks).collect();
+            sinks.store(k, self.at, [warp, lane], (part, &bits));
         }
     }
 

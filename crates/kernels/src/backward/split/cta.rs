@@ -2,7 +2,7 @@
 
 use attend::{
     BlockRing, Bound, GradientPrograms, KeyBand, Lengths, Masker, ProgramCode, RingBlock, RowRange,
-    ScoreGradient, ScorePrograms, Sequence, Softcap, Tanh,
+    ScoreGradient, ScorePrograms, Sequence, Softcap, SoftcapSlope, Tanh,
 };
 use problem::{Operand, OperandMap, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared};
@@ -12,15 +12,15 @@ use tile::{
 };
 
 use super::plan::{FAMILY, Side, SplitPlan, SplitTiles};
-use super::sums::SinkParts;
-use crate::backward::programs::{TableGradient, code_of_scores};
+use crate::backward::sums::SinkParts;
 use crate::contract::Contract;
+use crate::derivatives::{TableGradient, code_of_scores};
 use crate::draft::Draft;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor_or_one, half, is_wide, lse_of_row,
 };
 use crate::forward::lengths::{blocks_divide, declare_lengths};
-use crate::forward::mma::{CtaOrder, QueryHome, axis_of_rows, head_and_batch};
+use crate::forward::mma::{QueryHome, axis_of_rows, head_and_batch};
 use crate::forward::programs::declare_programs;
 use crate::grid::{Extents, Grid};
 use crate::{Arch, Baked};
@@ -87,13 +87,12 @@ impl SplitPlan {
             (own, reads_lse, grid, self.tanh),
             code.as_ref(),
         );
-        let sinks = reads_lse.then(|| SinkParts::declare(&mut k, &mut contract, problem, self)).flatten();
+        let sinks =
+            reads_lse.then(|| SinkParts::declare(&mut k, &mut contract, problem, self.sink_counts(problem)));
+        let sinks = sinks.flatten();
         let launch = Launch {
-            grid: self.grid(problem, side).launch(baked.flat),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(tiles.threads(), 1, 1),
             dynamic_shared: tiles.shared_bytes(problem),
-            overlapping: false,
+            ..Launch::new(self.grid(problem, side).launch(baked.flat), Dim3(tiles.threads(), 1, 1))
         };
         let body = move |k: &mut Builder| {
             let cta = Cta::new(k, self, baked, (params, sinks), side);
@@ -197,7 +196,8 @@ impl SplitParams {
         of_table: bool,
     ) -> ScoreGradient<'b> {
         let &SplitParams { ref softcap, inverse_cap, factor, .. } = self;
-        ScoreGradient { softcap: softcap.as_ref(), inverse_cap, programs, of_table, mask, factor }
+        let slope = if of_table { SoftcapSlope::None } else { SoftcapSlope::OfTangent };
+        ScoreGradient { softcap: softcap.as_ref(), inverse_cap, programs, slope, mask, factor }
     }
 
     /// Row 0 of a head of a sequence in a tensor.
@@ -310,12 +310,14 @@ impl<'a> Cta<'a> {
         MmaType::Half(self.half())
     }
 
-    pub fn tile_order(&self) -> CtaOrder {
-        self.plan.tile_order
+    /// The batch entry, head and tile in the grid.
+    pub fn grid_place(&self, k: &mut Builder) -> [R32; 3] {
+        let [head, batch] = self.grid_head(k);
+        [batch, head, self.params.grid.index(k, axis_of_rows(self.plan.tile_order))]
     }
 
     /// The CTA's head and batch entry in the grid.
-    pub fn grid_head(&self, k: &mut Builder) -> [R32; 2] {
+    fn grid_head(&self, k: &mut Builder) -> [R32; 2] {
         head_and_batch(k, self.plan.tile_order, self.params.grid)
     }
 

@@ -6,8 +6,9 @@ use serde_json::Value;
 use super::SplitPlan;
 use super::plan::{Side, widest_copy};
 use crate::Symptom;
+use crate::backward::sums::draft_sinks;
 use crate::draft::Draft;
-use crate::family::FamilyPlan;
+use crate::family::{FamilyPlan, of_plan};
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Cure, Gene, RESIDENT_CTAS, STAGES};
@@ -48,9 +49,7 @@ impl FamilyPlan for SplitPlan {
         Features { lengths: true, sink: true, programs: true, ..Features::default() }
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> SplitPlan {
-        SplitPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     fn suits(_: &Problem, _: &Arch) -> bool {
         true
@@ -85,20 +84,14 @@ impl FamilyPlan for SplitPlan {
         ]
     }
 
-    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        self.check(problem, arch)
-    }
-
-    fn baked(&self, problem: &Problem) -> Baked {
-        self.baked(problem)
-    }
+    of_plan!(check, baked);
 
     fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
         let mut drafts: Vec<_> =
             [Side::Queries, Side::Keys].map(|side| self.draft(problem, baked, arch, side)).into();
         let target = arch.target();
         if problem.pass.wants().sinks {
-            drafts.push(self.draft_sinks(problem, target));
+            drafts.push(draft_sinks(problem, target, self.sink_counts(problem)));
         }
         for table in &baked.table_gradients {
             drafts.extend(self.draft_table(problem, baked, target, table));

@@ -43,19 +43,19 @@ impl Cta<'_> {
         ring.for_each_block(k, &load, |k, block| {
             let origin = k.mul(block.block, tiles.streamed);
             let partial = bound.is_partial(k, block.block);
-            let [minus_log_sums, minus_deltas] = self.numbers_of_columns(k, block);
+            let numbers = self.numbers_of_columns(k, block);
             let q = queries.open(k, block);
             let s = mma_abt(k, &keys, &q); //                                     10: Sᵀ = K Qᵀ
             sum(k, 0, &s);
             let at = (origin, partial, self.head_of_block(k, block));
-            let p = gradient.probabilities(k, &s, &minus_log_sums, at); //        11: P = exp(S − L)
+            let p = gradient.probabilities(k, &s, &numbers[0], at); //        11: P = exp(S − L)
             let d_out = gradients.open(k, block);
             let dp = mma_abt(k, &values, &d_out); //                              13: dPᵀ = V dOᵀ
             sum(k, 1, &dp);
             let weights = p.round(k, self.half());
             let d_out = gradient_rows.open(k, block);
             mma_ab(k, self.ty(), &weights, &d_out, &dv); //                       12: dV += Pᵀ dO
-            gradient.scores(k, &s, &p, &dp, &minus_deltas); //                    14: dS = P ∘ (dP − D)
+            gradient.scores(k, &s, &p, &dp, &numbers); //                          14: dS = P ∘ (dP − D)
             let ds = dp.round(k, self.half());
             let q = query_rows.open(k, block);
             mma_ab(k, self.ty(), &ds, &q, &dk); //                                16: dK += dSᵀ Q

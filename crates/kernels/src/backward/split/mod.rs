@@ -10,15 +10,14 @@
 //!
 //! The first kernel also computes D = rowsum(dO ∘ O) and passes −L·log2 e and −D of each row to the second.
 //!
-//! Gradients of sinks are sums over the rows of the first kernel (`sums.rs`). Each gradient of a table, such as
-//! a bias or slopes, has a kernel of its own (`tables.rs`).
+//! Gradients of sinks are sums over the rows of the first kernel (`../sums.rs`). Each gradient of a table, as
+//! of a bias or of slopes, has a kernel of its own (`tables.rs`).
 
 mod cta;
 mod family;
 mod keys;
 mod plan;
 mod queries;
-mod sums;
 mod tables;
 
 pub use plan::SplitPlan;

@@ -3,7 +3,8 @@ use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, PairSum, TileLayout};
 
-use crate::backward::programs::TableGradient;
+use crate::backward::sums::TileCounts;
+use crate::derivatives::TableGradient;
 use crate::error::accept;
 use crate::forward::contract::{default_tanh, is_half, misaligned};
 use crate::forward::lengths::{check_lengths, row_blocks};
@@ -141,8 +142,8 @@ impl SplitTiles {
         own[0].bytes() + own[1].bytes() + self.ring_bytes(dims) + 2 * self.sum_bytes()
     }
 
-    /// Estimated registers of a thread: accumulators, S and dP, P with a softcap or a program, and the CTA's own operands
-    /// if they are kept in registers.
+    /// Estimated registers of a thread: accumulators, S and dP, P with a softcap or a program, and the CTA's
+    /// own operands if they are kept in registers.
     fn registers(self, problem: &Problem) -> u32 {
         let [dim, dim_v] = self.columns(problem).map(|columns| columns / self.dim_warps);
         let sums = match self.side {
@@ -304,9 +305,14 @@ impl SplitPlan {
         accept("heads_q · batch", heads, heads < 1 << 32, "fewer than 2^32")
     }
 
-    /// The number of tiles of query rows in a head, and the number of batch entries with that many tiles each.
+    /// The number of tiles of query rows in a head, and the number of batch entries with that many tiles.
     pub(super) fn row_tiles(&self, problem: &Problem) -> [u64; 2] {
         row_blocks(problem, self.dq_rows, 1)
+    }
+
+    /// The parts of the sinks' gradients.
+    pub(super) fn sink_counts(&self, problem: &Problem) -> TileCounts {
+        (self.row_tiles(problem), self.dq_warps)
     }
 
     /// The extents of a kernel's grid.

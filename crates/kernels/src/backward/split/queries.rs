@@ -26,9 +26,12 @@ impl Cta<'_> {
             [(0, self.baked.sign), (1, Sign::Keep)].map(|(i, sign)| self.own_operand(k, i, sign));
         let numbers = self.numbers_of_rows(k, &d_out);
         if let Some(sinks) = &self.sinks {
-            sinks.store(k, self, &numbers);
+            let at = self.grid_place(k);
+            let part = sinks.part(k, at[1], numbers.each_ref().map(Vec::as_slice));
+            // The lanes of a quad have the same rows.
+            sinks.store(k, at, [self.threads.warp, self.threads.lane], (part, &[4, 8, 16]));
         }
-        let [minus_log_sums, minus_deltas] = numbers.map(QueryNumbers::Rows);
+        let numbers = numbers.map(QueryNumbers::Rows);
 
         let dq = AccTile::zero(k, tiles.warp_rows(), tiles.columns(self.baked)[0]);
         let mask = self.mask(k, band);
@@ -41,10 +44,10 @@ impl Cta<'_> {
             let partial = bound.is_partial(k, block.block);
             let key = keys.open(k, block);
             let s = mma_abt(k, &q, &key); //                                      10: S = Q Kᵀ
-            let p = gradient.probabilities(k, &s, &minus_log_sums, (origin, partial, None)); // 11: P = exp(S − L)
+            let p = gradient.probabilities(k, &s, &numbers[0], (origin, partial, None)); // 11: P = exp(S − L)
             let value = values.open(k, block);
             let dp = mma_abt(k, &d_out, &value); //                               13: dP = dO Vᵀ
-            gradient.scores(k, &s, &p, &dp, &minus_deltas); //                    14: dS = P ∘ (dP − D)
+            gradient.scores(k, &s, &p, &dp, &numbers); //                          14: dS = P ∘ (dP − D)
             let ds = dp.round(k, self.half());
             let key = key_rows.open(k, block);
             mma_ab(k, self.ty(), &ds, &key, &dq); //                              15: dQ += dS K

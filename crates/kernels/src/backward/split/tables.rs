@@ -3,7 +3,7 @@
 //! A CTA computes a tile of queries and keys at a time. If queries and keys index the table, the CTA owns a
 //! tile of the gradient and visits the heads and batch entries that share it. Otherwise the CTA visits the
 //! tiles along the positions that do not index the table, for one head of one batch entry, and leaves its
-//! part to the kernel of `sums.rs`.
+//! part to the kernel of `../sums.rs`.
 
 use attend::{Bound, Masker, QueryNumbers, RowRange, Sequence};
 use problem::{Operand, Problem, Tensor};
@@ -15,9 +15,9 @@ use tile::{
 
 use super::cta::SplitParams;
 use super::plan::SplitPlan;
-use super::sums::{Sums, sum_of_lanes};
-use crate::backward::programs::{TableAxis, TableGradient};
+use crate::backward::sums::{Sums, sum_of_lanes};
 use crate::contract::Contract;
+use crate::derivatives::{TableAxis, TableGradient};
 use crate::draft::Draft;
 use crate::forward::contract::half;
 use crate::grid::{Axis, Extents};
@@ -38,7 +38,7 @@ const TENSORS: [Tensor; 4] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::DOut];
 /// Rows of a warp.
 const WARP_ROWS: u32 = 16;
 
-/// What the CTAs own.
+/// The part of the gradient that a CTA owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     /// A tile of the gradient's queries and keys.
@@ -160,11 +160,8 @@ impl SplitPlan {
             let params = SplitParams::declare(&mut k, &mut c, (problem, baked), declared, Some(code));
             let out = TableOut::declare(&mut k, &mut c, (problem, table), sums.as_ref());
             let launch = Launch {
-                grid: grid.launch(baked.flat),
-                cluster: Dim3(1, 1, 1),
-                block: Dim3(32 * tiles.warps(), 1, 1),
                 dynamic_shared: tiles.shared_bytes(),
-                overlapping: false,
+                ..Launch::new(grid.launch(baked.flat), Dim3(32 * tiles.warps(), 1, 1))
             };
             let copy = self.copy;
             let body = move |k: &mut Builder| {
@@ -469,7 +466,7 @@ impl<'a> TableCta<'a> {
         let p = gradient.probabilities(k, &s, &numbers[0], (first_key, partial, Some(at.head)));
         let (d_out, value) = (own(k, 3, Sign::Keep), streamed(k, 2));
         let dp = mma_abt(k, &d_out, &value);
-        gradient.scores(k, &s, &p, &dp, &numbers[1]);
+        gradient.scores(k, &s, &p, &dp, &numbers);
         take(k, &dp);
         k.bar_sync(); // before the next tiles
     }

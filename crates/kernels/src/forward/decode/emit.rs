@@ -6,11 +6,13 @@ use attend::{
     BlockScores, Bound, Coverage, KeyBand, Lengths, LineMerge, Masker, OnlineSoftmax, RowRange, ScoreChain,
     Sinks, Softcap, store_lse_at,
 };
-use problem::{Operand, OperandMap, Problem, Tensor};
-use ptx::{Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, Pred, R32, R64, Shared, SpecialReg};
+use problem::{DType, Operand, OperandMap, Problem, Tensor};
+use ptx::{
+    Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, Pred, R32, R64, Shared, SpecialReg, Type,
+};
 use tile::{
     AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, PagedRows, Pieces, Sign, Threads, TileCopy,
-    mma_ab, mma_abt, warp_vectors,
+    mma_ab, mma_ab_widened, mma_abt, mma_abt_widened, warp_vectors,
 };
 
 use super::DecodePlan;
@@ -21,6 +23,7 @@ use crate::draft::Draft;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor_or_one, half, lse_of_row, row_of_output,
 };
+use crate::forward::descale::{HeadPlace, ScoreDescale, ValueDescale};
 use crate::forward::lengths::{PageTable, declare_lengths};
 use crate::{Arch, Baked};
 
@@ -43,11 +46,8 @@ impl DecodePlan {
         let ctas = self.ctas(problem, arch);
         let params = Params::declare(&mut k, &mut contract, problem, (self, ctas));
         let launch = Launch {
-            grid: Dim3(ctas, 1, 1),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(self.threads(), 1, 1),
             dynamic_shared: self.shared_bytes(problem) as u32,
-            overlapping: false,
+            ..Launch::new(Dim3(ctas, 1, 1), Dim3(self.threads(), 1, 1))
         };
         let body = move |k: &mut Builder| {
             let decode = Decode::new(k, self, baked, params);
@@ -79,6 +79,8 @@ struct Params {
     factor: F32,
     band: KeyBand,
     softcap: Option<Softcap>,
+    score_descale: Option<ScoreDescale>,
+    value_descale: Option<ValueDescale>,
     parts: Global,
     counters: Global,
 }
@@ -116,6 +118,8 @@ impl Params {
             factor: c.f32(k, "scale_log2e", factor_or_one(problem)),
             band: declare_band(k, c, problem),
             softcap: declare_softcap(k, c, problem, plan.tanh),
+            score_descale: ScoreDescale::declare(k, c, problem),
+            value_descale: ValueDescale::declare(k, c, problem),
             parts: c.scratch(k, parts),
             counters: c.counter(k, counters),
         }
@@ -127,7 +131,12 @@ struct Decode<'a> {
     plan: &'a DecodePlan,
     baked: &'a Baked,
     params: Params,
+    /// The type of O.
     half: Half,
+    /// The type of Q and P in products: f16 with an 8-bit cache.
+    product: Half,
+    /// The pair types of 8-bit keys and values.
+    narrow: Option<[Type; 2]>,
     threads: Threads,
     line: KeyLine,
     pieces: Pieces,
@@ -151,6 +160,9 @@ struct Tile {
     q: Vec<[R32; 4]>,
     o: AccTile,
     softmax: OnlineSoftmax,
+    /// The factors of the scores of the lane's rows, with an 8-bit cache: the inverse of the power of two by
+    /// which a row of Q was multiplied, times the descale factors.
+    scores: Vec<F32>,
     /// 1 before the first block of a tile.
     is_new: R32,
     /// The first block that the CTA computes.
@@ -182,10 +194,13 @@ impl<'a> Decode<'a> {
             let of_warp = k.shared_index(start, threads.warp, bytes);
             k.shared_index(of_warp, threads.lane, 16)
         });
+        let narrow = narrow_types(baked);
         Decode {
             plan,
             baked,
             half: half(baked),
+            product: if narrow.is_some() { Half::F16 } else { half(baked) },
+            narrow,
             line,
             pieces,
             cta,
@@ -238,12 +253,13 @@ impl<'a> Decode<'a> {
     /// Registers of a tile, before its first block.
     fn tile(&self, k: &mut Builder) -> Tile {
         let dim = self.baked.head_dim_v();
-        let softmax = OnlineSoftmax::new(k, self.half, self.plan.rescale, self.params.factor, ROWS, None)
+        let softmax = OnlineSoftmax::new(k, self.product, self.plan.rescale, self.params.factor, ROWS, None)
             .of_wide(self.baked.wide);
         Tile {
             q: if self.queries.is_some() { Vec::new() } else { self.fragments(k) },
             o: AccTile::zero(k, ROWS, dim),
             softmax,
+            scores: if self.scales_scores() { vec![k.mov(1.0f32), k.mov(1.0f32)] } else { Vec::new() },
             is_new: k.mov(1),
             from: k.mov(0),
         }
@@ -353,10 +369,10 @@ impl<'a> Decode<'a> {
         let is_new = k.setp_u(CmpOp::Ne, tile.is_new, 0);
         k.if_(is_new, |k| {
             match self.queries {
-                None => self.load_queries(k, at, &tile.q),
+                None => self.load_queries(k, at, &tile.q, &tile.scores),
                 Some(room) => {
                     let q = self.fragments(k);
-                    self.load_queries(k, at, &q);
+                    self.load_queries(k, at, &q, &tile.scores);
                     for (step, &words) in (0..).zip(&q) {
                         k.st_vec(room.at(warp_vectors(step)), words);
                     }
@@ -370,10 +386,16 @@ impl<'a> Decode<'a> {
         let values = keys.at(self.plan.layout(self.baked).bytes().into());
         let key = OperandB { tile: self.key.open(k, keys), tail: None };
         let q = match self.queries {
-            None => OperandA::in_registers(self.half, &tile.q),
-            Some(room) => OperandA::of_lanes(self.half, self.baked.head_dim_v() / 16, room),
+            None => OperandA::in_registers(self.product, &tile.q),
+            Some(room) => OperandA::of_lanes(self.product, self.baked.head_dim_v() / 16, room),
         };
-        let s = mma_abt(k, &q, &key); // S = Q Kᵀ
+        let s = match self.narrow {
+            None => mma_abt(k, &q, &key), // S = Q Kᵀ
+            Some([of_keys, _]) => mma_abt_widened(k, of_keys, &q, &key.tile),
+        };
+        for (row, &factor) in (0..).zip(&tile.scores) {
+            s.scale_row(k, row, factor);
+        }
         let rows = self.rows(k, at);
         let mask = Masker::new(k, &self.params.band, &self.threads, &rows, ROWS, self.plan.warp_keys);
         let chain =
@@ -386,7 +408,10 @@ impl<'a> Decode<'a> {
         tile.softmax.update(k, &s, &tile.o); // m = max(m, S·c); O, l rescaled
         let p = tile.softmax.probabilities(k, &s); // P = exp2(S·c − m); l += Σ P
         let value = OperandB { tile: self.value.open(k, values), tail: None };
-        mma_ab(k, MmaType::Half(self.half), &p, &value, &tile.o); // O += P V
+        match self.narrow {
+            None => mma_ab(k, MmaType::Half(self.product), &p, &value, &tile.o), // O += P V
+            Some([_, of_values]) => mma_ab_widened(k, of_values, &p, &value.tile, &tile.o),
+        }
     }
 
     /// Whether some row of the tile does not see some key of the block.
@@ -403,32 +428,52 @@ impl<'a> Decode<'a> {
         }
     }
 
-    /// Loads the tile's rows of Q as fragments of A (PTX ISA, "Matrix Fragments for mma.m16n8k16"). Rows that
-    /// do not exist are zeros.
-    fn load_queries(&self, k: &mut Builder, at: &LineCursor, q: &[[R32; 4]]) {
+    /// Loads the tile's rows of Q as fragments of A (PTX ISA, "Matrix Fragments for mma.m16n8k16"), or in the
+    /// order of [`mma_abt_widened`]. Rows that do not exist are zeros.
+    fn load_queries(&self, k: &mut Builder, at: &LineCursor, q: &[[R32; 4]], scores: &[F32]) {
         let rows = self.rows(k, at);
         for below in [0, 8] {
             let (place, exists) = self.place(k, at, &rows, below);
             let from = self.row_of(k, Tensor::Q, place);
-            let from = k.index(from, self.threads.column, 2);
+            let (size, apart) = if self.narrow.is_some() { (4, 4) } else { (2, 16) };
+            let from = k.index(from, self.threads.column, size);
             let words = (0..).zip(q).flat_map(|(step, words)| {
                 let row = (below / 8) as usize;
-                [(32 * step, words[row]), (32 * step + 16, words[row + 2])]
+                [(32 * step, words[row]), (32 * step + apart, words[row + 2])]
             });
             let words: Vec<(i64, R32)> = words.collect();
             for &(_, word) in &words {
                 k.mov_to(word, 0);
             }
-            if self.baked.sign == Sign::Clear {
-                continue;
+            if self.baked.sign != Sign::Clear {
+                k.guarded(exists, |k| {
+                    words.iter().for_each(|&(bytes, word)| self.load_pair(k, word, from.at(bytes)))
+                });
             }
-            k.guarded(exists, |k| {
-                words.iter().for_each(|&(bytes, word)| self.load_pair(k, word, from.at(bytes)))
-            });
             if self.baked.sign == Sign::Negate {
                 words.iter().for_each(|&(_, word)| k.xor_to(word, word, 0x8000_8000u32));
             }
+            if let Some(&factor) = scores.get((below / 8) as usize) {
+                let words: Vec<R32> = words.iter().map(|&(_, word)| word).collect();
+                let inverse = (self.half_of_queries() == Half::Bf16).then(|| narrow_row(k, &words));
+                let descale = self.params.score_descale.map(|descale| {
+                    descale.load(k, HeadPlace { batch: at.batch, key_head: at.head, head: None })
+                });
+                let both = inverse.zip(descale).map(|(a, b)| k.mul(a, b));
+                k.mov_to(factor, both.or(inverse).or(descale).unwrap_or(factor));
+            }
         }
+    }
+
+    /// The type of Q, which has 16 bits.
+    fn half_of_queries(&self) -> Half {
+        if self.baked.dims.dtypes.q == DType::Bf16 { Half::Bf16 } else { Half::F16 }
+    }
+
+    /// Whether scores are multiplied by factors of their rows.
+    fn scales_scores(&self) -> bool {
+        let narrows = self.narrow.is_some() && self.half_of_queries() == Half::Bf16;
+        narrows || self.params.score_descale.is_some()
     }
 
     /// Loads two neighbouring elements, one by one if they may lie at odd addresses.
@@ -505,8 +550,12 @@ impl<'a> Decode<'a> {
     fn store(&self, k: &mut Builder, at: &LineCursor, softmax: &OnlineSoftmax, o: &AccTile) {
         let rows = self.rows(k, at);
         let sinks = self.params.sinks.map(|start| Sinks::load(k, start, at.head, &self.threads, &rows, ROWS));
+        let descale = self.params.value_descale.map(|descale| descale.load(k, [at.batch, at.head]));
+        let softmax = softmax.clone().with_output_factor(descale);
         let finished = softmax.finish(k, o, sinks.as_ref());
-        let column = k.mad(self.part, 8 * o.n_tiles(), self.threads.column);
+        let o = &if self.narrow.is_some() { o.in_quads() } else { o.clone() };
+        let own = o.lane_column(k, &self.threads);
+        let column = k.mad(self.part, 8 * o.n_tiles(), own);
         for (i, below) in [(0, 0), (1, 8)] {
             let (place, exists) = self.place(k, at, &rows, below);
             let to = self.row_of(k, Tensor::Out, place);
@@ -515,8 +564,8 @@ impl<'a> Decode<'a> {
             let pairs: Vec<R32> =
                 row.chunks_exact(2).map(|pair| k.pack(self.half, pair[0], pair[1])).collect();
             k.guarded(exists, |k| {
-                for (bytes, &pair) in (0..).step_by(16).zip(&pairs) {
-                    self.store_pair(k, to.at(bytes), pair);
+                for (n, &pair) in (0..).zip(&pairs) {
+                    self.store_pair(k, to.at(2 * i64::from(o.pair_column(n))), pair);
                 }
             });
         }
@@ -546,4 +595,46 @@ impl<'a> Decode<'a> {
         let wraps = k.setp_u(CmpOp::Eq, next, self.plan.stages * bytes);
         k.selp(0, next, wraps)
     }
+}
+
+/// The pair types of 8-bit keys and values.
+fn narrow_types(baked: &Baked) -> Option<[Type; 2]> {
+    let pair = |dtype| if dtype == DType::E5m2 { Type::E5m2x2 } else { Type::E4m3x2 };
+    let dtypes = baked.dims.dtypes;
+    dtypes.has_narrow_cache().then(|| [pair(dtypes.k), pair(dtypes.v)])
+}
+
+/// Rounds a row of bf16 to f16, times a power of two that takes its largest magnitude into 2^14..2^15: no
+/// element overflows, and elements down to 2^-28 of the largest are normal numbers. Returns the inverse of
+/// the power of two. The lanes of a quad hold the words of a row.
+fn narrow_row(k: &mut Builder, words: &[R32]) -> F32 {
+    const MAGNITUDES: u32 = 0x7FFF_7FFF;
+    let largest = k.mov(0);
+    for &word in words {
+        let magnitudes = k.and(word, MAGNITUDES);
+        let high = k.and(magnitudes, 0xFFFF_0000u32);
+        let low = k.shl(magnitudes, 16);
+        let both = k.max_u(high, low);
+        k.max_u_to(largest, largest, both);
+    }
+    for mask in [1, 2] {
+        let other = k.shfl_xor(largest, mask);
+        k.max_u_to(largest, largest, other);
+    }
+    // Exponents of f32, with a bias of 127: 2^(14 - e) has 268 less the biased e. Its inverse is normal, too.
+    let exponent = k.shr_u(largest, 23);
+    let exponent = k.max_u(exponent, 15);
+    let of_inverse = k.sub(exponent, 14);
+    let of_factor = k.mov(268);
+    let of_factor = k.sub(of_factor, exponent);
+    let [factor, inverse] = [of_factor, of_inverse].map(|exponent| {
+        let bits = k.shl(exponent, 23);
+        k.from_bits(bits)
+    });
+    for &word in words {
+        let [low, high] = k.unpack(Half::Bf16, word).map(|x| k.mul(x, factor));
+        let pair = k.pack(Half::F16, low, high);
+        k.mov_to(word, pair);
+    }
+    inverse
 }

@@ -1,31 +1,24 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{PassKind, Problem};
+use problem::Problem;
 use serde_json::{Value, json};
 
 use super::DecodePlan;
 use super::plan::ROWS;
 use crate::Symptom;
-use crate::draft::Draft;
-use crate::family::FamilyPlan;
+use crate::family::{FamilyPlan, of_plan};
 use crate::forward::contract::{default_tanh, rescale_within, tanh_gene};
 use crate::genes::Gene;
 use crate::genes::Turn::{Down, Up};
 use crate::genes::{RESIDENT_CTAS, STAGES};
-use crate::{Arch, Baked, Features, PlanError};
+use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for DecodePlan {
-    fn pass() -> PassKind {
-        PassKind::Forward
-    }
-
     fn features() -> Features {
-        Features { lengths: true, sink: true, pages: true, ..Features::default() }
+        Features { lengths: true, fp8: true, scales: true, sink: true, pages: true, ..Features::default() }
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> DecodePlan {
-        DecodePlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     fn suits(problem: &Problem, _: &Arch) -> bool {
         DecodePlan::suits(problem)
@@ -55,17 +48,7 @@ impl FamilyPlan for DecodePlan {
         ]
     }
 
-    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        self.check(problem, arch)
-    }
-
-    fn baked(&self, problem: &Problem) -> Baked {
-        self.baked(problem)
-    }
-
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
-        self.drafts(problem, baked, arch)
-    }
+    of_plan!(check, baked, drafts);
 
     fn tile(&self) -> [u32; 2] {
         [ROWS, self.block_n()]

@@ -4,8 +4,9 @@ use attend::{Block, ScoreFactors, ScorePrograms, Softcap, ValueFactors, WarpKeys
 use ptx::{Builder, F32, R32};
 use tile::divide;
 
-use super::emit::{Forward, Params};
-use crate::forward::descale::{ScaledTile, Scores, Scoring, descaled};
+use super::launch::Params;
+use super::place::Forward;
+use crate::forward::descale::{HeadPlace, ScaledTile, Scores, Scoring, descaled};
 
 impl Scores for Forward<'_> {
     fn scoring(&self) -> Scoring<'_> {
@@ -23,7 +24,7 @@ impl Forward<'_> {
         let (factor, softcap, programs) =
             (self.params.factor, self.params.softcap, self.params.programs.clone());
         let Some(descale) = self.head_descale() else { return (factor, softcap, programs) };
-        let at = self.batch_and_key_head(k);
+        let at = self.head_place(k);
         let descale = descale.load(k, at);
         match (softcap, programs) {
             (Some(softcap), programs) => {
@@ -39,7 +40,7 @@ impl Forward<'_> {
     /// The factors of the warp's scores, if Q or K has factors per block of rows. 16 rows have one factor.
     pub(super) fn block_factors(&self, k: &mut Builder) -> Option<ScoreFactors> {
         let descale = self.params.score_descale.filter(|descale| descale.is_per_block())?;
-        let at = self.batch_and_key_head(k);
+        let at = self.head_place(k);
         let rows = self.plan.warp_rows();
         let first = k.mad(self.threads.row_warp, rows, self.rows.first);
         let rows: Vec<R32> = (0..rows).step_by(16).map(|row| k.add(first, row)).collect();
@@ -78,7 +79,12 @@ impl Forward<'_> {
     }
 
     fn batch_and_key_head(&self, k: &mut Builder) -> [R32; 2] {
+        let HeadPlace { batch, key_head, .. } = self.head_place(k);
+        [batch, key_head]
+    }
+
+    fn head_place(&self, k: &mut Builder) -> HeadPlace {
         let [head, batch] = self.head_and_batch(k);
-        [batch, divide(k, head, self.baked.group_size())]
+        HeadPlace { batch, key_head: divide(k, head, self.baked.group_size()), head: Some(head) }
     }
 }

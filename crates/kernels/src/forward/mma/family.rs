@@ -1,40 +1,25 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, PassKind, Problem};
+use problem::{Band, Problem};
 use serde_json::{Value, json};
 
 use super::MmaPlan;
 use super::plan::default_splits;
 use crate::Symptom;
-use crate::draft::Draft;
-use crate::family::FamilyPlan;
+use crate::family::{FamilyPlan, of_plan};
 use crate::forward::contract::{default_tanh, rescale_within, tanh_gene};
 use crate::forward::fp8::{check_keys_of_factors, output_sums_gene};
 use crate::forward::lists::visits_gene;
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, Gene, PRODUCTS, RESIDENT_CTAS, STAGES};
-use crate::{Arch, Baked, Features, PlanError};
+use crate::{Arch, Features, PlanError};
 
 impl FamilyPlan for MmaPlan {
-    fn pass() -> PassKind {
-        PassKind::Forward
-    }
-
     fn features() -> Features {
-        Features {
-            lengths: true,
-            sink: true,
-            programs: true,
-            fp8: true,
-            scales: true,
-            block_scales: true,
-            pages: true,
-        }
+        Features::ALL
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> MmaPlan {
-        MmaPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     fn suits(_: &Problem, _: &Arch) -> bool {
         true
@@ -107,17 +92,7 @@ impl FamilyPlan for MmaPlan {
         ]
     }
 
-    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        self.check(problem, arch)
-    }
-
-    fn baked(&self, problem: &Problem) -> Baked {
-        self.baked(problem)
-    }
-
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
-        self.drafts(problem, baked, arch)
-    }
+    of_plan!(check, baked, drafts);
 
     fn tile(&self) -> [u32; 2] {
         [self.block_m, self.block_n]

@@ -18,10 +18,15 @@ mod descale;
 mod emit;
 mod family;
 mod fp8;
+mod launch;
+mod load;
+mod place;
 mod plan;
 mod split;
+mod steps;
+mod store;
 
-pub(crate) use emit::{axis_of_rows, head_and_batch};
+pub(crate) use place::{axis_of_rows, head_and_batch};
 /// The former name of [`CtaOrder`], which the tests of `flashcore-check` still use.
 pub use plan::CtaOrder as Grid;
 pub use plan::{CtaOrder, MmaPlan, QueryHome};

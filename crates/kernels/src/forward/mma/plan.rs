@@ -1,5 +1,5 @@
 use attend::{Order, OutputSums, Rescale, Tanh, merge_bytes};
-use problem::{Band, DType, Problem, Tensor};
+use problem::{Band, DType, DTypes, Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, PairSum, TileLayout};
 
@@ -354,7 +354,8 @@ impl MmaPlan {
 
     fn check_problem(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         MmaPlan::check_fp8_problem(problem, arch)?;
-        if problem.dtypes.one().is_none() && !problem.dtypes.has_fp8() {
+        let DTypes { q, k, .. } = problem.dtypes;
+        if problem.dtypes.one().is_none() && !(q.is_fp8() && k.is_fp8()) {
             let (family, accepted) = ("mma", "f16, bf16, f32, or 8-bit queries and keys");
             return Err(PlanError::DType { family, dtype: problem.dtypes, accepted });
         }

@@ -1,12 +1,11 @@
 //! Split-KV: several CTAs divide the keys of a row block ([`MmaPlan::splits`]). The first kernel stores
 //! partial results, and the second kernel merges them.
 
-use attend::{OnlineSoftmax, Partials, Sinks, SplitRow, accepted_value_factor};
+use attend::{Partials, Sinks, SplitRow, accepted_value_factor};
 use problem::{Operand, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, SpecialReg};
-use tile::{AccTile, divide};
+use tile::divide;
 
-use super::emit::{Forward, axis_of_rows, head_and_batch};
 use super::plan::MmaPlan;
 use crate::contract::Contract;
 use crate::draft::Draft;
@@ -40,13 +39,10 @@ impl MmaPlan {
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, (problem, baked), self);
         let threads = MmaPlan::merging_threads(problem);
-        let launch = Launch {
-            grid: MmaPlan::merge_grid(problem).launch(baked.flat),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3((threads as u32).next_multiple_of(32).min(THREADS), 1, 1),
-            dynamic_shared: 0,
-            overlapping: false,
-        };
+        let launch = Launch::new(
+            MmaPlan::merge_grid(problem).launch(baked.flat),
+            Dim3((threads as u32).next_multiple_of(32).min(THREADS), 1, 1),
+        );
         let body = move |k: &mut Builder| self.merge_body(k, &params, baked);
         Draft::new(k, contract, (ENTRY, launch), arch.target(), body)
     }
@@ -172,7 +168,7 @@ pub(super) fn declare(
 }
 
 /// The index of a row of a split among the partial results: `[batch][head][split][row]`.
-fn partial_row(
+pub(super) fn partial_row(
     k: &mut Builder,
     baked: &Baked,
     splits: u32,
@@ -184,36 +180,4 @@ fn partial_row(
     let before = k.mul_wide_u(part, seq_q);
     let row = k.zext(row);
     k.add(before, row)
-}
-
-/// Reads the CTA's position along the grid dimension of row blocks, in which the splits of a row block are
-/// neighbours. Returns the row block's index, the number of row blocks, and the split.
-pub(super) fn row_block_and_split(k: &mut Builder, plan: &MmaPlan, grid: Grid) -> [R32; 3] {
-    let axis = axis_of_rows(plan.tile_order);
-    let (index, count) = (grid.index(k, axis), grid.extent(k, axis));
-    let [block, blocks] = [index, count].map(|n| divide(k, n, plan.splits));
-    let before = k.mul(block, plan.splits);
-    [block, blocks, k.sub(index, before)]
-}
-
-impl Forward<'_> {
-    /// Stores the CTA's partial results.
-    pub(super) fn store_partials(
-        &self,
-        k: &mut Builder,
-        partials: &Partials,
-        softmax: &OnlineSoftmax,
-        o: &AccTile,
-    ) {
-        if !self.waits_for_queries() {
-            k.cp_async_wait(0); // A CTA without keys has not waited for Q yet.
-        }
-        let [head, batch] = head_and_batch(k, self.plan.tile_order, self.params.grid);
-        let [_, _, split] = row_block_and_split(k, self.plan, self.params.grid);
-        let row = k.mad(self.threads.row_warp, self.plan.warp_rows(), self.rows.first);
-        let at = [batch, head, split, row];
-        let first = partial_row(k, self.baked, self.plan.splits, at, self.rows.seq_q);
-        let left = self.rows_left(k, row);
-        partials.store(k, &self.threads, softmax, o, (first, left));
-    }
 }

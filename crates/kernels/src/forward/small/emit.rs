@@ -22,6 +22,34 @@ use crate::{Arch, Baked, Dims};
 
 const ENTRY: &str = "flash_forward_small";
 
+/// Methods of [`FamilyPlan`](crate::family::FamilyPlan) that the plans of both families have in common.
+macro_rules! of_small_plan {
+    () => {
+        fn baked(&self, problem: &::problem::Problem) -> $crate::Baked {
+            $crate::forward::small::emit::baked(self, problem)
+        }
+
+        fn drafts<'a>(
+            &'a self,
+            problem: &'a ::problem::Problem,
+            baked: &'a $crate::Baked,
+            _: &$crate::Arch,
+        ) -> Vec<$crate::draft::Draft<'a>> {
+            vec![$crate::forward::small::emit::draft(self, problem, baked)]
+        }
+
+        fn tile(&self) -> [u32; 2] {
+            [self.rows(), self.cluster_keys()]
+        }
+
+        fn adapted(mut self, problem: &::problem::Problem, _: &$crate::Arch, own_shape: bool) -> Self {
+            self.tanh = $crate::forward::contract::default_tanh(problem);
+            if own_shape { self.fitted(problem) } else { self.filled(problem).fitted(problem) }
+        }
+    };
+}
+pub(super) use of_small_plan;
+
 /// Rows of a warp.
 pub(super) const WARP_ROWS: u32 = 16;
 

@@ -48,8 +48,8 @@ impl WgmmaPlan {
     }
 
     pub(super) fn check_problem(&self, problem: &Problem) -> Result<(), PlanError> {
-        if problem.dtypes.q == DType::F32 {
-            let (family, accepted) = (FAMILY, "inputs of f16, bf16, e4m3 and e5m2");
+        if problem.dtypes.q == DType::F32 || problem.dtypes.has_narrow_cache() {
+            let (family, accepted) = (FAMILY, "f16, bf16, or 8-bit queries and keys");
             return Err(PlanError::DType { family, dtype: problem.dtypes, accepted });
         }
         WgmmaPlan::check_fp8_problem(problem, FAMILY)?;

@@ -4,8 +4,9 @@ use attend::{RowRange, ScoreFactors, ScorePrograms, Softcap, ValueFactors};
 use ptx::{Builder, F32, R32};
 use tile::{Consumer, WorkTile};
 
-use super::emit::{Forward, Params};
-use crate::forward::descale::{ScaledTile, ScoreDescale, Scores, Scoring, descaled};
+use super::launch::Params;
+use super::memory::Forward;
+use crate::forward::descale::{HeadPlace, ScaledTile, ScoreDescale, Scores, Scoring, descaled};
 
 impl Scores for Forward<'_> {
     fn scoring(&self) -> Scoring<'_> {
@@ -22,6 +23,12 @@ impl Forward<'_> {
         tile::divide(k, tile.head, self.baked.group_size() / heads)
     }
 
+    fn head_place(&self, k: &mut Builder, tile: &WorkTile) -> HeadPlace {
+        let of_one_head = self.plan.packed_heads(self.baked) == 1;
+        let key_head = self.key_head(k, tile);
+        HeadPlace { batch: tile.batch, key_head, head: of_one_head.then_some(tile.head) }
+    }
+
     /// The factor of a tile's scores in the exponent and the programs. The descale factors
     /// of the tile's head are in the first of these that takes the scores: the factor of the softcap, which
     /// is set here, else a score program, else the exponent. Factors per block of rows are left out
@@ -34,7 +41,7 @@ impl Forward<'_> {
     ) -> (F32, Option<ScorePrograms>) {
         let (factor, programs) = (self.params.factor, self.params.programs.clone());
         let Some(descale) = self.head_descale() else { return (factor, programs) };
-        let at = [tile.batch, self.key_head(k, tile)];
+        let at = self.head_place(k, tile);
         let descale = descale.load(k, at);
         match (cap.zip(self.params.softcap), programs) {
             (Some((own, common)), programs) => {
@@ -57,7 +64,7 @@ impl Forward<'_> {
         consumer: &Consumer,
     ) -> Option<ScoreFactors> {
         let descale = self.params.score_descale.filter(ScoreDescale::is_per_block)?;
-        let at = [tile.batch, self.key_head(k, tile)];
+        let at = self.head_place(k, tile);
         let first = k.mad(consumer.threads.row_warp, 16, rows.first);
         // Without packed heads, the warp's first row is a multiple of 16, and its rows have one factor. With
         // packed heads, a warp may have rows of two blocks of positions.

@@ -1,18 +1,17 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, PassKind, Problem};
+use problem::{Band, Problem};
 use serde_json::{Value, json};
 
 use super::{Tables, WgmmaPlan};
 use crate::Symptom;
-use crate::draft::Draft;
-use crate::family::{FamilyPlan, row_tiles};
+use crate::family::{FamilyPlan, of_plan, row_tiles};
 use crate::forward::contract::{default_tanh, tanh_gene};
 use crate::forward::fp8::{check_keys_of_factors, output_sums_gene};
 use crate::forward::lists::visits_gene;
 use crate::genes::Turn::{Down, To, Up};
 use crate::genes::{BLOCK_N, CLUSTER, Gene, PACKING, PRODUCTS, RESIDENT_CTAS, STAGES, TURNS};
-use crate::{Arch, Baked, Features, PlanError};
+use crate::{Arch, Features};
 
 /// The smallest section where a plan that was tuned without a window is taken for a window. Tiles then use
 /// only a part of the keys of their heads: 16k keys with windows of 1k and 4k are 1 to 2 % faster than with
@@ -20,10 +19,6 @@ use crate::{Arch, Baked, Features, PlanError};
 const WINDOWED_SECTION_MIB: u32 = 64;
 
 impl FamilyPlan for WgmmaPlan {
-    fn pass() -> PassKind {
-        PassKind::Forward
-    }
-
     fn features() -> Features {
         Features {
             lengths: true,
@@ -36,9 +31,7 @@ impl FamilyPlan for WgmmaPlan {
         }
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> WgmmaPlan {
-        WgmmaPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     /// Suits grids with many rows: warpgroups have 64 rows and each SM gets a CTA, so few rows leave most of
     /// them idle.
@@ -111,17 +104,7 @@ impl FamilyPlan for WgmmaPlan {
         ]
     }
 
-    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        self.check(problem, arch)
-    }
-
-    fn baked(&self, problem: &Problem) -> Baked {
-        self.baked(problem)
-    }
-
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, arch: &Arch) -> Vec<Draft<'a>> {
-        self.drafts(problem, baked, arch)
-    }
+    of_plan!(check, baked, drafts);
 
     fn tile(&self) -> [u32; 2] {
         [self.block_m() * self.cluster, self.block_n]

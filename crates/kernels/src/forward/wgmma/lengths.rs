@@ -3,7 +3,7 @@
 use ptx::{Builder, R32, Src};
 use tile::{SwizzledTile, WorkTile};
 
-use super::emit::Forward;
+use super::memory::Forward;
 
 impl Forward<'_> {
     /// The numbers of queries and of keys in the tile's batch entry.

@@ -28,12 +28,15 @@
 //! ([`tile::SwizzledTile::ragged_at`]).
 
 mod check;
+mod consumer;
 mod default;
 mod descale;
 mod emit;
 mod family;
 mod fp8;
+mod launch;
 mod lengths;
+mod memory;
 mod plan;
 mod produce;
 mod rows;

@@ -5,7 +5,8 @@ use problem::Tensor;
 use ptx::{Builder, CmpOp, R32, Src, TensorMapPtr};
 use tile::{PipelineState, TileRing, WorkTile};
 
-use super::emit::{Forward, LOADED};
+use super::launch::LOADED;
+use super::memory::Forward;
 use super::plan::SEARCHING_REGISTERS;
 
 impl Forward<'_> {

@@ -4,7 +4,7 @@ use attend::{BlockList, Bound, KeyBand, MainLoop, Masked, RowRange, Tiles, Walk}
 use ptx::{Builder, CmpOp, R32, Src};
 use tile::{Consumer, Tail, TileCursor, WARPGROUP_ROWS, WorkTile};
 
-use super::emit::Forward;
+use super::memory::Forward;
 use super::plan::{Ends, WgmmaPlan};
 
 impl WgmmaPlan {

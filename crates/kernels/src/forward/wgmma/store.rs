@@ -1,19 +1,62 @@
 //! The epilogue: addresses and stores of O and of the LSE.
 
-use attend::{RowRange, store_lse_at};
+use attend::{OnlineSoftmax, RowRange, Sinks, store_lse_at};
 use ptx::{Builder, F32, Global, R32, Shared};
 use tile::{
     AccTile, BulkStore, Consumer, RowStore, SwizzledTile, TileStream, WARPGROUP_ROWS, WarpgroupVote,
     WorkTile, store_fragments_at,
 };
 
-use super::emit::{Forward, Params, TmaOut};
+use super::consumer::{ConsumerState, ConsumerTile};
+use super::launch::Params;
+use super::memory::{Forward, TmaOut};
 use super::plan::Store;
 use crate::forward::contract::{half, lse_of_row, out_half, row_of_output};
+use crate::forward::descale::Scores;
 
 impl Forward<'_> {
+    /// The end of a tile: normalises O and stores O and the LSE. For a shared tile, only the warps that
+    /// complete it do so.
+    pub(super) fn finish(&self, k: &mut Builder, state: &ConsumerState, at: &WorkTile, tile: &ConsumerTile) {
+        let ConsumerState { consumer, main_loop, .. } = state;
+        let rows = &tile.rows;
+        let bulk = state.bulk.map(|bulk| self.staged(k, bulk, consumer, &main_loop.rings.queries));
+        let softmax = tile.softmax.clone().with_output_factor(self.value_descale(k, at));
+        let o = softmax.take_sums(k, &main_loop.tiles.o);
+        self.spoil_seen(k, &softmax, tile.factor);
+        self.if_complete(k, consumer, at, &softmax, &o, |k| {
+            let sinks = self.params.sinks;
+            let sinks = sinks.map(|start| Sinks::load(k, start, at.head, &consumer.threads, rows, 16));
+            let finished = softmax.finish(k, &o, sinks.as_ref()); //      O / l, LSE = m + ln l
+            match &bulk {
+                None => self.store(k, consumer, at, rows, &o),
+                Some(bulk) => self.store_bulk(k, bulk, consumer, at, rows, &o),
+            }
+            self.store_lse(k, consumer, at, rows, &finished.lse);
+        });
+    }
+
+    /// Runs `finish` on complete results. For a shared tile, only the warps that complete it run `finish`.
+    fn if_complete(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        tile: &WorkTile,
+        softmax: &OnlineSoftmax,
+        o: &AccTile,
+        finish: impl FnOnce(&mut Builder),
+    ) {
+        match self.merge.zip(tile.part) {
+            None => finish(k),
+            Some((merge, part)) => {
+                let complete = merge.join(k, consumer, &part, softmax, o);
+                k.if_(complete, finish);
+            }
+        }
+    }
+
     /// The warp's first row, and one past the last row that it stores.
-    pub(super) fn row_limits(&self, k: &mut Builder, consumer: &Consumer, rows: &RowRange) -> (R32, R32) {
+    fn row_limits(&self, k: &mut Builder, consumer: &Consumer, rows: &RowRange) -> (R32, R32) {
         let first = k.mad(consumer.threads.row_warp, 16, rows.first);
         let limit = k.mul(rows.seq_q, rows.heads);
         let tile_rows = self.plan.tile_rows(self.baked);
@@ -26,14 +69,7 @@ impl Forward<'_> {
     }
 
     /// Stores the warp's rows of O.
-    pub(super) fn store(
-        &self,
-        k: &mut Builder,
-        consumer: &Consumer,
-        tile: &WorkTile,
-        rows: &RowRange,
-        o: &AccTile,
-    ) {
+    fn store(&self, k: &mut Builder, consumer: &Consumer, tile: &WorkTile, rows: &RowRange, o: &AccTile) {
         let limits = self.row_limits(k, consumer, rows);
         let (columns, dim) = (8 * o.n_tiles(), self.baked.head_dim_v());
         let before = consumer.threads.part.map(|part| k.mul(part, columns));
@@ -82,7 +118,7 @@ impl Forward<'_> {
 
     /// The store of a tile that has ended. Where O takes the place of its Q, a warp writes over rows of Q
     /// that other warps of its warpgroup have read, unless a row of O fills one panel.
-    pub(super) fn staged(
+    fn staged(
         &self,
         k: &mut Builder,
         bulk: BulkStore,
@@ -100,7 +136,7 @@ impl Forward<'_> {
     }
 
     /// Stores the warp's rows of O by TMA.
-    pub(super) fn store_bulk(
+    fn store_bulk(
         &self,
         k: &mut Builder,
         bulk: &BulkStore,
@@ -118,14 +154,7 @@ impl Forward<'_> {
     }
 
     /// Stores the LSE of the warp's rows, if it is returned.
-    pub(super) fn store_lse(
-        &self,
-        k: &mut Builder,
-        consumer: &Consumer,
-        tile: &WorkTile,
-        rows: &RowRange,
-        lse: &[F32],
-    ) {
+    fn store_lse(&self, k: &mut Builder, consumer: &Consumer, tile: &WorkTile, rows: &RowRange, lse: &[F32]) {
         let Some(start) = self.params.lse else { return };
         let limits = self.row_limits(k, consumer, rows);
         let to = |k: &mut Builder, row: R32| {
@@ -137,7 +166,7 @@ impl Forward<'_> {
     }
 
     /// The address of a row of O.
-    pub(super) fn place(&self, k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> Global {
+    fn place(&self, k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> Global {
         let Params { out, out_batch_bytes, out_head_bytes, .. } = self.params;
         let [head, position] = rows.head_and_position(k, tile.head, row);
         let row = self.row_of_sequence(k, tile, position);

@@ -82,11 +82,8 @@ impl WgmmaPlan {
         let mut contract = Contract::new(problem);
         let params = Params::declare(&mut k, &mut contract, (problem, baked), values);
         let launch = Launch {
-            grid: values.grid().launch(baked.flat),
-            cluster: Dim3(1, 1, 1),
-            block: Dim3(ByteTranspose::THREADS, 1, 1),
             dynamic_shared: tile.shared_bytes(),
-            overlapping: false,
+            ..Launch::new(values.grid().launch(baked.flat), Dim3(ByteTranspose::THREADS, 1, 1))
         };
         Draft::new(k, contract, (ENTRY, launch), target, move |k| body(k, params, tile))
     }

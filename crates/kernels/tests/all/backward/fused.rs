@@ -2,7 +2,7 @@
 
 use attend::Order;
 use emu::{Emulator, Options};
-use flashcore_kernels::backward::fused::{FusedPlan, Starts};
+use flashcore_kernels::backward::fused::FusedPlan;
 use flashcore_kernels::forward::mma::CtaOrder;
 use flashcore_kernels::{Arch, Plan, emit};
 use problem::{Band, Corner, DType, Layout, Pass, Problem, Tensor};
@@ -45,7 +45,7 @@ fn head_dims_and_groups_are_right() {
         let p = p.with_heads_kv(heads_kv, layout).with_seq_kv(135, layout).with_pass(Pass::BACKWARD);
         let p = p.with_band(Band::NAMED[i % Band::NAMED.len()]);
         for products in ORDERS {
-            let plan = FusedPlan { products, starts: Starts::Shifted, ..default_plan(&p) };
+            let plan = FusedPlan { products, ..default_plan(&p) };
             check(&p, plan, Options { seed: i as u64, ..Options::default() });
         }
     }
@@ -61,7 +61,6 @@ fn torture_set_is_right_and_without_hazards() {
             query_stages: [2, 3][i % 2],
             gradient_stages: [2, 3][i / 2 % 2],
             products: ORDERS[i / 3 % 2],
-            starts: [Starts::Shifted, Starts::Common][i / 2 % 2],
             tile_order: [CtaOrder::RowsFirst, CtaOrder::HeadsFirst][i / 5 % 2],
         };
         if problem.check().is_err() || Plan::from(plan.clone()).check(&problem, &ARCH).is_err() {
@@ -76,7 +75,7 @@ fn torture_set_is_right_and_without_hazards() {
 /// All features that the family has, one at a time.
 #[test]
 fn features_are_right() {
-    for i in 0..21 {
+    for i in 0..27 {
         let corner = [Corner::BottomRight, Corner::TopLeft][i % 2];
         let dim = [64, 128][i / 3 % 2];
         let mut p = Problem::new(1, 2, 150, dim, [DType::F16, DType::Bf16][i % 2])
@@ -90,6 +89,8 @@ fn features_are_right() {
             3 => p.score.scale = Some(-0.3),
             4 => p.score.scale = Some([0.0, 200.0, -200.0][i % 3]),
             5 => p.score.sink = true,
+            6 => p.score.softcap = Some([2.0, 30.0, 100.0][i % 3]),
+            7 => (p.score.softcap, p.band) = (Some(1.5), Band { corner, ..Band::CAUSAL }),
             _ => p.pass = Pass::Backward { deterministic: false, d_lse: true, wants: Default::default() },
         }
         check(&p, default_plan(&p), Options { seed: i as u64, ..Options::default() });
@@ -109,7 +110,6 @@ fn other_problems_are_refused() {
     let dim = |dim| Problem::new(1, 2, 150, dim, DType::F16).with_pass(Pass::BACKWARD);
     for (problem, expected) in [
         (base.clone().with_pass(Pass::DETERMINISTIC), "invalid value 'true' for deterministic"),
-        (base.clone().with_softcap(30.0), "invalid value '30' for softcap"),
         (used, "does not support uneven lengths"),
         (f32, "for dtype with family backward_fused: expected f16 or bf16"),
         (dim(256), "invalid value '256' for head_dim: expected multiples of 8 up to 128"),

@@ -5,12 +5,17 @@ use emu::{Emulator, Options, Schedule};
 use flashcore_kernels::backward::split::SplitPlan;
 use flashcore_kernels::forward::mma::{CtaOrder, QueryHome};
 use flashcore_kernels::{Arch, Plan, emit};
-use problem::{Band, Corner, DType, Layout, LengthArray, OperandMap, Pass, Problem};
+use problem::program::library as lib;
+use problem::{
+    Band, Corner, DType, ElementType, Expr, Gradients, Layout, LengthArray, OperandMap, Pass, Problem,
+    Program, Programs, Table,
+};
 use ptx::{Arg, Item, Kernel, Op, Statement};
 
 use super::reference::{Inputs, even, uneven};
 use crate::common::cases;
 use crate::forward::{synchronisations, without};
+use crate::tools::{self, Facts};
 
 pub const SCHEDULES: [Schedule; 3] = [Schedule::Late, Schedule::Early, Schedule::Random];
 
@@ -155,6 +160,44 @@ fn uneven_lengths_are_right() {
             let plan = small_plan(&problem, &arch);
             check(&problem, lengths, plan, &arch, Options { seed: i as u64, ..Options::default() });
         }
+    }
+}
+
+/// Programs and all gradients: ptxas spills nothing in any kernel of the default plans.
+#[test]
+fn features_assemble_without_spills() {
+    let mut cases = Vec::new();
+    for (dim, dim_v) in [(64, 64), (128, 128), (192, 128), (256, 256)] {
+        for arch in [Arch::SM_80, Arch::SM_90] {
+            let mut p = Problem::new(1, 8, 1024, dim, DType::Bf16).with_band(Band::CAUSAL);
+            (p.head_dim_v, p.heads_kv, p.score.sink) = (dim_v, 2, true);
+            let wants = Gradients { sinks: true, tables: 1 };
+            let pass = Pass::Backward { deterministic: true, d_lse: true, wants };
+            let with = |score: Expr, mask: Option<Expr>, cap, tables| {
+                let mut p = p.clone().with_layout(Layout::Bshd).with_pass(pass);
+                let program = |expr: Expr| Program::new(&expr).unwrap();
+                p.programs =
+                    Programs { score: Some(program(score)), mask: mask.map(program), tables, ..p.programs };
+                p.score.softcap = cap;
+                p
+            };
+            let slopes = Table::dense(ElementType::F32, &[1, 8]);
+            let documents = Table::dense(ElementType::I32, &[1, 1024]);
+            let bias = Table::dense(ElementType::Bf16, &[1, 8, 1024, 1024]);
+            for (what, problem) in [
+                ("alibi", with(lib::alibi(0), Some(lib::document(1)), None, vec![slopes, documents])),
+                ("bias", with(lib::bias(0), None, Some(30.0), vec![bias])),
+            ] {
+                let plan = Plan::from(SplitPlan::default_for(&problem, &arch));
+                let kernel = emit(&problem, &plan, &arch).unwrap().kernel(0);
+                cases.push((format!("{what} D{dim}/{dim_v} sm_{}", arch.sm), kernel));
+            }
+        }
+    }
+    let kernels: Vec<&Kernel> = cases.iter().map(|(_, kernel)| kernel).collect();
+    let Some(facts) = tools::facts(&kernels) else { return };
+    for ((what, _), Facts { registers, spills, .. }) in cases.iter().zip(facts) {
+        assert_eq!(spills, 0, "{what}: {registers} registers");
     }
 }
 

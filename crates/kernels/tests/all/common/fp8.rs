@@ -9,6 +9,19 @@ use ptx::Machine;
 
 pub const WINDOW: Band = Band { before: Some(50), ..Band::CAUSAL };
 
+/// Rows, keys, head dim, types and band of problems: both 8-bit types, ragged ends, masks, row widths.
+pub const SHAPES: [(usize, usize, usize, &str, Band); 9] = [
+    (64, 64, 64, "e4m3", Band::FULL),
+    (70, 133, 64, "e4m3", Band::FULL),
+    (100, 100, 64, "e5m2:f16", Band::CAUSAL),
+    (17, 150, 128, "e4m3/e5m2/e4m3", Band::CAUSAL),
+    (130, 200, 128, "e5m2/e4m3/e5m2", WINDOW),
+    (40, 150, 48, "e5m2", Band::FULL),
+    (66, 130, 80, "e4m3:f16", Band::CAUSAL_TOP_LEFT),
+    (50, 97, 96, "e4m3", Band::FULL),
+    (80, 160, 256, "e4m3", Band::FULL),
+];
+
 /// A problem of two heads with the given types, such as `e4m3/e4m3/bf16`.
 pub fn problem(seq_q: usize, seq_kv: usize, dim: usize, types: &str, band: Band) -> Problem {
     let dtypes: DTypes = types.parse().expect("types");

@@ -12,7 +12,7 @@ use flashcore_kernels::{Arch, Plan, emit};
 use half::{bf16, f16};
 use problem::program::{Point, Precision};
 use problem::{DType, E4m3, E5m2, Elements, Problem, Strides, Table, Tensor};
-use ptx::{Kernel, Machine};
+use ptx::{Arg, Kernel, Machine};
 
 /// Inputs and outputs of one run, as stored in the kernel's buffers.
 pub struct Run {
@@ -318,5 +318,19 @@ impl Run {
                 "{p:?}\nelement {i} of out lies between rows and was written"
             );
         }
+    }
+}
+
+/// The text of a kernel reads back as its module, arguments have the sizes of the parameters, and tensor
+/// maps, which come first, fit their buffers.
+pub fn assert_contract(kernel: &Kernel) {
+    let module = ptx::parse(&kernel.module.to_string()).expect("what is printed is parsed");
+    assert_eq!(module, *kernel.module);
+    let entry = kernel.module.function(&kernel.entry).unwrap();
+    let params: Vec<u32> = entry.params.iter().map(|p| p.bytes()).collect();
+    assert_eq!(params, kernel.args.iter().map(|a| a.bytes()).collect::<Vec<_>>());
+    for (i, map) in kernel.tensor_maps.iter().enumerate() {
+        map.check_in(&kernel.buffers).unwrap();
+        assert_eq!((map.buffer, kernel.args[i].clone()), (i, Arg::TensorMap { index: i }));
     }
 }

@@ -14,6 +14,8 @@ use tile::{Handout, Tail, TileOrder, Turns};
 /// A device with two SMs, so that a CTA computes several tiles.
 pub const SMALL: Arch = Arch { multiprocessors: 2, ..Arch::SM_90 };
 
+pub const SPECULATIVE: Rescaling = Rescaling::Speculative { beyond: 8, limit: 15 };
+
 /// Number of plans with random genes.
 const RANDOM_PLANS: usize = 40;
 
@@ -40,9 +42,20 @@ pub fn genes_get_along(case: impl Fn(&mut Draw, WgmmaPlan) -> (Problem, WgmmaPla
     }
 }
 
+/// The plan for the problem with this index of the torture set: tiles of several shapes.
+pub fn varied(index: usize, plan: WgmmaPlan) -> WgmmaPlan {
+    WgmmaPlan {
+        consumers: [1, 2][index % 2],
+        block_n: [32, 48, 64, 16][index % 4],
+        tiles: [Tiles::InTurn, Tiles::Overlapped][index / 2 % 2],
+        rescale: [SPECULATIVE, Rescaling::Beyond(8), Rescaling::Always][index % 3],
+        cluster: [2, 1, 1][index % 3],
+        ..plan
+    }
+}
+
 /// A plan with random genes.
 fn random(draw: &mut Draw) -> WgmmaPlan {
-    let speculative = Rescaling::Speculative { beyond: 8, limit: 15 };
     WgmmaPlan {
         share: Share::Rows,
         consumers: draw.of(&[1, 2, 3]),
@@ -57,7 +70,7 @@ fn random(draw: &mut Draw) -> WgmmaPlan {
         queries_ahead: draw.of(&[0, 1]),
         store: draw.of(&[Store::Direct, Store::Bulk, Store::OverQueries]),
         turns: draw.of(&[Turns::Free, Turns::PingPong]),
-        rescale: draw.of(&[speculative, Rescaling::Beyond(8), Rescaling::Always]),
+        rescale: draw.of(&[SPECULATIVE, Rescaling::Beyond(8), Rescaling::Always]),
         exps_by_fma: draw.of(&[0, 0, 3, 8]),
         probabilities: draw.of(&[Probabilities::Registers, Probabilities::Shared]),
         tables: Tables::Registers,

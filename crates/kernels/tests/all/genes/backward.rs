@@ -1,7 +1,7 @@
 //! The genes of the backward families, for the tests.
 
 use attend::Order;
-use flashcore_kernels::backward::fused::{FusedPlan, Starts};
+use flashcore_kernels::backward::fused::FusedPlan;
 use flashcore_kernels::backward::split::SplitPlan;
 use flashcore_kernels::forward::mma::{CtaOrder, QueryHome};
 use problem::{Pass, Problem};
@@ -72,7 +72,6 @@ pub fn plain_fused() -> FusedPlan {
         query_stages: 2,
         gradient_stages: 2,
         products: Order::InTurn,
-        starts: Starts::Common,
         tile_order: CtaOrder::RowsFirst,
     }
 }
@@ -85,6 +84,5 @@ pub const FUSED: &[Line<FusedPlan>] = &[
     (full, alone, |p| p.query_stages = 3),
     (atomic, alone, |p| p.gradient_stages = 3),
     (atomic, alone, |p| p.products = Order::ScoresAhead),
-    (full, alone, |p| p.starts = Starts::Shifted),
     (full, alone, |p| p.tile_order = CtaOrder::HeadsFirst),
 ];

@@ -1,29 +1,22 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{Band, PassKind, Problem};
+use problem::{Band, Problem};
 
 use super::AtOncePlan;
 use crate::Symptom;
-use crate::draft::Draft;
-use crate::family::FamilyPlan;
-use crate::forward::contract::{default_tanh, tanh_gene};
-use crate::forward::small::{self, common, emit, wave};
+use crate::family::{FamilyPlan, of_plan};
+use crate::forward::contract::tanh_gene;
+use crate::forward::small::{self, common, emit::of_small_plan, wave};
 use crate::genes::Gene;
 use crate::genes::Turn::Up;
-use crate::{Arch, Baked, Features, Plan, PlanError};
+use crate::{Arch, Features, Plan};
 
 impl FamilyPlan for AtOncePlan {
-    fn pass() -> PassKind {
-        PassKind::Forward
-    }
-
     fn features() -> Features {
         common::features()
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> AtOncePlan {
-        AtOncePlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     /// Suits small grids, unless streaming blocks are better.
     fn suits(problem: &Problem, arch: &Arch) -> bool {
@@ -48,24 +41,6 @@ impl FamilyPlan for AtOncePlan {
         genes
     }
 
-    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        self.check(problem, arch)
-    }
-
-    fn baked(&self, problem: &Problem) -> Baked {
-        emit::baked(self, problem)
-    }
-
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, _: &Arch) -> Vec<Draft<'a>> {
-        vec![emit::draft(self, problem, baked)]
-    }
-
-    fn tile(&self) -> [u32; 2] {
-        [self.rows(), self.cluster_keys()]
-    }
-
-    fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> AtOncePlan {
-        self.tanh = default_tanh(problem);
-        if own_shape { self.fitted(problem) } else { self.filled(problem).fitted(problem) }
-    }
+    of_plan!(check);
+    of_small_plan!();
 }

@@ -1,28 +1,21 @@
 //! Implements the registry's trait for the family, and declares its genes.
 
-use problem::{PassKind, Problem};
+use problem::Problem;
 use serde_json::{Value, json};
 
 use super::StreamedPlan;
-use crate::draft::Draft;
-use crate::family::FamilyPlan;
-use crate::forward::contract::{default_tanh, tanh_gene};
-use crate::forward::small::{common, emit, wave};
+use crate::family::{FamilyPlan, of_plan};
+use crate::forward::contract::tanh_gene;
+use crate::forward::small::{common, emit::of_small_plan, wave};
 use crate::genes::{Gene, RESIDENT_CTAS, STAGES, TURNS};
-use crate::{Arch, Baked, Features, PlanError};
+use crate::{Arch, Features};
 
 impl FamilyPlan for StreamedPlan {
-    fn pass() -> PassKind {
-        PassKind::Forward
-    }
-
     fn features() -> Features {
         common::features()
     }
 
-    fn default_for(problem: &Problem, arch: &Arch) -> StreamedPlan {
-        StreamedPlan::default_for(problem, arch)
-    }
+    of_plan!(default_for);
 
     fn suits(problem: &Problem, arch: &Arch) -> bool {
         wave::is_small(problem, arch)
@@ -43,24 +36,6 @@ impl FamilyPlan for StreamedPlan {
         genes
     }
 
-    fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
-        self.check(problem, arch)
-    }
-
-    fn baked(&self, problem: &Problem) -> Baked {
-        emit::baked(self, problem)
-    }
-
-    fn drafts<'a>(&'a self, problem: &'a Problem, baked: &'a Baked, _: &Arch) -> Vec<Draft<'a>> {
-        vec![emit::draft(self, problem, baked)]
-    }
-
-    fn tile(&self) -> [u32; 2] {
-        [self.rows(), self.cluster_keys()]
-    }
-
-    fn adapted(mut self, problem: &Problem, _: &Arch, own_shape: bool) -> StreamedPlan {
-        self.tanh = default_tanh(problem);
-        if own_shape { self.fitted(problem) } else { self.filled(problem).fitted(problem) }
-    }
+    of_plan!(check);
+    of_small_plan!();
 }

@@ -1,0 +1,3 @@
+//! Has cargo check mistral.rs, whose sources call the crates that `[patch]` replaces.
+
+pub use mistralrs::{GgufModelBuilder, TextModelBuilder};

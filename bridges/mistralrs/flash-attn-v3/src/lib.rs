@@ -1,0 +1,3 @@
+//! The functions of `candle-flash-attn-v3`, computed by FlashCore.
+
+pub use candle_flash_attn::v3::*;

@@ -1,0 +1,239 @@
+"""Attention on JAX arrays, under ``jit``, ``grad`` and ``vmap``: the functions of FlashAttention by name.
+
+Arrays are ``[batch, row, head, dim]``, as those of ``jax.nn.dot_product_attention``. A call is one foreign
+function of XLA, on the CPU and on CUDA devices. Errors in shapes are raised when a call runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _flashcore
+from ._errors import ArgumentError, invalid
+
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+
+_TARGET = "flashcore_attention"
+
+
+@functools.cache
+def _register() -> None:
+    library = ctypes.CDLL(_flashcore.__file__)
+    host, cuda = map(jax.ffi.pycapsule, (library.flashcore_xla_host, library.flashcore_xla_cuda))
+    jax.ffi.register_ffi_target(_TARGET, host, platform="cpu")
+    jax.ffi.register_ffi_target(_TARGET, {"initialize": cuda, "execute": cuda}, platform="CUDA")
+
+
+class _Options(NamedTuple):
+    """What a call is besides its arrays."""
+
+    items: tuple[str, ...]
+    lse: bool
+    deterministic: bool
+
+
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    *,
+    learnable_sink: Any = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention of ``q [batch, rows, heads, dim]`` to ``k`` and ``v [batch, keys, kv_heads, dim]``.
+
+    ``heads`` is a multiple of ``kv_heads``. A causal mask and windows are aligned to the last row and the last
+    key. ``learnable_sink [heads]`` has gradients, too. With ``return_lse``, the result is ``(out, lse)``, and
+    ``lse [batch, heads, rows]`` has gradients, too.
+    """
+    options = _options(causal, window_size, softmax_scale, softcap, return_lse, deterministic)
+    return _attend(options, _arrays(q=q, k=k, v=v, sinks=_float32(learnable_sink)))
+
+
+def flash_attn_varlen_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    *,
+    learnable_sink: Any = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention inside packed sequences: ``q``, ``k`` and ``v`` are ``[rows, heads, dim]``.
+
+    Sequence ``i`` has the rows ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``, 32-bit integers. The longest
+    lengths are hints. The LSE is ``[heads, rows]``.
+    """
+    options = _options(causal, window_size, softmax_scale, softcap, return_lse, deterministic)
+    longest = [f"longest_{of}={n}" for of, n in (("q", max_seqlen_q), ("k", max_seqlen_k)) if n is not None]
+    options = options._replace(items=(*options.items, *longest))
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    return _attend(options, _arrays(q=q, k=k, v=v, sinks=_float32(learnable_sink), **lengths))
+
+
+def flash_attn_with_kvcache(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    k: Any = None,
+    v: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    cache_seqlens: Any = None,
+    page_table: Any = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    return_lse: bool = False,
+) -> tuple[Any, ...]:
+    """Attention to a cache: ``(out, k_cache, v_cache)``, or ``(out, lse, k_cache, v_cache)``.
+
+    ``k`` and ``v [batch, new rows, kv_heads, dim]`` are appended at ``cache_seqlens [batch]``, the lengths
+    before the call. The caches are updated in place if the caller donates them to ``jit``. With ``page_table
+    [batch, pages]``, the caches are pools ``[page, row, kv_head, dim]``. The call has no gradients.
+    """
+    if cache_seqlens is None:
+        raise invalid("cache_seqlens", None, "the cache's lengths, 32-bit integers [batch]")
+    options = _options(causal, window_size, softmax_scale, softcap, return_lse, False)
+    items = options.items
+    if rotary_cos is not None and rotary_interleaved:
+        items = (*items, "interleaved")
+    inputs = _arrays(
+        q=q,
+        k=k_cache,
+        v=v_cache,
+        seqused_k=cache_seqlens,
+        page_table=page_table,
+        k_new=k,
+        v_new=v,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+    )
+    results = _results(inputs, return_lse)
+    if k is None:
+        return (*_call(items, inputs, results), inputs["k"], inputs["v"])
+    # The caches are results that alias the arguments, which the call itself does not name.
+    results.update(k=inputs["k"], v=inputs["v"])
+    given = {("_" if name in ("k", "v") else "") + name: array for name, array in inputs.items()}
+    names = list(given)
+    aliases = {names.index("_" + name): list(results).index(name) for name in ("k", "v")}
+    return _call(items, given, results, aliases)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(options: _Options, inputs: dict[str, Any]) -> Any:
+    computed = _call(options.items, inputs, _results(inputs, options.lse))
+    return computed if options.lse else computed[0]
+
+
+def _forward(options: _Options, inputs: dict[str, Any]) -> Any:
+    out, lse = _call(options.items, inputs, _results(inputs, lse=True))
+    return ((out, lse) if options.lse else out), (inputs, out, lse)
+
+
+def _backward(options: _Options, saved: Any, gradient: Any) -> Any:
+    inputs, out, lse = saved
+    read = {**inputs, "out": out, "lse": lse}
+    read.update(dict(zip(("d_out", "d_lse"), gradient)) if options.lse else {"d_out": gradient})
+    of = {"q": "dq", "k": "dk", "v": "dv", "sinks": "d_sinks"}
+    results = {of[name]: array for name, array in inputs.items() if name in of}
+    items = ("backward", *(["deterministic"] if options.deterministic else []), *options.items)
+    computed = dict(zip(results, _call(items, read, results)))
+    return (
+        {
+            name: computed[of[name]] if name in of else np.zeros(array.shape, jax.dtypes.float0)
+            for name, array in inputs.items()
+        },
+    )
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _call(
+    items: tuple[str, ...],
+    inputs: dict[str, Any],
+    results: dict[str, Any],
+    aliases: dict[int, int] | None = None,
+) -> tuple[Any, ...]:
+    """The custom call. The names of all arrays and the items are the text that describes it."""
+    _register()
+    names = ("_" if name.startswith("_") else name for name in (*inputs, *results))
+    text = "; ".join([" ".join(names), *items])
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in results.values()]
+    # Dense arrays of several calls are a larger batch. Lengths and sinks belong to one call.
+    dense = {"q", "k", "v", "out", "lse", "d_out", "d_lse"}
+    method = "broadcast_all" if dense.issuperset(inputs) else "sequential"
+    run = jax.ffi.ffi_call(_TARGET, shapes, vmap_method=method, input_output_aliases=aliases)
+    return tuple(run(*inputs.values(), call=text))
+
+
+def _results(inputs: dict[str, Any], lse: bool) -> dict[str, jax.ShapeDtypeStruct]:
+    """The results of a forward pass."""
+    q, v = inputs["q"], inputs["v"]
+    *batch, rows, heads, _ = q.shape
+    results = {"out": jax.ShapeDtypeStruct((*batch, rows, heads, v.shape[-1]), q.dtype)}
+    if lse:
+        results["lse"] = jax.ShapeDtypeStruct((*batch, heads, rows), jnp.float32)
+    return results
+
+
+def _arrays(**named: Any) -> dict[str, Any]:
+    """The arrays that a call has. Those of attention have rows, heads and dims."""
+    arrays = {name: jnp.asarray(array) for name, array in named.items() if array is not None}
+    for name in ("q", "k", "v"):
+        if arrays[name].ndim not in (3, 4):
+            raise ArgumentError(
+                f"invalid value '{arrays[name].ndim}' for the number of dimensions of {name}: expected 4: "
+                "batch, row, head, dim; or 3 without the batch"
+            )
+    return arrays
+
+
+def _float32(array: Any) -> Any:
+    return None if array is None else jnp.asarray(array, jnp.float32)
+
+
+def _options(
+    causal: bool,
+    window_size: tuple[int, int],
+    softmax_scale: float | None,
+    softcap: float,
+    return_lse: bool,
+    deterministic: bool,
+) -> _Options:
+    before, after = window_size
+    items = []
+    if causal:
+        after = 0
+    for name, keys in (("keys_before", before), ("keys_after", after)):
+        if keys < -1:
+            raise invalid("window_size", window_size, "numbers of keys, or -1 for all")
+        if keys >= 0:
+            items.append(f"{name}={keys}")
+    if softmax_scale is not None:
+        items.append(f"scale={float(softmax_scale)!r}")
+    if softcap:
+        items.append(f"softcap={float(softcap)!r}")
+    return _Options(tuple(items), return_lse, deterministic)
