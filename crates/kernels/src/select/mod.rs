@@ -3,6 +3,7 @@
 //! problems of its kind were not swept, the plan of the nearest row (measured rows before predicted ones), or
 //! the default plan. [`choose`] reports its reasons. A caller can also pass its own [`Plan`].
 
+mod correction;
 mod distance;
 mod model;
 mod structure;
@@ -71,9 +72,6 @@ pub struct Choice {
 
 /// Number of rows listed in [`Choice::why`].
 const NEIGHBOURS: usize = 4;
-/// The plan of the nearest row is taken as this much faster than predicted, so that another plan replaces it
-/// only if the prediction is clear.
-const PREFERENCE: f64 = 0.85;
 /// A row at most this far away is a row of the problem: on a device of another name, or in the other 16-bit
 /// type.
 const OWN: f64 = 0.25;
@@ -197,19 +195,16 @@ fn predicted(
     problem: &Problem,
     device: &Device,
 ) -> Option<Choice> {
-    let swept = table.sweep()?.predict(problem, device);
-    if swept.is_empty() {
-        return None;
-    }
+    let predictor = table.sweep()?.predictor(problem, device)?;
+    let swept = predictor.swept();
     let rival = |us, plan, row| Rival { us, plan, row };
     let mut all: Vec<Rival> = swept.into_iter().map(|swept| rival(swept.us, swept.plan, None)).collect();
     let rows = near
         .iter()
         .filter_map(|&(distance, row)| Some((distance, row, adapt(row, problem, &device.arch).ok()?)));
-    for (index, (distance, row, plan)) in rows.take(NEIGHBOURS).enumerate() {
-        let preference = if index == 0 { PREFERENCE } else { 1.0 };
-        if let Some(us) = transferred(row, &plan, problem, device) {
-            all.push(rival(us * preference, plan, Some((distance, row))));
+    for (distance, row, plan) in rows.take(NEIGHBOURS) {
+        if let Some(us) = predictor.us(&plan) {
+            all.push(rival(us, plan, Some((distance, row))));
         }
     }
     all.sort_by(|a, b| a.us.total_cmp(&b.us));
@@ -233,13 +228,6 @@ fn predicted(
         }
     }
     None
-}
-
-/// The time of a row's plan on another problem: that of the row, times the ratio of the predicted times. µs.
-fn transferred(row: &TunedRow, plan: &Plan, problem: &Problem, device: &Device) -> Option<f64> {
-    let arch = Arch { multiprocessors: row.multiprocessors, ..device.arch };
-    let of_row = sweep::estimate(&row.plan, &row.problem.problem(), &arch)?;
-    Some(row.us * sweep::estimate(plan, problem, &device.arch)? / of_row)
 }
 
 /// Rows of a kind within reach, nearest first. Rows at equal distance are ordered by the distance in size,
@@ -455,7 +443,8 @@ mod tests {
             let choice = choose(&problem, &H200, TunedTable::builtin()).unwrap();
             assert_eq!(json!(choice.plan)["packing"], "packed", "{problem:?}: {:?}", choice.why);
         }
-        let prompt = choose(&grouped(4, 4096, 4096), &H200, TunedTable::builtin()).unwrap();
+        let rows = TunedTable::builtin().with_sweep(None);
+        let prompt = choose(&grouped(4, 4096, 4096), &H200, &rows).unwrap();
         assert_eq!(json!(prompt.plan)["packing"], "apart", "{:?}", prompt.why);
     }
 

@@ -2,12 +2,13 @@
 //! measured times.
 
 use problem::Problem;
+use tile::Handout;
 
 use super::structure::Structure;
 use crate::Arch;
 
 /// Number of terms.
-pub(super) const TERMS: usize = 11;
+pub(super) const TERMS: usize = 15;
 /// The terms of a plan's time, or their factors.
 pub(super) type Terms = [f64; TERMS];
 
@@ -44,11 +45,12 @@ impl Rates {
 /// The terms of a plan's time on an architecture, µs: a launch; tiles and steps that a CTA computes in a row;
 /// products, and exponentials, of the SM with the most work; those of one warpgroup in the longest chain of
 /// steps; keys and values from L2; all tensors from DRAM; the merge by a second kernel; the merges of a
-/// cluster; rows of tiles that are loaded and stored.
+/// cluster; rows of tiles that are loaded and stored; tiles that a counter hands out; the parts of a shared last
+/// wave; merges inside of CTAs; rows of packed tiles.
 pub(super) fn terms(at: &Structure, problem: &Problem, arch: &Arch) -> Terms {
     let rates = Rates::of(arch);
     let sms = f64::from(arch.multiprocessors.max(1));
-    let Chain { tiles, steps, busiest } = Chain::of(at, sms);
+    let Chain { tiles, steps, busiest, parts } = Chain::of(at, sms);
     let (dim, dim_v) = (problem.head_dim.next_multiple_of(16) as f64, problem.head_dim_v as f64);
     let of_scores = |rows: u32, keys: u32| {
         let scores = f64::from(rows) * f64::from(keys);
@@ -60,6 +62,7 @@ pub(super) fn terms(at: &Structure, problem: &Problem, arch: &Arch) -> Terms {
     let of_heads = |heads: usize, rows: usize| (problem.batch * heads * rows) as f64 * 2.0 * (dim + dim_v);
     let tensors = of_heads(problem.heads_q, problem.seq_q) + of_heads(problem.heads_kv, problem.seq_kv);
     let merged = if at.merges { bytes_of_parts(at, problem) / rates.dram + 1.0 } else { 0.0 };
+    let rows = tiles * f64::from(at.rows) * dim_v / 1e4;
     let clusters = if at.parts > 1 && !at.merges { tiles } else { 0.0 };
     [
         1.0,
@@ -72,7 +75,11 @@ pub(super) fn terms(at: &Structure, problem: &Problem, arch: &Arch) -> Terms {
         tensors / rates.dram,
         merged,
         clusters,
-        tiles * f64::from(at.rows) * dim_v / 1e4,
+        rows,
+        if at.handout == Handout::Dynamic { tiles } else { 0.0 },
+        parts * f64::from(at.rows) * dim_v * 8.0 / rates.l2,
+        tiles * f64::from(at.merging).log2(),
+        if at.is_packed { rows } else { 0.0 },
     ]
 }
 
@@ -83,33 +90,76 @@ struct Chain {
     steps: f64,
     /// Steps of the SM with the most work.
     busiest: f64,
+    /// Parts into which a shared last wave is divided.
+    parts: f64,
 }
 
 impl Chain {
     fn of(at: &Structure, sms: f64) -> Chain {
         let (ctas, resident) = (at.ctas as f64, f64::from(at.resident));
         let slots = sms * resident;
+        let chain = |tiles, steps, busiest| Chain { tiles, steps, busiest, parts: 0.0 };
+        let parts = |tiles: f64| (tiles * at.most_steps).min(sms);
         if ctas <= slots {
+            if at.shares_tail && ctas < slots {
+                let steps = (ctas * at.mean_steps / slots).ceil();
+                return Chain { parts: parts(ctas), ..chain(1.0, steps, steps) };
+            }
             let on_sm = if resident > 1.0 { (ctas / sms).ceil() * at.mean_steps } else { 0.0 };
-            return Chain { tiles: 1.0, steps: at.most_steps, busiest: on_sm.max(at.most_steps) };
+            return chain(1.0, at.most_steps, on_sm.max(at.most_steps));
         }
         let waves = ctas / slots;
         if at.most_steps > at.mean_steps {
-            // Long tiles come first, and short ones fill the end.
-            let steps = (waves * at.mean_steps).max(at.most_steps) + END * at.mean_steps / waves;
-            let busiest = (ctas / sms * at.mean_steps).max(at.most_steps);
-            return Chain { tiles: waves + END, steps, busiest };
+            let is_fixed = matches!(at.handout, Handout::Static | Handout::Folded);
+            if is_fixed && waves <= FEW_WAVES {
+                let steps = most_of_slots(at, slots as u64);
+                return chain(waves.ceil(), steps, steps * resident);
+            }
+            // Long tiles come first, and short ones fill the end. Some slot has one tile of `k` waves and of each
+            // longer wave.
+            let least = at.ends[0].min(at.ends[1]);
+            let longest = |k: u32| {
+                let length = at.most_steps - (at.most_steps - least) * (f64::from(k) / waves);
+                f64::from(k + 1) * length
+            };
+            let bound = (1..=3).filter(|&k| f64::from(k) < waves).map(longest).fold(at.most_steps, f64::max);
+            let steps = (waves * at.mean_steps + END * at.mean_steps / waves).max(bound);
+            let busiest = (ctas / sms * at.mean_steps).max(bound);
+            return chain(waves + END, steps, busiest);
         }
+        let rest = ctas - waves.floor() * slots;
         if at.shares_tail {
-            return Chain { tiles: waves, steps: waves * at.most_steps, busiest: ctas / sms * at.most_steps };
+            let all = chain(waves, waves * at.most_steps, ctas / sms * at.most_steps);
+            return Chain { parts: parts(rest), ..all };
         }
-        let last = ((ctas - waves.floor() * slots) / sms).ceil();
-        Chain {
-            tiles: waves.ceil(),
-            steps: waves.ceil() * at.most_steps,
-            busiest: (waves.floor() * resident + last) * at.most_steps,
-        }
+        let busiest = (waves.floor() * resident + (rest / sms).ceil()) * at.most_steps;
+        chain(waves.ceil(), waves.ceil() * at.most_steps, busiest)
     }
+}
+
+/// Most waves for which the steps of each slot are added up. In more waves, long and short tiles balance.
+const FEW_WAVES: f64 = 8.0;
+
+/// Steps of the slot with the most, if it is known beforehand which tiles a slot computes.
+fn most_of_slots(at: &Structure, slots: u64) -> f64 {
+    let [first, last] = at.ends;
+    let slope = (last - first) / (at.tiles_of_head.max(2) - 1) as f64;
+    let steps = |tile: u64| {
+        let place = if at.longest_first {
+            at.tiles_of_head.saturating_sub(1 + tile / at.heads.max(1))
+        } else {
+            tile % at.tiles_of_head
+        };
+        first + slope * place as f64
+    };
+    let of_slot = |slot: u64| {
+        let tile = |wave: u64| {
+            let is_back = at.handout == Handout::Folded && wave % 2 == 1;
+            wave * slots + if is_back { slots - 1 - slot } else { slot }
+        };
+        (0..at.ctas.div_ceil(slots)).map(tile).filter(|&tile| tile < at.ctas).map(steps).sum::<f64>()
+    };
+    (0..slots).map(of_slot).fold(0.0, f64::max)
 }
 
 /// The share of a tile for which a slot is idle at the end if tiles differ in length.
@@ -125,16 +175,16 @@ pub(super) fn time(terms: &Terms, factors: &Terms) -> f64 {
     terms.iter().zip(factors).map(|(term, factor)| term * factor).sum()
 }
 
-/// The factors, none negative, with the smallest sum of squared relative errors over measured times, plus `pull` times
-/// the squared relative distance from `near`.
-pub(super) fn fit(measured: &[(Terms, f64)], near: &Terms, pull: f64) -> Terms {
+/// The factors, none negative, with the smallest weighted sum of squared relative errors over measured times (terms,
+/// µs, weight), plus `pull` times the squared relative distance from `near`.
+pub(super) fn fit(measured: &[(Terms, f64, f64)], near: &Terms, pull: f64) -> Terms {
     // The normal equations of the terms over the times: their product with the factors is to be 1.
     let (mut squares, mut sums) = ([[0.0; TERMS]; TERMS], [0.0; TERMS]);
-    for (terms, us) in measured {
+    for (terms, us, weight) in measured {
         for i in 0..TERMS {
-            sums[i] += terms[i] / us;
+            sums[i] += weight * terms[i] / us;
             for j in 0..TERMS {
-                squares[i][j] += terms[i] * terms[j] / (us * us);
+                squares[i][j] += weight * terms[i] * terms[j] / (us * us);
             }
         }
     }
@@ -167,10 +217,10 @@ mod tests {
         let terms = |number: usize| -> Terms {
             std::array::from_fn(|i| 1.0 + ((number * number * (i + 1) + number * i) % 23) as f64)
         };
-        let measured: Vec<(Terms, f64)> =
-            (0..300).map(|number| (terms(number), time(&terms(number), &factors))).collect();
+        let measured: Vec<(Terms, f64, f64)> =
+            (0..300).map(|number| (terms(number), time(&terms(number), &factors), 1.0)).collect();
         let found = fit(&measured, &[1.0; TERMS], 1e-6);
-        for (terms, us) in &measured {
+        for (terms, us, _) in &measured {
             assert!((time(terms, &found) / us).ln().abs() < 0.03, "{us}: {found:?}");
         }
     }

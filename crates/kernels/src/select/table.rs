@@ -130,6 +130,11 @@ impl TunedTable {
         TunedTable { rows: rows.cloned().collect(), sweep: None }
     }
 
+    /// The rows with another sweep, or with none: then the nearest row stands for problems without a row.
+    pub fn with_sweep(&self, sweep: Option<&'static Sweep>) -> TunedTable {
+        TunedTable { rows: self.rows.clone(), sweep }
+    }
+
     /// The sweep that stands for problems without a row.
     pub fn sweep(&self) -> Option<&'static Sweep> {
         self.sweep
