@@ -51,7 +51,7 @@ const PROGRAMS: [Program; 15] = [
     ("large_ledger", "[FILE [CANDIDATES]]", "queries and pages of a large ledger", large_ledger::main),
     (
         "plans",
-        "add TABLE.jsonl ROWS.jsonl … | regret [ROWS.jsonl …] | factors",
+        "add TABLE.jsonl [ROWS.jsonl …] | regret [--evidence FILE] [ROWS.jsonl …] | factors",
         "plans of random problems",
         plans::main,
     ),

@@ -1,22 +1,26 @@
 //! The plans of problems that nobody tuned for.
 //!
-//! `plans add TABLE.jsonl ROWS.jsonl …` adds the rows of `tune --sweep` to the table of sweeps
-//! (`crates/kernels/tuned/sweep.jsonl`), and plans that are faster than those of the table. `plans regret
-//! [ROWS.jsonl …]` prints how much longer the chosen plans take than the fastest measured ones: for each
-//! problem of the shipped table without the problem's own times, and for the problems of the files, which
-//! should be none of the table. `plans factors` prints the factors of the families.
+//! `plans add TABLE.jsonl [ROWS.jsonl …]` adds the rows of `tune --sweep` to the table of sweeps
+//! (`crates/kernels/tuned/sweep.jsonl`), with plans that are faster than those of the table, and weighs all
+//! times anew. `plans regret [--evidence FILE] [ROWS.jsonl …]` prints how much longer the chosen plans take
+//! than the fastest measured ones: for each problem of the shipped table by the other problems' times, and for
+//! the problems of the files, which should be none of the table. `plans factors` prints the factors of the
+//! families.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::time::Instant;
 
-use kernels::select::{self, Device, Shape, Source, Sweep, SweepLine, SweptTimes, TunedTable};
+use bench::provenance::built_from;
+use host::store::append_line;
+use kernels::select::{self, Device, Shape, Sweep, SweepLine, SweptTimes, TunedTable};
 use kernels::{Arch, Plan};
 use problem::Problem;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
-use crate::{Outcome, Usage};
+use crate::{Outcome, Usage, with};
 
 type Error = Box<dyn std::error::Error>;
 
@@ -31,9 +35,11 @@ struct Row {
     problem: Shape,
     plan: Plan,
     us_median: f64,
-    shipped: bool,
     commit: Option<String>,
     run: String,
+    /// The device, its driver, and the time of the run.
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 /// A swept problem with the times of its plans.
@@ -62,14 +68,16 @@ impl Swept {
         let us = plans.iter().map(|plan| self.both(plan)).collect();
         let extents = [p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_kv];
         let (commit, run) = (first.commit.clone(), first.run.clone());
-        json!(SweepLine::Times(SweptTimes { extents, mask: p.band, us, commit, run })).to_string()
+        let weights = Vec::new();
+        json!(SweepLine::Times(SweptTimes { extents, mask: p.band, us, weights, commit, run })).to_string()
     }
 }
 
 pub fn main(words: &[String]) -> Outcome {
     match words.split_first().map(|(first, rest)| (first.as_str(), rest)) {
-        Some(("add", [table, files @ ..])) if !files.is_empty() => add(table, files)?,
-        Some(("regret", files)) => regret(files)?,
+        Some(("add", [table, files @ ..])) => add(table, files)?,
+        Some(("regret", ["--evidence", file, files @ ..])) => regret(files, Some(file))?,
+        Some(("regret", files)) => regret(files, None)?,
         Some(("factors", [])) => {
             Sweep::builtin().families().iter().for_each(|family| println!("{family:.3?}"))
         }
@@ -109,11 +117,14 @@ fn add(table: &str, files: &[String]) -> Result<(), Error> {
             }
             SweepLine::Times(mut times) => {
                 times.us.resize(plans, [None; 2]);
+                times.weights.clear();
                 lines.push(json!(SweepLine::Times(times)).to_string());
             }
         }
     }
-    fs::write(table, lines.join("\n") + "\n")?;
+    let sweep = Sweep::parse(&lines.join("\n"))?;
+    let weighed: String = sweep.weighed().iter().map(|line| json!(line).to_string() + "\n").collect();
+    fs::write(table, weighed)?;
     Ok(())
 }
 
@@ -158,71 +169,98 @@ fn join(list: &mut Vec<Plan>, problems: &[Swept]) {
     );
 }
 
-fn regret(files: &[String]) -> Result<(), Error> {
-    let mut own: Vec<(f64, String)> = Vec::new();
-    for held in Sweep::builtin().held_back() {
-        let words = bench::suites::words(&held.problem);
-        let (us, best, family) = (held.us, held.best, held.plan.family());
-        own.push((
-            us / best,
-            format!("{words}: {us:.2} µs ({:.2} predicted) with {family}, {best:.2} at best", held.predicted),
-        ));
+/// The regret of the choices for some problems.
+struct Regret {
+    measure: &'static str,
+    /// The chosen plan's time over the shortest one, and words about the problem.
+    ratios: Vec<(f64, String)>,
+    /// Problems whose chosen plan was not measured.
+    unmeasured: usize,
+}
+
+impl Regret {
+    fn new(measure: &'static str) -> Regret {
+        Regret { measure, ratios: Vec::new(), unmeasured: 0 }
     }
-    println!("{}", summary("leave one out, the list of plans", own));
-    let device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
-    println!("{:.0} µs for a choice in the median, on this machine", choice_us(&device)?);
-    if files.is_empty() {
-        return Ok(());
+
+    fn add(&mut self, problem: &Problem, plan: &Plan, us: f64, best: f64) {
+        let (words, family) = (bench::suites::words(problem), plan.family());
+        self.ratios.push((us / best, format!("{words}: {us:.2} µs with {family}, {best:.2} at best")));
     }
-    let (mut chosen, mut before, mut unknown) = (Vec::new(), Vec::new(), 0);
-    for swept in read(files)? {
-        let choice = select::choose(&swept.problem, &device, TunedTable::builtin())?;
-        let words = bench::suites::words(&swept.problem);
-        if let Some(row) = swept.rows.iter().find(|row| row.shipped) {
-            before.push((row.us_median / swept.best(), format!("{words}: {}", row.plan.family())));
+
+    /// The choices of a table for swept problems.
+    fn of(measure: &'static str, table: &TunedTable, all: &[Swept]) -> Result<Regret, Error> {
+        let mut regret = Regret::new(measure);
+        for swept in all {
+            let plan = select::choose(&swept.problem, &DEVICE, table)?.plan;
+            match swept.us(&plan) {
+                Some(us) => regret.add(&swept.problem, &plan, us, swept.best()),
+                None => regret.unmeasured += 1,
+            }
         }
-        let Some(us) = swept.us(&choice.plan) else {
-            unknown += 1;
-            continue;
-        };
-        let predicted = if let Source::Swept { us } = choice.source { us } else { f64::NAN };
-        let family = choice.plan.family();
-        let line = format!(
-            "{words}: {us:.2} µs ({predicted:.2} predicted) with {family}, {:.2} at best",
-            swept.best()
-        );
-        chosen.push((us / swept.best(), line));
+        Ok(regret)
     }
-    println!("{}", summary("held back, all plans", chosen));
-    println!("{unknown} chosen plans were not measured");
-    println!("{}", summary("held back, the plans of the program that swept", before));
+
+    /// A row of evidence.
+    fn row(&self) -> Value {
+        let logs = self.ratios.iter().map(|(ratio, _)| ratio.ln());
+        let mean = logs.sum::<f64>() / self.ratios.len().max(1) as f64;
+        let worst = self.ratios.iter().map(|(ratio, _)| ratio - 1.0).fold(0.0, f64::max);
+        json!({
+            "suite": "regret", "measure": self.measure, "impl": "flashcore", "problems": self.ratios.len(),
+            "unmeasured": self.unmeasured, "mean": rounded(mean), "worst": rounded(worst),
+        })
+    }
+
+    /// The row, and the ten worst problems.
+    fn show(&mut self) {
+        println!("{}", self.row());
+        self.ratios.sort_by(|a, b| b.0.total_cmp(&a.0));
+        self.ratios.iter().take(10).for_each(|(ratio, words)| println!("  {ratio:.3}  {words}"));
+    }
+}
+
+const DEVICE: Device = Device { name: "NVIDIA H200", arch: Arch::SM_90 };
+
+/// Prints regrets. With a file for evidence, appends those of problems that are in no fit; the rows have the
+/// provenance of the times, and the commit of the choices.
+fn regret(files: &[String], evidence: Option<&String>) -> Result<(), Error> {
+    let mut left_out = Regret::new("left_out");
+    for held in Sweep::builtin().held_back() {
+        left_out.add(&held.problem, &held.plan, held.us, held.best);
+    }
+    left_out.show();
+    println!("{:.0} µs for a choice in the median, on this machine", choice_us()?);
+    let all = read(files)?;
+    let Some(first) = all.iter().flat_map(|swept| &swept.rows).next() else { return Ok(()) };
+    let nearest = TunedTable::builtin().with_sweep(None);
+    for (measure, table) in [("predicted", TunedTable::builtin()), ("nearest_row", &nearest)] {
+        let mut regret = Regret::of(measure, table, &all)?;
+        regret.show();
+        if let Some(file) = evidence {
+            let commit = built_from().ok_or("a row needs a build that knows its commit")?;
+            let others = ["device", "driver", "clocks_mhz", "compiler", "when"];
+            let others = others.map(|name| (name, first.others.get(name).cloned().unwrap_or_default()));
+            let row = with(regret.row(), &BTreeMap::from(others));
+            let row = with(row, &json!({ "commit": commit, "run": first.run }));
+            append_line(Path::new(file), &row.to_string())?;
+        }
+    }
     Ok(())
 }
 
 /// The median time of a choice, after the first of each kind, which fits factors.
-fn choice_us(device: &Device) -> Result<f64, Error> {
+fn choice_us() -> Result<f64, Error> {
     let mut times = Vec::new();
     for _ in 0..2 {
         times.clear();
         for problem in bench::random(1, 200) {
             let start = Instant::now();
-            select::choose(&problem, device, TunedTable::builtin())?;
+            select::choose(&problem, &DEVICE, TunedTable::builtin())?;
             times.push(start.elapsed().as_secs_f64() * 1e6);
         }
     }
     Ok(bench::median(&times))
-}
-
-/// Mean and worst regret, and the ten worst problems.
-fn summary(title: &str, mut all: Vec<(f64, String)>) -> String {
-    all.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let mean = all.iter().map(|(ratio, _)| ratio.ln()).sum::<f64>() / all.len().max(1) as f64;
-    let worst = all.first().map_or(1.0, |(ratio, _)| *ratio);
-    let head = json!({
-        "suite": "regret", "measure": title, "problems": all.len(), "mean": rounded(mean), "worst": rounded(worst - 1.0),
-    });
-    let lines = all.iter().take(10).map(|(ratio, words)| format!("\n  {ratio:.3}  {words}"));
-    format!("{head}{}", lines.collect::<String>())
 }
 
 fn rounded(number: f64) -> f64 {
