@@ -76,7 +76,7 @@ impl Swept {
 pub fn main(words: &[String]) -> Outcome {
     match words.split_first().map(|(first, rest)| (first.as_str(), rest)) {
         Some(("add", [table, files @ ..])) => add(table, files)?,
-        Some(("regret", ["--evidence", file, files @ ..])) => regret(files, Some(file))?,
+        Some(("regret", [flag, file, files @ ..])) if flag == "--evidence" => regret(files, Some(file))?,
         Some(("regret", files)) => regret(files, None)?,
         Some(("factors", [])) => {
             Sweep::builtin().families().iter().for_each(|family| println!("{family:.3?}"))
