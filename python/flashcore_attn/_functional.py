@@ -207,17 +207,11 @@ def flash_attn_func(
             alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, temperature=temperature,
             descale_q=descale_q, descale_k=descale_k, descale_v=descale_v,
         )  # fmt: skip
-        tensors = {"q": q, "k": k, "v": v, **others}
-
-        def call(*views: Any) -> Any:
-            named: dict[str, Any] = dict(zip(tensors, views))
-            return flash_attn_func(
-                **named, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
-                softcap=softcap, attention_chunk=attention_chunk, return_attn_probs=return_attn_probs,
-                return_lse=return_lse,
-            )  # fmt: skip
-
-        return foreign(call, tensors)
+        options = {
+            "softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap,
+            "attention_chunk": attention_chunk, "return_attn_probs": return_attn_probs, "return_lse": return_lse,
+        }  # fmt: skip
+        return _foreign(flash_attn_func, {"q": q, "k": k, "v": v, **others}, options)
     backend.check_kinds(q, k, v)
     _check_dims(q, k, v)
     _check_number("softmax_scale", softmax_scale)
@@ -314,6 +308,12 @@ def scaled_dot_product_attention(
         raise
     result: T = out if lead is None else backend.reshape(out, (*lead, *out.shape[2:]))
     return result
+
+
+def _foreign(function: Any, tensors: dict[str, Any], options: dict[str, Any]) -> Any:
+    """A call on tensors that are converted first. A function inside of ``function`` would make each of its calls, whose
+    variables it shares, slower."""
+    return foreign(lambda *views: function(**dict(zip(tensors, views)), **options), tensors)
 
 
 def with_determinism(features: Any, deterministic: Any) -> Any:

@@ -14,13 +14,13 @@ from ._functional import (
     _count,
     _either,
     _flag,
+    _foreign,
     _kind,
     _of_scale,
     _parts_of_heads,
     _refuse,
     _with_scales,
     backend_of,
-    foreign,
     given,
     with_determinism,
 )
@@ -135,16 +135,12 @@ def flash_attn_varlen_func(
     if backend is None:
         named = {**dict(zip(_features.LENGTHS, lengths)), **dict(zip(_features.SCALES, factors))}
         others = given(alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, block_table=table, **named)
-        tensors = {"q": q, "k": k, "v": v, **others}
-
-        def call(*views: Any) -> Any:
-            return flash_attn_varlen_func(
-                **dict(zip(tensors, views)), max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-                softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-                return_attn_probs=return_attn_probs, attention_chunk=attention_chunk, return_lse=return_lse,
-            )  # fmt: skip
-
-        return foreign(call, tensors)
+        options = {
+            "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "softmax_scale": softmax_scale,
+            "causal": causal, "window_size": window_size, "softcap": softcap, "attention_chunk": attention_chunk,
+            "return_attn_probs": return_attn_probs, "return_lse": return_lse,
+        }  # fmt: skip
+        return _foreign(flash_attn_varlen_func, {"q": q, "k": k, "v": v, **others}, options)
     backend.check_kinds(q, k, v)
     if table is not None and cu_seqlens_k is not None:
         if seqused_k is None:

@@ -36,18 +36,18 @@ impl Eager {
         q: &Bound<'py, PyAny>,
         k: &Bound<'py, PyAny>,
         v: &Bound<'py, PyAny>,
-        terms: [Bound<'py, PyAny>; 5],
+        terms: &Bound<'py, PyTuple>,
         slopes: Option<&Bound<'py, PyAny>>,
         sink: Option<&Bound<'py, PyAny>>,
         chunk: &Bound<'py, PyAny>,
-        wants: [Bound<'py, PyAny>; 2],
+        wants: &Bound<'py, PyTuple>,
     ) -> Made<'py> {
         let wanted = || {
             let mut pending = Pending::new(&self.0, q)?;
-            pending.flash_terms(&terms)?;
+            pending.flash_terms(&items(terms)?)?;
             pending.tensors([q, k, v], [Rows::Bshd; 2])?;
             pending.of_heads(slopes, sink, chunk)?;
-            Some((pending, Wanted::new(&wants)?))
+            Some((pending, Wanted::new(&items(wants)?)?))
         };
         let Some((pending, wanted)) = wanted() else { return Ok(None) };
         pending.make(q, wanted)
@@ -61,22 +61,23 @@ impl Eager {
         q: &Bound<'py, PyAny>,
         k: &Bound<'py, PyAny>,
         v: &Bound<'py, PyAny>,
-        arrays: [Option<Bound<'py, PyAny>>; 5],
-        longest: [Option<Bound<'py, PyAny>>; 2],
-        terms: [Bound<'py, PyAny>; 5],
+        arrays: &Bound<'py, PyTuple>,
+        longest: &Bound<'py, PyTuple>,
+        terms: &Bound<'py, PyTuple>,
         slopes: Option<&Bound<'py, PyAny>>,
         sink: Option<&Bound<'py, PyAny>>,
         chunk: &Bound<'py, PyAny>,
-        wants: [Bound<'py, PyAny>; 2],
+        wants: &Bound<'py, PyTuple>,
     ) -> Made<'py> {
         let wanted = || {
             let mut pending = Pending::new(&self.0, q)?;
-            pending.flash_terms(&terms)?;
-            let rows = [0, 1].map(|side| if arrays[side].is_some() { Rows::Packed } else { Rows::Bshd });
+            pending.flash_terms(&items(terms)?)?;
+            let (arrays, longest) = (items::<5>(arrays)?, items::<2>(longest)?);
+            let rows = [0, 1].map(|side| if arrays[side].is_none() { Rows::Bshd } else { Rows::Packed });
             pending.tensors([q, k, v], rows)?;
             pending.lengths(&arrays, &longest)?;
             pending.of_heads(slopes, sink, chunk)?;
-            Some((pending, Wanted::new(&wants)?))
+            Some((pending, Wanted::new(&items(wants)?)?))
         };
         let Some((pending, wanted)) = wanted() else { return Ok(None) };
         pending.make(q, wanted)
@@ -251,13 +252,11 @@ impl<'a, 'py> Pending<'a, 'py> {
     }
 
     /// Arrays of lengths, and the longest sequences.
-    fn lengths(
-        &mut self,
-        arrays: &[Option<Bound<'py, PyAny>>; 5],
-        longest: &[Option<Bound<'py, PyAny>>; 2],
-    ) -> Option<()> {
+    fn lengths(&mut self, arrays: &[Bound<'py, PyAny>; 5], longest: &[Bound<'py, PyAny>; 2]) -> Option<()> {
         for (array, given) in LengthArray::ALL.into_iter().zip(arrays) {
-            let Some(given) = given else { continue };
+            if given.is_none() {
+                continue;
+            }
             // Rows that are not used must be cleared first.
             quiet(array == LengthArray::UsedQ)?;
             let seen = self.see(given)?;
@@ -274,9 +273,9 @@ impl<'a, 'py> Pending<'a, 'py> {
             self.call.insert(Operand::Lengths(array), seen.address, view);
         }
         for (side, given) in longest.iter().enumerate() {
-            self.call.options.longest[side] = match given {
-                None => None,
-                Some(given) => Some(usize::try_from(int(given)?).ok().filter(|&n| n < 1 << 31)?),
+            self.call.options.longest[side] = match given.is_none() {
+                true => None,
+                false => Some(usize::try_from(int(given)?).ok().filter(|&n| n < 1 << 31)?),
             };
         }
         Some(())
@@ -422,6 +421,11 @@ fn covers(starts: &Seen, rows: usize) -> bool {
         }
     };
     at(0) == 0 && usize::try_from(at(starts.shape[0] - 1)) == Ok(rows)
+}
+
+/// The items of a tuple, which takes half as long as the conversion of any sequence to an array.
+fn items<'py, const N: usize>(tuple: &Bound<'py, PyTuple>) -> Option<[Bound<'py, PyAny>; N]> {
+    tuple.iter().collect::<Vec<_>>().try_into().ok()
 }
 
 fn flag(value: &Bound<'_, PyAny>) -> Option<bool> {

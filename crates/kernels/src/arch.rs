@@ -19,6 +19,8 @@ pub struct Arch {
 impl Arch {
     /// Shared memory that the system reserves per CTA, in bytes.
     pub const SHARED_RESERVED: u32 = 1024;
+    /// Threads that fit an SM.
+    pub const THREADS_PER_SM: u32 = 2048;
     /// Largest grid extent in y and z.
     pub const GRID_YZ: u64 = 65_535;
     /// Registers of an SM.

@@ -11,6 +11,7 @@ mod hopper;
 mod host_side;
 mod ideas;
 mod large_ledger;
+mod plans;
 mod probes;
 mod retrospect;
 mod rungs;
@@ -28,7 +29,7 @@ type Outcome = Result<bool, Box<dyn std::error::Error>>;
 /// A program: its name, its arguments, what it measures, and its function.
 type Program = (&'static str, &'static str, &'static str, fn(&[String]) -> Outcome);
 
-const PROGRAMS: [Program; 14] = [
+const PROGRAMS: [Program; 15] = [
     ("approx", "FOLDER [SAMPLES]", "a GPU's approximate instructions", approx::main),
     (
         "check_time",
@@ -48,6 +49,12 @@ const PROGRAMS: [Program; 14] = [
     ("host", "ROWS.jsonl", "the host's side of a call on a GPU", host_side::main),
     ("ideas", "ROWS.jsonl [--seconds S] [--gene NAME …] PROBLEM …", "the worth of each gene", ideas::main),
     ("large_ledger", "[FILE [CANDIDATES]]", "queries and pages of a large ledger", large_ledger::main),
+    (
+        "plans",
+        "add TABLE.jsonl [ROWS.jsonl …] | regret [--evidence FILE] [ROWS.jsonl …] | factors",
+        "plans of random problems",
+        plans::main,
+    ),
     (
         "probes",
         "ROWS.jsonl [WORD] | --forecast MACHINE | --ptx FOLDER SM",

@@ -17,7 +17,7 @@ pub enum PlanSource {
     Given,
     /// A row of the tuned table, measured on a device: for this problem or the nearest one.
     Tuned,
-    /// A row of the tuned table that the time model predicted.
+    /// A plan whose time for this problem is predicted.
     Predicted,
     /// The default plan of a family for the problem and the device.
     Default,
@@ -52,7 +52,7 @@ pub(super) fn candidates(
     let default = Plan::default_for(problem, &device.arch)?;
     let source = match choice.source {
         Source::Tuned { .. } => PlanSource::Tuned,
-        Source::Predicted { .. } => PlanSource::Predicted,
+        Source::Predicted { .. } | Source::Swept { .. } => PlanSource::Predicted,
         Source::Default => PlanSource::Default,
     };
     let mut all = vec![of(&choice.plan, source)];

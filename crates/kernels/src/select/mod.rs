@@ -1,11 +1,19 @@
-//! Chooses the plan for a problem on a device: the plan of the nearest row of the tuned table (measured rows
-//! before predicted ones), or the default plan if no row is near. [`choose`] reports its reasons. A caller
-//! can also pass its own [`Plan`].
+//! Chooses the plan for a problem on a device. A problem that has a row in the tuned table gets the plan of
+//! the row. Another problem gets the swept plan with the shortest predicted time ([`Sweep`]), or where
+//! problems of its kind were not swept, the plan of the nearest row (measured rows before predicted ones), or
+//! the default plan. [`choose`] reports its reasons. A caller can also pass its own [`Plan`].
 
+mod correction;
 mod distance;
+mod model;
+mod structure;
+mod sweep;
 mod table;
 
 pub use problem::Shape;
+pub use sweep::{
+    HeldBack, Prediction, Sweep, SweepError, SweepLine, SweptPlans, SweptTimes, adapted, packings,
+};
 pub use table::{Fault, Kind, TableError, TunedRow, TunedTable};
 
 use std::cmp::Ordering;
@@ -42,6 +50,11 @@ pub enum Source {
         /// Distance to the problem.
         distance: f64,
     },
+    /// A swept plan.
+    Swept {
+        /// Its predicted time, µs.
+        us: f64,
+    },
     /// No row was near.
     Default,
 }
@@ -59,6 +72,9 @@ pub struct Choice {
 
 /// Number of rows listed in [`Choice::why`].
 const NEIGHBOURS: usize = 4;
+/// A row at most this far away is a row of the problem: on a device of another name, or in the other 16-bit
+/// type.
+const OWN: f64 = 0.25;
 
 /// The plan for a problem.
 ///
@@ -82,8 +98,8 @@ pub fn choose_of(
     from(&table.of(family), family.default_for(problem, &device.arch)?, &problem.canonical(), device)
 }
 
-/// The plans of all rows of the problem's architecture and head dims, adapted to the problem, and the default
-/// of each family, each once.
+/// The plans of all rows of the problem's architecture and head dims, the swept plans, and the default of
+/// each family, adapted to the problem, each once: the plans that a sweep measures.
 pub fn candidates(problem: &Problem, device: &Device, table: &TunedTable) -> Vec<Plan> {
     let problem = &*problem.canonical();
     let dims = (problem.head_dim, problem.head_dim_v);
@@ -92,10 +108,13 @@ pub fn candidates(problem: &Problem, device: &Device, table: &TunedTable) -> Vec
         |row: &&TunedRow| row.sm == device.arch.sm && (row.problem.head_dim, row.problem.head_dim_v) == dims;
     let rows = table.rows().iter().filter(of_pass).filter(alike);
     let adapted = rows.filter_map(|row| adapt(row, problem, &device.arch).ok());
+    let swept = table.sweep().map_or_else(Vec::new, |sweep| sweep.predict(problem, device));
+    let swept = swept.into_iter().map(|prediction| prediction.plan.adapted(problem, &device.arch, true));
     let families = Family::of_pass(problem.pass.kind());
     let defaults = families.filter_map(|family| family.default_for(problem, &device.arch).ok());
     let mut seen = HashSet::new();
-    adapted.chain(defaults).filter(|plan| seen.insert(plan.clone())).collect()
+    let all = adapted.chain(swept.filter(|plan| plan.check(problem, &device.arch).is_ok())).chain(defaults);
+    all.filter(|plan| seen.insert(plan.clone())).collect()
 }
 
 /// The plan of the nearest row, or the default plan.
@@ -113,6 +132,11 @@ fn from(
     let mut why = Vec::new();
     for kind in [Kind::Measured, Kind::Predicted] {
         let near = neighbours(problem, device, table, kind);
+        if near.first().is_none_or(|(distance, _)| *distance > OWN)
+            && let Some(choice) = predicted(table, &near, problem, device)
+        {
+            return Ok(choice);
+        }
         if near.is_empty() {
             why.push(format!("no {} row is near", name(kind)));
             continue;
@@ -154,6 +178,56 @@ fn from(
         _ => "chosen: the family's default".to_owned(),
     });
     Ok(Choice { plan: default, source: Source::Default, why })
+}
+
+/// A plan with its predicted time, µs; of a row, also its distance and the row.
+struct Rival<'t> {
+    us: f64,
+    plan: Plan,
+    row: Option<(f64, &'t TunedRow)>,
+}
+
+/// Of the swept plans and the plans of the nearest rows, the one with the shortest predicted time that the
+/// problem allows.
+fn predicted(
+    table: &TunedTable,
+    near: &[(f64, &TunedRow)],
+    problem: &Problem,
+    device: &Device,
+) -> Option<Choice> {
+    let predictor = table.sweep()?.predictor(problem, device)?;
+    let swept = predictor.swept();
+    let rival = |us, plan, row| Rival { us, plan, row };
+    let mut all: Vec<Rival> = swept.into_iter().map(|swept| rival(swept.us, swept.plan, None)).collect();
+    let rows = near
+        .iter()
+        .filter_map(|&(distance, row)| Some((distance, row, adapt(row, problem, &device.arch).ok()?)));
+    for (distance, row, plan) in rows.take(NEIGHBOURS) {
+        if let Some(us) = predictor.us(&plan) {
+            all.push(rival(us, plan, Some((distance, row))));
+        }
+    }
+    all.sort_by(|a, b| a.us.total_cmp(&b.us));
+    let mut why = Vec::new();
+    for Rival { us, plan, row } in all {
+        let plan = plan.adapted(problem, &device.arch, true);
+        let outcome = plan.check(problem, &device.arch);
+        let word =
+            outcome.as_ref().map_or_else(|error| format!("rejected: {error}"), |()| "chosen".to_owned());
+        let family = plan.family();
+        let (origin, source) = match row {
+            None => ("a swept plan".to_owned(), Source::Swept { us }),
+            Some((distance, row)) => (
+                format!("the plan of a row at distance {distance:.2}"),
+                Source::Tuned { row: Box::new(row.clone()), distance },
+            ),
+        };
+        why.push(format!("{word}: {origin}, of family {family}, {us:.2} µs predicted"));
+        if outcome.is_ok() {
+            return Some(Choice { plan, source, why });
+        }
+    }
+    None
 }
 
 /// Rows of a kind within reach, nearest first. Rows at equal distance are ordered by the distance in size,
@@ -369,9 +443,9 @@ mod tests {
             let choice = choose(&problem, &H200, TunedTable::builtin()).unwrap();
             assert_eq!(json!(choice.plan)["packing"], "packed", "{problem:?}: {:?}", choice.why);
         }
-        let prompt = choose(&grouped(4, 4096, 4096), &H200, TunedTable::builtin()).unwrap();
-        assert!(matches!(prompt.source, Source::Tuned { .. }), "{:?}", prompt.why);
-        assert_eq!(json!(prompt.plan)["packing"], "apart");
+        let rows = TunedTable::builtin().with_sweep(None);
+        let prompt = choose(&grouped(4, 4096, 4096), &H200, &rows).unwrap();
+        assert_eq!(json!(prompt.plan)["packing"], "apart", "{:?}", prompt.why);
     }
 
     #[test]

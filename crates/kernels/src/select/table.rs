@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use problem::Shape;
 use serde::{Deserialize, Serialize};
 
+use super::sweep::Sweep;
 use crate::{Arch, Family, KernelError, Plan};
 
 /// How a row's time was obtained.
@@ -94,9 +95,10 @@ pub struct TableError {
 }
 
 /// The rows of a table.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct TunedTable {
     rows: Vec<TunedRow>,
+    sweep: Option<&'static Sweep>,
 }
 
 /// The tables that ship with the crate, one per device.
@@ -109,6 +111,7 @@ impl TunedTable {
         static TABLE: OnceLock<TunedTable> = OnceLock::new();
         TABLE.get_or_init(|| TunedTable {
             rows: SHIPPED.into_iter().flat_map(lines).filter_map(|(_, row)| row.ok()).collect(),
+            sweep: Some(Sweep::builtin()),
         })
     }
 
@@ -118,13 +121,23 @@ impl TunedTable {
     /// The first line that is not a row, or whose plan does not fit its problem.
     pub fn parse(text: &str) -> Result<TunedTable, TableError> {
         let rows = lines(text).map(|(line, row)| row.map_err(|fault| TableError { line, fault }));
-        Ok(TunedTable { rows: rows.collect::<Result<_, _>>()? })
+        Ok(TunedTable { rows: rows.collect::<Result<_, _>>()?, sweep: None })
     }
 
-    /// The rows whose plans are of a family.
+    /// The rows whose plans are of a family, without a sweep.
     pub fn of(&self, family: Family) -> TunedTable {
         let rows = self.rows.iter().filter(|row| row.plan.family() == family.name());
-        TunedTable { rows: rows.cloned().collect() }
+        TunedTable { rows: rows.cloned().collect(), sweep: None }
+    }
+
+    /// The rows with another sweep, or with none: then the nearest row stands for problems without a row.
+    pub fn with_sweep(&self, sweep: Option<&'static Sweep>) -> TunedTable {
+        TunedTable { rows: self.rows.clone(), sweep }
+    }
+
+    /// The sweep that stands for problems without a row.
+    pub fn sweep(&self) -> Option<&'static Sweep> {
+        self.sweep
     }
 
     /// The rows, in the order of the file.

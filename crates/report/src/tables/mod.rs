@@ -25,6 +25,7 @@ mod first_call;
 mod ideas;
 mod named;
 mod quantize;
+mod regret;
 mod render;
 mod suites;
 
@@ -282,6 +283,9 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
             }
             if suite == quantize::SUITE {
                 return quantize::table(&file)?.ok_or_else(none);
+            }
+            if suite == regret::SUITE {
+                return regret::table(&file)?.ok_or_else(none);
             }
             if suite == suites::SUITE {
                 return suites::table(&file)?.ok_or_else(none);

@@ -18,6 +18,8 @@ const RACE_US: f64 = 15_000.0;
 /// Plans that are this many times slower than the fastest in a first trial do not race.
 const HOPELESS: f64 = 2.0;
 
+/// Number of swept plans with the shortest predicted times.
+const MOST_PREDICTED: usize = 12;
 /// For more floating-point operations `mma.sync` is far slower than `wgmma`.
 const MOST_MMA_FLOPS: f64 = 1e10;
 
@@ -29,13 +31,21 @@ impl Search<'_> {
         let device = select::Device { name: &self.device.context.info().name, arch: *arch };
         let shipped = select::choose(problem, &device, TunedTable::builtin())?.plan;
         let mut plans = vec![shipped.clone()];
-        plans.extend(select::candidates(problem, &device, TunedTable::builtin()));
+        for family in Family::of_pass(PassKind::Forward) {
+            let nearest = select::choose_of(family, problem, &device, TunedTable::builtin());
+            plans.extend(nearest.map(|choice| choice.plan));
+        }
         if self.args.is_wide {
+            plans.extend(select::candidates(problem, &device, TunedTable::builtin()));
             plans.extend(self.variants());
         }
         plans.retain(|plan| {
             plan.family() != Family::Mma.name() || problem.flops() < MOST_MMA_FLOPS || *plan == shipped
         });
+        let swept =
+            TunedTable::builtin().sweep().map_or_else(Vec::new, |sweep| sweep.predict(problem, &device));
+        let nearest = swept.into_iter().take(MOST_PREDICTED);
+        plans.extend(nearest.filter_map(|prediction| select::adapted(&prediction.plan, problem, arch)));
         let mut found = Vec::new();
         self.try_all(plans, &tensors, &mut found)?;
         found.retain(|c| c.us.is_finite());

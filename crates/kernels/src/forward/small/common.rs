@@ -267,6 +267,15 @@ impl Common {
         Ok(())
     }
 
+    /// CTAs that an SM holds at once, each with `shared` bytes and about `registers` registers of a thread. They
+    /// may be more than the plan's `resident_ctas`, for which registers are limited.
+    pub fn occupancy(&self, arch: &Arch, shared: u32, registers: u32) -> u32 {
+        let threads = self.threads();
+        let registers = threads * registers.next_multiple_of(8);
+        let by_memory = arch.shared_per_sm / (shared + Arch::SHARED_RESERVED);
+        by_memory.min(Arch::REGISTERS_PER_SM / registers.max(1)).min(Arch::THREADS_PER_SM / threads).max(1)
+    }
+
     /// Whether the keys fill whole blocks of the cluster.
     pub fn divides(&self, problem: &Problem) -> bool {
         problem.seq_kv.is_multiple_of(self.cluster_keys() as usize)

@@ -176,6 +176,11 @@ impl AtOncePlan {
         self.block_n / 2 + problem.head_dim_v as u32 / 2 + OTHER_REGISTERS
     }
 
+    /// CTAs that an SM holds at once.
+    pub(crate) fn occupancy(&self, problem: &Problem, arch: &Arch) -> u32 {
+        self.common().occupancy(arch, self.shared_map(problem).bytes, self.registers(problem))
+    }
+
     /// Whether the plan fits the problem and the architecture.
     ///
     /// # Errors
