@@ -20,7 +20,7 @@ def reasons(functions: tuple[Replacement, ...], was_enabled: bool) -> list[str]:
     torch = sys.modules.get("torch")
     if torch is None or not was_enabled:
         return ["compat is not enabled now: call compat.enable(), or the model inside of compat.enabled()"]
-    found = [*_imported_before(functions), *_replaced_since(functions), *_of_modules(torch), *_compiled()]
+    found = [*_of_modules(torch), *_imported_before(functions), *_replaced_since(functions), *_compiled()]
     if any(function.active for function in functions):
         return [*found, *_fast_path(torch)]
     return [*found, "compat is disabled again: only calls between enable() and disable() are routed"]
@@ -30,7 +30,9 @@ def _imported_before(functions: tuple[Replacement, ...]) -> Iterator[str]:
     """Modules that hold PyTorch's function under a name of their own."""
     modules = {id(module): (name, module) for name, module in reversed(list(sys.modules.items()))}  # once each
     for module_name, module in reversed(list(modules.values())):
-        if module_name.partition(".")[0] in ("torch", "flashcore_attn") or module is None:
+        # Models that use this integration are named by `_of_modules`.
+        is_theirs = module_name == "transformers.integrations.flex_attention"
+        if is_theirs or module_name.partition(".")[0] in ("torch", "flashcore_attn") or module is None:
             continue
         for name, value in list(vars(module).items()) if hasattr(module, "__dict__") else ():
             if any(value is function.original for function in functions if function.original is not None):

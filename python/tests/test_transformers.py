@@ -310,15 +310,23 @@ def test_what_sdpa_computes_otherwise_is_refused():
         model.double()(input_ids=tokens())
 
 
-def test_compat_names_models_that_compute_eagerly():
-    settings = {**DECODER, "head_dim": 16, "layer_types": LAYERS}
-    model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**settings)).eval()
-    model.set_attn_implementation("eager")
+@pytest.mark.parametrize(("name", "more"), [("Gemma2", {}), ("GptOss", {"num_local_experts": 4})])
+def test_compat_names_models_that_are_eager_by_default(name, more):
+    """And the line that it names switches them."""
+    settings = {**DECODER, "head_dim": 16, "layer_types": LAYERS, **more}
+    config = getattr(transformers, f"{name}Config")(**settings)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     flashcore_attn.compat.reset_stats()
     with torch.no_grad(), flashcore_attn.compat.enabled():
         model(input_ids=tokens())
-        why = flashcore_attn.compat.stats()["why"]
-    assert any("attention of Gemma2ForCausalLM, Gemma2Model is 'eager'" in reason for reason in why), why
+        first, *others = flashcore_attn.compat.stats()["why"]
+        assert f"attention of {name}ForCausalLM, {name}Model is 'eager'" in first, first
+        assert not any("flex_attention" in other for other in others), others
+        line = 'model.set_attn_implementation("flashcore")'
+        assert line in first
+        eager = model(input_ids=tokens()).logits
+        exec(line, {"model": model})
+        torch.testing.assert_close(model(input_ids=tokens()).logits, eager, atol=1e-4, rtol=1e-4)
 
 
 def test_sinks_have_gradients():

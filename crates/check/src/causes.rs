@@ -67,6 +67,8 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
     let text = |line: u32| (line as usize).checked_sub(1).and_then(|at| ptx.get(at)).map(|&t| t.to_owned());
     let mut found: Vec<Cause> = Vec::new();
     let mut known: HashMap<(HazardKind, Spot, Option<Spot>), usize> = HashMap::new();
+    // Whether all hazards of a cause write one element twice: a sum in memory also reads it.
+    let mut overwrites: Vec<bool> = Vec::new();
     for hazard in hazards {
         let lines = (sources.line(hazard.line), hazard.other_line.and_then(|line| sources.line(line)));
         let other = hazard.other_line.map(|line| spot(line, &lines.1));
@@ -80,23 +82,35 @@ pub fn causes(hazards: &[Hazard], sources: &Sources) -> Vec<Cause> {
             (a, other) => (hazard.kind, general(a, hazard), other),
         };
         let pair = (hazard.line, hazard.other_line);
+        let language = KernelLanguage::of(lines.0.as_ref(), &ptx);
+        let texts = [text(hazard.line), hazard.other_line.and_then(text)];
+        let overwrite = is_overwrite(hazard, &texts);
         if let Some(&at) = known.get(&key) {
             found[at].count += hazard.count;
             found[at].ptx_lines.push(pair);
+            if overwrites[at] && !overwrite {
+                overwrites[at] = false;
+                found[at].cure = cure_in(language, hazard);
+            }
             continue;
         }
         known.insert(key, found.len());
+        overwrites.push(overwrite);
+        let [text, other_text] = texts;
         found.push(Cause {
             kind: hazard.kind,
             message: sources.readable(&hazard.message),
-            cure: cure_in(KernelLanguage::of(lines.0.as_ref(), &ptx), hazard),
+            cure: match overwrite {
+                true => language.words(language.cure_of_overwrite()),
+                false => cure_in(language, hazard),
+            },
             count: hazard.count,
             address: hazard.place.as_ref().map(|place| demangle(&place.to_string()).into_owned()),
             threads: hazard.threads.iter().map(ToString::to_string).collect(),
             line: hazard.line,
             other_line: hazard.other_line,
-            text: text(hazard.line),
-            other_text: hazard.other_line.and_then(text),
+            text,
+            other_text,
             source: lines.0,
             other_source: lines.1,
             allowed: hazard.allowed,
@@ -144,6 +158,19 @@ const fn rank(kind: HazardKind) -> u32 {
         HazardKind::UninitialisedRead | HazardKind::UnwrittenOutput => 6,
         HazardKind::UnpromisedAlignment | HazardKind::UnusedRead | HazardKind::Nondeterministic => 7,
     }
+}
+
+/// Whether two threads store to one element of global memory, by one instruction or in two CTAs: the index of
+/// one is wrong, as where a bound is missing. `texts` are the two instructions.
+fn is_overwrite(hazard: &Hazard, texts: &[Option<String>; 2]) -> bool {
+    let is_store = |text: &Option<String>| {
+        text.as_ref().is_some_and(|text| text.split_whitespace().any(|word| word.starts_with("st.")))
+    };
+    let in_one_cta = matches!(hazard.threads[..], [a, b] if a.cta == b.cta);
+    hazard.kind == HazardKind::Race
+        && hazard.place.as_ref().is_some_and(|place| place.space == Space::Global)
+        && texts.iter().all(is_store)
+        && (!in_one_cta || hazard.other_line == Some(hazard.line))
 }
 
 /// The usual fix of a hazard.
@@ -343,6 +370,37 @@ mod tests {
         let grid = "the kernel traps: it asks for the workspace of a grid barrier, and the launch is not cooperative";
         assert!(cure(HazardKind::Trap, grid).contains("--cooperative"));
         assert!(cure(HazardKind::Trap, "the kernel traps").contains("find out why"));
+    }
+
+    /// Two stores to one element are cured at their index, and a sum in memory by an atomic.
+    #[test]
+    fn an_element_of_two_writers_is_told_from_a_sum() {
+        let ptx = ".version 7.0\n.target sm_80\n.visible .entry k()\n{\n.loc 1 5 1\nld.global.f32 %f0, [%rd0];\n\
+            st.global.f32 [%rd0], %f0;\nred.global.add.f32 [%rd0], %f0;\nret;\n}\n.file 1 \"a.cu\"\n";
+        let told = |lines: &[(u32, u32)], ctas: [u64; 2], space| {
+            let of = |&(line, other): &(u32, u32)| {
+                let mut hazard = hazard(HazardKind::Race, line, Some(other), [0, 1]);
+                hazard.threads = ctas.map(|cta| ThreadId { cta, warp: 0, lane: 0 }).to_vec();
+                hazard.place = Some(Place { space, name: "y".to_owned(), offset: 0 });
+                hazard
+            };
+            let hazards: Vec<Hazard> = lines.iter().map(of).collect();
+            let [cause] = &super::causes(&hazards, &Sources::from(ptx.to_owned()))[..] else {
+                panic!("{lines:?}")
+            };
+            cause.cure.split(':').next().unwrap().to_owned()
+        };
+        let one_writer = "let one thread write each element";
+        assert_eq!(told(&[(7, 7)], [0, 1], Space::Global), one_writer);
+        assert_eq!(told(&[(7, 7)], [0, 0], Space::Global), one_writer);
+        for (lines, ctas, space, part) in [
+            (&[(7, 7), (6, 7)][..], [0, 1], Space::Global, "use an atomic"),
+            (&[(6, 7), (7, 7)], [0, 1], Space::Global, "use an atomic"),
+            (&[(7, 8)], [0, 1], Space::Global, "use an atomic"),
+            (&[(7, 7)], [0, 0], Space::Shared, "put __syncthreads()"),
+        ] {
+            assert!(told(lines, ctas, space).starts_with(part), "{lines:?}: {}", told(lines, ctas, space));
+        }
     }
 
     #[test]

@@ -162,7 +162,7 @@ impl Origin<'_> {
         self.understood(&[])?;
         if let Some((file, function)) = triton_function(self.file) {
             read_text(&file)?;
-            return Ok(suggest_triton(&function, &triton::signature(&file, &function)?));
+            return Ok(suggest_triton(&triton::signature(&file, &function)?));
         }
         let Kernels { module, names, .. } = self.module(None)?;
         let entry = entry.map(|entry| names.get(entry).map_or(entry, String::as_str));
@@ -180,6 +180,9 @@ impl Origin<'_> {
     ) -> Result<(Bound, String), CliError> {
         let refuse = |error| stating.refuse(error, self.file);
         self.understood(&spec.reference_kernels().collect::<Vec<_>>())?;
+        if let Some(language) = Language::of(self.file).filter(|language| *language != Language::Triton) {
+            spec.without_constants(language.name()).map_err(refuse)?;
+        }
         let Kernels { module, text, names, left_out, shared } = self.module(Some(&spec))?;
         if let Some(shared) = shared {
             let parameters = module.entries().map(|entry| entry.params.len()).max().unwrap_or(0);
@@ -270,7 +273,7 @@ impl Origin<'_> {
             given => given.iter().map(|ty| ty.trim().to_owned()).collect(),
         };
         let sm = self.sm.map_or(80, |target| target.sm);
-        let constants = constexpr.clone();
+        let constants = spec.triton_constants(constexpr);
         let request =
             triton::Request { file, function, types, constants, warps: *num_warps, stages: *num_stages, sm };
         Ok(request.compile()?)

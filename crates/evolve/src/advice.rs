@@ -20,6 +20,7 @@ use super::population::Population;
 use super::rank;
 use bench::{Mode, Peaks};
 use ledger::TimeKind;
+use predict::Gpu;
 
 /// Minimum number of times for an estimate from the curve.
 const MIN_SAMPLES: usize = 10;
@@ -115,10 +116,26 @@ struct Roof {
     by: String,
 }
 
+/// The roofline of a GPU's data sheet, on top of the time that an empty kernel takes.
+fn of_gpu(floor_us: f64, gpu: Option<&Gpu>) -> Roof {
+    let launch_us = gpu.map_or(0.0, |gpu| gpu.launch_us);
+    let by = match launch_us > 0.0 {
+        true => format!("{} by its data sheet and {launch_us} for the launch", digits(floor_us)),
+        false => "by its data sheet".to_owned(),
+    };
+    Roof { us: floor_us + launch_us, by }
+}
+
+/// A time in µs with two significant digits, however short it is.
+fn digits(us: f64) -> String {
+    let digits = (1.0 - us.log10().floor()).clamp(0.0, 12.0) as usize;
+    format!("{us:.digits$}")
+}
+
 /// The roofline from a GPU's data sheet, or from this machine's measured peaks.
 fn roof(config: &Config, problem: &Problem) -> Option<Roof> {
     if let Some(peaks) = Peaks::of(&config.device) {
-        return Some(Roof { us: peaks.floor(problem, Mode::Warm).us(), by: "by its data sheet".to_owned() });
+        return Some(of_gpu(peaks.floor(problem, Mode::Warm).us(), Gpu::of_device(&config.device)));
     }
     let (floor, products) = config.peaks.as_ref()?.floor(problem)?;
     let by = match floor.bytes_us > floor.flops_us {
@@ -148,9 +165,7 @@ fn weigh(population: &Population, roof: Option<Roof>, peer_us: Option<f64>) -> A
         "still possible, by the roofline",
         possible.map_or("unknown".into(), |p| format!("{p:.2}×")),
         roof.map_or("the device's peaks are not known".into(), |Roof { us, by }| {
-            // Two significant digits, however short the time.
-            let digits = (1.0 - us.log10().floor()).clamp(2.0, 12.0) as usize;
-            format!("no kernel takes less than {us:.digits$} µs, {by}")
+            format!("no kernel takes less than {} µs, {by}", digits(us))
         }),
     );
     row(
@@ -217,6 +232,15 @@ mod tests {
             came += least(&all[..100]) - least(&all);
         }
         assert!((foreseen / came - 1.0).abs() < 0.15, "{foreseen} {came}");
+    }
+
+    /// On a problem of 10 ns the launch is nearly all of the shortest time.
+    #[test]
+    fn the_shortest_time_of_a_gpu_has_a_launch() {
+        let roof = of_gpu(0.0123, Gpu::named("H200"));
+        assert_eq!(roof.by, "0.012 by its data sheet and 1.2 for the launch");
+        assert!((roof.us - 1.2123).abs() < 1e-9, "{roof:?}");
+        assert_eq!((digits(1.2123), digits(2270.4)), ("1.2".to_owned(), "2270".to_owned()));
     }
 
     #[test]

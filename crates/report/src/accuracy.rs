@@ -3,11 +3,18 @@
 use check::accuracy::{Draw, Point, Scheme};
 use maud::{Markup, PreEscaped, html};
 
-use crate::panels::{Panel, Scale, panels};
+use crate::panels::{Panel, Scale, panels, panels_of_page};
 
-/// The curves of each distribution, on a common logarithmic scale of errors in %.
+/// The curves of each distribution, on a common logarithmic scale of errors in %, for a file of its own.
 pub fn chart(curves: &[(Draw, Vec<Point>)]) -> Markup {
-    let legend = Scheme::ALL.map(|scheme| scheme.name().to_owned());
+    panels(&panels_of(curves), &legend(), "%", Scale::Logarithmic)
+}
+
+fn legend() -> [String; Scheme::ALL.len()] {
+    Scheme::ALL.map(|scheme| scheme.name().to_owned())
+}
+
+fn panels_of(curves: &[(Draw, Vec<Point>)]) -> Vec<Panel> {
     let panel = |(draw, points): &(Draw, Vec<Point>)| {
         let line = |(number, scheme): (usize, Scheme)| {
             let of = points.iter().filter(|point| point.scheme == scheme);
@@ -18,15 +25,12 @@ pub fn chart(curves: &[(Draw, Vec<Point>)]) -> Markup {
             lines: Scheme::ALL.into_iter().enumerate().map(line).collect(),
         }
     };
-    let charts: Vec<Panel> = curves.iter().map(panel).collect();
-    panels(&charts, &legend, "%", Scale::Logarithmic)
+    curves.iter().map(panel).collect()
 }
 
-/// Curves that lie on each other are told apart by width and dashes; a narrow screen scrolls instead of
-/// shrinking the text.
+/// Curves that lie on each other are told apart by width and dashes.
 const APART: &str = "svg .curve { stroke-linecap: butt; } svg .s1 { stroke-width: 6; opacity: .55; } \
-    svg .s2 { stroke-width: 3; stroke-dasharray: 2 7; } svg .s3 { stroke-width: 1.8; stroke-dasharray: 8 5; } \
-    .scroll svg.chart { min-width: 46rem; }";
+    svg .s2 { stroke-width: 3; stroke-dasharray: 2 7; } svg .s3 { stroke-width: 1.8; stroke-dasharray: 8 5; }";
 
 /// Sentences about the curves: the inputs for which two-level sums gain most, and the schemes whose curves
 /// are one.
@@ -73,7 +77,7 @@ const ALIKE: f64 = 1.15;
 
 /// The page. Each distribution has points of all schemes in the order of [`Scheme::ALL`].
 pub fn page(curves: &[(Draw, Vec<Point>)]) -> String {
-    let legend = Scheme::ALL.map(Scheme::name);
+    let legend = legend();
     let body = html! {
         body {
             h1 { "8-bit attention over the number of keys" }
@@ -83,7 +87,7 @@ pub fn page(curves: &[(Draw, Vec<Point>)]) -> String {
                 "for 16 queries of head dim 128; no kernel ran."
             }
             @for sentence in learnt(curves) { p { b { (sentence) } } }
-            div.scroll { (chart(curves)) }
+            (panels_of_page(&panels_of(curves), &legend, "%", Scale::Logarithmic))
             p {
                 "The tensor cores align the 32 products of a sum, and the accumulator, to the largest exponent "
                 "and keep 13 bits below it. One accumulator over all keys loses the contributions of light keys. "
@@ -125,7 +129,8 @@ mod tests {
             Scheme::ALL.map(|scheme| Point { keys, scheme, relative: 0.01 * keys as f64 / 512.0 })
         });
         let text = page(&[(Draw::Normal, points.collect())]);
-        assert_eq!(text.matches("class=\"curve ").count(), 2 * Scheme::ALL.len(), "lines and their legend");
+        let lines = text.matches("class=\"curve ").count();
+        assert_eq!(lines, 2 * 2 * Scheme::ALL.len(), "lines and their legend, in two widths");
         assert_eq!(text.matches("<tr>").count(), 3);
         assert!(text.contains("two-level sums, 1024: 2.00 %"));
     }

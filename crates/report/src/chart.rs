@@ -77,7 +77,7 @@ pub fn short(value: f64) -> String {
 }
 
 /// A chart in two widths, of which the page's style shows the one that fits the screen.
-fn in_both_widths(draw: impl Fn(f64) -> Markup) -> Markup {
+pub(super) fn in_both_widths(draw: impl Fn(f64) -> Markup) -> Markup {
     html! {
         div.roomy { (draw(WIDTH)) }
         div.narrow { (draw(NARROW)) }
@@ -98,8 +98,9 @@ pub struct Compared {
 /// Width of a chart in a file of its own, which a narrow screen shows smaller: its text must stay legible.
 const ALONE: f64 = 600.0;
 
-/// Bars that start at 0, with their own figures, in one width, for a file of its own. The longest bar of each
-/// problem has the whole width. The first library's bar is highlighted.
+/// Bars that start at 0, with their own figures, in one width, for a file of its own, whose text is as large
+/// as the document's where there is room. The longest bar of each problem has the whole width. The first
+/// library's bar is highlighted.
 pub fn compared(problems: &[Compared]) -> Markup {
     let title_at =
         |i: usize| 30.0 * i as f64 + ROW * problems[..i].iter().map(|p| p.times.len()).sum::<usize>() as f64;
@@ -107,7 +108,7 @@ pub fn compared(problems: &[Compared]) -> Markup {
     let start = start(problems.iter().flat_map(|p| &p.times).map(|(name, _)| name.as_str()));
     let span = ALONE - start - 70.0;
     html! {
-        svg.chart viewBox=(format!("0 0 {ALONE} {height}")) role="img" {
+        svg.chart viewBox=(format!("0 0 {ALONE} {height}")) width=(ALONE) height=(height) role="img" {
             @for (i, problem) in problems.iter().enumerate() {
                 @let longest = problem.times.iter().map(|(_, us)| *us).fold(f64::MIN_POSITIVE, f64::max);
                 text.title x="10" y=(title_at(i) + 21.0) { (problem.title) }

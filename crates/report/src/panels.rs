@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::chart::{CHARACTER, WIDTH, short};
+use super::chart::{CHARACTER, WIDTH, in_both_widths, short};
 
 pub struct Panel {
     /// The common properties of its problems.
@@ -62,23 +62,35 @@ const FOOT: f64 = 34.0;
 /// Panels with a common scale: rates upwards, sizes doubling to the right. The line of the first name in the
 /// legend is the boldest. On a logarithmic scale, rates are positive.
 pub fn panels(panels: &[Panel], legend: &[String], unit: &str, scale: Scale) -> Markup {
-    let rows = panels.len().div_ceil(COLUMNS) as f64;
-    let height = LEGEND + rows * (TITLE + HEIGHT + FOOT);
+    panels_within(panels, legend, unit, scale, WIDTH)
+}
+
+/// [`panels`] for a page: below each other on a narrow screen.
+pub fn panels_of_page(panels: &[Panel], legend: &[String], unit: &str, scale: Scale) -> Markup {
+    in_both_widths(|width| panels_within(panels, legend, unit, scale, width))
+}
+
+fn panels_within(panels: &[Panel], legend: &[String], unit: &str, scale: Scale, width: f64) -> Markup {
+    let columns = if width < WIDTH { 1 } else { COLUMNS };
+    let rows = panels.len().div_ceil(columns) as f64;
+    let names = places(legend, width);
+    let top = LEGEND + names.last().map_or(0.0, |(_, y)| *y);
+    let height = top + rows * (TITLE + HEIGHT + FOOT);
     let points = || panels.iter().flat_map(|panel| &panel.lines).flat_map(|(_, points)| points);
     let (least, most) = points().fold((f64::INFINITY, 0.0), |(low, high), p| (p.1.min(low), p.1.max(high)));
     let grid = Grid::new(scale, least, most);
     let (first, last) = points().fold((f64::INFINITY, 0.0), |(low, high), p| (p.0.min(low), p.0.max(high)));
     let doublings = (last / first).log2().max(1.0);
-    let wide = (WIDTH - COLUMNS as f64 * GAP - 28.0) / COLUMNS as f64;
+    let wide = (width - columns as f64 * GAP - 28.0) / columns as f64;
     html! {
-        svg.chart viewBox=(format!("0 0 {WIDTH} {height}")) role="img" {
-            @for (name, (number, x)) in legend.iter().zip(places(legend).into_iter().enumerate()) {
-                line class=(class(number)) x1=(x) x2=(x + 18.0) y1="14" y2="14" {}
-                text.name x=(x + 24.0) y="18" { (name) }
+        svg.chart viewBox=(format!("0 0 {width} {height}")) role="img" {
+            @for (name, (number, (x, y))) in legend.iter().zip(names.into_iter().enumerate()) {
+                line class=(class(number)) x1=(x) x2=(x + 18.0) y1=(y + 14.0) y2=(y + 14.0) {}
+                text.name x=(x + 24.0) y=(y + 18.0) { (name) }
             }
             @for (index, panel) in panels.iter().enumerate() {
-                @let left = GAP + (index % COLUMNS) as f64 * (wide + GAP);
-                @let head = LEGEND + (index / COLUMNS) as f64 * (TITLE + HEIGHT + FOOT) + TITLE;
+                @let left = GAP + (index % columns) as f64 * (wide + GAP);
+                @let head = top + (index / columns) as f64 * (TITLE + HEIGHT + FOOT) + TITLE;
                 @let x = |size: f64| left + (size / first).log2() / doublings * wide;
                 @let y = |rate: f64| head + HEIGHT * (1.0 - grid.height(rate));
                 text.name x=(left) y=(head - 8.0) { (panel.title) }
@@ -125,14 +137,19 @@ fn class(number: usize) -> String {
     format!("curve s{number}")
 }
 
-/// The positions of the legend's names.
-fn places(legend: &[String]) -> Vec<f64> {
-    let widths = legend.iter().scan(GAP, |x, name| {
-        let at = *x;
-        *x += 24.0 + CHARACTER * name.chars().count() as f64 + 16.0;
-        Some(at)
-    });
-    widths.collect()
+/// The positions of the legend's names, in as many lines as they need.
+fn places(legend: &[String], width: f64) -> Vec<(f64, f64)> {
+    let mut next = (GAP, 0.0);
+    let place = |name: &String| {
+        let takes = 24.0 + CHARACTER * name.chars().count() as f64;
+        if next.0 > GAP && next.0 + takes > width {
+            next = (GAP, next.1 + 18.0);
+        }
+        let at = next;
+        next.0 += takes + 16.0;
+        at
+    };
+    legend.iter().map(place).collect()
 }
 
 /// The distance of grid lines, for about five of them.
@@ -184,6 +201,16 @@ mod tests {
         assert_eq!(svg.matches("<path").count(), 4);
         assert_eq!(svg.matches("<circle").count(), 12);
         assert!(svg.contains("D128 &lt;full&gt;") && svg.contains("ours, 1024: 200 TFLOP/s"), "{svg}");
+        // A page has them twice, and the narrow chart holds its legend and one panel per row.
+        let names =
+            ["two-level sums", "single-level sums", "the scheme of another library"].map(String::from);
+        let page = panels_of_page(&both, &names, "%", Scale::Linear).into_string();
+        let narrow = page.split("<div class=\"narrow\">").nth(1).unwrap();
+        assert_eq!(narrow.matches("<path").count(), 4);
+        let placed = places(&names, 400.0);
+        let ends = placed.iter().zip(&names).map(|((x, _), name)| x + 24.0 + CHARACTER * name.len() as f64);
+        assert!(ends.fold(0.0, f64::max) <= 400.0, "{placed:?}");
+        assert_eq!(placed.last().unwrap().1, 18.0, "{placed:?}");
         // A bar of half the maximum ends halfway up.
         let bottom = LEGEND + TITLE + HEIGHT;
         assert!(svg.contains(&format!("M{GAP:.1} {:.1}", bottom - HEIGHT / 2.0)), "{svg}");

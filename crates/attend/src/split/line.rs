@@ -12,9 +12,9 @@ use tile::{AccTile, Pieces, Threads};
 use super::stream_k::{count_in, warp_bytes};
 use crate::OnlineSoftmax;
 
-/// Number of parts that a warp loads at once: up to four, in at most 96 registers.
+/// Number of parts that a warp loads at once: up to eight, in at most 96 registers.
 fn parts_at_once(o: &AccTile) -> u32 {
-    (96 / (4 * (1 + o.n_tiles()))).clamp(1, 4)
+    (96 / (4 * (1 + o.n_tiles()))).clamp(1, 8)
 }
 
 /// Buffers and counters for the merge of tiles that a line divides. A warp holds 16 rows and its part of the

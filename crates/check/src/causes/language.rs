@@ -29,6 +29,21 @@ impl KernelLanguage {
         }
     }
 
+    /// The cure where two threads, or two programs of Triton, store to one element.
+    pub const fn cure_of_overwrite(self) -> &'static str {
+        match self {
+            KernelLanguage::Triton => {
+                "let one program store each element: where a mask leaves out a bound, the offsets of the last block \
+                 reach elements of another row and its program; else use tl.atomic_add (or another tl.atomic_…), or \
+                 two launches"
+            }
+            _ => {
+                "let one thread write each element: where a bound is missing, the index of the last tile reaches an \
+                 element of another row and its CTA; else use an atomic, or two launches"
+            }
+        }
+    }
+
     /// A cure for CUDA C++ with the functions of this language.
     pub fn words(self, cure: &'static str) -> Cow<'static, str> {
         let words: &[(&str, &str)] = match self {

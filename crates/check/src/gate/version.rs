@@ -58,6 +58,7 @@ pub fn judge_by_version(
         block: Some(kernel.launch.block),
         dynamic_shared: kernel.launch.dynamic_shared,
         cooperative: earlier.is_cooperative(0),
+        constexpr: Vec::new(),
         args: Vec::new(),
         listed: false,
     };

@@ -313,6 +313,7 @@ impl LaunchStep {
             block: None,
             dynamic_shared: 0,
             cooperative: false,
+            constexpr: Vec::new(),
             args: Vec::new(),
             listed: false,
         }

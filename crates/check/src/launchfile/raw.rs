@@ -81,6 +81,7 @@ pub(crate) struct RawLaunch {
     pub block: Option<Vec<i64>>,
     pub dynamic_shared: Option<i64>,
     pub cooperative: Option<bool>,
+    pub constexpr: Option<toml::Table>,
     pub args: Option<Vec<toml::Value>>,
 }
 

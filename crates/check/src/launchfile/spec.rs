@@ -56,6 +56,8 @@ pub struct LaunchStep {
     pub dynamic_shared: u32,
     /// Whether the launch is cooperative.
     pub cooperative: bool,
+    /// Names and values of a Triton kernel's constants, as Python writes them.
+    pub constexpr: Vec<(String, String)>,
     /// Numbers of the arguments, one per parameter, in order.
     pub args: Vec<usize>,
     /// Whether the file lists them.
@@ -287,9 +289,36 @@ pub(crate) fn step_of(key: &str, raw: &RawLaunch, all: &[RawArg]) -> Result<Laun
         block,
         dynamic_shared: shared_bytes(name("dynamic_shared"), raw.dynamic_shared.unwrap_or(0))?,
         cooperative: raw.cooperative.unwrap_or(false),
+        constexpr: constexpr_of(&name("constexpr"), raw.constexpr.iter().flatten())?,
         args,
         listed: raw.args.is_some(),
     })
+}
+
+/// The constants of a Triton kernel. A text is an expression of Python, such as `tl.float16`.
+fn constexpr_of<'v>(
+    key: &str,
+    given: impl Iterator<Item = (&'v String, &'v toml::Value)>,
+) -> Result<Vec<(String, String)>, LaunchError> {
+    let python = |value: &toml::Value| match value {
+        toml::Value::Boolean(true) => Some("True".to_owned()),
+        toml::Value::Boolean(false) => Some("False".to_owned()),
+        toml::Value::Integer(_) | toml::Value::Float(_) => Some(value.to_string()),
+        toml::Value::String(text) => Some(text.clone()),
+        _ => None,
+    };
+    given
+        .map(|(name, value)| {
+            let refuse = || {
+                LaunchError::value(
+                    format!("{key}.{name}"),
+                    value,
+                    "a number, true, false, or an expression of Python as a string, such as \"tl.float16\"",
+                )
+            };
+            Ok((name.clone(), python(value).ok_or_else(refuse)?))
+        })
+        .collect()
 }
 
 pub(super) fn check_cluster(key: &str, cluster: Dim3, grid: Dim3) -> Result<(), LaunchError> {

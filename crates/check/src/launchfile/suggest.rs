@@ -75,17 +75,15 @@ impl Extents {
         if fits < 8 { fits } else { fits & !7 }
     }
 
-    /// A comment about the sizes. `each` names CTAs or programs with their extent along x.
-    fn comment(&self, each: &str) -> String {
-        let (size, grid) = (self.size(), self.grid[0]);
+    /// A comment about the sizes. `rest` says which block they leave a rest.
+    fn comment(&self, rest: &str) -> String {
+        let size = self.size();
         let product = match self.sizes {
             0 => return String::new(),
             1 => String::new(),
             sizes => format!(",\n# and a buffer holds the product of {sizes}"),
         };
-        format!(
-            "# Integers are taken for sizes: {size}, so that the last of {grid} {each} along x has a rest{product}.\n"
-        )
+        format!("# Integers are taken for sizes: {size}, so that {rest} has a rest{product}.\n")
     }
 }
 
@@ -108,7 +106,9 @@ pub fn suggest(
     let declared = declared.filter(|declared| declared.len() == function.params.len()).unwrap_or_default();
     let cluster = function.bounds.required_cluster.map_or([1; 3], |c| c.map(|n| n.max(1)));
     let extents = Extents::of(function, cluster, sizes(function, &uses, &declared));
-    let mut text = HEAD.to_owned() + &extents.comment(&format!("CTAs of {} threads", extents.block[0]));
+    let (ctas, threads) = (extents.grid[0], extents.block[0]);
+    let mut text =
+        HEAD.to_owned() + &extents.comment(&format!("the last of {ctas} CTAs of {threads} threads along x"));
     let _ = write!(
         text,
         "[launch]\nentry = \"{}\"\ngrid = {:?}  # ? CTAs\nblock = {:?}{}\ndynamic_shared = 0  # ? bytes{}\n",
@@ -344,21 +344,38 @@ fn argument(param: &Param, used: Use, declared: Option<&host::cuda::Parameter>, 
     }
 }
 
-/// Writes a launch file for a Triton function. Its constants are options of the command.
-pub fn suggest_triton(function: &str, signature: &host::triton::TritonSignature) -> String {
+/// The value of a Triton constant, by its name: switches are off, and the rest is taken for blocks.
+fn constant(name: &str, block: u32) -> String {
+    let name = name.to_uppercase();
+    let is_switch = ["IS_", "HAS_", "USE_", "EVEN_"].iter().any(|start| name.starts_with(start));
+    match () {
+        () if name.contains("TYPE") => "\"tl.float32\"".to_owned(),
+        () if is_switch || name.contains("CAUSAL") => "false".to_owned(),
+        () if name.contains("GROUP") => "8".to_owned(),
+        () => block.to_string(),
+    }
+}
+
+/// Writes a launch file for a Triton function.
+pub fn suggest_triton(signature: &host::triton::TritonSignature) -> String {
     let parameters = &signature.parameters;
-    let constants = parameters.iter().filter(|p| p.constant && p.default.is_none());
-    let constants: String = constants.map(|p| format!(" --constexpr {}=…", p.name)).collect();
+    let constants: Vec<&str> =
+        parameters.iter().filter(|p| p.constant && p.default.is_none()).map(|p| p.name.as_str()).collect();
+    // A tile has the product of its blocks. One block alone may be a whole row, which must fit.
+    let blocks = |block| constants.iter().filter(|name| constant(name, block) == block.to_string()).count();
+    let block = if blocks(256) > 1 { 32 } else { 256 };
     let arguments = || parameters.iter().filter(|p| !p.constant && p.default.is_none());
     let is_pointer = |p: &host::triton::Parameter| p.read || p.written || p.name.contains("ptr");
     let grid = [0, 1, 2].map(|axis| if signature.axes.contains(&axis) { 2 } else { 1 });
     let sizes = arguments().filter(|p| !is_pointer(p)).count();
-    let extents = Extents { grid, block: [128, 1, 1], sizes };
-    let mut text = HEAD.to_owned() + &extents.comment("programs with blocks of 128");
-    if !constants.is_empty() {
-        let _ = writeln!(text, "# `check` also needs the constants of {function}:{constants}");
-    }
+    let tiles = if block == 256 { 1 } else { grid[0] };
+    let extents = Extents { grid: [tiles, 1, 1], block: [block, 1, 1], sizes };
+    let mut text = HEAD.to_owned() + &extents.comment(&format!("a block of {block}"));
     let _ = writeln!(text, "[launch]\ngrid = {grid:?}  # ? programs");
+    if !constants.is_empty() {
+        let values = constants.iter().map(|name| format!("{name} = {}", constant(name, block)));
+        let _ = writeln!(text, "constexpr = {{ {} }}  # ?", values.collect::<Vec<_>>().join(", "));
+    }
     for parameter in arguments() {
         let _ = write!(text, "\n[[arg]]\nname = \"{}\"\n", parameter.name);
         text += &match is_pointer(parameter) {
@@ -602,11 +619,22 @@ mod tests {
             parameter("BLOCK", false, false, true),
         ];
         let signature = host::triton::TritonSignature { parameters: parameters.to_vec(), axes: vec![0] };
-        let text = suggest_triton("softmax", &signature);
-        assert!(text.contains("constants of softmax: --constexpr BLOCK=…\n"), "{text}");
+        let text = suggest_triton(&signature);
         assert!(text.contains("grid = [2, 1, 1]") && text.contains("value = 248  # ?"), "{text}");
         let spec: LaunchSpec = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
         assert_eq!(spec.triton_types().unwrap(), ["*fp32:16", "*fp32:16", "i32"]);
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(spec.triton_constants(&[]), [pair("BLOCK", "256")]);
+        assert_eq!(spec.triton_constants(&[pair("BLOCK", "64")]), [pair("BLOCK", "64")]);
+        let error = spec.without_constants("PTX").unwrap_err().to_string();
+        assert!(error.contains("'BLOCK' for launch.constexpr"), "{error}");
+        // A product has blocks along each of its dimensions, and switches.
+        let names = ["BLOCK_M", "BLOCK_N", "GROUP_M", "HAS_BIAS", "OUT_DTYPE"];
+        let parameters = [&parameters[..3], &names.map(|name| parameter(name, false, false, true))].concat();
+        let text = suggest_triton(&host::triton::TritonSignature { parameters, axes: vec![0] });
+        let spec: LaunchSpec = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let values: Vec<String> = spec.triton_constants(&[]).into_iter().map(|(_, value)| value).collect();
+        assert_eq!(values, ["32", "32", "8", "False", "tl.float32"], "{text}");
     }
 
     /// Sizes leave a rest in the last CTA, and their product fits in a buffer.

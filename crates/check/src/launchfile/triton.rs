@@ -21,6 +21,26 @@ impl LaunchSpec {
         self.launches[0].args.iter().map(|&at| self.triton_type(at)).collect()
     }
 
+    /// The constants with which Triton compiles the kernel: `stated` ones, which count first, and those of
+    /// the first launch.
+    pub fn triton_constants(&self, stated: &[(String, String)]) -> Vec<(String, String)> {
+        let own = self.launches[0].constexpr.iter();
+        let own = own.filter(|(name, _)| stated.iter().all(|(other, _)| other != name));
+        stated.iter().chain(own).cloned().collect()
+    }
+
+    /// Refuses constants of a kernel in this language, which is not Triton.
+    ///
+    /// # Errors
+    /// The first constant.
+    pub fn without_constants(&self, language: &str) -> Result<(), LaunchError> {
+        let mut constants = self.launches.iter().flat_map(|step| &step.constexpr);
+        constants.next().map_or(Ok(()), |(name, _)| {
+            let accepted = format!("none: the kernel is {language}, and only a Triton kernel has constants");
+            Err(LaunchError::value("launch.constexpr", name, accepted))
+        })
+    }
+
     fn triton_type(&self, at: usize) -> Result<String, LaunchError> {
         let refuse = |given: &str| {
             LaunchError::value(

@@ -225,6 +225,7 @@ impl Parser<'_> {
             dynamic_shared: raw.dynamic_shared,
             cooperative: raw.cooperative.or(Some(first.cooperative)),
             args: raw.args.clone(),
+            ..RawLaunch::default()
         };
         let mut launch = step_of(&self.key, &launch, self.args)?;
         if raw.args.is_none() {

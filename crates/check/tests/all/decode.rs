@@ -33,7 +33,8 @@ fn problem(
 }
 
 fn plan(problem: &Problem) -> DecodePlan {
-    DecodePlan { warps: 2, stages: 3, least_blocks: 1, ..DecodePlan::default_for(problem, &SMALL) }
+    let default = DecodePlan::default_for(problem, &SMALL);
+    DecodePlan { warps: 2, warp_keys: 16, stages: 3, least_blocks: 1, resident_ctas: 1, ..default }
 }
 
 fn bound(problem: &Problem, plan: &DecodePlan) -> Bound {
@@ -59,7 +60,14 @@ fn pages_of_any_size_and_lengths_around_them() {
             problem.score.sink = j % 3 == 1;
             problem.score.softcap = (i % 3 == 2).then_some(4.0);
             let warps = [1, 2, 4][(i + j) % 3];
-            check(&problem, &DecodePlan { warps, ..plan(&problem) }, &Settings::quick());
+            let plan = DecodePlan {
+                warps,
+                warp_keys: [16, 32][i % 2],
+                overlapping: j % 2 == 0,
+                late_requests: j % 3 == 0,
+                ..plan(&problem)
+            };
+            check(&problem, &plan, &Settings::quick());
         }
     }
 }

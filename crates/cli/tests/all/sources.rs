@@ -544,6 +544,12 @@ fn a_triton_kernel_is_compiled_for_its_arguments() {
     assert_told(&run("n:i32=128", &["--constexpr", "BLOCK=32"]), 1, &["out_of_bounds at scale.py:8"]);
     assert_told(&run("n:i32=100", &[]), 3, &["missing --constexpr for BLOCK"]);
     assert_told(&run("n:i32=100", &["--constexpr", "SIZE=3"]), 3, &["the kernel has x, y, n, BLOCK"]);
+    // `--suggest` writes the constants into the launch file, and the command line replaces them.
+    let written = folder.run(&["check", &file, "--suggest"]);
+    let launch = folder.write("scale.toml", &text(&written.stdout));
+    let by_file = |more: &[&str]| folder.run(&[&["check", &file, "--launch", &launch], more].concat());
+    assert_told(&by_file(&[]), 0, &["passed after 3 runs"]);
+    assert_told(&by_file(&["--constexpr", "BLOCK=48"]), 3, &["power of 2"]);
     // A tutorial asks for the GPU's device, and launches its kernel when it is imported.
     let driver = "\nDEVICE = triton.runtime.driver.active.get_active_torch_device()\n\n\n@triton.jit";
     let tutorial = TRITON.replacen("\n@triton.jit", driver, 1) + "\n\nscale[(4,)](x, y, 100, BLOCK=32)\n";

@@ -56,6 +56,11 @@ impl PageTable {
         })
     }
 
+    /// Rows of a page.
+    pub const fn rows(&self) -> u32 {
+        self.rows
+    }
+
     /// The pages of a batch entry whose keys begin at row `start` of its pages.
     pub fn of_sequence(&self, k: &mut Builder, batch: R32, start: Option<R32>) -> RowPages {
         let entries = k.mul_wide_u(batch, self.per_sequence);

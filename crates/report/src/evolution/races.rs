@@ -11,7 +11,6 @@ use bench::{median, quantile};
 const ROW: f64 = 38.0;
 const TOP: f64 = 14.0;
 const FOOT: f64 = 26.0;
-const TICKS: usize = 5;
 /// Vertical offsets over which neighbouring samples are spread, so that equal ones stay visible.
 const SPREAD: [f64; 5] = [0.0, 8.0, -8.0, 4.0, -4.0];
 
@@ -20,13 +19,15 @@ struct Layout {
     class: &'static str,
     width: f64,
     left: f64,
+    /// About as many labels fit below the axis.
+    ticks: usize,
     /// Maximum number of characters of a plan's name.
     name: usize,
 }
 
 const LAYOUTS: [Layout; 2] = [
-    Layout { class: "chart races roomy", width: 900.0, left: 330.0, name: 34 },
-    Layout { class: "chart races narrow", width: 400.0, left: 60.0, name: 0 },
+    Layout { class: "chart races roomy", width: 900.0, left: 330.0, ticks: 5, name: 34 },
+    Layout { class: "chart races narrow", width: 400.0, left: 60.0, ticks: 3, name: 0 },
 ];
 
 /// A strip of dots for each race, with the median and the middle half of the samples.
@@ -46,15 +47,16 @@ pub(super) fn strips(view: &ProblemView, links: Links) -> Markup {
 }
 
 fn chart(view: &ProblemView, layout: &Layout, links: Links) -> Markup {
-    let (left, right) = (layout.left, layout.width - 16.0);
+    // The last label may reach beyond the axis by half of its width.
+    let (left, right) = (layout.left, layout.width - 30.0);
     let x = Axis::over(view.races.iter().flat_map(|race| race.samples.iter().copied()), left, right);
     let bottom = TOP + ROW * view.races.len() as f64;
     html! {
         svg class=(layout.class) viewBox=(format!("0 0 {} {}", layout.width, bottom + FOOT)) role="img"
             aria-label="Every sample of the races" {
-            @for tick in x.ticks(TICKS) {
+            @for tick in x.ticks(layout.ticks) {
                 line.grid x1=(px(x.at(tick))) x2=(px(x.at(tick))) y1=(TOP) y2=(bottom) {}
-                text.tick x=(px(x.at(tick))) y=(bottom + 18.0) text-anchor="middle" { (x.label(tick, TICKS)) " µs" }
+                text.tick x=(px(x.at(tick))) y=(bottom + 18.0) text-anchor="middle" { (x.label(tick, layout.ticks)) " µs" }
             }
             @for (i, race) in view.races.iter().enumerate() {
                 (strip(race, TOP + ROW * (i as f64 + 0.5), &x, layout, links))

@@ -225,6 +225,33 @@ impl TileCopy {
         }
     }
 
+    /// Like [`TileCopy::load`], from rows that may lie anywhere: `place` gives the address of the thread's
+    /// row in the copies that begin at a row of the tile, from that row and the thread's own first row.
+    /// Addresses of rows from `limit` on are not read.
+    pub fn load_from(
+        &self,
+        k: &mut Builder,
+        to: Shared,
+        limit: Option<R32>,
+        mut place: impl FnMut(&mut Builder, u32, R32) -> Global,
+    ) {
+        let left: Option<R32> = limit.map(|limit| k.sub(limit, self.row));
+        for (pass, first) in self.passes() {
+            let from = place(k, first, self.row);
+            let from = k.index(from, self.columns[0].chunk, CHUNK_BYTES);
+            let exists = left.map(|left| k.setp_s(CmpOp::Gt, left, first));
+            for (column, places, from) in self.sides(k, to, from) {
+                let (to, copies) = (self.place(&places, pass), self.copies(k, column, first));
+                self.request(k, column, (to, from), (copies, exists));
+            }
+        }
+    }
+
+    /// Rows that the threads copy at once.
+    pub fn rows_at_once(&self) -> u32 {
+        self.step
+    }
+
     /// Requests a chunk of a column, as far as `copies` says and if the row `exists`.
     fn request(
         &self,

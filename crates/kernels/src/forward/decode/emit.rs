@@ -1,7 +1,5 @@
 //! The generator of the `decode` family.
 
-use std::cell::RefCell;
-
 use attend::{
     BlockScores, Bound, Coverage, KeyBand, Lengths, LineMerge, Masker, OnlineSoftmax, RowRange, ScoreChain,
     Sinks, Softcap, store_lse_at,
@@ -11,12 +9,13 @@ use ptx::{
     Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, Pred, R32, R64, Shared, SpecialReg, Type,
 };
 use tile::{
-    AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, PagedRows, Pieces, Sign, Threads, TileCopy,
-    mma_ab, mma_ab_widened, mma_abt, mma_abt_widened, warp_vectors,
+    AccTile, CopyMode, MatrixReader, MmaType, OperandA, OperandB, Pieces, Sign, Threads, mma_ab,
+    mma_ab_widened, mma_abt, mma_abt_widened, warp_vectors,
 };
 
 use super::DecodePlan;
 use super::line::{KeyLine, LineCursor};
+use super::load::Ring;
 use super::plan::ROWS;
 use crate::contract::Contract;
 use crate::draft::Draft;
@@ -47,6 +46,7 @@ impl DecodePlan {
         let params = Params::declare(&mut k, &mut contract, problem, (self, ctas));
         let launch = Launch {
             dynamic_shared: self.shared_bytes(problem) as u32,
+            overlapping: self.overlapping,
             ..Launch::new(Dim3(ctas, 1, 1), Dim3(self.threads(), 1, 1))
         };
         let body = move |k: &mut Builder| {
@@ -59,15 +59,15 @@ impl DecodePlan {
 
 /// A tensor's start, and its strides in bytes. K and V in pages have pages for batch entries.
 #[derive(Clone, Copy)]
-struct TensorStart {
-    start: Global,
-    batch_bytes: R64,
-    head_bytes: R64,
+pub(super) struct TensorStart {
+    pub start: Global,
+    pub batch_bytes: R64,
+    pub head_bytes: R64,
 }
 
 /// The kernel's parameters.
-struct Params {
-    tensors: OperandMap<TensorStart>,
+pub(super) struct Params {
+    pub tensors: OperandMap<TensorStart>,
     lse: Option<Global>,
     sinks: Option<Global>,
     batch: R32,
@@ -75,7 +75,7 @@ struct Params {
     seq_q: R32,
     seq_kv: R32,
     lengths: Option<Lengths>,
-    pages: Option<PageTable>,
+    pub pages: Option<PageTable>,
     factor: F32,
     band: KeyBand,
     softcap: Option<Softcap>,
@@ -127,29 +127,27 @@ impl Params {
 }
 
 /// State of the CTA in registers, with the values known at emission.
-struct Decode<'a> {
-    plan: &'a DecodePlan,
-    baked: &'a Baked,
-    params: Params,
+pub(super) struct Decode<'a> {
+    pub plan: &'a DecodePlan,
+    pub baked: &'a Baked,
+    pub params: Params,
     /// The type of O.
     half: Half,
     /// The type of Q and P in products: f16 with an 8-bit cache.
     product: Half,
     /// The pair types of 8-bit keys and values.
     narrow: Option<[Type; 2]>,
-    threads: Threads,
-    line: KeyLine,
+    pub threads: Threads,
+    pub line: KeyLine,
     pieces: Pieces,
     cta: R32,
-    /// The warp's stage 0.
-    ring: Shared,
+    pub ring: Ring,
     /// Memory through which warps merge.
     room: Shared,
     /// The lane's place for the fragments of Q, if they are not in registers.
     queries: Option<Shared>,
     /// The index of the warp among those that divide the keys of a block.
-    part: R32,
-    copy: TileCopy,
+    pub part: R32,
     key: MatrixReader,
     value: MatrixReader,
 }
@@ -163,8 +161,6 @@ struct Tile {
     /// The factors of the scores of the lane's rows, with an 8-bit cache: the inverse of the power of two by
     /// which a row of Q was multiplied, times the descale factors.
     scores: Vec<F32>,
-    /// 1 before the first block of a tile.
-    is_new: R32,
     /// The first block that the CTA computes.
     from: R32,
 }
@@ -172,6 +168,10 @@ struct Tile {
 impl<'a> Decode<'a> {
     fn new(k: &mut Builder, plan: &'a DecodePlan, baked: &'a Baked, params: Params) -> Decode<'a> {
         let threads = Threads::new(k, plan.threads(), plan.warps);
+        if plan.overlapping {
+            k.griddep_launch_dependents();
+            k.griddep_wait();
+        }
         let line = KeyLine {
             lengths: params.lengths,
             batch: params.batch,
@@ -204,11 +204,10 @@ impl<'a> Decode<'a> {
             line,
             pieces,
             cta,
-            ring: k.shared_index(shared, threads.warp, plan.stages * plan.stage_bytes(baked)),
+            ring: Ring::new(k, plan, baked, &threads, shared),
             room: shared.at(plan.ring_bytes(baked).into()),
             queries,
             part: threads.part.unwrap_or_else(|| k.mov(0)),
-            copy: TileCopy::by_warp(k, &threads, layout, baked.row_bytes(Tensor::K), plan.copy),
             key: MatrixReader::chunks_first(k, &threads, layout),
             value: MatrixReader::rows_first(k, &threads, layout),
             threads,
@@ -226,26 +225,30 @@ impl<'a> Decode<'a> {
         k.exit_if(none);
         let at = self.line.find(k, start);
         let (ahead, to_load) = (at.owned(k), k.mov(left));
-        for stage in 0..self.plan.stages - 1 {
-            let stage = k.mov(stage * self.plan.stage_bytes(self.baked));
-            self.request(k, &ahead, to_load, stage);
-        }
+        self.request_first(k, &ahead, to_load);
         let stage = k.mov(0);
         let block = k.mov(start);
         let tile = self.tile(k);
+        self.load_queries_of(k, &at, &tile);
+        self.begin_tile(k, &at, &tile);
         k.do_while(|k| {
-            k.cp_async_wait(self.plan.stages - 2);
-            // Completes the copies of all lanes, and the reads of the stage that is filled next.
-            k.warp_sync();
-            let free = self.stage_before(k, stage);
-            self.request(k, &ahead, to_load, free);
+            self.ring.wait(k);
+            if !self.plan.late_requests {
+                self.request_next(k, &ahead, to_load, stage);
+            }
             self.visit(k, &at, &tile, stage);
-            self.end_of_tile(k, &at, &tile, (block, left));
-            self.line.advance(k, &at);
-            k.add_to(block, block, 1);
-            let next = self.stage_after(k, stage);
-            k.mov_to(stage, next);
+            if self.plan.late_requests {
+                self.request_next(k, &ahead, to_load, stage);
+            }
             k.sub_to(left, left, 1);
+            let next = k.add(at.block, 1);
+            let ends = k.setp_s(CmpOp::Ge, next, at.entry.end);
+            let last = k.setp_u(CmpOp::Eq, left, 0);
+            let stops = k.or_pred(ends, last);
+            let end = |k: &mut Builder| self.end_of_tile(k, &at, &tile, (block, left));
+            k.if_else(stops, end, |k| k.mov_to(at.block, next));
+            k.add_to(block, block, 1);
+            self.ring.advance(k, stage);
             k.setp_u(CmpOp::Ne, left, 0)
         });
     }
@@ -260,7 +263,6 @@ impl<'a> Decode<'a> {
             o: AccTile::zero(k, ROWS, dim),
             softmax,
             scores: if self.scales_scores() { vec![k.mov(1.0f32), k.mov(1.0f32)] } else { Vec::new() },
-            is_new: k.mov(1),
             from: k.mov(0),
         }
     }
@@ -268,73 +270,6 @@ impl<'a> Decode<'a> {
     /// Registers for the fragments of Q.
     fn fragments(&self, k: &mut Builder) -> Vec<[R32; 4]> {
         (0..self.baked.head_dim_v() / 16).map(|_| std::array::from_fn(|_| k.mov(0))).collect()
-    }
-
-    /// Requests the warp's keys and values of a block into a stage, if blocks are left to load, as one group
-    /// of copies, and advances to the next block.
-    fn request(&self, k: &mut Builder, at: &LineCursor, to_load: R32, stage: R32) {
-        let some = k.setp_u(CmpOp::Ne, to_load, 0);
-        k.if_(some, |k| {
-            self.load(k, at, stage);
-            self.line.advance(k, at);
-            k.sub_to(to_load, to_load, 1);
-        });
-        k.cp_async_commit();
-    }
-
-    /// Copies the warp's keys and values of a block. Rows beyond the keys are filled with zeros.
-    fn load(&self, k: &mut Builder, at: &LineCursor, stage: R32) {
-        let origin = k.mul(at.block, self.plan.block_n());
-        let first = k.mad(self.part, self.plan.warp_keys, origin);
-        let limit = k.sub(at.entry.kv.len, first);
-        let keys = k.shared_advance(self.ring, stage);
-        let values = keys.at(self.plan.layout(self.baked).bytes().into());
-        let Some(table) = self.params.pages else {
-            let row = at.entry.kv.row(k, first);
-            for (tensor, to) in [(Tensor::K, keys), (Tensor::V, values)] {
-                let head = self.head(k, tensor, [at.batch, at.head]);
-                let from = self.copy_of(tensor).start(k, head, row);
-                self.copy_of(tensor).load(k, to, from, Some(limit));
-            }
-            return;
-        };
-        // Keys and values of a row lie at the same place of their pools. Rows beyond the keys take the entry
-        // of the last row, which is in the page table; they are not read.
-        let pages = table.of_sequence(k, at.batch, None);
-        let [row, past] = [first, at.entry.kv.len].map(|row| at.entry.kv.row(k, row));
-        let past = k.max_s(past, 1);
-        let last = k.sub(past, 1);
-        let places = RefCell::new(Vec::new());
-        for (tensor, to) in [(Tensor::K, keys), (Tensor::V, values)] {
-            let head = self.head(k, tensor, [at.batch, at.head]);
-            let page_bytes = self.params.tensors[tensor.into()].batch_bytes;
-            let rows = PagedRows { pages, page_bytes, row_bytes: self.baked.row_bytes(tensor) };
-            let mut number = 0;
-            self.copy.load_rows(k, to, Some(limit), |k, below| {
-                if tensor == Tensor::K {
-                    let row = k.add(row, below);
-                    let row = k.min_s(row, last);
-                    places.borrow_mut().push(pages.place(k, row));
-                }
-                let place = places.borrow()[number];
-                number += 1;
-                rows.at(k, head, place)
-            });
-        }
-    }
-
-    /// The copy of rows at the strides of K or V.
-    fn copy_of(&self, tensor: Tensor) -> TileCopy {
-        self.copy.clone().with_row_bytes(self.baked.row_bytes(tensor))
-    }
-
-    /// The start of a KV head in a batch entry of K or V, or in page 0.
-    fn head(&self, k: &mut Builder, tensor: Tensor, [batch, head]: [R32; 2]) -> Global {
-        let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
-        let [batch, head] = [batch, head].map(|n| k.zext(n));
-        let of_head = k.mad(head, head_bytes, start.base);
-        let base = if self.params.pages.is_some() { of_head } else { k.mad(batch, batch_bytes, of_head) };
-        Global { base, ..start }
     }
 
     /// The rows of the tile under the cursor, packed.
@@ -364,26 +299,27 @@ impl<'a> Decode<'a> {
         if self.baked.lengths.q.packed.is_some() { k.mov(0) } else { at.batch }
     }
 
+    /// Loads the queries of the tile under the cursor into the tile's registers, or into shared memory.
+    fn load_queries_of(&self, k: &mut Builder, at: &LineCursor, tile: &Tile) {
+        let Some(room) = self.queries else {
+            return self.load_queries(k, at, &tile.q, &tile.scores);
+        };
+        let q = self.fragments(k);
+        self.load_queries(k, at, &q, &tile.scores);
+        for (step, &words) in (0..).zip(&q) {
+            k.st_vec(room.at(warp_vectors(step)), words);
+        }
+    }
+
+    /// Resets the state of the tile, of which the block under the cursor is the first.
+    fn begin_tile(&self, k: &mut Builder, at: &LineCursor, tile: &Tile) {
+        tile.softmax.reset(k, &tile.o);
+        k.mov_to(tile.from, at.block);
+    }
+
     /// Computes a block: S, the softmax, and O.
     fn visit(&self, k: &mut Builder, at: &LineCursor, tile: &Tile, stage: R32) {
-        let is_new = k.setp_u(CmpOp::Ne, tile.is_new, 0);
-        k.if_(is_new, |k| {
-            match self.queries {
-                None => self.load_queries(k, at, &tile.q, &tile.scores),
-                Some(room) => {
-                    let q = self.fragments(k);
-                    self.load_queries(k, at, &q, &tile.scores);
-                    for (step, &words) in (0..).zip(&q) {
-                        k.st_vec(room.at(warp_vectors(step)), words);
-                    }
-                }
-            }
-            tile.softmax.reset(k, &tile.o);
-            k.mov_to(tile.from, at.block);
-            k.mov_to(tile.is_new, 0);
-        });
-        let keys = k.shared_advance(self.ring, stage);
-        let values = keys.at(self.plan.layout(self.baked).bytes().into());
+        let [keys, values] = self.ring.tiles(k, stage);
         let key = OperandB { tile: self.key.open(k, keys), tail: None };
         let q = match self.queries {
             None => OperandA::in_registers(self.product, &tile.q),
@@ -508,42 +444,49 @@ impl<'a> Decode<'a> {
         Global { base: k.mad(row, self.baked.row_bytes(tensor), of_head), ..start }
     }
 
-    /// After the last block of a tile or of the piece: merges the warps, then the CTAs that divide the tile,
-    /// and stores the tile if it is complete. `block` is the block's place on the line.
+    /// After the last block of a tile or of the piece: advances to the next block and begins its tile.
+    /// Before, merges the warps, then the CTAs that divide the tile, and stores the tile if it is complete.
+    /// `block` is the block's place on the line, and `left` the number of blocks after it.
     fn end_of_tile(&self, k: &mut Builder, at: &LineCursor, tile: &Tile, (block, left): (R32, R32)) {
-        let next = k.add(at.block, 1);
-        let ends = k.setp_s(CmpOp::Ge, next, at.entry.end);
-        let last = k.setp_u(CmpOp::Eq, left, 1);
-        let stops = k.or_pred(ends, last);
-        k.if_(stops, |k| {
-            // The warps have read what they merged before.
-            if self.plan.warps > 1 {
-                k.bar_sync();
-            }
-            let (softmax, o) = tile.softmax.clone().merge(k, &self.threads, &tile.o, self.room);
-            let begins = k.setp_s(CmpOp::Eq, tile.from, at.entry.from);
-            let whole = k.and_pred(begins, ends);
-            let complete: R32 = k.selp(1, 0, whole);
-            let divided = k.not_pred(whole);
-            k.if_(divided, |k| {
-                let merge = LineMerge {
-                    parts: self.params.parts,
-                    counters: self.params.counters,
-                    pieces: self.pieces,
-                    cta: self.cta,
-                };
-                let before = k.sub(at.block, at.entry.from);
-                let first = k.sub(block, before);
-                let blocks = k.sub(at.entry.end, at.entry.from);
-                let end = k.add(first, blocks);
-                let last = k.sub(end, 1);
-                let done = merge.join(k, &self.threads, [first, last], &softmax, &o);
-                k.selp_to(complete, 1, 0, done);
-            });
-            let complete = k.setp_u(CmpOp::Ne, complete, 0);
-            k.if_(complete, |k| self.store(k, at, &softmax, &o));
-            k.mov_to(tile.is_new, 1);
+        let done = at.owned(k);
+        self.line.advance(k, at);
+        let more = k.setp_u(CmpOp::Ne, left, 0);
+        // Queries in registers that are not converted arrive during the merge.
+        let early = self.queries.is_none() && self.narrow.is_none();
+        if early {
+            k.if_(more, |k| self.load_queries_of(k, at, tile));
+        }
+        // The warps have read what they merged before.
+        if self.plan.warps > 1 {
+            k.bar_sync();
+        }
+        let (softmax, o) = tile.softmax.clone().merge(k, &self.threads, &tile.o, self.room);
+        let blocks = k.sub(done.entry.end, done.entry.from);
+        let before = k.sub(done.block, done.entry.from);
+        let next = k.add(done.block, 1);
+        let ends = k.setp_s(CmpOp::Ge, next, done.entry.end);
+        let whole = k.setp_s_and(CmpOp::Eq, tile.from, done.entry.from, ends);
+        let complete: R32 = k.selp(1, 0, whole);
+        let divided = k.not_pred(whole);
+        k.if_(divided, |k| {
+            let merge = LineMerge {
+                parts: self.params.parts,
+                counters: self.params.counters,
+                pieces: self.pieces,
+                cta: self.cta,
+            };
+            let first = k.sub(block, before);
+            let end = k.add(first, blocks);
+            let last = k.sub(end, 1);
+            let merged = merge.join(k, &self.threads, [first, last], &softmax, &o);
+            k.selp_to(complete, 1, 0, merged);
         });
+        let complete = k.setp_u(CmpOp::Ne, complete, 0);
+        k.if_(complete, |k| self.store(k, &done, &softmax, &o));
+        if !early {
+            k.if_(more, |k| self.load_queries_of(k, at, tile));
+        }
+        self.begin_tile(k, at, tile);
     }
 
     /// Normalises the warp's columns of O and stores them, and the LSE.
@@ -578,22 +521,6 @@ impl<'a> Decode<'a> {
             let batch = self.entry_of_queries(k, at);
             lse_of_row(k, self.baked, (lse, of_head), [batch, head, position])
         });
-    }
-
-    /// The offset of the stage before another one.
-    fn stage_before(&self, k: &mut Builder, stage: R32) -> R32 {
-        let bytes = self.plan.stage_bytes(self.baked);
-        let wraps = k.setp_u(CmpOp::Eq, stage, 0);
-        let before = k.sub(stage, bytes);
-        k.selp((self.plan.stages - 1) * bytes, before, wraps)
-    }
-
-    /// The offset of the stage after another one.
-    fn stage_after(&self, k: &mut Builder, stage: R32) -> R32 {
-        let bytes = self.plan.stage_bytes(self.baked);
-        let next = k.add(stage, bytes);
-        let wraps = k.setp_u(CmpOp::Eq, next, self.plan.stages * bytes);
-        k.selp(0, next, wraps)
     }
 }
 

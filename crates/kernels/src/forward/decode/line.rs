@@ -77,31 +77,39 @@ impl KeyLine {
         [k.mul(entry.tiles, of_tile), of_tile]
     }
 
-    /// The blocks of the entry that is the lane's number after `base`; 0 beyond the last entry.
-    fn blocks_of_lane(&self, k: &mut Builder, base: R32) -> R32 {
+    /// The blocks of the entry that is the lane's number after `base`, its tiles, and the blocks of one of
+    /// its tiles. The first two are 0 beyond the last entry.
+    fn blocks_of_lane(&self, k: &mut Builder, base: R32) -> [R32; 3] {
         let batch = k.add(base, self.lane);
         let exists = k.setp_u(CmpOp::Lt, batch, self.batch);
         let last = k.sub(self.batch, 1);
         let batch = k.min_u(batch, last);
         let entry = self.entry(k, batch);
-        let [of_head, _] = KeyLine::blocks(k, &entry);
-        let all = k.mul(of_head, self.heads_kv);
-        k.selp(all, 0, exists)
+        let [of_head, of_tile] = KeyLine::blocks(k, &entry);
+        let [all, tiles] = [of_head, entry.tiles].map(|n| {
+            let all = k.mul(n, self.heads_kv);
+            k.selp(all, 0, exists)
+        });
+        [all, tiles, of_tile]
     }
 
     /// Cuts the line into pieces of at least `least` blocks for at most as many CTAs as the grid has. Returns
-    /// the pieces, their number and the number of blocks on the line. Every warp adds up all sequences.
+    /// the pieces and their number. Every warp adds up all sequences.
     pub fn cut(&self, k: &mut Builder, least: u32) -> (Pieces, R32) {
-        let (total, base) = (k.mov(0), k.mov(0));
+        let [total, tiles, longest, base]: [R32; 4] = std::array::from_fn(|_| k.mov(0));
         k.do_while(|k| {
-            let blocks = self.blocks_of_lane(k, base);
+            let [blocks, of_lane, of_tile] = self.blocks_of_lane(k, base);
             k.add_to(total, total, blocks);
+            k.add_to(tiles, tiles, of_lane);
+            k.max_u_to(longest, longest, of_tile);
             k.add_to(base, base, 32);
             k.setp_u(CmpOp::Lt, base, self.batch)
         });
         for mask in [16, 8, 4, 2, 1] {
-            let other = k.shfl_xor(total, mask);
-            k.add_to(total, total, other);
+            let [blocks, of_others, of_tile] = [total, tiles, longest].map(|n| k.shfl_xor(n, mask));
+            k.add_to(total, total, blocks);
+            k.add_to(tiles, tiles, of_others);
+            k.max_u_to(longest, longest, of_tile);
         }
         let grid = k.special(SpecialReg::NctaidX);
         let most = tile::divide(k, total, least);
@@ -110,14 +118,52 @@ impl KeyLine {
         let piece = k.div_u(total, takers);
         let before = k.mul(piece, takers);
         let longer = k.sub(total, before);
-        (Pieces { piece, longer }, takers)
+        let pieces = Pieces { piece, longer };
+        let several = k.setp_u(CmpOp::Gt, total, takers);
+        k.if_(several, |k| KeyLine::cut_evenly(k, [total, tiles, longest], &pieces, takers));
+        (pieces, takers)
+    }
+
+    /// Lets pieces be whole tiles, or equal parts of a tile, if all tiles are equally long and pieces are
+    /// then at most a sixteenth longer. Fewer tiles are divided, a CTA has parts of a single one, and the
+    /// remaining CTAs fill the memory's bandwidth.
+    fn cut_evenly(k: &mut Builder, [total, tiles, longest]: [R32; 3], pieces: &Pieces, takers: R32) {
+        let even = k.mul(tiles, longest);
+        let even = k.setp_u(CmpOp::Eq, even, total);
+        let uneven = k.min_u(pieces.longer, 1);
+        let most = k.add(pieces.piece, uneven);
+        // Tiles of a piece, rounded up, or parts of a tile, rounded down.
+        let divided = k.setp_u(CmpOp::Gt, longest, most);
+        let up = k.add(most, longest);
+        let up = k.sub(up, 1);
+        let (long, short) = (k.selp(longest, up, divided), k.selp(most, longest, divided));
+        let ratio = k.div_u(long, short);
+        let part = k.div_u(longest, ratio);
+        let whole = k.mul(longest, ratio);
+        let piece = k.selp(part, whole, divided);
+        let longer = k.sub(piece, most);
+        let longer = k.shl(longer, 4);
+        let near = k.setp_u_and(CmpOp::Le, longer, most, even);
+        let parts = k.mul(part, ratio);
+        let exact = k.setp_u_and(CmpOp::Eq, parts, longest, near);
+        let exact = {
+            let whole = k.not_pred(divided);
+            let whole = k.and_pred(whole, near);
+            k.or_pred(exact, whole)
+        };
+        let count = k.div_u(total, piece);
+        let all = k.mul(count, piece);
+        let cuts = k.setp_u_and(CmpOp::Eq, all, total, exact);
+        k.selp_to(pieces.piece, piece, pieces.piece, cuts);
+        k.selp_to(pieces.longer, 0, pieces.longer, cuts);
+        k.selp_to(takers, count, takers, cuts);
     }
 
     /// The cursor at block `start` of the line, which exists.
     pub fn find(&self, k: &mut Builder, start: R32) -> LineCursor {
         let [base, carry, batch, before]: [R32; 4] = std::array::from_fn(|_| k.mov(0));
         k.do_while(|k| {
-            let blocks = self.blocks_of_lane(k, base);
+            let [blocks, ..] = self.blocks_of_lane(k, base);
             let sum = k.mov(blocks);
             for distance in [1, 2, 4, 8, 16] {
                 let lane = k.sub(self.lane, distance);

@@ -12,6 +12,7 @@
 mod emit;
 mod family;
 mod line;
+mod load;
 mod plan;
 
 pub use plan::DecodePlan;

@@ -14,9 +14,6 @@ use crate::{Arch, Dims, PlanError};
 /// Rows of a tile.
 pub(super) const ROWS: u32 = 16;
 
-/// Bytes of the rings of a plan whose stages have 32 keys.
-const WIDE_RING: u32 = 128 << 10;
-
 /// The family's name in errors.
 const NAME: &str = "decode";
 
@@ -37,15 +34,22 @@ pub struct DecodePlan {
     pub rescale: Rescale,
     /// How tiles are loaded.
     pub copy: CopyMode,
+    /// Whether the kernel may start before the previous kernel has ended (programmatic dependent launch).
+    #[serde(default)]
+    pub overlapping: bool,
+    /// Whether the next block is requested into a stage when its block has been computed: before the merge at
+    /// the end of a tile, instead of after the wait for the next block. One block more is requested ahead.
+    #[serde(default)]
+    pub late_requests: bool,
     /// The instructions of the softcap. They have no effect on problems without a softcap.
     #[serde(default)]
     pub tanh: Tanh,
 }
 
 impl DecodePlan {
-    /// As many stages as shared memory holds, up to five; fewer warps where it is small. Where two stages of
-    /// 32 keys hold 128 KB, they take their place: fewer waits for the same bytes in flight, 4 to 20 % faster
-    /// on an H200 (bf16, head dim 128, rows not in pages).
+    /// The plan that was the fastest on an H200 with keys in pages of 16, if it fits: two stages, and as many
+    /// warps as hide each other's latencies. Else as many stages as shared memory holds, up to five, and
+    /// fewer warps where it is small.
     pub fn default_for(problem: &Problem, arch: &Arch) -> DecodePlan {
         let mut plan = DecodePlan {
             warps: 4,
@@ -55,16 +59,24 @@ impl DecodePlan {
             least_blocks: 2,
             rescale: Rescale::Beyond(8),
             copy: widest_copy(problem),
+            overlapping: arch.sm >= 90,
+            late_requests: false,
             tanh: default_tanh(problem),
         };
-        // A second CTA multiplies while the first one widens an 8-bit cache.
-        if problem.dtypes.has_narrow_cache() && problem.head_dim <= 128 {
-            (plan.stages, plan.resident_ctas) = (4, 2);
+        let narrow = problem.dtypes.has_narrow_cache();
+        let (warps, warp_keys, resident_ctas) = match (problem.head_dim, narrow) {
+            (..=64, false) => (4, 32, 2),
+            (..=128, false) => (8, 16, 1),
+            (..=128, true) => (8, 32, 1),
+            _ => (4, 16, 1),
+        };
+        let fast = DecodePlan { warps, warp_keys, resident_ctas, stages: 2, least_blocks: 1, ..plan.clone() };
+        if fast.check_dim(problem).and_then(|()| fast.check_shared(problem, arch)).is_ok() {
+            return fast;
         }
-        let of_32 = DecodePlan { warp_keys: 32, stages: 2, least_blocks: 4, ..plan.clone() };
-        let fits = problem.head_dim <= 128 && of_32.ring_bytes(problem) == WIDE_RING;
-        if fits && of_32.check_shared(problem, arch).is_ok() {
-            return of_32;
+        // A second CTA multiplies while the first one widens an 8-bit cache.
+        if narrow && problem.head_dim <= 128 {
+            (plan.stages, plan.resident_ctas) = (4, 2);
         }
         while plan.check_shared(problem, arch).is_err() && (plan.warps, plan.stages) != (1, 2) {
             (plan.warps, plan.stages) = match (plan.warps, plan.stages) {
@@ -154,18 +166,13 @@ impl DecodePlan {
             let accepted = "f16 or bf16 for all tensors, or for q and out with 8-bit k and v";
             return Err(PlanError::DType { family: NAME, dtype: problem.dtypes, accepted });
         }
-        let dim = problem.head_dim;
-        let least = if narrow { 16 } else { 8 };
-        let of_warps = (2 * least).max(least * self.warps as usize);
-        let fits = dim.is_multiple_of(of_warps) && (least..=256).contains(&dim);
-        let accepted = format!("multiples of {} and of {least} · warps up to 256", 2 * least);
-        accept("head_dim", dim as u64, fits, &accepted)?;
+        self.check_dim(problem)?;
         if narrow {
             accept("sm", arch.sm.into(), arch.multiplies_fp8(), "89 and later with an 8-bit cache")?;
             let of_heads = !problem.scales.are_per_block();
             accept("rows of a descale factor", 1, of_heads, "all rows of a head with family decode")?;
         }
-        let equal = problem.head_dim_v == dim;
+        let equal = problem.head_dim_v == problem.head_dim;
         accept("head_dim_v", problem.head_dim_v as u64, equal, "head_dim with family decode")?;
         let some = problem.seq_kv > 0 || problem.storage.pages().is_none();
         accept("seq_kv", problem.seq_kv as u64, some, "1 or more with pages")?;
@@ -175,8 +182,21 @@ impl DecodePlan {
         let blocks = self.most_blocks(problem);
         accept("blocks of keys of all tiles", blocks, blocks < 1 << 31, "fewer than 2^31")?;
         check_alignment(problem, self.copy)?;
+        if self.overlapping {
+            accept("sm", arch.sm.into(), arch.sm >= 90, "90 and later with overlapping launches")?;
+        }
         check_rescale(self.rescale, problem.dtypes.weights())?;
         self.check_shared(problem, arch)
+    }
+
+    /// Each warp stores a multiple of 8 columns of O, or of 16 with an 8-bit cache.
+    fn check_dim(&self, problem: &Problem) -> Result<(), PlanError> {
+        let dim = problem.head_dim;
+        let least = if problem.dtypes.has_narrow_cache() { 16 } else { 8 };
+        let of_warps = (2 * least).max(least * self.warps as usize);
+        let fits = dim.is_multiple_of(of_warps) && (least..=256).contains(&dim);
+        let accepted = format!("multiples of {} and of {least} · warps up to 256", 2 * least);
+        accept("head_dim", dim as u64, fits, &accepted)
     }
 
     fn check_genes(&self) -> Result<(), PlanError> {

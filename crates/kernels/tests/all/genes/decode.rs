@@ -16,6 +16,8 @@ pub fn plain() -> DecodePlan {
         least_blocks: 1,
         rescale: Rescale::Always,
         copy: CopyMode::Async16,
+        overlapping: false,
+        late_requests: false,
         tanh: attend::Tanh::Exp2,
     }
 }
@@ -35,5 +37,7 @@ pub const TABLE: &[Line<DecodePlan>] = &[
     (causal, alone, |p| p.copy = CopyMode::Async8),
     (full, alone, |p| p.copy = CopyMode::Async4),
     (causal, alone, |p| p.copy = CopyMode::Elements),
+    (full, alone, |p| p.overlapping = true),
+    (causal, alone, |p| p.late_requests = true),
     (capped, alone, |p| p.tanh = attend::Tanh::Approx),
 ];

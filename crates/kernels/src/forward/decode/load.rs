@@ -1,0 +1,218 @@
+//! The warps' rings of keys and values: requests of a block ahead, and the wait for a block.
+
+use problem::Tensor;
+use ptx::{Builder, CmpOp, Global, Pointer, R32, R64, Shared, Src};
+use tile::{Threads, TileCopy};
+
+use super::DecodePlan;
+use super::emit::{Decode, TensorStart};
+use super::line::LineCursor;
+use crate::Baked;
+
+/// A warp's ring of stages. A stage has a tile of keys and a tile of values.
+#[derive(Clone, Debug)]
+pub(super) struct Ring {
+    first: Shared,
+    stages: u32,
+    /// 1 if a stage is filled as soon as its block has been computed.
+    late: u32,
+    stage_bytes: u32,
+    copy: TileCopy,
+    /// The page of the lane's row in the next block to request, and the row there. The entry of the page
+    /// table arrives while the warp computes.
+    next: [R32; 2],
+}
+
+impl Ring {
+    /// The ring of the warp in the rings of all warps, which begin at `rings`.
+    pub fn new(k: &mut Builder, plan: &DecodePlan, baked: &Baked, threads: &Threads, rings: Shared) -> Ring {
+        let stage_bytes = plan.stage_bytes(baked);
+        let row_bytes = baked.row_bytes(Tensor::K);
+        Ring {
+            first: k.shared_index(rings, threads.warp, plan.stages * stage_bytes),
+            stages: plan.stages,
+            late: plan.late_requests.into(),
+            stage_bytes,
+            copy: TileCopy::by_warp(k, threads, plan.layout(baked), row_bytes, plan.copy),
+            next: [k.mov(0), k.mov(0)],
+        }
+    }
+
+    /// The tiles of keys and of values of the stage at an offset.
+    pub fn tiles(&self, k: &mut Builder, stage: R32) -> [Shared; 2] {
+        let keys = k.shared_advance(self.first, stage);
+        [keys, keys.at(i64::from(self.stage_bytes / 2))]
+    }
+
+    /// Waits until the oldest requested stage is filled, and until all lanes have read the stage before it.
+    pub fn wait(&self, k: &mut Builder) {
+        k.cp_async_wait(self.stages - 2 + self.late);
+        k.warp_sync();
+    }
+
+    /// Advances the offset of a stage to the next stage.
+    pub fn advance(&self, k: &mut Builder, stage: R32) {
+        let next = k.add(stage, self.stage_bytes);
+        let wraps = k.setp_u(CmpOp::Eq, next, self.stages * self.stage_bytes);
+        k.selp_to(stage, 0, next, wraps);
+    }
+
+    /// The offset of the stage before another one.
+    fn before(&self, k: &mut Builder, stage: R32) -> R32 {
+        let wraps = k.setp_u(CmpOp::Eq, stage, 0);
+        let before = k.sub(stage, self.stage_bytes);
+        k.selp((self.stages - 1) * self.stage_bytes, before, wraps)
+    }
+}
+
+impl Decode<'_> {
+    /// Requests the first `stages − 1` blocks.
+    pub(super) fn request_first(&self, k: &mut Builder, ahead: &LineCursor, to_load: R32) {
+        self.find_next(k, ahead);
+        for stage in 0..self.plan.stages - 1 + self.ring.late {
+            let offset = k.mov(stage * self.ring.stage_bytes);
+            self.request(k, ahead, to_load, offset);
+        }
+    }
+
+    /// Requests a block into the stage before `stage`, which has been read.
+    pub(super) fn request_next(&self, k: &mut Builder, ahead: &LineCursor, to_load: R32, stage: R32) {
+        if self.ring.late == 0 {
+            let free = self.ring.before(k, stage);
+            return self.request(k, ahead, to_load, free);
+        }
+        k.warp_sync();
+        self.request(k, ahead, to_load, stage);
+    }
+
+    /// Requests the warp's keys and values of a block into a stage, if blocks are left to load, as one group
+    /// of copies, and advances to the next block.
+    fn request(&self, k: &mut Builder, at: &LineCursor, to_load: R32, stage: R32) {
+        let some = k.setp_u(CmpOp::Ne, to_load, 0);
+        k.if_(some, |k| {
+            self.load(k, at, stage);
+            self.line.advance(k, at);
+            k.sub_to(to_load, to_load, 1);
+            self.find_next(k, at);
+        });
+        k.cp_async_commit();
+    }
+
+    /// Copies the warp's keys and values of a block. Rows beyond the keys are filled with zeros.
+    fn load(&self, k: &mut Builder, at: &LineCursor, stage: R32) {
+        let [first, limit] = self.rows_of_warp(k, at);
+        let [keys, values] = self.ring.tiles(k, stage);
+        let tiles = [(Tensor::K, keys), (Tensor::V, values)];
+        let whole = k.setp_s(CmpOp::Ge, limit, self.plan.warp_keys);
+        let load = |k: &mut Builder, limit: Option<R32>| {
+            for (tensor, to) in tiles {
+                match self.params.pages {
+                    None => self.load_strided(k, (tensor, to), at, (first, limit)),
+                    Some(_) => self.load_paged(k, (tensor, to), at, limit),
+                }
+            }
+        };
+        k.if_else(whole, |k| load(k, None), |k| load(k, Some(limit)));
+    }
+
+    /// Copies rows at strides, the first of which is `first`.
+    fn load_strided(
+        &self,
+        k: &mut Builder,
+        (tensor, to): (Tensor, Shared),
+        at: &LineCursor,
+        (first, limit): (R32, Option<R32>),
+    ) {
+        let zero = k.mov(0);
+        let head = self.row_at(k, tensor, at, [at.batch, zero]);
+        let copy = self.ring.copy.clone().with_row_bytes(self.baked.row_bytes(tensor));
+        let row = at.entry.kv.row(k, first);
+        let from = copy.start(k, head, row);
+        copy.load(k, to, from, limit);
+    }
+
+    /// Copies rows in pages. Each lane has computed the address of one row. If the copies of a pass always
+    /// begin in one page, the lanes take the address of the page's first row of the tile.
+    fn load_paged(
+        &self,
+        k: &mut Builder,
+        (tensor, to): (Tensor, Shared),
+        at: &LineCursor,
+        limit: Option<R32>,
+    ) {
+        let own = self.row_at(k, tensor, at, self.ring.next);
+        let row_bytes = self.baked.row_bytes(tensor);
+        let together = self.rows_together(at);
+        let mut begun: Option<(u32, Global)> = None;
+        self.ring.copy.load_from(k, to, limit, |k, first, row| {
+            if together < self.ring.copy.rows_at_once() {
+                let lane = if first == 0 { row } else { k.add(row, first) };
+                return of_lane(k, own, lane);
+            }
+            let begin = first / together * together;
+            let from = match begun {
+                Some((of, from)) if of == begin => from,
+                _ => {
+                    let from = of_lane(k, own, begin);
+                    let row = k.zext(row);
+                    Global { base: k.mad(row, row_bytes, from.base), ..from }
+                }
+            };
+            begun = Some((begin, from));
+            k.advance(from, i64::from(first - begin).wrapping_mul(row_bytes))
+        });
+    }
+
+    /// Rows of a warp's tile that always lie in one page, a power of two.
+    fn rows_together(&self, at: &LineCursor) -> u32 {
+        match (self.params.pages, at.entry.kv.start) {
+            (Some(pages), None) => (1 << pages.rows().trailing_zeros()).min(self.plan.warp_keys),
+            _ => 1,
+        }
+    }
+
+    /// The warp's first row of a block, and the number of rows from there to the end of the sequence.
+    fn rows_of_warp(&self, k: &mut Builder, at: &LineCursor) -> [R32; 2] {
+        let origin = k.mul(at.block, self.plan.block_n());
+        let first = k.mad(self.part, self.plan.warp_keys, origin);
+        [first, k.sub(at.entry.kv.len, first)]
+    }
+
+    /// Finds the place of the lane's row in the block to request next.
+    fn find_next(&self, k: &mut Builder, at: &LineCursor) {
+        let Some(table) = self.params.pages else { return };
+        let [first, _] = self.rows_of_warp(k, at);
+        let row = k.add(first, self.threads.lane);
+        // Rows beyond the keys stand for the last row, which is in the page table; they are not read.
+        let [row, past] = [row, at.entry.kv.len].map(|row| at.entry.kv.row(k, row));
+        let past = k.max_s(past, 1);
+        let last = k.sub(past, 1);
+        let row = k.min_s(row, last);
+        let place = table.of_sequence(k, at.batch, None).place(k, row);
+        for (to, from) in self.ring.next.into_iter().zip(place) {
+            k.mov_to(to, from);
+        }
+    }
+
+    /// The address of a row of the KV head: `place` is its batch entry or page, and its row there.
+    fn row_at(&self, k: &mut Builder, tensor: Tensor, at: &LineCursor, place: [R32; 2]) -> Global {
+        let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
+        let [head, entry, row] = [at.head, place[0], place[1]].map(|n| k.zext(n));
+        let of_head = k.mad(head, head_bytes, start.base);
+        let of_entry = k.mad(entry, batch_bytes, of_head);
+        Global { base: k.mad(row, self.baked.row_bytes(tensor), of_entry), ..start }
+    }
+}
+
+/// The address that lane `lane` holds.
+fn of_lane(k: &mut Builder, own: Global, lane: impl Into<Src<R32>>) -> Global {
+    let lane = k.mov(lane);
+    let high = k.shr_u(own.base, 32);
+    let [low, high] = [own.base, high].map(|half: R64| {
+        let half = k.trunc(half);
+        let half = k.shfl_idx(half, lane);
+        k.zext(half)
+    });
+    let high = k.shl(high, 32);
+    Global { base: k.or(low, high), ..own }
+}
