@@ -51,9 +51,9 @@ class Costs(NamedTuple):
             "measured; 500 TFLOP/s backward and the host's times, assumed",
         )  # fmt: skip
         if hosts <= 1 and peers:
-            words = "410 GB/s of copies between GPUs, and 0.3 of a hidden one lost"
+            words = "380 GB/s of copies between GPUs, and 0.1 of a hidden one lost"
             words = near.source.replace("232 GB/s of an all-gather by NCCL, and 0.6 of a hidden exchange lost", words)
-            return near._replace(link=4.1e11, exchange=6e-5, overlap_loss=0.3, source=words)
+            return near._replace(link=3.8e11, exchange=2e-5, overlap_loss=0.1, source=words)
         if hosts <= 1:
             return near
         return near._replace(link=5e10, exchange=5e-5, source=f"{near.source}; 50 GB/s between hosts, nominal")

@@ -52,6 +52,7 @@ pub use collectives::Collectives;
 pub use cost::{ScheduleForecast, ShardCosts};
 pub use decode::merge_over_group;
 pub use device::{DeviceRing, DeviceShards};
+pub use driver::{Communicator, GroupId};
 pub use sharded::{ShardSchedule, ShardedAttention};
 pub use sockets::{host_ranks, join_ranks};
 pub use split::SequenceSplit;
