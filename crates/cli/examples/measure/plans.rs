@@ -3,9 +3,9 @@
 //! `plans add TABLE.jsonl [ROWS.jsonl …]` adds the rows of `tune --sweep` to the table of sweeps
 //! (`crates/kernels/tuned/sweep.jsonl`), with plans that are faster than those of the table, and weighs all
 //! times anew. `plans regret [--evidence FILE] [ROWS.jsonl …]` prints how much longer the chosen plans take
-//! than the fastest measured ones: for each problem of the shipped table by the other problems' times, and for
-//! the problems of the files, which should be none of the table. `plans factors` prints the factors of the
-//! families.
+//! than the fastest measured ones: for each problem of the shipped table by the other problems' times, and
+//! for the problems of the files, which should be none of the table. `plans factors` prints the factors of
+//! the families.
 
 use std::collections::BTreeMap;
 use std::fs;

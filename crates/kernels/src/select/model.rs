@@ -45,8 +45,8 @@ impl Rates {
 /// The terms of a plan's time on an architecture, µs: a launch; tiles and steps that a CTA computes in a row;
 /// products, and exponentials, of the SM with the most work; those of one warpgroup in the longest chain of
 /// steps; keys and values from L2; all tensors from DRAM; the merge by a second kernel; the merges of a
-/// cluster; rows of tiles that are loaded and stored; tiles that a counter hands out; the parts of a shared last
-/// wave; merges inside of CTAs; rows of packed tiles.
+/// cluster; rows of tiles that are loaded and stored; tiles that a counter hands out; the parts of a shared
+/// last wave; merges inside of CTAs; rows of packed tiles.
 pub(super) fn terms(at: &Structure, problem: &Problem, arch: &Arch) -> Terms {
     let rates = Rates::of(arch);
     let sms = f64::from(arch.multiprocessors.max(1));
@@ -115,8 +115,8 @@ impl Chain {
                 let steps = most_of_slots(at, slots as u64);
                 return chain(waves.ceil(), steps, steps * resident);
             }
-            // Long tiles come first, and short ones fill the end. Some slot has one tile of `k` waves and of each
-            // longer wave.
+            // Long tiles come first, and short ones fill the end. Some slot has one tile of `k` waves and of
+            // each longer wave.
             let least = at.ends[0].min(at.ends[1]);
             let longest = |k: u32| {
                 let length = at.most_steps - (at.most_steps - least) * (f64::from(k) / waves);
@@ -175,8 +175,8 @@ pub(super) fn time(terms: &Terms, factors: &Terms) -> f64 {
     terms.iter().zip(factors).map(|(term, factor)| term * factor).sum()
 }
 
-/// The factors, none negative, with the smallest weighted sum of squared relative errors over measured times (terms,
-/// µs, weight), plus `pull` times the squared relative distance from `near`.
+/// The factors, none negative, with the smallest weighted sum of squared relative errors over measured times
+/// (terms, µs, weight), plus `pull` times the squared relative distance from `near`.
 pub(super) fn fit(measured: &[(Terms, f64, f64)], near: &Terms, pull: f64) -> Terms {
     // The normal equations of the terms over the times: their product with the factors is to be 1.
     let (mut squares, mut sums) = ([[0.0; TERMS]; TERMS], [0.0; TERMS]);

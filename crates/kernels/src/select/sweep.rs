@@ -26,7 +26,8 @@ const ALONE: f64 = 0.3;
 /// The packings of each plan.
 const PACKINGS: [Packing; 2] = [Packing::Apart, Packing::Packed];
 
-/// The factors of a family's plans, fitted to the swept problems, to the tuned table and to `evidence/h200.jsonl`.
+/// The factors of a family's plans, fitted to the swept problems, to the tuned table and to
+/// `evidence/h200.jsonl`.
 const FAMILIES: [(&str, Terms); 4] = [
     ("mma", [1.686, 0.0, 0.242, 1.309, 0.091, 0.945, 0.169, 0.659, 0.787, 0.0, 0.273, 0.5, 0.5, 0.227, 0.1]),
     (
@@ -495,7 +496,8 @@ mod tests {
     /// The index of a plan that is slower than others of its family.
     const SLOW: usize = 1;
 
-    /// A table of times as the factors of the families give them. The times of one plan are `slow` times as long.
+    /// A table of times as the factors of the families give them. The times of one plan are `slow` times as
+    /// long.
     fn table(slow: f64) -> String {
         let plans = plans();
         let stated = SweptPlans {

@@ -1,4 +1,5 @@
-//! The table of chosen plans beside the fastest measured ones, from rows of `cargo xtask measure plans regret`.
+//! The table of chosen plans beside the fastest measured ones, from rows of `cargo xtask measure plans
+//! regret`.
 
 use std::path::Path;
 

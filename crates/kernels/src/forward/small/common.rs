@@ -267,8 +267,8 @@ impl Common {
         Ok(())
     }
 
-    /// CTAs that an SM holds at once, each with `shared` bytes and about `registers` registers of a thread. They
-    /// may be more than the plan's `resident_ctas`, for which registers are limited.
+    /// CTAs that an SM holds at once, each with `shared` bytes and about `registers` registers of a thread.
+    /// They may be more than the plan's `resident_ctas`, for which registers are limited.
     pub fn occupancy(&self, arch: &Arch, shared: u32, registers: u32) -> u32 {
         let threads = self.threads();
         let registers = threads * registers.next_multiple_of(8);
