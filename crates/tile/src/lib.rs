@@ -29,7 +29,7 @@ pub use layout::{
     column_of_byte, warp_vectors,
 };
 pub use pipeline::{
-    Consumer, Handover, Mbarriers, PingPong, Pipeline, PipelineState, Roles, Supply, TileRing, TileStream,
+    Consumer, Handover, Mbarriers, PingPong, Pipeline, PipelineState, Relay, Roles, Supply, TileRing, TileStream,
     Turns, WarpgroupVote,
 };
 pub use product::{

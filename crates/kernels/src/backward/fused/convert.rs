@@ -5,7 +5,7 @@ use ptx::{Access, Builder, F32, Global, Pointer, R32};
 use tile::{AccTile, RowStore, Threads, WARP_VECTOR_BYTES, store_fragments_at, warp_vectors};
 
 use super::params::{RowTiles, Strided, launch, tile_of_cta};
-use super::plan::{FusedPlan, THREADS, TileSizes};
+use super::plan::{FusedPlan, TileSizes};
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::half;
@@ -19,14 +19,15 @@ impl FusedPlan {
     /// The kernel that rounds dQ.
     pub(super) fn draft_convert<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Draft<'a> {
         let mut k = Builder::kernel(ENTRY);
-        k.max_threads(THREADS);
+        let threads = threads(TileSizes::new(problem));
+        k.max_threads(threads);
         let mut c = Contract::new(problem);
         let dq = Strided::declare(&mut k, &mut c, problem, Tensor::Dq);
         let tiles = RowTiles::declare(&mut k, &mut c, (problem, baked), [Access::Read, Access::Read]);
         let seq_q = c.u32(&mut k, "seq_q", problem.seq_q as u32);
         let scale = c.f32(&mut k, "scale", problem.softmax_scale());
         let grid = self.row_grid(problem);
-        let launch = launch(THREADS, grid, baked.flat, 0);
+        let launch = launch(threads, grid, baked.flat, 0);
         let grid = grid.declare(&mut k, &mut c, baked.flat);
         let order = self.tile_order;
         let body = move |k: &mut Builder| {
@@ -35,6 +36,11 @@ impl FusedPlan {
         };
         Draft::new(k, c, (ENTRY, launch), arch.full_target(), body)
     }
+}
+
+/// One warp for each part of a tile.
+const fn threads(sizes: TileSizes) -> u32 {
+    sizes.rows * sizes.columns / (16 * 8 * PART_TILES) * 32
 }
 
 /// Each warp converts the part of dQ that one consumer warp of the main kernel adds to.
@@ -46,7 +52,7 @@ fn convert(
     at: [R32; 3],
 ) {
     let sizes = TileSizes::new(baked);
-    let threads = Threads::new(k, THREADS, 1);
+    let threads = Threads::new(k, threads(sizes), 1);
     let sums = tiles.sums(k, at);
     let own = place_of_part(k, sums, threads.warp, threads.lane);
     let part = AccTile::unset(k, 16, 8 * PART_TILES);
@@ -58,7 +64,7 @@ fn convert(
     }
     let [batch, head, tile] = at;
     let width = baked.dims.head_dim as u32;
-    // Two warpgroups divide the rows, or the columns.
+    // Warpgroups divide the rows, or the columns.
     let (row_warp, column) = if sizes.columns == 8 * PART_TILES {
         (threads.warp, k.mov(0))
     } else {

@@ -7,7 +7,7 @@ use ptx::{Access, Builder, CmpOp, F32, Pointer, R32, Shared, SpecialReg, Src, Te
 use tile::{Handover, Pipeline, SwizzledTile, TileRing};
 
 use super::params::{RowTiles, Strided, launch, tile_of_cta};
-use super::plan::{FusedPlan, KEYS, LOADED, ROLES, SLOTS, TileSizes};
+use super::plan::{FusedPlan, LOADED, ROLES, SLOTS, TileSizes};
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{declare_band, declare_map, declare_softcap, default_tanh, factor_or_one};
@@ -20,12 +20,13 @@ impl FusedPlan {
     /// The main kernel.
     pub(super) fn draft<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Draft<'a> {
         let mut k = Builder::kernel(ENTRY);
-        k.max_threads(ROLES.threads());
+        let threads = TileSizes::new(problem).threads();
+        k.max_threads(threads);
         // Without this bound ptxas ignores `setmaxnreg`.
         k.min_ctas_per_sm(1);
         let mut c = Contract::new(problem);
         let params = FusedParams::declare(&mut k, &mut c, (problem, baked), self);
-        let launch = launch(ROLES.threads(), self.grid(problem), baked.flat, self.shared_bytes(problem));
+        let launch = launch(threads, self.grid(problem), baked.flat, self.shared_bytes(problem));
         let body = move |k: &mut Builder| Main::new(k, self, baked, params).body(k);
         Draft::new(k, c, (ENTRY, launch), arch.full_target(), body)
     }
@@ -91,7 +92,10 @@ pub(super) struct Main<'a> {
     /// The numbers of the rows of each stage of dO.
     pub numbers: Shared,
     pub ds: (SwizzledTile, Shared),
-    pub handover: Handover,
+    /// P in f32, if gradients are apart.
+    pub weights: Shared,
+    /// The barriers between consumers.
+    pub barriers: Shared,
     /// Batch entry, KV head and tile of keys.
     pub at: [R32; 3],
     /// The keys of the CTA. Queries and keys have changed places.
@@ -126,27 +130,36 @@ impl<'a> Main<'a> {
             (tile, stages, take(stages * tile.bytes()))
         });
         let ds = (sizes.ds(), take(SLOTS * sizes.ds().bytes()));
+        let weights = take(sizes.weight_bytes());
         let numbers = take(plan.gradient_stages * sizes.number_bytes());
         let rings = places.map(|(tile, stages, first)| {
             let pipeline = Pipeline::new(take(Pipeline::bytes(stages)), stages);
             TileRing { pipeline: pipeline.without_empty_barriers(stages == 1), tile, first }
         });
-        let handover = Handover::new(take(Handover::bytes(SLOTS)), SLOTS);
+        let barriers = take(0);
         let at = tile_of_cta(k, plan.tile_order, params.grid);
         let (seq_q, seq_kv) = (params.seq_kv, params.seq_q);
-        let keys = RowRange { first: k.mul(at[2], KEYS), rows: KEYS, seq_q, seq_kv, heads: 1 };
+        let keys = RowRange { first: k.mul(at[2], sizes.keys()), rows: sizes.keys(), seq_q, seq_kv, heads: 1 };
         let band = params.band.transposed(k);
         // Rows beyond the queries have probabilities of 0, so no mask needs to hide them.
         let bound = Bound::new(k, &band, &keys, sizes.rows, true);
-        Main { plan, baked, params, sizes, rings, numbers, ds, handover, at, keys, band, bound }
+        Main { plan, baked, params, sizes, rings, numbers, ds, weights, barriers, at, keys, band, bound }
     }
 
     fn body(&self, k: &mut Builder) {
+        if self.sizes.gradients_apart() {
+            return self.compute_apart(k);
+        }
         let thread = k.special(SpecialReg::TidX);
         let first = k.setp_u(CmpOp::Eq, thread, 0);
-        k.if_(first, |k| self.handover.init(k, ROLES.consumer_warps()));
+        k.if_(first, |k| self.handover().init(k, ROLES.consumer_warps()));
         ROLES.prepare(k, self.rings.map(|ring| ring.pipeline));
         ROLES.split(k, |k| self.produce(k), |k, consumer| self.consume(k, consumer));
+    }
+
+    /// The handover of dS among consumers that divide the keys.
+    pub fn handover(&self) -> Handover {
+        Handover::new(self.barriers, SLOTS)
     }
 
     /// The first visit.
@@ -171,7 +184,7 @@ impl<'a> Main<'a> {
     }
 
     /// The producer: K and V once, then Q and dO of each visit, the latter with the numbers of their rows.
-    fn produce(&self, k: &mut Builder) {
+    pub fn produce(&self, k: &mut Builder) {
         for map in self.params.maps {
             k.prefetch_tensor_map(map);
         }

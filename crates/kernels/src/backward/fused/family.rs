@@ -4,7 +4,7 @@ use problem::{PassKind, Problem, Tensor};
 use tile::Sign;
 
 use super::FusedPlan;
-use super::plan::{KEYS, LOADED};
+use super::plan::{KEYS, LOADED, TileSizes};
 use crate::backward::sums::draft_sinks;
 use crate::draft::Draft;
 use crate::family::{FamilyPlan, of_plan};
@@ -24,7 +24,7 @@ impl FamilyPlan for FusedPlan {
 
     /// Suits grids that give each SM a CTA.
     fn suits(problem: &Problem, arch: &Arch) -> bool {
-        let tiles = problem.seq_kv.div_ceil(KEYS as usize) as u64;
+        let tiles = problem.seq_kv.div_ceil(TileSizes::new(problem).keys() as usize) as u64;
         tiles * (problem.heads_kv * problem.batch) as u64 >= arch.multiprocessors.into()
     }
 

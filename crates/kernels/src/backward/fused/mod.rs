@@ -10,6 +10,7 @@
 //! to zero. The second (`emit.rs`) is the main kernel. The third (`convert.rs`) scales and rounds the sums to
 //! dQ. CTAs add to the sums in the order in which they run, so the bits of dQ differ between runs.
 
+mod apart;
 mod consume;
 mod convert;
 mod emit;

@@ -3,7 +3,7 @@
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, Dim3, Global, Launch, R32, R64};
 
-use super::plan::{SUM_BYTES, TileSizes};
+use super::plan::TileSizes;
 use crate::Baked;
 use crate::contract::Contract;
 use crate::forward::contract::{declare_head_strides, row_of_tensor};
@@ -55,7 +55,7 @@ impl RowTiles {
         let tiles = count as usize * problem.heads_q * problem.batch;
         RowTiles {
             numbers: c.temporary(k, "row_numbers", tiles * sizes.number_bytes() as usize, numbers),
-            sums: c.temporary(k, "dq_sums", tiles * SUM_BYTES as usize, sums),
+            sums: c.temporary(k, "dq_sums", tiles * sizes.sum_bytes() as usize, sums),
             count: c.u32(k, "row_tiles", count as u32),
             heads: baked.heads_q as u32,
             sizes,
@@ -79,7 +79,7 @@ impl RowTiles {
     /// The sums of a tile.
     pub fn sums(&self, k: &mut Builder, at: [R32; 3]) -> Global {
         let index = self.index(k, at);
-        Global { base: k.mad(index, i64::from(SUM_BYTES), self.sums.base), ..self.sums }
+        Global { base: k.mad(index, i64::from(self.sizes.sum_bytes()), self.sums.base), ..self.sums }
     }
 }
 

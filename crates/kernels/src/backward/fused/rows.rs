@@ -3,10 +3,10 @@
 use problem::{Operand, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, F32, Global, Pointer, R32, SpecialReg};
 use std::f32::consts::LOG2_E;
-use tile::{WARP_VECTOR_BYTES, divide};
+use tile::divide;
 
 use super::params::{RowTiles, Strided, launch, tile_of_cta};
-use super::plan::{FusedPlan, SUM_BYTES, THREADS, TileSizes};
+use super::plan::{FusedPlan, THREADS, TileSizes};
 use crate::backward::sums::SinkParts;
 use crate::contract::Contract;
 use crate::draft::Draft;
@@ -62,7 +62,7 @@ impl Rows<'_> {
         let sums = self.tiles.sums(k, self.at);
         let own = k.index(sums, thread, 16);
         let zero: F32 = k.mov(0.0);
-        for first in (0..SUM_BYTES).step_by((THREADS * 16) as usize) {
+        for first in (0..TileSizes::new(self.baked).sum_bytes()).step_by((THREADS * 16) as usize) {
             k.st_vec(own.at(first.into()), [zero; 4]);
         }
     }
@@ -70,7 +70,7 @@ impl Rows<'_> {
     /// As many neighbouring threads as a row has chunks of 16 bytes compute a row.
     fn store_numbers(&self, k: &mut Builder) {
         let sizes = TileSizes::new(self.baked);
-        let chunks = sizes.columns / 8;
+        let chunks = (sizes.columns / 8).next_power_of_two();
         let [batch, head, tile] = self.at;
         let thread = k.special(SpecialReg::TidX);
         let row = divide(k, thread, chunks);
@@ -148,5 +148,3 @@ impl Rows<'_> {
         sum
     }
 }
-
-const _: () = assert!(SUM_BYTES.is_multiple_of(WARP_VECTOR_BYTES));

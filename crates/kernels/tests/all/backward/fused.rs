@@ -35,9 +35,9 @@ fn check(problem: &Problem, plan: FusedPlan, options: Options) {
 /// Head dims of both tiles, in both orders, on ragged lengths, with groups of 1, 3 and 8 query heads.
 #[test]
 fn head_dims_and_groups_are_right() {
-    for (i, (dim, dim_v)) in
-        [(64, 64), (128, 128), (40, 56), (72, 104), (96, 96), (128, 72)].into_iter().enumerate()
-    {
+    let dims = [(64, 64), (128, 128), (40, 56), (72, 104), (96, 96), (128, 72)];
+    let apart = [(256, 256), (192, 128), (8, 136), (248, 200), (192, 192), (136, 40)];
+    for (i, (dim, dim_v)) in dims.into_iter().chain(apart).enumerate() {
         let heads_kv = [2, 1, 1][i % 3];
         let mut p = Problem::new(1, heads_kv * [1, 3, 8][i % 3], 150, dim, [DType::F16, DType::Bf16][i % 2]);
         p.head_dim_v = dim_v;
@@ -57,9 +57,10 @@ fn torture_set_is_right_and_without_hazards() {
     let mut computed = 0;
     for (i, problem) in cases::torture().into_iter().enumerate() {
         let problem = problem.with_pass(Pass::BACKWARD);
+        let dim = problem.head_dim.max(problem.head_dim_v);
         let plan = FusedPlan {
-            query_stages: [2, 3][i % 2],
-            gradient_stages: [2, 3][i / 2 % 2],
+            query_stages: if dim > 192 { 2 } else { [2, 3][i % 2] },
+            gradient_stages: if dim > 128 { 2 } else { [2, 3][i / 2 % 2] },
             products: ORDERS[i / 3 % 2],
             tile_order: [CtaOrder::RowsFirst, CtaOrder::HeadsFirst][i / 5 % 2],
         };
@@ -69,20 +70,20 @@ fn torture_set_is_right_and_without_hazards() {
         computed += 1;
         check(&problem, plan, Options { seed: i as u64, ..Options::default() });
     }
-    assert!(computed > 60, "{computed} problems");
+    assert!(computed > 100, "{computed} problems");
 }
 
 /// All features that the family has, one at a time.
 #[test]
 fn features_are_right() {
-    for i in 0..27 {
+    for i in 0..54 {
         let corner = [Corner::BottomRight, Corner::TopLeft][i % 2];
-        let dim = [64, 128][i / 3 % 2];
+        let dim = if i < 27 { [64, 128][i / 3 % 2] } else { [192, 256][i / 3 % 2] };
         let mut p = Problem::new(1, 2, 150, dim, [DType::F16, DType::Bf16][i % 2])
             .with_heads_kv(1, Layout::Bshd)
             .with_seq_kv([150, 90, 200][i % 3], Layout::Bshd)
             .with_pass(Pass::BACKWARD);
-        match i / 3 {
+        match i / 3 % 9 {
             0 => p.band = Band { corner, before: Some(20), after: Some(0) },
             1 => p.band = Band { corner, before: Some(9), after: Some(17) },
             2 => p.band = Band { corner, before: None, after: Some(30) },
@@ -112,8 +113,8 @@ fn other_problems_are_refused() {
         (base.clone().with_pass(Pass::DETERMINISTIC), "invalid value 'true' for deterministic"),
         (used, "does not support uneven lengths"),
         (f32, "for dtype with family backward_fused: expected f16 or bf16"),
-        (dim(256), "invalid value '256' for head_dim: expected multiples of 8 up to 128"),
-        (dim(60), "invalid value '60' for head_dim: expected multiples of 8 up to 128"),
+        (dim(264), "invalid value '264' for head_dim: expected"),
+        (dim(60), "invalid value '60' for head_dim: expected multiples of 8 up to 256"),
         (wide_v, "invalid value '128' for head_dim_v: expected up to 64 if head_dim is"),
         (base.clone().with_seq_kv(0, Layout::Bhsd), "invalid value '0' for seq_kv"),
     ] {
@@ -134,9 +135,8 @@ fn other_problems_are_refused() {
 /// those of dQ.
 #[test]
 fn every_schedule_is_clean() {
-    for (dim, products) in
-        [(64, Order::InTurn), (64, Order::ScoresAhead), (128, Order::InTurn), (128, Order::ScoresAhead)]
-    {
+    let dims = [64, 128].into_iter().flat_map(|dim| ORDERS.map(|products| (dim, products)));
+    for (dim, products) in dims.chain([(256, Order::ScoresAhead)]) {
         let problem = Problem::new(1, 2, 300, dim, DType::Bf16).with_band(Band::CAUSAL);
         let problem = problem.with_heads_kv(1, Layout::Bshd).with_seq_kv(290, Layout::Bshd);
         let problem = problem.with_pass(Pass::BACKWARD);
@@ -157,7 +157,7 @@ fn every_schedule_is_clean() {
 #[test]
 fn defaults_assemble_without_spills() {
     let mut kernels = Vec::new();
-    for (dim, dim_v) in [(64, 64), (128, 128), (96, 80)] {
+    for (dim, dim_v) in [(64, 64), (128, 128), (96, 80), (192, 128), (256, 256)] {
         for (band, products) in [
             (Band::FULL, Order::InTurn),
             (Band::CAUSAL, Order::ScoresAhead),
@@ -222,7 +222,9 @@ fn sites(kernel: &Kernel) -> Vec<(String, usize, usize, usize)> {
 /// Every barrier, fence, arrival and wait is needed.
 #[test]
 fn every_synchronisation_is_needed() {
-    for (dim, products) in [(64, Order::ScoresAhead), (128, Order::InTurn), (128, Order::ScoresAhead)] {
+    for (dim, products) in
+        [(64, Order::ScoresAhead), (128, Order::InTurn), (128, Order::ScoresAhead), (192, Order::ScoresAhead)]
+    {
         let runs = runs(dim, products);
         assert!(!is_caught(&runs, |_| None));
         let sites = sites(&runs[0].3[1]);
@@ -243,7 +245,7 @@ fn every_synchronisation_is_needed() {
 /// Gradients are wrong if a factor is, if a product is missing, or if a product takes the operand of another.
 #[test]
 fn wrong_factors_and_products_are_noticed() {
-    for (dim, products) in [(64, Order::InTurn), (128, Order::ScoresAhead)] {
+    for (dim, products) in [(64, Order::InTurn), (128, Order::ScoresAhead), (192, Order::ScoresAhead)] {
         let runs = &runs(dim, products)[..1];
         assert_factors_matter(runs);
         let products = places(&runs[0].3[1], |op| matches!(op, Op::Wgmma(_)));
