@@ -27,6 +27,8 @@ const PRODUCER_REGISTERS: u32 = 24;
 const DV_REGISTERS: u32 = 208;
 const DK_REGISTERS: u32 = 216;
 const DQ_REGISTERS: u32 = 64;
+/// Parts of dQ in registers: the product of one is computed while the other is added to the sums.
+const DQ_PARTS: usize = 1;
 /// Slots of P in shared memory.
 const WEIGHT_SLOTS: u32 = 1;
 /// Bytes of the barriers between the consumers.
@@ -251,7 +253,7 @@ impl Main<'_> {
         let all_keys = SharedMatrix::over_rows(k, keys.tile, keys.first);
         let (tile, first) = self.ds;
         let all_ds = SharedMatrix::over_rows(k, tile, first);
-        let dq = AccTile::unset(k, 16, 8 * PART_TILES);
+        let dq = [0; DQ_PARTS].map(|_| AccTile::unset(k, 16, 8 * PART_TILES));
         let [_, of_ds] = self.relays();
         let slot = of_ds.reader(k);
         let mut products = self.products();
@@ -265,16 +267,25 @@ impl Main<'_> {
             let sums = place_of_part(k, sums, consumer.threads.row_warp, consumer.threads.lane);
             of_ds.wait(k, &slot);
             let ds = all_ds.stage(k, slot.stage);
-            for part in 0..parts {
+            let issue = |k: &mut Builder, products: &mut Products, part: u32| {
                 products.fence(k);
                 let keys = all_keys.from_column(8 * PART_TILES * part);
-                products.wgmma_ss(k, ds, keys, &dq, Accumulate::Set); //          15: dQ = dS K
-                products.commit(k);
-                k.wgmma_wait(0);
-                if part + 1 == parts {
+                let to = &dq[part as usize % DQ_PARTS];
+                products.wgmma_ss(k, ds, keys, to, Accumulate::Set); //           15: dQ = dS K
+                products.commit(k)
+            };
+            let mut of_part = issue(k, &mut products, 0);
+            for part in 0..parts {
+                let next = part + 1;
+                let of_next = (next < parts && DQ_PARTS > 1).then(|| issue(k, &mut products, next));
+                products.wait(k, of_part);
+                if next == parts {
                     of_ds.release(k, &slot, consumer.elected);
                 }
-                add_part(k, sums.at(i64::from(part * PART_BYTES)), &dq);
+                add_part(k, sums.at(i64::from(part * PART_BYTES)), &dq[part as usize % DQ_PARTS]);
+                if next < parts {
+                    of_part = of_next.unwrap_or_else(|| issue(k, &mut products, next));
+                }
             }
             self.advance(k, visit);
         });

@@ -318,7 +318,10 @@ impl Main<'_> {
             Tensor::Dk => (of_dk, dims.head_dim),
             _ => (of_dv, dims.head_dim_v),
         };
-        let place = |k: &mut Builder, row: R32| to.row(k, self.baked, [batch, head, row]);
+        let place = |k: &mut Builder, row: R32| {
+            let row = self.sequence.map_or(row, |sequence| sequence.kv.row(k, row));
+            to.row(k, self.baked, [batch, head, row])
+        };
         let (width, limits) = (width as u32, (first, self.keys.seq_q));
         let width = (width < self.sizes.columns).then(|| k.mov(width));
         let (half, store) = (Some(half(self.baked)), RowStore::Chunks);

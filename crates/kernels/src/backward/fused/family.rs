@@ -8,6 +8,7 @@ use super::plan::{KEYS, LOADED, TileSizes};
 use crate::backward::sums::draft_sinks;
 use crate::draft::Draft;
 use crate::family::{FamilyPlan, of_plan};
+use crate::forward::lengths::key_blocks;
 use crate::genes::{Gene, PRODUCTS, STAGES};
 use crate::{Arch, Baked, Features};
 
@@ -17,22 +18,26 @@ impl FamilyPlan for FusedPlan {
     }
 
     fn features() -> Features {
-        Features { sink: true, ..Features::default() }
+        Features { sink: true, lengths: true, ..Features::default() }
     }
 
     of_plan!(default_for);
 
     /// Suits grids that give each SM a CTA.
     fn suits(problem: &Problem, arch: &Arch) -> bool {
-        let tiles = problem.seq_kv.div_ceil(TileSizes::new(problem).keys() as usize) as u64;
-        tiles * (problem.heads_kv * problem.batch) as u64 >= arch.multiprocessors.into()
+        let [tiles, batch] = key_blocks(problem, TileSizes::new(problem).keys());
+        tiles * batch * problem.heads_kv as u64 >= arch.multiprocessors.into()
     }
 
-    fn genes(_: &Problem) -> Vec<Gene> {
+    fn genes(problem: &Problem) -> Vec<Gene> {
+        let products = Gene::new("products").curing(PRODUCTS);
         vec![
             Gene::new("query_stages").searched([2, 3]).wider([4]).curing(STAGES),
             Gene::new("gradient_stages").searched([2, 3]).wider([4]).curing(STAGES),
-            Gene::new("products").searched(["in_turn", "scores_ahead"]).curing(PRODUCTS),
+            match TileSizes::new(problem).gradients_apart() {
+                true => products.searched(["scores_ahead"]),
+                false => products.searched(["in_turn", "scores_ahead"]),
+            },
             Gene::new("tile_order").searched(["rows_first", "heads_first"]),
         ]
     }

@@ -8,7 +8,8 @@ use tile::{Handover, Pipeline, Roles, SwizzledTile, WARPGROUP_ROWS};
 use super::apart;
 use crate::backward::sums::TileCounts;
 use crate::error::accept;
-use crate::forward::contract::{check_tensor_map, is_half, most_rows};
+use crate::forward::contract::{check_tensor_map, is_half};
+use crate::forward::lengths::{check_key_blocks, check_lengths, check_ragged, key_blocks, row_blocks};
 use crate::forward::mma::CtaOrder;
 use crate::grid::Extents;
 use crate::{Arch, Dims, PlanError};
@@ -102,9 +103,9 @@ impl TileSizes {
         2 * 4 * self.rows
     }
 
-    /// Tiles of the query rows of a head.
-    pub const fn row_tiles(self, problem: &Problem) -> u64 {
-        (problem.seq_q as u64).div_ceil(self.rows as u64)
+    /// The number of tiles of query rows of a head, and of batch entries with that many tiles each.
+    pub const fn row_tiles(self, problem: &Problem) -> [u64; 2] {
+        row_blocks(problem, self.rows, 1)
     }
 }
 
@@ -163,17 +164,16 @@ impl FusedPlan {
 
     /// The extents of the main kernel's grid.
     pub(super) fn grid(&self, problem: &Problem) -> Extents {
-        let keys = u64::from(TileSizes::new(problem).keys());
-        self.extents((problem.seq_kv as u64).div_ceil(keys), problem.heads_kv, problem.batch)
+        self.extents(key_blocks(problem, TileSizes::new(problem).keys()), problem.heads_kv)
     }
 
     /// The extents of the grids of the kernels before and after it.
     pub(super) fn row_grid(&self, problem: &Problem) -> Extents {
-        self.extents(TileSizes::new(problem).row_tiles(problem), problem.heads_q, problem.batch)
+        self.extents(TileSizes::new(problem).row_tiles(problem), problem.heads_q)
     }
 
-    fn extents(&self, tiles: u64, heads: usize, batch: usize) -> Extents {
-        let (heads, batch) = (heads as u64, batch as u64);
+    fn extents(&self, [tiles, batch]: [u64; 2], heads: usize) -> Extents {
+        let heads = heads as u64;
         Extents(match self.tile_order {
             CtaOrder::RowsFirst => [tiles, heads, batch],
             CtaOrder::HeadsFirst => [heads, batch, tiles],
@@ -182,7 +182,7 @@ impl FusedPlan {
 
     /// The parts of the sinks' gradients.
     pub(super) fn sink_counts(&self, problem: &Problem) -> TileCounts {
-        ([TileSizes::new(problem).row_tiles(problem), problem.batch as u64], THREADS / 32)
+        (TileSizes::new(problem).row_tiles(problem), THREADS / 32)
     }
 
     /// Whether a kernel of the plan needs a flat grid.
@@ -216,11 +216,19 @@ fn check_problem(problem: &Problem) -> Result<(), PlanError> {
         alike,
         "up to 64 if head_dim is, and above 64 if head_dim is, unless one of them exceeds 128",
     )?;
-    let (most, accepted) = most_rows(problem);
-    let accepted = format!("1 {}: a tensor map has no empty dimension", accepted.replacen("up ", "", 1));
-    for (what, n) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
-        accept(what, n as u64, (1..=most).contains(&n), &accepted)?;
+    let (q, kv) = (problem.lengths.q.packed, problem.lengths.kv.packed);
+    for (what, rows) in [
+        ("seq_q", problem.seq_q),
+        ("seq_kv", problem.seq_kv),
+        ("rows of packed queries", q.unwrap_or(1)),
+        ("rows of packed keys", kv.unwrap_or(1)),
+    ] {
+        accept(what, rows as u64, rows > 0, "1 and more: a tensor map has no empty dimension")?;
     }
+    LOADED.into_iter().try_for_each(|tensor| check_ragged(problem, tensor, FAMILY))?;
+    let sizes = TileSizes::new(problem);
+    check_lengths(problem, sizes.rows, 1)?;
+    check_key_blocks(problem, sizes.keys())?;
     let tensors = [Tensor::Out, Tensor::Dq, Tensor::Dk, Tensor::Dv];
     LOADED.into_iter().chain(tensors).try_for_each(|tensor| check_tensor_map(problem, tensor, FAMILY))
 }
