@@ -101,6 +101,16 @@ int main(int count, char **arguments) {
   counts(&live, &launches, &linked);
   CHECK(launches == before + 1);
 
+  /* Again on other addresses, which need not be checked as the first were, but must be there. */
+  buffers[0].data = (void *)(uintptr_t)memory[1];
+  CHECK(handler(&frame) == NULL);
+  counts(&live, &launches, &linked);
+  CHECK(launches == before + 2);
+  buffers[0].data = NULL;
+  CHECK(handler(&frame) == (XLA_FFI_Error *)told);
+  puts(told);
+  buffers[0].data = (void *)(uintptr_t)memory[0];
+
   buffers[1].dtype = XLA_FFI_DataType_F64;
   CHECK(handler(&frame) == (XLA_FFI_Error *)told && code == XLA_FFI_Error_Code_INVALID_ARGUMENT);
   puts(told);

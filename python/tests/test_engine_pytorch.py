@@ -83,7 +83,9 @@ def test_activation_installs_for_cuda_and_restores(monkeypatch):
     monkeypatch.setattr(torch.library, "Library", Library)
     attention.activate_flash_attention_impl(engine.NAME)
     assert attention.current_flash_attention_impl() == engine.NAME
-    assert {key for _, key in keys} == {"CUDA"} and len(keys) == 5
+    # PyTorch before 2.12 has no `_flash_attention_forward_no_dropout_inplace`.
+    known = {name for name in engine._OVERRIDES if hasattr(aten, name)}
+    assert {key for _, key in keys} == {"CUDA"} and {name for name, _ in keys} == known and len(known) >= 4
     attention.restore_flash_attention_impl()
     assert not keys and attention.current_flash_attention_impl() is None
 

@@ -50,6 +50,36 @@ pub struct CCall {
     pub reserved: u32,
 }
 
+impl COperand {
+    /// All fields but the address.
+    pub fn words(&self) -> [u64; 10] {
+        let [a, b, c, d] = self.shape.map(|extent| extent as u64);
+        let [e, f, g, h] = self.strides.map(|stride| stride as u64);
+        [u64::from(self.operand) << 32 | u64::from(self.dtype), self.dimensions, a, b, c, d, e, f, g, h]
+    }
+}
+
+impl CCall {
+    /// The fields of a call without programs that decide what is launched. The stream is not one of them.
+    pub fn words(&self) -> [u64; 11] {
+        let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let [rows_q, rows_k, rows_v] = self.scale_rows;
+        [
+            self.operand_count,
+            pair(self.pass, self.flags),
+            pair(self.device_type as u32, self.device as u32),
+            self.threads,
+            self.keys_before as u64,
+            self.keys_after as u64,
+            pair(self.scale.to_bits(), self.softcap.to_bits()),
+            self.longest_q as u64,
+            self.longest_k as u64,
+            pair(rows_q, rows_k),
+            pair(rows_v, self.reserved),
+        ]
+    }
+}
+
 pub const OK: i32 = 0;
 pub const INVALID: i32 = 1;
 pub const UNSUPPORTED: i32 = 2;

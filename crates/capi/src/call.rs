@@ -9,6 +9,7 @@ use flashcore::{AttentionError, Band, Corner, Program};
 use crate::abi::{self, CCall, COperand, CallArray};
 use crate::arrays::{CallArrays, CallTarget, pass};
 use crate::errors::{ErrorBuffer, invalid};
+use crate::repeat::Described;
 
 /// Copies the call. A caller with an older header has fewer fields, and the others are zero; a caller with a
 /// newer one has more, which must be zero.
@@ -79,13 +80,54 @@ unsafe fn array<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts(start, count as usize) })
 }
 
+/// The operands of a call.
+///
+/// # Safety
+/// `operand_count` operands lie at `operands`.
+unsafe fn operands(call: &CCall) -> Result<&[COperand], AttentionError> {
+    // SAFETY: this function's own contract.
+    unsafe { array("operands", call.operands, call.operand_count, 64) }
+}
+
+/// Which array each operand of a call is.
+///
+/// # Safety
+/// As [`operands`].
+pub unsafe fn names(call: &CCall) -> Result<impl Iterator<Item = Option<CallArray>>, AttentionError> {
+    // SAFETY: this function's own contract.
+    let given = unsafe { operands(call)? };
+    Ok(given.iter().map(|entry| abi::array(entry.operand)))
+}
+
+/// The description of a call on a GPU by its own words. `None` for a call that refers to texts or numbers in
+/// memory, which can change between calls.
+///
+/// # Safety
+/// As [`operands`].
+pub unsafe fn described(call: &CCall) -> Option<Described> {
+    let is_plain =
+        call.score.is_null() && call.mask.is_null() && call.float_count == 0 && call.int_count == 0;
+    if call.device_type != abi::CUDA || !is_plain {
+        return None;
+    }
+    // SAFETY: this function's own contract.
+    let given = unsafe { operands(call).ok()? };
+    let mut described = Described::of("C");
+    described.words(&call.words());
+    for entry in given {
+        described.words(&entry.words());
+        described.address(entry.address);
+    }
+    Some(described)
+}
+
 /// The arrays of a call.
 ///
 /// # Safety
 /// `operand_count` operands lie at `operands`.
 pub unsafe fn arrays(call: &CCall) -> Result<CallArrays, AttentionError> {
     // SAFETY: this function's own contract.
-    let given = unsafe { array("operands", call.operands, call.operand_count, 64)? };
+    let given = unsafe { operands(call)? };
     let mut arrays = CallArrays::default();
     for entry in given {
         let array = abi::array(entry.operand).ok_or_else(|| {

@@ -3,13 +3,14 @@
 //!
 //! Each function reads its arguments, makes operands and options of them and passes these to
 //! [`flashcore::raw`]. Nothing is kept between calls but the kernels and plans that `flashcore` keeps itself,
-//! and parsed texts. No panic leaves the library.
+//! parsed texts, and a few calls of each thread (`repeat`). No panic leaves the library.
 #![allow(unsafe_code, reason = "the addresses of a C interface")]
 
 mod abi;
 mod arrays;
 mod call;
 mod errors;
+mod repeat;
 mod spec;
 mod tvm;
 mod xla;
@@ -32,7 +33,7 @@ pub use xla::{XlaCallFrame, flashcore_xla_cuda, flashcore_xla_host};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_prepare(call: *const CCall) -> i32 {
     // SAFETY: this function's own contract.
-    unsafe { with_ready(call, |_| Ok(())) }
+    unsafe { reported(call, |call| with_ready(call, |_| Ok(()))) }
 }
 
 /// `flashcore_attention`.
@@ -42,8 +43,29 @@ pub unsafe extern "C" fn flashcore_prepare(call: *const CCall) -> i32 {
 /// demands.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_attention(call: *const CCall) -> i32 {
-    // SAFETY: this function's own contract.
-    unsafe { with_ready(call, |ready| ready.enqueue()) }
+    let run = |call: &CCall| {
+        // SAFETY: this function's own contract.
+        let described = unsafe { call::described(call) };
+        if let Some(described) = &described
+            // SAFETY: as above.
+            && let Some(launched) = unsafe { described.launch(call.stream) }
+        {
+            return launched;
+        }
+        let enqueue = |ready: &Ready<'_>| {
+            // SAFETY: as above.
+            unsafe { ready.enqueue()? };
+            if let Some(described) = &described {
+                // SAFETY: as above.
+                described.keep(unsafe { call::names(call)? }, ready);
+            }
+            Ok(())
+        };
+        // SAFETY: as above.
+        unsafe { with_ready(call, enqueue) }
+    };
+    // SAFETY: as above.
+    unsafe { reported(call, run) }
 }
 
 /// `flashcore_workspace_size`.
@@ -61,7 +83,7 @@ pub unsafe extern "C" fn flashcore_workspace_size(call: *const CCall, bytes: *mu
         Ok(())
     };
     // SAFETY: this function's own contract.
-    unsafe { with_ready(call, write) }
+    unsafe { reported(call, |call| with_ready(call, write)) }
 }
 
 /// `flashcore_version`.
@@ -75,30 +97,34 @@ pub extern "C" fn flashcore_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// Prepares a call and passes it on. Returns the code of the error, whose text goes into the call's buffer.
+/// Prepares a call and passes it on.
+///
+/// # Safety
+/// As [`flashcore_prepare`], for a copy of the call.
+unsafe fn with_ready(
+    call: &CCall,
+    then: impl FnOnce(&Ready<'_>) -> Result<(), AttentionError>,
+) -> Result<(), AttentionError> {
+    // SAFETY: this function's own contract.
+    let (arrays, options) = unsafe {
+        let arrays = call::arrays(call)?;
+        let options = call::options(call, &arrays)?;
+        (arrays, options)
+    };
+    let interleaved = call.flags & abi::INTERLEAVED != 0;
+    let (place, writes_slots) = (call::place(call)?, call.pass == abi::WRITE_SLOTS);
+    AttentionCall { place, arrays, options: &options, interleaved, writes_slots }.with_ready(then)
+}
+
+/// Reads a call and passes it on. Returns the code of the error, whose text goes into the call's buffer.
 ///
 /// # Safety
 /// As [`flashcore_prepare`].
-unsafe fn with_ready(
-    address: *const CCall,
-    then: impl FnOnce(&Ready<'_>) -> Result<(), AttentionError>,
-) -> i32 {
+unsafe fn reported(address: *const CCall, run: impl FnOnce(&CCall) -> Result<(), AttentionError>) -> i32 {
     // SAFETY: this function's own contract.
-    let buffer = unsafe { call::error_buffer(address) };
-    let called = guarded(|| {
-        // SAFETY: as above.
-        let (call, arrays, options) = unsafe {
-            let call = call::read(address)?;
-            let arrays = call::arrays(&call)?;
-            let options = call::options(&call, &arrays)?;
-            (call, arrays, options)
-        };
-        let interleaved = call.flags & abi::INTERLEAVED != 0;
-        let (place, writes_slots) = (call::place(&call)?, call.pass == abi::WRITE_SLOTS);
-        AttentionCall { place, arrays, options: &options, interleaved, writes_slots }.with_ready(then)
-    });
+    let called = guarded(|| run(&unsafe { call::read(address)? }));
     let Err((code, text)) = called else { return abi::OK };
-    // SAFETY: this function's own contract.
-    unsafe { buffer.write(&text) };
+    // SAFETY: as above.
+    unsafe { call::error_buffer(address).write(&text) };
     code
 }

@@ -10,12 +10,13 @@ use std::rc::Rc;
 use std::str::FromStr;
 
 use flashcore::gpu::Operand;
-use flashcore::raw::{CallOptions, Tensor, View};
+use flashcore::raw::{CallOptions, Ready, Tensor, View};
 use flashcore::{AttentionError, Band, Corner};
 
 use crate::abi::{self, APPENDED, CallArray};
 use crate::arrays::{AttentionCall, CallArrays, CallTarget, pass};
 use crate::errors::invalid;
+use crate::repeat::Described;
 
 /// A call except for its tensors.
 #[derive(Debug, Default)]
@@ -40,6 +41,22 @@ pub struct HandedTensor<'a> {
     pub shape: &'a [i64],
     pub strides: Option<&'a [i64]>,
 }
+
+/// A text, and the tensors that an interface hands over with it.
+#[derive(Debug)]
+pub struct HandedCall<'a> {
+    /// The name of the interface.
+    pub interface: &'static str,
+    pub text: &'a [u8],
+    /// The call that the text describes.
+    pub spec: &'a CallSpec,
+    pub place: CallTarget,
+    /// In the order of the text.
+    pub tensors: &'a [HandedTensor<'a>],
+}
+
+/// Tensors of a call that need no heap memory.
+pub const MANY: usize = 12;
 
 /// The most texts that a thread remembers. A model has a few for each kind of layer.
 const REMEMBERED: usize = 256;
@@ -135,10 +152,10 @@ impl CallSpec {
     }
 
     /// The call on tensors in the order of the text.
-    pub fn call<'t>(
+    fn call(
         &self,
         place: CallTarget,
-        tensors: impl ExactSizeIterator<Item = Result<HandedTensor<'t>, AttentionError>>,
+        tensors: &[HandedTensor<'_>],
     ) -> Result<AttentionCall<'_>, AttentionError> {
         if tensors.len() != self.arrays.len() {
             let expected = format!("{}, as the call's text names", self.arrays.len());
@@ -146,13 +163,12 @@ impl CallSpec {
         }
         let mut arrays = CallArrays::default();
         for (array, tensor) in self.arrays.iter().zip(tensors) {
-            let tensor = tensor?;
             match *array {
                 Some(CallArray::Slots) => {
                     arrays.insert_slots(tensor.address, tensor.dtype, tensor.shape, tensor.strides)?;
                 }
                 Some(array) => {
-                    let view = self.view(array, &tensor)?;
+                    let view = self.view(array, tensor)?;
                     arrays.insert(array, Tensor { address: tensor.address, view })?;
                 }
                 None => {}
@@ -204,6 +220,41 @@ impl CallSpec {
             strides.swap(1, 2);
         }
         View::new(dtype, shape, strides)
+    }
+}
+
+impl HandedCall<'_> {
+    /// Prepares the call and passes it on.
+    pub fn with_ready(
+        &self,
+        then: impl FnOnce(&Ready<'_>) -> Result<(), AttentionError>,
+    ) -> Result<(), AttentionError> {
+        self.spec.call(self.place, self.tensors)?.with_ready(then)
+    }
+
+    /// Enqueues the call on its stream, or computes it in host memory.
+    ///
+    /// # Safety
+    /// The tensors are as [`Ready::enqueue`] demands.
+    pub unsafe fn run(&self) -> Result<(), AttentionError> {
+        let CallTarget::Stream { ordinal, handle } = self.place else {
+            // SAFETY: this function's own contract.
+            return self.with_ready(|ready| unsafe { ready.enqueue() });
+        };
+        let mut described = Described::of(self.interface);
+        described.text(self.text);
+        described.words(&[ordinal as u64]);
+        self.tensors.iter().for_each(|tensor| described.tensor(tensor));
+        // SAFETY: as above.
+        if let Some(launched) = unsafe { described.launch(handle) } {
+            return launched;
+        }
+        self.with_ready(|ready| {
+            // SAFETY: as above.
+            unsafe { ready.enqueue()? };
+            described.keep(self.spec.arrays.iter().copied(), ready);
+            Ok(())
+        })
     }
 }
 

@@ -5,14 +5,16 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::mem::transmute;
+use std::sync::OnceLock;
 
 use flashcore::AttentionError;
 use flashcore::raw::Ready;
+use smallvec::SmallVec;
 
 use crate::abi;
 use crate::arrays::{CallTarget, guarded};
 use crate::errors::invalid;
-use crate::spec::{CallSpec, HandedTensor, parsed};
+use crate::spec::{CallSpec, HandedCall, HandedTensor, MANY, parsed};
 
 /// `TVMFFIAny`: the value is a number or an address, by the index of the type.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +72,7 @@ pub unsafe extern "C" fn __tvm_ffi_prepare(
     _: *mut TvmAny,
 ) -> i32 {
     // SAFETY: this function's own contract.
-    unsafe { run(args, count, |_| Ok(())) }
+    unsafe { run(args, count, |call| call.with_ready(|_| Ok(()))) }
 }
 
 /// Computes attention: `attention(text, *tensors)`.
@@ -85,7 +87,7 @@ pub unsafe extern "C" fn __tvm_ffi_attention(
     _: *mut TvmAny,
 ) -> i32 {
     // SAFETY: this function's own contract.
-    unsafe { run(args, count, |ready| ready.enqueue()) }
+    unsafe { run(args, count, |call| call.run()) }
 }
 
 /// The bytes of device memory that a call uses besides its tensors: `workspace_size(text, *tensors)`.
@@ -105,7 +107,7 @@ pub unsafe extern "C" fn __tvm_ffi_workspace_size(
         Ok(())
     };
     // SAFETY: this function's own contract.
-    unsafe { run(args, count, write) }
+    unsafe { run(args, count, |call| call.with_ready(write)) }
 }
 
 /// Runs a function, and raises its error in TVM-FFI.
@@ -115,7 +117,7 @@ pub unsafe extern "C" fn __tvm_ffi_workspace_size(
 unsafe fn run(
     args: *const TvmAny,
     count: i32,
-    then: impl FnOnce(&Ready<'_>) -> Result<(), AttentionError>,
+    then: impl FnOnce(&HandedCall<'_>) -> Result<(), AttentionError>,
 ) -> i32 {
     let called = guarded(|| {
         let args = match usize::try_from(count) {
@@ -136,7 +138,8 @@ unsafe fn run(
             // SAFETY: as above.
             unsafe { tensor(spec.name(index), value).map(|tensor| handed(tensor)) }
         });
-        spec.call(place, handed)?.with_ready(then)
+        let tensors: SmallVec<[HandedTensor<'_>; MANY]> = handed.collect::<Result<_, _>>()?;
+        then(&HandedCall { interface: "TVM-FFI", text, spec: &spec, place, tensors: &tensors })
     });
     let Err((code, text)) = called else { return 0 };
     let kind = match code {
@@ -234,9 +237,16 @@ fn of_tvm(name: &CStr) -> Option<*mut c_void> {
 /// The stream of a GPU on which the program enqueues its work now.
 fn stream(ordinal: i32) -> u64 {
     type Get = unsafe extern "C" fn(i32, i32) -> *mut c_void;
-    let Some(get) = of_tvm(c"TVMFFIEnvGetStream") else { return 0 };
-    // SAFETY: `tvm/ffi/extra/c_env_api.h` declares the function so.
-    unsafe { transmute::<*mut c_void, Get>(get)(abi::CUDA, ordinal).expose_provenance() as u64 }
+    static FOUND: OnceLock<Get> = OnceLock::new();
+    let find = || {
+        of_tvm(c"TVMFFIEnvGetStream").map(|get| {
+            // SAFETY: `tvm/ffi/extra/c_env_api.h` declares the function so.
+            *FOUND.get_or_init(|| unsafe { transmute::<*mut c_void, Get>(get) })
+        })
+    };
+    let Some(get) = FOUND.get().copied().or_else(find) else { return 0 };
+    // SAFETY: as above.
+    unsafe { get(abi::CUDA, ordinal).expose_provenance() as u64 }
 }
 
 fn raise(kind: &CStr, text: &str) {

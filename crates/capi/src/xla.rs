@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::abi;
 use crate::arrays::{CallTarget, guarded};
 use crate::errors::invalid;
-use crate::spec::{HandedTensor, parsed};
+use crate::spec::{HandedCall, HandedTensor, MANY, parsed};
 
 /// `XLA_FFI_CallFrame`.
 #[repr(C)]
@@ -216,26 +216,21 @@ unsafe fn handle(
     }
     let called = guarded(|| {
         // SAFETY: this function's own contract.
-        let (spec, arguments, results) =
-            unsafe { (parsed(text(&frame.attributes)?)?, frame.arguments.all(), frame.results.all()) };
-        let buffers: SmallVec<[&Buffer; 16]> = arguments
-            .iter()
-            .chain(results)
-            .map(|&buffer| {
-                // SAFETY: as above.
-                unsafe { &*buffer }
-            })
-            .collect();
-        let handed = buffers.iter().enumerate().map(|(index, buffer)| {
+        let (text, arguments, results) =
+            unsafe { (text(&frame.attributes)?, frame.arguments.all(), frame.results.all()) };
+        let spec = parsed(text)?;
+        let handed = arguments.iter().chain(results).enumerate().map(|(index, &buffer)| {
             // SAFETY: as above.
-            unsafe { buffer.handed(spec.name(index)) }
+            unsafe { (*buffer).handed(spec.name(index)) }
         });
-        let call = spec.call(place(frame, spec.threads)?, handed)?;
-        call.with_ready(|ready| match frame.stage {
+        let tensors: SmallVec<[HandedTensor<'_>; MANY]> = handed.collect::<Result<_, _>>()?;
+        let place = place(frame, spec.threads)?;
+        let call = HandedCall { interface: "XLA", text, spec: &spec, place, tensors: &tensors };
+        match frame.stage {
             // SAFETY: XLA's buffers have their shapes, and live until the stream's work has run.
-            EXECUTE => unsafe { ready.enqueue() },
-            _ => Ok(()),
-        })
+            EXECUTE => unsafe { call.run() },
+            _ => call.with_ready(|_| Ok(())),
+        }
     });
     let Err((code, message)) = called else { return std::ptr::null_mut() };
     let code = match code {

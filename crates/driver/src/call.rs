@@ -2,8 +2,8 @@
 
 use ptx::{Arg, Kernel, Launch, TensorMapSpec};
 
-use crate::DriverError;
 use crate::tensor_map::TensorMaps;
+use crate::{Context, DriverError};
 
 /// A kernel's launch contract without its module: grid and arguments, and the tensor maps as they were last
 /// encoded. Any thread may launch with it.
@@ -35,8 +35,8 @@ impl Call {
     ///
     /// # Errors
     /// [`DriverError::TensorMap`], or the driver's error.
-    pub fn check(&self) -> Result<(), DriverError> {
-        self.maps.check()
+    pub fn check(&self, context: &Context) -> Result<(), DriverError> {
+        self.maps.check(context)
     }
 
     /// Whether there are tensor maps. They need buffers at multiples of 16 bytes.

@@ -273,6 +273,9 @@ impl Function {
         call: &Call,
         slices: &[DeviceSlice<'_>],
     ) -> Result<(), DriverError> {
+        let context = self.0.module.context();
+        // Also for the tensor maps: the driver encodes none on a thread without a context.
+        let _entered = context.enter()?;
         let args = call.args();
         let maps = call.maps().for_slices(slices, |buffer| self.no_buffer(buffer, slices.len()))?;
         let mut values = [Value::Bits32(0); MAX_PARAMS];
@@ -290,7 +293,7 @@ impl Function {
     }
 
     /// Enqueues a launch with values that were checked against the parameters. A graph under capture holds
-    /// the value of `kept`, so that it is not freed.
+    /// the value of `kept`, so that it is not freed. The context must be current.
     fn enqueue(
         &self,
         stream: &Stream,
@@ -322,8 +325,6 @@ impl Function {
             attributes: attributes.list.as_mut_ptr(),
             count: attributes.count,
         };
-        let context = self.0.module.context();
-        let _entered = context.enter()?;
         let _steady = stream.steady_keeping(kept)?;
         // SAFETY: `pointers` has one entry per parameter, each to as many live bytes as the parameter has
         // (`check` compared the values with the parameters of the module that was printed and loaded). The
@@ -332,7 +333,7 @@ impl Function {
         let result = unsafe {
             sys::cuLaunchKernelEx(&config, self.0.raw, pointers.as_mut_ptr(), std::ptr::null_mut())
         };
-        context.check("cuLaunchKernelEx", result)
+        self.0.module.context().check("cuLaunchKernelEx", result)
     }
 
     fn check(&self, stream: &Stream, launch: &Launch, values: &[Value<'_>]) -> Result<(), DriverError> {

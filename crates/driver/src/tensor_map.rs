@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ptx::{Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
 
 use crate::library::{check, ready};
-use crate::{DeviceSlice, DriverError, sys};
+use crate::{Context, DeviceSlice, DriverError, sys};
 
 /// An encoded tensor map: 128 opaque bytes that only the hardware reads, passed to a kernel by value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ impl TensorMap {
 
     /// Encodes a map of the buffer that `spec` names. The rules are those of `cuTensorMapEncodeTiled` (CUDA
     /// Driver API, "Tensor Map Object Management"). [`TensorMapSpec::check`] checks the shape. This function
-    /// checks the memory.
+    /// checks the memory. A context must be current on the calling thread, as after [`Context::bind`].
     ///
     /// # Errors
     /// [`DriverError::TensorMap`] with the field, its value and what is accepted.
@@ -144,7 +144,8 @@ impl TensorMaps {
     }
 
     /// Checks that the driver accepts the maps for any buffers at multiples of 16 bytes.
-    pub(crate) fn check(&self) -> Result<(), DriverError> {
+    pub(crate) fn check(&self, context: &Context) -> Result<(), DriverError> {
+        let _entered = context.enter()?;
         // Encoding accesses no memory, so any address serves.
         let anywhere = DeviceSlice::nowhere(1 << 32, usize::MAX);
         self.specs.iter().try_for_each(|spec| self.encode(spec, anywhere).map(drop))

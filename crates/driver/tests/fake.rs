@@ -463,6 +463,12 @@ fn tensor_maps() {
         assert_eq!(word(&buffers[buffer]), 9);
         stream.fill(buffers[buffer].slice(), 0).unwrap();
     }
+    // A thread may launch first, without a current context.
+    std::thread::scope(|scope| {
+        scope.spawn(|| call.check(&context).unwrap());
+        scope.spawn(|| function.launch(&stream, &call, &[buffers[1].slice()]).unwrap());
+    });
+    stream.fill(buffers[1].slice(), 0).unwrap();
     let graph =
         Graph::capture(&stream, |stream| function.launch(stream, &call, &[buffers[1].slice()])).unwrap();
     function.launch(&stream, &call, &[buffers[0].slice()]).unwrap();

@@ -273,6 +273,24 @@ fn addresses() {
         let out: Vec<f16> = on.out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
         close(&out, exact);
     }
+    // A call with reversed keys, repeated on other addresses, which come in another order.
+    sets[1].0[3].upload(&nan).unwrap();
+    let in_order = [Operand::OUT, Operand::V, Operand::Q, Operand::K];
+    let given = |on: usize| in_order.map(|operand| (Some(operand), of(&sets[on], true)[operand].address));
+    let repeated = raw::prepare(queue, &of(&sets[0], true), &options).unwrap().repeated(&given(0)).unwrap();
+    let others = given(1).map(|(_, address)| address);
+    // SAFETY: as above.
+    unsafe { repeated.enqueue(stream.raw(), &others) }.unwrap();
+    let out: Vec<f16> = sets[1].out().chunks(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect();
+    close(&out, &exact_others);
+    for (address, expected) in [(1, "expected a multiple of 2 bytes"), (0, "address of q: expected that of")]
+    {
+        let odd = others.map(|other| if address == 0 { 0 } else { other + address });
+        // SAFETY: the call is refused.
+        let error = unsafe { repeated.enqueue(stream.raw(), &odd) }.unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+
     let operands = |backwards| of(&sets[0], backwards);
     let ready = raw::prepare(queue, &operands(false), &options).unwrap();
     assert!(std::sync::Arc::ptr_eq(ready.prepared().unwrap(), &gpu.prepare(&problem, None).unwrap()));

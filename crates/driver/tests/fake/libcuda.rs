@@ -622,7 +622,7 @@ fake! {
             if i > 0 { (*map)[6 + i] = *strides.add(i - 1); }
             (*map)[11 + i] = u64::from(*boxes.add(i));
         }
-        with(|s| { s.maps += 1; 0 })
+        inside(|s| { s.maps += 1; 0 })
     }
 }
 

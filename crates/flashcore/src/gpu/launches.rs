@@ -63,7 +63,7 @@ impl Launches {
             contracts.buffers.iter().map(|buffer| buffer.kind.name().to_owned()).collect();
         let call = |step: Step| {
             let call = Call::with_maps(step.launch, step.args, step.tensor_maps, names.clone());
-            call.check().map(|()| call)
+            call.check(context).map(|()| call)
         };
         let calls = contracts.steps.into_iter().map(call).collect::<Result<Vec<_>, _>>()?;
         let functions = kernels.load(context, key, emit)?;
@@ -146,19 +146,29 @@ fn names(kinds: &[BufferKind]) -> String {
     kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// Checks a slice of the caller's against the size and the alignment of its operand, in bytes.
+/// Checks a slice of the caller's against the size and the alignment of its operand, in bytes. An operand
+/// with elements has an address.
 pub(super) fn check_slice(
     kind: BufferKind,
     needed: usize,
     accepted: u64,
     slice: DeviceSlice<'_>,
 ) -> Result<(), AttentionError> {
-    let (bytes, address, tensor) = (slice.bytes(), slice.address(), kind.name());
+    let (bytes, address) = (slice.bytes(), slice.address());
     if bytes < needed {
-        return Err(AttentionError::DeviceSlice { tensor, bytes, needed });
+        return Err(AttentionError::DeviceSlice { tensor: kind.name(), bytes, needed });
+    }
+    if address == 0 && needed > 0 {
+        let expected = "that of device memory".to_owned();
+        return Err(AttentionError::Operand {
+            argument: kind.name(),
+            what: "address",
+            value: "0x0".into(),
+            expected,
+        });
     }
     if !address.is_multiple_of(accepted) {
-        return Err(AttentionError::Alignment { tensor, address, accepted });
+        return Err(AttentionError::Alignment { tensor: kind.name(), address, accepted });
     }
     Ok(())
 }

@@ -151,6 +151,11 @@ impl Prepared {
         (&self.main.launches.first().function, &self.main.launches.first().call)
     }
 
+    /// The context of the device.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
     /// The problem that the kernels compute. A problem without rows has one row here.
     pub(crate) fn problem(&self) -> &Problem {
         &self.problem

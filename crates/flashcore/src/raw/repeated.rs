@@ -1,0 +1,67 @@
+//! A call on a GPU that was prepared, to be launched again on other addresses and other streams.
+
+use std::sync::Arc;
+
+use driver::{DeviceSlice, Stream};
+use problem::{Operand, OperandSpec};
+use smallvec::SmallVec;
+
+use super::{On, Ready};
+use crate::AttentionError;
+use crate::gpu::Prepared;
+
+/// A prepared call without its addresses and its stream. A caller that makes the same call again, in shapes,
+/// strides, types and options, needs no other check.
+#[derive(Clone, Debug)]
+pub struct Repeated {
+    prepared: Arc<Prepared>,
+    /// The operands of the problem in their order.
+    operands: SmallVec<[RepeatedOperand; 8]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RepeatedOperand {
+    bytes: usize,
+    /// The index of its address among those that the caller hands over.
+    index: usize,
+    /// The distance from its lowest element to that address.
+    below: u64,
+}
+
+impl Ready<'_> {
+    /// The call, to be repeated with addresses in the order of `given`, which are the addresses of this call
+    /// with their operands. `None` in host memory, and for calls that append to a cache, write slots or have
+    /// no rows.
+    pub fn repeated(&self, given: &[(Option<Operand>, u64)]) -> Option<Repeated> {
+        let On::Stream { prepared, write: None, .. } = &self.on else { return None };
+        let operand = |&(spec, lowest): &(OperandSpec, u64)| {
+            let index = given.iter().position(|(operand, _)| *operand == Some(spec.operand))?;
+            Some(RepeatedOperand { bytes: spec.bytes(), index, below: given[index].1.wrapping_sub(lowest) })
+        };
+        Some(Repeated {
+            prepared: prepared.clone(),
+            operands: self.memory.iter().map(operand).collect::<Option<_>>()?,
+        })
+    }
+}
+
+impl Repeated {
+    /// Enqueues the call on a stream of its GPU, by the driver's handle.
+    ///
+    /// # Errors
+    /// As [`Ready::enqueue`].
+    ///
+    /// # Safety
+    /// As [`Ready::enqueue`], for operands of the shapes, strides and types of the first call.
+    pub unsafe fn enqueue(&self, handle: u64, addresses: &[u64]) -> Result<(), AttentionError> {
+        let slice = |operand: &RepeatedOperand| {
+            let address = addresses.get(operand.index).copied().unwrap_or(0);
+            // SAFETY: this function's own contract.
+            unsafe { DeviceSlice::from_raw(address.wrapping_sub(operand.below), operand.bytes) }
+        };
+        let slices: SmallVec<[DeviceSlice<'_>; 8]> = self.operands.iter().map(slice).collect();
+        // SAFETY: the caller vouches for the handle.
+        let stream = unsafe { Stream::from_raw(self.prepared.context(), handle) };
+        self.prepared.launch(&stream, &slices)
+    }
+}
