@@ -410,6 +410,9 @@ def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeature
             for name, x, rows in zip(_features.SCALES, scales, blocks)
         ],
         None if pages is None else (_memory.address("page_table", pages, held), *pages.shape),
+        None
+        if features.before is None
+        else tuple(_memory.address(name, x, held) for name, x in zip(("out_before", "lse_before"), features.before)),
     )
 
 

@@ -41,6 +41,8 @@ class Features(NamedTuple):
     # What messages call the tables.
     names: tuple[str, ...] = ()
     temperature: Any = None
+    # O and the log-sum-exp over other keys, from which the call continues. O has the strides of the output.
+    before: tuple[Any, Any] | None = None
 
     @property
     def uneven(self) -> bool:
@@ -62,6 +64,7 @@ class Features(NamedTuple):
         named = (
             *zip(LENGTHS, self.lengths), *zip(SCALES, self.scales), *((name, x) for _, name, x in self.of_heads()),
             *zip(self.table_names, self.tables), ("page_table", self.page_table),
+            *zip(("out_before", "lse_before"), self.before or ()),
         )  # fmt: skip
         return [(name, x) for name, x in named if x is not None]
 

@@ -21,10 +21,11 @@ _Scales = tuple[int, tuple[int, int, int], int]
 # Address, batch entries, and entries for each of them.
 _Pages = tuple[int, int, int]
 # Lengths, the names and addresses of operands with a value per query head, the texts of the score and the mask
-# program, parameters, tables, descale factors, and the page table.
+# program, parameters, tables, descale factors, the page table, and the addresses of O and the log-sum-exp from which
+# the call continues.
 DescribedFeatures = tuple[
     _Lengths | None, list[tuple[str, int]], str, str, tuple[float, ...], tuple[int, ...], list[_Table],
-    list[_Scales | None], _Pages | None,
+    list[_Scales | None], _Pages | None, tuple[int, ...] | None,
 ]  # fmt: skip
 
 # Address, shape and strides in elements.

@@ -406,6 +406,7 @@ def _described(features: Features) -> DescribedFeatures:
         [(x.ctypes.data, _TABLE_CODES[x.dtype.name], x.shape, strides(x)) for x in tables],
         factors,
         None if pages is None else (pages.ctypes.data, *pages.shape),
+        None,
     )
 
 

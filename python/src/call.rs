@@ -48,7 +48,7 @@ type DescribedPages = (u64, usize, usize);
 
 /// Lengths, the names and addresses of the operands with a value per query head, the texts of the score and
 /// of the mask program (empty: none), the values of float and integer parameters, the tables, the descale
-/// factors of Q, K and V, and the page table.
+/// factors of Q, K and V, the page table, and the addresses of O and the LSE from which the call continues.
 pub type DescribedFeatures = (
     Option<DescribedLengths>,
     Vec<(String, u64)>,
@@ -59,6 +59,7 @@ pub type DescribedFeatures = (
     Vec<DescribedTable>,
     [Option<DescribedScales>; 3],
     Option<DescribedPages>,
+    Option<(u64, u64)>,
 );
 
 /// Addresses and row strides of cosines and sines, the index of their type in [`TYPES`], their rows and
@@ -222,7 +223,7 @@ impl Call {
 
     /// Has the call return the log-sum-exp.
     fn add_lse(&mut self, address: u64) -> Result<(), Error> {
-        self.options.pass = Pass::Forward { lse: true };
+        self.options.pass = Pass::Forward { lse: true, continues: self.options.pass.continues() };
         self.insert_dense(Operand::Lse, address, ElementType::F32, &self.rows.clone())
     }
 
@@ -262,7 +263,7 @@ impl Call {
     }
 
     fn add(&mut self, features: DescribedFeatures) -> Result<(), Error> {
-        let (lengths, of_heads, score, mask, floats, ints, tables, scales, pages) = features;
+        let (lengths, of_heads, score, mask, floats, ints, tables, scales, pages, before) = features;
         let [mut batch, heads, mut rows] = self.rows;
         let [heads_kv, mut keys] = self.keys;
         if let Some((entries, longest_q, longest_kv, arrays)) = lengths {
@@ -301,6 +302,11 @@ impl Call {
             let view = View::new(ElementType::F32, &shape[..dims], &strides[..dims])?;
             self.insert(Operand::Descale(tensor), address, view);
             self.options.scale_rows[i] = block;
+        }
+        if let Some((out, lse)) = before {
+            self.options.pass = Pass::Forward { lse: false, continues: true };
+            self.insert(Operand::OutBefore, out, self.operands[Operand::OUT].view);
+            self.insert_dense(Operand::LseBefore, lse, ElementType::F32, &self.rows.clone())?;
         }
         (self.options.score, self.options.mask) = (program(&score)?, program(&mask)?);
         (self.options.floats, self.options.ints) = (floats, ints);

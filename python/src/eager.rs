@@ -403,7 +403,7 @@ impl<'a, 'py> Pending<'a, 'py> {
             let seen = self.torch.describe(&lse)?;
             let view = View::dense(ElementType::F32, &[batch, heads, rows]).ok()?;
             self.call.insert(Operand::Lse, seen.address, view);
-            self.call.options.pass = Pass::Forward { lse: true };
+            self.call.options.pass = Pass::forward(true);
             Some(lse)
         };
         self.call.set_rows([batch, heads, rows]);

@@ -92,7 +92,7 @@ impl<'a> Arguments<'a> {
             }
         }
         let keeps_lse = [q, k, v].iter().any(|tensor| tensor.track_op());
-        options.pass = Pass::Forward { lse: keeps_lse };
+        options.pass = Pass::forward(keeps_lse);
         let lse = keeps_lse.then(OnceLock::new);
         q.apply_op3(k, v, Attention { name, options, side, lse })
     }

@@ -11,6 +11,7 @@
 
 mod band;
 mod chain;
+mod continued;
 mod descale;
 mod gradient;
 mod lengths;
@@ -26,6 +27,7 @@ pub use band::{
     After, BlockList, BlockLists, Bound, Coverage, Hides, KeyBand, ListWriter, Lower, Masker, RowRange,
 };
 pub use chain::{BlockScores, ScoreChain};
+pub use continued::{MergedRows, load_lse_before, merge_rows};
 pub use descale::{BlockFactors, ScoreFactors, ValueFactors, WarpKeys, accepted_score_factor};
 pub use gradient::{BlockRing, QueryNumbers, RingBlock, ScoreGradient, SoftcapSlope};
 pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};

@@ -262,7 +262,7 @@ pub fn parse(text: &str) -> Result<Problem, WordsError> {
     let problem = Problem::new(batch, heads_q, seq_q, dim, dtypes);
     let problem = Problem { heads_kv, seq_kv, head_dim_v: dim_v, band, score, ..problem };
     let pass = match pass {
-        None => Pass::Forward { lse },
+        None => Pass::forward(lse),
         Some("backward") if !lse => Pass::BACKWARD,
         Some("backward:deterministic") if !lse => Pass::DETERMINISTIC,
         Some(word) => return Err(part(word, BACKWARD)),

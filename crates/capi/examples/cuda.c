@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { HEADS = 8, ROWS = 512, DIM = 64, COUNT = HEADS * ROWS * DIM, CALLS = 200, REPEATS = 21 };
+enum { HEADS = 8, ROWS = 64, DIM = 64, COUNT = HEADS * ROWS * DIM, CALLS = 200, REPEATS = 21 };
 
 #define DRIVER(call)                                                                    \
   do {                                                                                  \

@@ -107,7 +107,7 @@ impl CallArrays {
 /// The pass of a call, whose outputs follow from the operands that it has.
 pub fn pass(backward: bool, deterministic: bool, has: impl Fn(Operand) -> bool) -> Pass {
     if !backward {
-        return Pass::Forward { lse: has(Operand::Lse) };
+        return Pass::forward(has(Operand::Lse));
     }
     let mut pass = if deterministic { Pass::DETERMINISTIC } else { Pass::BACKWARD };
     if let Pass::Backward { d_lse, wants, .. } = &mut pass {

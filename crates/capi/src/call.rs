@@ -99,26 +99,25 @@ pub unsafe fn names(call: &CCall) -> Result<impl Iterator<Item = Option<CallArra
     Ok(given.iter().map(|entry| abi::array(entry.operand)))
 }
 
-/// The description of a call on a GPU by its own words. `None` for a call that refers to texts or numbers in
-/// memory, which can change between calls.
+/// Describes a call on a GPU by its own words. `false` for a call that refers to texts or numbers in memory,
+/// which can change between calls.
 ///
 /// # Safety
 /// As [`operands`].
-pub unsafe fn described(call: &CCall) -> Option<Described> {
+pub unsafe fn describe(call: &CCall, described: &mut Described) -> bool {
     let is_plain =
         call.score.is_null() && call.mask.is_null() && call.float_count == 0 && call.int_count == 0;
     if call.device_type != abi::CUDA || !is_plain {
-        return None;
+        return false;
     }
     // SAFETY: this function's own contract.
-    let given = unsafe { operands(call).ok()? };
-    let mut described = Described::of("C");
-    described.words(&call.words());
+    let Ok(given) = (unsafe { operands(call) }) else { return false };
+    described.words(call.words());
     for entry in given {
-        described.words(&entry.words());
+        described.words(entry.words());
         described.address(entry.address);
     }
-    Some(described)
+    true
 }
 
 /// The arrays of a call.

@@ -22,6 +22,7 @@ use flashcore::raw::Ready;
 
 pub use abi::{CCall, COperand, numbers};
 use arrays::{AttentionCall, guarded};
+use repeat::{Described, Interface};
 pub use tvm::{__tvm_ffi_attention, __tvm_ffi_prepare, __tvm_ffi_workspace_size, TvmAny};
 pub use xla::{XlaCallFrame, flashcore_xla_cuda, flashcore_xla_host};
 
@@ -44,9 +45,10 @@ pub unsafe extern "C" fn flashcore_prepare(call: *const CCall) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flashcore_attention(call: *const CCall) -> i32 {
     let run = |call: &CCall| {
+        let mut described = Described::of(Interface::C);
         // SAFETY: this function's own contract.
-        let described = unsafe { call::described(call) };
-        if let Some(described) = &described
+        let is_described = unsafe { call::describe(call, &mut described) };
+        if is_described
             // SAFETY: as above.
             && let Some(launched) = unsafe { described.launch(call.stream) }
         {
@@ -55,7 +57,7 @@ pub unsafe extern "C" fn flashcore_attention(call: *const CCall) -> i32 {
         let enqueue = |ready: &Ready<'_>| {
             // SAFETY: as above.
             unsafe { ready.enqueue()? };
-            if let Some(described) = &described {
+            if is_described {
                 // SAFETY: as above.
                 described.keep(unsafe { call::names(call)? }, ready);
             }

@@ -16,7 +16,7 @@ use flashcore::{AttentionError, Band, Corner};
 use crate::abi::{self, APPENDED, CallArray};
 use crate::arrays::{AttentionCall, CallArrays, CallTarget, pass};
 use crate::errors::invalid;
-use crate::repeat::Described;
+use crate::repeat::{Described, Interface};
 
 /// A call except for its tensors.
 #[derive(Debug, Default)]
@@ -42,11 +42,22 @@ pub struct HandedTensor<'a> {
     pub strides: Option<&'a [i64]>,
 }
 
+impl HandedTensor<'_> {
+    /// Adds the tensor to the description of its call.
+    fn describe(&self, described: &mut Described) {
+        let has_strides = u64::from(self.strides.is_some());
+        described.words([u64::from(self.dtype) << 32 | has_strides << 16 | self.shape.len() as u64]);
+        for numbers in [self.shape, self.strides.unwrap_or_default()] {
+            described.words(numbers.iter().map(|&number| number as u64));
+        }
+        described.address(self.address);
+    }
+}
+
 /// A text, and the tensors that an interface hands over with it.
 #[derive(Debug)]
 pub struct HandedCall<'a> {
-    /// The name of the interface.
-    pub interface: &'static str,
+    pub interface: Interface,
     pub text: &'a [u8],
     /// The call that the text describes.
     pub spec: &'a CallSpec,
@@ -243,8 +254,8 @@ impl HandedCall<'_> {
         };
         let mut described = Described::of(self.interface);
         described.text(self.text);
-        described.words(&[ordinal as u64]);
-        self.tensors.iter().for_each(|tensor| described.tensor(tensor));
+        described.words([ordinal as u64]);
+        self.tensors.iter().for_each(|tensor| tensor.describe(&mut described));
         // SAFETY: as above.
         if let Some(launched) = unsafe { described.launch(handle) } {
             return launched;

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use crate::abi;
 use crate::arrays::{CallTarget, guarded};
 use crate::errors::invalid;
+use crate::repeat::Interface;
 use crate::spec::{HandedCall, HandedTensor, MANY, parsed};
 
 /// `XLA_FFI_CallFrame`.
@@ -225,7 +226,7 @@ unsafe fn handle(
         });
         let tensors: SmallVec<[HandedTensor<'_>; MANY]> = handed.collect::<Result<_, _>>()?;
         let place = place(frame, spec.threads)?;
-        let call = HandedCall { interface: "XLA", text, spec: &spec, place, tensors: &tensors };
+        let call = HandedCall { interface: Interface::Xla, text, spec: &spec, place, tensors: &tensors };
         match frame.stage {
             // SAFETY: XLA's buffers have their shapes, and live until the stream's work has run.
             EXECUTE => unsafe { call.run() },

@@ -2,11 +2,9 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use check::gate::{
-    CheckReport, GateError, Mutant, MutantResult, Settings, Verdict, Watch, check_mutants, check_watched,
-};
+use check::gate::{CheckReport, Mutant, MutantResult, Settings, Verdict, Watch, check_mutants};
 use check::launchfile::Bound;
 use check::names::demangle;
 use check::sources::Sources;
@@ -18,11 +16,12 @@ use predict::{Gpu, machine};
 use problem::Problem;
 use serde_json::{Value, json};
 
+use crate::against::Earlier;
 use crate::args::Check;
 use crate::baseline::Baseline;
 use crate::error::CliError;
 use crate::findings::{self, Found};
-use crate::progress::Progress;
+use crate::progress::watched;
 use crate::source::Origin;
 use crate::terminal::{Out, detail, is_quiet};
 use crate::unjudged::Unjudged;
@@ -46,7 +45,7 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     if let Err(CliError::Unknown(unjudged)) = &loaded {
         reports.write_unjudged(unjudged, started.elapsed().as_secs_f64())?;
     }
-    let (bound, text) = loaded?;
+    let (mut bound, text) = loaded?;
     if let Some(file) = &args.keep_ptx {
         store::write(file, text.as_bytes())?;
     }
@@ -64,7 +63,14 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
     let gpu = gpu(args.gpu.as_deref(), target)?;
     let sources = Sources::new(text, args.file.parent());
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?.unwrap_or_default();
-    settings.allowed = sources.allowed(|file, text| baseline.kinds(file, text))?;
+    let earlier = args.against.as_deref().map(|file| Earlier::check(file, args, &settings)).transpose()?;
+    if let Some(earlier) = &earlier {
+        earlier.judge(&mut bound)?;
+    }
+    settings.allowed = sources.allowed(|file, text| {
+        let of_earlier = earlier.as_ref().map_or_else(Vec::new, |earlier| earlier.kinds(text));
+        [baseline.kinds(file, text), of_earlier].concat()
+    })?;
     let mut check = watched(&bound, &settings, args.timeout, args.json)?;
     if let Some(percent) = args.require_coverage {
         check.require_coverage(percent);
@@ -96,9 +102,14 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
             if args.mutants.is_some() {
                 object["mutants"] = json!(mutants);
             }
+            if let Some(earlier) = &earlier {
+                object["against"] = earlier.object(&found);
+            }
             out.json("check", &object).map_err(CliError::from)
         } else {
-            print(&mut out, &study, &found, args).and_then(|()| print_mutants(&mut out, &study, &mutants))
+            print(&mut out, &study, &found, args)
+                .and_then(|()| earlier.map_or(Ok(()), |earlier| earlier.print(&mut out, &found)))
+                .and_then(|()| print_mutants(&mut out, &study, &mutants))
         })?;
     }
     Ok(match study.check.verdict {
@@ -112,8 +123,14 @@ pub fn check(args: &Check) -> Result<Status, CliError> {
 fn inputs(args: &Check) -> Vec<(&'static str, &Path)> {
     let launch = args.launch.as_deref().map(|launch| ("--launch", launch));
     let baseline = args.baseline.as_deref().map(|baseline| ("--baseline", baseline));
+    let against = args.against.as_deref().map(|against| ("--against", against));
     let others = args.compiling.others.iter().map(|other| ("--with", other.as_path()));
-    std::iter::once(("FILE", args.file.as_path())).chain(launch).chain(baseline).chain(others).collect()
+    std::iter::once(("FILE", args.file.as_path()))
+        .chain(launch)
+        .chain(baseline)
+        .chain(against)
+        .chain(others)
+        .collect()
 }
 
 /// Prints a first launch file.
@@ -203,17 +220,6 @@ impl Reports<'_> {
         }
         Ok(())
     }
-}
-
-/// Runs the gate on a kernel with a time limit, and shows the progress; with `--json` only on a terminal.
-pub fn watched(
-    bound: &Bound,
-    settings: &Settings,
-    limit: Duration,
-    json: bool,
-) -> Result<CheckReport, GateError> {
-    let watch = Watch::start(limit);
-    Progress::after_a_second(json).during(|| watch.to_string(), || check_watched(bound, settings, &watch))
 }
 
 /// The check as JSON.

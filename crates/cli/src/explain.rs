@@ -17,9 +17,9 @@ use ptx::quote;
 use serde_json::{Value, json};
 
 use crate::args::Explain;
-use crate::check::watched;
 use crate::error::CliError;
 use crate::findings::{self, Found};
+use crate::progress::watched;
 use crate::source::Origin;
 use crate::terminal::{Out, Tone, detail};
 use crate::{Status, choice, source, table, unless_closed};

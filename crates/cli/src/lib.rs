@@ -5,6 +5,7 @@
 #![cfg_attr(not(feature = "search"), allow(dead_code, reason = "parts that only the search uses"))]
 
 mod accuracy;
+mod against;
 mod args;
 mod bar;
 mod baseline;

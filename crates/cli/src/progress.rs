@@ -5,6 +5,8 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
+use check::gate::{CheckReport, GateError, Settings, Watch, check_watched};
+use check::launchfile::Bound;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::bar;
@@ -16,6 +18,17 @@ const FRAME: Duration = Duration::from_millis(200);
 const FIRST_LINE: Duration = Duration::from_secs(1);
 /// Shortest time between two plain lines.
 const LINE: Duration = Duration::from_secs(10);
+
+/// Runs the gate on a kernel with a time limit, and shows the progress; with `--json` only on a terminal.
+pub fn watched(
+    bound: &Bound,
+    settings: &Settings,
+    limit: Duration,
+    json: bool,
+) -> Result<CheckReport, GateError> {
+    let watch = Watch::start(limit);
+    Progress::after_a_second(json).during(|| watch.to_string(), || check_watched(bound, settings, &watch))
+}
 
 /// The progress of one piece of work, on standard error.
 pub struct Progress(Shown);

@@ -15,6 +15,7 @@ use problem::{
 
 use crate::aligned::Aligned;
 use crate::arithmetic::{Arithmetic, Dotted, Faster, HeadRows, HeadsOf, Never, Wide};
+use crate::before::Before;
 use crate::computed::computed_type;
 use crate::decode::{self, Decoded, Factors};
 use crate::output::{Output, OutputRows};
@@ -119,6 +120,7 @@ fn compute(
     problem.expect_pass(PassKind::Forward)?;
     problem.check_inputs(inputs, Input::type_and_len)?;
     let (operands, tables) = (&arrays(inputs), &tables(inputs)[..]);
+    let given = inputs;
     problem.check_length_values(operands)?;
     let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| {
         let none = || Input::empty(problem.dtypes.of(tensor).into());
@@ -128,6 +130,7 @@ fn compute(
     let problem = &*problem.canonical();
     let inputs = Inputs::views(problem, inputs, KeyPlaces::of(problem, operands))?;
     let sequences = problem.sequences(operands)?;
+    let before = Before::new(problem, given, operands)?;
     let dtype = out.dtype();
     let origin = origin(problem, Tensor::Out, (dtype.into(), out.len()))?;
     let (argument, needed) = (Operand::Lse.name(), problem.lse_len());
@@ -140,7 +143,8 @@ fn compute(
     let [_, heads, rows, _] = problem.extents(Tensor::Q).map(|extent| extent as i64);
     let lse_strides = Strides { batch: heads * rows, head: rows, row: 1 };
     let lse = lse.map(|lse| OutputRows::new(lse, 0, lse_strides, 1));
-    let checked = Checked { executor, sequences: &sequences, operands, tables, out, lse, plan };
+    let before = before.as_ref();
+    let checked = Checked { executor, sequences: &sequences, operands, tables, before, out, lse, plan };
     let factors = Factors::of_heads(problem, operands);
     if !problem.dtypes.has_fp8() || decode::is_in_place(problem, plan, &factors) {
         return checked.run(problem, inputs, &factors);
@@ -158,6 +162,7 @@ struct Checked<'a> {
     sequences: &'a [Sequence],
     operands: &'a Operands<'a>,
     tables: &'a [TableMemory<'a>],
+    before: Option<&'a Before<'a>>,
     out: Output<'a>,
     lse: Option<OutputRows<'a, f32>>,
     plan: &'a CpuPlan,
@@ -179,15 +184,27 @@ impl Checked<'_> {
     }
 
     fn run(self, problem: &Problem, inputs: Inputs<'_>, factors: &Factors) -> Result<(), CpuError> {
-        let Checked { executor, sequences, operands, tables, out, lse, plan } = self;
+        let Checked { executor, sequences, operands, tables, before, out, lse, plan } = self;
         let sinks = problem.score.sink.then(|| operands.floats(Operand::Sinks));
         let together = match plan.rows {
             Rows::Group if !factors.differ => problem.group_size(),
             Rows::Head | Rows::Group => 1,
         };
         let programs = &Evaluators::new(problem, tables, together > 1);
-        let call =
-            Call { executor, problem, sequences, sinks, programs, inputs, factors, together, out, lse, plan };
+        let call = Call {
+            executor,
+            problem,
+            sequences,
+            sinks,
+            before,
+            programs,
+            inputs,
+            factors,
+            together,
+            out,
+            lse,
+            plan,
+        };
         // `plan.check` has found the instruction set, so `detect` succeeds.
         match plan.isa {
             #[cfg(target_arch = "x86_64")]
@@ -222,6 +239,8 @@ struct Call<'a> {
     sequences: &'a [Sequence],
     /// A logit per query head, if the problem has sinks.
     sinks: Option<&'a [f32]>,
+    /// The result from which the rows continue.
+    before: Option<&'a Before<'a>>,
     programs: &'a Evaluators<'a>,
     inputs: Inputs<'a>,
     factors: &'a Factors,
@@ -273,11 +292,12 @@ impl Call<'_> {
         self.run(tiles.vectors(), &heads);
     }
 
-    /// Computes with heads as 16-bit integers, unless an LSE is requested: an LSE must be as exact as with
-    /// f32 logits.
+    /// Computes with heads as 16-bit integers, unless an LSE is requested: an LSE, and the weights of rows
+    /// that continue, must be as exact as with f32 logits.
     fn run_integers<P: Pairs>(&self, pairs: P) {
         let heads = || narrow::Heads::new(pairs, self.heads(), self.plan);
-        self.run(pairs.vectors(), &self.lse.is_none().then(heads).flatten());
+        let inexact = self.lse.is_none() && self.before.is_none();
+        self.run(pairs.vectors(), &inexact.then(heads).flatten());
     }
 
     fn run<S: Simd>(&self, simd: S, faster: &impl Faster) {
@@ -578,17 +598,21 @@ impl Call<'_> {
     fn write<S: Simd>(&self, simd: S, [batch, head, row]: [usize; 3], wide: &[f32], shift: f32, sum: f32) {
         let of_head = batch * self.problem.heads_kv + head / self.problem.group_size();
         let of_values = self.factors.values.get(of_head).copied().unwrap_or(1.0);
+        let index = self.index_of_row(batch, head, row);
         let Span { batch, start, .. } = self.sequences[batch].q;
         let (factor, logarithm) = match self.sinks {
             None => (1.0 / sum, (f64::from(shift) + f64::from(sum).log2()) * LN_2),
             Some(sinks) => with_sink(sinks[head], shift, sum),
         };
+        let (at, factor) = ([batch, head, start + row], (sum != 0.0).then_some(factor * of_values));
+        let merged = self.before.map(|before| before.merge((at, index), (wide, factor, logarithm)));
+        let (wide, factor, logarithm) = match &merged {
+            None => (wide, factor, logarithm),
+            Some((merged, logarithm)) => (&merged[..], Some(1.0), *logarithm),
+        };
         // SAFETY: each row belongs to one task, and the problem's check has established that output rows do
         // not overlap.
-        unsafe {
-            let factor = (sum != 0.0).then_some(factor * of_values);
-            self.out.write(simd, [batch, head, start + row], wide, factor);
-        }
+        unsafe { self.out.write(simd, at, wide, factor) };
         if let Some(lse) = &self.lse {
             // SAFETY: as above; the LSE is dense.
             let row = unsafe { lse.row(batch, head, start + row) };

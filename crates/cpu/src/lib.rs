@@ -14,6 +14,7 @@
 mod aligned;
 mod arithmetic;
 mod backward;
+mod before;
 mod computed;
 mod cost;
 mod decode;

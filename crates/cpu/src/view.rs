@@ -52,8 +52,8 @@ impl<'a> Input<'a> {
     ///
     /// # Safety
     /// `start` is aligned for the type, the range lies in one allocation, and for `'a` each element that the
-    /// problem's shapes and strides place in the range is initialised and not written: of Q, K and V each
-    /// row, of a table each element, of another input all.
+    /// problem's shapes and strides place in the range is initialised and not written: of Q, K, V and O
+    /// each row, of a table each element, of another input all.
     pub unsafe fn from_raw_parts(dtype: ElementType, start: NonNull<u8>, len: usize) -> Self {
         Input { start, len, dtype, elements: PhantomData }
     }
@@ -113,7 +113,7 @@ impl<'a> Input<'a> {
 
 /// The inputs without strides as slices: arrays of lengths, sinks and descale factors.
 pub(crate) fn arrays<'a>(inputs: &OperandMap<Input<'a>>) -> Operands<'a> {
-    let strided = |operand| matches!(operand, Operand::Tensor(_) | Operand::Table(_));
+    let strided = |operand| matches!(operand, Operand::Tensor(_) | Operand::OutBefore | Operand::Table(_));
     let arrays = inputs.iter().filter(|&(operand, _)| !strided(operand));
     arrays.map(|(operand, input)| (operand, input.elements())).collect()
 }

@@ -522,7 +522,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
             views.insert(operand, View::rows(dtype, shape, strides));
         }
         let options = CallOptions {
-            pass: Pass::Forward { lse },
+            pass: Pass::forward(lse),
             band,
             scale: self.score.scale,
             softcap: self.score.softcap,

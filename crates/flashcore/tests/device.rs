@@ -1,12 +1,17 @@
 //! Kernels with counters and scratch on a real GPU: what the emulator and the fake driver cannot show.
 //! Without a GPU of sm_90 these tests do nothing. With `FLASHCORE_REQUIRE_GPU` set, they fail instead.
 
+#[allow(dead_code, reason = "the other cases are for the fake driver")]
+#[path = "gpu/ring.rs"]
+mod ring;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use driver::{Buffer, Graph, Stream, bytes_of};
+use driver::{Buffer, Graph, GroupId, Stream, bytes_of, devices};
 use flashcore::gpu::{Gpu, Prepared};
-use flashcore::{AttentionError, DType, Layout, Problem, Quantization, Tensor, quantize};
+use flashcore::parallel::SequenceSplit;
+use flashcore::{AttentionError, Band, DType, Layout, Problem, Quantization, Tensor, quantize};
 use half::f16;
 use kernels::forward::wgmma::{Ends, WgmmaPlan};
 use kernels::{Arch, Plan};
@@ -269,4 +274,26 @@ fn scratch_is_given_back() {
     assert!(lanes.iter().all(|lane| lane.outputs() == alone));
     drop(lanes);
     given_back(&gpu, before, 10 * scratch);
+}
+
+/// A ring over the GPUs of this host, each of which is a rank.
+#[test]
+fn shards_go_around_the_gpus_of_a_host() {
+    let Some(_) = gpu() else { return };
+    let found = devices().and_then(|gpus| GroupId::new().map(|_| gpus.len()));
+    let ranks = match found {
+        Ok(ranks) if ranks > 1 => ranks,
+        other => {
+            let why =
+                other.map_or_else(|error| error.to_string(), |_| "one GPU, and two are needed".to_owned());
+            return filetest::not_run(why);
+        }
+    };
+    for (split, dim, band) in [
+        (SequenceSplit::zigzag(&[0, 1000], ranks), 64, Band::CAUSAL),
+        (SequenceSplit::by_documents(&[0, 300, 301, 1100], ranks), 128, Band::CAUSAL),
+        (SequenceSplit::contiguous(&[0, 900], ranks), 64, Band::window(200, 0)),
+    ] {
+        ring::compute(&split.unwrap(), dim, band, |rank| rank as i32);
+    }
 }

@@ -9,6 +9,8 @@ mod gradients;
 mod harness;
 #[path = "gpu/hopper.rs"]
 mod hopper;
+#[path = "gpu/ring.rs"]
+mod ring;
 #[path = "../../driver/tests/fake/runner.rs"]
 mod runner;
 
@@ -32,6 +34,7 @@ fn scenario() {
         Ok("slices") => slices(),
         Ok("device_memory") => [device_memory, addresses].iter().for_each(|test| test()),
         Ok("gradients") => gradients::gradients(),
+        Ok("ring") => ring::ring(),
         Ok("lengths") => lengths(),
         Ok("fallbacks") => fallbacks(),
         Ok("hopper_fallbacks") => hopper_fallbacks(),
@@ -601,6 +604,12 @@ fn host_slices_are_computed_by_the_best_device() {
 #[test]
 fn gradients_are_those_of_the_cpu() {
     on_the_emulator("gradients", &[("FAKE_THREADS", "256")]);
+}
+
+#[test]
+fn shards_in_device_memory_go_around_a_ring() {
+    on_the_emulator("ring", &[]);
+    on_the_emulator("ring", &[("FAKE_SM", "90"), ("FAKE_THREADS", "512")]);
 }
 
 #[test]

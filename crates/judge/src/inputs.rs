@@ -353,7 +353,7 @@ fn normal(rng: &mut SmallRng) -> f32 {
 /// # Errors
 /// When the oracle rejects the problem.
 fn add_outputs(problem: &Problem, style: Style, inputs: &mut Inputs) -> Result<(), ProblemError> {
-    let forward = problem.clone().with_pass(Pass::Forward { lse: true });
+    let forward = problem.clone().with_pass(Pass::forward(true));
     let elements = inputs.elements();
     let of_forward = forward.inputs().filter_map(|spec| Some((spec.operand, *elements.get(spec.operand)?)));
     let reference = oracle::oracle_with(&forward, &of_forward.collect())?;

@@ -56,6 +56,11 @@ fn draw(problem: &Problem, spec: OperandSpec, rng: &mut SmallRng) -> Values {
     match (operand, dtype) {
         (Operand::Lengths(array), _) => Values::I32(lengths(problem, array, rng)),
         (Operand::Sinks, _) => Values::F32(floats(-3.0, 3.0)),
+        // Rows without a key, and rows with most of their weight on either side.
+        (Operand::LseBefore, _) => {
+            let without = |x: f32| if x > 7.0 { f32::NEG_INFINITY } else { x };
+            Values::F32(floats(-8.0, 9.0).into_iter().map(without).collect())
+        }
         _ if operand.is_factor() => Values::F32(floats(0.3, 2.0)),
         (_, ElementType::I32) => Values::I32((0..elements).map(|_| rng.random_range(0..4)).collect()),
         (_, ElementType::U8) => Values::U8((0..elements).map(|_| rng.random_range(0..2)).collect()),

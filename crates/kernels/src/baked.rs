@@ -39,6 +39,8 @@ pub struct Baked {
     pub dims: Dims,
     /// Whether the LSE is stored.
     pub lse: bool,
+    /// Whether the rows continue from a result over other keys.
+    pub continues: bool,
     /// Query heads, where the code computes an index over all heads: for the LSE and for partial results;
     /// else 0.
     pub heads_q: usize,

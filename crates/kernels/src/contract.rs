@@ -122,7 +122,9 @@ impl<'a> Contract<'a> {
     /// The address of an operand that is no tensor; `None` if the problem does not have it.
     pub fn operand(&mut self, k: &mut Builder, operand: Operand) -> Option<Global> {
         let index = self.operand_buffer(operand)?;
-        self.args.push(Arg::Buffer { index, offset: 0 });
+        // O of an earlier result has the layout of O.
+        let offset = if operand == Operand::OutBefore { origin(self.problem, Tensor::Out) } else { 0 };
+        self.args.push(Arg::Buffer { index, offset });
         Some(k.param_pointer(operand.name()))
     }
 

@@ -368,9 +368,7 @@ mod tests {
 
     #[test]
     fn a_family_refuses_another_pass() {
-        for (pass, other) in
-            [(Pass::Forward { lse: true }, Pass::BACKWARD), (Pass::BACKWARD, Pass::default())]
-        {
+        for (pass, other) in [(Pass::forward(true), Pass::BACKWARD), (Pass::BACKWARD, Pass::default())] {
             let problem = Problem::mission().with_pass(other);
             for family in Family::of_pass(pass.kind()) {
                 let refused = family.default_for(&problem, &Arch::SM_90).unwrap_err().to_string();

@@ -13,6 +13,8 @@ pub struct Features {
     pub sink: bool,
     /// A factor on the scores of each query head ([`problem::Score::temperature`]).
     pub temperature: bool,
+    /// A result over other keys, from which the call continues ([`problem::Pass::Forward`]).
+    pub continues: bool,
     /// Score and mask programs ([`problem::Programs`]).
     pub programs: bool,
     /// 8-bit inputs ([`problem::DTypes`]).
@@ -31,6 +33,7 @@ impl Features {
         lengths: true,
         sink: true,
         temperature: true,
+        continues: true,
         programs: true,
         fp8: true,
         scales: true,
@@ -44,6 +47,7 @@ impl Features {
             lengths: !problem.lengths.is_even(),
             sink: problem.score.sink,
             temperature: problem.score.temperature,
+            continues: problem.pass.continues(),
             programs: !problem.programs.is_empty(),
             fp8: problem.dtypes.has_fp8(),
             scales: !problem.scales.is_empty(),
@@ -58,6 +62,7 @@ impl Features {
             ("uneven lengths", wanted.lengths && !self.lengths),
             ("attention sinks", wanted.sink && !self.sink),
             ("a temperature per head", wanted.temperature && !self.temperature),
+            ("an earlier result", wanted.continues && !self.continues),
             ("score and mask programs", wanted.programs && !self.programs),
             ("8-bit inputs", wanted.fp8 && !self.fp8),
             ("descale factors", wanted.scales && !self.scales),

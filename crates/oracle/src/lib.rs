@@ -14,6 +14,7 @@
 //! numbers).
 
 mod backward;
+mod before;
 mod fp8;
 mod products;
 mod roundings;
@@ -28,6 +29,7 @@ use problem::{
 use rayon::prelude::*;
 
 pub use backward::{GradientReference, gradients, gradients_in_precision, gradients_rounded};
+use before::{Before, Continued};
 pub use fp8::{SUM_KEYS, WEIGHT_FACTOR};
 use rows::Rows;
 
@@ -297,7 +299,7 @@ fn attend<A: Arithmetic>(
     problem.expect_pass(PassKind::Forward)?;
     problem.check_inputs(inputs, |elements| (elements.dtype(), elements.len()))?;
     let [queries, k, v] = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| Rows::new(problem, tensor, inputs));
-    let (values, places) = (&OtherValues::new(inputs), KeyPlaces::of(problem, inputs));
+    let (values, places) = (&OtherValues::new(problem, inputs), KeyPlaces::of(problem, inputs));
     let [_, heads, all_rows, dim_v] = problem.extents(Tensor::Out);
     let mut out = vec![f64::NAN; problem.lse_len() * dim_v];
     let mut lse = vec![f64::NAN; problem.lse_len()];
@@ -335,6 +337,7 @@ fn attend<A: Arithmetic>(
 
 /// The values of the inputs beside Q, K, V and lengths.
 struct OtherValues<'a> {
+    before: Option<Before<'a>>,
     sinks: &'a [f32],
     temperature: &'a [f32],
     tables: Vec<Elements<'a>>,
@@ -344,9 +347,10 @@ struct OtherValues<'a> {
 }
 
 impl<'a> OtherValues<'a> {
-    fn new(inputs: &Operands<'a>) -> OtherValues<'a> {
+    fn new(problem: &Problem, inputs: &Operands<'a>) -> OtherValues<'a> {
         let factors = |tensor| inputs.floats(Operand::Descale(tensor));
         OtherValues {
+            before: Before::new(problem, inputs),
             sinks: inputs.floats(Operand::Sinks),
             temperature: inputs.floats(Operand::Temperature),
             tables: inputs.tables(),
@@ -369,6 +373,16 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// How a row whose LSE over the call's keys is `own` continues, if the call does.
+    fn continued(&self, lane: usize, own: f64) -> Option<Continued> {
+        let before = self.values.before.as_ref()?;
+        let [_, heads, rows, _] = self.problem.extents(Tensor::Out);
+        let Span { batch, start, .. } = self.sequence.q;
+        let row = start + self.first + lane;
+        let index = (batch * heads + self.head) * rows + row;
+        Some(before.row([batch, self.head, row], index, own))
+    }
+
     /// A program in the row of a lane.
     fn in_row<'a>(&'a self, program: &'a Program, lane: usize, precision: Precision) -> InRow<'a> {
         let point = Point {
@@ -517,10 +531,20 @@ fn row_block<A: Arithmetic>(
     }
     for (lane, out) in out.chunks_mut(dim_v).enumerate() {
         let empty = sum[lane].into() == 0.0;
-        for (out, acc) in out.iter_mut().zip(&acc) {
-            *out = if empty { 0.0 } else { A::output(acc[lane], problem.dtypes.out) };
+        let own = if empty { f64::NEG_INFINITY } else { (max[lane] + A::ln(sum[lane])).into() };
+        let continued = place.continued(lane, own);
+        for (column, (out, acc)) in out.iter_mut().zip(&acc).enumerate() {
+            let x = if empty { A::Real::default() } else { acc[lane] };
+            let x = match &continued {
+                None => x,
+                Some(row) => A::narrow(row.own) * x + A::narrow(row.out[column]),
+            };
+            *out = A::output(x, problem.dtypes.out);
         }
-        lse[lane] = if empty { f64::NEG_INFINITY } else { (max[lane] + A::ln(sum[lane])).into() };
+        if let Some(row) = continued.as_ref().filter(|_| deviates) {
+            deviation[lane * dim_v..][..dim_v].iter_mut().for_each(|x| *x *= row.own);
+        }
+        lse[lane] = continued.map_or(own, |row| row.lse);
     }
 }
 

@@ -6,7 +6,7 @@
 
 use flashcore_oracle::oracle_with;
 use problem::{
-    Band, Corner, DType, E4m3, Elements, LengthArray, Operand, Operands, Pages, Problem, ScaleLayout,
+    Band, Corner, DType, E4m3, Elements, LengthArray, Operand, Operands, Pages, Pass, Problem, ScaleLayout,
     Storage, Table,
 };
 
@@ -41,6 +41,8 @@ struct Plain {
     bias: fn(usize, usize, usize) -> f64,
     /// Descale factors of each batch entry and KV head, of Q, K and V.
     factors: [[[f64; HEADS_KV]; BATCH]; 3],
+    /// The O and the LSE from which a row continues: those of row `index` of all.
+    before: fn(usize) -> Option<([f64; DIM_V], f64)>,
 }
 
 const ALL: Plain = Plain {
@@ -54,6 +56,7 @@ const ALL: Plain = Plain {
     temperature: [1.0; HEADS_Q],
     bias: |_, _, _| 0.0,
     factors: [[[1.0; HEADS_KV]; BATCH]; 3],
+    before: |_| None,
 };
 
 /// Faults of an oracle.
@@ -81,6 +84,10 @@ enum Fault {
     FirstSink,
     /// A head has the temperature of its KV head.
     SharedTemperature,
+    /// A row continues from its earlier LSE without the O.
+    NoOutBefore,
+    /// A row continues from the result of the next one.
+    NextBefore,
     /// The bias is capped with the logit.
     CappedBias,
     /// All batch entries have the lengths of the first.
@@ -98,7 +105,7 @@ enum Fault {
 }
 
 impl Fault {
-    const ALL: [Fault; 18] = [
+    const ALL: [Fault; 20] = [
         Fault::NextRow,
         Fault::OtherCorner,
         Fault::LostKey,
@@ -110,6 +117,8 @@ impl Fault {
         Fault::NoSink,
         Fault::FirstSink,
         Fault::SharedTemperature,
+        Fault::NoOutBefore,
+        Fault::NextBefore,
         Fault::CappedBias,
         Fault::FirstLengths,
         Fault::NextFactor,
@@ -181,9 +190,15 @@ fn attend(p: &Plain, x: &Tensors, fault: Option<Fault>) -> Vec<(usize, Vec<f64>,
                     Some(Fault::FirstSink) => p.sinks[0].exp(),
                     _ => p.sinks[h].exp(),
                 };
+                let index = at(q_start + i, h, HEADS_Q, p.rows[0]);
+                if let Some((before, lse)) = (p.before)(index + usize::from(has(Fault::NextBefore))) {
+                    let weight = if has(Fault::NoOutBefore) { 0.0 } else { lse.exp() };
+                    out.iter_mut().zip(before).for_each(|(out, x)| *out += weight * x);
+                    sum += lse.exp();
+                }
                 out.iter_mut().for_each(|x| *x = if sum == 0.0 { 0.0 } else { *x / sum });
                 let lse = if has(Fault::BaseTwo) { sum.log2() } else { sum.ln() };
-                all.push((at(q_start + i, h, HEADS_Q, p.rows[0]), out, lse));
+                all.push((index, out, lse));
             }
         }
     }
@@ -277,6 +292,24 @@ fn cases() -> Vec<Case> {
     let p = Plain { cap: 0.5, temperature: [0.5, 2.0, 0.0, 1.5, 0.25, 4.0], ..ALL };
     let values: &[f32] = &[0.5, 2.0, 0.0, 1.5, 0.25, 4.0];
     cases.push(("temperature", p, problem, Operands::default().with(Operand::Temperature, values)));
+
+    // A result over other keys. Some rows have no key there, some none here, and some neither.
+    let before = |index: usize| {
+        let x = index as f64;
+        let lse = if index % 4 == 1 { f64::NEG_INFINITY } else { 0.25 * (x % 13.0) - 1.0 };
+        Some(([0.5 * (x % 7.0), -0.25, 0.125 * (x % 5.0), 1.0], lse))
+    };
+    let rows: Vec<_> = (0..BATCH * HEADS_Q * ROWS).filter_map(before).collect();
+    let out: Vec<f32> = rows.iter().flat_map(|(out, _)| out.map(|x| x as f32)).collect();
+    let lse: Vec<f32> = rows.iter().map(|&(_, lse)| lse as f32).collect();
+    let operands =
+        Operands::default().with(Operand::OutBefore, &*out.leak()).with(Operand::LseBefore, &*lse.leak());
+    let problem = plain().with_band(Band::window(0, 0));
+    let mut problem = problem.with_pass(Pass::Forward { lse: true, continues: true });
+    problem.band.corner = Corner::TopLeft;
+    problem.programs.mask = Some("q % 3 != 0".parse().unwrap());
+    let p = Plain { sees: |i, j, _, _| i == j && i % 3 != 0, before, ..ALL };
+    cases.push(("an earlier result", p, problem, operands));
 
     // A bias by head, query and key as a program with a table, on top of a cap.
     let mut problem = plain().with_softcap(0.5);

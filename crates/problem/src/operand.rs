@@ -74,6 +74,11 @@ pub enum Operand {
     Sinks,
     /// A factor on the scores of each query head, f32 ([`Score::temperature`](crate::Score::temperature)).
     Temperature,
+    /// O of the result from which the forward pass continues ([`Pass::Forward`](crate::Pass)), in the type
+    /// and with the strides of O. In device memory it may be O itself.
+    OutBefore,
+    /// The LSE of that result, as the LSE.
+    LseBefore,
     /// A table of the programs ([`Programs::tables`](crate::Programs::tables)).
     Table(u8),
     /// The descale factors of an input, f32 ([`Scales`](crate::Scales)).
@@ -105,6 +110,8 @@ impl Operand {
             Operand::PageTable => "page_table",
             Operand::Sinks => "sinks",
             Operand::Temperature => "temperature",
+            Operand::OutBefore => "out_before",
+            Operand::LseBefore => "lse_before",
             Operand::Descale(tensor) => descale_name(tensor),
             Operand::Table(0) => "table_0",
             Operand::Table(1) => "table_1",
@@ -141,6 +148,8 @@ impl Operand {
             Operand::Lengths(_)
             | Operand::Sinks
             | Operand::Temperature
+            | Operand::OutBefore
+            | Operand::LseBefore
             | Operand::Table(_)
             | Operand::Descale(_)
             | Operand::PageTable
@@ -181,18 +190,19 @@ impl OperandSpec {
     /// Whether a caller may pass a larger array, whose first elements are used: tensors and tables are views
     /// into memory, and the elements of the other arrays are counted.
     const fn may_be_longer(&self) -> bool {
-        matches!(self.operand, Operand::Tensor(_) | Operand::Table(_))
+        matches!(self.operand, Operand::Tensor(_) | Operand::OutBefore | Operand::Table(_))
     }
 }
 
 impl Problem {
     /// Every operand of the problem, inputs and outputs, in the order of [`Operand`].
     pub fn operands(&self) -> impl Iterator<Item = OperandSpec> + '_ {
-        let tensors = self.tensors().iter().map(|&tensor| OperandSpec {
-            operand: Operand::Tensor(tensor),
+        let as_tensor = |operand, tensor| OperandSpec {
+            operand,
             dtype: self.dtypes.of(tensor).into(),
             elements: self.span(tensor).map_or(0, |(elements, _)| elements),
-        });
+        };
+        let tensors = self.tensors().iter().map(move |&tensor| as_tensor(tensor.into(), tensor));
         let of = |operand, dtype, elements| OperandSpec { operand, dtype, elements };
         let of_rows = |operand| of(operand, ElementType::F32, self.lse_len());
         let lse = (self.pass.lse() || self.pass.is_backward()).then(|| of_rows(Operand::Lse));
@@ -204,6 +214,9 @@ impl Problem {
         let page_table = entries.map(|entries| of(Operand::PageTable, ElementType::I32, entries));
         let of_heads = Score::OPERANDS.into_iter().filter(|&operand| self.score.has(operand));
         let of_heads = of_heads.map(move |operand| of(operand, ElementType::F32, self.heads_q));
+        let before = self.pass.continues();
+        let before =
+            before.then(|| [as_tensor(Operand::OutBefore, Tensor::Out), of_rows(Operand::LseBefore)]);
         let factors = self
             .scales
             .each()
@@ -216,8 +229,8 @@ impl Problem {
         let d_tables = (0..).zip(&self.programs.tables).filter(move |&(i, _)| wants.table(i));
         let d_tables =
             d_tables.map(move |(i, table)| of(Operand::DTable(i), ElementType::F32, table.gradient().span()));
-        let inputs =
-            tensors.chain(lse).chain(lengths).chain(page_table).chain(of_heads).chain(tables).chain(factors);
+        let inputs = tensors.chain(lse).chain(lengths).chain(page_table).chain(of_heads);
+        let inputs = inputs.chain(before.into_iter().flatten()).chain(tables).chain(factors);
         inputs.chain(d_lse).chain(d_sinks).chain(d_tables)
     }
 
@@ -428,11 +441,12 @@ impl From<DType> for ElementType {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ScaleLayout, SideLengths, Table};
+    use crate::{Pass, ScaleLayout, SideLengths, Table};
 
     /// A problem with every operand.
     fn all() -> Problem {
-        let mut p = Problem::new(2, 4, 8, 16, DType::E4m3).with_lse(true);
+        let mut p = Problem::new(2, 4, 8, 16, DType::E4m3);
+        p.pass = Pass::Forward { lse: true, continues: true };
         p.lengths.q = SideLengths { packed: Some(16), used: true };
         p.lengths.kv = SideLengths { packed: Some(16), used: true };
         p.lengths.left_padded = true;
@@ -450,7 +464,8 @@ mod tests {
         let names = |p: &Problem| p.operands().map(|spec| spec.operand.name()).collect::<Vec<_>>();
         assert_eq!(names(&Problem::mission()), ["q", "k", "v", "out"]);
         let expected = "q k v out lse cu_seqlens_q cu_seqlens_k seqused_q seqused_k leftpad_k sinks \
-                        temperature table_0 descale_q descale_k descale_v";
+                        temperature out_before lse_before table_0 \
+                        descale_q descale_k descale_v";
         assert_eq!(names(&all()).join(" "), expected);
         let sorted: Vec<Operand> = all().operands().map(|spec| spec.operand).collect();
         assert!(sorted.is_sorted());
@@ -485,7 +500,9 @@ mod tests {
             let mut long = right.clone();
             long.insert(operand, (dtype, elements + 1));
             match operand {
-                Operand::Tensor(_) | Operand::Table(_) => p.check_inputs(&long, |&input| input).unwrap(),
+                Operand::Tensor(_) | Operand::OutBefore | Operand::Table(_) => {
+                    p.check_inputs(&long, |&input| input).unwrap();
+                }
                 _ => assert_eq!(refused(&long), counted(elements + 1)),
             }
         }

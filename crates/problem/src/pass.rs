@@ -12,6 +12,11 @@ pub enum Pass {
         /// kernels return the LSE if and only if this flag is set. CPU kernels also return it to a caller
         /// that passes a buffer for the LSE.
         lse: bool,
+        /// Whether the call continues from a result over other keys, whose O and LSE are inputs: O as the
+        /// output in type and strides, the LSE as it is returned. O and the LSE are then those over the keys
+        /// of both. A row without a key there has O = 0 and LSE = −∞.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        continues: bool,
     },
     /// The gradients dQ, dK and dV of a loss, from its gradient dO and from the forward pass's inputs, output
     /// and LSE. dQ has the type of Q, dK of K and dV of V.
@@ -94,6 +99,11 @@ impl Pass {
     pub const DETERMINISTIC: Pass =
         Pass::Backward { deterministic: true, d_lse: false, wants: Gradients::NONE };
 
+    /// The forward pass over all keys, perhaps with the LSE.
+    pub const fn forward(lse: bool) -> Pass {
+        Pass::Forward { lse, continues: false }
+    }
+
     /// The direction.
     pub const fn kind(self) -> PassKind {
         match self {
@@ -109,7 +119,12 @@ impl Pass {
 
     /// Whether the forward pass returns the LSE. The backward pass reads the LSE.
     pub const fn lse(self) -> bool {
-        matches!(self, Pass::Forward { lse: true })
+        matches!(self, Pass::Forward { lse: true, .. })
+    }
+
+    /// Whether the forward pass continues from a result over other keys.
+    pub const fn continues(self) -> bool {
+        matches!(self, Pass::Forward { continues: true, .. })
     }
 
     /// Whether the backward pass reads the gradient of the LSE.
@@ -139,6 +154,6 @@ impl Pass {
 /// The forward pass without the LSE.
 impl Default for Pass {
     fn default() -> Pass {
-        Pass::Forward { lse: false }
+        Pass::forward(false)
     }
 }

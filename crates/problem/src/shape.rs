@@ -124,7 +124,10 @@ impl Problem {
 
     /// Sets whether the LSE is returned.
     pub fn with_lse(mut self, lse: bool) -> Problem {
-        self.pass = Pass::Forward { lse };
+        self.pass = match self.pass {
+            Pass::Forward { continues, .. } => Pass::Forward { lse, continues },
+            Pass::Backward { .. } => Pass::forward(lse),
+        };
         self
     }
 

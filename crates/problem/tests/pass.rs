@@ -11,7 +11,7 @@ use serde_json::{from_value, json};
 fn files_state_the_pass_where_the_lse_is_wanted() {
     let without = Problem::mission();
     let stored = json!(without);
-    assert_eq!((without.pass, stored.get("pass")), (Pass::Forward { lse: false }, None));
+    assert_eq!((without.pass, stored.get("pass")), (Pass::forward(false), None));
     assert_eq!(from_value::<Problem>(stored).unwrap(), without);
     let with = without.with_lse(true);
     let stored = json!(with);

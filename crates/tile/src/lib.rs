@@ -20,8 +20,9 @@ mod schedule;
 
 pub use cluster::Cluster;
 pub use copy::{
-    BulkStore, ByteTranspose, CopyMode, PagedRows, QuadTransposition, RowPages, RowStore, RowStream, RowsOut,
-    TensorRows, TileCopy, WarpRows, store_fragments, store_fragments_at, store_rows, store_rows_in_f32,
+    AddedRows, BulkStore, ByteTranspose, CopyMode, PagedRows, QuadTransposition, RowPages, RowStore,
+    RowStream, RowsOut, TensorRows, TileCopy, WarpRows, add_rows, store_fragments, store_fragments_at,
+    store_rows, store_rows_in_f32,
 };
 pub use divide::divide;
 pub use layout::{

@@ -59,7 +59,9 @@ def arguments(suites: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("--start", type=int, default=1, metavar="N", help="begin with the Nth problem (default 1)")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="begin no further problem after so long")
     parser.add_argument("--evidence", type=Path, metavar="FILE", help="append the rows as JSON lines")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a picture (SVG)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="write a picture (SVG); with --suite parallel of one step"
+    )
     parser.add_argument("--json", action="store_true", help="print rows instead of a table")
     return parser
 
@@ -134,7 +136,7 @@ def _of_features(args: argparse.Namespace, parser: argparse.ArgumentParser, feat
 def _on_several(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.suite != [PARALLEL] or args.what != "race":
         parser.error(f"--suite {PARALLEL} goes with race, and with no other suite")
-    _only(args, parser, f"--suite {PARALLEL}", "seconds", "start", "limit", "evidence", "json", also=("suite",))
+    _only(args, parser, f"--suite {PARALLEL}", "seconds", "start", "limit", "evidence", "plot", "json", also=("suite",))
     try:
         from ._parallel import run
     except ImportError as error:

@@ -26,9 +26,12 @@ from flashcore_attn.parallel import Costs, GlobalBand, chosen, forecasts
 from . import _bench
 from ._problem import OURS
 from ._rows import Rows
+from ._timeline import recorded, timeline
 
 Call = Callable[[], Any]
 
+#: Microseconds of calls that follow each other without a wait.
+_TOGETHER = 2e4
 #: The largest relative error, in the Frobenius norm, of a result to that of one GPU.
 _ACCEPTED = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 
@@ -196,24 +199,27 @@ def error_of(found: Any, right: Any, work: Work, shards: Shards, rank: int) -> f
 
 
 def timed(call: Call, group: Any, device: torch.device, seconds: float) -> list[float]:
-    """Microseconds of the slowest rank, of each call. All ranks make as many calls."""
+    """Microseconds of the slowest rank, for each call of several that follow each other, as those of a model's layers
+    do: a launch is prepared while the kernels before it run. All ranks make as many calls."""
 
     def synchronised() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    def once() -> float:
+    def once(calls: int) -> float:
         dist.barrier(group)
         start = synchronised()
-        call()
-        return (synchronised() - start) * 1e6
+        for _ in range(calls):
+            call()
+        return (synchronised() - start) * 1e6 / calls
 
-    once()
-    first = torch.tensor([once()], dtype=torch.float64, device=device)
+    once(1)
+    first = torch.tensor([once(1)], dtype=torch.float64, device=device)
     dist.all_reduce(first, dist.ReduceOp.MAX, group)
-    number = max(5, min(200, int(seconds * 1e6 / first.item())))
-    samples = torch.tensor([once() for _ in range(number)], dtype=torch.float64, device=device)
+    calls = max(1, min(20, int(_TOGETHER / first.item())))
+    number = max(5, min(200, int(seconds * 1e6 / first.item() / calls)))
+    samples = torch.tensor([once(calls) for _ in range(number)], dtype=torch.float64, device=device)
     dist.all_reduce(samples, dist.ReduceOp.MAX, group)
     return [float(x) for x in samples.tolist()]
 
@@ -250,6 +256,13 @@ def rows_of(work: Work, group: Any, device: torch.device, dtype: torch.dtype, se
     return rows
 
 
+def _step(work: Work, device: torch.device, dtype: torch.dtype) -> Call:
+    """FlashCore's call for the last pass of a problem."""
+    shards = drawn(work, None, device, dtype)
+    _, _, call = next(contestants(work, shards, None, work.passes[-1] == "forward+backward"))
+    return call
+
+
 def _predicted(work: Work, shards: Shards, trains: bool, name: str) -> float | None:
     if work.decodes or not name.startswith(OURS):
         return None
@@ -284,6 +297,10 @@ def run(args: Any) -> int:
         print(f"flashcore_bench: {words} ({error})", file=sys.stderr)
         return 2
     rank, limit = dist.get_rank(), args.limit
+    if args.plot is not None and device.type != "cuda":
+        print("flashcore_bench: --plot shows the work of a GPU, and PyTorch sees none", file=sys.stderr)
+        dist.destroy_process_group()
+        return 2
     if device.type == "cuda":
         device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
@@ -309,6 +326,12 @@ def run(args: Any) -> int:
             torch.cuda.empty_cache()
     if kept is not None and not args.json:
         print(table(kept.every))
+    if args.plot is not None:
+        work = works()[args.start - 1]
+        bars = recorded(_step(work, device, dtype))
+        if rank == 0:
+            title = f"Rank 0 of {dist.get_world_size()}: {work.name}, {work.passes[-1]}"
+            args.plot.write_text(timeline(bars, title), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
     return int(failed)

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from .. import _autograd, _cuda, _features, _functional, _torch
 from .._errors import ArgumentError, DTypeError, FlashCoreError, UnsupportedError, dimensions, invalid
-from . import _stages, _ulysses
+from . import _peers, _stages, _ulysses
 from ._calls import ParallelCall, Terms, features_of
 from ._cost import Costs, chosen, forecasts, table
 from ._exchange import agree, number
@@ -149,6 +149,7 @@ def _attend(
     hosts = _agreed(group, q, k, v, options, refusal)
     assert options is not None
     job = _job(group, options, q, k, v, hosts)
+    _peers.prepare(group, q.device, hosts, _part(job, q, k, v))
     out, lse = _Attention.apply(q, k, v, *terms, job, return_lse)
     if packed:
         out, lse = out[0], lse[0]
@@ -278,7 +279,7 @@ def _job(group: Any, options: _Options, q: Tensor, k: Tensor, v: Tensor, hosts: 
     schedule, slices, together = options.schedule, options.slices, options.degree
     is_open = {"all_gather": slices is None, "ulysses_ring": together is None}
     if schedule == "auto" or is_open.get(schedule, False):
-        told = chosen(_forecasts(q, k, v, options, hosts), schedule)
+        told = chosen(_forecasts(group, q, k, v, options, hosts), schedule)
         schedule, slices = told.schedule, told.slices if slices is None else slices
         together = told.together if together is None else together
     if schedule != "ulysses_ring":
@@ -288,15 +289,25 @@ def _job(group: Any, options: _Options, q: Tensor, k: Tensor, v: Tensor, hosts: 
     return ParallelCall(group, rank, split, band, scale, cap, schedule, slices or 1, together or 1)
 
 
-def _forecasts(q: Tensor, k: Tensor, v: Tensor, options: _Options, hosts: int) -> Any:
+def _part(job: ParallelCall, q: Tensor, k: Tensor, v: Tensor) -> int:
+    """The most bytes that a rank receives from another one in an exchange, or more."""
+    batch, rows, heads, dim = q.shape
+    of_keys = k.shape[2] * (dim + v.shape[3])
+    of_queries = heads * (dim + v.shape[3] + 4) if job.together > 1 else 0
+    messages = 8 * len(job.split.documents) + 64  # each of them is rounded up
+    return rows * batch * (of_keys + of_queries) * q.element_size() + messages * 256
+
+
+def _forecasts(group: Any, q: Tensor, k: Tensor, v: Tensor, options: _Options, hosts: int) -> Any:
     dims = (q.shape[0], q.shape[2], k.shape[2], q.shape[3], v.shape[3])
     trains = _autograd.needed((q, k, v))
-    return forecasts(options.split, options.band, dims, q.element_size(), trains, _costs(q.device.type, hosts))
+    costs = _costs(q.device.type, hosts, _peers.may_reach(group, q.device, hosts))
+    return forecasts(options.split, options.band, dims, q.element_size(), trains, costs)
 
 
 @functools.lru_cache(maxsize=16)
-def _costs(kind: str, hosts: int) -> Costs:
-    return Costs.of(torch.device(kind), hosts)
+def _costs(kind: str, hosts: int, peers: bool) -> Costs:
+    return Costs.of(torch.device(kind), hosts, peers)
 
 
 def explain(
@@ -316,7 +327,8 @@ def explain(
         q, k, ranks, split, None, (causal, window_size, 0.0, attention_chunk), (False, False, False), "auto", None, None
     )
     hosts = _agreed(group, q, k, v, options, None)
-    return table(_forecasts(q, k, v, options, hosts), Costs.of(q.device, hosts))
+    costs = _costs(q.device.type, hosts, _peers.may_reach(group, q.device, hosts))
+    return table(_forecasts(group, q, k, v, options, hosts), costs)
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]

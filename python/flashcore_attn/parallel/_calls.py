@@ -13,7 +13,9 @@ from .._functional import flash_attn_func
 from ._plan import BandCall, GlobalBand
 from ._split import SequenceSplit
 
-__all__ = ["ParallelCall", "TermSums", "Terms", "attend", "differentiate", "features_of", "kv_heads", "merge"]
+__all__ = [
+    "ParallelCall", "TermSums", "Terms", "attend", "continued", "differentiate", "features_of", "kv_heads", "merge",
+]  # fmt: skip
 
 
 class ParallelCall(NamedTuple):
@@ -71,6 +73,24 @@ def attend(job: ParallelCall, call: BandCall, q: Tensor, k: Tensor, v: Tensor, t
     return out, lse
 
 
+def continued(
+    job: ParallelCall, call: BandCall, q: Tensor, k: Tensor, v: Tensor, terms: Terms, made: tuple[Tensor, Tensor]
+) -> Tensor:
+    """The log-sum-exp of a call that continues from ``made``, O and the log-sum-exp of its rows over other keys. O is
+    replaced in its memory."""
+    out, lse = made[0], made[1].contiguous()
+    features = features_of(job, call, q, terms) or _features.Features()
+    with_lse = _band(job, call), True
+    # In host memory a call's result must not overlap what it reads.
+    on_host = not out.is_cuda
+    to, before = (torch.empty(out.shape, dtype=out.dtype), out.contiguous()) if on_host else (out, out)
+    total = _torch.attend_into(to, q, k, v, *with_lse, features._replace(before=(before, lse)))
+    if on_host:
+        out.copy_(to)
+    assert total is not None
+    return total
+
+
 def differentiate(
     job: ParallelCall,
     call: BandCall,
@@ -79,14 +99,14 @@ def differentiate(
     gradients: tuple[Tensor, Tensor | None],
     terms: Terms,
     wants: tuple[bool, bool],
-    into: Tensor | None = None,
+    into: tuple[Tensor | None, ...] = (None, None, None),
 ) -> tuple[Tensor, list[Tensor], tuple[Tensor | None, Tensor | None]]:
     """The gradients of q, of k and v, and those of sinks and slopes that are wanted. ``made`` has the final result and
-    log-sum-exp of the rows, over all keys. ``into`` is memory for the gradient of q."""
+    log-sum-exp of the rows, over all keys. ``into`` is memory for the gradients of q, k and v."""
     features = features_of(job, call, tensors[0], terms)
     saved = _autograd.Saved(*tensors, *made)
     of = _autograd.Wants(wants[0] and call.own, int(wants[1]))
-    found = _autograd.compute(*gradients, saved, 2, _band(job, call), features, of, into=(into, None, None))
+    found = _autograd.compute(*gradients, saved, 2, _band(job, call), features, of, into=into)
     of_sink = found.pop(3) if of.sink else None
     return found[0], found[1:3], (of_sink, found[3] if of.tables else None)
 

@@ -39,8 +39,9 @@ class Costs(NamedTuple):
     source: str
 
     @staticmethod
-    def of(device: torch.device, hosts: int) -> Costs:
-        """The constants for ranks on such devices and so many hosts."""
+    def of(device: torch.device, hosts: int, peers: bool = True) -> Costs:
+        """The constants for ranks on such devices and so many hosts. ``peers``: whether ranks of a host write into the
+        memory of each other."""
         if device.type != "cuda":
             words = "a CPU core and sockets: orders of magnitude"
             return Costs(5e10, 5e10, 1e9, 1e10, 2e-4, 1e-4, (0.0, 0.0, 0.0), 0.5, words)
@@ -49,6 +50,10 @@ class Costs(NamedTuple):
             "H200: 740 TFLOP/s, 4.2 TB/s, 232 GB/s of an all-gather by NCCL, and 0.6 of a hidden exchange lost, "
             "measured; 500 TFLOP/s backward and the host's times, assumed",
         )  # fmt: skip
+        if hosts <= 1 and peers:
+            words = "410 GB/s of copies between GPUs, and 0.3 of a hidden one lost"
+            words = near.source.replace("232 GB/s of an all-gather by NCCL, and 0.6 of a hidden exchange lost", words)
+            return near._replace(link=4.1e11, exchange=6e-5, overlap_loss=0.3, source=words)
         if hosts <= 1:
             return near
         return near._replace(link=5e10, exchange=5e-5, source=f"{near.source}; 50 GB/s between hosts, nominal")
@@ -156,9 +161,11 @@ def _of_stages(
             received += times * away
             exchanges += times
             rows = sum(call.rows[1] - call.rows[0] for call in stage.plan.calls)
-            # A merge reads and writes results, also in float32. Else results are copied to their
-            # place, and own keys into the buffer.
-            place = rows * share[0] * share[1] * dim_v * (22 if stage.partial and number else 2 * element)
+            # Of two results, the kernel of the second one reads and writes the first one. A merge of more
+            # reads and writes results in float32. Else results are copied to their place, and own keys into
+            # the buffer.
+            merged = 22 if len(stages) > 2 else element
+            place = rows * share[0] * share[1] * dim_v * (merged if stage.partial and number else 2 * element)
             extra += (0.0 if stage.partial and not number else passes * place) / costs.memory
             extra += 0.0 if stage.partial else passes * 2 * split.rows * row / costs.memory
         # While a stage is computed, the next one is received.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._errors import ArgumentError, FlashCoreError, GroupError, invalid
+from ._peers import Landing, PeerExchange, memory_of
 
 __all__ = ["Exchange", "RankSubset", "agree", "answering", "number"]
 
@@ -43,23 +44,40 @@ class RankSubset(NamedTuple):
 
 
 class Exchange:
-    """Messages of contiguous rows that are under way. The tensors must not change before :meth:`wait`."""
+    """Messages of contiguous rows that are under way. The tensors must not change before :meth:`wait`.
+
+    Where the group's ranks reach the memory of each other, all of them make the exchange, also without messages.
+    ``received`` has the messages, of which a :class:`Landing` is valid until the third exchange after this one. With
+    ``ahead``, an earlier exchange of this rank may not have been read yet.
+    """
 
     def __init__(
-        self, group: Any, sends: list[tuple[Tensor, int]], receives: list[tuple[Tensor, int]], what: str
-    ) -> None:
+        self, group: Any, sends: list[tuple[Tensor, int]], receives: Sequence[tuple[Tensor | Landing, int]], what: str,
+        ahead: bool = False,
+    ) -> None:  # fmt: skip
+        base, members = (group.group, group.ranks) if isinstance(group, RankSubset) else (group, None)
+        memory = memory_of(base)
+        self._peers: PeerExchange | None = None
         if isinstance(group, RankSubset):
             sends, receives = ([(x, group.ranks[peer]) for x, peer in messages] for messages in (sends, receives))
             group = group.group
         self._group, self._what = group, what
         self._works: list[Any] = []
+        if memory is not None:
+            others = [peer for peer in members or range(memory.ranks) if peer != memory.rank]
+            with answering(group, f"exchange {what}"):
+                self._peers = PeerExchange(memory, others, sends, list(receives), ahead)
+            self.received = self._peers.received
+            return
+        places = [(x.made() if isinstance(x, Landing) else x, peer) for x, peer in receives]
+        self.received = [x for x, _ in places]
         operations = []
         # Messages of two ranks arrive in the order in which both of them post them.
-        for function, messages in ((dist.isend, sends), (dist.irecv, receives)):
+        for function, messages in ((dist.isend, sends), (dist.irecv, places)):
             for x, peer in messages:
                 if x.numel():
                     operations.append(dist.P2POp(function, x, _global(group, peer), group))
-        self._kept = (sends, receives)
+        self._kept = (sends, places)
         if operations:
             with answering(group, f"exchange {what}"):
                 self._works = dist.batch_isend_irecv(operations)
@@ -67,6 +85,8 @@ class Exchange:
     def wait(self) -> None:
         """The current stream waits for all messages. In host memory the caller waits."""
         with answering(self._group, f"exchange {self._what}"):
+            if self._peers is not None:
+                self._peers.wait()
             for work in self._works:
                 work.wait()
         self._works, self._kept = [], ([], [])

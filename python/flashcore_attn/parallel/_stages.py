@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._calls import ParallelCall, Terms, TermSums, attend, differentiate, kv_heads, merge
+from ._calls import ParallelCall, Terms, TermSums, attend, continued, differentiate, kv_heads, merge
 from ._exchange import Exchange
+from ._peers import Landing
 from ._plan import BandCall, GlobalBand, KeyPlan, RowPiece, gather_plan, ring_plans
 from ._split import SequenceSplit
 
@@ -30,6 +31,8 @@ class KeyStage(NamedTuple):
     sends: tuple[tuple[int, RowPiece], ...]
     #: Whether other stages compute further keys of the same rows.
     partial: bool
+    #: Whether some rank receives keys of another one.
+    shared: bool
 
 
 @functools.lru_cache(maxsize=256)
@@ -38,19 +41,18 @@ def _stages(
 ) -> tuple[KeyStage, ...]:
     found = []
     for step in range(split.ranks if ring else 1):
-        if ring:
-            plan = ring_plans(split, rank, band)[step]
-            peers = {(rank + step) % split.ranks} - {rank}
-            needs = {peer: ring_plans(split, peer, band)[step] for peer in peers}
-        else:
-            plan = gather_plan(split, rank, band)
-            needs = {peer: gather_plan(split, peer, band) for peer in range(split.ranks) if peer != rank}
-        sends = [(peer, piece) for peer, theirs in needs.items() for piece in theirs.pieces if piece.rank == rank]
+        every = [
+            ring_plans(split, peer, band)[step] if ring else gather_plan(split, peer, band)
+            for peer in range(split.ranks)
+        ]
+        plan = every[rank]
+        needs = [(peer, piece) for peer, theirs in enumerate(every) for piece in theirs.pieces if piece.rank != peer]
+        sends = [(peer, piece) for peer, piece in needs if piece.rank == rank]
         # Also without keys: all ranks have equally many stages, so that two ranks post their messages in one
         # order.
         each = heads // slices
         for first in range(0, heads, each):
-            found.append(KeyStage(slice(first, first + each), plan, tuple(sends), ring))
+            found.append(KeyStage(slice(first, first + each), plan, tuple(sends), ring, bool(needs)))
     return tuple(found)
 
 
@@ -63,14 +65,23 @@ def stages_of(job: ParallelCall, heads: int) -> tuple[KeyStage, ...]:
 class _Keys:
     """The keys and values of a stage, perhaps still under way: each ``(rows, batch, heads, dim)``."""
 
-    def __init__(self, job: ParallelCall, stage: KeyStage, kv: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, job: ParallelCall, stage: KeyStage, kv: tuple[Tensor, Tensor], ahead: bool) -> None:
         self._works: Exchange | None = None
         kv = tuple(x[:, :, stage.heads].transpose(0, 1) for x in kv)
-        own = [piece for piece in stage.plan.pieces if piece.rank == job.rank]
-        if not stage.sends and own == list(stage.plan.pieces) and _is_identity(own):
-            self.buffers = [x[: stage.plan.rows] for x in kv]
+        pieces, rows = stage.plan.pieces, stage.plan.rows
+        own = [piece for piece in pieces if piece.rank == job.rank]
+        is_own = not stage.sends and own == list(pieces) and _is_identity(own)
+        if is_own and not stage.shared:
+            self.buffers = [x[:rows] for x in kv]
             return
-        self.buffers = [x.new_empty((stage.plan.rows, *x.shape[1:])) for x in kv]
+        if len(pieces) == 1 and not own:  # where it arrives
+            sends = [(_held(x, x, piece, own), peer) for peer, piece in stage.sends for x in kv]
+            landings = [(Landing((rows, *x.shape[1:]), x), pieces[0].rank) for x in kv]
+            self._works = Exchange(job.group, sends, landings, "keys and values", ahead)
+            self.buffers = self._works.received
+            return
+        self.buffers = [x[:rows] if is_own else x.new_empty((rows, *x.shape[1:])) for x in kv]
+        own = [] if is_own else own
         for piece in own:
             for buffer, x in zip(self.buffers, kv):
                 _rows(buffer, piece.buffer, piece).copy_(_rows(x, piece.shard, piece))
@@ -81,7 +92,8 @@ class _Keys:
             if piece.rank != job.rank
             for buffer in self.buffers
         ]
-        self._works = Exchange(job.group, sends, receives, "keys and values")
+        if stage.shared:
+            self._works = Exchange(job.group, sends, receives, "keys and values", ahead)
 
     def _both(self, kv: tuple[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(kv, self.buffers)
@@ -117,11 +129,12 @@ def _fetched(
     job: ParallelCall, stages: tuple[KeyStage, ...], kv: tuple[Tensor, Tensor]
 ) -> Iterator[tuple[KeyStage, _Keys]]:
     """The stages with their keys; those of the next stage are under way."""
-    following = _Keys(job, stages[0], kv)
+    ahead = sum(stage.shared for stage in stages) > 1
+    following = _Keys(job, stages[0], kv, ahead)
     for i, stage in enumerate(stages):
         keys = following
         if i + 1 < len(stages):
-            following = _Keys(job, stages[i + 1], kv)
+            following = _Keys(job, stages[i + 1], kv, ahead)
         keys.wait()
         yield stage, keys
 
@@ -141,6 +154,14 @@ def forward(job: ParallelCall, q: Tensor, k: Tensor, v: Tensor, terms: Terms) ->
         heads = kv_heads(stage.heads, group)
         for call in stage.plan.calls:
             rows = slice(*call.rows)
+            if stage.partial and out is not None and lse is not None and kind == q.dtype:
+                made = out[:, rows, heads], lse[:, heads, rows]
+                total = continued(job, call, q[:, rows, heads], *keys.of(call), terms.of(heads), made)
+                if total.shape == lse.shape:
+                    lse = total
+                else:
+                    lse[:, heads, rows] = total
+                continue
             part, part_lse = attend(job, call, q[:, rows, heads], *keys.of(call), terms.of(heads))
             if out is None or lse is None:
                 if part.shape[:3] == q.shape[:3]:
@@ -175,58 +196,86 @@ def backward(
     """The gradients of this rank's q, k and v, and its part of those of sinks and slopes."""
     q, k, v = tensors
     (out, lse), (d_out, d_lse) = made, gradients
-    stages, group = stages_of(job, k.shape[2]), q.shape[2] // k.shape[2]
-    kind = _sum_type(len(stages) if stages[0].partial else 1, q.dtype)
-    dq: Tensor | None = None
-    if not stages[0].partial:
-        dq = (torch.zeros_like if job.is_padded else torch.empty_like)(q, memory_format=torch.contiguous_format)
+    of_forward, group = stages_of(job, k.shape[2]), q.shape[2] // k.shape[2]
+    partial = of_forward[0].partial
+    kind = _sum_type(len(of_forward) if partial else 1, q.dtype)
+    # Where a call sees all rows of its heads first, it writes dQ itself.
+    first = not partial or kind == q.dtype
+    empty = not partial and not job.is_padded
+    like = torch.contiguous_format
+    dq = (torch.empty_like if empty else torch.zeros_like)(q, dtype=kind, memory_format=like)
     sums, of_terms = _KeySums(job, (k, v)), TermSums(terms, wants)
     returned: _Returned | None = None
-    for stage, keys in _fetched(job, stages, (k, v)):
+    for i, (stage, keys) in enumerate(_fetched(job, _in_backward(of_forward), (k, v))):
         heads = kv_heads(stage.heads, group)
         of_keys = _KeyGradients(keys.buffers, len(stage.plan.calls))
-        for call in stage.plan.calls:
+        places = sums.places(stage)
+        for number, call in enumerate(stage.plan.calls):
             rows = slice(*call.rows)
             made_here = (out[:, rows, heads], lse[:, heads, rows])
             given = (d_out[:, rows, heads], None if d_lse is None else d_lse[:, heads, rows])
             inputs = (q[:, rows, heads], *keys.of(call))
-            into = None if stage.partial or dq is None else dq[:, rows, heads]
+            writes = first and (not partial or i == number == 0)
+            into = (dq[:, rows, heads] if writes else None, *places)
             of_q, of_kv, others = differentiate(job, call, inputs, made_here, given, terms.of(heads), wants, into)
-            if dq is None and of_q.shape == q.shape:
-                dq = of_q.to(kind)
-            elif stage.partial:
-                dq = torch.zeros_like(q, dtype=kind) if dq is None else dq
-                dq[:, rows] += of_q
-            of_keys.add(call, of_kv)
+            if not writes:
+                dq[:, rows, heads] += of_q
+            if places[0] is None:
+                of_keys.add(call, of_kv)
             of_terms.add(heads, others)
-        if returned is not None:
+        if places[0] is None and not stage.shared:
+            sums.own(of_keys.taken(), stage)
+        if returned is not None and stage.shared:
             returned.add(sums)
-        returned = _Returned(job, stage, of_keys.taken(), k.dtype)
+        if stage.shared:
+            returned = _Returned(job, stage, of_keys.taken(), k.dtype)
     if returned is not None:
         returned.add(sums)
-    dq = torch.zeros_like(q) if dq is None else dq.to(q.dtype)
-    return [dq, *sums.taken()], of_terms.taken()
+    return [dq.to(q.dtype), *sums.taken()], of_terms.taken()
+
+
+def _in_backward(stages: tuple[KeyStage, ...]) -> tuple[KeyStage, ...]:
+    """The stages of the backward pass: half of the heads of the first one come last. While they are computed, the last
+    gradients of keys return to other ranks."""
+    first, heads = stages[0], stages[0].heads
+    middle = (heads.start + heads.stop + 1) // 2
+    if first.shared or not first.partial or middle == heads.stop or not any(stage.shared for stage in stages):
+        return stages
+    halves = [first._replace(heads=part) for part in (slice(heads.start, middle), slice(middle, heads.stop))]
+    return (halves[0], *stages[1:], halves[1])
 
 
 class _KeySums:
     """The gradients of this rank's keys and values, each ``(rows, batch, heads, dim)``."""
 
     def __init__(self, job: ParallelCall, kv: tuple[Tensor, Tensor]) -> None:
-        self._kv, self._type = kv, _sum_type(job.split.ranks, kv[0].dtype)
+        self._kv, self._ranks, self.rank = kv, job.split.ranks, job.rank
+        self._type = _sum_type(self._ranks, kv[0].dtype)
         self._sums: list[Tensor] = []
 
-    def own(self, found: list[Tensor], pieces: list[RowPiece], heads: slice) -> None:
-        """Takes the gradients of this rank's own calls, the only ones for their rows and heads."""
+    def places(self, stage: KeyStage) -> tuple[Tensor | None, Tensor | None]:
+        """Memory for the gradients of a stage of own keys, where one call has all of them, ``(batch, rows, heads,
+        dim)``."""
+        calls, rows = stage.plan.calls, self._kv[0].shape[1]
+        whole = [RowPiece(self.rank, 0, 0, rows)] == list(stage.plan.pieces)
+        # Of more ranks, gradients return before the last of a rank's own.
+        alone = self._ranks == 2 and len(calls) == 1 and calls[0].keys == (0, rows)
+        if stage.shared or not whole or not alone:
+            return None, None
+        if not self._sums:
+            self._sums = [x.new_empty((rows, x.shape[0], *x.shape[2:])) for x in self._kv]
+        dk, dv = (x[:, :, stage.heads].transpose(0, 1) for x in self._sums)
+        return dk, dv
+
+    def own(self, found: list[Tensor], stage: KeyStage) -> None:
+        """Adds the gradients of a stage of this rank's own keys, the only ones for their rows and heads."""
+        pieces = [piece for piece in stage.plan.pieces if piece.rank == self.rank]
         if not self._sums:
             kind = torch.promote_types(self._type, found[0].dtype)
-            shapes = [(x.shape[1], x.shape[0], *x.shape[2:]) for x in self._kv]
-            if all(x.shape == shape for x, shape in zip(found, shapes)) and _is_identity(pieces):
-                self._sums = [x.to(kind) for x in found]
-                return
-            self._sums = [x.new_zeros(shape, dtype=kind) for x, shape in zip(found, shapes)]
+            self._sums = [x.new_zeros((x.shape[1], x.shape[0], *x.shape[2:]), dtype=kind) for x in self._kv]
         for piece in pieces:
             for x, part in zip(self._sums, found):
-                _rows(x, piece.shard, piece)[:, :, heads] = _rows(part, piece.buffer, piece)
+                _rows(x, piece.shard, piece)[:, :, stage.heads] += _rows(part, piece.buffer, piece)
 
     def add(self, parts: list[Tensor], piece: RowPiece, heads: slice) -> None:
         """Adds the gradients that another rank has computed."""
@@ -269,21 +318,19 @@ class _Returned:
     """Gradients of keys on their way to the ranks that hold the keys."""
 
     def __init__(self, job: ParallelCall, stage: KeyStage, found: list[Tensor], dtype: torch.dtype) -> None:
-        self._heads, self._found = stage.heads, found
+        self._stage, self._found = stage, found
         found = [x.to(dtype) for x in found]
-        self._own = [piece for piece in stage.plan.pieces if piece.rank == job.rank]
         away = [piece for piece in stage.plan.pieces if piece.rank != job.rank]
         sends = [(_rows(x, piece.buffer, piece), piece.rank) for piece in away for x in found]
-        self._others = [
-            (piece, [x.new_empty((piece.rows, *x.shape[1:])) for x in found], peer) for peer, piece in stage.sends
-        ]
-        receives = [(x, peer) for _, parts, peer in self._others for x in parts]
-        self._works = Exchange(job.group, sends, receives, "gradients of keys and values")
+        self._others = [piece for _, piece in stage.sends]
+        landings = [(Landing((piece.rows, *x.shape[1:]), x), peer) for peer, piece in stage.sends for x in found]
+        self._works = Exchange(job.group, sends, landings, "gradients of keys and values")
 
     def add(self, sums: _KeySums) -> None:
         """Adds the gradients of this rank's keys."""
-        if self._own:
-            sums.own(self._found, self._own, self._heads)
+        if any(piece.rank == sums.rank for piece in self._stage.plan.pieces):
+            sums.own(self._found, self._stage)
         self._works.wait()
-        for piece, parts, _ in self._others:
-            sums.add(parts, piece, self._heads)
+        received = self._works.received
+        for i, piece in enumerate(self._others):
+            sums.add(received[2 * i : 2 * i + 2], piece, self._stage.heads)

@@ -12,7 +12,7 @@ from flashcore_bench._problem import Problem
 torch = pytest.importorskip("torch")
 
 from flashcore_bench import __main__ as command  # noqa: E402
-from flashcore_bench import _first, _peers, _plot, _quantize, _race, _table  # noqa: E402
+from flashcore_bench import _first, _peers, _plot, _quantize, _race, _table, _timeline  # noqa: E402
 
 from flashcore_attn import quantize  # noqa: E402
 
@@ -228,3 +228,20 @@ def test_first_calls_are_timed_in_processes_of_their_own():
     assert _first.chosen(None) == ["flashcore", "flex"] and _first.chosen("none") == ["flashcore"]
     with pytest.raises(ValueError, match="'fa3'"):
         _first.chosen("fa3")
+
+
+def test_a_timeline_has_the_work_of_the_last_call():
+    def event(name, stream, ts, dur, cat="kernel"):
+        return {"name": name, "cat": cat, "ts": ts, "dur": dur, "args": {"stream": stream}}
+
+    call = [("flash_forward", 7, 0, 50), ("Memcpy PtoP", 9, 5, 30), ("put_signal_kernel", 9, 36, 2), ("add", 7, 60, 4)]
+    cats = ["kernel", "gpu_memcpy", "kernel", "kernel"]
+    events = [event(n, s, t + 100 * i, d, c) for i in range(3) for (n, s, t, d), c in zip(call, cats)]
+    events.append({"name": "aten::add", "cat": "cpu_op", "ts": 1, "dur": 9})
+    bars = _timeline.bars_of(events, 3)
+    assert [(bar.stream, bar.start, bar.us) for bar in bars] == [(7, 0, 50), (9, 5, 30), (9, 36, 2), (7, 60, 4)]
+    kinds = [_timeline._KINDS[bar.kind][0] for bar in bars]
+    assert kinds == ["attention", "copy to another GPU", "signal", "other kernels"]
+    drawn = ElementTree.fromstring(_timeline.timeline(bars, "a < b"))
+    told = [x.text for x in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert told[0] == "a < b" and "Memcpy PtoP: 30 µs from 5 µs on" in told and len(told) == 5

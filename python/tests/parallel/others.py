@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 
 import cases
+import host_peers
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 import flashcore_attn
 from flashcore_attn import parallel
+from flashcore_attn.parallel._exchange import Exchange
 
 
 def message_of(group, *change):
@@ -227,3 +230,23 @@ def of_compiled_step(group):
     worst = max((a - b).abs().max().item() for a, b in zip((out, *found), (right, *gradients)))
     torch._dynamo.reset()
     return worst, counter.frame_count
+
+
+def through_peers(group, mask, split, schedule, heads_k, slices):
+    """Compares a sharded call with one process', with rows written into the memory of peers: twice, so that slots of
+    messages are used again."""
+    with host_peers.through_memory(group) as memory:
+        for dtype in ("float32", "bfloat16"):
+            cases.compare(group, mask, "sink", split, schedule, dtype, heads_k, slices)
+        ranks = dist.get_world_size(group)
+        needs = ranks > 2 or (schedule == "all_gather" and slices > 1)
+        assert memory.turn > 0 and (memory.barriers > 0) == needs, (memory.turn, memory.barriers)
+
+
+def a_large_message(group):
+    """A message larger than the room for it is refused on every rank."""
+    x = torch.zeros(1 << 10)
+    with host_peers.through_memory(group, 1 << 10):
+        peer = 1 - dist.get_rank(group)
+        with pytest.raises(AssertionError, match="messages of 4096 bytes for 1024"):
+            Exchange(group, [(x, peer)], [(torch.empty_like(x), peer)], "rows")

@@ -27,6 +27,7 @@ mod starts;
 mod steps;
 pub mod torture;
 mod trial;
+mod version;
 mod watch;
 
 pub use coverage::Coverage;
@@ -37,4 +38,5 @@ pub use report::{CheckReport, HazardRow, Recorded, Verdict};
 pub use run::{Settings, check_family, check_kernel, check_watched};
 pub use sample::{Choice, Sample};
 pub use trial::{Launched, Trial, TrialError, bind, launch, trial};
+pub use version::{VersionError, judge_by_version};
 pub use watch::Watch;

@@ -435,7 +435,7 @@ fn args_of(
         args.push(arg);
     }
     if let Some(problem) = problem {
-        problem.pass = Pass::Forward { lse: args.contains(&ArgSpec::Lse) };
+        problem.pass = Pass::forward(args.contains(&ArgSpec::Lse));
     }
     Ok(args)
 }

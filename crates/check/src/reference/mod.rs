@@ -39,7 +39,7 @@ pub enum ReferenceError {
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReferenceSource {
     Builtin(Builtin),
-    /// Another kernel, from a `.ptx` or `.cu` file.
+    /// Another kernel, from a `.ptx` or `.cu` file, or an earlier version of the kernel.
     Kernel {
         path: String,
         launch: Box<LaunchStep>,

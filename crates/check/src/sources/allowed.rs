@@ -34,11 +34,14 @@ impl Sources {
     /// The findings that comments allow, and those that are known. A comment applies to its own line, or to
     /// the next line of code if it has a line of its own, and to what is inlined there. PTX without line
     /// information is its own source. `known` returns the kinds of findings that are known at a file (empty
-    /// without line information) and the text of a line.
+    /// without line information) and the text of a line, each with the reason why it is allowed.
     ///
     /// # Errors
     /// A comment has no known kind, or no reason.
-    pub fn allowed(&self, known: impl Fn(&str, &str) -> Vec<HazardKind>) -> Result<Allowed, CommentError> {
+    pub fn allowed(
+        &self,
+        known: impl Fn(&str, &str) -> Vec<(HazardKind, String)>,
+    ) -> Result<Allowed, CommentError> {
         let mut files: HashMap<&str, Comments> = HashMap::new();
         for (name, file) in self.files.iter().filter(|(_, file)| !file.library) {
             files.insert(name, comments(file)?);
@@ -55,8 +58,8 @@ impl Sources {
                 None if self.is_empty() => known("", line.trim()),
                 None => Vec::new(),
             };
-            for kind in kinds {
-                allowed.insert((kind, ptx_line), "the baseline has it".to_owned());
+            for (kind, reason) in kinds {
+                allowed.insert((kind, ptx_line), reason);
             }
             let named = frames.iter().filter_map(|frame| files.get(frame.file)?.get(&frame.line));
             for (kind, reason) in named.chain(text.get(&ptx_line)).flatten() {

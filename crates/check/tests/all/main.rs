@@ -6,6 +6,7 @@ mod bands;
 mod blind_spots;
 mod budget;
 mod common;
+mod continued;
 mod cuda;
 mod decode;
 mod diagnosis;

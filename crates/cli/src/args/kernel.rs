@@ -69,6 +69,10 @@ pub struct Check {
     /// finding is known if its kind, its file and the text of its line are
     #[arg(long, value_name = "FILE.sarif")]
     pub baseline: Option<PathBuf>,
+    /// Earlier version of the kernel, checked in the same launch: its findings are notes, and the outputs of
+    /// a version that passes judge those that nothing else judges
+    #[arg(long, value_name = "FILE", conflicts_with = "suggest")]
+    pub against: Option<PathBuf>,
     /// File for the result as JUnit XML, which CI servers list as a test; - for standard output
     #[arg(long, value_name = "FILE.xml")]
     pub junit: Option<PathBuf>,

@@ -114,6 +114,53 @@ fn comments_allow_findings() {
     );
 }
 
+/// Beside an earlier version, only what it does not have fails: its findings are notes, and its outputs
+/// judge.
+#[test]
+fn a_kernel_is_checked_against_an_earlier_version() {
+    let folder = Folder::new("against");
+    let right = [
+        "--grid",
+        "2",
+        "--block",
+        "32",
+        "--arg",
+        "x:f32:64=random",
+        "--arg",
+        "y:f32:64",
+        "--arg",
+        "n:i32=64",
+    ];
+    let check = |new: &str, old: &str, launch: &[&str], more: &[&str]| {
+        let files = [folder.write("new.ptx", new), folder.write("old.ptx", old)];
+        folder.run(&[&["check", &files[0], "--against", &files[1]], launch, more].concat())
+    };
+    let other_order = PTX.replace("add.f32 %f1, %f1, %f1;", "fma.rn.f32 %f1, %f1, 0f3F800000, %f1;");
+    let judged =
+        ["judged by the kernel in ", "old.ptx: passed; its outputs judge", "y: 0 of 64 elements wrong"];
+    assert_told(&check(&other_order, PTX, &right, &[]), 0, &judged);
+    let wrong = PTX.replace("add.f32 %f1, %f1, %f1;", "fma.rn.f32 %f1, %f1, %f1, %f1;");
+    assert_told(&check(&wrong, PTX, &right, &[]), 1, &["wrong answer in y", "old.ptx says"]);
+    // Findings of the earlier version are notes, new ones fail, and those that are gone are named.
+    let known = ["note: race at line 26", "old.ptx has it", "old.ptx: failed; its findings are notes"];
+    assert_told(&check(&racy(""), &racy(""), &RACY, &[]), 0, &known);
+    let beyond = racy("").replace("st.global.f32 [%rd5]", "st.global.f32 [%rd5+64]");
+    assert_told(&check(&beyond, &racy(""), &RACY, &[]), 1, &["out_of_bounds at line 26"]);
+    let mended = check(PTX, &racy(""), &RACY, &["--json"]);
+    let found: serde_json::Value = serde_json::from_str(&text(&mended.stdout)).unwrap();
+    assert_eq!(found["against"]["verdict"], "failed");
+    assert!(found["against"]["mended"][0].as_str().unwrap().starts_with("race at line 26"), "{found:#}");
+    let other =
+        PTX.replace(".param .u32 n)", ".param .u64 n)").replace("ld.param.u32 %r5, [n]", "mov.u32 %r5, 64");
+    assert_told(&check(PTX, &other, &right, &[]), 3, &["n"]);
+    assert_told(&check(PTX, PTX, &right, &["--suggest"]), 3, &["--suggest"]);
+    assert_told(
+        &folder.run(&[&["check", "new.ptx", "--against", "-"][..], &right].concat()),
+        3,
+        &["invalid value '-' for --against: expected files"],
+    );
+}
+
 /// Findings that an earlier check wrote do not fail, wherever their lines are now; others do.
 #[test]
 fn only_new_findings_fail_beside_a_baseline() {

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use oracle::{oracle_with, reference_in_precision_with};
 use problem::program::library as lib;
 use problem::{
-    Band, DType, ElementType, Expr, Layout, LengthArray, Operand, OperandMap, Operands, Problem,
+    Band, DType, ElementType, Expr, Layout, LengthArray, Operand, OperandMap, Operands, Pass, Problem,
     ProblemError, Program, SideLengths, Table, Tensor,
 };
 
@@ -217,6 +217,33 @@ fn sinks_of_all_sizes() {
     let (inputs, others) = (Inputs::<f32>::random(&p, 7, 3.0), of([f32::INFINITY; 6]));
     let (out, lse) = run(&p, &inputs, &others, &small_plan(Isa::best()), true);
     assert!(lse.iter().all(|x| x.is_nan()) && out[25 * 16..50 * 16].iter().all(|x| x.is_nan()));
+}
+
+/// Rows that continue from a result over other keys: without a key on either side, and with most of their
+/// weight on either side, beside sinks, and with divided keys.
+#[test]
+fn results_of_other_keys_continue() {
+    let mut p = Problem::new(2, 4, 50, 16, DType::F32).with_band(Band::CAUSAL);
+    p.seq_kv = 300;
+    for keys in [300, 30, 0] {
+        p.seq_kv = keys; // of 30 keys, the first rows see none
+        let mut p = p.clone().with_layout(Layout::Bhsd);
+        p.pass = Pass::Forward { lse: true, continues: true };
+        let rows = 2 * 4 * 50;
+        let out: Vec<f32> = (0..rows * 16).map(|i| (i % 37) as f32 / 9.0 - 2.0).collect();
+        let lse = (0..rows).map(|i| [f32::NEG_INFINITY, -30.0, 0.5, 4.0, 80.0][i % 5]).collect::<Vec<f32>>();
+        let mut others =
+            Others::from_iter([(Operand::OutBefore, out.into()), (Operand::LseBefore, lse.into())]);
+        for sink in [false, true] {
+            p.score.sink = sink;
+            if sink {
+                others.insert(Operand::Sinks, vec![0.5f32, -3.0, 2.0, f32::NEG_INFINITY].into());
+            }
+            for isa in Isa::available() {
+                check_plans(&p, &Inputs::<f32>::random(&p, 5, 2.0), &others, &plans(isa));
+            }
+        }
+    }
 }
 
 /// Tables as the inputs beside Q, K and V.

@@ -289,7 +289,11 @@ impl Prepared {
     /// The kernel that supports the addresses of the operands, by their number.
     fn variant(&self, address: impl Fn(usize) -> u64) -> Result<&Ready, AttentionError> {
         let (main, alignment) = (&self.main, self.main.plan.alignment());
-        if !(0..self.problem.tensors().len()).all(|tensor| address(tensor).is_multiple_of(alignment)) {
+        let before = self.problem.pass.continues();
+        let before =
+            before.then(|| self.problem.operands().position(|spec| spec.operand == Operand::OutBefore));
+        let mut tensors = (0..self.problem.tensors().len()).chain(before.flatten());
+        if !tensors.all(|tensor| address(tensor).is_multiple_of(alignment)) {
             return self.ready(&self.unaligned, || unaligned(&main.plan, &self.problem, &self.arch));
         }
         let is_aligned = |&table: &usize| address(table).is_multiple_of(TABLE_ALIGNMENT);

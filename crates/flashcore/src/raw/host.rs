@@ -70,7 +70,7 @@ pub(super) unsafe fn compute(
                 outputs.insert(operand, output(spec, start)?);
             },
             // SAFETY: the elements lie there, by the caller's contract.
-            Operand::Tensor(_) | Operand::Table(_) | Operand::Lse | Operand::DLse => unsafe {
+            operand if in_place(operand) => unsafe {
                 inputs.insert(spec.operand, Input::from_raw_parts(spec.dtype, start, spec.elements));
             },
             _ => {} // one of the copies
@@ -183,6 +183,12 @@ fn start(spec: OperandSpec, address: u64) -> Result<NonNull<u8>, AttentionError>
     start.ok_or(AttentionError::HostAddress { tensor: spec.operand.name(), address, accepted })
 }
 
+/// Whether an input is read where it lies: it is large.
+const fn in_place(operand: Operand) -> bool {
+    use Operand::{DLse, Lse, LseBefore, OutBefore, Table, Tensor};
+    matches!(operand, Tensor(_) | Table(_) | Lse | DLse | OutBefore | LseBefore)
+}
+
 /// A copy of an array of lengths, sinks or factors. They are short, and what is checked in a copy stays as it
 /// is when another thread writes to the array.
 enum Copied {
@@ -200,9 +206,6 @@ impl Copied {
         memory: &[(OperandSpec, u64)],
     ) -> Result<Vec<(Operand, Copied)>, AttentionError> {
         let pass = problem.pass.kind();
-        let in_place = |operand| {
-            matches!(operand, Operand::Tensor(_) | Operand::Table(_) | Operand::Lse | Operand::DLse)
-        };
         let mut copies = Vec::new();
         for &(spec, address) in memory {
             if !spec.operand.is_output(pass) && !in_place(spec.operand) {

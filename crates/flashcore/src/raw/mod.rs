@@ -268,7 +268,8 @@ impl fmt::Debug for On<'_> {
 /// is contiguous. Packed tensors have a batch extent of 1. With a page table `[batch, page]`, K and V are
 /// pools of pages in place of batch entries. Arrays of lengths, sinks and the LSE are dense:
 /// `[batch + 1]` or `[batch]`, `[head]`, and `[batch, head, row]` or `[head, row]`. Descale factors are
-/// `[batch, kv_head]` or `[batch, kv_head, block]`. Gradients have the shapes of their tensors.
+/// `[batch, kv_head]` or `[batch, kv_head, block]`. Gradients have the shapes of their tensors. A call that
+/// continues from a result ([`Pass::Forward`]) has its O in the type, shape and strides of the output.
 ///
 /// # Errors
 /// When operands are missing or do not fit each other, when no kernel supports the problem, or when the
@@ -454,7 +455,11 @@ fn start(problem: &Problem, spec: OperandSpec, tensor: &Tensor) -> Result<u64, A
         return Err(ProblemError::OperandType { argument, dtype, expected }.into());
     }
     match spec.operand {
-        Operand::Tensor(tensor) => {
+        Operand::Tensor(_) | Operand::OutBefore => {
+            let tensor = match spec.operand {
+                Operand::Tensor(tensor) => tensor,
+                _ => problem::Tensor::Out,
+            };
             let (_, origin) = problem.span(tensor).ok_or(ProblemError::TooLarge { tensor: argument })?;
             Ok(address.wrapping_sub((origin * spec.dtype.bytes()) as u64))
         }

@@ -29,6 +29,9 @@ pub(crate) fn problem_of<T>(
         dk: gradient(Tensor::Dk, ("k", &k))?,
         dv: gradient(Tensor::Dv, ("v", &v))?,
     };
+    if let Some(before) = of(Operand::OutBefore) {
+        check_before(before, of(Operand::OUT))?;
+    }
     let array = |array| of(Operand::Lengths(array));
     let starts = [array(LengthArray::CumulativeQ), array(LengthArray::CumulativeKv)];
     let pages = of(Operand::PageTable).map(|table| pages_of(table, &k)).transpose()?;
@@ -152,6 +155,19 @@ fn gradient_strides(
         }
     }
     Ok(strides)
+}
+
+/// Rejects O of an earlier result that is laid out unlike the output.
+fn check_before(before: &View, out: Option<&View>) -> Result<(), AttentionError> {
+    let Some(out) = out.filter(|out| *out != before) else { return Ok(()) };
+    let of = |view: &View| format!("{} {:?} with strides {:?}", view.dtype, view.shape(), view.strides());
+    let (argument, what) = (Operand::OutBefore.name(), "layout");
+    Err(AttentionError::Operand {
+        argument,
+        what,
+        value: of(before),
+        expected: format!("{}, as out", of(out)),
+    })
 }
 
 /// Rejects extents that must be equal and differ.

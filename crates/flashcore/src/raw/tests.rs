@@ -32,7 +32,7 @@ fn called(
     let mut operands: OperandMap<Tensor> = inputs.iter().copied().collect();
     operands.insert(Operand::OUT, dense(&out, ElementType::F32, &[batch, heads, rows, DIM]));
     operands.insert(Operand::Lse, dense(&lse, ElementType::F32, &[batch, heads, rows]));
-    let options = CallOptions { pass: Pass::Forward { lse: true }, ..options.clone() };
+    let options = CallOptions { pass: Pass::forward(true), ..options.clone() };
     // SAFETY: the tests describe arrays that they hold.
     unsafe { prepare(Queue::host(), &operands, &options)?.enqueue()? };
     Ok((out, lse))

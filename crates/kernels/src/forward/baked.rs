@@ -11,7 +11,7 @@ use crate::{Baked, Repeated, TableKind};
 impl Baked {
     /// What every family bakes. `packed` says whether the rows of a tile belong to several heads.
     pub(crate) fn of(problem: &Problem, packed: bool) -> Baked {
-        let lse = problem.pass.lse();
+        let (lse, continues) = (problem.pass.lse(), problem.pass.continues());
         // Without a program, nothing reads a table.
         let tables = problem.programs.tables.iter().filter(|_| !problem.programs.is_empty());
         let tables = tables.map(|table| TableKind {
@@ -24,7 +24,8 @@ impl Baked {
         Baked {
             dims: problem.into(),
             lse,
-            heads_q: if lse { problem.heads_q } else { 0 },
+            continues,
+            heads_q: if lse || continues { problem.heads_q } else { 0 },
             band: unsized_band(band(problem)),
             softcap: problem.score.softcap.is_some(),
             wide: is_wide(problem),

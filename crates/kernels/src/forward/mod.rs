@@ -1,6 +1,7 @@
 //! Forward attention: the kernel families and the code that they share.
 
 mod baked;
+mod before;
 pub(crate) mod contract;
 pub mod decode;
 mod descale;

@@ -5,7 +5,7 @@ use crate::common::factors;
 use crate::tools::{self, Facts};
 use flashcore_kernels::{Arch, Family, Plan, emit};
 use problem::program::library as lib;
-use problem::{Band, DType, ElementType, Expr, Layout, PassKind, Problem, Program, Programs, Table};
+use problem::{Band, DType, ElementType, Expr, Layout, Pass, PassKind, Problem, Program, Programs, Table};
 use ptx::Kernel;
 
 fn problem(dim: usize, dtype: DType) -> Problem {
@@ -73,6 +73,10 @@ fn of_models(dim: usize, dtype: DType) -> Vec<(&'static str, Problem)> {
         p.score.sink = true;
         p
     };
+    let continues = |band: Band| {
+        let p = problem(dim, dtype).with_band(band);
+        p.with_pass(Pass::Forward { lse: true, continues: true })
+    };
     let mut chunked = problem(dim, dtype).with_band(Band::CAUSAL);
     chunked.programs.mask = program(lib::chunk(lib::int(0)));
     chunked.programs.ints = vec![512];
@@ -84,6 +88,8 @@ fn of_models(dim: usize, dtype: DType) -> Vec<(&'static str, Problem)> {
         ("sink", sink(Band::FULL)),
         ("causal and sink", sink(Band::CAUSAL)),
         ("window and sink", sink(Band::window(127, 0))),
+        ("an earlier result", continues(Band::FULL)),
+        ("causal and an earlier result", continues(Band::CAUSAL)),
         ("alibi", with(Band::CAUSAL, Some(lib::alibi(0)), None, slopes)),
         ("bias", with(Band::FULL, Some(lib::bias(0)), None, of_scores(ElementType::Bf16))),
         ("mask", with(Band::FULL, None, Some(lib::mask_tensor(0)), of_scores(ElementType::U8))),

@@ -1,5 +1,6 @@
 //! Copies of tiles between global memory, shared memory and registers.
 
+mod added;
 mod async_copy;
 mod bulk;
 mod fragments;
@@ -11,6 +12,7 @@ mod tma;
 mod transpose;
 mod warp_rows;
 
+pub use added::{AddedRows, add_rows};
 pub use async_copy::{CopyMode, TileCopy};
 pub use bulk::BulkStore;
 pub use fragments::{RowStore, store_fragments, store_fragments_at};

@@ -9,6 +9,7 @@ use super::plan::MmaPlan;
 use super::split::{self, merge_descales};
 use crate::Baked;
 use crate::contract::Contract;
+use crate::forward::before::Before;
 use crate::forward::contract::{declare_band, declare_head_strides, declare_softcap, factor_or_one};
 use crate::forward::descale::{ScoreDescale, ValueDescale};
 use crate::forward::lengths::{PageTable, blocks_divide, declare_lengths};
@@ -21,7 +22,7 @@ impl MmaPlan {
     pub(super) fn baked(&self, problem: &Problem) -> Baked {
         let baked = Baked::of(problem, false);
         Baked {
-            heads_q: if baked.lse || self.splits > 1 { problem.heads_q } else { 0 },
+            heads_q: if baked.lse || baked.continues || self.splits > 1 { problem.heads_q } else { 0 },
             sign: if problem.softmax_scale() == 0.0 { Sign::Clear } else { baked.sign },
             listed: self.visits.lists(problem).then(|| ProgramCode::of_mask(problem, false)),
             divides: blocks_divide(problem, self.block_n),
@@ -73,6 +74,7 @@ pub(super) struct Params {
     pub(super) softcap: Option<Softcap>,
     pub(super) programs: Option<ScorePrograms>,
     pub(super) sinks: Option<Global>,
+    pub(super) before: Option<Before>,
     pub(super) lists: Option<BlockLists>,
     pub(super) score_descale: Option<ScoreDescale>,
     /// With split keys, the merge kernel applies the factor of a head.
@@ -117,6 +119,7 @@ impl Params {
                 .map(|programs| programs.on_whole_blocks(baked.divides)),
             // With split keys, the merge kernel adds the sinks.
             sinks: if splits == 1 { c.operand(k, Operand::Sinks) } else { None },
+            before: Before::declare(k, c),
             lists,
             score_descale: ScoreDescale::declare(k, c, problem),
             value_descale: match splits > 1 && merge_descales(problem) {

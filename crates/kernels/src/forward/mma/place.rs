@@ -65,7 +65,12 @@ impl Forward<'_> {
     /// Start of the CTA's head in a tensor, or in page 0. It is recomputed at each use, so that it occupies
     /// no registers in between.
     pub(super) fn head(&self, k: &mut Builder, tensor: Tensor) -> Global {
-        let TensorStart { start, batch_bytes, head_bytes } = self.params.tensors[tensor.into()];
+        self.head_from(k, tensor, self.params.tensors[tensor.into()].start)
+    }
+
+    /// [`head`](Forward::head) in memory of the tensor's layout that begins at `start`.
+    pub(super) fn head_from(&self, k: &mut Builder, tensor: Tensor, start: Global) -> Global {
+        let TensorStart { batch_bytes, head_bytes, .. } = self.params.tensors[tensor.into()];
         let [head, batch] = self.head_and_batch(k);
         let head = if tensor.is_of_keys() { divide(k, head, self.baked.group_size()) } else { head };
         if self.baked.pages.is_some() && tensor.is_of_keys() {

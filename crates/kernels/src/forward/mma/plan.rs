@@ -425,6 +425,8 @@ impl MmaPlan {
     fn check_merge(&self, problem: &Problem) -> Result<(), PlanError> {
         let even = problem.lengths.q.is_even();
         accept("splits", self.splits.into(), even, "1 with uneven lengths of the queries")?;
+        let alone = !problem.pass.continues();
+        accept("splits", self.splits.into(), alone, "1 in a call that continues from a result")?;
         let parts = problem.heads_q as u64 * problem.batch as u64 * u64::from(self.splits);
         accept("heads_q · batch · splits", parts, parts < 1 << 31, "fewer than 2^31")?;
         let threads = MmaPlan::merging_threads(problem);
@@ -470,7 +472,8 @@ pub(super) fn default_splits(problem: &Problem, rows: u32, arch: &Arch) -> u32 {
     let visible = problem.band.keys(last, problem.seq_q, problem.seq_kv).len();
     let idle = arch.multiprocessors as usize / ctas(problem, rows).max(1);
     let splits = idle.min(visible / LEAST_KEYS).min(MOST_SPLITS as usize) as u32;
-    if idle >= 4 && splits > 1 && problem.lengths.q.is_even() { splits } else { 1 }
+    let merges = problem.lengths.q.is_even() && !problem.pass.continues();
+    if idle >= 4 && splits > 1 && merges { splits } else { 1 }
 }
 
 /// Number of CTAs with `rows` query rows each.

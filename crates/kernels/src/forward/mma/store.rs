@@ -2,12 +2,13 @@
 
 use attend::{OnlineSoftmax, Order, Partials, Sinks, store_lse};
 use problem::Tensor;
-use ptx::{Builder, F32, Pointer};
+use ptx::{Builder, F32, Global, Pointer, R32};
 use tile::{AccTile, MmaType, RowsOut, store_rows, store_rows_in_f32};
 
 use super::place::{Forward, head_and_batch, row_block_and_split};
 use super::plan::QueryHome;
 use super::split::partial_row;
+use crate::forward::before::FinishedRows;
 use crate::forward::contract::{lse_of_row, out_half};
 
 impl Forward<'_> {
@@ -27,7 +28,8 @@ impl Forward<'_> {
         });
         let softmax = softmax.with_output_factor(self.value_factor(k));
         let finished = softmax.finish(k, &o, sinks.as_ref());
-        self.store(k, &o, &finished.lse);
+        let lse = self.merged(k, &o, finished.lse);
+        self.store(k, &o, &lse);
     }
 
     /// Merges the warp's O and softmax with those of the warps that share its rows, in the shared memory of
@@ -65,6 +67,30 @@ impl Forward<'_> {
                 k.bar_sync();
             }
         }
+    }
+
+    /// Merges the rows with those of the result from which they continue, and returns their LSE.
+    fn merged(&self, k: &mut Builder, o: &AccTile, lse: Vec<F32>) -> Vec<F32> {
+        let Some(before) = &self.params.before else { return lse };
+        let first = k.mad(self.threads.row_warp, self.plan.warp_rows(), self.rows.first);
+        let limits = (first, self.rows.seq_q);
+        let result = FinishedRows { threads: &self.threads, o, lse: &lse, limits };
+        let pairs = self.plan.copy.bytes() >= 2 * self.baked.dims.dtypes.out.bytes() as u32;
+        let out = self.head_from(k, Tensor::Out, before.out);
+        let of_out = |k: &mut Builder, row: R32| {
+            let row = k.zext(row);
+            Global { base: k.mad(row, self.row_bytes(Tensor::Out), out.base), ..out }
+        };
+        let of_lse = |k: &mut Builder, row: R32| self.place_of_lse(k, before.lse, row);
+        before.merge(k, self.baked, &result, pairs, of_lse, of_out)
+    }
+
+    /// The address of the LSE of a row of the CTA's sequence, in an array that begins at `start`.
+    fn place_of_lse(&self, k: &mut Builder, start: Global, row: R32) -> Global {
+        let [head, batch] = head_and_batch(k, self.plan.tile_order, self.params.grid);
+        let position = self.sequence.map_or(row, |sequence| sequence.q.row(k, row));
+        let rows = self.params.lengths.map_or(self.params.seq_q, |lengths| lengths.q.tensor_rows());
+        lse_of_row(k, self.baked, (start, rows), [batch, head, position])
     }
 
     /// Stores O through the shared memory of Q, and the LSE.

@@ -23,6 +23,7 @@ impl FamilyPlan for WgmmaPlan {
         Features {
             lengths: true,
             sink: true,
+            continues: true,
             programs: true,
             fp8: true,
             scales: true,

@@ -9,6 +9,7 @@ use super::fp8::transposes_values;
 use super::plan::WgmmaPlan;
 use super::transpose::TransposedValues;
 use crate::contract::Contract;
+use crate::forward::before::Before;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_map, declare_softcap, factor_or_least, misaligned, out_half,
 };
@@ -38,12 +39,14 @@ impl WgmmaPlan {
             flat: self.needs_flat_grid(problem),
             ..baked
         };
+        // A call that continues reads rows of an earlier O.
+        let with_rows = |baked: Baked| baked.with_row_bytes(problem, &[Tensor::Out]);
         if self.store.by_tma() {
-            return baked;
+            return if baked.continues { with_rows(baked) } else { baked };
         }
         let aligned = misaligned(problem, Tensor::Out, RowStore::Chunks.elements()).is_none();
         let chunks_out = out_half(problem).is_some() && aligned && problem.head_dim_v.is_multiple_of(8);
-        Baked { chunks_out, ..baked.with_row_bytes(problem, &[Tensor::Out]) }
+        Baked { chunks_out, ..with_rows(baked) }
     }
 
     /// The tiles for which blocks are listed; `None` if the plan does not list any.
@@ -124,6 +127,7 @@ pub(super) struct Params {
     pub(super) softcap: Option<Softcap>,
     pub(super) programs: Option<ScorePrograms>,
     pub(super) sinks: Option<Global>,
+    pub(super) before: Option<Before>,
     pub(super) lists: Option<BlockLists>,
     pub(super) score_descale: Option<ScoreDescale>,
     pub(super) value_descale: Option<ValueDescale>,
@@ -202,6 +206,7 @@ impl Params {
             softcap: declare_softcap(k, c, problem, plan.tanh),
             programs: plan.declare_score_programs(k, c, problem, baked),
             sinks: c.operand(k, Operand::Sinks),
+            before: Before::declare(k, c),
             lists: plan.list_tiles(problem).map(|tiles| tiles.declare(k, c, problem, Access::Read)),
             score_descale: ScoreDescale::declare(k, c, problem),
             value_descale: ValueDescale::declare(k, c, problem),

@@ -11,6 +11,7 @@ use super::consumer::{ConsumerState, ConsumerTile};
 use super::launch::Params;
 use super::memory::{Forward, TmaOut};
 use super::plan::Store;
+use crate::forward::before::FinishedRows;
 use crate::forward::contract::{half, lse_of_row, out_half, row_of_output};
 use crate::forward::descale::Scores;
 
@@ -28,12 +29,31 @@ impl Forward<'_> {
             let sinks = self.params.sinks;
             let sinks = sinks.map(|start| Sinks::load(k, start, at.head, &consumer.threads, rows, 16));
             let finished = softmax.finish(k, &o, sinks.as_ref()); //      O / l, LSE = m + ln l
+            let lse = self.merged(k, consumer, at, rows, &o, finished.lse);
             match &bulk {
                 None => self.store(k, consumer, at, rows, &o),
                 Some(bulk) => self.store_bulk(k, bulk, consumer, at, rows, &o),
             }
-            self.store_lse(k, consumer, at, rows, &finished.lse);
+            self.store_lse(k, consumer, at, rows, &lse);
         });
+    }
+
+    /// Merges the rows with those of the result from which they continue, and returns their LSE.
+    fn merged(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        tile: &WorkTile,
+        rows: &RowRange,
+        o: &AccTile,
+        lse: Vec<F32>,
+    ) -> Vec<F32> {
+        let Some(before) = &self.params.before else { return lse };
+        let limits = self.row_limits(k, consumer, rows);
+        let result = FinishedRows { threads: &consumer.threads, o, lse: &lse, limits };
+        let of_lse = |k: &mut Builder, row: R32| self.place_of_lse(k, tile, rows, row, before.lse);
+        let of_out = |k: &mut Builder, row: R32| self.place(k, tile, rows, row, before.out);
+        before.merge(k, self.baked, &result, true, of_lse, of_out)
     }
 
     /// Runs `finish` on complete results. For a shared tile, only the warps that complete it run `finish`.
@@ -74,7 +94,7 @@ impl Forward<'_> {
         let (columns, dim) = (8 * o.n_tiles(), self.baked.head_dim_v());
         let before = consumer.threads.part.map(|part| k.mul(part, columns));
         let place = |k: &mut Builder, row: R32| {
-            let place = self.place(k, tile, rows, row);
+            let place = self.place(k, tile, rows, row, self.params.out);
             match before {
                 None => place,
                 Some(before) => k.index(place, before, self.baked.dims.dtypes.out.bytes() as u32),
@@ -157,17 +177,27 @@ impl Forward<'_> {
     fn store_lse(&self, k: &mut Builder, consumer: &Consumer, tile: &WorkTile, rows: &RowRange, lse: &[F32]) {
         let Some(start) = self.params.lse else { return };
         let limits = self.row_limits(k, consumer, rows);
-        let to = |k: &mut Builder, row: R32| {
-            let [head, position] = rows.head_and_position(k, tile.head, row);
-            let ([batch, row], seq_q) = self.lse_place(k, tile, position);
-            lse_of_row(k, self.baked, (start, seq_q), [batch, head, row])
-        };
+        let to = |k: &mut Builder, row: R32| self.place_of_lse(k, tile, rows, row, start);
         store_lse_at(k, &consumer.threads, lse, limits, to);
     }
 
-    /// The address of a row of O.
-    fn place(&self, k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32) -> Global {
-        let Params { out, out_batch_bytes, out_head_bytes, .. } = self.params;
+    /// The address of the LSE of a row, in an array that begins at `start`.
+    fn place_of_lse(
+        &self,
+        k: &mut Builder,
+        tile: &WorkTile,
+        rows: &RowRange,
+        row: R32,
+        start: Global,
+    ) -> Global {
+        let [head, position] = rows.head_and_position(k, tile.head, row);
+        let ([batch, row], seq_q) = self.lse_place(k, tile, position);
+        lse_of_row(k, self.baked, (start, seq_q), [batch, head, row])
+    }
+
+    /// The address of a row of O, in memory that begins at `out`.
+    fn place(&self, k: &mut Builder, tile: &WorkTile, rows: &RowRange, row: R32, out: Global) -> Global {
+        let Params { out_batch_bytes, out_head_bytes, .. } = self.params;
         let [head, position] = rows.head_and_position(k, tile.head, row);
         let row = self.row_of_sequence(k, tile, position);
         // The batch stride of packed queries is 0.
