@@ -74,7 +74,7 @@ impl SharedMatrix {
         SharedMatrix { offset: self.offset + row * self.tile.row_bytes(), ..self }
     }
 
-    /// The part from `column` on, the first one of a panel.
+    /// The part from `column` on. The columns of an operand lie within one panel or begin at a panel.
     #[must_use]
     pub const fn from_column(self, column: u32) -> SharedMatrix {
         SharedMatrix { offset: self.offset + self.column_offset(column), ..self }

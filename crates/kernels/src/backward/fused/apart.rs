@@ -1,17 +1,19 @@
 //! The main kernel for head dims above 128: one consumer warpgroup for each gradient.
 //!
 //! dK and dV of 64 keys fill half of a thread's registers each, so they are in different warpgroups. The
-//! warpgroup of dV computes S and P, and passes P on in f32. The warpgroup of dK computes dP and dS, and passes
-//! dS on. The third warpgroup computes dQ = dS K in parts and adds them to the sums in global memory, so that
-//! no product of the others waits for an addition. Each of the first two issues the product of its next visit
-//! ahead of its gradient, whose operand has registers of its own.
+//! warpgroup of dV computes S and P, and passes P on in f32. The warpgroup of dK computes dP and dS, and
+//! passes dS on. The third warpgroup computes dQ = dS K in parts and adds them to the sums in global memory,
+//! so that no product of the others waits for an addition. Each of the first two issues the product of its
+//! next visit ahead of its gradient, whose operand has registers of its own.
+//!
+//! The additions bound the kernel: a visit adds 64 KB. Without them it takes two thirds of the time (H200).
 
 use attend::Masker;
 use problem::Tensor;
 use ptx::{Builder, CmpOp, Pointer, Pred, SpecialReg};
 use tile::{
-    AccTile, Accumulate, Consumer, OperandTile, Products, Relay, SharedMatrix, Sign,
-    SwizzledTile, Threads, WARP_VECTOR_BYTES, WARPGROUP_THREADS, WarpRows,
+    AccTile, Accumulate, Consumer, OperandTile, Products, Relay, SharedMatrix, Sign, SwizzledTile, Threads,
+    WARP_VECTOR_BYTES, WARPGROUP_THREADS, WarpRows,
 };
 
 use super::consume::add_part;
@@ -22,13 +24,12 @@ use crate::forward::contract::half;
 
 /// Threads of a CTA: the producer's warpgroup and those of dV, dK and dQ.
 pub(super) const THREADS: u32 = 4 * WARPGROUP_THREADS;
-/// Registers of a thread of each warpgroup: in sum those of four threads at the launch.
+/// Registers of a thread of each warpgroup: in sum those of four threads at the launch. Fewer for dQ, or
+/// registers for two parts of it, serialise the products.
 const PRODUCER_REGISTERS: u32 = 24;
 const DV_REGISTERS: u32 = 208;
 const DK_REGISTERS: u32 = 216;
 const DQ_REGISTERS: u32 = 64;
-/// Parts of dQ in registers: the product of one is computed while the other is added to the sums.
-const DQ_PARTS: usize = 1;
 /// Slots of P in shared memory.
 const WEIGHT_SLOTS: u32 = 1;
 /// Bytes of the barriers between the consumers.
@@ -43,7 +44,8 @@ impl Main<'_> {
         [Relay::new(self.barriers, WEIGHT_SLOTS), Relay::new(of_ds, SLOTS)]
     }
 
-    /// Initialises the barriers and divides the warpgroups.
+    /// Initialises the barriers and divides the warpgroups. Each consumer computes the bound anew: registers
+    /// that live across `setmaxnreg` are spilled.
     pub(super) fn compute_apart(&self, k: &mut Builder) {
         let thread = k.special(SpecialReg::TidX);
         let first = k.setp_u(CmpOp::Eq, thread, 0);
@@ -71,18 +73,18 @@ impl Main<'_> {
                     of_dq,
                     |k| {
                         k.setmaxnreg_dec(DQ_REGISTERS);
-                        self.compute_dq(k);
+                        self.with_bound(k).compute_dq(k);
                     },
                     |k| {
                         k.if_else(
                             of_dv,
                             |k| {
                                 k.setmaxnreg_inc(DV_REGISTERS);
-                                self.compute_dv(k);
+                                self.with_bound(k).compute_dv(k);
                             },
                             |k| {
                                 k.setmaxnreg_inc(DK_REGISTERS);
-                                self.compute_dk(k);
+                                self.with_bound(k).compute_dk(k);
                             },
                         );
                     },
@@ -138,7 +140,6 @@ impl Main<'_> {
         };
         let issue_dv = |k: &mut Builder, products: &mut Products| {
             let d_out = d_out.stage(k, at.stage);
-            products.fence(k);
             add_product(k, products, &p, d_out, &dv); //                          12: dV += Pᵀ dO
             products.commit(k)
         };
@@ -151,7 +152,7 @@ impl Main<'_> {
             weigh(k, visit).round_to(k, half(self.baked), &p);
             self.each_further(k, visit, |k| {
                 let of_scores = issue_scores(k, &mut products);
-                let of_dv = issue_dv(k, &mut products);
+                let of_dv = issue_dv(k, &mut products); // The fence of the scores came after P was rounded.
                 products.wait(k, of_scores);
                 let weights = weigh(k, visit);
                 products.wait(k, of_dv);
@@ -159,6 +160,7 @@ impl Main<'_> {
                 at.advance(k);
                 weights.round_to(k, half(self.baked), &p);
             });
+            products.fence(k);
             issue_dv(k, &mut products);
             k.wgmma_wait(0);
         });
@@ -253,7 +255,7 @@ impl Main<'_> {
         let all_keys = SharedMatrix::over_rows(k, keys.tile, keys.first);
         let (tile, first) = self.ds;
         let all_ds = SharedMatrix::over_rows(k, tile, first);
-        let dq = [0; DQ_PARTS].map(|_| AccTile::unset(k, 16, 8 * PART_TILES));
+        let dq = AccTile::unset(k, 16, 8 * PART_TILES);
         let [_, of_ds] = self.relays();
         let slot = of_ds.reader(k);
         let mut products = self.products();
@@ -261,34 +263,28 @@ impl Main<'_> {
         let loaded = keys.pipeline.consumer_state(k);
         keys.pipeline.consumer_wait(k, &loaded);
         let visit = self.first_visit(k);
-        k.while_(|k| self.is_visit(k, visit), |k| {
-            let place = self.place(k, visit);
-            let sums = self.params.row_tiles.sums(k, place);
-            let sums = place_of_part(k, sums, consumer.threads.row_warp, consumer.threads.lane);
-            of_ds.wait(k, &slot);
-            let ds = all_ds.stage(k, slot.stage);
-            let issue = |k: &mut Builder, products: &mut Products, part: u32| {
-                products.fence(k);
-                let keys = all_keys.from_column(8 * PART_TILES * part);
-                let to = &dq[part as usize % DQ_PARTS];
-                products.wgmma_ss(k, ds, keys, to, Accumulate::Set); //           15: dQ = dS K
-                products.commit(k)
-            };
-            let mut of_part = issue(k, &mut products, 0);
-            for part in 0..parts {
-                let next = part + 1;
-                let of_next = (next < parts && DQ_PARTS > 1).then(|| issue(k, &mut products, next));
-                products.wait(k, of_part);
-                if next == parts {
-                    of_ds.release(k, &slot, consumer.elected);
+        k.while_(
+            |k| self.is_visit(k, visit),
+            |k| {
+                let place = self.place(k, visit);
+                let sums = self.params.row_tiles.sums(k, place);
+                let sums = place_of_part(k, sums, consumer.threads.row_warp, consumer.threads.lane);
+                of_ds.wait(k, &slot);
+                let ds = all_ds.stage(k, slot.stage);
+                for part in 0..parts {
+                    products.fence(k);
+                    let keys = all_keys.from_column(8 * PART_TILES * part);
+                    products.wgmma_ss(k, ds, keys, &dq, Accumulate::Set); //          15: dQ = dS K
+                    products.commit(k);
+                    k.wgmma_wait(0);
+                    if part + 1 == parts {
+                        of_ds.release(k, &slot, consumer.elected);
+                    }
+                    add_part(k, sums.at(i64::from(part * PART_BYTES)), &dq);
                 }
-                add_part(k, sums.at(i64::from(part * PART_BYTES)), &dq[part as usize % DQ_PARTS]);
-                if next < parts {
-                    of_part = of_next.unwrap_or_else(|| issue(k, &mut products, next));
-                }
-            }
-            self.advance(k, visit);
-        });
+                self.advance(k, visit);
+            },
+        );
     }
 
     /// Registers of S or dP, and of the operand that it is rounded to.

@@ -272,7 +272,12 @@ impl Main<'_> {
     }
 
     /// −L·log2 e and −D of the lane's columns.
-    pub(super) fn numbers(&self, k: &mut Builder, consumer: &Consumer, at: &PipelineState) -> [QueryNumbers; 2] {
+    pub(super) fn numbers(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        at: &PipelineState,
+    ) -> [QueryNumbers; 2] {
         let stage = at.place(k, self.numbers, self.sizes.number_bytes());
         let own = k.shared_index(stage, consumer.threads.column, 4);
         [0, 4 * self.sizes.rows].map(|offset| QueryNumbers::Columns(own.at(offset.into())))

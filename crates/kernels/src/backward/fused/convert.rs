@@ -45,13 +45,7 @@ const fn threads(sizes: TileSizes) -> u32 {
 }
 
 /// Each warp converts the part of dQ that one consumer warp of the main kernel adds to.
-fn convert(
-    k: &mut Builder,
-    baked: &Baked,
-    (dq, scale): (Strided, F32),
-    tiles: RowTiles,
-    own: OwnTile,
-) {
+fn convert(k: &mut Builder, baked: &Baked, (dq, scale): (Strided, F32), tiles: RowTiles, own: OwnTile) {
     let sizes = TileSizes::new(baked);
     let threads = Threads::new(k, threads(sizes), 1);
     let sums = tiles.sums(k, own.place);

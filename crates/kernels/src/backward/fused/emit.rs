@@ -34,6 +34,7 @@ impl FusedPlan {
 }
 
 /// The kernel's parameters.
+#[derive(Clone)]
 pub(super) struct FusedParams {
     /// The tensor maps of [`LOADED`].
     maps: [TensorMapPtr; 4],
@@ -114,6 +115,7 @@ fn loaded_tile(baked: &Baked, tensor: Tensor) -> SwizzledTile {
 }
 
 /// The kernel being emitted: values known at emission, its parameters, and the CTA's position.
+#[derive(Clone)]
 pub(super) struct Main<'a> {
     pub plan: &'a FusedPlan,
     pub baked: &'a Baked,
@@ -188,11 +190,35 @@ impl<'a> Main<'a> {
             k.exit_if(empty);
         }
         let first_tile = params.first_tile(k, sequence, sizes);
-        let keys = RowRange { first: k.mul(at[2], sizes.keys()), rows: sizes.keys(), seq_q, seq_kv, heads: 1 };
+        let keys =
+            RowRange { first: k.mul(at[2], sizes.keys()), rows: sizes.keys(), seq_q, seq_kv, heads: 1 };
         let band = params.band.transposed(k);
         // Rows beyond the queries have probabilities of 0, so no mask needs to hide them.
         let bound = Bound::new(k, &band, &keys, sizes.rows, true);
-        Main { plan, baked, params, sizes, rings, numbers, ds, weights, barriers, at, sequence, first_tile, keys, band, bound }
+        Main {
+            plan,
+            baked,
+            params,
+            sizes,
+            rings,
+            numbers,
+            ds,
+            weights,
+            barriers,
+            at,
+            sequence,
+            first_tile,
+            keys,
+            band,
+            bound,
+        }
+    }
+
+    /// With the bound computed anew.
+    pub fn with_bound(&self, k: &mut Builder) -> Main<'a> {
+        let band = self.params.band.transposed(k);
+        let bound = Bound::new(k, &band, &self.keys, self.sizes.rows, true);
+        Main { band, bound, ..self.clone() }
     }
 
     fn body(&self, k: &mut Builder) {

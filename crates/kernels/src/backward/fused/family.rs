@@ -23,10 +23,13 @@ impl FamilyPlan for FusedPlan {
 
     of_plan!(default_for);
 
-    /// Suits grids that give each SM a CTA.
+    /// Suits grids that give each SM a CTA, and with gradients apart all grids: the split family's warps then
+    /// have 16 rows each.
     fn suits(problem: &Problem, arch: &Arch) -> bool {
-        let [tiles, batch] = key_blocks(problem, TileSizes::new(problem).keys());
-        tiles * batch * problem.heads_kv as u64 >= arch.multiprocessors.into()
+        let sizes = TileSizes::new(problem);
+        let [tiles, batch] = key_blocks(problem, sizes.keys());
+        let fills = tiles * batch * problem.heads_kv as u64 >= arch.multiprocessors.into();
+        sizes.gradients_apart() || fills
     }
 
     fn genes(problem: &Problem) -> Vec<Gene> {

@@ -117,7 +117,12 @@ impl FusedPlan {
             query_stages: if apart { 2 } else { 3 },
             gradient_stages: if problem.band.is_full() && !apart { 3 } else { 2 },
             products: Order::ScoresAhead,
-            tile_order: CtaOrder::RowsFirst,
+            // Sequences of different lengths leave SMs idle if one head's tiles follow each other. Rows of
+            // 128 columns and fewer of all heads stay in L2.
+            tile_order: match problem.lengths.kv.packed {
+                Some(_) if !apart => CtaOrder::HeadsFirst,
+                _ => CtaOrder::RowsFirst,
+            },
         }
     }
 

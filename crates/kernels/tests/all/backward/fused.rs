@@ -172,7 +172,8 @@ fn every_schedule_is_clean() {
     }
 }
 
-/// ptxas keeps the products asynchronous, and spills nothing.
+/// ptxas keeps the products asynchronous, and spills nothing; above head dim 128, three addresses at most,
+/// which are read outside the products.
 #[test]
 fn defaults_assemble_without_spills() {
     let mut kernels = Vec::new();
@@ -186,12 +187,15 @@ fn defaults_assemble_without_spills() {
             p.head_dim_v = dim_v;
             let p = p.with_layout(Layout::Bshd);
             let plan = FusedPlan { products, ..default_plan(&p) };
-            kernels.push(emit(&p, &plan.into(), &ARCH).unwrap().kernel(1));
+            kernels.push((dim, emit(&p, &plan.into(), &ARCH).unwrap().kernel(1)));
         }
     }
-    let Some(facts) = tools::facts(&kernels.iter().collect::<Vec<_>>()) else { return };
-    for Facts { registers, spills, .. } in facts {
-        assert_eq!(spills, 0, "{registers} registers");
+    let Some(facts) = tools::facts(&kernels.iter().map(|(_, kernel)| kernel).collect::<Vec<_>>()) else {
+        return;
+    };
+    for ((dim, _), Facts { registers, spills, .. }) in kernels.iter().zip(facts) {
+        let most = if *dim > 128 { 32 } else { 0 }; // bytes stored and loaded
+        assert!(spills <= most, "D{dim}: {spills} bytes of spills with {registers} registers");
     }
 }
 

@@ -142,7 +142,10 @@ pub fn uneven_problems(base: &Problem) -> [(Problem, OperandMap<Vec<i32>>); 4] {
         (packed, uneven([(CumulativeQ, &of_q), (CumulativeKv, &of_kv)])),
         (queries, uneven([(CumulativeQ, &of_q)])),
         (keys, uneven([(CumulativeKv, &of_kv)])),
-        (used, uneven([(UsedQ, &[seq_q, 0, 33, 5]), (UsedKv, &[seq_kv, 20, 0, 31]), (LeftPad, &[7, 0, 0, 31])])),
+        (
+            used,
+            uneven([(UsedQ, &[seq_q, 0, 33, 5]), (UsedKv, &[seq_kv, 20, 0, 31]), (LeftPad, &[7, 0, 0, 31])]),
+        ),
     ]
 }
 
