@@ -19,21 +19,15 @@ use tile::{
 use super::consume::add_part;
 use super::convert::{PART_TILES, place_of_part};
 use super::emit::{Main, Visit};
-use super::plan::SLOTS;
+use super::plan::{SLOTS, WEIGHT_SLOTS};
 use crate::forward::contract::half;
 
-/// Threads of a CTA: the producer's warpgroup and those of dV, dK and dQ.
-pub(super) const THREADS: u32 = 4 * WARPGROUP_THREADS;
 /// Registers of a thread of each warpgroup: in sum those of four threads at the launch. Fewer for dQ, or
 /// registers for two parts of it, serialise the products.
 const PRODUCER_REGISTERS: u32 = 24;
 const DV_REGISTERS: u32 = 208;
 const DK_REGISTERS: u32 = 216;
 const DQ_REGISTERS: u32 = 64;
-/// Slots of P in shared memory.
-const WEIGHT_SLOTS: u32 = 1;
-/// Bytes of the barriers between the consumers.
-pub(super) const BARRIER_BYTES: u32 = Relay::bytes(WEIGHT_SLOTS) + Relay::bytes(SLOTS);
 /// Bytes of the sums of a part of dQ.
 const PART_BYTES: u32 = 4 * PART_TILES * WARP_VECTOR_BYTES;
 

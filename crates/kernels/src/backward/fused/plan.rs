@@ -3,9 +3,8 @@
 use attend::Order;
 use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{Handover, Pipeline, Roles, SwizzledTile, WARPGROUP_ROWS};
+use tile::{Handover, Pipeline, Relay, Roles, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS};
 
-use super::apart;
 use crate::backward::sums::TileCounts;
 use crate::error::accept;
 use crate::forward::contract::{check_tensor_map, is_half};
@@ -40,6 +39,13 @@ pub(super) const SLOTS: u32 = 2;
 
 pub(super) const ROLES: Roles = Roles { consumers: 2, producer_registers: 24, consumer_registers: 240 };
 
+/// Threads of a CTA with gradients apart: the producer's warpgroup and those of dV, dK and dQ.
+const APART_THREADS: u32 = 4 * WARPGROUP_THREADS;
+/// Slots of P in shared memory, with gradients apart.
+pub(super) const WEIGHT_SLOTS: u32 = 1;
+/// Bytes of the barriers between the consumers, with gradients apart.
+const RELAY_BYTES: u32 = Relay::bytes(WEIGHT_SLOTS) + Relay::bytes(SLOTS);
+
 /// The tensors that the main kernel loads through tensor maps.
 pub(super) const LOADED: [Tensor; 4] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::DOut];
 
@@ -72,7 +78,7 @@ impl TileSizes {
 
     /// Threads of a CTA of the main kernel.
     pub const fn threads(self) -> u32 {
-        if self.gradients_apart() { apart::THREADS } else { ROLES.threads() }
+        if self.gradients_apart() { APART_THREADS } else { ROLES.threads() }
     }
 
     /// Bytes of the f32 sums of a tile of dQ.
@@ -154,7 +160,7 @@ impl FusedPlan {
         };
         let rings: u32 = LOADED.into_iter().map(of_ring).sum();
         let numbers = self.gradient_stages * sizes.number_bytes();
-        let barriers = if sizes.gradients_apart() { apart::BARRIER_BYTES } else { Handover::bytes(SLOTS) };
+        let barriers = if sizes.gradients_apart() { RELAY_BYTES } else { Handover::bytes(SLOTS) };
         rings + numbers + SLOTS * sizes.ds().bytes() + sizes.weight_bytes() + barriers
     }
 
