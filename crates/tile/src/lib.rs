@@ -30,8 +30,8 @@ pub use layout::{
     column_of_byte, warp_vectors,
 };
 pub use pipeline::{
-    Consumer, Handover, Mbarriers, PingPong, Pipeline, PipelineState, Roles, Supply, TileRing, TileStream,
-    Turns, WarpgroupVote,
+    Consumer, Handover, Mbarriers, PingPong, Pipeline, PipelineState, Relay, Roles, Supply, TileRing,
+    TileStream, Turns, WarpgroupVote,
 };
 pub use product::{
     Accumulate, Group, MatrixReader, MmaType, Ones, OpenTile, OperandA, OperandB, PairSum, Products,

@@ -51,6 +51,15 @@ pub enum QueryNumbers {
 }
 
 impl QueryNumbers {
+    /// The numbers from 8-column tile `n` on.
+    #[must_use]
+    pub fn from_tile(self, n: u32) -> QueryNumbers {
+        match self {
+            QueryNumbers::Rows(_) => self,
+            QueryNumbers::Columns(start) => QueryNumbers::Columns(start.at(i64::from(8 * 4 * n))),
+        }
+    }
+
     /// The numbers of the lane's elements in each 16×8 tile of column of tiles `n`.
     fn of_tiles(&self, k: &mut Builder, n: u32, m_tiles: u32) -> Vec<[F32; 4]> {
         match self {

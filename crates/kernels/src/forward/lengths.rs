@@ -97,6 +97,24 @@ pub(crate) const fn row_blocks(problem: &Problem, rows: u32, heads: u32) -> [u64
     }
 }
 
+/// Like [`row_blocks`], for tiles of `keys` keys.
+pub(crate) const fn key_blocks(problem: &Problem, keys: u32) -> [u64; 2] {
+    let (batch, keys) = (problem.batch as u64, keys as u64);
+    match problem.lengths.kv.packed {
+        None => [(problem.seq_kv as u64).div_ceil(keys), batch],
+        Some(_) if batch == 0 => [0, 1],
+        Some(packed) => [Lengths::tile_count(packed as u64, batch, keys), 1],
+    }
+}
+
+/// Checks that the first keys of tiles stay below 2^31.
+pub(crate) fn check_key_blocks(problem: &Problem, keys: u32) -> Result<(), PlanError> {
+    let [blocks, _] = key_blocks(problem, keys);
+    let keys = blocks.saturating_mul(keys.into());
+    let fits = problem.lengths.kv.packed.is_none() || keys < 1 << 31;
+    accept("keys of all tiles", keys, fits, "fewer than 2^31 with packed keys")
+}
+
 /// Checks lengths and rows of packed tensors against the limit of a family.
 pub(crate) fn check_lengths(problem: &Problem, block_m: u32, heads: u32) -> Result<(), PlanError> {
     let (most, accepted) = most_rows(problem);

@@ -74,6 +74,12 @@ impl SharedMatrix {
         SharedMatrix { offset: self.offset + row * self.tile.row_bytes(), ..self }
     }
 
+    /// The part from `column` on. The columns of an operand lie within one panel or begin at a panel.
+    #[must_use]
+    pub const fn from_column(self, column: u32) -> SharedMatrix {
+        SharedMatrix { offset: self.offset + self.column_offset(column), ..self }
+    }
+
     /// Tile `number` of tiles that lie side by side.
     #[must_use]
     pub const fn tile(self, number: u32) -> SharedMatrix {

@@ -1,7 +1,8 @@
 //! The consumers of the main kernel.
 
 use attend::{Masker, Order, QueryNumbers, ScoreGradient, SoftcapSlope};
-use ptx::{Builder, CmpOp, Pointer, R32};
+use problem::Tensor;
+use ptx::{Builder, CmpOp, Global, Pointer, R32};
 use tile::{
     AccTile, Accumulate, Consumer, OperandTile, PipelineState, Products, RowStore, SharedMatrix, Sign,
     SwizzledTile, WARPGROUP_ROWS, WarpRows, store_fragments_at, warp_vectors,
@@ -9,7 +10,6 @@ use tile::{
 
 use super::convert::{PART_TILES, place_of_part};
 use super::emit::{Main, Visit};
-use super::plan::KEYS;
 use crate::forward::contract::half;
 
 /// The operands of a warpgroup's products.
@@ -73,7 +73,7 @@ impl Main<'_> {
             scores: queries.pipeline.consumer_state(k),
             queries: queries.pipeline.consumer_state(k),
             gradients: gradients.pipeline.consumer_state(k),
-            slot: self.handover.state(k),
+            slot: self.handover().state(k),
             kept: k.mov(0),
         };
         let mask = Masker::new(k, &self.band, &consumer.threads, &self.keys, 16, rows).of_probabilities();
@@ -102,7 +102,8 @@ impl Main<'_> {
         for row in 0..tiles.dk.lane_rows() {
             tiles.dk.scale_row(k, row, self.params.scale);
         }
-        self.store(k, consumer, [&tiles.dk, &tiles.dv]); //                        18
+        self.store(k, consumer, &tiles.dk, Tensor::Dk); //                         18
+        self.store(k, consumer, &tiles.dv, Tensor::Dv);
     }
 
     /// One tile of query rows.
@@ -134,17 +135,10 @@ impl Main<'_> {
         if !ahead {
             k.wgmma_wait(1); // the scores, and dK of the visit before
         }
-        let numbers = self.numbers(k, consumer, at);
+        let numbers = self.numbers(k, consumer, &at.gradients);
         let partial = self.bound.is_partial(k, visit.tile);
         let origin = k.mul(visit.tile, self.sizes.rows);
-        let gradient = ScoreGradient {
-            softcap: self.params.softcap.as_ref(),
-            inverse_cap: self.params.inverse_cap,
-            slope: SoftcapSlope::OfProbability,
-            programs: None,
-            mask,
-            factor: self.params.factor,
-        };
+        let gradient = self.score_gradient(mask);
         let block = (origin, partial, None);
         let weights = gradient.probabilities(k, s, &numbers[0], block); // 11: P = exp(S − L)
         self.hide_missing_keys(k, consumer, &weights);
@@ -168,7 +162,7 @@ impl Main<'_> {
             dp.round_to(k, half(self.baked), ds); // in the registers of Pᵀ
         }
         operands.ds_rows.at_stage(k, &at.slot, self.ds.0.bytes()).write(k, ds);
-        self.handover.publish(k, &at.slot, consumer.elected);
+        self.handover().publish(k, &at.slot, consumer.elected);
         let of_dv = wide.then(|| issue_dv(k, products));
         if ahead {
             self.issue_next_scores(k, products, operands, tiles, (at, visit));
@@ -179,7 +173,7 @@ impl Main<'_> {
         // All lanes have read their numbers: `publish` has synchronised the warp.
         gradients.pipeline.consumer_release(k, &at.gradients, consumer.elected);
         at.gradients.advance(k);
-        self.handover.wait(k, &at.slot);
+        self.handover().wait(k, &at.slot);
         products.fence(k);
         let all_ds = operands.ds.stage(k, at.slot.stage);
         products.wgmma_ss(k, all_ds, operands.keys, dq, Accumulate::Set); //      15: dQ = dS K
@@ -194,6 +188,17 @@ impl Main<'_> {
         let place = self.place(k, visit);
         self.add_to_sums(k, consumer, dq, place);
         self.advance(k, visit);
+    }
+
+    pub(super) fn score_gradient<'b>(&'b self, mask: &'b Masker) -> ScoreGradient<'b> {
+        ScoreGradient {
+            softcap: self.params.softcap.as_ref(),
+            inverse_cap: self.params.inverse_cap,
+            slope: SoftcapSlope::OfProbability,
+            programs: None,
+            mask,
+            factor: self.params.factor,
+        }
     }
 
     /// Whether a warpgroup has 128 query rows of a tile: its accumulators of S and dP have 64 registers each.
@@ -267,16 +272,21 @@ impl Main<'_> {
     }
 
     /// −L·log2 e and −D of the lane's columns.
-    fn numbers(&self, k: &mut Builder, consumer: &Consumer, at: &Positions) -> [QueryNumbers; 2] {
-        let stage = at.gradients.place(k, self.numbers, self.sizes.number_bytes());
+    pub(super) fn numbers(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        at: &PipelineState,
+    ) -> [QueryNumbers; 2] {
+        let stage = at.place(k, self.numbers, self.sizes.number_bytes());
         let own = k.shared_index(stage, consumer.threads.column, 4);
         [0, 4 * self.sizes.rows].map(|offset| QueryNumbers::Columns(own.at(offset.into())))
     }
 
     /// Sets the probabilities of keys beyond the last to 0: they would reach dQ.
-    fn hide_missing_keys(&self, k: &mut Builder, consumer: &Consumer, p: &AccTile) {
+    pub(super) fn hide_missing_keys(&self, k: &mut Builder, consumer: &Consumer, p: &AccTile) {
         let left = k.sub(self.keys.seq_q, self.keys.first);
-        let ragged = k.setp_s(CmpOp::Lt, left, KEYS);
+        let ragged = k.setp_s(CmpOp::Lt, left, self.sizes.keys());
         k.if_(ragged, |k| {
             let before = k.mad(consumer.threads.row_warp, WarpRows::ROWS, consumer.threads.quad);
             let left = k.sub(left, before);
@@ -301,24 +311,32 @@ impl Main<'_> {
     fn add_to_sums(&self, k: &mut Builder, consumer: &Consumer, dq: &AccTile, place: [R32; 3]) {
         let sums = self.params.row_tiles.sums(k, place);
         let own = place_of_part(k, sums, consumer.threads.row_warp, consumer.threads.lane);
-        for (n, &tile) in (0..).zip(dq.tiles()) {
-            k.red_add_vec4(own.at(warp_vectors(n)), tile);
-        }
+        add_part(k, own, dq);
     }
 
-    /// Stores dK and dV of the warp's keys.
-    fn store(&self, k: &mut Builder, consumer: &Consumer, gradients: [&AccTile; 2]) {
+    /// Stores dK or dV of the warp's keys.
+    pub(super) fn store(&self, k: &mut Builder, consumer: &Consumer, tile: &AccTile, gradient: Tensor) {
         let [batch, head, _] = self.at;
         let first = k.mad(consumer.threads.row_warp, WarpRows::ROWS, self.keys.first);
-        let dims = self.baked.dims;
-        for ((tile, to), width) in
-            gradients.into_iter().zip(self.params.gradients).zip([dims.head_dim, dims.head_dim_v])
-        {
-            let place = |k: &mut Builder, row: R32| to.row(k, self.baked, [batch, head, row]);
-            let (width, limits) = (width as u32, (first, self.keys.seq_q));
-            let width = (width < self.sizes.columns).then(|| k.mov(width));
-            let (half, store) = (Some(half(self.baked)), RowStore::Chunks);
-            store_fragments_at(k, &consumer.threads, half, tile, limits, place, store, width);
-        }
+        let ([of_dk, of_dv], dims) = (self.params.gradients, self.baked.dims);
+        let (to, width) = match gradient {
+            Tensor::Dk => (of_dk, dims.head_dim),
+            _ => (of_dv, dims.head_dim_v),
+        };
+        let place = |k: &mut Builder, row: R32| {
+            let row = self.sequence.map_or(row, |sequence| sequence.kv.row(k, row));
+            to.row(k, self.baked, [batch, head, row])
+        };
+        let (width, limits) = (width as u32, (first, self.keys.seq_q));
+        let width = (width < self.sizes.columns).then(|| k.mov(width));
+        let (half, store) = (Some(half(self.baked)), RowStore::Chunks);
+        store_fragments_at(k, &consumer.threads, half, tile, limits, place, store, width);
+    }
+}
+
+/// Adds the lane's registers of a part of dQ to the sums at `to`.
+pub(super) fn add_part(k: &mut Builder, to: Global, dq: &AccTile) {
+    for (n, &tile) in (0..).zip(dq.tiles()) {
+        k.red_add_vec4(to.at(warp_vectors(n)), tile);
     }
 }

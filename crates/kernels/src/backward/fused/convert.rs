@@ -4,8 +4,8 @@ use problem::{Problem, Tensor};
 use ptx::{Access, Builder, F32, Global, Pointer, R32};
 use tile::{AccTile, RowStore, Threads, WARP_VECTOR_BYTES, store_fragments_at, warp_vectors};
 
-use super::params::{RowTiles, Strided, launch, tile_of_cta};
-use super::plan::{FusedPlan, THREADS, TileSizes};
+use super::params::{OwnTile, RowTiles, Strided, declare_row_lengths, launch};
+use super::plan::{FusedPlan, TileSizes};
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::half;
@@ -19,46 +19,47 @@ impl FusedPlan {
     /// The kernel that rounds dQ.
     pub(super) fn draft_convert<'a>(&'a self, problem: &Problem, baked: &'a Baked, arch: &Arch) -> Draft<'a> {
         let mut k = Builder::kernel(ENTRY);
-        k.max_threads(THREADS);
+        let threads = threads(TileSizes::new(problem));
+        k.max_threads(threads);
         let mut c = Contract::new(problem);
         let dq = Strided::declare(&mut k, &mut c, problem, Tensor::Dq);
         let tiles = RowTiles::declare(&mut k, &mut c, (problem, baked), [Access::Read, Access::Read]);
         let seq_q = c.u32(&mut k, "seq_q", problem.seq_q as u32);
+        let lengths = declare_row_lengths(&mut k, &mut c, problem, seq_q);
         let scale = c.f32(&mut k, "scale", problem.softmax_scale());
         let grid = self.row_grid(problem);
-        let launch = launch(THREADS, grid, baked.flat, 0);
+        let launch = launch(threads, grid, baked.flat, 0);
         let grid = grid.declare(&mut k, &mut c, baked.flat);
         let order = self.tile_order;
         let body = move |k: &mut Builder| {
-            let at = tile_of_cta(k, order, grid);
-            convert(k, baked, (dq, scale, seq_q), tiles, at);
+            let own = OwnTile::new(k, (order, grid), (lengths, seq_q), TileSizes::new(baked));
+            convert(k, baked, (dq, scale), tiles, own);
         };
         Draft::new(k, c, (ENTRY, launch), arch.full_target(), body)
     }
 }
 
+/// One warp for each part of a tile.
+const fn threads(sizes: TileSizes) -> u32 {
+    sizes.rows * sizes.columns / (16 * 8 * PART_TILES) * 32
+}
+
 /// Each warp converts the part of dQ that one consumer warp of the main kernel adds to.
-fn convert(
-    k: &mut Builder,
-    baked: &Baked,
-    (dq, scale, seq_q): (Strided, F32, R32),
-    tiles: RowTiles,
-    at: [R32; 3],
-) {
+fn convert(k: &mut Builder, baked: &Baked, (dq, scale): (Strided, F32), tiles: RowTiles, own: OwnTile) {
     let sizes = TileSizes::new(baked);
-    let threads = Threads::new(k, THREADS, 1);
-    let sums = tiles.sums(k, at);
-    let own = place_of_part(k, sums, threads.warp, threads.lane);
+    let threads = Threads::new(k, threads(sizes), 1);
+    let sums = tiles.sums(k, own.place);
+    let from = place_of_part(k, sums, threads.warp, threads.lane);
     let part = AccTile::unset(k, 16, 8 * PART_TILES);
     for (n, &tile) in (0..).zip(part.tiles()) {
-        k.ld_vec_to(tile, own.at(warp_vectors(n)));
+        k.ld_vec_to(tile, from.at(warp_vectors(n)));
     }
     for row in 0..part.lane_rows() {
         part.scale_row(k, row, scale);
     }
-    let [batch, head, tile] = at;
+    let [_, _, tile] = own.at;
     let width = baked.dims.head_dim as u32;
-    // Two warpgroups divide the rows, or the columns.
+    // Warpgroups divide the rows, or the columns.
     let (row_warp, column) = if sizes.columns == 8 * PART_TILES {
         (threads.warp, k.mov(0))
     } else {
@@ -72,11 +73,12 @@ fn convert(
     let before = k.mul(row_warp, 16);
     let first = k.mad(tile, sizes.rows, before);
     let place = |k: &mut Builder, row: R32| {
-        let row = dq.row(k, baked, [batch, head, row]);
+        let at = own.row(k, row);
+        let row = dq.row(k, baked, at);
         k.index(row, column, 2)
     };
     let (half, store) = (Some(half(baked)), RowStore::Chunks);
-    store_fragments_at(k, &threads, half, &part, (first, seq_q), place, store, left);
+    store_fragments_at(k, &threads, half, &part, (first, own.len()), place, store, left);
 }
 
 /// The lane's place in the sums of a tile for the part of dQ of consumer warp `warp`.

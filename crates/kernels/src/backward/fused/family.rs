@@ -4,10 +4,11 @@ use problem::{PassKind, Problem, Tensor};
 use tile::Sign;
 
 use super::FusedPlan;
-use super::plan::{KEYS, LOADED};
+use super::plan::{KEYS, LOADED, TileSizes};
 use crate::backward::sums::draft_sinks;
 use crate::draft::Draft;
 use crate::family::{FamilyPlan, of_plan};
+use crate::forward::lengths::key_blocks;
 use crate::genes::{Gene, PRODUCTS, STAGES};
 use crate::{Arch, Baked, Features};
 
@@ -17,22 +18,29 @@ impl FamilyPlan for FusedPlan {
     }
 
     fn features() -> Features {
-        Features { sink: true, ..Features::default() }
+        Features { sink: true, lengths: true, ..Features::default() }
     }
 
     of_plan!(default_for);
 
-    /// Suits grids that give each SM a CTA.
+    /// Suits grids that give each SM a CTA, and with gradients apart all grids: the split family's warps then
+    /// have 16 rows each.
     fn suits(problem: &Problem, arch: &Arch) -> bool {
-        let tiles = problem.seq_kv.div_ceil(KEYS as usize) as u64;
-        tiles * (problem.heads_kv * problem.batch) as u64 >= arch.multiprocessors.into()
+        let sizes = TileSizes::new(problem);
+        let [tiles, batch] = key_blocks(problem, sizes.keys());
+        let fills = tiles * batch * problem.heads_kv as u64 >= arch.multiprocessors.into();
+        sizes.gradients_apart() || fills
     }
 
-    fn genes(_: &Problem) -> Vec<Gene> {
+    fn genes(problem: &Problem) -> Vec<Gene> {
+        let products = Gene::new("products").curing(PRODUCTS);
         vec![
             Gene::new("query_stages").searched([2, 3]).wider([4]).curing(STAGES),
             Gene::new("gradient_stages").searched([2, 3]).wider([4]).curing(STAGES),
-            Gene::new("products").searched(["in_turn", "scores_ahead"]).curing(PRODUCTS),
+            match TileSizes::new(problem).gradients_apart() {
+                true => products.searched(["scores_ahead"]),
+                false => products.searched(["in_turn", "scores_ahead"]),
+            },
             Gene::new("tile_order").searched(["rows_first", "heads_first"]),
         ]
     }

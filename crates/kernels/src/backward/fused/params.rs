@@ -1,12 +1,14 @@
 //! The parameters that the kernels share: the numbers of query rows, the sums of dQ, and their grid.
 
+use attend::{Lengths, SequenceRows};
 use problem::{Problem, Tensor};
 use ptx::{Access, Builder, Dim3, Global, Launch, R32, R64};
 
-use super::plan::{SUM_BYTES, TileSizes};
+use super::plan::TileSizes;
 use crate::Baked;
 use crate::contract::Contract;
-use crate::forward::contract::{declare_head_strides, row_of_tensor};
+use crate::forward::contract::{declare_head_strides, lse_of_row, row_of_tensor};
+use crate::forward::lengths::declare_lengths;
 use crate::forward::mma::{CtaOrder, axis_of_rows, head_and_batch};
 use crate::grid::{Extents, Grid};
 
@@ -51,11 +53,11 @@ impl RowTiles {
         [numbers, sums]: [Access; 2],
     ) -> RowTiles {
         let sizes = TileSizes::new(problem);
-        let count = sizes.row_tiles(problem);
-        let tiles = count as usize * problem.heads_q * problem.batch;
+        let [count, batch] = sizes.row_tiles(problem);
+        let tiles = (count * batch) as usize * problem.heads_q;
         RowTiles {
             numbers: c.temporary(k, "row_numbers", tiles * sizes.number_bytes() as usize, numbers),
-            sums: c.temporary(k, "dq_sums", tiles * SUM_BYTES as usize, sums),
+            sums: c.temporary(k, "dq_sums", tiles * sizes.sum_bytes() as usize, sums),
             count: c.u32(k, "row_tiles", count as u32),
             heads: baked.heads_q as u32,
             sizes,
@@ -79,8 +81,68 @@ impl RowTiles {
     /// The sums of a tile.
     pub fn sums(&self, k: &mut Builder, at: [R32; 3]) -> Global {
         let index = self.index(k, at);
-        Global { base: k.mad(index, i64::from(SUM_BYTES), self.sums.base), ..self.sums }
+        Global { base: k.mad(index, i64::from(self.sizes.sum_bytes()), self.sums.base), ..self.sums }
     }
+}
+
+/// A tile of query rows that a CTA owns.
+#[derive(Clone, Copy)]
+pub(super) struct OwnTile {
+    /// Batch entry, head and tile in [`RowTiles`]: packed queries have one batch entry.
+    pub place: [R32; 3],
+    /// Batch entry, head and tile in the batch entry.
+    pub at: [R32; 3],
+    /// The rows of the batch entry; `None` if it has all rows of the tensors.
+    rows: Option<SequenceRows>,
+    /// Rows of a head in the tensors.
+    longest: R32,
+}
+
+impl OwnTile {
+    /// The tile of the CTA. `seq_q` is the number of rows of a batch entry, or its upper bound.
+    pub fn new(
+        k: &mut Builder,
+        (order, grid): (CtaOrder, Grid),
+        (lengths, seq_q): (Option<Lengths>, R32),
+        sizes: TileSizes,
+    ) -> OwnTile {
+        let place = tile_of_cta(k, order, grid);
+        let Some(lengths) = lengths else { return OwnTile { place, at: place, rows: None, longest: seq_q } };
+        let [batch, head, tile] = place;
+        let (sequence, tile) = lengths.tile(k, batch, tile, sizes.rows, 1);
+        let longest = lengths.q.tensor_rows();
+        OwnTile { place, at: [sequence.batch, head, tile], rows: Some(sequence.q), longest }
+    }
+
+    /// The number of rows of the batch entry.
+    pub fn len(&self) -> R32 {
+        self.rows.map_or(self.longest, |rows| rows.len)
+    }
+
+    /// Batch entry, head and row in tensors of the row at a position in the batch entry.
+    pub fn row(&self, k: &mut Builder, position: R32) -> [R32; 3] {
+        let [batch, head, _] = self.at;
+        [batch, head, self.rows.map_or(position, |rows| rows.row(k, position))]
+    }
+
+    /// The address of a row's number in an array `[batch][head][row]`, from its place in tensors.
+    pub fn number(&self, k: &mut Builder, baked: &Baked, array: Global, [_, head, row]: [R32; 3]) -> Global {
+        lse_of_row(k, baked, (array, self.longest), [self.place[0], head, row])
+    }
+}
+
+/// Declares the lengths of a kernel that otherwise needs no number of keys.
+pub(super) fn declare_row_lengths(
+    k: &mut Builder,
+    c: &mut Contract<'_>,
+    problem: &Problem,
+    seq_q: R32,
+) -> Option<Lengths> {
+    if problem.lengths.is_even() {
+        return None;
+    }
+    let seq_kv = c.u32(k, "seq_kv", problem.seq_kv as u32);
+    declare_lengths(k, c, problem, [seq_q, seq_kv])
 }
 
 /// The CTA's batch entry, head and tile in a grid.

@@ -3,11 +3,12 @@
 use attend::Order;
 use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
-use tile::{Handover, Pipeline, Roles, SwizzledTile};
+use tile::{Handover, Pipeline, Relay, Roles, SwizzledTile, WARPGROUP_ROWS, WARPGROUP_THREADS};
 
 use crate::backward::sums::TileCounts;
 use crate::error::accept;
-use crate::forward::contract::{check_tensor_map, is_half, most_rows};
+use crate::forward::contract::{check_tensor_map, is_half};
+use crate::forward::lengths::{check_key_blocks, check_lengths, check_ragged, key_blocks, row_blocks};
 use crate::forward::mma::CtaOrder;
 use crate::grid::Extents;
 use crate::{Arch, Dims, PlanError};
@@ -27,20 +28,23 @@ pub struct FusedPlan {
 
 /// The name of the family.
 pub(super) const FAMILY: &str = "backward_fused";
-/// The largest head dim: dK and dV of 64 keys fill half of a thread's registers.
-const WIDEST: usize = 128;
-/// Keys of a CTA.
+/// The largest head dim: dK or dV of 64 keys fills half of a thread's registers.
+const WIDEST: usize = 256;
+/// Keys of a CTA whose consumer warpgroups divide the keys.
 pub(super) const KEYS: u32 = 128;
 /// Threads of a CTA of the kernels before and after the main kernel.
 pub(super) const THREADS: u32 = 256;
 /// Slots of dS in shared memory.
 pub(super) const SLOTS: u32 = 2;
-/// Numbers of a tile of query rows times head dims.
-const TILE: u32 = 8192;
-/// Bytes of the f32 sums of a tile of dQ.
-pub(super) const SUM_BYTES: u32 = 4 * TILE;
 
 pub(super) const ROLES: Roles = Roles { consumers: 2, producer_registers: 24, consumer_registers: 240 };
+
+/// Threads of a CTA with gradients apart: the producer's warpgroup and those of dV, dK and dQ.
+const APART_THREADS: u32 = 4 * WARPGROUP_THREADS;
+/// Slots of P in shared memory, with gradients apart.
+pub(super) const WEIGHT_SLOTS: u32 = 1;
+/// Bytes of the barriers between the consumers, with gradients apart.
+const RELAY_BYTES: u32 = Relay::bytes(WEIGHT_SLOTS) + Relay::bytes(SLOTS);
 
 /// The tensors that the main kernel loads through tensor maps.
 pub(super) const LOADED: [Tensor; 4] = [Tensor::Q, Tensor::K, Tensor::V, Tensor::DOut];
@@ -48,7 +52,7 @@ pub(super) const LOADED: [Tensor; 4] = [Tensor::Q, Tensor::K, Tensor::V, Tensor:
 /// The sizes of a problem's tiles.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TileSizes {
-    /// Columns of a row of Q, K, V and dO in shared memory: 64 or 128.
+    /// Columns of a row of Q, K, V and dO in shared memory: 64, 128, 192 or 256.
     pub columns: u32,
     /// Query rows of a tile.
     pub rows: u32,
@@ -57,21 +61,47 @@ pub(super) struct TileSizes {
 impl TileSizes {
     pub fn new(dims: impl Into<Dims>) -> TileSizes {
         let Dims { head_dim, head_dim_v, .. } = dims.into();
-        let columns = if head_dim.max(head_dim_v) <= 64 { 64 } else { 128 };
-        TileSizes { columns, rows: TILE / columns }
+        let columns = (head_dim.max(head_dim_v) as u32).next_multiple_of(64);
+        TileSizes { columns, rows: if columns == 64 { 128 } else { 64 } }
+    }
+
+    /// Whether each gradient has a warpgroup of its own (`apart.rs`): dK and dV of 64 keys do not fit beside
+    /// each other in a thread's registers.
+    pub const fn gradients_apart(self) -> bool {
+        self.columns > 128
+    }
+
+    /// Keys of a CTA.
+    pub const fn keys(self) -> u32 {
+        if self.gradients_apart() { WARPGROUP_ROWS } else { KEYS }
+    }
+
+    /// Threads of a CTA of the main kernel.
+    pub const fn threads(self) -> u32 {
+        if self.gradients_apart() { APART_THREADS } else { ROLES.threads() }
+    }
+
+    /// Bytes of the f32 sums of a tile of dQ.
+    pub const fn sum_bytes(self) -> u32 {
+        4 * self.rows * self.columns
     }
 
     /// The tile of rows of a tensor.
     pub fn tile(self, dims: impl Into<Dims>, tensor: Tensor) -> SwizzledTile {
         let Dims { head_dim, head_dim_v, .. } = dims.into();
-        let rows = if tensor.is_of_keys() { KEYS } else { self.rows };
+        let rows = if tensor.is_of_keys() { self.keys() } else { self.rows };
         let width = if matches!(tensor.primal(), Tensor::Q | Tensor::K) { head_dim } else { head_dim_v };
         SwizzledTile::new(rows, self.columns).of_width(width as u32)
     }
 
     /// dSᵀ of a tile.
     pub const fn ds(self) -> SwizzledTile {
-        SwizzledTile::new(KEYS, self.rows)
+        SwizzledTile::new(self.keys(), self.rows)
+    }
+
+    /// Bytes in which P passes from the warpgroup of dV to that of dK.
+    pub const fn weight_bytes(self) -> u32 {
+        if self.gradients_apart() { 4 * WARPGROUP_ROWS * self.rows } else { 0 }
     }
 
     /// Bytes of the two numbers of each query row of a tile.
@@ -79,20 +109,26 @@ impl TileSizes {
         2 * 4 * self.rows
     }
 
-    /// Tiles of the query rows of a head.
-    pub const fn row_tiles(self, problem: &Problem) -> u64 {
-        (problem.seq_q as u64).div_ceil(self.rows as u64)
+    /// The number of tiles of query rows of a head, and of batch entries with that many tiles each.
+    pub const fn row_tiles(self, problem: &Problem) -> [u64; 2] {
+        row_blocks(problem, self.rows, 1)
     }
 }
 
 impl FusedPlan {
     /// A plan for the problem, unchecked.
     pub fn default_for(problem: &Problem, _: &Arch) -> FusedPlan {
+        let apart = TileSizes::new(problem).gradients_apart();
         FusedPlan {
-            query_stages: 3,
-            gradient_stages: if problem.band.is_full() { 3 } else { 2 },
+            query_stages: if apart { 2 } else { 3 },
+            gradient_stages: if problem.band.is_full() && !apart { 3 } else { 2 },
             products: Order::ScoresAhead,
-            tile_order: CtaOrder::RowsFirst,
+            // Sequences of different lengths leave SMs idle if one head's tiles follow each other. Rows of
+            // 128 columns and fewer of all heads stay in L2.
+            tile_order: match problem.lengths.kv.packed {
+                Some(_) if !apart => CtaOrder::HeadsFirst,
+                _ => CtaOrder::RowsFirst,
+            },
         }
     }
 
@@ -124,7 +160,8 @@ impl FusedPlan {
         };
         let rings: u32 = LOADED.into_iter().map(of_ring).sum();
         let numbers = self.gradient_stages * sizes.number_bytes();
-        rings + numbers + SLOTS * sizes.ds().bytes() + Handover::bytes(SLOTS)
+        let barriers = if sizes.gradients_apart() { RELAY_BYTES } else { Handover::bytes(SLOTS) };
+        rings + numbers + SLOTS * sizes.ds().bytes() + sizes.weight_bytes() + barriers
     }
 
     /// Stages of the ring of a tensor that is loaded through a tensor map.
@@ -138,16 +175,16 @@ impl FusedPlan {
 
     /// The extents of the main kernel's grid.
     pub(super) fn grid(&self, problem: &Problem) -> Extents {
-        self.extents((problem.seq_kv as u64).div_ceil(KEYS.into()), problem.heads_kv, problem.batch)
+        self.extents(key_blocks(problem, TileSizes::new(problem).keys()), problem.heads_kv)
     }
 
     /// The extents of the grids of the kernels before and after it.
     pub(super) fn row_grid(&self, problem: &Problem) -> Extents {
-        self.extents(TileSizes::new(problem).row_tiles(problem), problem.heads_q, problem.batch)
+        self.extents(TileSizes::new(problem).row_tiles(problem), problem.heads_q)
     }
 
-    fn extents(&self, tiles: u64, heads: usize, batch: usize) -> Extents {
-        let (heads, batch) = (heads as u64, batch as u64);
+    fn extents(&self, [tiles, batch]: [u64; 2], heads: usize) -> Extents {
+        let heads = heads as u64;
         Extents(match self.tile_order {
             CtaOrder::RowsFirst => [tiles, heads, batch],
             CtaOrder::HeadsFirst => [heads, batch, tiles],
@@ -156,7 +193,7 @@ impl FusedPlan {
 
     /// The parts of the sinks' gradients.
     pub(super) fn sink_counts(&self, problem: &Problem) -> TileCounts {
-        ([TileSizes::new(problem).row_tiles(problem), problem.batch as u64], THREADS / 32)
+        (TileSizes::new(problem).row_tiles(problem), THREADS / 32)
     }
 
     /// Whether a kernel of the plan needs a flat grid.
@@ -183,18 +220,26 @@ fn check_problem(problem: &Problem) -> Result<(), PlanError> {
         accept(what, dim as u64, fits, &format!("multiples of 8 up to {WIDEST}"))?;
     }
     let (least, most) = (problem.head_dim.min(problem.head_dim_v), problem.head_dim.max(problem.head_dim_v));
-    let alike = most <= 64 || least > 64;
+    let alike = most <= 64 || least > 64 || most > 128;
     accept(
         "head_dim_v",
         problem.head_dim_v as u64,
         alike,
-        "up to 64 if head_dim is, and above 64 if head_dim is",
+        "up to 64 if head_dim is, and above 64 if head_dim is, unless one of them exceeds 128",
     )?;
-    let (most, accepted) = most_rows(problem);
-    let accepted = format!("1 {}: a tensor map has no empty dimension", accepted.replacen("up ", "", 1));
-    for (what, n) in [("seq_q", problem.seq_q), ("seq_kv", problem.seq_kv)] {
-        accept(what, n as u64, (1..=most).contains(&n), &accepted)?;
+    let (q, kv) = (problem.lengths.q.packed, problem.lengths.kv.packed);
+    for (what, rows) in [
+        ("seq_q", problem.seq_q),
+        ("seq_kv", problem.seq_kv),
+        ("rows of packed queries", q.unwrap_or(1)),
+        ("rows of packed keys", kv.unwrap_or(1)),
+    ] {
+        accept(what, rows as u64, rows > 0, "1 and more: a tensor map has no empty dimension")?;
     }
+    LOADED.into_iter().try_for_each(|tensor| check_ragged(problem, tensor, FAMILY))?;
+    let sizes = TileSizes::new(problem);
+    check_lengths(problem, sizes.rows, 1)?;
+    check_key_blocks(problem, sizes.keys())?;
     let tensors = [Tensor::Out, Tensor::Dq, Tensor::Dk, Tensor::Dv];
     LOADED.into_iter().chain(tensors).try_for_each(|tensor| check_tensor_map(problem, tensor, FAMILY))
 }

@@ -3,14 +3,14 @@
 use problem::{Operand, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, F32, Global, Pointer, R32, SpecialReg};
 use std::f32::consts::LOG2_E;
-use tile::{WARP_VECTOR_BYTES, divide};
+use tile::divide;
 
-use super::params::{RowTiles, Strided, launch, tile_of_cta};
-use super::plan::{FusedPlan, SUM_BYTES, THREADS, TileSizes};
+use super::params::{OwnTile, RowTiles, Strided, declare_row_lengths, launch};
+use super::plan::{FusedPlan, THREADS, TileSizes};
 use crate::backward::sums::SinkParts;
 use crate::contract::Contract;
 use crate::draft::Draft;
-use crate::forward::contract::{half, lse_of_row};
+use crate::forward::contract::half;
 use crate::{Arch, Baked};
 
 const ENTRY: &str = "flash_backward_rows";
@@ -27,14 +27,15 @@ impl FusedPlan {
         let d_lse = c.operand(&mut k, Operand::DLse);
         let tiles = RowTiles::declare(&mut k, &mut c, (problem, baked), [Access::Write, Access::Write]);
         let seq_q = c.u32(&mut k, "seq_q", problem.seq_q as u32);
+        let lengths = declare_row_lengths(&mut k, &mut c, problem, seq_q);
         let sinks = SinkParts::declare(&mut k, &mut c, problem, self.sink_counts(problem));
         let grid = self.row_grid(problem);
         let launch = launch(THREADS, grid, baked.flat, 0);
         let grid = grid.declare(&mut k, &mut c, baked.flat);
         let order = self.tile_order;
         let body = move |k: &mut Builder| {
-            let at = tile_of_cta(k, order, grid);
-            let rows = Rows { baked, out, d_out, lse, d_lse, tiles, seq_q, sinks, at };
+            let own = OwnTile::new(k, (order, grid), (lengths, seq_q), TileSizes::new(baked));
+            let rows = Rows { baked, out, d_out, lse, d_lse, tiles, sinks, own };
             rows.clear_sums(k);
             rows.store_numbers(k);
         };
@@ -50,19 +51,17 @@ struct Rows<'a> {
     lse: Global,
     d_lse: Option<Global>,
     tiles: RowTiles,
-    seq_q: R32,
     sinks: Option<SinkParts>,
-    /// Batch entry, head and number of the CTA's tile.
-    at: [R32; 3],
+    own: OwnTile,
 }
 
 impl Rows<'_> {
     fn clear_sums(&self, k: &mut Builder) {
         let thread = k.special(SpecialReg::TidX);
-        let sums = self.tiles.sums(k, self.at);
+        let sums = self.tiles.sums(k, self.own.place);
         let own = k.index(sums, thread, 16);
         let zero: F32 = k.mov(0.0);
-        for first in (0..SUM_BYTES).step_by((THREADS * 16) as usize) {
+        for first in (0..TileSizes::new(self.baked).sum_bytes()).step_by((THREADS * 16) as usize) {
             k.st_vec(own.at(first.into()), [zero; 4]);
         }
     }
@@ -70,23 +69,23 @@ impl Rows<'_> {
     /// As many neighbouring threads as a row has chunks of 16 bytes compute a row.
     fn store_numbers(&self, k: &mut Builder) {
         let sizes = TileSizes::new(self.baked);
-        let chunks = sizes.columns / 8;
-        let [batch, head, tile] = self.at;
+        let chunks = (sizes.columns / 8).next_power_of_two();
+        let [_, head, tile] = self.own.at;
         let thread = k.special(SpecialReg::TidX);
         let row = divide(k, thread, chunks);
         let chunk = k.and(thread, chunks - 1);
         let is_first = k.setp_u(CmpOp::Eq, chunk, 0);
-        let numbers = self.tiles.numbers(k, self.at);
+        let numbers = self.tiles.numbers(k, self.own.place);
         let numbers = k.index(numbers, row, 4);
         let position = k.mad(tile, sizes.rows, row);
         let mut numbers_of_rows = [Vec::new(), Vec::new()];
         for first in (0..sizes.rows).step_by((THREADS / chunks) as usize) {
             let position = k.add(position, first);
-            let exists = k.setp_u(CmpOp::Lt, position, self.seq_q);
-            let at = [batch, head, position];
-            let delta = self.delta(k, at, chunk, chunks);
+            let exists = k.setp_u(CmpOp::Lt, position, self.own.len());
+            let at = self.own.row(k, position);
+            let delta = self.delta(k, (position, at), chunk, chunks);
             let mut number = |array: Global, missing: f32| {
-                let from = lse_of_row(k, self.baked, (array, self.seq_q), at);
+                let from = self.own.number(k, self.baked, array, at);
                 let number: F32 = k.mov(missing);
                 k.guarded(exists, |k| k.ld_to(number, from));
                 number
@@ -113,14 +112,13 @@ impl Rows<'_> {
             let (warp, lane) = (k.shr_u(thread, 5), k.and(thread, 31));
             // The threads of a row have the same numbers.
             let bits: Vec<u32> = [8, 16].into_iter().filter(|&bit| bit >= chunks).collect();
-            sinks.store(k, self.at, [warp, lane], (part, &bits));
+            sinks.store(k, self.own.place, [warp, lane], (part, &bits));
         }
     }
 
     /// D = rowsum(dO ∘ O) of a row, 0 beyond the rows.
-    fn delta(&self, k: &mut Builder, at: [R32; 3], chunk: R32, chunks: u32) -> F32 {
-        let [_, _, position] = at;
-        let exists = k.setp_u(CmpOp::Lt, position, self.seq_q);
+    fn delta(&self, k: &mut Builder, (position, at): (R32, [R32; 3]), chunk: R32, chunks: u32) -> F32 {
+        let exists = k.setp_u(CmpOp::Lt, position, self.own.len());
         let exists = match self.baked.head_dim_v() / 8 {
             all if all == chunks => exists,
             width => k.setp_u_and(CmpOp::Lt, chunk, width, exists),
@@ -148,5 +146,3 @@ impl Rows<'_> {
         sum
     }
 }
-
-const _: () = assert!(SUM_BYTES.is_multiple_of(WARP_VECTOR_BYTES));

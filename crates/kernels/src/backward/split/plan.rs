@@ -1,4 +1,4 @@
-use attend::{Lengths, Tanh};
+use attend::Tanh;
 use problem::{Problem, Tensor};
 use serde::{Deserialize, Serialize};
 use tile::{CopyMode, PairSum, TileLayout};
@@ -7,7 +7,7 @@ use crate::backward::sums::TileCounts;
 use crate::derivatives::TableGradient;
 use crate::error::accept;
 use crate::forward::contract::{default_tanh, is_half, misaligned};
-use crate::forward::lengths::{check_lengths, row_blocks};
+use crate::forward::lengths::{check_key_blocks, check_lengths, key_blocks, row_blocks};
 use crate::forward::mma::{CtaOrder, QueryHome};
 use crate::grid::Extents;
 use crate::{Arch, Dims, PlanError};
@@ -297,10 +297,7 @@ impl SplitPlan {
             self.grid(problem, side).check("CTAs (blocks of rows · heads · batch)")?;
         }
         check_lengths(problem, self.dq_rows, 1)?;
-        let [blocks, _] = key_blocks(problem, self.dkv_keys);
-        let keys = blocks.saturating_mul(self.dkv_keys.into());
-        let fits = problem.lengths.kv.packed.is_none() || keys < 1 << 31;
-        accept("keys of all tiles", keys, fits, "fewer than 2^31 with packed keys")?;
+        check_key_blocks(problem, self.dkv_keys)?;
         let heads = problem.heads_q as u64 * problem.batch as u64;
         accept("heads_q · batch", heads, heads < 1 << 32, "fewer than 2^32")
     }
@@ -334,17 +331,6 @@ impl SplitPlan {
         let tables = TableGradient::all(problem, FAMILY).unwrap_or_default();
         let of_tables = tables.iter().filter_map(|table| table.grid(problem));
         grids.into_iter().chain(of_tables).any(Extents::need_flat)
-    }
-}
-
-/// The number of tiles of `keys` keys in a head, and the number of batch entries with that many tiles each;
-/// for packed keys as in [`row_blocks`].
-const fn key_blocks(problem: &Problem, keys: u32) -> [u64; 2] {
-    let (batch, keys) = (problem.batch as u64, keys as u64);
-    match problem.lengths.kv.packed {
-        None => [(problem.seq_kv as u64).div_ceil(keys), batch],
-        Some(_) if batch == 0 => [0, 1],
-        Some(packed) => [Lengths::tile_count(packed as u64, batch, keys), 1],
     }
 }
 

@@ -125,38 +125,40 @@ fn features_are_right() {
     }
 }
 
+/// A problem of four batch entries with packed and used lengths of either side, of which some have no queries
+/// or no keys.
+pub fn uneven_problems(base: &Problem) -> [(Problem, OperandMap<Vec<i32>>); 4] {
+    use LengthArray::{CumulativeKv, CumulativeQ, LeftPad, UsedKv, UsedQ};
+    let (seq_q, seq_kv) = (base.seq_q as i32, base.seq_kv as i32);
+    let of_q = [0, 33, 33, 33 + seq_q, 43 + seq_q];
+    let of_kv = [0, seq_kv - 20, seq_kv + 15, seq_kv + 15, 2 * seq_kv + 10];
+    let (rows_q, rows_kv) = (Some(seq_q as usize + 48), Some(2 * seq_kv as usize + 10));
+    let [mut packed, mut queries, mut keys, mut used] = [0; 4].map(|_| base.clone());
+    (packed.lengths.q.packed, packed.lengths.kv.packed) = (rows_q, rows_kv);
+    queries.lengths.q.packed = rows_q;
+    keys.lengths.kv.packed = rows_kv;
+    (used.lengths.q.used, used.lengths.kv.used, used.lengths.left_padded) = (true, true, true);
+    [
+        (packed, uneven([(CumulativeQ, &of_q), (CumulativeKv, &of_kv)])),
+        (queries, uneven([(CumulativeQ, &of_q)])),
+        (keys, uneven([(CumulativeKv, &of_kv)])),
+        (
+            used,
+            uneven([(UsedQ, &[seq_q, 0, 33, 5]), (UsedKv, &[seq_kv, 20, 0, 31]), (LeftPad, &[7, 0, 0, 31])]),
+        ),
+    ]
+}
+
 /// Packed and used lengths of either side, with sequences without queries or keys, and rows of no sequence.
 #[test]
 fn uneven_lengths_are_right() {
-    use LengthArray::{CumulativeKv, CumulativeQ, LeftPad, UsedKv, UsedQ};
     let arch = Arch::SM_80;
-    let (of_q, of_kv) = ([0, 33, 33, 100, 110], [0, 40, 75, 75, 130]);
-    let base = |band| {
-        Problem::new(4, 4, 70, 64, DType::Bf16)
-            .with_heads_kv(2, Layout::Bshd)
-            .with_seq_kv(60, Layout::Bshd)
-            .with_band(band)
-            .with_pass(Pass::BACKWARD)
-    };
+    let base = Problem::new(4, 4, 70, 64, DType::Bf16).with_heads_kv(2, Layout::Bshd);
+    let base = base.with_seq_kv(60, Layout::Bshd).with_pass(Pass::BACKWARD);
     for (i, band) in
         [Band::FULL, Band::CAUSAL, Band::CAUSAL_TOP_LEFT, Band::window(20, 5)].into_iter().enumerate()
     {
-        let mut packed = base(band);
-        (packed.lengths.q.packed, packed.lengths.kv.packed) = (Some(115), Some(130));
-        let both = uneven([(CumulativeQ, &of_q), (CumulativeKv, &of_kv)]);
-        let mut queries = base(band);
-        queries.lengths.q.packed = Some(115);
-        let mut keys = base(band);
-        keys.lengths.kv.packed = Some(130);
-        let mut used = base(band);
-        (used.lengths.q.used, used.lengths.kv.used, used.lengths.left_padded) = (true, true, true);
-        let arrays = [(UsedQ, &[70, 0, 33, 5][..]), (UsedKv, &[60, 20, 0, 31]), (LeftPad, &[7, 0, 0, 31])];
-        for (problem, lengths) in [
-            (packed, both),
-            (queries, uneven([(CumulativeQ, &of_q)])),
-            (keys, uneven([(CumulativeKv, &of_kv)])),
-            (used, uneven(arrays)),
-        ] {
+        for (problem, lengths) in uneven_problems(&base.clone().with_band(band)) {
             let plan = small_plan(&problem, &arch);
             check(&problem, lengths, plan, &arch, Options { seed: i as u64, ..Options::default() });
         }
