@@ -15,8 +15,8 @@ use tile::{
 
 use super::DecodePlan;
 use super::line::{KeyLine, LineCursor};
-use super::load::Ring;
 use super::plan::ROWS;
+use super::ring::Ring;
 use crate::contract::Contract;
 use crate::draft::Draft;
 use crate::forward::contract::{

@@ -14,5 +14,6 @@ mod family;
 mod line;
 mod load;
 mod plan;
+mod ring;
 
 pub use plan::DecodePlan;
