@@ -9,11 +9,11 @@ use crate::forward::wgmma::WgmmaPlan;
 use crate::{Arch, Plan};
 
 /// The place of a problem, in distances over which errors are alike.
-pub(super) type Place = [f64; 6];
+pub(super) type FeaturePlace = [f64; 6];
 
 /// Those distances: of waves, keys, queries and heads of a group in powers of two, of head dims in powers of
 /// √2, and of a causal mask. They and the variances below were chosen by the errors at problems left out.
-const REACH: Place = [2.2, 2.0, 2.7, 1.3, 1.1, 1.6];
+const REACH: FeaturePlace = [2.2, 2.0, 2.7, 1.3, 1.1, 1.6];
 /// Beyond this power of two, more waves change no error.
 const MANY_WAVES: f64 = 5.0;
 /// Variances of errors that all plans of a problem share, the plans of a family, plans with tiles of a size,
@@ -28,7 +28,7 @@ const NOISE: f64 = 0.003;
 /// The share of these variances that a plan has in common with heads of a group packed and apart.
 const OTHER_PACKING: f64 = 0.9;
 
-pub(super) fn place(problem: &Problem, arch: &Arch) -> Place {
+pub(super) fn place(problem: &Problem, arch: &Arch) -> FeaturePlace {
     let log = |number: usize| (number.max(1) as f64).log2();
     let tiles = problem.batch * problem.heads_q * problem.seq_q.div_ceil(64);
     let waves = log(tiles) - f64::from(arch.multiprocessors.max(1)).log2();
@@ -45,7 +45,7 @@ pub(super) fn place(problem: &Problem, arch: &Arch) -> Place {
 }
 
 /// The share of errors that problems have in common.
-pub(super) fn of_places(a: &Place, b: &Place) -> f64 {
+pub(super) fn of_places(a: &FeaturePlace, b: &FeaturePlace) -> f64 {
     let apart: f64 = a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum();
     (-apart / 2.0).exp()
 }

@@ -8,7 +8,7 @@ use problem::{Band, DType, Layout, Problem};
 use serde::{Deserialize, Serialize};
 
 use super::Device;
-use super::correction::{self, Errors, Place};
+use super::correction::{self, Errors, FeaturePlace};
 use super::model::{self, TERMS, Terms};
 use super::structure::Structure;
 use crate::{Arch, Plan};
@@ -113,7 +113,7 @@ struct Group {
 #[derive(Debug)]
 struct Measured {
     problem: Problem,
-    place: Place,
+    place: FeaturePlace,
     times: SweptTimes,
 }
 
