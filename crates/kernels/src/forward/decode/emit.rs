@@ -43,7 +43,7 @@ impl DecodePlan {
         k.min_ctas_per_sm(self.resident_ctas);
         let mut contract = Contract::new(problem);
         let ctas = self.ctas(problem, arch);
-        let params = Params::declare(&mut k, &mut contract, problem, (self, ctas));
+        let params = DecodeParams::declare(&mut k, &mut contract, problem, (self, ctas));
         let launch = Launch {
             dynamic_shared: self.shared_bytes(problem) as u32,
             overlapping: self.overlapping,
@@ -66,7 +66,7 @@ pub(super) struct TensorStart {
 }
 
 /// The kernel's parameters.
-pub(super) struct Params {
+pub(super) struct DecodeParams {
     pub tensors: OperandMap<TensorStart>,
     lse: Option<Global>,
     sinks: Option<Global>,
@@ -85,13 +85,13 @@ pub(super) struct Params {
     counters: Global,
 }
 
-impl Params {
+impl DecodeParams {
     fn declare(
         k: &mut Builder,
         c: &mut Contract<'_>,
         problem: &Problem,
         (plan, ctas): (&DecodePlan, u32),
-    ) -> Params {
+    ) -> DecodeParams {
         let starts = Tensor::FORWARD.map(|tensor| (tensor, c.tensor(k, tensor)));
         let tensors = starts.map(|(tensor, start)| {
             let [batch_bytes, head_bytes] = declare_head_strides(k, c, problem, tensor);
@@ -102,7 +102,7 @@ impl Params {
                 .map(|(name, value)| c.u32(k, name, value as u32));
         let lengths = declare_lengths(k, c, problem, [seq_q, seq_kv]);
         let [parts, counters] = plan.merge_bytes(problem, ctas);
-        Params {
+        DecodeParams {
             tensors: tensors.into_iter().collect(),
             lse: c.operand(k, Operand::Lse),
             sinks: c.operand(k, Operand::Sinks),
@@ -130,7 +130,7 @@ impl Params {
 pub(super) struct Decode<'a> {
     pub plan: &'a DecodePlan,
     pub baked: &'a Baked,
-    pub params: Params,
+    pub params: DecodeParams,
     /// The type of O.
     half: Half,
     /// The type of Q and P in products: f16 with an 8-bit cache.
@@ -166,7 +166,7 @@ struct Tile {
 }
 
 impl<'a> Decode<'a> {
-    fn new(k: &mut Builder, plan: &'a DecodePlan, baked: &'a Baked, params: Params) -> Decode<'a> {
+    fn new(k: &mut Builder, plan: &'a DecodePlan, baked: &'a Baked, params: DecodeParams) -> Decode<'a> {
         let threads = Threads::new(k, plan.threads(), plan.warps);
         if plan.overlapping {
             k.griddep_launch_dependents();
