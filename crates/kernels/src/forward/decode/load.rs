@@ -14,8 +14,6 @@ use crate::Baked;
 pub(super) struct Ring {
     first: Shared,
     stages: u32,
-    /// 1 if a stage is filled as soon as its block has been computed.
-    late: u32,
     stage_bytes: u32,
     copy: TileCopy,
     /// The page of the lane's row in the next block to request, and the row there. The entry of the page
@@ -31,7 +29,6 @@ impl Ring {
         Ring {
             first: k.shared_index(rings, threads.warp, plan.stages * stage_bytes),
             stages: plan.stages,
-            late: plan.late_requests.into(),
             stage_bytes,
             copy: TileCopy::by_warp(k, threads, plan.layout(baked), row_bytes, plan.copy),
             next: [k.mov(0), k.mov(0)],
@@ -46,7 +43,7 @@ impl Ring {
 
     /// Waits until the oldest requested stage is filled, and until all lanes have read the stage before it.
     pub fn wait(&self, k: &mut Builder) {
-        k.cp_async_wait(self.stages - 2 + self.late);
+        k.cp_async_wait(self.stages - 2);
         k.warp_sync();
     }
 
@@ -69,7 +66,7 @@ impl Decode<'_> {
     /// Requests the first `stages − 1` blocks.
     pub(super) fn request_first(&self, k: &mut Builder, ahead: &LineCursor, to_load: R32) {
         self.find_next(k, ahead);
-        for stage in 0..self.plan.stages - 1 + self.ring.late {
+        for stage in 0..self.plan.stages - 1 {
             let offset = k.mov(stage * self.ring.stage_bytes);
             self.request(k, ahead, to_load, offset);
         }
@@ -77,12 +74,8 @@ impl Decode<'_> {
 
     /// Requests a block into the stage before `stage`, which has been read.
     pub(super) fn request_next(&self, k: &mut Builder, ahead: &LineCursor, to_load: R32, stage: R32) {
-        if self.ring.late == 0 {
-            let free = self.ring.before(k, stage);
-            return self.request(k, ahead, to_load, free);
-        }
-        k.warp_sync();
-        self.request(k, ahead, to_load, stage);
+        let free = self.ring.before(k, stage);
+        self.request(k, ahead, to_load, free);
     }
 
     /// Requests the warp's keys and values of a block into a stage, if blocks are left to load, as one group
