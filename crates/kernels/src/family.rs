@@ -323,9 +323,10 @@ impl Plan {
     /// `decode` if one of its tiles holds the rows of a KV head, and else `mma`; an 8-bit cache has `decode`.
     /// On sm_90 the first of `small_at_once`, `small_streamed`, `wgmma` and `mma` is taken that supports the
     /// problem and suits its grid. With few rows and many keys, `mma` comes first with
-    /// [`splits`](crate::forward::mma::MmaPlan::splits): only this family divides the keys among more CTAs
-    /// than a cluster has. With 8-bit inputs, the other families come first on any grid, because on sm_90
-    /// `mma.sync` multiplies 8-bit types no faster than 16-bit types.
+    /// [`splits`](crate::forward::mma::MmaPlan::splits), or `decode` on sm_90 where it is faster: only these
+    /// families divide the keys among more CTAs than a cluster has. With 8-bit inputs, the other families
+    /// come first on any grid, because on sm_90 `mma.sync` multiplies 8-bit types no faster than 16-bit
+    /// types.
     ///
     /// # Errors
     /// When the problem is invalid, or no family supports it.
@@ -341,7 +342,8 @@ impl Plan {
         let default = universal.default_for(problem, arch);
         let specific_first = problem.dtypes.has_fp8() || default.is_err();
         if !specific_first && matches!(&default, Ok(Plan::Mma(plan)) if plan.splits > 1) {
-            return default;
+            let decode = Family::Decode.default_for(problem, arch);
+            return if DecodePlan::divides_faster(problem, arch) { decode.or(default) } else { default };
         }
         for family in families.rev() {
             if let Ok(plan) = family.default_for(problem, arch)

@@ -60,13 +60,8 @@ fn pages_of_any_size_and_lengths_around_them() {
             problem.score.sink = j % 3 == 1;
             problem.score.softcap = (i % 3 == 2).then_some(4.0);
             let warps = [1, 2, 4][(i + j) % 3];
-            let plan = DecodePlan {
-                warps,
-                warp_keys: [16, 32][i % 2],
-                overlapping: j % 2 == 0,
-                late_requests: j % 3 == 0,
-                ..plan(&problem)
-            };
+            let plan =
+                DecodePlan { warps, warp_keys: [16, 32][i % 2], overlapping: j % 2 == 0, ..plan(&problem) };
             check(&problem, &plan, &Settings::quick());
         }
     }

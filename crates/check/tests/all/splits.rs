@@ -132,10 +132,7 @@ fn results_are_bitwise_equal_under_every_schedule() {
 fn defaults_divide_the_keys_of_few_rows() {
     let splits = |heads, rows, keys, arch: &Arch| {
         let problem = Problem::new(1, heads, rows, 128, DType::F16).with_seq_kv(keys, Layout::Bhsd);
-        match Plan::default_for(&problem, arch).unwrap() {
-            Plan::Mma(plan) => plan.splits,
-            _ => 1,
-        }
+        MmaPlan::default_for(&problem.canonical(), arch).splits
     };
     for (arch, expected) in [(Arch::SM_80, 13), (Arch::SM_90, 16)] {
         assert_eq!(splits(8, 1, 65_536, &arch), expected);

@@ -233,13 +233,8 @@ impl<'a> Decode<'a> {
         self.begin_tile(k, &at, &tile);
         k.do_while(|k| {
             self.ring.wait(k);
-            if !self.plan.late_requests {
-                self.request_next(k, &ahead, to_load, stage);
-            }
+            self.request_next(k, &ahead, to_load, stage);
             self.visit(k, &at, &tile, stage);
-            if self.plan.late_requests {
-                self.request_next(k, &ahead, to_load, stage);
-            }
             k.sub_to(left, left, 1);
             let next = k.add(at.block, 1);
             let ends = k.setp_s(CmpOp::Ge, next, at.entry.end);

@@ -44,7 +44,6 @@ impl FamilyPlan for DecodePlan {
                 .searched([json!("always"), json!({ "beyond": 8 })])
                 .wider([4, 14].map(|n| json!({ "beyond": n }))),
             Gene::new("copy").searched::<Value>([]),
-            Gene::new("late_requests"),
             Gene::new("overlapping"),
             tanh_gene(problem),
         ]

@@ -10,7 +10,7 @@ impl Decode<'_> {
     /// Requests the first `stages − 1` blocks.
     pub(super) fn request_first(&self, k: &mut Builder, ahead: &LineCursor, to_load: R32) {
         self.find_next(k, ahead);
-        for stage in 0..self.plan.stages - 1 + self.ring.late {
+        for stage in 0..self.plan.stages - 1 {
             let offset = k.mov(stage * self.ring.stage_bytes);
             self.request(k, ahead, to_load, offset);
         }
@@ -18,12 +18,8 @@ impl Decode<'_> {
 
     /// Requests a block into the stage before `stage`, which has been read.
     pub(super) fn request_next(&self, k: &mut Builder, ahead: &LineCursor, to_load: R32, stage: R32) {
-        if self.ring.late == 0 {
-            let free = self.ring.before(k, stage);
-            return self.request(k, ahead, to_load, free);
-        }
-        k.warp_sync();
-        self.request(k, ahead, to_load, stage);
+        let free = self.ring.before(k, stage);
+        self.request(k, ahead, to_load, free);
     }
 
     /// Requests the warp's keys and values of a block into a stage, if blocks are left to load, as one group

@@ -37,19 +37,16 @@ pub struct DecodePlan {
     /// Whether the kernel may start before the previous kernel has ended (programmatic dependent launch).
     #[serde(default)]
     pub overlapping: bool,
-    /// Whether the next block is requested into a stage when its block has been computed: before the merge at
-    /// the end of a tile, instead of after the wait for the next block. One block more is requested ahead.
-    #[serde(default)]
-    pub late_requests: bool,
     /// The instructions of the softcap. They have no effect on problems without a softcap.
     #[serde(default)]
     pub tanh: Tanh,
 }
 
 impl DecodePlan {
-    /// The plan that was the fastest on an H200 with keys in pages of 16, if it fits: two stages, and as many
-    /// warps as hide each other's latencies. Else as many stages as shared memory holds, up to five, and
-    /// fewer warps where it is small.
+    /// The plan that was the fastest on an H200 over batches of 1 to 128 sequences, if it fits: two stages
+    /// (more bytes in flight were up to 5 % slower with keys in pages), and so many warps that they hide each
+    /// other's latencies. Else as many stages as shared memory holds, up to five, and fewer warps where it is
+    /// small.
     pub fn default_for(problem: &Problem, arch: &Arch) -> DecodePlan {
         let mut plan = DecodePlan {
             warps: 4,
@@ -60,12 +57,15 @@ impl DecodePlan {
             rescale: Rescale::Beyond(8),
             copy: widest_copy(problem),
             overlapping: arch.sm >= 90,
-            late_requests: false,
             tanh: default_tanh(problem),
         };
         let narrow = problem.dtypes.has_narrow_cache();
+        // Rows of one page that a warp copies at once cost one shuffle of an address.
+        let together = problem.storage.pages().is_none_or(|pages| pages.rows.is_multiple_of(16));
         let (warps, warp_keys, resident_ctas) = match (problem.head_dim, narrow) {
-            (..=64, false) => (4, 32, 2),
+            (..=64, false) => (8, 32, 1),
+            (..=64, true) => (4, 32, 2),
+            (..=128, false) if together => (4, 32, 1),
             (..=128, false) => (8, 16, 1),
             (..=128, true) => (8, 32, 1),
             _ => (4, 16, 1),
@@ -223,5 +223,12 @@ impl DecodePlan {
     pub(super) fn suits(problem: &Problem) -> bool {
         let rows = problem.seq_q.saturating_mul(problem.group_size());
         problem.dtypes.has_narrow_cache() || problem.storage.pages().is_some() && rows <= ROWS as usize
+    }
+
+    /// Whether the family divides the keys of strided rows faster than `mma` with splits does: on an H200 by
+    /// a factor of 1.05 to 2.1 with 4096 keys and more, and not with 1024 keys.
+    pub(crate) fn divides_faster(problem: &Problem, arch: &Arch) -> bool {
+        let rows = problem.seq_q.saturating_mul(problem.group_size());
+        arch.has_warpgroup_products() && rows <= ROWS as usize && problem.seq_kv >= 4096
     }
 }

@@ -12,8 +12,6 @@ use crate::Baked;
 pub(super) struct Ring {
     first: Shared,
     stages: u32,
-    /// 1 if a stage is filled as soon as its block has been computed.
-    pub late: u32,
     pub stage_bytes: u32,
     pub copy: TileCopy,
     /// The page of the lane's row in the next block to request, and the row there. The entry of the page
@@ -29,7 +27,6 @@ impl Ring {
         Ring {
             first: k.shared_index(rings, threads.warp, plan.stages * stage_bytes),
             stages: plan.stages,
-            late: plan.late_requests.into(),
             stage_bytes,
             copy: TileCopy::by_warp(k, threads, plan.layout(baked), row_bytes, plan.copy),
             next: [k.mov(0), k.mov(0)],
@@ -44,7 +41,7 @@ impl Ring {
 
     /// Waits until the oldest requested stage is filled, and until all lanes have read the stage before it.
     pub fn wait(&self, k: &mut Builder) {
-        k.cp_async_wait(self.stages - 2 + self.late);
+        k.cp_async_wait(self.stages - 2);
         k.warp_sync();
     }
 

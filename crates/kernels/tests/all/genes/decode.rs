@@ -17,7 +17,6 @@ pub fn plain() -> DecodePlan {
         rescale: Rescale::Always,
         copy: CopyMode::Async16,
         overlapping: false,
-        late_requests: false,
         tanh: attend::Tanh::Exp2,
     }
 }
@@ -38,6 +37,5 @@ pub const TABLE: &[Line<DecodePlan>] = &[
     (full, alone, |p| p.copy = CopyMode::Async4),
     (causal, alone, |p| p.copy = CopyMode::Elements),
     (full, alone, |p| p.overlapping = true),
-    (causal, alone, |p| p.late_requests = true),
     (capped, alone, |p| p.tanh = attend::Tanh::Approx),
 ];
