@@ -425,7 +425,9 @@ fn hopper_fallbacks() {
     let problem = Problem::new(1, 2, 100, 64, DType::F16);
     let prepared = gpu.prepare(&problem.clone().with_lse(true), None).unwrap();
     let families: Vec<&str> = prepared.fallbacks().iter().map(|fallback| fallback.plan.family()).collect();
-    assert_eq!((families, prepared.plan().family()), (vec!["small_at_once", "mma"], "mma"));
+    // The predicted plan may be of any family.
+    assert!(families.ends_with(&["small_at_once", "mma"]), "{families:?}");
+    assert_eq!(prepared.plan().family(), "mma");
     assert_eq!(prepared.choice(), PlanSource::Safe);
     // Rows at addresses where no tensor map can begin.
     let mut odd = problem.clone();
