@@ -12,7 +12,7 @@ pub(super) const TERMS: usize = 15;
 /// The terms of a plan's time, or their factors.
 pub(super) type Terms = [f64; TERMS];
 
-/// What a device computes and moves in a µs.
+/// The work and the bytes that a device does in a µs.
 struct Rates {
     /// FLOP of the tensor cores of an SM.
     tensor: f64,

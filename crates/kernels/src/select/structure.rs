@@ -44,7 +44,7 @@ pub(super) struct Structure {
     pub longest_first: bool,
 }
 
-/// What the families state of their plans.
+/// The statements of the families about their plans.
 struct Stated {
     rows: u32,
     packed: u32,

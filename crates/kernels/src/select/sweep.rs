@@ -96,7 +96,7 @@ pub enum SweepError {
 #[derive(Debug, Default)]
 pub struct Sweep {
     groups: Vec<Group>,
-    /// What the errors of two plans have in common. The plans of all groups are numbered in order.
+    /// The covariance of the errors of two plans. The plans of all groups are numbered in order.
     common: Vec<Vec<f64>>,
 }
 
