@@ -46,9 +46,9 @@ class RankSubset(NamedTuple):
 class Exchange:
     """Messages of contiguous rows that are under way. The tensors must not change before :meth:`wait`.
 
-    Where the group's ranks reach the memory of each other, all of them make the exchange, also without messages.
-    ``received`` has the messages, of which a :class:`Landing` is valid until the third exchange after this one. With
-    ``ahead``, an earlier exchange of this rank may not have been read yet.
+    Where the group's ranks reach the memory of each other, all of them make the exchange, also without
+    messages. ``received`` has the messages, of which a :class:`Landing` is valid until the third exchange
+    after this one. With ``ahead``, an earlier exchange of this rank may not have been read yet.
     """
 
     def __init__(

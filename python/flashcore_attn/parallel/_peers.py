@@ -1,7 +1,7 @@
 """Memory of the other ranks of a host, into which a rank copies rows itself.
 
-The copy engines of a GPU move them. No multiprocessor takes part, so that they move beside a kernel that fills the GPU;
-the kernel with which NCCL moves rows waits until such a kernel ends.
+The copy engines of a GPU move them. No multiprocessor takes part, so that they move beside a kernel that
+fills the GPU; the kernel with which NCCL moves rows waits until such a kernel ends.
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ class _Places:
 class PeerExchange:
     """Messages that this rank writes into the memory of others, and theirs. ``others`` are the ranks that take part.
 
-    A :class:`Landing` is received in memory that a later exchange overwrites. That one must not begin before all ranks
-    have read it. With two ranks, the signals of the exchanges between them say so, unless one was made ``ahead``,
-    before the reads of the one before it. Else there is a barrier.
+    A :class:`Landing` is received in memory that a later exchange overwrites. That one must not begin before
+    all ranks have read it. With two ranks, the signals of the exchanges between them say so, unless one was
+    made ``ahead``, before the reads of the one before it. Else there is a barrier.
     """
 
     def __init__(

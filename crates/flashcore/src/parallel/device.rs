@@ -141,7 +141,8 @@ impl DeviceRing {
         })
     }
 
-    /// Enqueues the call on `stream`. All ranks make it together. Rows of padding have O = 0 and LSE = −∞.
+    /// Enqueues the call on `stream`. All ranks make it together. Rows of padding have O = 0 and an LSE of
+    /// −∞.
     ///
     /// # Errors
     /// When the group is another one, a slice is too short, or the device or the group fails.

@@ -6,7 +6,7 @@
 //! so that no product of the others waits for an addition. Each of the first two issues the product of its
 //! next visit ahead of its gradient, whose operand has registers of its own.
 //!
-//! The additions bound the kernel: a visit adds 64 KB. Without them it takes two thirds of the time (H200).
+//! The additions bound the kernel: a visit adds 64 KB.
 
 use attend::Masker;
 use problem::Tensor;

@@ -44,7 +44,7 @@ pub struct DecodePlan {
 
 impl DecodePlan {
     /// The plan that was the fastest on an H200 over batches of 1 to 128 sequences, if it fits: two stages
-    /// (more bytes in flight were up to 5 % slower with keys in pages), and so many warps that they hide each
+    /// (more bytes in flight were slower with keys in pages), and so many warps that they hide each
     /// other's latencies. Else as many stages as shared memory holds, up to five, and fewer warps where it is
     /// small.
     pub fn default_for(problem: &Problem, arch: &Arch) -> DecodePlan {
@@ -225,8 +225,8 @@ impl DecodePlan {
         problem.dtypes.has_narrow_cache() || problem.storage.pages().is_some() && rows <= ROWS as usize
     }
 
-    /// Whether the family divides the keys of strided rows faster than `mma` with splits does: on an H200 by
-    /// a factor of 1.05 to 2.1 with 4096 keys and more, and not with 1024 keys.
+    /// Whether the family divides the keys of strided rows faster than `mma` with splits does: on an H200
+    /// with 4096 keys and more, and not with 1024.
     pub(crate) fn divides_faster(problem: &Problem, arch: &Arch) -> bool {
         let rows = problem.seq_q.saturating_mul(problem.group_size());
         arch.has_warpgroup_products() && rows <= ROWS as usize && problem.seq_kv >= 4096
