@@ -14,9 +14,10 @@ use serde_json::Value;
 use crate::XtaskError;
 
 /// The fields that say what a row measures, as JSON pointers. A row without a field has null.
-const IDENTITY: [&str; 18] = [
+const IDENTITY: [&str; 19] = [
     "/suite",
     "/mode",
+    "/pass",
     "/impl",
     "/problem",
     "/device",
@@ -36,7 +37,7 @@ const IDENTITY: [&str; 18] = [
 ];
 
 /// Those of a race, whose implementations differ.
-const RACE: [&str; 4] = ["/suite", "/mode", "/problem", "/device"];
+const RACE: [&str; 5] = ["/suite", "/mode", "/pass", "/problem", "/device"];
 
 const RUNS: usize = 2;
 const CHANGES: &str = "changes.jsonl";
