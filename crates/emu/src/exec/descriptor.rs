@@ -77,7 +77,8 @@ impl Descriptor {
         let width = self.chunks();
         if self.pairs {
             // Rows of 128 bytes, four to a pattern, whose pairs of chunks are xored with the row.
-            let place = 16 * (major % 8 + 8 * (minor % 4)) + self.leading * (major / 8) + self.stride * (minor / 4);
+            let place =
+                16 * (major % 8 + 8 * (minor % 4)) + self.leading * (major / 8) + self.stride * (minor / 4);
             let address = self.start + place;
             return (address ^ address >> 2 & 0x60) & ADDRESS_MASK;
         }

@@ -218,8 +218,7 @@ mod tests {
         for bulk in [actors.bulk_reads(3), actors.bulk_writes(3)] {
             assert_eq!(actors.name((actors.total() + bulk) as Agent), Actor::Bulk(3));
         }
-        let plain =
-            Actors { ctas: 1, warps: 3, asynchronous: false, tensor: false, overlapping: false };
+        let plain = Actors { ctas: 1, warps: 3, asynchronous: false, tensor: false, overlapping: false };
         assert_eq!((plain.total(), plain.grid_before()), (3, None));
     }
 }

@@ -125,13 +125,19 @@ fn check_shape(product: &TensorProduct, m: usize, n: usize) -> Result<(), String
     };
     let step = match (product.group, product.stationary, m) {
         (_, true, _) => return columns_of_stationary(rows, m, n),
-        (CtaGroup::Two, ..) => if product.kind.has_block_scales() { 16 } else { 32 },
+        (CtaGroup::Two, ..) => {
+            if product.kind.has_block_scales() {
+                16
+            } else {
+                32
+            }
+        }
         (CtaGroup::One, _, 64) if product.kind != TensorKind::I8 => 8,
         (CtaGroup::One, ..) if product.kind.has_block_scales() => 8,
         (CtaGroup::One, ..) => 16,
     };
-    let integer = product.kind == TensorKind::I8 && n % 16 != 0 && !matches!(n, 8 | 24);
-    if rows.contains(&m) && (step.min(8)..=256).contains(&n) && n % step == 0 && !integer {
+    let integer = product.kind == TensorKind::I8 && !n.is_multiple_of(16) && !matches!(n, 8 | 24);
+    if rows.contains(&m) && (step.min(8)..=256).contains(&n) && n.is_multiple_of(step) && !integer {
         return Ok(());
     }
     Err(format!(
@@ -143,7 +149,9 @@ fn columns_of_stationary(rows: &[usize], m: usize, n: usize) -> Result<(), Strin
     if rows.contains(&m) && matches!(n, 64 | 128 | 256) {
         return Ok(());
     }
-    Err(format!("the shape M{m} N{n} does not exist with .ws: expected M of {rows:?} and N of 64, 128 or 256"))
+    Err(format!(
+        "the shape M{m} N{n} does not exist with .ws: expected M of {rows:?} and N of 64, 128 or 256"
+    ))
 }
 
 fn block_scales(product: &TensorProduct, bits: u32) -> Result<Option<BlockScales>, String> {

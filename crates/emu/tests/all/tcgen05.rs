@@ -230,9 +230,8 @@ impl Case {
             1 => "bar.sync 0;\n",
             _ => "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n",
         };
-        let meet = format!(
-            "tcgen05.fence::before_thread_sync;\n{barrier}tcgen05.fence::after_thread_sync;\n"
-        );
+        let meet =
+            format!("tcgen05.fence::before_thread_sync;\n{barrier}tcgen05.fence::after_thread_sync;\n");
         let list = |count: usize| (0..count).map(|i| format!("%d{i}")).collect::<Vec<_>>().join(", ");
         let fill: String = (0..FILLED).map(|i| format!("ld.global.b32 %d{i}, [%rd7+{}];\n", 4 * i)).collect();
         let commit = match group {
@@ -294,9 +293,7 @@ impl Case {
     /// Stores zeros where the product leaves lanes of D alone.
     fn clear(&self) -> String {
         let zeros = vec!["0"; 8].join(", ");
-        let one = |i: usize| {
-            format!("tcgen05.st.sync.aligned.32x32b.x8.b32 [%r8+{}], {{{zeros}}};\n", 8 * i)
-        };
+        let one = |i: usize| format!("tcgen05.st.sync.aligned.32x32b.x8.b32 [%r8+{}], {{{zeros}}};\n", 8 * i);
         (0..self.columns() / 8).map(one).collect::<String>() + "tcgen05.wait::st.sync.aligned;\n"
     }
 
@@ -312,7 +309,8 @@ impl Case {
         let source = self.source();
         let module = ptx::parse(&source).unwrap_or_else(|e| panic!("{e}\n{source}"));
         let module = module.verify().unwrap_or_else(|e| panic!("{e}"));
-        let all = |part: fn(&Case, usize) -> Vec<u8>| (0..self.ctas).flat_map(|cta| part(self, cta)).collect();
+        let all =
+            |part: fn(&Case, usize) -> Vec<u8>| (0..self.ctas).flat_map(|cta| part(self, cta)).collect();
         let (operands, filled): (Vec<u8>, Vec<u8>) = (all(Case::shared), all(Case::filled));
         let out = self.ctas * 128 * self.columns() * 4;
         let spec = |name: &str, bytes, access| BufferSpec { name: name.into(), bytes, access };
@@ -353,8 +351,7 @@ impl Case {
             let (cta, own) = (row / self.rows(), row % self.rows());
             let (lane, at) = self.target(own, column);
             let kept = cta == 0 && self.masked >> (lane % 32) & 1 == 1;
-            let expected =
-                if kept { 0.0 } else { product + product / f64::from(1u32 << self.divides) };
+            let expected = if kept { 0.0 } else { product + product / f64::from(1u32 << self.divides) };
             let word = words[(cta * 128 + lane) * self.columns() + at];
             let got = match self.sums {
                 0 => half::f16::from_bits(word as u16).to_f64(),
@@ -368,9 +365,9 @@ impl Case {
     fn term(&self, row: usize, column: usize, k: usize) -> f64 {
         let product = f64::from(self.a(row, k) * self.b(k, column));
         let block = |count: usize| k / (self.depth() / count);
-        let powers = self.scales.map_or(0, |s| {
-            self.scale(row, block(s.count)) + self.scale(1000 + column, block(s.count))
-        });
+        let powers = self
+            .scales
+            .map_or(0, |s| self.scale(row, block(s.count)) + self.scale(1000 + column, block(s.count)));
         product * f64::from(1u32 << powers)
     }
 }

@@ -8,7 +8,7 @@ use super::signature::{address, optional, read, value, write};
 use super::syntax::{names, start};
 use crate::verify::rules::{constant, ensure, range};
 use crate::verify::{Fault, Rule, fault};
-use crate::{Instruction, Requirement, Signature, SlotKind, Space, Type};
+use crate::{Instruction, Op, Requirement, Signature, SlotKind, Space, Type};
 
 /// The CTAs whose tensor memory an instruction accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -204,17 +204,31 @@ start! {
     };
 }
 
-const REPEATS: &[(u8, &str)] = &[
-    (1, "x1"), (2, "x2"), (4, "x4"), (8, "x8"), (16, "x16"), (32, "x32"), (64, "x64"), (128, "x128"),
-];
+const REPEATS: &[(u8, &str)] =
+    &[(1, "x1"), (2, "x2"), (4, "x4"), (8, "x8"), (16, "x16"), (32, "x32"), (64, "x64"), (128, "x128")];
 
 /// Hints about buffers of A or B. They change no result.
 const COLLECTORS: &[&str] = &[
-    "collector::a::fill", "collector::a::use", "collector::a::lastuse", "collector::a::discard",
-    "collector::b0::fill", "collector::b0::use", "collector::b0::lastuse", "collector::b0::discard",
-    "collector::b1::fill", "collector::b1::use", "collector::b1::lastuse", "collector::b1::discard",
-    "collector::b2::fill", "collector::b2::use", "collector::b2::lastuse", "collector::b2::discard",
-    "collector::b3::fill", "collector::b3::use", "collector::b3::lastuse", "collector::b3::discard",
+    "collector::a::fill",
+    "collector::a::use",
+    "collector::a::lastuse",
+    "collector::a::discard",
+    "collector::b0::fill",
+    "collector::b0::use",
+    "collector::b0::lastuse",
+    "collector::b0::discard",
+    "collector::b1::fill",
+    "collector::b1::use",
+    "collector::b1::lastuse",
+    "collector::b1::discard",
+    "collector::b2::fill",
+    "collector::b2::use",
+    "collector::b2::lastuse",
+    "collector::b2::discard",
+    "collector::b3::fill",
+    "collector::b3::use",
+    "collector::b3::lastuse",
+    "collector::b3::discard",
 ];
 
 const TENSOR: Requirement = need_specific(86, 100);
@@ -435,6 +449,22 @@ instructions! { ($) tcgen05 tcgen05_list
         accepts: product_exists(&product),
         needs: TENSOR,
         check: |inst| scaled(&product, inst),
+    }
+}
+
+impl Op {
+    /// The CTAs that an instruction of tensor memory names.
+    pub const fn cta_group(&self) -> Option<CtaGroup> {
+        match *self {
+            Op::Tcgen05Alloc { group, .. }
+            | Op::Tcgen05Dealloc { group }
+            | Op::Tcgen05Relinquish { group }
+            | Op::Tcgen05Commit { group, .. }
+            | Op::Tcgen05Cp { group, .. }
+            | Op::Tcgen05Shift { group }
+            | Op::Tcgen05Mma(TensorProduct { group, .. }) => Some(group),
+            _ => None,
+        }
     }
 }
 

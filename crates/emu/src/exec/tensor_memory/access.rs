@@ -132,8 +132,7 @@ impl Env<'_> {
     fn check_thread_fences(&mut self, issue: &Issue, other: Touched, (lane, column): (usize, usize)) {
         let code = &self.facts.context.program.code;
         let of_product = |pc: u32| !is_move(&code[pc as usize]);
-        let apart = other.warp != issue.warp
-            || of_product(other.pc) && (issue.pipe != TensorPipe::Product);
+        let apart = other.warp != issue.warp || of_product(other.pc) && (issue.pipe != TensorPipe::Product);
         if other.time == 0 || !apart {
             return;
         }

@@ -22,7 +22,9 @@ impl Env<'_> {
             Ok(first) => first,
             Err(Refused::Full) => return self.retry(split),
             Err(refused) => {
-                self.report(HazardKind::TensorMemory, inst, warp.index, lane, None, || refusal(refused, columns));
+                self.report(HazardKind::TensorMemory, inst, warp.index, lane, None, || {
+                    refusal(refused, columns)
+                });
                 return Flow::Next;
             }
         };
@@ -59,7 +61,13 @@ impl Env<'_> {
         if !self.facts.context.options.checks.races {
             return;
         }
-        let issue = Issue { inst, warp: warp.index, lane, pipe: TensorPipe::Store, view: warp.view.together(warp.live) };
+        let issue = Issue {
+            inst,
+            warp: warp.index,
+            lane,
+            pipe: TensorPipe::Store,
+            view: warp.view.together(warp.live),
+        };
         let site = Site { inst, space: Space::Shared, bytes: 4, strength: Strength::Weak };
         let access = Access { view: &issue.view, width: 4, ..plain(warp, &site, lane) };
         for column in first..(first + columns).min(COLUMNS) {

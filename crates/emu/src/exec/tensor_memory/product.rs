@@ -81,8 +81,12 @@ impl Env<'_> {
             let issue = self.issue_of(warp, inst, lane);
             let operands = self.operands_of(warp, inst, &product, lane);
             let ranks = self.ranks_of(warp, product.group);
-            let least = if product.group == CtaGroup::One && decoded.m == 64 && !product.stationary { 16 } else { LANES };
-            if operands.d.0 % least != 0 || ranks.len() != product.group.ctas() {
+            let least = if product.group == CtaGroup::One && decoded.m == 64 && !product.stationary {
+                16
+            } else {
+                LANES
+            };
+            if !operands.d.0.is_multiple_of(least) || ranks.len() != product.group.ctas() {
                 self.report(HazardKind::TensorMemory, inst, warp.index, lane, None, || {
                     format!("D in lane {} of {} CTAs does not fit the product", operands.d.0, ranks.len())
                 });
@@ -93,7 +97,8 @@ impl Env<'_> {
     }
 
     fn operands_of(&self, warp: &Warp, inst: &Inst, product: &TensorProduct, lane: usize) -> Operands {
-        let descriptor = |slot: crate::decode::Slot| if slot.is_some() { warp.registers.lane(slot, lane) } else { 0 };
+        let descriptor =
+            |slot: crate::decode::Slot| if slot.is_some() { warp.registers.lane(slot, lane) } else { 0 };
         let slots = self.facts.context.program.slots(inst);
         let masks = if product.masks_lanes { product.mask_registers() } else { 0 };
         Operands {
@@ -149,7 +154,13 @@ impl Env<'_> {
                 };
                 prepare(&mut a, decoded.storage[0], signs(decoded.negate[0]));
                 let masked = operands.masked.get(4 * index..4 * index + 4).unwrap_or(&[]);
-                let target = Target { rank, column: operands.d.1, adds: operands.adds, divides: operands.divides, masked };
+                let target = Target {
+                    rank,
+                    column: operands.d.1,
+                    adds: operands.adds,
+                    divides: operands.divides,
+                    masked,
+                };
                 self.touch_target(issue, &part, &target)?;
                 if self.facts.context.options.fidelity == Fidelity::Sketch {
                     continue;

@@ -47,7 +47,13 @@ impl Env<'_> {
     }
 
     /// The scales of row `row` of A, or column `row` of B, for the lanes of a quarter of tensor memory.
-    fn scales_of(&self, scales: &Scales, (column, byte): (usize, u32), quarter: usize, row: usize) -> Vec<f64> {
+    fn scales_of(
+        &self,
+        scales: &Scales,
+        (column, byte): (usize, u32),
+        quarter: usize,
+        row: usize,
+    ) -> Vec<f64> {
         let word = self.tensors.word(scales.rank, QUARTER * quarter + row % QUARTER, column + row / QUARTER);
         let value = |i: usize| scale_value(scales.stated.format, (word >> (8 * (byte as usize + i))) as u8);
         (0..scales.stated.count).map(value).collect()
@@ -81,7 +87,12 @@ impl Env<'_> {
                     .sum();
                 let word = self.tensors.word(target.rank, lane, target.column + at);
                 let before = if target.adds { f64::from(f32::from_bits(word)) } else { 0.0 };
-                self.tensors.set_word(target.rank, lane, target.column + at, toward_zero(before + sum).to_bits());
+                self.tensors.set_word(
+                    target.rank,
+                    lane,
+                    target.column + at,
+                    toward_zero(before + sum).to_bits(),
+                );
             }
         }
     }

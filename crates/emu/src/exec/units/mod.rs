@@ -31,7 +31,5 @@ pub(crate) use order::{GlobalOrder, MemoryOrder, Observation, Publication, Stron
 pub(crate) use products::{Issued, Products, WARPS, WgmmaQueue};
 pub(crate) use register_pool::{Change, REGISTERS, RegisterPool, registers_at_entry};
 pub(crate) use rendezvous::{Attendance, Rendezvous, Visit, Visits};
-pub(crate) use tensor_memory::{
-    CELL_LANES, COLUMNS, LANES, PendingCommit, Refused, TensorMemory, Touched,
-};
+pub(crate) use tensor_memory::{CELL_LANES, COLUMNS, LANES, PendingCommit, Refused, TensorMemory, Touched};
 pub(crate) use undefined::{Definedness, Undefined, UndefinedBytes};
