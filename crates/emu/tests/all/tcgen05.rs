@@ -292,7 +292,7 @@ impl Case {
 
     /// Stores zeros where the product leaves lanes of D alone.
     fn clear(&self) -> String {
-        let zeros = vec!["0"; 8].join(", ");
+        let zeros = ["0"; 8].join(", ");
         let one = |i: usize| format!("tcgen05.st.sync.aligned.32x32b.x8.b32 [%r8+{}], {{{zeros}}};\n", 8 * i);
         (0..self.columns() / 8).map(one).collect::<String>() + "tcgen05.wait::st.sync.aligned;\n"
     }

@@ -507,9 +507,9 @@ fn clusters_fences_and_roles() {
     agree("7.8", &forms);
 }
 
-/// Operands `{r0, r0, …}`.
+/// Operands `{r0, r1, …}`.
 fn vector(count: usize) -> String {
-    format!("{{{}}}", vec!["r0"; count].join(", "))
+    format!("{{{}}}", (0..count).map(|i| format!("r{i}")).collect::<Vec<_>>().join(", "))
 }
 
 #[test]
