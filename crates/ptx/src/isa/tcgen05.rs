@@ -250,13 +250,11 @@ instructions! { ($) tcgen05 tcgen05_list
             m.head("tcgen05.alloc")?;
             m.one(group, "`.cta_group::1` or `.cta_group::2`", CtaGroup::NAMES)?;
             m.aligned()?;
-            m.space(space)?;
+            // ptxas does not take `.shared` here.
+            m.optional(space, Space::Generic, &[(Space::Shared, "shared::cta")])?;
             m.word("b32")
         },
         operands: smallvec![address(space), read(value(Type::U32))],
-        accepts: ensure(matches!(space, Space::Generic | Space::Shared), || {
-            "tcgen05.alloc writes to .shared::cta".into()
-        }),
         needs: TENSOR,
         check: |inst| columns(constant(inst, 1)),
         accesses: |position| (position == 0).then_some(4),
