@@ -1,11 +1,11 @@
 """Runs the attention tests of other libraries against FlashCore, unchanged.
 
-``python python/tests/peers PEER FOLDER`` takes a folder with a checkout of the peer. The names that its tests import come
-from the module of the peer's name beside this file. Without a GPU, the device ``cuda`` means ``cpu``.
+``python python/tests/peers PEER FOLDER`` takes a folder with a checkout of the peer. The names that its tests import
+come from the module of the peer's name beside this file. Without a GPU, the device ``cuda`` means ``cpu``.
 
-Each parameter passes, fails, is refused by FlashCore with an error that names the reason, or is not applicable: it tests
-a feature that FlashCore does not have. The tests have some hundred thousand parameters; ``--sample N`` draws N of each
-test. The tests need PyTorch, pytest, einops and what else they import.
+Each parameter passes, fails, is refused by FlashCore with an error that names the reason, or is not applicable: it
+tests a feature that FlashCore does not have. The tests have some hundred thousand parameters; ``--sample N`` draws N of
+each test. The tests need PyTorch, pytest, einops and what else they import.
 """
 
 from __future__ import annotations
