@@ -81,7 +81,7 @@ def flash_attn_with_kvcache(
         cache_leftpad: ``(batch,)``, int32: the rows before the first key. They count in ``cache_seqlens``.
         page_table: ``(batch, pages of a sequence)``, int32. ``block_table`` is another name.
         cu_seqlens_k_new: ``(batch + 1,)``, int32: the first new row of each sequence, and the end of the last.
-        rotary_seqlens: ``(batch,)``, int32: positions in place of ``cache_seqlens``.
+        rotary_seqlens: ``(batch,)``, int32: positions in place of ``cache_seqlens``. Not read without ``rotary_cos``.
         causal: this and ``softmax_scale``, ``window_size``, ``softcap``, ``alibi_slopes``, ``attention_chunk`` and the
             descale factors are those of :func:`flash_attn_func`; ``s_aux`` is another name of ``learnable_sink``.
         rotary_interleaved: whether dims ``2 i`` and ``2 i + 1`` form a pair; else ``i`` and ``i + rotary_dim / 2`` do.
@@ -205,8 +205,7 @@ def _append(
     if (cos is None) != (sin is None):
         raise ArgumentError("rotary_cos and rotary_sin must both be given, or neither")
     if k is None:
-        named = (("rotary_cos", cos), ("cu_seqlens_k_new", starts), ("rotary_seqlens", positions))
-        for name, value in named:
+        for name, value in (("rotary_cos", cos), ("cu_seqlens_k_new", starts)):
             if value is not None:
                 raise invalid(name, _kind(value), "None without k and v")
         return None
@@ -227,8 +226,6 @@ def _append(
         starts = backend.as_lengths("cu_seqlens_k_new", starts, batch + 1)
         k, v = k[None], v[None]
     if cos is None:
-        if positions is not None:
-            raise invalid("rotary_seqlens", _kind(positions), "None without rotary_cos")
         return _features.Append(k, v, starts, None)
     backend.check_kinds(q, cos, sin)
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):

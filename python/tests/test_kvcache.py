@@ -153,6 +153,13 @@ def test_cache_entries_by_index() -> None:
     check(made([3, 9, 1], indexed=True, group=4))
 
 
+def test_positions_are_not_read_without_a_rotary_table() -> None:
+    for options in ({}, {"new": 2}):
+        case, twin = (made([3, 9], page=4, **options) for _ in range(2))
+        expected = call(case, causal=True)
+        assert all(torch.equal(x, y) for x, y in zip(call(twin, causal=True, rotary_seqlens=twin.lengths), expected))
+
+
 def test_rows_of_a_page_table_by_index() -> None:
     index = torch.tensor([2, 0, 3], dtype=INT)
     for options in ({}, {"new": 2, "rotary": True, "leftpad": True}):

@@ -64,6 +64,8 @@ def _served(function: Callable[..., Any]) -> Callable[..., Any]:
             not_applicable("dropout")
         if given.get("qv") is not None:
             not_applicable("a second product of queries (qv)")
+        if given.get("k") is not None and "k_cache" in given and given["q"].dtype == torch.float8_e4m3fn:
+            not_applicable("8-bit queries beside an append")
         if "window_size" in given:
             given["window_size"] = _window(given["window_size"])
         if (

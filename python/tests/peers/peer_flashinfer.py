@@ -66,8 +66,10 @@ def _single(q: Any, k: Any, v: Any, causal: bool = False, kv_layout: str = "NHD"
     return _with_lse((out[0], lse[0]), return_lse)
 
 
-def _single_decode(q: Any, k: Any, v: Any, use_tensor_cores: bool = False, **options: Any) -> Any:
-    made = _single(q[None], k, v, **options)
+def _single_decode(q: Any, k: Any, v: Any, kv_layout: str = "NHD", pos_encoding_mode: str = "NONE",
+                   use_tensor_cores: bool = False, **options: Any) -> Any:  # fmt: skip
+    """``single_decode_with_kv_cache``: one query, ``(heads, dim)``."""
+    made = _single(q[None], k, v, kv_layout=kv_layout, pos_encoding_mode=pos_encoding_mode, **options)
     return (made[0][0], made[1][0]) if isinstance(made, tuple) else made[0]
 
 
@@ -111,8 +113,8 @@ class _Wrapper:
             made = (made[0][:, 0], made[1][..., 0].mT)
         return _with_lse(made, return_lse, out)
 
-    forward = run
-    begin_forward = plan
+    def run_return_lse(self, q: Any, cache: Any) -> Any:
+        return self.run(q, cache, return_lse=True)
 
 
 class _Prefill(_Wrapper):

@@ -27,10 +27,10 @@ def _paged(
     q: Any, k: Any, v: Any, out: Any = None, *, cu_seqlens_q: Any, seqused_k: Any, max_seqlen_q: Any,
     max_seqlen_k: Any, softmax_scale: Any, block_table: Any, causal: Any = False, window_size: Any = (-1, -1),
     softcap: Any = 0.0, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
-    per_seq_causal: Any = None, **_: Any,
+    dynamic_causal: Any = None, **_: Any,
 ) -> Any:  # fmt: skip
     """vLLM's ``flash_attn_varlen_func`` and ``unified_attention``: queries of 16 bits as vLLM's backend has them."""
-    causal = causal if per_seq_causal is None else per_seq_causal
+    causal = causal if dynamic_causal is None else dynamic_causal
     groups = (len(seqused_k), k.shape[2])
     factors = [
         None if x is None or isinstance(x, float) else x.expand(groups) for x in (q_descale, k_descale, v_descale)

@@ -182,7 +182,10 @@ def cpu_for_cuda() -> None:
     names = "randn rand empty zeros ones full arange randint tensor randperm linspace empty_strided as_tensor"
     for name in names.split():
         setattr(torch, name, redirected(getattr(torch, name)))
-    torch.Tensor.to = redirected(torch.Tensor.to)  # type: ignore[method-assign]
+    to = redirected(torch.Tensor.to)
+    torch.Tensor.to = lambda x, *args, **named: to(  # type: ignore[method-assign]
+        x, *("cpu" if type(given) is int else given for given in args), **named
+    )
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
     import torch.nn.attention.flex_attention as flex
 
