@@ -15,6 +15,7 @@ from ._functional import (
     _either,
     _flag,
     _kind,
+    _longest,
     _parts_of_heads,
     _refuse,
     _with_scales,
@@ -136,7 +137,7 @@ def flash_attn_with_kvcache(
     heads, rows = (q.shape[1], q.shape[0]) if packed else (q.shape[2], q.shape[1])
     chunk = _count("attention_chunk", attention_chunk)
     parts, sink = _parts_of_heads(backend, batch, heads, alibi_slopes, learnable_sink, chunk)
-    rows = rows if max_seqlen_q is None else _count("max_seqlen_q", max_seqlen_q)
+    rows = _longest("max_seqlen_q", max_seqlen_q, rows)
     features = parts.features(
         lengths=lengths, batch=batch, max_q=rows, max_k=capacity, sink=sink, page_table=page_table
     )
