@@ -74,7 +74,8 @@ unsafe fn size(image: *const u8) -> usize {
         let section = |index: usize| sections + index * number(58, 2);
         let in_file = (0..number(60, 2)).map(section).filter(|&at| number(at + 4, 4) != 8);
         let sections = in_file.map(|at| number(at + 24, 8) + number(at + 32, 8));
-        return sections.chain(ends).max().unwrap_or(64);
+        // The header alone has 64 bytes.
+        return sections.chain(ends).fold(64, usize::max);
     }
     // SAFETY: a module in text ends with NUL.
     (0..LONGEST).find(|&at| unsafe { *image.add(at) } == 0).unwrap_or(0)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::count;
+use super::positive;
 
 #[derive(Debug, Args)]
 pub struct Capture {
@@ -14,13 +14,13 @@ pub struct Capture {
     #[arg(long, value_name = "NAME")]
     pub kernel: Option<String>,
     /// Numbers of the launches of each kernel, from 1
-    #[arg(long, value_name = "N[,N…]", value_delimiter = ',', default_value = "1", value_parser = count::<u64>, requires = "kernel")]
+    #[arg(long, value_name = "N[,N…]", value_delimiter = ',', default_value = "1", value_parser = positive::<u64>, requires = "kernel")]
     pub at: Vec<u64>,
     /// Folder for the launches: a folder each, with the PTX, the launch file and the memory
     #[arg(long, value_name = "FOLDER", default_value = "captured")]
     pub out: PathBuf,
     /// Maximum memory of a launch in bytes; a launch with more is not recorded
-    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, value_parser = count::<usize>)]
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, value_parser = positive::<usize>)]
     pub limit: usize,
     /// Also record the memory after the launch: `check` then compares its results with those of the GPU
     #[arg(long, requires = "kernel")]

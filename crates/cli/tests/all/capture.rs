@@ -179,7 +179,7 @@ fn launches_that_are_not_there_are_named() {
         ),
         (&["--kernel", "sum", "--limit", "300"], 2, "its memory has 400 bytes or more, and --limit is 300"),
         (&["--at", "3"], 3, "--kernel"),
-        (&["--kernel", "sum", "--at", "0"], 3, "invalid value '0' for '--at"),
+        (&["--kernel", "sum", "--at", "0"], 3, "--at"),
     ] {
         let captured = capture(&folder, options, "dlsym", "sums", &[]);
         assert_eq!(captured.status.code(), Some(code), "{options:?}: {}", said(&captured));
