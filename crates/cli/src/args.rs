@@ -208,7 +208,7 @@ pub struct Bench {
     /// Seconds for each problem and mode; default: 3 on a CPU, 1 on a GPU
     #[arg(long, value_parser = race_seconds)]
     pub seconds: Option<f64>,
-    #[arg(long, value_name = "PROBLEM", conflicts_with = "shape", help = problem_help("A problem (may be given several times)"))]
+    #[arg(long, value_name = "PROBLEM", conflicts_with = "shape", help = problem_help("A problem; repeatable"))]
     pub problem: Vec<String>,
     /// Append rows to FILE, in a folder that is there (default: evidence/DEVICE.jsonl); refused unless the
     /// commit is known and clean
