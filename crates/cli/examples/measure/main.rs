@@ -15,7 +15,6 @@ mod plans;
 mod probes;
 mod retrospect;
 mod rungs;
-mod sanitizer;
 mod tensor_cores;
 mod tune;
 
@@ -30,7 +29,7 @@ type Outcome = Result<bool, Box<dyn std::error::Error>>;
 /// A program: its name, its arguments, what it measures, and its function.
 type Program = (&'static str, &'static str, &'static str, fn(&[String]) -> Outcome);
 
-const PROGRAMS: [Program; 16] = [
+const PROGRAMS: [Program; 15] = [
     ("approx", "FOLDER [SAMPLES]", "a GPU's approximate instructions", approx::main),
     (
         "check_time",
@@ -64,7 +63,6 @@ const PROGRAMS: [Program; 16] = [
     ),
     ("retrospect", "ROWS.jsonl MACHINE", "forecasts of plans that were timed", retrospect::main),
     ("rungs", "ROWS.jsonl [HEADS …]", "every rung of the ladder", rungs::main),
-    ("sanitizer", "ROWS.jsonl [KERNEL …]", "the check beside compute-sanitizer", sanitizer::main),
     (
         "tensor_cores",
         "FRAGMENTS ROWS.jsonl [--widths] [--only NAME] [FIRST]",
