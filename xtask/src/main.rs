@@ -93,7 +93,12 @@ enum Task {
         out: PathBuf,
     },
     /// Lint, build, install and test the Python package (part of `test`)
-    Python,
+    Python {
+        /// Instead, the tests of `flashcore-check` on numba-cuda, CuPy, cuda-python and the CuTe DSL, which a
+        /// schedule runs once a week: these packages change without us, and bring 600 MB
+        #[arg(long)]
+        scheduled: bool,
+    },
     /// Check the licences, sources and duplicate versions of all crates against deny.toml, the layers of the
     /// workspace and the circles of imports against ARCHITECTURE.md, refuse a type name that stands in more
     /// than three files, and write the licence texts that the wheels carry into the folder `licenses` of each
@@ -161,7 +166,8 @@ fn main() -> ExitCode {
         Task::Binary => release::binary(&root()),
         Task::Capi { prefix } => capi::install(&root(), &prefix),
         Task::Hub { out } => hub::make(&root(), &out),
-        Task::Python => wheel::test(&root()),
+        Task::Python { scheduled: true } => wheel::scheduled(&root()),
+        Task::Python { scheduled: false } => wheel::test(&root()),
         Task::Bridges { scheduled } => test::bridges(&root(), scheduled),
         Task::Browser => test::browser(&root()),
         Task::Evolution => test::evolution(&root()),

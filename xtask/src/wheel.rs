@@ -34,6 +34,17 @@ const TORCH: [&str; 6] = [
     "transformers==5.23.0",
     "pytest-xdist==3.8.0",
 ];
+/// Packages beside these whose launches `flashcore-check` runs in the emulator.
+const LAUNCHING: [&str; 6] = [
+    "numba-cuda==0.30.4",
+    "nvidia-cuda-nvcc==13.2.*",
+    "cupy-cuda13x==14.2.0",
+    "cuda-core==1.2.2",
+    "nvidia-cutlass-dsl==4.8.*",
+    "apache-tvm-ffi",
+];
+/// The tests of `flashcore-check` on these packages. Elsewhere they are skipped.
+const LAUNCHING_TESTS: [&str; 4] = ["test_numba.py", "test_cupy.py", "test_cuda_python.py", "test_cute.py"];
 /// Tests that need PyTorch, or that also run with PyTorch.
 const TORCH_TESTS: &[&str] = &[
     "test_torch.py",
@@ -235,22 +246,40 @@ pub fn test(root: &Path) -> Result<(), XtaskError> {
     let out = root.join("target/wheels/dev");
     let quick = |extension| build(root, &python, &out, &["--profile", "dev"], extension, None);
     let wheels = [quick(SEARCH)?, quick(TESTED_BENCH)?];
-    let install = |python: &Path, wheels: &[PathBuf]| {
-        run(pip(python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).args(wheels))
-    };
     install(&python, &wheels)?;
     pytest(root, &python, &[package.join("tests")])?;
     let python = torch(root)?;
     install(&python, &wheels)?;
     let tests: Vec<_> = TORCH_TESTS.iter().map(|name| package.join("tests").join(name)).collect();
     pytest(root, &python, &tests)?;
-    install(&python, &[plugin(root)?])?;
+    test_plugin(root, &python, &[package.join("check/tests")])
+}
+
+/// Runs the tests of `flashcore-check` on packages whose launches it catches, in an environment with all of
+/// them.
+///
+/// # Errors
+/// When a command fails.
+pub fn scheduled(root: &Path) -> Result<(), XtaskError> {
+    let packages = [&TORCH[..], &LAUNCHING].concat();
+    let python = installed(&root.join(".tools/launching"), &[], &packages)?;
+    let folder = root.join("python/check/tests");
+    test_plugin(root, &python, &LAUNCHING_TESTS.map(|name| folder.join(name)))
+}
+
+/// Installs `flashcore-check`, builds the command, and runs tests of the plugin.
+fn test_plugin(root: &Path, python: &Path, tests: &[PathBuf]) -> Result<(), XtaskError> {
+    install(python, &[plugin(root)?])?;
     let mut command = Command::new(env!("CARGO"));
     command.current_dir(root).args(CARGO_BUILD);
     run(command.args(["--bin", "flashcore"]))?;
-    let mut pytest = Command::new(&python);
+    let mut pytest = Command::new(python);
     pytest.current_dir(root.join("target")).env("FLASHCORE_COMMAND", target(root)?.join("debug/flashcore"));
-    run(pytest.args(["-m", "pytest", "--quiet"]).arg(package.join("check/tests")))
+    run(pytest.args(["-m", "pytest", "--quiet"]).args(tests))
+}
+
+fn install(python: &Path, wheels: &[PathBuf]) -> Result<(), XtaskError> {
+    run(pip(python).args(["install", "--no-index", "--no-deps", "--force-reinstall"]).args(wheels))
 }
 
 /// Runs tests of the installed package from a folder that does not contain the package.

@@ -7,12 +7,14 @@ use bench::suites;
 use clap::{Args, Parser, Subcommand};
 use problem::{Band, DTypes};
 
+mod capture;
 mod evolve;
 pub mod forecast;
 mod kernel;
 mod plans;
 mod run;
 
+pub use capture::Capture;
 pub use evolve::Evolve;
 pub use kernel::{Check, Compiling, Explain, Stated};
 pub use plans::{PlansAdd, PlansCheck, PlansClear, PlansCommand, PlansList};
@@ -94,6 +96,12 @@ pub enum Command {
     /// outputs in the book describes both. Exit code: 0 standard input ended, 3 a request that cannot be
     /// read; a launch that cannot run gets an answer.
     Emulate(Emulate),
+    /// Record launches of kernels of another program on a GPU, to be checked anywhere: PTX, launch file and
+    /// memory
+    ///
+    /// The program runs under a library that wraps the CUDA driver (LD_PRELOAD). Exit code: 0 recorded, 1 no
+    /// launch was selected, 2 a selected launch cannot be checked, and the reason is printed; 3 bad usage.
+    Capture(Capture),
     /// Evaluate candidates: one task per line on standard input, one outcome per line on standard output,
     /// both JSON
     #[command(hide = true)]

@@ -10,6 +10,7 @@ mod args;
 mod bar;
 mod baseline;
 mod bench;
+mod capture;
 mod check;
 mod choice;
 mod climb;
@@ -122,6 +123,7 @@ fn run_command(cli: &Cli) -> Result<Status, CliError> {
         Command::Accuracy(args) => accuracy::accuracy(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Emulate(args) => emulate::emulate(args),
+        Command::Capture(args) => capture::capture(args),
         Command::Plans(command) => plans::plans(command),
         Command::Sandboxed(args) => sandboxed::sandboxed(args),
         Command::Report(_)

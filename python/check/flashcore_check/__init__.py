@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._capture import capture
 from ._emulator import CommandError
 from ._launch import launch
 from ._session import HazardError, IncompleteError, Launch, current
 
-__all__ = ["CommandError", "HazardError", "IncompleteError", "Launch", "device", "kernel", "launch"]
+__all__ = ["CommandError", "HazardError", "IncompleteError", "Launch", "capture", "device", "kernel", "launch"]
 __version__ = "0.1.0"
 
 

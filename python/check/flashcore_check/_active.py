@@ -10,7 +10,22 @@ from typing import Any
 from ._session import Session, set_current
 
 #: By library, the module that makes the emulator its device.
-_PATCHES = {"torch": "_torch", "triton": "_triton", "numba_cuda": "_numba", "nvidia_cutlass_dsl": "_cute"}
+_PATCHES = {
+    "torch": "_torch",
+    "triton": "_triton",
+    "numba_cuda": "_numba",
+    "cupy": "_cupy",
+    "cuda.bindings": "_libcuda",
+    "nvidia_cutlass_dsl": "_cute",
+}
+
+
+def _is_installed(library: str) -> bool:
+    try:
+        return importlib.util.find_spec(library) is not None
+    except ModuleNotFoundError:
+        # The package above it.
+        return False
 
 
 class Active:
@@ -29,7 +44,7 @@ class Active:
             raise
 
     def _patch(self, library: str, module: str) -> None:
-        if library not in sys.modules and importlib.util.find_spec(library) is None:
+        if library not in sys.modules and not _is_installed(library):
             return
         patch = importlib.import_module(f"{__package__}.{module}").Patch()
         self._patches.append(patch)

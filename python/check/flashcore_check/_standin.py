@@ -33,8 +33,11 @@ def _hash(name: bytes) -> int:
     return value & 0xFFFFFFFF
 
 
-def library_image(symbols: Mapping[str, int]) -> bytes:
-    """An ELF library with a function for each symbol, which jumps to an address of this process."""
+def library_image(symbols: Mapping[str, int], soname: str = "") -> bytes:
+    """An ELF library with a function for each symbol, which jumps to an address of this process.
+
+    A program that asks for a library by the name ``soname`` gets this one, if this one is loaded already.
+    """
     found = _MACHINES.get(platform.machine())
     if found is None or os.name != "posix":
         raise UnsupportedMachine(
@@ -43,6 +46,8 @@ def library_image(symbols: Mapping[str, int]) -> bytes:
     machine, jump = found
     names = [name.encode() for name in symbols]
     strings = b"\0" + b"".join(name + b"\0" for name in names)
+    soname_at = len(strings)
+    strings += soname.encode() + b"\0"
     strings += b"\0" * (-len(strings) % 8)
     starts, at = [], 1
     for name in names:
@@ -65,7 +70,10 @@ def library_image(symbols: Mapping[str, int]) -> bytes:
     dynamic_at = -(-read_only // _PAGE) * _PAGE
     dynamic = b"".join(
         struct.pack("<QQ", tag, value)
-        for tag, value in ((4, hash_at), (5, strings_at), (6, symbols_at), (10, len(strings)), (11, 24), (0, 0))
+        for tag, value in (
+            *(((14, soname_at),) if soname else ()),
+            *((4, hash_at), (5, strings_at), (6, symbols_at), (10, len(strings)), (11, 24), (0, 0)),
+        )
     )
     header = b"\x7fELF\x02\x01\x01" + b"\0" * 9
     header += struct.pack("<HHIQQQIHHHHHH", 3, machine, 1, 0, 64, 0, 0, 64, 56, 3, 0, 0, 0)
@@ -82,10 +90,10 @@ def library_image(symbols: Mapping[str, int]) -> bytes:
 class Library:
     """A library in a file of its own, for as long as this object lives."""
 
-    def __init__(self, functions: Mapping[str, Any]) -> None:
+    def __init__(self, functions: Mapping[str, Any], soname: str = "") -> None:
         #: Callbacks of ctypes, which must outlive their last call.
         self.functions = dict(functions)
         addresses = {name: ctypes.cast(call, ctypes.c_void_p).value or 0 for name, call in functions.items()}
         self._folder = tempfile.TemporaryDirectory(prefix="flashcore-check-")
-        self.path = Path(self._folder.name) / "libflashcore_standin.so"
-        self.path.write_bytes(library_image(addresses))
+        self.path = Path(self._folder.name) / (soname or "libflashcore_standin.so")
+        self.path.write_bytes(library_image(addresses, soname))

@@ -62,6 +62,11 @@ def note_asked(tensor: Any) -> None:
         _asked[storage.data_ptr()] = weakref.ref(storage)
 
 
+def note_memory(storage: Any) -> None:
+    """Remembers memory that a program knows by its address alone."""
+    _asked[storage.data_ptr()] = weakref.ref(storage)
+
+
 def asked_addresses() -> list[tuple[int, int]]:
     """The first address and the end of each storage that is known by its address, in order."""
     ranges = []

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use emu::argument_bytes;
 use kernels::{BufferKind, Program};
 use problem::{Layout, Operand, PassKind, Problem, Tensor};
 use ptx::{Access, Arg, BufferSpec, Function, Kernel, Launch, Module, Param, TensorMapSpec, Verified};
@@ -200,6 +201,15 @@ impl LaunchSpec {
             bound_references.push(self.reference(spec, kernel, &homes, folder));
         }
         let kernel = kernels.remove(0);
+        let mut data = self.data.clone();
+        for address in &self.addresses {
+            let argument = address.pointer.argument(|of| values.get(of).cloned());
+            // The contents of a file with another size were refused when the file was read.
+            if let Some(contents) = data.get_mut(address.file) {
+                let contents = Arc::make_mut(contents);
+                contents[address.at..address.at + 8].copy_from_slice(&argument_bytes(&argument));
+            }
+        }
         let Contract { roles, starts, words, .. } = contract;
         Ok(Bound {
             kernel,
@@ -209,7 +219,7 @@ impl LaunchSpec {
             cooperative: self.launches.iter().map(|step| step.cooperative).collect(),
             starts,
             words,
-            data: self.data.clone(),
+            data,
             lse_layout: self.lse_layout,
             finite_inputs: self.finite_inputs,
             references: bound_references,
@@ -447,7 +457,7 @@ impl Contract {
                 let role = Role::Words(self.words.len() - 1);
                 (role, spec.name_of(index), Access::Read, Some(8 * to.len()))
             }
-            ArgSpec::Scalar(_) | ArgSpec::Struct(_) => return None,
+            ArgSpec::Pointer(_) | ArgSpec::Scalar(_) | ArgSpec::Struct(_) => return None,
         };
         // A tensor has one buffer, however many arguments refer to it.
         let known = self.roles.iter().position(|r| *r == role && matches!(role, Role::Operand(_)));
@@ -505,14 +515,17 @@ impl Contract {
                     address(*home)
                 }
                 ArgSpec::Tensor(_) | ArgSpec::Lse | ArgSpec::Buffer(_) => address(*home),
-                // Structs are filled in after all other arguments, to which their fields may refer.
-                ArgSpec::Struct(_) => Arg::Null,
+                // These are filled in after all other arguments, to which they may refer.
+                ArgSpec::Pointer(_) | ArgSpec::Struct(_) => Arg::Null,
             });
         }
         for (index, arg) in spec.args.iter().enumerate() {
-            if let ArgSpec::Struct(value) = arg {
-                values[index] = value.argument(|of| values.get(of).cloned());
-            }
+            let of = |of: usize| values.get(of).cloned();
+            values[index] = match arg {
+                ArgSpec::Struct(value) => value.argument(of),
+                ArgSpec::Pointer(pointer) => pointer.argument(of),
+                _ => continue,
+            };
         }
         values
     }

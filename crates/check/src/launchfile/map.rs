@@ -4,7 +4,7 @@ use problem::{DType, Problem, Tensor};
 use ptx::{Access, BufferSpec, Element, L2Promotion, Swizzle, TensorMapError, TensorMapSpec};
 
 use super::LaunchError;
-use super::memory::{BufferType, FileInit, Memory, memory_of};
+use super::memory::{BufferType, FileInit, Memory, dtype_of, memory_of};
 use super::raw::RawArg;
 use super::spec::{number_of, refuse_surplus, tensor_of};
 
@@ -96,7 +96,7 @@ pub(super) fn map_of(
     let (target, element) = target_of(index, all, problem, files)?;
     let keys: &[&str] = match target {
         MapTarget::Tensor(_) => &["of", "layout"],
-        MapTarget::Argument(_) => &["of"],
+        MapTarget::Argument(_) => &["of", "dtype"],
         MapTarget::Own(_) => &["dtype", "elements", "shape", "init"],
     };
     refuse_surplus(index, raw, &[keys, &KEYS].concat())?;
@@ -182,8 +182,12 @@ fn target_of(
     let (number, buffer) = buffer.ok_or_else(|| {
         refuse("q, k, v, out, or the number or name of an [[arg]] with role = \"buffer\", from 0 on")
     })?;
-    // The files of the buffer's own argument are listed there.
-    Ok((MapTarget::Argument(number), element_of(memory_of(number, buffer, &mut Vec::new())?.dtype)))
+    let dtype = match &all[index].dtype {
+        Some(dtype) => dtype_of(format!("[[arg]] {index} dtype"), dtype)?,
+        // The files of the buffer's own argument are listed there.
+        None => memory_of(number, buffer, &mut Vec::new())?.dtype,
+    };
+    Ok((MapTarget::Argument(number), element_of(dtype)))
 }
 
 /// The hardware's type of a buffer's elements. Signed 8- and 16-bit types have no names there; copies do not

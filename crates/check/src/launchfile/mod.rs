@@ -9,6 +9,7 @@
 
 mod bind;
 mod brief;
+mod captured;
 mod constant;
 mod error;
 mod fill;
@@ -25,12 +26,13 @@ mod write;
 
 pub use bind::{Bound, Role};
 pub use brief::Brief;
+pub use captured::{CaptureError, CapturedLaunch, captured};
 pub use error::LaunchError;
 pub(crate) use fill::fill;
 pub use map::{MapSpec, MapTarget};
 pub use memory::{BufferType, FileInit, Init, Memory, RANK, View};
 pub(crate) use raw::{RawArg, RawLaunch, RawReference};
-pub use scalar::{Scalar, ScalarType, StructSpec};
+pub use scalar::{PointerSpec, Scalar, ScalarType, StructSpec};
 pub(crate) use spec::{ARGUMENT, number_of, step_of};
 pub use spec::{ArgSpec, LaunchSpec, LaunchStep};
 pub use suggest::{suggest, suggest_triton};

@@ -102,6 +102,8 @@ pub(crate) struct RawArg {
     pub dims: Option<Vec<i64>>,
     pub strides: Option<Vec<i64>>,
     pub offset: Option<i64>,
+    pub plus: Option<i64>,
+    pub addresses: Option<Vec<RawAddress>>,
     #[serde(rename = "box")]
     pub box_extents: Option<Vec<i64>>,
     pub swizzle: Option<String>,
@@ -109,6 +111,15 @@ pub(crate) struct RawArg {
     pub memory: Option<String>,
     pub fields: Option<Vec<RawArg>>,
     pub bytes: Option<i64>,
+}
+
+/// An address in the contents of a buffer.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RawAddress {
+    pub at: i64,
+    pub of: toml::Value,
+    pub plus: Option<i64>,
 }
 
 /// An entry of `[[constant]]`.

@@ -121,8 +121,45 @@ pub struct StructSpec {
 #[derive(Clone, Debug, PartialEq)]
 enum FieldSpec {
     Value(Arg),
-    /// The address of the memory of the argument with this number, or its tensor map.
-    Argument(usize),
+    /// The tensor map of the argument with this number.
+    Map(usize),
+    Address(PointerSpec),
+}
+
+/// An address inside the memory of an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PointerSpec {
+    /// The number of the argument.
+    pub of: usize,
+    /// Bytes from the start of its memory.
+    pub plus: u64,
+}
+
+impl PointerSpec {
+    /// The address. `of` returns the value that the argument with the given number passes.
+    pub(super) fn argument(self, of: impl Fn(usize) -> Option<Arg>) -> Arg {
+        match of(self.of) {
+            Some(Arg::Buffer { index, offset }) => {
+                Arg::Buffer { index, offset: offset.saturating_add(self.plus) }
+            }
+            _ => Arg::Null,
+        }
+    }
+
+    /// The address that a table states with `of` and `plus`. `key` names a key of the table.
+    pub(super) fn of(
+        key: &dyn Fn(&str) -> String,
+        of: &toml::Value,
+        plus: Option<i64>,
+        number: &dyn Fn(&toml::Value) -> Option<(usize, bool)>,
+    ) -> Result<PointerSpec, LaunchError> {
+        let accepted = "the name or the number of an [[arg]] that has memory";
+        let held = number(of).filter(|(_, is_map)| !is_map);
+        let (of, _) = held.ok_or_else(|| LaunchError::value(key("of"), of, accepted))?;
+        let plus = plus.unwrap_or(0);
+        let plus = u64::try_from(plus).map_err(|_| LaunchError::value(key("plus"), plus, "0 or more"))?;
+        Ok(PointerSpec { of, plus })
+    }
 }
 
 impl StructSpec {
@@ -131,7 +168,8 @@ impl StructSpec {
         let fields = self.fields.iter().map(|(offset, field)| {
             let value = match field {
                 FieldSpec::Value(value) => value.clone(),
-                FieldSpec::Argument(index) => of(*index).unwrap_or(Arg::Null),
+                FieldSpec::Map(index) => of(*index).unwrap_or(Arg::Null),
+                FieldSpec::Address(pointer) => pointer.argument(&of),
             };
             (*offset, value)
         });
@@ -178,8 +216,8 @@ pub(super) fn struct_of(
         for value in values {
             let bytes = match &value {
                 FieldSpec::Value(value) => value.bytes(),
-                FieldSpec::Argument(_) if align == TensorMapSpec::ALIGN => TensorMapSpec::BYTES,
-                FieldSpec::Argument(_) => 8,
+                FieldSpec::Map(_) => TensorMapSpec::BYTES,
+                FieldSpec::Address(_) => 8,
             };
             placed.push((end, value));
             end = end.saturating_add(bytes);
@@ -249,17 +287,15 @@ fn field_of(
                     "the name or the number of an [[arg]] with role = \"tensor_map\"",
                 )
             })?;
-            Ok((vec![FieldSpec::Argument(map.0)], TensorMapSpec::ALIGN))
+            Ok((vec![FieldSpec::Map(map.0)], TensorMapSpec::ALIGN))
         }
         "pointer" => match &raw.of {
             None => Ok((vec![FieldSpec::Value(Arg::Null)], 8)),
-            Some(of) => {
-                let (index, is_map) = number(of).ok_or_else(|| {
-                    LaunchError::value(key("of"), of, "the name or the number of an [[arg]] that has memory")
-                })?;
-                let align = if is_map { TensorMapSpec::ALIGN } else { 8 };
-                Ok((vec![FieldSpec::Argument(index)], align))
-            }
+            // A map by value has the place of its 128 bytes.
+            Some(of) => match number(of) {
+                Some((map, true)) => Ok((vec![FieldSpec::Map(map)], TensorMapSpec::ALIGN)),
+                _ => Ok((vec![FieldSpec::Address(PointerSpec::of(key, of, raw.plus, number)?)], 8)),
+            },
         },
         other => {
             let accepted = format!("{}bytes pointer tensor_map", ScalarType::ACCEPTED);

@@ -12,7 +12,7 @@ use super::fill::type_of;
 use super::map::{MapSpec, MapTarget, map_of};
 use super::memory::{BufferType, FileInit, Init, Memory, init_of, memory_of};
 use super::raw::{RawArg, RawFile, RawLaunch, RawProblem};
-use super::scalar::{Scalar, ScalarType, StructSpec, scalar_of, struct_of};
+use super::scalar::{PointerSpec, Scalar, ScalarType, StructSpec, scalar_of, struct_of};
 use crate::reference::ReferenceSpec;
 
 /// A validated launch file, not bound to a module yet.
@@ -29,6 +29,8 @@ pub struct LaunchSpec {
     pub names: Vec<Option<String>>,
     /// References that judge the outputs, in addition to the problem's oracle.
     pub references: Vec<ReferenceSpec>,
+    /// Addresses in the contents of buffers.
+    pub(super) addresses: Vec<AddressSpec>,
     pub(super) constants: Vec<Constant>,
     /// The files that `init` names, and their contents once they are read.
     pub(super) files: Vec<FileInit>,
@@ -74,6 +76,8 @@ pub enum ArgSpec {
     Buffer(Memory),
     /// An array in global memory with the addresses of other arguments' memory; `None` is a null pointer.
     Pointers(Vec<Option<usize>>),
+    /// An address inside the memory of another argument.
+    Pointer(PointerSpec),
     TensorMap(MapSpec),
     Scalar(Scalar),
     Struct(StructSpec),
@@ -87,11 +91,21 @@ impl ArgSpec {
             ArgSpec::Lse => "lse",
             ArgSpec::Buffer(_) => "buffer",
             ArgSpec::Pointers(_) => "pointers",
+            ArgSpec::Pointer(_) => "pointer",
             ArgSpec::TensorMap(_) => "tensor_map",
             ArgSpec::Scalar(scalar) => scalar.ty.name(),
             ArgSpec::Struct(_) => "struct",
         }
     }
+}
+
+/// Eight bytes in the contents of a buffer that hold an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AddressSpec {
+    /// The number of the file with the contents, and the byte there.
+    pub file: usize,
+    pub at: usize,
+    pub pointer: PointerSpec,
 }
 
 /// Maximum memory of one launch in bytes, which a laptop can spare.
@@ -144,12 +158,14 @@ impl LaunchSpec {
             return Err(LaunchError::value("launch", "[]", "at least one launch"));
         }
         let constants = constants_of(&file.constant, &mut files)?;
+        let addresses = addresses_of(&file.arg, &args)?;
         let mut spec = LaunchSpec {
             problem,
             launches,
             args,
             names: file.arg.iter().map(|arg| arg.name.clone()).collect(),
             references: Vec::new(),
+            addresses,
             constants,
             files,
             data: Vec::new(),
@@ -243,7 +259,7 @@ impl LaunchSpec {
                 if given { Some(0) } else { self.tensor_bytes(*tensor) }
             }
             ArgSpec::Pointers(to) => to.len().checked_mul(8),
-            ArgSpec::TensorMap(_) | ArgSpec::Scalar(_) | ArgSpec::Struct(_) => Some(0),
+            ArgSpec::TensorMap(_) | ArgSpec::Pointer(_) | ArgSpec::Scalar(_) | ArgSpec::Struct(_) => Some(0),
         }
     }
 }
@@ -541,17 +557,24 @@ fn arg_of(
             problem.ok_or_else(needs_problem).map(|_| ArgSpec::Lse)
         }
         "buffer" => {
-            refuse_surplus(index, raw, &["dtype", "elements", "shape", "strides", "init"])?;
+            refuse_surplus(index, raw, &["dtype", "elements", "shape", "strides", "init", "addresses"])?;
             memory_of(index, raw, files).map(ArgSpec::Buffer)
         }
         "pointers" => pointers_of(index, all).map(ArgSpec::Pointers),
+        "pointer" => {
+            refuse_surplus(index, raw, &["of", "plus"])?;
+            let of = raw.of.as_ref();
+            let of = of.ok_or_else(|| LaunchError::Missing { index, role: raw.role.clone(), key: "of" })?;
+            let key = |key: &str| format!("[[arg]] {index} {key}");
+            PointerSpec::of(&key, of, raw.plus, &|value| memory_named(value, all)).map(ArgSpec::Pointer)
+        }
         "struct" => {
             struct_of(index, raw, &|value: &toml::Value| memory_named(value, all)).map(ArgSpec::Struct)
         }
         "tensor_map" => map_of(index, all, problem, files).map(ArgSpec::TensorMap),
         other => {
             let accepted = format!(
-                "q, k, v, out, lse, buffer, pointers, tensor_map, struct, {}",
+                "q, k, v, out, lse, buffer, pointer, pointers, tensor_map, struct, {}",
                 ScalarType::ACCEPTED.trim_end().replace(' ', ", ")
             );
             Err(LaunchError::value(format!("[[arg]] {index} role"), format!("\"{other}\""), accepted))
@@ -579,6 +602,27 @@ fn pointers_of(index: usize, all: &[RawArg]) -> Result<Vec<Option<usize>>, Launc
     list.iter().map(target).collect()
 }
 
+/// The addresses in the contents of all buffers.
+fn addresses_of(all: &[RawArg], args: &[ArgSpec]) -> Result<Vec<AddressSpec>, LaunchError> {
+    let mut found = Vec::new();
+    for (index, (raw, arg)) in all.iter().zip(args).enumerate() {
+        for (number, raw) in raw.addresses.iter().flatten().enumerate() {
+            let key = |key: &str| format!("[[arg]] {index} addresses[{number}] {key}");
+            let ArgSpec::Buffer(Memory { init: Init::File(file), view: None, dtype, elements }) = arg else {
+                let accepted = "a buffer with elements and init = { file = … }";
+                return Err(LaunchError::value(key("at"), raw.at, accepted));
+            };
+            let at = usize::try_from(raw.at).ok().filter(|at| {
+                at.checked_add(8).is_some_and(|end| end <= elements.saturating_mul(dtype.bytes()))
+            });
+            let at = at.ok_or_else(|| LaunchError::value(key("at"), raw.at, "8 bytes within the buffer"))?;
+            let pointer = PointerSpec::of(&key, &raw.of, raw.plus, &|value| memory_named(value, all))?;
+            found.push(AddressSpec { file: *file, at, pointer });
+        }
+    }
+    Ok(found)
+}
+
 pub(super) fn tensor_of(name: &str) -> Option<Tensor> {
     Tensor::FORWARD.into_iter().find(|tensor| tensor.name() == name)
 }
@@ -603,6 +647,8 @@ pub(super) fn refuse_surplus(index: usize, raw: &RawArg, taken: &[&str]) -> Resu
         ("dims", raw.dims.is_some()),
         ("strides", raw.strides.is_some()),
         ("offset", raw.offset.is_some()),
+        ("plus", raw.plus.is_some()),
+        ("addresses", raw.addresses.is_some()),
         ("box", raw.box_extents.is_some()),
         ("swizzle", raw.swizzle.is_some()),
         ("fill", raw.fill.is_some()),

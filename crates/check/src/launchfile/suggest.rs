@@ -24,7 +24,7 @@ struct Use {
 }
 
 /// A parameter, by its number, or a field of one: bytes from its start.
-type Origin = (usize, i64);
+pub(super) type Origin = (usize, i64);
 
 /// Elements of a suggested buffer: more than a small launch reads.
 const ELEMENTS: u64 = 1 << 16;
@@ -420,6 +420,12 @@ const fn element(ty: Type) -> &'static str {
         Type::B64 | Type::B128 => "f32",
         other => integer(other),
     }
+}
+
+/// The element type of the memory to which each parameter or field of one points, as the code accesses it.
+pub(super) fn accessed(function: &Function) -> impl Iterator<Item = (Origin, &'static str)> {
+    let typed = |(origin, used): (Origin, Use)| Some((origin, element(used.ty?)));
+    uses(function).into_iter().filter_map(typed)
 }
 
 /// How each parameter is used. Addresses are followed through arithmetic, but not through memory.

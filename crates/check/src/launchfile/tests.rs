@@ -194,9 +194,9 @@ fn the_entry_is_found_or_named() {
 fn the_documented_format_is_a_launch_file() {
     let mut spec: LaunchSpec = FORMAT.parse().unwrap();
     let roles: Vec<_> = spec.args.iter().map(ArgSpec::role).collect();
-    assert_eq!(roles, ["out", "buffer", "u32", "tensor_map", "tensor_map", "struct", "pointers"]);
-    let params = [Type::U64, Type::U64, Type::U32, Type::B8, Type::B8, Type::B8, Type::U64];
-    let sizes = [None, None, None, Some(128), Some(128), Some(40), None];
+    assert_eq!(roles, ["out", "buffer", "pointer", "u32", "tensor_map", "tensor_map", "struct", "pointers"]);
+    let params = [Type::U64, Type::U64, Type::U64, Type::U32, Type::B8, Type::B8, Type::B8, Type::U64];
+    let sizes = [None, None, None, None, Some(128), Some(128), Some(40), None];
     let module = module_of(&params, &sizes, LaunchBounds::default());
     spec.launches[0].entry = None;
     let missing = spec.bind(module.clone()).unwrap_err().to_string();
@@ -211,20 +211,58 @@ fn the_documented_format_is_a_launch_file() {
     assert_eq!((&of_k.extents[..], &of_k.strides[..]), (&[64, 512, 8, 1][..], &[128, 65_536, 524_288][..]));
     assert_eq!((of_buffer.buffer, of_buffer.element, of_buffer.offset), (1, Element::F32, 128));
     assert_eq!((&of_buffer.extents[..], &of_buffer.strides[..]), (&[32, 16][..], &[256][..]));
-    assert_eq!(kernel.args[3..5], [Arg::TensorMap { index: 0 }, Arg::TensorMap { index: 1 }]);
+    assert_eq!(kernel.args[4..6], [Arg::TensorMap { index: 0 }, Arg::TensorMap { index: 1 }]);
     let address = |index| Arg::Buffer { index, offset: 0 };
     let fields = vec![
         (0, Arg::I32(8)),
         (4, Arg::I32(128)),
-        (8, address(1)),
+        (8, Arg::Buffer { index: 1, offset: 8 }),
         (16, Arg::U8(1)),
         (24, Arg::F64(1.5)),
         (32, Arg::U8(0)),
         (33, Arg::U8(255)),
     ];
-    assert_eq!(kernel.args[5], Arg::Struct(StructArg { bytes: 40, fields }));
+    assert_eq!(kernel.args[2], Arg::Buffer { index: 1, offset: 512 });
+    assert_eq!(kernel.args[6], Arg::Struct(StructArg { bytes: 40, fields }));
     assert_eq!(bound.words, [vec![address(1), Arg::Null, address(0)]]);
     assert_eq!(bound.references.len(), 1);
+}
+
+/// Addresses in the contents of a file are those that the memory has in the emulator.
+#[test]
+fn contents_of_files_have_addresses_of_other_memory() {
+    let text = r#"
+launch = { grid = [1], block = [32] }
+[[arg]]
+name = "table"
+role = "buffer"
+dtype = "u64"
+elements = 2
+init = { file = "table.npy" }
+addresses = [{ at = 8, of = 1, plus = 4 }]
+[[arg]]
+role = "buffer"
+dtype = "f32"
+elements = 4
+"#;
+    let mut spec: LaunchSpec = text.parse().unwrap();
+    spec.data = vec![[7; 16].as_slice().into()];
+    let module = module_of(&[Type::U64, Type::U64], &[None, None], LaunchBounds::default());
+    let address = emu::argument_bytes(&Arg::Buffer { index: 1, offset: 4 });
+    assert_eq!(*spec.bind(module).unwrap().data[0], *[&[7; 8], &address[..]].concat());
+    for (old, new, said) in [
+        ("at = 8", "at = 9", "'9' for [[arg]] 0 addresses[0] at: expected 8 bytes within the buffer"),
+        (
+            "of = 1",
+            "of = 2",
+            "'2' for [[arg]] 0 addresses[0] of: expected the name or the number of an [[arg]]",
+        ),
+        ("plus = 4", "plus = -4", "'-4' for [[arg]] 0 addresses[0] plus: expected 0 or more"),
+        ("{ file = \"table.npy\" }", "\"zeros\"", "at: expected a buffer with elements and init = { file"),
+    ] {
+        let error = text.replace(old, new).parse::<LaunchSpec>().unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
 }
 
 /// A launch file with Q, K and V as tensor maps, two maps of the same tensor, and a map of separate memory.
@@ -314,7 +352,7 @@ dims = [64, 64]\n | | [[arg]] 2 has role = "tensor_map" and needs `dims`
 dims = [64, 64] | dims = [] | invalid value '0' for rank: expected 1 to 5
 dims = [64, 64] | dims = [64, 0] | invalid value '0' for extent: expected 1 to 2^32
 box = [32, 16]\n | | needs `box`
-of = 0 | of = 0\ndtype = "f16" | [[arg]] 2 has role = "tensor_map", which takes no `dtype`
+of = 0 | of = 0\nelements = 9 | [[arg]] 2 has role = "tensor_map", which takes no `elements`
 elements = 512\n | | [[arg]] 4 has role = "tensor_map" and needs `elements`
 role = "k" | role = "k"\nlayout = "bhsd" | invalid value 'bhsd' for [[arg]] 3 layout: expected bshd, as [[arg]] 1
 role = "k" | role = "k"\nswizzle = "32" | which takes no `swizzle`

@@ -107,6 +107,14 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ),
     ("doctor", &["flashcore doctor", "flashcore doctor --json"]),
     ("emulate", &["flashcore emulate < requests > answers"]),
+    (
+        "capture",
+        &[
+            "flashcore capture -- python train.py    # which kernels are launched, and how often?",
+            "flashcore capture --kernel attention --at 3 -- python train.py",
+            "flashcore capture --kernel _fwd_kernel --at 1,100 --after --out launches -- python train.py",
+        ],
+    ),
     ("lab", &["flashcore lab microbench --out machine.json"]),
     ("lab tables", &["flashcore lab tables README.md --check"]),
     (

@@ -1,5 +1,7 @@
 //! The tests of the command, as one program.
 
+mod action;
+mod capture;
 mod cli;
 mod cuda;
 mod emulate;

@@ -175,6 +175,7 @@ fn every_output_fits_its_schema() {
     held.run(&folder, "plans-change", &["plans", "clear"]);
     serve(&folder, &mut held);
     held.lines("emulate", &crate::emulate::answers());
+    crate::capture::objects().iter().for_each(|object| held.lines("capture", object));
     let listed = std::fs::read_dir(schemas()).unwrap().flatten().map(|entry| entry.path());
     let listed: BTreeSet<String> =
         listed.filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect();

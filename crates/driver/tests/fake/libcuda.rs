@@ -159,6 +159,22 @@ fn variable(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(otherwise)
 }
 
+/// The bytes of each parameter: the text between the entry's name and its body has one `.param` for each. A
+/// module without text has as many addresses as `FAKE_PARAMS` says.
+fn param_bytes(text: &str, name: &str) -> Vec<usize> {
+    if !text.contains(".version") {
+        return vec![8; variable("FAKE_PARAMS", 0) as usize];
+    }
+    let named = |entry: &&str| entry.split(['(', ' ', '\n']).next() == Some(name);
+    let entry = text.split(".entry ").skip(1).find(named).unwrap_or(text);
+    let size = |param: &str| match param.split_once('[') {
+        Some((_, length)) => length.split(']').next().unwrap().trim().parse().unwrap(),
+        None if param.contains("64") => 8,
+        None => 4,
+    };
+    entry.split('{').next().unwrap_or("").split(".param").skip(1).map(size).collect()
+}
+
 impl State {
     fn make(&mut self) -> usize {
         self.next += 1;
@@ -543,14 +559,53 @@ fake! {
         inside(|s| {
             // Loading while any stream is captured needs the relaxed mode.
             if !s.capturing.is_empty() && RELAXED.get() != 2 { return CAPTURE_UNSUPPORTED; }
-            // A cubin made by this fake, or the text of a whole program.
-            let cubin = std::slice::from_raw_parts(image, 4) == b"ELF ";
+            // A cubin or a fat binary, which this fake cannot run; a cubin made by this fake; or the text of
+            // a whole program.
+            let start = std::slice::from_raw_parts(image, 4);
+            if start == b"\x7fELF" || start == 0xba55_ed50_u32.to_le_bytes() || start == 0x4662_43b1_u32.to_le_bytes() {
+                *module = s.make();
+                s.modules.insert(*module, String::new());
+                return 0;
+            }
+            let cubin = start == b"ELF ";
             let text = CStr::from_ptr(image.add(if cubin { 4 } else { 0 }).cast()).to_string_lossy().into_owned();
             if !text.contains(".version") { return if cubin { INVALID_IMAGE } else { INVALID_PTX }; }
             *module = s.make();
             s.modules.insert(*module, text);
             0
         })
+    }
+    cuModuleLoadData(module: *mut usize, image: *const u8) {
+        cuModuleLoadDataEx(module, image, 0, std::ptr::null_mut(), std::ptr::null_mut())
+    }
+    cuModuleLoadFatBinary(module: *mut usize, image: *const u8) { cuModuleLoadData(module, image) }
+    cuLibraryLoadData(library: *mut usize, image: *const u8, _jit: *mut c_void, _jit_values: *mut c_void, _jit_count: u32, _options: *mut c_void, _values: *mut c_void, _count: u32) { cuModuleLoadData(library, image) }
+    cuLibraryGetKernel(kernel: *mut usize, library: usize, name: *const c_char) { cuModuleGetFunction(kernel, library, name) }
+    cuFuncGetParamInfo(function: usize, index: usize, offset: *mut usize, bytes: *mut usize) {
+        inside(|s| {
+            let Some((module, name)) = s.functions.get(&function) else { return INVALID_HANDLE };
+            let sizes = param_bytes(&s.modules[module], name);
+            let Some(&size) = sizes.get(index) else { return INVALID_VALUE };
+            (*offset, *bytes) = (sizes[..index].iter().sum(), size);
+            0
+        })
+    }
+    cuKernelGetParamInfo(kernel: usize, index: usize, offset: *mut usize, bytes: *mut usize) {
+        cuFuncGetParamInfo(kernel, index, offset, bytes)
+    }
+    cuPointerGetAttribute(value: *mut u64, which: u32, address: u64) {
+        inside(|s| {
+            let Some((&start, memory)) = s.memory.range(..=address).next_back() else { return INVALID_VALUE };
+            if address - start >= memory.len() as u64 { return INVALID_VALUE; }
+            *value = match which { 11 => start, 12 => memory.len() as u64, _ => return INVALID_VALUE };
+            0
+        })
+    }
+    cuCtxGetDevice(device: *mut i32) { *device = CURRENT.get().wrapping_sub(CONTEXT) as i32; inside(|_| 0) }
+    cuGetProcAddress_v2(symbol: *const c_char, found: *mut usize, _version: i32, _flags: u64, _status: *mut u32) {
+        unsafe extern "C" { fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void; fn dlopen(file: *const c_char, flags: i32) -> *mut c_void; }
+        *found = dlsym(dlopen(c"libcuda.so.1".as_ptr(), 1), symbol) as usize;
+        if *found == 0 { NOT_FOUND } else { 0 }
     }
     cuModuleUnload(module: usize) { inside(|s| s.destroy(module)) }
     cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) {
@@ -579,19 +634,16 @@ fake! {
     cuOccupancyMaxActiveBlocksPerMultiprocessor(ctas: *mut i32, _function: usize, _threads: i32, _shared: usize) {
         *ctas = 3; inside(|_| 0)
     }
+    cuLaunchKernel(function: usize, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: usize, params: *mut *mut u64, extra: *mut c_void) {
+        cuLaunchKernelEx(&Config { shape: [gx, gy, gz, bx, by, bz, shared], stream, attributes: std::ptr::dangling(), count: 0 }, function, params, extra)
+    }
     cuLaunchKernelEx(config: *const Config, function: usize, params: *mut *mut u64, _extra: *mut c_void) {
         inside(|s| {
             let Some((module, name)) = s.functions.get(&function).cloned() else { return INVALID_HANDLE };
             if !s.live.contains(&module) { return INVALID_HANDLE; }
             let stream = (*config).stream;
-            // The text between the entry's name and its body has one `.param` per parameter.
-            let text = s.modules[&module].as_str();
-            let named = |entry: &&str| entry.split(['(', ' ', '\n']).next() == Some(name.as_str());
-            let entry = text.split(".entry ").skip(1).find(named).unwrap_or(text);
-            let head = entry.split('{').next().unwrap_or("");
-            let words = |param: &str| if param.contains("[128]") { 16 } else { 1 };
-            let sizes: Vec<usize> = head.split(".param").skip(1).map(words).collect();
-            let of = |(i, &words): (usize, &usize)| std::slice::from_raw_parts(*params.add(i), words).to_vec();
+            let sizes = param_bytes(&s.modules[&module], &name);
+            let of = |(i, bytes): (usize, &usize)| std::slice::from_raw_parts(*params.add(i), bytes.div_ceil(8)).to_vec();
             let params = sizes.iter().enumerate().flat_map(of).collect();
             let mut shape = [1; 10];
             shape[..7].copy_from_slice(&(*config).shape);
@@ -629,7 +681,10 @@ fake! {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_maps() -> u64 {
     let mut maps = 0;
-    with(|s| { maps = s.maps; 0 });
+    with(|s| {
+        maps = s.maps;
+        0
+    });
     maps
 }
 
