@@ -41,6 +41,7 @@ NOT_APPLICABLE = {
     "sm100": "FlashAttention-4's choice of tiles",
     "cluster": "FlashAttention-3's choice of tiles",
     "generator_arg": "dropout",
+    "invalid_head_dim": "head dims that FlashAttention-4 refuses",
     "num_splits": "FlashAttention-2's words of an error",
     "block_table_bounds": "FlashAttention-2's words of an error",
 }
@@ -199,7 +200,7 @@ def _cute_func(q: Any, k: Any, v: Any, softmax_scale: Any = None, causal: bool =
 
 
 def _cute_varlen(q: Any, k: Any, v: Any, **named: Any) -> Any:
-    for name in ("pack_gqa", "deterministic", "num_splits"):
+    for name in ("pack_gqa", "deterministic", "num_splits", "scheduler_metadata", "return_lse"):
         named.pop(name, None)
     named["window_size"] = _window(named.get("window_size", (None, None)))
     return _varlen(q, k, v, return_lse=True, **named)
