@@ -2,10 +2,11 @@
 //!
 //! A warpgroup issues dV, dK, S of the next tile and dQ one behind the other. Meanwhile the other warpgroup
 //! computes P and dS. dP is issued after the exponentials: behind dQ, it was slower in a trial on an H200.
-//! Bulk reductions add dQ to the sums, so that no warp waits until it has issued its additions.
+//! Bulk reductions add dQ to the sums, so that no warp waits until it has issued its additions. They are sent
+//! with dS of the next tile: one fence serves both.
 
 use attend::Masker;
-use ptx::{Builder, Global, Pointer};
+use ptx::{Builder, CmpOp, Global, Pointer, R64};
 use tile::{Accumulate, PingPong, PipelineState, Products, warp_vectors};
 
 use super::consume::{Tiles, Warpgroup};
@@ -21,6 +22,8 @@ struct Positions {
     queries: PipelineState,
     gradients: PipelineState,
     slot: PipelineState,
+    /// The sums of the part of dQ that waits in shared memory; 0 before the first visit.
+    sums: R64,
 }
 
 impl Warpgroup<'_> {
@@ -33,6 +36,7 @@ impl Warpgroup<'_> {
             queries: queries.consumer_state(k),
             gradients: gradients.consumer_state(k),
             slot: main.handover().state(k),
+            sums: k.mov(0),
         };
         let turns = PingPong::new(k, self.consumer, ROLES.consumers);
         let (mask, mut products) = self.begin(k);
@@ -44,6 +48,9 @@ impl Warpgroup<'_> {
                 main.is_visit(k, visit)
             });
             k.wgmma_wait(0);
+            k.fence_proxy_async_shared();
+            k.warp_sync();
+            self.send_part(k, &at);
         });
     }
 
@@ -73,6 +80,7 @@ impl Warpgroup<'_> {
         gradient.scores(k, s, &weights, dp, &numbers); //                      14: dS = P ∘ (dP − D)
         dp.round_to(k, half, ds);
         self.publish(k, &at.slot);
+        self.send_part(k, at); // The fence and the synchronisation of `publish` came after its stores.
 
         turns.wait(k);
         products.fence(k);
@@ -100,8 +108,8 @@ impl Warpgroup<'_> {
         k.wgmma_wait(0);
         let place = main.place(k, visit);
         let sums = main.params.row_tiles.sums(k, place);
+        k.mov_to(at.sums, sums.base);
         self.stage_part(k);
-        self.send_part(k, sums);
         main.advance(k, visit);
     }
 
@@ -127,14 +135,13 @@ impl Warpgroup<'_> {
         }
     }
 
-    /// Sends the warp's part of dQ from shared memory to the sums.
-    fn send_part(&self, k: &mut Builder, sums: Global) {
+    /// Sends the warp's part of dQ from shared memory to the sums, if there is one.
+    fn send_part(&self, k: &mut Builder, at: &Positions) {
         let warp = self.consumer.threads.row_warp;
         let staged = k.shared_index(self.main.staging, warp, PART_BYTES);
-        let to = k.index(sums, warp, PART_BYTES);
-        k.fence_proxy_async_shared();
-        k.warp_sync();
-        k.guarded(self.consumer.elected, |k| {
+        let to = k.index(Global { base: at.sums, offset: 0 }, warp, PART_BYTES);
+        let sends = k.setp_u_and(CmpOp::Ne, at.sums, 0, self.consumer.elected);
+        k.guarded(sends, |k| {
             k.bulk_add(to, staged, PART_BYTES);
             k.bulk_commit();
         });
