@@ -18,7 +18,7 @@ pub(super) struct Warpgroup<'a> {
     pub main: &'a Main<'a>,
     pub consumer: &'a Consumer,
     pub operands: Operands,
-    pub tiles: Tiles,
+    pub tiles: WarpgroupTiles,
 }
 
 /// The operands of a warpgroup's products.
@@ -38,7 +38,7 @@ pub(super) struct Operands {
 }
 
 /// A warpgroup's accumulators.
-pub(super) struct Tiles {
+pub(super) struct WarpgroupTiles {
     pub s: AccTile,
     pub dp: AccTile,
     pub dk: AccTile,
@@ -60,7 +60,7 @@ impl Main<'_> {
         } else {
             group.visit_freely(k);
         }
-        let Tiles { dk, dv, .. } = &group.tiles;
+        let WarpgroupTiles { dk, dv, .. } = &group.tiles;
         for row in 0..dk.lane_rows() {
             dk.scale_row(k, row, self.params.scale);
         }
@@ -72,14 +72,14 @@ impl Main<'_> {
         }
     }
 
-    fn tiles(&self, k: &mut Builder) -> Tiles {
+    fn tiles(&self, k: &mut Builder) -> WarpgroupTiles {
         let (rows, columns) = (self.sizes.rows, self.sizes.columns);
         let [s, dp] = [0; 2].map(|_| AccTile::unset(k, 16, rows));
         let [dk, dv] = [0; 2].map(|_| AccTile::zero(k, 16, columns));
         let [p, ds] = [0; 2].map(|_| OperandTile::unset(k, half(self.baked), 16, rows));
         // In turns, dP of the next tile is issued after dQ has been copied to shared memory.
         let dq = if self.sizes.takes_turns() { dp.clone() } else { AccTile::unset(k, 16, 8 * PART_TILES) };
-        Tiles { s, dp, dk, dv, dq, p, ds }
+        WarpgroupTiles { s, dp, dk, dv, dq, p, ds }
     }
 
     pub(super) fn score_gradient<'b>(&'b self, mask: &'b Masker) -> ScoreGradient<'b> {

@@ -4,7 +4,7 @@ use attend::{Masker, Order};
 use ptx::{Builder, CmpOp, R32};
 use tile::{Accumulate, PipelineState, Products};
 
-use super::consume::{Tiles, Warpgroup};
+use super::consume::{Warpgroup, WarpgroupTiles};
 use super::convert::{add_part, place_of_part};
 use super::emit::Visit;
 use crate::forward::contract::half;
@@ -57,7 +57,7 @@ impl Warpgroup<'_> {
         (at, visit): (&Positions, Visit),
     ) {
         let (main, consumer, operands) = (self.main, self.consumer, &self.operands);
-        let Tiles { s, dp, dk, dv, dq, p, ds } = &self.tiles;
+        let WarpgroupTiles { s, dp, dk, dv, dq, p, ds } = &self.tiles;
         let [_, _, _, gradients] = &main.rings;
         let half = half(main.baked);
         // No registers are left for dSᵀ of the visit before beside S and dP.

@@ -9,7 +9,7 @@ use attend::Masker;
 use ptx::{Builder, CmpOp, Global, Pointer, R64};
 use tile::{Accumulate, PingPong, PipelineState, Products, warp_vectors};
 
-use super::consume::{Tiles, Warpgroup};
+use super::consume::{Warpgroup, WarpgroupTiles};
 use super::convert::PART_BYTES;
 use super::emit::Visit;
 use super::plan::ROLES;
@@ -63,7 +63,7 @@ impl Warpgroup<'_> {
         (at, visit): (&Positions, Visit),
     ) {
         let (main, consumer, operands) = (self.main, self.consumer, &self.operands);
-        let Tiles { s, dp, dk, dv, dq, p, ds } = &self.tiles;
+        let WarpgroupTiles { s, dp, dk, dv, dq, p, ds } = &self.tiles;
         let half = half(main.baked);
         k.wgmma_wait(0); // the scores
         let [queries, _, _, gradients] = &main.rings;
