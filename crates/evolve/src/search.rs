@@ -26,10 +26,7 @@ pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
         Family::SmallStreamed => small_streamed(&of),
         Family::BackwardSplit => backward_split(&of),
         Family::BackwardFused => {
-            vec![
-                product(&[of("query_stages"), of("gradient_stages"), of("products")]),
-                of("tile_order"),
-            ]
+            vec![product(&[of("query_stages"), of("gradient_stages"), of("products")]), of("tile_order")]
         }
     }
 }

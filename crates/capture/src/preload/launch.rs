@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::copy::Copier;
 use crate::driver::{self, Handle, Status};
 use crate::params;
-use crate::state::{Function, State, TensorMap, note};
+use crate::state::{CapturedFunction, State, TensorMap, note};
 
 /// A launch as the program makes it.
 pub struct Launch {
@@ -141,7 +141,12 @@ struct Recording {
 }
 
 impl Recording {
-    fn begin(state: &mut State, launch: &Launch, function: &Function, number: u64) -> Option<Recording> {
+    fn begin(
+        state: &mut State,
+        launch: &Launch,
+        function: &CapturedFunction,
+        number: u64,
+    ) -> Option<Recording> {
         let all = state.selection.folder.clone()?;
         state.records += 1;
         let folder = all.join(format!("{}-{}", std::process::id(), state.records));
@@ -260,7 +265,7 @@ fn maps(state: &State, params: &[Vec<u8>]) -> Vec<(usize, usize, TensorMap)> {
 }
 
 /// Writes the module's image, once for each module. Returns the name of the file.
-fn save_image(folder: &Path, function: &Function) -> Result<String, String> {
+fn save_image(folder: &Path, function: &CapturedFunction) -> Result<String, String> {
     let image = function.image.bytes()?;
     let name = format!("image-{}-{:x}-{}", std::process::id(), image.as_ptr() as usize, image.len());
     let file = folder.join(&name);
@@ -273,7 +278,7 @@ fn save_image(folder: &Path, function: &Function) -> Result<String, String> {
 /// The part of the record that is known before the launch.
 fn head(
     launch: &Launch,
-    function: &Function,
+    function: &CapturedFunction,
     number: u64,
     in_graph: bool,
     image: &str,

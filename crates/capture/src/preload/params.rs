@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use crate::driver;
 use crate::launch::Launch;
-use crate::state::Function;
+use crate::state::CapturedFunction;
 
 /// Offset and size of each parameter in bytes.
 type Layout = Vec<(usize, usize)>;
@@ -13,7 +13,7 @@ type Layout = Vec<(usize, usize)>;
 ///
 /// # Safety
 /// The launch must be one that the program makes of this function.
-pub unsafe fn bytes(function: &Function, launch: &Launch) -> Result<Vec<Vec<u8>>, String> {
+pub unsafe fn bytes(function: &CapturedFunction, launch: &Launch) -> Result<Vec<Vec<u8>>, String> {
     let layout = layout(function, launch)?;
     // SAFETY: as the caller guarantees; an array of parameters has an address for each.
     unsafe {
@@ -51,7 +51,7 @@ unsafe fn packed(extra: *const *const c_void) -> *const u8 {
 }
 
 /// As the driver tells it, or, of drivers before CUDA 12.4, as the text of the module does.
-fn layout(function: &Function, launch: &Launch) -> Result<Layout, String> {
+fn layout(function: &CapturedFunction, launch: &Launch) -> Result<Layout, String> {
     let mut layout = Layout::new();
     let end = loop {
         let (mut offset, mut size) = (0, 0);

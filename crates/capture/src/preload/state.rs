@@ -12,7 +12,7 @@ use crate::selection::Selection;
 
 /// A kernel by its handle.
 #[derive(Clone, Debug)]
-pub struct Function {
+pub struct CapturedFunction {
     pub name: String,
     pub image: Image,
     /// Whether the handle is that of a library's kernel (`CUkernel`).
@@ -69,7 +69,7 @@ const MAPS: usize = 1 << 16;
 #[derive(Default)]
 pub struct State {
     images: HashMap<Handle, Image>,
-    functions: HashMap<Handle, Function>,
+    functions: HashMap<Handle, CapturedFunction>,
     maps: HashMap<[u8; 128], TensorMap>,
     /// Launches by kernel since the program began, and since the selection did.
     counts: HashMap<String, u64>,
@@ -119,13 +119,13 @@ impl State {
     pub fn got(&mut self, handle: Handle, module: Handle, name: String, is_kernel: bool) {
         let missing = || Image::Missing("the module was loaded by a function that is not wrapped".to_owned());
         let image = self.images.get(&module).cloned().unwrap_or_else(missing);
-        self.functions.insert(handle, Function { name, image, is_kernel });
+        self.functions.insert(handle, CapturedFunction { name, image, is_kernel });
     }
 
     /// The function of a library's kernel.
     pub fn function_of(&mut self, function: Handle, kernel: Handle) {
         if let Some(of) = self.functions.get(&kernel).cloned() {
-            self.functions.insert(function, Function { is_kernel: false, ..of });
+            self.functions.insert(function, CapturedFunction { is_kernel: false, ..of });
         }
     }
 
@@ -148,8 +148,8 @@ impl State {
     }
 
     /// Counts a launch. Returns the function and the launch's number if it is to be recorded.
-    pub fn count(&mut self, function: Handle) -> Option<(Function, u64)> {
-        let unknown = || Function {
+    pub fn count(&mut self, function: Handle) -> Option<(CapturedFunction, u64)> {
+        let unknown = || CapturedFunction {
             name: format!("(function {function:#x}, which no wrapped call returned)"),
             image: Image::Missing("the function is unknown".to_owned()),
             is_kernel: false,

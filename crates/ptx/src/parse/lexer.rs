@@ -164,8 +164,8 @@ impl Lexer<'_> {
         }
     }
 
-    /// Whether the dot and digits here begin a modifier: the dimensions of a tensor copy, `.1d` to `.5d`, or a
-    /// shape such as `.32x32b`.
+    /// Whether the dot and digits here begin a modifier: the dimensions of a tensor copy, `.1d` to `.5d`, or
+    /// a shape such as `.32x32b`.
     fn begins_extent(&self) -> bool {
         let digits = self.bytes[self.at + 1..].iter().take_while(|c| c.is_ascii_digit()).count();
         match self.peek(1 + digits) {

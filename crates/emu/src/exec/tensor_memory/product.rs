@@ -21,7 +21,7 @@ pub(super) const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 
 /// Rows and columns of D in the lanes of one part of tensor memory.
-pub(super) struct Part {
+pub(super) struct ProductPart {
     /// The first lane of each block of 16 rows.
     pub lanes: Vec<usize>,
     /// The columns of B. The first is in the first column of D.
@@ -43,10 +43,10 @@ struct Operands {
 
 /// The parts of D in the tensor memory of a CTA that has `rows` rows: Layouts A to G of the PTX ISA.
 /// `lane` is the lane of D's address.
-fn parts(product: &TensorProduct, rows: usize, n: usize, lane: usize) -> Vec<Part> {
+fn parts(product: &TensorProduct, rows: usize, n: usize, lane: usize) -> Vec<ProductPart> {
     let split = |count: usize| {
         let height = LANES / count;
-        let part = |i: usize| Part {
+        let part = |i: usize| ProductPart {
             lanes: (0..rows / ROWS).map(|block| height * i + ROWS * block).collect(),
             n: n / count * i..n / count * (i + 1),
         };
@@ -54,7 +54,7 @@ fn parts(product: &TensorProduct, rows: usize, n: usize, lane: usize) -> Vec<Par
     };
     match (rows, product.stationary, product.group) {
         (64, false, CtaGroup::One) => {
-            vec![Part { lanes: (0..4).map(|block| 32 * block + lane).collect(), n: 0..n }]
+            vec![ProductPart { lanes: (0..4).map(|block| 32 * block + lane).collect(), n: 0..n }]
         }
         (64, ..) => split(2),
         (32, ..) => split(4),
@@ -175,7 +175,7 @@ impl Env<'_> {
     }
 
     /// Checks the accesses to the D of a part.
-    fn touch_target(&mut self, issue: &Issue, part: &Part, target: &Target) -> Option<()> {
+    fn touch_target(&mut self, issue: &Issue, part: &ProductPart, target: &Target) -> Option<()> {
         for lane in &part.lanes {
             let columns = target.column..target.column + part.n.len();
             let area = Area { rank: target.rank, lanes: *lane..lane + ROWS, columns };
@@ -194,7 +194,7 @@ impl Env<'_> {
         issue: &Issue,
         decoded: &Decoded,
         (a, b): (&[Row], &[Row]),
-        part: &Part,
+        part: &ProductPart,
         target: &Target,
     ) -> Option<()> {
         let kind = decoded.kind;

@@ -9,7 +9,7 @@ use super::super::units::LANES;
 use super::super::warp::Warp;
 use super::access::{Area, Issue};
 use super::operands::Row;
-use super::product::{Part, ROWS, Target};
+use super::product::{ProductPart, ROWS, Target};
 use crate::numerics::tensor::Input;
 use crate::semantics::tensor_descriptor::{BlockScales, Decoded, scale_value, small_float};
 
@@ -63,7 +63,7 @@ impl Env<'_> {
         &mut self,
         (product, decoded): (&TensorProduct, &Decoded),
         (a, b): (&[Row], &[Row]),
-        part: &Part,
+        part: &ProductPart,
         target: &Target,
         scales: &Scales,
     ) {
