@@ -1,12 +1,11 @@
 //! The loop over query rows for head dims from 65 to 128: the warpgroups take the tensor cores in turn.
 //!
-//! A warpgroup issues dV, dK, S of the next tile and dQ one behind the other. Meanwhile the other warpgroup
-//! computes P and dS. dP is issued after the exponentials: behind dQ, it was slower in a trial on an H200.
-//! Bulk reductions add dQ to the sums, so that no warp waits until it has issued its additions. They are sent
-//! with dS of the next tile: one fence serves both.
+//! A warpgroup issues dV, dK, S of the next tile, dQ and dP of the next tile one behind the other. Meanwhile the
+//! other warpgroup computes P and dS. Bulk reductions add dQ to the sums, so that no warp waits until it has
+//! issued its additions.
 
 use attend::Masker;
-use ptx::{Builder, CmpOp, Global, Pointer, R64};
+use ptx::{Builder, Global, Pointer};
 use tile::{Accumulate, PingPong, PipelineState, Products, warp_vectors};
 
 use super::consume::{Warpgroup, WarpgroupTiles};
@@ -17,13 +16,11 @@ use crate::forward::contract::half;
 
 /// A warpgroup's positions in the rings.
 struct Positions {
-    /// Q of S, one visit ahead of `queries`.
-    scores: PipelineState,
+    /// Q of S and dO of dP, one visit ahead of `queries` and `gradients`.
+    ahead: [PipelineState; 2],
     queries: PipelineState,
     gradients: PipelineState,
     slot: PipelineState,
-    /// The sums of the part of dQ that waits in shared memory; 0 before the first visit.
-    sums: R64,
 }
 
 impl Warpgroup<'_> {
@@ -32,25 +29,22 @@ impl Warpgroup<'_> {
         let main = self.main;
         let [queries, _, _, gradients] = main.rings.each_ref().map(|ring| ring.pipeline);
         let at = Positions {
-            scores: queries.consumer_state(k),
+            ahead: [queries, gradients].map(|ring| ring.consumer_state(k)),
             queries: queries.consumer_state(k),
             gradients: gradients.consumer_state(k),
             slot: main.handover().state(k),
-            sums: k.mov(0),
         };
         let turns = PingPong::new(k, self.consumer, ROLES.consumers);
         let (mask, mut products) = self.begin(k);
         main.if_visited(k, |k, visit| {
             products.fence(k);
             self.issue_ahead(k, &mut products, &at);
+            self.issue_dp(k, &mut products, &at);
             k.do_while(|k| {
                 self.visit_in_turn(k, (&mask, &turns), &mut products, (&at, visit));
                 main.is_visit(k, visit)
             });
             k.wgmma_wait(0);
-            k.fence_proxy_async_shared();
-            k.warp_sync();
-            self.send_part(k, &at);
         });
     }
 
@@ -65,22 +59,15 @@ impl Warpgroup<'_> {
         let (main, consumer, operands) = (self.main, self.consumer, &self.operands);
         let WarpgroupTiles { s, dp, dk, dv, dq, p, ds } = &self.tiles;
         let half = half(main.baked);
-        k.wgmma_wait(0); // the scores
-        let [queries, _, _, gradients] = &main.rings;
-        gradients.pipeline.consumer_wait(k, &at.gradients);
+        k.wgmma_wait(1); // the scores
         let numbers = main.numbers(k, consumer, &at.gradients);
         let gradient = main.score_gradient(mask);
         let weights = main.probabilities(k, consumer, &gradient, s, &numbers[0], visit);
-        products.fence(k);
-        let d_out = operands.gradients[0].stage(k, at.gradients.stage);
-        products.wgmma_ss(k, operands.own_values, d_out, dp, Accumulate::Set); // 13: dPᵀ = V dOᵀ
-        products.commit(k);
-        weights.round_to(k, half, p);
-        k.wgmma_wait(0);
+        k.wgmma_wait(0); // dP
         gradient.scores(k, s, &weights, dp, &numbers); //                      14: dS = P ∘ (dP − D)
         dp.round_to(k, half, ds);
         self.publish(k, &at.slot);
-        self.send_part(k, at); // The fence and the synchronisation of `publish` came after its stores.
+        weights.round_to(k, half, p);
 
         turns.wait(k);
         products.fence(k);
@@ -89,12 +76,18 @@ impl Warpgroup<'_> {
         let q = operands.queries[1].stage(k, at.queries.stage);
         products.wgmma_rs(k, ds, q, dk, Accumulate::Add); //                      16: dK += dSᵀ Q
         let of_dk = products.commit(k);
-        // After the last visit, its S is computed once more, so that the loop has no branch around products.
+        // After the last visit, its S and dP are computed once more, so that the loop has no branch around
+        // products.
         let ended = main.is_last(k, visit);
-        k.guarded(ended, |k| at.scores.move_to(k, at.queries));
+        k.guarded(ended, |k| {
+            for (ahead, current) in at.ahead.iter().zip([at.queries, at.gradients]) {
+                ahead.move_to(k, current);
+            }
+        });
         self.issue_ahead(k, products, at);
         products.wait(k, of_dk);
         // All lanes have read their numbers: `publish` has synchronised the warp.
+        let [queries, _, _, gradients] = &main.rings;
         for (ring, at) in [(queries, at.queries), (gradients, at.gradients)] {
             ring.pipeline.consumer_release(k, &at, consumer.elected);
         }
@@ -108,18 +101,33 @@ impl Warpgroup<'_> {
         k.wgmma_wait(0);
         let place = main.place(k, visit);
         let sums = main.params.row_tiles.sums(k, place);
-        k.mov_to(at.sums, sums.base);
         self.stage_part(k);
+        products.fence(k);
+        self.issue_dp(k, products, at);
+        self.send_part(k, sums);
         main.advance(k, visit);
     }
 
     /// Issues S of the visit ahead, once its Q has arrived.
     fn issue_ahead(&self, k: &mut Builder, products: &mut Products, at: &Positions) {
         let [queries, ..] = &self.main.rings;
-        queries.pipeline.consumer_wait(k, &at.scores);
-        let q = self.operands.queries[0].stage(k, at.scores.stage);
-        at.scores.advance(k);
+        let [at, _] = &at.ahead;
+        queries.pipeline.consumer_wait(k, at);
+        let q = self.operands.queries[0].stage(k, at.stage);
+        at.advance(k);
         self.issue_scores(k, products, q);
+        products.commit(k);
+    }
+
+    /// Issues dP of the visit ahead, once its dO has arrived.
+    fn issue_dp(&self, k: &mut Builder, products: &mut Products, at: &Positions) {
+        let [.., gradients] = &self.main.rings;
+        let [_, at] = &at.ahead;
+        gradients.pipeline.consumer_wait(k, at);
+        let d_out = self.operands.gradients[0].stage(k, at.stage);
+        at.advance(k);
+        let values = self.operands.own_values;
+        products.wgmma_ss(k, values, d_out, &self.tiles.dp, Accumulate::Set); //  13: dPᵀ = V dOᵀ
         products.commit(k);
     }
 
@@ -135,13 +143,15 @@ impl Warpgroup<'_> {
         }
     }
 
-    /// Sends the warp's part of dQ from shared memory to the sums, if there is one.
-    fn send_part(&self, k: &mut Builder, at: &Positions) {
+    /// Sends the warp's part of dQ from shared memory to the sums. The next product is issued first, because
+    /// the fence waits for the stores.
+    fn send_part(&self, k: &mut Builder, sums: Global) {
         let warp = self.consumer.threads.row_warp;
         let staged = k.shared_index(self.main.staging, warp, PART_BYTES);
-        let to = k.index(Global { base: at.sums, offset: 0 }, warp, PART_BYTES);
-        let sends = k.setp_u_and(CmpOp::Ne, at.sums, 0, self.consumer.elected);
-        k.guarded(sends, |k| {
+        let to = k.index(sums, warp, PART_BYTES);
+        k.fence_proxy_async_shared();
+        k.warp_sync();
+        k.guarded(self.consumer.elected, |k| {
             k.bulk_add(to, staged, PART_BYTES);
             k.bulk_commit();
         });
