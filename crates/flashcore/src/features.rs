@@ -62,6 +62,8 @@ pub(crate) struct Features<'a> {
     pub lengths: LengthValues<'a>,
     /// Values of the score's operands, with the names of the builder's methods.
     pub of_heads: Vec<(&'static str, Operand, &'a [f32])>,
+    /// The probability of dropout and the words of the generator's state.
+    pub dropout: Option<(f32, [i32; 4])>,
     /// Layouts and values of descale factors.
     pub scales: (Scales, ScaleValues<'a>),
     pub slopes: Option<&'a [f32]>,
@@ -191,20 +193,21 @@ impl<'a> Features<'a> {
     }
 
     /// The inputs of a call beside Q, K and V, whose tables `programs` has returned.
-    pub fn inputs(&self, tables: Vec<Elements<'a>>) -> Operands<'a> {
+    pub fn inputs<'b>(&'b self, tables: Vec<Elements<'b>>) -> Operands<'b> {
         let lengths =
             self.lengths.arrays().map(|(array, _, values)| (Operand::Lengths(array), values.into()));
         let ScaleValues { q, k, v } = self.scales.1;
         let factors = [(Tensor::Q, q), (Tensor::K, k), (Tensor::V, v)];
         let factors = factors.map(|(tensor, values)| (Operand::Descale(tensor), values.into()));
         let of_heads = self.of_heads.iter().map(|&(_, operand, values)| (operand, values.into()));
-        let given = lengths.into_iter().chain(factors).chain(of_heads);
+        let state = self.dropout.iter().map(|(_, state)| (Operand::RngState, Elements::I32(state)));
+        let given = lengths.into_iter().chain(factors).chain(of_heads).chain(state);
         // More tables than a `u8` counts are rejected when the problem is checked.
         let tables = (0..=u8::MAX).zip(tables).map(|(i, table)| (Operand::Table(i), table));
         given.filter(|(_, elements): &(_, Elements<'_>)| !elements.is_empty()).chain(tables).collect()
     }
 
-    /// The arrays of lengths and the values of heads as views.
+    /// The arrays of lengths, the values of heads and the state of dropout as views.
     pub fn array_views(&self) -> Result<OperandMap<View>, AttentionError> {
         let lengths = self.lengths.arrays().map(|(array, _, values)| (Operand::Lengths(array), values.len()));
         let lengths = lengths.into_iter().filter(|(_, len)| *len > 0);
@@ -214,6 +217,9 @@ impl<'a> Features<'a> {
         }
         for &(_, operand, values) in &self.of_heads {
             views.insert(operand, View::dense(ElementType::F32, &[values.len()])?);
+        }
+        if let Some((_, state)) = &self.dropout {
+            views.insert(Operand::RngState, View::dense(ElementType::I32, &[state.len()])?);
         }
         Ok(views)
     }
