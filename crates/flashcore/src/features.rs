@@ -2,8 +2,8 @@
 
 use problem::program::{Input, library};
 use problem::{
-    Element, ElementType, Elements, Expr, LengthArray, Lengths, Operand, OperandMap, Operands, ProblemError, Program,
-    Programs, Scales, SideLengths, Table, Tensor,
+    Element, ElementType, Elements, Expr, LengthArray, Lengths, Operand, OperandMap, Operands, ProblemError,
+    Program, Programs, Scales, SideLengths, Table, Tensor,
 };
 
 use crate::raw::View;
