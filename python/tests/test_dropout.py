@@ -212,7 +212,7 @@ def test_models_with_dropout_train_through_compat(name, fresh_counts):
             losses.append(loss.item())
     stats = compat.stats()
     assert stats["flashcore"] == 24 and stats["fallback"] == 0, stats
-    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < losses[0] - 0.2
 
 
 @pytest.mark.needs_cuda
