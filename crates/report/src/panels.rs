@@ -71,7 +71,7 @@ pub fn panels_of_page(panels: &[Panel], legend: &[String], unit: &str, scale: Sc
 }
 
 fn panels_within(panels: &[Panel], legend: &[String], unit: &str, scale: Scale, width: f64) -> Markup {
-    let columns = if width < WIDTH { 1 } else { COLUMNS };
+    let columns = if width < WIDTH { 1 } else { COLUMNS.min(panels.len()) };
     let rows = panels.len().div_ceil(columns) as f64;
     let names = places(legend, width);
     let top = LEGEND + names.last().map_or(0.0, |(_, y)| *y);

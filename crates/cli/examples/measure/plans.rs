@@ -205,17 +205,17 @@ impl Regret {
     fn row(&self) -> Value {
         let logs = self.ratios.iter().map(|(ratio, _)| ratio.ln());
         let mean = logs.sum::<f64>() / self.ratios.len().max(1) as f64;
-        let worst = self.ratios.iter().map(|(ratio, _)| ratio - 1.0).fold(0.0, f64::max);
+        let longer: Vec<f64> = self.ratios.iter().map(|(ratio, _)| rounded(ratio - 1.0)).collect();
         json!({
-            "suite": "regret", "measure": self.measure, "impl": "flashcore", "problems": self.ratios.len(),
-            "unmeasured": self.unmeasured, "mean": rounded(mean), "worst": rounded(worst),
+            "suite": "regret", "measure": self.measure, "impl": "flashcore",
+            "unmeasured": self.unmeasured, "mean": rounded(mean), "longer": longer,
         })
     }
 
-    /// The row, and the ten worst problems.
+    /// The row, and the ten worst problems. Puts the worst problem first.
     fn show(&mut self) {
-        println!("{}", self.row());
         self.ratios.sort_by(|a, b| b.0.total_cmp(&a.0));
+        println!("{}", self.row());
         self.ratios.iter().take(10).for_each(|(ratio, words)| println!("  {ratio:.3}  {words}"));
     }
 }

@@ -285,7 +285,9 @@ fn make(root: &Path, documents: &[PathBuf]) -> Result<Vec<Made>, TableError> {
                 return quantize::table(&file)?.ok_or_else(none);
             }
             if suite == regret::SUITE {
-                return regret::table(&file)?.ok_or_else(none);
+                let (text, regrets) = regret::table(&file)?.ok_or_else(none)?;
+                let shown = picture("excess of the chosen plan's time over the shortest one", regrets);
+                return Ok(format!("{shown}\n\n{text}"));
             }
             if suite == suites::SUITE {
                 return suites::table(&file)?.ok_or_else(none);
