@@ -98,7 +98,7 @@ fn the_backward_family_computes_the_mask() {
             dq_rows: [32, 64][number % 2],
             dq_keys: [16, 32, 48][number % 3],
             dq_warps: 2,
-            dkv_keys: [64, 32][number % 2],
+            dkv_keys: [64, 64, 32][number % 3],
             dkv_rows: [32, 16, 48][number % 3],
             dkv_warps: 2,
             ..SplitPlan::default_for(&problem, &Arch::SM_89)
