@@ -230,7 +230,7 @@ def _check_gradient(name: str, x: Tensor, like: Tensor, dtype: torch.dtype) -> N
     "bool top_left, SymInt before, SymInt after, float? scale, float softcap, Tensor? cu_seqlens_q, "
     "Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, SymInt batch, SymInt max_q, "
     "SymInt max_k, Tensor? sink, str score, str mask, float[] floats, SymInt[] ints, Tensor[] tables, bool of_sink, "
-    "int of_tables, bool deterministic, float dropout_p, Tensor? rng_state) -> Tensor[]",
+    "int of_tables, bool deterministic, float dropout_p=0.0, Tensor? rng_state=None) -> Tensor[]",
 )
 def _operator(
     d_out: Tensor,
@@ -244,7 +244,8 @@ def _operator(
     *rest: Any,
 ) -> list[Tensor]:
     terms, features = rest[:5], rest[5:]
-    *stated, of_sink, of_tables, deterministic, dropout_p, state = features
+    stated, (of_sink, of_tables, deterministic) = list(features[:14]), features[14:17]
+    dropout_p, state = features[17:] or (0.0, None)
     plain = [_calls._plain(x) for x in (d_out, d_lse, q, k, v, out, lse)]
     _calls._check_axes(plain[2], plain[3], plain[4], heads)
     made = None
@@ -267,7 +268,7 @@ def _has_features(stated: list[Any]) -> bool:
 
 @_operator.register_fake
 def _fake(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
-    tables, of_sink, of_tables = rest[-6:-3]
+    tables, of_sink, of_tables = rest[21:24]
     results = [_cuda.output_like(_cuda.plain_rows(name, x), x.shape[3]) for name, x in (("q", q), ("k", k), ("v", v))]
     if of_sink:
         results.append(q.new_empty((q.shape[rest[2]],), dtype=torch.float32))
