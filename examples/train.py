@@ -1,14 +1,15 @@
 """Trains a small GPT on characters, with FlashCore's attention and with PyTorch's own.
 
-``python examples/train.py`` needs PyTorch and flashcore-attn. The text is this project's book. Both runs begin with
-equal weights and see equal batches; ``flashcore_attn.compat`` routes the model's calls of
-``scaled_dot_product_attention``, forward and backward. ``--picture FILE`` draws both loss curves.
+``python examples/train.py`` needs PyTorch and flashcore-attn. The text is Shakespeare's *Romeo and Juliet*, which is in
+the public domain. Both runs begin with equal weights and see equal batches; ``flashcore_attn.compat`` routes the
+model's calls of ``scaled_dot_product_attention``, forward and backward. ``--picture FILE`` draws both loss curves.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import time
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from flashcore_attn import compat
 
-BOOK = Path(__file__).resolve().parents[1] / "docs/src"
+PLAY = Path(__file__).with_name("romeo_and_juliet.txt")
 
 
 class Block(nn.Module):
@@ -71,42 +72,51 @@ def train(text: Tensor, vocabulary: int, given: argparse.Namespace) -> tuple[lis
 
 def picture(curves: dict[str, list[float]]) -> str:
     """Both curves as SVG; the second one is dashed, so that both show where they agree."""
-    width, height, left, bottom = 640, 320, 48, 36
-    low, high = 0.0, max(map(max, curves.values()))
-    steps = max(map(len, curves.values()))
+    width, height, left, bottom, edge = 640, 320, 52, 44, 12
+    steps, high = max(map(len, curves.values())), math.ceil(max(map(max, curves.values())))
 
-    def at(step: int, loss: float) -> str:
-        x = left + (width - left - 12) * step / max(steps - 1, 1)
-        return f"{x:.1f},{12 + (height - bottom - 12) * (high - loss) / (high - low):.1f}"
+    def x(step: float) -> float:
+        return left + (width - left - edge) * step / steps
+
+    def y(loss: float) -> float:
+        return edge + (height - bottom - edge) * (1 - loss / high)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
         f'font-size="12"><rect width="{width}" height="{height}" fill="white"/>'
     ]
-    for tick in range(int(high) + 1):
-        y = at(0, tick).split(",")[1]
-        parts.append(f'<path d="M{left} {y}H{width - 12}" stroke="#ddd"/><text x="{left - 20}" y="{y}">{tick}</text>')
-    parts.append(f'<text x="{width / 2}" y="{height - 8}">step (of {steps}); loss in nats a character</text>')
+    for tick in range(high + 1):
+        parts.append(f'<path d="M{left} {y(tick):.1f}H{width - edge}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
+    for i in range(5):
+        at = f'x="{x(steps * i / 4):.1f}" y="{height - bottom + 16}" text-anchor="{"end" if i == 4 else "middle"}"'
+        parts.append(f"<text {at}>{steps * i // 4}</text>")
+    middle = (height - bottom + edge) / 2
+    parts.append(f'<text x="{(left + width) / 2}" y="{height - 8}" text-anchor="middle">step</text>')
+    parts.append(
+        f'<text x="16" y="{middle}" transform="rotate(-90 16 {middle})" text-anchor="middle">'
+        "loss, nats a character</text>"
+    )
     for i, (name, losses) in enumerate(curves.items()):
         color, dashes = (("#d95f02", ""), ("#1b4f9c", ' stroke-dasharray="6 6"'))[i]
-        points = " ".join(at(step, loss) for step, loss in enumerate(losses))
+        points = " ".join(f"{x(step + 1):.1f},{y(loss):.1f}" for step, loss in enumerate(losses))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"{dashes}/>')
-        parts.append(f'<text x="{width - 220}" y="{32 + 18 * i}" fill="{color}">{name}</text>')
+        parts.append(f'<path d="M440 {28 + 20 * i}h36" stroke="{color}" stroke-width="1.5"{dashes}/>')
+        parts.append(f'<text x="484" y="{32 + 20 * i}">{name}: {losses[-1]:.2f}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--text", type=Path, help="a text file in place of the book")
+    parser.add_argument("--text", type=Path, default=PLAY, help="a text file in place of the play")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--length", type=int, default=128, help="characters of a row")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--length", type=int, default=64, help="characters of a row")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--picture", type=Path, help="where to draw both curves, as SVG")
     given = parser.parse_args()
-    files = [given.text] if given.text else sorted(BOOK.rglob("*.md"))
-    whole = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    whole = given.text.read_text(encoding="utf-8")
     letters = sorted(set(whole))
     number = {letter: i for i, letter in enumerate(letters)}
     text = torch.tensor([number[letter] for letter in whole])

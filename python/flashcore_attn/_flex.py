@@ -69,8 +69,7 @@ def flex_attention(
         ``(batch, heads, L, Ev)`` of query's kind. A row that sees no key is 0, its ``lse`` minus infinity.
 
     Raises:
-        UnsupportedError: what a program cannot state, with file and line; an input or a captured tensor that requires
-            grad.
+        UnsupportedError: what a program cannot state, with file and line; a gradient that the device does not compute.
         ArgumentError: as :func:`scaled_dot_product_attention`, and a ``BlockMask`` for fewer queries or keys.
     """
     if return_aux is not None:

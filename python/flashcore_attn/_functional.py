@@ -451,6 +451,12 @@ def _count(name: str, value: Any) -> int:
     return number
 
 
+def _longest(name: str, value: Any, rows: Any) -> Any:
+    """The longest sequence, or all rows. A tensor says it to a graph only by a break and one graph for each number."""
+    in_graph = _torch is not None and isinstance(value, _torch.torch.Tensor) and _torch.is_dynamo_compiling()
+    return rows if value is None or in_graph else _count(name, value)
+
+
 def _index(value: Any) -> Any:
     """An integer. `operator.index` would turn a number that varies in a compiled graph into a constant."""
     kind = type(value)

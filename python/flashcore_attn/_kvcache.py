@@ -15,6 +15,7 @@ from ._functional import (
     _either,
     _flag,
     _kind,
+    _longest,
     _parts_of_heads,
     _probability,
     _with_scales,
@@ -76,11 +77,11 @@ def flash_attn_with_kvcache(
             ``cache_seqlens + i``; else all rows have position ``cache_seqlens``.
         rotary_sin: as ``rotary_cos``.
         cache_seqlens: ``(batch,)``, int32, or an integer: keys in the cache before the call. None means all rows.
-        cache_batch_idx: ``(batch,)``, int32: the batch entry of the cache for each of q. Not with ``page_table``.
+        cache_batch_idx: ``(batch,)``, int32: the batch entry of the cache, or the row of ``page_table``, for each of q.
         cache_leftpad: ``(batch,)``, int32: the rows before the first key. They count in ``cache_seqlens``.
         page_table: ``(batch, pages of a sequence)``, int32. ``block_table`` is another name.
         cu_seqlens_k_new: ``(batch + 1,)``, int32: the first new row of each sequence, and the end of the last.
-        rotary_seqlens: ``(batch,)``, int32: positions in place of ``cache_seqlens``.
+        rotary_seqlens: ``(batch,)``, int32: positions in place of ``cache_seqlens``. Not read without ``rotary_cos``.
         causal: this and ``softmax_scale``, ``window_size``, ``softcap``, ``alibi_slopes``, ``attention_chunk`` and the
             descale factors are those of :func:`flash_attn_func`; ``s_aux`` is another name of ``learnable_sink``.
         rotary_interleaved: whether dims ``2 i`` and ``2 i + 1`` form a pair; else ``i`` and ``i + rotary_dim / 2`` do.
@@ -109,12 +110,12 @@ def flash_attn_with_kvcache(
     packed = cu_seqlens_q is not None
     _check_kinds(backend, q, k_cache, v_cache, packed)
     batch = cu_seqlens_q.shape[0] - 1 if packed else q.shape[0]
-    indexed = cache_batch_idx is not None
-    if indexed:
-        if page_table is not None:
-            raise invalid("cache_batch_idx", _kind(cache_batch_idx), "None beside page_table")
-        # A batch entry of the cache is a page of all its rows.
-        page_table = backend.as_lengths("cache_batch_idx", cache_batch_idx, batch).reshape((batch, 1))
+    indexed = False  # whether the page table is that of entries
+    if cache_batch_idx is not None:
+        entries = backend.as_lengths("cache_batch_idx", cache_batch_idx, batch)
+        indexed = page_table is None
+        # A batch entry of a cache without pages is a page of all its rows.
+        page_table = entries.reshape((batch, 1)) if indexed else _rows_of(backend, page_table, entries)
     elif page_table is not None:
         page_table = backend.as_pages(page_table, batch)
     elif k_cache.shape[0] != batch:
@@ -136,7 +137,7 @@ def flash_attn_with_kvcache(
     heads, rows = (q.shape[1], q.shape[0]) if packed else (q.shape[2], q.shape[1])
     chunk = _count("attention_chunk", attention_chunk)
     parts, sink = _parts_of_heads(backend, batch, heads, alibi_slopes, learnable_sink, chunk)
-    rows = rows if max_seqlen_q is None else _count("max_seqlen_q", max_seqlen_q)
+    rows = _longest("max_seqlen_q", max_seqlen_q, rows)
     features = parts.features(
         lengths=lengths, batch=batch, max_q=rows, max_k=capacity, sink=sink, page_table=page_table
     )
@@ -174,6 +175,17 @@ def _check_kinds(backend: Any, q: Any, k_cache: Any, v_cache: Any, packed: bool)
         raise invalid("the shape of v_cache", tuple(v_cache.shape), f"{tuple(k_cache.shape[:3])} and a head_dim")
 
 
+def _rows_of(backend: Any, page_table: Any, entries: Any) -> Any:
+    """The rows of a page table, for each of q. On a GPU, where the rows are not checked, those outside are cut."""
+    rows = page_table.shape[0] if hasattr(page_table, "shape") and page_table.ndim else 0
+    page_table = backend.as_pages(page_table, rows)
+    bounds = (backend.least_on_host(entries), backend.least_on_host(-entries))
+    for found in () if bounds[0] is None else (bounds[0], -bounds[1]):
+        if not 0 <= found < rows:
+            raise invalid("cache_batch_idx", found, f"0 to {rows - 1}, the rows of page_table")
+    return page_table[entries.clip(0, max(rows - 1, 0))]
+
+
 def _lengths(backend: Any, q: Any, cache_seqlens: Any, batch: Any) -> Any:
     """The array of lengths; an integer is the length of all sequences."""
     if cache_seqlens is None or hasattr(cache_seqlens, "shape"):
@@ -193,8 +205,7 @@ def _append(
     if (cos is None) != (sin is None):
         raise ArgumentError("rotary_cos and rotary_sin must both be given, or neither")
     if k is None:
-        named = (("rotary_cos", cos), ("cu_seqlens_k_new", starts), ("rotary_seqlens", positions))
-        for name, value in named:
+        for name, value in (("rotary_cos", cos), ("cu_seqlens_k_new", starts)):
             if value is not None:
                 raise invalid(name, _kind(value), "None without k and v")
         return None
@@ -215,8 +226,6 @@ def _append(
         starts = backend.as_lengths("cu_seqlens_k_new", starts, batch + 1)
         k, v = k[None], v[None]
     if cos is None:
-        if positions is not None:
-            raise invalid("rotary_seqlens", _kind(positions), "None without rotary_cos")
         return _features.Append(k, v, starts, None)
     backend.check_kinds(q, cos, sin)
     for name, table in (("rotary_cos", cos), ("rotary_sin", sin)):

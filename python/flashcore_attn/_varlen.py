@@ -16,6 +16,7 @@ from ._functional import (
     _flag,
     _foreign,
     _kind,
+    _longest,
     _of_scale,
     _parts_of_heads,
     _probability,
@@ -77,7 +78,8 @@ def flash_attn_varlen_func(
         cu_seqlens_k: ``(batch + 1,)``: the same for k and v.
         max_seqlen_q: the longest sequence of q, or more; None means ``total_q``. It bounds the work and does not
             change the result.
-        max_seqlen_k: the longest sequence of k, or more; None means ``total_k``.
+        max_seqlen_k: the longest sequence of k, or more; None means ``total_k``. A tensor is read as None in compiled
+            code.
         dropout_p: as in :func:`flash_attn_func`. The mask of a sequence is that of a batch entry.
         softmax_scale: as in :func:`flash_attn_func`, as are ``causal``, ``window_size``, ``softcap``,
             ``alibi_slopes``, ``learnable_sink`` and ``attention_chunk``. Positions are counted in each sequence.
@@ -166,8 +168,7 @@ def flash_attn_varlen_func(
     parts, sink = _parts_of_heads(backend, batch, heads, alibi_slopes, learnable_sink, chunk)
     max_q, max_k = q.shape[0 if packed_q else 1], k.shape[0 if packed_k else 1]
     max_k = max_k if table is None else max_k * table.shape[1]
-    max_q = max_q if max_seqlen_q is None else _count("max_seqlen_q", max_seqlen_q)
-    max_k = max_k if max_seqlen_k is None else _count("max_seqlen_k", max_seqlen_k)
+    max_q, max_k = _longest("max_seqlen_q", max_seqlen_q, max_q), _longest("max_seqlen_k", max_seqlen_k, max_k)
     features = parts.features(lengths=arrays, batch=batch, max_q=max_q, max_k=max_k, sink=sink, page_table=table)
     if any(factor is not None for factor in factors):
         heads_k = k.shape[1] if packed_k else k.shape[2]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,10 +17,12 @@ from flashcore_attn import (  # noqa: E402
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
+    flash_attn_with_kvcache,
     flex_attention,
     scaled_dot_product_attention,
 )
 from flashcore_attn._torch import _autograd  # noqa: E402
+from flashcore_attn.engines import flash_attn_2  # noqa: E402
 
 cuda = pytest.param("cuda", marks=pytest.mark.needs_cuda)
 devices = pytest.mark.parametrize("device", ["cpu", cuda])
@@ -288,6 +292,65 @@ def test_nan_stays_in_its_rows():
         assert x[0, rows].isfinite().all() and x[0, :, 0].isfinite().all()
 
 
+def test_a_log_sum_exp_that_is_not_the_forwards_is_taken_as_it_is():
+    """The weights are exp(s - LSE): another value scales them, and what is not finite stays with its row."""
+    q, k, v, d_out = (draw(1, 6, 2, 8, seed=seed) for seed in range(4))
+    out, lse = flash_attn_func(q, k, v, causal=True, return_lse=True)
+
+    def backward(lse):
+        grads = [torch.empty_like(x) for x in (q, k, v)]
+        flash_attn_2._flash_attn_backward(d_out, q, k, v, out, lse, *grads, 0.0, None, True, deterministic=True)
+        return grads
+
+    right = backward(lse)
+    for mine, other in zip(backward(lse + math.log(2)), right):
+        torch.testing.assert_close(mine, other / 2, atol=1e-6, rtol=1e-5)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        changed = lse.clone()
+        changed[0, 1, 3] = value
+        dq, dk, dv = backward(changed)
+        for mine, other, rows in ((dq, right[0], [0, 1, 2, 4, 5]), (dk, right[1], [4, 5]), (dv, right[2], [4, 5])):
+            assert torch.equal(mine[:, rows], other[:, rows]) and torch.equal(mine[:, :, 0], other[:, :, 0])
+        if value == torch.inf:
+            assert torch.equal(dq[0, 3, 1], torch.zeros(8)) and all(x.isfinite().all() for x in (dk, dv))
+
+
+def test_nothing_of_the_forward_pass_is_overwritten():
+    q, k, v = (draw(2, 6, 2, 8, seed=seed).requires_grad_() for seed in range(3))
+    sink, slopes = (draw(2, seed=seed).requires_grad_() for seed in (4, 5))
+    used = torch.tensor([2, 6], dtype=torch.int32)
+    d_out, d_lse = draw(2, 6, 2, 8, seed=6), draw(2, 2, 6, seed=7)
+    out, lse = flash_attn_varlen_func(
+        q, k, v, seqused_q=used, seqused_k=used, learnable_sink=sink, alibi_slopes=slopes, causal=True, return_lse=True
+    )
+    kept = (q, k, v, sink, slopes, used, d_out, d_lse, out, lse)
+    copies = [x.detach().clone() for x in kept]
+    for _ in range(2):
+        torch.autograd.grad([out, lse], [q, k, v, sink, slopes], [d_out, d_lse], retain_graph=True)
+    assert all(torch.equal(x, copy) for x, copy in zip(kept, copies))
+
+
+def test_what_has_no_gradient_is_refused_where_it_requires_one():
+    q = draw(4, 2, 8).requires_grad_()
+    starts, lengths = torch.tensor([0.0, 4.0], requires_grad=True), torch.tensor([0, 4])
+    with pytest.raises(flashcore_attn.DTypeError, match=r"'torch.float32' for the dtype of cu_seqlens_q"):
+        flash_attn_varlen_func(q, q, q, starts, lengths)
+    for rows in (starts, starts[1:]):  # neither a list of blocks nor a length
+        with pytest.raises(flashcore_attn.DTypeError, match=r"'torch.float32' for the dtype of cache_seqlens"):
+            flash_attn_with_kvcache(q.detach()[None], q.detach()[None], q.detach()[None], cache_seqlens=rows)
+    factor = torch.ones(1, 2, requires_grad=True)
+    with pytest.raises(UnsupportedError, match="descale_q requires grad, and descale factors have no gradients"):
+        flash_attn_func(q[None], q[None], q[None], q_descale=factor)
+    with pytest.raises(UnsupportedError, match="there is no backward pass of this function"):
+        flash_attn_with_kvcache(
+            q.detach()[None], q.detach()[None], q.detach()[None], q[None, :1], q[None, :1], cache_seqlens=3
+        )
+    with pytest.raises(UnsupportedError, match="keys in pages have no gradients"):
+        pages = q.detach()[None]
+        table = torch.zeros(1, 1, dtype=torch.int32)
+        flash_attn_with_kvcache(q[None], pages, pages, cache_seqlens=4, page_table=table)
+
+
 def test_calls_without_elements_have_zero_gradients():
     for rows, keys in ((0, 4), (3, 0)):
         q, k, v = (draw(1, n, 2, 8).requires_grad_() for n in (rows, keys, keys))
@@ -372,6 +435,21 @@ def test_a_direct_call_names_what_does_not_fit():
             call(d_out, of)
 
 
+def test_gradients_on_another_device_are_named():
+    q = draw(1, 4, 2, 8)
+    out, lse = flash_attn_func(q, q, q, return_lse=True)
+    saved, terms = _autograd.Saved(q, q, q, out, lse), (False, -1, -1, None, 0.0)
+    call = lambda d_out, d_lse, saved: _autograd.compute(d_out, d_lse, saved, 2, terms, None)  # noqa: E731
+    assert len(call(out, lse, saved)) == 3
+    for name, given in (
+        ("d_out", (out.to("meta"), None, saved)),
+        ("d_lse", (out, lse.to("meta"), saved)),
+        ("lse", (out, None, saved._replace(lse=lse.to("meta")))),
+    ):
+        with pytest.raises(flashcore_attn.ArgumentError, match=f"^{name} is on meta, q on cpu"):
+            call(*given)
+
+
 def test_compiled_gradients_are_those_of_eager_calls():
     tensors = [draw(1, 6, 2, 8, seed=seed) for seed in range(3)]
     sink, d_out = draw(2, seed=4), draw(1, 6, 2, 8, seed=3)
@@ -385,8 +463,10 @@ def test_compiled_gradients_are_those_of_eager_calls():
         assert torch.equal(mine, right)
 
 
-def test_lengths_compile_nothing():
-    """A hundred steps with other lengths have at most two graphs: one for given sizes, one for any."""
+@pytest.mark.parametrize("told", ["an integer", "a tensor", "no maximum"])
+def test_lengths_compile_nothing(told):
+    """A hundred steps with other lengths, of other numbers of sequences, have a graph for given sizes and two for
+    any: the second one for any number of sequences."""
     from torch._dynamo.backends.common import aot_autograd
 
     graphs = 0
@@ -405,13 +485,15 @@ def test_lengths_compile_nothing():
 
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
-        rows = int(torch.randint(20, 40, (), generator=generator))
-        cuts = torch.randperm(rows - 1, generator=generator)[:3].sort().values + 1
+        rows, parts = torch.randint(20, 40, (), generator=generator), torch.randint(2, 6, (), generator=generator)
+        cuts = torch.randperm(int(rows) - 1, generator=generator)[:parts].sort().values + 1
         starts = torch.tensor([0, *cuts, rows], dtype=torch.int32)
-        qkv = draw(rows, 3, 2, 8, seed=rows).requires_grad_()
-        step(qkv, starts, int(starts.diff().max())).backward()
+        qkv = draw(int(rows), 3, 2, 8, seed=int(rows)).requires_grad_()
+        longest = {"an integer": int(starts.diff().max()), "a tensor": starts.diff().max()}.get(told)
+        step(qkv, starts, longest).backward()
         assert qkv.grad.isfinite().all()
-    assert graphs <= 4  # each with a forward and a backward graph
+    assert graphs <= 6  # each with a forward and a backward graph
+    torch.testing.assert_close(step(qkv, starts, longest), step(qkv, starts, None))
 
 
 def test_nothing_of_the_size_of_the_scores_is_kept():

@@ -153,6 +153,25 @@ def test_cache_entries_by_index() -> None:
     check(made([3, 9, 1], indexed=True, group=4))
 
 
+def test_positions_are_not_read_without_a_rotary_table() -> None:
+    for options in ({}, {"new": 2}):
+        case, twin = (made([3, 9], page=4, **options) for _ in range(2))
+        expected = call(case, causal=True)
+        assert all(torch.equal(x, y) for x, y in zip(call(twin, causal=True, rotary_seqlens=twin.lengths), expected))
+
+
+def test_rows_of_a_page_table_by_index() -> None:
+    index = torch.tensor([2, 0, 3], dtype=INT)
+    for options in ({}, {"new": 2, "rotary": True, "leftpad": True}):
+        case, twin = (made([3, 9, 1], page=4, **options) for _ in range(2))
+        expected = call(case, causal=True)
+        table = torch.full((4, case.page_table.shape[1]), -7, dtype=INT)
+        table[index.long()] = case.page_table
+        twin.page_table, twin.index = table, index
+        assert all(torch.equal(x, y) for x, y in zip(call(twin, causal=True), expected))
+        assert torch.equal(twin.k_cache, case.k_cache) and torch.equal(twin.v_cache, case.v_cache)
+
+
 def test_equal_lengths_are_one_number() -> None:
     case = made([6, 6], new=2, page=4)
     expected = reference(case, causal=True)
@@ -237,7 +256,7 @@ REFUSED = [
     (lambda case: setattr(case, "v", None), "k and v must both be given"),
     (lambda case: setattr(case, "lengths", None), "cache_seqlens is missing"),
     (lambda case: setattr(case, "k", case.k[:1]), "the shape of v"),
-    (lambda case: setattr(case, "index", case.lengths), "for cache_batch_idx: expected None beside page_table"),
+    (lambda case: setattr(case, "index", case.lengths), "'4' for cache_batch_idx: expected 0 to 1, the rows of page_t"),
     (lambda case: setattr(case, "page_table", case.page_table[:1]), "the shape of page_table"),
     (lambda case: setattr(case, "k_cache", case.k_cache[..., ::2]), "the head_dim of k_cache"),
 ]

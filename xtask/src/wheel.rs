@@ -51,6 +51,7 @@ const TORCH_TESTS: &[&str] = &[
     "test_features.py",
     "test_flex.py",
     "test_transformers.py",
+    "test_training.py",
     "test_kvcache.py",
     "test_gradients.py",
     "test_engine_flash_attn.py",

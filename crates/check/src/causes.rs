@@ -142,10 +142,11 @@ fn general(spot: Spot, hazard: &Hazard) -> Spot {
 /// The order of kinds: a kind comes before kinds that may be its consequences.
 const fn rank(kind: HazardKind) -> u32 {
     match kind {
-        HazardKind::OutOfBounds | HazardKind::Misaligned => 0,
+        HazardKind::OutOfBounds | HazardKind::Misaligned | HazardKind::TensorMemory => 0,
         HazardKind::TransactionMismatch | HazardKind::RegisterPool => 1,
         HazardKind::MissingProxyFence
         | HazardKind::MissingWgmmaFence
+        | HazardKind::MissingTensorFence
         | HazardKind::AsyncNotWaited
         | HazardKind::BeforeGridWait => 2,
         HazardKind::BarrierDivergence => 3,
@@ -193,6 +194,9 @@ fn cure(hazard: &Hazard) -> &'static str {
         HazardKind::AsyncNotWaited if hazard.message.contains("wgmma") => {
             "wait for the product (wgmma.wait_group) before its registers or its memory are used again"
         }
+        HazardKind::AsyncNotWaited if hazard.message.contains("tcgen05") => {
+            "wait for the instruction (the mbarrier of a tcgen05.commit, or tcgen05.wait) before its memory is used again"
+        }
         HazardKind::AsyncNotWaited => {
             "wait for the copy (cp.async.wait_group, or the mbarrier's phase) before its memory is used again"
         }
@@ -202,6 +206,13 @@ fn cure(hazard: &Hazard) -> &'static str {
         HazardKind::TransactionMismatch => "expect exactly the bytes that the copies of this phase transfer",
         HazardKind::MissingWgmmaFence => {
             "put wgmma.fence after the last write to the registers of the product"
+        }
+        HazardKind::MissingTensorFence => {
+            "put tcgen05.fence::before_thread_sync before the arrival and tcgen05.fence::after_thread_sync after the \
+             wait"
+        }
+        HazardKind::TensorMemory => {
+            "use allocated columns and the warp's own lanes, and free the columns before the CTA ends"
         }
         HazardKind::UnwrittenOutput => "write every element of the output, also in the last tile",
         HazardKind::BeforeGridWait => "wait (griddepcontrol.wait) before the first access to global memory",

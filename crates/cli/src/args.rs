@@ -67,7 +67,6 @@ pub enum Command {
     /// wrong results
     ///
     /// Exit code: 0 passed, 1 failed, 2 incomplete, 3 bad usage.
-    #[command(after_long_help = kernel::launch_file())]
     Check(Check),
     /// Explain why a kernel is slow (root causes, predicted time, cost of each line), or which plan a problem
     /// gets
@@ -165,9 +164,10 @@ pub struct Completions {
 
 #[derive(Debug, Args)]
 pub struct Man {
-    /// Folder for the pages of all commands, flashcore.1, flashcore-check.1, …; without it the page of the
-    /// program is printed
-    #[arg(long, value_name = "FOLDER")]
+    /// Command whose page is printed, such as check or ledger export; default: the program
+    pub command: Vec<String>,
+    /// Folder for the pages of all commands, flashcore.1, flashcore-check.1, …
+    #[arg(long, value_name = "FOLDER", conflicts_with = "command")]
     pub out: Option<PathBuf>,
 }
 
@@ -200,7 +200,7 @@ pub struct Bench {
     /// Seconds for each problem and mode; default: 3 on a CPU, 1 on a GPU
     #[arg(long, value_parser = race_seconds)]
     pub seconds: Option<f64>,
-    #[arg(long, value_name = "PROBLEM", conflicts_with = "shape", help = problem_help("A problem (may be given several times)"))]
+    #[arg(long, value_name = "PROBLEM", conflicts_with = "shape", help = problem_help("A problem; repeatable"))]
     pub problem: Vec<String>,
     /// Append rows to FILE, in a folder that is there (default: evidence/DEVICE.jsonl); refused unless the
     /// commit is known and clean

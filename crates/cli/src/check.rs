@@ -262,6 +262,9 @@ fn print(out: &mut Out, study: &Study, found: &Found, args: &Check) -> Result<()
     for printed in check.printed.iter().filter(|_| args.printf) {
         writeln!(out, "printf of {}: {}", printed.thread, ptx::quote::words(printed.text.trim_end()))?;
     }
+    if args.printf && check.printed.is_empty() {
+        writeln!(out, "printf: nothing was printed in the first run")?;
+    }
     let left_out = check.counters.prints.saturating_sub(check.printed.len() as u64);
     if args.printf && left_out > 0 {
         writeln!(out, "printf: {left_out} more texts are not shown")?;

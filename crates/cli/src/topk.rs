@@ -88,7 +88,12 @@ fn print(out: &mut impl Write, problem: &Shape, device: &str, best: &[Ranked]) -
         return Ok(());
     }
     writeln!(out, "{problem} on {device}")?;
-    let header = ["", "time µs", "interval", "by", "over the plan it raced", "candidate", "from", "plan"];
+    let is_predicted = best.iter().any(|r| r.kind == TimeKind::Predicted);
+    let (over, alone) = match is_predicted {
+        true => ("over the plan of the comparison", "predicted alone, not compared with another plan:"),
+        false => ("over the plan it raced", "only with a short timing, which is less certain:"),
+    };
+    let header = ["", "time µs", "interval", "by", over, "candidate", "from", "plan"];
     let rows: Vec<Vec<String>> = best.iter().enumerate().map(|(i, r)| line(i + 1, r)).collect();
     // A faster short timing may follow a slower race: it is a weaker statement.
     let is_raced = |r: &Ranked| r.trial != Trial::Microbench;
@@ -98,7 +103,7 @@ fn print(out: &mut impl Write, problem: &Shape, device: &str, best: &[Ranked]) -
         table::print(out, &header, first)?;
     }
     if !first.is_empty() && !rest.is_empty() {
-        writeln!(out, "\nonly with a short timing, which is less certain:")?;
+        writeln!(out, "\n{alone}")?;
     }
     if !rest.is_empty() {
         table::print(out, &header, rest)?;
@@ -137,4 +142,66 @@ fn line(place: usize, r: &Ranked) -> Vec<String> {
         r.operator.to_string(),
         json!(r.subject).to_string(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use bench::SpeedVerdict;
+    use ledger::{Against, Arm, Candidate, CandidateId, MadeBy, Operator, RunId};
+
+    use super::*;
+
+    /// The lines that `topk` prints of a race at 5 µs and of a faster time without one.
+    fn lines(kind: TimeKind) -> Vec<String> {
+        let race = Against {
+            incumbent: CandidateId(1),
+            ratio: 1.2,
+            low: 1.1,
+            high: 1.3,
+            noise: 1.02,
+            verdict: SpeedVerdict::Faster,
+        };
+        let problem = Shape::of(&problem::Problem::mission());
+        let ranked = |candidate, trial, us, against| Ranked {
+            candidate: CandidateId(candidate),
+            run: RunId(1),
+            problem,
+            device: "d".to_owned(),
+            subject: Candidate::Cpu(cpu::CpuPlan::for_threads(&problem::Problem::mission(), 1)),
+            arm: Arm::Evolution,
+            operator: MadeBy { operator: Operator::Random, detail: String::new() },
+            kind,
+            trial,
+            taken_over: false,
+            us,
+            low_us: us,
+            high_us: us,
+            predicted_us: None,
+            against,
+            incumbent_us: Some(6.0),
+            rejected: None,
+            promoted: false,
+        };
+        let best = [ranked(2, Trial::Race, 5.0, Some(race)), ranked(3, Trial::Microbench, 4.0, None)];
+        let mut out = Vec::new();
+        print(&mut out, &problem, "d", &best).unwrap();
+        String::from_utf8(out).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn faster_times_without_a_race_stand_apart() {
+        let measured = lines(TimeKind::Measured);
+        assert!(
+            measured[1].contains("over the plan it raced") && measured[2].contains("FASTER"),
+            "{measured:?}"
+        );
+        assert_eq!(measured[3..5], ["", "only with a short timing, which is less certain:"]);
+        assert!(measured[6].contains("4.00"), "{measured:?}");
+        let predicted = lines(TimeKind::Predicted);
+        assert_eq!(predicted[4], "predicted alone, not compared with another plan:");
+        assert!(
+            !predicted.concat().contains("raced") && !predicted.concat().contains("timing"),
+            "{predicted:?}"
+        );
+    }
 }

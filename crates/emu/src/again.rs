@@ -179,7 +179,7 @@ fn only_loads_read_shared(kernel: &Kernel) -> bool {
     !statements(kernel).any(|statement| match statement {
         Statement::Inst(inst) => match inst.op {
             Op::Atom(a) | Op::Red(a) => a.space != Space::Global,
-            Op::WmmaLoad(_) | Op::Wgmma(_) => true,
+            Op::WmmaLoad(_) | Op::Wgmma(_) | Op::Tcgen05Mma(_) | Op::Tcgen05Cp { .. } => true,
             Op::CpAsyncBulk(_)
             | Op::CpReduceAsyncBulk(_)
             | Op::CpAsyncBulkTensor(_)

@@ -146,6 +146,13 @@ fn passes(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u32 {
             total += u32::from(least <= most);
             continue;
         }
+        // So do the units of swizzled rows, in another order.
+        let banks =
+            group.clone().fold(0u32, |set, lane| set | 1 << (addresses[lane] / unit % per_pass as u64));
+        if banks.count_ones() as usize == group.clone().count() {
+            total += 1;
+            continue;
+        }
         // For each set of banks, a linked list of the lanes that request distinct units in it.
         let mut head = [u8::MAX; 32];
         let mut next = [u8::MAX; 32];
@@ -179,7 +186,22 @@ fn ideal_passes(lanes: u32, bytes: u32) -> u64 {
 
 /// The number of distinct 32-byte sectors.
 fn sectors(lanes: u32, addresses: &[u64; 32], bytes: u32) -> u64 {
-    ascending_sectors(lanes, addresses, bytes).unwrap_or_else(|| sorted_sectors(lanes, addresses, bytes))
+    regular_sectors(lanes, addresses, bytes)
+        .or_else(|| ascending_sectors(lanes, addresses, bytes))
+        .unwrap_or_else(|| sorted_sectors(lanes, addresses, bytes))
+}
+
+/// [`sectors`] if all lanes access one address or a row without gaps; `None` otherwise.
+fn regular_sectors(lanes: u32, addresses: &[u64; 32], bytes: u32) -> Option<u64> {
+    let step = addresses[1].wrapping_sub(addresses[0]);
+    if lanes != !0 || step != 0 && step != u64::from(bytes) {
+        return None;
+    }
+    // No early exit, so that the comparisons are made in vectors.
+    let differs =
+        (1..32).fold(0, |set, lane| set | (addresses[lane].wrapping_sub(addresses[lane - 1]) ^ step));
+    let last = addresses[31].checked_add(u64::from(bytes) - 1)?;
+    (differs == 0 && addresses[0] <= last).then(|| last / 32 - addresses[0] / 32 + 1)
 }
 
 /// [`sectors`] for addresses that do not descend from lane to lane; `None` for other addresses.

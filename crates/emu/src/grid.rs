@@ -141,6 +141,7 @@ pub(crate) fn run_once(
             ctas: kernel.launch.cluster.count() as usize,
             warps: (kernel.launch.block.count() as usize).div_ceil(32),
             asynchronous: program.asynchronous,
+            tensor: program.tensor,
             overlapping: kernel.launch.overlapping,
         },
         maps: &kernel.tensor_maps,

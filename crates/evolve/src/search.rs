@@ -28,7 +28,6 @@ pub fn groups(family: Family, problem: &Problem) -> Vec<Vec<Value>> {
         Family::BackwardFused => {
             vec![
                 product(&[of("query_stages"), of("gradient_stages"), of("products")]),
-                of("starts"),
                 of("tile_order"),
             ]
         }

@@ -170,6 +170,18 @@ pub(super) fn cost(instruction: &Instruction, gpu: &Gpu) -> Cost {
         | Op::StAsync(_)
         | Op::RedAsync(_)
         | Op::FenceTensormap(..)
+        // The time model knows no GPU that has tensor memory.
+        | Op::Tcgen05Alloc { .. }
+        | Op::Tcgen05Dealloc { .. }
+        | Op::Tcgen05Relinquish { .. }
+        | Op::Tcgen05Ld(_)
+        | Op::Tcgen05St(_)
+        | Op::Tcgen05Wait { .. }
+        | Op::Tcgen05Fence { .. }
+        | Op::Tcgen05Commit { .. }
+        | Op::Tcgen05Cp { .. }
+        | Op::Tcgen05Shift { .. }
+        | Op::Tcgen05Mma(_)
         | Op::WgmmaFence
         | Op::WgmmaCommitGroup
         | Op::WgmmaWaitGroup => c.of(Pipe::None, 1),

@@ -21,4 +21,4 @@ SIGNATURE = {"a": "*bf16", "b": "*bf16", "c": "*bf16", "m": "i32", "n": "i32", "
 CONSTANTS = {"BM": 64, "BN": 64, "BK": 32}
 ATTRIBUTES = {(i,): [["tt.divisibility", 16]] for i in (0, 1, 2, 4, 5)}
 OPTIONS = {"num_warps": 4, "num_stages": 3}
-TARGETS = ("80", "89", "90a")
+TARGETS = ("80", "89", "90a", "100a")

@@ -12,6 +12,7 @@ _GPUS = {
     86: ("NVIDIA A10", 101376, 102400, 72),
     89: ("NVIDIA L4", 101376, 102400, 58),
     90: ("NVIDIA H200", 232448, 233472, 132),
+    100: ("NVIDIA B200", 232448, 233472, 148),
 }
 ARCHS = tuple(_GPUS)
 _MEMORY = 80 << 30
@@ -59,7 +60,7 @@ def properties() -> SimpleNamespace:
         multi_processor_count=processors,
         is_integrated=0,
         is_multi_gpu_board=0,
-        max_threads_per_multi_processor=2048 if major * 10 + minor in (80, 90) else 1536,
+        max_threads_per_multi_processor=2048 if major * 10 + minor in (80, 90, 100) else 1536,
         max_threads_per_block=1024,
         regs_per_multiprocessor=65536,
         shared_memory_per_block=49152,

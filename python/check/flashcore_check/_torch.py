@@ -163,7 +163,7 @@ def _cuda_functions(torch: Any) -> dict[str, Any]:
         "get_device_capability": lambda device=None: _device.capability(),
         "get_device_name": lambda device=None: _device.name(),
         "get_device_properties": lambda device=None: _device.properties(),
-        "get_arch_list": lambda: ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a"],
+        "get_arch_list": lambda: ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a"],
         "is_bf16_supported": lambda including_emulation=True: True,
         "is_current_stream_capturing": lambda: False,
         "synchronize": _answer(None),

@@ -2,7 +2,7 @@
 //! asynchronous copies and products in which no unit is busy.
 
 use kernels::Symptom;
-use predict::Cause;
+use predict::{Bottleneck, Cause};
 use ptx::Op;
 
 use super::evidence::{Evidence, Executed};
@@ -99,17 +99,38 @@ pub(super) fn longest(evidence: &Evidence) -> Option<Finding> {
     let is_wait = |cause: &Cause| !matches!(cause, Cause::Issue | Cause::Launch);
     let waits = prediction.split.iter().filter(|(cause, _)| is_wait(cause));
     let (cause, share) = waits.max_by(|a, b| a.1.total_cmp(&b.1))?;
+    // Where a unit is the bound, waits follow from it.
+    let unit = of_unit(prediction.bound);
+    let bound = unit.map(|_| format!("; the bound is {}", prediction.bound.name()));
     Some(Finding {
         name: Symptom::LongestWait,
         lines: Vec::new(),
         evidence: format!(
-            "warps spend {:.0} % of the time on {}, the largest part",
+            "warps spend {:.0} % of the time on {}, the largest part{}",
             100.0 * share,
-            cause.name()
+            cause.name(),
+            bound.unwrap_or_default()
         ),
         share: *share,
         expected_gain: evidence.gain_of_waits(*share, 0.5),
-        cure: cure(*cause),
+        cure: cure(unit.unwrap_or(*cause)),
+    })
+}
+
+/// The wait whose cure relieves the unit that bounds a kernel; `None` where no unit is the bound.
+const fn of_unit(bound: Bottleneck) -> Option<Cause> {
+    Some(match bound {
+        Bottleneck::Tensor => Cause::TensorPipe,
+        Bottleneck::Fma => Cause::FmaPipe,
+        Bottleneck::Alu => Cause::AluPipe,
+        Bottleneck::Half => Cause::HalfPipe,
+        Bottleneck::Double => Cause::DoublePipe,
+        Bottleneck::Mufu => Cause::Mufu,
+        Bottleneck::Issue => Cause::Issue,
+        Bottleneck::Shared => Cause::SharedBandwidth,
+        Bottleneck::L1 | Bottleneck::L2 => Cause::L2Bandwidth,
+        Bottleneck::Dram => Cause::DramBandwidth,
+        Bottleneck::Latency | Bottleneck::Serial | Bottleneck::Launch => return None,
     })
 }
 
@@ -123,7 +144,7 @@ const fn cure(cause: Cause) -> &'static str {
             "fewer instructions of this pipe, or work for a pipe that is idle: two halves in one instruction, tensor cores"
         }
         Cause::Mufu => "fewer special functions, or some of them as polynomials on the f32 pipe",
-        Cause::TensorPipe => "the tensor cores are the limit: fewer products, or a smaller type",
+        Cause::TensorPipe => "fewer products, a smaller type, or other work of the warps while products run",
         Cause::TensorLatency => {
             "independent products between a product and the use of its result, or more warps"
         }
@@ -162,10 +183,15 @@ mod tests {
             (Cause::Dram, "in flight"),
             (Cause::DramBandwidth, "fewer bytes"),
             (Cause::Barrier, "barrier"),
-            (Cause::TensorPipe, "tensor cores"),
+            (Cause::TensorPipe, "products"),
             (Cause::Arithmetic, "independent work"),
         ] {
             assert!(cure(cause).contains(word), "{cause:?}: {}", cure(cause));
         }
+        // Full issue slots are not cured by waiting less for the tensor cores.
+        assert!(
+            of_unit(Bottleneck::Issue).is_some_and(|cause| cure(cause).starts_with("fewer instructions"))
+        );
+        assert_eq!(of_unit(Bottleneck::Latency), None);
     }
 }

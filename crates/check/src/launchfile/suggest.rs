@@ -146,17 +146,20 @@ pub fn suggest(
             |index: usize| declared.get(index).map_or(index.to_string(), |d| format!("\"{}\"", d.name));
         let reads = |index: &usize| uses.get(&(*index, 0)).is_some_and(|used| used.read && !used.written);
         let inputs: Vec<String> = (0..function.params.len()).filter(reads).map(called).collect();
-        let _ = write!(
-            text,
-            "\n# What the output must be; without it only hazards are looked for.\n# [reference]\n# output = {}\n\
-             # builtin = \"softmax\"\n# or kernel = \"other.cu\", file = \"expected.npy\", \
-             python = \"reference.py:function\"\n\
-             # inputs = [{}]\n",
-            called(index),
-            inputs.join(", ")
-        );
+        text += &reference(&called(index), &inputs);
     }
     Ok(text)
+}
+
+/// The comment that shows how the expected output is stated.
+fn reference(output: &str, inputs: &[String]) -> String {
+    format!(
+        "\n# What the output must be; without it only hazards are looked for.\n# [reference]\n# output = {output}\n\
+         # builtin = \"softmax\"\n# or kernel = \"other.cu\", file = \"expected.npy\", \
+         python = \"reference.py:function\"\n\
+         # inputs = [{}]\n",
+        inputs.join(", ")
+    )
 }
 
 fn declaration(param: &Param) -> String {
@@ -382,6 +385,11 @@ pub fn suggest_triton(signature: &host::triton::TritonSignature) -> String {
             true => buffer(Use { read: parameter.read, written: parameter.written, ..Use::default() }, None),
             false => format!("role = \"i32\"  # ?\nvalue = {}  # ?\n", extents.size()),
         };
+    }
+    if let Some(output) = arguments().filter(|p| p.written && !p.read).last() {
+        let quoted = |p: &host::triton::Parameter| format!("\"{}\"", p.name);
+        let inputs: Vec<String> = arguments().filter(|p| p.read && !p.written).map(quoted).collect();
+        text += &reference(&quoted(output), &inputs);
     }
     text
 }
@@ -621,6 +629,7 @@ mod tests {
         let signature = host::triton::TritonSignature { parameters: parameters.to_vec(), axes: vec![0] };
         let text = suggest_triton(&signature);
         assert!(text.contains("grid = [2, 1, 1]") && text.contains("value = 248  # ?"), "{text}");
+        assert!(text.contains("# output = \"y\"\n") && text.ends_with("# inputs = [\"x\"]\n"), "{text}");
         let spec: LaunchSpec = text.parse().unwrap_or_else(|error| panic!("{error}\n{text}"));
         assert_eq!(spec.triton_types().unwrap(), ["*fp32:16", "*fp32:16", "i32"]);
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());

@@ -12,7 +12,7 @@ pub struct Evolve {
     #[arg(long, default_value = "cpu")]
     pub device: String,
     #[arg(long, value_name = "PROBLEM", help = shape_help(
-        "What is to be computed (may be given several times; default: the reference problem, 1,8,512,64,f16)"
+        "What is to be computed, repeatable (default: the reference problem, 1,8,512,64,f16)"
     ))]
     pub problem: Vec<String>,
     /// Problem that the search does not see and on which a winner must not lose; repeatable; default: half

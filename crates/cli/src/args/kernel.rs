@@ -7,17 +7,13 @@ use clap::Args;
 
 use super::{TIMEOUT, count, percent, positive, problem_help, seconds, target};
 
-/// The format of the launch file, for `--help`.
-pub(super) fn launch_file() -> String {
-    format!("The launch file, TOML; every key, with what it means:\n\n{}", check::launchfile::FORMAT)
-}
-
 #[derive(Debug, Args)]
 pub struct Check {
     /// Kernel file: PTX (.ptx), CUDA C++ (.cu) or a Triton kernel (FILE.py:FUNCTION); - reads PTX from
     /// standard input
     pub file: PathBuf,
-    /// Launch file: grid, block, and the meaning of each parameter; - reads it from standard input
+    /// Launch file: grid, block, and the meaning of each parameter; - reads it from standard input.
+    /// `--suggest` writes a first one, and `flashcore man check` lists every key
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["grid", "suggest"])]
     pub launch: Option<PathBuf>,
     #[arg(from_global)]
@@ -28,20 +24,13 @@ pub struct Check {
     /// Time limit for all emulator runs together; beyond it the verdict is incomplete
     #[arg(long, value_name = "SECONDS", default_value = TIMEOUT, value_parser = seconds)]
     pub timeout: Duration,
-    /// Time limit of all runs together: run a selection of CTAs, as many as the time allows, in this order
+    /// Time limit of all runs together: run a selection of CTAs, as many as the time allows
     ///
-    /// 1. the corners of the grid: first or last along each axis;
-    /// 2. CTAs that executed an instruction, or a set of instructions, that no CTA chosen before executed;
-    /// 3. the CTAs one step from a corner along one axis, and the one after each CTA of 2;
-    /// 4. for each distance at which two CTAs write to one line of 128 bytes, one such pair;
-    /// 5. the middles of edges and faces, and the centre: first, middle or last along each axis;
-    /// 6. CTAs spread evenly over the grid, in pairs that follow each other.
-    ///
-    /// A third of the time searches the grid for 2 and 4. Clusters are chosen as a whole. The verdict says
-    /// how many CTAs and instructions ran; a pass is a pass of these. Unwritten outputs are not looked for,
-    /// and there is no diagnosis. CTAs that may wait for each other (atomics or strong accesses to global
-    /// memory) and several launches run whole; the budget then ends the check between two runs.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "mutants", verbatim_doc_comment)]
+    /// Corners of the grid come first, then CTAs that executed other instructions than those before, pairs
+    /// that write to one line of 128 bytes, and others spread evenly. The verdict says how many CTAs and
+    /// instructions ran; a pass is a pass of these. Unwritten outputs are not looked for, and there is no
+    /// diagnosis. CTAs that may wait for each other, and several launches, run whole.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with = "mutants")]
     pub budget: Option<Duration>,
     /// Percentage of the kernel's instructions that must be executed; below it the verdict is incomplete
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
@@ -131,7 +120,10 @@ pub struct Stated {
     #[arg(long, value_name = "NAME", conflicts_with = "launch")]
     pub entry: Option<String>,
     /// Write a first launch file for the kernel's signature to standard output, and check nothing
-    #[arg(long, conflicts_with = "grid")]
+    #[arg(long, conflicts_with_all = [
+        "grid", "quick", "timeout", "budget", "require_coverage", "strict_alignment", "level", "coverage", "lines", "sarif",
+        "baseline", "junit", "gpu", "diagnose", "mutants", "printf",
+    ])]
     pub suggest: bool,
 }
 

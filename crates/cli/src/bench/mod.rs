@@ -128,7 +128,7 @@ fn keep(row: &serde_json::Value, evidence: Option<&Path>, json: bool) -> Result<
 /// The table cell of the first contestant against this one: ratio, interval and noise.
 fn ratio(measurement: &Measurement) -> String {
     measurement.comparison.map_or("–".into(), |c| {
-        format!("{:.3} [{:.3}, {:.3}] ±{:.3}", c.ratio, c.low, c.high, c.noise - 1.0)
+        format!("{:.3}× [{:.3}, {:.3}] ±{:.1} %", c.ratio, c.low, c.high, 100.0 * (c.noise - 1.0))
     })
 }
 

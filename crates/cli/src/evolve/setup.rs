@@ -35,6 +35,7 @@ pub fn begin(args: &Evolve) -> Result<(Evolution, WorkerPool), CliError> {
     findable(args)?;
     let target = target(&args.device, args.emulator)?;
     promotable(args, &target)?;
+    keeps(args, &target)?;
     family_applies(args, &target)?;
     let mut wanted = wanted(args)?;
     let sandbox = sandbox(args)?;
@@ -140,6 +141,15 @@ fn promotable(args: &Evolve, target: &Target) -> Result<(), CliError> {
                        a CPU search are kept for this user (`flashcore plans`)"
                 .to_owned(),
         }),
+        _ => Ok(()),
+    }
+}
+
+/// Rejects `--no-keep` for a GPU, whose winners are not kept in the first place.
+fn keeps(args: &Evolve, target: &Target) -> Result<(), CliError> {
+    match target {
+        Target::Cpu => Ok(()),
+        _ if args.no_keep => Err(CliError::Needs { argument: "--no-keep", needed: "--device cpu" }),
         _ => Ok(()),
     }
 }

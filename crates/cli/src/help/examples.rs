@@ -128,7 +128,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "flashcore completions fish > ~/.config/fish/completions/flashcore.fish",
         ],
     ),
-    ("man", &["flashcore man | man -l -", "flashcore man --out ~/.local/share/man/man1"]),
+    ("man", &["flashcore man check | man -l -", "flashcore man --out ~/.local/share/man/man1"]),
     ("version", &["flashcore version", "flashcore version --json"]),
 ];
 

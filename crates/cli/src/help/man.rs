@@ -36,22 +36,18 @@ pub fn page(command: &clap::Command) -> io::Result<String> {
     if command.get_subcommands().any(|below| !below.is_hide_set()) {
         man.render_subcommands_section(&mut roff)?;
     }
-    let roff = String::from_utf8_lossy(&roff).replace(PREAMBLE, "");
-    let mut page = String::from(PREAMBLE);
-    for line in roff.lines() {
-        // A numbered list has one item per line.
-        let is_item = line.split_once(". ").is_some_and(|(number, _)| number.parse::<u32>().is_ok());
-        page += if is_item { ".br\n" } else { "" };
-        page += line;
-        page.push('\n');
-    }
+    let mut page = format!("{PREAMBLE}{}", String::from_utf8_lossy(&roff).replace(PREAMBLE, ""));
     if let Some(after) = command.get_after_long_help().or(command.get_after_help()) {
         page += &sections(&after.to_string());
+    }
+    if command.get_name() == "check" && command.get_arguments().any(|arg| arg.get_id() == "launch") {
+        let format = block(check::launchfile::FORMAT.lines());
+        page += &format!(".SH LAUNCH FILE\nTOML; every key, with what it means:\n.PP\n{format}");
     }
     Ok(page)
 }
 
-/// The sections of the text below the help: examples, then exit codes or the launch file.
+/// The sections of the text below the help: examples, then exit codes.
 fn sections(after: &str) -> String {
     let (examples, rest) = match after.strip_prefix("Examples:\n") {
         Some(text) => text.split_once("\n\n").unwrap_or((text, "")),
@@ -63,8 +59,6 @@ fn sections(after: &str) -> String {
     }
     if let Some(codes) = rest.strip_prefix("Exit codes: ") {
         page += &format!(".SH EXIT STATUS\n{}\n", escaped(codes));
-    } else if let Some((prose, code)) = rest.split_once("\n\n") {
-        page += &format!(".SH LAUNCH FILE\n{}\n.PP\n{}", escaped(prose), block(code.lines()));
     }
     page
 }
@@ -95,7 +89,6 @@ mod tests {
             ".SH LAUNCH FILE\n",
             ".nf\n[problem]  ",
             "    and timeout = 60\n.fi\n",
-            ".br\n2. CTAs that executed",
             concat!("\"flashcore ", env!("CARGO_PKG_VERSION"), "\" FlashCore\n"),
         ] {
             assert!(check.contains(part), "{part}: {check}");

@@ -86,13 +86,29 @@ pub fn man(args: &Man) -> Result<Status, CliError> {
             man::write_all(command(), folder).map_err(failed)?;
         }
         None => {
-            let mut command = command();
-            command.build();
-            let page = man::page(&command)?;
+            let mut program = command();
+            program.build();
+            let page = man::page(named(&program, &args.command)?)?;
             unless_closed(std::io::stdout().lock().write_all(page.as_bytes()).map_err(CliError::from))?;
         }
     }
     Ok(Status::Passed)
+}
+
+/// The command that words name, below `command`.
+fn named<'a>(command: &'a clap::Command, words: &[String]) -> Result<&'a clap::Command, CliError> {
+    words.iter().try_fold(command, |command, word| {
+        let shown = command.get_subcommands().filter(|below| !below.is_hide_set());
+        let names: Vec<&str> = shown.map(clap::Command::get_name).filter(|name| *name != "help").collect();
+        command.find_subcommand(word).ok_or_else(|| CliError::Argument {
+            argument: "COMMAND",
+            value: words.join(" "),
+            accepted: match names.is_empty() {
+                true => format!("no word after {}", command.get_name()),
+                false => format!("one of {}", names.join(", ")),
+            },
+        })
+    })
 }
 
 #[cfg(test)]

@@ -184,6 +184,7 @@ fn a_short_run_against_the_model() {
     let text = String::from_utf8(topk(&[]).stdout).unwrap();
     assert!(text.starts_with(&format!("{SMALL} on H200\n")), "{text}");
     assert!(text.contains("the model (predicted)") && text.contains("FASTER over #1"), "{text}");
+    assert!(text.contains("over the plan of the comparison") && !text.contains("short timing"), "{text}");
     let more = ["--device", "h200", "--problem", "1,1,32,16,f16", "--candidates", "2", "--ledger", &ledger];
     assert_eq!(run(&more).status.code(), Some(0));
     let refused = topk(&[]);
@@ -402,6 +403,7 @@ fn bad_usage_is_told() {
         (vec!["--problem", "1,8"], "BATCH,HEADS,SEQ,DIM"),
         (vec!["--price", "-1"], "--price"),
         (vec!["--device", "cpu", "--promote", &text], "no --promote with --device cpu"),
+        (vec!["--device", "h200", "--no-keep"], "--no-keep needs --device cpu"),
         (vec!["--resume"], "there is no ledger"),
         (vec!["--resume", "1", "--candidates", "3"], "cannot be used with"),
         (vec!["--device", "h200", "--seed-plan", &text], "one plan as JSON"),

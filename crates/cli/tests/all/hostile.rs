@@ -298,6 +298,7 @@ fn a_check_takes_notes_and_prints() {
     assert_eq!(check(shuffle, &["--level", "ptx"]).0, Some(1));
     let (code, said) = check(shuffle, &[]);
     assert!(code == Some(0) && said.contains("note: warp_order at line"), "{said}");
+    assert!(check(shuffle, &["--printf"]).1.contains("printf: nothing was printed in the first run"));
     let (code, said) = check("run/printed.ptx", &["--printf"]);
     assert!(code == Some(0) && said.contains("printf of CTA 0 warp 0 lane 0: n=-07 0x1p 3.50|x"), "{said}");
     assert!(!check("run/printed.ptx", &[]).1.contains("printf of"));

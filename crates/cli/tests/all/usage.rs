@@ -26,6 +26,27 @@ fn a_launch_is_stated_in_one_way() {
         );
         refused(&folder, &[&["check", "k.ptx", "--suggest"], option].concat(), "cannot be used with");
     }
+    for option in [&["--quick"][..], &["--timeout", "9"], &["--mutants", "3"], &["--coverage"]] {
+        refused(&folder, &[&["check", "k.ptx", "--suggest"], option].concat(), "cannot be used with");
+    }
+}
+
+#[test]
+fn a_manual_page_is_that_of_a_command() {
+    let folder = Folder::new("manual");
+    for (words, page) in
+        [(&["check"][..], "flashcore\\-check"), (&["ledger", "runs"], "flashcore\\-ledger\\-runs")]
+    {
+        let output = folder.run(&[&["man"], words].concat());
+        assert!(output.status.success() && text(&output.stdout).contains(page), "{}", text(&output.stdout));
+    }
+    refused(&folder, &["man", "chek"], "invalid value 'chek' for COMMAND: expected one of climb, check, ");
+    refused(
+        &folder,
+        &["man", "check", "plans"],
+        "invalid value 'check plans' for COMMAND: expected no word after ",
+    );
+    refused(&folder, &["man", "check", "--out", "pages"], "cannot be used with");
 }
 
 #[test]

@@ -51,7 +51,9 @@ pub(super) fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
         | Op::CpAsyncBulkTensor(_)
         | Op::CpReduceAsyncBulkTensor(_)
         | Op::StAsync(_)
-        | Op::RedAsync(_) => {
+        | Op::RedAsync(_)
+        | Op::Tcgen05St(_)
+        | Op::Tcgen05Mma(_) => {
             uses.effect.extend(sources());
             uses.effect.extend_from_slice(list);
         }
@@ -72,7 +74,7 @@ pub(super) fn uses(inst: &Inst, list: &[Slot], follow_loads: bool) -> Uses {
 pub(super) fn defines(inst: &Inst, list: &[Slot]) -> Slots {
     let mut slots = Slots::from_slice(&inst.d);
     match inst.op {
-        Op::Ld(_) | Op::Ldmatrix(_) | Op::WmmaLoad(_) => slots.extend_from_slice(list),
+        Op::Ld(_) | Op::Ldmatrix(_) | Op::WmmaLoad(_) | Op::Tcgen05Ld(_) => slots.extend_from_slice(list),
         Op::Mov(_) if !inst.d[0].is_some() => slots.extend_from_slice(list),
         Op::Atom(a) if a.vector > 1 => slots.extend_from_slice(&list[..usize::from(a.vector)]),
         Op::Mma(m) => {

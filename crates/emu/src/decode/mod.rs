@@ -13,6 +13,7 @@ mod moves;
 mod operands;
 mod region;
 mod synchronisation;
+mod tensor_memory;
 mod unread;
 mod wmma;
 
@@ -261,6 +262,8 @@ pub(crate) struct Program {
     pub communicates: bool,
     /// Whether the kernel has accesses by the asynchronous proxy, or mbarriers.
     pub asynchronous: bool,
+    /// Whether the kernel uses tensor memory.
+    pub tensor: bool,
 }
 
 /// Decodes the kernel's entry and the functions that it calls.
@@ -307,6 +310,7 @@ pub(crate) fn decode(
         granules: [16, 16],
         communicates: false,
         asynchronous: false,
+        tensor: false,
     };
     decoder.assign_registers(&reached)?;
     for (index, function) in functions.iter().enumerate() {
@@ -327,6 +331,7 @@ pub(crate) fn decode(
         granules,
         communicates,
         asynchronous,
+        tensor,
         ..
     } = decoder;
     let mut program = Program {
@@ -352,6 +357,7 @@ pub(crate) fn decode(
         touches: Vec::new(),
         communicates,
         asynchronous,
+        tensor,
     };
     let names_workspace = |special| matches!(special, SpecialReg::Envreg1 | SpecialReg::Envreg2);
     if options.cooperative && program.specials.iter().any(|(_, special)| names_workspace(*special)) {
@@ -396,6 +402,7 @@ struct Decoder<'m> {
     granules: [u32; 2],
     communicates: bool,
     asynchronous: bool,
+    tensor: bool,
 }
 
 /// Which registers of a body are parameters or appear in its instructions.

@@ -151,6 +151,17 @@ impl Decoder<'_> {
             | Op::CpAsyncBulkWaitGroup { .. }
             | Op::StAsync(_)
             | Op::RedAsync(_) => self.bulk(out, o),
+            Op::Tcgen05Alloc { .. }
+            | Op::Tcgen05Dealloc { .. }
+            | Op::Tcgen05Relinquish { .. }
+            | Op::Tcgen05Ld(_)
+            | Op::Tcgen05St(_)
+            | Op::Tcgen05Wait { .. }
+            | Op::Tcgen05Fence { .. }
+            | Op::Tcgen05Commit { .. }
+            | Op::Tcgen05Cp { .. }
+            | Op::Tcgen05Shift { .. }
+            | Op::Tcgen05Mma(_) => self.tensor_memory(out, o),
             Op::Wgmma(w) => self.warpgroup_matrix(out, o, &w),
             Op::WgmmaFence | Op::WgmmaCommitGroup => Ok(()),
             Op::WgmmaWaitGroup | Op::Setmaxnreg(_) => self.sources(out, o, 0, &[U32]),

@@ -397,6 +397,7 @@ impl<'a> Env<'a> {
     /// Completes the copies on an mbarrier.
     pub(super) fn land_on(&mut self, mbarrier: u64) {
         self.copies.take(mbarrier).iter().for_each(|flight| self.land_flight(flight));
+        self.land_commits(Some(mbarrier));
     }
 
     /// The lines of the copies in flight to an mbarrier.
@@ -497,6 +498,7 @@ impl<'a> Env<'a> {
         while let Some(flight) = self.copies.pop() {
             self.land_flight(&flight);
         }
+        self.land_commits(None);
         let surplus: Vec<(u64, u32, i64)> = self.mbarriers.unbalanced().filter(|m| m.2 < 0).collect();
         for (address, line, bytes) in surplus {
             let place = Some(self.facts.place(Space::Shared, address));

@@ -13,7 +13,7 @@ impl Env<'_> {
         let total = self.facts.actors.total() as u32;
         let cluster = u64::from(agent / total);
         let warp = match self.facts.actors.name(agent) {
-            Actor::Warp(warp) | Actor::Wgmma(warp) | Actor::Bulk(warp) => warp,
+            Actor::Warp(warp) | Actor::Wgmma(warp) | Actor::Bulk(warp) | Actor::Tensor(warp) => warp,
             Actor::Mbarrier(_) => self.copies.sender((agent % total) as usize).unwrap_or(0),
         };
         let warps = self.facts.actors.warps;
@@ -48,6 +48,7 @@ impl Env<'_> {
             HazardKind::MissingProxyFence
         } else if (copied || source) && (conflict.in_flight || conflict.wrote && !writes)
             || conflict.touch == Touch::Wgmma && same_warpgroup
+            || conflict.touch == Touch::Tensor
             || conflict.touch == Touch::Bulk
                 && self.facts.actors.name(conflict.agent) == Actor::Bulk(warp)
                 && conflict.lane == lane as u32
@@ -103,6 +104,10 @@ fn describe(c: &Conflict, writes: bool, actor: Actor, still: bool) -> String {
         (Touch::Wgmma, ..) if still => {
             format!("{verb} memory that a wgmma in flight reads: no wgmma.wait_group covers it")
         }
+        (Touch::Tensor, ..) => format!(
+            "{verb} memory that a tcgen05.mma or tcgen05.cp reads: no wait on the mbarrier of a tcgen05.commit \
+             covers it"
+        ),
         (Touch::Wgmma, ..) => format!("{verb} memory that a wgmma reads, without ordering"),
         (_, true, true) if copies => {
             format!("{verb} memory that an asynchronous copy is still writing: no wait_group covers it")

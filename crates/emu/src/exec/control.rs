@@ -141,6 +141,7 @@ impl Env<'_> {
         self.leave_cluster(warp, lanes);
         warp.leave(lanes);
         self.leave_wgmma(warp, &self.facts.context.program.code[split.pc as usize]);
+        self.leave_tensor_memory(warp);
         warp.join_waiting();
         self.meet_apart(warp);
         self.barriers.complete_after_exit(&self.live);

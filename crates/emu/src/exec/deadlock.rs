@@ -91,6 +91,7 @@ impl Env<'_> {
             Awaited::Cluster => self.rendezvous.describe(self.live_threads()),
             Awaited::Products => "for the other warps of its warpgroup to issue the same wgmma".into(),
             Awaited::Registers => self.describe_pool(waiter.warp, inst),
+            Awaited::Columns => "for columns of tensor memory, which other allocations have".into(),
             Awaited::Memory => {
                 format!("for a change of the memory that lanes {:#010x} poll", waiter.split.mask)
             }
@@ -110,7 +111,7 @@ impl Env<'_> {
                     && !self.barriers.has_arrived(at, warp.index)
             }
             Awaited::Products => own.contains(&warp.index),
-            Awaited::Mbarrier(_) | Awaited::Registers => self.same_cta(warp.index, waiter),
+            Awaited::Mbarrier(_) | Awaited::Registers | Awaited::Columns => self.same_cta(warp.index, waiter),
             Awaited::Cluster | Awaited::Memory | Awaited::Lanes => false,
         };
         let gone: Vec<usize> =
@@ -118,6 +119,7 @@ impl Env<'_> {
         let nobody = match waiter.awaited {
             Awaited::Memory => "no running thread can change it",
             Awaited::Registers => "no running warp can release registers",
+            Awaited::Columns => "no running warp can free columns",
             _ => "no running warp can end the wait",
         };
         match &gone[..] {
@@ -139,6 +141,7 @@ impl Env<'_> {
                 Awaited::Cluster => "the cluster barrier".into(),
                 Awaited::Products => "products".into(),
                 Awaited::Registers => "registers".into(),
+                Awaited::Columns => "columns of tensor memory".into(),
                 Awaited::Memory => "memory".into(),
                 Awaited::Lanes => "other lanes".into(),
             };

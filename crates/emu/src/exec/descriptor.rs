@@ -1,5 +1,5 @@
-//! Matrix descriptors of wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout"):
-//! computes the addresses of an operand's 16-byte chunks.
+//! Matrix descriptors of wgmma (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout") and of
+//! tcgen05 ("Shared memory descriptor"): computes the addresses of an operand's 16-byte chunks.
 
 use ptx::Swizzle;
 
@@ -19,6 +19,8 @@ pub(super) struct Descriptor {
     swizzle: Swizzle,
     /// Whether chunks hold consecutive elements along M or N instead of K.
     transposed: bool,
+    /// Whether the pattern moves pairs of chunks ("128-Byte with 32B atomic swizzling").
+    pairs: bool,
 }
 
 impl Descriptor {
@@ -40,7 +42,28 @@ impl Descriptor {
             base_offset,
             swizzle,
             transposed,
+            pairs: false,
         }
+    }
+
+    /// Decodes the fields of a descriptor of tcgen05, which differ from those of wgmma in a version in bits
+    /// 46–48, the mode of the leading offset in bit 52, and a swizzle mode of three bits. `Err` says what is
+    /// wrong.
+    pub fn blackwell(bits: u64, transposed: bool) -> Result<Descriptor, String> {
+        let (version, absolute, swizzle) = (bits >> 46 & 7, bits >> 52 & 1 == 1, bits >> 61);
+        if version != 1 {
+            return Err(format!("bits 46 to 48 of a matrix descriptor are {version}: expected 1"));
+        }
+        if absolute {
+            return Err("a matrix descriptor with an absolute leading address is one of sm_103".into());
+        }
+        if !matches!(swizzle, 0 | 1 | 2 | 4 | 6) || swizzle == 1 && !transposed {
+            return Err(format!("a matrix descriptor has no swizzle mode {swizzle} here"));
+        }
+        let plain = Descriptor::new(bits, transposed);
+        let pairs = swizzle == 1;
+        let swizzle = if pairs { Swizzle::Bytes128 } else { plain.swizzle };
+        Ok(Descriptor { swizzle, pairs, ..plain })
     }
 
     /// The number of chunks in a row of the swizzle pattern.
@@ -52,6 +75,13 @@ impl Descriptor {
     /// along K. MN-major: chunk `major` of M or N, row `minor` of K; an instruction has 16 rows.
     pub fn chunk(&self, major: u64, minor: u64) -> u64 {
         let width = self.chunks();
+        if self.pairs {
+            // Rows of 128 bytes, four to a pattern, whose pairs of chunks are xored with the row.
+            let place =
+                16 * (major % 8 + 8 * (minor % 4)) + self.leading * (major / 8) + self.stride * (minor / 4);
+            let address = self.start + place;
+            return (address ^ address >> 2 & 0x60) & ADDRESS_MASK;
+        }
         let offset = match (self.transposed, self.swizzle) {
             (false, Swizzle::None) => 16 * (major % 8) + self.stride * (major / 8) + self.leading * minor,
             (false, _) => 16 * (width * (major % 8) + minor) + self.stride * (major / 8),

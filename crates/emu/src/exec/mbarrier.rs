@@ -257,7 +257,7 @@ impl Env<'_> {
     }
 
     /// Counts an arrival. Returns the previous state: the phase and the number of pending arrivals.
-    fn arrive_at(&mut self, cause: Cause, address: u64, arrival: &Arrival) -> u64 {
+    pub(super) fn arrive_at(&mut self, cause: Cause, address: u64, arrival: &Arrival) -> u64 {
         self.expect_bytes(cause, address, arrival.bytes);
         // The object may belong to another CTA of the same cluster, whose clocks have the same home.
         let (home, rank) = (self.facts.home(), self.facts.rank(cause.warp));

@@ -24,6 +24,7 @@ mod run;
 mod setmaxnreg;
 mod system;
 mod tensor_map;
+mod tensor_memory;
 mod undefined;
 mod units;
 mod wait_for;
@@ -46,7 +47,7 @@ use crate::trace::{CtaTrace, Recorder};
 
 use units::{
     Barriers, BulkFlights, Facts, Log, Mbarriers, MemoryOrder, Products, RegisterPool, Rendezvous,
-    UndefinedBytes, Visits,
+    TensorMemory, UndefinedBytes, Visits,
 };
 use warp::{State, Warp};
 
@@ -105,6 +106,7 @@ struct Env<'a> {
     mbarriers: Mbarriers,
     copies: BulkFlights,
     products: Products,
+    tensors: TensorMemory,
     /// The registers that `setmaxnreg` moves.
     pool: RegisterPool,
 }
@@ -141,6 +143,7 @@ impl<'a> Cluster<'a> {
             mbarriers: Mbarriers::default(),
             copies: BulkFlights::default(),
             products: Products::new(actors),
+            tensors: TensorMemory::new(actors),
             pool: RegisterPool::new(actors, context.registers),
             facts,
         };
@@ -328,7 +331,7 @@ impl<'a> Cluster<'a> {
 impl Env<'_> {
     /// Work other than instructions, in warp instructions.
     fn tolls(&self) -> u64 {
-        self.log.toll + self.shared.shadow.toll()
+        self.log.toll + self.shared.shadow.toll() + self.tensors.shadow.toll()
     }
 
     /// The rank of a warp's CTA.

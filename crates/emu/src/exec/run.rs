@@ -195,6 +195,16 @@ impl Env<'_> {
             Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommitGroup | Op::WgmmaWaitGroup | Op::Setmaxnreg(_) => {
                 return self.warpgroup(warp, split, inst, mask);
             }
+            Op::Tcgen05Alloc { .. }
+            | Op::Tcgen05Dealloc { .. }
+            | Op::Tcgen05Relinquish { .. }
+            | Op::Tcgen05Ld(_)
+            | Op::Tcgen05St(_)
+            | Op::Tcgen05Wait { .. }
+            | Op::Tcgen05Fence { .. }
+            | Op::Tcgen05Commit { .. }
+            | Op::Tcgen05Cp { .. }
+            | Op::Tcgen05Mma(_) => return self.tensor(warp, split, inst, mask),
             Op::FenceProxy(kind) => {
                 let spaces: &[ProxySpace] = match kind {
                     _ if !self.facts.context.program.asynchronous => &[],
@@ -270,6 +280,12 @@ fn parts(op: &Op) -> bool {
             | Op::WgmmaCommitGroup
             | Op::WgmmaWaitGroup
             | Op::Setmaxnreg(_)
+            | Op::Tcgen05Alloc { .. }
+            | Op::Tcgen05Dealloc { .. }
+            | Op::Tcgen05Relinquish { .. }
+            | Op::Tcgen05Ld(_)
+            | Op::Tcgen05St(_)
+            | Op::Tcgen05Wait { .. }
     )
 }
 

@@ -26,6 +26,8 @@ pub(super) enum Awaited {
     Products,
     /// Registers in the pool of the CTA.
     Registers,
+    /// Free columns of tensor memory.
+    Columns,
     /// A store to the polled location.
     Memory,
     /// The other lanes of the warp.
@@ -70,6 +72,7 @@ impl Env<'_> {
             Op::BarrierCluster(_) => Awaited::Cluster,
             Op::WgmmaWaitGroup => Awaited::Products,
             Op::Setmaxnreg(_) => Awaited::Registers,
+            Op::Tcgen05Alloc { .. } => Awaited::Columns,
             // The split has yielded directly after the read.
             _ => self.polled(warp, split).map_or(Awaited::Memory, Awaited::Mbarrier),
         }
@@ -144,7 +147,9 @@ impl Env<'_> {
             Awaited::Products => {
                 !same_warp && self.facts.warpgroup_of(waiter.warp.index).contains(&other.warp.index)
             }
-            Awaited::Registers => !same_warp && self.rank(waiter.warp) == self.rank(other.warp),
+            Awaited::Registers | Awaited::Columns => {
+                !same_warp && self.rank(waiter.warp) == self.rank(other.warp)
+            }
             Awaited::Memory => !itself,
             Awaited::Lanes => return (same_warp && !itself).then_some(Match::AsItStands),
         };
@@ -176,7 +181,9 @@ impl Env<'_> {
             (Awaited::Mbarrier(address), op) => {
                 let signal = match op {
                     Op::Mbarrier(m) if !m.op.waits() => addresses(registers, inst)[lane],
-                    Op::CpAsyncMbarrierArrive { .. } => addresses(registers, inst)[lane],
+                    Op::CpAsyncMbarrierArrive { .. } | Op::Tcgen05Commit { .. } => {
+                        addresses(registers, inst)[lane]
+                    }
                     _ if signals(&op) => based(registers, inst.signal.0, inst.signal.1)[lane],
                     _ => return None,
                 };
@@ -187,6 +194,7 @@ impl Env<'_> {
             }
             (Awaited::Products, op) => certain(op == Op::WgmmaCommitGroup),
             (Awaited::Registers, op) => certain(op == Op::Setmaxnreg(RegisterChange::Dec)),
+            (Awaited::Columns, op) => certain(matches!(op, Op::Tcgen05Dealloc { .. })),
             (Awaited::Memory, Op::St(_) | Op::Atom(_) | Op::Red(_)) => certain(inst.space != Space::Local),
             _ => None,
         }
@@ -217,6 +225,8 @@ fn ends_waits(op: &Op) -> bool {
                 | Op::BarrierCluster(_)
                 | Op::WgmmaCommitGroup
                 | Op::Setmaxnreg(RegisterChange::Dec)
+                | Op::Tcgen05Commit { .. }
+                | Op::Tcgen05Dealloc { .. }
                 | Op::St(_)
                 | Op::Atom(_)
                 | Op::Red(_)

@@ -28,6 +28,7 @@ const WARPGROUP: usize = 4;
 ///   the asynchronous proxy's accesses to shared or to global memory;
 /// - for each warp, the mbarriers that are known to be initialised;
 /// - the mbarriers on which copies complete, whose epochs are their phases;
+/// - for kernels that use tensor memory, the instructions in each [`TensorPipe`] of each warp;
 /// - the previous grid (programmatic dependent launch), all of whose accesses have one epoch.
 ///
 /// Only warps and wgmmas have a read slot.
@@ -39,9 +40,29 @@ pub(crate) struct Actors {
     pub warps: usize,
     /// Whether there are actors other than warps.
     pub asynchronous: bool,
+    /// Whether the kernel uses tensor memory.
+    pub tensor: bool,
     /// Whether the previous grid may still run.
     pub overlapping: bool,
 }
+
+/// The asynchronous instructions of a warp that complete in order of issue (PTX ISA, "Memory Consistency
+/// Model for 5th generation of TensorCore operations").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TensorPipe {
+    /// `tcgen05.mma`, `tcgen05.cp` and `tcgen05.shift`, which a `tcgen05.commit` covers. An epoch ends with
+    /// each commit and each `tcgen05.fence::before_thread_sync`.
+    Product,
+    /// `tcgen05.ld`. An epoch ends with each `tcgen05.wait::ld`.
+    Load,
+    /// `tcgen05.st`. An epoch ends with each `tcgen05.wait::st`.
+    Store,
+    /// Not accesses, but the knowledge that those of [`TensorPipe::Product`] up to an epoch were issued:
+    /// later products of any warp execute after them.
+    Issued,
+}
+
+const TENSOR_PIPES: usize = 4;
 
 /// The memory for which a proxy fence orders accesses (PTX ISA, "membar/fence"). The windows `shared::cta`
 /// and `shared::cluster` are not distinguished.
@@ -59,6 +80,7 @@ pub(crate) enum Actor {
     Wgmma(usize),
     Bulk(usize),
     Mbarrier(usize),
+    Tensor(usize),
 }
 
 impl Actors {
@@ -78,8 +100,19 @@ impl Actors {
 
     /// The number of actors of a cluster.
     pub const fn total(self) -> usize {
+        self.tensors().end + self.overlapping as usize
+    }
+
+    /// The index range of all [`Actors::tensor`].
+    pub const fn tensors(self) -> std::ops::Range<usize> {
         let more = if self.asynchronous { 5 * self.threads() + MBARRIERS * self.ctas } else { 0 };
-        self.slots() + more + self.overlapping as usize
+        let start = self.slots() + more;
+        start..start + if self.tensor { TENSOR_PIPES * self.threads() } else { 0 }
+    }
+
+    /// The instructions in a pipe of a warp.
+    pub const fn tensor(self, warp: usize, pipe: TensorPipe) -> usize {
+        self.tensors().start + pipe as usize * self.threads() + warp
     }
 
     /// The previous grid, if it may still run. The emulator does not track its accesses: it counts as
@@ -146,6 +179,8 @@ impl Actors {
             Actor::Wgmma(group / per_cta * self.warps + group % per_cta * WARPGROUP)
         } else if local < slots + 5 * threads {
             Actor::Bulk((local - slots) % threads)
+        } else if self.tensors().contains(&local) {
+            Actor::Tensor((local - self.tensors().start) % threads)
         } else {
             Actor::Mbarrier(local - slots - 5 * threads)
         }
@@ -164,13 +199,16 @@ mod tests {
 
     #[test]
     fn nobody_is_two() {
-        let actors = Actors { ctas: 2, warps: 6, asynchronous: true, overlapping: true };
+        let actors = Actors { ctas: 2, warps: 6, asynchronous: true, tensor: true, overlapping: true };
+        let pipes = [TensorPipe::Product, TensorPipe::Load, TensorPipe::Store, TensorPipe::Issued];
         let mut all: Vec<usize> = (0..12).chain([0, 4, 6, 10].map(|w| actors.wgmma(w))).collect();
         for warp in 0..12 {
             all.extend([actors.bulk_reads(warp), actors.bulk_writes(warp)]);
             let fenced = [ProxySpace::Shared, ProxySpace::Global].map(|space| warp + actors.fenced(space));
             all.extend(fenced);
             all.push(actors.initialised(warp));
+            all.extend(pipes.map(|pipe| actors.tensor(warp, pipe)));
+            assert_eq!(actors.name(actors.tensor(warp, TensorPipe::Load) as Agent), Actor::Tensor(warp));
         }
         all.extend((0..2).flat_map(|cta| (0..MBARRIERS).map(move |n| actors.mbarrier(cta, n))));
         all.extend(actors.grid_before());
@@ -180,7 +218,7 @@ mod tests {
         for bulk in [actors.bulk_reads(3), actors.bulk_writes(3)] {
             assert_eq!(actors.name((actors.total() + bulk) as Agent), Actor::Bulk(3));
         }
-        let plain = Actors { ctas: 1, warps: 3, asynchronous: false, overlapping: false };
+        let plain = Actors { ctas: 1, warps: 3, asynchronous: false, tensor: false, overlapping: false };
         assert_eq!((plain.total(), plain.grid_before()), (3, None));
     }
 }

@@ -279,7 +279,7 @@ mod tests {
     /// the reads.
     #[test]
     fn few_records_stand_for_many_reads() {
-        let actors = Actors { ctas: 1, warps: 2, asynchronous: false, overlapping: false };
+        let actors = Actors { ctas: 1, warps: 2, asynchronous: false, tensor: false, overlapping: false };
         let mut views = [0, 1].map(|warp| WarpView::new(0, warp, actors, !0));
         let mut shadow = DenseShadow::new(BLOCK, 4, actors);
         for round in 0..1000 {

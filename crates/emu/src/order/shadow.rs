@@ -24,6 +24,8 @@ pub(crate) enum Touch {
     CopyArrive,
     /// The reads of a wgmma.
     Wgmma,
+    /// The accesses of an instruction of tensor memory.
+    Tensor,
     /// The read and the write of a bulk copy, and the write of `st.async`.
     Bulk,
     /// The read and the write of a bulk reduction. Such writes do not race with each other.

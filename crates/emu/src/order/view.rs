@@ -1,6 +1,6 @@
 //! The accesses that the lanes of a warp know to have happened before.
 
-use super::{Actors, Agent, Clock, Epoch, FLIGHT, ProxySpace, Strength};
+use super::{Actors, Agent, Clock, Epoch, FLIGHT, ProxySpace, Strength, TensorPipe};
 
 /// The accesses that happened before, as the lanes of one warp know them.
 #[derive(Clone, Debug)]
@@ -231,6 +231,32 @@ impl WarpView {
         self.shown.retain(|s| s.lanes != 0);
         self.shown.push(Shown { agent, lanes, epoch: self.now });
         self.now += 1;
+    }
+
+    /// The view of an asynchronous instruction of tensor memory that `lane` issues: it executes after the
+    /// products that this warp issued, up to epoch `own`, and after those of other warps of which the lane
+    /// knows that they were issued.
+    pub fn as_issuer(&self, lane: usize, own: Epoch) -> WarpView {
+        let mut base = self.known_to(1 << lane);
+        for warp in 0..self.actors.threads() {
+            let issued = base.warp(self.actors.tensor(warp, TensorPipe::Issued));
+            let issued = if warp == self.warp { own } else { issued };
+            let products = self.home + self.actors.tensor(warp, TensorPipe::Product) as Agent;
+            base.learn(self.home, products, !0, issued);
+        }
+        WarpView { base, groups: Vec::new(), shown: self.shown.clone(), ..*self }
+    }
+
+    /// The view of an instruction that `live` lanes execute together: it knows what each of them knows.
+    pub fn together(&self, live: u32) -> WarpView {
+        WarpView { base: self.known_to(live), groups: Vec::new(), shown: self.shown.clone(), ..*self }
+    }
+
+    /// The instructions of tensor memory that `lanes` know to be complete, or issued, as a moment.
+    pub fn tensor_moment(&self, lanes: u32) -> Moment {
+        let mut clock = self.known_to(lanes);
+        clock.keep(&self.actors.tensors(), self.actors.total());
+        self.carried(&clock)
     }
 
     /// Synchronises lanes: afterwards each knows what all of them know.

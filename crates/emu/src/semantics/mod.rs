@@ -5,5 +5,6 @@ pub(crate) mod atomic;
 mod fragment;
 pub(crate) mod products;
 pub(crate) mod scalar;
+pub(crate) mod tensor_descriptor;
 
 pub(crate) use fragment::Fragment;

@@ -8,4 +8,5 @@ mod limits;
 mod litmus;
 mod quiet;
 mod registers;
+mod tcgen05;
 mod wgmma;

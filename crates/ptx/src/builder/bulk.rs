@@ -4,8 +4,8 @@ use super::{
     Builder, ClusterShared, Global, Pointer, R16, R32, R64, Shared, SharedPointer, Src, TensorMapPtr, Value,
 };
 use crate::{
-    Address, AtomicOp, Base, BulkCopy, BulkRoute, BulkTensor, BulkTensorReduce, Op, Operand, PrefetchLevel,
-    ProxyFence, Space, StAsync, Type,
+    Address, AtomicOp, Base, BulkCopy, BulkReduce, BulkRoute, BulkTensor, BulkTensorReduce, Op, Operand,
+    PrefetchLevel, ProxyFence, Space, StAsync, Type,
 };
 
 use super::memory::vector;
@@ -106,6 +106,21 @@ impl Builder {
     pub fn bulk_store(&mut self, to: Global, from: Shared, bytes: impl Into<Src<R32>>) {
         let op =
             Op::CpAsyncBulk(BulkCopy { route: BulkRoute::CtaToGlobal, multicast: false, cache_hint: false });
+        let operands =
+            [Operand::Address(to.address()), Operand::Address(from.address()), bytes.into().into()];
+        self.op(op, operands);
+    }
+
+    /// Adds `bytes` bytes of f32 numbers, a multiple of 16, in shared memory to those in global memory. The
+    /// reduction joins the current bulk group.
+    pub fn bulk_add(&mut self, to: Global, from: Shared, bytes: impl Into<Src<R32>>) {
+        let op = Op::CpReduceAsyncBulk(BulkReduce {
+            route: BulkRoute::CtaToGlobal,
+            op: AtomicOp::Add,
+            ty: Type::F32,
+            noftz: false,
+            cache_hint: false,
+        });
         let operands =
             [Operand::Address(to.address()), Operand::Address(from.address()), bytes.into().into()];
         self.op(op, operands);

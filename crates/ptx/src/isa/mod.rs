@@ -153,6 +153,8 @@ mod wmma;
 #[macro_use]
 mod wgmma;
 #[macro_use]
+mod tcgen05;
+#[macro_use]
 mod warp;
 #[macro_use]
 mod barrier;
@@ -174,6 +176,7 @@ pub use matrix::*;
 pub use mbarrier::*;
 pub use memory::*;
 pub use mma::*;
+pub use tcgen05::*;
 pub use warp::*;
 pub use wgmma::*;
 pub use wmma::*;
@@ -247,7 +250,8 @@ macro_rules! define {
 
 arith_list! { [
     compare_list logic_list convert_list address_list memory_list atomic_list async_copy_list bulk_list
-    matrix_list mma_list wmma_list wgmma_list warp_list barrier_list mbarrier_list control_list define
+    matrix_list mma_list wmma_list wgmma_list tcgen05_list warp_list barrier_list mbarrier_list control_list
+    define
 ] }
 
 names! {

@@ -33,6 +33,8 @@ pub enum SlotKind {
     Pair(Type),
     /// An address into a state space.
     Address(Space),
+    /// An address of tensor memory: brackets around a register of 32 bits, with an offset.
+    TensorAddress,
     /// An integer constant.
     Constant,
     /// A branch target.

@@ -174,6 +174,10 @@ impl<'t> Parser<'t> {
         if let (Op::Wgmma(wgmma), Some(Operand::Vector(_))) = (&mut op, operands.get(1)) {
             wgmma.a_source = WgmmaSource::Registers;
         }
+        if let Op::Tcgen05Mma(product) = &mut op {
+            product.a_in_tensor_memory = matches!(operands.get(1), Some(Operand::Address(_)));
+            product.masks_lanes = matches!(operands.get(4), Some(Operand::Vector(_)));
+        }
         for (operand, slot) in operands.iter_mut().zip(op.signature()) {
             normalise(operand, slot.kind);
         }

@@ -142,15 +142,7 @@ impl Lexer<'_> {
             return Ok(Kind::Name);
         }
         match c {
-            // The dimensions of a tensor copy, `.1d` to `.5d`.
-            b'.' if matches!(self.peek(1), b'1'..=b'5')
-                && self.peek(2) == b'd'
-                && !continues_name(self.peek(3)) =>
-            {
-                self.at += 3;
-                Ok(Kind::Dot)
-            }
-            b'.' if self.peek(1).is_ascii_digit() => {
+            b'.' if self.peek(1).is_ascii_digit() && !self.begins_extent() => {
                 self.number();
                 Ok(Kind::Number)
             }
@@ -169,6 +161,17 @@ impl Lexer<'_> {
             }
             b'"' => self.string(),
             _ => self.punctuation(),
+        }
+    }
+
+    /// Whether the dot and digits here begin a modifier: the dimensions of a tensor copy, `.1d` to `.5d`, or a
+    /// shape such as `.32x32b`.
+    fn begins_extent(&self) -> bool {
+        let digits = self.bytes[self.at + 1..].iter().take_while(|c| c.is_ascii_digit()).count();
+        match self.peek(1 + digits) {
+            b'd' => digits == 1 && matches!(self.peek(1), b'1'..=b'5') && !continues_name(self.peek(3)),
+            b'x' => self.peek(2 + digits).is_ascii_digit(),
+            _ => false,
         }
     }
 

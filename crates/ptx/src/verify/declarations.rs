@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use crate::{
-    Body, Function, FunctionKind, Initializer, Item, LaunchBounds, Linkage, Module, Op, Param, ParamSpace,
-    Space, Statement, Type, Variable, Version,
+    Body, CtaGroup, Function, FunctionKind, Initializer, Item, LaunchBounds, Linkage, Module, Op, Param,
+    ParamSpace, Space, Statement, Type, Variable, Version,
 };
 
 use super::symbols::{Symbol, Symbols};
@@ -154,6 +154,7 @@ pub(super) fn function(module: &Module, function: &Function, report: &mut Report
     }
     bounds(&function.bounds, report);
     warpgroups(function, report);
+    cta_groups(function, report);
     let needs = function.bounds.requirement();
     if !needs.met_by(module.target) || needs.version > module.version {
         let (target, version) = (module.target, module.version);
@@ -219,6 +220,22 @@ fn bounds(bounds: &LaunchBounds, report: &mut Report) {
         if value == Some(0) {
             report.declare(Rule::LaunchBounds, format!("{what} 0"));
         }
+    }
+}
+
+/// All instructions of tensor memory of a function name the same number of CTAs.
+fn cta_groups(function: &Function, report: &mut Report) {
+    let statements = function.body.iter().flat_map(|body| &body.statements);
+    let groups = statements.filter_map(|statement| match statement {
+        Statement::Inst(inst) => inst.op.cta_group(),
+        Statement::Label(_) | Statement::Pragma(_) => None,
+    });
+    let (one, two): (Vec<CtaGroup>, Vec<CtaGroup>) = groups.partition(|group| *group == CtaGroup::One);
+    if !one.is_empty() && !two.is_empty() {
+        report.declare(
+            Rule::Declaration,
+            "instructions of tensor memory name .cta_group::1 and .cta_group::2; a function names one of them",
+        );
     }
 }
 

@@ -42,6 +42,8 @@
 //! **Warpgroups.** If a kernel that uses `wgmma` or `setmaxnreg` has launch bounds, these allow at least one
 //! warpgroup, 128 threads.
 //!
+//! **CTA pairs.** All instructions of tensor memory of a function name the same `.cta_group`.
+//!
 //! **Calls.** The callee is declared and is not a kernel. The numbers and sizes of arguments and results
 //! agree.
 //!

@@ -76,6 +76,11 @@ impl Checker<'_> {
                 Operand::Address(address) => self.address(position, space, address),
                 _ => fault(Rule::Operand, "expected an address in brackets"),
             },
+            SlotKind::TensorAddress => match operand {
+                Operand::Address(Address { base: Base::Reg(reg), .. }) => self.typed(*reg, Type::B32, false),
+                Operand::Address(Address { base: Base::Absolute, .. }) => Ok(()),
+                _ => fault(Rule::Operand, "expected an address of tensor memory in brackets"),
+            },
             SlotKind::Constant => match operand {
                 Operand::Imm(Imm::Int(_)) => Ok(()),
                 _ => fault(Rule::Operand, "expected an integer constant"),

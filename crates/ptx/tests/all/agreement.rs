@@ -9,9 +9,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use flashcore_ptx::{Rule, parse};
 
-/// `sm_90a` needs `.version` 8.0.
+/// `sm_90a` needs `.version` 8.0. Forms of `.version` 8.7 are those of `sm_100a`.
 fn target(version: &str) -> &'static str {
-    if version < "8.0" { "sm_90" } else { "sm_90a" }
+    match version {
+        "8.7" => "sm_100a",
+        _ if version < "8.0" => "sm_90",
+        _ => "sm_90a",
+    }
 }
 
 /// A kernel with registers of every kind, then the forms, one per line.
@@ -501,4 +505,85 @@ fn clusters_fences_and_roles() {
     let said = |form: &String| form.contains("arrive.release") || form.contains("wait.acquire");
     forms.retain(|form| !said(form));
     agree("7.8", &forms);
+}
+
+/// Operands `{r0, r1, …}`.
+fn vector(count: usize) -> String {
+    format!("{{{}}}", (0..count).map(|i| format!("r{i}")).collect::<Vec<_>>().join(", "))
+}
+
+#[test]
+fn tensor_memory_agrees() {
+    let mut forms: Vec<String> = Vec::new();
+    for (shape, registers) in [("32x32b", 1), ("16x64b", 1), ("16x128b", 2), ("16x256b", 4), ("16x32bx2", 1)]
+    {
+        let distance = if shape == "16x32bx2" { ", 16" } else { "" };
+        for repeat in [1, 2, 32, 64, 128, 3] {
+            let r = vector((registers * repeat).min(128));
+            forms.push(format!("tcgen05.ld.sync.aligned.{shape}.x{repeat}.b32 {r}, [r1]{distance};"));
+            forms.push(format!("tcgen05.st.sync.aligned.{shape}.x{repeat}.b32 [r1+4]{distance}, {r};"));
+        }
+        let r = vector(2 * registers);
+        forms.extend([
+            format!("tcgen05.ld.sync.aligned.{shape}.x2.pack::16b.b32 {r}, [r1]{distance};"),
+            format!("tcgen05.st.sync.aligned.{shape}.x2.unpack::16b.b32 [r1]{distance}, {r};"),
+            format!("tcgen05.ld.sync.aligned.{shape}.x4.b32 {r}, [r1]{distance};"),
+        ]);
+    }
+    for form in [
+        "wait::ld.sync.aligned",
+        "wait::st.sync.aligned",
+        "wait::ld",
+        "fence::before_thread_sync",
+        "fence::after_thread_sync",
+    ] {
+        forms.push(format!("tcgen05.{form};"));
+    }
+    agree("8.7", &forms);
+    // All instructions of a function name one group.
+    for group in ["cta_group::1", "cta_group::2"] {
+        let mut forms: Vec<String> = Vec::new();
+        for columns in ["32", "512", "48", "16", "1024", "r2"] {
+            forms.push(format!("tcgen05.alloc.{group}.sync.aligned.shared::cta.b32 [tile], {columns};"));
+            forms.push(format!("tcgen05.dealloc.{group}.sync.aligned.b32 r1, {columns};"));
+        }
+        forms.extend([
+            format!("tcgen05.alloc.{group}.sync.aligned.b32 [d0], 64;"),
+            format!("tcgen05.alloc.{group}.sync.aligned.shared::cluster.b32 [r0], 64;"),
+            format!("tcgen05.relinquish_alloc_permit.{group}.sync.aligned;"),
+            format!("tcgen05.commit.{group}.mbarrier::arrive::one.b64 [d0];"),
+            format!("tcgen05.commit.{group}.mbarrier::arrive::one.shared::cluster.b64 [r0];"),
+            format!("tcgen05.commit.{group}.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [r0], h0;"),
+            format!("tcgen05.commit.{group}.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [r0];"),
+            format!("tcgen05.cp.{group}.128x256b [r1], d0;"),
+            format!("tcgen05.cp.{group}.64x128b.warpx2::02_13 [r1], d0;"),
+            format!("tcgen05.cp.{group}.32x128b.warpx4 [r1], d0;"),
+            format!("tcgen05.cp.{group}.32x128b [r1], d0;"),
+            format!("tcgen05.cp.{group}.128x128b.b8x16.b4x16_p64 [r1], d0;"),
+            format!("tcgen05.shift.{group}.down [r1];"),
+        ]);
+        for kind in ["f16", "tf32", "f8f6f4", "i8"] {
+            let mask = vector(if group == "cta_group::1" { 4 } else { 8 });
+            // ptxas takes any `scale-input-d` with integers, where the PTX ISA has none.
+            let scales = if kind == "i8" { [""; 3] } else { ["", ", 3", ", 16"] };
+            for (a, scale) in [("[r2]", ""), ("r2", "")].into_iter().chain(scales.map(|scale| ("d0", scale)))
+            {
+                forms.push(format!("tcgen05.mma.{group}.kind::{kind} [r1], {a}, d1, r3, p{scale};"));
+                forms.push(format!("tcgen05.mma.{group}.kind::{kind} [r1], {a}, d1, r3, {mask}, p{scale};"));
+            }
+            forms.push(format!("tcgen05.mma.{group}.kind::{kind}.collector::a::fill [r1], d0, d1, r3, p;"));
+            forms.push(format!("tcgen05.mma.ws.{group}.kind::{kind} [r1], d0, d1, r3, p;"));
+            forms.push(format!(
+                "tcgen05.mma.ws.{group}.kind::{kind}.collector::b1::use [r1], [r2], d1, r3, p, d2;"
+            ));
+        }
+        for kind in ["mxf8f6f4", "mxf4", "mxf4nvf4", "f16"] {
+            for scales in ["", ".scale_vec::1X", ".scale_vec::2X", ".scale_vec::4X"] {
+                forms.push(format!(
+                    "tcgen05.mma.{group}.kind::{kind}.block_scale{scales} [r1], d0, d1, r3, [r4], [r5], p;"
+                ));
+            }
+        }
+        agree("8.7", &forms);
+    }
 }

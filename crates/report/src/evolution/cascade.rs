@@ -107,18 +107,41 @@ pub(super) fn operators(view: &RunView) -> Markup {
     let (earned, idle): (Vec<&Earnings>, Vec<&Earnings>) = of_search().partition(has_earned);
     let most = earned.iter().map(|o| o.gain.ln()).fold(1e-9, f64::max);
     let made: i64 = idle.iter().map(|o| o.candidates).sum();
+    let won = if view.kind() == Some(TimeKind::Predicted) { "comparisons won" } else { "races won" };
+    let mut shown: Vec<Operator> = earned.iter().map(|o| o.operator.operator).collect();
+    shown.sort_unstable();
+    shown.dedup();
     html! {
         @if !earned.is_empty() { div.scroll { table.operators {
             thead { tr {
-                th { "operator" } th.n { "made" } th.n { "share" } th.n { "timed" } th.n { "races won" } th.n { "gained" } th {}
+                th { "operator" } th.n { "made" } th.n { "share" } th.n { "with a time" } th.n { (won) } th.n { "gained" } th {}
             } }
             tbody { @for o in earned { (operator(o, tried, most)) } }
         } } }
         @if !idle.is_empty() {
             p.soft { (idle.len()) " operators with " (grouped(made)) " candidates improved nothing." }
         }
-        p.soft { "Gained: the product of time before over time after, of candidates that were faster than all before them in their group." }
+        p.soft {
+            "Gained: the product of time before over time after, of candidates that were faster than all before them in their group."
+            @for (name, means) in shown.into_iter().filter_map(|o| Some((o.name(), meaning(o)?))) {
+                " " (name[..1].to_uppercase()) (name[1..]) ": " (means) "."
+            }
+        }
     }
+}
+
+/// The way in which an operator makes a candidate. `None` for one that the search does not choose.
+const fn meaning(operator: Operator) -> Option<&'static str> {
+    Some(match operator {
+        Operator::Seed => "a plan that the search begins with",
+        Operator::Mutate => "a good candidate with some genes drawn anew",
+        Operator::Cross => "the genes of two good candidates",
+        Operator::Neighbour => "the best with one gene changed by a step",
+        Operator::Insight => "a change that helped another candidate, or that cures a finding",
+        Operator::Restart => "a plan at random, to leave the best",
+        Operator::Propose => "the answer of an external program",
+        _ => return None,
+    })
 }
 
 fn operator(o: &Earnings, tried: i64, most: f64) -> Markup {

@@ -11,7 +11,7 @@ use super::lineage::changes;
 use super::view::{ProblemView, RunRow, RunView, in_words, moment, speedup};
 use super::{
     Links, Section, arm_name, frame, kind_words, progress, scatter, scatter_legend, stage_name, title,
-    trial_name, with_contents,
+    trial_in, with_contents,
 };
 use bench::suites::words;
 use ledger::Candidate;
@@ -218,13 +218,13 @@ pub fn compare(a: &RunView, b: &RunView) -> String {
                         Some((low, high)) => {
                             format!("{} ({} to {}), {}", ratio(gain), ratio(low), ratio(high), super::verdict(p))
                         }
-                        None => format!("~{}, by short timings", ratio(gain)),
+                        None => format!("~{}, by separate {}", ratio(gain), if p.is_predicted() { "predictions" } else { "short timings" }),
                     })))
                     (of_problem(floor, both, &problem, |p| p.noise_floor.map(ratio)))
                     (of_problem("best plan", both, &problem, |p| p.best.as_ref().map(|r| in_words(&r.subject))))
                     (of_problem("best random sample µs", both, &problem, |p| p.drawn.as_ref().map(|r| {
-                        let how = if r.trial == Trial::Microbench { ", short timing" } else { "" };
-                        format!("{}{how}", time(r.us))
+                        let alone = r.trial == Trial::Microbench;
+                        format!("{}{}{}", time(r.us), if alone { ", " } else { "" }, if alone { trial_in(r.trial, r.kind) } else { "" })
                     })))
                 }
             }
@@ -414,7 +414,7 @@ pub(super) fn times(forecasts: &[Forecast], measurements: &[MeasurementFact], ow
                 } }
                 @for m in measurements { tr {
                     @let second = m.trial == Trial::HeldOut && m.problem == *own;
-                    td { (if second { "second race" } else { trial_name(m.trial) }) @if m.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
+                    td { @if second { "second " } (trial_in(if second { Trial::Race } else { m.trial }, m.kind)) }
                     td { (m.problem.title()) } td.n data-label="µs" { b { (time(m.us)) } }
                     td.n data-label="interval" { (time(m.low_us)) " – " (time(m.high_us)) } td.n data-label="samples" { (m.samples.len()) }
                     td data-label="against" { @match m.against {
@@ -469,10 +469,12 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
             a href=(address(problem, device)) aria-current=[current.then_some("page")] { (problem.title()) " on " (device) }
         } }
         @if let Some((problem, device)) = chosen {
+            @let is_predicted = best.iter().any(|timed| timed.kind == TimeKind::Predicted);
+            @let over = if is_predicted { "over the plan of the comparison" } else { "over the plan it raced" };
             h2 { (problem.title()) " on " (device) }
             div.scroll { table.best.stacks.sortable {
                 thead { tr {
-                    th { "candidate" } th { "plan" } th { "operator" } th.n { "µs" } th.n { "interval" } th { "by" } th { "over the plan it raced" }
+                    th { "candidate" } th { "plan" } th { "operator" } th.n { "µs" } th.n { "interval" } th { "by" } th { (over) }
                 } }
                 tbody { @for timed in best {
                     @let short = timed.trial == Trial::Microbench;
@@ -481,8 +483,8 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
                         td { (in_words(&timed.subject)) } td title=(timed.operator) { (operator_name(&timed.operator)) }
                         td.n data-label="µs" { @if short { span.soft { (time(timed.us)) } } @else { b { (time(timed.us)) } } }
                         td.n data-label="interval" { (time(timed.low_us)) " – " (time(timed.high_us)) }
-                        td data-label="by" { (trial_name(timed.trial)) @if timed.kind == TimeKind::Predicted { span.soft { ", predicted" } } }
-                        td data-label="over the plan it raced" { @match timed.against {
+                        td data-label="by" { (trial_in(timed.trial, timed.kind)) }
+                        td data-label=(over) { @match timed.against {
                             Some(race) => {
                                 (ratio(race.ratio)) " " (race.verdict.name()) " over " (number(race.incumbent))
                                 @if let Some(us) = timed.incumbent_us { " at " (time(us)) " µs" }
@@ -494,7 +496,8 @@ pub fn top(problems: &[(Shape, String)], chosen: Option<(&Shape, &str)>, best: &
             } }
             p.soft {
                 @if best.iter().any(|timed| timed.trial == Trial::Microbench) {
-                    "Candidates that raced come first; grey times are single short timings. "
+                    @if is_predicted { "Candidates that were compared come first; grey times are predicted alone. " }
+                    @else { "Candidates that raced come first; grey times are single short timings. " }
                 }
                 "Runs begin with different plans: compare times, not ratios."
             }

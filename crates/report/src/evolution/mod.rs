@@ -25,7 +25,7 @@ use axis::{grouped, percent, ratio, time};
 use bench::Load;
 use gains::gains;
 use ledger::{CandidateId, Pair, Ranked, Score, TimeKind, Trial};
-use words::{arm_class, arm_name, kind_badge, kind_words, stage_name, trial_name};
+use words::{arm_class, arm_name, kind_badge, kind_words, stage_name, trial_in};
 
 pub use kernel::{AnalysedKernel, Lines, Work, difference, heat};
 pub use live::{SCRIPT, SCRIPT_TEXT, failure};
@@ -313,7 +313,7 @@ fn ranking_legend(view: &ProblemView) -> Markup {
                     "Lines: 95 % intervals" @if !view.top.is_empty() { (order) }
                     ". ~: a ratio of separate timings, not a race against the baseline. "
                 }
-                "The axis does not begin at 0."
+                span.roomy { "The axis does not begin at 0." }
             }
         }
     }

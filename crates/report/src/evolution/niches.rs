@@ -109,11 +109,11 @@ fn elite(niche: &Niche, best: f64, (x, y, wide): (f64, f64, f64), links: Links) 
                 rect class=(format!("cell {shade}")) x=(x + 1.5) y=(y + 1.5) width=(wide - 3.0) height=(CELL.1 - 3.0) rx="3" {}
                 text class=(format!("on {shade}")) x=(x + wide / 2.0) y=(y + 19.0) text-anchor="middle" { (time(niche.us)) " µs" }
                 text class=(format!("on small {shade}")) x=(x + wide / 2.0) y=(y + 34.0) text-anchor="middle" {
-                    @if niche.us <= best { "best of " (count) } @else { (count) " timed" }
+                    @if niche.us <= best { "best of " (count) } @else { (count) " tried" }
                 }
                 title {
                     (niche.tile) ", bound by " (niche.bound) ": #" (niche.candidate.0) " takes " (time(niche.us)) " µs, "
-                    (ratio(niche.us / best)) " the best's; " (count) " timed"
+                    (ratio(niche.us / best)) " the best's; " (count) " tried"
                 }
             }
         },

@@ -84,7 +84,7 @@ pub(super) fn overlay(runs: [(i64, &ProblemView); 2]) -> Markup {
         (svg((ROOMY.0, ROOMY.1, ROOMY.1 - 12.0)))
         (svg(NARROW))
         div.legend {
-            span { i.key.evolution {} "run " (runs[0].0) } span { i.key.random {} "run " (runs[1].0) }
+            span { i.key.evolution {} "run " (runs[0].0) " (solid)" } span { i.key.random {} "run " (runs[1].0) " (dashed)" }
             span.soft { "Each curve is the best time alone so far; clocks and other work differ between runs." }
         }
     }

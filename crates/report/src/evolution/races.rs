@@ -8,7 +8,7 @@ use super::view::{ProblemView, RaceView, in_words};
 use super::{AXIS_TEXT, Links, arm_class, arm_name};
 use bench::{median, quantile};
 
-const ROW: f64 = 38.0;
+const ROW: f64 = 42.0;
 const TOP: f64 = 14.0;
 const FOOT: f64 = 26.0;
 /// Vertical offsets over which neighbouring samples are spread, so that equal ones stay visible.
@@ -81,13 +81,13 @@ fn strip(race: &RaceView, y: f64, x: &Axis, layout: &Layout, links: Links) -> Ma
                 // cut.
                 @let is_narrow = layout.name == 0;
                 @let (at, anchor) = if is_narrow { (layout.left, "start") } else { (x.at(slow), "end") };
-                text.modes x=(px(at)) y=(y - 13.0) text-anchor=(anchor) {
+                text.modes x=(px(at)) y=(y - 15.0) text-anchor=(anchor) {
                     "two modes, " (ratio(slow / fast)) " apart, " (percent(share)) " in the slower"
                 }
             }
             rect class=(format!("box {class}")) x=(px(at(0.25))) y=(y - 11.0) height="22"
                 width=(px((at(0.75) - at(0.25)).max(1.0))) {}
-            line class=(format!("span {class}")) x1=(px(middle)) x2=(px(middle)) y1=(y - 13.0) y2=(y + 13.0) {}
+            line class=(format!("span {class}")) x1=(px(middle)) x2=(px(middle)) y1=(y - 12.0) y2=(y + 12.0) {}
             @for (i, us) in race.samples.iter().enumerate() {
                 circle class=(format!("sample {class}")) r="2.2" cx=(px(x.at(*us))) cy=(px(y + SPREAD[i % SPREAD.len()])) {
                     title { "#" (ranked.candidate.0) ", " (arm_name(ranked.arm)) ", sample " (i + 1) ": " (time(*us)) " µs" }

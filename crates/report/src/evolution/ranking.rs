@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::axis::{Axis, px, ratio, time};
 use super::view::{ProblemView, differing, in_words, speedup};
-use super::{AXIS_TEXT, Links, arm_class, arm_name, trial_name};
+use super::{AXIS_TEXT, Links, arm_class, arm_name, trial_in};
 use ledger::{Against, Ranked};
 
 const WIDTH: f64 = 900.0;
@@ -90,7 +90,7 @@ pub(super) fn chart(view: &ProblemView, links: Links) -> Markup {
                     title {
                         "#" (row.timed.candidate.0) " " (in_words(&row.timed.subject)) " (" (row.name) "), " (arm_name(row.timed.arm)) ", " (row.timed.operator) ": "
                         (time(row.timed.us)) " µs (" (time(row.timed.low_us)) " to " (time(row.timed.high_us)) "), "
-                        @if is_measured { (trial_name(row.timed.trial)) } @else { "predicted" }
+                        (trial_in(row.timed.trial, row.timed.kind))
                         @if let Some(race) = row.timed.against { ", " (race.verdict.name()) }
                     }
                 }

@@ -352,6 +352,9 @@ fn a_predicted_run_has_its_own_words() {
     ] {
         assert!(!page.contains(words), "{words}: {page}");
     }
+    let top = pages::top(&ledger, None, None).unwrap().unwrap();
+    assert!(top.contains(">predicted comparison</td>"), "{top}");
+    assert!(!top.contains("raced") && !top.contains("short timing"), "{top}");
 }
 
 #[test]

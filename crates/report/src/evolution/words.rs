@@ -58,10 +58,14 @@ pub const fn stage_in(stage: Stage, kind: Option<TimeKind>) -> &'static str {
     }
 }
 
-pub const fn trial_name(trial: Trial) -> &'static str {
-    match trial {
-        Trial::Microbench => "short timing",
-        Trial::Race => "race",
-        Trial::HeldOut => "held-out race",
+/// The name of a trial whose time is of this kind.
+pub const fn trial_in(trial: Trial, kind: TimeKind) -> &'static str {
+    match (kind, trial) {
+        (TimeKind::Measured, Trial::Microbench) => "short timing",
+        (TimeKind::Measured, Trial::Race) => "race",
+        (TimeKind::Measured, Trial::HeldOut) => "held-out race",
+        (TimeKind::Predicted, Trial::Microbench) => "prediction",
+        (TimeKind::Predicted, Trial::Race) => "predicted comparison",
+        (TimeKind::Predicted, Trial::HeldOut) => "predicted comparison, held out",
     }
 }

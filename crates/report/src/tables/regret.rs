@@ -87,7 +87,7 @@ mod tests {
         let (text, picture) = table(&path).unwrap().unwrap();
         assert!(text.contains("predicted time | 2 | 2.0 % | 12.5 % |"), "{text}");
         assert!(text.contains("nearest row | 2 | 9.0 % |") && !text.contains("7.0 %"), "{text}");
-        assert!(picture.contains("plan of the nearest row, 1: 12 %"), "{picture}");
+        assert!(picture.contains("plan of the nearest row, 1: 12.5 %"), "{picture}");
         assert!(table(&scratch.path("none.jsonl")).unwrap().is_none());
     }
 }

@@ -305,7 +305,7 @@ fn times(entries: &[Entry]) -> Option<String> {
         .filter_map(|entry| {
             let of_peers = peers.iter().filter_map(|name| {
                 let row = entry.peers.iter().find(|row| row.implementation == *name)?;
-                Some((name.clone(), counts(row)?))
+                Some((library(name), counts(row)?))
             });
             let times =
                 std::iter::once(("FlashCore".to_owned(), counts(&entry.ours)?)).chain(of_peers).collect();
@@ -315,6 +315,22 @@ fn times(entries: &[Entry]) -> Option<String> {
     (!problems.is_empty()).then(|| standalone(&compared(&problems)))
 }
 
+/// A library's name and version for a picture: in the words of its users, and without the build of the
+/// version.
+fn library(name: &str) -> String {
+    const WORDS: [(&str, &str); 6] = [
+        ("sdpa-flash", "PyTorch flash"),
+        ("sdpa-cudnn", "PyTorch cuDNN"),
+        ("sdpa-efficient", "PyTorch efficient"),
+        ("sdpa-math", "PyTorch math"),
+        ("fa3", "FA3"),
+        ("fa4", "FA4"),
+    ];
+    let release = name.split_once('+').map_or(name, |(release, _)| release);
+    let found = WORDS.iter().find_map(|(of, word)| Some(format!("{word}{}", release.strip_prefix(of)?)));
+    found.unwrap_or_else(|| release.to_owned())
+}
+
 /// The picture of [`times`] of the first problem that every library computes, without a table, and the source
 /// of its figures.
 pub(super) fn picture(entries: &[Entry]) -> Option<(String, String)> {
@@ -322,13 +338,21 @@ pub(super) fn picture(entries: &[Entry]) -> Option<(String, String)> {
     let whole = |entry: &&Entry| entry.peers.iter().filter(|row| row.fault.is_none()).count() >= peers;
     // The first alone, so that the picture leaves room on a screen for what stands below.
     let whole: Vec<Entry> = entries.iter().filter(whole).take(1).cloned().collect();
-    let caption = "Time of a call with warm L2, all libraries in one process. Bars start at 0.  \n";
+    let caption = "Time of a call, L2 warm, in one process. Bars start at 0. B batch, H heads, S sequence, D head dim; FA\n\
+                   FlashAttention.  \n";
     Some((times(&whole)?, format!("{caption}{}", place(&whole.first()?.ours).trim_end())))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::told;
+    use super::{library, told};
+
+    #[test]
+    fn libraries_of_a_picture_have_the_names_of_their_users() {
+        let names = ["sdpa-flash 2.11.0+cu130", "fa4 4.0.0b36", "torch 2.15.0+cu132 SDPA", "xformers"];
+        let words = ["PyTorch flash 2.11.0", "FA4 4.0.0b36", "torch 2.15.0", "xformers"];
+        assert_eq!(names.map(library), words);
+    }
 
     #[test]
     fn faults_are_told_without_paths() {

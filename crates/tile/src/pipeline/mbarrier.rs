@@ -97,6 +97,12 @@ impl PipelineState {
         k.shared_index(first, self.stage, bytes)
     }
 
+    /// Moves to the position of `other`, in the same ring.
+    pub fn move_to(self, k: &mut Builder, other: PipelineState) {
+        k.mov_to(self.stage, other.stage);
+        k.mov_to(self.parity, other.parity);
+    }
+
     /// Advances to the next stage.
     pub fn advance(self, k: &mut Builder) {
         match self.stages {

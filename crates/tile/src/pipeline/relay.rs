@@ -52,6 +52,7 @@ impl Relay {
 
     /// Passes on a warp's part of the current slot, and advances.
     pub fn publish(&self, k: &mut Builder, at: &PipelineState, elected: Pred) {
+        k.warp_sync();
         self.arrive(k, self.full, at, elected);
     }
 
@@ -69,11 +70,16 @@ impl Relay {
 
     /// Returns the current slot for a warp that has read it, and advances.
     pub fn release(&self, k: &mut Builder, at: &PipelineState, elected: Pred) {
+        k.warp_sync();
+        self.release_operand(k, at, elected);
+    }
+
+    /// Like [`Relay::release`], for a warp whose products with the slot are complete.
+    pub fn release_operand(&self, k: &mut Builder, at: &PipelineState, elected: Pred) {
         self.arrive(k, self.empty, at, elected);
     }
 
     fn arrive(&self, k: &mut Builder, barriers: Mbarriers, at: &PipelineState, elected: Pred) {
-        k.warp_sync();
         let barrier = barriers.index(k, at.stage);
         k.guarded(elected, |k| k.mbarrier_arrive(barrier));
         at.advance(k);

@@ -12,6 +12,8 @@ pub(crate) struct Fenced {
     pub strength: Strength,
     /// Set for a `fence.sc` of gpu scope: see [`Sequential`].
     pub sequential: bool,
+    /// Set for a `tcgen05.fence::before_thread_sync`, which covers instructions of tensor memory alone.
+    pub tensor: bool,
     pub moment: Moment,
 }
 
@@ -109,8 +111,28 @@ impl Fences {
             }
         }
         self.released.retain(|f| f.lanes != 0);
-        self.released.push(Fenced { lanes, strength, sequential, moment });
+        self.released.push(Fenced { lanes, strength, sequential, tensor: false, moment });
         toll
+    }
+
+    /// A `tcgen05.fence::before_thread_sync`: relaxed writes and arrivals of the lanes release what the lanes
+    /// know of instructions of tensor memory.
+    pub fn before_thread_sync(&mut self, view: &WarpView, lanes: u32) {
+        self.released.iter_mut().filter(|f| f.tensor).for_each(|f| f.lanes &= !lanes);
+        self.released.retain(|f| f.lanes != 0);
+        let (strength, moment) = (Strength::Gpu, view.tensor_moment(lanes));
+        self.released.push(Fenced { lanes, strength, sequential: false, tensor: true, moment });
+    }
+
+    /// A `tcgen05.fence::after_thread_sync`: the lanes acquire what their relaxed reads and waits observed of
+    /// instructions of tensor memory.
+    pub fn after_thread_sync(&self, view: &mut WarpView, (lanes, live): (u32, u32)) {
+        let (tensors, total) = (view.actors().tensors(), view.actors().total());
+        for seen in self.seen.iter().filter(|s| s.lanes & lanes != 0) {
+            let mut clock = seen.clock.clone();
+            clock.keep(&tensors, total);
+            view.acquire(seen.lanes & lanes, live, &clock);
+        }
     }
 
     /// Keeps what a relaxed wait of lanes observed. Their next fence of at least this scope acquires it.
@@ -142,7 +164,8 @@ impl Fences {
         let (strength, sequential) = (Strength::Gpu, true);
         if let Some(clock) = &carried.released {
             self.released.retain(|f| !(f.sequential && f.lanes & !lanes == 0));
-            self.released.push(Fenced { lanes, strength, sequential, moment: view.carried(clock) });
+            let moment = view.carried(clock);
+            self.released.push(Fenced { lanes, strength, sequential, tensor: false, moment });
         }
         if let Some(clock) = &carried.seen {
             self.seen.retain(|s| !(s.sequential && s.lanes & !lanes == 0));

@@ -78,6 +78,12 @@ impl Released {
         }
     }
 
+    /// Something that no thread did completes for all CTAs.
+    fn add_to_all(&mut self, home: Agent, clock: &Clock) {
+        self.near.iter_mut().for_each(|near| near.join(home, clock));
+        self.far.join(home, clock);
+    }
+
     /// The clocks that a wait by a thread of a CTA acquires. If the wait is relaxed, a later fence of this
     /// scope acquires them.
     pub fn reaching(&self, rank: usize, scope: Scope) -> impl Iterator<Item = (Strength, &Clock)> {
@@ -236,6 +242,13 @@ impl Mbarriers {
     pub fn end(&mut self, address: u64) {
         self.changes += 1;
         self.objects.remove(&address);
+    }
+
+    /// Instructions of tensor memory that are complete before the next arrival: waits of all CTAs acquire them.
+    pub fn complete_products(&mut self, address: u64, home: Agent, clock: &Clock) {
+        if let Some(object) = self.objects.get_mut(&address) {
+            object.arriving.add_to_all(home, clock);
+        }
     }
 
     /// Announces bytes. Returns the number of bytes that the phase expects if it is too large.

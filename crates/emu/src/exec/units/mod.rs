@@ -1,7 +1,6 @@
 //! The units of a cluster. Each owns its state and the rules by which that state changes. A unit knows
 //! neither warps nor [`Env`](super::Env) nor the other units: the files of [`exec`](super) execute
-//! instructions with them. A new kind of hardware, such as tensor memory, is one file here and one file of
-//! instructions.
+//! instructions with them. A new kind of hardware is one file here and one file of instructions.
 
 mod barriers;
 mod bulk;
@@ -16,6 +15,7 @@ mod order;
 mod products;
 mod register_pool;
 mod rendezvous;
+mod tensor_memory;
 mod undefined;
 mod weak;
 
@@ -31,4 +31,5 @@ pub(crate) use order::{GlobalOrder, MemoryOrder, Observation, Publication, Stron
 pub(crate) use products::{Issued, Products, WARPS, WgmmaQueue};
 pub(crate) use register_pool::{Change, REGISTERS, RegisterPool, registers_at_entry};
 pub(crate) use rendezvous::{Attendance, Rendezvous, Visit, Visits};
+pub(crate) use tensor_memory::{CELL_LANES, COLUMNS, LANES, PendingCommit, Refused, TensorMemory, Touched};
 pub(crate) use undefined::{Definedness, Undefined, UndefinedBytes};

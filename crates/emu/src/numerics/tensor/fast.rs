@@ -5,7 +5,8 @@
 //! A column of D is computed as vectors over its 16 rows, with one element of B broadcast at a time. The
 //! first pass finds the largest exponent. The second pass sums the aligned and truncated products in i32.
 //! Significands have at most 11 bits. A product shifted to 25 fraction bits therefore stays below 2^27, and a
-//! sum of 16 products below 2^31.
+//! sum of 16 products below 2^31. Where exponents have at most 5 bits, f32 holds each product exactly: it is
+//! scaled by a power of two and truncated by one conversion.
 //!
 //! Exponents are added with wrapping operations: the overflow checks of test builds would keep their loops
 //! from being vectorised. The encoding leaves room for every exponent of the formats.
@@ -40,10 +41,13 @@ const SUM: Exponents =
     Exponents { shift: 2 * FACTOR.shift, zero: (2 * FACTOR.shift + LEAST_ALIGNMENT) as u32 };
 
 /// A or B in the order of execution: `[k][row or column]`. value = ±magnitude · 2^(exponent − fraction bits).
-struct Side<const K: usize, const W: usize> {
+/// `LONG` is `K`, or 0 if exponents have at most 5 bits: values stand for signs and magnitudes then.
+struct Side<const LONG: usize, const K: usize, const W: usize> {
+    /// Infinities and NaNs are as if the exponent were an ordinary one.
+    value: [[f32; W]; K],
     /// All bits are set for a negative value.
-    sign: [[u32; W]; K],
-    magnitude: [[u32; W]; K],
+    sign: [[u32; W]; LONG],
+    magnitude: [[u32; W]; LONG],
     /// Exponent of the format's leading bit, also for subnormals, encoded as in [`Exponents`].
     exponent: [[u32; W]; K],
     /// The largest bits, without the sign, of each row or column.
@@ -51,7 +55,7 @@ struct Side<const K: usize, const W: usize> {
     format: Format,
 }
 
-impl<const K: usize, const W: usize> Side<K, W> {
+impl<const LONG: usize, const K: usize, const W: usize> Side<LONG, K, W> {
     #[inline(always)]
     fn is_finite(&self) -> bool {
         let infinity = self.format.infinity() as u32;
@@ -85,7 +89,7 @@ impl Class {
 }
 
 /// C or a partial sum: `[column][row]`, with 24-bit magnitudes.
-type Sums = Side<COLUMNS, ROWS>;
+type Sums = Side<COLUMNS, COLUMNS, ROWS>;
 
 /// D of a floating-point kind with f16 or f32 accumulators. The operands have been checked.
 pub fn mma(kind: MmaKind, rules: TensorRules, [a, b, c]: [&[Lanes32]; 3], d: &mut [Lanes32]) {
@@ -113,17 +117,22 @@ impl pulp::WithSimd for Finite<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
-        match (self.kind.a().per_register(), self.kind.shape().k, self.recipe.chunk) {
-            (2, 8, 8) => self.run::<S, 2, 8, 8>(simd),
-            (2, 16, 8) => self.run::<S, 2, 16, 8>(simd),
-            (2, 16, 16) => self.run::<S, 2, 16, 16>(simd),
-            (1, 4, 4) => self.run::<S, 1, 4, 4>(simd),
-            (1, 8, 4) => self.run::<S, 1, 8, 4>(simd),
-            (1, 8, 8) => self.run::<S, 1, 8, 8>(simd),
-            (4, 16, 8) => self.run::<S, 4, 16, 8>(simd),
-            (4, 16, 16) => self.run::<S, 4, 16, 16>(simd),
-            (4, 32, 16) => self.run::<S, 4, 32, 16>(simd),
-            (4, 32, 32) => self.run::<S, 4, 32, 32>(simd),
+        let inputs = [self.kind.a(), self.kind.b()].map(|input| decode::format(self.recipe.operand(input)));
+        let short = inputs.iter().all(|format| format.exponent_bits <= 5);
+        match (short, self.kind.a().per_register(), self.kind.shape().k, self.recipe.chunk) {
+            (true, 2, 8, 8) => self.run::<S, 0, 2, 8, 8>(simd),
+            (true, 2, 16, 8) => self.run::<S, 0, 2, 16, 8>(simd),
+            (true, 2, 16, 16) => self.run::<S, 0, 2, 16, 16>(simd),
+            (true, 4, 16, 8) => self.run::<S, 0, 4, 16, 8>(simd),
+            (true, 4, 16, 16) => self.run::<S, 0, 4, 16, 16>(simd),
+            (true, 4, 32, 16) => self.run::<S, 0, 4, 32, 16>(simd),
+            (true, 4, 32, 32) => self.run::<S, 0, 4, 32, 32>(simd),
+            (false, 2, 8, 8) => self.run::<S, 8, 2, 8, 8>(simd),
+            (false, 2, 16, 8) => self.run::<S, 16, 2, 16, 8>(simd),
+            (false, 2, 16, 16) => self.run::<S, 16, 2, 16, 16>(simd),
+            (false, 1, 4, 4) => self.run::<S, 4, 1, 4, 4>(simd),
+            (false, 1, 8, 4) => self.run::<S, 8, 1, 8, 4>(simd),
+            (false, 1, 8, 8) => self.run::<S, 8, 1, 8, 8>(simd),
             _ => None,
         }
     }
@@ -133,14 +142,21 @@ impl Finite<'_> {
     /// Runs with `E` elements per operand register, `K` products per dot product and `CHUNK` products per
     /// fused sum.
     #[inline(always)]
-    fn run<S: Simd, const E: usize, const K: usize, const CHUNK: usize>(self, simd: S) -> Option<()> {
+    fn run<S: Simd, const LONG: usize, const E: usize, const K: usize, const CHUNK: usize>(
+        self,
+        simd: S,
+    ) -> Option<()> {
         let Self { kind, recipe, a, b, c, d } = self;
         let (rows, columns) = gather::<E, K>(kind, &recipe, a, b);
         let [fa, fb] = [kind.a(), kind.b()].map(|input| decode::format(recipe.operand(input)));
         // A is shifted so that a product with the largest exponent has all the bits that are kept.
-        let side_a =
-            decode_side(fa, recipe.fraction_bits - fa.fraction_bits - fb.fraction_bits, FACTOR, &rows);
-        let side_b = decode_side(fb, 0, FACTOR, &columns);
+        let side_a = decode_side::<LONG, _, _>(
+            fa,
+            recipe.fraction_bits - fa.fraction_bits - fb.fraction_bits,
+            FACTOR,
+            &rows,
+        );
+        let side_b = decode_side::<LONG, _, _>(fb, 0, FACTOR, &columns);
         let given = gather_sums(kind.accumulator(), c);
         let mut bits = match recipe.order {
             Order::Natural => given,
@@ -158,7 +174,7 @@ impl Finite<'_> {
             }
             for (column, bits) in bits.iter_mut().enumerate() {
                 let (total, largest) =
-                    column_sum::<S, K, CHUNK>(simd, &recipe, &side_a, &side_b, &sums, column, start);
+                    column_sum::<S, LONG, K, CHUNK>(simd, &recipe, &side_a, &side_b, &sums, column, start);
                 *bits = match kind.accumulator() {
                     Accumulator::F16 => to_f16(&total, &largest, &recipe),
                     _ => to_f32(&total, &largest, &recipe),
@@ -280,26 +296,34 @@ fn finish_elements<const E: usize, const K: usize, const W: usize>(
     }
 }
 
-/// Splits bits into sign, magnitude · 2^`up` and exponent.
+/// Splits bits into sign, magnitude · 2^`up` and exponent, or into value and exponent if the exponents are
+/// short.
 #[inline(always)]
-fn decode_side<const K: usize, const W: usize>(
+fn decode_side<const LONG: usize, const K: usize, const W: usize>(
     format: Format,
     up: u32,
     exponents: Exponents,
     bits: &[[u32; W]; K],
-) -> Side<K, W> {
-    let zeros = [[0; W]; K];
-    let mut side = Side { sign: zeros, magnitude: zeros, exponent: zeros, largest: [0; W], format };
+) -> Side<LONG, K, W> {
+    let (value, zeros, exponent) = ([[0.0; W]; K], [[0; W]; LONG], [[0; W]; K]);
+    let mut side = Side { value, sign: zeros, magnitude: zeros, exponent, largest: [0; W], format };
     let all = format.canonical_nan() as u32;
     let hidden = 1 << format.fraction_bits;
+    // As a subnormal or normal f32, the bits of a number are that number times a power of two.
+    let (wider, rescale) = (23 - format.fraction_bits, power_of_two(127 - format.bias()) as f32);
     for (i, bits) in bits.iter().enumerate() {
         for (j, &x) in bits.iter().enumerate() {
             let field = (x & all) >> format.fraction_bits;
-            let magnitude = x & (hidden - 1) | if field != 0 { hidden } else { 0 };
-            side.magnitude[i][j] = magnitude << up;
             let exponent = field.max(1).wrapping_add((exponents.shift - format.bias()) as u32);
             side.exponent[i][j] = if x & all == 0 { exponents.zero } else { exponent };
-            side.sign[i][j] = (x >> format.sign_bit() & 1).wrapping_neg();
+            if LONG == 0 {
+                let value = f32::from_bits((x & all) << wider) * rescale;
+                side.value[i][j] = f32::from_bits(value.to_bits() | (x >> format.sign_bit() & 1) << 31);
+            } else {
+                let magnitude = x & (hidden - 1) | if field != 0 { hidden } else { 0 };
+                side.magnitude[i][j] = magnitude << up;
+                side.sign[i][j] = (x >> format.sign_bit() & 1).wrapping_neg();
+            }
             side.largest[j] = side.largest[j].max(x & all);
         }
     }
@@ -363,20 +387,23 @@ fn add_rounded(accumulator: Accumulator, sums: &mut [u32], given: &[u32]) {
 #[inline(always)]
 fn decode_sums(accumulator: Accumulator, bits: &[[u32; ROWS]; COLUMNS]) -> Sums {
     match accumulator {
-        Accumulator::F16 => {
-            decode_side(Format::F16, Format::F32.fraction_bits - Format::F16.fraction_bits, SUM, bits)
-        }
-        _ => decode_side(Format::F32, 0, SUM, bits),
+        Accumulator::F16 => decode_side::<COLUMNS, _, _>(
+            Format::F16,
+            Format::F32.fraction_bits - Format::F16.fraction_bits,
+            SUM,
+            bits,
+        ),
+        _ => decode_side::<COLUMNS, _, _>(Format::F32, 0, SUM, bits),
     }
 }
 
 /// The exact sum of the aligned terms of one column, in units of 2^(largest exponent − kept bits).
 #[inline(always)]
-fn column_sum<S: Simd, const K: usize, const CHUNK: usize>(
+fn column_sum<S: Simd, const LONG: usize, const K: usize, const CHUNK: usize>(
     simd: S,
     recipe: &Recipe,
-    a: &Side<K, ROWS>,
-    b: &Side<K, COLUMNS>,
+    a: &Side<LONG, K, ROWS>,
+    b: &Side<LONG, K, COLUMNS>,
     c: &Sums,
     column: usize,
     start: usize,
@@ -399,7 +426,12 @@ fn column_sum<S: Simd, const K: usize, const CHUNK: usize>(
         total[row] = f64::from((magnitude ^ c.sign[column][row]).wrapping_sub(c.sign[column][row]) as i32);
     }
     for run in (start..start + CHUNK).step_by(RUN) {
-        let sum = products(simd, a, b, &largest, column, run..run + CHUNK.min(RUN));
+        let steps = run..run + CHUNK.min(RUN);
+        let sum = if LONG == 0 {
+            short_products(simd, recipe, a, b, &largest, column, steps)
+        } else {
+            products(simd, a, b, &largest, column, steps)
+        };
         for row in 0..ROWS {
             total[row] += f64::from(sum[row] as i32);
         }
@@ -409,10 +441,10 @@ fn column_sum<S: Simd, const K: usize, const CHUNK: usize>(
 
 /// The sum of at most [`RUN`] products, each shifted to the largest exponent and truncated toward zero.
 #[inline(always)]
-fn products<S: Simd, const K: usize>(
+fn products<S: Simd, const LONG: usize, const K: usize>(
     simd: S,
-    a: &Side<K, ROWS>,
-    b: &Side<K, COLUMNS>,
+    a: &Side<LONG, K, ROWS>,
+    b: &Side<LONG, K, COLUMNS>,
     largest: &[u32; ROWS],
     column: usize,
     steps: Range<usize>,
@@ -432,6 +464,51 @@ fn products<S: Simd, const K: usize>(
         }
     }
     sum
+}
+
+/// [`products`] of numbers whose exponents have at most 5 bits.
+#[inline(always)]
+fn short_products<S: Simd, const LONG: usize, const K: usize>(
+    simd: S,
+    recipe: &Recipe,
+    a: &Side<LONG, K, ROWS>,
+    b: &Side<LONG, K, COLUMNS>,
+    largest: &[u32; ROWS],
+    column: usize,
+    steps: Range<usize>,
+) -> [u32; ROWS] {
+    let mut sum = [0; ROWS];
+    // The exponent field of the f32 2^(kept bits − largest exponent). Beyond the bounds all products are zero
+    // or far below the unit.
+    let field = 127 + recipe.fraction_bits + SUM.shift as u32;
+    let largest = S::as_simd_u32s(largest).0;
+    for (block, sum) in S::as_mut_simd_u32s(&mut sum).0.iter_mut().enumerate() {
+        let within = simd.max_u32s(largest[block], simd.splat_u32s(field - 247));
+        let within = simd.min_u32s(within, simd.splat_u32s(field - 7));
+        let scale = simd.sub_u32s(simd.splat_u32s(field), within);
+        let scale = simd.transmute_f32s_u32s(simd.wrapping_dyn_shl_u32s(scale, simd.splat_u32s(23)));
+        for k in steps.clone() {
+            let row = S::as_simd_f32s(&a.value[k]).0[block];
+            let product = simd.mul_f32s(row, simd.splat_f32s(b.value[k][column]));
+            *sum = simd.add_u32s(*sum, truncated(simd, simd.mul_f32s(product, scale)));
+        }
+    }
+    sum
+}
+
+/// Numbers below 2^31, truncated toward zero, as the bits of i32. The conversion of the language also
+/// saturates, which takes three times as long.
+#[inline(always)]
+fn truncated<S: Simd>(simd: S, numbers: S::f32s) -> S::u32s {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(avx) = (&simd as &dyn std::any::Any).downcast_ref::<pulp::x86::V3>() {
+        return bytemuck::cast(avx.convert_f32x8_to_i32x8(bytemuck::cast(numbers)));
+    }
+    let mut integers = simd.splat_u32s(0);
+    let lanes: &mut [i32] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut integers));
+    let numbers: &[f32] = bytemuck::cast_slice(std::slice::from_ref(&numbers));
+    lanes.iter_mut().zip(numbers).for_each(|(lane, number)| *lane = *number as i32);
+    integers
 }
 
 /// Exponent of the unit in which a sum with this largest exponent (encoded) is counted.

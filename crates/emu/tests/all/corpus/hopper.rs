@@ -1,5 +1,5 @@
 //! Tests of kernels for sm_90a, from CUDA C++ and from Triton: bulk tensor copies, warpgroup products and
-//! clusters.
+//! clusters. One kernel of Triton is for sm_100a, with products in tensor memory.
 
 use ptx::{Arg, Dim3, Element, Kernel, L2Promotion, Swizzle, TensorMapSpec};
 
@@ -102,6 +102,11 @@ fn triton_multiplies_with_wgmma() {
 #[test]
 fn triton_attends_with_wgmma() {
     triton::flash_on(&["90a"], 24576, 7);
+}
+
+#[test]
+fn triton_multiplies_in_tensor_memory() {
+    triton::matmul_on(&["100a"], 24592, 5);
 }
 
 /// Triton puts a barrier, but no fence, between the initialisation of an mbarrier and the copy that completes

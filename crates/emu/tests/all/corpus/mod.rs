@@ -93,10 +93,13 @@ impl Case {
                     Data::Out(bytes) => Buffer::uninitialised(*bytes),
                 })
                 .collect();
-            let options = Options { seed, schedule, ..Options::default() };
+            // Triton emits no `tcgen05.fence`.
+            let by_the_letter = kernel.module.target.sm < 100;
+            let options = Options { seed, schedule, by_the_letter, ..Options::default() };
             let report = run(kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)
                 .unwrap_or_else(|e| panic!("{} {}: {e}", self.file, kernel.module.target));
-            let found: Vec<String> = report.hazards.iter().map(|h| format!("{schedule:?}: {h}")).collect();
+            let fails = report.hazards.iter().filter(|h| h.fails());
+            let found: Vec<String> = fails.map(|h| format!("{schedule:?}: {h}")).collect();
             check(&found, &buffers.iter().map(Buffer::to_bytes).collect::<Vec<_>>());
         }
     }

@@ -10,14 +10,13 @@
 
 use attend::Masker;
 use problem::Tensor;
-use ptx::{Builder, CmpOp, Pointer, Pred, SpecialReg};
+use ptx::{Builder, CmpOp, Pointer, SpecialReg};
 use tile::{
-    AccTile, Accumulate, Consumer, OperandTile, Products, Relay, SharedMatrix, Sign, SwizzledTile, Threads,
-    WARP_VECTOR_BYTES, WARPGROUP_THREADS, WarpRows,
+    AccTile, Accumulate, Consumer, OperandTile, Products, Relay, SharedMatrix, SwizzledTile, Threads,
+    WARPGROUP_THREADS, WarpRows,
 };
 
-use super::consume::add_part;
-use super::convert::{PART_TILES, place_of_part};
+use super::convert::{PART_BYTES, PART_TILES, add_part, place_of_part};
 use super::emit::{Main, Visit};
 use super::plan::{SLOTS, WEIGHT_SLOTS};
 use crate::forward::contract::half;
@@ -28,8 +27,8 @@ const PRODUCER_REGISTERS: u32 = 24;
 const DV_REGISTERS: u32 = 208;
 const DK_REGISTERS: u32 = 216;
 const DQ_REGISTERS: u32 = 64;
-/// Bytes of the sums of a part of dQ.
-const PART_BYTES: u32 = 4 * PART_TILES * WARP_VECTOR_BYTES;
+/// Bytes of the sums of the warpgroup's part of dQ.
+const WARPGROUP_PART_BYTES: u32 = 4 * PART_BYTES;
 
 impl Main<'_> {
     /// The relays of P and of dS.
@@ -109,9 +108,7 @@ impl Main<'_> {
             queries.pipeline.consumer_wait(k, &q_at);
             let q = q.stage(k, q_at.stage);
             products.fence(k);
-            let negates = self.baked.sign == Sign::Negate;
-            let of_s = if negates { products.clone().negating() } else { products.clone() };
-            of_s.wgmma_ss(k, own, q, &s, Accumulate::Set); //                     10: Sᵀ = K Qᵀ
+            self.issue_scores(k, products, [own, q], &s);
             products.commit(k)
         };
         let weigh = |k: &mut Builder, visit: Visit| {
@@ -120,11 +117,7 @@ impl Main<'_> {
             gradients.pipeline.consumer_wait(k, &ahead);
             let [minus_log_sums, _] = self.numbers(k, consumer, &ahead);
             ahead.advance(k);
-            let partial = self.bound.is_partial(k, visit.tile);
-            let origin = k.mul(visit.tile, self.sizes.rows);
-            let block = (origin, partial, None);
-            let p = gradient.probabilities(k, &s, &minus_log_sums, block); //     11: P = exp(S − L)
-            self.hide_missing_keys(k, consumer, &p);
+            let p = self.probabilities(k, consumer, &gradient, &s, &minus_log_sums, visit);
             weights.acquire(k, &slot);
             for (n, &tile) in (0..).zip(p.tiles()) {
                 k.st_vec(place.at(vectors(n)), tile);
@@ -272,9 +265,9 @@ impl Main<'_> {
                     products.commit(k);
                     k.wgmma_wait(0);
                     if part + 1 == parts {
-                        of_ds.release(k, &slot, consumer.elected);
+                        of_ds.release_operand(k, &slot, consumer.elected);
                     }
-                    add_part(k, sums.at(i64::from(part * PART_BYTES)), &dq);
+                    add_part(k, sums.at(i64::from(part * WARPGROUP_PART_BYTES)), &dq);
                 }
                 self.advance(k, visit);
             },
@@ -287,13 +280,6 @@ impl Main<'_> {
         (AccTile::unset(k, 16, rows), OperandTile::unset(k, half(self.baked), 16, rows))
     }
 
-    /// Runs `visits` from the first visit, if there is one.
-    fn if_visited(&self, k: &mut Builder, visits: impl FnOnce(&mut Builder, Visit)) {
-        let visit = self.first_visit(k);
-        let some = self.is_visit(k, visit);
-        k.if_(some, |k| visits(k, visit));
-    }
-
     /// Moves `visit` to each visit after the first one.
     fn each_further(&self, k: &mut Builder, visit: Visit, run: impl FnOnce(&mut Builder)) {
         let next = |k: &mut Builder| {
@@ -301,15 +287,6 @@ impl Main<'_> {
             self.is_visit(k, visit)
         };
         k.while_(next, run);
-    }
-
-    fn is_visit(&self, k: &mut Builder, visit: Visit) -> Pred {
-        k.setp_u(CmpOp::Lt, visit.head, self.baked.group_size())
-    }
-
-    fn products(&self) -> Products {
-        let ty = half(self.baked).ty();
-        Products::new([ty, ty])
     }
 }
 

@@ -1,27 +1,36 @@
-//! The consumers of the main kernel.
+//! The consumers of the main kernel for head dims up to 128: two warpgroups that divide the keys. Their loops
+//! over query rows are in `free.rs` and `turns.rs`.
 
-use attend::{Masker, Order, QueryNumbers, ScoreGradient, SoftcapSlope};
+use attend::{Masker, QueryNumbers, ScoreGradient, SoftcapSlope};
 use problem::Tensor;
-use ptx::{Builder, CmpOp, Global, Pointer, R32};
+use ptx::{Builder, CmpOp, Pointer, R32};
 use tile::{
     AccTile, Accumulate, Consumer, OperandTile, PipelineState, Products, RowStore, SharedMatrix, Sign,
-    SwizzledTile, WARPGROUP_ROWS, WarpRows, store_fragments_at, warp_vectors,
+    SwizzledTile, WARPGROUP_ROWS, WarpRows, store_fragments_at,
 };
 
-use super::convert::{PART_TILES, place_of_part};
+use super::convert::PART_TILES;
 use super::emit::{Main, Visit};
 use crate::forward::contract::half;
 
+/// A warpgroup that owns 64 keys.
+pub(super) struct Warpgroup<'a> {
+    pub main: &'a Main<'a>,
+    pub consumer: &'a Consumer,
+    pub operands: Operands,
+    pub tiles: Tiles,
+}
+
 /// The operands of a warpgroup's products.
-struct Operands {
+pub(super) struct Operands {
     /// The warpgroup's rows of K and V.
     own_keys: SharedMatrix,
-    own_values: SharedMatrix,
+    pub own_values: SharedMatrix,
     /// The rows of all keys, of the columns of the warpgroup's part of dQ.
-    keys: SharedMatrix,
+    pub keys: SharedMatrix,
     /// Q and dO of the first stage, over their columns and over their rows.
-    queries: [SharedMatrix; 2],
-    gradients: [SharedMatrix; 2],
+    pub queries: [SharedMatrix; 2],
+    pub gradients: [SharedMatrix; 2],
     /// dS of the first slot, for the rows of the warpgroup's part of dQ.
     ds: SharedMatrix,
     /// The warp's rows of dSᵀ in the first slot.
@@ -29,165 +38,48 @@ struct Operands {
 }
 
 /// A warpgroup's accumulators.
-struct Tiles {
-    s: AccTile,
-    dp: AccTile,
-    dk: AccTile,
-    dv: AccTile,
-    dq: AccTile,
+pub(super) struct Tiles {
+    pub s: AccTile,
+    pub dp: AccTile,
+    pub dk: AccTile,
+    pub dv: AccTile,
+    pub dq: AccTile,
     /// Pᵀ and dSᵀ.
-    p: OperandTile,
-    ds: OperandTile,
-}
-
-/// A warpgroup's positions in the rings.
-struct Positions {
-    /// Q of the scores, one visit ahead of `queries` if the scores are.
-    scores: PipelineState,
-    queries: PipelineState,
-    gradients: PipelineState,
-    slot: PipelineState,
-    /// Whether a stage of Q before the current one is still to be released.
-    kept: R32,
+    pub p: OperandTile,
+    pub ds: OperandTile,
 }
 
 impl Main<'_> {
-    /// A consumer warpgroup, which owns 64 keys. The numbers in the margin are the lines of FlashAttention-2,
-    /// Algorithm 2.
+    /// A consumer warpgroup. The numbers in the margin are the lines of FlashAttention-2, Algorithm 2.
     pub(super) fn consume(&self, k: &mut Builder, consumer: &Consumer) {
-        let operands = self.operands(k, consumer);
+        let (operands, tiles) = (self.operands(k, consumer), self.tiles(k));
+        let group = Warpgroup { main: self, consumer, operands, tiles };
+        let takes_turns = self.sizes.takes_turns();
+        if takes_turns {
+            group.visit_in_turns(k);
+        } else {
+            group.visit_freely(k);
+        }
+        let Tiles { dk, dv, .. } = &group.tiles;
+        for row in 0..dk.lane_rows() {
+            dk.scale_row(k, row, self.params.scale);
+        }
+        self.store(k, consumer, dk, Tensor::Dk); //                                18
+        self.store(k, consumer, dv, Tensor::Dv);
+        if takes_turns {
+            // The last part of dQ is read from shared memory before the CTA ends.
+            k.guarded(consumer.elected, |k| k.bulk_wait_read(0));
+        }
+    }
+
+    fn tiles(&self, k: &mut Builder) -> Tiles {
         let (rows, columns) = (self.sizes.rows, self.sizes.columns);
         let [s, dp] = [0; 2].map(|_| AccTile::unset(k, 16, rows));
         let [dk, dv] = [0; 2].map(|_| AccTile::zero(k, 16, columns));
-        let p = OperandTile::unset(k, half(self.baked), 16, rows);
-        // Where dK and dV take 128 registers, dS is rounded after the last use of P, and dQ takes the
-        // registers of dP.
-        let (ds, dq) = if self.is_wide() {
-            (OperandTile::unset(k, half(self.baked), 16, rows), AccTile::unset(k, 16, 8 * PART_TILES))
-        } else {
-            (p.clone(), dp.clone())
-        };
-        let tiles = Tiles { s, dp, dk, dv, dq, p, ds };
-        let [queries, keys, values, gradients] = &self.rings;
-        let positions = Positions {
-            scores: queries.pipeline.consumer_state(k),
-            queries: queries.pipeline.consumer_state(k),
-            gradients: gradients.pipeline.consumer_state(k),
-            slot: self.handover().state(k),
-            kept: k.mov(0),
-        };
-        let mask = Masker::new(k, &self.band, &consumer.threads, &self.keys, 16, rows).of_probabilities();
-        let ty = half(self.baked).ty();
-        let mut products = Products::new([ty, ty]);
-
-        for ring in [keys, values] {
-            let at = ring.pipeline.consumer_state(k);
-            ring.pipeline.consumer_wait(k, &at);
-        }
-        let visit = self.first_visit(k);
-        let some = k.setp_u(CmpOp::Lt, visit.head, self.baked.group_size());
-        k.if_(some, |k| {
-            if self.plan.products == Order::ScoresAhead {
-                self.issue_scores(k, &mut products, &operands, &tiles, &positions);
-                if !self.is_wide() {
-                    k.wgmma_wait(0);
-                }
-            }
-            k.do_while(|k| {
-                self.visit(k, (consumer, &mask), &mut products, (&operands, &tiles), (&positions, visit));
-                k.setp_u(CmpOp::Lt, visit.head, self.baked.group_size())
-            });
-            k.wgmma_wait(0);
-        });
-        for row in 0..tiles.dk.lane_rows() {
-            tiles.dk.scale_row(k, row, self.params.scale);
-        }
-        self.store(k, consumer, &tiles.dk, Tensor::Dk); //                         18
-        self.store(k, consumer, &tiles.dv, Tensor::Dv);
-    }
-
-    /// One tile of query rows.
-    fn visit(
-        &self,
-        k: &mut Builder,
-        (consumer, mask): (&Consumer, &Masker),
-        products: &mut Products,
-        (operands, tiles): (&Operands, &Tiles),
-        (at, visit): (&Positions, Visit),
-    ) {
-        let Tiles { s, dp, dk, dv, dq, p, ds } = tiles;
-        let [_, _, _, gradients] = &self.rings;
-        let ahead = self.plan.products == Order::ScoresAhead;
-        // Tiles of 128 rows leave no registers for dSᵀ of the visit before beside S and dP.
-        let wide = self.is_wide();
-        if wide {
-            k.wgmma_wait(0);
-            self.release_kept(k, consumer, at);
-        }
-        if !ahead {
-            self.issue_scores(k, products, operands, tiles, at);
-        }
-        gradients.pipeline.consumer_wait(k, &at.gradients);
-        products.fence(k);
-        let d_out = operands.gradients[0].stage(k, at.gradients.stage);
-        products.wgmma_ss(k, operands.own_values, d_out, dp, Accumulate::Set); // 13: dPᵀ = V dOᵀ
-        let of_dp = products.commit(k);
-        if !ahead {
-            k.wgmma_wait(1); // the scores, and dK of the visit before
-        }
-        let numbers = self.numbers(k, consumer, &at.gradients);
-        let partial = self.bound.is_partial(k, visit.tile);
-        let origin = k.mul(visit.tile, self.sizes.rows);
-        let gradient = self.score_gradient(mask);
-        let block = (origin, partial, None);
-        let weights = gradient.probabilities(k, s, &numbers[0], block); // 11: P = exp(S − L)
-        self.hide_missing_keys(k, consumer, &weights);
-        products.wait(k, of_dp); // and dK of the visit before
-        let d_out = operands.gradients[1].stage(k, at.gradients.stage);
-        let issue_dv = |k: &mut Builder, products: &mut Products| {
-            products.fence(k);
-            products.wgmma_rs(k, p, d_out, dv, Accumulate::Add); //               12: dV += Pᵀ dO
-            products.commit(k)
-        };
-        if wide {
-            gradient.scores(k, s, &weights, dp, &numbers); //                  14: dS = P ∘ (dP − D)
-            weights.round_to(k, half(self.baked), p);
-            dp.round_to(k, half(self.baked), ds);
-        } else {
-            self.release_kept(k, consumer, at);
-            weights.round_to(k, half(self.baked), p);
-            let of_dv = issue_dv(k, products);
-            gradient.scores(k, s, &weights, dp, &numbers); //                  14
-            products.wait(k, of_dv);
-            dp.round_to(k, half(self.baked), ds); // in the registers of Pᵀ
-        }
-        operands.ds_rows.at_stage(k, &at.slot, self.ds.0.bytes()).write(k, ds);
-        self.handover().publish(k, &at.slot, consumer.elected);
-        let of_dv = wide.then(|| issue_dv(k, products));
-        if ahead {
-            self.issue_next_scores(k, products, operands, tiles, (at, visit));
-        }
-        if let Some(of_dv) = of_dv {
-            products.wait(k, of_dv);
-        }
-        // All lanes have read their numbers: `publish` has synchronised the warp.
-        gradients.pipeline.consumer_release(k, &at.gradients, consumer.elected);
-        at.gradients.advance(k);
-        self.handover().wait(k, &at.slot);
-        products.fence(k);
-        let all_ds = operands.ds.stage(k, at.slot.stage);
-        products.wgmma_ss(k, all_ds, operands.keys, dq, Accumulate::Set); //      15: dQ = dS K
-        let of_dq = products.commit(k);
-        let q = operands.queries[1].stage(k, at.queries.stage);
-        products.wgmma_rs(k, ds, q, dk, Accumulate::Add); //                      16: dK += dSᵀ Q
-        products.commit(k);
-        at.slot.advance(k);
-        at.queries.advance(k);
-        k.mov_to(at.kept, 1);
-        products.wait(k, of_dq);
-        let place = self.place(k, visit);
-        self.add_to_sums(k, consumer, dq, place);
-        self.advance(k, visit);
+        let [p, ds] = [0; 2].map(|_| OperandTile::unset(k, half(self.baked), 16, rows));
+        // In turns, dP of the next tile is issued after dQ has been copied to shared memory.
+        let dq = if self.sizes.takes_turns() { dp.clone() } else { AccTile::unset(k, 16, 8 * PART_TILES) };
+        Tiles { s, dp, dk, dv, dq, p, ds }
     }
 
     pub(super) fn score_gradient<'b>(&'b self, mask: &'b Masker) -> ScoreGradient<'b> {
@@ -199,11 +91,6 @@ impl Main<'_> {
             mask,
             factor: self.params.factor,
         }
-    }
-
-    /// Whether a warpgroup has 128 query rows of a tile: its accumulators of S and dP have 64 registers each.
-    fn is_wide(&self) -> bool {
-        self.sizes.rows > WARPGROUP_ROWS
     }
 
     fn operands(&self, k: &mut Builder, consumer: &Consumer) -> Operands {
@@ -230,45 +117,40 @@ impl Main<'_> {
         Operands { own_keys, own_values, keys, queries, gradients, ds, ds_rows }
     }
 
-    /// Issues the scores of a visit, once its Q has arrived.
-    fn issue_scores(
-        &self,
-        k: &mut Builder,
-        products: &mut Products,
-        operands: &Operands,
-        tiles: &Tiles,
-        at: &Positions,
-    ) {
-        let [queries, ..] = &self.rings;
-        queries.pipeline.consumer_wait(k, &at.scores);
-        let q = operands.queries[0].stage(k, at.scores.stage);
-        at.scores.advance(k);
-        products.fence(k);
-        let scores =
-            if self.baked.sign == Sign::Negate { products.clone().negating() } else { products.clone() };
-        scores.wgmma_ss(k, operands.own_keys, q, &tiles.s, Accumulate::Set); //   10: Sᵀ = K Qᵀ
-        products.commit(k);
+    /// For products of operands of the problem's type.
+    pub(super) fn products(&self) -> Products {
+        let ty = half(self.baked).ty();
+        Products::new([ty, ty])
     }
 
-    /// Issues the scores of the next visit. At the last visit, computes its scores once more, so that the
-    /// loop has no branch around products.
-    fn issue_next_scores(
+    /// Issues S of a tile of Q.
+    pub(super) fn issue_scores(
         &self,
         k: &mut Builder,
-        products: &mut Products,
-        operands: &Operands,
-        tiles: &Tiles,
-        (at, visit): (&Positions, Visit),
+        products: &Products,
+        [keys, q]: [SharedMatrix; 2],
+        s: &AccTile,
     ) {
-        let next = k.add(visit.tile, 1);
-        let ended = k.setp_s(CmpOp::Ge, next, self.bound.end);
-        let last = self.baked.group_size() - 1;
-        let ended = k.setp_u_and(CmpOp::Eq, visit.head, last, ended);
-        k.guarded(ended, |k| {
-            k.mov_to(at.scores.stage, at.queries.stage);
-            k.mov_to(at.scores.parity, at.queries.parity);
-        });
-        self.issue_scores(k, products, operands, tiles, at);
+        let negates = self.baked.sign == Sign::Negate;
+        let products = if negates { products.clone().negating() } else { products.clone() };
+        products.wgmma_ss(k, keys, q, s, Accumulate::Set); //                     10: Sᵀ = K Qᵀ
+    }
+
+    /// P of a visit and the warp's keys, in the registers of S.
+    pub(super) fn probabilities(
+        &self,
+        k: &mut Builder,
+        consumer: &Consumer,
+        gradient: &ScoreGradient<'_>,
+        s: &AccTile,
+        minus_log_sums: &QueryNumbers,
+        visit: Visit,
+    ) -> AccTile {
+        let partial = self.bound.is_partial(k, visit.tile);
+        let origin = k.mul(visit.tile, self.sizes.rows);
+        let p = gradient.probabilities(k, s, minus_log_sums, (origin, partial, None)); // 11: P = exp(S − L)
+        self.hide_missing_keys(k, consumer, &p);
+        p
     }
 
     /// −L·log2 e and −D of the lane's columns.
@@ -284,7 +166,7 @@ impl Main<'_> {
     }
 
     /// Sets the probabilities of keys beyond the last to 0: they would reach dQ.
-    pub(super) fn hide_missing_keys(&self, k: &mut Builder, consumer: &Consumer, p: &AccTile) {
+    fn hide_missing_keys(&self, k: &mut Builder, consumer: &Consumer, p: &AccTile) {
         let left = k.sub(self.keys.seq_q, self.keys.first);
         let ragged = k.setp_s(CmpOp::Lt, left, self.sizes.keys());
         k.if_(ragged, |k| {
@@ -297,21 +179,6 @@ impl Main<'_> {
                 }
             }
         });
-    }
-
-    /// Releases the stage of Q of the visit before, if there was one.
-    fn release_kept(&self, k: &mut Builder, consumer: &Consumer, at: &Positions) {
-        let [queries, ..] = &self.rings;
-        let before = at.queries.previous(k);
-        let releases = k.setp_u_and(CmpOp::Ne, at.kept, 0, consumer.elected);
-        queries.pipeline.consumer_release(k, &before, releases);
-    }
-
-    /// Adds the warp's part of dQ to the sums of a tile.
-    fn add_to_sums(&self, k: &mut Builder, consumer: &Consumer, dq: &AccTile, place: [R32; 3]) {
-        let sums = self.params.row_tiles.sums(k, place);
-        let own = place_of_part(k, sums, consumer.threads.row_warp, consumer.threads.lane);
-        add_part(k, own, dq);
     }
 
     /// Stores dK or dV of the warp's keys.
@@ -334,9 +201,35 @@ impl Main<'_> {
     }
 }
 
-/// Adds the lane's registers of a part of dQ to the sums at `to`.
-pub(super) fn add_part(k: &mut Builder, to: Global, dq: &AccTile) {
-    for (n, &tile) in (0..).zip(dq.tiles()) {
-        k.red_add_vec4(to.at(warp_vectors(n)), tile);
+impl Warpgroup<'_> {
+    /// Waits for K and V before the first product.
+    pub fn begin(&self, k: &mut Builder) -> (Masker, Products) {
+        let main = self.main;
+        let (threads, rows) = (&self.consumer.threads, main.sizes.rows);
+        let mask = Masker::new(k, &main.band, threads, &main.keys, 16, rows).of_probabilities();
+        let [_, keys, values, _] = &main.rings;
+        for ring in [keys, values] {
+            let at = ring.pipeline.consumer_state(k);
+            ring.pipeline.consumer_wait(k, &at);
+        }
+        (mask, main.products())
+    }
+
+    /// Issues S of a tile of Q, with the warpgroup's keys.
+    pub fn issue_scores(&self, k: &mut Builder, products: &Products, q: SharedMatrix) {
+        self.main.issue_scores(k, products, [self.operands.own_keys, q], &self.tiles.s);
+    }
+
+    /// Passes dS on in the slot.
+    pub fn publish(&self, k: &mut Builder, slot: &PipelineState) {
+        let main = self.main;
+        self.operands.ds_rows.at_stage(k, slot, main.ds.0.bytes()).write(k, &self.tiles.ds);
+        main.handover().publish(k, slot, self.consumer.elected);
+    }
+
+    /// dS of the slot, once both warpgroups have passed on theirs.
+    pub fn all_ds(&self, k: &mut Builder, slot: &PipelineState) -> SharedMatrix {
+        self.main.handover().wait(k, slot);
+        self.operands.ds.stage(k, slot.stage)
     }
 }

@@ -14,6 +14,8 @@ use crate::{Arch, Baked};
 const ENTRY: &str = "flash_backward_convert";
 /// 8-column tiles of a warp's part of dQ.
 pub(super) const PART_TILES: u32 = 8;
+/// Bytes of the sums of that part.
+pub(super) const PART_BYTES: u32 = PART_TILES * WARP_VECTOR_BYTES;
 
 impl FusedPlan {
     /// The kernel that rounds dQ.
@@ -83,6 +85,13 @@ fn convert(k: &mut Builder, baked: &Baked, (dq, scale): (Strided, F32), tiles: R
 
 /// The lane's place in the sums of a tile for the part of dQ of consumer warp `warp`.
 pub(super) fn place_of_part(k: &mut Builder, sums: Global, warp: R32, lane: R32) -> Global {
-    let of_warp = k.index(sums, warp, PART_TILES * WARP_VECTOR_BYTES);
+    let of_warp = k.index(sums, warp, PART_BYTES);
     k.index(of_warp, lane, 16)
+}
+
+/// Adds the lane's registers of a part of dQ to the sums at `to`.
+pub(super) fn add_part(k: &mut Builder, to: Global, dq: &AccTile) {
+    for (n, &tile) in (0..).zip(dq.tiles()) {
+        k.red_add_vec4(to.at(warp_vectors(n)), tile);
+    }
 }

@@ -3,7 +3,7 @@
 
 use attend::{Bound, KeyBand, Lengths, RowRange, Sequence, Softcap};
 use problem::{Problem, Tensor};
-use ptx::{Access, Builder, CmpOp, F32, Pointer, R32, Shared, SpecialReg, Src, TensorMapPtr};
+use ptx::{Access, Builder, CmpOp, F32, Pointer, Pred, R32, Shared, SpecialReg, Src, TensorMapPtr};
 use tile::{Handover, Pipeline, SwizzledTile, TileRing, divide};
 
 use super::params::{RowTiles, Strided, launch, tile_of_cta};
@@ -126,6 +126,8 @@ pub(super) struct Main<'a> {
     /// The numbers of the rows of each stage of dO.
     pub numbers: Shared,
     pub ds: (SwizzledTile, Shared),
+    /// The parts of dQ on their way to the sums, if warpgroups take turns.
+    pub staging: Shared,
     /// P in f32, if gradients are apart.
     pub weights: Shared,
     /// The barriers between consumers.
@@ -168,6 +170,7 @@ impl<'a> Main<'a> {
             (tile, stages, take(stages * tile.bytes()))
         });
         let ds = (sizes.ds(), take(SLOTS * sizes.ds().bytes()));
+        let staging = take(sizes.staging_bytes());
         let weights = take(sizes.weight_bytes());
         let numbers = take(plan.gradient_stages * sizes.number_bytes());
         let rings = places.map(|(tile, stages, first)| {
@@ -203,6 +206,7 @@ impl<'a> Main<'a> {
             rings,
             numbers,
             ds,
+            staging,
             weights,
             barriers,
             at,
@@ -244,6 +248,26 @@ impl<'a> Main<'a> {
         Visit { head: k.selp(0, self.baked.group_size(), some), tile }
     }
 
+    /// Whether there is the visit.
+    pub fn is_visit(&self, k: &mut Builder, visit: Visit) -> Pred {
+        k.setp_u(CmpOp::Lt, visit.head, self.baked.group_size())
+    }
+
+    /// Whether a visit is the last.
+    pub fn is_last(&self, k: &mut Builder, visit: Visit) -> Pred {
+        let next = k.add(visit.tile, 1);
+        let ended = k.setp_s(CmpOp::Ge, next, self.bound.end);
+        let last = self.baked.group_size() - 1;
+        k.setp_u_and(CmpOp::Eq, visit.head, last, ended)
+    }
+
+    /// Runs `visits` from the first visit, if there is one.
+    pub fn if_visited(&self, k: &mut Builder, visits: impl FnOnce(&mut Builder, Visit)) {
+        let visit = self.first_visit(k);
+        let some = self.is_visit(k, visit);
+        k.if_(some, |k| visits(k, visit));
+    }
+
     /// Moves to the next visit.
     pub fn advance(&self, k: &mut Builder, Visit { head, tile }: Visit) {
         k.add_to(tile, tile, 1);
@@ -281,7 +305,7 @@ impl<'a> Main<'a> {
         }
         let [q_at, d_out_at] = [queries, gradients].map(|ring| ring.pipeline.producer_state(k));
         let visit = self.first_visit(k);
-        let more = |k: &mut Builder| k.setp_u(CmpOp::Lt, visit.head, self.baked.group_size());
+        let more = |k: &mut Builder| self.is_visit(k, visit);
         k.while_(more, |k| {
             let place = self.place(k, visit);
             let [_, head, _] = place;

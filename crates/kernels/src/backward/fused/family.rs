@@ -33,11 +33,16 @@ impl FamilyPlan for FusedPlan {
     }
 
     fn genes(problem: &Problem) -> Vec<Gene> {
+        let sizes = TileSizes::new(problem);
+        let query_stages = Gene::new("query_stages").curing(STAGES);
         let products = Gene::new("products").curing(PRODUCTS);
         vec![
-            Gene::new("query_stages").searched([2, 3]).wider([4]).curing(STAGES),
+            match sizes.takes_turns() {
+                true => query_stages.searched([3, 4]),
+                false => query_stages.searched([2, 3]).wider([4]),
+            },
             Gene::new("gradient_stages").searched([2, 3]).wider([4]).curing(STAGES),
-            match TileSizes::new(problem).gradients_apart() {
+            match sizes.columns > 64 {
                 true => products.searched(["scores_ahead"]),
                 false => products.searched(["in_turn", "scores_ahead"]),
             },

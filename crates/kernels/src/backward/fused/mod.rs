@@ -4,8 +4,9 @@
 //! of the group. One producer thread requests Q and dO; two consumer warpgroups own 64 keys each. All score
 //! tiles are transposed, so that Pᵀ and dSᵀ are A operands in registers of dV += Pᵀ dO and dK += dSᵀ Q, whose
 //! accumulators stay in registers. dS also passes through shared memory: dQ = dS K needs the dS of both
-//! warpgroups, which compute one half of dQ each and add it to f32 sums in global memory. Head dims above 128
-//! leave room for 64 keys, and each gradient has a consumer warpgroup (`apart.rs`).
+//! warpgroups, which compute one half of dQ each and add it to f32 sums in global memory. Above head dim 64,
+//! the warpgroups take the tensor cores in turn (`turns.rs`). Head dims above 128 leave room for 64 keys, and
+//! each gradient has a consumer warpgroup (`apart.rs`).
 //!
 //! Three kernels are launched. The first (`rows.rs`) computes −L·log2 e and −D of each row and sets the sums
 //! to zero. The second (`emit.rs`) is the main kernel. The third (`convert.rs`) scales and rounds the sums to
@@ -16,8 +17,10 @@ mod consume;
 mod convert;
 mod emit;
 mod family;
+mod free;
 mod params;
 mod plan;
 mod rows;
+mod turns;
 
 pub use plan::FusedPlan;

@@ -16,11 +16,12 @@ use crate::{Arch, Dims, PlanError};
 /// The genes of a plan of this family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FusedPlan {
-    /// Tiles of Q in shared memory, at least 2. The scores ahead need a third to hide the latency of a load.
+    /// Tiles of Q in shared memory, at least 2. The scores ahead need a third to hide the latency of a load;
+    /// warpgroups that take turns always have it.
     pub query_stages: u32,
     /// Tiles of dO in shared memory, at least 2.
     pub gradient_stages: u32,
-    /// When the scores of the next query tile are computed.
+    /// When the scores of the next query tile are computed: above 64 columns, always ahead.
     pub products: Order,
     /// The order in which CTAs compute tiles of keys.
     pub tile_order: CtaOrder,
@@ -71,6 +72,12 @@ impl TileSizes {
         self.columns > 128
     }
 
+    /// Whether the warpgroups take the tensor cores in turn (`turns.rs`). With tiles of 128 query rows, ptxas
+    /// serialises the products of that loop where a mask hides keys.
+    pub const fn takes_turns(self) -> bool {
+        self.columns == 128
+    }
+
     /// Keys of a CTA.
     pub const fn keys(self) -> u32 {
         if self.gradients_apart() { WARPGROUP_ROWS } else { KEYS }
@@ -99,6 +106,11 @@ impl TileSizes {
         SwizzledTile::new(self.keys(), self.rows)
     }
 
+    /// Bytes in which the parts of dQ wait for their reductions, if warpgroups take turns.
+    pub const fn staging_bytes(self) -> u32 {
+        if self.takes_turns() { self.sum_bytes() } else { 0 }
+    }
+
     /// Bytes in which P passes from the warpgroup of dV to that of dK.
     pub const fn weight_bytes(self) -> u32 {
         if self.gradients_apart() { 4 * WARPGROUP_ROWS * self.rows } else { 0 }
@@ -118,10 +130,12 @@ impl TileSizes {
 impl FusedPlan {
     /// A plan for the problem, unchecked.
     pub fn default_for(problem: &Problem, _: &Arch) -> FusedPlan {
-        let apart = TileSizes::new(problem).gradients_apart();
+        let sizes = TileSizes::new(problem);
+        let apart = sizes.gradients_apart();
+        let three = sizes.takes_turns() || problem.band.is_full() && !apart;
         FusedPlan {
             query_stages: if apart { 2 } else { 3 },
-            gradient_stages: if problem.band.is_full() && !apart { 3 } else { 2 },
+            gradient_stages: if three { 3 } else { 2 },
             products: Order::ScoresAhead,
             // Sequences of different lengths leave SMs idle if one head's tiles follow each other. Rows of
             // 128 columns and fewer of all heads stay in L2.
@@ -139,10 +153,14 @@ impl FusedPlan {
     pub fn check(&self, problem: &Problem, arch: &Arch) -> Result<(), PlanError> {
         accept("sm", arch.sm.into(), arch.has_warpgroup_products(), "90, whose target is sm_90a")?;
         check_problem(problem)?;
-        for (what, stages) in [("query_stages", self.query_stages), ("gradient_stages", self.gradient_stages)]
-        {
-            accept(what, stages.into(), (2..=4).contains(&stages), "2 to 4")?;
+        let stages = self.query_stages;
+        if TileSizes::new(problem).takes_turns() {
+            accept("query_stages", stages.into(), (3..=4).contains(&stages), "3 or 4")?;
+        } else {
+            accept("query_stages", stages.into(), (2..=4).contains(&stages), "2 to 4")?;
         }
+        let stages = self.gradient_stages;
+        accept("gradient_stages", stages.into(), (2..=4).contains(&stages), "2 to 4")?;
         let (bytes, limit) = (self.shared_bytes(problem), arch.shared_per_cta);
         if bytes > limit {
             return Err(PlanError::SharedMemory { bytes: bytes.into(), limit, sm: arch.sm });
@@ -161,7 +179,8 @@ impl FusedPlan {
         let rings: u32 = LOADED.into_iter().map(of_ring).sum();
         let numbers = self.gradient_stages * sizes.number_bytes();
         let barriers = if sizes.gradients_apart() { RELAY_BYTES } else { Handover::bytes(SLOTS) };
-        rings + numbers + SLOTS * sizes.ds().bytes() + sizes.weight_bytes() + barriers
+        let between = SLOTS * sizes.ds().bytes() + sizes.staging_bytes() + sizes.weight_bytes();
+        rings + numbers + between + barriers
     }
 
     /// Stages of the ring of a tensor that is loaded through a tensor map.

@@ -14,6 +14,7 @@ use super::split::{
     uneven_problems,
 };
 use crate::common::cases;
+use crate::common::each::each;
 use crate::forward::without;
 use crate::tools::{self, Facts};
 
@@ -49,7 +50,7 @@ fn head_dims_and_groups_are_right() {
         let layout = [Layout::Bshd, Layout::Bhsd][i / 2 % 2];
         let p = p.with_heads_kv(heads_kv, layout).with_seq_kv(135, layout).with_pass(Pass::BACKWARD);
         let p = p.with_band(Band::NAMED[i % Band::NAMED.len()]);
-        for products in ORDERS {
+        for &products in if dim.max(dim_v) > 64 { &ORDERS[1..] } else { &ORDERS } {
             let plan = FusedPlan { products, ..default_plan(&p) };
             check(&p, plan, Options { seed: i as u64, ..Options::default() });
         }
@@ -64,8 +65,12 @@ fn torture_set_is_right_and_without_hazards() {
         let problem = problem.with_pass(Pass::BACKWARD);
         let dim = problem.head_dim.max(problem.head_dim_v);
         let plan = FusedPlan {
-            query_stages: if dim > 192 { 2 } else { [2, 3][i % 2] },
-            gradient_stages: if dim > 128 { 2 } else { [2, 3][i / 2 % 2] },
+            query_stages: match dim {
+                65..=128 => [3, 4][i % 2],
+                ..=192 => [2, 3][i % 2],
+                _ => 2,
+            },
+            gradient_stages: if dim > 64 { 2 } else { [2, 3][i / 2 % 2] },
             products: ORDERS[i / 3 % 2],
             tile_order: [CtaOrder::RowsFirst, CtaOrder::HeadsFirst][i / 5 % 2],
         };
@@ -154,8 +159,9 @@ fn other_problems_are_refused() {
 /// those of dQ.
 #[test]
 fn every_schedule_is_clean() {
-    let dims = [64, 128].into_iter().flat_map(|dim| ORDERS.map(|products| (dim, products)));
-    for (dim, products) in dims.chain([(256, Order::ScoresAhead)]) {
+    for (dim, products) in
+        [(64, Order::InTurn), (64, Order::ScoresAhead), (128, Order::ScoresAhead), (256, Order::ScoresAhead)]
+    {
         let problem = Problem::new(1, 2, 300, dim, DType::Bf16).with_band(Band::CAUSAL);
         let problem = problem.with_heads_kv(1, Layout::Bshd).with_seq_kv(290, Layout::Bshd);
         let problem = problem.with_pass(Pass::BACKWARD);
@@ -177,14 +183,15 @@ fn every_schedule_is_clean() {
 #[test]
 fn defaults_assemble_without_spills() {
     let mut kernels = Vec::new();
-    for (dim, dim_v) in [(64, 64), (128, 128), (96, 80), (192, 128), (256, 256)] {
-        for (band, products) in [
-            (Band::FULL, Order::InTurn),
-            (Band::CAUSAL, Order::ScoresAhead),
-            (Band::window(50, 50), Order::ScoresAhead),
+    for (dim, dim_v) in [(64, 64), (72, 72), (128, 128), (96, 80), (192, 128), (256, 256)] {
+        for (band, products, softcap) in [
+            (Band::FULL, Order::InTurn, None),
+            (Band::FULL, Order::ScoresAhead, Some(30.0)),
+            (Band::CAUSAL, Order::ScoresAhead, None),
+            (Band::window(50, 50), Order::ScoresAhead, None),
         ] {
             let mut p = Problem::new(2, 16, 4000, dim, DType::Bf16).with_band(band).with_pass(Pass::BACKWARD);
-            p.head_dim_v = dim_v;
+            (p.head_dim_v, p.score.softcap) = (dim_v, softcap);
             let p = p.with_layout(Layout::Bshd);
             let plan = FusedPlan { products, ..default_plan(&p) };
             kernels.push((dim, emit(&p, &plan.into(), &ARCH).unwrap().kernel(1)));
@@ -208,7 +215,8 @@ fn runs(dim: usize, products: Order) -> Vec<MutantRun> {
             let problem = Problem::new(1, 2, seq_q, dim, DType::F16).with_band(band);
             let problem = problem.with_heads_kv(1, Layout::Bhsd).with_seq_kv(seq_kv, Layout::Bhsd);
             let problem = problem.with_pass(Pass::BACKWARD);
-            let plan = FusedPlan { query_stages: 2, products, ..default_plan(&problem) };
+            let query_stages = if dim == 128 { 3 } else { 2 };
+            let plan = FusedPlan { query_stages, gradient_stages: 2, products, ..default_plan(&problem) };
             mutant_run(problem, plan.into(), ARCH)
         })
         .into()
@@ -230,6 +238,8 @@ fn sites(kernel: &Kernel) -> Vec<(String, usize, usize, usize)> {
                 Op::Bar { .. }
                 | Op::BarWarpSync
                 | Op::FenceProxy(_)
+                | Op::CpAsyncBulkCommitGroup
+                | Op::CpAsyncBulkWaitGroup { .. }
                 | Op::WgmmaFence
                 | Op::WgmmaCommitGroup
                 | Op::WgmmaWaitGroup => (inst.op.to_string(), 1),
@@ -245,21 +255,19 @@ fn sites(kernel: &Kernel) -> Vec<(String, usize, usize, usize)> {
 /// Every barrier, fence, arrival and wait is needed.
 #[test]
 fn every_synchronisation_is_needed() {
-    for (dim, products) in [(64, Order::ScoresAhead), (128, Order::InTurn), (128, Order::ScoresAhead)] {
+    for (dim, products) in
+        [(64, Order::InTurn), (64, Order::ScoresAhead), (128, Order::ScoresAhead), (192, Order::ScoresAhead)]
+    {
         let runs = runs(dim, products);
         assert!(!is_caught(&runs, |_| None));
         let sites = sites(&runs[0].3[1]);
-        let spared: Vec<String> = sites
-            .into_iter()
-            .filter(|&(_, item, at, count)| {
-                let mutate = |kernel: &Kernel| {
-                    Some((0..count).fold(kernel.clone(), |kernel, _| without(&kernel, item, at)))
-                };
-                !is_caught(&runs, mutate)
-            })
-            .map(|(name, ..)| name)
-            .collect();
-        assert_eq!(spared, [""; 0], "D{dim} {products:?}");
+        let spared = each(&sites, |&(ref name, item, at, count)| {
+            let mutate = |kernel: &Kernel| {
+                Some((0..count).fold(kernel.clone(), |kernel, _| without(&kernel, item, at)))
+            };
+            (!is_caught(&runs, mutate)).then(|| name.clone())
+        });
+        assert_eq!(spared.into_iter().flatten().collect::<Vec<_>>(), [""; 0], "D{dim} {products:?}");
     }
 }
 

@@ -204,6 +204,46 @@ fn wgmma(c: &mut Choices) -> Wgmma {
     Wgmma { satfinite: c.flag(), ..Wgmma::new(c.of(&[8, 64, 256]), sums, input, source) }
 }
 
+fn tensor_memory(c: &mut Choices) -> Op {
+    let group = c.named(CtaGroup::NAMES);
+    let moved = TensorMove {
+        shape: c.named(TensorMoveShape::NAMES),
+        repeat: c.of(&[1, 2, 16, 32]),
+        halves: c.flag(),
+    };
+    let kind = c.named(TensorKind::NAMES);
+    let scales = c.maybe(|c| c.named(ScaleVector::NAMES)).filter(|_| kind.has_block_scales());
+    let masks_lanes = c.flag() && !kind.has_block_scales();
+    match c.number() % 11 {
+        0 => Op::Tcgen05Alloc { group, space: c.of(&[Space::Generic, Space::Shared]) },
+        1 => Op::Tcgen05Dealloc { group },
+        2 => Op::Tcgen05Relinquish { group },
+        3 => Op::Tcgen05Ld(moved),
+        4 => Op::Tcgen05St(moved),
+        5 => Op::Tcgen05Wait { stores: c.flag() },
+        6 => Op::Tcgen05Fence { after: c.flag() },
+        7 => Op::Tcgen05Commit {
+            group,
+            space: c.of(&[Space::Generic, Space::SharedCluster]),
+            multicast: c.flag(),
+        },
+        8 => Op::Tcgen05Cp {
+            group,
+            shape: c.named(TensorCopyShape::NAMES),
+            unpack: c.maybe(|c| c.named(TensorUnpack::NAMES)),
+        },
+        9 => Op::Tcgen05Shift { group },
+        _ => Op::Tcgen05Mma(TensorProduct {
+            group,
+            kind,
+            stationary: c.flag(),
+            a_in_tensor_memory: c.flag(),
+            masks_lanes,
+            scales,
+        }),
+    }
+}
+
 fn conversion(c: &mut Choices) -> Cvt {
     let (float, integer) = (CvtRounding::Float(c.of(&ROUNDINGS)), CvtRounding::Integer(c.of(&ROUNDINGS)));
     Cvt {
@@ -295,7 +335,8 @@ fn other(c: &mut Choices) -> Op {
         22 => Op::Mbarrier(mbarrier(c)),
         27 | 28 => bulk(c),
         29 => c.of(&[Op::WgmmaFence, Op::WgmmaCommitGroup, Op::WgmmaWaitGroup]),
-        30 | 31 => Op::Wgmma(wgmma(c)),
+        30 => Op::Wgmma(wgmma(c)),
+        31 => tensor_memory(c),
         32 => Op::FenceTensormap(c.of(&[FenceSem::Acquire, FenceSem::Release]), c.named(Scope::NAMES)),
         33 => Op::Elect,
         34 => Op::FenceProxy(c.named(ProxyFence::NAMES)),
@@ -328,7 +369,7 @@ fn operand(c: &mut Choices, slot: Slot) -> Operand {
         SlotKind::Pair(_) => {
             c.maybe(|c| Operand::Pair(c.maybe(|_| reg), Some(Reg(8)))).unwrap_or(Operand::Reg(reg))
         }
-        SlotKind::Address(_) => {
+        SlotKind::Address(_) | SlotKind::TensorAddress => {
             let base = c.maybe(|_| Base::Reg(reg)).unwrap_or(Base::Symbol("buffer".into()));
             Operand::Address(Address { base, offset: i64::from(c.number() as i16) })
         }

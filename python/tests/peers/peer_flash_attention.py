@@ -3,58 +3,75 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from runner import Anything, load, module, not_applicable
 
 import flashcore_attn
 from flashcore_attn import _flex
+from flashcore_attn.engines import flash_attn_2
 
-NOT_APPLICABLE = "not applicable: "
+FILES = (
+    "tests/test_flash_attn.py",
+    "hopper/test_flash_attn.py",
+    "tests/cute/test_flash_attn.py",
+    "tests/cute/test_score_mod.py",
+    "tests/cute/test_mask_mod.py",
+    "tests/cute/test_flash_attn_varlen.py",
+)
 
+# Modules of which each file has its own.
+OF_A_FILE = ("test_flash_attn", "test_util", "padding")
 
-class ForwardDone(Exception):
-    """A test goes on to the backward pass; its assertions about outputs held."""
-
-
-def not_applicable(reason: str) -> None:
-    """Ends a test of a feature that is not part of the forward pass."""
-    pytest.skip(NOT_APPLICABLE + reason)
-
-
-def _plain(x: Any) -> Any:
-    return x.detach() if isinstance(x, torch.Tensor) else x
+# Words in the names of tests of features that FlashCore does not have.
+NOT_APPLICABLE = {
+    "mla": "a second product of queries (qv)",
+    "dq_write_order": "FlashAttention-4's order of additions",
+    "bw_compatibility": "PyTorch's stable ABI",
+    "cache_separates": "FlashAttention-4's compiler",
+    "recompilation": "FlashAttention-4's compiler",
+    "compute_block_sparsity": "FlashAttention-4's kernel that builds block lists",
+    "compact_block_sparse": "FlashAttention-4's kernel that builds block lists",
+    "sm90_block_sparse": "FlashAttention-4's choice of tiles",
+    "sm100": "FlashAttention-4's choice of tiles",
+    "cluster": "FlashAttention-3's choice of tiles",
+    "generator_arg": "dropout",
+    "num_splits": "FlashAttention-2's words of an error",
+    "block_table_bounds": "FlashAttention-2's words of an error",
+}
+if not torch.cuda.is_available():
+    NOT_APPLICABLE["race_condition"] = "races of a GPU, in 250 repeats"
 
 
 def _window(given: Any) -> Any:
     return tuple(None if side is None else int(side) for side in given)
 
 
-def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function without gradients; arguments of other features end the test."""
+def _served(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function; arguments of other features end the test."""
     signature = inspect.signature(function)
-    absent = {
-        "qv": "a second product of queries (qv)", "page_table": "paged keys", "block_table": "paged keys",
-    }  # fmt: skip
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*map(_plain, args), **{name: _plain(x) for name, x in kwargs.items()})
+        bound = signature.bind(*args, **kwargs)
         given = bound.arguments
         if given.get("dropout_p"):
             not_applicable("dropout")
-        for name, reason in absent.items():
-            if given.get(name) is not None:
-                not_applicable(reason)
+        if given.get("qv") is not None:
+            not_applicable("a second product of queries (qv)")
+        if given.get("k") is not None and "k_cache" in given and given["q"].dtype == torch.float8_e4m3fn:
+            not_applicable("8-bit queries beside an append")
         if "window_size" in given:
             given["window_size"] = _window(given["window_size"])
+        if (
+            given.get("block_table") is not None or next(iter(given.values())).dtype == torch.float8_e4m3fn
+        ):  # without a backward pass
+            given.update((name, x.detach()) for name, x in given.items() if isinstance(x, torch.Tensor))
         return function(*bound.args, **bound.kwargs)
 
     return call
@@ -62,31 +79,6 @@ def _forward(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # ---- FlashAttention-4: score and mask functions of CuTe have counterparts in torch; the tests compare them
 # with.
-
-
-class _Anything(types.ModuleType):
-    """A module of which every name exists, is a decorator that changes nothing, and can be subscripted."""
-
-    def __init__(self, name: str = "anything") -> None:
-        super().__init__(name)
-        self.__path__: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)
-        return _Anything(name)
-
-    def __call__(self, *args: Any, **_: Any) -> Any:
-        # A decorator's function, or the number of a scalar.
-        return args[0] if args and (callable(args[0]) or isinstance(args[0], (int, float))) else self
-
-    def __getitem__(self, _: Any) -> Any:
-        return self
-
-    def __or__(self, _: Any) -> Any:
-        return self
-
-    __ror__ = __or__
 
 
 def _twins() -> dict[Any, Any]:
@@ -167,19 +159,16 @@ def _cute_forward(
     aux_tensors: Any = None, aux_scalars: Any = None, **_: Any,
 ) -> Any:  # fmt: skip
     """FlashAttention-4's ``_flash_attn_fwd``: ``(out, lse)``."""
-    if page_table is not None:
-        not_applicable("paged keys")
-    q, k, v = map(_plain, (q, k, v))
     window = (window_size_left, window_size_right)
     if score_mod is None and mask_mod is None:
         of, of_lse = _varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q, seqused_k=seqused_k,
             softmax_scale=softmax_scale, causal=causal, softcap=softcap or 0.0, window_size=window,
-            learnable_sink=learnable_sink, return_lse=True,
+            learnable_sink=learnable_sink, page_table=page_table, return_lse=True,
         )  # fmt: skip
     else:
-        if any(x is not None for x in (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, learnable_sink)):
-            not_applicable("a function of scores beside lengths or sinks")
+        if any(x is not None for x in (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, learnable_sink, page_table)):
+            not_applicable("a function of scores beside lengths, pages or sinks")
         if causal or softcap or window != (None, None):
             not_applicable("a function of scores beside a window or a cap")
         score, mask = _score(score_mod, aux_tensors, aux_scalars), _mask(mask_mod, aux_tensors, aux_scalars)
@@ -213,7 +202,20 @@ def _cute_varlen(q: Any, k: Any, v: Any, **named: Any) -> Any:
     for name in ("pack_gqa", "deterministic", "num_splits"):
         named.pop(name, None)
     named["window_size"] = _window(named.get("window_size", (None, None)))
-    return _varlen(*map(_plain, (q, k, v)), return_lse=True, **named)
+    return _varlen(q, k, v, return_lse=True, **named)
+
+
+def _cute_backward(q: Any, k: Any, v: Any, out: Any, dout: Any, lse: Any, dq: Any = None, dk: Any = None,
+                   dv: Any = None, causal: bool = False, softmax_scale: Any = None, deterministic: bool = False,
+                   **others: Any) -> Any:  # fmt: skip
+    """FlashAttention-4's ``_flash_attn_bwd`` without lengths and functions."""
+    if any(x is not None for x in others.values()):
+        not_applicable("functions of CuTe in FlashAttention-4's backward pass")
+    into = [torch.empty_like(x) if given is None else given for x, given in ((q, dq), (k, dk), (v, dv))]
+    flash_attn_2._flash_attn_backward(
+        dout, q, k, v, out, lse, *into, 0.0, softmax_scale, causal, deterministic=deterministic
+    )
+    return tuple(into)
 
 
 def _refused(reason: str) -> Callable[..., Any]:
@@ -232,113 +234,72 @@ def _hopper(function: Callable[..., Any]) -> Callable[..., Any]:
             raise TypeError("the tests give FlashAttention-3's options by name")
         if kwargs.get("qv") is None:
             kwargs.pop("qv", None)
-        return _forward(function)(q, k, v, **{name: x for name, x in kwargs.items() if name in names or x})
+        return _served(function)(q, k, v, **{name: x for name, x in kwargs.items() if name in names or x})
 
     return call
 
 
-# ---- Modules
+def _rotated(x: Any, cos: Any, sin: Any, interleaved: bool = False, inplace: bool = False, seqlen_offsets: Any = 0,
+             cu_seqlens: Any = None, max_seqlen: Any = None) -> Any:  # fmt: skip
+    """FlashAttention's rotary embedding of ``(batch, sequence, heads, dim)``, for the references of its tests."""
+    if cu_seqlens is not None:
+        not_applicable("a reference with rotary embedding of packed sequences")
+    at = torch.as_tensor(seqlen_offsets).reshape(-1, 1) + torch.arange(x.shape[1])
+    cos, sin = cos[at][:, :, None].float(), sin[at][:, :, None].float()
+    half = cos.shape[-1]
+    parts = x[..., : 2 * half].float()
+    first, second = (parts[..., ::2], parts[..., 1::2]) if interleaved else (parts[..., :half], parts[..., half:])
+    turned = (first * cos - second * sin, first * sin + second * cos)
+    whole = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    return torch.cat([whole.to(x.dtype), x[..., 2 * half :]], -1)
 
 
-def _module(name: str, **members: Any) -> types.ModuleType:
-    module = types.ModuleType(name)
-    module.__path__ = []  # type: ignore[attr-defined]
-    module.__dict__.update(members)
-    sys.modules[name] = module
-    return module
-
-
-def _load(name: str, path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+def _combined(outs: Any, lses: Any, out: Any = None, out_dtype: Any = None) -> Any:
+    """FlashAttention-3's merge of parts, which lie in the first dimension; its LSE is ``(batch, rows, heads)``."""
+    merged, lse = flashcore_attn.merge_states(list(outs), list(lses.mT))
+    return merged.to(out_dtype or merged.dtype), lse.mT
 
 
 def install(folder: Path) -> None:
-    """Makes the modules that the tests import, and the CPU a GPU if there is none."""
-    if not torch.cuda.is_available():
-        _cpu_for_cuda()
-    _no_gradients()
+    """Makes the modules that the tests import."""
     functions = {
-        name: _forward(getattr(flashcore_attn, name))
+        name: _served(getattr(flashcore_attn, name))
         for name in (
             "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
             "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
         )
     }  # fmt: skip
-    cache = _refused("keys appended to a cache")
-    _module("flash_attn", **functions, flash_attn_with_kvcache=cache)
-    _module("flash_attn.flash_attn_interface", _get_block_size_n=lambda *_: 128, USE_TRITON_ROCM=False)
-    _module("flash_attn.layers")
-    _module("flash_attn.layers.rotary", apply_rotary_emb=_refused("keys appended to a cache"))
-    _load("flash_attn.bert_padding", folder / "flash_attn" / "bert_padding.py")
-    _module(
+    cache = _served(flashcore_attn.flash_attn_with_kvcache)
+    module("flash_attn", **functions, flash_attn_with_kvcache=cache)
+    private = {name: getattr(flash_attn_2, name) for name in dir(flash_attn_2) if name.startswith("_flash_attn")}
+    module("flash_attn.flash_attn_interface", **private, _get_block_size_n=lambda *_: 128, USE_TRITON_ROCM=False)
+    module("flash_attn.layers")
+    module("flash_attn.layers.rotary", apply_rotary_emb=_rotated)
+    load("flash_attn.bert_padding", folder / "flash_attn" / "bert_padding.py")
+    module(
         "flash_attn_interface",
         flash_attn_func=_hopper(flashcore_attn.flash_attn_func),
         flash_attn_varlen_func=_hopper(flashcore_attn.flash_attn_varlen_func),
-        flash_attn_combine=_refused("FlashAttention's kernel that merges parts"),
+        flash_attn_combine=_combined,
         flash_attn_with_kvcache=cache,
-        get_scheduler_metadata=cache,
+        get_scheduler_metadata=lambda *_, **__: None,
     )
     for name in ("cutlass", "cutlass.cute", "cutlass._mlir", "cutlass._mlir.dialects"):
-        sys.modules[name] = _Anything(name)
-    backward = _refused("backward pass")
-    _module("flash_attn.cute", flash_attn_func=_cute_func, flash_attn_varlen_func=_cute_varlen)
-    interface = _Anything("flash_attn.cute.interface")
+        sys.modules[name] = Anything(name)
+    module("flash_attn.cute", flash_attn_func=_cute_func, flash_attn_varlen_func=_cute_varlen)
+    interface = Anything("flash_attn.cute.interface")
     interface.flash_attn_func, interface._flash_attn_fwd = _cute_func, _cute_forward
-    interface._flash_attn_bwd = interface._tile_size_bwd_sm90 = backward
+    interface._flash_attn_bwd = _cute_backward
+    interface._tile_size_bwd_sm90 = _refused("FlashAttention-4's choice of tiles")
+    interface._flash_attn_bwd_sparse_mla = _refused("a second product of queries (qv)")
+    interface.flash_attn_varlen_func, interface.get_scheduler_metadata = _cute_varlen, lambda *_, **__: None
     sys.modules["flash_attn.cute.interface"] = interface
+    load("flash_attn.cute.testing", folder / "flash_attn" / "cute" / "testing.py")
     for name in ("cache_utils", "compute_block_sparsity", "utils"):
-        sys.modules[f"flash_attn.cute.{name}"] = _Anything(name)
+        sys.modules[f"flash_attn.cute.{name}"] = Anything(name)
         setattr(sys.modules["flash_attn.cute"], name, sys.modules[f"flash_attn.cute.{name}"])
-    sparsity = _Anything("flash_attn.cute.block_sparsity")
+    sparsity = Anything("flash_attn.cute.block_sparsity")
     sparsity.BlockSparseTensorsTorch = flashcore_attn.BlockSparseTensors
     sparsity.fast_sampling = lambda function: function
     sys.modules["flash_attn.cute.block_sparsity"] = sparsity
-    _record_masks(_load("mask_mod_definitions", folder / "tests" / "cute" / "mask_mod_definitions.py"))
-
-
-def _no_gradients() -> None:
-    """Gradients are zero on both sides of every comparison; a call of ``backward`` ends a test."""
-
-    def grad(outputs: Any, inputs: Any, *_: Any, **__: Any) -> Any:
-        return tuple(torch.zeros_like(x) for x in (inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
-
-    def backward(*_: Any, **__: Any) -> None:
-        raise ForwardDone
-
-    torch.autograd.grad = grad
-    torch.Tensor.backward = backward  # type: ignore[method-assign]
-
-
-def _cpu_for_cuda() -> None:
-    """The device ``cuda`` means ``cpu``, of compute capability 9.0."""
-
-    def device(x: Any) -> Any:
-        is_cuda = (isinstance(x, str) and x.startswith("cuda")) or (isinstance(x, torch.device) and x.type == "cuda")
-        return "cpu" if is_cuda else x
-
-    def redirected(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return function(*map(device, args), **{name: device(x) for name, x in kwargs.items()})
-
-        return call
-
-    names = "randn rand empty zeros ones full arange randint tensor randperm linspace empty_strided as_tensor"
-    for name in names.split():
-        setattr(torch, name, redirected(getattr(torch, name)))
-    torch.Tensor.to = redirected(torch.Tensor.to)  # type: ignore[method-assign]
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
-    import torch.nn.attention.flex_attention as flex
-
-    flex.create_block_mask = redirected(flex.create_block_mask)
-    cuda: Any = torch.cuda
-    cuda.get_device_capability = lambda *_: (9, 0)
-    cuda.get_device_properties = lambda *_: types.SimpleNamespace(
-        total_memory=16 << 30, multi_processor_count=132, major=9, minor=0, name="none"
-    )
-    cuda.synchronize = cuda.empty_cache = lambda *_: None
+    _record_masks(load("mask_mod_definitions", folder / "tests" / "cute" / "mask_mod_definitions.py"))
