@@ -230,7 +230,7 @@ def _check_gradient(name: str, x: Tensor, like: Tensor, dtype: torch.dtype) -> N
     "bool top_left, SymInt before, SymInt after, float? scale, float softcap, Tensor? cu_seqlens_q, "
     "Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, Tensor? leftpad_k, SymInt batch, SymInt max_q, "
     "SymInt max_k, Tensor? sink, str score, str mask, float[] floats, SymInt[] ints, Tensor[] tables, bool of_sink, "
-    "int of_tables, bool deterministic) -> Tensor[]",
+    "int of_tables, bool deterministic, float dropout_p=0.0, Tensor? rng_state=None) -> Tensor[]",
 )
 def _operator(
     d_out: Tensor,
@@ -244,12 +244,14 @@ def _operator(
     *rest: Any,
 ) -> list[Tensor]:
     terms, features = rest[:5], rest[5:]
-    *stated, of_sink, of_tables, deterministic = features
+    stated, (of_sink, of_tables, deterministic) = list(features[:14]), features[14:17]
+    dropout_p, state = features[17:] or (0.0, None)
     plain = [_calls._plain(x) for x in (d_out, d_lse, q, k, v, out, lse)]
     _calls._check_axes(plain[2], plain[3], plain[4], heads)
     made = None
-    if _has_features(stated):
-        made = _calls._stated((*map(_calls._plain, stated), None, None, None, [0, 0, 0]))
+    if state is not None or _has_features(stated):
+        others = (None, None, None, [0, 0, 0], None, False, dropout_p, _calls._plain(state))
+        made = _calls._stated((*map(_calls._plain, stated), *others))
         _calls._check_features(plain[2], plain[3], plain[4], heads, made)
         lengths: Any = tuple(None if x is None else x.contiguous() for x in made.lengths)
         made = made._replace(lengths=lengths, sink=None if made.sink is None else made.sink.contiguous())
@@ -266,7 +268,7 @@ def _has_features(stated: list[Any]) -> bool:
 
 @_operator.register_fake
 def _fake(d_out: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
-    tables, of_sink, of_tables, _ = rest[-4:]
+    tables, of_sink, of_tables = rest[21:24]
     results = [_cuda.output_like(_cuda.plain_rows(name, x), x.shape[3]) for name, x in (("q", q), ("k", k), ("v", v))]
     if of_sink:
         results.append(q.new_empty((q.shape[rest[2]],), dtype=torch.float32))
@@ -287,16 +289,17 @@ def _set_up(ctx: Any, inputs: Any, output: Any) -> None:
         *(None,) * 5, 0, 0, 0, None, "", "", [], [], [],
     )  # fmt: skip
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output, *lengths, sink, *tables)
+    ctx.dropout_p, state = features[20:] or (0.0, None)
+    ctx.save_for_backward(q, k, v, *output, *lengths, sink, state, *tables)
     ctx.heads, ctx.terms = heads, terms
     ctx.sizes, ctx.programs = (batch, max_q, max_k), (score, mask, floats, ints)
-    ctx.blocks, ctx.deterministic = features[17:18], any(features[19:])
+    ctx.blocks, ctx.deterministic = features[17:18], any(features[19:20])
 
 
 def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, needs: Any = None) -> tuple[Any, ...]:
     deterministic = ctx.deterministic or torch.are_deterministic_algorithms_enabled()
     q, k, v, out, lse, *rest = ctx.saved_tensors
-    (*lengths, sink), tables = rest[:6], rest[6:]
+    (*lengths, sink, state), tables = rest[:7], rest[7:]
     with_features = len(ctx.blocks) > 0
     needs = ctx.needs_input_grad if needs is None else needs
     of_sink = with_features and sink is not None and bool(needs[_SINK])
@@ -307,7 +310,7 @@ def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, needs: 
         d_out = torch.zeros_like(out)
     dq, dk, dv, *others = called(
         torch.ops.flashcore_attn.attention_backward, d_out, d_lse, q, k, v, out, lse, ctx.heads, *ctx.terms, *lengths,
-        *ctx.sizes, sink, *ctx.programs, list(tables), of_sink, of_tables, deterministic,
+        *ctx.sizes, sink, *ctx.programs, list(tables), of_sink, of_tables, deterministic, ctx.dropout_p, state,
     )  # fmt: skip
     found: list[Any] = [dq, dk, dv, *(None,) * 7]
     if not with_features:
@@ -317,7 +320,7 @@ def _differentiate(ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, needs: 
     *_, floats, ints = ctx.programs
     # An empty list is one of tensors for autograd.
     lists: tuple[Any, Any] = (None if floats else [], None if ints else [])
-    gradients = (*found, *(None,) * 8, d_sink, None, None, *lists, d_tables, *(None,) * 6)
+    gradients = (*found, *(None,) * 8, d_sink, None, None, *lists, d_tables, *(None,) * 8)
     # PyTorch drops last arguments that equal their defaults; older versions take no gradients for those.
     return gradients[: len(needs)]
 
@@ -330,10 +333,11 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
         heads, terms, features = call
         out, lse = _calls._now(q, k, v, heads, terms, True, features)
         ctx.set_materialize_grads(False)
-        lengths: tuple[Any, ...] = () if features is None else features.lengths
-        ctx.save_for_backward(q, k, v, out, lse, sink, *tables, *lengths)
+        others: tuple[Any, ...] = () if features is None else (*features.lengths, features.rng_state)
+        ctx.save_for_backward(q, k, v, out, lse, sink, *tables, *others)
         # Without the tensors, which must not be kept twice.
-        ctx.call = heads, terms, features and features._replace(lengths=_features.NO_LENGTHS, sink=None, tables=())
+        bare = {"lengths": _features.NO_LENGTHS, "sink": None, "tables": (), "rng_state": None}
+        ctx.call = heads, terms, features and features._replace(**bare)
         return out, lse
 
     @staticmethod
@@ -346,14 +350,16 @@ class _Recorded(torch.autograd.Function):  # type: ignore[misc]
         if d_out is None:
             d_out = torch.zeros_like(out)
         if features is not None:
-            features = features._replace(lengths=tuple(rest[len(tables) :]), sink=sink, tables=tuple(tables))
+            *lengths, state = rest[len(tables) :]
+            given = {"lengths": tuple(lengths), "sink": sink, "tables": tuple(tables), "rng_state": state}
+            features = features._replace(**given)
         asked = features is not None and features.deterministic
         deterministic = asked or torch.are_deterministic_algorithms_enabled()
         saved = Saved(q, k, v, out, lse)
         if torch.is_grad_enabled():  # for a second derivative, which the operator refuses
-            stated = _calls._flat(features or _features.Features())[:14]
+            stated = _calls._flat(features or _features.Features())
             found = torch.ops.flashcore_attn.attention_backward(
-                d_out, d_lse, *saved, heads, *terms, *stated, *wants, deterministic
+                d_out, d_lse, *saved, heads, *terms, *stated[:14], *wants, deterministic, *stated[20:]
             )
         else:
             found = compute(d_out, d_lse, saved, heads, terms, features, wants, deterministic)
@@ -384,7 +390,7 @@ def called(operator: Any, *arguments: Any) -> Any:
 
 # The place of the tables among the arguments of an operator, by their number, which is negative for the
 # gradients.
-_PLACES = {30: _TABLES, -30: 26}
+_PLACES = {32: _TABLES, -32: 26}
 
 
 def _split(arguments: tuple[Any, ...], number: int) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ def append_and_attend(
         _memory.check(name, x)
     cos, sin, interleaved, positions = append.rotary or (None, None, False, None)
     new = (append.k, append.v, append.starts, cos, sin, positions, interleaved)
-    *stated, _ = _calls._flat(features)  # without the wish for deterministic gradients, of which there are none
+    stated = _calls._flat(features)[:19]  # without what belongs to training
     call: Any = torch.ops.flashcore_attn.attention_with_cache
     if not torch.compiler.is_compiling() and all(_calls._is_plain(x, x, x) for _, x in named):
         call = _compute_with_cache  # without the dispatcher

@@ -413,6 +413,9 @@ def describe(features: Features, q: Tensor, held: list[Any]) -> DescribedFeature
         None
         if features.before is None
         else tuple(_memory.address(name, x, held) for name, x in zip(("out_before", "lse_before"), features.before)),
+        None
+        if features.rng_state is None
+        else (features.dropout_p, _memory.address("rng_state", features.rng_state, held)),
     )
 
 

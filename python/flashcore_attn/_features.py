@@ -43,6 +43,9 @@ class Features(NamedTuple):
     temperature: Any = None
     # O and the log-sum-exp over other keys, from which the call continues. O has the strides of the output.
     before: tuple[Any, Any] | None = None
+    # The probability of dropout, and the four words of its generator's state; None without dropout.
+    dropout_p: float = 0.0
+    rng_state: Any = None
 
     @property
     def uneven(self) -> bool:
@@ -64,7 +67,7 @@ class Features(NamedTuple):
         named = (
             *zip(LENGTHS, self.lengths), *zip(SCALES, self.scales), *((name, x) for _, name, x in self.of_heads()),
             *zip(self.table_names, self.tables), ("page_table", self.page_table),
-            *zip(("out_before", "lse_before"), self.before or ()),
+            *zip(("out_before", "lse_before"), self.before or ()), ("rng_state", self.rng_state),
         )  # fmt: skip
         return [(name, x) for name, x in named if x is not None]
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
-from . import _features
+from . import _dropout, _features
 from ._broadcast import broadcast, leads_agree
 from ._errors import ArgumentError, FlashCoreError, UnsupportedError, dimensions, invalid, invalid_words
 
@@ -124,7 +124,8 @@ def flash_attn_func(
         k: ``(batch, seqlen_k, heads_k, head_dim)``; ``heads_k`` divides ``heads``, and query head ``h`` reads key head
             ``h // (heads // heads_k)``.
         v: ``(batch, seqlen_k, heads_k, head_dim_v)``.
-        dropout_p: only 0.
+        dropout_p: the probability with which a weight of the softmax is replaced by 0; the others are divided by
+            ``1 - dropout_p``. As FlashAttention's functions, this one does not know whether a model trains.
         softmax_scale: factor on the scores; None means ``1 / sqrt(head_dim)``.
         causal: query ``i`` sees key ``j`` iff ``j <= i + seqlen_k - seqlen_q`` (aligned to the bottom right). It is
             ``window_size=(-1, 0)``.
@@ -194,7 +195,7 @@ def flash_attn_func(
         if made is not None:
             return made
     if type(dropout_p) is not float or dropout_p or qv is not None:
-        _refuse(dropout_p, qv=qv)
+        dropout_p = _probability(dropout_p, qv=qv)
     if type(return_attn_probs) is not bool or type(return_lse) is not bool:
         return_attn_probs = _flag("return_attn_probs", return_attn_probs)
         return_lse = _flag("return_lse", return_lse)
@@ -210,6 +211,7 @@ def flash_attn_func(
         options = {
             "softmax_scale": softmax_scale, "causal": causal, "window_size": window_size, "softcap": softcap,
             "attention_chunk": attention_chunk, "return_attn_probs": return_attn_probs, "return_lse": return_lse,
+            "dropout_p": dropout_p,
         }  # fmt: skip
         return _foreign(flash_attn_func, {"q": q, "k": k, "v": v, **others}, options)
     backend.check_kinds(q, k, v)
@@ -229,6 +231,8 @@ def flash_attn_func(
         features = _with_scales(features, backend, (k.shape[0], k.shape[2]), rows, factors)
     if deterministic is not False:
         features = with_determinism(features, deterministic)
+    if dropout_p:
+        features = _dropout.with_dropout(features, backend, q, dropout_p)
     try:
         want_lse = return_attn_probs or return_lse
         out, lse = backend.attend(q, k, v, 2, (False, before, after, softmax_scale, cap), want_lse, features)
@@ -237,7 +241,8 @@ def flash_attn_func(
             raise told from None
         raise
     if return_attn_probs:
-        return out, lse, None
+        shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        return out, lse, backend.dropout_mask(features, q, shape) if dropout_p else None
     return (out, lse) if return_lse else out
 
 
@@ -262,7 +267,7 @@ def scaled_dot_product_attention(
         attn_mask: a tensor that broadcasts to ``(..., heads, L, S)``: of bool, where True means that the key takes
             part, or floating point (query's type or float32), which is added to the scores. It is read with its
             strides.
-        dropout_p: only 0.
+        dropout_p: as in :func:`flash_attn_func`.
         is_causal: query ``i`` sees key ``j`` iff ``j <= i`` (aligned to the top left, as PyTorch does). Not together
             with ``attn_mask``, as in PyTorch.
         scale: factor on the scores; None means ``1 / sqrt(E)``.
@@ -279,7 +284,7 @@ def scaled_dot_product_attention(
         if made is not None:
             return made
     if type(dropout_p) is not float or dropout_p:
-        _refuse(dropout_p)
+        dropout_p = _probability(dropout_p)
     if enable_gqa is not False and enable_gqa is not True:
         enable_gqa = _flag("enable_gqa", enable_gqa)
     if is_causal is not False and is_causal is not True:
@@ -290,7 +295,8 @@ def scaled_dot_product_attention(
     if backend is None:
         tensors = {"query": query, "key": key, "value": value, **given(attn_mask=attn_mask)}
         return foreign(
-            scaled_dot_product_attention, tensors, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+            scaled_dot_product_attention, tensors, dropout_p=dropout_p, is_causal=is_causal, scale=scale,
+            enable_gqa=enable_gqa,
         )  # fmt: skip
     q, k, v = backend.admit(query, key, value)
     _check_number("scale", scale)
@@ -300,6 +306,8 @@ def scaled_dot_product_attention(
     features = None
     if attn_mask is not None:
         features = _of_mask(backend, attn_mask, q, k, (q.shape[0], q.shape[1]) if lead is None else lead)
+    if dropout_p:
+        features = _dropout.with_dropout(features, backend, q, dropout_p)
     try:
         out = backend.attend(q, k, v, 1, (True, -1, 0 if is_causal else -1, scale, 0.0), False, features)[0]
     except (ValueError, TypeError, OverflowError) as error:
@@ -526,17 +534,13 @@ def _check_dims(q: Any, k: Any, v: Any) -> None:
             raise ArgumentError(f"{dims}; it takes 4: batch, sequence, heads, head_dim")
 
 
-def _refuse(dropout_p: Any, **others: Any) -> None:
-    """Rejects dropout, and each other argument that is not None."""
-    if not hasattr(dropout_p, "__float__"):
-        raise invalid("dropout_p", dropout_p, "0.0, no other is supported yet")
+def _probability(dropout_p: Any, **others: Any) -> float:
+    """The probability of dropout. Rejects each other argument that is not None."""
     wrong = [(name, _kind(value), None) for name, value in others.items() if value is not None]
-    try:
-        drops = bool(dropout_p)
-    except (RuntimeError, ValueError, TypeError):  # of arrays
-        raise invalid("dropout_p", dropout_p, "0.0, no other is supported yet") from None
-    if drops or wrong:
-        raise _unsupported(("dropout_p", dropout_p, 0.0), *wrong)
+    if wrong:
+        raise _unsupported(*wrong)
+    _check_number("dropout_p", dropout_p)
+    return _dropout.probability(dropout_p)
 
 
 def _unsupported(*arguments: tuple[str, Any, Any]) -> UnsupportedError:

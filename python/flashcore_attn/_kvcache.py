@@ -17,7 +17,7 @@ from ._functional import (
     _kind,
     _longest,
     _parts_of_heads,
-    _refuse,
+    _probability,
     _with_scales,
     backend_of,
 )
@@ -101,7 +101,7 @@ def flash_attn_with_kvcache(
     """
     page_table = _either("page_table", page_table, "block_table", block_table)
     learnable_sink = _either("learnable_sink", learnable_sink, "s_aux", s_aux)
-    _refuse(0.0, qv=qv)
+    _probability(0.0, qv=qv)
     want_lse = _flag("return_softmax_lse", return_softmax_lse)
     backend = backend_of(q)
     if backend is None:

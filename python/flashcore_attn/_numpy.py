@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _features, _flashcore, _trace
+from . import _dropout, _features, _flashcore, _trace
 from ._errors import ArgumentError, DTypeError, UnsupportedError, dimensions, invalid_words
 from ._graphs import leave_graph
 
@@ -379,6 +379,17 @@ def is_floating(array: np.ndarray[Any, Any]) -> bool:
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
+def draw_rng_state(q: Any) -> np.ndarray[Any, Any]:
+    """A state of dropout's generator, drawn from NumPy's global one."""
+    return np.random.randint(-(2**31), 2**31, 4, dtype=np.int32)
+
+
+def dropout_mask(features: Features, q: Any, shape: tuple[int, int, int, int]) -> np.ndarray[Any, Any]:
+    """1 where a weight is kept, and -1 where it is dropped, of q's type."""
+    made: np.ndarray[Any, Any] = _dropout.mask(features, shape, np.arange, np.where).astype(q.dtype)
+    return made
+
+
 def is_direct(*_: Any) -> bool:
     """Whether a call goes straight to Rust: always, since NumPy records nothing."""
     return True
@@ -407,6 +418,7 @@ def _described(features: Features) -> DescribedFeatures:
         factors,
         None if pages is None else (pages.ctypes.data, *pages.shape),
         None,
+        None if features.rng_state is None else (features.dropout_p, features.rng_state.ctypes.data),
     )
 
 

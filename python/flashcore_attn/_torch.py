@@ -21,7 +21,7 @@ if torch.__version__ < (2, 5):  # a TorchVersion, which compares with tuples
     message = f"PyTorch {torch.__version__} is too old; needed is 2.5 or later"
     raise UnsupportedError(message, "torch is too old")
 
-from . import _cuda, _features, _flashcore, _memory, _recording
+from . import _cuda, _dropout, _features, _flashcore, _memory, _recording
 from ._overrides import PLAIN, is_computed, is_watched
 
 if TYPE_CHECKING:
@@ -156,7 +156,19 @@ def _flat(features: Features) -> list[Any]:
         features
     )
     stated = [score, mask, list(floats), list(ints), list(tables)]
-    return [*lengths, batch, max_q, max_k, sink, *stated, *scales, list(blocks), pages, deterministic]
+    others = [list(blocks), pages, deterministic, features.dropout_p, features.rng_state]
+    return [*lengths, batch, max_q, max_k, sink, *stated, *scales, *others]
+
+
+def draw_rng_state(q: Tensor) -> Tensor:
+    """A state of dropout's generator, drawn from the default generator of q's device."""
+    return torch.randint(-(2**31), 2**31, (4,), dtype=torch.int32, device=q.device)
+
+
+def dropout_mask(features: Features, q: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """1 where a weight is kept, and -1 where it is dropped, of q's type."""
+    made: Tensor = _dropout.mask(features, shape, lambda end: torch.arange(end, device=q.device), torch.where)
+    return made.to(q.dtype)
 
 
 def equal_lengths(q: Tensor, batch: int, length: int) -> Tensor:
@@ -496,7 +508,8 @@ def _fake(
     "float softcap, bool want_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, "
     "Tensor? leftpad_k, SymInt batch, SymInt max_q, SymInt max_k, Tensor? sink, str score, str mask, float[] floats, "
     "SymInt[] ints, Tensor[] tables, Tensor? descale_q, Tensor? descale_k, Tensor? descale_v, int[] blocks, "
-    "Tensor? page_table=None, bool deterministic=False) -> (Tensor, Tensor)",
+    "Tensor? page_table=None, bool deterministic=False, float dropout_p=0.0, Tensor? rng_state=None) "
+    "-> (Tensor, Tensor)",
 )
 def _operator_with(q: Tensor, k: Tensor, v: Tensor, heads: int, *rest: Any) -> tuple[Tensor, Tensor]:
     stated = _given_features(q, k, v, heads, rest[6:])
@@ -533,6 +546,9 @@ def _check_features(q: Tensor, k: Tensor, v: Tensor, heads: int, features: Featu
         _features.sink("sink", _cuda, features.sink, q.shape[heads])
         if features.sink.dtype != torch.float32:
             raise DTypeError(invalid_words("the dtype of sink", features.sink.dtype, "torch.float32"))
+    if features.rng_state is not None:
+        _dropout.check_state(features.rng_state, torch.int32)
+        _dropout.probability(features.dropout_p)
     if features.page_table is not None:
         _cuda.as_pages(features.page_table, features.batch if features.uneven else q.shape[0])
     batch, rows = q.shape[0], (q.shape[3 - heads], k.shape[3 - heads], k.shape[3 - heads])
@@ -550,11 +566,13 @@ def _stated(features: tuple[Any, ...]) -> Features:
     *lengths, batch, max_q, max_k, sink, score, mask, floats, ints, tables = features[:14]
     *scales, blocks = features[14:18]
     pages = features[18] if len(features) > 18 else None
+    dropout_p, state = features[20:] or (0.0, None)
     if len(blocks) != 3 or any(rows not in (0, *_features.ROWS) for rows in blocks):
         raise invalid("blocks", blocks, "the rows that share a factor of q, of k and of v, each 0, 64 or 128")
     return _features.Features(
         tuple(lengths), batch, max_q, max_k, sink, score, mask, tuple(floats), tuple(ints), tuple(tables),
         tuple(scales), tuple(blocks), None if pages is None else pages.contiguous(),
+        dropout_p=dropout_p, rng_state=None if state is None else state.contiguous(),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _features, _functional
+from . import _dropout, _features, _functional
 from ._errors import ArgumentError
 from ._functional import (
     _band_and_cap,
@@ -19,7 +19,7 @@ from ._functional import (
     _longest,
     _of_scale,
     _parts_of_heads,
-    _refuse,
+    _probability,
     _with_scales,
     backend_of,
     given,
@@ -80,7 +80,7 @@ def flash_attn_varlen_func(
             change the result.
         max_seqlen_k: the longest sequence of k, or more; None means ``total_k``. A tensor is read as None in compiled
             code.
-        dropout_p: only 0.
+        dropout_p: as in :func:`flash_attn_func`. The mask of a sequence is that of a batch entry.
         softmax_scale: as in :func:`flash_attn_func`, as are ``causal``, ``window_size``, ``softcap``,
             ``alibi_slopes``, ``learnable_sink`` and ``attention_chunk``. Positions are counted in each sequence.
         return_attn_probs: return ``(out, lse, None)`` as FlashAttention-2 does; ``lse`` is ``(heads, total_q)``, or
@@ -123,7 +123,7 @@ def flash_attn_varlen_func(
             )  # fmt: skip
         if made is not None:
             return made
-    _refuse(dropout_p=dropout_p, qv=qv)
+    dropout_p = _probability(dropout_p, qv=qv)
     table = _either("block_table", block_table, "page_table", page_table)
     return_attn_probs = _flag("return_attn_probs", return_attn_probs)
     return_lse = _flag("return_lse", return_lse)
@@ -140,7 +140,7 @@ def flash_attn_varlen_func(
         options = {
             "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "softmax_scale": softmax_scale,
             "causal": causal, "window_size": window_size, "softcap": softcap, "attention_chunk": attention_chunk,
-            "return_attn_probs": return_attn_probs, "return_lse": return_lse,
+            "return_attn_probs": return_attn_probs, "return_lse": return_lse, "dropout_p": dropout_p,
         }  # fmt: skip
         return _foreign(flash_attn_varlen_func, {"q": q, "k": k, "v": v, **others}, options)
     backend.check_kinds(q, k, v)
@@ -175,6 +175,8 @@ def flash_attn_varlen_func(
         features = _with_scales(features, backend, (batch, heads_k), (max_q, max_k, max_k), factors)
     if deterministic is not False:
         features = with_determinism(features, deterministic)
+    if dropout_p:
+        features = _dropout.with_dropout(features, backend, q, dropout_p)
     named_tensors = (("q", q), ("k", k), ("v", v))
     try:
         q, k, v = (x[None] if packed else x for x, packed in ((q, packed_q), (k, packed_k), (v, packed_k)))
@@ -193,7 +195,8 @@ def flash_attn_varlen_func(
     if packed_q:
         out, lse = out[0], None if lse is None else lse[0]
     if return_attn_probs:
-        return out, lse, None
+        mask = backend.dropout_mask(features, q, (batch, heads, max_q, max_k)) if dropout_p else None
+        return out, lse, mask
     return (out, lse) if return_lse else out
 
 

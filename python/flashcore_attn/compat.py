@@ -2,13 +2,13 @@
 
 >>> flashcore_attn.compat.enable()  # torch.nn.functional.scaled_dot_product_attention is FlashCore's from now on
 >>> model(x)
->>> flashcore_attn.compat.stats()   # {'calls': 24, 'flashcore': 22, 'fallback': 2, 'reasons': {'dropout_p': 2}}
+>>> flashcore_attn.compat.stats()   # {'calls': 24, 'flashcore': 22, 'fallback': 2, 'reasons': {'attn_mask': 2}}
 >>> flashcore_attn.compat.disable()
 
 ``torch.nn.attention.flex_attention.flex_attention`` is routed in the same way, except in compiled code:
 ``torch.compile(flex_attention)`` stays PyTorch's.
 
-Calls that FlashCore does not support (dropout, gradients that the device does not compute, a device, type or head dim
+Calls that FlashCore does not support (gradients that the device does not compute, a device, type or head dim
 that it lacks, a function that cannot be a program) run in PyTorch as before, and are counted with their reason. The
 same holds for tensors of other classes than ``torch.Tensor`` (distributed tensors and ``torch.nn.attention.bias``,
 for example), for calls under a ``TorchFunctionMode`` or a ``TorchDispatchMode`` that is not known to leave attention
@@ -178,7 +178,7 @@ class _Attention(Replacement):
             )  # fmt: skip
 
         def ours() -> Any:
-            return scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+            return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
         if not self.active:  # a caller kept this function after `disable` had restored PyTorch's
             return theirs()
@@ -308,7 +308,7 @@ def _override(others: list[Any]) -> str | None:
 
 def _unsupported_reason(torch: Any, tensors: tuple[Any, ...], dropout_p: float) -> str | None:
     """The reason for a call that is known to fail. A compiled call cannot fall back after it has failed."""
-    if dropout_p or dropout_p is None:
+    if not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p <= 1.0:
         return "dropout_p"
     if _torch.is_dynamo_compiling() and _torch.is_differentiated():  # graphs differentiate operators of PyTorch's only
         return "requires_grad"

@@ -48,7 +48,8 @@ type DescribedPages = (u64, usize, usize);
 
 /// Lengths, the names and addresses of the operands with a value per query head, the texts of the score and
 /// of the mask program (empty: none), the values of float and integer parameters, the tables, the descale
-/// factors of Q, K and V, the page table, and the addresses of O and the LSE from which the call continues.
+/// factors of Q, K and V, the page table, the addresses of O and the LSE from which the call continues, and
+/// the probability of dropout with the address of the generator's state.
 pub type DescribedFeatures = (
     Option<DescribedLengths>,
     Vec<(String, u64)>,
@@ -60,6 +61,7 @@ pub type DescribedFeatures = (
     [Option<DescribedScales>; 3],
     Option<DescribedPages>,
     Option<(u64, u64)>,
+    Option<(f64, u64)>,
 );
 
 /// Addresses and row strides of cosines and sines, the index of their type in [`TYPES`], their rows and
@@ -263,7 +265,7 @@ impl Call {
     }
 
     fn add(&mut self, features: DescribedFeatures) -> Result<(), Error> {
-        let (lengths, of_heads, score, mask, floats, ints, tables, scales, pages, before) = features;
+        let (lengths, of_heads, score, mask, floats, ints, tables, scales, pages, before, dropout) = features;
         let [mut batch, heads, mut rows] = self.rows;
         let [heads_kv, mut keys] = self.keys;
         if let Some((entries, longest_q, longest_kv, arrays)) = lengths {
@@ -307,6 +309,10 @@ impl Call {
             self.options.pass = Pass::Forward { lse: false, continues: true };
             self.insert(Operand::OutBefore, out, self.operands[Operand::OUT].view);
             self.insert_dense(Operand::LseBefore, lse, ElementType::F32, &self.rows.clone())?;
+        }
+        if let Some((p, state)) = dropout {
+            self.options.dropout = Some(p as f32);
+            self.insert_dense(Operand::RngState, state, ElementType::I32, &[4])?;
         }
         (self.options.score, self.options.mask) = (program(&score)?, program(&mask)?);
         (self.options.floats, self.options.ints) = (floats, ints);

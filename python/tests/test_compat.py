@@ -97,7 +97,8 @@ def test_compat_falls_back_and_says_why(device, slow_path):
         out, expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask), TORCH_SDPA(q, k, v, mask)
         tolerance = 1e-2 if device == "cuda" else 1e-4
         torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
-        F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+        with pytest.raises(RuntimeError):
+            F.scaled_dot_product_attention(q, k, v, dropout_p=1.5)
         F.scaled_dot_product_attention(q.double(), k.double(), v.double())
         out = F.scaled_dot_product_attention(q.clone().requires_grad_(), k, v)
         out.sum().backward()

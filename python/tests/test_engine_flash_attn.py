@@ -165,11 +165,31 @@ def test_results_of_earlier_generations_have_more_elements():
     assert not torch.equal(made, twin[0])
 
 
+def test_the_state_of_dropout_goes_to_the_backward_pass():
+    (q, k, v), _ = dense()
+    torch.manual_seed(4)
+    out, lse, mask, state = flash_attn_2._flash_attn_forward(q, k, v, 0.5, None, True, return_softmax=True)
+    assert mask.shape == (2, 4, 7, k.shape[1]) and state.shape == (2,) and state.dtype == torch.int64
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    torch.manual_seed(4)
+    expected = fa.flash_attn_func(*leaves, 0.5, causal=True)
+    assert torch.equal(out, expected)
+    grads = [torch.empty_like(x) for x in (q, k, v)]
+    flash_attn_2._flash_attn_backward(out, q, k, v, out, lse, *grads, 0.5, None, True, rng_state=state)
+    for ours, theirs in zip(grads, torch.autograd.grad(expected, leaves, out)):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_refusals_name_the_argument():
     (q, k, v), _ = dense()
     out, lse, *_ = flash_attn_2._flash_attn_forward(q, k, v, 0.0, None, False)
-    with pytest.raises(fa.UnsupportedError, match="invalid value '0.1' for dropout_p: expected 0.0"):
-        flash_attn_2._flash_attn_forward(q, k, v, 0.1, None, False)
+    with pytest.raises(fa.ArgumentError, match="invalid value '1.1' for dropout_p: expected a number from 0 to 1"):
+        flash_attn_2._flash_attn_forward(q, k, v, 1.1, None, False)
+    for state in (None, torch.zeros(4, dtype=torch.int32)):
+        with pytest.raises(fa.ArgumentError, match="rng_state"):
+            flash_attn_2._flash_attn_backward(
+                out, q, k, v, out, lse, None, None, None, 0.1, None, False, rng_state=state
+            )
     with pytest.raises(fa.UnsupportedError, match="for return_softmax"):
         flash_attn_2._flash_attn_forward(q, k, v, 0.0, None, False, return_softmax=True)
 

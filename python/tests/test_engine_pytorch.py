@@ -172,13 +172,13 @@ def test_a_call_that_is_not_supported_runs_in_pytorch_with_one_warning(monkeypat
     monkeypatch.setattr(torch.library, "get_kernel", lambda name, key: Kernel())
     kernel = engine._override("_flash_attention_forward", engine._flash_attention_forward, "CUDA")
     q, k, v = drawn(2, 3, 4, 8)
-    arguments = (q, k, v, None, None, 3, 3, 0.1, False, False)
-    with pytest.warns(UserWarning, match="PyTorch's own kernel: invalid value '0.1' for dropout_p") as caught:
+    arguments = (q, k, v, None, None, 3, 3, 0.0, False, True)
+    with pytest.warns(UserWarning, match="PyTorch's own kernel: invalid value 'True' for return_softmax") as caught:
         assert kernel(None, *arguments, scale=0.2) == kernel(None, *arguments, scale=0.2) == "theirs"
     assert len(caught) == 1 and len(calls) == 2 and calls[0] == (arguments, {"scale": 0.2})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        out, *_ = kernel(None, *arguments[:7], 0.0, *arguments[8:])
+        out, *_ = kernel(None, *arguments[:9], False)
     assert torch.equal(out, fa.flash_attn_func(q, k, v))
 
 
@@ -262,8 +262,7 @@ def test_on_a_gpu_sdpa_and_varlen_attn_run_it():
             ours = varlen(*packed, starts, starts, 110, 110, window=(-1, 0))
             theirs = fa.flash_attn_varlen_func(*packed, starts, starts, 110, 110, causal=True)
             assert torch.equal(ours, theirs)
-            with pytest.warns(UserWarning, match="dropout_p"):
-                dropped = sdpa(q, k, v, dropout_p=0.5)
+            dropped = sdpa(q, k, v, dropout_p=0.5)
             assert not torch.equal(dropped, sdpa(q, k, v))
     finally:
         attention.restore_flash_attention_impl()

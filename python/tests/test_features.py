@@ -260,7 +260,7 @@ def test_lengths_that_are_refused(tensors):
         ({"q": q[None]}, ValueError, "q has 4 dimensions; it takes 3: rows, heads, head_dim"),
         ({"block_table": rows}, ValueError, "k has 3 dimensions; it takes 4: batch, sequence, heads, head_dim"),
         ({"qv": rows}, NotImplementedError, "invalid value 'a ndarray' for qv: expected None"),
-        ({"dropout_p": 0.5}, NotImplementedError, "invalid value '0.5' for dropout_p"),
+        ({"dropout_p": -0.5}, ValueError, "invalid value '-0.5' for dropout_p"),
         (
             {"alibi_slopes": np.ones(3)},
             ValueError,

@@ -164,7 +164,7 @@ ONE = np.ones((1, 8, 2, 16), np.float32)
 
 
 @pytest.mark.parametrize(("arguments", "error", "words"), [
-    ({"dropout_p": 0.1}, NotImplementedError, "^invalid value '0.1' for dropout_p: expected 0.0, no other"),
+    ({"dropout_p": 1.1}, ValueError, "^invalid value '1.1' for dropout_p: expected a number from 0 to 1"),
     ({"alibi_slopes": ONE}, ValueError, r"^invalid value '\(1, 8, 2, 16\)' for the shape of alibi_slopes: expected"),
     ({"alibi_slopes": np.ones(2, int)}, TypeError, "^invalid value 'int64' for the dtype of alibi_slopes"),
     ({"learnable_sink": np.ones(3)}, ValueError, r"^invalid value '\(3,\)' for the shape of learnable_sink"),

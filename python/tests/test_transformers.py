@@ -282,16 +282,27 @@ def test_continuous_batching_has_the_tokens_of_eager_attention(monkeypatch, name
 
 
 def test_what_is_not_computed_is_left_to_sdpa():
-    model = built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER, attention_dropout=0.5)
+    model = built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER)
     model.set_attn_implementation(integration.NAME)
-    with pytest.warns(UserWarning, match="dropout is 0.5"):
-        model.train()(input_ids=tokens()).logits.sum().backward()
     with torch.no_grad(), pytest.warns(UserWarning, match="dtype torch.float64") as caught:
         model.double().eval()(input_ids=tokens())
     assert len(caught) == 1  # of two layers
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         model(input_ids=tokens())
+
+
+def test_dropout_is_that_of_training():
+    model = built(transformers.LlamaForCausalLM, transformers.LlamaConfig, **DECODER, attention_dropout=0.5)
+    model.set_attn_implementation(integration.NAME)
+    plain = model(input_ids=tokens()).logits
+    torch.manual_seed(1)
+    first, second = (model.train()(input_ids=tokens()).logits for _ in range(2))
+    torch.manual_seed(1)
+    again = model(input_ids=tokens()).logits
+    again.sum().backward()
+    assert torch.equal(first, again) and not torch.equal(first, second) and not torch.equal(first, plain)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 def test_what_sdpa_computes_otherwise_is_refused():

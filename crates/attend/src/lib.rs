@@ -13,6 +13,7 @@ mod band;
 mod chain;
 mod continued;
 mod descale;
+mod dropout;
 mod gradient;
 mod lengths;
 mod lse;
@@ -29,6 +30,7 @@ pub use band::{
 pub use chain::{BlockScores, ScoreChain};
 pub use continued::{MergedRows, load_lse_before, merge_rows};
 pub use descale::{BlockFactors, ScoreFactors, ValueFactors, WarpKeys, accepted_score_factor};
+pub use dropout::{DropoutMask, DropoutParams, DropoutPlace};
 pub use gradient::{BlockRing, QueryNumbers, RingBlock, ScoreGradient, SoftcapSlope};
 pub use lengths::{Lengths, Sequence, SequenceRows, SequenceTiles, SideLengths};
 pub use lse::{store_lse, store_lse_at};

@@ -5,7 +5,7 @@
 use crate::programs::{self, Layout};
 use crate::simd::{Added, MAX_LANES, Part, Rows, Simd, gemm_part};
 use crate::softcap::cap_logits;
-use crate::tile::{Block, LAZY_GROWTH, Panel, Step, is_large};
+use crate::tile::{Block, LAZY_GROWTH, Panel, Step, is_large, multiply};
 
 /// Query rows of a panel. Each block of K and V is read from the cache once for all rows.
 pub(crate) const PANEL_ROWS: usize = 8;
@@ -14,7 +14,7 @@ pub(crate) const PANEL_ROWS: usize = 8;
 /// vectors.
 #[inline(always)]
 pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
-    let Step { panel, block, scale, cap, weights, tile, scores, shown } = step;
+    let Step { panel, block, scale, cap, weights, tile, scores, shown, dropped } = step;
     let ld = block.keys.len().next_multiple_of(S::LANES);
     let weights = &mut weights[..panel.rows * ld];
     logits(s, panel, block, weights, ld);
@@ -35,6 +35,9 @@ pub(crate) fn run_step<S: Simd>(s: S, step: Step<'_>) {
         let max = largest(s, logits);
         raise_maximum(s, panel, row, scale, max);
         panel.sum[row] += exponentiate(s, logits, scale, panel.shift[row], panel.max[row]);
+    }
+    if let Some(dropped) = dropped {
+        multiply(weights, dropped);
     }
     let ld_out = panel.out.len() / panel.rows;
     let all = |row| seen(panel, block, row).len() == block.keys.len();

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 use problem::{
-    DType, ElementsMut, KeyPlaces, KeyRange, Operand, OperandMap, Operands, PassKind, Problem, ProblemError,
-    Sequence, Span, Strides, Tensor,
+    DType, Dropout, ElementsMut, KeyPlaces, KeyRange, Operand, OperandMap, Operands, PassKind, Problem,
+    ProblemError, Sequence, Span, Strides, Tensor,
 };
 
 use crate::aligned::Aligned;
@@ -197,6 +197,7 @@ impl Checked<'_> {
             sequences,
             sinks,
             before,
+            dropout: Dropout::of(problem, operands),
             programs,
             inputs,
             factors,
@@ -241,6 +242,7 @@ struct Call<'a> {
     sinks: Option<&'a [f32]>,
     /// The result from which the rows continue.
     before: Option<&'a Before<'a>>,
+    dropout: Option<Dropout>,
     programs: &'a Evaluators<'a>,
     inputs: Inputs<'a>,
     factors: &'a Factors,
@@ -272,13 +274,15 @@ struct Scratch {
     masks: Values,
 }
 
-/// Words of a block of keys, of the block's values, of the weights of a panel and of its evaluated mask.
+/// Words of a block of keys, of the block's values, of the weights of a panel, of its evaluated mask and of
+/// its factors of dropout.
 #[derive(Default)]
 struct Blocks {
     keys: Aligned,
     values: Aligned,
     weights: Aligned,
     shown: Aligned,
+    dropped: Aligned,
 }
 
 thread_local! {
@@ -286,17 +290,18 @@ thread_local! {
 }
 
 impl Call<'_> {
-    /// Computes with heads as sums of bf16 numbers, multiplied by tile instructions.
+    /// Computes with heads as sums of bf16 numbers, multiplied by tile instructions. Dropout is computed in
+    /// f32.
     fn run_terms<H: HasTiles>(&self, tiles: H) {
-        let heads = terms::Heads::new(tiles, self.heads());
-        self.run(tiles.vectors(), &heads);
+        let heads = || terms::Heads::new(tiles, self.heads());
+        self.run(tiles.vectors(), &self.dropout.is_none().then(heads));
     }
 
     /// Computes with heads as 16-bit integers, unless an LSE is requested: an LSE, and the weights of rows
     /// that continue, must be as exact as with f32 logits.
     fn run_integers<P: Pairs>(&self, pairs: P) {
         let heads = || narrow::Heads::new(pairs, self.heads(), self.plan);
-        let inexact = self.lse.is_none() && self.before.is_none();
+        let inexact = self.lse.is_none() && self.before.is_none() && self.dropout.is_none();
         self.run(pairs.vectors(), &inexact.then(heads).flatten());
     }
 
@@ -432,8 +437,8 @@ impl Call<'_> {
         keys: KeyRange,
         scratch: &mut Scratch,
     ) -> usize {
-        let Scratch { panels, blocks: Blocks { keys: k, values: v, weights, shown }, scores, masks, .. } =
-            scratch;
+        let Scratch { panels, blocks, scores, masks, .. } = scratch;
+        let Blocks { keys: k, values: v, weights, shown, dropped } = blocks;
         let panels = &mut panels[..self.panels(task)];
         let p = self.problem;
         let tile = Tile { rows: self.plan.tile_rows, vectors: self.plan.vectors };
@@ -482,10 +487,39 @@ impl Call<'_> {
                 let Some(block) = made.map(|block| block.up_to(panel.by_any.end)) else { continue };
                 let program = self.programs.score.as_ref();
                 let scores = program.map(|program| Scores { program, values: scores, panel: number, factor });
-                arithmetic.step(Step { panel, block, scale, cap, weights, tile, scores, shown: hidden });
+                let dropped = self.dropout.map(|dropout| {
+                    self.dropped::<S, A>(&dropout, (task, number, panel), block.keys, dropped)
+                });
+                let shown = hidden;
+                arithmetic.step(Step { panel, block, scale, cap, weights, tile, scores, shown, dropped });
             }
         }
         first
+    }
+
+    /// The factors of dropout of a panel, which has the given number in its task, in the layout of the
+    /// panel's weights.
+    fn dropped<'d, S: Simd, A: Arithmetic>(
+        &self,
+        dropout: &Dropout,
+        (task, number, panel): (Task, usize, &Panel),
+        keys: KeyRange,
+        room: &'d mut Aligned,
+    ) -> &'d [f32] {
+        let line = keys.len().next_multiple_of(S::LANES);
+        let [of_key, of_row] = if A::TRANSPOSED { [panel.width, 1] } else { [1, line] };
+        let to = room.resize(if A::TRANSPOSED { keys.len() * panel.width } else { panel.rows * line });
+        to.fill(0.0);
+        let mut factors = vec![0.0; keys.len()];
+        for index in 0..panel.rows {
+            let (head, row) = self.place(task, task.first + number * self.plan.panel_rows() + index);
+            let head = task.batch * self.problem.heads_q + head;
+            dropout.factors(head, row, keys.start..keys.end, &mut factors);
+            for (key, &factor) in factors.iter().enumerate() {
+                to[key * of_key + index * of_row] = factor;
+            }
+        }
+        to
     }
 
     /// How steps turn products of queries and keys into exponents. `logit_factor` is the arithmetic's, times

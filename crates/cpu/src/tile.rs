@@ -170,6 +170,8 @@ pub(crate) struct Step<'a> {
     pub scores: Option<Scores<'a>>,
     /// The evaluated mask program, if it hides some of the scores: a word for each weight.
     pub shown: Option<&'a [f32]>,
+    /// The factors of dropout, one for each weight. Only steps in f32 take them.
+    pub dropped: Option<&'a [f32]>,
 }
 
 /// A score program for a step.
@@ -195,7 +197,7 @@ impl Scores<'_> {
 /// block.
 #[inline(always)]
 pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
-    let Step { panel, block, scale, cap, weights, tile, scores, shown } = step;
+    let Step { panel, block, scale, cap, weights, tile, scores, shown, dropped } = step;
     let (keys, tall) = (block.keys.len(), tile.rows_of(VECTORS));
     let weights = &mut weights[..keys * VECTORS * S::LANES];
     gemm::<S, _, _, VECTORS>(s, Fresh, block.k, &panel.q, weights, [keys, block.k.ld], tall);
@@ -215,11 +217,20 @@ pub(crate) fn run_step<S: Simd, const VECTORS: usize>(s: S, step: Step<'_>) {
     let max = maximum::<S, VECTORS>(s, weights);
     raise_maximum(s, panel, scale, max);
     exponentiate::<S, VECTORS>(s, panel, scale, weights);
+    if let Some(dropped) = dropped {
+        multiply(weights, dropped);
+    }
     if (partial || shown.is_some()) && !block.is_finite() {
         return accumulate_seen(s, panel, block, shown, weights);
     }
     let v = Columns { data: block.v.data, ld: block.v.ld };
     gemm::<S, _, _, VECTORS>(s, Added, v, weights, &mut panel.out, [block.dim_v, keys], tall);
+}
+
+/// Multiplies numbers by factors.
+#[inline(always)]
+pub(crate) fn multiply(numbers: &mut [f32], factors: &[f32]) {
+    numbers.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
 }
 
 /// Sets the logits of keys that a row does not see to −∞.

@@ -498,7 +498,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
         out: [usize; 4],
         out_strides: problem::Strides,
         lse: bool,
-    ) -> Result<(Problem, Operands<'a>), AttentionError> {
+    ) -> Result<(Problem, Operands<'_>), AttentionError> {
         let (q, k) = (self.q.shape, self.k.shape);
         if dtype.is_fp8() {
             return Err(AttentionError::Unsupported {

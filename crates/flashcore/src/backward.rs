@@ -173,7 +173,7 @@ mod tests {
                 LengthValues { cumulative_q: &ends_q, cumulative_kv: &ends_kv, ..LengthValues::default() };
             let call = call.lengths(lengths).causal().softcap(2.0).sink(sinks).alibi(slopes);
             let bias = TableView::dense(bias, &[1, 1, 3, 5]).unwrap();
-            run(call.bias(bias).device(Device::Cpu));
+            run(call.bias(bias).dropout(0.25, 1 << 40).device(Device::Cpu));
         };
         let bias = &bias[..15];
         let given: [&[f32]; 6] = [&q, &k, &v, &sinks, &slopes, bias];
@@ -231,6 +231,8 @@ mod tests {
         let view = |rows| TensorView::dense(&x, [1, 1, rows, 8], Layout::Bhsd).unwrap();
         let call = attention(view(2), view(2), view(2));
         let refused = |error: AttentionError| error.to_string();
+        let share = call.clone().dropout(1.5, 0).backward(view(2), &[0.0; 2], view(2)).unwrap_err();
+        assert!(refused(share).contains("'1.5' for dropout_p: expected a number from 0 to 1"));
         let shape = call.clone().backward(view(2), &[0.0; 2], view(3)).unwrap_err();
         assert_eq!(refused(shape), "d_out has sequence = 3, but out has 2; they must be equal");
         let lse = call.clone().backward(view(2), &[0.0; 3], view(2)).unwrap_err();

@@ -2,12 +2,12 @@
 
 use problem::program::{Input, library};
 use problem::{
-    ElementType, Elements, Expr, LengthArray, Lengths, Operand, OperandMap, Operands, ProblemError, Program,
-    Programs, Scales, SideLengths, Table, Tensor,
+    Element, ElementType, Elements, Expr, LengthArray, Lengths, Operand, OperandMap, Operands, ProblemError,
+    Program, Programs, Scales, SideLengths, Table, Tensor,
 };
 
 use crate::raw::View;
-use crate::{AttentionError, TableView};
+use crate::{Attention, AttentionError, TableView};
 
 /// Values of the arrays of lengths. An array that is empty is not used.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,6 +62,8 @@ pub(crate) struct Features<'a> {
     pub lengths: LengthValues<'a>,
     /// Values of the score's operands, with the names of the builder's methods.
     pub of_heads: Vec<(&'static str, Operand, &'a [f32])>,
+    /// The probability of dropout and the words of the generator's state.
+    pub dropout: Option<(f32, [i32; 4])>,
     /// Layouts and values of descale factors.
     pub scales: (Scales, ScaleValues<'a>),
     pub slopes: Option<&'a [f32]>,
@@ -191,20 +193,21 @@ impl<'a> Features<'a> {
     }
 
     /// The inputs of a call beside Q, K and V, whose tables `programs` has returned.
-    pub fn inputs(&self, tables: Vec<Elements<'a>>) -> Operands<'a> {
+    pub fn inputs<'b>(&'b self, tables: Vec<Elements<'b>>) -> Operands<'b> {
         let lengths =
             self.lengths.arrays().map(|(array, _, values)| (Operand::Lengths(array), values.into()));
         let ScaleValues { q, k, v } = self.scales.1;
         let factors = [(Tensor::Q, q), (Tensor::K, k), (Tensor::V, v)];
         let factors = factors.map(|(tensor, values)| (Operand::Descale(tensor), values.into()));
         let of_heads = self.of_heads.iter().map(|&(_, operand, values)| (operand, values.into()));
-        let given = lengths.into_iter().chain(factors).chain(of_heads);
+        let state = self.dropout.iter().map(|(_, state)| (Operand::RngState, Elements::I32(state)));
+        let given = lengths.into_iter().chain(factors).chain(of_heads).chain(state);
         // More tables than a `u8` counts are rejected when the problem is checked.
         let tables = (0..=u8::MAX).zip(tables).map(|(i, table)| (Operand::Table(i), table));
         given.filter(|(_, elements): &(_, Elements<'_>)| !elements.is_empty()).chain(tables).collect()
     }
 
-    /// The arrays of lengths and the values of heads as views.
+    /// The arrays of lengths, the values of heads and the state of dropout as views.
     pub fn array_views(&self) -> Result<OperandMap<View>, AttentionError> {
         let lengths = self.lengths.arrays().map(|(array, _, values)| (Operand::Lengths(array), values.len()));
         let lengths = lengths.into_iter().filter(|(_, len)| *len > 0);
@@ -214,6 +217,9 @@ impl<'a> Features<'a> {
         }
         for &(_, operand, values) in &self.of_heads {
             views.insert(operand, View::dense(ElementType::F32, &[values.len()])?);
+        }
+        if let Some((_, state)) = &self.dropout {
+            views.insert(Operand::RngState, View::dense(ElementType::I32, &[state.len()])?);
         }
         Ok(views)
     }
@@ -235,6 +241,30 @@ impl<'a> Features<'a> {
             }),
             None => Ok(()),
         }
+    }
+}
+
+impl<Q: Element, K: Element, V: Element> Attention<'_, Q, K, V> {
+    /// Dropout: each normalised probability is replaced by 0 with probability `p`, and multiplied by
+    /// `1 / (1 − p)` otherwise. The mask depends on the seed and on the element's batch entry, query head,
+    /// query and key alone ([`Dropout`](problem::Dropout)): on every device the forward and the backward pass
+    /// have one mask. The LSE is that without dropout. On GPUs, the families `mma` and `split` compute it.
+    ///
+    /// ```
+    /// use flashcore::{Layout, TensorView, attention};
+    ///
+    /// let x = [1.0f32; 64 * 8];
+    /// let x = TensorView::dense(&x, [1, 1, 64, 8], Layout::Bhsd)?;
+    /// let call = attention(x, x, x).dropout(0.25, 7);
+    /// let out = call.clone().run()?;
+    /// assert_ne!(out.data[0], 1.0); // the weights that are kept do not sum to 1 in each row
+    /// assert_eq!(out, call.run()?);
+    /// # Ok::<(), flashcore::AttentionError>(())
+    /// ```
+    pub fn dropout(mut self, p: f32, seed: u64) -> Self {
+        let state = [seed as i32, (seed >> 32) as i32, 0, 0];
+        self.features.dropout = (p != 0.0).then_some((p, state));
+        self
     }
 }
 

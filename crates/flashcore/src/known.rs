@@ -48,6 +48,7 @@ impl Key {
             scales,
             band,
             score,
+            dropout,
             lengths,
             storage,
             programs: Programs { score: score_program, mask, floats, ints, tables },
@@ -59,7 +60,7 @@ impl Key {
         } = problem;
         let extents = [batch, heads_q, heads_kv, seq_q, seq_kv, head_dim, head_dim_v];
         let floats: &[u32] = bytemuck::cast_slice(floats);
-        let logit = score.key(problem.softmax_scale());
+        let logit = (score.key(problem.softmax_scale()), dropout.map(f32::to_bits));
         (
             (pass, extents, dtypes, scales, band, lengths, storage, logit),
             ([q, k, v, out], gradients, score_program, mask, floats, ints, tables, wish),
@@ -135,6 +136,7 @@ mod tests {
             p.clone().with_band(Band::CAUSAL_TOP_LEFT),
             p.clone().with_layout(Layout::Bshd),
             Problem { score: Score { sink: true, ..Score::default() }, ..p.clone() },
+            with(|p| p.dropout = Some(0.1)),
             with(|p| p.lengths.kv.used = true),
             with(|p| p.lengths.q.packed = Some(512)),
             with(|p| p.programs.mask = "q / 2 == k / 2".parse().ok()),

@@ -55,6 +55,7 @@ fn draw(problem: &Problem, spec: OperandSpec, rng: &mut SmallRng) -> Values {
     let mut floats = |low: f32, high: f32| (0..elements).map(|_| rng.random_range(low..high)).collect();
     match (operand, dtype) {
         (Operand::Lengths(array), _) => Values::I32(lengths(problem, array, rng)),
+        (Operand::RngState, _) => Values::I32((0..elements).map(|_| rng.random()).collect()),
         (Operand::Sinks, _) => Values::F32(floats(-3.0, 3.0)),
         // Rows without a key, and rows with most of their weight on either side.
         (Operand::LseBefore, _) => {

@@ -41,8 +41,10 @@ pub struct Baked {
     pub lse: bool,
     /// Whether the rows continue from a result over other keys.
     pub continues: bool,
-    /// Query heads, where the code computes an index over all heads: for the LSE and for partial results;
-    /// else 0.
+    /// Whether probabilities are dropped.
+    pub dropout: bool,
+    /// Query heads, where the code computes an index over all heads: for the LSE, for partial results and
+    /// for dropout; else 0.
     pub heads_q: usize,
     /// The band, with sizes 0 and 1: 0 for an upper bound on the diagonal, and 1 for every other bound.
     pub band: Band,

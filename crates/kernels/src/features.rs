@@ -13,6 +13,8 @@ pub struct Features {
     pub sink: bool,
     /// A factor on the scores of each query head ([`problem::Score::temperature`]).
     pub temperature: bool,
+    /// Dropout of probabilities ([`Problem::dropout`]).
+    pub dropout: bool,
     /// A result over other keys, from which the call continues ([`problem::Pass::Forward`]).
     pub continues: bool,
     /// Score and mask programs ([`problem::Programs`]).
@@ -33,6 +35,7 @@ impl Features {
         lengths: true,
         sink: true,
         temperature: true,
+        dropout: true,
         continues: true,
         programs: true,
         fp8: true,
@@ -47,6 +50,7 @@ impl Features {
             lengths: !problem.lengths.is_even(),
             sink: problem.score.sink,
             temperature: problem.score.temperature,
+            dropout: problem.dropout.is_some(),
             continues: problem.pass.continues(),
             programs: !problem.programs.is_empty(),
             fp8: problem.dtypes.has_fp8(),
@@ -62,6 +66,7 @@ impl Features {
             ("uneven lengths", wanted.lengths && !self.lengths),
             ("attention sinks", wanted.sink && !self.sink),
             ("a temperature per head", wanted.temperature && !self.temperature),
+            ("dropout", wanted.dropout && !self.dropout),
             ("an earlier result", wanted.continues && !self.continues),
             ("score and mask programs", wanted.programs && !self.programs),
             ("8-bit inputs", wanted.fp8 && !self.fp8),

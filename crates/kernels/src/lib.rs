@@ -22,6 +22,7 @@ pub mod cache;
 mod contract;
 mod derivatives;
 mod draft;
+mod dropout;
 mod error;
 mod family;
 mod features;

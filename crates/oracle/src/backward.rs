@@ -6,13 +6,14 @@
 //!   Σ_j dS K_j, dK_j = scale Σ_i dS Q_i, dsink = −Σ_i exp(sink − L_i) D_i,
 //!
 //! and a table's element gains dT times the derivative of the program by that element. O and the LSE are
-//! inputs. A row with an LSE of −∞ has no mass: its P and its share of every gradient are 0.
+//! inputs. A row with an LSE of −∞ has no mass: its P and its share of every gradient are 0. With dropout, dV
+//! has Z P in place of P, and dT has Z (dO_i·V_j) in place of dO_i·V_j ([`Dropout`]).
 
 use half::{bf16, f16};
 use problem::program::{Derivative, InRow, Point, Precision};
 use problem::{
-    DType, Operand, OperandMap, Operands, PassKind, Problem, ProblemError, Program, Sequence, Span, Table,
-    Tensor,
+    DType, Dropout, Operand, OperandMap, Operands, PassKind, Problem, ProblemError, Program, Sequence, Span,
+    Table, Tensor,
 };
 use rayon::prelude::*;
 
@@ -196,6 +197,7 @@ struct Call<'a> {
     inputs: &'a Operands<'a>,
     tables: Vec<problem::Elements<'a>>,
     derivative: Option<Derivative>,
+    dropout: Option<Dropout>,
     rounding: Rounding,
 }
 
@@ -228,7 +230,8 @@ fn derive(
         |error: problem::ProgramError| ProblemError::Program { what: "score", reason: error.to_string() };
     let derivative = problem.programs.score.as_ref().map(Program::derivative).transpose();
     let derivative = derivative.map_err(no_derivative)?;
-    let call = Call { problem, inputs, tables: inputs.tables(), derivative, rounding };
+    let dropout = Dropout::of(problem, inputs);
+    let call = Call { problem, inputs, tables: inputs.tables(), derivative, dropout, rounding };
     let mut values = OperandMap::default();
     let mut deviation = OperandMap::default();
     for tensor in Tensor::GRADIENTS {
@@ -370,6 +373,10 @@ impl Call<'_> {
         let (queries, number_of_keys) = (at.sequence.q.len, at.sequence.kv.len);
         let seen = problem.band.keys(row.row, queries, number_of_keys);
         let mut weighted_keys = vec![0.0; dim];
+        let mut dropped = vec![1.0f32; number_of_keys];
+        if let Some(dropout) = self.dropout {
+            dropout.factors(at.batch * problem.heads_q + row.head, row.row, 0..number_of_keys, &mut dropped);
+        }
         for key in seen.start..seen.end {
             if !programs.sees(key) {
                 continue;
@@ -379,7 +386,9 @@ impl Call<'_> {
             let [product, squares] = dot(row.query, key_row);
             let (logit, slope) = programs.logit(key, scale * product);
             let weight = (logit - row.lse).exp();
+            let z = f64::from(dropped[key]);
             let [d_weight, d_weight_squares] = dot(&factor, value_row);
+            let [d_weight, d_weight_squares] = [z * d_weight, z * z * d_weight_squares];
             let d_logit = weight * (d_weight - delta);
             let d_score = d_logit * slope;
             // The variance of P, relative, and that of dP.
@@ -392,7 +401,7 @@ impl Call<'_> {
             let of_d_score = slope * slope * of_d_logit;
             let (weight_factor, d_score_factor) =
                 (self.rounding.factor(weight), self.rounding.factor(d_score));
-            share.dv.add_row(key * dim_v, weight_factor, weight * weight * relative, &factor);
+            share.dv.add_row(key * dim_v, z * weight_factor, (z * weight).powi(2) * relative, &factor);
             share.dk.add_row(key * dim, d_score_factor, of_d_score + slope * slope * by_delta, row.query);
             dq.add_row(row.row * dim, d_score_factor, of_d_score, key_row);
             weighted_keys.iter_mut().zip(key_row).for_each(|(sum, x)| *sum += weight * slope * x);

@@ -23,8 +23,8 @@ mod rows;
 use half::{bf16, f16};
 use problem::program::{InRow, Point, Precision};
 use problem::{
-    DType, DTypes, Element, Elements, KeyPlaces, Operand, Operands, PassKind, Problem, ProblemError, Program,
-    Sequence, Span, Tensor,
+    DType, DTypes, Dropout, Element, Elements, KeyPlaces, Operand, Operands, PassKind, Problem, ProblemError,
+    Program, Sequence, Span, Tensor,
 };
 use rayon::prelude::*;
 
@@ -340,6 +340,7 @@ struct OtherValues<'a> {
     before: Option<Before<'a>>,
     sinks: &'a [f32],
     temperature: &'a [f32],
+    dropout: Option<Dropout>,
     tables: Vec<Elements<'a>>,
     descale_q: &'a [f32],
     descale_k: &'a [f32],
@@ -353,6 +354,7 @@ impl<'a> OtherValues<'a> {
             before: Before::new(problem, inputs),
             sinks: inputs.floats(Operand::Sinks),
             temperature: inputs.floats(Operand::Temperature),
+            dropout: Dropout::of(problem, inputs),
             tables: inputs.tables(),
             descale_q: factors(Tensor::Q),
             descale_k: factors(Tensor::K),
@@ -412,6 +414,19 @@ impl Place<'_> {
         let head = self.head / self.problem.group_size();
         let factor = self.problem.descale(self.values.descale_v, Tensor::V, [self.batch, head, key]);
         A::real(Problem::accepted_factor(Tensor::V, factor))
+    }
+
+    /// For each key, the factor of dropout in each of `lanes` rows; `None` without dropout.
+    fn dropped(&self, lanes: usize) -> Option<Vec<[f32; LANES]>> {
+        let dropout = self.values.dropout?;
+        let mut factors = vec![[0.0; LANES]; self.sequence.kv.len];
+        let mut of_row = vec![0.0; factors.len()];
+        for lane in 0..lanes {
+            let head = self.batch * self.problem.heads_q + self.head;
+            dropout.factors(head, self.first + lane, 0..of_row.len(), &mut of_row);
+            factors.iter_mut().zip(&of_row).for_each(|(factors, &factor)| factors[lane] = factor);
+        }
+        Some(factors)
     }
 
     /// For each key, whether each of `lanes` rows sees it.
@@ -511,6 +526,13 @@ fn row_block<A: Arithmetic>(
     }
     let fp8 = problem.dtypes.weights() == DType::E4m3 && A::ROUNDS;
     let sum = exponentiate::<A>(&mut weights, &max, sink, fp8, |lane, key| visible[key][lane]);
+    let weights_of_logits = deviates.then(|| weights.clone());
+    let dropped = place.dropped(rows.len());
+    if let Some(dropped) = &dropped {
+        for (weights, dropped) in weights.iter_mut().zip(dropped) {
+            weights.iter_mut().zip(dropped).for_each(|(weight, &z)| *weight = *weight * A::real(z));
+        }
+    }
     let mut acc = vec![[A::Real::default(); LANES]; dim_v];
     if fp8 {
         fp8::multiply_values::<A>(place, &mut weights, &visible, &sum, values, &mut acc);
@@ -523,11 +545,11 @@ fn row_block<A: Arithmetic>(
     if !fp8 {
         weigh_values(&mut acc, &weights, values, &visible, rows.len());
     }
-    if deviates {
+    if let Some(weights) = weights_of_logits {
         let weights: Vec<[f64; LANES]> = weights.iter().map(|weights| weights.map(Into::into)).collect();
         let shares = roundings::shares(&weights, &variances);
         let values: Vec<f64> = values.iter().map(|&x| x.into()).collect();
-        deviations(&acc, &shares, &values, &visible, deviation);
+        deviations(&acc, (&shares, dropped.as_deref()), &values, &visible, deviation);
     }
     for (lane, out) in out.chunks_mut(dim_v).enumerate() {
         let empty = sum[lane].into() == 0.0;
@@ -577,10 +599,11 @@ fn weigh_values<R: products::Real>(
     }
 }
 
-/// The deviations of the rows whose outputs are `acc`, from the shares of [`roundings::shares`].
+/// The deviations of the rows whose outputs are `acc`, from the shares of [`roundings::shares`] and the
+/// factors of dropout, which multiply the values.
 fn deviations<R: Copy + Into<f64>>(
     acc: &[[R; LANES]],
-    shares: &[[f64; LANES]],
+    (shares, dropped): (&[[f64; LANES]], Option<&[[f32; LANES]]>),
     values: &[f64],
     visible: &[[bool; LANES]],
     deviation: &mut [f64],
@@ -588,8 +611,15 @@ fn deviations<R: Copy + Into<f64>>(
     let dim = acc.len();
     let rows = deviation.len() / dim;
     let [mut of_values, mut of_squares] = [(); 2].map(|()| vec![[0.0; LANES]; dim]);
-    weigh_values(&mut of_values, shares, values, visible, rows);
-    weigh_values(&mut of_squares, shares, &roundings::squares(values), visible, rows);
+    let times = |power: i32| -> Vec<[f64; LANES]> {
+        let factor = |key: usize, lane: usize| dropped.map_or(1.0, |z| f64::from(z[key][lane]).powi(power));
+        let of_key = |(key, shares): (usize, &[f64; LANES])| {
+            std::array::from_fn(|lane| shares[lane] * factor(key, lane))
+        };
+        shares.iter().enumerate().map(of_key).collect()
+    };
+    weigh_values(&mut of_values, &times(1), values, visible, rows);
+    weigh_values(&mut of_squares, &times(2), &roundings::squares(values), visible, rows);
     for (lane, deviation) in deviation.chunks_mut(dim).enumerate() {
         let of_keys: f64 = shares.iter().map(|shares| shares[lane]).sum();
         for (d, deviation) in deviation.iter_mut().enumerate() {

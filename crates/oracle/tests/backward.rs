@@ -188,6 +188,12 @@ fn gradients_are_central_differences() {
                 p.band = Band::CAUSAL;
             }),
         ),
+        (
+            "dropout",
+            Case::new(5, 7, |p| {
+                (p.dropout, p.band, p.score.softcap) = (Some(0.25), Band::CAUSAL, Some(0.75))
+            }),
+        ),
         ("left padding", Case::new(5, 7, |p| (p.lengths.left_padded, p.band) = (true, Band::CAUSAL))),
         ("bias of all batches", Case::new(5, 7, with_score("s + t0[b, h, q, k]", vec![bias]))),
         ("bias of all rows and heads", Case::new(5, 7, with_score("s + t0[b, h, q, k]", vec![row_bias]))),

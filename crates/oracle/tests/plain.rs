@@ -6,8 +6,8 @@
 
 use flashcore_oracle::oracle_with;
 use problem::{
-    Band, Corner, DType, E4m3, Elements, LengthArray, Operand, Operands, Pages, Pass, Problem, ScaleLayout,
-    Storage, Table,
+    Band, Corner, DType, Dropout, E4m3, Elements, LengthArray, Operand, Operands, Pages, Pass, Problem,
+    ScaleLayout, Storage, Table,
 };
 
 /// The extents of all cases.
@@ -37,6 +37,8 @@ struct Plain {
     sinks: [f64; HEADS_Q],
     /// A factor on the scores of each query head, before the cap.
     temperature: [f64; HEADS_Q],
+    /// The state of dropout with a probability of 1/4.
+    dropout: Option<[i32; 4]>,
     /// A number that is added to the logit of query head `h`, query `i` and key `j`.
     bias: fn(usize, usize, usize) -> f64,
     /// Descale factors of each batch entry and KV head, of Q, K and V.
@@ -54,6 +56,7 @@ const ALL: Plain = Plain {
     cap: f64::INFINITY,
     sinks: [f64::NEG_INFINITY; HEADS_Q],
     temperature: [1.0; HEADS_Q],
+    dropout: None,
     bias: |_, _, _| 0.0,
     factors: [[[1.0; HEADS_KV]; BATCH]; 3],
     before: |_| None,
@@ -84,6 +87,12 @@ enum Fault {
     FirstSink,
     /// A head has the temperature of its KV head.
     SharedTemperature,
+    /// The mask is that of the first batch entry.
+    FirstMask,
+    /// The softmax's denominator has only the weights that are kept.
+    DroppedSum,
+    /// Weights that are kept are not divided by 1 − p.
+    NoDropoutScale,
     /// A row continues from its earlier LSE without the O.
     NoOutBefore,
     /// A row continues from the result of the next one.
@@ -105,7 +114,7 @@ enum Fault {
 }
 
 impl Fault {
-    const ALL: [Fault; 20] = [
+    const ALL: [Fault; 23] = [
         Fault::NextRow,
         Fault::OtherCorner,
         Fault::LostKey,
@@ -117,6 +126,9 @@ impl Fault {
         Fault::NoSink,
         Fault::FirstSink,
         Fault::SharedTemperature,
+        Fault::FirstMask,
+        Fault::DroppedSum,
+        Fault::NoDropoutScale,
         Fault::NoOutBefore,
         Fault::NextBefore,
         Fault::CappedBias,
@@ -155,6 +167,11 @@ fn attend(p: &Plain, x: &Tensors, fault: Option<Fault>) -> Vec<(usize, Vec<f64>,
             };
             let factors = [0, 1, 2].map(|tensor: usize| p.factors[tensor][b][factor_head]);
             for i in 0..n {
+                let mut dropped = vec![1.0; m];
+                if let Some(state) = p.dropout {
+                    let of_batch = if has(Fault::FirstMask) { 0 } else { b };
+                    Dropout::new(0.25, state).factors(of_batch * HEADS_Q + h, i, 0..m, &mut dropped);
+                }
                 let (mut sum, mut out, mut last) = (0.0, vec![0.0; DIM_V], 0.0);
                 for j in 0..m {
                     let row = i as i64 + i64::from(has(Fault::NextRow));
@@ -181,8 +198,10 @@ fn attend(p: &Plain, x: &Tensors, fault: Option<Fault>) -> Vec<(usize, Vec<f64>,
                     let weight = logit.exp();
                     let of = if has(Fault::StaleValue) { j.max(1) - 1 } else { j };
                     let value = &x.v[at(row_of(of), kv, HEADS_KV, p.rows[1]) * DIM_V..][..DIM_V];
-                    out.iter_mut().zip(value).for_each(|(out, v)| *out += weight * v * factors[2]);
-                    (sum, last) = (sum + weight, weight);
+                    let z = f64::from(dropped[j]) * if has(Fault::NoDropoutScale) { 0.75 } else { 1.0 };
+                    out.iter_mut().zip(value).for_each(|(out, v)| *out += z * weight * v * factors[2]);
+                    let counted = if has(Fault::DroppedSum) && z == 0.0 { 0.0 } else { weight };
+                    (sum, last) = (sum + counted, weight);
                 }
                 sum -= if has(Fault::ShortSum) { last } else { 0.0 };
                 sum += match fault {
@@ -292,6 +311,13 @@ fn cases() -> Vec<Case> {
     let p = Plain { cap: 0.5, temperature: [0.5, 2.0, 0.0, 1.5, 0.25, 4.0], ..ALL };
     let values: &[f32] = &[0.5, 2.0, 0.0, 1.5, 0.25, 4.0];
     cases.push(("temperature", p, problem, Operands::default().with(Operand::Temperature, values)));
+
+    // Dropout, with a causal mask.
+    let mut problem = plain().with_band(Band::CAUSAL);
+    problem.dropout = Some(0.25);
+    let p = Plain { sees: |i, j, n, m| j <= i + m - n, dropout: Some([1, -2, 3, 4]), ..ALL };
+    let values: &[i32] = &[1, -2, 3, 4];
+    cases.push(("dropout", p, problem, Operands::default().with(Operand::RngState, values)));
 
     // A result over other keys. Some rows have no key there, some none here, and some neither.
     let before = |index: usize| {

@@ -41,6 +41,12 @@ pub enum ProblemError {
         /// The value as text.
         value: String,
     },
+    /// The probability of dropout is not one.
+    #[error("invalid value '{value}' for dropout_p: expected a number from 0 to 1")]
+    Dropout {
+        /// The value as text.
+        value: String,
+    },
     /// The tensor has more elements, or its strides reach further, than 64-bit byte offsets can address.
     #[error("{tensor} is too large: its shape and strides span 2^60 elements or more")]
     TooLarge {

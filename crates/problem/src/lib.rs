@@ -7,6 +7,7 @@
 
 mod band;
 mod dense;
+mod dropout;
 mod dtype;
 mod element;
 mod error;
@@ -25,6 +26,7 @@ mod tensor;
 
 pub use band::{Band, Corner, KeyRange};
 pub use dense::Shape;
+pub use dropout::{Dropout, PHILOX_MULTIPLIERS, PHILOX_ROUNDS, PHILOX_WEYL};
 pub use dtype::{DType, DTypes};
 pub use element::{Element, ElementType, Elements, ElementsMut};
 pub use error::ProblemError;

@@ -74,6 +74,9 @@ pub enum Operand {
     Sinks,
     /// A factor on the scores of each query head, f32 ([`Score::temperature`](crate::Score::temperature)).
     Temperature,
+    /// The state of the generator of dropout, i32: the low and high words of the seed, then those of the
+    /// offset ([`Dropout`](crate::Dropout)).
+    RngState,
     /// O of the result from which the forward pass continues ([`Pass::Forward`](crate::Pass)), in the type
     /// and with the strides of O. In device memory it may be O itself.
     OutBefore,
@@ -110,6 +113,7 @@ impl Operand {
             Operand::PageTable => "page_table",
             Operand::Sinks => "sinks",
             Operand::Temperature => "temperature",
+            Operand::RngState => "rng_state",
             Operand::OutBefore => "out_before",
             Operand::LseBefore => "lse_before",
             Operand::Descale(tensor) => descale_name(tensor),
@@ -148,6 +152,7 @@ impl Operand {
             Operand::Lengths(_)
             | Operand::Sinks
             | Operand::Temperature
+            | Operand::RngState
             | Operand::OutBefore
             | Operand::LseBefore
             | Operand::Table(_)
@@ -214,6 +219,7 @@ impl Problem {
         let page_table = entries.map(|entries| of(Operand::PageTable, ElementType::I32, entries));
         let of_heads = Score::OPERANDS.into_iter().filter(|&operand| self.score.has(operand));
         let of_heads = of_heads.map(move |operand| of(operand, ElementType::F32, self.heads_q));
+        let rng_state = self.dropout.map(|_| of(Operand::RngState, ElementType::I32, 4));
         let before = self.pass.continues();
         let before =
             before.then(|| [as_tensor(Operand::OutBefore, Tensor::Out), of_rows(Operand::LseBefore)]);
@@ -229,7 +235,7 @@ impl Problem {
         let d_tables = (0..).zip(&self.programs.tables).filter(move |&(i, _)| wants.table(i));
         let d_tables =
             d_tables.map(move |(i, table)| of(Operand::DTable(i), ElementType::F32, table.gradient().span()));
-        let inputs = tensors.chain(lse).chain(lengths).chain(page_table).chain(of_heads);
+        let inputs = tensors.chain(lse).chain(lengths).chain(page_table).chain(of_heads).chain(rng_state);
         let inputs = inputs.chain(before.into_iter().flatten()).chain(tables).chain(factors);
         inputs.chain(d_lse).chain(d_sinks).chain(d_tables)
     }
@@ -451,6 +457,7 @@ mod tests {
         p.lengths.kv = SideLengths { packed: Some(16), used: true };
         p.lengths.left_padded = true;
         p.score = p.score.with_operands(|_| true);
+        p.dropout = Some(0.1);
         p.scales.q = Some(ScaleLayout::TENSOR);
         p.scales.k = Some(ScaleLayout::per_head(4));
         p.scales.v = Some(ScaleLayout::per_head(4));
@@ -464,7 +471,7 @@ mod tests {
         let names = |p: &Problem| p.operands().map(|spec| spec.operand.name()).collect::<Vec<_>>();
         assert_eq!(names(&Problem::mission()), ["q", "k", "v", "out"]);
         let expected = "q k v out lse cu_seqlens_q cu_seqlens_k seqused_q seqused_k leftpad_k sinks \
-                        temperature out_before lse_before table_0 \
+                        temperature rng_state out_before lse_before table_0 \
                         descale_q descale_k descale_v";
         assert_eq!(names(&all()).join(" "), expected);
         let sorted: Vec<Operand> = all().operands().map(|spec| spec.operand).collect();

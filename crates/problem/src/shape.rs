@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Band, Corner, DType, DTypes, GradientStrides, Layout, Lengths, Pages, Pass, PassKind, ProblemError,
-    ProgramError, Programs, Scales, Score, Storage, Strides, Table, Tensor,
+    Band, Corner, DType, DTypes, Dropout, GradientStrides, Layout, Lengths, Pages, Pass, PassKind,
+    ProblemError, ProgramError, Programs, Scales, Score, Storage, Strides, Table, Tensor,
 };
 
 /// One attention problem. Build it with [`Problem::new`], set the public fields, then call
@@ -42,6 +42,10 @@ pub struct Problem {
     /// How a product of a query and a key becomes a logit.
     #[serde(flatten)]
     pub score: Score,
+    /// The probability with which a normalised probability is replaced by 0 ([`Dropout`]); `None` for no
+    /// dropout. The state of the generator is an operand of a call. The LSE is that without dropout.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropout: Option<f32>,
     /// Sequence lengths that differ between batch entries.
     #[serde(default, skip_serializing_if = "Lengths::is_even")]
     pub lengths: Lengths,
@@ -88,6 +92,7 @@ impl Problem {
             scales: Scales::default(),
             band: Band::FULL,
             score: Score::default(),
+            dropout: None,
             lengths: Lengths::EVEN,
             storage: Storage::Rows,
             programs: Programs::default(),
@@ -388,6 +393,7 @@ impl Problem {
             return Err(ProblemError::Scale { value: self.softmax_scale().to_string() });
         }
         self.score.check(self.softmax_scale())?;
+        Dropout::check(self.dropout)?;
         self.dtypes.check()?;
         self.check_scales()?;
         self.check_lengths()?;

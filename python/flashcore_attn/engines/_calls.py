@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _autograd, _features, _torch
+from .. import _autograd, _dropout, _features, _torch
 from .._errors import ArgumentError, DTypeError, UnsupportedError, invalid, invalid_words
 from .._functional import _band_and_cap, _count
 from .._kvcache import flash_attn_with_kvcache
@@ -37,31 +37,46 @@ def window_of(left: Any, right: Any, both: Any) -> tuple[Any, Any]:
     return before, after
 
 
-def no_dropout(dropout_p: float, return_softmax: bool = False) -> None:
-    """Rejects dropout, and the mask that only dropout has."""
+def no_dropout(dropout_p: float) -> None:
+    """Rejects dropout."""
     if dropout_p:
         raise UnsupportedError(invalid_words("dropout_p", dropout_p, "0.0"), "dropout_p")
-    if return_softmax:
-        raise UnsupportedError(invalid_words("return_softmax", True, "False without dropout"), "return_softmax")
 
 
-def rng_state(q: Tensor) -> Tensor:
-    """The state of a generator that no call reads."""
-    return torch.zeros(2, dtype=torch.int64, device=q.device)
+def drawn(q: Tensor, dropout_p: float) -> _dropout.Stated:
+    """A probability of dropout with a state of the generator, which is of zeros without dropout."""
+    p = _dropout.probability(dropout_p)
+    return _dropout.Stated(p, _torch.draw_rng_state(q) if p else torch.zeros(4, dtype=torch.int32, device=q.device))
+
+
+def stated(q: Tensor, dropout_p: float, rng_state: Tensor | None) -> _dropout.Stated:
+    """A probability with the state that a forward pass has returned: two integers of 64 bits."""
+    p = _dropout.probability(dropout_p)
+    if not p:
+        return _dropout.Stated(p, None)
+    if rng_state is None:
+        raise invalid("rng_state", None, "the state that the forward pass has returned, where dropout_p is not 0")
+    if rng_state.dtype not in (torch.int64, torch.uint64) or tuple(rng_state.shape) != (2,):
+        found = f"{tuple(rng_state.shape)} of {rng_state.dtype}"
+        raise invalid("the shape of rng_state", found, "(2,) of torch.int64 or torch.uint64")
+    return _dropout.Stated(p, rng_state.contiguous().view(torch.int32))
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, longest: tuple[Any, Any], score: Score, **others: Any
-) -> tuple[Tensor, Tensor]:
-    """The result and its log-sum-exp; autograd records nothing."""
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, longest: tuple[Any, Any], score: Score,
+    dropout: float = 0.0, return_softmax: bool = False, **others: Any
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The result, its log-sum-exp, and the mask of dropout if it is wanted, else an empty tensor; autograd records
+    nothing."""
+    if return_softmax and not dropout:
+        raise UnsupportedError(invalid_words("return_softmax", True, "False without dropout"), "return_softmax")
     with torch.no_grad():
-        made = flash_attn_varlen_func(
-            q, k, v, lengths[0], lengths[1], *longest, 0.0, score.softmax_scale, score.causal, score.window,
-            score.softcap or 0.0, score.alibi_slopes, seqused_q=lengths[2], seqused_k=lengths[3], return_lse=True,
-            **others,
+        out, lse, *mask = flash_attn_varlen_func(
+            q, k, v, lengths[0], lengths[1], *longest, dropout, score.softmax_scale, score.causal, score.window,
+            score.softcap or 0.0, score.alibi_slopes, seqused_q=lengths[2], seqused_k=lengths[3],
+            return_attn_probs=return_softmax, return_lse=True, **others,
         )  # fmt: skip
-    out, lse = made
-    return out, lse
+    return out, lse, mask[0] if mask else q.new_empty(0)
 
 
 def cached(*tensors: Any, score: Score, **others: Any) -> tuple[Tensor, Tensor]:
@@ -83,6 +98,7 @@ def backward(
     longest: tuple[Any, Any],
     score: Score,
     deterministic: bool,
+    dropout: _dropout.Stated | None = None,
 ) -> list[Tensor]:
     """The gradients of q, k and v, written into the tensors of ``into`` that are given.
 
@@ -107,6 +123,8 @@ def backward(
     for name, x, like in (("dout", d_out, out), ("dq", into[0], q), ("dk", into[1], k), ("dv", into[2], v)):
         _check_like(name, x, like)
     features = _features_of(q, k, lengths, longest, score)
+    if dropout:
+        features = _dropout.with_dropout(features, _torch, q, dropout)
     _autograd.check(q.detach(), k.detach(), v.detach(), features)
     before, after, cap = _band_and_cap(score.causal, score.window, score.softcap or 0.0)
     terms = (False, before, after, score.softmax_scale, cap)

@@ -77,7 +77,7 @@ def _forward(
 ) -> Any:  # fmt: skip
     """A part of the keys: the result, and the log-sum-exp ``(batch, sequence, heads)``."""
     score = _calls.Score(scale, is_causal, window_size)
-    out, lse = _calls.forward(query, key, value, (None,) * 4, (None, None), score)
+    out, lse, _ = _calls.forward(query, key, value, (None,) * 4, (None, None), score)
     lse = lse.transpose(1, 2)
     if _save_ctx:
         ctx.save_for_backward(query, key, value, out, lse)

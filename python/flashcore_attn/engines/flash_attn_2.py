@@ -6,8 +6,9 @@ the place of flash-attn's.
 
 The arguments are those of flash-attn 2.7 and 2.8. ``window_size=(left, right)`` in place of ``window_size_left`` and
 ``window_size_right`` asks for the results of 2.6 and before, which had more elements. ``softmax_lse`` is
-``(batch, heads, seqlen_q)``, of packed sequences ``(heads, total_q)``, float32. Dropout is refused, so that the state
-of the generator and the dropout mask are placeholders. ``softmax_d``, a by-product of flash-attn's kernel, is empty.
+``(batch, heads, seqlen_q)``, of packed sequences ``(heads, total_q)``, float32. ``rng_state`` is the state of dropout's
+generator, which the backward pass takes, and ``S_dmask`` has 1 where a weight is kept and -1 where it is dropped.
+``softmax_d``, a by-product of flash-attn's kernel, is empty.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .._autograd import Saved
+from .._dropout import Stated
 from .._functional import flash_attn_func
 from .._kvcache import flash_attn_with_kvcache
 from .._packed import (
@@ -47,11 +49,11 @@ def _flash_attn_forward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """``(out, softmax_lse, S_dmask, rng_state)``; with ``window_size``,
     ``(out, q, k, v, out, softmax_lse, S_dmask, rng_state)``."""
-    _calls.no_dropout(dropout_p, return_softmax)
     window = _calls.window_of(window_size_left, window_size_right, window_size)
     score = _calls.Score(softmax_scale, causal, window, softcap, alibi_slopes)
-    out, lse = _calls.forward(q, k, v, (None,) * 4, (None, None), score)
-    return _results(q, k, v, out, lse, window_size)
+    dropout = _calls.drawn(q, dropout_p)
+    made = _calls.forward(q, k, v, (None,) * 4, (None, None), score, dropout, return_softmax)
+    return _results(q, k, v, made, dropout, window_size)
 
 
 def _flash_attn_varlen_forward(
@@ -62,14 +64,14 @@ def _flash_attn_varlen_forward(
     seqused_k: Tensor | None = None, zero_tensors: bool = False, num_splits: int = 0, *, window_size: Any = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """As :func:`_flash_attn_forward`, of packed sequences. Rows of no sequence are 0 in any case."""
-    _calls.no_dropout(dropout_p, return_softmax)
     window = _calls.window_of(window_size_left, window_size_right, window_size)
     score = _calls.Score(softmax_scale, causal, window, softcap, alibi_slopes)
-    out, lse = _calls.forward(
-        q, k, v, (cu_seqlens_q, cu_seqlens_k, None, seqused_k), (max_seqlen_q, max_seqlen_k), score,
-        block_table=block_table, leftpad_k=leftpad_k,
+    dropout = _calls.drawn(q, dropout_p)
+    made = _calls.forward(
+        q, k, v, (cu_seqlens_q, cu_seqlens_k, None, seqused_k), (max_seqlen_q, max_seqlen_k), score, dropout,
+        return_softmax, block_table=block_table, leftpad_k=leftpad_k,
     )  # fmt: skip
-    return _results(q, k, v, out, lse, window_size)
+    return _results(q, k, v, made, dropout, window_size)
 
 
 def _flash_attn_backward(
@@ -84,11 +86,10 @@ def _flash_attn_backward(
     ``out`` and ``softmax_lse`` may be those of more keys than ``k`` has, as in a ring: the gradients are those of
     these keys' share.
     """
-    _calls.no_dropout(dropout_p)
     window = _calls.window_of(window_size_left, window_size_right, window_size)
     score = _calls.Score(softmax_scale, causal, window, softcap, alibi_slopes)
-    saved = Saved(q, k, v, out, softmax_lse)
-    grads = _calls.backward(dout, saved, (dq, dk, dv), (None,) * 4, (None, None), score, deterministic)
+    saved, dropout = Saved(q, k, v, out, softmax_lse), _calls.stated(q, dropout_p, rng_state)
+    grads = _calls.backward(dout, saved, (dq, dk, dv), (None,) * 4, (None, None), score, deterministic, dropout)
     return _gradients(q, grads, window_size)
 
 
@@ -101,18 +102,19 @@ def _flash_attn_varlen_backward(
     window_size: Any = None,
 ) -> Any:  # fmt: skip
     """As :func:`_flash_attn_backward`, of packed sequences."""
-    _calls.no_dropout(dropout_p)
     window = _calls.window_of(window_size_left, window_size_right, window_size)
     score = _calls.Score(softmax_scale, causal, window, softcap, alibi_slopes)
     grads = _calls.backward(
         dout, Saved(q, k, v, out, softmax_lse), (dq, dk, dv), (cu_seqlens_q, cu_seqlens_k, None, None),
-        (max_seqlen_q, max_seqlen_k), score, deterministic,
+        (max_seqlen_q, max_seqlen_k), score, deterministic, _calls.stated(q, dropout_p, rng_state),
     )  # fmt: skip
     return _gradients(q, grads, window_size)
 
 
-def _results(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, window_size: Any) -> tuple[Tensor, ...]:
-    mask, state = q.new_empty(0), _calls.rng_state(q)
+def _results(
+    q: Tensor, k: Tensor, v: Tensor, made: tuple[Tensor, ...], dropout: Stated, window_size: Any
+) -> tuple[Tensor, ...]:
+    (out, lse, mask), state = made, dropout.state.view(torch.int64)
     return (out, lse, mask, state) if window_size is None else (out, q, k, v, out, lse, mask, state)
 
 

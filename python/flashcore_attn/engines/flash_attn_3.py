@@ -41,9 +41,9 @@ def _flash_attn_forward(
     score = _calls.Score(softmax_scale, causal, window, softcap)
     descale = {"q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale}
     if page_table is None and k_new is kv_batch_idx is rotary_cos is None:
-        made, lse = _calls.forward(
+        made, lse, _ = _calls.forward(
             q, k, v, (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k), (max_seqlen_q, max_seqlen_k), score,
-            leftpad_k=leftpad_k, qv=qv, attention_chunk=attention_chunk, **descale,
+            0.0, False, leftpad_k=leftpad_k, qv=qv, attention_chunk=attention_chunk, **descale,
         )  # fmt: skip
     else:
         for name, x in (("cu_seqlens_k", cu_seqlens_k), ("seqused_q", seqused_q)):

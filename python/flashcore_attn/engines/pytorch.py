@@ -8,7 +8,7 @@
 
 Importing the module registers the name. PyTorch's operators of flash attention run FlashCore from the activation on,
 forward and backward, for CUDA tensors, in eager mode and in compiled graphs. A call that FlashCore does not support
-(dropout, a type or head dim that it lacks) runs in PyTorch's own kernel, with one warning for each reason.
+(a type or head dim that it lacks) runs in PyTorch's own kernel, with one warning for each reason.
 ``varlen_attn`` takes pages of any size with ``block_table``.
 """
 
@@ -94,12 +94,14 @@ def _flash_attention_forward(
     window_size_left: int | None = None, window_size_right: int | None = None, seqused_k: Tensor | None = None,
     alibi_slopes: Tensor | None = None, block_table: Tensor | None = None, num_splits: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    _calls.no_dropout(dropout_p, return_debug_mask)
     score = _calls.Score(scale, is_causal, (window_size_left, window_size_right), 0.0, alibi_slopes)
-    out, lse = _calls.forward(
-        query, key, value, (cum_seq_q, cum_seq_k, None, seqused_k), (max_q, max_k), score, block_table=block_table
-    )
-    return (out, lse, *_unused(query))
+    dropout = _calls.drawn(query, dropout_p)
+    out, lse, mask = _calls.forward(
+        query, key, value, (cum_seq_q, cum_seq_k, None, seqused_k), (max_q, max_k), score, dropout,
+        return_debug_mask, block_table=block_table,
+    )  # fmt: skip
+    unused = torch.zeros((), dtype=torch.uint64, device=query.device)
+    return out, lse, dropout.state.view(torch.uint64), unused, mask
 
 
 def _flash_attention_forward_no_dropout_inplace(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -126,13 +128,13 @@ def _flash_attention_backward(
     rng_state: Tensor, unused: Tensor, *, scale: float | None = None, window_size_left: int | None = None,
     window_size_right: int | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    _calls.no_dropout(dropout_p)
+    dropout = _calls.stated(query, dropout_p, rng_state)
     score = _calls.Score(scale, is_causal, (window_size_left, window_size_right))
     saved = Saved(query, key, value, out, logsumexp)
     into = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value))
     deterministic = torch.are_deterministic_algorithms_enabled()
     lengths = (cum_seq_q, cum_seq_k, None, None)
-    return tuple(_calls.backward(grad_out, saved, into, lengths, (max_q, max_k), score, deterministic))
+    return tuple(_calls.backward(grad_out, saved, into, lengths, (max_q, max_k), score, deterministic, dropout))
 
 
 def _scaled_dot_product_flash_attention_backward(
@@ -140,12 +142,6 @@ def _scaled_dot_product_flash_attention_backward(
 ) -> tuple[Tensor, ...]:
     rows = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
     return tuple(x.transpose(1, 2) for x in _flash_attention_backward(*rows, *args, **kwargs))
-
-
-def _unused(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The generator's state and offset, and the debug mask, which only dropout has."""
-    state = torch.zeros(2, dtype=torch.uint64, device=query.device)
-    return state, torch.zeros((), dtype=torch.uint64, device=query.device), query.new_empty(0)
 
 
 _OVERRIDES: dict[str, Callable[..., Any]] = {

@@ -5,8 +5,8 @@
 
 Importing the module registers ``"flashcore"`` with ``AttentionInterface`` and ``AttentionMaskInterface``. Grouped
 heads are read in place. Soft caps, attention sinks (GPT-OSS), position biases (T5), causal masks, windows, chunks and
-padding are computed by the kernel, forward and backward. A call that FlashCore does not compute (dropout, a type) is
-left to the implementation "sdpa", with one warning per reason. Where "sdpa" would compute something else (soft caps,
+padding and dropout are computed by the kernel, forward and backward. A call of a type that FlashCore does not compute
+is left to the implementation "sdpa", with one warning per reason. Where "sdpa" would compute something else (soft caps,
 sinks, lengths alone), the call raises an error that names the reason.
 
 ``transformers`` takes every name with "flash" in it for a variant of the package ``flash-attn``, which it imports or
@@ -28,7 +28,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .. import _features, _memory, _torch
+from .. import _dropout, _features, _memory, _torch
 from .._errors import UnsupportedError, invalid
 from .._functional import backend_of
 from .._kvcache import flash_attn_with_kvcache
@@ -123,7 +123,7 @@ def attention(
         value: ``(batch, heads_k, S, head_dim_v)``.
         attention_mask: of bool or added to the scores; it broadcasts to ``(batch, heads, L, S)``. None means causal
             attention, aligned to the top left, if the module is causal and L > 1.
-        dropout: 0; others are left to "sdpa".
+        dropout: the probability with which a weight is replaced by 0.
         scaling: factor on the scores.
         is_causal: instead of the module's attribute.
         softcap: bound of the scores' magnitude.
@@ -141,7 +141,7 @@ def attention(
     Returns:
         ``(batch, L, heads, head_dim_v)``, and None for the weights.
     """
-    reason = _lacks((query, key, value, attention_mask, position_bias, s_aux), dropout)
+    reason = _lacks(query, key, value, attention_mask)
     if reason is not None:
         lengths_alone = cu_seq_lens_q is not None and attention_mask is None
         if softcap or s_aux is not None or lengths_alone or cache is not None or block_table is not None:
@@ -196,6 +196,8 @@ def attention(
         lengths = (*(backend.as_lengths(name, array.int(), batch + 1) for name, array in packed), None, None, None)
     longest = tuple(rows if most is None else int(most) for most, rows in zip((max_length_q, max_length_k), shape[2:]))
     features = parts.features(lengths=lengths, batch=batch, max_q=longest[0], max_k=longest[1], sink=sink)
+    if dropout:
+        features = _dropout.with_dropout(features, backend, q, _dropout.probability(dropout))
     terms = (True, -1, 0 if causal else -1, scaling, float(softcap or 0.0))
     out, _ = backend.attend(q, k, v, 1, terms, False, features)
     return out.transpose(1, 2), None
@@ -232,12 +234,8 @@ def _paged(
     return out[None]
 
 
-def _lacks(tensors: tuple[torch.Tensor | None, ...], dropout: float) -> str | None:
+def _lacks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> str | None:
     """Why FlashCore does not compute a call that PyTorch may compute."""
-    if dropout:
-        return f"dropout is {dropout}, and FlashCore computes without dropout only"
-    query, key, value, mask = tensors[:4]
-    assert query is not None and key is not None and value is not None
     lacks = _torch.lacks(query, key, value, mask)
     if lacks == "requires_grad":
         return "an input requires grad, and the GPU's kernels do not compute its gradient"

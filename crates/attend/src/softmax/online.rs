@@ -114,16 +114,16 @@ impl OnlineSoftmax {
     /// running sums.
     pub fn probabilities(&self, k: &mut Builder, s: &AccTile) -> OperandTile {
         self.exponentiate_all(k, s);
-        s.round(k, self.weights)
+        self.rounded(k, s)
     }
 
-    /// Like [`OnlineSoftmax::probabilities`], but without rounding, for products of f32.
-    pub fn probabilities_in_f32(&self, k: &mut Builder, s: &AccTile) -> OperandTile {
-        self.exponentiate_all(k, s);
-        s.words(k)
+    /// Probabilities, rounded to the input type.
+    pub fn rounded(&self, k: &mut Builder, p: &AccTile) -> OperandTile {
+        p.round(k, self.weights)
     }
 
-    fn exponentiate_all(&self, k: &mut Builder, s: &AccTile) {
+    /// Like [`OnlineSoftmax::probabilities`], but without rounding.
+    pub fn exponentiate_all(&self, k: &mut Builder, s: &AccTile) {
         for i in 0..s.lane_rows() {
             self.exponentiate(k, s, i);
         }

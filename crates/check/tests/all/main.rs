@@ -11,6 +11,7 @@ mod cuda;
 mod decode;
 mod diagnosis;
 mod draws;
+mod dropout;
 mod factors;
 mod fp8;
 mod gate;

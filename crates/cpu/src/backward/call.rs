@@ -5,12 +5,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use problem::program::{Derivative, Point};
-use problem::{Elements, KeyPlaces, Operand, OperandMap, Operands, Problem, Sequence, Strides, Tensor};
+use problem::{
+    Dropout, Elements, KeyPlaces, Operand, OperandMap, Operands, Problem, Sequence, Strides, Tensor,
+};
 
 use super::programs::{RowPrograms, RowTerms, TableValues, derivative, table_sums};
 use super::tile::{BLOCK_KV, BLOCK_Q, KeyRows, Logits, Matrix, QueryRows, ScoreTile, TileStep};
 use crate::output::{Output, OutputRows};
 use crate::simd::{Isa, MAX_LANES, Portable, Simd, widen};
+use crate::tile::multiply;
 use crate::view::Any;
 use crate::{CpuError, CpuPlan, Executor, Input};
 
@@ -32,6 +35,7 @@ pub(super) struct BackwardCall<'a> {
     tables: &'a TableValues,
     contents: Vec<Elements<'a>>,
     derivative: Option<Derivative>,
+    dropout: Option<Dropout>,
     /// Q, K, V, O and dO.
     inputs: [Any<'a>; 5],
     /// dQ, dK and dV.
@@ -85,6 +89,7 @@ impl<'a> BackwardCall<'a> {
             contents: tables.elements(),
             tables,
             derivative: derivative(problem)?,
+            dropout: Dropout::of(problem, operands),
             inputs: [
                 input(Tensor::Q)?,
                 input(Tensor::K)?,
@@ -305,6 +310,15 @@ impl<'a> BackwardCall<'a> {
         };
         let (scores, dims) = (&mut scratch.scores, [problem.head_dim, problem.head_dim_v]);
         simd.backward(TileStep::Products { queries: &queries, keys: &of_keys, dims, scores });
+        let dropped = &mut scratch.dropped;
+        if let Some(dropout) = &self.dropout {
+            let head = task.batch * problem.heads_q + head;
+            let first = keys.first + block;
+            for (row, factors) in dropped.chunks_exact_mut(BLOCK_KV).take(seen.len()).enumerate() {
+                dropout.factors(head, first_row + row, first..first + count, factors);
+            }
+            multiply(&mut scores.slopes, dropped); // dP
+        }
         let logits = Logits { scale: problem.softmax_scale(), cap: problem.score.softcap };
         let has_programs = !problem.programs.is_empty();
         if has_programs {
@@ -329,6 +343,9 @@ impl<'a> BackwardCall<'a> {
             }
         } else {
             simd.backward(TileStep::Weights { queries: &queries, logits, seen: &seen, scores });
+        }
+        if self.dropout.is_some() {
+            multiply(&mut scores.weights, dropped); // P, as a factor of dV
         }
         let (dk, dv) = (&mut keys.dk[block * ld..], &mut keys.dv[block * ld_v..]);
         if keys.finite && scratch.finite {
@@ -414,6 +431,8 @@ struct Scratch {
     scores: ScoreTile,
     /// Which keys the rows see; only with programs.
     shown: Vec<bool>,
+    /// The factors of dropout of a tile; used only with dropout.
+    dropped: Vec<f32>,
     /// Whether all numbers of Q and dO are finite.
     finite: bool,
 }
@@ -430,6 +449,7 @@ impl Scratch {
             delta: zeros(BLOCK_Q),
             scores: ScoreTile::new(),
             shown: vec![false; BLOCK_Q * BLOCK_KV],
+            dropped: zeros(BLOCK_Q * BLOCK_KV),
             finite: true,
         }
     }

@@ -17,8 +17,9 @@ use crate::data::{Data, slices};
 /// Number of score programs and of mask programs; 0 means none.
 pub const SCORES: usize = 10;
 pub const MASKS: usize = 11;
-/// Number of values of each feature: score, mask, lengths, band, sink, cap, group, type, pages, bad elements.
-pub const COUNTS: [usize; 10] = [SCORES, MASKS, 6, 4, 2, 2, 3, 3, 4, 2];
+/// Number of values of each feature: score, mask, lengths, band, sink, cap, group, type, pages, dropout, bad
+/// elements.
+pub const COUNTS: [usize; 11] = [SCORES, MASKS, 6, 4, 2, 2, 3, 3, 4, 2, 2];
 
 /// A problem with its operands.
 pub struct Case {
@@ -44,7 +45,9 @@ impl Case {
         let rng = &mut rng;
         let mut values: Vec<usize> = COUNTS.iter().map(|&count| rng.random_range(0..count)).collect();
         (values[0], values[1]) = (score, mask);
-        let [_, _, lengths, band, sink, cap, group, dtype, pages, _] = values[..] else { unreachable!() };
+        let [_, _, lengths, band, sink, cap, group, dtype, pages, dropout, _] = values[..] else {
+            unreachable!()
+        };
         let (heads_kv, group) = (rng.random_range(1..3), [1, 5, 8][group]);
         let (rows, keys) = (rng.random_range(1..75), rng.random_range(1..130));
         let mut p = Problem::new(2, heads_kv * group, rows, rng.random_range(1..40), DType::OUTPUTS[dtype]);
@@ -68,6 +71,11 @@ impl Case {
                 let values: Vec<f32> = (0..heads_kv * group).map(|_| rng.random_range(least..3.0)).collect();
                 case.others.insert(operand, values.into());
             }
+        }
+        if dropout == 1 {
+            case.problem.dropout = Some(rng.random_range(0.0..0.9));
+            let state: Vec<i32> = (0..4).map(|_| rng.random()).collect();
+            case.others.insert(Operand::RngState, state.into());
         }
         case.add_programs(score, mask, rng);
         case

@@ -244,6 +244,9 @@ impl<'a, Q: Element, K: Element, V: Element> ShardedAttention<'a, Q, K, V> {
         if let Some((array, _)) = call.features.lengths.given() {
             return Err(refused(array, "use in a sharded call", "given", "none: the split states documents"));
         }
+        if let Some((p, _)) = call.features.dropout {
+            return Err(refused("dropout", "probability", p, "0 in a sharded call"));
+        }
         if let Some((tensor, layout)) =
             call.features.scales.0.each().find(|(_, layout)| layout.rows.is_some())
         {

@@ -158,6 +158,8 @@ pub struct CallOptions {
     pub scale: Option<f32>,
     /// Upper bound of the logits' magnitude.
     pub softcap: Option<f32>,
+    /// The probability of dropout ([`Problem::dropout`]); its state is an operand.
+    pub dropout: Option<f32>,
     /// Whether GPUs may round f32 inputs to tf32 for products.
     pub tf32: bool,
     /// The program for the score. Its tables are operands.

@@ -59,7 +59,7 @@ pub(crate) fn problem_of<T>(
     let most = lengths.kv.packed.or(stored);
     let seq_kv = most.map_or(k.extents[2], |rows| longest_kv.unwrap_or(rows));
     let dtypes = DTypes { q: q.dtype, k: k.dtype, v: v.dtype, out: out.dtype, tf32: options.tf32 };
-    let CallOptions { pass, band, scale, softcap, scale_rows, .. } = *options;
+    let CallOptions { pass, band, scale, softcap, dropout, scale_rows, .. } = *options;
     let tables = operands.iter().filter(|(operand, _)| matches!(operand, Operand::Table(_)));
     let problem = Problem {
         pass,
@@ -68,6 +68,7 @@ pub(crate) fn problem_of<T>(
         head_dim_v: v.extents[3],
         band,
         score: Score { scale, softcap, ..Score::default() }.with_operands(|operand| of(operand).is_some()),
+        dropout,
         lengths,
         storage: pages.map_or(Storage::Rows, Storage::Pages),
         programs: Programs {

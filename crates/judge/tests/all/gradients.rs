@@ -51,6 +51,7 @@ fn features(dtype: DType) -> Vec<(&'static str, Problem)> {
     let with = |change: fn(&mut Problem)| base(dtype, change);
     vec![
         ("plain", with(|_| {})),
+        ("dropout", with(|p| (p.dropout, p.band) = (Some(0.25), Band::CAUSAL))),
         ("causal", with(|p| p.band = Band::CAUSAL)),
         ("rows without keys", with(|p| (p.seq_kv, p.band, p.score.sink) = (40, Band::CAUSAL, true))),
         ("window from the top left", with(|p| p.band = "window-top-left:9:30".parse().unwrap())),
@@ -59,6 +60,7 @@ fn features(dtype: DType) -> Vec<(&'static str, Problem)> {
         (
             "packed",
             with(|p| {
+                p.dropout = Some(0.5);
                 p.lengths.q = SideLengths { packed: Some(120), used: true };
                 p.lengths.kv = SideLengths { packed: Some(220), used: false };
                 p.band = Band::CAUSAL;
@@ -72,6 +74,7 @@ fn features(dtype: DType) -> Vec<(&'static str, Problem)> {
         (
             "a bias of all batches",
             with(|p| {
+                p.dropout = Some(0.1);
                 p.programs.score = Some("s + t0[b, h, q, k]".parse().unwrap());
                 let strides = vec![0, 75 * 150, 150, 1];
                 p.programs.tables =

@@ -12,6 +12,7 @@ impl Baked {
     /// What every family bakes. `packed` says whether the rows of a tile belong to several heads.
     pub(crate) fn of(problem: &Problem, packed: bool) -> Baked {
         let (lse, continues) = (problem.pass.lse(), problem.pass.continues());
+        let dropout = problem.dropout.is_some();
         // Without a program, nothing reads a table.
         let tables = problem.programs.tables.iter().filter(|_| !problem.programs.is_empty());
         let tables = tables.map(|table| TableKind {
@@ -25,7 +26,8 @@ impl Baked {
             dims: problem.into(),
             lse,
             continues,
-            heads_q: if lse || continues { problem.heads_q } else { 0 },
+            dropout,
+            heads_q: if lse || continues || dropout { problem.heads_q } else { 0 },
             band: unsized_band(band(problem)),
             softcap: problem.score.softcap.is_some(),
             wide: is_wide(problem),

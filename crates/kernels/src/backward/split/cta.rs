@@ -1,8 +1,8 @@
 //! The parts that both kernels share: their parameters, the rows that a CTA owns, and the tensors in memory.
 
 use attend::{
-    BlockRing, Bound, GradientPrograms, KeyBand, Lengths, Masker, ProgramCode, RingBlock, RowRange,
-    ScoreGradient, ScorePrograms, Sequence, Softcap, SoftcapSlope, Tanh,
+    BlockRing, Bound, DropoutMask, DropoutParams, GradientPrograms, KeyBand, Lengths, Masker, ProgramCode,
+    RingBlock, RowRange, ScoreGradient, ScorePrograms, Sequence, Softcap, SoftcapSlope, Tanh,
 };
 use problem::{Operand, OperandMap, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Half, Launch, Pointer, R32, R64, Shared};
@@ -16,6 +16,7 @@ use crate::backward::sums::SinkParts;
 use crate::contract::Contract;
 use crate::derivatives::{TableGradient, code_of_scores};
 use crate::draft::Draft;
+use crate::dropout::declare_dropout;
 use crate::forward::contract::{
     declare_band, declare_head_strides, declare_softcap, factor_or_one, half, is_wide, lse_of_row,
 };
@@ -127,6 +128,7 @@ pub(super) struct SplitParams {
     softcap: Option<Softcap>,
     inverse_cap: Option<F32>,
     programs: Option<ScorePrograms>,
+    pub dropout: Option<DropoutParams>,
 }
 
 impl SplitParams {
@@ -173,6 +175,7 @@ impl SplitParams {
             softcap: declare_softcap(k, c, problem, tanh),
             inverse_cap: cap.map(|cap| c.f32(k, "inverse_cap", 1.0 / (cap * std::f32::consts::LOG2_E))),
             programs: declare_programs(k, c, problem, code),
+            dropout: declare_dropout(k, c, problem),
         }
     }
 
@@ -475,6 +478,16 @@ impl<'a> Cta<'a> {
         let head = (self.side == Side::Queries).then(|| self.first_head(k, false));
         let batch = self.batch(k);
         self.params.programs(k, &self.threads, &self.rows, self.tiles.warp_rows(), (head, batch))
+    }
+
+    /// The dropout of the CTA's rows, and the index of the CTA's first query head among all.
+    pub fn dropout(&self, k: &mut Builder) -> Option<(DropoutMask, R32)> {
+        let params = self.params.dropout?;
+        let size = (self.tiles.warp_rows(), self.tiles.streamed);
+        let threads = self.threads.of_all_columns();
+        let mask = DropoutMask::new(k, params, &threads, &self.rows, size, self.side == Side::Keys);
+        let (head, batch) = (self.first_head(k, false), self.batch(k));
+        Some((mask, k.mad(batch, self.baked.heads_q as u32, head)))
     }
 
     /// The query head of a block of the CTA of keys, if a program may read it.

@@ -46,7 +46,7 @@ impl FamilyPlan for SplitPlan {
     }
 
     fn features() -> Features {
-        Features { lengths: true, sink: true, programs: true, ..Features::default() }
+        Features { lengths: true, sink: true, dropout: true, programs: true, ..Features::default() }
     }
 
     of_plan!(default_for);

@@ -31,6 +31,7 @@ impl Cta<'_> {
         let mask = self.mask(k, &band);
         let programs = self.programs(k);
         let gradient = self.params.score_gradient(&mask, programs.as_ref(), false);
+        let dropout = self.dropout(k);
         let sums = self.pair_sums(k);
         let sum = |k: &mut Builder, number: usize, tile: &AccTile| {
             if let Some(sums) = &sums {
@@ -52,7 +53,11 @@ impl Cta<'_> {
             let d_out = gradients.open(k, block);
             let dp = mma_abt(k, &values, &d_out); //                              13: dPᵀ = V dOᵀ
             sum(k, 1, &dp);
-            let weights = p.round(k, self.half());
+            let dropped = dropout.as_ref().map(|(dropout, first_head)| {
+                let head = k.add(*first_head, block.head);
+                dropout.drop_both(k, &p, &dp, (origin, head)) //                       P and dP = Z ∘ dP
+            });
+            let weights = dropped.as_ref().unwrap_or(&p).round(k, self.half());
             let d_out = gradient_rows.open(k, block);
             mma_ab(k, self.ty(), &weights, &d_out, &dv); //                       12: dV += Pᵀ dO
             gradient.scores(k, &s, &p, &dp, &numbers); //                          14: dS = P ∘ (dP − D)
@@ -61,6 +66,9 @@ impl Cta<'_> {
             mma_ab(k, self.ty(), &ds, &q, &dk); //                                16: dK += dSᵀ Q
         });
         self.scale(k, &dk);
+        if let Some(dropout) = &self.params.dropout {
+            dropout.scale_kept(k, &dv);
+        }
         self.release_own_tiles(k);
         self.store(k, Tensor::Dk, &dk, key_tile); //                              18
         self.store(k, Tensor::Dv, &dv, value_tile);

@@ -37,6 +37,7 @@ impl Cta<'_> {
         let mask = self.mask(k, band);
         let programs = self.programs(k);
         let gradient = self.params.score_gradient(&mask, programs.as_ref(), false);
+        let dropout = self.dropout(k);
         let [keys, values] = [0, 1].map(|number| self.reader(k, number, MatrixReader::chunks_first));
         let key_rows = self.reader(k, 0, MatrixReader::rows_first);
         ring.for_each_block(k, &load, |k, block| {
@@ -47,6 +48,9 @@ impl Cta<'_> {
             let p = gradient.probabilities(k, &s, &numbers[0], (origin, partial, None)); // 11: P = exp(S − L)
             let value = values.open(k, block);
             let dp = mma_abt(k, &d_out, &value); //                               13: dP = dO Vᵀ
+            if let Some((dropout, head)) = &dropout {
+                dropout.drop_gradient(k, &dp, (origin, *head)); //                     dP = Z ∘ dP
+            }
             gradient.scores(k, &s, &p, &dp, &numbers); //                          14: dS = P ∘ (dP − D)
             let ds = dp.round(k, self.half());
             let key = key_rows.open(k, block);

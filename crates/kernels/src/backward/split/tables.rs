@@ -5,7 +5,7 @@
 //! tiles along the positions that do not index the table, for one head of one batch entry, and leaves its
 //! part to the kernel of `../sums.rs`.
 
-use attend::{Bound, Masker, QueryNumbers, RowRange, Sequence};
+use attend::{Bound, DropoutMask, Masker, QueryNumbers, RowRange, Sequence};
 use problem::{Operand, Problem, Tensor};
 use ptx::{Access, Builder, CmpOp, Dim3, F32, Global, Launch, Pointer, R32, R64, Shared, Target};
 use tile::{
@@ -466,6 +466,12 @@ impl<'a> TableCta<'a> {
         let p = gradient.probabilities(k, &s, &numbers[0], (first_key, partial, Some(at.head)));
         let (d_out, value) = (own(k, 3, Sign::Keep), streamed(k, 2));
         let dp = mma_abt(k, &d_out, &value);
+        if let Some(params) = self.params.dropout {
+            let size = (WARP_ROWS, self.tiles.rows);
+            let dropout = DropoutMask::new(k, params, &self.threads, &rows, size, false);
+            let head = k.mad(at.batch, self.baked.heads_q as u32, at.head);
+            dropout.drop_gradient(k, &dp, (first_key, head));
+        }
         gradient.scores(k, &s, &p, &dp, &numbers);
         take(k, &dp);
         k.bar_sync(); // before the next tiles

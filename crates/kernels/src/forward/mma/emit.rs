@@ -64,7 +64,8 @@ impl Forward<'_> {
             programs: programs.as_ref(),
             mask: (!unmasked).then_some(&state.mask),
         };
-        let of = BlockSteps { forward: self, q: &q, o: &o, state: &state, chain, sum: self.pair_sum(k) };
+        let (sum, dropout) = (self.pair_sum(k), self.dropout(k));
+        let of = BlockSteps { forward: self, q: &q, o: &o, state: &state, chain, sum, dropout };
         let steps = Steps {
             scores: |k: &mut Builder, block: &Block| of.scores(k, block), //      7–8  K, S = Q Kᵀ
             update: |k: &mut Builder, s: &AccTile| of.update(k, s),       //            9  m, l; O rescaled

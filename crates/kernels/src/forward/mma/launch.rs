@@ -1,6 +1,6 @@
 //! The launch: the properties on which the code depends, the grid, and the parameters.
 
-use attend::{BlockLists, KeyBand, Lengths, Partials, ProgramCode, ScorePrograms, Softcap};
+use attend::{BlockLists, DropoutParams, KeyBand, Lengths, Partials, ProgramCode, ScorePrograms, Softcap};
 use problem::{Operand, OperandMap, Problem, Tensor};
 use ptx::{Access, Builder, Dim3, F32, Global, Launch, R32, R64};
 use tile::Sign;
@@ -9,6 +9,7 @@ use super::plan::MmaPlan;
 use super::split::{self, merge_descales};
 use crate::Baked;
 use crate::contract::Contract;
+use crate::dropout::declare_dropout;
 use crate::forward::before::Before;
 use crate::forward::contract::{declare_band, declare_head_strides, declare_softcap, factor_or_one};
 use crate::forward::descale::{ScoreDescale, ValueDescale};
@@ -22,7 +23,7 @@ impl MmaPlan {
     pub(super) fn baked(&self, problem: &Problem) -> Baked {
         let baked = Baked::of(problem, false);
         Baked {
-            heads_q: if baked.lse || baked.continues || self.splits > 1 { problem.heads_q } else { 0 },
+            heads_q: if self.splits > 1 { problem.heads_q } else { baked.heads_q },
             sign: if problem.softmax_scale() == 0.0 { Sign::Clear } else { baked.sign },
             listed: self.visits.lists(problem).then(|| ProgramCode::of_mask(problem, false)),
             divides: blocks_divide(problem, self.block_n),
@@ -75,6 +76,7 @@ pub(super) struct Params {
     pub(super) programs: Option<ScorePrograms>,
     pub(super) sinks: Option<Global>,
     pub(super) before: Option<Before>,
+    pub(super) dropout: Option<DropoutParams>,
     pub(super) lists: Option<BlockLists>,
     pub(super) score_descale: Option<ScoreDescale>,
     /// With split keys, the merge kernel applies the factor of a head.
@@ -120,6 +122,7 @@ impl Params {
             // With split keys, the merge kernel adds the sinks.
             sinks: if splits == 1 { c.operand(k, Operand::Sinks) } else { None },
             before: Before::declare(k, c),
+            dropout: declare_dropout(k, c, problem),
             lists,
             score_descale: ScoreDescale::declare(k, c, problem),
             value_descale: match splits > 1 && merge_descales(problem) {

@@ -1,10 +1,10 @@
 //! The steps of a visit to a KV block, and what they need of the CTA's rows.
 
 use attend::{
-    Block, BlockScores, Masker, OnlineSoftmax, OutputSums, ScoreChain, ScoreFactors, ScorePrograms, Softcap,
-    ValueFactors,
+    Block, BlockScores, DropoutMask, Masker, OnlineSoftmax, OutputSums, ScoreChain, ScoreFactors,
+    ScorePrograms, Softcap, ValueFactors,
 };
-use ptx::{Builder, F32, Half};
+use ptx::{Builder, F32, Half, R32};
 use tile::{
     AccTile, MmaType, OperandA, OperandType, PairSum, Threads, mma_ab, mma_ab_apart, mma_ab_scaled, mma_abt,
 };
@@ -33,6 +33,8 @@ pub(super) struct BlockSteps<'a> {
     pub chain: ScoreChain<'a>,
     /// The sum of both halves of the head dim, if two warps divide it.
     pub sum: Option<PairSum>,
+    /// Dropout, with the index of the CTA's head among all.
+    pub dropout: Option<(DropoutMask, R32)>,
 }
 
 impl Forward<'_> {
@@ -50,6 +52,15 @@ impl Forward<'_> {
             Some(factors) => factors.in_softmax(softmax),
         };
         RowState { mask, factor, softcap, programs, softmax, scores, values }
+    }
+
+    /// The dropout of the warp's rows, with the index of the CTA's head among all.
+    pub(super) fn dropout(&self, k: &mut Builder) -> Option<(DropoutMask, R32)> {
+        let params = self.params.dropout?;
+        let (size, threads) = ((self.plan.warp_rows(), self.plan.warp_keys()), &self.key_threads());
+        let [head, batch] = self.head_and_batch(k);
+        let head = k.mad(batch, self.baked.heads_q as u32, head);
+        Some((DropoutMask::new(k, params, threads, &self.rows, size, false), head))
     }
 
     /// The type of P; for f32, the 16-bit type with the same range.
@@ -103,10 +114,13 @@ impl BlockSteps<'_> {
             let keys = self.forward.own_keys_of(k, block);
             (values, values.load(k, &keys), keys)
         });
+        softmax.exponentiate_all(k, s); //                       P = exp2(S·c − m); l += Σ P
+        if let Some((dropout, head)) = &self.dropout {
+            dropout.drop(k, s, (block.origin, *head)); //        P = 0 where dropped
+        }
         let p = match ty {
-            //                                                   P = exp2(S·c − m); l += Σ P
-            MmaType::Half(_) | MmaType::Fp8(_) => softmax.probabilities(k, s),
-            MmaType::F32 | MmaType::Tf32 => softmax.probabilities_in_f32(k, s),
+            MmaType::Half(_) | MmaType::Fp8(_) => softmax.rounded(k, s),
+            MmaType::F32 | MmaType::Tf32 => s.words(k),
         };
         let value = block.value(k);
         match (ty, self.forward.plan.output_sums, of_values) {

@@ -15,6 +15,9 @@ impl Forward<'_> {
     /// Merges the results of the warps that share rows, normalises O and stores the results.
     pub(super) fn finish(&self, k: &mut Builder, softmax: OnlineSoftmax, o: AccTile) {
         let (softmax, o) = self.merge(k, softmax, o);
+        if let Some(dropout) = &self.params.dropout {
+            dropout.scale_kept(k, &o);
+        }
         let o = match self.types {
             [_, MmaType::Fp8(_)] => o.in_quads(),
             _ => o,
