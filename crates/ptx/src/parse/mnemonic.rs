@@ -31,8 +31,9 @@ static HEADS: LazyLock<HashMap<&'static str, Vec<Head>>> = LazyLock::new(|| {
     heads
 });
 
-/// The operation that a mnemonic names. Whether `cp.async` has a predicate, the location of A of `wgmma`
-/// and `tcgen05.mma`, and whether `min` and `max` have three sources, depends on the operands; the caller sets this.
+/// The operation that a mnemonic names. Whether `cp.async` has a predicate, the location of A of `wgmma` and
+/// `tcgen05.mma`, and whether `min` and `max` have three sources, depends on the operands; the caller sets
+/// this.
 pub(super) fn op(m: &mut Modifiers<'_>) -> Result<Op, Failure> {
     let Some(heads) = HEADS.get(m.base) else { return Err(m.unknown()) };
     let present = heads.iter().filter(|head| head.modifiers.iter().all(|word| m.has(word)));

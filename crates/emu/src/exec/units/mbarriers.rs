@@ -244,7 +244,8 @@ impl Mbarriers {
         self.objects.remove(&address);
     }
 
-    /// Instructions of tensor memory that are complete before the next arrival: waits of all CTAs acquire them.
+    /// Instructions of tensor memory that are complete before the next arrival: waits of all CTAs acquire
+    /// them.
     pub fn complete_products(&mut self, address: u64, home: Agent, clock: &Clock) {
         if let Some(object) = self.objects.get_mut(&address) {
             object.arriving.add_to_all(home, clock);
