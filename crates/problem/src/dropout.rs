@@ -14,8 +14,8 @@
 //! | output | number 2 · (⌊i / 8⌋ mod 2) + ⌊j / 16⌋ mod 2; its high half if ⌊j / 8⌋ mod 2 = 1 |
 //!
 //! The eight elements of a counter belong to one lane in the accumulators of `mma.sync` and `wgmma`, whether
-//! queries are the rows or the columns. An element is kept if `u ≥ round(65536 · p)`, so p has a resolution of
-//! 2⁻¹⁶. For p = 1 every element is dropped.
+//! queries are the rows or the columns. An element is kept if `u ≥ round(65536 · p)`, so p has a resolution
+//! of 2⁻¹⁶. For p = 1 every element is dropped.
 
 use std::ops::Range;
 

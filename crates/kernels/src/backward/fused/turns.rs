@@ -1,8 +1,8 @@
 //! The loop over query rows for head dims from 65 to 128: the warpgroups take the tensor cores in turn.
 //!
-//! A warpgroup issues dV, dK, S of the next tile, dQ and dP of the next tile one behind the other. Meanwhile the
-//! other warpgroup computes P and dS. Bulk reductions add dQ to the sums, so that no warp waits until it has
-//! issued its additions.
+//! A warpgroup issues dV, dK, S of the next tile, dQ and dP of the next tile one behind the other. Meanwhile
+//! the other warpgroup computes P and dS. Bulk reductions add dQ to the sums, so that no warp waits until it
+//! has issued its additions.
 
 use attend::Masker;
 use ptx::{Builder, Global, Pointer};
