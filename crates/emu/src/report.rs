@@ -195,7 +195,7 @@ pub enum HazardKind {
     WarpOrder,
     /// A race of the plain load that gives a loop around a compare-and-swap its first value.
     CasSeed,
-    /// An access before `griddepcontrol.wait` to memory of which nobody states what earlier launches do to it.
+    /// An access before `griddepcontrol.wait` to memory of which the uses by earlier launches are not known.
     EarlyAccess,
     /// A `.nc` load of memory that the launch also writes.
     NonCoherentRead,

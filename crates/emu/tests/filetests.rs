@@ -4,7 +4,8 @@
 //! ```text
 //! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given; cluster=2, overlapping=1,
 //!                                             declared=1 for `Placement::Declared`, collectives_order=1,
-//!                                             resident=4; letter=0 for `by_the_letter`; every=1: each hazard is reported by every
+//!                                             resident=4; letter=0 for `by_the_letter`; every=1: each
+//!                                             hazard is reported by every
 //!                                             schedule; the entry is `k` if there is one, else the first)
 //! // buffer: out 256 write                      (name, bytes, read|write|readwrite, and for the latter two
 //! // buffer: in 256 read iota                    zeros|iota|uninitialised: words counting from 0)
