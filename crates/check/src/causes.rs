@@ -157,7 +157,10 @@ const fn rank(kind: HazardKind) -> u32 {
         | HazardKind::CasSeed => 4,
         HazardKind::AssertionFailed | HazardKind::Trap | HazardKind::Deadlock => 5,
         HazardKind::UninitialisedRead | HazardKind::UnwrittenOutput => 6,
-        HazardKind::UnpromisedAlignment | HazardKind::UnusedRead | HazardKind::Nondeterministic => 7,
+        HazardKind::EarlyAccess
+        | HazardKind::UnpromisedAlignment
+        | HazardKind::UnusedRead
+        | HazardKind::Nondeterministic => 7,
     }
 }
 
@@ -215,7 +218,12 @@ fn cure(hazard: &Hazard) -> &'static str {
             "use allocated columns and the warp's own lanes, and free the columns before the CTA ends"
         }
         HazardKind::UnwrittenOutput => "write every element of the output, also in the last tile",
-        HazardKind::BeforeGridWait => "wait (griddepcontrol.wait) before the first access to global memory",
+        HazardKind::BeforeGridWait => {
+            "wait (griddepcontrol.wait) before the first access to memory that an earlier launch uses"
+        }
+        HazardKind::EarlyAccess => {
+            "wait (griddepcontrol.wait) before this access, unless no earlier launch writes this memory"
+        }
         HazardKind::RegisterPool => "let setmaxnreg of the roles add up to what the CTA was launched with",
         HazardKind::WeakOrder => {
             "release the data (__threadfence() before the flag is set) and acquire it (__threadfence() after the flag \

@@ -52,7 +52,8 @@ fn run_and_judge(
     if report.hazards.iter().any(|hazard| lines.reads_beside_a_store(hazard)) {
         tell_unused_reads(kernel, &copies, options, &lines, &mut report);
     }
-    let unused = |h: &Hazard| lines.stores_undefined(h) || lines.reads_unwritten(h);
+    let unused =
+        |h: &Hazard| lines.stores_undefined(h) || lines.reads_unwritten(h) || lines.meets_in_a_store(h);
     if report.hazards.iter().any(unused) && only_loads_read_shared(kernel) {
         tell_unused_copies(kernel, &copies, options, &lines, &mut report);
     }
@@ -131,10 +132,10 @@ fn tell_unused_reads(
     }
 }
 
-/// Reports stores of unwritten registers to shared memory, and loads of shared memory that no thread has
-/// written, as notes if nothing depends on the values. A further run follows them through registers and
-/// shared memory. Libraries that exchange items of a tile between lanes store and load the items beyond the
-/// end too.
+/// Reports stores of unwritten registers to shared memory, loads of shared memory that no thread has written,
+/// and stores of different values to one word by lanes of a warp, as notes if nothing depends on the values.
+/// A further run follows them through registers and shared memory. Libraries that exchange items of a tile
+/// between lanes store and load the items beyond the end too.
 fn tell_unused_copies(
     kernel: &Kernel,
     copies: &[Buffer],
@@ -148,6 +149,8 @@ fn tell_unused_copies(
     }
     let known: HashSet<Key> = report.hazards.iter().map(key).collect();
     let found: HashSet<Key> = followed.hazards.iter().filter(|h| is_undefined(h)).map(key).collect();
+    // Lanes that meet in one store do not race in this run.
+    let races: HashSet<Key> = followed.hazards.iter().map(key).collect();
     // The line where an undefined value was first read.
     let origins: HashSet<u32> = found.iter().map(|(_, line, _)| *line).collect();
     let unwritten: HashSet<u32> =
@@ -162,6 +165,9 @@ fn tell_unused_copies(
         if lines.stores_undefined(hazard) && !found.contains(&key(hazard)) {
             hazard.kind = HazardKind::UnusedRead;
             hazard.message += "; it is stored to shared memory, and nothing depends on it there";
+        } else if found.is_empty() && lines.meets_in_a_store(hazard) && !races.contains(&key(hazard)) {
+            hazard.kind = HazardKind::UnusedRead;
+            hazard.message += "; nothing depends on the value that stays";
         } else if unused && lines.reads_unwritten(hazard) {
             hazard.kind = HazardKind::UnusedRead;
             hazard.message += "; nothing depends on the value that was read";
@@ -223,6 +229,14 @@ impl Lines {
         hazard.kind == HazardKind::UninitialisedRead
             && hazard.place.as_ref().is_some_and(|place| place.space == Space::Shared)
             && self.loads.contains(&hazard.line)
+    }
+
+    /// Whether lanes of a warp store different values to one word of shared memory by one instruction.
+    fn meets_in_a_store(&self, hazard: &Hazard) -> bool {
+        in_a_warp(hazard)
+            && hazard.other_line == Some(hazard.line)
+            && hazard.place.as_ref().is_some_and(|place| place.space == Space::Shared)
+            && self.stores.contains(&hazard.line)
     }
 
     fn can_race(&self) -> bool {

@@ -163,11 +163,13 @@ pub(crate) fn run_once(
     after_checks(&context, kernel, options, &mut total.findings);
     check_grid_after_next(&context, options, &mut total);
     let broken = context.global.is_broken();
+    let stored = context.global.regions.iter().take(kernel.buffers.len()).map(Region::is_stored).collect();
     let neighbours = if options.survey { neighbours(&context) } else { Vec::new() };
     drop(global);
     keep_written(kernel, buffers, fresh);
     let doubts = std::mem::take(&mut total.doubts);
-    let mut report = Report { changed: changed(&program, &variables), ..total.report(&program, kernel) };
+    let mut report =
+        Report { changed: changed(&program, &variables), stored, ..total.report(&program, kernel) };
     report.survey.neighbours = neighbours;
     Ok(Once { report, doubts, broken })
 }
@@ -231,6 +233,7 @@ struct Total {
     /// The executed instructions of each cluster, by their place in the program.
     footprints: Vec<Footprint>,
     steps: u64,
+    overtaken: bool,
 }
 
 impl Total {
@@ -241,6 +244,7 @@ impl Total {
         self.printed.extend(outcome.printed);
         self.doubts.merge(outcome.doubts);
         self.steps += outcome.steps;
+        self.overtaken |= outcome.overtaken;
     }
 
     fn join(mut self, other: Total) -> Total {
@@ -251,6 +255,7 @@ impl Total {
         self.doubts.merge(other.doubts);
         self.footprints.extend(other.footprints);
         self.steps += other.steps;
+        self.overtaken |= other.overtaken;
         self
     }
 
@@ -286,6 +291,8 @@ impl Total {
             communicates: program.communicates,
             steps: self.steps,
             changed: Vec::new(),
+            stored: Vec::new(),
+            overtakes: self.overtaken,
             survey: Survey { footprints: self.footprints, neighbours: Vec::new() },
         }
     }
@@ -533,17 +540,24 @@ fn resident_clusters(context: &Context) -> usize {
 }
 
 /// Checks that a grid which overlaps with the previous one has a thread that waits for its end. Without one,
-/// the grid may end first, and the wait of the next grid does not cover the previous grid.
+/// the grid may end first, and the wait of the next grid does not cover the previous grid. Whether the next
+/// grid relies on that is not known.
 fn check_grid_after_next(context: &Context, options: &Options, total: &mut Total) {
     let waits = |(inst, counter): (&Inst, &Counter)| {
         matches!(inst.op, Op::Griddepcontrol(GridDependency::Wait)) && counter.lanes > 0
     };
     let waited = context.program.code.iter().zip(&total.counters.instructions).any(waits);
-    if context.launch.overlapping && options.checks.races && options.only.is_none() && !waited
-        // Accesses of such a grid are reported as separate findings.
-        && !total.findings.has(HazardKind::BeforeGridWait)
-    {
-        total.findings.report(HazardKind::BeforeGridWait, 0, None, || {
+    if !context.launch.overlapping || waited {
+        return;
+    }
+    total.overtaken = true;
+    let kind = match options.by_the_letter {
+        true => HazardKind::BeforeGridWait,
+        false => HazardKind::EarlyAccess,
+    };
+    // Accesses of such a grid are reported as separate findings.
+    if options.checks.races && options.only.is_none() && !total.findings.has(kind) {
+        total.findings.report(kind, 0, None, || {
             let message = "no thread executes griddepcontrol.wait: this grid may end before the previous one, and a \
                            grid that waits for this one then does not wait for the previous one";
             (Vec::new(), None, message.into())

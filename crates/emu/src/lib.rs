@@ -16,6 +16,7 @@ mod again;
 mod contract;
 mod counters;
 mod decode;
+mod earlier;
 mod error;
 mod exec;
 mod grid;
@@ -32,6 +33,7 @@ pub mod trace;
 
 pub use again::run;
 pub use counters::{Counter, Counters};
+pub use earlier::{EarlierUse, EarlierUses};
 pub use error::EmuError;
 pub use grid::{argument_bytes, communicates};
 pub use machine::Emulator;

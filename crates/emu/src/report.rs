@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ptx::Space;
 
 use crate::counters::Counters;
+use crate::earlier::EarlierUses;
 use crate::stopwatch::Stopwatch;
 use crate::trace::CtaTrace;
 
@@ -117,6 +118,8 @@ pub struct Options {
     /// Byte ranges, per index of a buffer in the contract, that the kernel must write. A `Write` buffer that
     /// is not listed must be written completely.
     pub must_write: HashMap<usize, Vec<std::ops::Range<usize>>>,
+    /// What earlier launches may still do to the buffers of a launch that overlaps with them.
+    pub earlier: EarlierUses,
     /// Findings that fail no check, each with the reason.
     pub allowed: Allowed,
     /// Whether findings fail that only the PTX memory model forbids, and that no current GPU is known to
@@ -148,6 +151,7 @@ impl Default for Options {
             grid_limit: u64::MAX,
             stopwatch: None,
             must_write: HashMap::new(),
+            earlier: EarlierUses::default(),
             allowed: Allowed::default(),
             by_the_letter: true,
         }
@@ -195,6 +199,8 @@ pub enum HazardKind {
     WarpOrder,
     /// A race of the plain load that gives a loop around a compare-and-swap its first value.
     CasSeed,
+    /// An access before `griddepcontrol.wait` to memory of which the uses by earlier launches are not known.
+    EarlyAccess,
     /// A `.nc` load of memory that the launch also writes.
     NonCoherentRead,
     /// A `trap`.
@@ -211,11 +217,12 @@ pub enum HazardKind {
 
 impl HazardKind {
     /// Whether the finding fails a check unless the caller says otherwise. The other kinds are notes: what
-    /// works on current GPUs but relies on behaviour that PTX does not guarantee, and outputs that depend on
-    /// an order which the kernel may leave open on purpose.
+    /// works on current GPUs but relies on behaviour that PTX does not guarantee, what depends on launches
+    /// that the check does not know, and outputs that depend on an order which the kernel may leave open on
+    /// purpose.
     pub const fn fails(self) -> bool {
-        use HazardKind::{Nondeterministic, UnpromisedAlignment, UnusedRead};
-        !matches!(self, UnpromisedAlignment | UnusedRead | Nondeterministic)
+        use HazardKind::{EarlyAccess, Nondeterministic, UnpromisedAlignment, UnusedRead};
+        !matches!(self, UnpromisedAlignment | UnusedRead | Nondeterministic | EarlyAccess)
     }
 
     /// Whether no current GPU is known to show the fault, which only the letter of the PTX ISA forbids.
@@ -440,6 +447,11 @@ pub struct Report {
     /// Names of the module's `.global` variables that the launch changed. The next launch would see the
     /// changed values.
     pub changed: Vec<String>,
+    /// For each buffer, whether the launch stored to it.
+    pub stored: Vec<bool>,
+    /// Whether the next launch may start before the launches before this one have ended: this launch overlaps
+    /// with them, and no thread waits for their end, or one lets the next launch start before it waits.
+    pub overtakes: bool,
     /// The record of each cluster, if [`Options::survey`] is set.
     pub survey: Survey,
 }

@@ -4,10 +4,12 @@
 //! ```text
 //! // launch: grid=2 block=64 shared=1024        (shared: dynamic, 0 unless given; cluster=2, overlapping=1,
 //!                                             declared=1 for `Placement::Declared`, collectives_order=1,
-//!                                             resident=4; every=1: each hazard is reported by every
+//!                                             resident=4; letter=0 for `by_the_letter`; every=1: each
+//!                                             hazard is reported by every
 //!                                             schedule; the entry is `k` if there is one, else the first)
 //! // buffer: out 256 write                      (name, bytes, read|write|readwrite, and for the latter two
 //! // buffer: in 256 read iota                    zeros|iota|uninitialised: words counting from 0)
+//! // earlier: in written                         (what earlier launches do to it: untouched|read|written)
 //! // map: m in f16 64,32 128 64,16 128          (name, buffer, element, extents, strides or -, box, swizzle)
 //! // arg: out                                   (a buffer, `buffer+bytes`, `map` and its name, or
 //! //                                             u32/i32/f32 and a value)
@@ -22,7 +24,7 @@
 
 use std::collections::BTreeSet;
 
-use flashcore_emu::{Buffer, EmuError, Options, Placement, Report, Schedule, run};
+use flashcore_emu::{Buffer, EarlierUse, EarlierUses, EmuError, Options, Placement, Report, Schedule, run};
 use ptx::{Access, Arg, BufferSpec, Dim3, Element, Kernel, L2Promotion, Launch, Swizzle, TensorMapSpec};
 
 struct Case {
@@ -38,6 +40,8 @@ struct Case {
     placement: Placement,
     collectives_order: bool,
     resident: Option<u64>,
+    earlier: EarlierUses,
+    by_the_letter: bool,
     /// Whether each hazard must be reported by every schedule.
     every: bool,
     printed: Vec<String>,
@@ -77,6 +81,8 @@ fn read(text: &str) -> Case {
         placement: Placement::Ptxas,
         collectives_order: false,
         resident: None,
+        earlier: EarlierUses::default(),
+        by_the_letter: true,
         every: false,
         printed: Vec::new(),
     };
@@ -95,6 +101,15 @@ impl Case {
         match (key, words) {
             ("launch", settings) => settings.iter().for_each(|s| self.launch(s)),
             ("buffer", [name, bytes, access, init @ ..]) => self.buffer(name, number(bytes), access, init),
+            ("earlier", [name, state]) => {
+                let state = match *state {
+                    "untouched" => EarlierUse::Untouched,
+                    "read" => EarlierUse::Read,
+                    "written" => EarlierUse::Written,
+                    other => panic!("`{other}` is no use of a buffer"),
+                };
+                self.earlier.state(self.index(name), state);
+            }
             ("map", [name, buffer, rest @ ..]) => self.map(name, buffer, rest),
             ("arg", ["map", name]) => {
                 let index = self.maps.iter().position(|m| m == name).expect("a map of that name");
@@ -181,6 +196,7 @@ impl Case {
             "overlapping" => self.kernel.launch.overlapping = next() == 1,
             "collectives_order" => self.collectives_order = next() == 1,
             "resident" => self.resident = Some(next().into()),
+            "letter" => self.by_the_letter = next() == 1,
             "every" => self.every = next() == 1,
             "declared" if next() == 1 => self.placement = Placement::Declared,
             _ => panic!("`{key}` is no setting of a launch"),
@@ -221,6 +237,7 @@ impl Case {
         let resident = self.resident;
         let mut options =
             Options { seed, schedule, placement, collectives_order, resident, first, ..Options::default() };
+        (options.earlier, options.by_the_letter) = (self.earlier.clone(), self.by_the_letter);
         options.step_limit = self.step_limit.unwrap_or(options.step_limit);
         options.grid_limit = self.grid_limit.unwrap_or(options.grid_limit);
         let report = run(&self.kernel, &mut buffers.iter_mut().collect::<Vec<_>>(), &options)?;

@@ -182,9 +182,12 @@ impl<'a> Env<'a> {
             left &= !lanes;
             let site = Site { inst, space, bytes: m.bytes(), strength };
             self.count_access(warp, &site, lanes, &places);
-            for_lanes(lanes, |lane| self.store_lane(warp, &site, lane, places[lane], &chunks[lane]));
+            let meeting = self.meeting_lanes(&site, lanes, &places);
+            let alone = lanes & !meeting;
+            for_lanes(alone, |lane| self.store_lane(warp, &site, lane, places[lane], &chunks[lane]));
+            for_lanes(meeting, |lane| self.overwrite_shared(warp, &site, lane, places[lane], &chunks[lane]));
             if self.facts.context.follow.follows_loads() {
-                self.follow_store(warp, &site, lanes, &places);
+                self.follow_store(warp, &site, lanes, &places, &chunks);
             }
             if strength != Strength::Weak && matches!(space, Space::Global | Space::Shared) {
                 let kind = if m.sem == MemSem::Release { Publication::Release } else { Publication::Store };

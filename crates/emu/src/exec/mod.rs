@@ -62,6 +62,8 @@ pub(crate) struct Outcome {
     pub printed: Vec<Printed>,
     pub doubts: Doubts,
     pub steps: u64,
+    /// Whether a thread let the next grid start before it waited for the previous one.
+    pub overtaken: bool,
     /// Steps, plus other work measured in steps.
     pub effort: u64,
 }
@@ -320,11 +322,11 @@ impl<'a> Cluster<'a> {
         }
         let effort = self.effort();
         let Env { facts, log, collected, order, .. } = self.env;
-        let Log { findings, counters, recorder, printed, steps, .. } = log;
+        let Log { findings, counters, recorder, printed, steps, overtaken, .. } = log;
         let doubts = collected.unwrap_or_default();
         let mut traces = recorder.map(Recorder::finish_all).unwrap_or_default();
         traces.retain(|trace| facts.context.options.traced_ctas.contains(&trace.cta));
-        (Outcome { findings, counters, traces, printed, doubts, steps, effort }, order.grid)
+        (Outcome { findings, counters, traces, printed, doubts, steps, overtaken, effort }, order.grid)
     }
 }
 

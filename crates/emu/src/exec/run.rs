@@ -236,9 +236,9 @@ impl Env<'_> {
             | Op::Discard(_)
             | Op::Brkpt
             | Op::CpAsyncBulkPrefetch { .. }
-            | Op::CpAsyncBulkPrefetchTensor { .. }
+            | Op::CpAsyncBulkPrefetchTensor { .. } => {}
             // A dependent grid waits for the end of this grid in any case.
-            | Op::Griddepcontrol(GridDependency::LaunchDependents) => {}
+            Op::Griddepcontrol(GridDependency::LaunchDependents) => self.release_next_grid(warp, mask),
             Op::Griddepcontrol(GridDependency::Wait) => warp.view.wait_for_grid(mask, warp.live),
             Op::CreatePolicy(_) => warp.registers.set64(inst.d[0], mask, &[0; 32]),
             Op::Mov(ty) => self.mov(warp, inst, ty, mask),

@@ -8,7 +8,7 @@ use super::registers::for_lanes;
 use super::units::{Follow, inside};
 use super::warp::Warp;
 use crate::decode::{Inst, UndefinedRule, Watch};
-use crate::memory::{RANK_SHIFT, SHARED_BASE};
+use crate::memory::{Chunk, RANK_SHIFT, SHARED_BASE, load_bytes, store_bytes};
 use crate::order::{Access, Agent, Conflict, Unordered};
 use crate::report::HazardKind;
 
@@ -68,9 +68,16 @@ impl Env<'_> {
     }
 
     /// Called after a store in a run that follows loads. Its values are not among the effects of the
-    /// instruction then.
+    /// instruction then. Where lanes store different values to one place, which value stays is undefined.
     #[cold]
-    pub(super) fn follow_store(&mut self, warp: &Warp, site: &Site, lanes: u32, places: &[u64; 32]) {
+    pub(super) fn follow_store(
+        &mut self,
+        warp: &Warp,
+        site: &Site,
+        lanes: u32,
+        places: &[u64; 32],
+        chunks: &[Chunk; 32],
+    ) {
         let context = self.facts.context;
         let values: &[u32] =
             site.inst.watched.map_or(&[], |watch| &context.program.watches[watch as usize].data);
@@ -82,6 +89,42 @@ impl Env<'_> {
         for_lanes(lanes, |lane| {
             self.undefined_bytes.store(places[lane], site.bytes.into(), undefined >> lane & 1 == 1);
         });
+        let bytes = site.bytes as usize;
+        for_lanes(lanes, |lane| {
+            let Some(offset) = self.shared_offset(warp, site, lane, places[lane]) else { return };
+            let kept = load_bytes(&self.shared.bytes, offset, bytes);
+            let words =
+                (places[lane]..).step_by(4).zip(kept.iter().zip(&chunks[lane])).take(bytes.div_ceil(4));
+            for (word, _) in words.filter(|(_, (kept, own))| kept != own) {
+                self.undefined_bytes.store(word, bytes.min(4) as u64, true);
+            }
+        });
+    }
+
+    /// In a run that follows copies: the lanes that store to a place of shared memory at which a lower lane
+    /// stores by the same instruction. That they race is known.
+    pub(super) fn meeting_lanes(&self, site: &Site, lanes: u32, places: &[u64; 32]) -> u32 {
+        if !(matches!(self.facts.context.follow, Follow::Copies) && site.space == Space::Shared) {
+            return 0;
+        }
+        let is_active = |lane: &usize| lanes >> lane & 1 == 1;
+        let meets = |lane: usize| (0..lane).filter(is_active).any(|lower| places[lower] == places[lane]);
+        (0..32).filter(is_active).fold(0, |set, lane| set | u32::from(meets(lane)) << lane)
+    }
+
+    /// Stores to shared memory without a look at other accesses.
+    #[cold]
+    pub(super) fn overwrite_shared(
+        &mut self,
+        warp: &Warp,
+        site: &Site,
+        lane: usize,
+        address: u64,
+        chunk: &Chunk,
+    ) {
+        if let Some(offset) = self.shared_offset(warp, site, lane, address) {
+            store_bytes(&mut self.shared.bytes, offset, site.bytes as usize, chunk);
+        }
     }
 
     /// Called when a read races with an earlier write.

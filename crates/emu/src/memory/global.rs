@@ -37,8 +37,8 @@ pub(crate) struct Region<'a> {
     readers: OnceLock<Box<[AtomicU64]>>,
     /// Whether the launch is expected not to store to the region, so that reads are not recorded.
     quiet: bool,
-    /// Whether the launch stored to the region although it is quiet.
-    broken: AtomicBool,
+    /// Whether the launch stored to the region.
+    stored: AtomicBool,
 }
 
 /// Marks a granule that several CTAs have read.
@@ -61,8 +61,8 @@ impl<'a> Region<'a> {
         written: Option<&'a Bitmap>,
     ) -> Region<'a> {
         let (writers, readers) = (OnceLock::new(), OnceLock::new());
-        let (quiet, broken) = (false, AtomicBool::new(false));
-        Region { name, bytes, access, words, written, incoherent: None, writers, readers, quiet, broken }
+        let (quiet, stored) = (false, AtomicBool::new(false));
+        Region { name, bytes, access, words, written, incoherent: None, writers, readers, quiet, stored }
     }
 
     /// Declares that the launch does not store to the region.
@@ -72,7 +72,12 @@ impl<'a> Region<'a> {
 
     /// Whether the launch stored to a quiet region. Its findings are then incomplete.
     fn is_broken(&self) -> bool {
-        self.broken.load(Relaxed)
+        self.quiet && self.is_stored()
+    }
+
+    /// Whether the launch stored to the region.
+    pub fn is_stored(&self) -> bool {
+        self.stored.load(Relaxed)
     }
 
     /// Whether reads within bounds need no check and no record: no store of the launch is expected, all bytes
@@ -146,8 +151,8 @@ impl<'a> Region<'a> {
 
     #[inline(always)]
     pub fn store(&self, offset: usize, bytes: usize, chunk: &Chunk) {
-        if self.quiet {
-            self.broken.store(true, Relaxed);
+        if !self.is_stored() {
+            self.stored.store(true, Relaxed);
         }
         let at = offset / 4;
         if bytes < 4 {

@@ -150,11 +150,10 @@ impl Op {
         match self {
             Op::St(memory) => matches!(memory.space, Space::Global | Space::Generic),
             Op::Atom(atomic) | Op::Red(atomic) => matches!(atomic.space, Space::Global | Space::Generic),
-            Op::WmmaStore(_)
-            | Op::CpAsyncBulk(_)
-            | Op::CpReduceAsyncBulk(_)
-            | Op::CpAsyncBulkTensor(_)
-            | Op::CpReduceAsyncBulkTensor(_) => true,
+            // A copy that an mbarrier counts goes to shared memory.
+            Op::CpAsyncBulk(copy) => !copy.route.has_mbarrier(),
+            Op::CpAsyncBulkTensor(copy) => !copy.route.has_mbarrier(),
+            Op::WmmaStore(_) | Op::CpReduceAsyncBulk(_) | Op::CpReduceAsyncBulkTensor(_) => true,
             _ => false,
         }
     }

@@ -19,6 +19,8 @@ pub(crate) struct Log {
     /// The error that stopped the run.
     pub stopped: Option<EmuError>,
     pub steps: u64,
+    /// Whether a thread let the next grid start before it waited for the previous one.
+    pub overtaken: bool,
     /// Extra work in warp instructions: copying and joining clocks, and moving data. Only the instruction
     /// budget counts it.
     pub toll: u64,
@@ -40,6 +42,7 @@ impl Log {
             printed: Vec::new(),
             stopped: None,
             steps: 0,
+            overtaken: false,
             toll: 0,
         }
     }
