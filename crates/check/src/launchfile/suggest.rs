@@ -386,7 +386,7 @@ pub fn suggest_triton(signature: &host::triton::TritonSignature) -> String {
             false => format!("role = \"i32\"  # ?\nvalue = {}  # ?\n", extents.size()),
         };
     }
-    if let Some(output) = arguments().filter(|p| p.written && !p.read).next_back() {
+    if let Some(output) = arguments().rfind(|p| p.written && !p.read) {
         let quoted = |p: &host::triton::Parameter| format!("\"{}\"", p.name);
         let inputs: Vec<String> = arguments().filter(|p| p.read && !p.written).map(quoted).collect();
         text += &reference(&quoted(output), &inputs);

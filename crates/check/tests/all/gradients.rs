@@ -112,6 +112,9 @@ fn programs_are_differentiated() {
         ("", "(n1[k] == n1[q]) & (k * 2 > q)", None),
         ("float(k - q) * 0.03", "", None),
         ("s + float(b + h) + float(i0)", "k != i0", Some(100.0)),
+        // The exponentials of rows beyond the queries are infinite.
+        ("float(q - k) * 2.0", "", None),
+        ("float(k - q) * 2.0", "", None),
     ];
     for (number, (score, mask, softcap)) in programs.into_iter().enumerate() {
         let mut p = problem(number);
