@@ -46,6 +46,7 @@ mod attention;
 mod backward;
 mod bands;
 pub mod cache;
+mod dropout;
 mod error;
 mod features;
 pub mod gpu;
