@@ -173,7 +173,7 @@ fn attend(p: &Plain, x: &Tensors, fault: Option<Fault>) -> Vec<(usize, Vec<f64>,
                     Dropout::new(0.25, state).factors(of_batch * HEADS_Q + h, i, 0..m, &mut dropped);
                 }
                 let (mut sum, mut out, mut last) = (0.0, vec![0.0; DIM_V], 0.0);
-                for j in 0..m {
+                for (j, &z) in dropped.iter().enumerate() {
                     let row = i as i64 + i64::from(has(Fault::NextRow));
                     let shift = if has(Fault::OtherCorner) { n as i64 - m as i64 } else { 0 };
                     if !(p.sees)(row + shift, j as i64, n as i64, m as i64) {
@@ -198,7 +198,7 @@ fn attend(p: &Plain, x: &Tensors, fault: Option<Fault>) -> Vec<(usize, Vec<f64>,
                     let weight = logit.exp();
                     let of = if has(Fault::StaleValue) { j.max(1) - 1 } else { j };
                     let value = &x.v[at(row_of(of), kv, HEADS_KV, p.rows[1]) * DIM_V..][..DIM_V];
-                    let z = f64::from(dropped[j]) * if has(Fault::NoDropoutScale) { 0.75 } else { 1.0 };
+                    let z = f64::from(z) * if has(Fault::NoDropoutScale) { 0.75 } else { 1.0 };
                     out.iter_mut().zip(value).for_each(|(out, v)| *out += z * weight * v * factors[2]);
                     let counted = if has(Fault::DroppedSum) && z == 0.0 { 0.0 } else { weight };
                     (sum, last) = (sum + counted, weight);
