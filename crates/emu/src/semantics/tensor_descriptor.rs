@@ -56,6 +56,11 @@ const FLOATS: [(u32, Input, Storage); 5] = [
 ];
 
 impl Decoded {
+    /// Whether the elements of A have 4 or 6 bits of a byte.
+    pub fn is_padded(&self) -> bool {
+        matches!(self.storage[0], Storage::Padded(..))
+    }
+
     /// Decodes a descriptor. `Err` says what is wrong.
     pub fn new(product: &TensorProduct, bits: u32) -> Result<Decoded, String> {
         let field = |at: u32, width: u32| bits >> at & ((1 << width) - 1);

@@ -10,6 +10,7 @@ use super::super::units::LANES;
 use super::super::warp::Warp;
 use super::access::{Area, Issue};
 use super::operands::{Row, prepare};
+use crate::EmuError;
 use crate::decode::Inst;
 use crate::numerics::Lanes32;
 use crate::numerics::tensor::{self, Accumulator, Input, MmaKind};
@@ -78,6 +79,11 @@ impl Env<'_> {
                     return;
                 }
             };
+            if product.a_in_tensor_memory && decoded.is_padded() {
+                let what = "`tcgen05.mma` with elements of 4 or 6 bits of A in tensor memory".to_owned();
+                self.log.stopped = Some(EmuError::Unsupported { line: inst.line, what });
+                return;
+            }
             let issue = self.issue_of(warp, inst, lane);
             let operands = self.operands_of(warp, inst, &product, lane);
             let ranks = self.ranks_of(warp, product.group);
