@@ -526,6 +526,7 @@ impl<'a, Q: Element, K: Element, V: Element> Attention<'a, Q, K, V> {
             band,
             scale: self.score.scale,
             softcap: self.score.softcap,
+            dropout: self.features.dropout.map(|(p, _)| p),
             tf32: self.tf32,
             longest: [Some(seq_q), Some(seq_kv)],
             ..CallOptions::default()
