@@ -235,6 +235,11 @@ impl Lowering {
 }
 
 impl ProgramCode {
+    /// Whether there is a score program, and not only a mask program.
+    pub fn has_score(&self) -> bool {
+        self.score.is_some()
+    }
+
     /// The code of a problem's programs. `packed` says whether the rows of a tile belong to several heads.
     pub fn new(problem: &Problem, packed: bool) -> ProgramCode {
         let Programs { score, mask, .. } = &problem.programs;

@@ -120,7 +120,7 @@ impl ScorePrograms {
 
     /// Whether there is a score program, and not only a mask program.
     pub fn has_score(&self) -> bool {
-        self.code.score.is_some()
+        self.code.has_score()
     }
 
     /// Omits the mask program in full blocks. Correct if the coverage of the blocks takes the mask program

@@ -1,7 +1,7 @@
 //! The kernel of dK and dV: keys and values stay, queries and dO pass. A KV head's CTA visits the rows of all
 //! query heads of its group.
 
-use attend::{Bound, QueryNumbers, RingBlock};
+use attend::{Bound, ProgramCode, QueryNumbers, RingBlock};
 use problem::Tensor;
 use ptx::{Builder, CmpOp, F32, Global, Pointer, R32};
 use tile::{AccTile, MatrixReader, PairSum, Sign, mma_ab, mma_abt};
@@ -91,8 +91,8 @@ impl Cta<'_> {
         }
     }
 
-    /// Requests −L·log2 e and −D of a block's rows. From row `limit` on they are −∞ and 0, so that P is 0
-    /// there, whatever a score program makes of a row that does not exist.
+    /// Requests −L·log2 e and −D of a block's rows, and zeros from row `limit` on. After a score program, −L is
+    /// −∞ there, so that P is 0 whatever the logits are of rows that do not exist.
     fn load_numbers(
         &self,
         k: &mut Builder,
@@ -105,21 +105,30 @@ impl Cta<'_> {
         for first in (0..rows).step_by(threads as usize) {
             let row = k.add(self.threads.index, first);
             let exists = k.setp_s(CmpOp::Lt, row, limit);
+            let bytes = k.selp(4, 0, exists);
             let position = k.add(before, row);
             let position = k.zext(position);
             let index = k.add(head, position);
             let to = k.shared_index(block.stage, row, 4);
             let in_block = k.setp_u(CmpOp::Lt, row, rows);
-            let requested = k.and_pred(in_block, exists);
-            let padded = k.setp_s_and(CmpOp::Ge, row, limit, in_block);
-            for (number, array, pad) in [(0, arrays[0], f32::NEG_INFINITY), (1, arrays[1], 0.0)] {
+            for (number, array) in (0..).zip(arrays) {
                 let from = Global { base: k.mad(index, 4, array.base), ..array };
                 let to = to.at(self.numbers_at(number));
-                k.guarded(requested, |k| k.cp_async(to, from, 4, None));
-                let pad: F32 = k.mov(pad);
-                k.guarded(padded, |k| k.st(to, pad));
+                if number == 0 && self.has_score_program() {
+                    let requested = k.and_pred(in_block, exists);
+                    k.guarded(requested, |k| k.cp_async(to, from, 4, None));
+                    let padded = k.setp_s_and(CmpOp::Ge, row, limit, in_block);
+                    let none: F32 = k.mov(f32::NEG_INFINITY);
+                    k.guarded(padded, |k| k.st(to, none));
+                } else {
+                    k.guarded(in_block, |k| k.cp_async(to, from, 4, Some(bytes)));
+                }
             }
         }
+    }
+
+    fn has_score_program(&self) -> bool {
+        self.baked.programs.as_ref().is_some_and(ProgramCode::has_score)
     }
 
     /// The place of the numbers in a stage: −L·log2 e (0) and −D (1).
