@@ -173,7 +173,7 @@ mod tests {
                 LengthValues { cumulative_q: &ends_q, cumulative_kv: &ends_kv, ..LengthValues::default() };
             let call = call.lengths(lengths).causal().softcap(2.0).sink(sinks).alibi(slopes);
             let bias = TableView::dense(bias, &[1, 1, 3, 5]).unwrap();
-            run(call.bias(bias).dropout(0.25, 1 << 40).device(Device::Cpu));
+            run(call.bias(bias).dropout(0.25, 3 << 40).device(Device::Cpu));
         };
         let bias = &bias[..15];
         let given: [&[f32]; 6] = [&q, &k, &v, &sinks, &slopes, bias];
